@@ -1,0 +1,1 @@
+//! `baggageclaim-csi`: copy-on-write volumes for CI steps on Kubernetes.
