@@ -1,1 +1,5 @@
 //! `baggageclaim-csi`: copy-on-write volumes for CI steps on Kubernetes.
+#![doc = ""]
+pub mod backend;
+pub mod model;
+pub mod sys;

@@ -1,0 +1,196 @@
+//! How copy-on-write is done on one pool: the [`Backend`] trait, its three implementations, and the probe that picks.
+//!
+//! A backend knows the content of volumes and layers: how a top is made, mounted, frozen, sealed, flattened,
+//! measured and deleted. It does not know of tenants, names, records, outcomes or CSI; the engine decides *whether*
+//! and *when*, a backend knows only *how*. All its methods block, and are called on the engine's own threads.
+//!
+//! | | volume | layer | mount | seal |
+//! |---|---|---|---|---|
+//! | overlay | `top/`, `work.N/` | `fs/` (a plain diff) | an overlay of its own | freeze, rename `top` |
+//! | btrfs | `fs` (subvolume) | `fs` (read-only snapshot) | bind | `snapshot -r` |
+//! | copy | `fs/` | `fs/` | bind | copy, by reflink where it can |
+
+use std::fmt;
+use std::os::fd::OwnedFd;
+
+use serde::{Deserialize, Serialize};
+
+use crate::model::{LayerId, VolumeId};
+use crate::sys::{self, Dir};
+
+/// Which way of copy-on-write a pool uses; fixed when the pool is made.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Hash, Serialize, Deserialize)]
+#[serde(rename_all = "kebab-case")]
+pub enum BackendKind {
+    /// overlayfs over plain directories.
+    Overlay,
+    /// btrfs subvolumes and snapshots.
+    Btrfs,
+    /// Copies: reflinks where the filesystem has them, bytes where not.
+    Copy,
+}
+
+impl fmt::Display for BackendKind {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.write_str(match self {
+            Self::Overlay => "overlay",
+            Self::Btrfs => "btrfs",
+            Self::Copy => "copy",
+        })
+    }
+}
+
+/// Why a backend could not do what it was asked to.
+#[derive(Debug, thiserror::Error)]
+pub enum Error {
+    /// A system call failed.
+    #[error(transparent)]
+    System(#[from] sys::Error),
+    /// This kernel or filesystem cannot do it at all; trying again is of no use.
+    #[error("{what} is not possible on this pool: {why}")]
+    Unsupported {
+        /// What was asked for, in the user's words.
+        what: &'static str,
+        /// What is missing.
+        why: String,
+    },
+    /// The content cannot become a layer: the path within the volume, and the reason.
+    #[error("the content cannot be sealed: {path}: {why}")]
+    Refused {
+        /// The offending entry, relative to the volume's root.
+        path: String,
+        /// What is wrong with it.
+        why: String,
+    },
+}
+
+/// A result of this room.
+pub type Result<T, E = Error> = std::result::Result<T, E>;
+
+/// What the root directory of a new volume looks like, where it differs from the parent's root (or, for a volume
+/// without a parent, from root:root 0777).
+#[derive(Debug, Clone, Copy, Default, PartialEq, Eq, Serialize, Deserialize)]
+pub struct RootAttributes {
+    /// Permission bits, set-id bits and sticky bit.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub mode: Option<u32>,
+    /// Owner. On a fork this is a view: the sealed root's owner is swapped with it over the whole tree.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub uid: Option<u32>,
+    /// Group. On a fork a view, as `uid`.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub gid: Option<u32>,
+    /// The pod's fsGroup (CSI VOLUME_MOUNT_GROUP): the root directory alone gets this group, group write and setgid.
+    /// Ignored when `gid` is set: what the volume says of itself wins over what the pod says of all its volumes.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub mount_group: Option<u32>,
+}
+
+/// What a volume starts from and what bounds it.
+#[derive(Debug, Clone, Copy)]
+pub struct Start<'a> {
+    /// The layers of its parent artifact, newest first; empty: it starts empty.
+    pub layers: &'a [LayerId],
+    /// What its root directory looks like.
+    pub root: RootAttributes,
+    /// The most bytes it may hold of its own.
+    pub size_limit: Option<u64>,
+    /// Whether it may ever be sealed. What may not (`scratch`) can be a plain directory.
+    pub sealable: bool,
+    /// Whether files must survive a power cut once fsynced (claims); ephemeral volumes do without.
+    pub durable: bool,
+}
+
+/// Whether a size limit holds.
+#[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
+#[serde(rename_all = "kebab-case")]
+pub enum Limit {
+    /// None was asked for.
+    None,
+    /// The filesystem enforces it.
+    Enforced,
+    /// It was asked for and cannot be enforced here, because of this.
+    Unenforced(String),
+}
+
+/// Whether a volume's content can still change.
+#[derive(Debug)]
+pub enum Freeze {
+    /// Nobody writes and nobody can any more: seal it.
+    Frozen,
+    /// Somebody holds it open. The descriptor, where there is one, becomes readable when the last holder is gone
+    /// (inotify's IN_UNMOUNT); without one, ask again later.
+    Busy(Option<OwnedFd>),
+}
+
+/// What something costs on disk.
+#[derive(Debug, Clone, Copy, Default, PartialEq, Eq, Serialize, Deserialize)]
+pub struct Usage {
+    /// Bytes allocated (`st_blocks`), hard links counted once.
+    pub bytes: u64,
+    /// Names that are not directories.
+    pub files: u64,
+    /// Directories, the root included.
+    pub directories: u64,
+}
+
+/// One way of copy-on-write, on one pool.
+pub trait Backend: fmt::Debug + Send + Sync + 'static {
+    /// Which one it is.
+    fn kind(&self) -> BackendKind;
+
+    /// Makes a volume's content in the directory `volume`, which holds nothing yet. Nothing is mounted.
+    ///
+    /// O(1) for overlay and btrfs. The root's mode, owner, times, xattrs and ACL are the parent's, then `start.root`.
+    /// After an error the caller throws the whole directory away.
+    fn create(&self, volume: &Dir, start: &Start<'_>) -> Result<Limit>;
+
+    /// A detached mount that shows the volume: private, `nosuid,nodev`, attached nowhere. The caller attaches it with
+    /// `move_mount`, or reads and fills the volume through it.
+    ///
+    /// The mount is recognisable in the kernel's mount table as `id`'s ([`Backend::shows`]). The caller knows that the
+    /// volume is not in use: the kernel would accept one top in two mounts silently.
+    fn mount(
+        &self,
+        volume: &Dir,
+        id: &VolumeId,
+        start: &Start<'_>,
+        read_only: bool,
+    ) -> Result<OwnedFd>;
+
+    /// Whether a line of the kernel's mount table is a mount of this volume.
+    fn shows(&self, mount: &sys::MountEntry, id: &VolumeId) -> bool;
+
+    /// Whether a mount, an open file, a mapping or a working directory somewhere still holds the volume's top.
+    /// Asked of a top whose end we did not see ourselves. Where the backend cannot know, `false`.
+    fn in_use(&self, volume: &Dir) -> Result<bool>;
+
+    /// Tries to make sure that the volume's content no longer changes. `pin` is an `O_PATH` descriptor of the
+    /// (detached) mount's root; it is closed here, which evicts the tree's dentries and so takes time.
+    /// Without a pin the answer is `in_use`'s.
+    fn freeze(&self, volume: &Dir, pin: Option<OwnedFd>) -> Result<Freeze>;
+
+    /// Whether the volume's own content has a regular file of this name in its root, made since it was forked.
+    fn has_marker(&self, volume: &Dir, name: &str) -> Result<bool>;
+
+    /// Turns the volume's private content into `layer`'s `fs`, without the marker file; O(1) for overlay and btrfs.
+    ///
+    /// Repeatable: when it was done already (a crash came after it), it is Ok. Nothing is synced here. What the layer
+    /// stacks upon is [`Backend::stacks`]' word.
+    fn seal(&self, volume: &Dir, layer: &Dir, marker: &str) -> Result<()>;
+
+    /// Whether a sealed layer holds only what differs from its parents (overlay), so that an artifact is a stack.
+    fn stacks(&self) -> bool;
+
+    /// Merges adjacent layers, newest first, into `into`'s `fs` (made here), copying no data where links will do.
+    /// `bottom`: the last one is the lowest of its stack, so marks of deletion need not be kept.
+    fn flatten(&self, layers: &[LayerId], into: &Dir, bottom: bool) -> Result<()>;
+
+    /// What a volume's private content, or a layer's, costs. Walks it: never on the path of an RPC, except where
+    /// the filesystem itself counts.
+    fn usage(&self, dir: &Dir) -> Result<Usage>;
+
+    /// Deletes the directory `name` of `trash` with all that a volume or layer of this backend can hold: no symlink is
+    /// followed, no mount point crossed (EXDEV or EBUSY then), immutable flags are cleared, subvolumes are destroyed.
+    fn delete(&self, trash: &Dir, name: &std::path::Path) -> Result<()>;
+}

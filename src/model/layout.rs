@@ -1,0 +1,34 @@
+//! The names of a pool's directories and files; what they hold is described in `docs/on-disk.md`.
+
+/// Format version, backend and id of the pool.
+pub const POOL_JSON: &str = "pool.json";
+/// Locked by the one process that owns the pool.
+pub const LOCK: &str = "lock";
+/// What is sealed.
+pub const INDEX: &str = "index.redb";
+/// Working copies, one directory each.
+pub const VOLUMES: &str = "volumes";
+/// Working copies whose seal is promised and not yet done.
+pub const PENDING: &str = "pending";
+/// Immutable content, one directory each.
+pub const LAYERS: &str = "layers";
+/// What is being received or made; swept at start.
+pub const INCOMING: &str = "incoming";
+/// What is going to be deleted.
+pub const TRASH: &str = "trash";
+/// The lower of an overlay that has no parent.
+pub const EMPTY: &str = "empty";
+/// Bytes given back when the disk is full.
+pub const RESERVE: &str = "reserve";
+/// In a volume: its record.
+pub const VOLUME_JSON: &str = "volume.json";
+/// In a layer: what lets the index be made anew.
+pub const LAYER_JSON: &str = "layer.json";
+/// In a layer, and in a volume of the backends that need no top: the content.
+pub const FS: &str = "fs";
+/// In a volume of the overlay backend: the writable top.
+pub const TOP: &str = "top";
+/// In a volume of the overlay backend: the prefix of its work directories, `work.1`, `work.2`, …
+pub const WORK_PREFIX: &str = "work.";
+/// What a step makes in its volume's root to say "commit this" (`commit: on-marker`).
+pub const COMMIT_MARKER: &str = ".baggageclaim-commit";

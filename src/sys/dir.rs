@@ -1,0 +1,389 @@
+//! A directory by its descriptor, and what may be done to the names in it.
+//!
+//! A [`Dir`] opened from another one is resolved by `openat2` beneath it, through no symlink, and by default
+//! across no mount point (`RESOLVE_BENEATH | RESOLVE_NO_SYMLINKS | RESOLVE_NO_XDEV`): a hostile pod that renames
+//! things while we look cannot lead us out. Single names (`name`) must hold no slash.
+
+use std::ffi::{OsStr, OsString};
+use std::io::{Read, Write};
+use std::mem::MaybeUninit;
+use std::os::fd::{AsFd, BorrowedFd, OwnedFd};
+use std::os::unix::ffi::OsStrExt;
+use std::path::{Path, PathBuf};
+
+use nix::errno::Errno;
+use rustix::fs::{
+    AtFlags, Gid, Mode, OFlags, RawDir, RenameFlags, ResolveFlags, Stat, Timestamps, Uid,
+};
+
+use super::error::{Error, Result};
+
+/// An open directory. Its path is kept for messages only and is never resolved again.
+#[derive(Debug)]
+pub struct Dir {
+    fd: OwnedFd,
+    path: PathBuf,
+}
+
+/// What kind of thing a directory entry is.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+#[expect(missing_docs, reason = "the names are the meaning")]
+pub enum FileKind {
+    Directory,
+    File,
+    Symlink,
+    CharacterDevice,
+    BlockDevice,
+    Fifo,
+    Socket,
+}
+
+impl FileKind {
+    /// The kind in the `st_mode` of a stat.
+    #[must_use]
+    pub fn of_mode(mode: u32) -> Self {
+        match rustix::fs::FileType::from_raw_mode(mode) {
+            rustix::fs::FileType::Directory => Self::Directory,
+            rustix::fs::FileType::Symlink => Self::Symlink,
+            rustix::fs::FileType::CharacterDevice => Self::CharacterDevice,
+            rustix::fs::FileType::BlockDevice => Self::BlockDevice,
+            rustix::fs::FileType::Fifo => Self::Fifo,
+            rustix::fs::FileType::Socket => Self::Socket,
+            _ => Self::File,
+        }
+    }
+}
+
+/// One name in a directory.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub struct Entry {
+    /// The name, never `.` or `..`.
+    pub name: OsString,
+    /// What `getdents64` said it is; `None` where the filesystem does not say.
+    pub kind: Option<FileKind>,
+    /// The inode number.
+    pub inode: u64,
+}
+
+const DIRECTORY: OFlags = OFlags::RDONLY
+    .union(OFlags::DIRECTORY)
+    .union(OFlags::CLOEXEC)
+    .union(OFlags::NOFOLLOW);
+const BENEATH: ResolveFlags = ResolveFlags::BENEATH
+    .union(ResolveFlags::NO_SYMLINKS)
+    .union(ResolveFlags::NO_MAGICLINKS)
+    .union(ResolveFlags::NO_XDEV);
+
+impl Dir {
+    /// Opens a directory by a path that is trusted (from configuration, from kubelet). Symlinks are followed.
+    pub fn open(path: &Path) -> Result<Self> {
+        let flags = OFlags::RDONLY | OFlags::DIRECTORY | OFlags::CLOEXEC;
+        let fd = rustix::fs::open(path, flags, Mode::empty())
+            .map_err(|errno| Error::new("open", path, errno))?;
+        Ok(Self {
+            fd,
+            path: path.to_owned(),
+        })
+    }
+
+    /// A directory whose descriptor somebody else opened; `path` is for messages.
+    #[must_use]
+    pub fn from_fd(fd: OwnedFd, path: impl Into<PathBuf>) -> Self {
+        Self {
+            fd,
+            path: path.into(),
+        }
+    }
+
+    /// Opens a directory beneath this one: no symlink followed, no mount point crossed (ELOOP, EXDEV).
+    pub fn open_beneath(&self, relative: impl AsRef<Path>) -> Result<Self> {
+        let relative = relative.as_ref();
+        let fd = self.open_file_beneath(relative, DIRECTORY, 0)?;
+        Ok(Self {
+            fd,
+            path: self.path.join(relative),
+        })
+    }
+
+    /// `openat2` beneath this directory with the caller's flags (`O_CLOEXEC` is added).
+    pub fn open_file_beneath(
+        &self,
+        relative: impl AsRef<Path>,
+        flags: OFlags,
+        mode: u32,
+    ) -> Result<OwnedFd> {
+        let relative = relative.as_ref();
+        let mode = Mode::from_raw_mode(mode);
+        // openat2 answers EAGAIN when a rename or mount raced with a lookup beneath; the kernel asks to try again.
+        loop {
+            match rustix::fs::openat2(&self.fd, relative, flags | OFlags::CLOEXEC, mode, BENEATH) {
+                Err(rustix::io::Errno::AGAIN | rustix::io::Errno::INTR) => {}
+                result => return result.map_err(|errno| self.error("openat2", relative, errno)),
+            }
+        }
+    }
+
+    /// The path it was opened by, for messages.
+    #[must_use]
+    pub fn path(&self) -> &Path {
+        &self.path
+    }
+
+    /// A second descriptor of the same directory.
+    pub fn try_clone(&self) -> Result<Self> {
+        let fd = rustix::io::fcntl_dupfd_cloexec(&self.fd, 0)
+            .map_err(|errno| Error::new("fcntl", &self.path, errno))?;
+        Ok(Self {
+            fd,
+            path: self.path.clone(),
+        })
+    }
+
+    /// Makes a directory with exactly this mode, whatever the umask takes away.
+    pub fn create_dir(&self, name: impl AsRef<Path>, mode: u32) -> Result<()> {
+        let name = name.as_ref();
+        rustix::fs::mkdirat(&self.fd, name, Mode::from_raw_mode(mode))
+            .map_err(|errno| self.error("mkdirat", name, errno))
+    }
+
+    /// Makes a directory unless there is one; tells whether it made it.
+    pub fn ensure_dir(&self, name: impl AsRef<Path>, mode: u32) -> Result<bool> {
+        match self.create_dir(name, mode) {
+            Ok(()) => Ok(true),
+            Err(error) if error.is(Errno::EEXIST) => Ok(false),
+            Err(error) => Err(error),
+        }
+    }
+
+    /// `renameat2(RENAME_NOREPLACE)`: never puts one thing in the place of another.
+    pub fn rename(
+        &self,
+        name: impl AsRef<Path>,
+        to: &Self,
+        new_name: impl AsRef<Path>,
+    ) -> Result<()> {
+        let (name, new_name) = (name.as_ref(), new_name.as_ref());
+        rustix::fs::renameat_with(&self.fd, name, &to.fd, new_name, RenameFlags::NOREPLACE)
+            .map_err(|errno| self.error("renameat2", name, errno))
+    }
+
+    /// `renameat`: replaces what is there.
+    pub fn rename_over(
+        &self,
+        name: impl AsRef<Path>,
+        to: &Self,
+        new_name: impl AsRef<Path>,
+    ) -> Result<()> {
+        let (name, new_name) = (name.as_ref(), new_name.as_ref());
+        rustix::fs::renameat(&self.fd, name, &to.fd, new_name)
+            .map_err(|errno| self.error("renameat", name, errno))
+    }
+
+    /// Removes an empty directory.
+    pub fn remove_dir(&self, name: impl AsRef<Path>) -> Result<()> {
+        let name = name.as_ref();
+        rustix::fs::unlinkat(&self.fd, name, AtFlags::REMOVEDIR)
+            .map_err(|errno| self.error("rmdir", name, errno))
+    }
+
+    /// Removes what is not a directory.
+    pub fn remove_file(&self, name: impl AsRef<Path>) -> Result<()> {
+        let name = name.as_ref();
+        rustix::fs::unlinkat(&self.fd, name, AtFlags::empty())
+            .map_err(|errno| self.error("unlinkat", name, errno))
+    }
+
+    /// Writes a new file in one go, without fsync. EEXIST if it is there.
+    pub fn write_new(&self, name: impl AsRef<Path>, bytes: &[u8]) -> Result<()> {
+        let name = name.as_ref();
+        let flags =
+            OFlags::WRONLY | OFlags::CREATE | OFlags::EXCL | OFlags::NOFOLLOW | OFlags::CLOEXEC;
+        let fd = rustix::fs::openat(&self.fd, name, flags, Mode::from_raw_mode(0o600))
+            .map_err(|errno| self.error("openat", name, errno))?;
+        std::fs::File::from(fd)
+            .write_all(bytes)
+            .map_err(|error| self.error("write", name, error))
+    }
+
+    /// Replaces a file's content by writing a temporary one and renaming it; without fsync.
+    pub fn replace(&self, name: impl AsRef<Path>, bytes: &[u8]) -> Result<()> {
+        let name = name.as_ref();
+        let mut temporary = OsString::from(".");
+        temporary.push(name.as_os_str());
+        temporary.push(".new");
+        match self.remove_file(&temporary) {
+            Err(error) if !error.is(Errno::ENOENT) => return Err(error),
+            _ => {}
+        }
+        self.write_new(&temporary, bytes)?;
+        self.rename_over(&temporary, self, name)
+    }
+
+    /// Reads a whole file of at most `limit` bytes; EFBIG when it is longer.
+    pub fn read(&self, name: impl AsRef<Path>, limit: usize) -> Result<Vec<u8>> {
+        let name = name.as_ref();
+        let fd = rustix::fs::openat(
+            &self.fd,
+            name,
+            OFlags::RDONLY | OFlags::NOFOLLOW | OFlags::CLOEXEC,
+            Mode::empty(),
+        )
+        .map_err(|errno| self.error("openat", name, errno))?;
+        let mut bytes = Vec::new();
+        std::fs::File::from(fd)
+            .take(limit as u64 + 1)
+            .read_to_end(&mut bytes)
+            .map_err(|error| self.error("read", name, error))?;
+        if bytes.len() > limit {
+            return Err(self.error("read", name, Errno::EFBIG));
+        }
+        Ok(bytes)
+    }
+
+    /// All names in it, in the filesystem's order.
+    pub fn entries(&self) -> Result<Vec<Entry>> {
+        // A descriptor of its own, so that the read position is not shared with another reader of this `Dir`.
+        let fd = rustix::fs::openat(&self.fd, ".", DIRECTORY, Mode::empty())
+            .map_err(|errno| Error::new("openat", &self.path, errno))?;
+        let mut buffer = vec![MaybeUninit::uninit(); 32 * 1024];
+        let mut reader = RawDir::new(fd, &mut buffer);
+        let mut entries = Vec::new();
+        while let Some(entry) = reader.next() {
+            let entry = entry.map_err(|errno| Error::new("getdents64", &self.path, errno))?;
+            let name = OsStr::from_bytes(entry.file_name().to_bytes());
+            if name == "." || name == ".." {
+                continue;
+            }
+            let kind = match entry.file_type() {
+                rustix::fs::FileType::Unknown => None,
+                kind => Some(FileKind::of_mode(kind.as_raw_mode())),
+            };
+            entries.push(Entry {
+                name: name.to_owned(),
+                kind,
+                inode: entry.ino(),
+            });
+        }
+        Ok(entries)
+    }
+
+    /// `lstat` of a name in it.
+    pub fn stat(&self, name: impl AsRef<Path>) -> Result<Stat> {
+        let name = name.as_ref();
+        rustix::fs::statat(&self.fd, name, AtFlags::SYMLINK_NOFOLLOW)
+            .map_err(|errno| self.error("newfstatat", name, errno))
+    }
+
+    /// `lstat` of a name in it; `None` when there is none.
+    pub fn stat_if_there(&self, name: impl AsRef<Path>) -> Result<Option<Stat>> {
+        match self.stat(name) {
+            Ok(stat) => Ok(Some(stat)),
+            Err(error) if error.is(Errno::ENOENT) => Ok(None),
+            Err(error) => Err(error),
+        }
+    }
+
+    /// Whether it has that name.
+    pub fn has(&self, name: impl AsRef<Path>) -> Result<bool> {
+        Ok(self.stat_if_there(name)?.is_some())
+    }
+
+    /// `fstat` of the directory itself.
+    pub fn stat_self(&self) -> Result<Stat> {
+        rustix::fs::fstat(&self.fd).map_err(|errno| Error::new("fstat", &self.path, errno))
+    }
+
+    /// Sets the directory's own mode (permission bits, set-id bits and the sticky bit).
+    pub fn set_mode(&self, mode: u32) -> Result<()> {
+        rustix::fs::fchmod(&self.fd, Mode::from_raw_mode(mode))
+            .map_err(|errno| Error::new("fchmod", &self.path, errno))
+    }
+
+    /// Sets the directory's own owner; `None` leaves that one as it is.
+    pub fn set_owner(&self, uid: Option<u32>, gid: Option<u32>) -> Result<()> {
+        rustix::fs::fchown(&self.fd, uid.map(Uid::from_raw), gid.map(Gid::from_raw))
+            .map_err(|errno| Error::new("fchown", &self.path, errno))
+    }
+
+    /// Sets the directory's own access and modification times.
+    pub fn set_times(&self, times: &Timestamps) -> Result<()> {
+        rustix::fs::futimens(&self.fd, times)
+            .map_err(|errno| Error::new("utimensat", &self.path, errno))
+    }
+
+    /// Writes back everything that the filesystem it lies on holds dirty.
+    ///
+    /// A write-back error is reported once, to descriptors that were open when it happened, and then forgotten.
+    pub fn sync_filesystem(&self) -> Result<()> {
+        rustix::fs::syncfs(&self.fd).map_err(|errno| Error::new("syncfs", &self.path, errno))
+    }
+
+    /// Makes the directory's own names durable.
+    pub fn sync(&self) -> Result<()> {
+        rustix::fs::fsync(&self.fd).map_err(|errno| Error::new("fsync", &self.path, errno))
+    }
+
+    /// An error of `call` on a name in this directory.
+    pub fn error(
+        &self,
+        call: &'static str,
+        name: impl AsRef<Path>,
+        errno: impl super::error::IntoErrno,
+    ) -> Error {
+        Error::new(call, self.path.join(name), errno)
+    }
+}
+
+impl AsFd for Dir {
+    fn as_fd(&self) -> BorrowedFd<'_> {
+        self.fd.as_fd()
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn scratch() -> (tempfile::TempDir, Dir) {
+        let folder = tempfile::tempdir().expect("a temporary folder");
+        let dir = Dir::open(folder.path()).expect("it opens");
+        (folder, dir)
+    }
+
+    #[test]
+    fn nothing_beneath_follows_a_symlink() {
+        let (folder, dir) = scratch();
+        std::os::unix::fs::symlink("/", folder.path().join("out")).expect("symlink");
+        let error = dir.open_beneath("out/etc").expect_err("must not follow");
+        assert!(error.is(Errno::ELOOP), "{error}");
+        let error = dir.open_beneath("../").expect_err("must not leave");
+        assert!(error.is(Errno::EXDEV), "{error}");
+    }
+
+    #[test]
+    fn rename_never_replaces_and_names_the_source() {
+        let (_folder, dir) = scratch();
+        dir.create_dir("a", 0o700).expect("a");
+        dir.create_dir("b", 0o700).expect("b");
+        let error = dir.rename("a", &dir, "b").expect_err("b is there");
+        assert!(
+            error.is(Errno::EEXIST) && error.to_string().contains("/a:"),
+            "{error}"
+        );
+    }
+
+    #[test]
+    fn a_file_is_written_replaced_and_read_within_its_limit() {
+        let (_folder, dir) = scratch();
+        dir.write_new("f", b"one").expect("write");
+        assert!(
+            dir.write_new("f", b"two")
+                .expect_err("exists")
+                .is(Errno::EEXIST)
+        );
+        dir.replace("f", b"three").expect("replace");
+        assert_eq!(dir.read("f", 5).expect("read"), b"three");
+        assert!(dir.read("f", 4).expect_err("too long").is(Errno::EFBIG));
+        assert_eq!(dir.entries().expect("entries").len(), 1);
+    }
+}
