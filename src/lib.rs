@@ -2,4 +2,5 @@
 #![doc = ""]
 pub mod backend;
 pub mod model;
+pub mod proto;
 pub mod sys;

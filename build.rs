@@ -1,0 +1,33 @@
+//! Makes Rust out of `proto/*.proto`: messages, clients and servers.
+//!
+//! protox is a protobuf compiler in Rust, so a build needs no `protoc` on the machine. It also
+//! leaves the descriptor in `OUT_DIR`, custom options included, for `proto::DESCRIPTOR`.
+
+use std::error::Error;
+use std::path::PathBuf;
+
+const FILES: [&str; 2] = ["csi.proto", "admin.proto"];
+
+fn main() -> Result<(), Box<dyn Error>> {
+    for file in FILES {
+        println!("cargo::rerun-if-changed=proto/{file}");
+    }
+
+    let mut compiler = protox::Compiler::new(["proto"])?;
+    compiler
+        .include_imports(true)
+        .include_source_info(true)
+        .open_files(FILES)?;
+
+    let out = PathBuf::from(std::env::var_os("OUT_DIR").ok_or("OUT_DIR is not set")?);
+    std::fs::write(
+        out.join("descriptor.bin"),
+        compiler.encode_file_descriptor_set(),
+    )?;
+
+    tonic_prost_build::configure()
+        // Sorted maps: an error that speaks of the first bad attribute always speaks of the same one.
+        .btree_map(".")
+        .compile_fds(compiler.file_descriptor_set())?;
+    Ok(())
+}

@@ -1,0 +1,34 @@
+//! The messages that cross a socket, made by `build.rs` from `proto/*.proto`.
+//!
+//! Only generated code lives here. What a message means is decided upstairs (`csi`, `admin`,
+//! `demo`); nothing below them may see one, so that the engine can be read and tested without gRPC.
+
+/// The Container Storage Interface.
+pub mod csi {
+    /// Version 1.13 of the interface, package `csi.v1`.
+    #[allow(
+        missing_docs,
+        clippy::pedantic,
+        reason = "generated; documented in proto/csi.proto"
+    )]
+    pub mod v1 {
+        tonic::include_proto!("csi.v1");
+    }
+}
+
+/// The driver's own administrative interface.
+pub mod admin {
+    /// Package `baggageclaim.admin.v1`.
+    #[allow(
+        missing_docs,
+        clippy::pedantic,
+        reason = "generated; documented in proto/admin.proto"
+    )]
+    pub mod v1 {
+        tonic::include_proto!("baggageclaim.admin.v1");
+    }
+}
+
+/// The encoded `FileDescriptorSet` of both packages and what they import, custom options included:
+/// it says which fields are secrets.
+pub const DESCRIPTOR: &[u8] = include_bytes!(concat!(env!("OUT_DIR"), "/descriptor.bin"));

@@ -1,0 +1,64 @@
+//! The wire: what the descriptor says about secrets and about numbers that must not come back.
+//!
+//! `csi/` walks the same descriptor to keep secrets out of its logs; this file makes sure that the
+//! marks it relies on are really there.
+
+use prost_reflect::{DescriptorPool, Kind};
+
+fn pool() -> DescriptorPool {
+    DescriptorPool::decode(baggageclaim::proto::DESCRIPTOR).expect("the descriptor decodes")
+}
+
+#[test]
+fn every_field_called_secrets_is_marked_and_no_other() {
+    let pool = pool();
+    let mark = pool
+        .get_extension_by_name("csi.v1.csi_secret")
+        .expect("the option is declared");
+    let mut marked = 0;
+    for message in pool.all_messages().filter(|m| m.package_name() == "csi.v1") {
+        for field in message.fields() {
+            let secret = field.options().get_extension(&mark).as_bool() == Some(true);
+            assert_eq!(secret, field.name() == "secrets", "{}", field.full_name());
+            marked += usize::from(secret);
+        }
+    }
+    assert_eq!(marked, 17);
+}
+
+#[test]
+fn numbers_of_the_removed_volume_condition_stay_reserved() {
+    let pool = pool();
+    for (message, number) in [
+        ("csi.v1.NodeGetVolumeStatsResponse", 2),
+        ("csi.v1.ListVolumesResponse.VolumeStatus", 2),
+        ("csi.v1.ControllerGetVolumeResponse.VolumeStatus", 2),
+    ] {
+        let message = pool.get_message_by_name(message).expect("it exists");
+        assert!(
+            message
+                .reserved_ranges()
+                .any(|range| range.contains(&number))
+        );
+    }
+    for (name, number) in [
+        ("csi.v1.NodeServiceCapability.RPC.Type", 4),
+        ("csi.v1.ControllerServiceCapability.RPC.Type", 11),
+    ] {
+        let numbers = pool.get_enum_by_name(name).expect("it exists");
+        assert!(
+            numbers
+                .reserved_ranges()
+                .any(|range| range.contains(&number))
+        );
+    }
+}
+
+#[test]
+fn a_finding_can_name_a_file_whose_name_is_not_text() {
+    let finding = pool()
+        .get_message_by_name("baggageclaim.admin.v1.Finding")
+        .expect("it exists");
+    let path = finding.get_field_by_name("path").expect("it exists");
+    assert_eq!(path.kind(), Kind::Bytes);
+}
