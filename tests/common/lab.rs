@@ -1,0 +1,327 @@
+//! Filesystems for tests: an image in memory, made, mounted, and gone in `Drop`.
+//!
+//! A test that leaves mounts behind is a test that found something, so a lab knows what was left below it
+//! ([`Lab::leftovers`], [`Lab::close`]). What is removed here is removed by `rmdir` and by name.
+
+use std::ffi::OsString;
+use std::fs::File;
+use std::os::unix::fs::DirBuilderExt;
+use std::path::{Path, PathBuf};
+use std::process::Command;
+use std::sync::OnceLock;
+use std::sync::atomic::{AtomicU32, Ordering};
+
+use rustix::mount::{MountPropagationFlags, UnmountFlags};
+
+const MIB: u64 = 1 << 20;
+
+/// A kind of filesystem, made in the way that matters to copy-on-write.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Hash)]
+pub enum Fs {
+    /// ext4 with a journal.
+    Ext4,
+    /// xfs that can share blocks between files.
+    XfsReflink,
+    /// xfs that cannot.
+    Xfs,
+    /// btrfs on one device.
+    Btrfs,
+    /// Memory: no blocks to share, no durability.
+    Tmpfs,
+}
+
+impl Fs {
+    /// Every kind, for tests that run on all of them.
+    pub const ALL: [Fs; 5] = [Fs::Ext4, Fs::XfsReflink, Fs::Xfs, Fs::Btrfs, Fs::Tmpfs];
+
+    /// A name for messages and directories.
+    pub fn name(self) -> &'static str {
+        match self {
+            Fs::Ext4 => "ext4",
+            Fs::XfsReflink => "xfs-reflink",
+            Fs::Xfs => "xfs",
+            Fs::Btrfs => "btrfs",
+            Fs::Tmpfs => "tmpfs",
+        }
+    }
+
+    /// The program that makes one, and its arguments. Nothing is written that the kernel can write later.
+    fn mkfs(self) -> Option<(&'static str, &'static [&'static str])> {
+        match self {
+            Fs::Ext4 => Some((
+                "mkfs.ext4",
+                &[
+                    "-q",
+                    "-F",
+                    "-E",
+                    "lazy_itable_init=1,lazy_journal_init=1,nodiscard",
+                ],
+            )),
+            Fs::XfsReflink => Some(("mkfs.xfs", &["-q", "-f", "-K", "-m", "reflink=1"])),
+            Fs::Xfs => Some(("mkfs.xfs", &["-q", "-f", "-K", "-m", "reflink=0"])),
+            Fs::Btrfs => Some(("mkfs.btrfs", &["-q", "-f", "-K"])),
+            Fs::Tmpfs => None,
+        }
+    }
+}
+
+/// One filesystem, mounted in a directory of its own until the lab is dropped.
+#[derive(Debug)]
+pub struct Lab {
+    fs: Fs,
+    base: PathBuf,
+    image: Option<PathBuf>,
+    kubelet: OnceLock<PathBuf>,
+    closed: bool,
+}
+
+impl Lab {
+    /// Makes a filesystem of 1 GiB (none of it used until written).
+    ///
+    /// # Panics
+    /// When this machine cannot; `require_lab!` skips the test instead.
+    pub fn new(fs: Fs) -> Self {
+        Self::try_new(fs).unwrap_or_else(|reason| panic!("{reason}"))
+    }
+
+    /// Makes a filesystem of a size: at least 300 MiB for xfs, 110 MiB for btrfs.
+    pub fn sized(fs: Fs, bytes: u64) -> Self {
+        Self::try_sized(fs, bytes).unwrap_or_else(|reason| panic!("{reason}"))
+    }
+
+    /// Like [`Lab::new`]; the error is a sentence.
+    pub fn try_new(fs: Fs) -> Result<Self, String> {
+        Self::try_sized(fs, 1024 * MIB)
+    }
+
+    /// Like [`Lab::sized`]; the error is a sentence.
+    pub fn try_sized(fs: Fs, bytes: u64) -> Result<Self, String> {
+        static NEXT: AtomicU32 = AtomicU32::new(0);
+        if !super::is_root() {
+            return Err(format!("a lab on {} needs root", fs.name()));
+        }
+        let name = format!(
+            "bclab-{}-{}-{}",
+            std::process::id(),
+            NEXT.fetch_add(1, Ordering::Relaxed),
+            fs.name()
+        );
+        let base = std::env::temp_dir().join(&name);
+        std::fs::DirBuilder::new()
+            .mode(0o755)
+            .create(&base)
+            .map_err(|error| format!("cannot make {}: {error}", base.display()))?;
+        let mut lab = Self {
+            fs,
+            base,
+            image: None,
+            kubelet: OnceLock::new(),
+            closed: false,
+        };
+        lab.make(&name, bytes)?; // on an error, Drop removes what was made so far
+        Ok(lab)
+    }
+
+    fn make(&mut self, name: &str, bytes: u64) -> Result<(), String> {
+        let target = self.path();
+        std::fs::create_dir(&target).map_err(|error| format!("{}: {error}", target.display()))?;
+        let Some((mkfs, arguments)) = self.fs.mkfs() else {
+            return run(Command::new("mount")
+                .args(["-t", "tmpfs", "-o"])
+                .arg(format!("size={bytes},mode=755"))
+                .arg("bclab")
+                .arg(&target));
+        };
+        let memory = Path::new("/dev/shm");
+        let image = if memory.is_dir() {
+            memory.join(name)
+        } else {
+            std::env::temp_dir().join(format!("{name}.img"))
+        };
+        let file = File::create_new(&image).map_err(|e| format!("{}: {e}", image.display()))?;
+        self.image = Some(image.clone());
+        file.set_len(bytes)
+            .map_err(|e| format!("{}: {e}", image.display()))?;
+        drop(file);
+        run(Command::new(mkfs).args(arguments).arg(&image))?;
+        run(Command::new("mount")
+            .args(["-o", "loop"])
+            .arg(&image)
+            .arg(&target))
+    }
+
+    /// The kind of filesystem.
+    pub fn fs(&self) -> Fs {
+        self.fs
+    }
+
+    /// The root of the filesystem.
+    pub fn path(&self) -> PathBuf {
+        self.base.join("fs")
+    }
+
+    /// A new directory in the filesystem.
+    pub fn dir(&self, name: &str) -> PathBuf {
+        let path = self.path().join(name);
+        std::fs::create_dir_all(&path).unwrap_or_else(|e| panic!("{}: {e}", path.display()));
+        path
+    }
+
+    /// A place for sockets and the like that is not on the filesystem under test. Short, since the path of a
+    /// socket has to be below 108 bytes.
+    pub fn run_dir(&self) -> PathBuf {
+        self.kubelet_dir().join("run")
+    }
+
+    /// Where pods live, as on a node: another filesystem than the pool's, mounted shared, so that mounts made
+    /// there travel.
+    pub fn kubelet_dir(&self) -> PathBuf {
+        self.kubelet
+            .get_or_init(|| {
+                let path = self.base.join("kubelet");
+                std::fs::create_dir(&path).unwrap_or_else(|e| panic!("{}: {e}", path.display()));
+                run(Command::new("mount")
+                    .args(["-t", "tmpfs", "-o", "mode=755", "bclab-kubelet"])
+                    .arg(&path))
+                .unwrap_or_else(|reason| panic!("{reason}"));
+                rustix::mount::mount_change(
+                    &path,
+                    MountPropagationFlags::SHARED | MountPropagationFlags::REC,
+                )
+                .unwrap_or_else(|e| panic!("make {} shared: {e}", path.display()));
+                for dir in ["pods", "run"] {
+                    let path = path.join(dir);
+                    std::fs::create_dir(&path)
+                        .unwrap_or_else(|e| panic!("{}: {e}", path.display()));
+                }
+                path
+            })
+            .clone()
+    }
+
+    /// Mount points below the lab's directories that the lab did not make, topmost mount first.
+    pub fn leftovers(&self) -> Vec<PathBuf> {
+        let own = [self.path(), self.base.join("kubelet")];
+        let mut seen_own = [false; 2];
+        let mut left = Vec::new();
+        for mount in mounts_below(&self.base) {
+            match own.iter().position(|path| *path == mount) {
+                // A second mount on the lab's own mount point is nobody's but the test's.
+                Some(index) if !seen_own[index] => seen_own[index] = true,
+                _ => left.push(mount),
+            }
+        }
+        left.reverse();
+        left
+    }
+
+    /// Unmounts everything and removes it; returns what [`Lab::leftovers`] said before.
+    pub fn close(mut self) -> Vec<PathBuf> {
+        let left = self.leftovers();
+        self.tear_down();
+        left
+    }
+
+    /// Unmounts the filesystem and mounts it again, as a reboot does: the page cache of it is gone, and so is
+    /// every mount below.
+    pub fn remount(&self) {
+        assert_ne!(
+            self.fs,
+            Fs::Tmpfs,
+            "a tmpfs does not survive being unmounted"
+        );
+        unmount_below(&self.base.join("kubelet"), true);
+        let target = self.path();
+        unmount_below(&target, false);
+        let image = self
+            .image
+            .as_ref()
+            .expect("every kind but tmpfs has an image");
+        run(Command::new("mount")
+            .args(["-o", "loop"])
+            .arg(image)
+            .arg(&target))
+        .unwrap_or_else(|reason| panic!("{reason}"));
+    }
+
+    fn tear_down(&mut self) {
+        if std::mem::replace(&mut self.closed, true) {
+            return;
+        }
+        unmount_below(&self.base, false);
+        for name in ["fs", "kubelet"] {
+            // Plain rmdir: if something is still mounted there, it stays and says so.
+            let path = self.base.join(name);
+            if let Err(error) = std::fs::remove_dir(&path)
+                && error.kind() != std::io::ErrorKind::NotFound
+            {
+                eprintln!("lab: {} stays: {error}", path.display());
+            }
+        }
+        if let Err(error) = std::fs::remove_dir(&self.base) {
+            eprintln!("lab: {} stays: {error}", self.base.display());
+        }
+        if let Some(image) = &self.image
+            && let Err(error) = std::fs::remove_file(image)
+        {
+            eprintln!("lab: {} stays: {error}", image.display());
+        }
+    }
+}
+
+impl Drop for Lab {
+    fn drop(&mut self) {
+        self.tear_down();
+    }
+}
+
+/// Every mount point at or below `path`, in the order in which they were mounted.
+fn mounts_below(path: &Path) -> Vec<PathBuf> {
+    baggageclaim::sys::mount_table()
+        .expect("the mount table can be read")
+        .into_iter()
+        .map(|mount| mount.mount_point)
+        .filter(|mount| mount.starts_with(path))
+        .collect()
+}
+
+/// Unmounts what is mounted at (unless `keep_root`) or below `path`, deepest first, again and again: mounts
+/// stack. What is busy is detached.
+fn unmount_below(path: &Path, keep_root: bool) {
+    for _ in 0..64 {
+        let mut mounts = mounts_below(path);
+        if keep_root && let Some(index) = mounts.iter().position(|mount| mount == path) {
+            mounts.remove(index);
+        }
+        if mounts.is_empty() {
+            return;
+        }
+        mounts.sort_by_key(|mount| std::cmp::Reverse(mount.components().count()));
+        for mount in mounts {
+            let plain = rustix::mount::unmount(&mount, UnmountFlags::NOFOLLOW);
+            if plain.is_err() {
+                let detach = UnmountFlags::NOFOLLOW | UnmountFlags::DETACH;
+                let _ = rustix::mount::unmount(&mount, detach);
+            }
+        }
+    }
+    eprintln!("lab: cannot unmount everything below {}", path.display());
+}
+
+fn run(command: &mut Command) -> Result<(), String> {
+    let words: Vec<OsString> = std::iter::once(command.get_program())
+        .chain(command.get_args())
+        .map(Into::into)
+        .collect();
+    let output = command
+        .output()
+        .map_err(|error| format!("cannot run {words:?}: {error}"))?;
+    if output.status.success() {
+        return Ok(());
+    }
+    Err(format!(
+        "{words:?}: {}: {}",
+        output.status,
+        String::from_utf8_lossy(&output.stderr).trim()
+    ))
+}

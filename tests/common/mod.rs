@@ -1,0 +1,65 @@
+//! What the integration tests share: filesystems to try things on, trees to put there, and a way to
+//! see whether two trees are the same.
+//!
+//! - [`lab`]: a filesystem of a kind in a file in memory, gone when the test is over.
+//! - [`tree`]: trees of files, plain and nasty.
+//! - [`snapshot`]: everything that can be seen of a tree, as a value to compare.
+//!
+//! Nothing here knows what the product does; it must be believable on its own (`tests/lab.rs`).
+
+#![allow(
+    dead_code,
+    unused_macros,
+    unused_imports,
+    unreachable_pub,
+    clippy::print_stderr,
+    reason = "every test binary compiles this module and uses a part of it; a skipped test must say so"
+)]
+
+pub mod lab;
+pub mod snapshot;
+pub mod tree;
+
+pub use lab::{Fs, Lab};
+pub use snapshot::{Snapshot, assert_same};
+
+/// Says on stderr that a test did not run, and why. On CI that is a failure: there, everything runs.
+pub fn skip(reason: &str) {
+    assert!(
+        std::env::var_os("CI").is_none(),
+        "CI is set, so nothing may be skipped: {reason}"
+    );
+    let test = std::thread::current().name().unwrap_or("?").to_owned();
+    eprintln!("SKIPPED: {test}: {reason}");
+}
+
+/// Whether this process may mount things.
+pub fn is_root() -> bool {
+    rustix::process::geteuid().is_root()
+}
+
+/// Ends the test, loudly, when it does not run as root.
+macro_rules! require_root {
+    () => {
+        if !$crate::common::is_root() {
+            $crate::common::skip("needs root");
+            return;
+        }
+    };
+}
+
+/// A [`Lab`] of a kind; ends the test, loudly, when this machine cannot make one.
+macro_rules! require_lab {
+    ($fs:expr) => {
+        match $crate::common::Lab::try_new($fs) {
+            Ok(lab) => lab,
+            Err(reason) => {
+                $crate::common::skip(&reason);
+                return;
+            }
+        }
+    };
+}
+
+pub(crate) use require_lab;
+pub(crate) use require_root;
