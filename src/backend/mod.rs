@@ -15,6 +15,7 @@ use std::os::fd::OwnedFd;
 
 use serde::{Deserialize, Serialize};
 
+pub use crate::model::RootAttributes;
 use crate::model::{LayerId, VolumeId};
 use crate::sys::{self, Dir};
 
@@ -66,25 +67,6 @@ pub enum Error {
 
 /// A result of this room.
 pub type Result<T, E = Error> = std::result::Result<T, E>;
-
-/// What the root directory of a new volume looks like, where it differs from the parent's root (or, for a volume
-/// without a parent, from root:root 0777).
-#[derive(Debug, Clone, Copy, Default, PartialEq, Eq, Serialize, Deserialize)]
-pub struct RootAttributes {
-    /// Permission bits, set-id bits and sticky bit.
-    #[serde(default, skip_serializing_if = "Option::is_none")]
-    pub mode: Option<u32>,
-    /// Owner. On a fork this is a view: the sealed root's owner is swapped with it over the whole tree.
-    #[serde(default, skip_serializing_if = "Option::is_none")]
-    pub uid: Option<u32>,
-    /// Group. On a fork a view, as `uid`.
-    #[serde(default, skip_serializing_if = "Option::is_none")]
-    pub gid: Option<u32>,
-    /// The pod's fsGroup (CSI VOLUME_MOUNT_GROUP): the root directory alone gets this group, group write and setgid.
-    /// Ignored when `gid` is set: what the volume says of itself wins over what the pod says of all its volumes.
-    #[serde(default, skip_serializing_if = "Option::is_none")]
-    pub mount_group: Option<u32>,
-}
 
 /// What a volume starts from and what bounds it.
 #[derive(Debug, Clone, Copy)]

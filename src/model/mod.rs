@@ -3,7 +3,15 @@
 //! What is here cannot be wrong once it exists: ids that are safe as path components, keys within their bounds,
 //! attributes that fit their type. No I/O, no clock, no async, no protobuf, and no `use` of any other room.
 
+mod attributes;
 mod id;
 pub mod layout;
+mod name;
+mod quantity;
+mod root;
 
+pub use attributes::{AttributeError, Commit, DEFAULT_OUTPUT_TTL, Keep, VolumeKind, VolumeSpec};
 pub use id::{ArtifactId, IdError, LayerId, VolumeId};
+pub use name::{ArtifactName, CacheKey, CacheKind, Name, NameError, Reference, Tenant};
+pub use quantity::parse_bytes;
+pub use root::RootAttributes;

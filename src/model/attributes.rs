@@ -1,0 +1,735 @@
+//! The attribute table: what a pod writes in `volumeAttributes`, parsed into one typed value.
+//!
+//! Strict on purpose: an unknown attribute, a bad value, or an attribute that does not fit the type is an error that
+//! names the attribute and what is allowed. A typo must never silently make a new cache.
+
+use std::collections::BTreeMap;
+use std::fmt;
+use std::time::Duration;
+
+use serde::{Deserialize, Serialize};
+
+use super::name::{ArtifactName, CacheKey, Reference};
+use super::quantity;
+use super::root::RootAttributes;
+
+/// What a volume is for, and what goes with it.
+#[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
+#[serde(tag = "type", rename_all = "kebab-case")]
+pub enum VolumeKind {
+    /// Empty, and gone with its pod.
+    Scratch,
+    /// A copy-on-write view of what something else produced.
+    Input {
+        /// What it is a view of.
+        from: Reference,
+    },
+    /// Empty; its content outlives the pod under a name.
+    Output {
+        /// The artifact's name.
+        name: ArtifactName,
+        /// When it is sealed, and for how long it is kept.
+        #[serde(flatten)]
+        keep: Keep,
+    },
+    /// Fetched once, then immutable; the first writer wins.
+    ResourceCache {
+        /// What it is found by.
+        key: CacheKey,
+        /// When it is sealed, and for how long it is kept.
+        #[serde(flatten)]
+        keep: Keep,
+    },
+    /// A fork of the last commit, committed back; the last writer wins.
+    TaskCache {
+        /// What it is found by.
+        key: CacheKey,
+        /// Keys tried in order while `key` has no commit yet.
+        #[serde(default, skip_serializing_if = "Vec::is_empty")]
+        restore_keys: Vec<CacheKey>,
+        /// When it is sealed, and for how long it is kept.
+        #[serde(flatten)]
+        keep: Keep,
+    },
+    /// The content of an archive or image from elsewhere.
+    Import {
+        /// Where from: `oci://…` or `https://….tar.zst`.
+        source: String,
+        /// `sha256:` and 64 hex digits; checked when given.
+        #[serde(default, skip_serializing_if = "Option::is_none")]
+        digest: Option<String>,
+    },
+}
+
+impl VolumeKind {
+    /// As the attribute `type` writes it.
+    #[must_use]
+    pub fn type_name(&self) -> &'static str {
+        match self {
+            Self::Scratch => "scratch",
+            Self::Input { .. } => "input",
+            Self::Output { .. } => "output",
+            Self::ResourceCache { .. } => "resource-cache",
+            Self::TaskCache { .. } => "task-cache",
+            Self::Import { .. } => "import",
+        }
+    }
+
+    /// What its content will be called once it is sealed, and how it is kept; `None` for what is never sealed.
+    #[must_use]
+    pub fn committed_as(&self) -> Option<(Reference, Keep)> {
+        match self {
+            Self::Output { name, keep } => Some((Reference::Artifact(name.clone()), *keep)),
+            Self::ResourceCache { key, keep } => {
+                Some((Reference::ResourceCache(key.clone()), *keep))
+            }
+            Self::TaskCache { key, keep, .. } => Some((Reference::TaskCache(key.clone()), *keep)),
+            Self::Scratch | Self::Input { .. } | Self::Import { .. } => None,
+        }
+    }
+
+    /// What it may be a fork of, the first that exists; empty for what starts empty.
+    #[must_use]
+    pub fn starts_from(&self) -> Vec<Reference> {
+        match self {
+            Self::Input { from } => vec![from.clone()],
+            Self::ResourceCache { key, .. } => vec![Reference::ResourceCache(key.clone())],
+            Self::TaskCache {
+                key, restore_keys, ..
+            } => std::iter::once(key)
+                .chain(restore_keys)
+                .cloned()
+                .map(Reference::TaskCache)
+                .collect(),
+            Self::Scratch | Self::Output { .. } | Self::Import { .. } => Vec::new(),
+        }
+    }
+}
+
+/// When content is sealed, and for how long it is kept.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Serialize, Deserialize)]
+pub struct Keep {
+    /// On what it depends that the content is sealed.
+    pub commit: Commit,
+    /// How long it is kept: an output from its seal on, a cache from its last use. `None`: by policy.
+    #[serde(
+        default,
+        with = "ttl_seconds",
+        rename = "ttlSeconds",
+        skip_serializing_if = "Option::is_none"
+    )]
+    pub ttl: Option<Duration>,
+}
+
+/// On what it depends that a volume's content is sealed when its pod is done with it.
+#[derive(Debug, Clone, Copy, Default, PartialEq, Eq, Serialize, Deserialize)]
+#[serde(rename_all = "kebab-case")]
+pub enum Commit {
+    /// The pod succeeded.
+    #[default]
+    OnSuccess,
+    /// Nothing.
+    Always,
+    /// It is not sealed.
+    Never,
+    /// A regular file `.baggageclaim-commit` in the volume's root.
+    OnMarker,
+}
+
+/// How long an output is kept when its pod does not say.
+pub const DEFAULT_OUTPUT_TTL: Duration = Duration::from_secs(12 * 60 * 60);
+
+/// The longest time to live: ten years. More is a typo.
+const MAX_TTL: Duration = Duration::from_secs(10 * 365 * 24 * 60 * 60);
+
+/// The most restore keys a task cache may name.
+const MAX_RESTORE_KEYS: usize = 16;
+
+/// All that a pod says of a volume.
+#[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
+pub struct VolumeSpec {
+    /// What it is for.
+    #[serde(flatten)]
+    pub kind: VolumeKind,
+    /// What its root directory looks like.
+    #[serde(default)]
+    pub root: RootAttributes,
+    /// The most bytes it may hold of its own.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub size_limit: Option<u64>,
+}
+
+/// What is wrong with an attribute.
+#[derive(Debug, Clone, PartialEq, Eq, thiserror::Error)]
+#[error("volume attribute {attribute:?} {problem}")]
+pub struct AttributeError {
+    /// Its name.
+    pub attribute: String,
+    /// What is wrong with it and what is allowed; continues the sentence.
+    pub problem: String,
+}
+
+impl AttributeError {
+    fn new(attribute: &str, problem: impl fmt::Display) -> Self {
+        // A hostile name or value must not fill the log: what is quoted is cut.
+        let attribute = attribute.chars().take(64).collect();
+        Self {
+            attribute,
+            problem: problem.to_string(),
+        }
+    }
+}
+
+/// An attribute's name and the types it goes with.
+struct Attribute {
+    name: &'static str,
+    types: &'static [&'static str],
+}
+
+const ALL: &[&str] = &[
+    "scratch",
+    "input",
+    "output",
+    "resource-cache",
+    "task-cache",
+    "import",
+];
+const KEPT: &[&str] = &["output", "resource-cache", "task-cache"];
+const CACHES: &[&str] = &["resource-cache", "task-cache"];
+
+const TABLE: &[Attribute] = &[
+    Attribute {
+        name: "type",
+        types: ALL,
+    },
+    Attribute {
+        name: "from",
+        types: &["input"],
+    },
+    Attribute {
+        name: "name",
+        types: &["output"],
+    },
+    Attribute {
+        name: "key",
+        types: CACHES,
+    },
+    Attribute {
+        name: "restoreKeys",
+        types: &["task-cache"],
+    },
+    Attribute {
+        name: "commit",
+        types: KEPT,
+    },
+    Attribute {
+        name: "ttl",
+        types: KEPT,
+    },
+    Attribute {
+        name: "source",
+        types: &["import"],
+    },
+    Attribute {
+        name: "digest",
+        types: &["import"],
+    },
+    Attribute {
+        name: "uid",
+        types: ALL,
+    },
+    Attribute {
+        name: "gid",
+        types: ALL,
+    },
+    Attribute {
+        name: "mode",
+        types: ALL,
+    },
+    Attribute {
+        name: "sizeLimit",
+        types: ALL,
+    },
+];
+
+impl VolumeSpec {
+    /// Parses the user's attributes; the keys that kubelet adds must be taken out before.
+    pub fn parse(attributes: &BTreeMap<String, String>) -> Result<Self, AttributeError> {
+        let get = |name: &str| attributes.get(name).map(String::as_str);
+        for name in attributes.keys() {
+            if !TABLE.iter().any(|attribute| attribute.name == name) {
+                return Err(AttributeError::new(name, unknown(name)));
+            }
+        }
+        let type_name = get("type").unwrap_or("scratch");
+        if !ALL.contains(&type_name) {
+            return Err(AttributeError::new(
+                "type",
+                format_args!("is {}; allowed are {}", quote(type_name), list(ALL)),
+            ));
+        }
+        for attribute in TABLE {
+            if attributes.contains_key(attribute.name) && !attribute.types.contains(&type_name) {
+                let hint = if get("type").is_none() {
+                    ", which is the default when `type` is not given"
+                } else {
+                    ""
+                };
+                return Err(AttributeError::new(
+                    attribute.name,
+                    format_args!(
+                        "does not go with type {type_name:?}{hint}; it goes with {}",
+                        list(attribute.types)
+                    ),
+                ));
+            }
+        }
+        let required = |name: &'static str| {
+            get(name).ok_or_else(|| {
+                AttributeError::new(
+                    name,
+                    format_args!("is missing; type {type_name:?} needs it"),
+                )
+            })
+        };
+        let kind = match type_name {
+            "input" => VolumeKind::Input {
+                from: parse_name("from", required("from")?)?,
+            },
+            "output" => {
+                let name = parse_name("name", required("name")?)?;
+                let keep = parse_keep(get("commit"), get("ttl"), COMMITS)?;
+                let ttl = keep.ttl.or(Some(DEFAULT_OUTPUT_TTL));
+                VolumeKind::Output {
+                    name,
+                    keep: Keep { ttl, ..keep },
+                }
+            }
+            "resource-cache" => VolumeKind::ResourceCache {
+                key: parse_name("key", required("key")?)?,
+                // Content that may be half-fetched must not become immutable: `always` would widen the default.
+                keep: parse_keep(get("commit"), get("ttl"), NARROWING_COMMITS)?,
+            },
+            "task-cache" => VolumeKind::TaskCache {
+                key: parse_name("key", required("key")?)?,
+                restore_keys: parse_restore_keys(get("restoreKeys"))?,
+                keep: parse_keep(get("commit"), get("ttl"), COMMITS)?,
+            },
+            "import" => VolumeKind::Import {
+                source: parse_source(required("source")?)?,
+                digest: get("digest").map(parse_digest).transpose()?,
+            },
+            _ => VolumeKind::Scratch,
+        };
+        let root = RootAttributes {
+            mode: get("mode").map(parse_mode).transpose()?,
+            uid: get("uid").map(|value| parse_id("uid", value)).transpose()?,
+            gid: get("gid").map(|value| parse_id("gid", value)).transpose()?,
+            mount_group: None,
+        };
+        let size_limit = get("sizeLimit").map(parse_size_limit).transpose()?;
+        Ok(Self {
+            kind,
+            root,
+            size_limit,
+        })
+    }
+}
+
+const COMMITS: &[(&str, Commit)] = &[
+    ("on-success", Commit::OnSuccess),
+    ("always", Commit::Always),
+    ("never", Commit::Never),
+    ("on-marker", Commit::OnMarker),
+];
+const NARROWING_COMMITS: &[(&str, Commit)] = &[
+    ("on-success", Commit::OnSuccess),
+    ("never", Commit::Never),
+    ("on-marker", Commit::OnMarker),
+];
+
+fn parse_keep(
+    commit: Option<&str>,
+    ttl: Option<&str>,
+    allowed: &[(&str, Commit)],
+) -> Result<Keep, AttributeError> {
+    let commit = match commit {
+        None => Commit::default(),
+        Some(text) => allowed
+            .iter()
+            .find(|(name, _)| *name == text)
+            .map(|(_, commit)| *commit)
+            .ok_or_else(|| {
+                let names: Vec<&str> = allowed.iter().map(|(name, _)| *name).collect();
+                AttributeError::new(
+                    "commit",
+                    format_args!("is {}; allowed here are {}", quote(text), list(&names)),
+                )
+            })?,
+    };
+    let ttl = ttl.map(parse_ttl).transpose()?;
+    Ok(Keep { commit, ttl })
+}
+
+fn parse_ttl(text: &str) -> Result<Duration, AttributeError> {
+    let wrong = || {
+        AttributeError::new(
+            "ttl",
+            format_args!(
+                "is {}; a duration like 30m, 12h or 7d is allowed, from 1s to ten years",
+                quote(text)
+            ),
+        )
+    };
+    let ttl = humantime::parse_duration(text).map_err(|_| wrong())?;
+    let whole_seconds = Duration::from_secs(ttl.as_secs());
+    if whole_seconds.is_zero() || ttl != whole_seconds || ttl > MAX_TTL {
+        Err(wrong())
+    } else {
+        Ok(ttl)
+    }
+}
+
+fn parse_name<T: std::str::FromStr<Err: fmt::Display>>(
+    attribute: &str,
+    text: &str,
+) -> Result<T, AttributeError> {
+    text.parse()
+        .map_err(|error| AttributeError::new(attribute, error))
+}
+
+fn parse_restore_keys(text: Option<&str>) -> Result<Vec<CacheKey>, AttributeError> {
+    let Some(text) = text else {
+        return Ok(Vec::new());
+    };
+    let keys = text
+        .split(',')
+        .map(str::trim)
+        .map(|key| parse_name("restoreKeys", key));
+    let keys: Vec<CacheKey> = keys.collect::<Result<_, _>>()?;
+    if keys.len() > MAX_RESTORE_KEYS {
+        let problem = format_args!(
+            "names {} keys, at most {MAX_RESTORE_KEYS} are allowed",
+            keys.len()
+        );
+        return Err(AttributeError::new("restoreKeys", problem));
+    }
+    Ok(keys)
+}
+
+fn parse_source(text: &str) -> Result<String, AttributeError> {
+    let known =
+        text.starts_with("oci://") || (text.starts_with("https://") && text.ends_with(".tar.zst"));
+    let plain = text.len() <= 2048 && !text.chars().any(|c| c.is_control() || c.is_whitespace());
+    if known && plain {
+        Ok(text.to_owned())
+    } else {
+        let problem = format_args!(
+            "is {}; allowed are oci://REGISTRY/NAME and https://HOST/….tar.zst",
+            quote(text)
+        );
+        Err(AttributeError::new("source", problem))
+    }
+}
+
+fn parse_digest(text: &str) -> Result<String, AttributeError> {
+    let hex = |b: u8| b.is_ascii_digit() || (b'a'..=b'f').contains(&b);
+    match text.strip_prefix("sha256:") {
+        Some(digits) if digits.len() == 64 && digits.bytes().all(hex) => Ok(text.to_owned()),
+        _ => {
+            let problem = format_args!(
+                "is {}; allowed is sha256: and 64 lower-case hex digits",
+                quote(text)
+            );
+            Err(AttributeError::new("digest", problem))
+        }
+    }
+}
+
+fn parse_mode(text: &str) -> Result<u32, AttributeError> {
+    let octal =
+        !text.is_empty() && text.len() <= 5 && text.bytes().all(|b| (b'0'..=b'7').contains(&b));
+    let mode = octal
+        .then(|| u32::from_str_radix(text, 8).ok())
+        .flatten()
+        .filter(|mode| *mode <= 0o7777);
+    mode.ok_or_else(|| {
+        AttributeError::new(
+            "mode",
+            format_args!(
+                "is {}; an octal number from 0 to 7777 is allowed",
+                quote(text)
+            ),
+        )
+    })
+}
+
+fn parse_id(attribute: &str, text: &str) -> Result<u32, AttributeError> {
+    // 4294967295 is the kernel's "no id", and Kubernetes ends at 2147483647.
+    const MAX: u32 = 2_147_483_647;
+    let digits = !text.is_empty() && text.bytes().all(|b| b.is_ascii_digit());
+    let id = digits
+        .then(|| text.parse::<u32>().ok())
+        .flatten()
+        .filter(|id| *id <= MAX);
+    id.ok_or_else(|| {
+        AttributeError::new(
+            attribute,
+            format_args!("is {}; a number from 0 to {MAX} is allowed", quote(text)),
+        )
+    })
+}
+
+fn parse_size_limit(text: &str) -> Result<u64, AttributeError> {
+    quantity::parse_bytes(text)
+        .filter(|bytes| *bytes > 0)
+        .ok_or_else(|| {
+            let problem = format_args!(
+                "is {}; a positive Kubernetes quantity like 500Mi or 2Gi is allowed",
+                quote(text)
+            );
+            AttributeError::new("sizeLimit", problem)
+        })
+}
+
+fn unknown(name: &str) -> String {
+    let near = TABLE
+        .iter()
+        .find(|attribute| attribute.name.eq_ignore_ascii_case(name.trim()));
+    match near {
+        Some(attribute) => format!("is unknown; did you mean {:?}?", attribute.name),
+        None => {
+            let names: Vec<&str> = TABLE.iter().map(|attribute| attribute.name).collect();
+            format!("is unknown; known are {}", list(&names))
+        }
+    }
+}
+
+/// A value as a message quotes it: escaped, and cut where it is long.
+fn quote(text: &str) -> String {
+    const MOST: usize = 80;
+    let cut: String = text.chars().take(MOST).collect();
+    if cut.len() < text.len() {
+        format!("{cut:?}… ({} bytes)", text.len())
+    } else {
+        format!("{cut:?}")
+    }
+}
+
+fn list(names: &[&str]) -> String {
+    names.join(", ")
+}
+
+/// A time to live as whole seconds.
+mod ttl_seconds {
+    use std::time::Duration;
+
+    use serde::{Deserialize, Deserializer, Serialize, Serializer};
+
+    #[expect(clippy::ref_option, reason = "the signature is serde's")]
+    pub(super) fn serialize<S: Serializer>(
+        ttl: &Option<Duration>,
+        serializer: S,
+    ) -> Result<S::Ok, S::Error> {
+        ttl.map(|ttl| ttl.as_secs()).serialize(serializer)
+    }
+
+    pub(super) fn deserialize<'de, D: Deserializer<'de>>(
+        deserializer: D,
+    ) -> Result<Option<Duration>, D::Error> {
+        Ok(Option::<u64>::deserialize(deserializer)?.map(Duration::from_secs))
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn parse(pairs: &[(&str, &str)]) -> Result<VolumeSpec, AttributeError> {
+        VolumeSpec::parse(
+            &pairs
+                .iter()
+                .map(|(k, v)| ((*k).to_owned(), (*v).to_owned()))
+                .collect(),
+        )
+    }
+
+    fn problem(pairs: &[(&str, &str)]) -> String {
+        parse(pairs).expect_err("must be refused").to_string()
+    }
+
+    #[test]
+    fn nothing_said_is_scratch() {
+        assert_eq!(parse(&[]).expect("ok").kind, VolumeKind::Scratch);
+    }
+
+    #[test]
+    fn every_type_parses_and_survives_its_record() {
+        let digest = format!("sha256:{}", "0".repeat(64));
+        let specs = [
+            parse(&[
+                ("type", "scratch"),
+                ("sizeLimit", "1Gi"),
+                ("mode", "1777"),
+                ("uid", "1000"),
+                ("gid", "0"),
+            ]),
+            parse(&[("type", "input"), ("from", "artifact/src")]),
+            parse(&[
+                ("type", "output"),
+                ("name", "bin"),
+                ("commit", "always"),
+                ("ttl", "7d"),
+            ]),
+            parse(&[
+                ("type", "resource-cache"),
+                ("key", "../git\u{1f511}"),
+                ("commit", "on-marker"),
+            ]),
+            parse(&[
+                ("type", "task-cache"),
+                ("key", "k"),
+                ("restoreKeys", "a, b/c,ü"),
+            ]),
+            parse(&[
+                ("type", "import"),
+                ("source", "oci://r/x@y"),
+                ("digest", &digest),
+            ]),
+        ];
+        for spec in specs {
+            let spec = spec.expect("it parses");
+            let json = serde_json::to_string(&spec).expect("json");
+            assert_eq!(
+                serde_json::from_str::<VolumeSpec>(&json).expect(&json),
+                spec
+            );
+        }
+    }
+
+    #[test]
+    fn outputs_live_twelve_hours_unless_they_say_otherwise() {
+        let spec = parse(&[("type", "output"), ("name", "a")]).expect("ok");
+        let (reference, keep) = spec.kind.committed_as().expect("sealed");
+        assert_eq!(
+            (reference.to_string().as_str(), keep.ttl),
+            ("artifact/a", Some(DEFAULT_OUTPUT_TTL))
+        );
+        assert_eq!(keep.commit, Commit::OnSuccess);
+    }
+
+    #[test]
+    fn a_task_cache_starts_from_its_key_then_from_its_restore_keys() {
+        let spec =
+            parse(&[("type", "task-cache"), ("key", "k"), ("restoreKeys", "a,b")]).expect("ok");
+        let from: Vec<String> = spec
+            .kind
+            .starts_from()
+            .iter()
+            .map(ToString::to_string)
+            .collect();
+        assert_eq!(from, ["task-cache/k", "task-cache/a", "task-cache/b"]);
+    }
+
+    #[test]
+    fn each_mistake_has_its_own_message() {
+        let cases: &[(&[(&str, &str)], &str)] = &[
+            (
+                &[("tpye", "input")],
+                r#"volume attribute "tpye" is unknown; known are type, from"#,
+            ),
+            (
+                &[("Key", "x")],
+                r#"volume attribute "Key" is unknown; did you mean "key"?"#,
+            ),
+            (
+                &[("type", "cache")],
+                r#"volume attribute "type" is "cache"; allowed are scratch, input"#,
+            ),
+            (
+                &[("key", "x")],
+                r#""key" does not go with type "scratch", which is the default"#,
+            ),
+            (
+                &[("type", "input"), ("name", "x")],
+                r#""name" does not go with type "input"; it goes with output"#,
+            ),
+            (
+                &[("type", "input")],
+                r#""from" is missing; type "input" needs it"#,
+            ),
+            (
+                &[("type", "input"), ("from", "x")],
+                r#""from" must be artifact/NAME"#,
+            ),
+            (
+                &[("type", "output"), ("name", "A")],
+                r#""name" must be a DNS label"#,
+            ),
+            (
+                &[("type", "task-cache"), ("key", "a\nb")],
+                r#""key" holds the control character '\n' at byte 1"#,
+            ),
+            (
+                &[
+                    ("type", "task-cache"),
+                    ("key", "k"),
+                    ("restoreKeys", "a,,b"),
+                ],
+                r#""restoreKeys" must not be empty"#,
+            ),
+            (
+                &[
+                    ("type", "resource-cache"),
+                    ("key", "k"),
+                    ("commit", "always"),
+                ],
+                "allowed here are on-success, never",
+            ),
+            (
+                &[("type", "output"), ("name", "a"), ("ttl", "0s")],
+                r#""ttl" is "0s"; a duration"#,
+            ),
+            (
+                &[("type", "output"), ("name", "a"), ("ttl", "-1h")],
+                r#""ttl" is "-1h""#,
+            ),
+            (
+                &[("mode", "0o777")],
+                r#""mode" is "0o777"; an octal number"#,
+            ),
+            (&[("mode", "10000")], r#""mode""#),
+            (&[("uid", "-1")], r#""uid" is "-1"; a number from 0"#),
+            (&[("gid", "2147483648")], r#""gid""#),
+            (&[("sizeLimit", "0")], r#""sizeLimit" is "0"; a positive"#),
+            (&[("sizeLimit", "1GiB")], r#""sizeLimit""#),
+            (
+                &[("type", "import"), ("source", "http://x")],
+                r#""source" is "http://x"; allowed are oci://"#,
+            ),
+            (
+                &[
+                    ("type", "import"),
+                    ("source", "oci://x"),
+                    ("digest", "md5:1"),
+                ],
+                r#""digest""#,
+            ),
+        ];
+        for (attributes, expected) in cases {
+            let message = problem(attributes);
+            assert!(message.contains(expected), "{attributes:?}: {message}");
+        }
+    }
+
+    #[test]
+    fn what_a_hostile_value_puts_into_a_message_is_short_and_escaped() {
+        let message = problem(&[("type", &"\u{1b}[2J".repeat(3000))]);
+        assert!(
+            message.len() < 1000 && !message.contains('\u{1b}'),
+            "{message}"
+        );
+        let message = problem(&[(&"x".repeat(10_000), "1")]);
+        assert!(message.len() < 1000, "{message}");
+    }
+}

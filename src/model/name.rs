@@ -1,0 +1,288 @@
+//! What content is called: tenants, output names, cache keys, and the references that attributes write.
+//!
+//! None of these is ever used as a path. They are compared byte for byte; no normalisation, no case folding.
+
+use std::fmt;
+use std::str::FromStr;
+
+use serde::{Deserialize, Serialize};
+
+/// Why a text is not a name. The message continues a sentence that begins with what was named.
+#[derive(Debug, Clone, PartialEq, Eq, thiserror::Error)]
+pub enum NameError {
+    /// Nothing there.
+    #[error("must not be empty")]
+    Empty,
+    /// Too many bytes: how many there are, how many are allowed.
+    #[error("is {0} bytes long, at most {1} are allowed")]
+    TooLong(usize, usize),
+    /// A control character, at this byte.
+    #[error("holds the control character {0:?} at byte {1}; any other text is allowed")]
+    Control(char, usize),
+    /// Not a DNS label.
+    #[error(
+        "must be a DNS label: lower-case letters, digits and '-', beginning and ending with a letter or digit"
+    )]
+    NotALabel,
+    /// Not `KIND/NAME`.
+    #[error("must be artifact/NAME, resource-cache/KEY or task-cache/KEY")]
+    NotAReference,
+}
+
+fn check_label(text: &str) -> Result<(), NameError> {
+    const MAX: usize = 63;
+    if text.is_empty() {
+        return Err(NameError::Empty);
+    }
+    if text.len() > MAX {
+        return Err(NameError::TooLong(text.len(), MAX));
+    }
+    let inner = |b: u8| b.is_ascii_lowercase() || b.is_ascii_digit() || b == b'-';
+    if text.bytes().all(inner) && !text.starts_with('-') && !text.ends_with('-') {
+        Ok(())
+    } else {
+        Err(NameError::NotALabel)
+    }
+}
+
+fn check_key(text: &str) -> Result<(), NameError> {
+    if text.is_empty() {
+        return Err(NameError::Empty);
+    }
+    if text.len() > CacheKey::MAX_LEN {
+        return Err(NameError::TooLong(text.len(), CacheKey::MAX_LEN));
+    }
+    match text.char_indices().find(|(_, c)| c.is_control()) {
+        Some((at, c)) => Err(NameError::Control(c, at)),
+        None => Ok(()),
+    }
+}
+
+/// Defines a checked text.
+macro_rules! name {
+    ($(#[$doc:meta])* $name:ident, $check:ident) => {
+        $(#[$doc])*
+        #[derive(Debug, Clone, PartialEq, Eq, PartialOrd, Ord, Hash, Serialize, Deserialize)]
+        #[serde(try_from = "String", into = "String")]
+        pub struct $name(Box<str>);
+
+        impl $name {
+            /// The text.
+            #[must_use]
+            pub fn as_str(&self) -> &str {
+                &self.0
+            }
+        }
+
+        impl FromStr for $name {
+            type Err = NameError;
+
+            fn from_str(text: &str) -> Result<Self, NameError> {
+                $check(text)?;
+                Ok(Self(text.into()))
+            }
+        }
+
+        impl TryFrom<String> for $name {
+            type Error = NameError;
+
+            fn try_from(text: String) -> Result<Self, NameError> {
+                text.parse()
+            }
+        }
+
+        impl From<$name> for String {
+            fn from(name: $name) -> Self {
+                name.0.into()
+            }
+        }
+
+        impl fmt::Display for $name {
+            fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+                f.write_str(&self.0)
+            }
+        }
+    };
+}
+
+name! {
+    /// The scope that may see a cache or artifact: the pod's namespace, a DNS label.
+    Tenant, check_label
+}
+name! {
+    /// The name of an output, unique in its tenant: a DNS label.
+    ArtifactName, check_label
+}
+name! {
+    /// The key of a cache: any text of 1 to 256 bytes without control characters.
+    CacheKey, check_key
+}
+
+impl CacheKey {
+    /// The longest key, in bytes.
+    pub const MAX_LEN: usize = 256;
+}
+
+/// Which rule decides between two writers of one cache.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Hash, Serialize, Deserialize)]
+#[serde(rename_all = "kebab-case")]
+pub enum CacheKind {
+    /// Fetched once, immutable: the first writer wins.
+    Resource,
+    /// Carried from run to run: the last writer wins.
+    Task,
+}
+
+impl fmt::Display for CacheKind {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.write_str(match self {
+            Self::Resource => "resource",
+            Self::Task => "task",
+        })
+    }
+}
+
+/// What an artifact is called within its tenant, written `artifact/NAME`, `resource-cache/KEY` or `task-cache/KEY`.
+#[derive(Debug, Clone, PartialEq, Eq, PartialOrd, Ord, Hash, Serialize, Deserialize)]
+#[serde(try_from = "String", into = "String")]
+pub enum Reference {
+    /// A step's output.
+    Artifact(ArtifactName),
+    /// A resource cache.
+    ResourceCache(CacheKey),
+    /// A task cache.
+    TaskCache(CacheKey),
+}
+
+impl Reference {
+    /// Whether the first content to get this name keeps it; otherwise the last one does.
+    #[must_use]
+    pub fn first_writer_wins(&self) -> bool {
+        matches!(self, Self::ResourceCache(_))
+    }
+
+    /// The kind and key, where it names a cache.
+    #[must_use]
+    pub fn cache(&self) -> Option<(CacheKind, &CacheKey)> {
+        match self {
+            Self::Artifact(_) => None,
+            Self::ResourceCache(key) => Some((CacheKind::Resource, key)),
+            Self::TaskCache(key) => Some((CacheKind::Task, key)),
+        }
+    }
+}
+
+impl FromStr for Reference {
+    type Err = NameError;
+
+    fn from_str(text: &str) -> Result<Self, NameError> {
+        // Only the first slash separates: a key may hold slashes of its own.
+        let (kind, name) = text.split_once('/').ok_or(NameError::NotAReference)?;
+        match kind {
+            "artifact" => name.parse().map(Self::Artifact),
+            "resource-cache" => name.parse().map(Self::ResourceCache),
+            "task-cache" => name.parse().map(Self::TaskCache),
+            _ => Err(NameError::NotAReference),
+        }
+    }
+}
+
+impl TryFrom<String> for Reference {
+    type Error = NameError;
+
+    fn try_from(text: String) -> Result<Self, NameError> {
+        text.parse()
+    }
+}
+
+impl From<Reference> for String {
+    fn from(reference: Reference) -> Self {
+        reference.to_string()
+    }
+}
+
+impl fmt::Display for Reference {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        match self {
+            Self::Artifact(name) => write!(f, "artifact/{name}"),
+            Self::ResourceCache(key) => write!(f, "resource-cache/{key}"),
+            Self::TaskCache(key) => write!(f, "task-cache/{key}"),
+        }
+    }
+}
+
+/// A reference within its tenant: what the index is keyed by.
+#[derive(Debug, Clone, PartialEq, Eq, PartialOrd, Ord, Hash)]
+pub struct Name {
+    /// Whose it is.
+    pub tenant: Tenant,
+    /// What it is called there.
+    pub reference: Reference,
+}
+
+impl fmt::Display for Name {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        write!(f, "{} of namespace {}", self.reference, self.tenant)
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn keys_are_any_text_but_control_characters() {
+        for good in [
+            "../../etc/passwd",
+            "go-1.26/linux",
+            "ключ 鍵 مفتاح 🔑",
+            "a,b",
+            &"x".repeat(256),
+            ".",
+        ] {
+            assert_eq!(good.parse::<CacheKey>().expect(good).as_str(), good);
+        }
+        assert_eq!("".parse::<CacheKey>(), Err(NameError::Empty));
+        assert_eq!(
+            "x".repeat(10_240).parse::<CacheKey>(),
+            Err(NameError::TooLong(10_240, 256))
+        );
+        for bad in ["a\0b", "a\nb", "\u{7f}", "\u{85}"] {
+            assert!(
+                matches!(bad.parse::<CacheKey>(), Err(NameError::Control(..))),
+                "{bad:?}"
+            );
+        }
+    }
+
+    #[test]
+    fn references_split_at_the_first_slash_and_print_as_they_are_written() {
+        for text in [
+            "artifact/build-42-src",
+            "resource-cache/git/https://x/y",
+            "task-cache/ü/..",
+        ] {
+            assert_eq!(text.parse::<Reference>().expect(text).to_string(), text);
+        }
+        for bad in [
+            "",
+            "artifact",
+            "artifact/",
+            "artifact/A",
+            "artifact/../x",
+            "cache/x",
+            "/x",
+            "Artifact/x",
+        ] {
+            assert!(bad.parse::<Reference>().is_err(), "{bad:?}");
+        }
+    }
+
+    #[test]
+    fn labels_are_dns_labels() {
+        for bad in ["-a", "a-", "A", "a.b", "a_b", "ä", "a/b", &"a".repeat(64)] {
+            assert!(bad.parse::<Tenant>().is_err(), "{bad:?}");
+        }
+        assert!("a".repeat(63).parse::<ArtifactName>().is_ok());
+    }
+}
