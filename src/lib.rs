@@ -1,7 +1,9 @@
 //! `baggageclaim-csi`: copy-on-write volumes for CI steps on Kubernetes.
-#![doc = ""]
+
 pub mod backend;
 pub mod demo;
+pub mod engine;
 pub mod model;
 pub mod proto;
+pub mod store;
 pub mod sys;

@@ -3,15 +3,24 @@
 //! What is here cannot be wrong once it exists: ids that are safe as path components, keys within their bounds,
 //! attributes that fit their type. No I/O, no clock, no async, no protobuf, and no `use` of any other room.
 
+mod artifact;
 mod attributes;
 mod id;
 pub mod layout;
 mod name;
 mod quantity;
 mod root;
+mod time;
+mod volume;
 
+pub use artifact::{
+    Artifact, Candidate, FLATTEN_ABOVE_LAYERS, LayerRecord, evict, flatten_plan, garbage,
+    takes_name,
+};
 pub use attributes::{AttributeError, Commit, DEFAULT_OUTPUT_TTL, Keep, VolumeKind, VolumeSpec};
 pub use id::{ArtifactId, IdError, LayerId, VolumeId};
 pub use name::{ArtifactName, CacheKey, CacheKind, Name, NameError, Reference, Tenant};
 pub use quantity::parse_bytes;
 pub use root::RootAttributes;
+pub use time::Timestamp;
+pub use volume::{Outcome, Pod, PodUid, SealPlan, VolumeRecord};

@@ -1,0 +1,151 @@
+//! Why the engine could not do what it was asked to. One variant per answer that a caller would act on differently;
+//! the room above maps each to a gRPC code, exhaustively.
+
+use std::path::PathBuf;
+use std::time::Duration;
+
+use crate::model::{Name, Reference, VolumeId};
+use crate::{backend, store, sys};
+
+/// A result of the engine.
+pub type Result<T, E = Error> = std::result::Result<T, E>;
+
+/// Why the engine could not do it.
+#[derive(Debug, thiserror::Error)]
+pub enum Error {
+    /// Another operation on this volume is running.
+    #[error("another operation on volume {0} is running; try again")]
+    Busy(VolumeId),
+    /// The content is known to be coming and did not come in time.
+    #[error("{reference} is not sealed yet: {state}; waited {}", humantime::format_duration(*waited))]
+    Coming {
+        /// What was waited for.
+        reference: Reference,
+        /// How far it is.
+        state: String,
+        /// How long it was waited for.
+        waited: Duration,
+    },
+    /// Nothing of that name exists in the tenant, and nothing is about to.
+    #[error("there is no {0}, and no step is known that will make it")]
+    NoSuchContent(Name),
+    /// No artifact or cache of that name, asked for by an administrator.
+    #[error("there is no {0}")]
+    NoSuchName(Name),
+    /// No such volume, or it is not published at that path.
+    #[error("volume {volume} is not published at {}", path.display())]
+    NotPublished {
+        /// As the caller named it.
+        volume: String,
+        /// Where it was looked for.
+        path: PathBuf,
+    },
+    /// The volume is published already, and differently.
+    #[error("volume {volume} is published with another {what}; unpublish it first")]
+    Different {
+        /// Which volume.
+        volume: VolumeId,
+        /// What differs.
+        what: &'static str,
+    },
+    /// The volume is published elsewhere, and its access mode allows one place.
+    #[error("volume {volume} is published at {} already, and its access mode allows one target", target.display())]
+    PublishedElsewhere {
+        /// Which volume.
+        volume: VolumeId,
+        /// Where it is.
+        target: PathBuf,
+    },
+    /// The target path is not what it must be.
+    #[error("target path {}: {problem}", path.display())]
+    Target {
+        /// The path.
+        path: PathBuf,
+        /// What is wrong with it, and what to do.
+        problem: String,
+    },
+    /// This pool cannot do it; trying again is of no use.
+    #[error("{what} is not possible here: {why}")]
+    Unsupported {
+        /// What was asked for.
+        what: String,
+        /// What is missing.
+        why: String,
+    },
+    /// The disk is full.
+    #[error("the pool has no room left: {0}; unused caches are being evicted, try again")]
+    Full(String),
+    /// What an administrator wants deleted is used by a volume.
+    #[error("{name} is in use by {volumes} volume(s); nothing was deleted")]
+    InUse {
+        /// What.
+        name: Name,
+        /// How many volumes.
+        volumes: usize,
+    },
+    /// The engine is shutting down.
+    #[error("the driver is shutting down; try again")]
+    ShuttingDown,
+    /// The pool cannot be opened or used as it is; the message says what to do.
+    #[error("pool {}: {problem}", path.display())]
+    Pool {
+        /// The pool.
+        path: PathBuf,
+        /// What is wrong with it, and what to do.
+        problem: String,
+    },
+    /// The index of what is sealed failed.
+    #[error("index: {0}")]
+    Index(#[from] store::Error),
+    /// A system call failed.
+    #[error("{doing}: {source}")]
+    System {
+        /// What was being done.
+        doing: &'static str,
+        /// What failed.
+        source: sys::Error,
+    },
+    /// A backend failed in a way that has no answer of its own.
+    #[error("{doing}: {source}")]
+    Backend {
+        /// What was being done.
+        doing: &'static str,
+        /// What failed.
+        source: backend::Error,
+    },
+}
+
+/// Says what was being done when a system call or a backend failed, and finds the failures that have an answer of
+/// their own.
+pub(crate) trait Doing<T> {
+    /// The result with `doing` in its error.
+    fn doing(self, doing: &'static str) -> Result<T>;
+}
+
+impl<T> Doing<T> for sys::Result<T> {
+    fn doing(self, doing: &'static str) -> Result<T> {
+        self.map_err(|source| {
+            if source.is_full() {
+                Error::Full(format!("{doing}: {source}"))
+            } else {
+                Error::System { doing, source }
+            }
+        })
+    }
+}
+
+impl<T> Doing<T> for backend::Result<T> {
+    fn doing(self, doing: &'static str) -> Result<T> {
+        self.map_err(|error| match error {
+            backend::Error::System(source) if source.is_full() => {
+                Error::Full(format!("{doing}: {source}"))
+            }
+            backend::Error::System(source) => Error::System { doing, source },
+            backend::Error::Unsupported { what, why } => Error::Unsupported {
+                what: what.to_owned(),
+                why,
+            },
+            source @ backend::Error::Refused { .. } => Error::Backend { doing, source },
+        })
+    }
+}

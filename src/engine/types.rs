@@ -1,0 +1,173 @@
+//! What goes into the engine and what comes out: requests, answers, and the rows of its lists.
+
+use std::path::PathBuf;
+use std::time::Duration;
+
+use serde::Serialize;
+
+use crate::backend::{BackendKind, Usage};
+use crate::model::{ArtifactId, Pod, Reference, Tenant, Timestamp, VolumeId, VolumeSpec};
+
+/// What kubelet asks for in `NodePublishVolume`, checked.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub struct PublishRequest {
+    /// The volume's id.
+    pub volume: VolumeId,
+    /// Where it is wanted; absolute. The last component is made here, its parent exists.
+    pub target: PathBuf,
+    /// Whose it is.
+    pub tenant: Tenant,
+    /// Which pod's.
+    pub pod: Pod,
+    /// What the pod says of it.
+    pub spec: VolumeSpec,
+    /// Whether the pod may only read it.
+    pub read_only: bool,
+    /// Whether it may be published at several targets at once.
+    pub multiple_targets: bool,
+}
+
+/// What a publish did.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub struct Published {
+    /// What it is a fork of, as it was found: for a task cache, `key` or one of the restore keys.
+    pub from: Option<Reference>,
+    /// The artifact behind that name.
+    pub parent: Option<ArtifactId>,
+    /// How many layers it is mounted over.
+    pub layers: usize,
+    /// Whether it was published there already, and nothing was done.
+    pub already: bool,
+    /// How long it waited for its content.
+    pub waited: Duration,
+    /// Why its size limit does not hold.
+    pub limit_unenforced: Option<String>,
+}
+
+/// What a volume uses and could use.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub struct VolumeStats {
+    /// Its own content, as it was last measured; `None` before the first measurement.
+    pub usage: Option<Usage>,
+    /// Bytes: its size limit where that is enforced, else the pool's.
+    pub total_bytes: u64,
+    /// Bytes that can still be written.
+    pub available_bytes: u64,
+    /// Inodes of the pool; 0 where the filesystem makes them as needed.
+    pub total_inodes: u64,
+    /// Inodes that can still be made.
+    pub available_inodes: u64,
+}
+
+/// How far a volume is.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Serialize)]
+#[serde(rename_all = "kebab-case")]
+pub enum VolumeState {
+    /// Being made, or waiting for its content.
+    Preparing,
+    /// Mounted at its targets.
+    Published,
+    /// Not mounted, though its pod may come for it again.
+    Unpublished,
+    /// Its pod is done with it, and its outcome is not known yet.
+    AwaitingOutcome,
+    /// Its pod is done with it, and somebody still holds its files open.
+    InUse,
+    /// Being sealed.
+    Sealing,
+}
+
+/// A volume, for lists.
+#[derive(Debug, Clone, PartialEq, Eq, Serialize)]
+#[serde(rename_all = "camelCase")]
+#[expect(
+    missing_docs,
+    reason = "the names are the meaning; `model::VolumeRecord` has the long words"
+)]
+pub struct VolumeRow {
+    pub id: VolumeId,
+    pub tenant: Tenant,
+    pub pod: Pod,
+    pub spec: VolumeSpec,
+    pub parent: Option<ArtifactId>,
+    pub layers: usize,
+    pub state: VolumeState,
+    pub read_only: bool,
+    pub targets: Vec<PathBuf>,
+    pub created: Timestamp,
+    pub usage: Option<Usage>,
+    pub limit_unenforced: Option<String>,
+}
+
+/// An artifact, for lists.
+#[derive(Debug, Clone, PartialEq, Eq, Serialize)]
+#[serde(rename_all = "camelCase")]
+#[expect(
+    missing_docs,
+    reason = "the names are the meaning; `model::Artifact` has the long words"
+)]
+pub struct ArtifactRow {
+    pub id: ArtifactId,
+    pub tenant: Tenant,
+    /// Its name; `None` when the name has moved on to newer content.
+    pub name: Option<Reference>,
+    pub layers: usize,
+    /// What its layers cost together; `None` while one is not measured yet.
+    pub usage: Option<Usage>,
+    pub created: Timestamp,
+    pub last_used: Timestamp,
+    pub expires: Option<Timestamp>,
+    /// How many volumes are forks of it.
+    pub in_use_by: usize,
+    /// Whether it would survive a power cut.
+    pub durable: bool,
+}
+
+/// What a round of garbage collection did.
+#[derive(Debug, Clone, Copy, Default, PartialEq, Eq, Serialize)]
+#[serde(rename_all = "camelCase")]
+pub struct Reaped {
+    /// Artifacts that had expired or had no name any more.
+    pub expired: usize,
+    /// Artifacts that went to make room.
+    pub evicted: usize,
+    /// Directories deleted from the trash.
+    pub deleted: usize,
+    /// Directories that somebody still holds open.
+    pub held: usize,
+    /// Stacks merged.
+    pub flattened: usize,
+}
+
+/// Something that index and directories disagree about.
+#[derive(Debug, Clone, PartialEq, Eq, Serialize)]
+#[serde(rename_all = "camelCase")]
+pub struct Finding {
+    /// What kind of disagreement, a word that programs may compare: `missing-layer`, `unknown-layer`, ….
+    pub kind: &'static str,
+    /// Where, relative to the pool.
+    pub path: PathBuf,
+    /// What it means.
+    pub detail: String,
+}
+
+/// The engine as a whole.
+#[derive(Debug, Clone, PartialEq, Eq, Serialize)]
+#[serde(rename_all = "camelCase")]
+#[expect(missing_docs, reason = "the names are the meaning")]
+pub struct Status {
+    pub pool: PathBuf,
+    pub pool_id: String,
+    pub backend: BackendKind,
+    /// Why this backend.
+    pub reason: String,
+    pub total_bytes: u64,
+    pub available_bytes: u64,
+    pub total_inodes: u64,
+    pub available_inodes: u64,
+    pub volumes: usize,
+    pub artifacts: usize,
+    pub caches: usize,
+    /// Volumes whose seal is promised and not yet durable.
+    pub seals_pending: usize,
+}

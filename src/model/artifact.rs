@@ -1,0 +1,303 @@
+//! What is sealed: artifacts, the names that point at them, and what is known of their layers.
+
+use std::collections::{HashMap, HashSet};
+use std::time::Duration;
+
+use serde::{Deserialize, Serialize};
+
+use super::id::{ArtifactId, LayerId};
+use super::name::{Name, Reference, Tenant};
+use super::time::Timestamp;
+
+/// Sealed, immutable content: a stack of layers.
+#[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
+#[serde(rename_all = "camelCase")]
+pub struct Artifact {
+    /// Its id.
+    pub id: ArtifactId,
+    /// Who may see it.
+    pub tenant: Tenant,
+    /// What it was sealed as. Whether that name still points here, the index of names says.
+    pub reference: Reference,
+    /// Its layers, newest first; never empty.
+    pub layers: Vec<LayerId>,
+    /// When it was sealed.
+    pub created: Timestamp,
+    /// How long it is kept: an output from its seal on, a cache from its last use. `None`: until room is needed.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub ttl_seconds: Option<u64>,
+    /// When it was last forked, or sealed.
+    pub last_used: Timestamp,
+}
+
+impl Artifact {
+    /// Its name in full.
+    #[must_use]
+    pub fn name(&self) -> Name {
+        Name {
+            tenant: self.tenant.clone(),
+            reference: self.reference.clone(),
+        }
+    }
+
+    /// When it may be deleted for its age alone.
+    #[must_use]
+    pub fn expires(&self) -> Option<Timestamp> {
+        let since = if self.reference.cache().is_some() {
+            self.last_used
+        } else {
+            self.created
+        };
+        self.ttl_seconds
+            .map(|seconds| since.after(Duration::from_secs(seconds)))
+    }
+}
+
+/// What is written beside a layer's content so that the index can be made anew from the directories.
+#[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
+#[serde(rename_all = "camelCase")]
+pub struct LayerRecord {
+    /// The version of this record's form: [`LayerRecord::FORMAT`].
+    pub format: u32,
+    /// The layer's id.
+    pub id: LayerId,
+    /// The artifact that the layer is the newest of, as it was when the layer was made.
+    pub artifact: Artifact,
+}
+
+impl LayerRecord {
+    /// The form that this version writes and reads.
+    pub const FORMAT: u32 = 1;
+}
+
+/// Whether `candidate` takes a name from the artifact that has it.
+///
+/// The first writer of a resource cache keeps it; every other name belongs to the last writer. Ties are decided by
+/// the id, so that the answer is the same in whatever order two seals are looked at after a crash.
+#[must_use]
+pub fn takes_name(candidate: &Artifact, holder: &Artifact) -> bool {
+    let order = |artifact: &Artifact| (artifact.created, artifact.id);
+    if candidate.reference.first_writer_wins() {
+        order(candidate) < order(holder)
+    } else {
+        order(candidate) > order(holder)
+    }
+}
+
+/// What an artifact is to garbage collection.
+#[derive(Debug, Clone, Copy)]
+pub struct Candidate<'a> {
+    /// The artifact.
+    pub artifact: &'a Artifact,
+    /// Whether its name points at it.
+    pub named: bool,
+}
+
+/// The artifacts that may go now: those that no name points at, and those past their time. `in_use` are the artifacts
+/// that a volume was forked from; they stay.
+#[must_use]
+pub fn garbage<'a>(
+    artifacts: impl Iterator<Item = Candidate<'a>>,
+    in_use: &HashSet<ArtifactId>,
+    now: Timestamp,
+) -> Vec<ArtifactId> {
+    artifacts
+        .filter(|candidate| !in_use.contains(&candidate.artifact.id))
+        .filter(|candidate| {
+            !candidate.named || candidate.artifact.expires().is_some_and(|at| at <= now)
+        })
+        .map(|candidate| candidate.artifact.id)
+        .collect()
+}
+
+/// The artifacts to evict so that `bytes` come free: least recently used first, none that is in use. A layer that
+/// several artifacts share counts when the last of them goes.
+#[must_use]
+pub fn evict<'a>(
+    artifacts: impl Iterator<Item = &'a Artifact>,
+    in_use: &HashSet<ArtifactId>,
+    layer_bytes: impl Fn(LayerId) -> u64,
+    bytes: u64,
+) -> Vec<ArtifactId> {
+    let all: Vec<&Artifact> = artifacts.collect();
+    let mut holders: HashMap<LayerId, usize> = HashMap::new();
+    for layer in all.iter().flat_map(|artifact| &artifact.layers) {
+        *holders.entry(*layer).or_default() += 1;
+    }
+    let mut candidates: Vec<&Artifact> = all
+        .into_iter()
+        .filter(|artifact| !in_use.contains(&artifact.id))
+        .collect();
+    candidates.sort_by_key(|artifact| (artifact.last_used, artifact.id));
+    let mut freed = 0u64;
+    let mut chosen = Vec::new();
+    for artifact in candidates {
+        if freed >= bytes {
+            break;
+        }
+        for layer in &artifact.layers {
+            if let Some(count) = holders.get_mut(layer) {
+                *count -= 1;
+                if *count == 0 {
+                    freed = freed.saturating_add(layer_bytes(*layer));
+                }
+            }
+        }
+        chosen.push(artifact.id);
+    }
+    chosen
+}
+
+/// Longer stacks than this are flattened.
+pub const FLATTEN_ABOVE_LAYERS: usize = 16;
+/// Stacks whose Σ(directories × layers) is above this many times the directories of the merged tree are flattened.
+const FLATTEN_ABOVE_SPREAD: u64 = 8;
+
+/// How many of an artifact's newest layers to merge into one; `None`: leave it as it is.
+///
+/// What a long stack costs is (directories) × (layers that hold them): 2.8 µs each per walk, while disjoint layers are
+/// nearly free. Small new layers are merged first, so that a big base is not linked anew for every commit: the run of
+/// newest layers is taken as long as the next layer is no larger than what is already taken, and at least half of
+/// the stack, so that the next flattening is half a stack away.
+///
+/// `directories` gives each layer's count, newest first.
+#[must_use]
+pub fn flatten_plan(directories: &[u64]) -> Option<usize> {
+    let layers = directories.len();
+    if layers < 2 {
+        return None;
+    }
+    let largest = directories.iter().copied().max().unwrap_or(0).max(1);
+    let sum: u64 = directories.iter().sum();
+    if layers <= FLATTEN_ABOVE_LAYERS && sum <= FLATTEN_ABOVE_SPREAD * largest {
+        return None;
+    }
+    let mut taken = layers.div_ceil(2).max(2);
+    let mut merged: u64 = directories[..taken].iter().sum();
+    while taken < layers && directories[taken] <= merged {
+        merged += directories[taken];
+        taken += 1;
+    }
+    Some(taken)
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn artifact(id: u128, reference: &str, created: u64, layers: &[u128]) -> Artifact {
+        Artifact {
+            id: ArtifactId::from_bits(id),
+            tenant: "ci".parse().expect("label"),
+            reference: reference.parse().expect("reference"),
+            layers: layers.iter().copied().map(LayerId::from_bits).collect(),
+            created: Timestamp(created),
+            ttl_seconds: None,
+            last_used: Timestamp(created),
+        }
+    }
+
+    #[test]
+    fn first_writer_keeps_a_resource_cache_and_last_writer_takes_the_rest() {
+        let (old, new) = (
+            artifact(1, "resource-cache/k", 1, &[1]),
+            artifact(2, "resource-cache/k", 2, &[2]),
+        );
+        assert!(!takes_name(&new, &old) && takes_name(&old, &new));
+        let (old, new) = (
+            artifact(1, "task-cache/k", 1, &[1]),
+            artifact(2, "task-cache/k", 2, &[2]),
+        );
+        assert!(takes_name(&new, &old) && !takes_name(&old, &new));
+        // Same millisecond: one wins, whichever is looked at first.
+        let (a, b) = (
+            artifact(1, "artifact/k", 1, &[1]),
+            artifact(2, "artifact/k", 1, &[2]),
+        );
+        assert!(takes_name(&a, &b) != takes_name(&b, &a));
+    }
+
+    #[test]
+    fn outputs_expire_from_their_seal_and_caches_from_their_last_use() {
+        let mut output = artifact(1, "artifact/a", 1_000, &[1]);
+        let mut cache = artifact(2, "task-cache/a", 1_000, &[2]);
+        for artifact in [&mut output, &mut cache] {
+            artifact.ttl_seconds = Some(10);
+            artifact.last_used = Timestamp(5_000);
+        }
+        assert_eq!(output.expires(), Some(Timestamp(11_000)));
+        assert_eq!(cache.expires(), Some(Timestamp(15_000)));
+    }
+
+    #[test]
+    fn what_is_in_use_is_never_garbage() {
+        let (a, b, c) = (
+            artifact(1, "task-cache/a", 1, &[1]),
+            artifact(2, "task-cache/a", 2, &[2]),
+            {
+                let mut c = artifact(3, "artifact/c", 1, &[3]);
+                c.ttl_seconds = Some(1);
+                c
+            },
+        );
+        let all = || {
+            [(&a, false), (&b, true), (&c, true)]
+                .into_iter()
+                .map(|(artifact, named)| Candidate { artifact, named })
+        };
+        assert_eq!(
+            garbage(all(), &HashSet::new(), Timestamp(5_000)),
+            [a.id, c.id]
+        );
+        assert_eq!(
+            garbage(all(), &HashSet::from([a.id]), Timestamp(5_000)),
+            [c.id]
+        );
+        assert_eq!(garbage(all(), &HashSet::new(), Timestamp(1_000)), [a.id]);
+    }
+
+    #[test]
+    fn eviction_takes_the_least_recently_used_and_counts_shared_layers_once() {
+        let base = artifact(1, "task-cache/a", 1, &[1]);
+        let child = artifact(2, "task-cache/b", 2, &[2, 1]);
+        let other = artifact(3, "task-cache/c", 3, &[3]);
+        let all = [base.clone(), child.clone(), other.clone()];
+        let bytes = |_| 10;
+        let chosen = |in_use: &[ArtifactId], wanted| {
+            evict(all.iter(), &in_use.iter().copied().collect(), bytes, wanted)
+        };
+        assert_eq!(
+            chosen(&[], 1),
+            [base.id, child.id],
+            "the shared layer comes free with the child only"
+        );
+        assert_eq!(chosen(&[], 21), [base.id, child.id, other.id]);
+        assert_eq!(chosen(&[child.id, base.id], 100), [other.id]);
+        assert!(chosen(&[], 0).is_empty());
+    }
+
+    #[test]
+    fn long_or_spread_out_stacks_are_flattened_small_new_layers_first() {
+        assert_eq!(flatten_plan(&[1]), None);
+        assert_eq!(
+            flatten_plan(&[1; 16]),
+            Some(16),
+            "each layer holds the whole tree: sixteen times its directories"
+        );
+        let mut base_and_small = vec![1u64; 15];
+        base_and_small.push(10_000);
+        assert_eq!(
+            flatten_plan(&base_and_small),
+            None,
+            "cheap to walk, and not too long"
+        );
+        base_and_small.insert(0, 1);
+        assert_eq!(
+            flatten_plan(&base_and_small),
+            Some(16),
+            "the base stays as it is"
+        );
+        assert_eq!(flatten_plan(&[1000; 9]), Some(9));
+        assert_eq!(flatten_plan(&[1000; 8]), None);
+    }
+}

@@ -1,0 +1,5 @@
+//! store
+/// Placeholder
+#[derive(Debug, thiserror::Error)]
+#[error("x")]
+pub struct Error;
