@@ -6,9 +6,23 @@
 
 mod dir;
 mod error;
+mod inode_flags;
+mod ioctl;
+mod lock;
 mod mountinfo;
+mod node;
+mod quota;
+mod reflink;
+mod statfs;
+mod xattr;
 
 pub use dir::{Dir, Entry, FileKind};
 pub use error::{Error, Result};
+pub use lock::Lock;
 pub use mountinfo::{MountEntry, mount_table};
 pub use nix::errno::Errno;
+pub use node::Node;
+pub use quota::{NoQuota, ProjectUsage};
+pub use reflink::{clone_file, copy_sparse};
+pub use statfs::Space;
+pub use xattr::Xattrs;

@@ -1,0 +1,216 @@
+//! Project quotas of ext4 and xfs, through `quotactl_fd(2)` (Linux 5.14), which needs no device's path.
+//!
+//! A project's id is put on a directory by [`Dir::set_project`](super::Dir::set_project); what the project may hold is
+//! said here. The generic VFS interface (`Q_SETQUOTA`) serves both filesystems (quotactl(2)).
+
+#![expect(unsafe_code, reason = "no library wraps quotactl_fd")]
+
+use std::fmt;
+use std::os::fd::{AsFd, AsRawFd};
+
+use nix::errno::Errno;
+use nix::libc;
+
+use super::dir::Dir;
+use super::error::{Error, Result};
+
+/// `PRJQUOTA` of `linux/quota.h`.
+const PROJECT: u32 = 2;
+/// `Q_GETFMT`: which format the quota file has; fails with ESRCH when quotas are off.
+const Q_GETFMT: u32 = 0x0080_0004;
+/// `Q_GETQUOTA`
+const Q_GETQUOTA: u32 = 0x0080_0007;
+/// `Q_SETQUOTA`
+const Q_SETQUOTA: u32 = 0x0080_0008;
+/// `Q_XGETQSTATV` of `linux/dqblk_xfs.h`: what is accounted and what enforced.
+const Q_XGETQSTAT: u32 = 0x5805;
+/// `QIF_BLIMITS`, `QIF_SPACE`: which fields of a `dqblk` are meant.
+const QIF_BLIMITS: u32 = 1;
+/// `FS_QUOTA_PDQ_ENFD`: project limits are enforced.
+const PROJECT_ENFORCED: u16 = 1 << 5;
+
+/// `struct if_dqblk` of `linux/quota.h`, the same on all 64-bit architectures.
+#[repr(C)]
+#[derive(Debug, Clone, Copy, Default)]
+struct Dqblk {
+    /// In units of 1 KiB (`QIF_DQBLKSIZE`).
+    block_hard_limit: u64,
+    block_soft_limit: u64,
+    /// In bytes.
+    current_space: u64,
+    inode_hard_limit: u64,
+    inode_soft_limit: u64,
+    current_inodes: u64,
+    block_time: u64,
+    inode_time: u64,
+    valid: u32,
+    padding: u32,
+}
+const _: () = assert!(size_of::<Dqblk>() == 72);
+
+/// `struct fs_quota_stat` of `linux/dqblk_xfs.h`; only the flags are of interest.
+#[repr(C)]
+#[derive(Debug, Clone, Copy)]
+struct QuotaStat {
+    version: i8,
+    flags: u16,
+    rest: [u64; 9],
+}
+const _: () = assert!(size_of::<QuotaStat>() == 80);
+
+/// Why project quotas cannot be enforced on a filesystem.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub enum NoQuota {
+    /// The kernel has no `quotactl_fd` (before 5.14, or filtered by seccomp).
+    NoCall,
+    /// The kernel was built without quotas for this filesystem, or it knows none.
+    NotBuilt,
+    /// It is not switched on: ext4 needs `-O quota,project` and the mount option `prjquota`, xfs `prjquota`.
+    Off,
+    /// Accounted and not enforced (xfs `pqnoenforce`).
+    NotEnforced,
+    /// Something else, in the kernel's words.
+    Other(Errno),
+}
+
+impl fmt::Display for NoQuota {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        match self {
+            Self::NoCall => f.write_str("the kernel has no quotactl_fd (Linux 5.14)"),
+            Self::NotBuilt => f.write_str("the kernel has no project quotas for this filesystem"),
+            Self::Off => f.write_str(
+                "project quotas are off: mount the pool's filesystem with prjquota (ext4 also needs mkfs -O quota,project)",
+            ),
+            Self::NotEnforced => {
+                f.write_str("project quotas are counted and not enforced (pqnoenforce)")
+            }
+            Self::Other(errno) => write!(f, "quotactl_fd: {errno}"),
+        }
+    }
+}
+
+/// What a project holds and may hold.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub struct ProjectUsage {
+    /// Bytes in use.
+    pub bytes: u64,
+    /// Inodes in use.
+    pub inodes: u64,
+    /// The hard limit in bytes; 0: none.
+    pub limit: u64,
+}
+
+fn call(
+    dir: &Dir,
+    command: u32,
+    id: u32,
+    data: *mut libc::c_void,
+) -> std::result::Result<(), Errno> {
+    // QCMD(cmd, type) of linux/quota.h.
+    let command = (command << 8) | PROJECT;
+    // SAFETY: each caller passes a pointer to the structure that its command reads or fills, alive during the call.
+    let result = unsafe {
+        libc::syscall(
+            libc::SYS_quotactl_fd,
+            dir.as_fd().as_raw_fd(),
+            command,
+            id,
+            data,
+        )
+    };
+    Errno::result(result).map(drop)
+}
+
+impl Dir {
+    /// Whether the filesystem that this directory lies on enforces limits on projects; if not, exactly why.
+    pub fn project_quota(&self) -> std::result::Result<(), NoQuota> {
+        let because = |errno| match errno {
+            // The call itself missing and quota support missing in the kernel are both ENOSYS; the first kernel with the
+            // call answers EBADF to a bad descriptor.
+            Errno::ENOSYS if !has_call() => NoQuota::NoCall,
+            Errno::ENOSYS | Errno::EINVAL | Errno::EOPNOTSUPP => NoQuota::NotBuilt,
+            Errno::ESRCH => NoQuota::Off,
+            errno => NoQuota::Other(errno),
+        };
+        let mut format = 0_u32;
+        match call(self, Q_GETFMT, 0, (&raw mut format).cast()) {
+            // ext4: there is a format only while limits are in force.
+            Ok(()) => Ok(()),
+            // xfs has no quota files, so no format; it tells its state.
+            Err(Errno::ENOSYS | Errno::EINVAL | Errno::ESRCH)
+                if self
+                    .space()
+                    .is_ok_and(|space| space.magic == super::Space::XFS) =>
+            {
+                let mut stat = QuotaStat {
+                    version: 1,
+                    flags: 0,
+                    rest: [0; 9],
+                };
+                call(self, Q_XGETQSTAT, 0, (&raw mut stat).cast()).map_err(because)?;
+                if stat.flags & PROJECT_ENFORCED != 0 {
+                    Ok(())
+                } else if stat.flags & (PROJECT_ENFORCED >> 1) != 0 {
+                    Err(NoQuota::NotEnforced)
+                } else {
+                    Err(NoQuota::Off)
+                }
+            }
+            Err(errno) => Err(because(errno)),
+        }
+    }
+
+    /// Sets the most bytes that all files of a project may hold together; 0 takes the limit away.
+    pub fn set_project_limit(&self, project: u32, bytes: u64) -> Result<()> {
+        let mut limits = Dqblk {
+            // Rounded up: a limit of 1 byte must not become "no limit".
+            block_hard_limit: bytes.div_ceil(1024),
+            valid: QIF_BLIMITS,
+            ..Dqblk::default()
+        };
+        call(self, Q_SETQUOTA, project, (&raw mut limits).cast())
+            .map_err(|errno| Error::new("quotactl_fd(Q_SETQUOTA)", self.path(), errno))
+    }
+
+    /// What a project holds; nothing is written back for it, so delayed allocations may be missing.
+    pub fn project_usage(&self, project: u32) -> Result<ProjectUsage> {
+        let mut usage = Dqblk::default();
+        call(self, Q_GETQUOTA, project, (&raw mut usage).cast())
+            .map_err(|errno| Error::new("quotactl_fd(Q_GETQUOTA)", self.path(), errno))?;
+        Ok(ProjectUsage {
+            bytes: usage.current_space,
+            inodes: usage.current_inodes,
+            limit: usage.block_hard_limit.saturating_mul(1024),
+        })
+    }
+}
+
+/// Whether the kernel knows the system call at all.
+fn has_call() -> bool {
+    // SAFETY: with descriptor -1 the kernel fails before it looks at the pointer.
+    let result = unsafe {
+        libc::syscall(
+            libc::SYS_quotactl_fd,
+            -1,
+            (Q_GETFMT << 8) | PROJECT,
+            0,
+            std::ptr::null::<libc::c_void>(),
+        )
+    };
+    result != -1 || Errno::last() != Errno::ENOSYS
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn a_filesystem_without_project_quotas_says_why() {
+        let folder = tempfile::tempdir().expect("a temporary folder");
+        let dir = Dir::open(folder.path()).expect("it opens");
+        if let Err(reason) = dir.project_quota() {
+            assert!(!reason.to_string().is_empty());
+            assert!(dir.set_project_limit(7, 1 << 20).is_err());
+        }
+    }
+}

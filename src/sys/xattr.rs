@@ -1,0 +1,130 @@
+//! Extended attributes of a pinned file or an open directory (xattr(7)), ACLs and capabilities among them.
+//!
+//! The calls that take a descriptor refuse `O_PATH` ones, and the ones that take a name can be led astray by a rename.
+//! So all go through `/proc/thread-self/fd/N`, which means the open file itself; also for a symlink, which is then not
+//! followed further. (`getxattrat` with AT_EMPTY_PATH would say it plainly, but is 6.13.)
+
+use std::ffi::{OsStr, OsString};
+use std::os::fd::AsFd;
+use std::os::unix::ffi::OsStrExt;
+use std::path::Path;
+
+use rustix::fs::XattrFlags;
+use rustix::io::Errno as RawErrno;
+
+use super::dir::Dir;
+use super::error::{Error, Result};
+use super::node::{Node, proc_path};
+
+/// The longest value, and the longest list of names, that the kernel hands out (`XATTR_SIZE_MAX`, `XATTR_LIST_MAX`).
+const LONGEST: usize = 64 * 1024;
+/// Nearly every value and every list fits in this; what does not is asked for again.
+const USUAL: usize = 512;
+
+/// What has extended attributes: a [`Node`] or a [`Dir`].
+pub trait Xattrs: AsFd {
+    /// Its path, for messages.
+    fn subject(&self) -> &Path;
+
+    /// The names of all its attributes; none where the filesystem has no attributes.
+    fn xattr_names(&self) -> Result<Vec<OsString>> {
+        let path = proc_path(self.as_fd());
+        let listed = grown(|buffer| rustix::fs::listxattr(&*path, buffer));
+        let names = match listed {
+            Ok(names) => names,
+            Err(RawErrno::OPNOTSUPP) => Vec::new(),
+            Err(errno) => return Err(Error::new("listxattr", self.subject(), errno)),
+        };
+        Ok(names
+            .split(|&byte| byte == 0)
+            .filter(|name| !name.is_empty())
+            .map(|name| OsStr::from_bytes(name).to_owned())
+            .collect())
+    }
+
+    /// The value of one attribute; `None` when it is not there, or cannot be on this filesystem.
+    fn xattr(&self, name: impl AsRef<OsStr>) -> Result<Option<Vec<u8>>> {
+        let (path, name) = (proc_path(self.as_fd()), name.as_ref());
+        match grown(|buffer| rustix::fs::getxattr(&*path, name, buffer)) {
+            Ok(value) => Ok(Some(value)),
+            Err(RawErrno::NODATA | RawErrno::OPNOTSUPP) => Ok(None),
+            Err(errno) => Err(failed("getxattr", self.subject(), name, errno)),
+        }
+    }
+
+    /// Sets an attribute, replacing the value it had.
+    fn set_xattr(&self, name: impl AsRef<OsStr>, value: &[u8]) -> Result<()> {
+        let (path, name) = (proc_path(self.as_fd()), name.as_ref());
+        rustix::fs::setxattr(&*path, name, value, XattrFlags::empty())
+            .map_err(|errno| failed("setxattr", self.subject(), name, errno))
+    }
+
+    /// Removes an attribute; tells whether it was there.
+    fn remove_xattr(&self, name: impl AsRef<OsStr>) -> Result<bool> {
+        let (path, name) = (proc_path(self.as_fd()), name.as_ref());
+        match rustix::fs::removexattr(&*path, name) {
+            Ok(()) => Ok(true),
+            Err(RawErrno::NODATA | RawErrno::OPNOTSUPP) => Ok(false),
+            Err(errno) => Err(failed("removexattr", self.subject(), name, errno)),
+        }
+    }
+}
+
+impl Xattrs for Dir {
+    fn subject(&self) -> &Path {
+        self.path()
+    }
+}
+
+impl Xattrs for Node {
+    fn subject(&self) -> &Path {
+        self.path()
+    }
+}
+
+fn failed(call: &'static str, subject: &Path, name: &OsStr, errno: RawErrno) -> Error {
+    Error::new(call, subject, errno).with_detail(name.to_string_lossy())
+}
+
+/// Calls with a small buffer, and if that is too small with the largest that the kernel can fill.
+fn grown(
+    call: impl Fn(&mut [u8]) -> std::result::Result<usize, RawErrno>,
+) -> std::result::Result<Vec<u8>, RawErrno> {
+    let mut buffer = vec![0; USUAL];
+    let length = match call(&mut buffer) {
+        Err(RawErrno::RANGE) => {
+            buffer.resize(LONGEST, 0);
+            call(&mut buffer)?
+        }
+        result => result?,
+    };
+    buffer.truncate(length);
+    Ok(buffer)
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn set_listed_read_and_removed_on_directory_file_and_symlink() {
+        let folder = tempfile::tempdir().expect("a temporary folder");
+        let dir = Dir::open(folder.path()).expect("it opens");
+        dir.write_new("f", b"").expect("write");
+        dir.symlink("f", "link").expect("symlink");
+        let (file, link) = (dir.node("f").expect("f"), dir.node("link").expect("link"));
+        file.set_xattr("user.a", &[7; 1000])
+            .expect("longer than the usual buffer");
+        file.set_xattr("user.b", b"").expect("empty");
+        assert_eq!(file.xattr("user.a").expect("read"), Some(vec![7; 1000]));
+        assert_eq!(file.xattr("user.b").expect("read"), Some(vec![]));
+        assert_eq!(file.xattr_names().expect("list").len(), 2);
+        dir.set_xattr("user.c", b"x").expect("on a directory");
+        assert!(dir.remove_xattr("user.c").expect("remove"));
+        assert!(!dir.remove_xattr("user.c").expect("again"));
+        // A symlink has no user attributes, and its file's must not be seen through it.
+        assert_eq!(link.xattr("user.a").expect("read"), None);
+        assert!(link.set_xattr("user.z", b"x").is_err());
+        assert!(link.xattr_names().expect("list").is_empty());
+    }
+}
