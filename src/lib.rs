@@ -1,4 +1,6 @@
 //! `baggageclaim-csi`: copy-on-write volumes for CI steps on Kubernetes.
+//!
+//! Each room says in its own first lines what may live in it; `tests/house.rs` says who may use whom.
 
 pub mod backend;
 pub mod demo;

@@ -1,2 +1,4 @@
-//! The binary.
+//! The binary: parses what it was told, then runs it.
+//! Nothing else lives here; flags and names of the environment are in `cli` and `config`.
+
 fn main() {}

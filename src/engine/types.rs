@@ -1,4 +1,5 @@
 //! What goes into the engine and what comes out: requests, answers, and the rows of its lists.
+//! Plain values only: what is done with them is beside, and what they look like outside is upstairs.
 
 use std::path::PathBuf;
 use std::time::Duration;

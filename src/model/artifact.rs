@@ -1,4 +1,5 @@
 //! What is sealed: artifacts, the names that point at them, and what is known of their layers.
+//! Which of them are garbage, and which go first, is decided here as well: values in, values out.
 
 use std::collections::{HashMap, HashSet};
 use std::time::Duration;

@@ -1,4 +1,5 @@
 //! Ids that become path components: each is checked once, where it enters, and is safe from then on.
+//! Only ids live here; names that people choose are in `name`.
 
 use std::fmt;
 use std::str::FromStr;

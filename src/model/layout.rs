@@ -1,4 +1,5 @@
 //! The names of a pool's directories and files; what they hold is described in `docs/on-disk.md`.
+//! Names only: who makes and removes what they stand for is upstairs.
 
 /// Format version, backend and id of the pool.
 pub const POOL_JSON: &str = "pool.json";

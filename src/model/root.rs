@@ -1,4 +1,5 @@
-//! What the root directory of a new volume looks like.
+//! What the root directory of a new volume looks like: owner, group and mode.
+//! Values only; `backend` applies them.
 
 use serde::{Deserialize, Serialize};
 

@@ -1,4 +1,5 @@
 //! Points in time, as whole milliseconds.
+//! No clock: what time it is comes from outside.
 
 use std::time::Duration;
 

@@ -1,4 +1,5 @@
 //! `chattr` flags and project ids (ioctl_iflags(2), ioctl_fsgetxattr(2)).
+//! What stands in the way of a rename or an unlink, and what a quota counts by; no decision about either.
 
 #![expect(unsafe_code, reason = "it promises that a structure is the kernel's")]
 

@@ -1,4 +1,5 @@
 //! `ioctl(2)` with a pointer to plain data, in one place.
+//! The requests themselves are beside: this file knows how to ask, not what.
 
 #![expect(
     unsafe_code,

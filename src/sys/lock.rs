@@ -1,4 +1,5 @@
 //! `flock(2)`: one owner at a time, given up by the kernel when the owner dies, however it dies.
+//! What a lock guards is known by who takes it.
 
 use std::os::fd::{AsFd, BorrowedFd, OwnedFd};
 use std::path::Path;

@@ -1,4 +1,5 @@
-//! The kernel's mount table, read whole. 1 ms per 1,000 mounts: at start and in checks only, never in an RPC.
+//! The kernel's mount table, read whole.
+//! It costs 1 ms per 1,000 mounts: at start and in checks only, never in an RPC.
 
 use std::ffi::OsString;
 use std::os::unix::ffi::OsStringExt;

@@ -1,4 +1,5 @@
 //! Copying the content of one regular file into another: by sharing extents, or by bytes with the holes kept.
+//! Content only: modes, owners and the walk over a tree belong to who copies.
 
 use std::os::fd::AsFd;
 

@@ -1,4 +1,5 @@
 //! How much room a filesystem has, what it is, and reserving some of it.
+//! When there is too little of it is for others to say.
 
 use std::os::fd::OwnedFd;
 use std::path::Path;
