@@ -7,22 +7,32 @@
 mod dir;
 mod error;
 mod inode_flags;
+mod inotify;
 mod ioctl;
 mod lock;
+mod mount;
 mod mountinfo;
 mod node;
 mod quota;
 mod reflink;
 mod statfs;
+mod user_namespace;
 mod xattr;
 
 pub use dir::{Dir, Entry, FileKind};
 pub use error::{Error, Result};
+pub use inotify::{has_unmounted, watch_unmount};
 pub use lock::Lock;
+pub use mount::{
+    ClassicMount, FsContext, MountAttrFlags, MountAttributes, MountFacts, MountPoint, Room, bind,
+    clone_tree, detach, mount_facts, mount_point, mount_point_at, move_mount_onto,
+    set_mount_attributes,
+};
 pub use mountinfo::{MountEntry, mount_table};
 pub use nix::errno::Errno;
 pub use node::Node;
 pub use quota::{NoQuota, ProjectUsage};
 pub use reflink::{clone_file, copy_sparse};
 pub use statfs::Space;
+pub use user_namespace::{IdSwap, user_namespace};
 pub use xattr::Xattrs;

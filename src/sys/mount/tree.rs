@@ -1,0 +1,70 @@
+//! Mounts as things that are cloned, attached and taken away: `open_tree`, `move_mount` (Linux 5.2), `umount2`.
+
+use std::os::fd::{AsFd, AsRawFd, BorrowedFd, OwnedFd};
+use std::path::Path;
+
+use rustix::fs::{Mode, OFlags};
+use rustix::mount::{MountAttrFlags, MoveMountFlags, OpenTreeFlags, UnmountFlags};
+
+use super::attributes::{MountAttributes, set_mount_attributes};
+use crate::sys::dir::Dir;
+use crate::sys::error::{Error, Result};
+
+/// A detached mount of a directory and what is below it, without the mounts that stand there (`OPEN_TREE_CLONE`).
+///
+/// It is in the peer group of the mount that the directory lies on; see [`bind`].
+pub fn clone_tree(dir: &Dir) -> Result<OwnedFd> {
+    let flags = OpenTreeFlags::OPEN_TREE_CLONE
+        | OpenTreeFlags::OPEN_TREE_CLOEXEC
+        | OpenTreeFlags::AT_EMPTY_PATH;
+    rustix::mount::open_tree(dir.as_fd(), "", flags)
+        .map_err(|errno| Error::new("open_tree", dir.path(), errno))
+}
+
+/// A detached mount of a directory, private, `nosuid,nodev`, and read-only if asked.
+///
+/// Needs `mount_setattr` (Linux 5.12, else ENOSYS): before it the attributes of a detached mount cannot be changed.
+/// Private, because a clone of a shared mount would show mounts made inside the volume in the pool as well.
+pub fn bind(dir: &Dir, read_only: bool) -> Result<OwnedFd> {
+    let mount = clone_tree(dir)?;
+    let mut set = MountAttrFlags::MOUNT_ATTR_NOSUID | MountAttrFlags::MOUNT_ATTR_NODEV;
+    if read_only {
+        set |= MountAttrFlags::MOUNT_ATTR_RDONLY;
+    }
+    let attributes = MountAttributes {
+        set,
+        private: true,
+        ..MountAttributes::default()
+    };
+    set_mount_attributes(mount.as_fd(), &attributes)?;
+    Ok(mount)
+}
+
+/// Attaches a detached mount onto the directory `name` of `parent`: the one call that makes it visible.
+///
+/// A symlink in the place of `name` is not followed (ENOTDIR). If something is mounted there, it goes on top of it.
+pub fn move_mount_onto(mount: BorrowedFd<'_>, parent: &Dir, name: impl AsRef<Path>) -> Result<()> {
+    let name = name.as_ref();
+    let target = rustix::fs::openat(
+        parent,
+        name,
+        OFlags::PATH | OFlags::DIRECTORY | OFlags::NOFOLLOW | OFlags::CLOEXEC,
+        Mode::empty(),
+    )
+    .map_err(|errno| parent.error("openat", name, errno))?;
+    let flags = MoveMountFlags::MOVE_MOUNT_F_EMPTY_PATH | MoveMountFlags::MOVE_MOUNT_T_EMPTY_PATH;
+    rustix::mount::move_mount(mount, "", &target, "", flags)
+        .map_err(|errno| parent.error("move_mount", name, errno))
+}
+
+/// Takes the topmost mount at `name` of `parent` out of the tree, whoever still uses it. One call: mounts stack, so the
+/// caller repeats it until EINVAL says that `name` is no mount point. A symlink is not followed (EINVAL too).
+pub fn detach(parent: &Dir, name: impl AsRef<Path>) -> Result<()> {
+    let name = name.as_ref();
+    // umount2 has no form that takes a descriptor; the magic link is resolved to exactly this directory.
+    let mut path =
+        std::path::PathBuf::from(format!("/proc/self/fd/{}", parent.as_fd().as_raw_fd()));
+    path.push(name);
+    rustix::mount::unmount(&path, UnmountFlags::DETACH | UnmountFlags::NOFOLLOW)
+        .map_err(|errno| parent.error("umount2", name, errno))
+}
