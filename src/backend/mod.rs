@@ -15,8 +15,8 @@ use std::os::fd::OwnedFd;
 
 use serde::{Deserialize, Serialize};
 
-pub use crate::model::RootAttributes;
 use crate::model::{LayerId, VolumeId};
+pub use crate::model::{RootAttributes, Usage};
 use crate::sys::{self, Dir};
 
 /// Which way of copy-on-write a pool uses; fixed when the pool is made.
@@ -103,17 +103,6 @@ pub enum Freeze {
     /// Somebody holds it open. The descriptor, where there is one, becomes readable when the last holder is gone
     /// (inotify's IN_UNMOUNT); without one, ask again later.
     Busy(Option<OwnedFd>),
-}
-
-/// What something costs on disk.
-#[derive(Debug, Clone, Copy, Default, PartialEq, Eq, Serialize, Deserialize)]
-pub struct Usage {
-    /// Bytes allocated (`st_blocks`), hard links counted once.
-    pub bytes: u64,
-    /// Names that are not directories.
-    pub files: u64,
-    /// Directories, the root included.
-    pub directories: u64,
 }
 
 /// One way of copy-on-write, on one pool.

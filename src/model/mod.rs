@@ -11,6 +11,7 @@ mod name;
 mod quantity;
 mod root;
 mod time;
+mod usage;
 mod volume;
 
 pub use artifact::{
@@ -23,4 +24,5 @@ pub use name::{ArtifactName, CacheKey, CacheKind, Name, NameError, Reference, Te
 pub use quantity::parse_bytes;
 pub use root::RootAttributes;
 pub use time::Timestamp;
+pub use usage::Usage;
 pub use volume::{Outcome, Pod, PodUid, SealPlan, VolumeRecord};

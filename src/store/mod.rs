@@ -1,5 +1,17 @@
-//! store
-/// Placeholder
-#[derive(Debug, thiserror::Error)]
-#[error("x")]
-pub struct Error;
+//! What a pool remembers: its directories, the index of what is sealed, and the records of what is ephemeral.
+//!
+//! It knows the form of everything on disk (`docs/on-disk.md`) and nothing of what it is good for: it decides nothing,
+//! mounts nothing, and holds no state that is not on disk. Everything blocks.
+
+mod error;
+mod index;
+mod pool;
+mod records;
+
+pub use error::{Error, Result};
+pub use index::{Change, Contents, Index};
+pub use pool::{PoolDirs, PoolIdentity};
+pub use records::{
+    Doom, Unreadable, read_doom, read_layer, read_outcome, read_volume, write_doom, write_layer,
+    write_outcome, write_volume,
+};

@@ -1,0 +1,16 @@
+//! What content costs on disk.
+//!
+//! Measured by a walk or told by the filesystem; a number for people and for eviction, never for correctness.
+
+use serde::{Deserialize, Serialize};
+
+/// What something costs on disk.
+#[derive(Debug, Clone, Copy, Default, PartialEq, Eq, Serialize, Deserialize)]
+pub struct Usage {
+    /// Bytes allocated (`st_blocks`), hard links counted once.
+    pub bytes: u64,
+    /// Names that are not directories.
+    pub files: u64,
+    /// Directories, the root included.
+    pub directories: u64,
+}

@@ -1,0 +1,374 @@
+//! The index of what is sealed: artifacts, the names that point at them, and what their layers cost.
+//!
+//! A redb database that is read whole at start and written in transactions, each durable when it returns. After a full
+//! disk redb refuses everything until it is opened anew ([`Index::reopen`]).
+
+use std::fs::File;
+use std::io::Read;
+
+use parking_lot::Mutex;
+use redb::{Database, ReadableDatabase, ReadableTable, StorageBackend, TableDefinition};
+use rustix::fs::OFlags;
+
+use super::error::{Error, Result};
+use crate::model::{Artifact, ArtifactId, LayerId, Name, Usage, layout};
+use crate::sys::{Dir, Errno};
+
+const META: TableDefinition<&str, u64> = TableDefinition::new("meta");
+const ARTIFACTS: TableDefinition<u128, &[u8]> = TableDefinition::new("artifacts");
+const NAMES: TableDefinition<(&str, &str), u128> = TableDefinition::new("names");
+const LAYERS: TableDefinition<u128, &[u8]> = TableDefinition::new("layers");
+
+const FORMAT_KEY: &str = "format";
+const FORMAT: u64 = 1;
+/// redb would take up to a gigabyte; the whole index is a few megabytes, and is read once.
+const CACHE_BYTES: usize = 4 << 20;
+
+/// One change of the index.
+#[derive(Debug, Clone, PartialEq)]
+pub enum Change {
+    /// An artifact is there, or is different now.
+    PutArtifact(Artifact),
+    /// An artifact is gone.
+    RemoveArtifact(ArtifactId),
+    /// A name points here now.
+    PutName(Name, ArtifactId),
+    /// A name is gone.
+    RemoveName(Name),
+    /// What a layer costs.
+    PutLayer(LayerId, Usage),
+    /// A layer is gone.
+    RemoveLayer(LayerId),
+}
+
+/// All that the index knows.
+#[derive(Debug, Default)]
+pub struct Contents {
+    /// Every artifact.
+    pub artifacts: Vec<Artifact>,
+    /// Every name and what it points at.
+    pub names: Vec<(Name, ArtifactId)>,
+    /// The layers that were measured.
+    pub layers: Vec<(LayerId, Usage)>,
+}
+
+/// The open index.
+#[derive(Debug)]
+pub struct Index {
+    root: Dir,
+    database: Mutex<Option<Database>>,
+}
+
+impl Index {
+    /// Opens the index of a pool, made when it is missing, and reads it whole.
+    pub fn open(root: &Dir) -> Result<(Self, Contents)> {
+        let database = open_database(root)?;
+        initialise(root, &database)?;
+        let contents = read(root, &database)?;
+        Ok((
+            Self {
+                root: root.try_clone()?,
+                database: Mutex::new(Some(database)),
+            },
+            contents,
+        ))
+    }
+
+    /// Reads the index of a pool without changing a byte of it, also when it was not closed cleanly.
+    pub fn read_only(root: &Dir) -> Result<Contents> {
+        let file = root.open_file_beneath(layout::INDEX, OFlags::RDONLY, 0)?;
+        let mut bytes = Vec::new();
+        let path = root.path().join(layout::INDEX);
+        File::from(file)
+            .read_to_end(&mut bytes)
+            .map_err(|error| crate::sys::Error::new("read", path.clone(), error))?;
+        // An unclean end is repaired by writing: into a copy in memory.
+        let memory = redb::backends::InMemoryBackend::new();
+        let copied = memory
+            .set_len(bytes.len() as u64)
+            .and_then(|()| memory.write(0, &bytes));
+        copied.map_err(|error| crate::sys::Error::new("read", path.clone(), error))?;
+        let database = redb::Builder::new()
+            .set_cache_size(CACHE_BYTES)
+            .create_with_backend(memory)
+            .map_err(|error| damaged(root, &error.into()))?;
+        read(root, &database)
+    }
+
+    /// Whether the pool has an index.
+    pub fn exists(root: &Dir) -> Result<bool> {
+        Ok(root.has(layout::INDEX)?)
+    }
+
+    /// Makes all these changes, or none; they are durable when this returns.
+    pub fn commit(&self, changes: &[Change]) -> Result<()> {
+        let database = self.database.lock();
+        let Some(database) = &*database else {
+            return Err(Error::database(
+                "write to the index",
+                redb::Error::PreviousIo,
+            ));
+        };
+        write(database, changes).map_err(|error| Error::database("write to the index", error))
+    }
+
+    /// Opens the database anew: the way out after a full disk. Until it succeeds every commit fails.
+    pub fn reopen(&self) -> Result<()> {
+        let mut slot = self.database.lock();
+        // Closed first: the file is locked while it is open.
+        *slot = None;
+        *slot = Some(open_database(&self.root)?);
+        Ok(())
+    }
+}
+
+fn open_database(root: &Dir) -> Result<Database> {
+    let file = root.open_file_beneath(layout::INDEX, OFlags::RDWR | OFlags::CREATE, 0o600)?;
+    redb::Builder::new()
+        .set_cache_size(CACHE_BYTES)
+        .create_file(File::from(file))
+        .map_err(|error| damaged(root, &error.into()))
+}
+
+/// A database that cannot be opened, in words that say what to do.
+fn damaged(root: &Dir, error: &redb::Error) -> Error {
+    let path = root.path().join(layout::INDEX);
+    match error {
+        redb::Error::Io(io) if io.raw_os_error().is_some() => {
+            let errno = io.raw_os_error().map_or(Errno::EIO, Errno::from_raw);
+            crate::sys::Error::new("open", path, errno).into()
+        }
+        _ => Error::Damaged {
+            path,
+            why: format!(
+                "{error}; `baggageclaim check --rebuild` makes the index anew from the layers"
+            ),
+        },
+    }
+}
+
+/// Makes the tables of a new index, and refuses one of another form.
+fn initialise(root: &Dir, database: &Database) -> Result<()> {
+    let doing = "make the index";
+    let found = {
+        let read = database
+            .begin_read()
+            .map_err(|error| Error::database(doing, error))?;
+        match read.open_table(META) {
+            Ok(table) => {
+                let format = table
+                    .get(FORMAT_KEY)
+                    .map_err(|error| Error::database(doing, error))?;
+                format.map(|format| format.value())
+            }
+            Err(redb::TableError::TableDoesNotExist(_)) => None,
+            Err(error) => return Err(Error::database(doing, error)),
+        }
+    };
+    match found {
+        Some(FORMAT) => Ok(()),
+        Some(found) => Err(Error::Format {
+            path: root.path().join(layout::INDEX),
+            found,
+            known: FORMAT,
+        }),
+        None => make(database).map_err(|error| Error::database(doing, error)),
+    }
+}
+
+fn make(database: &Database) -> Result<(), redb::Error> {
+    let transaction = database.begin_write()?;
+    transaction.open_table(META)?.insert(FORMAT_KEY, FORMAT)?;
+    transaction.open_table(ARTIFACTS)?;
+    transaction.open_table(NAMES)?;
+    transaction.open_table(LAYERS)?;
+    transaction.commit()?;
+    Ok(())
+}
+
+fn write(database: &Database, changes: &[Change]) -> Result<(), redb::Error> {
+    let json = |value: &Artifact| serde_json::to_vec(value).expect("plain data serialises");
+    let transaction = database.begin_write()?;
+    {
+        let mut artifacts = transaction.open_table(ARTIFACTS)?;
+        let mut names = transaction.open_table(NAMES)?;
+        let mut layers = transaction.open_table(LAYERS)?;
+        for change in changes {
+            match change {
+                Change::PutArtifact(artifact) => {
+                    artifacts.insert(artifact.id.bits(), json(artifact).as_slice())?;
+                }
+                Change::RemoveArtifact(id) => drop(artifacts.remove(id.bits())?),
+                Change::PutName(name, id) => {
+                    let reference = name.reference.to_string();
+                    names.insert((name.tenant.as_str(), reference.as_str()), id.bits())?;
+                }
+                Change::RemoveName(name) => {
+                    let reference = name.reference.to_string();
+                    names.remove((name.tenant.as_str(), reference.as_str()))?;
+                }
+                Change::PutLayer(id, usage) => {
+                    let usage = serde_json::to_vec(usage).expect("plain data serialises");
+                    layers.insert(id.bits(), usage.as_slice())?;
+                }
+                Change::RemoveLayer(id) => drop(layers.remove(id.bits())?),
+            }
+        }
+    }
+    transaction.commit()?;
+    Ok(())
+}
+
+fn read(root: &Dir, database: &Database) -> Result<Contents> {
+    let failed = |error: redb::Error| damaged(root, &error);
+    let wrong = |what: String| Error::Damaged {
+        path: root.path().join(layout::INDEX),
+        why: format!("{what}; `baggageclaim check --rebuild` makes the index anew from the layers"),
+    };
+    let mut contents = Contents::default();
+    let transaction = database
+        .begin_read()
+        .map_err(|error| failed(error.into()))?;
+    let artifacts = transaction
+        .open_table(ARTIFACTS)
+        .map_err(|error| failed(error.into()))?;
+    for row in artifacts.iter().map_err(|error| failed(error.into()))? {
+        let (_, value) = row.map_err(|error| failed(error.into()))?;
+        let artifact = serde_json::from_slice(value.value())
+            .map_err(|error| wrong(format!("an artifact: {error}")))?;
+        contents.artifacts.push(artifact);
+    }
+    let names = transaction
+        .open_table(NAMES)
+        .map_err(|error| failed(error.into()))?;
+    for row in names.iter().map_err(|error| failed(error.into()))? {
+        let (key, id) = row.map_err(|error| failed(error.into()))?;
+        let (tenant, reference) = key.value();
+        let name = tenant.parse().and_then(|tenant| {
+            Ok(Name {
+                tenant,
+                reference: reference.parse()?,
+            })
+        });
+        let name =
+            name.map_err(|error| wrong(format!("the name {tenant:?} {reference:?} {error}")))?;
+        contents
+            .names
+            .push((name, ArtifactId::from_bits(id.value())));
+    }
+    let layers = transaction
+        .open_table(LAYERS)
+        .map_err(|error| failed(error.into()))?;
+    for row in layers.iter().map_err(|error| failed(error.into()))? {
+        let (id, value) = row.map_err(|error| failed(error.into()))?;
+        let usage = serde_json::from_slice(value.value())
+            .map_err(|error| wrong(format!("a layer: {error}")))?;
+        contents
+            .layers
+            .push((LayerId::from_bits(id.value()), usage));
+    }
+    Ok(contents)
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::model::Timestamp;
+
+    fn artifact(id: u128) -> Artifact {
+        Artifact {
+            id: ArtifactId::from_bits(id),
+            tenant: "ci".parse().expect("label"),
+            reference: format!("task-cache/ключ-{id}").parse().expect("reference"),
+            layers: vec![LayerId::from_bits(id)],
+            created: Timestamp(1),
+            ttl_seconds: Some(5),
+            last_used: Timestamp(2),
+        }
+    }
+
+    fn put(id: u128) -> [Change; 3] {
+        let artifact = artifact(id);
+        let usage = Usage {
+            bytes: 1,
+            files: 2,
+            directories: 3,
+        };
+        [
+            Change::PutName(artifact.name(), artifact.id),
+            Change::PutLayer(artifact.layers[0], usage),
+            Change::PutArtifact(artifact),
+        ]
+    }
+
+    #[test]
+    fn what_was_committed_is_there_again_and_what_was_removed_is_not() {
+        let folder = tempfile::tempdir().expect("a temporary folder");
+        let root = Dir::open(folder.path()).expect("it opens");
+        let (index, contents) = Index::open(&root).expect("made");
+        assert!(contents.artifacts.is_empty());
+        index.commit(&put(1)).expect("committed");
+        index.commit(&put(2)).expect("committed");
+        let gone = artifact(1);
+        index
+            .commit(&[
+                Change::RemoveArtifact(gone.id),
+                Change::RemoveName(gone.name()),
+                Change::RemoveLayer(gone.layers[0]),
+            ])
+            .expect("committed");
+        index.reopen().expect("reopened");
+        index.commit(&[]).expect("usable");
+        // Not closed: read as a crash leaves it.
+        let contents = Index::read_only(&root).expect("read");
+        assert_eq!(contents.artifacts, [artifact(2)]);
+        drop(index);
+        let (_, contents) = Index::open(&root).expect("again");
+        assert_eq!(contents.artifacts, [artifact(2)]);
+        assert_eq!(contents.names, [(artifact(2).name(), artifact(2).id)]);
+        assert_eq!(contents.layers.len(), 1);
+    }
+
+    #[test]
+    fn a_torn_index_is_a_clear_error() {
+        let folder = tempfile::tempdir().expect("a temporary folder");
+        let root = Dir::open(folder.path()).expect("it opens");
+        for bytes in [&b"not a database"[..], &[0u8; 8192][..]] {
+            root.replace(layout::INDEX, bytes).expect("written");
+            let error = Index::open(&root).expect_err("damaged");
+            assert!(error.to_string().contains("check --rebuild"), "{error}");
+            assert_eq!(
+                root.read(layout::INDEX, 1 << 20).expect("still there"),
+                bytes
+            );
+        }
+    }
+
+    #[test]
+    fn an_index_of_a_newer_form_is_refused() {
+        let folder = tempfile::tempdir().expect("a temporary folder");
+        let root = Dir::open(folder.path()).expect("it opens");
+        drop(Index::open(&root).expect("made"));
+        let database = open_database(&root).expect("opens");
+        let transaction = database.begin_write().expect("begins");
+        transaction
+            .open_table(META)
+            .expect("meta")
+            .insert(FORMAT_KEY, 9)
+            .expect("set");
+        transaction.commit().expect("committed");
+        drop(database);
+        let error = Index::open(&root).expect_err("too new");
+        assert!(
+            matches!(
+                error,
+                Error::Format {
+                    found: 9,
+                    known: 1,
+                    ..
+                }
+            ),
+            "{error}"
+        );
+    }
+}
