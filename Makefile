@@ -1,0 +1,77 @@
+# `make` lists what can be made. What tests and demo need is in `deps`.
+
+SHELL := /bin/bash
+.SHELLFLAGS := -euo pipefail -c
+.DEFAULT_GOAL := help
+.PHONY: help build test lint fmt demo bench deps audit image clean
+
+# Mounts are made in a namespace of their own: nothing reaches the host, whatever a test does or however it dies.
+ROOT := $(shell [ "$$(id -u)" = 0 ] && echo yes)
+ALONE := $(if $(ROOT),unshare --mount --propagation private --,)
+
+help: ## list the targets
+	@awk -F ':.*## ' '/^[a-z]+:.*## / { printf "make %-7s %s\n", $$1, $$2 }' $(MAKEFILE_LIST)
+
+build: ## build the binary: target/release/baggageclaim
+	cargo build --release --locked
+
+test: ## formatting, lints, unit and integration tests (as root: all of them)
+	@$(MAKE) --no-print-directory deps || echo "make test: going on with what is there"
+	$(if $(ROOT),,@$(MAKE) --no-print-directory warn-no-root)
+	cargo fmt --check
+	cargo clippy --all-targets --locked -- -D warnings
+	cargo test --no-run --locked
+	$(ALONE) cargo test --locked
+	$(if $(ROOT),,@$(MAKE) --no-print-directory warn-no-root)
+
+lint: ## formatting and lints, warnings are errors
+	cargo fmt --check
+	cargo clippy --all-targets --locked -- -D warnings
+
+fmt: ## format the sources
+	cargo fmt
+
+demo: ## a real pipeline over the real socket (root)
+	cargo build --release --locked
+	$(ALONE) target/release/baggageclaim demo
+
+bench: ## measure against the bare system calls; writes target/bench.json (root)
+	cargo bench --no-run --locked
+	$(ALONE) cargo bench --locked
+
+deps: ## install what tests and demo need (Debian, root), or say what is missing
+	@missing=; for pair in mkfs.xfs:xfsprogs mkfs.btrfs:btrfs-progs mkfs.ext4:e2fsprogs strace:strace unshare:util-linux; do \
+	  PATH="$$PATH:/usr/sbin:/sbin" command -v "$${pair%%:*}" >/dev/null || missing="$$missing $${pair##*:}"; \
+	done; \
+	command -v cargo >/dev/null || { echo "deps: missing: cargo (Rust 1.88 or newer, https://rustup.rs)" >&2; exit 1; }; \
+	if [ -z "$$missing" ]; then exit 0; fi; \
+	if [ "$(ROOT)" = yes ] && command -v apt-get >/dev/null; then \
+	  apt-get update -q && DEBIAN_FRONTEND=noninteractive apt-get install -q -y --no-install-recommends $$missing; \
+	else \
+	  echo "deps: missing:$$missing (as root on Debian, make deps installs them)" >&2; exit 1; \
+	fi
+
+audit: ## licences and advisories of the dependencies (needs cargo-deny)
+	@if cargo deny --version >/dev/null 2>&1; then cargo deny check; \
+	else echo "audit: NOT RUN: cargo-deny is missing (cargo install --locked cargo-deny)" >&2; fi
+
+image: ## build the container image baggageclaim-csi (needs docker or podman)
+	@for engine in docker podman; do \
+	  if $$engine info >/dev/null 2>&1; then exec $$engine build -t baggageclaim-csi .; fi; \
+	done; \
+	echo "image: missing: a running docker or podman" >&2; exit 1
+
+clean: ## remove what was built, and images that killed tests left in memory
+	cargo clean
+	@for image in /dev/shm/bclab-*; do \
+	  pid="$${image#/dev/shm/bclab-}"; pid="$${pid%%-*}"; \
+	  if [ -f "$$image" ] && [ ! -d "/proc/$$pid" ]; then rm -f "$$image"; fi; \
+	done
+
+.PHONY: warn-no-root
+warn-no-root:
+	@printf '%s\n' \
+	  '************************************************************************' \
+	  '* NOT ROOT: every test that needs a mount is SKIPPED, which is most of *' \
+	  '* what this project promises. Run `sudo make test` for all of them.    *' \
+	  '************************************************************************' >&2
