@@ -21,7 +21,7 @@ test: ## formatting, lints, unit and integration tests (as root: all of them)
 	cargo fmt --check
 	cargo clippy --all-targets --locked -- -D warnings
 	cargo test --no-run --locked
-	$(ALONE) cargo test --locked
+	$(ALONE) cargo test --locked --no-fail-fast
 	$(if $(ROOT),,@$(MAKE) --no-print-directory warn-no-root)
 
 lint: ## formatting and lints, warnings are errors

@@ -216,3 +216,18 @@ fn many_files_are_spread_over_directories() {
     assert_eq!(seen.len(), 253);
     assert_eq!(seen.get("d0002/f000249").expect("the last").size, 32);
 }
+
+#[test]
+fn a_lab_can_be_read_only_and_full() {
+    require_root!();
+    let lab = match common::Lab::try_sized(Fs::Ext4, 16 << 20) {
+        Ok(lab) => lab,
+        Err(reason) => return common::skip(&reason),
+    };
+    lab.set_read_only(true);
+    let error = fs::write(lab.path().join("x"), b"").expect_err("it is read-only");
+    assert_eq!(error.kind(), std::io::ErrorKind::ReadOnlyFilesystem);
+    lab.set_read_only(false);
+    let error = fs::write(lab.path().join("x"), vec![1; 32 << 20]).expect_err("it is too small");
+    assert_eq!(error.kind(), std::io::ErrorKind::StorageFull);
+}

@@ -1,4 +1,5 @@
 //! Why something could not be remembered or recalled.
+//! Types only: each says what was asked of the store, and of which file.
 
 use std::path::PathBuf;
 

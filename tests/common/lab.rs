@@ -244,6 +244,17 @@ impl Lab {
         .unwrap_or_else(|reason| panic!("{reason}"));
     }
 
+    /// Makes the filesystem read-only, or writable again, below everything that uses it.
+    pub fn set_read_only(&self, read_only: bool) {
+        let option = if read_only {
+            "remount,ro"
+        } else {
+            "remount,rw"
+        };
+        run(Command::new("mount").args(["-o", option]).arg(self.path()))
+            .unwrap_or_else(|reason| panic!("{reason}"));
+    }
+
     fn tear_down(&mut self) {
         if std::mem::replace(&mut self.closed, true) {
             return;

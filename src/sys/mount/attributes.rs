@@ -1,4 +1,5 @@
 //! `mount_setattr` (Linux 5.12): what a mount allows and how its owners are seen. Neither nix nor rustix has it.
+//! Setting them only; when to is decided upstairs.
 
 use std::os::fd::{AsRawFd, BorrowedFd};
 

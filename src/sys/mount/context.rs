@@ -1,4 +1,5 @@
 //! A filesystem being configured: `fsopen` or `fspick`, `fsconfig`, `fsmount` (Linux 5.2).
+//! What is configured, and with which options, is known by who asks.
 
 use std::os::fd::{AsFd, BorrowedFd, OwnedFd};
 

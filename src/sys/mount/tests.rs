@@ -1,3 +1,6 @@
+//! The calls of this room tried on the running kernel: what they do, and what they answer when they cannot.
+//! Needs root; no helper lives here that another test could want.
+
 #![allow(clippy::print_stderr, reason = "a skipped test must say so")]
 
 use std::os::fd::{AsFd, OwnedFd};

@@ -1,4 +1,5 @@
 //! Mounts as things that are cloned, attached and taken away: `open_tree`, `move_mount` (Linux 5.2), `umount2`.
+//! Nothing here makes a filesystem; it only moves what is there.
 
 use std::os::fd::{AsFd, AsRawFd, BorrowedFd, OwnedFd};
 use std::path::Path;
