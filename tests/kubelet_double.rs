@@ -313,6 +313,7 @@ async fn only_a_final_error_lets_kubelet_clean_up() {
     for (code, stays) in [
         (Code::InvalidArgument, false),
         (Code::Aborted, true),
+        (Code::ResourceExhausted, true),
         (Code::NotFound, false),
     ] {
         *driver.0.refuse.lock() = Some(code);
@@ -329,6 +330,17 @@ async fn only_a_final_error_lets_kubelet_clean_up() {
             "{code:?}"
         );
     }
+    *driver.0.refuse.lock() = None;
+    let pod = kubelet.pod("ci", "x");
+    let options = PublishOptions::default();
+    pod.publish("v", NO_ATTRIBUTES, options)
+        .await
+        .expect("publishes");
+    *driver.0.refuse.lock() = Some(Code::InvalidArgument);
+    pod.republish("v", NO_ATTRIBUTES, options)
+        .await
+        .expect_err("it is refused");
+    assert!(pod.target("v").exists(), "a pod that runs keeps its volume");
 }
 
 #[tokio::test]

@@ -8,7 +8,7 @@
 //!
 //! The directories and their modes, `vol_data.json`, the volume's id, the keys written over the user's, the
 //! access mode, the deadline, and what is removed after an answer (`csi_mounter.go`, `csi_client.go`,
-//! `csi_util.go` in Kubernetes 1.37).
+//! `csi_util.go` in Kubernetes 1.37.1).
 //!
 //! # What is not
 //!
@@ -363,10 +363,32 @@ impl Pod {
         fs::write(dir.join("vol_data.json"), format!("{data}\n"))
     }
 
-    /// Publishes a volume of the pod; doing it again is what kubelet does after its own restart.
+    /// Publishes a volume of the pod. After an answer that is final, what [`Pod::prepare`] made is removed.
     ///
     /// What fails on this side of the socket is `UNKNOWN`, which the driver never answers.
     pub async fn publish<K, V>(
+        &self,
+        volume: &str,
+        attributes: impl IntoIterator<Item = (K, V)>,
+        options: PublishOptions,
+    ) -> Result<Published, Status>
+    where
+        K: Into<String>,
+        V: Into<String>,
+    {
+        let answer = self.republish(volume, attributes, options).await;
+        if let Err(status) = &answer
+            && is_final(status.code())
+        {
+            // As kubelet does, whose own failure here goes to its log only.
+            let _ = self.clean(volume);
+        }
+        answer
+    }
+
+    /// What kubelet does after its own restart: publishes a volume that may be published already, and leaves
+    /// everything where it is when that fails.
+    pub async fn republish<K, V>(
         &self,
         volume: &str,
         attributes: impl IntoIterator<Item = (K, V)>,
@@ -382,19 +404,11 @@ impl Pod {
         let mut client = self.kubelet.node_client();
         let volume_id = message.volume_id.clone();
         let began = Instant::now();
-        let answer = client.node_publish_volume(request(message)).await;
-        let took = began.elapsed();
-        if let Err(status) = answer {
-            if is_final(status.code()) {
-                // As kubelet does, whose own failure here goes to its log only.
-                let _ = self.clean(volume);
-            }
-            return Err(status);
-        }
+        client.node_publish_volume(request(message)).await?;
         Ok(Published {
+            took: began.elapsed(),
             target: self.target(volume),
             volume_id,
-            took,
         })
     }
 
@@ -459,12 +473,17 @@ impl Pod {
     }
 }
 
-/// Whether an error means that nothing runs any more on the driver's side.
+/// Whether kubelet believes after an error that nothing runs any more on the driver's side. If not, an
+/// unpublish will come. RESOURCE_EXHAUSTED is kubelet's own addition to those that CSI names.
 #[must_use]
 pub fn is_final(code: Code) -> bool {
     !matches!(
         code,
-        Code::Cancelled | Code::DeadlineExceeded | Code::Unavailable | Code::Aborted
+        Code::Cancelled
+            | Code::DeadlineExceeded
+            | Code::Unavailable
+            | Code::ResourceExhausted
+            | Code::Aborted
     )
 }
 
