@@ -10,6 +10,8 @@
 //! | btrfs | `fs` (subvolume) | `fs` (read-only snapshot) | bind | `snapshot -r` |
 //! | copy | `fs/` | `fs/` | bind | copy, by reflink where it can |
 
+pub mod tree;
+
 use std::fmt;
 use std::os::fd::OwnedFd;
 

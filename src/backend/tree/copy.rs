@@ -1,0 +1,472 @@
+//! Copying a tree with everything that is content: bytes and holes, names, modes, owners, times, attributes, ACLs,
+//! capabilities, which names are one file, links, FIFOs, sockets and devices. Not content: ctime, inode numbers, and
+//! `chattr` flags (the copy must stay removable).
+
+use std::collections::HashMap;
+use std::ffi::{OsStr, OsString};
+
+use rustix::fs::{OFlags, Stat, Timespec, Timestamps};
+
+use crate::backend::{Error, Result};
+use crate::sys::{self, Dir, Entry, Errno, FileKind, Node, Xattrs};
+
+use super::marks::{Mark, is_whiteout};
+use super::spine::Spine;
+
+/// How the bytes of files were, or are to be, copied.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub enum Method {
+    /// By sharing extents.
+    Reflink,
+    /// By copying, holes kept.
+    Bytes,
+}
+
+/// What is to become of the marks by which overlayfs speaks (character device 0:0, `trusted.overlay.*`).
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub enum Marks {
+    /// The tree is an overlay's top: marks keep their meaning in the copy. What only says where a file once came from
+    /// is left out.
+    Keep,
+    /// The tree is plain. Anybody can make such things in a plain directory, and they would act as marks if the copy
+    /// ever became a lower layer: they are an error that names them.
+    Refuse,
+}
+
+/// What was copied.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub struct Copied {
+    /// How; what was tried first when there were no bytes to copy.
+    pub method: Method,
+    /// Names that are not directories.
+    pub files: u64,
+    /// Directories, the root included.
+    pub directories: u64,
+}
+
+/// Copies all of `from` into the empty directory `to`, which gets `from`'s own attributes as well.
+///
+/// With [`Method::Reflink`] the first file decides: if the filesystem has no reflinks, bytes are copied from then on; once
+/// one reflink has worked, a later one that fails is an error, except where it is that file's own fault. Somebody may be
+/// changing `from`: what has vanished is left out, and nothing outside it is ever read. On an error `to` holds a part.
+pub fn copy(from: &Dir, to: &Dir, method: Method, marks: Marks) -> Result<Copied> {
+    let mut job = Copier {
+        from: Spine::new(from)?,
+        to: Spine::new(to)?,
+        files: Files::new(method, marks),
+        links: Links::new(from, to)?,
+        copied: Copied {
+            method,
+            files: 0,
+            directories: 0,
+        },
+    };
+    let result = job.run();
+    let links = job.links.finish();
+    result?;
+    links?;
+    // Last, since taking the links' directory away changed the root's times.
+    copy_root_attributes(from, to, marks).map_err(|error| match error {
+        Error::Refused { why, .. } => Error::Refused {
+            path: ".".to_owned(),
+            why,
+        },
+        error => error,
+    })?;
+    job.copied.method = job.files.method;
+    Ok(job.copied)
+}
+
+/// Gives `to` the owner, mode, attributes and times that `from` has; what `to` had of attributes goes.
+pub(super) fn copy_root_attributes(from: &Dir, to: &Dir, marks: Marks) -> Result<()> {
+    let stat = from.stat_self()?;
+    let wanted = from.xattr_names()?;
+    for name in to.xattr_names()? {
+        if !wanted.contains(&name) && Mark::of(&name) == Mark::Content {
+            to.remove_xattr(&name)?;
+        }
+    }
+    to.set_owner(Some(stat.st_uid), Some(stat.st_gid))?;
+    // A default or access ACL changes the mode, so the mode goes last but for the times.
+    copy_xattrs(from, to, marks)?;
+    to.set_mode(stat.st_mode & 0o7777)?;
+    to.set_times(&times_of(&stat))?;
+    Ok(())
+}
+
+/// Access and modification time, in the form that sets them.
+#[allow(
+    clippy::cast_possible_wrap,
+    clippy::unnecessary_cast,
+    reason = "nanoseconds are below 2^30; the fields' types differ between architectures"
+)]
+pub(super) fn times_of(stat: &Stat) -> Timestamps {
+    Timestamps {
+        last_access: Timespec {
+            tv_sec: stat.st_atime as i64,
+            tv_nsec: stat.st_atime_nsec as i64,
+        },
+        last_modification: Timespec {
+            tv_sec: stat.st_mtime as i64,
+            tv_nsec: stat.st_mtime_nsec as i64,
+        },
+    }
+}
+
+/// Sets on `to` the attributes of `from` that belong into a copy.
+fn copy_xattrs(from: &impl Xattrs, to: &impl Xattrs, marks: Marks) -> Result<()> {
+    for name in from.xattr_names()? {
+        match (Mark::of(&name), marks) {
+            (Mark::Content, _) | (Mark::Lasting, Marks::Keep) => {}
+            (Mark::Passing, Marks::Keep) => continue,
+            (Mark::Lasting | Mark::Passing, Marks::Refuse) => {
+                return Err(Error::Refused {
+                    path: from.subject().display().to_string(),
+                    why: format!(
+                        "it has the attribute {}, which overlay takes for its own",
+                        name.display()
+                    ),
+                });
+            }
+        }
+        // Taken away since it was listed: then it is not there.
+        if let Some(value) = from.xattr(&name)? {
+            to.set_xattr(&name, &value)?;
+        }
+    }
+    Ok(())
+}
+
+/// One directory on the way: what is still to be copied of it, and how it looked when it was entered.
+struct Level {
+    left: Vec<Entry>,
+    stat: Stat,
+}
+
+struct Copier {
+    from: Spine,
+    to: Spine,
+    files: Files,
+    links: Links,
+    copied: Copied,
+}
+
+impl Copier {
+    fn run(&mut self) -> Result<()> {
+        let mut levels = vec![self.enter()?];
+        while let Some(level) = levels.last_mut() {
+            if let Some(entry) = level.left.pop() {
+                if self.entry(&entry)? {
+                    levels.push(self.enter()?);
+                }
+                continue;
+            }
+            if self.from.depth() > 0 {
+                // Its times, last of all that is done to a directory. The names in it are there now.
+                self.to.here().set_times(&times_of(&level.stat))?;
+                self.from.ascend()?;
+                self.to.ascend()?;
+            }
+            levels.pop();
+        }
+        Ok(())
+    }
+
+    fn enter(&mut self) -> Result<Level> {
+        self.copied.directories += 1;
+        let here = self.from.here();
+        let stat = here.stat_self()?;
+        let mut left = here.entries()?;
+        // Backwards, since they are taken from the end: files get their inodes in the order they had.
+        left.reverse();
+        Ok(Level { left, stat })
+    }
+
+    /// Copies one name; tells whether it is a directory that was now entered.
+    fn entry(&mut self, entry: &Entry) -> Result<bool> {
+        let node = match self.from.here().node(&entry.name) {
+            Ok(node) => node,
+            Err(error) if error.is(Errno::ENOENT) => return Ok(false),
+            Err(error) => return Err(error.into()),
+        };
+        let stat = node.stat()?;
+        if is_whiteout(&stat) && self.files.marks == Marks::Refuse {
+            let why = "it is a character device 0:0, which overlay takes for a deletion";
+            return Err(self.refuse(entry, why.to_owned()));
+        }
+        if FileKind::of_mode(stat.st_mode) == FileKind::Directory {
+            return self.directory(entry, &node, &stat);
+        }
+        self.copied.files += 1;
+        let to = self.to.here();
+        if stat.st_nlink > 1 && self.links.again(&stat, to, entry)? {
+            return Ok(false);
+        }
+        if let Err(error) = self.files.copy(&node, &stat, to, &entry.name) {
+            return Err(self.placed(error, entry));
+        }
+        if stat.st_nlink > 1 {
+            self.links.first(&stat, self.to.here(), entry)?;
+        }
+        Ok(false)
+    }
+
+    fn directory(&mut self, entry: &Entry, node: &Node, stat: &Stat) -> Result<bool> {
+        match self.from.descend(&entry.name) {
+            Ok(()) => {}
+            // What we saw and what is there now are two things: somebody is changing it, and it is no longer a directory.
+            Err(error)
+                if matches!(error.errno(), Errno::ENOENT | Errno::ENOTDIR | Errno::ELOOP) =>
+            {
+                return Ok(false);
+            }
+            Err(error) => return Err(error.into()),
+        }
+        self.to.here().create_dir(&entry.name, 0o700)?;
+        let copy = self.to.here().node(&entry.name)?;
+        copy_attributes(node, &copy, stat, self.files.marks)
+            .map_err(|error| self.placed(error, entry))?;
+        self.to.descend(&entry.name)?;
+        Ok(true)
+    }
+
+    fn refuse(&self, entry: &Entry, why: String) -> Error {
+        Error::Refused {
+            path: self.from.relative(&entry.name).display().to_string(),
+            why,
+        }
+    }
+
+    /// A refusal with the path as its maker knows it.
+    fn placed(&self, error: Error, entry: &Entry) -> Error {
+        match error {
+            Error::Refused { why, .. } => self.refuse(entry, why),
+            error => error,
+        }
+    }
+}
+
+/// Copies what is not a directory, one by one, and remembers whether reflinks work here.
+pub(super) struct Files {
+    method: Method,
+    confirmed: bool,
+    marks: Marks,
+}
+
+impl Files {
+    pub(super) fn new(method: Method, marks: Marks) -> Self {
+        Self {
+            method,
+            confirmed: false,
+            marks,
+        }
+    }
+
+    /// Makes `name` in `to` a copy of a pinned file, symlink, FIFO, socket or device.
+    pub(super) fn copy(&mut self, node: &Node, stat: &Stat, to: &Dir, name: &OsStr) -> Result<()> {
+        match FileKind::of_mode(stat.st_mode) {
+            FileKind::File => self.content(node, stat, to, name)?,
+            FileKind::Symlink => to.symlink(node.read_link()?, name)?,
+            _ => to.make_node(name, stat.st_mode, stat.st_rdev)?,
+        }
+        let copy = to.node(name)?;
+        copy_attributes(node, &copy, stat, self.marks)?;
+        copy.set_times(&times_of(stat))?;
+        Ok(())
+    }
+
+    fn content(&mut self, node: &Node, stat: &Stat, to: &Dir, name: &OsStr) -> Result<()> {
+        let to = to.create_file(name)?;
+        if stat.st_size == 0 {
+            return Ok(());
+        }
+        // Without touching its access time, which is content.
+        let flags = OFlags::RDONLY | OFlags::NOATIME | OFlags::NONBLOCK | OFlags::NOCTTY;
+        let from = node.open(flags)?;
+        if self.method == Method::Reflink {
+            match sys::clone_file(&from, &to) {
+                Ok(()) => {
+                    self.confirmed = true;
+                    return Ok(());
+                }
+                Err(Errno::EINVAL | Errno::ETXTBSY) => {}
+                Err(Errno::EOPNOTSUPP | Errno::ENOTTY | Errno::EXDEV | Errno::ENOSYS)
+                    if !self.confirmed =>
+                {
+                    self.method = Method::Bytes;
+                }
+                Err(errno) => return Err(node.error("FICLONE", errno).into()),
+            }
+        }
+        let length = u64::try_from(stat.st_size).unwrap_or(0);
+        sys::copy_sparse(&from, &to, length)
+            .map_err(|errno| node.error("copy_file_range", errno))?;
+        Ok(())
+    }
+}
+
+/// Owner, attributes, mode: in this order, since a change of owner takes set-id bits and capabilities away, and an ACL
+/// changes the mode.
+fn copy_attributes(from: &Node, to: &Node, stat: &Stat, marks: Marks) -> Result<()> {
+    to.set_owner(Some(stat.st_uid), Some(stat.st_gid))?;
+    copy_xattrs(from, to, marks)?;
+    if FileKind::of_mode(stat.st_mode) != FileKind::Symlink {
+        to.set_mode(stat.st_mode)?;
+    }
+    Ok(())
+}
+
+/// Files with several names: each is kept under a number in a directory of the copy's root until all its names were met,
+/// so that the next name can be a link however far away it is. An open descriptor for each would be too many.
+struct Links {
+    root: Dir,
+    name: OsString,
+    dir: Option<Dir>,
+    seen: HashMap<(u64, u64), Seen>,
+    next: u64,
+}
+
+struct Seen {
+    number: u64,
+    missing: u64,
+}
+
+impl Links {
+    fn new(from: &Dir, to: &Dir) -> Result<Self> {
+        let mut name = OsString::from(".links");
+        // A name that the tree has not; should the tree get it meanwhile, the copy fails (EEXIST), no more.
+        while from.has(&name)? || to.has(&name)? {
+            name.push("~");
+        }
+        Ok(Self {
+            root: to.try_clone()?,
+            name,
+            dir: None,
+            seen: HashMap::new(),
+            next: 0,
+        })
+    }
+
+    /// Links the name to the copy that was made under another name; tells whether there was one.
+    fn again(&mut self, stat: &Stat, to: &Dir, entry: &Entry) -> Result<bool> {
+        let key = (stat.st_dev, stat.st_ino);
+        let (Some(seen), Some(dir)) = (self.seen.get_mut(&key), &self.dir) else {
+            return Ok(false);
+        };
+        let number = seen.number.to_string();
+        match dir.link(&number, to, &entry.name) {
+            Ok(()) => {}
+            // As many names as the filesystem allows (65,000 on ext4, of which one is ours): begin a second copy.
+            Err(error) if error.is(Errno::EMLINK) => {
+                self.forget(key)?;
+                return Ok(false);
+            }
+            Err(error) => return Err(error.into()),
+        }
+        seen.missing -= 1;
+        if seen.missing == 0 {
+            self.forget(key)?;
+        }
+        Ok(true)
+    }
+
+    /// Keeps the first copy of a file with several names.
+    #[allow(
+        clippy::useless_conversion,
+        reason = "st_nlink's type differs between architectures"
+    )]
+    fn first(&mut self, stat: &Stat, to: &Dir, entry: &Entry) -> Result<()> {
+        let dir = if let Some(dir) = self.dir.take() {
+            dir
+        } else {
+            self.root.create_dir(&self.name, 0o700)?;
+            self.root.open_beneath(&self.name)?
+        };
+        let dir = self.dir.insert(dir);
+        to.link(&entry.name, dir, self.next.to_string())?;
+        let missing = u64::from(stat.st_nlink) - 1;
+        self.seen.insert(
+            (stat.st_dev, stat.st_ino),
+            Seen {
+                number: self.next,
+                missing,
+            },
+        );
+        self.next += 1;
+        Ok(())
+    }
+
+    fn forget(&mut self, key: (u64, u64)) -> Result<()> {
+        if let (Some(seen), Some(dir)) = (self.seen.remove(&key), &self.dir) {
+            dir.remove_file(seen.number.to_string())?;
+        }
+        Ok(())
+    }
+
+    /// Takes the directory away, with what is left in it: files of which some names were outside the tree.
+    fn finish(&mut self) -> Result<()> {
+        let keys: Vec<_> = self.seen.keys().copied().collect();
+        for key in keys {
+            self.forget(key)?;
+        }
+        if self.dir.take().is_some() {
+            self.root.remove_dir(&self.name)?;
+        }
+        Ok(())
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use std::fs;
+    use std::os::unix::fs::MetadataExt;
+
+    fn two() -> (tempfile::TempDir, Dir, Dir) {
+        let folder = tempfile::tempdir().expect("a temporary folder");
+        for name in ["from", "to"] {
+            fs::create_dir(folder.path().join(name)).expect("mkdir");
+        }
+        let open = |name: &str| Dir::open(&folder.path().join(name)).expect("open");
+        let (from, to) = (open("from"), open("to"));
+        (folder, from, to)
+    }
+
+    #[test]
+    fn names_of_one_file_stay_names_of_one_file_and_nothing_is_left_over() {
+        let (folder, from, to) = two();
+        let path = folder.path();
+        fs::create_dir(path.join("from/sub")).expect("mkdir");
+        fs::create_dir(path.join("from/.links")).expect("a name of the tree's own");
+        fs::write(path.join("from/a"), b"content").expect("write");
+        fs::hard_link(path.join("from/a"), path.join("from/sub/b")).expect("link");
+        fs::hard_link(path.join("from/a"), path.join("outside")).expect("link");
+        let copied = copy(&from, &to, Method::Reflink, Marks::Refuse).expect("copy");
+        assert_eq!((copied.files, copied.directories), (2, 3));
+        let (a, b) = (path.join("to/a"), path.join("to/sub/b"));
+        let inode = |path| fs::metadata(path).expect("stat").ino();
+        assert_eq!(inode(&a), inode(&b));
+        assert_eq!(fs::metadata(&a).expect("stat").nlink(), 2);
+        assert_eq!(to.entries().expect("entries").len(), 3);
+        let mtime = |name: &str| {
+            fs::metadata(path.join(name))
+                .expect("stat")
+                .modified()
+                .expect("mtime")
+        };
+        assert_eq!(mtime("from"), mtime("to"));
+    }
+
+    #[test]
+    fn what_would_act_as_a_whiteout_is_refused_by_its_path() {
+        let (_folder, from, to) = two();
+        from.create_dir("d", 0o700).expect("mkdir");
+        let d = from.open_beneath("d").expect("open");
+        match d.make_node("w", 0o020_000, 0) {
+            Err(error) if error.is(Errno::EPERM) => return, // not root
+            result => result.expect("mknod"),
+        }
+        let error = copy(&from, &to, Method::Bytes, Marks::Refuse).expect_err("refused");
+        assert!(error.to_string().contains("d/w"), "{error}");
+    }
+}

@@ -1,0 +1,96 @@
+//! The marks by which overlayfs says in a layer what is deleted and what hides what is below
+//! (Documentation/filesystems/overlayfs.rst).
+
+use std::ffi::OsStr;
+use std::os::unix::ffi::OsStrExt;
+
+use rustix::fs::Stat;
+
+use crate::sys::{self, FileKind, Xattrs};
+
+/// Where overlay keeps its own attributes when it is mounted by root.
+const PREFIX: &[u8] = b"trusted.overlay.";
+/// What a `trusted.overlay.*` that somebody sets *through* an overlay is stored as (Linux 6.7).
+const ESCAPED: &[u8] = b"trusted.overlay.overlay.";
+/// On a directory: `y` hides what is below, `x` says that whiteouts in it may be files with [`WHITEOUT`].
+pub(super) const OPAQUE: &str = "trusted.overlay.opaque";
+/// On what was copied up: from where. Empty: from somewhere.
+pub(super) const ORIGIN: &str = "trusted.overlay.origin";
+/// On an empty regular file in a directory that is marked `x`: it is a whiteout (Linux 6.8).
+const WHITEOUT: &str = "trusted.overlay.whiteout";
+
+/// What an attribute's name means in a layer.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub enum Mark {
+    /// None of overlay's own: content. Escaped attributes are content too.
+    Content,
+    /// Says something about this layer that holds wherever the layer goes: opaque directories, whiteouts, flags that
+    /// chattr(1) set through overlay.
+    Lasting,
+    /// Says where a copied-up file came from and the like: meaningless elsewhere, or wrong.
+    Passing,
+}
+
+impl Mark {
+    /// What the attribute `name` is.
+    #[must_use]
+    pub fn of(name: &OsStr) -> Self {
+        let name = name.as_bytes();
+        if name.starts_with(ESCAPED) {
+            return Self::Content;
+        }
+        match name.strip_prefix(PREFIX) {
+            None => Self::Content,
+            Some(b"opaque" | b"whiteout" | b"protattr") => Self::Lasting,
+            Some(_) => Self::Passing,
+        }
+    }
+}
+
+/// Whether an `lstat` shows a whiteout: a character device 0:0.
+#[must_use]
+pub fn is_whiteout(stat: &Stat) -> bool {
+    FileKind::of_mode(stat.st_mode) == FileKind::CharacterDevice && stat.st_rdev == 0
+}
+
+/// How a directory of a layer stands to the same directory of the layers below.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub(super) enum Opacity {
+    /// Merged with it.
+    Merged,
+    /// Merged with it, and its whiteouts may be files with an attribute.
+    WithXattrWhiteouts,
+    /// Hides it.
+    Opaque,
+}
+
+impl Opacity {
+    pub(super) fn of(dir: &impl Xattrs) -> sys::Result<Self> {
+        Ok(match dir.xattr(OPAQUE)?.as_deref() {
+            Some(b"y") => Self::Opaque,
+            Some(b"x") => Self::WithXattrWhiteouts,
+            _ => Self::Merged,
+        })
+    }
+}
+
+/// Whether a pinned empty regular file is a whiteout, in a directory that says that it has such.
+pub(super) fn has_whiteout_xattr(file: &impl Xattrs) -> sys::Result<bool> {
+    Ok(file.xattr(WHITEOUT)?.is_some())
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn only_overlays_own_attributes_are_marks() {
+        let of = |name: &str| Mark::of(OsStr::new(name));
+        assert_eq!(of("user.overlay.opaque"), Mark::Content);
+        assert_eq!(of("trusted.overlay.overlay.opaque"), Mark::Content);
+        assert_eq!(of("trusted.overlay.opaque"), Mark::Lasting);
+        assert_eq!(of("trusted.overlay.protattr"), Mark::Lasting);
+        assert_eq!(of("trusted.overlay.origin"), Mark::Passing);
+        assert_eq!(of("trusted.overlayx"), Mark::Content);
+    }
+}

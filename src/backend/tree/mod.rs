@@ -1,0 +1,22 @@
+//! Work on whole trees of files: measuring, deleting, copying, merging. All by descriptors.
+//!
+//! A tree here was written by somebody who may be hostile, and who may still be changing it. So: no path is resolved
+//! twice, no symlink followed, no mount point crossed (`openat2` with BENEATH, NO_SYMLINKS, NO_XDEV); what has a name
+//! is pinned before it is looked at; no device and no FIFO is ever opened. Trees may be thousands of levels deep, so
+//! nothing recurses, and only a bounded number of directories is open at a time ([`Spine`]).
+//!
+//! Nothing here knows of volumes or layers; overlay's marks are understood ([`marks`]), since a layer is made of them.
+
+mod copy;
+mod delete;
+mod flatten;
+mod marks;
+mod spine;
+mod usage;
+
+pub use copy::{Copied, Marks, Method, copy};
+pub use delete::delete;
+pub use flatten::flatten;
+pub use marks::{Mark, is_whiteout};
+pub use spine::Spine;
+pub use usage::usage;

@@ -1,0 +1,175 @@
+//! The way from a tree's root down to where we are, as open directories: few of them, however deep it goes.
+//!
+//! Only the lowest [`OPEN`] levels have a descriptor. Going up to one that has none, it is opened as `..` of the level
+//! below, and must then be the directory that we came through: a tree in which somebody has meanwhile moved that
+//! directory elsewhere is reported as changed (ESTALE), never followed.
+
+use std::collections::VecDeque;
+use std::ffi::OsString;
+use std::path::{Path, PathBuf};
+
+use rustix::fs::{Mode, OFlags};
+
+use crate::sys::{self, Dir, Errno};
+
+/// How many levels keep their descriptor. A tree that is deeper than this pays one more `openat` per directory.
+const OPEN: usize = 32;
+
+/// A walk's position in one tree.
+#[derive(Debug)]
+pub struct Spine {
+    /// The lowest levels, the current directory last. The root is in here only until it is pushed out.
+    open: VecDeque<Dir>,
+    /// What each level from the root on is, (device, inode), the current directory included.
+    identities: Vec<(u64, u64)>,
+    /// The names by which each level but the root was entered.
+    names: Vec<OsString>,
+    root: PathBuf,
+}
+
+impl Spine {
+    /// A walk that begins at `root`.
+    pub fn new(root: &Dir) -> sys::Result<Self> {
+        let stat = root.stat_self()?;
+        // A descriptor of its own that can be read: `root` may be an O_PATH one.
+        let flags = OFlags::RDONLY | OFlags::DIRECTORY;
+        let dir = Dir::from_fd(root.open_file_beneath(".", flags, 0)?, root.path());
+        Ok(Self {
+            open: VecDeque::from([dir]),
+            identities: vec![(stat.st_dev, stat.st_ino)],
+            names: Vec::new(),
+            root: root.path().to_owned(),
+        })
+    }
+
+    /// The directory where the walk is.
+    #[must_use]
+    pub fn here(&self) -> &Dir {
+        self.open
+            .back()
+            .expect("descend adds one, and ascend opens the parent before it takes one away")
+    }
+
+    /// How many levels below the root the walk is.
+    #[must_use]
+    pub fn depth(&self) -> usize {
+        self.names.len()
+    }
+
+    /// The path of `name` in the current directory, from the tree's root; its middle is left out when it is long.
+    #[must_use]
+    pub fn relative(&self, name: impl AsRef<Path>) -> PathBuf {
+        let mut path = PathBuf::new();
+        let skip = self.names.len().saturating_sub(16);
+        if skip > 0 {
+            path.extend(self.names.iter().take(4));
+            path.push("…");
+        }
+        path.extend(
+            self.names
+                .iter()
+                .skip(skip.max(if skip > 0 { 4 } else { 0 })),
+        );
+        path.push(name);
+        path
+    }
+
+    /// Goes down into the directory `name`.
+    pub fn descend(&mut self, name: impl AsRef<Path>) -> sys::Result<()> {
+        let name = name.as_ref();
+        let flags = OFlags::RDONLY | OFlags::DIRECTORY | OFlags::NOFOLLOW;
+        let fd = self.here().open_file_beneath(name, flags, 0)?;
+        let path = self.root.join(self.relative(name));
+        let dir = Dir::from_fd(fd, path);
+        let stat = dir.stat_self()?;
+        self.identities.push((stat.st_dev, stat.st_ino));
+        self.names.push(name.as_os_str().to_owned());
+        self.open.push_back(dir);
+        if self.open.len() > OPEN {
+            self.open.pop_front();
+        }
+        Ok(())
+    }
+
+    /// Goes up, and returns the directory that was left and its name; `None` at the root.
+    pub fn ascend(&mut self) -> sys::Result<Option<(OsString, Dir)>> {
+        if self.names.is_empty() {
+            return Ok(None);
+        }
+        if self.open.len() == 1 {
+            let parent = self.parent()?;
+            self.open.push_front(parent);
+        }
+        let left = self.open.pop_back().zip(self.names.pop());
+        self.identities.pop();
+        Ok(left.map(|(dir, name)| (name, dir)))
+    }
+
+    /// Opens the parent of the only open level.
+    fn parent(&self) -> sys::Result<Dir> {
+        let here = self.here();
+        let flags = OFlags::RDONLY | OFlags::DIRECTORY | OFlags::NOFOLLOW | OFlags::CLOEXEC;
+        let fd = rustix::fs::openat(here, "..", flags, Mode::empty())
+            .map_err(|errno| here.error("openat", "..", errno))?;
+        let path = here.path().parent().unwrap_or(&self.root);
+        let parent = Dir::from_fd(fd, path);
+        let stat = parent.stat_self()?;
+        let expected = self.identities[self.identities.len() - 2];
+        if (stat.st_dev, stat.st_ino) != expected {
+            return Err(here
+                .error("openat", "..", Errno::ESTALE)
+                .with_detail("the directory was moved while its tree was being walked"));
+        }
+        Ok(parent)
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn a_walk_goes_as_deep_as_it_likes_and_comes_back() {
+        let folder = tempfile::tempdir().expect("a temporary folder");
+        let root = Dir::open(folder.path()).expect("it opens");
+        let mut spine = Spine::new(&root).expect("spine");
+        for level in 0..OPEN * 4 {
+            let name = format!("level-{level}");
+            spine.here().create_dir(&name, 0o700).expect("mkdir");
+            spine.descend(&name).expect("descend");
+            assert!(spine.open.len() <= OPEN);
+        }
+        assert!(
+            spine
+                .relative("f")
+                .to_string_lossy()
+                .contains("level-3/…/level-112/")
+        );
+        for level in (0..OPEN * 4).rev() {
+            let (name, dir) = spine.ascend().expect("ascend").expect("not the root yet");
+            assert_eq!(name, *format!("level-{level}"));
+            drop(dir);
+            spine.here().remove_dir(&name).expect("rmdir");
+        }
+        assert!(spine.ascend().expect("ascend").is_none());
+        assert_eq!(spine.relative("f"), Path::new("f"));
+    }
+
+    #[test]
+    fn a_directory_that_was_moved_away_is_not_followed() {
+        let folder = tempfile::tempdir().expect("a temporary folder");
+        let root = Dir::open(folder.path()).expect("it opens");
+        root.create_dir("elsewhere", 0o700).expect("mkdir");
+        root.create_dir("tree", 0o700).expect("mkdir");
+        let mut spine = Spine::new(&root.open_beneath("tree").expect("tree")).expect("spine");
+        for _ in 0..=OPEN {
+            spine.here().create_dir("d", 0o700).expect("mkdir");
+            spine.descend("d").expect("descend");
+        }
+        let moved = root.open_beneath("tree/d").expect("open");
+        let to = root.open_beneath("elsewhere").expect("open");
+        moved.rename("d", &to, "d").expect("rename");
+        let result = (0..=OPEN).try_for_each(|_| spine.ascend().map(drop));
+        assert!(result.expect_err("it was moved").is(Errno::ESTALE));
+    }
+}

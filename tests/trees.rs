@@ -1,0 +1,339 @@
+//! Copying, deleting and merging real trees on real filesystems.
+
+mod common;
+
+use std::ffi::OsStr;
+use std::fs;
+use std::os::unix::ffi::OsStrExt;
+use std::os::unix::fs::{MetadataExt, PermissionsExt};
+use std::path::{Path, PathBuf};
+
+use baggageclaim::backend::tree::{self, Marks, Method};
+use baggageclaim::sys::Dir;
+use common::{Fs, Snapshot, assert_same, require_lab, tree as trees};
+use rustix::fs::{CWD, FileType, IFlags, Mode, XattrFlags};
+use rustix::mount::{MountFlags, UnmountFlags};
+
+fn open(path: &Path) -> Dir {
+    Dir::open(path).expect("open")
+}
+
+#[test]
+fn a_copy_is_the_same_in_everything_that_is_content() {
+    for (fs, method) in [
+        (Fs::Ext4, Method::Bytes),
+        (Fs::XfsReflink, Method::Reflink),
+        (Fs::Xfs, Method::Bytes),
+        (Fs::Btrfs, Method::Reflink),
+        (Fs::Tmpfs, Method::Bytes),
+    ] {
+        let lab = require_lab!(fs);
+        let (from, to) = (lab.dir("from"), lab.dir("to"));
+        trees::odd(&from);
+        let before = Snapshot::of(&from);
+        let sparse = fs::metadata(from.join("sparse")).expect("stat").blocks();
+        let copied = tree::copy(&open(&from), &open(&to), Method::Reflink, Marks::Refuse)
+            .unwrap_or_else(|error| panic!("{}: {error}", fs.name()));
+        assert_eq!(copied.method, method, "{}", fs.name());
+        assert_same(&before, &Snapshot::of(&to));
+        assert_same(&before, &Snapshot::of(&from));
+        let copy = fs::metadata(to.join("sparse")).expect("stat").blocks();
+        assert!(copy <= sparse + 64, "{}: {sparse} → {copy}", fs.name());
+        for name in ["from", "to"] {
+            let usage = tree::usage(&open(&lab.path().join(name))).expect("usage");
+            assert_eq!(usage.files + usage.directories, before.len() as u64 + 1);
+        }
+        tree::delete(&open(&lab.path()), Path::new("from")).expect("delete");
+        tree::delete(&open(&lab.path()), Path::new("to")).expect("delete");
+        assert!(!from.exists() && !to.exists());
+        assert!(lab.close().is_empty());
+    }
+}
+
+#[test]
+fn thousands_of_levels_are_copied_measured_merged_and_deleted() {
+    const LEVELS: u64 = 3000;
+    let lab = require_lab!(Fs::Tmpfs);
+    let root = open(&lab.path());
+    let (from, to) = (lab.dir("from"), lab.dir("to"));
+    trees::deep(&from, 3000);
+    let before = tree::usage(&open(&from)).expect("usage");
+    assert_eq!((before.directories, before.files), (LEVELS + 1, 1));
+    let copied = tree::copy(&open(&from), &open(&to), Method::Bytes, Marks::Keep).expect("copy");
+    assert_eq!((copied.directories, copied.files), (LEVELS + 1, 1));
+    let into = lab.dir("into");
+    tree::flatten(&[open(&from), open(&to)], &open(&into), true).expect("flatten");
+    let merged = tree::usage(&open(&into.join("fs"))).expect("usage");
+    assert_eq!((merged.directories, merged.files), (LEVELS + 1, 1));
+    for name in ["from", "to", "into"] {
+        tree::delete(&root, Path::new(name)).expect("delete");
+    }
+    assert!(root.entries().expect("entries").is_empty());
+}
+
+#[test]
+fn flags_do_not_stop_a_delete_and_mounts_do() {
+    for fs in [Fs::Ext4, Fs::Xfs, Fs::Btrfs] {
+        let lab = require_lab!(fs);
+        let doomed = lab.dir("doomed");
+        trees::files(&lab.dir("doomed/many"), 500);
+        for name in ["many/guarded", "many/guarded/append"] {
+            fs::create_dir(doomed.join(name)).expect("mkdir");
+            fs::write(doomed.join(name).join("file"), b"x").expect("write");
+        }
+        let flag = |name: &str, flags| {
+            let file = fs::File::open(doomed.join(name)).expect("open");
+            rustix::fs::ioctl_setflags(&file, flags).expect("chattr");
+        };
+        flag("many/guarded/append/file", IFlags::IMMUTABLE);
+        flag("many/guarded/append", IFlags::APPEND);
+        flag("many/guarded", IFlags::IMMUTABLE);
+
+        // A mount in the tree, of the same filesystem: the device number would not tell.
+        let (victim, place) = (lab.dir("victim"), lab.dir("doomed/many/mounted"));
+        fs::write(victim.join("precious"), b"x").expect("write");
+        rustix::mount::mount_bind(&victim, &place).expect("bind");
+        let error = tree::delete(&open(&lab.path()), Path::new("doomed")).expect_err("mount");
+        assert!(
+            error.to_string().contains("doomed/many/mounted: E"),
+            "{error}"
+        );
+        assert!(victim.join("precious").exists());
+        rustix::mount::unmount(&place, UnmountFlags::NOFOLLOW).expect("umount");
+
+        tree::delete(&open(&lab.path()), Path::new("doomed")).expect("delete");
+        assert!(!doomed.exists());
+        assert!(lab.close().is_empty());
+    }
+}
+
+#[test]
+fn a_directory_with_very_many_full_directories_goes_in_one_sweep() {
+    let lab = require_lab!(Fs::Tmpfs);
+    let doomed = lab.dir("doomed");
+    for number in 0..10_000 {
+        let dir = doomed.join(format!("{number}"));
+        fs::create_dir(&dir).expect("mkdir");
+        fs::write(dir.join("f"), b"").expect("write");
+    }
+    tree::delete(&open(&lab.path()), Path::new("doomed")).expect("delete");
+    assert!(!doomed.exists());
+}
+
+/// A small generator of numbers: the same seed, the same tree, on every machine (xorshift, Marsaglia 2003).
+struct Random(u64);
+
+impl Random {
+    fn below(&mut self, limit: usize) -> usize {
+        self.0 ^= self.0 << 13;
+        self.0 ^= self.0 >> 7;
+        self.0 ^= self.0 << 17;
+        usize::try_from((self.0 >> 11) % limit as u64).expect("it is below limit")
+    }
+
+    /// A path of up to three levels out of few names, so that layers meet.
+    fn path(&mut self) -> PathBuf {
+        let mut path = PathBuf::new();
+        for _ in 0..=self.below(3) {
+            path.push(["a", "b", "c", "d"][self.below(4)]);
+        }
+        path
+    }
+
+    /// Changes a mounted tree in some way; what is not possible just fails.
+    fn change(&mut self, root: &Path) {
+        let path = root.join(self.path());
+        match self.below(11) {
+            0..=2 => drop(fs::create_dir_all(&path)),
+            3..=4 => drop(fs::write(&path, [self.0.to_le_bytes()[0]; 20])),
+            5 => drop(fs::remove_file(&path)),
+            6 => drop(fs::remove_dir_all(&path)),
+            7 => drop(fs::rename(&path, root.join(self.path()))),
+            8 => drop(fs::hard_link(&path, root.join(self.path()))),
+            9 => {
+                let mode = 0o700 + u32::try_from(self.below(0o100)).expect("small");
+                drop(fs::set_permissions(&path, fs::Permissions::from_mode(mode)));
+                let _ = rustix::fs::lsetxattr(&path, "user.x", b"v", XattrFlags::empty());
+            }
+            _ => {
+                // A directory in the place of another: opaque, and its old content must not shine through.
+                if path != root && fs::remove_dir_all(&path).is_ok() {
+                    drop(fs::create_dir(&path));
+                }
+            }
+        }
+    }
+}
+
+/// Mounts the layers (newest first) as overlay does, with a top or read-only, shows them to `look`, unmounts.
+fn overlaid<T>(
+    lab: &Path,
+    layers: &[PathBuf],
+    top: Option<&Path>,
+    look: impl FnOnce(&Path) -> T,
+) -> T {
+    // An empty lowest layer, since one lower alone cannot be mounted; it changes nothing.
+    let mut lowers: Vec<&OsStr> = layers.iter().map(|path| path.as_os_str()).collect();
+    let empty = lab.join("empty");
+    lowers.push(empty.as_os_str());
+    let mut options = b"lowerdir=".to_vec();
+    options.extend(lowers.join(OsStr::new(":")).as_bytes());
+    if let Some(top) = top {
+        let work = lab.join("work");
+        let _ = fs::remove_dir_all(&work);
+        fs::create_dir(&work).expect("mkdir");
+        options.extend(b",upperdir=");
+        options.extend(top.as_os_str().as_bytes());
+        options.extend(b",workdir=");
+        options.extend(work.as_os_str().as_bytes());
+    }
+    options.extend(b",index=off,metacopy=off,redirect_dir=nofollow,xino=off");
+    let options = std::ffi::CString::new(options).expect("no NUL");
+    let target = lab.join("merged");
+    rustix::mount::mount(
+        "overlay",
+        &target,
+        "overlay",
+        MountFlags::empty(),
+        options.as_c_str(),
+    )
+    .expect("overlay");
+    let result = look(&target);
+    rustix::mount::unmount(&target, UnmountFlags::NOFOLLOW).expect("umount");
+    result
+}
+
+/// What a stack shows. Overlay gives directories that it merges times and attributes of the topmost, as flatten must.
+fn shown(lab: &Path, layers: &[PathBuf]) -> Snapshot {
+    overlaid(lab, layers, None, Snapshot::of)
+}
+
+#[test]
+fn a_flattened_stack_shows_what_the_stack_showed() {
+    const ROUNDS: u64 = 100;
+    let lab = require_lab!(Fs::Xfs);
+    for name in ["empty", "merged"] {
+        lab.dir(name);
+    }
+    let mut skipped = 0;
+    for seed in 1..=ROUNDS {
+        let mut random = Random(seed.wrapping_mul(0x9e37_79b9_7f4a_7c15));
+        let base = lab.dir("round");
+        let mut layers: Vec<PathBuf> = Vec::new();
+        for number in 0..2 + random.below(5) {
+            let layer = lab.dir(&format!("round/layer{number}"));
+            overlaid(&lab.path(), &layers, Some(&layer), |root| {
+                for _ in 0..5 + random.below(40) {
+                    random.change(root);
+                }
+            });
+            mark_by_hand(&mut random, &layer);
+            layers.insert(0, layer);
+        }
+        // The kernel itself lists a whiteout that is a file, and then says ENOENT, where its directory is merged with
+        // nothing: such stacks have no truth to compare with.
+        if !overlaid(&lab.path(), &layers, None, is_consistent) {
+            skipped += 1;
+            tree::delete(&open(&lab.path()), Path::new("round")).expect("delete");
+            continue;
+        }
+        let before = shown(&lab.path(), &layers);
+        let first = random.below(layers.len());
+        let last = first + 1 + random.below(layers.len() - first);
+        let bottom = last == layers.len();
+        let into = lab.dir("round/into");
+        let merged: Vec<Dir> = layers[first..last].iter().map(|path| open(path)).collect();
+        tree::flatten(&merged, &open(&into), bottom)
+            .unwrap_or_else(|error| panic!("seed {seed}: {error}"));
+        let mut flat = layers.clone();
+        flat.splice(first..last, [into.join("fs")]);
+        let differences = before.diff(&shown(&lab.path(), &flat));
+        assert!(
+            differences.is_empty(),
+            "seed {seed}, layers {first}..{last} of {}: {differences:#?}",
+            layers.len()
+        );
+        if bottom && first == 0 {
+            // Then it is a plain tree: it needs no overlay to be seen as it is. Linked files still say what they were
+            // copied up from, which nobody sees through an overlay.
+            let mut plain = Snapshot::of(&into.join("fs"));
+            for entry in plain.entries.values_mut() {
+                entry.xattrs.remove(&b"trusted.overlay.origin"[..]);
+                entry.xattrs.remove(&b"trusted.overlay.impure"[..]);
+            }
+            let differences = before.diff(&plain);
+            assert!(differences.is_empty(), "seed {seed}: {differences:#?}");
+        }
+        tree::delete(&open(&lab.path()), Path::new("round")).expect("delete");
+        assert!(!base.exists());
+    }
+    assert!(skipped < ROUNDS / 10, "{skipped} rounds had no truth");
+    assert!(lab.close().is_empty());
+}
+
+/// Whether everything that is listed is there.
+fn is_consistent(dir: &Path) -> bool {
+    fs::read_dir(dir).expect("readdir").all(|name| {
+        let path = name.expect("readdir").path();
+        fs::symlink_metadata(&path).is_ok_and(|data| !data.is_dir() || is_consistent(&path))
+    })
+}
+
+/// Now and then puts a mark into a layer that overlay itself does not write there, or not always.
+fn mark_by_hand(random: &mut Random, layer: &Path) {
+    // As overlay does on each directory that it copies up. A directory that is merged with nothing and does not say so is
+    // listed whiteouts and all (ovl_get_inode: "non-merge dir that may have whiteouts").
+    let copied_up = |dir: &Path| {
+        rustix::fs::lsetxattr(dir, "trusted.overlay.origin", b"", XattrFlags::empty())
+            .expect("setxattr");
+    };
+    let path = layer.join(random.path());
+    match random.below(4) {
+        0 => {
+            let device = FileType::CharacterDevice;
+            if rustix::fs::mknodat(CWD, &path, device, Mode::empty(), 0).is_ok() {
+                copied_up(path.parent().expect("it is below the layer"));
+            }
+        }
+        1 if path.is_dir() => {
+            rustix::fs::lsetxattr(&path, "trusted.overlay.opaque", b"y", XattrFlags::empty())
+                .expect("setxattr");
+        }
+        2 if path.is_dir() => {
+            let set = |path: &Path, name: &str, value: &[u8]| {
+                rustix::fs::lsetxattr(path, name, value, XattrFlags::empty()).expect("setxattr");
+            };
+            // The kernel looks for such whiteouts only in layers whose root says so as well.
+            set(layer, "trusted.overlay.opaque", b"x");
+            set(&path, "trusted.overlay.opaque", b"x");
+            let file = path.join(["a", "b", "c", "d"][random.below(4)]);
+            if fs::File::create_new(&file).is_ok() {
+                set(&file, "trusted.overlay.whiteout", b"");
+                copied_up(&path);
+            }
+        }
+        _ => {}
+    }
+}
+
+#[test]
+fn files_that_cannot_be_linked_are_copied() {
+    let lab = require_lab!(Fs::Ext4);
+    let (layer, into) = (lab.dir("layer"), lab.dir("into"));
+    fs::write(layer.join("fixed"), b"immutable").expect("write");
+    let file = fs::File::open(layer.join("fixed")).expect("open");
+    rustix::fs::ioctl_setflags(&file, IFlags::IMMUTABLE).expect("chattr");
+    fs::write(layer.join("plain"), b"plain").expect("write");
+    let before = Snapshot::of(&layer);
+    tree::flatten(&[open(&layer)], &open(&into), true).expect("flatten");
+    assert_same(&before, &Snapshot::of(&into.join("fs")));
+    let nlink = |name: &str| {
+        fs::metadata(into.join("fs").join(name))
+            .expect("stat")
+            .nlink()
+    };
+    assert_eq!((nlink("fixed"), nlink("plain")), (1, 2));
+    rustix::fs::ioctl_setflags(&file, IFlags::empty()).expect("chattr");
+    drop(file);
+    assert!(lab.close().is_empty());
+}
