@@ -3,9 +3,11 @@
 //! Each room says in its own first lines what may live in it; `tests/house.rs` says who may use whom.
 
 pub mod backend;
+pub mod csi;
 pub mod demo;
 pub mod engine;
 pub mod model;
 pub mod proto;
+pub mod server;
 pub mod store;
 pub mod sys;

@@ -1,0 +1,580 @@
+//! From messages to the model: every INVALID_ARGUMENT is born here.
+//!
+//! # Whose pod is it?
+//!
+//! The tenant is the pod's namespace, and kubelet tells it in the volume context, among attributes that the pod's author
+//! wrote. Kubelet writes its keys over the author's only where the CSIDriver object says `podInfoOnMount`; the API
+//! server lets anybody write such keys. So they are believed only when kubelet's own words agree with them, which
+//! nobody can forge who does not know the pod's uid before the pod exists: the target path holds the uid, and the
+//! volume's id is the hash of uid and volume name (`makeVolumeHandle` in kubelet's `csi_mounter.go`).
+
+use std::collections::BTreeMap;
+use std::path::{Component, Path, PathBuf};
+
+use sha2::{Digest as _, Sha256};
+
+use super::hex;
+use crate::engine::PublishRequest;
+use crate::model::{AttributeError, IdError, NameError, Pod, PodUid, Tenant, VolumeId, VolumeSpec};
+use crate::proto::csi::v1 as csi;
+use csi::volume_capability::access_mode::Mode;
+use csi::volume_capability::{AccessType, MountVolume};
+
+/// The prefix of the keys that kubelet adds to a pod's attributes.
+const KUBELET: &str = "csi.storage.k8s.io/";
+
+/// The longest path: Linux' PATH_MAX, less the final NUL.
+const LONGEST_PATH: usize = 4095;
+
+/// The highest group id of Kubernetes (`fsGroup` is an int64 that must fit a positive int32).
+const HIGHEST_GROUP: u32 = 2_147_483_647;
+
+/// What is wrong with a request.
+///
+/// Values of mount flags, secrets and tokens are in none of these, so that they cannot get into a log.
+#[derive(Debug, Clone, PartialEq, Eq, thiserror::Error)]
+pub(super) enum Invalid {
+    #[error("{0} is missing")]
+    Missing(&'static str),
+    #[error("volume_id {0}")]
+    VolumeId(#[source] IdError),
+    #[error("{field} {problem}")]
+    Path {
+        field: &'static str,
+        problem: &'static str,
+    },
+    #[error("volume_capability has no access_type; this driver serves mount volumes")]
+    NoAccessType,
+    #[error("volume_capability asks for a block device; this driver serves mount volumes only")]
+    Block,
+    #[error("volume_capability has no access_mode")]
+    NoAccessMode,
+    #[error("access mode {0} is unknown to CSI 1.13")]
+    UnknownAccessMode(i32),
+    #[error("access mode {0} is not possible: a volume lives on one node; use a SINGLE_NODE mode")]
+    ManyNodes(&'static str),
+    #[error(
+        "fs_type is given; a volume has the filesystem of its node's pool: remove `fsType` from the volume"
+    )]
+    FsType,
+    #[error(
+        "mount_flags are given, and this driver honours none: it chooses the options of its mounts itself; remove \
+         `mountOptions`"
+    )]
+    MountFlags,
+    #[error("volume_mount_group must be a group id, a number from 0 to {HIGHEST_GROUP}")]
+    MountGroup,
+    #[error(
+        "this version serves inline ephemeral volumes, and the request is not marked as one: volume_context lacks \
+         {KUBELET}ephemeral=true, which kubelet adds when the pod has the volume inline (`volumes[].csi`) and the \
+         CSIDriver object says podInfoOnMount: true and lists Ephemeral"
+    )]
+    NotEphemeral,
+    #[error(
+        "volume_context lacks {KUBELET}{0}, which kubelet adds when the CSIDriver object says podInfoOnMount: true"
+    )]
+    NoPodInfo(&'static str),
+    #[error("{KUBELET}pod.uid {0}")]
+    PodUid(#[source] IdError),
+    #[error("{KUBELET}pod.namespace {0}")]
+    Namespace(#[source] NameError),
+    #[error("{KUBELET}pod.name has 1 to 253 bytes and no control characters")]
+    PodName,
+    #[error(
+        "target_path must end with pods/<pod uid>/volumes/kubernetes.io~csi/<volume>/mount, as kubelet's do: without \
+         that nothing confirms whose pod it is"
+    )]
+    NotKubeletsPath,
+    #[error(
+        "target_path belongs to another pod than {KUBELET}pod.uid says: the volume's attributes are not believed; \
+         remove the {KUBELET}… keys that were written by hand, and see that the CSIDriver object says \
+         podInfoOnMount: true"
+    )]
+    OtherPod,
+    #[error(
+        "volume_id is not the one that kubelet makes of this pod's uid and the volume's name: the volume's attributes \
+         are not believed; remove the {KUBELET}… keys that were written by hand, and see that the CSIDriver object \
+         says podInfoOnMount: true"
+    )]
+    OtherVolume,
+    #[error(transparent)]
+    Attribute(#[from] AttributeError),
+}
+
+/// What `NodePublishVolume` asks for; the fields are looked at in the order of the specification.
+pub(super) fn publish(request: csi::NodePublishVolumeRequest) -> Result<PublishRequest, Invalid> {
+    let volume = volume_id(&request.volume_id)?;
+    let target = path("target_path", &request.target_path)?;
+    let capability = request
+        .volume_capability
+        .ok_or(Invalid::Missing("volume_capability"))?;
+    let mount = mount_volume(capability.access_type)?;
+    let mode = access_mode(capability.access_mode)?;
+    let mut attributes = request.volume_context;
+    let kubelets = take_kubelets_keys(&mut attributes);
+    let (tenant, pod) = believe(&kubelets, &volume, &target)?;
+    let mut spec = VolumeSpec::parse(&attributes)?;
+    spec.root.mount_group = mount_group(&mount)?;
+    Ok(PublishRequest {
+        volume,
+        target,
+        tenant,
+        pod,
+        spec,
+        read_only: request.readonly || mode == Mode::SingleNodeReaderOnly,
+        multiple_targets: mode == Mode::SingleNodeMultiWriter,
+    })
+}
+
+/// What `NodeUnpublishVolume` asks for. The id is not parsed: an unpublish of a volume that cannot exist succeeds too.
+pub(super) fn unpublish(
+    request: csi::NodeUnpublishVolumeRequest,
+) -> Result<(String, PathBuf), Invalid> {
+    if request.volume_id.is_empty() {
+        return Err(Invalid::Missing("volume_id"));
+    }
+    let target = path("target_path", &request.target_path)?;
+    Ok((request.volume_id, target))
+}
+
+/// What `NodeGetVolumeStats` asks for.
+pub(super) fn stats(
+    request: &csi::NodeGetVolumeStatsRequest,
+) -> Result<(VolumeId, PathBuf), Invalid> {
+    let volume = volume_id(&request.volume_id)?;
+    let path = path("volume_path", &request.volume_path)?;
+    Ok((volume, path))
+}
+
+fn volume_id(text: &str) -> Result<VolumeId, Invalid> {
+    match text.parse() {
+        Ok(id) => Ok(id),
+        Err(IdError::Empty) => Err(Invalid::Missing("volume_id")),
+        Err(error) => Err(Invalid::VolumeId(error)),
+    }
+}
+
+/// A path that means the same to everybody: absolute, and written in the one way that a path can be written.
+fn path(field: &'static str, text: &str) -> Result<PathBuf, Invalid> {
+    let problem = |problem| Invalid::Path { field, problem };
+    if text.is_empty() {
+        return Err(Invalid::Missing(field));
+    }
+    if !text.starts_with('/') {
+        return Err(problem("must be absolute"));
+    }
+    if text.len() > LONGEST_PATH {
+        return Err(problem(
+            "is longer than the 4095 bytes that the kernel allows",
+        ));
+    }
+    if text.contains('\0') {
+        return Err(problem("holds a NUL"));
+    }
+    if text == "/" {
+        return Err(problem("is the root directory"));
+    }
+    let component = |part: &str| !matches!(part, "" | "." | "..");
+    if !text[1..].split('/').all(component) {
+        return Err(problem(
+            "must be written without `..`, `.`, `//` and a final `/`",
+        ));
+    }
+    Ok(PathBuf::from(text))
+}
+
+fn mount_volume(access_type: Option<AccessType>) -> Result<MountVolume, Invalid> {
+    let mount = match access_type {
+        None => return Err(Invalid::NoAccessType),
+        Some(AccessType::Block(_)) => return Err(Invalid::Block),
+        Some(AccessType::Mount(mount)) => mount,
+    };
+    if !mount.fs_type.is_empty() {
+        return Err(Invalid::FsType);
+    }
+    if !mount.mount_flags.is_empty() {
+        return Err(Invalid::MountFlags);
+    }
+    Ok(mount)
+}
+
+fn mount_group(mount: &MountVolume) -> Result<Option<u32>, Invalid> {
+    let text = &mount.volume_mount_group;
+    if text.is_empty() {
+        return Ok(None);
+    }
+    // `parse` alone would take "+5".
+    let digits = text.bytes().all(|b| b.is_ascii_digit());
+    let group = digits.then(|| text.parse().ok()).flatten();
+    match group.filter(|group| *group <= HIGHEST_GROUP) {
+        Some(group) => Ok(Some(group)),
+        None => Err(Invalid::MountGroup),
+    }
+}
+
+fn access_mode(mode: Option<csi::volume_capability::AccessMode>) -> Result<Mode, Invalid> {
+    let number = mode.ok_or(Invalid::NoAccessMode)?.mode;
+    let mode = Mode::try_from(number).map_err(|_| Invalid::UnknownAccessMode(number))?;
+    match mode {
+        Mode::Unknown => Err(Invalid::NoAccessMode),
+        Mode::SingleNodeWriter
+        | Mode::SingleNodeReaderOnly
+        | Mode::SingleNodeSingleWriter
+        | Mode::SingleNodeMultiWriter => Ok(mode),
+        Mode::MultiNodeReaderOnly | Mode::MultiNodeSingleWriter | Mode::MultiNodeMultiWriter => {
+            Err(Invalid::ManyNodes(mode.as_str_name()))
+        }
+    }
+}
+
+/// Takes kubelet's keys out of the attributes. Those that nobody here asks for, service account tokens among them, are
+/// gone with it.
+fn take_kubelets_keys(attributes: &mut BTreeMap<String, String>) -> BTreeMap<String, String> {
+    let (kubelets, users) = std::mem::take(attributes)
+        .into_iter()
+        .partition(|(key, _)| key.starts_with(KUBELET));
+    *attributes = users;
+    kubelets
+}
+
+/// Whose pod it is, when there is reason to believe it.
+fn believe(
+    kubelets: &BTreeMap<String, String>,
+    volume: &VolumeId,
+    target: &Path,
+) -> Result<(Tenant, Pod), Invalid> {
+    let get = |key: &'static str| {
+        kubelets
+            .get(&format!("{KUBELET}{key}"))
+            .map(String::as_str)
+            .ok_or(Invalid::NoPodInfo(key))
+    };
+    if get("ephemeral") != Ok("true") {
+        return Err(Invalid::NotEphemeral);
+    }
+    let uid: PodUid = get("pod.uid")?.parse().map_err(Invalid::PodUid)?;
+    let tenant: Tenant = get("pod.namespace")?.parse().map_err(Invalid::Namespace)?;
+    let name = get("pod.name")?;
+    if !(1..=253).contains(&name.len()) || name.chars().any(char::is_control) {
+        return Err(Invalid::PodName);
+    }
+    let (path_uid, volume_name) = kubelets_target(target).ok_or(Invalid::NotKubeletsPath)?;
+    if path_uid != uid.as_str() {
+        return Err(Invalid::OtherPod);
+    }
+    let handle = Sha256::digest(format!("{uid}{volume_name}"));
+    if volume.as_str() != format!("csi-{}", hex(&handle)) {
+        return Err(Invalid::OtherVolume);
+    }
+    let pod = Pod {
+        uid,
+        name: name.to_owned(),
+    };
+    Ok((tenant, pod))
+}
+
+/// The pod's uid and the volume's name in a target path that kubelet made.
+fn kubelets_target(target: &Path) -> Option<(&str, &str)> {
+    let parts: Vec<&str> = target
+        .components()
+        .filter_map(|part| match part {
+            Component::Normal(part) => part.to_str(),
+            _ => None,
+        })
+        .collect();
+    match parts[..] {
+        [
+            ..,
+            "pods",
+            uid,
+            "volumes",
+            "kubernetes.io~csi",
+            volume,
+            "mount",
+        ] => Some((uid, volume)),
+        _ => None,
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use csi::volume_capability::{AccessMode, BlockVolume};
+
+    const UID: &str = "0f8fad5b-d9cb-469f-a165-70867728950e";
+
+    fn handle(uid: &str, volume: &str) -> String {
+        format!("csi-{}", hex(&Sha256::digest(format!("{uid}{volume}"))))
+    }
+
+    fn target(uid: &str, volume: &str) -> String {
+        format!("/var/lib/kubelet/pods/{uid}/volumes/kubernetes.io~csi/{volume}/mount")
+    }
+
+    /// What kubelet sends for a volume `src`.
+    fn request(attributes: &[(&str, &str)]) -> csi::NodePublishVolumeRequest {
+        let kubelets = [
+            ("csi.storage.k8s.io/ephemeral", "true"),
+            ("csi.storage.k8s.io/pod.name", "build-42"),
+            ("csi.storage.k8s.io/pod.namespace", "ci"),
+            ("csi.storage.k8s.io/pod.uid", UID),
+            ("csi.storage.k8s.io/serviceAccount.name", "default"),
+        ];
+        csi::NodePublishVolumeRequest {
+            volume_id: handle(UID, "src"),
+            target_path: target(UID, "src"),
+            volume_capability: Some(csi::VolumeCapability {
+                access_mode: Some(AccessMode {
+                    mode: Mode::SingleNodeMultiWriter.into(),
+                }),
+                access_type: Some(AccessType::Mount(MountVolume::default())),
+            }),
+            volume_context: kubelets
+                .iter()
+                .chain(attributes)
+                .map(|(key, value)| ((*key).to_owned(), (*value).to_owned()))
+                .collect(),
+            ..Default::default()
+        }
+    }
+
+    type Spoil = fn(&mut csi::NodePublishVolumeRequest);
+
+    fn mount(request: &mut csi::NodePublishVolumeRequest) -> &mut MountVolume {
+        match &mut request.volume_capability {
+            Some(csi::VolumeCapability {
+                access_type: Some(AccessType::Mount(mount)),
+                ..
+            }) => mount,
+            other => panic!("{other:?}"),
+        }
+    }
+
+    fn mode(request: &mut csi::NodePublishVolumeRequest, mode: impl Into<i32>) {
+        let capability = request.volume_capability.as_mut().expect("a capability");
+        capability.access_mode = Some(AccessMode { mode: mode.into() });
+    }
+
+    fn context(request: &mut csi::NodePublishVolumeRequest, key: &str, value: Option<&str>) {
+        let key = format!("{KUBELET}{key}");
+        match value {
+            Some(value) => request.volume_context.insert(key, value.to_owned()),
+            None => request.volume_context.remove(&key),
+        };
+    }
+
+    #[test]
+    fn what_kubelet_sends_is_understood() {
+        let mut request = request(&[("type", "output"), ("name", "binaries"), ("mode", "750")]);
+        mount(&mut request).volume_mount_group = "2000".to_owned();
+        context(&mut request, "serviceAccount.tokens", Some("{\"x\":1}"));
+        context(&mut request, "something.new", Some("1"));
+        let wanted = publish(request).expect("understood");
+        assert_eq!(wanted.volume.as_str(), handle(UID, "src"));
+        assert_eq!(wanted.target, Path::new(&target(UID, "src")));
+        assert_eq!(wanted.tenant.as_str(), "ci");
+        assert_eq!(
+            (wanted.pod.uid.as_str(), wanted.pod.name.as_str()),
+            (UID, "build-42")
+        );
+        assert_eq!(wanted.spec.kind.type_name(), "output");
+        assert_eq!(wanted.spec.root.mount_group, Some(2000));
+        assert!(wanted.multiple_targets && !wanted.read_only);
+    }
+
+    #[test]
+    fn access_modes_say_how_often_and_whether_to_write() {
+        for (wanted, read_only, multiple_targets) in [
+            (Mode::SingleNodeWriter, false, false),
+            (Mode::SingleNodeSingleWriter, false, false),
+            (Mode::SingleNodeMultiWriter, false, true),
+            (Mode::SingleNodeReaderOnly, true, false),
+        ] {
+            let mut request = request(&[]);
+            mode(&mut request, wanted);
+            let parsed = publish(request).expect("understood");
+            assert_eq!(
+                (parsed.read_only, parsed.multiple_targets),
+                (read_only, multiple_targets),
+                "{wanted:?}"
+            );
+        }
+        let mut request = request(&[]);
+        request.readonly = true;
+        assert!(publish(request).expect("understood").read_only);
+    }
+
+    #[test]
+    #[expect(clippy::too_many_lines, reason = "a table, one row per mistake")]
+    fn each_mistake_has_its_own_message() {
+        let mistakes: &[(Spoil, &str)] = &[
+            (|r| r.volume_id.clear(), "volume_id is missing"),
+            (|r| r.volume_id = "a/../b".into(), "volume_id holds '/'"),
+            (|r| r.volume_id = "x".repeat(129), "volume_id is 129 bytes"),
+            (|r| r.target_path.clear(), "target_path is missing"),
+            (|r| r.target_path = "mnt".into(), "must be absolute"),
+            (|r| r.target_path = "/a/../mnt".into(), "without `..`"),
+            (|r| r.target_path = "/a//mnt".into(), "without `..`"),
+            (|r| r.target_path.push('/'), "final `/`"),
+            (|r| r.target_path.push('\0'), "holds a NUL"),
+            (|r| r.target_path = "/".into(), "root directory"),
+            (|r| r.target_path = format!("/{}", "x".repeat(4095)), "4095"),
+            (
+                |r| r.volume_capability = None,
+                "volume_capability is missing",
+            ),
+            (
+                |r| r.volume_capability.as_mut().expect("some").access_type = None,
+                "no access_type",
+            ),
+            (
+                |r| {
+                    r.volume_capability.as_mut().expect("some").access_type =
+                        Some(AccessType::Block(BlockVolume {}));
+                },
+                "block device",
+            ),
+            (|r| mount(r).fs_type = "ext4".into(), "remove `fsType`"),
+            (
+                |r| mount(r).mount_flags = vec!["hunter2".into()],
+                "mount_flags are given",
+            ),
+            (
+                |r| r.volume_capability.as_mut().expect("some").access_mode = None,
+                "no access_mode",
+            ),
+            (|r| mode(r, Mode::Unknown), "no access_mode"),
+            (|r| mode(r, 99), "access mode 99 is unknown"),
+            (
+                |r| mode(r, Mode::MultiNodeMultiWriter),
+                "MULTI_NODE_MULTI_WRITER is not possible",
+            ),
+            (
+                |r| mount(r).volume_mount_group = "staff".into(),
+                "volume_mount_group must be a group id",
+            ),
+            (
+                |r| mount(r).volume_mount_group = "+5".into(),
+                "volume_mount_group must be a group id",
+            ),
+            (
+                |r| mount(r).volume_mount_group = "4294967295".into(),
+                "volume_mount_group must be a group id",
+            ),
+            (
+                |r| context(r, "ephemeral", None),
+                "this version serves inline ephemeral volumes",
+            ),
+            (
+                |r| context(r, "ephemeral", Some("false")),
+                "this version serves inline ephemeral volumes",
+            ),
+            (
+                |r| context(r, "pod.uid", None),
+                "lacks csi.storage.k8s.io/pod.uid",
+            ),
+            (
+                |r| context(r, "pod.uid", Some("../x")),
+                "csi.storage.k8s.io/pod.uid holds",
+            ),
+            (
+                |r| context(r, "pod.namespace", None),
+                "lacks csi.storage.k8s.io/pod.namespace",
+            ),
+            (
+                |r| context(r, "pod.namespace", Some("../x")),
+                "csi.storage.k8s.io/pod.namespace must be a DNS label",
+            ),
+            (
+                |r| context(r, "pod.name", None),
+                "lacks csi.storage.k8s.io/pod.name",
+            ),
+            (
+                |r| context(r, "pod.name", Some("a\nb")),
+                "csi.storage.k8s.io/pod.name has 1 to 253 bytes",
+            ),
+            (
+                |r| r.target_path = "/mnt/somewhere".into(),
+                "must end with pods/<pod uid>/volumes",
+            ),
+            (
+                |r| r.target_path = r.target_path.replace("~csi", "~nfs"),
+                "must end with pods/<pod uid>/volumes",
+            ),
+            (
+                |r| context(r, "pod.uid", Some("11111111-d9cb-469f-a165-70867728950e")),
+                "belongs to another pod",
+            ),
+            (
+                |r| r.volume_id = handle("11111111-d9cb-469f-a165-70867728950e", "src"),
+                "volume_id is not the one that kubelet makes",
+            ),
+            (
+                |r| r.target_path = target(UID, "other"),
+                "volume_id is not the one that kubelet makes",
+            ),
+            (
+                |r| {
+                    r.volume_context.insert("tpye".into(), "input".into());
+                },
+                r#"volume attribute "tpye" is unknown"#,
+            ),
+        ];
+        for (spoil, expected) in mistakes {
+            let mut request = request(&[]);
+            spoil(&mut request);
+            let message = publish(request).expect_err(expected).to_string();
+            assert!(message.contains(expected), "{expected}: {message}");
+            assert!(!message.contains("hunter2"), "{message}");
+        }
+    }
+
+    #[test]
+    fn a_pod_that_claims_another_namespace_cannot_also_forge_what_kubelet_says() {
+        // A PersistentVolume of this driver, written by a user: the attributes are his, path and handle are not.
+        let mut forged = request(&[("type", "input"), ("from", "artifact/secret")]);
+        forged.volume_id = "my-volume".into();
+        forged.target_path = target(UID, "my-volume");
+        assert_eq!(publish(forged), Err(Invalid::OtherVolume));
+        let mut forged = request(&[]);
+        context(&mut forged, "pod.uid", Some("the-victims-uid"));
+        assert_eq!(publish(forged), Err(Invalid::OtherPod));
+    }
+
+    #[test]
+    fn an_unpublish_needs_an_id_and_a_path_and_no_more() {
+        let unpublish = |id: &str, target: &str| {
+            super::unpublish(csi::NodeUnpublishVolumeRequest {
+                volume_id: id.to_owned(),
+                target_path: target.to_owned(),
+            })
+        };
+        let (id, path) = unpublish("../odd id", "/mnt/x").expect("understood");
+        assert_eq!(
+            (id.as_str(), path.as_path()),
+            ("../odd id", Path::new("/mnt/x"))
+        );
+        assert_eq!(unpublish("", "/mnt/x"), Err(Invalid::Missing("volume_id")));
+        assert_eq!(unpublish("x", ""), Err(Invalid::Missing("target_path")));
+        for bad in ["mnt", "/mnt/../x", "/mnt\0"] {
+            assert!(
+                matches!(unpublish("x", bad), Err(Invalid::Path { .. })),
+                "{bad}"
+            );
+        }
+    }
+
+    #[test]
+    fn stats_need_an_id_and_a_path() {
+        let stats = |id: &str, path: &str| {
+            super::stats(&csi::NodeGetVolumeStatsRequest {
+                volume_id: id.to_owned(),
+                volume_path: path.to_owned(),
+                ..Default::default()
+            })
+        };
+        stats("x", "/mnt/x").expect("understood");
+        assert_eq!(stats("", "/mnt/x"), Err(Invalid::Missing("volume_id")));
+        assert_eq!(stats("x", ""), Err(Invalid::Missing("volume_path")));
+    }
+}

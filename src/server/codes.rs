@@ -1,0 +1,189 @@
+//! The one table from what the engine says to the code of a gRPC status.
+//!
+//! CSI gives the codes their meaning: after CANCELLED, DEADLINE_EXCEEDED, UNAVAILABLE and ABORTED "it may still be
+//! running", after any other nothing is, and nothing was left behind. INVALID_ARGUMENT is not in the table: what is
+//! wrong with a request is found before the engine sees it.
+
+use std::error::Error as _;
+
+use tonic::Code;
+
+use crate::engine::Error;
+
+/// The code of an error of the engine. No wildcard: a new variant does not compile until somebody has decided.
+#[must_use]
+pub fn code_of(error: &Error) -> Code {
+    match error {
+        Error::Busy(_) | Error::Coming { .. } => Code::Aborted,
+        Error::NoSuchContent(_) | Error::NoSuchName(_) | Error::NotPublished { .. } => {
+            Code::NotFound
+        }
+        Error::Different { .. } => Code::AlreadyExists,
+        // Nothing is wrong with the request as such: something has to be changed first, on the node or in the pool.
+        Error::PublishedElsewhere { .. }
+        | Error::Target { .. }
+        | Error::Unsupported { .. }
+        | Error::InUse { .. }
+        | Error::Pool { .. } => Code::FailedPrecondition,
+        Error::Full(_) => Code::ResourceExhausted,
+        Error::ShuttingDown => Code::Unavailable,
+        Error::Index(_) | Error::System { .. } | Error::Backend { .. } => Code::Internal,
+    }
+}
+
+/// An error with all its causes, each once: a cause that its effect has quoted already is not said again.
+#[must_use]
+pub fn message_of(error: &Error) -> String {
+    let mut message = error.to_string();
+    let mut cause = error.source();
+    while let Some(error) = cause {
+        let text = error.to_string();
+        if !message.contains(&text) {
+            message.push_str(": ");
+            message.push_str(&text);
+        }
+        cause = error.source();
+    }
+    message
+}
+
+/// A code as gRPC's documents write it.
+#[must_use]
+pub fn code_name(code: Code) -> &'static str {
+    match code {
+        Code::Ok => "OK",
+        Code::Cancelled => "CANCELLED",
+        Code::Unknown => "UNKNOWN",
+        Code::InvalidArgument => "INVALID_ARGUMENT",
+        Code::DeadlineExceeded => "DEADLINE_EXCEEDED",
+        Code::NotFound => "NOT_FOUND",
+        Code::AlreadyExists => "ALREADY_EXISTS",
+        Code::PermissionDenied => "PERMISSION_DENIED",
+        Code::ResourceExhausted => "RESOURCE_EXHAUSTED",
+        Code::FailedPrecondition => "FAILED_PRECONDITION",
+        Code::Aborted => "ABORTED",
+        Code::OutOfRange => "OUT_OF_RANGE",
+        Code::Unimplemented => "UNIMPLEMENTED",
+        Code::Internal => "INTERNAL",
+        Code::Unavailable => "UNAVAILABLE",
+        Code::DataLoss => "DATA_LOSS",
+        Code::Unauthenticated => "UNAUTHENTICATED",
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use std::fmt::Write as _;
+    use std::time::Duration;
+
+    use super::*;
+    use crate::backend;
+    use crate::model::Name;
+    use crate::sys::{self, Errno};
+
+    /// The variant's name. Exhaustive, so a new variant is a reminder to add it to `one_of_each`.
+    fn variant(error: &Error) -> &'static str {
+        match error {
+            Error::Busy(_) => "Busy",
+            Error::Coming { .. } => "Coming",
+            Error::NoSuchContent(_) => "NoSuchContent",
+            Error::NoSuchName(_) => "NoSuchName",
+            Error::NotPublished { .. } => "NotPublished",
+            Error::Different { .. } => "Different",
+            Error::PublishedElsewhere { .. } => "PublishedElsewhere",
+            Error::Target { .. } => "Target",
+            Error::Unsupported { .. } => "Unsupported",
+            Error::Full(_) => "Full",
+            Error::InUse { .. } => "InUse",
+            Error::ShuttingDown => "ShuttingDown",
+            Error::Pool { .. } => "Pool",
+            Error::Index(_) => "Index",
+            Error::System { .. } => "System",
+            Error::Backend { .. } => "Backend",
+        }
+    }
+
+    /// `Index` is left out: its source has no public constructor.
+    fn one_of_each() -> Vec<Error> {
+        let volume = || "csi-1".parse().expect("an id");
+        let name = || Name {
+            tenant: "ci".parse().expect("a label"),
+            reference: "artifact/src".parse().expect("a reference"),
+        };
+        let path = || "/pods/1/mount".into();
+        let system = || sys::Error::new("mkdirat", "/pool/volumes/csi-1", Errno::EIO);
+        vec![
+            Error::Busy(volume()),
+            Error::Coming {
+                reference: name().reference,
+                state: "its pod is still running".into(),
+                waited: Duration::from_secs(90),
+            },
+            Error::NoSuchContent(name()),
+            Error::NoSuchName(name()),
+            Error::NotPublished {
+                volume: "csi-1".into(),
+                path: path(),
+            },
+            Error::Different {
+                volume: volume(),
+                what: "access mode",
+            },
+            Error::PublishedElsewhere {
+                volume: volume(),
+                target: path(),
+            },
+            Error::Target {
+                path: path(),
+                problem: "is a file; remove it".into(),
+            },
+            Error::Unsupported {
+                what: "type import".into(),
+                why: "this version has no importer".into(),
+            },
+            Error::Full("mkdirat /pool/volumes/csi-1: ENOSPC".into()),
+            Error::InUse {
+                name: name(),
+                volumes: 2,
+            },
+            Error::ShuttingDown,
+            Error::Pool {
+                path: "/pool".into(),
+                problem: "another process owns it; stop that first".into(),
+            },
+            Error::System {
+                doing: "make the volume's directory",
+                source: system(),
+            },
+            Error::Backend {
+                doing: "seal",
+                source: backend::Error::System(system()),
+            },
+        ]
+    }
+
+    #[test]
+    fn every_error_has_its_code_and_a_message_that_says_things_once() {
+        let mut table = String::new();
+        for error in one_of_each() {
+            let code = code_name(code_of(&error));
+            // Writing to a String cannot fail.
+            let _ = writeln!(
+                table,
+                "{} -> {code}: {}",
+                variant(&error),
+                message_of(&error)
+            );
+        }
+        insta::assert_snapshot!(table);
+    }
+
+    #[test]
+    fn a_cause_is_told_once() {
+        for error in one_of_each() {
+            let message = message_of(&error);
+            assert!(!message.is_empty());
+            assert!(message.matches("EIO").count() <= 1, "{message}");
+        }
+    }
+}

@@ -1,0 +1,268 @@
+//! A unix socket that is served: how it takes its name and how it gives it back.
+//!
+//! - What is in its place is removed only if it is a socket that nobody answers at.
+//! - Its mode is set on the descriptor before `bind`, which takes it over (`unix_bind`, minus the umask), so there is no
+//!   moment at which it is wider than 0600; and nobody can connect before `listen`.
+//! - At the end its name is removed only if it is still the same inode: a successor may have taken the place.
+
+use std::ffi::{OsStr, OsString};
+use std::io::ErrorKind;
+use std::os::fd::{AsFd, AsRawFd};
+use std::path::{Path, PathBuf};
+use std::time::Duration;
+
+use rustix::fs::Mode;
+use tokio::net::{UnixListener, UnixSocket, UnixStream};
+
+use super::{Error, Result};
+use crate::sys::{Dir, FileKind};
+
+/// The longest path of a socket: `sun_path` has 108 bytes and ends with a NUL.
+pub(super) const LONGEST_PATH: usize = 107;
+
+/// How many connections may wait to be accepted. Kubelet opens one per operation, and a node starts its pods together.
+const BACKLOG: u32 = 1024;
+
+/// How long somebody who holds the socket may take to accept us before we believe that he is there.
+const PATIENCE: Duration = Duration::from_secs(1);
+
+/// A socket that listens, and has its name.
+#[derive(Debug)]
+pub struct Socket {
+    listener: UnixListener,
+    name: SocketName,
+}
+
+impl Socket {
+    /// Listens at `path`, which whoever connects has to write too: so it must fit a socket's address.
+    /// Its directory is made (0755) when only that is missing.
+    pub async fn bind(path: &Path) -> Result<Self> {
+        if path.as_os_str().len() > LONGEST_PATH {
+            return Err(Error::TooLong {
+                path: path.to_owned(),
+            });
+        }
+        let (Some(parent), Some(name), true) =
+            (path.parent(), path.file_name(), path.is_absolute())
+        else {
+            return Err(Error::NoName {
+                path: path.to_owned(),
+            });
+        };
+        match rustix::fs::mkdir(parent, Mode::from(0o755)) {
+            // Whatever is wrong with it, opening it says so better.
+            Ok(()) | Err(_) => {}
+        }
+        let dir = Dir::open(parent).map_err(|source| Error::Directory {
+            path: path.to_owned(),
+            source,
+        })?;
+        Self::bind_in(dir, name).await
+    }
+
+    /// Listens at `name` in `dir`, however long the directory's path is. Whoever connects uses [`connect`].
+    pub async fn bind_in(dir: Dir, name: &OsStr) -> Result<Self> {
+        let path = dir.path().join(name);
+        let io = |doing| {
+            let path = path.clone();
+            move |source| Error::Io {
+                path,
+                doing,
+                source,
+            }
+        };
+        remove_stale(&dir, name, &path).await?;
+        let socket = UnixSocket::new_stream().map_err(io("socket"))?;
+        rustix::fs::fchmod(socket.as_fd(), Mode::from(0o600))
+            .map_err(|errno| io("fchmod")(errno.into()))?;
+        socket.bind(through(&dir, name)).map_err(io("bind"))?;
+        let inode = inode_of(&dir, name).map_err(|source| Error::Directory {
+            path: path.clone(),
+            source,
+        })?;
+        let name = SocketName {
+            dir,
+            name: name.to_owned(),
+            path: path.clone(),
+            inode,
+        };
+        let listener = socket.listen(BACKLOG).map_err(io("listen"))?;
+        Ok(Self { listener, name })
+    }
+
+    pub(super) fn into_parts(self) -> (UnixListener, SocketName) {
+        (self.listener, self.name)
+    }
+}
+
+/// Connects to the socket `name` in `dir`, however long the directory's path is.
+pub async fn connect(dir: &Dir, name: &OsStr) -> std::io::Result<UnixStream> {
+    UnixStream::connect(through(dir, name)).await
+}
+
+/// A path of bounded length to a name in a directory.
+fn through(dir: &Dir, name: &OsStr) -> PathBuf {
+    Path::new("/proc/self/fd")
+        .join(dir.as_fd().as_raw_fd().to_string())
+        .join(name)
+}
+
+/// Device and inode of what has this name; `None`: nothing, or no socket.
+fn inode_of(dir: &Dir, name: &OsStr) -> crate::sys::Result<Option<(u64, u64)>> {
+    Ok(dir.stat_if_there(name)?.and_then(|stat| {
+        let is_socket = FileKind::of_mode(stat.st_mode) == FileKind::Socket;
+        is_socket.then_some((stat.st_dev, stat.st_ino))
+    }))
+}
+
+async fn remove_stale(dir: &Dir, name: &OsStr, path: &Path) -> Result<()> {
+    let directory = |source| Error::Directory {
+        path: path.to_owned(),
+        source,
+    };
+    let Some(stat) = dir.stat_if_there(name).map_err(directory)? else {
+        return Ok(());
+    };
+    if FileKind::of_mode(stat.st_mode) != FileKind::Socket {
+        return Err(Error::InTheWay {
+            path: path.to_owned(),
+        });
+    }
+    match tokio::time::timeout(PATIENCE, connect(dir, name)).await {
+        // Its maker is gone: this is how a socket looks after `kill -9`.
+        Ok(Err(error)) if error.kind() == ErrorKind::ConnectionRefused => {
+            dir.remove_file(name).map_err(directory)
+        }
+        Ok(Err(error)) if error.kind() == ErrorKind::NotFound => Ok(()),
+        Ok(Err(source)) => Err(Error::Io {
+            path: path.to_owned(),
+            doing: "ask whether somebody answers there",
+            source,
+        }),
+        Ok(Ok(_)) | Err(_) => Err(Error::Taken {
+            path: path.to_owned(),
+        }),
+    }
+}
+
+/// The name of a socket in its directory; removed in `Drop`, if it is still ours.
+#[derive(Debug)]
+pub(super) struct SocketName {
+    dir: Dir,
+    name: OsString,
+    path: PathBuf,
+    inode: Option<(u64, u64)>,
+}
+
+impl SocketName {
+    pub(super) fn path(&self) -> &Path {
+        &self.path
+    }
+}
+
+impl Drop for SocketName {
+    fn drop(&mut self) {
+        let ours = matches!(inode_of(&self.dir, &self.name), Ok(inode) if inode.is_some() && inode == self.inode);
+        if ours && let Err(error) = self.dir.remove_file(&self.name) {
+            tracing::warn!(socket = %self.path.display(), %error, "the socket stays behind");
+        }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use std::os::unix::fs::{FileTypeExt, PermissionsExt};
+
+    use super::*;
+
+    fn place() -> (tempfile::TempDir, PathBuf) {
+        let dir = tempfile::tempdir().expect("a temporary directory");
+        let path = dir.path().join("x.sock");
+        (dir, path)
+    }
+
+    #[tokio::test]
+    async fn it_is_only_ours_from_the_first_moment_and_gone_at_the_end() {
+        let (_dir, path) = place();
+        let socket = Socket::bind(&path).await.expect("bind");
+        let metadata = std::fs::symlink_metadata(&path).expect("it is there");
+        assert!(metadata.file_type().is_socket());
+        assert_eq!(metadata.permissions().mode() & 0o7777, 0o600);
+        UnixStream::connect(&path).await.expect("it listens");
+        drop(socket);
+        assert!(!path.exists());
+    }
+
+    #[tokio::test]
+    async fn a_stale_socket_is_replaced_and_a_live_one_is_not() {
+        let (_dir, path) = place();
+        drop(std::os::unix::net::UnixListener::bind(&path).expect("bind")); // leaves the file
+        let live = Socket::bind(&path).await.expect("the stale one goes");
+        let error = Socket::bind(&path).await.expect_err("it is taken");
+        assert!(matches!(error, Error::Taken { .. }), "{error}");
+        UnixStream::connect(&path)
+            .await
+            .expect("the first still serves");
+        drop(live);
+    }
+
+    #[tokio::test]
+    async fn what_is_no_socket_is_left_alone() {
+        let (dir, path) = place();
+        for make in [
+            (|path: &Path| std::fs::write(path, "precious").expect("write")) as fn(&Path),
+            |path| std::fs::create_dir(path).expect("mkdir"),
+            |path| std::os::unix::fs::symlink("elsewhere", path).expect("symlink"),
+        ] {
+            make(&path);
+            let error = Socket::bind(&path).await.expect_err("in the way");
+            assert!(matches!(error, Error::InTheWay { .. }), "{error}");
+            assert!(path.symlink_metadata().is_ok(), "it must still be there");
+            let away = dir.path().join("away");
+            std::fs::rename(&path, &away).expect("rename");
+            if away.symlink_metadata().expect("there").is_dir() {
+                std::fs::remove_dir(&away).expect("rmdir");
+            } else {
+                std::fs::remove_file(&away).expect("unlink");
+            }
+        }
+    }
+
+    #[tokio::test]
+    async fn a_successors_socket_is_not_removed() {
+        let (_dir, path) = place();
+        let first = Socket::bind(&path).await.expect("bind");
+        std::fs::remove_file(&path).expect("unlink");
+        let second = Socket::bind(&path).await.expect("bind");
+        drop(first);
+        assert!(path.exists(), "the second's name went with the first");
+        drop(second);
+        assert!(!path.exists());
+    }
+
+    #[tokio::test]
+    async fn a_path_that_does_not_fit_is_refused_in_words_but_a_directory_may_be_long() {
+        let dir = tempfile::tempdir().expect("a temporary directory");
+        let deep = dir.path().join("d".repeat(120));
+        std::fs::create_dir(&deep).expect("mkdir");
+        let error = Socket::bind(&deep.join("s")).await.expect_err("too long");
+        assert!(
+            error.to_string().contains("choose a shorter one"),
+            "{error}"
+        );
+
+        let name = OsStr::new("admin.sock");
+        let socket = Socket::bind_in(Dir::open(&deep).expect("open"), name).await;
+        let socket = socket.expect("bind by the directory's descriptor");
+        connect(&Dir::open(&deep).expect("open"), name)
+            .await
+            .expect("connect by the directory's descriptor");
+        drop(socket);
+        assert!(!deep.join(name).exists());
+
+        for bad in ["relative.sock", "/"] {
+            let error = Socket::bind(Path::new(bad)).await.expect_err(bad);
+            assert!(matches!(error, Error::NoName { .. }), "{error}");
+        }
+    }
+}

@@ -1,0 +1,219 @@
+//! One span and one line of log per RPC: method, volume, code, duration, and the message of a failure.
+//!
+//! A request is never printed, not even a part of it by chance: this layer sees only the path and the answer's
+//! status, and a service adds by hand what may be known ([`Rpc`]). So secrets, `serviceAccount.tokens` and mount flags
+//! cannot get here (CSI specification, "Secrets Requirements"); `tests/secrets.rs` walks the descriptor to prove it.
+//!
+//! An RPC whose caller goes away, or whose deadline passes, is dropped in the middle: it gets its line too, CANCELLED.
+
+use std::collections::BTreeMap;
+use std::convert::Infallible;
+use std::fmt::Display;
+use std::future::Future;
+use std::path::Path;
+use std::pin::Pin;
+use std::sync::atomic::{AtomicU64, Ordering};
+use std::sync::{Arc, OnceLock};
+use std::task::{Context, Poll};
+use std::time::Instant;
+
+use parking_lot::Mutex;
+use tonic::body::Body;
+use tonic::codegen::http;
+use tonic::{Code, Status};
+use tower::{Layer, Service};
+use tracing::{Instrument as _, Span};
+
+use super::codes::code_name;
+
+/// The longest piece of a request that is put into a span; what is longer is cut.
+const LONGEST_FIELD: usize = 256;
+
+/// The layer. Clones share what is running.
+#[derive(Debug, Clone)]
+pub struct Trace {
+    new_span: fn(&str) -> Span,
+    frequent: &'static [&'static str],
+    running: Arc<Mutex<BTreeMap<u64, Rpc>>>,
+    next: Arc<AtomicU64>,
+}
+
+impl Trace {
+    /// `new_span` makes an RPC's span from its method's name, with an empty field for all that a service adds later;
+    /// at level ERROR, so that it is there whatever the filter lets through. Methods that somebody calls all the time
+    /// are logged at DEBUG when they succeed, all others at INFO.
+    #[must_use]
+    pub fn new(new_span: fn(&str) -> Span, frequent: &'static [&'static str]) -> Self {
+        Self {
+            new_span,
+            frequent,
+            running: Arc::default(),
+            next: Arc::default(),
+        }
+    }
+
+    fn begin(&self, method: &str) -> Guard {
+        let rpc = Rpc(Arc::new(Facts {
+            method: method.to_owned(),
+            span: (self.new_span)(method),
+            volume: OnceLock::new(),
+            began: Instant::now(),
+            frequent: self.frequent.contains(&method),
+        }));
+        let key = self.next.fetch_add(1, Ordering::Relaxed);
+        self.running.lock().insert(key, rpc.clone());
+        Guard {
+            trace: self.clone(),
+            key,
+            rpc,
+            answered: false,
+        }
+    }
+
+    /// Says in the log which RPCs are not answered yet.
+    pub(super) fn name_the_late(&self, socket: &Path) {
+        for rpc in self.running.lock().values() {
+            let _in = rpc.0.span.enter();
+            tracing::warn!(
+                socket = %socket.display(),
+                method = rpc.0.method,
+                volume = rpc.0.volume.get().map_or("", String::as_str),
+                running_ms = millis(rpc.0.began),
+                "not answered within the grace period; the caller has to ask again"
+            );
+        }
+    }
+}
+
+fn millis(since: Instant) -> u64 {
+    u64::try_from(since.elapsed().as_millis()).unwrap_or(u64::MAX)
+}
+
+/// A running RPC, as its service sees it: among the extensions of its request.
+#[derive(Debug, Clone)]
+pub struct Rpc(Arc<Facts>);
+
+#[derive(Debug)]
+struct Facts {
+    method: String,
+    span: Span,
+    volume: OnceLock<String>,
+    began: Instant,
+    frequent: bool,
+}
+
+impl Rpc {
+    /// The RPC that a request belongs to; none when it came past the layer, as in unit tests.
+    pub fn of<T>(request: &tonic::Request<T>) -> Option<&Self> {
+        request.extensions().get()
+    }
+
+    /// Says which volume it is about.
+    pub fn volume(&self, id: &str) {
+        let id = self.0.volume.get_or_init(|| cut(id));
+        self.0.span.record("volume.id", id.as_str());
+    }
+
+    /// Says something more of it, in a field of its span.
+    pub fn record(&self, field: &str, value: impl Display) {
+        self.0.span.record(field, cut(&value.to_string()));
+    }
+}
+
+/// A caller's text, short and on one line.
+fn cut(text: &str) -> String {
+    text.chars()
+        .flat_map(char::escape_debug)
+        .take(LONGEST_FIELD)
+        .collect()
+}
+
+/// Logs the RPC when it ends, in whatever way.
+struct Guard {
+    trace: Trace,
+    key: u64,
+    rpc: Rpc,
+    answered: bool,
+}
+
+impl Guard {
+    fn answer(mut self, status: Option<Status>) {
+        self.answered = true;
+        self.log(&status.unwrap_or_else(|| Status::new(Code::Ok, "")));
+    }
+
+    fn log(&self, status: &Status) {
+        let _in = self.rpc.0.span.enter();
+        let code = code_name(status.code());
+        let elapsed = self.rpc.0.began.elapsed();
+        let duration_us = u64::try_from(elapsed.as_micros()).unwrap_or(u64::MAX);
+        match status.code() {
+            Code::Ok if self.rpc.0.frequent => tracing::debug!(code, duration_us, "answered"),
+            Code::Ok => tracing::info!(code, duration_us, "answered"),
+            Code::Internal | Code::Unknown | Code::DataLoss => {
+                tracing::error!(code, duration_us, error = status.message(), "failed");
+            }
+            _ => tracing::warn!(code, duration_us, error = status.message(), "refused"),
+        }
+    }
+}
+
+impl Drop for Guard {
+    fn drop(&mut self) {
+        self.trace.running.lock().remove(&self.key);
+        if !self.answered {
+            self.log(&Status::cancelled("the caller went away"));
+        }
+    }
+}
+
+impl<S> Layer<S> for Trace {
+    type Service = Traced<S>;
+
+    fn layer(&self, inner: S) -> Traced<S> {
+        Traced {
+            inner,
+            trace: self.clone(),
+        }
+    }
+}
+
+/// A service behind the layer.
+#[derive(Debug, Clone)]
+pub struct Traced<S> {
+    inner: S,
+    trace: Trace,
+}
+
+type Answer = Result<http::Response<Body>, Infallible>;
+
+impl<S> Service<http::Request<Body>> for Traced<S>
+where
+    S: Service<http::Request<Body>, Response = http::Response<Body>, Error = Infallible>,
+    S::Future: Send + 'static,
+{
+    type Response = http::Response<Body>;
+    type Error = Infallible;
+    type Future = Pin<Box<dyn Future<Output = Answer> + Send>>;
+
+    fn poll_ready(&mut self, context: &mut Context<'_>) -> Poll<Result<(), Infallible>> {
+        self.inner.poll_ready(context)
+    }
+
+    fn call(&mut self, mut request: http::Request<Body>) -> Self::Future {
+        // "/csi.v1.Node/NodePublishVolume"
+        let path = request.uri().path();
+        let method = path.rsplit('/').next().unwrap_or(path).to_owned();
+        let guard = self.trace.begin(&cut(&method));
+        let span = guard.rpc.0.span.clone();
+        request.extensions_mut().insert(guard.rpc.clone());
+        let answer = span.in_scope(|| self.inner.call(request));
+        Box::pin(async move {
+            let response = answer.instrument(span).await?;
+            // A unary answer with an error has its status in the headers; without one it is OK, which comes in the
+            // trailers, after the message.
+            guard.answer(Status::from_header_map(response.headers()));
+            Ok(response)
+        })
+    }
+}
