@@ -18,7 +18,10 @@ const FLOORS: [(&str, &[&str]); 7] = [
         &["archive", "backend", "store"],
     ),
     ("the heart", &["engine"]),
-    ("messages, for those who speak", &["proto"]),
+    (
+        "messages and sockets, for those who speak",
+        &["proto", "server"],
+    ),
     (
         "those who speak to the world",
         &["admin", "csi", "http", "k8s", "kubelet", "peer"],

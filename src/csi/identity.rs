@@ -1,4 +1,5 @@
 //! The Identity service: who this is, what it can do, and whether it can do it now.
+//! It asks nobody: Probe must answer while everything else is busy or broken.
 
 use std::collections::BTreeMap;
 

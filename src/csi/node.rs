@@ -1,4 +1,5 @@
 //! The Node service: publish, unpublish and measure the volumes of pods.
+//! What came in is `parse`'s business, what becomes of it the engine's; here is only how they meet, and how it is said.
 
 use std::collections::BTreeMap;
 

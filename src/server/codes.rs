@@ -77,9 +77,9 @@ mod tests {
     use std::time::Duration;
 
     use super::*;
-    use crate::backend;
     use crate::model::Name;
     use crate::sys::{self, Errno};
+    use crate::{backend, store};
 
     /// The variant's name. Exhaustive, so a new variant is a reminder to add it to `one_of_each`.
     fn variant(error: &Error) -> &'static str {
@@ -103,7 +103,6 @@ mod tests {
         }
     }
 
-    /// `Index` is left out: its source has no public constructor.
     fn one_of_each() -> Vec<Error> {
         let volume = || "csi-1".parse().expect("an id");
         let name = || Name {
@@ -151,6 +150,10 @@ mod tests {
                 path: "/pool".into(),
                 problem: "another process owns it; stop that first".into(),
             },
+            Error::Index(store::Error::Damaged {
+                path: "/pool/index.redb".into(),
+                why: "it is torn; run `baggageclaim check --rebuild`".into(),
+            }),
             Error::System {
                 doing: "make the volume's directory",
                 source: system(),

@@ -1,4 +1,5 @@
 //! Which service a request is for, by the first part of its path.
+//! (tonic has a router that can more, and brings an HTTP framework for it.)
 
 use std::convert::Infallible;
 use std::future::Future;
