@@ -10,6 +10,8 @@
 //! | btrfs | `fs` (subvolume) | `fs` (read-only snapshot) | bind | `snapshot -r` |
 //! | copy | `fs/` | `fs/` | bind | copy, by reflink where it can |
 
+mod overlay;
+mod probe;
 pub mod tree;
 
 use std::fmt;
@@ -17,6 +19,8 @@ use std::os::fd::OwnedFd;
 
 use serde::{Deserialize, Serialize};
 
+pub use self::overlay::{MountApi, Overlay};
+pub use self::probe::{Attempt, Chosen, Facts, choose};
 use crate::model::{LayerId, VolumeId};
 pub use crate::model::{RootAttributes, Usage};
 use crate::sys::{self, Dir};

@@ -1,0 +1,90 @@
+//! How an overlay is put together from open directories, by either mount API, with the same result: a detached mount,
+//! in no peer group, `nosuid,nodev`.
+
+use std::fmt::Write as _;
+use std::os::fd::{AsFd, AsRawFd, OwnedFd};
+
+use crate::sys::{ClassicMount, Dir, Errno, Error, FsContext, MountAttrFlags, Result, Room};
+
+/// Always written out, because parameters of the kernel module change the defaults. No metacopy: its uppers hold stubs
+/// without data. No redirects, neither made nor followed: a layer must be a plain diff. No index and no xino: they tie a
+/// top to the layers that it was first mounted with.
+pub(super) const OPTIONS: [(&str, &str); 4] = [
+    ("metacopy", "off"),
+    ("redirect_dir", "nofollow"),
+    ("index", "off"),
+    ("xino", "off"),
+];
+
+/// The most that mount(2) takes as options, the final NUL included.
+const PAGE: usize = 4096;
+
+/// What an overlay is made of. All of it is opened through mounts of the namespace that it is mounted in.
+pub(super) struct Parts<'a> {
+    pub(super) source: &'a str,
+    /// Newest first, at least one.
+    pub(super) lowers: &'a [Dir],
+    pub(super) top: &'a Dir,
+    pub(super) work: &'a Dir,
+    pub(super) volatile: bool,
+    pub(super) read_only: bool,
+}
+
+/// A detached mount of `parts`; in `room` by mount(2) if they were opened through mounts that are attached there.
+pub(super) fn assemble(parts: &Parts<'_>, room: Option<&Room>) -> Result<OwnedFd> {
+    match room {
+        Some(room) => classic(parts, room),
+        None => by_descriptors(parts),
+    }
+}
+
+fn by_descriptors(parts: &Parts<'_>) -> Result<OwnedFd> {
+    let context = FsContext::open("overlay")?;
+    context.string("source", parts.source)?;
+    for lower in parts.lowers {
+        context.descriptor("lowerdir+", lower)?;
+    }
+    context.descriptor("upperdir", parts.top)?;
+    context.descriptor("workdir", parts.work)?;
+    for (key, value) in OPTIONS {
+        context.string(key, value)?;
+    }
+    if parts.volatile {
+        context.flag("volatile")?;
+    }
+    context.create()?;
+    let mut attributes = MountAttrFlags::MOUNT_ATTR_NOSUID | MountAttrFlags::MOUNT_ATTR_NODEV;
+    if parts.read_only {
+        attributes |= MountAttrFlags::MOUNT_ATTR_RDONLY;
+    }
+    context.mount(attributes)
+}
+
+fn classic(parts: &Parts<'_>, room: &Room) -> Result<OwnedFd> {
+    let number = |dir: &Dir| dir.as_fd().as_raw_fd();
+    let mut options = String::with_capacity(512);
+    // Writing to a String cannot fail. The numbers are relative to /proc/self/fd, where the room is.
+    for (index, lower) in parts.lowers.iter().enumerate() {
+        let separator = if index == 0 { "lowerdir=" } else { ":" };
+        let _ = write!(options, "{separator}{}", number(lower));
+    }
+    let (top, work) = (number(parts.top), number(parts.work));
+    let _ = write!(options, ",upperdir={top},workdir={work}");
+    for (key, value) in OPTIONS {
+        let _ = write!(options, ",{key}={value}");
+    }
+    if parts.volatile {
+        options.push_str(",volatile");
+    }
+    if options.len() >= PAGE {
+        // The kernel would cut it off without a word.
+        return Err(Error::new("mount", parts.source, Errno::E2BIG)
+            .with_detail(format!("{} layers", parts.lowers.len())));
+    }
+    room.mount_classic(ClassicMount {
+        filesystem: "overlay",
+        source: parts.source.to_owned(),
+        options,
+        read_only: parts.read_only,
+    })
+}

@@ -1,0 +1,406 @@
+//! Copy-on-write by overlayfs: a volume is an empty directory over a stack of immutable ones.
+//!
+//! A volume's `top/` takes what is written, each mount brings its own `work.N/`, and sealing is a rename of `top/`,
+//! once nothing can write to it any more. What may never be sealed and has no parent (`scratch`) is `top/` itself,
+//! bind-mounted: overlay on overlay is EINVAL, so docker-in-docker needs a plain directory.
+//!
+//! | file | says |
+//! |---|---|
+//! | `root` | what the root directory of a new volume looks like |
+//! | `assemble` | how an overlay is put together, by either mount API |
+//! | `view` | how owners are swapped, and how layers become reachable in a private namespace |
+//! | `trial` | what must work on a pool before it is believed to |
+
+mod assemble;
+mod root;
+mod trial;
+mod view;
+
+use std::os::fd::{AsFd, OwnedFd};
+use std::path::Path;
+use std::sync::atomic::{AtomicU32, Ordering};
+
+use serde::{Deserialize, Serialize};
+
+use self::assemble::{Parts, assemble};
+use self::view::{Owners, Views};
+use super::{Backend, BackendKind, Error, Freeze, Limit, Result, Start, Usage, tree};
+use crate::model::layout::{EMPTY, FS, LAYERS, TOP, WORK_PREFIX};
+use crate::model::{LayerId, VolumeId};
+use crate::sys::{self, Dir, Errno, FileKind, FsContext, MountEntry, Room};
+
+/// How overlays are mounted. Both are main paths: production runs Linux 5.15 to 6.12 and newer.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Hash, Serialize, Deserialize)]
+#[serde(rename_all = "kebab-case")]
+pub enum MountApi {
+    /// `fsopen` with each layer as a descriptor (Linux 6.13).
+    Descriptors,
+    /// mount(2) with one page of options, in a private namespace (any kernel that has `volatile`: 5.10).
+    Classic,
+}
+
+impl std::fmt::Display for MountApi {
+    fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
+        f.write_str(match self {
+            Self::Descriptors => "descriptors",
+            Self::Classic => "classic",
+        })
+    }
+}
+
+/// The `f_type` of an overlay (`OVERLAYFS_SUPER_MAGIC` of `linux/magic.h`).
+const OVERLAY_MAGIC: u64 = 0x794c_7630;
+/// What the source of all our mounts begins with in the kernel's mount table.
+const SOURCE_PREFIX: &str = "baggageclaim:";
+
+/// The overlay backend of one pool.
+#[derive(Debug)]
+pub struct Overlay {
+    layers: Dir,
+    empty: Dir,
+    /// A second, detached mount of `empty`: the work directory of [`Overlay::in_use`], which must lie on another mount than
+    /// the top it asks about. Shows no files and holds none.
+    elsewhere: OwnedFd,
+    api: MountApi,
+    views: Views,
+    /// Why size limits are not enforced, if they are not.
+    no_quota: Option<String>,
+    next_project: AtomicU32,
+}
+
+impl Overlay {
+    /// The backend on `pool`, which has the directories `layers`, `empty` and `incoming`, if overlay truly works there
+    /// through `api`: everything that the backend relies upon is tried once ([`trial`]), and leaves nothing behind.
+    pub fn open(pool: &Dir, api: MountApi) -> Result<Self> {
+        let empty = pool.open_beneath(EMPTY)?;
+        let elsewhere = sys::clone_tree(&empty)?;
+        let mut seed = [0; 4];
+        // Only a start that differs from run to run, so a failure (there is none on Linux 5.10) does no harm.
+        let _ = getrandom::fill(&mut seed);
+        let overlay = Self {
+            layers: pool.open_beneath(LAYERS)?,
+            empty,
+            elsewhere,
+            api,
+            views: Views::new(pool.try_clone()?, Room::new()?, api == MountApi::Classic),
+            no_quota: pool.project_quota().err().map(|why| why.to_string()),
+            next_project: AtomicU32::new(u32::from_ne_bytes(seed) | 1 << 16),
+        };
+        trial::run(&overlay, pool)?;
+        Ok(overlay)
+    }
+
+    /// Which mount API it uses.
+    #[must_use]
+    pub fn api(&self) -> MountApi {
+        self.api
+    }
+
+    /// A detached mount of `volume` over these layers' content (newest first).
+    fn mount_over(
+        &self,
+        volume: &Dir,
+        id: &str,
+        lowers: &Lowers<'_>,
+        start: &Start<'_>,
+        read_only: bool,
+    ) -> Result<OwnedFd> {
+        let owners = match (start.root.uid, start.root.gid, lowers.newest(self)?) {
+            (None, None, _) | (_, _, None) => Owners::as_they_are(),
+            (uid, gid, Some(newest)) => {
+                let root = newest.stat_self()?;
+                Owners::swapping((root.st_uid, uid), (root.st_gid, gid))
+            }
+        };
+        let source = format!("{SOURCE_PREFIX}{id}");
+        let work = next_work(volume)?;
+        let attempt = |work: &str| -> Result<OwnedFd> {
+            let view = self.views.of(owners)?;
+            let view = view.as_deref();
+            let volume_seen;
+            let volume = match view {
+                None => volume,
+                Some(view) => {
+                    volume_seen = self.views.find(view, volume)?;
+                    &volume_seen
+                }
+            };
+            let mut lowers = lowers.open(self, view)?;
+            if lowers.is_empty() {
+                lowers.push(match view {
+                    None => self.empty.try_clone()?,
+                    Some(view) => view.root().open_beneath(EMPTY)?,
+                });
+            }
+            let parts = Parts {
+                source: &source,
+                lowers: &lowers,
+                top: &volume.open_beneath(TOP)?,
+                work: &volume.open_beneath(work)?,
+                volatile: !start.durable,
+                read_only,
+            };
+            let room = view.and_then(view::View::room);
+            Ok(assemble(&parts, room)?)
+        };
+        let mounted = match attempt(&work) {
+            // Linux 6.13 and 6.14 take descriptors, but not those of a detached clone: attach the clones from now on.
+            Err(Error::System(error))
+                if error.is(Errno::EINVAL)
+                    && !owners.are_as_they_are()
+                    && self.views.attach_from_now_on() =>
+            {
+                attempt(&next_work(volume)?)
+            }
+            result => result,
+        };
+        match mounted {
+            Err(Error::System(error)) if error.is(Errno::EINVAL) && !owners.are_as_they_are() => {
+                Err(view::unsupported(&error))
+            }
+            result => result,
+        }
+    }
+
+    fn limit(&self, volume: &Dir, bytes: Option<u64>) -> Result<Limit> {
+        let Some(bytes) = bytes else {
+            return Ok(Limit::None);
+        };
+        if let Some(why) = &self.no_quota {
+            return Ok(Limit::Unenforced(why.clone()));
+        }
+        // A project that no inode has: a layer keeps the project of the volume that it was, for as long as it lives.
+        let project = loop {
+            let project = self.next_project.fetch_add(1, Ordering::Relaxed);
+            // 0 is everybody's.
+            if project != 0
+                && !volume
+                    .project_usage(project)
+                    .is_ok_and(|usage| usage.inodes > 0)
+            {
+                break project;
+            }
+        };
+        // Before `top` and `work.N` are made: they must inherit it, or copy-up between them is EXDEV.
+        volume.set_project(project)?;
+        volume.set_project_limit(project, bytes)?;
+        Ok(Limit::Enforced)
+    }
+}
+
+/// The content that a volume is a view of, newest first: layers of the pool, or, in the trial, any directories.
+enum Lowers<'a> {
+    Layers(&'a [LayerId]),
+    /// Paths beneath the pool.
+    Beneath(&'a Dir, &'a [&'a str]),
+}
+
+impl Lowers<'_> {
+    fn newest(&self, overlay: &Overlay) -> Result<Option<Dir>> {
+        Ok(match self {
+            Self::Layers([newest, ..]) => Some(overlay.layers.open_beneath(layer_fs(newest))?),
+            Self::Beneath(pool, [newest, ..]) => Some(pool.open_beneath(newest)?),
+            Self::Layers([]) | Self::Beneath(_, []) => None,
+        })
+    }
+
+    fn open(&self, overlay: &Overlay, view: Option<&view::View>) -> Result<Vec<Dir>> {
+        let opened: sys::Result<Vec<Dir>> = match self {
+            Self::Layers(ids) => {
+                let layers = view.map_or(&overlay.layers, view::View::layers);
+                ids.iter()
+                    .map(|id| layers.open_beneath(layer_fs(id)))
+                    .collect()
+            }
+            Self::Beneath(pool, paths) => {
+                let pool = view.map_or(*pool, view::View::root);
+                paths.iter().map(|path| pool.open_beneath(path)).collect()
+            }
+        };
+        Ok(opened?)
+    }
+}
+
+fn layer_fs(id: &LayerId) -> String {
+    format!("{id}/{FS}")
+}
+
+/// Makes the next `work.N` of a volume: the marker of a volatile mount stays even after a clean end, and the next mount on
+/// that directory is EINVAL. A first mount costs exactly one mkdir.
+fn next_work(volume: &Dir) -> Result<String> {
+    let mut number = 1_u32;
+    loop {
+        let name = format!("{WORK_PREFIX}{number}");
+        if volume.ensure_dir(&name, 0o700)? {
+            return Ok(name);
+        }
+        number += 1;
+    }
+}
+
+/// Whether a volume is `top/` itself rather than an overlay.
+fn is_plain(start: &Start<'_>) -> bool {
+    !start.sealable && start.layers.is_empty()
+}
+
+/// Whether a name is there and a regular file.
+fn is_file(dir: &Dir, name: &str) -> Result<bool> {
+    let stat = dir.stat_if_there(name)?;
+    Ok(stat.is_some_and(|stat| FileKind::of_mode(stat.st_mode) == FileKind::File))
+}
+
+fn open_if_there(dir: &Dir, name: &str) -> Result<Option<Dir>> {
+    match dir.open_beneath(name) {
+        Ok(dir) => Ok(Some(dir)),
+        Err(error) if error.is(Errno::ENOENT) => Ok(None),
+        Err(error) => Err(error.into()),
+    }
+}
+
+impl Backend for Overlay {
+    fn kind(&self) -> BackendKind {
+        BackendKind::Overlay
+    }
+
+    fn create(&self, volume: &Dir, start: &Start<'_>) -> Result<Limit> {
+        let limit = self.limit(volume, start.size_limit)?;
+        let parent = Lowers::Layers(start.layers).newest(self)?;
+        root::make(volume, parent.as_ref(), &start.root)?;
+        Ok(limit)
+    }
+
+    fn mount(
+        &self,
+        volume: &Dir,
+        id: &VolumeId,
+        start: &Start<'_>,
+        read_only: bool,
+    ) -> Result<OwnedFd> {
+        if is_plain(start) {
+            return Ok(sys::bind(&volume.open_beneath(TOP)?, read_only)?);
+        }
+        let lowers = Lowers::Layers(start.layers);
+        self.mount_over(volume, id.as_str(), &lowers, start, read_only)
+    }
+
+    fn shows(&self, mount: &MountEntry, id: &VolumeId) -> bool {
+        if mount.filesystem == "overlay" {
+            let source = mount.source.to_str();
+            return source.and_then(|source| source.strip_prefix(SOURCE_PREFIX))
+                == Some(id.as_str());
+        }
+        // A bind has no source of its own, but a root: the plain directory, `…/<id>/top`.
+        mount.root.ends_with(Path::new(id.as_str()).join(TOP))
+    }
+
+    fn in_use(&self, volume: &Dir) -> Result<bool> {
+        use std::os::fd::AsRawFd;
+        let Some(top) = open_if_there(volume, TOP)? else {
+            return Ok(false);
+        };
+        // With index=on the kernel refuses a top that another overlay holds (EBUSY) before it finds out that the work
+        // directory lies on another mount (EINVAL). So nothing is ever mounted or written. As strings, which all
+        // kernels take; `lowerdir` rather than `lowerdir+`, which only newer ones know.
+        let context = FsContext::open("overlay")?;
+        let path = |fd: &dyn AsFd| format!("/proc/self/fd/{}", fd.as_fd().as_raw_fd());
+        context.string("lowerdir", &path(&self.empty))?;
+        context.string("upperdir", &path(&top))?;
+        context.string("workdir", &path(&self.elsewhere))?;
+        context.string("index", "on")?;
+        Ok(!matches!(context.create(), Err(error) if error.is(Errno::EINVAL)))
+    }
+
+    fn freeze(&self, volume: &Dir, pin: Option<OwnedFd>) -> Result<Freeze> {
+        let Some(pin) = pin else {
+            return self.unpinned(volume);
+        };
+        // Of a bind mount the filesystem is the pool's own: making *that* read-only would be the end of everything.
+        let pin = Dir::from_fd(pin, volume.path());
+        if pin.space()?.magic != OVERLAY_MAGIC {
+            drop(pin);
+            return self.unpinned(volume);
+        }
+        let context = FsContext::pick(pin.as_fd())?;
+        context.flag("ro")?;
+        let result = context.reconfigure();
+        // The context holds the superblock as the pin does.
+        drop(context);
+        match result {
+            Ok(()) => Ok(Freeze::Frozen),
+            Err(error) if error.is(Errno::EBUSY) => {
+                let watch = match sys::watch_unmount(pin.as_fd()) {
+                    Ok(watch) => watch,
+                    // There is a limit on watches per user: without one the caller asks again.
+                    Err(error)
+                        if matches!(
+                            error.errno(),
+                            Errno::EMFILE | Errno::ENFILE | Errno::ENOSPC
+                        ) =>
+                    {
+                        return Ok(Freeze::Busy(None));
+                    }
+                    Err(error) => return Err(error.into()),
+                };
+                drop(pin);
+                // The last writer may have gone since; then ours was the last hold, and the watch has fired already.
+                if sys::has_unmounted(&watch) {
+                    return Ok(Freeze::Frozen);
+                }
+                Ok(Freeze::Busy(Some(watch)))
+            }
+            Err(error) => Err(error.into()),
+        }
+    }
+
+    fn has_marker(&self, volume: &Dir, name: &str) -> Result<bool> {
+        match open_if_there(volume, TOP)? {
+            Some(top) => is_file(&top, name),
+            None => Ok(false),
+        }
+    }
+
+    fn seal(&self, volume: &Dir, layer: &Dir, marker: &str) -> Result<()> {
+        let Some(top) = open_if_there(volume, TOP)? else {
+            if layer.has(FS)? {
+                return Ok(());
+            }
+            return Err(volume.error("openat2", TOP, Errno::ENOENT).into());
+        };
+        if is_file(&top, marker)? {
+            top.remove_file(marker)?;
+        }
+        Ok(volume.rename(TOP, layer, FS)?)
+    }
+
+    fn stacks(&self) -> bool {
+        true
+    }
+
+    fn flatten(&self, layers: &[LayerId], into: &Dir, bottom: bool) -> Result<()> {
+        let layers = Lowers::Layers(layers).open(self, None)?;
+        tree::flatten(&layers, into, bottom)
+    }
+
+    fn usage(&self, dir: &Dir) -> Result<Usage> {
+        let content = match open_if_there(dir, TOP)? {
+            Some(top) => top,
+            None => dir.open_beneath(FS)?,
+        };
+        tree::usage(&content)
+    }
+
+    fn delete(&self, trash: &Dir, name: &Path) -> Result<()> {
+        tree::delete(trash, name)
+    }
+}
+
+impl Overlay {
+    /// What is known of a volume of which we hold no mount.
+    fn unpinned(&self, volume: &Dir) -> Result<Freeze> {
+        Ok(if self.in_use(volume)? {
+            Freeze::Busy(None)
+        } else {
+            Freeze::Frozen
+        })
+    }
+}

@@ -1,0 +1,257 @@
+//! What must work on a pool before overlay is believed to. Kernel versions say little: features are backported, built
+//! without, switched off by module parameters, or not supported by the pool's filesystem.
+
+use std::os::fd::AsFd;
+use std::path::Path;
+
+use rustix::fs::OFlags;
+
+use super::assemble::OPTIONS;
+use super::{Lowers, Overlay, root};
+use crate::backend::{Backend, Error, Freeze, Result, Start, tree};
+use crate::model::RootAttributes;
+use crate::model::layout::{INCOMING, TOP};
+use crate::sys::{Dir, Errno, Xattrs};
+
+/// In `incoming/`, which is swept at start; a trial that was killed is swept by the next one, too.
+const NAME: &str = "overlay-trial";
+/// Of the file that must be copied up whole.
+const CONTENT: &[u8] = b"a layer is a plain diff";
+
+/// What a volume of the trial starts with.
+const START: Start<'static> = Start {
+    layers: &[],
+    root: RootAttributes {
+        mode: None,
+        uid: None,
+        gid: None,
+        mount_group: None,
+    },
+    size_limit: None,
+    sealable: true,
+    durable: false,
+};
+
+/// Tries everything once. 2 ms, and nothing is left behind.
+pub(super) fn run(overlay: &Overlay, pool: &Dir) -> Result<()> {
+    let incoming = pool.open_beneath(INCOMING)?;
+    tree::delete(&incoming, Path::new(NAME))?;
+    let result = attempt(overlay, pool, &incoming);
+    let swept = tree::delete(&incoming, Path::new(NAME));
+    result.and(swept)
+}
+
+fn attempt(overlay: &Overlay, pool: &Dir, incoming: &Dir) -> Result<()> {
+    incoming.create_dir(NAME, 0o700)?;
+    let base = incoming.open_beneath(NAME)?;
+    base.create_dir("lower", 0o755)?;
+    let lower = base.open_beneath("lower")?;
+    lower.write_new("removed", CONTENT)?;
+    lower.write_new("changed", CONTENT)?;
+    lower.create_dir("moved", 0o755)?;
+
+    let path = |name: &str| format!("{INCOMING}/{NAME}/{name}");
+    first(overlay, pool, &base, &[&path("lower")])?;
+    base.open_beneath("first")?.rename(TOP, &base, "layer")?;
+    second(overlay, pool, &base, &[&path("layer"), &path("lower")])
+}
+
+/// A volume is mounted, written to, found in use, frozen, found free; and its top is a plain diff.
+fn first(overlay: &Overlay, pool: &Dir, base: &Dir, lowers: &[&str]) -> Result<()> {
+    base.create_dir("first", 0o700)?;
+    let volume = base.open_beneath("first")?;
+    root::make(&volume, None, &START.root)?;
+    if overlay.in_use(&volume)? {
+        return Err(broken(
+            "the kernel says of an unused directory that it is in use (index=on)",
+        ));
+    }
+    let mount = overlay.mount_over(
+        &volume,
+        "trial",
+        &Lowers::Beneath(pool, lowers),
+        &START,
+        false,
+    )?;
+    let seen = Dir::from_fd(mount, "the trial's mount");
+    if !overlay.in_use(&volume)? {
+        return Err(broken(
+            "the kernel does not tell that a mounted top is in use (index=on)",
+        ));
+    }
+
+    seen.write_new("written", CONTENT)?;
+    seen.remove_file("removed")?;
+    seen.node("changed")?.set_mode(0o600)?;
+    let top = volume.open_beneath(TOP)?;
+    if !tree::is_whiteout(&top.stat("removed")?) {
+        return Err(broken("a removed file leaves no whiteout"));
+    }
+    let copied = top.read("changed", CONTENT.len());
+    if !copied.is_ok_and(|bytes| bytes == CONTENT)
+        || top
+            .node("changed")?
+            .xattr("trusted.overlay.metacopy")?
+            .is_some()
+    {
+        return Err(broken(
+            "a changed file is not copied up whole (metacopy=off)",
+        ));
+    }
+    match seen.rename("moved", &seen, "elsewhere") {
+        Err(error) if error.is(Errno::EXDEV) => {}
+        _ => {
+            return Err(broken(
+                "a renamed directory becomes a redirect (redirect_dir=nofollow)",
+            ));
+        }
+    }
+
+    // What a hostile pod would do. Linux before 6.7 refuses the attribute, later ones store it under another name.
+    if seen
+        .make_node(
+            "device",
+            rustix::fs::FileType::CharacterDevice.as_raw_mode() | 0o600,
+            0,
+        )
+        .is_ok()
+    {
+        return Err(broken("whiteouts can be made from inside a volume"));
+    }
+    seen.create_dir("directory", 0o755)?;
+    let _ = seen
+        .open_beneath("directory")?
+        .set_xattr("trusted.overlay.opaque", b"y");
+    if top
+        .open_beneath("directory")?
+        .xattr("trusted.overlay.opaque")?
+        .is_some_and(|value| value == b"y")
+    {
+        // A directory that is new in an overlay over a lower may be opaque by itself; this name is in no lower.
+        return Err(broken(
+            "overlay's own attributes can be set from inside a volume",
+        ));
+    }
+
+    freezes(overlay, &volume, seen)
+}
+
+fn freezes(overlay: &Overlay, volume: &Dir, seen: Dir) -> Result<()> {
+    let writer = seen.open_file_beneath("written", OFlags::WRONLY, 0)?;
+    let pin = || {
+        seen.as_fd()
+            .try_clone_to_owned()
+            .map_err(|error| seen.error("fcntl", "", error))
+    };
+    let Freeze::Busy(_) = overlay.freeze(volume, Some(pin()?))? else {
+        return Err(broken("a volume that is being written to can be frozen"));
+    };
+    drop(writer);
+    let Freeze::Frozen = overlay.freeze(volume, Some(pin()?))? else {
+        return Err(broken("a volume that nobody writes to cannot be frozen"));
+    };
+    match seen.write_new("late", CONTENT) {
+        Err(error) if error.is(Errno::EROFS) => {}
+        _ => return Err(broken("a frozen volume can be written to")),
+    }
+    drop(seen);
+    // The superblock goes with its last holder, but a kernel may do it a moment later.
+    for _ in 0..100 {
+        if !overlay.in_use(volume)? {
+            return Ok(());
+        }
+        std::thread::sleep(std::time::Duration::from_millis(10));
+    }
+    Err(broken("a top stays in use after its mount is gone"))
+}
+
+/// What became of the first volume's top is a layer: what was removed is gone, what was written is there.
+fn second(overlay: &Overlay, pool: &Dir, base: &Dir, lowers: &[&str]) -> Result<()> {
+    base.create_dir("second", 0o700)?;
+    let volume = base.open_beneath("second")?;
+    root::make(&volume, Some(&pool.open_beneath(lowers[0])?), &START.root)?;
+    let mount = overlay.mount_over(
+        &volume,
+        "trial",
+        &Lowers::Beneath(pool, lowers),
+        &START,
+        true,
+    )?;
+    let seen = Dir::from_fd(mount, "the trial's mount");
+    if seen.has("removed")? || !seen.has("written")? || !seen.has("moved")? {
+        return Err(broken("a renamed top is not a layer"));
+    }
+    match seen.create_dir("new", 0o755) {
+        Err(error) if error.is(Errno::EROFS) => {}
+        _ => return Err(broken("a read-only mount can be written to")),
+    }
+    let mount = seen
+        .as_fd()
+        .try_clone_to_owned()
+        .map_err(|error| seen.error("fcntl", "", error))?;
+    drop(seen);
+    options_hold(&overlay.views.room().shown_options(mount)?)
+}
+
+/// Whether the options that the kernel shows are the ones that were asked for. It leaves out what is the module's
+/// default, so what is not shown is looked up there (where `/sys` is to be seen).
+fn options_hold(shown: &str) -> Result<()> {
+    let shown: Vec<&str> = shown.split(',').collect();
+    // "fsync=volatile" is its name in newer kernels.
+    if !shown
+        .iter()
+        .any(|option| matches!(*option, "volatile" | "fsync=volatile"))
+    {
+        return Err(broken("the option volatile is not in force"));
+    }
+    for (key, value) in OPTIONS {
+        let found = shown
+            .iter()
+            .find_map(|option| option.strip_prefix(key)?.strip_prefix('='));
+        let holds = found.map_or_else(|| module_default(key) != Some(true), |found| found == value);
+        if !holds {
+            return Err(broken(&format!("the option {key}={value} is not in force")));
+        }
+    }
+    Ok(())
+}
+
+/// Whether a parameter of the overlay module is on.
+fn module_default(key: &str) -> Option<bool> {
+    let parameter = match key {
+        "xino" => "xino_auto",
+        // Shown as "off" where following is the default; the rename above has tried it.
+        "redirect_dir" => return None,
+        key => key,
+    };
+    let text = std::fs::read(format!("/sys/module/overlay/parameters/{parameter}")).ok()?;
+    Some(text.first() == Some(&b'Y'))
+}
+
+fn broken(why: &str) -> Error {
+    Error::Unsupported {
+        what: "the overlay backend",
+        why: why.to_owned(),
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn options_that_contradict_are_found() {
+        options_hold("rw,lowerdir=1,redirect_dir=nofollow,uuid=on,volatile").expect("as asked");
+        options_hold("rw,fsync=volatile,index=off,metacopy=off,xino=off").expect("as asked");
+        for bad in [
+            "rw,lowerdir=1",
+            "rw,volatile,index=on",
+            "rw,volatile,metacopy=on",
+            "rw,volatile,redirect_dir=follow",
+            "rw,volatile,xino=auto",
+        ] {
+            let error = options_hold(bad).expect_err(bad);
+            assert!(error.to_string().contains("not in force"), "{error}");
+        }
+    }
+}

@@ -1,0 +1,215 @@
+//! The pool seen through another mount of it: with owners swapped, or attached in a private namespace, or both.
+//!
+//! Swapping the owner of a whole tree by chown costs 0.9 to 12.9 s for 20,000 files. An idmapped clone of the pool
+//! costs 0.3 ms once per pair of owners, and a layer opened through it has its owners swapped for good: all ids are mapped,
+//! because whoever is not would be 65534 and could not be copied up (EOVERFLOW).
+//!
+//! Overlay takes layers only from mounts of its mounter's own namespace, and from detached ones since Linux 6.15. So for mount(2), and
+//! on kernels before that, the clones are attached in a [`Room`].
+
+use std::os::fd::AsFd;
+use std::path::{Path, PathBuf};
+use std::sync::Arc;
+use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
+
+use parking_lot::Mutex;
+
+use crate::backend::{Error, Result};
+use crate::model::layout::LAYERS;
+use crate::sys::{self, Dir, Errno, IdSwap, MountAttributes, Room};
+
+/// How many clones are kept: each is one kernel mount and two descriptors.
+const KEPT: usize = 64;
+
+/// Which owners are exchanged in a view.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub(super) struct Owners {
+    uids: IdSwap,
+    gids: IdSwap,
+}
+
+impl Owners {
+    pub(super) const fn as_they_are() -> Self {
+        Self {
+            uids: IdSwap::Identity,
+            gids: IdSwap::Identity,
+        }
+    }
+
+    /// From (on disk, as wanted) of user and group; what is not wanted otherwise stays.
+    pub(super) fn swapping(uid: (u32, Option<u32>), gid: (u32, Option<u32>)) -> Self {
+        let swap =
+            |(disk, wanted): (u32, Option<u32>)| IdSwap::between(disk, wanted.unwrap_or(disk));
+        Self {
+            uids: swap(uid),
+            gids: swap(gid),
+        }
+    }
+
+    pub(super) fn are_as_they_are(self) -> bool {
+        self == Self::as_they_are()
+    }
+}
+
+/// One clone of the pool.
+#[derive(Debug)]
+pub(super) struct View {
+    owners: Owners,
+    root: Dir,
+    layers: Dir,
+    attached: Option<(Arc<Room>, u64)>,
+}
+
+impl View {
+    /// The pool, through this view.
+    pub(super) fn root(&self) -> &Dir {
+        &self.root
+    }
+
+    /// `layers/`, through this view.
+    pub(super) fn layers(&self) -> &Dir {
+        &self.layers
+    }
+
+    /// Where it is attached, and where what is opened through it can be mounted.
+    pub(super) fn room(&self) -> Option<&Room> {
+        self.attached.as_ref().map(|(room, _)| &**room)
+    }
+}
+
+impl Drop for View {
+    fn drop(&mut self) {
+        if let Some((room, number)) = &self.attached {
+            // A room that is gone has taken its mounts with it.
+            let _ = room.release(*number);
+        }
+    }
+}
+
+/// The views of one pool, made when they are first needed; the least recently used go.
+#[derive(Debug)]
+pub(super) struct Views {
+    pool: Dir,
+    attach: AtomicBool,
+    /// Whether a volume whose owners are as they are needs a view, too.
+    always: bool,
+    /// Most recently used first.
+    made: Mutex<Vec<Arc<View>>>,
+    room: Arc<Room>,
+    next: AtomicU64,
+}
+
+impl Views {
+    /// `always`: everything is mounted in a room, as mount(2) needs it.
+    pub(super) fn new(pool: Dir, room: Room, always: bool) -> Self {
+        Self {
+            pool,
+            attach: AtomicBool::new(always),
+            always,
+            made: Mutex::default(),
+            room: Arc::new(room),
+            next: AtomicU64::new(0),
+        }
+    }
+
+    /// The room in which views are attached.
+    pub(super) fn room(&self) -> &Room {
+        &self.room
+    }
+
+    /// From now on views are attached in a room. Tells whether that is news.
+    pub(super) fn attach_from_now_on(&self) -> bool {
+        let news = !self.attach.swap(true, Ordering::Relaxed);
+        if news {
+            self.made.lock().clear();
+        }
+        news
+    }
+
+    /// The view with these owners; `None` where the pool as it is will do.
+    pub(super) fn of(&self, owners: Owners) -> Result<Option<Arc<View>>> {
+        if owners.are_as_they_are() && !self.always {
+            return Ok(None);
+        }
+        // Held while a view is made: it is made once, and others wait 0.3 ms.
+        let mut views = self.made.lock();
+        let known = views.iter().position(|view| view.owners == owners);
+        let view = match known {
+            Some(index) => views.remove(index),
+            None => Arc::new(self.make(owners)?),
+        };
+        views.insert(0, Arc::clone(&view));
+        views.truncate(KEPT);
+        Ok(Some(view))
+    }
+
+    fn make(&self, owners: Owners) -> Result<View> {
+        let clone = sys::clone_tree(&self.pool)?;
+        if !owners.are_as_they_are() {
+            let namespace = sys::user_namespace(owners.uids, owners.gids)
+                .map_err(|error| unsupported(&error))?;
+            let attributes = MountAttributes {
+                private: true,
+                identity: Some(namespace.as_fd()),
+                ..MountAttributes::default()
+            };
+            sys::set_mount_attributes(clone.as_fd(), &attributes)
+                .map_err(|error| unsupported(&error))?;
+        }
+        let attached = if self.attach.load(Ordering::Relaxed) {
+            let number = self.next.fetch_add(1, Ordering::Relaxed);
+            let mount = clone
+                .try_clone()
+                .map_err(|error| sys::Error::new("fcntl", self.pool.path(), error))?;
+            self.room.attach(mount, number)?;
+            Some((Arc::clone(&self.room), number))
+        } else {
+            None
+        };
+        let root = Dir::from_fd(clone, self.pool.path());
+        Ok(View {
+            owners,
+            layers: root.open_beneath(LAYERS)?,
+            root,
+            attached,
+        })
+    }
+
+    /// The same directory of the pool, opened through a view.
+    pub(super) fn find(&self, view: &View, dir: &Dir) -> Result<Dir> {
+        // The kernel's own names of both, as of now, so the way from one to the other holds whatever was renamed.
+        let (pool, path) = (real_path(&self.pool)?, real_path(dir)?);
+        let gone = || dir.error("readlink", "", Errno::ENOENT);
+        let relative = path.strip_prefix(&pool).map_err(|_| gone())?;
+        let found = view.root.open_beneath(relative)?;
+        let (one, other) = (dir.stat_self()?, found.stat_self()?);
+        if (one.st_dev, one.st_ino) != (other.st_dev, other.st_ino) {
+            return Err(gone().into());
+        }
+        Ok(found)
+    }
+}
+
+/// A view with other owners is not possible, because of this.
+pub(super) fn unsupported(error: &sys::Error) -> Error {
+    let hint = match error.errno() {
+        Errno::ENOSYS => "needs Linux 5.12",
+        Errno::EINVAL => {
+            "needs Linux 5.19 and a filesystem that can be idmapped; id 4294967295 cannot be"
+        }
+        Errno::ENOSPC => "user.max_user_namespaces allows no user namespace",
+        Errno::EPERM => "needs CAP_SYS_ADMIN on the pool's filesystem, mounted without an idmap",
+        _ => "see the system call",
+    };
+    Error::Unsupported {
+        what: "a fork with another uid or gid",
+        why: format!("{hint}: {error}"),
+    }
+}
+
+fn real_path(dir: &Dir) -> Result<PathBuf> {
+    use std::os::fd::AsRawFd;
+    let link = format!("/proc/self/fd/{}", dir.as_fd().as_raw_fd());
+    Ok(std::fs::read_link(&link)
+        .map_err(|error| sys::Error::new("readlink", Path::new(&link), error))?)
+}

@@ -1,0 +1,150 @@
+//! Which backend a pool gets: the best one that truly works there, found by trying, never by version numbers.
+//!
+//! Overlay comes first, also where btrfs could: forks that share an inode share its page cache. Copying is what is left.
+
+use std::fmt;
+use std::sync::Arc;
+
+use super::overlay::{MountApi, Overlay};
+use super::{Backend, BackendKind, Error, Result};
+use crate::model::layout::{EMPTY, INCOMING, LAYERS, TRASH};
+use crate::sys::Dir;
+
+/// A backend that was found to work.
+#[derive(Debug)]
+pub struct Chosen {
+    /// It.
+    pub backend: Arc<dyn Backend>,
+    /// Which one.
+    pub kind: BackendKind,
+    /// How it mounts, if that is a question of this backend.
+    pub api: Option<MountApi>,
+    /// Why this one: a sentence for the log and for whoever asks.
+    pub reason: String,
+    /// What it was found on, and how.
+    pub facts: Facts,
+}
+
+/// What was seen of the machine while choosing.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub struct Facts {
+    /// The kernel's release, as `uname` says it.
+    pub kernel: String,
+    /// The pool's filesystem.
+    pub filesystem: String,
+    /// What was tried, in order; the last one worked.
+    pub tried: Vec<Attempt>,
+}
+
+/// One backend that was tried.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub struct Attempt {
+    /// Which one.
+    pub kind: BackendKind,
+    /// With which mount API.
+    pub api: Option<MountApi>,
+    /// Why it does not work, if it does not.
+    pub failure: Option<String>,
+}
+
+impl fmt::Display for Attempt {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        write!(f, "{}", self.kind)?;
+        if let Some(api) = self.api {
+            write!(f, " ({api})")?;
+        }
+        match &self.failure {
+            Some(failure) => write!(f, ": {failure}"),
+            None => f.write_str(" works"),
+        }
+    }
+}
+
+/// The order of preference.
+const CANDIDATES: [(BackendKind, Option<MountApi>); 4] = [
+    (BackendKind::Overlay, Some(MountApi::Descriptors)),
+    (BackendKind::Overlay, Some(MountApi::Classic)),
+    (BackendKind::Btrfs, None),
+    (BackendKind::Copy, None),
+];
+
+/// Tries the backends on `pool` until one works; only `wanted`, and only through `api`, if these are given.
+///
+/// Makes the directories of the pool that a trial needs. A trial cleans up after itself, and after one that was killed.
+pub fn choose(pool: &Dir, wanted: Option<BackendKind>, api: Option<MountApi>) -> Result<Chosen> {
+    for name in [LAYERS, EMPTY, INCOMING, TRASH] {
+        pool.ensure_dir(name, 0o700)?;
+    }
+    let mut tried: Vec<Attempt> = Vec::new();
+    for (kind, candidate) in CANDIDATES {
+        let is_wanted = wanted.is_none_or(|wanted| wanted == kind)
+            && (candidate.is_none() || api.is_none() || candidate == api);
+        if !is_wanted {
+            continue;
+        }
+        let opened = open(pool, kind, candidate);
+        tried.push(Attempt {
+            kind,
+            api: candidate,
+            failure: opened.as_ref().err().map(ToString::to_string),
+        });
+        if let Ok(backend) = opened {
+            let facts = Facts {
+                kernel: rustix::system::uname()
+                    .release()
+                    .to_string_lossy()
+                    .into_owned(),
+                filesystem: pool
+                    .space()?
+                    .filesystem()
+                    .map_or_else(|| "an unknown filesystem".to_owned(), str::to_owned),
+                tried,
+            };
+            return Ok(Chosen {
+                backend,
+                kind,
+                api: candidate,
+                reason: reason(wanted.is_some(), &facts),
+                facts,
+            });
+        }
+    }
+    let failures: Vec<String> = tried.iter().map(ToString::to_string).collect();
+    Err(Error::Unsupported {
+        what: match wanted {
+            None => "copy-on-write",
+            Some(BackendKind::Overlay) => "the overlay backend",
+            Some(BackendKind::Btrfs) => "the btrfs backend",
+            Some(BackendKind::Copy) => "the copy backend",
+        },
+        why: failures.join("; "),
+    })
+}
+
+fn open(pool: &Dir, kind: BackendKind, api: Option<MountApi>) -> Result<Arc<dyn Backend>> {
+    Ok(match kind {
+        BackendKind::Overlay => Arc::new(Overlay::open(pool, api.unwrap_or(MountApi::Classic))?),
+        BackendKind::Btrfs | BackendKind::Copy => {
+            return Err(Error::Unsupported {
+                what: "this backend",
+                why: "it is not there yet".to_owned(),
+            });
+        }
+    })
+}
+
+fn reason(was_wanted: bool, facts: &Facts) -> String {
+    let (chosen, failed) = facts
+        .tried
+        .split_last()
+        .expect("a backend was chosen, so one was tried");
+    let mut text = format!("{chosen} on {}, Linux {}", facts.filesystem, facts.kernel);
+    if was_wanted {
+        text.push_str(", and was asked for");
+    }
+    for attempt in failed {
+        text.push_str("; ");
+        text.push_str(&attempt.to_string());
+    }
+    text
+}

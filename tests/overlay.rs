@@ -1,0 +1,698 @@
+//! The overlay backend on real filesystems, through both mount APIs: what a hostile pod may try, when a volume
+//! counts as frozen, and what a fork sees.
+
+#![allow(
+    clippy::disallowed_types,
+    clippy::disallowed_methods,
+    reason = "a test may run a shell, and plays a pod that deletes what is its own"
+)]
+
+mod common;
+
+use std::fs;
+use std::os::fd::{AsFd, AsRawFd, OwnedFd};
+use std::os::unix::fs::{MetadataExt, PermissionsExt, symlink};
+use std::path::{Path, PathBuf};
+use std::process::{Child, Command, Stdio};
+use std::time::Duration;
+
+use baggageclaim::backend::{
+    Backend, BackendKind, Chosen, Error, Freeze, Limit, MountApi, RootAttributes, Start, choose,
+};
+use baggageclaim::model::{LayerId, VolumeId, layout};
+use baggageclaim::sys::{self, Dir, Errno};
+use common::{Fs, Lab, Snapshot, assert_same, require_lab, require_root, tree};
+use rustix::fs::XattrFlags;
+
+const APIS: [MountApi; 2] = [MountApi::Descriptors, MountApi::Classic];
+const FILESYSTEMS: [Fs; 2] = [Fs::Ext4, Fs::XfsReflink];
+
+const START: Start<'static> = Start {
+    layers: &[],
+    root: RootAttributes {
+        mode: None,
+        uid: None,
+        gid: None,
+        mount_group: None,
+    },
+    size_limit: None,
+    sealable: true,
+    durable: false,
+};
+
+/// A pool with the overlay backend.
+struct Pool {
+    dir: Dir,
+    chosen: Chosen,
+}
+
+/// A mounted volume, seen through its detached mount.
+struct Mounted(OwnedFd);
+
+impl Mounted {
+    fn path(&self) -> PathBuf {
+        // For our child processes as well.
+        format!("/proc/{}/fd/{}/", std::process::id(), self.0.as_raw_fd()).into()
+    }
+
+    fn pin(&self) -> OwnedFd {
+        self.0.try_clone().expect("dup")
+    }
+}
+
+impl Pool {
+    /// `None` where this kernel has not that API.
+    fn new(lab: &Lab, api: MountApi) -> Option<Self> {
+        let path = lab.dir(&format!("pool-{api}"));
+        let dir = Dir::open(&path).expect("the pool opens");
+        let chosen = match choose(&dir, Some(BackendKind::Overlay), Some(api)) {
+            Ok(chosen) => chosen,
+            Err(error) if api == MountApi::Descriptors => {
+                common::skip(&error.to_string());
+                return None;
+            }
+            Err(error) => panic!("{error}"),
+        };
+        dir.create_dir(layout::VOLUMES, 0o700).expect("volumes");
+        Some(Self { dir, chosen })
+    }
+
+    fn backend(&self) -> &dyn Backend {
+        &*self.chosen.backend
+    }
+
+    fn volume(&self, name: &str) -> Dir {
+        let volumes = self.dir.open_beneath(layout::VOLUMES).expect("volumes");
+        volumes.create_dir(name, 0o700).expect("a new volume");
+        volumes.open_beneath(name).expect("it opens")
+    }
+
+    fn mount(&self, volume: &Dir, start: &Start<'_>) -> Mounted {
+        let name = volume.path().file_name().expect("a name");
+        let id: VolumeId = name.to_str().expect("text").parse().expect("an id");
+        Mounted(
+            self.backend()
+                .mount(volume, &id, start, false)
+                .unwrap_or_else(|error| panic!("{error}")),
+        )
+    }
+
+    fn made(&self, name: &str, start: &Start<'_>) -> (Dir, Mounted) {
+        let volume = self.volume(name);
+        let limit = self.backend().create(&volume, start).expect("create");
+        assert_eq!(limit, Limit::None);
+        let mounted = self.mount(&volume, start);
+        (volume, mounted)
+    }
+
+    fn sealed(&self, volume: &Dir, mounted: Mounted, number: u128) -> LayerId {
+        match self.backend().freeze(volume, Some(mounted.0)) {
+            Ok(Freeze::Frozen) => {}
+            other => panic!("not frozen: {other:?}"),
+        }
+        assert!(!self.backend().in_use(volume).expect("in_use"));
+        let id = LayerId::from_bits(number);
+        let layers = self.dir.open_beneath(layout::LAYERS).expect("layers");
+        layers.create_dir(id.to_string(), 0o700).expect("a layer");
+        let layer = layers.open_beneath(id.to_string()).expect("it opens");
+        for _ in 0..2 {
+            // Twice: it must be repeatable.
+            self.backend()
+                .seal(volume, &layer, layout::COMMIT_MARKER)
+                .expect("seal");
+        }
+        id
+    }
+}
+
+fn top_of(volume: &Dir) -> PathBuf {
+    volume.path().join(layout::TOP)
+}
+
+/// Runs a case on every filesystem through every API; nothing may be mounted afterwards that was not before.
+fn everywhere(case: impl Fn(&Pool)) {
+    for fs in FILESYSTEMS {
+        let lab = require_lab!(fs);
+        for api in APIS {
+            if let Some(pool) = Pool::new(&lab, api) {
+                eprintln_case(fs, api);
+                case(&pool);
+            }
+        }
+        assert_eq!(
+            lab.close(),
+            Vec::<PathBuf>::new(),
+            "mounts were left behind"
+        );
+    }
+}
+
+#[expect(clippy::print_stderr, reason = "says where a failure happened")]
+fn eprintln_case(fs: Fs, api: MountApi) {
+    eprintln!("-- {} through {api}", fs.name());
+}
+
+fn fork(layers: &[LayerId]) -> Start<'_> {
+    Start { layers, ..START }
+}
+
+fn is_readable(watch: &OwnedFd) -> bool {
+    sys::has_unmounted(watch)
+}
+
+fn eventually(what: &str, mut is_so: impl FnMut() -> bool) {
+    for _ in 0..500 {
+        if is_so() {
+            return;
+        }
+        std::thread::sleep(Duration::from_millis(10));
+    }
+    panic!("never: {what}");
+}
+
+#[test]
+fn the_probe_picks_overlay_says_why_and_leaves_nothing() {
+    require_root!();
+    for fs in [Fs::Ext4, Fs::XfsReflink, Fs::Btrfs, Fs::Tmpfs] {
+        let lab = require_lab!(fs);
+        let dir = Dir::open(&lab.dir("pool")).expect("the pool opens");
+        let chosen = choose(&dir, None, None).expect("overlay works");
+        assert_eq!(chosen.kind, BackendKind::Overlay, "{}", chosen.reason);
+        assert!(chosen.reason.starts_with("overlay ("), "{}", chosen.reason);
+        assert!(chosen.reason.contains("Linux"), "{}", chosen.reason);
+        for name in [layout::INCOMING, layout::EMPTY, layout::LAYERS] {
+            let left = dir.open_beneath(name).expect(name).entries().expect(name);
+            assert_eq!(left, [], "{name}");
+        }
+        assert_eq!(lab.leftovers(), Vec::<PathBuf>::new());
+        drop((chosen, dir));
+        assert_eq!(lab.close(), Vec::<PathBuf>::new());
+    }
+}
+
+#[test]
+fn a_pool_where_overlay_cannot_be_says_why() {
+    require_root!();
+    let lab = require_lab!(Fs::Ext4);
+    let pool = Pool::new(&lab, MountApi::Classic).expect("a pool");
+    let (volume, mounted) = pool.made("v", &START);
+    fs::create_dir(mounted.path().join("pool")).expect("mkdir");
+    let nested = Dir::open(&mounted.path().join("pool")).expect("it opens");
+    let error = choose(&nested, Some(BackendKind::Overlay), None).expect_err("overlay on overlay");
+    let text = error.to_string();
+    assert!(
+        text.contains("overlay (classic)") && text.contains("EINVAL"),
+        "{text}"
+    );
+    drop((nested, mounted, volume, pool));
+    assert_eq!(lab.close(), Vec::<PathBuf>::new());
+}
+
+#[test]
+fn a_fork_sees_exactly_what_was_sealed_and_a_chain_of_forks_too() {
+    require_root!();
+    everywhere(|pool| {
+        let (volume, mounted) = pool.made("one", &START);
+        let root = mounted.path();
+        tree::odd(&root);
+        tree::files(&root.join("."), 300);
+        fs::create_dir_all(root.join("gone/below")).expect("mkdir");
+        fs::write(root.join("gone/below/file"), "1").expect("write");
+        fs::write(root.join("replaced"), "a file").expect("write");
+        // All that a root directory can have.
+        rustix::fs::setxattr(&root, "user.note", b"of the root", XattrFlags::empty())
+            .expect("xattr");
+        rustix::fs::setxattr(&root, "trusted.note", b"too", XattrFlags::empty()).expect("xattr");
+        rustix::fs::setxattr(&root, ACL_ACCESS, &acl(), XattrFlags::empty()).expect("acl");
+        rustix::fs::setxattr(&root, ACL_DEFAULT, &acl(), XattrFlags::empty()).expect("acl");
+        std::os::unix::fs::chown(&root, Some(77), Some(78)).expect("chown");
+        fs::set_permissions(&root, fs::Permissions::from_mode(0o3751)).expect("chmod");
+        fs::write(root.join(layout::COMMIT_MARKER), "").expect("the marker");
+        assert!(
+            pool.backend()
+                .has_marker(&volume, layout::COMMIT_MARKER)
+                .expect("has_marker")
+        );
+        fs::remove_file(root.join(layout::COMMIT_MARKER)).expect("unlink");
+        assert!(
+            !pool
+                .backend()
+                .has_marker(&volume, layout::COMMIT_MARKER)
+                .expect("has_marker")
+        );
+        tree::times(&root, 1_234_567_890, 123_456_789);
+        let sealed = Snapshot::of(&root);
+        let one = pool.sealed(&volume, mounted, 1);
+
+        let layers = [one];
+        let (volume, mounted) = pool.made("two", &fork(&layers));
+        let root = mounted.path();
+        assert_same(&sealed, &Snapshot::of(&root));
+        // A whiteout, an opaque directory, a file in the place of a directory and the other way round.
+        fs::remove_file(root.join("gone/below/file")).expect("unlink");
+        fs::remove_dir_all(root.join("gone")).expect("rm -r");
+        fs::create_dir(root.join("gone")).expect("mkdir over a whiteout");
+        fs::write(root.join("gone/new"), "2").expect("write");
+        fs::remove_file(root.join("replaced")).expect("unlink");
+        fs::create_dir(root.join("replaced")).expect("mkdir");
+        fs::write(root.join("replaced/x"), "3").expect("write");
+        let second = Snapshot::of(&root);
+        let two = pool.sealed(&volume, mounted, 2);
+
+        let layers = [two, one];
+        let (volume, mounted) = pool.made("three", &fork(&layers));
+        assert_same(&second, &Snapshot::of(&mounted.path()));
+        fs::write(mounted.path().join("only-here"), "4").expect("write");
+        let layers = [one];
+        let (_, other) = pool.made("four", &fork(&layers));
+        assert_same(&sealed, &Snapshot::of(&other.path()));
+        let usage = pool.backend().usage(&volume).expect("usage");
+        assert_eq!((usage.files, usage.directories), (1, 1));
+    });
+}
+
+const ACL_ACCESS: &str = "system.posix_acl_access";
+const ACL_DEFAULT: &str = "system.posix_acl_default";
+
+/// `u::rwx u:1234:r-x g::r-x m::rwx o::--x` in the kernel's words (linux/posix_acl_xattr.h).
+fn acl() -> Vec<u8> {
+    let mut bytes = 2_u32.to_le_bytes().to_vec();
+    let none = u32::MAX;
+    for (tag, permissions, id) in [
+        (0x01_u16, 7_u16, none),
+        (0x02, 5, 1234),
+        (0x04, 5, none),
+        (0x10, 7, none),
+        (0x20, 1, none),
+    ] {
+        bytes.extend(tag.to_le_bytes());
+        bytes.extend(permissions.to_le_bytes());
+        bytes.extend(id.to_le_bytes());
+    }
+    bytes
+}
+
+#[test]
+fn what_looks_like_a_whiteout_never_acts_as_one() {
+    require_root!();
+    everywhere(|pool| {
+        let (volume, mounted) = pool.made("below", &START);
+        let root = mounted.path();
+        tree::files(&root, 200);
+        let one = pool.sealed(&volume, mounted, 1);
+
+        let layers = [one];
+        let (volume, mounted) = pool.made("hostile", &fork(&layers));
+        let root = mounted.path();
+        let made = tree::whiteout_like(&root);
+        for name in [
+            "opaque", "redirect", "metacopy", "whiteout", "origin", "impure",
+        ] {
+            for space in ["trusted", "user"] {
+                let key = format!("{space}.overlay.{name}");
+                for target in [root.clone(), root.join("d0000")] {
+                    let _ = rustix::fs::setxattr(&target, &*key, b"y", XattrFlags::empty());
+                }
+            }
+        }
+        let device = rustix::fs::mknodat(
+            rustix::fs::CWD,
+            root.join("d0001/f000100"),
+            rustix::fs::FileType::CharacterDevice,
+            rustix::fs::Mode::from_raw_mode(0o666),
+            0,
+        );
+        assert!(device.is_err(), "a whiteout was made from inside: {made:?}");
+        let before = Snapshot::of(&root);
+        assert!(before.len() >= 202, "something was hidden: {before}");
+        let two = pool.sealed(&volume, mounted, 2);
+
+        let layers = [two, one];
+        let (_, mounted) = pool.made("victim", &fork(&layers));
+        assert_same(&before, &Snapshot::of(&mounted.path()));
+    });
+}
+
+/// A shell that waits in `directory` until it is told to go.
+fn sitting_in(directory: &Path) -> Child {
+    let mut child = Command::new("sh")
+        .arg("-c")
+        .arg("echo ready; read line")
+        .current_dir(directory)
+        .stdin(Stdio::piped())
+        .stdout(Stdio::piped())
+        // It cannot say where it is.
+        .stderr(Stdio::null())
+        .spawn()
+        .expect("a shell");
+    let mut ready = [0; 6];
+    std::io::Read::read_exact(child.stdout.as_mut().expect("piped"), &mut ready).expect("ready");
+    child
+}
+
+fn leave(mut child: Child) {
+    drop(child.stdin.take());
+    child.wait().expect("it ends");
+}
+
+#[test]
+fn an_open_file_keeps_a_volume_busy_and_all_that_it_writes_is_sealed() {
+    use std::io::Write;
+    require_root!();
+    everywhere(|pool| {
+        let (volume, mounted) = pool.made("v", &START);
+        let mut file = fs::File::create(mounted.path().join("log")).expect("create");
+        file.write_all(b"before;").expect("write");
+        let Ok(Freeze::Busy(Some(watch))) = pool.backend().freeze(&volume, Some(mounted.0)) else {
+            panic!("must be busy");
+        };
+        assert!(!is_readable(&watch));
+        file.write_all(b"after;")
+            .expect("its pod is gone and still it writes");
+        assert!(pool.backend().in_use(&volume).expect("in_use"));
+        assert!(matches!(
+            pool.backend().freeze(&volume, None),
+            Ok(Freeze::Busy(None))
+        ));
+        drop(file);
+        eventually("the watch fires", || is_readable(&watch));
+        assert!(matches!(
+            pool.backend().freeze(&volume, None),
+            Ok(Freeze::Frozen)
+        ));
+        let content = fs::read(top_of(&volume).join("log")).expect("read");
+        assert_eq!(content, b"before;after;");
+    });
+}
+
+#[test]
+#[expect(
+    unsafe_code,
+    reason = "a mapping without a descriptor is what is tested"
+)]
+fn a_mapping_keeps_a_volume_busy_and_what_it_stores_is_sealed() {
+    use nix::libc;
+    require_root!();
+    everywhere(|pool| {
+        let (volume, mounted) = pool.made("v", &START);
+        fs::write(mounted.path().join("map"), [0; 4096]).expect("write");
+        let file = fs::File::options()
+            .read(true)
+            .write(true)
+            .open(mounted.path().join("map"))
+            .expect("open");
+        // SAFETY: a fresh shared mapping of a file of that length; unmapped once, below, and not used after that.
+        let memory = unsafe {
+            let memory = libc::mmap(
+                std::ptr::null_mut(),
+                4096,
+                libc::PROT_READ | libc::PROT_WRITE,
+                libc::MAP_SHARED,
+                file.as_raw_fd(),
+                0,
+            );
+            assert_ne!(memory, libc::MAP_FAILED);
+            memory.cast::<u8>()
+        };
+        drop(file);
+        let Ok(Freeze::Busy(Some(watch))) = pool.backend().freeze(&volume, Some(mounted.0)) else {
+            panic!("must be busy");
+        };
+        // SAFETY: within the mapping.
+        unsafe { memory.write(b'!') };
+        assert!(pool.backend().in_use(&volume).expect("in_use"));
+        assert!(!is_readable(&watch));
+        // SAFETY: the mapping made above.
+        unsafe { libc::munmap(memory.cast(), 4096) };
+        eventually("the watch fires", || is_readable(&watch));
+        assert!(matches!(
+            pool.backend().freeze(&volume, None),
+            Ok(Freeze::Frozen)
+        ));
+        let content = fs::read(top_of(&volume).join("map")).expect("read");
+        assert_eq!(content[0], b'!');
+    });
+}
+
+#[test]
+fn a_working_directory_is_in_use_but_writes_nothing_once_frozen() {
+    require_root!();
+    everywhere(|pool| {
+        let (volume, mounted) = pool.made("v", &START);
+        let child = sitting_in(&mounted.path());
+        // Nobody has a file open for writing, so it can be frozen at once …
+        let pin = mounted.pin();
+        assert!(matches!(
+            pool.backend().freeze(&volume, Some(pin)),
+            Ok(Freeze::Frozen)
+        ));
+        let error = fs::write(format!("/proc/{}/cwd/late", child.id()), "x").expect_err("frozen");
+        assert_eq!(error.raw_os_error(), Some(Errno::EROFS as i32));
+        // … though a driver that starts anew, and has no pin, must wait until it is free.
+        drop(mounted);
+        assert!(pool.backend().in_use(&volume).expect("in_use"));
+        assert!(matches!(
+            pool.backend().freeze(&volume, None),
+            Ok(Freeze::Busy(None))
+        ));
+        leave(child);
+        eventually("it is free", || {
+            !pool.backend().in_use(&volume).expect("in_use")
+        });
+    });
+}
+
+#[test]
+fn a_volume_can_be_mounted_again_and_again() {
+    require_root!();
+    everywhere(|pool| {
+        let (volume, first) = pool.made("v", &START);
+        fs::write(first.path().join("x"), "1").expect("write");
+        drop(first);
+        eventually("it is free", || {
+            !pool.backend().in_use(&volume).expect("in_use")
+        });
+        // The volatile marker of the first is still there.
+        assert!(volume.has("work.1/work/incompat/volatile").unwrap_or(false));
+        let second = pool.mount(&volume, &START);
+        assert_eq!(fs::read(second.path().join("x")).expect("read"), b"1");
+        assert!(volume.has("work.2").expect("stat"));
+        drop(second);
+        // A durable one leaves no such marker.
+        let durable = Start {
+            durable: true,
+            ..START
+        };
+        drop(pool.mount(&volume, &durable));
+        assert!(!volume.has("work.3/work/incompat/volatile").unwrap_or(false));
+    });
+}
+
+#[test]
+fn a_fork_with_another_owner_is_a_view_and_the_disk_keeps_its_own() {
+    require_root!();
+    everywhere(|pool| {
+        let (volume, mounted) = pool.made("v", &START);
+        let root = mounted.path();
+        for (name, uid) in [("roots", 0), ("users", 1000), ("others", 7)] {
+            fs::write(root.join(name), name).expect("write");
+            std::os::unix::fs::chown(root.join(name), Some(uid), Some(uid)).expect("chown");
+        }
+        let one = pool.sealed(&volume, mounted, 1);
+        let layers = [one];
+        let start = Start {
+            root: RootAttributes {
+                uid: Some(1000),
+                gid: Some(1000),
+                ..RootAttributes::default()
+            },
+            ..fork(&layers)
+        };
+        let (volume, mounted) = pool.made("fork", &start);
+        let root = mounted.path();
+        let owner = |path: &Path| {
+            let found = fs::symlink_metadata(path).expect("stat");
+            (found.uid(), found.gid())
+        };
+        assert_eq!(owner(&root.join(".")), (1000, 1000));
+        assert_eq!(owner(&root.join("roots")), (1000, 1000));
+        assert_eq!(owner(&root.join("users")), (0, 0));
+        assert_eq!(owner(&root.join("others")), (7, 7));
+        // What the pod's user makes and changes lands as the sealed owner's.
+        fs::write(root.join("new"), "x").expect("write");
+        std::os::unix::fs::chown(root.join("new"), Some(1000), Some(1000)).expect("chown");
+        fs::write(root.join("roots"), "changed").expect("copy-up");
+        let top = top_of(&volume);
+        assert_eq!(owner(&top.join("new")), (0, 0));
+        assert_eq!(owner(&top.join("roots")), (0, 0));
+        assert_eq!(owner(&root.join("roots")), (1000, 1000));
+        let two = pool.sealed(&volume, mounted, 2);
+        let layers = [two, one];
+        let (_, mounted) = pool.made("plain", &fork(&layers));
+        assert_eq!(owner(&mounted.path().join("new")), (0, 0));
+        assert_eq!(owner(&mounted.path().join("users")), (1000, 1000));
+
+        let start = Start {
+            root: RootAttributes {
+                uid: Some(u32::MAX),
+                ..RootAttributes::default()
+            },
+            ..fork(&layers)
+        };
+        let volume = pool.volume("nobody");
+        pool.backend().create(&volume, &start).expect("create");
+        let id: VolumeId = "nobody".parse().expect("an id");
+        let error = pool.backend().mount(&volume, &id, &start, false);
+        assert!(matches!(error, Err(Error::Unsupported { .. })), "{error:?}");
+    });
+}
+
+#[test]
+fn the_root_of_a_new_volume_is_as_asked() {
+    require_root!();
+    everywhere(|pool| {
+        let cases = [
+            (RootAttributes::default(), (0o777, 0, 0)),
+            (
+                RootAttributes {
+                    mode: Some(0o1750),
+                    uid: Some(5),
+                    gid: Some(6),
+                    mount_group: Some(9),
+                },
+                (0o1750, 5, 6),
+            ),
+            (
+                RootAttributes {
+                    mode: Some(0o700),
+                    mount_group: Some(9),
+                    ..RootAttributes::default()
+                },
+                (0o2770, 0, 9),
+            ),
+        ];
+        for (number, (root, expected)) in cases.into_iter().enumerate() {
+            let start = Start { root, ..START };
+            let (_, mounted) = pool.made(&format!("v{number}"), &start);
+            let found = fs::metadata(mounted.path()).expect("stat");
+            assert_eq!((found.mode() & 0o7777, found.uid(), found.gid()), expected);
+        }
+    });
+}
+
+#[test]
+fn a_hundred_layers_are_mounted_in_order() {
+    require_root!();
+    everywhere(|pool| {
+        let mut layers = Vec::new();
+        for number in 0..100_u128 {
+            let id = LayerId::from_bits(number);
+            let path = pool
+                .dir
+                .path()
+                .join(layout::LAYERS)
+                .join(id.to_string())
+                .join("fs");
+            fs::create_dir_all(&path).expect("mkdir");
+            fs::write(path.join("newest"), number.to_string()).expect("write");
+            fs::write(path.join(format!("f{number}")), "").expect("write");
+            layers.insert(0, id);
+        }
+        let (_, mounted) = pool.made("v", &fork(&layers));
+        assert_eq!(
+            fs::read(mounted.path().join("newest")).expect("read"),
+            b"99"
+        );
+        assert_eq!(fs::read_dir(mounted.path()).expect("list").count(), 101);
+    });
+}
+
+#[test]
+fn scratch_is_a_plain_directory_and_freezing_it_does_not_freeze_the_pool() {
+    require_root!();
+    everywhere(|pool| {
+        let start = Start {
+            sealable: false,
+            ..START
+        };
+        let (volume, mounted) = pool.made("scratch", &start);
+        let seen = Dir::from_fd(mounted.pin(), "scratch");
+        assert_ne!(seen.space().expect("statfs").magic, 0x794c_7630);
+        fs::write(mounted.path().join("x"), "1").expect("write");
+        // Docker in docker: an overlay on it works.
+        assert!(matches!(
+            pool.backend().freeze(&volume, Some(mounted.0)),
+            Ok(Freeze::Frozen)
+        ));
+        fs::write(top_of(&volume).join("y"), "the pool is writable").expect("write");
+    });
+}
+
+#[test]
+fn the_marker_is_taken_out_at_seal_and_never_followed() {
+    require_root!();
+    everywhere(|pool| {
+        let (volume, mounted) = pool.made("file", &START);
+        fs::write(mounted.path().join(layout::COMMIT_MARKER), "").expect("write");
+        pool.sealed(&volume, mounted, 1);
+        let (volume, mounted) = pool.made("link", &START);
+        fs::write(mounted.path().join("victim"), "").expect("write");
+        symlink("victim", mounted.path().join(layout::COMMIT_MARKER)).expect("symlink");
+        assert!(
+            !pool
+                .backend()
+                .has_marker(&volume, layout::COMMIT_MARKER)
+                .expect("has_marker")
+        );
+        pool.sealed(&volume, mounted, 2);
+        let layers = pool.dir.path().join(layout::LAYERS);
+        let fs_of = |number| {
+            layers
+                .join(LayerId::from_bits(number).to_string())
+                .join("fs")
+        };
+        assert_eq!(fs::read_dir(fs_of(1)).expect("list").count(), 0);
+        assert_eq!(fs::read_dir(fs_of(2)).expect("list").count(), 2);
+    });
+}
+
+#[test]
+fn mounts_are_told_apart_in_the_mount_table() {
+    require_root!();
+    everywhere(|pool| {
+        let (volume, mounted) = pool.made("shown", &START);
+        let start = Start {
+            sealable: false,
+            ..START
+        };
+        let (scratch, bound) = pool.made("shown-scratch", &start);
+        let place = pool.dir.path().join("targets");
+        fs::create_dir(&place).expect("mkdir");
+        let place = Dir::open(&place).expect("it opens");
+        for (name, mounted, volume) in [("a", &mounted, &volume), ("b", &bound, &scratch)] {
+            place.create_dir(name, 0o755).expect("target");
+            sys::move_mount_onto(mounted.0.as_fd(), &place, name).expect("attach");
+            let point = sys::mount_point_at(&place, name).expect("statx");
+            let table = sys::mount_table().expect("mountinfo");
+            let id: VolumeId = volume
+                .path()
+                .file_name()
+                .and_then(|name| name.to_str())
+                .expect("text")
+                .parse()
+                .expect("an id");
+            let other: VolumeId = "other".parse().expect("an id");
+            let showing: Vec<_> = table
+                .iter()
+                .filter(|mount| pool.backend().shows(mount, &id))
+                .collect();
+            assert_eq!(showing.len(), 1, "{showing:?}");
+            assert!(!pool.backend().shows(showing[0], &other));
+            assert!(point.is_root);
+        }
+        for name in ["a", "b"] {
+            sys::detach(&place, name).expect("detach");
+            place.remove_dir(name).expect("rmdir");
+        }
+    });
+}
