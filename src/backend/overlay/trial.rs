@@ -147,22 +147,35 @@ fn freezes(overlay: &Overlay, volume: &Dir, seen: Dir) -> Result<()> {
         return Err(broken("a volume that is being written to can be frozen"));
     };
     drop(writer);
-    let Freeze::Frozen = overlay.freeze(volume, Some(pin()?))? else {
+    if !eventually(|| {
+        Ok(matches!(
+            overlay.freeze(volume, Some(pin()?))?,
+            Freeze::Frozen
+        ))
+    })? {
         return Err(broken("a volume that nobody writes to cannot be frozen"));
-    };
+    }
     match seen.write_new("late", CONTENT) {
         Err(error) if error.is(Errno::EROFS) => {}
         _ => return Err(broken("a frozen volume can be written to")),
     }
     drop(seen);
-    // The superblock goes with its last holder, but a kernel may do it a moment later.
+    if eventually(|| Ok(!overlay.in_use(volume)?))? {
+        return Ok(());
+    }
+    Err(broken("a top stays in use after its mount is gone"))
+}
+
+/// Whether something becomes so within a second: a superblock may go a moment after its last holder, and a process that
+/// is being made elsewhere in this program holds copies of all descriptors until it execs.
+fn eventually(mut is_so: impl FnMut() -> Result<bool>) -> Result<bool> {
     for _ in 0..100 {
-        if !overlay.in_use(volume)? {
-            return Ok(());
+        if is_so()? {
+            return Ok(true);
         }
         std::thread::sleep(std::time::Duration::from_millis(10));
     }
-    Err(broken("a top stays in use after its mount is gone"))
+    Ok(false)
 }
 
 /// What became of the first volume's top is a layer: what was removed is gone, what was written is there.
