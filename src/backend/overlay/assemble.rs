@@ -30,22 +30,40 @@ pub(super) struct Parts<'a> {
     pub(super) read_only: bool,
 }
 
-/// A detached mount of `parts`; in `room` by mount(2) if they were opened through mounts that are attached there.
-pub(super) fn assemble(parts: &Parts<'_>, room: Option<&Room>) -> Result<OwnedFd> {
-    match room {
-        Some(room) => classic(parts, room),
-        None => by_descriptors(parts),
-    }
+/// How many layers surely fit into the 255 bytes that `fsconfig` takes as a string: `/proc/self/fd/123456:` each.
+pub(super) const STRING_LAYERS: usize = 12;
+
+/// By which calls.
+#[derive(Clone, Copy)]
+pub(super) enum How<'a> {
+    /// `fsopen`, each layer by its descriptor (Linux 6.13).
+    Descriptors,
+    /// `fsopen`, all layers in one string (at most [`STRING_LAYERS`]).
+    Strings,
+    /// mount(2) in this room, where the mounts are attached through which the parts were opened.
+    Classic(&'a Room),
 }
 
-fn by_descriptors(parts: &Parts<'_>) -> Result<OwnedFd> {
-    let context = FsContext::open("overlay")?;
+/// A detached mount of `parts`.
+pub(super) fn assemble(parts: &Parts<'_>, how: How<'_>) -> Result<OwnedFd> {
+    let context = match how {
+        How::Classic(room) => return classic(parts, room),
+        How::Descriptors | How::Strings => FsContext::open("overlay")?,
+    };
     context.string("source", parts.source)?;
-    for lower in parts.lowers {
-        context.descriptor("lowerdir+", lower)?;
+    if let How::Descriptors = how {
+        for lower in parts.lowers {
+            context.descriptor("lowerdir+", lower)?;
+        }
+        context.descriptor("upperdir", parts.top)?;
+        context.descriptor("workdir", parts.work)?;
+    } else {
+        let path = |dir: &Dir| format!("/proc/self/fd/{}", dir.as_fd().as_raw_fd());
+        let lowers: Vec<String> = parts.lowers.iter().map(path).collect();
+        context.string("lowerdir", &lowers.join(":"))?;
+        context.string("upperdir", &path(parts.top))?;
+        context.string("workdir", &path(parts.work))?;
     }
-    context.descriptor("upperdir", parts.top)?;
-    context.descriptor("workdir", parts.work)?;
     for (key, value) in OPTIONS {
         context.string(key, value)?;
     }

@@ -22,7 +22,7 @@ use std::sync::atomic::{AtomicU32, Ordering};
 
 use serde::{Deserialize, Serialize};
 
-use self::assemble::{Parts, assemble};
+use self::assemble::{How, Parts, STRING_LAYERS, assemble};
 use self::view::{Owners, Views};
 use super::{Backend, BackendKind, Error, Freeze, Limit, Result, Start, Usage, tree};
 use crate::model::layout::{EMPTY, FS, LAYERS, TOP, WORK_PREFIX};
@@ -35,7 +35,8 @@ use crate::sys::{self, Dir, Errno, FileKind, FsContext, MountEntry, Room};
 pub enum MountApi {
     /// `fsopen` with each layer as a descriptor (Linux 6.13).
     Descriptors,
-    /// mount(2) with one page of options, in a private namespace (any kernel that has `volatile`: 5.10).
+    /// Layers as text (any kernel that has `volatile`: 5.10): through `fsopen` while they fit into 255 bytes, else by
+    /// mount(2) in a private namespace.
     Classic,
 }
 
@@ -114,8 +115,9 @@ impl Overlay {
         };
         let source = format!("{SOURCE_PREFIX}{id}");
         let work = next_work(volume)?;
+        let in_room = self.api == MountApi::Classic && lowers.need_room();
         let attempt = |work: &str| -> Result<OwnedFd> {
-            let view = self.views.of(owners)?;
+            let view = self.views.of(owners, in_room)?;
             let view = view.as_deref();
             let volume_seen;
             let volume = match view {
@@ -140,8 +142,12 @@ impl Overlay {
                 volatile: !start.durable,
                 read_only,
             };
-            let room = view.and_then(view::View::room);
-            Ok(assemble(&parts, room)?)
+            let how = match (view.and_then(view::View::room), self.api) {
+                (Some(room), _) => How::Classic(room),
+                (None, MountApi::Descriptors) => How::Descriptors,
+                (None, MountApi::Classic) => How::Strings,
+            };
+            Ok(assemble(&parts, how)?)
         };
         let mounted = match attempt(&work) {
             // Linux 6.13 and 6.14 take descriptors, but not those of a detached clone: attach the clones from now on.
@@ -191,16 +197,24 @@ impl Overlay {
 /// The content that a volume is a view of, newest first: layers of the pool, or, in the trial, any directories.
 enum Lowers<'a> {
     Layers(&'a [LayerId]),
-    /// Paths beneath the pool.
-    Beneath(&'a Dir, &'a [&'a str]),
+    /// Of the trial: paths beneath the pool, and whether to mount in a room if text is what is used.
+    Trial(&'a Dir, &'a [&'a str], bool),
 }
 
 impl Lowers<'_> {
+    /// Whether they are too many for the options of `fsconfig`.
+    fn need_room(&self) -> bool {
+        match self {
+            Self::Layers(ids) => ids.len() > STRING_LAYERS,
+            Self::Trial(.., in_room) => *in_room,
+        }
+    }
+
     fn newest(&self, overlay: &Overlay) -> Result<Option<Dir>> {
         Ok(match self {
             Self::Layers([newest, ..]) => Some(overlay.layers.open_beneath(layer_fs(newest))?),
-            Self::Beneath(pool, [newest, ..]) => Some(pool.open_beneath(newest)?),
-            Self::Layers([]) | Self::Beneath(_, []) => None,
+            Self::Trial(pool, [newest, ..], _) => Some(pool.open_beneath(newest)?),
+            Self::Layers([]) | Self::Trial(_, [], _) => None,
         })
     }
 
@@ -212,7 +226,7 @@ impl Lowers<'_> {
                     .map(|id| layers.open_beneath(layer_fs(id)))
                     .collect()
             }
-            Self::Beneath(pool, paths) => {
+            Self::Trial(pool, paths, _) => {
                 let pool = view.map_or(*pool, view::View::root);
                 paths.iter().map(|path| pool.open_beneath(path)).collect()
             }

@@ -69,7 +69,7 @@ fn first(overlay: &Overlay, pool: &Dir, base: &Dir, lowers: &[&str]) -> Result<(
     let mount = overlay.mount_over(
         &volume,
         "trial",
-        &Lowers::Beneath(pool, lowers),
+        &Lowers::Trial(pool, lowers, false),
         &START,
         false,
     )?;
@@ -169,11 +169,11 @@ fn freezes(overlay: &Overlay, volume: &Dir, seen: Dir) -> Result<()> {
 /// Whether something becomes so within a second: a superblock may go a moment after its last holder, and a process that
 /// is being made elsewhere in this program holds copies of all descriptors until it execs.
 fn eventually(mut is_so: impl FnMut() -> Result<bool>) -> Result<bool> {
-    for _ in 0..100 {
+    for _ in 0..2000 {
         if is_so()? {
             return Ok(true);
         }
-        std::thread::sleep(std::time::Duration::from_millis(10));
+        std::thread::sleep(std::time::Duration::from_micros(500));
     }
     Ok(false)
 }
@@ -186,7 +186,7 @@ fn second(overlay: &Overlay, pool: &Dir, base: &Dir, lowers: &[&str]) -> Result<
     let mount = overlay.mount_over(
         &volume,
         "trial",
-        &Lowers::Beneath(pool, lowers),
+        &Lowers::Trial(pool, lowers, true),
         &START,
         true,
     )?;

@@ -91,8 +91,6 @@ impl Drop for View {
 pub(super) struct Views {
     pool: Dir,
     attach: AtomicBool,
-    /// Whether a volume whose owners are as they are needs a view, too.
-    always: bool,
     /// Most recently used first.
     made: Mutex<Vec<Arc<View>>>,
     room: Arc<Room>,
@@ -100,12 +98,11 @@ pub(super) struct Views {
 }
 
 impl Views {
-    /// `always`: everything is mounted in a room, as mount(2) needs it.
-    pub(super) fn new(pool: Dir, room: Room, always: bool) -> Self {
+    /// `attach`: the clones are attached in `room`, for a kernel that takes no detached ones.
+    pub(super) fn new(pool: Dir, room: Room, attach: bool) -> Self {
         Self {
             pool,
-            attach: AtomicBool::new(always),
-            always,
+            attach: AtomicBool::new(attach),
             made: Mutex::default(),
             room: Arc::new(room),
             next: AtomicU64::new(0),
@@ -126,9 +123,9 @@ impl Views {
         news
     }
 
-    /// The view with these owners; `None` where the pool as it is will do.
-    pub(super) fn of(&self, owners: Owners) -> Result<Option<Arc<View>>> {
-        if owners.are_as_they_are() && !self.always {
+    /// The view with these owners; `None` where the pool as it is will do, which it does not for mount(2).
+    pub(super) fn of(&self, owners: Owners, in_room: bool) -> Result<Option<Arc<View>>> {
+        if owners.are_as_they_are() && !in_room {
             return Ok(None);
         }
         // Held while a view is made: it is made once, and others wait 0.3 ms.
