@@ -1,29 +1,70 @@
 //! The heart: fork, seal, publish, unpublish, commit, destroy, list, recover, reap.
 //!
 //! It decides *whether* and *when*; a backend knows *how*, the store remembers. It knows nothing of CSI, gRPC or Kubernetes.
+//!
+//! # Locking
+//!
+//! - One [`Guard`] per volume: at most one operation runs on it; the second is told at once ([`Error::Busy`]).
+//! - One mutex over the state in memory, never held across a system call.
+//! - One collector at a time: whatever takes artifacts out of the index (reaping, destroying, merging).
+//!
+//! # Threads
+//!
+//! Nothing that blocks runs on the async runtime. `calls` serves RPCs, `seals` ends volumes, `chores` (one thread) deletes
+//! and measures. A job that was given is finished, whoever waits for it.
 
+mod check;
+mod clock;
+pub mod crash;
 mod error;
+mod lists;
+mod outcome;
+mod publish;
+mod reap;
+mod recover;
+mod seal;
+mod state;
+mod target;
+mod threads;
 mod types;
+mod unpublish;
 
 use std::path::{Path, PathBuf};
+use std::sync::Arc;
+use std::sync::atomic::{AtomicBool, Ordering};
 use std::time::Duration;
+
+use parking_lot::Mutex;
+use tokio::sync::{Notify, mpsc};
+use tokio_util::sync::CancellationToken;
+use tokio_util::task::TaskTracker;
 
 pub use error::{Error, Result};
 pub use types::{
-    ArtifactRow, Finding, PublishRequest, Published, Reaped, Status, VolumeRow, VolumeState,
-    VolumeStats,
+    ArtifactRow, Finding, PublishRequest, Published, Reaped, Status, VolumeRow, VolumeState, VolumeStats,
 };
 
-use crate::backend::BackendKind;
-use crate::model::{Outcome, PodUid, Reference, Tenant, VolumeId};
+use crate::backend::{self, Backend, BackendKind, MountApi};
+use crate::model::{LayerId, Name, Outcome, PodUid, Reference, Tenant, VolumeId, layout};
+use crate::store::{Index, PoolDirs, PoolIdentity};
+use crate::sys::{self, Dir};
+
+use clock::Clock;
+use error::Doing;
+use state::State;
+use threads::Threads;
 
 /// How an engine is set up.
 #[derive(Debug, Clone)]
 pub struct Config {
     /// The pool's directory; made when it is missing (its parent is not).
     pub pool: PathBuf,
-    /// The backend to use; `None`: the best that works on the pool.
+    /// The backend to use; `None`: the pool's, or for a new pool the best that works there.
     pub backend: Option<BackendKind>,
+    /// The mount API to use; `None`: the newest that works.
+    pub mount_api: Option<MountApi>,
+    /// How many threads serve RPCs.
+    pub threads: usize,
     /// How long a publish waits for content that is known to be coming.
     pub input_wait: Duration,
     /// How long a finished volume waits for its pod's outcome before it is thrown away.
@@ -34,7 +75,7 @@ pub struct Config {
     pub low_watermark: u8,
     /// How often garbage is looked for when nothing else asks for it.
     pub reap_interval: Duration,
-    /// Bytes kept in reserve for the day the disk is full.
+    /// Bytes kept in reserve for the day the disk is full; at most a sixteenth of the pool.
     pub reserve: u64,
 }
 
@@ -45,6 +86,8 @@ impl Config {
         Self {
             pool: pool.into(),
             backend: None,
+            mount_api: None,
+            threads: 4,
             input_wait: Duration::from_secs(90),
             outcome_wait: Duration::from_secs(60 * 60),
             high_watermark: 85,
@@ -57,73 +100,355 @@ impl Config {
 
 /// One pool, in the care of this process. Cheap to clone: clones share it.
 #[derive(Debug, Clone)]
-pub struct Engine {}
+pub struct Engine {
+    inner: Arc<Inner>,
+}
 
-#[expect(clippy::unused_async, reason = "bodies follow")]
+/// What the parts of the engine share.
+#[derive(Debug)]
+struct Inner {
+    config: Config,
+    /// The kernel's boot id: what is ephemeral is of one boot.
+    boot: String,
+    identity: PoolIdentity,
+    /// Why this backend.
+    reason: String,
+    dirs: PoolDirs,
+    backend: Arc<dyn Backend>,
+    index: Index,
+    clock: Clock,
+    state: Mutex<State>,
+    /// Something in the state changed that somebody may be waiting for.
+    changed: Notify,
+    calls: Threads,
+    seals: Threads,
+    chores: Threads,
+    commits: mpsc::UnboundedSender<LayerId>,
+    reaper: Notify,
+    /// A call found the disk full.
+    pressed: AtomicBool,
+    collector: Mutex<()>,
+    stop: CancellationToken,
+    tasks: TaskTracker,
+}
+
+impl Inner {
+    /// 128 random bits.
+    #[expect(clippy::unused_self, reason = "where randomness comes from is the engine's affair")]
+    fn random(&self) -> u128 {
+        random()
+    }
+
+    /// Moves a directory into the trash, under a name of its own.
+    fn throw_away(&self, from: &Dir, name: &Path) -> sys::Result<LayerId> {
+        let key = LayerId::from_bits(self.random());
+        from.rename(name, &self.dirs.trash, key.to_string())?;
+        Ok(key)
+    }
+
+    /// Makes garbage collection run soon; `full`: because a call found no room.
+    fn wake_reaper(&self, full: bool) {
+        if full {
+            self.pressed.store(true, Ordering::SeqCst);
+        }
+        self.reaper.notify_one();
+    }
+}
+
+fn random() -> u128 {
+    let mut bytes = [0; 16];
+    getrandom::fill(&mut bytes).expect("Linux has had getrandom(2) since 3.17");
+    u128::from_le_bytes(bytes)
+}
+
+/// One operation's hold on one volume.
+#[derive(Debug)]
+struct Guard {
+    inner: Arc<Inner>,
+    volume: VolumeId,
+}
+
+impl Guard {
+    fn take(inner: &Arc<Inner>, volume: &VolumeId) -> Result<Self> {
+        inner.state.lock().begin(volume)?;
+        Ok(Self { inner: inner.clone(), volume: volume.clone() })
+    }
+}
+
+impl Drop for Guard {
+    fn drop(&mut self) {
+        self.inner.state.lock().busy.remove(&self.volume);
+        self.inner.changed.notify_waiters();
+    }
+}
+
+/// The kernel's id of this boot.
+fn boot_id() -> Result<String> {
+    const PATH: &str = "/proc/sys/kernel/random/boot_id";
+    let id = std::fs::read_to_string(PATH).map_err(|error| sys::Error::new("read", PATH, error));
+    id.map(|id| id.trim().to_owned()).doing("read the kernel's boot id")
+}
+
 impl Engine {
     /// Opens the pool, makes it when it is new, and recovers what an earlier process left. Must run in a tokio runtime.
-    pub async fn open(_config: Config) -> Result<Self> {
-        Err(Error::ShuttingDown)
+    pub async fn open(config: Config) -> Result<Self> {
+        let threads = |name, count| {
+            Threads::start(name, count)
+                .map_err(|error| sys::Error::new("clone", name, error))
+                .doing("start threads")
+        };
+        let calls = threads("calls", config.threads.max(1))?;
+        let (commits, sealed) = mpsc::unbounded_channel();
+        let seals = threads("seals", 2)?;
+        let chores = threads("chores", 1)?;
+        let opened = calls.run(move || {
+            let pool = open_pool(&config)?;
+            Ok::<_, Error>((config, pool))
+        });
+        let (config, pool) = opened.await??;
+        let inner = Arc::new(Inner {
+            config,
+            boot: pool.boot,
+            identity: pool.identity,
+            reason: pool.reason,
+            dirs: pool.dirs,
+            backend: pool.backend,
+            index: pool.index,
+            clock: Clock::default(),
+            state: Mutex::default(),
+            changed: Notify::new(),
+            calls,
+            seals,
+            chores,
+            commits,
+            reaper: Notify::new(),
+            pressed: AtomicBool::new(false),
+            collector: Mutex::new(()),
+            stop: CancellationToken::new(),
+            tasks: TaskTracker::new(),
+        });
+        let engine = inner.clone();
+        let contents = pool.contents;
+        let recovered = inner.calls.run(move || {
+            let recovered = recover::recover(&engine, contents)?;
+            if !recovered.changes.is_empty() {
+                engine.commit_index(&recovered.changes)?;
+            }
+            engine.keep_reserve();
+            Ok::<_, Error>(recovered)
+        });
+        let recovered = recovered.await??;
+        inner.tasks.spawn(seal::commit_loop(inner.clone(), sealed));
+        inner.tasks.spawn(reap::reap_loop(inner.clone()));
+        for left in recovered.leaving {
+            seal::spawn(&inner, left);
+        }
+        inner.wake_reaper(false);
+        Ok(Self { inner })
     }
 
     /// Makes a volume's content if need be and mounts it at its target. Repeatable. Once begun it is finished, also
     /// when the caller goes away.
-    pub async fn publish(&self, _request: PublishRequest) -> Result<Published> {
-        Err(Error::ShuttingDown)
+    pub async fn publish(&self, request: PublishRequest) -> Result<Published> {
+        publish::publish(&self.inner, request).await
     }
 
     /// Detaches whatever is mounted at `target`, removes the mount point, and promises the volume's seal. Also for
     /// volumes that nobody has heard of; `volume` need not even be an id.
-    pub async fn unpublish(&self, _volume: &str, _target: &Path) -> Result<()> {
-        Err(Error::ShuttingDown)
+    pub async fn unpublish(&self, volume: &str, target: &Path) -> Result<()> {
+        unpublish::unpublish(&self.inner, volume, target).await
     }
 
     /// What a published volume uses. Never walks: starts a measurement when the last one is old.
-    pub async fn stats(&self, _volume: &VolumeId, _path: &Path) -> Result<VolumeStats> {
-        Err(Error::ShuttingDown)
+    pub async fn stats(&self, volume: &VolumeId, path: &Path) -> Result<VolumeStats> {
+        lists::stats(&self.inner, volume, path).await
     }
 
     /// Says how a pod's work ended; returns for how many of its volumes that was news. The first word counts.
-    pub async fn report_outcome(&self, _pod: &PodUid, _outcome: Outcome) -> Result<usize> {
-        Err(Error::ShuttingDown)
+    pub async fn report_outcome(&self, pod: &PodUid, outcome: Outcome) -> Result<usize> {
+        outcome::report(&self.inner, pod, outcome).await
     }
 
     /// The volumes, by tenant and id.
     #[must_use]
-    pub fn volumes(&self, _tenant: Option<&Tenant>) -> Vec<VolumeRow> {
-        Vec::new()
+    pub fn volumes(&self, tenant: Option<&Tenant>) -> Vec<VolumeRow> {
+        lists::volumes(&self.inner.state.lock(), tenant)
     }
 
     /// The artifacts, by tenant and name; caches are the rows whose name is one.
     #[must_use]
-    pub fn artifacts(&self, _tenant: Option<&Tenant>) -> Vec<ArtifactRow> {
-        Vec::new()
+    pub fn artifacts(&self, tenant: Option<&Tenant>) -> Vec<ArtifactRow> {
+        lists::artifacts(&self.inner.state.lock(), tenant)
     }
 
     /// Deletes what has this name; `InUse` when a volume is a fork of it, unless it is a cache: then the name goes now
     /// and the content when its last fork does.
-    pub async fn destroy(&self, _tenant: &Tenant, _reference: &Reference) -> Result<()> {
-        Err(Error::ShuttingDown)
+    pub async fn destroy(&self, tenant: &Tenant, reference: &Reference) -> Result<()> {
+        reap::destroy(&self.inner, Name { tenant: tenant.clone(), reference: reference.clone() }).await
     }
 
     /// Collects garbage now, and returns when all that can be deleted is.
     pub async fn reap(&self) -> Result<Reaped> {
-        Err(Error::ShuttingDown)
+        reap::reap(&self.inner).await
     }
 
     /// Compares index, records, directories and mounts; changes nothing. Empty: all is well.
     pub async fn check(&self) -> Result<Vec<Finding>> {
-        Err(Error::ShuttingDown)
+        let inner = self.inner.clone();
+        let job = move || {
+            // Nothing is collected meanwhile; volumes that move are left out.
+            let _no_collector = inner.collector.lock();
+            let (named, moving) = {
+                let state = inner.state.lock();
+                let artifacts = state.artifacts.values().map(|sealed| sealed.artifact.clone()).collect();
+                let names = state.names.iter().map(|(name, id)| (name.clone(), *id)).collect();
+                let preparing = state.volumes.values().filter(|live| !live.made).map(|live| live.record.id.clone());
+                let busy = state.busy.iter().cloned().chain(preparing).map(String::from).collect();
+                let leaving = state.leaving.keys().copied().collect();
+                (check::Named { artifacts, names }, check::Moving { busy, leaving })
+            };
+            check::check(&inner.dirs, &inner.boot, &named, &moving)
+        };
+        self.inner.chores.run(job).await?
     }
 
-    /// Waits until every seal whose outcome is known and whose content is free is durable (or was given up).
-    pub async fn settled(&self) {}
+    /// The same for a pool that no driver has open.
+    pub fn check_offline(pool: &Path) -> Result<Vec<Finding>> {
+        check::check_offline(pool, &boot_id()?)
+    }
+
+    /// Makes the index of a pool that no driver has open anew, from what lies beside the layers; returns how many
+    /// artifacts it names. The old index is kept beside it.
+    pub fn rebuild_index(pool: &Path) -> Result<usize> {
+        check::rebuild_index(pool)
+    }
+
+    /// Waits until every volume that left is sealed durably or gone, but for those whose outcome is not known or whose
+    /// files somebody holds open.
+    pub async fn settled(&self) {
+        loop {
+            let changed = self.inner.changed.notified();
+            tokio::pin!(changed);
+            changed.as_mut().enable();
+            let moving = {
+                let state = self.inner.state.lock();
+                state.leaving.values().any(|leaving| leaving.state == VolumeState::Sealing)
+            };
+            if !moving {
+                return;
+            }
+            tokio::select! {
+                () = changed => {}
+                // A state may pass without a word (a volume found to be held); this is a query, not a decision.
+                () = tokio::time::sleep(Duration::from_millis(20)) => {}
+            }
+        }
+    }
+
+    /// Which backend the pool has.
+    #[must_use]
+    pub fn backend(&self) -> BackendKind {
+        self.inner.backend.kind()
+    }
 
     /// The engine as a whole.
     pub async fn status(&self) -> Result<Status> {
-        Err(Error::ShuttingDown)
+        let inner = self.inner.clone();
+        self.inner.calls.run(move || lists::status(&inner)).await?
     }
 
     /// Ends: running operations finish, background work stops at its next safe point. Mounts stay.
-    pub async fn shutdown(&self) {}
+    pub async fn shutdown(&self) {
+        let inner = &self.inner;
+        loop {
+            let changed = inner.changed.notified();
+            tokio::pin!(changed);
+            changed.as_mut().enable();
+            {
+                let mut state = inner.state.lock();
+                state.closing = true;
+                if state.busy.is_empty() {
+                    break;
+                }
+            }
+            // Publishes that wait for content see that the engine closes.
+            inner.changed.notify_waiters();
+            changed.await;
+        }
+        inner.stop.cancel();
+        inner.tasks.close();
+        inner.tasks.wait().await;
+        let uses = reap::last_uses(inner);
+        let engine = inner.clone();
+        let job = move || {
+            if let Err(error) = engine.commit_index(&uses) {
+                tracing::warn!(%error, "when artifacts were last used is not remembered");
+            }
+        };
+        if inner.chores.run(job).await.is_err() {
+            tracing::debug!("closed twice");
+        }
+        for threads in [&inner.calls, &inner.seals, &inner.chores] {
+            threads.finish();
+        }
+    }
+}
+
+/// A pool, opened but not yet recovered.
+struct Opened {
+    boot: String,
+    dirs: PoolDirs,
+    identity: PoolIdentity,
+    backend: Arc<dyn Backend>,
+    reason: String,
+    index: Index,
+    contents: crate::store::Contents,
+}
+
+fn open_pool(config: &Config) -> Result<Opened> {
+    let path = &config.pool;
+    let wrong = |problem: String| Error::Pool { path: path.clone(), problem };
+    let dirs = PoolDirs::open(path).map_err(|error| check::pool_error(path, error))?;
+    let known = dirs.identity().map_err(|error| check::pool_error(path, error))?;
+    for entry in dirs.incoming.entries().doing("read incoming/")? {
+        let key = LayerId::from_bits(random());
+        dirs.incoming.rename(&entry.name, &dirs.trash, key.to_string()).doing("sweep incoming/")?;
+    }
+    let wanted = match (&known, config.backend) {
+        (Some(identity), wanted) => {
+            let kind: BackendKind = serde_json::from_value(identity.backend.clone().into())
+                .map_err(|_| wrong(format!("it was made with backend {:?}, which is unknown", identity.backend)))?;
+            if let Some(wanted) = wanted
+                && wanted != kind
+            {
+                return Err(wrong(format!(
+                    "it was made with backend {kind}, and {wanted} is asked for; a pool keeps its backend: use another \
+                     directory"
+                )));
+            }
+            Some(kind)
+        }
+        (None, wanted) => wanted,
+    };
+    let chosen = backend::choose(&dirs.root, wanted, config.mount_api).map_err(|error| wrong(error.to_string()))?;
+    let identity = if let Some(identity) = known {
+        identity
+    } else {
+        let identity = PoolIdentity {
+            format: PoolIdentity::FORMAT,
+            id: format!("{:032x}", random()),
+            backend: chosen.kind.to_string(),
+        };
+        dirs.set_identity(&identity).map_err(|error| check::pool_error(path, error))?;
+        identity
+    };
+    tracing::info!(pool = %path.display(), backend = %chosen.kind, reason = %chosen.reason, "pool opened");
+    if !Index::exists(&dirs.root)? && !dirs.layers.entries().doing("read layers/")?.is_empty() {
+        return Err(wrong(format!(
+            "{} is missing and layers/ is not empty; `baggageclaim check --rebuild` makes the index anew from the layers",
+            layout::INDEX
+        )));
+    }
+    let (index, contents) = Index::open(&dirs.root).map_err(|error| check::pool_error(path, error))?;
+    Ok(Opened { boot: boot_id()?, dirs, identity, backend: chosen.backend, reason: chosen.reason, index, contents })
 }

@@ -1,0 +1,290 @@
+//! Check: compares index, records, directories and mounts, and changes nothing. And the one thing that makes the index
+//! anew from the layers, when it is lost.
+
+use std::collections::{BTreeSet, HashMap, HashSet};
+use std::path::{Path, PathBuf};
+
+use super::error::{Doing, Error, Result};
+use super::types::Finding;
+use crate::model::{Artifact, ArtifactId, LayerId, Name, VolumeRecord, layout, takes_name};
+use crate::store::{self, Change, Contents, Index, PoolDirs};
+use crate::sys::{self, Dir, MountEntry};
+
+/// What the index names, in whatever way it was read.
+pub(super) struct Named {
+    pub(super) artifacts: Vec<Artifact>,
+    pub(super) names: Vec<(Name, ArtifactId)>,
+}
+
+/// What a running engine knows that is not on disk: moves that are under way.
+#[derive(Default)]
+pub(super) struct Moving {
+    /// Volumes that an operation is running on.
+    pub(super) busy: HashSet<String>,
+    /// Directories in `pending/` and `trash/` that somebody takes care of.
+    pub(super) leaving: HashSet<LayerId>,
+}
+
+/// Compares everything.
+pub(super) fn check(dirs: &PoolDirs, boot: &str, named: &Named, moving: &Moving) -> Result<Vec<Finding>> {
+    let mut findings = Vec::new();
+    let layers = names(&dirs.layers)?;
+    let mounts = sys::mount_table().doing("read the mount table")?;
+    let mut referenced = check_index(named, &layers, &mut findings);
+    referenced.extend(check_volumes(dirs, boot, &mounts, moving, &mut findings)?);
+    referenced.extend(check_leaving(dirs, boot, moving, &mut findings)?);
+    check_layers(dirs, &layers, &referenced, moving, &mut findings)?;
+    check_rest(dirs, &mut findings)?;
+    findings.sort_by(|a, b| (&a.path, a.kind).cmp(&(&b.path, b.kind)));
+    Ok(findings)
+}
+
+fn finding(kind: &'static str, path: impl Into<PathBuf>, detail: impl Into<String>) -> Finding {
+    Finding { kind, path: path.into(), detail: detail.into() }
+}
+
+fn below(directory: &str, name: impl AsRef<Path>) -> PathBuf {
+    Path::new(directory).join(name)
+}
+
+fn names(dir: &Dir) -> Result<BTreeSet<PathBuf>> {
+    let entries = dir.entries().doing("read a directory of the pool")?;
+    Ok(entries.into_iter().map(|entry| entry.name.into()).collect())
+}
+
+/// Artifacts whose layers are missing, names that point nowhere. What is referred to.
+fn check_index(named: &Named, layers: &BTreeSet<PathBuf>, findings: &mut Vec<Finding>) -> HashSet<LayerId> {
+    let known: HashSet<ArtifactId> = named.artifacts.iter().map(|artifact| artifact.id).collect();
+    for (name, id) in &named.names {
+        if !known.contains(id) {
+            let detail = format!("the name {name} points at artifact {id}, which the index does not have");
+            findings.push(finding("dangling-name", layout::INDEX, detail));
+        }
+    }
+    let mut referenced = HashSet::new();
+    for artifact in &named.artifacts {
+        for layer in &artifact.layers {
+            if referenced.insert(*layer) && !layers.contains(Path::new(&layer.to_string())) {
+                let detail = format!("{}, artifact {}, needs this layer", artifact.name(), artifact.id);
+                findings.push(finding("missing-layer", below(layout::LAYERS, layer.to_string()), detail));
+            }
+        }
+    }
+    referenced
+}
+
+fn read(dir: &Dir, name: &Path) -> Result<Option<(Dir, Result<VolumeRecord, store::Unreadable>)>> {
+    let dir = match dir.open_beneath(name) {
+        Ok(dir) => dir,
+        // Gone since it was listed.
+        Err(error) if error.is(sys::Errno::ENOENT) => return Ok(None),
+        Err(error) => return Err(error).doing("open a volume's directory"),
+    };
+    let record = store::read_volume(&dir).doing("read a volume's record")?;
+    Ok(Some((dir, record)))
+}
+
+/// Volumes without a record that counts, and volumes whose mount is gone.
+fn check_volumes(
+    dirs: &PoolDirs,
+    boot: &str,
+    mounts: &[MountEntry],
+    moving: &Moving,
+    findings: &mut Vec<Finding>,
+) -> Result<HashSet<LayerId>> {
+    let mut referenced = HashSet::new();
+    for name in names(&dirs.volumes)? {
+        if name.to_str().is_some_and(|name| moving.busy.contains(name)) {
+            continue;
+        }
+        let Some((_, record)) = read(&dirs.volumes, &name)? else { continue };
+        let path = below(layout::VOLUMES, &name);
+        match record {
+            Err(error) => findings.push(finding("unreadable-volume", path, error.to_string())),
+            Ok(record) if record.boot != boot => {
+                findings.push(finding("stale-volume", path, "it is of another boot; the next start removes it"));
+            }
+            Ok(record) => {
+                for target in &record.targets {
+                    let resolved = target.parent().and_then(|parent| parent.canonicalize().ok());
+                    let resolved = resolved.zip(target.file_name()).map(|(parent, name)| parent.join(name));
+                    let resolved = resolved.as_ref().unwrap_or(target);
+                    if !mounts.iter().any(|mount| mount.mount_point == *resolved) {
+                        let detail = format!("it is recorded as published at {}, where nothing is mounted", target.display());
+                        findings.push(finding("unmounted-volume", path.clone(), detail));
+                    }
+                }
+                referenced.extend(record.layers);
+            }
+        }
+    }
+    Ok(referenced)
+}
+
+/// Promised seals that nobody works on, and what the trash still refers to.
+fn check_leaving(
+    dirs: &PoolDirs,
+    boot: &str,
+    moving: &Moving,
+    findings: &mut Vec<Finding>,
+) -> Result<HashSet<LayerId>> {
+    let mut referenced = HashSet::new();
+    for name in names(&dirs.pending)? {
+        let Some((_, record)) = read(&dirs.pending, &name)? else { continue };
+        let path = below(layout::PENDING, &name);
+        match record {
+            Err(error) => findings.push(finding("unreadable-volume", path, error.to_string())),
+            Ok(record) if record.boot != boot => {
+                findings.push(finding("stale-volume", path, "it is of another boot; the next start removes it"));
+            }
+            Ok(record) => {
+                referenced.extend(record.layers);
+                referenced.extend(record.seal.map(|plan| plan.layer));
+            }
+        }
+    }
+    for name in names(&dirs.trash)? {
+        let held = name.to_str().and_then(|name| name.parse().ok()).is_some_and(|key| moving.leaving.contains(&key));
+        if let Some((_, Ok(record))) = read(&dirs.trash, &name)?
+            && (held || record.boot == boot)
+        {
+            referenced.extend(record.layers);
+        }
+    }
+    Ok(referenced)
+}
+
+/// Layers that nothing refers to, and layers that are not whole.
+fn check_layers(
+    dirs: &PoolDirs,
+    layers: &BTreeSet<PathBuf>,
+    referenced: &HashSet<LayerId>,
+    moving: &Moving,
+    findings: &mut Vec<Finding>,
+) -> Result<()> {
+    for name in layers {
+        let path = below(layout::LAYERS, name);
+        let Some(id) = name.to_str().and_then(|name| name.parse::<LayerId>().ok()) else {
+            findings.push(finding("unknown-name", path, "no layer is called so"));
+            continue;
+        };
+        if moving.leaving.contains(&id) {
+            continue;
+        }
+        if !referenced.contains(&id) {
+            findings.push(finding("unknown-layer", path, "no artifact and no volume refers to it"));
+            continue;
+        }
+        let layer = match dirs.layers.open_beneath(name) {
+            Ok(layer) => layer,
+            Err(error) if error.is(sys::Errno::ENOENT) => continue,
+            Err(error) => return Err(error).doing("open a layer"),
+        };
+        if !layer.has(layout::FS).doing("look at a layer")? {
+            findings.push(finding("empty-layer", path.clone(), "it has no fs"));
+        }
+        if let Err(error) = store::read_layer(&layer).doing("read a layer's record")? {
+            findings.push(finding("unreadable-layer", path, error.to_string()));
+        }
+    }
+    Ok(())
+}
+
+/// Names in the pool's root that are none of ours.
+fn check_rest(dirs: &PoolDirs, findings: &mut Vec<Finding>) -> Result<()> {
+    const KNOWN: &[&str] = &[
+        layout::POOL_JSON,
+        layout::LOCK,
+        "lock.pid",
+        layout::INDEX,
+        layout::VOLUMES,
+        layout::PENDING,
+        layout::LAYERS,
+        layout::INCOMING,
+        layout::TRASH,
+        layout::EMPTY,
+        layout::RESERVE,
+        "admin.sock",
+        "doomed",
+        "index.redb.old",
+        // The filesystem's own, where the pool is its root.
+        "lost+found",
+    ];
+    for name in names(&dirs.root)? {
+        if !KNOWN.iter().any(|known| name == Path::new(known)) {
+            findings.push(finding("unknown-name", name, "it does not belong to a pool"));
+        }
+    }
+    Ok(())
+}
+
+/// Compares a pool that no driver has open.
+pub(super) fn check_offline(path: &Path, boot: &str) -> Result<Vec<Finding>> {
+    let dirs = open(path)?;
+    let contents = if Index::exists(&dirs.root)? { Index::read_only(&dirs.root)? } else { Contents::default() };
+    let named = Named { artifacts: contents.artifacts, names: contents.names };
+    let mut findings = check(&dirs, boot, &named, &Moving::default())?;
+    if !Index::exists(&dirs.root)? && !dirs.layers.entries().doing("read layers/")?.is_empty() {
+        let detail = "it is missing; `check --rebuild` makes it anew from the layers";
+        findings.insert(0, finding("missing-index", layout::INDEX, detail));
+    }
+    Ok(findings)
+}
+
+fn open(path: &Path) -> Result<PoolDirs> {
+    PoolDirs::open_existing(path).map_err(|error| pool_error(path, error))
+}
+
+/// What is wrong with a pool, for the person who starts the driver.
+pub(super) fn pool_error(path: &Path, error: store::Error) -> Error {
+    match error {
+        store::Error::System(source) if source.is(sys::Errno::EROFS) => {
+            Error::Pool { path: path.to_owned(), problem: format!("it is on a read-only filesystem ({source})") }
+        }
+        store::Error::System(source) if source.is_full() => {
+            Error::Pool { path: path.to_owned(), problem: format!("its disk is full, make room by hand ({source})") }
+        }
+        error => Error::Pool { path: path.to_owned(), problem: error.to_string() },
+    }
+}
+
+/// Makes the index of a pool that no driver has open anew, from what lies beside the layers. The old one is kept as
+/// `index.redb.old`. Returns how many artifacts it names.
+///
+/// What the index alone knows is lost: when artifacts were last used, names deleted while their content was in use.
+pub(super) fn rebuild_index(path: &Path) -> Result<usize> {
+    let dirs = open(path)?;
+    let mut artifacts: HashMap<ArtifactId, Artifact> = HashMap::new();
+    let layers = names(&dirs.layers)?;
+    for name in &layers {
+        let layer = dirs.layers.open_beneath(name).doing("open a layer")?;
+        let Ok(record) = store::read_layer(&layer).doing("read a layer's record")? else { continue };
+        let artifact = record.artifact;
+        let whole = artifact.layers.iter().all(|layer| layers.contains(Path::new(&layer.to_string())));
+        // A merged layer tells of the same artifact as the layers that it replaced: the shorter stack is the newer.
+        let newer = artifacts.get(&artifact.id).is_none_or(|known| artifact.layers.len() < known.layers.len());
+        if whole && newer && Path::new(&record.id.to_string()) == name {
+            artifacts.insert(artifact.id, artifact);
+        }
+    }
+    let mut holders: HashMap<Name, &Artifact> = HashMap::new();
+    for artifact in artifacts.values() {
+        let holder = holders.entry(artifact.name()).or_insert(artifact);
+        if takes_name(artifact, holder) {
+            *holder = artifact;
+        }
+    }
+    let changes: Vec<Change> = artifacts
+        .values()
+        .cloned()
+        .map(Change::PutArtifact)
+        .chain(holders.into_iter().map(|(name, artifact)| Change::PutName(name, artifact.id)))
+        .collect();
+    let old = format!("{}.old", layout::INDEX);
+    if Index::exists(&dirs.root)? {
+        dirs.root.rename_over(layout::INDEX, &dirs.root, &old).doing("put the old index aside")?;
+    }
+    let (index, _) = Index::open(&dirs.root)?;
+    index.commit(&changes)?;
+    Ok(artifacts.len())
+}

@@ -1,0 +1,54 @@
+//! The engine's clock: wall time that never repeats and never goes back while the process runs.
+//!
+//! Who wrote first and who wrote last is decided by these times, and they are compared across restarts; so the clock
+//! starts no earlier than anything that was remembered.
+
+use std::sync::atomic::{AtomicU64, Ordering};
+use std::time::{SystemTime, UNIX_EPOCH};
+
+use crate::model::Timestamp;
+
+/// A clock of milliseconds, each given once.
+#[derive(Debug, Default)]
+pub(super) struct Clock {
+    last: AtomicU64,
+}
+
+impl Clock {
+    /// Now; later than every time given or seen before.
+    pub(super) fn now(&self) -> Timestamp {
+        let wall = wall();
+        let next = |last: u64| Some(wall.max(last + 1));
+        let last = self.last.fetch_update(Ordering::SeqCst, Ordering::SeqCst, next);
+        Timestamp(wall.max(last.unwrap_or_default() + 1))
+    }
+
+    /// Makes the clock start after a time that is remembered.
+    pub(super) fn seen(&self, time: Timestamp) {
+        // What lies far ahead was written by a clock that was wrong; following it would stop ours for good.
+        const FAR_MS: u64 = 24 * 60 * 60 * 1000;
+        if time.0 < wall().saturating_add(FAR_MS) {
+            self.last.fetch_max(time.0, Ordering::SeqCst);
+        }
+    }
+}
+
+fn wall() -> u64 {
+    let since = SystemTime::now().duration_since(UNIX_EPOCH).unwrap_or_default();
+    u64::try_from(since.as_millis()).unwrap_or(u64::MAX)
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn times_are_given_once_and_after_all_that_was_seen() {
+        let clock = Clock::default();
+        let first = clock.now();
+        let ahead = Timestamp(first.0 + 10_000);
+        clock.seen(ahead);
+        let times: Vec<Timestamp> = (0..100).map(|_| clock.now()).collect();
+        assert!(times[0] > ahead && times.windows(2).all(|pair| pair[0] < pair[1]));
+    }
+}

@@ -1,0 +1,115 @@
+//! Named places where a test lets the process die as by `kill -9`, one by one.
+//!
+//! Between any two of them there is at most one change on disk or in the kernel, so that visiting all of them visits all
+//! states a crash can leave. In release builds they are nothing.
+
+/// Defines the points, their names, and the list of all of them.
+macro_rules! points {
+    ($($(#[$doc:meta])* $point:ident = $name:literal,)*) => {
+        /// A place to die.
+        #[derive(Debug, Clone, Copy, PartialEq, Eq)]
+        pub enum Point { $($(#[$doc])* $point,)* }
+
+        impl Point {
+            /// All of them.
+            pub const ALL: &'static [Self] = &[$(Self::$point,)*];
+
+            /// What the test calls it.
+            #[must_use]
+            pub fn name(self) -> &'static str {
+                match self { $(Self::$point => $name,)* }
+            }
+        }
+    };
+}
+
+points! {
+    /// The mount point is made, nothing else.
+    PublishTargetMade = "publish-target-made",
+    /// `volumes/<id>` is made.
+    PublishDirectoryMade = "publish-directory-made",
+    /// Its content is made.
+    PublishContentMade = "publish-content-made",
+    /// Its record is written.
+    PublishRecorded = "publish-recorded",
+    /// A detached mount shows it.
+    PublishMounted = "publish-mounted",
+    /// It is attached at the target; the caller has no answer.
+    PublishAttached = "publish-attached",
+    /// The target is detached.
+    UnpublishDetached = "unpublish-detached",
+    /// The mount point is gone.
+    UnpublishTargetRemoved = "unpublish-target-removed",
+    /// The volume is in `pending/` or `trash/`; the caller has no answer.
+    UnpublishPromised = "unpublish-promised",
+    /// The outcome is noted in the volume's directory.
+    OutcomeNoted = "outcome-noted",
+    /// The content is frozen.
+    SealFrozen = "seal-frozen",
+    /// `layers/<id>` is made.
+    SealLayerMade = "seal-layer-made",
+    /// `layer.json` is written.
+    SealLayerRecorded = "seal-layer-recorded",
+    /// The content is in the layer.
+    SealContentMoved = "seal-content-moved",
+    /// It can be forked.
+    SealVisible = "seal-visible",
+    /// The pool's filesystem is synced.
+    CommitSynced = "commit-synced",
+    /// The index names it.
+    CommitIndexed = "commit-indexed",
+    /// `pending/<id>` is in the trash.
+    CommitPendingTrashed = "commit-pending-trashed",
+    /// The index no longer names what is collected; its layers are still there.
+    CollectUnindexed = "collect-unindexed",
+    /// One layer of what is collected is in the trash.
+    CollectTrashed = "collect-trashed",
+    /// A merged layer lies in `incoming/`.
+    FlattenMerged = "flatten-merged",
+    /// A merged layer lies in `layers/`, and the index still names the old ones.
+    FlattenPlaced = "flatten-placed",
+    /// The index names the merged layer.
+    FlattenIndexed = "flatten-indexed",
+}
+
+/// Dies here if this is the place to die.
+#[inline]
+pub(super) fn point(point: Point) {
+    #[cfg(debug_assertions)]
+    armed::visit(point);
+    #[cfg(not(debug_assertions))]
+    let _ = point;
+}
+
+/// Names the point at which this process dies, and at which visit of it (1 is the first).
+#[cfg(debug_assertions)]
+pub use armed::arm;
+
+#[cfg(debug_assertions)]
+mod armed {
+    use std::sync::OnceLock;
+    use std::sync::atomic::{AtomicUsize, Ordering};
+
+    use super::Point;
+
+    static ARMED: OnceLock<(Point, AtomicUsize)> = OnceLock::new();
+
+    /// Arms a point by its name; `false` when there is none of that name, or one is armed already.
+    pub fn arm(name: &str, visit: usize) -> bool {
+        let point = Point::ALL.iter().copied().find(|point| point.name() == name);
+        point.is_some_and(|point| ARMED.set((point, AtomicUsize::new(visit))).is_ok())
+    }
+
+    pub(super) fn visit(here: Point) {
+        if let Some((point, left)) = ARMED.get()
+            && *point == here
+            && left.fetch_sub(1, Ordering::SeqCst) == 1
+        {
+            // SIGKILL runs no destructor, no exit handler, no flush: what is not on disk or in the kernel is gone.
+            let _killed = nix::sys::signal::kill(nix::unistd::Pid::this(), nix::sys::signal::SIGKILL);
+            loop {
+                std::thread::park();
+            }
+        }
+    }
+}

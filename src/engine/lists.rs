@@ -1,0 +1,160 @@
+//! What people and programs want to know: lists, statistics, and the state of the whole. Reads only.
+
+use std::path::Path;
+use std::sync::Arc;
+use std::time::{Duration, Instant};
+
+use super::Inner;
+use super::error::{Doing, Error, Result};
+use super::state::{Goal, Live, State};
+use super::target::{Found, Target};
+use super::types::{ArtifactRow, Status, VolumeRow, VolumeState, VolumeStats};
+use crate::backend::Usage;
+use crate::model::{Tenant, VolumeId, VolumeRecord};
+
+/// How old a measurement may be before it is made again.
+const MEASURED_FOR: Duration = Duration::from_secs(60);
+
+fn row(record: &VolumeRecord, state: VolumeState) -> VolumeRow {
+    VolumeRow {
+        id: record.id.clone(),
+        tenant: record.tenant.clone(),
+        pod: record.pod.clone(),
+        spec: record.spec.clone(),
+        parent: record.parent,
+        layers: record.layers.len(),
+        state,
+        read_only: record.read_only,
+        targets: Vec::new(),
+        created: record.created,
+        usage: None,
+        limit_unenforced: record.limit_unenforced.clone(),
+    }
+}
+
+fn live_row(live: &Live) -> VolumeRow {
+    let state = match (live.made, live.mounts.is_empty()) {
+        (false, _) => VolumeState::Preparing,
+        (true, false) => VolumeState::Published,
+        (true, true) => VolumeState::Unpublished,
+    };
+    let mut targets: Vec<_> = live.mounts.keys().cloned().collect();
+    targets.sort();
+    VolumeRow { targets, usage: live.measured.usage, ..row(&live.record, state) }
+}
+
+/// The volumes, by tenant and id; those that leave included.
+pub(super) fn volumes(state: &State, tenant: Option<&Tenant>) -> Vec<VolumeRow> {
+    let live = state.volumes.values().map(live_row);
+    let leaving = state.leaving.values().map(|leaving| row(&leaving.record, leaving.state));
+    let mut rows: Vec<_> = live.chain(leaving).filter(|row| tenant.is_none_or(|tenant| row.tenant == *tenant)).collect();
+    rows.sort_by(|a, b| (&a.tenant, &a.id, a.created).cmp(&(&b.tenant, &b.id, b.created)));
+    rows
+}
+
+/// The artifacts, by tenant and name.
+pub(super) fn artifacts(state: &State, tenant: Option<&Tenant>) -> Vec<ArtifactRow> {
+    let forks = state.fork_counts();
+    let seen = state.artifacts.values().filter(|sealed| tenant.is_none_or(|t| sealed.artifact.tenant == *t));
+    let mut rows: Vec<_> = seen
+        .map(|sealed| {
+            let artifact = &sealed.artifact;
+            let usages: Option<Vec<Usage>> =
+                artifact.layers.iter().map(|layer| state.usage.get(layer).copied()).collect();
+            ArtifactRow {
+                id: artifact.id,
+                tenant: artifact.tenant.clone(),
+                name: state.is_named(artifact).then(|| artifact.reference.clone()),
+                layers: artifact.layers.len(),
+                usage: usages.map(|usages| usages.into_iter().fold(Usage::default(), sum)),
+                created: artifact.created,
+                last_used: artifact.last_used,
+                expires: artifact.expires(),
+                in_use_by: forks.get(&artifact.id).copied().unwrap_or(0),
+                durable: sealed.durable,
+            }
+        })
+        .collect();
+    rows.sort_by(|a, b| (&a.tenant, &a.name, a.created).cmp(&(&b.tenant, &b.name, b.created)));
+    rows
+}
+
+fn sum(a: Usage, b: Usage) -> Usage {
+    Usage { bytes: a.bytes + b.bytes, files: a.files + b.files, directories: a.directories + b.directories }
+}
+
+/// What a published volume uses.
+pub(super) async fn stats(inner: &Arc<Inner>, volume: &VolumeId, path: &Path) -> Result<VolumeStats> {
+    let absent = || Error::NotPublished { volume: volume.to_string(), path: path.to_owned() };
+    let (usage, limit, measure) = {
+        let mut state = inner.state.lock();
+        let mount = state.live_at(volume, path).and_then(|live| live.mounts.get(path).copied());
+        let mount = mount.ok_or_else(absent)?;
+        let live = state.volumes.get_mut(volume).ok_or_else(absent)?;
+        let old = live.measured.at.is_none_or(|at| at.elapsed() > MEASURED_FOR);
+        let measure = old && !live.measured.running;
+        live.measured.running |= measure;
+        let record = &live.record;
+        let limit = record.spec.size_limit.filter(|_| record.limit_unenforced.is_none());
+        ((live.measured.usage, mount), limit, measure)
+    };
+    let (usage, mount) = usage;
+    if measure {
+        let (engine, volume) = (inner.clone(), volume.clone());
+        drop(inner.chores.run(move || measure_volume(&engine, &volume)));
+    }
+    let engine = inner.clone();
+    let target = path.to_owned();
+    let space = inner.calls.run(move || {
+        let found = Target::open(&target)?.map(|target| target.look()).transpose()?;
+        let there = matches!(found, Some(Found::Mount(point)) if point.id == mount);
+        there.then(|| engine.dirs.root.space().doing("ask for the pool's room")).transpose()
+    });
+    let space = space.await??.ok_or_else(absent)?;
+    let used = usage.map_or(0, |usage| usage.bytes);
+    let total_bytes = limit.unwrap_or(space.bytes);
+    let available_bytes =
+        limit.map_or(space.bytes_available, |limit| limit.saturating_sub(used).min(space.bytes_available));
+    Ok(VolumeStats {
+        usage,
+        total_bytes,
+        available_bytes,
+        total_inodes: space.inodes,
+        available_inodes: space.inodes_free,
+    })
+}
+
+fn measure_volume(inner: &Inner, volume: &VolumeId) {
+    let usage = inner.dirs.volumes.open_beneath(volume).doing("open the volume's directory").and_then(|dir| {
+        inner.backend.usage(&dir).doing("measure the volume")
+    });
+    if let Err(error) = &usage {
+        tracing::debug!(volume.id = %volume, %error, "could not be measured");
+    }
+    if let Some(live) = inner.state.lock().volumes.get_mut(volume) {
+        live.measured.running = false;
+        live.measured.at = Some(Instant::now());
+        live.measured.usage = usage.ok().or(live.measured.usage);
+    }
+}
+
+/// The engine as a whole.
+pub(super) fn status(inner: &Inner) -> Result<Status> {
+    let space = inner.dirs.root.space().doing("ask for the pool's room")?;
+    let state = inner.state.lock();
+    let sealing = state.leaving.values().filter(|leaving| leaving.goal != Goal::Discard);
+    Ok(Status {
+        pool: inner.dirs.root.path().to_owned(),
+        pool_id: inner.identity.id.clone(),
+        backend: inner.backend.kind(),
+        reason: inner.reason.clone(),
+        total_bytes: space.bytes,
+        available_bytes: space.bytes_available,
+        total_inodes: space.inodes,
+        available_inodes: space.inodes_free,
+        volumes: state.volumes.len(),
+        artifacts: state.artifacts.len(),
+        caches: state.names.keys().filter(|name| name.reference.cache().is_some()).count(),
+        seals_pending: sealing.count(),
+    })
+}

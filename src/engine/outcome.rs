@@ -1,0 +1,93 @@
+//! Outcomes: somebody says how a pod's work ended, and its volumes remember it.
+//!
+//! The word is in memory for this process and in each volume's directory for the next. The first word counts.
+
+use std::sync::Arc;
+
+use super::Inner;
+use super::crash::{Point, point};
+use super::error::{Doing, Result};
+use super::state::Goal;
+use crate::model::{LayerId, Outcome, PodUid, VolumeId};
+use crate::store;
+use crate::sys::{Dir, Errno};
+
+/// Where a volume's directory is.
+#[derive(Debug, Clone)]
+enum Place {
+    Live(VolumeId),
+    Pending(LayerId),
+}
+
+/// Tells the volumes of a pod how it ended; for how many that was news.
+pub(super) async fn report(inner: &Arc<Inner>, pod: &PodUid, outcome: Outcome) -> Result<usize> {
+    let (engine, pod) = (inner.clone(), pod.clone());
+    inner.calls.run(move || note(&engine, &pod, outcome)).await?
+}
+
+fn note(inner: &Inner, pod: &PodUid, outcome: Outcome) -> Result<usize> {
+    // A volume that moves between two looks is met again in its new place.
+    const LOOKS: usize = 8;
+    let mut news = 0;
+    for _ in 0..LOOKS {
+        let places = untold(inner, pod);
+        if places.is_empty() {
+            break;
+        }
+        for place in places {
+            // On disk first: what is acted upon must not be forgotten by a crash.
+            match open(inner, &place).and_then(|dir| store::write_outcome(&dir, outcome)) {
+                Err(error) if error.is(Errno::ENOENT) => continue,
+                result => result.doing("note the outcome")?,
+            }
+            point(Point::OutcomeNoted);
+            news += usize::from(tell(inner, &place, outcome));
+        }
+    }
+    inner.changed.notify_waiters();
+    Ok(news)
+}
+
+/// The volumes of this pod that await a word.
+fn untold(inner: &Inner, pod: &PodUid) -> Vec<Place> {
+    let state = inner.state.lock();
+    let live = state.volumes.values().filter(|live| live.made && live.outcome.is_none() && live.record.pod.uid == *pod);
+    let live = live.map(|live| Place::Live(live.record.id.clone()));
+    let leaving = state.leaving.iter().filter(|(_, leaving)| {
+        leaving.outcome.is_none() && leaving.goal != Goal::Discard && leaving.record.pod.uid == *pod
+    });
+    live.chain(leaving.map(|(key, _)| Place::Pending(*key))).collect()
+}
+
+fn open(inner: &Inner, place: &Place) -> crate::sys::Result<Dir> {
+    match place {
+        Place::Live(id) => inner.dirs.volumes.open_beneath(id),
+        Place::Pending(key) => inner.dirs.pending.open_beneath(key.to_string()),
+    }
+}
+
+/// Notes the outcome in memory, where the volume is now: it may have moved since its directory was opened.
+fn tell(inner: &Inner, place: &Place, outcome: Outcome) -> bool {
+    let mut state = inner.state.lock();
+    let slot = match place {
+        Place::Live(id) => {
+            if let Some(live) = state.volumes.get_mut(id) {
+                Some(&mut live.outcome)
+            } else {
+                let moved = state.leaving.values_mut().find(|leaving| {
+                    leaving.record.id == *id && leaving.goal != Goal::Discard && leaving.outcome.is_none()
+                });
+                moved.map(|leaving| &mut leaving.outcome)
+            }
+        }
+        Place::Pending(key) => state.leaving.get_mut(key).map(|leaving| &mut leaving.outcome),
+    };
+    match slot {
+        Some(slot @ None) => {
+            *slot = Some(outcome);
+            true
+        }
+        _ => false,
+    }
+}
+

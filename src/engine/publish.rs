@@ -1,0 +1,385 @@
+//! Publish: from a request to a mount at its target.
+//!
+//! The path of one call, nothing of which grows with the size of the tree: make the mount point, make the volume's
+//! directory and content, write its record, mount it detached, attach it. Whatever fails, everything made so far is
+//! taken back, in the opposite order; whatever is cut short by a crash, the next start sorts out (`recover`).
+
+use std::collections::HashMap;
+use std::os::fd::AsFd;
+use std::sync::Arc;
+use std::time::{Duration, Instant};
+
+use super::crash::{Point, point};
+use super::error::{Doing, Error, Result};
+use super::state::{Live, Measured, Resolution, State};
+use super::target::{Found, Target};
+use super::types::{PublishRequest, Published};
+use super::{Guard, Inner};
+use crate::backend::{Limit, Start};
+use crate::model::{ArtifactId, LayerId, Reference, SealPlan, VolumeKind, VolumeRecord};
+use crate::store;
+use crate::sys::{self, Dir, Errno};
+
+/// What a publish works on, once it is known what the volume starts from.
+struct Plan {
+    record: VolumeRecord,
+    from: Option<Reference>,
+    waited: Duration,
+}
+
+/// Publishes a volume; waits for its content if that is about to be sealed.
+pub(super) async fn publish(inner: &Arc<Inner>, request: PublishRequest) -> Result<Published> {
+    if let VolumeKind::Import { .. } = request.spec.kind {
+        let why = "this version makes no volumes from archives or images yet".to_owned();
+        return Err(Error::Unsupported { what: "type import".to_owned(), why });
+    }
+    let guard = Guard::take(inner, &request.volume)?;
+    let plan = plan(inner, &request).await?;
+    let engine = inner.clone();
+    let job = move || {
+        let result = match plan {
+            Some(plan) => publish_new(&engine, &request, plan),
+            None => publish_again(&engine, &request),
+        };
+        if let Err(Error::Full(_)) = result {
+            engine.wake_reaper(true);
+        }
+        // Given up before the answer, so that a caller who has it can go on with the same volume at once.
+        drop(guard);
+        result
+    };
+    inner.calls.run(job).await?
+}
+
+/// Decides what the volume starts from and pins that; `None` when the volume exists already.
+async fn plan(inner: &Arc<Inner>, request: &PublishRequest) -> Result<Option<Plan>> {
+    let started = Instant::now();
+    let mut waiting = None;
+    loop {
+        // Asked for before the state is looked at: a change in between is not missed.
+        let changed = inner.changed.notified();
+        tokio::pin!(changed);
+        changed.as_mut().enable();
+        let state = {
+            let mut state = inner.state.lock();
+            if state.closing {
+                return Err(Error::ShuttingDown);
+            }
+            if state.volumes.contains_key(&request.volume) {
+                return Ok(None);
+            }
+            match state.resolve(request) {
+                Resolution::Missing => {
+                    let reference = request.spec.kind.starts_from().swap_remove(0);
+                    let name = crate::model::Name { tenant: request.tenant.clone(), reference };
+                    return Err(Error::NoSuchContent(name));
+                }
+                Resolution::Coming(state) => state,
+                Resolution::Empty => return Ok(Some(pin(inner, &mut state, request, None, started))),
+                Resolution::Fork(reference, parent, layers) => {
+                    let from = Some((reference, parent, layers));
+                    return Ok(Some(pin(inner, &mut state, request, from, started)));
+                }
+            }
+        };
+        if waiting.is_none() {
+            tracing::info!(volume.id = %request.volume, %state, "waiting for content that is about to be sealed");
+            waiting = Some(Waiting::new(inner));
+        }
+        let left = inner.config.input_wait.saturating_sub(started.elapsed());
+        if left.is_zero() || tokio::time::timeout(left, changed).await.is_err() {
+            let reference = request.spec.kind.starts_from().swap_remove(0);
+            return Err(Error::Coming { reference, state, waited: inner.config.input_wait });
+        }
+    }
+}
+
+/// Counts a publish that waits.
+struct Waiting(Arc<Inner>);
+
+impl Waiting {
+    fn new(inner: &Arc<Inner>) -> Self {
+        inner.state.lock().waiting += 1;
+        Self(inner.clone())
+    }
+}
+
+impl Drop for Waiting {
+    fn drop(&mut self) {
+        self.0.state.lock().waiting -= 1;
+    }
+}
+
+/// Enters a new volume into the state, which pins its parent's layers from here on.
+fn pin(
+    inner: &Inner,
+    state: &mut State,
+    request: &PublishRequest,
+    from: Option<(Reference, ArtifactId, Vec<LayerId>)>,
+    started: Instant,
+) -> Plan {
+    let (from, parent, layers) = match from {
+        Some((reference, parent, layers)) => (Some(reference), Some(parent), layers),
+        None => (None, None, Vec::new()),
+    };
+    let now = inner.clock.now();
+    if let Some(sealed) = parent.and_then(|id| state.artifacts.get_mut(&id)) {
+        sealed.artifact.last_used = now;
+    }
+    let record = VolumeRecord {
+        format: VolumeRecord::FORMAT,
+        id: request.volume.clone(),
+        boot: inner.boot.clone(),
+        created: now,
+        tenant: request.tenant.clone(),
+        pod: request.pod.clone(),
+        spec: request.spec.clone(),
+        read_only: request.read_only,
+        parent,
+        layers,
+        seal: seal_plan(inner, request, from.as_ref()),
+        limit_unenforced: None,
+        targets: vec![request.target.clone()],
+    };
+    let live = Live {
+        record: record.clone(),
+        mounts: HashMap::new(),
+        made: false,
+        outcome: None,
+        measured: Measured::default(),
+    };
+    state.volumes.insert(request.volume.clone(), live);
+    Plan { record, from, waited: started.elapsed() }
+}
+
+/// What the volume's content will be sealed as, if ever.
+fn seal_plan(inner: &Inner, request: &PublishRequest, from: Option<&Reference>) -> Option<SealPlan> {
+    let (reference, keep) = request.spec.kind.committed_as()?;
+    // A resource cache that was found is complete; what a step does to its view of it is its own affair.
+    let found_complete = reference.first_writer_wins() && from == Some(&reference);
+    let never = keep.commit == crate::model::Commit::Never;
+    if request.read_only || never || found_complete {
+        return None;
+    }
+    Some(SealPlan {
+        artifact: ArtifactId::from_bits(inner.random()),
+        layer: LayerId::from_bits(inner.random()),
+        reference,
+        keep,
+    })
+}
+
+/// How the backend is told what a volume starts from.
+pub(super) fn start(record: &VolumeRecord) -> Start<'_> {
+    Start {
+        layers: &record.layers,
+        root: record.spec.root,
+        size_limit: record.spec.size_limit,
+        sealable: record.spec.kind != VolumeKind::Scratch,
+        durable: false,
+    }
+}
+
+fn missing_parent(request: &PublishRequest) -> Error {
+    let problem = "the directory above it does not exist; kubelet makes it before it calls".to_owned();
+    Error::Target { path: request.target.clone(), problem }
+}
+
+/// Makes and mounts a volume that does not exist yet.
+fn publish_new(inner: &Inner, request: &PublishRequest, plan: Plan) -> Result<Published> {
+    let mut undo = Undo { inner, request, target: None, target_made: false, directory_made: false, done: false };
+    let target = Target::open(&request.target)?.ok_or_else(|| missing_parent(request))?;
+    let target_made = target.make()?;
+    let target = undo.target.insert(target);
+    undo.target_made = target_made;
+    point(Point::PublishTargetMade);
+
+    let mut record = plan.record;
+    let dir = make_directory(inner, &record)?;
+    undo.directory_made = true;
+    point(Point::PublishDirectoryMade);
+    let limit = inner.backend.create(&dir, &start(&record)).doing("make the volume's content")?;
+    if let Limit::Unenforced(why) = limit {
+        tracing::warn!(volume.id = %record.id, %why, "sizeLimit is not enforced");
+        record.limit_unenforced = Some(why);
+    }
+    point(Point::PublishContentMade);
+    store::write_volume(&dir, &record, false).doing("write the volume's record")?;
+    point(Point::PublishRecorded);
+    let mount = inner
+        .backend
+        .mount(&dir, &record.id, &start(&record), record.read_only)
+        .doing("mount the volume")?;
+    point(Point::PublishMounted);
+    target.attach(mount.as_fd())?;
+    point(Point::PublishAttached);
+    let mount_id = sys::mount_point(mount.as_fd()).doing("look at the new mount")?.id;
+
+    let published = Published {
+        from: plan.from,
+        parent: record.parent,
+        layers: record.layers.len(),
+        already: false,
+        waited: plan.waited,
+        limit_unenforced: record.limit_unenforced.clone(),
+    };
+    let mut state = inner.state.lock();
+    if let Some(live) = state.volumes.get_mut(&request.volume) {
+        live.mounts.insert(request.target.clone(), mount_id);
+        live.made = true;
+        live.record = record;
+    }
+    drop(state);
+    undo.done = true;
+    Ok(published)
+}
+
+/// Makes `volumes/<id>`. What is there under that name is no volume we know of, so it is rubbish.
+fn make_directory(inner: &Inner, record: &VolumeRecord) -> Result<Dir> {
+    let volumes = &inner.dirs.volumes;
+    match volumes.create_dir(&record.id, 0o700) {
+        Err(error) if error.is(Errno::EEXIST) => {
+            inner.throw_away(volumes, record.id.as_ref()).doing("put aside what a broken publish left")?;
+            volumes.create_dir(&record.id, 0o700).doing("make the volume's directory")?;
+        }
+        result => result.doing("make the volume's directory")?,
+    }
+    volumes.open_beneath(&record.id).doing("open the volume's directory")
+}
+
+/// Takes back what a failed publish made, unless it is told that all went well.
+struct Undo<'a> {
+    inner: &'a Inner,
+    request: &'a PublishRequest,
+    target: Option<Target<'a>>,
+    target_made: bool,
+    directory_made: bool,
+    done: bool,
+}
+
+impl Drop for Undo<'_> {
+    fn drop(&mut self) {
+        if self.done {
+            return;
+        }
+        let volume = &self.request.volume;
+        if let Some(target) = &self.target {
+            let removed = if self.target_made {
+                target.detach().and_then(|_pins| target.remove())
+            } else {
+                target.detach().map(drop)
+            };
+            if let Err(error) = removed {
+                tracing::error!(volume.id = %volume, %error, "a failed publish left its target behind");
+            }
+        }
+        if self.directory_made
+            && let Err(error) = self.inner.throw_away(&self.inner.dirs.volumes, volume.as_ref())
+        {
+            tracing::error!(volume.id = %volume, %error, "a failed publish left its directory behind");
+        }
+        // Last: until here the parent's layers must stay.
+        self.inner.state.lock().volumes.remove(volume);
+        // Who waited for what this volume would have become waits for nothing.
+        self.inner.changed.notify_waiters();
+    }
+}
+
+/// Publishes a volume that exists: repeats a call, brings a mount back, or adds a target.
+fn publish_again(inner: &Inner, request: &PublishRequest) -> Result<Published> {
+    let (record, mounts) = {
+        let state = inner.state.lock();
+        let live = state.volumes.get(&request.volume).ok_or_else(|| Error::Busy(request.volume.clone()))?;
+        (live.record.clone(), live.mounts.clone())
+    };
+    if let Some(what) = difference(&record, request) {
+        return Err(Error::Different { volume: request.volume.clone(), what });
+    }
+    let target = Target::open(&request.target)?.ok_or_else(|| missing_parent(request))?;
+    let mut published = Published {
+        from: None,
+        parent: record.parent,
+        layers: record.layers.len(),
+        already: true,
+        waited: Duration::ZERO,
+        limit_unenforced: record.limit_unenforced.clone(),
+    };
+    if let Some(id) = mounts.get(&request.target)
+        && matches!(target.look()?, Found::Mount(point) if point.id == *id)
+    {
+        return Ok(published);
+    }
+    // What is recorded as mounted and is not any more was unmounted behind our back.
+    let still_mounted = mounts.iter().filter(|(path, _)| **path != request.target).find(|(path, id)| {
+        let found = Target::open(path).ok().flatten().and_then(|other| other.look().ok());
+        matches!(found, Some(Found::Mount(point)) if point.id == **id)
+    });
+    if let Some((elsewhere, _)) = still_mounted
+        && !request.multiple_targets
+    {
+        return Err(Error::PublishedElsewhere { volume: request.volume.clone(), target: elsewhere.clone() });
+    }
+    published.already = false;
+    let mount = if let Some((elsewhere, _)) = still_mounted {
+        // One top, one superblock: a second target is a bind of the first.
+        let other = Target::open(elsewhere)?.ok_or_else(|| missing_parent(request))?;
+        other.clone_mount(record.read_only)?
+    } else {
+        let dir = inner.dirs.volumes.open_beneath(&record.id).doing("open the volume's directory")?;
+        if inner.backend.in_use(&dir).doing("ask whether the volume is in use")? {
+            // A process of the pod, or a copy in another namespace, holds what was detached. Two mounts of one top would
+            // corrupt each other.
+            return Err(Error::Busy(request.volume.clone()));
+        }
+        inner.backend.mount(&dir, &record.id, &start(&record), record.read_only).doing("mount the volume")?
+    };
+    let made = target.make()?;
+    if let Err(error) = target.attach(mount.as_fd()) {
+        if made && let Err(error) = target.remove() {
+            tracing::error!(volume.id = %record.id, %error, "a failed publish left its target behind");
+        }
+        return Err(error);
+    }
+    let mount_id = sys::mount_point(mount.as_fd()).doing("look at the new mount")?.id;
+    let mut record = record;
+    record.targets = mounts.keys().cloned().collect();
+    if still_mounted.is_none() {
+        record.targets.clear();
+    }
+    if !record.targets.contains(&request.target) {
+        record.targets.push(request.target.clone());
+    }
+    let dir = inner.dirs.volumes.open_beneath(&record.id).doing("open the volume's directory")?;
+    if let Err(error) = store::write_volume(&dir, &record, true).doing("write the volume's record") {
+        let taken_back = target.detach().and_then(|_pins| if made { target.remove() } else { Ok(()) });
+        if let Err(error) = taken_back {
+            tracing::error!(volume.id = %record.id, %error, "a failed publish left its target behind");
+        }
+        return Err(error);
+    }
+    let mut state = inner.state.lock();
+    if let Some(live) = state.volumes.get_mut(&request.volume) {
+        live.mounts.retain(|path, _| record.targets.contains(path));
+        live.mounts.insert(request.target.clone(), mount_id);
+        live.record.targets = record.targets;
+    }
+    Ok(published)
+}
+
+/// What of a repeated request differs from the first, in the words of an error message.
+fn difference(record: &VolumeRecord, request: &PublishRequest) -> Option<&'static str> {
+    if record.tenant != request.tenant || record.pod.uid != request.pod.uid {
+        Some("pod")
+    } else if record.spec.kind != request.spec.kind {
+        Some("type or content")
+    } else if record.spec.root != request.spec.root {
+        Some("owner, group or mode")
+    } else if record.spec.size_limit != request.spec.size_limit {
+        Some("sizeLimit")
+    } else if record.read_only != request.read_only {
+        Some("readOnly")
+    } else {
+        None
+    }
+}
+

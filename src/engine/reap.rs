@@ -1,0 +1,428 @@
+//! Reap: what nobody needs any more goes, and what is left is kept in shape.
+//!
+//! Everything here runs on the one thread for chores, slowly and in this order: expired and unnamed artifacts, eviction
+//! when room is short, layers that nothing refers to, the trash, stacks that grew long, sizes that are not known yet. An
+//! artifact leaves the index before its layers leave their place; a layer leaves its place before it is deleted.
+
+use std::collections::HashSet;
+use std::sync::Arc;
+use std::sync::atomic::Ordering;
+
+use super::Inner;
+use super::crash::{Point, point};
+use super::error::{Doing, Error, Result};
+use super::types::Reaped;
+use crate::backend::Usage;
+use crate::model::{
+    Artifact, ArtifactId, Candidate, LayerId, LayerRecord, Name, evict, flatten_plan, garbage, layout,
+};
+use crate::store::{self, Change};
+use crate::sys::Space;
+
+/// Reaps whenever there is reason to, and now and then without.
+pub(super) async fn reap_loop(inner: Arc<Inner>) {
+    loop {
+        tokio::select! {
+            () = inner.reaper.notified() => {}
+            () = tokio::time::sleep(inner.config.reap_interval) => {}
+            () = inner.stop.cancelled() => return,
+        }
+        match reap(&inner).await {
+            Ok(done) if done.expired + done.evicted + done.flattened > 0 => {
+                tracing::info!(expired = done.expired, evicted = done.evicted, deleted = done.deleted,
+                    flattened = done.flattened, "collected garbage");
+            }
+            Ok(_) => {}
+            Err(Error::ShuttingDown) => return,
+            Err(error) => tracing::error!(%error, "garbage collection failed; it is tried again later"),
+        }
+    }
+}
+
+/// One round of everything.
+pub(super) async fn reap(inner: &Arc<Inner>) -> Result<Reaped> {
+    let engine = inner.clone();
+    inner.chores.run(move || round(&engine)).await?
+}
+
+fn round(inner: &Inner) -> Result<Reaped> {
+    let _one_at_a_time = inner.collector.lock();
+    let mut done = Reaped { expired: collect_garbage(inner)?, ..Reaped::default() };
+    let (deleted, held) = empty_trash(inner)?;
+    done.deleted = deleted;
+    done.held = held;
+    // After the trash: what was only waiting for its deletion is no reason to evict anything.
+    done.evicted = make_room(inner)?;
+    if done.evicted > 0 {
+        let (deleted, held) = empty_trash(inner)?;
+        done.deleted += deleted;
+        done.held = held;
+    }
+    inner.keep_reserve();
+    measure_layers(inner)?;
+    done.flattened = flatten(inner)?;
+    if done.flattened > 0 {
+        let (deleted, held) = empty_trash(inner)?;
+        done.deleted += deleted;
+        done.held = held;
+    }
+    Ok(done)
+}
+
+/// Artifacts that expired, or whose name moved on.
+fn collect_garbage(inner: &Inner) -> Result<usize> {
+    let now = inner.clock.now();
+    let gone = {
+        let state = inner.state.lock();
+        let in_use = state.artifacts_in_use();
+        let durable = state.artifacts.values().filter(|sealed| sealed.durable);
+        let candidates =
+            durable.map(|sealed| Candidate { artifact: &sealed.artifact, named: state.is_named(&sealed.artifact) });
+        garbage(candidates, &in_use, now)
+    };
+    remove(inner, &gone)
+}
+
+/// Evicts until the pool is below its low watermark, if it is above the high one or a call found it full.
+fn make_room(inner: &Inner) -> Result<usize> {
+    let pressed = inner.pressed.swap(false, Ordering::SeqCst);
+    let space = inner.dirs.root.space().doing("ask for the pool's room")?;
+    let high = if pressed { inner.config.low_watermark } else { inner.config.high_watermark };
+    if !above(&space, high) {
+        return Ok(0);
+    }
+    let goal = excess(space.bytes, space.bytes_available, inner.config.low_watermark);
+    // Inodes are short where bytes are not: whatever is least used goes, one by one, until it is enough.
+    let short_of_inodes = goal == 0;
+    let gone = {
+        let state = inner.state.lock();
+        let in_use = state.artifacts_in_use();
+        let durable = state.artifacts.values().filter(|sealed| sealed.durable).map(|sealed| &sealed.artifact);
+        let cost = |layer: LayerId| {
+            let usage = state.usage.get(&layer).copied().unwrap_or_default();
+            if short_of_inodes { usage.files + usage.directories } else { usage.bytes }
+        };
+        let inodes = excess(space.inodes, space.inodes_free, inner.config.low_watermark);
+        evict(durable, &in_use, cost, if short_of_inodes { inodes } else { goal })
+    };
+    if gone.is_empty() {
+        tracing::warn!(available_bytes = space.bytes_available, available_inodes = space.inodes_free,
+            "the pool is nearly full, and everything in it is in use");
+    }
+    remove(inner, &gone)
+}
+
+fn above(space: &Space, percent: u8) -> bool {
+    excess(space.bytes, space.bytes_available, percent) > 0 || excess(space.inodes, space.inodes_free, percent) > 0
+}
+
+/// How much of `total` is in use beyond `percent` of it.
+fn excess(total: u64, available: u64, percent: u8) -> u64 {
+    let allowed = u128::from(total) * u128::from(percent) / 100;
+    let used = u128::from(total.saturating_sub(available));
+    u64::try_from(used.saturating_sub(allowed)).unwrap_or(u64::MAX)
+}
+
+/// Removes artifacts: from sight, then from the index, then their layers from their place.
+pub(super) fn remove(inner: &Inner, ids: &[ArtifactId]) -> Result<usize> {
+    let removed: Vec<Artifact> = {
+        let mut state = inner.state.lock();
+        // Asked again under the lock: a fork may have been made since the choice.
+        let in_use = state.artifacts_in_use();
+        let free = ids.iter().filter(|id| !in_use.contains(id));
+        free.filter_map(|id| state.remove_artifact(*id)).map(|sealed| sealed.artifact).collect()
+    };
+    if removed.is_empty() {
+        return Ok(0);
+    }
+    let layers = unreferenced(inner, removed.iter().flat_map(|artifact| &artifact.layers));
+    let mut changes = Vec::new();
+    {
+        let state = inner.state.lock();
+        for artifact in &removed {
+            changes.push(Change::RemoveArtifact(artifact.id));
+            if !state.names.contains_key(&artifact.name()) {
+                changes.push(Change::RemoveName(artifact.name()));
+            }
+        }
+    }
+    changes.extend(layers.iter().copied().map(Change::RemoveLayer));
+    if let Err(error) = inner.commit_index(&changes) {
+        // The index still has them, so they are still there.
+        let mut state = inner.state.lock();
+        for artifact in removed {
+            state.add_artifact(artifact, true);
+        }
+        return Err(error);
+    }
+    point(Point::CollectUnindexed);
+    for artifact in &removed {
+        tracing::info!(artifact.id = %artifact.id, name = %artifact.name(), "artifact deleted");
+    }
+    trash_unreferenced(inner, &layers);
+    Ok(removed.len())
+}
+
+/// Deletes what has this name. Waits until it is durable, so that the index is told of one thing at a time.
+pub(super) async fn destroy(inner: &Arc<Inner>, name: Name) -> Result<()> {
+    loop {
+        let changed = inner.changed.notified();
+        tokio::pin!(changed);
+        changed.as_mut().enable();
+        let durable = {
+            let state = inner.state.lock();
+            let id = state.names.get(&name).ok_or_else(|| Error::NoSuchName(name.clone()))?;
+            let volumes = state.fork_counts().get(id).copied().unwrap_or(0);
+            if volumes > 0 && name.reference.cache().is_none() {
+                return Err(Error::InUse { name, volumes });
+            }
+            state.artifacts.get(id).is_some_and(|sealed| sealed.durable)
+        };
+        if durable {
+            break;
+        }
+        changed.await;
+    }
+    let engine = inner.clone();
+    let job = move || {
+        let _one_at_a_time = engine.collector.lock();
+        let id = engine.state.lock().names.remove(&name).ok_or_else(|| Error::NoSuchName(name.clone()))?;
+        if let Err(error) = engine.commit_index(&[Change::RemoveName(name.clone())]) {
+            engine.state.lock().names.entry(name).or_insert(id);
+            return Err(error);
+        }
+        remove(&engine, &[id]).map(drop)
+    };
+    inner.chores.run(job).await??;
+    inner.wake_reaper(false);
+    Ok(())
+}
+
+fn unreferenced<'a>(inner: &Inner, layers: impl Iterator<Item = &'a LayerId>) -> Vec<LayerId> {
+    let state = inner.state.lock();
+    let referenced = state.referenced_layers();
+    let free = layers.filter(|layer| !referenced.contains(layer) && !state.leaving.contains_key(layer));
+    let distinct: HashSet<LayerId> = free.copied().collect();
+    distinct.into_iter().collect()
+}
+
+/// Moves those of these layers that nothing refers to into the trash.
+pub(super) fn trash_unreferenced(inner: &Inner, layers: &[LayerId]) {
+    for layer in unreferenced(inner, layers.iter()) {
+        let name = layer.to_string();
+        inner.state.lock().usage.remove(&layer);
+        match inner.throw_away(&inner.dirs.layers, name.as_ref()) {
+            Err(error) if error.is(crate::sys::Errno::ENOENT) => {}
+            Err(error) => tracing::error!(%layer, %error, "an unused layer stays until the next start"),
+            Ok(_) => point(Point::CollectTrashed),
+        }
+    }
+}
+
+/// Deletes what lies in the trash and is nobody's any more. How much was deleted, and how much is still held.
+fn empty_trash(inner: &Inner) -> Result<(usize, usize)> {
+    let (mut deleted, mut held) = (0, 0);
+    // Layers that volumes were the last to refer to: they could not go with their artifact.
+    let on_disk = inner.dirs.layers.entries().doing("read layers/")?;
+    let candidates: Vec<LayerId> = {
+        let indexed_or_used = inner.state.lock().referenced_layers();
+        let ids = on_disk.iter().filter_map(|entry| entry.name.to_str()?.parse().ok());
+        ids.filter(|layer| !indexed_or_used.contains(layer)).collect()
+    };
+    trash_unreferenced(inner, &candidates);
+    for entry in inner.dirs.trash.entries().doing("read trash/")? {
+        if inner.stop.is_cancelled() {
+            break;
+        }
+        let key: Option<LayerId> = entry.name.to_str().and_then(|name| name.parse().ok());
+        if key.is_some_and(|key| inner.state.lock().leaving.contains_key(&key)) {
+            held += 1;
+            continue;
+        }
+        let name = std::path::Path::new(&entry.name);
+        let in_use = match inner.dirs.trash.open_beneath(name) {
+            Ok(dir) => inner.backend.in_use(&dir).doing("ask whether what is in the trash is in use")?,
+            // Not a directory: a stray file.
+            Err(_) => false,
+        };
+        if in_use {
+            held += 1;
+            continue;
+        }
+        match inner.backend.delete(&inner.dirs.trash, name) {
+            Ok(()) => deleted += 1,
+            Err(error) => {
+                held += 1;
+                tracing::error!(path = %inner.dirs.trash.path().join(name).display(), %error, "could not be deleted");
+            }
+        }
+    }
+    Ok((deleted, held))
+}
+
+/// Finds out what layers cost, and remembers it.
+fn measure_layers(inner: &Inner) -> Result<()> {
+    let unknown: Vec<LayerId> = {
+        let state = inner.state.lock();
+        let durable = state.artifacts.values().filter(|sealed| sealed.durable);
+        let layers: HashSet<LayerId> = durable.flat_map(|sealed| &sealed.artifact.layers).copied().collect();
+        layers.into_iter().filter(|layer| !state.usage.contains_key(layer)).collect()
+    };
+    let mut changes = Vec::new();
+    for layer in unknown {
+        if inner.stop.is_cancelled() {
+            break;
+        }
+        let dir = inner.dirs.layers.open_beneath(layer.to_string()).doing("open a layer")?;
+        let usage = inner.backend.usage(&dir).doing("measure a layer")?;
+        changes.push((layer, usage));
+    }
+    if changes.is_empty() {
+        return Ok(());
+    }
+    let times = last_uses(inner);
+    let put: Vec<Change> = changes.iter().map(|(layer, usage)| Change::PutLayer(*layer, *usage)).chain(times).collect();
+    inner.commit_index(&put)?;
+    let mut state = inner.state.lock();
+    let still_there: HashSet<LayerId> = state.referenced_layers();
+    state.usage.extend(changes.into_iter().filter(|(layer, _)| still_there.contains(layer)));
+    Ok(())
+}
+
+/// When artifacts were last used, for the index: written along with something else, never for its own sake.
+pub(super) fn last_uses(inner: &Inner) -> Vec<Change> {
+    let state = inner.state.lock();
+    let in_use = state.artifacts_in_use();
+    let used = state.artifacts.values().filter(|sealed| sealed.durable && in_use.contains(&sealed.artifact.id));
+    used.map(|sealed| Change::PutArtifact(sealed.artifact.clone())).collect()
+}
+
+/// Merges the newest layers of stacks that grew long.
+fn flatten(inner: &Inner) -> Result<usize> {
+    if !inner.backend.stacks() {
+        return Ok(0);
+    }
+    let mut flattened = 0;
+    loop {
+        let next = {
+            let state = inner.state.lock();
+            let named = state.artifacts.values().filter(|sealed| sealed.durable && state.is_named(&sealed.artifact));
+            named
+                .filter_map(|sealed| {
+                    let directories = |layer| state.usage.get(layer).map_or(1, |usage: &Usage| usage.directories);
+                    let directories: Vec<u64> = sealed.artifact.layers.iter().map(directories).collect();
+                    Some((sealed.artifact.clone(), flatten_plan(&directories)?))
+                })
+                .max_by_key(|(artifact, _)| artifact.layers.len())
+        };
+        let Some((artifact, count)) = next else { return Ok(flattened) };
+        if inner.stop.is_cancelled() {
+            return Ok(flattened);
+        }
+        merge(inner, &artifact, count)?;
+        flattened += 1;
+    }
+}
+
+/// Replaces the newest `count` layers of an artifact by one of the same content.
+fn merge(inner: &Inner, artifact: &Artifact, count: usize) -> Result<()> {
+    let (newest, rest) = artifact.layers.split_at(count);
+    let merged = LayerId::from_bits(inner.random());
+    let name = merged.to_string();
+    let incoming = &inner.dirs.incoming;
+    incoming.create_dir(&name, 0o700).doing("make a merged layer")?;
+    let result = (|| {
+        let into = incoming.open_beneath(&name).doing("open a merged layer")?;
+        inner.backend.flatten(newest, &into, rest.is_empty()).doing("merge layers")?;
+        let mut layers = vec![merged];
+        layers.extend_from_slice(rest);
+        let artifact = Artifact { layers, ..artifact.clone() };
+        let record = LayerRecord { format: LayerRecord::FORMAT, id: merged, artifact };
+        store::write_layer(&into, &record).doing("write a merged layer's record")?;
+        point(Point::FlattenMerged);
+        incoming.rename(&name, &inner.dirs.layers, &name).doing("place a merged layer")?;
+        Ok(record.artifact)
+    })();
+    let artifact = match result {
+        Ok(artifact) => artifact,
+        Err(error) => {
+            inner.throw_away(incoming, name.as_ref()).doing("throw a half-merged layer away")?;
+            return Err(error);
+        }
+    };
+    point(Point::FlattenPlaced);
+    let usage = inner.dirs.layers.open_beneath(&name).doing("open a merged layer")?;
+    let usage = inner.backend.usage(&usage).doing("measure a merged layer")?;
+    let indexed = inner.dirs.root.sync_filesystem().doing("make a merged layer durable").and_then(|()| {
+        inner.commit_index(&[Change::PutArtifact(artifact.clone()), Change::PutLayer(merged, usage)])
+    });
+    if let Err(error) = indexed {
+        inner.throw_away(&inner.dirs.layers, name.as_ref()).doing("throw a merged layer away")?;
+        return Err(error);
+    }
+    point(Point::FlattenIndexed);
+    let old = {
+        let mut state = inner.state.lock();
+        state.usage.insert(merged, usage);
+        let Some(sealed) = state.artifacts.get_mut(&artifact.id) else { return Ok(()) };
+        std::mem::replace(&mut sealed.artifact.layers, artifact.layers)
+    };
+    tracing::info!(artifact.id = %artifact.id, layers = count, "merged layers");
+    trash_unreferenced(inner, &old);
+    Ok(())
+}
+
+/// The reserve, and what to do when the disk is full.
+impl Inner {
+    /// Changes the index. When the disk is full, gives the reserve back, reopens the index and tries once more.
+    pub(super) fn commit_index(&self, changes: &[Change]) -> Result<()> {
+        match self.index.commit(changes) {
+            Err(error) if error.is_full() => {
+                tracing::warn!(%error, "the disk is full: giving back the reserve");
+                self.pressed.store(true, Ordering::SeqCst);
+                match self.dirs.root.remove_file(layout::RESERVE) {
+                    Err(error) if !error.is(crate::sys::Errno::ENOENT) => {
+                        tracing::error!(%error, "the reserve could not be given back");
+                    }
+                    _ => {}
+                }
+                self.index.reopen()?;
+                self.index.commit(changes)?;
+                Ok(())
+            }
+            result => Ok(result?),
+        }
+    }
+
+    /// Makes the reserve if it is not there and there is room for it: at most a sixteenth of a small pool.
+    pub(super) fn keep_reserve(&self) {
+        let made = || -> crate::sys::Result<()> {
+            let root = &self.dirs.root;
+            if self.config.reserve == 0 || root.has(layout::RESERVE)? {
+                return Ok(());
+            }
+            let space = root.space()?;
+            let bytes = self.config.reserve.min(space.bytes / 16);
+            if space.bytes_available < bytes.saturating_mul(2) {
+                return Ok(());
+            }
+            root.reserve(layout::RESERVE, bytes)
+        };
+        if let Err(error) = made() {
+            tracing::warn!(%error, "the reserve could not be made");
+        }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn excess_is_what_lies_above_the_watermark() {
+        assert_eq!(excess(1000, 100, 85), 50);
+        assert_eq!(excess(1000, 150, 85), 0);
+        assert_eq!(excess(0, 0, 85), 0, "a filesystem without a number of inodes is never short of them");
+        assert_eq!(excess(u64::MAX, 0, 0), u64::MAX);
+    }
+}

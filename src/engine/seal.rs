@@ -1,0 +1,456 @@
+//! What happens to a volume after its pod: it is frozen, its pod's outcome becomes known, and it is sealed or thrown away.
+//!
+//! One task per leaving volume ([`settle`]), and one for all that makes what they sealed durable ([`commit_loop`]): one
+//! `syncfs` and one index transaction for as many seals as wait. An artifact can be forked as soon as its content is
+//! in its place; that it is durable matters to others only.
+
+use std::os::fd::OwnedFd;
+use std::sync::Arc;
+use std::time::Duration;
+
+use tokio::io::unix::AsyncFd;
+use tokio::sync::mpsc;
+
+use super::crash::{Point, point};
+use super::error::{Doing, Error, Result};
+use super::state::Goal;
+use super::types::VolumeState;
+use super::unpublish::Left;
+use super::{Inner, reap};
+use crate::backend::{self, Freeze};
+use crate::model::{
+    Artifact, Commit, LayerId, LayerRecord, Outcome, SealPlan, VolumeRecord, layout, takes_name,
+};
+use crate::store::{self, Change, Doom};
+use crate::sys::{Dir, Errno};
+
+/// How often a held volume is looked at when no event tells that it was let go.
+const LOOK_AGAIN: Duration = Duration::from_secs(5);
+/// How long an event is trusted to come; after it the volume is looked at anyway.
+const TRUST_EVENT: Duration = Duration::from_secs(60);
+/// How long to wait before a step that failed is tried again: doubled each time, up to the last.
+const RETRY: [Duration; 6] = [
+    Duration::from_millis(50),
+    Duration::from_millis(200),
+    Duration::from_secs(1),
+    Duration::from_secs(5),
+    Duration::from_secs(15),
+    Duration::from_secs(60),
+];
+
+fn retry_after(attempt: usize) -> Duration {
+    RETRY[attempt.min(RETRY.len() - 1)]
+}
+
+/// Takes care of a volume that left.
+pub(super) fn spawn(inner: &Arc<Inner>, left: Left) {
+    let engine = inner.clone();
+    inner.tasks.spawn(async move {
+        let key = left.key;
+        tokio::select! {
+            () = settle(&engine, left) => {}
+            // Nothing is lost: the directory says what was promised, and the next start takes it up.
+            () = engine.stop.cancelled() => tracing::debug!(layer = %key, "left for the next start"),
+        }
+    });
+}
+
+/// Sees a leaving volume to its end, however often a step fails.
+async fn settle(inner: &Arc<Inner>, left: Left) {
+    let key = left.key;
+    freeze(inner, key, left.pin).await;
+    point(Point::SealFrozen);
+    let mut attempt = 0;
+    loop {
+        match end(inner, key).await {
+            Ok(()) => return,
+            Err(error) => {
+                let retry = retry_after(attempt);
+                tracing::warn!(layer = %key, %error, ?retry, "a volume's end did not succeed yet");
+                tokio::time::sleep(retry).await;
+                attempt += 1;
+            }
+        }
+    }
+}
+
+/// Waits until nobody can change the volume's content any more.
+async fn freeze(inner: &Arc<Inner>, key: LayerId, mut pin: Option<OwnedFd>) {
+    let mut attempt = 0;
+    loop {
+        let engine = inner.clone();
+        let pin = pin.take();
+        let frozen = inner.seals.run(move || {
+            let Some(dir) = engine.leaving_dir(key)? else { return Ok(Freeze::Frozen) };
+            engine.backend.freeze(&dir, pin).doing("freeze the volume's content")
+        });
+        match frozen.await.and_then(|result| result) {
+            Ok(Freeze::Frozen) => return,
+            Ok(Freeze::Busy(watch)) => {
+                if inner.set_leaving_state(key, VolumeState::InUse) {
+                    tracing::info!(layer = %key, "a process still holds the volume; waiting until it is gone");
+                }
+                released(watch).await;
+                attempt = 0;
+            }
+            Err(error) => {
+                let retry = retry_after(attempt);
+                tracing::warn!(layer = %key, %error, ?retry, "the volume could not be frozen");
+                tokio::time::sleep(retry).await;
+                attempt += 1;
+            }
+        }
+    }
+}
+
+/// Waits for the event that the last holder is gone, or for the time to look again.
+async fn released(watch: Option<OwnedFd>) {
+    let Some(watch) = watch.and_then(|watch| AsyncFd::new(watch).ok()) else {
+        return tokio::time::sleep(LOOK_AGAIN).await;
+    };
+    // Both ends of the wait lead to the same question to the kernel.
+    let _event_or_not = tokio::time::timeout(TRUST_EVENT, watch.readable()).await;
+}
+
+/// Seals or throws away a volume whose content is final.
+async fn end(inner: &Arc<Inner>, key: LayerId) -> Result<()> {
+    let Some((goal, record)) = inner.leaving(key) else { return Ok(()) };
+    match goal {
+        Goal::Seal(plan) => match decide(inner, key, &plan, &record).await? {
+            Ok(()) => {
+                inner.set_leaving_state(key, VolumeState::Sealing);
+                let engine = inner.clone();
+                let sealed = inner.seals.run(move || seal(&engine, key, &plan, &record)).await?;
+                match sealed {
+                    Ok(()) => Ok(()),
+                    Err(Error::Backend { source: backend::Error::Refused { path, why }, .. }) => {
+                        give_up(inner, key, &format!("its content cannot be sealed: {path}: {why}")).await
+                    }
+                    Err(error @ Error::Full(_)) => {
+                        inner.wake_reaper(true);
+                        Err(error)
+                    }
+                    Err(error) => Err(error),
+                }
+            }
+            Err(why) => give_up(inner, key, &why).await,
+        },
+        Goal::Discard => discard(inner, key).await,
+    }
+}
+
+/// Whether the volume's pod did what its `commit` asks for; if not, why.
+async fn decide(
+    inner: &Arc<Inner>,
+    key: LayerId,
+    plan: &SealPlan,
+    record: &VolumeRecord,
+) -> Result<Result<(), String>> {
+    if let Some(until) = inner.state.lock().doomed_until
+        && record.created <= until
+    {
+        return Ok(Err("the disk failed to write back data while it existed".to_owned()));
+    }
+    Ok(match plan.keep.commit {
+        Commit::Always => Ok(()),
+        Commit::Never => Err("its commit is `never`".to_owned()),
+        Commit::OnMarker => {
+            let engine = inner.clone();
+            let marked = inner.seals.run(move || {
+                // Gone from its place: it is in the layer already, and so it was there.
+                let Some(dir) = engine.leaving_dir(key)? else { return Ok(false) };
+                if engine.content_is_placed(key)? {
+                    return Ok(true);
+                }
+                engine.backend.has_marker(&dir, layout::COMMIT_MARKER).doing("look for the commit marker")
+            });
+            if marked.await?? { Ok(()) } else { Err(format!("its step left no {}", layout::COMMIT_MARKER)) }
+        }
+        Commit::OnSuccess => match outcome(inner, key).await {
+            Some(Outcome::Succeeded) => Ok(()),
+            Some(Outcome::Failed) => Err("its pod failed".to_owned()),
+            None => {
+                let waited = humantime::format_duration(inner.config.outcome_wait);
+                Err(format!("nobody told within {waited} whether its pod succeeded"))
+            }
+        },
+    })
+}
+
+/// Waits until the outcome of the volume's pod is known; `None` when it has not become known in time.
+async fn outcome(inner: &Arc<Inner>, key: LayerId) -> Option<Outcome> {
+    let deadline = tokio::time::Instant::now() + inner.config.outcome_wait;
+    loop {
+        let changed = inner.changed.notified();
+        tokio::pin!(changed);
+        changed.as_mut().enable();
+        let known = inner.state.lock().leaving.get(&key).and_then(|leaving| leaving.outcome);
+        if known.is_some() {
+            return known;
+        }
+        inner.set_leaving_state(key, VolumeState::AwaitingOutcome);
+        tokio::time::timeout_at(deadline, changed).await.ok()?;
+    }
+}
+
+/// Moves a volume's content into its layer and makes it visible.
+fn seal(inner: &Inner, key: LayerId, plan: &SealPlan, record: &VolumeRecord) -> Result<()> {
+    let Some(volume) = inner.leaving_dir(key)? else {
+        tracing::error!(volume.id = %record.id, "the directory of a volume to be sealed is gone");
+        inner.forget_leaving(key);
+        return Ok(());
+    };
+    inner.dirs.layers.ensure_dir(key.to_string(), 0o700).doing("make the layer's directory")?;
+    let layer = inner.dirs.layers.open_beneath(key.to_string()).doing("open the layer's directory")?;
+    point(Point::SealLayerMade);
+    let artifact = match store::read_layer(&layer).doing("read the layer's record")? {
+        // A seal that a crash cut short: what it promised is what is kept.
+        Ok(known) if layer.has(layout::FS).doing("look at the layer")? => known.artifact,
+        _ => {
+            let artifact = describe(inner, plan, record);
+            if loses_its_name(inner, &artifact) {
+                tracing::info!(volume.id = %record.id, name = %artifact.name(),
+                    "not sealed: another step's content has this name already, and the first one keeps it");
+                inner.dirs.layers.remove_dir(key.to_string()).or_else(absent_is_fine).doing("take back the layer")?;
+                trash_pending(inner, key)?;
+                return Ok(());
+            }
+            let known = LayerRecord { format: LayerRecord::FORMAT, id: key, artifact };
+            store::write_layer(&layer, &known).doing("write the layer's record")?;
+            known.artifact
+        }
+    };
+    point(Point::SealLayerRecorded);
+    inner.backend.seal(&volume, &layer, layout::COMMIT_MARKER).doing("seal the volume's content")?;
+    point(Point::SealContentMoved);
+    tracing::info!(volume.id = %record.id, artifact.id = %artifact.id, name = %artifact.name(),
+        layers = artifact.layers.len(), "sealed");
+    inner.clock.seen(artifact.created);
+    inner.state.lock().add_artifact(artifact, false);
+    inner.changed.notify_waiters();
+    point(Point::SealVisible);
+    // The receiver lives until the engine is closed; then the next start does the rest.
+    let _received_or_closing = inner.commits.send(key);
+    Ok(())
+}
+
+/// The artifact that the volume becomes.
+fn describe(inner: &Inner, plan: &SealPlan, record: &VolumeRecord) -> Artifact {
+    let mut layers = vec![plan.layer];
+    if inner.backend.stacks() {
+        layers.extend(inner.state.lock().parent_layers(record));
+    }
+    let created = inner.clock.now();
+    Artifact {
+        id: plan.artifact,
+        tenant: record.tenant.clone(),
+        reference: plan.reference.clone(),
+        layers,
+        created,
+        ttl_seconds: plan.keep.ttl.map(|ttl| ttl.as_secs()),
+        last_used: created,
+    }
+}
+
+fn loses_its_name(inner: &Inner, artifact: &Artifact) -> bool {
+    let state = inner.state.lock();
+    let holder = state.names.get(&artifact.name()).and_then(|id| state.artifacts.get(id));
+    holder.is_some_and(|holder| artifact.reference.first_writer_wins() && !takes_name(artifact, &holder.artifact))
+}
+
+fn absent_is_fine(error: crate::sys::Error) -> crate::sys::Result<()> {
+    if error.is(Errno::ENOENT) { Ok(()) } else { Err(error) }
+}
+
+/// Says why a volume is not sealed, and throws it away.
+async fn give_up(inner: &Arc<Inner>, key: LayerId, why: &str) -> Result<()> {
+    if let Some((_, record)) = inner.leaving(key) {
+        tracing::warn!(volume.id = %record.id, pod.uid = %record.pod.uid, why, "not sealed");
+    }
+    let engine = inner.clone();
+    let job = move || {
+        // A refused copy may have begun a layer; it names nothing yet.
+        if engine.dirs.layers.has(key.to_string()).doing("look for the layer")? {
+            engine.throw_away(&engine.dirs.layers, key.to_string().as_ref()).doing("throw the layer away")?;
+        }
+        trash_pending(&engine, key)
+    };
+    inner.seals.run(job).await??;
+    Ok(())
+}
+
+/// `pending/<key>` → trash, where the reaper deletes it. Nobody holds it any more.
+fn trash_pending(inner: &Inner, key: LayerId) -> Result<()> {
+    match inner.throw_away(&inner.dirs.pending, key.to_string().as_ref()) {
+        Err(error) if error.is(Errno::ENOENT) => {}
+        result => drop(result.doing("throw the volume away")?),
+    }
+    inner.forget_leaving(key);
+    Ok(())
+}
+
+/// Deletes a volume in the trash that nobody holds any more.
+async fn discard(inner: &Arc<Inner>, key: LayerId) -> Result<()> {
+    let engine = inner.clone();
+    let job = move || {
+        engine.backend.delete(&engine.dirs.trash, key.to_string().as_ref()).or_else(|error| match error {
+            backend::Error::System(error) if error.is(Errno::ENOENT) => Ok(()),
+            error => Err(error),
+        })
+    };
+    inner.chores.run(job).await?.doing("delete the volume")?;
+    inner.forget_leaving(key);
+    inner.wake_reaper(false);
+    Ok(())
+}
+
+/// Makes durable what was sealed, in batches, until the engine closes.
+pub(super) async fn commit_loop(inner: Arc<Inner>, mut sealed: mpsc::UnboundedReceiver<LayerId>) {
+    const MOST_AT_ONCE: usize = 4096;
+    let mut batch = Vec::new();
+    loop {
+        tokio::select! {
+            count = sealed.recv_many(&mut batch, MOST_AT_ONCE) => if count == 0 { return },
+            () = inner.stop.cancelled() => return,
+        }
+        let mut attempt = 0;
+        loop {
+            let engine = inner.clone();
+            let keys = batch.clone();
+            let result = inner.seals.run(move || commit(&engine, &keys)).await;
+            match result.and_then(|result| result) {
+                Ok(()) => break,
+                Err(Error::ShuttingDown) => return,
+                Err(error) => {
+                    let retry = retry_after(attempt);
+                    tracing::error!(%error, seals = batch.len(), ?retry, "what was sealed is not durable yet");
+                    tokio::select! {
+                        () = tokio::time::sleep(retry) => {}
+                        () = inner.stop.cancelled() => return,
+                    }
+                    attempt += 1;
+                }
+            }
+        }
+        batch.clear();
+        inner.changed.notify_waiters();
+        inner.wake_reaper(false);
+    }
+}
+
+/// One `syncfs`, one transaction: first the content, then the index that names it.
+fn commit(inner: &Inner, keys: &[LayerId]) -> Result<()> {
+    if let Err(error) = inner.dirs.root.sync_filesystem() {
+        doom(inner, keys, &error);
+        return Ok(());
+    }
+    point(Point::CommitSynced);
+    let artifacts: Vec<_> = {
+        let state = inner.state.lock();
+        let plans = keys.iter().filter_map(|key| match &state.leaving.get(key)?.goal {
+            Goal::Seal(plan) => Some(plan.artifact),
+            Goal::Discard => None,
+        });
+        let sealed = plans.filter_map(|id| state.artifacts.get(&id));
+        sealed.map(|sealed| (sealed.artifact.clone(), state.is_named(&sealed.artifact))).collect()
+    };
+    let mut changes = Vec::with_capacity(artifacts.len() * 2);
+    for (artifact, named) in &artifacts {
+        changes.push(Change::PutArtifact(artifact.clone()));
+        if *named {
+            changes.push(Change::PutName(artifact.name(), artifact.id));
+        }
+    }
+    inner.commit_index(&changes)?;
+    point(Point::CommitIndexed);
+    {
+        let mut state = inner.state.lock();
+        for (artifact, _) in &artifacts {
+            if let Some(sealed) = state.artifacts.get_mut(&artifact.id) {
+                sealed.durable = true;
+            }
+        }
+    }
+    for key in keys {
+        trash_pending(inner, *key)?;
+        point(Point::CommitPendingTrashed);
+    }
+    Ok(())
+}
+
+/// A write-back failed, and the kernel will not say so again: whatever existed may have lost bytes. None of it is sealed.
+fn doom(inner: &Inner, keys: &[LayerId], error: &crate::sys::Error) {
+    let until = inner.clock.now();
+    tracing::error!(%error, seals = keys.len(),
+        "the disk failed to write back data: nothing that existed until now will be sealed");
+    let doom = Doom { boot: inner.boot.clone(), until };
+    if let Err(error) = store::write_doom(&inner.dirs.root, &doom) {
+        tracing::error!(%error, "this cannot be remembered over a restart of the driver");
+    }
+    let artifacts: Vec<_> = {
+        let mut state = inner.state.lock();
+        state.doomed_until = Some(until);
+        let plans: Vec<_> = keys
+            .iter()
+            .filter_map(|key| match &state.leaving.get(key)?.goal {
+                Goal::Seal(plan) => Some(plan.artifact),
+                Goal::Discard => None,
+            })
+            .collect();
+        plans.into_iter().filter_map(|id| state.remove_artifact(id)).collect()
+    };
+    for key in keys {
+        if let Err(error) = trash_pending(inner, *key) {
+            tracing::error!(%error, "a volume that is not sealed could not be thrown away yet");
+        }
+    }
+    for sealed in artifacts {
+        // Forks of it keep its layer until they are gone.
+        reap::trash_unreferenced(inner, &sealed.artifact.layers);
+    }
+    inner.changed.notify_waiters();
+}
+
+/// How the directory of a leaving volume is found.
+impl Inner {
+    /// The directory of a leaving volume; `None` when it is gone.
+    pub(super) fn leaving_dir(&self, key: LayerId) -> Result<Option<Dir>> {
+        let Some((goal, _)) = self.leaving(key) else { return Ok(None) };
+        let place = match goal {
+            Goal::Seal(_) => &self.dirs.pending,
+            Goal::Discard => &self.dirs.trash,
+        };
+        match place.open_beneath(key.to_string()) {
+            Ok(dir) => Ok(Some(dir)),
+            Err(error) if error.is(Errno::ENOENT) => Ok(None),
+            Err(error) => Err(error).doing("open the volume's directory"),
+        }
+    }
+
+    /// Whether the content of a pending seal is in its layer already.
+    fn content_is_placed(&self, key: LayerId) -> Result<bool> {
+        let mut path = std::path::PathBuf::from(key.to_string());
+        path.push(layout::FS);
+        match self.dirs.layers.has(&path) {
+            Err(error) if error.is(Errno::ENOTDIR) => Ok(false),
+            result => result.doing("look at the layer"),
+        }
+    }
+
+    fn leaving(&self, key: LayerId) -> Option<(Goal, VolumeRecord)> {
+        let state = self.state.lock();
+        state.leaving.get(&key).map(|leaving| (leaving.goal.clone(), leaving.record.clone()))
+    }
+
+    /// Notes how far a leaving volume is; tells whether that is news.
+    fn set_leaving_state(&self, key: LayerId, now: VolumeState) -> bool {
+        let mut state = self.state.lock();
+        let Some(leaving) = state.leaving.get_mut(&key) else { return false };
+        std::mem::replace(&mut leaving.state, now) != now
+    }
+
+    fn forget_leaving(&self, key: LayerId) {
+        self.state.lock().leaving.remove(&key);
+        self.changed.notify_waiters();
+    }
+}

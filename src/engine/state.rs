@@ -1,0 +1,212 @@
+//! What the engine knows, in memory: live volumes, volumes that are leaving, artifacts and their names.
+//!
+//! One mutex guards all of it, and is held for look-ups and moves only, never across a system call. Everything here can be
+//! computed again from the index, the records and the mount table; nothing here is the only copy of anything.
+//!
+//! **References.** A layer is referred to by the artifacts that stack it and by the volumes mounted over it, from the
+//! moment a publish picks its parent (under this lock) until nobody holds the volume's files open any more.
+
+use std::collections::{BTreeMap, HashMap, HashSet};
+use std::path::{Path, PathBuf};
+use std::time::Instant;
+
+use super::error::{Error, Result};
+use super::types::{PublishRequest, VolumeState};
+use crate::model::{
+    Artifact, ArtifactId, LayerId, Name, Outcome, PodUid, Reference, SealPlan, Tenant, Timestamp, Usage, VolumeId,
+    VolumeRecord, takes_name,
+};
+
+/// A volume that its pod has, or is about to get.
+#[derive(Debug)]
+pub(super) struct Live {
+    pub(super) record: VolumeRecord,
+    /// Where it is mounted, and the id of the mount there.
+    pub(super) mounts: HashMap<PathBuf, u64>,
+    /// Whether its directory and record exist on disk.
+    pub(super) made: bool,
+    pub(super) outcome: Option<Outcome>,
+    pub(super) measured: Measured,
+}
+
+/// What a volume was last found to cost.
+#[derive(Debug, Clone, Copy, Default)]
+pub(super) struct Measured {
+    pub(super) usage: Option<Usage>,
+    pub(super) at: Option<Instant>,
+    pub(super) running: bool,
+}
+
+/// A volume whose pod is done with it: it is sealed or thrown away as soon as that may be.
+#[derive(Debug)]
+pub(super) struct Leaving {
+    pub(super) record: VolumeRecord,
+    pub(super) goal: Goal,
+    pub(super) state: VolumeState,
+    pub(super) outcome: Option<Outcome>,
+}
+
+/// What becomes of a leaving volume.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub(super) enum Goal {
+    /// It lies in `pending/`, and becomes this if its pod's outcome allows it.
+    Seal(SealPlan),
+    /// It lies in `trash/`.
+    Discard,
+}
+
+/// An artifact in memory.
+#[derive(Debug)]
+pub(super) struct Sealed {
+    pub(super) artifact: Artifact,
+    /// Whether the index names it.
+    pub(super) durable: bool,
+}
+
+/// All that is known.
+#[derive(Debug, Default)]
+pub(super) struct State {
+    pub(super) volumes: HashMap<VolumeId, Live>,
+    /// By the name of its directory in `pending/` or `trash/`.
+    pub(super) leaving: HashMap<LayerId, Leaving>,
+    pub(super) artifacts: HashMap<ArtifactId, Sealed>,
+    pub(super) names: BTreeMap<Name, ArtifactId>,
+    pub(super) usage: HashMap<LayerId, Usage>,
+    /// Volumes that an operation is running on.
+    pub(super) busy: HashSet<VolumeId>,
+    /// Volumes that wait for their content, for lists.
+    pub(super) waiting: usize,
+    /// Volumes made until then lost bytes in a failed write-back.
+    pub(super) doomed_until: Option<Timestamp>,
+    /// No new volumes.
+    pub(super) closing: bool,
+}
+
+/// What a new volume starts from.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub(super) enum Resolution {
+    /// Nothing: it starts empty.
+    Empty,
+    /// This artifact, found under this name.
+    Fork(Reference, ArtifactId, Vec<LayerId>),
+    /// Content that is not there yet; in words, how far it is.
+    Coming(String),
+    /// Content that nobody has and nobody will make.
+    Missing,
+}
+
+impl State {
+    /// What a volume of this specification starts from, now.
+    pub(super) fn resolve(&self, request: &PublishRequest) -> Resolution {
+        let wanted = request.spec.kind.starts_from();
+        for reference in &wanted {
+            let name = Name { tenant: request.tenant.clone(), reference: reference.clone() };
+            if let Some(sealed) = self.names.get(&name).and_then(|id| self.artifacts.get(id)) {
+                let artifact = &sealed.artifact;
+                return Resolution::Fork(reference.clone(), artifact.id, artifact.layers.clone());
+            }
+        }
+        match (&request.spec.kind, wanted.first()) {
+            (crate::model::VolumeKind::Input { .. }, Some(reference)) => {
+                match self.coming(&request.tenant, reference, &request.pod.uid) {
+                    Some(state) => Resolution::Coming(state),
+                    None => Resolution::Missing,
+                }
+            }
+            _ => Resolution::Empty,
+        }
+    }
+
+    /// How far content of this name is that somebody is known to make; `None` when nobody does. A pod does not wait for
+    /// itself: its own output is sealed only after it ended.
+    fn coming(&self, tenant: &Tenant, reference: &Reference, asking: &PodUid) -> Option<String> {
+        let makes = |record: &VolumeRecord| {
+            record.tenant == *tenant
+                && record.pod.uid != *asking
+                && record.seal.as_ref().is_some_and(|plan| plan.reference == *reference)
+        };
+        let leaving = self.leaving.values().filter(|leaving| leaving.goal != Goal::Discard && makes(&leaving.record));
+        let leaving = leaving.map(|leaving| {
+            let pod = &leaving.record.pod.name;
+            match leaving.state {
+                VolumeState::AwaitingOutcome => format!("the outcome of pod {pod} is not known yet"),
+                VolumeState::InUse => format!("a process of pod {pod} still holds it open"),
+                _ => format!("what pod {pod} made is being sealed"),
+            }
+        });
+        let live = self.volumes.values().filter(|live| makes(&live.record));
+        let live = live.map(|live| format!("pod {} is still making it", live.record.pod.name));
+        leaving.chain(live).next()
+    }
+
+    /// Reserves a volume for one operation.
+    pub(super) fn begin(&mut self, volume: &VolumeId) -> Result<()> {
+        if self.closing {
+            return Err(Error::ShuttingDown);
+        }
+        if self.busy.insert(volume.clone()) { Ok(()) } else { Err(Error::Busy(volume.clone())) }
+    }
+
+    /// Every layer that something refers to.
+    pub(super) fn referenced_layers(&self) -> HashSet<LayerId> {
+        let artifacts = self.artifacts.values().flat_map(|sealed| &sealed.artifact.layers);
+        artifacts.chain(self.records().flat_map(|record| &record.layers)).copied().collect()
+    }
+
+    /// The artifacts that volumes were forked from.
+    pub(super) fn artifacts_in_use(&self) -> HashSet<ArtifactId> {
+        self.records().filter_map(|record| record.parent).collect()
+    }
+
+    /// How many volumes were forked from each artifact.
+    pub(super) fn fork_counts(&self) -> HashMap<ArtifactId, usize> {
+        let mut counts = HashMap::new();
+        for parent in self.records().filter_map(|record| record.parent) {
+            *counts.entry(parent).or_default() += 1;
+        }
+        counts
+    }
+
+    fn records(&self) -> impl Iterator<Item = &VolumeRecord> {
+        let live = self.volumes.values().map(|live| &live.record);
+        live.chain(self.leaving.values().map(|leaving| &leaving.record))
+    }
+
+    /// Makes an artifact visible, and gives it its name if the name is its to take. Tells whether it got the name.
+    pub(super) fn add_artifact(&mut self, artifact: Artifact, durable: bool) -> bool {
+        let name = artifact.name();
+        let holder = self.names.get(&name).and_then(|id| self.artifacts.get(id));
+        let takes = holder.is_none_or(|holder| takes_name(&artifact, &holder.artifact));
+        if takes {
+            self.names.insert(name, artifact.id);
+        }
+        self.artifacts.insert(artifact.id, Sealed { artifact, durable });
+        takes
+    }
+
+    /// Makes an artifact invisible, and takes its name from it.
+    pub(super) fn remove_artifact(&mut self, id: ArtifactId) -> Option<Sealed> {
+        let sealed = self.artifacts.remove(&id)?;
+        let name = sealed.artifact.name();
+        if self.names.get(&name) == Some(&id) {
+            self.names.remove(&name);
+        }
+        Some(sealed)
+    }
+
+    /// Whether the artifact still has its name.
+    pub(super) fn is_named(&self, artifact: &Artifact) -> bool {
+        self.names.get(&artifact.name()) == Some(&artifact.id)
+    }
+
+    /// The layers of an equivalent of this volume's parent: as they are now if it was flattened meanwhile.
+    pub(super) fn parent_layers(&self, record: &VolumeRecord) -> Vec<LayerId> {
+        let parent = record.parent.and_then(|id| self.artifacts.get(&id));
+        parent.map_or_else(|| record.layers.clone(), |sealed| sealed.artifact.layers.clone())
+    }
+
+    /// The volume that is mounted at this path.
+    pub(super) fn live_at(&self, volume: &VolumeId, target: &Path) -> Option<&Live> {
+        self.volumes.get(volume).filter(|live| live.mounts.contains_key(target))
+    }
+}

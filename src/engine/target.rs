@@ -1,0 +1,134 @@
+//! Target paths: the mount point that kubelet names, and what may be done to it.
+//!
+//! The directory above is kubelet's and trusted, symlinks included (kubelet's root often is one). The last component is
+//! never followed: a symlink there would let us unmount or delete somebody else's things. It is made with `mkdir` and
+//! removed with `rmdir`, never more.
+
+use std::ffi::OsString;
+use std::os::fd::{AsFd, BorrowedFd, OwnedFd};
+use std::path::Path;
+
+use super::error::{Doing, Error, Result};
+use crate::sys::{self, Dir, Errno, FileKind, MountPoint};
+
+/// A target path, its parent open.
+#[derive(Debug)]
+pub(super) struct Target<'a> {
+    path: &'a Path,
+    parent: Dir,
+    name: OsString,
+}
+
+/// What was found at a target.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub(super) enum Found {
+    /// Nothing.
+    Nothing,
+    /// A directory that is no mount point.
+    Directory,
+    /// The root of this mount.
+    Mount(MountPoint),
+}
+
+impl<'a> Target<'a> {
+    /// Opens the directory above; `None` when that does not exist.
+    pub(super) fn open(path: &'a Path) -> Result<Option<Self>> {
+        let (Some(above), Some(name)) = (path.parent(), path.file_name()) else {
+            return Err(Error::Target { path: path.to_owned(), problem: "is no path of a directory".to_owned() });
+        };
+        match Dir::open(above) {
+            Ok(parent) => Ok(Some(Self { path, parent, name: name.to_owned() })),
+            Err(error) if error.is(Errno::ENOENT) => Ok(None),
+            Err(error) => Err(error).doing("open the directory above the target"),
+        }
+    }
+
+    fn problem(&self, problem: impl Into<String>) -> Error {
+        Error::Target { path: self.path.to_owned(), problem: problem.into() }
+    }
+
+    /// What is there. Anything but a directory is an error, and stays untouched.
+    pub(super) fn look(&self) -> Result<Found> {
+        let Some(stat) = self.parent.stat_if_there(&self.name).doing("look at the target")? else {
+            return Ok(Found::Nothing);
+        };
+        if FileKind::of_mode(stat.st_mode) != FileKind::Directory {
+            return Err(self.problem("is not a directory, and was not made by this driver; remove it"));
+        }
+        let point = sys::mount_point_at(&self.parent, &self.name).doing("look at the target")?;
+        Ok(if point.is_root { Found::Mount(point) } else { Found::Directory })
+    }
+
+    /// Makes the mount point, or takes an empty directory as it; tells whether it was made.
+    pub(super) fn make(&self) -> Result<bool> {
+        match self.parent.create_dir(&self.name, 0o750) {
+            Ok(()) => return Ok(true),
+            Err(error) if error.is(Errno::EEXIST) => {}
+            Err(error) => return Err(error).doing("make the target"),
+        }
+        match self.look()? {
+            Found::Mount(_) => Err(self.problem("is a mount point of something else; unmount that first")),
+            Found::Nothing => Err(self.problem("vanished while it was looked at; try again")),
+            Found::Directory => {
+                let dir = self.parent.open_beneath(&self.name).doing("open the target")?;
+                if dir.entries().doing("read the target")?.is_empty() {
+                    Ok(false)
+                } else {
+                    Err(self.problem("is a directory that is not empty; mounting there would hide what is in it"))
+                }
+            }
+        }
+    }
+
+    /// Attaches a detached mount. Nothing is visible before, all of it after.
+    pub(super) fn attach(&self, mount: BorrowedFd<'_>) -> Result<()> {
+        sys::move_mount_onto(mount, &self.parent, &self.name).doing("attach the volume at the target")
+    }
+
+    /// A descriptor of what is visible at the target.
+    pub(super) fn pin(&self) -> Result<OwnedFd> {
+        use rustix::fs::{Mode, OFlags};
+        let flags = OFlags::PATH | OFlags::DIRECTORY | OFlags::NOFOLLOW | OFlags::CLOEXEC;
+        rustix::fs::openat(self.parent.as_fd(), &self.name, flags, Mode::empty())
+            .map_err(|errno| self.parent.error("openat", &self.name, errno))
+            .doing("open the target")
+    }
+
+    /// Detaches everything that is mounted there, however many mounts are stacked. Returns a descriptor of each, topmost
+    /// first: they keep the filesystems alive, so that detaching costs the same whatever was done in the volume.
+    pub(super) fn detach(&self) -> Result<Vec<(MountPoint, OwnedFd)>> {
+        let mut pins = Vec::new();
+        while let Found::Mount(point) = self.look()? {
+            let pin = self.pin()?;
+            match sys::detach(&self.parent, &self.name) {
+                Ok(()) => pins.push((point, pin)),
+                // Somebody else detached it in between.
+                Err(error) if error.is(Errno::EINVAL) => {}
+                Err(error) => return Err(error).doing("detach the volume from the target"),
+            }
+        }
+        Ok(pins)
+    }
+
+    /// Removes the mount point if it is there. What is in it, if anything, is not ours: an error, and it stays.
+    pub(super) fn remove(&self) -> Result<()> {
+        match self.parent.remove_dir(&self.name) {
+            Ok(()) => Ok(()),
+            Err(error) if error.is(Errno::ENOENT) => Ok(()),
+            Err(error) if error.is(Errno::ENOTEMPTY) || error.is(Errno::EEXIST) => Err(self.problem(
+                "is no mount point, and is not empty; what is in it was not put there by this driver and is left \
+                 alone: move it away",
+            )),
+            Err(error) if error.is(Errno::ENOTDIR) => {
+                Err(self.problem("is not a directory, and was not made by this driver; remove it"))
+            }
+            Err(error) => Err(error).doing("remove the target"),
+        }
+    }
+
+    /// A second, detached mount of what is visible at the target.
+    pub(super) fn clone_mount(&self, read_only: bool) -> Result<OwnedFd> {
+        let root = Dir::from_fd(self.pin()?, self.path);
+        sys::bind(&root, read_only).doing("mount the volume a second time")
+    }
+}
