@@ -26,7 +26,12 @@ pub(super) struct Moving {
 }
 
 /// Compares everything.
-pub(super) fn check(dirs: &PoolDirs, boot: &str, named: &Named, moving: &Moving) -> Result<Vec<Finding>> {
+pub(super) fn check(
+    dirs: &PoolDirs,
+    boot: &str,
+    named: &Named,
+    moving: &Moving,
+) -> Result<Vec<Finding>> {
     let mut findings = Vec::new();
     let layers = names(&dirs.layers)?;
     let mounts = sys::mount_table().doing("read the mount table")?;
@@ -40,7 +45,11 @@ pub(super) fn check(dirs: &PoolDirs, boot: &str, named: &Named, moving: &Moving)
 }
 
 fn finding(kind: &'static str, path: impl Into<PathBuf>, detail: impl Into<String>) -> Finding {
-    Finding { kind, path: path.into(), detail: detail.into() }
+    Finding {
+        kind,
+        path: path.into(),
+        detail: detail.into(),
+    }
 }
 
 fn below(directory: &str, name: impl AsRef<Path>) -> PathBuf {
@@ -53,11 +62,16 @@ fn names(dir: &Dir) -> Result<BTreeSet<PathBuf>> {
 }
 
 /// Artifacts whose layers are missing, names that point nowhere. What is referred to.
-fn check_index(named: &Named, layers: &BTreeSet<PathBuf>, findings: &mut Vec<Finding>) -> HashSet<LayerId> {
+fn check_index(
+    named: &Named,
+    layers: &BTreeSet<PathBuf>,
+    findings: &mut Vec<Finding>,
+) -> HashSet<LayerId> {
     let known: HashSet<ArtifactId> = named.artifacts.iter().map(|artifact| artifact.id).collect();
     for (name, id) in &named.names {
         if !known.contains(id) {
-            let detail = format!("the name {name} points at artifact {id}, which the index does not have");
+            let detail =
+                format!("the name {name} points at artifact {id}, which the index does not have");
             findings.push(finding("dangling-name", layout::INDEX, detail));
         }
     }
@@ -65,8 +79,16 @@ fn check_index(named: &Named, layers: &BTreeSet<PathBuf>, findings: &mut Vec<Fin
     for artifact in &named.artifacts {
         for layer in &artifact.layers {
             if referenced.insert(*layer) && !layers.contains(Path::new(&layer.to_string())) {
-                let detail = format!("{}, artifact {}, needs this layer", artifact.name(), artifact.id);
-                findings.push(finding("missing-layer", below(layout::LAYERS, layer.to_string()), detail));
+                let detail = format!(
+                    "{}, artifact {}, needs this layer",
+                    artifact.name(),
+                    artifact.id
+                );
+                findings.push(finding(
+                    "missing-layer",
+                    below(layout::LAYERS, layer.to_string()),
+                    detail,
+                ));
             }
         }
     }
@@ -97,20 +119,33 @@ fn check_volumes(
         if name.to_str().is_some_and(|name| moving.busy.contains(name)) {
             continue;
         }
-        let Some((_, record)) = read(&dirs.volumes, &name)? else { continue };
+        let Some((_, record)) = read(&dirs.volumes, &name)? else {
+            continue;
+        };
         let path = below(layout::VOLUMES, &name);
         match record {
             Err(error) => findings.push(finding("unreadable-volume", path, error.to_string())),
             Ok(record) if record.boot != boot => {
-                findings.push(finding("stale-volume", path, "it is of another boot; the next start removes it"));
+                findings.push(finding(
+                    "stale-volume",
+                    path,
+                    "it is of another boot; the next start removes it",
+                ));
             }
             Ok(record) => {
                 for target in &record.targets {
-                    let resolved = target.parent().and_then(|parent| parent.canonicalize().ok());
-                    let resolved = resolved.zip(target.file_name()).map(|(parent, name)| parent.join(name));
+                    let resolved = target
+                        .parent()
+                        .and_then(|parent| parent.canonicalize().ok());
+                    let resolved = resolved
+                        .zip(target.file_name())
+                        .map(|(parent, name)| parent.join(name));
                     let resolved = resolved.as_ref().unwrap_or(target);
                     if !mounts.iter().any(|mount| mount.mount_point == *resolved) {
-                        let detail = format!("it is recorded as published at {}, where nothing is mounted", target.display());
+                        let detail = format!(
+                            "it is recorded as published at {}, where nothing is mounted",
+                            target.display()
+                        );
                         findings.push(finding("unmounted-volume", path.clone(), detail));
                     }
                 }
@@ -130,12 +165,18 @@ fn check_leaving(
 ) -> Result<HashSet<LayerId>> {
     let mut referenced = HashSet::new();
     for name in names(&dirs.pending)? {
-        let Some((_, record)) = read(&dirs.pending, &name)? else { continue };
+        let Some((_, record)) = read(&dirs.pending, &name)? else {
+            continue;
+        };
         let path = below(layout::PENDING, &name);
         match record {
             Err(error) => findings.push(finding("unreadable-volume", path, error.to_string())),
             Ok(record) if record.boot != boot => {
-                findings.push(finding("stale-volume", path, "it is of another boot; the next start removes it"));
+                findings.push(finding(
+                    "stale-volume",
+                    path,
+                    "it is of another boot; the next start removes it",
+                ));
             }
             Ok(record) => {
                 referenced.extend(record.layers);
@@ -144,7 +185,10 @@ fn check_leaving(
         }
     }
     for name in names(&dirs.trash)? {
-        let held = name.to_str().and_then(|name| name.parse().ok()).is_some_and(|key| moving.leaving.contains(&key));
+        let held = name
+            .to_str()
+            .and_then(|name| name.parse().ok())
+            .is_some_and(|key| moving.leaving.contains(&key));
         if let Some((_, Ok(record))) = read(&dirs.trash, &name)?
             && (held || record.boot == boot)
         {
@@ -172,7 +216,11 @@ fn check_layers(
             continue;
         }
         if !referenced.contains(&id) {
-            findings.push(finding("unknown-layer", path, "no artifact and no volume refers to it"));
+            findings.push(finding(
+                "unknown-layer",
+                path,
+                "no artifact and no volume refers to it",
+            ));
             continue;
         }
         let layer = match dirs.layers.open_beneath(name) {
@@ -212,7 +260,11 @@ fn check_rest(dirs: &PoolDirs, findings: &mut Vec<Finding>) -> Result<()> {
     ];
     for name in names(&dirs.root)? {
         if !KNOWN.iter().any(|known| name == Path::new(known)) {
-            findings.push(finding("unknown-name", name, "it does not belong to a pool"));
+            findings.push(finding(
+                "unknown-name",
+                name,
+                "it does not belong to a pool",
+            ));
         }
     }
     Ok(())
@@ -221,8 +273,15 @@ fn check_rest(dirs: &PoolDirs, findings: &mut Vec<Finding>) -> Result<()> {
 /// Compares a pool that no driver has open.
 pub(super) fn check_offline(path: &Path, boot: &str) -> Result<Vec<Finding>> {
     let dirs = open(path)?;
-    let contents = if Index::exists(&dirs.root)? { Index::read_only(&dirs.root)? } else { Contents::default() };
-    let named = Named { artifacts: contents.artifacts, names: contents.names };
+    let contents = if Index::exists(&dirs.root)? {
+        Index::read_only(&dirs.root)?
+    } else {
+        Contents::default()
+    };
+    let named = Named {
+        artifacts: contents.artifacts,
+        names: contents.names,
+    };
     let mut findings = check(&dirs, boot, &named, &Moving::default())?;
     if !Index::exists(&dirs.root)? && !dirs.layers.entries().doing("read layers/")?.is_empty() {
         let detail = "it is missing; `check --rebuild` makes it anew from the layers";
@@ -238,13 +297,18 @@ fn open(path: &Path) -> Result<PoolDirs> {
 /// What is wrong with a pool, for the person who starts the driver.
 pub(super) fn pool_error(path: &Path, error: store::Error) -> Error {
     match error {
-        store::Error::System(source) if source.is(sys::Errno::EROFS) => {
-            Error::Pool { path: path.to_owned(), problem: format!("it is on a read-only filesystem ({source})") }
-        }
-        store::Error::System(source) if source.is_full() => {
-            Error::Pool { path: path.to_owned(), problem: format!("its disk is full, make room by hand ({source})") }
-        }
-        error => Error::Pool { path: path.to_owned(), problem: error.to_string() },
+        store::Error::System(source) if source.is(sys::Errno::EROFS) => Error::Pool {
+            path: path.to_owned(),
+            problem: format!("it is on a read-only filesystem ({source})"),
+        },
+        store::Error::System(source) if source.is_full() => Error::Pool {
+            path: path.to_owned(),
+            problem: format!("its disk is full, make room by hand ({source})"),
+        },
+        error => Error::Pool {
+            path: path.to_owned(),
+            problem: error.to_string(),
+        },
     }
 }
 
@@ -258,11 +322,18 @@ pub(super) fn rebuild_index(path: &Path) -> Result<usize> {
     let layers = names(&dirs.layers)?;
     for name in &layers {
         let layer = dirs.layers.open_beneath(name).doing("open a layer")?;
-        let Ok(record) = store::read_layer(&layer).doing("read a layer's record")? else { continue };
+        let Ok(record) = store::read_layer(&layer).doing("read a layer's record")? else {
+            continue;
+        };
         let artifact = record.artifact;
-        let whole = artifact.layers.iter().all(|layer| layers.contains(Path::new(&layer.to_string())));
+        let whole = artifact
+            .layers
+            .iter()
+            .all(|layer| layers.contains(Path::new(&layer.to_string())));
         // A merged layer tells of the same artifact as the layers that it replaced: the shorter stack is the newer.
-        let newer = artifacts.get(&artifact.id).is_none_or(|known| artifact.layers.len() < known.layers.len());
+        let newer = artifacts
+            .get(&artifact.id)
+            .is_none_or(|known| artifact.layers.len() < known.layers.len());
         if whole && newer && Path::new(&record.id.to_string()) == name {
             artifacts.insert(artifact.id, artifact);
         }
@@ -278,11 +349,17 @@ pub(super) fn rebuild_index(path: &Path) -> Result<usize> {
         .values()
         .cloned()
         .map(Change::PutArtifact)
-        .chain(holders.into_iter().map(|(name, artifact)| Change::PutName(name, artifact.id)))
+        .chain(
+            holders
+                .into_iter()
+                .map(|(name, artifact)| Change::PutName(name, artifact.id)),
+        )
         .collect();
     let old = format!("{}.old", layout::INDEX);
     if Index::exists(&dirs.root)? {
-        dirs.root.rename_over(layout::INDEX, &dirs.root, &old).doing("put the old index aside")?;
+        dirs.root
+            .rename_over(layout::INDEX, &dirs.root, &old)
+            .doing("put the old index aside")?;
     }
     let (index, _) = Index::open(&dirs.root)?;
     index.commit(&changes)?;

@@ -19,7 +19,9 @@ impl Clock {
     pub(super) fn now(&self) -> Timestamp {
         let wall = wall();
         let next = |last: u64| Some(wall.max(last + 1));
-        let last = self.last.fetch_update(Ordering::SeqCst, Ordering::SeqCst, next);
+        let last = self
+            .last
+            .fetch_update(Ordering::SeqCst, Ordering::SeqCst, next);
         Timestamp(wall.max(last.unwrap_or_default() + 1))
     }
 
@@ -34,7 +36,9 @@ impl Clock {
 }
 
 fn wall() -> u64 {
-    let since = SystemTime::now().duration_since(UNIX_EPOCH).unwrap_or_default();
+    let since = SystemTime::now()
+        .duration_since(UNIX_EPOCH)
+        .unwrap_or_default();
     u64::try_from(since.as_millis()).unwrap_or(u64::MAX)
 }
 

@@ -95,8 +95,12 @@ mod armed {
     static ARMED: OnceLock<(Point, AtomicUsize)> = OnceLock::new();
 
     /// Arms a point by its name; `false` when there is none of that name, or one is armed already.
+    #[must_use]
     pub fn arm(name: &str, visit: usize) -> bool {
-        let point = Point::ALL.iter().copied().find(|point| point.name() == name);
+        let point = Point::ALL
+            .iter()
+            .copied()
+            .find(|point| point.name() == name);
         point.is_some_and(|point| ARMED.set((point, AtomicUsize::new(visit))).is_ok())
     }
 
@@ -106,7 +110,8 @@ mod armed {
             && left.fetch_sub(1, Ordering::SeqCst) == 1
         {
             // SIGKILL runs no destructor, no exit handler, no flush: what is not on disk or in the kernel is gone.
-            let _killed = nix::sys::signal::kill(nix::unistd::Pid::this(), nix::sys::signal::SIGKILL);
+            let _killed =
+                nix::sys::signal::kill(nix::unistd::Pid::this(), nix::sys::signal::SIGKILL);
             loop {
                 std::thread::park();
             }

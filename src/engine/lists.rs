@@ -1,4 +1,6 @@
-//! What people and programs want to know: lists, statistics, and the state of the whole. Reads only.
+//! What people and programs want to know: lists, statistics, and the state of the whole.
+//!
+//! Reads only, and walks nothing: what must be walked is measured on the thread for chores.
 
 use std::path::Path;
 use std::sync::Arc;
@@ -40,14 +42,24 @@ fn live_row(live: &Live) -> VolumeRow {
     };
     let mut targets: Vec<_> = live.mounts.keys().cloned().collect();
     targets.sort();
-    VolumeRow { targets, usage: live.measured.usage, ..row(&live.record, state) }
+    VolumeRow {
+        targets,
+        usage: live.measured.usage,
+        ..row(&live.record, state)
+    }
 }
 
 /// The volumes, by tenant and id; those that leave included.
 pub(super) fn volumes(state: &State, tenant: Option<&Tenant>) -> Vec<VolumeRow> {
     let live = state.volumes.values().map(live_row);
-    let leaving = state.leaving.values().map(|leaving| row(&leaving.record, leaving.state));
-    let mut rows: Vec<_> = live.chain(leaving).filter(|row| tenant.is_none_or(|tenant| row.tenant == *tenant)).collect();
+    let leaving = state
+        .leaving
+        .values()
+        .map(|leaving| row(&leaving.record, leaving.state));
+    let mut rows: Vec<_> = live
+        .chain(leaving)
+        .filter(|row| tenant.is_none_or(|tenant| row.tenant == *tenant))
+        .collect();
     rows.sort_by(|a, b| (&a.tenant, &a.id, a.created).cmp(&(&b.tenant, &b.id, b.created)));
     rows
 }
@@ -55,12 +67,18 @@ pub(super) fn volumes(state: &State, tenant: Option<&Tenant>) -> Vec<VolumeRow> 
 /// The artifacts, by tenant and name.
 pub(super) fn artifacts(state: &State, tenant: Option<&Tenant>) -> Vec<ArtifactRow> {
     let forks = state.fork_counts();
-    let seen = state.artifacts.values().filter(|sealed| tenant.is_none_or(|t| sealed.artifact.tenant == *t));
+    let seen = state
+        .artifacts
+        .values()
+        .filter(|sealed| tenant.is_none_or(|t| sealed.artifact.tenant == *t));
     let mut rows: Vec<_> = seen
         .map(|sealed| {
             let artifact = &sealed.artifact;
-            let usages: Option<Vec<Usage>> =
-                artifact.layers.iter().map(|layer| state.usage.get(layer).copied()).collect();
+            let usages: Option<Vec<Usage>> = artifact
+                .layers
+                .iter()
+                .map(|layer| state.usage.get(layer).copied())
+                .collect();
             ArtifactRow {
                 id: artifact.id,
                 tenant: artifact.tenant.clone(),
@@ -80,22 +98,41 @@ pub(super) fn artifacts(state: &State, tenant: Option<&Tenant>) -> Vec<ArtifactR
 }
 
 fn sum(a: Usage, b: Usage) -> Usage {
-    Usage { bytes: a.bytes + b.bytes, files: a.files + b.files, directories: a.directories + b.directories }
+    Usage {
+        bytes: a.bytes + b.bytes,
+        files: a.files + b.files,
+        directories: a.directories + b.directories,
+    }
 }
 
 /// What a published volume uses.
-pub(super) async fn stats(inner: &Arc<Inner>, volume: &VolumeId, path: &Path) -> Result<VolumeStats> {
-    let absent = || Error::NotPublished { volume: volume.to_string(), path: path.to_owned() };
+pub(super) async fn stats(
+    inner: &Arc<Inner>,
+    volume: &VolumeId,
+    path: &Path,
+) -> Result<VolumeStats> {
+    let absent = || Error::NotPublished {
+        volume: volume.to_string(),
+        path: path.to_owned(),
+    };
     let (usage, limit, measure) = {
         let mut state = inner.state.lock();
-        let mount = state.live_at(volume, path).and_then(|live| live.mounts.get(path).copied());
+        let mount = state
+            .live_at(volume, path)
+            .and_then(|live| live.mounts.get(path).copied());
         let mount = mount.ok_or_else(absent)?;
         let live = state.volumes.get_mut(volume).ok_or_else(absent)?;
-        let old = live.measured.at.is_none_or(|at| at.elapsed() > MEASURED_FOR);
+        let old = live
+            .measured
+            .at
+            .is_none_or(|at| at.elapsed() > MEASURED_FOR);
         let measure = old && !live.measured.running;
         live.measured.running |= measure;
         let record = &live.record;
-        let limit = record.spec.size_limit.filter(|_| record.limit_unenforced.is_none());
+        let limit = record
+            .spec
+            .size_limit
+            .filter(|_| record.limit_unenforced.is_none());
         ((live.measured.usage, mount), limit, measure)
     };
     let (usage, mount) = usage;
@@ -106,15 +143,20 @@ pub(super) async fn stats(inner: &Arc<Inner>, volume: &VolumeId, path: &Path) ->
     let engine = inner.clone();
     let target = path.to_owned();
     let space = inner.calls.run(move || {
-        let found = Target::open(&target)?.map(|target| target.look()).transpose()?;
+        let found = Target::open(&target)?
+            .map(|target| target.look())
+            .transpose()?;
         let there = matches!(found, Some(Found::Mount(point)) if point.id == mount);
-        there.then(|| engine.dirs.root.space().doing("ask for the pool's room")).transpose()
+        there
+            .then(|| engine.dirs.root.space().doing("ask for the pool's room"))
+            .transpose()
     });
     let space = space.await??.ok_or_else(absent)?;
     let used = usage.map_or(0, |usage| usage.bytes);
     let total_bytes = limit.unwrap_or(space.bytes);
-    let available_bytes =
-        limit.map_or(space.bytes_available, |limit| limit.saturating_sub(used).min(space.bytes_available));
+    let available_bytes = limit.map_or(space.bytes_available, |limit| {
+        limit.saturating_sub(used).min(space.bytes_available)
+    });
     Ok(VolumeStats {
         usage,
         total_bytes,
@@ -125,9 +167,12 @@ pub(super) async fn stats(inner: &Arc<Inner>, volume: &VolumeId, path: &Path) ->
 }
 
 fn measure_volume(inner: &Inner, volume: &VolumeId) {
-    let usage = inner.dirs.volumes.open_beneath(volume).doing("open the volume's directory").and_then(|dir| {
-        inner.backend.usage(&dir).doing("measure the volume")
-    });
+    let usage = inner
+        .dirs
+        .volumes
+        .open_beneath(volume)
+        .doing("open the volume's directory")
+        .and_then(|dir| inner.backend.usage(&dir).doing("measure the volume"));
     if let Err(error) = &usage {
         tracing::debug!(volume.id = %volume, %error, "could not be measured");
     }
@@ -142,7 +187,10 @@ fn measure_volume(inner: &Inner, volume: &VolumeId) {
 pub(super) fn status(inner: &Inner) -> Result<Status> {
     let space = inner.dirs.root.space().doing("ask for the pool's room")?;
     let state = inner.state.lock();
-    let sealing = state.leaving.values().filter(|leaving| leaving.goal != Goal::Discard);
+    let sealing = state
+        .leaving
+        .values()
+        .filter(|leaving| leaving.goal != Goal::Discard);
     Ok(Status {
         pool: inner.dirs.root.path().to_owned(),
         pool_id: inner.identity.id.clone(),
@@ -154,7 +202,11 @@ pub(super) fn status(inner: &Inner) -> Result<Status> {
         available_inodes: space.inodes_free,
         volumes: state.volumes.len(),
         artifacts: state.artifacts.len(),
-        caches: state.names.keys().filter(|name| name.reference.cache().is_some()).count(),
+        caches: state
+            .names
+            .keys()
+            .filter(|name| name.reference.cache().is_some())
+            .count(),
         seals_pending: sealing.count(),
     })
 }

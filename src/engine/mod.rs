@@ -22,6 +22,7 @@ mod outcome;
 mod publish;
 mod reap;
 mod recover;
+mod republish;
 mod seal;
 mod state;
 mod target;
@@ -41,7 +42,8 @@ use tokio_util::task::TaskTracker;
 
 pub use error::{Error, Result};
 pub use types::{
-    ArtifactRow, Finding, PublishRequest, Published, Reaped, Status, VolumeRow, VolumeState, VolumeStats,
+    ArtifactRow, Finding, PublishRequest, Published, Reaped, Status, VolumeRow, VolumeState,
+    VolumeStats,
 };
 
 use crate::backend::{self, Backend, BackendKind, MountApi};
@@ -134,7 +136,10 @@ struct Inner {
 
 impl Inner {
     /// 128 random bits.
-    #[expect(clippy::unused_self, reason = "where randomness comes from is the engine's affair")]
+    #[expect(
+        clippy::unused_self,
+        reason = "where randomness comes from is the engine's affair"
+    )]
     fn random(&self) -> u128 {
         random()
     }
@@ -171,7 +176,10 @@ struct Guard {
 impl Guard {
     fn take(inner: &Arc<Inner>, volume: &VolumeId) -> Result<Self> {
         inner.state.lock().begin(volume)?;
-        Ok(Self { inner: inner.clone(), volume: volume.clone() })
+        Ok(Self {
+            inner: inner.clone(),
+            volume: volume.clone(),
+        })
     }
 }
 
@@ -186,7 +194,8 @@ impl Drop for Guard {
 fn boot_id() -> Result<String> {
     const PATH: &str = "/proc/sys/kernel/random/boot_id";
     let id = std::fs::read_to_string(PATH).map_err(|error| sys::Error::new("read", PATH, error));
-    id.map(|id| id.trim().to_owned()).doing("read the kernel's boot id")
+    id.map(|id| id.trim().to_owned())
+        .doing("read the kernel's boot id")
 }
 
 impl Engine {
@@ -284,7 +293,14 @@ impl Engine {
     /// Deletes what has this name; `InUse` when a volume is a fork of it, unless it is a cache: then the name goes now
     /// and the content when its last fork does.
     pub async fn destroy(&self, tenant: &Tenant, reference: &Reference) -> Result<()> {
-        reap::destroy(&self.inner, Name { tenant: tenant.clone(), reference: reference.clone() }).await
+        reap::destroy(
+            &self.inner,
+            Name {
+                tenant: tenant.clone(),
+                reference: reference.clone(),
+            },
+        )
+        .await
     }
 
     /// Collects garbage now, and returns when all that can be deleted is.
@@ -300,12 +316,33 @@ impl Engine {
             let _no_collector = inner.collector.lock();
             let (named, moving) = {
                 let state = inner.state.lock();
-                let artifacts = state.artifacts.values().map(|sealed| sealed.artifact.clone()).collect();
-                let names = state.names.iter().map(|(name, id)| (name.clone(), *id)).collect();
-                let preparing = state.volumes.values().filter(|live| !live.made).map(|live| live.record.id.clone());
-                let busy = state.busy.iter().cloned().chain(preparing).map(String::from).collect();
+                let artifacts = state
+                    .artifacts
+                    .values()
+                    .map(|sealed| sealed.artifact.clone())
+                    .collect();
+                let names = state
+                    .names
+                    .iter()
+                    .map(|(name, id)| (name.clone(), *id))
+                    .collect();
+                let preparing = state
+                    .volumes
+                    .values()
+                    .filter(|live| !live.made)
+                    .map(|live| live.record.id.clone());
+                let busy = state
+                    .busy
+                    .iter()
+                    .cloned()
+                    .chain(preparing)
+                    .map(String::from)
+                    .collect();
                 let leaving = state.leaving.keys().copied().collect();
-                (check::Named { artifacts, names }, check::Moving { busy, leaving })
+                (
+                    check::Named { artifacts, names },
+                    check::Moving { busy, leaving },
+                )
             };
             check::check(&inner.dirs, &inner.boot, &named, &moving)
         };
@@ -332,7 +369,10 @@ impl Engine {
             changed.as_mut().enable();
             let moving = {
                 let state = self.inner.state.lock();
-                state.leaving.values().any(|leaving| leaving.state == VolumeState::Sealing)
+                state
+                    .leaving
+                    .values()
+                    .any(|leaving| leaving.state == VolumeState::Sealing)
             };
             if !moving {
                 return;
@@ -407,17 +447,29 @@ struct Opened {
 
 fn open_pool(config: &Config) -> Result<Opened> {
     let path = &config.pool;
-    let wrong = |problem: String| Error::Pool { path: path.clone(), problem };
+    let wrong = |problem: String| Error::Pool {
+        path: path.clone(),
+        problem,
+    };
     let dirs = PoolDirs::open(path).map_err(|error| check::pool_error(path, error))?;
-    let known = dirs.identity().map_err(|error| check::pool_error(path, error))?;
+    let known = dirs
+        .identity()
+        .map_err(|error| check::pool_error(path, error))?;
     for entry in dirs.incoming.entries().doing("read incoming/")? {
         let key = LayerId::from_bits(random());
-        dirs.incoming.rename(&entry.name, &dirs.trash, key.to_string()).doing("sweep incoming/")?;
+        dirs.incoming
+            .rename(&entry.name, &dirs.trash, key.to_string())
+            .doing("sweep incoming/")?;
     }
     let wanted = match (&known, config.backend) {
         (Some(identity), wanted) => {
             let kind: BackendKind = serde_json::from_value(identity.backend.clone().into())
-                .map_err(|_| wrong(format!("it was made with backend {:?}, which is unknown", identity.backend)))?;
+                .map_err(|_| {
+                    wrong(format!(
+                        "it was made with backend {:?}, which is unknown",
+                        identity.backend
+                    ))
+                })?;
             if let Some(wanted) = wanted
                 && wanted != kind
             {
@@ -430,7 +482,8 @@ fn open_pool(config: &Config) -> Result<Opened> {
         }
         (None, wanted) => wanted,
     };
-    let chosen = backend::choose(&dirs.root, wanted, config.mount_api).map_err(|error| wrong(error.to_string()))?;
+    let chosen = backend::choose(&dirs.root, wanted, config.mount_api)
+        .map_err(|error| wrong(error.to_string()))?;
     let identity = if let Some(identity) = known {
         identity
     } else {
@@ -439,7 +492,8 @@ fn open_pool(config: &Config) -> Result<Opened> {
             id: format!("{:032x}", random()),
             backend: chosen.kind.to_string(),
         };
-        dirs.set_identity(&identity).map_err(|error| check::pool_error(path, error))?;
+        dirs.set_identity(&identity)
+            .map_err(|error| check::pool_error(path, error))?;
         identity
     };
     tracing::info!(pool = %path.display(), backend = %chosen.kind, reason = %chosen.reason, "pool opened");
@@ -449,6 +503,15 @@ fn open_pool(config: &Config) -> Result<Opened> {
             layout::INDEX
         )));
     }
-    let (index, contents) = Index::open(&dirs.root).map_err(|error| check::pool_error(path, error))?;
-    Ok(Opened { boot: boot_id()?, dirs, identity, backend: chosen.backend, reason: chosen.reason, index, contents })
+    let (index, contents) =
+        Index::open(&dirs.root).map_err(|error| check::pool_error(path, error))?;
+    Ok(Opened {
+        boot: boot_id()?,
+        dirs,
+        identity,
+        backend: chosen.backend,
+        reason: chosen.reason,
+        index,
+        contents,
+    })
 }

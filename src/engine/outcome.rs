@@ -22,7 +22,10 @@ enum Place {
 /// Tells the volumes of a pod how it ended; for how many that was news.
 pub(super) async fn report(inner: &Arc<Inner>, pod: &PodUid, outcome: Outcome) -> Result<usize> {
     let (engine, pod) = (inner.clone(), pod.clone());
-    inner.calls.run(move || note(&engine, &pod, outcome)).await?
+    inner
+        .calls
+        .run(move || note(&engine, &pod, outcome))
+        .await?
 }
 
 fn note(inner: &Inner, pod: &PodUid, outcome: Outcome) -> Result<usize> {
@@ -51,12 +54,16 @@ fn note(inner: &Inner, pod: &PodUid, outcome: Outcome) -> Result<usize> {
 /// The volumes of this pod that await a word.
 fn untold(inner: &Inner, pod: &PodUid) -> Vec<Place> {
     let state = inner.state.lock();
-    let live = state.volumes.values().filter(|live| live.made && live.outcome.is_none() && live.record.pod.uid == *pod);
+    let live = state
+        .volumes
+        .values()
+        .filter(|live| live.made && live.outcome.is_none() && live.record.pod.uid == *pod);
     let live = live.map(|live| Place::Live(live.record.id.clone()));
     let leaving = state.leaving.iter().filter(|(_, leaving)| {
         leaving.outcome.is_none() && leaving.goal != Goal::Discard && leaving.record.pod.uid == *pod
     });
-    live.chain(leaving.map(|(key, _)| Place::Pending(*key))).collect()
+    live.chain(leaving.map(|(key, _)| Place::Pending(*key)))
+        .collect()
 }
 
 fn open(inner: &Inner, place: &Place) -> crate::sys::Result<Dir> {
@@ -75,12 +82,17 @@ fn tell(inner: &Inner, place: &Place, outcome: Outcome) -> bool {
                 Some(&mut live.outcome)
             } else {
                 let moved = state.leaving.values_mut().find(|leaving| {
-                    leaving.record.id == *id && leaving.goal != Goal::Discard && leaving.outcome.is_none()
+                    leaving.record.id == *id
+                        && leaving.goal != Goal::Discard
+                        && leaving.outcome.is_none()
                 });
                 moved.map(|leaving| &mut leaving.outcome)
             }
         }
-        Place::Pending(key) => state.leaving.get_mut(key).map(|leaving| &mut leaving.outcome),
+        Place::Pending(key) => state
+            .leaving
+            .get_mut(key)
+            .map(|leaving| &mut leaving.outcome),
     };
     match slot {
         Some(slot @ None) => {
@@ -90,4 +102,3 @@ fn tell(inner: &Inner, place: &Place, outcome: Outcome) -> bool {
         _ => false,
     }
 }
-

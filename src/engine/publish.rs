@@ -6,15 +6,16 @@
 
 use std::collections::HashMap;
 use std::os::fd::AsFd;
+use std::path::Path;
 use std::sync::Arc;
 use std::time::{Duration, Instant};
 
 use super::crash::{Point, point};
 use super::error::{Doing, Error, Result};
 use super::state::{Live, Measured, Resolution, State};
-use super::target::{Found, Target};
+use super::target::Target;
 use super::types::{PublishRequest, Published};
-use super::{Guard, Inner};
+use super::{Guard, Inner, republish};
 use crate::backend::{Limit, Start};
 use crate::model::{ArtifactId, LayerId, Reference, SealPlan, VolumeKind, VolumeRecord};
 use crate::store;
@@ -31,7 +32,10 @@ struct Plan {
 pub(super) async fn publish(inner: &Arc<Inner>, request: PublishRequest) -> Result<Published> {
     if let VolumeKind::Import { .. } = request.spec.kind {
         let why = "this version makes no volumes from archives or images yet".to_owned();
-        return Err(Error::Unsupported { what: "type import".to_owned(), why });
+        return Err(Error::Unsupported {
+            what: "type import".to_owned(),
+            why,
+        });
     }
     let guard = Guard::take(inner, &request.volume)?;
     let plan = plan(inner, &request).await?;
@@ -39,7 +43,7 @@ pub(super) async fn publish(inner: &Arc<Inner>, request: PublishRequest) -> Resu
     let job = move || {
         let result = match plan {
             Some(plan) => publish_new(&engine, &request, plan),
-            None => publish_again(&engine, &request),
+            None => republish::publish_again(&engine, &request),
         };
         if let Err(Error::Full(_)) = result {
             engine.wake_reaper(true);
@@ -71,11 +75,16 @@ async fn plan(inner: &Arc<Inner>, request: &PublishRequest) -> Result<Option<Pla
             match state.resolve(request) {
                 Resolution::Missing => {
                     let reference = request.spec.kind.starts_from().swap_remove(0);
-                    let name = crate::model::Name { tenant: request.tenant.clone(), reference };
+                    let name = crate::model::Name {
+                        tenant: request.tenant.clone(),
+                        reference,
+                    };
                     return Err(Error::NoSuchContent(name));
                 }
                 Resolution::Coming(state) => state,
-                Resolution::Empty => return Ok(Some(pin(inner, &mut state, request, None, started))),
+                Resolution::Empty => {
+                    return Ok(Some(pin(inner, &mut state, request, None, started)));
+                }
                 Resolution::Fork(reference, parent, layers) => {
                     let from = Some((reference, parent, layers));
                     return Ok(Some(pin(inner, &mut state, request, from, started)));
@@ -89,7 +98,11 @@ async fn plan(inner: &Arc<Inner>, request: &PublishRequest) -> Result<Option<Pla
         let left = inner.config.input_wait.saturating_sub(started.elapsed());
         if left.is_zero() || tokio::time::timeout(left, changed).await.is_err() {
             let reference = request.spec.kind.starts_from().swap_remove(0);
-            return Err(Error::Coming { reference, state, waited: inner.config.input_wait });
+            return Err(Error::Coming {
+                reference,
+                state,
+                waited: inner.config.input_wait,
+            });
         }
     }
 }
@@ -149,11 +162,19 @@ fn pin(
         measured: Measured::default(),
     };
     state.volumes.insert(request.volume.clone(), live);
-    Plan { record, from, waited: started.elapsed() }
+    Plan {
+        record,
+        from,
+        waited: started.elapsed(),
+    }
 }
 
 /// What the volume's content will be sealed as, if ever.
-fn seal_plan(inner: &Inner, request: &PublishRequest, from: Option<&Reference>) -> Option<SealPlan> {
+fn seal_plan(
+    inner: &Inner,
+    request: &PublishRequest,
+    from: Option<&Reference>,
+) -> Option<SealPlan> {
     let (reference, keep) = request.spec.kind.committed_as()?;
     // A resource cache that was found is complete; what a step does to its view of it is its own affair.
     let found_complete = reference.first_writer_wins() && from == Some(&reference);
@@ -180,15 +201,27 @@ pub(super) fn start(record: &VolumeRecord) -> Start<'_> {
     }
 }
 
-fn missing_parent(request: &PublishRequest) -> Error {
-    let problem = "the directory above it does not exist; kubelet makes it before it calls".to_owned();
-    Error::Target { path: request.target.clone(), problem }
+/// The error of a target whose parent is not there.
+pub(super) fn missing_parent(path: &Path) -> Error {
+    let problem =
+        "the directory above it does not exist; kubelet makes it before it calls".to_owned();
+    Error::Target {
+        path: path.to_owned(),
+        problem,
+    }
 }
 
 /// Makes and mounts a volume that does not exist yet.
 fn publish_new(inner: &Inner, request: &PublishRequest, plan: Plan) -> Result<Published> {
-    let mut undo = Undo { inner, request, target: None, target_made: false, directory_made: false, done: false };
-    let target = Target::open(&request.target)?.ok_or_else(|| missing_parent(request))?;
+    let mut undo = Undo {
+        inner,
+        request,
+        target: None,
+        target_made: false,
+        directory_made: false,
+        done: false,
+    };
+    let target = Target::open(&request.target)?.ok_or_else(|| missing_parent(&request.target))?;
     let target_made = target.make()?;
     let target = undo.target.insert(target);
     undo.target_made = target_made;
@@ -198,7 +231,10 @@ fn publish_new(inner: &Inner, request: &PublishRequest, plan: Plan) -> Result<Pu
     let dir = make_directory(inner, &record)?;
     undo.directory_made = true;
     point(Point::PublishDirectoryMade);
-    let limit = inner.backend.create(&dir, &start(&record)).doing("make the volume's content")?;
+    let limit = inner
+        .backend
+        .create(&dir, &start(&record))
+        .doing("make the volume's content")?;
     if let Limit::Unenforced(why) = limit {
         tracing::warn!(volume.id = %record.id, %why, "sizeLimit is not enforced");
         record.limit_unenforced = Some(why);
@@ -213,7 +249,9 @@ fn publish_new(inner: &Inner, request: &PublishRequest, plan: Plan) -> Result<Pu
     point(Point::PublishMounted);
     target.attach(mount.as_fd())?;
     point(Point::PublishAttached);
-    let mount_id = sys::mount_point(mount.as_fd()).doing("look at the new mount")?.id;
+    let mount_id = sys::mount_point(mount.as_fd())
+        .doing("look at the new mount")?
+        .id;
 
     let published = Published {
         from: plan.from,
@@ -239,12 +277,18 @@ fn make_directory(inner: &Inner, record: &VolumeRecord) -> Result<Dir> {
     let volumes = &inner.dirs.volumes;
     match volumes.create_dir(&record.id, 0o700) {
         Err(error) if error.is(Errno::EEXIST) => {
-            inner.throw_away(volumes, record.id.as_ref()).doing("put aside what a broken publish left")?;
-            volumes.create_dir(&record.id, 0o700).doing("make the volume's directory")?;
+            inner
+                .throw_away(volumes, record.id.as_ref())
+                .doing("put aside what a broken publish left")?;
+            volumes
+                .create_dir(&record.id, 0o700)
+                .doing("make the volume's directory")?;
         }
         result => result.doing("make the volume's directory")?,
     }
-    volumes.open_beneath(&record.id).doing("open the volume's directory")
+    volumes
+        .open_beneath(&record.id)
+        .doing("open the volume's directory")
 }
 
 /// Takes back what a failed publish made, unless it is told that all went well.
@@ -274,7 +318,9 @@ impl Drop for Undo<'_> {
             }
         }
         if self.directory_made
-            && let Err(error) = self.inner.throw_away(&self.inner.dirs.volumes, volume.as_ref())
+            && let Err(error) = self
+                .inner
+                .throw_away(&self.inner.dirs.volumes, volume.as_ref())
         {
             tracing::error!(volume.id = %volume, %error, "a failed publish left its directory behind");
         }
@@ -284,102 +330,3 @@ impl Drop for Undo<'_> {
         self.inner.changed.notify_waiters();
     }
 }
-
-/// Publishes a volume that exists: repeats a call, brings a mount back, or adds a target.
-fn publish_again(inner: &Inner, request: &PublishRequest) -> Result<Published> {
-    let (record, mounts) = {
-        let state = inner.state.lock();
-        let live = state.volumes.get(&request.volume).ok_or_else(|| Error::Busy(request.volume.clone()))?;
-        (live.record.clone(), live.mounts.clone())
-    };
-    if let Some(what) = difference(&record, request) {
-        return Err(Error::Different { volume: request.volume.clone(), what });
-    }
-    let target = Target::open(&request.target)?.ok_or_else(|| missing_parent(request))?;
-    let mut published = Published {
-        from: None,
-        parent: record.parent,
-        layers: record.layers.len(),
-        already: true,
-        waited: Duration::ZERO,
-        limit_unenforced: record.limit_unenforced.clone(),
-    };
-    if let Some(id) = mounts.get(&request.target)
-        && matches!(target.look()?, Found::Mount(point) if point.id == *id)
-    {
-        return Ok(published);
-    }
-    // What is recorded as mounted and is not any more was unmounted behind our back.
-    let still_mounted = mounts.iter().filter(|(path, _)| **path != request.target).find(|(path, id)| {
-        let found = Target::open(path).ok().flatten().and_then(|other| other.look().ok());
-        matches!(found, Some(Found::Mount(point)) if point.id == **id)
-    });
-    if let Some((elsewhere, _)) = still_mounted
-        && !request.multiple_targets
-    {
-        return Err(Error::PublishedElsewhere { volume: request.volume.clone(), target: elsewhere.clone() });
-    }
-    published.already = false;
-    let mount = if let Some((elsewhere, _)) = still_mounted {
-        // One top, one superblock: a second target is a bind of the first.
-        let other = Target::open(elsewhere)?.ok_or_else(|| missing_parent(request))?;
-        other.clone_mount(record.read_only)?
-    } else {
-        let dir = inner.dirs.volumes.open_beneath(&record.id).doing("open the volume's directory")?;
-        if inner.backend.in_use(&dir).doing("ask whether the volume is in use")? {
-            // A process of the pod, or a copy in another namespace, holds what was detached. Two mounts of one top would
-            // corrupt each other.
-            return Err(Error::Busy(request.volume.clone()));
-        }
-        inner.backend.mount(&dir, &record.id, &start(&record), record.read_only).doing("mount the volume")?
-    };
-    let made = target.make()?;
-    if let Err(error) = target.attach(mount.as_fd()) {
-        if made && let Err(error) = target.remove() {
-            tracing::error!(volume.id = %record.id, %error, "a failed publish left its target behind");
-        }
-        return Err(error);
-    }
-    let mount_id = sys::mount_point(mount.as_fd()).doing("look at the new mount")?.id;
-    let mut record = record;
-    record.targets = mounts.keys().cloned().collect();
-    if still_mounted.is_none() {
-        record.targets.clear();
-    }
-    if !record.targets.contains(&request.target) {
-        record.targets.push(request.target.clone());
-    }
-    let dir = inner.dirs.volumes.open_beneath(&record.id).doing("open the volume's directory")?;
-    if let Err(error) = store::write_volume(&dir, &record, true).doing("write the volume's record") {
-        let taken_back = target.detach().and_then(|_pins| if made { target.remove() } else { Ok(()) });
-        if let Err(error) = taken_back {
-            tracing::error!(volume.id = %record.id, %error, "a failed publish left its target behind");
-        }
-        return Err(error);
-    }
-    let mut state = inner.state.lock();
-    if let Some(live) = state.volumes.get_mut(&request.volume) {
-        live.mounts.retain(|path, _| record.targets.contains(path));
-        live.mounts.insert(request.target.clone(), mount_id);
-        live.record.targets = record.targets;
-    }
-    Ok(published)
-}
-
-/// What of a repeated request differs from the first, in the words of an error message.
-fn difference(record: &VolumeRecord, request: &PublishRequest) -> Option<&'static str> {
-    if record.tenant != request.tenant || record.pod.uid != request.pod.uid {
-        Some("pod")
-    } else if record.spec.kind != request.spec.kind {
-        Some("type or content")
-    } else if record.spec.root != request.spec.root {
-        Some("owner, group or mode")
-    } else if record.spec.size_limit != request.spec.size_limit {
-        Some("sizeLimit")
-    } else if record.read_only != request.read_only {
-        Some("readOnly")
-    } else {
-        None
-    }
-}
-

@@ -14,7 +14,8 @@ use super::error::{Doing, Error, Result};
 use super::types::Reaped;
 use crate::backend::Usage;
 use crate::model::{
-    Artifact, ArtifactId, Candidate, LayerId, LayerRecord, Name, evict, flatten_plan, garbage, layout,
+    Artifact, ArtifactId, Candidate, LayerId, LayerRecord, Name, evict, flatten_plan, garbage,
+    layout,
 };
 use crate::store::{self, Change};
 use crate::sys::Space;
@@ -29,12 +30,19 @@ pub(super) async fn reap_loop(inner: Arc<Inner>) {
         }
         match reap(&inner).await {
             Ok(done) if done.expired + done.evicted + done.flattened > 0 => {
-                tracing::info!(expired = done.expired, evicted = done.evicted, deleted = done.deleted,
-                    flattened = done.flattened, "collected garbage");
+                tracing::info!(
+                    expired = done.expired,
+                    evicted = done.evicted,
+                    deleted = done.deleted,
+                    flattened = done.flattened,
+                    "collected garbage"
+                );
             }
             Ok(_) => {}
             Err(Error::ShuttingDown) => return,
-            Err(error) => tracing::error!(%error, "garbage collection failed; it is tried again later"),
+            Err(error) => {
+                tracing::error!(%error, "garbage collection failed; it is tried again later");
+            }
         }
     }
 }
@@ -47,7 +55,10 @@ pub(super) async fn reap(inner: &Arc<Inner>) -> Result<Reaped> {
 
 fn round(inner: &Inner) -> Result<Reaped> {
     let _one_at_a_time = inner.collector.lock();
-    let mut done = Reaped { expired: collect_garbage(inner)?, ..Reaped::default() };
+    let mut done = Reaped {
+        expired: collect_garbage(inner)?,
+        ..Reaped::default()
+    };
     let (deleted, held) = empty_trash(inner)?;
     done.deleted = deleted;
     done.held = held;
@@ -76,8 +87,10 @@ fn collect_garbage(inner: &Inner) -> Result<usize> {
         let state = inner.state.lock();
         let in_use = state.artifacts_in_use();
         let durable = state.artifacts.values().filter(|sealed| sealed.durable);
-        let candidates =
-            durable.map(|sealed| Candidate { artifact: &sealed.artifact, named: state.is_named(&sealed.artifact) });
+        let candidates = durable.map(|sealed| Candidate {
+            artifact: &sealed.artifact,
+            named: state.is_named(&sealed.artifact),
+        });
         garbage(candidates, &in_use, now)
     };
     remove(inner, &gone)
@@ -87,33 +100,58 @@ fn collect_garbage(inner: &Inner) -> Result<usize> {
 fn make_room(inner: &Inner) -> Result<usize> {
     let pressed = inner.pressed.swap(false, Ordering::SeqCst);
     let space = inner.dirs.root.space().doing("ask for the pool's room")?;
-    let high = if pressed { inner.config.low_watermark } else { inner.config.high_watermark };
+    let high = if pressed {
+        inner.config.low_watermark
+    } else {
+        inner.config.high_watermark
+    };
     if !above(&space, high) {
         return Ok(0);
     }
-    let goal = excess(space.bytes, space.bytes_available, inner.config.low_watermark);
+    let goal = excess(
+        space.bytes,
+        space.bytes_available,
+        inner.config.low_watermark,
+    );
     // Inodes are short where bytes are not: whatever is least used goes, one by one, until it is enough.
     let short_of_inodes = goal == 0;
     let gone = {
         let state = inner.state.lock();
         let in_use = state.artifacts_in_use();
-        let durable = state.artifacts.values().filter(|sealed| sealed.durable).map(|sealed| &sealed.artifact);
+        let durable = state
+            .artifacts
+            .values()
+            .filter(|sealed| sealed.durable)
+            .map(|sealed| &sealed.artifact);
         let cost = |layer: LayerId| {
             let usage = state.usage.get(&layer).copied().unwrap_or_default();
-            if short_of_inodes { usage.files + usage.directories } else { usage.bytes }
+            if short_of_inodes {
+                usage.files + usage.directories
+            } else {
+                usage.bytes
+            }
         };
         let inodes = excess(space.inodes, space.inodes_free, inner.config.low_watermark);
-        evict(durable, &in_use, cost, if short_of_inodes { inodes } else { goal })
+        evict(
+            durable,
+            &in_use,
+            cost,
+            if short_of_inodes { inodes } else { goal },
+        )
     };
     if gone.is_empty() {
-        tracing::warn!(available_bytes = space.bytes_available, available_inodes = space.inodes_free,
-            "the pool is nearly full, and everything in it is in use");
+        tracing::warn!(
+            available_bytes = space.bytes_available,
+            available_inodes = space.inodes_free,
+            "the pool is nearly full, and everything in it is in use"
+        );
     }
     remove(inner, &gone)
 }
 
 fn above(space: &Space, percent: u8) -> bool {
-    excess(space.bytes, space.bytes_available, percent) > 0 || excess(space.inodes, space.inodes_free, percent) > 0
+    excess(space.bytes, space.bytes_available, percent) > 0
+        || excess(space.inodes, space.inodes_free, percent) > 0
 }
 
 /// How much of `total` is in use beyond `percent` of it.
@@ -130,7 +168,9 @@ pub(super) fn remove(inner: &Inner, ids: &[ArtifactId]) -> Result<usize> {
         // Asked again under the lock: a fork may have been made since the choice.
         let in_use = state.artifacts_in_use();
         let free = ids.iter().filter(|id| !in_use.contains(id));
-        free.filter_map(|id| state.remove_artifact(*id)).map(|sealed| sealed.artifact).collect()
+        free.filter_map(|id| state.remove_artifact(*id))
+            .map(|sealed| sealed.artifact)
+            .collect()
     };
     if removed.is_empty() {
         return Ok(0);
@@ -171,7 +211,10 @@ pub(super) async fn destroy(inner: &Arc<Inner>, name: Name) -> Result<()> {
         changed.as_mut().enable();
         let durable = {
             let state = inner.state.lock();
-            let id = state.names.get(&name).ok_or_else(|| Error::NoSuchName(name.clone()))?;
+            let id = state
+                .names
+                .get(&name)
+                .ok_or_else(|| Error::NoSuchName(name.clone()))?;
             let volumes = state.fork_counts().get(id).copied().unwrap_or(0);
             if volumes > 0 && name.reference.cache().is_none() {
                 return Err(Error::InUse { name, volumes });
@@ -186,7 +229,12 @@ pub(super) async fn destroy(inner: &Arc<Inner>, name: Name) -> Result<()> {
     let engine = inner.clone();
     let job = move || {
         let _one_at_a_time = engine.collector.lock();
-        let id = engine.state.lock().names.remove(&name).ok_or_else(|| Error::NoSuchName(name.clone()))?;
+        let id = engine
+            .state
+            .lock()
+            .names
+            .remove(&name)
+            .ok_or_else(|| Error::NoSuchName(name.clone()))?;
         if let Err(error) = engine.commit_index(&[Change::RemoveName(name.clone())]) {
             engine.state.lock().names.entry(name).or_insert(id);
             return Err(error);
@@ -201,7 +249,8 @@ pub(super) async fn destroy(inner: &Arc<Inner>, name: Name) -> Result<()> {
 fn unreferenced<'a>(inner: &Inner, layers: impl Iterator<Item = &'a LayerId>) -> Vec<LayerId> {
     let state = inner.state.lock();
     let referenced = state.referenced_layers();
-    let free = layers.filter(|layer| !referenced.contains(layer) && !state.leaving.contains_key(layer));
+    let free =
+        layers.filter(|layer| !referenced.contains(layer) && !state.leaving.contains_key(layer));
     let distinct: HashSet<LayerId> = free.copied().collect();
     distinct.into_iter().collect()
 }
@@ -213,7 +262,9 @@ pub(super) fn trash_unreferenced(inner: &Inner, layers: &[LayerId]) {
         inner.state.lock().usage.remove(&layer);
         match inner.throw_away(&inner.dirs.layers, name.as_ref()) {
             Err(error) if error.is(crate::sys::Errno::ENOENT) => {}
-            Err(error) => tracing::error!(%layer, %error, "an unused layer stays until the next start"),
+            Err(error) => {
+                tracing::error!(%layer, %error, "an unused layer stays until the next start");
+            }
             Ok(_) => point(Point::CollectTrashed),
         }
     }
@@ -226,8 +277,11 @@ fn empty_trash(inner: &Inner) -> Result<(usize, usize)> {
     let on_disk = inner.dirs.layers.entries().doing("read layers/")?;
     let candidates: Vec<LayerId> = {
         let indexed_or_used = inner.state.lock().referenced_layers();
-        let ids = on_disk.iter().filter_map(|entry| entry.name.to_str()?.parse().ok());
-        ids.filter(|layer| !indexed_or_used.contains(layer)).collect()
+        let ids = on_disk
+            .iter()
+            .filter_map(|entry| entry.name.to_str()?.parse().ok());
+        ids.filter(|layer| !indexed_or_used.contains(layer))
+            .collect()
     };
     trash_unreferenced(inner, &candidates);
     for entry in inner.dirs.trash.entries().doing("read trash/")? {
@@ -241,7 +295,10 @@ fn empty_trash(inner: &Inner) -> Result<(usize, usize)> {
         }
         let name = std::path::Path::new(&entry.name);
         let in_use = match inner.dirs.trash.open_beneath(name) {
-            Ok(dir) => inner.backend.in_use(&dir).doing("ask whether what is in the trash is in use")?,
+            Ok(dir) => inner
+                .backend
+                .in_use(&dir)
+                .doing("ask whether what is in the trash is in use")?,
             // Not a directory: a stray file.
             Err(_) => false,
         };
@@ -265,15 +322,25 @@ fn measure_layers(inner: &Inner) -> Result<()> {
     let unknown: Vec<LayerId> = {
         let state = inner.state.lock();
         let durable = state.artifacts.values().filter(|sealed| sealed.durable);
-        let layers: HashSet<LayerId> = durable.flat_map(|sealed| &sealed.artifact.layers).copied().collect();
-        layers.into_iter().filter(|layer| !state.usage.contains_key(layer)).collect()
+        let layers: HashSet<LayerId> = durable
+            .flat_map(|sealed| &sealed.artifact.layers)
+            .copied()
+            .collect();
+        layers
+            .into_iter()
+            .filter(|layer| !state.usage.contains_key(layer))
+            .collect()
     };
     let mut changes = Vec::new();
     for layer in unknown {
         if inner.stop.is_cancelled() {
             break;
         }
-        let dir = inner.dirs.layers.open_beneath(layer.to_string()).doing("open a layer")?;
+        let dir = inner
+            .dirs
+            .layers
+            .open_beneath(layer.to_string())
+            .doing("open a layer")?;
         let usage = inner.backend.usage(&dir).doing("measure a layer")?;
         changes.push((layer, usage));
     }
@@ -281,11 +348,19 @@ fn measure_layers(inner: &Inner) -> Result<()> {
         return Ok(());
     }
     let times = last_uses(inner);
-    let put: Vec<Change> = changes.iter().map(|(layer, usage)| Change::PutLayer(*layer, *usage)).chain(times).collect();
+    let put: Vec<Change> = changes
+        .iter()
+        .map(|(layer, usage)| Change::PutLayer(*layer, *usage))
+        .chain(times)
+        .collect();
     inner.commit_index(&put)?;
     let mut state = inner.state.lock();
     let still_there: HashSet<LayerId> = state.referenced_layers();
-    state.usage.extend(changes.into_iter().filter(|(layer, _)| still_there.contains(layer)));
+    state.usage.extend(
+        changes
+            .into_iter()
+            .filter(|(layer, _)| still_there.contains(layer)),
+    );
     Ok(())
 }
 
@@ -293,8 +368,12 @@ fn measure_layers(inner: &Inner) -> Result<()> {
 pub(super) fn last_uses(inner: &Inner) -> Vec<Change> {
     let state = inner.state.lock();
     let in_use = state.artifacts_in_use();
-    let used = state.artifacts.values().filter(|sealed| sealed.durable && in_use.contains(&sealed.artifact.id));
-    used.map(|sealed| Change::PutArtifact(sealed.artifact.clone())).collect()
+    let used = state
+        .artifacts
+        .values()
+        .filter(|sealed| sealed.durable && in_use.contains(&sealed.artifact.id));
+    used.map(|sealed| Change::PutArtifact(sealed.artifact.clone()))
+        .collect()
 }
 
 /// Merges the newest layers of stacks that grew long.
@@ -306,16 +385,27 @@ fn flatten(inner: &Inner) -> Result<usize> {
     loop {
         let next = {
             let state = inner.state.lock();
-            let named = state.artifacts.values().filter(|sealed| sealed.durable && state.is_named(&sealed.artifact));
+            let named = state
+                .artifacts
+                .values()
+                .filter(|sealed| sealed.durable && state.is_named(&sealed.artifact));
             named
                 .filter_map(|sealed| {
-                    let directories = |layer| state.usage.get(layer).map_or(1, |usage: &Usage| usage.directories);
-                    let directories: Vec<u64> = sealed.artifact.layers.iter().map(directories).collect();
+                    let directories = |layer| {
+                        state
+                            .usage
+                            .get(layer)
+                            .map_or(1, |usage: &Usage| usage.directories)
+                    };
+                    let directories: Vec<u64> =
+                        sealed.artifact.layers.iter().map(directories).collect();
                     Some((sealed.artifact.clone(), flatten_plan(&directories)?))
                 })
                 .max_by_key(|(artifact, _)| artifact.layers.len())
         };
-        let Some((artifact, count)) = next else { return Ok(flattened) };
+        let Some((artifact, count)) = next else {
+            return Ok(flattened);
+        };
         if inner.stop.is_cancelled() {
             return Ok(flattened);
         }
@@ -330,41 +420,76 @@ fn merge(inner: &Inner, artifact: &Artifact, count: usize) -> Result<()> {
     let merged = LayerId::from_bits(inner.random());
     let name = merged.to_string();
     let incoming = &inner.dirs.incoming;
-    incoming.create_dir(&name, 0o700).doing("make a merged layer")?;
+    incoming
+        .create_dir(&name, 0o700)
+        .doing("make a merged layer")?;
     let result = (|| {
         let into = incoming.open_beneath(&name).doing("open a merged layer")?;
-        inner.backend.flatten(newest, &into, rest.is_empty()).doing("merge layers")?;
+        inner
+            .backend
+            .flatten(newest, &into, rest.is_empty())
+            .doing("merge layers")?;
         let mut layers = vec![merged];
         layers.extend_from_slice(rest);
-        let artifact = Artifact { layers, ..artifact.clone() };
-        let record = LayerRecord { format: LayerRecord::FORMAT, id: merged, artifact };
+        let artifact = Artifact {
+            layers,
+            ..artifact.clone()
+        };
+        let record = LayerRecord {
+            format: LayerRecord::FORMAT,
+            id: merged,
+            artifact,
+        };
         store::write_layer(&into, &record).doing("write a merged layer's record")?;
         point(Point::FlattenMerged);
-        incoming.rename(&name, &inner.dirs.layers, &name).doing("place a merged layer")?;
+        incoming
+            .rename(&name, &inner.dirs.layers, &name)
+            .doing("place a merged layer")?;
         Ok(record.artifact)
     })();
     let artifact = match result {
         Ok(artifact) => artifact,
         Err(error) => {
-            inner.throw_away(incoming, name.as_ref()).doing("throw a half-merged layer away")?;
+            inner
+                .throw_away(incoming, name.as_ref())
+                .doing("throw a half-merged layer away")?;
             return Err(error);
         }
     };
     point(Point::FlattenPlaced);
-    let usage = inner.dirs.layers.open_beneath(&name).doing("open a merged layer")?;
-    let usage = inner.backend.usage(&usage).doing("measure a merged layer")?;
-    let indexed = inner.dirs.root.sync_filesystem().doing("make a merged layer durable").and_then(|()| {
-        inner.commit_index(&[Change::PutArtifact(artifact.clone()), Change::PutLayer(merged, usage)])
-    });
+    let usage = inner
+        .dirs
+        .layers
+        .open_beneath(&name)
+        .doing("open a merged layer")?;
+    let usage = inner
+        .backend
+        .usage(&usage)
+        .doing("measure a merged layer")?;
+    let indexed = inner
+        .dirs
+        .root
+        .sync_filesystem()
+        .doing("make a merged layer durable")
+        .and_then(|()| {
+            inner.commit_index(&[
+                Change::PutArtifact(artifact.clone()),
+                Change::PutLayer(merged, usage),
+            ])
+        });
     if let Err(error) = indexed {
-        inner.throw_away(&inner.dirs.layers, name.as_ref()).doing("throw a merged layer away")?;
+        inner
+            .throw_away(&inner.dirs.layers, name.as_ref())
+            .doing("throw a merged layer away")?;
         return Err(error);
     }
     point(Point::FlattenIndexed);
     let old = {
         let mut state = inner.state.lock();
         state.usage.insert(merged, usage);
-        let Some(sealed) = state.artifacts.get_mut(&artifact.id) else { return Ok(()) };
+        let Some(sealed) = state.artifacts.get_mut(&artifact.id) else {
+            return Ok(());
+        };
         std::mem::replace(&mut sealed.artifact.layers, artifact.layers)
     };
     tracing::info!(artifact.id = %artifact.id, layers = count, "merged layers");
@@ -422,7 +547,11 @@ mod tests {
     fn excess_is_what_lies_above_the_watermark() {
         assert_eq!(excess(1000, 100, 85), 50);
         assert_eq!(excess(1000, 150, 85), 0);
-        assert_eq!(excess(0, 0, 85), 0, "a filesystem without a number of inodes is never short of them");
+        assert_eq!(
+            excess(0, 0, 85),
+            0,
+            "a filesystem without a number of inodes is never short of them"
+        );
         assert_eq!(excess(u64::MAX, 0, 0), u64::MAX);
     }
 }

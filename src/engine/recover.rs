@@ -7,12 +7,12 @@
 use std::collections::{HashMap, HashSet};
 use std::path::{Path, PathBuf};
 
+use super::Inner;
 use super::error::{Doing, Result};
 use super::state::{Goal, Leaving, Live, Measured, State};
 use super::target::{Found, Target};
 use super::types::VolumeState;
 use super::unpublish::Left;
-use super::Inner;
 use crate::model::{Artifact, ArtifactId, LayerId, VolumeId, VolumeRecord};
 use crate::store::{self, Change, Contents};
 use crate::sys::{self, Dir, MountEntry};
@@ -30,7 +30,9 @@ pub(super) struct Recovered {
 pub(super) fn recover(inner: &Inner, contents: Contents) -> Result<Recovered> {
     let mut recovered = Recovered::default();
     let mut state = State::default();
-    if let Some(doom) = store::read_doom(&inner.dirs.root, &inner.boot).doing("read what was doomed")? {
+    if let Some(doom) =
+        store::read_doom(&inner.dirs.root, &inner.boot).doing("read what was doomed")?
+    {
         state.doomed_until = Some(doom.until);
     }
     let on_disk: HashSet<LayerId> = ids(&inner.dirs.layers)?.into_iter().collect();
@@ -42,7 +44,12 @@ pub(super) fn recover(inner: &Inner, contents: Contents) -> Result<Recovered> {
     trash_unknown_layers(inner, &on_disk, &state)?;
     let (volumes, leaving) = (state.volumes.len(), state.leaving.len());
     if volumes + leaving > 0 {
-        tracing::info!(volumes, leaving, artifacts = state.artifacts.len(), "recovered");
+        tracing::info!(
+            volumes,
+            leaving,
+            artifacts = state.artifacts.len(),
+            "recovered"
+        );
     }
     *inner.state.lock() = state;
     Ok(recovered)
@@ -60,7 +67,11 @@ fn recover_index(
     for artifact in contents.artifacts {
         inner.clock.seen(artifact.created);
         inner.clock.seen(artifact.last_used);
-        if let Some(layer) = artifact.layers.iter().find(|layer| !on_disk.contains(layer)) {
+        if let Some(layer) = artifact
+            .layers
+            .iter()
+            .find(|layer| !on_disk.contains(layer))
+        {
             tracing::error!(artifact.id = %artifact.id, name = %artifact.name(), %layer,
                 "a layer of this artifact is missing; it is forgotten");
             recovered.changes.push(Change::RemoveArtifact(artifact.id));
@@ -75,10 +86,22 @@ fn recover_index(
             recovered.changes.push(Change::RemoveName(name));
         }
     }
-    state.usage = contents.layers.into_iter().filter(|(layer, _)| on_disk.contains(layer)).collect();
+    state.usage = contents
+        .layers
+        .into_iter()
+        .filter(|(layer, _)| on_disk.contains(layer))
+        .collect();
     state.artifacts = artifacts
         .into_iter()
-        .map(|(id, artifact)| (id, super::state::Sealed { artifact, durable: true }))
+        .map(|(id, artifact)| {
+            (
+                id,
+                super::state::Sealed {
+                    artifact,
+                    durable: true,
+                },
+            )
+        })
         .collect();
 }
 
@@ -91,27 +114,41 @@ enum Held {
 }
 
 fn read(inner: &Inner, dir: &Dir) -> Result<Held> {
-    Ok(match store::read_volume(dir).doing("read a volume's record")? {
-        Err(unreadable) => Held::Rubbish(unreadable.to_string()),
-        Ok(record) if record.boot != inner.boot => Held::Rubbish("it is of another boot".to_owned()),
-        Ok(record) => Held::Volume(Box::new(record)),
-    })
+    Ok(
+        match store::read_volume(dir).doing("read a volume's record")? {
+            Err(unreadable) => Held::Rubbish(unreadable.to_string()),
+            Ok(record) if record.boot != inner.boot => {
+                Held::Rubbish("it is of another boot".to_owned())
+            }
+            Ok(record) => Held::Volume(Box::new(record)),
+        },
+    )
 }
 
 /// `volumes/`: published, or on the way to or from it.
 fn recover_volumes(inner: &Inner, mounts: &[MountEntry], state: &mut State) -> Result<()> {
     for entry in inner.dirs.volumes.entries().doing("read volumes/")? {
         let name = Path::new(&entry.name);
-        let dir = inner.dirs.volumes.open_beneath(name).doing("open a volume's directory")?;
+        let dir = inner
+            .dirs
+            .volumes
+            .open_beneath(name)
+            .doing("open a volume's directory")?;
         let id: Option<VolumeId> = entry.name.to_str().and_then(|name| name.parse().ok());
         let held = match (read(inner, &dir)?, id) {
             (Held::Volume(record), Some(id)) if record.id == id => record,
             (Held::Volume(_), _) => {
-                throw_away(inner, &inner.dirs.volumes, name, "its record is of another volume")?;
+                throw_away(
+                    inner,
+                    &inner.dirs.volumes,
+                    name,
+                    "its record is of another volume",
+                )?;
                 continue;
             }
             (Held::Rubbish(why), id) => {
-                let visible = id.is_some_and(|id| mounts.iter().any(|mount| inner.backend.shows(mount, &id)));
+                let visible =
+                    id.is_some_and(|id| mounts.iter().any(|mount| inner.backend.shows(mount, &id)));
                 if visible && !why.contains("another boot") {
                     // A record is written before the mount; this one was damaged later. A pod may be using the volume.
                     tracing::error!(volume = %name.display(), %why, "kept, because it is mounted");
@@ -137,14 +174,23 @@ fn recover_volumes(inner: &Inner, mounts: &[MountEntry], state: &mut State) -> R
 }
 
 /// Where the volume is mounted, of the places where it is recorded to be.
-fn find_mounts(inner: &Inner, mounts: &[MountEntry], record: &VolumeRecord) -> Result<HashMap<PathBuf, u64>> {
+fn find_mounts(
+    inner: &Inner,
+    mounts: &[MountEntry],
+    record: &VolumeRecord,
+) -> Result<HashMap<PathBuf, u64>> {
     let mut found = HashMap::new();
     for path in &record.targets {
         // Kubelet's path may lead over a symlink; the table has it resolved.
         let resolved = path.parent().and_then(|parent| parent.canonicalize().ok());
-        let resolved = resolved.zip(path.file_name()).map(|(parent, name)| parent.join(name));
+        let resolved = resolved
+            .zip(path.file_name())
+            .map(|(parent, name)| parent.join(name));
         let resolved = resolved.unwrap_or_else(|| path.clone());
-        let topmost = mounts.iter().rev().find(|mount| mount.mount_point == resolved);
+        let topmost = mounts
+            .iter()
+            .rev()
+            .find(|mount| mount.mount_point == resolved);
         if !topmost.is_some_and(|mount| inner.backend.shows(mount, &record.id)) {
             continue;
         }
@@ -162,7 +208,9 @@ fn recover_pending(inner: &Inner, state: &mut State, recovered: &mut Recovered) 
     let pending = &inner.dirs.pending;
     for entry in pending.entries().doing("read pending/")? {
         let name = Path::new(&entry.name);
-        let dir = pending.open_beneath(name).doing("open a pending volume's directory")?;
+        let dir = pending
+            .open_beneath(name)
+            .doing("open a pending volume's directory")?;
         let record = match read(inner, &dir)? {
             Held::Volume(record) => *record,
             Held::Rubbish(why) => {
@@ -170,9 +218,17 @@ fn recover_pending(inner: &Inner, state: &mut State, recovered: &mut Recovered) 
                 continue;
             }
         };
-        let plan = record.seal.clone().filter(|plan| Path::new(&plan.layer.to_string()) == name);
+        let plan = record
+            .seal
+            .clone()
+            .filter(|plan| Path::new(&plan.layer.to_string()) == name);
         let Some(plan) = plan else {
-            throw_away(inner, pending, name, "its record says that it is not to be sealed")?;
+            throw_away(
+                inner,
+                pending,
+                name,
+                "its record says that it is not to be sealed",
+            )?;
             continue;
         };
         inner.clock.seen(record.created);
@@ -183,7 +239,12 @@ fn recover_pending(inner: &Inner, state: &mut State, recovered: &mut Recovered) 
         }
         let key = plan.layer;
         let outcome = store::read_outcome(&dir).doing("read a volume's outcome")?;
-        let leaving = Leaving { record, goal: Goal::Seal(plan), state: VolumeState::Sealing, outcome };
+        let leaving = Leaving {
+            record,
+            goal: Goal::Seal(plan),
+            state: VolumeState::Sealing,
+            outcome,
+        };
         state.leaving.insert(key, leaving);
         recovered.leaving.push(Left { key, pin: None });
     }
@@ -193,10 +254,18 @@ fn recover_pending(inner: &Inner, state: &mut State, recovered: &mut Recovered) 
 /// `trash/`: a volume of this boot may still be held open by its pod, and then its parent's layers must stay.
 fn recover_trash(inner: &Inner, state: &mut State, recovered: &mut Recovered) -> Result<()> {
     for key in ids(&inner.dirs.trash)? {
-        let dir = inner.dirs.trash.open_beneath(key.to_string()).doing("open a directory in the trash")?;
+        let dir = inner
+            .dirs
+            .trash
+            .open_beneath(key.to_string())
+            .doing("open a directory in the trash")?;
         if let Held::Volume(record) = read(inner, &dir)? {
-            let leaving =
-                Leaving { record: *record, goal: Goal::Discard, state: VolumeState::Sealing, outcome: None };
+            let leaving = Leaving {
+                record: *record,
+                goal: Goal::Discard,
+                state: VolumeState::Sealing,
+                outcome: None,
+            };
             state.leaving.insert(key, leaving);
             recovered.leaving.push(Left { key, pin: None });
         }
@@ -209,19 +278,29 @@ fn trash_unknown_layers(inner: &Inner, on_disk: &HashSet<LayerId>, state: &State
     let mut known = state.referenced_layers();
     known.extend(state.leaving.keys());
     for layer in on_disk.difference(&known) {
-        throw_away(inner, &inner.dirs.layers, layer.to_string().as_ref(), "nothing refers to it")?;
+        throw_away(
+            inner,
+            &inner.dirs.layers,
+            layer.to_string().as_ref(),
+            "nothing refers to it",
+        )?;
     }
     Ok(())
 }
 
 fn throw_away(inner: &Inner, from: &Dir, name: &Path, why: &str) -> Result<()> {
     tracing::info!(path = %from.path().join(name).display(), why, "thrown away");
-    inner.throw_away(from, name).doing("throw away what is left over")?;
+    inner
+        .throw_away(from, name)
+        .doing("throw away what is left over")?;
     Ok(())
 }
 
 /// The names in a directory that are ids.
 fn ids(dir: &Dir) -> Result<Vec<LayerId>> {
     let entries = dir.entries().doing("read a directory of the pool")?;
-    Ok(entries.iter().filter_map(|entry| entry.name.to_str()?.parse().ok()).collect())
+    Ok(entries
+        .iter()
+        .filter_map(|entry| entry.name.to_str()?.parse().ok())
+        .collect())
 }

@@ -8,7 +8,6 @@ use std::os::fd::OwnedFd;
 use std::sync::Arc;
 use std::time::Duration;
 
-use tokio::io::unix::AsyncFd;
 use tokio::sync::mpsc;
 
 use super::crash::{Point, point};
@@ -22,7 +21,7 @@ use crate::model::{
     Artifact, Commit, LayerId, LayerRecord, Outcome, SealPlan, VolumeRecord, layout, takes_name,
 };
 use crate::store::{self, Change, Doom};
-use crate::sys::{Dir, Errno};
+use crate::sys::{self, Dir, Errno};
 
 /// How often a held volume is looked at when no event tells that it was let go.
 const LOOK_AGAIN: Duration = Duration::from_secs(5);
@@ -81,8 +80,13 @@ async fn freeze(inner: &Arc<Inner>, key: LayerId, mut pin: Option<OwnedFd>) {
         let engine = inner.clone();
         let pin = pin.take();
         let frozen = inner.seals.run(move || {
-            let Some(dir) = engine.leaving_dir(key)? else { return Ok(Freeze::Frozen) };
-            engine.backend.freeze(&dir, pin).doing("freeze the volume's content")
+            let Some(dir) = engine.leaving_dir(key)? else {
+                return Ok(Freeze::Frozen);
+            };
+            engine
+                .backend
+                .freeze(&dir, pin)
+                .doing("freeze the volume's content")
         });
         match frozen.await.and_then(|result| result) {
             Ok(Freeze::Frozen) => return,
@@ -105,26 +109,42 @@ async fn freeze(inner: &Arc<Inner>, key: LayerId, mut pin: Option<OwnedFd>) {
 
 /// Waits for the event that the last holder is gone, or for the time to look again.
 async fn released(watch: Option<OwnedFd>) {
-    let Some(watch) = watch.and_then(|watch| AsyncFd::new(watch).ok()) else {
+    let Some(watch) = watch else {
         return tokio::time::sleep(LOOK_AGAIN).await;
     };
-    // Both ends of the wait lead to the same question to the kernel.
-    let _event_or_not = tokio::time::timeout(TRUST_EVENT, watch.readable()).await;
+    // However the wait ends, it leads to the same question to the kernel.
+    if let Ok(Err(error)) = tokio::time::timeout(TRUST_EVENT, sys::readable(watch)).await {
+        tracing::debug!(%error, "no event will come");
+        tokio::time::sleep(LOOK_AGAIN).await;
+    }
 }
 
 /// Seals or throws away a volume whose content is final.
 async fn end(inner: &Arc<Inner>, key: LayerId) -> Result<()> {
-    let Some((goal, record)) = inner.leaving(key) else { return Ok(()) };
+    let Some((goal, record)) = inner.leaving(key) else {
+        return Ok(());
+    };
     match goal {
         Goal::Seal(plan) => match decide(inner, key, &plan, &record).await? {
             Ok(()) => {
                 inner.set_leaving_state(key, VolumeState::Sealing);
                 let engine = inner.clone();
-                let sealed = inner.seals.run(move || seal(&engine, key, &plan, &record)).await?;
+                let sealed = inner
+                    .seals
+                    .run(move || seal(&engine, key, &plan, &record))
+                    .await?;
                 match sealed {
                     Ok(()) => Ok(()),
-                    Err(Error::Backend { source: backend::Error::Refused { path, why }, .. }) => {
-                        give_up(inner, key, &format!("its content cannot be sealed: {path}: {why}")).await
+                    Err(Error::Backend {
+                        source: backend::Error::Refused { path, why },
+                        ..
+                    }) => {
+                        give_up(
+                            inner,
+                            key,
+                            &format!("its content cannot be sealed: {path}: {why}"),
+                        )
+                        .await
                     }
                     Err(error @ Error::Full(_)) => {
                         inner.wake_reaper(true);
@@ -149,7 +169,9 @@ async fn decide(
     if let Some(until) = inner.state.lock().doomed_until
         && record.created <= until
     {
-        return Ok(Err("the disk failed to write back data while it existed".to_owned()));
+        return Ok(Err(
+            "the disk failed to write back data while it existed".to_owned()
+        ));
     }
     Ok(match plan.keep.commit {
         Commit::Always => Ok(()),
@@ -158,20 +180,31 @@ async fn decide(
             let engine = inner.clone();
             let marked = inner.seals.run(move || {
                 // Gone from its place: it is in the layer already, and so it was there.
-                let Some(dir) = engine.leaving_dir(key)? else { return Ok(false) };
+                let Some(dir) = engine.leaving_dir(key)? else {
+                    return Ok(false);
+                };
                 if engine.content_is_placed(key)? {
                     return Ok(true);
                 }
-                engine.backend.has_marker(&dir, layout::COMMIT_MARKER).doing("look for the commit marker")
+                engine
+                    .backend
+                    .has_marker(&dir, layout::COMMIT_MARKER)
+                    .doing("look for the commit marker")
             });
-            if marked.await?? { Ok(()) } else { Err(format!("its step left no {}", layout::COMMIT_MARKER)) }
+            if marked.await?? {
+                Ok(())
+            } else {
+                Err(format!("its step left no {}", layout::COMMIT_MARKER))
+            }
         }
         Commit::OnSuccess => match outcome(inner, key).await {
             Some(Outcome::Succeeded) => Ok(()),
             Some(Outcome::Failed) => Err("its pod failed".to_owned()),
             None => {
                 let waited = humantime::format_duration(inner.config.outcome_wait);
-                Err(format!("nobody told within {waited} whether its pod succeeded"))
+                Err(format!(
+                    "nobody told within {waited} whether its pod succeeded"
+                ))
             }
         },
     })
@@ -184,7 +217,12 @@ async fn outcome(inner: &Arc<Inner>, key: LayerId) -> Option<Outcome> {
         let changed = inner.changed.notified();
         tokio::pin!(changed);
         changed.as_mut().enable();
-        let known = inner.state.lock().leaving.get(&key).and_then(|leaving| leaving.outcome);
+        let known = inner
+            .state
+            .lock()
+            .leaving
+            .get(&key)
+            .and_then(|leaving| leaving.outcome);
         if known.is_some() {
             return known;
         }
@@ -200,8 +238,16 @@ fn seal(inner: &Inner, key: LayerId, plan: &SealPlan, record: &VolumeRecord) -> 
         inner.forget_leaving(key);
         return Ok(());
     };
-    inner.dirs.layers.ensure_dir(key.to_string(), 0o700).doing("make the layer's directory")?;
-    let layer = inner.dirs.layers.open_beneath(key.to_string()).doing("open the layer's directory")?;
+    inner
+        .dirs
+        .layers
+        .ensure_dir(key.to_string(), 0o700)
+        .doing("make the layer's directory")?;
+    let layer = inner
+        .dirs
+        .layers
+        .open_beneath(key.to_string())
+        .doing("open the layer's directory")?;
     point(Point::SealLayerMade);
     let artifact = match store::read_layer(&layer).doing("read the layer's record")? {
         // A seal that a crash cut short: what it promised is what is kept.
@@ -211,17 +257,29 @@ fn seal(inner: &Inner, key: LayerId, plan: &SealPlan, record: &VolumeRecord) -> 
             if loses_its_name(inner, &artifact) {
                 tracing::info!(volume.id = %record.id, name = %artifact.name(),
                     "not sealed: another step's content has this name already, and the first one keeps it");
-                inner.dirs.layers.remove_dir(key.to_string()).or_else(absent_is_fine).doing("take back the layer")?;
+                inner
+                    .dirs
+                    .layers
+                    .remove_dir(key.to_string())
+                    .or_else(absent_is_fine)
+                    .doing("take back the layer")?;
                 trash_pending(inner, key)?;
                 return Ok(());
             }
-            let known = LayerRecord { format: LayerRecord::FORMAT, id: key, artifact };
+            let known = LayerRecord {
+                format: LayerRecord::FORMAT,
+                id: key,
+                artifact,
+            };
             store::write_layer(&layer, &known).doing("write the layer's record")?;
             known.artifact
         }
     };
     point(Point::SealLayerRecorded);
-    inner.backend.seal(&volume, &layer, layout::COMMIT_MARKER).doing("seal the volume's content")?;
+    inner
+        .backend
+        .seal(&volume, &layer, layout::COMMIT_MARKER)
+        .doing("seal the volume's content")?;
     point(Point::SealContentMoved);
     tracing::info!(volume.id = %record.id, artifact.id = %artifact.id, name = %artifact.name(),
         layers = artifact.layers.len(), "sealed");
@@ -254,12 +312,21 @@ fn describe(inner: &Inner, plan: &SealPlan, record: &VolumeRecord) -> Artifact {
 
 fn loses_its_name(inner: &Inner, artifact: &Artifact) -> bool {
     let state = inner.state.lock();
-    let holder = state.names.get(&artifact.name()).and_then(|id| state.artifacts.get(id));
-    holder.is_some_and(|holder| artifact.reference.first_writer_wins() && !takes_name(artifact, &holder.artifact))
+    let holder = state
+        .names
+        .get(&artifact.name())
+        .and_then(|id| state.artifacts.get(id));
+    holder.is_some_and(|holder| {
+        artifact.reference.first_writer_wins() && !takes_name(artifact, &holder.artifact)
+    })
 }
 
 fn absent_is_fine(error: crate::sys::Error) -> crate::sys::Result<()> {
-    if error.is(Errno::ENOENT) { Ok(()) } else { Err(error) }
+    if error.is(Errno::ENOENT) {
+        Ok(())
+    } else {
+        Err(error)
+    }
 }
 
 /// Says why a volume is not sealed, and throws it away.
@@ -270,8 +337,15 @@ async fn give_up(inner: &Arc<Inner>, key: LayerId, why: &str) -> Result<()> {
     let engine = inner.clone();
     let job = move || {
         // A refused copy may have begun a layer; it names nothing yet.
-        if engine.dirs.layers.has(key.to_string()).doing("look for the layer")? {
-            engine.throw_away(&engine.dirs.layers, key.to_string().as_ref()).doing("throw the layer away")?;
+        if engine
+            .dirs
+            .layers
+            .has(key.to_string())
+            .doing("look for the layer")?
+        {
+            engine
+                .throw_away(&engine.dirs.layers, key.to_string().as_ref())
+                .doing("throw the layer away")?;
         }
         trash_pending(&engine, key)
     };
@@ -293,10 +367,13 @@ fn trash_pending(inner: &Inner, key: LayerId) -> Result<()> {
 async fn discard(inner: &Arc<Inner>, key: LayerId) -> Result<()> {
     let engine = inner.clone();
     let job = move || {
-        engine.backend.delete(&engine.dirs.trash, key.to_string().as_ref()).or_else(|error| match error {
-            backend::Error::System(error) if error.is(Errno::ENOENT) => Ok(()),
-            error => Err(error),
-        })
+        engine
+            .backend
+            .delete(&engine.dirs.trash, key.to_string().as_ref())
+            .or_else(|error| match error {
+                backend::Error::System(error) if error.is(Errno::ENOENT) => Ok(()),
+                error => Err(error),
+            })
     };
     inner.chores.run(job).await?.doing("delete the volume")?;
     inner.forget_leaving(key);
@@ -347,12 +424,16 @@ fn commit(inner: &Inner, keys: &[LayerId]) -> Result<()> {
     point(Point::CommitSynced);
     let artifacts: Vec<_> = {
         let state = inner.state.lock();
-        let plans = keys.iter().filter_map(|key| match &state.leaving.get(key)?.goal {
-            Goal::Seal(plan) => Some(plan.artifact),
-            Goal::Discard => None,
-        });
+        let plans = keys
+            .iter()
+            .filter_map(|key| match &state.leaving.get(key)?.goal {
+                Goal::Seal(plan) => Some(plan.artifact),
+                Goal::Discard => None,
+            });
         let sealed = plans.filter_map(|id| state.artifacts.get(&id));
-        sealed.map(|sealed| (sealed.artifact.clone(), state.is_named(&sealed.artifact))).collect()
+        sealed
+            .map(|sealed| (sealed.artifact.clone(), state.is_named(&sealed.artifact)))
+            .collect()
     };
     let mut changes = Vec::with_capacity(artifacts.len() * 2);
     for (artifact, named) in &artifacts {
@@ -383,7 +464,10 @@ fn doom(inner: &Inner, keys: &[LayerId], error: &crate::sys::Error) {
     let until = inner.clock.now();
     tracing::error!(%error, seals = keys.len(),
         "the disk failed to write back data: nothing that existed until now will be sealed");
-    let doom = Doom { boot: inner.boot.clone(), until };
+    let doom = Doom {
+        boot: inner.boot.clone(),
+        until,
+    };
     if let Err(error) = store::write_doom(&inner.dirs.root, &doom) {
         tracing::error!(%error, "this cannot be remembered over a restart of the driver");
     }
@@ -397,7 +481,10 @@ fn doom(inner: &Inner, keys: &[LayerId], error: &crate::sys::Error) {
                 Goal::Discard => None,
             })
             .collect();
-        plans.into_iter().filter_map(|id| state.remove_artifact(id)).collect()
+        plans
+            .into_iter()
+            .filter_map(|id| state.remove_artifact(id))
+            .collect()
     };
     for key in keys {
         if let Err(error) = trash_pending(inner, *key) {
@@ -415,7 +502,9 @@ fn doom(inner: &Inner, keys: &[LayerId], error: &crate::sys::Error) {
 impl Inner {
     /// The directory of a leaving volume; `None` when it is gone.
     pub(super) fn leaving_dir(&self, key: LayerId) -> Result<Option<Dir>> {
-        let Some((goal, _)) = self.leaving(key) else { return Ok(None) };
+        let Some((goal, _)) = self.leaving(key) else {
+            return Ok(None);
+        };
         let place = match goal {
             Goal::Seal(_) => &self.dirs.pending,
             Goal::Discard => &self.dirs.trash,
@@ -439,13 +528,18 @@ impl Inner {
 
     fn leaving(&self, key: LayerId) -> Option<(Goal, VolumeRecord)> {
         let state = self.state.lock();
-        state.leaving.get(&key).map(|leaving| (leaving.goal.clone(), leaving.record.clone()))
+        state
+            .leaving
+            .get(&key)
+            .map(|leaving| (leaving.goal.clone(), leaving.record.clone()))
     }
 
     /// Notes how far a leaving volume is; tells whether that is news.
     fn set_leaving_state(&self, key: LayerId, now: VolumeState) -> bool {
         let mut state = self.state.lock();
-        let Some(leaving) = state.leaving.get_mut(&key) else { return false };
+        let Some(leaving) = state.leaving.get_mut(&key) else {
+            return false;
+        };
         std::mem::replace(&mut leaving.state, now) != now
     }
 

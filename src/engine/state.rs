@@ -13,8 +13,8 @@ use std::time::Instant;
 use super::error::{Error, Result};
 use super::types::{PublishRequest, VolumeState};
 use crate::model::{
-    Artifact, ArtifactId, LayerId, Name, Outcome, PodUid, Reference, SealPlan, Tenant, Timestamp, Usage, VolumeId,
-    VolumeRecord, takes_name,
+    Artifact, ArtifactId, LayerId, Name, Outcome, PodUid, Reference, SealPlan, Tenant, Timestamp,
+    Usage, VolumeId, VolumeRecord, takes_name,
 };
 
 /// A volume that its pod has, or is about to get.
@@ -100,7 +100,10 @@ impl State {
     pub(super) fn resolve(&self, request: &PublishRequest) -> Resolution {
         let wanted = request.spec.kind.starts_from();
         for reference in &wanted {
-            let name = Name { tenant: request.tenant.clone(), reference: reference.clone() };
+            let name = Name {
+                tenant: request.tenant.clone(),
+                reference: reference.clone(),
+            };
             if let Some(sealed) = self.names.get(&name).and_then(|id| self.artifacts.get(id)) {
                 let artifact = &sealed.artifact;
                 return Resolution::Fork(reference.clone(), artifact.id, artifact.layers.clone());
@@ -123,13 +126,21 @@ impl State {
         let makes = |record: &VolumeRecord| {
             record.tenant == *tenant
                 && record.pod.uid != *asking
-                && record.seal.as_ref().is_some_and(|plan| plan.reference == *reference)
+                && record
+                    .seal
+                    .as_ref()
+                    .is_some_and(|plan| plan.reference == *reference)
         };
-        let leaving = self.leaving.values().filter(|leaving| leaving.goal != Goal::Discard && makes(&leaving.record));
+        let leaving = self
+            .leaving
+            .values()
+            .filter(|leaving| leaving.goal != Goal::Discard && makes(&leaving.record));
         let leaving = leaving.map(|leaving| {
             let pod = &leaving.record.pod.name;
             match leaving.state {
-                VolumeState::AwaitingOutcome => format!("the outcome of pod {pod} is not known yet"),
+                VolumeState::AwaitingOutcome => {
+                    format!("the outcome of pod {pod} is not known yet")
+                }
                 VolumeState::InUse => format!("a process of pod {pod} still holds it open"),
                 _ => format!("what pod {pod} made is being sealed"),
             }
@@ -144,13 +155,23 @@ impl State {
         if self.closing {
             return Err(Error::ShuttingDown);
         }
-        if self.busy.insert(volume.clone()) { Ok(()) } else { Err(Error::Busy(volume.clone())) }
+        if self.busy.insert(volume.clone()) {
+            Ok(())
+        } else {
+            Err(Error::Busy(volume.clone()))
+        }
     }
 
     /// Every layer that something refers to.
     pub(super) fn referenced_layers(&self) -> HashSet<LayerId> {
-        let artifacts = self.artifacts.values().flat_map(|sealed| &sealed.artifact.layers);
-        artifacts.chain(self.records().flat_map(|record| &record.layers)).copied().collect()
+        let artifacts = self
+            .artifacts
+            .values()
+            .flat_map(|sealed| &sealed.artifact.layers);
+        artifacts
+            .chain(self.records().flat_map(|record| &record.layers))
+            .copied()
+            .collect()
     }
 
     /// The artifacts that volumes were forked from.
@@ -180,7 +201,8 @@ impl State {
         if takes {
             self.names.insert(name, artifact.id);
         }
-        self.artifacts.insert(artifact.id, Sealed { artifact, durable });
+        self.artifacts
+            .insert(artifact.id, Sealed { artifact, durable });
         takes
     }
 
@@ -202,11 +224,16 @@ impl State {
     /// The layers of an equivalent of this volume's parent: as they are now if it was flattened meanwhile.
     pub(super) fn parent_layers(&self, record: &VolumeRecord) -> Vec<LayerId> {
         let parent = record.parent.and_then(|id| self.artifacts.get(&id));
-        parent.map_or_else(|| record.layers.clone(), |sealed| sealed.artifact.layers.clone())
+        parent.map_or_else(
+            || record.layers.clone(),
+            |sealed| sealed.artifact.layers.clone(),
+        )
     }
 
     /// The volume that is mounted at this path.
     pub(super) fn live_at(&self, volume: &VolumeId, target: &Path) -> Option<&Live> {
-        self.volumes.get(volume).filter(|live| live.mounts.contains_key(target))
+        self.volumes
+            .get(volume)
+            .filter(|live| live.mounts.contains_key(target))
     }
 }

@@ -34,29 +34,49 @@ impl<'a> Target<'a> {
     /// Opens the directory above; `None` when that does not exist.
     pub(super) fn open(path: &'a Path) -> Result<Option<Self>> {
         let (Some(above), Some(name)) = (path.parent(), path.file_name()) else {
-            return Err(Error::Target { path: path.to_owned(), problem: "is no path of a directory".to_owned() });
+            return Err(Error::Target {
+                path: path.to_owned(),
+                problem: "is no path of a directory".to_owned(),
+            });
         };
         match Dir::open(above) {
-            Ok(parent) => Ok(Some(Self { path, parent, name: name.to_owned() })),
+            Ok(parent) => Ok(Some(Self {
+                path,
+                parent,
+                name: name.to_owned(),
+            })),
             Err(error) if error.is(Errno::ENOENT) => Ok(None),
             Err(error) => Err(error).doing("open the directory above the target"),
         }
     }
 
     fn problem(&self, problem: impl Into<String>) -> Error {
-        Error::Target { path: self.path.to_owned(), problem: problem.into() }
+        Error::Target {
+            path: self.path.to_owned(),
+            problem: problem.into(),
+        }
     }
 
     /// What is there. Anything but a directory is an error, and stays untouched.
     pub(super) fn look(&self) -> Result<Found> {
-        let Some(stat) = self.parent.stat_if_there(&self.name).doing("look at the target")? else {
+        let Some(stat) = self
+            .parent
+            .stat_if_there(&self.name)
+            .doing("look at the target")?
+        else {
             return Ok(Found::Nothing);
         };
         if FileKind::of_mode(stat.st_mode) != FileKind::Directory {
-            return Err(self.problem("is not a directory, and was not made by this driver; remove it"));
+            return Err(
+                self.problem("is not a directory, and was not made by this driver; remove it")
+            );
         }
         let point = sys::mount_point_at(&self.parent, &self.name).doing("look at the target")?;
-        Ok(if point.is_root { Found::Mount(point) } else { Found::Directory })
+        Ok(if point.is_root {
+            Found::Mount(point)
+        } else {
+            Found::Directory
+        })
     }
 
     /// Makes the mount point, or takes an empty directory as it; tells whether it was made.
@@ -67,14 +87,21 @@ impl<'a> Target<'a> {
             Err(error) => return Err(error).doing("make the target"),
         }
         match self.look()? {
-            Found::Mount(_) => Err(self.problem("is a mount point of something else; unmount that first")),
+            Found::Mount(_) => {
+                Err(self.problem("is a mount point of something else; unmount that first"))
+            }
             Found::Nothing => Err(self.problem("vanished while it was looked at; try again")),
             Found::Directory => {
-                let dir = self.parent.open_beneath(&self.name).doing("open the target")?;
+                let dir = self
+                    .parent
+                    .open_beneath(&self.name)
+                    .doing("open the target")?;
                 if dir.entries().doing("read the target")?.is_empty() {
                     Ok(false)
                 } else {
-                    Err(self.problem("is a directory that is not empty; mounting there would hide what is in it"))
+                    Err(self.problem(
+                        "is a directory that is not empty; mounting there would hide what is in it",
+                    ))
                 }
             }
         }
@@ -82,7 +109,8 @@ impl<'a> Target<'a> {
 
     /// Attaches a detached mount. Nothing is visible before, all of it after.
     pub(super) fn attach(&self, mount: BorrowedFd<'_>) -> Result<()> {
-        sys::move_mount_onto(mount, &self.parent, &self.name).doing("attach the volume at the target")
+        sys::move_mount_onto(mount, &self.parent, &self.name)
+            .doing("attach the volume at the target")
     }
 
     /// A descriptor of what is visible at the target.

@@ -29,10 +29,15 @@ impl Threads {
         let threads = (0..count)
             .map(|_| {
                 let queue = queue.clone();
-                std::thread::Builder::new().name(name.to_owned()).spawn(move || queue.iter().for_each(|job| job()))
+                std::thread::Builder::new()
+                    .name(name.to_owned())
+                    .spawn(move || queue.iter().for_each(|job| job()))
             })
             .collect::<std::io::Result<Vec<_>>>()?;
-        Ok(Self { jobs: Mutex::new(Some(jobs)), threads: Mutex::new(threads) })
+        Ok(Self {
+            jobs: Mutex::new(Some(jobs)),
+            threads: Mutex::new(threads),
+        })
     }
 
     /// Runs a job; the future is its answer. The job is queued at once, and runs whether or not the future is awaited.

@@ -19,6 +19,7 @@ use crate::model::{LayerId, VolumeId};
 use crate::sys::{Errno, MountPoint};
 
 /// A volume that left, and the descriptor that keeps its filesystem alive.
+#[derive(Debug)]
 pub(super) struct Left {
     pub(super) key: LayerId,
     pub(super) pin: Option<OwnedFd>,
@@ -28,7 +29,10 @@ pub(super) struct Left {
 pub(super) async fn unpublish(inner: &Arc<Inner>, volume: &str, target: &Path) -> Result<()> {
     // What is no id of ours was never published here; its target goes all the same.
     let volume: Option<VolumeId> = volume.parse().ok();
-    let guard = volume.as_ref().map(|volume| Guard::take(inner, volume)).transpose()?;
+    let guard = volume
+        .as_ref()
+        .map(|volume| Guard::take(inner, volume))
+        .transpose()?;
     let engine = inner.clone();
     let target = target.to_owned();
     let job = move || {
@@ -50,10 +54,14 @@ fn unpublish_now(inner: &Inner, volume: Option<&VolumeId>, path: &Path) -> Resul
         target.remove()?;
         point(Point::UnpublishTargetRemoved);
     }
-    let Some(volume) = volume else { return Ok(None) };
+    let Some(volume) = volume else {
+        return Ok(None);
+    };
     let mount_id = {
         let mut state = inner.state.lock();
-        let Some(live) = state.volumes.get_mut(volume) else { return Ok(None) };
+        let Some(live) = state.volumes.get_mut(volume) else {
+            return Ok(None);
+        };
         let mount_id = live.mounts.remove(path);
         if !live.mounts.is_empty() {
             return Ok(None);
@@ -66,7 +74,9 @@ fn unpublish_now(inner: &Inner, volume: Option<&VolumeId>, path: &Path) -> Resul
 
 /// The descriptor of our own mount among those that were stacked at the target; the lowest when it is not known.
 fn pick(mut pins: Vec<(MountPoint, OwnedFd)>, mount_id: Option<u64>) -> Option<OwnedFd> {
-    let ours = pins.iter().position(|(point, _)| Some(point.id) == mount_id);
+    let ours = pins
+        .iter()
+        .position(|(point, _)| Some(point.id) == mount_id);
     match ours {
         Some(at) => Some(pins.swap_remove(at).1),
         None => pins.pop().map(|(_, pin)| pin),
@@ -77,7 +87,10 @@ fn pick(mut pins: Vec<(MountPoint, OwnedFd)>, mount_id: Option<u64>) -> Option<O
 fn promise(inner: &Inner, volume: &VolumeId) -> Result<LayerId> {
     let (key, goal) = {
         let state = inner.state.lock();
-        let plan = state.volumes.get(volume).and_then(|live| live.record.seal.clone());
+        let plan = state
+            .volumes
+            .get(volume)
+            .and_then(|live| live.record.seal.clone());
         match plan {
             Some(plan) => (plan.layer, Goal::Seal(plan)),
             None => (LayerId::from_bits(inner.random()), Goal::Discard),
@@ -97,8 +110,12 @@ fn promise(inner: &Inner, volume: &VolumeId) -> Result<LayerId> {
     point(Point::UnpublishPromised);
     let mut state = inner.state.lock();
     if let Some(live) = state.volumes.remove(volume) {
-        let leaving =
-            Leaving { record: live.record, goal, state: VolumeState::Sealing, outcome: live.outcome };
+        let leaving = Leaving {
+            record: live.record,
+            goal,
+            state: VolumeState::Sealing,
+            outcome: live.outcome,
+        };
         state.leaving.insert(key, leaving);
     }
     Ok(key)

@@ -496,13 +496,11 @@ fn unknown(name: &str) -> String {
     let near = TABLE
         .iter()
         .find(|attribute| attribute.name.eq_ignore_ascii_case(name.trim()));
-    match near {
-        Some(attribute) => format!("is unknown; did you mean {:?}?", attribute.name),
-        None => {
-            let names: Vec<&str> = TABLE.iter().map(|attribute| attribute.name).collect();
-            format!("is unknown; known are {}", list(&names))
-        }
+    if let Some(attribute) = near {
+        return format!("is unknown; did you mean {:?}?", attribute.name);
     }
+    let names: Vec<&str> = TABLE.iter().map(|attribute| attribute.name).collect();
+    format!("is unknown; known are {}", list(&names))
 }
 
 /// A value as a message quotes it: escaped, and cut where it is long.

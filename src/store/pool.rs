@@ -93,16 +93,16 @@ impl PoolDirs {
 
     /// Reads `pool.json`; `None` in a pool that is new.
     pub fn identity(&self) -> Result<Option<PoolIdentity>> {
+        #[derive(Deserialize)]
+        struct Version {
+            format: u64,
+        }
         let path = self.root.path().join(layout::POOL_JSON);
         let bytes = match self.root.read(layout::POOL_JSON, 4096) {
             Ok(bytes) => bytes,
             Err(error) if error.is(Errno::ENOENT) => return Ok(None),
             Err(error) => return Err(error.into()),
         };
-        #[derive(Deserialize)]
-        struct Version {
-            format: u64,
-        }
         let damaged = |error: serde_json::Error| Error::Damaged {
             path: path.clone(),
             why: error.to_string(),

@@ -26,3 +26,18 @@ pub fn has_unmounted(watch: &OwnedFd) -> bool {
     let mut buffer = [0; 512];
     matches!(rustix::io::read(watch, &mut buffer), Ok(1..))
 }
+
+/// Waits, on the async runtime, until a descriptor that this function owns becomes readable.
+///
+/// EIO when the runtime cannot watch it; the caller then asks in another way.
+#[expect(
+    unsafe_code,
+    reason = "tokio takes a promise about the descriptor's lifetime"
+)]
+pub async fn readable(file: OwnedFd) -> Result<()> {
+    let failed = || Error::new("epoll_ctl", "an open file", nix::errno::Errno::EIO);
+    // SAFETY: the AsyncFd owns the descriptor, hands it to nobody, and closes it only after deregistering it.
+    let file = unsafe { tokio::io::unix::AsyncFd::register(file) }.map_err(|_| failed())?;
+    let ready = file.readable().await;
+    ready.map(drop).map_err(|_| failed())
+}

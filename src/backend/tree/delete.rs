@@ -1,4 +1,6 @@
 //! Deleting a tree, in place and for good.
+//!
+//! By descriptors only: no symlink is followed, no mount point crossed, and the depth of the tree costs no stack.
 
 use std::ffi::{OsStr, OsString};
 use std::mem::MaybeUninit;

@@ -1,4 +1,6 @@
 //! What a tree costs on disk.
+//!
+//! A walk that reads names and inodes, never content; hard links are counted once.
 
 use std::collections::HashSet;
 
