@@ -12,7 +12,6 @@ mod parse;
 mod status;
 
 use std::future::Future;
-use std::path::PathBuf;
 use std::time::Duration;
 
 use sha2::{Digest as _, Sha256};
@@ -30,8 +29,6 @@ pub const DRIVER_NAME: &str = "baggageclaim.csi.concourse-ci.org";
 /// How the services are set up.
 #[derive(Debug, Clone)]
 pub struct Config {
-    /// Where they are served.
-    pub socket: PathBuf,
     /// Which node this is.
     pub node: NodeId,
     /// How long RPCs that run at the end may still take.
@@ -105,12 +102,14 @@ impl NodeId {
 }
 
 /// Serves Identity and Node on a socket until `shutdown` is ready; see [`server::serve`] for the end.
+///
+/// Who wants to know that the socket is there before it is served binds it first; nobody is refused in between.
 pub async fn serve(
+    socket: Socket,
     config: Config,
     readiness: watch::Receiver<Readiness>,
     shutdown: impl Future<Output = ()>,
 ) -> server::Result<()> {
-    let socket = Socket::bind(&config.socket).await?;
     let identity = identity::Service::new(readiness.clone());
     let node = node::Service::new(config.node, readiness);
     let routes = Routes::new()

@@ -5,6 +5,8 @@
 pub const POOL_JSON: &str = "pool.json";
 /// Locked by the one process that owns the pool.
 pub const LOCK: &str = "lock";
+/// Where the running driver answers the admin verbs.
+pub const ADMIN_SOCKET: &str = "admin.sock";
 /// What is sealed.
 pub const INDEX: &str = "index.redb";
 /// Working copies, one directory each.

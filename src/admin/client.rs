@@ -1,0 +1,112 @@
+//! The client's side: finds the driver of a pool and asks it.
+//! It returns messages; how they look is the command line's business.
+
+use std::io::ErrorKind;
+use std::path::{Path, PathBuf};
+use std::sync::Arc;
+
+use hyper_util::rt::TokioIo;
+use tonic::transport::{Channel, Endpoint, Uri};
+
+use crate::model::layout;
+use crate::proto::admin::v1::admin_client::AdminClient;
+use crate::server;
+use crate::sys::{Dir, Errno};
+
+/// A connection to the driver of a pool.
+pub type Client = AdminClient<Channel>;
+
+/// Why there is nobody to ask.
+#[derive(Debug, thiserror::Error)]
+pub enum ClientError {
+    /// There is no pool.
+    #[error("there is no pool at {}: give its directory with --pool, or make one with `baggageclaim standalone`", path.display())]
+    NoPool {
+        /// Where it should be.
+        path: PathBuf,
+    },
+    /// The pool has no driver now.
+    #[error(
+        "no driver answers at {}: start one with `baggageclaim standalone --pool {}`",
+        pool.join(layout::ADMIN_SOCKET).display(),
+        pool.display()
+    )]
+    NotRunning {
+        /// The pool.
+        pool: PathBuf,
+    },
+    /// The pool cannot be opened.
+    #[error("pool {}: {source}{}", path.display(), hint(source))]
+    Pool {
+        /// Where it is.
+        path: PathBuf,
+        /// What failed.
+        source: crate::sys::Error,
+    },
+    /// The socket is there and cannot be used.
+    #[error("cannot connect to {}: {source}", path.display())]
+    Socket {
+        /// Where it is.
+        path: PathBuf,
+        /// What failed.
+        source: std::io::Error,
+    },
+    /// Somebody answers, and not as the driver would.
+    #[error("{} does not answer as a driver does: {source}", path.display())]
+    Protocol {
+        /// Where it is.
+        path: PathBuf,
+        /// What failed.
+        source: tonic::transport::Error,
+    },
+}
+
+fn hint(error: &crate::sys::Error) -> &'static str {
+    if error.is(Errno::EACCES) || error.is(Errno::EPERM) {
+        "; a pool is root's: run this as root"
+    } else {
+        ""
+    }
+}
+
+/// Connects to the driver of a pool.
+pub async fn connect(pool: &Path) -> Result<Client, ClientError> {
+    let dir = Dir::open(pool).map_err(|source| {
+        let path = pool.to_owned();
+        if source.is(Errno::ENOENT) {
+            ClientError::NoPool { path }
+        } else {
+            ClientError::Pool { path, source }
+        }
+    })?;
+    let dir = Arc::new(dir);
+    let path = pool.join(layout::ADMIN_SOCKET);
+    // Asked once by hand, since what tonic would say of it is "transport error".
+    match server::connect(&dir, layout::ADMIN_SOCKET.as_ref()).await {
+        Ok(_) => {}
+        Err(error)
+            if matches!(
+                error.kind(),
+                ErrorKind::NotFound | ErrorKind::ConnectionRefused
+            ) =>
+        {
+            let pool = pool.to_owned();
+            return Err(ClientError::NotRunning { pool });
+        }
+        Err(source) => return Err(ClientError::Socket { path, source }),
+    }
+    let connector = tower::service_fn(move |_: Uri| {
+        let dir = Arc::clone(&dir);
+        async move {
+            let stream = server::connect(&dir, layout::ADMIN_SOCKET.as_ref()).await?;
+            Ok::<_, std::io::Error>(TokioIo::new(stream))
+        }
+    });
+    // The address is never looked up; it is what gRPC over a unix socket says as its authority.
+    let channel = Endpoint::from_static("http://localhost")
+        .connect_with_connector(connector)
+        .await
+        .map_err(|source| ClientError::Protocol { path, source })?;
+    // Lists of a hundred thousand rows are long, and it is our own driver that sends them.
+    Ok(AdminClient::new(channel).max_decoding_message_size(usize::MAX))
+}

@@ -1,0 +1,48 @@
+//! What an administrator asks of a running driver: `admin.sock` in the pool, server and client.
+//!
+//! The only code that sees `baggageclaim.admin.v1` messages. It decides nothing: it hands the engine's rows over, and
+//! whoever can open the socket is root on the node (the pool is 0700, the socket 0600).
+//!
+//! The socket is reached by its directory's descriptor, since a pool's path may be longer than a socket's address.
+
+mod client;
+mod service;
+
+use std::future::Future;
+use std::time::Duration;
+
+use tracing::field::Empty;
+
+pub use client::{Client, ClientError, connect};
+
+use crate::engine::Engine;
+use crate::model::layout;
+use crate::proto::admin::v1::admin_server::AdminServer;
+use crate::server::{self, Routes, Socket, Trace};
+use crate::sys::Dir;
+
+/// Serves the admin verbs of an engine in its pool until `shutdown` is ready.
+pub async fn serve(
+    pool: Dir,
+    engine: Engine,
+    grace: Duration,
+    shutdown: impl Future<Output = ()>,
+) -> server::Result<()> {
+    let socket = Socket::bind_in(pool, layout::ADMIN_SOCKET.as_ref()).await?;
+    let routes = Routes::new().with(AdminServer::new(service::Service::new(engine)));
+    let trace = Trace::new(new_span, &FREQUENT);
+    server::serve(socket, routes, trace, grace, shutdown).await
+}
+
+/// What only reads is not worth a line when it went well.
+const FREQUENT: [&str; 4] = ["Check", "ListArtifacts", "ListVolumes", "Status"];
+
+fn new_span(method: &str) -> tracing::Span {
+    tracing::error_span!(
+        "rpc",
+        admin.method = method,
+        tenant = Empty,
+        pod.uid = Empty,
+        reference = Empty
+    )
+}

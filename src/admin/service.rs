@@ -1,0 +1,240 @@
+//! The server's side: asks the engine and hands over what it says, row by row.
+//! What a row means is said in `proto/admin.proto`; nothing is computed here.
+
+use std::os::unix::ffi::OsStrExt as _;
+
+use tonic::{Code, Request, Response, Status};
+
+use crate::backend;
+use crate::engine::{self, ArtifactRow, Engine, VolumeRow, VolumeState};
+use crate::model::{Outcome, PodUid, Reference, Tenant, Timestamp, VolumeKind};
+use crate::proto::admin::v1 as admin;
+use crate::server::{Rpc, code_of, message_of};
+use admin::admin_server::Admin;
+
+pub(super) struct Service {
+    engine: Engine,
+}
+
+impl Service {
+    pub(super) fn new(engine: Engine) -> Self {
+        Self { engine }
+    }
+}
+
+#[tonic::async_trait]
+impl Admin for Service {
+    async fn list_volumes(
+        &self,
+        request: Request<admin::ListVolumesRequest>,
+    ) -> Result<Response<admin::ListVolumesResponse>, Status> {
+        let tenant = tenant_filter(request.into_inner().tenant.as_deref())?;
+        let rows = self.engine.volumes(tenant.as_ref());
+        let volumes = rows.into_iter().map(volume).collect();
+        Ok(Response::new(admin::ListVolumesResponse { volumes }))
+    }
+
+    async fn list_artifacts(
+        &self,
+        request: Request<admin::ListArtifactsRequest>,
+    ) -> Result<Response<admin::ListArtifactsResponse>, Status> {
+        let tenant = tenant_filter(request.into_inner().tenant.as_deref())?;
+        let rows = self.engine.artifacts(tenant.as_ref());
+        let artifacts = rows.into_iter().map(artifact).collect();
+        Ok(Response::new(admin::ListArtifactsResponse { artifacts }))
+    }
+
+    async fn destroy(
+        &self,
+        request: Request<admin::DestroyRequest>,
+    ) -> Result<Response<admin::DestroyResponse>, Status> {
+        let rpc = Rpc::of(&request).cloned();
+        let request = request.into_inner();
+        let tenant: Tenant = parse("tenant", &request.tenant)?;
+        let reference: Reference = parse("reference", &request.reference)?;
+        if let Some(rpc) = rpc {
+            rpc.record("tenant", &tenant);
+            rpc.record("reference", &reference);
+        }
+        let done = self.engine.destroy(&tenant, &reference).await;
+        done.map_err(|error| failed(&error))?;
+        Ok(Response::new(admin::DestroyResponse {}))
+    }
+
+    async fn report_outcome(
+        &self,
+        request: Request<admin::ReportOutcomeRequest>,
+    ) -> Result<Response<admin::ReportOutcomeResponse>, Status> {
+        let rpc = Rpc::of(&request).cloned();
+        let request = request.into_inner();
+        let pod: PodUid = parse("pod_uid", &request.pod_uid)?;
+        if let Some(rpc) = rpc {
+            rpc.record("pod.uid", &pod);
+        }
+        let outcome = match request.outcome() {
+            admin::Outcome::Unspecified => {
+                return Err(Status::invalid_argument(
+                    "outcome must be OUTCOME_SUCCEEDED or OUTCOME_FAILED",
+                ));
+            }
+            admin::Outcome::Succeeded => Outcome::Succeeded,
+            admin::Outcome::Failed => Outcome::Failed,
+        };
+        let reported = self.engine.report_outcome(&pod, outcome).await;
+        let volumes = count(reported.map_err(|error| failed(&error))?);
+        if request.wait {
+            self.engine.settled().await;
+        }
+        Ok(Response::new(admin::ReportOutcomeResponse { volumes }))
+    }
+
+    async fn check(
+        &self,
+        _: Request<admin::CheckRequest>,
+    ) -> Result<Response<admin::CheckResponse>, Status> {
+        let findings = self.engine.check().await.map_err(|error| failed(&error))?;
+        let findings = findings.iter().map(admin::Finding::from).collect();
+        Ok(Response::new(admin::CheckResponse { findings }))
+    }
+
+    async fn reap(
+        &self,
+        _: Request<admin::ReapRequest>,
+    ) -> Result<Response<admin::ReapResponse>, Status> {
+        let reaped = self.engine.reap().await.map_err(|error| failed(&error))?;
+        Ok(Response::new(admin::ReapResponse {
+            expired: count(reaped.expired),
+            evicted: count(reaped.evicted),
+            deleted: count(reaped.deleted),
+            held: count(reaped.held),
+            flattened: count(reaped.flattened),
+        }))
+    }
+
+    async fn status(
+        &self,
+        _: Request<admin::StatusRequest>,
+    ) -> Result<Response<admin::StatusResponse>, Status> {
+        let status = self.engine.status().await.map_err(|error| failed(&error))?;
+        Ok(Response::new(admin::StatusResponse {
+            version: env!("CARGO_PKG_VERSION").to_owned(),
+            pool_path: status.pool.display().to_string(),
+            pool_id: status.pool_id,
+            backend: status.backend.to_string(),
+            backend_reason: status.reason,
+            total_bytes: status.total_bytes,
+            available_bytes: status.available_bytes,
+            total_inodes: status.total_inodes,
+            available_inodes: status.available_inodes,
+            volumes: count(status.volumes),
+            artifacts: count(status.artifacts),
+            caches: count(status.caches),
+            seals_pending: count(status.seals_pending),
+        }))
+    }
+}
+
+fn failed(error: &engine::Error) -> Status {
+    Status::new(code_of(error), message_of(error))
+}
+
+fn tenant_filter(text: Option<&str>) -> Result<Option<Tenant>, Status> {
+    text.map(|text| parse("tenant", text)).transpose()
+}
+
+fn parse<T: std::str::FromStr<Err: std::fmt::Display>>(
+    field: &str,
+    text: &str,
+) -> Result<T, Status> {
+    text.parse()
+        .map_err(|error| Status::new(Code::InvalidArgument, format!("{field} {error}")))
+}
+
+fn count(n: usize) -> u64 {
+    u64::try_from(n).unwrap_or(u64::MAX)
+}
+
+fn time(at: Timestamp) -> i64 {
+    i64::try_from(at.0).unwrap_or(i64::MAX)
+}
+
+fn usage(usage: backend::Usage) -> admin::Usage {
+    admin::Usage {
+        bytes: usage.bytes,
+        files: usage.files,
+        directories: usage.directories,
+    }
+}
+
+/// The word for a state; the same as in the engine's own rows.
+fn state(state: VolumeState) -> &'static str {
+    match state {
+        VolumeState::Preparing => "preparing",
+        VolumeState::Published => "published",
+        VolumeState::Unpublished => "unpublished",
+        VolumeState::AwaitingOutcome => "awaiting-outcome",
+        VolumeState::InUse => "in-use",
+        VolumeState::Sealing => "sealing",
+    }
+}
+
+fn volume(row: VolumeRow) -> admin::Volume {
+    let reference = match &row.spec.kind {
+        VolumeKind::Scratch => String::new(),
+        VolumeKind::Input { from } => from.to_string(),
+        VolumeKind::Import { source, .. } => source.clone(),
+        kind @ (VolumeKind::Output { .. }
+        | VolumeKind::ResourceCache { .. }
+        | VolumeKind::TaskCache { .. }) => kind
+            .committed_as()
+            .map(|(reference, _)| reference.to_string())
+            .unwrap_or_default(),
+    };
+    admin::Volume {
+        id: row.id.into(),
+        tenant: row.tenant.into(),
+        pod_name: row.pod.name,
+        pod_uid: row.pod.uid.to_string(),
+        r#type: row.spec.kind.type_name().to_owned(),
+        reference,
+        parent_artifact_id: row.parent.map(|id| id.to_string()).unwrap_or_default(),
+        layers: count(row.layers),
+        state: state(row.state).to_owned(),
+        read_only: row.read_only,
+        // They came as text, in a message.
+        target_paths: row
+            .targets
+            .iter()
+            .map(|target| target.display().to_string())
+            .collect(),
+        created_unix_ms: time(row.created),
+        usage: row.usage.map(usage),
+        size_limit: row.spec.size_limit,
+        limit_unenforced: row.limit_unenforced.unwrap_or_default(),
+    }
+}
+
+fn artifact(row: ArtifactRow) -> admin::Artifact {
+    admin::Artifact {
+        id: row.id.to_string(),
+        tenant: row.tenant.into(),
+        reference: row.name.map(String::from).unwrap_or_default(),
+        layers: count(row.layers),
+        usage: row.usage.map(usage),
+        created_unix_ms: time(row.created),
+        last_used_unix_ms: time(row.last_used),
+        expires_unix_ms: row.expires.map(time),
+        in_use_by: count(row.in_use_by),
+        durable: row.durable,
+    }
+}
+
+impl From<&engine::Finding> for admin::Finding {
+    fn from(finding: &engine::Finding) -> Self {
+        Self {
+            kind: finding.kind.to_owned(),
+            path: finding.path.as_os_str().as_bytes().to_owned(),
+            detail: finding.detail.clone(),
+        }
+    }
+}

@@ -1,0 +1,129 @@
+//! Numbers as people read them: ages, sizes, and names that are safe to print.
+//! Programs get the exact values (`-o json`).
+
+use std::time::Duration;
+
+/// A duration as kubectl writes ages: the two largest units where the second still says something.
+pub(super) fn age(duration: Duration) -> String {
+    const MINUTE: u64 = 60;
+    const HOUR: u64 = 60 * MINUTE;
+    const DAY: u64 = 24 * HOUR;
+    const YEAR: u64 = 365 * DAY;
+    let seconds = duration.as_secs();
+    let two = |large: u64, large_name: char, small: u64, small_name: char| {
+        let (whole, rest) = (seconds / large, seconds % large / small);
+        if rest == 0 {
+            format!("{whole}{large_name}")
+        } else {
+            format!("{whole}{large_name}{rest}{small_name}")
+        }
+    };
+    match seconds {
+        0..120 => format!("{seconds}s"),
+        120..600 => two(MINUTE, 'm', 1, 's'),
+        600..10_800 => format!("{}m", seconds / MINUTE),
+        10_800..28_800 => two(HOUR, 'h', MINUTE, 'm'),
+        28_800..172_800 => format!("{}h", seconds / HOUR),
+        172_800..691_200 => two(DAY, 'd', HOUR, 'h'),
+        691_200..63_072_000 => format!("{}d", seconds / DAY),
+        63_072_000..252_288_000 => two(YEAR, 'y', DAY, 'd'),
+        _ => format!("{}y", seconds / YEAR),
+    }
+}
+
+/// Bytes in powers of 1024, with one decimal where it matters.
+pub(super) fn bytes(bytes: u64) -> String {
+    const UNITS: [&str; 6] = ["KiB", "MiB", "GiB", "TiB", "PiB", "EiB"];
+    if bytes < 1024 {
+        return format!("{bytes} B");
+    }
+    let mut unit = 0;
+    let mut shift = 10;
+    // The next unit as soon as this one would show 1000.
+    while unit + 1 < UNITS.len() && (bytes >> shift) >= 1000 {
+        unit += 1;
+        shift += 10;
+    }
+    // Tenths, rounded down: never more than there is.
+    let tenths = (u128::from(bytes) * 10) >> shift;
+    if tenths < 100 {
+        format!("{}.{} {}", tenths / 10, tenths % 10, UNITS[unit])
+    } else {
+        format!("{} {}", tenths / 10, UNITS[unit])
+    }
+}
+
+/// Text as it may stand in a terminal: what is invisible or turns the line around is shown as its escape. Keys may
+/// hold any character but control characters.
+pub(super) fn printable(text: &str) -> String {
+    let mut shown = String::with_capacity(text.len());
+    for c in text.chars() {
+        if matches!(c, '"' | '\'' | '\\') {
+            shown.push(c);
+        } else {
+            shown.extend(c.escape_debug());
+        }
+    }
+    shown
+}
+
+/// At most `width` characters of a text; the end is what is left out.
+pub(super) fn cut(text: &str, width: usize) -> String {
+    if text.chars().count() <= width {
+        return text.to_owned();
+    }
+    let mut cut: String = text.chars().take(width.saturating_sub(1)).collect();
+    cut.push('…');
+    cut
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn ages_are_kubectls() {
+        for (seconds, expected) in [
+            (0, "0s"),
+            (119, "119s"),
+            (120, "2m"),
+            (190, "3m10s"),
+            (3 * 3600 - 1, "179m"),
+            (3 * 3600, "3h"),
+            (3 * 3600 + 61, "3h1m"),
+            (8 * 3600, "8h"),
+            (47 * 3600, "47h"),
+            (49 * 3600, "2d1h"),
+            (8 * 86400, "8d"),
+            (729 * 86400, "729d"),
+            (731 * 86400, "2y1d"),
+            (9 * 365 * 86400, "9y"),
+        ] {
+            assert_eq!(age(Duration::from_secs(seconds)), expected, "{seconds}");
+        }
+    }
+
+    #[test]
+    fn sizes_have_three_digits_at_most() {
+        for (n, expected) in [
+            (0, "0 B"),
+            (1023, "1023 B"),
+            (1024, "1.0 KiB"),
+            (10 * 1024, "10 KiB"),
+            (1000 * 1024, "0.9 MiB"),
+            (12_345_678, "11 MiB"),
+            (5 << 30, "5.0 GiB"),
+            (u64::MAX, "15 EiB"),
+        ] {
+            assert_eq!(bytes(n), expected, "{n}");
+        }
+    }
+
+    #[test]
+    fn what_would_confuse_a_terminal_is_shown() {
+        assert_eq!(printable("go-1.24/π \"x\" \\"), "go-1.24/π \"x\" \\");
+        assert_eq!(printable("a\u{202e}b\u{1b}"), "a\\u{202e}b\\u{1b}");
+        assert_eq!(cut("abcdef", 4), "abc…");
+        assert_eq!(cut("äöüß", 4), "äöüß");
+    }
+}

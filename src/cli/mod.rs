@@ -1,0 +1,305 @@
+//! The command line: its verbs, what they print, and how they end.
+//! What a verb does is done by the driver; this asks it, through its admin socket, and shows the answer.
+
+mod human;
+mod run;
+mod show;
+mod table;
+
+use std::ffi::OsString;
+use std::io::Write as _;
+use std::process::ExitCode;
+
+use clap::{Args, CommandFactory as _, Parser, Subcommand, ValueEnum};
+
+use crate::config;
+use crate::model::{PodUid, Reference, Tenant};
+
+/// A line per paragraph: it is wrapped to the terminal's width.
+const LONG_ABOUT: &str = "\
+Copy-on-write volumes for the steps of CI pipelines.
+
+A step's pod names what it wants in its volume spec and gets a private, writable, instant view of it: what another step \
+produced (input), a place whose content outlives the pod (output), something fetched once (resource cache), the last \
+state of a cache (task cache), or an empty place (scratch). The orchestrator asks for them through CSI.
+
+Everything is made of two things, an artifact (sealed, immutable) and a volume (somebody's working copy), and two deeds: \
+fork makes a volume of an artifact, seal makes an artifact of a volume.";
+
+const AFTER_LONG_HELP: &str = "\
+Examples:
+  Serve a pool on this machine:
+    baggageclaim standalone --pool /var/lib/baggageclaim --socket /run/baggageclaim/csi.sock
+  See what is there:
+    baggageclaim volumes
+    baggageclaim caches -n ci -o json
+  Say how a pod ended, so that what it made is kept:
+    baggageclaim outcome 0f8fad5b-d9cb-469f-a165-70867728950e succeeded
+  Forget a task cache that went bad:
+    baggageclaim destroy task-cache/go-build -n ci
+
+Exit codes:
+  0  done
+  1  it could not be done; `check`: something is wrong with the pool
+  2  the command line is wrong
+  3  no driver answers
+
+The words and the formats are in docs/ of the source: cli.md, on-disk.md.";
+
+/// Copy-on-write volumes for the steps of CI pipelines
+#[derive(Debug, Parser)]
+#[command(
+    name = "baggageclaim",
+    version,
+    long_about = LONG_ABOUT,
+    after_long_help = AFTER_LONG_HELP,
+    after_help = "`baggageclaim --help` says more, with examples; `baggageclaim VERB --help` explains a verb.",
+    subcommand_value_name = "VERB",
+    subcommand_help_heading = "Verbs",
+    disable_help_subcommand = true,
+    max_term_width = 100
+)]
+struct Cli {
+    #[command(subcommand)]
+    verb: Verb,
+}
+
+#[derive(Debug, Subcommand)]
+enum Verb {
+    /// Serve a pool on this machine, without Kubernetes
+    ///
+    /// Opens the pool (makes it when its directory is missing or empty), takes up what an earlier process left, and
+    /// serves the CSI Identity and Node services on a unix socket. Needs root. The first process that opens a pool
+    /// owns it; a second one is refused.
+    ///
+    /// Ends on SIGTERM or SIGINT: calls that run are answered within the grace period, mounts stay. A second signal
+    /// ends it at once, which is safe: all that is promised is on disk.
+    #[command(after_long_help = "\
+Example:
+  baggageclaim standalone --pool /srv/pool --socket /run/baggageclaim/csi.sock --backend overlay
+
+How a pod ended is known here only from you: baggageclaim outcome POD_UID succeeded")]
+    Standalone(Box<config::Standalone>),
+
+    /// List the volumes: the working copies of pods
+    ///
+    /// SIZE is what the volume itself takes on disk, without what it shares with its parent; `-` until it was measured.
+    ///
+    /// STATE is published (a pod has it), unpublished (the same pod may come again), awaiting-outcome (its pod is done,
+    /// how is not known), in-use (its pod is done, a process still has its files open), sealing, or preparing.
+    Volumes(List),
+
+    /// List the artifacts: sealed content, and the names that point at it
+    ///
+    /// REFERENCE is what an input writes in `from`. An artifact without one has been replaced by newer content, and
+    /// goes when no volume uses it any more.
+    Artifacts(List),
+
+    /// List the caches
+    ///
+    /// A resource cache keeps its first content, a task cache the newest. AGE is the age of that content.
+    Caches(List),
+
+    /// Say how a pod ended
+    ///
+    /// Outputs and caches with `commit: on-success` are sealed when their pod succeeded, and thrown away otherwise.
+    /// Without Kubernetes nobody else can know. The first word counts. It may be said before the pod's volumes are
+    /// unpublished or after, for as long as `standalone --outcome-wait` says.
+    Outcome(Outcome),
+
+    /// Forget an artifact or a cache by its name
+    ///
+    /// An output that volumes were forked from is refused. A cache's name goes at once and its content when the last
+    /// volume that was forked from it goes.
+    Destroy(Destroy),
+
+    /// Collect garbage now
+    ///
+    /// What has expired goes, and if the pool is above its high watermark also what was not used for longest. Nothing
+    /// that a volume uses is ever deleted. The driver does so by itself, too.
+    Reap(Plain),
+
+    /// Compare the index with what is on disk; changes nothing
+    ///
+    /// Asks the running driver; without one it looks itself. Exits with 1 when there are findings.
+    Check(Check),
+
+    /// Show the pool: backend, room, and how much is in it
+    Status(Plain),
+}
+
+#[derive(Debug, Args)]
+struct List {
+    /// Only what belongs to this namespace
+    #[arg(short = 'n', long, alias = "namespace", value_name = "NAMESPACE")]
+    tenant: Option<Tenant>,
+    /// How it looks
+    #[arg(short, long, value_name = "FORMAT", default_value = "table")]
+    output: config::Output,
+    #[command(flatten)]
+    pool: config::Pool,
+}
+
+#[derive(Debug, Args)]
+struct Plain {
+    /// How it looks
+    #[arg(short, long, value_name = "FORMAT", default_value = "text")]
+    output: config::PlainOutput,
+    #[command(flatten)]
+    pool: config::Pool,
+}
+
+#[derive(Debug, Args)]
+struct Outcome {
+    /// The pod's uid, as `baggageclaim volumes -o wide` shows it
+    pod_uid: PodUid,
+    /// How it ended
+    #[arg(value_name = "OUTCOME")]
+    ended: OutcomeWord,
+    /// Return only when what it made is sealed, or its files are still open somewhere
+    #[arg(long)]
+    wait: bool,
+    #[command(flatten)]
+    pool: config::Pool,
+}
+
+#[derive(Debug, Clone, Copy, ValueEnum)]
+enum OutcomeWord {
+    /// It did what it was meant to
+    Succeeded,
+    /// It did not
+    Failed,
+}
+
+#[derive(Debug, Args)]
+struct Destroy {
+    /// artifact/NAME, resource-cache/KEY or task-cache/KEY
+    reference: Reference,
+    /// Whose it is
+    #[arg(short = 'n', long, alias = "namespace", value_name = "NAMESPACE")]
+    tenant: Tenant,
+    #[command(flatten)]
+    pool: config::Pool,
+}
+
+#[derive(Debug, Args)]
+struct Check {
+    /// How it looks
+    #[arg(short, long, value_name = "FORMAT", default_value = "text")]
+    output: config::PlainOutput,
+    #[command(flatten)]
+    pool: config::Pool,
+}
+
+/// Runs what this process was told to; what the binary does.
+#[must_use]
+pub fn main() -> ExitCode {
+    run(std::env::args_os())
+}
+
+fn run(arguments: impl Iterator<Item = OsString>) -> ExitCode {
+    let cli = match Cli::try_parse_from(arguments) {
+        Ok(cli) => cli,
+        Err(error) => {
+            // Help and version come this way, too. If they cannot be printed there is nobody to tell.
+            let _ = error.print();
+            return ExitCode::from(u8::try_from(error.exit_code()).unwrap_or(2));
+        }
+    };
+    let failure = match run::run(cli.verb) {
+        Ok(code) => return code,
+        Err(failure) => failure,
+    };
+    if failure.is_broken_pipe() {
+        // Whoever reads has seen enough: `baggageclaim volumes | head -1`.
+        return ExitCode::SUCCESS;
+    }
+    if let run::Failure::Usage(error) = &failure {
+        let error = Cli::command().error(clap::error::ErrorKind::ValueValidation, error);
+        let _ = error.print();
+    } else {
+        let _ = writeln!(std::io::stderr(), "baggageclaim: {failure}");
+    }
+    failure.exit_code()
+}
+
+#[cfg(test)]
+mod tests {
+    use std::fmt::Write as _;
+
+    use super::*;
+
+    /// What `arguments` print that print help.
+    fn help(arguments: &[&str]) -> String {
+        let arguments = std::iter::once(&"baggageclaim").chain(arguments);
+        // Not as wide as the terminal that the test happens to run in.
+        let cli = Cli::command().term_width(100);
+        let error = cli
+            .try_get_matches_from(arguments)
+            .expect_err("help is an error to clap");
+        error.render().to_string()
+    }
+
+    #[test]
+    fn the_command_line_is_consistent() {
+        Cli::command().debug_assert();
+    }
+
+    #[test]
+    fn help_teaches() {
+        insta::assert_snapshot!("help", help(&["--help"]));
+        insta::assert_snapshot!("help-short", help(&["-h"]));
+    }
+
+    #[test]
+    fn every_verb_explains_itself() {
+        for verb in Cli::command().get_subcommands() {
+            let name = verb.get_name();
+            insta::assert_snapshot!(format!("help-{name}"), help(&[name, "--help"]));
+        }
+    }
+
+    #[test]
+    fn every_flag_of_the_driver_has_a_name_in_the_environment() {
+        let cli = Cli::command();
+        let standalone = cli
+            .get_subcommands()
+            .find(|verb| verb.get_name() == "standalone")
+            .expect("there is one");
+        for flag in standalone.get_arguments() {
+            let Some(name) = flag.get_long().filter(|name| *name != "help") else {
+                continue;
+            };
+            let expected = format!("BAGGAGECLAIM_{}", name.to_uppercase().replace('-', "_"));
+            assert_eq!(
+                flag.get_env().and_then(|env| env.to_str()),
+                Some(expected.as_str())
+            );
+        }
+    }
+
+    #[test]
+    fn mistakes_are_told_in_words() {
+        let mut table = String::new();
+        for line in [
+            "",
+            "volume",
+            "volumes -o yaml",
+            "volumes -n Upper",
+            "outcome ../x succeeded",
+            "outcome x maybe",
+            "destroy src -n ci",
+            "destroy artifact/src",
+            "standalone --input-wait soon",
+            "standalone --backend zfs",
+            "standalone --high-watermark 101",
+            "standalone --reserve 64MB",
+        ] {
+            let message = help(&line.split_whitespace().collect::<Vec<_>>());
+            let message = message.trim_end();
+            // Writing to a String cannot fail.
+            let _ = writeln!(table, "$ baggageclaim {line}\n{message}\n");
+        }
+        insta::assert_snapshot!(table);
+    }
+}

@@ -1,0 +1,264 @@
+//! One function per verb: ask, show, and the exit code.
+//! Everything that can go wrong on the way is a [`Failure`], which knows how the process ends.
+
+use std::io::{self, ErrorKind, Write};
+use std::process::ExitCode;
+use std::time::{SystemTime, UNIX_EPOCH};
+
+use tokio::runtime::{Builder, Runtime};
+use tokio::signal::unix::{SignalKind, signal};
+use tonic::Status;
+
+use super::show::{self, Now};
+use super::{Check, Destroy, List, Outcome, OutcomeWord, Plain, Verb};
+use crate::config::{self, Output};
+use crate::proto::admin::v1 as admin;
+use crate::{admin as socket, standalone, telemetry};
+
+/// Exit code: something is wrong with what was asked about.
+const FAILED: u8 = 1;
+/// Exit code: the command line is wrong.
+const USAGE: u8 = 2;
+/// Exit code: there is no driver to ask.
+const NOBODY: u8 = 3;
+
+/// The most threads that futures run on. Few: system calls run on threads of the engine's own.
+const WORKERS: usize = 4;
+
+/// Why a verb did not do what it should.
+#[derive(Debug, thiserror::Error)]
+pub(super) enum Failure {
+    #[error(transparent)]
+    Usage(#[from] config::Error),
+    #[error(transparent)]
+    Log(#[from] telemetry::Error),
+    #[error("cannot start: {0}")]
+    Runtime(io::Error),
+    #[error(transparent)]
+    Standalone(#[from] standalone::Error),
+    #[error("ended at once, by a second signal")]
+    Interrupted,
+    #[error(transparent)]
+    Nobody(#[from] socket::ClientError),
+    #[error("{}", .0.message())]
+    Refused(Box<Status>),
+    #[error("cannot write: {0}")]
+    Output(#[from] io::Error),
+}
+
+impl From<Status> for Failure {
+    fn from(status: Status) -> Self {
+        Self::Refused(Box::new(status))
+    }
+}
+
+impl Failure {
+    /// Whether whoever was to read the output is gone.
+    pub(super) fn is_broken_pipe(&self) -> bool {
+        matches!(self, Self::Output(error) if error.kind() == ErrorKind::BrokenPipe)
+    }
+
+    pub(super) fn exit_code(&self) -> ExitCode {
+        ExitCode::from(match self {
+            Self::Usage(_) | Self::Log(telemetry::Error::Filter { .. }) => USAGE,
+            Self::Nobody(_) => NOBODY,
+            _ => FAILED,
+        })
+    }
+}
+
+type Done = Result<ExitCode, Failure>;
+
+pub(super) fn run(verb: Verb) -> Done {
+    match verb {
+        Verb::Standalone(flags) => standalone(*flags),
+        Verb::Volumes(list) => asking(volumes(list)),
+        Verb::Artifacts(list) => asking(artifacts(list)),
+        Verb::Caches(list) => asking(caches(list)),
+        Verb::Outcome(said) => asking(outcome(said)),
+        Verb::Destroy(what) => asking(destroy(what)),
+        Verb::Reap(plain) => asking(reap(plain)),
+        Verb::Check(check) => asking(self::check(check)),
+        Verb::Status(plain) => asking(status(plain)),
+    }
+}
+
+fn standalone(flags: config::Standalone) -> Done {
+    let (format, filter) = (flags.log.log_format, flags.log.log.clone());
+    let config = flags.resolve()?;
+    telemetry::init(format.into(), &filter)?;
+    standalone::prepare_process();
+    let cores = std::thread::available_parallelism().map_or(1, usize::from);
+    let runtime = Builder::new_multi_thread()
+        .worker_threads(cores.min(WORKERS))
+        .enable_all()
+        .build()
+        .map_err(Failure::Runtime)?;
+    let ended = runtime.block_on(async {
+        let mut terminate = signal(SignalKind::terminate()).map_err(Failure::Runtime)?;
+        let mut interrupt = signal(SignalKind::interrupt()).map_err(Failure::Runtime)?;
+        let mut next = async || {
+            tokio::select! {
+                _ = terminate.recv() => {}
+                _ = interrupt.recv() => {}
+            }
+        };
+        let (stop, stopped) = tokio::sync::oneshot::channel::<()>();
+        let driver = standalone::run(config, async {
+            // A dropped sender means the same.
+            let _ = stopped.await;
+        });
+        tokio::pin!(driver);
+        tokio::select! {
+            ended = &mut driver => return ended.map_err(Failure::from),
+            () = next() => {}
+        }
+        drop(stop);
+        tokio::select! {
+            ended = &mut driver => ended.map_err(Failure::from),
+            () = next() => Err(Failure::Interrupted),
+        }
+    });
+    // Whatever is late has been named in the log; the process does not wait for it any longer.
+    runtime.shutdown_background();
+    ended.map(|()| ExitCode::SUCCESS)
+}
+
+/// Runs a verb that asks the driver.
+fn asking(verb: impl Future<Output = Done>) -> Done {
+    let runtime: Runtime = Builder::new_current_thread()
+        .enable_all()
+        .build()
+        .map_err(Failure::Runtime)?;
+    runtime.block_on(verb)
+}
+
+/// Shows something on stdout, the only place where this process writes to it.
+fn print(show: impl FnOnce(&mut dyn Write) -> io::Result<()>) -> io::Result<()> {
+    let mut stdout = io::BufWriter::new(io::stdout().lock());
+    show(&mut stdout)?;
+    stdout.flush()
+}
+
+/// Says on stderr that a list is empty: a program that reads stdout gets nothing, a person an answer.
+fn say_none(what: &str, output: Output, tenant: Option<&crate::model::Tenant>) {
+    if output == Output::Json {
+        return;
+    }
+    let place = tenant.map_or(String::new(), |tenant| format!(" in namespace {tenant}"));
+    let _ = writeln!(io::stderr(), "No {what}{place}.");
+}
+
+fn now() -> Now {
+    let since = SystemTime::now().duration_since(UNIX_EPOCH);
+    let millis = since.map_or(0, |since| since.as_millis());
+    Now(i64::try_from(millis).unwrap_or(i64::MAX))
+}
+
+async fn volumes(list: List) -> Done {
+    let mut client = socket::connect(&list.pool.pool).await?;
+    let tenant = list.tenant.as_ref().map(ToString::to_string);
+    let answer = client.list_volumes(admin::ListVolumesRequest { tenant });
+    let rows = answer.await?.into_inner().volumes;
+    if rows.is_empty() {
+        say_none("volumes", list.output, list.tenant.as_ref());
+    }
+    if !rows.is_empty() || list.output == Output::Json {
+        print(|mut to| show::volumes(&mut to, &rows, list.output, now()))?;
+    }
+    Ok(ExitCode::SUCCESS)
+}
+
+async fn sealed(list: &List) -> Result<Vec<admin::Artifact>, Failure> {
+    let mut client = socket::connect(&list.pool.pool).await?;
+    let tenant = list.tenant.as_ref().map(ToString::to_string);
+    let answer = client.list_artifacts(admin::ListArtifactsRequest { tenant });
+    Ok(answer.await?.into_inner().artifacts)
+}
+
+async fn artifacts(list: List) -> Done {
+    let rows = sealed(&list).await?;
+    if rows.is_empty() {
+        say_none("artifacts", list.output, list.tenant.as_ref());
+    }
+    if !rows.is_empty() || list.output == Output::Json {
+        print(|mut to| show::artifacts(&mut to, &rows, list.output, now()))?;
+    }
+    Ok(ExitCode::SUCCESS)
+}
+
+async fn caches(list: List) -> Done {
+    let rows = sealed(&list).await?;
+    let rows = show::only_caches(&rows);
+    if rows.is_empty() {
+        say_none("caches", list.output, list.tenant.as_ref());
+    }
+    if !rows.is_empty() || list.output == Output::Json {
+        print(|mut to| show::caches(&mut to, &rows, list.output, now()))?;
+    }
+    Ok(ExitCode::SUCCESS)
+}
+
+async fn outcome(said: Outcome) -> Done {
+    let mut client = socket::connect(&said.pool.pool).await?;
+    let outcome = match said.ended {
+        OutcomeWord::Succeeded => admin::Outcome::Succeeded,
+        OutcomeWord::Failed => admin::Outcome::Failed,
+    };
+    let answer = client.report_outcome(admin::ReportOutcomeRequest {
+        pod_uid: said.pod_uid.to_string(),
+        outcome: outcome.into(),
+        wait: said.wait,
+    });
+    let volumes = answer.await?.into_inner().volumes;
+    print(|to| match volumes {
+        0 => writeln!(
+            to,
+            "That was known already, or the pod has no volumes here."
+        ),
+        1 => writeln!(to, "Noted for 1 volume."),
+        _ => writeln!(to, "Noted for {volumes} volumes."),
+    })?;
+    Ok(ExitCode::SUCCESS)
+}
+
+async fn destroy(what: Destroy) -> Done {
+    let mut client = socket::connect(&what.pool.pool).await?;
+    let answer = client.destroy(admin::DestroyRequest {
+        tenant: what.tenant.to_string(),
+        reference: what.reference.to_string(),
+    });
+    answer.await?;
+    let name = super::human::printable(&what.reference.to_string());
+    print(|to| writeln!(to, "{name} of namespace {} is gone.", what.tenant))?;
+    Ok(ExitCode::SUCCESS)
+}
+
+async fn reap(plain: Plain) -> Done {
+    let mut client = socket::connect(&plain.pool.pool).await?;
+    let reaped = client.reap(admin::ReapRequest {}).await?.into_inner();
+    print(|mut to| show::reaped(&mut to, &reaped, plain.output))?;
+    Ok(ExitCode::SUCCESS)
+}
+
+async fn check(check: Check) -> Done {
+    let mut client = socket::connect(&check.pool.pool).await?;
+    let findings = client
+        .check(admin::CheckRequest {})
+        .await?
+        .into_inner()
+        .findings;
+    print(|mut to| show::findings(&mut to, &findings, check.output))?;
+    Ok(if findings.is_empty() {
+        ExitCode::SUCCESS
+    } else {
+        ExitCode::from(FAILED)
+    })
+}
+
+async fn status(plain: Plain) -> Done {
+    let mut client = socket::connect(&plain.pool.pool).await?;
+    let status = client.status(admin::StatusRequest {}).await?.into_inner();
+    print(|mut to| show::status(&mut to, &status, plain.output))?;
+    Ok(ExitCode::SUCCESS)
+}

@@ -1,0 +1,222 @@
+//! Every flag, every name of the environment and every default of the command line.
+//! What a flag does is done elsewhere; here is only what it is called, what it means, and what it is when not given.
+
+use std::path::PathBuf;
+use std::time::Duration;
+
+use clap::{Args, ValueEnum};
+
+use crate::backend::BackendKind;
+use crate::csi::{self, NodeId};
+use crate::{engine, standalone, telemetry};
+
+/// Where a pool is when nobody says so.
+const DEFAULT_POOL: &str = "/var/lib/baggageclaim";
+
+/// Which pool.
+#[derive(Debug, Clone, Args)]
+pub struct Pool {
+    /// The pool: the directory that holds all content of this node
+    #[arg(long, value_name = "DIR", env = "BAGGAGECLAIM_POOL", hide_env_values = true, default_value = DEFAULT_POOL)]
+    pub pool: PathBuf,
+}
+
+/// How the driver talks of what it does.
+#[derive(Debug, Clone, Args)]
+#[command(next_help_heading = "Log")]
+pub struct Log {
+    /// How lines look: text for people, json for programs
+    #[arg(
+        long,
+        value_name = "FORMAT",
+        env = "BAGGAGECLAIM_LOG_FORMAT",
+        hide_env_values = true,
+        default_value = "text"
+    )]
+    pub log_format: LogFormat,
+    /// What is logged: error, warn, info, debug or trace, also for a part only: `warn,baggageclaim::engine=debug`
+    #[arg(
+        long,
+        value_name = "FILTER",
+        env = "BAGGAGECLAIM_LOG",
+        hide_env_values = true,
+        default_value = "info"
+    )]
+    pub log: String,
+}
+
+/// How log lines look.
+#[derive(Debug, Clone, Copy, ValueEnum)]
+pub enum LogFormat {
+    /// A line of text.
+    Text,
+    /// A line of JSON.
+    Json,
+}
+
+impl From<LogFormat> for telemetry::LogFormat {
+    fn from(format: LogFormat) -> Self {
+        match format {
+            LogFormat::Text => Self::Text,
+            LogFormat::Json => Self::Json,
+        }
+    }
+}
+
+/// Which way of copy-on-write.
+#[derive(Debug, Clone, Copy, ValueEnum)]
+pub enum Backend {
+    /// The best that works on the pool.
+    Auto,
+    /// overlayfs over plain directories.
+    Overlay,
+    /// btrfs subvolumes and snapshots.
+    Btrfs,
+    /// Copies: reflinks where the filesystem has them.
+    Copy,
+}
+
+impl From<Backend> for Option<BackendKind> {
+    fn from(backend: Backend) -> Self {
+        match backend {
+            Backend::Auto => None,
+            Backend::Overlay => Some(BackendKind::Overlay),
+            Backend::Btrfs => Some(BackendKind::Btrfs),
+            Backend::Copy => Some(BackendKind::Copy),
+        }
+    }
+}
+
+/// How lists look.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, ValueEnum)]
+pub enum Output {
+    /// A table for people.
+    Table,
+    /// The table with all columns.
+    Wide,
+    /// JSON for programs; its form is stable (docs/cli.md).
+    Json,
+}
+
+/// How one thing looks.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, ValueEnum)]
+pub enum PlainOutput {
+    /// Text for people.
+    Text,
+    /// JSON for programs; its form is stable (docs/cli.md).
+    Json,
+}
+
+/// What `standalone` is told.
+#[derive(Debug, Clone, Args)]
+pub struct Standalone {
+    /// The pool.
+    #[command(flatten)]
+    pub pool: Pool,
+    /// Where the CSI services are: a unix socket, made here (mode 0600), at most 107 bytes long
+    #[arg(
+        long,
+        value_name = "PATH",
+        env = "BAGGAGECLAIM_SOCKET",
+        hide_env_values = true,
+        default_value = "/run/baggageclaim/csi.sock"
+    )]
+    pub socket: PathBuf,
+    /// The name of this node [default: its host name]
+    #[arg(long, value_name = "NAME", env = "BAGGAGECLAIM_NODE_ID", hide_env_values = true, value_parser = parse_node)]
+    pub node_id: Option<NodeId>,
+    /// How copy-on-write is done; a pool keeps the backend it was made with
+    #[arg(
+        long,
+        value_name = "KIND",
+        env = "BAGGAGECLAIM_BACKEND",
+        hide_env_values = true,
+        default_value = "auto"
+    )]
+    pub backend: Backend,
+    /// How long a publish waits for an input whose maker is about to finish
+    #[arg(long, value_name = "TIME", env = "BAGGAGECLAIM_INPUT_WAIT", hide_env_values = true, default_value = "90s", value_parser = humantime::parse_duration)]
+    pub input_wait: Duration,
+    /// How long a finished volume waits for its pod's outcome before it is thrown away
+    #[arg(long, value_name = "TIME", env = "BAGGAGECLAIM_OUTCOME_WAIT", hide_env_values = true, default_value = "1h", value_parser = humantime::parse_duration)]
+    pub outcome_wait: Duration,
+    /// Percent of the pool in use above which unused content is evicted, least recently used first …
+    #[arg(long, value_name = "PERCENT", env = "BAGGAGECLAIM_HIGH_WATERMARK", hide_env_values = true, default_value = "85", value_parser = clap::value_parser!(u8).range(1..=100))]
+    pub high_watermark: u8,
+    /// … down to this
+    #[arg(long, value_name = "PERCENT", env = "BAGGAGECLAIM_LOW_WATERMARK", hide_env_values = true, default_value = "70", value_parser = clap::value_parser!(u8).range(0..=99))]
+    pub low_watermark: u8,
+    /// How often garbage is looked for
+    #[arg(long, value_name = "TIME", env = "BAGGAGECLAIM_REAP_INTERVAL", hide_env_values = true, default_value = "1m", value_parser = humantime::parse_duration)]
+    pub reap_interval: Duration,
+    /// Room held back for the day the disk is full, a quantity like 64Mi; 0: none
+    #[arg(long, value_name = "BYTES", env = "BAGGAGECLAIM_RESERVE", hide_env_values = true, default_value = "64Mi", value_parser = parse_bytes)]
+    pub reserve: u64,
+    /// How long running calls may still take at the end
+    #[arg(long, value_name = "TIME", env = "BAGGAGECLAIM_GRACE", hide_env_values = true, default_value = "25s", value_parser = humantime::parse_duration)]
+    pub grace: Duration,
+    /// The log.
+    #[command(flatten)]
+    pub log: Log,
+}
+
+/// What is wrong with the flags together.
+#[derive(Debug, Clone, PartialEq, Eq, thiserror::Error)]
+pub enum Error {
+    /// Eviction would never end, or never begin.
+    #[error("--low-watermark {low} must be below --high-watermark {high}")]
+    Watermarks {
+        /// As given.
+        low: u8,
+        /// As given.
+        high: u8,
+    },
+    /// The machine's name cannot be a node's.
+    #[error("this machine's host name cannot be a node's name: {0}; give one with --node-id")]
+    HostName(csi::NodeIdError),
+}
+
+impl Standalone {
+    /// The flags as what runs takes them.
+    pub fn resolve(self) -> Result<standalone::Config, Error> {
+        let (low, high) = (self.low_watermark, self.high_watermark);
+        if low >= high {
+            return Err(Error::Watermarks { low, high });
+        }
+        let node = match self.node_id {
+            Some(node) => node,
+            None => host_name().map_err(Error::HostName)?,
+        };
+        let engine = engine::Config {
+            pool: self.pool.pool.clone(),
+            backend: self.backend.into(),
+            input_wait: self.input_wait,
+            outcome_wait: self.outcome_wait,
+            high_watermark: high,
+            low_watermark: low,
+            reap_interval: self.reap_interval,
+            reserve: self.reserve,
+        };
+        Ok(standalone::Config {
+            socket: self.socket,
+            csi: csi::Config {
+                node,
+                grace: self.grace,
+            },
+            engine,
+        })
+    }
+}
+
+fn host_name() -> Result<NodeId, csi::NodeIdError> {
+    let name = rustix::system::uname();
+    NodeId::new(name.nodename().to_str().map_err(|_| csi::NodeIdError)?)
+}
+
+fn parse_node(text: &str) -> Result<NodeId, csi::NodeIdError> {
+    NodeId::new(text)
+}
+
+fn parse_bytes(text: &str) -> Result<u64, &'static str> {
+    crate::model::parse_bytes(text).ok_or("it is no quantity like 64Mi, 1G or 5000000")
+}

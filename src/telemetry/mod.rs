@@ -1,0 +1,57 @@
+//! What the driver says while it runs: logs. Metrics and traces will live here too.
+//! It is seen by all that runs and knows none of it; what a line says is decided where it is said.
+
+use std::io::IsTerminal as _;
+
+use tracing_subscriber::EnvFilter;
+use tracing_subscriber::filter::ParseError;
+
+/// How log lines look.
+#[derive(Debug, Clone, Copy, Default, PartialEq, Eq)]
+pub enum LogFormat {
+    /// For people: a line of text.
+    #[default]
+    Text,
+    /// For programs: a line of JSON.
+    Json,
+}
+
+/// Why there is no log.
+#[derive(Debug, thiserror::Error)]
+pub enum Error {
+    /// The filter cannot be understood.
+    #[error(
+        "the log filter {filter:?} is not understood: {source}; say for example `info` or `warn,baggageclaim::engine=debug`"
+    )]
+    Filter {
+        /// The filter.
+        filter: String,
+        /// What is wrong with it.
+        source: ParseError,
+    },
+    /// Somebody set one up before.
+    #[error("the log is set up already")]
+    Twice,
+}
+
+/// Sends the log of this process to stderr: what `filter` lets through, in `format`.
+pub fn init(format: LogFormat, filter: &str) -> Result<(), Error> {
+    let filter = EnvFilter::try_new(filter).map_err(|source| Error::Filter {
+        filter: filter.to_owned(),
+        source,
+    })?;
+    let builder = tracing_subscriber::fmt()
+        .with_env_filter(filter)
+        .with_writer(std::io::stderr)
+        .with_ansi(std::io::stderr().is_terminal())
+        .with_target(false);
+    let done = match format {
+        LogFormat::Text => builder.try_init(),
+        LogFormat::Json => builder
+            .json()
+            .flatten_event(true)
+            .with_span_list(false)
+            .try_init(),
+    };
+    done.map_err(|_| Error::Twice)
+}
