@@ -518,6 +518,7 @@ fn a_fork_with_another_owner_is_a_view_and_the_disk_keeps_its_own() {
             (found.uid(), found.gid())
         };
         assert_eq!(owner(&root.join(".")), (1000, 1000));
+        assert!(pool.backend().in_use(&volume).expect("in_use"));
         assert_eq!(owner(&root.join("roots")), (1000, 1000));
         assert_eq!(owner(&root.join("users")), (0, 0));
         assert_eq!(owner(&root.join("others")), (7, 7));

@@ -26,7 +26,7 @@ use self::assemble::{How, Parts, STRING_LAYERS, assemble};
 use self::view::{Owners, Views};
 use super::{Backend, BackendKind, Error, Freeze, Limit, Result, Start, Usage, tree};
 use crate::model::layout::{EMPTY, FS, LAYERS, TOP, WORK_PREFIX};
-use crate::model::{LayerId, VolumeId};
+use crate::model::{LayerId, RootAttributes, VolumeId};
 use crate::sys::{self, Dir, Errno, FileKind, FsContext, MountEntry, Room};
 
 /// How overlays are mounted. Both are main paths: production runs Linux 5.15 to 6.12 and newer.
@@ -71,7 +71,7 @@ pub struct Overlay {
 
 impl Overlay {
     /// The backend on `pool`, which has the directories `layers`, `empty` and `incoming`, if overlay truly works there
-    /// through `api`: everything that the backend relies upon is tried once ([`trial`]), and leaves nothing behind.
+    /// through `api`: everything that the backend relies upon is tried once, and leaves nothing behind.
     pub fn open(pool: &Dir, api: MountApi) -> Result<Self> {
         let empty = pool.open_beneath(EMPTY)?;
         let elsewhere = sys::clone_tree(&empty)?;
@@ -106,13 +106,7 @@ impl Overlay {
         start: &Start<'_>,
         read_only: bool,
     ) -> Result<OwnedFd> {
-        let owners = match (start.root.uid, start.root.gid, lowers.newest(self)?) {
-            (None, None, _) | (_, _, None) => Owners::as_they_are(),
-            (uid, gid, Some(newest)) => {
-                let root = newest.stat_self()?;
-                Owners::swapping((root.st_uid, uid), (root.st_gid, gid))
-            }
-        };
+        let owners = self.owners(lowers, &start.root)?;
         let source = format!("{SOURCE_PREFIX}{id}");
         let work = next_work(volume)?;
         let in_room = self.api == MountApi::Classic && lowers.need_room();
@@ -166,6 +160,21 @@ impl Overlay {
             }
             result => result,
         }
+    }
+
+    /// How the owners of the content have to be seen for the root to be `wanted`'s.
+    fn owners(&self, lowers: &Lowers<'_>, wanted: &RootAttributes) -> Result<Owners> {
+        if (wanted.uid, wanted.gid) == (None, None) {
+            return Ok(Owners::as_they_are());
+        }
+        let Some(newest) = lowers.newest(self)? else {
+            return Ok(Owners::as_they_are());
+        };
+        let root = newest.stat_self()?;
+        Ok(Owners::swapping(
+            (root.st_uid, wanted.uid),
+            (root.st_gid, wanted.gid),
+        ))
     }
 
     fn limit(&self, volume: &Dir, bytes: Option<u64>) -> Result<Limit> {

@@ -77,7 +77,16 @@ impl Room {
             let place = place(number);
             rustix::fs::mkdir(&place, Mode::from_raw_mode(0o700))
                 .map_err(|errno| Error::new("mkdir", &place, errno))?;
-            attach_at(&mount, &place)
+            attach_at(&mount, &place)?;
+            // A clone of a shared mount would go on receiving what is mounted at the original.
+            nix::mount::mount(
+                None::<&str>,
+                place.as_str(),
+                None::<&str>,
+                MsFlags::MS_PRIVATE,
+                None::<&str>,
+            )
+            .map_err(|errno| Error::new("mount", &place, errno))
         })
     }
 
