@@ -10,7 +10,10 @@
 //! | btrfs | `fs` (subvolume) | `fs` (read-only snapshot) | bind | `snapshot -r` |
 //! | copy | `fs/` | `fs/` | bind | copy, by reflink where it can |
 
+mod btrfs;
+mod copy;
 mod overlay;
+mod plain;
 mod probe;
 pub mod tree;
 
@@ -19,6 +22,8 @@ use std::os::fd::OwnedFd;
 
 use serde::{Deserialize, Serialize};
 
+pub use self::btrfs::Btrfs;
+pub use self::copy::Copy;
 pub use self::overlay::{MountApi, Overlay};
 pub use self::probe::{Attempt, Chosen, Facts, choose};
 use crate::model::{LayerId, VolumeId};

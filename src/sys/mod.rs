@@ -4,6 +4,7 @@
 //! was applied to, and the errno. Nothing here knows of volumes, pools or CSI; nothing here decides.
 //! Relative paths are resolved from a directory's descriptor ([`Dir`]), never twice.
 
+mod btrfs;
 mod dir;
 mod error;
 mod inode_flags;
@@ -19,6 +20,7 @@ mod statfs;
 mod user_namespace;
 mod xattr;
 
+pub use btrfs::{NestedSubvolume, QuotaGroup, Quotas};
 pub use dir::{Dir, Entry, FileKind};
 pub use error::{Error, Result};
 pub use inotify::{has_unmounted, readable, watch_unmount};

@@ -100,7 +100,7 @@ pub(super) fn copy_root_attributes(from: &Dir, to: &Dir, marks: Marks) -> Result
     clippy::unnecessary_cast,
     reason = "nanoseconds are below 2^30; the fields' types differ between architectures"
 )]
-pub(super) fn times_of(stat: &Stat) -> Timestamps {
+pub(in crate::backend) fn times_of(stat: &Stat) -> Timestamps {
     Timestamps {
         last_access: Timespec {
             tv_sec: stat.st_atime as i64,

@@ -20,3 +20,5 @@ pub use flatten::flatten;
 pub use marks::{Mark, is_whiteout};
 pub use spine::Spine;
 pub use usage::usage;
+
+pub(in crate::backend) use copy::times_of;

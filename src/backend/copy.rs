@@ -1,0 +1,143 @@
+//! The backend for pools that can do neither overlay nor snapshots: volumes are directories, forks are copies of them, by
+//! reflink where the filesystem can.
+//!
+//! A fork costs one walk over the tree and, without reflinks, its bytes. A seal is always a copy too: nothing tells when a
+//! bind mount of a plain directory is really gone (no error, no event, and a write through a private copy of it would land
+//! in whatever the directory has become), so a directory that a pod has ever seen is never made a layer. What the pod
+//! writes while it is copied may be in the copy or not; the copy is nobody's else. Hence [`Backend::in_use`] says no and
+//! [`Backend::freeze`] yes.
+
+use std::os::fd::OwnedFd;
+use std::path::Path;
+
+use crate::backend::plain::{self, Place, has_file, open_if_there};
+use crate::backend::tree::{self, Marks, Method};
+use crate::backend::{Backend, BackendKind, Error, Freeze, Limit, Result, Start, Usage};
+use crate::model::layout::{FS, LAYERS};
+use crate::model::{LayerId, VolumeId};
+use crate::sys::{Dir, MountEntry};
+
+/// Where a layer's content grows before it has its name.
+const FS_NEW: &str = "fs.new";
+
+/// The copy backend of one pool.
+#[derive(Debug)]
+pub struct Copy {
+    layers: Dir,
+    place: Place,
+}
+
+impl Copy {
+    /// The backend on `pool`, which has the directory `layers`. Works on every filesystem.
+    pub fn open(pool: &Dir) -> Result<Self> {
+        Ok(Self {
+            layers: pool.open_beneath(LAYERS)?,
+            place: Place::of(pool)?,
+        })
+    }
+
+    /// The content that a volume starts from.
+    fn parent(&self, start: &Start<'_>) -> Result<Option<Dir>> {
+        let newest = start.layers.first();
+        let open = |id: &LayerId| {
+            self.layers
+                .open_beneath(Path::new(&id.to_string()).join(FS))
+        };
+        Ok(newest.map(open).transpose()?)
+    }
+}
+
+impl Backend for Copy {
+    fn kind(&self) -> BackendKind {
+        BackendKind::Copy
+    }
+
+    fn create(&self, volume: &Dir, start: &Start<'_>) -> Result<Limit> {
+        volume.create_dir(FS, 0o700)?;
+        let fs = volume.open_beneath(FS)?;
+        let parent = self.parent(start)?;
+        if let Some(parent) = &parent {
+            tree::copy(parent, &fs, Method::Reflink, Marks::Refuse)?;
+        }
+        plain::apply_root(&fs, &start.root, parent.is_some())?;
+        Ok(match start.size_limit {
+            None => Limit::None,
+            Some(_) => Limit::Unenforced("copies are not limited".to_owned()),
+        })
+    }
+
+    fn mount(
+        &self,
+        volume: &Dir,
+        _id: &VolumeId,
+        start: &Start<'_>,
+        read_only: bool,
+    ) -> Result<OwnedFd> {
+        let fs = volume.open_beneath(FS)?;
+        plain::mount(&fs, self.parent(start)?.as_ref(), start, read_only)
+    }
+
+    fn shows(&self, mount: &MountEntry, id: &VolumeId) -> bool {
+        self.place.shows(mount, id)
+    }
+
+    fn in_use(&self, _volume: &Dir) -> Result<bool> {
+        Ok(false)
+    }
+
+    fn freeze(&self, _volume: &Dir, pin: Option<OwnedFd>) -> Result<Freeze> {
+        drop(pin);
+        Ok(Freeze::Frozen)
+    }
+
+    fn has_marker(&self, volume: &Dir, name: &str) -> Result<bool> {
+        has_file(&volume.open_beneath(FS)?, name)
+    }
+
+    fn seal(&self, volume: &Dir, layer: &Dir, marker: &str) -> Result<()> {
+        if layer.has(FS)? {
+            return Ok(());
+        }
+        let fs = volume.open_beneath(FS)?;
+        // What an interrupted seal has left.
+        tree::delete(layer, Path::new(FS_NEW))?;
+        layer.create_dir(FS_NEW, 0o700)?;
+        let new = layer.open_beneath(FS_NEW)?;
+        let result = tree::copy(&fs, &new, Method::Reflink, Marks::Refuse).and_then(|_| {
+            if has_file(&new, marker)? {
+                let times = tree::times_of(&new.stat_self()?);
+                new.remove_file(marker)?;
+                new.set_times(&times)?;
+            }
+            Ok(())
+        });
+        if let Err(error) = result {
+            // The first error is the one to tell; what stays is removed by the next attempt, or with the layer.
+            let _ = tree::delete(layer, Path::new(FS_NEW));
+            return Err(error);
+        }
+        Ok(layer.rename(FS_NEW, layer, FS)?)
+    }
+
+    fn stacks(&self) -> bool {
+        false
+    }
+
+    fn flatten(&self, _layers: &[LayerId], _into: &Dir, _bottom: bool) -> Result<()> {
+        Err(Error::Unsupported {
+            what: "flattening",
+            why: "every layer is whole".to_owned(),
+        })
+    }
+
+    fn usage(&self, dir: &Dir) -> Result<Usage> {
+        match open_if_there(dir, FS)? {
+            Some(fs) => tree::usage(&fs),
+            None => Ok(Usage::default()),
+        }
+    }
+
+    fn delete(&self, trash: &Dir, name: &Path) -> Result<()> {
+        tree::delete(trash, name)
+    }
+}

@@ -1,0 +1,469 @@
+//! btrfs: subvolumes, snapshots, and simple quotas, by ioctl (btrfs-ioctl(2), `linux/btrfs.h`, `linux/btrfs_tree.h`).
+//!
+//! What is asked of a whole filesystem (which subvolumes are nested in this one, how much a quota group holds) is read from
+//! its trees by `TREE_SEARCH_V2`, which needs CAP_SYS_ADMIN and costs a microsecond.
+
+#![expect(unsafe_code, reason = "it promises that structures are the kernel's")]
+
+use std::ffi::{OsStr, OsString};
+use std::os::unix::ffi::{OsStrExt, OsStringExt};
+use std::path::PathBuf;
+
+use std::os::fd::{AsFd, AsRawFd};
+
+use linux_raw_sys::btrfs::{
+    btrfs_ioctl_ino_lookup_args, btrfs_ioctl_qgroup_assign_args, btrfs_ioctl_qgroup_create_args,
+    btrfs_ioctl_qgroup_limit_args, btrfs_ioctl_quota_ctl_args, btrfs_ioctl_search_key,
+    btrfs_qgroup_limit,
+};
+use linux_raw_sys::ioctl as request;
+use nix::errno::Errno;
+
+use super::dir::Dir;
+use super::error::{Error, IntoErrno, Result};
+use super::ioctl::{Plain, ioctl};
+use super::statfs::Space;
+
+/// `BTRFS_FIRST_FREE_OBJECTID`: the inode of every subvolume's root.
+const SUBVOLUME_ROOT: u64 = 256;
+/// `BTRFS_ROOT_TREE_OBJECTID`
+const ROOT_TREE: u64 = 1;
+/// `BTRFS_QUOTA_TREE_OBJECTID`
+const QUOTA_TREE: u64 = 8;
+/// `BTRFS_ROOT_REF_KEY`: from a subvolume to one nested in it.
+const ROOT_REF: u32 = 156;
+/// `BTRFS_QGROUP_STATUS_KEY`
+const QGROUP_STATUS: u32 = 240;
+/// `BTRFS_QGROUP_INFO_KEY`
+const QGROUP_INFO: u32 = 242;
+/// `BTRFS_QGROUP_RELATION_KEY`
+const QGROUP_RELATION: u32 = 246;
+/// `BTRFS_QGROUP_STATUS_FLAG_SIMPLE_MODE`
+const SIMPLE_MODE: u64 = 1 << 3;
+/// `BTRFS_QUOTA_CTL_ENABLE_SIMPLE_QUOTA` (Linux 6.7)
+const ENABLE_SIMPLE_QUOTA: u64 = 4;
+/// `BTRFS_SUBVOL_RDONLY`
+const READ_ONLY: u64 = 1 << 1;
+/// `BTRFS_SUBVOL_SPEC_BY_ID` (Linux 5.7)
+const BY_ID: u64 = 1 << 4;
+/// `BTRFS_QGROUP_LIMIT_MAX_RFER`
+const MAX_REFERENCED: u64 = 1;
+
+/// `struct btrfs_ioctl_vol_args`: a name.
+#[repr(C)]
+struct Named {
+    fd: i64,
+    name: [u8; 4088],
+}
+/// `struct btrfs_ioctl_vol_args_v2`: a name, or a subvolume's id in its first eight bytes.
+#[repr(C)]
+struct NamedV2 {
+    fd: i64,
+    transaction: u64,
+    flags: u64,
+    unused: [u64; 4],
+    name: [u8; 4040],
+}
+/// `struct btrfs_ioctl_search_args_v2` with room for the answer.
+#[repr(C)]
+struct Search {
+    key: btrfs_ioctl_search_key,
+    size: u64,
+    items: [u8; SEARCH_ROOM],
+}
+const SEARCH_ROOM: usize = 16 * 1024;
+/// `struct btrfs_ioctl_search_header`: transaction, objectid, offset, type, length.
+const SEARCH_HEADER: usize = 32;
+
+const _: () = assert!(size_of::<Named>() == 4096 && size_of::<NamedV2>() == 4096);
+const _: () = assert!(size_of::<btrfs_ioctl_search_key>() == 104);
+const _: () = assert!(size_of::<Search>() == 112 + SEARCH_ROOM);
+const _: () = assert!(size_of::<btrfs_ioctl_ino_lookup_args>() == 4096);
+const _: () = assert!(size_of::<btrfs_ioctl_qgroup_limit_args>() == 48);
+
+// SAFETY: integers and arrays of them, laid out as the kernel's header says (sizes above).
+unsafe impl Plain for Named {}
+// SAFETY: as above.
+unsafe impl Plain for NamedV2 {}
+// SAFETY: as above.
+unsafe impl Plain for Search {}
+// SAFETY: generated from the kernel's header, integers only.
+unsafe impl Plain for btrfs_ioctl_ino_lookup_args {}
+// SAFETY: as above.
+unsafe impl Plain for btrfs_ioctl_quota_ctl_args {}
+// SAFETY: as above.
+unsafe impl Plain for btrfs_ioctl_qgroup_create_args {}
+// SAFETY: as above.
+unsafe impl Plain for btrfs_ioctl_qgroup_assign_args {}
+// SAFETY: as above.
+unsafe impl Plain for btrfs_ioctl_qgroup_limit_args {}
+
+/// A quota group: a level and a number in it. Every subvolume has its own at level 0, of its own id.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub struct QuotaGroup(u64);
+
+impl QuotaGroup {
+    /// The group of one subvolume.
+    #[must_use]
+    pub const fn of_subvolume(id: u64) -> Self {
+        Self(id)
+    }
+
+    /// The group of level 1 that is to hold a subvolume and whatever is nested in it.
+    #[must_use]
+    pub const fn around_subvolume(id: u64) -> Self {
+        // BTRFS_QGROUP_LEVEL_SHIFT
+        Self((1 << 48) | id)
+    }
+}
+
+/// Whether quotas are counted on a filesystem.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub enum Quotas {
+    /// Not at all.
+    Off,
+    /// An extent belongs to the subvolume that wrote it: cheap.
+    Simple,
+    /// Every sharer of every extent is known: each snapshot costs tens of milliseconds.
+    Full,
+}
+
+/// A subvolume nested in another.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub struct NestedSubvolume {
+    /// Its id.
+    pub id: u64,
+    /// The inode of the directory it is in.
+    directory: u64,
+    /// Its name there.
+    pub name: OsString,
+}
+
+/// One item of a tree: its key and what it holds.
+struct Item {
+    offset: u64,
+    data: Vec<u8>,
+}
+
+fn little_endian(bytes: &[u8], at: usize) -> u64 {
+    let mut word = [0; 8];
+    if let Some(bytes) = bytes.get(at..at + 8) {
+        word.copy_from_slice(bytes);
+    }
+    u64::from_le_bytes(word)
+}
+
+fn native(bytes: &[u8], at: usize) -> u64 {
+    let mut word = [0; 8];
+    if let Some(bytes) = bytes.get(at..at + 8) {
+        word.copy_from_slice(bytes);
+    }
+    u64::from_ne_bytes(word)
+}
+
+/// All of this on the filesystem or subvolume that the directory lies in.
+impl Dir {
+    fn btrfs_error(&self, call: &'static str, errno: impl IntoErrno) -> Error {
+        Error::new(call, self.path(), errno)
+    }
+
+    /// Whether this directory is the root of a btrfs subvolume.
+    pub fn is_subvolume(&self) -> Result<bool> {
+        Ok(self.stat_self()?.st_ino == SUBVOLUME_ROOT && self.space()?.magic == Space::BTRFS)
+    }
+
+    /// The id of the subvolume that this directory is in.
+    pub fn subvolume_id(&self) -> Result<u64> {
+        let mut lookup = btrfs_ioctl_ino_lookup_args {
+            treeid: 0,
+            objectid: SUBVOLUME_ROOT,
+            name: [0; 4080],
+        };
+        ioctl(self, request::BTRFS_IOC_INO_LOOKUP, &mut lookup)
+            .map_err(|errno| self.btrfs_error("BTRFS_IOC_INO_LOOKUP", errno))?;
+        Ok(lookup.treeid)
+    }
+
+    /// Makes an empty subvolume `name` in this directory, owned by the caller, mode 0777 less the umask.
+    pub fn create_subvolume(&self, name: impl AsRef<OsStr>) -> Result<()> {
+        let mut arguments = Named {
+            fd: 0,
+            name: [0; 4088],
+        };
+        let name = name.as_ref();
+        fill(&mut arguments.name, name)
+            .and_then(|()| ioctl(self, request::BTRFS_IOC_SUBVOL_CREATE, &mut arguments))
+            .map(drop)
+            .map_err(|errno| self.error("BTRFS_IOC_SUBVOL_CREATE", name, errno))
+    }
+
+    /// Makes `name` in this directory a snapshot of the subvolume whose root `source` is.
+    ///
+    /// Exact at one moment, writes that go on meanwhile included or not. What is nested in `source` is an empty directory in it.
+    pub fn create_snapshot(
+        &self,
+        name: impl AsRef<OsStr>,
+        source: &Self,
+        read_only: bool,
+    ) -> Result<()> {
+        let mut arguments = NamedV2 {
+            fd: i64::from(source.as_fd().as_raw_fd()),
+            transaction: 0,
+            flags: if read_only { READ_ONLY } else { 0 },
+            unused: [0; 4],
+            name: [0; 4040],
+        };
+        let name = name.as_ref();
+        fill(&mut arguments.name, name)
+            .and_then(|()| ioctl(self, request::BTRFS_IOC_SNAP_CREATE_V2, &mut arguments))
+            .map(drop)
+            .map_err(|errno| self.error("BTRFS_IOC_SNAP_CREATE_V2", name, errno))
+    }
+
+    /// Destroys a subvolume of this filesystem, wherever it is; its space comes back later, in the background.
+    ///
+    /// ENOTEMPTY when another is nested in it. A descriptor open in it stays usable. Linux 5.7.
+    pub fn destroy_subvolume(&self, id: u64) -> Result<()> {
+        let mut arguments = NamedV2 {
+            fd: 0,
+            transaction: 0,
+            flags: BY_ID,
+            unused: [0; 4],
+            name: [0; 4040],
+        };
+        // The same union as the name: a subvolume's id.
+        arguments.name[..8].copy_from_slice(&id.to_ne_bytes());
+        ioctl(self, request::BTRFS_IOC_SNAP_DESTROY_V2, &mut arguments)
+            .map(drop)
+            .map_err(|errno| {
+                self.btrfs_error("BTRFS_IOC_SNAP_DESTROY_V2", errno)
+                    .with_detail(format!("subvolume {id}"))
+            })
+    }
+
+    /// The subvolumes that are nested directly in subvolume `id`.
+    pub fn nested_subvolumes(&self, id: u64) -> Result<Vec<NestedSubvolume>> {
+        let found = self.search(ROOT_TREE, id, ROOT_REF)?;
+        Ok(found
+            .into_iter()
+            .map(|item| NestedSubvolume {
+                id: item.offset,
+                // `struct btrfs_root_ref`: dirid, sequence, name_len, and the name after it.
+                directory: little_endian(&item.data, 0),
+                name: OsString::from_vec(item.data.get(18..).unwrap_or_default().to_vec()),
+            })
+            .collect())
+    }
+
+    /// Where a nested subvolume is, from the root of the one that it is nested in (`within`), for messages.
+    #[must_use]
+    pub fn path_of_nested(&self, within: u64, nested: &NestedSubvolume) -> PathBuf {
+        let mut lookup = btrfs_ioctl_ino_lookup_args {
+            treeid: within,
+            objectid: nested.directory,
+            name: [0; 4080],
+        };
+        // Longer than 4,080 bytes, or gone: the name alone must do.
+        let directory = match ioctl(self, request::BTRFS_IOC_INO_LOOKUP, &mut lookup) {
+            Ok(_) => lookup
+                .name
+                .iter()
+                .take_while(|&&byte| byte != 0)
+                .map(|byte| byte.to_ne_bytes()[0])
+                .collect(),
+            Err(_) => Vec::new(),
+        };
+        PathBuf::from(OsString::from_vec(directory)).join(&nested.name)
+    }
+
+    /// Whether and how this filesystem counts what its subvolumes hold.
+    pub fn quotas(&self) -> Result<Quotas> {
+        match self.search_one(QUOTA_TREE, 0, QGROUP_STATUS, 0) {
+            Ok(None) => Ok(Quotas::Off),
+            // `struct btrfs_qgroup_status_item`: version, generation, flags.
+            Ok(Some(item)) if little_endian(&item, 16) & SIMPLE_MODE != 0 => Ok(Quotas::Simple),
+            Ok(Some(_)) => Ok(Quotas::Full),
+            Err(error) if error.is(Errno::ENOENT) => Ok(Quotas::Off),
+            Err(error) => Err(error),
+        }
+    }
+
+    /// Switches simple quotas on, for the whole filesystem and for good. EINVAL before Linux 6.7.
+    pub fn enable_simple_quotas(&self) -> Result<()> {
+        let mut arguments = btrfs_ioctl_quota_ctl_args {
+            cmd: ENABLE_SIMPLE_QUOTA,
+            status: 0,
+        };
+        ioctl(self, request::BTRFS_IOC_QUOTA_CTL, &mut arguments)
+            .map(drop)
+            .map_err(|errno| self.btrfs_error("BTRFS_IOC_QUOTA_CTL", errno))
+    }
+
+    /// Makes a quota group, or removes it (EBUSY while anything is in it).
+    pub fn set_quota_group(&self, group: QuotaGroup, exists: bool) -> Result<()> {
+        let mut arguments = btrfs_ioctl_qgroup_create_args {
+            create: u64::from(exists),
+            qgroupid: group.0,
+        };
+        ioctl(self, request::BTRFS_IOC_QGROUP_CREATE, &mut arguments)
+            .map(drop)
+            .map_err(|errno| self.btrfs_error("BTRFS_IOC_QGROUP_CREATE", errno))
+    }
+
+    /// Puts a quota group into a higher one, or takes it out.
+    pub fn assign_quota_group(
+        &self,
+        member: QuotaGroup,
+        group: QuotaGroup,
+        inside: bool,
+    ) -> Result<()> {
+        let mut arguments = btrfs_ioctl_qgroup_assign_args {
+            assign: u64::from(inside),
+            src: member.0,
+            dst: group.0,
+        };
+        ioctl(self, request::BTRFS_IOC_QGROUP_ASSIGN, &mut arguments)
+            .map(drop)
+            .map_err(|errno| self.btrfs_error("BTRFS_IOC_QGROUP_ASSIGN", errno))
+    }
+
+    /// The most bytes that a quota group may hold.
+    pub fn limit_quota_group(&self, group: QuotaGroup, bytes: u64) -> Result<()> {
+        let mut arguments = btrfs_ioctl_qgroup_limit_args {
+            qgroupid: group.0,
+            lim: btrfs_qgroup_limit {
+                flags: MAX_REFERENCED,
+                max_rfer: bytes,
+                max_excl: 0,
+                rsv_rfer: 0,
+                rsv_excl: 0,
+            },
+        };
+        ioctl(self, request::BTRFS_IOC_QGROUP_LIMIT, &mut arguments)
+            .map(drop)
+            .map_err(|errno| self.btrfs_error("BTRFS_IOC_QGROUP_LIMIT", errno))
+    }
+
+    /// What a quota group holds, in bytes, as of the last write-back; `None` when there is no such group.
+    pub fn quota_group_usage(&self, group: QuotaGroup) -> Result<Option<u64>> {
+        let item = self.search_one(QUOTA_TREE, 0, QGROUP_INFO, group.0)?;
+        // `struct btrfs_qgroup_info_item`: generation, referenced, …
+        Ok(item.map(|item| little_endian(&item, 8)))
+    }
+
+    /// The groups that are in a group, or that it is in (the relation is kept both ways).
+    pub fn related_quota_groups(&self, group: QuotaGroup) -> Result<Vec<QuotaGroup>> {
+        let found = self.search(QUOTA_TREE, group.0, QGROUP_RELATION)?;
+        Ok(found
+            .into_iter()
+            .map(|item| QuotaGroup(item.offset))
+            .collect())
+    }
+
+    fn search_one(
+        &self,
+        tree: u64,
+        object: u64,
+        kind: u32,
+        offset: u64,
+    ) -> Result<Option<Vec<u8>>> {
+        let found = self.search_range(tree, object, kind, (offset, offset))?;
+        Ok(found.into_iter().next().map(|item| item.data))
+    }
+
+    fn search(&self, tree: u64, object: u64, kind: u32) -> Result<Vec<Item>> {
+        self.search_range(tree, object, kind, (0, u64::MAX))
+    }
+
+    /// The items of one object and kind whose offset is in the range, both ends included.
+    fn search_range(
+        &self,
+        tree: u64,
+        object: u64,
+        kind: u32,
+        (first, last): (u64, u64),
+    ) -> Result<Vec<Item>> {
+        let mut found = Vec::new();
+        let mut next = first;
+        loop {
+            let mut search = Search {
+                key: btrfs_ioctl_search_key {
+                    tree_id: tree,
+                    min_objectid: object,
+                    max_objectid: object,
+                    min_offset: next,
+                    max_offset: last,
+                    min_transid: 0,
+                    max_transid: u64::MAX,
+                    min_type: kind,
+                    max_type: kind,
+                    nr_items: u32::MAX,
+                    unused: 0,
+                    unused1: 0,
+                    unused2: 0,
+                    unused3: 0,
+                    unused4: 0,
+                },
+                size: SEARCH_ROOM as u64,
+                items: [0; SEARCH_ROOM],
+            };
+            ioctl(self, request::BTRFS_IOC_TREE_SEARCH_V2, &mut search)
+                .map_err(|errno| self.btrfs_error("BTRFS_IOC_TREE_SEARCH_V2", errno))?;
+            if search.key.nr_items == 0 {
+                return Ok(found);
+            }
+            let mut rest = &search.items[..];
+            for _ in 0..search.key.nr_items {
+                let offset = native(rest, 16);
+                let length = usize::try_from(native(rest, 24) >> 32).unwrap_or(0);
+                // Type and length are two 32-bit words; which half is which depends on the byte order.
+                let length = if cfg!(target_endian = "little") {
+                    length
+                } else {
+                    usize::try_from(native(rest, 24) & 0xffff_ffff).unwrap_or(0)
+                };
+                let Some(data) = rest.get(SEARCH_HEADER..SEARCH_HEADER + length) else {
+                    break;
+                };
+                found.push(Item {
+                    offset,
+                    data: data.to_vec(),
+                });
+                rest = &rest[SEARCH_HEADER + length..];
+                next = offset;
+            }
+            if next >= last {
+                return Ok(found);
+            }
+            next += 1;
+        }
+    }
+}
+
+/// Puts a name into an ioctl's field, which ends with NUL.
+fn fill(field: &mut [u8], name: &OsStr) -> std::result::Result<(), Errno> {
+    let name = name.as_bytes();
+    if name.len() >= field.len() {
+        return Err(Errno::ENAMETOOLONG);
+    }
+    field[..name.len()].copy_from_slice(name);
+    Ok(())
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn what_is_no_btrfs_is_no_subvolume() {
+        let folder = tempfile::tempdir().expect("a temporary folder");
+        let dir = Dir::open(folder.path()).expect("it opens");
+        if dir.space().expect("statfs").magic != Space::BTRFS {
+            assert!(!dir.is_subvolume().expect("asked"));
+            assert!(dir.create_subvolume("s").is_err());
+        }
+        let long = OsString::from("x".repeat(5000));
+        let error = dir.create_subvolume(&long).expect_err("too long");
+        assert!(error.is(Errno::ENAMETOOLONG));
+    }
+}
