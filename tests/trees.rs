@@ -12,6 +12,7 @@ use std::fs;
 use std::os::unix::ffi::OsStrExt;
 use std::os::unix::fs::{MetadataExt, PermissionsExt};
 use std::path::{Path, PathBuf};
+use std::sync::atomic::{AtomicBool, Ordering};
 
 use baggageclaim::backend::tree::{self, Marks, Method};
 use baggageclaim::sys::Dir;
@@ -74,6 +75,46 @@ fn thousands_of_levels_are_copied_measured_merged_and_deleted() {
         tree::delete(&root, Path::new(name)).expect("delete");
     }
     assert!(root.entries().expect("entries").is_empty());
+}
+
+#[test]
+fn a_tree_that_changes_while_it_is_copied_leads_nowhere() {
+    const ROUNDS: usize = 300;
+    let lab = require_lab!(Fs::Tmpfs);
+    let (from, outside) = (lab.dir("from"), lab.dir("outside"));
+    fs::write(outside.join("secret"), b"secret").expect("write");
+    fs::create_dir_all(from.join("dir/below")).expect("mkdir");
+    for number in 0..20 {
+        fs::write(from.join(format!("dir/below/{number}")), b"mine").expect("write");
+    }
+    fs::write(from.join("file"), b"mine").expect("write");
+    std::os::unix::fs::symlink(&outside, from.join("trap")).expect("symlink");
+    std::os::unix::fs::symlink(outside.join("secret"), from.join("bait")).expect("symlink");
+    let done = AtomicBool::new(false);
+    std::thread::scope(|scope| {
+        scope.spawn(|| {
+            let root = open(&from);
+            let exchange = rustix::fs::RenameFlags::EXCHANGE;
+            while !done.load(Ordering::Relaxed) {
+                for (one, other) in [("dir", "trap"), ("file", "bait"), ("dir", "file")] {
+                    let _ = rustix::fs::renameat_with(&root, one, &root, other, exchange);
+                }
+            }
+        });
+        for round in 0..ROUNDS {
+            let to = lab.dir("to");
+            // It may fail, if the tree is not to be had at that moment; it must not go astray.
+            let _ = tree::copy(&open(&from), &open(&to), Method::Bytes, Marks::Refuse);
+            for (path, entry) in Snapshot::of(&to).entries {
+                let astray = path.ends_with(b"secret") || (entry.kind == 'f' && entry.size == 6);
+                assert!(!astray, "round {round}: {}", path.escape_ascii());
+            }
+            tree::delete(&open(&lab.path()), Path::new("to")).expect("delete");
+            tree::usage(&open(&from)).expect("usage");
+        }
+        done.store(true, Ordering::Relaxed);
+    });
+    assert_eq!(fs::read(outside.join("secret")).expect("read"), b"secret");
 }
 
 #[test]

@@ -88,7 +88,7 @@ impl Btrfs {
         self.pool.set_quota_group(group, true)?;
         self.pool
             .assign_quota_group(QuotaGroup::of_subvolume(id), group, true)?;
-        self.pool.limit_quota_group(group, bytes)?;
+        self.pool.limit_quota_group(group, Some(bytes))?;
         Ok(Limit::Enforced)
     }
 
@@ -118,6 +118,7 @@ impl Btrfs {
             next += 1;
         }
         let group = QuotaGroup::around_subvolume(id);
+        self.lift_limit(group)?;
         for id in order.into_iter().rev() {
             match self.pool.destroy_subvolume(id) {
                 Ok(()) => {}
@@ -127,6 +128,14 @@ impl Btrfs {
             }
         }
         self.forget_group(group);
+        Ok(())
+    }
+
+    /// Takes the limit of a volume away: at its limit even an unlink, and destroying what is nested in it, is EDQUOT.
+    fn lift_limit(&self, group: QuotaGroup) -> Result<()> {
+        if self.no_quota.is_none() && self.pool.quota_group_usage(group)?.is_some() {
+            self.pool.limit_quota_group(group, None)?;
+        }
         Ok(())
     }
 
@@ -199,7 +208,14 @@ impl Backend for Btrfs {
         Self::refuse_nested(&fs)?;
         if has_file(&fs, marker)? {
             let times = tree::times_of(&fs.stat_self()?);
-            fs.remove_file(marker)?;
+            match fs.remove_file(marker) {
+                // What says "commit this" is no longer written to.
+                Err(error) if error.is(Errno::EDQUOT) => {
+                    self.lift_limit(QuotaGroup::around_subvolume(fs.subvolume_id()?))?;
+                    fs.remove_file(marker)?;
+                }
+                result => result?,
+            }
             fs.set_times(&times)?;
         }
         layer.create_snapshot(FS, &fs, true)?;

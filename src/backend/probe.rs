@@ -6,7 +6,7 @@ use std::fmt;
 use std::sync::Arc;
 
 use super::overlay::{MountApi, Overlay};
-use super::{Backend, BackendKind, Error, Result};
+use super::{Backend, BackendKind, Btrfs, Copy, Error, Result};
 use crate::model::layout::{EMPTY, INCOMING, LAYERS, TRASH};
 use crate::sys::Dir;
 
@@ -124,12 +124,8 @@ pub fn choose(pool: &Dir, wanted: Option<BackendKind>, api: Option<MountApi>) ->
 fn open(pool: &Dir, kind: BackendKind, api: Option<MountApi>) -> Result<Arc<dyn Backend>> {
     Ok(match kind {
         BackendKind::Overlay => Arc::new(Overlay::open(pool, api.unwrap_or(MountApi::Classic))?),
-        BackendKind::Btrfs | BackendKind::Copy => {
-            return Err(Error::Unsupported {
-                what: "this backend",
-                why: "it is not there yet".to_owned(),
-            });
-        }
+        BackendKind::Btrfs => Arc::new(Btrfs::open(pool)?),
+        BackendKind::Copy => Arc::new(Copy::open(pool)?),
     })
 }
 

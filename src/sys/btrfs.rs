@@ -327,13 +327,14 @@ impl Dir {
             .map_err(|errno| self.btrfs_error("BTRFS_IOC_QGROUP_ASSIGN", errno))
     }
 
-    /// The most bytes that a quota group may hold.
-    pub fn limit_quota_group(&self, group: QuotaGroup, bytes: u64) -> Result<()> {
+    /// The most bytes that a quota group may hold; `None` takes the limit away.
+    pub fn limit_quota_group(&self, group: QuotaGroup, bytes: Option<u64>) -> Result<()> {
         let mut arguments = btrfs_ioctl_qgroup_limit_args {
             qgroupid: group.0,
             lim: btrfs_qgroup_limit {
                 flags: MAX_REFERENCED,
-                max_rfer: bytes,
+                // CLEAR_VALUE of fs/btrfs/qgroup.c: -1.
+                max_rfer: bytes.unwrap_or(u64::MAX),
                 max_excl: 0,
                 rsv_rfer: 0,
                 rsv_excl: 0,

@@ -212,20 +212,21 @@ impl Copier {
     }
 
     fn directory(&mut self, entry: &Entry, node: &Node, stat: &Stat) -> Result<bool> {
+        self.to.here().create_dir(&entry.name, 0o700)?;
+        let copy = self.to.here().node(&entry.name)?;
+        copy_attributes(node, &copy, stat, self.files.marks)
+            .map_err(|error| self.placed(error, entry))?;
         match self.from.descend(&entry.name) {
             Ok(()) => {}
             // What we saw and what is there now are two things: somebody is changing it, and it is no longer a directory.
             Err(error)
                 if matches!(error.errno(), Errno::ENOENT | Errno::ENOTDIR | Errno::ELOOP) =>
             {
+                self.to.here().remove_dir(&entry.name)?;
                 return Ok(false);
             }
             Err(error) => return Err(error.into()),
         }
-        self.to.here().create_dir(&entry.name, 0o700)?;
-        let copy = self.to.here().node(&entry.name)?;
-        copy_attributes(node, &copy, stat, self.files.marks)
-            .map_err(|error| self.placed(error, entry))?;
         self.to.descend(&entry.name)?;
         Ok(true)
     }

@@ -1,0 +1,807 @@
+//! What every backend must do, tried on every filesystem that this machine can make.
+//!
+//! One list of cases, written against the trait alone. Each combination makes one filesystem and runs all cases on it.
+
+#![expect(
+    clippy::disallowed_methods,
+    clippy::print_stderr,
+    reason = "a suite of many cases says how long each took; and what the product deletes safely, a test of it makes and removes in the plain way"
+)]
+
+mod common;
+
+use std::collections::BTreeSet;
+use std::fs;
+use std::io::Write as _;
+use std::os::unix::fs::{MetadataExt, PermissionsExt, chown};
+use std::path::{Path, PathBuf};
+use std::sync::atomic::{AtomicU32, Ordering};
+
+use baggageclaim::backend::{
+    Backend, BackendKind, Btrfs, Copy, Error, Freeze, Limit, MountApi, Overlay, Start, tree,
+};
+use baggageclaim::model::{LayerId, RootAttributes, VolumeId};
+use baggageclaim::sys::{self, Dir, QuotaGroup};
+use common::{Fs, Lab, Snapshot, assert_same, require_lab, tree as trees};
+use rustix::fs::IFlags;
+
+const MARKER: &str = ".baggageclaim-commit";
+
+/// One backend on one filesystem.
+struct Bench {
+    backend: Box<dyn Backend>,
+    pool: Dir,
+    path: PathBuf,
+    targets: Dir,
+    targets_path: PathBuf,
+}
+
+/// A volume and what it was started from.
+struct Volume {
+    id: VolumeId,
+    dir: Dir,
+    layers: Vec<LayerId>,
+    root: RootAttributes,
+    size_limit: Option<u64>,
+    limit: Limit,
+}
+
+impl Volume {
+    fn start(&self) -> Start<'_> {
+        Start {
+            layers: &self.layers,
+            root: self.root,
+            size_limit: self.size_limit,
+            sealable: true,
+            durable: false,
+        }
+    }
+}
+
+impl Bench {
+    fn new(lab: &Lab, open: fn(&Dir) -> Box<dyn Backend>) -> Self {
+        // The pool is not the filesystem's root: what it is called in the mount table must be found out.
+        let path = lab.dir("below/pool");
+        for name in ["volumes", "pending", "layers", "incoming", "trash", "empty"] {
+            fs::create_dir(path.join(name)).expect("mkdir");
+        }
+        let pool = Dir::open(&path).expect("the pool opens");
+        let targets_path = lab.kubelet_dir().join("pods");
+        Self {
+            backend: open(&pool),
+            pool,
+            path,
+            targets: Dir::open(&targets_path).expect("the targets open"),
+            targets_path,
+        }
+    }
+
+    /// A number that nothing in this process has: the pools that are tested at the same time share one mount table.
+    fn number() -> u32 {
+        static NEXT: AtomicU32 = AtomicU32::new(1);
+        NEXT.fetch_add(1, Ordering::Relaxed)
+    }
+
+    fn create(&self, layers: &[LayerId], root: RootAttributes, size_limit: Option<u64>) -> Volume {
+        let id: VolumeId = format!("volume-{}", Self::number()).parse().expect("an id");
+        let volumes = self.pool.open_beneath("volumes").expect("volumes");
+        volumes.create_dir(&id, 0o700).expect("mkdir");
+        let mut volume = Volume {
+            dir: volumes.open_beneath(&id).expect("the volume opens"),
+            id,
+            layers: layers.to_vec(),
+            root,
+            size_limit,
+            limit: Limit::None,
+        };
+        volume.limit = self
+            .backend
+            .create(&volume.dir, &volume.start())
+            .expect("created");
+        volume
+    }
+
+    fn fork(&self, layers: &[LayerId]) -> Volume {
+        self.create(layers, RootAttributes::default(), None)
+    }
+
+    /// Mounts the volume, does something in it, unmounts it, and expects that it is then free.
+    fn within<T>(&self, volume: &Volume, act: impl FnOnce(&Path) -> T) -> T {
+        self.mounted(volume, false, act)
+    }
+
+    fn mounted<T>(&self, volume: &Volume, read_only: bool, act: impl FnOnce(&Path) -> T) -> T {
+        let pin = self
+            .backend
+            .mount(&volume.dir, &volume.id, &volume.start(), read_only)
+            .expect("mounted");
+        let name = format!("target-{}", Self::number());
+        self.targets.create_dir(&name, 0o755).expect("mkdir");
+        sys::move_mount_onto(std::os::fd::AsFd::as_fd(&pin), &self.targets, &name)
+            .expect("attached");
+        let result = act(&self.targets_path.join(&name));
+        sys::detach(&self.targets, &name).expect("detached");
+        self.targets.remove_dir(&name).expect("rmdir");
+        if !read_only {
+            let frozen = self.backend.freeze(&volume.dir, Some(pin)).expect("freeze");
+            assert!(matches!(frozen, Freeze::Frozen), "{frozen:?}");
+            assert!(!self.backend.in_use(&volume.dir).expect("in_use"));
+        }
+        result
+    }
+
+    fn see(&self, volume: &Volume) -> Snapshot {
+        self.mounted(volume, true, Snapshot::of)
+    }
+
+    fn layer(&self) -> (LayerId, Dir) {
+        let id = LayerId::from_bits(u128::from(Self::number()));
+        let layers = self.pool.open_beneath("layers").expect("layers");
+        layers.create_dir(id.to_string(), 0o700).expect("mkdir");
+        (id, layers.open_beneath(id.to_string()).expect("open"))
+    }
+
+    fn try_seal(&self, volume: &Volume) -> Result<Vec<LayerId>, Error> {
+        let (id, dir) = self.layer();
+        self.backend.seal(&volume.dir, &dir, MARKER)?;
+        let mut layers = vec![id];
+        if self.backend.stacks() {
+            layers.extend(&volume.layers);
+        }
+        Ok(layers)
+    }
+
+    fn seal(&self, volume: &Volume) -> Vec<LayerId> {
+        self.try_seal(volume).expect("sealed")
+    }
+
+    /// A new artifact with this content.
+    fn artifact(&self, fill: impl FnOnce(&Path)) -> Vec<LayerId> {
+        let volume = self.fork(&[]);
+        self.within(&volume, fill);
+        self.seal(&volume)
+    }
+
+    /// What an artifact shows, by a fork of its own.
+    fn shown(&self, layers: &[LayerId]) -> Snapshot {
+        let fork = self.fork(layers);
+        let seen = self.see(&fork);
+        self.discard(fork);
+        seen
+    }
+
+    fn discard(&self, volume: Volume) {
+        let Volume { id, .. } = volume;
+        let volumes = self.pool.open_beneath("volumes").expect("volumes");
+        let trash = self.pool.open_beneath("trash").expect("trash");
+        volumes.rename(&id, &trash, &id).expect("to the trash");
+        self.backend.delete(&trash, id.as_ref()).expect("deleted");
+        assert!(!trash.has(&id).expect("stat"));
+    }
+
+    /// Deletes everything that is left, which must be possible.
+    fn empty(&self) {
+        for room in ["volumes", "layers"] {
+            let dir = self.pool.open_beneath(room).expect("open");
+            for entry in dir.entries().expect("entries") {
+                self.backend
+                    .delete(&dir, Path::new(&entry.name))
+                    .expect("deleted");
+            }
+            assert!(dir.entries().expect("entries").is_empty());
+        }
+    }
+}
+
+fn owner(path: &Path) -> (u32, u32, u32) {
+    let data = fs::symlink_metadata(path).expect("stat");
+    (data.uid(), data.gid(), data.mode() & 0o7777)
+}
+
+fn an_empty_volume_has_the_root_that_was_asked_for(bench: &Bench) {
+    let root = RootAttributes::default();
+    let cases = [
+        (root, (0, 0, 0o777)),
+        (
+            RootAttributes {
+                mode: Some(0o2750),
+                uid: Some(1000),
+                gid: Some(2000),
+                mount_group: Some(3000),
+            },
+            (1000, 2000, 0o2750),
+        ),
+        (
+            RootAttributes {
+                mode: Some(0o700),
+                mount_group: Some(3000),
+                ..root
+            },
+            (0, 3000, 0o2770),
+        ),
+    ];
+    for (root, expected) in cases {
+        let volume = bench.create(&[], root, None);
+        assert_eq!(bench.within(&volume, owner), expected, "{root:?}");
+        let usage = bench.backend.usage(&volume.dir).expect("usage");
+        assert_eq!((usage.files, usage.directories), (0, 1));
+        bench.discard(volume);
+    }
+}
+
+fn what_is_sealed_is_what_forks_show(bench: &Bench) {
+    let volume = bench.fork(&[]);
+    let before = bench.within(&volume, |root| {
+        trees::odd(root);
+        let acl = default_acl();
+        for name in ["system.posix_acl_access", "system.posix_acl_default"] {
+            let flags = rustix::fs::XattrFlags::empty();
+            rustix::fs::setxattr(root.join("empty"), name, &acl, flags).expect("acl");
+        }
+        trees::times(&root.join("empty"), 1_100_000_000, 42);
+        trees::times(root, 1_234_567_890, 987_654_321);
+        Snapshot::of(root)
+    });
+    let layers = bench.seal(&volume);
+    bench.discard(volume);
+    assert_same(&before, &bench.shown(&layers));
+    let again = bench.fork(&layers);
+    let usage = bench.backend.usage(&again.dir).expect("usage");
+    assert!(usage.directories >= 1);
+    // A fork that changes nothing, sealed, is the same again.
+    let layers = bench.seal(&again);
+    assert_same(&before, &bench.shown(&layers));
+}
+
+/// An ACL of version 2 (`linux/posix_acl_xattr.h`): the owner, user 1234, the group, the mask, the others.
+fn default_acl() -> Vec<u8> {
+    let mut acl = 2_u32.to_le_bytes().to_vec();
+    for (tag, permissions, id) in [
+        (0x01_u16, 7_u16, u32::MAX),
+        (0x02, 5, 1234),
+        (0x04, 5, u32::MAX),
+        (0x10, 7, u32::MAX),
+        (0x20, 0, u32::MAX),
+    ] {
+        acl.extend(tag.to_le_bytes());
+        acl.extend(permissions.to_le_bytes());
+        acl.extend(id.to_le_bytes());
+    }
+    acl
+}
+
+fn forks_do_not_see_each_other(bench: &Bench) {
+    let layers = bench.artifact(|root| trees::files(root, 50));
+    let before = bench.shown(&layers);
+    let (one, other) = (bench.fork(&layers), bench.fork(&layers));
+    bench.within(&one, |root| {
+        for entry in fs::read_dir(root).expect("readdir") {
+            let path = entry.expect("entry").path();
+            if path.is_dir() {
+                fs::remove_dir_all(&path).expect("rm");
+            } else {
+                fs::write(&path, b"changed").expect("write");
+            }
+        }
+        fs::write(root.join("new"), b"mine").expect("write");
+    });
+    assert_same(&before, &bench.see(&other));
+    assert_same(&before, &bench.shown(&layers));
+    assert!(bench.see(&one).get("new").is_some());
+    bench.discard(one);
+    assert_same(&before, &bench.see(&other));
+    bench.discard(other);
+}
+
+/// A small generator of numbers (xorshift, Marsaglia 2003).
+struct Random(u64);
+
+impl Random {
+    fn below(&mut self, limit: usize) -> usize {
+        self.0 ^= self.0 << 13;
+        self.0 ^= self.0 >> 7;
+        self.0 ^= self.0 << 17;
+        usize::try_from((self.0 >> 11) % limit as u64).expect("it is below limit")
+    }
+
+    fn path(&mut self) -> PathBuf {
+        (0..=self.below(3))
+            .map(|_| ["a", "b", "c", "d", "e"][self.below(5)])
+            .collect()
+    }
+
+    /// Changes a tree in some way; what is not possible just fails.
+    fn change(&mut self, root: &Path) {
+        let path = root.join(self.path());
+        match self.below(9) {
+            0..=1 => drop(fs::create_dir_all(&path)),
+            2..=3 => drop(fs::write(&path, [self.0.to_le_bytes()[0]; 20])),
+            4 => drop(fs::remove_file(&path)),
+            5 => drop(fs::remove_dir_all(&path)),
+            6 => drop(fs::rename(&path, root.join(self.path()))),
+            7 => {
+                // A directory becomes a file, a file a directory.
+                if fs::remove_dir_all(&path).is_ok() {
+                    drop(fs::write(&path, b"was a directory"));
+                } else if fs::remove_file(&path).is_ok() {
+                    drop(fs::create_dir(&path));
+                }
+            }
+            _ => {
+                if fs::remove_dir_all(&path).is_ok() {
+                    drop(fs::create_dir(&path));
+                }
+            }
+        }
+    }
+}
+
+fn chains_of_forks_show_what_each_of_them_left(bench: &Bench) {
+    let mut random = Random(0x9e37_79b9_7f4a_7c15);
+    let mut layers: Vec<LayerId> = Vec::new();
+    let mut history: Vec<(Vec<LayerId>, Snapshot)> = Vec::new();
+    for _ in 0..20 {
+        let volume = bench.fork(&layers);
+        let left = bench.within(&volume, |root| {
+            for _ in 0..15 {
+                random.change(root);
+            }
+            Snapshot::of(root)
+        });
+        layers = bench.seal(&volume);
+        bench.discard(volume);
+        assert_same(&left, &bench.shown(&layers));
+        history.push((layers.clone(), left));
+    }
+    for (layers, left) in &history {
+        assert_same(left, &bench.shown(layers));
+    }
+    if !bench.backend.stacks() {
+        return;
+    }
+    let flatten = |range: std::ops::Range<usize>| {
+        let (id, dir) = bench.layer();
+        let bottom = range.end == layers.len();
+        bench
+            .backend
+            .flatten(&layers[range.clone()], &dir, bottom)
+            .expect("flattened");
+        let mut flat = layers.clone();
+        flat.splice(range, [id]);
+        flat
+    };
+    let (_, left) = history.last().expect("twenty");
+    for range in [0..20, 0..10, 5..15, 10..20, 3..4] {
+        assert_same(left, &bench.shown(&flatten(range)));
+    }
+}
+
+fn sealing_twice_is_sealing_once(bench: &Bench) {
+    let volume = bench.fork(&[]);
+    bench.within(&volume, |root| {
+        fs::write(root.join("f"), b"x").expect("write");
+    });
+    let (id, dir) = bench.layer();
+    bench.backend.seal(&volume.dir, &dir, MARKER).expect("once");
+    bench
+        .backend
+        .seal(&volume.dir, &dir, MARKER)
+        .expect("twice");
+    assert_eq!(bench.shown(&[id]).len(), 1);
+}
+
+fn a_marker_is_seen_and_is_not_content(bench: &Bench) {
+    let volume = bench.fork(&[]);
+    let has = |volume: &Volume| {
+        bench
+            .backend
+            .has_marker(&volume.dir, MARKER)
+            .expect("asked")
+    };
+    assert!(!has(&volume));
+    bench.within(&volume, |root| {
+        std::os::unix::fs::symlink("/etc/passwd", root.join(MARKER)).expect("symlink");
+    });
+    assert!(!has(&volume), "a symlink is no marker");
+    bench.within(&volume, |root| {
+        fs::remove_file(root.join(MARKER)).expect("unlink");
+        fs::write(root.join(MARKER), b"").expect("write");
+        fs::write(root.join("content"), b"x").expect("write");
+    });
+    assert!(has(&volume));
+    let layers = bench.seal(&volume);
+    let seen = bench.shown(&layers);
+    assert!(seen.get(MARKER).is_none() && seen.get("content").is_some());
+    let fork = bench.fork(&layers);
+    assert!(!has(&fork));
+    bench.discard(fork);
+}
+
+fn read_only_is_read_only(bench: &Bench) {
+    let layers = bench.artifact(|root| fs::write(root.join("f"), b"x").expect("write"));
+    let volume = bench.fork(&layers);
+    bench.mounted(&volume, true, |root| {
+        let error = fs::write(root.join("f"), b"y").expect_err("read-only");
+        assert_eq!(error.kind(), std::io::ErrorKind::ReadOnlyFilesystem);
+        assert_eq!(fs::read(root.join("f")).expect("read"), b"x");
+    });
+    bench.discard(volume);
+}
+
+fn the_mount_table_tells_whose_a_mount_is(bench: &Bench) {
+    let (volume, other) = (bench.fork(&[]), bench.fork(&[]));
+    let lines = |id: &VolumeId| {
+        let table = sys::mount_table().expect("the table");
+        table
+            .iter()
+            .filter(|mount| bench.backend.shows(mount, id))
+            .count()
+    };
+    assert_eq!(lines(&volume.id), 0);
+    bench.within(&volume, |root| {
+        assert_eq!((lines(&volume.id), lines(&other.id)), (1, 0));
+        let options = fs::read_to_string("/proc/self/mountinfo").expect("mountinfo");
+        let place = root.to_str().expect("the lab's names are text");
+        let line = options.lines().find(|line| line.contains(place));
+        let line = line.expect("it is there");
+        assert!(line.contains("nosuid,nodev"), "{line}");
+        // What a pod mounts in its volume must not be seen in the pool: there a delete would meet it.
+        let inside = root.join("inside");
+        fs::create_dir(&inside).expect("mkdir");
+        rustix::mount::mount_bind("/proc", &inside).expect("bind");
+        let table = sys::mount_table().expect("the table");
+        let in_pool = table
+            .iter()
+            .filter(|mount| mount.is_below(&bench.path))
+            .count();
+        assert_eq!(in_pool, 0);
+        rustix::mount::unmount(&inside, rustix::mount::UnmountFlags::DETACH).expect("umount");
+    });
+    assert_eq!(lines(&volume.id), 0);
+    bench.discard(volume);
+    bench.discard(other);
+}
+
+fn writers_are_noticed_where_the_backend_promises_it(bench: &Bench) {
+    let volume = bench.fork(&[]);
+    let pin = bench
+        .backend
+        .mount(&volume.dir, &volume.id, &volume.start(), false)
+        .expect("mounted");
+    bench.targets.create_dir("held", 0o755).expect("mkdir");
+    sys::move_mount_onto(std::os::fd::AsFd::as_fd(&pin), &bench.targets, "held").expect("attach");
+    let mut file = fs::File::create(bench.targets_path.join("held/f")).expect("create");
+    sys::detach(&bench.targets, "held").expect("detach");
+    bench.targets.remove_dir("held").expect("rmdir");
+    let overlay = bench.backend.kind() == BackendKind::Overlay;
+    assert_eq!(bench.backend.in_use(&volume.dir).expect("in_use"), overlay);
+    let answer = bench
+        .backend
+        .freeze(&volume.dir, Some(pin))
+        .expect("freeze");
+    assert_eq!(matches!(answer, Freeze::Busy(_)), overlay);
+    file.write_all(b"the last word").expect("write");
+    drop(file);
+    if overlay {
+        let free = (0..200).any(|_| {
+            std::thread::sleep(std::time::Duration::from_millis(5));
+            !bench.backend.in_use(&volume.dir).expect("in_use")
+        });
+        assert!(free, "it is still in use");
+    }
+    let layers = bench.seal(&volume);
+    let size = bench.shown(&layers).get("f").map(|entry| entry.size);
+    assert_eq!(size, Some(13));
+}
+
+fn thousands_of_levels_are_no_problem(bench: &Bench) {
+    let volume = bench.fork(&[]);
+    let count = |root: &Path| {
+        let usage = tree::usage(&Dir::open(root).expect("open")).expect("usage");
+        (usage.directories, usage.files)
+    };
+    let before = bench.within(&volume, |root| {
+        trees::deep(root, 3000);
+        count(root)
+    });
+    assert_eq!(before, (3001, 1));
+    let layers = bench.seal(&volume);
+    let fork = bench.fork(&layers);
+    assert_eq!(bench.within(&fork, count), before);
+    bench.discard(fork);
+    bench.discard(volume);
+    if bench.backend.stacks() {
+        let (id, dir) = bench.layer();
+        bench.backend.flatten(&layers, &dir, true).expect("flatten");
+        let fork = bench.fork(&[id]);
+        assert_eq!(bench.within(&fork, count), before);
+        bench.discard(fork);
+    }
+}
+
+fn immutable_files_do_not_stop_a_delete(bench: &Bench) {
+    let volume = bench.fork(&[]);
+    bench.within(&volume, |root| {
+        fs::create_dir(root.join("d")).expect("mkdir");
+        fs::write(root.join("d/f"), b"x").expect("write");
+        for (name, flag) in [("d/f", IFlags::IMMUTABLE), ("d", IFlags::APPEND)] {
+            let file = fs::File::open(root.join(name)).expect("open");
+            // tmpfs has flags since Linux 6.6.
+            let _ = rustix::fs::ioctl_setflags(&file, flag);
+        }
+    });
+    bench.discard(volume);
+}
+
+fn owners_are_a_view(bench: &Bench) {
+    let layers = bench.artifact(|root| {
+        for (name, id) in [
+            ("mine", 1000),
+            ("root", 0),
+            ("theirs", 2000),
+            ("far", 70_000),
+        ] {
+            fs::write(root.join(name), name).expect("write");
+            chown(root.join(name), Some(id), Some(id)).expect("chown");
+        }
+        fs::set_permissions(root, fs::Permissions::from_mode(0o750)).expect("chmod");
+        chown(root, Some(1000), Some(1000)).expect("chown");
+    });
+    let root = RootAttributes {
+        uid: Some(2000),
+        gid: Some(2000),
+        ..RootAttributes::default()
+    };
+    let volume = bench.create(&layers, root, None);
+    bench.within(&volume, |root| {
+        let expect = |name: &str, id| {
+            let (uid, gid, _) = owner(&root.join(name));
+            assert_eq!((uid, gid), (id, id), "{name:?}");
+        };
+        assert_eq!(owner(root), (2000, 2000, 0o750));
+        for (name, id) in [
+            ("mine", 2000),
+            ("root", 0),
+            ("theirs", 1000),
+            ("far", 70_000),
+        ] {
+            expect(name, id);
+        }
+        // It is writable as such, and what the new owner makes is his.
+        fs::write(root.join("mine"), b"changed").expect("write");
+        fs::write(root.join("new"), b"new").expect("write");
+        chown(root.join("new"), Some(2000), Some(2000)).expect("chown");
+        expect("mine", 2000);
+        expect("new", 2000);
+    });
+    let sealed = bench.seal(&volume);
+    bench.discard(volume);
+    // On disk nothing was turned: the view is this volume's alone.
+    let fork = bench.fork(&sealed);
+    bench.within(&fork, |root| {
+        assert_eq!(owner(root), (1000, 1000, 0o750));
+        for (name, id) in [("mine", 1000), ("new", 1000), ("root", 0), ("theirs", 2000)] {
+            let (uid, gid, _) = owner(&root.join(name));
+            assert_eq!((uid, gid), (id, id), "{name}");
+        }
+    });
+    bench.discard(fork);
+    let group = RootAttributes {
+        mount_group: Some(4000),
+        ..RootAttributes::default()
+    };
+    let fork = bench.create(&sealed, group, None);
+    assert_eq!(bench.within(&fork, owner), (1000, 4000, 0o2770));
+    bench.discard(fork);
+}
+
+fn what_looks_like_overlays_marks_comes_back_or_is_refused(bench: &Bench) {
+    for only in ["whiteout", "attributes"] {
+        let base = bench.artifact(|root| {
+            fs::create_dir(root.join("opaque")).expect("mkdir");
+            fs::write(root.join("opaque/below"), b"x").expect("write");
+        });
+        let volume = bench.fork(&base);
+        let (made, left) = bench.within(&volume, |root| {
+            let mut made: BTreeSet<_> = trees::whiteout_like(root).into_iter().collect();
+            if only == "attributes" && made.remove("whiteout") {
+                fs::remove_file(root.join("whiteout")).expect("unlink");
+            }
+            (made, Snapshot::of(root))
+        });
+        match bench.try_seal(&volume) {
+            Ok(layers) => {
+                let seen = bench.shown(&layers);
+                assert_same(&left, &seen);
+                assert!(seen.get("opaque/below").is_some(), "a mark acted");
+                let fork = bench.fork(&layers);
+                let again = bench.seal(&fork);
+                assert_same(&left, &bench.shown(&again));
+            }
+            Err(Error::Refused { path, why }) => {
+                assert_eq!(bench.backend.kind(), BackendKind::Copy, "{path}: {why}");
+                assert!(path == "whiteout" || path == "opaque", "{path}: {why}");
+                assert!(!made.is_empty());
+            }
+            Err(error) => panic!("{error}"),
+        }
+        bench.discard(volume);
+    }
+}
+
+fn a_size_limit_holds_or_says_why_not(bench: &Bench) {
+    const LIMIT: u64 = 16 << 20;
+    let layers = bench.artifact(|root| {
+        fs::write(root.join("base"), vec![7; 20 << 20]).expect("write");
+    });
+    let volume = bench.create(&layers, RootAttributes::default(), Some(LIMIT));
+    let overflow = |path: PathBuf| {
+        let mut file = fs::File::create(path).expect("create");
+        let piece: Vec<u8> = (0..1 << 20_u32).map(|i: u32| i.to_le_bytes()[1]).collect();
+        (0..48)
+            .try_for_each(|_| file.write_all(&piece))
+            .and_then(|()| file.sync_all())
+    };
+    match &volume.limit {
+        Limit::Enforced => bench.within(&volume, |root| {
+            let error = overflow(root.join("much")).expect_err("the limit holds");
+            assert!(
+                matches!(
+                    error.kind(),
+                    std::io::ErrorKind::QuotaExceeded | std::io::ErrorKind::StorageFull
+                ),
+                "{error}"
+            );
+            if bench.backend.kind() == BackendKind::Btrfs {
+                fs::remove_file(root.join("much")).expect("room again");
+                rustix::fs::syncfs(fs::File::open(root).expect("open")).expect("syncfs");
+                let dir = Dir::open(root).expect("open");
+                dir.create_subvolume("nested").expect("a pod can do this");
+                overflow(root.join("nested/much")).expect_err("nor does nesting help");
+            }
+        }),
+        Limit::Unenforced(why) => assert!(!why.is_empty()),
+        Limit::None => panic!("it was asked for"),
+    }
+    let quota_group = (bench.backend.kind() == BackendKind::Btrfs).then(|| {
+        let fs = volume.dir.open_beneath("fs").expect("open");
+        QuotaGroup::around_subvolume(fs.subvolume_id().expect("an id"))
+    });
+    bench.discard(volume);
+    if let Some(group) = quota_group {
+        let usage = bench.pool.quota_group_usage(group).expect("asked");
+        assert_eq!(usage, None, "the quota group stayed");
+    }
+}
+
+fn nested_subvolumes_are_refused_by_name_and_deleted(bench: &Bench) {
+    if bench.backend.kind() != BackendKind::Btrfs {
+        return;
+    }
+    let volume = bench.fork(&[]);
+    bench.within(&volume, |root| {
+        fs::create_dir_all(root.join("some/where")).expect("mkdir");
+        let dir = Dir::open(&root.join("some/where")).expect("open");
+        dir.create_subvolume("nested").expect("create");
+        dir.open_beneath("nested")
+            .expect("open")
+            .create_subvolume("inner")
+            .expect("create");
+        fs::write(root.join("some/where/nested/inner/f"), b"x").expect("write");
+    });
+    match bench.try_seal(&volume) {
+        Err(Error::Refused { path, .. }) => assert_eq!(path, "some/where/nested"),
+        other => panic!("{other:?}"),
+    }
+    bench.discard(volume);
+}
+
+type Case = fn(&Bench);
+
+const CASES: &[(&str, Case)] = &[
+    (
+        "empty root",
+        an_empty_volume_has_the_root_that_was_asked_for,
+    ),
+    ("round trip", what_is_sealed_is_what_forks_show),
+    ("isolation", forks_do_not_see_each_other),
+    ("chains", chains_of_forks_show_what_each_of_them_left),
+    ("seal twice", sealing_twice_is_sealing_once),
+    ("marker", a_marker_is_seen_and_is_not_content),
+    ("read-only", read_only_is_read_only),
+    ("mount table", the_mount_table_tells_whose_a_mount_is),
+    ("writers", writers_are_noticed_where_the_backend_promises_it),
+    ("depth", thousands_of_levels_are_no_problem),
+    ("immutable", immutable_files_do_not_stop_a_delete),
+    ("owners", owners_are_a_view),
+    (
+        "marks",
+        what_looks_like_overlays_marks_comes_back_or_is_refused,
+    ),
+    ("limit", a_size_limit_holds_or_says_why_not),
+    (
+        "nested subvolumes",
+        nested_subvolumes_are_refused_by_name_and_deleted,
+    ),
+];
+
+fn run(fs: Fs, open: fn(&Dir) -> Box<dyn Backend>) {
+    let lab = require_lab!(fs);
+    let bench = Bench::new(&lab, open);
+    let mut failed = Vec::new();
+    for (name, case) in CASES {
+        let started = std::time::Instant::now();
+        let result = std::panic::catch_unwind(std::panic::AssertUnwindSafe(|| case(&bench)));
+        eprintln!("{name}: {:?}", started.elapsed());
+        if result.is_err() {
+            failed.push(*name);
+        }
+    }
+    assert!(failed.is_empty(), "failed on {}: {failed:?}", fs.name());
+    bench.empty();
+    assert!(
+        bench
+            .path
+            .join("trash")
+            .read_dir()
+            .expect("trash")
+            .next()
+            .is_none()
+    );
+    drop(bench);
+    assert!(lab.close().is_empty(), "mounts were left");
+}
+
+fn overlay(pool: &Dir) -> Box<dyn Backend> {
+    Box::new(Overlay::open(pool, MountApi::Descriptors).expect("overlay works"))
+}
+
+fn classic_overlay(pool: &Dir) -> Box<dyn Backend> {
+    Box::new(Overlay::open(pool, MountApi::Classic).expect("overlay works"))
+}
+
+fn copy(pool: &Dir) -> Box<dyn Backend> {
+    Box::new(Copy::open(pool).expect("copy works"))
+}
+
+#[test]
+fn overlay_on_ext4() {
+    run(Fs::Ext4, overlay);
+}
+
+#[test]
+fn classic_overlay_on_ext4() {
+    run(Fs::Ext4, classic_overlay);
+}
+
+#[test]
+fn overlay_on_xfs() {
+    run(Fs::XfsReflink, overlay);
+}
+
+#[test]
+fn classic_overlay_on_xfs() {
+    run(Fs::XfsReflink, classic_overlay);
+}
+
+#[test]
+fn btrfs() {
+    run(Fs::Btrfs, |pool| {
+        Box::new(Btrfs::open(pool).expect("btrfs works"))
+    });
+}
+
+#[test]
+fn copy_on_xfs_with_reflinks() {
+    run(Fs::XfsReflink, copy);
+}
+
+#[test]
+fn copy_on_ext4() {
+    run(Fs::Ext4, copy);
+}
+
+#[test]
+fn copy_on_tmpfs() {
+    run(Fs::Tmpfs, copy);
+}
