@@ -1,4 +1,7 @@
 //! A volume that is a directory of its own: what the backends share whose volumes are bind mounts of `fs`.
+//!
+//! How its root looks, how it is mounted (with owners exchanged where a fork asks for it), how its mounts are recognised.
+//! Where the content comes from and what becomes of it is the backend's.
 
 use std::os::fd::{AsFd, OwnedFd};
 use std::path::{Path, PathBuf};
