@@ -6,7 +6,7 @@ use std::time::Duration;
 
 use clap::{Args, ValueEnum};
 
-use crate::backend::BackendKind;
+use crate::backend::{BackendKind, MountApi};
 use crate::csi::{self, NodeId};
 use crate::{engine, standalone, telemetry};
 
@@ -87,6 +87,27 @@ impl From<Backend> for Option<BackendKind> {
     }
 }
 
+/// Which system calls mount an overlay.
+#[derive(Debug, Clone, Copy, ValueEnum)]
+pub enum Api {
+    /// The newest that works here.
+    Auto,
+    /// `fsopen` with descriptors (Linux 6.13).
+    Descriptors,
+    /// What older kernels have.
+    Classic,
+}
+
+impl From<Api> for Option<MountApi> {
+    fn from(api: Api) -> Self {
+        match api {
+            Api::Auto => None,
+            Api::Descriptors => Some(MountApi::Descriptors),
+            Api::Classic => Some(MountApi::Classic),
+        }
+    }
+}
+
 /// How lists look.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, ValueEnum)]
 pub enum Output {
@@ -134,6 +155,18 @@ pub struct Standalone {
         default_value = "auto"
     )]
     pub backend: Backend,
+    /// Which system calls mount an overlay; for trying the other path on this machine
+    #[arg(
+        long,
+        value_name = "API",
+        env = "BAGGAGECLAIM_MOUNT_API",
+        hide_env_values = true,
+        default_value = "auto"
+    )]
+    pub mount_api: Api,
+    /// How many threads serve calls; more than a few only wait for each other in the kernel
+    #[arg(long, value_name = "NUMBER", env = "BAGGAGECLAIM_THREADS", hide_env_values = true, default_value = "4", value_parser = clap::value_parser!(u16).range(1..=256))]
+    pub threads: u16,
     /// How long a publish waits for an input whose maker is about to finish
     #[arg(long, value_name = "TIME", env = "BAGGAGECLAIM_INPUT_WAIT", hide_env_values = true, default_value = "90s", value_parser = humantime::parse_duration)]
     pub input_wait: Duration,
@@ -190,6 +223,8 @@ impl Standalone {
         let engine = engine::Config {
             pool: self.pool.pool.clone(),
             backend: self.backend.into(),
+            mount_api: self.mount_api.into(),
+            threads: self.threads.into(),
             input_wait: self.input_wait,
             outcome_wait: self.outcome_wait,
             high_watermark: high,

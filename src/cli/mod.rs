@@ -122,6 +122,9 @@ How a pod ended is known here only from you: baggageclaim outcome POD_UID succee
     /// Compare the index with what is on disk; changes nothing
     ///
     /// Asks the running driver; without one it looks itself. Exits with 1 when there are findings.
+    ///
+    /// With `--rebuild`, and only while no driver runs, the index is made anew from what lies beside the layers: for the
+    /// day when it is lost or torn. Names come back as they were when their content was sealed.
     Check(Check),
 
     /// Show the pool: backend, room, and how much is in it
@@ -184,6 +187,9 @@ struct Destroy {
 
 #[derive(Debug, Args)]
 struct Check {
+    /// Make the index anew; no driver may run
+    #[arg(long, conflicts_with = "output")]
+    rebuild: bool,
     /// How it looks
     #[arg(short, long, value_name = "FORMAT", default_value = "text")]
     output: config::PlainOutput,

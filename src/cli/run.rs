@@ -2,6 +2,7 @@
 //! Everything that can go wrong on the way is a [`Failure`], which knows how the process ends.
 
 use std::io::{self, ErrorKind, Write};
+use std::path::Path;
 use std::process::ExitCode;
 use std::time::{SystemTime, UNIX_EPOCH};
 
@@ -12,7 +13,9 @@ use tonic::Status;
 use super::show::{self, Now};
 use super::{Check, Destroy, List, Outcome, OutcomeWord, Plain, Verb};
 use crate::config::{self, Output};
+use crate::engine::{self, Engine};
 use crate::proto::admin::v1 as admin;
+use crate::server::message_of;
 use crate::{admin as socket, standalone, telemetry};
 
 /// Exit code: something is wrong with what was asked about.
@@ -36,6 +39,12 @@ pub(super) enum Failure {
     Runtime(io::Error),
     #[error(transparent)]
     Standalone(#[from] standalone::Error),
+    #[error("{}", message_of(.0))]
+    Engine(#[from] engine::Error),
+    #[error(
+        "a driver runs on this pool: stop it first, an index is made anew only while nobody uses it"
+    )]
+    Running,
     #[error("ended at once, by a second signal")]
     Interrupted,
     #[error(transparent)]
@@ -242,18 +251,44 @@ async fn reap(plain: Plain) -> Done {
 }
 
 async fn check(check: Check) -> Done {
-    let mut client = socket::connect(&check.pool.pool).await?;
-    let findings = client
-        .check(admin::CheckRequest {})
-        .await?
-        .into_inner()
-        .findings;
+    let pool = &check.pool.pool;
+    if check.rebuild {
+        return rebuild(pool).await;
+    }
+    let findings = match socket::connect(pool).await {
+        Ok(mut client) => {
+            let answer = client.check(admin::CheckRequest {}).await?;
+            answer.into_inner().findings
+        }
+        // The pool's lock sees to it that no driver starts meanwhile.
+        Err(socket::ClientError::NotRunning { .. }) => {
+            let findings = Engine::check_offline(pool)?;
+            findings.iter().map(admin::Finding::from).collect()
+        }
+        Err(error) => return Err(error.into()),
+    };
     print(|mut to| show::findings(&mut to, &findings, check.output))?;
     Ok(if findings.is_empty() {
         ExitCode::SUCCESS
     } else {
         ExitCode::from(FAILED)
     })
+}
+
+async fn rebuild(pool: &Path) -> Done {
+    match socket::connect(pool).await {
+        Ok(_) => return Err(Failure::Running),
+        Err(socket::ClientError::NotRunning { .. }) => {}
+        Err(error) => return Err(error.into()),
+    }
+    let artifacts = Engine::rebuild_index(pool)?;
+    print(|to| {
+        writeln!(
+            to,
+            "The index was made anew and names {artifacts} artifacts; the old one is kept beside it."
+        )
+    })?;
+    Ok(ExitCode::SUCCESS)
 }
 
 async fn status(plain: Plain) -> Done {

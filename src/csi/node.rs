@@ -106,7 +106,7 @@ impl Node for Service {
         _: Request<csi::NodeGetInfoRequest>,
     ) -> Result<Response<csi::NodeGetInfoResponse>, Status> {
         answer(async {
-            let backend = self.engine()?.status().await?.backend;
+            let backend = self.engine()?.backend();
             Ok(render_info(&self.node, backend))
         })
         .await
