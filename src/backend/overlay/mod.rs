@@ -427,3 +427,67 @@ impl Overlay {
         })
     }
 }
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::model::RootAttributes;
+    use crate::model::layout::INCOMING;
+
+    /// What Linux 6.13 and 6.14 need cannot be met on a newer kernel, but it can be done there.
+    #[test]
+    #[expect(clippy::print_stderr, reason = "a skipped test must say so")]
+    fn swapped_owners_work_with_attached_clones_too() {
+        if !rustix::process::geteuid().is_root() {
+            eprintln!("SKIPPED: needs root");
+            return;
+        }
+        let folder = tempfile::tempdir().expect("a temporary folder");
+        let pool = Dir::open(folder.path()).expect("it opens");
+        let layer = LayerId::from_bits(1);
+        for name in [LAYERS, EMPTY, INCOMING, "volume"] {
+            pool.create_dir(name, 0o700).expect(name);
+        }
+        std::fs::create_dir_all(folder.path().join(LAYERS).join(layer_fs(&layer))).expect("layer");
+        let overlay = match Overlay::open(&pool, MountApi::Descriptors) {
+            Ok(overlay) => overlay,
+            Err(error) => {
+                eprintln!("SKIPPED: {error}");
+                return;
+            }
+        };
+        let layers = [layer];
+        let start = Start {
+            layers: &layers,
+            root: RootAttributes {
+                uid: Some(1000),
+                ..RootAttributes::default()
+            },
+            size_limit: None,
+            sealable: true,
+            durable: false,
+        };
+        let volume = pool.open_beneath("volume").expect("volume");
+        overlay.create(&volume, &start).expect("create");
+        let id: VolumeId = "v".parse().expect("an id");
+        let owner = |mount: OwnedFd| Dir::from_fd(mount, "").stat_self().expect("stat").st_uid;
+        assert_eq!(
+            owner(
+                overlay
+                    .mount(&volume, &id, &start, false)
+                    .expect("detached")
+            ),
+            1000
+        );
+        assert!(overlay.views.attach_from_now_on());
+        assert!(!overlay.views.attach_from_now_on());
+        assert_eq!(
+            owner(
+                overlay
+                    .mount(&volume, &id, &start, false)
+                    .expect("attached")
+            ),
+            1000
+        );
+    }
+}
