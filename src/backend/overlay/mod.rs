@@ -436,7 +436,6 @@ mod tests {
 
     /// What Linux 6.13 and 6.14 need cannot be met on a newer kernel, but it can be done there.
     #[test]
-    #[expect(clippy::print_stderr, reason = "a skipped test must say so")]
     fn swapped_owners_work_with_attached_clones_too() {
         if !rustix::process::geteuid().is_root() {
             eprintln!("SKIPPED: needs root");
