@@ -10,8 +10,8 @@
 //!
 //! # Threads
 //!
-//! Nothing that blocks runs on the async runtime. `calls` serves RPCs, `seals` ends volumes, `chores` (one thread) deletes
-//! and measures. A job that was given is finished, whoever waits for it.
+//! Nothing that blocks runs on the async runtime. `calls` serves RPCs, `seals` ends volumes, `syncs` (one thread) waits for
+//! the disk, `chores` (one thread) deletes and measures: what is slow delays only its like. A job that was given is finished, whoever waits for it.
 
 mod check;
 mod clock;
@@ -125,6 +125,7 @@ struct Inner {
     calls: Threads,
     seals: Threads,
     chores: Threads,
+    syncs: Threads,
     commits: mpsc::UnboundedSender<LayerId>,
     reaper: Notify,
     /// A call found the disk full.
@@ -210,6 +211,7 @@ impl Engine {
         let (commits, sealed) = mpsc::unbounded_channel();
         let seals = threads("seals", 2)?;
         let chores = threads("chores", 1)?;
+        let syncs = threads("syncs", 1)?;
         let opened = calls.run(move || {
             let pool = open_pool(&config)?;
             Ok::<_, Error>((config, pool))
@@ -229,6 +231,7 @@ impl Engine {
             calls,
             seals,
             chores,
+            syncs,
             commits,
             reaper: Notify::new(),
             pressed: AtomicBool::new(false),
@@ -428,7 +431,7 @@ impl Engine {
         if inner.chores.run(job).await.is_err() {
             tracing::debug!("closed twice");
         }
-        for threads in [&inner.calls, &inner.seals, &inner.chores] {
+        for threads in [&inner.calls, &inner.seals, &inner.syncs, &inner.chores] {
             threads.finish();
         }
     }

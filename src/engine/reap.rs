@@ -501,22 +501,32 @@ fn merge(inner: &Inner, artifact: &Artifact, count: usize) -> Result<()> {
 impl Inner {
     /// Changes the index. When the disk is full, gives the reserve back, reopens the index and tries once more.
     pub(super) fn commit_index(&self, changes: &[Change]) -> Result<()> {
+        let failed = |error: store::Error| {
+            if error.is_full() {
+                Error::Full(error.to_string())
+            } else {
+                Error::Index(error)
+            }
+        };
         match self.index.commit(changes) {
             Err(error) if error.is_full() => {
-                tracing::warn!(%error, "the disk is full: giving back the reserve");
-                self.pressed.store(true, Ordering::SeqCst);
-                match self.dirs.root.remove_file(layout::RESERVE) {
-                    Err(error) if !error.is(crate::sys::Errno::ENOENT) => {
-                        tracing::error!(%error, "the reserve could not be given back");
-                    }
-                    _ => {}
-                }
-                self.index.reopen()?;
-                self.index.commit(changes)?;
-                Ok(())
+                tracing::warn!(%error, "the index could not be written");
+                self.give_back_reserve();
+                self.index.reopen().map_err(failed)?;
+                self.index.commit(changes).map_err(failed)
             }
-            result => Ok(result?),
+            result => result.map_err(failed),
         }
+    }
+
+    /// Makes room for what must be possible on a full disk too, and asks for more room to be made.
+    pub(super) fn give_back_reserve(&self) {
+        match self.dirs.root.remove_file(layout::RESERVE) {
+            Ok(()) => tracing::warn!("the disk is full: the reserve is given back"),
+            Err(error) if error.is(crate::sys::Errno::ENOENT) => {}
+            Err(error) => tracing::error!(%error, "the reserve could not be given back"),
+        }
+        self.wake_reaper(true);
     }
 
     /// Makes the reserve if it is not there and there is room for it: at most a sixteenth of a small pool.

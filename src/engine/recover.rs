@@ -7,12 +7,12 @@
 use std::collections::{HashMap, HashSet};
 use std::path::{Path, PathBuf};
 
-use super::Inner;
 use super::error::{Doing, Result};
 use super::state::{Goal, Leaving, Live, Measured, State};
 use super::target::{Found, Target};
 use super::types::VolumeState;
 use super::unpublish::Left;
+use super::{Inner, seal};
 use crate::model::{Artifact, ArtifactId, LayerId, VolumeId, VolumeRecord};
 use crate::store::{self, Change, Contents};
 use crate::sys::{self, Dir, MountEntry};
@@ -244,6 +244,7 @@ fn recover_pending(inner: &Inner, state: &mut State, recovered: &mut Recovered) 
             goal: Goal::Seal(plan),
             state: VolumeState::Sealing,
             outcome,
+            chosen: seal::layers_chosen(inner, key)?,
         };
         state.leaving.insert(key, leaving);
         recovered.leaving.push(Left { key, pin: None });
@@ -265,6 +266,7 @@ fn recover_trash(inner: &Inner, state: &mut State, recovered: &mut Recovered) ->
                 goal: Goal::Discard,
                 state: VolumeState::Sealing,
                 outcome: None,
+                chosen: Vec::new(),
             };
             state.leaving.insert(key, leaving);
             recovered.leaving.push(Left { key, pin: None });

@@ -249,31 +249,26 @@ fn seal(inner: &Inner, key: LayerId, plan: &SealPlan, record: &VolumeRecord) -> 
         .open_beneath(key.to_string())
         .doing("open the layer's directory")?;
     point(Point::SealLayerMade);
-    let artifact = match store::read_layer(&layer).doing("read the layer's record")? {
-        // A seal that a crash cut short: what it promised is what is kept.
-        Ok(known) if layer.has(layout::FS).doing("look at the layer")? => known.artifact,
-        _ => {
-            let artifact = describe(inner, plan, record);
-            if loses_its_name(inner, &artifact) {
-                tracing::info!(volume.id = %record.id, name = %artifact.name(),
-                    "not sealed: another step's content has this name already, and the first one keeps it");
-                inner
-                    .dirs
-                    .layers
-                    .remove_dir(key.to_string())
-                    .or_else(absent_is_fine)
-                    .doing("take back the layer")?;
-                trash_pending(inner, key)?;
-                return Ok(());
-            }
-            let known = LayerRecord {
-                format: LayerRecord::FORMAT,
-                id: key,
-                artifact,
-            };
-            store::write_layer(&layer, &known).doing("write the layer's record")?;
-            known.artifact
+    let artifact = if let Some(artifact) = begun(inner, key)? {
+        artifact
+    } else {
+        let artifact = describe(inner, key, plan, record);
+        if loses_its_name(inner, &artifact) {
+            tracing::info!(volume.id = %record.id, name = %artifact.name(),
+                "not sealed: another step's content has this name already, and the first one keeps it");
+            inner
+                .throw_away(&inner.dirs.layers, key.to_string().as_ref())
+                .doing("take back the layer")?;
+            trash_pending(inner, key)?;
+            return Ok(());
         }
+        let known = LayerRecord {
+            format: LayerRecord::FORMAT,
+            id: key,
+            artifact,
+        };
+        store::write_layer(&layer, &known).doing("write the layer's record")?;
+        known.artifact
     };
     point(Point::SealLayerRecorded);
     inner
@@ -292,11 +287,46 @@ fn seal(inner: &Inner, key: LayerId, plan: &SealPlan, record: &VolumeRecord) -> 
     Ok(())
 }
 
-/// The artifact that the volume becomes.
-fn describe(inner: &Inner, plan: &SealPlan, record: &VolumeRecord) -> Artifact {
+/// The artifact of a seal that a crash cut short after its content was in its place; what it promised is what is kept.
+///
+/// Only if all that it stacks is there: the parent may have been flattened or deleted since, and then the layers that
+/// the volume itself was mounted over, which are always kept, serve as well.
+fn begun(inner: &Inner, key: LayerId) -> Result<Option<Artifact>> {
+    let layers = &inner.dirs.layers;
+    let layer = match layers.open_beneath(key.to_string()) {
+        Err(error) if error.is(Errno::ENOENT) => return Ok(None),
+        layer => layer.doing("open the layer's directory")?,
+    };
+    if !layer.has(layout::FS).doing("look at the layer")? {
+        return Ok(None);
+    }
+    let Ok(known) = store::read_layer(&layer).doing("read the layer's record")? else {
+        return Ok(None);
+    };
+    for below in &known.artifact.layers {
+        if !layers.has(below.to_string()).doing("look for a layer")? {
+            return Ok(None);
+        }
+    }
+    Ok(Some(known.artifact))
+}
+
+/// The layers that a seal cut short has chosen; they must stay until it is an artifact.
+pub(super) fn layers_chosen(inner: &Inner, key: LayerId) -> Result<Vec<LayerId>> {
+    Ok(begun(inner, key)?
+        .map(|artifact| artifact.layers)
+        .unwrap_or_default())
+}
+
+/// The artifact that the volume becomes. Its layers are kept from here on.
+fn describe(inner: &Inner, key: LayerId, plan: &SealPlan, record: &VolumeRecord) -> Artifact {
     let mut layers = vec![plan.layer];
     if inner.backend.stacks() {
-        layers.extend(inner.state.lock().parent_layers(record));
+        let mut state = inner.state.lock();
+        layers.extend(state.parent_layers(record));
+        if let Some(leaving) = state.leaving.get_mut(&key) {
+            leaving.chosen.clone_from(&layers);
+        }
     }
     let created = inner.clock.now();
     Artifact {
@@ -319,14 +349,6 @@ fn loses_its_name(inner: &Inner, artifact: &Artifact) -> bool {
     holder.is_some_and(|holder| {
         artifact.reference.first_writer_wins() && !takes_name(artifact, &holder.artifact)
     })
-}
-
-fn absent_is_fine(error: crate::sys::Error) -> crate::sys::Result<()> {
-    if error.is(Errno::ENOENT) {
-        Ok(())
-    } else {
-        Err(error)
-    }
 }
 
 /// Says why a volume is not sealed, and throws it away.
@@ -394,7 +416,7 @@ pub(super) async fn commit_loop(inner: Arc<Inner>, mut sealed: mpsc::UnboundedRe
         loop {
             let engine = inner.clone();
             let keys = batch.clone();
-            let result = inner.seals.run(move || commit(&engine, &keys)).await;
+            let result = inner.syncs.run(move || commit(&engine, &keys)).await;
             match result.and_then(|result| result) {
                 Ok(()) => break,
                 Err(Error::ShuttingDown) => return,

@@ -44,6 +44,8 @@ pub(super) struct Leaving {
     pub(super) goal: Goal,
     pub(super) state: VolumeState,
     pub(super) outcome: Option<Outcome>,
+    /// The layers of the artifact that it is becoming: chosen already, and not yet an artifact's.
+    pub(super) chosen: Vec<LayerId>,
 }
 
 /// What becomes of a leaving volume.
@@ -168,10 +170,9 @@ impl State {
             .artifacts
             .values()
             .flat_map(|sealed| &sealed.artifact.layers);
-        artifacts
-            .chain(self.records().flat_map(|record| &record.layers))
-            .copied()
-            .collect()
+        let chosen = self.leaving.values().flat_map(|leaving| &leaving.chosen);
+        let mounted = self.records().flat_map(|record| &record.layers);
+        artifacts.chain(chosen).chain(mounted).copied().collect()
     }
 
     /// The artifacts that volumes were forked from.

@@ -100,7 +100,16 @@ fn promise(inner: &Inner, volume: &VolumeId) -> Result<LayerId> {
         Goal::Seal(_) => &inner.dirs.pending,
         Goal::Discard => &inner.dirs.trash,
     };
-    match inner.dirs.volumes.rename(volume, to, key.to_string()) {
+    let rename = || inner.dirs.volumes.rename(volume, to, key.to_string());
+    let renamed = match rename() {
+        // A directory may need a block for one more name.
+        Err(error) if error.is_full() => {
+            inner.give_back_reserve();
+            rename()
+        }
+        result => result,
+    };
+    match renamed {
         // Somebody removed it behind our back: there is nothing to seal, and kubelet must not be kept waiting for ever.
         Err(error) if error.is(Errno::ENOENT) => {
             tracing::error!(volume.id = %volume, %error, "the volume's directory is gone");
@@ -115,6 +124,7 @@ fn promise(inner: &Inner, volume: &VolumeId) -> Result<LayerId> {
             goal,
             state: VolumeState::Sealing,
             outcome: live.outcome,
+            chosen: Vec::new(),
         };
         state.leaving.insert(key, leaving);
     }
