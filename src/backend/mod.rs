@@ -26,7 +26,7 @@ pub use self::btrfs::Btrfs;
 pub use self::copy::Copy;
 pub use self::overlay::{MountApi, Overlay};
 pub use self::probe::{Attempt, Chosen, Facts, choose};
-use crate::model::{LayerId, VolumeId};
+use crate::model::{LayerId, VolumeId, VolumeKind, VolumeRecord};
 pub use crate::model::{RootAttributes, Usage};
 use crate::sys::{self, Dir};
 
@@ -92,6 +92,20 @@ pub struct Start<'a> {
     pub sealable: bool,
     /// Whether files must survive a power cut once fsynced (claims); ephemeral volumes do without.
     pub durable: bool,
+}
+
+impl<'a> Start<'a> {
+    /// What the volume of this record starts from. Only `scratch` is never sealed and nobody's view.
+    #[must_use]
+    pub fn of(record: &'a VolumeRecord) -> Self {
+        Self {
+            layers: &record.layers,
+            root: record.spec.root,
+            size_limit: record.spec.size_limit,
+            sealable: record.spec.kind != VolumeKind::Scratch,
+            durable: false,
+        }
+    }
 }
 
 /// Whether a size limit holds.

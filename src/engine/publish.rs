@@ -6,7 +6,6 @@
 
 use std::collections::HashMap;
 use std::os::fd::AsFd;
-use std::path::Path;
 use std::sync::Arc;
 use std::time::{Duration, Instant};
 
@@ -190,27 +189,6 @@ fn seal_plan(
     })
 }
 
-/// How the backend is told what a volume starts from.
-pub(super) fn start(record: &VolumeRecord) -> Start<'_> {
-    Start {
-        layers: &record.layers,
-        root: record.spec.root,
-        size_limit: record.spec.size_limit,
-        sealable: record.spec.kind != VolumeKind::Scratch,
-        durable: false,
-    }
-}
-
-/// The error of a target whose parent is not there.
-pub(super) fn missing_parent(path: &Path) -> Error {
-    let problem =
-        "the directory above it does not exist; kubelet makes it before it calls".to_owned();
-    Error::Target {
-        path: path.to_owned(),
-        problem,
-    }
-}
-
 /// Makes and mounts a volume that does not exist yet.
 fn publish_new(inner: &Inner, request: &PublishRequest, plan: Plan) -> Result<Published> {
     let mut undo = Undo {
@@ -221,7 +199,7 @@ fn publish_new(inner: &Inner, request: &PublishRequest, plan: Plan) -> Result<Pu
         directory_made: false,
         done: false,
     };
-    let target = Target::open(&request.target)?.ok_or_else(|| missing_parent(&request.target))?;
+    let target = Target::open_for_mount(&request.target)?;
     let target_made = target.make()?;
     let target = undo.target.insert(target);
     undo.target_made = target_made;
@@ -233,7 +211,7 @@ fn publish_new(inner: &Inner, request: &PublishRequest, plan: Plan) -> Result<Pu
     point(Point::PublishDirectoryMade);
     let limit = inner
         .backend
-        .create(&dir, &start(&record))
+        .create(&dir, &Start::of(&record))
         .doing("make the volume's content")?;
     if let Limit::Unenforced(why) = limit {
         tracing::warn!(volume.id = %record.id, %why, "sizeLimit is not enforced");
@@ -244,7 +222,7 @@ fn publish_new(inner: &Inner, request: &PublishRequest, plan: Plan) -> Result<Pu
     point(Point::PublishRecorded);
     let mount = inner
         .backend
-        .mount(&dir, &record.id, &start(&record), record.read_only)
+        .mount(&dir, &record.id, &Start::of(&record), record.read_only)
         .doing("mount the volume")?;
     point(Point::PublishMounted);
     target.attach(mount.as_fd())?;

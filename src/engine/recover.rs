@@ -8,10 +8,9 @@ use std::collections::{HashMap, HashSet};
 use std::path::{Path, PathBuf};
 
 use super::error::{Doing, Result};
-use super::state::{Goal, Leaving, Live, Measured, State};
+use super::state::{Goal, Leaving, Left, Live, Measured, State};
 use super::target::{Found, Target};
 use super::types::VolumeState;
-use super::unpublish::Left;
 use super::{Inner, seal};
 use crate::model::{Artifact, ArtifactId, LayerId, VolumeId, VolumeRecord};
 use crate::store::{self, Change, Contents};

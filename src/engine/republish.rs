@@ -10,9 +10,9 @@ use std::time::Duration;
 
 use super::Inner;
 use super::error::{Doing, Error, Result};
-use super::publish::{missing_parent, start};
 use super::target::{Found, Target};
 use super::types::{PublishRequest, Published};
+use crate::backend::Start;
 use crate::model::VolumeRecord;
 use crate::store;
 use crate::sys::{self, Dir};
@@ -32,7 +32,7 @@ pub(super) fn publish_again(inner: &Inner, request: &PublishRequest) -> Result<P
             what,
         });
     }
-    let target = Target::open(&request.target)?.ok_or_else(|| missing_parent(&request.target))?;
+    let target = Target::open_for_mount(&request.target)?;
     let mut published = Published {
         from: None,
         parent: record.parent,
@@ -95,7 +95,7 @@ fn still_mounted(mounts: &HashMap<PathBuf, u64>, target: &Path) -> Option<PathBu
 
 /// One top, one superblock: a second target is a bind of the first.
 fn second_mount(first: &Path, read_only: bool) -> Result<OwnedFd> {
-    let first = Target::open(first)?.ok_or_else(|| missing_parent(first))?;
+    let first = Target::open_for_mount(first)?;
     first.clone_mount(read_only)
 }
 
@@ -112,7 +112,7 @@ fn mount_anew(inner: &Inner, dir: &Dir, record: &VolumeRecord) -> Result<OwnedFd
     }
     let mount = inner
         .backend
-        .mount(dir, &record.id, &start(record), record.read_only);
+        .mount(dir, &record.id, &Start::of(record), record.read_only);
     mount.doing("mount the volume")
 }
 

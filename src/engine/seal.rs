@@ -12,9 +12,8 @@ use tokio::sync::mpsc;
 
 use super::crash::{Point, point};
 use super::error::{Doing, Error, Result};
-use super::state::Goal;
+use super::state::{Goal, Left};
 use super::types::VolumeState;
-use super::unpublish::Left;
 use super::{Inner, reap};
 use crate::backend::{self, Freeze};
 use crate::model::{

@@ -7,6 +7,7 @@
 //! moment a publish picks its parent (under this lock) until nobody holds the volume's files open any more.
 
 use std::collections::{BTreeMap, HashMap, HashSet};
+use std::os::fd::OwnedFd;
 use std::path::{Path, PathBuf};
 use std::time::Instant;
 
@@ -46,6 +47,13 @@ pub(super) struct Leaving {
     pub(super) outcome: Option<Outcome>,
     /// The layers of the artifact that it is becoming: chosen already, and not yet an artifact's.
     pub(super) chosen: Vec<LayerId>,
+}
+
+/// A leaving volume's name, and the descriptor that keeps its filesystem alive.
+#[derive(Debug)]
+pub(super) struct Left {
+    pub(super) key: LayerId,
+    pub(super) pin: Option<OwnedFd>,
 }
 
 /// What becomes of a leaving volume.

@@ -50,6 +50,15 @@ impl<'a> Target<'a> {
         }
     }
 
+    /// Opens the directory above, which must exist: kubelet makes it before it calls.
+    pub(super) fn open_for_mount(path: &'a Path) -> Result<Self> {
+        let problem = "the directory above it does not exist; kubelet makes it before it calls";
+        Self::open(path)?.ok_or_else(|| Error::Target {
+            path: path.to_owned(),
+            problem: problem.to_owned(),
+        })
+    }
+
     fn problem(&self, problem: impl Into<String>) -> Error {
         Error::Target {
             path: self.path.to_owned(),

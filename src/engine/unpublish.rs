@@ -11,19 +11,12 @@ use std::sync::Arc;
 use super::crash::{Point, point};
 use super::error::{Doing, Result};
 use super::seal;
-use super::state::{Goal, Leaving};
+use super::state::{Goal, Leaving, Left};
 use super::target::Target;
 use super::types::VolumeState;
 use super::{Guard, Inner};
 use crate::model::{LayerId, VolumeId};
 use crate::sys::{Errno, MountPoint};
-
-/// A volume that left, and the descriptor that keeps its filesystem alive.
-#[derive(Debug)]
-pub(super) struct Left {
-    pub(super) key: LayerId,
-    pub(super) pin: Option<OwnedFd>,
-}
 
 /// Unpublishes whatever is at `target`, and with it the volume if it is mounted nowhere else.
 pub(super) async fn unpublish(inner: &Arc<Inner>, volume: &str, target: &Path) -> Result<()> {
