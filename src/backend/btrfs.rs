@@ -16,7 +16,7 @@ use std::path::Path;
 use crate::backend::plain::{self, Place, has_file, open_if_there};
 use crate::backend::tree;
 use crate::backend::{Backend, BackendKind, Error, Freeze, Limit, Result, Start, Usage};
-use crate::model::layout::{FS, LAYERS};
+use crate::model::layout::{FS, LAYER_JSON, LAYERS};
 use crate::model::{LayerId, VolumeId};
 use crate::sys::{Dir, Errno, FileKind, MountEntry, QuotaGroup, Quotas, Space};
 
@@ -245,7 +245,9 @@ impl Backend for Btrfs {
             return Ok(Usage::default());
         };
         let mut usage = tree::usage(&fs)?;
-        if self.no_quota.is_none() {
+        // A layer's bytes were charged to the volume that wrote them, which is gone: what the walk found, parents' bytes
+        // included, is too much, and too much makes eviction stop early and look again.
+        if self.no_quota.is_none() && !dir.has(LAYER_JSON)? {
             let group = QuotaGroup::of_subvolume(fs.subvolume_id()?);
             if let Some(bytes) = self.pool.quota_group_usage(group)? {
                 usage.bytes = bytes;

@@ -5,6 +5,7 @@
 //! artifact leaves the index before its layers leave their place; a layer leaves its place before it is deleted.
 
 use std::collections::HashSet;
+use std::path::Path;
 use std::sync::Arc;
 use std::sync::atomic::Ordering;
 
@@ -53,31 +54,39 @@ pub(super) async fn reap(inner: &Arc<Inner>) -> Result<Reaped> {
     inner.chores.run(move || round(&engine)).await?
 }
 
+/// All steps, each of them also when the one before it failed: on a full disk it is the later ones that make room. The
+/// first failure is the answer.
 fn round(inner: &Inner) -> Result<Reaped> {
     let _one_at_a_time = inner.collector.lock();
+    let mut failure = None;
+    let mut step = |result: Result<usize>| {
+        result.unwrap_or_else(|error| {
+            tracing::debug!(%error, "a step of garbage collection failed");
+            failure.get_or_insert(error);
+            0
+        })
+    };
     let mut done = Reaped {
-        expired: collect_garbage(inner)?,
+        expired: step(collect_garbage(inner)),
         ..Reaped::default()
     };
-    let (deleted, held) = empty_trash(inner)?;
-    done.deleted = deleted;
-    done.held = held;
-    // After the trash: what was only waiting for its deletion is no reason to evict anything.
-    done.evicted = make_room(inner)?;
-    if done.evicted > 0 {
-        let (deleted, held) = empty_trash(inner)?;
-        done.deleted += deleted;
-        done.held = held;
-    }
+    done.deleted = step(empty_trash(inner));
+    // What is evicted is chosen by its size. After the trash: what only waited to be deleted is no reason to evict anything.
+    step(measure_layers(inner));
+    done.evicted = step(make_room(inner));
+    done.deleted += step(empty_trash(inner));
     inner.keep_reserve();
-    measure_layers(inner)?;
-    done.flattened = flatten(inner)?;
+    done.flattened = step(flatten(inner));
     if done.flattened > 0 {
-        let (deleted, held) = empty_trash(inner)?;
-        done.deleted += deleted;
-        done.held = held;
+        done.deleted += step(empty_trash(inner));
     }
-    Ok(done)
+    done.held = step(held(inner));
+    failure.map_or(Ok(done), Err)
+}
+
+/// How much of the trash could not be deleted.
+fn held(inner: &Inner) -> Result<usize> {
+    Ok(inner.dirs.trash.entries().doing("read trash/")?.len())
 }
 
 /// Artifacts that expired, or whose name moved on.
@@ -270,55 +279,64 @@ pub(super) fn trash_unreferenced(inner: &Inner, layers: &[LayerId]) {
     }
 }
 
-/// Deletes what lies in the trash and is nobody's any more. How much was deleted, and how much is still held.
-fn empty_trash(inner: &Inner) -> Result<(usize, usize)> {
-    let (mut deleted, mut held) = (0, 0);
-    // Layers that volumes were the last to refer to: they could not go with their artifact.
-    let on_disk = inner.dirs.layers.entries().doing("read layers/")?;
-    let candidates: Vec<LayerId> = {
-        let indexed_or_used = inner.state.lock().referenced_layers();
-        let ids = on_disk
-            .iter()
-            .filter_map(|entry| entry.name.to_str()?.parse().ok());
-        ids.filter(|layer| !indexed_or_used.contains(layer))
-            .collect()
-    };
-    trash_unreferenced(inner, &candidates);
+/// Deletes what lies in the trash and is nobody's any more; how much that was.
+fn empty_trash(inner: &Inner) -> Result<usize> {
+    trash_unused_layers(inner)?;
+    let mut deleted = 0;
     for entry in inner.dirs.trash.entries().doing("read trash/")? {
         if inner.stop.is_cancelled() {
             break;
         }
         let key: Option<LayerId> = entry.name.to_str().and_then(|name| name.parse().ok());
         if key.is_some_and(|key| inner.state.lock().leaving.contains_key(&key)) {
-            held += 1;
             continue;
         }
-        let name = std::path::Path::new(&entry.name);
-        let in_use = match inner.dirs.trash.open_beneath(name) {
-            Ok(dir) => inner
-                .backend
-                .in_use(&dir)
-                .doing("ask whether what is in the trash is in use")?,
-            // Not a directory: a stray file.
-            Err(_) => false,
-        };
-        if in_use {
-            held += 1;
-            continue;
-        }
-        match inner.backend.delete(&inner.dirs.trash, name) {
-            Ok(()) => deleted += 1,
+        match delete(inner, Path::new(&entry.name)) {
+            Ok(true) => deleted += 1,
+            Ok(false) => {}
             Err(error) => {
-                held += 1;
-                tracing::error!(path = %inner.dirs.trash.path().join(name).display(), %error, "could not be deleted");
+                let path = inner.dirs.trash.path().join(&entry.name);
+                tracing::error!(path = %path.display(), %error, "could not be deleted");
             }
         }
     }
-    Ok((deleted, held))
+    Ok(deleted)
 }
 
-/// Finds out what layers cost, and remembers it.
-fn measure_layers(inner: &Inner) -> Result<()> {
+/// Layers that volumes were the last to refer to: they could not go with their artifact.
+fn trash_unused_layers(inner: &Inner) -> Result<()> {
+    let on_disk = inner.dirs.layers.entries().doing("read layers/")?;
+    let layers: Vec<LayerId> = on_disk
+        .iter()
+        .filter_map(|entry| entry.name.to_str()?.parse().ok())
+        .collect();
+    trash_unreferenced(inner, &layers);
+    Ok(())
+}
+
+/// Deletes one thing in the trash, unless somebody holds it open.
+fn delete(inner: &Inner, name: &Path) -> Result<bool> {
+    let trash = &inner.dirs.trash;
+    let in_use = match trash.open_beneath(name) {
+        Ok(dir) => inner
+            .backend
+            .in_use(&dir)
+            .doing("ask whether what is in the trash is in use")?,
+        // Not a directory: a stray file.
+        Err(_) => false,
+    };
+    if in_use {
+        return Ok(false);
+    }
+    inner
+        .backend
+        .delete(trash, name)
+        .doing("delete what is in the trash")?;
+    Ok(true)
+}
+
+/// Finds out what layers cost, and remembers it; how many were new.
+fn measure_layers(inner: &Inner) -> Result<usize> {
     let unknown: Vec<LayerId> = {
         let state = inner.state.lock();
         let durable = state.artifacts.values().filter(|sealed| sealed.durable);
@@ -342,26 +360,16 @@ fn measure_layers(inner: &Inner) -> Result<()> {
             .open_beneath(layer.to_string())
             .doing("open a layer")?;
         let usage = inner.backend.usage(&dir).doing("measure a layer")?;
-        changes.push((layer, usage));
+        inner.state.lock().usage.insert(layer, usage);
+        changes.push(Change::PutLayer(layer, usage));
     }
     if changes.is_empty() {
-        return Ok(());
+        return Ok(0);
     }
-    let times = last_uses(inner);
-    let put: Vec<Change> = changes
-        .iter()
-        .map(|(layer, usage)| Change::PutLayer(*layer, *usage))
-        .chain(times)
-        .collect();
-    inner.commit_index(&put)?;
-    let mut state = inner.state.lock();
-    let still_there: HashSet<LayerId> = state.referenced_layers();
-    state.usage.extend(
-        changes
-            .into_iter()
-            .filter(|(layer, _)| still_there.contains(layer)),
-    );
-    Ok(())
+    let measured = changes.len();
+    changes.extend(last_uses(inner));
+    inner.commit_index(&changes)?;
+    Ok(measured)
 }
 
 /// When artifacts were last used, for the index: written along with something else, never for its own sake.

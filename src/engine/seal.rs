@@ -178,11 +178,11 @@ async fn decide(
         Commit::OnMarker => {
             let engine = inner.clone();
             let marked = inner.seals.run(move || {
-                // Gone from its place: it is in the layer already, and so it was there.
                 let Some(dir) = engine.leaving_dir(key)? else {
                     return Ok(false);
                 };
-                if engine.content_is_placed(key)? {
+                // Sealing begins with the record and then takes the marker away: the record says that it was there.
+                if engine.is_recorded(key)? {
                     return Ok(true);
                 }
                 engine
@@ -537,13 +537,16 @@ impl Inner {
         }
     }
 
-    /// Whether the content of a pending seal is in its layer already.
-    fn content_is_placed(&self, key: LayerId) -> Result<bool> {
-        let mut path = std::path::PathBuf::from(key.to_string());
-        path.push(layout::FS);
-        match self.dirs.layers.has(&path) {
-            Err(error) if error.is(Errno::ENOTDIR) => Ok(false),
-            result => result.doing("look at the layer"),
+    /// Whether the layer of a pending seal has its record: the decision to seal was made.
+    fn is_recorded(&self, key: LayerId) -> Result<bool> {
+        match self.dirs.layers.open_beneath(key.to_string()) {
+            Err(error) if error.is(Errno::ENOENT) => Ok(false),
+            layer => {
+                let layer = layer.doing("open the layer's directory")?;
+                Ok(store::read_layer(&layer)
+                    .doing("read the layer's record")?
+                    .is_ok())
+            }
         }
     }
 
