@@ -85,14 +85,17 @@ pub async fn run(config: Config, shutdown: impl Future<Output = ()>) -> Result<(
     let both = async { tokio::join!(csi, admin) };
     tokio::pin!(both, shutdown);
     let (csi, admin) = tokio::select! {
-        ended = &mut both => ended,
+        ended = &mut both => {
+            engine.shutdown().await;
+            ended
+        }
         () = &mut shutdown => {
             tracing::info!("stopping: what runs is answered, nothing new is accepted");
             stop.send_replace(true);
-            both.await
+            // At the same time: a publish that waits for content must hear that it waits in vain, or it is late.
+            tokio::join!(both, engine.shutdown()).0
         }
     };
-    engine.shutdown().await;
     tracing::info!("stopped; mounts stay");
     csi.and(admin)?;
     Ok(())

@@ -88,6 +88,9 @@ pub enum Error {
     },
 }
 
+/// How long an answer may take to leave, once it is made.
+const TO_FLUSH: Duration = Duration::from_millis(200);
+
 /// Serves `routes` on `socket` until `shutdown` is ready and what runs then is answered, or `grace` is over.
 pub async fn serve(
     socket: Socket,
@@ -114,9 +117,124 @@ pub async fn serve(
         () = shutdown => {}
     }
     drop(stop);
-    if let Ok(ended) = tokio::time::timeout(grace, server).await {
-        return ended.map_err(failed);
+    tokio::select! {
+        ended = server => return ended.map_err(failed),
+        // A client that keeps its connection and does not listen (a probe's, say) is nobody to wait for.
+        () = trace.idle(TO_FLUSH) => {}
+        () = tokio::time::sleep(grace) => trace.name_the_late(name.path()),
     }
-    trace.name_the_late(name.path());
     Ok(())
+}
+
+#[cfg(test)]
+mod tests {
+    use std::convert::Infallible;
+    use std::path::Path;
+    use std::time::Instant;
+
+    use hyper_util::rt::TokioIo;
+    use tokio::net::UnixStream;
+    use tonic::Status;
+    use tonic::body::Body;
+    use tonic::codegen::http;
+    use tonic::transport::{Channel, Endpoint, Uri};
+
+    use super::*;
+
+    /// A service whose every call takes this long.
+    #[derive(Clone)]
+    struct Slow(Duration);
+
+    impl tonic::server::NamedService for Slow {
+        const NAME: &'static str = "test.Slow";
+    }
+
+    impl tower::Service<http::Request<Body>> for Slow {
+        type Response = http::Response<Body>;
+        type Error = Infallible;
+        type Future =
+            std::pin::Pin<Box<dyn Future<Output = Result<Self::Response, Infallible>> + Send>>;
+
+        fn poll_ready(
+            &mut self,
+            _: &mut std::task::Context<'_>,
+        ) -> std::task::Poll<Result<(), Infallible>> {
+            std::task::Poll::Ready(Ok(()))
+        }
+
+        fn call(&mut self, _: http::Request<Body>) -> Self::Future {
+            let takes = self.0;
+            Box::pin(async move {
+                tokio::time::sleep(takes).await;
+                Ok(Status::not_found("slowly").into_http())
+            })
+        }
+    }
+
+    async fn channel(path: &Path) -> Channel {
+        let path = path.to_owned();
+        Endpoint::from_static("http://localhost")
+            .connect_with_connector(tower::service_fn(move |_: Uri| {
+                let path = path.clone();
+                async move { UnixStream::connect(path).await.map(TokioIo::new) }
+            }))
+            .await
+            .expect("connect")
+    }
+
+    /// Calls a service that takes `takes`, ends the server at once, and says what the caller got and when it was over.
+    async fn end_during_a_call(takes: Duration, grace: Duration) -> (tonic::Code, Duration) {
+        let dir = tempfile::tempdir().expect("a temporary directory");
+        let path = dir.path().join("s");
+        let socket = Socket::bind(&path).await.expect("bind");
+        let trace = Trace::new(|method| tracing::error_span!("rpc", method), &[]);
+        let (stop, stopped) = oneshot::channel::<()>();
+        let served = tokio::spawn(serve(
+            socket,
+            Routes::new().with(Slow(takes)),
+            trace,
+            grace,
+            async {
+                let _ = stopped.await;
+            },
+        ));
+        let mut idle = channel(&path).await;
+        let mut client = tonic::client::Grpc::new(channel(&path).await);
+        let call = tokio::spawn(async move {
+            client.ready().await.expect("ready");
+            let codec = tonic_prost::ProstCodec::<(), ()>::default();
+            let path = http::uri::PathAndQuery::from_static("/test.Slow/Call");
+            let answer = client.unary(tonic::Request::new(()), path, codec).await;
+            answer.expect_err("it never says yes").code()
+        });
+        tokio::time::sleep(Duration::from_millis(50)).await;
+        let began = Instant::now();
+        drop(stop);
+        served.await.expect("no panic").expect("served");
+        let took = began.elapsed();
+        assert!(!path.exists());
+        let _ =
+            std::future::poll_fn(|context| tower::Service::poll_ready(&mut idle, context)).await;
+        // Whoever was late has no answer from this server.
+        let code = tokio::time::timeout(Duration::from_secs(2), call).await;
+        (
+            code.map_or(tonic::Code::Cancelled, |code| code.expect("no panic")),
+            took,
+        )
+    }
+
+    #[tokio::test]
+    async fn what_runs_is_answered() {
+        let (code, took) =
+            end_during_a_call(Duration::from_millis(400), Duration::from_secs(10)).await;
+        assert_eq!(code, tonic::Code::NotFound);
+        assert!(took < Duration::from_secs(5), "{took:?}");
+    }
+
+    #[tokio::test]
+    async fn what_is_late_is_not_waited_for() {
+        let (_, took) =
+            end_during_a_call(Duration::from_secs(60), Duration::from_millis(300)).await;
+        assert!(took < Duration::from_secs(5), "{took:?}");
+    }
 }

@@ -15,7 +15,7 @@ use std::pin::Pin;
 use std::sync::atomic::{AtomicU64, Ordering};
 use std::sync::{Arc, OnceLock};
 use std::task::{Context, Poll};
-use std::time::Instant;
+use std::time::{Duration, Instant};
 
 use parking_lot::Mutex;
 use tonic::body::Body;
@@ -67,6 +67,18 @@ impl Trace {
             key,
             rpc,
             answered: false,
+        }
+    }
+
+    /// Ready when nothing has been running for this long.
+    pub(super) async fn idle(&self, quiet: Duration) {
+        const STEP: Duration = Duration::from_millis(10);
+        let mut since = Instant::now();
+        while since.elapsed() < quiet {
+            tokio::time::sleep(STEP).await;
+            if !self.running.lock().is_empty() {
+                since = Instant::now();
+            }
         }
     }
 

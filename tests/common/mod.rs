@@ -1,6 +1,7 @@
 //! What the integration tests share: filesystems to try things on, trees to put there, and a way to
 //! see whether two trees are the same.
 //!
+//! - [`driver`]: the driver in this process, and a kubelet that asks it.
 //! - [`lab`]: a filesystem of a kind in a file in memory, gone when the test is over.
 //! - [`tree`]: trees of files, plain and nasty.
 //! - [`snapshot`]: everything that can be seen of a tree, as a value to compare.
@@ -19,10 +20,13 @@
 
 use std::io::Write as _;
 
+pub mod calls;
+pub mod driver;
 pub mod lab;
 pub mod snapshot;
 pub mod tree;
 
+pub use driver::Driver;
 pub use lab::{Fs, Lab};
 pub use snapshot::{Snapshot, assert_same};
 

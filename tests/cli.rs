@@ -1,0 +1,297 @@
+//! The binary as people and programs use it: a driver of its own process, the verbs that ask it, and how both end.
+//! What the tables look like is in the snapshots of `src/cli`.
+
+mod common;
+
+use std::path::{Path, PathBuf};
+use std::process::{Child, Command, Output, Stdio};
+use std::time::{Duration, Instant};
+
+use baggageclaim::demo::kubelet::{Kubelet, PublishOptions};
+use common::{Fs, Lab, require_lab};
+
+const BINARY: &str = env!("CARGO_BIN_EXE_baggageclaim");
+const PATIENCE: Duration = Duration::from_secs(20);
+
+fn command(pool: &Path) -> Command {
+    let mut command = Command::new(BINARY);
+    command.env("BAGGAGECLAIM_POOL", pool);
+    command
+}
+
+fn ask(pool: &Path, arguments: &[&str]) -> Output {
+    let mut command = command(pool);
+    command.args(arguments).output().expect("the binary runs")
+}
+
+fn text(bytes: &[u8]) -> String {
+    String::from_utf8(bytes.to_vec()).expect("text")
+}
+
+/// What a verb prints that goes well.
+fn answer(pool: &Path, arguments: &[&str]) -> String {
+    let output = ask(pool, arguments);
+    let (out, err) = (text(&output.stdout), text(&output.stderr));
+    assert!(output.status.success(), "{arguments:?}: {out}{err}");
+    out
+}
+
+fn json(pool: &Path, arguments: &[&str]) -> serde_json::Value {
+    serde_json::from_str(&answer(pool, arguments)).expect("JSON")
+}
+
+/// What a verb says on stderr that fails, and its exit code.
+fn failure(pool: &Path, arguments: &[&str]) -> (i32, String) {
+    let output = ask(pool, arguments);
+    let code = output.status.code().expect("an exit code");
+    (code, text(&output.stderr))
+}
+
+/// A driver in its own process; killed in `Drop` if it still runs.
+struct Standalone {
+    child: Child,
+    pool: PathBuf,
+    socket: PathBuf,
+}
+
+impl Standalone {
+    fn start(lab: &Lab) -> Self {
+        let pool = lab.path().join("pool");
+        let socket = lab.run_dir().join("driver/csi.sock");
+        let child = command(&pool)
+            .arg("standalone")
+            .arg("--socket")
+            .arg(&socket)
+            .args(["--log-format", "json", "--node-id", "here", "--grace", "5s"])
+            .stderr(Stdio::piped())
+            .spawn()
+            .expect("the binary runs");
+        Self {
+            child,
+            pool,
+            socket,
+        }
+    }
+
+    async fn kubelet(&self, lab: &Lab) -> Kubelet {
+        Kubelet::connect_when_ready(&self.socket, lab.kubelet_dir(), PATIENCE)
+            .await
+            .expect("the driver becomes ready")
+    }
+
+    /// Waits until it has ended; its exit code and its log.
+    fn ended(mut self) -> (i32, String) {
+        let began = Instant::now();
+        let status = loop {
+            match self.child.try_wait().expect("wait") {
+                Some(status) => break status,
+                None if began.elapsed() > PATIENCE => panic!("it does not end"),
+                None => std::thread::sleep(Duration::from_millis(10)),
+            }
+        };
+        let mut log = String::new();
+        let stderr = self.child.stderr.as_mut().expect("it is piped");
+        std::io::Read::read_to_string(stderr, &mut log).expect("read");
+        (status.code().expect("an exit code"), log)
+    }
+
+    fn signal(&self, signal: rustix::process::Signal) {
+        let pid = rustix::process::Pid::from_child(&self.child);
+        rustix::process::kill_process(pid, signal).expect("kill");
+    }
+}
+
+impl Drop for Standalone {
+    fn drop(&mut self) {
+        let _ = self.child.kill();
+        let _ = self.child.wait();
+    }
+}
+
+#[test]
+fn without_a_driver_one_line_says_what_to_do() {
+    let dir = tempfile::tempdir().expect("a temporary directory");
+    let missing = dir.path().join("nowhere");
+    for verb in ["volumes", "artifacts", "caches", "reap", "status", "check"] {
+        let (code, said) = failure(&missing, &[verb]);
+        assert_eq!((code, said.lines().count()), (3, 1), "{verb}: {said}");
+        assert!(said.contains("there is no pool at"), "{verb}: {said}");
+    }
+    for verb in ["volumes", "reap", "status"] {
+        let (code, said) = failure(dir.path(), &[verb]);
+        assert_eq!((code, said.lines().count()), (3, 1), "{verb}: {said}");
+        assert!(said.contains("admin.sock"), "{verb}: {said}");
+        assert!(
+            said.contains("baggageclaim standalone --pool"),
+            "{verb}: {said}"
+        );
+    }
+}
+
+#[test]
+fn a_wrong_command_line_is_told_from_a_failure() {
+    let dir = tempfile::tempdir().expect("a temporary directory");
+    for arguments in [
+        &["volumes", "--colour"][..],
+        &[
+            "standalone",
+            "--high-watermark",
+            "50",
+            "--low-watermark",
+            "60",
+        ],
+        &["standalone", "--log", "no=such=filter"],
+        &["destroy", "artifact/x"],
+    ] {
+        let (code, said) = failure(dir.path(), arguments);
+        assert_eq!(code, 2, "{arguments:?}: {said}");
+        assert!(!said.is_empty());
+    }
+    assert_eq!(
+        common::driver::entries(dir.path()),
+        [""; 0],
+        "something was made"
+    );
+    assert!(answer(dir.path(), &["--help"]).contains("Examples:"));
+    assert!(answer(dir.path(), &["--version"]).starts_with("baggageclaim "));
+}
+
+#[tokio::test]
+async fn an_output_is_made_listed_and_forgotten() {
+    let lab = require_lab!(Fs::Ext4);
+    let driver = Standalone::start(&lab);
+    let kubelet = driver.kubelet(&lab).await;
+    let pool = driver.pool.clone();
+    assert_eq!(
+        json(&pool, &["volumes", "-o", "json"]),
+        serde_json::json!([])
+    );
+    assert_eq!(answer(&pool, &["volumes"]), "");
+
+    let pod = kubelet.pod("ci", "build-42");
+    let output = [("type", "output"), ("name", "binaries")];
+    let published = pod
+        .publish("out", output, PublishOptions::default())
+        .await
+        .expect("publish");
+    std::fs::write(published.target.join("file"), "made").expect("write");
+    let volumes = json(&pool, &["volumes", "-n", "ci", "-o", "json"]);
+    let volume = &volumes[0];
+    assert_eq!(volume["id"], published.volume_id.as_str());
+    assert_eq!(volume["reference"], "artifact/binaries");
+    assert_eq!(volume["state"], "published");
+    assert_eq!(volume["pod"]["uid"], pod.uid());
+    assert!(answer(&pool, &["volumes"]).contains("build-42"));
+    assert_eq!(answer(&pool, &["volumes", "-n", "other"]), "");
+
+    let (code, said) = failure(&pool, &["check", "--rebuild"]);
+    assert_eq!(code, 1, "{said}");
+    assert!(said.contains("a driver runs on this pool"), "{said}");
+
+    pod.unpublish("out").await.expect("unpublish");
+    let said = answer(&pool, &["outcome", pod.uid(), "succeeded", "--wait"]);
+    assert_eq!(said, "Noted for 1 volume.\n");
+    let artifacts = json(&pool, &["artifacts", "-o", "json"]);
+    assert_eq!(artifacts[0]["reference"], "artifact/binaries");
+    assert_eq!(artifacts[0]["durable"], true);
+    assert_eq!(
+        json(&pool, &["caches", "-o", "json"]),
+        serde_json::json!([])
+    );
+    let status = json(&pool, &["status", "-o", "json"]);
+    assert_eq!(status["artifacts"], 1);
+    assert_eq!(json(&pool, &["check", "-o", "json"]), serde_json::json!([]));
+
+    let (code, said) = failure(&pool, &["destroy", "artifact/other", "-n", "ci"]);
+    assert_eq!(code, 1, "{said}");
+    assert!(said.contains("there is no artifact/other"), "{said}");
+    answer(&pool, &["destroy", "artifact/binaries", "-n", "ci"]);
+    assert_eq!(
+        json(&pool, &["artifacts", "-o", "json"]),
+        serde_json::json!([])
+    );
+    answer(&pool, &["reap"]);
+
+    let socket = driver.socket.clone();
+    driver.signal(rustix::process::Signal::TERM);
+    let (code, log) = driver.ended();
+    assert_eq!(code, 0, "{log}");
+    assert!(!socket.exists() && !pool.join("admin.sock").exists());
+    for line in log.lines() {
+        serde_json::from_str::<serde_json::Value>(line).expect("each line is JSON");
+    }
+    // Without a driver it looks itself.
+    assert_eq!(json(&pool, &["check", "-o", "json"]), serde_json::json!([]));
+    assert_eq!(lab.close(), [""; 0].map(PathBuf::from));
+}
+
+#[tokio::test]
+async fn what_is_mounted_outlives_the_driver_and_is_taken_up_again() {
+    let lab = require_lab!(Fs::Ext4);
+    let driver = Standalone::start(&lab);
+    let kubelet = driver.kubelet(&lab).await;
+    let pod = kubelet.pod("ci", "build");
+    let attributes = [("type", "task-cache"), ("key", "k"), ("commit", "always")];
+    let published = pod
+        .publish("cache", attributes, PublishOptions::default())
+        .await
+        .expect("publish");
+    std::fs::write(published.target.join("file"), "kept").expect("write");
+    driver.signal(rustix::process::Signal::KILL);
+    drop(driver);
+    assert!(published.target.join("file").exists(), "the mount went");
+
+    // The sockets are still there, and nobody answers at them.
+    let driver = Standalone::start(&lab);
+    let _ = driver.kubelet(&lab).await;
+    let volumes = json(&driver.pool, &["volumes", "-o", "json"]);
+    assert_eq!(volumes[0]["state"], "published");
+    // A second process is refused, and does no harm.
+    let second = command(&driver.pool)
+        .args(["standalone", "--socket"])
+        .arg(lab.run_dir().join("second.sock"))
+        .output()
+        .expect("the binary runs");
+    assert_eq!(second.status.code(), Some(1));
+    let said = text(&second.stderr);
+    assert!(said.contains("in use by another process"), "{said}");
+    let second = command(&driver.pool.with_file_name("other"))
+        .args(["standalone", "--socket"])
+        .arg(&driver.socket)
+        .output()
+        .expect("the binary runs");
+    let said = text(&second.stderr);
+    assert!(said.contains("another process answers at"), "{said}");
+    assert_eq!(second.status.code(), Some(1));
+
+    pod.unpublish("cache").await.expect("unpublish");
+    answer(&driver.pool, &["outcome", pod.uid(), "succeeded", "--wait"]);
+    let caches = json(&driver.pool, &["caches", "-o", "json"]);
+    assert_eq!(
+        (&caches[0]["kind"], &caches[0]["key"]),
+        (&"task".into(), &"k".into())
+    );
+    driver.signal(rustix::process::Signal::INT);
+    let pool = driver.pool.clone();
+    let (code, log) = driver.ended();
+    assert_eq!(code, 0, "{log}");
+    // And the index can be made anew.
+    let said = answer(&pool, &["check", "--rebuild"]);
+    assert!(said.contains("names 1 artifact"), "{said}");
+    assert_eq!(json(&pool, &["check", "-o", "json"]), serde_json::json!([]));
+    assert_eq!(lab.close(), [""; 0].map(PathBuf::from));
+}
+
+#[test]
+fn a_reader_that_has_seen_enough_is_no_error() {
+    let dir = tempfile::tempdir().expect("a temporary directory");
+    let mut child = command(dir.path())
+        .arg("--help")
+        .stdout(Stdio::piped())
+        .stderr(Stdio::piped())
+        .spawn()
+        .expect("the binary runs");
+    drop(child.stdout.take());
+    let output = child.wait_with_output().expect("wait");
+    assert_eq!(text(&output.stderr), "");
+}

@@ -1,0 +1,197 @@
+//! What must never be logged: secrets, service account tokens, mount flags. The descriptor says which fields those are;
+//! every RPC of the driver is sent with a canary in each of them, and the canary must be in no line of log and no answer.
+//!
+//! One test in a process of its own: the log is the process's.
+
+mod common;
+
+use std::io;
+use std::sync::Arc;
+
+use baggageclaim::csi::Readiness;
+use parking_lot::Mutex;
+use prost_reflect::prost::Message as _;
+use prost_reflect::{
+    DescriptorPool, DynamicMessage, FieldDescriptor, Kind, MapKey, ReflectMessage as _, Value,
+};
+use tonic::codec::{DecodeBuf, Decoder, EncodeBuf, Encoder};
+use tonic::codegen::http::uri::PathAndQuery;
+use tonic::transport::Channel;
+use tonic::{Request, Status};
+
+const CANARY: &str = "hunter2-the-canary";
+const TOKENS: &str = "csi.storage.k8s.io/serviceAccount.tokens";
+
+#[derive(Clone, Default)]
+struct Captured(Arc<Mutex<Vec<u8>>>);
+
+impl io::Write for Captured {
+    fn write(&mut self, bytes: &[u8]) -> io::Result<usize> {
+        self.0.lock().extend_from_slice(bytes);
+        Ok(bytes.len())
+    }
+
+    fn flush(&mut self) -> io::Result<()> {
+        Ok(())
+    }
+}
+
+impl Captured {
+    fn text(&self) -> String {
+        String::from_utf8(self.0.lock().clone()).expect("log lines are text")
+    }
+}
+
+/// Messages as bytes, whatever they are.
+#[derive(Default)]
+struct Raw;
+
+impl tonic::codec::Codec for Raw {
+    type Encode = Vec<u8>;
+    type Decode = Vec<u8>;
+    type Encoder = Self;
+    type Decoder = Self;
+
+    fn encoder(&mut self) -> Self {
+        Self
+    }
+
+    fn decoder(&mut self) -> Self {
+        Self
+    }
+}
+
+impl Encoder for Raw {
+    type Item = Vec<u8>;
+    type Error = Status;
+
+    fn encode(&mut self, item: Vec<u8>, buffer: &mut EncodeBuf<'_>) -> Result<(), Status> {
+        use prost_reflect::prost::bytes::BufMut as _;
+        buffer.put_slice(&item);
+        Ok(())
+    }
+}
+
+impl Decoder for Raw {
+    type Item = Vec<u8>;
+    type Error = Status;
+
+    fn decode(&mut self, buffer: &mut DecodeBuf<'_>) -> Result<Option<Vec<u8>>, Status> {
+        use prost_reflect::prost::bytes::Buf as _;
+        let bytes = buffer.copy_to_bytes(buffer.remaining());
+        Ok(Some(bytes.to_vec()))
+    }
+}
+
+/// Whether a field's value must not be seen.
+fn is_secret(field: &FieldDescriptor) -> bool {
+    let pool = field.parent_pool();
+    let mark = pool
+        .get_extension_by_name("csi.v1.csi_secret")
+        .expect("the option is declared");
+    let marked = field.options().get_extension(&mark).as_bool() == Some(true);
+    marked || field.name() == "secrets" || field.name() == "mount_flags"
+}
+
+/// Fills every field: what is secret with the canary, other text with `plain`; returns how many were secret.
+fn fill(message: &mut DynamicMessage, depth: usize) -> usize {
+    let mut secrets = 0;
+    for field in message.descriptor().fields() {
+        let text = if is_secret(&field) { CANARY } else { "plain" };
+        let value = if field.is_map() {
+            let mut map = std::collections::HashMap::from([(
+                MapKey::String("key".into()),
+                Value::String(text.into()),
+            )]);
+            if field.name() == "volume_context" {
+                let key = MapKey::String(TOKENS.into());
+                map.insert(key, Value::String(CANARY.into()));
+                secrets += 1;
+            }
+            Value::Map(map)
+        } else {
+            let one = match field.kind() {
+                Kind::String => Value::String(text.into()),
+                Kind::Message(descriptor) if depth < 4 => {
+                    let mut inner = DynamicMessage::new(descriptor);
+                    secrets += fill(&mut inner, depth + 1);
+                    Value::Message(inner)
+                }
+                Kind::Enum(_) => Value::EnumNumber(1),
+                _ => continue,
+            };
+            if field.is_list() {
+                Value::List(vec![one])
+            } else {
+                one
+            }
+        };
+        secrets += usize::from(is_secret(&field));
+        // Of a oneof the last one stays: `mount` comes after `block`.
+        message.set_field(&field, value);
+    }
+    secrets
+}
+
+async fn call(channel: &Channel, path: &str, message: Vec<u8>) -> Result<Vec<u8>, Status> {
+    let mut grpc = tonic::client::Grpc::new(channel.clone());
+    grpc.ready().await.expect("the driver is there");
+    let path: PathAndQuery = path.parse().expect("a path");
+    let answer = grpc.unary(Request::new(message), path, Raw).await;
+    answer.map(tonic::Response::into_inner)
+}
+
+#[tokio::test]
+async fn secrets_are_in_no_line_and_no_answer() {
+    let log = Captured::default();
+    let writer = log.clone();
+    tracing_subscriber::fmt()
+        .with_max_level(tracing::Level::TRACE)
+        .with_writer(move || writer.clone())
+        .with_ansi(false)
+        .init();
+    let (_ready, readiness) = tokio::sync::watch::channel(Readiness::Recovering);
+    let (_dir, channel) = common::driver::serve_without_engine(readiness).await;
+
+    let pool = DescriptorPool::decode(baggageclaim::proto::DESCRIPTOR).expect("it decodes");
+    let (mut methods, mut secrets) = (0, 0);
+    for service in pool.services().filter(|s| s.package_name() == "csi.v1") {
+        for method in service.methods() {
+            let mut message = DynamicMessage::new(method.input());
+            secrets += fill(&mut message, 0);
+            let name = method.name();
+            let path = format!("/{}/{name}", service.full_name());
+            let answer = call(&channel, &path, message.encode_to_vec()).await;
+            let answered = match &answer {
+                Ok(bytes) => String::from_utf8_lossy(bytes).into_owned(),
+                Err(status) => format!("{status:?}"),
+            };
+            assert!(!answered.contains(CANARY), "{name}: {answered}");
+            let lines = log.text();
+            assert!(!lines.contains(CANARY), "{name}: {lines}");
+            methods += 1;
+        }
+    }
+    assert!(
+        methods >= 30 && secrets > 20,
+        "{methods} methods with {secrets} secrets are too few to prove anything"
+    );
+
+    // And the log does say what it should, once for every call.
+    let lines = log.text();
+    let rpcs = lines.lines().filter(|line| line.contains("duration_us="));
+    assert_eq!(rpcs.count(), methods, "{lines}");
+    let publish: Vec<&str> = lines
+        .lines()
+        .filter(|line| line.contains("duration_us=") && line.contains("\"NodePublishVolume\""))
+        .collect();
+    assert_eq!(publish.len(), 1, "{lines}");
+    for part in [
+        "WARN",
+        "volume.id=\"plain\"",
+        "code=\"INVALID_ARGUMENT\"",
+        "error=",
+    ] {
+        assert!(publish[0].contains(part), "{part}: {}", publish[0]);
+    }
+}
