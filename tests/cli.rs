@@ -1,6 +1,11 @@
 //! The binary as people and programs use it: a driver of its own process, the verbs that ask it, and how both end.
 //! What the tables look like is in the snapshots of `src/cli`.
 
+#![expect(
+    clippy::disallowed_types,
+    reason = "the binary is run as people run it"
+)]
+
 mod common;
 
 use std::path::{Path, PathBuf};
