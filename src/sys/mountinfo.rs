@@ -28,7 +28,7 @@ pub struct MountEntry {
 
 /// Reads the mount table of this mount namespace.
 pub fn mount_table() -> Result<Vec<MountEntry>> {
-    const PATH: &str = "/proc/self/mountinfo";
+    const PATH: &str = "/proc/thread-self/mountinfo";
     let text = std::fs::read(PATH).map_err(|error| Error::new("read", PATH, error))?;
     Ok(text
         .split(|&byte| byte == b'\n')
