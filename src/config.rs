@@ -8,7 +8,7 @@ use clap::{Args, ValueEnum};
 
 use crate::backend::{BackendKind, MountApi};
 use crate::csi::{self, NodeId};
-use crate::{engine, standalone, telemetry};
+use crate::{demo, engine, standalone, telemetry};
 
 /// Where a pool is when nobody says so.
 const DEFAULT_POOL: &str = "/var/lib/baggageclaim";
@@ -188,9 +188,88 @@ pub struct Standalone {
     /// How long running calls may still take at the end
     #[arg(long, value_name = "TIME", env = "BAGGAGECLAIM_GRACE", hide_env_values = true, default_value = "25s", value_parser = humantime::parse_duration)]
     pub grace: Duration,
+    /// End when the process that started this one does, whatever ends it: for tests and the demo.
+    #[arg(long, hide = true, env = "BAGGAGECLAIM_END_WITH_PARENT")]
+    pub end_with_parent: bool,
     /// The log.
     #[command(flatten)]
     pub log: Log,
+}
+
+/// What `demo` is told.
+#[derive(Debug, Clone, Args)]
+pub struct Demo {
+    /// Where to make the pool [default: on a filesystem of its own, an image in the temporary directory]
+    #[arg(long, value_name = "DIR")]
+    pub pool: Option<PathBuf>,
+    /// The filesystem to make
+    #[arg(
+        long,
+        value_name = "KIND",
+        default_value = "auto",
+        conflicts_with = "pool"
+    )]
+    pub fs: DemoFilesystem,
+    /// What to fetch beside the sources of this project's dependencies [default: what lies in /usr]
+    #[arg(long, value_name = "DIR")]
+    pub tree: Option<PathBuf>,
+    /// How many compilers may run at once [default: as cargo likes]
+    #[arg(long, value_name = "N", value_parser = clap::value_parser!(u16).range(1..))]
+    pub jobs: Option<u16>,
+    /// Leave the pool and the driver's log
+    #[arg(long)]
+    pub keep: bool,
+    /// Where cargo unpacked those sources [default: ~/.cargo]
+    #[arg(long, value_name = "DIR", env = "CARGO_HOME", hide_env_values = true)]
+    pub cargo_home: Option<PathBuf>,
+    /// No colours [any value of NO_COLOR but an empty one means the same]
+    #[arg(long)]
+    pub no_color: bool,
+}
+
+/// A filesystem that the demo can make.
+#[derive(Debug, Clone, Copy, ValueEnum)]
+pub enum DemoFilesystem {
+    /// The first that this machine can make.
+    Auto,
+    /// ext4.
+    Ext4,
+    /// xfs with reflinks.
+    Xfs,
+    /// btrfs.
+    Btrfs,
+}
+
+impl From<DemoFilesystem> for demo::Filesystem {
+    fn from(filesystem: DemoFilesystem) -> Self {
+        match filesystem {
+            DemoFilesystem::Auto => Self::Auto,
+            DemoFilesystem::Ext4 => Self::Ext4,
+            DemoFilesystem::Xfs => Self::Xfs,
+            DemoFilesystem::Btrfs => Self::Btrfs,
+        }
+    }
+}
+
+impl Demo {
+    /// The flags as what runs takes them; `program` is the driver.
+    #[must_use]
+    pub fn resolve(self, program: PathBuf) -> demo::Options {
+        let set = |name| std::env::var_os(name).filter(|value| !value.is_empty());
+        let cargo_home = self
+            .cargo_home
+            .or_else(|| set("HOME").map(|home| PathBuf::from(home).join(".cargo")));
+        demo::Options {
+            program,
+            pool: self.pool,
+            filesystem: self.fs.into(),
+            keep: self.keep,
+            jobs: self.jobs,
+            tree: self.tree,
+            cargo_home,
+            colour: !self.no_color && set("NO_COLOR").is_none(),
+        }
+    }
 }
 
 /// What is wrong with the flags together.

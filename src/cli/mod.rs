@@ -81,6 +81,15 @@ Example:
 How a pod ended is known here only from you: baggageclaim outcome POD_UID succeeded")]
     Standalone(Box<config::Standalone>),
 
+    /// Show it at work: a pipeline with real trees, and what it costs
+    ///
+    /// Starts a driver on a filesystem of its own and plays kubelet against its socket: a step fetches a tree, others
+    /// change it without seeing each other, one compiles a program, the next runs it, and a second build takes up the
+    /// cache of the first. Takes less than two minutes. Exits with 0 only when all that it claims was seen to be so.
+    ///
+    /// Needs root. All mounts are made in a mount namespace of its own, and nothing is left behind.
+    Demo(config::Demo),
+
     /// List the volumes: the working copies of pods
     ///
     /// SIZE is what the volume itself takes on disk, without what it shares with its parent; `-` until it was measured.

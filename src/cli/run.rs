@@ -16,7 +16,7 @@ use crate::config::{self, Output};
 use crate::engine::{self, Engine};
 use crate::proto::admin::v1 as admin;
 use crate::server::message_of;
-use crate::{admin as socket, standalone, telemetry};
+use crate::{admin as socket, demo, standalone, telemetry};
 
 /// Exit code: something is wrong with what was asked about.
 const FAILED: u8 = 1;
@@ -51,6 +51,8 @@ pub(super) enum Failure {
     Nobody(#[from] socket::ClientError),
     #[error("{}", .0.message())]
     Refused(Box<Status>),
+    #[error(transparent)]
+    Demo(#[from] demo::Error),
     #[error("cannot write: {0}")]
     Output(#[from] io::Error),
 }
@@ -81,6 +83,7 @@ type Done = Result<ExitCode, Failure>;
 pub(super) fn run(verb: Verb) -> Done {
     match verb {
         Verb::Standalone(flags) => standalone(*flags),
+        Verb::Demo(flags) => asking(demo(flags)),
         Verb::Volumes(list) => asking(volumes(list)),
         Verb::Artifacts(list) => asking(artifacts(list)),
         Verb::Caches(list) => asking(caches(list)),
@@ -93,6 +96,10 @@ pub(super) fn run(verb: Verb) -> Done {
 }
 
 fn standalone(flags: config::Standalone) -> Done {
+    if flags.end_with_parent {
+        let signal = Some(rustix::process::Signal::TERM);
+        rustix::process::set_parent_process_death_signal(signal).map_err(io::Error::from)?;
+    }
     let (format, filter) = (flags.log.log_format, flags.log.log.clone());
     let config = flags.resolve()?;
     telemetry::init(format.into(), &filter)?;
@@ -131,6 +138,12 @@ fn standalone(flags: config::Standalone) -> Done {
     // Whatever is late has been named in the log; the process does not wait for it any longer.
     runtime.shutdown_background();
     ended.map(|()| ExitCode::SUCCESS)
+}
+
+async fn demo(flags: config::Demo) -> Done {
+    let program = std::env::current_exe()?;
+    demo::run(flags.resolve(program)).await?;
+    Ok(ExitCode::SUCCESS)
 }
 
 /// Runs a verb that asks the driver.
