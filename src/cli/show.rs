@@ -478,10 +478,8 @@ pub(super) fn status(
             ("pool", printable(&status.pool_path)),
             ("pool id", status.pool_id.clone()),
             ("driver", format!("baggageclaim {}", status.version)),
-            (
-                "backend",
-                format!("{}: {}", status.backend, printable(&status.backend_reason)),
-            ),
+            ("backend", status.backend.clone()),
+            ("because", printable(&status.backend_reason)),
             (
                 "room",
                 format!(
