@@ -1,0 +1,216 @@
+//! `kill -9` at every step of every operation, then a restart: rule 3 of the product, on real filesystems and with a
+//! real process that dies.
+//!
+//! | in `tests/crash/` | |
+//! |---|---|
+//! | `driver` | the process under test, and the wire to it |
+//! | `world` | what should be there, and the checks that it is and nothing else |
+//! | `acts` | for each named point, the operations that pass it |
+//!
+//! The points are those of `engine::crash`. A point that is not visited fails the test, as does one that is visited
+//! where it should not be.
+
+#![expect(
+    clippy::disallowed_types,
+    clippy::print_stderr,
+    reason = "the process under test is started; where a test was when it failed is said where the failure is said"
+)]
+
+mod common;
+
+#[path = "crash/acts.rs"]
+mod acts;
+#[path = "crash/driver.rs"]
+mod driver;
+#[path = "crash/world.rs"]
+mod world;
+
+use std::collections::BTreeSet;
+use std::time::{Duration, Instant};
+
+use acts::Act;
+use baggageclaim::backend::{BackendKind, MountApi};
+use baggageclaim::engine::crash::Point;
+use common::{Fs, require_lab};
+use driver::{Call, Connection, Died, Driver, Place, Way};
+use world::World;
+
+/// How long a process that is going to die may take to get there.
+const TO_THE_POINT: Duration = Duration::from_secs(20);
+
+/// Not a test: the life of the process under test. In the test run it returns at once.
+#[test]
+fn the_process_under_test() {
+    driver::serve_if_told_to();
+}
+
+/// What every act finds: two artifacts, and pods that have volumes and keep them.
+fn settle_in(place: &Place, on: &mut Connection) -> World {
+    let mut world = World::default();
+    let base = [("type", "output"), ("name", "base")];
+    world.start_pod(place, on, "base-maker", Some("artifact/base"), &base);
+    world.end_pod(place, on, "base-maker");
+    let cache = [("type", "task-cache"), ("key", "t")];
+    world.start_pod(place, on, "cache-maker", Some("task-cache/t"), &cache);
+    world.end_pod(place, on, "cache-maker");
+
+    let fork = [("type", "input"), ("from", "artifact/base")];
+    world.start_pod(place, on, "bystander-fork", None, &fork);
+    let output = [("type", "output"), ("name", "later")];
+    let becomes = Some("artifact/later");
+    world.start_pod(place, on, "bystander-maker", becomes, &output);
+    world.start_pod(place, on, "bystander-scratch", None, &[]);
+    on.must(&Call::Reap);
+    world
+}
+
+/// Makes calls until the process dies; how many were answered.
+fn call_until_death(on: &mut Connection, calls: &[Call]) -> usize {
+    for (answered, call) in calls.iter().enumerate() {
+        match on.call(call) {
+            Ok(answer) => drop(answer.unwrap_or_else(|error| panic!("{call:?}: {error}"))),
+            Err(Died) => return answered,
+        }
+    }
+    calls.len()
+}
+
+/// Repeats what was not answered, and the last that was: every call can be repeated.
+fn repeat(on: &mut Connection, calls: &[Call], answered: usize) -> Result<(), Died> {
+    for call in &calls[answered.saturating_sub(1)..] {
+        match (on.call(call)?, call) {
+            (Ok(_), _) => {}
+            // It was done, and nobody said so.
+            (Err(error), Call::Destroy { .. }) if error.contains("NoSuchName") => {}
+            (Err(error), _) => panic!("repeated: {call:?}: {error}"),
+        }
+    }
+    Ok(())
+}
+
+/// Dies at a point during an act, starts again, dies there once more if recovery or the repeated call passes it, and
+/// checks everything. Returns a process that lives, and whether the second one died.
+fn visit(place: &Place, mut driver: Driver, point: Point, act: Act) -> (Driver, bool) {
+    let mut on = driver.connect().expect("a process");
+    let mut world = settle_in(place, &mut on);
+    let prepared = act.prepare(place, &mut world, &mut on);
+    on.must(&Call::Arm {
+        point: point.name().to_owned(),
+        visit: 1,
+    });
+    let answered = call_until_death(&mut on, &prepared.calls);
+    assert!(driver.dies_within(TO_THE_POINT), "it was not visited");
+    let maybe = prepared.done.begun(&mut world);
+    world.check_live(place);
+
+    let mut second = place.start(Some((point.name(), 1)));
+    let again = (|| {
+        let mut on = second.connect()?;
+        repeat(&mut on, &prepared.calls, answered)?;
+        for call in [Call::Settle, Call::Reap] {
+            on.call(&call)?.expect("it succeeds");
+        }
+        Ok(())
+    })();
+    let died_again = again == Err(Died);
+    if died_again {
+        assert!(second.dies_within(TO_THE_POINT));
+    } else {
+        second.kill();
+    }
+
+    let mut third = place.start(None);
+    let mut on = third.connect().expect("it starts");
+    world.check_live(place);
+    world.check_names_are_among(&mut on, &maybe);
+    world.use_live(place);
+    repeat(&mut on, &prepared.calls, answered).expect("it lives");
+    prepared.done.answered(place, &mut world);
+    world.check_live(place);
+    on.must(&Call::Settle);
+    on.must(&Call::Reap);
+    world.check_sealed(place, &mut on);
+    on.must(&Call::Settle);
+    world::assert_no_findings(&mut on);
+    world.end(place, &mut on);
+    (third, died_again)
+}
+
+/// The points that a process passes that takes up what another left at the same point.
+fn is_passed_again(point: Point) -> bool {
+    match point {
+        // The repeated call does it all again.
+        Point::PublishTargetMade
+        | Point::PublishDirectoryMade
+        | Point::PublishContentMade
+        | Point::UnpublishDetached
+        | Point::UnpublishTargetRemoved
+        // The promised seal goes on.
+        | Point::SealFrozen
+        | Point::SealLayerMade
+        | Point::SealLayerRecorded
+        | Point::SealContentMoved
+        | Point::SealVisible
+        | Point::CommitSynced
+        // What lay in `incoming/` or was not named is thrown away, and merged anew.
+        | Point::FlattenMerged
+        | Point::FlattenPlaced => true,
+        Point::PublishRecorded
+        | Point::PublishMounted
+        | Point::PublishAttached
+        | Point::UnpublishPromised
+        | Point::OutcomeNoted
+        | Point::CommitIndexed
+        | Point::CommitPendingTrashed
+        | Point::CollectUnindexed
+        | Point::CollectTrashed
+        | Point::FlattenIndexed => false,
+    }
+}
+
+/// Visits every point that this backend passes.
+fn visit_all(place: &Place) {
+    let started = Instant::now();
+    let stacks = place.way.backend == BackendKind::Overlay;
+    let mut driver = place.start(None);
+    let mut visited = 0;
+    for &point in Point::ALL {
+        for &act in Act::passing(point) {
+            if act == Act::Flatten && !stacks {
+                continue;
+            }
+            eprintln!("{}: {} during {act:?}", place.name(), point.name());
+            let died_again;
+            (driver, died_again) = visit(place, driver, point, act);
+            assert_eq!(died_again, is_passed_again(point), "passed again");
+            visited += 1 + usize::from(died_again);
+        }
+    }
+    driver.shut_down();
+    let points: BTreeSet<&str> = Point::ALL.iter().map(|point| point.name()).collect();
+    eprintln!(
+        "{}: {} points, {visited} deaths in {:?}",
+        place.name(),
+        points.len(),
+        started.elapsed()
+    );
+}
+
+const OVERLAY: Way = Way {
+    backend: BackendKind::Overlay,
+    api: None,
+};
+
+#[test]
+fn every_point_of_overlay_on_ext4() {
+    visit_all(&Place::new(require_lab!(Fs::Ext4), OVERLAY));
+}
+
+#[test]
+fn every_point_of_overlay_on_xfs_by_the_old_mount_api() {
+    let way = Way {
+        api: Some(MountApi::Classic),
+        ..OVERLAY
+    };
+    visit_all(&Place::new(require_lab!(Fs::XfsReflink), way));
+}

@@ -1,0 +1,245 @@
+//! What the process is doing when it dies: for each named point, the operations that pass it.
+//!
+//! An act is prepared by a process that lives on; then come the calls during which the process dies, and which
+//! kubelet repeats until they are answered.
+
+use std::fs;
+use std::time::Duration;
+
+use baggageclaim::engine::crash::Point;
+use baggageclaim::model::layout;
+
+use super::common::Snapshot;
+use super::driver::{Call, Connection, Place};
+use super::world::{World, outcome, publish, unpublish, without_root_time, write};
+
+/// An operation.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub(crate) enum Act {
+    /// A fork of an artifact.
+    PublishFork,
+    /// An output: empty, may be sealed.
+    PublishOutput,
+    /// Empty, never sealed.
+    PublishScratch,
+    /// A step is done with what it made.
+    UnpublishOutput,
+    /// A step is done with its cache, and left the marker.
+    UnpublishFork,
+    /// A step is done with what nobody wants.
+    UnpublishScratch,
+    /// The pod's end becomes known while its volume is mounted.
+    OutcomeWhileMounted,
+    /// The pod's end becomes known when its volume waits for it.
+    OutcomeAwaited,
+    /// A retried output takes the name of the first.
+    Supersede,
+    /// The time of an output is over.
+    Expire,
+    /// An administrator deletes.
+    Destroy,
+    /// A task cache was committed often enough that its layers are merged.
+    Flatten,
+}
+
+/// An act about to be made.
+#[derive(Debug)]
+pub(crate) struct Prepared {
+    /// What is called, in this order, by a caller who repeats what was not answered.
+    pub(crate) calls: Vec<Call>,
+    /// What is different when all of it was answered.
+    pub(crate) done: Done,
+}
+
+/// What an act does to the world.
+#[derive(Debug)]
+pub(crate) enum Done {
+    Published(&'static str, Option<&'static str>, Snapshot),
+    Ended(&'static str),
+    Deleted(&'static str),
+}
+
+impl Act {
+    /// The acts that pass a point.
+    pub(crate) fn passing(point: Point) -> &'static [Self] {
+        match point {
+            Point::PublishTargetMade
+            | Point::PublishDirectoryMade
+            | Point::PublishContentMade
+            | Point::PublishRecorded
+            | Point::PublishMounted
+            | Point::PublishAttached => {
+                &[Self::PublishFork, Self::PublishOutput, Self::PublishScratch]
+            }
+            Point::UnpublishDetached
+            | Point::UnpublishTargetRemoved
+            | Point::UnpublishPromised
+            | Point::SealFrozen => &[
+                Self::UnpublishOutput,
+                Self::UnpublishFork,
+                Self::UnpublishScratch,
+            ],
+            Point::OutcomeNoted => &[Self::OutcomeWhileMounted, Self::OutcomeAwaited],
+            Point::SealLayerMade
+            | Point::SealLayerRecorded
+            | Point::SealContentMoved
+            | Point::SealVisible
+            | Point::CommitSynced
+            | Point::CommitIndexed
+            | Point::CommitPendingTrashed => &[Self::UnpublishOutput, Self::UnpublishFork],
+            Point::CollectUnindexed | Point::CollectTrashed => {
+                &[Self::Supersede, Self::Expire, Self::Destroy]
+            }
+            Point::FlattenMerged | Point::FlattenPlaced | Point::FlattenIndexed => &[Self::Flatten],
+        }
+    }
+
+    /// Does all that comes before.
+    #[expect(
+        clippy::too_many_lines,
+        reason = "one arm for each act, and each is plain"
+    )]
+    pub(crate) fn prepare(self, place: &Place, world: &mut World, on: &mut Connection) -> Prepared {
+        let calls;
+        let done;
+        match self {
+            Self::PublishFork => {
+                let fork = [("type", "input"), ("from", "artifact/base")];
+                calls = vec![publish(place, "fork", &fork)];
+                done = Done::Published("fork", None, world.sealed["artifact/base"].clone());
+            }
+            Self::PublishOutput => {
+                let output = [("type", "output"), ("name", "made")];
+                calls = vec![publish(place, "maker", &output)];
+                done = Done::Published("maker", Some("artifact/made"), empty());
+            }
+            Self::PublishScratch => {
+                calls = vec![publish(place, "scratch", &[])];
+                done = Done::Published("scratch", None, empty());
+            }
+            Self::UnpublishOutput => {
+                let output = [("type", "output"), ("name", "made")];
+                world.start_pod(place, on, "maker", Some("artifact/made"), &output);
+                on.must(&outcome("maker", true));
+                calls = vec![unpublish(place, "maker"), Call::Settle];
+                done = Done::Ended("maker");
+            }
+            Self::UnpublishFork => {
+                let cache = [
+                    ("type", "task-cache"),
+                    ("key", "t"),
+                    ("commit", "on-marker"),
+                ];
+                world.start_pod(place, on, "task", Some("task-cache/t"), &cache);
+                let content = &mut world.live.get_mut("task").expect("just made").content;
+                *content = without_root_time(content.clone());
+                let marker = place.target("task").join(layout::COMMIT_MARKER);
+                fs::write(marker, "").expect("the marker");
+                calls = vec![unpublish(place, "task"), Call::Settle];
+                done = Done::Ended("task");
+            }
+            Self::UnpublishScratch => {
+                world.start_pod(place, on, "scratch", None, &[]);
+                calls = vec![unpublish(place, "scratch"), Call::Settle];
+                done = Done::Ended("scratch");
+            }
+            Self::OutcomeWhileMounted => {
+                let output = [("type", "output"), ("name", "made")];
+                world.start_pod(place, on, "maker", Some("artifact/made"), &output);
+                calls = vec![
+                    outcome("maker", true),
+                    unpublish(place, "maker"),
+                    Call::Settle,
+                ];
+                done = Done::Ended("maker");
+            }
+            Self::OutcomeAwaited => {
+                let output = [("type", "output"), ("name", "made")];
+                world.start_pod(place, on, "maker", Some("artifact/made"), &output);
+                on.must(&unpublish(place, "maker"));
+                on.must(&Call::Settle);
+                calls = vec![outcome("maker", true), Call::Settle];
+                done = Done::Ended("maker");
+            }
+            Self::Supersede => {
+                let output = [("type", "output"), ("name", "twice")];
+                world.start_pod(place, on, "first", Some("artifact/twice"), &output);
+                world.end_pod(place, on, "first");
+                world.start_pod(place, on, "second", Some("artifact/twice"), &output);
+                on.must(&outcome("second", true));
+                calls = vec![unpublish(place, "second"), Call::Settle, Call::Reap];
+                done = Done::Ended("second");
+            }
+            Self::Expire => {
+                let output = [("type", "output"), ("name", "short"), ("ttl", "1s")];
+                world.start_pod(place, on, "short", Some("artifact/short"), &output);
+                world.end_pod(place, on, "short");
+                on.must(&Call::Reap);
+                std::thread::sleep(Duration::from_millis(1100));
+                calls = vec![Call::Reap];
+                done = Done::Deleted("artifact/short");
+            }
+            Self::Destroy => {
+                let output = [("type", "output"), ("name", "unwanted")];
+                world.start_pod(place, on, "maker", Some("artifact/unwanted"), &output);
+                world.end_pod(place, on, "maker");
+                let reference = "artifact/unwanted".to_owned();
+                calls = vec![Call::Destroy { reference }];
+                done = Done::Deleted("artifact/unwanted");
+            }
+            Self::Flatten => {
+                let cache = [("type", "task-cache"), ("key", "chain")];
+                // Each layer holds directories of the others: the ninth is one too many.
+                for link in 0..8 {
+                    let volume = format!("link-{link}");
+                    world.start_pod(place, on, &volume, Some("task-cache/chain"), &cache);
+                    world.end_pod(place, on, &volume);
+                }
+                on.must(&Call::Reap);
+                // A fork over the layers that are merged away under it.
+                let fork = [("type", "input"), ("from", "task-cache/chain")];
+                world.start_pod(place, on, "onlooker", None, &fork);
+                world.start_pod(place, on, "last-link", Some("task-cache/chain"), &cache);
+                on.must(&outcome("last-link", true));
+                calls = vec![unpublish(place, "last-link"), Call::Settle, Call::Reap];
+                done = Done::Ended("last-link");
+            }
+        }
+        Prepared { calls, done }
+    }
+}
+
+/// What an empty volume shows. Its times are nobody's business.
+fn empty() -> Snapshot {
+    let folder = tempfile::tempdir().expect("a temporary folder");
+    rustix::fs::chmod(folder.path(), 0o777.into()).expect("chmod");
+    without_root_time(Snapshot::of(folder.path()))
+}
+
+impl Done {
+    /// What has begun and will be brought to its end, whatever happens; names that may be listed until then.
+    pub(crate) fn begun(&self, world: &mut World) -> Vec<String> {
+        match self {
+            Self::Published(..) => Vec::new(),
+            Self::Ended(volume) => {
+                world.pod_ended(volume);
+                Vec::new()
+            }
+            Self::Deleted(name) => {
+                world.sealed.remove(*name);
+                vec![(*name).to_owned()]
+            }
+        }
+    }
+
+    /// What is there when it is answered.
+    pub(crate) fn answered(self, place: &Place, world: &mut World) {
+        if let Self::Published(volume, becomes, content) = self {
+            world.note_live(place, volume, becomes);
+            world.live.get_mut(volume).expect("just noted").content = content;
+            world.check_live(place);
+            write(&place.target(volume), volume);
+            world.note_live(place, volume, becomes);
+        }
+    }
+}
