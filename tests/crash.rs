@@ -6,6 +6,7 @@
 //! | `driver` | the process under test, and the wire to it |
 //! | `world` | what should be there, and the checks that it is and nothing else |
 //! | `acts` | for each named point, the operations that pass it |
+//! | `load` | eight callers at once, and what they were answered |
 //!
 //! The points are those of `engine::crash`. A point that is not visited fails the test, as does one that is visited
 //! where it should not be.
@@ -22,6 +23,8 @@ mod common;
 mod acts;
 #[path = "crash/driver.rs"]
 mod driver;
+#[path = "crash/load.rs"]
+mod load;
 #[path = "crash/world.rs"]
 mod world;
 
@@ -33,6 +36,7 @@ use baggageclaim::backend::{BackendKind, MountApi};
 use baggageclaim::engine::crash::Point;
 use common::{Fs, require_lab};
 use driver::{Call, Connection, Died, Driver, Place, Way};
+use load::{Caller, Random, Together};
 use world::World;
 
 /// How long a process that is going to die may take to get there.
@@ -213,4 +217,129 @@ fn every_point_of_overlay_on_xfs_by_the_old_mount_api() {
         ..OVERLAY
     };
     visit_all(&Place::new(require_lab!(Fs::XfsReflink), way));
+}
+
+#[test]
+fn every_point_of_btrfs() {
+    let way = Way {
+        backend: BackendKind::Btrfs,
+        api: None,
+    };
+    visit_all(&Place::new(require_lab!(Fs::Btrfs), way));
+}
+
+#[test]
+fn every_point_of_copy_on_xfs() {
+    let way = Way {
+        backend: BackendKind::Copy,
+        api: None,
+    };
+    visit_all(&Place::new(require_lab!(Fs::XfsReflink), way));
+}
+
+/// Eight callers, and the process dies under them again and again: where it is told to, or when it pleases chance.
+struct Storm<'a> {
+    place: &'a Place,
+    random: Random,
+    callers: Vec<Caller>,
+    together: Together,
+    deaths: usize,
+}
+
+impl<'a> Storm<'a> {
+    fn new(place: &'a Place) -> Self {
+        let seed = match std::env::var_os("BAGGAGECLAIM_CRASH_SEED") {
+            Some(seed) => seed.to_str().and_then(|seed| seed.parse().ok()),
+            None => getrandom::u64().ok(),
+        };
+        let seed = seed.expect("a number");
+        eprintln!("{}: BAGGAGECLAIM_CRASH_SEED={seed}", place.name());
+        Self {
+            place,
+            random: Random::new(seed),
+            callers: (0..8).map(|index| Caller::new(index, seed)).collect(),
+            together: Together::default(),
+            deaths: 0,
+        }
+    }
+
+    /// One process and its death.
+    fn one_life(&mut self, armed: Option<(&str, usize)>) {
+        self.deaths += 1;
+        let mut driver = self.place.start(armed);
+        if armed.is_none() && self.random.below(4) == 0 {
+            std::thread::sleep(Duration::from_millis(self.random.below(50)));
+            return driver.kill();
+        }
+        let begun = driver.connect().and_then(|mut on| {
+            load::check_answered(self.place, &mut on, &self.callers, &self.together)?;
+            self.callers.iter().map(|_| driver.connect()).collect()
+        });
+        let Ok(connections) = begun else {
+            // It was told to die where recovery passes.
+            assert!(armed.is_some() && driver.dies_within(TO_THE_POINT));
+            return;
+        };
+        let connections: Vec<Connection> = connections;
+        let (place, together, random) = (self.place, &self.together, &mut self.random);
+        std::thread::scope(|scope| {
+            let pairs = self.callers.iter_mut().zip(connections);
+            let callers: Vec<_> = pairs
+                .map(|(caller, mut on)| scope.spawn(move || caller.run(place, &mut on, together)))
+                .collect();
+            if armed.is_some() {
+                assert!(driver.dies_within(TO_THE_POINT), "{armed:?} is not visited");
+            } else {
+                std::thread::sleep(Duration::from_millis(random.below(400)));
+                driver.kill();
+            }
+            for caller in callers {
+                assert_eq!(caller.join().expect("no caller fails"), Err(Died));
+            }
+        });
+    }
+
+    /// The callers finish what they began, and everything is as it was answered.
+    fn end(mut self) {
+        let mut driver = self.place.start(None);
+        let mut on = driver.connect().expect("it starts");
+        load::check_answered(self.place, &mut on, &self.callers, &self.together).expect("it lives");
+        self.together.finish = true.into();
+        for caller in &mut self.callers {
+            caller
+                .run(self.place, &mut on, &self.together)
+                .expect("it lives");
+        }
+        let rounds: usize = self.callers.iter().map(Caller::rounds).sum();
+        load::check_all(self.place, &mut on, self.callers, &self.together);
+        driver.shut_down();
+        eprintln!(
+            "{}: {} deaths in {rounds} rounds",
+            self.place.name(),
+            self.deaths
+        );
+    }
+}
+
+#[test]
+fn later_visits_under_load_from_eight_callers() {
+    let place = Place::new(require_lab!(Fs::Ext4), OVERLAY);
+    let mut storm = Storm::new(&place);
+    for point in Point::ALL {
+        let visit = 2 + usize::try_from(storm.random.below(3)).expect("small");
+        eprintln!("{} at visit {visit}", point.name());
+        storm.one_life(Some((point.name(), visit)));
+    }
+    storm.end();
+}
+
+#[test]
+fn killed_at_random_under_load_from_eight_callers() {
+    let place = Place::new(require_lab!(Fs::Ext4), OVERLAY);
+    let mut storm = Storm::new(&place);
+    let started = Instant::now();
+    while started.elapsed() < Duration::from_secs(12) {
+        storm.one_life(None);
+    }
+    storm.end();
 }

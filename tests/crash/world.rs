@@ -112,9 +112,8 @@ fn mount_points() -> Vec<String> {
     table.lines().map(point).collect()
 }
 
-/// The names of the artifacts, each as often as it is listed; without those that lost theirs and are still in use.
-pub(crate) fn names(connection: &mut Connection) -> Vec<String> {
-    let rows = connection.must(&Call::Artifacts);
+/// The names in a list of artifacts, each as often as it is there; without those that lost theirs and are still in use.
+pub(crate) fn names(rows: &Value) -> Vec<String> {
     let counts = |row: &&Value| !row["name"].is_null() || row["inUseBy"] == 0;
     let name = |row: &Value| row["name"].as_str().unwrap_or("(no name)").to_owned();
     let rows = rows.as_array().expect("rows");
@@ -189,7 +188,7 @@ impl World {
 
     /// Nothing is listed but what may be there: half-made things have no name.
     pub(crate) fn check_names_are_among(&self, connection: &mut Connection, more: &[String]) {
-        for name in names(connection) {
+        for name in names(&connection.must(&Call::Artifacts)) {
             assert!(
                 self.sealed.contains_key(&name) || more.contains(&name) || name == "(no name)",
                 "{name} is listed"
@@ -200,7 +199,7 @@ impl World {
     /// Each artifact is there once with exactly its content, and nothing else is.
     pub(crate) fn check_sealed(&mut self, place: &Place, connection: &mut Connection) {
         let expected: Vec<String> = self.sealed.keys().cloned().collect();
-        let mut found = names(connection);
+        let mut found = names(&connection.must(&Call::Artifacts));
         found.sort();
         assert_eq!(found, expected, "the artifacts");
         for name in expected {

@@ -1,0 +1,396 @@
+//! Eight callers at once, each with volumes and names of its own and one cache that all commit to; they remember what they
+//! were answered. When the process dies they stop, and go on with the same call when there is another.
+//!
+//! What a caller does next comes from a seed; when the process dies does too, as far as time can be repeated.
+
+use std::collections::{BTreeMap, BTreeSet, VecDeque};
+use std::fs;
+use std::path::Path;
+use std::sync::Mutex;
+use std::sync::atomic::{AtomicBool, Ordering};
+
+use super::common::{Snapshot, assert_same};
+use super::driver::{Call, Connection, Died, Place};
+use super::world::{World, names, outcome, publish, unpublish, write};
+
+/// The cache that everybody commits to.
+pub(crate) const SHARED: &str = "task-cache/shared";
+
+/// Numbers that are the same for the same seed.
+#[derive(Debug)]
+pub(crate) struct Random(u64);
+
+impl Random {
+    pub(crate) fn new(seed: u64) -> Self {
+        Self(seed)
+    }
+
+    /// splitmix64.
+    fn next(&mut self) -> u64 {
+        self.0 = self.0.wrapping_add(0x9e37_79b9_7f4a_7c15);
+        let mut mixed = self.0;
+        mixed = (mixed ^ (mixed >> 30)).wrapping_mul(0xbf58_476d_1ce4_e5b9);
+        mixed = (mixed ^ (mixed >> 27)).wrapping_mul(0x94d0_49bb_1331_11eb);
+        mixed ^ (mixed >> 31)
+    }
+
+    pub(crate) fn below(&mut self, end: u64) -> u64 {
+        self.next() % end
+    }
+
+    fn percent(&mut self, chance: u64) -> bool {
+        self.below(100) < chance
+    }
+}
+
+/// What all callers share.
+#[derive(Debug, Default)]
+pub(crate) struct Together {
+    /// What the shared cache may show, by what its file `newest` says.
+    generations: Mutex<BTreeMap<String, Snapshot>>,
+    /// Whether a commit of it was promised.
+    promised: AtomicBool,
+    /// Rounds that are begun are brought to their end, and no more.
+    pub(crate) finish: AtomicBool,
+}
+
+#[derive(Debug, Clone)]
+enum Step {
+    /// Repeated until it is answered.
+    Call(Call),
+    /// The pod writes.
+    Write {
+        volume: String,
+        becomes: Option<String>,
+    },
+    /// What is mounted there is exactly this artifact.
+    Compare { volume: String, name: String },
+    /// What is mounted there is some generation of the shared cache, whole; the next one is written.
+    Continue { volume: String, slot: u64 },
+    /// The pod is about to go.
+    Leave { volume: String },
+    /// All that the seal needs was answered.
+    Promised { name: String },
+    /// The shared cache has a commit.
+    SharedPromised,
+    /// A name is about to be deleted …
+    Forget { name: String },
+    /// … and was.
+    Forgotten,
+}
+
+/// One caller.
+#[derive(Debug)]
+pub(crate) struct Caller {
+    index: usize,
+    random: Random,
+    round: usize,
+    script: VecDeque<Step>,
+    world: World,
+    /// Names whose seal was promised.
+    promised: BTreeSet<String>,
+    /// A name that may be there or not.
+    going: Option<String>,
+}
+
+impl Caller {
+    pub(crate) fn new(index: usize, seed: u64) -> Self {
+        Self {
+            index,
+            random: Random::new(seed ^ (index as u64 + 1) << 32),
+            round: 0,
+            script: VecDeque::new(),
+            world: World::default(),
+            promised: BTreeSet::new(),
+            going: None,
+        }
+    }
+
+    pub(crate) fn rounds(&self) -> usize {
+        self.round
+    }
+
+    /// Goes on until the process dies, or the rounds are over.
+    pub(crate) fn run(
+        &mut self,
+        place: &Place,
+        on: &mut Connection,
+        together: &Together,
+    ) -> Result<(), Died> {
+        loop {
+            if self.script.is_empty() {
+                if together.finish.load(Ordering::SeqCst) {
+                    return Ok(());
+                }
+                self.plan(place);
+            }
+            let step = self.script.front().expect("a script").clone();
+            self.step(place, on, together, step)?;
+            self.script.pop_front();
+        }
+    }
+
+    /// What the next round consists of.
+    fn plan(&mut self, place: &Place) {
+        self.round += 1;
+        let volume = format!("c{}-{}", self.index, self.round);
+        let any_promised = self.any_promised();
+        let steps = match (self.random.below(10), any_promised) {
+            (0..=1, Some(name)) => look(place, &volume, name),
+            (2..=3, Some(name)) => vec![
+                Step::Call(Call::Settle),
+                Step::Forget { name: name.clone() },
+                Step::Call(Call::Destroy { reference: name }),
+                Step::Forgotten,
+            ],
+            (4..=6, _) => self.commit_shared(place, &volume),
+            (7, _) => vec![
+                Step::Call(publish(place, &volume, &[])),
+                Step::Write {
+                    volume: volume.clone(),
+                    becomes: None,
+                },
+                Step::Leave {
+                    volume: volume.clone(),
+                },
+                Step::Call(unpublish(place, &volume)),
+            ],
+            _ => self.make_output(place, &volume),
+        };
+        self.script.extend(steps);
+    }
+
+    fn any_promised(&mut self) -> Option<String> {
+        let count = self.promised.len() as u64;
+        let at = (count > 0).then(|| self.random.below(count))?;
+        let at = usize::try_from(at).expect("few names");
+        self.promised.iter().nth(at).cloned()
+    }
+
+    fn make_output(&mut self, place: &Place, volume: &str) -> Vec<Step> {
+        let name = format!("artifact/{volume}");
+        let always = self.random.percent(20);
+        let succeeds = self.random.percent(80);
+        let commit = if always { "always" } else { "on-success" };
+        let output = [("type", "output"), ("name", volume), ("commit", commit)];
+        let told = Step::Call(outcome(volume, succeeds));
+        let gone = [
+            Step::Leave {
+                volume: volume.to_owned(),
+            },
+            Step::Call(unpublish(place, volume)),
+        ];
+        let mut steps = vec![
+            Step::Call(publish(place, volume, &output)),
+            Step::Write {
+                volume: volume.to_owned(),
+                becomes: (succeeds || always).then(|| name.clone()),
+            },
+        ];
+        if self.random.percent(50) {
+            steps.push(told);
+            steps.extend(gone);
+        } else {
+            steps.extend(gone);
+            steps.push(told);
+        }
+        if succeeds || always {
+            steps.push(Step::Promised { name: name.clone() });
+        }
+        if self.random.percent(20) {
+            steps.push(Step::Call(Call::Settle));
+        }
+        if self.random.percent(10) {
+            steps.push(Step::Call(Call::Reap));
+        }
+        steps
+    }
+
+    fn commit_shared(&mut self, place: &Place, volume: &str) -> Vec<Step> {
+        let cache = [
+            ("type", "task-cache"),
+            ("key", "shared"),
+            ("commit", "always"),
+        ];
+        vec![
+            Step::Call(publish(place, volume, &cache)),
+            Step::Continue {
+                volume: volume.to_owned(),
+                slot: self.random.below(5),
+            },
+            Step::Leave {
+                volume: volume.to_owned(),
+            },
+            Step::Call(unpublish(place, volume)),
+            Step::SharedPromised,
+        ]
+    }
+
+    fn step(
+        &mut self,
+        place: &Place,
+        on: &mut Connection,
+        together: &Together,
+        step: Step,
+    ) -> Result<(), Died> {
+        match step {
+            Step::Call(call) => loop {
+                match (on.call(&call)?, &call) {
+                    (Ok(_), _) => break,
+                    // It was done, and the answer was lost.
+                    (Err(error), Call::Destroy { .. }) if error.contains("NoSuchName") => break,
+                    // A fork of ours is gone, and not yet deleted.
+                    (Err(error), Call::Destroy { .. }) if error.contains("InUse") => {
+                        drop(on.call(&Call::Settle)?);
+                    }
+                    (Err(error), _) => panic!("{call:?}: {error}"),
+                }
+            },
+            Step::Write { volume, becomes } => {
+                write(&place.target(&volume), &volume);
+                self.world.note_live(place, &volume, becomes.as_deref());
+            }
+            Step::Compare { volume, name } => {
+                let found = Snapshot::of(&place.target(&volume));
+                assert_same(&self.world.sealed[&name], &found);
+            }
+            Step::Continue { volume, slot } => {
+                let target = place.target(&volume);
+                together.assert_whole(&target);
+                write_slot(&target, &volume, slot);
+                self.world.note_live(place, &volume, None);
+                let content = self.world.live[&volume].content.clone();
+                let mut generations = together.generations.lock().expect("no caller panicked");
+                generations.insert(volume, content);
+            }
+            Step::Leave { volume } => self.world.pod_ended(&volume),
+            Step::Promised { name } => drop(self.promised.insert(name)),
+            Step::SharedPromised => together.promised.store(true, Ordering::SeqCst),
+            Step::Forget { name } => {
+                self.promised.remove(&name);
+                self.world.sealed.remove(&name);
+                self.going = Some(name);
+            }
+            Step::Forgotten => self.going = None,
+        }
+        Ok(())
+    }
+}
+
+/// A pod that only looks.
+fn look(place: &Place, volume: &str, name: String) -> Vec<Step> {
+    let fork = [("type", "input"), ("from", name.as_str())];
+    vec![
+        Step::Call(publish(place, volume, &fork)),
+        Step::Compare {
+            volume: volume.to_owned(),
+            name,
+        },
+        Step::Call(unpublish(place, volume)),
+    ]
+}
+
+/// Writes the next generation: bounded, however many there are.
+fn write_slot(root: &Path, tag: &str, slot: u64) {
+    let dir = root.join(format!("slot-{slot}"));
+    if dir.exists() {
+        // A deletion in a fork, and a new directory in its place.
+        for entry in fs::read_dir(&dir).expect("readdir") {
+            fs::remove_file(entry.expect("an entry").path()).expect("rm");
+        }
+        fs::remove_dir(&dir).expect("rmdir");
+    }
+    fs::create_dir(&dir).expect("mkdir");
+    fs::write(dir.join(tag), tag.repeat(20)).expect("write");
+    fs::write(root.join("newest"), tag).expect("write");
+}
+
+impl Together {
+    /// A fork of the shared cache shows one of its generations, and all of it.
+    fn assert_whole(&self, target: &Path) {
+        let Ok(tag) = fs::read_to_string(target.join("newest")) else {
+            let found = Snapshot::of(target);
+            assert!(found.is_empty(), "a generation without a name: {found}");
+            return;
+        };
+        let generation = {
+            let generations = self.generations.lock().expect("no caller panicked");
+            generations.get(&tag).cloned()
+        };
+        let generation = generation.unwrap_or_else(|| panic!("{tag} was never written"));
+        assert_same(&generation, &Snapshot::of(target));
+    }
+}
+
+/// What was answered holds, right after a start: mounts at once, promised seals once they are settled.
+pub(crate) fn check_answered(
+    place: &Place,
+    on: &mut Connection,
+    callers: &[Caller],
+    together: &Together,
+) -> Result<(), Died> {
+    for caller in callers {
+        caller.world.check_live(place);
+    }
+    drop(on.call(&Call::Settle)?);
+    let Ok(listed) = on.call(&Call::Artifacts)? else {
+        panic!("no list of artifacts");
+    };
+    let listed = names(&listed);
+    let distinct: BTreeSet<&String> = listed.iter().collect();
+    // One without a name may wait for its collection; of the others there is one each.
+    let unnamed = listed.iter().filter(|name| name.starts_with('(')).count();
+    let named = listed.len() - unnamed;
+    assert_eq!(
+        distinct.len() - usize::from(unnamed > 0),
+        named,
+        "twice in {listed:?}"
+    );
+    for caller in callers {
+        for name in &caller.promised {
+            assert!(distinct.contains(name), "{name} was promised");
+        }
+    }
+    if together.promised.load(Ordering::SeqCst) {
+        assert!(listed.iter().any(|name| name == SHARED), "a cache is lost");
+    }
+    let known = |name: &str| {
+        name == SHARED
+            || name.starts_with('(')
+            || callers.iter().any(|caller| {
+                caller.world.sealed.contains_key(name) || caller.going.as_deref() == Some(name)
+            })
+    };
+    for name in &listed {
+        assert!(known(name), "{name} is listed, and nobody made it");
+    }
+    Ok(())
+}
+
+/// All rounds are over: what is there is exactly what was answered; deletes it all and sees that nothing is left.
+pub(crate) fn check_all(
+    place: &Place,
+    on: &mut Connection,
+    callers: Vec<Caller>,
+    together: &Together,
+) {
+    let mut world = World::default();
+    for caller in callers {
+        assert!(caller.world.live.is_empty() && caller.going.is_none());
+        world.sealed.extend(caller.world.sealed);
+    }
+    on.must(&Call::Settle);
+    on.must(&Call::Reap);
+    if together.promised.load(Ordering::SeqCst) {
+        let fork = [("type", "input"), ("from", SHARED)];
+        on.must(&publish(place, "last-look", &fork));
+        together.assert_whole(&place.target("last-look"));
+        on.must(&unpublish(place, "last-look"));
+        on.must(&Call::Destroy {
+            reference: SHARED.to_owned(),
+        });
+        on.must(&Call::Settle);
+        on.must(&Call::Reap);
+    }
+    world.end(place, on);
+}
