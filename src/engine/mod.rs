@@ -403,19 +403,17 @@ impl Engine {
     /// Ends: running operations finish, background work stops at its next safe point. Mounts stay.
     pub async fn shutdown(&self) {
         let inner = &self.inner;
+        inner.state.lock().closing = true;
+        // Who waits for something to happen sees that the engine closes. Told once, and before we wait ourselves: who
+        // tells everybody in a loop wakes itself, and never lets the others run.
+        inner.changed.notify_waiters();
         loop {
             let changed = inner.changed.notified();
             tokio::pin!(changed);
             changed.as_mut().enable();
-            {
-                let mut state = inner.state.lock();
-                state.closing = true;
-                if state.busy.is_empty() {
-                    break;
-                }
+            if inner.state.lock().busy.is_empty() {
+                break;
             }
-            // Publishes that wait for content see that the engine closes.
-            inner.changed.notify_waiters();
             changed.await;
         }
         inner.stop.cancel();

@@ -137,6 +137,8 @@ fn pin(
     let now = inner.clock.now();
     if let Some(sealed) = parent.and_then(|id| state.artifacts.get_mut(&id)) {
         sealed.artifact.last_used = now;
+        let id = sealed.artifact.id;
+        state.used.insert(id);
     }
     let record = VolumeRecord {
         format: VolumeRecord::FORMAT,

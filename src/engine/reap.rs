@@ -228,6 +228,9 @@ pub(super) async fn destroy(inner: &Arc<Inner>, name: Name) -> Result<()> {
             if volumes > 0 && name.reference.cache().is_none() {
                 return Err(Error::InUse { name, volumes });
             }
+            if state.closing {
+                return Err(Error::ShuttingDown);
+            }
             state.artifacts.get(id).is_some_and(|sealed| sealed.durable)
         };
         if durable {
@@ -374,14 +377,19 @@ fn measure_layers(inner: &Inner) -> Result<usize> {
 
 /// When artifacts were last used, for the index: written along with something else, never for its own sake.
 pub(super) fn last_uses(inner: &Inner) -> Vec<Change> {
-    let state = inner.state.lock();
-    let in_use = state.artifacts_in_use();
-    let used = state
-        .artifacts
-        .values()
-        .filter(|sealed| sealed.durable && in_use.contains(&sealed.artifact.id));
-    used.map(|sealed| Change::PutArtifact(sealed.artifact.clone()))
-        .collect()
+    let mut state = inner.state.lock();
+    let state = &mut *state;
+    let mut changes = Vec::new();
+    state.used.retain(|id| match state.artifacts.get(id) {
+        Some(sealed) if sealed.durable => {
+            changes.push(Change::PutArtifact(sealed.artifact.clone()));
+            false
+        }
+        // The index is told of it as a whole before long.
+        Some(_) => true,
+        None => false,
+    });
+    changes
 }
 
 /// Merges the newest layers of stacks that grew long.

@@ -82,6 +82,8 @@ pub(super) struct State {
     pub(super) artifacts: HashMap<ArtifactId, Sealed>,
     pub(super) names: BTreeMap<Name, ArtifactId>,
     pub(super) usage: HashMap<LayerId, Usage>,
+    /// Artifacts that were used since the index was last told when.
+    pub(super) used: HashSet<ArtifactId>,
     /// Volumes that an operation is running on.
     pub(super) busy: HashSet<VolumeId>,
     /// Volumes that wait for their content, for lists.
