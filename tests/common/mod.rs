@@ -5,8 +5,9 @@
 //! - [`lab`]: a filesystem of a kind in a file in memory, gone when the test is over.
 //! - [`tree`]: trees of files, plain and nasty.
 //! - [`snapshot`]: everything that can be seen of a tree, as a value to compare.
+//! - [`bench`]: an engine on such a filesystem, asked by short names.
 //!
-//! Nothing here knows what the product does; it must be believable on its own (`tests/lab.rs`).
+//! Nothing here but the bench knows what the product does; it must be believable on its own (`tests/lab.rs`).
 
 #![allow(
     dead_code,
@@ -20,6 +21,7 @@
 
 use std::io::Write as _;
 
+pub mod bench;
 pub mod calls;
 pub mod driver;
 pub mod lab;
@@ -69,5 +71,6 @@ macro_rules! require_lab {
     };
 }
 
+pub(crate) use bench::require_bench;
 pub(crate) use require_lab;
 pub(crate) use require_root;

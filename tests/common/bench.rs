@@ -1,0 +1,342 @@
+//! An engine on a filesystem of its own, asked as the room above asks it: for tests of the engine as a whole.
+//!
+//! [`Bench`] publishes, unpublishes and tells outcomes by short names, waits for events instead of sleeping, and at its end
+//! makes sure that nothing is left over. [`Ground`] is a backend on a filesystem where it is at home.
+
+use std::collections::BTreeMap;
+use std::fs;
+use std::future::Future;
+use std::path::{Path, PathBuf};
+use std::time::{Duration, Instant};
+
+use baggageclaim::backend::BackendKind;
+use baggageclaim::engine::{
+    ArtifactRow, Config, Engine, Error, PublishRequest, Published, VolumeRow, VolumeState,
+};
+use baggageclaim::model::{Outcome, Pod, PodUid, VolumeId, VolumeSpec};
+
+use super::{Fs, Lab};
+
+/// What decides no test: how long something is waited for before it counts as never coming.
+pub const NEVER: Duration = Duration::from_secs(60);
+
+/// A backend, and a filesystem on which it is at home.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub struct Ground(pub BackendKind, pub Fs);
+
+impl Ground {
+    /// Every backend once.
+    pub const ALL: [Ground; 3] = [
+        Ground(BackendKind::Overlay, Fs::Ext4),
+        Ground(BackendKind::Btrfs, Fs::Btrfs),
+        Ground(BackendKind::Copy, Fs::XfsReflink),
+    ];
+
+    /// A name for messages.
+    pub fn name(self) -> String {
+        format!("{} on {}", self.0, self.1.name())
+    }
+
+    /// A bench on it.
+    pub async fn bench(self) -> Result<Bench, String> {
+        self.bench_with(|_| {}).await
+    }
+
+    /// A bench on it, differently set up.
+    pub async fn bench_with(self, change: impl FnOnce(&mut Config)) -> Result<Bench, String> {
+        let lab = Lab::try_new(self.1)?;
+        Ok(Bench::with(lab, |config| {
+            config.backend = Some(self.0);
+            change(config);
+        })
+        .await)
+    }
+}
+
+/// An engine on a filesystem of its own, and a place for targets.
+#[derive(Debug)]
+pub struct Bench {
+    pub lab: Lab,
+    pub targets: PathBuf,
+    pub engine: Engine,
+    pub config: Config,
+}
+
+impl Bench {
+    pub async fn new(lab: Lab) -> Self {
+        Self::with(lab, |_| {}).await
+    }
+
+    pub async fn with(lab: Lab, change: impl FnOnce(&mut Config)) -> Self {
+        let targets = lab.kubelet_dir();
+        let mut config = Config::new(lab.path().join("pool"));
+        // No test is decided by one of these coming about by chance.
+        config.outcome_wait = Duration::from_secs(3600);
+        config.input_wait = Duration::from_secs(3600);
+        config.reap_interval = Duration::from_secs(3600);
+        config.reserve = 0;
+        change(&mut config);
+        let engine = Engine::open(config.clone())
+            .await
+            .expect("the engine opens");
+        Self {
+            lab,
+            targets,
+            engine,
+            config,
+        }
+    }
+
+    pub fn pool(&self) -> PathBuf {
+        self.config.pool.clone()
+    }
+
+    pub fn target(&self, volume: &str) -> PathBuf {
+        self.targets.join(volume)
+    }
+
+    pub fn request(&self, pod: &str, volume: &str, attributes: &[(&str, &str)]) -> PublishRequest {
+        request(&self.target(volume), "ci", pod, volume, attributes)
+    }
+
+    /// Publishes a volume; returns where it is.
+    pub async fn publish(
+        &self,
+        pod: &str,
+        volume: &str,
+        attributes: &[(&str, &str)],
+    ) -> (PathBuf, Published) {
+        let published = self.try_publish(pod, volume, attributes).await;
+        let published = published.unwrap_or_else(|error| panic!("{volume}: {error}"));
+        (self.target(volume), published)
+    }
+
+    pub async fn try_publish(
+        &self,
+        pod: &str,
+        volume: &str,
+        attributes: &[(&str, &str)],
+    ) -> Result<Published, Error> {
+        self.engine
+            .publish(self.request(pod, volume, attributes))
+            .await
+    }
+
+    pub async fn unpublish(&self, volume: &str) {
+        self.engine
+            .unpublish(volume, &self.target(volume))
+            .await
+            .unwrap_or_else(|error| panic!("unpublish {volume}: {error}"));
+        assert!(!self.target(volume).exists(), "the target is gone");
+    }
+
+    pub async fn outcome(&self, pod: &str, outcome: Outcome) -> usize {
+        let pod: PodUid = pod.parse().expect("uid");
+        let told = self.engine.report_outcome(&pod, outcome).await;
+        told.unwrap_or_else(|error| panic!("outcome of {pod}: {error}"))
+    }
+
+    /// A whole step: publishes, lets `work` do its part, unpublishes, succeeds, and waits until all is sealed.
+    pub async fn step<T>(
+        &self,
+        volume: &str,
+        attributes: &[(&str, &str)],
+        work: impl FnOnce(&Path) -> T,
+    ) -> T {
+        let pod = format!("pod-{volume}");
+        let (target, _) = self.publish(&pod, volume, attributes).await;
+        let result = work(&target);
+        self.outcome(&pod, Outcome::Succeeded).await;
+        self.unpublish(volume).await;
+        self.quiet().await;
+        result
+    }
+
+    /// What one file of a new fork holds; `None` when it is not there. The fork is gone afterwards and commits nothing.
+    pub async fn look(
+        &self,
+        volume: &str,
+        attributes: &[(&str, &str)],
+        file: &str,
+    ) -> Option<String> {
+        let pod = format!("looking-{volume}");
+        let (target, _) = self.publish(&pod, volume, attributes).await;
+        let content = fs::read_to_string(target.join(file)).ok();
+        self.outcome(&pod, Outcome::Failed).await;
+        self.unpublish(volume).await;
+        self.quiet().await;
+        content
+    }
+
+    pub fn row(&self, volume: &str) -> Option<VolumeRow> {
+        let mut rows = self.engine.volumes(None).into_iter();
+        rows.find(|row| row.id.as_str() == volume)
+    }
+
+    /// The artifact that has this name.
+    pub fn artifact(&self, name: &str) -> Option<ArtifactRow> {
+        let mut rows = self.engine.artifacts(None).into_iter();
+        rows.find(|row| {
+            row.name
+                .as_ref()
+                .is_some_and(|found| found.to_string() == name)
+        })
+    }
+
+    /// Waits until all that left is sealed or gone, but for those whose outcome is not known.
+    ///
+    /// Unlike [`Engine::settled`] also for those that somebody holds open: a program that another test starts holds
+    /// copies of all our descriptors until it execs.
+    pub async fn quiet(&self) {
+        eventually("everything that left is sealed or gone", || {
+            let rows = self.engine.volumes(None);
+            !rows
+                .iter()
+                .any(|row| matches!(row.state, VolumeState::Sealing | VolumeState::InUse))
+        })
+        .await;
+    }
+
+    /// Ends the engine in order and opens the pool again.
+    pub async fn restart(self) -> Self {
+        let Self {
+            lab,
+            targets,
+            engine,
+            config,
+        } = self;
+        engine.shutdown().await;
+        drop(engine);
+        let engine = open_again(&config).await;
+        Self {
+            lab,
+            targets,
+            engine,
+            config,
+        }
+    }
+
+    /// That index, directories and mounts agree.
+    pub async fn assert_whole(&self) {
+        assert_eq!(self.engine.check().await.expect("check"), []);
+    }
+
+    /// Ends the engine in order, and makes sure that nothing is left of what it served.
+    pub async fn finish(self) {
+        self.quiet().await;
+        // A program that another test starts may hold what is to be deleted, until it execs.
+        let deadline = Instant::now() + NEVER;
+        while self.engine.reap().await.expect("reap").held > 0 {
+            assert!(Instant::now() < deadline, "the trash is never empty");
+            tokio::task::yield_now().await;
+        }
+        self.assert_whole().await;
+        self.engine.shutdown().await;
+        let pool = self.pool();
+        for directory in ["volumes", "pending", "incoming", "trash"] {
+            assert_eq!(names(&pool.join(directory)), [""; 0], "{directory}");
+        }
+        drop(self.engine);
+        assert_eq!(self.lab.close(), Vec::<PathBuf>::new(), "mounts left over");
+    }
+}
+
+/// Opens a pool whose engine was shut down. Its lock may be held a moment longer: by callers that are just told so, and by
+/// programs that other tests start, until they exec.
+pub async fn open_again(config: &Config) -> Engine {
+    let deadline = Instant::now() + NEVER;
+    loop {
+        match Engine::open(config.clone()).await {
+            Err(error @ Error::Pool { .. })
+                if error.to_string().contains("in use by another process") =>
+            {
+                assert!(Instant::now() < deadline, "{error}");
+                tokio::time::sleep(Duration::from_millis(3)).await;
+            }
+            result => return result.expect("the engine opens again"),
+        }
+    }
+}
+
+/// The names in a directory, sorted.
+pub fn names(path: &Path) -> Vec<String> {
+    let entries = fs::read_dir(path).unwrap_or_else(|e| panic!("{}: {e}", path.display()));
+    let mut names: Vec<String> = entries
+        .map(|entry| {
+            let name = entry.expect("an entry").file_name();
+            name.into_encoded_bytes().escape_ascii().to_string()
+        })
+        .collect();
+    names.sort();
+    names
+}
+
+/// Waits until something is so.
+pub async fn eventually(what: &str, is_so: impl Fn() -> bool) {
+    let deadline = Instant::now() + NEVER;
+    while !is_so() {
+        assert!(Instant::now() < deadline, "never came: {what}");
+        tokio::time::sleep(Duration::from_millis(3)).await;
+    }
+}
+
+/// What a future is, that must come soon.
+pub async fn soon<T>(what: &str, future: impl Future<Output = T>) -> T {
+    tokio::time::timeout(NEVER, future)
+        .await
+        .unwrap_or_else(|_| panic!("never came: {what}"))
+}
+
+/// Whether a future still waits, after it was given the chance to go on once.
+pub async fn waits<T>(future: &mut (impl Future<Output = T> + Unpin)) -> bool {
+    tokio::time::timeout(Duration::ZERO, future).await.is_err()
+}
+
+pub fn request(
+    target: &Path,
+    tenant: &str,
+    pod: &str,
+    volume: &str,
+    attributes: &[(&str, &str)],
+) -> PublishRequest {
+    let attributes: BTreeMap<String, String> = attributes
+        .iter()
+        .map(|(key, value)| ((*key).to_owned(), (*value).to_owned()))
+        .collect();
+    PublishRequest {
+        volume: volume.parse::<VolumeId>().expect("id"),
+        target: target.to_owned(),
+        tenant: tenant.parse().expect("tenant"),
+        pod: Pod {
+            uid: pod.parse().expect("uid"),
+            name: pod.to_owned(),
+        },
+        spec: VolumeSpec::parse(&attributes).expect("attributes"),
+        read_only: false,
+        multiple_targets: false,
+    }
+}
+
+/// A [`Bench`] on the default ground, overlay on ext4; ends the test, loudly, when this machine cannot make one.
+macro_rules! require_bench {
+    () => {
+        $crate::common::require_bench!(|_| {})
+    };
+    ($change:expr) => {
+        $crate::common::require_bench!(on $crate::common::bench::Ground::ALL[0], $change)
+    };
+    (on $ground:expr) => {
+        $crate::common::require_bench!(on $ground, |_| {})
+    };
+    (on $ground:expr, $change:expr) => {
+        match $ground.bench_with($change).await {
+            Ok(bench) => bench,
+            Err(reason) => {
+                $crate::common::skip(&reason);
+                return;
+            }
+        }
+    };
+}
+
+pub(crate) use require_bench;

@@ -1,0 +1,416 @@
+//! What goes, what stays, and what is kept in shape: expiry, destroy, eviction by watermarks, flattening.
+
+use std::collections::BTreeMap;
+use std::fs;
+use std::path::Path;
+
+use baggageclaim::engine::Error;
+use baggageclaim::model::{Outcome, Reference};
+
+use crate::common::bench::{Bench, Ground, eventually, names};
+use crate::common::{Fs, Lab, Snapshot, assert_same, require_bench, require_lab};
+
+const MIB: usize = 1 << 20;
+
+fn layers_on_disk(bench: &Bench) -> usize {
+    names(&bench.pool().join("layers")).len()
+}
+
+async fn destroy(bench: &Bench, name: &str) -> Result<(), Error> {
+    let reference: Reference = name.parse().expect("reference");
+    bench
+        .engine
+        .destroy(&"ci".parse().expect("tenant"), &reference)
+        .await
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn what_is_past_its_time_goes_unless_somebody_uses_it() {
+    let bench = require_bench!();
+    for (volume, attributes) in [
+        (
+            "short",
+            &[("type", "output"), ("name", "short"), ("ttl", "1s")][..],
+        ),
+        (
+            "used",
+            &[("type", "task-cache"), ("key", "used"), ("ttl", "1s")],
+        ),
+        (
+            "long",
+            &[("type", "output"), ("name", "long"), ("ttl", "1h")],
+        ),
+        ("ever", &[("type", "task-cache"), ("key", "ever")]),
+    ] {
+        bench
+            .step(volume, attributes, |at| {
+                fs::write(at.join("f"), volume).expect("write");
+            })
+            .await;
+    }
+    let used = [("type", "input"), ("from", "task-cache/used")];
+    let (at, _) = bench.publish("pod", "v", &used).await;
+    while bench.artifact("artifact/short").is_some() {
+        bench.engine.reap().await.expect("reap");
+    }
+    let row = bench.artifact("task-cache/used").expect("it is used");
+    while row.expires.expect("a ttl") > now() {
+        tokio::time::sleep(std::time::Duration::from_millis(20)).await;
+    }
+    bench.engine.reap().await.expect("reap");
+    assert_eq!(fs::read_to_string(at.join("f")).expect("read"), "used");
+    assert!(bench.artifact("task-cache/used").is_some());
+    bench.unpublish("v").await;
+    bench.quiet().await;
+    bench.engine.reap().await.expect("reap");
+    assert!(bench.artifact("task-cache/used").is_none());
+    assert!(
+        bench.artifact("artifact/long").is_some() && bench.artifact("task-cache/ever").is_some()
+    );
+    assert_eq!(layers_on_disk(&bench), 2);
+    bench.finish().await;
+}
+
+fn now() -> baggageclaim::model::Timestamp {
+    let since = std::time::SystemTime::now()
+        .duration_since(std::time::UNIX_EPOCH)
+        .expect("after 1970");
+    baggageclaim::model::Timestamp(
+        u64::try_from(since.as_millis()).expect("before the end of time"),
+    )
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn when_a_cache_was_last_used_is_known_after_a_restart() {
+    let bench = require_bench!();
+    let task = [("type", "task-cache"), ("key", "k")];
+    bench
+        .step("v1", &task, |at| {
+            fs::write(at.join("f"), "x").expect("write");
+        })
+        .await;
+    bench.engine.reap().await.expect("reap");
+    let before = bench.artifact("task-cache/k").expect("sealed").last_used;
+    assert!(bench.look("v2", &task, "f").await.is_some());
+    let used = bench.artifact("task-cache/k").expect("sealed").last_used;
+    assert!(used > before);
+    let bench = bench.restart().await;
+    assert_eq!(
+        bench.artifact("task-cache/k").expect("sealed").last_used,
+        used
+    );
+    bench.finish().await;
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn destroy_takes_a_name_at_once_and_content_when_nobody_uses_it() {
+    for ground in Ground::ALL {
+        let bench = require_bench!(on ground);
+        let output = [("type", "output"), ("name", "o")];
+        let task = [("type", "task-cache"), ("key", "k")];
+        let resource = [("type", "resource-cache"), ("key", "k")];
+        for (volume, attributes) in [("o", &output[..]), ("t", &task), ("r", &resource)] {
+            bench
+                .step(volume, attributes, |at| {
+                    fs::write(at.join("f"), volume).expect("write");
+                })
+                .await;
+        }
+        let error = destroy(&bench, "artifact/none").await.expect_err("none");
+        assert!(matches!(error, Error::NoSuchName(_)), "{error}");
+
+        // An output that is an input somewhere stays.
+        let input = [("type", "input"), ("from", "artifact/o")];
+        let (at, _) = bench.publish("pod", "in", &input).await;
+        let error = destroy(&bench, "artifact/o").await.expect_err("used");
+        assert!(matches!(&error, Error::InUse { volumes: 1, .. }), "{error}");
+        assert!(bench.artifact("artifact/o").is_some());
+        bench.unpublish("in").await;
+        bench.quiet().await;
+        destroy(&bench, "artifact/o")
+            .await
+            .expect("not used any more");
+        assert!(!at.exists() && bench.artifact("artifact/o").is_none());
+
+        // A cache loses its name now; its forks keep what they have, and may commit anew.
+        let (at, _) = bench.publish("pod", "fork", &task).await;
+        destroy(&bench, "task-cache/k")
+            .await
+            .expect("a cache may be cleared at any time");
+        bench.engine.reap().await.expect("reap");
+        let other = bench.publish("other", "empty", &task).await.1;
+        assert_eq!(
+            other.parent,
+            None,
+            "{}: it is gone for who comes now",
+            ground.name()
+        );
+        bench.unpublish("empty").await;
+        bench.outcome("other", Outcome::Failed).await;
+        assert_eq!(fs::read_to_string(at.join("f")).expect("read"), "t");
+        fs::write(at.join("g"), "more").expect("write");
+        bench.outcome("pod", Outcome::Succeeded).await;
+        bench.unpublish("fork").await;
+        bench.quiet().await;
+        bench.engine.reap().await.expect("reap");
+        assert_eq!(bench.look("v1", &task, "f").await.as_deref(), Some("t"));
+        assert_eq!(bench.look("v2", &task, "g").await.as_deref(), Some("more"));
+
+        destroy(&bench, "resource-cache/k")
+            .await
+            .expect("destroyed");
+        let bench = bench.restart().await;
+        bench.quiet().await;
+        let left: Vec<_> = bench.engine.artifacts(None);
+        assert_eq!(
+            left.iter().filter(|row| row.name.is_some()).count(),
+            1,
+            "{left:?}"
+        );
+        destroy(&bench, "task-cache/k").await.expect("destroyed");
+        bench.engine.reap().await.expect("reap");
+        assert_eq!(
+            (bench.engine.artifacts(None).len(), layers_on_disk(&bench)),
+            (0, 0)
+        );
+        bench.finish().await;
+    }
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn above_the_high_watermark_the_least_recently_used_go_and_nothing_in_use() {
+    for fs in [Fs::Ext4, Fs::Tmpfs] {
+        let lab = match Lab::try_sized(fs, 96 << 20) {
+            Ok(lab) => lab,
+            Err(reason) => return crate::common::skip(&reason),
+        };
+        let bench = Bench::with(lab, |config| {
+            config.high_watermark = 60;
+            config.low_watermark = 30;
+        })
+        .await;
+        let cache = |key: &'static str| [("type", "task-cache"), ("key", key)];
+        let fill = |at: &Path| std::fs::write(at.join("f"), vec![b'x'; 8 * MIB]).expect("write");
+        for key in ["a", "b", "c", "d", "e"] {
+            bench.step(key, &cache(key), fill).await;
+        }
+        bench.engine.reap().await.expect("reap");
+        assert_eq!(
+            bench.engine.artifacts(None).len(),
+            5,
+            "{}: below the mark",
+            fs.name()
+        );
+        // "a" is in use, "b" was used last of all.
+        let (at, _) = bench
+            .publish(
+                "pod",
+                "use-a",
+                &[("type", "input"), ("from", "task-cache/a")],
+            )
+            .await;
+        assert!(bench.look("use-b", &cache("b"), "f").await.is_some());
+        let (scratch, _) = bench.publish("pod", "scratch", &[]).await;
+        std::fs::write(scratch.join("f"), vec![b'x'; 22 * MIB]).expect("write");
+        let done = bench.engine.reap().await.expect("reap");
+        let left: Vec<String> = ["a", "b", "c", "d", "e"]
+            .into_iter()
+            .filter(|key| bench.artifact(&format!("task-cache/{key}")).is_some())
+            .map(str::to_owned)
+            .collect();
+        assert!(done.evicted >= 3, "{}: {done:?}, {left:?}", fs.name());
+        assert!(left.contains(&"a".to_owned()), "it is in use: {left:?}");
+        let oldest_first = ["c", "d", "e", "b"];
+        let gone = oldest_first
+            .iter()
+            .take_while(|key| !left.contains(&(**key).to_owned()));
+        assert_eq!(
+            gone.count(),
+            done.evicted,
+            "in order of their last use: {left:?}"
+        );
+        assert_eq!(
+            std::fs::metadata(at.join("f")).expect("still there").len(),
+            8 * MIB as u64
+        );
+        // With all of it in use nothing goes.
+        std::fs::write(scratch.join("g"), vec![b'x'; 24 * MIB]).expect("write");
+        let reaped = bench.engine.reap().await.expect("reap");
+        assert!(bench.artifact("task-cache/a").is_some(), "{reaped:?}");
+        for volume in ["use-a", "scratch"] {
+            bench.unpublish(volume).await;
+        }
+        bench.finish().await;
+    }
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn a_call_that_finds_no_room_has_caches_evicted() {
+    let lab = match Lab::try_sized(Fs::Ext4, 48 << 20) {
+        Ok(lab) => lab,
+        Err(reason) => return crate::common::skip(&reason),
+    };
+    // Never by watermark: only because a call said so.
+    let bench = Bench::with(lab, |config| {
+        config.reserve = 4 << 20;
+        config.high_watermark = 100;
+        config.low_watermark = 20;
+    })
+    .await;
+    let cache = [("type", "task-cache"), ("key", "k")];
+    bench
+        .step("v1", &cache, |at| {
+            fs::write(at.join("f"), vec![1; 16 * MIB]).expect("write");
+        })
+        .await;
+    bench.engine.reap().await.expect("reap");
+    let (scratch, _) = bench.publish("pod", "scratch", &[]).await;
+    fill_up(&scratch.join("f"));
+    bench.engine.reap().await.expect("reap");
+    assert!(
+        bench.artifact("task-cache/k").is_some(),
+        "nobody needed room yet"
+    );
+    let mut made = 0;
+    let error = loop {
+        match bench.try_publish("pod", &format!("w{made}"), &[]).await {
+            Ok(_) => made += 1,
+            Err(error) => break error,
+        }
+    };
+    assert!(matches!(error, Error::Full(_)), "{error}");
+    eventually("it is evicted", || bench.artifact("task-cache/k").is_none()).await;
+    bench.engine.reap().await.expect("reap");
+    bench.publish("pod", &format!("w{made}"), &[]).await;
+    for volume in (0..=made)
+        .map(|n| format!("w{n}"))
+        .chain(["scratch".to_owned()])
+    {
+        bench.unpublish(&volume).await;
+    }
+    bench.finish().await;
+}
+
+fn fill_up(path: &Path) {
+    use std::io::Write as _;
+    let mut file = fs::File::create(path).expect("create");
+    let mut size = MIB;
+    while size >= 512 {
+        if file.write_all(&vec![b'x'; size]).is_err() {
+            size /= 2;
+        }
+    }
+}
+
+/// One commit of the model test: changes a few names, in a way that needs whiteouts and opaque directories.
+fn change(at: &Path, round: usize, model: &mut BTreeMap<String, String>) {
+    let dir = format!("d{}", round % 7);
+    if round.is_multiple_of(13) && at.join(&dir).exists() {
+        #[expect(
+            clippy::disallowed_methods,
+            reason = "plays a pod, which deletes what is its own"
+        )]
+        fs::remove_dir_all(at.join(&dir)).expect("remove");
+        model.retain(|name, _| !name.starts_with(&format!("{dir}/")));
+    }
+    fs::create_dir_all(at.join(&dir)).expect("mkdir");
+    let mut put = |name: String| {
+        let text = format!("round {round}");
+        fs::write(at.join(&name), &text).expect("write");
+        model.insert(name, text);
+    };
+    put(format!("{dir}/f{}", round % 11));
+    put(format!("{dir}/only-{round}"));
+    put("every".to_owned());
+    if round % 3 == 2 {
+        let gone = format!("d{}/only-{}", (round - 2) % 7, round - 2);
+        if model.remove(&gone).is_some() {
+            fs::remove_file(at.join(&gone)).expect("remove");
+        }
+    }
+}
+
+fn assert_is(at: &Path, model: &BTreeMap<String, String>) {
+    let snapshot = Snapshot::of(at);
+    let files: BTreeMap<String, String> = snapshot
+        .entries
+        .iter()
+        .filter(|(_, entry)| entry.kind == 'f')
+        .map(|(path, _)| {
+            let name = String::from_utf8(path.clone()).expect("text");
+            let text = fs::read_to_string(at.join(&name)).expect("read");
+            (name, text)
+        })
+        .collect();
+    assert_eq!(&files, model);
+    assert!(
+        snapshot
+            .entries
+            .values()
+            .all(|entry| matches!(entry.kind, 'f' | 'd'))
+    );
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn a_hundred_commits_are_flattened_and_the_content_is_that_of_the_model() {
+    let bench = require_bench!(on Ground::ALL[0]);
+    let task = [("type", "task-cache"), ("key", "k")];
+    let mut model = BTreeMap::new();
+    let mut mounted: Vec<(String, BTreeMap<String, String>, Snapshot)> = Vec::new();
+    let (mut longest, mut most_on_disk) = (0, 0);
+    for round in 0..100 {
+        let volume = format!("v{round}");
+        let (at, published) = bench.publish(&volume, &volume, &task).await;
+        assert_is(&at, &model);
+        longest = longest.max(published.layers);
+        change(&at, round, &mut model);
+        bench.outcome(&volume, Outcome::Succeeded).await;
+        bench.unpublish(&volume).await;
+        bench.quiet().await;
+        if round % 10 == 5 {
+            // Stays mounted while what it is a fork of is merged below it.
+            let volume = format!("fork-{round}");
+            let input = [("type", "input"), ("from", "task-cache/k")];
+            let (at, _) = bench.publish("user", &volume, &input).await;
+            mounted.push((volume, model.clone(), Snapshot::of(&at)));
+        }
+        bench.engine.reap().await.expect("reap");
+        most_on_disk = most_on_disk.max(layers_on_disk(&bench));
+    }
+    assert!((2..=17).contains(&longest), "{longest} layers");
+    let artifact = bench.artifact("task-cache/k").expect("there");
+    assert!(artifact.layers <= 16, "{}", artifact.layers);
+    for (volume, model, snapshot) in mounted {
+        assert_is(&bench.target(&volume), &model);
+        assert_same(&snapshot, &Snapshot::of(&bench.target(&volume)));
+        bench.unpublish(&volume).await;
+    }
+    bench.quiet().await;
+    bench.engine.reap().await.expect("reap");
+    let artifact = bench.artifact("task-cache/k").expect("there");
+    assert_eq!(
+        layers_on_disk(&bench),
+        artifact.layers,
+        "the old layers are gone"
+    );
+    let bench = bench.restart().await;
+    let (at, _) = bench.publish("last", "last", &task).await;
+    assert_is(&at, &model);
+    bench.unpublish("last").await;
+    bench.outcome("last", Outcome::Failed).await;
+    bench.finish().await;
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn a_second_engine_on_the_same_pool_is_refused() {
+    let bench = Bench::new(require_lab!(Fs::Ext4)).await;
+    let error = baggageclaim::engine::Engine::open(bench.config.clone())
+        .await
+        .expect_err("owned");
+    assert!(
+        matches!(&error, Error::Pool { .. })
+            && error.to_string().contains("in use by another process"),
+        "{error}"
+    );
+    bench.finish().await;
+}

@@ -1,0 +1,376 @@
+//! What happens at target paths: calls that are repeated, second targets, mounts that vanish or appear behind our back.
+//! What is wrong with a target from the beginning is asked over the socket, in `tests/node.rs`.
+
+use std::fs;
+use std::path::Path;
+
+use baggageclaim::engine::{Error, VolumeState};
+use baggageclaim::model::Outcome;
+use baggageclaim::sys;
+use rustix::mount::{MountFlags, UnmountFlags, mount, mount_bind, unmount};
+
+use crate::common::bench::{Bench, Ground, eventually};
+use crate::common::require_bench;
+
+const OUTPUT: &[(&str, &str)] = &[("type", "output"), ("name", "o"), ("commit", "always")];
+const INPUT: &[(&str, &str)] = &[("type", "input"), ("from", "artifact/o")];
+
+fn mounts_at(path: &Path) -> usize {
+    let table = sys::mount_table().expect("mounts");
+    table
+        .iter()
+        .filter(|mount| mount.mount_point == path)
+        .count()
+}
+
+fn unmount_behind(path: &Path) {
+    unmount(path, UnmountFlags::NOFOLLOW).unwrap_or_else(|e| panic!("{}: {e}", path.display()));
+}
+
+async fn publish_at(
+    bench: &Bench,
+    target: &str,
+    attributes: &[(&str, &str)],
+) -> Result<baggageclaim::engine::Published, Error> {
+    let mut request = bench.request("pod", "v", attributes);
+    request.target = bench.target(target);
+    request.multiple_targets = true;
+    bench.engine.publish(request).await
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn a_publish_that_is_repeated_does_nothing_and_one_that_differs_is_refused() {
+    for ground in Ground::ALL {
+        let bench = require_bench!(on ground);
+        for attributes in [&[][..], OUTPUT] {
+            let (at, first) = bench.publish("pod", "v", attributes).await;
+            fs::write(at.join("f"), "mine").expect("write");
+            assert!(!first.already);
+            for _ in 0..3 {
+                let (_, again) = bench.publish("pod", "v", attributes).await;
+                assert!(again.already);
+            }
+            assert_eq!(mounts_at(&at), 1);
+            for (pod, different, what) in [
+                ("pod2", attributes, "pod"),
+                (
+                    "pod",
+                    &[("type", "output"), ("name", "p")],
+                    "type or content",
+                ),
+                (
+                    "pod",
+                    &[&[("mode", "0700")], attributes].concat(),
+                    "owner, group or mode",
+                ),
+                (
+                    "pod",
+                    &[&[("sizeLimit", "1Gi")], attributes].concat(),
+                    "sizeLimit",
+                ),
+            ] {
+                let error = bench
+                    .try_publish(pod, "v", different)
+                    .await
+                    .expect_err("another");
+                assert!(
+                    matches!(&error, Error::Different { what: found, .. } if *found == what),
+                    "{error}"
+                );
+            }
+            assert_eq!(fs::read_to_string(at.join("f")).expect("read"), "mine");
+            bench.unpublish("v").await;
+            bench.quiet().await;
+            // And unpublished, as often as one likes.
+            for _ in 0..3 {
+                bench.unpublish("v").await;
+            }
+        }
+        bench.finish().await;
+    }
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn a_second_target_is_the_same_volume_and_the_last_one_ends_it() {
+    for ground in Ground::ALL {
+        let bench = require_bench!(on ground);
+        for attributes in [&[][..], OUTPUT] {
+            let (one, two) = (bench.target("one"), bench.target("two"));
+            publish_at(&bench, "one", attributes).await.expect("first");
+            fs::write(one.join("f"), "by one").expect("write");
+            publish_at(&bench, "two", attributes).await.expect("second");
+            assert!(
+                publish_at(&bench, "two", attributes)
+                    .await
+                    .expect("again")
+                    .already
+            );
+            assert!(
+                publish_at(&bench, "one", attributes)
+                    .await
+                    .expect("again")
+                    .already
+            );
+            assert_eq!(fs::read_to_string(two.join("f")).expect("read"), "by one");
+            fs::write(two.join("g"), "by two").expect("write");
+            assert_eq!(fs::read_to_string(one.join("g")).expect("read"), "by two");
+            assert_eq!(
+                bench.row("v").expect("row").targets,
+                [one.clone(), two.clone()]
+            );
+            let mut single = bench.request("pod", "v", attributes);
+            single.target = bench.target("three");
+            let error = bench
+                .engine
+                .publish(single)
+                .await
+                .expect_err("one target only");
+            assert!(matches!(error, Error::PublishedElsewhere { .. }), "{error}");
+            assert!(!bench.target("three").exists());
+
+            let bench_ = &bench;
+            let unpublish = |target| async move {
+                let target = bench_.target(target);
+                bench_
+                    .engine
+                    .unpublish("v", &target)
+                    .await
+                    .expect("unpublish");
+                assert!(!target.exists());
+            };
+            unpublish("one").await;
+            assert_eq!(bench.row("v").expect("row").state, VolumeState::Published);
+            assert_eq!(fs::read_to_string(two.join("g")).expect("read"), "by two");
+            unpublish("one").await;
+            // The first may come back while the second is there, and both are known after a restart.
+            publish_at(&bench, "one", attributes).await.expect("back");
+            unpublish("two").await;
+            unpublish("one").await;
+            bench.quiet().await;
+            assert!(bench.row("v").is_none());
+        }
+        let look = bench.look("in", INPUT, "g").await;
+        assert_eq!(look.as_deref(), Some("by two"), "{}", ground.name());
+        bench.finish().await;
+    }
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn two_targets_are_known_after_a_restart() {
+    for ground in Ground::ALL {
+        let bench = require_bench!(on ground);
+        publish_at(&bench, "one", OUTPUT).await.expect("first");
+        publish_at(&bench, "two", OUTPUT).await.expect("second");
+        fs::write(bench.target("one").join("f"), "by one").expect("write");
+        let bench = bench.restart().await;
+        assert_eq!(
+            bench.row("v").expect("row").targets.len(),
+            2,
+            "{}",
+            ground.name()
+        );
+        for target in ["one", "two"] {
+            assert!(
+                publish_at(&bench, target, OUTPUT)
+                    .await
+                    .expect("again")
+                    .already
+            );
+        }
+        bench
+            .engine
+            .unpublish("v", &bench.target("one"))
+            .await
+            .expect("unpublish");
+        assert!(
+            bench
+                .row("v")
+                .is_some_and(|row| row.state == VolumeState::Published)
+        );
+        bench
+            .engine
+            .unpublish("v", &bench.target("two"))
+            .await
+            .expect("unpublish");
+        bench.quiet().await;
+        assert_eq!(
+            bench.look("in", INPUT, "f").await.as_deref(),
+            Some("by one")
+        );
+        bench.finish().await;
+    }
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn a_mount_that_vanished_is_brought_back_with_its_content() {
+    for ground in Ground::ALL {
+        let bench = require_bench!(on ground);
+        for attributes in [&[][..], OUTPUT] {
+            for restart_between in [false, true] {
+                let bench = &bench;
+                let (at, _) = bench.publish("pod", "v", attributes).await;
+                fs::write(at.join("f"), "kept").expect("write");
+                // Twice: every mount of an overlay needs a work directory of its own.
+                for _ in 0..2 {
+                    unmount_behind(&at);
+                    if restart_between {
+                        fs::remove_dir(&at).expect("the mount point too");
+                    }
+                    let (_, back) = bench.publish("pod", "v", attributes).await;
+                    assert!(!back.already, "{}", ground.name());
+                    assert_eq!(fs::read_to_string(at.join("f")).expect("read"), "kept");
+                }
+                assert_eq!(mounts_at(&at), 1);
+                unmount_behind(&at);
+                bench.unpublish("v").await;
+                bench.quiet().await;
+            }
+        }
+        assert_eq!(bench.look("in", INPUT, "f").await.as_deref(), Some("kept"));
+        bench.finish().await;
+    }
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn what_a_process_still_holds_is_not_mounted_a_second_time() {
+    let bench = require_bench!();
+    let (at, _) = bench.publish("pod", "v", OUTPUT).await;
+    let held = fs::File::create(at.join("f")).expect("create");
+    unmount(&at, UnmountFlags::DETACH).expect("detach");
+    let error = bench
+        .try_publish("pod", "v", OUTPUT)
+        .await
+        .expect_err("held");
+    assert!(matches!(error, Error::Busy(_)), "{error}");
+    assert_eq!(mounts_at(&at), 0);
+    drop(held);
+    // A program that another test starts may hold a copy of the descriptor until it execs.
+    loop {
+        match bench.try_publish("pod", "v", OUTPUT).await {
+            Err(Error::Busy(_)) => tokio::task::yield_now().await,
+            result => break drop(result.expect("free")),
+        }
+    }
+    assert!(at.join("f").exists());
+    bench.unpublish("v").await;
+    bench.finish().await;
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn whatever_is_stacked_on_a_target_goes_with_it_and_nothing_else() {
+    for ground in Ground::ALL {
+        let bench = require_bench!(on ground);
+        let elsewhere = bench.lab.dir("elsewhere");
+        fs::write(elsewhere.join("precious"), "of somebody else").expect("write");
+        for attributes in [&[][..], OUTPUT] {
+            let (at, _) = bench.publish("pod", "v", attributes).await;
+            fs::write(at.join("f"), "below").expect("write");
+            mount("foreign", &at, "tmpfs", MountFlags::empty(), None).expect("tmpfs");
+            fs::write(at.join("f"), "in the tmpfs").expect("write");
+            mount_bind(&elsewhere, &at).expect("bind");
+            mount_bind(&at, &at).expect("bind onto itself");
+            assert_eq!(mounts_at(&at), 4);
+            bench.unpublish("v").await;
+            assert_eq!(mounts_at(&at), 0);
+            bench.quiet().await;
+            assert!(bench.row("v").is_none());
+        }
+        assert_eq!(
+            bench.look("in", INPUT, "f").await.as_deref(),
+            Some("below"),
+            "{}: the volume's own content is sealed, not what lay on top",
+            ground.name()
+        );
+        let precious = fs::read_to_string(elsewhere.join("precious")).expect("still there");
+        assert_eq!(precious, "of somebody else");
+        bench.finish().await;
+    }
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn a_target_that_is_no_mount_and_not_empty_stays_untouched() {
+    let bench = require_bench!();
+    let (at, _) = bench.publish("pod", "v", OUTPUT).await;
+    unmount_behind(&at);
+    fs::write(at.join("precious"), "not ours").expect("write");
+    for volume in ["v", "unknown", "../no id at all"] {
+        let error = bench
+            .engine
+            .unpublish(volume, &at)
+            .await
+            .expect_err("not empty");
+        assert!(matches!(&error, Error::Target { .. }), "{error}");
+        assert!(error.to_string().contains("not empty"), "{error}");
+        assert!(at.join("precious").exists());
+    }
+    assert_eq!(
+        bench.row("v").expect("still there").state,
+        VolumeState::Published
+    );
+    fs::remove_file(at.join("precious")).expect("moved away");
+    bench.unpublish("v").await;
+    bench.quiet().await;
+    assert!(bench.artifact("artifact/o").is_some());
+    bench.finish().await;
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn unpublish_converges_for_what_nobody_has_heard_of() {
+    let bench = require_bench!();
+    let somewhere = bench.target("somewhere");
+    for volume in ["unknown", "", "../..", "a/b", "\u{1f9f3}"] {
+        bench
+            .engine
+            .unpublish(volume, &somewhere)
+            .await
+            .expect("absent");
+        let nowhere = bench.target("no/such/directory");
+        bench
+            .engine
+            .unpublish(volume, &nowhere)
+            .await
+            .expect("not even its parent");
+        fs::create_dir(&somewhere).expect("mkdir");
+        bench
+            .engine
+            .unpublish(volume, &somewhere)
+            .await
+            .expect("an empty directory");
+        assert!(!somewhere.exists());
+        fs::create_dir(&somewhere).expect("mkdir");
+        mount("foreign", &somewhere, "tmpfs", MountFlags::empty(), None).expect("tmpfs");
+        bench
+            .engine
+            .unpublish(volume, &somewhere)
+            .await
+            .expect("a mount");
+        assert!(!somewhere.exists());
+    }
+    bench.finish().await;
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn the_same_volume_may_come_back_while_its_predecessor_is_held_open() {
+    let bench = require_bench!();
+    let (at, _) = bench.publish("pod", "v", OUTPUT).await;
+    let held = fs::File::create(at.join("old")).expect("create");
+    bench.unpublish("v").await;
+    eventually("it is held", || {
+        bench
+            .row("v")
+            .is_some_and(|row| row.state == VolumeState::InUse)
+    })
+    .await;
+    let (at, published) = bench.publish("pod", "v", OUTPUT).await;
+    assert!(!published.already);
+    assert!(!at.join("old").exists(), "an output starts empty");
+    fs::write(at.join("new"), "").expect("write");
+    bench.unpublish("v").await;
+    eventually("the second is sealed", || {
+        bench.artifact("artifact/o").is_some()
+    })
+    .await;
+    drop(held);
+    bench.outcome("pod", Outcome::Succeeded).await;
+    bench.finish().await;
+}
