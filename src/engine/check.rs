@@ -133,21 +133,24 @@ fn check_volumes(
                 ));
             }
             Ok(record) => {
-                for target in &record.targets {
-                    let resolved = target
-                        .parent()
-                        .and_then(|parent| parent.canonicalize().ok());
+                let mounted = |target: &PathBuf| {
+                    let parent = target.parent();
+                    let resolved = parent.and_then(|parent| parent.canonicalize().ok());
                     let resolved = resolved
                         .zip(target.file_name())
                         .map(|(parent, name)| parent.join(name));
                     let resolved = resolved.as_ref().unwrap_or(target);
-                    if !mounts.iter().any(|mount| mount.mount_point == *resolved) {
-                        let detail = format!(
-                            "it is recorded as published at {}, where nothing is mounted",
-                            target.display()
-                        );
-                        findings.push(finding("unmounted-volume", path.clone(), detail));
-                    }
+                    mounts.iter().any(|mount| mount.mount_point == *resolved)
+                };
+                // One place is enough: the record is not written anew when a volume leaves one of several.
+                if !record.targets.iter().any(mounted)
+                    && let Some(target) = record.targets.first()
+                {
+                    let detail = format!(
+                        "it is recorded as published at {}, where nothing is mounted",
+                        target.display()
+                    );
+                    findings.push(finding("unmounted-volume", path.clone(), detail));
                 }
                 referenced.extend(record.layers);
             }
@@ -259,7 +262,12 @@ fn check_rest(dirs: &PoolDirs, findings: &mut Vec<Finding>) -> Result<()> {
         "lost+found",
     ];
     for name in names(&dirs.root)? {
-        if !KNOWN.iter().any(|known| name == Path::new(known)) {
+        // What a crash left half-written beside its file; it is written over.
+        let half_made = |known: &&str| name == Path::new(&format!(".{known}.new"));
+        if !KNOWN
+            .iter()
+            .any(|known| name == Path::new(known) || half_made(known))
+        {
             findings.push(finding(
                 "unknown-name",
                 name,

@@ -62,6 +62,9 @@ pub struct Index {
 impl Index {
     /// Opens the index of a pool, made when it is missing, and reads it whole.
     pub fn open(root: &Dir) -> Result<(Self, Contents)> {
+        if !Self::exists(root)? {
+            make_new(root)?;
+        }
         let database = open_database(root)?;
         initialise(root, &database)?;
         let contents = read(root, &database)?;
@@ -122,8 +125,33 @@ impl Index {
     }
 }
 
+/// Makes an empty index, whole or not at all: redb cannot open what it did not finish to make, and the next start would
+/// ask for an index to be made anew that never was one.
+fn make_new(root: &Dir) -> Result<()> {
+    let half_made = format!(".{}.new", layout::INDEX);
+    match root.remove_file(&half_made) {
+        Err(error) if !error.is(Errno::ENOENT) => return Err(error.into()),
+        _ => {}
+    }
+    let database = open_file(root, &half_made, OFlags::RDWR | OFlags::CREATE)?;
+    initialise(root, &database)?;
+    drop(database);
+    root.rename(&half_made, root, layout::INDEX)?;
+    Ok(())
+}
+
 fn open_database(root: &Dir) -> Result<Database> {
-    let file = root.open_file_beneath(layout::INDEX, OFlags::RDWR | OFlags::CREATE, 0o600)?;
+    open_file(root, layout::INDEX, OFlags::RDWR)
+}
+
+fn open_file(root: &Dir, name: &str, flags: OFlags) -> Result<Database> {
+    // openat2 refuses a mode where nothing is made.
+    let mode = if flags.contains(OFlags::CREATE) {
+        0o600
+    } else {
+        0
+    };
+    let file = root.open_file_beneath(name, flags, mode)?;
     redb::Builder::new()
         .set_cache_size(CACHE_BYTES)
         .create_file(File::from(file))
@@ -327,6 +355,17 @@ mod tests {
         assert_eq!(contents.artifacts, [artifact(2)]);
         assert_eq!(contents.names, [(artifact(2).name(), artifact(2).id)]);
         assert_eq!(contents.layers.len(), 1);
+    }
+
+    #[test]
+    fn an_index_that_a_crash_kept_from_being_made_is_made_anew() {
+        let folder = tempfile::tempdir().expect("a temporary folder");
+        let root = Dir::open(folder.path()).expect("it opens");
+        // As redb leaves it: long enough, and without its first bytes.
+        root.write_new(".index.redb.new", &[0; 8192]).expect("torn");
+        let (index, _) = Index::open(&root).expect("made");
+        index.commit(&put(1)).expect("committed");
+        assert!(!root.has(".index.redb.new").expect("looked"));
     }
 
     #[test]
