@@ -7,6 +7,8 @@
 //! - One [`Guard`] per volume: at most one operation runs on it; the second is told at once ([`Error::Busy`]).
 //! - One mutex over the state in memory, never held across a system call.
 //! - One collector at a time: whatever takes artifacts out of the index (reaping, destroying, merging).
+//! - One writer of names at a time, from the look at the names in memory to the index: what is written last is what is
+//!   known last. Taken after the collector, before the state.
 //!
 //! # Threads
 //!
@@ -131,6 +133,7 @@ struct Inner {
     /// A call found the disk full.
     pressed: AtomicBool,
     collector: Mutex<()>,
+    naming: Mutex<()>,
     stop: CancellationToken,
     tasks: TaskTracker,
 }
@@ -236,6 +239,7 @@ impl Engine {
             reaper: Notify::new(),
             pressed: AtomicBool::new(false),
             collector: Mutex::new(()),
+            naming: Mutex::new(()),
             stop: CancellationToken::new(),
             tasks: TaskTracker::new(),
         });
@@ -419,9 +423,10 @@ impl Engine {
         inner.stop.cancel();
         inner.tasks.close();
         inner.tasks.wait().await;
-        let uses = reap::last_uses(inner);
         let engine = inner.clone();
         let job = move || {
+            // Looked at here, after whatever is still being deleted: written before, it would be brought back.
+            let uses = reap::last_uses(&engine);
             if let Err(error) = engine.commit_index(&uses) {
                 tracing::warn!(%error, "when artifacts were last used is not remembered");
             }

@@ -98,7 +98,7 @@ fn collect_garbage(inner: &Inner) -> Result<usize> {
         let durable = state.artifacts.values().filter(|sealed| sealed.durable);
         let candidates = durable.map(|sealed| Candidate {
             artifact: &sealed.artifact,
-            named: state.is_named(&sealed.artifact),
+            named: !state.is_superseded(&sealed.artifact),
         });
         garbage(candidates, &in_use, now)
     };
@@ -186,6 +186,7 @@ pub(super) fn remove(inner: &Inner, ids: &[ArtifactId]) -> Result<usize> {
     }
     let layers = unreferenced(inner, removed.iter().flat_map(|artifact| &artifact.layers));
     let mut changes = Vec::new();
+    let named_as_indexed = inner.naming.lock();
     {
         let state = inner.state.lock();
         for artifact in &removed {
@@ -204,6 +205,7 @@ pub(super) fn remove(inner: &Inner, ids: &[ArtifactId]) -> Result<usize> {
         }
         return Err(error);
     }
+    drop(named_as_indexed);
     point(Point::CollectUnindexed);
     for artifact in &removed {
         tracing::info!(artifact.id = %artifact.id, name = %artifact.name(), "artifact deleted");
@@ -233,29 +235,43 @@ pub(super) async fn destroy(inner: &Arc<Inner>, name: Name) -> Result<()> {
             }
             state.artifacts.get(id).is_some_and(|sealed| sealed.durable)
         };
-        if durable {
-            break;
+        if !durable {
+            changed.await;
+            continue;
         }
-        changed.await;
+        let (engine, name) = (inner.clone(), name.clone());
+        let destroyed = inner.chores.run(move || destroy_now(&engine, name));
+        if destroyed.await?? {
+            inner.wake_reaper(false);
+            return Ok(());
+        }
     }
-    let engine = inner.clone();
-    let job = move || {
-        let _one_at_a_time = engine.collector.lock();
-        let id = engine
-            .state
-            .lock()
-            .names
-            .remove(&name)
-            .ok_or_else(|| Error::NoSuchName(name.clone()))?;
-        if let Err(error) = engine.commit_index(&[Change::RemoveName(name.clone())]) {
-            engine.state.lock().names.entry(name).or_insert(id);
-            return Err(error);
+}
+
+/// Deletes what has this name; `false` when by now that is content which is not durable.
+fn destroy_now(inner: &Inner, name: Name) -> Result<bool> {
+    let _one_at_a_time = inner.collector.lock();
+    let named_as_indexed = inner.naming.lock();
+    let id = {
+        let mut state = inner.state.lock();
+        let id = state.names.get(&name).copied();
+        let id = id.ok_or_else(|| Error::NoSuchName(name.clone()))?;
+        if !state
+            .artifacts
+            .get(&id)
+            .is_some_and(|sealed| sealed.durable)
+        {
+            return Ok(false);
         }
-        remove(&engine, &[id]).map(drop)
+        state.names.remove(&name);
+        id
     };
-    inner.chores.run(job).await??;
-    inner.wake_reaper(false);
-    Ok(())
+    if let Err(error) = inner.commit_index(&[Change::RemoveName(name.clone())]) {
+        inner.state.lock().names.entry(name).or_insert(id);
+        return Err(error);
+    }
+    drop(named_as_indexed);
+    remove(inner, &[id]).map(|_| true)
 }
 
 fn unreferenced<'a>(inner: &Inner, layers: impl Iterator<Item = &'a LayerId>) -> Vec<LayerId> {
@@ -557,7 +573,14 @@ impl Inner {
             if space.bytes_available < bytes.saturating_mul(2) {
                 return Ok(());
             }
-            root.reserve(layout::RESERVE, bytes)
+            // Whole or not there: a file that a crash left without its blocks would be taken for a reserve.
+            let half_made = format!(".{}.new", layout::RESERVE);
+            match root.remove_file(&half_made) {
+                Err(error) if !error.is(crate::sys::Errno::ENOENT) => return Err(error),
+                _ => {}
+            }
+            root.reserve(&half_made, bytes)?;
+            root.rename(&half_made, root, layout::RESERVE)
         };
         if let Err(error) = made() {
             tracing::warn!(%error, "the reserve could not be made");

@@ -376,12 +376,17 @@ async fn give_up(inner: &Arc<Inner>, key: LayerId, why: &str) -> Result<()> {
 
 /// `pending/<key>` → trash, where the reaper deletes it. Nobody holds it any more.
 fn trash_pending(inner: &Inner, key: LayerId) -> Result<()> {
-    match inner.throw_away(&inner.dirs.pending, key.to_string().as_ref()) {
-        Err(error) if error.is(Errno::ENOENT) => {}
-        result => drop(result.doing("throw the volume away")?),
-    }
+    unpromise(inner, key)?;
     inner.forget_leaving(key);
     Ok(())
+}
+
+/// What lies in `pending/` is promised; what lies in the trash is not.
+fn unpromise(inner: &Inner, key: LayerId) -> Result<()> {
+    match inner.throw_away(&inner.dirs.pending, key.to_string().as_ref()) {
+        Err(error) if error.is(Errno::ENOENT) => Ok(()),
+        result => result.map(drop).doing("throw the volume away"),
+    }
 }
 
 /// Deletes a volume in the trash that nobody holds any more.
@@ -443,6 +448,7 @@ fn commit(inner: &Inner, keys: &[LayerId]) -> Result<()> {
         return Ok(());
     }
     point(Point::CommitSynced);
+    let named_as_indexed = inner.naming.lock();
     let artifacts: Vec<_> = {
         let state = inner.state.lock();
         let plans = keys
@@ -464,19 +470,24 @@ fn commit(inner: &Inner, keys: &[LayerId]) -> Result<()> {
         }
     }
     inner.commit_index(&changes)?;
+    drop(named_as_indexed);
     point(Point::CommitIndexed);
-    {
-        let mut state = inner.state.lock();
-        for (artifact, _) in &artifacts {
-            if let Some(sealed) = state.artifacts.get_mut(&artifact.id) {
-                sealed.durable = true;
-            }
+    for key in keys {
+        unpromise(inner, *key)?;
+        point(Point::CommitPendingTrashed);
+    }
+    // Only now: what is durable may be deleted, and a promise that outlived its artifact would bring it back.
+    let mut state = inner.state.lock();
+    for (artifact, _) in &artifacts {
+        if let Some(sealed) = state.artifacts.get_mut(&artifact.id) {
+            sealed.durable = true;
         }
     }
     for key in keys {
-        trash_pending(inner, *key)?;
-        point(Point::CommitPendingTrashed);
+        state.leaving.remove(key);
     }
+    drop(state);
+    inner.changed.notify_waiters();
     Ok(())
 }
 

@@ -232,6 +232,14 @@ impl State {
         self.names.get(&artifact.name()) == Some(&artifact.id)
     }
 
+    /// Whether the artifact's name points at another for good. While that one would not survive a power cut, this one is
+    /// what the name would point at after it.
+    pub(super) fn is_superseded(&self, artifact: &Artifact) -> bool {
+        let holder = self.names.get(&artifact.name());
+        let holder = holder.and_then(|id| self.artifacts.get(id));
+        holder.is_none_or(|holder| holder.durable && holder.artifact.id != artifact.id)
+    }
+
     /// The layers of an equivalent of this volume's parent: as they are now if it was flattened meanwhile.
     pub(super) fn parent_layers(&self, record: &VolumeRecord) -> Vec<LayerId> {
         let parent = record.parent.and_then(|id| self.artifacts.get(&id));
@@ -246,5 +254,31 @@ impl State {
         self.volumes
             .get(volume)
             .filter(|live| live.mounts.contains_key(target))
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn an_artifact_is_superseded_only_by_one_that_survives_a_power_cut() {
+        let artifact = |id: u128| Artifact {
+            id: ArtifactId::from_bits(id),
+            tenant: "ci".parse().expect("label"),
+            reference: "task-cache/k".parse().expect("reference"),
+            layers: vec![LayerId::from_bits(id)],
+            created: Timestamp(u64::try_from(id).expect("small")),
+            ttl_seconds: None,
+            last_used: Timestamp(1),
+        };
+        let (old, new) = (artifact(1), artifact(2));
+        let mut state = State::default();
+        assert!(state.add_artifact(old.clone(), true) && !state.is_superseded(&old));
+        assert!(state.add_artifact(new.clone(), false) && !state.is_superseded(&old));
+        state.artifacts.get_mut(&new.id).expect("added").durable = true;
+        assert!(state.is_superseded(&old) && !state.is_superseded(&new));
+        state.names.clear();
+        assert!(state.is_superseded(&new), "its name was deleted");
     }
 }
