@@ -7,6 +7,7 @@
 //! | `world` | what should be there, and the checks that it is and nothing else |
 //! | `acts` | for each named point, the operations that pass it |
 //! | `load` | eight callers at once, and what they were answered |
+//! | `days` | a reboot, files held open, a first start that is killed, and what lies between two points |
 //!
 //! The points are those of `engine::crash`. A point that is not visited fails the test, as does one that is visited
 //! where it should not be.
@@ -21,6 +22,8 @@ mod common;
 
 #[path = "crash/acts.rs"]
 mod acts;
+#[path = "crash/days.rs"]
+mod days;
 #[path = "crash/driver.rs"]
 mod driver;
 #[path = "crash/load.rs"]

@@ -53,6 +53,8 @@ pub(crate) enum Call {
         volume: String,
         target: PathBuf,
         attributes: BTreeMap<String, String>,
+        /// Whether it may be published at several targets.
+        shared: bool,
     },
     Unpublish {
         volume: String,
@@ -125,15 +127,10 @@ impl Place {
 
     /// Starts a process, which may have been told where to die.
     pub(crate) fn start(&self, armed: Option<(&str, usize)>) -> Driver {
-        self.start_on(&self.pool, armed)
-    }
-
-    /// The same, on another pool of this filesystem.
-    pub(crate) fn start_on(&self, pool: &Path, armed: Option<(&str, usize)>) -> Driver {
         let number = self.next.fetch_add(1, Ordering::Relaxed);
         let socket = self.run.join(format!("{number}.sock"));
         let launch = Launch {
-            pool: pool.to_owned(),
+            pool: self.pool.clone(),
             socket: socket.clone(),
             way: self.way,
             armed: armed.map(|(point, visit)| (point.to_owned(), visit)),
@@ -382,6 +379,7 @@ async fn run(engine: &Engine, call: Call) -> Answer {
             volume,
             target,
             attributes,
+            shared,
         } => {
             let request = PublishRequest {
                 volume: volume.parse().expect("an id"),
@@ -393,7 +391,7 @@ async fn run(engine: &Engine, call: Call) -> Answer {
                 },
                 spec: VolumeSpec::parse(&attributes).expect("attributes"),
                 read_only: false,
-                multiple_targets: false,
+                multiple_targets: shared,
             };
             let published = engine.publish(request).await.map_err(said)?;
             Ok(published.already.into())

@@ -47,6 +47,7 @@ pub(crate) fn publish(place: &Place, volume: &str, pairs: &[(&str, &str)]) -> Ca
         volume: volume.to_owned(),
         target: place.target(volume),
         attributes: attributes(pairs),
+        shared: false,
     }
 }
 

@@ -1,0 +1,310 @@
+//! Bad days that are no single point: a reboot, files held open across a restart, a start that is killed, and instants
+//! between two points that can be arranged by hand.
+
+use std::fs;
+use std::io::Write as _;
+use std::path::{Path, PathBuf};
+use std::time::{Duration, Instant};
+
+use serde_json::Value;
+
+use super::common::{Fs, Snapshot, require_lab};
+use super::driver::{Call, Connection, Place, Way};
+use super::world::{
+    World, assert_no_findings, assert_nothing_left, entries, names, outcome, publish, unpublish,
+};
+use super::{BackendKind, OVERLAY, TO_THE_POINT, settle_in};
+
+fn arm(on: &mut Connection, point: &str) {
+    on.must(&Call::Arm {
+        point: point.to_owned(),
+        visit: 1,
+    });
+}
+
+/// Where the volume of a promised seal lies, found by whose it is.
+fn pending(place: &Place, volume: &str) -> PathBuf {
+    let pending = place.pool.join("pending");
+    let is_its = |name: &String| record(&pending.join(name))["id"] == volume;
+    let name = entries(&pending).into_iter().find(is_its);
+    pending.join(name.expect("it is pending"))
+}
+
+fn record(directory: &Path) -> Value {
+    let bytes = fs::read(directory.join("volume.json")).expect("a record");
+    serde_json::from_slice(&bytes).expect("JSON")
+}
+
+/// What of a reboot a test can do: no process, no mount, no page cache, and records of a boot that is over.
+fn reboot(place: &Place) {
+    place.lab.remount();
+    for directory in ["volumes", "pending", "trash"] {
+        let directory = place.pool.join(directory);
+        for name in entries(&directory) {
+            let file = directory.join(name).join("volume.json");
+            let Ok(bytes) = fs::read(&file) else { continue };
+            let mut record: Value = serde_json::from_slice(&bytes).expect("JSON");
+            record["boot"] = "another-boot".into();
+            fs::write(&file, record.to_string()).expect("write");
+        }
+    }
+}
+
+fn comes_back_after_a_reboot(place: &Place) {
+    let mut driver = place.start(None);
+    let mut on = driver.connect().expect("a process");
+    let mut world = settle_in(place, &mut on);
+    let waiting = [("type", "output"), ("name", "waiting")];
+    world.start_pod(
+        place,
+        &mut on,
+        "waiting",
+        Some("artifact/waiting"),
+        &waiting,
+    );
+    on.must(&unpublish(place, "waiting"));
+    on.must(&Call::Settle);
+    let thrown = [("type", "output"), ("name", "thrown")];
+    world.start_pod(place, &mut on, "thrown", None, &thrown);
+    on.must(&outcome("thrown", false));
+    on.must(&unpublish(place, "thrown"));
+    // Its content is in its layer and can be forked, and nothing of it is durable.
+    let cut = [("type", "output"), ("name", "cut")];
+    world.start_pod(place, &mut on, "cut", Some("artifact/cut"), &cut);
+    on.must(&outcome("cut", true));
+    arm(&mut on, "commit-synced");
+    // It may die before the answer.
+    let _answer = on.call(&unpublish(place, "cut"));
+    assert!(driver.dies_within(TO_THE_POINT));
+
+    reboot(place);
+    world.live.clear();
+    let mut driver = place.start(None);
+    let mut on = driver.connect().expect("it starts");
+    assert_eq!(on.must(&Call::Volumes), Value::Array(Vec::new()));
+    on.must(&Call::Settle);
+    on.must(&Call::Reap);
+    for directory in ["volumes", "pending", "incoming", "trash"] {
+        assert_eq!(entries(&place.pool.join(directory)), [""; 0], "{directory}");
+    }
+    assert_eq!(entries(&place.pool.join("layers")).len(), 2, "base and t");
+    assert_no_findings(&mut on);
+    world.check_sealed(place, &mut on);
+    let news = on.must(&outcome("waiting", true));
+    assert_eq!(news, 0, "a pod of another boot is nobody's");
+
+    // The same pods, the same volume ids, the same targets, which are empty directories now.
+    let fork = [("type", "input"), ("from", "artifact/base")];
+    on.must(&publish(place, "bystander-fork", &fork));
+    world.note_live(place, "bystander-fork", None);
+    let content = world.sealed["artifact/base"].clone();
+    world.live.get_mut("bystander-fork").expect("live").content = content;
+    world.check_live(place);
+    let output = [("type", "output"), ("name", "later")];
+    on.must(&publish(place, "bystander-maker", &output));
+    let found = Snapshot::of(&place.target("bystander-maker"));
+    assert!(found.is_empty(), "it starts anew: {found}");
+    world.note_live(place, "bystander-maker", Some("artifact/later"));
+    world.use_live(place);
+    // And a pod that does not come back: kubelet unpublishes what nobody has heard of.
+    on.must(&unpublish(place, "bystander-scratch"));
+    on.must(&unpublish(place, "never-heard-of"));
+    world.end(place, &mut on);
+    driver.shut_down();
+}
+
+#[test]
+fn after_a_reboot_what_is_sealed_is_there_and_the_same_pods_start_anew() {
+    comes_back_after_a_reboot(&Place::new(require_lab!(Fs::Ext4), OVERLAY));
+}
+
+#[test]
+fn after_a_reboot_on_btrfs_too() {
+    let way = Way {
+        backend: BackendKind::Btrfs,
+        api: None,
+    };
+    comes_back_after_a_reboot(&Place::new(require_lab!(Fs::Btrfs), way));
+}
+
+fn state_of(on: &mut Connection, volume: &str) -> Option<String> {
+    let rows = on.must(&Call::Volumes);
+    let rows = rows.as_array().expect("rows");
+    let row = rows.iter().find(|row| row["id"] == volume)?;
+    Some(row["state"].as_str().expect("a state").to_owned())
+}
+
+/// Waits until it is so; what is waited for comes by itself within seconds.
+fn until(what: &str, mut so: impl FnMut() -> bool) {
+    let started = Instant::now();
+    while !so() {
+        assert!(started.elapsed() < TO_THE_POINT, "{what}: not in time");
+        std::thread::sleep(Duration::from_millis(20));
+    }
+}
+
+#[test]
+fn what_is_held_open_over_a_restart_is_sealed_when_it_is_let_go_and_as_it_is_then() {
+    let place = Place::new(require_lab!(Fs::Ext4), OVERLAY);
+    let mut driver = place.start(None);
+    let mut on = driver.connect().expect("a process");
+    let mut world = World::default();
+    let output = [("type", "output"), ("name", "held")];
+    world.start_pod(&place, &mut on, "held", Some("artifact/held"), &output);
+    // This process is the pod's that will not die. The volume's root shows what is written when it is not mounted.
+    let root = fs::File::open(place.target("held")).expect("the root");
+    let mut file = fs::File::create(place.target("held").join("log")).expect("a file");
+    file.write_all(b"before the end, ").expect("write");
+    on.must(&outcome("held", true));
+    on.must(&unpublish(&place, "held"));
+    driver.kill();
+
+    let mut driver = place.start(None);
+    let mut on = driver.connect().expect("it starts");
+    until("in use", || {
+        state_of(&mut on, "held").as_deref() == Some("in-use")
+    });
+    file.write_all(b"after the restart").expect("it is a pod's");
+    assert_eq!(names(&on.must(&Call::Artifacts)), [""; 0], "not sealed yet");
+    let seen = format!("/proc/self/fd/{}", std::os::fd::AsRawFd::as_raw_fd(&root));
+    let content = Snapshot::of(&Path::new(&seen).join("."));
+    drop((file, root));
+    until("sealed", || !names(&on.must(&Call::Artifacts)).is_empty());
+    world.live.get_mut("held").expect("live").content = content;
+    world.pod_ended("held");
+    world.check_sealed(&place, &mut on);
+    on.must(&Call::Settle);
+    world.end(&place, &mut on);
+    driver.shut_down();
+}
+
+/// The marker is taken away before the content moves; the process may die in between.
+#[test]
+fn a_seal_that_took_its_marker_away_already_goes_on() {
+    let place = Place::new(require_lab!(Fs::Ext4), OVERLAY);
+    let mut driver = place.start(None);
+    let mut on = driver.connect().expect("a process");
+    let mut world = World::default();
+    let output = [("type", "output"), ("name", "a"), ("commit", "on-marker")];
+    world.start_pod(&place, &mut on, "maker", Some("artifact/a"), &output);
+    let marker = baggageclaim::model::layout::COMMIT_MARKER;
+    fs::write(place.target("maker").join(marker), "").expect("the marker");
+    let live = world.live.get_mut("maker").expect("live");
+    live.content = super::world::without_root_time(live.content.clone());
+    arm(&mut on, "seal-layer-recorded");
+    // It may die before the answer.
+    let _answer = on.call(&unpublish(&place, "maker"));
+    assert!(driver.dies_within(TO_THE_POINT));
+    fs::remove_file(pending(&place, "maker").join("top").join(marker)).expect("rm");
+    world.pod_ended("maker");
+
+    let mut driver = place.start(None);
+    let mut on = driver.connect().expect("it starts");
+    on.must(&Call::Settle);
+    world.check_sealed(&place, &mut on);
+    on.must(&Call::Settle);
+    world.end(&place, &mut on);
+    driver.shut_down();
+}
+
+/// Two steps fetched the same; the first to be sealed dies half-way, and the other takes the name meanwhile.
+#[test]
+fn the_loser_of_a_resource_cache_lets_go_of_the_layer_that_it_began() {
+    let place = Place::new(require_lab!(Fs::Ext4), OVERLAY);
+    let mut driver = place.start(None);
+    let mut on = driver.connect().expect("a process");
+    let mut world = World::default();
+    let cache = [("type", "resource-cache"), ("key", "r")];
+    world.start_pod(&place, &mut on, "first", None, &cache);
+    world.start_pod(&place, &mut on, "second", Some("resource-cache/r"), &cache);
+    on.must(&unpublish(&place, "first"));
+    on.must(&unpublish(&place, "second"));
+    arm(&mut on, "seal-layer-recorded");
+    // It may die before the answer.
+    let _answer = on.call(&outcome("first", true));
+    assert!(driver.dies_within(TO_THE_POINT));
+    // As if the word had not come through: the second is sealed first.
+    fs::remove_file(pending(&place, "first").join("outcome")).expect("rm");
+    world.pod_ended("first");
+    world.pod_ended("second");
+
+    let mut driver = place.start(None);
+    let mut on = driver.connect().expect("it starts");
+    on.must(&outcome("second", true));
+    on.must(&Call::Settle);
+    on.must(&outcome("first", true));
+    on.must(&Call::Settle);
+    on.must(&Call::Reap);
+    world.check_sealed(&place, &mut on);
+    on.must(&Call::Settle);
+    world.end(&place, &mut on);
+    driver.shut_down();
+}
+
+/// A volume at two targets, and the process dies when it has left one.
+#[test]
+fn a_volume_at_two_targets_stays_at_the_one_it_has_not_left() {
+    let place = Place::new(require_lab!(Fs::Ext4), OVERLAY);
+    let mut driver = place.start(None);
+    let mut on = driver.connect().expect("a process");
+    let mut world = World::default();
+    let output = [("type", "output"), ("name", "both")];
+    world.start_pod(&place, &mut on, "both", Some("artifact/both"), &output);
+    let Call::Publish {
+        pod,
+        volume,
+        attributes,
+        ..
+    } = publish(&place, "both", &output)
+    else {
+        unreachable!("that is what it makes")
+    };
+    let target = place.target("second-target");
+    on.must(&Call::Publish {
+        pod,
+        volume,
+        target: target.clone(),
+        attributes,
+        shared: true,
+    });
+    assert_no_findings(&mut on);
+    let leave = Call::Unpublish {
+        volume: "both".to_owned(),
+        target,
+    };
+    on.must(&leave);
+    assert_no_findings(&mut on);
+    driver.kill();
+    let mut driver = place.start(None);
+    let mut on = driver.connect().expect("it starts");
+    on.must(&leave);
+    world.check_live(&place);
+    assert_no_findings(&mut on);
+    world.end(&place, &mut on);
+    driver.shut_down();
+}
+
+/// A new pool is made by the first start, which may be killed at any instruction.
+#[test]
+fn a_first_start_that_is_killed_leaves_a_pool_that_the_next_one_completes() {
+    let mut place = Place::new(require_lab!(Fs::Ext4), OVERLAY);
+    for attempt in 0..24 {
+        place.pool = place.lab.path().join(format!("pool-{attempt}"));
+        let driver = place.start(None);
+        // The binary needs a few milliseconds to get there.
+        std::thread::sleep(Duration::from_millis(4 + 2 * attempt));
+        driver.kill();
+        // What a kill between two instructions leaves, whether or not this one did.
+        if place.pool.is_dir() {
+            for name in [".reserve.new", ".index.redb.new", ".doomed.new"] {
+                fs::write(place.pool.join(name), "half").expect("write");
+            }
+        }
+        let mut driver = place.start(None);
+        let mut on = driver.connect().expect("it starts");
+        assert_nothing_left(&place, &mut on);
+        let reserve = fs::metadata(place.pool.join("reserve")).expect("a reserve");
+        assert_eq!(reserve.len(), 1 << 20);
+        driver.shut_down();
+    }
+}
