@@ -36,8 +36,8 @@ demo: ## a real pipeline over the real socket (root)
 	$(ALONE) target/release/baggageclaim demo
 
 bench: ## measure against the bare system calls; writes target/bench.json (root)
-	cargo bench --no-run --locked
-	$(ALONE) cargo bench --locked
+	cargo bench --no-run --locked --bench speed
+	$(ALONE) cargo bench --locked --bench speed
 
 deps: ## install what tests and demo need (Debian, root), or say what is missing
 	@missing=; for pair in mkfs.xfs:xfsprogs mkfs.btrfs:btrfs-progs mkfs.ext4:e2fsprogs strace:strace unshare:util-linux; do \

@@ -1,0 +1,525 @@
+//! What is measured: one function per row or family of rows. Ours and the baseline take turns within a run, so that what
+//! the machine does meanwhile happens to both; the figure is the median over the turns, of the medians within one.
+
+use std::fs::{self, File};
+use std::io::Write as _;
+use std::path::Path;
+use std::sync::atomic::{AtomicU64, Ordering};
+use std::time::{Duration, Instant, SystemTime, UNIX_EPOCH};
+
+use baggageclaim::model::{
+    Artifact, ArtifactId, LayerId, LayerRecord, Reference, Tenant, Timestamp, Usage, layout,
+};
+use baggageclaim::proto::admin::v1 as api;
+use baggageclaim::store::{Change, Index, PoolDirs, write_layer};
+
+use crate::Plan;
+use crate::bare::Volume;
+use crate::common::Lab;
+use crate::driver::Driver;
+use crate::table::{Goal, Row, median};
+
+const CALLERS: usize = 16;
+
+/// A bench on one filesystem.
+pub struct Bench<'a> {
+    pub lab: &'a Lab,
+    pub plan: &'a Plan,
+    pub rows: Vec<Row>,
+}
+
+/// Makes volumes by hand, each with a number of its own.
+struct Bare {
+    pool: std::path::PathBuf,
+    pods: std::path::PathBuf,
+    next: AtomicU64,
+}
+
+impl Bare {
+    fn new(lab: &Lab) -> Self {
+        let pods = lab.kubelet_dir().join("bare");
+        fs::create_dir_all(&pods).expect("a directory");
+        Self {
+            pool: lab.dir("bare"),
+            pods,
+            next: AtomicU64::new(0),
+        }
+    }
+
+    fn volume(&self) -> Volume {
+        let number = self.next.fetch_add(1, Ordering::Relaxed);
+        Volume::new(&self.pool, &self.pods, number)
+    }
+
+    /// A turn of forks; the median time of one.
+    fn forks(&self, lower: &Path, count: usize) -> f64 {
+        median((0..count).map(|_| {
+            let volume = self.volume();
+            let took = volume.fork(lower).expect("the bare calls work");
+            volume.leave().expect("the bare calls work");
+            volume.delete();
+            micros(took)
+        }))
+    }
+
+    fn scratches(&self, count: usize) -> f64 {
+        median((0..count).map(|_| {
+            let volume = self.volume();
+            let took = volume.scratch().expect("the bare calls work");
+            volume.leave().expect("the bare calls work");
+            volume.delete();
+            micros(took)
+        }))
+    }
+}
+
+impl Bench<'_> {
+    /// All rows.
+    pub async fn run(&mut self) {
+        let bare = Bare::new(self.lab);
+        let mut driver = Driver::start(self.lab, "pool").await;
+        if self.wants("fork") {
+            self.forks(&mut driver, &bare).await;
+        }
+        if self.wants("scratch") {
+            self.scratch(&mut driver, &bare).await;
+        }
+        if self.wants("unpublish") {
+            self.unpublish(&mut driver, &bare).await;
+        }
+        if self.wants("commit") {
+            self.commit(&mut driver).await;
+        }
+        if self.wants("chain") {
+            self.hundred_commits(&mut driver).await;
+        }
+        if self.wants("callers") {
+            self.throughput(&mut driver, &bare).await;
+        }
+        driver.stop();
+        if self.wants("start") {
+            self.start().await;
+        }
+        if self.wants("memory") {
+            self.memory().await;
+        }
+    }
+
+    /// Whether this family of rows was asked for.
+    fn wants(&self, family: &str) -> bool {
+        self.plan.only.is_empty() || self.plan.only.iter().any(|only| only == family)
+    }
+
+    fn row(
+        &mut self,
+        name: &str,
+        unit: &'static str,
+        ours: f64,
+        baseline: Option<f64>,
+        goal: Goal,
+    ) {
+        let name = format!("{}: {name}", self.lab.fs().name());
+        self.rows.push(Row::new(name, unit, ours, baseline, goal));
+    }
+
+    /// A turn of ours; the median time of a publish.
+    async fn ours(&self, driver: &mut Driver, attributes: &[(&str, &str)], count: usize) -> f64 {
+        let mut took = Vec::with_capacity(count);
+        for _ in 0..count {
+            let pod = driver.pod();
+            let (_, publish) = driver.publish(&pod, attributes).await;
+            took.push(micros(publish));
+            driver.unpublish(&pod).await;
+        }
+        driver.reap().await;
+        median(took)
+    }
+
+    async fn forks(&mut self, driver: &mut Driver, bare: &Bare) {
+        let mut parents = Vec::new();
+        for files in [1, 1_000, self.plan.many] {
+            let name = format!("parent-{files}");
+            driver
+                .seal(&[("type", "output"), ("name", &name)], |dir| {
+                    make_files(dir, files)
+                })
+                .await;
+            let reference = format!("artifact/{name}");
+            let lower = driver.lower(&reference).await;
+            parents.push((files, reference, lower, Vec::new(), Vec::new()));
+        }
+        for _ in 0..self.plan.rounds {
+            for (_, reference, lower, ours, baseline) in &mut parents {
+                let attributes = [("type", "input"), ("from", reference.as_str())];
+                ours.push(self.ours(driver, &attributes, self.plan.turn).await);
+                baseline.push(bare.forks(lower, self.plan.turn));
+            }
+        }
+        let mut medians = Vec::new();
+        for (files, _, _, ours, baseline) in parents {
+            let (ours, baseline) = (median(ours), median(baseline));
+            medians.push(ours);
+            let name = format!("publish of a fork of {files} files");
+            self.row(&name, "us", ours, Some(baseline), Goal::Ratio(1.5));
+        }
+        let least = medians.iter().copied().fold(f64::INFINITY, f64::min);
+        let most = medians.iter().copied().fold(0.0, f64::max);
+        let name = "the slowest of these against the fastest";
+        self.row(name, "us", most, Some(least), Goal::Ratio(1.2));
+    }
+
+    async fn scratch(&mut self, driver: &mut Driver, bare: &Bare) {
+        let (mut ours, mut baseline) = (Vec::new(), Vec::new());
+        for _ in 0..self.plan.rounds {
+            ours.push(
+                self.ours(driver, &[("type", "scratch")], self.plan.turn)
+                    .await,
+            );
+            baseline.push(bare.scratches(self.plan.turn));
+        }
+        let (ours, baseline) = (median(ours), median(baseline));
+        self.row(
+            "publish of an empty scratch",
+            "us",
+            ours,
+            Some(baseline),
+            Goal::AtMost(200.0),
+        );
+    }
+
+    /// Unpublish after a pod has walked its tree and left much dirty.
+    async fn unpublish(&mut self, driver: &mut Driver, bare: &Bare) {
+        let (files, dirty) = (self.plan.walked, self.plan.dirty);
+        driver
+            .seal(&[("type", "output"), ("name", "walked")], |dir| {
+                make_files(dir, files)
+            })
+            .await;
+        let lower = driver.lower("artifact/walked").await;
+        driver
+            .seal(&[("type", "task-cache"), ("key", "walked")], |dir| {
+                make_files(dir, files)
+            })
+            .await;
+        let use_it = |dir: &Path| {
+            walk(dir);
+            write_bytes(&dir.join("dirty"), dirty);
+        };
+        let (mut ours, mut baseline) = (Vec::new(), Vec::new());
+        for _ in 0..self.plan.rounds {
+            let pod = driver.pod();
+            let (target, _) = driver
+                .publish(&pod, &[("type", "task-cache"), ("key", "walked")])
+                .await;
+            use_it(&target);
+            ours.push(micros(driver.unpublish(&pod).await));
+            // So that it is not committed: every round begins with the same cache.
+            driver.outcome(&pod, api::Outcome::Failed, true).await;
+            driver.reap().await;
+
+            let volume = bare.volume();
+            volume.fork(&lower).expect("the bare calls work");
+            use_it(volume.target());
+            let (took, pin) = volume.leave().expect("the bare calls work");
+            baseline.push(micros(took));
+            drop(pin);
+            volume.delete();
+        }
+        let (ours, baseline) = (median(ours), median(baseline));
+        let name = format!(
+            "unpublish after a walk of {files} files, {} MB dirty",
+            dirty >> 20
+        );
+        self.row(&name, "us", ours, Some(baseline), Goal::AtMost(500.0));
+    }
+
+    /// The foreground of a commit: the unpublish of a task cache whose step has succeeded.
+    async fn commit(&mut self, driver: &mut Driver) {
+        let (mut one, mut many, mut baseline) = (Vec::new(), Vec::new(), Vec::new());
+        let files = self.plan.committed;
+        let by_hand = self.lab.dir("by-hand");
+        fs::create_dir_all(by_hand.join("a")).expect("a directory");
+        make_files(&by_hand.join("a"), files);
+        for round in 0..self.plan.rounds {
+            for (count, figures) in [(1, &mut one), (files, &mut many)] {
+                let key = format!("commit-{count}-{round}");
+                let attributes = [("type", "task-cache"), ("key", key.as_str())];
+                let took = driver.seal(&attributes, |dir| make_files(dir, count)).await;
+                figures.push(micros(took));
+                // Committed caches are not needed any more, and small images are soon full.
+                let request = api::DestroyRequest {
+                    tenant: "bench".to_owned(),
+                    reference: format!("task-cache/{key}"),
+                };
+                driver.admin.destroy(request).await.expect("destroy");
+                driver.reap().await;
+            }
+            let began = Instant::now();
+            fs::rename(by_hand.join("a"), by_hand.join("b")).expect("rename");
+            baseline.push(micros(began.elapsed()));
+            fs::rename(by_hand.join("b"), by_hand.join("a")).expect("rename");
+        }
+        let (one, many) = (median(one), median(many));
+        let name = format!("commit of {files} files, in the foreground");
+        self.row(
+            &name,
+            "us",
+            many,
+            Some(median(baseline)),
+            Goal::AtMost(1000.0),
+        );
+        let name = "the same against a commit of 1 file";
+        self.row(name, "us", many, Some(one), Goal::Ratio(1.5));
+    }
+
+    async fn hundred_commits(&mut self, driver: &mut Driver) {
+        let cache = [("type", "task-cache"), ("key", "chain")];
+        driver
+            .seal(&[("type", "output"), ("name", "chain")], |dir| {
+                make_files(dir, 1_000)
+            })
+            .await;
+        for number in 0..self.plan.commits {
+            let count = if number == 0 { 1_000 } else { 1 };
+            let write = |dir: &Path| {
+                let dir = dir.join(format!("commit-{number}"));
+                fs::create_dir(&dir).expect("a directory");
+                make_files(&dir, count);
+            };
+            driver.seal(&cache, write).await;
+        }
+        driver.reap().await;
+        let first = [("type", "input"), ("from", "artifact/chain")];
+        let last = [("type", "input"), ("from", "task-cache/chain")];
+        let (mut ours, mut baseline) = (Vec::new(), Vec::new());
+        for _ in 0..self.plan.rounds {
+            ours.push(self.ours(driver, &last, self.plan.turn).await);
+            baseline.push(self.ours(driver, &first, self.plan.turn).await);
+        }
+        let name = format!("publish of a fork after {} commits", self.plan.commits);
+        self.row(
+            &name,
+            "us",
+            median(ours),
+            Some(median(baseline)),
+            Goal::Ratio(1.2),
+        );
+    }
+
+    /// Publish and unpublish by many callers at once.
+    async fn throughput(&mut self, driver: &mut Driver, bare: &Bare) {
+        driver
+            .seal(&[("type", "output"), ("name", "called")], |dir| {
+                make_files(dir, 1)
+            })
+            .await;
+        let lower = driver.lower("artifact/called").await;
+        let attributes = [("type", "input"), ("from", "artifact/called")];
+        let (mut ours, mut baseline) = (Vec::new(), Vec::new());
+        for _ in 0..self.plan.rounds {
+            let until = Instant::now() + self.plan.burst;
+            let caller = async || {
+                let mut cycles = 0_u32;
+                while Instant::now() < until {
+                    let pod = driver.pod();
+                    driver.publish(&pod, &attributes).await;
+                    driver.unpublish(&pod).await;
+                    cycles += 1;
+                }
+                cycles
+            };
+            let began = Instant::now();
+            let cycles: u32 = join_all((0..CALLERS).map(|_| caller())).await.iter().sum();
+            ours.push(f64::from(cycles) / began.elapsed().as_secs_f64());
+            driver.reap().await;
+
+            let until = Instant::now() + self.plan.burst;
+            let began = Instant::now();
+            let cycles: u32 = std::thread::scope(|scope| {
+                let callers: Vec<_> = (0..CALLERS)
+                    .map(|_| {
+                        scope.spawn(|| {
+                            let mut cycles = 0_u32;
+                            while Instant::now() < until {
+                                let volume = bare.volume();
+                                volume.fork(&lower).expect("the bare calls work");
+                                volume.leave().expect("the bare calls work");
+                                volume.delete();
+                                cycles += 1;
+                            }
+                            cycles
+                        })
+                    })
+                    .collect();
+                callers
+                    .into_iter()
+                    .map(|caller| caller.join().expect("it ended"))
+                    .sum()
+            });
+            baseline.push(f64::from(cycles) / began.elapsed().as_secs_f64());
+        }
+        let name = format!("publish + unpublish, {CALLERS} callers");
+        self.row(
+            &name,
+            "/s",
+            median(ours),
+            Some(median(baseline)),
+            Goal::Share(0.6),
+        );
+    }
+
+    /// From exec to ready, with a pool whose filesystem was just mounted: nothing of it is in memory.
+    async fn start(&mut self) {
+        Driver::start(self.lab, "sealed").await.stop();
+        let count = self.plan.sealed;
+        make_sealed(&self.lab.path().join("sealed"), count);
+        let mut took = Vec::new();
+        for _ in 0..self.plan.rounds {
+            self.lab.remount();
+            fs::create_dir_all(self.lab.run_dir()).expect("a directory");
+            let mut driver = Driver::start(self.lab, "sealed").await;
+            took.push(micros(driver.started) / 1000.0);
+            let request = api::StatusRequest {};
+            let status = driver.admin.status(request).await.expect("status");
+            let artifacts = usize::try_from(status.into_inner().artifacts).expect("a count");
+            assert_eq!(artifacts, count, "what was sealed is there");
+            driver.stop();
+        }
+        let name = format!("start with {count} sealed artifacts, cold");
+        self.row(&name, "ms", median(took), None, Goal::AtMost(100.0));
+    }
+
+    /// What the process takes with many forks published.
+    async fn memory(&mut self) {
+        let mut driver = Driver::start(self.lab, "many").await;
+        driver
+            .seal(&[("type", "output"), ("name", "parent")], |dir| {
+                make_files(dir, 10)
+            })
+            .await;
+        let attributes = [("type", "input"), ("from", "artifact/parent")];
+        let mut pods = Vec::new();
+        for _ in 0..self.plan.volumes {
+            let pod = driver.pod();
+            driver.publish(&pod, &attributes).await;
+            pods.push(pod);
+        }
+        let published = driver.status_kib("VmRSS") / 1024.0;
+        // Mounts stay when the driver ends; the next one takes them up.
+        driver.stop();
+        let driver = Driver::start(self.lab, "many").await;
+        let recovered = driver.status_kib("VmRSS") / 1024.0;
+        for pod in &pods {
+            driver.unpublish(pod).await;
+        }
+        let count = pods.len();
+        driver.stop();
+        let goal = Goal::AtMost(64.0);
+        let name = format!("resident with {count} forks published");
+        self.row(&name, "MiB", published, None, goal);
+        let name = format!("resident with {count} forks taken up at start");
+        self.row(&name, "MiB", recovered, None, goal);
+    }
+}
+
+fn micros(duration: Duration) -> f64 {
+    duration.as_secs_f64() * 1e6
+}
+
+/// All of them at once, on this thread.
+async fn join_all<T>(futures: impl Iterator<Item = impl Future<Output = T>>) -> Vec<T> {
+    use std::task::Poll;
+    let mut running: Vec<_> = futures.map(|future| (Box::pin(future), None)).collect();
+    std::future::poll_fn(|context| {
+        let mut pending = false;
+        for (future, done) in &mut running {
+            if done.is_none() {
+                match future.as_mut().poll(context) {
+                    Poll::Ready(value) => *done = Some(value),
+                    Poll::Pending => pending = true,
+                }
+            }
+        }
+        if pending {
+            Poll::Pending
+        } else {
+            Poll::Ready(())
+        }
+    })
+    .await;
+    running.into_iter().filter_map(|(_, done)| done).collect()
+}
+
+/// Small files in directories of a hundred, as source trees have them.
+fn make_files(root: &Path, count: usize) {
+    for number in 0..count {
+        let dir = root.join(format!("{}", number / 100));
+        if number % 100 == 0 {
+            fs::create_dir(&dir).expect("a directory");
+        }
+        fs::write(dir.join(format!("{number}")), b"content\n").expect("a file");
+    }
+}
+
+fn walk(root: &Path) {
+    for entry in fs::read_dir(root).expect("a directory").flatten() {
+        let found = entry.metadata().expect("it is there");
+        if found.is_dir() {
+            walk(&entry.path());
+        }
+    }
+}
+
+fn write_bytes(path: &Path, bytes: u64) {
+    let mut file = File::create(path).expect("a file");
+    let block = vec![1_u8; 1 << 20];
+    for _ in 0..bytes >> 20 {
+        file.write_all(&block).expect("room for it");
+    }
+}
+
+/// Puts sealed artifacts into a pool that no driver has open, as the driver itself would have.
+fn make_sealed(pool: &Path, count: usize) {
+    let dirs = PoolDirs::open(pool).expect("a pool");
+    let (index, _) = Index::open(&dirs.root).expect("an index");
+    let since = SystemTime::now()
+        .duration_since(UNIX_EPOCH)
+        .expect("after 1970");
+    let now = Timestamp(u64::try_from(since.as_millis()).expect("before the year 500,000,000"));
+    let tenant: Tenant = "bench".parse().expect("a label");
+    let mut changes = Vec::new();
+    for number in 0..count {
+        let bits = u128::try_from(number).expect("it fits") + 1;
+        let (id, layer) = (ArtifactId::from_bits(bits), LayerId::from_bits(bits));
+        let reference: Reference = format!("artifact/a-{number}").parse().expect("a name");
+        let artifact = Artifact {
+            id,
+            tenant: tenant.clone(),
+            reference,
+            layers: vec![layer],
+            created: now,
+            ttl_seconds: None,
+            last_used: now,
+        };
+        let name = layer.to_string();
+        dirs.layers.create_dir(&name, 0o700).expect("a directory");
+        let dir = dirs.layers.open_beneath(&name).expect("a directory");
+        dir.create_dir(layout::FS, 0o755).expect("a directory");
+        let record = LayerRecord {
+            format: LayerRecord::FORMAT,
+            id: layer,
+            artifact: artifact.clone(),
+        };
+        write_layer(&dir, &record).expect("a record");
+        let usage = Usage {
+            bytes: 4096,
+            files: 0,
+            directories: 0,
+        };
+        changes.push(Change::PutName(artifact.name(), id));
+        changes.push(Change::PutArtifact(artifact));
+        changes.push(Change::PutLayer(layer, usage));
+    }
+    index.commit(&changes).expect("room for it");
+    dirs.root.sync_filesystem().expect("room for it");
+}

@@ -1,0 +1,177 @@
+//! The driver under measurement: a real process, spoken to through its real sockets, gone in `Drop`.
+//! What is measured with it is in `cases`.
+
+use std::fs::{self, File};
+use std::path::{Path, PathBuf};
+use std::process::{Child, Command, Stdio};
+use std::time::{Duration, Instant};
+
+use baggageclaim::admin;
+use baggageclaim::demo::kubelet::{Kubelet, Pod, PublishOptions};
+use baggageclaim::proto::admin::v1 as api;
+use rustix::process::{Pid, Signal, kill_process};
+
+use crate::common::Lab;
+
+/// A driver with its pool on a lab's filesystem.
+pub struct Driver {
+    child: Child,
+    /// Its kubelet.
+    pub kubelet: Kubelet,
+    /// Its admin verbs.
+    pub admin: admin::Client,
+    /// Its pool.
+    pub pool: PathBuf,
+    /// From exec to the first Probe that says that it is ready.
+    pub started: Duration,
+}
+
+impl Driver {
+    /// Starts one on the pool of this name, which is made when it is new.
+    pub async fn start(lab: &Lab, pool: &str) -> Self {
+        let pool = lab.path().join(pool);
+        let socket = lab.run_dir().join("csi.sock");
+        let log = File::create(lab.run_dir().join("log")).expect("a log");
+        let began = Instant::now();
+        let child = Command::new(env!("CARGO_BIN_EXE_baggageclaim"))
+            .arg("standalone")
+            .arg("--pool")
+            .arg(&pool)
+            .arg("--socket")
+            .arg(&socket)
+            // Watermarks that a small image cannot reach by accident.
+            .args([
+                "--node-id",
+                "bench",
+                "--end-with-parent",
+                "--high-watermark",
+                "99",
+            ])
+            .stdin(Stdio::null())
+            .stdout(log.try_clone().expect("a log"))
+            .stderr(log)
+            .spawn()
+            .expect("the driver starts");
+        let patience = Duration::from_secs(60);
+        let kubelet = Kubelet::connect_when_ready(&socket, lab.kubelet_dir(), patience)
+            .await
+            .unwrap_or_else(|error| {
+                let log = fs::read_to_string(lab.run_dir().join("log")).unwrap_or_default();
+                panic!("{error}\n{log}")
+            });
+        let started = began.elapsed();
+        let admin = admin::connect(&pool).await.expect("the admin socket");
+        Self {
+            child,
+            kubelet,
+            admin,
+            pool,
+            started,
+        }
+    }
+
+    /// A field of `/proc/PID/status`, in KiB.
+    pub fn status_kib(&self, field: &str) -> f64 {
+        let path = format!("/proc/{}/status", self.child.id());
+        let status = fs::read_to_string(path).expect("it runs");
+        let line = status.lines().find_map(|line| line.strip_prefix(field));
+        let number = line.and_then(|rest| rest.trim_start_matches(':').split_whitespace().next());
+        number
+            .and_then(|number| number.parse().ok())
+            .expect("a number")
+    }
+
+    /// A new pod.
+    pub fn pod(&self) -> Pod {
+        self.kubelet.pod("bench", "step")
+    }
+
+    /// Publishes a volume called `v`; what is wrong with that ends the bench.
+    pub async fn publish(&self, pod: &Pod, attributes: &[(&str, &str)]) -> (PathBuf, Duration) {
+        let options = PublishOptions::default();
+        let answer = pod.publish("v", attributes.iter().copied(), options).await;
+        let published = answer.unwrap_or_else(|status| panic!("publish {attributes:?}: {status}"));
+        (published.target, published.took)
+    }
+
+    /// Unpublishes it and removes the pod.
+    pub async fn unpublish(&self, pod: &Pod) -> Duration {
+        let took = pod.unpublish("v").await;
+        let took = took.unwrap_or_else(|status| panic!("unpublish: {status}"));
+        pod.remove().expect("the pod's directories are empty");
+        took
+    }
+
+    /// Says how a pod ended; `wait`: and waits for what that seals.
+    pub async fn outcome(&mut self, pod: &Pod, outcome: api::Outcome, wait: bool) {
+        let request = api::ReportOutcomeRequest {
+            pod_uid: pod.uid().to_owned(),
+            outcome: outcome.into(),
+            wait,
+        };
+        self.admin.report_outcome(request).await.expect("outcome");
+    }
+
+    /// Fills a volume with these attributes, seals it, and says how long the unpublish took.
+    pub async fn seal(
+        &mut self,
+        attributes: &[(&str, &str)],
+        fill: impl FnOnce(&Path),
+    ) -> Duration {
+        let pod = self.pod();
+        let (target, _) = self.publish(&pod, attributes).await;
+        fill(&target);
+        self.outcome(&pod, api::Outcome::Succeeded, false).await;
+        let took = self.unpublish(&pod).await;
+        self.settled(&pod).await;
+        took
+    }
+
+    /// Waits until nothing is being sealed.
+    pub async fn settled(&mut self, pod: &Pod) {
+        self.outcome(pod, api::Outcome::Succeeded, true).await;
+    }
+
+    /// Collects garbage, so that its work falls into nobody's figure.
+    pub async fn reap(&mut self) {
+        self.admin.reap(api::ReapRequest {}).await.expect("reap");
+    }
+
+    /// The content of an artifact of one layer, to be the lower of a mount made by hand.
+    pub async fn lower(&mut self, reference: &str) -> PathBuf {
+        let request = api::ListArtifactsRequest { tenant: None };
+        let rows = self.admin.list_artifacts(request).await.expect("a list");
+        let rows = rows.into_inner().artifacts;
+        let id = rows.into_iter().find(|row| row.reference == reference);
+        let id = id.expect("it was sealed").id;
+        for entry in fs::read_dir(self.pool.join("layers"))
+            .expect("layers")
+            .flatten()
+        {
+            let record = fs::read_to_string(entry.path().join("layer.json")).unwrap_or_default();
+            if record.contains(&id) {
+                return entry.path().join("fs");
+            }
+        }
+        panic!("{reference} has no layer of its own")
+    }
+
+    /// Ends it as an orchestrator does.
+    pub fn stop(mut self) {
+        self.end();
+    }
+
+    fn end(&mut self) {
+        let pid = i32::try_from(self.child.id()).ok().and_then(Pid::from_raw);
+        if let (Some(pid), Ok(None)) = (pid, self.child.try_wait()) {
+            let _ = kill_process(pid, Signal::TERM);
+        }
+        let _ = self.child.wait();
+    }
+}
+
+impl Drop for Driver {
+    fn drop(&mut self) {
+        self.end();
+    }
+}

@@ -1,0 +1,162 @@
+//! The benchmark: what the driver adds to the system calls that an operation cannot do without.
+//!
+//! It prints a table and writes it to `target/bench.json`. It measures; it never fails because something is slow.
+//! `--quick` takes a minute and says less. `docs/performance.md` says how to read it.
+
+#![allow(
+    unreachable_pub,
+    missing_docs,
+    clippy::print_stdout,
+    clippy::print_stderr,
+    clippy::disallowed_types,
+    clippy::unwrap_used,
+    clippy::cast_precision_loss,
+    clippy::future_not_send,
+    clippy::semicolon_if_nothing_returned,
+    reason = "a bench prints, starts the driver, and ends when something is not as it expects"
+)]
+
+mod bare;
+mod cases;
+#[path = "../../tests/common/mod.rs"]
+mod common;
+mod driver;
+mod table;
+
+use std::path::Path;
+use std::process::ExitCode;
+use std::time::{Duration, Instant};
+
+use common::{Fs, Lab};
+
+/// How much of everything.
+#[derive(Debug)]
+pub struct Plan {
+    /// Turns of ours and the baseline.
+    pub rounds: usize,
+    /// Operations within a turn, where they take microseconds.
+    pub turn: usize,
+    /// Files of the largest parent.
+    pub many: usize,
+    /// Files that a pod walks, and bytes that it leaves dirty.
+    pub walked: usize,
+    pub dirty: u64,
+    /// Files in a commit.
+    pub committed: usize,
+    /// Successive commits.
+    pub commits: usize,
+    /// How long many callers call.
+    pub burst: Duration,
+    /// Artifacts at start.
+    pub sealed: usize,
+    /// Volumes in memory.
+    pub volumes: usize,
+    /// The families of rows to measure; all if there is none.
+    pub only: Vec<String>,
+}
+
+/// Families of rows; any of them as an argument measures only these.
+const FAMILIES: [&str; 8] = [
+    "fork",
+    "scratch",
+    "unpublish",
+    "commit",
+    "chain",
+    "callers",
+    "start",
+    "memory",
+];
+
+const FULL: Plan = Plan {
+    rounds: 5,
+    turn: 100,
+    many: 100_000,
+    walked: 20_000,
+    dirty: 256 << 20,
+    committed: 50_000,
+    commits: 100,
+    burst: Duration::from_secs(2),
+    sealed: 10_000,
+    volumes: 10_000,
+    only: Vec::new(),
+};
+
+const QUICK: Plan = Plan {
+    rounds: 3,
+    turn: 50,
+    many: 10_000,
+    walked: 5_000,
+    dirty: 64 << 20,
+    committed: 5_000,
+    commits: 20,
+    burst: Duration::from_millis(500),
+    sealed: 1_000,
+    volumes: 500,
+    only: Vec::new(),
+};
+
+#[tokio::main(flavor = "current_thread")]
+async fn main() -> ExitCode {
+    let mut plan = FULL;
+    let (mut kinds, mut only) = (Vec::new(), Vec::new());
+    for argument in std::env::args().skip(1) {
+        match argument.as_str() {
+            "--quick" => plan = QUICK,
+            // What cargo says to every bench.
+            "--bench" => {}
+            "ext4" => kinds.push(Fs::Ext4),
+            "xfs" => kinds.push(Fs::XfsReflink),
+            family if FAMILIES.contains(&family) => only.push(argument),
+            other => {
+                let known = FAMILIES.join(", ");
+                eprintln!("bench: what is {other:?}? It knows --quick, ext4, xfs, and {known}.");
+                return ExitCode::from(2);
+            }
+        }
+    }
+    plan.only = only;
+    if kinds.is_empty() {
+        kinds = vec![Fs::Ext4, Fs::XfsReflink];
+    }
+    if !common::is_root() {
+        eprintln!("bench: needs root, to mount filesystems of its own: sudo make bench");
+        return ExitCode::FAILURE;
+    }
+    let began = Instant::now();
+    let mut rows = Vec::new();
+    for fs in kinds {
+        // Where the driver's process and these calls see the same mounts, and nobody else.
+        let lab = match Lab::try_sized(fs, 6 << 30) {
+            Ok(lab) => lab,
+            Err(reason) => {
+                eprintln!("bench: nothing measured on {}: {reason}", fs.name());
+                continue;
+            }
+        };
+        eprintln!("measuring on {} …", fs.name());
+        let mut bench = cases::Bench {
+            lab: &lab,
+            plan: &plan,
+            rows: Vec::new(),
+        };
+        bench.run().await;
+        rows.append(&mut bench.rows);
+        let left = lab.close();
+        assert!(left.is_empty(), "mounts left behind: {left:?}");
+    }
+    println!("\n{}", table::render(&rows));
+    let missed = rows.iter().filter(|row| !row.met()).count();
+    println!(
+        "{} rows, {missed} goals missed, {:.0} s",
+        rows.len(),
+        began.elapsed().as_secs_f64()
+    );
+    let path = Path::new(env!("CARGO_TARGET_TMPDIR")).with_file_name("bench.json");
+    let json = serde_json::to_vec_pretty(&rows).expect("plain data serialises");
+    if let Err(error) = std::fs::write(&path, json) {
+        eprintln!("bench: {}: {error}", path.display());
+        return ExitCode::FAILURE;
+    }
+    println!("{}", path.display());
+    ExitCode::SUCCESS
+}

@@ -1,0 +1,95 @@
+//! The rows of the table: what was measured, what was to be reached, and how both are shown.
+//! No measuring here; `target/bench.json` is the same table for programs.
+
+use std::fmt::Write as _;
+
+use serde::Serialize;
+
+/// What a row is to reach.
+#[derive(Debug, Clone, Copy)]
+pub enum Goal {
+    /// Ours divided by the baseline is at most this.
+    Ratio(f64),
+    /// Ours divided by the baseline is at least this.
+    Share(f64),
+    /// Ours is at most this, in the row's unit.
+    AtMost(f64),
+}
+
+/// A row.
+#[derive(Debug, Clone, Serialize)]
+pub struct Row {
+    name: String,
+    unit: &'static str,
+    ours: f64,
+    baseline: Option<f64>,
+    ratio: Option<f64>,
+    goal: String,
+    met: bool,
+}
+
+impl Row {
+    /// A row with a baseline that was measured in the same run, or without one.
+    pub fn new(
+        name: impl Into<String>,
+        unit: &'static str,
+        ours: f64,
+        baseline: Option<f64>,
+        goal: Goal,
+    ) -> Self {
+        let ratio = baseline.map(|baseline| ours / baseline);
+        let compared = ratio.unwrap_or(f64::NAN);
+        let (goal, met) = match goal {
+            Goal::Ratio(most) => (format!("<= {most} x"), compared <= most),
+            Goal::Share(least) => (format!(">= {:.0} %", least * 100.0), compared >= least),
+            Goal::AtMost(most) => (format!("<= {most} {unit}"), ours <= most),
+        };
+        Self {
+            name: name.into(),
+            unit,
+            ours,
+            baseline,
+            ratio,
+            goal,
+            met,
+        }
+    }
+
+    /// Whether it reached its goal.
+    pub fn met(&self) -> bool {
+        self.met
+    }
+}
+
+/// The table as text.
+pub fn render(rows: &[Row]) -> String {
+    let mut text = format!(
+        "{:<58} {:>11} {:>11} {:>6}  {:<11} {}\n",
+        "ROW", "OURS", "BASELINE", "RATIO", "GOAL", "MET"
+    );
+    for row in rows {
+        let number = |value: f64| {
+            let digits = usize::from(value < 10.0) + usize::from(value < 1.0) * 2;
+            format!("{value:.digits$} {}", row.unit)
+        };
+        let dash = || "-".to_owned();
+        let _ = writeln!(
+            text,
+            "{:<58} {:>11} {:>11} {:>6}  {:<11} {}",
+            row.name,
+            number(row.ours),
+            row.baseline.map_or_else(dash, number),
+            row.ratio.map_or_else(dash, |ratio| format!("{ratio:.2}")),
+            row.goal,
+            if row.met { "yes" } else { "NO" }
+        );
+    }
+    text
+}
+
+/// The middle of some figures.
+pub fn median(figures: impl IntoIterator<Item = f64>) -> f64 {
+    let mut figures: Vec<f64> = figures.into_iter().collect();
+    figures.sort_by(f64::total_cmp);
+    figures.get(figures.len() / 2).copied().unwrap_or(f64::NAN)
+}
