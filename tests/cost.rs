@@ -1,0 +1,203 @@
+//! What one publish and one unpublish of a fork cost in system calls: no flush of anything, no program, no look at the
+//! mount table, no walk. Seen from outside, by strace on the real process.
+//!
+//! What the figures are is the bench's business; here is only what must not be among the calls at all.
+
+#![expect(
+    clippy::disallowed_types,
+    reason = "the driver under test is a process, and strace is a program"
+)]
+
+mod common;
+
+use std::collections::BTreeMap;
+use std::fs::{self, File};
+use std::io::{BufRead, BufReader};
+use std::path::Path;
+use std::process::{Child, Command, Stdio};
+use std::time::{Duration, Instant};
+
+use baggageclaim::admin;
+use baggageclaim::demo::kubelet::{Kubelet, Pod, PublishOptions};
+use baggageclaim::proto::admin::v1 as api;
+use common::{Fs, Lab, require_lab, require_root};
+use rustix::process::{Pid, Signal, kill_process};
+
+/// Ends with the test.
+struct Process(Child);
+
+impl Process {
+    fn end(&mut self, signal: Signal) {
+        let pid = i32::try_from(self.0.id()).ok().and_then(Pid::from_raw);
+        if let (Some(pid), Ok(None)) = (pid, self.0.try_wait()) {
+            let _ = kill_process(pid, signal);
+        }
+        let _ = self.0.wait();
+    }
+}
+
+impl Drop for Process {
+    fn drop(&mut self) {
+        self.end(Signal::TERM);
+    }
+}
+
+fn start_driver(lab: &Lab) -> Process {
+    let log = File::create(lab.run_dir().join("log")).expect("a log");
+    let child = Command::new(env!("CARGO_BIN_EXE_baggageclaim"))
+        .arg("standalone")
+        .arg("--pool")
+        .arg(lab.path().join("pool"))
+        .arg("--socket")
+        .arg(lab.run_dir().join("csi.sock"))
+        .args(["--node-id", "test", "--end-with-parent"])
+        .stdin(Stdio::null())
+        .stdout(log.try_clone().expect("a log"))
+        .stderr(log)
+        .spawn()
+        .expect("the driver starts");
+    Process(child)
+}
+
+/// Attaches strace to every thread of a process; returns when it has.
+fn trace(driver: &Process, output: &Path) -> Option<Process> {
+    let mut child = Command::new("strace")
+        .args(["-f", "-y", "-o"])
+        .arg(output)
+        .args(["-p", &driver.0.id().to_string()])
+        .stdin(Stdio::null())
+        .stdout(Stdio::null())
+        .stderr(Stdio::piped())
+        .spawn()
+        .ok()?;
+    let mut said = BufReader::new(child.stderr.take().expect("it is piped")).lines();
+    let strace = Process(child);
+    let first = said.next()?.ok()?;
+    assert!(first.contains("attached"), "strace: {first}");
+    // With several threads that first line counts them, and comes after the last.
+    let deadline = Instant::now() + Duration::from_secs(10);
+    let traced = || {
+        let tasks = fs::read_dir(format!("/proc/{}/task", driver.0.id())).expect("it runs");
+        tasks.flatten().all(|task| {
+            let status = fs::read_to_string(task.path().join("status")).unwrap_or_default();
+            !status.contains("TracerPid:\t0\n")
+        })
+    };
+    while !traced() {
+        assert!(Instant::now() < deadline, "strace does not attach");
+        std::thread::sleep(Duration::from_millis(5));
+    }
+    // What it says later is not read; it must not get a broken pipe for it.
+    std::thread::spawn(move || said.for_each(drop));
+    Some(strace)
+}
+
+async fn outcome(client: &mut admin::Client, pod: &Pod) {
+    let request = api::ReportOutcomeRequest {
+        pod_uid: pod.uid().to_owned(),
+        outcome: api::Outcome::Succeeded.into(),
+        wait: true,
+    };
+    client.report_outcome(request).await.expect("outcome");
+}
+
+#[tokio::test]
+async fn a_publish_and_an_unpublish_flush_nothing_and_walk_nothing() {
+    require_root!();
+    let version = Command::new("strace")
+        .arg("-V")
+        .stdout(Stdio::null())
+        .status();
+    if !version.is_ok_and(|status| status.success()) {
+        common::skip("strace is not there");
+        return;
+    }
+    let lab = require_lab!(Fs::Ext4);
+    let mut driver = start_driver(&lab);
+    let socket = lab.run_dir().join("csi.sock");
+    let kubelet = Kubelet::connect_when_ready(&socket, lab.kubelet_dir(), Duration::from_secs(30))
+        .await
+        .expect("the driver is ready");
+    let mut client = admin::connect(&lab.path().join("pool"))
+        .await
+        .expect("admin");
+    let options = PublishOptions::default();
+
+    let maker = kubelet.pod("ci", "maker");
+    let output = [("type", "output"), ("name", "tree")];
+    let made = maker
+        .publish("v", output, options)
+        .await
+        .expect("published");
+    for number in 0..500 {
+        let dir = made.target.join(format!("d{}", number / 50));
+        fs::create_dir_all(&dir).expect("a directory");
+        fs::write(dir.join(format!("f{number}")), "x").expect("a file");
+    }
+    maker.unpublish("v").await.expect("unpublished");
+    outcome(&mut client, &maker).await;
+    let fork = [("type", "input"), ("from", "artifact/tree")];
+    // The first one of all may still learn something once.
+    let warm = kubelet.pod("ci", "warm");
+    warm.publish("v", fork, options).await.expect("published");
+    warm.unpublish("v").await.expect("unpublished");
+    client.reap(api::ReapRequest {}).await.expect("reap");
+
+    let trace_path = lab.run_dir().join("trace");
+    let mut strace = trace(&driver, &trace_path).expect("strace attaches");
+    let pod = kubelet.pod("ci", "measured");
+    pod.publish("v", fork, options).await.expect("published");
+    pod.unpublish("v").await.expect("unpublished");
+    // What is put off is put off to here, and must be as frugal.
+    tokio::time::sleep(Duration::from_millis(300)).await;
+    strace.end(Signal::INT);
+    driver.end(Signal::TERM);
+
+    let trace = fs::read_to_string(&trace_path).expect("a trace");
+    let mut counts: BTreeMap<&str, usize> = BTreeMap::new();
+    let mut banned = Vec::new();
+    for line in trace.lines() {
+        let Some(call) = name_of(line) else { continue };
+        *counts.entry(call).or_default() += 1;
+        let never = [
+            "fsync",
+            "fdatasync",
+            "syncfs",
+            "sync",
+            "msync",
+            "sync_file_range",
+            "execve",
+            "execveat",
+            "fork",
+            "vfork",
+        ];
+        // In the background: what goes to the trash is read to be deleted, and is the volume's own; the names of the
+        // layers are read, once for all of them. What is in a layer or a volume never is.
+        let allowed = line.contains("/pool/trash") || line.contains("/pool/layers>");
+        let walks = call == "getdents64" && !allowed;
+        let mounts = line.contains("mountinfo") || line.contains("/proc/mounts");
+        if never.contains(&call) || walks || mounts {
+            banned.push(line);
+        }
+    }
+    println!("{counts:#?}");
+    assert!(
+        counts.contains_key("fsopen") || counts.contains_key("mount"),
+        "a mount was seen:\n{trace}"
+    );
+    assert!(counts.contains_key("umount2"), "its end was seen:\n{trace}");
+    assert!(banned.is_empty(), "{}\n\nof\n\n{trace}", banned.join("\n"));
+    let left = lab.close();
+    assert!(left.is_empty(), "{left:?}");
+}
+
+/// The call that a line of strace begins: `123 openat(AT_FDCWD…`. What was interrupted in print goes on in another line,
+/// which is not counted again.
+fn name_of(line: &str) -> Option<&str> {
+    let rest = line
+        .trim_start_matches(|c: char| c.is_ascii_digit())
+        .trim_start();
+    let name = rest.split('(').next()?;
+    let is_name = !name.is_empty() && name.bytes().all(|b| b.is_ascii_alphanumeric() || b == b'_');
+    is_name.then_some(name)
+}
