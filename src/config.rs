@@ -283,9 +283,27 @@ pub enum Error {
         /// As given.
         high: u8,
     },
+    /// A test named no point.
+    #[cfg(debug_assertions)]
+    #[error("BAGGAGECLAIM_CRASH_AT names no point of engine::crash")]
+    CrashAt,
     /// The machine's name cannot be a node's.
     #[error("this machine's host name cannot be a node's name: {0}; give one with --node-id")]
     HostName(csi::NodeIdError),
+}
+
+/// For tests of what `kill -9` leaves, in debug builds only: `BAGGAGECLAIM_CRASH_AT=point[:visit]` names where the process
+/// dies (`engine::crash`). `false` when there is no such point.
+#[cfg(debug_assertions)]
+fn crash_where_told() -> bool {
+    let Some(told) = std::env::var_os("BAGGAGECLAIM_CRASH_AT") else {
+        return true;
+    };
+    let told = told.to_str().unwrap_or_default();
+    let (point, visit) = told.split_once(':').unwrap_or((told, "1"));
+    visit
+        .parse()
+        .is_ok_and(|visit| engine::crash::arm(point, visit))
 }
 
 impl Standalone {
@@ -294,6 +312,10 @@ impl Standalone {
         let (low, high) = (self.low_watermark, self.high_watermark);
         if low >= high {
             return Err(Error::Watermarks { low, high });
+        }
+        #[cfg(debug_assertions)]
+        if !crash_where_told() {
+            return Err(Error::CrashAt);
         }
         let node = match self.node_id {
             Some(node) => node,

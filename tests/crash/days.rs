@@ -308,3 +308,69 @@ fn a_first_start_that_is_killed_leaves_a_pool_that_the_next_one_completes() {
         driver.shut_down();
     }
 }
+
+/// The binary that people run, asked as kubelet asks.
+#[tokio::test(flavor = "multi_thread")]
+async fn the_driver_itself_dies_where_it_is_told_and_answers_when_kubelet_asks_again() {
+    use baggageclaim::demo::kubelet::{Kubelet, PublishOptions};
+    let lab = require_lab!(Fs::Ext4);
+    let socket = lab.run_dir().join("csi.sock");
+    let start = |crash_at: &str| {
+        let mut command = std::process::Command::new(env!("CARGO_BIN_EXE_baggageclaim"));
+        command.args([
+            "standalone",
+            "--log",
+            "warn",
+            "--node-id",
+            "node-1",
+            "--pool",
+        ]);
+        command
+            .arg(lab.path().join("pool"))
+            .arg("--socket")
+            .arg(&socket);
+        if !crash_at.is_empty() {
+            command.env("BAGGAGECLAIM_CRASH_AT", crash_at);
+        }
+        command.spawn().expect("the driver starts")
+    };
+    let connect = async || {
+        let patience = TO_THE_POINT;
+        let ready = Kubelet::connect_when_ready(&socket, lab.kubelet_dir(), patience).await;
+        ready.expect("the driver answers")
+    };
+    let mut driver = start("publish-attached:2");
+    let pod = connect().await.pod("ci", "step");
+    let output = [("type", "output"), ("name", "a")];
+    let options = PublishOptions::default();
+    pod.publish("first", output, options)
+        .await
+        .expect("the first visit");
+    let scratch = [("type", "scratch")];
+    let died = pod.publish("second", scratch, options).await;
+    assert!(died.is_err(), "the second visit: {died:?}");
+    let status = driver.wait().expect("wait");
+    let signal = std::os::unix::process::ExitStatusExt::signal(&status);
+    assert_eq!(signal, Some(rustix::process::Signal::KILL.as_raw()));
+
+    let mut driver = start("");
+    let again = connect().await.pod_with_uid("ci", "step", pod.uid());
+    for (volume, attributes) in [("first", &output[..]), ("second", &scratch[..])] {
+        let published = again
+            .republish(volume, attributes.iter().copied(), options)
+            .await;
+        let target = published.expect("asked again").target;
+        fs::write(target.join("file"), volume).expect("it is mounted");
+        again.unpublish(volume).await.expect("unpublished");
+    }
+    rustix::process::kill_process(
+        rustix::process::Pid::from_child(&driver),
+        rustix::process::Signal::TERM,
+    )
+    .expect("it lives");
+    assert!(driver.wait().expect("wait").success(), "the end in order");
+    assert_eq!(lab.leftovers(), Vec::<PathBuf>::new(), "mounts");
+    let mut wrong = start("no-such-point");
+    let status = wrong.wait().expect("wait");
+    assert_eq!(status.code(), Some(2), "a point that is none");
+}
