@@ -8,6 +8,7 @@ use super::Inner;
 use super::crash::{Point, point};
 use super::error::{Doing, Result};
 use super::state::Goal;
+use super::types::VolumeState;
 use crate::model::{LayerId, Outcome, PodUid, VolumeId};
 use crate::store;
 use crate::sys::{Dir, Errno};
@@ -76,27 +77,28 @@ fn open(inner: &Inner, place: &Place) -> crate::sys::Result<Dir> {
 /// Notes the outcome in memory, where the volume is now: it may have moved since its directory was opened.
 fn tell(inner: &Inner, place: &Place, outcome: Outcome) -> bool {
     let mut state = inner.state.lock();
-    let slot = match place {
+    let leaving = match place {
         Place::Live(id) => {
             if let Some(live) = state.volumes.get_mut(id) {
-                Some(&mut live.outcome)
-            } else {
-                let moved = state.leaving.values_mut().find(|leaving| {
-                    leaving.record.id == *id
-                        && leaving.goal != Goal::Discard
-                        && leaving.outcome.is_none()
-                });
-                moved.map(|leaving| &mut leaving.outcome)
+                let is_news = live.outcome.is_none();
+                live.outcome.get_or_insert(outcome);
+                return is_news;
             }
+            state.leaving.values_mut().find(|leaving| {
+                leaving.record.id == *id
+                    && leaving.goal != Goal::Discard
+                    && leaving.outcome.is_none()
+            })
         }
-        Place::Pending(key) => state
-            .leaving
-            .get_mut(key)
-            .map(|leaving| &mut leaving.outcome),
+        Place::Pending(key) => state.leaving.get_mut(key),
     };
-    match slot {
-        Some(slot @ None) => {
-            *slot = Some(outcome);
+    match leaving {
+        Some(leaving) if leaving.outcome.is_none() => {
+            leaving.outcome = Some(outcome);
+            // It waits no longer, though nobody has taken it up yet: whoever waits for it to be settled has to wait.
+            if leaving.state == VolumeState::AwaitingOutcome {
+                leaving.state = VolumeState::Sealing;
+            }
             true
         }
         _ => false,

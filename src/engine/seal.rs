@@ -216,16 +216,15 @@ async fn outcome(inner: &Arc<Inner>, key: LayerId) -> Option<Outcome> {
         let changed = inner.changed.notified();
         tokio::pin!(changed);
         changed.as_mut().enable();
-        let known = inner
-            .state
-            .lock()
-            .leaving
-            .get(&key)
-            .and_then(|leaving| leaving.outcome);
-        if known.is_some() {
-            return known;
+        {
+            let mut state = inner.state.lock();
+            let leaving = state.leaving.get_mut(&key)?;
+            if leaving.outcome.is_some() {
+                return leaving.outcome;
+            }
+            // Together with the look: who is told the outcome next finds that it is waited for, and says that no more.
+            leaving.state = VolumeState::AwaitingOutcome;
         }
-        inner.set_leaving_state(key, VolumeState::AwaitingOutcome);
         tokio::time::timeout_at(deadline, changed).await.ok()?;
     }
 }

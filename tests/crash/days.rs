@@ -331,6 +331,7 @@ async fn the_driver_itself_dies_where_it_is_told_and_answers_when_kubelet_asks_a
             .arg(&socket);
         if !crash_at.is_empty() {
             command.env("BAGGAGECLAIM_CRASH_AT", crash_at);
+            command.stderr(std::process::Stdio::null());
         }
         command.spawn().expect("the driver starts")
     };
