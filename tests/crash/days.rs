@@ -9,11 +9,11 @@ use std::time::{Duration, Instant};
 use serde_json::Value;
 
 use super::common::{Fs, Snapshot, require_lab};
-use super::driver::{Call, Connection, Place, Way};
+use super::driver::{Call, Connection, Place};
 use super::world::{
     World, assert_no_findings, assert_nothing_left, entries, names, outcome, publish, unpublish,
 };
-use super::{BackendKind, OVERLAY, TO_THE_POINT, settle_in};
+use super::{BTRFS, OVERLAY, TO_THE_POINT, settle_in};
 
 fn arm(on: &mut Connection, point: &str) {
     on.must(&Call::Arm {
@@ -120,11 +120,7 @@ fn after_a_reboot_what_is_sealed_is_there_and_the_same_pods_start_anew() {
 
 #[test]
 fn after_a_reboot_on_btrfs_too() {
-    let way = Way {
-        backend: BackendKind::Btrfs,
-        api: None,
-    };
-    comes_back_after_a_reboot(&Place::new(require_lab!(Fs::Btrfs), way));
+    comes_back_after_a_reboot(&Place::new(require_lab!(Fs::Btrfs), BTRFS));
 }
 
 fn state_of(on: &mut Connection, volume: &str) -> Option<String> {
