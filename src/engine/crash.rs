@@ -36,6 +36,8 @@ points! {
     PublishMounted = "publish-mounted",
     /// It is attached at the target; the caller has no answer.
     PublishAttached = "publish-attached",
+    /// The record of a volume that is mounted elsewhere names one more target, where it is not mounted yet.
+    PublishAgainRecorded = "publish-again-recorded",
     /// The target is detached.
     UnpublishDetached = "unpublish-detached",
     /// The mount point is gone.
@@ -54,12 +56,16 @@ points! {
     SealContentMoved = "seal-content-moved",
     /// It can be forked.
     SealVisible = "seal-visible",
+    /// What was begun of a layer that will not be is in the trash; its volume is promised still.
+    SealGivenUp = "seal-given-up",
     /// The pool's filesystem is synced.
     CommitSynced = "commit-synced",
     /// The index names it.
     CommitIndexed = "commit-indexed",
     /// `pending/<id>` is in the trash.
     CommitPendingTrashed = "commit-pending-trashed",
+    /// The index no longer has the name that is destroyed, but still what it named.
+    DestroyUnnamed = "destroy-unnamed",
     /// The index no longer names what is collected; its layers are still there.
     CollectUnindexed = "collect-unindexed",
     /// One layer of what is collected is in the trash.

@@ -271,6 +271,7 @@ fn destroy_now(inner: &Inner, name: Name) -> Result<bool> {
         return Err(error);
     }
     drop(named_as_indexed);
+    point(Point::DestroyUnnamed);
     remove(inner, &[id]).map(|_| true)
 }
 

@@ -9,6 +9,7 @@ use std::path::{Path, PathBuf};
 use std::time::Duration;
 
 use super::Inner;
+use super::crash::{Point, point};
 use super::error::{Doing, Error, Result};
 use super::target::{Found, Target};
 use super::types::{PublishRequest, Published};
@@ -135,7 +136,10 @@ fn attach(
     // Recorded first: after a crash a target that is recorded and not mounted does no harm, the opposite leaks a mount.
     let attached = store::write_volume(dir, &record, true)
         .doing("write the volume's record")
-        .and_then(|()| target.attach(mount.as_fd()));
+        .and_then(|()| {
+            point(Point::PublishAgainRecorded);
+            target.attach(mount.as_fd())
+        });
     if let Err(error) = attached {
         if made && let Err(error) = target.remove() {
             tracing::error!(volume.id = %record.id, %error, "a failed publish left its target behind");

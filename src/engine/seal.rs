@@ -257,6 +257,7 @@ fn seal(inner: &Inner, key: LayerId, plan: &SealPlan, record: &VolumeRecord) -> 
             inner
                 .throw_away(&inner.dirs.layers, key.to_string().as_ref())
                 .doing("take back the layer")?;
+            point(Point::SealGivenUp);
             trash_pending(inner, key)?;
             return Ok(());
         }
@@ -367,6 +368,7 @@ async fn give_up(inner: &Arc<Inner>, key: LayerId, why: &str) -> Result<()> {
                 .throw_away(&engine.dirs.layers, key.to_string().as_ref())
                 .doing("throw the layer away")?;
         }
+        point(Point::SealGivenUp);
         trash_pending(&engine, key)
     };
     inner.seals.run(job).await??;

@@ -11,7 +11,7 @@ use baggageclaim::model::layout;
 
 use super::common::Snapshot;
 use super::driver::{Call, Connection, Place};
-use super::world::{World, outcome, publish, unpublish, without_root_time, write};
+use super::world::{World, outcome, publish, publish_also, unpublish, without_root_time, write};
 
 /// An operation.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
@@ -22,6 +22,8 @@ pub(crate) enum Act {
     PublishOutput,
     /// Empty, never sealed.
     PublishScratch,
+    /// A volume that is mounted already, at one more target.
+    PublishSecondTarget,
     /// A step is done with what it made.
     UnpublishOutput,
     /// A step is done with its cache, and left the marker.
@@ -34,6 +36,8 @@ pub(crate) enum Act {
     OutcomeAwaited,
     /// A retried output takes the name of the first.
     Supersede,
+    /// A step fetched what another one had fetched before it was done.
+    LoseName,
     /// The time of an output is over.
     Expire,
     /// An administrator deletes.
@@ -57,6 +61,7 @@ pub(crate) enum Done {
     Published(&'static str, Option<&'static str>, Snapshot),
     Ended(&'static str),
     Deleted(&'static str),
+    Nothing,
 }
 
 impl Act {
@@ -79,6 +84,9 @@ impl Act {
                 Self::UnpublishFork,
                 Self::UnpublishScratch,
             ],
+            Point::PublishAgainRecorded => &[Self::PublishSecondTarget],
+            Point::SealGivenUp => &[Self::LoseName],
+            Point::DestroyUnnamed => &[Self::Destroy],
             Point::OutcomeNoted => &[Self::OutcomeWhileMounted, Self::OutcomeAwaited],
             Point::SealLayerMade
             | Point::SealLayerRecorded
@@ -116,6 +124,28 @@ impl Act {
             Self::PublishScratch => {
                 calls = vec![publish(place, "scratch", &[])];
                 done = Done::Published("scratch", None, empty());
+            }
+            Self::PublishSecondTarget => {
+                let output = [("type", "output"), ("name", "made")];
+                world.start_pod(place, on, "maker", Some("artifact/made"), &output);
+                let second = place.target("second-target");
+                calls = vec![
+                    publish_also(place, "maker", &output, &second),
+                    Call::Unpublish {
+                        volume: "maker".to_owned(),
+                        target: second,
+                    },
+                ];
+                done = Done::Nothing;
+            }
+            Self::LoseName => {
+                let cache = [("type", "resource-cache"), ("key", "r")];
+                world.start_pod(place, on, "winner", Some("resource-cache/r"), &cache);
+                world.start_pod(place, on, "loser", None, &cache);
+                world.end_pod(place, on, "winner");
+                on.must(&outcome("loser", true));
+                calls = vec![unpublish(place, "loser"), Call::Settle];
+                done = Done::Ended("loser");
             }
             Self::UnpublishOutput => {
                 let output = [("type", "output"), ("name", "made")];
@@ -220,7 +250,7 @@ impl Done {
     /// What has begun and will be brought to its end, whatever happens; names that may be listed until then.
     pub(crate) fn begun(&self, world: &mut World) -> Vec<String> {
         match self {
-            Self::Published(..) => Vec::new(),
+            Self::Published(..) | Self::Nothing => Vec::new(),
             Self::Ended(volume) => {
                 world.pod_ended(volume);
                 Vec::new()

@@ -11,7 +11,8 @@ use serde_json::Value;
 use super::common::{Fs, Snapshot, require_lab};
 use super::driver::{Call, Connection, Place};
 use super::world::{
-    World, assert_no_findings, assert_nothing_left, entries, names, outcome, publish, unpublish,
+    World, assert_no_findings, assert_nothing_left, entries, names, outcome, publish, publish_also,
+    unpublish,
 };
 use super::{BTRFS, OVERLAY, TO_THE_POINT, settle_in};
 
@@ -246,23 +247,8 @@ fn a_volume_at_two_targets_stays_at_the_one_it_has_not_left() {
     let mut world = World::default();
     let output = [("type", "output"), ("name", "both")];
     world.start_pod(&place, &mut on, "both", Some("artifact/both"), &output);
-    let Call::Publish {
-        pod,
-        volume,
-        attributes,
-        ..
-    } = publish(&place, "both", &output)
-    else {
-        unreachable!("that is what it makes")
-    };
     let target = place.target("second-target");
-    on.must(&Call::Publish {
-        pod,
-        volume,
-        target: target.clone(),
-        attributes,
-        shared: true,
-    });
+    on.must(&publish_also(&place, "both", &output, &target));
     assert_no_findings(&mut on);
     let leave = Call::Unpublish {
         volume: "both".to_owned(),

@@ -51,6 +51,16 @@ pub(crate) fn publish(place: &Place, volume: &str, pairs: &[(&str, &str)]) -> Ca
     }
 }
 
+/// The same volume at another target.
+pub(crate) fn publish_also(place: &Place, volume: &str, pairs: &[(&str, &str)], at: &Path) -> Call {
+    let mut call = publish(place, volume, pairs);
+    if let Call::Publish { target, shared, .. } = &mut call {
+        at.clone_into(target);
+        *shared = true;
+    }
+    call
+}
+
 pub(crate) fn unpublish(place: &Place, volume: &str) -> Call {
     Call::Unpublish {
         volume: volume.to_owned(),
