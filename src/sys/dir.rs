@@ -13,7 +13,7 @@ use std::path::{Path, PathBuf};
 
 use nix::errno::Errno;
 use rustix::fs::{
-    AtFlags, Gid, Mode, OFlags, RawDir, RenameFlags, ResolveFlags, Stat, Timestamps, Uid,
+    AtFlags, Gid, Mode, OFlags, RawDir, RenameFlags, ResolveFlags, SeekFrom, Stat, Timestamps, Uid,
 };
 
 use super::error::{Error, Result};
@@ -193,30 +193,40 @@ impl Dir {
             .map_err(|errno| self.error("unlinkat", name, errno))
     }
 
-    /// Writes a new file in one go, without fsync. EEXIST if it is there.
+    /// Writes a new file in one go, without fsync: whole, or not there. EEXIST if it is there already.
     pub fn write_new(&self, name: impl AsRef<Path>, bytes: &[u8]) -> Result<()> {
         let name = name.as_ref();
         let flags =
             OFlags::WRONLY | OFlags::CREATE | OFlags::EXCL | OFlags::NOFOLLOW | OFlags::CLOEXEC;
         let fd = rustix::fs::openat(&self.fd, name, flags, Mode::from_raw_mode(0o600))
             .map_err(|errno| self.error("openat", name, errno))?;
-        std::fs::File::from(fd)
-            .write_all(bytes)
-            .map_err(|error| self.error("write", name, error))
+        std::fs::File::from(fd).write_all(bytes).map_err(|error| {
+            // The first error is the one to tell. A torn file would be taken for a whole one, and be in the way of the next.
+            let _ = self.remove_file(name);
+            self.error("write", name, error)
+        })
     }
 
     /// Replaces a file's content by writing a temporary one and renaming it; without fsync.
     pub fn replace(&self, name: impl AsRef<Path>, bytes: &[u8]) -> Result<()> {
         let name = name.as_ref();
+        let temporary = self.free_temporary(name)?;
+        self.write_new(&temporary, bytes)?;
+        self.rename_over(&temporary, self, name).inspect_err(|_| {
+            // The first error is the one to tell.
+            let _ = self.remove_file(&temporary);
+        })
+    }
+
+    /// The name under which `name` grows before it is whole, rid of what a process that was killed has left there.
+    pub(super) fn free_temporary(&self, name: &Path) -> Result<OsString> {
         let mut temporary = OsString::from(".");
         temporary.push(name.as_os_str());
         temporary.push(".new");
         match self.remove_file(&temporary) {
-            Err(error) if !error.is(Errno::ENOENT) => return Err(error),
-            _ => {}
+            Err(error) if !error.is(Errno::ENOENT) => Err(error),
+            _ => Ok(temporary),
         }
-        self.write_new(&temporary, bytes)?;
-        self.rename_over(&temporary, self, name)
     }
 
     /// Reads a whole file of at most `limit` bytes; EFBIG when it is longer.
@@ -241,15 +251,47 @@ impl Dir {
     }
 
     /// All names in it, in the filesystem's order.
+    ///
+    /// For directories of our own making. What somebody else filled may have more names than there is memory
+    /// ([`Dir::entries_from`]).
     pub fn entries(&self) -> Result<Vec<Entry>> {
-        // A descriptor of its own, so that the read position is not shared with another reader of this `Dir`.
-        let fd = rustix::fs::openat(&self.fd, ".", DIRECTORY, Mode::empty())
-            .map_err(|errno| Error::new("openat", &self.path, errno))?;
+        self.entries_from(0, usize::MAX).map(|(entries, _)| entries)
+    }
+
+    /// A descriptor to read the directory's names by. Its position is shared with no other reader of this `Dir`, and reading
+    /// through it leaves the access time alone, which is content (only the owner, or root, may ask for that: else it does not).
+    pub fn reader(&self) -> Result<OwnedFd> {
+        let open = |flags| rustix::fs::openat(&self.fd, ".", flags, Mode::empty());
+        match open(DIRECTORY | OFlags::NOATIME) {
+            Err(rustix::io::Errno::PERM) => open(DIRECTORY),
+            result => result,
+        }
+        .map_err(|errno| Error::new("openat", &self.path, errno))
+    }
+
+    /// About `most` names in it, beginning where an earlier call has ended (0: at the beginning), and where to go on; `None`:
+    /// these were the last.
+    ///
+    /// Where to go on is the kernel's own position in the directory (`d_off`). While somebody changes the directory, a name
+    /// that is made or removed meanwhile may come twice or not at all; the others come once.
+    pub fn entries_from(&self, from: u64, most: usize) -> Result<(Vec<Entry>, Option<u64>)> {
+        let fd = self.reader()?;
+        if from != 0 {
+            rustix::fs::seek(&fd, SeekFrom::Start(from))
+                .map_err(|errno| Error::new("lseek", &self.path, errno))?;
+        }
         let mut buffer = vec![MaybeUninit::uninit(); 32 * 1024];
         let mut reader = RawDir::new(fd, &mut buffer);
-        let mut entries = Vec::new();
+        let (mut entries, mut here) = (Vec::new(), from);
         while let Some(entry) = reader.next() {
-            let entry = entry.map_err(|errno| Error::new("getdents64", &self.path, errno))?;
+            let entry = match entry {
+                Ok(entry) => entry,
+                // The directory was removed while it was read: it has no names.
+                Err(rustix::io::Errno::NOENT) => break,
+                Err(errno) => return Err(Error::new("getdents64", &self.path, errno)),
+            };
+            let (at, next) = (here, entry.next_entry_cookie());
+            here = next;
             let name = OsStr::from_bytes(entry.file_name().to_bytes());
             if name == "." || name == ".." {
                 continue;
@@ -263,8 +305,12 @@ impl Dir {
                 kind,
                 inode: entry.ino(),
             });
+            // Names of one hash share a position on ext4, so there is no going on between them.
+            if entries.len() >= most && next != at {
+                return Ok((entries, Some(next)));
+            }
         }
-        Ok(entries)
+        Ok((entries, None))
     }
 
     /// `lstat` of a name in it.
@@ -385,5 +431,30 @@ mod tests {
         assert_eq!(dir.read("f", 5).expect("read"), b"three");
         assert!(dir.read("f", 4).expect_err("too long").is(Errno::EFBIG));
         assert_eq!(dir.entries().expect("entries").len(), 1);
+        dir.create_dir("d", 0o700).expect("mkdir");
+        dir.replace("d", b"").expect_err("a directory is there");
+        assert_eq!(dir.entries().expect("entries").len(), 2);
+    }
+
+    #[test]
+    fn in_pieces_every_name_comes_once() {
+        let (_folder, dir) = scratch();
+        for number in 0..1000 {
+            dir.write_new(format!("a rather long name {number}"), b"")
+                .expect("write");
+        }
+        for most in [1, 7, 999, 1000, 1001] {
+            let (mut names, mut next) = (Vec::new(), Some(0));
+            while let Some(from) = next {
+                let (piece, after) = dir.entries_from(from, most).expect("entries");
+                assert!(piece.len() <= most + 10, "{}", piece.len());
+                names.extend(piece.into_iter().map(|entry| entry.name));
+                next = after;
+            }
+            assert_eq!(names.len(), 1000);
+            names.sort();
+            names.dedup();
+            assert_eq!(names.len(), 1000);
+        }
     }
 }
