@@ -175,7 +175,9 @@ impl Bench {
         let volumes = self.pool.open_beneath("volumes").expect("volumes");
         let trash = self.pool.open_beneath("trash").expect("trash");
         volumes.rename(&id, &trash, &id).expect("to the trash");
-        self.backend.delete(&trash, id.as_ref()).expect("deleted");
+        self.backend
+            .delete(&trash, id.as_ref(), &|| false)
+            .expect("deleted");
         assert!(!trash.has(&id).expect("stat"));
     }
 
@@ -185,7 +187,7 @@ impl Bench {
             let dir = self.pool.open_beneath(room).expect("open");
             for entry in dir.entries().expect("entries") {
                 self.backend
-                    .delete(&dir, Path::new(&entry.name))
+                    .delete(&dir, Path::new(&entry.name), &|| false)
                     .expect("deleted");
             }
             assert!(dir.entries().expect("entries").is_empty());
@@ -223,7 +225,7 @@ fn an_empty_volume_has_the_root_that_was_asked_for(bench: &Bench) {
     for (root, expected) in cases {
         let volume = bench.create(&[], root, None);
         assert_eq!(bench.within(&volume, owner), expected, "{root:?}");
-        let usage = bench.backend.usage(&volume.dir).expect("usage");
+        let usage = bench.backend.usage(&volume.dir, &|| false).expect("usage");
         assert_eq!((usage.files, usage.directories), (0, 1));
         bench.discard(volume);
     }
@@ -246,7 +248,7 @@ fn what_is_sealed_is_what_forks_show(bench: &Bench) {
     bench.discard(volume);
     assert_same(&before, &bench.shown(&layers));
     let again = bench.fork(&layers);
-    let usage = bench.backend.usage(&again.dir).expect("usage");
+    let usage = bench.backend.usage(&again.dir, &|| false).expect("usage");
     assert!(usage.directories >= 1);
     // A fork that changes nothing, sealed, is the same again.
     let layers = bench.seal(&again);
@@ -497,7 +499,7 @@ fn writers_are_noticed_where_the_backend_promises_it(bench: &Bench) {
 fn thousands_of_levels_are_no_problem(bench: &Bench) {
     let volume = bench.fork(&[]);
     let count = |root: &Path| {
-        let usage = tree::usage(&Dir::open(root).expect("open")).expect("usage");
+        let usage = tree::usage(&Dir::open(root).expect("open"), &|| false).expect("usage");
         (usage.directories, usage.files)
     };
     let before = bench.within(&volume, |root| {

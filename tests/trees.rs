@@ -13,10 +13,12 @@ use std::os::unix::ffi::OsStrExt;
 use std::os::unix::fs::{MetadataExt, PermissionsExt};
 use std::path::{Path, PathBuf};
 use std::sync::atomic::{AtomicBool, Ordering};
+use std::time::{Duration, Instant};
 
+use baggageclaim::backend::Error;
 use baggageclaim::backend::tree::{self, Marks, Method};
-use baggageclaim::sys::Dir;
-use common::{Fs, Snapshot, assert_same, require_lab, tree as trees};
+use baggageclaim::sys::{Dir, Errno};
+use common::{Fs, Lab, Snapshot, assert_same, require_lab, tree as trees};
 use rustix::fs::{CWD, FileType, IFlags, Mode, XattrFlags};
 use rustix::mount::{MountFlags, UnmountFlags};
 
@@ -46,11 +48,11 @@ fn a_copy_is_the_same_in_everything_that_is_content() {
         let copy = fs::metadata(to.join("sparse")).expect("stat").blocks();
         assert!(copy <= sparse + 64, "{}: {sparse} → {copy}", fs.name());
         for name in ["from", "to"] {
-            let usage = tree::usage(&open(&lab.path().join(name))).expect("usage");
+            let usage = tree::usage(&open(&lab.path().join(name)), &|| false).expect("usage");
             assert_eq!(usage.files + usage.directories, before.len() as u64 + 1);
         }
-        tree::delete(&open(&lab.path()), Path::new("from")).expect("delete");
-        tree::delete(&open(&lab.path()), Path::new("to")).expect("delete");
+        tree::delete(&open(&lab.path()), Path::new("from"), &|| false).expect("delete");
+        tree::delete(&open(&lab.path()), Path::new("to"), &|| false).expect("delete");
         assert!(!from.exists() && !to.exists());
         assert!(lab.close().is_empty());
     }
@@ -63,16 +65,16 @@ fn thousands_of_levels_are_copied_measured_merged_and_deleted() {
     let root = open(&lab.path());
     let (from, to) = (lab.dir("from"), lab.dir("to"));
     trees::deep(&from, 3000);
-    let before = tree::usage(&open(&from)).expect("usage");
+    let before = tree::usage(&open(&from), &|| false).expect("usage");
     assert_eq!((before.directories, before.files), (LEVELS + 1, 1));
     let copied = tree::copy(&open(&from), &open(&to), Method::Bytes, Marks::Keep).expect("copy");
     assert_eq!((copied.directories, copied.files), (LEVELS + 1, 1));
     let into = lab.dir("into");
     tree::flatten(&[open(&from), open(&to)], &open(&into), true).expect("flatten");
-    let merged = tree::usage(&open(&into.join("fs"))).expect("usage");
+    let merged = tree::usage(&open(&into.join("fs")), &|| false).expect("usage");
     assert_eq!((merged.directories, merged.files), (LEVELS + 1, 1));
     for name in ["from", "to", "into"] {
-        tree::delete(&root, Path::new(name)).expect("delete");
+        tree::delete(&root, Path::new(name), &|| false).expect("delete");
     }
     assert!(root.entries().expect("entries").is_empty());
 }
@@ -109,8 +111,8 @@ fn a_tree_that_changes_while_it_is_copied_leads_nowhere() {
                 let astray = path.ends_with(b"secret") || (entry.kind == 'f' && entry.size == 6);
                 assert!(!astray, "round {round}: {}", path.escape_ascii());
             }
-            tree::delete(&open(&lab.path()), Path::new("to")).expect("delete");
-            tree::usage(&open(&from)).expect("usage");
+            tree::delete(&open(&lab.path()), Path::new("to"), &|| false).expect("delete");
+            tree::usage(&open(&from), &|| false).expect("usage");
         }
         done.store(true, Ordering::Relaxed);
     });
@@ -139,7 +141,8 @@ fn flags_do_not_stop_a_delete_and_mounts_do() {
         let (victim, place) = (lab.dir("victim"), lab.dir("doomed/many/mounted"));
         fs::write(victim.join("precious"), b"x").expect("write");
         rustix::mount::mount_bind(&victim, &place).expect("bind");
-        let error = tree::delete(&open(&lab.path()), Path::new("doomed")).expect_err("mount");
+        let error =
+            tree::delete(&open(&lab.path()), Path::new("doomed"), &|| false).expect_err("mount");
         assert!(
             error.to_string().contains("doomed/many/mounted: E"),
             "{error}"
@@ -147,7 +150,7 @@ fn flags_do_not_stop_a_delete_and_mounts_do() {
         assert!(victim.join("precious").exists());
         rustix::mount::unmount(&place, UnmountFlags::NOFOLLOW).expect("umount");
 
-        tree::delete(&open(&lab.path()), Path::new("doomed")).expect("delete");
+        tree::delete(&open(&lab.path()), Path::new("doomed"), &|| false).expect("delete");
         assert!(!doomed.exists());
         assert!(lab.close().is_empty());
     }
@@ -162,7 +165,7 @@ fn a_directory_with_very_many_full_directories_goes_in_one_sweep() {
         fs::create_dir(&dir).expect("mkdir");
         fs::write(dir.join("f"), b"").expect("write");
     }
-    tree::delete(&open(&lab.path()), Path::new("doomed")).expect("delete");
+    tree::delete(&open(&lab.path()), Path::new("doomed"), &|| false).expect("delete");
     assert!(!doomed.exists());
 }
 
@@ -280,7 +283,7 @@ fn a_flattened_stack_shows_what_the_stack_showed() {
         // nothing: such stacks have no truth to compare with.
         if !overlaid(&lab.path(), &layers, None, is_consistent) {
             skipped += 1;
-            tree::delete(&open(&lab.path()), Path::new("round")).expect("delete");
+            tree::delete(&open(&lab.path()), Path::new("round"), &|| false).expect("delete");
             continue;
         }
         let before = shown(&lab.path(), &layers);
@@ -310,7 +313,7 @@ fn a_flattened_stack_shows_what_the_stack_showed() {
             let differences = before.diff(&plain);
             assert!(differences.is_empty(), "seed {seed}: {differences:#?}");
         }
-        tree::delete(&open(&lab.path()), Path::new("round")).expect("delete");
+        tree::delete(&open(&lab.path()), Path::new("round"), &|| false).expect("delete");
         assert!(!base.exists());
     }
     assert!(skipped < ROUNDS / 10, "{skipped} rounds had no truth");
@@ -381,5 +384,157 @@ fn files_that_cannot_be_linked_are_copied() {
     assert_eq!((nlink("fixed"), nlink("plain")), (1, 2));
     rustix::fs::ioctl_setflags(&file, IFlags::empty()).expect("chattr");
     drop(file);
+    assert!(lab.close().is_empty());
+}
+
+/// Access times are content, and the default `relatime` moves those that are as old as the last change.
+#[test]
+fn reading_a_tree_leaves_its_access_times_alone() {
+    for fs in [Fs::Ext4, Fs::XfsReflink, Fs::Btrfs] {
+        let lab = require_lab!(fs);
+        let from = lab.dir("from");
+        trees::odd(&from);
+        let mut paths: Vec<PathBuf> = Snapshot::of(&from)
+            .entries
+            .keys()
+            .map(|path| from.join(OsStr::from_bytes(path)))
+            .collect();
+        // Directories after what is in them.
+        paths.reverse();
+        for path in &paths {
+            trees::times(path, 1_234_567_890, 123_456_789);
+        }
+        let untouched = |when: &str| {
+            for path in &paths {
+                let data = fs::symlink_metadata(path).expect("stat");
+                let atime = (data.atime(), data.atime_nsec());
+                assert_eq!(
+                    atime,
+                    (1_234_567_890, 123_456_789),
+                    "{when}: {}",
+                    path.display()
+                );
+            }
+        };
+        untouched("at the beginning");
+        let dir = open(&from);
+        dir.entries().expect("entries");
+        untouched("reading names");
+        tree::usage(&dir, &|| false).expect("usage");
+        untouched("measuring");
+        tree::copy(&dir, &open(&lab.dir("to")), Method::Reflink, Marks::Keep).expect("copy");
+        untouched("copying");
+        tree::flatten(&[open(&from)], &open(&lab.dir("into")), true).expect("flatten");
+        untouched("merging");
+        drop(dir);
+        assert!(lab.close().is_empty());
+    }
+}
+
+#[test]
+fn who_makes_files_as_fast_as_they_are_deleted_does_not_hold_a_delete_up() {
+    const PATIENCE: Duration = Duration::from_secs(2);
+    for fs in [Fs::Ext4, Fs::XfsReflink, Fs::Btrfs, Fs::Tmpfs] {
+        let lab = require_lab!(fs);
+        let held = open(&lab.dir("doomed"));
+        let done = AtomicBool::new(false);
+        std::thread::scope(|scope| {
+            for thread in 0..2 {
+                let (held, done) = (&held, &done);
+                scope.spawn(move || {
+                    for number in 0_u64.. {
+                        if done.load(Ordering::Relaxed) {
+                            break;
+                        }
+                        let _ = held.write_new(format!("{thread}-{number}"), b"");
+                    }
+                });
+            }
+            std::thread::sleep(Duration::from_millis(100));
+            let began = Instant::now();
+            let stop = || began.elapsed() > PATIENCE;
+            let result = tree::delete(&open(&lab.path()), Path::new("doomed"), &stop);
+            let took = began.elapsed();
+            done.store(true, Ordering::Relaxed);
+            let error = result.expect_err("it is never empty");
+            assert!(took < 2 * PATIENCE, "{}: {took:?}", fs.name());
+            let expected = match &error {
+                Error::System(error) => error.is(Errno::ENOTEMPTY),
+                error => matches!(error, Error::Stopped),
+            };
+            assert!(expected, "{}: {error}", fs.name());
+        });
+        drop(held);
+        tree::delete(&open(&lab.path()), Path::new("doomed"), &|| false).expect("delete");
+        assert!(lab.close().is_empty());
+    }
+}
+
+#[test]
+fn what_does_not_fit_leaves_no_torn_file() {
+    let lab = Lab::try_sized(Fs::Tmpfs, 1 << 20);
+    let Ok(lab) = lab else {
+        common::skip("needs root");
+        return;
+    };
+    let dir = open(&lab.path());
+    dir.write_new("old", b"old").expect("write");
+    let much = vec![1; 2 << 20];
+    for error in [dir.write_new("new", &much), dir.replace("old", &much)] {
+        assert!(error.expect_err("no room").is_full());
+    }
+    assert_eq!(dir.entries().expect("entries").len(), 1);
+    assert_eq!(dir.read("old", 3).expect("read"), b"old");
+    assert!(
+        dir.reserve("reserve", 2 << 20)
+            .expect_err("no room")
+            .is_full()
+    );
+    assert_eq!(dir.entries().expect("entries").len(), 1);
+}
+
+/// More names than are held at a time, with links between the pieces and deletions in the middle of them.
+#[test]
+fn what_is_read_in_pieces_is_whole() {
+    const NAMES: u64 = 10_000;
+    let lab = require_lab!(Fs::Ext4);
+    let (lower, upper) = (lab.dir("lower"), lab.dir("upper"));
+    for number in 0..NAMES {
+        let path = lower.join(format!("{number}"));
+        if number % 2 == 0 {
+            fs::write(&path, number.to_le_bytes()).expect("write");
+        } else {
+            fs::hard_link(lower.join(format!("{}", number - 1)), &path).expect("link");
+        }
+        let above = upper.join(format!("{number}"));
+        match number % 5 {
+            0 => {
+                let device = FileType::CharacterDevice;
+                rustix::fs::mknodat(CWD, &above, device, Mode::empty(), 0).expect("mknod");
+            }
+            1 => fs::create_dir(&above).expect("mkdir"),
+            _ => {}
+        }
+    }
+    let before = Snapshot::of(&lower);
+    let never = || false;
+    let usage = tree::usage(&open(&lower), &never).expect("usage");
+    assert_eq!((usage.files, usage.directories), (NAMES, 1));
+    assert!(usage.bytes < (NAMES / 2) * 4096 + (1 << 20), "{usage:?}");
+    let to = lab.dir("to");
+    tree::copy(&open(&lower), &open(&to), Method::Bytes, Marks::Refuse).expect("copy");
+    assert_same(&before, &Snapshot::of(&to));
+    let into = lab.dir("into");
+    tree::flatten(&[open(&upper), open(&lower)], &open(&into), true).expect("flatten");
+    let merged = Snapshot::of(&into.join("fs"));
+    assert_eq!(merged.len() as u64, NAMES / 5 * 4);
+    for number in 0..NAMES {
+        let kind = merged.get(number.to_string()).map(|entry| entry.kind);
+        let expected = [None, Some('d'), Some('f'), Some('f'), Some('f')];
+        let index = usize::try_from(number % 5).expect("small");
+        assert_eq!(kind, expected[index], "{number}");
+    }
+    let (dir, name) = (open(&lab.path()), Path::new("into"));
+    tree::delete(&dir, name, &never).expect("delete");
     assert!(lab.close().is_empty());
 }

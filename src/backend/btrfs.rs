@@ -15,7 +15,7 @@ use std::path::Path;
 
 use crate::backend::plain::{self, Place, has_file, open_if_there};
 use crate::backend::tree;
-use crate::backend::{Backend, BackendKind, Error, Freeze, Limit, Result, Start, Usage};
+use crate::backend::{Backend, BackendKind, Error, Freeze, Limit, Result, Start, Stop, Usage};
 use crate::model::layout::{FS, LAYER_JSON, LAYERS};
 use crate::model::{LayerId, VolumeId};
 use crate::sys::{Dir, Errno, FileKind, MountEntry, QuotaGroup, Quotas, Space};
@@ -240,11 +240,11 @@ impl Backend for Btrfs {
 
     /// Files and directories by a walk. The bytes are what the subvolume has written itself where the filesystem counts
     /// that (as of its last write-back), and else all that is seen, shared or not.
-    fn usage(&self, dir: &Dir) -> Result<Usage> {
+    fn usage(&self, dir: &Dir, stop: Stop<'_>) -> Result<Usage> {
         let Some(fs) = open_if_there(dir, FS)? else {
             return Ok(Usage::default());
         };
-        let mut usage = tree::usage(&fs)?;
+        let mut usage = tree::usage(&fs, stop)?;
         // A layer's bytes were charged to the volume that wrote them, which is gone: what the walk found, parents' bytes
         // included, is too much, and too much makes eviction stop early and look again.
         if self.no_quota.is_none() && !dir.has(LAYER_JSON)? {
@@ -256,10 +256,10 @@ impl Backend for Btrfs {
         Ok(usage)
     }
 
-    fn delete(&self, trash: &Dir, name: &Path) -> Result<()> {
+    fn delete(&self, trash: &Dir, name: &Path, stop: Stop<'_>) -> Result<()> {
         let stat = trash.stat_if_there(name)?;
         if stat.is_none_or(|stat| FileKind::of_mode(stat.st_mode) != FileKind::Directory) {
-            return tree::delete(trash, name);
+            return tree::delete(trash, name, stop);
         }
         let dir = trash.open_beneath(name)?;
         if dir.is_subvolume()? {
@@ -273,6 +273,6 @@ impl Backend for Btrfs {
                 }
             }
         }
-        tree::delete(trash, name)
+        tree::delete(trash, name, stop)
     }
 }

@@ -12,7 +12,7 @@ use std::path::Path;
 
 use crate::backend::plain::{self, Place, has_file, open_if_there};
 use crate::backend::tree::{self, Marks, Method};
-use crate::backend::{Backend, BackendKind, Error, Freeze, Limit, Result, Start, Usage};
+use crate::backend::{Backend, BackendKind, Error, Freeze, Limit, Result, Start, Stop, Usage};
 use crate::model::layout::{FS, LAYERS};
 use crate::model::{LayerId, VolumeId};
 use crate::sys::{Dir, MountEntry};
@@ -100,7 +100,7 @@ impl Backend for Copy {
         }
         let fs = volume.open_beneath(FS)?;
         // What an interrupted seal has left.
-        tree::delete(layer, Path::new(FS_NEW))?;
+        tree::delete(layer, Path::new(FS_NEW), &|| false)?;
         layer.create_dir(FS_NEW, 0o700)?;
         let new = layer.open_beneath(FS_NEW)?;
         let result = tree::copy(&fs, &new, Method::Reflink, Marks::Refuse).and_then(|_| {
@@ -113,7 +113,7 @@ impl Backend for Copy {
         });
         if let Err(error) = result {
             // The first error is the one to tell; what stays is removed by the next attempt, or with the layer.
-            let _ = tree::delete(layer, Path::new(FS_NEW));
+            let _ = tree::delete(layer, Path::new(FS_NEW), &|| false);
             return Err(error);
         }
         Ok(layer.rename(FS_NEW, layer, FS)?)
@@ -130,14 +130,14 @@ impl Backend for Copy {
         })
     }
 
-    fn usage(&self, dir: &Dir) -> Result<Usage> {
+    fn usage(&self, dir: &Dir, stop: Stop<'_>) -> Result<Usage> {
         match open_if_there(dir, FS)? {
-            Some(fs) => tree::usage(&fs),
+            Some(fs) => tree::usage(&fs, stop),
             None => Ok(Usage::default()),
         }
     }
 
-    fn delete(&self, trash: &Dir, name: &Path) -> Result<()> {
-        tree::delete(trash, name)
+    fn delete(&self, trash: &Dir, name: &Path, stop: Stop<'_>) -> Result<()> {
+        tree::delete(trash, name, stop)
     }
 }

@@ -26,6 +26,7 @@ pub use self::btrfs::Btrfs;
 pub use self::copy::Copy;
 pub use self::overlay::{MountApi, Overlay};
 pub use self::probe::{Attempt, Chosen, Facts, choose};
+pub use self::tree::Stop;
 use crate::model::{LayerId, VolumeId, VolumeKind, VolumeRecord};
 pub use crate::model::{RootAttributes, Usage};
 use crate::sys::{self, Dir};
@@ -66,6 +67,9 @@ pub enum Error {
         /// What is missing.
         why: String,
     },
+    /// It was told to stop. What is done by then is done, and a repetition goes on from there.
+    #[error("it was stopped before it was done")]
+    Stopped,
     /// The content cannot become a layer: the path within the volume, and the reason.
     #[error("the content cannot be sealed: {path}: {why}")]
     Refused {
@@ -184,9 +188,12 @@ pub trait Backend: fmt::Debug + Send + Sync + 'static {
 
     /// What a volume's private content, or a layer's, costs. Walks it: never on the path of an RPC, except where
     /// the filesystem itself counts.
-    fn usage(&self, dir: &Dir) -> Result<Usage>;
+    fn usage(&self, dir: &Dir, stop: Stop<'_>) -> Result<Usage>;
 
     /// Deletes the directory `name` of `trash` with all that a volume or layer of this backend can hold: no symlink is
     /// followed, no mount point crossed (EXDEV or EBUSY then), immutable flags are cleared, subvolumes are destroyed.
-    fn delete(&self, trash: &Dir, name: &std::path::Path) -> Result<()>;
+    ///
+    /// A process that still has a directory of it open can make things in it faster than they are deleted: then it is
+    /// ENOTEMPTY, or [`Error::Stopped`] once `stop` says so, and to be repeated later.
+    fn delete(&self, trash: &Dir, name: &std::path::Path, stop: Stop<'_>) -> Result<()>;
 }

@@ -145,7 +145,9 @@ impl<T> Doing<T> for backend::Result<T> {
                 what: what.to_owned(),
                 why,
             },
-            source @ backend::Error::Refused { .. } => Error::Backend { doing, source },
+            source @ (backend::Error::Refused { .. } | backend::Error::Stopped) => {
+                Error::Backend { doing, source }
+            }
         })
     }
 }

@@ -172,7 +172,12 @@ fn measure_volume(inner: &Inner, volume: &VolumeId) {
         .volumes
         .open_beneath(volume)
         .doing("open the volume's directory")
-        .and_then(|dir| inner.backend.usage(&dir).doing("measure the volume"));
+        .and_then(|dir| {
+            inner
+                .backend
+                .usage(&dir, &inner.patience())
+                .doing("measure the volume")
+        });
     if let Err(error) = &usage {
         tracing::debug!(volume.id = %volume, %error, "could not be measured");
     }

@@ -35,7 +35,7 @@ mod unpublish;
 use std::path::{Path, PathBuf};
 use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, Ordering};
-use std::time::Duration;
+use std::time::{Duration, Instant};
 
 use parking_lot::Mutex;
 use tokio::sync::{Notify, mpsc};
@@ -153,6 +153,14 @@ impl Inner {
         let key = LayerId::from_bits(self.random());
         from.rename(name, &self.dirs.trash, key.to_string())?;
         Ok(key)
+    }
+
+    /// How long a chore may take whose length somebody else decides, who may be hostile: until the engine stops, or others have
+    /// waited for the thread long enough. It is repeated later.
+    fn patience(&self) -> impl Fn() -> bool + '_ {
+        const SHARE: Duration = Duration::from_secs(10);
+        let began = Instant::now();
+        move || self.stop.is_cancelled() || began.elapsed() > SHARE
     }
 
     /// Makes garbage collection run soon; `full`: because a call found no room.

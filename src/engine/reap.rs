@@ -13,7 +13,7 @@ use super::Inner;
 use super::crash::{Point, point};
 use super::error::{Doing, Error, Result};
 use super::types::Reaped;
-use crate::backend::Usage;
+use crate::backend::{self, Usage};
 use crate::model::{
     Artifact, ArtifactId, Candidate, LayerId, LayerRecord, Name, evict, flatten_plan, garbage,
     layout,
@@ -350,7 +350,7 @@ fn delete(inner: &Inner, name: &Path) -> Result<bool> {
     }
     inner
         .backend
-        .delete(trash, name)
+        .delete(trash, name, &inner.patience())
         .doing("delete what is in the trash")?;
     Ok(true)
 }
@@ -379,7 +379,11 @@ fn measure_layers(inner: &Inner) -> Result<usize> {
             .layers
             .open_beneath(layer.to_string())
             .doing("open a layer")?;
-        let usage = inner.backend.usage(&dir).doing("measure a layer")?;
+        let stop = || inner.stop.is_cancelled();
+        let usage = match inner.backend.usage(&dir, &stop) {
+            Err(backend::Error::Stopped) => break,
+            usage => usage.doing("measure a layer")?,
+        };
         inner.state.lock().usage.insert(layer, usage);
         changes.push(Change::PutLayer(layer, usage));
     }
@@ -497,7 +501,7 @@ fn merge(inner: &Inner, artifact: &Artifact, count: usize) -> Result<()> {
         .doing("open a merged layer")?;
     let usage = inner
         .backend
-        .usage(&usage)
+        .usage(&usage, &|| false)
         .doing("measure a merged layer")?;
     let indexed = inner
         .dirs

@@ -396,7 +396,11 @@ async fn discard(inner: &Arc<Inner>, key: LayerId) -> Result<()> {
     let job = move || {
         engine
             .backend
-            .delete(&engine.dirs.trash, key.to_string().as_ref())
+            .delete(
+                &engine.dirs.trash,
+                key.to_string().as_ref(),
+                &engine.patience(),
+            )
             .or_else(|error| match error {
                 backend::Error::System(error) if error.is(Errno::ENOENT) => Ok(()),
                 error => Err(error),

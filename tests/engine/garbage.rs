@@ -3,9 +3,12 @@
 use std::collections::BTreeMap;
 use std::fs;
 use std::path::Path;
+use std::sync::atomic::{AtomicBool, Ordering};
+use std::time::Duration;
 
 use baggageclaim::engine::Error;
 use baggageclaim::model::{Outcome, Reference};
+use baggageclaim::sys::Dir;
 
 use crate::common::bench::{Bench, Ground, eventually, names};
 use crate::common::{Fs, Lab, Snapshot, assert_same, require_bench, require_lab};
@@ -413,4 +416,35 @@ async fn a_second_engine_on_the_same_pool_is_refused() {
         "{error}"
     );
     bench.finish().await;
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn who_goes_on_filling_a_volume_that_is_to_go_holds_nobody_else_up() {
+    let bench = require_bench!();
+    let (at, _) = bench.publish("pod", "v", &[("type", "scratch")]).await;
+    let held = std::sync::Arc::new(Dir::open(&at).expect("open"));
+    let done = std::sync::Arc::new(AtomicBool::new(false));
+    let makers: Vec<_> = (0..2)
+        .map(|maker| {
+            let (held, done) = (held.clone(), done.clone());
+            std::thread::spawn(move || {
+                for number in 0_u64.. {
+                    if done.load(Ordering::Relaxed) {
+                        break;
+                    }
+                    let _ = held.write_new(format!("{maker}-{number}"), b"");
+                }
+            })
+        })
+        .collect();
+    tokio::time::sleep(Duration::from_millis(100)).await;
+    bench.engine.unpublish("v", &at).await.expect("unpublish");
+    let reaped = tokio::time::timeout(Duration::from_secs(40), bench.engine.reap()).await;
+    let closed = tokio::time::timeout(Duration::from_secs(15), bench.engine.shutdown()).await;
+    done.store(true, Ordering::Relaxed);
+    for maker in makers {
+        maker.join().expect("a maker");
+    }
+    reaped.expect("others have their turn").expect("reap");
+    closed.expect("the engine ends");
 }

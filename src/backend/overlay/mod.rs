@@ -24,7 +24,7 @@ use serde::{Deserialize, Serialize};
 
 use self::assemble::{How, Parts, STRING_LAYERS, assemble};
 use self::view::{Owners, Views};
-use super::{Backend, BackendKind, Error, Freeze, Limit, Result, Start, Usage, tree};
+use super::{Backend, BackendKind, Error, Freeze, Limit, Result, Start, Stop, Usage, tree};
 use crate::model::layout::{EMPTY, FS, LAYERS, TOP, WORK_PREFIX};
 use crate::model::{LayerId, RootAttributes, VolumeId};
 use crate::sys::{self, Dir, Errno, FileKind, FsContext, MountEntry, Room};
@@ -404,16 +404,16 @@ impl Backend for Overlay {
         tree::flatten(&layers, into, bottom)
     }
 
-    fn usage(&self, dir: &Dir) -> Result<Usage> {
+    fn usage(&self, dir: &Dir, stop: Stop<'_>) -> Result<Usage> {
         let content = match open_if_there(dir, TOP)? {
             Some(top) => top,
             None => dir.open_beneath(FS)?,
         };
-        tree::usage(&content)
+        tree::usage(&content, stop)
     }
 
-    fn delete(&self, trash: &Dir, name: &Path) -> Result<()> {
-        tree::delete(trash, name)
+    fn delete(&self, trash: &Dir, name: &Path, stop: Stop<'_>) -> Result<()> {
+        tree::delete(trash, name, stop)
     }
 }
 

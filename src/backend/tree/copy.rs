@@ -1,16 +1,21 @@
 //! Copying a tree with everything that is content: bytes and holes, names, modes, owners, times, attributes, ACLs,
 //! capabilities, which names are one file, links, FIFOs, sockets and devices. Not content: ctime, inode numbers, and
 //! `chattr` flags (the copy must stay removable).
+//!
+//! Memory is bounded whatever the tree is like: names are read in pieces ([`Names`]), and which names are one file is kept in
+//! the copy itself ([`Links`]). What is read keeps its access times.
 
-use std::collections::HashMap;
 use std::ffi::{OsStr, OsString};
+use std::path::Path;
 
-use rustix::fs::{OFlags, Stat, Timespec, Timestamps};
+use rustix::fs::{OFlags, Stat, Timespec, Timestamps, UTIME_OMIT};
 
 use crate::backend::{Error, Result};
 use crate::sys::{self, Dir, Entry, Errno, FileKind, Node, Xattrs};
 
+use super::delete;
 use super::marks::{Mark, is_whiteout};
+use super::names::Names;
 use super::spine::Spine;
 
 /// How the bytes of files were, or are to be, copied.
@@ -48,7 +53,8 @@ pub struct Copied {
 ///
 /// With [`Method::Reflink`] the first file decides: if the filesystem has no reflinks, bytes are copied from then on; once
 /// one reflink has worked, a later one that fails is an error, except where it is that file's own fault. Somebody may be
-/// changing `from`: what has vanished is left out, and nothing outside it is ever read. On an error `to` holds a part.
+/// changing `from`: what has vanished is left out, what comes up twice is copied once, and nothing outside it is ever read.
+/// On an error `to` holds a part.
 pub fn copy(from: &Dir, to: &Dir, method: Method, marks: Marks) -> Result<Copied> {
     let mut job = Copier {
         from: Spine::new(from)?,
@@ -139,7 +145,7 @@ fn copy_xattrs(from: &impl Xattrs, to: &impl Xattrs, marks: Marks) -> Result<()>
 
 /// One directory on the way: what is still to be copied of it, and how it looked when it was entered.
 struct Level {
-    left: Vec<Entry>,
+    names: Names,
     stat: Stat,
 }
 
@@ -155,9 +161,15 @@ impl Copier {
     fn run(&mut self) -> Result<()> {
         let mut levels = vec![self.enter()?];
         while let Some(level) = levels.last_mut() {
-            if let Some(entry) = level.left.pop() {
-                if self.entry(&entry)? {
-                    levels.push(self.enter()?);
+            let next = level.names.next(self.from.here(), self.from.depth())?;
+            if let Some(entry) = next {
+                match self.entry(&entry) {
+                    Ok(false) => {}
+                    Ok(true) => levels.push(self.enter()?),
+                    // A name that was removed and made again while its directory was read.
+                    Err(Error::System(error))
+                        if error.is(Errno::EEXIST) && entry.name != self.links.name => {}
+                    Err(error) => return Err(error),
                 }
                 continue;
             }
@@ -174,12 +186,10 @@ impl Copier {
 
     fn enter(&mut self) -> Result<Level> {
         self.copied.directories += 1;
-        let here = self.from.here();
-        let stat = here.stat_self()?;
-        let mut left = here.entries()?;
-        // Backwards, since they are taken from the end: files get their inodes in the order they had.
-        left.reverse();
-        Ok(Level { left, stat })
+        Ok(Level {
+            names: Names::new(),
+            stat: self.from.here().stat_self()?,
+        })
     }
 
     /// Copies one name; tells whether it is a directory that was now entered.
@@ -267,7 +277,10 @@ impl Files {
     pub(super) fn copy(&mut self, node: &Node, stat: &Stat, to: &Dir, name: &OsStr) -> Result<()> {
         match FileKind::of_mode(stat.st_mode) {
             FileKind::File => self.content(node, stat, to, name)?,
-            FileKind::Symlink => to.symlink(node.read_link()?, name)?,
+            FileKind::Symlink => {
+                to.symlink(node.read_link()?, name)?;
+                restore_access_time(node, stat);
+            }
             _ => to.make_node(name, stat.st_mode, stat.st_rdev)?,
         }
         let copy = to.node(name)?;
@@ -282,8 +295,11 @@ impl Files {
             return Ok(());
         }
         // Without touching its access time, which is content.
-        let flags = OFlags::RDONLY | OFlags::NOATIME | OFlags::NONBLOCK | OFlags::NOCTTY;
-        let from = node.open(flags)?;
+        let flags = OFlags::RDONLY | OFlags::NONBLOCK | OFlags::NOCTTY;
+        let from = match node.open(flags | OFlags::NOATIME) {
+            Err(error) if error.is(Errno::EPERM) => node.open(flags)?,
+            from => from?,
+        };
         if self.method == Method::Reflink {
             match sys::clone_file(&from, &to) {
                 Ok(()) => {
@@ -306,6 +322,19 @@ impl Files {
     }
 }
 
+/// Puts the access time of a symlink back, which reading it may have moved: there is no `O_NOATIME` for readlink(2).
+fn restore_access_time(link: &Node, before: &Stat) {
+    let moved = |after: Stat| {
+        (after.st_atime, after.st_atime_nsec) != (before.st_atime, before.st_atime_nsec)
+    };
+    if link.stat().is_ok_and(moved) {
+        let mut times = times_of(before);
+        times.last_modification.tv_nsec = UTIME_OMIT;
+        // A copy does not fail for this.
+        let _ = link.set_times(&times);
+    }
+}
+
 /// Owner, attributes, mode: in this order, since a change of owner takes set-id bits and capabilities away, and an ACL
 /// changes the mode.
 fn copy_attributes(from: &Node, to: &Node, stat: &Stat, marks: Marks) -> Result<()> {
@@ -317,19 +346,13 @@ fn copy_attributes(from: &Node, to: &Node, stat: &Stat, marks: Marks) -> Result<
     Ok(())
 }
 
-/// Files with several names: each is kept under a number in a directory of the copy's root until all its names were met,
-/// so that the next name can be a link however far away it is. An open descriptor for each would be too many.
+/// Files with several names: each is kept under its old inode's number in a directory of the copy's root until all its names
+/// were met, so that the next name can be a link however far away it is, and however many there are. (An open descriptor for
+/// each, or a table of them, would be too much.)
 struct Links {
     root: Dir,
     name: OsString,
     dir: Option<Dir>,
-    seen: HashMap<(u64, u64), Seen>,
-    next: u64,
-}
-
-struct Seen {
-    number: u64,
-    missing: u64,
 }
 
 impl Links {
@@ -343,39 +366,37 @@ impl Links {
             root: to.try_clone()?,
             name,
             dir: None,
-            seen: HashMap::new(),
-            next: 0,
         })
     }
 
     /// Links the name to the copy that was made under another name; tells whether there was one.
+    #[allow(
+        clippy::useless_conversion,
+        reason = "st_nlink's type differs between architectures"
+    )]
     fn again(&mut self, stat: &Stat, to: &Dir, entry: &Entry) -> Result<bool> {
-        let key = (stat.st_dev, stat.st_ino);
-        let (Some(seen), Some(dir)) = (self.seen.get_mut(&key), &self.dir) else {
+        let Some(dir) = &self.dir else {
             return Ok(false);
         };
-        let number = seen.number.to_string();
-        match dir.link(&number, to, &entry.name) {
+        let kept = kept(stat);
+        match dir.link(&kept, to, &entry.name) {
             Ok(()) => {}
+            Err(error) if error.is(Errno::ENOENT) => return Ok(false),
             // As many names as the filesystem allows (65,000 on ext4, of which one is ours): begin a second copy.
             Err(error) if error.is(Errno::EMLINK) => {
-                self.forget(key)?;
+                dir.remove_file(&kept)?;
                 return Ok(false);
             }
             Err(error) => return Err(error.into()),
         }
-        seen.missing -= 1;
-        if seen.missing == 0 {
-            self.forget(key)?;
+        // One name more than the file had: ours.
+        if u64::from(dir.stat(&kept)?.st_nlink) > u64::from(stat.st_nlink) {
+            dir.remove_file(&kept)?;
         }
         Ok(true)
     }
 
     /// Keeps the first copy of a file with several names.
-    #[allow(
-        clippy::useless_conversion,
-        reason = "st_nlink's type differs between architectures"
-    )]
     fn first(&mut self, stat: &Stat, to: &Dir, entry: &Entry) -> Result<()> {
         let dir = if let Some(dir) = self.dir.take() {
             dir
@@ -384,37 +405,21 @@ impl Links {
             self.root.open_beneath(&self.name)?
         };
         let dir = self.dir.insert(dir);
-        to.link(&entry.name, dir, self.next.to_string())?;
-        let missing = u64::from(stat.st_nlink) - 1;
-        self.seen.insert(
-            (stat.st_dev, stat.st_ino),
-            Seen {
-                number: self.next,
-                missing,
-            },
-        );
-        self.next += 1;
-        Ok(())
-    }
-
-    fn forget(&mut self, key: (u64, u64)) -> Result<()> {
-        if let (Some(seen), Some(dir)) = (self.seen.remove(&key), &self.dir) {
-            dir.remove_file(seen.number.to_string())?;
-        }
-        Ok(())
+        Ok(to.link(&entry.name, dir, kept(stat))?)
     }
 
     /// Takes the directory away, with what is left in it: files of which some names were outside the tree.
     fn finish(&mut self) -> Result<()> {
-        let keys: Vec<_> = self.seen.keys().copied().collect();
-        for key in keys {
-            self.forget(key)?;
-        }
         if self.dir.take().is_some() {
-            self.root.remove_dir(&self.name)?;
+            delete(&self.root, Path::new(&self.name), &|| false)?;
         }
         Ok(())
     }
+}
+
+/// By what name a file is kept. A subvolume of btrfs has a device number of its own.
+fn kept(stat: &Stat) -> String {
+    format!("{}-{}", stat.st_dev, stat.st_ino)
 }
 
 #[cfg(test)]

@@ -7,32 +7,35 @@ use std::mem::MaybeUninit;
 use std::os::unix::ffi::OsStrExt;
 use std::path::Path;
 
-use rustix::fs::{OFlags, RawDir};
+use rustix::fs::RawDir;
 
-use crate::backend::Result;
+use crate::backend::{Error, Result};
 use crate::sys::{self, Dir, Errno, FileKind};
 
-use super::Spine;
+use super::names::share;
+use super::{Spine, Stop};
 
-/// How often a tree is begun anew because somebody who still has a directory of it open moves things in it. Every
-/// round removes what stands still, so only who never stops moving can outlast them.
-const ROUNDS: usize = 64;
-/// How many names of directories that are not empty are remembered at a time, shared by all levels: reading a directory
-/// anew after each would be quadratic (ext4 keeps the emptied blocks), remembering all would cost memory without bound.
-const FULL_NAMES: usize = 1 << 16;
-/// And of one level.
-const FULL_NAMES_PER_LEVEL: usize = 4096;
+/// How often a tree is begun anew because somebody who still has a directory of it open makes or moves things in it. Every
+/// round removes what stands still, so only who never stops can outlast them.
+const ROUNDS: usize = 4;
+/// How often one directory is read from end to end before it is believed that it will never be empty. Unlinking while
+/// reading may make a filesystem skip names (readdir(3) promises nothing), so once is not enough.
+const PASSES: usize = 3;
 
 /// Deletes `name` in `trash` with everything below it; Ok when there is nothing of that name.
 ///
 /// No symlink is followed. A mount point in the tree is an error that names it (EXDEV for a directory, EBUSY for a file),
 /// and what stands beside it may be gone already. Immutable and append-only flags are cleared where they are in the way.
 /// Names are read in pieces, so a directory with a million of them costs no memory; nothing recurses, so depth does not matter.
-pub fn delete(trash: &Dir, name: &Path) -> Result<()> {
+///
+/// Somebody may have a directory of the tree open, and make things in it as fast as they are deleted. That ends with ENOTEMPTY
+/// after some passes, or with [`Error::Stopped`] when `stop` says so: there are filesystems (btrfs before Linux 6.5) on which
+/// one pass over such a directory never ends. What is deleted by then is gone; a repetition goes on.
+pub fn delete(trash: &Dir, name: &Path, stop: Stop<'_>) -> Result<()> {
     for round in 1.. {
-        match delete_once(trash, name) {
-            Err(error) if round < ROUNDS && moved(error.errno()) => {}
-            result => return Ok(result?),
+        match delete_once(trash, name, stop) {
+            Err(Error::System(error)) if round < ROUNDS && moved(error.errno()) => {}
+            result => return result,
         }
     }
     Ok(())
@@ -46,34 +49,49 @@ fn moved(errno: Errno) -> bool {
     )
 }
 
-fn delete_once(trash: &Dir, name: &Path) -> sys::Result<()> {
+/// A directory on the way down.
+#[derive(Default)]
+struct Level {
+    /// Directories found in it that are not empty: they come first.
+    full: Vec<OsString>,
+    /// How often it was read to its end.
+    passes: usize,
+}
+
+fn delete_once(trash: &Dir, name: &Path, stop: Stop<'_>) -> Result<()> {
     let Some(stat) = trash.stat_if_there(name)? else {
         return Ok(());
     };
     if FileKind::of_mode(stat.st_mode) != FileKind::Directory {
-        return remove(trash, name, false);
+        return Ok(remove(trash, name, false)?);
     }
     let mut spine = Spine::new(trash)?;
     spine.descend(name)?;
     let mut buffer = vec![MaybeUninit::uninit(); 64 * 1024];
-    // For each level the directories found there that were not empty.
-    let mut full: Vec<Vec<OsString>> = vec![Vec::new()];
-    while let Some(below) = full.last_mut() {
-        if let Some(name) = below.pop() {
+    let mut levels = vec![Level::default()];
+    while let Some(level) = levels.last_mut() {
+        if stop() {
+            return Err(Error::Stopped);
+        }
+        if let Some(name) = level.full.pop() {
             match spine.descend(&name) {
-                Ok(()) => full.push(Vec::new()),
+                Ok(()) => levels.push(Level::default()),
                 Err(error) if error.is(Errno::ENOENT) => {}
-                Err(error) => return Err(error),
+                Err(error) => return Err(error.into()),
             }
             continue;
         }
-        let wanted = (FULL_NAMES / full.len()).clamp(1, FULL_NAMES_PER_LEVEL);
-        let found = clear(spine.here(), wanted, &mut buffer)?;
-        if let (Some(below), false) = (full.last_mut(), found.is_empty()) {
-            *below = found;
-            continue;
+        if level.passes < PASSES {
+            // Reading a directory anew for each of its full ones would be quadratic (ext4 keeps the emptied blocks),
+            // remembering all of them would cost memory without bound.
+            let pass = clear(spine.here(), share(spine.depth()), &mut buffer, stop)?;
+            level.passes += usize::from(pass.to_the_end);
+            if pass.found_any {
+                level.full = pass.full;
+                continue;
+            }
         }
-        full.pop();
+        levels.pop();
         if let Some((name, _)) = spine.ascend()? {
             remove(spine.here(), Path::new(&name), true)?;
         }
@@ -81,50 +99,61 @@ fn delete_once(trash: &Dir, name: &Path) -> sys::Result<()> {
     Ok(())
 }
 
-/// Removes what is no directory, and directories that are empty; returns up to `wanted` that are not. None: it is empty.
-fn clear(dir: &Dir, wanted: usize, buffer: &mut [MaybeUninit<u8>]) -> sys::Result<Vec<OsString>> {
-    // Unlinking while reading may make a filesystem skip names (readdir(3) promises nothing): read until a pass finds none.
-    loop {
-        let fd = dir.open_file_beneath(".", OFlags::RDONLY | OFlags::DIRECTORY, 0)?;
-        let mut reader = RawDir::new(fd, buffer);
-        let (mut any, mut full) = (false, Vec::new());
-        while let Some(entry) = reader.next() {
-            let entry = match entry {
-                Ok(entry) => entry,
-                // The directory itself was removed while we read it.
-                Err(rustix::io::Errno::NOENT) => break,
-                Err(errno) => return Err(dir.error("getdents64", "", errno)),
-            };
-            let name = OsStr::from_bytes(entry.file_name().to_bytes());
-            if name == "." || name == ".." {
-                continue;
-            }
-            any = true;
-            let is_directory = match entry.file_type() {
-                rustix::fs::FileType::Directory => true,
-                rustix::fs::FileType::Unknown => dir
-                    .stat_if_there(name)?
-                    .is_some_and(|stat| FileKind::of_mode(stat.st_mode) == FileKind::Directory),
-                _ => false,
-            };
-            match remove(dir, Path::new(name), is_directory) {
-                Ok(()) => {}
-                // EEXIST is the other errno that rmdir(2) allows for a directory that is not empty.
-                Err(error)
-                    if is_directory && (error.is(Errno::ENOTEMPTY) || error.is(Errno::EEXIST)) =>
-                {
-                    full.push(name.to_owned());
-                    if full.len() == wanted {
-                        return Ok(full);
-                    }
-                }
-                Err(error) => return Err(error),
-            }
+/// What was seen when a directory was read once.
+struct Pass {
+    found_any: bool,
+    to_the_end: bool,
+    /// Directories that are not empty.
+    full: Vec<OsString>,
+}
+
+/// Reads a directory and removes what is no directory, and directories that are empty; ends early when it has found `wanted`
+/// that are not.
+fn clear(dir: &Dir, wanted: usize, buffer: &mut [MaybeUninit<u8>], stop: Stop<'_>) -> Result<Pass> {
+    let mut reader = RawDir::new(dir.reader()?, buffer);
+    let mut pass = Pass {
+        found_any: false,
+        to_the_end: false,
+        full: Vec::new(),
+    };
+    while let Some(entry) = reader.next() {
+        if stop() {
+            return Err(Error::Stopped);
         }
-        if !full.is_empty() || !any {
-            return Ok(full);
+        let entry = match entry {
+            Ok(entry) => entry,
+            // The directory itself was removed while we read it.
+            Err(rustix::io::Errno::NOENT) => break,
+            Err(errno) => return Err(dir.error("getdents64", "", errno).into()),
+        };
+        let name = OsStr::from_bytes(entry.file_name().to_bytes());
+        if name == "." || name == ".." {
+            continue;
+        }
+        pass.found_any = true;
+        let is_directory = match entry.file_type() {
+            rustix::fs::FileType::Directory => true,
+            rustix::fs::FileType::Unknown => dir
+                .stat_if_there(name)?
+                .is_some_and(|stat| FileKind::of_mode(stat.st_mode) == FileKind::Directory),
+            _ => false,
+        };
+        match remove(dir, Path::new(name), is_directory) {
+            Ok(()) => {}
+            // EEXIST is the other errno that rmdir(2) allows for a directory that is not empty.
+            Err(error)
+                if is_directory && (error.is(Errno::ENOTEMPTY) || error.is(Errno::EEXIST)) =>
+            {
+                pass.full.push(name.to_owned());
+                if pass.full.len() == wanted {
+                    return Ok(pass);
+                }
+            }
+            Err(error) => return Err(error.into()),
         }
     }
+    pass.to_the_end = true;
+    Ok(pass)
 }
 
 /// Removes one name, clearing the flags that forbid it: its own, and those of the directory it is in.
@@ -182,11 +211,11 @@ mod tests {
                 .expect("symlink");
             spine.descend("b").expect("descend");
         }
-        delete(&root, Path::new("doomed")).expect("delete");
+        delete(&root, Path::new("doomed"), &|| false).expect("delete");
         assert!(!root.has("doomed").expect("stat"));
         assert!(root.has("precious").expect("stat"));
-        delete(&root, Path::new("doomed")).expect("twice is once");
-        delete(&root, Path::new("precious")).expect("a file too");
+        delete(&root, Path::new("doomed"), &|| false).expect("twice is once");
+        delete(&root, Path::new("precious"), &|| false).expect("a file too");
         assert!(!root.has("precious").expect("stat"));
     }
 }

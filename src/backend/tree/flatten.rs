@@ -3,17 +3,20 @@
 //! The rules are those by which overlayfs itself looks names up (Documentation/filesystems/overlayfs.rst, "Upper and
 //! Lower", "whiteouts and opaque directories"): the newest layer that has a name decides; a directory is merged with the
 //! directories of that name below it, down to the first that is opaque or until something of that name is no directory.
+//!
+//! A name that a newer layer has is one that the result has already, so the layers are read one after the other, and what is
+//! remembered does not grow with them: names are read in pieces ([`Names`]). Only for that, every deletion is made in the
+//! result too; where there is nothing below that it could hide, it is taken out again in the end.
 
-use std::collections::BTreeMap;
-use std::collections::btree_map::IntoIter;
-use std::ffi::{OsStr, OsString};
+use std::ffi::OsStr;
 
 use crate::backend::Result;
 use crate::model::layout;
-use crate::sys::{Dir, Entry, Errno, FileKind, Xattrs};
+use crate::sys::{self, Dir, Entry, Errno, FileKind, Xattrs};
 
 use super::copy::{Files, Marks, Method, copy_root_attributes};
 use super::marks::{OPAQUE, ORIGIN, Opacity, has_whiteout_xattr, is_whiteout};
+use super::names::{Names, share};
 use super::spine::Spine;
 
 /// Merges `layers` (their content, newest first, at least one) into a new directory `fs` of `into`.
@@ -32,8 +35,8 @@ pub fn flatten(layers: &[Dir], into: &Dir, bottom: bool) -> Result<()> {
     let all = (0..layers.len()).collect();
     let mut levels = vec![job.enter(all, false, !bottom)?];
     while let Some(level) = levels.last_mut() {
-        if let Some((name, found)) = level.names.next() {
-            let below = job.name(level, &name, &found)?;
+        if let Some(entry) = job.next(level)? {
+            let below = job.name(level, &entry)?;
             levels.extend(below);
             continue;
         }
@@ -47,21 +50,22 @@ pub fn flatten(layers: &[Dir], into: &Dir, bottom: bool) -> Result<()> {
 /// A directory that is being merged.
 struct Level {
     /// The layers that take part in it, newest first.
-    members: Vec<usize>,
+    members: Vec<Member>,
+    /// Which of them is being read.
+    reading: usize,
+    names: Names,
     /// Whether the result must hide what is below the merged layers.
     opaque: bool,
     /// Whether there may be something below the merged layers for marks in here to hide.
     something_below: bool,
-    /// Whether a deletion was kept.
+    /// Whether the result has deletions.
     has_whiteouts: bool,
-    names: IntoIter<OsString, Vec<Found>>,
 }
 
-/// A name in one layer.
-struct Found {
+/// A layer that has the directory.
+struct Member {
     layer: usize,
-    kind: Option<FileKind>,
-    /// Its directory says that empty files may be whiteouts.
+    /// Empty files in it may be whiteouts.
     xattr_whiteouts: bool,
 }
 
@@ -79,34 +83,47 @@ struct Flattener {
 }
 
 impl Flattener {
-    /// Reads the directory in which the members' walks (and the result's) are.
+    /// Begins with the directory in which the members' walks (and the result's) are.
     fn enter(&mut self, members: Vec<usize>, opaque: bool, something_below: bool) -> Result<Level> {
-        let mut names = BTreeMap::<OsString, Vec<Found>>::new();
-        for &layer in &members {
-            let dir = self.layers[layer].here();
-            let xattr_whiteouts = Opacity::of(dir)? == Opacity::WithXattrWhiteouts;
-            for Entry { name, kind, .. } in dir.entries()? {
-                names.entry(name).or_default().push(Found {
-                    layer,
-                    kind,
-                    xattr_whiteouts,
-                });
-            }
-        }
+        let member = |layer: usize| -> Result<Member> {
+            let opacity = Opacity::of(self.layers[layer].here())?;
+            Ok(Member {
+                layer,
+                xattr_whiteouts: opacity == Opacity::WithXattrWhiteouts,
+            })
+        };
         Ok(Level {
-            members,
+            members: members.into_iter().map(member).collect::<Result<_>>()?,
+            reading: 0,
+            names: Names::new(),
             opaque,
             something_below: something_below && !opaque,
             has_whiteouts: false,
-            names: names.into_iter(),
         })
+    }
+
+    /// The next name, of the newest layer that has not been read to its end.
+    fn next(&self, level: &mut Level) -> Result<Option<Entry>> {
+        while let Some(member) = level.members.get(level.reading) {
+            let dir = self.layers[member.layer].here();
+            if let Some(entry) = level.names.next(dir, self.into.depth())? {
+                return Ok(Some(entry));
+            }
+            level.reading += 1;
+            level.names = Names::new();
+        }
+        Ok(None)
     }
 
     /// Finishes a directory: how it looks, its times last of all.
     fn leave(&mut self, level: &Level) -> Result<()> {
-        if let Some(&newest) = level.members.first() {
+        let keeps_whiteouts = level.has_whiteouts && level.something_below;
+        if level.has_whiteouts && !keeps_whiteouts {
+            self.forget_whiteouts()?;
+        }
+        if let Some(newest) = level.members.first() {
             let into = self.into.here();
-            copy_root_attributes(self.layers[newest].here(), into, Marks::Keep)?;
+            copy_root_attributes(self.layers[newest.layer].here(), into, Marks::Keep)?;
             // Marks are the merge's own word. Attributes do not change the times that were set.
             if level.opaque {
                 into.set_xattr(OPAQUE, b"y")?;
@@ -115,59 +132,96 @@ impl Flattener {
             }
             // Whiteouts in a directory that turns out to be merged with nothing below are hidden from readdir only where the
             // directory says that it was copied up, from wherever (ovl_get_inode: "non-merge dir that may have whiteouts").
-            if level.has_whiteouts {
+            if keeps_whiteouts {
                 into.set_xattr(ORIGIN, b"")?;
             }
         }
-        for &member in &level.members {
-            self.layers[member].ascend()?;
+        for member in &level.members {
+            self.layers[member.layer].ascend()?;
         }
         self.into.ascend()?;
         Ok(())
     }
 
-    /// Merges one name; a directory is entered, and returned.
-    fn name(&mut self, level: &mut Level, name: &OsStr, found: &[Found]) -> Result<Option<Level>> {
-        let Some(first) = found.first() else {
-            return Ok(None);
-        };
-        match self.sort(name, first)? {
-            Sort::Whiteout => {
-                if level.something_below {
-                    self.whiteout(first.layer, name)?;
-                    level.has_whiteouts = true;
+    /// Takes deletions out of the result.
+    fn forget_whiteouts(&self) -> sys::Result<()> {
+        let into = self.into.here();
+        loop {
+            let (mut any, mut next) = (false, Some(0));
+            while let Some(from) = next {
+                let (names, after) = into.entries_from(from, share(self.into.depth()))?;
+                for Entry { name, kind, .. } in names {
+                    let may_be = matches!(kind, None | Some(FileKind::CharacterDevice));
+                    if may_be && is_whiteout(&into.stat(&name)?) {
+                        into.remove_file(&name)?;
+                        any = true;
+                    }
                 }
-                Ok(None)
+                next = after;
             }
-            Sort::Other => self.file(first.layer, name).map(|()| None),
-            Sort::Directory => self.directory(name, found, level.something_below).map(Some),
+            // Removing while reading may make a filesystem skip names.
+            if !any {
+                return Ok(());
+            }
         }
     }
 
-    fn directory(&mut self, name: &OsStr, found: &[Found], something_below: bool) -> Result<Level> {
-        let (mut members, mut opaque) = (Vec::new(), false);
-        for found in found {
-            if !matches!(self.sort(name, found)?, Sort::Directory) {
-                opaque = true;
-                break;
+    /// Merges one name, unless a newer layer had it; a directory is entered, and returned.
+    fn name(&mut self, level: &mut Level, entry: &Entry) -> Result<Option<Level>> {
+        let (member, older) = level.members[level.reading..]
+            .split_first()
+            .expect("the name was read from it");
+        let name = &entry.name;
+        match self.sort(name, member, entry.kind)? {
+            Sort::Whiteout => {
+                let hides = level.something_below || !older.is_empty();
+                level.has_whiteouts |= hides && self.whiteout(member.layer, name)?;
+                Ok(None)
             }
-            let layer = &mut self.layers[found.layer];
+            Sort::Other => self.file(member.layer, name).map(|()| None),
+            Sort::Directory => self.directory(name, member, older, level.something_below),
+        }
+    }
+
+    fn directory(
+        &mut self,
+        name: &OsStr,
+        newest: &Member,
+        older: &[Member],
+        something_below: bool,
+    ) -> Result<Option<Level>> {
+        if !self.into.here().ensure_dir(name, 0o700)? {
+            return Ok(None);
+        }
+        self.into.descend(name)?;
+        let (mut members, mut opaque) = (Vec::new(), false);
+        for (index, member) in std::iter::once(newest).chain(older).enumerate() {
+            if index > 0 {
+                let Some(stat) = self.layers[member.layer].here().stat_if_there(name)? else {
+                    continue;
+                };
+                let kind = FileKind::of_mode(stat.st_mode);
+                if !matches!(self.sort(name, member, Some(kind))?, Sort::Directory) {
+                    opaque = true;
+                    break;
+                }
+            }
+            let layer = &mut self.layers[member.layer];
             layer.descend(name)?;
-            members.push(found.layer);
+            members.push(member.layer);
             if Opacity::of(layer.here())? == Opacity::Opaque {
                 opaque = true;
                 break;
             }
         }
-        self.into.here().create_dir(name, 0o700)?;
-        self.into.descend(name)?;
         // With nothing below there is nothing to hide, and the mark is left out.
         self.enter(members, opaque && something_below, something_below)
+            .map(Some)
     }
 
-    fn sort(&self, name: &OsStr, found: &Found) -> Result<Sort> {
-        let dir = self.layers[found.layer].here();
-        let kind = match found.kind {
+    fn sort(&self, name: &OsStr, member: &Member, kind: Option<FileKind>) -> Result<Sort> {
+        let dir = self.layers[member.layer].here();
+        let kind = match kind {
             Some(FileKind::Directory) => return Ok(Sort::Directory),
             // Only these two may be whiteouts: the others need no further call.
             Some(kind @ (FileKind::File | FileKind::CharacterDevice)) => kind,
@@ -177,7 +231,7 @@ impl Flattener {
         let whiteout = match kind {
             FileKind::Directory => return Ok(Sort::Directory),
             FileKind::CharacterDevice => is_whiteout(&dir.stat(name)?),
-            FileKind::File if found.xattr_whiteouts => {
+            FileKind::File if member.xattr_whiteouts => {
                 let node = dir.node(name)?;
                 node.stat()?.st_size == 0 && has_whiteout_xattr(&node)?
             }
@@ -190,20 +244,31 @@ impl Flattener {
         })
     }
 
-    /// Keeps a deletion, always as a device: the form that every kernel understands, in any directory.
-    fn whiteout(&self, layer: usize, name: &OsStr) -> Result<()> {
+    /// Makes a deletion, always as a device: the form that every kernel understands, in any directory. Tells whether it did,
+    /// rather than finding something newer there.
+    fn whiteout(&self, layer: usize, name: &OsStr) -> Result<bool> {
         const DEVICE: u32 = 0o020_000;
         let (dir, into) = (self.layers[layer].here(), self.into.here());
-        if is_whiteout(&dir.stat(name)?) && dir.link(name, into, name).is_ok() {
-            return Ok(());
+        if is_whiteout(&dir.stat(name)?) {
+            match dir.link(name, into, name) {
+                Ok(()) => return Ok(true),
+                Err(error) if error.is(Errno::EEXIST) => return Ok(false),
+                Err(_) => {}
+            }
         }
-        Ok(into.make_node(name, DEVICE, 0)?)
+        match into.make_node(name, DEVICE, 0) {
+            Ok(()) => Ok(true),
+            Err(error) if error.is(Errno::EEXIST) => Ok(false),
+            Err(error) => Err(error.into()),
+        }
     }
 
     fn file(&mut self, layer: usize, name: &OsStr) -> Result<()> {
         let (dir, into) = (self.layers[layer].here(), self.into.here());
         match dir.link(name, into, name) {
             Ok(()) => Ok(()),
+            // A newer layer had it. The kernel looks at this before it looks at what else could be in the way.
+            Err(error) if error.is(Errno::EEXIST) => Ok(()),
             Err(error) if matches!(error.errno(), Errno::EMLINK | Errno::EPERM | Errno::EXDEV) => {
                 let node = dir.node(name)?;
                 let stat = node.stat()?;

@@ -11,6 +11,7 @@ mod copy;
 mod delete;
 mod flatten;
 mod marks;
+mod names;
 mod spine;
 mod usage;
 
@@ -22,3 +23,8 @@ pub use spine::Spine;
 pub use usage::usage;
 
 pub(in crate::backend) use copy::times_of;
+
+/// Asked again and again by work that may take long; once it says yes, the work ends with
+/// [`Error::Stopped`](super::Error::Stopped). Whoever filled the tree decides how much work it is, and may go on filling it: a
+/// caller that has other things to do gives the work its time and no more.
+pub type Stop<'a> = &'a dyn Fn() -> bool;

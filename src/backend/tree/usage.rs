@@ -1,29 +1,43 @@
 //! What a tree costs on disk.
 //!
-//! A walk that reads names and inodes, never content; hard links are counted once.
+//! A walk that reads names and inodes, never content; hard links are counted once. Its memory is bounded whatever the tree is
+//! like: names are read in pieces ([`Names`]), and only so many inodes are remembered ([`LINKED`]).
 
-use std::collections::HashSet;
+use std::collections::HashMap;
+use std::collections::hash_map::Entry as Slot;
 
-use crate::backend::{Result, Usage};
-use crate::sys::{Dir, Entry, Errno, FileKind};
+use rustix::fs::Stat;
 
-use super::Spine;
+use crate::backend::{Error, Result, Usage};
+use crate::sys::{Dir, Errno, FileKind};
+
+use super::names::Names;
+use super::{Spine, Stop};
+
+/// How many inodes with several names are remembered at a time, 16 MB of them.
+const LINKED: usize = 1 << 18;
 
 /// Adds up what is allocated below `root`, itself included; what has several names counts once.
 ///
 /// Blocks that are shared by reflinks or snapshots are counted wherever they are seen: no filesystem tells without
 /// reading every extent. A tree that changes meanwhile is measured as well as can be: what has vanished is not counted,
-/// and what is mounted in it is not entered.
-pub fn usage(root: &Dir) -> Result<Usage> {
+/// and what is mounted in it is not entered. Of a tree in which [`LINKED`] inodes have come to wait for more of their names,
+/// names of further ones count for their share (blocks ÷ names): exact when all names are in the tree, too little when some are not.
+///
+/// Ends early with [`Error::Stopped`].
+pub fn usage(root: &Dir, stop: Stop<'_>) -> Result<Usage> {
     let mut usage = Usage::default();
-    let mut seen = HashSet::new();
+    let mut links = Links::holding(LINKED);
     let mut spine = Spine::new(root)?;
-    let mut left: Vec<Vec<Entry>> = vec![spine.here().entries()?];
+    let mut levels = vec![Names::new()];
     usage.directories = 1;
     usage.bytes = bytes(spine.here().stat_self()?.st_blocks);
-    while let Some(entries) = left.last_mut() {
-        let Some(entry) = entries.pop() else {
-            left.pop();
+    while let Some(names) = levels.last_mut() {
+        if stop() {
+            return Err(Error::Stopped);
+        }
+        let Some(entry) = names.next(spine.here(), spine.depth())? else {
+            levels.pop();
             if spine.ascend()?.is_none() {
                 break;
             }
@@ -42,15 +56,58 @@ pub fn usage(root: &Dir) -> Result<Usage> {
             }
             usage.directories += 1;
             usage.bytes += bytes(stat.st_blocks);
-            left.push(spine.here().entries()?);
+            levels.push(Names::new());
         } else {
             usage.files += 1;
-            if stat.st_nlink < 2 || seen.insert((stat.st_dev, stat.st_ino)) {
-                usage.bytes += bytes(stat.st_blocks);
-            }
+            usage.bytes += links.count(&stat);
         }
     }
     Ok(usage)
+}
+
+/// Files with several names, of which some were met and some not yet.
+struct Links {
+    most: usize,
+    overflowed: bool,
+    missing: HashMap<(u64, u64), u64>,
+}
+
+impl Links {
+    fn holding(most: usize) -> Self {
+        Self {
+            most,
+            overflowed: false,
+            missing: HashMap::new(),
+        }
+    }
+
+    /// How many bytes a name adds.
+    #[allow(
+        clippy::useless_conversion,
+        reason = "st_nlink's type differs between architectures"
+    )]
+    fn count(&mut self, stat: &Stat) -> u64 {
+        let (bytes, names) = (bytes(stat.st_blocks), u64::from(stat.st_nlink));
+        if names < 2 {
+            return bytes;
+        }
+        // For good: a file of which one name was counted by its share must not be counted as new at the next.
+        self.overflowed |= self.missing.len() >= self.most;
+        match self.missing.entry((stat.st_dev, stat.st_ino)) {
+            Slot::Occupied(mut slot) => {
+                *slot.get_mut() -= 1;
+                if *slot.get() == 0 {
+                    slot.remove();
+                }
+                0
+            }
+            Slot::Vacant(_) if self.overflowed => bytes / names,
+            Slot::Vacant(slot) => {
+                slot.insert(names - 1);
+                bytes
+            }
+        }
+    }
 }
 
 /// A directory that is no longer there, no longer a directory, or the place of a mount.
@@ -79,8 +136,34 @@ mod tests {
         fs::write(path.join("a/one"), vec![1; 40_000]).expect("write");
         fs::hard_link(path.join("a/one"), path.join("a/b/two")).expect("link");
         std::os::unix::fs::symlink("/", path.join("root")).expect("symlink");
-        let usage = usage(&Dir::open(path).expect("open")).expect("usage");
+        let dir = Dir::open(path).expect("open");
+        let usage = usage(&dir, &|| false).expect("usage");
         assert_eq!((usage.files, usage.directories), (3, 3));
         assert!((40_000..80_000).contains(&usage.bytes), "{usage:?}");
+        let stopped = super::usage(&dir, &|| true).expect_err("stopped");
+        assert!(matches!(stopped, Error::Stopped), "{stopped}");
+    }
+
+    #[test]
+    fn links_are_counted_once_and_no_more_of_them_are_remembered_than_fit() {
+        const FILES: usize = 20;
+        let folder = tempfile::tempdir().expect("a temporary folder");
+        let path = |kind: &str, number| folder.path().join(format!("{kind}-{number}"));
+        let mut stats = Vec::new();
+        for number in 0..FILES {
+            fs::write(path("one", number), vec![1; 8192]).expect("write");
+            fs::hard_link(path("one", number), path("other", number)).expect("link");
+            stats.push(rustix::fs::lstat(path("one", number)).expect("stat"));
+        }
+        let all: u64 = stats.iter().map(|stat| bytes(stat.st_blocks)).sum();
+        for most in [0, 1, FILES / 2, FILES] {
+            let mut links = Links::holding(most);
+            let mut sum = 0;
+            for stat in stats.iter().chain(&stats) {
+                sum += links.count(stat);
+                assert!(links.missing.len() <= most);
+            }
+            assert_eq!((sum, links.missing.len()), (all, 0), "at most {most}");
+        }
     }
 }
