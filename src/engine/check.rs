@@ -52,6 +52,14 @@ fn finding(kind: &'static str, path: impl Into<PathBuf>, detail: impl Into<Strin
     }
 }
 
+fn stray(path: PathBuf) -> Finding {
+    finding(
+        "unknown-name",
+        path,
+        "it is no directory; the next start removes it",
+    )
+}
+
 fn below(directory: &str, name: impl AsRef<Path>) -> PathBuf {
     Path::new(directory).join(name)
 }
@@ -95,15 +103,30 @@ fn check_index(
     referenced
 }
 
-fn read(dir: &Dir, name: &Path) -> Result<Option<(Dir, Result<VolumeRecord, store::Unreadable>)>> {
+/// Whether opening a name as a directory failed because it is none: a file, a symlink, the place of a mount.
+pub(super) fn is_stray(error: &sys::Error) -> bool {
+    matches!(
+        error.errno(),
+        sys::Errno::ENOTDIR | sys::Errno::ELOOP | sys::Errno::EXDEV
+    )
+}
+
+/// What a name stands for, where each is the directory of a volume.
+enum Read {
+    Stray,
+    Record(Box<Result<VolumeRecord, store::Unreadable>>),
+}
+
+fn read(dir: &Dir, name: &Path) -> Result<Option<Read>> {
     let dir = match dir.open_beneath(name) {
         Ok(dir) => dir,
         // Gone since it was listed.
         Err(error) if error.is(sys::Errno::ENOENT) => return Ok(None),
+        Err(error) if is_stray(&error) => return Ok(Some(Read::Stray)),
         Err(error) => return Err(error).doing("open a volume's directory"),
     };
     let record = store::read_volume(&dir).doing("read a volume's record")?;
-    Ok(Some((dir, record)))
+    Ok(Some(Read::Record(Box::new(record))))
 }
 
 /// Volumes without a record that counts, and volumes whose mount is gone.
@@ -119,11 +142,15 @@ fn check_volumes(
         if name.to_str().is_some_and(|name| moving.busy.contains(name)) {
             continue;
         }
-        let Some((_, record)) = read(&dirs.volumes, &name)? else {
+        let Some(found) = read(&dirs.volumes, &name)? else {
             continue;
         };
         let path = below(layout::VOLUMES, &name);
-        match record {
+        let Read::Record(record) = found else {
+            findings.push(stray(path));
+            continue;
+        };
+        match *record {
             Err(error) => findings.push(finding("unreadable-volume", path, error.to_string())),
             Ok(record) if record.boot != boot => {
                 findings.push(finding(
@@ -168,11 +195,15 @@ fn check_leaving(
 ) -> Result<HashSet<LayerId>> {
     let mut referenced = HashSet::new();
     for name in names(&dirs.pending)? {
-        let Some((_, record)) = read(&dirs.pending, &name)? else {
+        let Some(found) = read(&dirs.pending, &name)? else {
             continue;
         };
         let path = below(layout::PENDING, &name);
-        match record {
+        let Read::Record(record) = found else {
+            findings.push(stray(path));
+            continue;
+        };
+        match *record {
             Err(error) => findings.push(finding("unreadable-volume", path, error.to_string())),
             Ok(record) if record.boot != boot => {
                 findings.push(finding(
@@ -192,7 +223,8 @@ fn check_leaving(
             .to_str()
             .and_then(|name| name.parse().ok())
             .is_some_and(|key| moving.leaving.contains(&key));
-        if let Some((_, Ok(record))) = read(&dirs.trash, &name)?
+        if let Some(Read::Record(record)) = read(&dirs.trash, &name)?
+            && let Ok(record) = *record
             && (held || record.boot == boot)
         {
             referenced.extend(record.layers);
@@ -229,6 +261,10 @@ fn check_layers(
         let layer = match dirs.layers.open_beneath(name) {
             Ok(layer) => layer,
             Err(error) if error.is(sys::Errno::ENOENT) => continue,
+            Err(error) if is_stray(&error) => {
+                findings.push(finding("empty-layer", path, "it is no directory"));
+                continue;
+            }
             Err(error) => return Err(error).doing("open a layer"),
         };
         if !layer.has(layout::FS).doing("look at a layer")? {
@@ -258,6 +294,7 @@ fn check_rest(dirs: &PoolDirs, findings: &mut Vec<Finding>) -> Result<()> {
         "admin.sock",
         "doomed",
         "index.redb.old",
+        "index.redb.new",
         // The filesystem's own, where the pool is its root.
         "lost+found",
     ];
@@ -327,9 +364,15 @@ pub(super) fn pool_error(path: &Path, error: store::Error) -> Error {
 pub(super) fn rebuild_index(path: &Path) -> Result<usize> {
     let dirs = open(path)?;
     let mut artifacts: HashMap<ArtifactId, Artifact> = HashMap::new();
-    let layers = names(&dirs.layers)?;
+    let mut layers = names(&dirs.layers)?;
+    for name in unfinished(&dirs)? {
+        layers.remove(&name);
+    }
     for name in &layers {
-        let layer = dirs.layers.open_beneath(name).doing("open a layer")?;
+        let layer = match dirs.layers.open_beneath(name) {
+            Err(error) if is_stray(&error) => continue,
+            layer => layer.doing("open a layer")?,
+        };
         let Ok(record) = store::read_layer(&layer).doing("read a layer's record")? else {
             continue;
         };
@@ -363,13 +406,24 @@ pub(super) fn rebuild_index(path: &Path) -> Result<usize> {
                 .map(|(name, artifact)| Change::PutName(name, artifact.id)),
         )
         .collect();
-    let old = format!("{}.old", layout::INDEX);
-    if Index::exists(&dirs.root)? {
-        dirs.root
-            .rename_over(layout::INDEX, &dirs.root, &old)
-            .doing("put the old index aside")?;
-    }
-    let (index, _) = Index::open(&dirs.root)?;
-    index.commit(&changes)?;
+    Index::replace(&dirs.root, &changes).map_err(|error| pool_error(path, error))?;
     Ok(artifacts.len())
+}
+
+/// Layers whose seal was promised in an earlier boot and not seen to its end: a power cut may have taken bytes of them.
+fn unfinished(dirs: &PoolDirs) -> Result<Vec<PathBuf>> {
+    let boot = super::boot_id()?;
+    let mut unfinished = Vec::new();
+    for name in names(&dirs.pending)? {
+        match read(&dirs.pending, &name)? {
+            Some(Read::Record(record))
+                if record
+                    .as_ref()
+                    .as_ref()
+                    .is_ok_and(|record| record.boot == boot) => {}
+            Some(_) => unfinished.push(name),
+            None => {}
+        }
+    }
+    Ok(unfinished)
 }

@@ -134,6 +134,8 @@ struct Inner {
     pressed: AtomicBool,
     collector: Mutex<()>,
     naming: Mutex<()>,
+    /// Held from a `syncfs` until the index names what it made durable.
+    syncing: Mutex<()>,
     stop: CancellationToken,
     tasks: TaskTracker,
 }
@@ -248,6 +250,7 @@ impl Engine {
             pressed: AtomicBool::new(false),
             collector: Mutex::new(()),
             naming: Mutex::new(()),
+            syncing: Mutex::new(()),
             stop: CancellationToken::new(),
             tasks: TaskTracker::new(),
         });
@@ -469,6 +472,15 @@ fn open_pool(config: &Config) -> Result<Opened> {
     let known = dirs
         .identity()
         .map_err(|error| check::pool_error(path, error))?;
+    if known.is_none() && !dirs.layers.entries().doing("read layers/")?.is_empty() {
+        return Err(wrong(format!(
+            "{} is missing and layers/ is not empty; put it back: {{\"format\":{},\"id\":\"{:032x}\",\"backend\":\"…\"}} \
+             with the backend that made the layers",
+            layout::POOL_JSON,
+            PoolIdentity::FORMAT,
+            random(),
+        )));
+    }
     for entry in dirs.incoming.entries().doing("read incoming/")? {
         let key = LayerId::from_bits(random());
         dirs.incoming
@@ -511,14 +523,13 @@ fn open_pool(config: &Config) -> Result<Opened> {
         identity
     };
     tracing::info!(pool = %path.display(), backend = %chosen.kind, reason = %chosen.reason, "pool opened");
-    if !Index::exists(&dirs.root)? && !dirs.layers.entries().doing("read layers/")?.is_empty() {
-        return Err(wrong(format!(
-            "{} is missing and layers/ is not empty; `baggageclaim check --rebuild` makes the index anew from the layers",
-            layout::INDEX
-        )));
+    let (index, contents) = if dirs.layers.entries().doing("read layers/")?.is_empty() {
+        Index::open(&dirs.root)
+    } else {
+        // A new, empty index would make rubbish of every layer.
+        Index::open_existing(&dirs.root)
     }
-    let (index, contents) =
-        Index::open(&dirs.root).map_err(|error| check::pool_error(path, error))?;
+    .map_err(|error| check::pool_error(path, error))?;
     Ok(Opened {
         boot: boot_id()?,
         dirs,

@@ -503,17 +503,14 @@ fn merge(inner: &Inner, artifact: &Artifact, count: usize) -> Result<()> {
         .backend
         .usage(&usage, &|| false)
         .doing("measure a merged layer")?;
-    let indexed = inner
-        .dirs
-        .root
-        .sync_filesystem()
-        .doing("make a merged layer durable")
-        .and_then(|()| {
-            inner.commit_index(&[
-                Change::PutArtifact(artifact.clone()),
-                Change::PutLayer(merged, usage),
-            ])
-        });
+    let syncing = inner.syncing.lock();
+    let indexed = inner.sync(&syncing).and_then(|()| {
+        inner.commit_index(&[
+            Change::PutArtifact(artifact.clone()),
+            Change::PutLayer(merged, usage),
+        ])
+    });
+    drop(syncing);
     if let Err(error) = indexed {
         inner
             .throw_away(&inner.dirs.layers, name.as_ref())

@@ -7,6 +7,7 @@
 use std::collections::{HashMap, HashSet};
 use std::path::{Path, PathBuf};
 
+use super::check::is_stray;
 use super::error::{Doing, Result};
 use super::state::{Goal, Leaving, Left, Live, Measured, State};
 use super::target::{Found, Target};
@@ -124,15 +125,28 @@ fn read(inner: &Inner, dir: &Dir) -> Result<Held> {
     )
 }
 
+/// Opens what should be the directory of a volume. What is none is put aside: one stray name must not keep the driver from
+/// starting.
+fn open(inner: &Inner, place: &Dir, name: &Path) -> Result<Option<Dir>> {
+    match place.open_beneath(name) {
+        Ok(dir) => Ok(Some(dir)),
+        Err(error) if is_stray(&error) => {
+            if let Err(error) = throw_away(inner, place, name, "it is no directory") {
+                tracing::error!(%error, "left where it is");
+            }
+            Ok(None)
+        }
+        Err(error) => Err(error).doing("open a volume's directory"),
+    }
+}
+
 /// `volumes/`: published, or on the way to or from it.
 fn recover_volumes(inner: &Inner, mounts: &[MountEntry], state: &mut State) -> Result<()> {
     for entry in inner.dirs.volumes.entries().doing("read volumes/")? {
         let name = Path::new(&entry.name);
-        let dir = inner
-            .dirs
-            .volumes
-            .open_beneath(name)
-            .doing("open a volume's directory")?;
+        let Some(dir) = open(inner, &inner.dirs.volumes, name)? else {
+            continue;
+        };
         let id: Option<VolumeId> = entry.name.to_str().and_then(|name| name.parse().ok());
         let held = match (read(inner, &dir)?, id) {
             (Held::Volume(record), Some(id)) if record.id == id => record,
@@ -207,9 +221,9 @@ fn recover_pending(inner: &Inner, state: &mut State, recovered: &mut Recovered) 
     let pending = &inner.dirs.pending;
     for entry in pending.entries().doing("read pending/")? {
         let name = Path::new(&entry.name);
-        let dir = pending
-            .open_beneath(name)
-            .doing("open a pending volume's directory")?;
+        let Some(dir) = open(inner, pending, name)? else {
+            continue;
+        };
         let record = match read(inner, &dir)? {
             Held::Volume(record) => *record,
             Held::Rubbish(why) => {
@@ -254,11 +268,10 @@ fn recover_pending(inner: &Inner, state: &mut State, recovered: &mut Recovered) 
 /// `trash/`: a volume of this boot may still be held open by its pod, and then its parent's layers must stay.
 fn recover_trash(inner: &Inner, state: &mut State, recovered: &mut Recovered) -> Result<()> {
     for key in ids(&inner.dirs.trash)? {
-        let dir = inner
-            .dirs
-            .trash
-            .open_beneath(key.to_string())
-            .doing("open a directory in the trash")?;
+        let dir = match inner.dirs.trash.open_beneath(key.to_string()) {
+            Err(error) if is_stray(&error) => continue,
+            dir => dir.doing("open a directory in the trash")?,
+        };
         if let Held::Volume(record) = read(inner, &dir)? {
             let leaving = Leaving {
                 record: *record,

@@ -36,8 +36,15 @@ const RETRY: [Duration; 6] = [
     Duration::from_secs(60),
 ];
 
-fn retry_after(attempt: usize) -> Duration {
-    RETRY[attempt.min(RETRY.len() - 1)]
+/// Room may come back at any moment, by the hand of somebody whom we do not hear.
+const RETRY_WHEN_FULL: Duration = Duration::from_secs(5);
+
+fn retry_after(attempt: usize, error: &Error) -> Duration {
+    let retry = RETRY[attempt.min(RETRY.len() - 1)];
+    match error {
+        Error::Full(_) => retry.min(RETRY_WHEN_FULL),
+        _ => retry,
+    }
 }
 
 /// Takes care of a volume that left.
@@ -63,7 +70,7 @@ async fn settle(inner: &Arc<Inner>, left: Left) {
         match end(inner, key).await {
             Ok(()) => return,
             Err(error) => {
-                let retry = retry_after(attempt);
+                let retry = retry_after(attempt, &error);
                 tracing::warn!(layer = %key, %error, ?retry, "a volume's end did not succeed yet");
                 tokio::time::sleep(retry).await;
                 attempt += 1;
@@ -97,7 +104,7 @@ async fn freeze(inner: &Arc<Inner>, key: LayerId, mut pin: Option<OwnedFd>) {
                 attempt = 0;
             }
             Err(error) => {
-                let retry = retry_after(attempt);
+                let retry = retry_after(attempt, &error);
                 tracing::warn!(layer = %key, %error, ?retry, "the volume could not be frozen");
                 tokio::time::sleep(retry).await;
                 attempt += 1;
@@ -146,7 +153,8 @@ async fn end(inner: &Arc<Inner>, key: LayerId) -> Result<()> {
                         .await
                     }
                     Err(error @ Error::Full(_)) => {
-                        inner.wake_reaper(true);
+                        // A seal needs a few blocks of its own. Until it has them nothing of what it holds can be evicted.
+                        inner.give_back_reserve();
                         Err(error)
                     }
                     Err(error) => Err(error),
@@ -165,9 +173,7 @@ async fn decide(
     plan: &SealPlan,
     record: &VolumeRecord,
 ) -> Result<Result<(), String>> {
-    if let Some(until) = inner.state.lock().doomed_until
-        && record.created <= until
-    {
+    if inner.state.lock().is_doomed(record) {
         return Ok(Err(
             "the disk failed to write back data while it existed".to_owned()
         ));
@@ -278,7 +284,14 @@ fn seal(inner: &Inner, key: LayerId, plan: &SealPlan, record: &VolumeRecord) -> 
     tracing::info!(volume.id = %record.id, artifact.id = %artifact.id, name = %artifact.name(),
         layers = artifact.layers.len(), "sealed");
     inner.clock.seen(artifact.created);
-    inner.state.lock().add_artifact(artifact, false);
+    {
+        let mut state = inner.state.lock();
+        if state.is_doomed(record) {
+            // Since it was decided to seal it. The next attempt decides anew.
+            return Err(Error::Busy(record.id.clone()));
+        }
+        state.add_artifact(artifact, false);
+    }
     inner.changed.notify_waiters();
     point(Point::SealVisible);
     // The receiver lives until the engine is closed; then the next start does the rest.
@@ -430,7 +443,7 @@ pub(super) async fn commit_loop(inner: Arc<Inner>, mut sealed: mpsc::UnboundedRe
                 Ok(()) => break,
                 Err(Error::ShuttingDown) => return,
                 Err(error) => {
-                    let retry = retry_after(attempt);
+                    let retry = retry_after(attempt, &error);
                     tracing::error!(%error, seals = batch.len(), ?retry, "what was sealed is not durable yet");
                     tokio::select! {
                         () = tokio::time::sleep(retry) => {}
@@ -448,10 +461,9 @@ pub(super) async fn commit_loop(inner: Arc<Inner>, mut sealed: mpsc::UnboundedRe
 
 /// One `syncfs`, one transaction: first the content, then the index that names it.
 fn commit(inner: &Inner, keys: &[LayerId]) -> Result<()> {
-    if let Err(error) = inner.dirs.root.sync_filesystem() {
-        doom(inner, keys, &error);
-        return Ok(());
-    }
+    let syncing = inner.syncing.lock();
+    // After a failure nothing of this batch is left to be committed.
+    inner.sync(&syncing)?;
     point(Point::CommitSynced);
     let named_as_indexed = inner.naming.lock();
     let artifacts: Vec<_> = {
@@ -497,34 +509,43 @@ fn commit(inner: &Inner, keys: &[LayerId]) -> Result<()> {
 }
 
 /// A write-back failed, and the kernel will not say so again: whatever existed may have lost bytes. None of it is sealed.
-fn doom(inner: &Inner, keys: &[LayerId], error: &crate::sys::Error) {
-    let until = inner.clock.now();
+fn doom(inner: &Inner, error: &crate::sys::Error) {
+    let (doom, keys, artifacts) = {
+        let mut state = inner.state.lock();
+        // Under the lock: a fork of what is doomed is made either before this, and is doomed with it, or not at all.
+        let until = inner.clock.now();
+        state.doomed_until = Some(until);
+        let visible: Vec<_> = state
+            .leaving
+            .iter()
+            .filter_map(|(key, leaving)| match &leaving.goal {
+                Goal::Seal(plan) => Some((*key, plan.artifact)),
+                Goal::Discard => None,
+            })
+            .filter(|(_, id)| {
+                let sealed = state.artifacts.get(id);
+                sealed.is_some_and(|sealed| !sealed.durable)
+            })
+            .collect();
+        let mut artifacts = Vec::new();
+        let mut keys = Vec::new();
+        for (key, id) in visible {
+            keys.push(key);
+            artifacts.extend(state.remove_artifact(id));
+        }
+        for sealed in &artifacts {
+            state.give_name_back(&sealed.artifact.name());
+        }
+        let boot = inner.boot.clone();
+        (Doom { boot, until }, keys, artifacts)
+    };
     tracing::error!(%error, seals = keys.len(),
         "the disk failed to write back data: nothing that existed until now will be sealed");
-    let doom = Doom {
-        boot: inner.boot.clone(),
-        until,
-    };
     if let Err(error) = store::write_doom(&inner.dirs.root, &doom) {
         tracing::error!(%error, "this cannot be remembered over a restart of the driver");
     }
-    let artifacts: Vec<_> = {
-        let mut state = inner.state.lock();
-        state.doomed_until = Some(until);
-        let plans: Vec<_> = keys
-            .iter()
-            .filter_map(|key| match &state.leaving.get(key)?.goal {
-                Goal::Seal(plan) => Some(plan.artifact),
-                Goal::Discard => None,
-            })
-            .collect();
-        plans
-            .into_iter()
-            .filter_map(|id| state.remove_artifact(id))
-            .collect()
-    };
     for key in keys {
-        if let Err(error) = trash_pending(inner, *key) {
+        if let Err(error) = trash_pending(inner, key) {
             tracing::error!(%error, "a volume that is not sealed could not be thrown away yet");
         }
     }
@@ -533,6 +554,19 @@ fn doom(inner: &Inner, keys: &[LayerId], error: &crate::sys::Error) {
         reap::trash_unreferenced(inner, &sealed.artifact.layers);
     }
     inner.changed.notify_waiters();
+}
+
+/// Waiting for the disk, in the one place that hears of what it lost.
+impl Inner {
+    /// Writes back all that is dirty. The kernel reports a failure once, to whoever asks first: so nobody else asks.
+    /// Whoever goes on to name in the index what is durable now holds the lock meanwhile.
+    pub(super) fn sync(&self, _syncing: &parking_lot::MutexGuard<'_, ()>) -> Result<()> {
+        let synced = self.dirs.root.sync_filesystem();
+        if let Err(error) = &synced {
+            doom(self, error);
+        }
+        synced.doing("write back what is to be sealed")
+    }
 }
 
 /// How the directory of a leaving volume is found.

@@ -227,6 +227,23 @@ impl State {
         Some(sealed)
     }
 
+    /// Gives a name whose holder was taken back to the one that it would belong to without it.
+    pub(super) fn give_name_back(&mut self, name: &Name) {
+        let claimants = self.artifacts.values().map(|sealed| &sealed.artifact);
+        let best = claimants
+            .filter(|artifact| artifact.name() == *name)
+            .reduce(|best, other| if takes_name(other, best) { other } else { best });
+        if let Some(best) = best {
+            self.names.entry(name.clone()).or_insert(best.id);
+        }
+    }
+
+    /// Whether this volume existed when the disk last lost bytes.
+    pub(super) fn is_doomed(&self, record: &VolumeRecord) -> bool {
+        self.doomed_until
+            .is_some_and(|until| record.created <= until)
+    }
+
     /// Whether the artifact still has its name.
     pub(super) fn is_named(&self, artifact: &Artifact) -> bool {
         self.names.get(&artifact.name()) == Some(&artifact.id)

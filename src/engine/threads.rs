@@ -22,6 +22,12 @@ pub(super) struct Threads {
     threads: Mutex<Vec<JoinHandle<()>>>,
 }
 
+/// Runs a job. A defect that ends one must not end the thread: the others would wait for ever.
+fn run(job: Job) {
+    // A panic was printed where it happened; the job's caller gets an error, since there is no answer.
+    let _already_reported = std::panic::catch_unwind(std::panic::AssertUnwindSafe(job));
+}
+
 impl Threads {
     /// Starts `count` threads called `name`.
     pub(super) fn start(name: &str, count: usize) -> std::io::Result<Self> {
@@ -31,7 +37,7 @@ impl Threads {
                 let queue = queue.clone();
                 std::thread::Builder::new()
                     .name(name.to_owned())
-                    .spawn(move || queue.iter().for_each(|job| job()))
+                    .spawn(move || queue.iter().for_each(run))
             })
             .collect::<std::io::Result<Vec<_>>>()?;
         Ok(Self {
@@ -79,6 +85,8 @@ mod tests {
             drop(threads.run(move || count.fetch_add(1, Ordering::SeqCst)));
         }
         assert_eq!(threads.run(|| 7).await.expect("an answer"), 7);
+        assert!(threads.run(|| panic!("on purpose")).await.is_err());
+        assert_eq!(threads.run(|| 8).await.expect("the thread goes on"), 8);
         threads.finish();
         assert_eq!(count.load(Ordering::SeqCst), 10);
         assert!(matches!(threads.run(|| ()).await, Err(Error::ShuttingDown)));

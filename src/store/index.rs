@@ -65,8 +65,54 @@ impl Index {
         if !Self::exists(root)? {
             make_new(root)?;
         }
-        let database = open_database(root)?;
-        initialise(root, &database)?;
+        guarded(root, || {
+            let database = open_database(root)?;
+            initialise(root, &database)?;
+            Self::opened(root, database)
+        })
+    }
+
+    /// The same for an index that must be there: one that is missing, empty or only begun is an error.
+    pub fn open_existing(root: &Dir) -> Result<(Self, Contents)> {
+        let is_begun = root
+            .stat_if_there(layout::INDEX)?
+            .is_some_and(|stat| stat.st_size > 0);
+        if !is_begun {
+            return Err(lost(root, "it is missing or empty, and layers/ is not"));
+        }
+        guarded(root, || {
+            let database = open_database(root)?;
+            if format(&database)?.is_none() {
+                return Err(lost(root, "it has no tables"));
+            }
+            initialise(root, &database)?;
+            Self::opened(root, database)
+        })
+    }
+
+    /// Puts a new index in the place of the old one, which is kept as `index.redb.old`. At no moment is there an index that
+    /// names less than all of this: there is the old one, or none, or the new one.
+    pub fn replace(root: &Dir, changes: &[Change]) -> Result<()> {
+        let (new, old) = (
+            format!("{}.new", layout::INDEX),
+            format!("{}.old", layout::INDEX),
+        );
+        match root.remove_file(&new) {
+            Err(error) if !error.is(Errno::ENOENT) => return Err(error.into()),
+            _ => {}
+        }
+        let database = open_file(root, &new, OFlags::RDWR | OFlags::CREATE)?;
+        make(&database).map_err(|error| Error::database("make the index", error))?;
+        write(&database, changes).map_err(|error| Error::database("write the index", error))?;
+        drop(database);
+        if Self::exists(root)? {
+            root.rename_over(layout::INDEX, root, &old)?;
+        }
+        root.rename(&new, root, layout::INDEX)?;
+        Ok(root.sync()?)
+    }
+
+    fn opened(root: &Dir, database: Database) -> Result<(Self, Contents)> {
         let contents = read(root, &database)?;
         Ok((
             Self {
@@ -91,11 +137,13 @@ impl Index {
             .set_len(bytes.len() as u64)
             .and_then(|()| memory.write(0, &bytes));
         copied.map_err(|error| crate::sys::Error::new("read", path.clone(), error))?;
-        let database = redb::Builder::new()
-            .set_cache_size(CACHE_BYTES)
-            .create_with_backend(memory)
-            .map_err(|error| damaged(root, &error.into()))?;
-        read(root, &database)
+        guarded(root, || {
+            let database = redb::Builder::new()
+                .set_cache_size(CACHE_BYTES)
+                .create_with_backend(memory)
+                .map_err(|error| damaged(root, &error.into()))?;
+            read(root, &database)
+        })
     }
 
     /// Whether the pool has an index.
@@ -123,6 +171,12 @@ impl Index {
         *slot = Some(open_database(&self.root)?);
         Ok(())
     }
+}
+
+/// Reads what may be torn. redb takes pages that are no pages for a defect of its own, and panics.
+fn guarded<T>(root: &Dir, reading: impl FnOnce() -> Result<T>) -> Result<T> {
+    std::panic::catch_unwind(std::panic::AssertUnwindSafe(reading))
+        .unwrap_or_else(|_| Err(lost(root, "it is torn")))
 }
 
 /// Makes an empty index, whole or not at all: redb cannot open what it did not finish to make, and the next start would
@@ -166,34 +220,40 @@ fn damaged(root: &Dir, error: &redb::Error) -> Error {
             let errno = io.raw_os_error().map_or(Errno::EIO, Errno::from_raw);
             crate::sys::Error::new("open", path, errno).into()
         }
-        _ => Error::Damaged {
-            path,
-            why: format!(
-                "{error}; `baggageclaim check --rebuild` makes the index anew from the layers"
-            ),
-        },
+        _ => lost(root, &error.to_string()),
+    }
+}
+
+/// An index that is not what it must be, and the way out.
+fn lost(root: &Dir, why: &str) -> Error {
+    Error::Damaged {
+        path: root.path().join(layout::INDEX),
+        why: format!("{why}; `baggageclaim check --rebuild` makes the index anew from the layers"),
+    }
+}
+
+/// The form that an index says to have; `None`: it was never completed.
+fn format(database: &Database) -> Result<Option<u64>> {
+    let doing = "read the index";
+    let read = database
+        .begin_read()
+        .map_err(|error| Error::database(doing, error))?;
+    match read.open_table(META) {
+        Ok(table) => {
+            let format = table
+                .get(FORMAT_KEY)
+                .map_err(|error| Error::database(doing, error))?;
+            Ok(format.map(|format| format.value()))
+        }
+        Err(redb::TableError::TableDoesNotExist(_)) => Ok(None),
+        Err(error) => Err(Error::database(doing, error)),
     }
 }
 
 /// Makes the tables of a new index, and refuses one of another form.
 fn initialise(root: &Dir, database: &Database) -> Result<()> {
     let doing = "make the index";
-    let found = {
-        let read = database
-            .begin_read()
-            .map_err(|error| Error::database(doing, error))?;
-        match read.open_table(META) {
-            Ok(table) => {
-                let format = table
-                    .get(FORMAT_KEY)
-                    .map_err(|error| Error::database(doing, error))?;
-                format.map(|format| format.value())
-            }
-            Err(redb::TableError::TableDoesNotExist(_)) => None,
-            Err(error) => return Err(Error::database(doing, error)),
-        }
-    };
-    match found {
+    match format(database)? {
         Some(FORMAT) => Ok(()),
         Some(found) => Err(Error::Format {
             path: root.path().join(layout::INDEX),
@@ -249,10 +309,7 @@ fn write(database: &Database, changes: &[Change]) -> Result<(), redb::Error> {
 
 fn read(root: &Dir, database: &Database) -> Result<Contents> {
     let failed = |error: redb::Error| damaged(root, &error);
-    let wrong = |what: String| Error::Damaged {
-        path: root.path().join(layout::INDEX),
-        why: format!("{what}; `baggageclaim check --rebuild` makes the index anew from the layers"),
-    };
+    let wrong = |what: String| lost(root, &what);
     let mut contents = Contents::default();
     let transaction = database
         .begin_read()

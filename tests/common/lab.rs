@@ -53,6 +53,9 @@ impl Fs {
                 &[
                     "-q",
                     "-F",
+                    // As on disks of any size: small ones would get 1 KiB.
+                    "-b",
+                    "4096",
                     "-E",
                     "lazy_itable_init=1,lazy_journal_init=1,nodiscard",
                 ],
@@ -96,6 +99,16 @@ impl Lab {
 
     /// Like [`Lab::sized`]; the error is a sentence.
     pub fn try_sized(fs: Fs, bytes: u64) -> Result<Self, String> {
+        let memory = Path::new("/dev/shm");
+        if memory.is_dir() {
+            Self::try_inside(memory, fs, bytes)
+        } else {
+            Self::try_inside(&std::env::temp_dir(), fs, bytes)
+        }
+    }
+
+    /// The same with its image in a directory of the caller's, for a disk that has less room than it says.
+    pub fn try_inside(images: &Path, fs: Fs, bytes: u64) -> Result<Self, String> {
         static NEXT: AtomicU32 = AtomicU32::new(0);
         if !super::is_root() {
             return Err(format!("a lab on {} needs root", fs.name()));
@@ -118,11 +131,11 @@ impl Lab {
             kubelet: OnceLock::new(),
             closed: false,
         };
-        lab.make(&name, bytes)?; // on an error, Drop removes what was made so far
+        lab.make(&name, images, bytes)?; // on an error, Drop removes what was made so far
         Ok(lab)
     }
 
-    fn make(&mut self, name: &str, bytes: u64) -> Result<(), String> {
+    fn make(&mut self, name: &str, images: &Path, bytes: u64) -> Result<(), String> {
         let target = self.path();
         std::fs::create_dir(&target).map_err(|error| format!("{}: {error}", target.display()))?;
         let Some((mkfs, arguments)) = self.fs.mkfs() else {
@@ -132,12 +145,7 @@ impl Lab {
                 .arg("bclab")
                 .arg(&target));
         };
-        let memory = Path::new("/dev/shm");
-        let image = if memory.is_dir() {
-            memory.join(name)
-        } else {
-            std::env::temp_dir().join(format!("{name}.img"))
-        };
+        let image = images.join(format!("{name}.img"));
         let file = File::create_new(&image).map_err(|e| format!("{}: {e}", image.display()))?;
         self.image = Some(image.clone());
         file.set_len(bytes)
@@ -158,6 +166,11 @@ impl Lab {
     /// The root of the filesystem.
     pub fn path(&self) -> PathBuf {
         self.base.join("fs")
+    }
+
+    /// The file that the filesystem is in; a tmpfs is in none.
+    pub fn image(&self) -> Option<&Path> {
+        self.image.as_deref()
     }
 
     /// A new directory in the filesystem.
