@@ -14,6 +14,9 @@ use crate::common::{Snapshot, assert_same, require_bench, tree};
 const OUTPUT: &[(&str, &str)] = &[("type", "output"), ("name", "o")];
 const INPUT: &[(&str, &str)] = &[("type", "input"), ("from", "artifact/o")];
 
+/// Attributes, the pod's group, and the owner, group and mode that come of them.
+type Case<'a> = (&'a [(&'a str, &'a str)], Option<u32>, (u32, u32, u32));
+
 fn with<'a>(
     attributes: &[(&'a str, &'a str)],
     more: &[(&'a str, &'a str)],
@@ -121,7 +124,6 @@ async fn a_read_only_view_cannot_be_written_and_is_never_committed() {
 async fn a_new_volume_has_the_owner_and_mode_it_asked_for() {
     for ground in Ground::ALL {
         let bench = require_bench!(on ground);
-        type Case<'a> = (&'a [(&'a str, &'a str)], Option<u32>, (u32, u32, u32));
         let cases: [Case<'_>; 5] = [
             (&[], None, (0, 0, 0o777)),
             (

@@ -1,0 +1,241 @@
+//! No room in the middle of anything: every failure says so and leaves nothing half-made, what was promised holds, a volume
+//! can always be unpublished, and when there is room again all goes on without a restart.
+
+use std::fs;
+use std::io::{ErrorKind, Write as _};
+use std::path::Path;
+
+use baggageclaim::backend::BackendKind;
+use baggageclaim::engine::Error;
+use baggageclaim::model::Outcome;
+
+use crate::common::bench::{Bench, eventually, names};
+use crate::common::{Fs, Lab};
+
+const MIB: u64 = 1 << 20;
+
+const SMALL: [(BackendKind, Fs, u64); 5] = [
+    (BackendKind::Overlay, Fs::Ext4, 48),
+    (BackendKind::Overlay, Fs::Tmpfs, 48),
+    (BackendKind::Overlay, Fs::XfsReflink, 320),
+    (BackendKind::Btrfs, Fs::Btrfs, 160),
+    (BackendKind::Copy, Fs::Ext4, 48),
+];
+
+async fn small(backend: BackendKind, fs: Fs, mib: u64) -> Result<Bench, String> {
+    let lab = Lab::try_sized(fs, mib * MIB)?;
+    Ok(Bench::with(lab, |config| {
+        config.backend = Some(backend);
+        config.reserve = 4 * MIB;
+        // Nothing goes but because a call found no room.
+        config.high_watermark = 100;
+        config.low_watermark = 50;
+    })
+    .await)
+}
+
+/// Writes until not one byte more fits, nor a directory; returns how many bytes it was.
+fn fill_up(at: &Path) -> u64 {
+    let mut written = 0;
+    let mut file = fs::File::create(at.join("big")).expect("create");
+    let mut size = 1 << 20;
+    let block: Vec<u8> = (0..size)
+        .map(|n| u8::try_from(n % 251).expect("small"))
+        .collect();
+    while size > 0 {
+        match file.write(&block[..size]) {
+            Ok(count) => written += count as u64,
+            Err(error) if error.kind() == ErrorKind::StorageFull => size /= 2,
+            Err(error) => panic!("{error}"),
+        }
+    }
+    for number in 0..4096 {
+        let made = fs::create_dir(at.join(format!("d{number}")))
+            .and_then(|()| fs::write(at.join(format!("d{number}/f")), "one block"));
+        if made.is_err() {
+            break;
+        }
+    }
+    written
+}
+
+fn assert_full(result: Result<impl std::fmt::Debug, Error>, what: &str) -> bool {
+    match result {
+        Ok(_) => false,
+        Err(error @ Error::Full(_)) => {
+            assert!(error.to_string().contains("no room left"), "{error}");
+            true
+        }
+        Err(error) => panic!("{what}: {error}"),
+    }
+}
+
+/// Publishes until there is no room for one more; returns how many there was room for.
+async fn publish_until_full(bench: &Bench, what: &str, attributes: &[(&str, &str)]) -> usize {
+    for number in 0..20_000 {
+        let volume = format!("more-{number}");
+        if assert_full(bench.try_publish("more", &volume, attributes).await, what) {
+            assert!(!bench.target(&volume).exists(), "{what}: half-made");
+            assert!(bench.row(&volume).is_none(), "{what}");
+            assert!(!bench.pool().join("volumes").join(&volume).exists());
+            return number;
+        }
+    }
+    panic!("{what}: never full");
+}
+
+#[tokio::test(flavor = "multi_thread")]
+#[expect(
+    clippy::too_many_lines,
+    reason = "one day, told from morning to evening"
+)]
+async fn what_was_promised_holds_and_room_that_comes_back_is_used() {
+    for (backend, fs, mib) in SMALL {
+        for restarted in [false, true] {
+            if restarted && fs != Fs::Ext4 {
+                continue;
+            }
+            let what = format!("{backend} on {}, restarted {restarted}", fs.name());
+            let mut bench = match small(backend, fs, mib).await {
+                Ok(bench) => bench,
+                Err(reason) => return crate::common::skip(&reason),
+            };
+            let kept = [("type", "task-cache"), ("key", "kept")];
+            bench
+                .step("kept", &kept, |at| {
+                    fs::write(at.join("f"), "kept").expect("write");
+                })
+                .await;
+            bench.engine.reap().await.expect("reap");
+            assert!(bench.pool().join("reserve").exists(), "{what}");
+            // In use all the time: it may not be evicted.
+            let (pinned, _) = bench
+                .publish(
+                    "pin",
+                    "pin",
+                    &[("type", "input"), ("from", "task-cache/kept")],
+                )
+                .await;
+
+            let output = [("type", "output"), ("name", "o")];
+            let (out, _) = bench.publish("maker", "out", &output).await;
+            fs::write(out.join("f"), vec![7; 3 << 20]).expect("write");
+            let (scratch, _) = bench.publish("filler", "scratch", &[]).await;
+            fill_up(&scratch);
+
+            let made = publish_until_full(&bench, &what, &output).await;
+            assert!(bench.engine.status().await.is_ok());
+            let told = bench
+                .engine
+                .report_outcome(&"maker".parse().expect("uid"), Outcome::Succeeded)
+                .await;
+            let told = !assert_full(told, &what);
+            bench.unpublish("out").await;
+            for number in 0..made {
+                bench.unpublish(&format!("more-{number}")).await;
+            }
+            let reaped = bench.engine.reap().await;
+            assert_full(reaped, &what);
+            bench.assert_whole().await;
+            if restarted {
+                bench = bench.restart().await;
+                assert!(scratch.join("big").exists(), "{what}");
+                bench.assert_whole().await;
+            }
+            assert_eq!(
+                fs::read_to_string(pinned.join("f")).expect("read"),
+                "kept",
+                "{what}"
+            );
+
+            // Room comes back: by one pod that goes.
+            bench.unpublish("scratch").await;
+            if !told {
+                eventually("the scratch is deleted", || {
+                    names(&bench.pool().join("trash")).is_empty()
+                })
+                .await;
+                assert_eq!(
+                    bench.outcome("maker", Outcome::Succeeded).await,
+                    1,
+                    "{what}"
+                );
+            }
+            bench.outcome("more", Outcome::Failed).await;
+            eventually(&format!("{what}: the promised seal"), || {
+                bench
+                    .artifact("artifact/o")
+                    .is_some_and(|artifact| artifact.durable)
+            })
+            .await;
+            let input = [("type", "input"), ("from", "artifact/o")];
+            let (at, _) = bench.publish("user", "in", &input).await;
+            assert_eq!(
+                fs::read(at.join("f")).expect("read"),
+                vec![7; 3 << 20],
+                "{what}"
+            );
+            bench.unpublish("in").await;
+            bench.quiet().await;
+            // btrfs gives room back when its cleaner wakes, up to half a minute later.
+            let deadline = std::time::Instant::now() + crate::common::bench::NEVER;
+            while fs != Fs::Btrfs && !bench.pool().join("reserve").exists() {
+                bench.engine.reap().await.expect("reap");
+                assert!(
+                    std::time::Instant::now() < deadline,
+                    "{what}: no reserve again"
+                );
+                tokio::time::sleep(std::time::Duration::from_millis(20)).await;
+            }
+            bench
+                .step("again", &output, |at| {
+                    fs::write(at.join("f"), "again").expect("write");
+                })
+                .await;
+            bench.unpublish("pin").await;
+            bench.outcome("more", Outcome::Failed).await;
+            bench.finish().await;
+        }
+    }
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn a_pod_that_filled_the_disk_with_its_cache_does_not_leave_it_full() {
+    for (backend, fs, mib) in SMALL {
+        let what = format!("{backend} on {}", fs.name());
+        let bench = match small(backend, fs, mib).await {
+            Ok(bench) => bench,
+            Err(reason) => return crate::common::skip(&reason),
+        };
+        let cache = [("type", "task-cache"), ("key", "k")];
+        let (at, _) = bench.publish("pod", "v", &cache).await;
+        fill_up(&at);
+        // The word finds room too, or nobody could ever say it: what fills the disk goes only once it is sealed.
+        assert_eq!(bench.outcome("pod", Outcome::Succeeded).await, 1, "{what}");
+        bench.unpublish("v").await;
+        if backend == BackendKind::Copy && fs == Fs::Ext4 {
+            // Its seal is a copy, for which there is no room while the original is there: all that can be asked is an
+            // answer that says so.
+            assert_full(bench.try_publish("next", "w", &[]).await, &what);
+            bench.assert_whole().await;
+            bench.engine.shutdown().await;
+            continue;
+        }
+        let deadline = std::time::Instant::now() + crate::common::bench::NEVER;
+        loop {
+            let result = bench.try_publish("next", "w", &cache).await;
+            if !assert_full(result, &what) {
+                break;
+            }
+            assert!(
+                std::time::Instant::now() < deadline,
+                "{what}: full for ever"
+            );
+            tokio::time::sleep(std::time::Duration::from_millis(20)).await;
+        }
+        fs::write(bench.target("w").join("f"), "next").expect("write");
+        bench.unpublish("w").await;
+        bench.outcome("next", Outcome::Failed).await;
+        bench.finish().await;
+    }
+}

@@ -1,0 +1,137 @@
+//! A disk that loses what it was given: the write-back fails, and the kernel says so once. A loop device over a file with a
+//! hole, on a tmpfs without room, is such a disk.
+
+#![allow(clippy::disallowed_types, reason = "a test may run a program")]
+
+use std::fs;
+use std::io::{Read as _, Seek as _, Write as _};
+use std::path::Path;
+use std::process::Command;
+
+use baggageclaim::model::Outcome;
+use rustix::fs::FallocateFlags;
+
+use crate::common::bench::{Bench, eventually};
+use crate::common::{Fs, Lab};
+
+const MIB: u64 = 1 << 20;
+
+/// Where on its disk a file lies, in bytes: offset and length.
+fn extents(path: &Path) -> Vec<(u64, u64)> {
+    let output = Command::new("filefrag")
+        .args(["-v", "-b1"])
+        .arg(path)
+        .output()
+        .expect("filefrag");
+    let text = String::from_utf8(output.stdout).expect("text");
+    let extent = |line: &str| {
+        let columns: Vec<&str> = line.split(':').map(str::trim).collect();
+        let _number: u64 = columns.first()?.parse().ok()?;
+        let (first, _) = columns.get(2)?.split_once("..")?;
+        Some((first.trim().parse().ok()?, columns.get(3)?.parse().ok()?))
+    };
+    let found: Vec<_> = text.lines().filter_map(extent).collect();
+    assert!(!found.is_empty(), "{text}");
+    found
+}
+
+/// A file in a small memory that takes all of its room.
+fn take_all_room(path: &Path) {
+    let mut file = fs::File::create(path).expect("create");
+    let mut size = 1 << 20;
+    while size >= 4096 {
+        if file.write_all(&vec![0; size]).is_err() {
+            size /= 2;
+        }
+    }
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn nothing_that_is_older_than_a_failed_write_back_is_sealed() {
+    let memory = match Lab::try_sized(Fs::Tmpfs, 112 * MIB) {
+        Ok(memory) => memory,
+        Err(reason) => return crate::common::skip(&reason),
+    };
+    let lab = match Lab::try_inside(&memory.path(), Fs::Ext4, 96 * MIB) {
+        Ok(lab) => lab,
+        Err(reason) => return crate::common::skip(&reason),
+    };
+    let image = fs::File::options()
+        .write(true)
+        .open(lab.image().expect("ext4"))
+        .expect("open");
+    rustix::fs::fallocate(&image, FallocateFlags::empty(), 0, 96 * MIB).expect("all of it");
+    let bench = Bench::new(lab).await;
+    let task = [("type", "task-cache"), ("key", "k")];
+    bench
+        .step("base", &task, |at| {
+            fs::write(at.join("f"), "base").expect("write");
+        })
+        .await;
+    bench.engine.reap().await.expect("reap");
+
+    let (victim, _) = bench.publish("victim", "victim", &task).await;
+    let output = [("type", "output"), ("name", "o"), ("commit", "always")];
+    bench.publish("bystander", "bystander", &output).await;
+    let mut file = fs::File::create_new(victim.join("big")).expect("create");
+    file.write_all(&vec![1; 1 << 20]).expect("write");
+    rustix::fs::syncfs(fs::File::open(bench.pool()).expect("open")).expect("all is well yet");
+    for (offset, length) in extents(&bench.pool().join("volumes/victim/top/big")) {
+        let flags = FallocateFlags::PUNCH_HOLE | FallocateFlags::KEEP_SIZE;
+        rustix::fs::fallocate(&image, flags, offset, length).expect("punch");
+    }
+    let ballast = memory.path().join("ballast");
+    take_all_room(&ballast);
+    file.rewind().expect("seek");
+    file.write_all(&vec![2; 1 << 20])
+        .expect("the page cache takes it");
+    drop(file);
+
+    bench.outcome("victim", Outcome::Succeeded).await;
+    bench.unpublish("victim").await;
+    eventually("the disk says that it failed", || {
+        bench.pool().join("doomed").exists()
+    })
+    .await;
+    eventually("the victim is gone", || bench.row("victim").is_none()).await;
+    assert_eq!(
+        bench.look("look", &task, "f").await.as_deref(),
+        Some("base"),
+        "what was sealed before has its name again"
+    );
+    let base = bench.artifact("task-cache/k").expect("there");
+    assert!(base.durable);
+
+    // Remembered over a restart, for all that existed.
+    fs::remove_file(&ballast).expect("the disk is well again");
+    let bench = bench.restart().await;
+    bench.unpublish("bystander").await;
+    bench.quiet().await;
+    assert!(
+        bench.artifact("artifact/o").is_none(),
+        "it may have lost bytes"
+    );
+    assert_eq!(bench.artifact("task-cache/k").expect("there").id, base.id);
+
+    // What is made from now on is as good as ever.
+    bench
+        .step("new", &task, |at| {
+            fs::write(at.join("new"), "new").expect("write");
+        })
+        .await;
+    assert_eq!(
+        bench.look("look", &task, "new").await.as_deref(),
+        Some("new")
+    );
+    let (at, _) = bench
+        .publish("user", "in", &[("type", "input"), ("from", "task-cache/k")])
+        .await;
+    let mut text = String::new();
+    fs::File::open(at.join("f"))
+        .and_then(|mut f| f.read_to_string(&mut text))
+        .expect("read");
+    assert_eq!(text, "base");
+    bench.unpublish("in").await;
+    bench.finish().await;
+    assert_eq!(memory.close(), Vec::<std::path::PathBuf>::new());
+}
