@@ -248,6 +248,9 @@ fn layer_fs(id: &LayerId) -> String {
     format!("{id}/{FS}")
 }
 
+/// The work directory that everything has which ever was an overlay.
+const FIRST_WORK: &str = "work.1";
+
 /// Makes the next `work.N` of a volume: the marker of a volatile mount stays even after a clean end, and the next mount on
 /// that directory is EINVAL. A first mount costs exactly one mkdir.
 fn next_work(volume: &Dir) -> Result<String> {
@@ -321,6 +324,11 @@ impl Backend for Overlay {
         let Some(top) = open_if_there(volume, TOP)? else {
             return Ok(false);
         };
+        // What never had a work directory never was an overlay's top, and the kernel need not be asked: its answer costs
+        // a line in its log, which on a serial console is milliseconds in which nothing else is mounted.
+        if !volume.has(FIRST_WORK)? {
+            return Ok(false);
+        }
         // With index=on the kernel refuses a top that another overlay holds (EBUSY) before it finds out that the work
         // directory lies on another mount (EINVAL). So nothing is ever mounted or written. As strings, which all
         // kernels take; `lowerdir` rather than `lowerdir+`, which only newer ones know.
