@@ -151,7 +151,20 @@ async fn a_publish_and_an_unpublish_flush_nothing_and_walk_nothing() {
     // What is put off is put off to here, and must be as frugal.
     tokio::time::sleep(Duration::from_millis(300)).await;
     strace.end(Signal::INT);
+
+    let scratch_path = lab.run_dir().join("trace-of-scratch");
+    let mut strace = trace(&driver, &scratch_path).expect("strace attaches");
+    let pod = kubelet.pod("ci", "scratch");
+    let scratch = [("type", "scratch")];
+    pod.publish("v", scratch, options).await.expect("published");
+    pod.unpublish("v").await.expect("unpublished");
+    client.reap(api::ReapRequest {}).await.expect("reap");
+    strace.end(Signal::INT);
     driver.end(Signal::TERM);
+    let scratch = fs::read_to_string(&scratch_path).expect("a trace");
+    assert!(scratch.contains("umount2"), "{scratch}");
+    // An overlay that is only tried leaves a line in the kernel's log, and that may be slow.
+    assert!(!scratch.contains("fsopen"), "{scratch}");
 
     let trace = fs::read_to_string(&trace_path).expect("a trace");
     let mut counts: BTreeMap<&str, usize> = BTreeMap::new();
