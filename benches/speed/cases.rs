@@ -11,6 +11,7 @@ use baggageclaim::model::{
     Artifact, ArtifactId, LayerId, LayerRecord, Reference, Tenant, Timestamp, Usage, layout,
 };
 use baggageclaim::proto::admin::v1 as api;
+use baggageclaim::proto::csi::v1 as csi;
 use baggageclaim::store::{Change, Index, PoolDirs, write_layer};
 
 use crate::Plan;
@@ -26,6 +27,8 @@ pub struct Bench<'a> {
     pub lab: &'a Lab,
     pub plan: &'a Plan,
     pub rows: Vec<Row>,
+    /// What an empty call through the socket takes, in microseconds: no row, but what the others cannot do without.
+    pub probe: f64,
 }
 
 /// Makes volumes by hand, each with a number of its own.
@@ -78,6 +81,7 @@ impl Bench<'_> {
     pub async fn run(&mut self) {
         let bare = Bare::new(self.lab);
         let mut driver = Driver::start(self.lab, "pool").await;
+        self.probe = median(self.probes(&driver).await);
         if self.wants("fork") {
             self.forks(&mut driver, &bare).await;
         }
@@ -103,6 +107,17 @@ impl Bench<'_> {
         if self.wants("memory") {
             self.memory().await;
         }
+    }
+
+    async fn probes(&self, driver: &Driver) -> Vec<f64> {
+        let mut took = Vec::new();
+        for _ in 0..self.plan.rounds * self.plan.turn {
+            let mut client = driver.kubelet.identity_client();
+            let began = Instant::now();
+            client.probe(csi::ProbeRequest {}).await.expect("an answer");
+            took.push(micros(began.elapsed()));
+        }
+        took
     }
 
     /// Whether this family of rows was asked for.

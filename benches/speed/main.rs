@@ -123,7 +123,7 @@ async fn main() -> ExitCode {
         return ExitCode::FAILURE;
     }
     let began = Instant::now();
-    let mut rows = Vec::new();
+    let (mut rows, mut probes) = (Vec::new(), Vec::new());
     for fs in kinds {
         // Where the driver's process and these calls see the same mounts, and nobody else.
         let lab = match Lab::try_sized(fs, 6 << 30) {
@@ -138,13 +138,25 @@ async fn main() -> ExitCode {
             lab: &lab,
             plan: &plan,
             rows: Vec::new(),
+            probe: f64::NAN,
         };
         bench.run().await;
         rows.append(&mut bench.rows);
+        probes.push(format!("{} us on {}", bench.probe.round(), fs.name()));
         let left = lab.close();
         assert!(left.is_empty(), "mounts left behind: {left:?}");
     }
     println!("\n{}", table::render(&rows));
+    println!(
+        "An empty call through the socket takes {}.",
+        probes.join(", ")
+    );
+    if let Ok(load) = std::fs::read_to_string("/proc/loadavg") {
+        let load = load.split(' ').next().unwrap_or_default();
+        println!(
+            "Load {load}: with more to run than there are cores, ours waits for four wake-ups, the baseline for none."
+        );
+    }
     let missed = rows.iter().filter(|row| !row.met()).count();
     println!(
         "{} rows, {missed} goals missed, {:.0} s",
