@@ -4,6 +4,7 @@
 use std::path::PathBuf;
 use std::time::Duration;
 
+use clap::builder::BoolishValueParser;
 use clap::{Args, ValueEnum};
 
 use crate::backend::{BackendKind, MountApi};
@@ -164,6 +165,10 @@ pub struct Standalone {
         default_value = "auto"
     )]
     pub mount_api: Api,
+    /// Size limits on btrfs need simple quotas: let the driver switch them on where no quotas are. They are the whole
+    /// filesystem's, not the pool's, and Linux before 6.7 will not mount it any more, also when they are off again
+    #[arg(long, env = "BAGGAGECLAIM_BTRFS_QUOTA", hide_env_values = true, value_parser = BoolishValueParser::new())]
+    pub btrfs_quota: bool,
     /// How many threads serve calls; more than a few only wait for each other in the kernel
     #[arg(long, value_name = "NUMBER", env = "BAGGAGECLAIM_THREADS", hide_env_values = true, default_value = "4", value_parser = clap::value_parser!(u16).range(1..=256))]
     pub threads: u16,
@@ -325,6 +330,7 @@ impl Standalone {
             pool: self.pool.pool.clone(),
             backend: self.backend.into(),
             mount_api: self.mount_api.into(),
+            btrfs_quota: self.btrfs_quota,
             threads: self.threads.into(),
             input_wait: self.input_wait,
             outcome_wait: self.outcome_wait,

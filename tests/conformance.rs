@@ -21,7 +21,7 @@ use baggageclaim::backend::{
     Backend, BackendKind, Btrfs, Copy, Error, Freeze, Limit, MountApi, Overlay, Start, tree,
 };
 use baggageclaim::model::{LayerId, RootAttributes, VolumeId};
-use baggageclaim::sys::{self, Dir, QuotaGroup};
+use baggageclaim::sys::{self, Dir, QuotaGroup, Quotas};
 use common::{Fs, Lab, Snapshot, assert_same, require_lab, tree as trees};
 use rustix::fs::IFlags;
 
@@ -789,8 +789,89 @@ fn classic_overlay_on_xfs() {
 #[test]
 fn btrfs() {
     run(Fs::Btrfs, |pool| {
-        Box::new(Btrfs::open(pool).expect("btrfs works"))
+        Box::new(Btrfs::open(pool, true).expect("btrfs works"))
     });
+}
+
+/// Simple quotas are the whole filesystem's, and keep older kernels from mounting it for ever after.
+#[test]
+fn btrfs_quotas_are_switched_on_only_where_they_may_be_and_only_for_a_limit() {
+    let lab = require_lab!(Fs::Btrfs);
+    for may in [false, true] {
+        let name = format!("pool-{may}");
+        for room in ["layers", "volume-1", "volume-2"] {
+            fs::create_dir_all(lab.dir(&name).join(room)).expect("mkdir");
+        }
+        let pool = Dir::open(&lab.dir(&name)).expect("open");
+        let backend = Btrfs::open(&pool, may).expect("btrfs works");
+        let create = |volume: &str, size_limit| {
+            let start = Start {
+                layers: &[],
+                root: RootAttributes::default(),
+                size_limit,
+                sealable: true,
+                durable: false,
+            };
+            let volume = pool.open_beneath(volume).expect("open");
+            let limit = backend.create(&volume, &start).expect("created");
+            backend.usage(&volume, &|| false).expect("usage");
+            limit
+        };
+        assert_eq!(create("volume-1", None), Limit::None);
+        assert_eq!(pool.quotas().expect("quotas"), Quotas::Off);
+        match (create("volume-2", Some(1 << 20)), pool.quotas()) {
+            (Limit::Enforced, Ok(Quotas::Simple)) if may => {}
+            (Limit::Unenforced(why), Ok(Quotas::Off)) if may => {
+                assert!(why.contains("Linux 6.7"), "{why}");
+            }
+            (Limit::Unenforced(why), Ok(Quotas::Off)) => {
+                assert!(why.contains("--btrfs-quota"), "{why}");
+            }
+            other => panic!("{other:?}"),
+        }
+        for volume in ["volume-1", "volume-2"] {
+            backend
+                .delete(&pool, Path::new(volume), &|| false)
+                .expect("delete");
+        }
+    }
+}
+
+/// `kill -9` after the snapshot and before the last look for nested subvolumes.
+#[test]
+fn a_btrfs_seal_that_was_cut_short_looks_again() {
+    let lab = require_lab!(Fs::Btrfs);
+    let bench = Bench::new(&lab, |pool| {
+        Box::new(Btrfs::open(pool, false).expect("btrfs works"))
+    });
+    let volume = bench.fork(&[]);
+    let (id, layer) = bench.layer();
+    let content = volume.dir.open_beneath("fs").expect("open");
+    content
+        .create_subvolume("nested")
+        .expect("a pod can do this");
+    layer
+        .create_snapshot("fs.new", &content, true)
+        .expect("snapshot");
+    let refused = bench.backend.seal(&volume.dir, &layer, MARKER);
+    assert!(matches!(refused, Err(Error::Refused { .. })), "{refused:?}");
+    assert!(layer.entries().expect("entries").is_empty());
+
+    let nested = content.open_beneath("nested").expect("open");
+    let nested = nested.subvolume_id().expect("an id");
+    bench.pool.destroy_subvolume(nested).expect("destroyed");
+    layer
+        .create_snapshot("fs.new", &content, true)
+        .expect("snapshot");
+    content.write_new("later", b"x").expect("write");
+    bench
+        .backend
+        .seal(&volume.dir, &layer, MARKER)
+        .expect("sealed");
+    assert_eq!(layer.entries().expect("entries").len(), 1);
+    assert!(bench.shown(&[id]).get("later").is_some());
+    bench.discard(volume);
+    bench.empty();
 }
 
 #[test]

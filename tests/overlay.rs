@@ -17,7 +17,8 @@ use std::process::{Child, Command, Stdio};
 use std::time::Duration;
 
 use baggageclaim::backend::{
-    Backend, BackendKind, Chosen, Error, Freeze, Limit, MountApi, RootAttributes, Start, choose,
+    Backend, BackendKind, Chosen, Error, Freeze, Limit, MountApi, RootAttributes, Start, Wanted,
+    choose,
 };
 use baggageclaim::model::{LayerId, VolumeId, layout};
 use baggageclaim::sys::{self, Dir, Errno};
@@ -39,6 +40,15 @@ const START: Start<'static> = Start {
     sealable: true,
     durable: false,
 };
+
+/// Overlay, by this API.
+fn wanted(api: Option<MountApi>) -> Wanted {
+    Wanted {
+        kind: Some(BackendKind::Overlay),
+        api,
+        btrfs_quota: false,
+    }
+}
 
 /// A pool with the overlay backend.
 struct Pool {
@@ -65,7 +75,7 @@ impl Pool {
     fn new(lab: &Lab, api: MountApi) -> Option<Self> {
         let path = lab.dir(&format!("pool-{api}"));
         let dir = Dir::open(&path).expect("the pool opens");
-        let chosen = match choose(&dir, Some(BackendKind::Overlay), Some(api)) {
+        let chosen = match choose(&dir, wanted(Some(api))) {
             Ok(chosen) => chosen,
             Err(error) if api == MountApi::Descriptors => {
                 common::skip(&error.to_string());
@@ -179,7 +189,7 @@ fn the_probe_picks_overlay_says_why_and_leaves_nothing() {
     for fs in [Fs::Ext4, Fs::XfsReflink, Fs::Btrfs, Fs::Tmpfs] {
         let lab = require_lab!(fs);
         let dir = Dir::open(&lab.dir("pool")).expect("the pool opens");
-        let chosen = choose(&dir, None, None).expect("overlay works");
+        let chosen = choose(&dir, Wanted::default()).expect("overlay works");
         assert_eq!(chosen.kind, BackendKind::Overlay, "{}", chosen.reason);
         assert!(chosen.reason.starts_with("overlay ("), "{}", chosen.reason);
         assert!(chosen.reason.contains("Linux"), "{}", chosen.reason);
@@ -201,7 +211,7 @@ fn a_pool_where_overlay_cannot_be_says_why() {
     let (volume, mounted) = pool.made("v", &START);
     fs::create_dir(mounted.path().join("pool")).expect("mkdir");
     let nested = Dir::open(&mounted.path().join("pool")).expect("it opens");
-    let error = choose(&nested, Some(BackendKind::Overlay), None).expect_err("overlay on overlay");
+    let error = choose(&nested, wanted(None)).expect_err("overlay on overlay");
     let text = error.to_string();
     assert!(
         text.contains("overlay (classic)") && text.contains("EINVAL"),

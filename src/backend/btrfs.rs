@@ -6,14 +6,17 @@
 //! is not sealed.
 //!
 //! Limits are simple quotas (Linux 6.7), which charge an extent to the subvolume that wrote it: exactly what a volume has
-//! of its own. The limit is on a group of level 1 around the volume, which subvolumes nested in it join by themselves.
+//! of its own. The limit is on a group of level 1 around the volume, which subvolumes nested in it join by themselves. They
+//! are a property of the whole filesystem, which need not be ours alone, and switching them on sets an incompatible feature
+//! (`simple_quota` in `/sys/fs/btrfs/<uuid>/features`) that stays when they are switched off: no kernel before 6.7 mounts the
+//! filesystem any more. So it is done only when the administrator has said so, and when a volume has a limit for the first time.
 //!
 //! Seal and fork are one transaction commit each: 1 to 8 ms, whatever the tree's size.
 
 use std::os::fd::OwnedFd;
 use std::path::Path;
 
-use crate::backend::plain::{self, Place, has_file, open_if_there};
+use crate::backend::plain::{self, FS_NEW, Place, has_file, open_if_there};
 use crate::backend::tree;
 use crate::backend::{Backend, BackendKind, Error, Freeze, Limit, Result, Start, Stop, Usage};
 use crate::model::layout::{FS, LAYER_JSON, LAYERS};
@@ -26,16 +29,16 @@ pub struct Btrfs {
     pool: Dir,
     layers: Dir,
     place: Place,
-    /// Why size limits cannot be enforced, if they cannot.
-    no_quota: Option<String>,
+    /// Whether simple quotas may be switched on.
+    may_switch_on: bool,
 }
 
 impl Btrfs {
-    /// The backend on `pool`, which has the directory `layers`, if it lies on btrfs.
+    /// The backend on `pool`, which has the directory `layers`, if it lies on btrfs. Changes nothing there.
     ///
-    /// Simple quotas are switched on for its filesystem if no quotas are in force yet: what is written before that is never
-    /// counted.
-    pub fn open(pool: &Dir) -> Result<Self> {
+    /// `quotas`: simple quotas may be switched on for its filesystem, for good, once a volume is to have a limit and no quotas
+    /// are in force yet. What is written before that is never counted.
+    pub fn open(pool: &Dir, quotas: bool) -> Result<Self> {
         let space = pool.space()?;
         if space.magic != Space::BTRFS {
             let name = space.filesystem().unwrap_or("another filesystem");
@@ -44,25 +47,37 @@ impl Btrfs {
                 why: format!("it lies on {name}"),
             });
         }
-        let no_quota = match pool.quotas()? {
+        Ok(Self {
+            layers: pool.open_beneath(LAYERS)?,
+            pool: pool.try_clone()?,
+            place: Place::of(pool)?,
+            may_switch_on: quotas,
+        })
+    }
+
+    /// Whether the filesystem counts what each volume has written. Asked each time: an administrator may switch it on or off.
+    fn counts(&self) -> bool {
+        matches!(self.pool.quotas(), Ok(Quotas::Simple))
+    }
+
+    /// Makes sure that limits hold; why they do not, if they do not.
+    fn enforce(&self) -> Result<Option<String>> {
+        Ok(match self.pool.quotas()? {
             Quotas::Simple => None,
             Quotas::Full => Some(
                 "full quotas (qgroups) are in force on this btrfs, which are too slow to be used; simple ones are needed"
                     .to_owned(),
             ),
-            Quotas::Off => match pool.enable_simple_quotas() {
+            Quotas::Off if !self.may_switch_on => Some(
+                "simple quotas are off on this btrfs; --btrfs-quota lets the driver switch them on".to_owned(),
+            ),
+            Quotas::Off => match self.pool.enable_simple_quotas() {
                 Ok(()) => None,
                 Err(error) if error.is(Errno::EINVAL) => {
                     Some("this kernel has no simple quotas (Linux 6.7)".to_owned())
                 }
                 Err(error) => Some(error.to_string()),
             },
-        };
-        Ok(Self {
-            layers: pool.open_beneath(LAYERS)?,
-            pool: pool.try_clone()?,
-            place: Place::of(pool)?,
-            no_quota,
         })
     }
 
@@ -76,13 +91,7 @@ impl Btrfs {
         Ok(newest.map(open).transpose()?)
     }
 
-    fn limit(&self, fs: &Dir, bytes: Option<u64>) -> Result<Limit> {
-        let Some(bytes) = bytes else {
-            return Ok(Limit::None);
-        };
-        if let Some(why) = &self.no_quota {
-            return Ok(Limit::Unenforced(why.clone()));
-        }
+    fn limit(&self, fs: &Dir, bytes: u64) -> Result<Limit> {
         let id = fs.subvolume_id()?;
         let group = QuotaGroup::around_subvolume(id);
         self.pool.set_quota_group(group, true)?;
@@ -106,6 +115,11 @@ impl Btrfs {
 
     /// Destroys a subvolume and all that are nested in it, the innermost first.
     fn destroy(&self, id: u64) -> Result<()> {
+        self.destroy_until(id, &|| false)
+    }
+
+    /// The same, unless `stop` ends it between two of them.
+    fn destroy_until(&self, id: u64, stop: Stop<'_>) -> Result<()> {
         let mut order = vec![id];
         let mut next = 0;
         while let Some(&id) = order.get(next) {
@@ -120,6 +134,9 @@ impl Btrfs {
         let group = QuotaGroup::around_subvolume(id);
         self.lift_limit(group)?;
         for id in order.into_iter().rev() {
+            if stop() {
+                return Err(Error::Stopped);
+            }
             match self.pool.destroy_subvolume(id) {
                 Ok(()) => {}
                 // A second deleter, or a repetition.
@@ -133,7 +150,7 @@ impl Btrfs {
 
     /// Takes the limit of a volume away: at its limit even an unlink, and destroying what is nested in it, is EDQUOT.
     fn lift_limit(&self, group: QuotaGroup) -> Result<()> {
-        if self.no_quota.is_none() && self.pool.quota_group_usage(group)?.is_some() {
+        if self.counts() && self.pool.quota_group_usage(group)?.is_some() {
             self.pool.limit_quota_group(group, None)?;
         }
         Ok(())
@@ -142,7 +159,7 @@ impl Btrfs {
     /// Removes the group of level 1 around a subvolume that is gone. A group that stays costs a few hundred bytes and
     /// limits nobody, so failures are not told.
     fn forget_group(&self, group: QuotaGroup) {
-        if self.no_quota.is_some() {
+        if !self.counts() {
             return;
         }
         let Ok(members) = self.pool.related_quota_groups(group) else {
@@ -162,12 +179,21 @@ impl Backend for Btrfs {
 
     fn create(&self, volume: &Dir, start: &Start<'_>) -> Result<Limit> {
         let parent = self.parent(start)?;
+        // Before anything of the volume is made: what is there when quotas are switched on is not counted.
+        let limit = match start.size_limit {
+            None => None,
+            Some(bytes) => Some((bytes, self.enforce()?)),
+        };
         match &parent {
             Some(parent) => volume.create_snapshot(FS, parent, false)?,
             None => volume.create_subvolume(FS)?,
         }
         let fs = volume.open_beneath(FS)?;
-        let limit = self.limit(&fs, start.size_limit)?;
+        let limit = match limit {
+            None => Limit::None,
+            Some((_, Some(why))) => Limit::Unenforced(why),
+            Some((bytes, None)) => self.limit(&fs, bytes)?,
+        };
         plain::apply_root(&fs, &start.root, parent.is_some())?;
         Ok(limit)
     }
@@ -205,6 +231,10 @@ impl Backend for Btrfs {
             return Ok(());
         }
         let fs = volume.open_beneath(FS)?;
+        // What an interrupted seal has left: nobody has looked at it.
+        if layer.has(FS_NEW)? {
+            self.destroy(layer.open_beneath(FS_NEW)?.subvolume_id()?)?;
+        }
         Self::refuse_nested(&fs)?;
         if has_file(&fs, marker)? {
             let times = tree::times_of(&fs.stat_self()?);
@@ -218,13 +248,13 @@ impl Backend for Btrfs {
             }
             fs.set_times(&times)?;
         }
-        layer.create_snapshot(FS, &fs, true)?;
+        layer.create_snapshot(FS_NEW, &fs, true)?;
         // One that was made meanwhile would be an empty directory in the snapshot.
         if let Err(error) = Self::refuse_nested(&fs) {
-            self.destroy(layer.open_beneath(FS)?.subvolume_id()?)?;
+            self.destroy(layer.open_beneath(FS_NEW)?.subvolume_id()?)?;
             return Err(error);
         }
-        Ok(())
+        Ok(layer.rename(FS_NEW, layer, FS)?)
     }
 
     fn stacks(&self) -> bool {
@@ -247,7 +277,7 @@ impl Backend for Btrfs {
         let mut usage = tree::usage(&fs, stop)?;
         // A layer's bytes were charged to the volume that wrote them, which is gone: what the walk found, parents' bytes
         // included, is too much, and too much makes eviction stop early and look again.
-        if self.no_quota.is_none() && !dir.has(LAYER_JSON)? {
+        if self.counts() && !dir.has(LAYER_JSON)? {
             let group = QuotaGroup::of_subvolume(fs.subvolume_id()?);
             if let Some(bytes) = self.pool.quota_group_usage(group)? {
                 usage.bytes = bytes;
@@ -263,13 +293,13 @@ impl Backend for Btrfs {
         }
         let dir = trash.open_beneath(name)?;
         if dir.is_subvolume()? {
-            return self.destroy(dir.subvolume_id()?);
+            return self.destroy_until(dir.subvolume_id()?, stop);
         }
         for entry in dir.entries()? {
             if entry.kind == Some(FileKind::Directory) {
                 let below = dir.open_beneath(&entry.name)?;
                 if below.is_subvolume()? {
-                    self.destroy(below.subvolume_id()?)?;
+                    self.destroy_until(below.subvolume_id()?, stop)?;
                 }
             }
         }

@@ -10,15 +10,12 @@
 use std::os::fd::OwnedFd;
 use std::path::Path;
 
-use crate::backend::plain::{self, Place, has_file, open_if_there};
+use crate::backend::plain::{self, FS_NEW, Place, has_file, open_if_there};
 use crate::backend::tree::{self, Marks, Method};
 use crate::backend::{Backend, BackendKind, Error, Freeze, Limit, Result, Start, Stop, Usage};
 use crate::model::layout::{FS, LAYERS};
 use crate::model::{LayerId, VolumeId};
 use crate::sys::{Dir, MountEntry};
-
-/// Where a layer's content grows before it has its name.
-const FS_NEW: &str = "fs.new";
 
 /// The copy backend of one pool.
 #[derive(Debug)]

@@ -25,7 +25,7 @@ use serde::{Deserialize, Serialize};
 pub use self::btrfs::Btrfs;
 pub use self::copy::Copy;
 pub use self::overlay::{MountApi, Overlay};
-pub use self::probe::{Attempt, Chosen, Facts, choose};
+pub use self::probe::{Attempt, Chosen, Facts, Wanted, choose};
 pub use self::tree::Stop;
 use crate::model::{LayerId, VolumeId, VolumeKind, VolumeRecord};
 pub use crate::model::{RootAttributes, Usage};

@@ -11,6 +11,8 @@ use crate::model::layout::{FS, PENDING, VOLUMES};
 use crate::model::{RootAttributes, VolumeId};
 use crate::sys::{self, Dir, Errno, FileKind, IdSwap, MountAttributes, MountEntry};
 
+/// Where a layer's content grows before it is whole, and has its name.
+pub(super) const FS_NEW: &str = "fs.new";
 /// What a pod's fsGroup adds to the root's mode: the group may write, and what is made there is the group's.
 const GROUP_BITS: u32 = 0o2070;
 

@@ -68,21 +68,33 @@ const CANDIDATES: [(BackendKind, Option<MountApi>); 4] = [
     (BackendKind::Copy, None),
 ];
 
-/// Tries the backends on `pool` until one works; only `wanted`, and only through `api`, if these are given.
+/// What the administrator wants of the choice.
+#[derive(Debug, Clone, Copy, Default)]
+pub struct Wanted {
+    /// Only this one.
+    pub kind: Option<BackendKind>,
+    /// Overlay only through this API.
+    pub api: Option<MountApi>,
+    /// Whether btrfs's simple quotas may be switched on, for the whole filesystem and for good ([`Btrfs::open`]).
+    pub btrfs_quota: bool,
+}
+
+/// Tries the backends on `pool` until one works; only what is wanted.
 ///
-/// Makes the directories of the pool that a trial needs. A trial cleans up after itself, and after one that was killed.
-pub fn choose(pool: &Dir, wanted: Option<BackendKind>, api: Option<MountApi>) -> Result<Chosen> {
+/// Makes the directories of the pool that a trial needs. A trial cleans up after itself, and after one that was killed; it
+/// changes nothing outside the pool.
+pub fn choose(pool: &Dir, wanted: Wanted) -> Result<Chosen> {
     for name in [LAYERS, EMPTY, INCOMING, TRASH] {
         pool.ensure_dir(name, 0o700)?;
     }
     let mut tried: Vec<Attempt> = Vec::new();
     for (kind, candidate) in CANDIDATES {
-        let is_wanted = wanted.is_none_or(|wanted| wanted == kind)
-            && (candidate.is_none() || api.is_none() || candidate == api);
+        let is_wanted = wanted.kind.is_none_or(|wanted| wanted == kind)
+            && (candidate.is_none() || wanted.api.is_none() || candidate == wanted.api);
         if !is_wanted {
             continue;
         }
-        let opened = open(pool, kind, candidate);
+        let opened = open(pool, kind, candidate, wanted.btrfs_quota);
         tried.push(Attempt {
             kind,
             api: candidate,
@@ -104,14 +116,14 @@ pub fn choose(pool: &Dir, wanted: Option<BackendKind>, api: Option<MountApi>) ->
                 backend,
                 kind,
                 api: candidate,
-                reason: reason(wanted.is_some(), &facts),
+                reason: reason(wanted.kind.is_some(), &facts),
                 facts,
             });
         }
     }
     let failures: Vec<String> = tried.iter().map(ToString::to_string).collect();
     Err(Error::Unsupported {
-        what: match wanted {
+        what: match wanted.kind {
             None => "copy-on-write",
             Some(BackendKind::Overlay) => "the overlay backend",
             Some(BackendKind::Btrfs) => "the btrfs backend",
@@ -121,10 +133,15 @@ pub fn choose(pool: &Dir, wanted: Option<BackendKind>, api: Option<MountApi>) ->
     })
 }
 
-fn open(pool: &Dir, kind: BackendKind, api: Option<MountApi>) -> Result<Arc<dyn Backend>> {
+fn open(
+    pool: &Dir,
+    kind: BackendKind,
+    api: Option<MountApi>,
+    btrfs_quota: bool,
+) -> Result<Arc<dyn Backend>> {
     Ok(match kind {
         BackendKind::Overlay => Arc::new(Overlay::open(pool, api.unwrap_or(MountApi::Classic))?),
-        BackendKind::Btrfs => Arc::new(Btrfs::open(pool)?),
+        BackendKind::Btrfs => Arc::new(Btrfs::open(pool, btrfs_quota)?),
         BackendKind::Copy => Arc::new(Copy::open(pool)?),
     })
 }

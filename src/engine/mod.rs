@@ -67,6 +67,8 @@ pub struct Config {
     pub backend: Option<BackendKind>,
     /// The mount API to use; `None`: the newest that works.
     pub mount_api: Option<MountApi>,
+    /// Whether btrfs's simple quotas may be switched on for the whole filesystem when a volume has a limit.
+    pub btrfs_quota: bool,
     /// How many threads serve RPCs.
     pub threads: usize,
     /// How long a publish waits for content that is known to be coming.
@@ -91,6 +93,7 @@ impl Config {
             pool: pool.into(),
             backend: None,
             mount_api: None,
+            btrfs_quota: false,
             threads: 4,
             input_wait: Duration::from_secs(90),
             outcome_wait: Duration::from_secs(60 * 60),
@@ -508,8 +511,12 @@ fn open_pool(config: &Config) -> Result<Opened> {
         }
         (None, wanted) => wanted,
     };
-    let chosen = backend::choose(&dirs.root, wanted, config.mount_api)
-        .map_err(|error| wrong(error.to_string()))?;
+    let wanted = backend::Wanted {
+        kind: wanted,
+        api: config.mount_api,
+        btrfs_quota: config.btrfs_quota,
+    };
+    let chosen = backend::choose(&dirs.root, wanted).map_err(|error| wrong(error.to_string()))?;
     let identity = if let Some(identity) = known {
         identity
     } else {

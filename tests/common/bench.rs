@@ -75,6 +75,7 @@ impl Bench {
         config.input_wait = Duration::from_secs(3600);
         config.reap_interval = Duration::from_secs(3600);
         config.reserve = 0;
+        config.btrfs_quota = true;
         change(&mut config);
         let engine = Engine::open(config.clone())
             .await
