@@ -248,7 +248,14 @@ fn overlaid<T>(
     )
     .expect("overlay");
     let result = look(&target);
-    rustix::mount::unmount(&target, UnmountFlags::NOFOLLOW).expect("umount");
+    // Another test's thread may be between fork and exec, and its child have a copy of each of our descriptors until then.
+    let busy = rustix::io::Errno::BUSY;
+    let began = Instant::now();
+    while let Err(errno) = rustix::mount::unmount(&target, UnmountFlags::NOFOLLOW) {
+        let patient = errno == busy && began.elapsed() < Duration::from_secs(10);
+        assert!(patient, "umount: {errno}");
+        std::thread::sleep(Duration::from_millis(1));
+    }
     result
 }
 
@@ -456,13 +463,14 @@ fn who_makes_files_as_fast_as_they_are_deleted_does_not_hold_a_delete_up() {
             let result = tree::delete(&open(&lab.path()), Path::new("doomed"), &stop);
             let took = began.elapsed();
             done.store(true, Ordering::Relaxed);
-            let error = result.expect_err("it is never empty");
             assert!(took < 2 * PATIENCE, "{}: {took:?}", fs.name());
-            let expected = match &error {
-                Error::System(error) => error.is(Errno::ENOTEMPTY),
-                error => matches!(error, Error::Stopped),
+            let expected = match &result {
+                // The makers were not given the processor for a moment.
+                Ok(()) | Err(Error::Stopped) => true,
+                Err(Error::System(error)) => error.is(Errno::ENOTEMPTY),
+                Err(_) => false,
             };
-            assert!(expected, "{}: {error}", fs.name());
+            assert!(expected, "{}: {result:?}", fs.name());
         });
         drop(held);
         tree::delete(&open(&lab.path()), Path::new("doomed"), &|| false).expect("delete");
