@@ -78,7 +78,9 @@ pub async fn run(config: Config, shutdown: impl Future<Output = ()>) -> Result<(
         ended = &mut csi => return Ok(ended?),
     };
     let dir = Dir::open(&pool).map_err(Error::Pool)?;
-    let admin = admin::serve(dir, engine.clone(), grace, wait(stopped));
+    // There before anybody is told that the driver is ready: who waits for that may ask the next moment.
+    let socket = admin::bind(dir).await?;
+    let admin = admin::serve(socket, engine.clone(), grace, wait(stopped));
     ready.send_replace(Readiness::Ready(engine.clone()));
     tracing::info!("ready");
 

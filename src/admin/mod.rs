@@ -21,14 +21,18 @@ use crate::proto::admin::v1::admin_server::AdminServer;
 use crate::server::{self, Routes, Socket, Trace};
 use crate::sys::Dir;
 
-/// Serves the admin verbs of an engine in its pool until `shutdown` is ready.
+/// Makes the socket in a pool. From here on callers queue, so a driver may say that it is ready.
+pub async fn bind(pool: Dir) -> server::Result<Socket> {
+    Socket::bind_in(pool, layout::ADMIN_SOCKET.as_ref()).await
+}
+
+/// Serves the admin verbs of an engine until `shutdown` is ready.
 pub async fn serve(
-    pool: Dir,
+    socket: Socket,
     engine: Engine,
     grace: Duration,
     shutdown: impl Future<Output = ()>,
 ) -> server::Result<()> {
-    let socket = Socket::bind_in(pool, layout::ADMIN_SOCKET.as_ref()).await?;
     let routes = Routes::new().with(AdminServer::new(service::Service::new(engine)));
     let trace = Trace::new(new_span, &FREQUENT);
     server::serve(socket, routes, trace, grace, shutdown).await
