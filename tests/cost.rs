@@ -193,7 +193,7 @@ async fn a_publish_and_an_unpublish_flush_nothing_and_walk_nothing() {
             banned.push(line);
         }
     }
-    println!("{counts:#?}");
+    println!("{trace}\n{counts:#?}");
     assert!(
         counts.contains_key("fsopen") || counts.contains_key("mount"),
         "a mount was seen:\n{trace}"
