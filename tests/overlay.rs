@@ -9,6 +9,7 @@
 
 mod common;
 
+use std::ffi::CString;
 use std::fs;
 use std::os::fd::{AsFd, AsRawFd, OwnedFd};
 use std::os::unix::fs::{MetadataExt, PermissionsExt, symlink};
@@ -631,9 +632,31 @@ fn scratch_is_a_plain_directory_and_freezing_it_does_not_freeze_the_pool() {
         };
         let (volume, mounted) = pool.made("scratch", &start);
         let seen = Dir::from_fd(mounted.pin(), "scratch");
-        assert_ne!(seen.space().expect("statfs").magic, 0x794c_7630);
+        assert_ne!(seen.space().expect("statfs").magic, sys::Space::OVERLAY);
         fs::write(mounted.path().join("x"), "1").expect("write");
-        // Docker in docker: an overlay on it works.
+        // Docker in docker: an overlay on it works, which it would not on an overlay.
+        pool.dir.create_dir("target", 0o755).expect("mkdir");
+        sys::move_mount_onto(mounted.0.as_fd(), &pool.dir, "target").expect("attached");
+        let target = pool.dir.path().join("target");
+        let rooms = ["lower", "upper", "work", "merged"].map(|name| target.join(name));
+        for room in &rooms {
+            fs::create_dir(room).expect("mkdir");
+        }
+        let [lower, upper, work, merged] = &rooms;
+        let options = format!(
+            "lowerdir={},upperdir={},workdir={}",
+            lower.display(),
+            upper.display(),
+            work.display()
+        );
+        let options = CString::new(options).expect("no NUL");
+        let flags = rustix::mount::MountFlags::empty();
+        rustix::mount::mount("overlay", merged, "overlay", flags, options.as_c_str())
+            .expect("an overlay within");
+        fs::write(merged.join("inner"), "1").expect("write");
+        rustix::mount::unmount(merged, rustix::mount::UnmountFlags::DETACH).expect("umount");
+        assert!(upper.join("inner").exists());
+        sys::detach(&pool.dir, "target").expect("detached");
         assert!(matches!(
             pool.backend().freeze(&volume, Some(mounted.0)),
             Ok(Freeze::Frozen)

@@ -16,7 +16,7 @@
 use std::os::fd::OwnedFd;
 use std::path::Path;
 
-use crate::backend::plain::{self, FS_NEW, Place, has_file, open_if_there};
+use crate::backend::plain::{self, FS_NEW, Place};
 use crate::backend::tree;
 use crate::backend::{Backend, BackendKind, Error, Freeze, Limit, Result, Start, Stop, Usage};
 use crate::model::layout::{FS, LAYER_JSON, LAYERS};
@@ -223,7 +223,7 @@ impl Backend for Btrfs {
     }
 
     fn has_marker(&self, volume: &Dir, name: &str) -> Result<bool> {
-        has_file(&volume.open_beneath(FS)?, name)
+        Ok(volume.open_beneath(FS)?.has_file(name)?)
     }
 
     fn seal(&self, volume: &Dir, layer: &Dir, marker: &str) -> Result<()> {
@@ -236,7 +236,7 @@ impl Backend for Btrfs {
             self.destroy(layer.open_beneath(FS_NEW)?.subvolume_id()?)?;
         }
         Self::refuse_nested(&fs)?;
-        if has_file(&fs, marker)? {
+        if fs.has_file(marker)? {
             let times = tree::times_of(&fs.stat_self()?);
             match fs.remove_file(marker) {
                 // What says "commit this" is no longer written to.
@@ -271,7 +271,7 @@ impl Backend for Btrfs {
     /// Files and directories by a walk. The bytes are what the subvolume has written itself where the filesystem counts
     /// that (as of its last write-back), and else all that is seen, shared or not.
     fn usage(&self, dir: &Dir, stop: Stop<'_>) -> Result<Usage> {
-        let Some(fs) = open_if_there(dir, FS)? else {
+        let Some(fs) = dir.open_if_there(FS)? else {
             return Ok(Usage::default());
         };
         let mut usage = tree::usage(&fs, stop)?;

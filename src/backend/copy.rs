@@ -10,7 +10,7 @@
 use std::os::fd::OwnedFd;
 use std::path::Path;
 
-use crate::backend::plain::{self, FS_NEW, Place, has_file, open_if_there};
+use crate::backend::plain::{self, FS_NEW, Place};
 use crate::backend::tree::{self, Marks, Method};
 use crate::backend::{Backend, BackendKind, Error, Freeze, Limit, Result, Start, Stop, Usage};
 use crate::model::layout::{FS, LAYERS};
@@ -88,7 +88,7 @@ impl Backend for Copy {
     }
 
     fn has_marker(&self, volume: &Dir, name: &str) -> Result<bool> {
-        has_file(&volume.open_beneath(FS)?, name)
+        Ok(volume.open_beneath(FS)?.has_file(name)?)
     }
 
     fn seal(&self, volume: &Dir, layer: &Dir, marker: &str) -> Result<()> {
@@ -101,7 +101,7 @@ impl Backend for Copy {
         layer.create_dir(FS_NEW, 0o700)?;
         let new = layer.open_beneath(FS_NEW)?;
         let result = tree::copy(&fs, &new, Method::Reflink, Marks::Refuse).and_then(|_| {
-            if has_file(&new, marker)? {
+            if new.has_file(marker)? {
                 let times = tree::times_of(&new.stat_self()?);
                 new.remove_file(marker)?;
                 new.set_times(&times)?;
@@ -128,7 +128,7 @@ impl Backend for Copy {
     }
 
     fn usage(&self, dir: &Dir, stop: Stop<'_>) -> Result<Usage> {
-        match open_if_there(dir, FS)? {
+        match dir.open_if_there(FS)? {
             Some(fs) => tree::usage(&fs, stop),
             None => Ok(Usage::default()),
         }

@@ -12,6 +12,7 @@
 
 mod btrfs;
 mod copy;
+mod look;
 mod overlay;
 mod plain;
 mod probe;

@@ -6,35 +6,26 @@
 use std::os::fd::{AsFd, OwnedFd};
 use std::path::{Path, PathBuf};
 
+use crate::backend::look::Look;
 use crate::backend::{Error, Result, Start};
-use crate::model::layout::{FS, PENDING, VOLUMES};
+use crate::model::layout::{FS, VOLUMES};
 use crate::model::{RootAttributes, VolumeId};
-use crate::sys::{self, Dir, Errno, FileKind, IdSwap, MountAttributes, MountEntry};
+use crate::sys::{self, Dir, Errno, IdSwap, MountAttributes, MountEntry};
 
 /// Where a layer's content grows before it is whole, and has its name.
 pub(super) const FS_NEW: &str = "fs.new";
-/// What a pod's fsGroup adds to the root's mode: the group may write, and what is made there is the group's.
-const GROUP_BITS: u32 = 0o2070;
 
 /// Makes the root of a new volume look as it was asked for. On disk a fork's owner stays: it is a matter of the mount.
 pub(super) fn apply_root(fs: &Dir, root: &RootAttributes, is_fork: bool) -> Result<()> {
-    let group = root.mount_group.filter(|_| root.gid.is_none());
-    if is_fork {
-        if group.is_some() {
-            fs.set_owner(None, group)?;
-        }
-    } else {
-        let gid = root.gid.or(group).unwrap_or(0);
-        fs.set_owner(Some(root.uid.unwrap_or(0)), Some(gid))?;
+    let mut found = fs.stat_self()?;
+    let look = Look::of(root, is_fork.then_some(&found));
+    if (found.st_uid, found.st_gid) != (look.uid, look.gid) {
+        fs.set_owner(Some(look.uid), Some(look.gid))?;
+        // That may have taken set-id bits away.
+        found = fs.stat_self()?;
     }
-    let before = fs.stat_self()?.st_mode & 0o7777;
-    let mut mode = root.mode.unwrap_or(if is_fork { before } else { 0o777 }) & 0o7777;
-    if group.is_some() {
-        mode |= GROUP_BITS;
-    }
-    // chown may have taken set-id bits away, so the mode is compared with what is there now.
-    if mode != before {
-        fs.set_mode(mode)?;
+    if look.mode != Look::mode_of(&found) {
+        fs.set_mode(look.mode)?;
     }
     Ok(())
 }
@@ -110,34 +101,11 @@ impl Place {
         })
     }
 
-    /// Whether a mount is one of a volume's `fs`, before or after its seal was promised.
+    /// Whether a mount is one of a volume's `fs`. Once its seal is promised the directory has another name, and a mount of it
+    /// in our namespace is no more: it was detached before.
     pub(super) fn shows(&self, mount: &MountEntry, id: &VolumeId) -> bool {
-        mount.device == self.device
-            && [VOLUMES, PENDING].iter().any(|state| {
-                let path: PathBuf = [
-                    self.root.as_path(),
-                    Path::new(state),
-                    id.as_ref(),
-                    Path::new(FS),
-                ]
-                .iter()
-                .collect();
-                mount.root == path
-            })
-    }
-}
-
-/// Whether a name is there and a regular file.
-pub(super) fn has_file(dir: &Dir, name: &str) -> Result<bool> {
-    let stat = dir.stat_if_there(name)?;
-    Ok(stat.is_some_and(|stat| FileKind::of_mode(stat.st_mode) == FileKind::File))
-}
-
-/// Opens a directory, if there is one.
-pub(super) fn open_if_there(dir: &Dir, name: &str) -> Result<Option<Dir>> {
-    match dir.open_beneath(name) {
-        Ok(dir) => Ok(Some(dir)),
-        Err(error) if error.is(Errno::ENOENT) => Ok(None),
-        Err(error) => Err(error.into()),
+        let fs = [Path::new(VOLUMES), id.as_ref(), Path::new(FS)];
+        let below = fs.iter().collect::<PathBuf>();
+        mount.device == self.device && mount.root == self.root.join(below)
     }
 }

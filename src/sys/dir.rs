@@ -105,6 +105,15 @@ impl Dir {
         })
     }
 
+    /// The same; `None` when there is nothing of that name.
+    pub fn open_if_there(&self, relative: impl AsRef<Path>) -> Result<Option<Self>> {
+        match self.open_beneath(relative) {
+            Ok(dir) => Ok(Some(dir)),
+            Err(error) if error.is(Errno::ENOENT) => Ok(None),
+            Err(error) => Err(error),
+        }
+    }
+
     /// `openat2` beneath this directory with the caller's flags (`O_CLOEXEC` is added).
     pub fn open_file_beneath(
         &self,
@@ -327,6 +336,12 @@ impl Dir {
             Err(error) if error.is(Errno::ENOENT) => Ok(None),
             Err(error) => Err(error),
         }
+    }
+
+    /// Whether it has a regular file of that name.
+    pub fn has_file(&self, name: impl AsRef<Path>) -> Result<bool> {
+        let stat = self.stat_if_there(name)?;
+        Ok(stat.is_some_and(|stat| FileKind::of_mode(stat.st_mode) == FileKind::File))
     }
 
     /// Whether it has that name.

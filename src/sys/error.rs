@@ -56,12 +56,6 @@ impl Error {
         matches!(self.errno, Errno::ENOSPC | Errno::EDQUOT)
     }
 
-    /// The system call's name.
-    #[must_use]
-    pub fn call(&self) -> &'static str {
-        self.call
-    }
-
     /// What the call was applied to.
     #[must_use]
     pub fn subject(&self) -> &Path {

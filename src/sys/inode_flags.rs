@@ -54,11 +54,6 @@ impl Dir {
             .map_err(|errno| Error::new("FS_IOC_FSSETXATTR", self.path(), errno))
     }
 
-    /// The directory's project id.
-    pub fn project(&self) -> Result<u32> {
-        Ok(self.extended_flags()?.fsx_projid)
-    }
-
     fn extended_flags(&self) -> Result<fsxattr> {
         let mut attributes = fsxattr {
             fsx_xflags: 0,

@@ -27,7 +27,7 @@ use self::view::{Owners, Views};
 use super::{Backend, BackendKind, Error, Freeze, Limit, Result, Start, Stop, Usage, tree};
 use crate::model::layout::{EMPTY, FS, LAYERS, TOP, WORK_PREFIX};
 use crate::model::{LayerId, RootAttributes, VolumeId};
-use crate::sys::{self, Dir, Errno, FileKind, FsContext, MountEntry, Room};
+use crate::sys::{self, Dir, Errno, FsContext, MountEntry, Room, Space};
 
 /// How overlays are mounted. Both are main paths: production runs Linux 5.15 to 6.12 and newer.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Hash, Serialize, Deserialize)]
@@ -49,8 +49,6 @@ impl std::fmt::Display for MountApi {
     }
 }
 
-/// The `f_type` of an overlay (`OVERLAYFS_SUPER_MAGIC` of `linux/magic.h`).
-const OVERLAY_MAGIC: u64 = 0x794c_7630;
 /// What the source of all our mounts begins with in the kernel's mount table.
 const SOURCE_PREFIX: &str = "baggageclaim:";
 
@@ -269,20 +267,6 @@ fn is_plain(start: &Start<'_>) -> bool {
     !start.sealable && start.layers.is_empty()
 }
 
-/// Whether a name is there and a regular file.
-fn is_file(dir: &Dir, name: &str) -> Result<bool> {
-    let stat = dir.stat_if_there(name)?;
-    Ok(stat.is_some_and(|stat| FileKind::of_mode(stat.st_mode) == FileKind::File))
-}
-
-fn open_if_there(dir: &Dir, name: &str) -> Result<Option<Dir>> {
-    match dir.open_beneath(name) {
-        Ok(dir) => Ok(Some(dir)),
-        Err(error) if error.is(Errno::ENOENT) => Ok(None),
-        Err(error) => Err(error.into()),
-    }
-}
-
 impl Backend for Overlay {
     fn kind(&self) -> BackendKind {
         BackendKind::Overlay
@@ -321,7 +305,7 @@ impl Backend for Overlay {
 
     fn in_use(&self, volume: &Dir) -> Result<bool> {
         use std::os::fd::AsRawFd;
-        let Some(top) = open_if_there(volume, TOP)? else {
+        let Some(top) = volume.open_if_there(TOP)? else {
             return Ok(false);
         };
         // What never had a work directory never was an overlay's top, and the kernel need not be asked: its answer costs
@@ -347,7 +331,7 @@ impl Backend for Overlay {
         };
         // Of a bind mount the filesystem is the pool's own: making *that* read-only would be the end of everything.
         let pin = Dir::from_fd(pin, volume.path());
-        if pin.space()?.magic != OVERLAY_MAGIC {
+        if pin.space()?.magic != Space::OVERLAY {
             drop(pin);
             return self.unpinned(volume);
         }
@@ -384,20 +368,20 @@ impl Backend for Overlay {
     }
 
     fn has_marker(&self, volume: &Dir, name: &str) -> Result<bool> {
-        match open_if_there(volume, TOP)? {
-            Some(top) => is_file(&top, name),
+        match volume.open_if_there(TOP)? {
+            Some(top) => Ok(top.has_file(name)?),
             None => Ok(false),
         }
     }
 
     fn seal(&self, volume: &Dir, layer: &Dir, marker: &str) -> Result<()> {
-        let Some(top) = open_if_there(volume, TOP)? else {
+        let Some(top) = volume.open_if_there(TOP)? else {
             if layer.has(FS)? {
                 return Ok(());
             }
             return Err(volume.error("openat2", TOP, Errno::ENOENT).into());
         };
-        if is_file(&top, marker)? {
+        if top.has_file(marker)? {
             top.remove_file(marker)?;
         }
         Ok(volume.rename(TOP, layer, FS)?)
@@ -413,7 +397,7 @@ impl Backend for Overlay {
     }
 
     fn usage(&self, dir: &Dir, stop: Stop<'_>) -> Result<Usage> {
-        let content = match open_if_there(dir, TOP)? {
+        let content = match dir.open_if_there(TOP)? {
             Some(top) => top,
             None => dir.open_beneath(FS)?,
         };
