@@ -141,6 +141,8 @@ struct Inner {
     syncing: Mutex<()>,
     stop: CancellationToken,
     tasks: TaskTracker,
+    /// Where tasks run that a job starts.
+    runtime: tokio::runtime::Handle,
 }
 
 impl Inner {
@@ -256,6 +258,7 @@ impl Engine {
             syncing: Mutex::new(()),
             stop: CancellationToken::new(),
             tasks: TaskTracker::new(),
+            runtime: tokio::runtime::Handle::current(),
         });
         let engine = inner.clone();
         let contents = pool.contents;

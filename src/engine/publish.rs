@@ -57,7 +57,7 @@ pub(super) async fn publish(inner: &Arc<Inner>, request: PublishRequest) -> Resu
 /// Decides what the volume starts from and pins that; `None` when the volume exists already.
 async fn plan(inner: &Arc<Inner>, request: &PublishRequest) -> Result<Option<Plan>> {
     let started = Instant::now();
-    let mut waiting = None;
+    let mut told = false;
     loop {
         // Asked for before the state is looked at: a change in between is not missed.
         let changed = inner.changed.notified();
@@ -90,9 +90,9 @@ async fn plan(inner: &Arc<Inner>, request: &PublishRequest) -> Result<Option<Pla
                 }
             }
         };
-        if waiting.is_none() {
+        if !told {
             tracing::info!(volume.id = %request.volume, %state, "waiting for content that is about to be sealed");
-            waiting = Some(Waiting::new(inner));
+            told = true;
         }
         let left = inner.config.input_wait.saturating_sub(started.elapsed());
         if left.is_zero() || tokio::time::timeout(left, changed).await.is_err() {
@@ -103,22 +103,6 @@ async fn plan(inner: &Arc<Inner>, request: &PublishRequest) -> Result<Option<Pla
                 waited: inner.config.input_wait,
             });
         }
-    }
-}
-
-/// Counts a publish that waits.
-struct Waiting(Arc<Inner>);
-
-impl Waiting {
-    fn new(inner: &Arc<Inner>) -> Self {
-        inner.state.lock().waiting += 1;
-        Self(inner.clone())
-    }
-}
-
-impl Drop for Waiting {
-    fn drop(&mut self) {
-        self.0.state.lock().waiting -= 1;
     }
 }
 
@@ -160,6 +144,7 @@ fn pin(
         mounts: HashMap::new(),
         made: false,
         outcome: None,
+        done_with: false,
         measured: Measured::default(),
     };
     state.volumes.insert(request.volume.clone(), live);

@@ -9,10 +9,10 @@ use std::path::Path;
 use std::sync::Arc;
 use std::sync::atomic::Ordering;
 
-use super::Inner;
 use super::crash::{Point, point};
 use super::error::{Doing, Error, Result};
 use super::types::Reaped;
+use super::{Inner, unpublish};
 use crate::backend::{self, Usage};
 use crate::model::{
     Artifact, ArtifactId, Candidate, LayerId, LayerRecord, Name, evict, flatten_plan, garbage,
@@ -56,7 +56,7 @@ pub(super) async fn reap(inner: &Arc<Inner>) -> Result<Reaped> {
 
 /// All steps, each of them also when the one before it failed: on a full disk it is the later ones that make room. The
 /// first failure is the answer.
-fn round(inner: &Inner) -> Result<Reaped> {
+fn round(inner: &Arc<Inner>) -> Result<Reaped> {
     let _one_at_a_time = inner.collector.lock();
     let mut failure = None;
     let mut step = |result: Result<usize>| {
@@ -75,6 +75,8 @@ fn round(inner: &Inner) -> Result<Reaped> {
     step(measure_layers(inner));
     done.evicted = step(make_room(inner));
     done.deleted += step(empty_trash(inner));
+    // There is room again, if there is any: what was put off can begin.
+    step(unpublish::promise_abandoned(inner));
     inner.keep_reserve();
     done.flattened = step(flatten(inner));
     if done.flattened > 0 {

@@ -178,6 +178,7 @@ fn recover_volumes(inner: &Inner, mounts: &[MountEntry], state: &mut State) -> R
             record,
             made: true,
             outcome,
+            done_with: false,
             measured: Measured::default(),
         };
         inner.clock.seen(live.record.created);

@@ -151,6 +151,8 @@ fn attach(
         live.mounts.retain(|path, _| record.targets.contains(path));
         live.mounts.insert(request.target.clone(), mount_id);
         live.record.targets = record.targets;
+        // Its pod is back.
+        live.done_with = false;
     }
     Ok(())
 }

@@ -50,14 +50,15 @@ fn retry_after(attempt: usize, error: &Error) -> Duration {
 /// Takes care of a volume that left.
 pub(super) fn spawn(inner: &Arc<Inner>, left: Left) {
     let engine = inner.clone();
-    inner.tasks.spawn(async move {
+    let task = async move {
         let key = left.key;
         tokio::select! {
             () = settle(&engine, left) => {}
             // Nothing is lost: the directory says what was promised, and the next start takes it up.
             () = engine.stop.cancelled() => tracing::debug!(layer = %key, "left for the next start"),
         }
-    });
+    };
+    inner.tasks.spawn_on(task, &inner.runtime);
 }
 
 /// Sees a leaving volume to its end, however often a step fails.

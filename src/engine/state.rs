@@ -27,6 +27,8 @@ pub(super) struct Live {
     /// Whether its directory and record exist on disk.
     pub(super) made: bool,
     pub(super) outcome: Option<Outcome>,
+    /// Whether its pod is done with it, though its end could not begin yet.
+    pub(super) done_with: bool,
     pub(super) measured: Measured,
 }
 
@@ -86,8 +88,6 @@ pub(super) struct State {
     pub(super) used: HashSet<ArtifactId>,
     /// Volumes that an operation is running on.
     pub(super) busy: HashSet<VolumeId>,
-    /// Volumes that wait for their content, for lists.
-    pub(super) waiting: usize,
     /// Volumes made until then lost bytes in a failed write-back.
     pub(super) doomed_until: Option<Timestamp>,
     /// No new volumes.

@@ -45,7 +45,13 @@ impl<'a> Target<'a> {
                 parent,
                 name: name.to_owned(),
             })),
-            Err(error) if error.is(Errno::ENOENT) => Ok(None),
+            // Where there is no directory there is nothing of ours.
+            Err(error)
+                if [Errno::ENOENT, Errno::ENOTDIR, Errno::ENAMETOOLONG]
+                    .contains(&error.errno()) =>
+            {
+                Ok(None)
+            }
             Err(error) => Err(error).doing("open the directory above the target"),
         }
     }

@@ -5,11 +5,11 @@
 //! `seal::settle`.
 
 use std::os::fd::OwnedFd;
-use std::path::Path;
+use std::path::{Path, PathBuf};
 use std::sync::Arc;
 
 use super::crash::{Point, point};
-use super::error::{Doing, Result};
+use super::error::{Doing, Error, Result};
 use super::seal;
 use super::state::{Goal, Leaving, Left};
 use super::target::Target;
@@ -30,13 +30,16 @@ pub(super) async fn unpublish(inner: &Arc<Inner>, volume: &str, target: &Path) -
     let target = target.to_owned();
     let job = move || {
         let left = unpublish_now(&engine, volume.as_ref(), &target);
+        // Here and not by the caller, who may have gone away: what is promised is seen to.
+        let answer = left.map(|left| {
+            if let Some(left) = left {
+                seal::spawn(&engine, left);
+            }
+        });
         drop(guard);
-        left
+        answer
     };
-    if let Some(left) = inner.calls.run(job).await?? {
-        seal::spawn(inner, left);
-    }
-    Ok(())
+    inner.calls.run(job).await?
 }
 
 fn unpublish_now(inner: &Inner, volume: Option<&VolumeId>, path: &Path) -> Result<Option<Left>> {
@@ -61,19 +64,69 @@ fn unpublish_now(inner: &Inner, volume: Option<&VolumeId>, path: &Path) -> Resul
         }
         mount_id
     };
-    let pin = pick(pins, mount_id);
-    promise(inner, volume).map(|key| Some(Left { key, pin }))
+    let pin = mount_id.and_then(|id| pick(pins, id));
+    match promise(inner, volume) {
+        Ok(key) => Ok(Some(Left { key, pin })),
+        // Not even a name can be moved. That it is mounted nowhere is on disk, though, and is promise enough: the reaper
+        // makes room and then takes it up, and so does the next start once kubelet has removed the pod's directory.
+        Err(Error::Full(why)) => {
+            tracing::warn!(volume.id = %volume, %why, "its end is put off until there is room");
+            if let Some(live) = inner.state.lock().volumes.get_mut(volume) {
+                live.done_with = true;
+            }
+            inner.wake_reaper(true);
+            Ok(None)
+        }
+        Err(error) => Err(error),
+    }
 }
 
-/// The descriptor of our own mount among those that were stacked at the target; the lowest when it is not known.
-fn pick(mut pins: Vec<(MountPoint, OwnedFd)>, mount_id: Option<u64>) -> Option<OwnedFd> {
-    let ours = pins
-        .iter()
-        .position(|(point, _)| Some(point.id) == mount_id);
-    match ours {
-        Some(at) => Some(pins.swap_remove(at).1),
-        None => pins.pop().map(|(_, pin)| pin),
+/// The descriptor of our own mount among those that were stacked at the target. Never of another's: it is made read-only.
+fn pick(pins: Vec<(MountPoint, OwnedFd)>, mount_id: u64) -> Option<OwnedFd> {
+    let ours = pins.into_iter().find(|(point, _)| point.id == mount_id);
+    ours.map(|(_, pin)| pin)
+}
+
+/// Takes up the volumes that nobody will unpublish any more: those whose end was put off, and those whose pod's directory
+/// is gone, with all mounts, while no driver was there to be told (kubelet then never calls).
+pub(super) fn promise_abandoned(inner: &Arc<Inner>) -> Result<usize> {
+    let candidates: Vec<(VolumeId, bool, Vec<PathBuf>)> = {
+        let state = inner.state.lock();
+        let unmounted = state
+            .volumes
+            .values()
+            .filter(|live| live.made && live.mounts.is_empty());
+        unmounted
+            .map(|live| {
+                (
+                    live.record.id.clone(),
+                    live.done_with,
+                    live.record.targets.clone(),
+                )
+            })
+            .collect()
+    };
+    let mut promised = 0;
+    for (volume, done_with, targets) in candidates {
+        // Somebody works on it: it is not abandoned.
+        let Ok(_guard) = Guard::take(inner, &volume) else {
+            continue;
+        };
+        let unmounted = inner
+            .state
+            .lock()
+            .volumes
+            .get(&volume)
+            .is_some_and(|live| live.mounts.is_empty());
+        let gone = |target: &PathBuf| matches!(Target::open(target), Ok(None));
+        if unmounted && (done_with || targets.iter().all(gone)) {
+            tracing::info!(volume.id = %volume, "nobody will unpublish it any more: its end begins");
+            let key = promise(inner, &volume)?;
+            seal::spawn(inner, Left { key, pin: None });
+            promised += 1;
+        }
     }
+    Ok(promised)
 }
 
 /// Moves a volume that is mounted nowhere to where its end is waited for. From here on kubelet need not ask again.
