@@ -12,7 +12,7 @@ use baggageclaim::model::{
 };
 use baggageclaim::proto::admin::v1 as api;
 use baggageclaim::proto::csi::v1 as csi;
-use baggageclaim::store::{Change, Index, PoolDirs, write_layer};
+use baggageclaim::store::{Change, Index, PoolDirs, confirm_layer, write_sealing};
 
 use crate::Plan;
 use crate::bare::Volume;
@@ -526,7 +526,8 @@ fn make_sealed(pool: &Path, count: usize) {
             id: layer,
             artifact: artifact.clone(),
         };
-        write_layer(&dir, &record).expect("a record");
+        write_sealing(&dir, &record).expect("a record");
+        confirm_layer(&dir).expect("confirmed");
         let usage = Usage {
             bytes: 4096,
             files: 0,

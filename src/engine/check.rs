@@ -270,7 +270,7 @@ fn check_layers(
         if !layer.has(layout::FS).doing("look at a layer")? {
             findings.push(finding("empty-layer", path.clone(), "it has no fs"));
         }
-        if let Err(error) = store::read_layer(&layer).doing("read a layer's record")? {
+        if let Err(error) = store::read_sealing(&layer).doing("read a layer's record")? {
             findings.push(finding("unreadable-layer", path, error.to_string()));
         }
     }
@@ -360,32 +360,34 @@ pub(super) fn pool_error(path: &Path, error: store::Error) -> Error {
 /// Makes the index of a pool that no driver has open anew, from what lies beside the layers. The old one is kept as
 /// `index.redb.old`. Returns how many artifacts it names.
 ///
-/// What the index alone knows is lost: when artifacts were last used, names deleted while their content was in use.
+/// Only what was durable once is named: a layer without its `layer.json` was being sealed, and is taken up from `pending/`
+/// or thrown away by the next start. What the index alone knows is lost: when artifacts were last used, names deleted
+/// while their content was in use.
 pub(super) fn rebuild_index(path: &Path) -> Result<usize> {
     let dirs = open(path)?;
     let mut artifacts: HashMap<ArtifactId, Artifact> = HashMap::new();
-    let mut layers = names(&dirs.layers)?;
-    for name in unfinished(&dirs)? {
-        layers.remove(&name);
-    }
-    for name in &layers {
-        let layer = match dirs.layers.open_beneath(name) {
+    let unfinished = unfinished(&dirs)?;
+    let mut whole = HashSet::new();
+    let mut records = Vec::new();
+    for name in names(&dirs.layers)? {
+        let layer = match dirs.layers.open_beneath(&name) {
             Err(error) if is_stray(&error) => continue,
             layer => layer.doing("open a layer")?,
         };
-        let Ok(record) = store::read_layer(&layer).doing("read a layer's record")? else {
-            continue;
-        };
-        let artifact = record.artifact;
-        let whole = artifact
-            .layers
-            .iter()
-            .all(|layer| layers.contains(Path::new(&layer.to_string())));
+        if layer.has(layout::FS).doing("look at a layer")?
+            && let Ok(record) = store::read_layer(&layer).doing("read a layer's record")?
+            && Path::new(&record.id.to_string()) == name
+            && !unfinished.contains(&name)
+        {
+            whole.insert(record.id);
+            records.push(record);
+        }
+    }
+    for artifact in records.into_iter().map(|record| record.artifact) {
         // A merged layer tells of the same artifact as the layers that it replaced: the shorter stack is the newer.
-        let newer = artifacts
-            .get(&artifact.id)
-            .is_none_or(|known| artifact.layers.len() < known.layers.len());
-        if whole && newer && Path::new(&record.id.to_string()) == name {
+        let known = artifacts.get(&artifact.id);
+        let newer = known.is_none_or(|known| artifact.layers.len() < known.layers.len());
+        if newer && artifact.layers.iter().all(|layer| whole.contains(layer)) {
             artifacts.insert(artifact.id, artifact);
         }
     }
@@ -396,15 +398,14 @@ pub(super) fn rebuild_index(path: &Path) -> Result<usize> {
             *holder = artifact;
         }
     }
+    let named = holders
+        .into_iter()
+        .map(|(name, artifact)| Change::PutName(name, artifact.id));
     let changes: Vec<Change> = artifacts
         .values()
         .cloned()
         .map(Change::PutArtifact)
-        .chain(
-            holders
-                .into_iter()
-                .map(|(name, artifact)| Change::PutName(name, artifact.id)),
-        )
+        .chain(named)
         .collect();
     Index::replace(&dirs.root, &changes).map_err(|error| pool_error(path, error))?;
     Ok(artifacts.len())

@@ -1,7 +1,7 @@
 //! Named places where a test lets the process die as by `kill -9`, one by one.
 //!
-//! Between any two of them there is at most one change on disk or in the kernel, so that visiting all of them visits all
-//! states a crash can leave. In release builds they are nothing.
+//! They lie between the steps whose order matters; what one step changes on disk is one name, or is told apart by the next
+//! start. In release builds they are nothing.
 
 /// Defines the points, their names, and the list of all of them.
 macro_rules! points {
@@ -50,7 +50,7 @@ points! {
     SealFrozen = "seal-frozen",
     /// `layers/<id>` is made.
     SealLayerMade = "seal-layer-made",
-    /// `layer.json` is written.
+    /// `sealing.json` is written.
     SealLayerRecorded = "seal-layer-recorded",
     /// The content is in the layer.
     SealContentMoved = "seal-content-moved",

@@ -83,6 +83,9 @@ pub enum Error {
         /// How many volumes.
         volumes: usize,
     },
+    /// The disk failed to write back data that the operation was about.
+    #[error("the disk failed to write back data")]
+    Doomed,
     /// The engine is shutting down.
     #[error("the driver is shutting down; try again")]
     ShuttingDown,

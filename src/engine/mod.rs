@@ -17,6 +17,7 @@
 
 mod check;
 mod clock;
+mod commit;
 pub mod crash;
 mod error;
 mod lists;
@@ -271,7 +272,9 @@ impl Engine {
             Ok::<_, Error>(recovered)
         });
         let recovered = recovered.await??;
-        inner.tasks.spawn(seal::commit_loop(inner.clone(), sealed));
+        inner
+            .tasks
+            .spawn(commit::commit_loop(inner.clone(), sealed));
         inner.tasks.spawn(reap::reap_loop(inner.clone()));
         for left in recovered.leaving {
             seal::spawn(&inner, left);

@@ -479,7 +479,7 @@ fn merge(inner: &Inner, artifact: &Artifact, count: usize) -> Result<()> {
             id: merged,
             artifact,
         };
-        store::write_layer(&into, &record).doing("write a merged layer's record")?;
+        store::write_sealing(&into, &record).doing("write a merged layer's record")?;
         point(Point::FlattenMerged);
         incoming
             .rename(&name, &inner.dirs.layers, &name)
@@ -496,14 +496,14 @@ fn merge(inner: &Inner, artifact: &Artifact, count: usize) -> Result<()> {
         }
     };
     point(Point::FlattenPlaced);
-    let usage = inner
+    let into = inner
         .dirs
         .layers
         .open_beneath(&name)
         .doing("open a merged layer")?;
     let usage = inner
         .backend
-        .usage(&usage, &|| false)
+        .usage(&into, &|| false)
         .doing("measure a merged layer")?;
     let syncing = inner.syncing.lock();
     let indexed = inner.sync(&syncing).and_then(|()| {
@@ -528,6 +528,7 @@ fn merge(inner: &Inner, artifact: &Artifact, count: usize) -> Result<()> {
         };
         std::mem::replace(&mut sealed.artifact.layers, artifact.layers)
     };
+    store::confirm_layer(&into).doing("confirm a merged layer's record")?;
     tracing::info!(artifact.id = %artifact.id, layers = count, "merged layers");
     trash_unreferenced(inner, &old);
     Ok(())

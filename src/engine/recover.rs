@@ -12,7 +12,7 @@ use super::error::{Doing, Result};
 use super::state::{Goal, Leaving, Left, Live, Measured, State};
 use super::target::{Found, Target};
 use super::types::VolumeState;
-use super::{Inner, seal};
+use super::{Inner, commit, seal};
 use crate::model::{Artifact, ArtifactId, LayerId, VolumeId, VolumeRecord};
 use crate::store::{self, Change, Contents};
 use crate::sys::{self, Dir, MountEntry};
@@ -246,8 +246,9 @@ fn recover_pending(inner: &Inner, state: &mut State, recovered: &mut Recovered) 
             continue;
         };
         inner.clock.seen(record.created);
-        if state.artifacts.contains_key(&plan.artifact) {
+        if let Some(sealed) = state.artifacts.get(&plan.artifact) {
             // Everything was done but tidying up.
+            commit::confirm(inner, &sealed.artifact)?;
             throw_away(inner, pending, name, "it is sealed")?;
             continue;
         }

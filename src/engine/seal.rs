@@ -1,14 +1,11 @@
 //! What happens to a volume after its pod: it is frozen, its pod's outcome becomes known, and it is sealed or thrown away.
 //!
-//! One task per leaving volume ([`settle`]), and one for all that makes what they sealed durable ([`commit_loop`]): one
-//! `syncfs` and one index transaction for as many seals as wait. An artifact can be forked as soon as its content is
-//! in its place; that it is durable matters to others only.
+//! One task per leaving volume ([`settle`]). An artifact can be forked as soon as its content is in its place; that it is
+//! durable (`commit`) matters to others only.
 
 use std::os::fd::OwnedFd;
 use std::sync::Arc;
 use std::time::Duration;
-
-use tokio::sync::mpsc;
 
 use super::crash::{Point, point};
 use super::error::{Doing, Error, Result};
@@ -17,9 +14,10 @@ use super::types::VolumeState;
 use super::{Inner, reap};
 use crate::backend::{self, Freeze};
 use crate::model::{
-    Artifact, Commit, LayerId, LayerRecord, Outcome, SealPlan, VolumeRecord, layout, takes_name,
+    Artifact, Commit, LayerId, LayerRecord, Name, Outcome, SealPlan, Timestamp, VolumeRecord,
+    layout, takes_name,
 };
-use crate::store::{self, Change, Doom};
+use crate::store;
 use crate::sys::{self, Dir, Errno};
 
 /// How often a held volume is looked at when no event tells that it was let go.
@@ -39,7 +37,7 @@ const RETRY: [Duration; 6] = [
 /// Room may come back at any moment, by the hand of somebody whom we do not hear.
 const RETRY_WHEN_FULL: Duration = Duration::from_secs(5);
 
-fn retry_after(attempt: usize, error: &Error) -> Duration {
+pub(super) fn retry_after(attempt: usize, error: &Error) -> Duration {
     let retry = RETRY[attempt.min(RETRY.len() - 1)];
     match error {
         Error::Full(_) => retry.min(RETRY_WHEN_FULL),
@@ -273,7 +271,7 @@ fn seal(inner: &Inner, key: LayerId, plan: &SealPlan, record: &VolumeRecord) -> 
             id: key,
             artifact,
         };
-        store::write_layer(&layer, &known).doing("write the layer's record")?;
+        store::write_sealing(&layer, &known).doing("write the layer's record")?;
         known.artifact
     };
     point(Point::SealLayerRecorded);
@@ -288,8 +286,8 @@ fn seal(inner: &Inner, key: LayerId, plan: &SealPlan, record: &VolumeRecord) -> 
     {
         let mut state = inner.state.lock();
         if state.is_doomed(record) {
-            // Since it was decided to seal it. The next attempt decides anew.
-            return Err(Error::Busy(record.id.clone()));
+            // The disk failed while this was under way; the caller comes back and gives it up.
+            return Err(Error::Doomed);
         }
         state.add_artifact(artifact, false);
     }
@@ -313,7 +311,7 @@ fn begun(inner: &Inner, key: LayerId) -> Result<Option<Artifact>> {
     if !layer.has(layout::FS).doing("look at the layer")? {
         return Ok(None);
     }
-    let Ok(known) = store::read_layer(&layer).doing("read the layer's record")? else {
+    let Ok(known) = store::read_sealing(&layer).doing("read the layer's record")? else {
         return Ok(None);
     };
     for below in &known.artifact.layers {
@@ -334,14 +332,25 @@ pub(super) fn layers_chosen(inner: &Inner, key: LayerId) -> Result<Vec<LayerId>>
 /// The artifact that the volume becomes. Its layers are kept from here on.
 fn describe(inner: &Inner, key: LayerId, plan: &SealPlan, record: &VolumeRecord) -> Artifact {
     let mut layers = vec![plan.layer];
+    let mut state = inner.state.lock();
     if inner.backend.stacks() {
-        let mut state = inner.state.lock();
         layers.extend(state.parent_layers(record));
         if let Some(leaving) = state.leaving.get_mut(&key) {
             leaving.chosen.clone_from(&layers);
         }
     }
-    let created = inner.clock.now();
+    // Who came later is later, whatever a clock said that was wrong when the name's holder was sealed.
+    let name = Name {
+        tenant: record.tenant.clone(),
+        reference: plan.reference.clone(),
+    };
+    let holder = state
+        .names
+        .get(&name)
+        .and_then(|id| state.artifacts.get(id));
+    let after_holder = holder.map_or(0, |holder| holder.artifact.created.0 + 1);
+    let created = Timestamp(inner.clock.now().0.max(after_holder));
+    drop(state);
     Artifact {
         id: plan.artifact,
         tenant: record.tenant.clone(),
@@ -371,33 +380,25 @@ async fn give_up(inner: &Arc<Inner>, key: LayerId, why: &str) -> Result<()> {
     }
     let engine = inner.clone();
     let job = move || {
-        // A refused copy may have begun a layer; it names nothing yet.
-        if engine
-            .dirs
-            .layers
-            .has(key.to_string())
-            .doing("look for the layer")?
-        {
-            engine
-                .throw_away(&engine.dirs.layers, key.to_string().as_ref())
-                .doing("throw the layer away")?;
-        }
         point(Point::SealGivenUp);
-        trash_pending(&engine, key)
+        trash_pending(&engine, key)?;
+        // What was begun of the layer. Forks may have been made of it before a crash: then it stays until they are gone.
+        reap::trash_unreferenced(&engine, &[key]);
+        Ok::<_, Error>(())
     };
     inner.seals.run(job).await??;
     Ok(())
 }
 
 /// `pending/<key>` → trash, where the reaper deletes it. Nobody holds it any more.
-fn trash_pending(inner: &Inner, key: LayerId) -> Result<()> {
+pub(super) fn trash_pending(inner: &Inner, key: LayerId) -> Result<()> {
     unpromise(inner, key)?;
     inner.forget_leaving(key);
     Ok(())
 }
 
 /// What lies in `pending/` is promised; what lies in the trash is not.
-fn unpromise(inner: &Inner, key: LayerId) -> Result<()> {
+pub(super) fn unpromise(inner: &Inner, key: LayerId) -> Result<()> {
     match inner.throw_away(&inner.dirs.pending, key.to_string().as_ref()) {
         Err(error) if error.is(Errno::ENOENT) => Ok(()),
         result => result.map(drop).doing("throw the volume away"),
@@ -426,150 +427,6 @@ async fn discard(inner: &Arc<Inner>, key: LayerId) -> Result<()> {
     Ok(())
 }
 
-/// Makes durable what was sealed, in batches, until the engine closes.
-pub(super) async fn commit_loop(inner: Arc<Inner>, mut sealed: mpsc::UnboundedReceiver<LayerId>) {
-    const MOST_AT_ONCE: usize = 4096;
-    let mut batch = Vec::new();
-    loop {
-        tokio::select! {
-            count = sealed.recv_many(&mut batch, MOST_AT_ONCE) => if count == 0 { return },
-            () = inner.stop.cancelled() => return,
-        }
-        let mut attempt = 0;
-        loop {
-            let engine = inner.clone();
-            let keys = batch.clone();
-            let result = inner.syncs.run(move || commit(&engine, &keys)).await;
-            match result.and_then(|result| result) {
-                Ok(()) => break,
-                Err(Error::ShuttingDown) => return,
-                Err(error) => {
-                    let retry = retry_after(attempt, &error);
-                    tracing::error!(%error, seals = batch.len(), ?retry, "what was sealed is not durable yet");
-                    tokio::select! {
-                        () = tokio::time::sleep(retry) => {}
-                        () = inner.stop.cancelled() => return,
-                    }
-                    attempt += 1;
-                }
-            }
-        }
-        batch.clear();
-        inner.changed.notify_waiters();
-        inner.wake_reaper(false);
-    }
-}
-
-/// One `syncfs`, one transaction: first the content, then the index that names it.
-fn commit(inner: &Inner, keys: &[LayerId]) -> Result<()> {
-    let syncing = inner.syncing.lock();
-    // After a failure nothing of this batch is left to be committed.
-    inner.sync(&syncing)?;
-    point(Point::CommitSynced);
-    let named_as_indexed = inner.naming.lock();
-    let artifacts: Vec<_> = {
-        let state = inner.state.lock();
-        let plans = keys
-            .iter()
-            .filter_map(|key| match &state.leaving.get(key)?.goal {
-                Goal::Seal(plan) => Some(plan.artifact),
-                Goal::Discard => None,
-            });
-        let sealed = plans.filter_map(|id| state.artifacts.get(&id));
-        sealed
-            .map(|sealed| (sealed.artifact.clone(), state.is_named(&sealed.artifact)))
-            .collect()
-    };
-    let mut changes = Vec::with_capacity(artifacts.len() * 2);
-    for (artifact, named) in &artifacts {
-        changes.push(Change::PutArtifact(artifact.clone()));
-        if *named {
-            changes.push(Change::PutName(artifact.name(), artifact.id));
-        }
-    }
-    inner.commit_index(&changes)?;
-    drop(named_as_indexed);
-    point(Point::CommitIndexed);
-    for key in keys {
-        unpromise(inner, *key)?;
-        point(Point::CommitPendingTrashed);
-    }
-    // Only now: what is durable may be deleted, and a promise that outlived its artifact would bring it back.
-    let mut state = inner.state.lock();
-    for (artifact, _) in &artifacts {
-        if let Some(sealed) = state.artifacts.get_mut(&artifact.id) {
-            sealed.durable = true;
-        }
-    }
-    for key in keys {
-        state.leaving.remove(key);
-    }
-    drop(state);
-    inner.changed.notify_waiters();
-    Ok(())
-}
-
-/// A write-back failed, and the kernel will not say so again: whatever existed may have lost bytes. None of it is sealed.
-fn doom(inner: &Inner, error: &crate::sys::Error) {
-    let (doom, keys, artifacts) = {
-        let mut state = inner.state.lock();
-        // Under the lock: a fork of what is doomed is made either before this, and is doomed with it, or not at all.
-        let until = inner.clock.now();
-        state.doomed_until = Some(until);
-        let visible: Vec<_> = state
-            .leaving
-            .iter()
-            .filter_map(|(key, leaving)| match &leaving.goal {
-                Goal::Seal(plan) => Some((*key, plan.artifact)),
-                Goal::Discard => None,
-            })
-            .filter(|(_, id)| {
-                let sealed = state.artifacts.get(id);
-                sealed.is_some_and(|sealed| !sealed.durable)
-            })
-            .collect();
-        let mut artifacts = Vec::new();
-        let mut keys = Vec::new();
-        for (key, id) in visible {
-            keys.push(key);
-            artifacts.extend(state.remove_artifact(id));
-        }
-        for sealed in &artifacts {
-            state.give_name_back(&sealed.artifact.name());
-        }
-        let boot = inner.boot.clone();
-        (Doom { boot, until }, keys, artifacts)
-    };
-    tracing::error!(%error, seals = keys.len(),
-        "the disk failed to write back data: nothing that existed until now will be sealed");
-    if let Err(error) = store::write_doom(&inner.dirs.root, &doom) {
-        tracing::error!(%error, "this cannot be remembered over a restart of the driver");
-    }
-    for key in keys {
-        if let Err(error) = trash_pending(inner, key) {
-            tracing::error!(%error, "a volume that is not sealed could not be thrown away yet");
-        }
-    }
-    for sealed in artifacts {
-        // Forks of it keep its layer until they are gone.
-        reap::trash_unreferenced(inner, &sealed.artifact.layers);
-    }
-    inner.changed.notify_waiters();
-}
-
-/// Waiting for the disk, in the one place that hears of what it lost.
-impl Inner {
-    /// Writes back all that is dirty. The kernel reports a failure once, to whoever asks first: so nobody else asks.
-    /// Whoever goes on to name in the index what is durable now holds the lock meanwhile.
-    pub(super) fn sync(&self, _syncing: &parking_lot::MutexGuard<'_, ()>) -> Result<()> {
-        let synced = self.dirs.root.sync_filesystem();
-        if let Err(error) = &synced {
-            doom(self, error);
-        }
-        synced.doing("write back what is to be sealed")
-    }
-}
-
 /// How the directory of a leaving volume is found.
 impl Inner {
     /// The directory of a leaving volume; `None` when it is gone.
@@ -594,7 +451,7 @@ impl Inner {
             Err(error) if error.is(Errno::ENOENT) => Ok(false),
             layer => {
                 let layer = layer.doing("open the layer's directory")?;
-                Ok(store::read_layer(&layer)
+                Ok(store::read_sealing(&layer)
                     .doing("read the layer's record")?
                     .is_ok())
             }

@@ -25,8 +25,10 @@ pub const EMPTY: &str = "empty";
 pub const RESERVE: &str = "reserve";
 /// In a volume: its record.
 pub const VOLUME_JSON: &str = "volume.json";
-/// In a layer: what lets the index be made anew.
+/// In a layer: what lets the index be made anew. It has this name only once the index names it, durably.
 pub const LAYER_JSON: &str = "layer.json";
+/// In a layer that is being sealed: what it is going to be.
+pub const SEALING_JSON: &str = "sealing.json";
 /// In a layer, and in a volume of the backends that need no top: the content.
 pub const FS: &str = "fs";
 /// In a volume of the overlay backend: the writable top.

@@ -27,7 +27,9 @@ pub fn code_of(error: &Error) -> Code {
         | Error::Pool { .. } => Code::FailedPrecondition,
         Error::Full(_) => Code::ResourceExhausted,
         Error::ShuttingDown => Code::Unavailable,
-        Error::Index(_) | Error::System { .. } | Error::Backend { .. } => Code::Internal,
+        Error::Doomed | Error::Index(_) | Error::System { .. } | Error::Backend { .. } => {
+            Code::Internal
+        }
     }
 }
 
@@ -95,6 +97,7 @@ mod tests {
             Error::Unsupported { .. } => "Unsupported",
             Error::Full(_) => "Full",
             Error::InUse { .. } => "InUse",
+            Error::Doomed => "Doomed",
             Error::ShuttingDown => "ShuttingDown",
             Error::Pool { .. } => "Pool",
             Error::Index(_) => "Index",
@@ -145,6 +148,7 @@ mod tests {
                 name: name(),
                 volumes: 2,
             },
+            Error::Doomed,
             Error::ShuttingDown,
             Error::Pool {
                 path: "/pool".into(),

@@ -48,25 +48,41 @@ pub fn read_volume(volume: &Dir) -> sys::Result<Result<VolumeRecord, Unreadable>
     )
 }
 
-/// Writes a layer's record; over the one that a seal cut short may have left.
-pub fn write_layer(layer: &Dir, record: &LayerRecord) -> sys::Result<()> {
-    layer.replace(
-        layout::LAYER_JSON,
-        &serde_json::to_vec(record).expect("plain data serialises"),
-    )
+/// Writes the record of a layer that is being sealed; over the one that a seal cut short may have left.
+pub fn write_sealing(layer: &Dir, record: &LayerRecord) -> sys::Result<()> {
+    let bytes = serde_json::to_vec(record).expect("plain data serialises");
+    layer.replace(layout::SEALING_JSON, &bytes)
 }
 
-/// Reads a layer's record.
+/// Says in the layer that the index names it and that its content is durable. Repeatable.
+pub fn confirm_layer(layer: &Dir) -> sys::Result<()> {
+    match layer.rename_over(layout::SEALING_JSON, layer, layout::LAYER_JSON) {
+        Err(error) if error.is(Errno::ENOENT) && layer.has(layout::LAYER_JSON)? => Ok(()),
+        result => result,
+    }
+}
+
+/// Reads the record of a layer that was durable at some time.
 pub fn read_layer(layer: &Dir) -> sys::Result<Result<LayerRecord, Unreadable>> {
-    Ok(
-        read(layer, layout::LAYER_JSON)?.and_then(|record: LayerRecord| {
-            if record.format == LayerRecord::FORMAT {
-                Ok(record)
-            } else {
-                Err(Unreadable::Damaged(format!("format {}", record.format)))
-            }
-        }),
-    )
+    read_layer_record(layer, layout::LAYER_JSON)
+}
+
+/// Reads the record of a layer that is being sealed, or was.
+pub fn read_sealing(layer: &Dir) -> sys::Result<Result<LayerRecord, Unreadable>> {
+    match read_layer_record(layer, layout::SEALING_JSON)? {
+        Err(Unreadable::Missing) => read_layer(layer),
+        record => Ok(record),
+    }
+}
+
+fn read_layer_record(layer: &Dir, name: &str) -> sys::Result<Result<LayerRecord, Unreadable>> {
+    Ok(read(layer, name)?.and_then(|record: LayerRecord| {
+        if record.format == LayerRecord::FORMAT {
+            Ok(record)
+        } else {
+            Err(Unreadable::Damaged(format!("format {}", record.format)))
+        }
+    }))
 }
 
 /// Notes how the pod's work ended. The first word counts: it is not replaced.

@@ -1,0 +1,179 @@
+//! Making durable what was sealed: one `syncfs` and one index transaction for as many seals as wait.
+//!
+//! First the content, then the index that names it; the other order gave, in a trial with a power cut, an artifact with an
+//! empty file. And what to do when the disk says that it lost something ([`doom`]).
+
+use std::sync::Arc;
+
+use tokio::sync::mpsc;
+
+use super::crash::{Point, point};
+use super::error::{Doing, Error, Result};
+use super::seal::{retry_after, trash_pending, unpromise};
+use super::state::Goal;
+use super::{Inner, reap};
+use crate::model::{Artifact, LayerId};
+use crate::store::{self, Change, Doom};
+
+/// Makes durable what was sealed, in batches, until the engine closes.
+pub(super) async fn commit_loop(inner: Arc<Inner>, mut sealed: mpsc::UnboundedReceiver<LayerId>) {
+    const MOST_AT_ONCE: usize = 4096;
+    let mut batch = Vec::new();
+    loop {
+        tokio::select! {
+            count = sealed.recv_many(&mut batch, MOST_AT_ONCE) => if count == 0 { return },
+            () = inner.stop.cancelled() => return,
+        }
+        let mut attempt = 0;
+        loop {
+            let engine = inner.clone();
+            let keys = batch.clone();
+            let result = inner.syncs.run(move || commit(&engine, &keys)).await;
+            match result.and_then(|result| result) {
+                Ok(()) => break,
+                Err(Error::ShuttingDown) => return,
+                Err(error) => {
+                    let retry = retry_after(attempt, &error);
+                    tracing::error!(%error, seals = batch.len(), ?retry, "what was sealed is not durable yet");
+                    tokio::select! {
+                        () = tokio::time::sleep(retry) => {}
+                        () = inner.stop.cancelled() => return,
+                    }
+                    attempt += 1;
+                }
+            }
+        }
+        batch.clear();
+        inner.changed.notify_waiters();
+        inner.wake_reaper(false);
+    }
+}
+
+/// One `syncfs`, one transaction: first the content, then the index that names it.
+fn commit(inner: &Inner, keys: &[LayerId]) -> Result<()> {
+    let syncing = inner.syncing.lock();
+    // After a failure nothing of this batch is left to be committed.
+    inner.sync(&syncing)?;
+    point(Point::CommitSynced);
+    let named_as_indexed = inner.naming.lock();
+    let artifacts = sealed_by(inner, keys);
+    let mut changes = Vec::with_capacity(artifacts.len() * 2);
+    for (artifact, named) in &artifacts {
+        changes.push(Change::PutArtifact(artifact.clone()));
+        if *named {
+            changes.push(Change::PutName(artifact.name(), artifact.id));
+        }
+    }
+    inner.commit_index(&changes)?;
+    drop(named_as_indexed);
+    point(Point::CommitIndexed);
+    for (artifact, _) in &artifacts {
+        confirm(inner, artifact)?;
+    }
+    for key in keys {
+        unpromise(inner, *key)?;
+        point(Point::CommitPendingTrashed);
+    }
+    // Only now: what is durable may be deleted, and a promise that outlived its artifact would bring it back.
+    let mut state = inner.state.lock();
+    for (artifact, _) in &artifacts {
+        if let Some(sealed) = state.artifacts.get_mut(&artifact.id) {
+            sealed.durable = true;
+        }
+    }
+    for key in keys {
+        state.leaving.remove(key);
+    }
+    drop(state);
+    inner.changed.notify_waiters();
+    Ok(())
+}
+
+/// The artifacts that these leaving volumes became, and whether each has its name. Not those that were doomed since.
+fn sealed_by(inner: &Inner, keys: &[LayerId]) -> Vec<(Artifact, bool)> {
+    let state = inner.state.lock();
+    let plans = keys
+        .iter()
+        .filter_map(|key| match &state.leaving.get(key)?.goal {
+            Goal::Seal(plan) => Some(plan.artifact),
+            Goal::Discard => None,
+        });
+    let sealed = plans.filter_map(|id| state.artifacts.get(&id));
+    sealed
+        .map(|sealed| (sealed.artifact.clone(), state.is_named(&sealed.artifact)))
+        .collect()
+}
+
+/// Says in an artifact's newest layer that the index names it.
+pub(super) fn confirm(inner: &Inner, artifact: &Artifact) -> Result<()> {
+    let Some(newest) = artifact.layers.first() else {
+        return Ok(());
+    };
+    let layer = inner
+        .dirs
+        .layers
+        .open_beneath(newest.to_string())
+        .doing("open the layer's directory")?;
+    store::confirm_layer(&layer).doing("confirm the layer's record")
+}
+
+/// A write-back failed, and the kernel will not say so again: whatever existed may have lost bytes. None of it is sealed.
+fn doom(inner: &Inner, error: &crate::sys::Error) {
+    let (doom, keys, artifacts) = {
+        let mut state = inner.state.lock();
+        // Under the lock: a fork of what is doomed is made either before this, and is doomed with it, or not at all.
+        let until = inner.clock.now();
+        state.doomed_until = Some(until);
+        let visible: Vec<_> = state
+            .leaving
+            .iter()
+            .filter_map(|(key, leaving)| match &leaving.goal {
+                Goal::Seal(plan) => Some((*key, plan.artifact)),
+                Goal::Discard => None,
+            })
+            .filter(|(_, id)| {
+                let sealed = state.artifacts.get(id);
+                sealed.is_some_and(|sealed| !sealed.durable)
+            })
+            .collect();
+        let mut artifacts = Vec::new();
+        let mut keys = Vec::new();
+        for (key, id) in visible {
+            keys.push(key);
+            artifacts.extend(state.remove_artifact(id));
+        }
+        for sealed in &artifacts {
+            state.give_name_back(&sealed.artifact.name());
+        }
+        let boot = inner.boot.clone();
+        (Doom { boot, until }, keys, artifacts)
+    };
+    tracing::error!(%error, seals = keys.len(),
+        "the disk failed to write back data: nothing that existed until now will be sealed");
+    if let Err(error) = store::write_doom(&inner.dirs.root, &doom) {
+        tracing::error!(%error, "this cannot be remembered over a restart of the driver");
+    }
+    for key in keys {
+        if let Err(error) = trash_pending(inner, key) {
+            tracing::error!(%error, "a volume that is not sealed could not be thrown away yet");
+        }
+    }
+    for sealed in artifacts {
+        // Forks of it keep its layer until they are gone.
+        reap::trash_unreferenced(inner, &sealed.artifact.layers);
+    }
+    inner.changed.notify_waiters();
+}
+
+/// Waiting for the disk, in the one place that hears of what it lost.
+impl Inner {
+    /// Writes back all that is dirty. The kernel reports a failure once, to whoever asks first: so nobody else asks.
+    /// Whoever goes on to name in the index what is durable now holds the lock meanwhile.
+    pub(super) fn sync(&self, _syncing: &parking_lot::MutexGuard<'_, ()>) -> Result<()> {
+        let synced = self.dirs.root.sync_filesystem();
+        if let Err(error) = &synced {
+            doom(self, error);
+        }
+        synced.doing("write back what is to be sealed")
+    }
+}
