@@ -8,12 +8,15 @@
 //! | `content` | what a fork sees: isolation, owners, limits, read-only views |
 //! | `targets` | what happens at target paths: repeats, second targets, things behind our back |
 //! | `races` | many callers at once |
+//! | `ends` | how volumes end when something is not as it should be |
 //! | `garbage` | what goes: expiry, destroy, eviction, flattening |
 
 mod common;
 
 #[path = "engine/content.rs"]
 mod content;
+#[path = "engine/ends.rs"]
+mod ends;
 #[path = "engine/garbage.rs"]
 mod garbage;
 #[path = "engine/names.rs"]

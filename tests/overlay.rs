@@ -118,7 +118,8 @@ impl Pool {
 
     fn sealed(&self, volume: &Dir, mounted: Mounted, number: u128) -> LayerId {
         match self.backend().freeze(volume, Some(mounted.0)) {
-            Ok(Freeze::Frozen) => {}
+            // Held: another test's process, on its way to exec.
+            Ok(Freeze::Frozen | Freeze::Held(_)) => {}
             other => panic!("not frozen: {other:?}"),
         }
         // Another test may start a program at this moment, whose process holds copies of our descriptors until it execs.
@@ -458,7 +459,7 @@ fn a_working_directory_is_in_use_but_writes_nothing_once_frozen() {
         let pin = mounted.pin();
         assert!(matches!(
             pool.backend().freeze(&volume, Some(pin)),
-            Ok(Freeze::Frozen)
+            Ok(Freeze::Held(Some(_)))
         ));
         let error = fs::write(format!("/proc/{}/cwd/late", child.id()), "x").expect_err("frozen");
         assert_eq!(error.raw_os_error(), Some(Errno::EROFS as i32));

@@ -128,8 +128,11 @@ pub enum Limit {
 /// Whether a volume's content can still change.
 #[derive(Debug)]
 pub enum Freeze {
-    /// Nobody writes and nobody can any more: seal it.
+    /// Nobody writes, nobody can any more, and as far as the backend can know nobody looks either.
     Frozen,
+    /// Nobody writes and nobody can any more: it may be sealed. But somebody still has it open or works in it, so what it
+    /// shows must stay. The descriptor is as in `Busy`.
+    Held(Option<OwnedFd>),
     /// Somebody holds it open. The descriptor, where there is one, becomes readable when the last holder is gone
     /// (inotify's IN_UNMOUNT); without one, ask again later.
     Busy(Option<OwnedFd>),
@@ -162,11 +165,12 @@ pub trait Backend: fmt::Debug + Send + Sync + 'static {
     /// Whether a line of the kernel's mount table is a mount of this volume.
     fn shows(&self, mount: &sys::MountEntry, id: &VolumeId) -> bool;
 
-    /// Whether a mount, an open file, a mapping or a working directory somewhere still holds the volume's top.
+    /// Whether a mount, an open file, a mapping or a working directory somewhere still holds the volume's top, or what became
+    /// of it in a layer.
     /// Asked of a top whose end we did not see ourselves. Where the backend cannot know, `false`.
     fn in_use(&self, volume: &Dir) -> Result<bool>;
 
-    /// Tries to make sure that the volume's content no longer changes. `pin` is an `O_PATH` descriptor of the
+    /// Tries to make sure that the volume's content no longer changes, and finds out whether anybody still looks at it. `pin` is an `O_PATH` descriptor of the
     /// (detached) mount's root; it is closed here, which evicts the tree's dentries and so takes time.
     /// Without a pin the answer is `in_use`'s.
     fn freeze(&self, volume: &Dir, pin: Option<OwnedFd>) -> Result<Freeze>;

@@ -86,6 +86,9 @@ pub enum Error {
     /// The disk failed to write back data that the operation was about.
     #[error("the disk failed to write back data")]
     Doomed,
+    /// The engine itself is wrong: what was asked for died in a panic, which was printed.
+    #[error("a defect of the driver ended this operation; its log has the place")]
+    Defect,
     /// The engine is shutting down.
     #[error("the driver is shutting down; try again")]
     ShuttingDown,

@@ -340,12 +340,13 @@ fn trash_unused_layers(inner: &Inner) -> Result<()> {
 fn delete(inner: &Inner, name: &Path) -> Result<bool> {
     let trash = &inner.dirs.trash;
     let in_use = match trash.open_beneath(name) {
-        Ok(dir) => inner
+        // Only a volume's top can be mounted; a layer comes here when nothing that may be mounted refers to it.
+        Ok(dir) if dir.has(layout::VOLUME_JSON).doing("look into the trash")? => inner
             .backend
             .in_use(&dir)
             .doing("ask whether what is in the trash is in use")?,
-        // Not a directory: a stray file.
-        Err(_) => false,
+        // A layer, or a stray file.
+        _ => false,
     };
     if in_use {
         return Ok(false);

@@ -62,7 +62,13 @@ pub(super) fn spawn(inner: &Arc<Inner>, left: Left) {
 /// Sees a leaving volume to its end, however often a step fails.
 async fn settle(inner: &Arc<Inner>, left: Left) {
     let key = left.key;
-    freeze(inner, key, left.pin).await;
+    if let Some(watch) = freeze(inner, key, left.pin).await {
+        match inner.leaving(key) {
+            Some((Goal::Discard, _)) => until_released(inner, key, watch).await,
+            Some((Goal::Seal(_), record)) => keep_while_held(inner, key, record.layers, watch),
+            None => {}
+        }
+    }
     point(Point::SealFrozen);
     let mut attempt = 0;
     loop {
@@ -78,9 +84,73 @@ async fn settle(inner: &Arc<Inner>, left: Left) {
     }
 }
 
-/// Waits until nobody can change the volume's content any more.
-async fn freeze(inner: &Arc<Inner>, key: LayerId, mut pin: Option<OwnedFd>) {
-    let mut attempt = 0;
+/// What tells that a volume is let go, if anything does.
+type Watch = Option<OwnedFd>;
+
+/// Keeps what a sealed volume shows while somebody looks at it. Such a one is of a pod that was deleted by force; after a
+/// restart of the driver it is not known any more.
+fn keep_while_held(inner: &Arc<Inner>, key: LayerId, mut layers: Vec<LayerId>, watch: Watch) {
+    layers.push(key);
+    inner.state.lock().held.insert(key, layers);
+    let engine = inner.clone();
+    let task = async move {
+        tokio::select! {
+            () = until_released(&engine, key, watch) => {
+                engine.state.lock().held.remove(&key);
+                engine.wake_reaper(false);
+            }
+            () = engine.stop.cancelled() => {}
+        }
+    };
+    inner.tasks.spawn_on(task, &inner.runtime);
+}
+
+/// Waits until nobody has the volume open any more.
+async fn until_released(inner: &Arc<Inner>, key: LayerId, mut watch: Watch) {
+    let mut looks = 0;
+    loop {
+        released(watch.take(), looks).await;
+        looks += 1;
+        let engine = inner.clone();
+        match inner
+            .seals
+            .run(move || is_held(&engine, key))
+            .await
+            .and_then(|result| result)
+        {
+            Ok(false) => return,
+            Ok(true) => {}
+            Err(error) => {
+                tracing::warn!(layer = %key, %error, "it is not known whether the volume is in use");
+            }
+        }
+    }
+}
+
+/// Whether somebody has open what is, or was, the top of a leaving volume.
+fn is_held(inner: &Inner, key: LayerId) -> Result<bool> {
+    let name = key.to_string();
+    for place in [&inner.dirs.pending, &inner.dirs.trash, &inner.dirs.layers] {
+        match place.open_beneath(&name) {
+            Err(error) if error.is(Errno::ENOENT) => {}
+            dir => {
+                let dir = dir.doing("open the volume's directory")?;
+                if inner
+                    .backend
+                    .in_use(&dir)
+                    .doing("ask whether the volume is in use")?
+                {
+                    return Ok(true);
+                }
+            }
+        }
+    }
+    Ok(false)
+}
+
+/// Waits until nobody can change the volume's content any more. If somebody still looks at it, what tells the end of that.
+async fn freeze(inner: &Arc<Inner>, key: LayerId, mut pin: Option<OwnedFd>) -> Option<Watch> {
+    let (mut failures, mut looks) = (0, 0);
     loop {
         let engine = inner.clone();
         let pin = pin.take();
@@ -94,33 +164,40 @@ async fn freeze(inner: &Arc<Inner>, key: LayerId, mut pin: Option<OwnedFd>) {
                 .doing("freeze the volume's content")
         });
         match frozen.await.and_then(|result| result) {
-            Ok(Freeze::Frozen) => return,
+            Ok(Freeze::Frozen) => return None,
+            Ok(Freeze::Held(watch)) => {
+                tracing::info!(layer = %key, "a process still looks at the volume");
+                return Some(watch);
+            }
             Ok(Freeze::Busy(watch)) => {
                 if inner.set_leaving_state(key, VolumeState::InUse) {
                     tracing::info!(layer = %key, "a process still holds the volume; waiting until it is gone");
                 }
-                released(watch).await;
-                attempt = 0;
+                released(watch, looks).await;
+                looks += 1;
+                failures = 0;
             }
             Err(error) => {
-                let retry = retry_after(attempt, &error);
+                let retry = retry_after(failures, &error);
                 tracing::warn!(layer = %key, %error, ?retry, "the volume could not be frozen");
                 tokio::time::sleep(retry).await;
-                attempt += 1;
+                failures += 1;
             }
         }
     }
 }
 
-/// Waits for the event that the last holder is gone, or for the time to look again.
-async fn released(watch: Option<OwnedFd>) {
+/// Waits for the event that the last holder is gone, or for the time to look again: soon at first, because the kernel lets
+/// go of a top a moment after it has told.
+async fn released(watch: Watch, looks: u32) {
+    let look_again = Duration::from_millis(1 << looks.min(16)).min(LOOK_AGAIN);
     let Some(watch) = watch else {
-        return tokio::time::sleep(LOOK_AGAIN).await;
+        return tokio::time::sleep(look_again).await;
     };
     // However the wait ends, it leads to the same question to the kernel.
     if let Ok(Err(error)) = tokio::time::timeout(TRUST_EVENT, sys::readable(watch)).await {
         tracing::debug!(%error, "no event will come");
-        tokio::time::sleep(LOOK_AGAIN).await;
+        tokio::time::sleep(look_again).await;
     }
 }
 

@@ -4,7 +4,8 @@
 //! computed again from the index, the records and the mount table; nothing here is the only copy of anything.
 //!
 //! **References.** A layer is referred to by the artifacts that stack it and by the volumes mounted over it, from the
-//! moment a publish picks its parent (under this lock) until nobody holds the volume's files open any more.
+//! moment a publish picks its parent (under this lock) until nobody holds the volume's files open any more, for reading
+//! either.
 
 use std::collections::{BTreeMap, HashMap, HashSet};
 use std::os::fd::OwnedFd;
@@ -86,6 +87,8 @@ pub(super) struct State {
     pub(super) usage: HashMap<LayerId, Usage>,
     /// Artifacts that were used since the index was last told when.
     pub(super) used: HashSet<ArtifactId>,
+    /// What frozen volumes show that somebody still has open.
+    pub(super) held: HashMap<LayerId, Vec<LayerId>>,
     /// Volumes that an operation is running on.
     pub(super) busy: HashSet<VolumeId>,
     /// Volumes made until then lost bytes in a failed write-back.
@@ -182,7 +185,13 @@ impl State {
             .flat_map(|sealed| &sealed.artifact.layers);
         let chosen = self.leaving.values().flat_map(|leaving| &leaving.chosen);
         let mounted = self.records().flat_map(|record| &record.layers);
-        artifacts.chain(chosen).chain(mounted).copied().collect()
+        let held = self.held.values().flatten();
+        artifacts
+            .chain(chosen)
+            .chain(mounted)
+            .chain(held)
+            .copied()
+            .collect()
     }
 
     /// The artifacts that volumes were forked from.

@@ -53,11 +53,20 @@ impl Threads {
     ) -> impl Future<Output = Result<T>> + Send + 'static {
         let (answer, answered) = oneshot::channel();
         let job: Job = Box::new(move || drop(answer.send(job())));
-        if let Some(jobs) = &*self.jobs.lock() {
+        let queued = match &*self.jobs.lock() {
             // The receivers live as long as the sender: a send cannot fail.
-            let _always_received = jobs.send(job);
-        }
-        async move { answered.await.map_err(|_| Error::ShuttingDown) }
+            Some(jobs) => jobs.send(job).is_ok(),
+            None => false,
+        };
+        // What was queued is run to its end; if there is no answer, it panicked.
+        let unanswered = move |_| {
+            if queued {
+                Error::Defect
+            } else {
+                Error::ShuttingDown
+            }
+        };
+        async move { answered.await.map_err(unanswered) }
     }
 
     /// Takes no more jobs, runs those that are queued, and ends the threads. Blocks.

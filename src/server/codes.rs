@@ -27,9 +27,11 @@ pub fn code_of(error: &Error) -> Code {
         | Error::Pool { .. } => Code::FailedPrecondition,
         Error::Full(_) => Code::ResourceExhausted,
         Error::ShuttingDown => Code::Unavailable,
-        Error::Doomed | Error::Index(_) | Error::System { .. } | Error::Backend { .. } => {
-            Code::Internal
-        }
+        Error::Defect
+        | Error::Doomed
+        | Error::Index(_)
+        | Error::System { .. }
+        | Error::Backend { .. } => Code::Internal,
     }
 }
 
@@ -97,6 +99,7 @@ mod tests {
             Error::Unsupported { .. } => "Unsupported",
             Error::Full(_) => "Full",
             Error::InUse { .. } => "InUse",
+            Error::Defect => "Defect",
             Error::Doomed => "Doomed",
             Error::ShuttingDown => "ShuttingDown",
             Error::Pool { .. } => "Pool",
@@ -148,6 +151,7 @@ mod tests {
                 name: name(),
                 volumes: 2,
             },
+            Error::Defect,
             Error::Doomed,
             Error::ShuttingDown,
             Error::Pool {

@@ -14,6 +14,7 @@ use baggageclaim::engine::{
     ArtifactRow, Config, Engine, Error, PublishRequest, Published, VolumeRow, VolumeState,
 };
 use baggageclaim::model::{Outcome, Pod, PodUid, VolumeId, VolumeSpec};
+use baggageclaim::store::PoolDirs;
 
 use super::{Fs, Lab};
 
@@ -200,6 +201,11 @@ impl Bench {
 
     /// Ends the engine in order and opens the pool again.
     pub async fn restart(self) -> Self {
+        self.restart_after(|_| {}).await
+    }
+
+    /// Ends the engine in order, does something to the pool, and opens it again.
+    pub async fn restart_after(self, change: impl FnOnce(&Path)) -> Self {
         let Self {
             lab,
             targets,
@@ -208,6 +214,10 @@ impl Bench {
         } = self;
         engine.shutdown().await;
         drop(engine);
+        let pool = config.pool.clone();
+        // Callers that are just told so may hold it a moment longer.
+        eventually("the pool is let go", || PoolDirs::open(&pool).is_ok()).await;
+        change(&pool);
         let engine = open_again(&config).await;
         Self {
             lab,

@@ -14,9 +14,6 @@ use crate::common::{Snapshot, assert_same, require_bench, tree};
 const OUTPUT: &[(&str, &str)] = &[("type", "output"), ("name", "o")];
 const INPUT: &[(&str, &str)] = &[("type", "input"), ("from", "artifact/o")];
 
-/// Attributes, the pod's group, and the owner, group and mode that come of them.
-type Case<'a> = (&'a [(&'a str, &'a str)], Option<u32>, (u32, u32, u32));
-
 fn with<'a>(
     attributes: &[(&'a str, &'a str)],
     more: &[(&'a str, &'a str)],
@@ -122,6 +119,8 @@ async fn a_read_only_view_cannot_be_written_and_is_never_committed() {
 
 #[tokio::test(flavor = "multi_thread")]
 async fn a_new_volume_has_the_owner_and_mode_it_asked_for() {
+    // Attributes, the pod's group, and the owner, group and mode that come of them.
+    type Case<'a> = (&'a [(&'a str, &'a str)], Option<u32>, (u32, u32, u32));
     for ground in Ground::ALL {
         let bench = require_bench!(on ground);
         let cases: [Case<'_>; 5] = [

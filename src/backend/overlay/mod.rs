@@ -305,14 +305,17 @@ impl Backend for Overlay {
 
     fn in_use(&self, volume: &Dir) -> Result<bool> {
         use std::os::fd::AsRawFd;
-        let Some(top) = volume.open_if_there(TOP)? else {
-            return Ok(false);
+        let top = match volume.open_if_there(TOP)? {
+            // What never had a work directory never was an overlay's top, and the kernel need not be asked: its answer costs
+            // a line in its log, which on a serial console is milliseconds in which nothing else is mounted.
+            Some(_) if !volume.has(FIRST_WORK)? => return Ok(false),
+            Some(top) => top,
+            // Sealed: the kernel knows the directory, not its name.
+            None => match volume.open_if_there(FS)? {
+                Some(top) => top,
+                None => return Ok(false),
+            },
         };
-        // What never had a work directory never was an overlay's top, and the kernel need not be asked: its answer costs
-        // a line in its log, which on a serial console is milliseconds in which nothing else is mounted.
-        if !volume.has(FIRST_WORK)? {
-            return Ok(false);
-        }
         // With index=on the kernel refuses a top that another overlay holds (EBUSY) before it finds out that the work
         // directory lies on another mount (EINVAL). So nothing is ever mounted or written. As strings, which all
         // kernels take; `lowerdir` rather than `lowerdir+`, which only newer ones know.
@@ -340,31 +343,28 @@ impl Backend for Overlay {
         let result = context.reconfigure();
         // The context holds the superblock as the pin does.
         drop(context);
-        match result {
-            Ok(()) => Ok(Freeze::Frozen),
-            Err(error) if error.is(Errno::EBUSY) => {
-                let watch = match sys::watch_unmount(pin.as_fd()) {
-                    Ok(watch) => watch,
-                    // There is a limit on watches per user: without one the caller asks again.
-                    Err(error)
-                        if matches!(
-                            error.errno(),
-                            Errno::EMFILE | Errno::ENFILE | Errno::ENOSPC
-                        ) =>
-                    {
-                        return Ok(Freeze::Busy(None));
-                    }
-                    Err(error) => return Err(error.into()),
-                };
-                drop(pin);
-                // The last writer may have gone since; then ours was the last hold, and the watch has fired already.
-                if sys::has_unmounted(&watch) {
-                    return Ok(Freeze::Frozen);
-                }
-                Ok(Freeze::Busy(Some(watch)))
+        let busy = match result {
+            Ok(()) => false,
+            Err(error) if error.is(Errno::EBUSY) => true,
+            Err(error) => return Err(error.into()),
+        };
+        let answer = if busy { Freeze::Busy } else { Freeze::Held };
+        let watch = match sys::watch_unmount(pin.as_fd()) {
+            Ok(watch) => watch,
+            // There is a limit on watches per user: without one the caller asks again.
+            Err(error)
+                if matches!(error.errno(), Errno::EMFILE | Errno::ENFILE | Errno::ENOSPC) =>
+            {
+                return Ok(answer(None));
             }
-            Err(error) => Err(error.into()),
+            Err(error) => return Err(error.into()),
+        };
+        drop(pin);
+        // Ours was the last hold, or became it when the last writer went: then the watch has fired already.
+        if sys::has_unmounted(&watch) {
+            return Ok(Freeze::Frozen);
         }
+        Ok(answer(Some(watch)))
     }
 
     fn has_marker(&self, volume: &Dir, name: &str) -> Result<bool> {

@@ -150,7 +150,7 @@ fn freezes(overlay: &Overlay, volume: &Dir, seen: Dir) -> Result<()> {
     if !eventually(|| {
         Ok(matches!(
             overlay.freeze(volume, Some(pin()?))?,
-            Freeze::Frozen
+            Freeze::Held(_)
         ))
     })? {
         return Err(broken("a volume that nobody writes to cannot be frozen"));

@@ -1,0 +1,216 @@
+//! How volumes end when something is not as it should be: callers that hang up, pods that vanish, readers that stay, clocks
+//! that were wrong, an index that is lost. Each of these was once a defect.
+
+use std::fs;
+use std::os::fd::AsRawFd;
+
+use baggageclaim::engine::Engine;
+use baggageclaim::model::Timestamp;
+use baggageclaim::store::{Change, Index};
+use baggageclaim::sys::Dir;
+
+use crate::common::bench::{eventually, names};
+use crate::common::require_bench;
+
+const OUTPUT: &[(&str, &str)] = &[("type", "output"), ("name", "a"), ("commit", "always")];
+const INPUT: &[(&str, &str)] = &[("type", "input"), ("from", "artifact/a")];
+
+#[tokio::test(flavor = "multi_thread")]
+async fn a_caller_that_hangs_up_loses_nothing() {
+    let bench = require_bench!();
+    let (target, _) = bench.publish("p", "v", OUTPUT).await;
+    fs::write(target.join("f"), "x").expect("write");
+    {
+        let unpublish = bench.engine.unpublish("v", &target);
+        tokio::select! {
+            biased;
+            _ = unpublish => panic!("it was not cut short"),
+            () = std::future::ready(()) => {}
+        }
+    }
+    // Kubelet comes again; it may be told to wait for the call that it gave up.
+    eventually("the target is gone", || !target.exists()).await;
+    eventually("the seal is durable", || {
+        bench
+            .artifact("artifact/a")
+            .is_some_and(|artifact| artifact.durable)
+    })
+    .await;
+    bench.finish().await;
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn a_pod_that_vanished_while_no_driver_ran_is_sealed_at_the_next_start() {
+    let bench = require_bench!();
+    let pod = bench.targets.join("pod");
+    fs::create_dir(&pod).expect("pod");
+    let mut request = bench.request("p", "v", OUTPUT);
+    request.target = pod.join("v");
+    bench.engine.publish(request).await.expect("publish");
+    fs::write(pod.join("v/f"), "x").expect("write");
+    let bench = bench
+        .restart_after(|_| {
+            nix::mount::umount2(&pod.join("v"), nix::mount::MntFlags::MNT_DETACH).expect("umount");
+            fs::remove_dir(pod.join("v")).expect("rmdir");
+            fs::remove_dir(&pod).expect("rmdir");
+        })
+        .await;
+    eventually("its end has begun", || {
+        bench.engine.volumes(None).is_empty()
+    })
+    .await;
+    assert_eq!(bench.look("i", INPUT, "f").await.as_deref(), Some("x"));
+    bench.finish().await;
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn what_somebody_still_reads_stays() {
+    let bench = require_bench!();
+    bench
+        .step("a", OUTPUT, |target| {
+            fs::write(target.join("f"), "precious").expect("write");
+        })
+        .await;
+    let (target, _) = bench.publish("p", "i", INPUT).await;
+    let held = fs::File::open(&target).expect("open");
+    bench.unpublish("i").await;
+    // The artifact may go; what the reader sees may not.
+    let destroyed = async || {
+        let (tenant, name) = (
+            "ci".parse().expect("label"),
+            "artifact/a".parse().expect("name"),
+        );
+        bench.engine.destroy(&tenant, &name).await
+    };
+    eventually("it is found to be held", || {
+        bench.row("i").is_some_and(|row| row.targets.is_empty())
+    })
+    .await;
+    assert!(
+        destroyed().await.is_err(),
+        "a volume that somebody looks at still uses it"
+    );
+    bench.engine.reap().await.expect("reap");
+    let path = format!("/proc/self/fd/{}/f", held.as_raw_fd());
+    assert_eq!(fs::read_to_string(path).expect("read"), "precious");
+    drop(held);
+    eventually("the volume is gone", || bench.row("i").is_none()).await;
+    destroyed().await.expect("nobody uses it now");
+    bench.finish().await;
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn what_somebody_reads_of_a_sealed_volume_stays() {
+    let bench = require_bench!();
+    bench
+        .step("a", OUTPUT, |target| {
+            fs::write(target.join("f"), "below").expect("write");
+        })
+        .await;
+    let task = &[("type", "task-cache"), ("key", "k"), ("commit", "always")];
+    bench
+        .step("t1", task, |target| {
+            fs::write(target.join("f"), "one").expect("write");
+        })
+        .await;
+    let (target, _) = bench.publish("p", "t2", task).await;
+    fs::write(target.join("g"), "two").expect("write");
+    let held = fs::File::open(&target).expect("open");
+    bench.unpublish("t2").await;
+    eventually("it is sealed", || {
+        bench
+            .artifact("task-cache/k")
+            .is_some_and(|row| row.durable && row.layers == 2)
+    })
+    .await;
+    eventually("it has left", || bench.row("t2").is_none()).await;
+    let (tenant, name) = (
+        "ci".parse().expect("label"),
+        "task-cache/k".parse().expect("name"),
+    );
+    bench
+        .engine
+        .destroy(&tenant, &name)
+        .await
+        .expect("destroyed");
+    bench.engine.reap().await.expect("reap");
+    let read =
+        |name: &str| fs::read_to_string(format!("/proc/self/fd/{}/{name}", held.as_raw_fd()));
+    assert_eq!(
+        (
+            read("f").expect("read").as_str(),
+            read("g").expect("read").as_str()
+        ),
+        ("one", "two")
+    );
+    drop(held);
+    let layers = bench.pool().join("layers");
+    eventually("its layers are gone", || names(&layers).len() == 1).await;
+    bench.finish().await;
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn a_clock_that_was_wrong_stops_no_cache() {
+    let bench = require_bench!();
+    let task = &[("type", "task-cache"), ("key", "k"), ("commit", "always")];
+    bench
+        .step("t1", task, |target| {
+            fs::write(target.join("f"), "one").expect("write");
+        })
+        .await;
+    let bench = bench
+        .restart_after(|pool| {
+            let root = Dir::open(pool).expect("the pool");
+            let (index, contents) = Index::open(&root).expect("the index");
+            let mut artifact = contents.artifacts[0].clone();
+            artifact.created = Timestamp(artifact.created.0 + 40 * 24 * 60 * 60 * 1000);
+            index
+                .commit(&[Change::PutArtifact(artifact)])
+                .expect("committed");
+        })
+        .await;
+    bench
+        .step("t2", task, |target| {
+            fs::write(target.join("f"), "two").expect("write");
+        })
+        .await;
+    assert_eq!(bench.look("t3", task, "f").await.as_deref(), Some("two"));
+    bench.finish().await;
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn an_index_made_anew_names_what_was_durable_and_nothing_half_made() {
+    let bench = require_bench!();
+    bench
+        .step("a", OUTPUT, |target| {
+            fs::write(target.join("f"), "whole").expect("write");
+        })
+        .await;
+    // A second one of that name is being sealed when the driver dies: its process holds the volume open.
+    let (target, _) = bench.publish("p", "b", OUTPUT).await;
+    let held = fs::File::create(target.join("f")).expect("create");
+    bench.unpublish("b").await;
+    let bench = bench
+        .restart_after(|pool| {
+            let pending = names(&pool.join("pending"));
+            let layers = pool.join("layers");
+            let durable = names(&layers);
+            let begun = layers.join(&pending[0]);
+            fs::create_dir(&begun).expect("begun");
+            let record = layers.join(&durable[0]).join("layer.json");
+            let record = fs::read_to_string(record).expect("read");
+            let half_made = record.replace(&durable[0], &pending[0]);
+            fs::write(begun.join("sealing.json"), half_made).expect("write");
+            drop(held);
+            assert_eq!(Engine::rebuild_index(pool).expect("rebuilt"), 1);
+        })
+        .await;
+    bench.quiet().await;
+    assert_eq!(
+        bench.look("i", INPUT, "f").await.as_deref(),
+        Some(""),
+        "what was pending was sealed after it"
+    );
+    bench.engine.reap().await.expect("reap");
+    bench.finish().await;
+}
