@@ -16,6 +16,7 @@
 //! the disk, `chores` (one thread) deletes and measures: what is slow delays only its like. A job that was given is finished, whoever waits for it.
 
 mod check;
+pub mod claims;
 mod clock;
 pub mod crash;
 mod error;

@@ -5,6 +5,7 @@
 
 mod artifact;
 mod attributes;
+mod claim;
 mod id;
 pub mod layout;
 mod name;
@@ -19,6 +20,10 @@ pub use artifact::{
     takes_name,
 };
 pub use attributes::{AttributeError, Commit, DEFAULT_OUTPUT_TTL, Keep, VolumeKind, VolumeSpec};
+pub use claim::{
+    Attachment, Claim, ClaimParameters, ClaimSource, LiveClone, MutableParameters, Snapshot,
+    SnapshotGroup, SnapshotId,
+};
 pub use id::{ArtifactId, IdError, LayerId, VolumeId};
 pub use name::{ArtifactName, CacheKey, CacheKind, Name, NameError, Reference, Tenant};
 pub use quantity::parse_bytes;
