@@ -53,6 +53,7 @@ impl Volume {
             root: self.root,
             size_limit: self.size_limit,
             sealable: true,
+            owner: None,
             durable: false,
         }
     }

@@ -38,6 +38,7 @@ const START: Start<'static> = Start {
     },
     size_limit: None,
     sealable: true,
+    owner: None,
     durable: false,
 };
 

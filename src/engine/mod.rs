@@ -20,8 +20,10 @@ pub mod claims;
 mod clock;
 pub mod crash;
 mod error;
+mod flatten;
 mod lists;
 mod outcome;
+mod pins;
 mod publish;
 mod reap;
 mod recover;
@@ -285,8 +287,11 @@ impl Engine {
     }
 
     /// Detaches whatever is mounted at `target`, removes the mount point, and promises the volume's seal. Also for
-    /// volumes that nobody has heard of; `volume` need not even be an id.
+    /// volumes that nobody has heard of; `volume` need not even be an id. A claim is unmounted and stays.
     pub async fn unpublish(&self, volume: &str, target: &Path) -> Result<()> {
+        if self.has_claim(volume) {
+            return self.unmount_claim(volume, target, false).await;
+        }
         unpublish::unpublish(&self.inner, volume, target).await
     }
 
@@ -361,10 +366,21 @@ impl Engine {
                     .map(String::from)
                     .collect();
                 let leaving = state.leaving.keys().copied().collect();
-                (
-                    check::Named { artifacts, names },
-                    check::Moving { busy, leaving },
-                )
+                let pinned = state.pinned.keys().copied().collect();
+                let claims = state.claims.values();
+                let known = check::Named {
+                    artifacts,
+                    names,
+                    claims: claims.map(|held| held.claim.clone()).collect(),
+                    snapshots: state.snapshots.values().cloned().collect(),
+                    groups: state.groups.values().cloned().collect(),
+                };
+                let moving = check::Moving {
+                    busy,
+                    leaving,
+                    pinned,
+                };
+                (known, moving)
             };
             check::check(&inner.dirs, &inner.boot, &named, &moving)
         };
@@ -441,7 +457,8 @@ impl Engine {
         let engine = inner.clone();
         let job = move || {
             // Looked at here, after whatever is still being deleted: written before, it would be brought back.
-            let uses = reap::last_uses(&engine);
+            let mut uses = reap::last_uses(&engine);
+            uses.extend(claims::tidy::uses(&engine));
             if let Err(error) = engine.commit_index(&uses) {
                 tracing::warn!(%error, "when artifacts were last used is not remembered");
             }

@@ -21,8 +21,8 @@ pub use artifact::{
 };
 pub use attributes::{AttributeError, Commit, DEFAULT_OUTPUT_TTL, Keep, VolumeKind, VolumeSpec};
 pub use claim::{
-    Attachment, Claim, ClaimParameters, ClaimSource, LiveClone, MutableParameters, Snapshot,
-    SnapshotGroup, SnapshotId,
+    Attachment, Claim, ClaimParameters, ClaimRecord, ClaimSource, ClaimTarget, LiveClone,
+    MutableParameters, OwnerView, Snapshot, SnapshotGroup, SnapshotId,
 };
 pub use id::{ArtifactId, IdError, LayerId, VolumeId};
 pub use name::{ArtifactName, CacheKey, CacheKind, Name, NameError, Reference, Tenant};
