@@ -6,6 +6,7 @@
 mod artifact;
 mod attributes;
 mod claim;
+mod class;
 mod id;
 pub mod layout;
 mod name;
@@ -24,6 +25,7 @@ pub use claim::{
     Attachment, Claim, ClaimParameters, ClaimRecord, ClaimSource, ClaimTarget, LiveClone,
     MutableParameters, OwnerView, Snapshot, SnapshotGroup, SnapshotId,
 };
+pub use class::ParameterError;
 pub use id::{ArtifactId, IdError, LayerId, VolumeId};
 pub use name::{ArtifactName, CacheKey, CacheKind, Name, NameError, Reference, Tenant};
 pub use quantity::parse_bytes;
