@@ -8,7 +8,7 @@ use super::parse::{Invalid, given};
 use super::status::{Failure, answer};
 use super::{Features, FindPlace, Place, note, render};
 use crate::engine;
-use crate::model::{Snapshot, SnapshotGroup};
+use crate::model::{Snapshot, SnapshotGroup, SnapshotId};
 use crate::proto::csi::v1 as csi;
 use crate::server::Rpc;
 use csi::group_controller_server::GroupController;
@@ -38,7 +38,7 @@ impl Service {
 /// Whether the caller knows what is in the group (CSI specification, "Snapshot list mismatch"); one that names nothing
 /// does not say.
 fn same(group: &SnapshotGroup, named: &[String]) -> Result<(), Invalid> {
-    let mut ours: Vec<&str> = group.snapshots.iter().map(|id| id.as_str()).collect();
+    let mut ours: Vec<&str> = group.snapshots.iter().map(SnapshotId::as_str).collect();
     let mut theirs: Vec<&str> = named.iter().map(String::as_str).collect();
     ours.sort_unstable();
     theirs.sort_unstable();

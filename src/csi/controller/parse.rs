@@ -389,6 +389,8 @@ mod tests {
 
     #[test]
     fn an_attachment_needs_a_volume_a_node_and_a_capability() {
+        type Spoil = fn(&mut csi::ControllerPublishVolumeRequest);
+
         let full = csi::ControllerPublishVolumeRequest {
             volume_id: "vol-1".into(),
             node_id: "node-1".into(),
@@ -399,7 +401,6 @@ mod tests {
         let attachment = attach(full.clone()).expect("understood").attachment;
         assert!(attachment.read_only);
         assert_eq!(attachment.access_mode, 1);
-        type Spoil = fn(&mut csi::ControllerPublishVolumeRequest);
         let mistakes: &[(Spoil, &str)] = &[
             (|r| r.volume_id.clear(), "volume_id is missing"),
             (|r| r.node_id.clear(), "node_id is missing"),
@@ -430,6 +431,8 @@ mod tests {
 
     #[test]
     fn a_snapshot_needs_a_name_and_a_source_and_takes_no_parameters() {
+        type Spoil = fn(&mut csi::CreateSnapshotRequest);
+
         let full = csi::CreateSnapshotRequest {
             name: "snapshot-1".into(),
             source_volume_id: "vol-1".into(),
@@ -437,7 +440,6 @@ mod tests {
             ..Default::default()
         };
         snapshot(full.clone()).expect("understood");
-        type Spoil = fn(&mut csi::CreateSnapshotRequest);
         let mistakes: &[(Spoil, &str)] = &[
             (|r| r.name.clear(), "name is missing"),
             (

@@ -363,6 +363,8 @@ async fn what_is_not_advertised_is_not_served() {
     );
 }
 
+type Change = fn(&mut csi::ValidateVolumeCapabilitiesRequest);
+
 #[tokio::test]
 async fn what_a_volume_is_not_is_told_and_no_error() {
     let service = service(&Arc::default(), ALL);
@@ -377,7 +379,7 @@ async fn what_a_volume_is_not_is_told_and_no_error() {
         let answer = service
             .validate_volume_capabilities(Request::new(request))
             .await;
-        answer.map(|answer| answer.into_inner())
+        answer.map(Response::into_inner)
     };
     let confirmed = ask(|_| {})
         .await
@@ -385,12 +387,11 @@ async fn what_a_volume_is_not_is_told_and_no_error() {
         .confirmed
         .expect("confirmed");
     assert_eq!(confirmed.volume_capabilities.len(), 1);
-    type Change = fn(&mut csi::ValidateVolumeCapabilitiesRequest);
     let others: &[(Change, &str)] = &[
         (
             |r| {
-                r.volume_capabilities
-                    .push(wanted(Mode::MultiNodeMultiWriter))
+                let many = wanted(Mode::MultiNodeMultiWriter);
+                r.volume_capabilities.push(many);
             },
             "MULTI_NODE_MULTI_WRITER",
         ),

@@ -218,6 +218,8 @@ mod tests {
 
     #[test]
     fn a_stage_needs_an_id_a_path_and_a_capability() {
+        type Spoil = fn(&mut csi::NodeStageVolumeRequest);
+
         let request = csi::NodeStageVolumeRequest {
             volume_id: ID.into(),
             staging_target_path: "/stage/1".into(),
@@ -226,7 +228,6 @@ mod tests {
         };
         let mount = stage(request.clone()).expect("understood");
         assert!(mount.staging && mount.read_only && mount.staged_at.is_none());
-        type Spoil = fn(&mut csi::NodeStageVolumeRequest);
         let mistakes: &[(Spoil, &str)] = &[
             (|r| r.volume_id.clear(), "volume_id is missing"),
             (
