@@ -7,7 +7,7 @@
 //! | `proxy` | what stands between the two in the third run, and kills |
 //! | `report` | what csi-sanity said |
 //!
-//! csi-sanity is a Go program: built here from `csi-sanity/go.mod`, once for all tests.
+//! csi-sanity is a Go program: built here from `csi-sanity/`, once for all tests.
 
 #![expect(
     clippy::disallowed_types,
@@ -68,6 +68,7 @@ fn on(fs: Fs, backend: &str) {
         Err(reason) => return skip(reason),
     };
     let setup = Setup::new(&lab, backend);
+    let _kept = Kept(&setup);
     let specs = {
         let driver = setup.start();
         let first = run(tool, &lab, &setup.socket);
@@ -98,6 +99,20 @@ fn on(fs: Fs, backend: &str) {
     ));
 }
 
+/// The driver's log, kept when the test fails and somebody says where.
+struct Kept<'a>(&'a Setup);
+
+impl Drop for Kept<'_> {
+    fn drop(&mut self) {
+        if let Some(place) = std::env::var_os("BAGGAGECLAIM_SANITY_LOG")
+            && std::thread::panicking()
+        {
+            let kept = std::fs::write(&place, self.0.log());
+            eprintln!("the whole log: {}: {kept:?}", place.display());
+        }
+    }
+}
+
 /// Not through the test harness, which keeps what a test that passes says to itself.
 fn say(line: &str) {
     let _ = writeln!(std::io::stderr(), "sanity: {line}");
@@ -112,7 +127,7 @@ fn tool() -> Result<&'static Path, &'static str> {
         let built = Command::new("go")
             .args(["build", "-trimpath", "-mod=readonly", "-o"])
             .arg(&program)
-            .arg("github.com/kubernetes-csi/csi-test/v5/cmd/csi-sanity")
+            .arg(".")
             .current_dir(source)
             .output();
         match built {
@@ -155,7 +170,6 @@ fn run(tool: &Path, lab: &Lab, socket: &Path) -> Report {
         .arg(path("secrets", &told.join("secrets.yaml")))
         .arg(format!("-csi.testvolumesize={}", 16 * MIB))
         .arg(format!("-csi.testvolumeexpandsize={}", 32 * MIB))
-        .arg("-csi.testnodevolumeattachlimit")
         .args([
             "-ginkgo.no-color",
             "-ginkgo.timeout=15m",

@@ -170,7 +170,7 @@ fn merge(inner: &Arc<Inner>, stack: &[LayerId], count: usize) -> Result<bool> {
     let ids = Holders::find(&inner.state.lock(), fits).to_guard();
     let guards: Vec<Guard> = ids
         .iter()
-        .filter_map(|id| Guard::take(inner, id).ok())
+        .filter_map(|id| Guard::take_for_chore(inner, id).ok())
         .collect();
     let mut holders = Holders::find(&inner.state.lock(), fits);
     holders.keep(&guards);

@@ -201,11 +201,26 @@ impl Guard {
             volume: volume.clone(),
         })
     }
+
+    /// The same for what the driver does of its own accord: no caller is told that somebody is busy because of it.
+    fn take_for_chore(inner: &Arc<Inner>, volume: &VolumeId) -> Result<Self> {
+        let mut state = inner.state.lock();
+        state.begin(volume)?;
+        state.chores.insert(volume.clone());
+        Ok(Self {
+            inner: inner.clone(),
+            volume: volume.clone(),
+        })
+    }
 }
 
 impl Drop for Guard {
     fn drop(&mut self) {
-        self.inner.state.lock().busy.remove(&self.volume);
+        {
+            let mut state = self.inner.state.lock();
+            state.busy.remove(&self.volume);
+            state.chores.remove(&self.volume);
+        }
         self.inner.changed.notify_waiters();
     }
 }

@@ -143,6 +143,8 @@ pub(super) struct State {
     pub(super) pinned: HashMap<LayerId, usize>,
     /// Volumes, claims and snapshots that an operation is running on.
     pub(super) busy: HashSet<VolumeId>,
+    /// Those of them that only a chore runs on: it is soon done, and a caller waits for it.
+    pub(super) chores: HashSet<VolumeId>,
     /// Volumes that wait for their content, for lists.
     pub(super) waiting: usize,
     /// Volumes made until then lost bytes in a failed write-back.

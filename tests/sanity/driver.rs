@@ -59,7 +59,7 @@ impl Setup {
             .arg(&self.socket)
             .args(["--backend", &self.backend, "--node-id", "node-1"])
             .args(["--alpha", "--attach", "--max-volumes", "4"])
-            .args(["--log", "debug"])
+            .args(["--log", "info,baggageclaim=debug"])
             .stdin(Stdio::null())
             .stdout(Stdio::null())
             .stderr(log.expect("a file for what the driver says"))

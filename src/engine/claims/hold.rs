@@ -34,7 +34,7 @@ pub(super) fn id_of(prefix: &str, name: &str) -> VolumeId {
 
 /// Reserves a claim, and waits until mounts of it that were detached are closed.
 pub(super) async fn take(inner: &Arc<Inner>, id: &VolumeId) -> Result<Guard> {
-    let guard = Guard::take(inner, id)?;
+    let guard = begin(inner, id).await?;
     let deadline = tokio::time::Instant::now() + LETTING_GO;
     loop {
         let changed = inner.changed.notified();
@@ -49,6 +49,29 @@ pub(super) async fn take(inner: &Arc<Inner>, id: &VolumeId) -> Result<Guard> {
         }
         if tokio::time::timeout_at(deadline, changed).await.is_err() {
             return Err(Error::Busy(id.clone()));
+        }
+    }
+}
+
+/// Reserves a claim or snapshot. Another caller's operation is told at once (`Busy`); a chore of the driver's own, of which
+/// no caller knows, is waited for.
+pub(super) async fn begin(inner: &Arc<Inner>, id: &VolumeId) -> Result<Guard> {
+    let deadline = tokio::time::Instant::now() + LETTING_GO;
+    loop {
+        let changed = inner.changed.notified();
+        tokio::pin!(changed);
+        changed.as_mut().enable();
+        let busy = match Guard::take(inner, id) {
+            Err(error @ Error::Busy(_)) => error,
+            taken => return taken,
+        };
+        // One that ended since has woken us already.
+        let over = {
+            let state = inner.state.lock();
+            state.busy.contains(id) && !state.chores.contains(id)
+        };
+        if over || tokio::time::timeout_at(deadline, changed).await.is_err() {
+            return Err(busy);
         }
     }
 }

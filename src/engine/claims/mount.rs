@@ -14,11 +14,11 @@ use super::MountClaim;
 use super::content;
 use super::hold::{self, refuse_broken};
 use crate::backend::{Limit, Start};
+use crate::engine::Inner;
 use crate::engine::crash::{Point, point};
 use crate::engine::error::{Doing, Error, Result};
 use crate::engine::state::ClaimMount;
 use crate::engine::target::{Found, Target};
-use crate::engine::{Guard, Inner};
 use crate::model::{Claim, ClaimTarget, VolumeId};
 use crate::sys::{self, Dir, MountAttributes};
 
@@ -295,10 +295,10 @@ pub(super) async fn unmount(
     staging: bool,
 ) -> Result<()> {
     let claim: Option<VolumeId> = claim.parse().ok();
-    let guard = claim
-        .as_ref()
-        .map(|claim| Guard::take(inner, claim))
-        .transpose()?;
+    let guard = match &claim {
+        Some(claim) => Some(hold::begin(inner, claim).await?),
+        None => None,
+    };
     let engine = inner.clone();
     let path = path.to_owned();
     let job = move || {

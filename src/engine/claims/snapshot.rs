@@ -15,7 +15,7 @@ use crate::store::Change;
 /// Takes a snapshot of a claim, or finds the one that an earlier request of the same name took.
 pub(super) async fn create(inner: Arc<Inner>, name: String, source: String) -> Result<Snapshot> {
     let id = hold::id_of(hold::SNAPSHOT, &name);
-    let _guard = Guard::take(&inner, &id)?;
+    let _guard = hold::begin(&inner, &id).await?;
     if let Some(snapshot) = inner.state.lock().snapshots.get(&id).cloned() {
         if snapshot.source.as_str() == source && snapshot.group.is_none() {
             return Ok(snapshot);
@@ -69,7 +69,7 @@ pub(super) async fn delete(inner: Arc<Inner>, id: String) -> Result<()> {
     let Ok(id) = id.parse::<SnapshotId>() else {
         return Ok(());
     };
-    let guard = Guard::take(&inner, &id)?;
+    let guard = hold::begin(&inner, &id).await?;
     let Some(snapshot) = inner.state.lock().snapshots.get(&id).cloned() else {
         return Ok(());
     };
@@ -89,7 +89,7 @@ pub(super) async fn create_group(
     sources: Vec<String>,
 ) -> Result<(SnapshotGroup, Vec<Snapshot>)> {
     let id = hold::id_of(hold::GROUP, &name);
-    let _guard = Guard::take(&inner, &id)?;
+    let _guard = hold::begin(&inner, &id).await?;
     let known = known_group(&inner.state.lock(), &id);
     if let Some((group, snapshots)) = known {
         let mut taken: Vec<&str> = snapshots
@@ -172,12 +172,12 @@ pub(super) async fn delete_group(inner: Arc<Inner>, id: String) -> Result<()> {
     let Ok(id) = id.parse::<SnapshotId>() else {
         return Ok(());
     };
-    let mut guards = vec![Guard::take(&inner, &id)?];
+    let mut guards = vec![hold::begin(&inner, &id).await?];
     let Some((group, snapshots)) = known_group(&inner.state.lock(), &id) else {
         return Ok(());
     };
     for snapshot in &snapshots {
-        guards.push(Guard::take(&inner, &snapshot.id)?);
+        guards.push(hold::begin(&inner, &snapshot.id).await?);
     }
     remove(&inner, snapshots, Some(group), guards).await
 }

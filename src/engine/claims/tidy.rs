@@ -30,7 +30,7 @@ fn remember_uses(inner: &Arc<Inner>) -> Result<()> {
     // An operation that runs writes the claim itself, and must not be overwritten.
     let guards: Vec<Guard> = used
         .iter()
-        .filter_map(|id| Guard::take(inner, id).ok())
+        .filter_map(|id| Guard::take_for_chore(inner, id).ok())
         .collect();
     let changes: Vec<Change> = {
         let mut state = inner.state.lock();
@@ -58,7 +58,7 @@ fn notice_free(inner: &Arc<Inner>) {
         gone.map(|held| held.claim.id.clone()).collect()
     };
     for id in gone {
-        let Ok(_guard) = Guard::take(inner, &id) else {
+        let Ok(_guard) = Guard::take_for_chore(inner, &id) else {
             continue;
         };
         if is_free(inner, &id)
@@ -91,7 +91,7 @@ fn expire(inner: &Arc<Inner>) -> Result<usize> {
     };
     let mut deleted = 0;
     for id in over {
-        let Ok(_guard) = Guard::take(inner, &id) else {
+        let Ok(_guard) = Guard::take_for_chore(inner, &id) else {
             continue;
         };
         let still = {
