@@ -527,7 +527,8 @@ fn make_sealed(pool: &Path, count: usize) {
         let record = LayerRecord {
             format: LayerRecord::FORMAT,
             id: layer,
-            artifact: artifact.clone(),
+            artifact: Some(artifact.clone()),
+            claim: None,
         };
         write_layer(&dir, &record).expect("a record");
         let usage = Usage {

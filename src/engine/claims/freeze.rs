@@ -184,19 +184,23 @@ impl Freezing {
         }
     }
 
-    /// Several claims whose pods are writing have one moment only if nobody has to be waited for.
+    /// Several claims have one moment when nobody writes to them, or when one is written to and the backend can take it
+    /// whole. A copy that is made while pods write is of no moment, whatever the class says: a group of snapshots is of
+    /// one, or fails (CSI specification, "CreateVolumeGroupSnapshot").
     fn refuse_several_moments(&self, ids: &[VolumeId]) -> Result<()> {
+        if ids.len() < 2 {
+            return Ok(());
+        }
         let state = self.inner.state.lock();
-        let mounted = ids.iter().filter_map(|id| state.claims.get(id));
-        let mounted = mounted.filter(|held| {
-            !held.mounts.is_empty() && held.claim.parameters.live_clone == LiveClone::Refuse
-        });
-        if mounted.count() < 2 {
+        let claims = ids.iter().filter_map(|id| state.claims.get(id));
+        let mounted = claims.filter(|held| !held.mounts.is_empty()).count();
+        let bearable = usize::from(self.inner.backend.has_snapshots());
+        if mounted <= bearable {
             return Ok(());
         }
         Err(Error::Unsupported {
             what: "one moment of several volumes that are mounted".to_owned(),
-            why: "each would have its own; stop their pods first, or set `liveClone: copy` in their class".to_owned(),
+            why: "each would have its own; stop their pods first".to_owned(),
         })
     }
 
