@@ -3,7 +3,7 @@
 SHELL := /bin/bash
 .SHELLFLAGS := -euo pipefail -c
 .DEFAULT_GOAL := help
-.PHONY: help build test lint fmt demo bench deps audit image clean
+.PHONY: help build test sanity lint fmt demo bench deps audit image clean
 
 # Mounts are made in a namespace of their own: nothing reaches the host, whatever a test does or however it dies.
 ROOT := $(shell [ "$$(id -u)" = 0 ] && echo yes)
@@ -23,6 +23,11 @@ test: ## formatting, lints, unit and integration tests (as root: all of them)
 	cargo test --no-run --locked
 	$(ALONE) cargo test --locked --no-fail-fast
 	$(if $(ROOT),,@$(MAKE) --no-print-directory warn-no-root)
+
+sanity: ## csi-sanity on every backend, nothing skipped (root, Go)
+	@command -v go >/dev/null || { echo "sanity: missing: Go 1.25 or newer (https://go.dev/dl), to build csi-sanity" >&2; exit 1; }
+	cargo test --no-run --locked --test sanity
+	@CI=1 $(ALONE) cargo test --locked --quiet --test sanity
 
 lint: ## formatting and lints, warnings are errors
 	cargo fmt --check

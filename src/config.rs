@@ -109,6 +109,15 @@ impl From<Api> for Option<MountApi> {
     }
 }
 
+/// Whether something is done.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, ValueEnum)]
+pub enum Switch {
+    /// It is.
+    On,
+    /// It is not.
+    Off,
+}
+
 /// How lists look.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, ValueEnum)]
 pub enum Output {
@@ -131,6 +140,10 @@ pub enum PlainOutput {
 
 /// What `standalone` is told.
 #[derive(Debug, Clone, Args)]
+#[expect(
+    clippy::struct_excessive_bools,
+    reason = "each is a flag of its own on the command line"
+)]
 pub struct Standalone {
     /// The pool.
     #[command(flatten)]
@@ -190,6 +203,24 @@ pub struct Standalone {
     /// Room held back for the day the disk is full, a quantity like 64Mi; 0: none
     #[arg(long, value_name = "BYTES", env = "BAGGAGECLAIM_RESERVE", hide_env_values = true, default_value = "64Mi", value_parser = parse_bytes)]
     pub reserve: u64,
+    /// Whether the Controller services are on the same socket: PersistentVolumeClaims, their clones and snapshots
+    #[arg(
+        long,
+        value_name = "SWITCH",
+        env = "BAGGAGECLAIM_CONTROLLER",
+        hide_env_values = true,
+        default_value = "on"
+    )]
+    pub controller: Switch,
+    /// Serve ControllerPublishVolume, for a CSIDriver object that says `attachRequired: true`
+    #[arg(long, env = "BAGGAGECLAIM_ATTACH", hide_env_values = true)]
+    pub attach: bool,
+    /// Serve what is alpha in CSI 1.13: health of volumes and storage, GetSnapshot, snapshots with a topology
+    #[arg(long, env = "BAGGAGECLAIM_ALPHA", hide_env_values = true)]
+    pub alpha: bool,
+    /// How many claims this node may have attached [default: as many as the orchestrator likes]
+    #[arg(long, value_name = "NUMBER", env = "BAGGAGECLAIM_MAX_VOLUMES", hide_env_values = true, value_parser = clap::value_parser!(u32).range(1..))]
+    pub max_volumes: Option<u32>,
     /// How long running calls may still take at the end
     #[arg(long, value_name = "TIME", env = "BAGGAGECLAIM_GRACE", hide_env_values = true, default_value = "25s", value_parser = humantime::parse_duration)]
     pub grace: Duration,
@@ -344,6 +375,12 @@ impl Standalone {
             csi: csi::Config {
                 node,
                 grace: self.grace,
+                features: csi::Features {
+                    controller: self.controller == Switch::On,
+                    alpha: self.alpha,
+                    attach: self.attach,
+                    most_volumes: self.max_volumes,
+                },
             },
             engine,
         })

@@ -198,12 +198,12 @@ fn mistakes() -> Vec<Mistake> {
         field(
             "no ephemeral marker",
             |r| key(r, "ephemeral", None),
-            "not marked as one",
+            "not marked as an inline volume",
         ),
         field(
             "not ephemeral",
             |r| key(r, "ephemeral", Some("false")),
-            "not marked as one",
+            "not marked as an inline volume",
         ),
         field(
             "no namespace",

@@ -53,6 +53,7 @@ impl Volume {
             root: self.root,
             size_limit: self.size_limit,
             sealable: true,
+            owner: None,
             durable: false,
         }
     }
@@ -813,6 +814,7 @@ fn btrfs_quotas_are_switched_on_only_where_they_may_be_and_only_for_a_limit() {
                 root: RootAttributes::default(),
                 size_limit,
                 sealable: true,
+                owner: None,
                 durable: false,
             };
             let volume = pool.open_beneath(volume).expect("open");

@@ -174,7 +174,24 @@ fn is_passed_again(point: Point) -> bool {
         | Point::DestroyUnnamed
         | Point::CollectUnindexed
         | Point::CollectTrashed
-        | Point::FlattenIndexed => false,
+        | Point::FlattenIndexed
+        // Nothing here passes those of claims.
+        | Point::ClaimIndexed
+        | Point::ClaimContentMade
+        | Point::ClaimContentPlaced
+        | Point::ClaimRecorded
+        | Point::ClaimMounted
+        | Point::ClaimAttached
+        | Point::ClaimDetached
+        | Point::ClaimTargetRemoved
+        | Point::FreezeMarked
+        | Point::FreezeLayerMade
+        | Point::FreezeContentMoved
+        | Point::FreezeSynced
+        | Point::FreezeIndexed
+        | Point::FreezeCleared
+        | Point::ClaimUnindexed
+        | Point::ClaimTrashed => false,
     }
 }
 
@@ -335,7 +352,8 @@ fn later_visits(place: &Place) {
     let mut storm = Storm::new(place);
     let merges = |point: &Point| Act::passing(*point).contains(&Act::Flatten);
     // The load publishes each volume at one target.
-    let passed = |point: &Point| *point != Point::PublishAgainRecorded;
+    let passed =
+        |point: &Point| *point != Point::PublishAgainRecorded && !Act::passing(*point).is_empty();
     let stacks = place.way.backend == BackendKind::Overlay;
     for point in Point::ALL
         .iter()

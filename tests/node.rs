@@ -402,9 +402,9 @@ async fn the_driver_says_what_it_is_and_can() {
     let topology: BTreeMap<String, String> = info.accessible_topology.expect("topology").segments;
     assert_eq!(topology.len(), 2);
     let status = node
-        .node_stage_volume(csi::NodeStageVolumeRequest::default())
+        .node_get_volume_health(csi::NodeGetVolumeHealthRequest::default())
         .await
-        .expect_err("not advertised");
+        .expect_err("alpha, and not switched on");
     assert_eq!(status.code(), Code::Unimplemented);
     assert!(!status.message().is_empty());
     driver.stop().await;

@@ -39,6 +39,7 @@ const START: Start<'static> = Start {
     },
     size_limit: None,
     sealable: true,
+    owner: None,
     durable: false,
 };
 

@@ -100,6 +100,9 @@ impl Bench<'_> {
         if self.wants("callers") {
             self.throughput(&mut driver, &bare).await;
         }
+        if self.wants("claims") {
+            self.claims(&driver).await;
+        }
         driver.stop();
         if self.wants("start") {
             self.start().await;
@@ -125,7 +128,7 @@ impl Bench<'_> {
         self.plan.only.is_empty() || self.plan.only.iter().any(|only| only == family)
     }
 
-    fn row(
+    pub fn row(
         &mut self,
         name: &str,
         unit: &'static str,
@@ -438,7 +441,7 @@ impl Bench<'_> {
     }
 }
 
-fn micros(duration: Duration) -> f64 {
+pub fn micros(duration: Duration) -> f64 {
     duration.as_secs_f64() * 1e6
 }
 
@@ -467,7 +470,7 @@ async fn join_all<T>(futures: impl Iterator<Item = impl Future<Output = T>>) -> 
 }
 
 /// Small files in directories of a hundred, as source trees have them.
-fn make_files(root: &Path, count: usize) {
+pub fn make_files(root: &Path, count: usize) {
     for number in 0..count {
         let dir = root.join(format!("{}", number / 100));
         if number % 100 == 0 {
@@ -486,7 +489,7 @@ fn walk(root: &Path) {
     }
 }
 
-fn write_bytes(path: &Path, bytes: u64) {
+pub fn write_bytes(path: &Path, bytes: u64) {
     let mut file = File::create(path).expect("a file");
     let block = vec![1_u8; 1 << 20];
     for _ in 0..bytes >> 20 {
@@ -524,7 +527,8 @@ fn make_sealed(pool: &Path, count: usize) {
         let record = LayerRecord {
             format: LayerRecord::FORMAT,
             id: layer,
-            artifact: artifact.clone(),
+            artifact: Some(artifact.clone()),
+            claim: None,
         };
         write_sealing(&dir, &record).expect("a record");
         confirm_layer(&dir).expect("confirmed");

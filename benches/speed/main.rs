@@ -18,6 +18,7 @@
 
 mod bare;
 mod cases;
+mod claims;
 #[path = "../../tests/common/mod.rs"]
 mod common;
 mod driver;
@@ -56,13 +57,14 @@ pub struct Plan {
 }
 
 /// Families of rows; any of them as an argument measures only these.
-const FAMILIES: [&str; 8] = [
+const FAMILIES: [&str; 9] = [
     "fork",
     "scratch",
     "unpublish",
     "commit",
     "chain",
     "callers",
+    "claims",
     "start",
     "memory",
 ];

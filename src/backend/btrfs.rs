@@ -248,6 +248,16 @@ impl Backend for Btrfs {
             }
             fs.set_times(&times)?;
         }
+        self.copy(volume, layer)
+    }
+
+    fn unseal(&self, _layer: &Dir, _volume: &Dir) -> Result<()> {
+        Ok(())
+    }
+
+    fn copy(&self, volume: &Dir, layer: &Dir) -> Result<()> {
+        let fs = volume.open_beneath(FS)?;
+        Self::refuse_nested(&fs)?;
         layer.create_snapshot(FS_NEW, &fs, true)?;
         // One that was made meanwhile would be an empty directory in the snapshot.
         if let Err(error) = Self::refuse_nested(&fs) {
@@ -255,6 +265,34 @@ impl Backend for Btrfs {
             return Err(error);
         }
         Ok(layer.rename(FS_NEW, layer, FS)?)
+    }
+
+    fn has_snapshots(&self) -> bool {
+        true
+    }
+
+    fn has_content(&self, volume: &Dir) -> Result<bool> {
+        Ok(volume.has(FS)?)
+    }
+
+    fn set_limit(&self, volume: &Dir, bytes: Option<u64>) -> Result<Limit> {
+        let fs = volume.open_beneath(FS)?;
+        let group = QuotaGroup::around_subvolume(fs.subvolume_id()?);
+        let has_group = self.counts() && self.pool.quota_group_usage(group)?.is_some();
+        let Some(bytes) = bytes else {
+            if has_group {
+                self.pool.limit_quota_group(group, None)?;
+            }
+            return Ok(Limit::None);
+        };
+        if has_group {
+            self.pool.limit_quota_group(group, Some(bytes))?;
+            return Ok(Limit::Enforced);
+        }
+        match self.enforce()? {
+            Some(why) => Ok(Limit::Unenforced(why)),
+            None => self.limit(&fs, bytes),
+        }
     }
 
     fn stacks(&self) -> bool {

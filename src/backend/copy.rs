@@ -57,10 +57,7 @@ impl Backend for Copy {
             tree::copy(parent, &fs, Method::Reflink, Marks::Refuse)?;
         }
         plain::apply_root(&fs, &start.root, parent.is_some())?;
-        Ok(match start.size_limit {
-            None => Limit::None,
-            Some(_) => Limit::Unenforced("copies are not limited".to_owned()),
-        })
+        self.set_limit(volume, start.size_limit)
     }
 
     fn mount(
@@ -114,6 +111,37 @@ impl Backend for Copy {
             return Err(error);
         }
         Ok(layer.rename(FS_NEW, layer, FS)?)
+    }
+
+    fn unseal(&self, _layer: &Dir, _volume: &Dir) -> Result<()> {
+        Ok(())
+    }
+
+    fn copy(&self, volume: &Dir, layer: &Dir) -> Result<()> {
+        let fs = volume.open_beneath(FS)?;
+        layer.create_dir(FS, 0o700)?;
+        tree::copy(
+            &fs,
+            &layer.open_beneath(FS)?,
+            Method::Reflink,
+            Marks::Refuse,
+        )?;
+        Ok(())
+    }
+
+    fn has_snapshots(&self) -> bool {
+        false
+    }
+
+    fn has_content(&self, volume: &Dir) -> Result<bool> {
+        Ok(volume.has(FS)?)
+    }
+
+    fn set_limit(&self, _volume: &Dir, bytes: Option<u64>) -> Result<Limit> {
+        Ok(match bytes {
+            None => Limit::None,
+            Some(_) => Limit::Unenforced("copies are not limited".to_owned()),
+        })
     }
 
     fn stacks(&self) -> bool {

@@ -28,7 +28,7 @@ pub use self::copy::Copy;
 pub use self::overlay::{MountApi, Overlay};
 pub use self::probe::{Attempt, Chosen, Facts, Wanted, choose};
 pub use self::tree::Stop;
-use crate::model::{LayerId, VolumeId, VolumeKind, VolumeRecord};
+use crate::model::{Claim, LayerId, VolumeId, VolumeKind, VolumeRecord};
 pub use crate::model::{RootAttributes, Usage};
 use crate::sys::{self, Dir};
 
@@ -95,6 +95,8 @@ pub struct Start<'a> {
     pub size_limit: Option<u64>,
     /// Whether it may ever be sealed. What may not (`scratch`) can be a plain directory.
     pub sealable: bool,
+    /// The owner and group on disk that `root`'s are swapped with; `None`: those of the newest layer's root.
+    pub owner: Option<(u32, u32)>,
     /// Whether files must survive a power cut once fsynced (claims); ephemeral volumes do without.
     pub durable: bool,
 }
@@ -108,7 +110,21 @@ impl<'a> Start<'a> {
             root: record.spec.root,
             size_limit: record.spec.size_limit,
             sealable: record.spec.kind != VolumeKind::Scratch,
+            owner: None,
             durable: false,
+        }
+    }
+
+    /// What the next new top of a claim starts from, and how the claim is mounted.
+    #[must_use]
+    pub fn of_claim(claim: &'a Claim) -> Self {
+        Self {
+            layers: &claim.layers,
+            root: claim.root(),
+            size_limit: claim.limit(),
+            sealable: true,
+            owner: Some(claim.owners_on_disk()),
+            durable: true,
         }
     }
 }
@@ -183,6 +199,23 @@ pub trait Backend: fmt::Debug + Send + Sync + 'static {
     /// Repeatable: when it was done already (a crash came after it), it is Ok. Nothing is synced here. What the layer
     /// stacks upon is [`Backend::stacks`]' word.
     fn seal(&self, volume: &Dir, layer: &Dir, marker: &str) -> Result<()>;
+
+    /// Takes a seal back that moved the content: `layer`'s `fs` is the volume's private content again. Only where
+    /// [`Backend::stacks`]; elsewhere a seal leaves the volume as it was.
+    fn unseal(&self, layer: &Dir, volume: &Dir) -> Result<()>;
+
+    /// Copies the volume's private content into `layer`'s `fs` as it is found, also while it is written to; the volume goes
+    /// on. One moment of it only where the backend has snapshots. Grows with the size of the tree where it has not.
+    fn copy(&self, volume: &Dir, layer: &Dir) -> Result<()>;
+
+    /// Whether [`Backend::copy`] shows one moment, whatever is written meanwhile, and is O(1).
+    fn has_snapshots(&self) -> bool;
+
+    /// Whether the volume has private content that [`Backend::seal`] would take.
+    fn has_content(&self, volume: &Dir) -> Result<bool>;
+
+    /// Changes the most bytes that a volume may hold of its own.
+    fn set_limit(&self, volume: &Dir, bytes: Option<u64>) -> Result<Limit>;
 
     /// Whether a sealed layer holds only what differs from its parents (overlay), so that an artifact is a stack.
     fn stacks(&self) -> bool;

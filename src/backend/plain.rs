@@ -43,9 +43,12 @@ pub(super) fn mount(
         return Ok(mount);
     };
     // By the parent's root, which never changes: the volume's own may have been given away by the pod.
-    let owner = parent.stat_self()?;
-    let uids = IdSwap::between(owner.st_uid, start.root.uid.unwrap_or(owner.st_uid));
-    let gids = IdSwap::between(owner.st_gid, start.root.gid.unwrap_or(owner.st_gid));
+    let (uid, gid) = match start.owner {
+        Some(owner) => owner,
+        None => parent.stat_self().map(|root| (root.st_uid, root.st_gid))?,
+    };
+    let uids = IdSwap::between(uid, start.root.uid.unwrap_or(uid));
+    let gids = IdSwap::between(gid, start.root.gid.unwrap_or(gid));
     if (uids, gids) == (IdSwap::Identity, IdSwap::Identity) {
         return Ok(mount);
     }

@@ -7,19 +7,46 @@ use tokio::sync::watch;
 use tonic::{Request, Response, Status};
 
 use super::status::{Failure, answer};
-use super::{DRIVER_NAME, Readiness};
+use super::{DRIVER_NAME, Features, Readiness};
 use crate::proto::csi::v1 as csi;
 use csi::identity_server::Identity;
-use csi::plugin_capability::{Service as Offer, Type, service};
+use csi::plugin_capability::{Service as Offer, Type, VolumeExpansion, service, volume_expansion};
 
 pub(super) struct Service {
+    features: Features,
     readiness: watch::Receiver<Readiness>,
 }
 
 impl Service {
-    pub(super) fn new(readiness: watch::Receiver<Readiness>) -> Self {
-        Self { readiness }
+    pub(super) fn new(features: Features, readiness: watch::Receiver<Readiness>) -> Self {
+        Self {
+            features,
+            readiness,
+        }
     }
+}
+
+fn capabilities(features: Features) -> Vec<csi::PluginCapability> {
+    let service = |kind: service::Type| {
+        Type::Service(Offer {
+            r#type: kind.into(),
+        })
+    };
+    // NodeGetInfo tells a topology, which only a plugin with this capability may.
+    let mut types = vec![service(service::Type::VolumeAccessibilityConstraints)];
+    if features.controller {
+        types.push(service(service::Type::ControllerService));
+        types.push(service(service::Type::GroupControllerService));
+        // A limit is a number in the pool; what is mounted need not be unmounted for it.
+        types.push(Type::VolumeExpansion(VolumeExpansion {
+            r#type: volume_expansion::Type::Online.into(),
+        }));
+        if features.alpha {
+            types.push(service(service::Type::SnapshotAccessibilityConstraints));
+        }
+    }
+    let capability = |kind| csi::PluginCapability { r#type: Some(kind) };
+    types.into_iter().map(capability).collect()
 }
 
 #[tonic::async_trait]
@@ -39,14 +66,8 @@ impl Identity for Service {
         &self,
         _: Request<csi::GetPluginCapabilitiesRequest>,
     ) -> Result<Response<csi::GetPluginCapabilitiesResponse>, Status> {
-        // NodeGetInfo tells a topology, which only a plugin with this capability may.
-        let offer = Offer {
-            r#type: service::Type::VolumeAccessibilityConstraints.into(),
-        };
         Ok(Response::new(csi::GetPluginCapabilitiesResponse {
-            capabilities: vec![csi::PluginCapability {
-                r#type: Some(Type::Service(offer)),
-            }],
+            capabilities: capabilities(self.features),
         }))
     }
 
@@ -67,5 +88,45 @@ impl Identity for Service {
             })
         })
         .await
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn it_offers_what_is_switched_on() {
+        let names = |controller, alpha| -> Vec<String> {
+            let features = Features {
+                controller,
+                alpha,
+                ..Features::default()
+            };
+            let name = |capability: csi::PluginCapability| match capability.r#type {
+                Some(Type::Service(offer)) => offer.r#type().as_str_name().to_owned(),
+                Some(Type::VolumeExpansion(expansion)) => {
+                    expansion.r#type().as_str_name().to_owned()
+                }
+                None => panic!("an empty capability"),
+            };
+            capabilities(features).into_iter().map(name).collect()
+        };
+        assert_eq!(names(false, true), ["VOLUME_ACCESSIBILITY_CONSTRAINTS"]);
+        let stable = names(true, false);
+        assert_eq!(
+            stable,
+            [
+                "VOLUME_ACCESSIBILITY_CONSTRAINTS",
+                "CONTROLLER_SERVICE",
+                "GROUP_CONTROLLER_SERVICE",
+                "ONLINE"
+            ]
+        );
+        let all = names(true, true);
+        assert_eq!(
+            all.last().map(String::as_str),
+            Some("SNAPSHOT_ACCESSIBILITY_CONSTRAINTS")
+        );
     }
 }

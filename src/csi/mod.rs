@@ -1,17 +1,27 @@
-//! The Container Storage Interface: Identity and Node of CSI 1.13, for inline ephemeral volumes.
+//! The Container Storage Interface, CSI 1.13: Identity, Node, Controller and GroupController, for inline ephemeral volumes
+//! and for claims.
 //!
 //! The only code that sees `csi.v1` messages. Each RPC is three lines: parse (where every INVALID_ARGUMENT is born),
 //! call the engine, render. What a pod may ask for is `model`'s word, what becomes of it the engine's.
 //!
 //! The services are there before the engine is: a pool with much in it takes a moment to recover, and an orchestrator
 //! that gets no answer to Probe in that moment kills the driver. So they look at a [`Readiness`] that changes.
+//!
+//! What is alpha in the specification, and what only some want, is behind [`Features`]; what is advertised follows them.
 
+mod controller;
+mod group;
+mod health;
 mod identity;
 mod node;
 mod parse;
+mod render;
 mod status;
+mod token;
+mod topology;
 
 use std::future::Future;
+use std::sync::Arc;
 use std::time::Duration;
 
 use sha2::{Digest as _, Sha256};
@@ -19,9 +29,15 @@ use tokio::sync::watch;
 use tracing::field::Empty;
 
 use crate::engine::Engine;
+use crate::engine::claims::Claims;
+use crate::proto::csi::v1::controller_server::ControllerServer;
+use crate::proto::csi::v1::group_controller_server::GroupControllerServer;
 use crate::proto::csi::v1::identity_server::IdentityServer;
 use crate::proto::csi::v1::node_server::NodeServer;
-use crate::server::{self, Routes, Socket, Trace};
+use crate::server::{self, Routes, Rpc, Socket, Trace};
+
+use status::Failure;
+use topology::Topology;
 
 /// The driver's name: the key by which everything in Kubernetes finds it.
 pub const DRIVER_NAME: &str = "baggageclaim.csi.concourse-ci.org";
@@ -33,6 +49,32 @@ pub struct Config {
     pub node: NodeId,
     /// How long RPCs that run at the end may still take.
     pub grace: Duration,
+    /// What is switched on.
+    pub features: Features,
+}
+
+/// What is served and advertised.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub struct Features {
+    /// Controller and GroupController are served on this socket, too.
+    pub controller: bool,
+    /// What is alpha in CSI 1.13: health, GetSnapshot, ControllerGetVolume, snapshots with a topology.
+    pub alpha: bool,
+    /// ControllerPublishVolume, for a CSIDriver object that says `attachRequired: true`.
+    pub attach: bool,
+    /// How many claims a node may have attached; `None`: as many as the orchestrator likes.
+    pub most_volumes: Option<u32>,
+}
+
+impl Default for Features {
+    fn default() -> Self {
+        Self {
+            controller: true,
+            alpha: false,
+            attach: false,
+            most_volumes: None,
+        }
+    }
 }
 
 /// Whether there is an engine to ask.
@@ -51,6 +93,37 @@ impl Readiness {
     #[must_use]
     pub fn ready(engine: Engine) -> watch::Receiver<Self> {
         watch::channel(Self::Ready(engine)).1
+    }
+}
+
+/// Who holds the claims, and where they are.
+#[derive(Debug, Clone)]
+struct Place {
+    claims: Arc<dyn Claims>,
+    topology: Topology,
+}
+
+/// Finds the place, or says why there is none at the moment. Whoever serves the Controller for a whole cluster brings
+/// another one; the services stay.
+type FindPlace = Arc<dyn Fn() -> Result<Place, Failure> + Send + Sync>;
+
+/// The place is this node: its engine holds the claims.
+fn here(node: NodeId, readiness: watch::Receiver<Readiness>) -> FindPlace {
+    Arc::new(move || {
+        let engine = engine(&readiness)?;
+        let topology = Topology::of(&node, engine.backend());
+        Ok(Place {
+            claims: Arc::new(engine),
+            topology,
+        })
+    })
+}
+
+fn engine(readiness: &watch::Receiver<Readiness>) -> Result<Engine, Failure> {
+    match &*readiness.borrow() {
+        Readiness::Recovering => Err(Failure::Recovering),
+        Readiness::Ready(engine) => Ok(engine.clone()),
+        Readiness::Failed(why) => Err(Failure::CannotServe(why.clone())),
     }
 }
 
@@ -101,7 +174,7 @@ impl NodeId {
     }
 }
 
-/// Serves Identity and Node on a socket until `shutdown` is ready; see [`server::serve`] for the end.
+/// Serves Identity and Node, and Controller and GroupController if they are switched on, on a socket until `shutdown` is ready; see [`server::serve`] for the end.
 ///
 /// Who wants to know that the socket is there before it is served binds it first; nobody is refused in between.
 pub async fn serve(
@@ -110,11 +183,20 @@ pub async fn serve(
     readiness: watch::Receiver<Readiness>,
     shutdown: impl Future<Output = ()>,
 ) -> server::Result<()> {
-    let identity = identity::Service::new(readiness.clone());
-    let node = node::Service::new(config.node, readiness);
-    let routes = Routes::new()
+    let features = config.features;
+    let place = here(config.node.clone(), readiness.clone());
+    let identity = identity::Service::new(features, readiness.clone());
+    let node = node::Service::new(config.node.clone(), features, readiness, place.clone());
+    let mut routes = Routes::new()
         .with(IdentityServer::new(identity))
         .with(NodeServer::new(node));
+    if features.controller {
+        let group = group::Service::new(features, place.clone());
+        let controller = controller::Service::new(config.node, features, place);
+        routes = routes
+            .with(ControllerServer::new(controller))
+            .with(GroupControllerServer::new(group));
+    }
     server::serve(
         socket,
         routes,
@@ -126,11 +208,21 @@ pub async fn serve(
 }
 
 /// What kubelet and its neighbours ask all the time, and what is not worth a line when it went well.
-const FREQUENT: [&str; 6] = [
+const FREQUENT: [&str; 16] = [
+    "ControllerGetCapabilities",
+    "ControllerGetVolume",
+    "ControllerGetVolumeHealth",
+    "ControllerListVolumeHealth",
+    "GetCapacity",
     "GetPluginCapabilities",
     "GetPluginInfo",
+    "GroupControllerGetCapabilities",
+    "ListSnapshots",
+    "ListVolumes",
     "NodeGetCapabilities",
     "NodeGetInfo",
+    "NodeGetStorageHealth",
+    "NodeGetVolumeHealth",
     "NodeGetVolumeStats",
     "Probe",
 ];
@@ -140,6 +232,11 @@ fn new_span(method: &str) -> tracing::Span {
         "rpc",
         csi.method = method,
         volume.id = Empty,
+        volume.name = Empty,
+        snapshot.id = Empty,
+        snapshot.name = Empty,
+        group.id = Empty,
+        group.name = Empty,
         volume.r#type = Empty,
         volume.from = Empty,
         volume.layers = Empty,
@@ -149,6 +246,22 @@ fn new_span(method: &str) -> tracing::Span {
         tenant = Empty,
         pod = Empty,
     )
+}
+
+fn note_volume(rpc: Option<&Rpc>, id: &str) {
+    if let Some(rpc) = rpc
+        && !id.is_empty()
+    {
+        rpc.volume(id);
+    }
+}
+
+fn note(rpc: Option<&Rpc>, field: &str, value: &str) {
+    if let Some(rpc) = rpc
+        && !value.is_empty()
+    {
+        rpc.record(field, value);
+    }
 }
 
 /// Lower-case hexadecimal digits.

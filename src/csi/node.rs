@@ -1,41 +1,73 @@
-//! The Node service: publish, unpublish and measure the volumes of pods.
+//! The Node service: stage, publish, unpublish, measure and grow the volumes of pods, inline ones and claims.
 //! What came in is `parse`'s business, what becomes of it the engine's; here is only how they meet, and how it is said.
 
-use std::collections::BTreeMap;
+use std::path::PathBuf;
 
 use tokio::sync::watch;
 use tonic::{Request, Response, Status};
 
 use super::status::{Failure, answer};
-use super::{NodeId, Readiness, parse};
-use crate::backend::BackendKind;
-use crate::engine::{Engine, PublishRequest, Published, VolumeStats};
+use super::topology::Topology;
+use super::{Features, FindPlace, NodeId, Place, Readiness, health, note_volume, parse, render};
+use crate::engine::{self, Engine, PublishRequest, Published};
 use crate::proto::csi::v1 as csi;
 use crate::server::Rpc;
 use csi::node_server::Node;
 use csi::node_service_capability::{Rpc as Capability, Type, rpc};
-use csi::volume_usage::Unit;
-
-/// The prefix of the topology's keys.
-const TOPOLOGY: &str = "topology.baggageclaim.csi.concourse-ci.org";
 
 pub(super) struct Service {
     node: NodeId,
+    features: Features,
     readiness: watch::Receiver<Readiness>,
+    place: FindPlace,
 }
 
 impl Service {
-    pub(super) fn new(node: NodeId, readiness: watch::Receiver<Readiness>) -> Self {
-        Self { node, readiness }
+    pub(super) fn new(
+        node: NodeId,
+        features: Features,
+        readiness: watch::Receiver<Readiness>,
+        place: FindPlace,
+    ) -> Self {
+        Self {
+            node,
+            features,
+            readiness,
+            place,
+        }
     }
 
     fn engine(&self) -> Result<Engine, Failure> {
-        match &*self.readiness.borrow() {
-            Readiness::Recovering => Err(Failure::Recovering),
-            Readiness::Ready(engine) => Ok(engine.clone()),
-            Readiness::Failed(why) => Err(Failure::CannotServe(why.clone())),
+        super::engine(&self.readiness)
+    }
+
+    fn place(&self) -> Result<Place, Failure> {
+        (self.place)()
+    }
+
+    fn alpha(&self, method: &'static str) -> Result<(), Failure> {
+        if self.features.alpha {
+            Ok(())
+        } else {
+            Err(Failure::NotServed(method))
         }
     }
+}
+
+/// What the node can do. SINGLE_NODE_MULTI_WRITER is alpha in the specification and what Kubernetes' ReadWriteOncePod, which
+/// is not, stands on; so it is always there.
+fn capabilities(features: Features) -> Vec<rpc::Type> {
+    let mut types = vec![
+        rpc::Type::StageUnstageVolume,
+        rpc::Type::GetVolumeStats,
+        rpc::Type::ExpandVolume,
+        rpc::Type::SingleNodeMultiWriter,
+        rpc::Type::VolumeMountGroup,
+    ];
+    if features.alpha {
+        types.extend([rpc::Type::GetVolumeHealth, rpc::Type::GetStorageHealth]);
+    }
+    types
 }
 
 #[tonic::async_trait]
@@ -47,10 +79,19 @@ impl Node for Service {
         let rpc = Rpc::of(&request).cloned();
         note_volume(rpc.as_ref(), &request.get_ref().volume_id);
         answer(async {
-            let wanted = parse::publish(request.into_inner())?;
-            note_wanted(rpc.as_ref(), &wanted);
-            let published = self.engine()?.publish(wanted).await?;
-            note_published(rpc.as_ref(), &published);
+            match parse::publish(request.into_inner())? {
+                parse::Publish::Inline(wanted) => {
+                    note_wanted(rpc.as_ref(), &wanted);
+                    let published = self.engine()?.publish(wanted).await?;
+                    note_published(rpc.as_ref(), &published);
+                }
+                parse::Publish::Claim(mount) => {
+                    if mount.staged_at.is_none() {
+                        return Err(Failure::NotStaged);
+                    }
+                    self.engine()?.mount_claim(mount).await?;
+                }
+            }
             Ok(csi::NodePublishVolumeResponse {})
         })
         .await
@@ -63,7 +104,12 @@ impl Node for Service {
         note_volume(Rpc::of(&request), &request.get_ref().volume_id);
         answer(async {
             let (volume, target) = parse::unpublish(request.into_inner())?;
-            self.engine()?.unpublish(&volume, &target).await?;
+            let engine = self.engine()?;
+            if parse::is_claim(&volume) {
+                engine.unmount_claim(&volume, &target, false).await?;
+            } else {
+                engine.unpublish(&volume, &target).await?;
+            }
             Ok(csi::NodeUnpublishVolumeResponse {})
         })
         .await
@@ -77,7 +123,7 @@ impl Node for Service {
         answer(async {
             let (volume, path) = parse::stats(request.get_ref())?;
             let stats = self.engine()?.stats(&volume, &path).await?;
-            Ok(render_stats(&stats))
+            Ok(render::stats(&stats))
         })
         .await
     }
@@ -86,18 +132,14 @@ impl Node for Service {
         &self,
         _: Request<csi::NodeGetCapabilitiesRequest>,
     ) -> Result<Response<csi::NodeGetCapabilitiesResponse>, Status> {
-        let capabilities = [
-            rpc::Type::GetVolumeStats,
-            rpc::Type::SingleNodeMultiWriter,
-            rpc::Type::VolumeMountGroup,
-        ]
-        .map(|kind| csi::NodeServiceCapability {
+        let capability = |kind: rpc::Type| csi::NodeServiceCapability {
             r#type: Some(Type::Rpc(Capability {
                 r#type: kind.into(),
             })),
-        });
+        };
+        let types = capabilities(self.features);
         Ok(Response::new(csi::NodeGetCapabilitiesResponse {
-            capabilities: capabilities.into(),
+            capabilities: types.into_iter().map(capability).collect(),
         }))
     }
 
@@ -106,51 +148,109 @@ impl Node for Service {
         _: Request<csi::NodeGetInfoRequest>,
     ) -> Result<Response<csi::NodeGetInfoResponse>, Status> {
         answer(async {
-            let backend = self.engine()?.backend();
-            Ok(render_info(&self.node, backend))
+            let topology = Topology::of(&self.node, self.engine()?.backend());
+            Ok(csi::NodeGetInfoResponse {
+                node_id: self.node.as_str().to_owned(),
+                max_volumes_per_node: self.features.most_volumes.map_or(0, i64::from),
+                accessible_topology: Some(topology.message()),
+            })
         })
         .await
     }
 
     async fn node_stage_volume(
         &self,
-        _: Request<csi::NodeStageVolumeRequest>,
+        request: Request<csi::NodeStageVolumeRequest>,
     ) -> Result<Response<csi::NodeStageVolumeResponse>, Status> {
-        Err(Failure::NotServed("NodeStageVolume").into())
+        note_volume(Rpc::of(&request), &request.get_ref().volume_id);
+        answer(async {
+            let wanted = parse::stage(request.into_inner())?;
+            self.engine()?.mount_claim(wanted).await?;
+            Ok(csi::NodeStageVolumeResponse {})
+        })
+        .await
     }
 
     async fn node_unstage_volume(
         &self,
-        _: Request<csi::NodeUnstageVolumeRequest>,
+        request: Request<csi::NodeUnstageVolumeRequest>,
     ) -> Result<Response<csi::NodeUnstageVolumeResponse>, Status> {
-        Err(Failure::NotServed("NodeUnstageVolume").into())
+        note_volume(Rpc::of(&request), &request.get_ref().volume_id);
+        answer(async {
+            let (volume, target) = parse::unstage(request.get_ref())?;
+            self.engine()?.unmount_claim(volume, &target, true).await?;
+            Ok(csi::NodeUnstageVolumeResponse {})
+        })
+        .await
     }
 
+    /// The limit grew with ControllerExpandVolume, on the node itself; what remains is to see that it did.
     async fn node_expand_volume(
         &self,
-        _: Request<csi::NodeExpandVolumeRequest>,
+        request: Request<csi::NodeExpandVolumeRequest>,
     ) -> Result<Response<csi::NodeExpandVolumeResponse>, Status> {
-        Err(Failure::NotServed("NodeExpandVolume").into())
+        note_volume(Rpc::of(&request), &request.get_ref().volume_id);
+        answer(async {
+            let wanted = parse::expand(request.get_ref())?;
+            let claims = self.place()?.claims;
+            let claim = claims.claim(wanted.volume).await?;
+            let targets = claims.claim_use(wanted.volume).await?.targets;
+            let path = PathBuf::from(wanted.path);
+            if !targets.contains(&path) {
+                let volume = wanted.volume.to_owned();
+                return Err(engine::Error::NotPublished { volume, path }.into());
+            }
+            let (required, capacity) = (wanted.required, claim.capacity);
+            if required > capacity && capacity > 0 {
+                return Err(Failure::NotGrown { required, capacity });
+            }
+            Ok(csi::NodeExpandVolumeResponse {
+                capacity_bytes: render::number(capacity),
+            })
+        })
+        .await
     }
 
     async fn node_get_volume_health(
         &self,
-        _: Request<csi::NodeGetVolumeHealthRequest>,
+        request: Request<csi::NodeGetVolumeHealthRequest>,
     ) -> Result<Response<csi::NodeGetVolumeHealthResponse>, Status> {
-        Err(Failure::NotServed("NodeGetVolumeHealth").into())
+        note_volume(Rpc::of(&request), &request.get_ref().volume_id);
+        answer(async {
+            self.alpha("NodeGetVolumeHealth")?;
+            let volume = parse::health(request.get_ref())?;
+            let health = if parse::is_claim(volume) {
+                let used = self.place()?.claims.claim_use(volume).await?;
+                health::of_claim(volume, &used)
+            } else {
+                let rows = self.engine()?.volumes(None);
+                let row = rows.iter().find(|row| row.id.as_str() == volume);
+                let row = row.ok_or_else(|| Failure::NotFound("volume", volume.to_owned()))?;
+                health::of_volume(row)
+            };
+            Ok(csi::NodeGetVolumeHealthResponse {
+                volume_health: Some(health),
+            })
+        })
+        .await
     }
 
     async fn node_get_storage_health(
         &self,
         _: Request<csi::NodeGetStorageHealthRequest>,
     ) -> Result<Response<csi::NodeGetStorageHealthResponse>, Status> {
-        Err(Failure::NotServed("NodeGetStorageHealth").into())
-    }
-}
-
-fn note_volume(rpc: Option<&Rpc>, id: &str) {
-    if let Some(rpc) = rpc {
-        rpc.volume(id);
+        answer(async {
+            self.alpha("NodeGetStorageHealth")?;
+            let status = match self.engine() {
+                Ok(engine) => Ok(engine.status().await?),
+                Err(Failure::CannotServe(why)) => Err(why),
+                Err(other) => return Err(other),
+            };
+            Ok(csi::NodeGetStorageHealthResponse {
+                backend_health: health::of_pool(&status),
+            })
+        })
+        .await
     }
 }
 
@@ -182,94 +282,19 @@ fn note_published(rpc: Option<&Rpc>, published: &Published) {
     }
 }
 
-/// Bytes and inodes. `used` is what the volume itself holds, and absent until it was measured once: a pool's figure
-/// would be counted once for every volume in it. `total` minus `used` is therefore more than `available` in a pool
-/// that others use too.
-fn render_stats(stats: &VolumeStats) -> csi::NodeGetVolumeStatsResponse {
-    // The fields are int64 and must not be negative; 0 means "not said".
-    let number = |n: u64| i64::try_from(n).unwrap_or(i64::MAX);
-    let used = stats.usage.unwrap_or_default();
-    let mut usage = vec![csi::VolumeUsage {
-        unit: Unit::Bytes.into(),
-        total: number(stats.total_bytes),
-        available: number(stats.available_bytes),
-        used: number(used.bytes),
-    }];
-    // A filesystem that makes inodes as needed has no total, and the field is required.
-    if stats.total_inodes > 0 {
-        usage.push(csi::VolumeUsage {
-            unit: Unit::Inodes.into(),
-            total: number(stats.total_inodes),
-            available: number(stats.available_inodes),
-            used: number(used.files.saturating_add(used.directories)),
-        });
-    }
-    csi::NodeGetVolumeStatsResponse { usage }
-}
-
-fn render_info(node: &NodeId, backend: BackendKind) -> csi::NodeGetInfoResponse {
-    let segments = BTreeMap::from([
-        (format!("{TOPOLOGY}/node"), node.topology_value()),
-        (format!("{TOPOLOGY}/backend"), backend.to_string()),
-    ]);
-    csi::NodeGetInfoResponse {
-        node_id: node.as_str().to_owned(),
-        max_volumes_per_node: 0,
-        accessible_topology: Some(csi::Topology { segments }),
-    }
-}
-
 #[cfg(test)]
 mod tests {
     use super::*;
-    use crate::backend::Usage;
 
     #[test]
-    fn stats_are_in_bytes_and_inodes_and_never_negative() {
-        let mut stats = VolumeStats {
-            usage: Some(Usage {
-                bytes: 10,
-                files: 3,
-                directories: 2,
-            }),
-            total_bytes: u64::MAX,
-            available_bytes: 90,
-            total_inodes: 100,
-            available_inodes: 95,
-        };
-        let usage = render_stats(&stats).usage;
-        let seen: Vec<_> = usage
-            .iter()
-            .map(|u| (u.unit(), u.total, u.available, u.used))
-            .collect();
-        assert_eq!(
-            seen,
-            [(Unit::Bytes, i64::MAX, 90, 10), (Unit::Inodes, 100, 95, 5)]
-        );
-        stats.total_inodes = 0;
-        stats.usage = None;
-        let usage = render_stats(&stats).usage;
-        assert_eq!((usage.len(), usage[0].used), (1, 0));
-    }
-
-    #[test]
-    fn the_topology_tells_the_node_and_its_backend() {
-        let node = NodeId::new("node-1").expect("an id");
-        let info = render_info(&node, BackendKind::Overlay);
-        let topology = info.accessible_topology.expect("a topology").segments;
-        let segments: Vec<(&str, &str)> = topology
-            .iter()
-            .map(|(key, value)| (key.as_str(), value.as_str()))
-            .collect();
-        assert_eq!(
-            segments,
-            [
-                (
-                    "topology.baggageclaim.csi.concourse-ci.org/backend",
-                    "overlay"
-                ),
-                ("topology.baggageclaim.csi.concourse-ci.org/node", "node-1"),
-            ]
-        );
+    fn what_is_alpha_is_advertised_only_when_it_is_switched_on() {
+        let alpha = [rpc::Type::GetVolumeHealth, rpc::Type::GetStorageHealth];
+        let mut features = Features::default();
+        let plain = capabilities(features);
+        assert!(!alpha.iter().any(|kind| plain.contains(kind)));
+        assert!(plain.contains(&rpc::Type::StageUnstageVolume));
+        features.alpha = true;
+        let all = capabilities(features);
+        assert!(alpha.iter().all(|kind| all.contains(kind)));
     }
 }

@@ -24,6 +24,30 @@ pub(super) enum Failure {
     Engine(engine::Error),
     /// An RPC that nothing advertises.
     NotServed(&'static str),
+    /// It would have to be where it cannot be.
+    Elsewhere(String),
+    /// A node that is not this one.
+    NoSuchNode(String),
+    /// Something of a kind that has no such id.
+    NotFound(&'static str, String),
+    /// A starting token that is no token of this list.
+    BadToken,
+    /// A claim is published that is not staged.
+    NotStaged,
+    /// As many volumes as may be attached are.
+    AllAttached(u32),
+    /// A node is asked for more than the controller made.
+    NotGrown { required: u64, capacity: u64 },
+    /// CreateVolume did not begin.
+    NotBegun(Box<Failure>),
+}
+
+impl Failure {
+    /// Of CreateVolume, when nothing was begun and nothing runs: the provisioner takes ABORTED and UNAVAILABLE to mean
+    /// that a volume may be coming, and parks the claim on this node until it is.
+    pub(super) fn not_begun(self) -> Self {
+        Self::NotBegun(Box::new(self))
+    }
 }
 
 impl From<Invalid> for Failure {
@@ -40,21 +64,67 @@ impl From<engine::Error> for Failure {
 
 impl From<Failure> for Status {
     fn from(failure: Failure) -> Self {
-        let (code, message) = match failure {
-            Failure::Invalid(invalid) => (Code::InvalidArgument, invalid.to_string()),
-            Failure::Recovering => (
-                Code::Unavailable,
-                "recovering: the pool is being opened; try again".to_owned(),
-            ),
-            Failure::CannotServe(why) => (Code::FailedPrecondition, why),
-            Failure::Engine(error) => (code_of(&error), message_of(&error)),
-            Failure::NotServed(method) => (
-                Code::Unimplemented,
-                format!("{method} is not advertised by this driver"),
-            ),
-        };
+        let (code, message) = described(failure);
         Status::new(code, message)
     }
+}
+
+/// The one table from failures to codes; what the engine says has its own (`server::code_of`).
+fn described(failure: Failure) -> (Code, String) {
+    match failure {
+        Failure::Invalid(invalid) => (Code::InvalidArgument, invalid.to_string()),
+        Failure::Recovering => (
+            Code::Unavailable,
+            "recovering: the pool is being opened; try again".to_owned(),
+        ),
+        Failure::CannotServe(why) => (Code::FailedPrecondition, why),
+        Failure::Engine(error) => (code_of(&error), message_of(&error)),
+        Failure::NotServed(method) => (
+            Code::Unimplemented,
+            format!("{method} is not advertised by this driver"),
+        ),
+        Failure::Elsewhere(why) => (Code::ResourceExhausted, why),
+        Failure::NoSuchNode(node) => (
+            Code::NotFound,
+            format!("there is no node {:?} here", cut(&node)),
+        ),
+        Failure::NotFound(what, id) => (
+            Code::NotFound,
+            format!("there is no {what} {:?}", cut(&id)),
+        ),
+        Failure::BadToken => (
+            Code::Aborted,
+            "starting_token is not one that this list gave; begin again without one".to_owned(),
+        ),
+        Failure::NotStaged => (
+            Code::FailedPrecondition,
+            "staging_target_path is missing: a claim's volume is staged (NodeStageVolume) before it is published"
+                .to_owned(),
+        ),
+        Failure::AllAttached(most) => (
+            Code::ResourceExhausted,
+            format!("{most} volumes are attached to the node, which is as many as it may have; detach one first"),
+        ),
+        Failure::NotGrown { required, capacity } => (
+            Code::OutOfRange,
+            format!(
+                "the volume has {capacity} bytes and {required} are asked for; ControllerExpandVolume makes it larger, \
+                 and comes first"
+            ),
+        ),
+        Failure::NotBegun(failure) => match described(*failure) {
+            (Code::Aborted | Code::Unavailable | Code::DeadlineExceeded | Code::Cancelled, message) => (
+                Code::FailedPrecondition,
+                format!("{message} (nothing was begun)"),
+            ),
+            other => other,
+        },
+    }
+}
+
+/// A caller's text, not longer than a message should be.
+fn cut(text: &str) -> String {
+    text.chars().take(128).collect()
 }
 
 /// An RPC's body as tonic wants it.
@@ -62,4 +132,85 @@ pub(super) async fn answer<T>(
     body: impl Future<Output = Result<T, Failure>>,
 ) -> Result<Response<T>, Status> {
     body.await.map(Response::new).map_err(Status::from)
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn each_failure_has_its_code_and_says_what_to_do() {
+        let cases = [
+            (Failure::Recovering, Code::Unavailable, "try again"),
+            (
+                Failure::CannotServe("broken".into()),
+                Code::FailedPrecondition,
+                "broken",
+            ),
+            (
+                Failure::Engine(engine::Error::ShuttingDown),
+                Code::Unavailable,
+                "shutting down",
+            ),
+            (
+                Failure::NotServed("X"),
+                Code::Unimplemented,
+                "X is not advertised",
+            ),
+            (
+                Failure::Elsewhere("there".into()),
+                Code::ResourceExhausted,
+                "there",
+            ),
+            (
+                Failure::NoSuchNode("n\n".into()),
+                Code::NotFound,
+                r#"no node "n\n" here"#,
+            ),
+            (
+                Failure::NotFound("snapshot", "s".into()),
+                Code::NotFound,
+                r#"no snapshot "s""#,
+            ),
+            (Failure::BadToken, Code::Aborted, "begin again"),
+            (
+                Failure::NotStaged,
+                Code::FailedPrecondition,
+                "NodeStageVolume",
+            ),
+            (
+                Failure::AllAttached(3),
+                Code::ResourceExhausted,
+                "3 volumes",
+            ),
+            (
+                Failure::NotGrown {
+                    required: 2,
+                    capacity: 1,
+                },
+                Code::OutOfRange,
+                "has 1 bytes and 2 are asked for",
+            ),
+        ];
+        for (failure, code, message) in cases {
+            let status = Status::from(failure);
+            assert_eq!(status.code(), code, "{}", status.message());
+            assert!(status.message().contains(message), "{}", status.message());
+        }
+    }
+
+    #[test]
+    fn what_was_not_begun_never_looks_as_if_it_were_running() {
+        for failure in [
+            Failure::Recovering,
+            Failure::Engine(engine::Error::ShuttingDown),
+            Failure::BadToken,
+        ] {
+            let status = Status::from(failure.not_begun());
+            assert_eq!(status.code(), Code::FailedPrecondition);
+            assert!(status.message().ends_with("(nothing was begun)"));
+        }
+        let other = Status::from(Failure::Elsewhere("there".into()).not_begun());
+        assert_eq!(other.code(), Code::ResourceExhausted);
+    }
 }

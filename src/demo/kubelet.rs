@@ -33,6 +33,7 @@ use tonic::transport::{Channel, Endpoint, Uri};
 use tonic::{Code, Request, Status};
 
 use crate::proto::csi::v1 as csi;
+use csi::controller_client::ControllerClient;
 use csi::identity_client::IdentityClient;
 use csi::node_client::NodeClient;
 use csi::node_service_capability::{Type, rpc};
@@ -231,6 +232,12 @@ impl Kubelet {
     #[must_use]
     pub fn node_client(&self) -> NodeClient<Channel> {
         NodeClient::new(self.channel.clone())
+    }
+
+    /// The bare Controller service, which kubelet itself never asks.
+    #[must_use]
+    pub fn controller_client(&self) -> ControllerClient<Channel> {
+        ControllerClient::new(self.channel.clone())
     }
 
     /// The bare Identity service.

@@ -6,7 +6,10 @@ use std::path::{Path, PathBuf};
 
 use super::error::{Doing, Error, Result};
 use super::types::Finding;
-use crate::model::{Artifact, ArtifactId, LayerId, Name, VolumeRecord, layout, takes_name};
+use crate::model::{
+    Artifact, ArtifactId, Claim, LayerId, Name, Snapshot, SnapshotGroup, VolumeRecord, layout,
+    takes_name,
+};
 use crate::store::{self, Change, Contents, Index, PoolDirs};
 use crate::sys::{self, Dir, MountEntry};
 
@@ -14,6 +17,9 @@ use crate::sys::{self, Dir, MountEntry};
 pub(super) struct Named {
     pub(super) artifacts: Vec<Artifact>,
     pub(super) names: Vec<(Name, ArtifactId)>,
+    pub(super) claims: Vec<Claim>,
+    pub(super) snapshots: Vec<Snapshot>,
+    pub(super) groups: Vec<SnapshotGroup>,
 }
 
 /// What a running engine knows that is not on disk: moves that are under way.
@@ -23,6 +29,8 @@ pub(super) struct Moving {
     pub(super) busy: HashSet<String>,
     /// Directories in `pending/` and `trash/` that somebody takes care of.
     pub(super) leaving: HashSet<LayerId>,
+    /// Layers that an operation is making, or needs to stay.
+    pub(super) pinned: HashSet<LayerId>,
 }
 
 /// Compares everything.
@@ -36,7 +44,18 @@ pub(super) fn check(
     let layers = names(&dirs.layers)?;
     let mounts = sys::mount_table().doing("read the mount table")?;
     let mut referenced = check_index(named, &layers, &mut findings);
-    referenced.extend(check_volumes(dirs, boot, &mounts, moving, &mut findings)?);
+    referenced.extend(&moving.pinned);
+    check_groups(named, &mut findings);
+    let claims: HashSet<&str> = named.claims.iter().map(|claim| claim.id.as_str()).collect();
+    check_claims(dirs, boot, &mounts, named, moving, &mut findings)?;
+    referenced.extend(check_volumes(
+        dirs,
+        boot,
+        &mounts,
+        &claims,
+        moving,
+        &mut findings,
+    )?);
     referenced.extend(check_leaving(dirs, boot, moving, &mut findings)?);
     check_layers(dirs, &layers, &referenced, moving, &mut findings)?;
     check_rest(dirs, &mut findings)?;
@@ -100,6 +119,23 @@ fn check_index(
             }
         }
     }
+    let claims = named.claims.iter().map(|claim| (&claim.id, &claim.layers));
+    let snapshots = named
+        .snapshots
+        .iter()
+        .map(|snapshot| (&snapshot.id, &snapshot.layers));
+    for (id, stack) in claims.chain(snapshots) {
+        for layer in stack {
+            if referenced.insert(*layer) && !layers.contains(Path::new(&layer.to_string())) {
+                let path = below(layout::LAYERS, layer.to_string());
+                findings.push(finding(
+                    "missing-layer",
+                    path,
+                    format!("{id} needs this layer"),
+                ));
+            }
+        }
+    }
     referenced
 }
 
@@ -134,12 +170,14 @@ fn check_volumes(
     dirs: &PoolDirs,
     boot: &str,
     mounts: &[MountEntry],
+    claims: &HashSet<&str>,
     moving: &Moving,
     findings: &mut Vec<Finding>,
 ) -> Result<HashSet<LayerId>> {
     let mut referenced = HashSet::new();
     for name in names(&dirs.volumes)? {
-        if name.to_str().is_some_and(|name| moving.busy.contains(name)) {
+        let left_out = |name: &str| moving.busy.contains(name) || claims.contains(name);
+        if name.to_str().is_some_and(left_out) {
             continue;
         }
         let Some(found) = read(&dirs.volumes, &name)? else {
@@ -160,30 +198,105 @@ fn check_volumes(
                 ));
             }
             Ok(record) => {
-                let mounted = |target: &PathBuf| {
-                    let parent = target.parent();
-                    let resolved = parent.and_then(|parent| parent.canonicalize().ok());
-                    let resolved = resolved
-                        .zip(target.file_name())
-                        .map(|(parent, name)| parent.join(name));
-                    let resolved = resolved.as_ref().unwrap_or(target);
-                    mounts.iter().any(|mount| mount.mount_point == *resolved)
-                };
                 // One place is enough: the record is not written anew when a volume leaves one of several.
-                if !record.targets.iter().any(mounted)
-                    && let Some(target) = record.targets.first()
-                {
-                    let detail = format!(
-                        "it is recorded as published at {}, where nothing is mounted",
-                        target.display()
-                    );
-                    findings.push(finding("unmounted-volume", path.clone(), detail));
+                let mounted = |target: &PathBuf| is_mounted(target, mounts);
+                if !record.targets.iter().any(mounted) {
+                    let first = record.targets.first().map(PathBuf::as_path);
+                    check_targets(&path, first.into_iter(), mounts, findings);
                 }
                 referenced.extend(record.layers);
             }
         }
     }
     Ok(referenced)
+}
+
+/// Targets of a volume where nothing is mounted.
+fn check_targets<'a>(
+    volume: &Path,
+    targets: impl Iterator<Item = &'a Path>,
+    mounts: &[MountEntry],
+    findings: &mut Vec<Finding>,
+) {
+    for target in targets {
+        if !is_mounted(target, mounts) {
+            let detail = format!(
+                "it is recorded as published at {}, where nothing is mounted",
+                target.display()
+            );
+            findings.push(finding("unmounted-volume", volume, detail));
+        }
+    }
+}
+
+fn is_mounted(target: &Path, mounts: &[MountEntry]) -> bool {
+    let parent = target.parent();
+    let resolved = parent.and_then(|parent| parent.canonicalize().ok());
+    let resolved = resolved
+        .zip(target.file_name())
+        .map(|(parent, name)| parent.join(name));
+    let resolved = resolved.as_deref().unwrap_or(target);
+    mounts.iter().any(|mount| mount.mount_point == *resolved)
+}
+
+/// Groups whose snapshots are gone.
+fn check_groups(named: &Named, findings: &mut Vec<Finding>) {
+    let known: HashSet<&str> = named
+        .snapshots
+        .iter()
+        .map(|snapshot| snapshot.id.as_str())
+        .collect();
+    for group in &named.groups {
+        for id in &group.snapshots {
+            if !known.contains(id.as_str()) {
+                let detail = format!(
+                    "group {} has snapshot {id}, which the index does not have",
+                    group.id
+                );
+                findings.push(finding("dangling-name", layout::INDEX, detail));
+            }
+        }
+    }
+}
+
+/// Directories of claims: mounted where they say, and not on their way anywhere.
+fn check_claims(
+    dirs: &PoolDirs,
+    boot: &str,
+    mounts: &[MountEntry],
+    named: &Named,
+    moving: &Moving,
+    findings: &mut Vec<Finding>,
+) -> Result<()> {
+    for claim in &named.claims {
+        if moving.busy.contains(claim.id.as_str()) {
+            continue;
+        }
+        let dir = match dirs.volumes.open_beneath(&claim.id) {
+            Err(error) if error.is(sys::Errno::ENOENT) => continue,
+            dir => dir.doing("open a volume's directory")?,
+        };
+        let path = below(layout::VOLUMES, &claim.id);
+        for name in names(&dir)? {
+            if name
+                .to_str()
+                .is_some_and(|name| name.starts_with(layout::FREEZING_PREFIX))
+            {
+                let detail =
+                    "a snapshot or clone of it was cut short; the next start takes it back";
+                findings.push(finding("half-frozen-volume", path.join(name), detail));
+            }
+        }
+        match store::read_claim(&dir).doing("read a volume's record")? {
+            Err(error) => findings.push(finding("unreadable-volume", path, error.to_string())),
+            Ok(record) if record.boot != boot => {}
+            Ok(record) => {
+                let targets = record.targets.iter().map(|target| target.path.as_path());
+                check_targets(&path, targets, mounts, findings);
+            }
+        }
+    }
+    Ok(())
 }
 
 /// Promised seals that nobody works on, and what the trash still refers to.
@@ -326,6 +439,9 @@ pub(super) fn check_offline(path: &Path, boot: &str) -> Result<Vec<Finding>> {
     let named = Named {
         artifacts: contents.artifacts,
         names: contents.names,
+        claims: contents.claims,
+        snapshots: contents.snapshots,
+        groups: contents.groups,
     };
     let mut findings = check(&dirs, boot, &named, &Moving::default())?;
     if !Index::exists(&dirs.root)? && !dirs.layers.entries().doing("read layers/")?.is_empty() {
@@ -361,8 +477,9 @@ pub(super) fn pool_error(path: &Path, error: store::Error) -> Error {
 /// `index.redb.old`. Returns how many artifacts it names.
 ///
 /// Only what was durable once is named: a layer without its `layer.json` was being sealed, and is taken up from `pending/`
-/// or thrown away by the next start. What the index alone knows is lost: when artifacts were last used, names deleted
-/// while their content was in use.
+/// or thrown away by the next start. Claims are found by the records in their directories: those that were mounted once,
+/// with what they are over. What the index alone knows is lost: when artifacts were last used, names deleted while their
+/// content was in use, claims that were never mounted, snapshots.
 pub(super) fn rebuild_index(path: &Path) -> Result<usize> {
     let dirs = open(path)?;
     let mut artifacts: HashMap<ArtifactId, Artifact> = HashMap::new();
@@ -383,7 +500,7 @@ pub(super) fn rebuild_index(path: &Path) -> Result<usize> {
             records.push(record);
         }
     }
-    for artifact in records.into_iter().map(|record| record.artifact) {
+    for artifact in records.into_iter().filter_map(|record| record.artifact) {
         // A merged layer tells of the same artifact as the layers that it replaced: the shorter stack is the newer.
         let known = artifacts.get(&artifact.id);
         let newer = known.is_none_or(|known| artifact.layers.len() < known.layers.len());
@@ -406,6 +523,7 @@ pub(super) fn rebuild_index(path: &Path) -> Result<usize> {
         .cloned()
         .map(Change::PutArtifact)
         .chain(named)
+        .chain(claims(&dirs)?.into_iter().map(Change::PutClaim))
         .collect();
     Index::replace(&dirs.root, &changes).map_err(|error| pool_error(path, error))?;
     Ok(artifacts.len())
@@ -427,4 +545,19 @@ fn unfinished(dirs: &PoolDirs) -> Result<Vec<PathBuf>> {
         }
     }
     Ok(unfinished)
+}
+
+/// The claims whose directories tell of them. Of one whose layers are missing the next start says so, and keeps it.
+fn claims(dirs: &PoolDirs) -> Result<Vec<Claim>> {
+    let mut claims = Vec::new();
+    for name in names(&dirs.volumes)? {
+        let dir = dirs
+            .volumes
+            .open_beneath(&name)
+            .doing("open a volume's directory")?;
+        let record = store::read_claim(&dir).doing("read a volume's record")?;
+        let claim = record.ok().map(|record| record.claim);
+        claims.extend(claim.filter(|claim| Path::new(claim.id.as_str()) == name));
+    }
+    Ok(claims)
 }

@@ -68,7 +68,9 @@ fn commit(inner: &Inner, keys: &[LayerId]) -> Result<()> {
     drop(named_as_indexed);
     point(Point::CommitIndexed);
     for (artifact, _) in &artifacts {
-        confirm(inner, artifact)?;
+        if let Some(newest) = artifact.layers.first() {
+            confirm(inner, *newest)?;
+        }
     }
     for key in keys {
         unpromise(inner, *key)?;
@@ -104,15 +106,12 @@ fn sealed_by(inner: &Inner, keys: &[LayerId]) -> Vec<(Artifact, bool)> {
         .collect()
 }
 
-/// Says in an artifact's newest layer that the index names it.
-pub(super) fn confirm(inner: &Inner, artifact: &Artifact) -> Result<()> {
-    let Some(newest) = artifact.layers.first() else {
-        return Ok(());
-    };
+/// Says in a layer that the index names it and that it is durable.
+pub(super) fn confirm(inner: &Inner, layer: LayerId) -> Result<()> {
     let layer = inner
         .dirs
         .layers
-        .open_beneath(newest.to_string())
+        .open_beneath(layer.to_string())
         .doing("open the layer's directory")?;
     store::confirm_layer(&layer).doing("confirm the layer's record")
 }

@@ -76,6 +76,38 @@ points! {
     FlattenPlaced = "flatten-placed",
     /// The index names the merged layer.
     FlattenIndexed = "flatten-indexed",
+    /// The index names a new claim; the caller has no answer.
+    ClaimIndexed = "claim-indexed",
+    /// A claim's first content is whole, in `incoming/`.
+    ClaimContentMade = "claim-content-made",
+    /// It is in its place.
+    ClaimContentPlaced = "claim-content-placed",
+    /// The claim's record names the target.
+    ClaimRecorded = "claim-recorded",
+    /// A detached mount shows the claim.
+    ClaimMounted = "claim-mounted",
+    /// It is attached at the target; the caller has no answer.
+    ClaimAttached = "claim-attached",
+    /// A target of a claim is detached.
+    ClaimDetached = "claim-detached",
+    /// Its mount point is gone, and its record still names it.
+    ClaimTargetRemoved = "claim-target-removed",
+    /// The claim's directory says to which layer its content is going to move.
+    FreezeMarked = "freeze-marked",
+    /// That layer's directory is made.
+    FreezeLayerMade = "freeze-layer-made",
+    /// The content of a claim is in the layer.
+    FreezeContentMoved = "freeze-content-moved",
+    /// It is written back.
+    FreezeSynced = "freeze-synced",
+    /// The index names what was made of it: a snapshot, a group or a clone.
+    FreezeIndexed = "freeze-indexed",
+    /// What is left of the claim's directory is in the trash; the caller has no answer.
+    FreezeCleared = "freeze-cleared",
+    /// The index no longer names a claim that is deleted.
+    ClaimUnindexed = "claim-unindexed",
+    /// Its directory is in the trash.
+    ClaimTrashed = "claim-trashed",
 }
 
 /// Dies here if this is the place to die.

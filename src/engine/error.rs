@@ -89,6 +89,44 @@ pub enum Error {
     /// The engine itself is wrong: what was asked for died in a panic, which was printed.
     #[error("a defect of the driver ended this operation; its log has the place")]
     Defect,
+    /// No claim of that id.
+    #[error("there is no volume {0:?}")]
+    NoSuchClaim(String),
+    /// No snapshot, or group of snapshots, of that id.
+    #[error("there is no snapshot or group of snapshots {0:?}")]
+    NoSuchSnapshot(String),
+    /// A claim, snapshot or group of that name was asked for before, and differently.
+    #[error("{name:?} exists already, with another {what}")]
+    Exists {
+        /// The name.
+        name: String,
+        /// What differs.
+        what: &'static str,
+    },
+    /// A size that cannot be given, because of what there is or because of the request's own bounds.
+    #[error("{wanted} bytes are not possible: {why}")]
+    OutOfRange {
+        /// What was asked for.
+        wanted: u64,
+        /// Why not.
+        why: String,
+    },
+    /// More was asked for than the pool holds.
+    #[error("{wanted} bytes were asked for, and the pool is of {pool}")]
+    TooLarge {
+        /// What was asked for.
+        wanted: u64,
+        /// What there is.
+        pool: u64,
+    },
+    /// A claim that must not be in use is.
+    #[error("volume {claim} is {how}")]
+    ClaimInUse {
+        /// Which claim.
+        claim: VolumeId,
+        /// How it is used, and what to do.
+        how: String,
+    },
     /// The engine is shutting down.
     #[error("the driver is shutting down; try again")]
     ShuttingDown,

@@ -8,7 +8,7 @@ use std::time::{Duration, Instant};
 
 use super::Inner;
 use super::error::{Doing, Error, Result};
-use super::state::{Goal, Live, State};
+use super::state::{Goal, Live, Measured, State};
 use super::target::{Found, Target};
 use super::types::{ArtifactRow, Status, VolumeRow, VolumeState, VolumeStats};
 use crate::backend::Usage;
@@ -115,27 +115,14 @@ pub(super) async fn stats(
         volume: volume.to_string(),
         path: path.to_owned(),
     };
-    let (usage, limit, measure) = {
+    let (usage, limit, measure, mount) = {
         let mut state = inner.state.lock();
-        let mount = state
-            .live_at(volume, path)
-            .and_then(|live| live.mounts.get(path).copied());
-        let mount = mount.ok_or_else(absent)?;
-        let live = state.volumes.get_mut(volume).ok_or_else(absent)?;
-        let old = live
-            .measured
-            .at
-            .is_none_or(|at| at.elapsed() > MEASURED_FOR);
-        let measure = old && !live.measured.running;
-        live.measured.running |= measure;
-        let record = &live.record;
-        let limit = record
-            .spec
-            .size_limit
-            .filter(|_| record.limit_unenforced.is_none());
-        ((live.measured.usage, mount), limit, measure)
+        let (measured, mount, limit) = find(&mut state, volume, path).ok_or_else(absent)?;
+        let old = measured.at.is_none_or(|at| at.elapsed() > MEASURED_FOR);
+        let measure = old && !measured.running;
+        measured.running |= measure;
+        (measured.usage, limit, measure, mount)
     };
-    let (usage, mount) = usage;
     if measure {
         let (engine, volume) = (inner.clone(), volume.clone());
         drop(inner.chores.run(move || measure_volume(&engine, &volume)));
@@ -166,6 +153,28 @@ pub(super) async fn stats(
     })
 }
 
+/// What is known of the volume or claim that is mounted at a path: its cost, the mount, the limit that holds.
+fn find<'a>(
+    state: &'a mut State,
+    volume: &VolumeId,
+    path: &Path,
+) -> Option<(&'a mut Measured, u64, Option<u64>)> {
+    if let Some(held) = state.claims.get_mut(volume) {
+        let mount = held.mounts.get(path)?.id;
+        let limit = held
+            .claim
+            .limit()
+            .filter(|_| held.limit_unenforced.is_none());
+        return Some((&mut held.measured, mount, limit));
+    }
+    let live = state.volumes.get_mut(volume)?;
+    let mount = *live.mounts.get(path)?;
+    let record = &live.record;
+    let limit = record.spec.size_limit;
+    let limit = limit.filter(|_| record.limit_unenforced.is_none());
+    Some((&mut live.measured, mount, limit))
+}
+
 fn measure_volume(inner: &Inner, volume: &VolumeId) {
     let usage = inner
         .dirs
@@ -181,10 +190,14 @@ fn measure_volume(inner: &Inner, volume: &VolumeId) {
     if let Err(error) = &usage {
         tracing::debug!(volume.id = %volume, %error, "could not be measured");
     }
-    if let Some(live) = inner.state.lock().volumes.get_mut(volume) {
-        live.measured.running = false;
-        live.measured.at = Some(Instant::now());
-        live.measured.usage = usage.ok().or(live.measured.usage);
+    let mut state = inner.state.lock();
+    let state = &mut *state;
+    let live = state.volumes.get_mut(volume).map(|live| &mut live.measured);
+    let claim = state.claims.get_mut(volume).map(|held| &mut held.measured);
+    if let Some(measured) = live.or(claim) {
+        measured.running = false;
+        measured.at = Some(Instant::now());
+        measured.usage = usage.ok().or(measured.usage);
     }
 }
 

@@ -16,12 +16,15 @@
 //! the disk, `chores` (one thread) deletes and measures: what is slow delays only its like. A job that was given is finished, whoever waits for it.
 
 mod check;
+pub mod claims;
 mod clock;
 mod commit;
 pub mod crash;
 mod error;
+mod flatten;
 mod lists;
 mod outcome;
+mod pins;
 mod publish;
 mod reap;
 mod recover;
@@ -201,11 +204,26 @@ impl Guard {
             volume: volume.clone(),
         })
     }
+
+    /// The same for what the driver does of its own accord: no caller is told that somebody is busy because of it.
+    fn take_for_chore(inner: &Arc<Inner>, volume: &VolumeId) -> Result<Self> {
+        let mut state = inner.state.lock();
+        state.begin(volume)?;
+        state.chores.insert(volume.clone());
+        Ok(Self {
+            inner: inner.clone(),
+            volume: volume.clone(),
+        })
+    }
 }
 
 impl Drop for Guard {
     fn drop(&mut self) {
-        self.inner.state.lock().busy.remove(&self.volume);
+        {
+            let mut state = self.inner.state.lock();
+            state.busy.remove(&self.volume);
+            state.chores.remove(&self.volume);
+        }
         self.inner.changed.notify_waiters();
     }
 }
@@ -290,8 +308,11 @@ impl Engine {
     }
 
     /// Detaches whatever is mounted at `target`, removes the mount point, and promises the volume's seal. Also for
-    /// volumes that nobody has heard of; `volume` need not even be an id.
+    /// volumes that nobody has heard of; `volume` need not even be an id. A claim is unmounted and stays.
     pub async fn unpublish(&self, volume: &str, target: &Path) -> Result<()> {
+        if self.has_claim(volume) {
+            return self.unmount_claim(volume, target, false).await;
+        }
         unpublish::unpublish(&self.inner, volume, target).await
     }
 
@@ -366,10 +387,21 @@ impl Engine {
                     .map(String::from)
                     .collect();
                 let leaving = state.leaving.keys().copied().collect();
-                (
-                    check::Named { artifacts, names },
-                    check::Moving { busy, leaving },
-                )
+                let pinned = state.pinned.keys().copied().collect();
+                let claims = state.claims.values();
+                let known = check::Named {
+                    artifacts,
+                    names,
+                    claims: claims.map(|held| held.claim.clone()).collect(),
+                    snapshots: state.snapshots.values().cloned().collect(),
+                    groups: state.groups.values().cloned().collect(),
+                };
+                let moving = check::Moving {
+                    busy,
+                    leaving,
+                    pinned,
+                };
+                (known, moving)
             };
             check::check(&inner.dirs, &inner.boot, &named, &moving)
         };
@@ -446,7 +478,8 @@ impl Engine {
         let engine = inner.clone();
         let job = move || {
             // Looked at here, after whatever is still being deleted: written before, it would be brought back.
-            let uses = reap::last_uses(&engine);
+            let mut uses = reap::last_uses(&engine);
+            uses.extend(claims::tidy::uses(&engine));
             if let Err(error) = engine.commit_index(&uses) {
                 tracing::warn!(%error, "when artifacts were last used is not remembered");
             }

@@ -71,6 +71,12 @@ async fn plan(inner: &Arc<Inner>, request: &PublishRequest) -> Result<Option<Pla
             if state.volumes.contains_key(&request.volume) {
                 return Ok(None);
             }
+            if state.claims.contains_key(&request.volume) {
+                return Err(Error::Different {
+                    volume: request.volume.clone(),
+                    what: "kind: it is a claim",
+                });
+            }
             match state.resolve(request) {
                 Resolution::Missing => {
                     let reference = request.spec.kind.starts_from().swap_remove(0);

@@ -12,12 +12,9 @@ use std::sync::atomic::Ordering;
 use super::crash::{Point, point};
 use super::error::{Doing, Error, Result};
 use super::types::Reaped;
-use super::{Inner, unpublish};
-use crate::backend::{self, Usage};
-use crate::model::{
-    Artifact, ArtifactId, Candidate, LayerId, LayerRecord, Name, evict, flatten_plan, garbage,
-    layout,
-};
+use super::{Inner, claims, flatten, unpublish};
+use crate::backend;
+use crate::model::{Artifact, ArtifactId, Candidate, LayerId, Name, evict, garbage, layout};
 use crate::store::{self, Change};
 use crate::sys::Space;
 
@@ -70,6 +67,7 @@ fn round(inner: &Arc<Inner>) -> Result<Reaped> {
         expired: step(collect_garbage(inner)),
         ..Reaped::default()
     };
+    done.expired += step(claims::tidy::tidy(inner));
     done.deleted = step(empty_trash(inner));
     // What is evicted is chosen by its size. After the trash: what only waited to be deleted is no reason to evict anything.
     step(measure_layers(inner));
@@ -78,7 +76,7 @@ fn round(inner: &Arc<Inner>) -> Result<Reaped> {
     // There is room again, if there is any: what was put off can begin.
     step(unpublish::promise_abandoned(inner));
     inner.keep_reserve();
-    done.flattened = step(flatten(inner));
+    done.flattened = step(flatten::flatten(inner));
     if done.flattened > 0 {
         done.deleted += step(empty_trash(inner));
     }
@@ -362,11 +360,7 @@ fn delete(inner: &Inner, name: &Path) -> Result<bool> {
 fn measure_layers(inner: &Inner) -> Result<usize> {
     let unknown: Vec<LayerId> = {
         let state = inner.state.lock();
-        let durable = state.artifacts.values().filter(|sealed| sealed.durable);
-        let layers: HashSet<LayerId> = durable
-            .flat_map(|sealed| &sealed.artifact.layers)
-            .copied()
-            .collect();
+        let layers: HashSet<LayerId> = state.stacks().flatten().copied().collect();
         layers
             .into_iter()
             .filter(|layer| !state.usage.contains_key(layer))
@@ -414,125 +408,6 @@ pub(super) fn last_uses(inner: &Inner) -> Vec<Change> {
         None => false,
     });
     changes
-}
-
-/// Merges the newest layers of stacks that grew long.
-fn flatten(inner: &Inner) -> Result<usize> {
-    if !inner.backend.stacks() {
-        return Ok(0);
-    }
-    let mut flattened = 0;
-    loop {
-        let next = {
-            let state = inner.state.lock();
-            let named = state
-                .artifacts
-                .values()
-                .filter(|sealed| sealed.durable && state.is_named(&sealed.artifact));
-            named
-                .filter_map(|sealed| {
-                    let directories = |layer| {
-                        state
-                            .usage
-                            .get(layer)
-                            .map_or(1, |usage: &Usage| usage.directories)
-                    };
-                    let directories: Vec<u64> =
-                        sealed.artifact.layers.iter().map(directories).collect();
-                    Some((sealed.artifact.clone(), flatten_plan(&directories)?))
-                })
-                .max_by_key(|(artifact, _)| artifact.layers.len())
-        };
-        let Some((artifact, count)) = next else {
-            return Ok(flattened);
-        };
-        if inner.stop.is_cancelled() {
-            return Ok(flattened);
-        }
-        merge(inner, &artifact, count)?;
-        flattened += 1;
-    }
-}
-
-/// Replaces the newest `count` layers of an artifact by one of the same content.
-fn merge(inner: &Inner, artifact: &Artifact, count: usize) -> Result<()> {
-    let (newest, rest) = artifact.layers.split_at(count);
-    let merged = LayerId::from_bits(inner.random());
-    let name = merged.to_string();
-    let incoming = &inner.dirs.incoming;
-    incoming
-        .create_dir(&name, 0o700)
-        .doing("make a merged layer")?;
-    let result = (|| {
-        let into = incoming.open_beneath(&name).doing("open a merged layer")?;
-        inner
-            .backend
-            .flatten(newest, &into, rest.is_empty())
-            .doing("merge layers")?;
-        let mut layers = vec![merged];
-        layers.extend_from_slice(rest);
-        let artifact = Artifact {
-            layers,
-            ..artifact.clone()
-        };
-        let record = LayerRecord {
-            format: LayerRecord::FORMAT,
-            id: merged,
-            artifact,
-        };
-        store::write_sealing(&into, &record).doing("write a merged layer's record")?;
-        point(Point::FlattenMerged);
-        incoming
-            .rename(&name, &inner.dirs.layers, &name)
-            .doing("place a merged layer")?;
-        Ok(record.artifact)
-    })();
-    let artifact = match result {
-        Ok(artifact) => artifact,
-        Err(error) => {
-            inner
-                .throw_away(incoming, name.as_ref())
-                .doing("throw a half-merged layer away")?;
-            return Err(error);
-        }
-    };
-    point(Point::FlattenPlaced);
-    let into = inner
-        .dirs
-        .layers
-        .open_beneath(&name)
-        .doing("open a merged layer")?;
-    let usage = inner
-        .backend
-        .usage(&into, &|| false)
-        .doing("measure a merged layer")?;
-    let syncing = inner.syncing.lock();
-    let indexed = inner.sync(&syncing).and_then(|()| {
-        inner.commit_index(&[
-            Change::PutArtifact(artifact.clone()),
-            Change::PutLayer(merged, usage),
-        ])
-    });
-    drop(syncing);
-    if let Err(error) = indexed {
-        inner
-            .throw_away(&inner.dirs.layers, name.as_ref())
-            .doing("throw a merged layer away")?;
-        return Err(error);
-    }
-    point(Point::FlattenIndexed);
-    let old = {
-        let mut state = inner.state.lock();
-        state.usage.insert(merged, usage);
-        let Some(sealed) = state.artifacts.get_mut(&artifact.id) else {
-            return Ok(());
-        };
-        std::mem::replace(&mut sealed.artifact.layers, artifact.layers)
-    };
-    store::confirm_layer(&into).doing("confirm a merged layer's record")?;
-    tracing::info!(artifact.id = %artifact.id, layers = count, "merged layers");
-    trash_unreferenced(inner, &old);
-    Ok(())
 }
 
 /// The reserve, and what to do when the disk is full.

@@ -12,7 +12,7 @@ use super::error::{Doing, Result};
 use super::state::{Goal, Leaving, Left, Live, Measured, State};
 use super::target::{Found, Target};
 use super::types::VolumeState;
-use super::{Inner, commit, seal};
+use super::{Inner, claims, commit, seal};
 use crate::model::{Artifact, ArtifactId, LayerId, VolumeId, VolumeRecord};
 use crate::store::{self, Change, Contents};
 use crate::sys::{self, Dir, MountEntry};
@@ -86,11 +86,15 @@ fn recover_index(
             recovered.changes.push(Change::RemoveName(name));
         }
     }
-    state.usage = contents
-        .layers
+    let (there, gone) =
+        (contents.layers.into_iter()).partition::<Vec<_>, _>(|(layer, _)| on_disk.contains(layer));
+    state.usage = there.into_iter().collect();
+    let gone = gone
         .into_iter()
-        .filter(|(layer, _)| on_disk.contains(layer))
-        .collect();
+        .map(|(layer, _)| Change::RemoveLayer(layer));
+    recovered.changes.extend(gone);
+    let (claims, snapshots) = (contents.claims, contents.snapshots);
+    claims::recover::recover_index(inner, claims, snapshots, contents.groups, on_disk, state);
     state.artifacts = artifacts
         .into_iter()
         .map(|(id, artifact)| {
@@ -148,6 +152,10 @@ fn recover_volumes(inner: &Inner, mounts: &[MountEntry], state: &mut State) -> R
             continue;
         };
         let id: Option<VolumeId> = entry.name.to_str().and_then(|name| name.parse().ok());
+        if let Some(id) = id.as_ref().filter(|id| state.claims.contains_key(id)) {
+            claims::recover::recover_volume(inner, id, &dir, mounts, state)?;
+            continue;
+        }
         let held = match (read(inner, &dir)?, id) {
             (Held::Volume(record), Some(id)) if record.id == id => record,
             (Held::Volume(_), _) => {
@@ -173,8 +181,9 @@ fn recover_volumes(inner: &Inner, mounts: &[MountEntry], state: &mut State) -> R
         };
         let record = *held;
         let outcome = store::read_outcome(&dir).doing("read a volume's outcome")?;
+        let targets: Vec<&Path> = record.targets.iter().map(PathBuf::as_path).collect();
         let live = Live {
-            mounts: find_mounts(inner, mounts, &record)?,
+            mounts: find_mounts(inner, mounts, &record.id, &targets)?,
             record,
             made: true,
             outcome,
@@ -188,30 +197,31 @@ fn recover_volumes(inner: &Inner, mounts: &[MountEntry], state: &mut State) -> R
 }
 
 /// Where the volume is mounted, of the places where it is recorded to be.
-fn find_mounts(
+pub(super) fn find_mounts(
     inner: &Inner,
     mounts: &[MountEntry],
-    record: &VolumeRecord,
+    id: &VolumeId,
+    targets: &[&Path],
 ) -> Result<HashMap<PathBuf, u64>> {
     let mut found = HashMap::new();
-    for path in &record.targets {
+    for &path in targets {
         // Kubelet's path may lead over a symlink; the table has it resolved.
         let resolved = path.parent().and_then(|parent| parent.canonicalize().ok());
         let resolved = resolved
             .zip(path.file_name())
             .map(|(parent, name)| parent.join(name));
-        let resolved = resolved.unwrap_or_else(|| path.clone());
+        let resolved = resolved.unwrap_or_else(|| path.to_owned());
         let topmost = mounts
             .iter()
             .rev()
             .find(|mount| mount.mount_point == resolved);
-        if !topmost.is_some_and(|mount| inner.backend.shows(mount, &record.id)) {
+        if !topmost.is_some_and(|mount| inner.backend.shows(mount, id)) {
             continue;
         }
         if let Some(target) = Target::open(path)?
             && let Ok(Found::Mount(point)) = target.look()
         {
-            found.insert(path.clone(), point.id);
+            found.insert(path.to_owned(), point.id);
         }
     }
     Ok(found)
@@ -246,9 +256,9 @@ fn recover_pending(inner: &Inner, state: &mut State, recovered: &mut Recovered) 
             continue;
         };
         inner.clock.seen(record.created);
-        if let Some(sealed) = state.artifacts.get(&plan.artifact) {
+        if state.artifacts.contains_key(&plan.artifact) {
             // Everything was done but tidying up.
-            commit::confirm(inner, &sealed.artifact)?;
+            commit::confirm(inner, plan.layer)?;
             throw_away(inner, pending, name, "it is sealed")?;
             continue;
         }

@@ -346,10 +346,11 @@ fn seal(inner: &Inner, key: LayerId, plan: &SealPlan, record: &VolumeRecord) -> 
         let known = LayerRecord {
             format: LayerRecord::FORMAT,
             id: key,
-            artifact,
+            artifact: Some(artifact.clone()),
+            claim: None,
         };
         store::write_sealing(&layer, &known).doing("write the layer's record")?;
-        known.artifact
+        artifact
     };
     point(Point::SealLayerRecorded);
     inner
@@ -391,12 +392,15 @@ fn begun(inner: &Inner, key: LayerId) -> Result<Option<Artifact>> {
     let Ok(known) = store::read_sealing(&layer).doing("read the layer's record")? else {
         return Ok(None);
     };
-    for below in &known.artifact.layers {
+    let Some(artifact) = known.artifact else {
+        return Ok(None);
+    };
+    for below in &artifact.layers {
         if !layers.has(below.to_string()).doing("look for a layer")? {
             return Ok(None);
         }
     }
-    Ok(Some(known.artifact))
+    Ok(Some(artifact))
 }
 
 /// The layers that a seal cut short has chosen; they must stay until it is an artifact.

@@ -3,20 +3,20 @@
 //! One mutex guards all of it, and is held for look-ups and moves only, never across a system call. Everything here can be
 //! computed again from the index, the records and the mount table; nothing here is the only copy of anything.
 //!
-//! **References.** A layer is referred to by the artifacts that stack it and by the volumes mounted over it, from the
-//! moment a publish picks its parent (under this lock) until nobody holds the volume's files open any more, for reading
-//! either.
+//! **References.** A layer is referred to by the artifacts, claims and snapshots that stack it and by the volumes mounted
+//! over it, from the moment a publish picks its parent (under this lock) until nobody holds the volume's files open any
+//! more, for reading either; and by whoever pins it, while a claim or snapshot is being made of it.
 
 use std::collections::{BTreeMap, HashMap, HashSet};
 use std::os::fd::OwnedFd;
-use std::path::{Path, PathBuf};
+use std::path::PathBuf;
 use std::time::Instant;
 
 use super::error::{Error, Result};
 use super::types::{PublishRequest, VolumeState};
 use crate::model::{
-    Artifact, ArtifactId, LayerId, Name, Outcome, PodUid, Reference, SealPlan, Tenant, Timestamp,
-    Usage, VolumeId, VolumeRecord, takes_name,
+    Artifact, ArtifactId, Claim, LayerId, Name, Outcome, PodUid, Reference, SealPlan, Snapshot,
+    SnapshotGroup, SnapshotId, Tenant, Timestamp, Usage, VolumeId, VolumeRecord, takes_name,
 };
 
 /// A volume that its pod has, or is about to get.
@@ -76,6 +76,56 @@ pub(super) struct Sealed {
     pub(super) durable: bool,
 }
 
+/// A claim, and how it is used in this boot.
+#[derive(Debug)]
+pub(super) struct Held {
+    pub(super) claim: Claim,
+    pub(super) mounts: HashMap<PathBuf, ClaimMount>,
+    /// The layers that it was last mounted over, until the kernel says that nobody holds that mount's files any more.
+    pub(super) lingering: Option<Vec<LayerId>>,
+    /// Detached mounts of it whose last descriptor is being closed.
+    pub(super) closing: usize,
+    /// Why it may not be touched before the next start.
+    pub(super) problem: Option<String>,
+    pub(super) limit_unenforced: Option<String>,
+    pub(super) measured: Measured,
+    /// Whether it was used since the index was told when.
+    pub(super) used: bool,
+}
+
+/// One mount of a claim.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub(super) struct ClaimMount {
+    /// The id of the mount.
+    pub(super) id: u64,
+    pub(super) staging: bool,
+    pub(super) read_only: bool,
+}
+
+impl Held {
+    /// A claim that is not in use.
+    pub(super) fn new(claim: Claim) -> Self {
+        Self {
+            claim,
+            mounts: HashMap::new(),
+            lingering: None,
+            closing: 0,
+            problem: None,
+            limit_unenforced: None,
+            measured: Measured::default(),
+            used: false,
+        }
+    }
+
+    /// Whether nobody has it mounted, or may still hold files of a mount that is gone.
+    pub(super) fn is_quiescent(&self) -> bool {
+        self.mounts.is_empty()
+            && self.closing == 0
+            && self.lingering.is_none()
+            && self.problem.is_none()
+    }
+}
+
 /// All that is known.
 #[derive(Debug, Default)]
 pub(super) struct State {
@@ -89,8 +139,16 @@ pub(super) struct State {
     pub(super) used: HashSet<ArtifactId>,
     /// What frozen volumes show that somebody still has open.
     pub(super) held: HashMap<LayerId, Vec<LayerId>>,
-    /// Volumes that an operation is running on.
+    /// By id, as the other two: lists are in that order, whatever changes meanwhile.
+    pub(super) claims: BTreeMap<VolumeId, Held>,
+    pub(super) snapshots: BTreeMap<SnapshotId, Snapshot>,
+    pub(super) groups: BTreeMap<SnapshotId, SnapshotGroup>,
+    /// Layers that an operation needs to stay, and how many do.
+    pub(super) pinned: HashMap<LayerId, usize>,
+    /// Volumes, claims and snapshots that an operation is running on.
     pub(super) busy: HashSet<VolumeId>,
+    /// Those of them that only a chore runs on: it is soon done, and a caller waits for it.
+    pub(super) chores: HashSet<VolumeId>,
     /// Volumes made until then lost bytes in a failed write-back.
     pub(super) doomed_until: Option<Timestamp>,
     /// No new volumes.
@@ -185,13 +243,34 @@ impl State {
             .flat_map(|sealed| &sealed.artifact.layers);
         let chosen = self.leaving.values().flat_map(|leaving| &leaving.chosen);
         let mounted = self.records().flat_map(|record| &record.layers);
+        let claims = self.claims.values();
+        let claims = claims.flat_map(|held| {
+            held.claim
+                .layers
+                .iter()
+                .chain(held.lingering.iter().flatten())
+        });
+        let snapshots = self
+            .snapshots
+            .values()
+            .flat_map(|snapshot| &snapshot.layers);
         let held = self.held.values().flatten();
-        artifacts
+        let referenced = artifacts
             .chain(chosen)
             .chain(mounted)
             .chain(held)
-            .copied()
-            .collect()
+            .chain(claims);
+        let referenced = referenced.chain(snapshots).chain(self.pinned.keys());
+        referenced.copied().collect()
+    }
+
+    /// The stacks of layers of all that is durable, newest first each.
+    pub(super) fn stacks(&self) -> impl Iterator<Item = &Vec<LayerId>> {
+        let artifacts = self.artifacts.values().filter(|sealed| sealed.durable);
+        let artifacts = artifacts.map(|sealed| &sealed.artifact.layers);
+        let claims = self.claims.values().map(|held| &held.claim.layers);
+        let snapshots = self.snapshots.values().map(|snapshot| &snapshot.layers);
+        artifacts.chain(claims).chain(snapshots)
     }
 
     /// The artifacts that volumes were forked from.
@@ -273,13 +352,6 @@ impl State {
             || record.layers.clone(),
             |sealed| sealed.artifact.layers.clone(),
         )
-    }
-
-    /// The volume that is mounted at this path.
-    pub(super) fn live_at(&self, volume: &VolumeId, target: &Path) -> Option<&Live> {
-        self.volumes
-            .get(volume)
-            .filter(|live| live.mounts.contains_key(target))
     }
 }
 

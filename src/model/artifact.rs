@@ -6,7 +6,7 @@ use std::time::Duration;
 
 use serde::{Deserialize, Serialize};
 
-use super::id::{ArtifactId, LayerId};
+use super::id::{ArtifactId, LayerId, VolumeId};
 use super::name::{Name, Reference, Tenant};
 use super::time::Timestamp;
 
@@ -62,8 +62,13 @@ pub struct LayerRecord {
     pub format: u32,
     /// The layer's id.
     pub id: LayerId,
-    /// The artifact that the layer is the newest of, as it was when the layer was made.
-    pub artifact: Artifact,
+    /// The artifact that the layer is the newest of, as it was when the layer was made; `None`: it is the layer of a claim
+    /// or of a snapshot.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub artifact: Option<Artifact>,
+    /// Whose content it is, for people: of a claim's layer, the claim.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub claim: Option<VolumeId>,
 }
 
 impl LayerRecord {

@@ -371,7 +371,7 @@ fn parse_keep(
     Ok(Keep { commit, ttl })
 }
 
-fn parse_ttl(text: &str) -> Result<Duration, AttributeError> {
+pub(super) fn parse_ttl(text: &str) -> Result<Duration, AttributeError> {
     let wrong = || {
         AttributeError::new(
             "ttl",
@@ -446,7 +446,7 @@ fn parse_digest(text: &str) -> Result<String, AttributeError> {
     }
 }
 
-fn parse_mode(text: &str) -> Result<u32, AttributeError> {
+pub(super) fn parse_mode(text: &str) -> Result<u32, AttributeError> {
     let octal =
         !text.is_empty() && text.len() <= 5 && text.bytes().all(|b| (b'0'..=b'7').contains(&b));
     let mode = octal
@@ -464,7 +464,7 @@ fn parse_mode(text: &str) -> Result<u32, AttributeError> {
     })
 }
 
-fn parse_id(attribute: &str, text: &str) -> Result<u32, AttributeError> {
+pub(super) fn parse_id(attribute: &str, text: &str) -> Result<u32, AttributeError> {
     // 4294967295 is the kernel's "no id", and Kubernetes ends at 2147483647.
     const MAX: u32 = 2_147_483_647;
     let digits = !text.is_empty() && text.bytes().all(|b| b.is_ascii_digit());
@@ -480,7 +480,7 @@ fn parse_id(attribute: &str, text: &str) -> Result<u32, AttributeError> {
     })
 }
 
-fn parse_size_limit(text: &str) -> Result<u64, AttributeError> {
+pub(super) fn parse_size_limit(text: &str) -> Result<u64, AttributeError> {
     quantity::parse_bytes(text)
         .filter(|bytes| *bytes > 0)
         .ok_or_else(|| {
@@ -504,7 +504,7 @@ fn unknown(name: &str) -> String {
 }
 
 /// A value as a message quotes it: escaped, and cut where it is long.
-fn quote(text: &str) -> String {
+pub(super) fn quote(text: &str) -> String {
     const MOST: usize = 80;
     let cut: String = text.chars().take(MOST).collect();
     if cut.len() < text.len() {
@@ -514,7 +514,7 @@ fn quote(text: &str) -> String {
     }
 }
 
-fn list(names: &[&str]) -> String {
+pub(super) fn list(names: &[&str]) -> String {
     names.join(", ")
 }
 

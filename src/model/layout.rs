@@ -37,3 +37,9 @@ pub const TOP: &str = "top";
 pub const WORK_PREFIX: &str = "work.";
 /// What a step makes in its volume's root to say "commit this" (`commit: on-marker`).
 pub const COMMIT_MARKER: &str = ".baggageclaim-commit";
+/// In a claim's volume: what is of this boot.
+pub const CLAIM_JSON: &str = "claim.json";
+/// In a claim's volume: the prefix of a name that says to which layer its content is moving.
+pub const FREEZING_PREFIX: &str = "freezing.";
+/// A name that no file has: the marker of what is sealed without one.
+pub const NO_MARKER: &str = "";

@@ -5,6 +5,8 @@
 
 mod artifact;
 mod attributes;
+mod claim;
+mod class;
 mod id;
 pub mod layout;
 mod name;
@@ -19,6 +21,11 @@ pub use artifact::{
     takes_name,
 };
 pub use attributes::{AttributeError, Commit, DEFAULT_OUTPUT_TTL, Keep, VolumeKind, VolumeSpec};
+pub use claim::{
+    Attachment, Claim, ClaimParameters, ClaimRecord, ClaimSource, ClaimTarget, LiveClone,
+    MutableParameters, OwnerView, Snapshot, SnapshotGroup, SnapshotId,
+};
+pub use class::ParameterError;
 pub use id::{ArtifactId, IdError, LayerId, VolumeId};
 pub use name::{ArtifactName, CacheKey, CacheKind, Name, NameError, Reference, Tenant};
 pub use quantity::parse_bytes;

@@ -15,17 +15,21 @@ use crate::engine::Error;
 pub fn code_of(error: &Error) -> Code {
     match error {
         Error::Busy(_) | Error::Coming { .. } => Code::Aborted,
-        Error::NoSuchContent(_) | Error::NoSuchName(_) | Error::NotPublished { .. } => {
-            Code::NotFound
-        }
-        Error::Different { .. } => Code::AlreadyExists,
+        Error::NoSuchContent(_)
+        | Error::NoSuchName(_)
+        | Error::NotPublished { .. }
+        | Error::NoSuchClaim(_)
+        | Error::NoSuchSnapshot(_) => Code::NotFound,
+        Error::Different { .. } | Error::Exists { .. } => Code::AlreadyExists,
+        Error::OutOfRange { .. } => Code::OutOfRange,
         // Nothing is wrong with the request as such: something has to be changed first, on the node or in the pool.
         Error::PublishedElsewhere { .. }
         | Error::Target { .. }
         | Error::Unsupported { .. }
         | Error::InUse { .. }
+        | Error::ClaimInUse { .. }
         | Error::Pool { .. } => Code::FailedPrecondition,
-        Error::Full(_) => Code::ResourceExhausted,
+        Error::Full(_) | Error::TooLarge { .. } => Code::ResourceExhausted,
         Error::ShuttingDown => Code::Unavailable,
         Error::Defect
         | Error::Doomed
@@ -101,6 +105,12 @@ mod tests {
             Error::InUse { .. } => "InUse",
             Error::Defect => "Defect",
             Error::Doomed => "Doomed",
+            Error::NoSuchClaim(_) => "NoSuchClaim",
+            Error::NoSuchSnapshot(_) => "NoSuchSnapshot",
+            Error::Exists { .. } => "Exists",
+            Error::OutOfRange { .. } => "OutOfRange",
+            Error::TooLarge { .. } => "TooLarge",
+            Error::ClaimInUse { .. } => "ClaimInUse",
             Error::ShuttingDown => "ShuttingDown",
             Error::Pool { .. } => "Pool",
             Error::Index(_) => "Index",
@@ -153,6 +163,24 @@ mod tests {
             },
             Error::Defect,
             Error::Doomed,
+            Error::NoSuchClaim("vol-1".into()),
+            Error::NoSuchSnapshot("snap-1".into()),
+            Error::Exists {
+                name: "pvc-1".into(),
+                what: "source",
+            },
+            Error::OutOfRange {
+                wanted: 5,
+                why: "its source has 7".into(),
+            },
+            Error::TooLarge {
+                wanted: 1 << 60,
+                pool: 1 << 30,
+            },
+            Error::ClaimInUse {
+                claim: "vol-1".parse().expect("an id"),
+                how: "mounted at /pods/1/mount; unmount it first".into(),
+            },
             Error::ShuttingDown,
             Error::Pool {
                 path: "/pool".into(),

@@ -1,4 +1,4 @@
-//! The index of what is sealed: artifacts, the names that point at them, and what their layers cost.
+//! The index of what is durable: artifacts, the names that point at them, what their layers cost; claims, snapshots, groups.
 //!
 //! A redb database that is read whole at start and written in transactions, each durable when it returns. After a full
 //! disk redb refuses everything until it is opened anew ([`Index::reopen`]).
@@ -9,18 +9,30 @@ use std::io::Read;
 use parking_lot::Mutex;
 use redb::{Database, ReadableDatabase, ReadableTable, StorageBackend, TableDefinition};
 use rustix::fs::OFlags;
+use serde::{Serialize, de::DeserializeOwned};
 
 use super::error::{Error, Result};
-use crate::model::{Artifact, ArtifactId, LayerId, Name, Usage, layout};
+use crate::model::{
+    Artifact, ArtifactId, Claim, LayerId, Name, Snapshot, SnapshotGroup, SnapshotId, Usage,
+    VolumeId, layout,
+};
 use crate::sys::{Dir, Errno};
 
 const META: TableDefinition<&str, u64> = TableDefinition::new("meta");
 const ARTIFACTS: TableDefinition<u128, &[u8]> = TableDefinition::new("artifacts");
 const NAMES: TableDefinition<(&str, &str), u128> = TableDefinition::new("names");
 const LAYERS: TableDefinition<u128, &[u8]> = TableDefinition::new("layers");
+/// By id, JSON. Since format 2.
+type Records = TableDefinition<'static, &'static str, &'static [u8]>;
+const CLAIMS: Records = TableDefinition::new("claims");
+const SNAPSHOTS: Records = TableDefinition::new("snapshots");
+const GROUPS: Records = TableDefinition::new("groups");
 
 const FORMAT_KEY: &str = "format";
-const FORMAT: u64 = 1;
+/// 1 had no claims. It is taken over as it is; but a version that knows no claims would throw their layers away as
+/// nobody's, so it must not take over ours.
+const FORMAT: u64 = 2;
+const OLDEST_FORMAT: u64 = 1;
 /// redb would take up to a gigabyte; the whole index is a few megabytes, and is read once.
 const CACHE_BYTES: usize = 4 << 20;
 
@@ -39,6 +51,18 @@ pub enum Change {
     PutLayer(LayerId, Usage),
     /// A layer is gone.
     RemoveLayer(LayerId),
+    /// A claim is there, or is different now.
+    PutClaim(Claim),
+    /// A claim is gone.
+    RemoveClaim(VolumeId),
+    /// A snapshot is there, or is different now.
+    PutSnapshot(Snapshot),
+    /// A snapshot is gone.
+    RemoveSnapshot(SnapshotId),
+    /// A group of snapshots is there.
+    PutGroup(SnapshotGroup),
+    /// A group is gone.
+    RemoveGroup(SnapshotId),
 }
 
 /// All that the index knows.
@@ -50,6 +74,12 @@ pub struct Contents {
     pub names: Vec<(Name, ArtifactId)>,
     /// The layers that were measured.
     pub layers: Vec<(LayerId, Usage)>,
+    /// Every claim.
+    pub claims: Vec<Claim>,
+    /// Every snapshot.
+    pub snapshots: Vec<Snapshot>,
+    /// Every group of snapshots.
+    pub groups: Vec<SnapshotGroup>,
 }
 
 /// The open index.
@@ -250,17 +280,19 @@ fn format(database: &Database) -> Result<Option<u64>> {
     }
 }
 
-/// Makes the tables of a new index, and refuses one of another form.
+/// Makes the tables of an index that is new or of an older form, and refuses one of a newer form.
 fn initialise(root: &Dir, database: &Database) -> Result<()> {
     let doing = "make the index";
     match format(database)? {
         Some(FORMAT) => Ok(()),
+        None | Some(OLDEST_FORMAT..FORMAT) => {
+            make(database).map_err(|error| Error::database(doing, error))
+        }
         Some(found) => Err(Error::Format {
             path: root.path().join(layout::INDEX),
             found,
             known: FORMAT,
         }),
-        None => make(database).map_err(|error| Error::database(doing, error)),
     }
 }
 
@@ -270,17 +302,22 @@ fn make(database: &Database) -> Result<(), redb::Error> {
     transaction.open_table(ARTIFACTS)?;
     transaction.open_table(NAMES)?;
     transaction.open_table(LAYERS)?;
+    for table in [CLAIMS, SNAPSHOTS, GROUPS] {
+        transaction.open_table(table)?;
+    }
     transaction.commit()?;
     Ok(())
 }
 
 fn write(database: &Database, changes: &[Change]) -> Result<(), redb::Error> {
-    let json = |value: &Artifact| serde_json::to_vec(value).expect("plain data serialises");
     let transaction = database.begin_write()?;
     {
         let mut artifacts = transaction.open_table(ARTIFACTS)?;
         let mut names = transaction.open_table(NAMES)?;
         let mut layers = transaction.open_table(LAYERS)?;
+        let mut claims = transaction.open_table(CLAIMS)?;
+        let mut snapshots = transaction.open_table(SNAPSHOTS)?;
+        let mut groups = transaction.open_table(GROUPS)?;
         for change in changes {
             match change {
                 Change::PutArtifact(artifact) => {
@@ -296,15 +333,52 @@ fn write(database: &Database, changes: &[Change]) -> Result<(), redb::Error> {
                     names.remove((name.tenant.as_str(), reference.as_str()))?;
                 }
                 Change::PutLayer(id, usage) => {
-                    let usage = serde_json::to_vec(usage).expect("plain data serialises");
-                    layers.insert(id.bits(), usage.as_slice())?;
+                    layers.insert(id.bits(), json(usage).as_slice())?;
                 }
                 Change::RemoveLayer(id) => drop(layers.remove(id.bits())?),
+                Change::PutClaim(claim) => {
+                    claims.insert(claim.id.as_str(), json(claim).as_slice())?;
+                }
+                Change::RemoveClaim(id) => drop(claims.remove(id.as_str())?),
+                Change::PutSnapshot(snapshot) => {
+                    snapshots.insert(snapshot.id.as_str(), json(snapshot).as_slice())?;
+                }
+                Change::RemoveSnapshot(id) => drop(snapshots.remove(id.as_str())?),
+                Change::PutGroup(group) => {
+                    groups.insert(group.id.as_str(), json(group).as_slice())?;
+                }
+                Change::RemoveGroup(id) => drop(groups.remove(id.as_str())?),
             }
         }
     }
     transaction.commit()?;
     Ok(())
+}
+
+fn json(value: &impl Serialize) -> Vec<u8> {
+    serde_json::to_vec(value).expect("plain data serialises")
+}
+
+/// All rows of a table; none when an older version has not made it.
+fn records<T: DeserializeOwned>(
+    transaction: &redb::ReadTransaction,
+    table: Records,
+    wrong: impl Fn(String) -> Error,
+    failed: impl Fn(redb::Error) -> Error,
+) -> Result<Vec<T>> {
+    let rows = match transaction.open_table(table) {
+        Ok(rows) => rows,
+        Err(redb::TableError::TableDoesNotExist(_)) => return Ok(Vec::new()),
+        Err(error) => return Err(failed(error.into())),
+    };
+    let mut found = Vec::new();
+    for row in rows.iter().map_err(|error| failed(error.into()))? {
+        let (key, value) = row.map_err(|error| failed(error.into()))?;
+        let record = serde_json::from_slice(value.value())
+            .map_err(|error| wrong(format!("{}: {error}", key.value())))?;
+        found.push(record);
+    }
+    Ok(found)
 }
 
 fn read(root: &Dir, database: &Database) -> Result<Contents> {
@@ -352,6 +426,9 @@ fn read(root: &Dir, database: &Database) -> Result<Contents> {
             .layers
             .push((LayerId::from_bits(id.value()), usage));
     }
+    contents.claims = records(&transaction, CLAIMS, wrong, failed)?;
+    contents.snapshots = records(&transaction, SNAPSHOTS, wrong, failed)?;
+    contents.groups = records(&transaction, GROUPS, wrong, failed)?;
     Ok(contents)
 }
 
@@ -441,6 +518,50 @@ mod tests {
     }
 
     #[test]
+    fn an_index_from_before_there_were_claims_is_taken_over() {
+        let folder = tempfile::tempdir().expect("a temporary folder");
+        let root = Dir::open(folder.path()).expect("it opens");
+        let flags = OFlags::RDWR | OFlags::CREATE;
+        let database = open_file(&root, layout::INDEX, flags).expect("made");
+        let transaction = database.begin_write().expect("begins");
+        {
+            let mut meta = transaction.open_table(META).expect("meta");
+            meta.insert(FORMAT_KEY, OLDEST_FORMAT).expect("set");
+            transaction.open_table(NAMES).expect("names");
+            transaction.open_table(LAYERS).expect("layers");
+            let mut artifacts = transaction.open_table(ARTIFACTS).expect("artifacts");
+            let bytes = json(&artifact(1));
+            artifacts.insert(1, bytes.as_slice()).expect("put");
+        }
+        transaction.commit().expect("committed");
+        drop(database);
+        assert_eq!(
+            Index::read_only(&root).expect("read").artifacts,
+            [artifact(1)]
+        );
+        let (index, contents) = Index::open(&root).expect("taken over");
+        assert_eq!(contents.artifacts, [artifact(1)]);
+        let snapshot = Snapshot {
+            id: "snap-1".parse().expect("id"),
+            name: "s".to_owned(),
+            source: "vol-1".parse().expect("id"),
+            created: Timestamp(1),
+            size: 5,
+            layers: vec![LayerId::from_bits(1)],
+            view: crate::model::OwnerView {
+                uid: Some((0, 1000)),
+                gid: None,
+            },
+            group: None,
+        };
+        let put = Change::PutSnapshot(snapshot.clone());
+        index.commit(&[put]).expect("committed");
+        drop(index);
+        let (_, contents) = Index::open(&root).expect("again");
+        assert_eq!(contents.snapshots, [snapshot]);
+    }
+
+    #[test]
     fn an_index_of_a_newer_form_is_refused() {
         let folder = tempfile::tempdir().expect("a temporary folder");
         let root = Dir::open(folder.path()).expect("it opens");
@@ -460,7 +581,7 @@ mod tests {
                 error,
                 Error::Format {
                     found: 9,
-                    known: 1,
+                    known: 2,
                     ..
                 }
             ),

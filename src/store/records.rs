@@ -6,7 +6,7 @@
 
 use serde::{Deserialize, Serialize, de::DeserializeOwned};
 
-use crate::model::{LayerRecord, Outcome, Timestamp, VolumeRecord, layout};
+use crate::model::{ClaimRecord, LayerRecord, Outcome, Timestamp, VolumeRecord, layout};
 use crate::sys::{self, Dir, Errno};
 
 /// Records are small; what is larger is none of ours.
@@ -40,6 +40,25 @@ pub fn read_volume(volume: &Dir) -> sys::Result<Result<VolumeRecord, Unreadable>
     Ok(
         read(volume, layout::VOLUME_JSON)?.and_then(|record: VolumeRecord| {
             if record.format == VolumeRecord::FORMAT {
+                Ok(record)
+            } else {
+                Err(Unreadable::Damaged(format!("format {}", record.format)))
+            }
+        }),
+    )
+}
+
+/// Writes a claim's record, over an older one.
+pub fn write_claim(volume: &Dir, record: &ClaimRecord) -> sys::Result<()> {
+    let bytes = serde_json::to_vec(record).expect("plain data serialises");
+    volume.replace(layout::CLAIM_JSON, &bytes)
+}
+
+/// Reads a claim's record.
+pub fn read_claim(volume: &Dir) -> sys::Result<Result<ClaimRecord, Unreadable>> {
+    Ok(
+        read(volume, layout::CLAIM_JSON)?.and_then(|record: ClaimRecord| {
+            if record.format == ClaimRecord::FORMAT {
                 Ok(record)
             } else {
                 Err(Unreadable::Damaged(format!("format {}", record.format)))

@@ -44,6 +44,11 @@ impl Dir {
         clear(self.as_fd()).map_err(|errno| Error::new("FS_IOC_SETFLAGS", self.path(), errno))
     }
 
+    /// The directory's project id.
+    pub fn project(&self) -> Result<u32> {
+        Ok(self.extended_flags()?.fsx_projid)
+    }
+
     /// Gives the directory a project id, which everything made in it from now on inherits.
     pub fn set_project(&self, project: u32) -> Result<()> {
         let mut attributes = self.extended_flags()?;

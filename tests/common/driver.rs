@@ -49,6 +49,7 @@ impl Driver {
             csi::Config {
                 node: NodeId::new("node-1").expect("a node id"),
                 grace: Duration::from_secs(10),
+                features: csi::Features::default(),
             },
             Readiness::ready(engine.clone()),
             async {
@@ -119,6 +120,7 @@ pub async fn serve_without_engine(
     let config = csi::Config {
         node: NodeId::new("node-1").expect("a node id"),
         grace: Duration::ZERO,
+        features: csi::Features::default(),
     };
     let served = csi::serve(socket, config, readiness, std::future::pending());
     tokio::spawn(served);

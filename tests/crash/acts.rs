@@ -98,6 +98,23 @@ impl Act {
             Point::CollectUnindexed | Point::CollectTrashed => {
                 &[Self::Supersede, Self::Expire, Self::Destroy]
             }
+            // Of claims: `tests/claims_crash.rs` visits them.
+            Point::ClaimIndexed
+            | Point::ClaimContentMade
+            | Point::ClaimContentPlaced
+            | Point::ClaimRecorded
+            | Point::ClaimMounted
+            | Point::ClaimAttached
+            | Point::ClaimDetached
+            | Point::ClaimTargetRemoved
+            | Point::FreezeMarked
+            | Point::FreezeLayerMade
+            | Point::FreezeContentMoved
+            | Point::FreezeSynced
+            | Point::FreezeIndexed
+            | Point::FreezeCleared
+            | Point::ClaimUnindexed
+            | Point::ClaimTrashed => &[],
             Point::FlattenMerged | Point::FlattenPlaced | Point::FlattenIndexed => &[Self::Flatten],
         }
     }

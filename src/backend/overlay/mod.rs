@@ -104,7 +104,7 @@ impl Overlay {
         start: &Start<'_>,
         read_only: bool,
     ) -> Result<OwnedFd> {
-        let owners = self.owners(lowers, &start.root)?;
+        let owners = self.owners(lowers, start)?;
         let source = format!("{SOURCE_PREFIX}{id}");
         let work = next_work(volume)?;
         let in_room = self.api == MountApi::Classic && lowers.need_room();
@@ -160,19 +160,20 @@ impl Overlay {
         }
     }
 
-    /// How the owners of the content have to be seen for the root to be `wanted`'s.
-    fn owners(&self, lowers: &Lowers<'_>, wanted: &RootAttributes) -> Result<Owners> {
+    /// How the owners of the content have to be seen for the root to be `start.root`'s.
+    fn owners(&self, lowers: &Lowers<'_>, start: &Start<'_>) -> Result<Owners> {
+        let wanted: &RootAttributes = &start.root;
         if (wanted.uid, wanted.gid) == (None, None) {
             return Ok(Owners::as_they_are());
         }
         let Some(newest) = lowers.newest(self)? else {
             return Ok(Owners::as_they_are());
         };
-        let root = newest.stat_self()?;
-        Ok(Owners::swapping(
-            (root.st_uid, wanted.uid),
-            (root.st_gid, wanted.gid),
-        ))
+        let (uid, gid) = match start.owner {
+            Some(owner) => owner,
+            None => newest.stat_self().map(|root| (root.st_uid, root.st_gid))?,
+        };
+        Ok(Owners::swapping((uid, wanted.uid), (gid, wanted.gid)))
     }
 
     fn limit(&self, volume: &Dir, bytes: Option<u64>) -> Result<Limit> {
@@ -387,6 +388,44 @@ impl Backend for Overlay {
         Ok(volume.rename(TOP, layer, FS)?)
     }
 
+    fn copy(&self, volume: &Dir, layer: &Dir) -> Result<()> {
+        let top = volume.open_beneath(TOP)?;
+        layer.create_dir(FS, 0o700)?;
+        // What overlay says in there of deletions holds in a layer just as well.
+        tree::copy(
+            &top,
+            &layer.open_beneath(FS)?,
+            tree::Method::Reflink,
+            tree::Marks::Keep,
+        )?;
+        Ok(())
+    }
+
+    fn has_snapshots(&self) -> bool {
+        false
+    }
+
+    fn has_content(&self, volume: &Dir) -> Result<bool> {
+        Ok(volume.has(TOP)?)
+    }
+
+    fn set_limit(&self, volume: &Dir, bytes: Option<u64>) -> Result<Limit> {
+        const TOO_LATE: &str = "it had no limit when it was made, and files keep their project";
+        if let Some(why) = &self.no_quota {
+            return Ok(bytes.map_or(Limit::None, |_| Limit::Unenforced(why.clone())));
+        }
+        let project = volume.project()?;
+        if project == 0 {
+            return Ok(bytes.map_or(Limit::None, |_| Limit::Unenforced(TOO_LATE.to_owned())));
+        }
+        volume.set_project_limit(project, bytes.unwrap_or(0))?;
+        Ok(bytes.map_or(Limit::None, |_| Limit::Enforced))
+    }
+
+    fn unseal(&self, layer: &Dir, volume: &Dir) -> Result<()> {
+        Ok(layer.rename(FS, volume, TOP)?)
+    }
+
     fn stacks(&self) -> bool {
         true
     }
@@ -456,6 +495,7 @@ mod tests {
             },
             size_limit: None,
             sealable: true,
+            owner: None,
             durable: false,
         };
         let volume = pool.open_beneath("volume").expect("volume");

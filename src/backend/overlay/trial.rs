@@ -29,6 +29,7 @@ const START: Start<'static> = Start {
     },
     size_limit: None,
     sealable: true,
+    owner: None,
     durable: false,
 };
 

@@ -1,4 +1,10 @@
-//! From messages to the model: every INVALID_ARGUMENT is born here.
+//! From messages to the model: every INVALID_ARGUMENT is born here. What all services share, and the inline volumes of
+//! pods; what claims are asked for is in `claim` and in `controller::parse`.
+//!
+//! # Inline or a claim?
+//!
+//! A claim's volume has an id that this driver made, `vol-…`, and its context is not marked ephemeral. Everything else is
+//! an inline volume, and has to look like one.
 //!
 //! # Whose pod is it?
 //!
@@ -8,6 +14,8 @@
 //! nobody can forge who does not know the pod's uid before the pod exists: the target path holds the uid, and the
 //! volume's id is the hash of uid and volume name (`makeVolumeHandle` in kubelet's `csi_mounter.go`).
 
+mod claim;
+
 use std::collections::BTreeMap;
 use std::path::{Component, Path, PathBuf};
 
@@ -15,13 +23,18 @@ use sha2::{Digest as _, Sha256};
 
 use super::hex;
 use crate::engine::PublishRequest;
-use crate::model::{AttributeError, IdError, NameError, Pod, PodUid, Tenant, VolumeId, VolumeSpec};
+use crate::engine::claims::MountClaim;
+use crate::model::{
+    AttributeError, IdError, NameError, ParameterError, Pod, PodUid, Tenant, VolumeId, VolumeSpec,
+};
 use crate::proto::csi::v1 as csi;
 use csi::volume_capability::access_mode::Mode;
 use csi::volume_capability::{AccessType, MountVolume};
 
-/// The prefix of the keys that kubelet adds to a pod's attributes.
-const KUBELET: &str = "csi.storage.k8s.io/";
+pub(super) use claim::{capacity_range, expand, health, no_attributes, stage, unstage};
+
+/// The prefix of the keys that kubelet adds to a pod's attributes, and Kubernetes' sidecars to parameters.
+pub(super) const KUBELET: &str = "csi.storage.k8s.io/";
 
 /// The longest path: Linux' PATH_MAX, less the final NUL.
 const LONGEST_PATH: usize = 4095;
@@ -38,6 +51,35 @@ pub(super) enum Invalid {
     Missing(&'static str),
     #[error("volume_id {0}")]
     VolumeId(#[source] IdError),
+    #[error("{field} {problem}")]
+    Name {
+        field: &'static str,
+        problem: &'static str,
+    },
+    #[error("{field} is {value}; it must not be negative")]
+    Negative { field: &'static str, value: i64 },
+    #[error(
+        "capacity_range holds nothing: required_bytes {required} is more than limit_bytes {limit}"
+    )]
+    EmptyRange { required: i64, limit: i64 },
+    #[error("volume_content_source has no type: a snapshot or a volume")]
+    NoSourceType,
+    #[error("{0} names {1:?} twice")]
+    Twice(&'static str, String),
+    #[error(
+        "snapshot_ids names other snapshots than the group has: the group {group} has {}",
+        snapshots.join(", ")
+    )]
+    OtherSnapshots {
+        group: String,
+        snapshots: Vec<String>,
+    },
+    #[error(
+        "volume_context holds {0:?}, and a claim's volume has no attributes: what it is was said when it was made"
+    )]
+    ClaimAttribute(String),
+    #[error("parameter {0:?} is unknown; a snapshot's class has none")]
+    SnapshotParameter(String),
     #[error("{field} {problem}")]
     Path {
         field: &'static str,
@@ -65,7 +107,7 @@ pub(super) enum Invalid {
     #[error("volume_mount_group must be a group id, a number from 0 to {HIGHEST_GROUP}")]
     MountGroup,
     #[error(
-        "this version serves inline ephemeral volumes, and the request is not marked as one: volume_context lacks \
+        "volume_id is no claim's (vol-…), and the request is not marked as an inline volume's: volume_context lacks \
          {KUBELET}ephemeral=true, which kubelet adds when the pod has the volume inline (`volumes[].csi`) and the \
          CSIDriver object says podInfoOnMount: true and lists Ephemeral"
     )]
@@ -99,10 +141,39 @@ pub(super) enum Invalid {
     OtherVolume,
     #[error(transparent)]
     Attribute(#[from] AttributeError),
+    #[error(transparent)]
+    Parameter(#[from] ParameterError),
 }
 
-/// What `NodePublishVolume` asks for; the fields are looked at in the order of the specification.
-pub(super) fn publish(request: csi::NodePublishVolumeRequest) -> Result<PublishRequest, Invalid> {
+/// What `NodePublishVolume` is about.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub(super) enum Publish {
+    /// A volume that a pod has inline.
+    Inline(PublishRequest),
+    /// A claim's; not staged when there is no `staged_at`.
+    Claim(MountClaim),
+}
+
+/// What `NodePublishVolume` asks for.
+pub(super) fn publish(request: csi::NodePublishVolumeRequest) -> Result<Publish, Invalid> {
+    let ephemeral = request.volume_context.get(&format!("{KUBELET}ephemeral"));
+    if is_claim(&request.volume_id) && ephemeral.is_none_or(|value| value != "true") {
+        claim::publish(request).map(Publish::Claim)
+    } else {
+        inline(request).map(Publish::Inline)
+    }
+}
+
+/// Whether an id is one that this driver makes for claims: `vol-` and 32 hex digits.
+pub(super) fn is_claim(id: &str) -> bool {
+    let hex = |b: u8| b.is_ascii_digit() || (b'a'..=b'f').contains(&b);
+    id.strip_prefix("vol-")
+        .is_some_and(|digits| digits.len() == 32 && digits.bytes().all(hex))
+}
+
+/// What `NodePublishVolume` asks for when the pod has the volume inline; the fields are looked at in the order of the
+/// specification.
+fn inline(request: csi::NodePublishVolumeRequest) -> Result<PublishRequest, Invalid> {
     let volume = volume_id(&request.volume_id)?;
     let target = path("target_path", &request.target_path)?;
     let capability = request
@@ -137,13 +208,23 @@ pub(super) fn unpublish(
     Ok((request.volume_id, target))
 }
 
-/// What `NodeGetVolumeStats` asks for.
+/// What `NodeGetVolumeStats` asks for. The path is only compared with those where the volume is: any other one, however
+/// it is written, is one where it is not (NOT_FOUND).
 pub(super) fn stats(
     request: &csi::NodeGetVolumeStatsRequest,
 ) -> Result<(VolumeId, PathBuf), Invalid> {
     let volume = volume_id(&request.volume_id)?;
-    let path = path("volume_path", &request.volume_path)?;
-    Ok((volume, path))
+    let path = given("volume_path", &request.volume_path)?;
+    Ok((volume, PathBuf::from(path)))
+}
+
+/// A field that must not be empty.
+pub(super) fn given<'a>(field: &'static str, text: &'a str) -> Result<&'a str, Invalid> {
+    if text.is_empty() {
+        Err(Invalid::Missing(field))
+    } else {
+        Ok(text)
+    }
 }
 
 fn volume_id(text: &str) -> Result<VolumeId, Invalid> {
@@ -181,6 +262,16 @@ fn path(field: &'static str, text: &str) -> Result<PathBuf, Invalid> {
         ));
     }
     Ok(PathBuf::from(text))
+}
+
+/// Whether a volume can be used as a capability says (CSI specification, `VolumeCapability`).
+pub(super) fn capability(
+    capability: csi::VolumeCapability,
+) -> Result<(MountVolume, Mode), Invalid> {
+    let mount = mount_volume(capability.access_type)?;
+    let mode = access_mode(capability.access_mode)?;
+    mount_group(&mount)?;
+    Ok((mount, mode))
 }
 
 fn mount_volume(access_type: Option<AccessType>) -> Result<MountVolume, Invalid> {
@@ -369,7 +460,7 @@ mod tests {
         mount(&mut request).volume_mount_group = "2000".to_owned();
         context(&mut request, "serviceAccount.tokens", Some("{\"x\":1}"));
         context(&mut request, "something.new", Some("1"));
-        let wanted = publish(request).expect("understood");
+        let wanted = inline(request).expect("understood");
         assert_eq!(wanted.volume.as_str(), handle(UID, "src"));
         assert_eq!(wanted.target, Path::new(&target(UID, "src")));
         assert_eq!(wanted.tenant.as_str(), "ci");
@@ -392,7 +483,7 @@ mod tests {
         ] {
             let mut request = request(&[]);
             mode(&mut request, wanted);
-            let parsed = publish(request).expect("understood");
+            let parsed = inline(request).expect("understood");
             assert_eq!(
                 (parsed.read_only, parsed.multiple_targets),
                 (read_only, multiple_targets),
@@ -401,7 +492,7 @@ mod tests {
         }
         let mut request = request(&[]);
         request.readonly = true;
-        assert!(publish(request).expect("understood").read_only);
+        assert!(inline(request).expect("understood").read_only);
     }
 
     #[test]
@@ -461,13 +552,10 @@ mod tests {
                 |r| mount(r).volume_mount_group = "4294967295".into(),
                 "volume_mount_group must be a group id",
             ),
-            (
-                |r| context(r, "ephemeral", None),
-                "this version serves inline ephemeral volumes",
-            ),
+            (|r| context(r, "ephemeral", None), "volume_id is no claim's"),
             (
                 |r| context(r, "ephemeral", Some("false")),
-                "this version serves inline ephemeral volumes",
+                "volume_id is no claim's",
             ),
             (
                 |r| context(r, "pod.uid", None),
@@ -523,7 +611,7 @@ mod tests {
         for (spoil, expected) in mistakes {
             let mut request = request(&[]);
             spoil(&mut request);
-            let message = publish(request).expect_err(expected).to_string();
+            let message = inline(request).expect_err(expected).to_string();
             assert!(message.contains(expected), "{expected}: {message}");
             assert!(!message.contains("hunter2"), "{message}");
         }
@@ -535,10 +623,25 @@ mod tests {
         let mut forged = request(&[("type", "input"), ("from", "artifact/secret")]);
         forged.volume_id = "my-volume".into();
         forged.target_path = target(UID, "my-volume");
-        assert_eq!(publish(forged), Err(Invalid::OtherVolume));
+        assert_eq!(inline(forged), Err(Invalid::OtherVolume));
         let mut forged = request(&[]);
         context(&mut forged, "pod.uid", Some("the-victims-uid"));
-        assert_eq!(publish(forged), Err(Invalid::OtherPod));
+        assert_eq!(inline(forged), Err(Invalid::OtherPod));
+    }
+
+    #[test]
+    fn only_what_this_driver_named_and_nobody_marks_as_ephemeral_is_a_claim() {
+        let id = "vol-0123456789abcdef0123456789abcdef";
+        assert!(is_claim(id));
+        for other in ["vol-1", &id[1..], &id.to_uppercase(), &format!("{id}0")] {
+            assert!(!is_claim(other), "{other}");
+        }
+        let mut claims = request(&[]);
+        claims.volume_id = id.into();
+        assert_eq!(publish(claims.clone()), Err(Invalid::OtherVolume));
+        context(&mut claims, "ephemeral", Some("false"));
+        assert!(matches!(publish(claims), Ok(Publish::Claim(_))));
+        assert!(matches!(publish(request(&[])), Ok(Publish::Inline(_))));
     }
 
     #[test]
@@ -575,6 +678,7 @@ mod tests {
         };
         stats("x", "/mnt/x").expect("understood");
         assert_eq!(stats("", "/mnt/x"), Err(Invalid::Missing("volume_id")));
+        stats("x", "some/path").expect("nothing is there, which is no mistake");
         assert_eq!(stats("x", ""), Err(Invalid::Missing("volume_path")));
     }
 }

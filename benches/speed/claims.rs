@@ -1,0 +1,257 @@
+//! Claims: making one, cloning and snapshotting one of any size, listing many. The baseline of a snapshot is what it cannot do
+//! without: the disk is waited for, the top renamed, a record made durable; copies by `cp` stand beside it.
+
+use std::fs::{self, File};
+use std::io::Write as _;
+use std::path::{Path, PathBuf};
+use std::process::Command;
+use std::time::Instant;
+
+use baggageclaim::demo::kubelet::Kubelet;
+use baggageclaim::proto::csi::v1 as csi;
+use csi::volume_capability::access_mode::Mode;
+use csi::volume_capability::{AccessMode, AccessType, MountVolume};
+use csi::volume_content_source::{Type, VolumeSource};
+
+use crate::cases::{Bench, make_files, micros, write_bytes};
+use crate::driver::Driver;
+use crate::table::{Goal, median};
+
+/// Entries of a page.
+const PAGE: i32 = 500;
+
+fn capability() -> csi::VolumeCapability {
+    csi::VolumeCapability {
+        access_mode: Some(AccessMode {
+            mode: Mode::SingleNodeWriter.into(),
+        }),
+        access_type: Some(AccessType::Mount(MountVolume::default())),
+    }
+}
+
+async fn create(kubelet: &Kubelet, name: &str, source: Option<&str>) -> (String, f64) {
+    let request = csi::CreateVolumeRequest {
+        name: name.to_owned(),
+        volume_capabilities: vec![capability()],
+        volume_content_source: source.map(|id| csi::VolumeContentSource {
+            r#type: Some(Type::Volume(VolumeSource {
+                volume_id: id.to_owned(),
+            })),
+        }),
+        ..Default::default()
+    };
+    let mut controller = kubelet.controller_client();
+    let began = Instant::now();
+    let answer = controller.create_volume(request).await;
+    let took = micros(began.elapsed());
+    let volume = answer.expect("made").into_inner().volume;
+    (volume.expect("required").volume_id, took)
+}
+
+async fn delete(kubelet: &Kubelet, id: &str) {
+    let request = csi::DeleteVolumeRequest {
+        volume_id: id.to_owned(),
+        ..Default::default()
+    };
+    let mut controller = kubelet.controller_client();
+    controller.delete_volume(request).await.expect("deleted");
+}
+
+async fn snapshot(kubelet: &Kubelet, name: &str, source: &str) -> (String, f64) {
+    let request = csi::CreateSnapshotRequest {
+        name: name.to_owned(),
+        source_volume_id: source.to_owned(),
+        ..Default::default()
+    };
+    let mut controller = kubelet.controller_client();
+    let began = Instant::now();
+    let answer = controller.create_snapshot(request).await;
+    let took = micros(began.elapsed());
+    let snapshot = answer.expect("taken").into_inner().snapshot;
+    (snapshot.expect("required").snapshot_id, took)
+}
+
+/// Does something to a claim's content as a pod would: staged, and unstaged again.
+async fn change(kubelet: &Kubelet, id: &str, staging: &Path, change: impl FnOnce(&Path)) {
+    fs::create_dir_all(staging).expect("a directory");
+    let path = staging.to_str().expect("text").to_owned();
+    let mut node = kubelet.node_client();
+    let request = csi::NodeStageVolumeRequest {
+        volume_id: id.to_owned(),
+        staging_target_path: path.clone(),
+        volume_capability: Some(capability()),
+        ..Default::default()
+    };
+    node.node_stage_volume(request).await.expect("staged");
+    change(staging);
+    let request = csi::NodeUnstageVolumeRequest {
+        volume_id: id.to_owned(),
+        staging_target_path: path,
+    };
+    node.node_unstage_volume(request).await.expect("unstaged");
+}
+
+/// Waits until nothing is left to be written.
+fn sync(path: &Path) {
+    let dir = File::open(path).expect("a directory");
+    rustix::fs::syncfs(&dir).expect("room for it");
+}
+
+/// A snapshot made by hand: the disk is waited for, a top becomes a layer, a record is made durable.
+fn bare(dir: &Path, number: usize) -> f64 {
+    let top = dir.join(format!("top-{number}"));
+    fs::create_dir_all(&top).expect("a directory");
+    fs::write(top.join("changed"), b"content\n").expect("a file");
+    let began = Instant::now();
+    sync(dir);
+    fs::rename(&top, dir.join(format!("layer-{number}"))).expect("renamed");
+    record(dir, number);
+    micros(began.elapsed())
+}
+
+/// A clone of what is frozen already, made by hand: a record is made durable.
+fn record(dir: &Path, number: usize) {
+    let mut file = File::create(dir.join(format!("record-{number}"))).expect("a file");
+    file.write_all(&[1; 4096]).expect("room for it");
+    file.sync_data().expect("room for it");
+}
+
+impl Bench<'_> {
+    pub async fn claims(&mut self, driver: &Driver) {
+        self.creation(driver).await;
+        let small = self.copies(driver, 1, 0).await;
+        let large = self.copies(driver, self.plan.many, self.plan.dirty).await;
+        for (what, small, large) in [("snapshot", small.0, large.0), ("clone", small.1, large.1)] {
+            let name = format!("{what} of the larger against the smaller");
+            self.row(&name, "us", large, Some(small), Goal::Ratio(1.2));
+        }
+        self.pages(driver).await;
+    }
+
+    async fn creation(&mut self, driver: &Driver) {
+        let mut took = Vec::new();
+        for number in 0..self.plan.turn {
+            let (id, micros) = create(&driver.kubelet, &format!("new-{number}"), None).await;
+            took.push(micros);
+            delete(&driver.kubelet, &id).await;
+        }
+        self.row(
+            "CreateVolume",
+            "us",
+            median(took),
+            None,
+            Goal::AtMost(1000.0),
+        );
+    }
+
+    /// Snapshots and clones of a claim of this size; their medians.
+    async fn copies(&mut self, driver: &Driver, files: usize, bytes: u64) -> (f64, f64) {
+        let size = format!("{files} files and {} MB", bytes >> 20);
+        let staging = self.lab.kubelet_dir().join("staging");
+        let by_hand = self.lab.dir(&format!("by-hand-{files}"));
+        let kubelet = &driver.kubelet;
+        let (source, _) = create(kubelet, &format!("source-{files}"), None).await;
+        change(kubelet, &source, &staging, |dir| {
+            make_files(dir, files);
+            write_bytes(&dir.join("bytes"), bytes);
+        })
+        .await;
+        sync(&by_hand);
+        let (mut snapshots, mut clones) = (Vec::new(), Vec::new());
+        let (mut bare_snapshots, mut bare_clones) = (Vec::new(), Vec::new());
+        for round in 0..self.plan.rounds {
+            change(kubelet, &source, &staging, |dir| {
+                fs::write(dir.join("changed"), b"content\n").expect("a file");
+            })
+            .await;
+            let (_, took) = snapshot(kubelet, &format!("snap-{files}-{round}"), &source).await;
+            snapshots.push(took);
+            bare_snapshots.push(bare(&by_hand, round));
+            let name = format!("clone-{files}-{round}");
+            clones.push(create(kubelet, &name, Some(&source)).await.1);
+            let began = Instant::now();
+            record(&by_hand, round + 1000);
+            bare_clones.push(micros(began.elapsed()));
+        }
+        let (snapshots, clones) = (median(snapshots), median(clones));
+        let name = format!("snapshot of a claim of {size}");
+        self.row(
+            &name,
+            "us",
+            snapshots,
+            Some(median(bare_snapshots)),
+            Goal::Ratio(2.0),
+        );
+        let name = format!("clone of a claim of {size}");
+        self.row(
+            &name,
+            "us",
+            clones,
+            Some(median(bare_clones)),
+            Goal::Ratio(2.0),
+        );
+        if files > 1 {
+            let content = largest(&driver.pool.join("layers"));
+            for how in ["-a", "--reflink=always"] {
+                let Some(took) = copy(how, &content, &by_hand.join("copy")) else {
+                    continue;
+                };
+                let name = format!("clone of it, beside cp {how}");
+                self.row(&name, "us", clones, Some(took), Goal::Ratio(0.1));
+            }
+        }
+        (snapshots, clones)
+    }
+
+    async fn pages(&mut self, driver: &Driver) {
+        for number in 0..self.plan.volumes {
+            create(&driver.kubelet, &format!("listed-{number}"), None).await;
+        }
+        let mut controller = driver.kubelet.controller_client();
+        let mut took = Vec::new();
+        let mut starting_token = String::new();
+        loop {
+            let request = csi::ListVolumesRequest {
+                max_entries: PAGE,
+                starting_token,
+            };
+            let began = Instant::now();
+            let answer = controller.list_volumes(request).await;
+            took.push(micros(began.elapsed()));
+            starting_token = answer.expect("a page").into_inner().next_token;
+            if starting_token.is_empty() {
+                break;
+            }
+        }
+        let name = format!("ListVolumes, a page of {PAGE} of {}", self.plan.volumes);
+        self.row(&name, "us", median(took), None, Goal::AtMost(2000.0));
+    }
+}
+
+/// The layer in which the many files are.
+fn largest(layers: &Path) -> PathBuf {
+    let entries = fs::read_dir(layers).expect("layers").flatten();
+    let mut found = entries.map(|entry| entry.path().join("fs"));
+    found
+        .find(|layer| layer.join("1/100").is_file())
+        .expect("it was frozen")
+}
+
+/// A copy by `cp`; `None` where the filesystem cannot.
+fn copy(how: &str, from: &Path, to: &Path) -> Option<f64> {
+    let began = Instant::now();
+    let mut command = Command::new("cp");
+    command.arg(how);
+    if how != "-a" {
+        command.arg("-a");
+    }
+    let done = command.arg(from).arg(to).output().expect("cp runs");
+    sync(to.parent().expect("a directory"));
+    let took = micros(began.elapsed());
+    #[expect(
+        clippy::disallowed_methods,
+        reason = "the bench's own copy, in which nothing is mounted"
+    )]
+    let _ = fs::remove_dir_all(to);
+    done.status.success().then_some(took)
+}

@@ -1,0 +1,554 @@
+//! The Controller service: claims and their snapshots as objects, over whoever holds them ([`Claims`](crate::engine::claims::Claims)).
+//!
+//! Each RPC parses, asks, renders. What it decides itself is what only a caller's view can decide: whether the place is
+//! where it is wanted, and how many attachments a node may have.
+//!
+//! CreateVolume answers ABORTED or UNAVAILABLE only while it really runs: the provisioner takes these to mean that a volume
+//! may be coming, and does not let go of the claim's node until it knows ([`Failure::not_begun`]).
+
+#[cfg(test)]
+pub(super) mod fake;
+pub(super) mod parse;
+#[cfg(test)]
+mod tests;
+
+use tokio::sync::Mutex;
+use tonic::{Request, Response, Status};
+
+use super::parse::{Invalid, given};
+use super::status::{Failure, answer};
+use super::token::List;
+use super::topology::Topology;
+use super::{Features, FindPlace, NodeId, Place, health, note, note_volume, render};
+use crate::engine;
+use crate::engine::claims::SnapshotFilter;
+use crate::model::{Claim, ClaimSource, VolumeId};
+use crate::proto::csi::v1 as csi;
+use crate::server::Rpc;
+use csi::controller_server::Controller;
+use csi::controller_service_capability::{Rpc as Capability, Type, rpc};
+
+/// How many claims are looked at in one go where the answer may need all.
+const STRIDE: usize = 1000;
+
+pub(super) struct Service {
+    node: NodeId,
+    features: Features,
+    place: FindPlace,
+    /// Attachments are counted and made one at a time, or two could both be the last that fits.
+    attaching: Mutex<()>,
+}
+
+impl Service {
+    pub(super) fn new(node: NodeId, features: Features, place: FindPlace) -> Self {
+        Self {
+            node,
+            features,
+            place,
+            attaching: Mutex::default(),
+        }
+    }
+
+    fn place(&self) -> Result<Place, Failure> {
+        (self.place)()
+    }
+
+    fn alpha(&self, method: &'static str) -> Result<(), Failure> {
+        if self.features.alpha {
+            Ok(())
+        } else {
+            Err(Failure::NotServed(method))
+        }
+    }
+
+    fn attach(&self, method: &'static str) -> Result<(), Failure> {
+        if self.features.attach {
+            Ok(())
+        } else {
+            Err(Failure::NotServed(method))
+        }
+    }
+
+    /// The nodes that ControllerPublishVolume attached a claim to.
+    fn attached_to(&self, claim: &Claim) -> Vec<String> {
+        if !self.features.attach {
+            return Vec::new();
+        }
+        claim.attached.iter().map(|one| one.node.clone()).collect()
+    }
+
+    /// The topology of snapshots, when they tell one.
+    fn of_snapshots(&self, place: &Place) -> Option<Topology> {
+        snapshot_topology(self.features, place)
+    }
+
+    /// Whether one more claim may be attached to this node.
+    async fn room_for(&self, place: &Place, claim: &Claim) -> Result<(), Failure> {
+        let here = |claim: &Claim| {
+            let mut nodes = claim.attached.iter();
+            nodes.any(|one| one.node == self.node.as_str())
+        };
+        let Some(most) = self.features.most_volumes else {
+            return Ok(());
+        };
+        if here(claim) {
+            return Ok(());
+        }
+        let mut count = 0_usize;
+        let mut after = None;
+        loop {
+            let page = place.claims.claims(after.as_ref(), STRIDE).await?;
+            count += page.items.iter().filter(|claim| here(claim)).count();
+            after = page.next;
+            if after.is_none() {
+                break;
+            }
+        }
+        if count >= usize::try_from(most).unwrap_or(usize::MAX) {
+            return Err(Failure::AllAttached(most));
+        }
+        Ok(())
+    }
+}
+
+/// Where snapshots can be used, told only by who advertises SNAPSHOT_ACCESSIBILITY_CONSTRAINTS.
+pub(super) fn snapshot_topology(features: Features, place: &Place) -> Option<Topology> {
+    features.alpha.then(|| place.topology.clone())
+}
+
+/// What the controller can do. SINGLE_NODE_MULTI_WRITER is not as alpha as the specification says: see `node`.
+fn capabilities(features: Features) -> Vec<rpc::Type> {
+    let mut types = vec![
+        rpc::Type::CreateDeleteVolume,
+        rpc::Type::ListVolumes,
+        rpc::Type::GetCapacity,
+        rpc::Type::CreateDeleteSnapshot,
+        rpc::Type::ListSnapshots,
+        rpc::Type::CloneVolume,
+        rpc::Type::ExpandVolume,
+        rpc::Type::SingleNodeMultiWriter,
+        rpc::Type::ModifyVolume,
+    ];
+    if features.attach {
+        types.extend([
+            rpc::Type::PublishUnpublishVolume,
+            rpc::Type::PublishReadonly,
+            rpc::Type::ListVolumesPublishedNodes,
+        ]);
+    }
+    if features.alpha {
+        types.extend([
+            rpc::Type::GetVolume,
+            rpc::Type::GetSnapshot,
+            rpc::Type::GetVolumeHealth,
+            rpc::Type::ListVolumeHealth,
+        ]);
+    }
+    types
+}
+
+/// What CreateVolume answers when whoever holds the claims could not. Busy with the source is not busy with the volume.
+fn not_created(error: engine::Error, source: Option<&ClaimSource>) -> Failure {
+    let begun = match (&error, source) {
+        (engine::Error::Busy(id), Some(ClaimSource::Snapshot(from) | ClaimSource::Claim(from))) => {
+            id != from
+        }
+        (engine::Error::Busy(_), None) => true,
+        _ => false,
+    };
+    let failure = Failure::from(error);
+    if begun { failure } else { failure.not_begun() }
+}
+
+#[tonic::async_trait]
+impl Controller for Service {
+    async fn create_volume(
+        &self,
+        request: Request<csi::CreateVolumeRequest>,
+    ) -> Result<Response<csi::CreateVolumeResponse>, Status> {
+        let rpc = Rpc::of(&request).cloned();
+        note(rpc.as_ref(), "volume.name", &request.get_ref().name);
+        answer(async {
+            let wanted = parse::create(request.into_inner())?;
+            let place = self.place().map_err(Failure::not_begun)?;
+            place.topology.satisfies(wanted.requirement.as_ref())?;
+            let source = wanted.claim.source.clone();
+            let created = place.claims.create_claim(wanted.claim).await;
+            let claim = created.map_err(|error| not_created(error, source.as_ref()))?;
+            note_volume(rpc.as_ref(), claim.id.as_str());
+            Ok(csi::CreateVolumeResponse {
+                volume: Some(render::volume(&claim, &place.topology)),
+            })
+        })
+        .await
+    }
+
+    async fn delete_volume(
+        &self,
+        request: Request<csi::DeleteVolumeRequest>,
+    ) -> Result<Response<csi::DeleteVolumeResponse>, Status> {
+        note_volume(Rpc::of(&request), &request.get_ref().volume_id);
+        answer(async {
+            let id = given("volume_id", &request.get_ref().volume_id)?;
+            self.place()?.claims.delete_claim(id).await?;
+            Ok(csi::DeleteVolumeResponse {})
+        })
+        .await
+    }
+
+    async fn controller_publish_volume(
+        &self,
+        request: Request<csi::ControllerPublishVolumeRequest>,
+    ) -> Result<Response<csi::ControllerPublishVolumeResponse>, Status> {
+        note_volume(Rpc::of(&request), &request.get_ref().volume_id);
+        answer(async {
+            self.attach("ControllerPublishVolume")?;
+            let wanted = parse::attach(request.into_inner())?;
+            let place = self.place()?;
+            let _alone = self.attaching.lock().await;
+            let claim = place.claims.claim(&wanted.volume).await?;
+            if wanted.attachment.node != self.node.as_str() {
+                return Err(Failure::NoSuchNode(wanted.attachment.node));
+            }
+            self.room_for(&place, &claim).await?;
+            let attached = place.claims.attach_claim(&wanted.volume, wanted.attachment);
+            attached.await?;
+            Ok(csi::ControllerPublishVolumeResponse::default())
+        })
+        .await
+    }
+
+    /// A volume or a node that does not exist is detached.
+    async fn controller_unpublish_volume(
+        &self,
+        request: Request<csi::ControllerUnpublishVolumeRequest>,
+    ) -> Result<Response<csi::ControllerUnpublishVolumeResponse>, Status> {
+        note_volume(Rpc::of(&request), &request.get_ref().volume_id);
+        answer(async {
+            self.attach("ControllerUnpublishVolume")?;
+            let request = request.into_inner();
+            let id = given("volume_id", &request.volume_id)?;
+            let node = Some(request.node_id.as_str()).filter(|node| !node.is_empty());
+            self.place()?.claims.detach_claim(id, node).await?;
+            Ok(csi::ControllerUnpublishVolumeResponse {})
+        })
+        .await
+    }
+
+    /// What cannot be confirmed is no error, and told in words (CSI specification, "ValidateVolumeCapabilities").
+    async fn validate_volume_capabilities(
+        &self,
+        request: Request<csi::ValidateVolumeCapabilitiesRequest>,
+    ) -> Result<Response<csi::ValidateVolumeCapabilitiesResponse>, Status> {
+        note_volume(Rpc::of(&request), &request.get_ref().volume_id);
+        answer(async {
+            let request = request.into_inner();
+            given("volume_id", &request.volume_id)?;
+            if request.volume_capabilities.is_empty() {
+                return Err(Invalid::Missing("volume_capabilities").into());
+            }
+            let claim = self.place()?.claims.claim(&request.volume_id).await?;
+            Ok(match confirm(&claim, &request) {
+                Ok(()) => csi::ValidateVolumeCapabilitiesResponse {
+                    confirmed: Some(csi::validate_volume_capabilities_response::Confirmed {
+                        volume_context: request.volume_context,
+                        volume_capabilities: request.volume_capabilities,
+                        parameters: request.parameters,
+                        mutable_parameters: request.mutable_parameters,
+                    }),
+                    message: String::new(),
+                },
+                Err(message) => csi::ValidateVolumeCapabilitiesResponse {
+                    confirmed: None,
+                    message,
+                },
+            })
+        })
+        .await
+    }
+
+    async fn list_volumes(
+        &self,
+        request: Request<csi::ListVolumesRequest>,
+    ) -> Result<Response<csi::ListVolumesResponse>, Status> {
+        answer(async {
+            let request = request.get_ref();
+            let most = parse::page(request.max_entries)?;
+            let after = List::Volumes.after(&request.starting_token)?;
+            let place = self.place()?;
+            let page = place.claims.claims(after.as_ref(), most).await?;
+            let entry = |claim: &Claim| csi::list_volumes_response::Entry {
+                volume: Some(render::volume(claim, &place.topology)),
+                status: Some(csi::list_volumes_response::VolumeStatus {
+                    published_node_ids: self.attached_to(claim),
+                }),
+            };
+            Ok(csi::ListVolumesResponse {
+                entries: page.items.iter().map(entry).collect(),
+                next_token: List::Volumes.token(page.next.as_ref()),
+            })
+        })
+        .await
+    }
+
+    /// Only what is not well; a page ends when it is full, or with the last claim.
+    async fn controller_list_volume_health(
+        &self,
+        request: Request<csi::ControllerListVolumeHealthRequest>,
+    ) -> Result<Response<csi::ControllerListVolumeHealthResponse>, Status> {
+        answer(async {
+            self.alpha("ControllerListVolumeHealth")?;
+            let request = request.get_ref();
+            let most = parse::page(request.max_entries)?;
+            let mut after = List::Health.after(&request.starting_token)?;
+            let claims = self.place()?.claims;
+            let mut entries = Vec::new();
+            loop {
+                let page = claims.claims(after.as_ref(), STRIDE).await?;
+                for claim in &page.items {
+                    let used = match claims.claim_use(claim.id.as_str()).await {
+                        Ok(used) => used,
+                        // Deleted since the page was made.
+                        Err(engine::Error::NoSuchClaim(_)) => continue,
+                        Err(error) => return Err(error.into()),
+                    };
+                    if used.problems.is_empty() {
+                        continue;
+                    }
+                    if entries.len() == most {
+                        let last: &csi::VolumeHealth = &entries[most - 1];
+                        let last: Option<VolumeId> = last.volume_id.parse().ok();
+                        return Ok(csi::ControllerListVolumeHealthResponse {
+                            next_token: List::Health.token(last.as_ref()),
+                            entries,
+                        });
+                    }
+                    entries.push(health::of_claim(claim.id.as_str(), &used));
+                }
+                after = page.next;
+                if after.is_none() {
+                    let next_token = String::new();
+                    return Ok(csi::ControllerListVolumeHealthResponse {
+                        entries,
+                        next_token,
+                    });
+                }
+            }
+        })
+        .await
+    }
+
+    async fn controller_get_volume_health(
+        &self,
+        request: Request<csi::ControllerGetVolumeHealthRequest>,
+    ) -> Result<Response<csi::ControllerGetVolumeHealthResponse>, Status> {
+        note_volume(Rpc::of(&request), &request.get_ref().volume_id);
+        answer(async {
+            self.alpha("ControllerGetVolumeHealth")?;
+            let id = given("volume_id", &request.get_ref().volume_id)?;
+            let used = self.place()?.claims.claim_use(id).await?;
+            Ok(csi::ControllerGetVolumeHealthResponse {
+                volume_health: Some(health::of_claim(id, &used)),
+            })
+        })
+        .await
+    }
+
+    /// What could be made with these capabilities, parameters and topology: nothing, where one of them cannot be.
+    async fn get_capacity(
+        &self,
+        request: Request<csi::GetCapacityRequest>,
+    ) -> Result<Response<csi::GetCapacityResponse>, Status> {
+        answer(async {
+            let request = request.into_inner();
+            parse::parameters(request.parameters)?;
+            let wanted = request.volume_capabilities;
+            let possible = wanted.is_empty() || parse::capabilities(wanted).is_ok();
+            let place = self.place()?;
+            let here = request.accessible_topology;
+            let here = here.is_none_or(|wanted| place.topology.is_in(&wanted));
+            let bytes = if possible && here {
+                place.claims.capacity().await?
+            } else {
+                0
+            };
+            Ok(csi::GetCapacityResponse {
+                available_capacity: render::number(bytes),
+                maximum_volume_size: Some(render::number(bytes)),
+                minimum_volume_size: None,
+            })
+        })
+        .await
+    }
+
+    async fn controller_get_capabilities(
+        &self,
+        _: Request<csi::ControllerGetCapabilitiesRequest>,
+    ) -> Result<Response<csi::ControllerGetCapabilitiesResponse>, Status> {
+        let capability = |kind: rpc::Type| csi::ControllerServiceCapability {
+            r#type: Some(Type::Rpc(Capability {
+                r#type: kind.into(),
+            })),
+        };
+        let types = capabilities(self.features);
+        Ok(Response::new(csi::ControllerGetCapabilitiesResponse {
+            capabilities: types.into_iter().map(capability).collect(),
+        }))
+    }
+
+    async fn create_snapshot(
+        &self,
+        request: Request<csi::CreateSnapshotRequest>,
+    ) -> Result<Response<csi::CreateSnapshotResponse>, Status> {
+        let rpc = Rpc::of(&request).cloned();
+        note_volume(rpc.as_ref(), &request.get_ref().source_volume_id);
+        note(rpc.as_ref(), "snapshot.name", &request.get_ref().name);
+        answer(async {
+            let wanted = parse::snapshot(request.into_inner())?;
+            let place = self.place()?;
+            place.topology.satisfies(wanted.requirement.as_ref())?;
+            let taken = place.claims.create_snapshot(&wanted.name, &wanted.source);
+            let snapshot = taken.await?;
+            note(rpc.as_ref(), "snapshot.id", snapshot.id.as_str());
+            let topology = self.of_snapshots(&place);
+            Ok(csi::CreateSnapshotResponse {
+                snapshot: Some(render::snapshot(&snapshot, topology.as_ref())),
+            })
+        })
+        .await
+    }
+
+    async fn delete_snapshot(
+        &self,
+        request: Request<csi::DeleteSnapshotRequest>,
+    ) -> Result<Response<csi::DeleteSnapshotResponse>, Status> {
+        let id = &request.get_ref().snapshot_id;
+        note(Rpc::of(&request), "snapshot.id", id);
+        answer(async {
+            let id = given("snapshot_id", id)?;
+            self.place()?.claims.delete_snapshot(id).await?;
+            Ok(csi::DeleteSnapshotResponse {})
+        })
+        .await
+    }
+
+    async fn list_snapshots(
+        &self,
+        request: Request<csi::ListSnapshotsRequest>,
+    ) -> Result<Response<csi::ListSnapshotsResponse>, Status> {
+        answer(async {
+            let request = request.get_ref();
+            let most = parse::page(request.max_entries)?;
+            let after = List::Snapshots.after(&request.starting_token)?;
+            let filter = parse::filter(request);
+            let place = self.place()?;
+            let page = place
+                .claims
+                .snapshots(&filter, after.as_ref(), most)
+                .await?;
+            let topology = self.of_snapshots(&place);
+            let entry = |snapshot| csi::list_snapshots_response::Entry {
+                snapshot: Some(render::snapshot(snapshot, topology.as_ref())),
+            };
+            Ok(csi::ListSnapshotsResponse {
+                entries: page.items.iter().map(entry).collect(),
+                next_token: List::Snapshots.token(page.next.as_ref()),
+            })
+        })
+        .await
+    }
+
+    async fn get_snapshot(
+        &self,
+        request: Request<csi::GetSnapshotRequest>,
+    ) -> Result<Response<csi::GetSnapshotResponse>, Status> {
+        let id = &request.get_ref().snapshot_id;
+        note(Rpc::of(&request), "snapshot.id", id);
+        answer(async {
+            self.alpha("GetSnapshot")?;
+            let id = given("snapshot_id", id)?;
+            let filter = SnapshotFilter {
+                id: Some(id.to_owned()),
+                source: None,
+            };
+            let place = self.place()?;
+            let page = place.claims.snapshots(&filter, None, 1).await?;
+            let found = page.items.first();
+            let found = found.ok_or_else(|| Failure::NotFound("snapshot", id.to_owned()))?;
+            let topology = self.of_snapshots(&place);
+            Ok(csi::GetSnapshotResponse {
+                snapshot: Some(render::snapshot(found, topology.as_ref())),
+            })
+        })
+        .await
+    }
+
+    /// The limit is changed where the volume is, at once: nothing is left for the node to do.
+    async fn controller_expand_volume(
+        &self,
+        request: Request<csi::ControllerExpandVolumeRequest>,
+    ) -> Result<Response<csi::ControllerExpandVolumeResponse>, Status> {
+        note_volume(Rpc::of(&request), &request.get_ref().volume_id);
+        answer(async {
+            let wanted = parse::expand(request.into_inner())?;
+            let claims = self.place()?.claims;
+            let claim = claims
+                .expand_claim(&wanted.volume, wanted.required, wanted.limit)
+                .await?;
+            Ok(csi::ControllerExpandVolumeResponse {
+                capacity_bytes: render::number(claim.capacity),
+                node_expansion_required: false,
+            })
+        })
+        .await
+    }
+
+    async fn controller_get_volume(
+        &self,
+        request: Request<csi::ControllerGetVolumeRequest>,
+    ) -> Result<Response<csi::ControllerGetVolumeResponse>, Status> {
+        note_volume(Rpc::of(&request), &request.get_ref().volume_id);
+        answer(async {
+            self.alpha("ControllerGetVolume")?;
+            let id = given("volume_id", &request.get_ref().volume_id)?;
+            let place = self.place()?;
+            let claim = place.claims.claim(id).await?;
+            Ok(csi::ControllerGetVolumeResponse {
+                volume: Some(render::volume(&claim, &place.topology)),
+                status: Some(csi::controller_get_volume_response::VolumeStatus {
+                    published_node_ids: self.attached_to(&claim),
+                }),
+            })
+        })
+        .await
+    }
+
+    async fn controller_modify_volume(
+        &self,
+        request: Request<csi::ControllerModifyVolumeRequest>,
+    ) -> Result<Response<csi::ControllerModifyVolumeResponse>, Status> {
+        note_volume(Rpc::of(&request), &request.get_ref().volume_id);
+        answer(async {
+            let (id, mutable) = parse::modify(request.into_inner())?;
+            self.place()?.claims.modify_claim(&id, mutable).await?;
+            Ok(csi::ControllerModifyVolumeResponse {})
+        })
+        .await
+    }
+}
+
+/// Whether a claim is what it is taken for; the error says what it is not.
+fn confirm(claim: &Claim, request: &csi::ValidateVolumeCapabilitiesRequest) -> Result<(), String> {
+    let text = |invalid: Invalid| invalid.to_string();
+    parse::capabilities(request.volume_capabilities.clone()).map_err(text)?;
+    super::parse::no_attributes(&request.volume_context).map_err(text)?;
+    let parameters = parse::parameters(request.parameters.clone()).map_err(text)?;
+    if !request.parameters.is_empty() && parameters != claim.parameters {
+        return Err("the volume was made with other parameters".to_owned());
+    }
+    let mutable = parse::mutable(request.mutable_parameters.clone()).map_err(text)?;
+    if !request.mutable_parameters.is_empty() && mutable != claim.mutable {
+        return Err("the volume has other mutable parameters".to_owned());
+    }
+    Ok(())
+}

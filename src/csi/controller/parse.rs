@@ -1,0 +1,515 @@
+//! What Controller and GroupController are asked for, checked.
+//! Every INVALID_ARGUMENT of theirs is born here; what is shared with the node is in `csi::parse`.
+
+use std::collections::BTreeMap;
+
+use crate::csi::parse::{Invalid, KUBELET, capability, capacity_range, given, no_attributes};
+use crate::csi::status::Failure;
+use crate::engine::claims::{CreateClaim, SnapshotFilter};
+use crate::model::{Attachment, ClaimParameters, ClaimSource, MutableParameters, VolumeId};
+use crate::proto::csi::v1 as csi;
+use csi::volume_content_source::Type;
+
+/// What CreateVolume asks for.
+#[derive(Debug, Clone, PartialEq)]
+pub(super) struct Create {
+    /// What is to be made.
+    pub claim: CreateClaim,
+    /// Where.
+    pub requirement: Option<csi::TopologyRequirement>,
+}
+
+pub(super) fn create(request: csi::CreateVolumeRequest) -> Result<Create, Failure> {
+    let name = name("name", request.name)?;
+    let (required_bytes, limit_bytes) = capacity_range(request.capacity_range.as_ref())?;
+    capabilities(request.volume_capabilities)?;
+    let claim = CreateClaim {
+        name,
+        required_bytes,
+        limit_bytes,
+        parameters: parameters(request.parameters)?,
+        mutable: mutable(request.mutable_parameters)?,
+        source: request.volume_content_source.map(source).transpose()?,
+    };
+    Ok(Create {
+        claim,
+        requirement: request.accessibility_requirements,
+    })
+}
+
+/// A new thing's name (CSI specification, `CreateVolumeRequest.name`): any Unicode but control characters other than common
+/// white space, within the general limit of 128 bytes.
+fn name(field: &'static str, text: String) -> Result<String, Invalid> {
+    given(field, &text)?;
+    let problem = |problem| Invalid::Name { field, problem };
+    if text.len() > VolumeId::MAX_LEN {
+        return Err(problem("is longer than 128 bytes"));
+    }
+    let white = |c: char| matches!(c, '\t' | '\n' | '\r');
+    if text.chars().any(|c| c.is_control() && !white(c)) {
+        return Err(problem("holds a control character"));
+    }
+    Ok(text)
+}
+
+/// Each is judged: one that cannot be, and the volume is of no use.
+pub(super) fn capabilities(wanted: Vec<csi::VolumeCapability>) -> Result<(), Invalid> {
+    if wanted.is_empty() {
+        return Err(Invalid::Missing("volume_capabilities"));
+    }
+    wanted
+        .into_iter()
+        .try_for_each(|one| capability(one).map(drop))
+}
+
+pub(super) fn parameters(all: BTreeMap<String, String>) -> Result<ClaimParameters, Invalid> {
+    Ok(ClaimParameters::parse(&own(all))?)
+}
+
+pub(super) fn mutable(all: BTreeMap<String, String>) -> Result<MutableParameters, Invalid> {
+    Ok(MutableParameters::parse(&own(all))?)
+}
+
+/// A class of snapshots has no parameters yet.
+pub(super) fn no_parameters(all: BTreeMap<String, String>) -> Result<(), Invalid> {
+    match own(all).into_keys().next() {
+        Some(key) => Err(Invalid::SnapshotParameter(key.chars().take(64).collect())),
+        None => Ok(()),
+    }
+}
+
+/// What the class says, without what Kubernetes' sidecars add (`--extra-create-metadata`).
+fn own(all: BTreeMap<String, String>) -> BTreeMap<String, String> {
+    let theirs = |key: &String| key.starts_with(KUBELET);
+    all.into_iter().filter(|(key, _)| !theirs(key)).collect()
+}
+
+/// A source whose id cannot be one of ours is one that does not exist.
+fn source(source: csi::VolumeContentSource) -> Result<ClaimSource, Failure> {
+    let kind = source.r#type.ok_or(Invalid::NoSourceType)?;
+    match kind {
+        Type::Snapshot(from) => {
+            let id = given("snapshot_id", &from.snapshot_id)?.parse();
+            id.map(ClaimSource::Snapshot)
+                .map_err(|_| Failure::NotFound("snapshot", from.snapshot_id))
+        }
+        Type::Volume(from) => {
+            let id = given("volume_id", &from.volume_id)?.parse();
+            id.map(ClaimSource::Claim)
+                .map_err(|_| Failure::NotFound("volume", from.volume_id))
+        }
+    }
+}
+
+/// What ControllerPublishVolume asks for.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub(super) struct Attach {
+    pub volume: String,
+    pub attachment: Attachment,
+}
+
+pub(super) fn attach(request: csi::ControllerPublishVolumeRequest) -> Result<Attach, Invalid> {
+    given("volume_id", &request.volume_id)?;
+    given("node_id", &request.node_id)?;
+    let wanted = request
+        .volume_capability
+        .ok_or(Invalid::Missing("volume_capability"))?;
+    let (_, mode) = capability(wanted)?;
+    no_attributes(&request.volume_context)?;
+    Ok(Attach {
+        volume: request.volume_id,
+        attachment: Attachment {
+            node: request.node_id,
+            read_only: request.readonly,
+            access_mode: mode.into(),
+        },
+    })
+}
+
+/// How many entries a page may have; 0 in the request: as many as there are.
+pub(super) fn page(max_entries: i32) -> Result<usize, Invalid> {
+    match usize::try_from(max_entries) {
+        Ok(0) => Ok(usize::MAX),
+        Ok(most) => Ok(most),
+        Err(_) => Err(Invalid::Negative {
+            field: "max_entries",
+            value: max_entries.into(),
+        }),
+    }
+}
+
+/// What CreateSnapshot asks for.
+#[derive(Debug, Clone, PartialEq)]
+pub(super) struct Snap {
+    pub name: String,
+    pub source: String,
+    pub requirement: Option<csi::TopologyRequirement>,
+}
+
+pub(super) fn snapshot(request: csi::CreateSnapshotRequest) -> Result<Snap, Invalid> {
+    given("source_volume_id", &request.source_volume_id)?;
+    let name = name("name", request.name)?;
+    no_parameters(request.parameters)?;
+    Ok(Snap {
+        name,
+        source: request.source_volume_id,
+        requirement: request.accessibility_requirements,
+    })
+}
+
+pub(super) fn filter(request: &csi::ListSnapshotsRequest) -> SnapshotFilter {
+    let some = |text: &String| (!text.is_empty()).then(|| text.clone());
+    SnapshotFilter {
+        source: some(&request.source_volume_id),
+        id: some(&request.snapshot_id),
+    }
+}
+
+/// What ControllerExpandVolume asks for.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub(super) struct Expand {
+    pub volume: String,
+    pub required: u64,
+    pub limit: Option<u64>,
+}
+
+pub(super) fn expand(request: csi::ControllerExpandVolumeRequest) -> Result<Expand, Invalid> {
+    given("volume_id", &request.volume_id)?;
+    if request.capacity_range.is_none() {
+        return Err(Invalid::Missing("capacity_range"));
+    }
+    let (required, limit) = capacity_range(request.capacity_range.as_ref())?;
+    if let Some(wanted) = request.volume_capability {
+        capability(wanted)?;
+    }
+    Ok(Expand {
+        volume: request.volume_id,
+        required,
+        limit,
+    })
+}
+
+/// What ControllerModifyVolume asks for. A class without parameters changes nothing on purpose, so it is a mistake.
+pub(super) fn modify(
+    request: csi::ControllerModifyVolumeRequest,
+) -> Result<(String, MutableParameters), Invalid> {
+    given("volume_id", &request.volume_id)?;
+    if request.mutable_parameters.is_empty() {
+        return Err(Invalid::Missing("mutable_parameters"));
+    }
+    Ok((request.volume_id, mutable(request.mutable_parameters)?))
+}
+
+/// What CreateVolumeGroupSnapshot asks for.
+pub(in crate::csi) fn group(
+    request: csi::CreateVolumeGroupSnapshotRequest,
+) -> Result<(String, Vec<String>), Invalid> {
+    const FIELD: &str = "source_volume_ids";
+    let name = name("name", request.name)?;
+    let mut sources = request.source_volume_ids;
+    if sources.is_empty() || sources.iter().any(String::is_empty) {
+        return Err(Invalid::Missing(FIELD));
+    }
+    no_parameters(request.parameters)?;
+    // A group is a set: the same one in another order is the same request.
+    sources.sort_unstable();
+    match sources.windows(2).find(|pair| pair[0] == pair[1]) {
+        Some(pair) => Err(Invalid::Twice(FIELD, pair[0].chars().take(128).collect())),
+        None => Ok((name, sources)),
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use csi::volume_capability::access_mode::Mode;
+    use csi::volume_capability::{AccessMode, AccessType, BlockVolume, MountVolume};
+    use csi::volume_content_source::{SnapshotSource, VolumeSource};
+    use tonic::{Code, Status};
+
+    fn wanted(mode: Mode) -> csi::VolumeCapability {
+        csi::VolumeCapability {
+            access_mode: Some(AccessMode { mode: mode.into() }),
+            access_type: Some(AccessType::Mount(MountVolume::default())),
+        }
+    }
+
+    fn map(pairs: &[(&str, &str)]) -> BTreeMap<String, String> {
+        pairs
+            .iter()
+            .map(|(key, value)| ((*key).to_owned(), (*value).to_owned()))
+            .collect()
+    }
+
+    fn request() -> csi::CreateVolumeRequest {
+        csi::CreateVolumeRequest {
+            name: "pvc-1".into(),
+            volume_capabilities: vec![wanted(Mode::SingleNodeWriter)],
+            ..Default::default()
+        }
+    }
+
+    #[test]
+    fn what_a_provisioner_sends_is_understood() {
+        let request = csi::CreateVolumeRequest {
+            capacity_range: Some(csi::CapacityRange {
+                required_bytes: 1 << 30,
+                limit_bytes: 2 << 30,
+            }),
+            parameters: map(&[
+                ("mode", "750"),
+                ("csi.storage.k8s.io/pvc/name", "workspace"),
+                ("csi.storage.k8s.io/pvc/namespace", "ci"),
+            ]),
+            mutable_parameters: map(&[("ttl", "1h")]),
+            volume_content_source: Some(csi::VolumeContentSource {
+                r#type: Some(Type::Volume(VolumeSource {
+                    volume_id: "vol-1".into(),
+                })),
+            }),
+            ..request()
+        };
+        let claim = create(request).expect("understood").claim;
+        assert_eq!(claim.name, "pvc-1");
+        assert_eq!(
+            (claim.required_bytes, claim.limit_bytes),
+            (1 << 30, Some(2 << 30))
+        );
+        assert_eq!(claim.parameters.root.mode, Some(0o750));
+        assert_eq!(claim.mutable.ttl_seconds, Some(3600));
+        let source = ClaimSource::Claim("vol-1".parse().expect("an id"));
+        assert_eq!(claim.source, Some(source));
+    }
+
+    #[test]
+    fn each_access_mode_is_judged() {
+        for mode in [
+            Mode::SingleNodeWriter,
+            Mode::SingleNodeReaderOnly,
+            Mode::SingleNodeSingleWriter,
+            Mode::SingleNodeMultiWriter,
+        ] {
+            capabilities(vec![wanted(mode)]).expect("possible");
+        }
+        for mode in [
+            Mode::MultiNodeReaderOnly,
+            Mode::MultiNodeSingleWriter,
+            Mode::MultiNodeMultiWriter,
+        ] {
+            let all = vec![wanted(Mode::SingleNodeWriter), wanted(mode)];
+            let message = capabilities(all).expect_err("one node").to_string();
+            assert!(message.contains(mode.as_str_name()), "{message}");
+        }
+    }
+
+    #[test]
+    fn each_mistake_of_a_creation_has_its_own_message() {
+        type Spoil = fn(&mut csi::CreateVolumeRequest);
+        let mistakes: &[(Spoil, &str)] = &[
+            (|r| r.name.clear(), "name is missing"),
+            (|r| r.name = "ü".repeat(65), "name is longer than 128 bytes"),
+            (
+                |r| r.name = "a\u{7f}".into(),
+                "name holds a control character",
+            ),
+            (
+                |r| r.volume_capabilities.clear(),
+                "volume_capabilities is missing",
+            ),
+            (
+                |r| r.volume_capabilities[0].access_type = Some(AccessType::Block(BlockVolume {})),
+                "block device",
+            ),
+            (
+                |r| r.volume_capabilities[0].access_type = None,
+                "no access_type",
+            ),
+            (
+                |r| r.volume_capabilities[0].access_mode = None,
+                "no access_mode",
+            ),
+            (
+                |r| {
+                    r.capacity_range = Some(csi::CapacityRange {
+                        required_bytes: -5,
+                        limit_bytes: 0,
+                    });
+                },
+                "required_bytes is -5",
+            ),
+            (
+                |r| r.parameters = map(&[("fstype", "ext4")]),
+                r#"parameter "fstype" is unknown"#,
+            ),
+            (
+                |r| r.mutable_parameters = map(&[("x", "y")]),
+                r#"mutable parameter "x" is unknown"#,
+            ),
+            (
+                |r| r.volume_content_source = Some(csi::VolumeContentSource::default()),
+                "volume_content_source has no type",
+            ),
+            (
+                |r| {
+                    r.volume_content_source = Some(csi::VolumeContentSource {
+                        r#type: Some(Type::Snapshot(SnapshotSource::default())),
+                    });
+                },
+                "snapshot_id is missing",
+            ),
+        ];
+        for (spoil, expected) in mistakes {
+            let mut request = request();
+            spoil(&mut request);
+            let status = Status::from(create(request).expect_err(expected));
+            assert_eq!(status.code(), Code::InvalidArgument, "{status}");
+            assert!(status.message().contains(expected), "{expected}: {status}");
+        }
+        let mut white = request();
+        white.name = "a\tb\nü".into();
+        create(white).expect("common white space is allowed");
+    }
+
+    #[test]
+    fn a_source_that_cannot_exist_does_not() {
+        for kind in [
+            Type::Snapshot(SnapshotSource {
+                snapshot_id: "../x".into(),
+            }),
+            Type::Volume(VolumeSource {
+                volume_id: "a/b".into(),
+            }),
+        ] {
+            let mut request = request();
+            request.volume_content_source = Some(csi::VolumeContentSource { r#type: Some(kind) });
+            let status = Status::from(create(request).expect_err("no such source"));
+            assert_eq!(status.code(), Code::NotFound, "{status}");
+        }
+    }
+
+    #[test]
+    fn an_attachment_needs_a_volume_a_node_and_a_capability() {
+        type Spoil = fn(&mut csi::ControllerPublishVolumeRequest);
+
+        let full = csi::ControllerPublishVolumeRequest {
+            volume_id: "vol-1".into(),
+            node_id: "node-1".into(),
+            volume_capability: Some(wanted(Mode::SingleNodeWriter)),
+            readonly: true,
+            ..Default::default()
+        };
+        let attachment = attach(full.clone()).expect("understood").attachment;
+        assert!(attachment.read_only);
+        assert_eq!(attachment.access_mode, 1);
+        let mistakes: &[(Spoil, &str)] = &[
+            (|r| r.volume_id.clear(), "volume_id is missing"),
+            (|r| r.node_id.clear(), "node_id is missing"),
+            (
+                |r| r.volume_capability = None,
+                "volume_capability is missing",
+            ),
+            (
+                |r| r.volume_context = map(&[("type", "input")]),
+                "has no attributes",
+            ),
+        ];
+        for (spoil, expected) in mistakes {
+            let mut request = full.clone();
+            spoil(&mut request);
+            let message = attach(request).expect_err(expected).to_string();
+            assert!(message.contains(expected), "{expected}: {message}");
+        }
+    }
+
+    #[test]
+    fn pages_have_any_size_but_a_negative_one() {
+        assert_eq!(page(0), Ok(usize::MAX));
+        assert_eq!(page(7), Ok(7));
+        let message = page(-1).expect_err("negative").to_string();
+        assert_eq!(message, "max_entries is -1; it must not be negative");
+    }
+
+    #[test]
+    fn a_snapshot_needs_a_name_and_a_source_and_takes_no_parameters() {
+        type Spoil = fn(&mut csi::CreateSnapshotRequest);
+
+        let full = csi::CreateSnapshotRequest {
+            name: "snapshot-1".into(),
+            source_volume_id: "vol-1".into(),
+            parameters: map(&[("csi.storage.k8s.io/volumesnapshot/name", "x")]),
+            ..Default::default()
+        };
+        snapshot(full.clone()).expect("understood");
+        let mistakes: &[(Spoil, &str)] = &[
+            (|r| r.name.clear(), "name is missing"),
+            (
+                |r| r.source_volume_id.clear(),
+                "source_volume_id is missing",
+            ),
+            (
+                |r| r.parameters = map(&[("incremental", "true")]),
+                r#"parameter "incremental" is unknown; a snapshot's class has none"#,
+            ),
+        ];
+        for (spoil, expected) in mistakes {
+            let mut request = full.clone();
+            spoil(&mut request);
+            let message = snapshot(request).expect_err(expected).to_string();
+            assert!(message.contains(expected), "{expected}: {message}");
+        }
+    }
+
+    #[test]
+    fn an_expansion_needs_a_range_and_a_change_a_parameter() {
+        let mut larger = csi::ControllerExpandVolumeRequest {
+            volume_id: "vol-1".into(),
+            ..Default::default()
+        };
+        assert_eq!(
+            expand(larger.clone()),
+            Err(Invalid::Missing("capacity_range"))
+        );
+        larger.capacity_range = Some(csi::CapacityRange {
+            required_bytes: 5,
+            limit_bytes: 0,
+        });
+        assert_eq!(expand(larger.clone()).expect("understood").required, 5);
+        larger.volume_id.clear();
+        assert_eq!(expand(larger), Err(Invalid::Missing("volume_id")));
+
+        let mut other = csi::ControllerModifyVolumeRequest {
+            volume_id: "vol-1".into(),
+            ..Default::default()
+        };
+        assert_eq!(
+            modify(other.clone()),
+            Err(Invalid::Missing("mutable_parameters"))
+        );
+        other.mutable_parameters = map(&[("sizeLimit", "1Gi")]);
+        assert_eq!(
+            modify(other).expect("understood").1.size_limit,
+            Some(1 << 30)
+        );
+    }
+
+    #[test]
+    fn a_group_is_a_set_of_volumes() {
+        let wanted = |name: &str, sources: &[&str]| {
+            group(csi::CreateVolumeGroupSnapshotRequest {
+                name: name.into(),
+                source_volume_ids: sources.iter().map(|id| (*id).to_owned()).collect(),
+                ..Default::default()
+            })
+        };
+        let sources = vec!["a".to_owned(), "b".to_owned()];
+        assert_eq!(wanted("g", &["b", "a"]), Ok(("g".into(), sources)));
+        assert_eq!(wanted("", &["a"]), Err(Invalid::Missing("name")));
+        for bad in [&[][..], &["a", ""]] {
+            assert_eq!(wanted("g", bad), Err(Invalid::Missing("source_volume_ids")));
+        }
+        let message = wanted("g", &["a", "b", "a"])
+            .expect_err("twice")
+            .to_string();
+        assert_eq!(message, r#"source_volume_ids names "a" twice"#);
+    }
+}

@@ -1,0 +1,130 @@
+//! The GroupController service: snapshots of several claims, all of one instant.
+//! A group belongs together: its snapshots go with it, and not one by one.
+
+use tonic::{Request, Response, Status};
+
+use super::controller::{parse, snapshot_topology};
+use super::parse::{Invalid, given};
+use super::status::{Failure, answer};
+use super::{Features, FindPlace, Place, note, render};
+use crate::engine;
+use crate::model::{Snapshot, SnapshotGroup, SnapshotId};
+use crate::proto::csi::v1 as csi;
+use crate::server::Rpc;
+use csi::group_controller_server::GroupController;
+use csi::group_controller_service_capability::{Rpc as Capability, Type, rpc};
+
+pub(super) struct Service {
+    features: Features,
+    place: FindPlace,
+}
+
+impl Service {
+    pub(super) fn new(features: Features, place: FindPlace) -> Self {
+        Self { features, place }
+    }
+
+    fn render(
+        &self,
+        place: &Place,
+        group: &SnapshotGroup,
+        snapshots: &[Snapshot],
+    ) -> csi::VolumeGroupSnapshot {
+        let topology = snapshot_topology(self.features, place);
+        render::group(group, snapshots, topology.as_ref())
+    }
+}
+
+/// Whether the caller knows what is in the group (CSI specification, "Snapshot list mismatch"); one that names nothing
+/// does not say.
+fn same(group: &SnapshotGroup, named: &[String]) -> Result<(), Invalid> {
+    let mut ours: Vec<&str> = group.snapshots.iter().map(SnapshotId::as_str).collect();
+    let mut theirs: Vec<&str> = named.iter().map(String::as_str).collect();
+    ours.sort_unstable();
+    theirs.sort_unstable();
+    theirs.dedup();
+    if theirs.is_empty() || ours == theirs {
+        return Ok(());
+    }
+    Err(Invalid::OtherSnapshots {
+        group: group.id.to_string(),
+        snapshots: ours.into_iter().map(str::to_owned).collect(),
+    })
+}
+
+#[tonic::async_trait]
+impl GroupController for Service {
+    async fn group_controller_get_capabilities(
+        &self,
+        _: Request<csi::GroupControllerGetCapabilitiesRequest>,
+    ) -> Result<Response<csi::GroupControllerGetCapabilitiesResponse>, Status> {
+        let capability = csi::GroupControllerServiceCapability {
+            r#type: Some(Type::Rpc(Capability {
+                r#type: rpc::Type::CreateDeleteGetVolumeGroupSnapshot.into(),
+            })),
+        };
+        Ok(Response::new(csi::GroupControllerGetCapabilitiesResponse {
+            capabilities: vec![capability],
+        }))
+    }
+
+    async fn create_volume_group_snapshot(
+        &self,
+        request: Request<csi::CreateVolumeGroupSnapshotRequest>,
+    ) -> Result<Response<csi::CreateVolumeGroupSnapshotResponse>, Status> {
+        let rpc = Rpc::of(&request).cloned();
+        note(rpc.as_ref(), "group.name", &request.get_ref().name);
+        answer(async {
+            let (name, sources) = parse::group(request.into_inner())?;
+            let place = (self.place)()?;
+            let (group, snapshots) = place.claims.create_group(&name, &sources).await?;
+            note(rpc.as_ref(), "group.id", group.id.as_str());
+            Ok(csi::CreateVolumeGroupSnapshotResponse {
+                group_snapshot: Some(self.render(&place, &group, &snapshots)),
+            })
+        })
+        .await
+    }
+
+    async fn delete_volume_group_snapshot(
+        &self,
+        request: Request<csi::DeleteVolumeGroupSnapshotRequest>,
+    ) -> Result<Response<csi::DeleteVolumeGroupSnapshotResponse>, Status> {
+        let id = &request.get_ref().group_snapshot_id;
+        note(Rpc::of(&request), "group.id", id);
+        answer(async {
+            let id = given("group_snapshot_id", id)?;
+            let claims = (self.place)()?.claims;
+            let named = &request.get_ref().snapshot_ids;
+            if !named.is_empty() {
+                match claims.group(id).await {
+                    Ok((group, _)) => same(&group, named)?,
+                    // What is not there is deleted.
+                    Err(engine::Error::NoSuchSnapshot(_)) => {}
+                    Err(error) => return Err(error.into()),
+                }
+            }
+            claims.delete_group(id).await?;
+            Ok(csi::DeleteVolumeGroupSnapshotResponse {})
+        })
+        .await
+    }
+
+    async fn get_volume_group_snapshot(
+        &self,
+        request: Request<csi::GetVolumeGroupSnapshotRequest>,
+    ) -> Result<Response<csi::GetVolumeGroupSnapshotResponse>, Status> {
+        let id = &request.get_ref().group_snapshot_id;
+        note(Rpc::of(&request), "group.id", id);
+        answer(async {
+            let id = given("group_snapshot_id", id)?;
+            let place = (self.place)()?;
+            let (group, snapshots) = place.claims.group(id).await?;
+            same(&group, &request.get_ref().snapshot_ids).map_err(Failure::from)?;
+            Ok(csi::GetVolumeGroupSnapshotResponse {
+                group_snapshot: Some(self.render(&place, &group, &snapshots)),
+            })
+        })
+        .await
+    }
+}

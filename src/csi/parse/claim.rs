@@ -1,0 +1,323 @@
+//! What the Node service is asked for claims: stage, publish, expand, health.
+//! Which claims there are is not known here; an id that no claim has is NOT_FOUND, said by whoever holds them.
+
+use std::path::PathBuf;
+
+use super::{Invalid, KUBELET, capability, csi, given, mount_group, path, volume_id};
+use crate::engine::claims::MountClaim;
+use csi::volume_capability::access_mode::Mode;
+
+/// The key by which the provisioner marks what it made; it stands in the attributes of every PersistentVolume.
+const PROVISIONER: &str = "storage.kubernetes.io/csiProvisionerIdentity";
+
+/// What `NodeStageVolume` asks for. The staging path is the orchestrator's: it exists (CSI specification,
+/// `NodeStageVolumeRequest.staging_target_path`).
+pub(in crate::csi) fn stage(request: csi::NodeStageVolumeRequest) -> Result<MountClaim, Invalid> {
+    let claim = volume_id(&request.volume_id)?;
+    let target = path("staging_target_path", &request.staging_target_path)?;
+    let wanted = request
+        .volume_capability
+        .ok_or(Invalid::Missing("volume_capability"))?;
+    let (mount, mode) = capability(wanted)?;
+    no_attributes(&request.volume_context)?;
+    Ok(MountClaim {
+        claim,
+        target,
+        staging: true,
+        staged_at: None,
+        read_only: mode == Mode::SingleNodeReaderOnly,
+        multiple_targets: mode == Mode::SingleNodeMultiWriter,
+        mount_group: mount_group(&mount)?,
+    })
+}
+
+/// What `NodePublishVolume` asks for when the volume is a claim's.
+pub(super) fn publish(request: csi::NodePublishVolumeRequest) -> Result<MountClaim, Invalid> {
+    let claim = volume_id(&request.volume_id)?;
+    let target = path("target_path", &request.target_path)?;
+    let wanted = request
+        .volume_capability
+        .ok_or(Invalid::Missing("volume_capability"))?;
+    let (mount, mode) = capability(wanted)?;
+    no_attributes(&request.volume_context)?;
+    let staged_at = match request.staging_target_path.as_str() {
+        "" => None,
+        text => Some(path("staging_target_path", text)?),
+    };
+    Ok(MountClaim {
+        claim,
+        target,
+        staging: false,
+        staged_at,
+        read_only: request.readonly || mode == Mode::SingleNodeReaderOnly,
+        multiple_targets: mode == Mode::SingleNodeMultiWriter,
+        mount_group: mount_group(&mount)?,
+    })
+}
+
+/// What `NodeUnstageVolume` asks for. The id is not parsed: what cannot exist is not staged.
+pub(in crate::csi) fn unstage(
+    request: &csi::NodeUnstageVolumeRequest,
+) -> Result<(&str, PathBuf), Invalid> {
+    let volume = given("volume_id", &request.volume_id)?;
+    let target = path("staging_target_path", &request.staging_target_path)?;
+    Ok((volume, target))
+}
+
+/// What `NodeExpandVolume` asks for.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub(in crate::csi) struct Expand<'a> {
+    /// Which volume; NOT_FOUND when it cannot be one.
+    pub volume: &'a str,
+    /// Where it is said to be; NOT_FOUND when it is not there.
+    pub path: &'a str,
+    /// How large it is to be at least.
+    pub required: u64,
+}
+
+/// What `NodeExpandVolume` asks for.
+pub(in crate::csi) fn expand(
+    request: &csi::NodeExpandVolumeRequest,
+) -> Result<Expand<'_>, Invalid> {
+    let volume = given("volume_id", &request.volume_id)?;
+    let path = given("volume_path", &request.volume_path)?;
+    if let Some(wanted) = request.volume_capability.clone() {
+        capability(wanted)?;
+    }
+    let (required, _) = capacity_range(request.capacity_range.as_ref())?;
+    Ok(Expand {
+        volume,
+        path,
+        required,
+    })
+}
+
+/// What `NodeGetVolumeHealth` asks for: the paths are looked at only to be paths.
+pub(in crate::csi) fn health(request: &csi::NodeGetVolumeHealthRequest) -> Result<&str, Invalid> {
+    let volume = given("volume_id", &request.volume_id)?;
+    for (field, text) in [
+        ("volume_publish_path", &request.volume_publish_path),
+        ("staging_target_path", &request.staging_target_path),
+    ] {
+        if !text.is_empty() {
+            path(field, text)?;
+        }
+    }
+    Ok(volume)
+}
+
+/// At least and at most that many bytes (CSI specification, `CapacityRange`: 0 is not given, negative is wrong).
+pub(in crate::csi) fn capacity_range(
+    range: Option<&csi::CapacityRange>,
+) -> Result<(u64, Option<u64>), Invalid> {
+    let Some(range) = range else {
+        return Ok((0, None));
+    };
+    let bytes =
+        |field, value: i64| u64::try_from(value).map_err(|_| Invalid::Negative { field, value });
+    let required = bytes("required_bytes", range.required_bytes)?;
+    let limit = bytes("limit_bytes", range.limit_bytes)?;
+    if limit > 0 && limit < required {
+        return Err(Invalid::EmptyRange {
+            required: range.required_bytes,
+            limit: range.limit_bytes,
+        });
+    }
+    Ok((required, (limit > 0).then_some(limit)))
+}
+
+/// A claim's volume brings nothing but what Kubernetes adds: a PersistentVolume with attributes of an inline volume, written
+/// by hand, would else be believed to have an effect.
+pub(in crate::csi) fn no_attributes(
+    context: &std::collections::BTreeMap<String, String>,
+) -> Result<(), Invalid> {
+    let ours = |key: &&String| !key.starts_with(KUBELET) && key.as_str() != PROVISIONER;
+    match context.keys().find(ours) {
+        Some(key) => Err(Invalid::ClaimAttribute(key.chars().take(64).collect())),
+        None => Ok(()),
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use csi::volume_capability::{AccessMode, AccessType, BlockVolume, MountVolume};
+
+    const ID: &str = "vol-0123456789abcdef0123456789abcdef";
+
+    fn wanted(mode: Mode) -> csi::VolumeCapability {
+        csi::VolumeCapability {
+            access_mode: Some(AccessMode { mode: mode.into() }),
+            access_type: Some(AccessType::Mount(MountVolume {
+                volume_mount_group: "2000".into(),
+                ..Default::default()
+            })),
+        }
+    }
+
+    fn publish_request() -> csi::NodePublishVolumeRequest {
+        csi::NodePublishVolumeRequest {
+            volume_id: ID.into(),
+            staging_target_path: "/stage/1".into(),
+            target_path: "/pods/1".into(),
+            volume_capability: Some(wanted(Mode::SingleNodeMultiWriter)),
+            volume_context: [
+                (PROVISIONER.to_owned(), "1-2".to_owned()),
+                (format!("{KUBELET}ephemeral"), "false".to_owned()),
+            ]
+            .into(),
+            ..Default::default()
+        }
+    }
+
+    #[test]
+    fn a_publish_is_a_mount_beside_its_stage() {
+        let mut request = publish_request();
+        let mount = publish(request.clone()).expect("understood");
+        assert_eq!(mount.claim.as_str(), ID);
+        assert_eq!(mount.staged_at, Some(PathBuf::from("/stage/1")));
+        assert_eq!(mount.mount_group, Some(2000));
+        assert!(mount.multiple_targets && !mount.read_only && !mount.staging);
+        request.readonly = true;
+        assert!(publish(request.clone()).expect("understood").read_only);
+        request.staging_target_path.clear();
+        assert_eq!(publish(request).expect("understood").staged_at, None);
+    }
+
+    #[test]
+    fn each_mistake_of_a_publish_has_its_own_message() {
+        type Spoil = fn(&mut csi::NodePublishVolumeRequest);
+        let mistakes: &[(Spoil, &str)] = &[
+            (|r| r.target_path.clear(), "target_path is missing"),
+            (
+                |r| r.staging_target_path = "x".into(),
+                "staging_target_path must be absolute",
+            ),
+            (
+                |r| r.volume_capability = None,
+                "volume_capability is missing",
+            ),
+            (
+                |r| r.volume_capability = Some(wanted(Mode::MultiNodeMultiWriter)),
+                "MULTI_NODE_MULTI_WRITER is not possible",
+            ),
+            (
+                |r| {
+                    r.volume_context.insert("type".into(), "output".into());
+                },
+                r#"volume_context holds "type", and a claim's volume has no attributes"#,
+            ),
+        ];
+        for (spoil, expected) in mistakes {
+            let mut request = publish_request();
+            spoil(&mut request);
+            let message = publish(request).expect_err(expected).to_string();
+            assert!(message.contains(expected), "{expected}: {message}");
+        }
+    }
+
+    #[test]
+    fn a_stage_needs_an_id_a_path_and_a_capability() {
+        type Spoil = fn(&mut csi::NodeStageVolumeRequest);
+
+        let request = csi::NodeStageVolumeRequest {
+            volume_id: ID.into(),
+            staging_target_path: "/stage/1".into(),
+            volume_capability: Some(wanted(Mode::SingleNodeReaderOnly)),
+            ..Default::default()
+        };
+        let mount = stage(request.clone()).expect("understood");
+        assert!(mount.staging && mount.read_only && mount.staged_at.is_none());
+        let mistakes: &[(Spoil, &str)] = &[
+            (|r| r.volume_id.clear(), "volume_id is missing"),
+            (
+                |r| r.staging_target_path.clear(),
+                "staging_target_path is missing",
+            ),
+            (
+                |r| r.volume_capability = None,
+                "volume_capability is missing",
+            ),
+            (
+                |r| {
+                    r.volume_capability.as_mut().expect("some").access_type =
+                        Some(AccessType::Block(BlockVolume {}));
+                },
+                "block device",
+            ),
+        ];
+        for (spoil, expected) in mistakes {
+            let mut request = request.clone();
+            spoil(&mut request);
+            let message = stage(request).expect_err(expected).to_string();
+            assert!(message.contains(expected), "{expected}: {message}");
+        }
+    }
+
+    #[test]
+    fn an_unstage_needs_an_id_and_a_path() {
+        let unstage = |id: &str, path: &str| {
+            super::unstage(&csi::NodeUnstageVolumeRequest {
+                volume_id: id.into(),
+                staging_target_path: path.into(),
+            })
+            .map(drop)
+        };
+        assert_eq!(unstage("../odd id", "/stage/1"), Ok(()));
+        assert_eq!(unstage("", "/stage/1"), Err(Invalid::Missing("volume_id")));
+        assert_eq!(
+            unstage("x", ""),
+            Err(Invalid::Missing("staging_target_path"))
+        );
+    }
+
+    #[test]
+    fn a_capacity_is_a_range_that_holds_something() {
+        let range = |required_bytes, limit_bytes| {
+            capacity_range(Some(&csi::CapacityRange {
+                required_bytes,
+                limit_bytes,
+            }))
+        };
+        assert_eq!(capacity_range(None), Ok((0, None)));
+        assert_eq!(range(0, 0), Ok((0, None)));
+        assert_eq!(range(5, 5), Ok((5, Some(5))));
+        assert_eq!(range(i64::MAX, 0), Ok((i64::MAX.unsigned_abs(), None)));
+        for (required, limit, expected) in [
+            (-1, 0, "required_bytes is -1; it must not be negative"),
+            (0, i64::MIN, "limit_bytes is -9223372036854775808"),
+            (6, 5, "required_bytes 6 is more than limit_bytes 5"),
+        ] {
+            let message = range(required, limit).expect_err(expected).to_string();
+            assert!(message.contains(expected), "{message}");
+        }
+    }
+
+    #[test]
+    fn an_expansion_and_a_health_need_an_id() {
+        let mut request = csi::NodeExpandVolumeRequest {
+            volume_id: "x".into(),
+            volume_path: "some/path".into(),
+            ..Default::default()
+        };
+        assert_eq!(
+            expand(&request),
+            Ok(Expand {
+                volume: "x",
+                path: "some/path",
+                required: 0
+            })
+        );
+        request.volume_path.clear();
+        assert_eq!(expand(&request), Err(Invalid::Missing("volume_path")));
+        request.volume_id.clear();
+        assert_eq!(expand(&request), Err(Invalid::Missing("volume_id")));
+
+        let mut request = csi::NodeGetVolumeHealthRequest::default();
+        assert_eq!(health(&request), Err(Invalid::Missing("volume_id")));
+        request.volume_id = "x".into();
+        assert_eq!(health(&request), Ok("x"));
+        request.volume_publish_path = "x".into();
+        assert!(matches!(health(&request), Err(Invalid::Path { .. })));
+    }
+}

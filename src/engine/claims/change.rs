@@ -1,0 +1,139 @@
+//! What may change of a claim that exists: its capacity, what its class lets one modify, and where it is attached.
+//! Each is one transaction on one claim; its content is not touched, its limit follows.
+
+use std::sync::Arc;
+
+use super::create::refuse_too_large;
+use super::hold;
+use crate::backend::Limit;
+use crate::engine::Inner;
+use crate::engine::error::{Doing, Error, Result};
+use crate::model::{Attachment, Claim, MutableParameters, VolumeId};
+use crate::store::Change;
+use crate::sys::Errno;
+
+/// Changes a claim, durably, and what bounds it; `change` tells nothing but errors.
+async fn change(
+    inner: Arc<Inner>,
+    id: VolumeId,
+    change: impl FnOnce(&Inner, &mut Claim) -> Result<()> + Send + 'static,
+) -> Result<Claim> {
+    let guard = hold::take(&inner, &id).await?;
+    let engine = inner.clone();
+    let job = move || {
+        let before = hold::claim(&engine, &id)?;
+        let mut after = before.clone();
+        change(&engine, &mut after)?;
+        if after != before {
+            engine.commit_index(&[Change::PutClaim(after.clone())])?;
+            if let Some(held) = engine.state.lock().claims.get_mut(&id) {
+                held.claim = after.clone();
+            }
+        }
+        // Also when nothing changed: an earlier call may have got this far and no further.
+        limit(&engine, &after)?;
+        drop(guard);
+        Ok(after)
+    };
+    inner.calls.run(job).await?
+}
+
+/// Bounds the content as the claim says, if it is there.
+fn limit(inner: &Inner, claim: &Claim) -> Result<()> {
+    let volume = match inner.dirs.volumes.open_beneath(&claim.id) {
+        Err(error) if error.is(Errno::ENOENT) => return Ok(()),
+        volume => volume.doing("open the volume's directory")?,
+    };
+    if !inner
+        .backend
+        .has_content(&volume)
+        .doing("look at the volume's content")?
+    {
+        return Ok(());
+    }
+    let limit = inner
+        .backend
+        .set_limit(&volume, claim.limit())
+        .doing("change the volume's limit")?;
+    if let Some(held) = inner.state.lock().claims.get_mut(&claim.id) {
+        held.limit_unenforced = match limit {
+            Limit::Unenforced(why) => Some(why),
+            Limit::None | Limit::Enforced => None,
+        };
+    }
+    Ok(())
+}
+
+/// Makes a claim larger. Never smaller.
+pub(super) async fn expand(
+    inner: Arc<Inner>,
+    id: VolumeId,
+    required: u64,
+    most: Option<u64>,
+) -> Result<Claim> {
+    let grow = move |inner: &Inner, claim: &mut Claim| {
+        let capacity = claim.capacity.max(required);
+        if let Some(most) = most
+            && capacity > most
+        {
+            return Err(Error::OutOfRange {
+                wanted: capacity,
+                why: format!("at most {most} are allowed, and a volume does not shrink"),
+            });
+        }
+        if capacity > claim.capacity {
+            refuse_too_large(inner, capacity)?;
+        }
+        claim.capacity = capacity;
+        Ok(())
+    };
+    change(inner, id, grow).await
+}
+
+/// Changes what may be changed.
+pub(super) async fn modify(
+    inner: Arc<Inner>,
+    id: VolumeId,
+    mutable: MutableParameters,
+) -> Result<Claim> {
+    let modify = move |_: &Inner, claim: &mut Claim| {
+        claim.mutable = mutable;
+        Ok(())
+    };
+    change(inner, id, modify).await
+}
+
+/// Notes an attachment.
+pub(super) async fn attach(inner: Arc<Inner>, id: VolumeId, attachment: Attachment) -> Result<()> {
+    let attach = move |_: &Inner, claim: &mut Claim| {
+        let mut known = claim.attached.iter();
+        match known.find(|known| known.node == attachment.node) {
+            None => claim.attached.push(attachment),
+            Some(known) if *known == attachment => {}
+            Some(_) => {
+                return Err(Error::Exists {
+                    name: claim.name.clone(),
+                    what: "attachment to this node: readonly or access mode",
+                });
+            }
+        }
+        Ok(())
+    };
+    change(inner, id, attach).await.map(drop)
+}
+
+/// Forgets an attachment, or all.
+pub(super) async fn detach(inner: Arc<Inner>, id: String, node: Option<String>) -> Result<()> {
+    let Ok(id) = id.parse::<VolumeId>() else {
+        return Ok(());
+    };
+    let detach = move |_: &Inner, claim: &mut Claim| {
+        let stays = |known: &Attachment| node.as_ref().is_some_and(|node| known.node != *node);
+        claim.attached.retain(stays);
+        Ok(())
+    };
+    match change(inner, id, detach).await {
+        Err(Error::NoSuchClaim(_)) => Ok(()),
+        result => result.map(drop),
+    }
+}

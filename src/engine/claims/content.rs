@@ -1,0 +1,125 @@
+//! A claim's directory: made whole when the claim is first mounted, or mounted again after its content became a layer.
+//!
+//! It is made in `incoming/` and renamed: what lies in `volumes/` under a claim's id is the claim's content, also after a
+//! power cut, when the content of a file that was not synced may be anything but a name is in order with other names.
+
+use std::path::Path;
+
+use super::freeze::clear;
+use crate::backend::{Limit, Start};
+use crate::engine::Inner;
+use crate::engine::crash::{Point, point};
+use crate::engine::error::{Doing, Result};
+use crate::model::{Claim, ClaimRecord, ClaimTarget, LayerId, layout};
+use crate::store;
+use crate::sys::{Dir, Errno};
+
+/// The claim's directory, with its content; and why its limit does not hold, if it was made now.
+pub(super) fn open_or_make(inner: &Inner, claim: &Claim) -> Result<(Dir, Option<Limit>)> {
+    let backend = &inner.backend;
+    match inner.dirs.volumes.open_beneath(&claim.id) {
+        Ok(dir) => {
+            if backend
+                .has_content(&dir)
+                .doing("look at the volume's content")?
+            {
+                sweep(inner, &dir)?;
+                return Ok((dir, None));
+            }
+            // What a freeze has left.
+            clear(inner, &claim.id);
+        }
+        Err(error) if error.is(Errno::ENOENT) => {}
+        Err(error) => return Err(error).doing("open the volume's directory"),
+    }
+    let (dir, limit) = make(inner, claim)?;
+    Ok((dir, Some(limit)))
+}
+
+/// Work directories of earlier mounts: nobody uses the volume, and each mount brings its own.
+fn sweep(inner: &Inner, dir: &Dir) -> Result<()> {
+    for entry in dir.entries().doing("read the volume's directory")? {
+        let name = entry.name.to_str().unwrap_or_default();
+        if name.starts_with(layout::WORK_PREFIX) {
+            inner
+                .throw_away(dir, Path::new(name))
+                .doing("put a work directory aside")?;
+        }
+    }
+    Ok(())
+}
+
+fn make(inner: &Inner, claim: &Claim) -> Result<(Dir, Limit)> {
+    let incoming = &inner.dirs.incoming;
+    let name = LayerId::from_bits(inner.random()).to_string();
+    incoming
+        .create_dir(&name, 0o700)
+        .doing("make the volume's directory")?;
+    let made = fill(inner, claim, &name);
+    if made.is_err()
+        && let Err(error) = inner.throw_away(incoming, Path::new(&name))
+    {
+        tracing::error!(volume.id = %claim.id, %error, "a half-made volume stays until the next start");
+    }
+    let limit = made?;
+    let dir = inner.dirs.volumes.open_beneath(&claim.id);
+    Ok((dir.doing("open the volume's directory")?, limit))
+}
+
+fn fill(inner: &Inner, claim: &Claim, name: &str) -> Result<Limit> {
+    let incoming = &inner.dirs.incoming;
+    let dir = incoming
+        .open_beneath(name)
+        .doing("open the volume's directory")?;
+    let limit = inner
+        .backend
+        .create(&dir, &Start::of_claim(claim))
+        .doing("make the volume's content")?;
+    if let Limit::Unenforced(why) = &limit {
+        tracing::warn!(volume.id = %claim.id, %why, "the volume's size limit is not enforced");
+    }
+    record(inner, &dir, claim, Vec::new(), &limit)?;
+    point(Point::ClaimContentMade);
+    if !inner.backend.stacks() && !inner.backend.has_snapshots() && !claim.layers.is_empty() {
+        // A copy: its files must be whole before it has its name.
+        dir.sync_filesystem()
+            .doing("write the volume's content back")?;
+    }
+    incoming
+        .rename(name, &inner.dirs.volumes, &claim.id)
+        .doing("put the volume's directory in its place")?;
+    point(Point::ClaimContentPlaced);
+    Ok(limit)
+}
+
+/// Writes down where a claim is mounted in this boot.
+pub(super) fn record(
+    inner: &Inner,
+    dir: &Dir,
+    claim: &Claim,
+    targets: Vec<ClaimTarget>,
+    limit: &Limit,
+) -> Result<()> {
+    let record = ClaimRecord {
+        format: ClaimRecord::FORMAT,
+        boot: inner.boot.clone(),
+        claim: claim.clone(),
+        targets,
+        limit_unenforced: match limit {
+            Limit::Unenforced(why) => Some(why.clone()),
+            Limit::None | Limit::Enforced => None,
+        },
+    };
+    store::write_claim(dir, &record).doing("write the volume's record")
+}
+
+/// Writes the claim down anew in its directory, if it has one: its layers are others now. Nobody has it mounted.
+pub(in crate::engine) fn restack(inner: &Inner, claim: &Claim, limit: &Limit) {
+    let dir = match inner.dirs.volumes.open_beneath(&claim.id) {
+        Err(error) if error.is(Errno::ENOENT) => return,
+        dir => dir.doing("open the volume's directory"),
+    };
+    if let Err(error) = dir.and_then(|dir| record(inner, &dir, claim, Vec::new(), limit)) {
+        tracing::warn!(volume.id = %claim.id, %error, "its record names layers that it has no more");
+    }
+}

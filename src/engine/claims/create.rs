@@ -1,0 +1,330 @@
+//! Claims come and go: made empty, or as a clone of a snapshot or of another claim; deleted.
+//!
+//! Making one is one index transaction: its directory is made when it is first mounted. Deleting one is a transaction
+//! and then a rename; what was made of it keeps the layers.
+
+use std::path::Path;
+use std::sync::Arc;
+
+use super::freeze::{self, Freezing};
+use super::hold;
+use super::{CreateClaim, freeze::clear};
+use crate::engine::crash::{Point, point};
+use crate::engine::error::{Doing, Error, Result};
+use crate::engine::pins::Pins;
+use crate::engine::state::Held;
+use crate::engine::{Guard, Inner, reap};
+use crate::model::{
+    Claim, ClaimSource, LayerId, OwnerView, RootAttributes, SnapshotId, VolumeId, layout,
+};
+use crate::store::Change;
+use crate::sys::Errno;
+
+/// Makes a claim, or finds the one that an earlier request of the same name made.
+pub(super) async fn create(inner: Arc<Inner>, request: CreateClaim) -> Result<Claim> {
+    let id = hold::id_of(hold::CLAIM, &request.name);
+    let guard = hold::take(&inner, &id).await?;
+    if let Ok(claim) = hold::claim(&inner, &id) {
+        return repeated(claim, &request);
+    }
+    match request.source.clone() {
+        None => {
+            let content = Content::empty(&inner);
+            insert(&inner, id, request, content, guard).await
+        }
+        Some(ClaimSource::Snapshot(snapshot)) => {
+            let content = Content::of_snapshot(&inner, &snapshot)?;
+            insert(&inner, id, request, content, guard).await
+        }
+        Some(ClaimSource::Claim(source)) => clone(&inner, id, request, source).await,
+    }
+}
+
+/// What a repeated request finds, if it is the same request.
+fn repeated(claim: Claim, request: &CreateClaim) -> Result<Claim> {
+    let too_small = claim.capacity < request.required_bytes;
+    let too_large = request
+        .limit_bytes
+        .is_some_and(|limit| claim.capacity > limit);
+    let what = if claim.source != request.source {
+        "source"
+    } else if claim.parameters != request.parameters {
+        "parameters"
+    } else if too_small || too_large {
+        "capacity"
+    } else {
+        return Ok(claim);
+    };
+    Err(Error::Exists {
+        name: request.name.clone(),
+        what,
+    })
+}
+
+/// What a new claim starts from. Its layers stay until the claim refers to them.
+struct Content {
+    layers: Vec<LayerId>,
+    view: OwnerView,
+    /// The capacity of what it is a clone of.
+    size: u64,
+    _pins: Pins,
+}
+
+impl Content {
+    fn empty(inner: &Arc<Inner>) -> Self {
+        Self {
+            layers: Vec::new(),
+            view: OwnerView::default(),
+            size: 0,
+            _pins: Pins::none(inner),
+        }
+    }
+
+    fn of_snapshot(inner: &Arc<Inner>, id: &SnapshotId) -> Result<Self> {
+        let mut pins = Pins::none(inner);
+        let mut state = inner.state.lock();
+        let snapshot = state.snapshots.get(id).cloned();
+        let snapshot = snapshot.ok_or_else(|| Error::NoSuchSnapshot(id.to_string()))?;
+        pins.add(&mut state, &snapshot.layers);
+        drop(state);
+        Ok(Self {
+            layers: snapshot.layers,
+            view: snapshot.view,
+            size: snapshot.size,
+            _pins: pins,
+        })
+    }
+}
+
+/// Makes a claim of content that is durable already.
+async fn insert(
+    inner: &Arc<Inner>,
+    id: VolumeId,
+    request: CreateClaim,
+    content: Content,
+    guard: Guard,
+) -> Result<Claim> {
+    let engine = inner.clone();
+    let job = move || {
+        let claim = describe(&engine, id, request, &content)?;
+        engine.commit_index(&[Change::PutClaim(claim.clone())])?;
+        point(Point::ClaimIndexed);
+        let mut state = engine.state.lock();
+        let held = Held::new(claim.clone());
+        state.claims.insert(claim.id.clone(), held);
+        drop(state);
+        drop((guard, content));
+        Ok(claim)
+    };
+    let made = inner.calls.run(job).await?;
+    if let Err(Error::Full(_)) = made {
+        inner.wake_reaper(true);
+    }
+    made
+}
+
+/// Makes a claim of what another one holds at this moment.
+async fn clone(
+    inner: &Arc<Inner>,
+    id: VolumeId,
+    request: CreateClaim,
+    source: VolumeId,
+) -> Result<Claim> {
+    // Looked at before anything is frozen: a request that cannot be met costs nothing.
+    let known = hold::claim(inner, &source)?;
+    capacity(&request, known.capacity)?;
+    let guard = hold::take(inner, &source).await?;
+    let freezing: Freezing = freeze::freeze(inner, vec![guard], vec![source]).await?;
+    let engine = inner.clone();
+    let Some(frozen) = freezing.frozen.first() else {
+        return Err(Error::ShuttingDown);
+    };
+    let content = Content {
+        layers: frozen.stack.clone(),
+        view: frozen.claim.view,
+        size: frozen.claim.capacity,
+        _pins: Pins::none(inner),
+    };
+    let claim = inner
+        .calls
+        .run(move || describe(&engine, id, request, &content));
+    let claim = claim.await??;
+    let held = Held::new(claim.clone());
+    let changes = vec![Change::PutClaim(claim.clone())];
+    let enter = move |state: &mut crate::engine::state::State| {
+        state.claims.insert(held.claim.id.clone(), held);
+    };
+    freezing.commit(changes, enter).await?;
+    Ok(claim)
+}
+
+/// The claim that a request asks for. Its first mount makes the rest.
+fn describe(inner: &Inner, id: VolumeId, request: CreateClaim, content: &Content) -> Result<Claim> {
+    let capacity = capacity(&request, content.size)?;
+    refuse_too_large(inner, capacity)?;
+    let now = inner.clock.now();
+    Ok(Claim {
+        id,
+        view: view(inner, content, &request.parameters.root)?,
+        name: request.name,
+        created: now,
+        last_used: now,
+        capacity,
+        parameters: request.parameters,
+        mutable: request.mutable,
+        source: request.source,
+        layers: content.layers.clone(),
+        made: false,
+        attached: Vec::new(),
+    })
+}
+
+/// How many bytes the claim gets.
+fn capacity(request: &CreateClaim, source: u64) -> Result<u64> {
+    let required = request.required_bytes;
+    if required > 0 && required < source {
+        return Err(Error::OutOfRange {
+            wanted: required,
+            why: format!("what it is made of has {source}"),
+        });
+    }
+    let capacity = required.max(source);
+    match request.limit_bytes {
+        Some(limit) if capacity > limit => Err(Error::OutOfRange {
+            wanted: capacity,
+            why: format!("at most {limit} are allowed"),
+        }),
+        _ => Ok(capacity),
+    }
+}
+
+/// Claims may together promise more than there is, but none alone.
+pub(super) fn refuse_too_large(inner: &Inner, wanted: u64) -> Result<()> {
+    let space = inner.dirs.root.space().doing("ask for the pool's room")?;
+    if wanted > space.bytes {
+        return Err(Error::TooLarge {
+            wanted,
+            pool: space.bytes,
+        });
+    }
+    Ok(())
+}
+
+/// How the owners of a clone are seen: as its class says, else as those of what it is a clone of.
+fn view(inner: &Inner, content: &Content, wanted: &RootAttributes) -> Result<OwnerView> {
+    let Some(newest) = content.layers.first() else {
+        // It is made with these owners.
+        return Ok(OwnerView::default());
+    };
+    let as_before = |wanted: Option<u32>, pair: Option<(u32, u32)>| {
+        wanted.is_none_or(|wanted| pair.is_some_and(|(_, seen)| seen == wanted))
+    };
+    let mut view = content.view;
+    if as_before(wanted.uid, view.uid) && as_before(wanted.gid, view.gid) {
+        return Ok(view);
+    }
+    let path = Path::new(&newest.to_string()).join(layout::FS);
+    let root = inner.dirs.layers.open_beneath(path);
+    let root = root
+        .and_then(|root| root.stat_self())
+        .doing("look at a layer")?;
+    if !as_before(wanted.uid, view.uid) {
+        view.uid = wanted.uid.map(|seen| (root.st_uid, seen));
+    }
+    if !as_before(wanted.gid, view.gid) {
+        view.gid = wanted.gid.map(|seen| (root.st_gid, seen));
+    }
+    Ok(view)
+}
+
+/// Deletes a claim that nobody uses; what is no id of a claim is deleted already.
+pub(super) async fn delete(inner: Arc<Inner>, id: String) -> Result<()> {
+    let Ok(id) = id.parse::<VolumeId>() else {
+        return Ok(());
+    };
+    if !inner.state.lock().claims.contains_key(&id) {
+        return Ok(());
+    }
+    let guard = hold::take(&inner, &id).await?;
+    let engine = inner.clone();
+    let job = move || {
+        let deleted = delete_now(&engine, &id);
+        drop(guard);
+        deleted
+    };
+    inner.calls.run(job).await??;
+    inner.wake_reaper(false);
+    Ok(())
+}
+
+/// Deletes a claim for which the caller has the guard: from the index, then from its place, then what it alone stacked.
+pub(super) fn delete_now(inner: &Arc<Inner>, id: &VolumeId) -> Result<()> {
+    let Some(held) = inner.state.lock().claims.get(id).map(use_of) else {
+        return Ok(());
+    };
+    held?;
+    if let Some(volume) = open_if_there(inner, id)?
+        && inner
+            .backend
+            .in_use(&volume)
+            .doing("ask whether the volume is in use")?
+    {
+        return Err(Error::ClaimInUse {
+            claim: id.clone(),
+            how: "not mounted any more, but a process still holds files of it open".to_owned(),
+        });
+    }
+    // What the index names stays in its place.
+    let mut pins = Pins::none(inner);
+    let removed = {
+        let mut state = inner.state.lock();
+        let removed = state.claims.remove(id);
+        if let Some(held) = &removed {
+            pins.add(&mut state, &held.claim.layers);
+        }
+        removed
+    };
+    let Some(held) = removed else {
+        return Ok(());
+    };
+    if let Err(error) = inner.commit_index(&[Change::RemoveClaim(id.clone())]) {
+        inner.state.lock().claims.insert(id.clone(), held);
+        return Err(error);
+    }
+    point(Point::ClaimUnindexed);
+    clear(inner, id);
+    point(Point::ClaimTrashed);
+    tracing::info!(volume.id = %id, name = held.claim.name, "volume deleted");
+    drop(pins);
+    reap::trash_unreferenced(inner, &held.claim.layers);
+    Ok(())
+}
+
+fn open_if_there(inner: &Inner, id: &VolumeId) -> Result<Option<crate::sys::Dir>> {
+    match inner.dirs.volumes.open_beneath(id) {
+        Ok(dir) => Ok(Some(dir)),
+        Err(error) if error.is(Errno::ENOENT) => Ok(None),
+        Err(error) => Err(error).doing("open the volume's directory"),
+    }
+}
+
+/// Refuses a claim that somebody uses.
+fn use_of(held: &Held) -> Result<()> {
+    let used = |how| {
+        Err(Error::ClaimInUse {
+            claim: held.claim.id.clone(),
+            how,
+        })
+    };
+    hold::refuse_broken(&held.claim.id, held.problem.as_ref())?;
+    if let Some(target) = held.mounts.keys().min() {
+        return used(format!("mounted at {}; unmount it first", target.display()));
+    }
+    if let Some(attached) = held.claim.attached.first() {
+        return used(format!(
+            "attached to node {}; detach it first",
+            attached.node
+        ));
+    }
+    Ok(())
+}

@@ -1,0 +1,458 @@
+//! Freezing: the content of claims at one moment as stacks of layers, of which a snapshot or a clone is made.
+//!
+//! A claim that was not mounted since the last time is its stack already. Otherwise its private content becomes a layer:
+//! by a rename where nobody has it mounted (overlay), by a snapshot (btrfs), by a copy. Several claims are frozen first
+//! and committed together: one `syncfs`, one index transaction. Until that transaction everything is taken back if a step
+//! fails, here or at the next start; `docs/on-disk.md` has the table.
+
+use std::path::Path;
+use std::sync::Arc;
+
+use super::hold::refuse_broken;
+use crate::backend;
+use crate::engine::crash::{Point, point};
+use crate::engine::error::{Doing, Error, Result};
+use crate::engine::pins::Pins;
+use crate::engine::state::State;
+use crate::engine::{Guard, Inner, commit};
+use crate::model::{Claim, LayerId, LayerRecord, LiveClone, Timestamp, VolumeId, layout};
+use crate::store::{self, Change};
+use crate::sys::{Dir, Errno};
+
+/// One claim's content at one moment.
+#[derive(Debug)]
+pub(super) struct Frozen {
+    /// The claim, as it was.
+    pub(super) claim: Claim,
+    /// Its content, newest first.
+    pub(super) stack: Vec<LayerId>,
+    /// The layer that was made of its private content.
+    layer: Option<LayerId>,
+    /// Whether the content moved there, so that the claim stacks it from now on.
+    moved: bool,
+}
+
+/// Claims that are frozen; dropped without [`Freezing::commit`] they are as they were.
+#[derive(Debug)]
+pub(super) struct Freezing {
+    inner: Arc<Inner>,
+    pub(super) frozen: Vec<Frozen>,
+    since: Timestamp,
+    pins: Pins,
+    ended: bool,
+    /// Last: what is taken back is taken back under them.
+    _guards: Vec<Guard>,
+}
+
+/// Freezes claims, for which the caller has the guards; nothing is durable yet.
+pub(super) async fn freeze(
+    inner: &Arc<Inner>,
+    guards: Vec<Guard>,
+    ids: Vec<VolumeId>,
+) -> Result<Freezing> {
+    let threads = if grows_with_the_tree(inner, &ids) {
+        &inner.seals
+    } else {
+        &inner.calls
+    };
+    let engine = inner.clone();
+    let job = move || {
+        let mut freezing = Freezing {
+            since: engine.clock.now(),
+            pins: Pins::none(&engine),
+            inner: engine,
+            frozen: Vec::new(),
+            ended: false,
+            _guards: guards,
+        };
+        freezing.refuse_several_moments(&ids)?;
+        for id in &ids {
+            freezing.add(id)?;
+        }
+        Ok(freezing)
+    };
+    let frozen = threads.run(job).await?;
+    if let Err(Error::Full(_)) = frozen {
+        inner.wake_reaper(true);
+    }
+    frozen
+}
+
+fn grows_with_the_tree(inner: &Inner, ids: &[VolumeId]) -> bool {
+    if inner.backend.has_snapshots() {
+        return false;
+    }
+    let state = inner.state.lock();
+    let mounted = |id| {
+        state
+            .claims
+            .get(id)
+            .is_some_and(|held| !held.mounts.is_empty())
+    };
+    !inner.backend.stacks() || ids.iter().any(mounted)
+}
+
+impl Freezing {
+    /// Makes durable what was frozen, and `changes` with it: all or nothing. `apply` enters them into the state.
+    pub(super) async fn commit(
+        self,
+        changes: Vec<Change>,
+        apply: impl FnOnce(&mut State) + Send + 'static,
+    ) -> Result<()> {
+        let engine = self.inner.clone();
+        let threads = if self.frozen.iter().any(|frozen| frozen.layer.is_some()) {
+            &engine.syncs
+        } else {
+            &engine.calls
+        };
+        let result = threads.run(move || self.commit_now(changes, apply)).await?;
+        if let Err(Error::Full(_)) = result {
+            engine.wake_reaper(true);
+        }
+        result
+    }
+
+    fn commit_now(mut self, changes: Vec<Change>, apply: impl FnOnce(&mut State)) -> Result<()> {
+        let inner = self.inner.clone();
+        // Until the index names it: nobody else hears meanwhile of what the disk lost.
+        let made = self.frozen.iter().any(|frozen| frozen.layer.is_some());
+        let syncing = made.then(|| inner.syncing.lock());
+        if let Some(syncing) = &syncing {
+            inner.sync(syncing)?;
+            // Told to somebody else, of what was frozen here.
+            let doomed = inner.state.lock().doomed_until;
+            if doomed.is_some_and(|until| until >= self.since) {
+                let error = inner.dirs.root.error("syncfs", "", Errno::EIO);
+                return Err(error).doing("write back what the pool holds");
+            }
+            point(Point::FreezeSynced);
+        }
+        let mut all: Vec<Change> = self
+            .moved()
+            .map(|frozen| Change::PutClaim(frozen.now()))
+            .collect();
+        all.extend(changes);
+        match inner.commit_index(&all) {
+            Ok(()) => {}
+            Err(error @ Error::Full(_)) => return Err(error),
+            Err(error) => {
+                // Nobody knows whether the index has it. The next start does, and finishes or takes back.
+                self.leave_to_the_next_start(&error);
+                return Err(error);
+            }
+        }
+        drop(syncing);
+        self.ended = true;
+        point(Point::FreezeIndexed);
+        {
+            let mut state = inner.state.lock();
+            for frozen in self.moved() {
+                if let Some(held) = state.claims.get_mut(&frozen.claim.id) {
+                    held.claim = frozen.now();
+                    held.limit_unenforced = None;
+                    held.measured = super::super::state::Measured::default();
+                }
+            }
+            apply(&mut state);
+        }
+        for frozen in self.moved() {
+            clear(&inner, &frozen.claim.id);
+        }
+        for layer in self.frozen.iter().filter_map(|frozen| frozen.layer) {
+            if let Err(error) = commit::confirm(&inner, layer) {
+                tracing::warn!(%layer, %error, "an index made anew would not know this layer");
+            }
+        }
+        point(Point::FreezeCleared);
+        Ok(())
+    }
+
+    fn moved(&self) -> impl Iterator<Item = &Frozen> {
+        self.frozen.iter().filter(|frozen| frozen.moved)
+    }
+
+    fn leave_to_the_next_start(&mut self, error: &Error) {
+        tracing::error!(%error, "what was frozen is left to the next start");
+        self.ended = true;
+        self.pins.keep();
+        let mut state = self.inner.state.lock();
+        for frozen in &self.frozen {
+            if let Some(held) = state
+                .claims
+                .get_mut(&frozen.claim.id)
+                .filter(|_| frozen.moved)
+            {
+                held.problem = Some(format!(
+                    "the index could not be written while it was snapshotted ({error}); restart the driver"
+                ));
+            }
+        }
+    }
+
+    /// Several claims have one moment when nobody writes to them, or when one is written to and the backend can take it
+    /// whole. A copy that is made while pods write is of no moment, whatever the class says: a group of snapshots is of
+    /// one, or fails (CSI specification, "CreateVolumeGroupSnapshot").
+    fn refuse_several_moments(&self, ids: &[VolumeId]) -> Result<()> {
+        if ids.len() < 2 {
+            return Ok(());
+        }
+        let state = self.inner.state.lock();
+        let claims = ids.iter().filter_map(|id| state.claims.get(id));
+        let mounted = claims.filter(|held| !held.mounts.is_empty()).count();
+        let bearable = usize::from(self.inner.backend.has_snapshots());
+        if mounted <= bearable {
+            return Ok(());
+        }
+        Err(Error::Unsupported {
+            what: "one moment of several volumes that are mounted".to_owned(),
+            why: "each would have its own; stop their pods first".to_owned(),
+        })
+    }
+
+    /// Freezes one more claim.
+    fn add(&mut self, id: &VolumeId) -> Result<()> {
+        let inner = self.inner.clone();
+        let (claim, mounted) = {
+            let mut state = inner.state.lock();
+            let held = state.claims.get(id);
+            let held = held.ok_or_else(|| Error::NoSuchClaim(id.to_string()))?;
+            refuse_broken(id, held.problem.as_ref())?;
+            let found = (held.claim.clone(), !held.mounts.is_empty());
+            self.pins.add(&mut state, &found.0.layers);
+            found
+        };
+        let stack = claim.layers.clone();
+        self.frozen.push(Frozen {
+            claim,
+            stack,
+            layer: None,
+            moved: false,
+        });
+        let volume = match inner.dirs.volumes.open_beneath(id) {
+            // Never mounted since it was made, cloned or last frozen.
+            Err(error) if error.is(Errno::ENOENT) => return Ok(()),
+            volume => volume.doing("open the volume's directory")?,
+        };
+        let backend = &inner.backend;
+        if !backend
+            .has_content(&volume)
+            .doing("look at the volume's content")?
+        {
+            return Ok(());
+        }
+        if backend.has_snapshots() || !(mounted || backend.stacks()) {
+            return self.copy(&volume);
+        }
+        if mounted {
+            return self.copy_live(&volume);
+        }
+        self.move_away(&volume)
+    }
+
+    /// What of the frozen claims is the newest.
+    fn last(&mut self) -> &mut Frozen {
+        self.frozen.last_mut().expect("`add` has just pushed one")
+    }
+
+    fn copy_live(&mut self, volume: &Dir) -> Result<()> {
+        let claim = &self.last().claim;
+        if claim.parameters.live_clone == LiveClone::Copy {
+            return self.copy(volume);
+        }
+        Err(Error::Unsupported {
+            what: format!(
+                "a snapshot or clone of volume {} while it is mounted",
+                claim.id
+            ),
+            why: format!(
+                "the {} backend cannot freeze it under its pods; stop them first, or set `liveClone: copy` in its class",
+                self.inner.backend.kind()
+            ),
+        })
+    }
+
+    /// Makes the layer's directory. It is pinned from here on.
+    fn make_layer(&mut self) -> Result<Dir> {
+        let inner = self.inner.clone();
+        let layer = LayerId::from_bits(inner.random());
+        self.pins.add(&mut inner.state.lock(), &[layer]);
+        let frozen = self.last();
+        frozen.layer = Some(layer);
+        let record = LayerRecord {
+            format: LayerRecord::FORMAT,
+            id: layer,
+            artifact: None,
+            claim: Some(frozen.claim.id.clone()),
+        };
+        let name = layer.to_string();
+        let layers = &inner.dirs.layers;
+        layers.create_dir(&name, 0o700).doing("make a layer")?;
+        let dir = layers.open_beneath(&name).doing("open a layer")?;
+        store::write_sealing(&dir, &record).doing("write a layer's record")?;
+        point(Point::FreezeLayerMade);
+        Ok(dir)
+    }
+
+    /// The claim goes on with its content; the layer is a copy, or a snapshot, of it.
+    fn copy(&mut self, volume: &Dir) -> Result<()> {
+        let layer = self.make_layer()?;
+        let copied = self.inner.backend.copy(volume, &layer);
+        copied.map_err(refused).doing("copy the volume's content")?;
+        point(Point::FreezeContentMoved);
+        let stacks = self.inner.backend.stacks();
+        let frozen = self.last();
+        let below = if stacks {
+            frozen.stack.clone()
+        } else {
+            Vec::new()
+        };
+        frozen.stack = frozen.layer.into_iter().chain(below).collect();
+        Ok(())
+    }
+
+    /// The claim's content becomes the layer, and the claim goes on with a new top above it.
+    fn move_away(&mut self, volume: &Dir) -> Result<()> {
+        let inner = self.inner.clone();
+        let id = self.last().claim.id.clone();
+        if inner
+            .backend
+            .in_use(volume)
+            .doing("ask whether the volume is in use")?
+        {
+            // A pod that was deleted by force still writes.
+            return Err(Error::Busy(id));
+        }
+        // Chosen first: a name is in order with the renames after a power cut, the content of a file is not.
+        let layer = self.make_layer()?;
+        let marker = marker(self.last().layer);
+        volume
+            .create_dir(&marker, 0o700)
+            .doing("say where the content goes")?;
+        point(Point::FreezeMarked);
+        self.last().moved = true;
+        inner
+            .backend
+            .seal(volume, &layer, layout::NO_MARKER)
+            .doing("freeze the volume's content")?;
+        point(Point::FreezeContentMoved);
+        let frozen = self.last();
+        frozen.stack = frozen
+            .layer
+            .into_iter()
+            .chain(frozen.stack.clone())
+            .collect();
+        Ok(())
+    }
+}
+
+impl Frozen {
+    /// The claim as it is when its content has moved.
+    fn now(&self) -> Claim {
+        Claim {
+            layers: self.stack.clone(),
+            made: true,
+            ..self.claim.clone()
+        }
+    }
+}
+
+/// The name that says in a claim's directory to which layer its content goes.
+fn marker(layer: Option<LayerId>) -> String {
+    let layer = layer.map(|layer| layer.to_string()).unwrap_or_default();
+    format!("{}{layer}", layout::FREEZING_PREFIX)
+}
+
+/// The content is such that it cannot be a layer: not a failure of ours.
+fn refused(error: backend::Error) -> backend::Error {
+    match error {
+        backend::Error::Refused { path, why } => backend::Error::Unsupported {
+            what: "a snapshot or clone of this volume",
+            why: format!("{path}: {why}"),
+        },
+        error => error,
+    }
+}
+
+/// Puts away what is left of a claim's directory when its content has moved: records and work directories.
+pub(super) fn clear(inner: &Inner, id: &VolumeId) {
+    match inner.throw_away(&inner.dirs.volumes, id.as_ref()) {
+        Err(error) if error.is(Errno::ENOENT) => {}
+        Err(error) => {
+            tracing::warn!(volume.id = %id, %error, "an empty volume's directory stays until the next start");
+        }
+        Ok(_) => {}
+    }
+}
+
+/// Takes a freeze back that is not in the index, here or after a crash: what moved is the claim's again.
+pub(super) fn take_back(inner: &Inner, volume: &Dir, layer: LayerId) -> Result<()> {
+    let layers = &inner.dirs.layers;
+    match layers.open_beneath(layer.to_string()) {
+        Err(error) if error.is(Errno::ENOENT) => {}
+        dir => {
+            let dir = dir.doing("open a layer")?;
+            let moved = dir.has(layout::FS).doing("look at a layer")?;
+            let backend = &inner.backend;
+            if moved
+                && !backend
+                    .has_content(volume)
+                    .doing("look at the volume's content")?
+            {
+                backend.unseal(&dir, volume).doing("take a freeze back")?;
+            }
+        }
+    }
+    match volume.remove_dir(marker(Some(layer))) {
+        Err(error) if !error.is(Errno::ENOENT) => Err(error).doing("take a freeze back"),
+        _ => Ok(()),
+    }
+}
+
+/// The layer that a claim's directory says its content was going to.
+pub(super) fn going_to(volume: &Dir) -> Result<Option<LayerId>> {
+    let entries = volume.entries().doing("read a volume's directory")?;
+    let mut layers = entries.iter().filter_map(|entry| {
+        let name = entry.name.to_str()?;
+        name.strip_prefix(layout::FREEZING_PREFIX)?.parse().ok()
+    });
+    Ok(layers.next())
+}
+
+impl Drop for Freezing {
+    fn drop(&mut self) {
+        if self.ended {
+            return;
+        }
+        let inner = self.inner.clone();
+        let mut failed = None;
+        for frozen in self.frozen.iter().rev() {
+            let Some(layer) = frozen.layer else { continue };
+            let id = &frozen.claim.id;
+            let back = if frozen.moved {
+                let volume = inner
+                    .dirs
+                    .volumes
+                    .open_beneath(id)
+                    .doing("open the volume's directory");
+                volume.and_then(|volume| take_back(&inner, &volume, layer))
+            } else {
+                Ok(())
+            };
+            let back = back.and_then(|()| {
+                match inner.throw_away(&inner.dirs.layers, Path::new(&layer.to_string())) {
+                    Err(error) if !error.is(Errno::ENOENT) => {
+                        Err(error).doing("throw a layer away")
+                    }
+                    _ => Ok(()),
+                }
+            });
+            if let Err(error) = back {
+                tracing::error!(volume.id = %id, %error, "a freeze could not be taken back");
+                failed.get_or_insert(error);
+            }
+        }
+        if let Some(error) = failed {
+            self.leave_to_the_next_start(&error);
+        }
+    }
+}

@@ -1,0 +1,119 @@
+//! What operations on claims begin with: an id from a name, and one claim for oneself.
+//! Nothing here touches the disk.
+
+use std::fmt::Write as _;
+use std::sync::Arc;
+use std::time::Duration;
+
+use sha2::{Digest, Sha256};
+
+use crate::engine::error::{Error, Result};
+use crate::engine::{Guard, Inner};
+use crate::model::{Claim, VolumeId};
+
+/// How long an operation waits for the descriptors of an earlier mount to be closed, which evicts a tree's dentries and
+/// writes it back.
+const LETTING_GO: Duration = Duration::from_secs(60);
+
+/// What the id of a claim begins with.
+pub(super) const CLAIM: &str = "vol-";
+/// What the id of a snapshot begins with.
+pub(super) const SNAPSHOT: &str = "snap-";
+/// What the id of a group of snapshots begins with.
+pub(super) const GROUP: &str = "group-";
+
+/// The id of what has this name: always the same, so that a repeated request finds what the first one made.
+pub(super) fn id_of(prefix: &str, name: &str) -> VolumeId {
+    let digest = Sha256::digest(name.as_bytes());
+    let mut id = prefix.to_owned();
+    for byte in digest.iter().take(16) {
+        let _into_a_string_never_fails = write!(id, "{byte:02x}");
+    }
+    id.parse().expect("a word and hexadecimal digits are an id")
+}
+
+/// Reserves a claim, and waits until mounts of it that were detached are closed.
+pub(super) async fn take(inner: &Arc<Inner>, id: &VolumeId) -> Result<Guard> {
+    let guard = begin(inner, id).await?;
+    let deadline = tokio::time::Instant::now() + LETTING_GO;
+    loop {
+        let changed = inner.changed.notified();
+        tokio::pin!(changed);
+        changed.as_mut().enable();
+        let closing = {
+            let state = inner.state.lock();
+            state.claims.get(id).is_some_and(|held| held.closing > 0)
+        };
+        if !closing {
+            return Ok(guard);
+        }
+        if tokio::time::timeout_at(deadline, changed).await.is_err() {
+            return Err(Error::Busy(id.clone()));
+        }
+    }
+}
+
+/// Reserves a claim or snapshot. Another caller's operation is told at once (`Busy`); a chore of the driver's own, of which
+/// no caller knows, is waited for.
+pub(super) async fn begin(inner: &Arc<Inner>, id: &VolumeId) -> Result<Guard> {
+    let deadline = tokio::time::Instant::now() + LETTING_GO;
+    loop {
+        let changed = inner.changed.notified();
+        tokio::pin!(changed);
+        changed.as_mut().enable();
+        let busy = match Guard::take(inner, id) {
+            Err(error @ Error::Busy(_)) => error,
+            taken => return taken,
+        };
+        // One that ended since has woken us already.
+        let over = {
+            let state = inner.state.lock();
+            state.busy.contains(id) && !state.chores.contains(id)
+        };
+        if over || tokio::time::timeout_at(deadline, changed).await.is_err() {
+            return Err(busy);
+        }
+    }
+}
+
+/// The id that a caller names, if it can be one.
+pub(super) fn parse(id: &str) -> Result<VolumeId> {
+    id.parse().map_err(|_| Error::NoSuchClaim(id.to_owned()))
+}
+
+/// The claim as it is now.
+pub(super) fn claim(inner: &Inner, id: &VolumeId) -> Result<Claim> {
+    let state = inner.state.lock();
+    let held = state.claims.get(id);
+    held.map(|held| held.claim.clone())
+        .ok_or_else(|| Error::NoSuchClaim(id.to_string()))
+}
+
+/// Refuses a claim that may not be touched before the next start.
+pub(super) fn refuse_broken(id: &VolumeId, problem: Option<&String>) -> Result<()> {
+    match problem {
+        None => Ok(()),
+        Some(problem) => Err(Error::ClaimInUse {
+            claim: id.clone(),
+            how: format!("not usable: {problem}"),
+        }),
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn a_name_has_one_id_and_another_name_another() {
+        let id = id_of(CLAIM, "pvc-1");
+        assert_eq!(id, id_of(CLAIM, "pvc-1"));
+        assert_ne!(id, id_of(CLAIM, "pvc-2"));
+        assert_eq!(id.as_str().len(), CLAIM.len() + 32);
+        assert!(
+            id_of(GROUP, "\u{1f980} any text")
+                .as_str()
+                .starts_with(GROUP)
+        );
+    }
+}

@@ -1,0 +1,391 @@
+//! A claim becomes visible and goes away again: staged, published, unpublished, unstaged.
+//!
+//! All mounts of a claim are of one superblock: the first is made of its content, every other is a bind of one that is
+//! there. A staging path is the caller's, and stays. Where the claim is mounted is written down before it is.
+
+use std::collections::HashMap;
+use std::os::fd::{AsFd, OwnedFd};
+use std::path::{Path, PathBuf};
+use std::sync::Arc;
+
+use rustix::mount::MountAttrFlags;
+
+use super::MountClaim;
+use super::content;
+use super::hold::{self, refuse_broken};
+use crate::backend::{Limit, Start};
+use crate::engine::Inner;
+use crate::engine::crash::{Point, point};
+use crate::engine::error::{Doing, Error, Result};
+use crate::engine::state::ClaimMount;
+use crate::engine::target::{Found, Target};
+use crate::model::{Claim, ClaimTarget, VolumeId};
+use crate::sys::{self, Dir, MountAttributes};
+
+/// What a pod's fsGroup adds to the root's mode.
+const GROUP_BITS: u32 = 0o2070;
+
+/// Mounts a claim; repeatable.
+pub(super) async fn mount(inner: &Arc<Inner>, request: MountClaim) -> Result<()> {
+    let guard = hold::take(inner, &request.claim).await?;
+    let engine = inner.clone();
+    let job = move || {
+        let mounted = mount_now(&engine, &request);
+        if let Err(Error::Full(_)) = mounted {
+            engine.wake_reaper(true);
+        }
+        drop(guard);
+        mounted
+    };
+    inner.calls.run(job).await?
+}
+
+/// The claim, as an operation that mounts it finds it.
+struct Known {
+    claim: Claim,
+    mounts: HashMap<PathBuf, ClaimMount>,
+    /// Whether a process may still hold files of a mount that is gone.
+    held: bool,
+    limit: Limit,
+}
+
+fn known(inner: &Inner, id: &VolumeId) -> Result<Known> {
+    let state = inner.state.lock();
+    let held = state.claims.get(id);
+    let held = held.ok_or_else(|| Error::NoSuchClaim(id.to_string()))?;
+    refuse_broken(id, held.problem.as_ref())?;
+    Ok(Known {
+        claim: held.claim.clone(),
+        mounts: held.mounts.clone(),
+        held: held.lingering.is_some(),
+        limit: match &held.limit_unenforced {
+            Some(why) => Limit::Unenforced(why.clone()),
+            None => Limit::None,
+        },
+    })
+}
+
+fn mount_now(inner: &Inner, request: &MountClaim) -> Result<()> {
+    let mut known = known(inner, &request.claim)?;
+    let target = Target::open_for_mount(&request.target)?;
+    if let Some(there) = known.mounts.get(&request.target)
+        && shows(&target, there.id)
+    {
+        if there.read_only != request.read_only {
+            return Err(Error::Different {
+                volume: request.claim.clone(),
+                what: "readonly",
+            });
+        }
+        return Ok(());
+    }
+    // What was unmounted behind our back is forgotten.
+    known
+        .mounts
+        .retain(|path, mount| *path != request.target && is_there(path, mount.id));
+    refuse_second_place(request, &known.mounts)?;
+    let first = first(request, &known.mounts)?;
+    let (dir, mount) = match first {
+        Some(path) => {
+            let dir = inner.dirs.volumes.open_beneath(&request.claim);
+            (
+                dir.doing("open the volume's directory")?,
+                bind(&path, request.read_only)?,
+            )
+        }
+        None => mount_anew(inner, &mut known, request.read_only)?,
+    };
+    point(Point::ClaimMounted);
+    if let Some(group) = request.mount_group.filter(|_| !request.read_only) {
+        give_to_group(&mount, group)?;
+    }
+    attach(inner, request, &target, &dir, &known, &mount)
+}
+
+fn shows(target: &Target<'_>, mount: u64) -> bool {
+    matches!(target.look(), Ok(Found::Mount(point)) if point.id == mount)
+}
+
+fn is_there(path: &Path, mount: u64) -> bool {
+    let target = Target::open(path).ok().flatten();
+    target.is_some_and(|target| shows(&target, mount))
+}
+
+/// A claim whose access mode allows one place is published in one.
+fn refuse_second_place(request: &MountClaim, mounts: &HashMap<PathBuf, ClaimMount>) -> Result<()> {
+    if request.staging || request.multiple_targets {
+        return Ok(());
+    }
+    match mounts.iter().find(|(_, mount)| !mount.staging) {
+        None => Ok(()),
+        Some((elsewhere, _)) => Err(Error::PublishedElsewhere {
+            volume: request.claim.clone(),
+            target: elsewhere.clone(),
+        }),
+    }
+}
+
+/// A mount of the claim of which the new one can be a bind: the one it is staged at, or else any, writable ones first.
+fn first(request: &MountClaim, mounts: &HashMap<PathBuf, ClaimMount>) -> Result<Option<PathBuf>> {
+    if let Some(staged) = &request.staged_at
+        && !mounts.contains_key(staged)
+    {
+        return Err(Error::Target {
+            path: staged.clone(),
+            problem: format!(
+                "volume {} is not staged there; stage it first",
+                request.claim
+            ),
+        });
+    }
+    if request.staged_at.is_some() {
+        return Ok(request.staged_at.clone());
+    }
+    let first = mounts
+        .iter()
+        .min_by_key(|(path, mount)| (mount.read_only, *path));
+    Ok(first.map(|(path, _)| path.clone()))
+}
+
+fn bind(first: &Path, read_only: bool) -> Result<OwnedFd> {
+    let first = Target::open_for_mount(first)?;
+    let mount = first.clone_mount(read_only)?;
+    if !read_only {
+        // A clone is as the first one is, which may be for reading only.
+        attributes(&mount, false)?;
+    }
+    Ok(mount)
+}
+
+/// Sets whether what is seen through a mount may be written; its superblock always may.
+fn attributes(mount: &OwnedFd, read_only: bool) -> Result<()> {
+    let flag = MountAttrFlags::MOUNT_ATTR_RDONLY;
+    let none = MountAttrFlags::empty();
+    let (set, clear) = if read_only {
+        (flag, none)
+    } else {
+        (none, flag)
+    };
+    let attributes = MountAttributes {
+        set,
+        clear,
+        ..MountAttributes::default()
+    };
+    sys::set_mount_attributes(mount.as_fd(), &attributes)
+        .doing("make the mount read-only or writable")
+}
+
+/// The first mount of a claim that is mounted nowhere; makes its content if need be.
+fn mount_anew(inner: &Inner, known: &mut Known, read_only: bool) -> Result<(Dir, OwnedFd)> {
+    let id = &known.claim.id;
+    if known.held
+        && let Ok(dir) = inner.dirs.volumes.open_beneath(id)
+        && inner
+            .backend
+            .in_use(&dir)
+            .doing("ask whether the volume is in use")?
+    {
+        // A pod that was deleted by force still writes. Two mounts of one top would corrupt each other.
+        return Err(Error::Busy(id.clone()));
+    }
+    let (dir, made) = content::open_or_make(inner, &known.claim)?;
+    if let Some(limit) = made {
+        known.limit = limit;
+    }
+    let mount = inner
+        .backend
+        .mount(&dir, id, &Start::of_claim(&known.claim), false)
+        .doing("mount the volume")?;
+    if read_only {
+        attributes(&mount, true)?;
+    }
+    Ok((dir, mount))
+}
+
+/// Gives the root directory to the pod's fsGroup, if it is not the group's yet.
+fn give_to_group(mount: &OwnedFd, group: u32) -> Result<()> {
+    let pin = mount
+        .try_clone()
+        .map_err(|error| sys::Error::new("dup", "", error));
+    let pin = Dir::from_fd(pin.doing("open the volume")?, "");
+    let root = pin.open_beneath(".").doing("open the volume")?;
+    let found = root.stat_self().doing("look at the volume's root")?;
+    if found.st_gid != group {
+        root.set_owner(None, Some(group))
+            .doing("give the volume to the pod's group")?;
+    }
+    if found.st_gid != group || found.st_mode & GROUP_BITS != GROUP_BITS {
+        root.set_mode(found.st_mode & 0o7777 | GROUP_BITS)
+            .doing("give the volume to the pod's group")?;
+    }
+    Ok(())
+}
+
+/// Writes the target down, attaches the mount there, and takes both back if that fails.
+fn attach(
+    inner: &Inner,
+    request: &MountClaim,
+    target: &Target<'_>,
+    dir: &Dir,
+    known: &Known,
+    mount: &OwnedFd,
+) -> Result<()> {
+    let id = sys::mount_point(mount.as_fd())
+        .doing("look at the new mount")?
+        .id;
+    let here = ClaimMount {
+        id,
+        staging: request.staging,
+        read_only: request.read_only,
+    };
+    let before = targets(&known.mounts);
+    let mut after = before.clone();
+    after.push(described(&request.target, &here));
+    let made = target.make()?;
+    // Recorded first: a target that is recorded and not mounted does no harm after a crash, the opposite leaks a mount.
+    let attached = content::record(inner, dir, &known.claim, after, &known.limit).and_then(|()| {
+        point(Point::ClaimRecorded);
+        target.attach(mount.as_fd())
+    });
+    if let Err(error) = attached {
+        if made && let Err(error) = target.remove() {
+            tracing::error!(volume.id = %request.claim, %error, "a failed mount left its target behind");
+        }
+        if let Err(error) = content::record(inner, dir, &known.claim, before, &known.limit) {
+            tracing::warn!(volume.id = %request.claim, %error, "its record names a target where it is not mounted");
+        }
+        return Err(error);
+    }
+    point(Point::ClaimAttached);
+    let mut state = inner.state.lock();
+    if let Some(held) = state.claims.get_mut(&request.claim) {
+        held.mounts.clone_from(&known.mounts);
+        held.mounts.insert(request.target.clone(), here);
+        held.lingering = Some(known.claim.layers.clone());
+        held.claim.last_used = inner.clock.now();
+        held.used = true;
+        held.limit_unenforced = match &known.limit {
+            Limit::Unenforced(why) => Some(why.clone()),
+            Limit::None | Limit::Enforced => None,
+        };
+    }
+    Ok(())
+}
+
+fn described(path: &Path, mount: &ClaimMount) -> ClaimTarget {
+    ClaimTarget {
+        path: path.to_owned(),
+        staging: mount.staging,
+        read_only: mount.read_only,
+    }
+}
+
+fn targets(mounts: &HashMap<PathBuf, ClaimMount>) -> Vec<ClaimTarget> {
+    mounts
+        .iter()
+        .map(|(path, mount)| described(path, mount))
+        .collect()
+}
+
+/// Unmounts whatever is at a path; the claim stays.
+pub(super) async fn unmount(
+    inner: &Arc<Inner>,
+    claim: &str,
+    path: &Path,
+    staging: bool,
+) -> Result<()> {
+    let claim: Option<VolumeId> = claim.parse().ok();
+    let guard = match &claim {
+        Some(claim) => Some(hold::begin(inner, claim).await?),
+        None => None,
+    };
+    let engine = inner.clone();
+    let path = path.to_owned();
+    let job = move || {
+        let unmounted = unmount_now(&engine, claim.as_ref(), &path, staging);
+        drop(guard);
+        unmounted
+    };
+    inner.calls.run(job).await?
+}
+
+fn unmount_now(
+    inner: &Arc<Inner>,
+    claim: Option<&VolumeId>,
+    path: &Path,
+    staging: bool,
+) -> Result<()> {
+    let mut pins = Vec::new();
+    if let Some(target) = Target::open(path)? {
+        pins = target.detach()?;
+        point(Point::ClaimDetached);
+        if !staging {
+            target.remove()?;
+        }
+        point(Point::ClaimTargetRemoved);
+    }
+    let Some(claim) = claim else {
+        return Ok(());
+    };
+    let left = {
+        let mut state = inner.state.lock();
+        let Some(held) = state.claims.get_mut(claim) else {
+            return Ok(());
+        };
+        if held.mounts.remove(path).is_none() && pins.is_empty() {
+            return Ok(());
+        }
+        held.claim.last_used = inner.clock.now();
+        held.used = true;
+        if held.mounts.is_empty() {
+            held.closing += 1;
+        }
+        let limit = held
+            .limit_unenforced
+            .clone()
+            .map_or(Limit::None, Limit::Unenforced);
+        (held.claim.clone(), targets(&held.mounts), limit)
+    };
+    let (known, targets, limit) = left;
+    let last = targets.is_empty();
+    let pins: Vec<OwnedFd> = pins.into_iter().map(|(_, pin)| pin).collect();
+    if last {
+        // Slow: evicts the dentries of the tree, and writes it back. Whoever wants the claim next waits for it.
+        let (engine, claim) = (inner.clone(), claim.clone());
+        drop(inner.seals.run(move || let_go(&engine, &claim, pins)));
+    }
+    // On a full disk it stays as it is, which does no harm: the next start looks at what is mounted.
+    let dir = inner
+        .dirs
+        .volumes
+        .open_beneath(claim)
+        .doing("open the volume's directory");
+    if let Err(error) = dir.and_then(|dir| content::record(inner, &dir, &known, targets, &limit)) {
+        tracing::warn!(volume.id = %claim, %error, "its record names a target where it is not mounted");
+    }
+    Ok(())
+}
+
+fn let_go(inner: &Inner, claim: &VolumeId, pins: Vec<OwnedFd>) {
+    drop(pins);
+    let free = is_free(inner, claim);
+    {
+        let mut state = inner.state.lock();
+        if let Some(held) = state.claims.get_mut(claim) {
+            held.closing = held.closing.saturating_sub(1);
+            if free && held.mounts.is_empty() {
+                held.lingering = None;
+            }
+        }
+    }
+    inner.changed.notify_waiters();
+}
+
+/// Whether nobody holds files of a claim that is not mounted any more.
+pub(super) fn is_free(inner: &Inner, claim: &VolumeId) -> bool {
+    let dir = match inner.dirs.volumes.open_beneath(claim) {
+        Ok(dir) => dir,
+        Err(error) => return error.is(sys::Errno::ENOENT),
+    };
+    matches!(inner.backend.in_use(&dir), Ok(false))
+}

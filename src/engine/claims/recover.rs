@@ -1,0 +1,163 @@
+//! Claims at the start: what the index says of them, and what of it lies in `volumes/`.
+//!
+//! A claim's directory stays whatever the boot; only where it was mounted is forgotten. A freeze that did not get into the
+//! index is taken back. A directory of a claim that the index does not have was being deleted, and is thrown away by
+//! whoever reads `volumes/`.
+
+use std::collections::{HashMap, HashSet};
+use std::path::{Path, PathBuf};
+
+use super::content;
+use super::freeze::{clear, going_to, take_back};
+use crate::backend::Limit;
+use crate::engine::Inner;
+use crate::engine::error::{Doing, Result};
+use crate::engine::recover::find_mounts;
+use crate::engine::state::{ClaimMount, Held, State};
+use crate::model::{Claim, ClaimRecord, ClaimTarget, LayerId, Snapshot, SnapshotGroup, VolumeId};
+use crate::store;
+use crate::sys::{Dir, MountEntry};
+
+/// What the index has of claims.
+pub(in crate::engine) fn recover_index(
+    inner: &Inner,
+    claims: Vec<Claim>,
+    snapshots: Vec<Snapshot>,
+    groups: Vec<SnapshotGroup>,
+    on_disk: &HashSet<LayerId>,
+    state: &mut State,
+) {
+    let missing = |layers: &[LayerId]| {
+        layers
+            .iter()
+            .copied()
+            .find(|layer| !on_disk.contains(layer))
+    };
+    for claim in claims {
+        inner.clock.seen(claim.created);
+        inner.clock.seen(claim.last_used);
+        let mut held = Held::new(claim);
+        if let Some(layer) = missing(&held.claim.layers) {
+            tracing::error!(volume.id = %held.claim.id, %layer, "a layer of this volume is missing; it cannot be used");
+            held.problem = Some(format!("its layer {layer} is missing"));
+        }
+        state.claims.insert(held.claim.id.clone(), held);
+    }
+    for snapshot in snapshots {
+        inner.clock.seen(snapshot.created);
+        if let Some(layer) = missing(&snapshot.layers) {
+            // It stays, so that whoever restores it is told.
+            tracing::error!(snapshot.id = %snapshot.id, %layer, "a layer of this snapshot is missing");
+        }
+        state.snapshots.insert(snapshot.id.clone(), snapshot);
+    }
+    let groups = groups.into_iter().map(|group| (group.id.clone(), group));
+    state.groups.extend(groups);
+}
+
+/// The directory of a claim that the index has.
+pub(in crate::engine) fn recover_volume(
+    inner: &Inner,
+    id: &VolumeId,
+    dir: &Dir,
+    mounts: &[MountEntry],
+    state: &mut State,
+) -> Result<()> {
+    let Some(held) = state.claims.get_mut(id) else {
+        return Ok(());
+    };
+    if let Some(layer) = going_to(dir)?
+        && !held.claim.layers.contains(&layer)
+    {
+        tracing::info!(volume.id = %id, %layer, "a snapshot or clone of it that was cut short is taken back");
+        take_back(inner, dir, layer)?;
+    }
+    if !inner
+        .backend
+        .has_content(dir)
+        .doing("look at the volume's content")?
+    {
+        clear(inner, id);
+        return Ok(());
+    }
+    let record = store::read_claim(dir).doing("read a volume's record")?;
+    match record {
+        Ok(record) if record.boot != inner.boot => {
+            held.limit_unenforced = record.limit_unenforced;
+            if !record.targets.is_empty() {
+                // It was in use when the boot ended, which nobody wrote down.
+                held.claim.last_used = inner.clock.now();
+                held.used = true;
+            }
+        }
+        Ok(record) => of_this_boot(inner, held, dir, mounts, record)?,
+        Err(why) => {
+            let found = mounts.iter().filter(|mount| inner.backend.shows(mount, id));
+            let targets: Vec<ClaimTarget> = found.map(target).collect();
+            if !targets.is_empty() {
+                tracing::error!(volume.id = %id, %why, "its record is made anew from what is mounted");
+            }
+            let record = ClaimRecord {
+                format: ClaimRecord::FORMAT,
+                boot: inner.boot.clone(),
+                claim: held.claim.clone(),
+                targets,
+                limit_unenforced: None,
+            };
+            of_this_boot(inner, held, dir, mounts, record)?;
+        }
+    }
+    Ok(())
+}
+
+/// What is known of a mount of which there is no record.
+fn target(mount: &MountEntry) -> ClaimTarget {
+    ClaimTarget {
+        path: mount.mount_point.clone(),
+        staging: mount.mount_point.ends_with("globalmount"),
+        read_only: false,
+    }
+}
+
+fn of_this_boot(
+    inner: &Inner,
+    held: &mut Held,
+    dir: &Dir,
+    mounts: &[MountEntry],
+    record: ClaimRecord,
+) -> Result<()> {
+    let paths: Vec<&Path> = record
+        .targets
+        .iter()
+        .map(|target| target.path.as_path())
+        .collect();
+    let found: HashMap<PathBuf, u64> = find_mounts(inner, mounts, &held.claim.id, &paths)?;
+    // What was unmounted just before may still be held open; the kernel is asked before anything is done.
+    held.lingering = Some(record.claim.layers);
+    held.limit_unenforced = record.limit_unenforced;
+    let (there, gone): (Vec<_>, Vec<_>) = record
+        .targets
+        .into_iter()
+        .partition(|target| found.contains_key(&target.path));
+    held.mounts = there
+        .iter()
+        .filter_map(|target| {
+            let mount = ClaimMount {
+                id: *found.get(&target.path)?,
+                staging: target.staging,
+                read_only: target.read_only,
+            };
+            Some((target.path.clone(), mount))
+        })
+        .collect();
+    if !gone.is_empty() {
+        let limit = held
+            .limit_unenforced
+            .clone()
+            .map_or(Limit::None, Limit::Unenforced);
+        if let Err(error) = content::record(inner, dir, &held.claim, there, &limit) {
+            tracing::warn!(volume.id = %held.claim.id, %error, "its record names a target where it is not mounted");
+        }
+    }
+    Ok(())
+}

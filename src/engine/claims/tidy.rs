@@ -1,0 +1,116 @@
+//! What is done for claims now and then: notice that a mount that is gone is held by nobody any more, remember when they
+//! were used, delete those that nobody used for longer than their class says. On the thread for chores.
+
+use std::sync::Arc;
+
+use super::create::delete_now;
+use super::mount::is_free;
+use crate::engine::error::{Error, Result};
+use crate::engine::{Guard, Inner};
+use crate::model::VolumeId;
+use crate::store::Change;
+
+/// One round; how many claims were deleted.
+pub(in crate::engine) fn tidy(inner: &Arc<Inner>) -> Result<usize> {
+    notice_free(inner);
+    remember_uses(inner)?;
+    expire(inner)
+}
+
+/// When claims were last used that time may delete.
+fn remember_uses(inner: &Arc<Inner>) -> Result<()> {
+    let used: Vec<VolumeId> = {
+        let state = inner.state.lock();
+        let used = state
+            .claims
+            .values()
+            .filter(|held| held.used && held.claim.mutable.ttl_seconds.is_some());
+        used.map(|held| held.claim.id.clone()).collect()
+    };
+    // An operation that runs writes the claim itself, and must not be overwritten.
+    let guards: Vec<Guard> = used
+        .iter()
+        .filter_map(|id| Guard::take_for_chore(inner, id).ok())
+        .collect();
+    let changes: Vec<Change> = {
+        let mut state = inner.state.lock();
+        let claims = guards.iter().filter_map(|guard| {
+            let held = state.claims.get_mut(&guard.volume)?;
+            held.used = false;
+            Some(Change::PutClaim(held.claim.clone()))
+        });
+        claims.collect()
+    };
+    if changes.is_empty() {
+        return Ok(());
+    }
+    inner.commit_index(&changes)
+}
+
+/// Claims that a process held open when they were unmounted.
+fn notice_free(inner: &Arc<Inner>) {
+    let gone: Vec<VolumeId> = {
+        let state = inner.state.lock();
+        let gone = state
+            .claims
+            .values()
+            .filter(|held| held.mounts.is_empty() && held.closing == 0 && held.lingering.is_some());
+        gone.map(|held| held.claim.id.clone()).collect()
+    };
+    for id in gone {
+        let Ok(_guard) = Guard::take_for_chore(inner, &id) else {
+            continue;
+        };
+        if is_free(inner, &id)
+            && let Some(held) = inner.state.lock().claims.get_mut(&id)
+            && held.mounts.is_empty()
+        {
+            held.lingering = None;
+        }
+    }
+}
+
+/// When claims were last used, for the index: at the end, when no operation runs any more.
+pub(in crate::engine) fn uses(inner: &Inner) -> Vec<Change> {
+    let state = inner.state.lock();
+    let used = state.claims.values().filter(|held| held.used);
+    used.map(|held| Change::PutClaim(held.claim.clone()))
+        .collect()
+}
+
+fn expire(inner: &Arc<Inner>) -> Result<usize> {
+    let now = inner.clock.now();
+    let over: Vec<VolumeId> = {
+        let state = inner.state.lock();
+        let over = state.claims.values().filter(|held| {
+            held.is_quiescent()
+                && held.claim.attached.is_empty()
+                && held.claim.expires().is_some_and(|at| at <= now)
+        });
+        over.map(|held| held.claim.id.clone()).collect()
+    };
+    let mut deleted = 0;
+    for id in over {
+        let Ok(_guard) = Guard::take_for_chore(inner, &id) else {
+            continue;
+        };
+        let still = {
+            let state = inner.state.lock();
+            state.claims.get(&id).is_some_and(|held| {
+                held.is_quiescent() && held.claim.expires().is_some_and(|at| at <= now)
+            })
+        };
+        if !still {
+            continue;
+        }
+        match delete_now(inner, &id) {
+            Ok(()) => {
+                tracing::info!(volume.id = %id, "the volume's ttl is over");
+                deleted += 1;
+            }
+            Err(Error::ClaimInUse { .. }) => {}
+            Err(error) => return Err(error),
+        }
+    }
+    Ok(deleted)
+}

@@ -1,0 +1,291 @@
+//! Flattening: the newest layers of a stack that grew long become one layer of the same content.
+//!
+//! Artifacts, claims and snapshots that begin with the same layers get the merged one together, in one transaction. A claim
+//! that somebody has mounted, or may still hold open, keeps what it is mounted over. On the thread for chores.
+
+use std::collections::HashSet;
+use std::sync::Arc;
+
+use super::crash::{Point, point};
+use super::error::{Doing, Result};
+use super::pins::Pins;
+use super::state::State;
+use super::{Guard, Inner, claims, commit, reap};
+use crate::backend::{Limit, Usage};
+use crate::model::{Artifact, Claim, LayerId, LayerRecord, Snapshot, VolumeId, flatten_plan};
+use crate::store::{self, Change};
+
+/// Merges the newest layers of stacks that grew long; how many stacks were merged.
+pub(super) fn flatten(inner: &Arc<Inner>) -> Result<usize> {
+    if !inner.backend.stacks() {
+        return Ok(0);
+    }
+    let mut flattened = 0;
+    // Stacks that came into use while they were merged: later.
+    let mut in_use: HashSet<Vec<LayerId>> = HashSet::new();
+    loop {
+        let next = longest(&inner.state.lock(), &in_use);
+        let Some((stack, count)) = next else {
+            return Ok(flattened);
+        };
+        if inner.stop.is_cancelled() {
+            return Ok(flattened);
+        }
+        if merge(inner, &stack, count)? {
+            flattened += 1;
+        } else {
+            in_use.insert(stack);
+        }
+    }
+}
+
+/// The longest stack that is to be merged, and how many of its newest layers.
+fn longest(state: &State, in_use: &HashSet<Vec<LayerId>>) -> Option<(Vec<LayerId>, usize)> {
+    let artifacts = state.artifacts.values();
+    let named = artifacts.filter(|sealed| sealed.durable && state.is_named(&sealed.artifact));
+    let named = named.map(|sealed| &sealed.artifact.layers);
+    let claims = state.claims.values().filter(|held| held.is_quiescent());
+    let claims = claims.map(|held| &held.claim.layers);
+    let snapshots = state.snapshots.values().map(|snapshot| &snapshot.layers);
+    let stacks = named.chain(claims).chain(snapshots);
+    let planned = stacks
+        .filter(|stack| !in_use.contains(*stack))
+        .filter_map(|stack| {
+            let directories = |layer| {
+                state
+                    .usage
+                    .get(layer)
+                    .map_or(1, |usage: &Usage| usage.directories)
+            };
+            let directories: Vec<u64> = stack.iter().map(directories).collect();
+            Some((stack, flatten_plan(&directories)?))
+        });
+    let longest = planned.max_by_key(|(stack, _)| stack.len());
+    longest.map(|(stack, count)| (stack.clone(), count))
+}
+
+/// Whose stacks begin with the same layers.
+#[derive(Debug, Default)]
+struct Holders {
+    artifacts: Vec<Artifact>,
+    claims: Vec<Claim>,
+    snapshots: Vec<Snapshot>,
+}
+
+impl Holders {
+    /// Those that `fits` lets in, but for claims that are in use.
+    fn find(state: &State, fits: impl Fn(&[LayerId]) -> bool) -> Self {
+        let artifacts = state.artifacts.values().filter(|sealed| sealed.durable);
+        let artifacts = artifacts.map(|sealed| &sealed.artifact);
+        let claims = state.claims.values().filter(|held| held.is_quiescent());
+        let claims = claims.map(|held| &held.claim);
+        Self {
+            artifacts: artifacts
+                .filter(|artifact| fits(&artifact.layers))
+                .cloned()
+                .collect(),
+            claims: claims
+                .filter(|claim| fits(&claim.layers))
+                .cloned()
+                .collect(),
+            snapshots: state
+                .snapshots
+                .values()
+                .filter(|snapshot| fits(&snapshot.layers))
+                .cloned()
+                .collect(),
+        }
+    }
+
+    /// The claims and snapshots of which nothing else may be written meanwhile.
+    fn to_guard(&self) -> Vec<VolumeId> {
+        let claims = self.claims.iter().map(|claim| claim.id.clone());
+        claims
+            .chain(self.snapshots.iter().map(|snapshot| snapshot.id.clone()))
+            .collect()
+    }
+
+    /// Leaves out those for which there is no guard.
+    fn keep(&mut self, guards: &[Guard]) {
+        let held = |id: &VolumeId| guards.iter().any(|guard| guard.volume == *id);
+        self.claims.retain(|claim| held(&claim.id));
+        self.snapshots.retain(|snapshot| held(&snapshot.id));
+    }
+
+    fn is_empty(&self) -> bool {
+        self.artifacts.is_empty() && self.claims.is_empty() && self.snapshots.is_empty()
+    }
+
+    /// Replaces the newest `count` layers of all.
+    fn replace(&mut self, count: usize, merged: LayerId) {
+        let artifacts = self
+            .artifacts
+            .iter_mut()
+            .map(|artifact| &mut artifact.layers);
+        let claims = self.claims.iter_mut().map(|claim| &mut claim.layers);
+        let snapshots = self
+            .snapshots
+            .iter_mut()
+            .map(|snapshot| &mut snapshot.layers);
+        for layers in artifacts.chain(claims).chain(snapshots) {
+            layers.splice(..count, [merged]);
+        }
+    }
+
+    fn changes(&self) -> Vec<Change> {
+        let artifacts = self.artifacts.iter().cloned().map(Change::PutArtifact);
+        let claims = self.claims.iter().cloned().map(Change::PutClaim);
+        let snapshots = self.snapshots.iter().cloned().map(Change::PutSnapshot);
+        artifacts.chain(claims).chain(snapshots).collect()
+    }
+
+    fn enter(self, state: &mut State) {
+        for artifact in self.artifacts {
+            if let Some(sealed) = state.artifacts.get_mut(&artifact.id) {
+                sealed.artifact.layers = artifact.layers;
+            }
+        }
+        for claim in self.claims {
+            if let Some(held) = state.claims.get_mut(&claim.id) {
+                held.claim.layers = claim.layers;
+            }
+        }
+        for snapshot in self.snapshots {
+            state.snapshots.insert(snapshot.id.clone(), snapshot);
+        }
+    }
+}
+
+/// Replaces the newest `count` layers of a stack by one of the same content, for all that begin with them; `false`: nobody
+/// is there any more for whom that may be done.
+fn merge(inner: &Arc<Inner>, stack: &[LayerId], count: usize) -> Result<bool> {
+    let (newest, rest) = stack.split_at(count);
+    let bottom = rest.is_empty();
+    // What marks of deletion would hide in what is below decides whether they are kept.
+    let fits = |layers: &[LayerId]| layers.starts_with(newest) && (layers.len() == count) == bottom;
+    let mut pins = Pins::none(inner);
+    pins.add(&mut inner.state.lock(), newest);
+    let (merged, usage) = make(inner, newest, rest)?;
+    let name = merged.to_string();
+    let ids = Holders::find(&inner.state.lock(), fits).to_guard();
+    let guards: Vec<Guard> = ids
+        .iter()
+        .filter_map(|id| Guard::take_for_chore(inner, id).ok())
+        .collect();
+    let mut holders = Holders::find(&inner.state.lock(), fits);
+    holders.keep(&guards);
+    let throw_away = || {
+        let thrown = inner.throw_away(&inner.dirs.layers, name.as_ref());
+        thrown.doing("throw a merged layer away").map(drop)
+    };
+    if holders.is_empty() {
+        throw_away()?;
+        return Ok(false);
+    }
+    holders.replace(count, merged);
+    let mut changes = holders.changes();
+    changes.push(Change::PutLayer(merged, usage));
+    let syncing = inner.syncing.lock();
+    let indexed = inner
+        .sync(&syncing)
+        .and_then(|()| inner.commit_index(&changes));
+    drop(syncing);
+    if let Err(error) = indexed {
+        throw_away()?;
+        return Err(error);
+    }
+    point(Point::FlattenIndexed);
+    commit::confirm(inner, merged)?;
+    tracing::info!(
+        layer = %merged,
+        layers = count,
+        stacks = holders.artifacts.len() + holders.claims.len() + holders.snapshots.len(),
+        "merged layers"
+    );
+    for claim in &holders.claims {
+        let unenforced = {
+            let state = inner.state.lock();
+            let held = state.claims.get(&claim.id);
+            held.and_then(|held| held.limit_unenforced.clone())
+        };
+        let limit = unenforced.map_or(Limit::None, Limit::Unenforced);
+        claims::content::restack(inner, claim, &limit);
+    }
+    {
+        let mut state = inner.state.lock();
+        state.usage.insert(merged, usage);
+        holders.enter(&mut state);
+    }
+    drop((pins, guards));
+    reap::trash_unreferenced(inner, newest);
+    Ok(true)
+}
+
+/// Makes the merged layer, in its place.
+fn make(inner: &Inner, newest: &[LayerId], rest: &[LayerId]) -> Result<(LayerId, Usage)> {
+    let merged = LayerId::from_bits(inner.random());
+    let name = merged.to_string();
+    let incoming = &inner.dirs.incoming;
+    incoming
+        .create_dir(&name, 0o700)
+        .doing("make a merged layer")?;
+    let result = (|| {
+        let into = incoming.open_beneath(&name).doing("open a merged layer")?;
+        inner
+            .backend
+            .flatten(newest, &into, rest.is_empty())
+            .doing("merge layers")?;
+        let record = LayerRecord {
+            format: LayerRecord::FORMAT,
+            id: merged,
+            artifact: artifact(inner, newest, rest, merged),
+            claim: None,
+        };
+        store::write_sealing(&into, &record).doing("write a merged layer's record")?;
+        point(Point::FlattenMerged);
+        let usage = inner.backend.usage(&into, &|| false);
+        let usage = usage.doing("measure a merged layer")?;
+        incoming
+            .rename(&name, &inner.dirs.layers, &name)
+            .doing("place a merged layer")?;
+        point(Point::FlattenPlaced);
+        Ok(usage)
+    })();
+    match result {
+        Ok(usage) => Ok((merged, usage)),
+        Err(error) => {
+            let from = if incoming.has(&name).doing("look for a half-merged layer")? {
+                incoming
+            } else {
+                &inner.dirs.layers
+            };
+            inner
+                .throw_away(from, name.as_ref())
+                .doing("throw a half-merged layer away")?;
+            Err(error)
+        }
+    }
+}
+
+/// The artifact of exactly this stack, if there is one, as it will be: what makes the index anew needs to know.
+fn artifact(
+    inner: &Inner,
+    newest: &[LayerId],
+    rest: &[LayerId],
+    merged: LayerId,
+) -> Option<Artifact> {
+    let state = inner.state.lock();
+    let mut artifacts = state.artifacts.values().map(|sealed| &sealed.artifact);
+    let same = |artifact: &&Artifact| {
+        let layers = artifact.layers.strip_prefix(newest);
+        layers == Some(rest)
+    };
+    let found = artifacts.find(same)?;
+    let layers = std::iter::once(merged)
+        .chain(rest.iter().copied())
+        .collect();
+    Some(Artifact {
+        layers,
+        ..found.clone()
+    })
+}

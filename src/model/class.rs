@@ -1,0 +1,233 @@
+//! What a StorageClass and a VolumeAttributesClass may say, parsed into typed values: strictly, like a pod's attributes.
+//!
+//! What is said once and for all (`parameters`) and what may be changed later (`mutable_parameters`) are two tables; a
+//! parameter of the one is unknown to the other, and the message says where it belongs.
+
+use std::collections::BTreeMap;
+use std::fmt;
+
+use super::attributes::{
+    AttributeError, list, parse_id, parse_mode, parse_size_limit, parse_ttl, quote,
+};
+use super::claim::{ClaimParameters, LiveClone, MutableParameters};
+use super::root::RootAttributes;
+
+/// What is wrong with a parameter of a class.
+#[derive(Debug, Clone, PartialEq, Eq, thiserror::Error)]
+#[error("{table} {parameter:?} {problem}")]
+pub struct ParameterError {
+    /// Which of the two tables it stands in, as a message calls it.
+    pub table: &'static str,
+    /// Its name.
+    pub parameter: String,
+    /// What is wrong with it and what is allowed; continues the sentence.
+    pub problem: String,
+}
+
+const FIXED: &str = "parameter";
+const MUTABLE: &str = "mutable parameter";
+
+/// What a StorageClass may say.
+const FIXED_NAMES: &[&str] = &["uid", "gid", "mode", "liveClone"];
+/// What a VolumeAttributesClass may say.
+const MUTABLE_NAMES: &[&str] = &["sizeLimit", "ttl"];
+
+impl ClaimParameters {
+    /// Parses a StorageClass's parameters; the keys that sidecars add must be taken out before.
+    pub fn parse(parameters: &BTreeMap<String, String>) -> Result<Self, ParameterError> {
+        known(FIXED, FIXED_NAMES, MUTABLE_NAMES, parameters)?;
+        let get = |name: &str| parameters.get(name).map(String::as_str);
+        let wrong = |error| of_attribute(FIXED, error);
+        Ok(Self {
+            root: RootAttributes {
+                mode: get("mode").map(parse_mode).transpose().map_err(wrong)?,
+                uid: get("uid")
+                    .map(|text| parse_id("uid", text))
+                    .transpose()
+                    .map_err(wrong)?,
+                gid: get("gid")
+                    .map(|text| parse_id("gid", text))
+                    .transpose()
+                    .map_err(wrong)?,
+                mount_group: None,
+            },
+            live_clone: match get("liveClone") {
+                None | Some("refuse") => LiveClone::Refuse,
+                Some("copy") => LiveClone::Copy,
+                Some(other) => {
+                    let problem = format_args!("is {}; allowed are refuse, copy", quote(other));
+                    return Err(error(FIXED, "liveClone", problem));
+                }
+            },
+        })
+    }
+}
+
+impl MutableParameters {
+    /// Parses a VolumeAttributesClass's parameters. The class says all: what it does not name has its default.
+    pub fn parse(parameters: &BTreeMap<String, String>) -> Result<Self, ParameterError> {
+        known(MUTABLE, MUTABLE_NAMES, FIXED_NAMES, parameters)?;
+        let get = |name: &str| parameters.get(name).map(String::as_str);
+        let wrong = |error| of_attribute(MUTABLE, error);
+        Ok(Self {
+            size_limit: get("sizeLimit")
+                .map(parse_size_limit)
+                .transpose()
+                .map_err(wrong)?,
+            ttl_seconds: get("ttl")
+                .map(parse_ttl)
+                .transpose()
+                .map_err(wrong)?
+                .map(|ttl| ttl.as_secs()),
+        })
+    }
+}
+
+fn known(
+    table: &'static str,
+    names: &[&str],
+    elsewhere: &[&str],
+    parameters: &BTreeMap<String, String>,
+) -> Result<(), ParameterError> {
+    let Some(name) = parameters
+        .keys()
+        .find(|name| !names.contains(&name.as_str()))
+    else {
+        return Ok(());
+    };
+    let near = names
+        .iter()
+        .find(|known| known.eq_ignore_ascii_case(name.trim()));
+    let problem = if let Some(near) = near {
+        format!("is unknown; did you mean {near:?}?")
+    } else if elsewhere.contains(&name.as_str()) {
+        let class = if table == FIXED {
+            "a VolumeAttributesClass"
+        } else {
+            "a StorageClass"
+        };
+        format!("belongs in {class}; known here are {}", list(names))
+    } else {
+        format!("is unknown; known are {}", list(names))
+    };
+    Err(error(table, name, problem))
+}
+
+fn error(table: &'static str, name: &str, problem: impl fmt::Display) -> ParameterError {
+    ParameterError {
+        table,
+        // A hostile name must not fill the log.
+        parameter: name.chars().take(64).collect(),
+        problem: problem.to_string(),
+    }
+}
+
+fn of_attribute(table: &'static str, error: AttributeError) -> ParameterError {
+    ParameterError {
+        table,
+        parameter: error.attribute,
+        problem: error.problem,
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn map(pairs: &[(&str, &str)]) -> BTreeMap<String, String> {
+        pairs
+            .iter()
+            .map(|(key, value)| ((*key).to_owned(), (*value).to_owned()))
+            .collect()
+    }
+
+    #[test]
+    fn what_classes_say_is_understood() {
+        assert_eq!(
+            ClaimParameters::parse(&map(&[])),
+            Ok(ClaimParameters::default())
+        );
+        let all = map(&[
+            ("uid", "1000"),
+            ("gid", "0"),
+            ("mode", "2770"),
+            ("liveClone", "copy"),
+        ]);
+        let parsed = ClaimParameters::parse(&all).expect("understood");
+        assert_eq!(
+            (parsed.root.uid, parsed.root.gid, parsed.root.mode),
+            (Some(1000), Some(0), Some(0o2770))
+        );
+        assert_eq!(parsed.live_clone, LiveClone::Copy);
+        let parsed = MutableParameters::parse(&map(&[("sizeLimit", "2Gi"), ("ttl", "7d")]));
+        assert_eq!(
+            parsed,
+            Ok(MutableParameters {
+                size_limit: Some(2 << 30),
+                ttl_seconds: Some(7 * 24 * 60 * 60)
+            })
+        );
+    }
+
+    #[test]
+    fn each_mistake_names_the_parameter_and_what_is_allowed() {
+        for (key, value, expected) in [
+            (
+                "UID",
+                "1",
+                r#"parameter "UID" is unknown; did you mean "uid"?"#,
+            ),
+            (
+                "fsType",
+                "ext4",
+                r#"parameter "fsType" is unknown; known are uid, gid, mode, liveClone"#,
+            ),
+            (
+                "ttl",
+                "1h",
+                r#"parameter "ttl" belongs in a VolumeAttributesClass"#,
+            ),
+            ("uid", "root", r#"parameter "uid" is "root"; a number"#),
+            ("gid", "-1", r#"parameter "gid" is "-1""#),
+            ("mode", "rwx", r#"parameter "mode" is "rwx"; an octal"#),
+            (
+                "liveClone",
+                "yes",
+                r#"parameter "liveClone" is "yes"; allowed are refuse, copy"#,
+            ),
+        ] {
+            let message = ClaimParameters::parse(&map(&[(key, value)]))
+                .expect_err(key)
+                .to_string();
+            assert!(message.starts_with(expected), "{message}");
+        }
+        for (key, value, expected) in [
+            (
+                "TTL",
+                "1h",
+                r#"mutable parameter "TTL" is unknown; did you mean "ttl"?"#,
+            ),
+            (
+                "iops",
+                "9",
+                r#"mutable parameter "iops" is unknown; known are sizeLimit, ttl"#,
+            ),
+            (
+                "uid",
+                "1",
+                r#"mutable parameter "uid" belongs in a StorageClass"#,
+            ),
+            (
+                "sizeLimit",
+                "0",
+                r#"mutable parameter "sizeLimit" is "0"; a positive"#,
+            ),
+            ("ttl", "-1h", r#"mutable parameter "ttl" is "-1h""#),
+        ] {
+            let message = MutableParameters::parse(&map(&[(key, value)]))
+                .expect_err(key)
+                .to_string();
+            assert!(message.starts_with(expected), "{message}");
+        }
+    }
+}

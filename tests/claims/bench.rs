@@ -1,0 +1,281 @@
+//! An engine on a filesystem of its own, and pods that mount claims. Nothing here decides what is right.
+
+use std::future::Future;
+use std::path::{Path, PathBuf};
+use std::time::Duration;
+use std::{fs, io};
+
+use baggageclaim::backend::BackendKind;
+use baggageclaim::engine::claims::{Claims, CreateClaim, MountClaim};
+use baggageclaim::engine::{Config, Engine, Error, Result};
+use baggageclaim::model::{Claim, ClaimParameters, ClaimSource, MutableParameters, Snapshot};
+
+use super::common::{self, Fs, Lab};
+
+/// A backend on a filesystem.
+pub(crate) type Ground = (BackendKind, Fs);
+
+pub(crate) const OVERLAY: Ground = (BackendKind::Overlay, Fs::Ext4);
+pub(crate) const BTRFS: Ground = (BackendKind::Btrfs, Fs::Btrfs);
+pub(crate) const COPY: Ground = (BackendKind::Copy, Fs::XfsReflink);
+pub(crate) const ALL: [Ground; 4] = [OVERLAY, (BackendKind::Overlay, Fs::XfsReflink), BTRFS, COPY];
+
+/// An engine and its world.
+pub(crate) struct Bench {
+    pub(crate) lab: Lab,
+    pub(crate) engine: Engine,
+    pub(crate) config: Config,
+}
+
+/// A request for an empty claim.
+pub(crate) fn request(name: &str) -> CreateClaim {
+    CreateClaim {
+        name: name.to_owned(),
+        required_bytes: 0,
+        limit_bytes: None,
+        parameters: ClaimParameters::default(),
+        mutable: MutableParameters::default(),
+        source: None,
+    }
+}
+
+/// What is busy is asked for again, as kubelet and the sidecars do: other tests start processes, and between its fork and
+/// its exec such a process holds all that this one has open.
+pub(crate) async fn again<T, F: Future<Output = Result<T>>>(ask: impl Fn() -> F) -> Result<T> {
+    for _ in 0..200 {
+        match ask().await {
+            Err(Error::Busy(_)) => tokio::time::sleep(Duration::from_millis(10)).await,
+            result => return result,
+        }
+    }
+    ask().await
+}
+
+impl Bench {
+    /// `None`, and a word about it, where this machine cannot.
+    pub(crate) async fn new(ground: Ground) -> Option<Self> {
+        Self::sized(ground, 1 << 30).await
+    }
+
+    pub(crate) async fn sized((backend, fs): Ground, bytes: u64) -> Option<Self> {
+        let lab = match Lab::try_sized(fs, bytes) {
+            Ok(lab) => lab,
+            Err(reason) => {
+                common::skip(&reason);
+                return None;
+            }
+        };
+        let mut config = Config::new(lab.path().join("pool"));
+        config.backend = Some(backend);
+        let engine = Engine::open(config.clone()).await.expect("it opens");
+        Some(Self {
+            lab,
+            engine,
+            config,
+        })
+    }
+
+    pub(crate) async fn create(&self, name: &str) -> Claim {
+        self.engine.create_claim(request(name)).await.expect(name)
+    }
+
+    pub(crate) async fn create_from(&self, name: &str, source: ClaimSource) -> Claim {
+        let request = CreateClaim {
+            source: Some(source),
+            ..request(name)
+        };
+        let made = again(|| self.engine.create_claim(request.clone()));
+        made.await.expect(name)
+    }
+
+    pub(crate) async fn clone_of(&self, name: &str, source: &Claim) -> Claim {
+        let source = ClaimSource::Claim(source.id.clone());
+        self.create_from(name, source).await
+    }
+
+    pub(crate) async fn restore(&self, name: &str, snapshot: &Snapshot) -> Claim {
+        let source = ClaimSource::Snapshot(snapshot.id.clone());
+        self.create_from(name, source).await
+    }
+
+    pub(crate) async fn snapshot(&self, name: &str, claim: &Claim) -> Snapshot {
+        let taken = again(|| self.engine.create_snapshot(name, claim.id.as_str()));
+        taken.await.expect(name)
+    }
+
+    pub(crate) fn at(&self, place: &str) -> PathBuf {
+        self.lab.kubelet_dir().join("pods").join(place)
+    }
+
+    pub(crate) fn staging(&self, claim: &Claim) -> PathBuf {
+        self.at(&format!("{}-globalmount", claim.id))
+    }
+
+    pub(crate) fn publish_request(&self, claim: &Claim, place: &str) -> MountClaim {
+        MountClaim {
+            claim: claim.id.clone(),
+            target: self.at(place),
+            staging: false,
+            staged_at: Some(self.staging(claim)),
+            read_only: false,
+            multiple_targets: false,
+            mount_group: None,
+        }
+    }
+
+    pub(crate) fn stage_request(&self, claim: &Claim) -> MountClaim {
+        MountClaim {
+            target: self.staging(claim),
+            staging: true,
+            staged_at: None,
+            ..self.publish_request(claim, "")
+        }
+    }
+
+    pub(crate) async fn stage(&self, claim: &Claim) -> Result<()> {
+        let request = self.stage_request(claim);
+        fs::create_dir_all(&request.target).expect("the staging path");
+        self.engine.mount_claim(request).await
+    }
+
+    /// Stages and publishes a claim, as kubelet does for a pod; where it is.
+    pub(crate) async fn mount(&self, claim: &Claim) -> PathBuf {
+        again(|| self.stage(claim)).await.expect("staged");
+        let request = self.publish_request(claim, claim.id.as_str());
+        let target = request.target.clone();
+        self.engine.mount_claim(request).await.expect("published");
+        target
+    }
+
+    pub(crate) async fn unmount(&self, claim: &Claim) {
+        let id = claim.id.as_str();
+        let published = self.at(id);
+        let engine = &self.engine;
+        engine
+            .unmount_claim(id, &published, false)
+            .await
+            .expect("unpublished");
+        assert!(!published.exists(), "the target is gone");
+        let staged = self.staging(claim);
+        engine
+            .unmount_claim(id, &staged, true)
+            .await
+            .expect("unstaged");
+        assert!(staged.exists(), "the staging path stays");
+    }
+
+    /// Does something in a claim as a pod would, and unmounts it.
+    pub(crate) async fn inside<T>(&self, claim: &Claim, work: impl FnOnce(&Path) -> T) -> T {
+        let target = self.mount(claim).await;
+        let result = work(&target);
+        self.unmount(claim).await;
+        result
+    }
+
+    pub(crate) async fn read(&self, claim: &Claim, file: &str) -> io::Result<String> {
+        self.inside(claim, |path| fs::read_to_string(path.join(file)))
+            .await
+    }
+
+    pub(crate) async fn write(&self, claim: &Claim, file: &str, text: &str) {
+        let write = |path: &Path| fs::write(path.join(file), text).expect(file);
+        self.inside(claim, write).await;
+    }
+
+    /// The driver is upgraded: the engine ends and begins anew; mounts stay.
+    pub(crate) async fn restart(self) -> Self {
+        self.engine.shutdown().await;
+        let (lab, config) = (self.lab, self.config);
+        drop(self.engine);
+        let engine = common::bench::open_again(&config).await;
+        Self {
+            lab,
+            engine,
+            config,
+        }
+    }
+
+    /// The machine is rebooted: no mount is left, and the records are of another boot.
+    pub(crate) async fn reboot(self) -> Self {
+        self.engine.shutdown().await;
+        let (lab, config) = (self.lab, self.config);
+        drop(self.engine);
+        lab.remount();
+        for dir in fs::read_dir(config.pool.join("volumes")).expect("volumes") {
+            let path = dir.expect("an entry").path().join("claim.json");
+            let text = fs::read_to_string(&path).expect("a record");
+            let mut record: serde_json::Value = serde_json::from_str(&text).expect("JSON");
+            record["boot"] = "the one before".into();
+            fs::write(&path, record.to_string()).expect("written");
+        }
+        for place in fs::read_dir(lab.kubelet_dir().join("pods")).expect("pods") {
+            fs::remove_dir(place.expect("an entry").path()).expect("an empty mount point");
+        }
+        let engine = common::bench::open_again(&config).await;
+        Self {
+            lab,
+            engine,
+            config,
+        }
+    }
+
+    pub(crate) async fn assert_sound(&self) {
+        assert_eq!(self.engine.check().await.expect("check"), []);
+    }
+
+    pub(crate) fn names_in(&self, directory: &str) -> Vec<String> {
+        let entries = fs::read_dir(self.config.pool.join(directory)).expect(directory);
+        let name = |entry: io::Result<fs::DirEntry>| entry.expect("an entry").file_name();
+        let mut names: Vec<String> = entries
+            .map(|entry| name(entry).into_string().expect("text"))
+            .collect();
+        names.sort();
+        names
+    }
+
+    /// Deletes all that there is, and makes sure that nothing is left of it.
+    pub(crate) async fn finish(self) {
+        self.assert_sound().await;
+        let engine = &self.engine;
+        for claim in engine.claims(None, usize::MAX).await.expect("claims").items {
+            engine
+                .delete_claim(claim.id.as_str())
+                .await
+                .expect("deleted");
+        }
+        let filter = baggageclaim::engine::claims::SnapshotFilter::default();
+        for snapshot in engine
+            .snapshots(&filter, None, usize::MAX)
+            .await
+            .expect("list")
+            .items
+        {
+            let id = snapshot
+                .group
+                .as_ref()
+                .map_or(snapshot.id.as_str(), |group| group.as_str());
+            if snapshot.group.is_some() {
+                engine.delete_group(id).await.expect("deleted");
+            } else {
+                engine.delete_snapshot(id).await.expect("deleted");
+            }
+        }
+        engine.reap().await.expect("reap");
+        self.assert_sound().await;
+        engine.shutdown().await;
+        for directory in ["volumes", "layers", "pending", "incoming", "trash"] {
+            assert_eq!(
+                self.names_in(directory),
+                Vec::<String>::new(),
+                "{directory}"
+            );
+        }
+        drop(self.engine);
+        assert_eq!(self.lab.close(), Vec::<PathBuf>::new(), "mounts left over");
+    }
+}
+
+/// The name of a ground, for messages.
+pub(crate) fn say(ground: Ground) {
+    eprintln!("{} on {}", ground.0, ground.1.name());
+}

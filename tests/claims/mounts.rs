@@ -1,0 +1,321 @@
+//! Staging and publishing; owners and modes; what survives what.
+
+use std::fs;
+use std::os::unix::fs::{MetadataExt, chown};
+use std::path::Path;
+
+use baggageclaim::backend::BackendKind;
+use baggageclaim::engine::Error;
+use baggageclaim::engine::claims::{Claims, CreateClaim, MountClaim};
+use baggageclaim::model::{ClaimParameters, ClaimSource, RootAttributes};
+use baggageclaim::sys;
+
+use super::bench::{ALL, Bench, COPY, request, say};
+
+#[tokio::test(flavor = "multi_thread")]
+#[expect(clippy::too_many_lines, reason = "one story, told in order")]
+async fn staged_once_and_published_as_its_access_mode_allows() {
+    for ground in ALL {
+        say(ground);
+        let Some(bench) = Bench::new(ground).await else {
+            return;
+        };
+        let claim = bench.create("claim").await;
+        let early = bench
+            .engine
+            .mount_claim(bench.publish_request(&claim, "early"))
+            .await;
+        assert!(
+            matches!(early, Err(Error::Target { .. })),
+            "not staged: {early:?}"
+        );
+        assert!(!bench.at("early").exists());
+        for _ in 0..3 {
+            bench.stage(&claim).await.expect("staged");
+        }
+        let one = bench.publish_request(&claim, "one");
+        for _ in 0..3 {
+            bench
+                .engine
+                .mount_claim(one.clone())
+                .await
+                .expect("published");
+        }
+        fs::write(bench.at("one").join("file"), "text").expect("written");
+        let mounts = sys::mount_table().expect("table");
+        let here = |place: &Path| {
+            mounts
+                .iter()
+                .filter(|mount| mount.mount_point == *place)
+                .count()
+        };
+        assert_eq!(
+            (here(&bench.staging(&claim)), here(&bench.at("one"))),
+            (1, 1)
+        );
+
+        let two = bench.publish_request(&claim, "two");
+        let second = bench.engine.mount_claim(two.clone()).await;
+        assert!(
+            matches!(second, Err(Error::PublishedElsewhere { .. })),
+            "{second:?}"
+        );
+        let read_only = MountClaim {
+            read_only: true,
+            multiple_targets: true,
+            ..two.clone()
+        };
+        bench
+            .engine
+            .mount_claim(read_only.clone())
+            .await
+            .expect("published");
+        let changed = bench
+            .engine
+            .mount_claim(MountClaim {
+                read_only: false,
+                ..read_only
+            })
+            .await;
+        assert!(
+            matches!(changed, Err(Error::Different { .. })),
+            "{changed:?}"
+        );
+        assert_eq!(
+            fs::read_to_string(bench.at("two").join("file")).expect("read"),
+            "text"
+        );
+        fs::write(bench.at("two").join("file"), "no").expect_err("read-only");
+        fs::write(bench.at("one").join("file"), "new").expect("not read-only");
+
+        let deleted = bench.engine.delete_claim(claim.id.as_str()).await;
+        assert!(
+            matches!(deleted, Err(Error::ClaimInUse { .. })),
+            "{deleted:?}"
+        );
+        let used = bench
+            .engine
+            .claim_use(claim.id.as_str())
+            .await
+            .expect("use");
+        assert_eq!(used.targets.len(), 3);
+        assert!(used.problems.is_empty(), "{:?}", used.problems);
+        let stats = bench
+            .engine
+            .stats(&claim.id, &bench.at("two"))
+            .await
+            .expect("stats");
+        assert!(stats.total_bytes > 0);
+        for place in ["one", "two"] {
+            for _ in 0..2 {
+                let path = bench.at(place);
+                bench
+                    .engine
+                    .unmount_claim(claim.id.as_str(), &path, false)
+                    .await
+                    .expect("unpublished");
+                assert!(!path.exists());
+            }
+        }
+        bench.unmount(&claim).await;
+        bench.unmount(&claim).await;
+
+        // Without a staging path, and for reading only at first.
+        let direct = MountClaim {
+            staged_at: None,
+            read_only: true,
+            multiple_targets: true,
+            ..bench.publish_request(&claim, "direct")
+        };
+        bench
+            .engine
+            .mount_claim(direct.clone())
+            .await
+            .expect("published");
+        fs::write(bench.at("direct").join("file"), "no").expect_err("read-only");
+        let writable = MountClaim {
+            target: bench.at("writable"),
+            read_only: false,
+            ..direct
+        };
+        bench.engine.mount_claim(writable).await.expect("published");
+        fs::write(bench.at("writable").join("file"), "yes").expect("writable");
+        for place in ["direct", "writable"] {
+            bench
+                .engine
+                .unpublish(claim.id.as_str(), &bench.at(place))
+                .await
+                .expect("unpublished");
+        }
+        bench.finish().await;
+    }
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn a_claim_outlives_drivers_and_boots() {
+    for ground in ALL {
+        say(ground);
+        let Some(bench) = Bench::new(ground).await else {
+            return;
+        };
+        let base = bench.create("base").await;
+        bench.write(&base, "base", "base").await;
+        let claim = bench.clone_of("claim", &base).await;
+        let target = bench.mount(&claim).await;
+        fs::write(target.join("one"), "one").expect("written");
+        let bench = bench.restart().await;
+        fs::write(target.join("two"), "two").expect("it is mounted still");
+        bench.stage(&claim).await.expect("still staged");
+        bench.assert_sound().await;
+        assert_eq!(
+            bench
+                .engine
+                .claim_use(claim.id.as_str())
+                .await
+                .expect("use")
+                .targets
+                .len(),
+            2
+        );
+        rustix::fs::sync();
+        let bench = bench.reboot().await;
+        bench.assert_sound().await;
+        assert!(
+            bench
+                .engine
+                .claim_use(claim.id.as_str())
+                .await
+                .expect("use")
+                .targets
+                .is_empty()
+        );
+        for name in ["base", "one", "two"] {
+            assert_eq!(bench.read(&claim, name).await.expect(name), name);
+        }
+        let snapshot = bench.snapshot("s", &claim).await;
+        let bench = bench.reboot().await;
+        let restored = bench.restore("restored", &snapshot).await;
+        for name in ["base", "one", "two"] {
+            assert_eq!(bench.read(&restored, name).await.expect(name), name);
+            assert_eq!(bench.read(&claim, name).await.expect(name), name);
+        }
+        bench.finish().await;
+    }
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn an_overlay_of_a_claim_is_not_volatile_and_its_work_directories_do_not_pile_up() {
+    for ground in ALL {
+        if ground.0 != BackendKind::Overlay {
+            continue;
+        }
+        let Some(bench) = Bench::new(ground).await else {
+            return;
+        };
+        let claim = bench.create("claim").await;
+        for _ in 0..4 {
+            let target = bench.mount(&claim).await;
+            let table = fs::read_to_string("/proc/thread-self/mountinfo").expect("mountinfo");
+            let line = table
+                .lines()
+                .find(|line| line.contains(target.to_str().expect("text")));
+            let line = line.expect("it is mounted");
+            assert!(
+                !line.contains("volatile") && line.contains("nosuid,nodev"),
+                "{line}"
+            );
+            bench.unmount(&claim).await;
+        }
+        let dir = format!("volumes/{}", claim.id);
+        let work = bench
+            .names_in(&dir)
+            .iter()
+            .filter(|name| name.starts_with("work."))
+            .count();
+        assert_eq!(work, 1);
+        bench.finish().await;
+    }
+}
+
+/// Owner, group and mode of a path.
+fn owner(path: &Path) -> (u32, u32, u32) {
+    let data = fs::metadata(path).expect("there");
+    (data.uid(), data.gid(), data.mode() & 0o7777)
+}
+
+fn class(uid: Option<u32>, mode: Option<u32>) -> ClaimParameters {
+    ClaimParameters {
+        root: RootAttributes {
+            uid,
+            gid: uid,
+            mode,
+            mount_group: None,
+        },
+        ..ClaimParameters::default()
+    }
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn owners_are_as_the_class_says_and_then_as_the_pods_say_whatever_is_snapshotted() {
+    for ground in ALL {
+        say(ground);
+        let Some(bench) = Bench::new(ground).await else {
+            return;
+        };
+        let asked = CreateClaim {
+            parameters: class(Some(1000), Some(0o750)),
+            ..request("claim")
+        };
+        let claim = bench.engine.create_claim(asked).await.expect("made");
+        bench
+            .inside(&claim, |path| {
+                assert_eq!(owner(path), (1000, 1000, 0o750));
+                fs::write(path.join("file"), "").expect("written");
+                chown(path.join("file"), Some(1000), Some(1000)).expect("chown");
+                chown(path, Some(7), Some(7)).expect("given away");
+                fs::set_permissions(path, std::os::unix::fs::PermissionsExt::from_mode(0o700))
+                    .expect("chmod");
+            })
+            .await;
+        let looks = |path: &Path| (owner(path), owner(&path.join("file")).0);
+        let snapshot = bench.snapshot("s", &claim).await;
+        assert_eq!(bench.inside(&claim, looks).await, ((7, 7, 0o700), 1000));
+
+        // A clone of another class: its root's owner changes places with the class's.
+        let source = Some(ClaimSource::Snapshot(snapshot.id.clone()));
+        let asked = CreateClaim {
+            parameters: class(Some(42), None),
+            source: source.clone(),
+            ..request("other class")
+        };
+        let other = bench.engine.create_claim(asked).await.expect("made");
+        let swapped = bench
+            .inside(&other, |path| {
+                let seen = looks(path);
+                chown(path.join("file"), Some(42), Some(42)).expect("chown");
+                chown(path, Some(99), Some(99)).expect("given away");
+                seen
+            })
+            .await;
+        assert_eq!(swapped, ((42, 42, 0o700), 1000));
+        // That stays so through a snapshot, and in clones of the clone.
+        bench.snapshot("t", &other).await;
+        assert_eq!(bench.inside(&other, looks).await, ((99, 99, 0o700), 42));
+        let clone = bench.clone_of("clone of it", &other).await;
+        assert_eq!(bench.inside(&clone, looks).await, ((99, 99, 0o700), 42));
+        // On disk it was the root's owner.
+        let plain = bench.restore("plain", &snapshot).await;
+        assert_eq!(bench.inside(&plain, looks).await, ((7, 7, 0o700), 1000));
+
+        // The pod's group gets the root, at each mount, and nothing below.
+        let mut stage = bench.stage_request(&plain);
+        stage.mount_group = Some(77);
+        bench.engine.mount_claim(stage).await.expect("staged");
+        assert_eq!(owner(&bench.staging(&plain)), (7, 77, 0o2770));
+        bench.unmount(&plain).await;
+        if ground.0 != COPY.0 {
+            bench.engine.reap().await.expect("reap");
+        }
+        bench.finish().await;
+    }
+}

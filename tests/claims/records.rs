@@ -1,0 +1,333 @@
+//! What is only written down: sizes, names, pages, attachments, time to live.
+
+use std::collections::BTreeSet;
+use std::time::{Duration, Instant};
+
+use baggageclaim::engine::Error;
+use baggageclaim::engine::claims::{Claims, CreateClaim, SnapshotFilter};
+use baggageclaim::model::{Attachment, ClaimParameters, ClaimSource, LiveClone, MutableParameters};
+
+use super::bench::{Bench, OVERLAY, request};
+
+const MIB: u64 = 1 << 20;
+
+fn of_size(name: &str, required: u64, limit: Option<u64>) -> CreateClaim {
+    CreateClaim {
+        required_bytes: required,
+        limit_bytes: limit,
+        ..request(name)
+    }
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn sizes_are_kept_within_what_was_asked_and_what_there_is() {
+    let Some(bench) = Bench::new(OVERLAY).await else {
+        return;
+    };
+    let engine = &bench.engine;
+    let claim = engine
+        .create_claim(of_size("c", 10 * MIB, Some(20 * MIB)))
+        .await
+        .expect("made");
+    assert_eq!(claim.capacity, 10 * MIB);
+    for same in [
+        of_size("c", 10 * MIB, None),
+        of_size("c", 5 * MIB, Some(10 * MIB)),
+        request("c"),
+    ] {
+        assert_eq!(engine.create_claim(same).await.expect("the same"), claim);
+    }
+    let mut others = vec![of_size("c", 11 * MIB, None), of_size("c", 0, Some(9 * MIB))];
+    others.push(CreateClaim {
+        source: Some(ClaimSource::Claim(claim.id.clone())),
+        ..request("c")
+    });
+    others.push(CreateClaim {
+        parameters: ClaimParameters {
+            live_clone: LiveClone::Copy,
+            ..ClaimParameters::default()
+        },
+        ..of_size("c", 10 * MIB, None)
+    });
+    for other in others {
+        let made = engine.create_claim(other).await;
+        assert!(matches!(made, Err(Error::Exists { .. })), "{made:?}");
+    }
+    for absurd in [1 << 40, u64::MAX] {
+        let made = engine.create_claim(of_size("absurd", absurd, None)).await;
+        assert!(matches!(made, Err(Error::TooLarge { .. })), "{made:?}");
+        let grown = engine.expand_claim(claim.id.as_str(), absurd, None).await;
+        assert!(matches!(grown, Err(Error::TooLarge { .. })), "{grown:?}");
+    }
+    let id = claim.id.as_str();
+    assert_eq!(
+        engine
+            .expand_claim(id, 5 * MIB, None)
+            .await
+            .expect("ok")
+            .capacity,
+        10 * MIB
+    );
+    assert_eq!(
+        engine
+            .expand_claim(id, 15 * MIB, Some(20 * MIB))
+            .await
+            .expect("ok")
+            .capacity,
+        15 * MIB
+    );
+    let shrunk = engine.expand_claim(id, 5 * MIB, Some(10 * MIB)).await;
+    assert!(
+        matches!(shrunk, Err(Error::OutOfRange { .. })),
+        "{shrunk:?}"
+    );
+    let unknown = engine.expand_claim("vol-nobody", 1, None).await;
+    assert!(matches!(unknown, Err(Error::NoSuchClaim(_))), "{unknown:?}");
+
+    let source = Some(ClaimSource::Claim(claim.id.clone()));
+    let clone = |name, required, limit| CreateClaim {
+        source: source.clone(),
+        ..of_size(name, required, limit)
+    };
+    assert_eq!(
+        engine
+            .create_claim(clone("same size", 0, None))
+            .await
+            .expect("made")
+            .capacity,
+        15 * MIB
+    );
+    assert_eq!(
+        engine
+            .create_claim(clone("larger", 16 * MIB, None))
+            .await
+            .expect("made")
+            .capacity,
+        16 * MIB
+    );
+    for (required, limit) in [(14 * MIB, None), (0, Some(14 * MIB))] {
+        let made = engine.create_claim(clone("smaller", required, limit)).await;
+        assert!(matches!(made, Err(Error::OutOfRange { .. })), "{made:?}");
+    }
+    assert!(engine.capacity().await.expect("capacity") > 100 * MIB);
+    let bench = bench.restart().await;
+    let claim = bench.engine.claim(claim.id.as_str()).await.expect("there");
+    assert_eq!(claim.capacity, 15 * MIB);
+    bench.finish().await;
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn attachments_are_remembered_and_hold_a_claim() {
+    let Some(bench) = Bench::new(OVERLAY).await else {
+        return;
+    };
+    let claim = bench.create("c").await;
+    let id = claim.id.as_str();
+    let attachment = |read_only| Attachment {
+        node: "node-1".to_owned(),
+        read_only,
+        access_mode: 1,
+    };
+    for _ in 0..2 {
+        bench
+            .engine
+            .attach_claim(id, attachment(false))
+            .await
+            .expect("attached");
+    }
+    let other = bench.engine.attach_claim(id, attachment(true)).await;
+    assert!(matches!(other, Err(Error::Exists { .. })), "{other:?}");
+    let bench = bench.restart().await;
+    assert_eq!(
+        bench.engine.claim(id).await.expect("there").attached,
+        [attachment(false)]
+    );
+    let deleted = bench.engine.delete_claim(id).await;
+    assert!(
+        matches!(deleted, Err(Error::ClaimInUse { .. })),
+        "{deleted:?}"
+    );
+    bench
+        .engine
+        .detach_claim(id, Some("node-2"))
+        .await
+        .expect("nothing to do");
+    assert_eq!(
+        bench.engine.claim(id).await.expect("there").attached.len(),
+        1
+    );
+    bench
+        .engine
+        .detach_claim(id, Some("node-1"))
+        .await
+        .expect("detached");
+    bench
+        .engine
+        .attach_claim(id, attachment(true))
+        .await
+        .expect("attached");
+    bench
+        .engine
+        .detach_claim(id, None)
+        .await
+        .expect("detached from all");
+    bench.finish().await;
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn what_nobody_used_for_its_ttl_goes_and_what_is_in_use_stays() {
+    let Some(bench) = Bench::new(OVERLAY).await else {
+        return;
+    };
+    let short = MutableParameters {
+        size_limit: Some(MIB),
+        ttl_seconds: Some(1),
+    };
+    let unused = bench.create("unused").await;
+    let used = bench.create("used").await;
+    let kept = bench.create("kept").await;
+    for claim in [&unused, &used] {
+        let modified = bench
+            .engine
+            .modify_claim(claim.id.as_str(), short)
+            .await
+            .expect("modified");
+        assert_eq!(modified.mutable, short);
+    }
+    bench.mount(&used).await;
+    tokio::time::sleep(Duration::from_millis(1100)).await;
+    bench.engine.reap().await.expect("reap");
+    assert!(matches!(
+        bench.engine.claim(unused.id.as_str()).await,
+        Err(Error::NoSuchClaim(_))
+    ));
+    bench.unmount(&used).await;
+    let bench = bench.restart().await;
+    bench.engine.reap().await.expect("reap");
+    for claim in [&used, &kept] {
+        bench
+            .engine
+            .claim(claim.id.as_str())
+            .await
+            .expect("used a moment ago, or for ever");
+    }
+    tokio::time::sleep(Duration::from_millis(1100)).await;
+    bench.engine.reap().await.expect("reap");
+    assert!(matches!(
+        bench.engine.claim(used.id.as_str()).await,
+        Err(Error::NoSuchClaim(_))
+    ));
+    bench.finish().await;
+}
+
+#[tokio::test(flavor = "multi_thread")]
+#[expect(clippy::too_many_lines, reason = "one story, told in order")]
+async fn ten_thousand_claims_are_paged_while_others_come_and_go() {
+    const MANY: usize = 10_000;
+    let Some(bench) = Bench::new(OVERLAY).await else {
+        return;
+    };
+    let started = Instant::now();
+    let makers: Vec<_> = (0..8)
+        .map(|maker| {
+            let engine = bench.engine.clone();
+            tokio::spawn(async move {
+                for number in (maker..MANY).step_by(8) {
+                    engine
+                        .create_claim(request(&format!("stays-{number}")))
+                        .await
+                        .expect("made");
+                }
+            })
+        })
+        .collect();
+    for maker in makers {
+        maker.await.expect("made");
+    }
+    eprintln!("{MANY} claims in {:?}", started.elapsed());
+    let engine = bench.engine.clone();
+    let stirring = tokio::spawn(async move {
+        for number in 0..200 {
+            let claim = engine
+                .create_claim(request(&format!("passes-{number}")))
+                .await
+                .expect("made");
+            engine
+                .delete_claim(claim.id.as_str())
+                .await
+                .expect("deleted");
+        }
+    });
+    let (mut seen, mut after, mut longest) = (Vec::new(), None, Duration::ZERO);
+    loop {
+        let started = Instant::now();
+        let page = bench
+            .engine
+            .claims(after.as_ref(), 500)
+            .await
+            .expect("a page");
+        longest = longest.max(started.elapsed());
+        assert!(page.items.len() <= 500);
+        seen.extend(
+            page.items
+                .into_iter()
+                .filter(|claim| claim.name.starts_with("stays-"))
+                .map(|claim| claim.id),
+        );
+        after = page.next;
+        tokio::time::sleep(Duration::from_millis(2)).await;
+        if after.is_none() {
+            break;
+        }
+    }
+    eprintln!("the slowest page took {longest:?}");
+    stirring.await.expect("no failure");
+    let distinct: BTreeSet<_> = seen.iter().collect();
+    assert_eq!((seen.len(), distinct.len()), (MANY, MANY), "each once");
+
+    let source = bench
+        .engine
+        .claims(None, 1)
+        .await
+        .expect("one")
+        .items
+        .remove(0);
+    for name in ["a", "b", "c"] {
+        bench.snapshot(name, &source).await;
+    }
+    let of = |filter: SnapshotFilter| {
+        let engine = bench.engine.clone();
+        async move { engine.snapshots(&filter, None, 2).await.expect("a page") }
+    };
+    let by_source = |source: &str| SnapshotFilter {
+        source: Some(source.to_owned()),
+        id: None,
+    };
+    let page = of(by_source(source.id.as_str())).await;
+    assert_eq!((page.items.len(), page.next.is_some()), (2, true));
+    assert!(of(by_source("vol-nobody")).await.items.is_empty());
+    let id = page.items[1].id.to_string();
+    let page = of(SnapshotFilter {
+        source: None,
+        id: Some(id),
+    })
+    .await;
+    assert_eq!((page.items.len(), page.next), (1, None));
+    let started = Instant::now();
+    let bench = bench.restart().await;
+    eprintln!("restart with {MANY} claims: {:?}", started.elapsed());
+    assert_eq!(
+        bench
+            .engine
+            .claims(None, usize::MAX)
+            .await
+            .expect("all")
+            .items
+            .len(),
+        MANY
+    );
+    bench.assert_sound().await;
+    bench.engine.shutdown().await;
+    drop(bench.engine);
+    assert!(bench.lab.close().is_empty());
+}

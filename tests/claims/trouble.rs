@@ -1,0 +1,285 @@
+//! Bad days: races, operations that were cut short, files held open, full disks.
+
+use std::fs;
+use std::fs::File;
+use std::io::Write as _;
+use std::time::Duration;
+
+use baggageclaim::engine::Error;
+use baggageclaim::engine::claims::Claims;
+
+use super::bench::{ALL, Bench, OVERLAY, request, say};
+
+#[tokio::test(flavor = "multi_thread")]
+async fn what_a_process_still_holds_is_neither_frozen_nor_deleted() {
+    let Some(bench) = Bench::new(OVERLAY).await else {
+        return;
+    };
+    let claim = bench.create("claim").await;
+    bench.write(&claim, "file", "old").await;
+    bench.snapshot("before", &claim).await;
+    let target = bench.mount(&claim).await;
+    let mut held = File::create(target.join("file")).expect("open");
+    bench.unmount(&claim).await;
+    let id = claim.id.as_str();
+    for restarted in [false, true] {
+        let taken = bench.engine.create_snapshot("torn", id).await;
+        assert!(
+            matches!(taken, Err(Error::Busy(_))),
+            "{restarted} {taken:?}"
+        );
+        let deleted = bench.engine.delete_claim(id).await;
+        assert!(
+            matches!(deleted, Err(Error::ClaimInUse { .. })),
+            "{deleted:?}"
+        );
+        let staged = bench.stage(&claim).await;
+        assert!(matches!(staged, Err(Error::Busy(_))), "{staged:?}");
+        bench.engine.reap().await.expect("reap");
+    }
+    held.write_all(b"late").expect("it is open");
+    drop(held);
+    let snapshot = bench.snapshot("whole", &claim).await;
+    let restored = bench.restore("restored", &snapshot).await;
+    assert_eq!(bench.read(&restored, "file").await.expect("file"), "late");
+    bench.finish().await;
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn a_freeze_that_was_cut_short_is_taken_back_and_one_that_was_indexed_is_finished() {
+    let Some(bench) = Bench::new(OVERLAY).await else {
+        return;
+    };
+    let claim = bench.create("claim").await;
+    bench.write(&claim, "file", "text").await;
+    let id = claim.id.as_str().to_owned();
+    let volume = bench.config.pool.join("volumes").join(&id);
+    let layer = bench
+        .config
+        .pool
+        .join("layers")
+        .join("0123456789abcdef0123456789abcdef");
+    let marker = volume.join("freezing.0123456789abcdef0123456789abcdef");
+    let mut bench = bench;
+    for step in 0..4 {
+        bench.engine.shutdown().await;
+        fs::create_dir(&layer).expect("the layer");
+        if step >= 1 {
+            fs::create_dir(&marker).expect("the marker");
+        }
+        if step >= 2 {
+            fs::rename(volume.join("top"), layer.join("fs")).expect("moved");
+        }
+        if step == 3 {
+            // And so was taking it back.
+            fs::rename(layer.join("fs"), volume.join("top")).expect("moved back");
+        }
+        bench = bench.restart().await;
+        bench.assert_sound().await;
+        assert!(!layer.exists() && !marker.exists(), "step {step}");
+        assert_eq!(
+            bench.read(&claim, "file").await.expect("file"),
+            "text",
+            "step {step}"
+        );
+    }
+    let snapshot = bench.snapshot("s", &claim).await;
+    bench.engine.shutdown().await;
+    fs::create_dir(&volume).expect("as before it was cleared");
+    fs::create_dir(volume.join("work.1")).expect("work");
+    fs::create_dir(volume.join(format!("freezing.{}", snapshot.layers[0]))).expect("marker");
+    let bench = bench.restart().await;
+    assert!(!volume.exists());
+    assert_eq!(bench.read(&claim, "file").await.expect("file"), "text");
+
+    // A claim that the index has no more, and one that was being made.
+    bench.engine.shutdown().await;
+    fs::create_dir_all(bench.config.pool.join("volumes/vol-gone/top")).expect("gone");
+    fs::create_dir_all(bench.config.pool.join("incoming/half/top")).expect("half");
+    let bench = bench.restart().await;
+    bench.engine.reap().await.expect("reap");
+    assert_eq!(bench.names_in("volumes"), [id]);
+    bench.finish().await;
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn the_index_is_made_anew_with_the_claims_whose_directories_tell_of_them() {
+    let Some(bench) = Bench::new(OVERLAY).await else {
+        return;
+    };
+    let base = bench.create("base").await;
+    bench.write(&base, "file", "text").await;
+    let claim = bench.clone_of("claim", &base).await;
+    bench.write(&claim, "mine", "mine").await;
+    bench.engine.shutdown().await;
+    let pool = bench.config.pool.clone();
+    let (lab, config) = (bench.lab, bench.config);
+    drop(bench.engine);
+    baggageclaim::engine::Engine::rebuild_index(&pool).expect("made anew");
+    fs::remove_file(pool.join("index.redb.old")).expect("the old one");
+    let engine = baggageclaim::engine::Engine::open(config.clone())
+        .await
+        .expect("opens");
+    let bench = Bench {
+        lab,
+        engine,
+        config,
+    };
+    assert_eq!(bench.read(&claim, "file").await.expect("file"), "text");
+    assert_eq!(bench.read(&claim, "mine").await.expect("mine"), "mine");
+    bench.finish().await;
+}
+
+/// Whether an answer is one that a race may bring.
+fn may_be<T: std::fmt::Debug>(result: Result<T, Error>) -> Option<T> {
+    match result {
+        Ok(value) => Some(value),
+        Err(
+            Error::Busy(_)
+            | Error::NoSuchClaim(_)
+            | Error::NoSuchSnapshot(_)
+            | Error::ClaimInUse { .. }
+            | Error::Unsupported { .. }
+            | Error::Target { .. },
+        ) => None,
+        Err(error) => panic!("{error}"),
+    }
+}
+
+#[tokio::test(flavor = "multi_thread", worker_threads = 4)]
+async fn snapshots_race_writes_mounts_and_deletes() {
+    for ground in ALL {
+        say(ground);
+        let Some(bench) = Bench::new(ground).await else {
+            return;
+        };
+        let bench = std::sync::Arc::new(bench);
+        for round in 0..12 {
+            let claim = bench.create(&format!("claim {round}")).await;
+            bench.write(&claim, "a", "same").await;
+            bench.write(&claim, "b", "same").await;
+            let snapshots = {
+                let (bench, claim) = (bench.clone(), claim.clone());
+                tokio::spawn(async move {
+                    let mut taken = Vec::new();
+                    for number in 0..12 {
+                        let name = format!("{} {number}", claim.name);
+                        taken.extend(may_be(
+                            bench.engine.create_snapshot(&name, claim.id.as_str()).await,
+                        ));
+                    }
+                    taken
+                })
+            };
+            let pods = {
+                let (bench, claim) = (bench.clone(), claim.clone());
+                tokio::spawn(async move {
+                    for _ in 0..6 {
+                        if may_be(bench.stage(&claim).await).is_some() {
+                            let path = bench.staging(&claim);
+                            for file in ["a", "b"] {
+                                fs::write(path.join(file), "also").expect("written");
+                            }
+                            while may_be(
+                                bench
+                                    .engine
+                                    .unmount_claim(claim.id.as_str(), &path, true)
+                                    .await,
+                            )
+                            .is_none()
+                            {
+                                tokio::time::sleep(Duration::from_millis(1)).await;
+                            }
+                        }
+                    }
+                })
+            };
+            let deletes = {
+                let (bench, claim) = (bench.clone(), claim.clone());
+                tokio::spawn(async move {
+                    tokio::time::sleep(Duration::from_millis(u64::from(round * 3 % 20_u32))).await;
+                    may_be(bench.engine.delete_claim(claim.id.as_str()).await);
+                })
+            };
+            let taken = snapshots.await.expect("no panic");
+            pods.await.expect("no panic");
+            deletes.await.expect("no panic");
+            for snapshot in taken.iter().take(3) {
+                let restored = bench
+                    .restore(&format!("of {}", snapshot.name), snapshot)
+                    .await;
+                assert!(
+                    ["same", "also"]
+                        .contains(&bench.read(&restored, "a").await.expect("a").as_str())
+                );
+                bench
+                    .engine
+                    .delete_claim(restored.id.as_str())
+                    .await
+                    .expect("deleted");
+            }
+            for snapshot in taken {
+                bench
+                    .engine
+                    .delete_snapshot(snapshot.id.as_str())
+                    .await
+                    .expect("deleted");
+            }
+        }
+        let bench = std::sync::Arc::into_inner(bench).expect("nobody else");
+        bench.finish().await;
+    }
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn a_full_disk_is_said_so_and_what_is_there_stays_and_can_be_deleted() {
+    let Some(bench) = Bench::sized(OVERLAY, 64 << 20).await else {
+        return;
+    };
+    let claim = bench.create("claim").await;
+    bench.write(&claim, "file", "text").await;
+    let filler = bench.lab.path().join("filler");
+    let mut file = File::create(&filler).expect("open");
+    let block = vec![7_u8; 1 << 16];
+    while file.write_all(&block).is_ok() {}
+    let small = vec![7_u8; 512];
+    while file.write_all(&small).is_ok() {}
+    drop(file);
+    let mut refused_at = 0;
+    for number in 0..4000 {
+        match bench
+            .engine
+            .create_claim(request(&format!("{number} {}", "x".repeat(2000))))
+            .await
+        {
+            Ok(_) => {}
+            Err(Error::Full(_)) => {
+                refused_at = number;
+                break;
+            }
+            Err(error) => panic!("{error}"),
+        }
+    }
+    let taken = bench.engine.create_snapshot("s", claim.id.as_str()).await;
+    assert!(matches!(taken, Ok(_) | Err(Error::Full(_))), "{taken:?}");
+    assert!(
+        refused_at > 0,
+        "a pool of 64 MiB has no room for that many names"
+    );
+    // Deleting needs no room that there is not.
+    let some = bench.engine.claims(None, 5).await.expect("a page").items;
+    for claim in some.iter().filter(|other| other.id != claim.id) {
+        let deleted = bench.engine.delete_claim(claim.id.as_str()).await;
+        assert!(
+            matches!(deleted, Ok(()) | Err(Error::Full(_))),
+            "{deleted:?}"
+        );
+    }
+    fs::remove_file(&filler).expect("room again");
+    let bench = bench.restart().await;
+    bench.assert_sound().await;
+    assert_eq!(bench.read(&claim, "file").await.expect("file"), "text");
+    let snapshot = bench.snapshot("s", &claim).await;
+    assert_eq!(snapshot.layers.len(), 1);
+    bench.finish().await;
+}
