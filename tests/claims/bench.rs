@@ -238,10 +238,18 @@ impl Bench {
         self.assert_sound().await;
         let engine = &self.engine;
         for claim in engine.claims(None, usize::MAX).await.expect("claims").items {
-            engine
-                .delete_claim(claim.id.as_str())
-                .await
-                .expect("deleted");
+            // Another test's process, on its way to exec, may hold what was just unmounted.
+            let deadline = std::time::Instant::now() + std::time::Duration::from_secs(60);
+            loop {
+                match engine.delete_claim(claim.id.as_str()).await {
+                    Err(Error::Busy(_) | Error::ClaimInUse { .. })
+                        if std::time::Instant::now() < deadline =>
+                    {
+                        tokio::task::yield_now().await;
+                    }
+                    deleted => break deleted.expect("deleted"),
+                }
+            }
         }
         let filter = baggageclaim::engine::claims::SnapshotFilter::default();
         for snapshot in engine
