@@ -194,6 +194,8 @@ impl Backend for Btrfs {
             Some((_, Some(why))) => Limit::Unenforced(why),
             Some((bytes, None)) => self.limit(&fs, bytes)?,
         };
+        // Whoever filled the parent does not decide what this one's root may be given.
+        fs.clear_guard_flags()?;
         plain::apply_root(&fs, &start.root, parent.is_some())?;
         Ok(limit)
     }
@@ -236,12 +238,18 @@ impl Backend for Btrfs {
             self.destroy(layer.open_beneath(FS_NEW)?.subvolume_id()?)?;
         }
         Self::refuse_nested(&fs)?;
+        // With `chattr +i` on its root a layer could never be deleted.
+        fs.clear_guard_flags()?;
         if fs.has_file(marker)? {
             let times = tree::times_of(&fs.stat_self()?);
             match fs.remove_file(marker) {
                 // What says "commit this" is no longer written to.
                 Err(error) if error.is(Errno::EDQUOT) => {
                     self.lift_limit(QuotaGroup::around_subvolume(fs.subvolume_id()?))?;
+                    fs.remove_file(marker)?;
+                }
+                Err(error) if error.is(Errno::EPERM) => {
+                    fs.node(marker)?.clear_guard_flags()?;
                     fs.remove_file(marker)?;
                 }
                 result => result?,
@@ -337,6 +345,8 @@ impl Backend for Btrfs {
             if entry.kind == Some(FileKind::Directory) {
                 let below = dir.open_beneath(&entry.name)?;
                 if below.is_subvolume()? {
+                    // `chattr +i` on its root is EPERM.
+                    below.clear_guard_flags()?;
                     self.destroy_until(below.subvolume_id()?, stop)?;
                 }
             }

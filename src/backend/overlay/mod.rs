@@ -383,7 +383,9 @@ impl Backend for Overlay {
             return Err(volume.error("openat2", TOP, Errno::ENOENT).into());
         };
         if top.has_file(marker)? {
+            let times = tree::times_of(&top.stat_self()?);
             top.remove_file(marker)?;
+            top.set_times(&times)?;
         }
         Ok(volume.rename(TOP, layer, FS)?)
     }
