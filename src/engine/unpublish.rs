@@ -108,6 +108,11 @@ pub(super) fn promise_abandoned(inner: &Arc<Inner>) -> Result<usize> {
     };
     let mut promised = 0;
     for (volume, done_with, targets) in candidates {
+        // Looked at before it is held: a caller who comes for a volume that is not abandoned must not hear that it is busy.
+        let gone = |target: &PathBuf| matches!(Target::open(target), Ok(None));
+        if !done_with && !targets.iter().all(gone) {
+            continue;
+        }
         // Somebody works on it: it is not abandoned.
         let Ok(_guard) = Guard::take(inner, &volume) else {
             continue;
@@ -118,8 +123,7 @@ pub(super) fn promise_abandoned(inner: &Arc<Inner>) -> Result<usize> {
             .volumes
             .get(&volume)
             .is_some_and(|live| live.mounts.is_empty());
-        let gone = |target: &PathBuf| matches!(Target::open(target), Ok(None));
-        if unmounted && (done_with || targets.iter().all(gone)) {
+        if unmounted {
             tracing::info!(volume.id = %volume, "nobody will unpublish it any more: its end begins");
             let key = promise(inner, &volume)?;
             seal::spawn(inner, Left { key, pin: None });
