@@ -9,11 +9,14 @@
 //! - One collector at a time: whatever takes artifacts out of the index (reaping, destroying, merging).
 //! - One writer of names at a time, from the look at the names in memory to the index: what is written last is what is
 //!   known last. Taken after the collector, before the state.
+//! - One who syncs at a time, until the index names what was synced: the kernel tells of a failure once, to whoever asks
+//!   first. Taken after the collector, before the names.
 //!
 //! # Threads
 //!
 //! Nothing that blocks runs on the async runtime. `calls` serves RPCs, `seals` ends volumes, `syncs` (one thread) waits for
-//! the disk, `chores` (one thread) deletes and measures: what is slow delays only its like. A job that was given is finished, whoever waits for it.
+//! the disk, `chores` (one thread) deletes and measures: what is slow delays only its like. A job that was given is
+//! finished, whoever waits for it.
 
 mod check;
 pub mod claims;

@@ -1,8 +1,9 @@
 //! Reap: what nobody needs any more goes, and what is left is kept in shape.
 //!
-//! Everything here runs on the one thread for chores, slowly and in this order: expired and unnamed artifacts, eviction
-//! when room is short, layers that nothing refers to, the trash, stacks that grew long, sizes that are not known yet. An
-//! artifact leaves the index before its layers leave their place; a layer leaves its place before it is deleted.
+//! Everything here runs on the one thread for chores, slowly and in this order: expired and unnamed artifacts, layers that
+//! nothing refers to and the trash, sizes that are not known yet, eviction when room is short, ends that were put off, the
+//! reserve; then stacks that grew long (`flatten`). An artifact leaves the index before its layers leave their place; a
+//! layer leaves its place before it is deleted.
 
 use std::collections::HashSet;
 use std::path::Path;
