@@ -6,7 +6,7 @@
 use std::error::Error;
 use std::path::PathBuf;
 
-const FILES: [&str; 2] = ["csi.proto", "admin.proto"];
+const FILES: [&str; 3] = ["csi.proto", "admin.proto", "pluginregistration.proto"];
 
 fn main() -> Result<(), Box<dyn Error>> {
     for file in FILES {

@@ -9,7 +9,7 @@ use clap::{Args, ValueEnum};
 
 use crate::backend::{BackendKind, MountApi};
 use crate::csi::{self, NodeId};
-use crate::{demo, engine, standalone, telemetry};
+use crate::{demo, driver, engine, node, telemetry};
 
 /// Where a pool is when nobody says so.
 const DEFAULT_POOL: &str = "/var/lib/baggageclaim";
@@ -140,10 +140,6 @@ pub enum PlainOutput {
 
 /// What `standalone` is told.
 #[derive(Debug, Clone, Args)]
-#[expect(
-    clippy::struct_excessive_bools,
-    reason = "each is a flag of its own on the command line"
-)]
 pub struct Standalone {
     /// The pool.
     #[command(flatten)]
@@ -157,6 +153,61 @@ pub struct Standalone {
         default_value = "/run/baggageclaim/csi.sock"
     )]
     pub socket: PathBuf,
+    /// Whether the Controller services are on the same socket: PersistentVolumeClaims, their clones and snapshots
+    #[arg(
+        long,
+        value_name = "SWITCH",
+        env = "BAGGAGECLAIM_CONTROLLER",
+        hide_env_values = true,
+        default_value = "on"
+    )]
+    pub controller: Switch,
+    /// Serve ControllerPublishVolume, for a CSIDriver object that says `attachRequired: true`
+    #[arg(long, env = "BAGGAGECLAIM_ATTACH", hide_env_values = true)]
+    pub attach: bool,
+    /// What every role is told.
+    #[command(flatten)]
+    pub driver: Driver,
+}
+
+/// Where kubelet is when nobody says so.
+const DEFAULT_KUBELET: &str = "/var/lib/kubelet";
+
+/// What `node` is told.
+#[derive(Debug, Clone, Args)]
+pub struct Node {
+    /// The pool.
+    #[command(flatten)]
+    pub pool: Pool,
+    /// The root directory of this node's kubelet, at the path by which kubelet knows it
+    #[arg(long, value_name = "DIR", env = "BAGGAGECLAIM_KUBELET_DIR", hide_env_values = true, default_value = DEFAULT_KUBELET)]
+    pub kubelet_dir: PathBuf,
+    /// Where the CSI services are: a unix socket, made here (mode 0600), at most 107 bytes long, at the path by which
+    /// kubelet reaches it [default: plugins/baggageclaim.csi.concourse-ci.org/csi.sock in kubelet's directory]
+    #[arg(
+        long,
+        value_name = "PATH",
+        env = "BAGGAGECLAIM_SOCKET",
+        hide_env_values = true
+    )]
+    pub socket: Option<PathBuf>,
+    /// Whether there is an API server to ask how pods ended, and to tell them what became of their volumes
+    #[arg(
+        long,
+        value_name = "SWITCH",
+        env = "BAGGAGECLAIM_KUBERNETES",
+        hide_env_values = true,
+        default_value = "on"
+    )]
+    pub kubernetes: Switch,
+    /// What every role is told.
+    #[command(flatten)]
+    pub driver: Driver,
+}
+
+/// What every role of the driver is told.
+#[derive(Debug, Clone, Args)]
+pub struct Driver {
     /// The name of this node [default: its host name]
     #[arg(long, value_name = "NAME", env = "BAGGAGECLAIM_NODE_ID", hide_env_values = true, value_parser = parse_node)]
     pub node_id: Option<NodeId>,
@@ -203,18 +254,6 @@ pub struct Standalone {
     /// Room held back for the day the disk is full, a quantity like 64Mi; 0: none
     #[arg(long, value_name = "BYTES", env = "BAGGAGECLAIM_RESERVE", hide_env_values = true, default_value = "64Mi", value_parser = parse_bytes)]
     pub reserve: u64,
-    /// Whether the Controller services are on the same socket: PersistentVolumeClaims, their clones and snapshots
-    #[arg(
-        long,
-        value_name = "SWITCH",
-        env = "BAGGAGECLAIM_CONTROLLER",
-        hide_env_values = true,
-        default_value = "on"
-    )]
-    pub controller: Switch,
-    /// Serve ControllerPublishVolume, for a CSIDriver object that says `attachRequired: true`
-    #[arg(long, env = "BAGGAGECLAIM_ATTACH", hide_env_values = true)]
-    pub attach: bool,
     /// Serve what is alpha in CSI 1.13: health of volumes and storage, GetSnapshot, snapshots with a topology
     #[arg(long, env = "BAGGAGECLAIM_ALPHA", hide_env_values = true)]
     pub alpha: bool,
@@ -344,7 +383,44 @@ fn crash_where_told() -> bool {
 
 impl Standalone {
     /// The flags as what runs takes them.
-    pub fn resolve(self) -> Result<standalone::Config, Error> {
+    pub fn resolve(self) -> Result<driver::Config, Error> {
+        let features = csi::Features {
+            controller: self.controller == Switch::On,
+            attach: self.attach,
+            ..csi::Features::default()
+        };
+        self.driver.resolve(self.pool, self.socket, features)
+    }
+}
+
+impl Node {
+    /// The flags as what runs takes them.
+    pub fn resolve(self) -> Result<node::Config, Error> {
+        let socket = self.socket.unwrap_or_else(|| {
+            let plugin = self.kubelet_dir.join("plugins").join(csi::DRIVER_NAME);
+            plugin.join("csi.sock")
+        });
+        // Claims are made for a whole cluster, not by each of its nodes.
+        let features = csi::Features {
+            controller: false,
+            ..csi::Features::default()
+        };
+        Ok(node::Config {
+            driver: self.driver.resolve(self.pool, socket, features)?,
+            kubelet_dir: self.kubelet_dir,
+            kubernetes: self.kubernetes == Switch::On,
+        })
+    }
+}
+
+impl Driver {
+    /// The flags as what runs takes them; `features` as far as the role decides.
+    fn resolve(
+        self,
+        pool: Pool,
+        socket: PathBuf,
+        features: csi::Features,
+    ) -> Result<driver::Config, Error> {
         let (low, high) = (self.low_watermark, self.high_watermark);
         if low >= high {
             return Err(Error::Watermarks { low, high });
@@ -358,7 +434,7 @@ impl Standalone {
             None => host_name().map_err(Error::HostName)?,
         };
         let engine = engine::Config {
-            pool: self.pool.pool.clone(),
+            pool: pool.pool,
             backend: self.backend.into(),
             mount_api: self.mount_api.into(),
             btrfs_quota: self.btrfs_quota,
@@ -370,16 +446,15 @@ impl Standalone {
             reap_interval: self.reap_interval,
             reserve: self.reserve,
         };
-        Ok(standalone::Config {
-            socket: self.socket,
+        Ok(driver::Config {
+            socket,
             csi: csi::Config {
                 node,
                 grace: self.grace,
                 features: csi::Features {
-                    controller: self.controller == Switch::On,
                     alpha: self.alpha,
-                    attach: self.attach,
                     most_volumes: self.max_volumes,
+                    ..features
                 },
             },
             engine,

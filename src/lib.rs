@@ -19,8 +19,10 @@
 //! | [`store`] | what a pool remembers: index and records |
 //! | [`engine`] | the heart: whether and when something is published, sealed, collected |
 //! | [`csi`] | the only code that sees `csi.v1` |
+//! | [`kubelet`] | registration with kubelet |
 //! | [`admin`] | the verbs for people, over the pool's own socket |
 //! | [`server`] | what every gRPC server here shares: sockets, spans, codes |
+//! | [`driver`] | what every role does, from start to end; roles: [`standalone`], [`node`] |
 //! | [`demo`] | a double of kubelet, and a pipeline that shows it all |
 //!
 //! Imports point down: `tests/house.rs` fails on one that does not.
@@ -36,8 +38,11 @@ pub mod cli;
 pub mod config;
 pub mod csi;
 pub mod demo;
+pub mod driver;
 pub mod engine;
+pub mod kubelet;
 pub mod model;
+pub mod node;
 pub mod proto;
 pub mod server;
 pub mod standalone;

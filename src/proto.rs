@@ -1,7 +1,7 @@
 //! The messages that cross a socket, made by `build.rs` from `proto/*.proto`.
 //!
 //! Only generated code lives here. What a message means is decided upstairs (`csi`, `admin`,
-//! `demo`); nothing below them may see one, so that the engine can be read and tested without gRPC.
+//! `kubelet`, `demo`); nothing below them may see one, so that the engine can be read and tested without gRPC.
 
 /// The Container Storage Interface.
 pub mod csi {
@@ -29,6 +29,16 @@ pub mod admin {
     }
 }
 
-/// The encoded `FileDescriptorSet` of both packages and what they import, custom options included:
+/// Plugin registration with kubelet, package `pluginregistration`.
+#[allow(
+    missing_docs,
+    clippy::pedantic,
+    reason = "generated; documented in proto/pluginregistration.proto"
+)]
+pub mod pluginregistration {
+    tonic::include_proto!("pluginregistration");
+}
+
+/// The encoded `FileDescriptorSet` of all packages and what they import, custom options included:
 /// it says which fields are secrets.
 pub const DESCRIPTOR: &[u8] = include_bytes!(concat!(env!("OUT_DIR"), "/descriptor.bin"));

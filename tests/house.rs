@@ -28,7 +28,7 @@ const FLOORS: [(&str, &[&str]); 7] = [
     ),
     (
         "where it is put together",
-        &["cli", "config", "demo", "standalone"],
+        &["cli", "config", "demo", "driver", "node", "standalone"],
     ),
 ];
 

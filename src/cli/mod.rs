@@ -81,6 +81,20 @@ Example:
 How a pod ended is known here only from you: baggageclaim outcome POD_UID succeeded")]
     Standalone(Box<config::Standalone>),
 
+    /// Serve one node of a Kubernetes cluster
+    ///
+    /// Opens the pool (makes it when its directory is missing or empty), takes up what an earlier process left, serves the
+    /// CSI Identity and Node services, and then registers itself with the kubelet of this node, again whenever kubelet
+    /// restarts or says no. Needs root, and kubelet's directory at the path by which kubelet knows it.
+    ///
+    /// Ends on SIGTERM or SIGINT: the registration is withdrawn, calls that run are answered within the grace period,
+    /// mounts stay: no running pod notices, and the next process takes them up. A second signal ends it at once, which is
+    /// safe: all that is promised is on disk.
+    #[command(after_long_help = "\
+Example:
+  baggageclaim node --pool /var/lib/baggageclaim --node-id \"$NODE_NAME\"")]
+    Node(Box<config::Node>),
+
     /// Show it at work: a pipeline with real trees, and what it costs
     ///
     /// Starts a driver on a filesystem of its own and plays kubelet against its socket: a step fetches a tree, others
@@ -277,19 +291,21 @@ mod tests {
     #[test]
     fn every_flag_of_the_driver_has_a_name_in_the_environment() {
         let cli = Cli::command();
-        let standalone = cli
-            .get_subcommands()
-            .find(|verb| verb.get_name() == "standalone")
-            .expect("there is one");
-        for flag in standalone.get_arguments() {
-            let Some(name) = flag.get_long().filter(|name| *name != "help") else {
-                continue;
-            };
-            let expected = format!("BAGGAGECLAIM_{}", name.to_uppercase().replace('-', "_"));
-            assert_eq!(
-                flag.get_env().and_then(|env| env.to_str()),
-                Some(expected.as_str())
-            );
+        for role in ["standalone", "node"] {
+            let role = cli
+                .get_subcommands()
+                .find(|verb| verb.get_name() == role)
+                .expect("there is one");
+            for flag in role.get_arguments() {
+                let Some(name) = flag.get_long().filter(|name| *name != "help") else {
+                    continue;
+                };
+                let expected = format!("BAGGAGECLAIM_{}", name.to_uppercase().replace('-', "_"));
+                assert_eq!(
+                    flag.get_env().and_then(|env| env.to_str()),
+                    Some(expected.as_str())
+                );
+            }
         }
     }
 
@@ -309,6 +325,7 @@ mod tests {
             "standalone --backend zfs",
             "standalone --high-watermark 101",
             "standalone --reserve 64MB",
+            "node --kubernetes maybe",
         ] {
             let message = help(&line.split_whitespace().collect::<Vec<_>>());
             let message = message.trim_end();

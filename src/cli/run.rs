@@ -8,6 +8,7 @@ use std::time::{SystemTime, UNIX_EPOCH};
 
 use tokio::runtime::{Builder, Runtime};
 use tokio::signal::unix::{SignalKind, signal};
+use tokio_util::sync::{CancellationToken, WaitForCancellationFutureOwned};
 use tonic::Status;
 
 use super::show::{self, Now};
@@ -16,7 +17,7 @@ use crate::config::{self, Output};
 use crate::engine::{self, Engine};
 use crate::proto::admin::v1 as admin;
 use crate::server::message_of;
-use crate::{admin as socket, demo, standalone, telemetry};
+use crate::{admin as socket, demo, driver, node, standalone, telemetry};
 
 /// Exit code: something is wrong with what was asked about.
 const FAILED: u8 = 1;
@@ -38,7 +39,9 @@ pub(super) enum Failure {
     #[error("cannot start: {0}")]
     Runtime(io::Error),
     #[error(transparent)]
-    Standalone(#[from] standalone::Error),
+    Driver(#[from] driver::Error),
+    #[error(transparent)]
+    Node(#[from] node::Error),
     #[error("{}", message_of(.0))]
     Engine(#[from] engine::Error),
     #[error(
@@ -83,6 +86,7 @@ type Done = Result<ExitCode, Failure>;
 pub(super) fn run(verb: Verb) -> Done {
     match verb {
         Verb::Standalone(flags) => standalone(*flags),
+        Verb::Node(flags) => self::node(*flags),
         Verb::Demo(flags) => asking(demo(flags)),
         Verb::Volumes(list) => asking(volumes(list)),
         Verb::Artifacts(list) => asking(artifacts(list)),
@@ -96,14 +100,37 @@ pub(super) fn run(verb: Verb) -> Done {
 }
 
 fn standalone(flags: config::Standalone) -> Done {
+    let driver = flags.driver.clone();
+    let config = flags.resolve()?;
+    serve(&driver, async |shutdown| {
+        standalone::run(config, shutdown)
+            .await
+            .map_err(Failure::from)
+    })
+}
+
+fn node(flags: config::Node) -> Done {
+    let driver = flags.driver.clone();
+    let config = flags.resolve()?;
+    serve(&driver, async |shutdown| {
+        node::run(config, shutdown).await.map_err(Failure::from)
+    })
+}
+
+/// Runs a role of the driver from start to end: its log, its runtime, and the signals that end it.
+fn serve<Role>(
+    flags: &config::Driver,
+    role: impl FnOnce(WaitForCancellationFutureOwned) -> Role,
+) -> Done
+where
+    Role: Future<Output = Result<(), Failure>>,
+{
     if flags.end_with_parent {
         let signal = Some(rustix::process::Signal::TERM);
         rustix::process::set_parent_process_death_signal(signal).map_err(io::Error::from)?;
     }
-    let (format, filter) = (flags.log.log_format, flags.log.log.clone());
-    let config = flags.resolve()?;
-    telemetry::init(format.into(), &filter)?;
-    standalone::prepare_process();
+    telemetry::init(flags.log.log_format.into(), &flags.log.log)?;
+    driver::prepare_process();
     let cores = std::thread::available_parallelism().map_or(1, usize::from);
     let runtime = Builder::new_multi_thread()
         .worker_threads(cores.min(WORKERS))
@@ -119,19 +146,16 @@ fn standalone(flags: config::Standalone) -> Done {
                 _ = interrupt.recv() => {}
             }
         };
-        let (stop, stopped) = tokio::sync::oneshot::channel::<()>();
-        let driver = standalone::run(config, async {
-            // A dropped sender means the same.
-            let _ = stopped.await;
-        });
+        let stop = CancellationToken::new();
+        let driver = role(stop.clone().cancelled_owned());
         tokio::pin!(driver);
         tokio::select! {
-            ended = &mut driver => return ended.map_err(Failure::from),
+            ended = &mut driver => return ended,
             () = next() => {}
         }
-        drop(stop);
+        stop.cancel();
         tokio::select! {
-            ended = &mut driver => ended.map_err(Failure::from),
+            ended = &mut driver => ended,
             () = next() => Err(Failure::Interrupted),
         }
     });

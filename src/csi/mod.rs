@@ -15,6 +15,7 @@ mod health;
 mod identity;
 mod node;
 mod parse;
+mod probe;
 mod render;
 mod status;
 mod token;
@@ -35,6 +36,8 @@ use crate::proto::csi::v1::group_controller_server::GroupControllerServer;
 use crate::proto::csi::v1::identity_server::IdentityServer;
 use crate::proto::csi::v1::node_server::NodeServer;
 use crate::server::{self, Routes, Rpc, Socket, Trace};
+
+pub use probe::{ProbeError, probe};
 
 use status::Failure;
 use topology::Topology;

@@ -22,7 +22,7 @@ use tokio_stream::wrappers::UnixListenerStream;
 
 pub use codes::{code_name, code_of, message_of};
 pub use routes::Routes;
-pub use socket::{Socket, connect};
+pub use socket::{Socket, SocketPlace, connect};
 pub use trace::{Rpc, Trace};
 
 /// A result of this room.

@@ -8,6 +8,7 @@
 use std::ffi::{OsStr, OsString};
 use std::io::ErrorKind;
 use std::os::fd::{AsFd, AsRawFd};
+use std::os::unix::fs::MetadataExt as _;
 use std::path::{Path, PathBuf};
 use std::time::Duration;
 
@@ -34,21 +35,25 @@ pub struct Socket {
 }
 
 impl Socket {
-    /// Listens at `path`, which whoever connects has to write too: so it must fit a socket's address.
-    /// Its directory is made (0755) when only that is missing.
-    pub async fn bind(path: &Path) -> Result<Self> {
+    /// Checks that a socket may have this path; its directory, and its name there.
+    pub fn check_path(path: &Path) -> Result<(&Path, &OsStr)> {
         if path.as_os_str().len() > LONGEST_PATH {
             return Err(Error::TooLong {
                 path: path.to_owned(),
             });
         }
-        let (Some(parent), Some(name), true) =
-            (path.parent(), path.file_name(), path.is_absolute())
-        else {
-            return Err(Error::NoName {
+        match (path.parent(), path.file_name(), path.is_absolute()) {
+            (Some(parent), Some(name), true) => Ok((parent, name)),
+            _ => Err(Error::NoName {
                 path: path.to_owned(),
-            });
-        };
+            }),
+        }
+    }
+
+    /// Listens at `path`, which whoever connects has to write too: so it must fit a socket's address.
+    /// Its directory is made (0755) when only that is missing.
+    pub async fn bind(path: &Path) -> Result<Self> {
+        let (parent, name) = Self::check_path(path)?;
         match rustix::fs::mkdir(parent, Mode::from(0o755)) {
             // Whatever is wrong with it, opening it says so better.
             Ok(()) | Err(_) => {}
@@ -90,8 +95,34 @@ impl Socket {
         Ok(Self { listener, name })
     }
 
+    /// How to tell, while it is served, whether it still has its name.
+    #[must_use]
+    pub fn place(&self) -> SocketPlace {
+        SocketPlace {
+            path: self.name.path.clone(),
+            inode: self.name.inode,
+        }
+    }
+
     pub(super) fn into_parts(self) -> (UnixListener, SocketName) {
         (self.listener, self.name)
+    }
+}
+
+/// Where a socket is to be found by whoever wants to connect to it.
+#[derive(Debug, Clone)]
+pub struct SocketPlace {
+    path: PathBuf,
+    inode: Option<(u64, u64)>,
+}
+
+impl SocketPlace {
+    /// Whether the path still leads to that socket: by name, since its directory may have been replaced, too.
+    #[must_use]
+    pub fn is_held(&self) -> bool {
+        let found = std::fs::symlink_metadata(&self.path).ok();
+        let found = found.map(|metadata| (metadata.dev(), metadata.ino()));
+        found.is_some() && found == self.inode
     }
 }
 
@@ -232,8 +263,16 @@ mod tests {
     async fn a_successors_socket_is_not_removed() {
         let (_dir, path) = place();
         let first = Socket::bind(&path).await.expect("bind");
+        let (place, _kept) = (
+            first.place(),
+            std::fs::hard_link(&path, path.with_extension("old")),
+        );
+        assert!(place.is_held());
         std::fs::remove_file(&path).expect("unlink");
+        assert!(!place.is_held(), "nothing is there");
         let second = Socket::bind(&path).await.expect("bind");
+        assert!(!place.is_held(), "another is there");
+        assert!(second.place().is_held());
         drop(first);
         assert!(path.exists(), "the second's name went with the first");
         drop(second);

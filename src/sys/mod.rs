@@ -23,7 +23,7 @@ mod xattr;
 pub use btrfs::{NestedSubvolume, QuotaGroup, Quotas};
 pub use dir::{Dir, Entry, FileKind};
 pub use error::{Error, Result};
-pub use inotify::{has_unmounted, readable, watch_unmount};
+pub use inotify::{DirWatch, has_unmounted, readable, watch_unmount};
 pub use lock::Lock;
 pub use mount::{
     ClassicMount, FsContext, MountAttrFlags, MountAttributes, MountFacts, MountPoint, Room, bind,

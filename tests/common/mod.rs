@@ -2,6 +2,7 @@
 //! see whether two trees are the same.
 //!
 //! - [`driver`]: the driver in this process, and a kubelet that asks it.
+//! - [`process`]: the driver of a node as a process, and how kubelet registers it.
 //! - [`lab`]: a filesystem of a kind in a file in memory, gone when the test is over.
 //! - [`tree`]: trees of files, plain and nasty.
 //! - [`snapshot`]: everything that can be seen of a tree, as a value to compare.
@@ -25,6 +26,7 @@ pub mod bench;
 pub mod calls;
 pub mod driver;
 pub mod lab;
+pub mod process;
 pub mod snapshot;
 pub mod tree;
 

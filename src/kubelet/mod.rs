@@ -1,0 +1,299 @@
+//! Registration with kubelet, by the driver itself: a socket in `plugins_registry/` at which kubelet asks who is there.
+//! It knows kubelet's protocol and nothing of CSI; what is registered is handed in.
+//!
+//! Kubelet watches that directory. A socket that comes is asked for its name and endpoint, the endpoint is called, and the
+//! socket is told what became of it. A socket that goes is a driver that goes: its name is struck from the node. So it comes
+//! when the driver can serve, and is the first to go.
+//!
+//! - Kubelet says no: it may have been too early, or busy. The socket stays for a while, since kubelet tries again too, and
+//!   then is made anew, which makes kubelet begin from the start; later each time.
+//! - The socket's file vanishes: kubelet, or who installed it anew, swept the directory. It is made again. inotify tells; a
+//!   node that has used up its inotify instances is looked at now and then instead.
+
+mod service;
+
+use std::path::{Path, PathBuf};
+use std::time::Duration;
+
+use rustix::fs::Mode;
+use tokio::sync::{mpsc, watch};
+use tokio::time::Instant;
+use tokio_util::sync::CancellationToken;
+
+use crate::proto::pluginregistration::registration_server::RegistrationServer;
+use crate::server::{self, Routes, Socket, SocketPlace, Trace};
+use crate::sys::{Dir, DirWatch};
+
+use service::Told;
+
+/// The directory that kubelet watches, in its root directory.
+pub const REGISTRY: &str = "plugins_registry";
+
+/// How long to wait before the socket is made anew: doubled each time, from the first to the last.
+const FIRST_PAUSE: Duration = Duration::from_secs(1);
+const LAST_PAUSE: Duration = Duration::from_secs(60);
+/// How often the socket's file is looked for where nothing tells that it vanished.
+const LOOK: Duration = Duration::from_secs(10);
+
+/// Who registers.
+#[derive(Debug, Clone)]
+pub struct Config {
+    /// Kubelet's root directory.
+    pub kubelet: PathBuf,
+    /// The driver's name; the socket is called after it.
+    pub driver: &'static str,
+    /// Where kubelet is to call the driver.
+    pub endpoint: PathBuf,
+}
+
+/// Why a driver cannot be registered, whatever kubelet says.
+#[derive(Debug, thiserror::Error)]
+pub enum Error {
+    /// The endpoint is told as text.
+    #[error("the socket's path {} is not UTF-8, and kubelet is told it as text: choose another", path.display())]
+    NoText {
+        /// The path.
+        path: PathBuf,
+    },
+    /// The registration's socket cannot be made.
+    #[error("registration with kubelet: {0}")]
+    Socket(#[from] server::Error),
+}
+
+/// A driver's registration with the kubelet of its node.
+#[derive(Debug)]
+pub struct Registration {
+    driver: &'static str,
+    endpoint: String,
+    socket: PathBuf,
+    registered: watch::Sender<bool>,
+}
+
+/// How an offer ended.
+enum End {
+    /// Its file is no longer there, or another's is.
+    Vanished,
+    /// Kubelet refused it and did not come back to it.
+    Refused,
+    /// It could not be made or served.
+    Failed(String),
+}
+
+impl Registration {
+    /// Checks what can be checked before there is anything to register. Makes nothing.
+    pub fn new(config: &Config) -> Result<Self, Error> {
+        let endpoint = config.endpoint.to_str().ok_or_else(|| Error::NoText {
+            path: config.endpoint.clone(),
+        })?;
+        let file = format!("{}-reg.sock", config.driver);
+        let socket = config.kubelet.join(REGISTRY).join(file);
+        Socket::check_path(&socket)?;
+        Ok(Self {
+            driver: config.driver,
+            endpoint: endpoint.to_owned(),
+            socket,
+            registered: watch::Sender::new(false),
+        })
+    }
+
+    /// Whether kubelet has said that the driver is registered, since the socket was last made.
+    #[must_use]
+    pub fn registered(&self) -> watch::Receiver<bool> {
+        self.registered.subscribe()
+    }
+
+    /// Keeps the driver registered until `stopping`; then the socket's file is gone.
+    pub async fn keep(self, stopping: CancellationToken) {
+        let socket = self.socket.display();
+        let mut pauses = Pauses::default();
+        loop {
+            let end = tokio::select! {
+                end = self.offer(&mut pauses) => end,
+                // With the offer its file goes, at once.
+                () = stopping.cancelled() => break,
+            };
+            self.registered.send_replace(false);
+            let pause = match end {
+                // It was said already, and waited for.
+                End::Refused => Duration::ZERO,
+                End::Vanished => {
+                    let pause = pauses.after_vanishing();
+                    tracing::info!(%socket, ?pause, "the registration's socket is gone, as when kubelet restarts; it is made again");
+                    pause
+                }
+                End::Failed(error) => {
+                    let pause = pauses.next();
+                    tracing::error!(%socket, error, ?pause, "not registered with kubelet; it is tried again");
+                    pause
+                }
+            };
+            tokio::select! {
+                () = tokio::time::sleep(pause) => {}
+                () = stopping.cancelled() => break,
+            }
+        }
+        tracing::info!(%socket, "registration withdrawn");
+    }
+
+    /// Makes the socket and serves it until there is a reason to make it anew.
+    async fn offer(&self, pauses: &mut Pauses) -> End {
+        let (said, mut told) = mpsc::unbounded_channel();
+        let (socket, watch) = match self.bind().await {
+            Ok(bound) => bound,
+            Err(error) => return End::Failed(error.to_string()),
+        };
+        let place = socket.place();
+        let service = service::Service::new(self.driver, self.endpoint.clone(), said);
+        let routes = Routes::new().with(RegistrationServer::new(service));
+        let trace = Trace::new(new_span, &FREQUENT);
+        let served = server::serve(
+            socket,
+            routes,
+            trace,
+            Duration::ZERO,
+            std::future::pending(),
+        );
+        tokio::pin!(served);
+        tracing::info!(socket = %self.socket.display(), endpoint = self.endpoint, "offered to kubelet");
+        let mut renew_at = None;
+        loop {
+            tokio::select! {
+                ended = &mut served => {
+                    let why = ended.err().map_or("it ended".to_owned(), |error| error.to_string());
+                    return End::Failed(why);
+                }
+                () = vanished(&place, watch.as_ref()) => return End::Vanished,
+                () = at(renew_at) => return End::Refused,
+                Some(word) = told.recv() => match word {
+                    Told::Registered => {
+                        tracing::info!(driver = self.driver, "registered with kubelet");
+                        self.registered.send_replace(true);
+                        pauses.reset();
+                        renew_at = None;
+                    }
+                    Told::Refused(why) => {
+                        let pause = pauses.next();
+                        tracing::error!(driver = self.driver, error = why, ?pause,
+                            "kubelet did not register the driver; it is offered anew");
+                        self.registered.send_replace(false);
+                        renew_at = Some(Instant::now() + pause);
+                    }
+                },
+            }
+        }
+    }
+
+    /// The socket, and what tells of changes to its directory since before it was made.
+    async fn bind(&self) -> Result<(Socket, Option<DirWatch>), server::Error> {
+        let directory = self.socket.parent().unwrap_or(Path::new("/"));
+        // Kubelet makes it so, too, and may come later than we. Whatever is wrong with it, opening it says so better.
+        let _ = rustix::fs::mkdir(directory, Mode::from(0o755));
+        let watch =
+            Dir::open(directory).and_then(|dir| DirWatch::new(std::os::fd::AsFd::as_fd(&dir)));
+        let watch = watch.inspect_err(|error| {
+            tracing::warn!(%error, every = ?LOOK, "nothing tells when kubelet sweeps its plugins; it is looked for");
+        });
+        Ok((Socket::bind(&self.socket).await?, watch.ok()))
+    }
+}
+
+/// Ready when the socket has lost its name.
+async fn vanished(place: &SocketPlace, watch: Option<&DirWatch>) {
+    while place.is_held() {
+        let Some(watch) = watch else {
+            tokio::time::sleep(LOOK).await;
+            continue;
+        };
+        if watch.changed().await.is_err() {
+            tokio::time::sleep(LOOK).await;
+        }
+    }
+}
+
+/// Ready at this moment, or never.
+async fn at(moment: Option<Instant>) {
+    match moment {
+        Some(moment) => tokio::time::sleep_until(moment).await,
+        None => std::future::pending().await,
+    }
+}
+
+/// How long to wait, the longer the more often it went wrong in a row.
+#[derive(Debug, Default)]
+struct Pauses {
+    in_a_row: u32,
+    /// The socket vanished before kubelet had said anything good of it.
+    vanished: bool,
+}
+
+impl Pauses {
+    fn next(&mut self) -> Duration {
+        let pause = FIRST_PAUSE.saturating_mul(1 << self.in_a_row.min(16));
+        self.in_a_row += 1;
+        pause.min(LAST_PAUSE)
+    }
+
+    /// At once, unless it vanishes again and again.
+    fn after_vanishing(&mut self) -> Duration {
+        if std::mem::replace(&mut self.vanished, true) {
+            self.next()
+        } else {
+            Duration::ZERO
+        }
+    }
+
+    fn reset(&mut self) {
+        *self = Self::default();
+    }
+}
+
+/// Kubelet asks once for each offer.
+const FREQUENT: [&str; 2] = ["GetInfo", "NotifyRegistrationStatus"];
+
+fn new_span(method: &str) -> tracing::Span {
+    tracing::error_span!("rpc", registration.method = method)
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn the_pauses_grow_to_a_minute_and_begin_anew_after_success() {
+        let mut pauses = Pauses::default();
+        let seconds: Vec<u64> = (0..8).map(|_| pauses.next().as_secs()).collect();
+        assert_eq!(seconds, [1, 2, 4, 8, 16, 32, 60, 60]);
+        pauses.reset();
+        assert_eq!(pauses.after_vanishing(), Duration::ZERO);
+        assert_eq!(pauses.after_vanishing(), FIRST_PAUSE);
+        pauses.reset();
+        assert_eq!(pauses.after_vanishing(), Duration::ZERO);
+    }
+
+    #[test]
+    fn what_kubelet_could_never_call_is_refused_before_the_start() {
+        use std::os::unix::ffi::OsStrExt as _;
+        let config = |kubelet: &str, endpoint: &[u8]| Config {
+            kubelet: kubelet.into(),
+            driver: "driver.example",
+            endpoint: std::ffi::OsStr::from_bytes(endpoint).into(),
+        };
+        let registration = Registration::new(&config("/var/lib/kubelet", b"/csi.sock"));
+        let registration = registration.expect("all is well");
+        assert_eq!(
+            registration.socket,
+            Path::new("/var/lib/kubelet/plugins_registry/driver.example-reg.sock")
+        );
+        assert!(!*registration.registered().borrow());
+        let error = Registration::new(&config("/k", b"/\xff")).expect_err("no text");
+        assert!(matches!(error, Error::NoText { .. }), "{error}");
+        let long = format!("/{}", "k".repeat(80));
+        let error = Registration::new(&config(&long, b"/csi.sock")).expect_err("too long");
+        assert!(
+            error.to_string().contains("choose a shorter one"),
+            "{error}"
+        );
+        let error = Registration::new(&config("kubelet", b"/csi.sock")).expect_err("relative");
+        assert!(error.to_string().contains("must be absolute"), "{error}");
+    }
+}

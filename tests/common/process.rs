@@ -1,0 +1,208 @@
+//! `baggageclaim node` as a process of its own, and kubelet's side of its registration: a directory that is watched, and
+//! the calls that kubelet makes when a socket comes there.
+//!
+//! It waits for events, never for a time; `PATIENCE` is only for the day on which an event does not come.
+
+use std::io::BufRead as _;
+use std::os::fd::AsFd as _;
+use std::os::unix::fs::{FileTypeExt as _, MetadataExt as _, PermissionsExt as _};
+use std::path::{Path, PathBuf};
+use std::process::{Child, Command, Stdio};
+use std::time::Duration;
+
+use baggageclaim::csi::DRIVER_NAME;
+use baggageclaim::demo::kubelet::Kubelet;
+use baggageclaim::proto::pluginregistration as registration;
+use baggageclaim::sys::DirWatch;
+use hyper_util::rt::TokioIo;
+use registration::registration_client::RegistrationClient;
+use rustix::process::{Pid, Signal, kill_process};
+use tokio::net::UnixStream;
+use tokio::sync::watch;
+use tonic::transport::{Channel, Endpoint, Uri};
+
+use super::Lab;
+
+/// How long something may take that takes no time on a quiet machine.
+pub const PATIENCE: Duration = Duration::from_secs(60);
+
+/// The driver of a node, in its own process; killed in `Drop` if it still runs.
+pub struct NodeProcess {
+    child: Child,
+    log: watch::Receiver<String>,
+    pub kubelet_dir: PathBuf,
+    pub pool: PathBuf,
+    pub socket: PathBuf,
+}
+
+impl NodeProcess {
+    /// Starts it on the lab, with what kubelet makes before any plugin, and with these flags more.
+    pub fn start(lab: &Lab, flags: &[&str]) -> Self {
+        let kubelet_dir = lab.kubelet_dir();
+        std::fs::create_dir_all(kubelet_dir.join("plugins")).expect("mkdir");
+        let pool = lab.path().join("pool");
+        let mut child = Command::new(env!("CARGO_BIN_EXE_baggageclaim"))
+            .arg("node")
+            .arg("--pool")
+            .arg(&pool)
+            .arg("--kubelet-dir")
+            .arg(&kubelet_dir)
+            .args(["--node-id", "here", "--kubernetes", "off", "--grace", "10s"])
+            .args(["--end-with-parent", "--log-format", "json"])
+            .args(flags)
+            .stdin(Stdio::null())
+            .stderr(Stdio::piped())
+            .spawn()
+            .expect("the binary runs");
+        let stderr = child.stderr.take().expect("it is piped");
+        let (written, log) = watch::channel(String::new());
+        // Until the end of the file, which comes with the end of the process.
+        std::thread::spawn(move || {
+            for line in std::io::BufReader::new(stderr).lines() {
+                let line = line.expect("text") + "\n";
+                written.send_modify(|log| log.push_str(&line));
+            }
+        });
+        let socket = kubelet_dir.join("plugins").join(DRIVER_NAME);
+        Self {
+            child,
+            log,
+            pool,
+            socket: socket.join("csi.sock"),
+            kubelet_dir,
+        }
+    }
+
+    /// A double of kubelet, once the driver is ready.
+    pub async fn kubelet(&self) -> Kubelet {
+        Kubelet::connect_when_ready(&self.socket, &self.kubelet_dir, PATIENCE)
+            .await
+            .expect("the driver becomes ready")
+    }
+
+    pub fn signal(&self, signal: Signal) {
+        kill_process(Pid::from_child(&self.child), signal).expect("kill");
+    }
+
+    /// Waits until the log says something so often.
+    pub async fn logged(&self, what: &str, times: usize) {
+        let mut log = self.log.clone();
+        let said = log.wait_for(|log| log.matches(what).count() >= times);
+        let said = tokio::time::timeout(PATIENCE, said).await;
+        let said = said.is_ok_and(|said| said.is_ok());
+        assert!(said, "{what:?} not {times} times: {}", *self.log.borrow());
+    }
+
+    /// Waits until it has ended; its exit code if it was not killed, and its log.
+    pub async fn ended(mut self) -> (Option<i32>, String) {
+        // The log is closed with the process.
+        let closed = async { while self.log.changed().await.is_ok() {} };
+        let closed = tokio::time::timeout(PATIENCE, closed).await;
+        closed.unwrap_or_else(|_| panic!("it does not end: {}", *self.log.borrow()));
+        let status = self.child.wait().expect("wait");
+        (status.code(), self.log.borrow().clone())
+    }
+
+    /// Ends it as an orchestrator does, and says what it logged.
+    pub async fn terminate(self) -> String {
+        self.signal(Signal::TERM);
+        let (code, log) = self.ended().await;
+        assert_eq!(code, Some(0), "{log}");
+        log
+    }
+
+    /// Ends it at an instruction that nobody chose.
+    pub async fn kill(self) {
+        self.signal(Signal::KILL);
+        assert_eq!(self.ended().await.0, None, "it ended before");
+    }
+}
+
+impl Drop for NodeProcess {
+    fn drop(&mut self) {
+        let _ = self.child.kill();
+        let _ = self.child.wait();
+    }
+}
+
+/// Kubelet's side: the directory that it watches.
+pub struct Registry {
+    dir: PathBuf,
+    watch: DirWatch,
+}
+
+impl Registry {
+    /// Makes the directory, as kubelet does at its start, and watches it.
+    pub fn new(kubelet_dir: &Path) -> Self {
+        let dir = kubelet_dir.join("plugins_registry");
+        std::fs::create_dir_all(&dir).expect("mkdir");
+        let watched = std::fs::File::open(&dir).expect("open");
+        let watch = DirWatch::new(watched.as_fd()).expect("watch");
+        Self { dir, watch }
+    }
+
+    /// Where the driver's socket is to be.
+    pub fn socket(&self) -> PathBuf {
+        self.dir.join(format!("{DRIVER_NAME}-reg.sock"))
+    }
+
+    /// The inode of the driver's socket, if it is there.
+    pub fn inode(&self) -> Option<u64> {
+        let metadata = std::fs::symlink_metadata(self.socket()).ok()?;
+        assert!(metadata.file_type().is_socket());
+        assert_eq!(metadata.permissions().mode() & 0o7777, 0o600);
+        Some(metadata.ino())
+    }
+
+    /// Waits until the directory looks like this.
+    pub async fn until(&self, what: &str, mut so: impl FnMut(&Self) -> bool) {
+        let wait = async {
+            while !so(self) {
+                self.watch.changed().await.expect("it is watched");
+            }
+        };
+        let waited = tokio::time::timeout(PATIENCE, wait).await;
+        waited.unwrap_or_else(|_| panic!("not within {PATIENCE:?}: {what}"));
+    }
+
+    /// A connection to the driver's socket, once it answers: between `bind` and `listen` it does not.
+    pub async fn connect(&self) -> RegistrationClient<Channel> {
+        self.until("a socket", |registry| registry.inode().is_some())
+            .await;
+        let path = self.socket();
+        let channel = Endpoint::from_static("http://localhost")
+            .connect_with_connector(tower::service_fn(move |_: Uri| {
+                let path = path.clone();
+                async move {
+                    loop {
+                        match UnixStream::connect(&path).await {
+                            Err(error) if error.kind() == std::io::ErrorKind::ConnectionRefused => {
+                                tokio::task::yield_now().await;
+                            }
+                            connected => return connected.map(TokioIo::new),
+                        }
+                    }
+                }
+            }))
+            .await;
+        RegistrationClient::new(channel.expect("the registration's socket answers"))
+    }
+
+    /// Asks who is there.
+    pub async fn info(&self) -> registration::PluginInfo {
+        let mut client = self.connect().await;
+        let info = client.get_info(registration::InfoRequest {}).await;
+        info.expect("an answer").into_inner()
+    }
+
+    /// Says what became of it.
+    pub async fn notify(&self, error: Option<&str>) {
+        let mut client = self.connect().await;
+        let status = registration::RegistrationStatus {
+            plugin_registered: error.is_none(),
+            error: error.unwrap_or_default().to_owned(),
+        };
+        let told = client.notify_registration_status(status).await;
+        told.expect("an answer");
+    }
+}

@@ -1,0 +1,241 @@
+//! Registration with kubelet, played against the real binary: kubelet's plugin manager is a directory that is watched and
+//! two calls (`tests/common/process.rs`).
+//!
+//! And what an upgrade rests on: mounts outlive the process that made them, and the next one takes them up.
+
+mod common;
+
+use std::os::unix::net::UnixListener;
+
+use baggageclaim::csi::DRIVER_NAME;
+use baggageclaim::demo::kubelet::{NO_ATTRIBUTES, PublishOptions};
+use common::process::{NodeProcess, Registry};
+use common::{Fs, require_lab};
+
+#[tokio::test]
+async fn it_is_offered_when_it_serves_and_withdrawn_first() {
+    let lab = require_lab!(Fs::Ext4);
+    let registry = Registry::new(&lab.kubelet_dir());
+    let node = NodeProcess::start(&lab, &[]);
+    let info = registry.info().await;
+    assert_eq!(info.r#type, "CSIPlugin");
+    assert_eq!(info.name, DRIVER_NAME);
+    assert_eq!(info.supported_versions, ["1.0.0"]);
+    assert_eq!(info.endpoint, node.socket.to_str().expect("text"));
+    // Kubelet's next step, at once: the endpoint serves, and says which node this is.
+    let ready = baggageclaim::csi::probe(info.endpoint.as_ref()).await;
+    assert!(ready.expect("the endpoint answers"));
+    let kubelet = node.kubelet().await;
+    assert_eq!(kubelet.node(), "here");
+    registry.notify(None).await;
+
+    // A call that runs when the end is asked for: the registration goes first, the call is answered.
+    let pod = kubelet.pod("ci", "maker");
+    let output = [("type", "output"), ("name", "src"), ("commit", "always")];
+    pod.publish("out", output, PublishOptions::default())
+        .await
+        .expect("publish");
+    let reader = kubelet.pod("ci", "reader");
+    let waits = tokio::spawn(async move {
+        let input = [("type", "input"), ("from", "artifact/src")];
+        reader
+            .publish("in", input, PublishOptions::default())
+            .await
+            .map(drop)
+    });
+    node.logged("waiting for content", 1).await;
+    node.signal(rustix::process::Signal::TERM);
+    registry
+        .until("no socket", |registry| registry.inode().is_none())
+        .await;
+    let status = waits
+        .await
+        .expect("no panic")
+        .expect_err("its maker did not end");
+    assert!(!status.to_string().is_empty());
+    let (code, log) = node.ended().await;
+    assert_eq!(code, Some(0), "{log}");
+    let at = |what: &str| log.find(what).unwrap_or_else(|| panic!("{what}: {log}"));
+    assert!(at("offered to kubelet") > at("\"ready\""), "{log}");
+    assert!(
+        at("registered with kubelet") < at("registration withdrawn"),
+        "{log}"
+    );
+    assert!(
+        at("registration withdrawn") < at("stopped; mounts stay"),
+        "{log}"
+    );
+    assert!(
+        log.lines()
+            .all(|line| serde_json::from_str::<serde_json::Value>(line).is_ok())
+    );
+
+    // Mounts stayed; who comes next unmounts them.
+    let node = NodeProcess::start(&lab, &[]);
+    node.kubelet().await;
+    pod.unpublish("out").await.expect("unpublish");
+    node.terminate().await;
+    assert_eq!(lab.close(), [""; 0].map(std::path::PathBuf::from));
+}
+
+#[tokio::test]
+async fn told_no_it_comes_again_and_later_each_time() {
+    let lab = require_lab!(Fs::Ext4);
+    let registry = Registry::new(&lab.kubelet_dir());
+    let node = NodeProcess::start(&lab, &[]);
+    registry.info().await;
+    let mut last = registry.inode().expect("it is there");
+    let mut waits = Vec::new();
+    for _ in 0..2 {
+        let began = std::time::Instant::now();
+        registry
+            .notify(Some("RegisterPlugin error: <no node>"))
+            .await;
+        registry
+            .until("another socket", |registry| {
+                registry.inode().is_some_and(|inode| inode != last)
+            })
+            .await;
+        waits.push(began.elapsed().as_secs_f64());
+        last = registry.inode().expect("it is there");
+        assert_eq!(registry.info().await.name, DRIVER_NAME);
+    }
+    assert!(waits[0] >= 0.9 && waits[1] >= 1.9, "{waits:?}");
+
+    // Kubelet may come back to the same socket by itself; then that one stays.
+    registry.notify(Some("not yet")).await;
+    registry.notify(None).await;
+    node.logged("registered with kubelet", 1).await;
+    let kept = tokio::time::timeout(std::time::Duration::from_secs(5), async {
+        registry
+            .until("never", |registry| registry.inode() != Some(last))
+            .await;
+    });
+    assert!(kept.await.is_err(), "a registered driver was offered anew");
+    let log = node.terminate().await;
+    assert!(log.contains("RegisterPlugin error: <no node>"), "{log}");
+    assert!(registry.inode().is_none());
+}
+
+#[tokio::test]
+async fn what_kubelet_sweeps_away_comes_back() {
+    let lab = require_lab!(Fs::Ext4);
+    let registry = Registry::new(&lab.kubelet_dir());
+    let node = NodeProcess::start(&lab, &[]);
+    registry.info().await;
+    registry.notify(None).await;
+
+    // As when kubelet restarts: the file goes.
+    std::fs::remove_file(registry.socket()).expect("unlink");
+    registry
+        .until("a new socket", |registry| registry.inode().is_some())
+        .await;
+    assert_eq!(registry.info().await.name, DRIVER_NAME);
+    registry.notify(None).await;
+    node.logged("registered with kubelet", 2).await;
+
+    // As when kubelet is installed anew: the directory goes, and another comes.
+    let dir = lab.kubelet_dir().join("plugins_registry");
+    std::fs::rename(&dir, lab.kubelet_dir().join("old")).expect("rename");
+    let registry = Registry::new(&lab.kubelet_dir());
+    assert_eq!(registry.info().await.name, DRIVER_NAME);
+    registry.notify(None).await;
+    node.logged("registered with kubelet", 3).await;
+
+    // Somebody's file has the name: it is left alone, and the name is taken when it is free.
+    node.signal(rustix::process::Signal::STOP);
+    std::fs::remove_file(registry.socket()).expect("unlink");
+    std::fs::write(registry.socket(), "somebody's").expect("write");
+    node.signal(rustix::process::Signal::CONT);
+    node.logged("is not a socket", 1).await;
+    assert_eq!(
+        std::fs::read(registry.socket()).expect("it is still there"),
+        b"somebody's"
+    );
+    std::fs::remove_file(registry.socket()).expect("unlink");
+    assert_eq!(registry.info().await.name, DRIVER_NAME);
+    node.terminate().await;
+    assert!(registry.inode().is_none());
+    assert_eq!(lab.close(), [""; 0].map(std::path::PathBuf::from));
+}
+
+#[tokio::test]
+async fn a_killed_drivers_socket_is_replaced_and_its_mounts_are_taken_up() {
+    let lab = require_lab!(Fs::Ext4);
+    let registry = Registry::new(&lab.kubelet_dir());
+    let node = NodeProcess::start(&lab, &[]);
+    registry.info().await;
+    registry.notify(None).await;
+    let kubelet = node.kubelet().await;
+    let pod = kubelet.pod("ci", "build");
+    let cache = [("type", "task-cache"), ("key", "k"), ("commit", "always")];
+    let options = PublishOptions::default();
+    let published = pod.publish("cache", cache, options).await.expect("publish");
+    std::fs::write(published.target.join("before"), "1").expect("write");
+    let stale = registry.inode().expect("it is there");
+    node.kill().await;
+    assert_eq!(
+        registry.inode(),
+        Some(stale),
+        "nobody was left to remove it"
+    );
+
+    // The pod goes on meanwhile.
+    std::fs::write(published.target.join("between"), "2").expect("write");
+    let node = NodeProcess::start(&lab, &[]);
+    registry
+        .until("the successor's socket", |registry| {
+            registry.inode().is_some_and(|inode| inode != stale)
+        })
+        .await;
+    registry.info().await;
+    registry.notify(None).await;
+    let kubelet = node.kubelet().await;
+    std::fs::write(published.target.join("after"), "3").expect("write");
+    // Kubelet asks again for what is there, and unpublishes what the first one published.
+    pod.publish("cache", cache, options).await.expect("again");
+    assert_eq!(lab.leftovers(), [pod.target("cache")], "mounts stacked");
+    pod.unpublish("cache").await.expect("unpublish");
+    // Waits until it is sealed.
+    let input = [("type", "input"), ("from", "task-cache/k")];
+    let next = kubelet.pod("ci", "next");
+    let published = next
+        .publish("cache", input, options)
+        .await
+        .expect("publish");
+    for (file, content) in [("before", "1"), ("between", "2"), ("after", "3")] {
+        let found = std::fs::read_to_string(published.target.join(file));
+        assert_eq!(found.expect(file), content);
+    }
+    next.unpublish("cache").await.expect("unpublish");
+    let empty = kubelet.pod("ci", "empty");
+    empty
+        .publish("s", NO_ATTRIBUTES, options)
+        .await
+        .expect("publish");
+    empty.unpublish("s").await.expect("unpublish");
+    node.terminate().await;
+    assert_eq!(lab.close(), [""; 0].map(std::path::PathBuf::from));
+}
+
+#[tokio::test]
+async fn it_is_not_offered_while_it_cannot_serve() {
+    let lab = require_lab!(Fs::Ext4);
+    let registry = Registry::new(&lab.kubelet_dir());
+    // A pool of a format that this version does not know: it never becomes ready.
+    std::fs::create_dir(lab.path().join("pool")).expect("mkdir");
+    std::fs::write(lab.path().join("pool/pool.json"), "{}").expect("write");
+    let node = NodeProcess::start(&lab, &[]);
+    let (code, log) = node.ended().await;
+    assert_eq!(code, Some(1), "{log}");
+    assert!(!log.contains("offered to kubelet"), "{log}");
+    // A live socket of somebody's in the driver's place is not taken over.
+    let socket = lab.kubelet_dir().join("plugins").join(DRIVER_NAME);
+    std::fs::create_dir_all(&socket).expect("mkdir");
+    let somebody = UnixListener::bind(socket.join("csi.sock")).expect("bind");
+    let (code, log) = NodeProcess::start(&lab, &[]).ended().await;
+    assert_eq!(code, Some(1), "{log}");
+    assert!(log.contains("another process answers at"), "{log}");
+    drop(somebody);
+    assert!(registry.inode().is_none());
+}
