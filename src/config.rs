@@ -1,7 +1,9 @@
 //! Every flag, every name of the environment and every default of the command line.
 //! What a flag does is done elsewhere; here is only what it is called, what it means, and what it is when not given.
 
+use std::net::SocketAddr;
 use std::path::PathBuf;
+use std::str::FromStr;
 use std::time::Duration;
 
 use clap::builder::BoolishValueParser;
@@ -9,6 +11,7 @@ use clap::{Args, ValueEnum};
 
 use crate::backend::{BackendKind, MountApi};
 use crate::csi::{self, NodeId};
+use crate::telemetry::metrics::Rpcs;
 use crate::{demo, driver, engine, node, telemetry};
 
 /// Where a pool is when nobody says so.
@@ -191,6 +194,15 @@ pub struct Node {
         hide_env_values = true
     )]
     pub socket: Option<PathBuf>,
+    /// Where /healthz, /readyz and /metrics are, ADDRESS:PORT; `off`: nowhere
+    #[arg(
+        long,
+        value_name = "ADDR",
+        env = "BAGGAGECLAIM_HTTP",
+        hide_env_values = true,
+        default_value = "0.0.0.0:9808"
+    )]
+    pub http: Http,
     /// Whether there is an API server to ask how pods ended, and to tell them what became of their volumes
     #[arg(
         long,
@@ -203,6 +215,24 @@ pub struct Node {
     /// What every role is told.
     #[command(flatten)]
     pub driver: Driver,
+}
+
+/// An address to serve HTTP at, or none.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub struct Http(Option<SocketAddr>);
+
+impl FromStr for Http {
+    type Err = &'static str;
+
+    fn from_str(text: &str) -> Result<Self, Self::Err> {
+        if text == "off" {
+            return Ok(Self(None));
+        }
+        let address = text.parse().map(|address| Self(Some(address)));
+        address.map_err(
+            |_| "it is no address like 0.0.0.0:9808, 127.0.0.1:9808 or [::]:9808, nor `off`",
+        )
+    }
 }
 
 /// What every role of the driver is told.
@@ -408,6 +438,7 @@ impl Node {
         Ok(node::Config {
             driver: self.driver.resolve(self.pool, socket, features)?,
             kubelet_dir: self.kubelet_dir,
+            http: self.http.0,
             kubernetes: self.kubernetes == Switch::On,
         })
     }
@@ -450,6 +481,7 @@ impl Driver {
             socket,
             csi: csi::Config {
                 node,
+                rpcs: Rpcs::default(),
                 grace: self.grace,
                 features: csi::Features {
                     alpha: self.alpha,

@@ -20,6 +20,7 @@
 //! | [`engine`] | the heart: whether and when something is published, sealed, collected |
 //! | [`csi`] | the only code that sees `csi.v1` |
 //! | [`kubelet`] | registration with kubelet |
+//! | [`http`] | health and metrics, for those who look after a node |
 //! | [`admin`] | the verbs for people, over the pool's own socket |
 //! | [`server`] | what every gRPC server here shares: sockets, spans, codes |
 //! | [`driver`] | what every role does, from start to end; roles: [`standalone`], [`node`] |
@@ -40,6 +41,7 @@ pub mod csi;
 pub mod demo;
 pub mod driver;
 pub mod engine;
+pub mod http;
 pub mod kubelet;
 pub mod model;
 pub mod node;

@@ -4,15 +4,17 @@
 //! Kubelet is told of the driver when it can serve, and is the first to hear that it goes.
 
 use std::future::Future;
-use std::path::PathBuf;
+use std::net::SocketAddr;
+use std::path::{Path, PathBuf};
+use std::sync::Arc;
 use std::time::Duration;
 
 use tokio::sync::watch;
 use tokio_util::sync::CancellationToken;
 
-use crate::csi::{self, Readiness};
-use crate::driver;
+use crate::csi::{self, ProbeError, Readiness};
 use crate::kubelet::{self, Registration};
+use crate::{driver, http};
 
 /// How it is set up.
 #[derive(Debug, Clone)]
@@ -21,6 +23,8 @@ pub struct Config {
     pub driver: driver::Config,
     /// Kubelet's root directory.
     pub kubelet_dir: PathBuf,
+    /// Where health and metrics are told, if anywhere.
+    pub http: Option<SocketAddr>,
     /// Whether there is an API server to ask and to tell.
     pub kubernetes: bool,
 }
@@ -31,6 +35,9 @@ pub enum Error {
     /// The driver itself does not.
     #[error(transparent)]
     Driver(#[from] driver::Error),
+    /// Health and metrics cannot be told.
+    #[error(transparent)]
+    Http(#[from] http::Error),
     /// It could never be registered.
     #[error(transparent)]
     Registration(#[from] kubelet::Error),
@@ -52,19 +59,72 @@ pub async fn run(config: Config, shutdown: impl Future<Output = ()>) -> Result<(
             "pods are not watched yet: how they ended is known from `baggageclaim outcome` only"
         );
     }
-    let (ready, _) = watch::channel(Readiness::Recovering);
+    let (ready, readiness) = watch::channel(Readiness::Recovering);
+    let stopping = CancellationToken::new();
+    let pages = http::Sources {
+        alive: alive(&socket, &stopping),
+        engine: find_engine(readiness),
+        stopping: stopping.clone(),
+        rpcs: config.driver.csi.rpcs.clone(),
+        registered: registration.registered(),
+    };
+    let http = match config.http {
+        Some(address) => Some(http::Listener::bind(address).await?),
+        None => None,
+    };
     let role = |_engine, stopping: CancellationToken| async move {
         tokio::select! {
             () = answers(&socket) => registration.keep(stopping).await,
             () = stopping.cancelled() => {}
         }
     };
-    driver::run(config.driver, ready, role, shutdown).await?;
+    let shutdown = async {
+        shutdown.await;
+        stopping.cancel();
+    };
+    let driver = driver::run(config.driver, ready, role, shutdown);
+    let told = async {
+        match http {
+            Some(http) => http.serve(pages).await,
+            None => std::future::pending().await,
+        }
+    };
+    tokio::select! {
+        ended = driver => ended?,
+        // To the very end: who looks sees that it is stopping.
+        never = told => match never {},
+    }
     Ok(())
 }
 
+/// Whether the CSI services answer at their path, ready or not: all that kubelet needs, and what it cannot restart itself.
+fn alive(socket: &Path, stopping: &CancellationToken) -> http::Alive {
+    let (socket, stopping) = (socket.to_owned(), stopping.clone());
+    Arc::new(move || {
+        let (socket, stopping) = (socket.clone(), stopping.clone());
+        Box::pin(async move {
+            match csi::probe(&socket).await {
+                Err(error @ ProbeError::Connect { .. }) if !stopping.is_cancelled() => {
+                    Err(error.to_string())
+                }
+                // It answers; or it ends, which is no reason to end it.
+                _ => Ok(()),
+            }
+        })
+    })
+}
+
+/// The engine, once there is one.
+fn find_engine(readiness: watch::Receiver<Readiness>) -> http::FindEngine {
+    Arc::new(move || match &*readiness.borrow() {
+        Readiness::Recovering => Err("the pool is being opened".to_owned()),
+        Readiness::Ready(engine) => Ok(engine.clone()),
+        Readiness::Failed(why) => Err(why.clone()),
+    })
+}
+
 /// Ready when the CSI services answer at their path that they are: what kubelet calls as soon as it hears of the driver.
-async fn answers(socket: &std::path::Path) {
+async fn answers(socket: &Path) {
     loop {
         match csi::probe(socket).await {
             Ok(true) => return,

@@ -27,6 +27,18 @@ fn every_field_called_secrets_is_marked_and_no_other() {
 }
 
 #[test]
+fn every_method_of_csi_has_a_label_for_its_count() {
+    let pool = pool();
+    let services = pool.services().filter(|s| s.package_name() == "csi.v1");
+    let methods =
+        services.flat_map(|s| s.methods().map(|m| m.name().to_owned()).collect::<Vec<_>>());
+    let mut methods: Vec<String> = methods.collect();
+    methods.sort();
+    methods.dedup();
+    assert_eq!(methods, baggageclaim::csi::METHODS);
+}
+
+#[test]
 fn numbers_of_the_removed_volume_condition_stay_reserved() {
     let pool = pool();
     for (message, number) in [

@@ -85,7 +85,7 @@ How a pod ended is known here only from you: baggageclaim outcome POD_UID succee
     ///
     /// Opens the pool (makes it when its directory is missing or empty), takes up what an earlier process left, serves the
     /// CSI Identity and Node services, and then registers itself with the kubelet of this node, again whenever kubelet
-    /// restarts or says no. Needs root, and kubelet's directory at the path by which kubelet knows it.
+    /// restarts or says no. It tells its health and what it counts over HTTP. Needs root, and kubelet's directory at the path by which kubelet knows it.
     ///
     /// Ends on SIGTERM or SIGINT: the registration is withdrawn, calls that run are answered within the grace period,
     /// mounts stay: no running pod notices, and the next process takes them up. A second signal ends it at once, which is
@@ -326,6 +326,7 @@ mod tests {
             "standalone --high-watermark 101",
             "standalone --reserve 64MB",
             "node --kubernetes maybe",
+            "node --http localhost",
         ] {
             let message = help(&line.split_whitespace().collect::<Vec<_>>());
             let message = message.trim_end();

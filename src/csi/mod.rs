@@ -36,6 +36,7 @@ use crate::proto::csi::v1::group_controller_server::GroupControllerServer;
 use crate::proto::csi::v1::identity_server::IdentityServer;
 use crate::proto::csi::v1::node_server::NodeServer;
 use crate::server::{self, Routes, Rpc, Socket, Trace};
+use crate::telemetry::metrics::Rpcs;
 
 pub use probe::{ProbeError, probe};
 
@@ -54,6 +55,8 @@ pub struct Config {
     pub grace: Duration,
     /// What is switched on.
     pub features: Features,
+    /// Where calls are counted.
+    pub rpcs: Rpcs,
 }
 
 /// What is served and advertised.
@@ -203,12 +206,50 @@ pub async fn serve(
     server::serve(
         socket,
         routes,
-        Trace::new(new_span, &FREQUENT),
+        Trace::new(new_span, &FREQUENT).counting(config.rpcs, &METHODS),
         config.grace,
         shutdown,
     )
     .await
 }
+
+/// Every method of CSI: the words that a count of calls may be labelled with.
+pub const METHODS: [&str; 34] = [
+    "ControllerExpandVolume",
+    "ControllerGetCapabilities",
+    "ControllerGetVolume",
+    "ControllerGetVolumeHealth",
+    "ControllerListVolumeHealth",
+    "ControllerModifyVolume",
+    "ControllerPublishVolume",
+    "ControllerUnpublishVolume",
+    "CreateSnapshot",
+    "CreateVolume",
+    "CreateVolumeGroupSnapshot",
+    "DeleteSnapshot",
+    "DeleteVolume",
+    "DeleteVolumeGroupSnapshot",
+    "GetCapacity",
+    "GetPluginCapabilities",
+    "GetPluginInfo",
+    "GetSnapshot",
+    "GetVolumeGroupSnapshot",
+    "GroupControllerGetCapabilities",
+    "ListSnapshots",
+    "ListVolumes",
+    "NodeExpandVolume",
+    "NodeGetCapabilities",
+    "NodeGetInfo",
+    "NodeGetStorageHealth",
+    "NodeGetVolumeHealth",
+    "NodeGetVolumeStats",
+    "NodePublishVolume",
+    "NodeStageVolume",
+    "NodeUnpublishVolume",
+    "NodeUnstageVolume",
+    "Probe",
+    "ValidateVolumeCapabilities",
+];
 
 /// What kubelet and its neighbours ask all the time, and what is not worth a line when it went well.
 const FREQUENT: [&str; 16] = [

@@ -4,6 +4,7 @@
 //! empty file. And what to do when the disk says that it lost something ([`doom`]).
 
 use std::sync::Arc;
+use std::time::Instant;
 
 use tokio::sync::mpsc;
 
@@ -28,9 +29,13 @@ pub(super) async fn commit_loop(inner: Arc<Inner>, mut sealed: mpsc::UnboundedRe
         loop {
             let engine = inner.clone();
             let keys = batch.clone();
+            let began = Instant::now();
             let result = inner.syncs.run(move || commit(&engine, &keys)).await;
             match result.and_then(|result| result) {
-                Ok(()) => break,
+                Ok(()) => {
+                    inner.counters.committed(began.elapsed());
+                    break;
+                }
                 Err(Error::ShuttingDown) => return,
                 Err(error) => {
                     let retry = retry_after(attempt, &error);

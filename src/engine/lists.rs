@@ -34,12 +34,17 @@ fn row(record: &VolumeRecord, state: VolumeState) -> VolumeRow {
     }
 }
 
-fn live_row(live: &Live) -> VolumeRow {
-    let state = match (live.made, live.mounts.is_empty()) {
+/// How far a volume is that its pod has.
+pub(super) fn state_of(live: &Live) -> VolumeState {
+    match (live.made, live.mounts.is_empty()) {
         (false, _) => VolumeState::Preparing,
         (true, false) => VolumeState::Published,
         (true, true) => VolumeState::Unpublished,
-    };
+    }
+}
+
+fn live_row(live: &Live) -> VolumeRow {
+    let state = state_of(live);
     let mut targets: Vec<_> = live.mounts.keys().cloned().collect();
     targets.sort();
     VolumeRow {

@@ -24,6 +24,7 @@ mod clock;
 mod commit;
 pub mod crash;
 mod error;
+mod figures;
 mod flatten;
 mod lists;
 mod outcome;
@@ -50,6 +51,7 @@ use tokio_util::sync::CancellationToken;
 use tokio_util::task::TaskTracker;
 
 pub use error::{Error, Result};
+pub use figures::{Counters, Figures};
 pub use types::{
     ArtifactRow, Finding, PublishRequest, Published, Reaped, Status, VolumeRow, VolumeState,
     VolumeStats,
@@ -130,6 +132,7 @@ struct Inner {
     dirs: PoolDirs,
     backend: Arc<dyn Backend>,
     index: Index,
+    counters: Counters,
     clock: Clock,
     state: Mutex<State>,
     /// Something in the state changed that somebody may be waiting for.
@@ -265,6 +268,7 @@ impl Engine {
             dirs: pool.dirs,
             backend: pool.backend,
             index: pool.index,
+            counters: Counters::default(),
             clock: Clock::default(),
             state: Mutex::default(),
             changed: Notify::new(),
@@ -307,7 +311,12 @@ impl Engine {
     /// Makes a volume's content if need be and mounts it at its target. Repeatable. Once begun it is finished, also
     /// when the caller goes away.
     pub async fn publish(&self, request: PublishRequest) -> Result<Published> {
-        publish::publish(&self.inner, request).await
+        let (kind, began) = (request.spec.kind.type_name(), Instant::now());
+        let published = publish::publish(&self.inner, request).await?;
+        if !published.already {
+            self.inner.counters.published(kind, began.elapsed());
+        }
+        Ok(published)
     }
 
     /// Detaches whatever is mounted at `target`, removes the mount point, and promises the volume's seal. Also for
@@ -457,6 +466,19 @@ impl Engine {
     pub async fn status(&self) -> Result<Status> {
         let inner = self.inner.clone();
         self.inner.calls.run(move || lists::status(&inner)).await?
+    }
+
+    /// What it has, in numbers; cheap enough to be asked often.
+    pub async fn figures(&self) -> Result<Figures> {
+        let inner = self.inner.clone();
+        let job = move || figures::figures(&inner);
+        self.inner.calls.run(job).await?
+    }
+
+    /// What it has done since it was opened.
+    #[must_use]
+    pub fn counters(&self) -> &Counters {
+        &self.inner.counters
     }
 
     /// Ends: running operations finish, background work stops at its next safe point. Mounts stay.

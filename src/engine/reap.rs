@@ -103,7 +103,7 @@ fn collect_garbage(inner: &Inner) -> Result<usize> {
         });
         garbage(candidates, &in_use, now)
     };
-    remove(inner, &gone)
+    remove(inner, &gone).map(|removed| removed.artifacts)
 }
 
 /// Evicts until the pool is below its low watermark, if it is above the high one or a call found it full.
@@ -156,7 +156,9 @@ fn make_room(inner: &Inner) -> Result<usize> {
             "the pool is nearly full, and everything in it is in use"
         );
     }
-    remove(inner, &gone)
+    let removed = remove(inner, &gone)?;
+    inner.counters.evicted(removed.artifacts, removed.bytes);
+    Ok(removed.artifacts)
 }
 
 fn above(space: &Space, percent: u8) -> bool {
@@ -171,8 +173,15 @@ fn excess(total: u64, available: u64, percent: u8) -> u64 {
     u64::try_from(used.saturating_sub(allowed)).unwrap_or(u64::MAX)
 }
 
+/// What went, and the bytes of the layers that went with it.
+#[derive(Default)]
+struct Removed {
+    artifacts: usize,
+    bytes: u64,
+}
+
 /// Removes artifacts: from sight, then from the index, then their layers from their place.
-pub(super) fn remove(inner: &Inner, ids: &[ArtifactId]) -> Result<usize> {
+fn remove(inner: &Inner, ids: &[ArtifactId]) -> Result<Removed> {
     let removed: Vec<Artifact> = {
         let mut state = inner.state.lock();
         // Asked again under the lock: a fork may have been made since the choice.
@@ -183,7 +192,7 @@ pub(super) fn remove(inner: &Inner, ids: &[ArtifactId]) -> Result<usize> {
             .collect()
     };
     if removed.is_empty() {
-        return Ok(0);
+        return Ok(Removed::default());
     }
     let layers = unreferenced(inner, removed.iter().flat_map(|artifact| &artifact.layers));
     let mut changes = Vec::new();
@@ -211,8 +220,12 @@ pub(super) fn remove(inner: &Inner, ids: &[ArtifactId]) -> Result<usize> {
     for artifact in &removed {
         tracing::info!(artifact.id = %artifact.id, name = %artifact.name(), "artifact deleted");
     }
-    trash_unreferenced(inner, &layers);
-    Ok(removed.len())
+    let bytes = trash_unreferenced(inner, &layers);
+    inner.counters.freed(bytes);
+    Ok(Removed {
+        artifacts: removed.len(),
+        bytes,
+    })
 }
 
 /// Deletes what has this name. Waits until it is durable, so that the index is told of one thing at a time.
@@ -285,11 +298,13 @@ fn unreferenced<'a>(inner: &Inner, layers: impl Iterator<Item = &'a LayerId>) ->
     distinct.into_iter().collect()
 }
 
-/// Moves those of these layers that nothing refers to into the trash.
-pub(super) fn trash_unreferenced(inner: &Inner, layers: &[LayerId]) {
+/// Moves those of these layers that nothing refers to into the trash; what they were last found to cost.
+pub(super) fn trash_unreferenced(inner: &Inner, layers: &[LayerId]) -> u64 {
+    let mut bytes = 0;
     for layer in unreferenced(inner, layers.iter()) {
         let name = layer.to_string();
-        inner.state.lock().usage.remove(&layer);
+        let usage = inner.state.lock().usage.remove(&layer);
+        bytes += usage.map_or(0, |usage| usage.bytes);
         match inner.throw_away(&inner.dirs.layers, name.as_ref()) {
             Err(error) if error.is(crate::sys::Errno::ENOENT) => {}
             Err(error) => {
@@ -298,6 +313,7 @@ pub(super) fn trash_unreferenced(inner: &Inner, layers: &[LayerId]) {
             Ok(_) => point(Point::CollectTrashed),
         }
     }
+    bytes
 }
 
 /// Deletes what lies in the trash and is nobody's any more; how much that was.
@@ -331,7 +347,7 @@ fn trash_unused_layers(inner: &Inner) -> Result<()> {
         .iter()
         .filter_map(|entry| entry.name.to_str()?.parse().ok())
         .collect();
-    trash_unreferenced(inner, &layers);
+    inner.counters.freed(trash_unreferenced(inner, &layers));
     Ok(())
 }
 

@@ -5,7 +5,7 @@
 
 use std::os::fd::OwnedFd;
 use std::sync::Arc;
-use std::time::Duration;
+use std::time::{Duration, Instant};
 
 use super::crash::{Point, point};
 use super::error::{Doing, Error, Result};
@@ -211,12 +211,20 @@ async fn end(inner: &Arc<Inner>, key: LayerId) -> Result<()> {
             Ok(()) => {
                 inner.set_leaving_state(key, VolumeState::Sealing);
                 let engine = inner.clone();
+                let began = Instant::now();
                 let sealed = inner
                     .seals
                     .run(move || seal(&engine, key, &plan, &record))
                     .await?;
                 match sealed {
-                    Ok(()) => Ok(()),
+                    Ok(Sealed::Visible) => {
+                        inner.counters.sealed(began.elapsed());
+                        Ok(())
+                    }
+                    Ok(Sealed::Not) => {
+                        inner.counters.given_up();
+                        Ok(())
+                    }
                     Err(Error::Backend {
                         source: backend::Error::Refused { path, why },
                         ..
@@ -311,12 +319,19 @@ async fn outcome(inner: &Arc<Inner>, key: LayerId) -> Option<Outcome> {
     }
 }
 
+/// What came of a seal that was decided.
+enum Sealed {
+    Visible,
+    /// There was nothing to seal, or somebody else has the name.
+    Not,
+}
+
 /// Moves a volume's content into its layer and makes it visible.
-fn seal(inner: &Inner, key: LayerId, plan: &SealPlan, record: &VolumeRecord) -> Result<()> {
+fn seal(inner: &Inner, key: LayerId, plan: &SealPlan, record: &VolumeRecord) -> Result<Sealed> {
     let Some(volume) = inner.leaving_dir(key)? else {
         tracing::error!(volume.id = %record.id, "the directory of a volume to be sealed is gone");
         inner.forget_leaving(key);
-        return Ok(());
+        return Ok(Sealed::Not);
     };
     inner
         .dirs
@@ -341,7 +356,7 @@ fn seal(inner: &Inner, key: LayerId, plan: &SealPlan, record: &VolumeRecord) -> 
                 .doing("take back the layer")?;
             point(Point::SealGivenUp);
             trash_pending(inner, key)?;
-            return Ok(());
+            return Ok(Sealed::Not);
         }
         let known = LayerRecord {
             format: LayerRecord::FORMAT,
@@ -373,7 +388,7 @@ fn seal(inner: &Inner, key: LayerId, plan: &SealPlan, record: &VolumeRecord) -> 
     point(Point::SealVisible);
     // The receiver lives until the engine is closed; then the next start does the rest.
     let _received_or_closing = inner.commits.send(key);
-    Ok(())
+    Ok(Sealed::Visible)
 }
 
 /// The artifact of a seal that a crash cut short after its content was in its place; what it promised is what is kept.
@@ -468,6 +483,7 @@ async fn give_up(inner: &Arc<Inner>, key: LayerId, why: &str) -> Result<()> {
         Ok::<_, Error>(())
     };
     inner.seals.run(job).await??;
+    inner.counters.given_up();
     Ok(())
 }
 

@@ -25,6 +25,7 @@ use tower::{Layer, Service};
 use tracing::{Instrument as _, Span};
 
 use super::codes::code_name;
+use crate::telemetry::metrics::Rpcs;
 
 /// The longest piece of a request that is put into a span; what is longer is cut.
 const LONGEST_FIELD: usize = 256;
@@ -36,6 +37,7 @@ pub struct Trace {
     frequent: &'static [&'static str],
     running: Arc<Mutex<BTreeMap<u64, Rpc>>>,
     next: Arc<AtomicU64>,
+    counted: Option<(Rpcs, &'static [&'static str])>,
 }
 
 impl Trace {
@@ -49,7 +51,15 @@ impl Trace {
             frequent,
             running: Arc::default(),
             next: Arc::default(),
+            counted: None,
         }
+    }
+
+    /// Counts too, by `methods`; what is none of them is counted as `other`, so that no caller can make a new series.
+    #[must_use]
+    pub fn counting(mut self, rpcs: Rpcs, methods: &'static [&'static str]) -> Self {
+        self.counted = Some((rpcs, methods));
+        self
     }
 
     fn begin(&self, method: &str) -> Guard {
@@ -158,6 +168,10 @@ impl Guard {
         let _in = self.rpc.0.span.enter();
         let code = code_name(status.code());
         let elapsed = self.rpc.0.began.elapsed();
+        if let Some((rpcs, methods)) = &self.trace.counted {
+            let method = methods.iter().find(|known| **known == self.rpc.0.method);
+            rpcs.count(method.unwrap_or(&"other"), code, elapsed);
+        }
         let duration_us = u64::try_from(elapsed.as_micros()).unwrap_or(u64::MAX);
         match status.code() {
             Code::Ok if self.rpc.0.frequent => tracing::debug!(code, duration_us, "answered"),

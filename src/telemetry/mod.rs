@@ -1,5 +1,7 @@
-//! What the driver says while it runs: logs. Metrics and traces will live here too.
+//! What the driver says while it runs: logs, and what it counts ([`metrics`]).
 //! It is seen by all that runs and knows none of it; what a line says is decided where it is said.
+
+pub mod metrics;
 
 use std::io::IsTerminal as _;
 

@@ -10,6 +10,7 @@ use baggageclaim::demo::kubelet::Kubelet;
 use baggageclaim::engine::{Config, Engine};
 use baggageclaim::server::{self, Socket};
 use baggageclaim::standalone;
+use baggageclaim::telemetry::metrics::Rpcs;
 use hyper_util::rt::TokioIo;
 use tokio::net::UnixStream;
 use tokio::sync::{oneshot, watch};
@@ -50,6 +51,7 @@ impl Driver {
                 node: NodeId::new("node-1").expect("a node id"),
                 grace: Duration::from_secs(10),
                 features: csi::Features::default(),
+                rpcs: Rpcs::default(),
             },
             Readiness::ready(engine.clone()),
             async {
@@ -121,6 +123,7 @@ pub async fn serve_without_engine(
         node: NodeId::new("node-1").expect("a node id"),
         grace: Duration::ZERO,
         features: csi::Features::default(),
+        rpcs: Rpcs::default(),
     };
     let served = csi::serve(socket, config, readiness, std::future::pending());
     tokio::spawn(served);

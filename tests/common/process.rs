@@ -4,6 +4,7 @@
 //! It waits for events, never for a time; `PATIENCE` is only for the day on which an event does not come.
 
 use std::io::BufRead as _;
+use std::net::SocketAddr;
 use std::os::fd::AsFd as _;
 use std::os::unix::fs::{FileTypeExt as _, MetadataExt as _, PermissionsExt as _};
 use std::path::{Path, PathBuf};
@@ -50,6 +51,8 @@ impl NodeProcess {
             .args(["--node-id", "here", "--kubernetes", "off", "--grace", "10s"])
             .args(["--end-with-parent", "--log-format", "json"])
             .args(flags)
+            // Any free port; a flag wins.
+            .env("BAGGAGECLAIM_HTTP", "127.0.0.1:0")
             .stdin(Stdio::null())
             .stderr(Stdio::piped())
             .spawn()
@@ -78,6 +81,17 @@ impl NodeProcess {
         Kubelet::connect_when_ready(&self.socket, &self.kubelet_dir, PATIENCE)
             .await
             .expect("the driver becomes ready")
+    }
+
+    /// Where it tells health and metrics.
+    pub async fn http(&self) -> SocketAddr {
+        self.logged("health and metrics", 1).await;
+        let log = self.log.borrow();
+        let line = log.lines().find(|line| line.contains("health and metrics"));
+        let line: serde_json::Value =
+            serde_json::from_str(line.expect("it is there")).expect("JSON");
+        let address = line["address"].as_str().expect("an address");
+        address.parse().expect("an address")
     }
 
     pub fn signal(&self, signal: Signal) {

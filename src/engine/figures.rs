@@ -1,0 +1,286 @@
+//! What can be measured of an engine: what it has done since it was opened ([`Counters`]), and what it has now ([`Figures`]).
+//! Nothing here walks, waits for a volume, or names a tenant, a pod or a key.
+
+use std::sync::Arc;
+use std::time::Duration;
+
+use super::error::{Doing, Result};
+use super::state::Goal;
+use super::types::VolumeState;
+use super::{Inner, lists};
+use crate::model::{CacheKind, Reference};
+use crate::telemetry::metrics::{
+    Counter, Durations, EncodeLabelSet, Family, Gauge, Histogram, Registry, Unit, durations,
+    durations_by,
+};
+
+#[derive(Debug, Clone, PartialEq, Eq, Hash, EncodeLabelSet)]
+struct VolumeType {
+    r#type: &'static str,
+}
+
+#[derive(Debug, Clone, PartialEq, Eq, Hash, EncodeLabelSet)]
+struct Ended {
+    result: &'static str,
+}
+
+/// What an engine has done. Clones share it.
+#[derive(Debug, Clone)]
+pub struct Counters {
+    publishes: Durations<VolumeType>,
+    seals: Histogram,
+    commits: Histogram,
+    ended: Family<Ended, Counter>,
+    evicted_artifacts: Counter,
+    evicted_bytes: Counter,
+    freed_bytes: Counter,
+}
+
+impl Default for Counters {
+    fn default() -> Self {
+        Self {
+            publishes: durations_by(),
+            seals: durations(),
+            commits: durations(),
+            ended: Family::default(),
+            evicted_artifacts: Counter::default(),
+            evicted_bytes: Counter::default(),
+            freed_bytes: Counter::default(),
+        }
+    }
+}
+
+impl Counters {
+    pub(super) fn published(&self, r#type: &'static str, took: Duration) {
+        let seconds = took.as_secs_f64();
+        self.publishes
+            .get_or_create(&VolumeType { r#type })
+            .observe(seconds);
+    }
+
+    /// A volume became an artifact that can be forked.
+    pub(super) fn sealed(&self, took: Duration) {
+        self.seals.observe(took.as_secs_f64());
+        self.ended.get_or_create(&Ended { result: "sealed" }).inc();
+    }
+
+    /// What was promised to be sealed was thrown away.
+    pub(super) fn given_up(&self) {
+        self.ended
+            .get_or_create(&Ended { result: "given-up" })
+            .inc();
+    }
+
+    /// A batch of seals became durable.
+    pub(super) fn committed(&self, took: Duration) {
+        self.commits.observe(took.as_secs_f64());
+    }
+
+    pub(super) fn evicted(&self, artifacts: usize, bytes: u64) {
+        let artifacts = u64::try_from(artifacts).unwrap_or(u64::MAX);
+        self.evicted_artifacts.inc_by(artifacts);
+        self.evicted_bytes.inc_by(bytes);
+    }
+
+    pub(super) fn freed(&self, bytes: u64) {
+        self.freed_bytes.inc_by(bytes);
+    }
+
+    /// Makes it part of what is asked for.
+    pub fn register(&self, registry: &mut Registry) {
+        let mut durations = |name, help, histogram: &Histogram| {
+            registry.register_with_unit(name, help, Unit::Seconds, histogram.clone());
+        };
+        let help = "How long it took to seal a volume, from the decision until it can be forked";
+        durations("seal_duration", help, &self.seals);
+        let help =
+            "How long it took to make a batch of seals durable: one syncfs, one index transaction";
+        durations("commit_duration", help, &self.commits);
+        let help = "How long it took to publish a new volume, by its type, the wait for its input included";
+        registry.register_with_unit(
+            "publish_duration",
+            help,
+            Unit::Seconds,
+            self.publishes.clone(),
+        );
+        let help = "Volumes whose seal was promised, by what became of them";
+        registry.register("seals", help, self.ended.clone());
+        let help = "Artifacts deleted to make room";
+        registry.register("evicted_artifacts", help, self.evicted_artifacts.clone());
+        let help = "Bytes of the layers that went with artifacts deleted to make room";
+        registry.register("evicted_bytes", help, self.evicted_bytes.clone());
+        let help = "Bytes of all layers that were deleted because nothing refers to them";
+        registry.register("freed_bytes", help, self.freed_bytes.clone());
+    }
+}
+
+/// The types that a volume can have.
+const TYPES: [&str; 6] = [
+    "scratch",
+    "input",
+    "output",
+    "resource-cache",
+    "task-cache",
+    "import",
+];
+
+/// How far it can be, and the word for it.
+const STATES: [(VolumeState, &str); 6] = [
+    (VolumeState::Preparing, "preparing"),
+    (VolumeState::Published, "published"),
+    (VolumeState::Unpublished, "unpublished"),
+    (VolumeState::AwaitingOutcome, "awaiting-outcome"),
+    (VolumeState::InUse, "in-use"),
+    (VolumeState::Sealing, "sealing"),
+];
+
+/// The kinds of artifacts: what their name is, or was when they were sealed.
+const KINDS: [&str; 3] = ["output", "resource-cache", "task-cache"];
+
+fn kind(reference: &Reference) -> usize {
+    match reference {
+        Reference::Artifact(_) => 0,
+        Reference::ResourceCache(_) => 1,
+        Reference::TaskCache(_) => 2,
+    }
+}
+
+/// What an engine has, in numbers.
+#[derive(Debug, Clone, Default, PartialEq, Eq)]
+pub struct Figures {
+    /// By type and state, in the order of `TYPES` and `STATES`.
+    volumes: [[u64; STATES.len()]; TYPES.len()],
+    /// By kind, in the order of `KINDS`.
+    artifacts: [u64; KINDS.len()],
+    /// Resource caches, task caches.
+    caches: [u64; 2],
+    seals_pending: u64,
+    bytes: u64,
+    bytes_available: u64,
+    inodes: u64,
+    inodes_free: u64,
+    /// Whether the pool's filesystem takes no writes: what a disk with errors is made to be.
+    pub read_only: bool,
+}
+
+#[derive(Debug, Clone, PartialEq, Eq, Hash, EncodeLabelSet)]
+struct TypeAndState {
+    r#type: &'static str,
+    state: &'static str,
+}
+
+#[derive(Debug, Clone, PartialEq, Eq, Hash, EncodeLabelSet)]
+struct Kind {
+    kind: &'static str,
+}
+
+/// Counts as long as nobody has so many of anything.
+fn gauge(value: u64) -> i64 {
+    i64::try_from(value).unwrap_or(i64::MAX)
+}
+
+impl Figures {
+    /// Makes it part of what is asked for. Every series is there, also those that are 0: what vanishes cannot be watched.
+    pub fn register(&self, registry: &mut Registry) {
+        let volumes = Family::<TypeAndState, Gauge>::default();
+        for (r#type, by_state) in TYPES.into_iter().zip(self.volumes) {
+            for ((_, state), count) in STATES.into_iter().zip(by_state) {
+                let labels = TypeAndState { r#type, state };
+                volumes.get_or_create(&labels).set(gauge(count));
+            }
+        }
+        registry.register("volumes", "Volumes, by type and state", volumes);
+        let by_kind = |kinds: &[&'static str], counts: &[u64]| {
+            let family = Family::<Kind, Gauge>::default();
+            for (kind, count) in kinds.iter().zip(counts) {
+                family.get_or_create(&Kind { kind }).set(gauge(*count));
+            }
+            family
+        };
+        let help = "Artifacts, by what they were sealed as, those that lost their name included";
+        registry.register("artifacts", help, by_kind(&KINDS, &self.artifacts));
+        let help = "Caches that have content, by kind";
+        registry.register("caches", help, by_kind(&["resource", "task"], &self.caches));
+        for (name, help, value) in [
+            (
+                "seals_pending",
+                "Volumes whose seal is promised and not yet durable",
+                self.seals_pending,
+            ),
+            (
+                "pool_capacity_bytes",
+                "Bytes of the pool's filesystem",
+                self.bytes,
+            ),
+            (
+                "pool_free_bytes",
+                "Bytes of the pool's filesystem that can still be written",
+                self.bytes_available,
+            ),
+            (
+                "pool_capacity_inodes",
+                "Inodes of the pool's filesystem, 0 where they are made as needed",
+                self.inodes,
+            ),
+            (
+                "pool_free_inodes",
+                "Inodes of the pool's filesystem that can still be made",
+                self.inodes_free,
+            ),
+            (
+                "pool_read_only",
+                "Whether the pool's filesystem takes no writes",
+                u64::from(self.read_only),
+            ),
+        ] {
+            let shown = Gauge::<i64>::default();
+            shown.set(gauge(value));
+            registry.register(name, help, shown);
+        }
+    }
+}
+
+/// What the engine has now: one statfs, and one pass over what is in memory.
+pub(super) fn figures(inner: &Arc<Inner>) -> Result<Figures> {
+    let space = inner.dirs.root.space().doing("ask for the pool's room")?;
+    let mut figures = Figures {
+        bytes: space.bytes,
+        bytes_available: space.bytes_available,
+        inodes: space.inodes,
+        inodes_free: space.inodes_free,
+        read_only: space.read_only,
+        ..Figures::default()
+    };
+    let state = inner.state.lock();
+    let live = state
+        .volumes
+        .values()
+        .map(|live| (live.record.spec.kind.type_name(), lists::state_of(live)));
+    let leaving = state
+        .leaving
+        .values()
+        .map(|leaving| (leaving.record.spec.kind.type_name(), leaving.state));
+    for (kind, state) in live.chain(leaving) {
+        let kind = TYPES.iter().position(|name| *name == kind);
+        let state = STATES.iter().position(|(known, _)| *known == state);
+        if let (Some(kind), Some(state)) = (kind, state) {
+            figures.volumes[kind][state] += 1;
+        }
+    }
+    for sealed in state.artifacts.values() {
+        figures.artifacts[kind(&sealed.artifact.reference)] += 1;
+    }
+    for name in state.names.keys() {
+        match name.reference.cache() {
+            Some((CacheKind::Resource, _)) => figures.caches[0] += 1,
+            Some((CacheKind::Task, _)) => figures.caches[1] += 1,
+            None => {}
+        }
+    }
+    let pending = state
+        .leaving
+        .values()
+        .filter(|leaving| leaving.goal != Goal::Discard);
+    figures.seals_pending = u64::try_from(pending.count()).unwrap_or(u64::MAX);
+    Ok(figures)
+}

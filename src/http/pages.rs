@@ -1,0 +1,172 @@
+//! The pages: which there are, and what is on each.
+//! What is measured is defined where it is measured; here it is put together, anew for each who asks.
+
+use std::fmt;
+use std::future::Future;
+use std::pin::Pin;
+use std::sync::Arc;
+use std::time::Duration;
+
+use http_body_util::Full;
+use hyper::body::{Bytes, Incoming};
+use hyper::header::{ACCEPT, ALLOW, CONTENT_TYPE, HeaderValue};
+use hyper::{Method, Request, Response, StatusCode};
+use tokio::sync::watch;
+use tokio_util::sync::CancellationToken;
+
+use crate::engine::{Engine, Figures};
+use crate::telemetry::metrics::{self, EncodeLabelSet, Family, Gauge, Registry, Rpcs};
+
+/// How long the engine may take for its figures. It does not wait for volumes, but its threads may all wait for a disk.
+const PATIENCE: Duration = Duration::from_secs(2);
+
+const OPENMETRICS: &str = "application/openmetrics-text";
+
+/// Finds out whether the driver does its work; if not, why.
+pub type Alive =
+    Arc<dyn Fn() -> Pin<Box<dyn Future<Output = Result<(), String>> + Send>> + Send + Sync>;
+
+/// The engine, or why there is none.
+pub type FindEngine = Arc<dyn Fn() -> Result<Engine, String> + Send + Sync>;
+
+/// Where the pages take from what they say.
+#[derive(Clone)]
+pub struct Sources {
+    /// For `/healthz`.
+    pub alive: Alive,
+    /// For `/readyz` and `/metrics`.
+    pub engine: FindEngine,
+    /// Whether the driver is about to end.
+    pub stopping: CancellationToken,
+    /// The calls that were answered.
+    pub rpcs: Rpcs,
+    /// Whether kubelet has the driver.
+    pub registered: watch::Receiver<bool>,
+}
+
+impl fmt::Debug for Sources {
+    fn fmt(&self, formatter: &mut fmt::Formatter<'_>) -> fmt::Result {
+        formatter.debug_struct("Sources").finish_non_exhaustive()
+    }
+}
+
+type Page = Response<Full<Bytes>>;
+
+/// The page that is asked for.
+pub(super) async fn answer(sources: &Sources, request: &Request<Incoming>) -> Page {
+    if !matches!(*request.method(), Method::GET | Method::HEAD) {
+        let mut page = plain(StatusCode::METHOD_NOT_ALLOWED, "only GET and HEAD\n".into());
+        let headers = page.headers_mut();
+        headers.insert(ALLOW, HeaderValue::from_static("GET, HEAD"));
+        return page;
+    }
+    match request.uri().path() {
+        "/healthz" => verdict((sources.alive)().await),
+        "/readyz" => verdict(ready(sources).await),
+        "/metrics" => measures(sources, request).await,
+        _ => plain(
+            StatusCode::NOT_FOUND,
+            "there are /healthz, /readyz and /metrics\n".into(),
+        ),
+    }
+}
+
+fn plain(status: StatusCode, text: String) -> Page {
+    let mut page = Response::new(Full::new(Bytes::from(text)));
+    *page.status_mut() = status;
+    let text = HeaderValue::from_static("text/plain; charset=utf-8");
+    page.headers_mut().insert(CONTENT_TYPE, text);
+    page
+}
+
+fn verdict(verdict: Result<(), String>) -> Page {
+    match verdict {
+        Ok(()) => plain(StatusCode::OK, "ok\n".into()),
+        Err(why) => plain(StatusCode::SERVICE_UNAVAILABLE, format!("{why}\n")),
+    }
+}
+
+async fn figures(engine: &Engine) -> Result<Figures, String> {
+    match tokio::time::timeout(PATIENCE, engine.figures()).await {
+        Ok(figures) => figures.map_err(|error| error.to_string()),
+        Err(_) => Err(format!("the engine does not answer within {PATIENCE:?}")),
+    }
+}
+
+/// Whether volumes can be published.
+async fn ready(sources: &Sources) -> Result<(), String> {
+    if sources.stopping.is_cancelled() {
+        return Err("stopping".to_owned());
+    }
+    let engine = (sources.engine)()?;
+    if figures(&engine).await?.read_only {
+        return Err("the pool's filesystem is read-only: look for errors of its disk".to_owned());
+    }
+    Ok(())
+}
+
+#[derive(Debug, Clone, PartialEq, Eq, Hash, EncodeLabelSet)]
+struct Build {
+    version: &'static str,
+}
+
+#[derive(Debug, Clone, PartialEq, Eq, Hash, EncodeLabelSet)]
+struct Pool {
+    backend: String,
+}
+
+/// A gauge that says yes or no.
+fn yes(registry: &mut Registry, name: &str, help: &str, yes: bool) {
+    let gauge = Gauge::<i64>::default();
+    gauge.set(yes.into());
+    registry.register(name, help, gauge);
+}
+
+async fn measures(sources: &Sources, request: &Request<Incoming>) -> Page {
+    let mut registry = metrics::registry();
+    let build = Family::<Build, Gauge>::default();
+    let version = env!("CARGO_PKG_VERSION");
+    build.get_or_create(&Build { version }).set(1);
+    registry.register(
+        "build_info",
+        "Always 1; the label says which version",
+        build,
+    );
+    sources.rpcs.register(&mut registry);
+    let help = "Whether kubelet has said that the driver is registered";
+    let registered = *sources.registered.borrow();
+    yes(&mut registry, "kubelet_registered", help, registered);
+    let mut is_ready = false;
+    if let Ok(engine) = (sources.engine)() {
+        engine.counters().register(&mut registry);
+        let pool = Family::<Pool, Gauge>::default();
+        let backend = engine.backend().to_string();
+        pool.get_or_create(&Pool { backend }).set(1);
+        registry.register("pool_info", "Always 1; the label says which backend", pool);
+        // Without them what was counted is still told: it is wanted most when the engine hangs.
+        match figures(&engine).await {
+            Ok(figures) => {
+                figures.register(&mut registry);
+                is_ready = !figures.read_only && !sources.stopping.is_cancelled();
+            }
+            Err(error) => tracing::warn!(error, "metrics without the engine's figures"),
+        }
+    }
+    let help = "Whether volumes can be published, as /readyz says it";
+    yes(&mut registry, "ready", help, is_ready);
+    let text = metrics::encode(&registry);
+    let mut page = plain(StatusCode::OK, text);
+    // The text is OpenMetrics, and good as the older format: counters are merely untyped there.
+    let accepted = request.headers().get_all(ACCEPT).iter();
+    let open = accepted
+        .filter_map(|value| value.to_str().ok())
+        .any(|value| value.contains(OPENMETRICS));
+    let kind = if open {
+        "application/openmetrics-text; version=1.0.0; charset=utf-8"
+    } else {
+        "text/plain; version=0.0.4; charset=utf-8"
+    };
+    let kind = HeaderValue::from_static(kind);
+    page.headers_mut().insert(CONTENT_TYPE, kind);
+    page
+}

@@ -1,0 +1,132 @@
+//! What is counted while the driver runs: the kinds of measure, and the count of RPCs that every gRPC server shares.
+//! What a room counts of its own is defined there; how it is asked for is `http`'s affair.
+//!
+//! Two rules keep this cheap. Counting takes nanoseconds: an atomic, or a short lock that nobody holds across anything. And
+//! labels are few: a word of the program's own (`&'static str`), never a tenant's, a pod's or a key, so that nothing that
+//! somebody sends can make a new series.
+
+use std::time::Duration;
+
+pub use prometheus_client::encoding::EncodeLabelSet;
+use prometheus_client::encoding::text;
+pub use prometheus_client::metrics::counter::Counter;
+pub use prometheus_client::metrics::family::Family;
+pub use prometheus_client::metrics::gauge::Gauge;
+pub use prometheus_client::metrics::histogram::Histogram;
+pub use prometheus_client::registry::{Registry, Unit};
+
+/// Each name begins with it.
+pub const PREFIX: &str = "baggageclaim";
+
+/// Upper bounds of how long things take, in seconds: from a publish that is a few system calls to one that waited for its
+/// input as long as one may.
+const BOUNDS: [f64; 18] = [
+    0.0001, 0.00025, 0.0005, 0.001, 0.0025, 0.005, 0.01, 0.025, 0.05, 0.1, 0.25, 0.5, 1.0, 2.5,
+    5.0, 10.0, 30.0, 90.0,
+];
+
+/// An empty histogram of durations, in seconds.
+#[must_use]
+pub fn durations() -> Histogram {
+    Histogram::new(BOUNDS)
+}
+
+/// Histograms of durations, one for each set of labels.
+pub type Durations<Labels> = Family<Labels, Histogram, fn() -> Histogram>;
+
+/// Makes [`Durations`].
+#[must_use]
+pub fn durations_by<Labels>() -> Durations<Labels>
+where
+    Labels: Clone + std::hash::Hash + Eq,
+{
+    Family::new_with_constructor(durations as fn() -> Histogram)
+}
+
+/// A registry whose names begin with the driver's.
+#[must_use]
+pub fn registry() -> Registry {
+    Registry::with_prefix(PREFIX)
+}
+
+/// All that is registered, as text.
+#[must_use]
+pub fn encode(registry: &Registry) -> String {
+    let mut text = String::new();
+    text::encode(&mut text, registry).expect("a String takes all");
+    text
+}
+
+#[derive(Debug, Clone, PartialEq, Eq, Hash, EncodeLabelSet)]
+struct Answered {
+    method: &'static str,
+    code: &'static str,
+}
+
+#[derive(Debug, Clone, PartialEq, Eq, Hash, EncodeLabelSet)]
+struct Method {
+    method: &'static str,
+}
+
+/// How many RPCs were answered, with what, and how long each took. Clones share it.
+#[derive(Debug, Clone)]
+pub struct Rpcs {
+    answered: Family<Answered, Counter>,
+    took: Durations<Method>,
+}
+
+impl Default for Rpcs {
+    fn default() -> Self {
+        Self {
+            answered: Family::default(),
+            took: durations_by(),
+        }
+    }
+}
+
+impl Rpcs {
+    /// One more.
+    pub fn count(&self, method: &'static str, code: &'static str, took: Duration) {
+        self.answered
+            .get_or_create(&Answered { method, code })
+            .inc();
+        let seconds = took.as_secs_f64();
+        self.took.get_or_create(&Method { method }).observe(seconds);
+    }
+
+    /// Makes it part of what is asked for.
+    pub fn register(&self, registry: &mut Registry) {
+        let help = "CSI calls that were answered, by method and gRPC code";
+        registry.register("csi_rpcs", help, self.answered.clone());
+        let help = "How long CSI calls took, by method, failures included";
+        registry.register_with_unit("csi_rpc_duration", help, Unit::Seconds, self.took.clone());
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn what_is_counted_is_told() {
+        let rpcs = Rpcs::default();
+        rpcs.count("Probe", "OK", Duration::from_micros(200));
+        rpcs.count("Probe", "OK", Duration::from_millis(3));
+        rpcs.clone()
+            .count("Probe", "ABORTED", Duration::from_secs(100));
+        let mut registry = registry();
+        rpcs.register(&mut registry);
+        let text = encode(&registry);
+        for line in [
+            "baggageclaim_csi_rpcs_total{method=\"Probe\",code=\"OK\"} 2",
+            "baggageclaim_csi_rpcs_total{method=\"Probe\",code=\"ABORTED\"} 1",
+            "baggageclaim_csi_rpc_duration_seconds_count{method=\"Probe\"} 3",
+            "baggageclaim_csi_rpc_duration_seconds_bucket{le=\"0.0001\",method=\"Probe\"} 0",
+            "baggageclaim_csi_rpc_duration_seconds_bucket{le=\"0.00025\",method=\"Probe\"} 1",
+            "baggageclaim_csi_rpc_duration_seconds_bucket{le=\"90.0\",method=\"Probe\"} 2",
+            "baggageclaim_csi_rpc_duration_seconds_bucket{le=\"+Inf\",method=\"Probe\"} 3",
+        ] {
+            assert!(text.lines().any(|found| found == line), "{line}\n{text}");
+        }
+    }
+}

@@ -1,0 +1,555 @@
+//! `/healthz`, `/readyz` and `/metrics` of the real binary: while it starts, while it serves, while its disk hangs, while it
+//! ends; and that the numbers move by exactly what was done, and name nobody.
+
+#![expect(
+    clippy::disallowed_types,
+    clippy::float_cmp,
+    reason = "a filesystem is frozen by the program that does so; what is compared are whole numbers"
+)]
+
+mod common;
+
+use std::collections::{BTreeMap, BTreeSet};
+use std::net::SocketAddr;
+use std::path::{Path, PathBuf};
+use std::process::Command;
+use std::time::Instant;
+
+use baggageclaim::csi::METHODS;
+use baggageclaim::demo::kubelet::{Kubelet, NO_ATTRIBUTES, PublishOptions};
+use common::process::{NodeProcess, PATIENCE, Registry};
+use common::{Fs, Lab, require_lab};
+use hyper_util::rt::TokioIo;
+use tokio::io::{AsyncReadExt as _, AsyncWriteExt as _};
+use tokio::net::{TcpStream, UnixStream};
+use tonic::transport::{Endpoint, Uri};
+
+/// An answer: its status, its head, its body.
+struct Answer(u16, String, String);
+
+async fn request(address: SocketAddr, head: &str) -> Answer {
+    let mut stream = TcpStream::connect(address).await.expect("it listens");
+    let request = format!("{head}\r\nHost: node\r\n\r\n");
+    stream
+        .write_all(request.as_bytes())
+        .await
+        .expect("it takes it");
+    let mut text = String::new();
+    stream.read_to_string(&mut text).await.expect("it answers");
+    let (head, body) = text.split_once("\r\n\r\n").expect("head and body");
+    let status = head.split(' ').nth(1).expect("a status");
+    let status = status.parse().expect("a number");
+    Answer(status, head.to_lowercase(), body.to_owned())
+}
+
+async fn get(address: SocketAddr, path: &str) -> (u16, String) {
+    let Answer(status, _, body) = request(address, &format!("GET {path} HTTP/1.1")).await;
+    (status, body)
+}
+
+/// The series of a page of metrics. Every line must be one of the format.
+fn series(text: &str) -> BTreeMap<String, f64> {
+    let mut series = BTreeMap::new();
+    let mut family = String::new();
+    let word = |text: &str| {
+        let mut chars = text.chars();
+        chars
+            .next()
+            .is_some_and(|c| c.is_ascii_alphabetic() || c == '_')
+            && chars.all(|c| c.is_ascii_alphanumeric() || c == '_')
+    };
+    assert!(text.ends_with("# EOF\n"), "cut off: {text}");
+    for line in text.lines().filter(|line| *line != "# EOF") {
+        if let Some(comment) = line.strip_prefix("# ") {
+            let mut parts = comment.splitn(3, ' ');
+            let (kind, name, rest) = (parts.next(), parts.next(), parts.next());
+            let (Some(name), Some(rest)) = (name, rest) else {
+                panic!("{line}")
+            };
+            match kind {
+                Some("HELP") => assert!(!rest.is_empty(), "{line}"),
+                Some("TYPE") => {
+                    assert!(["counter", "gauge", "histogram"].contains(&rest), "{line}");
+                }
+                Some("UNIT") => assert!(name.ends_with(&format!("_{rest}")), "{line}"),
+                _ => panic!("{line}"),
+            }
+            assert!(name.starts_with("baggageclaim_") && word(name), "{line}");
+            name.clone_into(&mut family);
+            continue;
+        }
+        let (id, value) = line.rsplit_once(' ').unwrap_or_else(|| panic!("{line}"));
+        let (name, labels) = id.split_once('{').unwrap_or((id, "}"));
+        assert!(
+            name.starts_with(&family) && word(name),
+            "{line} in {family}"
+        );
+        let labels = labels.strip_suffix('}').unwrap_or_else(|| panic!("{line}"));
+        for label in labels.split(',').filter(|label| !label.is_empty()) {
+            let (key, value) = label.split_once('=').unwrap_or_else(|| panic!("{line}"));
+            assert!(word(key), "{line}");
+            let quoted = value.strip_prefix('"').and_then(|v| v.strip_suffix('"'));
+            let value = quoted.unwrap_or_else(|| panic!("{line}"));
+            assert!(allowed(key, value), "{line}: a label that nobody defined");
+        }
+        let value = value.parse().unwrap_or_else(|_| panic!("{line}"));
+        assert!(
+            series.insert(id.to_owned(), value).is_none(),
+            "twice: {line}"
+        );
+    }
+    series
+}
+
+/// Every word that may label anything: what is not here would be somebody's name.
+fn allowed(key: &str, value: &str) -> bool {
+    let one_of = |words: &[&str]| words.contains(&value);
+    match key {
+        "method" => one_of(&METHODS) || value == "other",
+        "code" => value.bytes().all(|b| b.is_ascii_uppercase() || b == b'_'),
+        "type" => one_of(&[
+            "scratch",
+            "input",
+            "output",
+            "resource-cache",
+            "task-cache",
+            "import",
+        ]),
+        "state" => one_of(&[
+            "preparing",
+            "published",
+            "unpublished",
+            "awaiting-outcome",
+            "in-use",
+            "sealing",
+        ]),
+        "kind" => one_of(&["output", "resource-cache", "task-cache", "resource", "task"]),
+        "result" => one_of(&["sealed", "given-up"]),
+        "backend" => one_of(&["overlay", "btrfs", "copy"]),
+        "version" => value == env!("CARGO_PKG_VERSION"),
+        "le" => value == "+Inf" || value.parse::<f64>().is_ok(),
+        _ => false,
+    }
+}
+
+async fn metrics(address: SocketAddr) -> BTreeMap<String, f64> {
+    let (status, body) = get(address, "/metrics").await;
+    assert_eq!(status, 200, "{body}");
+    series(&body)
+}
+
+/// Asks until the metrics look so; what is waited for happens in the background, and tells nobody outside.
+async fn until(
+    address: SocketAddr,
+    what: &str,
+    so: impl Fn(&BTreeMap<String, f64>) -> bool,
+) -> BTreeMap<String, f64> {
+    let began = Instant::now();
+    loop {
+        let now = metrics(address).await;
+        if so(&now) {
+            return now;
+        }
+        assert!(began.elapsed() < PATIENCE, "{what}: {now:#?}");
+        tokio::time::sleep(std::time::Duration::from_millis(5)).await;
+    }
+}
+
+fn value(series: &BTreeMap<String, f64>, id: &str) -> f64 {
+    let id = format!("baggageclaim_{id}");
+    *series
+        .get(&id)
+        .unwrap_or_else(|| panic!("no {id}: {series:#?}"))
+}
+
+/// A filesystem that makes every write wait, until this is dropped.
+struct Frozen(PathBuf);
+
+impl Frozen {
+    fn new(path: &Path) -> Self {
+        let frozen = Command::new("fsfreeze").arg("--freeze").arg(path).status();
+        assert!(frozen.expect("fsfreeze runs").success());
+        Self(path.to_owned())
+    }
+}
+
+impl Drop for Frozen {
+    fn drop(&mut self) {
+        let thawed = Command::new("fsfreeze")
+            .arg("--unfreeze")
+            .arg(&self.0)
+            .status();
+        assert!(
+            thawed.is_ok_and(|status| status.success()),
+            "it stays frozen"
+        );
+    }
+}
+
+/// In this order, so that what is frozen is thawed before anybody waits for the process.
+fn start_frozen(lab: &Lab) -> (NodeProcess, Frozen) {
+    let frozen = Frozen::new(&lab.path());
+    (NodeProcess::start(lab, &[]), frozen)
+}
+
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn it_is_alive_before_it_is_ready_and_until_it_has_ended() {
+    let lab = require_lab!(Fs::Ext4);
+    let registry = Registry::new(&lab.kubelet_dir());
+    // Making the pool waits for the disk.
+    let (node, frozen) = start_frozen(&lab);
+    let address = node.http().await;
+    node.logged("\"starting\"", 1).await;
+    assert_eq!(get(address, "/healthz").await, (200, "ok\n".into()));
+    let (status, why) = get(address, "/readyz").await;
+    assert_eq!((status, why.as_str()), (503, "the pool is being opened\n"));
+    let starting = metrics(address).await;
+    assert!(
+        (
+            value(&starting, "ready"),
+            value(&starting, "kubelet_registered")
+        ) == (0.0, 0.0)
+    );
+    assert!(!starting.contains_key("baggageclaim_pool_free_bytes"));
+    assert!(registry.inode().is_none(), "offered before it can serve");
+    drop(frozen);
+
+    let kubelet = node.kubelet().await;
+    assert_eq!(get(address, "/readyz").await, (200, "ok\n".into()));
+    registry.info().await;
+    registry.notify(None).await;
+    until(address, "registered", |now| {
+        value(now, "kubelet_registered") == 1.0
+    })
+    .await;
+    let now = metrics(address).await;
+    let expected = [
+        ("ready", 1.0),
+        ("build_info{version=\"0.1.0\"}", 1.0),
+        ("pool_info{backend=\"overlay\"}", 1.0),
+        ("pool_read_only", 0.0),
+    ];
+    for (id, expected) in expected {
+        let found = value(&now, &id.replace("0.1.0", env!("CARGO_PKG_VERSION")));
+        assert_eq!(found, expected, "{id}");
+    }
+    let bytes = value(&now, "pool_capacity_bytes");
+    assert!(bytes > 9e8 && value(&now, "pool_free_bytes") < bytes);
+    let inodes = value(&now, "pool_capacity_inodes");
+    assert!(inodes > 1000.0 && value(&now, "pool_free_inodes") < inodes);
+
+    // The disk hangs, and with it all threads that serve calls: not ready, and not to be restarted for it.
+    let frozen = Frozen::new(&lab.path());
+    let pods: Vec<_> = (0..4)
+        .map(|n| kubelet.pod("ci", &format!("build-{n}")))
+        .collect();
+    let publishes: Vec<_> = pods
+        .iter()
+        .cloned()
+        .map(|pod| {
+            tokio::spawn(async move {
+                let options = PublishOptions::default();
+                pod.publish("s", NO_ATTRIBUTES, options).await.map(drop)
+            })
+        })
+        .collect();
+    for pod in &pods {
+        let target = pod.target("s");
+        let began = Instant::now();
+        while !target.exists() {
+            assert!(began.elapsed() < PATIENCE, "{}", target.display());
+            tokio::task::yield_now().await;
+        }
+    }
+    let (status, why) = get(address, "/readyz").await;
+    assert_eq!(status, 503, "{why}");
+    assert!(why.contains("does not answer within"), "{why}");
+    assert_eq!(get(address, "/healthz").await.0, 200);
+    let hanging = metrics(address).await;
+    assert!(value(&hanging, "ready") == 0.0);
+    value(&hanging, "csi_rpcs_total{method=\"Probe\",code=\"OK\"}");
+    assert!(!hanging.contains_key("baggageclaim_pool_free_bytes"));
+
+    // The end: what runs is answered, and until then whoever looks sees that it is stopping.
+    node.signal(rustix::process::Signal::TERM);
+    registry
+        .until("withdrawn", |registry| registry.inode().is_none())
+        .await;
+    let (status, why) = get(address, "/readyz").await;
+    assert_eq!((status, why.as_str()), (503, "stopping\n"));
+    assert_eq!(get(address, "/healthz").await.0, 200);
+    drop(frozen);
+    for publish in publishes {
+        publish.await.expect("no panic").expect("it is answered");
+    }
+    let (code, log) = node.ended().await;
+    assert_eq!(code, Some(0), "{log}");
+    TcpStream::connect(address)
+        .await
+        .expect_err("nobody listens any more");
+
+    // What was published meanwhile is the next one's.
+    let node = NodeProcess::start(&lab, &[]);
+    node.kubelet().await;
+    for pod in &pods {
+        pod.unpublish("s").await.expect("unpublish");
+    }
+    node.terminate().await;
+    assert_eq!(lab.close(), [""; 0].map(PathBuf::from));
+}
+
+/// Every series of the page is in the documents, and the documents name no other.
+fn assert_documented(page: &str) {
+    let counted: BTreeSet<&str> = page
+        .lines()
+        .filter_map(|line| line.strip_prefix("# TYPE ")?.split(' ').next())
+        .collect();
+    let documents = include_str!("../docs/metrics.md");
+    let told: BTreeSet<&str> = documents
+        .lines()
+        .filter_map(|line| {
+            line.strip_prefix("| `baggageclaim_")?
+                .split(['`', '{'])
+                .next()
+        })
+        .collect();
+    let told: BTreeSet<String> = told
+        .into_iter()
+        .map(|name| format!("baggageclaim_{}", name.trim_end_matches("_total")))
+        .collect();
+    let counted: BTreeSet<String> = counted.into_iter().map(str::to_owned).collect();
+    assert_eq!(told, counted);
+}
+
+const TENANT: &str = "zebra-tenant";
+const POD: &str = "yak-pod";
+const KEY: &str = "xerus-key";
+const NAME: &str = "walrus-artifact";
+
+/// A little of everything; the uid of the pod that did it.
+async fn work(node: &NodeProcess, kubelet: &Kubelet) -> String {
+    let options = PublishOptions::default();
+    let maker = kubelet.pod(TENANT, POD);
+    let output = [("type", "output"), ("name", NAME), ("commit", "always")];
+    let cache = [("type", "task-cache"), ("key", KEY), ("commit", "never")];
+    for attributes in [output, output] {
+        let published = maker.publish("out", attributes, options).await;
+        published.expect("publish");
+    }
+    let published = maker.publish("cache", cache, options).await;
+    published.expect("publish");
+    let missing = [("type", "input"), ("from", "task-cache/xerus-key")];
+    let answer = maker.publish("in", missing, options).await;
+    answer.expect_err("not there");
+    let answer = maker.publish("typo", [("type", "inputt")], options).await;
+    answer.expect_err("a typo");
+    nonsense(&node.socket, KEY).await;
+    let during = metrics(node.http().await).await;
+    for (id, count) in [
+        ("volumes{type=\"output\",state=\"published\"}", 1.0),
+        ("volumes{type=\"task-cache\",state=\"published\"}", 1.0),
+        ("volumes{type=\"scratch\",state=\"published\"}", 0.0),
+        ("seals_pending", 0.0),
+    ] {
+        assert_eq!(value(&during, id), count, "{id}: {during:#?}");
+    }
+    maker.unpublish("out").await.expect("unpublish");
+    maker.unpublish("cache").await.expect("unpublish");
+    // Waits until the output is sealed.
+    let reader = kubelet.pod(TENANT, POD);
+    let from = format!("artifact/{NAME}");
+    let input = [("type", "input"), ("from", from.as_str())];
+    let published = reader.publish("in", input, options).await;
+    published.expect("publish");
+    reader.unpublish("in").await.expect("unpublish");
+    maker.uid().to_owned()
+}
+
+#[tokio::test]
+async fn the_numbers_move_by_what_was_done_and_name_nobody() {
+    let lab = require_lab!(Fs::Ext4);
+    let node = NodeProcess::start(&lab, &[]);
+    let address = node.http().await;
+    let kubelet = node.kubelet().await;
+    let before = metrics(address).await;
+    let uid = work(&node, &kubelet).await;
+
+    let idle = |now: &BTreeMap<String, f64>| {
+        value(now, "seals_pending") == 0.0
+            && now
+                .iter()
+                .filter(|(id, _)| id.starts_with("baggageclaim_volumes"))
+                .all(|(_, count)| *count == 0.0)
+    };
+    let after = until(address, "all is put away", idle).await;
+    let moved = |id: &str| {
+        let full = format!("baggageclaim_{id}");
+        value(&after, id) - before.get(&full).copied().unwrap_or(0.0)
+    };
+    for (id, by) in [
+        (
+            "csi_rpcs_total{method=\"NodePublishVolume\",code=\"OK\"}",
+            4.0,
+        ),
+        (
+            "csi_rpcs_total{method=\"NodePublishVolume\",code=\"NOT_FOUND\"}",
+            1.0,
+        ),
+        (
+            "csi_rpcs_total{method=\"NodePublishVolume\",code=\"INVALID_ARGUMENT\"}",
+            1.0,
+        ),
+        (
+            "csi_rpcs_total{method=\"NodeUnpublishVolume\",code=\"OK\"}",
+            3.0,
+        ),
+        (
+            "csi_rpcs_total{method=\"other\",code=\"UNIMPLEMENTED\"}",
+            1.0,
+        ),
+        (
+            "csi_rpc_duration_seconds_count{method=\"NodePublishVolume\"}",
+            6.0,
+        ),
+        (
+            "csi_rpc_duration_seconds_bucket{le=\"+Inf\",method=\"NodeUnpublishVolume\"}",
+            3.0,
+        ),
+        ("publish_duration_seconds_count{type=\"output\"}", 1.0),
+        ("publish_duration_seconds_count{type=\"task-cache\"}", 1.0),
+        ("publish_duration_seconds_count{type=\"input\"}", 1.0),
+        ("seal_duration_seconds_count", 1.0),
+        ("seals_total{result=\"sealed\"}", 1.0),
+        ("commit_duration_seconds_count", 1.0),
+        ("artifacts{kind=\"output\"}", 1.0),
+        ("artifacts{kind=\"task-cache\"}", 0.0),
+        ("caches{kind=\"task\"}", 0.0),
+        ("evicted_artifacts_total", 0.0),
+        ("freed_bytes_total", 0.0),
+    ] {
+        assert_eq!(moved(id), by, "{id}: {after:#?}");
+    }
+
+    let (_, page) = get(address, "/metrics").await;
+    assert_documented(&page);
+    let page = page.to_lowercase();
+    for secret in [TENANT, POD, KEY, NAME, &uid, "\"here\"", "nonsense"] {
+        assert!(!page.contains(secret), "{secret}: {page}");
+    }
+    node.terminate().await;
+    assert_eq!(lab.close(), [""; 0].map(PathBuf::from));
+}
+
+/// Calls a method that there is not, with a name that somebody chose.
+async fn nonsense(socket: &Path, name: &str) {
+    use baggageclaim::proto::csi::v1::{ProbeRequest, ProbeResponse};
+    let path = socket.to_owned();
+    let channel = Endpoint::from_static("http://localhost")
+        .connect_with_connector(tower::service_fn(move |_: Uri| {
+            let path = path.clone();
+            async move { UnixStream::connect(path).await.map(TokioIo::new) }
+        }))
+        .await
+        .expect("connect");
+    let mut grpc = tonic::client::Grpc::new(channel);
+    grpc.ready().await.expect("ready");
+    let path = format!("/csi.v1.Node/Nonsense-{name}")
+        .parse()
+        .expect("a path");
+    let codec = tonic_prost::ProstCodec::<ProbeRequest, ProbeResponse>::default();
+    let answer = grpc
+        .unary(tonic::Request::new(ProbeRequest {}), path, codec)
+        .await;
+    let status = answer.expect_err("there is no such method");
+    assert_eq!(status.code(), tonic::Code::Unimplemented);
+}
+
+#[tokio::test]
+async fn what_made_room_is_counted() {
+    let lab = require_lab!(Fs::Ext4);
+    // Everything that nobody uses is too much.
+    let flags = ["--high-watermark", "1", "--low-watermark", "0"];
+    let node = NodeProcess::start(&lab, &flags);
+    let address = node.http().await;
+    let kubelet = node.kubelet().await;
+    let pod = kubelet.pod("ci", "build");
+    let output = [("type", "output"), ("name", "big"), ("commit", "always")];
+    let published = pod.publish("out", output, PublishOptions::default()).await;
+    let target = published.expect("publish").target;
+    std::fs::write(target.join("file"), vec![7; 1 << 20]).expect("write");
+    pod.unpublish("out").await.expect("unpublish");
+    let evicted = |now: &BTreeMap<String, f64>| value(now, "evicted_artifacts_total") == 1.0;
+    let now = until(address, "evicted", evicted).await;
+    let bytes = value(&now, "evicted_bytes_total");
+    assert!(((1 << 20).into()..1.2e6).contains(&bytes), "{now:#?}");
+    assert_eq!(value(&now, "freed_bytes_total"), bytes);
+    assert!(value(&now, "artifacts{kind=\"output\"}") == 0.0);
+
+    // What its step did not mark is given up, and was never an artifact.
+    let marked = [
+        ("type", "task-cache"),
+        ("key", "k"),
+        ("commit", "on-marker"),
+    ];
+    pod.publish("c", marked, PublishOptions::default())
+        .await
+        .expect("publish");
+    pod.unpublish("c").await.expect("unpublish");
+    let given_up = "baggageclaim_seals_total{result=\"given-up\"}";
+    let now = until(address, "given up", |now| now.contains_key(given_up)).await;
+    assert_eq!(now[given_up], 1.0);
+    node.terminate().await;
+    assert_eq!(lab.close(), [""; 0].map(PathBuf::from));
+}
+
+#[tokio::test]
+async fn only_what_there_is_is_answered_and_a_taken_port_is_told() {
+    let lab = require_lab!(Fs::Ext4);
+    let node = NodeProcess::start(&lab, &[]);
+    let address = node.http().await;
+    let Answer(status, _, body) = request(address, "GET / HTTP/1.1").await;
+    assert_eq!(status, 404);
+    assert!(body.contains("/healthz, /readyz and /metrics"), "{body}");
+    let Answer(status, head, _) =
+        request(address, "POST /metrics HTTP/1.1\r\nContent-Length: 0").await;
+    assert_eq!(status, 405);
+    assert!(head.contains("allow: get, head"), "{head}");
+    let Answer(status, _, body) = request(address, "HEAD /metrics HTTP/1.1").await;
+    assert_eq!((status, body.as_str()), (200, ""));
+    let plain = request(address, "GET /metrics HTTP/1.1").await;
+    assert!(plain.1.contains("text/plain; version=0.0.4"), "{}", plain.1);
+    let accept =
+        "GET /metrics HTTP/1.1\r\nAccept: application/openmetrics-text;version=1.0.0,*/*;q=0.1";
+    let open = request(address, accept).await;
+    assert!(
+        open.1
+            .contains("application/openmetrics-text; version=1.0.0"),
+        "{}",
+        open.1
+    );
+    // Who says nothing holds nobody up.
+    let mut silent = Vec::new();
+    for _ in 0..8 {
+        silent.push(TcpStream::connect(address).await.expect("connect"));
+    }
+    assert_eq!(get(address, "/healthz").await.0, 200);
+    drop(silent);
+
+    let other = require_lab!(Fs::Ext4);
+    let taken = address.to_string();
+    let second = NodeProcess::start(&other, &["--http", &taken]);
+    let (code, log) = second.ended().await;
+    assert_eq!(code, Some(1), "{log}");
+    assert!(
+        log.contains(&format!("at {taken}: Address already in use")),
+        "{log}"
+    );
+    assert!(log.contains("--http off"), "{log}");
+    let off = NodeProcess::start(&other, &["--http", "off"]);
+    off.kubelet().await;
+    let log = off.terminate().await;
+    assert!(!log.contains("health and metrics"), "{log}");
+    node.terminate().await;
+    assert_eq!(other.close(), [""; 0].map(PathBuf::from));
+    assert_eq!(lab.close(), [""; 0].map(PathBuf::from));
+}
