@@ -5,6 +5,10 @@
 //! socket is told what became of it. A socket that goes is a driver that goes: its name is struck from the node. So it comes
 //! when the driver can serve, and is the first to go.
 //!
+//! The socket's name has an `@` in it, without which kubelet could not call. It gives no name of a host with its call, so its
+//! gRPC library takes the socket's path for one (`:authority`), and writes `/` as `%2F`. The library here refuses a host that has
+//! a `%` in it, before any of our code is asked; what stands before an `@` is a user to it, and may.
+//!
 //! - Kubelet says no: it may have been too early, or busy. The socket stays for a while, since kubelet tries again too, and
 //!   then is made anew, which makes kubelet begin from the start; later each time.
 //! - The socket's file vanishes: kubelet, or who installed it anew, swept the directory. It is made again. inotify tells; a
@@ -85,7 +89,7 @@ impl Registration {
         let endpoint = config.endpoint.to_str().ok_or_else(|| Error::NoText {
             path: config.endpoint.clone(),
         })?;
-        let file = format!("{}-reg.sock", config.driver);
+        let file = format!("{}@reg.sock", config.driver);
         let socket = config.kubelet.join(REGISTRY).join(file);
         Socket::check_path(&socket)?;
         Ok(Self {
@@ -271,6 +275,20 @@ mod tests {
     }
 
     #[test]
+    fn the_path_of_the_socket_passes_for_a_host_as_kubelet_writes_it() {
+        use tonic::codegen::http::uri::Authority;
+        let registration = Registration::new(&Config {
+            kubelet: "/var/lib/kubelet".into(),
+            driver: "driver.example",
+            endpoint: "/csi.sock".into(),
+        });
+        let path = registration.expect("all is well").socket;
+        let host = path.to_str().expect("text").replace('/', "%2F");
+        Authority::try_from(host.as_str()).expect("a host");
+        Authority::try_from(host.replace('@', "-")).expect_err("what the @ is for");
+    }
+
+    #[test]
     fn what_kubelet_could_never_call_is_refused_before_the_start() {
         use std::os::unix::ffi::OsStrExt as _;
         let config = |kubelet: &str, endpoint: &[u8]| Config {
@@ -282,7 +300,7 @@ mod tests {
         let registration = registration.expect("all is well");
         assert_eq!(
             registration.socket,
-            Path::new("/var/lib/kubelet/plugins_registry/driver.example-reg.sock")
+            Path::new("/var/lib/kubelet/plugins_registry/driver.example@reg.sock")
         );
         assert!(!*registration.registered().borrow());
         let error = Registration::new(&config("/k", b"/\xff")).expect_err("no text");

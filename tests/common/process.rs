@@ -157,7 +157,7 @@ impl Registry {
 
     /// Where the driver's socket is to be.
     pub fn socket(&self) -> PathBuf {
-        self.dir.join(format!("{DRIVER_NAME}-reg.sock"))
+        self.dir.join(format!("{DRIVER_NAME}@reg.sock"))
     }
 
     /// The inode of the driver's socket, if it is there.
