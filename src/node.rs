@@ -11,6 +11,7 @@ use std::time::Duration;
 
 use tokio::sync::watch;
 use tokio_util::sync::CancellationToken;
+use tokio_util::task::AbortOnDropHandle;
 
 use crate::csi::{self, ProbeError, Readiness};
 use crate::kubelet::{self, Registration};
@@ -82,18 +83,10 @@ pub async fn run(config: Config, shutdown: impl Future<Output = ()>) -> Result<(
         shutdown.await;
         stopping.cancel();
     };
-    let driver = driver::run(config.driver, ready, role, shutdown);
-    let told = async {
-        match http {
-            Some(http) => http.serve(pages).await,
-            None => std::future::pending().await,
-        }
-    };
-    tokio::select! {
-        ended = driver => ended?,
-        // To the very end: who looks sees that it is stopping.
-        never = told => match never {},
-    }
+    // To the very end, so that who looks sees that it is stopping; and on its own, since a socket in the pool is removed by
+    // who served it, which takes as long as the disk likes.
+    let _told = http.map(|http| AbortOnDropHandle::new(tokio::spawn(http.serve(pages))));
+    driver::run(config.driver, ready, role, shutdown).await?;
     Ok(())
 }
 

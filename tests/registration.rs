@@ -7,8 +7,10 @@ mod common;
 
 use std::os::unix::net::UnixListener;
 
-use baggageclaim::csi::DRIVER_NAME;
+use baggageclaim::csi::{self, DRIVER_NAME, NodeId, Readiness};
 use baggageclaim::demo::kubelet::{NO_ATTRIBUTES, PublishOptions};
+use baggageclaim::telemetry::metrics::Rpcs;
+use baggageclaim::{driver, engine};
 use common::process::{NodeProcess, Registry};
 use common::{Fs, require_lab};
 
@@ -216,6 +218,32 @@ async fn a_killed_drivers_socket_is_replaced_and_its_mounts_are_taken_up() {
     empty.unpublish("s").await.expect("unpublish");
     node.terminate().await;
     assert_eq!(lab.close(), [""; 0].map(std::path::PathBuf::from));
+}
+
+/// The part of a role that runs beside the services may not end, or panic, unnoticed: the driver puts all away and says so.
+#[tokio::test]
+async fn a_part_that_ends_by_itself_ends_the_driver() {
+    for panics in [false, true] {
+        let lab = require_lab!(Fs::Ext4);
+        let socket = lab.run_dir().join("csi.sock");
+        let config = driver::Config {
+            socket: socket.clone(),
+            csi: csi::Config {
+                node: NodeId::new("here").expect("a node id"),
+                grace: std::time::Duration::from_secs(5),
+                features: csi::Features::default(),
+                rpcs: Rpcs::default(),
+            },
+            engine: engine::Config::new(lab.path().join("pool")),
+        };
+        let (ready, _) = tokio::sync::watch::channel(Readiness::Recovering);
+        let role = |_, _| async move { assert!(!panics, "on purpose") };
+        let ended = driver::run(config, ready, role, std::future::pending()).await;
+        let error = ended.expect_err("it was not told to end");
+        assert!(matches!(error, driver::Error::Role), "{error}");
+        assert!(!socket.exists() && !lab.path().join("pool/admin.sock").exists());
+        assert_eq!(lab.close(), [""; 0].map(std::path::PathBuf::from));
+    }
 }
 
 #[tokio::test]

@@ -159,8 +159,6 @@ pub struct Figures {
     bytes_available: u64,
     inodes: u64,
     inodes_free: u64,
-    /// Whether the pool's filesystem takes no writes: what a disk with errors is made to be.
-    pub read_only: bool,
 }
 
 #[derive(Debug, Clone, PartialEq, Eq, Hash, EncodeLabelSet)]
@@ -227,11 +225,6 @@ impl Figures {
                 "Inodes of the pool's filesystem that can still be made",
                 self.inodes_free,
             ),
-            (
-                "pool_read_only",
-                "Whether the pool's filesystem takes no writes",
-                u64::from(self.read_only),
-            ),
         ] {
             let shown = Gauge::<i64>::default();
             shown.set(gauge(value));
@@ -248,7 +241,6 @@ pub(super) fn figures(inner: &Arc<Inner>) -> Result<Figures> {
         bytes_available: space.bytes_available,
         inodes: space.inodes,
         inodes_free: space.inodes_free,
-        read_only: space.read_only,
         ..Figures::default()
     };
     let state = inner.state.lock();

@@ -133,6 +133,8 @@ struct Inner {
     backend: Arc<dyn Backend>,
     index: Index,
     counters: Counters,
+    /// Held by who tries whether the disk answers.
+    looking: Arc<tokio::sync::Mutex<()>>,
     clock: Clock,
     state: Mutex<State>,
     /// Something in the state changed that somebody may be waiting for.
@@ -269,6 +271,7 @@ impl Engine {
             backend: pool.backend,
             index: pool.index,
             counters: Counters::default(),
+            looking: Arc::default(),
             clock: Clock::default(),
             state: Mutex::default(),
             changed: Notify::new(),
@@ -466,6 +469,22 @@ impl Engine {
     pub async fn status(&self) -> Result<Status> {
         let inner = self.inner.clone();
         self.inner.calls.run(move || lists::status(&inner)).await?
+    }
+
+    /// Whether the pool takes changes: tries the smallest. Waits while the disk does not answer, but on one thread only,
+    /// however often it is asked.
+    pub async fn takes_writes(&self) -> Result<()> {
+        let one_at_a_time = self.inner.looking.clone().lock_owned().await;
+        let inner = self.inner.clone();
+        let job = move || {
+            let _one_at_a_time = one_at_a_time;
+            inner
+                .dirs
+                .root
+                .touch()
+                .doing("change something in the pool")
+        };
+        self.inner.calls.run(job).await?
     }
 
     /// What it has, in numbers; cheap enough to be asked often.

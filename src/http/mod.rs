@@ -5,7 +5,8 @@
 //! - `/readyz`: 200 while there is an engine whose pool can be used. 503: no pods here, for now; the body says why.
 //! - `/metrics`: see `docs/metrics.md`.
 //!
-//! Whoever can reach the port may ask, and ask often: connections are few at once, short, and answer one request.
+//! Whoever can reach the port may ask, and ask often, and kubelet must still be answered: connections are short, answer one
+//! request, and are bounded in number.
 
 mod pages;
 
@@ -24,9 +25,9 @@ use tokio::task::JoinSet;
 pub use pages::{Alive, FindEngine, Sources};
 
 /// How many may ask at once; others wait to be accepted.
-const CONNECTIONS: usize = 32;
+const CONNECTIONS: usize = 256;
 /// How long a connection may take, slow readers included.
-const PATIENCE: Duration = Duration::from_secs(30);
+const PATIENCE: Duration = Duration::from_secs(10);
 /// How long to wait when the machine is out of something that a connection needs.
 const BREATHE: Duration = Duration::from_millis(100);
 

@@ -14,7 +14,8 @@ use hyper::{Method, Request, Response, StatusCode};
 use tokio::sync::watch;
 use tokio_util::sync::CancellationToken;
 
-use crate::engine::{Engine, Figures};
+use crate::engine::{self, Engine};
+use crate::server::message_of;
 use crate::telemetry::metrics::{self, EncodeLabelSet, Family, Gauge, Registry, Rpcs};
 
 /// How long the engine may take for its figures. It does not wait for volumes, but its threads may all wait for a disk.
@@ -86,9 +87,10 @@ fn verdict(verdict: Result<(), String>) -> Page {
     }
 }
 
-async fn figures(engine: &Engine) -> Result<Figures, String> {
-    match tokio::time::timeout(PATIENCE, engine.figures()).await {
-        Ok(figures) => figures.map_err(|error| error.to_string()),
+/// What the engine answers, if it does.
+async fn in_time<T>(answer: impl Future<Output = engine::Result<T>>) -> Result<T, String> {
+    match tokio::time::timeout(PATIENCE, answer).await {
+        Ok(answer) => answer.map_err(|error| message_of(&error)),
         Err(_) => Err(format!("the engine does not answer within {PATIENCE:?}")),
     }
 }
@@ -99,10 +101,7 @@ async fn ready(sources: &Sources) -> Result<(), String> {
         return Err("stopping".to_owned());
     }
     let engine = (sources.engine)()?;
-    if figures(&engine).await?.read_only {
-        return Err("the pool's filesystem is read-only: look for errors of its disk".to_owned());
-    }
-    Ok(())
+    in_time(engine.takes_writes()).await
 }
 
 #[derive(Debug, Clone, PartialEq, Eq, Hash, EncodeLabelSet)]
@@ -136,7 +135,6 @@ async fn measures(sources: &Sources, request: &Request<Incoming>) -> Page {
     let help = "Whether kubelet has said that the driver is registered";
     let registered = *sources.registered.borrow();
     yes(&mut registry, "kubelet_registered", help, registered);
-    let mut is_ready = false;
     if let Ok(engine) = (sources.engine)() {
         engine.counters().register(&mut registry);
         let pool = Family::<Pool, Gauge>::default();
@@ -144,16 +142,13 @@ async fn measures(sources: &Sources, request: &Request<Incoming>) -> Page {
         pool.get_or_create(&Pool { backend }).set(1);
         registry.register("pool_info", "Always 1; the label says which backend", pool);
         // Without them what was counted is still told: it is wanted most when the engine hangs.
-        match figures(&engine).await {
-            Ok(figures) => {
-                figures.register(&mut registry);
-                is_ready = !figures.read_only && !sources.stopping.is_cancelled();
-            }
+        match in_time(engine.figures()).await {
+            Ok(figures) => figures.register(&mut registry),
             Err(error) => tracing::warn!(error, "metrics without the engine's figures"),
         }
     }
     let help = "Whether volumes can be published, as /readyz says it";
-    yes(&mut registry, "ready", help, is_ready);
+    yes(&mut registry, "ready", help, ready(sources).await.is_ok());
     let text = metrics::encode(&registry);
     let mut page = plain(StatusCode::OK, text);
     // The text is OpenMetrics, and good as the older format: counters are merely untyped there.

@@ -22,8 +22,6 @@ pub struct Space {
     pub inodes: u64,
     /// Inodes not in use.
     pub inodes_free: u64,
-    /// Whether it takes no writes: mounted so, or made so by the kernel after an error of the disk.
-    pub read_only: bool,
     /// The filesystem's magic number (`linux/magic.h`).
     pub magic: u64,
 }
@@ -69,8 +67,6 @@ impl Dir {
             bytes_available: wide(i128::from(stat.f_bavail) * unit),
             inodes: wide(i128::from(stat.f_files)),
             inodes_free: wide(i128::from(stat.f_ffree)),
-            // ST_RDONLY of statfs(2), the first bit.
-            read_only: stat.f_flags & 1 != 0,
             magic: wide(i128::from(stat.f_type)) & 0xffff_ffff,
         })
     }
