@@ -184,7 +184,10 @@ impl Registry {
         self.until("a socket", |registry| registry.inode().is_some())
             .await;
         let path = self.socket();
-        let channel = Endpoint::from_static("http://localhost")
+        // As kubelet's gRPC library names the host that is called: by the path.
+        let host = path.to_str().expect("text").replace('/', "%2F");
+        let channel = Endpoint::from_shared(format!("http://{host}"))
+            .expect("it passes for a host")
             .connect_with_connector(tower::service_fn(move |_: Uri| {
                 let path = path.clone();
                 async move {
