@@ -235,7 +235,9 @@ impl Backend for Btrfs {
         let fs = volume.open_beneath(FS)?;
         // What an interrupted seal has left: nobody has looked at it.
         if layer.has(FS_NEW)? {
-            self.destroy(layer.open_beneath(FS_NEW)?.subvolume_id()?)?;
+            let left = layer.open_beneath(FS_NEW)?;
+            left.unguard_subvolume()?;
+            self.destroy(left.subvolume_id()?)?;
         }
         Self::refuse_nested(&fs)?;
         // With `chattr +i` on its root a layer could never be deleted.
@@ -267,6 +269,9 @@ impl Backend for Btrfs {
         let fs = volume.open_beneath(FS)?;
         Self::refuse_nested(&fs)?;
         layer.create_snapshot(FS_NEW, &fs, true)?;
+        // A process that still has the volume's root may do `chattr +i` until this very moment, and what has that can be
+        // neither renamed nor destroyed.
+        layer.open_beneath(FS_NEW)?.unguard_subvolume()?;
         // One that was made meanwhile would be an empty directory in the snapshot.
         if let Err(error) = Self::refuse_nested(&fs) {
             self.destroy(layer.open_beneath(FS_NEW)?.subvolume_id()?)?;
@@ -346,7 +351,7 @@ impl Backend for Btrfs {
                 let below = dir.open_beneath(&entry.name)?;
                 if below.is_subvolume()? {
                     // `chattr +i` on its root is EPERM.
-                    below.clear_guard_flags()?;
+                    below.unguard_subvolume()?;
                     self.destroy_until(below.subvolume_id()?, stop)?;
                 }
             }

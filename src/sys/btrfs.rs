@@ -49,6 +49,9 @@ const BY_ID: u64 = 1 << 4;
 /// `BTRFS_QGROUP_LIMIT_MAX_RFER`
 const MAX_REFERENCED: u64 = 1;
 
+/// What `SUBVOL_SETFLAGS` takes.
+#[repr(C)]
+struct Flags(u64);
 /// `struct btrfs_ioctl_vol_args`: a name.
 #[repr(C)]
 struct Named {
@@ -83,6 +86,8 @@ const _: () = assert!(size_of::<btrfs_ioctl_qgroup_limit_args>() == 48);
 
 // SAFETY: integers and arrays of them, laid out as the kernel's header says (sizes above).
 unsafe impl Plain for Named {}
+// SAFETY: one integer.
+unsafe impl Plain for Flags {}
 // SAFETY: as above.
 unsafe impl Plain for NamedV2 {}
 // SAFETY: as above.
@@ -182,6 +187,26 @@ impl Dir {
         ioctl(self, request::BTRFS_IOC_INO_LOOKUP, &mut lookup)
             .map_err(|errno| self.btrfs_error("BTRFS_IOC_INO_LOOKUP", errno))?;
         Ok(lookup.treeid)
+    }
+
+    /// Takes `chattr +i` and `+a` off the root of a read-only subvolume that nobody else can reach: it is writable for that
+    /// moment.
+    pub fn unguard_subvolume(&self) -> Result<()> {
+        match self.clear_guard_flags() {
+            Err(error) if error.is(Errno::EROFS) => {}
+            result => return result.map(drop),
+        }
+        self.set_subvolume_flags(0)?;
+        let cleared = self.clear_guard_flags();
+        self.set_subvolume_flags(READ_ONLY)?;
+        cleared.map(drop)
+    }
+
+    fn set_subvolume_flags(&self, flags: u64) -> Result<()> {
+        let mut flags = Flags(flags);
+        ioctl(self, request::BTRFS_IOC_SUBVOL_SETFLAGS, &mut flags)
+            .map(drop)
+            .map_err(|errno| self.btrfs_error("BTRFS_IOC_SUBVOL_SETFLAGS", errno))
     }
 
     /// Makes an empty subvolume `name` in this directory, owned by the caller, mode 0777 less the umask.

@@ -8,11 +8,12 @@ use std::os::unix::ffi::OsStrExt as _;
 use std::path::Path;
 
 use baggageclaim::backend::BackendKind;
-use baggageclaim::model::{Outcome, layout};
+use baggageclaim::engine::claims::{Claims as _, CreateClaim, MountClaim};
+use baggageclaim::model::{ClaimParameters, MutableParameters, Outcome, layout};
 use rustix::fs::{CWD, FileType, IFlags, Mode, RenameFlags, XattrFlags};
 
 use crate::common::bench::{Bench, Ground, soon};
-use crate::common::{Snapshot, assert_same, require_bench};
+use crate::common::{Fs, Snapshot, assert_same, require_bench};
 use crate::{INPUT, LOG, OUTPUT, destroy, seen};
 
 const MARKS: [&str; 10] = [
@@ -252,4 +253,42 @@ async fn what_may_not_be_changed_is_sealed_forked_and_deleted() {
         destroy(&bench, "artifact/o").await;
         bench.finish().await;
     }
+}
+
+/// A process that still has the root does `chattr +i` at the moment of the snapshot: what has the flag can be neither renamed nor
+/// destroyed. Of a claim that is mounted it is in the snapshot whenever it was done.
+#[tokio::test(flavor = "multi_thread")]
+async fn a_root_that_may_not_be_changed_when_it_is_snapshotted_stops_nothing() {
+    let bench = require_bench!(on Ground(BackendKind::Btrfs, Fs::Btrfs));
+    let request = CreateClaim {
+        name: "c".to_owned(),
+        required_bytes: 0,
+        limit_bytes: None,
+        parameters: ClaimParameters::default(),
+        mutable: MutableParameters::default(),
+        source: None,
+    };
+    let claim = bench.engine.create_claim(request).await.expect("made");
+    let target = bench.target("claim");
+    let mount = MountClaim {
+        claim: claim.id.clone(),
+        target: target.clone(),
+        staging: false,
+        staged_at: None,
+        read_only: false,
+        multiple_targets: false,
+        mount_group: None,
+    };
+    bench.engine.mount_claim(mount).await.expect("mounted");
+    fs::write(target.join("f"), "x").expect("write");
+    assert!(flag(&target, IFlags::IMMUTABLE), "the root");
+    let taken = bench.engine.create_snapshot("s", claim.id.as_str()).await;
+    let taken = taken.expect("taken");
+    let id = claim.id.as_str();
+    let unmounted = bench.engine.unmount_claim(id, &target, false).await;
+    unmounted.expect("unmounted");
+    let dropped = bench.engine.delete_snapshot(taken.id.as_str()).await;
+    dropped.expect("deleted");
+    bench.engine.delete_claim(id).await.expect("deleted");
+    bench.finish().await;
 }
