@@ -156,6 +156,7 @@ impl Overlay {
             Err(Error::System(error)) if error.is(Errno::EINVAL) && !owners.are_as_they_are() => {
                 Err(view::unsupported(&error))
             }
+            Ok(mount) if !read_only => writable(mount, volume),
             result => result,
         }
     }
@@ -245,6 +246,24 @@ impl Lowers<'_> {
 
 fn layer_fs(id: &LayerId) -> String {
     format!("{id}/{FS}")
+}
+
+/// Where there is no room for the kernel's own directory in `work.N` it says so in its log only, and mounts read-only.
+fn writable(mount: OwnedFd, volume: &Dir) -> Result<OwnedFd> {
+    let is_read_only = |stat: rustix::io::Result<rustix::fs::StatFs>| {
+        // ST_RDONLY of statfs(2), the first bit.
+        stat.map(|stat| stat.f_flags & 1 != 0)
+            .map_err(|errno| volume.error("fstatfs", "", errno))
+    };
+    if !is_read_only(rustix::fs::fstatfs(&mount))? {
+        return Ok(mount);
+    }
+    let why = if is_read_only(rustix::fs::fstatfs(volume))? {
+        Errno::EROFS
+    } else {
+        Errno::ENOSPC
+    };
+    Err(volume.error("fsmount", "", why).into())
 }
 
 /// The work directory that everything has which ever was an overlay.
