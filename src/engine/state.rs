@@ -91,6 +91,8 @@ pub(super) struct Held {
     pub(super) measured: Measured,
     /// Whether it was used since the index was told when.
     pub(super) used: bool,
+    /// There was no room to write down where it is mounted now: it is written when there is.
+    pub(super) stale: bool,
 }
 
 /// One mount of a claim.
@@ -114,6 +116,7 @@ impl Held {
             limit_unenforced: None,
             measured: Measured::default(),
             used: false,
+            stale: false,
         }
     }
 

@@ -9,8 +9,8 @@ use super::freeze::clear;
 use crate::backend::{Limit, Start};
 use crate::engine::Inner;
 use crate::engine::crash::{Point, point};
-use crate::engine::error::{Doing, Result};
-use crate::model::{Claim, ClaimRecord, ClaimTarget, LayerId, layout};
+use crate::engine::error::{Doing, Error, Result};
+use crate::model::{Claim, ClaimRecord, ClaimTarget, LayerId, VolumeId, layout};
 use crate::store;
 use crate::sys::{Dir, Errno};
 
@@ -111,6 +111,14 @@ pub(super) fn record(
         },
     };
     store::write_claim(dir, &record).doing("write the volume's record")
+}
+
+/// Its record names a target where it is not mounted, for want of room: `tidy` writes it again.
+pub(super) fn put_off(inner: &Inner, claim: &VolumeId, error: &Error) {
+    tracing::warn!(volume.id = %claim, %error, "its record names a target where it is not mounted");
+    if let Some(held) = inner.state.lock().claims.get_mut(claim) {
+        held.stale = true;
+    }
 }
 
 /// Writes the claim down anew in its directory, if it has one: its layers are others now. Nobody has it mounted.

@@ -252,7 +252,7 @@ fn attach(
             tracing::error!(volume.id = %request.claim, %error, "a failed mount left its target behind");
         }
         if let Err(error) = content::record(inner, dir, &known.claim, before, &known.limit) {
-            tracing::warn!(volume.id = %request.claim, %error, "its record names a target where it is not mounted");
+            content::put_off(inner, &request.claim, &error);
         }
         return Err(error);
     }
@@ -280,7 +280,7 @@ fn described(path: &Path, mount: &ClaimMount) -> ClaimTarget {
     }
 }
 
-fn targets(mounts: &HashMap<PathBuf, ClaimMount>) -> Vec<ClaimTarget> {
+pub(super) fn targets(mounts: &HashMap<PathBuf, ClaimMount>) -> Vec<ClaimTarget> {
     mounts
         .iter()
         .map(|(path, mount)| described(path, mount))
@@ -354,14 +354,15 @@ fn unmount_now(
         let (engine, claim) = (inner.clone(), claim.clone());
         drop(inner.seals.run(move || let_go(&engine, &claim, pins)));
     }
-    // On a full disk it stays as it is, which does no harm: the next start looks at what is mounted.
+    // On a full disk it stays as it is, which does no harm: the next start looks at what is mounted. It is written when
+    // there is room.
     let dir = inner
         .dirs
         .volumes
         .open_beneath(claim)
         .doing("open the volume's directory");
     if let Err(error) = dir.and_then(|dir| content::record(inner, &dir, &known, targets, &limit)) {
-        tracing::warn!(volume.id = %claim, %error, "its record names a target where it is not mounted");
+        content::put_off(inner, claim, &error);
     }
     Ok(())
 }

@@ -157,6 +157,7 @@ fn of_this_boot(
             .map_or(Limit::None, Limit::Unenforced);
         if let Err(error) = content::record(inner, dir, &held.claim, there, &limit) {
             tracing::warn!(volume.id = %held.claim.id, %error, "its record names a target where it is not mounted");
+            held.stale = true;
         }
     }
     Ok(())

@@ -3,16 +3,20 @@
 
 use std::sync::Arc;
 
+use super::content;
 use super::create::delete_now;
-use super::mount::is_free;
-use crate::engine::error::{Error, Result};
+use super::mount::{is_free, targets};
+use crate::backend::Limit;
+use crate::engine::error::{Doing, Error, Result};
 use crate::engine::{Guard, Inner};
 use crate::model::VolumeId;
 use crate::store::Change;
+use crate::sys::Errno;
 
 /// One round; how many claims were deleted.
 pub(in crate::engine) fn tidy(inner: &Arc<Inner>) -> Result<usize> {
     notice_free(inner);
+    correct_records(inner);
     remember_uses(inner)?;
     expire(inner)
 }
@@ -66,6 +70,43 @@ fn notice_free(inner: &Arc<Inner>) {
             && held.mounts.is_empty()
         {
             held.lingering = None;
+        }
+    }
+}
+
+/// Records that could not be written when the disk was full.
+fn correct_records(inner: &Arc<Inner>) {
+    let wrong: Vec<VolumeId> = {
+        let state = inner.state.lock();
+        let put_off = state.claims.values().filter(|held| held.stale);
+        put_off.map(|held| held.claim.id.clone()).collect()
+    };
+    for id in wrong {
+        let Ok(_guard) = Guard::take_for_chore(inner, &id) else {
+            continue;
+        };
+        let now = {
+            let state = inner.state.lock();
+            state.claims.get(&id).map(|held| {
+                let limit = held.limit_unenforced.clone();
+                let limit = limit.map_or(Limit::None, Limit::Unenforced);
+                (held.claim.clone(), targets(&held.mounts), limit)
+            })
+        };
+        let Some((claim, targets, limit)) = now else {
+            continue;
+        };
+        let written = match inner.dirs.volumes.open_beneath(&id) {
+            // Its content has become a layer since: there is no record.
+            Err(error) if error.is(Errno::ENOENT) => Ok(()),
+            dir => dir
+                .doing("open the volume's directory")
+                .and_then(|dir| content::record(inner, &dir, &claim, targets, &limit)),
+        };
+        if written.is_ok()
+            && let Some(held) = inner.state.lock().claims.get_mut(&id)
+        {
+            held.stale = false;
         }
     }
 }
