@@ -476,6 +476,7 @@ impl Driver {
             low_watermark: low,
             reap_interval: self.reap_interval,
             reserve: self.reserve,
+            notices: None,
         };
         Ok(driver::Config {
             socket,

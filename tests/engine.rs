@@ -9,6 +9,7 @@
 //! | `targets` | what happens at target paths: repeats, second targets, things behind our back |
 //! | `races` | many callers at once |
 //! | `ends` | how volumes end when something is not as it should be |
+//! | `notices` | what a pod's people are told, and whose outcome is awaited |
 //! | `garbage` | what goes: expiry, destroy, eviction, flattening |
 
 mod common;
@@ -21,6 +22,8 @@ mod ends;
 mod garbage;
 #[path = "engine/names.rs"]
 mod names;
+#[path = "engine/notices.rs"]
+mod notices;
 #[path = "engine/races.rs"]
 mod races;
 #[path = "engine/targets.rs"]

@@ -10,6 +10,7 @@ use tokio::sync::mpsc;
 
 use super::crash::{Point, point};
 use super::error::{Doing, Error, Result};
+use super::notice::{self, NotCommitted};
 use super::seal::{retry_after, trash_pending, unpromise};
 use super::state::Goal;
 use super::{Inner, reap};
@@ -88,10 +89,22 @@ fn commit(inner: &Inner, keys: &[LayerId]) -> Result<()> {
             sealed.durable = true;
         }
     }
+    let newest = |(artifact, _): &(Artifact, bool)| artifact.layers.first().copied();
+    let sealed = artifacts.iter().filter_map(newest);
+    let sealed: Vec<_> = sealed
+        .filter_map(|key| state.leaving.remove(&key))
+        .collect();
     for key in keys {
         state.leaving.remove(key);
     }
     drop(state);
+    for leaving in sealed {
+        if let Goal::Seal(plan) = leaving.goal {
+            let reference = plan.reference;
+            let committed = || notice::What::Committed { reference };
+            notice::say(inner.config.notices.as_ref(), &leaving.record, committed);
+        }
+    }
     inner.changed.notify_waiters();
     Ok(())
 }
@@ -158,6 +171,16 @@ fn doom(inner: &Inner, error: &crate::sys::Error) {
         tracing::error!(%error, "this cannot be remembered over a restart of the driver");
     }
     for key in keys {
+        let leaving = inner
+            .state
+            .lock()
+            .leaving
+            .get(&key)
+            .map(|leaving| leaving.record.clone());
+        if let Some(record) = leaving {
+            let notices = inner.config.notices.as_ref();
+            notice::say_not_committed(notices, &record, &NotCommitted::Damaged);
+        }
         if let Err(error) = trash_pending(inner, key) {
             tracing::error!(%error, "a volume that is not sealed could not be thrown away yet");
         }

@@ -27,6 +27,7 @@ mod error;
 mod figures;
 mod flatten;
 mod lists;
+pub mod notice;
 mod outcome;
 mod pins;
 mod publish;
@@ -52,9 +53,10 @@ use tokio_util::task::TaskTracker;
 
 pub use error::{Error, Result};
 pub use figures::{Counters, Figures};
+pub use notice::{Notice, Notices};
 pub use types::{
-    ArtifactRow, Finding, PublishRequest, Published, Reaped, Status, VolumeRow, VolumeState,
-    VolumeStats,
+    ArtifactRow, Awaited, Finding, PublishRequest, Published, Reaped, Status, VolumeRow,
+    VolumeState, VolumeStats,
 };
 
 use crate::backend::{self, Backend, BackendKind, MountApi};
@@ -92,6 +94,8 @@ pub struct Config {
     pub reap_interval: Duration,
     /// Bytes kept in reserve for the day the disk is full; at most a sixteenth of the pool.
     pub reserve: u64,
+    /// Where people's notices go; `None`: nowhere.
+    pub notices: Option<Notices>,
 }
 
 impl Config {
@@ -110,6 +114,7 @@ impl Config {
             low_watermark: 70,
             reap_interval: Duration::from_secs(60),
             reserve: 64 << 20,
+            notices: None,
         }
     }
 }
@@ -339,6 +344,12 @@ impl Engine {
     /// Says how a pod's work ended; returns for how many of its volumes that was news. The first word counts.
     pub async fn report_outcome(&self, pod: &PodUid, outcome: Outcome) -> Result<usize> {
         outcome::report(&self.inner, pod, outcome).await
+    }
+
+    /// The pods whose outcome decides about a volume that exists, and was not told yet; each once.
+    #[must_use]
+    pub fn awaited_outcomes(&self) -> Vec<Awaited> {
+        outcome::awaited(&self.inner)
     }
 
     /// The volumes, by tenant and id.

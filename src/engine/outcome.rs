@@ -2,14 +2,15 @@
 //!
 //! The word is in memory for this process and in each volume's directory for the next. The first word counts.
 
+use std::collections::HashMap;
 use std::sync::Arc;
 
 use super::Inner;
 use super::crash::{Point, point};
 use super::error::{Doing, Result};
 use super::state::Goal;
-use super::types::VolumeState;
-use crate::model::{LayerId, Outcome, PodUid, VolumeId};
+use super::types::{Awaited, VolumeState};
+use crate::model::{Commit, LayerId, Outcome, PodUid, VolumeId, VolumeRecord};
 use crate::store;
 use crate::sys::{Dir, Errno};
 
@@ -59,6 +60,34 @@ fn note(inner: &Inner, pod: &PodUid, outcome: Outcome) -> Result<usize> {
     }
     inner.changed.notify_waiters();
     Ok(news)
+}
+
+/// The pods whose outcome decides about a volume, and was not told yet.
+pub(super) fn awaited(inner: &Inner) -> Vec<Awaited> {
+    let decides = |record: &VolumeRecord| {
+        let plan = record.seal.as_ref();
+        plan.is_some_and(|plan| plan.keep.commit == Commit::OnSuccess)
+    };
+    let state = inner.state.lock();
+    let live = state.volumes.values();
+    let live = live.filter(|live| live.made && live.outcome.is_none());
+    let leaving = state.leaving.values();
+    let leaving = leaving
+        .filter(|leaving| leaving.outcome.is_none() && leaving.goal != Goal::Discard)
+        // Sealed, and only not durable yet: nobody asks any more.
+        .filter(|leaving| !matches!(&leaving.goal, Goal::Seal(plan) if state.artifacts.contains_key(&plan.artifact)));
+    let live = live.map(|live| (&live.record, false));
+    let leaving = leaving.map(|leaving| (&leaving.record, true));
+    let mut pods: HashMap<&PodUid, Awaited> = HashMap::new();
+    for (record, unpublished) in live.chain(leaving).filter(|(record, _)| decides(record)) {
+        let awaited = pods.entry(&record.pod.uid).or_insert_with(|| Awaited {
+            tenant: record.tenant.clone(),
+            pod: record.pod.clone(),
+            unpublished,
+        });
+        awaited.unpublished |= unpublished;
+    }
+    pods.into_values().collect()
 }
 
 /// The volumes of this pod that await a word.

@@ -14,7 +14,7 @@ use super::error::{Doing, Error, Result};
 use super::state::{Live, Measured, Resolution, State};
 use super::target::Target;
 use super::types::{PublishRequest, Published};
-use super::{Guard, Inner, republish};
+use super::{Guard, Inner, notice, republish};
 use crate::backend::{Limit, Start};
 use crate::model::{ArtifactId, LayerId, Reference, SealPlan, VolumeKind, VolumeRecord};
 use crate::store;
@@ -99,6 +99,16 @@ async fn plan(inner: &Arc<Inner>, request: &PublishRequest) -> Result<Option<Pla
         if !told {
             tracing::info!(volume.id = %request.volume, %state, "waiting for content that is about to be sealed");
             told = true;
+            notice::say_of(
+                inner.config.notices.as_ref(),
+                &request.tenant,
+                &request.pod,
+                || notice::What::WaitingForInput {
+                    reference: request.spec.kind.starts_from().swap_remove(0),
+                    state: state.clone(),
+                    at_most: inner.config.input_wait,
+                },
+            );
         }
         let left = inner.config.input_wait.saturating_sub(started.elapsed());
         if left.is_zero() || tokio::time::timeout(left, changed).await.is_err() {
@@ -208,6 +218,10 @@ fn publish_new(inner: &Inner, request: &PublishRequest, plan: Plan) -> Result<Pu
         .doing("make the volume's content")?;
     if let Limit::Unenforced(why) = limit {
         tracing::warn!(volume.id = %record.id, %why, "sizeLimit is not enforced");
+        let notices = inner.config.notices.as_ref();
+        notice::say(notices, &record, || notice::What::SizeLimitNotEnforced {
+            why: why.clone(),
+        });
         record.limit_unenforced = Some(why);
     }
     point(Point::PublishContentMade);

@@ -9,6 +9,7 @@ use std::time::{Duration, Instant};
 
 use super::crash::{Point, point};
 use super::error::{Doing, Error, Result};
+use super::notice::{NotCommitted, say_not_committed};
 use super::state::{Goal, Left};
 use super::types::VolumeState;
 use super::{Inner, reap};
@@ -229,12 +230,8 @@ async fn end(inner: &Arc<Inner>, key: LayerId) -> Result<()> {
                         source: backend::Error::Refused { path, why },
                         ..
                     }) => {
-                        give_up(
-                            inner,
-                            key,
-                            &format!("its content cannot be sealed: {path}: {why}"),
-                        )
-                        .await
+                        let why = NotCommitted::Refused(format!("{path}: {why}"));
+                        give_up(inner, key, &why).await
                     }
                     Err(error @ Error::Full(_)) => {
                         // A seal needs a few blocks of its own. Until it has them nothing of what it holds can be evicted.
@@ -256,15 +253,13 @@ async fn decide(
     key: LayerId,
     plan: &SealPlan,
     record: &VolumeRecord,
-) -> Result<Result<(), String>> {
+) -> Result<Result<(), NotCommitted>> {
     if inner.state.lock().is_doomed(record) {
-        return Ok(Err(
-            "the disk failed to write back data while it existed".to_owned()
-        ));
+        return Ok(Err(NotCommitted::Damaged));
     }
     Ok(match plan.keep.commit {
         Commit::Always => Ok(()),
-        Commit::Never => Err("its commit is `never`".to_owned()),
+        Commit::Never => Err(NotCommitted::Never),
         Commit::OnMarker => {
             let engine = inner.clone();
             let marked = inner.seals.run(move || {
@@ -283,18 +278,15 @@ async fn decide(
             if marked.await?? {
                 Ok(())
             } else {
-                Err(format!("its step left no {}", layout::COMMIT_MARKER))
+                Err(NotCommitted::NoMarker)
             }
         }
         Commit::OnSuccess => match outcome(inner, key).await {
             Some(Outcome::Succeeded) => Ok(()),
-            Some(Outcome::Failed) => Err("its pod failed".to_owned()),
-            None => {
-                let waited = humantime::format_duration(inner.config.outcome_wait);
-                Err(format!(
-                    "nobody told within {waited} whether its pod succeeded"
-                ))
-            }
+            Some(Outcome::Failed) => Err(NotCommitted::PodFailed),
+            None => Err(NotCommitted::OutcomeUnknown {
+                waited: inner.config.outcome_wait,
+            }),
         },
     })
 }
@@ -330,6 +322,7 @@ enum Sealed {
 fn seal(inner: &Inner, key: LayerId, plan: &SealPlan, record: &VolumeRecord) -> Result<Sealed> {
     let Some(volume) = inner.leaving_dir(key)? else {
         tracing::error!(volume.id = %record.id, "the directory of a volume to be sealed is gone");
+        say_not_committed(inner.config.notices.as_ref(), record, &NotCommitted::Lost);
         inner.forget_leaving(key);
         return Ok(Sealed::Not);
     };
@@ -349,8 +342,12 @@ fn seal(inner: &Inner, key: LayerId, plan: &SealPlan, record: &VolumeRecord) -> 
     } else {
         let artifact = describe(inner, key, plan, record);
         if loses_its_name(inner, &artifact) {
-            tracing::info!(volume.id = %record.id, name = %artifact.name(),
-                "not sealed: another step's content has this name already, and the first one keeps it");
+            tracing::info!(volume.id = %record.id, name = %artifact.name(), why = %NotCommitted::NameTaken, "not sealed");
+            say_not_committed(
+                inner.config.notices.as_ref(),
+                record,
+                &NotCommitted::NameTaken,
+            );
             inner
                 .throw_away(&inner.dirs.layers, key.to_string().as_ref())
                 .doing("take back the layer")?;
@@ -470,9 +467,10 @@ fn loses_its_name(inner: &Inner, artifact: &Artifact) -> bool {
 }
 
 /// Says why a volume is not sealed, and throws it away.
-async fn give_up(inner: &Arc<Inner>, key: LayerId, why: &str) -> Result<()> {
-    if let Some((_, record)) = inner.leaving(key) {
-        tracing::warn!(volume.id = %record.id, pod.uid = %record.pod.uid, why, "not sealed");
+async fn give_up(inner: &Arc<Inner>, key: LayerId, why: &NotCommitted) -> Result<()> {
+    let leaving = inner.leaving(key);
+    if let Some((_, record)) = &leaving {
+        tracing::warn!(volume.id = %record.id, pod.uid = %record.pod.uid, %why, "not sealed");
     }
     let engine = inner.clone();
     let job = move || {
@@ -484,6 +482,9 @@ async fn give_up(inner: &Arc<Inner>, key: LayerId, why: &str) -> Result<()> {
     };
     inner.seals.run(job).await??;
     inner.counters.given_up();
+    if let Some((_, record)) = &leaving {
+        say_not_committed(inner.config.notices.as_ref(), record, why);
+    }
     Ok(())
 }
 

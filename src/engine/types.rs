@@ -100,6 +100,17 @@ pub struct VolumeRow {
     pub limit_unenforced: Option<String>,
 }
 
+/// A pod whose outcome is awaited.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub struct Awaited {
+    /// Its namespace.
+    pub tenant: Tenant,
+    /// Its uid and name.
+    pub pod: Pod,
+    /// Whether a volume of it was unpublished already, and its seal waits for the outcome alone.
+    pub unpublished: bool,
+}
+
 /// An artifact, for lists.
 #[derive(Debug, Clone, PartialEq, Eq, Serialize)]
 #[serde(rename_all = "camelCase")]

@@ -1,0 +1,194 @@
+//! Notices: what a pod's people should hear about its volumes, beside the answers that callers get.
+//!
+//! The engine says it and forgets it: the channel is bounded, and nothing here ever waits. Who listens, and in which words it
+//! reaches people, is decided upstairs; without a listener a notice is not even made. What a caller is told in an error is
+//! no notice: kubelet makes an event of that itself.
+
+use std::fmt;
+use std::sync::Arc;
+use std::sync::atomic::{AtomicU64, Ordering};
+use std::time::Duration;
+
+use tokio::sync::mpsc;
+
+use crate::model::{Pod, Reference, Tenant, VolumeRecord, layout};
+
+/// Something about a pod's volume.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub struct Notice {
+    /// Whose it is.
+    pub tenant: Tenant,
+    /// Which pod's.
+    pub pod: Pod,
+    /// What there is to say.
+    pub what: What,
+}
+
+/// What there is to say.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub enum What {
+    /// A publish waits for content that is about to be sealed.
+    WaitingForInput {
+        /// For what.
+        reference: Reference,
+        /// How far that is.
+        state: String,
+        /// How long it waits at most.
+        at_most: Duration,
+    },
+    /// The volume's content was sealed, durably.
+    Committed {
+        /// As what.
+        reference: Reference,
+    },
+    /// The volume's content was thrown away, though its `commit` would have allowed to keep it.
+    NotCommitted {
+        /// As what it would have been sealed.
+        reference: Reference,
+        /// Why not.
+        why: NotCommitted,
+    },
+    /// The volume has a size limit that does not hold.
+    SizeLimitNotEnforced {
+        /// Why not.
+        why: String,
+    },
+}
+
+/// Why a volume's content was not sealed.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub enum NotCommitted {
+    /// Its pod's outcome was told, and is not success.
+    PodFailed,
+    /// Nobody told the outcome in time.
+    OutcomeUnknown {
+        /// How long it was waited for.
+        waited: Duration,
+    },
+    /// Its `commit` is `never`.
+    Never,
+    /// Its `commit` is `on-marker`, and there was no marker.
+    NoMarker,
+    /// Another step's content has the name, and the first one keeps it.
+    NameTaken,
+    /// The backend found something in it that cannot be sealed.
+    Refused(String),
+    /// The disk failed to write back data while it existed.
+    Damaged,
+    /// Its directory vanished from the pool.
+    Lost,
+}
+
+impl fmt::Display for NotCommitted {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        match self {
+            Self::PodFailed => f.write_str("its pod failed"),
+            Self::OutcomeUnknown { waited } => {
+                let waited = humantime::format_duration(*waited);
+                write!(f, "nobody told within {waited} whether its pod succeeded")
+            }
+            Self::Never => f.write_str("its commit is `never`"),
+            Self::NoMarker => write!(f, "its step left no {}", layout::COMMIT_MARKER),
+            Self::NameTaken => f.write_str(
+                "another step's content has this name already, and the first one keeps it",
+            ),
+            Self::Refused(why) => write!(f, "its content cannot be sealed: {why}"),
+            Self::Damaged => f.write_str("the disk failed to write back data while it existed"),
+            Self::Lost => f.write_str("its directory is gone from the pool"),
+        }
+    }
+}
+
+/// Where the engine says its notices. Cheap to clone: clones share it.
+#[derive(Debug, Clone)]
+pub struct Notices {
+    sender: mpsc::Sender<Notice>,
+    lost: Arc<AtomicU64>,
+}
+
+impl Notices {
+    /// A channel for `most` notices that nobody has heard yet.
+    #[must_use]
+    pub fn channel(most: usize) -> (Self, mpsc::Receiver<Notice>) {
+        let (sender, receiver) = mpsc::channel(most);
+        let lost = Arc::default();
+        (Self { sender, lost }, receiver)
+    }
+
+    /// How many notices were lost because nobody was there to hear them.
+    #[must_use]
+    pub fn lost(&self) -> u64 {
+        self.lost.load(Ordering::Relaxed)
+    }
+
+    fn say(&self, notice: Notice) {
+        // Rather lost than waited for: it is told to people, and nothing depends on it.
+        if self.sender.try_send(notice).is_err() {
+            self.lost.fetch_add(1, Ordering::Relaxed);
+        }
+    }
+}
+
+/// Says something about a volume, if anybody listens.
+pub(super) fn say(notices: Option<&Notices>, record: &VolumeRecord, what: impl FnOnce() -> What) {
+    say_of(notices, &record.tenant, &record.pod, what);
+}
+
+/// The same where there is no record yet.
+pub(super) fn say_of(
+    notices: Option<&Notices>,
+    tenant: &Tenant,
+    pod: &Pod,
+    what: impl FnOnce() -> What,
+) {
+    if let Some(notices) = notices {
+        notices.say(Notice {
+            tenant: tenant.clone(),
+            pod: pod.clone(),
+            what: what(),
+        });
+    }
+}
+
+/// Says that a volume was not sealed.
+pub(super) fn say_not_committed(
+    notices: Option<&Notices>,
+    record: &VolumeRecord,
+    why: &NotCommitted,
+) {
+    let Some(plan) = &record.seal else { return };
+    say(notices, record, || What::NotCommitted {
+        reference: plan.reference.clone(),
+        why: why.clone(),
+    });
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn notice(name: &str) -> Notice {
+        Notice {
+            tenant: "ci".parse().expect("a label"),
+            pod: Pod {
+                uid: "u".parse().expect("a uid"),
+                name: name.to_owned(),
+            },
+            what: What::SizeLimitNotEnforced { why: String::new() },
+        }
+    }
+
+    #[test]
+    fn nobody_waits_for_a_listener_and_what_is_lost_is_counted() {
+        let (notices, mut heard) = Notices::channel(2);
+        for name in ["a", "b", "c"] {
+            notices.say(notice(name));
+        }
+        assert_eq!(notices.lost(), 1);
+        assert_eq!(heard.try_recv().expect("kept").pod.name, "a");
+        notices.say(notice("d"));
+        drop(heard);
+        notices.say(notice("e"));
+        assert_eq!(notices.lost(), 2);
+    }
+}

@@ -1,0 +1,158 @@
+//! What a pod's people are told about its volumes: each end once, in the order in which it came.
+
+use std::fs;
+use std::time::Duration;
+
+use baggageclaim::backend::BackendKind;
+use baggageclaim::engine::Notices;
+use baggageclaim::engine::notice::{NotCommitted, Notice, What};
+use baggageclaim::model::Outcome;
+use tokio::sync::mpsc::Receiver;
+
+use crate::common::bench::{Ground, soon, waits};
+use crate::common::{Fs, require_bench};
+
+const OUTPUT: &[(&str, &str)] = &[("type", "output"), ("name", "o")];
+
+async fn next(heard: &mut Receiver<Notice>) -> (String, What) {
+    let notice = soon("a notice", heard.recv())
+        .await
+        .expect("the engine lives");
+    assert_eq!(notice.tenant.to_string(), "ci");
+    assert_eq!(notice.pod.uid.as_str(), notice.pod.name);
+    (notice.pod.name, notice.what)
+}
+
+fn not_committed(reference: &str, why: NotCommitted) -> What {
+    let reference = reference.parse().expect("a reference");
+    What::NotCommitted { reference, why }
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn each_end_of_a_volume_is_told_with_its_reason() {
+    let (notices, mut heard) = Notices::channel(64);
+    let bench = require_bench!(|config| {
+        config.notices = Some(notices);
+        config.outcome_wait = Duration::from_millis(30);
+    });
+    let committed = |reference: &str| What::Committed {
+        reference: reference.parse().expect("a reference"),
+    };
+
+    bench.step("one", OUTPUT, |_| ()).await;
+    let told = next(&mut heard).await;
+    assert_eq!(told, ("pod-one".to_owned(), committed("artifact/o")));
+
+    bench.publish("fails", "two", OUTPUT).await;
+    bench.outcome("fails", Outcome::Failed).await;
+    bench.unpublish("two").await;
+    let failed = not_committed("artifact/o", NotCommitted::PodFailed);
+    assert_eq!(next(&mut heard).await, ("fails".to_owned(), failed));
+
+    bench.publish("silent", "three", OUTPUT).await;
+    bench.unpublish("three").await;
+    let waited = Duration::from_millis(30);
+    let unknown = not_committed("artifact/o", NotCommitted::OutcomeUnknown { waited });
+    assert_eq!(next(&mut heard).await, ("silent".to_owned(), unknown));
+
+    let marked = [OUTPUT, &[("commit", "on-marker")]].concat();
+    bench.publish("unmarked", "four", &marked).await;
+    bench.unpublish("four").await;
+    let unmarked = not_committed("artifact/o", NotCommitted::NoMarker);
+    assert_eq!(next(&mut heard).await, ("unmarked".to_owned(), unmarked));
+
+    // Two that fetch the same: the first one's content keeps the name.
+    let cache = &[("type", "resource-cache"), ("key", "k")];
+    for pod in ["first", "second"] {
+        bench.publish(pod, pod, cache).await;
+        bench.outcome(pod, Outcome::Succeeded).await;
+    }
+    bench.unpublish("first").await;
+    let told = next(&mut heard).await;
+    assert_eq!(told, ("first".to_owned(), committed("resource-cache/k")));
+    bench.unpublish("second").await;
+    let taken = not_committed("resource-cache/k", NotCommitted::NameTaken);
+    assert_eq!(next(&mut heard).await, ("second".to_owned(), taken));
+
+    // Nothing is said of what was never meant to be kept.
+    bench.publish("scratch", "five", &[]).await;
+    bench.unpublish("five").await;
+    bench.finish().await;
+    assert!(heard.try_recv().is_err(), "something more was said");
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn a_publish_that_waits_says_for_what_and_once() {
+    let (notices, mut heard) = Notices::channel(64);
+    let bench = require_bench!(|config| config.notices = Some(notices));
+    let (target, _) = bench.publish("maker", "out", OUTPUT).await;
+    fs::write(target.join("f"), "made").expect("write");
+    let input = &[("type", "input"), ("from", "artifact/o")];
+    let mut coming = Box::pin(bench.try_publish("user", "in", input));
+    assert!(waits(&mut coming).await);
+    bench.unpublish("out").await;
+    assert!(waits(&mut coming).await, "its outcome is not known");
+    let waiting = What::WaitingForInput {
+        reference: "artifact/o".parse().expect("a reference"),
+        state: "pod maker is still making it".to_owned(),
+        at_most: Duration::from_secs(3600),
+    };
+    assert_eq!(next(&mut heard).await, ("user".to_owned(), waiting));
+    bench.outcome("maker", Outcome::Succeeded).await;
+    soon("the input", &mut coming).await.expect("published");
+    drop(coming);
+    assert!(matches!(next(&mut heard).await.1, What::Committed { .. }));
+    bench.unpublish("in").await;
+    bench.finish().await;
+    assert!(heard.try_recv().is_err(), "something more was said");
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn a_limit_that_does_not_hold_is_told() {
+    let (notices, mut heard) = Notices::channel(64);
+    // No quotas there.
+    let ground = Ground(BackendKind::Copy, Fs::Tmpfs);
+    let bench = require_bench!(on ground, |config| config.notices = Some(notices));
+    let (_, published) = bench.publish("limited", "v", &[("sizeLimit", "1Gi")]).await;
+    let why = published.limit_unenforced.expect("it is not enforced");
+    let told = next(&mut heard).await;
+    let limit = What::SizeLimitNotEnforced { why };
+    assert_eq!(told, ("limited".to_owned(), limit));
+    bench.unpublish("v").await;
+    bench.finish().await;
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn only_pods_whose_outcome_decides_are_awaited_and_only_until_it_is_told() {
+    let bench = require_bench!();
+    let awaited = || {
+        let mut names: Vec<String> = (bench.engine.awaited_outcomes().into_iter())
+            .map(|awaited| {
+                let left = if awaited.unpublished { " left" } else { "" };
+                format!("{}/{}{left}", awaited.tenant, awaited.pod.name)
+            })
+            .collect();
+        names.sort();
+        names
+    };
+    bench.publish("scratch", "v1", &[]).await;
+    let always = [OUTPUT, &[("commit", "always")]].concat();
+    bench.publish("always", "v2", &always).await;
+    bench.publish("live", "v3", OUTPUT).await;
+    bench
+        .publish("live", "v4", &[("type", "output"), ("name", "o2")])
+        .await;
+    bench
+        .publish("left", "v5", &[("type", "output"), ("name", "o3")])
+        .await;
+    bench.unpublish("v5").await;
+    assert_eq!(awaited(), ["ci/left left", "ci/live"]);
+    bench.outcome("left", Outcome::Succeeded).await;
+    assert_eq!(awaited(), ["ci/live"]);
+    bench.outcome("live", Outcome::Failed).await;
+    assert_eq!(awaited(), [""; 0]);
+    for volume in ["v1", "v2", "v3", "v4"] {
+        bench.unpublish(volume).await;
+    }
+    bench.finish().await;
+}
