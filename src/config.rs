@@ -12,7 +12,7 @@ use clap::{Args, ValueEnum};
 use crate::backend::{BackendKind, MountApi};
 use crate::csi::{self, NodeId};
 use crate::telemetry::metrics::Rpcs;
-use crate::{demo, driver, engine, node, telemetry};
+use crate::{demo, driver, engine, k8s, node, telemetry};
 
 /// Where a pool is when nobody says so.
 const DEFAULT_POOL: &str = "/var/lib/baggageclaim";
@@ -212,6 +212,9 @@ pub struct Node {
         default_value = "on"
     )]
     pub kubernetes: Switch,
+    /// How to reach the API server [default: as this pod's service account]
+    #[arg(long, value_name = "PATH", env = "KUBECONFIG", hide_env_values = true)]
+    pub kubeconfig: Option<PathBuf>,
     /// What every role is told.
     #[command(flatten)]
     pub driver: Driver,
@@ -435,11 +438,19 @@ impl Node {
             controller: false,
             ..csi::Features::default()
         };
+        let driver = self.driver.resolve(self.pool, socket, features)?;
+        let kubernetes = (self.kubernetes == Switch::On).then(|| k8s::Config {
+            node: driver.csi.node.as_str().to_owned(),
+            reporter: csi::DRIVER_NAME.to_owned(),
+            // An empty variable is as good as none.
+            kubeconfig: self.kubeconfig.filter(|path| !path.as_os_str().is_empty()),
+            look_again: k8s::LOOK_AGAIN,
+        });
         Ok(node::Config {
-            driver: self.driver.resolve(self.pool, socket, features)?,
+            driver,
             kubelet_dir: self.kubelet_dir,
             http: self.http.0,
-            kubernetes: self.kubernetes == Switch::On,
+            kubernetes,
         })
     }
 }

@@ -21,6 +21,7 @@
 //! | [`csi`] | the only code that sees `csi.v1` |
 //! | [`kubelet`] | registration with kubelet |
 //! | [`http`] | health and metrics, for those who look after a node |
+//! | [`k8s`] | how this node's pods end, and events on them |
 //! | [`admin`] | the verbs for people, over the pool's own socket |
 //! | [`server`] | what every gRPC server here shares: sockets, spans, codes |
 //! | [`driver`] | what every role does, from start to end; roles: [`standalone`], [`node`] |
@@ -42,6 +43,7 @@ pub mod demo;
 pub mod driver;
 pub mod engine;
 pub mod http;
+pub mod k8s;
 pub mod kubelet;
 pub mod model;
 pub mod node;

@@ -9,13 +9,14 @@ use std::path::{Path, PathBuf};
 use std::sync::Arc;
 use std::time::Duration;
 
-use tokio::sync::watch;
+use tokio::sync::{mpsc, watch};
 use tokio_util::sync::CancellationToken;
 use tokio_util::task::AbortOnDropHandle;
 
 use crate::csi::{self, ProbeError, Readiness};
+use crate::engine::{Engine, Notice, Notices};
 use crate::kubelet::{self, Registration};
-use crate::{driver, http};
+use crate::{driver, http, k8s};
 
 /// How it is set up.
 #[derive(Debug, Clone)]
@@ -26,8 +27,8 @@ pub struct Config {
     pub kubelet_dir: PathBuf,
     /// Where health and metrics are told, if anywhere.
     pub http: Option<SocketAddr>,
-    /// Whether there is an API server to ask and to tell.
-    pub kubernetes: bool,
+    /// The API server to ask and to tell, if there is one.
+    pub kubernetes: Option<k8s::Config>,
 }
 
 /// Why it does not run.
@@ -44,6 +45,8 @@ pub enum Error {
     Registration(#[from] kubelet::Error),
 }
 
+/// How many notices may wait for the API server; those beyond are lost.
+const MOST_NOTICES: usize = 1024;
 /// How often the driver's own socket is tried before it is offered to kubelet.
 const TRY_AGAIN: Duration = Duration::from_millis(200);
 
@@ -55,29 +58,34 @@ pub async fn run(config: Config, shutdown: impl Future<Output = ()>) -> Result<(
         driver: csi::DRIVER_NAME,
         endpoint: socket.clone(),
     })?;
-    if config.kubernetes {
-        tracing::warn!(
-            "pods are not watched yet: how they ended is known from `baggageclaim outcome` only"
-        );
-    }
+    let mut driver = config.driver;
+    let kubernetes = config.kubernetes.map(|kubernetes| {
+        let (notices, heard) = Notices::channel(MOST_NOTICES);
+        driver.engine.notices = Some(notices);
+        (kubernetes, heard)
+    });
     let (ready, readiness) = watch::channel(Readiness::Recovering);
     let stopping = CancellationToken::new();
     let pages = http::Sources {
         alive: alive(&socket, &stopping),
         engine: find_engine(readiness),
         stopping: stopping.clone(),
-        rpcs: config.driver.csi.rpcs.clone(),
+        rpcs: driver.csi.rpcs.clone(),
         registered: registration.registered(),
     };
     let http = match config.http {
         Some(address) => Some(http::Listener::bind(address).await?),
         None => None,
     };
-    let role = |_engine, stopping: CancellationToken| async move {
-        tokio::select! {
-            () = answers(&socket) => registration.keep(stopping).await,
-            () = stopping.cancelled() => {}
-        }
+    let role = |engine: Engine, stopping: CancellationToken| async move {
+        let watch = watch_pods(kubernetes, engine, stopping.clone());
+        let offer = async {
+            tokio::select! {
+                () = answers(&socket) => registration.keep(stopping.clone()).await,
+                () = stopping.cancelled() => {}
+            }
+        };
+        tokio::join!(watch, offer);
     };
     let shutdown = async {
         shutdown.await;
@@ -86,8 +94,29 @@ pub async fn run(config: Config, shutdown: impl Future<Output = ()>) -> Result<(
     // To the very end, so that who looks sees that it is stopping; and on its own, since a socket in the pool is removed by
     // who served it, which takes as long as the disk likes.
     let _told = http.map(|http| AbortOnDropHandle::new(tokio::spawn(http.serve(pages))));
-    driver::run(config.driver, ready, role, shutdown).await?;
+    driver::run(driver, ready, role, shutdown).await?;
     Ok(())
+}
+
+/// Hears from the API server how pods end, and tells it what became of their volumes, until it is time to stop.
+async fn watch_pods(
+    kubernetes: Option<(k8s::Config, mpsc::Receiver<Notice>)>,
+    engine: Engine,
+    stopping: CancellationToken,
+) {
+    let Some((config, heard)) = kubernetes else {
+        tracing::info!(
+            "pods are not watched: how they end is known from `baggageclaim outcome` and markers"
+        );
+        return;
+    };
+    let watch = k8s::run(config, engine, heard, stopping.cancelled_owned());
+    // A task of its own: pods start and end without it, so that a defect in it must not end the driver.
+    if AbortOnDropHandle::new(tokio::spawn(watch)).await.is_err() {
+        tracing::error!(
+            "a defect ended the watch over pods; outcomes stay unknown until the driver is restarted"
+        );
+    }
 }
 
 /// Whether the CSI services answer at their path, ready or not: all that kubelet needs, and what it cannot restart itself.

@@ -300,7 +300,11 @@ mod tests {
                 let Some(name) = flag.get_long().filter(|name| *name != "help") else {
                     continue;
                 };
-                let expected = format!("BAGGAGECLAIM_{}", name.to_uppercase().replace('-', "_"));
+                let expected = match name {
+                    // The name that it has everywhere.
+                    "kubeconfig" => "KUBECONFIG".to_owned(),
+                    name => format!("BAGGAGECLAIM_{}", name.to_uppercase().replace('-', "_")),
+                };
                 assert_eq!(
                     flag.get_env().and_then(|env| env.to_str()),
                     Some(expected.as_str())

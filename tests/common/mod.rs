@@ -6,6 +6,7 @@
 //! - [`lab`]: a filesystem of a kind in a file in memory, gone when the test is over.
 //! - [`tree`]: trees of files, plain and nasty.
 //! - [`snapshot`]: everything that can be seen of a tree, as a value to compare.
+//! - [`api`]: a double of the API server.
 //! - [`bench`]: an engine on such a filesystem, asked by short names.
 //!
 //! Nothing here but the bench knows what the product does; it must be believable on its own (`tests/lab.rs`).
@@ -22,6 +23,7 @@
 
 use std::io::Write as _;
 
+pub mod api;
 pub mod bench;
 pub mod calls;
 pub mod driver;

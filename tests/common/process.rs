@@ -48,7 +48,8 @@ impl NodeProcess {
             .arg(&pool)
             .arg("--kubelet-dir")
             .arg(&kubelet_dir)
-            .args(["--node-id", "here", "--kubernetes", "off", "--grace", "10s"])
+            .args(["--node-id", "here", "--grace", "10s"])
+            .args((!flags.contains(&"--kubernetes")).then_some("--kubernetes=off"))
             .args(["--end-with-parent", "--log-format", "json"])
             .args(flags)
             // Any free port; a flag wins.

@@ -1,0 +1,157 @@
+//! The way to the API server: from the pod's service account, or from a kubeconfig.
+//! A kubeconfig that would have a program executed is refused: the driver executes none.
+
+use std::path::Path;
+use std::time::{Duration, Instant};
+
+use kube::Client;
+use kube::config::{AuthInfo, KubeConfigOptions, Kubeconfig};
+
+/// How long to wait before trying again: doubled each time from the first to the last, and spread, so that the nodes of a
+/// cluster do not come all at once.
+#[derive(Debug)]
+pub(super) struct Patience {
+    next: Duration,
+    last_failure: Option<Instant>,
+}
+
+impl Patience {
+    const FIRST: Duration = Duration::from_millis(250);
+    const LAST: Duration = Duration::from_secs(15);
+    /// After as long without a failure it is a new one, not the old one again.
+    const FORGOTTEN: Duration = Duration::from_secs(60);
+
+    /// For a first failure.
+    pub(super) fn new() -> Self {
+        Self {
+            next: Self::FIRST,
+            last_failure: None,
+        }
+    }
+
+    /// How long to wait after a failure.
+    pub(super) fn after_failure(&mut self, now: Instant) -> Duration {
+        let last = self.last_failure.replace(now);
+        if last.is_some_and(|last| now - last > Self::FORGOTTEN) {
+            self.next = Self::FIRST;
+        }
+        let wait = self.next;
+        self.next = (wait * 2).min(Self::LAST);
+        wait.mul_f64(0.5 + spread())
+    }
+}
+
+/// A number from 0 to below 1.
+fn spread() -> f64 {
+    let mut byte = [0];
+    // Without randomness nothing is spread, which is no reason not to try again.
+    let _ = getrandom::fill(&mut byte);
+    f64::from(byte[0]) / 256.0
+}
+
+impl Iterator for Patience {
+    type Item = Duration;
+
+    fn next(&mut self) -> Option<Duration> {
+        Some(self.after_failure(Instant::now()))
+    }
+}
+
+impl kube::runtime::utils::Backoff for Patience {
+    /// Success is no reason to be quick again: a watch whose list succeeds and whose watch is refused would never slow down.
+    fn reset(&mut self) {}
+}
+
+#[derive(Debug, thiserror::Error)]
+enum Error {
+    #[error("this pod's service account: {0}")]
+    InCluster(#[from] kube::config::InClusterError),
+    #[error("kubeconfig: {0}")]
+    Kubeconfig(#[from] kube::config::KubeconfigError),
+    #[error(
+        "kubeconfig: user {0:?} gets its credentials from a program, and this driver executes none; use a token or a certificate"
+    )]
+    Program(String),
+    #[error(transparent)]
+    Client(#[from] kube::Error),
+}
+
+/// A client, however often it takes; that the API server answers is not asked.
+pub(super) async fn connect(kubeconfig: Option<&Path>) -> Client {
+    let mut patience = Patience::new();
+    loop {
+        match try_connect(kubeconfig).await {
+            Ok(client) => return client,
+            Err(error) => {
+                let retry = patience.after_failure(Instant::now());
+                tracing::error!(%error, ?retry, "no client for the API server can be made; outcomes stay unknown");
+                tokio::time::sleep(retry).await;
+            }
+        }
+    }
+}
+
+async fn try_connect(kubeconfig: Option<&Path>) -> Result<Client, Error> {
+    let mut config = match kubeconfig {
+        None => kube::Config::incluster()?,
+        Some(path) => {
+            let kubeconfig = Kubeconfig::read_from(path)?;
+            let mut users = kubeconfig.auth_infos.iter();
+            let runs_program =
+                |auth: &AuthInfo| auth.exec.is_some() || auth.auth_provider.is_some();
+            if let Some(user) = users.find(|user| user.auth_info.as_ref().is_some_and(runs_program))
+            {
+                return Err(Error::Program(user.name.clone()));
+            }
+            kube::Config::from_custom_kubeconfig(kubeconfig, &KubeConfigOptions::default()).await?
+        }
+    };
+    config.connect_timeout = Some(Duration::from_secs(5));
+    Ok(Client::try_from(config)?)
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn patience_doubles_to_its_last_and_starts_over_after_a_good_while() {
+        let mut patience = Patience::new();
+        let now = Instant::now();
+        for at in 0..10 {
+            let wait = patience.after_failure(now);
+            let middle = (Patience::FIRST * (1 << at)).min(Patience::LAST);
+            assert!(
+                wait >= middle / 2 && wait < middle * 3 / 2,
+                "{at}: {wait:?}"
+            );
+        }
+        let later = now + Patience::FORGOTTEN + Duration::from_secs(1);
+        assert!(patience.after_failure(later) < Patience::FIRST * 2);
+    }
+
+    #[tokio::test]
+    async fn a_kubeconfig_that_runs_a_program_is_refused() {
+        let dir = tempfile::tempdir().expect("a directory");
+        let path = dir.path().join("config");
+        let text = "
+apiVersion: v1
+kind: Config
+current-context: c
+contexts: [{name: c, context: {cluster: c, user: somebody}}]
+clusters: [{name: c, cluster: {server: 'http://127.0.0.1:1'}}]
+users: [{name: somebody, user: {exec: {apiVersion: client.authentication.k8s.io/v1, command: touch, args: [/tmp/x]}}}]
+";
+        std::fs::write(&path, text).expect("write");
+        let refused = try_connect(Some(&path)).await.err().expect("refused");
+        assert!(
+            refused
+                .to_string()
+                .contains("\"somebody\" gets its credentials from a program"),
+            "{refused}"
+        );
+        std::fs::write(&path, text.replace("exec: {apiVersion: client.authentication.k8s.io/v1, command: touch, args: [/tmp/x]}", "token: t"))
+            .expect("write");
+        try_connect(Some(&path)).await.expect("a client");
+    }
+}

@@ -1,0 +1,430 @@
+//! Events on pods: the engine's notices, and what is wrong with a pod's annotations, where its people look first.
+//!
+//! Few and bounded. What is said of one pod for one reason within a moment becomes one event; said again later, it is
+//! counted, as kubelet's events are. A burst is slowed down; what the API server refuses is dropped; what it cannot be told
+//! for an hour is dropped too, and so is the oldest when too much waits. Nobody waits for an event.
+
+use std::collections::VecDeque;
+use std::sync::Arc;
+use std::time::{Duration, Instant};
+
+use k8s_openapi::api::core::v1::ObjectReference;
+use kube::Client;
+use kube::runtime::events::{Event, EventType, Recorder, Reporter};
+use tokio::sync::mpsc;
+
+use super::Config;
+use super::client::Patience;
+use super::outcomes::{Known, UNSEEN};
+use super::pod::cut;
+use crate::engine::Awaited;
+use crate::engine::notice::{NotCommitted, Notice, What};
+use crate::model::{Pod, Tenant};
+
+/// How many events may wait to be told.
+pub(super) const MOST_WAITING: usize = 1024;
+/// How long it is gathered what is said of one pod for one reason.
+const GATHER: Duration = Duration::from_millis(500);
+/// How old an event may become.
+const OLDEST: Duration = Duration::from_secs(60 * 60);
+/// How many events may be told at once …
+const BURST: u32 = 50;
+/// … and then one in this time.
+const ONE_EVERY: Duration = Duration::from_millis(200);
+/// How long the API server may take.
+const ANSWER: Duration = Duration::from_secs(10);
+/// How many things one event says before it only counts.
+const MOST_NOTES: usize = 8;
+/// The API's limit for an event's text.
+const LONGEST_NOTE: usize = 1024;
+
+/// Something to be told on a pod.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub(super) struct Saying {
+    tenant: Tenant,
+    pod: Pod,
+    warns: bool,
+    reason: &'static str,
+    action: &'static str,
+    note: String,
+}
+
+impl Saying {
+    /// An annotation has a mistake in it, and the pod still runs.
+    pub(super) fn bad_annotation(awaited: &Awaited, problem: String) -> Self {
+        Self {
+            tenant: awaited.tenant.clone(),
+            pod: awaited.pod.clone(),
+            warns: true,
+            reason: "BadAnnotation",
+            action: "Commit",
+            note: problem,
+        }
+    }
+
+    /// In the words of events; `known` knows more of failed pods than the engine.
+    fn of(notice: Notice, known: &Known) -> Self {
+        let (warns, reason, action, note) = match notice.what {
+            What::WaitingForInput {
+                reference,
+                state,
+                at_most,
+            } => {
+                let at_most = humantime::format_duration(at_most);
+                let note = format!("waiting up to {at_most} for {reference}: {state}");
+                (false, "WaitingForInput", "Publish", note)
+            }
+            What::Committed { reference } => {
+                let note = format!("{reference} is committed");
+                (false, "Committed", "Commit", note)
+            }
+            What::NotCommitted { reference, why } => {
+                let more = match why {
+                    NotCommitted::PodFailed => known.why_failed(&notice.pod.uid),
+                    _ => None,
+                };
+                // What its people did, or could expect, is no warning.
+                let warns = match &why {
+                    NotCommitted::PodFailed
+                    | NotCommitted::Never
+                    | NotCommitted::NoMarker
+                    | NotCommitted::NameTaken => more.as_deref() == Some(UNSEEN),
+                    NotCommitted::OutcomeUnknown { .. }
+                    | NotCommitted::Refused(_)
+                    | NotCommitted::Damaged
+                    | NotCommitted::Lost => true,
+                };
+                let why = more.unwrap_or_else(|| why.to_string());
+                let note = format!("{reference} is not committed: {why}");
+                (warns, "NotCommitted", "Commit", note)
+            }
+            What::SizeLimitNotEnforced { why } => {
+                let note = format!("sizeLimit is not enforced: {why}");
+                (true, "SizeLimitNotEnforced", "Publish", note)
+            }
+        };
+        Self {
+            tenant: notice.tenant,
+            pod: notice.pod,
+            warns,
+            reason,
+            action,
+            note,
+        }
+    }
+
+    fn is_one_event_with(&self, other: &Self) -> bool {
+        self.pod.uid == other.pod.uid && self.reason == other.reason && self.warns == other.warns
+    }
+
+    fn regarding(&self) -> ObjectReference {
+        ObjectReference {
+            api_version: Some("v1".to_owned()),
+            kind: Some("Pod".to_owned()),
+            namespace: Some(self.tenant.to_string()),
+            name: Some(self.pod.name.clone()),
+            uid: Some(self.pod.uid.to_string()),
+            ..ObjectReference::default()
+        }
+    }
+}
+
+/// Sayings that become one event.
+#[derive(Debug, Clone, PartialEq, Eq)]
+struct Waiting {
+    saying: Saying,
+    notes: Vec<String>,
+    more: usize,
+    since: Instant,
+}
+
+impl Waiting {
+    fn event(&self) -> Event {
+        let mut note = self.notes.join("; ");
+        if self.more > 0 {
+            note = format!("{note}; and {} more", self.more);
+        }
+        note.truncate(cut(&note, LONGEST_NOTE).len());
+        Event {
+            type_: if self.saying.warns {
+                EventType::Warning
+            } else {
+                EventType::Normal
+            },
+            reason: self.saying.reason.to_owned(),
+            note: Some(note),
+            action: self.saying.action.to_owned(),
+            secondary: None,
+        }
+    }
+}
+
+/// What waits to be told, and when it may be.
+#[derive(Debug)]
+struct Queue {
+    waiting: VecDeque<Waiting>,
+    /// When the next event may be told if only the rate counts; it lies in the past by what may be told at once.
+    free: Instant,
+    not_before: Instant,
+    dropped: u64,
+}
+
+impl Queue {
+    fn new(now: Instant) -> Self {
+        Self {
+            waiting: VecDeque::new(),
+            free: now,
+            not_before: now,
+            dropped: 0,
+        }
+    }
+
+    fn add(&mut self, saying: Saying, now: Instant) {
+        let mut waiting = self.waiting.iter_mut();
+        if let Some(same) = waiting.find(|waiting| waiting.saying.is_one_event_with(&saying)) {
+            if same.notes.contains(&saying.note) {
+                return;
+            }
+            if same.notes.len() < MOST_NOTES {
+                same.notes.push(saying.note);
+            } else {
+                same.more += 1;
+            }
+            return;
+        }
+        if self.waiting.len() >= MOST_WAITING {
+            self.waiting.pop_front();
+            self.dropped += 1;
+        }
+        self.waiting.push_back(Waiting {
+            notes: vec![saying.note.clone()],
+            saying,
+            more: 0,
+            since: now,
+        });
+    }
+
+    /// When the next event is to be told; `None`: none waits.
+    fn due(&self) -> Option<Instant> {
+        let gathered = self.waiting.front()?.since + GATHER;
+        Some(gathered.max(self.not_before).max(self.free))
+    }
+
+    /// The next event, if there is one that is not too old.
+    fn take(&mut self, now: Instant) -> Option<Waiting> {
+        while let Some(next) = self.waiting.pop_front() {
+            if now.saturating_duration_since(next.since) < OLDEST {
+                let at_once = ONE_EVERY * (BURST - 1);
+                let free = self.free.max(now.checked_sub(at_once).unwrap_or(self.free));
+                self.free = free + ONE_EVERY;
+                return Some(next);
+            }
+            self.dropped += 1;
+        }
+        None
+    }
+
+    /// It could not be told now.
+    fn put_back(&mut self, waiting: Waiting, not_before: Instant) {
+        self.not_before = not_before;
+        self.waiting.push_front(waiting);
+    }
+}
+
+/// Tells what there is to tell, for ever.
+pub(super) async fn say(
+    config: &Config,
+    client: Client,
+    mut notices: mpsc::Receiver<Notice>,
+    mut sayings: mpsc::Receiver<Saying>,
+    known: Arc<Known>,
+) {
+    let reporter = Reporter {
+        controller: config.reporter.clone(),
+        instance: Some(config.node.clone()),
+    };
+    let recorder = Recorder::new(client, reporter);
+    let mut queue = Queue::new(Instant::now());
+    let mut patience = Patience::new();
+    let mut dropped = 0;
+    loop {
+        let due = queue.due();
+        tokio::select! {
+            notice = next(&mut notices) => queue.add(Saying::of(notice, &known), Instant::now()),
+            saying = next(&mut sayings) => queue.add(saying, Instant::now()),
+            () = until(due) => {
+                let Some(waiting) = queue.take(Instant::now()) else { continue };
+                if let Told::Later = tell(&recorder, &waiting).await {
+                    let now = Instant::now();
+                    queue.put_back(waiting, now + patience.after_failure(now));
+                }
+            }
+        }
+        if queue.dropped > dropped {
+            tracing::warn!(
+                events = queue.dropped - dropped,
+                "events on pods were dropped: the API server was away for too long"
+            );
+            dropped = queue.dropped;
+        }
+    }
+}
+
+/// The next of a channel; that nobody will ever say anything more is no end.
+async fn next<T>(channel: &mut mpsc::Receiver<T>) -> T {
+    match channel.recv().await {
+        Some(said) => said,
+        None => std::future::pending().await,
+    }
+}
+
+async fn until(due: Option<Instant>) {
+    match due {
+        Some(due) => tokio::time::sleep_until(due.into()).await,
+        None => std::future::pending().await,
+    }
+}
+
+enum Told {
+    Once,
+    Later,
+}
+
+async fn tell(recorder: &Recorder, waiting: &Waiting) -> Told {
+    let (saying, event) = (&waiting.saying, waiting.event());
+    let regarding = saying.regarding();
+    let telling = recorder.publish(&event, &regarding);
+    let error = match tokio::time::timeout(ANSWER, telling).await {
+        Ok(Ok(())) => return Told::Once,
+        Ok(Err(error)) => error,
+        Err(_) => return Told::Later,
+    };
+    if is_final(&error) {
+        // The namespace is gone or going, or we are not allowed to: asking again helps nobody.
+        tracing::warn!(pod = %saying.pod.name, tenant = %saying.tenant, reason = saying.reason, %error,
+            "an event was refused and is dropped");
+        return Told::Once;
+    }
+    tracing::debug!(%error, "an event is told later");
+    Told::Later
+}
+
+/// Whether the API server looked at it and said no.
+fn is_final(error: &kube::Error) -> bool {
+    match error {
+        kube::Error::Api(status) => {
+            (400..500).contains(&status.code) && ![401, 408, 429].contains(&status.code)
+        }
+        _ => false,
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn saying(pod: &str, reason: &'static str, note: &str) -> Saying {
+        Saying {
+            tenant: "ci".parse().expect("a label"),
+            pod: Pod {
+                uid: pod.parse().expect("a uid"),
+                name: pod.to_owned(),
+            },
+            warns: false,
+            reason,
+            action: "Commit",
+            note: note.to_owned(),
+        }
+    }
+
+    #[test]
+    fn what_is_said_of_one_pod_for_one_reason_is_one_event() {
+        let now = Instant::now();
+        let mut queue = Queue::new(now);
+        for artifact in 0..12 {
+            queue.add(
+                saying(
+                    "a",
+                    "Committed",
+                    &format!("artifact/{artifact} is committed"),
+                ),
+                now,
+            );
+            queue.add(saying("b", "Committed", "artifact/o is committed"), now);
+            queue.add(
+                saying("a", "NotCommitted", "artifact/x is not committed: y"),
+                now,
+            );
+        }
+        assert_eq!(queue.due(), Some(now + GATHER));
+        let notes: Vec<String> = std::iter::from_fn(|| queue.take(now))
+            .map(|waiting| waiting.event().note.expect("a note"))
+            .collect();
+        assert_eq!(notes.len(), 3);
+        assert!(
+            notes[0].starts_with("artifact/0 is committed; artifact/1 "),
+            "{notes:?}"
+        );
+        assert!(
+            notes[0].ends_with("artifact/7 is committed; and 4 more"),
+            "{notes:?}"
+        );
+        assert_eq!(
+            notes[1..],
+            ["artifact/o is committed", "artifact/x is not committed: y"]
+        );
+        assert_eq!(queue.due(), None);
+    }
+
+    #[test]
+    fn a_burst_is_let_through_and_then_slowed_down() {
+        let start = Instant::now();
+        let mut queue = Queue::new(start);
+        let mut now = start + Duration::from_secs(3600);
+        for pod in 0..200 {
+            queue.add(saying(&format!("p{pod}"), "Committed", "x"), now);
+        }
+        now += GATHER;
+        let began = now;
+        let mut at = Vec::new();
+        while let Some(due) = queue.due() {
+            now = now.max(due);
+            queue.take(now).expect("one waits");
+            at.push(now - began);
+        }
+        assert_eq!(at.len(), 200);
+        let at_once = at.iter().filter(|at| at.is_zero()).count();
+        assert_eq!(at_once, usize::try_from(BURST).expect("small"));
+        assert_eq!(at[199], ONE_EVERY * 150);
+    }
+
+    #[test]
+    fn the_oldest_is_dropped_when_too_much_waits_and_so_is_what_is_too_old() {
+        let now = Instant::now();
+        let mut queue = Queue::new(now);
+        for pod in 0..=MOST_WAITING {
+            queue.add(saying(&format!("p{pod}"), "Committed", "x"), now);
+        }
+        assert_eq!((queue.waiting.len(), queue.dropped), (MOST_WAITING, 1));
+        assert_eq!(queue.waiting[0].saying.pod.name, "p1");
+        let first = queue.take(now).expect("one waits");
+        let later = now + Duration::from_secs(30);
+        queue.put_back(first.clone(), later);
+        assert_eq!(queue.due(), Some(later));
+        assert_eq!(queue.take(later), Some(first));
+        assert_eq!(queue.take(now + OLDEST), None);
+        assert_eq!(
+            queue.dropped,
+            1 + u64::try_from(MOST_WAITING - 1).expect("small")
+        );
+    }
+
+    #[test]
+    fn a_text_is_cut_where_the_api_would_refuse_it() {
+        let now = Instant::now();
+        let mut queue = Queue::new(now);
+        queue.add(saying("a", "Committed", &"ä".repeat(1000)), now);
+        let note = queue.take(now).expect("one").event().note.expect("a note");
+        assert_eq!(note.len(), LONGEST_NOTE);
+    }
+}

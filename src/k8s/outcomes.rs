@@ -1,0 +1,378 @@
+//! How this node's pods end, brought to the engine.
+//!
+//! A watch tells most of it, one or two seconds before kubelet unpublishes. What it does not tell is asked for: a round,
+//! every few seconds, over the pods whose outcome the engine awaits and the watch does not know ([`Outcomes::look_again`]).
+//! So nothing depends on an event being seen, and an outcome that is known before a volume exists reaches it too.
+//!
+//! # What may be missed, and what comes of it
+//!
+//! - The watch is cut: it goes on from where it was, or lists anew. A pod that is missing in the new list is asked for by
+//!   name; if there is none of its uid, it is gone unseen: its outcome is not success.
+//! - The driver was down: the first list stands for all that was missed; the same question settles the rest.
+//! - The API server is away: nothing is decided. The engine has a time after which it waits no longer.
+//! - Kubelet deletes a pod from the API only after its volumes were unpublished. Without force a pod cannot vanish while the
+//!   driver is down.
+//!
+//! The question by name goes to the API server itself, never to a cache of it, so that "there is none" is the truth.
+
+use std::collections::{HashMap, HashSet};
+use std::time::{Duration, Instant};
+
+use futures_util::StreamExt as _;
+use k8s_openapi::api::core::v1::Pod as ApiPod;
+use kube::Client;
+use kube::api::{Api, ApiResource};
+use kube::runtime::WatchStreamExt as _;
+use kube::runtime::watcher;
+use parking_lot::Mutex;
+use tokio::sync::mpsc;
+use tokio::time::MissedTickBehavior;
+
+use super::Config;
+use super::client::Patience;
+use super::events::Saying;
+use super::pod::{Decision, Pod, decide};
+use crate::engine::{Awaited, Engine};
+use crate::model::{Outcome, PodUid};
+
+/// How long a question to the API server may take.
+const ANSWER: Duration = Duration::from_secs(10);
+/// How long a broken watch tries to go on where it was before it begins anew, with a list.
+const PATIENT: Duration = Duration::from_secs(60);
+/// How long it is remembered how a pod ended that is gone: its volumes may be sealed a good while later, and their events
+/// say why.
+const REMEMBERED: Duration = Duration::from_secs(60 * 60);
+/// How many pods that are gone are remembered at most.
+const MOST_REMEMBERED: usize = 4096;
+
+/// Why a pod did not succeed of which nobody knows anything.
+pub(super) const UNSEEN: &str = "the pod is gone, and nobody saw how it ended";
+
+/// What is known of the pods of this node.
+#[derive(Debug, Default)]
+pub(super) struct Known {
+    pods: Mutex<HashMap<PodUid, Entry>>,
+}
+
+#[derive(Debug)]
+struct Entry {
+    /// The first that was made counts.
+    decision: Decision,
+    problem: Option<String>,
+    problem_said: bool,
+    gone: Option<Instant>,
+}
+
+impl Known {
+    /// Why a pod did not succeed.
+    pub(super) fn why_failed(&self, pod: &PodUid) -> Option<String> {
+        match &self.pods.lock().get(pod)?.decision {
+            Decision::Decided(Outcome::Failed, why) => Some(why.clone()),
+            _ => None,
+        }
+    }
+
+    /// Notes what an object told; what has been decided stays. Returns what counts.
+    fn note(&self, uid: &PodUid, pod: &Pod, gone: bool) -> Option<Outcome> {
+        let told = decide(pod, gone);
+        let mut pods = self.pods.lock();
+        let entry = pods.entry(uid.clone()).or_insert_with(|| Entry {
+            decision: Decision::Undecided,
+            problem: None,
+            problem_said: false,
+            gone: None,
+        });
+        if entry.problem != told.problem {
+            entry.problem = told.problem;
+            entry.problem_said = false;
+        }
+        if entry.decision == Decision::Undecided {
+            if let Decision::Decided(outcome, why) = &told.decision {
+                tracing::debug!(pod.uid = %uid, %outcome, why, "a pod's outcome is known");
+            }
+            entry.decision = told.decision;
+        }
+        entry.gone = gone.then(Instant::now);
+        match entry.decision {
+            Decision::Decided(outcome, _) => Some(outcome),
+            Decision::Undecided => None,
+        }
+    }
+
+    /// Notes that there is no such pod any more, and that its end was not seen. Returns what counts.
+    fn note_unseen(&self, uid: &PodUid) -> Outcome {
+        let mut pods = self.pods.lock();
+        let entry = pods.entry(uid.clone()).or_insert_with(|| Entry {
+            decision: Decision::Undecided,
+            problem: None,
+            problem_said: false,
+            gone: None,
+        });
+        entry.gone = Some(Instant::now());
+        if let Decision::Decided(outcome, _) = entry.decision {
+            return outcome;
+        }
+        entry.decision = Decision::Decided(Outcome::Failed, UNSEEN.to_owned());
+        Outcome::Failed
+    }
+
+    /// Forgets those that are not in a complete list, unless it is known how they ended.
+    fn keep(&self, listed: &HashSet<PodUid>) {
+        self.pods.lock().retain(|uid, entry| {
+            if listed.contains(uid) {
+                return true;
+            }
+            entry.gone.get_or_insert_with(Instant::now);
+            entry.decision != Decision::Undecided
+        });
+    }
+
+    /// Forgets what nobody will ask for any more.
+    fn tidy(&self, awaited: &[Awaited]) {
+        let mut pods = self.pods.lock();
+        let mut gone = pods.values().filter(|entry| entry.gone.is_some()).count();
+        let awaited: HashSet<&PodUid> = awaited.iter().map(|awaited| &awaited.pod.uid).collect();
+        pods.retain(|uid, entry| {
+            let Some(since) = entry.gone else { return true };
+            let keep =
+                awaited.contains(uid) || (gone <= MOST_REMEMBERED && since.elapsed() < REMEMBERED);
+            gone -= usize::from(!keep);
+            keep
+        });
+    }
+
+    fn look(&self, uid: &PodUid) -> Look {
+        let mut pods = self.pods.lock();
+        let Some(entry) = pods.get_mut(uid) else {
+            return Look::Unknown;
+        };
+        match entry.decision {
+            Decision::Decided(outcome, _) => Look::Decided(outcome),
+            Decision::Undecided => {
+                let said = std::mem::replace(&mut entry.problem_said, true);
+                Look::Undecided(entry.problem.clone().filter(|_| !said))
+            }
+        }
+    }
+}
+
+/// What is known of one pod.
+enum Look {
+    Unknown,
+    /// It has not ended; and a mistake in its annotations that nobody was told of.
+    Undecided(Option<String>),
+    Decided(Outcome),
+}
+
+/// Watches, asks and tells, for ever.
+pub(super) async fn watch(
+    config: &Config,
+    client: &Client,
+    engine: &Engine,
+    known: &Known,
+    sayings: &mpsc::Sender<Saying>,
+) {
+    let kind = ApiResource::erase::<ApiPod>(&());
+    let mut outcomes = Outcomes {
+        node: &config.node,
+        client,
+        kind: &kind,
+        engine,
+        known,
+        sayings,
+        listing: None,
+        listed: false,
+        away: None,
+        misnamed: false,
+    };
+    let selected = watcher::Config::default().fields(&format!("spec.nodeName={}", config.node));
+    let api: Api<Pod> = Api::all_with(client.clone(), &kind);
+    let start = || {
+        watcher::watcher(api.clone(), selected.clone())
+            .backoff(Patience::new())
+            .boxed()
+    };
+    let mut events = start();
+    let mut again = tokio::time::interval(config.look_again);
+    again.set_missed_tick_behavior(MissedTickBehavior::Delay);
+    loop {
+        tokio::select! {
+            event = events.next() => match event {
+                Some(Ok(event)) => outcomes.take(event).await,
+                Some(Err(error)) => {
+                    if outcomes.note_away(&error) {
+                        events = start();
+                    }
+                }
+                // It has no end.
+                None => return,
+            },
+            _ = again.tick() => outcomes.look_again().await,
+        }
+    }
+}
+
+struct Outcomes<'a> {
+    node: &'a str,
+    client: &'a Client,
+    kind: &'a ApiResource,
+    engine: &'a Engine,
+    known: &'a Known,
+    sayings: &'a mpsc::Sender<Saying>,
+    /// The pods of a list that is being read.
+    listing: Option<HashSet<PodUid>>,
+    /// Whether there was a complete list.
+    listed: bool,
+    /// Since when the watch is broken, or was begun anew.
+    away: Option<Instant>,
+    /// Whether it was told that the node's name is wrong.
+    misnamed: bool,
+}
+
+impl Outcomes<'_> {
+    async fn take(&mut self, event: watcher::Event<Pod>) {
+        match event {
+            watcher::Event::Init => self.listing = Some(HashSet::new()),
+            watcher::Event::InitApply(pod) => {
+                if let Some(uid) = uid(&pod) {
+                    if let Some(listing) = &mut self.listing {
+                        listing.insert(uid.clone());
+                    }
+                    self.note(&uid, &pod, false).await;
+                }
+            }
+            watcher::Event::InitDone => {
+                self.note_back();
+                if let Some(listed) = self.listing.take() {
+                    self.known.keep(&listed);
+                }
+                self.listed = true;
+                self.look_again().await;
+            }
+            watcher::Event::Apply(pod) => {
+                self.note_back();
+                if let Some(uid) = uid(&pod) {
+                    self.note(&uid, &pod, false).await;
+                }
+            }
+            watcher::Event::Delete(pod) => {
+                self.note_back();
+                if let Some(uid) = uid(&pod) {
+                    self.note(&uid, &pod, true).await;
+                }
+            }
+        }
+    }
+
+    async fn note(&self, uid: &PodUid, pod: &Pod, gone: bool) {
+        if let Some(outcome) = self.known.note(uid, pod, gone) {
+            self.tell(uid, outcome).await;
+        }
+    }
+
+    /// Tells the engine. Repeated as long as the engine awaits it, so a failure is only logged.
+    async fn tell(&self, uid: &PodUid, outcome: Outcome) {
+        let told = self.engine.report_outcome(uid, outcome).await;
+        match told {
+            Ok(0) => {}
+            Ok(volumes) => {
+                tracing::info!(pod.uid = %uid, %outcome, volumes, "a pod's volumes were told its outcome");
+            }
+            Err(error) => {
+                tracing::warn!(pod.uid = %uid, %outcome, %error, "a pod's outcome could not be noted yet");
+            }
+        }
+    }
+
+    /// Settles what the watch did not.
+    async fn look_again(&mut self) {
+        if !self.listed {
+            return;
+        }
+        let awaited = self.engine.awaited_outcomes();
+        self.known.tidy(&awaited);
+        for awaited in &awaited {
+            let uid = &awaited.pod.uid;
+            match self.known.look(uid) {
+                Look::Decided(outcome) => self.tell(uid, outcome).await,
+                Look::Undecided(problem) => {
+                    if let Some(problem) = problem {
+                        // Lost when the queue is full, as every event is.
+                        let _ = self
+                            .sayings
+                            .try_send(Saying::bad_annotation(awaited, problem));
+                    }
+                    // Kubelet unpublishes when a pod has ended: the watch is late, or dead without having noticed.
+                    if awaited.unpublished && !self.ask(awaited).await {
+                        return;
+                    }
+                }
+                Look::Unknown => {
+                    if !self.ask(awaited).await {
+                        return;
+                    }
+                }
+            }
+        }
+    }
+
+    /// Asks for one pod by name. `false`: there is no answer to be had now.
+    async fn ask(&mut self, awaited: &Awaited) -> bool {
+        let (uid, name) = (&awaited.pod.uid, &awaited.pod.name);
+        let api: Api<Pod> =
+            Api::namespaced_with(self.client.clone(), awaited.tenant.as_str(), self.kind);
+        let answer = match tokio::time::timeout(ANSWER, api.get_opt(name)).await {
+            Ok(Ok(answer)) => answer,
+            Ok(Err(error)) => {
+                tracing::debug!(pod.uid = %uid, %error, "the API server does not say what became of a pod");
+                return false;
+            }
+            Err(_) => return false,
+        };
+        match answer.filter(|pod| self::uid(pod).as_ref() == Some(uid)) {
+            None => {
+                let outcome = self.known.note_unseen(uid);
+                tracing::warn!(pod.uid = %uid, pod = %name, tenant = %awaited.tenant,
+                    "a pod is gone, and nobody saw how it ended: it did not succeed");
+                self.tell(uid, outcome).await;
+            }
+            Some(pod) => {
+                let node = pod.spec.node_name.as_deref().unwrap_or_default();
+                if node != self.node && !std::mem::replace(&mut self.misnamed, true) {
+                    tracing::error!(pod = %name, "this node is called {node:?} by Kubernetes and {:?} here (--node-id): \
+                        the watch sees no pods, and each is asked for", self.node);
+                }
+                if decide(&pod, false).decision != Decision::Undecided {
+                    self.note(uid, &pod, false).await;
+                }
+            }
+        }
+        true
+    }
+
+    /// Notes that the watch is broken; tells whether it is time to begin it anew.
+    fn note_away(&mut self, error: &watcher::Error) -> bool {
+        let Some(since) = self.away else {
+            tracing::warn!(%error, "the watch over pods is broken; outcomes are waited for");
+            self.away = Some(Instant::now());
+            return false;
+        };
+        tracing::debug!(%error, "the watch over pods is still broken");
+        // It tries to go on from where it was. An API server that was put back to an earlier state never gets there.
+        let anew = since.elapsed() > PATIENT;
+        if anew {
+            self.away = Some(Instant::now());
+        }
+        anew
+    }
+
+    fn note_back(&mut self) {
+        if self.away.take().is_some() {
+            tracing::info!("the watch over pods works again");
+        }
+    }
+}
+
+fn uid(pod: &Pod) -> Option<PodUid> {
+    pod.metadata.uid.as_ref()?.parse().ok()
+}

@@ -1,0 +1,602 @@
+//! How pods end, from a double of the API server to what becomes of their volumes and what their people are told.
+//!
+//! Everything here is the product but the API server: the engine on a real filesystem, and `k8s::run` as `node` runs it. The
+//! double is cut off, forgetful, silent, deaf or away when a test wants it so.
+
+mod common;
+
+use std::time::Duration;
+
+use baggageclaim::demo::kubelet::PublishOptions;
+use baggageclaim::engine::{Notices, VolumeState};
+use baggageclaim::k8s;
+use tokio::sync::oneshot;
+use tokio::task::JoinHandle;
+
+use common::api::{Api, Mood, Pod};
+use common::bench::{Bench, eventually, soon};
+use common::process::NodeProcess;
+use common::{Fs, require_bench, require_lab};
+
+const OUTPUT: &[(&str, &str)] = &[("type", "output"), ("name", "o")];
+
+/// What runs beside the engine in `node`.
+struct Kube {
+    stop: oneshot::Sender<()>,
+    ran: JoinHandle<()>,
+}
+
+impl Kube {
+    /// As `node` starts it. Asks often where the watch did not tell, so that no test has to wait for it.
+    fn start(
+        bench: &Bench,
+        api: &Api,
+        heard: Option<tokio::sync::mpsc::Receiver<baggageclaim::engine::Notice>>,
+    ) -> Self {
+        Self::start_asking(bench, api, heard, Duration::from_millis(20))
+    }
+
+    fn start_asking(
+        bench: &Bench,
+        api: &Api,
+        heard: Option<tokio::sync::mpsc::Receiver<baggageclaim::engine::Notice>>,
+        look_again: Duration,
+    ) -> Self {
+        let config = k8s::Config {
+            node: "here".to_owned(),
+            reporter: "baggageclaim.csi.concourse-ci.org".to_owned(),
+            kubeconfig: Some(api.kubeconfig(&bench.lab.run_dir())),
+            look_again,
+        };
+        let heard = heard.unwrap_or_else(|| Notices::channel(1).1);
+        let (stop, stopped) = oneshot::channel();
+        let ran = tokio::spawn(k8s::run(config, bench.engine.clone(), heard, async {
+            let _ = stopped.await;
+        }));
+        Self { stop, ran }
+    }
+
+    async fn stop(self) {
+        drop(self.stop);
+        soon("the end of the watch", self.ran)
+            .await
+            .expect("no panic");
+    }
+}
+
+/// The rounds that ask are this far apart where only the watch is to be seen working.
+const NO_ROUNDS: Duration = Duration::from_secs(3600);
+
+async fn gone(bench: &Bench, volume: &str) {
+    eventually(&format!("the end of {volume}"), || {
+        bench.row(volume).is_none()
+    })
+    .await;
+}
+
+async fn committed(bench: &Bench, name: &str) {
+    eventually(&format!("{name} is committed"), || {
+        bench.artifact(name).is_some_and(|row| row.durable)
+    })
+    .await;
+}
+
+async fn watched(api: &Api) {
+    eventually("the watch runs", || api.watches() == 1).await;
+}
+
+async fn event(api: &Api, pod: &str, kind: &str, reason: &str, note: &str) {
+    let is_told = || {
+        let events = api.events(pod);
+        events
+            .iter()
+            .any(|(k, r, n, _)| k == kind && r == reason && n == note)
+    };
+    let deadline = std::time::Instant::now() + common::bench::NEVER;
+    while !is_told() {
+        assert!(
+            std::time::Instant::now() < deadline,
+            "{reason} {note:?} is not among {:#?}",
+            api.events(pod)
+        );
+        tokio::time::sleep(Duration::from_millis(5)).await;
+    }
+}
+
+fn output(name: &str) -> [(&str, &str); 2] {
+    [("type", "output"), ("name", name)]
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn a_pods_phase_decides_before_and_after_its_volumes_left() {
+    let (notices, heard) = Notices::channel(64);
+    let bench = require_bench!(|config| config.notices = Some(notices));
+    let api = Api::start().await;
+    let kube = Kube::start_asking(&bench, &api, Some(heard), NO_ROUNDS);
+    watched(&api).await;
+    for pod in ["early", "late", "fails"] {
+        api.put(&Pod::new(pod));
+        bench.publish(pod, pod, &output(pod)).await;
+        api.put(&Pod::new(pod).phase("Running"));
+    }
+    api.put(&Pod::new("early").succeeded());
+    eventually("the word has come", || {
+        bench.engine.awaited_outcomes().len() == 2
+    })
+    .await;
+    assert_eq!(
+        bench.row("early").expect("published").state,
+        VolumeState::Published
+    );
+    bench.unpublish("early").await;
+    committed(&bench, "artifact/early").await;
+
+    bench.unpublish("late").await;
+    bench.unpublish("fails").await;
+    let awaits = |volume| {
+        bench
+            .row(volume)
+            .is_some_and(|row| row.state == VolumeState::AwaitingOutcome)
+    };
+    eventually("they wait", || awaits("late") && awaits("fails")).await;
+    api.put(&Pod::new("late").succeeded());
+    committed(&bench, "artifact/late").await;
+    api.put(&Pod::new("fails").failed(2));
+    gone(&bench, "fails").await;
+    assert!(bench.artifact("artifact/fails").is_none());
+
+    event(
+        &api,
+        "early",
+        "Normal",
+        "Committed",
+        "artifact/early is committed",
+    )
+    .await;
+    let why = "artifact/fails is not committed: container main exited with 2";
+    event(&api, "fails", "Normal", "NotCommitted", why).await;
+    // No round took part in this.
+    assert_eq!(api.asked("GET /api/v1/namespaces"), 0);
+    kube.stop().await;
+    bench.finish().await;
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn a_watch_that_is_cut_goes_on_where_it_was() {
+    let bench = require_bench!();
+    let api = Api::start().await;
+    let kube = Kube::start_asking(&bench, &api, None, NO_ROUNDS);
+    watched(&api).await;
+    api.put(&Pod::new("a"));
+    bench.publish("a", "v", OUTPUT).await;
+    bench.unpublish("v").await;
+    api.be(Mood::Away);
+    // It ends, and is gone, while nobody can see it: the history has both.
+    api.put(&Pod::new("a").succeeded());
+    api.remove(&Pod::new("a"));
+    api.be(Mood::Serving);
+    committed(&bench, "artifact/o").await;
+    assert_eq!(api.asked("GET /api/v1/namespaces"), 0);
+    kube.stop().await;
+    bench.finish().await;
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn after_a_gap_the_list_tells_and_who_is_missing_there_did_not_succeed() {
+    let (notices, heard) = Notices::channel(64);
+    let bench = require_bench!(|config| config.notices = Some(notices));
+    let api = Api::start().await;
+    let kube = Kube::start(&bench, &api, Some(heard));
+    watched(&api).await;
+    for pod in ["there", "missing", "running"] {
+        api.put(&Pod::new(pod).phase("Running"));
+        bench.publish(pod, pod, &output(pod)).await;
+    }
+    api.be(Mood::Away);
+    api.put(&Pod::new("there").succeeded());
+    // It succeeded, and nobody will ever know.
+    api.put(&Pod::new("missing").succeeded());
+    api.remove(&Pod::new("missing"));
+    // Another pod of the same name is not the same pod.
+    let mut other = Pod::new("missing").succeeded();
+    other.0["metadata"]["uid"] = "another".into();
+    api.put(&other);
+    api.forget_history();
+    for volume in ["there", "missing"] {
+        bench.unpublish(volume).await;
+    }
+    api.be(Mood::Serving);
+    committed(&bench, "artifact/there").await;
+    gone(&bench, "missing").await;
+    assert!(bench.artifact("artifact/missing").is_none());
+    let why = "artifact/missing is not committed: the pod is gone, and nobody saw how it ended";
+    event(&api, "missing", "Warning", "NotCommitted", why).await;
+    // Who runs is left alone.
+    assert_eq!(bench.engine.awaited_outcomes().len(), 1);
+    api.put(&Pod::new("running").succeeded());
+    bench.unpublish("running").await;
+    committed(&bench, "artifact/running").await;
+    kube.stop().await;
+    bench.finish().await;
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn without_an_api_server_publishing_goes_on_and_seals_wait_until_it_is_back() {
+    let bench = require_bench!();
+    let api = Api::start().await;
+    api.be(Mood::Away);
+    let kube = Kube::start(&bench, &api, None);
+    bench.publish("a", "v", OUTPUT).await;
+    bench.unpublish("v").await;
+    eventually("it waits", || {
+        bench
+            .row("v")
+            .is_some_and(|row| row.state == VolumeState::AwaitingOutcome)
+    })
+    .await;
+    bench.publish("b", "w", &[]).await;
+    bench.unpublish("w").await;
+    api.put(&Pod::new("a").succeeded());
+    assert!(bench.artifact("artifact/o").is_none());
+    api.be(Mood::Serving);
+    committed(&bench, "artifact/o").await;
+    kube.stop().await;
+    bench.finish().await;
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn an_api_server_that_is_away_for_too_long_costs_the_commit_and_hears_of_it_when_it_is_back()
+{
+    let (notices, heard) = Notices::channel(64);
+    let bench = require_bench!(|config| {
+        config.notices = Some(notices);
+        config.outcome_wait = Duration::from_millis(100);
+    });
+    let api = Api::start().await;
+    let kube = Kube::start(&bench, &api, Some(heard));
+    watched(&api).await;
+    api.put(&Pod::new("a").phase("Running"));
+    bench.publish("a", "v", OUTPUT).await;
+    api.be(Mood::Silent);
+    api.put(&Pod::new("a").succeeded());
+    bench.unpublish("v").await;
+    gone(&bench, "v").await;
+    assert!(bench.artifact("artifact/o").is_none());
+    api.be(Mood::Serving);
+    let why = "artifact/o is not committed: nobody told within 100ms whether its pod succeeded";
+    event(&api, "a", "Warning", "NotCommitted", why).await;
+    assert!(
+        bench.artifact("artifact/o").is_none(),
+        "too late is too late"
+    );
+    kube.stop().await;
+    bench.finish().await;
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn a_watch_that_says_nothing_any_more_costs_no_outcome() {
+    let bench = require_bench!();
+    let api = Api::start().await;
+    let kube = Kube::start(&bench, &api, None);
+    watched(&api).await;
+    api.put(&Pod::new("a").phase("Running"));
+    bench.publish("a", "v", OUTPUT).await;
+    api.go_deaf();
+    api.put(&Pod::new("a").succeeded());
+    bench.unpublish("v").await;
+    committed(&bench, "artifact/o").await;
+    kube.stop().await;
+    bench.finish().await;
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn what_was_decided_survives_the_driver_and_the_list_stands_for_what_it_missed() {
+    let bench = require_bench!();
+    let api = Api::start().await;
+    let kube = Kube::start(&bench, &api, None);
+    watched(&api).await;
+    for pod in ["decided", "listed", "vanished", "waits"] {
+        api.put(&Pod::new(pod).phase("Running"));
+        bench.publish(pod, pod, &output(pod)).await;
+    }
+    api.put(&Pod::new("decided").succeeded());
+    eventually("the word has come", || {
+        bench.engine.awaited_outcomes().len() == 3
+    })
+    .await;
+    bench.unpublish("waits").await;
+    kube.stop().await;
+    let bench = bench.restart().await;
+    // While nobody watched: one ended and is there, two are gone, and one of those had told its end before.
+    api.remove(&Pod::new("decided"));
+    api.put(&Pod::new("listed").succeeded());
+    api.remove(&Pod::new("vanished"));
+    api.put(&Pod::new("waits").succeeded());
+    for volume in ["decided", "listed", "vanished"] {
+        bench.unpublish(volume).await;
+    }
+    // The word of the one is on disk; nobody need be asked.
+    committed(&bench, "artifact/decided").await;
+    let kube = Kube::start(&bench, &api, None);
+    for name in ["artifact/listed", "artifact/waits"] {
+        committed(&bench, name).await;
+    }
+    gone(&bench, "vanished").await;
+    assert!(bench.artifact("artifact/vanished").is_none());
+    // Twice restarted, the same again.
+    kube.stop().await;
+    let bench = bench.restart().await;
+    let kube = Kube::start(&bench, &api, None);
+    watched(&api).await;
+    assert!(
+        bench.artifact("artifact/listed").is_some()
+            && bench.artifact("artifact/vanished").is_none()
+    );
+    kube.stop().await;
+    bench.finish().await;
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn annotations_decide_and_one_with_a_mistake_is_told_and_is_no_success() {
+    let (notices, heard) = Notices::channel(64);
+    let bench = require_bench!(|config| config.notices = Some(notices));
+    let api = Api::start().await;
+    // Said before there is any volume.
+    api.put(&Pod::new("first").annotated("outcome", "succeeded"));
+    let kube = Kube::start(&bench, &api, Some(heard));
+    watched(&api).await;
+    for pod in [
+        "first", "execed", "refused", "typo", "mended", "step", "nobody",
+    ] {
+        if pod != "first" {
+            api.put(&Pod::new(pod).phase("Running"));
+        }
+        bench.publish(pod, pod, &output(pod)).await;
+    }
+    api.put(&Pod::new("execed").annotated("outcome", "succeeded"));
+    // What the end of a pod that only slept looks like.
+    api.put(
+        &Pod::new("execed")
+            .annotated("outcome", "succeeded")
+            .deleted(5)
+            .failed(137),
+    );
+    api.remove(&Pod::new("execed"));
+    api.put(
+        &Pod::new("refused")
+            .annotated("outcome", "failed")
+            .succeeded(),
+    );
+    let typo = "the annotation baggageclaim.concourse-ci.org/outcome holds \"Succeeded\"; it must be succeeded or failed";
+    for pod in ["typo", "mended"] {
+        api.put(&Pod::new(pod).annotated("outcome", "Succeeded"));
+        event(&api, pod, "Warning", "BadAnnotation", typo).await;
+    }
+    api.put(
+        &Pod::new("typo")
+            .annotated("outcome", "Succeeded")
+            .succeeded(),
+    );
+    api.put(&Pod::new("mended").annotated("outcome", "succeeded"));
+    let step = Pod::new("step").annotated("outcome-container", "main");
+    // Others of the pod still run.
+    api.put(&step.exited("main", 0, 10).phase("Running"));
+    api.put(&Pod::new("nobody").annotated("outcome-container", "mian"));
+    let mian = "the annotation baggageclaim.concourse-ci.org/outcome-container names \"mian\", and the pod has no such container";
+    event(&api, "nobody", "Warning", "BadAnnotation", mian).await;
+    api.put(
+        &Pod::new("nobody")
+            .annotated("outcome-container", "mian")
+            .succeeded(),
+    );
+    for volume in [
+        "first", "execed", "refused", "typo", "mended", "step", "nobody",
+    ] {
+        bench.unpublish(volume).await;
+    }
+    for name in [
+        "artifact/first",
+        "artifact/execed",
+        "artifact/mended",
+        "artifact/step",
+    ] {
+        committed(&bench, name).await;
+    }
+    for volume in ["refused", "typo", "nobody"] {
+        gone(&bench, volume).await;
+        assert!(bench.artifact(&format!("artifact/{volume}")).is_none());
+    }
+    event(
+        &api,
+        "typo",
+        "Normal",
+        "NotCommitted",
+        &format!("artifact/typo is not committed: {typo}"),
+    )
+    .await;
+    kube.stop().await;
+    bench.finish().await;
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn a_deleted_pod_did_not_succeed_whatever_it_exits_with() {
+    let (notices, heard) = Notices::channel(64);
+    let bench = require_bench!(|config| config.notices = Some(notices));
+    let api = Api::start().await;
+    // Both is past when the driver comes: then the times decide.
+    api.put(
+        &Pod::new("before")
+            .exited("main", 0, 10)
+            .phase("Succeeded")
+            .deleted(12),
+    );
+    api.put(
+        &Pod::new("after")
+            .exited("main", 0, 13)
+            .phase("Succeeded")
+            .deleted(12),
+    );
+    let kube = Kube::start(&bench, &api, Some(heard));
+    watched(&api).await;
+    for pod in ["before", "after"] {
+        bench.publish(pod, pod, &output(pod)).await;
+    }
+    for pod in ["cancelled", "forced", "done"] {
+        api.put(&Pod::new(pod).phase("Running"));
+        bench.publish(pod, pod, &output(pod)).await;
+    }
+    // Told to end, and exits with 0. Its clock is slow; nobody asks it.
+    api.put(&Pod::new("cancelled").phase("Running").deleted(20));
+    api.put(
+        &Pod::new("cancelled")
+            .exited("main", 0, 1)
+            .phase("Succeeded")
+            .deleted(20),
+    );
+    api.remove(&Pod::new("cancelled"));
+    // Deleted with grace 0: gone from one moment to the next.
+    api.remove(&Pod::new("forced"));
+    // Deleted after its end, as CI systems do.
+    api.put(&Pod::new("done").succeeded());
+    api.put(&Pod::new("done").succeeded().deleted(10));
+    api.remove(&Pod::new("done"));
+    for volume in ["before", "after", "cancelled", "forced", "done"] {
+        bench.unpublish(volume).await;
+    }
+    for name in ["artifact/before", "artifact/done"] {
+        committed(&bench, name).await;
+    }
+    for volume in ["after", "cancelled", "forced"] {
+        gone(&bench, volume).await;
+        assert!(bench.artifact(&format!("artifact/{volume}")).is_none());
+    }
+    let why = "artifact/cancelled is not committed: the pod was deleted before it had ended";
+    event(&api, "cancelled", "Normal", "NotCommitted", why).await;
+    let why = "artifact/forced is not committed: the pod is gone, and had not ended when it was last seen";
+    event(&api, "forced", "Normal", "NotCommitted", why).await;
+    kube.stop().await;
+    bench.finish().await;
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn events_that_fail_are_told_later_and_those_refused_are_dropped_and_neither_holds_up_an_outcome()
+ {
+    let (notices, heard) = Notices::channel(64);
+    let bench = require_bench!(|config| config.notices = Some(notices));
+    let api = Api::start().await;
+    api.refuse_events(Some(403));
+    let kube = Kube::start(&bench, &api, Some(heard));
+    watched(&api).await;
+    let posts = || api.asked("POST");
+    let step = async |pod: &str| {
+        api.put(&Pod::new(pod).phase("Running"));
+        bench.publish(pod, pod, &output(pod)).await;
+        api.put(&Pod::new(pod).succeeded());
+        bench.unpublish(pod).await;
+        committed(&bench, &format!("artifact/{pod}")).await;
+    };
+    step("refused").await;
+    eventually("it was tried", || posts() == 1).await;
+    api.refuse_events(Some(500));
+    step("later").await;
+    eventually("it was tried twice more", || posts() >= 3).await;
+    api.refuse_events(None);
+    event(
+        &api,
+        "later",
+        "Normal",
+        "Committed",
+        "artifact/later is committed",
+    )
+    .await;
+    assert_eq!(api.events("later").len(), 1);
+    assert_eq!(api.events("refused"), []);
+    kube.stop().await;
+    bench.finish().await;
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn the_same_again_is_counted_and_what_comes_together_is_one_event() {
+    let (notices, heard) = Notices::channel(64);
+    let bench = require_bench!(|config| {
+        config.notices = Some(notices);
+        config.input_wait = Duration::from_millis(700);
+    });
+    let api = Api::start().await;
+    let kube = Kube::start(&bench, &api, Some(heard));
+    watched(&api).await;
+    api.put(&Pod::new("maker").phase("Running"));
+    bench.publish("maker", "one", &output("one")).await;
+    bench.publish("maker", "two", &output("two")).await;
+    api.put(&Pod::new("user"));
+    let input = &[("type", "input"), ("from", "artifact/one")];
+    // Kubelet asks again and again.
+    for times in 1..=3 {
+        soon("an answer", bench.try_publish("user", "in", input))
+            .await
+            .expect_err("its maker still runs");
+        eventually("it is told", || {
+            api.events("user").iter().map(|event| event.3).sum::<u64>() >= times
+        })
+        .await;
+    }
+    let note = "waiting up to 700ms for artifact/one: pod maker is still making it".to_owned();
+    assert_eq!(
+        api.events("user"),
+        [("Normal".to_owned(), "WaitingForInput".to_owned(), note, 3)]
+    );
+    api.put(&Pod::new("maker").succeeded());
+    bench.unpublish("one").await;
+    bench.unpublish("two").await;
+    committed(&bench, "artifact/one").await;
+    committed(&bench, "artifact/two").await;
+    eventually("it is told", || !api.events("maker").is_empty()).await;
+    let events = api.events("maker");
+    assert_eq!(events.len(), 1, "{events:?}");
+    assert_eq!(events[0].1, "Committed");
+    kube.stop().await;
+    bench.finish().await;
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn the_binary_serves_without_an_api_server_and_remembers_over_kill_9_what_it_still_has_to_learn()
+ {
+    let lab = require_lab!(Fs::Ext4);
+    let api = Api::start().await;
+    api.be(Mood::Away);
+    let kubeconfig = api.kubeconfig(&lab.run_dir());
+    let flags = [
+        "--kubernetes",
+        "on",
+        "--kubeconfig",
+        kubeconfig.to_str().expect("text"),
+    ];
+    let node = NodeProcess::start(&lab, &flags);
+    let kubelet = node.kubelet().await;
+    let pod = kubelet.pod_with_uid("ci", "a", "a");
+    pod.publish("out", output("o"), PublishOptions::default())
+        .await
+        .expect("publish");
+    pod.unpublish("out").await.expect("unpublish");
+    node.logged("the watch over pods is broken", 1).await;
+    node.kill().await;
+
+    let node = NodeProcess::start(&lab, &flags);
+    node.kubelet().await;
+    api.put(&Pod::new("a").succeeded());
+    api.be(Mood::Serving);
+    event(&api, "a", "Normal", "Committed", "artifact/o is committed").await;
+    // What is committed is there for the next, and what is not known is refused as before.
+    let user = kubelet.pod_with_uid("ci", "user", "user");
+    let input = [("type", "input"), ("from", "artifact/o")];
+    user.publish("in", input, PublishOptions::default())
+        .await
+        .expect("publish");
+    user.unpublish("in").await.expect("unpublish");
+    let log = node.terminate().await;
+    assert!(
+        !log.contains("panicked") && !log.contains("the-driver"),
+        "{log}"
+    );
+    assert_eq!(lab.close(), [""; 0].map(std::path::PathBuf::from));
+}
