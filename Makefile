@@ -3,7 +3,7 @@
 SHELL := /bin/bash
 .SHELLFLAGS := -euo pipefail -c
 .DEFAULT_GOAL := help
-.PHONY: help build test sanity lint fmt demo bench deps audit image clean
+.PHONY: help build test torture sanity lint fmt demo bench deps audit image clean
 
 # Mounts are made in a namespace of their own: nothing reaches the host, whatever a test does or however it dies.
 ROOT := $(shell [ "$$(id -u)" = 0 ] && echo yes)
@@ -20,9 +20,31 @@ test: ## formatting, lints, unit and integration tests (as root: all of them)
 	$(if $(ROOT),,@$(MAKE) --no-print-directory warn-no-root)
 	cargo fmt --check
 	cargo clippy --all-targets --locked -- -D warnings
+	cargo clippy --test torture --locked -- -D warnings
 	cargo test --no-run --locked
 	$(ALONE) cargo test --locked --no-fail-fast
+	$(ALONE) cargo test --locked --quiet --test torture
 	$(if $(ROOT),,@$(MAKE) --no-print-directory warn-no-root)
+
+# How long `make torture` takes; and the target for power cuts, in machines of its own.
+MINUTES ?= 10
+GUESTS := $(shell grep -q '^name = "guests"' Cargo.toml && echo guests)
+
+torture: ## kills, full disks, hostile tenants, leaks, power cuts: MINUTES=60 (root)
+	cargo test --no-run --locked $(foreach target,torture $(GUESTS),--test $(target))
+	@mkdir -p target/torture; failed=0; pids=; \
+	echo "torture: $(MINUTES) minutes; what is going on: tail -f target/torture/*.log"; \
+	for target in torture $(GUESTS); do \
+	  BAGGAGECLAIM_TORTURE_MINUTES=$(MINUTES) $(ALONE) cargo test --locked --quiet --test $$target -- --nocapture \
+	    >target/torture/$$target.log 2>&1 & pids="$$pids $$!"; \
+	done; \
+	for pid in $$pids; do wait $$pid || failed=1; done; \
+	if [ $$failed = 1 ]; then grep -h -A 8 -E 'FAULT|panicked|^error' target/torture/*.log | cut -c 1-400 | head -60 || true; fi; \
+	awk '/^figures:/ { for (i = 2; i <= NF; i++) { split($$i, f, "="); if (!(f[1] in sum)) order[++n] = f[1]; sum[f[1]] += f[2] } } \
+	  END { printf "figures:"; for (i = 1; i <= n; i++) printf " %s=%d", order[i], sum[order[i]]; print ""; \
+	    exit !n || sum["lost"] + sum["leaked"] + sum["wrong"] > 0 }' \
+	  $(foreach target,torture $(GUESTS),target/torture/$(target).log) || failed=1; \
+	exit $$failed
 
 sanity: ## csi-sanity on every backend, nothing skipped (root, Go)
 	@command -v go >/dev/null || { echo "sanity: missing: Go 1.25 or newer (https://go.dev/dl), to build csi-sanity" >&2; exit 1; }
@@ -32,6 +54,7 @@ sanity: ## csi-sanity on every backend, nothing skipped (root, Go)
 lint: ## formatting and lints, warnings are errors
 	cargo fmt --check
 	cargo clippy --all-targets --locked -- -D warnings
+	cargo clippy --test torture --locked -- -D warnings
 
 fmt: ## format the sources
 	cargo fmt

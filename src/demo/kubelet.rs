@@ -386,6 +386,7 @@ impl Pod {
         let answer = self.republish(volume, attributes, options).await;
         if let Err(status) = &answer
             && is_final(status.code())
+            && !is_broken(status)
         {
             // As kubelet does, whose own failure here goes to its log only.
             let _ = self.clean(volume);
@@ -492,6 +493,12 @@ pub fn is_final(code: Code) -> bool {
             | Code::ResourceExhausted
             | Code::Aborted
     )
+}
+
+/// Whether this is no answer but the end of a connection, which is UNAVAILABLE to kubelet whatever it is called here: the
+/// driver was killed, and may have done what it was asked to.
+fn is_broken(status: &Status) -> bool {
+    std::error::Error::source(status).is_some()
 }
 
 /// A connection that is made anew by itself after the driver was restarted.

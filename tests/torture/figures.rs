@@ -1,0 +1,125 @@
+//! What the trials count, and what they call a failure.
+//! Nothing here knows how anything is tried.
+
+use std::fmt;
+use std::sync::atomic::{AtomicU64, Ordering};
+
+/// Three ways to break a promise.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub(crate) enum Sort {
+    /// What was acknowledged is not there.
+    Lost,
+    /// What should be gone is there.
+    Leaked,
+    /// What is there is not what it should be, or an answer is none that may be given.
+    Wrong,
+}
+
+/// A broken promise, in words.
+#[derive(Debug, Clone)]
+pub(crate) struct Fault {
+    pub(crate) sort: Sort,
+    pub(crate) what: String,
+}
+
+impl Fault {
+    pub(crate) fn lost(what: impl Into<String>) -> Self {
+        Self {
+            sort: Sort::Lost,
+            what: what.into(),
+        }
+    }
+
+    pub(crate) fn leaked(what: impl Into<String>) -> Self {
+        Self {
+            sort: Sort::Leaked,
+            what: what.into(),
+        }
+    }
+
+    pub(crate) fn wrong(what: impl Into<String>) -> Self {
+        Self {
+            sort: Sort::Wrong,
+            what: what.into(),
+        }
+    }
+
+    /// The same, and where it was.
+    pub(crate) fn at(mut self, place: impl fmt::Display) -> Self {
+        self.what = format!("{place}: {}", self.what);
+        self
+    }
+}
+
+impl fmt::Display for Fault {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        write!(f, "{:?}: {}", self.sort, self.what)
+    }
+}
+
+/// Why somebody stops before the end.
+#[derive(Debug, Clone)]
+pub(crate) enum Stop {
+    /// The driver is gone.
+    Died,
+    /// A promise is broken.
+    Fault(Fault),
+}
+
+impl From<Fault> for Stop {
+    fn from(fault: Fault) -> Self {
+        Self::Fault(fault)
+    }
+}
+
+/// What has been done, and what was found; shared by all trials.
+#[derive(Debug, Default)]
+pub(crate) struct Figures {
+    pub(crate) operations: AtomicU64,
+    pub(crate) kills: AtomicU64,
+    pub(crate) full_disks: AtomicU64,
+    pub(crate) cycles: AtomicU64,
+    pub(crate) attacks: AtomicU64,
+    pub(crate) lost: AtomicU64,
+    pub(crate) leaked: AtomicU64,
+    pub(crate) wrong: AtomicU64,
+}
+
+/// One more.
+pub(crate) fn count(figure: &AtomicU64) {
+    figure.fetch_add(1, Ordering::Relaxed);
+}
+
+impl Figures {
+    pub(crate) fn note(&self, fault: &Fault) {
+        count(match fault.sort {
+            Sort::Lost => &self.lost,
+            Sort::Leaked => &self.leaked,
+            Sort::Wrong => &self.wrong,
+        });
+    }
+
+    pub(crate) fn faults(&self) -> u64 {
+        let found = [&self.lost, &self.leaked, &self.wrong];
+        found.iter().map(|one| one.load(Ordering::Relaxed)).sum()
+    }
+}
+
+impl fmt::Display for Figures {
+    /// The line that `make torture` adds up. Power cuts are made in guests, by another target.
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        let n = |figure: &AtomicU64| figure.load(Ordering::Relaxed);
+        write!(
+            f,
+            "figures: operations={} kills={} cuts=0 full_disks={} cycles={} attacks={} lost={} leaked={} wrong={}",
+            n(&self.operations),
+            n(&self.kills),
+            n(&self.full_disks),
+            n(&self.cycles),
+            n(&self.attacks),
+            n(&self.lost),
+            n(&self.leaked),
+            n(&self.wrong)
+        )
+    }
+}
