@@ -10,6 +10,9 @@
 
 mod common;
 
+#[path = "conformance/limits.rs"]
+mod limits;
+
 use std::collections::BTreeSet;
 use std::fs;
 use std::io::Write as _;
@@ -21,8 +24,8 @@ use baggageclaim::backend::{
     Backend, BackendKind, Btrfs, Copy, Error, Freeze, Limit, MountApi, Overlay, Start, tree,
 };
 use baggageclaim::model::{LayerId, RootAttributes, VolumeId};
-use baggageclaim::sys::{self, Dir, QuotaGroup, Quotas};
-use common::{Fs, Lab, Snapshot, assert_same, require_lab, tree as trees};
+use baggageclaim::sys::{self, Dir, Quotas};
+use common::{Fs, Lab, Snapshot, assert_same, require_lab, require_quota_lab, tree as trees};
 use rustix::fs::IFlags;
 
 const MARKER: &str = ".baggageclaim-commit";
@@ -34,6 +37,8 @@ struct Bench {
     path: PathBuf,
     targets: Dir,
     targets_path: PathBuf,
+    /// Whether limits have to hold here.
+    must_limit: bool,
 }
 
 /// A volume and what it was started from.
@@ -74,6 +79,7 @@ impl Bench {
             path,
             targets: Dir::open(&targets_path).expect("the targets open"),
             targets_path,
+            must_limit: Fs::WITH_QUOTA.contains(&lab.fs()),
         }
     }
 
@@ -635,51 +641,6 @@ fn what_looks_like_overlays_marks_comes_back_or_is_refused(bench: &Bench) {
     }
 }
 
-fn a_size_limit_holds_or_says_why_not(bench: &Bench) {
-    const LIMIT: u64 = 16 << 20;
-    let layers = bench.artifact(|root| {
-        fs::write(root.join("base"), vec![7; 20 << 20]).expect("write");
-    });
-    let volume = bench.create(&layers, RootAttributes::default(), Some(LIMIT));
-    let overflow = |path: PathBuf| {
-        let mut file = fs::File::create(path).expect("create");
-        let piece: Vec<u8> = (0..1 << 20_u32).map(|i: u32| i.to_le_bytes()[1]).collect();
-        (0..48)
-            .try_for_each(|_| file.write_all(&piece))
-            .and_then(|()| file.sync_all())
-    };
-    match &volume.limit {
-        Limit::Enforced => bench.within(&volume, |root| {
-            let error = overflow(root.join("much")).expect_err("the limit holds");
-            assert!(
-                matches!(
-                    error.kind(),
-                    std::io::ErrorKind::QuotaExceeded | std::io::ErrorKind::StorageFull
-                ),
-                "{error}"
-            );
-            if bench.backend.kind() == BackendKind::Btrfs {
-                fs::remove_file(root.join("much")).expect("room again");
-                rustix::fs::syncfs(fs::File::open(root).expect("open")).expect("syncfs");
-                let dir = Dir::open(root).expect("open");
-                dir.create_subvolume("nested").expect("a pod can do this");
-                overflow(root.join("nested/much")).expect_err("nor does nesting help");
-            }
-        }),
-        Limit::Unenforced(why) => assert!(!why.is_empty()),
-        Limit::None => panic!("it was asked for"),
-    }
-    let quota_group = (bench.backend.kind() == BackendKind::Btrfs).then(|| {
-        let fs = volume.dir.open_beneath("fs").expect("open");
-        QuotaGroup::around_subvolume(fs.subvolume_id().expect("an id"))
-    });
-    bench.discard(volume);
-    if let Some(group) = quota_group {
-        let usage = bench.pool.quota_group_usage(group).expect("asked");
-        assert_eq!(usage, None, "the quota group stayed");
-    }
-}
-
 fn nested_subvolumes_are_refused_by_name_and_deleted(bench: &Bench) {
     if bench.backend.kind() != BackendKind::Btrfs {
         return;
@@ -724,7 +685,11 @@ const CASES: &[(&str, Case)] = &[
         "marks",
         what_looks_like_overlays_marks_comes_back_or_is_refused,
     ),
-    ("limit", a_size_limit_holds_or_says_why_not),
+    ("limit", limits::a_size_limit_holds_or_says_why_not),
+    (
+        "limited forks",
+        limits::a_limited_fork_can_do_what_others_can,
+    ),
     (
         "nested subvolumes",
         nested_subvolumes_are_refused_by_name_and_deleted,
@@ -732,7 +697,11 @@ const CASES: &[(&str, Case)] = &[
 ];
 
 fn run(fs: Fs, open: fn(&Dir) -> Box<dyn Backend>) {
-    let lab = require_lab!(fs);
+    run_in(require_lab!(fs), open);
+}
+
+fn run_in(lab: Lab, open: fn(&Dir) -> Box<dyn Backend>) {
+    let fs = lab.fs();
     let bench = Bench::new(&lab, open);
     let mut failed = Vec::new();
     for (name, case) in CASES {
@@ -758,8 +727,14 @@ fn run(fs: Fs, open: fn(&Dir) -> Box<dyn Backend>) {
     assert!(lab.close().is_empty(), "mounts were left");
 }
 
+/// By descriptors, where this kernel knows how to.
 fn overlay(pool: &Dir) -> Box<dyn Backend> {
-    Box::new(Overlay::open(pool, MountApi::Descriptors).expect("overlay works"))
+    let api = if common::has_descriptors() {
+        MountApi::Descriptors
+    } else {
+        MountApi::Classic
+    };
+    Box::new(Overlay::open(pool, api).expect("overlay works"))
 }
 
 fn classic_overlay(pool: &Dir) -> Box<dyn Backend> {
@@ -788,6 +763,17 @@ fn overlay_on_xfs() {
 #[test]
 fn classic_overlay_on_xfs() {
     run(Fs::XfsReflink, classic_overlay);
+}
+
+/// With limits on projects, which the machine's own kernel may not have.
+#[test]
+fn overlay_on_ext4_with_quota() {
+    run_in(require_quota_lab!(Fs::Ext4Quota), overlay);
+}
+
+#[test]
+fn overlay_on_xfs_with_quota() {
+    run_in(require_quota_lab!(Fs::XfsQuota), overlay);
 }
 
 #[test]

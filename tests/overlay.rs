@@ -23,7 +23,7 @@ use baggageclaim::backend::{
 };
 use baggageclaim::model::{LayerId, VolumeId, layout};
 use baggageclaim::sys::{self, Dir, Errno};
-use common::{Fs, Lab, Snapshot, assert_same, require_lab, require_root, tree};
+use common::{Fs, Lab, Snapshot, assert_same, require_lab, require_quota_lab, require_root, tree};
 use rustix::fs::XattrFlags;
 
 const APIS: [MountApi; 2] = [MountApi::Descriptors, MountApi::Classic];
@@ -79,8 +79,10 @@ impl Pool {
         let dir = Dir::open(&path).expect("the pool opens");
         let chosen = match choose(&dir, wanted(Some(api))) {
             Ok(chosen) => chosen,
-            Err(error) if api == MountApi::Descriptors => {
-                common::skip(&error.to_string());
+            Err(error) if api == MountApi::Descriptors && !common::has_descriptors() => {
+                let why = error.to_string();
+                assert!(why.starts_with("the overlay backend"), "{why}");
+                assert!(why.contains("lowerdir+"), "{why}");
                 return None;
             }
             Err(error) => panic!("{error}"),
@@ -196,6 +198,16 @@ fn the_probe_picks_overlay_says_why_and_leaves_nothing() {
         assert_eq!(chosen.kind, BackendKind::Overlay, "{}", chosen.reason);
         assert!(chosen.reason.starts_with("overlay ("), "{}", chosen.reason);
         assert!(chosen.reason.contains("Linux"), "{}", chosen.reason);
+        assert!(chosen.reason.contains("limits are not enforced: "));
+        // Older kernels have another way, and the reason says what they have not.
+        let api = if common::has_descriptors() {
+            MountApi::Descriptors
+        } else {
+            let without = "; overlay (descriptors): ";
+            assert!(chosen.reason.contains(without), "{}", chosen.reason);
+            MountApi::Classic
+        };
+        assert_eq!(chosen.api, Some(api), "{}", chosen.reason);
         for name in [layout::INCOMING, layout::EMPTY, layout::LAYERS] {
             let left = dir.open_beneath(name).expect(name).entries().expect(name);
             assert_eq!(left, [], "{name}");
@@ -203,6 +215,29 @@ fn the_probe_picks_overlay_says_why_and_leaves_nothing() {
         assert_eq!(lab.leftovers(), Vec::<PathBuf>::new());
         drop((chosen, dir));
         assert_eq!(lab.close(), Vec::<PathBuf>::new());
+    }
+}
+
+/// What a project may hold is enforced where the probe says so, and nowhere else: ext4 may count and not enforce.
+#[test]
+fn the_probe_knows_whether_limits_are_enforced() {
+    require_root!();
+    for fs in Fs::WITH_QUOTA {
+        let lab = require_quota_lab!(fs);
+        let dir = Dir::open(&lab.dir("pool")).expect("the pool opens");
+        let reason = choose(&dir, Wanted::default()).expect("it works").reason;
+        assert!(reason.ends_with("size limits are enforced"), "{reason}");
+        drop(dir);
+        lab.remount_without_quota();
+        let dir = Dir::open(&lab.dir("pool")).expect("the pool opens");
+        let reason = choose(&dir, Wanted::default()).expect("it works").reason;
+        let why = if fs == Fs::Ext4Quota {
+            "counted and not enforced"
+        } else {
+            "project quotas are off"
+        };
+        assert!(reason.contains(why), "{reason}");
+        assert!(reason.contains("mount the pool's filesystem with prjquota"));
     }
 }
 

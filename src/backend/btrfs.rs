@@ -288,6 +288,16 @@ impl Backend for Btrfs {
         Ok(volume.has(FS)?)
     }
 
+    fn why_no_limits(&self) -> Option<String> {
+        match self.pool.quotas() {
+            Ok(Quotas::Simple) => None,
+            Ok(Quotas::Off) if self.may_switch_on => {
+                Some("simple quotas are off until a volume needs them".to_owned())
+            }
+            _ => Some("the filesystem has no simple quotas".to_owned()),
+        }
+    }
+
     fn set_limit(&self, volume: &Dir, bytes: Option<u64>) -> Result<Limit> {
         let fs = volume.open_beneath(FS)?;
         let group = QuotaGroup::around_subvolume(fs.subvolume_id()?);

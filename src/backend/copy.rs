@@ -17,6 +17,8 @@ use crate::model::layout::{FS, LAYERS};
 use crate::model::{LayerId, VolumeId};
 use crate::sys::{Dir, MountEntry};
 
+const NO_LIMITS: &str = "copies are not limited";
+
 /// The copy backend of one pool.
 #[derive(Debug)]
 pub struct Copy {
@@ -137,10 +139,14 @@ impl Backend for Copy {
         Ok(volume.has(FS)?)
     }
 
+    fn why_no_limits(&self) -> Option<String> {
+        Some(NO_LIMITS.to_owned())
+    }
+
     fn set_limit(&self, _volume: &Dir, bytes: Option<u64>) -> Result<Limit> {
         Ok(match bytes {
             None => Limit::None,
-            Some(_) => Limit::Unenforced("copies are not limited".to_owned()),
+            Some(_) => Limit::Unenforced(NO_LIMITS.to_owned()),
         })
     }
 

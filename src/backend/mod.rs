@@ -214,6 +214,9 @@ pub trait Backend: fmt::Debug + Send + Sync + 'static {
     /// Whether the volume has private content that [`Backend::seal`] would take.
     fn has_content(&self, volume: &Dir) -> Result<bool>;
 
+    /// Why size limits are not enforced on this pool as it is now; `None`: they are.
+    fn why_no_limits(&self) -> Option<String>;
+
     /// Changes the most bytes that a volume may hold of its own.
     fn set_limit(&self, volume: &Dir, bytes: Option<u64>) -> Result<Limit>;
 

@@ -101,6 +101,7 @@ pub fn choose(pool: &Dir, wanted: Wanted) -> Result<Chosen> {
             failure: opened.as_ref().err().map(ToString::to_string),
         });
         if let Ok(backend) = opened {
+            let limits = backend.why_no_limits();
             let facts = Facts {
                 kernel: rustix::system::uname()
                     .release()
@@ -116,7 +117,7 @@ pub fn choose(pool: &Dir, wanted: Wanted) -> Result<Chosen> {
                 backend,
                 kind,
                 api: candidate,
-                reason: reason(wanted.kind.is_some(), &facts),
+                reason: reason(wanted.kind.is_some(), &facts, limits.as_deref()),
                 facts,
             });
         }
@@ -146,7 +147,7 @@ fn open(
     })
 }
 
-fn reason(was_wanted: bool, facts: &Facts) -> String {
+fn reason(was_wanted: bool, facts: &Facts, no_limits: Option<&str>) -> String {
     let (chosen, failed) = facts
         .tried
         .split_last()
@@ -158,6 +159,13 @@ fn reason(was_wanted: bool, facts: &Facts) -> String {
     for attempt in failed {
         text.push_str("; ");
         text.push_str(&attempt.to_string());
+    }
+    match no_limits {
+        None => text.push_str("; size limits are enforced"),
+        Some(why) => {
+            text.push_str("; size limits are not enforced: ");
+            text.push_str(why);
+        }
     }
     text
 }

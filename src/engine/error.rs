@@ -159,6 +159,13 @@ pub enum Error {
     },
 }
 
+impl Error {
+    /// Whether the filesystem has failed, at this or at something before that nobody was told of yet.
+    pub(super) fn is_lost_write(&self) -> bool {
+        matches!(self, Self::System { source, .. } if source.is(sys::Errno::EIO))
+    }
+}
+
 /// Says what was being done when a system call or a backend failed, and finds the failures that have an answer of
 /// their own.
 pub(crate) trait Doing<T> {

@@ -51,7 +51,17 @@ pub(super) async fn publish(inner: &Arc<Inner>, request: PublishRequest) -> Resu
         drop(guard);
         result
     };
-    inner.calls.run(job).await?
+    let result = inner.calls.run(job).await?;
+    if result.as_ref().is_err_and(Error::is_lost_write) {
+        // A volatile overlay is not mounted over a disk that failed to write something back, until somebody has heard of
+        // it. Those who seal would hear; but where nothing is published there is nothing to seal.
+        let engine = inner.clone();
+        let job = move || engine.sync(&engine.syncing.lock());
+        if let Err(error) = inner.syncs.run(job).await? {
+            tracing::warn!(%error, "publishing failed because of what the disk did not write back");
+        }
+    }
+    result
 }
 
 /// Decides what the volume starts from and pins that; `None` when the volume exists already.

@@ -13,19 +13,20 @@ use nix::libc;
 
 use super::dir::Dir;
 use super::error::{Error, Result};
+use super::statfs::Space;
 
 /// `PRJQUOTA` of `linux/quota.h`.
 const PROJECT: u32 = 2;
-/// `Q_GETFMT`: which format the quota file has; fails with ESRCH when quotas are off.
-const Q_GETFMT: u32 = 0x0080_0004;
 /// `Q_GETQUOTA`
 const Q_GETQUOTA: u32 = 0x0080_0007;
 /// `Q_SETQUOTA`
 const Q_SETQUOTA: u32 = 0x0080_0008;
-/// `Q_XGETQSTATV` of `linux/dqblk_xfs.h`: what is accounted and what enforced.
+/// `Q_XGETQSTAT` of `linux/dqblk_xfs.h`: what is counted and what enforced. Despite its name all filesystems answer it.
 const Q_XGETQSTAT: u32 = 0x5805;
 /// `QIF_BLIMITS`, `QIF_SPACE`: which fields of a `dqblk` are meant.
 const QIF_BLIMITS: u32 = 1;
+/// `FS_QUOTA_PDQ_ACCT`: what projects hold is counted.
+const PROJECT_COUNTED: u16 = 1 << 4;
 /// `FS_QUOTA_PDQ_ENFD`: project limits are enforced.
 const PROJECT_ENFORCED: u16 = 1 << 5;
 
@@ -61,13 +62,13 @@ const _: () = assert!(size_of::<QuotaStat>() == 80);
 /// Why project quotas cannot be enforced on a filesystem.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub enum NoQuota {
-    /// The kernel has no `quotactl_fd` (before 5.14, or filtered by seccomp).
+    /// The kernel has no `quotactl_fd` (before 5.14, built without quotas, or filtered by seccomp).
     NoCall,
-    /// The kernel was built without quotas for this filesystem, or it knows none.
+    /// The kernel has no project quotas for this filesystem.
     NotBuilt,
-    /// It is not switched on: ext4 needs `-O quota,project` and the mount option `prjquota`, xfs `prjquota`.
+    /// Nothing is counted: ext4 needs `-O quota,project` and the mount option `prjquota`, xfs `prjquota`.
     Off,
-    /// Accounted and not enforced (xfs `pqnoenforce`).
+    /// Counted and not enforced: ext4 with the features and without the mount option, xfs with `pqnoenforce`.
     NotEnforced,
     /// Something else, in the kernel's words.
     Other(Errno),
@@ -76,14 +77,14 @@ pub enum NoQuota {
 impl fmt::Display for NoQuota {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         match self {
-            Self::NoCall => f.write_str("the kernel has no quotactl_fd (Linux 5.14)"),
+            Self::NoCall => f.write_str("the kernel has no quotactl_fd (Linux 5.14) or no quotas"),
             Self::NotBuilt => f.write_str("the kernel has no project quotas for this filesystem"),
             Self::Off => f.write_str(
                 "project quotas are off: mount the pool's filesystem with prjquota (ext4 also needs mkfs -O quota,project)",
             ),
-            Self::NotEnforced => {
-                f.write_str("project quotas are counted and not enforced (pqnoenforce)")
-            }
+            Self::NotEnforced => f.write_str(
+                "project quotas are counted and not enforced: mount the pool's filesystem with prjquota",
+            ),
             Self::Other(errno) => write!(f, "quotactl_fd: {errno}"),
         }
     }
@@ -124,40 +125,30 @@ fn call(
 impl Dir {
     /// Whether the filesystem that this directory lies on enforces limits on projects; if not, exactly why.
     pub fn project_quota(&self) -> std::result::Result<(), NoQuota> {
-        let because = |errno| match errno {
-            // The call itself missing and quota support missing in the kernel are both ENOSYS; the first kernel with the
-            // call answers EBADF to a bad descriptor.
-            Errno::ENOSYS if !has_call() => NoQuota::NoCall,
-            Errno::ENOSYS | Errno::EINVAL | Errno::EOPNOTSUPP => NoQuota::NotBuilt,
-            Errno::ESRCH => NoQuota::Off,
-            errno => NoQuota::Other(errno),
+        // Q_GETFMT would not do: ext4 with the feature and without the mount option has a format and no limits.
+        let mut stat = QuotaStat {
+            version: 1,
+            flags: 0,
+            rest: [0; 9],
         };
-        let mut format = 0_u32;
-        match call(self, Q_GETFMT, 0, (&raw mut format).cast()) {
-            // ext4: there is a format only while limits are in force.
-            Ok(()) => Ok(()),
-            // xfs has no quota files, so no format; it tells its state.
-            Err(Errno::ENOSYS | Errno::EINVAL | Errno::ESRCH)
-                if self
-                    .space()
-                    .is_ok_and(|space| space.magic == super::Space::XFS) =>
-            {
-                let mut stat = QuotaStat {
-                    version: 1,
-                    flags: 0,
-                    rest: [0; 9],
-                };
-                call(self, Q_XGETQSTAT, 0, (&raw mut stat).cast()).map_err(because)?;
-                if stat.flags & PROJECT_ENFORCED != 0 {
-                    Ok(())
-                } else if stat.flags & (PROJECT_ENFORCED >> 1) != 0 {
-                    Err(NoQuota::NotEnforced)
-                } else {
-                    Err(NoQuota::Off)
-                }
+        match call(self, Q_XGETQSTAT, 0, (&raw mut stat).cast()) {
+            Ok(()) if stat.flags & PROJECT_ENFORCED != 0 => Ok(()),
+            Ok(()) if stat.flags & PROJECT_COUNTED != 0 => Err(NoQuota::NotEnforced),
+            Ok(()) => Err(NoQuota::Off),
+            Err(Errno::ENOSYS) if !has_call() => Err(NoQuota::NoCall),
+            // Where nothing at all is counted the kernel answers as for a filesystem that knows no quotas.
+            Err(Errno::ENOSYS | Errno::ESRCH) if self.may_have_project_quotas() => {
+                Err(NoQuota::Off)
             }
-            Err(errno) => Err(because(errno)),
+            Err(Errno::ENOSYS | Errno::EINVAL | Errno::EOPNOTSUPP) => Err(NoQuota::NotBuilt),
+            Err(errno) => Err(NoQuota::Other(errno)),
         }
+    }
+
+    fn may_have_project_quotas(&self) -> bool {
+        let magics = [Space::EXT4, Space::XFS];
+        self.space()
+            .is_ok_and(|space| magics.contains(&space.magic))
     }
 
     /// Sets the most bytes that all files of a project may hold together; 0 takes the limit away.
@@ -192,7 +183,7 @@ fn has_call() -> bool {
         libc::syscall(
             libc::SYS_quotactl_fd,
             -1,
-            (Q_GETFMT << 8) | PROJECT,
+            (Q_GETQUOTA << 8) | PROJECT,
             0,
             std::ptr::null::<libc::c_void>(),
         )

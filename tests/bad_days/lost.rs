@@ -5,7 +5,7 @@
 
 use std::fs;
 use std::io::{Read as _, Seek as _, Write as _};
-use std::path::Path;
+use std::path::{Path, PathBuf};
 use std::process::Command;
 
 use baggageclaim::model::Outcome;
@@ -46,21 +46,82 @@ fn take_all_room(path: &Path) {
     }
 }
 
-#[tokio::test(flavor = "multi_thread")]
-async fn nothing_that_is_older_than_a_failed_write_back_is_sealed() {
-    let memory = match Lab::try_sized(Fs::Tmpfs, 112 * MIB) {
-        Ok(memory) => memory,
-        Err(reason) => return crate::common::skip(&reason),
-    };
-    let lab = match Lab::try_inside(&memory.path(), Fs::Ext4, 96 * MIB) {
-        Ok(lab) => lab,
-        Err(reason) => return crate::common::skip(&reason),
-    };
+/// A small ext4 on a disk that lies in a small memory: what it has no room for, it cannot write.
+fn small_disk() -> Result<(Lab, Lab, fs::File), String> {
+    let memory = Lab::try_sized(Fs::Tmpfs, 112 * MIB)?;
+    let lab = Lab::try_inside(&memory.path(), Fs::Ext4, 96 * MIB)?;
     let image = fs::File::options()
         .write(true)
         .open(lab.image().expect("ext4"))
         .expect("open");
     rustix::fs::fallocate(&image, FallocateFlags::empty(), 0, 96 * MIB).expect("all of it");
+    Ok((memory, lab, image))
+}
+
+/// Has the disk lose what will be written to these places of it from now on.
+fn punch(image: &fs::File, memory: &Lab, places: Vec<(u64, u64)>) -> PathBuf {
+    for (offset, length) in places {
+        let flags = FallocateFlags::PUNCH_HOLE | FallocateFlags::KEEP_SIZE;
+        rustix::fs::fallocate(image, flags, offset, length).expect("punch");
+    }
+    let ballast = memory.path().join("ballast");
+    take_all_room(&ballast);
+    ballast
+}
+
+/// Overlayfs mounts nothing volatile on a filesystem that failed to write something back and has told nobody.
+#[tokio::test(flavor = "multi_thread")]
+async fn a_failed_write_back_that_nobody_heard_of_stops_no_publish_for_long() {
+    let (memory, lab, image) = match small_disk() {
+        Ok(made) => made,
+        Err(reason) => return crate::common::skip(&reason),
+    };
+    let bench = Bench::new(lab).await;
+    let (scratch, _) = bench.publish("pod", "scratch", &[]).await;
+    let mut file = fs::File::create_new(scratch.join("big")).expect("create");
+    file.write_all(&vec![1; 1 << 20]).expect("write");
+    rustix::fs::syncfs(fs::File::open(bench.pool()).expect("open")).expect("all is well yet");
+    let places = extents(&bench.pool().join("volumes/scratch/top/big"));
+    let ballast = punch(&image, &memory, places);
+    file.rewind().expect("seek");
+    file.write_all(&vec![2; 1 << 20])
+        .expect("the page cache takes it");
+
+    // The pages are written when nobody waits for them, and are lost.
+    let output = [("type", "output"), ("name", "o"), ("commit", "always")];
+    let mut tries = 0;
+    let error = loop {
+        rustix::fs::fadvise(&file, 0, None, rustix::fs::Advice::DontNeed).expect("fadvise");
+        let volume = format!("before-{tries}");
+        match bench.try_publish("pod", &volume, &output).await {
+            Ok(_) => bench.unpublish(&volume).await,
+            Err(error) => break error,
+        }
+        tries += 1;
+        assert!(tries < 200, "nothing was lost");
+        // Sealing would hear of it.
+        bench.outcome("pod", Outcome::Failed).await;
+    };
+    assert!(error.to_string().contains("EIO"), "{error}");
+    drop(file);
+    fs::remove_file(&ballast).expect("the disk is well again");
+    bench
+        .step("after", &output, |at| {
+            fs::write(at.join("f"), "x").expect("write");
+        })
+        .await;
+    assert!(bench.artifact("artifact/o").expect("it is sealed").durable);
+    bench.unpublish("scratch").await;
+    bench.finish().await;
+    assert_eq!(memory.close(), Vec::<std::path::PathBuf>::new());
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn nothing_that_is_older_than_a_failed_write_back_is_sealed() {
+    let (memory, lab, image) = match small_disk() {
+        Ok(made) => made,
+        Err(reason) => return crate::common::skip(&reason),
+    };
     let bench = Bench::new(lab).await;
     let task = [("type", "task-cache"), ("key", "k")];
     bench
@@ -76,12 +137,8 @@ async fn nothing_that_is_older_than_a_failed_write_back_is_sealed() {
     let mut file = fs::File::create_new(victim.join("big")).expect("create");
     file.write_all(&vec![1; 1 << 20]).expect("write");
     rustix::fs::syncfs(fs::File::open(bench.pool()).expect("open")).expect("all is well yet");
-    for (offset, length) in extents(&bench.pool().join("volumes/victim/top/big")) {
-        let flags = FallocateFlags::PUNCH_HOLE | FallocateFlags::KEEP_SIZE;
-        rustix::fs::fallocate(&image, flags, offset, length).expect("punch");
-    }
-    let ballast = memory.path().join("ballast");
-    take_all_room(&ballast);
+    let places = extents(&bench.pool().join("volumes/victim/top/big"));
+    let ballast = punch(&image, &memory, places);
     file.rewind().expect("seek");
     file.write_all(&vec![2; 1 << 20])
         .expect("the page cache takes it");

@@ -45,6 +45,28 @@ async fn what_a_process_still_holds_is_neither_frozen_nor_deleted() {
     bench.finish().await;
 }
 
+/// After a power cut a file may have its name and not its content; the content of a claim is not in its record.
+#[tokio::test(flavor = "multi_thread")]
+async fn a_record_without_content_is_made_anew() {
+    for ground in ALL {
+        let Some(bench) = Bench::new(ground).await else {
+            return;
+        };
+        let claim = bench.create("claim").await;
+        bench.write(&claim, "file", "text").await;
+        let record = bench.config.pool.join("volumes").join(claim.id.as_str());
+        File::options()
+            .write(true)
+            .truncate(true)
+            .open(record.join("claim.json"))
+            .expect("it has a record");
+        let bench = bench.restart().await;
+        bench.assert_sound().await;
+        assert_eq!(bench.read(&claim, "file").await.expect("file"), "text");
+        bench.finish().await;
+    }
+}
+
 #[tokio::test(flavor = "multi_thread")]
 async fn a_freeze_that_was_cut_short_is_taken_back_and_one_that_was_indexed_is_finished() {
     let Some(bench) = Bench::new(OVERLAY).await else {

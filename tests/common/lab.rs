@@ -26,13 +26,20 @@ pub enum Fs {
     Xfs,
     /// btrfs on one device.
     Btrfs,
+    /// ext4 that enforces limits on projects, where the kernel can.
+    Ext4Quota,
+    /// The same of xfs.
+    XfsQuota,
     /// Memory: no blocks to share, no durability.
     Tmpfs,
 }
 
 impl Fs {
-    /// Every kind, for tests that run on all of them.
+    /// Every kind that each kernel has, for tests that run on all of them.
     pub const ALL: [Fs; 5] = [Fs::Ext4, Fs::XfsReflink, Fs::Xfs, Fs::Btrfs, Fs::Tmpfs];
+
+    /// Those that enforce limits on projects; not every kernel is built with quotas.
+    pub const WITH_QUOTA: [Fs; 2] = [Fs::Ext4Quota, Fs::XfsQuota];
 
     /// A name for messages and directories.
     pub fn name(self) -> &'static str {
@@ -41,7 +48,18 @@ impl Fs {
             Fs::XfsReflink => "xfs-reflink",
             Fs::Xfs => "xfs",
             Fs::Btrfs => "btrfs",
+            Fs::Ext4Quota => "ext4-quota",
+            Fs::XfsQuota => "xfs-quota",
             Fs::Tmpfs => "tmpfs",
+        }
+    }
+
+    /// How one in a file is mounted.
+    fn options(self) -> &'static str {
+        if Self::WITH_QUOTA.contains(&self) {
+            "loop,prjquota"
+        } else {
+            "loop"
         }
     }
 
@@ -60,7 +78,22 @@ impl Fs {
                     "lazy_itable_init=1,lazy_journal_init=1,nodiscard",
                 ],
             )),
-            Fs::XfsReflink => Some(("mkfs.xfs", &["-q", "-f", "-K", "-m", "reflink=1"])),
+            Fs::Ext4Quota => Some((
+                "mkfs.ext4",
+                &[
+                    "-q",
+                    "-F",
+                    "-b",
+                    "4096",
+                    "-O",
+                    "quota,project",
+                    "-E",
+                    "lazy_itable_init=1,lazy_journal_init=1,nodiscard,quotatype=prjquota",
+                ],
+            )),
+            Fs::XfsReflink | Fs::XfsQuota => {
+                Some(("mkfs.xfs", &["-q", "-f", "-K", "-m", "reflink=1"]))
+            }
             Fs::Xfs => Some(("mkfs.xfs", &["-q", "-f", "-K", "-m", "reflink=0"])),
             Fs::Btrfs => Some(("mkfs.btrfs", &["-q", "-f", "-K"])),
             Fs::Tmpfs => None,
@@ -153,7 +186,7 @@ impl Lab {
         drop(file);
         run(Command::new(mkfs).args(arguments).arg(&image))?;
         run(Command::new("mount")
-            .args(["-o", "loop"])
+            .args(["-o", self.fs.options()])
             .arg(&image)
             .arg(&target))
     }
@@ -238,6 +271,15 @@ impl Lab {
     /// Unmounts the filesystem and mounts it again, as a reboot does: the page cache of it is gone, and so is
     /// every mount below.
     pub fn remount(&self) {
+        self.mount_again(self.fs.options());
+    }
+
+    /// The same without the options that have limits enforced.
+    pub fn remount_without_quota(&self) {
+        self.mount_again("loop");
+    }
+
+    fn mount_again(&self, options: &str) {
         assert_ne!(
             self.fs,
             Fs::Tmpfs,
@@ -251,7 +293,7 @@ impl Lab {
             .as_ref()
             .expect("every kind but tmpfs has an image");
         run(Command::new("mount")
-            .args(["-o", "loop"])
+            .args(["-o", options])
             .arg(image)
             .arg(&target))
         .unwrap_or_else(|reason| panic!("{reason}"));

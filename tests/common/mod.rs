@@ -47,6 +47,40 @@ pub fn skip(reason: &str) {
     let _ = writeln!(std::io::stderr(), "SKIPPED: {test}: {reason}");
 }
 
+/// Whether this test runs in a guest (tests/guests): an emulated machine with another kernel, slow, and with quotas.
+pub fn in_a_guest() -> bool {
+    std::env::var_os("BAGGAGECLAIM_IN_A_GUEST").is_some()
+}
+
+/// Says that a test did not run for want of something that the guests have: there it runs, or fails.
+pub fn skip_outside_guests(reason: &str) {
+    if in_a_guest() {
+        skip(reason);
+    }
+    let test = std::thread::current().name().unwrap_or("?").to_owned();
+    let _ = writeln!(
+        std::io::stderr(),
+        "NOT HERE, but in `make guests`: {test}: {reason}"
+    );
+}
+
+/// Whether the kernel is this one or a newer one. What a kernel can is found by trying; this is for tests that know
+/// what must be found.
+pub fn kernel_is(major: u32, minor: u32) -> bool {
+    let name = rustix::system::uname();
+    let release = name.release().to_string_lossy().into_owned();
+    let mut numbers = release
+        .split(|c: char| !c.is_ascii_digit())
+        .map(|word| word.parse().unwrap_or(0));
+    let mut next = || numbers.next().unwrap_or(0);
+    (next(), next()) >= (major, minor)
+}
+
+/// Whether overlays can be mounted by descriptors.
+pub fn has_descriptors() -> bool {
+    kernel_is(6, 13)
+}
+
 /// Whether this process may mount things.
 pub fn is_root() -> bool {
     rustix::process::geteuid().is_root()
@@ -75,6 +109,20 @@ macro_rules! require_lab {
     };
 }
 
+/// A [`Lab`] that enforces limits on projects; ends the test where the kernel has no quotas, which only a guest may not.
+macro_rules! require_quota_lab {
+    ($fs:expr) => {
+        match $crate::common::Lab::try_new($fs) {
+            Ok(lab) => lab,
+            Err(reason) => {
+                $crate::common::skip_outside_guests(&reason);
+                return;
+            }
+        }
+    };
+}
+
 pub(crate) use bench::require_bench;
 pub(crate) use require_lab;
+pub(crate) use require_quota_lab;
 pub(crate) use require_root;

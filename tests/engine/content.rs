@@ -9,7 +9,9 @@ use baggageclaim::backend::BackendKind;
 use baggageclaim::model::Outcome;
 
 use crate::common::bench::{Bench, Ground, eventually};
-use crate::common::{Snapshot, assert_same, require_bench, tree};
+use crate::common::{
+    Fs, Snapshot, assert_same, kernel_is, require_bench, skip_outside_guests, tree,
+};
 
 const OUTPUT: &[(&str, &str)] = &[("type", "output"), ("name", "o")];
 const INPUT: &[(&str, &str)] = &[("type", "input"), ("from", "artifact/o")];
@@ -224,51 +226,82 @@ async fn a_forks_owner_is_a_view_and_what_is_sealed_keeps_its_own() {
 #[tokio::test(flavor = "multi_thread")]
 async fn a_size_limit_holds_or_the_volume_says_why_not() {
     for ground in Ground::ALL {
-        let bench = require_bench!(on ground);
-        let limited = with(OUTPUT, &[("sizeLimit", "4Mi")]);
-        let (at, published) = bench.publish("pod", "v", &limited).await;
-        let stats = bench
-            .engine
-            .stats(&"v".parse().expect("id"), &at)
-            .await
-            .expect("stats");
-        let mut file = fs::File::create(at.join("big")).expect("create");
-        let written = file
-            .write_all(&vec![1; 8 << 20])
-            .and_then(|()| file.sync_all());
-        drop(file);
-        if let Some(why) = &published.limit_unenforced {
-            assert!(!why.is_empty());
-            assert_eq!(
-                bench.row("v").expect("a row").limit_unenforced.as_ref(),
-                Some(why)
-            );
-            assert!(stats.total_bytes > 100 << 20, "the pool's: {stats:?}");
-            written.expect("nobody stops it");
-            assert_ne!(ground.0, BackendKind::Btrfs, "btrfs can: {why}");
-        } else {
-            assert_eq!(stats.total_bytes, 4 << 20);
-            let error = written.expect_err("it is limited");
-            assert_eq!(
-                error.kind(),
-                ErrorKind::QuotaExceeded,
-                "{}: {error}",
-                ground.name()
-            );
-            // Others are not.
-            let (other, _) = bench.publish("other", "w", &[]).await;
-            fs::write(other.join("big"), vec![1; 8 << 20]).expect("write");
-            bench.unpublish("w").await;
-        }
-        // At its limit a volume can still be unpublished, sealed and forked.
-        bench.outcome("pod", Outcome::Succeeded).await;
-        bench.unpublish("v").await;
-        bench.quiet().await;
-        let (at, _) = bench.publish("user", "in", INPUT).await;
-        assert!(at.join("big").exists());
-        bench.unpublish("in").await;
-        bench.finish().await;
+        limited(require_bench!(on ground), ground).await;
     }
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn a_size_limit_holds_on_filesystems_with_quota() {
+    for fs in Fs::WITH_QUOTA {
+        let ground = Ground(BackendKind::Overlay, fs);
+        match ground.bench().await {
+            Ok(bench) => limited(bench, ground).await,
+            Err(reason) => skip_outside_guests(&reason),
+        }
+    }
+}
+
+async fn limited(bench: Bench, ground: Ground) {
+    let unused = [("type", "task-cache"), ("key", "unused")];
+    bench.step("cache", &unused, |at| tree::files(at, 3)).await;
+    let limited = with(OUTPUT, &[("sizeLimit", "4Mi")]);
+    let (at, published) = bench.publish("pod", "v", &limited).await;
+    let stats = bench
+        .engine
+        .stats(&"v".parse().expect("id"), &at)
+        .await
+        .expect("stats");
+    let mut file = fs::File::create(at.join("big")).expect("create");
+    let written = file
+        .write_all(&vec![1; 8 << 20])
+        .and_then(|()| file.sync_all());
+    drop(file);
+    if let Some(why) = &published.limit_unenforced {
+        assert!(!why.is_empty());
+        assert_eq!(
+            bench.row("v").expect("a row").limit_unenforced.as_ref(),
+            Some(why)
+        );
+        assert!(stats.total_bytes > 100 << 20, "the pool's: {stats:?}");
+        written.expect("nobody stops it");
+        assert!(
+            ground.0 != BackendKind::Btrfs || !kernel_is(6, 7),
+            "btrfs can: {why}"
+        );
+        assert!(!Fs::WITH_QUOTA.contains(&ground.1), "{why}");
+    } else {
+        assert_eq!(stats.total_bytes, 4 << 20);
+        let error = written.expect_err("it is limited");
+        // xfs says of a project that is full what it says of a full disk.
+        let kind = if ground.1 == Fs::XfsQuota {
+            ErrorKind::StorageFull
+        } else {
+            ErrorKind::QuotaExceeded
+        };
+        assert_eq!(error.kind(), kind, "{}: {error}", ground.name());
+        // To the last block.
+        (0..)
+            .try_for_each(|number| fs::write(at.join(format!("small-{number}")), [1; 4096]))
+            .expect_err("it is full");
+        // Others are not.
+        let (other, _) = bench.publish("other", "w", &[]).await;
+        fs::write(other.join("big"), vec![1; 8 << 20]).expect("write");
+        bench.unpublish("w").await;
+    }
+    // At its limit a volume can still get its outcome, be unpublished, sealed and forked; nobody else has to make room for
+    // it.
+    assert_eq!(bench.outcome("pod", Outcome::Succeeded).await, 1);
+    bench.unpublish("v").await;
+    bench.quiet().await;
+    assert_eq!(bench.engine.reap().await.expect("reap").evicted, 0);
+    assert!(
+        bench.artifact("task-cache/unused").is_some(),
+        "it was evicted"
+    );
+    let (at, _) = bench.publish("user", "in", INPUT).await;
+    assert!(at.join("big").exists());
+    bench.unpublish("in").await;
+    bench.finish().await;
 }
 
 #[tokio::test(flavor = "multi_thread")]

@@ -106,7 +106,7 @@ impl Overlay {
     ) -> Result<OwnedFd> {
         let owners = self.owners(lowers, start)?;
         let source = format!("{SOURCE_PREFIX}{id}");
-        let work = next_work(volume)?;
+        let work = self.make_work(volume)?;
         let in_room = self.api == MountApi::Classic && lowers.need_room();
         let attempt = |work: &str| -> Result<OwnedFd> {
             let view = self.views.of(owners, in_room)?;
@@ -148,7 +148,7 @@ impl Overlay {
                     && !owners.are_as_they_are()
                     && self.views.attach_from_now_on() =>
             {
-                attempt(&next_work(volume)?)
+                attempt(&self.make_work(volume)?)
             }
             result => result,
         };
@@ -177,6 +177,10 @@ impl Overlay {
         Ok(Owners::swapping((uid, wanted.uid), (gid, wanted.gid)))
     }
 
+    /// Limits what a new `top` may hold, with all that is made in it.
+    ///
+    /// The volume's directory itself is in no project: its records are the driver's, and xfs says of a project that is full
+    /// what it says of a full disk.
     fn limit(&self, volume: &Dir, bytes: Option<u64>) -> Result<Limit> {
         let Some(bytes) = bytes else {
             return Ok(Limit::None);
@@ -187,8 +191,9 @@ impl Overlay {
         // A project that no inode has: a layer keeps the project of the volume that it was, for as long as it lives.
         let project = loop {
             let project = self.next_project.fetch_add(1, Ordering::Relaxed);
-            // 0 is everybody's.
+            // 0 is everybody's, the last number nobody's.
             if project != 0
+                && project != u32::MAX
                 && !volume
                     .project_usage(project)
                     .is_ok_and(|usage| usage.inodes > 0)
@@ -196,10 +201,22 @@ impl Overlay {
                 break project;
             }
         };
-        // Before `top` and `work.N` are made: they must inherit it, or copy-up between them is EXDEV.
-        volume.set_project(project)?;
+        volume.open_beneath(TOP)?.set_project(project)?;
         volume.set_project_limit(project, bytes)?;
         Ok(Limit::Enforced)
+    }
+
+    /// Makes the next work directory of a volume, in the project of its top: what is moved between the two must not change
+    /// its project, or copy-up, deletion and much else are EXDEV.
+    fn make_work(&self, volume: &Dir) -> Result<String> {
+        let work = next_work(volume)?;
+        if self.no_quota.is_none() {
+            let project = volume.open_beneath(TOP)?.project()?;
+            if project != 0 {
+                volume.open_beneath(&work)?.set_project(project)?;
+            }
+        }
+        Ok(work)
     }
 }
 
@@ -293,10 +310,9 @@ impl Backend for Overlay {
     }
 
     fn create(&self, volume: &Dir, start: &Start<'_>) -> Result<Limit> {
-        let limit = self.limit(volume, start.size_limit)?;
         let parent = Lowers::Layers(start.layers).newest(self)?;
         root::make(volume, parent.as_ref(), &start.root)?;
-        Ok(limit)
+        self.limit(volume, start.size_limit)
     }
 
     fn mount(
@@ -430,12 +446,16 @@ impl Backend for Overlay {
         Ok(volume.has(TOP)?)
     }
 
+    fn why_no_limits(&self) -> Option<String> {
+        self.no_quota.clone()
+    }
+
     fn set_limit(&self, volume: &Dir, bytes: Option<u64>) -> Result<Limit> {
         const TOO_LATE: &str = "it had no limit when it was made, and files keep their project";
         if let Some(why) = &self.no_quota {
             return Ok(bytes.map_or(Limit::None, |_| Limit::Unenforced(why.clone())));
         }
-        let project = volume.project()?;
+        let project = volume.open_beneath(TOP)?.project()?;
         if project == 0 {
             return Ok(bytes.map_or(Limit::None, |_| Limit::Unenforced(TOO_LATE.to_owned())));
         }
@@ -465,11 +485,30 @@ impl Backend for Overlay {
     }
 
     fn delete(&self, trash: &Dir, name: &Path, stop: Stop<'_>) -> Result<()> {
-        tree::delete(trash, name, stop)
+        let project = self.project_of(trash, name);
+        tree::delete(trash, name, stop)?;
+        // The filesystem keeps a record of every project that has a limit, also when it has nothing else.
+        if let Some(project) = project
+            && let Err(error) = trash.set_project_limit(project, 0)
+        {
+            tracing::debug!(%error, project, "the limit of what was deleted stays in the quota file");
+        }
+        Ok(())
     }
 }
 
 impl Overlay {
+    /// The project of a volume, or of the volume that a layer was; `None` where there are no projects.
+    fn project_of(&self, trash: &Dir, name: &Path) -> Option<u32> {
+        if self.no_quota.is_some() {
+            return None;
+        }
+        let dir = trash.open_if_there(name).ok()??;
+        let content = [TOP, FS].map(|content| dir.open_if_there(content).ok().flatten());
+        let project = content.into_iter().flatten().next()?.project().ok();
+        project.filter(|project| *project != 0)
+    }
+
     /// What is known of a volume of which we hold no mount.
     fn unpinned(&self, volume: &Dir) -> Result<Freeze> {
         Ok(if self.in_use(volume)? {

@@ -104,6 +104,10 @@ pub(in crate::engine) fn recover_volume(
                 targets,
                 limit_unenforced: None,
             };
+            // After a power cut a file may have its name and not its content.
+            if let Err(error) = store::write_claim(dir, &record) {
+                tracing::warn!(volume.id = %id, %error, "its record cannot be read, nor written anew");
+            }
             of_this_boot(inner, held, dir, mounts, record)?;
         }
     }

@@ -1,0 +1,54 @@
+//! What a run has done and found, counted; and the one line of it at the end, which `make torture` adds up.
+
+use std::fmt;
+
+use super::work::Verdict;
+
+/// The counts, and what was found in words.
+#[derive(Debug, Default)]
+pub(crate) struct Figures {
+    pub(crate) operations: u64,
+    pub(crate) kills: u64,
+    pub(crate) cuts: u64,
+    pub(crate) full_disks: u64,
+    lost: usize,
+    leaked: usize,
+    wrong: usize,
+    pub(crate) found: Vec<String>,
+}
+
+impl Figures {
+    /// What was found after a cut.
+    pub(crate) fn hear(&mut self, what: &str, verdict: &Verdict) {
+        self.lost += verdict.lost.len();
+        self.leaked += verdict.leaked.len();
+        self.wrong += verdict.wrong.len();
+        if !verdict.is_good() {
+            eprintln!("FAILED    {what}: {verdict:?}");
+            self.found.push(format!("{what}: {verdict:?}"));
+        }
+    }
+
+    /// Something else that is not as it should be.
+    pub(crate) fn failed(&mut self, what: &str) {
+        eprintln!("FAILED    {what}");
+        self.wrong += 1;
+        self.found.push(what.to_owned());
+    }
+}
+
+impl fmt::Display for Figures {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        write!(
+            f,
+            "figures: operations={} kills={} cuts={} full_disks={} lost={} leaked={} wrong={}",
+            self.operations,
+            self.kills,
+            self.cuts,
+            self.full_disks,
+            self.lost,
+            self.leaked,
+            self.wrong
+        )
+    }
+}

@@ -1,0 +1,440 @@
+//! The kernels that production runs: Debian's, booted in an emulated machine, in which the tests of this repository run
+//! as they run here.
+//!
+//! One program in two lives: started by cargo it fetches, packs, boots and listens; started by a kernel it is that
+//! machine's first process. It needs a Debian with apt on x86-64 and no privilege beyond apt's; nothing is installed.
+//!
+//! | file | |
+//! |---|---|
+//! | `debian` | the kernels, qemu, and where they are kept |
+//! | `image` | what a guest has in its memory when it starts |
+//! | `guest` | a machine that runs, and what it says |
+//! | `job` | what it is told and tells |
+//! | `init` | its first process |
+//! | `suites` | the test programs in it |
+//! | `work`, `facts` | a pool at work, what it was promised, and the look at what is left |
+//! | `cuts`, `log_writes` | power cuts between any two writes |
+//! | `kills`, `nbd` | machines that are killed, and their disk with a volatile cache |
+//! | `shakes` | a disk that refuses to write for a while |
+//! | `figures` | what it comes to |
+//!
+//! The environment says what to do: `BAGGAGECLAIM_GUESTS` which parts (`suites,cuts,kills,shakes`; all), `…_KERNELS` and
+//! `…_SUITES` which of these, `…_SHORT` a few minutes' worth, `…_SEED` the first seed, `…_CONSOLE` to see the consoles;
+//! `BAGGAGECLAIM_TORTURE_MINUTES` for how long cuts, kills and shakes go on with new seeds.
+
+#![allow(
+    clippy::disallowed_types,
+    clippy::print_stderr,
+    clippy::print_stdout,
+    reason = "the keeper of emulated machines starts programs, and tells whoever waits for it how far it is"
+)]
+
+#[path = "../common/mod.rs"]
+mod common;
+
+mod cuts;
+mod debian;
+mod facts;
+mod figures;
+mod guest;
+mod image;
+mod init;
+mod job;
+mod kills;
+mod log_writes;
+mod nbd;
+mod shakes;
+mod suites;
+mod work;
+
+use std::fs::File;
+use std::path::{Path, PathBuf};
+use std::process::{Command, ExitCode, Stdio};
+use std::time::{Duration, Instant};
+
+use debian::{Kernel, Result, Tools};
+use facts::Random;
+use figures::Figures;
+use guest::Machine;
+use image::Image;
+use job::{Job, Report, Shaken, Suite};
+use work::Ground;
+
+/// Set for the tests in a guest: there, what a test needs is there.
+pub(crate) const IN_A_GUEST: &str = "BAGGAGECLAIM_IN_A_GUEST";
+
+/// The kernels, oldest first.
+const SERIES: [&str; 2] = ["6.1", "6.12"];
+
+/// What the tests use of a kernel.
+const MODULES: [&str; 11] = [
+    "virtio_pci",
+    "virtio_blk",
+    "virtio_rng",
+    "loop",
+    "overlay",
+    "ext4",
+    "xfs",
+    "btrfs",
+    "quota_v2",
+    "dm_flakey",
+    "dm_log_writes",
+];
+
+/// What the tests use of a system.
+const PROGRAMS: [&str; 8] = [
+    "mount",
+    "losetup",
+    "mkfs.ext4",
+    "mkfs.xfs",
+    "mkfs.btrfs",
+    "filefrag",
+    "sh",
+    "dmsetup",
+];
+
+/// The test programs that run in guests, all of each.
+const SUITES: [&str; 4] = ["conformance", "overlay", "engine", "claims"];
+
+/// The parts of all this.
+const PARTS: [&str; 4] = ["suites", "cuts", "kills", "shakes"];
+
+/// The tests that are run in a short run: what only these kernels can show.
+const SHORT: [&str; 3] = ["limit", "the_probe", "classic"];
+
+fn main() -> ExitCode {
+    if std::process::id() == 1 {
+        init::live();
+    }
+    let mut figures = Figures::default();
+    if let Err(why) = keep(&mut figures) {
+        figures.failed(&why);
+    }
+    for found in &figures.found {
+        eprintln!("guests: {found}");
+    }
+    println!("{figures}");
+    if figures.found.is_empty() {
+        ExitCode::SUCCESS
+    } else {
+        ExitCode::FAILURE
+    }
+}
+
+/// All of it.
+fn keep(figures: &mut Figures) -> Result<()> {
+    let parts = chosen("BAGGAGECLAIM_GUESTS", &PARTS);
+    let short =
+        std::env::var_os("BAGGAGECLAIM_GUESTS_SHORT").is_some_and(|short| !short.is_empty());
+    let minutes = number("BAGGAGECLAIM_TORTURE_MINUTES");
+    let seed = number("BAGGAGECLAIM_GUESTS_SEED")
+        .unwrap_or_else(|| getrandom::u64().expect("Linux has random numbers") >> 16);
+    let tools = Tools::find()?;
+    let place = tempfile::tempdir().map_err(|error| error.to_string())?;
+    let kernels = chosen("BAGGAGECLAIM_GUESTS_KERNELS", &SERIES);
+    let kernels: Result<Vec<Kernel>> = kernels.into_iter().map(debian::kernel).collect();
+    let kernels = kernels?;
+
+    if parts.contains(&"suites") && minutes.is_none() {
+        let suites = build(&chosen("BAGGAGECLAIM_GUESTS_SUITES", &SUITES))?;
+        for kernel in &kernels {
+            let image = place.path().join("suites");
+            pack(&tools, kernel, &suites, &image)?;
+            let machine = Machine {
+                tools: &tools,
+                kernel,
+                image,
+                mebibytes: 3072,
+            };
+            let mut arguments: Vec<String> = std::env::args().skip(1).collect();
+            if short && arguments.is_empty() {
+                arguments = SHORT.map(str::to_owned).into();
+            }
+            let suites = suites.iter().map(|(name, _)| Suite {
+                name: name.clone(),
+                arguments: arguments.clone(),
+            });
+            run_suites(&machine, suites.collect(), figures)?;
+        }
+    }
+
+    let mut machines = Vec::new();
+    for kernel in &kernels {
+        let image = place.path().join(kernel.series);
+        pack(&tools, kernel, &[], &image)?;
+        machines.push(Machine {
+            tools: &tools,
+            kernel,
+            image,
+            mebibytes: 1536,
+        });
+    }
+    let plan = Plan {
+        parts,
+        short,
+        until: minutes.map(|minutes| Instant::now() + Duration::from_secs(60 * minutes)),
+    };
+    plan.follow(&machines, seed, figures)
+}
+
+/// What is done to pools at work.
+struct Plan {
+    parts: Vec<&'static str>,
+    short: bool,
+    /// When it is enough; `None`: once round.
+    until: Option<Instant>,
+}
+
+impl Plan {
+    fn is_over(&self) -> bool {
+        self.until.is_some_and(|until| Instant::now() >= until)
+    }
+
+    fn follow(&self, machines: &[Machine<'_>], seed: u64, figures: &mut Figures) -> Result<()> {
+        let mut random = Random::new(seed);
+        eprintln!("guests: BAGGAGECLAIM_GUESTS_SEED={seed}");
+        loop {
+            for machine in machines {
+                for ground in Ground::ALL {
+                    if self.short && random.below(4) != 0 && ground != Ground::Ext4 {
+                        continue;
+                    }
+                    self.one(machine, ground, random.next() >> 16, figures)?;
+                    if self.is_over() {
+                        return Ok(());
+                    }
+                }
+            }
+            if self.until.is_none() {
+                return Ok(());
+            }
+            eprintln!("guests: so far {figures}");
+        }
+    }
+
+    fn one(
+        &self,
+        machine: &Machine<'_>,
+        ground: Ground,
+        seed: u64,
+        figures: &mut Figures,
+    ) -> Result<()> {
+        if self.parts.contains(&"cuts") {
+            self.cut(machine, ground, seed, figures)?;
+        }
+        if self.parts.contains(&"kills") && !self.is_over() {
+            let most = if self.short { 1 } else { 5 };
+            let enough = |done| done >= most || self.is_over();
+            kills::kill_again_and_again(machine, ground, seed, &enough, figures)?;
+        }
+        if self.parts.contains(&"shakes") && !self.is_over() {
+            let all = [Shaken::All, Shaken::Data];
+            let possible = if ground == Ground::Xfs { 2 } else { 1 };
+            for shaken in &all[..possible] {
+                let job = Job::Shake {
+                    ground,
+                    shaken: *shaken,
+                    seed,
+                };
+                listen(machine, &job, &[], figures)?;
+            }
+        }
+        Ok(())
+    }
+
+    /// Records a life in a guest and cuts its power: in a guest, and, because that is twenty times faster, here.
+    fn cut(
+        &self,
+        machine: &Machine<'_>,
+        ground: Ground,
+        seed: u64,
+        figures: &mut Figures,
+    ) -> Result<()> {
+        let place = tempfile::tempdir().map_err(|error| error.to_string())?;
+        let log = place.path().join("log");
+        File::create(&log)
+            .and_then(|file| file.set_len(4 << 30))
+            .map_err(|error| error.to_string())?;
+        let steps = if self.short { 25 } else { 50 };
+        let record = Job::Record {
+            ground,
+            seed,
+            steps,
+        };
+        let sweep = Job::Sweep {
+            ground,
+            seed,
+            count: if self.short { 3 } else { 8 },
+        };
+        for job in [record, sweep] {
+            listen(machine, &job, &[guest::drive(&log)], figures)?;
+        }
+        if !common::is_root() {
+            common::skip("cuts on this machine itself need root");
+            return Ok(());
+        }
+        let field = cuts::Field {
+            log: &log,
+            ground,
+            seed: seed ^ 1,
+            life: seed,
+            room: place.path(),
+        };
+        let started = Instant::now();
+        let before = figures.cuts;
+        let count = if self.short { 40 } else { 100 };
+        cuts::sweep(&field, count, &mut |what, verdict| {
+            figures.cuts += 1;
+            figures.hear(
+                &format!("written by Linux {}: {what}", machine.kernel.series),
+                &verdict,
+            );
+        });
+        eprintln!(
+            "{:>4} s  Linux {}: {ground:?}: {} cuts here",
+            started.elapsed().as_secs(),
+            machine.kernel.series,
+            figures.cuts - before
+        );
+        Ok(())
+    }
+}
+
+/// Starts a guest for a job and hears it out.
+fn listen(
+    machine: &Machine<'_>,
+    job: &Job,
+    drives: &[String],
+    figures: &mut Figures,
+) -> Result<()> {
+    let series = machine.kernel.series;
+    eprintln!("guests: Linux {series}: {job:?}");
+    let mut guest = machine.start(job, drives)?;
+    let mut done = false;
+    while let Some(report) = guest.next()? {
+        match report {
+            Report::Looked(what, verdict) => {
+                figures.cuts += 1;
+                figures.hear(&format!("Linux {series}: {what}"), &verdict);
+            }
+            Report::Failed(why) => {
+                figures.failed(&format!(
+                    "Linux {series}: {job:?}: {why}\n{}",
+                    guest.console()
+                ));
+            }
+            Report::Worked(operations) => figures.operations += operations,
+            Report::Said(line) => eprintln!("      {line}"),
+            Report::Done => done = true,
+            Report::Promised(_) | Report::Working | Report::Test { .. } => {}
+        }
+    }
+    if !done {
+        figures.failed(&format!("Linux {series}: {job:?}: the guest ended early"));
+    }
+    eprintln!("{:>4} s", guest.age().as_secs());
+    Ok(())
+}
+
+fn number(variable: &str) -> Option<u64> {
+    std::env::var_os(variable)?.to_str()?.parse().ok()
+}
+
+/// Those that a variable of the environment names, or all.
+fn chosen(variable: &str, all: &[&'static str]) -> Vec<&'static str> {
+    let named = std::env::var_os(variable).and_then(|named| named.into_string().ok());
+    let is_named = |name: &&'static str| {
+        let named = named.as_ref();
+        named.is_none_or(|named| named.split(',').any(|one| one == *name))
+    };
+    all.iter().copied().filter(is_named).collect()
+}
+
+/// Builds test programs; their names and where they are.
+fn build(names: &[&str]) -> Result<Vec<(String, PathBuf)>> {
+    let mut command = Command::new(env!("CARGO"));
+    command
+        .args(["test", "--locked", "--no-run", "--message-format=json"])
+        .current_dir(env!("CARGO_MANIFEST_DIR"))
+        .stderr(Stdio::inherit());
+    for name in names {
+        command.args(["--test", name]);
+    }
+    let output = command
+        .output()
+        .map_err(|error| format!("cargo: {error}"))?;
+    if !output.status.success() {
+        return Err(format!("cargo: {}", output.status));
+    }
+    let mut built = Vec::new();
+    for line in String::from_utf8_lossy(&output.stdout).lines() {
+        let Ok(message) = serde_json::from_str::<serde_json::Value>(line) else {
+            continue;
+        };
+        let name = message["target"]["name"].as_str().unwrap_or_default();
+        if let Some(program) = message["executable"].as_str()
+            && names.contains(&name)
+        {
+            built.push((name.to_owned(), program.into()));
+        }
+    }
+    if built.len() == names.len() {
+        Ok(built)
+    } else {
+        Err(format!("cargo built {built:?}, and not all of {names:?}"))
+    }
+}
+
+fn pack(tools: &Tools, kernel: &Kernel, suites: &[(String, PathBuf)], path: &Path) -> Result<()> {
+    let mut image = Image::default();
+    let this = std::env::current_exe().map_err(|error| error.to_string())?;
+    image.program(tools, &this, "init")?;
+    for (name, program) in suites {
+        image.program(tools, program, &format!("{}/{name}", suites::PROGRAMS))?;
+    }
+    for name in PROGRAMS {
+        image.program(tools, &tools.program(name)?, &format!("usr/bin/{name}"))?;
+    }
+    image.modules(kernel, &MODULES)?;
+    image.write(path)
+}
+
+/// Runs test programs in a guest.
+fn run_suites(machine: &Machine<'_>, suites: Vec<Suite>, figures: &mut Figures) -> Result<()> {
+    let series = machine.kernel.series;
+    let mut guest = machine.start(&Job::Suites(suites), &[])?;
+    let mut passed = 0;
+    let mut done = false;
+    while let Some(report) = guest.next()? {
+        match report {
+            Report::Test {
+                suite,
+                name,
+                passed: true,
+            } => {
+                passed += 1;
+                let age = guest.age().as_secs();
+                eprintln!("{age:>4} s  Linux {series}: {suite}: {name}");
+            }
+            Report::Test { suite, name, .. } => {
+                figures.failed(&format!("Linux {series}: {suite}: {name}"));
+            }
+            Report::Failed(why) => {
+                figures.failed(&format!("Linux {series}: {why}\n{}", guest.console()));
+            }
+            Report::Done => done = true,
+            _ => {}
+        }
+    }
+    if !done {
+        figures.failed(&format!(
+            "Linux {series}: the guest ended early\n{}",
+            guest.console()
+        ));
+    }
+    eprintln!(
+        "guests: Linux {series}: {passed} tests passed in {:?}",
+        guest.age()
+    );
+    Ok(())
+}
