@@ -62,8 +62,22 @@ fn make(inner: &Inner, claim: &Claim) -> Result<(Dir, Limit)> {
         tracing::error!(volume.id = %claim.id, %error, "a half-made volume stays until the next start");
     }
     let limit = made?;
+    keep_place(inner)?;
     let dir = inner.dirs.volumes.open_beneath(&claim.id);
     Ok((dir.doing("open the volume's directory")?, limit))
+}
+
+/// Makes durable that the directories of claims are where they are, before a pod can make durable what is in them.
+///
+/// In a journal the rename stands before whatever is fsynced later. btrfs has no such order: a claim's content is a
+/// subvolume of its own, and an fsync in there writes down nothing of the pool's, where the directory would still be
+/// in `incoming/`, which is swept at start.
+pub(super) fn keep_place(inner: &Inner) -> Result<()> {
+    if inner.backend.has_snapshots() {
+        let volumes = &inner.dirs.volumes;
+        volumes.sync().doing("make the volume's place durable")?;
+    }
+    Ok(())
 }
 
 fn fill(inner: &Inner, claim: &Claim, name: &str) -> Result<Limit> {

@@ -80,6 +80,8 @@ pub(in crate::engine) fn recover_volume(
         clear(inner, id);
         return Ok(());
     }
+    // Whoever put it there may have been killed right after.
+    super::content::keep_place(inner)?;
     let record = store::read_claim(dir).doing("read a volume's record")?;
     match record {
         Ok(record) if record.boot != inner.boot => {
