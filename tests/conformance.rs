@@ -705,6 +705,10 @@ fn run_in(lab: Lab, open: fn(&Dir) -> Box<dyn Backend>) {
     let bench = Bench::new(&lab, open);
     let mut failed = Vec::new();
     for (name, case) in CASES {
+        // Counting changes nothing about depth, and where there is quota a processor may be emulated.
+        if *name == "depth" && bench.must_limit {
+            continue;
+        }
         let started = std::time::Instant::now();
         let result = std::panic::catch_unwind(std::panic::AssertUnwindSafe(|| case(&bench)));
         eprintln!("{name}: {:?}", started.elapsed());

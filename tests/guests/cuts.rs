@@ -195,23 +195,17 @@ fn check(field: &Field<'_>, disk: &Disk, promised: &Promised) -> Verdict {
     let device = attach(&image);
     let at = field.room.join("fs");
     fs::create_dir_all(&at).expect("mkdir");
-    let verdict = match mount(field.ground, &device, &at) {
-        Err(error) => Verdict {
-            lost: vec![format!("the filesystem does not mount: {error}")],
-            ..Verdict::default()
-        },
-        Ok(()) => {
-            let verdict = look(
-                field.ground,
-                field.life,
-                &at,
-                &field.room.join("targets"),
-                promised,
-            );
-            unmount(&at);
-            verdict
-        }
-    };
+    let mounted = mount(field.ground, &device, &at);
+    let verdict = mounted.map(|()| {
+        let targets = field.room.join("targets");
+        let verdict = look(field.ground, field.life, &at, &targets, promised);
+        unmount(&at);
+        verdict
+    });
+    let verdict = verdict.unwrap_or_else(|error| Verdict {
+        lost: vec![format!("the filesystem does not mount: {error}")],
+        ..Verdict::default()
+    });
     detach(&device);
     verdict
 }

@@ -31,7 +31,7 @@ pub(crate) fn kernel(series: &'static str) -> Result<Kernel> {
     make_dir(&kernels)?;
     let is_of_series = |release: &str| {
         let rest = release.strip_prefix(series);
-        rest.is_some_and(|rest| rest.starts_with(['.', '-', '+'])) && !release.ends_with(".new")
+        rest.is_some_and(|rest| rest.starts_with(['.', '-', '+']))
     };
     let known = names(&kernels)?.into_iter().find(|name| is_of_series(name));
     let release = match known {
@@ -56,7 +56,7 @@ fn fetch_kernel(series: &str, kernels: &Path) -> Result<String> {
     let newest = offered.into_iter().max_by_key(|name| numbers(name));
     let package = newest.ok_or_else(|| format!("apt offers no {prefix}*-cloud-amd64"))?;
     let release = package["linux-image-".len()..].to_owned();
-    let fresh = kernels.join(format!("{release}.new"));
+    let fresh = kernels.join(format!("new-{release}"));
     clear(&fresh)?;
     let packages = fresh.join("packages");
     make_dir(&packages)?;
@@ -153,8 +153,11 @@ impl Tools {
 
 fn unpack(packages: &Path, into: &Path) -> Result<()> {
     for name in names(packages)? {
-        if name.ends_with(".deb") {
-            let package = packages.join(name);
+        let package = packages.join(name);
+        if package
+            .extension()
+            .is_some_and(|extension| extension == "deb")
+        {
             run(Command::new("dpkg-deb").arg("-x").arg(package).arg(into))?;
         }
     }

@@ -24,14 +24,14 @@ impl Figures {
         self.leaked += verdict.leaked.len();
         self.wrong += verdict.wrong.len();
         if !verdict.is_good() {
-            eprintln!("FAILED    {what}: {verdict:?}");
+            eprintln!("FAULT     {what}: {verdict:?}");
             self.found.push(format!("{what}: {verdict:?}"));
         }
     }
 
     /// Something else that is not as it should be.
     pub(crate) fn failed(&mut self, what: &str) {
-        eprintln!("FAILED    {what}");
+        eprintln!("FAULT     {what}");
         self.wrong += 1;
         self.found.push(what.to_owned());
     }

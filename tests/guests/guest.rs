@@ -52,9 +52,10 @@ impl Machine<'_> {
         let place = tempfile::tempdir().map_err(|error| error.to_string())?;
         let socket = place.path().join("reports");
         let listener = UnixListener::bind(&socket).map_err(|error| error.to_string())?;
-        let mut command = Command::new("nice");
+        // It dies with this process, however that dies.
+        let mut command = Command::new("setpriv");
         command
-            .args(["-n", "10"])
+            .args(["--pdeathsig", "KILL", "nice", "-n", "10"])
             .arg(self.tools.program("qemu-system-x86_64")?)
             .env("LD_LIBRARY_PATH", self.tools.libraries());
         for firmware in self.tools.firmware() {

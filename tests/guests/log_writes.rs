@@ -122,10 +122,11 @@ impl Log {
 
 /// Bytes in one block of a [`Disk`].
 const BLOCK: u64 = 4096;
+const BLOCK_LENGTH: usize = 4096;
 
 /// A disk at one moment, block by block; what is not here is zero.
 #[derive(Debug, Default, Clone)]
-pub(crate) struct Disk(BTreeMap<u64, Box<[u8; BLOCK as usize]>>);
+pub(crate) struct Disk(BTreeMap<u64, Box<[u8; BLOCK_LENGTH]>>);
 
 impl Disk {
     pub(crate) fn write(&mut self, at: u64, bytes: &[u8]) {
@@ -137,7 +138,7 @@ impl Disk {
                 continue;
             }
             let block = self.0.entry(position);
-            let block = block.or_insert_with(|| [0; BLOCK as usize].into());
+            let block = block.or_insert_with(|| [0; BLOCK_LENGTH].into());
             block[within..within + piece.len()].copy_from_slice(piece);
         }
     }
@@ -192,7 +193,7 @@ fn pieces(at: u64, length: usize) -> impl Iterator<Item = (u64, usize, std::ops:
         }
         let position = at + done as u64;
         let within = usize::try_from(position % BLOCK).expect("it is below the block size");
-        let end = length.min(done + BLOCK as usize - within);
+        let end = length.min(done + BLOCK_LENGTH - within);
         let range = done..end;
         done = end;
         Some((position / BLOCK, within, range))

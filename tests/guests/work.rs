@@ -139,7 +139,7 @@ pub(crate) struct Work<'a> {
 
 enum Unfinished {
     Volume(String),
-    Claim(Claim),
+    Claim(Box<Claim>),
 }
 
 impl<'a> Work<'a> {
@@ -243,11 +243,11 @@ impl<'a> Work<'a> {
                         .is_some_and(|n| n.to_string() == reference)
             })
         };
-        let (durable, waiting) = std::mem::take(&mut self.waiting)
+        let (durable, waiting): (Vec<String>, _) = std::mem::take(&mut self.waiting)
             .into_iter()
             .partition(|name| is_durable(&format!("artifact/{name}")));
         self.waiting = waiting;
-        for name in Vec::<String>::from(durable) {
+        for name in durable {
             self.tell(Fact::Sealed(name.clone()));
             self.outputs.push(name);
         }
@@ -366,7 +366,8 @@ impl<'a> Work<'a> {
         }
         let at = usize::try_from(self.random.below(self.claims.len() as u64)).expect("few");
         let (claim, name, mut generation) = self.claims[at].clone();
-        self.unfinished.push(Unfinished::Claim(claim.clone()));
+        self.unfinished
+            .push(Unfinished::Claim(Box::new(claim.clone())));
         let target = mount(&self.engine, self.place, &claim).await?;
         for _ in 0..=self.random.below(2) {
             if facts::write_claim(&target, &name, generation + 1).is_err() {
