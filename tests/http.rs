@@ -241,9 +241,12 @@ async fn it_is_alive_before_it_is_ready_and_until_it_has_ended() {
 
     // The disk hangs, and with it all threads that serve calls: not ready, and not to be restarted for it.
     let frozen = Frozen::new(&lab.path());
-    let pods: Vec<_> = (0..4)
-        .map(|n| kubelet.pod("ci", &format!("build-{n}")))
-        .collect();
+    // Each has a connection of its own, as with kubelet.
+    let mut pods = vec![kubelet.pod("ci", "build-0")];
+    for number in 1..4 {
+        let kubelet = node.kubelet().await;
+        pods.push(kubelet.pod("ci", &format!("build-{number}")));
+    }
     let publishes: Vec<_> = pods
         .iter()
         .cloned()

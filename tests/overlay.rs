@@ -41,6 +41,7 @@ const START: Start<'static> = Start {
     sealable: true,
     owner: None,
     durable: false,
+    prepared: None,
 };
 
 /// Overlay, by this API.

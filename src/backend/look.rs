@@ -44,6 +44,15 @@ impl Look {
         look
     }
 
+    /// What a directory has now.
+    pub(super) fn found(stat: &Stat) -> Self {
+        Self {
+            mode: Self::mode_of(stat),
+            uid: stat.st_uid,
+            gid: stat.st_gid,
+        }
+    }
+
     /// The bits of a mode that a look is about.
     pub(super) fn mode_of(stat: &Stat) -> u32 {
         stat.st_mode & PERMISSION_BITS

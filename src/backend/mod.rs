@@ -99,6 +99,9 @@ pub struct Start<'a> {
     pub owner: Option<(u32, u32)>,
     /// Whether files must survive a power cut once fsynced (claims); ephemeral volumes do without.
     pub durable: bool,
+    /// What [`Backend::prepare`] made in the volume's directory, if it was called: for its first `create` and `mount`, which
+    /// then have less to do. Only where `size_limit` is `None`.
+    pub prepared: Option<&'a Prepared>,
 }
 
 impl<'a> Start<'a> {
@@ -112,6 +115,7 @@ impl<'a> Start<'a> {
             sealable: record.spec.kind != VolumeKind::Scratch,
             owner: None,
             durable: false,
+            prepared: None,
         }
     }
 
@@ -125,9 +129,14 @@ impl<'a> Start<'a> {
             sealable: true,
             owner: Some(claim.owners_on_disk()),
             durable: true,
+            prepared: None,
         }
     }
 }
+
+/// What a backend made of a volume before anybody asked for one, kept open. Only the backend that made it looks into it.
+#[derive(Debug)]
+pub struct Prepared(overlay::Prepared);
 
 /// Whether a size limit holds.
 #[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
@@ -159,7 +168,17 @@ pub trait Backend: fmt::Debug + Send + Sync + 'static {
     /// Which one it is.
     fn kind(&self) -> BackendKind;
 
-    /// Makes a volume's content in the directory `volume`, which holds nothing yet. Nothing is mounted.
+    /// Makes in the empty directory `volume` what every volume begins with that has no size limit, whatever it will be; `None`
+    /// where there is no such thing. The directory may be renamed afterwards.
+    fn prepare(&self, volume: &Dir) -> Result<Option<Prepared>> {
+        let _ = volume;
+        Ok(None)
+    }
+
+    /// Whether `create` and `mount` take the same time whatever the size of the tree.
+    fn is_instant(&self) -> bool;
+
+    /// Makes a volume's content in the directory `volume`, which holds nothing yet but what was prepared. Nothing is mounted.
     ///
     /// O(1) for overlay and btrfs. The root's mode, owner, times, xattrs and ACL are the parent's, then `start.root`.
     /// After an error the caller throws the whole directory away.

@@ -29,8 +29,8 @@ use sha2::{Digest as _, Sha256};
 use tokio::sync::watch;
 use tracing::field::Empty;
 
-use crate::engine::Engine;
 use crate::engine::claims::Claims;
+use crate::engine::{self, Engine};
 use crate::proto::csi::v1::controller_server::ControllerServer;
 use crate::proto::csi::v1::group_controller_server::GroupControllerServer;
 use crate::proto::csi::v1::identity_server::IdentityServer;
@@ -207,6 +207,7 @@ pub async fn serve(
         socket,
         routes,
         Trace::new(new_span, &FREQUENT).counting(config.rpcs, &METHODS),
+        engine::DESKS,
         config.grace,
         shutdown,
     )

@@ -401,6 +401,7 @@ fn check_rest(dirs: &PoolDirs, findings: &mut Vec<Finding>) -> Result<()> {
         layout::PENDING,
         layout::LAYERS,
         layout::INCOMING,
+        layout::SPARES,
         layout::TRASH,
         layout::EMPTY,
         layout::RESERVE,

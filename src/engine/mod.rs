@@ -9,14 +9,16 @@
 //! - One collector at a time: whatever takes artifacts out of the index (reaping, destroying, merging).
 //! - One writer of names at a time, from the look at the names in memory to the index: what is written last is what is
 //!   known last. Taken after the collector, before the state.
+//! - One over the spares, a list; never held across a system call, and no other is taken under it.
 //! - One who syncs at a time, until the index names what was synced: the kernel tells of a failure once, to whoever asks
 //!   first. Taken after the collector, before the names.
 //!
 //! # Threads
 //!
 //! Nothing that blocks runs on the async runtime. `calls` serves RPCs, `seals` ends volumes, `syncs` (one thread) waits for
-//! the disk, `chores` (one thread) deletes and measures: what is slow delays only its like. A job that was given is
-//! finished, whoever waits for it.
+//! the disk, `chores` (one thread) deletes and measures, `spares` (one thread) makes beforehand what a publish needs: what is
+//! slow delays only its like. A job that was given is finished, whoever waits for it. What is short and the same whatever the size
+//! of a tree runs where it was received, on a thread that serves nothing but calls (`threads`).
 
 mod check;
 pub mod claims;
@@ -35,6 +37,7 @@ mod reap;
 mod recover;
 mod republish;
 mod seal;
+mod spares;
 mod state;
 mod target;
 mod threads;
@@ -54,6 +57,7 @@ use tokio_util::task::TaskTracker;
 pub use error::{Error, Result};
 pub use figures::{Counters, Figures};
 pub use notice::{Notice, Notices};
+pub use threads::{CallHere, DESKS};
 pub use types::{
     ArtifactRow, Awaited, Finding, PublishRequest, Published, Reaped, Status, VolumeRow,
     VolumeState, VolumeStats,
@@ -66,6 +70,7 @@ use crate::sys::{self, Dir};
 
 use clock::Clock;
 use error::Doing;
+use spares::Spares;
 use state::State;
 use threads::Threads;
 
@@ -134,7 +139,6 @@ struct Inner {
     identity: PoolIdentity,
     /// Why this backend.
     reason: String,
-    dirs: PoolDirs,
     backend: Arc<dyn Backend>,
     index: Index,
     counters: Counters,
@@ -145,6 +149,7 @@ struct Inner {
     /// Something in the state changed that somebody may be waiting for.
     changed: Notify,
     calls: Threads,
+    spares: Spares,
     seals: Threads,
     chores: Threads,
     syncs: Threads,
@@ -160,6 +165,8 @@ struct Inner {
     tasks: TaskTracker,
     /// Where tasks run that a job starts.
     runtime: tokio::runtime::Handle,
+    /// Last: with it goes the pool's lock, and until then nobody else may find something of the pool open.
+    dirs: PoolDirs,
 }
 
 impl Inner {
@@ -281,6 +288,7 @@ impl Engine {
             state: Mutex::default(),
             changed: Notify::new(),
             calls,
+            spares: Spares::new(threads("spares", 1)?),
             seals,
             chores,
             syncs,
@@ -312,6 +320,7 @@ impl Engine {
         for left in recovered.leaving {
             seal::spawn(&inner, left);
         }
+        spares::fill(&inner);
         inner.wake_reaper(false);
         Ok(Self { inner })
     }
@@ -545,6 +554,7 @@ impl Engine {
         for threads in [&inner.calls, &inner.seals, &inner.syncs, &inner.chores] {
             threads.finish();
         }
+        inner.spares.finish();
     }
 }
 

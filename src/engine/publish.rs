@@ -14,10 +14,10 @@ use super::error::{Doing, Error, Result};
 use super::state::{Live, Measured, Resolution, State};
 use super::target::Target;
 use super::types::{PublishRequest, Published};
-use super::{Guard, Inner, notice, republish};
-use crate::backend::{Limit, Start};
+use super::{Guard, Inner, notice, republish, spares};
+use crate::backend::{Limit, Prepared, Start};
 use crate::model::{ArtifactId, LayerId, Reference, SealPlan, VolumeKind, VolumeRecord};
-use crate::store;
+use crate::store::{self, BlankRecord};
 use crate::sys::{self, Dir, Errno};
 
 /// What a publish works on, once it is known what the volume starts from.
@@ -49,9 +49,14 @@ pub(super) async fn publish(inner: &Arc<Inner>, request: PublishRequest) -> Resu
         }
         // Given up before the answer, so that a caller who has it can go on with the same volume at once.
         drop(guard);
+        spares::fill(&engine);
         result
     };
-    let result = inner.calls.run(job).await?;
+    let result = if inner.backend.is_instant() {
+        inner.calls.run_short(job).await?
+    } else {
+        inner.calls.run(job).await?
+    };
     if result.as_ref().is_err_and(Error::is_lost_write) {
         // A volatile overlay is not mounted over a disk that failed to write something back, until somebody has heard of
         // it. Those who seal would hear; but where nothing is published there is nothing to seal.
@@ -219,12 +224,21 @@ fn publish_new(inner: &Inner, request: &PublishRequest, plan: Plan) -> Result<Pu
     point(Point::PublishTargetMade);
 
     let mut record = plan.record;
-    let dir = make_directory(inner, &record)?;
+    let Place {
+        dir,
+        prepared,
+        blank,
+    } = Place::make(inner, &record)?;
     undo.directory_made = true;
     point(Point::PublishDirectoryMade);
+    let prepared = prepared.as_ref();
+    let start = Start {
+        prepared,
+        ..Start::of(&record)
+    };
     let limit = inner
         .backend
-        .create(&dir, &Start::of(&record))
+        .create(&dir, &start)
         .doing("make the volume's content")?;
     if let Limit::Unenforced(why) = limit {
         tracing::warn!(volume.id = %record.id, %why, "sizeLimit is not enforced");
@@ -235,11 +249,19 @@ fn publish_new(inner: &Inner, request: &PublishRequest, plan: Plan) -> Result<Pu
         record.limit_unenforced = Some(why);
     }
     point(Point::PublishContentMade);
-    store::write_volume(&dir, &record, false).doing("write the volume's record")?;
+    match blank {
+        Some(blank) => blank.fill(&dir, &record),
+        None => store::write_volume(&dir, &record, false),
+    }
+    .doing("write the volume's record")?;
     point(Point::PublishRecorded);
+    let start = Start {
+        prepared,
+        ..Start::of(&record)
+    };
     let mount = inner
         .backend
-        .mount(&dir, &record.id, &Start::of(&record), record.read_only)
+        .mount(&dir, &record.id, &start, record.read_only)
         .doing("mount the volume")?;
     point(Point::PublishMounted);
     target.attach(mount.as_fd())?;
@@ -267,23 +289,49 @@ fn publish_new(inner: &Inner, request: &PublishRequest, plan: Plan) -> Result<Pu
     Ok(published)
 }
 
-/// Makes `volumes/<id>`. What is there under that name is no volume we know of, so it is rubbish.
-fn make_directory(inner: &Inner, record: &VolumeRecord) -> Result<Dir> {
-    let volumes = &inner.dirs.volumes;
-    match volumes.create_dir(&record.id, 0o700) {
-        Err(error) if error.is(Errno::EEXIST) => {
-            inner
+/// A volume's directory, and what of its content is made already.
+struct Place {
+    dir: Dir,
+    prepared: Option<Prepared>,
+    blank: Option<BlankRecord>,
+}
+
+impl Place {
+    /// Makes `volumes/<id>`: of a spare if there is one. What is there under that name is no volume we know of, so it is rubbish.
+    fn make(inner: &Inner, record: &VolumeRecord) -> Result<Self> {
+        let volumes = &inner.dirs.volumes;
+        let spare = inner.spares.take(record);
+        let enter = || match &spare {
+            Some(spare) => inner.dirs.spares.rename(spare.name(), volumes, &record.id),
+            None => volumes.create_dir(&record.id, 0o700),
+        };
+        let made = match enter() {
+            Err(error) if error.is(Errno::EEXIST) => inner
                 .throw_away(volumes, record.id.as_ref())
-                .doing("put aside what a broken publish left")?;
-            volumes
-                .create_dir(&record.id, 0o700)
-                .doing("make the volume's directory")?;
+                .and_then(|_| enter()),
+            result => result,
+        };
+        if let Err(error) = made {
+            if let Some(spare) = spare {
+                inner.spares.give_back(spare);
+            }
+            return Err(error).doing("make the volume's directory");
         }
-        result => result.doing("make the volume's directory")?,
+        let Some(spare) = spare else {
+            let dir = volumes.open_beneath(&record.id);
+            return Ok(Self {
+                dir: dir.doing("open the volume's directory")?,
+                prepared: None,
+                blank: None,
+            });
+        };
+        let (dir, prepared, blank) = spare.into_parts();
+        Ok(Self {
+            dir: dir.moved(volumes.path().join(&record.id)),
+            prepared,
+            blank: Some(blank),
+        })
     }
-    volumes
-        .open_beneath(&record.id)
-        .doing("open the volume's directory")
 }
 
 /// Takes back what a failed publish made, unless it is told that all went well.

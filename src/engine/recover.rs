@@ -12,7 +12,7 @@ use super::error::{Doing, Result};
 use super::state::{Goal, Leaving, Left, Live, Measured, State};
 use super::target::{Found, Target};
 use super::types::VolumeState;
-use super::{Inner, claims, commit, seal};
+use super::{Inner, claims, commit, seal, spares};
 use crate::model::{Artifact, ArtifactId, LayerId, VolumeId, VolumeRecord};
 use crate::store::{self, Change, Contents};
 use crate::sys::{self, Dir, MountEntry};
@@ -35,6 +35,7 @@ pub(super) fn recover(inner: &Inner, contents: Contents) -> Result<Recovered> {
     {
         state.doomed_until = Some(doom.until);
     }
+    spares::sweep(inner)?;
     let on_disk: HashSet<LayerId> = ids(&inner.dirs.layers)?.into_iter().collect();
     recover_index(inner, contents, &on_disk, &mut state, &mut recovered);
     let mounts = sys::mount_table().doing("read the mount table")?;

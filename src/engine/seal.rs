@@ -46,13 +46,20 @@ pub(super) fn retry_after(attempt: usize, error: &Error) -> Duration {
     }
 }
 
+/// How long a volume's end waits before it begins. The kernel evicts a tree's dentries without a pause, milliseconds for thousands of
+/// files, and a caller who is woken on that processor to read the answer would wait for it; nothing tells when he has read it.
+const AFTER_THE_ANSWER: Duration = Duration::from_millis(5);
+
 /// Takes care of a volume that left.
 pub(super) fn spawn(inner: &Arc<Inner>, left: Left) {
     let engine = inner.clone();
     let task = async move {
         let key = left.key;
         tokio::select! {
-            () = settle(&engine, left) => {}
+            () = async {
+                tokio::time::sleep(AFTER_THE_ANSWER).await;
+                settle(&engine, left).await;
+            } => {}
             // Nothing is lost: the directory says what was promised, and the next start takes it up.
             () = engine.stop.cancelled() => tracing::debug!(layer = %key, "left for the next start"),
         }

@@ -1,14 +1,19 @@
 //! Threads for calls that block: few, named, and our own.
 //!
+//! A thread that serves nothing but calls counts them ([`CallHere`]), and runs a short one itself while it has no other: handing it to
+//! another thread and the answer back costs two wake-ups, which is more than most of the system calls in it.
+//!
 //! A mount takes the kernel's namespace lock, and a filesystem commits one transaction at a time, so more than a few threads
 //! only wait for each other (measured: no gain past two, and a longer tail). A job once given is run to its end, also
 //! when nobody waits for its answer any more: a publish whose caller hung up is never left half-made.
 
+use std::cell::Cell;
 use std::future::Future;
+use std::sync::atomic::{AtomicUsize, Ordering};
 use std::thread::JoinHandle;
 
 use crossbeam_channel::{Sender, unbounded};
-use parking_lot::Mutex;
+use parking_lot::{Mutex, RwLock};
 use tokio::sync::oneshot;
 
 use super::error::{Error, Result};
@@ -19,7 +24,48 @@ type Job = Box<dyn FnOnce() + Send>;
 #[derive(Debug)]
 pub(super) struct Threads {
     jobs: Mutex<Option<Sender<Job>>>,
-    threads: Mutex<Vec<JoinHandle<()>>>,
+    handles: Mutex<Vec<JoinHandle<()>>>,
+    /// How many jobs run on threads that serve calls.
+    here: AtomicUsize,
+    /// Read-locked by each of these, so that the end waits for them too.
+    running: RwLock<()>,
+}
+
+/// How many threads may serve calls ([`CallHere`]). One of them runs no jobs, and so answers whoever asks how things are, also
+/// when the disk hangs.
+pub const DESKS: usize = 4;
+
+/// A job that runs on a thread that serves calls.
+struct Here<'a>(&'a AtomicUsize);
+
+impl Drop for Here<'_> {
+    fn drop(&mut self) {
+        self.0.fetch_sub(1, Ordering::SeqCst);
+    }
+}
+
+thread_local! {
+    static CALLS_HERE: Cell<usize> = const { Cell::new(0) };
+}
+
+/// A call that is served on this thread, from its beginning to its end, wherever it waits meanwhile: the thread serves nothing
+/// else, and what it blocks waits for nothing but calls. Must be dropped on the thread that made it.
+#[derive(Debug)]
+pub struct CallHere(());
+
+impl CallHere {
+    /// One more.
+    #[must_use]
+    pub fn begin() -> Self {
+        CALLS_HERE.set(CALLS_HERE.get() + 1);
+        Self(())
+    }
+}
+
+impl Drop for CallHere {
+    fn drop(&mut self) {
+        CALLS_HERE.set(CALLS_HERE.get() - 1);
+    }
 }
 
 /// Runs a job. A defect that ends one must not end the thread: the others would wait for ever.
@@ -42,7 +88,9 @@ impl Threads {
             .collect::<std::io::Result<Vec<_>>>()?;
         Ok(Self {
             jobs: Mutex::new(Some(jobs)),
-            threads: Mutex::new(threads),
+            handles: Mutex::new(threads),
+            here: AtomicUsize::new(0),
+            running: RwLock::new(()),
         })
     }
 
@@ -69,10 +117,37 @@ impl Threads {
         async move { answered.await.map_err(unanswered) }
     }
 
+    /// Whether a job may run on this thread: it serves one call, and another such thread stays free.
+    fn may_run_here(&self) -> Option<Here<'_>> {
+        if CALLS_HERE.get() != 1 {
+            return None;
+        }
+        let here = Here(&self.here);
+        (here.0.fetch_add(1, Ordering::SeqCst) < DESKS - 1).then_some(here)
+    }
+
+    /// Runs a short job: at once and here on a thread that serves this call and no other, else as [`Threads::run`] does.
+    pub(super) async fn run_short<T: Send + 'static>(
+        &self,
+        job: impl FnOnce() -> T + Send + 'static,
+    ) -> Result<T> {
+        let Some(_here) = self.may_run_here() else {
+            return self.run(job).await;
+        };
+        // Only the end locks it for itself; whoever comes while that waits for others must not wait with it.
+        let running = self.running.try_read();
+        if running.is_none() || self.jobs.lock().is_none() {
+            return Err(Error::ShuttingDown);
+        }
+        // A panic was printed where it happened.
+        std::panic::catch_unwind(std::panic::AssertUnwindSafe(job)).map_err(|_| Error::Defect)
+    }
+
     /// Takes no more jobs, runs those that are queued, and ends the threads. Blocks.
     pub(super) fn finish(&self) {
         drop(self.jobs.lock().take());
-        for thread in self.threads.lock().drain(..) {
+        drop(self.running.write());
+        for thread in self.handles.lock().drain(..) {
             // A panic was printed where it happened; the job's caller got an error.
             let _already_reported = thread.join();
         }
@@ -83,7 +158,6 @@ impl Threads {
 mod tests {
     use super::*;
     use std::sync::Arc;
-    use std::sync::atomic::{AtomicUsize, Ordering};
 
     #[tokio::test]
     async fn a_job_runs_though_nobody_waits_for_it() {
@@ -99,5 +173,24 @@ mod tests {
         threads.finish();
         assert_eq!(count.load(Ordering::SeqCst), 10);
         assert!(matches!(threads.run(|| ()).await, Err(Error::ShuttingDown)));
+    }
+
+    #[tokio::test]
+    async fn a_short_job_runs_where_it_is_only_on_a_thread_that_serves_one_call() {
+        let threads = Threads::start("test", 1).expect("threads");
+        let here = std::thread::current().id();
+        let where_it_ran = || std::thread::current().id();
+        assert_ne!(threads.run_short(where_it_ran).await.expect("run"), here);
+        let call = CallHere::begin();
+        assert_eq!(threads.run_short(where_it_ran).await.expect("run"), here);
+        let second = CallHere::begin();
+        assert_ne!(threads.run_short(where_it_ran).await.expect("run"), here);
+        drop(second);
+        let defect = threads.run_short(|| panic!("on purpose")).await;
+        assert!(matches!(defect, Err(Error::Defect)));
+        threads.finish();
+        let late = threads.run_short(where_it_ran).await;
+        assert!(matches!(late, Err(Error::ShuttingDown)));
+        drop(call);
     }
 }

@@ -39,7 +39,7 @@ pub(super) async fn unpublish(inner: &Arc<Inner>, volume: &str, target: &Path) -
         drop(guard);
         answer
     };
-    inner.calls.run(job).await?
+    inner.calls.run_short(job).await?
 }
 
 fn unpublish_now(inner: &Inner, volume: Option<&VolumeId>, path: &Path) -> Result<Option<Left>> {

@@ -154,6 +154,7 @@ impl Registration {
             socket,
             routes,
             trace,
+            1,
             Duration::ZERO,
             std::future::pending(),
         );
@@ -162,12 +163,8 @@ impl Registration {
         let mut renew_at = None;
         loop {
             tokio::select! {
-                ended = &mut served => {
-                    let why = ended.err().map_or("it ended".to_owned(), |error| error.to_string());
-                    return End::Failed(why);
-                }
-                () = vanished(&place, watch.as_ref()) => return End::Vanished,
-                () = at(renew_at) => return End::Refused,
+                // What kubelet said is heard before anything that came after it.
+                biased;
                 Some(word) = told.recv() => match word {
                     Told::Registered => {
                         tracing::info!(driver = self.driver, "registered with kubelet");
@@ -183,6 +180,12 @@ impl Registration {
                         renew_at = Some(Instant::now() + pause);
                     }
                 },
+                ended = &mut served => {
+                    let why = ended.err().map_or("it ended".to_owned(), |error| error.to_string());
+                    return End::Failed(why);
+                }
+                () = vanished(&place, watch.as_ref()) => return End::Vanished,
+                () = at(renew_at) => return End::Refused,
             }
         }
     }

@@ -17,6 +17,8 @@ pub const PENDING: &str = "pending";
 pub const LAYERS: &str = "layers";
 /// What is being received or made; swept at start.
 pub const INCOMING: &str = "incoming";
+/// Directories made beforehand, each to become a volume's; swept at start.
+pub const SPARES: &str = "spares";
 /// What is going to be deleted.
 pub const TRASH: &str = "trash";
 /// The lower of an overlay that has no parent.

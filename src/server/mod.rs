@@ -9,6 +9,7 @@
 //! in the log. Then the socket's file goes, if it is still ours.
 
 mod codes;
+mod desk;
 mod routes;
 mod socket;
 mod trace;
@@ -17,8 +18,7 @@ use std::future::Future;
 use std::path::PathBuf;
 use std::time::Duration;
 
-use tokio::sync::oneshot;
-use tokio_stream::wrappers::UnixListenerStream;
+use desk::Desks;
 
 pub use codes::{code_name, code_of, message_of};
 pub use routes::Routes;
@@ -91,34 +91,42 @@ pub enum Error {
 /// How long an answer may take to leave, once it is made.
 const TO_FLUSH: Duration = Duration::from_millis(200);
 
-/// Serves `routes` on `socket` until `shutdown` is ready and what runs then is answered, or `grace` is over.
+/// How long nothing is accepted after that has failed.
+const TO_RECOVER: Duration = Duration::from_millis(100);
+
+/// Serves `routes` on `socket` by this many threads (`desk`) until `shutdown` is ready and what runs then is answered, or `grace` is over.
 pub async fn serve(
     socket: Socket,
     routes: Routes,
     trace: Trace,
+    desks: usize,
     grace: Duration,
     shutdown: impl Future<Output = ()>,
 ) -> Result<()> {
     let (listener, name) = socket.into_parts();
-    let (stop, stopped) = oneshot::channel::<()>();
-    let server = tonic::transport::Server::builder()
-        .layer(trace.clone())
-        .serve_with_incoming_shutdown(routes, UnixListenerStream::new(listener), async {
-            // A dropped sender means the same: the server is to end.
-            let _ = stopped.await;
-        });
-    let failed = |source| Error::Serve {
+    let mut desks = Desks::start(desks, &routes, &trace).map_err(|source| Error::Io {
         path: name.path().to_owned(),
+        doing: "start threads",
         source,
-    };
-    tokio::pin!(server);
-    tokio::select! {
-        ended = &mut server => return ended.map_err(failed),
-        () = shutdown => {}
+    })?;
+    tokio::pin!(shutdown);
+    loop {
+        let accepted = tokio::select! {
+            accepted = listener.accept() => accepted,
+            () = &mut shutdown => break,
+        };
+        if let Err(error) = accepted.and_then(|(connection, _)| desks.serve(connection)) {
+            // No descriptors are left, say, and nothing tells when there are some again.
+            tracing::warn!(socket = %name.path().display(), %error, "a connection was not accepted");
+            tokio::time::sleep(TO_RECOVER).await;
+        }
     }
-    drop(stop);
+    drop(listener);
     tokio::select! {
-        ended = server => return ended.map_err(failed),
+        ended = desks.close() => return ended.map_err(|source| Error::Serve {
+            path: name.path().to_owned(),
+            source,
+        }),
         // A client that keeps its connection and does not listen (a probe's, say) is nobody to wait for.
         () = trace.idle(TO_FLUSH) => {}
         () = tokio::time::sleep(grace) => trace.name_the_late(name.path()),
@@ -134,6 +142,7 @@ mod tests {
 
     use hyper_util::rt::TokioIo;
     use tokio::net::UnixStream;
+    use tokio::sync::oneshot;
     use tonic::Status;
     use tonic::body::Body;
     use tonic::codegen::http;
@@ -193,6 +202,7 @@ mod tests {
             socket,
             Routes::new().with(Slow(takes)),
             trace,
+            2,
             grace,
             async {
                 let _ = stopped.await;

@@ -25,6 +25,7 @@ use tower::{Layer, Service};
 use tracing::{Instrument as _, Span};
 
 use super::codes::code_name;
+use super::desk::others_first;
 use crate::telemetry::metrics::Rpcs;
 
 /// The longest piece of a request that is put into a span; what is longer is cut.
@@ -76,7 +77,7 @@ impl Trace {
             trace: self.clone(),
             key,
             rpc,
-            answered: false,
+            ended: None,
         }
     }
 
@@ -155,23 +156,37 @@ struct Guard {
     trace: Trace,
     key: u64,
     rpc: Rpc,
-    answered: bool,
+    /// How it ended, and how long that took.
+    ended: Option<(Status, Duration)>,
 }
 
 impl Guard {
-    fn answer(mut self, status: Option<Status>) {
-        self.answered = true;
-        self.log(&status.unwrap_or_else(|| Status::new(Code::Ok, "")));
+    /// Has the line written after the answer: whoever reads the log slowly must not make calls slow.
+    fn answer(mut self, status: Status) {
+        self.end(status);
+        tokio::spawn(async move {
+            // The answer is written by who is ready next.
+            others_first().await;
+            drop(self);
+        });
     }
 
-    fn log(&self, status: &Status) {
-        let _in = self.rpc.0.span.enter();
-        let code = code_name(status.code());
+    fn end(&mut self, status: Status) {
         let elapsed = self.rpc.0.began.elapsed();
         if let Some((rpcs, methods)) = &self.trace.counted {
             let method = methods.iter().find(|known| **known == self.rpc.0.method);
-            rpcs.count(method.unwrap_or(&"other"), code, elapsed);
+            rpcs.count(
+                method.unwrap_or(&"other"),
+                code_name(status.code()),
+                elapsed,
+            );
         }
+        self.ended = Some((status, elapsed));
+    }
+
+    fn log(&self, status: &Status, elapsed: Duration) {
+        let _in = self.rpc.0.span.enter();
+        let code = code_name(status.code());
         let duration_us = u64::try_from(elapsed.as_micros()).unwrap_or(u64::MAX);
         match status.code() {
             Code::Ok if self.rpc.0.frequent => tracing::debug!(code, duration_us, "answered"),
@@ -187,8 +202,11 @@ impl Guard {
 impl Drop for Guard {
     fn drop(&mut self) {
         self.trace.running.lock().remove(&self.key);
-        if !self.answered {
-            self.log(&Status::cancelled("the caller went away"));
+        if self.ended.is_none() {
+            self.end(Status::cancelled("the caller went away"));
+        }
+        if let Some((status, elapsed)) = &self.ended {
+            self.log(status, *elapsed);
         }
     }
 }
@@ -238,7 +256,8 @@ where
             let response = answer.instrument(span).await?;
             // A unary answer with an error has its status in the headers; without one it is OK, which comes in the
             // trailers, after the message.
-            guard.answer(Status::from_header_map(response.headers()));
+            let status = Status::from_header_map(response.headers());
+            guard.answer(status.unwrap_or_else(|| Status::new(Code::Ok, "")));
             Ok(response)
         })
     }

@@ -36,6 +36,7 @@ pub struct PoolDirs {
     pub pending: Dir,
     pub layers: Dir,
     pub incoming: Dir,
+    pub spares: Dir,
     pub trash: Dir,
     _lock: Lock,
 }
@@ -60,6 +61,7 @@ impl PoolDirs {
             layout::PENDING,
             layout::LAYERS,
             layout::INCOMING,
+            layout::SPARES,
             layout::TRASH,
             layout::EMPTY,
         ] {
@@ -71,6 +73,7 @@ impl PoolDirs {
             pending: below(layout::PENDING)?,
             layers: below(layout::LAYERS)?,
             incoming: below(layout::INCOMING)?,
+            spares: below(layout::SPARES)?,
             trash: below(layout::TRASH)?,
             root,
             _lock: lock,

@@ -35,6 +35,23 @@ pub fn write_volume(volume: &Dir, record: &VolumeRecord, replace: bool) -> sys::
     }
 }
 
+/// A volume's record that is made and not yet written: while it is empty, it is one that does not count.
+#[derive(Debug)]
+pub struct BlankRecord(sys::Blank);
+
+/// Makes the record of a volume of which nothing is known yet.
+pub fn blank_volume(volume: &Dir) -> sys::Result<BlankRecord> {
+    volume.blank(layout::VOLUME_JSON).map(BlankRecord)
+}
+
+impl BlankRecord {
+    /// Writes it; `volume` is the directory in which it was made.
+    pub fn fill(self, volume: &Dir, record: &VolumeRecord) -> sys::Result<()> {
+        let bytes = serde_json::to_vec(record).expect("plain data serialises");
+        self.0.fill(&bytes, volume, layout::VOLUME_JSON)
+    }
+}
+
 /// Reads a volume's record.
 pub fn read_volume(volume: &Dir) -> sys::Result<Result<VolumeRecord, Unreadable>> {
     Ok(

@@ -26,6 +26,21 @@ pub struct Dir {
     path: PathBuf,
 }
 
+/// A new, empty file, open to be written once.
+#[derive(Debug)]
+pub struct Blank {
+    fd: OwnedFd,
+}
+
+impl Blank {
+    /// Writes all of it, in one call unless the kernel takes less. `dir` and `name` are where it is now, for messages.
+    pub fn fill(self, bytes: &[u8], dir: &Dir, name: impl AsRef<Path>) -> Result<()> {
+        std::fs::File::from(self.fd)
+            .write_all(bytes)
+            .map_err(|error| dir.error("write", name.as_ref(), error))
+    }
+}
+
 /// What kind of thing a directory entry is.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 #[expect(missing_docs, reason = "the names are the meaning")]
@@ -133,6 +148,15 @@ impl Dir {
         }
     }
 
+    /// The same directory, which was renamed to this path.
+    #[must_use]
+    pub fn moved(self, path: impl Into<PathBuf>) -> Self {
+        Self {
+            fd: self.fd,
+            path: path.into(),
+        }
+    }
+
     /// The path it was opened by, for messages.
     #[must_use]
     pub fn path(&self) -> &Path {
@@ -206,15 +230,22 @@ impl Dir {
     /// Writes a new file in one go, without fsync: whole, or not there. EEXIST if it is there already.
     pub fn write_new(&self, name: impl AsRef<Path>, bytes: &[u8]) -> Result<()> {
         let name = name.as_ref();
-        let flags =
-            OFlags::WRONLY | OFlags::CREATE | OFlags::EXCL | OFlags::NOFOLLOW | OFlags::CLOEXEC;
-        let fd = rustix::fs::openat(&self.fd, name, flags, Mode::from_raw_mode(0o600))
-            .map_err(|errno| self.error("openat", name, errno))?;
+        let Blank { fd } = self.blank(name)?;
         std::fs::File::from(fd).write_all(bytes).map_err(|error| {
             // The first error is the one to tell. A torn file would be taken for a whole one, and be in the way of the next.
             let _ = self.remove_file(name);
             self.error("write", name, error)
         })
+    }
+
+    /// Makes an empty file to be written later; EEXIST if it is there already.
+    pub fn blank(&self, name: impl AsRef<Path>) -> Result<Blank> {
+        let name = name.as_ref();
+        let flags =
+            OFlags::WRONLY | OFlags::CREATE | OFlags::EXCL | OFlags::NOFOLLOW | OFlags::CLOEXEC;
+        let fd = rustix::fs::openat(&self.fd, name, flags, Mode::from_raw_mode(0o600))
+            .map_err(|errno| self.error("openat", name, errno))?;
+        Ok(Blank { fd })
     }
 
     /// Replaces a file's content by writing a temporary one and renaming it; without fsync.

@@ -21,7 +21,7 @@ mod user_namespace;
 mod xattr;
 
 pub use btrfs::{NestedSubvolume, QuotaGroup, Quotas};
-pub use dir::{Dir, Entry, FileKind};
+pub use dir::{Blank, Dir, Entry, FileKind};
 pub use error::{Error, Result};
 pub use inotify::{DirWatch, has_unmounted, readable, watch_unmount};
 pub use lock::Lock;

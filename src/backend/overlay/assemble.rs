@@ -46,33 +46,62 @@ pub(super) enum How<'a> {
 
 /// A detached mount of `parts`.
 pub(super) fn assemble(parts: &Parts<'_>, how: How<'_>) -> Result<OwnedFd> {
-    let context = match how {
-        How::Classic(room) => return classic(parts, room),
-        How::Descriptors | How::Strings => FsContext::open("overlay")?,
-    };
-    context.string("source", parts.source)?;
-    if let How::Descriptors = how {
-        for lower in parts.lowers {
-            context.descriptor("lowerdir+", lower)?;
+    match how {
+        How::Classic(room) => classic(parts, room),
+        How::Descriptors => {
+            let context = begin(parts.top, parts.work, parts.volatile)?;
+            finish(&context, parts.source, parts.lowers, parts.read_only)
         }
-        context.descriptor("upperdir", parts.top)?;
-        context.descriptor("workdir", parts.work)?;
-    } else {
-        let path = |dir: &Dir| format!("/proc/self/fd/{}", dir.as_fd().as_raw_fd());
-        let lowers: Vec<String> = parts.lowers.iter().map(path).collect();
-        context.string("lowerdir", &lowers.join(":"))?;
-        context.string("upperdir", &path(parts.top))?;
-        context.string("workdir", &path(parts.work))?;
+        How::Strings => {
+            let context = FsContext::open("overlay")?;
+            let path = |dir: &Dir| format!("/proc/self/fd/{}", dir.as_fd().as_raw_fd());
+            let lowers: Vec<String> = parts.lowers.iter().map(path).collect();
+            context.string("lowerdir", &lowers.join(":"))?;
+            context.string("upperdir", &path(parts.top))?;
+            context.string("workdir", &path(parts.work))?;
+            options(&context, parts.volatile)?;
+            create(&context, parts.source, parts.read_only)
+        }
     }
+}
+
+/// The first half by descriptors, which knows nothing of the content below.
+pub(super) fn begin(top: &Dir, work: &Dir, volatile: bool) -> Result<FsContext> {
+    let context = FsContext::open("overlay")?;
+    context.descriptor("upperdir", top)?;
+    context.descriptor("workdir", work)?;
+    options(&context, volatile)?;
+    Ok(context)
+}
+
+/// The second half: over these layers, newest first.
+pub(super) fn finish(
+    context: &FsContext,
+    source: &str,
+    lowers: &[Dir],
+    read_only: bool,
+) -> Result<OwnedFd> {
+    for lower in lowers {
+        context.descriptor("lowerdir+", lower)?;
+    }
+    create(context, source, read_only)
+}
+
+fn options(context: &FsContext, volatile: bool) -> Result<()> {
     for (key, value) in OPTIONS {
         context.string(key, value)?;
     }
-    if parts.volatile {
+    if volatile {
         context.flag("volatile")?;
     }
+    Ok(())
+}
+
+fn create(context: &FsContext, source: &str, read_only: bool) -> Result<OwnedFd> {
+    context.string("source", source)?;
     context.create()?;
     let mut attributes = MountAttrFlags::MOUNT_ATTR_NOSUID | MountAttrFlags::MOUNT_ATTR_NODEV;
-    if parts.read_only {
+    if read_only {
         attributes |= MountAttrFlags::MOUNT_ATTR_RDONLY;
     }
     context.mount(attributes)

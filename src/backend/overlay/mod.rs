@@ -52,6 +52,14 @@ impl std::fmt::Display for MountApi {
 /// What the source of all our mounts begins with in the kernel's mount table.
 const SOURCE_PREFIX: &str = "baggageclaim:";
 
+/// The top and first work directory of a volume to be, and an overlay configured with them, in which only the layers and the
+/// name are missing.
+#[derive(Debug)]
+pub(super) struct Prepared {
+    top: Dir,
+    context: Option<FsContext>,
+}
+
 /// The overlay backend of one pool.
 #[derive(Debug)]
 pub struct Overlay {
@@ -106,7 +114,11 @@ impl Overlay {
     ) -> Result<OwnedFd> {
         let owners = self.owners(lowers, start)?;
         let source = format!("{SOURCE_PREFIX}{id}");
-        let work = self.make_work(volume)?;
+        let fresh = start.prepared.map(|prepared| &prepared.0);
+        let work = match fresh {
+            Some(_) => FIRST_WORK.to_owned(),
+            None => self.make_work(volume)?,
+        };
         let in_room = self.api == MountApi::Classic && lowers.need_room();
         let attempt = |work: &str| -> Result<OwnedFd> {
             let view = self.views.of(owners, in_room)?;
@@ -125,6 +137,10 @@ impl Overlay {
                     None => self.empty.try_clone()?,
                     Some(view) => view.root().open_beneath(EMPTY)?,
                 });
+            }
+            let ready = fresh.and_then(|fresh| fresh.context.as_ref());
+            if let (None, Some(context), false) = (view, ready, start.durable) {
+                return Ok(assemble::finish(context, &source, &lowers, read_only)?);
             }
             let parts = Parts {
                 source: &source,
@@ -309,8 +325,27 @@ impl Backend for Overlay {
         BackendKind::Overlay
     }
 
+    fn prepare(&self, volume: &Dir) -> Result<Option<super::Prepared>> {
+        let top = root::prepare(volume)?;
+        volume.create_dir(FIRST_WORK, 0o700)?;
+        let work = volume.open_beneath(FIRST_WORK)?;
+        let context = match self.api {
+            MountApi::Descriptors => Some(assemble::begin(&top, &work, true)?),
+            MountApi::Classic => None,
+        };
+        Ok(Some(super::Prepared(Prepared { top, context })))
+    }
+
+    fn is_instant(&self) -> bool {
+        true
+    }
+
     fn create(&self, volume: &Dir, start: &Start<'_>) -> Result<Limit> {
         let parent = Lowers::Layers(start.layers).newest(self)?;
+        if let Some(super::Prepared(prepared)) = start.prepared {
+            root::dress(&prepared.top, parent.as_ref(), &start.root)?;
+            return Ok(Limit::None);
+        }
         root::make(volume, parent.as_ref(), &start.root)?;
         self.limit(volume, start.size_limit)
     }
@@ -323,7 +358,10 @@ impl Backend for Overlay {
         read_only: bool,
     ) -> Result<OwnedFd> {
         if is_plain(start) {
-            return Ok(sys::bind(&volume.open_beneath(TOP)?, read_only)?);
+            return Ok(match start.prepared {
+                Some(super::Prepared(prepared)) => sys::bind(&prepared.top, read_only)?,
+                None => sys::bind(&volume.open_beneath(TOP)?, read_only)?,
+            });
         }
         let lowers = Lowers::Layers(start.layers);
         self.mount_over(volume, id.as_str(), &lowers, start, read_only)
@@ -557,6 +595,7 @@ mod tests {
             sealable: true,
             owner: None,
             durable: false,
+            prepared: None,
         };
         let volume = pool.open_beneath("volume").expect("volume");
         overlay.create(&volume, &start).expect("create");

@@ -10,28 +10,51 @@ use crate::backend::tree::{Mark, times_of};
 use crate::model::RootAttributes;
 use crate::model::layout::TOP;
 use crate::sys::{Dir, Xattrs};
+use rustix::fs::Stat;
 
 /// The bits that mkdir(2) takes; set-id bits need a chmod.
 const MKDIR_BITS: u32 = 0o1777;
 
+/// Makes a `top` that most volumes need not change any more, and opens it.
+pub(super) fn prepare(volume: &Dir) -> Result<Dir> {
+    let Look { mode, .. } = Look::of(&RootAttributes::default(), None);
+    volume.create_dir(TOP, mode & MKDIR_BITS)?;
+    Ok(volume.open_beneath(TOP)?)
+}
+
+/// Makes of a prepared `top` what [`make`] would have made.
+pub(super) fn dress(top: &Dir, parent: Option<&Dir>, root: &RootAttributes) -> Result<()> {
+    let sealed = parent.map(Dir::stat_self).transpose()?;
+    let wanted = Look::of(root, sealed.as_ref());
+    let found = top.stat_self()?;
+    if parent.is_none() {
+        // It is as old as its preparation.
+        top.touch()?;
+    }
+    dress_as(top, parent.zip(sealed.as_ref()), wanted, &found)
+}
+
 /// Makes `top` in `volume`.
 pub(super) fn make(volume: &Dir, parent: Option<&Dir>, root: &RootAttributes) -> Result<()> {
     let sealed = parent.map(Dir::stat_self).transpose()?;
-    let Look { mode, uid, gid } = Look::of(root, sealed.as_ref());
-    volume.create_dir(TOP, mode & MKDIR_BITS)?;
+    let wanted = Look::of(root, sealed.as_ref());
+    volume.create_dir(TOP, wanted.mode & MKDIR_BITS)?;
     let found = volume.stat(TOP)?;
-    let differs = Look::mode_of(&found) != mode;
-    let owner_differs = (found.st_uid, found.st_gid) != (uid, gid);
-    if parent.is_none() && !owner_differs && !differs {
+    if parent.is_none() && wanted == Look::found(&found) {
         return Ok(());
     }
-
     let top = volume.open_beneath(TOP)?;
-    if owner_differs {
+    dress_as(&top, parent.zip(sealed.as_ref()), wanted, &found)
+}
+
+fn dress_as(top: &Dir, parent: Option<(&Dir, &Stat)>, wanted: Look, found: &Stat) -> Result<()> {
+    let Look { mode, uid, gid } = wanted;
+    let differs = Look::mode_of(found) != mode;
+    if (found.st_uid, found.st_gid) != (uid, gid) {
         top.set_owner(Some(uid), Some(gid))?;
     }
     let mut changed = false;
-    if let Some(parent) = parent {
+    if let Some((parent, _)) = parent {
         for name in parent.xattr_names()? {
             // Overlay's own notes are about that layer.
             if Mark::of(&name) != Mark::Content {
@@ -47,7 +70,7 @@ pub(super) fn make(volume: &Dir, parent: Option<&Dir>, root: &RootAttributes) ->
     if changed || differs {
         top.set_mode(mode)?;
     }
-    if let Some(sealed) = &sealed {
+    if let Some((_, sealed)) = parent {
         top.set_times(&times_of(sealed))?;
     }
     Ok(())

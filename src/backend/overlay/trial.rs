@@ -31,6 +31,7 @@ const START: Start<'static> = Start {
     sealable: true,
     owner: None,
     durable: false,
+    prepared: None,
 };
 
 /// Tries everything once. 2 ms, and nothing is left behind.

@@ -285,7 +285,7 @@ impl Engine {
         &self,
         operation: impl Future<Output = Result<T>> + Send + 'static,
     ) -> Result<T> {
-        let running = self.inner.tasks.spawn(operation);
+        let running = self.inner.tasks.spawn_on(operation, &self.inner.runtime);
         running.await.unwrap_or(Err(Error::ShuttingDown))
     }
 }

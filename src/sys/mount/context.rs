@@ -66,7 +66,7 @@ impl FsContext {
 
     /// `fsmount`: a mount of the created instance, attached nowhere and in no peer group. The descriptor is `O_PATH`;
     /// while it is open, the mount lives.
-    pub fn mount(self, attributes: MountAttrFlags) -> Result<OwnedFd> {
+    pub fn mount(&self, attributes: MountAttrFlags) -> Result<OwnedFd> {
         rustix::mount::fsmount(&self.fd, FsMountFlags::FSMOUNT_CLOEXEC, attributes)
             .map_err(|errno| Error::new("fsmount", self.filesystem, errno).with_detail(self.log()))
     }

@@ -1,0 +1,204 @@
+//! Desks: threads that serve nothing but connections. Each has a runtime of its own, and a short call that came alone runs on the
+//! thread that read it and writes its answer: a wake-up of another thread and one back cost more than most system calls.
+//!
+//! Kubelet opens a connection for each call. A new connection goes to the desk that has the fewest calls under way, so
+//! one that blocks for long keeps nobody waiting but those whose connections it has already.
+
+use std::convert::Infallible;
+use std::future::{Future, poll_fn};
+use std::os::unix::net::UnixStream as StdStream;
+use std::pin::Pin;
+use std::sync::Arc;
+use std::sync::atomic::{AtomicUsize, Ordering};
+use std::task::{Context, Poll};
+
+use tokio::net::UnixStream;
+use tokio::sync::{mpsc, oneshot};
+use tokio_stream::StreamExt as _;
+use tokio_stream::wrappers::UnboundedReceiverStream;
+use tokio_util::sync::CancellationToken;
+use tonic::body::Body;
+use tonic::codegen::http;
+use tower::{Layer, Service};
+
+use super::routes::Routes;
+use super::trace::Trace;
+use crate::engine::CallHere;
+
+/// Some desks. Dropped, they leave whatever they serve.
+#[derive(Debug)]
+pub(super) struct Desks {
+    all: Vec<Desk>,
+    close: CancellationToken,
+    leave: CancellationToken,
+}
+
+#[derive(Debug)]
+struct Desk {
+    connections: mpsc::UnboundedSender<StdStream>,
+    load: Load,
+    ended: oneshot::Receiver<Result<(), tonic::transport::Error>>,
+}
+
+impl Desks {
+    /// Starts `count` of them.
+    pub(super) fn start(count: usize, routes: &Routes, trace: &Trace) -> std::io::Result<Self> {
+        let close = CancellationToken::new();
+        let leave = CancellationToken::new();
+        let start = |_| Desk::start(routes.clone(), trace.clone(), close.clone(), leave.clone());
+        Ok(Self {
+            all: (0..count).map(start).collect::<std::io::Result<_>>()?,
+            close,
+            leave,
+        })
+    }
+
+    /// Gives a connection to the desk that has least to do.
+    pub(super) fn serve(&self, connection: UnixStream) -> std::io::Result<()> {
+        let connection = connection.into_std()?;
+        let desk = self.all.iter().min_by_key(|desk| desk.load.rank());
+        if let Some(desk) = desk {
+            desk.load.connections.fetch_add(1, Ordering::Relaxed);
+            // A desk that has ended closes it, as a server that has ended would.
+            let _ = desk.connections.send(connection);
+        }
+        Ok(())
+    }
+
+    /// Serves what was sent to the end of the calls under way, and no more; ready when all have ended.
+    pub(super) async fn close(&mut self) -> Result<(), tonic::transport::Error> {
+        self.close.cancel();
+        for desk in &mut self.all {
+            // A thread that panicked has said so, and ended.
+            (&mut desk.ended).await.unwrap_or(Ok(()))?;
+        }
+        Ok(())
+    }
+}
+
+impl Drop for Desks {
+    fn drop(&mut self) {
+        self.leave.cancel();
+    }
+}
+
+impl Desk {
+    fn start(
+        routes: Routes,
+        trace: Trace,
+        close: CancellationToken,
+        leave: CancellationToken,
+    ) -> std::io::Result<Self> {
+        let runtime = tokio::runtime::Builder::new_current_thread()
+            .enable_all()
+            .build()?;
+        let (connections, incoming) = mpsc::unbounded_channel::<StdStream>();
+        let (end, ended) = oneshot::channel();
+        let load = Load::default();
+        let counted = load.clone();
+        let serve = async move {
+            let incoming = UnboundedReceiverStream::new(incoming).map(UnixStream::from_std);
+            tonic::transport::Server::builder()
+                .layer(trace)
+                .layer(counted)
+                .serve_with_incoming_shutdown(routes, incoming, close.cancelled_owned())
+                .await
+        };
+        std::thread::Builder::new()
+            .name("desk".to_owned())
+            .spawn(move || {
+                let result = runtime.block_on(leave.run_until_cancelled_owned(serve));
+                // Nobody waits for it any more when it was told to leave.
+                let _ = end.send(result.unwrap_or(Ok(())));
+                // A task that does not end must not keep the thread.
+                runtime.shutdown_background();
+            })?;
+        Ok(Self {
+            connections,
+            load,
+            ended,
+        })
+    }
+}
+
+/// Lets whatever else is ready on this thread run first. `tokio::task::yield_now` would also look for events, and wake its own thread
+/// for that: three system calls.
+pub(super) async fn others_first() {
+    let mut yielded = false;
+    poll_fn(|context| {
+        if yielded {
+            return Poll::Ready(());
+        }
+        yielded = true;
+        context.waker().wake_by_ref();
+        Poll::Pending
+    })
+    .await;
+}
+
+/// What a desk has to do; also the layer that counts its calls.
+#[derive(Debug, Clone, Default)]
+struct Load {
+    calls: Arc<AtomicUsize>,
+    connections: Arc<AtomicUsize>,
+}
+
+impl Load {
+    /// Calls under way, then how much it was ever given: desks that are equally busy take turns.
+    fn rank(&self) -> (usize, usize) {
+        let of = |count: &AtomicUsize| count.load(Ordering::Relaxed);
+        (of(&self.calls), of(&self.connections))
+    }
+}
+
+/// A call under way at a desk.
+struct Counted(Arc<AtomicUsize>, CallHere);
+
+impl Drop for Counted {
+    fn drop(&mut self) {
+        self.0.fetch_sub(1, Ordering::Relaxed);
+    }
+}
+
+#[derive(Debug, Clone)]
+struct Counting<S> {
+    inner: S,
+    calls: Arc<AtomicUsize>,
+}
+
+impl<S> Layer<S> for Load {
+    type Service = Counting<S>;
+
+    fn layer(&self, inner: S) -> Counting<S> {
+        Counting {
+            inner,
+            calls: self.calls.clone(),
+        }
+    }
+}
+
+impl<S> Service<http::Request<Body>> for Counting<S>
+where
+    S: Service<http::Request<Body>, Response = http::Response<Body>, Error = Infallible>,
+    S::Future: Send + 'static,
+{
+    type Response = http::Response<Body>;
+    type Error = Infallible;
+    type Future = Pin<Box<dyn Future<Output = Result<Self::Response, Infallible>> + Send>>;
+
+    fn poll_ready(&mut self, context: &mut Context<'_>) -> Poll<Result<(), Infallible>> {
+        self.inner.poll_ready(context)
+    }
+
+    fn call(&mut self, request: http::Request<Body>) -> Self::Future {
+        self.calls.fetch_add(1, Ordering::Relaxed);
+        let counted = Counted(self.calls.clone(), CallHere::begin());
+        let answer = self.inner.call(request);
+        Box::pin(async move {
+            let _counted = counted;
+            // Calls that came together are all counted before the first of them runs.
+            others_first().await;
+            answer.await
+        })
+    }
+}
