@@ -1,0 +1,249 @@
+//! Every manifest of the repository, read as the API server would read it: deploy/, examples/, those of tests/e2e, and
+//! those in the documentation. No cluster is needed; what the API server itself says of them is asked in `make e2e`.
+//!
+//! A field that Kubernetes does not know is found by writing again what was read: it is not there any more. And what they
+//! ask of this driver is read by the driver's own parser.
+
+#![expect(
+    clippy::disallowed_types,
+    reason = "the driver's program is asked for its defaults"
+)]
+
+use std::collections::BTreeMap;
+use std::fs;
+use std::path::{Path, PathBuf};
+
+use baggageclaim::csi::DRIVER_NAME;
+use baggageclaim::model::VolumeSpec;
+use k8s_openapi::api::apps::v1::DaemonSet;
+use k8s_openapi::api::batch::v1::Job;
+use k8s_openapi::api::core::v1::{Namespace, PersistentVolumeClaim, Pod, ServiceAccount};
+use k8s_openapi::api::networking::v1::NetworkPolicy;
+use k8s_openapi::api::rbac::v1::{ClusterRole, ClusterRoleBinding};
+use k8s_openapi::api::storage::v1::{CSIDriver, StorageClass};
+use serde::Serialize;
+use serde::de::DeserializeOwned;
+use serde_json::Value;
+
+/// A document, and where it stands.
+struct Manifest {
+    place: String,
+    object: Value,
+}
+
+#[test]
+fn every_field_of_every_manifest_is_known_to_kubernetes() {
+    let manifests = manifests();
+    assert!(manifests.len() > 20, "only {} were found", manifests.len());
+    let wrong: Vec<String> = manifests
+        .iter()
+        .filter_map(|manifest| complaint(manifest).err())
+        .collect();
+    assert!(wrong.is_empty(), "{wrong:#?}");
+}
+
+#[test]
+fn a_field_that_nobody_knows_is_found() {
+    let read = |text: &str| {
+        complaint(&Manifest {
+            place: "here".to_owned(),
+            object: serde_saphyr::from_str(text).expect("YAML"),
+        })
+    };
+    let pod = "{apiVersion: v1, kind: Pod, metadata: {name: p}, spec: {containers: [{name: c}]}}";
+    read(pod).expect("all is well");
+    let wrong = read(&pod.replace("name: c}", "name: c, volumeMount: []}")).expect_err("a typo");
+    assert_eq!(
+        wrong,
+        "here: Pod: .spec.containers[0].volumeMount is unknown"
+    );
+    read(&pod.replace("[{name: c}]", "nginx")).expect_err("a wrong type");
+    read(&pod.replace("kind: Pod", "kind: Pdo")).expect_err("a wrong kind");
+}
+
+#[test]
+fn every_volume_asks_the_driver_for_what_it_knows() {
+    let mut asked = 0;
+    for Manifest { place, object } in manifests() {
+        for volume in volumes(&object) {
+            let attributes: BTreeMap<String, String> = volume["csi"]
+                .get("volumeAttributes")
+                .map(|attributes| serde_json::from_value(attributes.clone()).expect("texts"))
+                .unwrap_or_default();
+            VolumeSpec::parse(&attributes)
+                .unwrap_or_else(|error| panic!("{place}: volume {}: {error}", volume["name"]));
+            asked += 1;
+        }
+    }
+    assert!(asked > 15, "only {asked} were found");
+}
+
+#[test]
+fn what_is_deployed_is_this_driver() {
+    let text = |file: &str| fs::read_to_string(root().join("deploy").join(file)).expect(file);
+    let driver: CSIDriver =
+        serde_saphyr::from_str(&text("base/csidriver.yaml")).expect("a CSIDriver");
+    assert_eq!(driver.metadata.name.as_deref(), Some(DRIVER_NAME));
+    for overlay in ["host", "loop"] {
+        let overlay: Value =
+            serde_saphyr::from_str(&text(&format!("overlays/{overlay}/kustomization.yaml")))
+                .expect("a kustomization");
+        assert_eq!(overlay["images"][0]["newTag"], env!("CARGO_PKG_VERSION"));
+    }
+    // A call that runs is answered within `--grace`, unless kubelet kills the driver before.
+    let daemons: DaemonSet =
+        serde_saphyr::from_str(&text("base/daemonset.yaml")).expect("a DaemonSet");
+    let pod = daemons.spec.expect("a spec").template.spec.expect("a pod");
+    let help = std::process::Command::new(env!("CARGO_BIN_EXE_baggageclaim"))
+        .args(["node", "--help"])
+        .output()
+        .expect("it starts");
+    let help = String::from_utf8(help.stdout).expect("text");
+    let grace = &help[help.find("--grace").expect("the flag")..];
+    let grace = grace
+        .split("[default: ")
+        .nth(1)
+        .and_then(|rest| rest.split(']').next())
+        .expect("its default");
+    let grace = humantime::parse_duration(grace).expect("a duration");
+    let kubelets = pod.termination_grace_period_seconds.expect("it is given");
+    assert!(
+        u64::try_from(kubelets).expect("not negative") > grace.as_secs(),
+        "{kubelets} s, {grace:?}"
+    );
+}
+
+/// Says what Kubernetes would not understand of a manifest.
+fn complaint(manifest: &Manifest) -> Result<(), String> {
+    let Manifest { place, object } = manifest;
+    let word = |field: &str| object[field].as_str().unwrap_or_default();
+    let check = match (word("apiVersion"), word("kind")) {
+        ("v1", "Namespace") => reread::<Namespace>,
+        ("v1", "PersistentVolumeClaim") => reread::<PersistentVolumeClaim>,
+        ("v1", "Pod") => reread::<Pod>,
+        ("v1", "ServiceAccount") => reread::<ServiceAccount>,
+        ("apps/v1", "DaemonSet") => reread::<DaemonSet>,
+        ("batch/v1", "Job") => reread::<Job>,
+        ("networking.k8s.io/v1", "NetworkPolicy") => reread::<NetworkPolicy>,
+        ("rbac.authorization.k8s.io/v1", "ClusterRole") => reread::<ClusterRole>,
+        ("rbac.authorization.k8s.io/v1", "ClusterRoleBinding") => reread::<ClusterRoleBinding>,
+        ("storage.k8s.io/v1", "CSIDriver") => reread::<CSIDriver>,
+        ("storage.k8s.io/v1", "StorageClass") => reread::<StorageClass>,
+        // Newer than the types that this test knows, a component's own, and kustomize's, which only kubectl reads.
+        ("storage.k8s.io/v1", "VolumeAttributesClass")
+        | ("snapshot.storage.k8s.io/v1" | "groupsnapshot.storage.k8s.io/v1", _)
+        | ("kustomize.config.k8s.io/v1beta1", "Kustomization") => return Ok(()),
+        (version, kind) => {
+            return Err(format!(
+                "{place}: {kind} of {version} is not known to this test"
+            ));
+        }
+    };
+    check(object).map_err(|error| format!("{place}: {}: {error}", word("kind")))
+}
+
+/// Reads an object as what it says it is, and writes it again: nothing may have been lost.
+fn reread<T: DeserializeOwned + Serialize>(object: &Value) -> Result<(), String> {
+    let typed: T = serde_json::from_value(object.clone()).map_err(|error| error.to_string())?;
+    lost(
+        object,
+        &serde_json::to_value(typed).expect("what was read can be written"),
+        "",
+    )
+}
+
+fn lost(before: &Value, after: &Value, path: &str) -> Result<(), String> {
+    match (before, after) {
+        (Value::Object(before), Value::Object(after)) => {
+            before.iter().try_for_each(|(name, value)| {
+                let path = format!("{path}.{name}");
+                match after.get(name) {
+                    Some(after) => lost(value, after, &path),
+                    None => Err(format!("{path} is unknown")),
+                }
+            })
+        }
+        (Value::Array(before), Value::Array(after)) if before.len() == after.len() => {
+            let mut pairs = before.iter().zip(after).enumerate();
+            pairs.try_for_each(|(n, (before, after))| lost(before, after, &format!("{path}[{n}]")))
+        }
+        (before, after) if before == after => Ok(()),
+        _ => Err(format!("{path} is {before} and was read as {after}")),
+    }
+}
+
+/// This driver's volumes in a pod, or in what makes pods.
+fn volumes(object: &Value) -> Vec<&Value> {
+    [&object["spec"], &object["spec"]["template"]["spec"]]
+        .into_iter()
+        .filter_map(|pod| pod["volumes"].as_array())
+        .flatten()
+        .filter(|volume| volume["csi"]["driver"] == DRIVER_NAME)
+        .collect()
+}
+
+/// All manifests of the repository.
+fn manifests() -> Vec<Manifest> {
+    let mut found = Vec::new();
+    for directory in ["deploy", "examples", "tests/e2e/manifests"] {
+        for file in files(&root().join(directory), "yaml") {
+            let text = fs::read_to_string(&file).expect("it can be read");
+            // What a case would put there.
+            let text = text
+                .replace("{{FROM}}", "artifact/name")
+                .replace("{{NAME}}", "name")
+                .replace("{{THEN}}", "true");
+            add(&file, &text, &mut found);
+        }
+    }
+    let mut pages = files(&root().join("docs"), "md");
+    pages.extend(["README.md", "CONTRIBUTING.md"].map(|page| root().join(page)));
+    for page in pages {
+        let text = fs::read_to_string(&page).expect("it can be read");
+        for block in text.split("```yaml\n").skip(1) {
+            let block = block.split("```").next().unwrap_or_default();
+            // Parts of manifests stand there, too.
+            if block.contains("apiVersion:") {
+                add(&page, block, &mut found);
+            }
+        }
+    }
+    found
+}
+
+fn add(file: &Path, text: &str, found: &mut Vec<Manifest>) {
+    let place = file
+        .strip_prefix(root())
+        .unwrap_or(file)
+        .display()
+        .to_string();
+    let objects: Vec<Value> =
+        serde_saphyr::from_multiple(text).unwrap_or_else(|error| panic!("{place}: {error}"));
+    found.extend(objects.into_iter().map(|object| Manifest {
+        place: place.clone(),
+        object,
+    }));
+}
+
+fn files(directory: &Path, extension: &str) -> Vec<PathBuf> {
+    let mut found = Vec::new();
+    let mut waiting = vec![directory.to_owned()];
+    while let Some(directory) = waiting.pop() {
+        for entry in fs::read_dir(&directory)
+            .unwrap_or_else(|error| panic!("{}: {error}", directory.display()))
+        {
+            let path = entry.expect("an entry").path();
+            if path.is_dir() {
+                waiting.push(path);
+            } else if path.extension().is_some_and(|its| its == extension) {
+                found.push(path);
+            }
+        }
+    }
+    found.sort();
+    found
+}
+
+fn root() -> PathBuf {
+    PathBuf::from(env!("CARGO_MANIFEST_DIR"))
+}
