@@ -3,14 +3,14 @@
 SHELL := /bin/bash
 .SHELLFLAGS := -euo pipefail -c
 .DEFAULT_GOAL := help
-.PHONY: help build test guests torture sanity lint fmt demo bench deps audit image clean
+.PHONY: help build test guests torture sanity e2e e2e-up e2e-down lint fmt demo bench deps audit image clean
 
 # Mounts are made in a namespace of their own: nothing reaches the host, whatever a test does or however it dies.
 ROOT := $(shell [ "$$(id -u)" = 0 ] && echo yes)
 ALONE := $(if $(ROOT),unshare --mount --propagation private --,)
 
 help: ## list the targets
-	@awk -F ':.*## ' '/^[a-z]+:.*## / { printf "make %-7s %s\n", $$1, $$2 }' $(MAKEFILE_LIST)
+	@awk -F ':.*## ' '/^[a-z0-9-]+:.*## / { printf "make %-8s %s\n", $$1, $$2 }' $(MAKEFILE_LIST)
 
 build: ## build the binary: target/release/baggageclaim
 	cargo build --release --locked
@@ -20,7 +20,7 @@ test: ## formatting, lints, unit and integration tests (as root: all of them)
 	$(if $(ROOT),,@$(MAKE) --no-print-directory warn-no-root)
 	cargo fmt --check
 	cargo clippy --all-targets --locked -- -D warnings
-	cargo clippy --test torture --test guests --locked -- -D warnings
+	cargo clippy --test torture --test guests --test e2e --locked -- -D warnings
 	cargo test --no-run --locked
 	$(ALONE) cargo test --locked --no-fail-fast
 	$(ALONE) cargo test --locked --quiet --test torture
@@ -59,10 +59,19 @@ sanity: ## csi-sanity on every backend, nothing skipped (root, Go)
 	cargo test --no-run --locked --test sanity
 	@CI=1 $(ALONE) cargo test --locked --quiet --test sanity
 
+e2e: ## a real Kubernetes of one node from source, deploy/ on it, all cases or those of CASE= (root, Go)
+	@tests/e2e/cluster.sh run $(CASE)
+
+e2e-up: ## the same node, for playing with: says how kubectl finds it
+	@tests/e2e/cluster.sh up $(OVERLAY)
+
+e2e-down: ## takes that node away again
+	@tests/e2e/cluster.sh down
+
 lint: ## formatting and lints, warnings are errors
 	cargo fmt --check
 	cargo clippy --all-targets --locked -- -D warnings
-	cargo clippy --test torture --test guests --locked -- -D warnings
+	cargo clippy --test torture --test guests --test e2e --locked -- -D warnings
 
 fmt: ## format the sources
 	cargo fmt

@@ -1,0 +1,315 @@
+//! The node as it is seen from the host: kubectl, its daemons, its mount table and directories, the driver's own verbs.
+//! It knows nothing of cases.
+
+use std::ffi::OsStr;
+use std::fs;
+use std::io::Write as _;
+use std::path::{Path, PathBuf};
+use std::process::{Child, Command, Output, Stdio};
+use std::sync::mpsc::{self, Receiver, RecvTimeoutError};
+use std::time::{Duration, Instant, SystemTime};
+
+use serde_json::Value;
+
+/// How long something may take that takes seconds when all is well. The machine may be busy with other things.
+pub(crate) const PATIENCE: Duration = Duration::from_secs(120);
+
+/// Where kubelet keeps the pods' directories, on the node.
+const PODS: &str = "/var/lib/kubelet/pods";
+/// Where deploy/ puts the pool, on the node.
+const POOL: &str = "/var/lib/baggageclaim";
+
+/// The node that `cluster.sh` has brought up.
+pub(crate) struct Cluster {
+    home: PathBuf,
+}
+
+impl Cluster {
+    /// Finds it where `cluster.sh` keeps it.
+    pub(crate) fn find() -> Result<Self, String> {
+        let repository = Path::new(env!("CARGO_MANIFEST_DIR"));
+        let home = std::env::var_os("E2E_HOME")
+            .map_or_else(|| repository.join("target/e2e"), PathBuf::from);
+        let cluster = Self { home };
+        if cluster.home.join("node/kubeconfig").exists() {
+            Ok(cluster)
+        } else {
+            Err("there is no node: `make e2e` brings one up for all cases, `make e2e-up` for playing".into())
+        }
+    }
+
+    /// A command of what was built for the node, on the host.
+    fn program(&self, name: &str) -> Command {
+        let mut command = Command::new(self.home.join("bin").join(name));
+        command
+            .env("KUBECONFIG", self.home.join("node/kubeconfig"))
+            .stdin(Stdio::null());
+        command
+    }
+
+    /// kubectl with these arguments.
+    pub(crate) fn kubectl(&self, arguments: &[&str]) -> Command {
+        let mut command = self.program("kubectl");
+        command.args(arguments);
+        command
+    }
+
+    /// What an object looks like, or a list of them.
+    pub(crate) fn get(&self, arguments: &[&str]) -> Value {
+        let output = succeed(
+            self.kubectl(&["get", "--output=json"])
+                .args(arguments)
+                .stderr(Stdio::inherit()),
+        );
+        serde_json::from_str(&output).expect("kubectl prints JSON")
+    }
+
+    /// Follows objects from how they are now: every change is an event with `type` and `object`.
+    pub(crate) fn watch(&self, arguments: &[&str]) -> Watch {
+        let mut child = self
+            .kubectl(&["get", "--watch", "--output-watch-events", "--output=json"])
+            .args(arguments)
+            .stdout(Stdio::piped())
+            .spawn()
+            .expect("kubectl starts");
+        let stdout = child.stdout.take().expect("it is piped");
+        let (sender, changes) = mpsc::channel();
+        std::thread::spawn(move || {
+            for event in serde_json::Deserializer::from_reader(stdout).into_iter::<Value>() {
+                // A text that ends in the middle is that of a kubectl that was ended.
+                let Ok(mut event) = event else { return };
+                let change = Change {
+                    seen: SystemTime::now(),
+                    kind: event["type"].as_str().unwrap_or_default().to_owned(),
+                    object: event["object"].take(),
+                };
+                if sender.send(change).is_err() {
+                    return;
+                }
+            }
+        });
+        Watch { child, changes }
+    }
+
+    /// A command where the node is: its mounts and network.
+    pub(crate) fn enter(&self, program: impl AsRef<OsStr>) -> Command {
+        let mut command = Command::new("nsenter");
+        command
+            .arg(format!("--target={}", self.init()))
+            .args(["--mount", "--net", "--"])
+            .arg(program)
+            .stdin(Stdio::null());
+        command
+    }
+
+    /// The first process of the node. A reboot makes another one.
+    fn init(&self) -> u32 {
+        fs::read_to_string(self.home.join("node/init.pid"))
+            .expect("a node is up")
+            .trim()
+            .parse()
+            .expect("a pid")
+    }
+
+    /// One of the driver's own verbs. It is asked from the host, whose paths lead to the node's as well.
+    pub(crate) fn driver(&self, arguments: &[&str]) -> Output {
+        self.program("baggageclaim")
+            .args(arguments)
+            .arg("--pool")
+            .arg(self.on_node(POOL))
+            .output()
+            .expect("it starts")
+    }
+
+    /// The same, for a list in JSON.
+    pub(crate) fn driver_list(&self, arguments: &[&str]) -> Vec<Value> {
+        let output = self.driver(&[arguments, &["--output=json"]].concat());
+        serde_json::from_slice(&output.stdout).unwrap_or_else(|error| {
+            panic!(
+                "baggageclaim {arguments:?}: {error}: {}",
+                String::from_utf8_lossy(&output.stderr)
+            )
+        })
+    }
+
+    /// What is mounted on the node for pods' volumes, by whoever it was asked: a line of the mount table each.
+    pub(crate) fn volume_mounts(&self) -> Vec<String> {
+        let table = fs::read_to_string(format!("/proc/{}/mountinfo", self.init()))
+            .expect("the node's mount table");
+        table
+            .lines()
+            .filter(|line| line.contains("/kubernetes.io~csi/"))
+            .map(str::to_owned)
+            .collect()
+    }
+
+    /// The uids of the pods that have a directory on the node.
+    pub(crate) fn pod_directories(&self) -> Vec<String> {
+        names(&self.on_node(PODS))
+    }
+
+    /// What lies in a directory of the pool.
+    pub(crate) fn in_pool(&self, directory: &str) -> Vec<String> {
+        names(&self.on_node(POOL).join(directory))
+    }
+
+    /// A path of the node's as the host sees it.
+    fn on_node(&self, path: &str) -> PathBuf {
+        PathBuf::from(format!("/proc/{}/root{path}", self.init()))
+    }
+
+    /// Starts, stops (SIGTERM) or kills (SIGKILL) one of the node's daemons, or anything else that `cluster.sh` can.
+    pub(crate) fn script(&self, arguments: &[&str]) {
+        let script = Path::new(env!("CARGO_MANIFEST_DIR")).join("tests/e2e/cluster.sh");
+        succeed(
+            Command::new(script)
+                .args(arguments)
+                .env("E2E_HOME", &self.home)
+                .stderr(Stdio::inherit()),
+        );
+    }
+
+    /// Kills one of the node's daemons. It is started again when what is returned is dropped, also by a case that fails: the
+    /// next one needs it.
+    pub(crate) fn without<'a>(&'a self, daemon: &'a str) -> Without<'a> {
+        self.script(&["daemon", "kill", daemon]);
+        Without {
+            cluster: self,
+            daemon,
+        }
+    }
+
+    /// The pid of the driver's process as the host sees it. Its container is known by the cgroup that all of the node's
+    /// are below, so another checkout's driver is not meant.
+    pub(crate) fn driver_process(&self) -> u32 {
+        let cgroup =
+            fs::read_to_string(self.home.join("node/cgroup")).expect("cluster.sh wrote it");
+        let mut found: Vec<u32> = fs::read_dir("/proc")
+            .expect("/proc")
+            .filter_map(|entry| entry.ok()?.file_name().to_str()?.parse().ok())
+            .filter(|pid| {
+                fs::read_link(format!("/proc/{pid}/exe"))
+                    .is_ok_and(|exe| exe == Path::new("/baggageclaim"))
+                    && fs::read_to_string(format!("/proc/{pid}/cgroup"))
+                        .is_ok_and(|its| its.contains(cgroup.trim()))
+            })
+            .collect();
+        assert_eq!(found.len(), 1, "driver processes: {found:?}");
+        found.remove(0)
+    }
+
+    /// Waits until the driver says that it is ready.
+    pub(crate) fn driver_ready(&self) {
+        succeed(&mut self.kubectl(&[
+            "rollout",
+            "status",
+            "--namespace=baggageclaim",
+            "daemonset/baggageclaim-node",
+            "--timeout=120s",
+        ]));
+        eventually("the driver answers", || {
+            self.driver(&["status"]).status.success().then_some(())
+        });
+    }
+}
+
+/// A daemon that is not there now.
+pub(crate) struct Without<'a> {
+    cluster: &'a Cluster,
+    daemon: &'a str,
+}
+
+impl Drop for Without<'_> {
+    fn drop(&mut self) {
+        self.cluster.script(&["daemon", "start", self.daemon]);
+    }
+}
+
+/// A change of an object, and when it arrived here.
+pub(crate) struct Change {
+    pub(crate) seen: SystemTime,
+    pub(crate) kind: String,
+    pub(crate) object: Value,
+}
+
+/// A stream of changes. It is over when this is dropped.
+pub(crate) struct Watch {
+    child: Child,
+    changes: Receiver<Change>,
+}
+
+impl Watch {
+    /// The next change, if there is one before the deadline.
+    pub(crate) fn next(&self, deadline: Instant) -> Option<Change> {
+        let left = deadline.saturating_duration_since(Instant::now());
+        match self.changes.recv_timeout(left) {
+            Ok(change) => Some(change),
+            Err(RecvTimeoutError::Timeout) => None,
+            Err(RecvTimeoutError::Disconnected) => panic!("kubectl has ended its watch"),
+        }
+    }
+}
+
+impl Drop for Watch {
+    fn drop(&mut self) {
+        let _ = self.child.kill();
+        let _ = self.child.wait();
+    }
+}
+
+/// Runs a command that has to succeed, and says what it printed.
+pub(crate) fn succeed(command: &mut Command) -> String {
+    let output = command.output().expect("it starts");
+    assert!(
+        output.status.success(),
+        "{command:?}: {}\n{}{}",
+        output.status,
+        String::from_utf8_lossy(&output.stdout),
+        String::from_utf8_lossy(&output.stderr)
+    );
+    String::from_utf8(output.stdout).expect("text")
+}
+
+/// Runs a command with a text on its standard input.
+pub(crate) fn feed(command: &mut Command, text: &str) -> Output {
+    let mut child = command
+        .stdin(Stdio::piped())
+        .stdout(Stdio::piped())
+        .stderr(Stdio::piped())
+        .spawn()
+        .expect("it starts");
+    child
+        .stdin
+        .take()
+        .expect("it is piped")
+        .write_all(text.as_bytes())
+        .expect("it reads");
+    child.wait_with_output().expect("it ends")
+}
+
+/// Asks again and again, where nothing would tell: what the kernel or the driver has finished in the background.
+pub(crate) fn eventually<T>(what: &str, mut look: impl FnMut() -> Option<T>) -> T {
+    let deadline = Instant::now() + PATIENCE;
+    loop {
+        if let Some(found) = look() {
+            return found;
+        }
+        assert!(Instant::now() < deadline, "in vain: {what}");
+        std::thread::sleep(Duration::from_millis(50));
+    }
+}
+
+fn names(directory: &Path) -> Vec<String> {
+    let mut names: Vec<String> = fs::read_dir(directory)
+        .unwrap_or_else(|error| panic!("{}: {error}", directory.display()))
+        .map(|entry| {
+            entry
+                .expect("an entry")
+                .file_name()
+                .into_string()
+                .expect("a plain name")
+        })
+        .collect();
+    names.sort();
+    names
+}

@@ -1,0 +1,31 @@
+#!/bin/bash
+# A real Kubernetes of one node, made from source and Debian's packages, with this project's deploy/ on it.
+#
+#   cluster.sh build                  make what is needed, in target/e2e/ (kept; what is there and fits is not made again)
+#   cluster.sh up [OVERLAY]           start the node and install deploy/overlays/OVERLAY (host) on it
+#   cluster.sh down                   take all of it away again
+#   cluster.sh run [CASE...]          all of that, and the cases in between; a node that is up already is used, and stays
+#   cluster.sh enter COMMAND...       run a command where the node is: in its mount, network, pid and ipc namespaces
+#   cluster.sh daemon start|stop|kill NAME    one of the node's daemons: kubelet, containerd, kube-apiserver ...
+#   cluster.sh reboot                 what a power cut leaves: no process, no mount; what is on disk stays. Then start again
+#
+# Nothing of the host's is changed: see cluster/README.md for how, and for what this expects of the machine.
+set -euo pipefail
+source "$(dirname "${BASH_SOURCE[0]}")/cluster/lib.sh"
+source "$here/build.sh"
+source "$here/updown.sh"
+source "$here/run.sh"
+
+[ "$(id -u)" = 0 ] || die "must be root: a node mounts, and has namespaces and cgroups of its own"
+mkdir -p "$home"
+case ${1:-} in
+  build)  lock; build ;;
+  up)     lock; ! is_up || die "a node is up already ($(basename "$0") down takes it away)"
+          build; up "${2:-host}"; invitation ;;
+  down)   down ;;
+  run)    shift; lock; run "$@" ;;
+  reboot) must_be_up; reboot ;;
+  enter)  shift; must_be_up; enter "$@" ;;
+  daemon) shift; must_be_up; enter "$here/daemons.sh" "$@" ;;
+  *)      sed -n '2,/^set/{/^#/s/^# \{0,1\}//p}' "$0"; exit 2 ;;
+esac

@@ -1,0 +1,148 @@
+# Sourced by cluster.sh. Makes target/e2e/bin and target/e2e/images.
+#
+# Each product has a key beside it, a hash of all that it was made of: as long as the key is the same, the product is.
+
+build() {
+  packages
+  mkdir -p "$bin" "$images"
+  components
+  pause
+  driver
+  image_of_pause
+  image_of_busybox
+  image_of_debian
+  image_of_driver
+}
+
+# The container runtime and the small programs that the node's daemons execute. Versions are Debian's: the release of the
+# machine decides.
+packages() {
+  local missing= pair
+  for pair in containerd:containerd runc:runc /usr/lib/cni/bridge:containernetworking-plugins \
+    iptables:iptables conntrack:conntrack ip:iproute2 busybox:busybox-static openssl:openssl cc:gcc \
+    mkfs.ext4:e2fsprogs losetup:mount nsenter:util-linux flock:util-linux setpriv:util-linux; do
+    command -v "${pair%%:*}" > /dev/null || missing+=" ${pair##*:}"
+  done
+  # A busybox that is linked dynamically could not run in an empty image.
+  [ "$missing" ] || ! ldd "$(command -v busybox)" > /dev/null 2>&1 || missing+=" busybox-static"
+  # cc is there without the C library's headers on some machines.
+  [ -e /usr/include/stdio.h ] || missing+=" libc6-dev"
+  command -v go > /dev/null || die "missing: Go $(awk '$1 == "go" { print $2 }' "$here/components/go.mod") or newer (https://go.dev/dl)"
+  command -v cargo > /dev/null || die "missing: cargo (https://rustup.rs)"
+  [ "$missing" ] || return 0
+  command -v apt-get > /dev/null || die "missing:$missing"
+  say "installing$missing"
+  # shellcheck disable=SC2086 # a list of words
+  { apt-get update -q && DEBIAN_FRONTEND=noninteractive apt-get install -q -y --no-install-recommends $missing; } \
+    > "$home/packages.log" 2>&1 || { tail -20 "$home/packages.log" >&2; die "could not install$missing"; }
+}
+
+# fits PRODUCT KEY: whether it is there and was made of what the key says. Else the old one is removed, so that a build
+# that fails leaves none.
+fits() {
+  [ -e "$1" ] && [ "$(cat "$1.key" 2> /dev/null)" = "$2" ] && return
+  rm -f "$1" "$1.key"
+  return 1
+}
+made() { printf '%s\n' "$2" > "$1.key"; say "made ${1#"$home/"}"; }
+
+hash_of() { cat "$@" | sha256sum | cut -c 1-16; }
+
+# etcd, Kubernetes and kubectl, from their Go modules: one program under several names.
+components() {
+  local name key version modules=$here/components
+  key=$(hash_of "$modules"/*.go "$modules"/go.mod "$modules"/go.sum "$here/build.sh")-$(go env GOVERSION)
+  if ! fits "$bin/components" "$key"; then
+    version=$(awk '$1 == "k8s.io/kubernetes" { print $2 }' "$modules/go.mod")
+    say "building Kubernetes $version from source; cold, this takes all processors for some minutes"
+    # What it answers when asked for its version; without this kubelet's would be v0.0.0 and be refused as too old.
+    local minor=${version#v1.} flags='-s -w' package
+    for package in k8s.io/component-base/version k8s.io/client-go/pkg/version; do
+      flags+=" -X $package.gitVersion=$version -X $package.gitMajor=1 -X $package.gitMinor=${minor%%.*}"
+    done
+    (cd "$modules" && CGO_ENABLED=0 nice -n 10 go build -trimpath -buildvcs=false -ldflags "$flags" -o "$bin/components" .)
+    made "$bin/components" "$key"
+  fi
+  for name in etcd kube-apiserver kube-controller-manager kube-scheduler kube-proxy kubelet kubectl door; do
+    ln -sf components "$bin/$name"
+  done
+}
+
+pause() {
+  local key; key=$(hash_of "$here/pause.c")
+  fits "$bin/pause" "$key" && return
+  cc -static -Os -s -Wall -Wextra -o "$bin/pause" "$here/pause.c"
+  made "$bin/pause" "$key"
+}
+
+# The driver as the Dockerfile builds it: one static binary. cargo knows best whether it has to be built again.
+driver() {
+  local target; target=$(rustc -vV | sed -n 's/^host: //p')
+  (cd "$repository" && RUSTFLAGS="-C target-feature=+crt-static" \
+    nice -n 10 cargo build --quiet --profile "${E2E_PROFILE:-release}" --locked --bin baggageclaim --target "$target") \
+    || die "the driver does not build"
+  local directory=${E2E_PROFILE:-release}; directory=${directory/#dev/debug}
+  cmp -s "$repository/target/$target/$directory/baggageclaim" "$bin/baggageclaim" && return
+  install "$repository/target/$target/$directory/baggageclaim" "$bin/baggageclaim"
+  ! ldd "$bin/baggageclaim" 2> /dev/null | grep '=>' || die "the driver is not static"
+  say "made bin/baggageclaim"
+}
+
+# The images, each one layer, in the layout that `ctr images import` reads. No registry is asked: what stands under a
+# public name here is made of what this machine has, so that deploy/ and examples/ run as they are.
+
+image_of_pause() {
+  local key; key=$(hash_of "$bin/pause" "$here/image.sh")
+  fits "$images/pause.tar" "$key" && return
+  image pause e2e.local/pause:1 '{"Entrypoint": ["/pause"], "User": "65535:65535"}' add_pause
+  made "$images/pause.tar" "$key"
+}
+add_pause() { install "$bin/pause" "$1/pause"; }
+
+image_of_busybox() {
+  local key; key=$(hash_of "$(command -v busybox)" "$here/image.sh" "$here/build.sh")
+  fits "$images/busybox.tar" "$key" && return
+  image busybox docker.io/library/busybox:1 '{"Cmd": ["sh"], "Env": ["PATH=/bin"]}' add_busybox
+  made "$images/busybox.tar" "$key"
+}
+add_busybox() {
+  local name
+  mkdir -p "$1"/{bin,etc,root,var} && mkdir -m 1777 "$1/tmp"
+  install "$(command -v busybox)" "$1/bin/busybox"
+  for name in $(busybox --list); do [ "$name" = busybox ] || ln -s busybox "$1/bin/$name"; done
+  printf 'root:x:0:0:root:/root:/bin/sh\nnobody:x:65534:65534:nobody:/:/bin/false\n' > "$1/etc/passwd"
+  printf 'root:x:0:\nnogroup:x:65534:\n' > "$1/etc/group"
+}
+
+# What deploy/overlays/loop takes from Debian's image: a shell, mkfs.ext4 and mount.
+image_of_debian() {
+  local key; key=$(hash_of "$(command -v mkfs.ext4)" "$(command -v mount)" "$(command -v busybox)" "$here/image.sh" "$here/build.sh")
+  fits "$images/debian.tar" "$key" && return
+  image debian docker.io/library/debian:12-slim '{"Cmd": ["sh"], "Env": ["PATH=/usr/sbin:/usr/bin:/sbin:/bin"]}' add_debian
+  made "$images/debian.tar" "$key"
+}
+add_debian() {
+  local program file
+  add_busybox "$1"
+  mkdir -p "$1/usr/sbin" "$1/usr/bin"
+  cp /etc/mke2fs.conf "$1/etc/"
+  for program in mkfs.ext4 losetup mount umount mountpoint blkid; do
+    program=$(command -v "$program")
+    rm -f "$1/bin/${program##*/}"
+    install "$program" "$1/usr/sbin/"
+    # Its libraries, and the loader that it names itself.
+    for file in $(ldd "$program" | grep -o '/[^ ]*'); do install -D "$file" "$1$file"; done
+  done
+}
+
+# The version stands in Cargo.toml, and deploy/ asks for the image of that version.
+image_of_driver() {
+  local key; key=$(hash_of "$bin/baggageclaim" "$here/image.sh")
+  fits "$images/driver.tar" "$key" && return
+  image driver "docker.io/library/baggageclaim-csi:$(driver_version)" '{"Entrypoint": ["/baggageclaim"]}' add_driver
+  made "$images/driver.tar" "$key"
+}
+add_driver() { install "$bin/baggageclaim" "$1/baggageclaim"; }
+driver_version() { sed -n 's/^version = "\(.*\)"/\1/p' "$repository/Cargo.toml" | head -1; }
+
+source "$here/image.sh"

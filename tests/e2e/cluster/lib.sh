@@ -1,0 +1,76 @@
+# Sourced by the others: what things are called and where they are.
+
+here=$(cd "$(dirname "${BASH_SOURCE[0]}")" && pwd)
+repository=$(cd "$here/../../.." && pwd)
+
+# What is built is kept here between runs; what a node leaves on its disks goes with the node.
+home=${E2E_HOME:-$repository/target/e2e}
+bin=$home/bin
+images=$home/images
+node=$home/node
+
+# In the node's own network namespace, so they cannot collide with anything.
+node_name=node-1
+node_address=10.99.0.1
+pods_range=10.244.0.0/24
+services_range=10.96.0.0/16
+api_service=10.96.0.1
+
+# Cgroups are the one thing that has no namespace here. All of the node's are below this one.
+cgroup=baggageclaim-e2e-$(printf %s "$home" | sha256sum | cut -c 1-8)
+
+export PATH=$bin:/usr/sbin:/sbin:$PATH
+export KUBECONFIG=$node/kubeconfig
+
+say() { printf '%7.1fs  %s\n' "$(since)" "$*" >&2; }
+die() { printf 'e2e: %s\n' "$*" >&2; exit 1; }
+
+# Seconds since the script was started, with a fraction.
+export start_time=${start_time:-${EPOCHREALTIME/,/.}}
+since() { awk -v from="$start_time" -v to="${EPOCHREALTIME/,/.}" 'BEGIN { print to - from }'; }
+
+# wait_for WHAT SECONDS COMMAND...: until the command succeeds. What has an event to wait for does not use this.
+wait_for() {
+  local what=$1 deadline=$((SECONDS + $2)); shift 2
+  until "$@" > /dev/null 2>&1; do
+    [ $SECONDS -lt $deadline ] || die "no $what"
+    sleep 0.05
+  done
+}
+
+# One at a time in one checkout; two checkouts do not meet. The lock goes with this process, and is not inherited by what it
+# starts: `9>&-`.
+lock() {
+  exec 9> "$home/lock"
+  flock --nonblock 9 || die "another run is at work in $home; wait for it, or set E2E_HOME to a directory of your own"
+}
+
+# Whether a process of ours is there. A zombie is not: nobody may have reaped it yet.
+alive() {
+  local stat
+  stat=$(cat "/proc/$1/stat" 2> /dev/null) || return 1
+  stat=${stat##*) }
+  [ "${stat%% *}" != Z ]
+}
+
+# pid_from NAME: the pid of one of the three processes that the host sees of a node: `init`, which its namespaces live and
+# die with, `unshare`, which made them, and `door`. A pid may have been given to somebody else meanwhile, so it is believed
+# only when it runs the program that it should.
+pid_from() {
+  local pid program
+  pid=$(cat "$node/$1.pid" 2> /dev/null) || return 1
+  case $1 in
+    init)    program=$bin/pause ;;
+    unshare) program=$(command -v unshare) ;;
+    door)    program=$(command -v nsenter) ;;
+  esac
+  [ "$(readlink "/proc/$pid/exe")" = "$(realpath "$program")" ] && alive "$pid" && echo "$pid"
+}
+
+is_up() { pid_from init > /dev/null; }
+must_be_up() { is_up || die "no node is up: cluster.sh up"; }
+
+# Runs a command in the node's namespaces.
+enter() {
+  nsenter --target "$(pid_from init)" --mount --net --pid --ipc --wd="$PWD" -- "$@" 9>&-
+}

@@ -1,0 +1,133 @@
+# Sourced by cluster.sh. The node's life as the host sees it: a process, and what it has in namespaces of its own.
+
+# up OVERLAY: starts a node on empty disks, and installs the driver on it.
+up() {
+  local place overlay=$1
+  # The node has its own /var/lib, /var/log and /run, so what is built must not lie beneath the host's.
+  for place in /var/lib /var/log /run /proc /sys; do
+    [[ $home/ != "$place"/* ]] || die "$home is beneath $place, which the node has its own of: set E2E_HOME"
+  done
+  down
+  mkdir -p "$node"
+  if [ "$overlay" = host ]; then
+    # The pool has a filesystem of its own, as docs/install.md advises: the machine's may be so full already that the driver
+    # would evict all that nobody uses, as it should.
+    truncate --size 10G "$node/pool.img"
+    mkfs.ext4 -q -m 0 "$node/pool.img"
+  fi
+  boot
+  install_driver "$overlay"
+}
+
+# Starts a node on the disks that are there.
+boot() {
+  local unshare child
+  mkdir -p "$node/log"
+  echo "$cgroup" > "$node/cgroup"
+  make_cgroup
+  # The daemons are killed with their pid namespace, which ends with its first process, which ends with `unshare`. In a run
+  # that brings its own node ($tied) that one ends with this shell, however this shell ends: `kill -9` leaves nothing either.
+  ${tied:+setpriv --pdeathsig KILL} unshare --mount --net --pid --ipc --fork --mount-proc --kill-child --propagation private \
+    "$bin/pause" < /dev/null > "$node/log/init.log" 2>&1 9>&- &
+  unshare=$!
+  disown "$unshare"
+  until child=$(pgrep -P "$unshare") && [ "$(readlink "/proc/$child/exe")" = "$bin/pause" ]; do
+    alive "$unshare" || die "no namespaces: $(cat "$node/log/init.log")"
+    sleep 0.02
+  done
+  echo "$unshare" > "$node/unshare.pid"
+  echo "$child" > "$node/init.pid"
+  enter "$here/boot.sh"
+  # The door stands on the host, so that kubectl works there.
+  local address door
+  read -r address door < <("$bin/door" "$child" "$node_address:6443" 2> "$node/log/door.log" 9>&-) || die "$(cat "$node/log/door.log")"
+  echo "$door" > "$node/door.pid"
+  sed "s#https://$node_address:6443#https://$address#" "$node/pki/admin.kubeconfig" > "$KUBECONFIG"
+  say "the node is ready"
+}
+
+# Takes away whatever there is of a node. Can be repeated, and knows nothing but where things are: it also clears up after a
+# run that was killed.
+down() {
+  halt
+  remove_cgroup
+  # No mount of the node's is seen here, since its namespace was private. Should there be one all the same, it is not
+  # walked into.
+  rm -rf --one-file-system "$node"
+}
+
+# What a power cut does.
+halt() {
+  local name pid init=
+  # The first process takes the others with it. Its parent, and the door's, wait for a child on the host's side; they stop
+  # themselves when that child is stopped by somebody, and then would never see it end. So they are not relied upon.
+  for name in init unshare door; do
+    pid=$(pid_from "$name") || continue
+    [ "$name" != init ] || init=$pid
+    kill -KILL "$pid" 2> /dev/null || true
+  done
+  [ -z "$init" ] || wait_for "end of the node's processes" 60 not_alive "$init"
+  rm -f "$node"/*.pid "$KUBECONFIG"
+}
+not_alive() { ! alive "$1"; }
+
+reboot() { halt; boot; }
+
+# The node's cgroups: in each hierarchy of version 1, or in the one of version 2.
+hierarchies() {
+  if [ -e /sys/fs/cgroup/cgroup.controllers ]; then echo /sys/fs/cgroup; else ls -d /sys/fs/cgroup/*/; fi
+}
+
+make_cgroup() {
+  local hierarchy controller
+  for hierarchy in $(hierarchies); do
+    hierarchy=${hierarchy%/}
+    [ ! -L "$hierarchy" ] || continue # `cpu` is a link to `cpu,cpuacct` on some machines
+    mkdir -p "$hierarchy/$cgroup"
+    if [ -e "$hierarchy/$cgroup/cpuset.mems" ] && [ -e "$hierarchy/cpuset.cpus" ]; then
+      # Version 1 makes them empty, and nothing can be started in an empty one.
+      cat "$hierarchy/cpuset.cpus" > "$hierarchy/$cgroup/cpuset.cpus"
+      cat "$hierarchy/cpuset.mems" > "$hierarchy/$cgroup/cpuset.mems"
+    fi
+    if [ -e "$hierarchy/cgroup.controllers" ]; then
+      for controller in $(cat "$hierarchy/$cgroup/cgroup.controllers"); do
+        echo "+$controller" > "$hierarchy/$cgroup/cgroup.subtree_control" || true
+      done
+    fi
+  done
+}
+
+remove_cgroup() {
+  local hierarchy
+  for hierarchy in $(hierarchies); do
+    hierarchy=${hierarchy%/}
+    [ -d "$hierarchy/$cgroup" ] || continue
+    # A cgroup can be removed when its last process is gone, zombies included, and somebody else may be slow to reap them.
+    wait_for "end of the cgroup $hierarchy/$cgroup" 30 remove_directories "$hierarchy/$cgroup"
+  done
+}
+remove_directories() { find "$1" -depth -type d -exec rmdir {} +; }
+
+# As an operator would: docs/install.md.
+install_driver() {
+  local overlay=$repository/deploy/overlays/$1
+  [ -e "$overlay/kustomization.yaml" ] || die "there is no overlay $1 in deploy/overlays"
+  kubectl apply -k "$overlay" > "$node/log/install.log" 2>&1 || { cat "$node/log/install.log" >&2; die "deploy/ does not apply"; }
+  if ! kubectl --namespace baggageclaim rollout status daemonset/baggageclaim-node --timeout 90s >> "$node/log/install.log" 2>&1; then
+    kubectl --namespace baggageclaim describe pods >&2 || true
+    kubectl --namespace baggageclaim logs daemonset/baggageclaim-node --tail 50 >&2 || true
+    die "the driver does not become ready"
+  fi
+  say "the driver is installed"
+}
+
+invitation() {
+  cat <<E
+Kubernetes is up, with the driver on it. To look around:
+
+  export KUBECONFIG=$KUBECONFIG PATH=$bin:\$PATH
+  kubectl get nodes,pods -A
+
+make e2e-down takes all of it away.
+E
+}

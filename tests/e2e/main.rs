@@ -1,0 +1,115 @@
+//! The driver in a real Kubernetes: what is in deploy/ installed as an operator would, and pods as users write them.
+//! `make e2e` brings up the node and calls this; by hand: `make e2e-up`, then `cargo test --test e2e -- [CASE...]`.
+//!
+//! | | |
+//! |---|---|
+//! | `cluster` | the node: kubectl, its daemons, its mount table, the driver's own verbs |
+//! | `stage` | where one case plays: a namespace, what it waits for, and that nothing is left of it |
+//! | `cases` | the cases; a new one is a function there, a line in its list, and a manifest |
+//! | `speed` | the report: how long pods take to start, beside the same pods without our volumes |
+
+#![expect(
+    clippy::disallowed_types,
+    clippy::print_stdout,
+    clippy::print_stderr,
+    reason = "kubectl is a program, and how it went is said to who started this"
+)]
+
+mod cases;
+mod cluster;
+mod speed;
+mod stage;
+
+use std::panic::{AssertUnwindSafe, catch_unwind};
+use std::process::ExitCode;
+use std::time::{Duration, Instant};
+
+use cluster::Cluster;
+use stage::Stage;
+
+/// A case: its name says what is so when it passes.
+pub(crate) struct Case {
+    pub(crate) name: &'static str,
+    pub(crate) play: fn(&Stage),
+}
+
+fn main() -> ExitCode {
+    let wanted: Vec<String> = std::env::args()
+        .skip(1)
+        // What `cargo test` itself hands on.
+        .filter(|word| !word.starts_with("--"))
+        .collect();
+    let all = cases::all();
+    let chosen: Vec<&Case> = all
+        .iter()
+        .filter(|case| wanted.is_empty() || wanted.iter().any(|word| case.name.contains(word)))
+        .collect();
+    let reports = wanted.is_empty() || wanted.iter().any(|word| word == "speed");
+    if chosen.is_empty() && !reports {
+        eprintln!("no case's name has {wanted:?} in it; there are:");
+        for case in &all {
+            eprintln!("  {}", case.name);
+        }
+        eprintln!("  speed");
+        return ExitCode::from(2);
+    }
+    let cluster = match Cluster::find() {
+        Ok(cluster) => cluster,
+        Err(reason) => {
+            eprintln!("e2e: {reason}");
+            return ExitCode::FAILURE;
+        }
+    };
+
+    stage::sweep(&cluster);
+
+    let start = Instant::now();
+    let mut failed = Vec::new();
+    println!("\n{} cases", chosen.len());
+    for (number, case) in chosen.iter().enumerate() {
+        let (passed, took) = play(&cluster, number, case);
+        let (word, seconds) = (if passed { "ok" } else { "FAILED" }, took.as_secs_f64());
+        println!("  {:<72} {word:>6} {seconds:>6.1} s", case.name);
+        if !passed {
+            failed.push(case.name);
+        }
+    }
+    println!(
+        "{} passed, {} failed, {:.0} s",
+        chosen.len() - failed.len(),
+        failed.len(),
+        start.elapsed().as_secs_f64()
+    );
+    if reports && failed.is_empty() && catch_unwind(|| speed::report(&cluster)).is_err() {
+        failed.push("speed");
+    }
+    for name in &failed {
+        println!("FAILED: {name}");
+    }
+    if failed.is_empty() {
+        ExitCode::SUCCESS
+    } else {
+        ExitCode::FAILURE
+    }
+}
+
+/// Plays a case on a stage of its own, and looks at what is left of it.
+fn play(cluster: &Cluster, number: usize, case: &Case) -> (bool, Duration) {
+    let start = Instant::now();
+    let stage = Stage::new(cluster, &format!("case-{number}"));
+    let passed = catch_unwind(AssertUnwindSafe(|| {
+        (case.play)(&stage);
+        stage.clear();
+        stage.assert_nothing_left();
+    }))
+    .is_ok();
+    if !passed {
+        // For whoever reads the log of a machine that is gone.
+        eprintln!("---- {}, in {}:", case.name, stage.namespace());
+        stage.explain();
+        // The next one is not to find what this one has left. That it can be cleared up at all was not promised any more.
+        let _ = catch_unwind(AssertUnwindSafe(|| stage.clear()));
+    }
+    stage.close();
+    (passed, start.elapsed())
+}

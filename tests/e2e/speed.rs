@@ -1,0 +1,245 @@
+//! How long pods take to start with our volumes, beside the same pods with as many emptyDirs, in the same run on the same
+//! node. A report: what is too slow is for people to judge, who know what else the machine was doing.
+//!
+//! The API keeps times in whole seconds. So the beginning is when the change that says `PodScheduled` arrives at a watch
+//! here, and the end is the time that the container runtime has written beside the first line that the container prints;
+//! both are of the same clock, and both in nanoseconds.
+
+use std::collections::HashMap;
+use std::fmt::Write as _;
+use std::time::{Duration, Instant, SystemTime};
+
+use crate::cluster::{Cluster, PATIENCE, Watch, eventually};
+use crate::stage::{Stage, condition, phase};
+
+/// How often each is measured. The kinds take turns, so that what else the machine does is spread over them.
+const ROUNDS: usize = 7;
+/// How many pods come at once in the burst.
+const BURST: usize = 100;
+
+/// Measures, and prints the tables.
+pub(crate) fn report(cluster: &Cluster) {
+    let stage = Stage::new(cluster, "speed");
+    starts(&stage);
+    burst(&stage);
+    stage.clear();
+    stage.assert_nothing_left();
+    stage.close();
+}
+
+/// What a pod's volumes are.
+#[derive(Clone, Copy, PartialEq, Eq, Hash)]
+enum Volumes {
+    EmptyDir,
+    Ours,
+}
+
+fn starts(stage: &Stage) {
+    make_inputs(stage);
+    // The first pod of a namespace pays for what the others find.
+    measure(stage, "warm-up", &[pod("warm-up", 5, Volumes::Ours)]);
+    let counts = [1, 5, 20];
+    let mut taken: HashMap<(usize, Volumes), Vec<Duration>> = HashMap::new();
+    for round in 0..ROUNDS {
+        for count in counts {
+            // Who comes first changes, too.
+            let mut kinds = [Volumes::EmptyDir, Volumes::Ours];
+            kinds.rotate_left(round % 2);
+            for kind in kinds {
+                let name = format!("pod-{round}-{count}-{}", kind as usize);
+                let times = measure(stage, &name, &[pod(&name, count, kind)]);
+                taken.entry((count, kind)).or_default().push(times[0].start);
+            }
+        }
+    }
+    println!("\nfrom scheduled to started, median of {ROUNDS} (least to most)");
+    println!(
+        "  {:<10} {:>24} {:>24} {:>7}",
+        "volumes", "emptyDir", "ours", "ratio"
+    );
+    for count in counts {
+        let of = |kind| Spread::of(&taken[&(count, kind)]);
+        let (theirs, ours) = (of(Volumes::EmptyDir), of(Volumes::Ours));
+        println!(
+            "  {count:<10} {theirs:>24} {ours:>24} {:>6.2}×",
+            ours.median / theirs.median
+        );
+    }
+}
+
+fn burst(stage: &Stage) {
+    println!("\n{BURST} short pods at once, 2 volumes each");
+    println!(
+        "  {:<10} {:>24} {:>24} {:>12}",
+        "volumes", "scheduled to started", "created to ended", "last ended"
+    );
+    let mut all = Vec::new();
+    for kind in [Volumes::EmptyDir, Volumes::Ours] {
+        let what = if kind == Volumes::Ours {
+            "ours"
+        } else {
+            "emptyDir"
+        };
+        let pods: Vec<String> = (0..BURST)
+            .map(|n| pod(&format!("burst-{what}-{n}").to_lowercase(), 2, kind))
+            .collect();
+        let times = measure(stage, what, &pods);
+        let start = Spread::of(&times.iter().map(|times| times.start).collect::<Vec<_>>());
+        let end = Spread::of(&times.iter().map(|times| times.end).collect::<Vec<_>>());
+        println!("  {what:<10} {start:>24} {end:>24} {:>10.1} s", end.most);
+        all.push(end.most);
+    }
+    println!("  ratio of the last column: {:.2}×", all[1] / all[0]);
+}
+
+/// What pods are forks of: an output and a cache, as a pipeline would have left them.
+fn make_inputs(stage: &Stage) {
+    stage.apply("speed-inputs.yaml");
+    stage.succeeded("inputs");
+    stage.sealed("artifact/sources");
+    stage.sealed("task-cache/objects");
+    stage.clear();
+}
+
+/// How long one pod took.
+struct Times {
+    start: Duration,
+    end: Duration,
+}
+
+/// Makes pods, waits for their end, takes their times, and deletes them.
+fn measure(stage: &Stage, group: &str, pods: &[String]) -> Vec<Times> {
+    let watch = stage.watch("pods", &[]);
+    let begin = SystemTime::now();
+    stage.apply_text(&pods.join("---\n"));
+    let seen = follow(&watch, pods.len());
+    let since = |from: SystemTime, to: SystemTime| to.duration_since(from).unwrap_or_default();
+    let times = seen
+        .iter()
+        .map(|(name, seen)| Times {
+            start: since(seen.scheduled.expect("it was"), first_line(stage, name)),
+            end: since(begin, seen.ended.expect("it has")),
+        })
+        .collect();
+    stage.kubectl(&[
+        "delete",
+        "pods",
+        "--all",
+        "--grace-period=0",
+        "--force",
+        "--wait",
+        "--timeout=120s",
+    ]);
+    stage.settled();
+    assert!(seen.len() == pods.len(), "{group}");
+    times
+}
+
+/// When things were seen to be so.
+#[derive(Default)]
+struct Seen {
+    scheduled: Option<SystemTime>,
+    ended: Option<SystemTime>,
+}
+
+/// Follows pods until as many as there should be have succeeded.
+fn follow(watch: &Watch, pods: usize) -> HashMap<String, Seen> {
+    let mut seen: HashMap<String, Seen> = HashMap::new();
+    let deadline = Instant::now() + PATIENCE * 3;
+    while seen.values().filter(|seen| seen.ended.is_some()).count() < pods {
+        let change = watch.next(deadline).expect("the pods end in time");
+        let name = change.object["metadata"]["name"]
+            .as_str()
+            .unwrap_or_default();
+        if change.kind == "DELETED" || !change.object["metadata"]["deletionTimestamp"].is_null() {
+            continue;
+        }
+        assert_ne!(phase(&change.object), "Failed", "{name}");
+        let this = seen.entry(name.to_owned()).or_default();
+        if condition(&change.object, "PodScheduled") {
+            this.scheduled.get_or_insert(change.seen);
+        }
+        if phase(&change.object) == "Succeeded" {
+            this.ended.get_or_insert(change.seen);
+        }
+    }
+    seen
+}
+
+/// When a pod's container printed its first line: the runtime's own time stamp. The line may come a little after the end.
+fn first_line(stage: &Stage, pod: &str) -> SystemTime {
+    eventually("the pod has printed a line", || {
+        let line = stage.kubectl(&["logs", "--timestamps", pod]);
+        let stamp = line.split_whitespace().next()?;
+        Some(humantime::parse_rfc3339(stamp).unwrap_or_else(|error| panic!("{stamp}: {error}")))
+    })
+}
+
+/// A pod that says that it is there and ends. Our volumes are what a build step has: views of what others made, a cache,
+/// an output that is thrown away, and a place to work.
+fn pod(name: &str, volumes: usize, kind: Volumes) -> String {
+    let driver = "driver: baggageclaim.csi.concourse-ci.org";
+    let mut mounts = String::new();
+    let mut list = String::new();
+    for n in 0..volumes {
+        let _ = writeln!(mounts, "    - {{name: v{n}, mountPath: /v{n}}}");
+        let source = match (kind, n % 5) {
+            (Volumes::EmptyDir, _) => "emptyDir: {}".to_owned(),
+            (Volumes::Ours, 0 | 4) => format!(
+                "csi: {{{driver}, volumeAttributes: {{type: input, from: artifact/sources}}}}"
+            ),
+            (Volumes::Ours, 1) => format!(
+                "csi: {{{driver}, volumeAttributes: {{type: task-cache, key: objects, commit: never}}}}"
+            ),
+            (Volumes::Ours, 2) => format!(
+                "csi: {{{driver}, volumeAttributes: {{type: output, name: {name}-{n}, commit: never}}}}"
+            ),
+            (Volumes::Ours, _) => format!("csi: {{{driver}, volumeAttributes: {{type: scratch}}}}"),
+        };
+        let _ = writeln!(list, "  - {{name: v{n}, {source}}}");
+    }
+    format!(
+        "apiVersion: v1
+kind: Pod
+metadata: {{name: {name}}}
+spec:
+  restartPolicy: Never
+  terminationGracePeriodSeconds: 0
+  containers:
+  - name: step
+    image: docker.io/library/busybox:1
+    command: [echo, started]
+    volumeMounts:
+{mounts}  volumes:
+{list}"
+    )
+}
+
+/// The middle of many, and how far they lie apart.
+struct Spread {
+    least: f64,
+    median: f64,
+    most: f64,
+}
+
+impl Spread {
+    fn of(times: &[Duration]) -> Self {
+        let mut seconds: Vec<f64> = times.iter().map(Duration::as_secs_f64).collect();
+        seconds.sort_by(f64::total_cmp);
+        Self {
+            least: seconds[0],
+            median: seconds[seconds.len() / 2],
+            most: seconds[seconds.len() - 1],
+        }
+    }
+}
+
+impl std::fmt::Display for Spread {
+    fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
+        let text = format!(
+            "{:.2} ({:.2} to {:.2}) s",
+            self.median, self.least, self.most
+        );
+        f.pad(&text)
+    }
+}
