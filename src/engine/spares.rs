@@ -103,13 +103,16 @@ impl Spares {
     }
 }
 
-/// Throws away what an earlier process made and did not use.
+/// Deletes what an earlier process made and did not use. At once, not by way of the trash: it is little, and a driver that is killed
+/// again and again before it has emptied that would fill the pool.
 pub(super) fn sweep(inner: &Inner) -> Result<()> {
     let spares = &inner.dirs.spares;
     for entry in spares.entries().doing("read spares/")? {
-        inner
-            .throw_away(spares, entry.name.as_ref())
-            .doing("sweep spares/")?;
+        let name = entry.name.as_ref();
+        if let Err(error) = inner.backend.delete(spares, name, &|| false) {
+            tracing::debug!(%error, "a spare volume goes to the trash");
+            inner.throw_away(spares, name).doing("sweep spares/")?;
+        }
     }
     Ok(())
 }
