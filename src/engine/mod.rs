@@ -554,7 +554,7 @@ impl Engine {
         for threads in [&inner.calls, &inner.seals, &inner.syncs, &inner.chores] {
             threads.finish();
         }
-        inner.spares.finish();
+        inner.spares.finish(&inner.dirs.spares, &*inner.backend);
     }
 }
 
@@ -620,7 +620,20 @@ fn open_pool(config: &Config) -> Result<Opened> {
         api: config.mount_api,
         btrfs_quota: config.btrfs_quota,
     };
-    let chosen = backend::choose(&dirs.root, wanted).map_err(|error| wrong(error.to_string()))?;
+    let choose = || backend::choose(&dirs.root, wanted);
+    let chosen = choose()
+        .or_else(|error| {
+            // Trying a backend takes a few blocks, and the reserve is there for that.
+            let is_full = dirs
+                .root
+                .space()
+                .is_ok_and(|space| space.bytes_available == 0);
+            if is_full && known.is_some() && dirs.root.remove_file(layout::RESERVE).is_ok() {
+                return choose();
+            }
+            Err(error)
+        })
+        .map_err(|error| wrong(error.to_string()))?;
     let identity = if let Some(identity) = known {
         identity
     } else {

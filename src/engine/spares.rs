@@ -14,7 +14,7 @@ use parking_lot::Mutex;
 use super::Inner;
 use super::error::{Doing, Result};
 use super::threads::Threads;
-use crate::backend::{self, Prepared};
+use crate::backend::{self, Backend, Prepared};
 use crate::model::{LayerId, VolumeRecord};
 use crate::store::{self, BlankRecord};
 use crate::sys::Dir;
@@ -96,10 +96,14 @@ impl Spares {
         self.ready.lock().push(spare);
     }
 
-    /// Lets go of all, so that the pool's filesystem can be unmounted. Blocks until the thread has ended.
-    pub(super) fn finish(&self) {
+    /// Deletes all: the next start may need the room on a full disk. Blocks until the thread has ended.
+    pub(super) fn finish(&self, spares: &Dir, backend: &dyn Backend) {
         self.thread.finish();
-        self.ready.lock().clear();
+        for Spare { name, .. } in std::mem::take(&mut *self.ready.lock()) {
+            if let Err(error) = backend.delete(spares, name.as_ref(), &|| false) {
+                tracing::debug!(%error, "a spare volume is left for the next start");
+            }
+        }
     }
 }
 
