@@ -103,6 +103,7 @@ fn prepare() {
     mount("tmpfs", "/dev/shm", "tmpfs", none, Some(c"size=100%")).expect("mount /dev/shm");
     let port = File::options().write(true).open("/dev/ttyS1");
     *REPORTS.lock().expect("no panic yet") = Some(port.expect("the port of reports"));
+    tell(&Report::Up);
     let needs = fs::read_to_string(Path::new("/").join(NEEDS)).expect("what modules need");
     let mut modules: BTreeMap<&str, Vec<&str>> = needs
         .lines()

@@ -62,6 +62,8 @@ pub(crate) struct Suite {
 /// What a guest tells.
 #[derive(Debug, Clone, Serialize, Deserialize)]
 pub(crate) enum Report {
+    /// The kernel is up; the job begins.
+    Up,
     /// A line for whoever looks on.
     Said(String),
     /// A test ended.

@@ -335,11 +335,14 @@ fn listen(
             Report::Worked(operations) => figures.operations += operations,
             Report::Said(line) => eprintln!("      {line}"),
             Report::Done => done = true,
-            Report::Promised(_) | Report::Working | Report::Test { .. } => {}
+            Report::Up | Report::Promised(_) | Report::Working | Report::Test { .. } => {}
         }
     }
     if !done {
-        figures.failed(&format!("Linux {series}: {job:?}: the guest ended early"));
+        figures.failed(&format!(
+            "Linux {series}: {job:?}: the guest ended early\n{}",
+            guest.console()
+        ));
     }
     eprintln!("{:>4} s", guest.age().as_secs());
     Ok(())
