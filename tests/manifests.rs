@@ -2,14 +2,15 @@
 //! those in the documentation. No cluster is needed; what the API server itself says of them is asked in `make e2e`.
 //!
 //! A field that Kubernetes does not know is found by writing again what was read: it is not there any more. And what they
-//! ask of this driver is read by the driver's own parser.
+//! ask of this driver is read by the driver's own parser, which also says whether docs/attributes.md has all that it knows.
+//! Beside them, the links of the documentation.
 
 #![expect(
     clippy::disallowed_types,
     reason = "the driver's program is asked for its defaults"
 )]
 
-use std::collections::BTreeMap;
+use std::collections::{BTreeMap, BTreeSet};
 use std::fs;
 use std::path::{Path, PathBuf};
 
@@ -24,6 +25,9 @@ use k8s_openapi::api::storage::v1::{CSIDriver, StorageClass};
 use serde::Serialize;
 use serde::de::DeserializeOwned;
 use serde_json::Value;
+
+/// Where people read what they can write.
+const ATTRIBUTES: &str = "docs/attributes.md";
 
 /// A document, and where it stands.
 struct Manifest {
@@ -66,16 +70,163 @@ fn every_volume_asks_the_driver_for_what_it_knows() {
     let mut asked = 0;
     for Manifest { place, object } in manifests() {
         for volume in volumes(&object) {
-            let attributes: BTreeMap<String, String> = volume["csi"]
-                .get("volumeAttributes")
-                .map(|attributes| serde_json::from_value(attributes.clone()).expect("texts"))
-                .unwrap_or_default();
-            VolumeSpec::parse(&attributes)
+            VolumeSpec::parse(&attributes_of(volume))
                 .unwrap_or_else(|error| panic!("{place}: volume {}: {error}", volume["name"]));
             asked += 1;
         }
     }
     assert!(asked > 15, "only {asked} were found");
+}
+
+#[test]
+fn every_pod_that_people_copy_stands_by_itself() {
+    let mut pods = 0;
+    for manifest in manifests() {
+        let Manifest { place, object } = &manifest;
+        // Parts that are put together, and what a case completes.
+        if place.starts_with("deploy") || place.starts_with("tests") {
+            continue;
+        }
+        for pod in [&object["spec"], &object["spec"]["template"]["spec"]] {
+            if pod.get("containers").is_none() {
+                continue;
+            }
+            let name = &object["metadata"]["name"];
+            if let Err(wrong) = missing(pod) {
+                panic!("{place}: {name}: {wrong}");
+            }
+            pods += 1;
+        }
+    }
+    assert!(pods > 15, "only {pods} were found");
+}
+
+#[test]
+fn a_pod_that_the_api_server_would_refuse_is_found() {
+    let right = "{containers: [{name: c, image: i, volumeMounts: [{name: v, mountPath: /v}]}], volumes: [{name: v}]}";
+    let read = |text: &str| missing(&serde_saphyr::from_str(text).expect("YAML"));
+    read(right).expect("all is well");
+    for (what, instead) in [
+        ("containers: [{", "containers: [], others: [{"),
+        (", image: i", ""),
+        ("mountPath: /v", "mountPath: v"),
+        ("volumes: [{name: v}]", "volumes: [{name: w}]"),
+        ("volumes: [{name: v}]", "volumes: [{name: v}, {name: v}]"),
+        ("volumes: [{name: v}]", "volumes: [{name: v}, {name: w}]"),
+    ] {
+        assert!(right.contains(what), "{what}");
+        let wrong = right.replace(what, instead);
+        assert!(read(&wrong).is_err(), "{wrong}");
+    }
+}
+
+#[test]
+fn every_attribute_that_the_parser_knows_is_documented_and_shown() {
+    let page = fs::read_to_string(root().join(ATTRIBUTES)).expect(ATTRIBUTES);
+    // The parser says itself what it knows, to whoever makes a mistake.
+    let known = named_by("known are ", &[("?", "")]);
+    let types = named_by("allowed are ", &[("type", "?")]);
+    assert!(known.len() > 10 && types.len() > 4, "{known:?} {types:?}");
+    let row = |attribute: &str| {
+        page.lines().any(|line| {
+            line.strip_prefix("| ")
+                .and_then(|row| row.split(" | ").next())
+                .is_some_and(|cell| cell.contains(&format!("`{attribute}`")))
+        })
+    };
+    let manifests = manifests();
+    let pods = manifests.iter().filter(|each| each.place == ATTRIBUTES);
+    let shown: Vec<BTreeMap<String, String>> = pods
+        .flat_map(|pod| volumes(&pod.object))
+        .map(attributes_of)
+        .collect();
+    for attribute in &known {
+        assert!(row(attribute), "{ATTRIBUTES}: no table has `{attribute}`");
+        // What goes with nothing but imports cannot be shown: they are read, and not made yet.
+        let misplaced = problem(&[(attribute, "?")]);
+        let is_shown = shown.iter().any(|asked| asked.contains_key(attribute));
+        assert!(
+            is_shown || misplaced.ends_with("it goes with import"),
+            "{ATTRIBUTES}: no pod has `{attribute}`"
+        );
+    }
+    for kind in types.iter().filter(|kind| *kind != "import") {
+        let is_shown = shown
+            .iter()
+            .any(|asked| asked.get("type").is_some_and(|its| its == kind));
+        assert!(is_shown, "{ATTRIBUTES}: no pod has type {kind}");
+    }
+    let commits = named_by(
+        "allowed here are ",
+        &[("type", "output"), ("name", "a"), ("commit", "?")],
+    );
+    for commit in &commits {
+        assert!(row(commit), "{ATTRIBUTES}: no table has `{commit}`");
+    }
+}
+
+#[test]
+fn every_mistake_in_the_documentation_is_answered_as_it_says() {
+    let page = fs::read_to_string(root().join(ATTRIBUTES)).expect(ATTRIBUTES);
+    let mut mistakes = 0;
+    for line in page.lines().filter(|line| line.starts_with("| `{")) {
+        let cells: Vec<&str> = line
+            .trim_matches(['|', ' '])
+            .split(" | ")
+            .map(|cell| cell.trim_matches('`'))
+            .collect();
+        let [written, said] = cells[..] else {
+            panic!("two cells: {line}");
+        };
+        let attributes: BTreeMap<String, String> =
+            serde_saphyr::from_str(written).expect("attributes");
+        let error = VolumeSpec::parse(&attributes).expect_err(written);
+        let error = error.to_string();
+        // What stands for more does so in the message, too, in its order.
+        let mut rest = error
+            .strip_prefix("volume attribute ")
+            .expect("as the page says");
+        for (number, part) in said.split('…').enumerate() {
+            let at = rest.find(part);
+            let at = at.unwrap_or_else(|| panic!("{written}: {part:?} is not in {error:?}"));
+            assert!(number > 0 || at == 0, "{written}: {error:?}");
+            rest = &rest[at + part.len()..];
+        }
+        assert!(
+            rest.is_empty() || said.ends_with('…'),
+            "{written}: and {rest:?}"
+        );
+        mistakes += 1;
+    }
+    assert!(mistakes > 10, "only {mistakes} were found");
+}
+
+#[test]
+fn every_link_of_the_documentation_leads_somewhere() {
+    let mut links = 0;
+    for page in pages() {
+        let text = fs::read_to_string(&page).expect("it can be read");
+        for link in text.split("](").skip(1) {
+            let link = link.split(')').next().unwrap_or_default();
+            if link.contains("://") {
+                continue;
+            }
+            let (path, heading) = link.split_once('#').unwrap_or((link, ""));
+            let to = match path {
+                "" => page.clone(),
+                path => page.parent().expect("a directory").join(path),
+            };
+            assert!(to.exists(), "{}: {link}", page.display());
+            if !heading.is_empty() {
+                let text = fs::read_to_string(&to).expect("a page");
+                let mut headings = text.lines().filter(|line| line.starts_with('#'));
+                let found = headings.any(|line| anchor(line) == heading);
+                assert!(found, "{}: {link}", page.display());
+            }
+            links += 1;
+        }
+    }
+    assert!(links > 30, "only {links} were found");
 }
 
 #[test]
@@ -182,6 +333,63 @@ fn volumes(object: &Value) -> Vec<&Value> {
         .collect()
 }
 
+/// What a volume asks this driver for.
+fn attributes_of(volume: &Value) -> BTreeMap<String, String> {
+    volume["csi"]
+        .get("volumeAttributes")
+        .map(|attributes| serde_json::from_value(attributes.clone()).expect("texts"))
+        .unwrap_or_default()
+}
+
+/// What the parser says of attributes with a mistake in them.
+fn problem(attributes: &[(&str, &str)]) -> String {
+    let owned = attributes
+        .iter()
+        .map(|(name, value)| ((*name).to_owned(), (*value).to_owned()));
+    let error = VolumeSpec::parse(&owned.collect()).expect_err("a mistake");
+    error.to_string()
+}
+
+/// The list that a message ends with.
+fn named_by(before: &str, attributes: &[(&str, &str)]) -> Vec<String> {
+    let message = problem(attributes);
+    let list = message.split(before).nth(1).expect(&message);
+    list.split(", ").map(str::to_owned).collect()
+}
+
+/// Says what the API server would miss in a pod's specification; reading it does not ask for it.
+fn missing(pod: &Value) -> Result<(), String> {
+    let list = |object: &Value, field: &str| object[field].as_array().cloned().unwrap_or_default();
+    let text = |object: &Value, field: &str| object[field].as_str().unwrap_or_default().to_owned();
+    let volumes = list(pod, "volumes");
+    let names: BTreeSet<String> = volumes.iter().map(|volume| text(volume, "name")).collect();
+    if names.len() != volumes.len() {
+        return Err("two volumes have one name".to_owned());
+    }
+    let containers = list(pod, "containers");
+    if containers.is_empty() {
+        return Err("it has no containers".to_owned());
+    }
+    let mut unused = names.clone();
+    for container in containers.iter().chain(&list(pod, "initContainers")) {
+        let name = text(container, "name");
+        if name.is_empty() || text(container, "image").is_empty() {
+            return Err(format!("container {name:?} has no name or no image"));
+        }
+        for mount in list(container, "volumeMounts") {
+            let (volume, path) = (text(&mount, "name"), text(&mount, "mountPath"));
+            if !names.contains(&volume) || !path.starts_with('/') {
+                return Err(format!("{name} mounts {volume:?} at {path:?}"));
+            }
+            unused.remove(&volume);
+        }
+    }
+    match unused.first() {
+        Some(volume) => Err(format!("nobody mounts {volume}")),
+        None => Ok(()),
+    }
+}
+
 /// All manifests of the repository.
 fn manifests() -> Vec<Manifest> {
     let mut found = Vec::new();
@@ -196,19 +404,37 @@ fn manifests() -> Vec<Manifest> {
             add(&file, &text, &mut found);
         }
     }
-    let mut pages = files(&root().join("docs"), "md");
-    pages.extend(["README.md", "CONTRIBUTING.md"].map(|page| root().join(page)));
-    for page in pages {
+    for page in pages() {
         let text = fs::read_to_string(&page).expect("it can be read");
         for block in text.split("```yaml\n").skip(1) {
             let block = block.split("```").next().unwrap_or_default();
             // Parts of manifests stand there, too.
-            if block.contains("apiVersion:") {
+            let is_whole =
+                |line: &str| line.starts_with("apiVersion:") || line.starts_with("kind:");
+            if block.lines().any(is_whole) {
                 add(&page, block, &mut found);
             }
         }
     }
     found
+}
+
+/// The documentation.
+fn pages() -> Vec<PathBuf> {
+    let mut pages = files(&root().join("docs"), "md");
+    pages.extend(["README.md", "CONTRIBUTING.md"].map(|page| root().join(page)));
+    pages
+}
+
+/// What a link to a heading is called.
+fn anchor(heading: &str) -> String {
+    let kept = |c: &char| c.is_alphanumeric() || matches!(c, ' ' | '-' | '_');
+    let heading = heading.trim_start_matches('#').trim().to_lowercase();
+    heading
+        .chars()
+        .filter(kept)
+        .collect::<String>()
+        .replace(' ', "-")
 }
 
 fn add(file: &Path, text: &str, found: &mut Vec<Manifest>) {
