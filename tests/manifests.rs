@@ -16,6 +16,7 @@ use std::path::{Path, PathBuf};
 
 use baggageclaim::csi::DRIVER_NAME;
 use baggageclaim::model::VolumeSpec;
+use baggageclaim::server::code_name;
 use k8s_openapi::api::apps::v1::DaemonSet;
 use k8s_openapi::api::batch::v1::Job;
 use k8s_openapi::api::core::v1::{Namespace, PersistentVolumeClaim, Pod, ServiceAccount};
@@ -25,6 +26,7 @@ use k8s_openapi::api::storage::v1::{CSIDriver, StorageClass};
 use serde::Serialize;
 use serde::de::DeserializeOwned;
 use serde_json::Value;
+use tonic::Code;
 
 /// Where people read what they can write.
 const ATTRIBUTES: &str = "docs/attributes.md";
@@ -230,6 +232,72 @@ fn every_link_of_the_documentation_leads_somewhere() {
 }
 
 #[test]
+fn every_code_that_the_engine_answers_with_is_explained() {
+    let page = fs::read_to_string(root().join("docs/troubleshooting.md")).expect("a page");
+    // What each error of the engine is on the wire, as its own test has it: `Busy -> ABORTED: …`.
+    let table = "src/server/snapshots/baggageclaim__server__codes__tests__\
+                 every_error_has_its_code_and_a_message_that_says_things_once.snap";
+    let table = fs::read_to_string(root().join(table)).expect("a snapshot");
+    let answered: BTreeSet<&str> = table
+        .lines()
+        .filter_map(|line| line.split(" -> ").nth(1)?.split(':').next())
+        .collect();
+    assert!(answered.len() > 6, "{answered:?}");
+    let codes: Vec<Code> = (0..=16).map(Code::from_i32).collect();
+    for name in answered {
+        let code = codes.iter().find(|code| code_name(**code) == name);
+        // As kubelet writes it: `NotFound`.
+        let written = format!("| `{:?}`", code.expect("a code"));
+        assert!(page.contains(&written), "{name}: {written}");
+    }
+}
+
+#[test]
+fn what_the_documentation_calls_by_name_is_called_so() {
+    let help = ["", "node", "standalone"].map(help);
+    let verbs: Vec<&str> = help[0]
+        .lines()
+        .skip_while(|line| !line.starts_with("Verbs:"))
+        .skip(1)
+        .map_while(|line| line.split_whitespace().next())
+        .collect();
+    assert!(verbs.contains(&"check") && verbs.len() > 8, "{verbs:?}");
+    let metrics = fs::read_to_string(root().join("docs/metrics.md")).expect("a page");
+    let mut named = 0;
+    for page in pages() {
+        let text = fs::read_to_string(&page).expect("it can be read");
+        let page = page.display();
+        for name in words_after(&text, "BAGGAGECLAIM_") {
+            // Tests have theirs, on the pages about them.
+            let of_tests = ["TORTURE_", "GUESTS", "TEST_"];
+            if of_tests.iter().any(|prefix| name.starts_with(prefix)) {
+                continue;
+            }
+            let is_known = name.is_empty()
+                || help
+                    .iter()
+                    .any(|help| help.contains(&format!("BAGGAGECLAIM_{name}]")));
+            assert!(is_known, "{page}: BAGGAGECLAIM_{name}");
+            named += 1;
+        }
+        for name in words_after(&text, "baggageclaim_") {
+            let parts = ["_bucket", "_sum", "_count"];
+            let whole = parts.iter().find_map(|part| name.strip_suffix(part));
+            let whole = format!("`baggageclaim_{}", whole.unwrap_or(name));
+            let ends = ["`", "{"].map(|end| format!("{whole}{end}"));
+            let is_known = ends.iter().any(|name| metrics.contains(name));
+            assert!(is_known, "{page}: {whole}");
+            named += 1;
+        }
+        for verb in words_after(&text, "-- /baggageclaim ") {
+            assert!(verbs.contains(&verb), "{page}: baggageclaim {verb}");
+            named += 1;
+        }
+    }
+    assert!(named > 50, "only {named} were found");
+}
+
+#[test]
 fn what_is_deployed_is_this_driver() {
     let text = |file: &str| fs::read_to_string(root().join("deploy").join(file)).expect(file);
     let driver: CSIDriver =
@@ -245,11 +313,7 @@ fn what_is_deployed_is_this_driver() {
     let daemons: DaemonSet =
         serde_saphyr::from_str(&text("base/daemonset.yaml")).expect("a DaemonSet");
     let pod = daemons.spec.expect("a spec").template.spec.expect("a pod");
-    let help = std::process::Command::new(env!("CARGO_BIN_EXE_baggageclaim"))
-        .args(["node", "--help"])
-        .output()
-        .expect("it starts");
-    let help = String::from_utf8(help.stdout).expect("text");
+    let help = help("node");
     let grace = &help[help.find("--grace").expect("the flag")..];
     let grace = grace
         .split("[default: ")
@@ -417,6 +481,25 @@ fn manifests() -> Vec<Manifest> {
         }
     }
     found
+}
+
+/// What the program says of itself, or of one of its verbs.
+fn help(verb: &str) -> String {
+    let verb = Some(verb).filter(|verb| !verb.is_empty());
+    let help = std::process::Command::new(env!("CARGO_BIN_EXE_baggageclaim"))
+        .args(verb)
+        .arg("--help")
+        .output()
+        .expect("it starts");
+    String::from_utf8(help.stdout).expect("text")
+}
+
+/// What follows each `before`, as far as it is a name.
+fn words_after<'a>(text: &'a str, before: &'a str) -> impl Iterator<Item = &'a str> {
+    let in_name = |c: char| c.is_ascii_alphanumeric() || c == '_';
+    text.split(before)
+        .skip(1)
+        .map(move |rest| &rest[..rest.find(|c| !in_name(c)).unwrap_or(rest.len())])
 }
 
 /// The documentation.
