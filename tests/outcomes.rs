@@ -578,8 +578,10 @@ async fn the_binary_serves_without_an_api_server_and_remembers_over_kill_9_what_
         .await
         .expect("publish");
     pod.unpublish("out").await.expect("unpublish");
+    // Once, and calmly: it is waited for.
     node.logged("the watch over pods is broken", 1).await;
-    node.kill().await;
+    let log = node.kill().await;
+    assert!(log.contains("WARN") && !log.contains("ERROR"), "{log}");
 
     let node = NodeProcess::start(&lab, &flags);
     node.kubelet().await;

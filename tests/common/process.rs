@@ -126,10 +126,12 @@ impl NodeProcess {
         log
     }
 
-    /// Ends it at an instruction that nobody chose.
-    pub async fn kill(self) {
+    /// Ends it at an instruction that nobody chose. Its log.
+    pub async fn kill(self) -> String {
         self.signal(Signal::KILL);
-        assert_eq!(self.ended().await.0, None, "it ended before");
+        let (code, log) = self.ended().await;
+        assert_eq!(code, None, "it ended before");
+        log
     }
 }
 
