@@ -37,6 +37,11 @@ kernel/keys/root_maxkeys 1000000
 kernel/keys/root_maxbytes 25000000
 E
 
+# A node that is switched off and on has another boot, and this kernel does not know that it was. What is bound here is seen by
+# the daemons, and by containers, since daemons.sh has the runtime bind it there.
+cat /proc/sys/kernel/random/uuid > /run/boot_id
+mount --bind /run/boot_id /proc/sys/kernel/random/boot_id
+
 # ---- network ----
 ip link set lo up
 # A bridge, because there is no `dummy` device in small kernels: it carries the node's address and no cable.
@@ -48,6 +53,8 @@ ip route add "$services_range" dev e2e-node
 echo 1 > /proc/sys/net/ipv4/ip_forward
 
 # ---- the control plane ----
+# Of the boot before, and the numbers are somebody else's now.
+rm -rf "$node/pids"
 [ -e "$node/pki/admin.kubeconfig" ] || make_pki
 source "$here/daemons.sh"
 write_configuration

@@ -20,7 +20,7 @@ packages() {
   local missing= pair
   for pair in containerd:containerd runc:runc /usr/lib/cni/bridge:containernetworking-plugins \
     iptables:iptables conntrack:conntrack ip:iproute2 busybox:busybox-static openssl:openssl cc:gcc \
-    mkfs.ext4:e2fsprogs losetup:mount nsenter:util-linux flock:util-linux setpriv:util-linux; do
+    mkfs.ext4:e2fsprogs losetup:mount nsenter:util-linux flock:util-linux setsid:util-linux kill:procps; do
     command -v "${pair%%:*}" > /dev/null || missing+=" ${pair##*:}"
   done
   # A busybox that is linked dynamically could not run in an empty image.

@@ -60,6 +60,10 @@ write_configuration() {
   "ipam": {"type": "host-local", "dataDir": "/run/cni", "ranges": [[{"subnet": "$pods_range"}]], "routes": [{"dst": "0.0.0.0/0"}]}
 }]}
 E
+  # What containerd begins with for each container; and when its mounts are made, and it stands in its root directory, it gets
+  # the node's boot id (boot.sh).
+  local hook='"path": "'$(command -v busybox)'", "args": ["mount", "-o", "bind", "/run/boot_id", "proc/sys/kernel/random/boot_id"]'
+  ctr oci spec | sed "1s|{|{\"hooks\": {\"createContainer\": [{$hook}]},|" > "$node/etc/container.json"
   cat > "$node/etc/containerd.toml" <<E
 version = 2
 root = "/var/lib/containerd"
@@ -79,6 +83,7 @@ disabled_plugins = [$(printf '"io.containerd.snapshotter.v1.%s", ' btrfs zfs auf
     conf_dir = "$node/etc/cni"
   [plugins."io.containerd.grpc.v1.cri".containerd.runtimes.runc]
     runtime_type = "io.containerd.runc.v2"
+    base_runtime_spec = "$node/etc/container.json"
     [plugins."io.containerd.grpc.v1.cri".containerd.runtimes.runc.options]
       SystemdCgroup = false
 E
@@ -105,6 +110,8 @@ readOnlyPort: 0
 resolvConf: ""
 clusterDNS: [10.96.0.10]
 maxPods: 200 # the burst of 100, and some
+# The cases kill the driver again and again, and that it is started later each time says nothing about it.
+crashLoopBackOff: {maxContainerRestartPeriod: 1s}
 # The machine's disk is somebody else's concern.
 evictionHard: {memory.available: 50Mi, nodefs.available: 1%, imagefs.available: 1%}
 imageGCHighThresholdPercent: 100

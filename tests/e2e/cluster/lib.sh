@@ -53,8 +53,8 @@ alive() {
   [ "${stat%% *}" != Z ]
 }
 
-# pid_from NAME: the pid of one of the three processes that the host sees of a node: `init`, which its namespaces live and
-# die with, `unshare`, which made them, and `door`. A pid may have been given to somebody else meanwhile, so it is believed
+# pid_from NAME: the pid of one of the processes that the host sees of a node: `init`, which its namespaces live and die
+# with, `unshare`, which made them, `door`, and `watch` (updown.sh). A pid may have been given to somebody else meanwhile, so it is believed
 # only when it runs the program that it should.
 pid_from() {
   local pid program
@@ -63,6 +63,7 @@ pid_from() {
     init)    program=$bin/pause ;;
     unshare) program=$(command -v unshare) ;;
     door)    program=$(command -v nsenter) ;;
+    watch)   program=$(command -v flock) ;;
   esac
   [ "$(readlink "/proc/$pid/exe")" = "$(realpath "$program")" ] && alive "$pid" && echo "$pid"
 }

@@ -8,7 +8,8 @@ run() {
     play "$@"
     return
   fi
-  tied=yes
+  # Also for a case that boots the node again.
+  export tied=yes
   trap finish EXIT
   build
   if [ $# = 0 ]; then

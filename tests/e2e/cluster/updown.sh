@@ -25,9 +25,9 @@ boot() {
   mkdir -p "$node/log"
   echo "$cgroup" > "$node/cgroup"
   make_cgroup
-  # The daemons are killed with their pid namespace, which ends with its first process, which ends with `unshare`. In a run
-  # that brings its own node ($tied) that one ends with this shell, however this shell ends: `kill -9` leaves nothing either.
-  ${tied:+setpriv --pdeathsig KILL} unshare --mount --net --pid --ipc --fork --mount-proc --kill-child --propagation private \
+  # The daemons are killed with their pid namespace, which ends with its first process, which ends with `unshare`. Not of the
+  # caller's session: a case that is ended while the node is booted again must not take it along.
+  setsid unshare --mount --net --pid --ipc --fork --mount-proc --kill-child --propagation private \
     "$bin/pause" < /dev/null > "$node/log/init.log" 2>&1 9>&- &
   unshare=$!
   disown "$unshare"
@@ -37,13 +37,21 @@ boot() {
   done
   echo "$unshare" > "$node/unshare.pid"
   echo "$child" > "$node/init.pid"
+  [ -z "${tied:-}" ] || watch_over "$child"
   enter "$here/boot.sh"
   # The door stands on the host, so that kubectl works there.
   local address door
-  read -r address door < <("$bin/door" "$child" "$node_address:6443" 2> "$node/log/door.log" 9>&-) || die "$(cat "$node/log/door.log")"
+  read -r address door < <(setsid "$bin/door" "$child" "$node_address:6443" 2> "$node/log/door.log" 9>&-) || die "$(cat "$node/log/door.log")"
   echo "$door" > "$node/door.pid"
   sed "s#https://$node_address:6443#https://$address#" "$node/pki/admin.kubeconfig" > "$KUBECONFIG"
   say "the node is ready"
+}
+
+# A run that brings its own node ($tied) holds the lock as long as it lives, and does not leave the node behind however it
+# ends: who waits for the lock gets it then, also when the run was ended with `kill -9`.
+watch_over() {
+  setsid flock "$home/lock" kill -KILL "$1" < /dev/null > /dev/null 2>&1 9>&- &
+  echo $! > "$node/watch.pid"
 }
 
 # Takes away whatever there is of a node. Can be repeated, and knows nothing but where things are: it also clears up after a
@@ -61,7 +69,7 @@ halt() {
   local name pid init=
   # The first process takes the others with it. Its parent, and the door's, wait for a child on the host's side; they stop
   # themselves when that child is stopped by somebody, and then would never see it end. So they are not relied upon.
-  for name in init unshare door; do
+  for name in watch init unshare door; do
     pid=$(pid_from "$name") || continue
     [ "$name" != init ] || init=$pid
     kill -KILL "$pid" 2> /dev/null || true
