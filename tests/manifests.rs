@@ -17,7 +17,7 @@ use std::path::{Path, PathBuf};
 use baggageclaim::csi::DRIVER_NAME;
 use baggageclaim::model::VolumeSpec;
 use baggageclaim::server::code_name;
-use k8s_openapi::api::apps::v1::DaemonSet;
+use k8s_openapi::api::apps::v1::{DaemonSet, Deployment};
 use k8s_openapi::api::batch::v1::Job;
 use k8s_openapi::api::core::v1::{Namespace, PersistentVolumeClaim, Pod, ServiceAccount};
 use k8s_openapi::api::networking::v1::NetworkPolicy;
@@ -72,7 +72,10 @@ fn every_volume_asks_the_driver_for_what_it_knows() {
     let mut asked = 0;
     for Manifest { place, object } in manifests() {
         for volume in volumes(&object) {
-            VolumeSpec::parse(&attributes_of(volume))
+            let mut attributes = attributes_of(volume);
+            // Kubelet's, also where a pod has them forged.
+            attributes.retain(|key, _| !key.starts_with("csi.storage.k8s.io/"));
+            VolumeSpec::parse(&attributes)
                 .unwrap_or_else(|error| panic!("{place}: volume {}: {error}", volume["name"]));
             asked += 1;
         }
@@ -338,6 +341,7 @@ fn complaint(manifest: &Manifest) -> Result<(), String> {
         ("v1", "Pod") => reread::<Pod>,
         ("v1", "ServiceAccount") => reread::<ServiceAccount>,
         ("apps/v1", "DaemonSet") => reread::<DaemonSet>,
+        ("apps/v1", "Deployment") => reread::<Deployment>,
         ("batch/v1", "Job") => reread::<Job>,
         ("networking.k8s.io/v1", "NetworkPolicy") => reread::<NetworkPolicy>,
         ("rbac.authorization.k8s.io/v1", "ClusterRole") => reread::<ClusterRole>,
@@ -464,7 +468,8 @@ fn manifests() -> Vec<Manifest> {
             let text = text
                 .replace("{{FROM}}", "artifact/name")
                 .replace("{{NAME}}", "name")
-                .replace("{{THEN}}", "true");
+                .replace("{{THEN}}", "true")
+                .replace("{{UID}}", "1000");
             add(&file, &text, &mut found);
         }
     }

@@ -1,7 +1,6 @@
 //! The node as it is seen from the host: kubectl, its daemons, its mount table and directories, the driver's own verbs.
 //! It knows nothing of cases.
 
-use std::ffi::OsStr;
 use std::fs;
 use std::io::Write as _;
 use std::path::{Path, PathBuf};
@@ -9,6 +8,7 @@ use std::process::{Child, Command, Output, Stdio};
 use std::sync::mpsc::{self, Receiver, RecvTimeoutError};
 use std::time::{Duration, Instant, SystemTime};
 
+use rustix::process::{Pid, Signal, kill_process};
 use serde_json::Value;
 
 /// How long something may take that takes seconds when all is well. The machine may be busy with other things.
@@ -91,17 +91,6 @@ impl Cluster {
         Watch { child, changes }
     }
 
-    /// A command where the node is: its mounts and network.
-    pub(crate) fn enter(&self, program: impl AsRef<OsStr>) -> Command {
-        let mut command = Command::new("nsenter");
-        command
-            .arg(format!("--target={}", self.init()))
-            .args(["--mount", "--net", "--"])
-            .arg(program)
-            .stdin(Stdio::null());
-        command
-    }
-
     /// The first process of the node. A reboot makes another one.
     fn init(&self) -> u32 {
         fs::read_to_string(self.home.join("node/init.pid"))
@@ -138,7 +127,10 @@ impl Cluster {
             .expect("the node's mount table");
         table
             .lines()
-            .filter(|line| line.contains("/kubernetes.io~csi/"))
+            // The second is where kubelet mounts a part of a volume for a container.
+            .filter(|line| {
+                line.contains("/kubernetes.io~csi/") || line.contains("/volume-subpaths/")
+            })
             .map(str::to_owned)
             .collect()
     }
@@ -154,7 +146,7 @@ impl Cluster {
     }
 
     /// A path of the node's as the host sees it.
-    fn on_node(&self, path: &str) -> PathBuf {
+    pub(crate) fn on_node(&self, path: &str) -> PathBuf {
         PathBuf::from(format!("/proc/{}/root{path}", self.init()))
     }
 
@@ -182,9 +174,15 @@ impl Cluster {
     /// The pid of the driver's process as the host sees it. Its container is known by the cgroup that all of the node's
     /// are below, so another checkout's driver is not meant.
     pub(crate) fn driver_process(&self) -> u32 {
+        let mut found = self.driver_processes();
+        assert_eq!(found.len(), 1, "driver processes: {found:?}");
+        found.remove(0)
+    }
+
+    fn driver_processes(&self) -> Vec<u32> {
         let cgroup =
             fs::read_to_string(self.home.join("node/cgroup")).expect("cluster.sh wrote it");
-        let mut found: Vec<u32> = fs::read_dir("/proc")
+        fs::read_dir("/proc")
             .expect("/proc")
             .filter_map(|entry| entry.ok()?.file_name().to_str()?.parse().ok())
             .filter(|pid| {
@@ -193,9 +191,33 @@ impl Cluster {
                     && fs::read_to_string(format!("/proc/{pid}/cgroup"))
                         .is_ok_and(|its| its.contains(cgroup.trim()))
             })
-            .collect();
-        assert_eq!(found.len(), 1, "driver processes: {found:?}");
-        found.remove(0)
+            .collect()
+    }
+
+    /// Kills the driver. kubelet starts another one.
+    pub(crate) fn kill_driver(&self) {
+        kill(self.driver_process());
+    }
+
+    /// Kills the driver at the moment when something is seen, and waits until there is another one.
+    pub(crate) fn kill_driver_when(&self, what: &str, mut seen: impl FnMut(&Self) -> bool) {
+        let driver = self.driver_process();
+        as_soon_as(what, || seen(self).then_some(()));
+        kill(driver);
+        eventually("there is another driver", || {
+            let found = self.driver_processes();
+            (found.len() == 1 && found[0] != driver).then_some(())
+        });
+    }
+
+    /// What the driver has logged since then.
+    pub(crate) fn driver_log(&self, since: SystemTime) -> String {
+        succeed(&mut self.kubectl(&[
+            "logs",
+            "--namespace=baggageclaim",
+            "daemonset/baggageclaim-node",
+            &format!("--since-time={}", humantime::format_rfc3339(since)),
+        ]))
     }
 
     /// Waits until the driver says that it is ready.
@@ -288,15 +310,29 @@ pub(crate) fn feed(command: &mut Command, text: &str) -> Output {
 }
 
 /// Asks again and again, where nothing would tell: what the kernel or the driver has finished in the background.
-pub(crate) fn eventually<T>(what: &str, mut look: impl FnMut() -> Option<T>) -> T {
+pub(crate) fn eventually<T>(what: &str, look: impl FnMut() -> Option<T>) -> T {
+    ask(what, Duration::from_millis(50), look)
+}
+
+/// The same for what is over in an instant, and is asked of the kernel alone.
+pub(crate) fn as_soon_as<T>(what: &str, look: impl FnMut() -> Option<T>) -> T {
+    ask(what, Duration::from_millis(1), look)
+}
+
+fn ask<T>(what: &str, every: Duration, mut look: impl FnMut() -> Option<T>) -> T {
     let deadline = Instant::now() + PATIENCE;
     loop {
         if let Some(found) = look() {
             return found;
         }
         assert!(Instant::now() < deadline, "in vain: {what}");
-        std::thread::sleep(Duration::from_millis(50));
+        std::thread::sleep(every);
     }
+}
+
+fn kill(pid: u32) {
+    let process = Pid::from_raw(pid.cast_signed()).expect("no pid is 0");
+    kill_process(process, Signal::KILL).expect("it runs");
 }
 
 fn names(directory: &Path) -> Vec<String> {

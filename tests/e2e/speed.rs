@@ -6,11 +6,11 @@
 //! both are of the same clock, and both in nanoseconds.
 
 use std::collections::HashMap;
-use std::fmt::Write as _;
-use std::time::{Duration, Instant, SystemTime};
+use std::time::{Duration, SystemTime};
 
-use crate::cluster::{Cluster, PATIENCE, Watch, eventually};
-use crate::stage::{Stage, condition, phase};
+use crate::cluster::{Cluster, eventually};
+use crate::crowd::{Volumes, follow, make_inputs, pod};
+use crate::stage::Stage;
 
 /// How often each is measured. The kinds take turns, so that what else the machine does is spread over them.
 const ROUNDS: usize = 7;
@@ -27,17 +27,10 @@ pub(crate) fn report(cluster: &Cluster) {
     stage.close();
 }
 
-/// What a pod's volumes are.
-#[derive(Clone, Copy, PartialEq, Eq, Hash)]
-enum Volumes {
-    EmptyDir,
-    Ours,
-}
-
 fn starts(stage: &Stage) {
     make_inputs(stage);
     // The first pod of a namespace pays for what the others find.
-    measure(stage, "warm-up", &[pod("warm-up", 5, Volumes::Ours)]);
+    measure(stage, "warm-up", &[short("warm-up", 5, Volumes::Ours)]);
     let counts = [1, 5, 20];
     let mut taken: HashMap<(usize, Volumes), Vec<Duration>> = HashMap::new();
     for round in 0..ROUNDS {
@@ -47,7 +40,7 @@ fn starts(stage: &Stage) {
             kinds.rotate_left(round % 2);
             for kind in kinds {
                 let name = format!("pod-{round}-{count}-{}", kind as usize);
-                let times = measure(stage, &name, &[pod(&name, count, kind)]);
+                let times = measure(stage, &name, &[short(&name, count, kind)]);
                 taken.entry((count, kind)).or_default().push(times[0].start);
             }
         }
@@ -81,7 +74,7 @@ fn burst(stage: &Stage) {
             "emptyDir"
         };
         let pods: Vec<String> = (0..BURST)
-            .map(|n| pod(&format!("burst-{what}-{n}").to_lowercase(), 2, kind))
+            .map(|n| short(&format!("burst-{what}-{n}").to_lowercase(), 2, kind))
             .collect();
         let times = measure(stage, what, &pods);
         let start = Spread::of(&times.iter().map(|times| times.start).collect::<Vec<_>>());
@@ -92,13 +85,9 @@ fn burst(stage: &Stage) {
     println!("  ratio of the last column: {:.2}×", all[1] / all[0]);
 }
 
-/// What pods are forks of: an output and a cache, as a pipeline would have left them.
-fn make_inputs(stage: &Stage) {
-    stage.apply("speed-inputs.yaml");
-    stage.succeeded("inputs");
-    stage.sealed("artifact/sources");
-    stage.sealed("task-cache/objects");
-    stage.clear();
+/// A pod that says that it is there and ends.
+fn short(name: &str, volumes: usize, kind: Volumes) -> String {
+    pod(name, volumes, kind, "[echo, started]")
 }
 
 /// How long one pod took.
@@ -135,37 +124,6 @@ fn measure(stage: &Stage, group: &str, pods: &[String]) -> Vec<Times> {
     times
 }
 
-/// When things were seen to be so.
-#[derive(Default)]
-struct Seen {
-    scheduled: Option<SystemTime>,
-    ended: Option<SystemTime>,
-}
-
-/// Follows pods until as many as there should be have succeeded.
-fn follow(watch: &Watch, pods: usize) -> HashMap<String, Seen> {
-    let mut seen: HashMap<String, Seen> = HashMap::new();
-    let deadline = Instant::now() + PATIENCE * 3;
-    while seen.values().filter(|seen| seen.ended.is_some()).count() < pods {
-        let change = watch.next(deadline).expect("the pods end in time");
-        let name = change.object["metadata"]["name"]
-            .as_str()
-            .unwrap_or_default();
-        if change.kind == "DELETED" || !change.object["metadata"]["deletionTimestamp"].is_null() {
-            continue;
-        }
-        assert_ne!(phase(&change.object), "Failed", "{name}");
-        let this = seen.entry(name.to_owned()).or_default();
-        if condition(&change.object, "PodScheduled") {
-            this.scheduled.get_or_insert(change.seen);
-        }
-        if phase(&change.object) == "Succeeded" {
-            this.ended.get_or_insert(change.seen);
-        }
-    }
-    seen
-}
-
 /// When a pod's container printed its first line: the runtime's own time stamp. The line may come a little after the end.
 fn first_line(stage: &Stage, pod: &str) -> SystemTime {
     eventually("the pod has printed a line", || {
@@ -173,46 +131,6 @@ fn first_line(stage: &Stage, pod: &str) -> SystemTime {
         let stamp = line.split_whitespace().next()?;
         Some(humantime::parse_rfc3339(stamp).unwrap_or_else(|error| panic!("{stamp}: {error}")))
     })
-}
-
-/// A pod that says that it is there and ends. Our volumes are what a build step has: views of what others made, a cache,
-/// an output that is thrown away, and a place to work.
-fn pod(name: &str, volumes: usize, kind: Volumes) -> String {
-    let driver = "driver: baggageclaim.csi.concourse-ci.org";
-    let mut mounts = String::new();
-    let mut list = String::new();
-    for n in 0..volumes {
-        let _ = writeln!(mounts, "    - {{name: v{n}, mountPath: /v{n}}}");
-        let source = match (kind, n % 5) {
-            (Volumes::EmptyDir, _) => "emptyDir: {}".to_owned(),
-            (Volumes::Ours, 0 | 4) => format!(
-                "csi: {{{driver}, volumeAttributes: {{type: input, from: artifact/sources}}}}"
-            ),
-            (Volumes::Ours, 1) => format!(
-                "csi: {{{driver}, volumeAttributes: {{type: task-cache, key: objects, commit: never}}}}"
-            ),
-            (Volumes::Ours, 2) => format!(
-                "csi: {{{driver}, volumeAttributes: {{type: output, name: {name}-{n}, commit: never}}}}"
-            ),
-            (Volumes::Ours, _) => format!("csi: {{{driver}, volumeAttributes: {{type: scratch}}}}"),
-        };
-        let _ = writeln!(list, "  - {{name: v{n}, {source}}}");
-    }
-    format!(
-        "apiVersion: v1
-kind: Pod
-metadata: {{name: {name}}}
-spec:
-  restartPolicy: Never
-  terminationGracePeriodSeconds: 0
-  containers:
-  - name: step
-    image: docker.io/library/busybox:1
-    command: [echo, started]
-    volumeMounts:
-{mounts}  volumes:
-{list}"
-    )
 }
 
 /// The middle of many, and how far they lie apart.

@@ -1,6 +1,11 @@
 //! Where one case plays: a namespace of its own, the verbs that cases are written in, and the look at what is left.
 //! All waiting is for something that happens; what does not happen in time ends the case.
 
+use std::cell::Cell;
+use std::fmt::Write as _;
+use std::ops::Deref;
+use std::panic::{AssertUnwindSafe, catch_unwind};
+use std::path::PathBuf;
 use std::process::Stdio;
 use std::time::Instant;
 
@@ -48,6 +53,8 @@ fn forget(cluster: &Cluster, list: &[&str]) {
 pub(crate) struct Stage<'a> {
     pub(crate) cluster: &'a Cluster,
     namespace: String,
+    /// How many pods have read something for the case.
+    readers: Cell<usize>,
 }
 
 impl<'a> Stage<'a> {
@@ -58,11 +65,20 @@ impl<'a> Stage<'a> {
         Self {
             cluster,
             namespace: namespace.to_owned(),
+            readers: Cell::new(0),
         }
     }
 
     pub(crate) fn namespace(&self) -> &str {
         &self.namespace
+    }
+
+    /// Another namespace, for cases about who sees what. When it is dropped it is cleared and looked at as this one is.
+    pub(crate) fn neighbour(&self) -> Neighbour<'a> {
+        Neighbour(Self::new(
+            self.cluster,
+            &format!("{}-neighbour", self.namespace),
+        ))
     }
 
     fn within(&self) -> String {
@@ -88,13 +104,18 @@ impl<'a> Stage<'a> {
 
     /// Applies a file of `tests/e2e/manifests/` that has `{{NAME}}`s in it, with what they stand for.
     pub(crate) fn apply_with(&self, file: &str, values: &[(&str, &str)]) {
+        self.apply_text(&Self::filled(file, values));
+    }
+
+    /// The text of such a file, with what they stand for.
+    pub(crate) fn filled(file: &str, values: &[(&str, &str)]) -> String {
         let mut text = Self::manifest(file);
         for (name, value) in values {
             let place = format!("{{{{{name}}}}}");
             assert!(text.contains(&place), "{file} has no {place}");
             text = text.replace(&place, value);
         }
-        self.apply_text(&text);
+        text
     }
 
     /// Applies a text: a manifest that the case has changed.
@@ -156,6 +177,58 @@ impl<'a> Stage<'a> {
         assert_eq!(self.ended(pod), "Failed", "pod {pod}: {}", self.logs(pod));
     }
 
+    /// Has a pod make an output, a task cache and a resource cache of one name, and waits until they can be used. In each is
+    /// a file `text`, with the text that is returned.
+    pub(crate) fn make(&self, name: &str) -> String {
+        self.apply_with("maker.yaml", &[("NAME", name), ("THEN", "exit 0")]);
+        self.succeeded(name);
+        for kind in ["artifact", "task-cache", "resource-cache"] {
+            self.sealed(&format!("{kind}/{name}"));
+        }
+        format!("{name} of {}\n", self.namespace)
+    }
+
+    /// All files of an artifact or a cache, as a pod sees them: below each name, what is in it.
+    pub(crate) fn read(&self, reference: &str) -> String {
+        let reader = self.reader();
+        self.apply_with("reader.yaml", &[("NAME", &reader), ("FROM", reference)]);
+        self.succeeded(&reader);
+        self.logs(&reader)
+    }
+
+    /// Artifacts and caches that hold one file each, and nothing else: its name, and what is in it.
+    pub(crate) fn hold(&self, expected: &[(&str, &str, &str)]) {
+        let reader = self.reader();
+        let manifest = Self::filled("reader.yaml", &[("NAME", &reader)]);
+        let (pod, volume) = manifest
+            .split_once("  - name: in\n")
+            .expect("it has one volume");
+        let (mut mounts, mut volumes) = (String::new(), String::new());
+        for (number, (reference, ..)) in expected.iter().enumerate() {
+            let _ = writeln!(
+                mounts,
+                "    - {{name: in-{number}, mountPath: /in/{number}}}"
+            );
+            let volume = volume.replace("{{FROM}}", reference);
+            let _ = write!(volumes, "  - name: in-{number}\n{volume}");
+        }
+        let pod = pod.replace("    - {name: in, mountPath: /in}\n", &mounts);
+        self.apply_text(&(pod + &volumes));
+        self.succeeded(&reader);
+        let shown: Vec<String> = expected
+            .iter()
+            .enumerate()
+            .map(|(number, (_, file, content))| format!("==> ./{number}/{file} <==\n{content}"))
+            .collect();
+        assert_eq!(self.logs(&reader), shown.join("\n"), "{expected:#?}");
+    }
+
+    /// A name for one more pod that reads something.
+    fn reader(&self) -> String {
+        self.readers.set(self.readers.get() + 1);
+        format!("reader-{}", self.readers.get())
+    }
+
     fn ended(&self, pod: &str) -> String {
         let done = self.until("pods", pod, "at its end", |pod| {
             matches!(phase(pod), "Succeeded" | "Failed")
@@ -179,16 +252,51 @@ impl<'a> Stage<'a> {
         self.kubectl(&["logs", "--all-containers", pod])
     }
 
-    /// Runs a shell command in a pod.
+    /// Runs a shell command in a pod, in its first container.
     pub(crate) fn exec(&self, pod: &str, command: &str) -> String {
-        self.kubectl(&["exec", pod, "--", "sh", "-c", command])
+        self.kubectl(&["exec", "--quiet", pod, "--", "sh", "-c", command])
+    }
+
+    /// The same in one that is named.
+    pub(crate) fn exec_in(&self, pod: &str, container: &str, command: &str) -> String {
+        let container = format!("--container={container}");
+        self.kubectl(&["exec", &container, pod, "--", "sh", "-c", command])
+    }
+
+    /// Runs a shell command in a pod that has to fail, and says what it said.
+    pub(crate) fn fails(&self, pod: &str, command: &str) -> String {
+        let exec = [
+            &self.within(),
+            "exec",
+            "--quiet",
+            pod,
+            "--",
+            "sh",
+            "-c",
+            command,
+        ];
+        let output = self.cluster.kubectl(&exec).output().expect("it starts");
+        assert!(!output.status.success(), "{pod}: {command} succeeds");
+        String::from_utf8_lossy(&output.stderr).into_owned()
     }
 
     /// Makes a file in a pod's volume from outside, on the node: for when there is no API server to exec through.
     pub(crate) fn touch_from_outside(&self, uid: &str, volume: &str, file: &str) {
-        let path =
-            format!("/var/lib/kubelet/pods/{uid}/volumes/kubernetes.io~csi/{volume}/mount/{file}");
-        succeed(self.cluster.enter("touch").arg(path));
+        let path = self.volume_from_outside(uid, volume).join(file);
+        std::fs::write(&path, "").unwrap_or_else(|error| panic!("{}: {error}", path.display()));
+    }
+
+    /// Where a pod's volume is seen by the processes of the host.
+    pub(crate) fn volume_from_outside(&self, uid: &str, volume: &str) -> PathBuf {
+        self.cluster.on_node(&format!(
+            "/var/lib/kubelet/pods/{uid}/volumes/kubernetes.io~csi/{volume}/mount"
+        ))
+    }
+
+    /// A pod's uid.
+    pub(crate) fn uid(&self, pod: &str) -> String {
+        let pod = self.get(&format!("pod/{pod}"));
+        pod["metadata"]["uid"].as_str().expect("a uid").to_owned()
     }
 
     /// Waits for an event on a pod whose message has all of these words in it, and says it.
@@ -209,6 +317,30 @@ impl<'a> Stage<'a> {
         panic!("no event on {pod} has {words:?} in it; there were {heard:#?}")
     }
 
+    /// The name of the one pod that a selector finds, once there is one.
+    pub(crate) fn only_pod(&self, selector: &str) -> String {
+        let wanted = format!("--selector={selector}");
+        eventually("a pod is made", || {
+            let pods = self.cluster.get(&[&self.within(), "pods", &wanted]);
+            let mut names = items(&pods).filter_map(|pod| pod["metadata"]["name"].as_str());
+            let name = names.next()?.to_owned();
+            assert_eq!(names.next(), None, "{selector}");
+            Some(name)
+        })
+    }
+
+    /// Waits until there is no pod of a name.
+    pub(crate) fn gone(&self, pod: &str) {
+        let pod = format!("pod/{pod}");
+        self.kubectl(&["wait", "--for=delete", &pod, "--timeout=120s"]);
+    }
+
+    /// Says of a pod how its work ended, in the annotation of docs/events.md.
+    pub(crate) fn tell_outcome(&self, pod: &str, outcome: &str) {
+        let annotation = format!("baggageclaim.concourse-ci.org/outcome={outcome}");
+        self.kubectl(&["annotate", "--overwrite", "pod", pod, &annotation]);
+    }
+
     /// Deletes an object as anybody would, and waits until it is gone.
     pub(crate) fn delete(&self, object: &str) {
         self.kubectl(&["delete", object, "--wait", "--timeout=120s"]);
@@ -218,7 +350,7 @@ impl<'a> Stage<'a> {
     pub(crate) fn clear(&self) {
         self.kubectl(&[
             "delete",
-            "jobs,pods",
+            "deployments,jobs,pods",
             "--all",
             "--wait",
             "--timeout=120s",
@@ -252,6 +384,23 @@ impl<'a> Stage<'a> {
         })
     }
 
+    /// What is sealed here: references, sorted.
+    pub(crate) fn artifacts(&self) -> Vec<String> {
+        let artifacts = self.list("artifacts");
+        let mut references: Vec<String> = artifacts
+            .iter()
+            .filter_map(|artifact| artifact["reference"].as_str())
+            .map(str::to_owned)
+            .collect();
+        references.sort();
+        references
+    }
+
+    /// Forgets all that is sealed here.
+    pub(crate) fn forget(&self) {
+        forget(self.cluster, &["artifacts", "--tenant", &self.namespace]);
+    }
+
     /// That nothing is left of the case once its pods are gone: no mount, no directory, no record. What it has sealed is
     /// meant to stay, so that is looked at and then forgotten.
     pub(crate) fn assert_nothing_left(&self) {
@@ -274,7 +423,7 @@ impl<'a> Stage<'a> {
                 .all(|uid| alive.contains(&uid.as_str()))
                 .then_some(())
         });
-        forget(self.cluster, &["artifacts", "--tenant", &self.namespace]);
+        self.forget();
         eventually("the trash is empty", || {
             self.cluster.in_pool("trash").is_empty().then_some(())
         });
@@ -316,11 +465,43 @@ impl<'a> Stage<'a> {
     /// Takes the namespace away with all that is in it, however the case went. The next one has another name, so it need
     /// not wait.
     pub(crate) fn close(self) {
+        self.delete_namespace();
+    }
+
+    fn delete_namespace(&self) {
         let _ = self
             .cluster
             .kubectl(&["delete", "namespace", &self.namespace, "--wait=false"])
             .stdout(Stdio::null())
             .status();
+    }
+}
+
+/// Another namespace than the case's own.
+pub(crate) struct Neighbour<'a>(Stage<'a>);
+
+impl<'a> Deref for Neighbour<'a> {
+    type Target = Stage<'a>;
+
+    fn deref(&self) -> &Stage<'a> {
+        &self.0
+    }
+}
+
+impl Drop for Neighbour<'_> {
+    fn drop(&mut self) {
+        let end = || {
+            self.0.clear();
+            self.0.settled();
+            self.0.forget();
+        };
+        if std::thread::panicking() {
+            // The case has failed already; this only keeps it from troubling the next.
+            let _ = catch_unwind(AssertUnwindSafe(end));
+        } else {
+            end();
+        }
+        self.0.delete_namespace();
     }
 }
 

@@ -2,7 +2,11 @@
 //! It says what it does in the words of the stage; that nothing is left afterwards is looked at for all of them.
 
 mod caches;
+mod outcomes;
 mod pods;
+mod reboot;
+mod specs;
+mod tenants;
 mod trouble;
 
 use crate::Case;
@@ -33,6 +37,42 @@ pub(crate) fn all() -> Vec<Case> {
             pods::mistake,
         ),
         case(
+            "readOnly: what cannot be written to is read",
+            specs::read_only,
+        ),
+        case("subPath: parts of a volume", specs::sub_path),
+        case(
+            "fsGroup and supplementary groups: steps that are not root",
+            specs::fs_group,
+        ),
+        case(
+            "a restricted namespace: other users, and caches that they share",
+            specs::restricted,
+        ),
+        case(
+            "init containers and a sidecar fill what the step uses",
+            specs::init_containers,
+        ),
+        case("a pod with 20 volumes of all types", specs::many_volumes),
+        case("100 pods at once", specs::crowd),
+        case(
+            "an annotation tells the outcome of a pod that is deleted",
+            outcomes::annotation,
+        ),
+        case(
+            "one container's end is the pod's, by annotation",
+            outcomes::outcome_container,
+        ),
+        case(
+            "on-marker: what is marked is kept, and nothing else",
+            outcomes::marker,
+        ),
+        case("two namespaces use the same names", tenants::same_names),
+        case(
+            "a pod that forges kubelet's keys gets nobody else's",
+            tenants::forged,
+        ),
+        case(
             "the driver is killed while pods run",
             trouble::driver_killed,
         ),
@@ -45,8 +85,21 @@ pub(crate) fn all() -> Vec<Case> {
             trouble::kubelet_restarted,
         ),
         case(
+            "the driver is killed again and again while pods start and end",
+            trouble::driver_killed_again_and_again,
+        ),
+        case(
+            "containerd is restarted while pods run",
+            trouble::containerd_restarted,
+        ),
+        case(
             "the API server is away while pods end",
             trouble::api_server_away,
         ),
+        case(
+            "pods are deleted by force while their files are open",
+            trouble::force_deleted,
+        ),
+        case("the node is switched off and on", reboot::reboot),
     ]
 }

@@ -1,0 +1,92 @@
+//! The node is switched off and on again: no process and no mount is left, what is on its disks is, and the same pods come back.
+//! What a power cut does to what was not yet on the disk is not here, since the machine below stays on: `make guests` has it.
+
+use crate::cluster::eventually;
+use crate::stage::{Stage, items};
+
+pub(super) fn reboot(stage: &Stage) {
+    let made = stage.make("made");
+    // One that is started again wherever it was, and one that is not.
+    stage.apply("rebooted.yaml");
+    let name = stage.only_pod("app=rebooted");
+    stage.ready(&name);
+    let uid = stage.uid(&name);
+    let first = stage.logs(&name);
+    assert!(
+        first.contains("can't open '/scratch/text'") && first.ends_with(&made.repeat(2)),
+        "{first}"
+    );
+    stage.apply_with("long-step.yaml", &[("NAME", "once")]);
+    stage.ready("once");
+    let booted = boot(stage);
+    let claimed: Vec<_> = volumes(stage);
+    assert_eq!(claimed.len(), 7, "{claimed:?}");
+
+    stage.cluster.script(&["reboot"]);
+    eventually("the node tells of a new boot", || {
+        (boot(stage) != booted).then_some(())
+    });
+    stage.cluster.driver_ready();
+
+    // The same pod, by its uid, so its volumes have the same ids; what it had written in them is of another boot.
+    stage.until("pods", &name, "started again", |pod| {
+        let statuses = pod["status"]["containerStatuses"].as_array();
+        let restarts = statuses.into_iter().flatten();
+        restarts
+            .filter_map(|status| status["restartCount"].as_u64())
+            .sum::<u64>()
+            > 0
+    });
+    stage.ready(&name);
+    assert_eq!(stage.uid(&name), uid);
+    assert_eq!(stage.logs(&name), first);
+    assert_eq!(
+        stage.exec(&name, "cat /scratch/text /input/text /cache/text"),
+        "changed\n".repeat(3)
+    );
+    // What is not started again is over, and nobody knows what its volumes would have held.
+    stage.failed("once");
+    eventually("its volumes are gone", || {
+        (volumes(stage).len() == 4).then_some(())
+    });
+
+    // What was sealed before is whole.
+    stage.hold(
+        &["artifact/made", "task-cache/made", "resource-cache/made"]
+            .map(|reference| (reference, "text", &*made)),
+    );
+    // And what is written now counts again.
+    stage.kubectl(&["delete", "deployment", "rebooted", "--wait"]);
+    stage.gone(&name);
+    stage.settled();
+    assert_eq!(
+        stage.artifacts(),
+        [
+            "artifact/made",
+            "artifact/rebooted",
+            "resource-cache/made",
+            "task-cache/made"
+        ]
+    );
+    stage.hold(
+        &["artifact/rebooted", "task-cache/made"].map(|reference| (reference, "text", "changed\n")),
+    );
+}
+
+/// What the node calls its boot.
+fn boot(stage: &Stage) -> String {
+    let nodes = stage.cluster.get(&["nodes"]);
+    let mut boots = items(&nodes).map(|node| &node["status"]["nodeInfo"]["bootID"]);
+    boots
+        .next()
+        .and_then(|boot| boot.as_str())
+        .expect("one node")
+        .to_owned()
+}
+
+/// The ids of all volumes.
+fn volumes(stage: &Stage) -> Vec<String> {
+    let volumes = stage.list("volumes");
+    let ids = volumes.iter().filter_map(|volume| volume["id"].as_str());
+    ids.map(str::to_owned).collect()
+}

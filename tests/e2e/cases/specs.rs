@@ -1,0 +1,255 @@
+//! What a pod's spec can say of its volumes and of who uses them: read-only, parts, groups and users, init containers, and
+//! many volumes at once.
+
+use std::fmt::Write as _;
+
+use crate::crowd::{Volumes, follow, make_inputs, pod};
+use crate::stage::Stage;
+
+/// How many pods come at once.
+const CROWD: usize = 100;
+
+pub(super) fn read_only(stage: &Stage) {
+    let made = stage.make("made");
+    let cache = stage.sealed("task-cache/made")["id"].clone();
+    stage.apply("read-only.yaml");
+    stage.ready("read-only");
+    for volume in ["input", "cache", "view"] {
+        assert_eq!(
+            stage.exec("read-only", &format!("cat /{volume}/text")),
+            made
+        );
+        for change in [
+            "echo x > FILE",
+            "rm FILE",
+            "chmod 600 FILE",
+            "touch FILE.new",
+        ] {
+            let change = change.replace("FILE", &format!("/{volume}/text"));
+            let why = stage.fails("read-only", &change);
+            assert!(why.contains("Read-only file system"), "{change}: {why}");
+        }
+    }
+    // What is read-only is the mount of that container, or the volume of that pod: nothing else.
+    stage.exec_in("read-only", "writes", "echo changed > /view/text");
+    assert_eq!(stage.exec("read-only", "cat /view/text"), "changed\n");
+    stage.delete("pod/read-only");
+    // `commit: always` is about content, and a view that cannot be changed has none of its own.
+    stage.settled();
+    assert_eq!(stage.sealed("task-cache/made")["id"], cache);
+    stage.hold(&[("artifact/made", "text", &made)]);
+}
+
+pub(super) fn sub_path(stage: &Stage) {
+    let made = stage.make("made");
+    stage.apply("sub-path.yaml");
+    // The other two containers have ended, with their mounts, while this one goes on.
+    for container in ["first", "second"] {
+        stage.until("pods", "sub-path", "past its parts", |pod| {
+            let statuses = pod["status"]["containerStatuses"].as_array();
+            statuses.into_iter().flatten().any(|status| {
+                status["name"] == container && status["state"]["terminated"]["exitCode"] == 0
+            })
+        });
+    }
+    assert_eq!(
+        stage.kubectl(&["logs", "--container=first", "sub-path"]),
+        made
+    );
+    let parts = stage.exec_in("sub-path", "whole", "cd /out && cat parts/*/file");
+    assert_eq!(parts, "first\nsecond\n");
+    stage.exec_in("sub-path", "whole", "touch /out/end");
+    stage.succeeded("sub-path");
+    stage.sealed("artifact/sub-path");
+    assert_eq!(
+        stage.read("artifact/sub-path"),
+        "==> ./end <==\n\n==> ./parts/first/file <==\nfirst\n\n==> ./parts/second/file <==\nsecond\n"
+    );
+}
+
+pub(super) fn fs_group(stage: &Stage) {
+    let made = stage.make("made");
+    stage.apply("fs-group.yaml");
+    stage.ready("fs-group");
+    let step = |command: &str| stage.exec("fs-group", command);
+    assert_eq!(step("id -u; id -G"), "1000\n1000 2000 3000\n");
+
+    // A new volume is as an emptyDir: the group's, which may write, and so is what is made in it.
+    let new = "0:2000:2777\n";
+    assert_eq!(step("stat -c %u:%g:%a /empty-dir"), new);
+    assert_eq!(step("stat -c %u:%g:%a /scratch"), new);
+    // Also where the volume itself says less of its mode.
+    assert_eq!(step("stat -c %u:%g:%a /output"), "0:2000:2775\n");
+    for volume in ["empty-dir", "scratch", "output"] {
+        let made = format!(
+            "cd /{volume}; mkdir -p a/b; echo x > a/b/file; stat -c %u:%g a a/b a/b/file; stat -c %a a/b"
+        );
+        assert_eq!(
+            step(&made),
+            "1000:2000\n1000:2000\n1000:2000\n2755\n",
+            "{volume}"
+        );
+    }
+    // A group of the step's that is not the pod's, and one that is nobody's here.
+    assert_eq!(step("stat -c %u:%g:%a /closed"), "0:3000:770\n");
+    step("echo x > /closed/file");
+    let why = stage.fails("fs-group", "ls /foreign");
+    assert!(why.contains("Permission denied"), "{why}");
+
+    // Of a fork it is the root alone: what others made stays theirs. New files can be made, and old ones replaced.
+    assert_eq!(
+        step("stat -c %u:%g:%a /input; stat -c %u:%g /input/text"),
+        format!("{new}0:0\n")
+    );
+    assert_eq!(step("cat /input/text"), made);
+    let why = stage.fails("fs-group", "echo x >> /input/text");
+    assert!(why.contains("Permission denied"), "{why}");
+    assert_eq!(
+        step("cd /input; echo x > new; mv new text; stat -c %u:%g text"),
+        "1000:2000\n"
+    );
+    // Who wants to write in them says whose they are to be.
+    assert_eq!(
+        step("stat -c %u:%g /owned /owned/text"),
+        "1000:1000\n1000:1000\n"
+    );
+    step("echo mine >> /owned/text && chmod 600 /owned/text");
+    assert_eq!(step("cat /owned/text"), format!("{made}mine\n"));
+    // The user of the volume, and the group of the pod.
+    assert_eq!(
+        step("stat -c %u:%g /cache /cache/text"),
+        "1000:2000\n1000:0\n"
+    );
+    stage.delete("pod/fs-group");
+}
+
+pub(super) fn restricted(stage: &Stage) {
+    let policy = "pod-security.kubernetes.io/enforce=restricted";
+    stage.kubectl(&["label", "namespace", stage.namespace(), policy]);
+    let run = |uid: &str| {
+        let pod = format!("user-{uid}");
+        stage.apply_with("restricted.yaml", &[("UID", uid)]);
+        stage.succeeded(&pod);
+        for reference in [
+            &format!("artifact/{pod}"),
+            "task-cache/open",
+            "task-cache/owned",
+        ] {
+            stage.event(&pod, &[&format!("{reference} is committed")]);
+        }
+        stage.logs(&pod)
+    };
+    assert_eq!(run("1000"), "1000\n1000:1000:700\n1000:1000:600\n0:0:777\n");
+    assert_eq!(
+        run("1001"),
+        "1000\n1001\n1001:1001:700\n1001:1001:600\n0:0:777\n"
+    );
+}
+
+pub(super) fn init_containers(stage: &Stage) {
+    stage.apply_with("init.yaml", &[("NAME", "good"), ("THEN", "exit 0")]);
+    stage.succeeded("good");
+    assert_eq!(
+        stage.kubectl(&["logs", "--container=build", "good"]),
+        "sources\ngot\nprepared\n"
+    );
+    stage.settled();
+    stage.hold(&[
+        ("artifact/good", "file", "sources\ngot\nbuilt\n"),
+        ("resource-cache/sources-good", "file", "sources\n"),
+        ("task-cache/good", "file", "prepared\n"),
+    ]);
+    assert_eq!(
+        stage.artifacts(),
+        [
+            "artifact/good",
+            "resource-cache/sources-good",
+            "task-cache/good"
+        ]
+    );
+    // The first has succeeded, but the pod has not.
+    stage.apply_with("init.yaml", &[("NAME", "bad"), ("THEN", "exit 7")]);
+    stage.failed("bad");
+    let why = stage.event("bad", &["artifact/bad", "not committed"]);
+    assert!(why.contains("container prepare exited with 7"), "{why}");
+    stage.settled();
+    assert_eq!(stage.artifacts().len(), 3, "{:?}", stage.artifacts());
+}
+
+pub(super) fn many_volumes(stage: &Stage) {
+    let made = stage.make("made");
+    stage.apply("many.yaml");
+    stage.ready("many");
+    let volumes = stage.list("volumes");
+    assert_eq!(volumes.len(), 20, "{volumes:#?}");
+    assert!(
+        volumes.iter().all(|volume| volume["state"] == "published"),
+        "{volumes:#?}"
+    );
+    assert_eq!(stage.cluster.volume_mounts().len(), 20);
+    assert_eq!(
+        stage.logs("many"),
+        format!(
+            "{}700 0\n1777 1000\n777 1000\n644 1000\n750 0\n",
+            made.repeat(10)
+        )
+    );
+    stage.exec("many", "touch /new/1/end");
+    stage.succeeded("many");
+    stage.settled();
+    assert_eq!(
+        stage.artifacts(),
+        [
+            "artifact/made",
+            "artifact/many",
+            "artifact/many-always",
+            "resource-cache/made",
+            "resource-cache/many",
+            "task-cache/made",
+            "task-cache/many",
+            "task-cache/many-restored",
+            "task-cache/many: ä, /../ or anything",
+        ]
+    );
+    // Of two volumes on one cache the one that may be committed was, with what was written in it.
+    let text = format!("==> ./own <==\n8\n\n==> ./text <==\n{made}8\n");
+    assert_eq!(stage.read("task-cache/made"), text);
+    stage.hold(&[("artifact/made", "text", &made)]);
+}
+
+pub(super) fn crowd(stage: &Stage) {
+    make_inputs(stage);
+    let pods: Vec<String> = (0..CROWD)
+        .map(|number| {
+            let volumes = 1 + number % 2;
+            // All write the same names, at the same time, in views of the same content.
+            let mut script = "[sh, -ceu]\n    args:\n    - |\n".to_owned();
+            for volume in 0..volumes {
+                let _ = writeln!(
+                    script,
+                    "      cd /v{volume}; [ $(ls | wc -l) = 300 ]; [ $(cat 7) = 7 ]
+      for file in $(seq 30); do echo {number} > $file; done"
+                );
+            }
+            for volume in 0..volumes {
+                let _ = writeln!(
+                    script,
+                    "      for file in $(seq 30); do read its < /v{volume}/$file; [ $its = {number} ]; done"
+                );
+            }
+            pod(&format!("crowd-{number}"), volumes, Volumes::Ours, &script)
+        })
+        .collect();
+    let watch = stage.watch("pods", &[]);
+    stage.apply_text(&pods.join("---\n"));
+    assert_eq!(follow(&watch, CROWD).len(), CROWD);
+    stage.clear();
+    // Nobody has changed what all have changed their views of.
+    stage.apply_text(&pod(
+        "after",
+        2,
+        Volumes::Ours,
+        "[sh, -ceu, 'for v in 0 1; do cd /v$v; [ $(cat * | sort -n | tr -d \"\\n\") = $(seq 300 | tr -d \"\\n\") ]; done']",
+    ));
+    stage.succeeded("after");
+}
