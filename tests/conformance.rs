@@ -121,7 +121,7 @@ impl Bench {
     fn mounted<T>(&self, volume: &Volume, read_only: bool, act: impl FnOnce(&Path) -> T) -> T {
         let pin = self
             .backend
-            .mount(&volume.dir, &volume.id, &volume.start(), read_only)
+            .mount(&volume.dir, volume.id.as_str(), &volume.start(), read_only)
             .expect("mounted");
         let name = format!("target-{}", Self::number());
         self.targets.create_dir(&name, 0o755).expect("mkdir");
@@ -447,7 +447,7 @@ fn the_mount_table_tells_whose_a_mount_is(bench: &Bench) {
         let table = sys::mount_table().expect("the table");
         table
             .iter()
-            .filter(|mount| bench.backend.shows(mount, id))
+            .filter(|mount| bench.backend.shows(mount, id, id.as_str()))
             .count()
     };
     assert_eq!(lines(&volume.id), 0);
@@ -479,7 +479,7 @@ fn writers_are_noticed_where_the_backend_promises_it(bench: &Bench) {
     let volume = bench.fork(&[]);
     let pin = bench
         .backend
-        .mount(&volume.dir, &volume.id, &volume.start(), false)
+        .mount(&volume.dir, volume.id.as_str(), &volume.start(), false)
         .expect("mounted");
     bench.targets.create_dir("held", 0o755).expect("mkdir");
     sys::move_mount_onto(std::os::fd::AsFd::as_fd(&pin), &bench.targets, "held").expect("attach");

@@ -8,6 +8,7 @@
 //! | `content` | what a fork sees: isolation, owners, limits, read-only views |
 //! | `targets` | what happens at target paths: repeats, second targets, things behind our back |
 //! | `races` | many callers at once |
+//! | `spares` | volumes that were mounted before anybody asked |
 //! | `ends` | how volumes end when something is not as it should be |
 //! | `notices` | what a pod's people are told, and whose outcome is awaited |
 //! | `garbage` | what goes: expiry, destroy, eviction, flattening |
@@ -26,6 +27,8 @@ mod names;
 mod notices;
 #[path = "engine/races.rs"]
 mod races;
+#[path = "engine/spares.rs"]
+mod spares;
 #[path = "engine/targets.rs"]
 mod targets;
 #[path = "engine/waiting.rs"]

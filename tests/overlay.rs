@@ -107,7 +107,7 @@ impl Pool {
         let id: VolumeId = name.to_str().expect("text").parse().expect("an id");
         Mounted(
             self.backend()
-                .mount(volume, &id, start, false)
+                .mount(volume, id.as_str(), start, false)
                 .unwrap_or_else(|error| panic!("{error}")),
         )
     }
@@ -595,7 +595,7 @@ fn a_fork_with_another_owner_is_a_view_and_the_disk_keeps_its_own() {
         let volume = pool.volume("nobody");
         pool.backend().create(&volume, &start).expect("create");
         let id: VolumeId = "nobody".parse().expect("an id");
-        let error = pool.backend().mount(&volume, &id, &start, false);
+        let error = pool.backend().mount(&volume, id.as_str(), &start, false);
         assert!(matches!(error, Err(Error::Unsupported { .. })), "{error:?}");
     });
 }
@@ -759,10 +759,10 @@ fn mounts_are_told_apart_in_the_mount_table() {
             let other: VolumeId = "other".parse().expect("an id");
             let showing: Vec<_> = table
                 .iter()
-                .filter(|mount| pool.backend().shows(mount, &id))
+                .filter(|mount| pool.backend().shows(mount, &id, id.as_str()))
                 .collect();
             assert_eq!(showing.len(), 1, "{showing:?}");
-            assert!(!pool.backend().shows(showing[0], &other));
+            assert!(!pool.backend().shows(showing[0], &other, other.as_str()));
             assert!(point.is_root);
         }
         for name in ["a", "b"] {

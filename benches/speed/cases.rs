@@ -167,12 +167,25 @@ impl Bench<'_> {
             let lower = driver.lower(&reference).await;
             parents.push((files, reference, lower, Vec::new(), Vec::new()));
         }
+        let (mut first, mut bare_first) = (Vec::new(), Vec::new());
         for _ in 0..self.plan.rounds {
             for (_, reference, lower, ours, baseline) in &mut parents {
                 let attributes = [("type", "input"), ("from", reference.as_str())];
                 ours.push(self.ours(driver, &attributes, self.plan.turn).await);
                 baseline.push(bare.forks(lower, self.plan.turn));
             }
+            // So many that differ, one after the other, that none is known any more when its turn comes again.
+            let (_, reference, lower, ..) = &parents[0];
+            for turn in 0..self.plan.turn {
+                let mode = format!("{:04o}", 0o700 + turn % 50);
+                let attributes = [
+                    ("type", "input"),
+                    ("from", reference.as_str()),
+                    ("mode", &mode),
+                ];
+                first.push(self.ours(driver, &attributes, 1).await);
+            }
+            bare_first.push(bare.forks(lower, self.plan.turn));
         }
         let mut medians = Vec::new();
         for (files, _, _, ours, baseline) in parents {
@@ -181,6 +194,9 @@ impl Bench<'_> {
             let name = format!("publish of a fork of {files} files");
             self.row(&name, "us", ours, Some(baseline), Goal::Ratio(1.5));
         }
+        let (first, bare_first) = (median(first), median(bare_first));
+        let name = "publish of a fork that was not asked for lately";
+        self.row(name, "us", first, Some(bare_first), Goal::Ratio(1.5));
         let least = medians.iter().copied().fold(f64::INFINITY, f64::min);
         let most = medians.iter().copied().fold(0.0, f64::max);
         let name = "the slowest of these against the fastest";

@@ -69,7 +69,7 @@ impl Backend for Copy {
     fn mount(
         &self,
         volume: &Dir,
-        _id: &VolumeId,
+        _label: &str,
         start: &Start<'_>,
         read_only: bool,
     ) -> Result<OwnedFd> {
@@ -77,7 +77,7 @@ impl Backend for Copy {
         plain::mount(&fs, self.parent(start)?.as_ref(), start, read_only)
     }
 
-    fn shows(&self, mount: &MountEntry, id: &VolumeId) -> bool {
+    fn shows(&self, mount: &MountEntry, id: &VolumeId, _label: &str) -> bool {
         self.place.shows(mount, id)
     }
 

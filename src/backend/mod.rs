@@ -119,6 +119,12 @@ impl<'a> Start<'a> {
         }
     }
 
+    /// The same, where this was made beforehand.
+    #[must_use]
+    pub fn with(self, prepared: Option<&'a Prepared>) -> Self {
+        Self { prepared, ..self }
+    }
+
     /// What the next new top of a claim starts from, and how the claim is mounted.
     #[must_use]
     pub fn of_claim(claim: &'a Claim) -> Self {
@@ -187,18 +193,18 @@ pub trait Backend: fmt::Debug + Send + Sync + 'static {
     /// A detached mount that shows the volume: private, `nosuid,nodev`, attached nowhere. The caller attaches it with
     /// `move_mount`, or reads and fills the volume through it.
     ///
-    /// The mount is recognisable in the kernel's mount table as `id`'s ([`Backend::shows`]). The caller knows that the
-    /// volume is not in use: the kernel would accept one top in two mounts silently.
+    /// The mount is recognisable in the kernel's mount table by `label` ([`Backend::shows`]), which the kernel keeps with it for
+    /// good. The caller knows that the volume is not in use: the kernel would accept one top in two mounts silently.
     fn mount(
         &self,
         volume: &Dir,
-        id: &VolumeId,
+        label: &str,
         start: &Start<'_>,
         read_only: bool,
     ) -> Result<OwnedFd>;
 
-    /// Whether a line of the kernel's mount table is a mount of this volume.
-    fn shows(&self, mount: &sys::MountEntry, id: &VolumeId) -> bool;
+    /// Whether a line of the kernel's mount table is a mount of this volume, which was mounted under this label.
+    fn shows(&self, mount: &sys::MountEntry, id: &VolumeId, label: &str) -> bool;
 
     /// Whether a mount, an open file, a mapping or a working directory somewhere still holds the volume's top, or what became
     /// of it in a layer.

@@ -13,7 +13,7 @@ use super::error::{Doing, Error, Result};
 use super::notice::{self, NotCommitted};
 use super::seal::{retry_after, trash_pending, unpromise};
 use super::state::Goal;
-use super::{Inner, reap};
+use super::{Inner, reap, spares};
 use crate::model::{Artifact, LayerId};
 use crate::store::{self, Change, Doom};
 
@@ -200,6 +200,7 @@ impl Inner {
         let synced = self.dirs.root.sync_filesystem();
         if let Err(error) = &synced {
             doom(self, error);
+            spares::forget_mounted(self);
         }
         synced.doing("write back what is to be sealed")
     }

@@ -5,17 +5,18 @@
 //! taken back, in the opposite order; whatever is cut short by a crash, the next start sorts out (`recover`).
 
 use std::collections::HashMap;
-use std::os::fd::AsFd;
+use std::os::fd::{AsFd, OwnedFd};
 use std::sync::Arc;
 use std::time::{Duration, Instant};
 
 use super::crash::{Point, point};
 use super::error::{Doing, Error, Result};
+use super::spares::{self, Stage};
 use super::state::{Live, Measured, Resolution, State};
 use super::target::Target;
 use super::types::{PublishRequest, Published};
-use super::{Guard, Inner, notice, republish, spares};
-use crate::backend::{Limit, Prepared, Start};
+use super::{Guard, Inner, notice, republish};
+use crate::backend::{Limit, Start};
 use crate::model::{ArtifactId, LayerId, Reference, SealPlan, VolumeKind, VolumeRecord};
 use crate::store::{self, BlankRecord};
 use crate::sys::{self, Dir, Errno};
@@ -168,6 +169,7 @@ fn pin(
         layers,
         seal: seal_plan(inner, request, from.as_ref()),
         limit_unenforced: None,
+        mounted_as: None,
         targets: vec![request.target.clone()],
     };
     let live = Live {
@@ -224,45 +226,10 @@ fn publish_new(inner: &Inner, request: &PublishRequest, plan: Plan) -> Result<Pu
     point(Point::PublishTargetMade);
 
     let mut record = plan.record;
-    let Place {
-        dir,
-        prepared,
-        blank,
-    } = Place::make(inner, &record)?;
+    let place = Place::make(inner, &record)?;
     undo.directory_made = true;
     point(Point::PublishDirectoryMade);
-    let prepared = prepared.as_ref();
-    let start = Start {
-        prepared,
-        ..Start::of(&record)
-    };
-    let limit = inner
-        .backend
-        .create(&dir, &start)
-        .doing("make the volume's content")?;
-    if let Limit::Unenforced(why) = limit {
-        tracing::warn!(volume.id = %record.id, %why, "sizeLimit is not enforced");
-        let notices = inner.config.notices.as_ref();
-        notice::say(notices, &record, || notice::What::SizeLimitNotEnforced {
-            why: why.clone(),
-        });
-        record.limit_unenforced = Some(why);
-    }
-    point(Point::PublishContentMade);
-    match blank {
-        Some(blank) => blank.fill(&dir, &record),
-        None => store::write_volume(&dir, &record, false),
-    }
-    .doing("write the volume's record")?;
-    point(Point::PublishRecorded);
-    let start = Start {
-        prepared,
-        ..Start::of(&record)
-    };
-    let mount = inner
-        .backend
-        .mount(&dir, &record.id, &start, record.read_only)
-        .doing("mount the volume")?;
+    let mount = place.furnish(inner, &mut record)?;
     point(Point::PublishMounted);
     target.attach(mount.as_fd())?;
     point(Point::PublishAttached);
@@ -278,6 +245,7 @@ fn publish_new(inner: &Inner, request: &PublishRequest, plan: Plan) -> Result<Pu
         waited: plan.waited,
         limit_unenforced: record.limit_unenforced.clone(),
     };
+    spares::note(inner, &record);
     let mut state = inner.state.lock();
     if let Some(live) = state.volumes.get_mut(&request.volume) {
         live.mounts.insert(request.target.clone(), mount_id);
@@ -289,11 +257,11 @@ fn publish_new(inner: &Inner, request: &PublishRequest, plan: Plan) -> Result<Pu
     Ok(published)
 }
 
-/// A volume's directory, and what of its content is made already.
+/// A volume's directory, and what is in it already.
 struct Place {
     dir: Dir,
-    prepared: Option<Prepared>,
-    blank: Option<BlankRecord>,
+    /// Of a spare.
+    made: Option<(BlankRecord, Stage)>,
 }
 
 impl Place {
@@ -302,7 +270,7 @@ impl Place {
         let volumes = &inner.dirs.volumes;
         let spare = inner.spares.take(record);
         let enter = || match &spare {
-            Some(spare) => inner.dirs.spares.rename(spare.name(), volumes, &record.id),
+            Some(spare) => inner.dirs.spares.rename(&spare.name, volumes, &record.id),
             None => volumes.create_dir(&record.id, 0o700),
         };
         let made = match enter() {
@@ -313,7 +281,7 @@ impl Place {
         };
         if let Err(error) = made {
             if let Some(spare) = spare {
-                inner.spares.give_back(spare);
+                inner.spares.give_back(spare, record);
             }
             return Err(error).doing("make the volume's directory");
         }
@@ -321,17 +289,65 @@ impl Place {
             let dir = volumes.open_beneath(&record.id);
             return Ok(Self {
                 dir: dir.doing("open the volume's directory")?,
-                prepared: None,
-                blank: None,
+                made: None,
             });
         };
-        let (dir, prepared, blank) = spare.into_parts();
         Ok(Self {
-            dir: dir.moved(volumes.path().join(&record.id)),
-            prepared,
-            blank: Some(blank),
+            dir: spare.dir.moved(volumes.path().join(&record.id)),
+            made: Some((spare.record, spare.stage)),
         })
     }
+
+    /// Makes what is not made yet of the volume's content, its record, and a detached mount of it.
+    fn furnish(self, inner: &Inner, record: &mut VolumeRecord) -> Result<OwnedFd> {
+        let Self { dir, made } = self;
+        let (blank, stage) = made.unzip();
+        let prepared = match stage {
+            Some(Stage::Mounted { mount, label }) => {
+                if record.layers.is_empty() {
+                    // It is as old as its preparation.
+                    sys::touch_mount(mount.as_fd()).doing("make the volume's content")?;
+                }
+                record.mounted_as = Some(label);
+                point(Point::PublishContentMade);
+                write(&dir, blank, record)?;
+                point(Point::PublishRecorded);
+                return Ok(mount);
+            }
+            Some(Stage::Plain(prepared)) => prepared,
+            None => None,
+        };
+        let prepared = prepared.as_ref();
+        let limit = inner
+            .backend
+            .create(&dir, &Start::of(record).with(prepared))
+            .doing("make the volume's content")?;
+        if let Limit::Unenforced(why) = limit {
+            tracing::warn!(volume.id = %record.id, %why, "sizeLimit is not enforced");
+            let notices = inner.config.notices.as_ref();
+            notice::say(notices, record, || notice::What::SizeLimitNotEnforced {
+                why: why.clone(),
+            });
+            record.limit_unenforced = Some(why);
+        }
+        point(Point::PublishContentMade);
+        write(&dir, blank, record)?;
+        point(Point::PublishRecorded);
+        let start = Start::of(record).with(prepared);
+        inner
+            .backend
+            .mount(&dir, record.label(), &start, record.read_only)
+            .doing("mount the volume")
+    }
+}
+
+/// Writes a new volume's record, into the file that was made for it if there is one.
+fn write(dir: &Dir, blank: Option<BlankRecord>, record: &VolumeRecord) -> Result<()> {
+    match blank {
+        Some(blank) => blank.fill(dir, record),
+        None => store::write_volume(dir, record, false),
+    }
+    .doing("write the volume's record")
 }
 
 /// Takes back what a failed publish made, unless it is told that all went well.

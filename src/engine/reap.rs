@@ -13,7 +13,7 @@ use std::sync::atomic::Ordering;
 use super::crash::{Point, point};
 use super::error::{Doing, Error, Result};
 use super::types::Reaped;
-use super::{Inner, claims, flatten, unpublish};
+use super::{Inner, claims, flatten, spares, unpublish};
 use crate::backend;
 use crate::model::{Artifact, ArtifactId, Candidate, LayerId, Name, evict, garbage, layout};
 use crate::store::{self, Change};
@@ -305,6 +305,7 @@ pub(super) fn trash_unreferenced(inner: &Inner, layers: &[LayerId]) -> u64 {
         let name = layer.to_string();
         let usage = inner.state.lock().usage.remove(&layer);
         bytes += usage.map_or(0, |usage| usage.bytes);
+        spares::forget(inner, &layer);
         match inner.throw_away(&inner.dirs.layers, name.as_ref()) {
             Err(error) if error.is(crate::sys::Errno::ENOENT) => {}
             Err(error) => {

@@ -169,8 +169,13 @@ fn recover_volumes(inner: &Inner, mounts: &[MountEntry], state: &mut State) -> R
                 continue;
             }
             (Held::Rubbish(why), id) => {
-                let visible =
-                    id.is_some_and(|id| mounts.iter().any(|mount| inner.backend.shows(mount, &id)));
+                let shows = |id: VolumeId| {
+                    let shows = |mount| inner.backend.shows(mount, &id, id.as_str());
+                    mounts.iter().any(shows)
+                };
+                // What its mount is called stood in the record, perhaps; so the kernel is asked, too.
+                let in_use = inner.backend.in_use(&dir);
+                let visible = id.is_some_and(shows) || in_use.is_ok_and(|in_use| in_use);
                 if visible && !why.contains("another boot") {
                     // A record is written before the mount; this one was damaged later. A pod may be using the volume.
                     tracing::error!(volume = %name.display(), %why, "kept, because it is mounted");
@@ -184,7 +189,7 @@ fn recover_volumes(inner: &Inner, mounts: &[MountEntry], state: &mut State) -> R
         let outcome = store::read_outcome(&dir).doing("read a volume's outcome")?;
         let targets: Vec<&Path> = record.targets.iter().map(PathBuf::as_path).collect();
         let live = Live {
-            mounts: find_mounts(inner, mounts, &record.id, &targets)?,
+            mounts: find_mounts(inner, mounts, &record.id, record.label(), &targets)?,
             record,
             made: true,
             outcome,
@@ -202,6 +207,7 @@ pub(super) fn find_mounts(
     inner: &Inner,
     mounts: &[MountEntry],
     id: &VolumeId,
+    label: &str,
     targets: &[&Path],
 ) -> Result<HashMap<PathBuf, u64>> {
     let mut found = HashMap::new();
@@ -216,7 +222,7 @@ pub(super) fn find_mounts(
             .iter()
             .rev()
             .find(|mount| mount.mount_point == resolved);
-        if !topmost.is_some_and(|mount| inner.backend.shows(mount, id)) {
+        if !topmost.is_some_and(|mount| inner.backend.shows(mount, id, label)) {
             continue;
         }
         if let Some(target) = Target::open(path)?

@@ -20,7 +20,7 @@ use crate::sys::{self, Dir};
 
 /// Publishes a volume that exists. A failure here never touches a mount that is alive.
 pub(super) fn publish_again(inner: &Inner, request: &PublishRequest) -> Result<Published> {
-    let (record, mounts) = {
+    let (mut record, mounts) = {
         let state = inner.state.lock();
         let live = state.volumes.get(&request.volume);
         // Its maker gave up between our look and our turn: the caller asks again.
@@ -64,7 +64,7 @@ pub(super) fn publish_again(inner: &Inner, request: &PublishRequest) -> Result<P
         .doing("open the volume's directory")?;
     let mount = match &elsewhere {
         Some(elsewhere) => second_mount(elsewhere, record.read_only)?,
-        None => mount_anew(inner, &dir, &record)?,
+        None => mount_anew(inner, &dir, &mut record)?,
     };
     let targets = match &elsewhere {
         Some(_) => mounts
@@ -101,7 +101,7 @@ fn second_mount(first: &Path, read_only: bool) -> Result<OwnedFd> {
 }
 
 /// A new mount of a volume that is mounted nowhere.
-fn mount_anew(inner: &Inner, dir: &Dir, record: &VolumeRecord) -> Result<OwnedFd> {
+fn mount_anew(inner: &Inner, dir: &Dir, record: &mut VolumeRecord) -> Result<OwnedFd> {
     if inner
         .backend
         .in_use(dir)
@@ -111,9 +111,11 @@ fn mount_anew(inner: &Inner, dir: &Dir, record: &VolumeRecord) -> Result<OwnedFd
         // corrupt each other.
         return Err(Error::Busy(record.id.clone()));
     }
+    record.mounted_as = None;
+    let record = &*record;
     let mount = inner
         .backend
-        .mount(dir, &record.id, &Start::of(record), record.read_only);
+        .mount(dir, record.label(), &Start::of(record), record.read_only);
     mount.doing("mount the volume")
 }
 

@@ -1,11 +1,15 @@
 //! Spares: directories that will be volumes', made before anybody asks for one.
 //!
-//! A third of what a publish does is making directories and files that are the same for every volume. So a few are kept ready, and a
-//! publish takes one by a rename. Where there is none (a burst of pods, a full disk, a volume with a size limit) it makes all itself.
+//! A third of what a publish does is making directories and files that are the same for every volume; another third is the kernel
+//! putting an overlay together, which is the same for every volume of one content. So a few plain spares are kept ready, and of
+//! what was published twice lately a few that are mounted already, attached nowhere. A publish takes one by a rename. Where there
+//! is none (a burst of pods, a full disk, a volume with a size limit) it makes all itself.
 //!
 //! Only the process that made them knows them, by descriptors it keeps open; what an earlier one left in `spares/` is swept at
 //! start.
 
+use std::collections::VecDeque;
+use std::os::fd::OwnedFd;
 use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, Ordering};
 
@@ -14,40 +18,96 @@ use parking_lot::Mutex;
 use super::Inner;
 use super::error::{Doing, Result};
 use super::threads::Threads;
-use crate::backend::{self, Backend, Prepared};
-use crate::model::{LayerId, VolumeRecord};
+use crate::backend::{self, Backend, Prepared, Start};
+use crate::model::{LayerId, RootAttributes, VolumeRecord};
 use crate::store::{self, BlankRecord};
 use crate::sys::Dir;
 
-/// How many are kept ready: a pod has a few volumes, and pods come some at a time. Each costs four inodes.
+/// How many plain ones are kept ready: a pod has a few volumes, and pods come some at a time. Each costs four inodes.
 const MOST: usize = 32;
 
 /// With so few left, more are made. Many at a time: publishes seldom meet the thread that makes them.
 const FEW: usize = 16;
 
+/// Of how many shapes mounted ones are kept: what one pipeline's steps ask for at a time.
+const SHAPES: usize = 8;
+
+/// How many are kept mounted of each. Each costs a superblock in the kernel's memory, some kilobytes.
+const MOST_MOUNTED: usize = 8;
+
+/// With so few left of a shape, more are mounted.
+const FEW_MOUNTED: usize = 4;
+
+/// What of a volume has to be known for its mount to be made.
+#[derive(Debug, Clone, PartialEq, Eq)]
+struct Shape {
+    layers: Vec<LayerId>,
+    root: RootAttributes,
+    sealable: bool,
+    read_only: bool,
+}
+
+impl Shape {
+    /// Of this volume; `None`: there can be no spares of it.
+    fn of(record: &VolumeRecord) -> Option<Self> {
+        let Start {
+            root,
+            size_limit,
+            sealable,
+            ..
+        } = Start::of(record);
+        // A limit has to be set before anything is made in the directory. What starts empty gets the time of its publish, which
+        // cannot be written through a mount that is read-only.
+        let possible = size_limit.is_none() && !(record.layers.is_empty() && record.read_only);
+        possible.then(|| Self {
+            layers: record.layers.clone(),
+            root,
+            sealable,
+            read_only: record.read_only,
+        })
+    }
+
+    fn start<'a>(&'a self, prepared: Option<&'a Prepared>) -> Start<'a> {
+        Start {
+            layers: &self.layers,
+            root: self.root,
+            size_limit: None,
+            sealable: self.sealable,
+            owner: None,
+            durable: false,
+            prepared,
+        }
+    }
+}
+
+/// How far a spare is made.
+#[derive(Debug)]
+pub(super) enum Stage {
+    /// What every volume begins with.
+    Plain(Option<Prepared>),
+    /// All of its content, mounted, attached nowhere.
+    Mounted {
+        mount: OwnedFd,
+        /// What it is called in the kernel's mount table.
+        label: String,
+    },
+}
+
 /// A directory that will be a volume's.
 #[derive(Debug)]
 pub(super) struct Spare {
-    name: String,
-    dir: Dir,
-    prepared: Option<Prepared>,
-    record: BlankRecord,
+    /// Its name in `spares/`.
+    pub(super) name: String,
+    pub(super) dir: Dir,
+    pub(super) record: BlankRecord,
+    pub(super) stage: Stage,
 }
 
 impl Spare {
-    /// Its name in `spares/`.
-    pub(super) fn name(&self) -> &str {
-        &self.name
-    }
-
-    pub(super) fn into_parts(self) -> (Dir, Option<Prepared>, BlankRecord) {
-        (self.dir, self.prepared, self.record)
-    }
-
-    fn make(inner: &Inner) -> backend::Result<Self> {
+    fn make(inner: &Inner, shape: Option<&Shape>) -> backend::Result<Self> {
         let name = LayerId::from_bits(inner.random()).to_string();
         inner.dirs.spares.create_dir(&name, 0o700)?;
-        let made = Self::furnish(inner, &name);
+        let made = Self::furnish(inner, &name, shape);
         if made.is_err() {
             // On a full disk, say. What cannot be thrown away is swept at the next start.
             let _ = inner.throw_away(&inner.dirs.spares, name.as_ref());
@@ -55,21 +115,107 @@ impl Spare {
         made
     }
 
-    fn furnish(inner: &Inner, name: &str) -> backend::Result<Self> {
+    fn furnish(inner: &Inner, name: &str, shape: Option<&Shape>) -> backend::Result<Self> {
         let dir = inner.dirs.spares.open_beneath(name)?;
+        let prepared = inner.backend.prepare(&dir)?;
+        let stage = match shape {
+            None => Stage::Plain(prepared),
+            Some(shape) => {
+                let start = shape.start(prepared.as_ref());
+                inner.backend.create(&dir, &start)?;
+                let mount = inner.backend.mount(&dir, name, &start, shape.read_only)?;
+                let label = name.to_owned();
+                Stage::Mounted { mount, label }
+            }
+        };
         Ok(Self {
-            prepared: inner.backend.prepare(&dir)?,
             record: store::blank_volume(&dir)?,
             name: name.to_owned(),
             dir,
+            stage,
         })
     }
+
+    /// Nobody will ask for it any more. It is unmounted, and its directory goes to the trash.
+    fn discard(self, inner: &Inner) {
+        drop(self.stage);
+        if let Err(error) = inner.throw_away(&inner.dirs.spares, self.name.as_ref()) {
+            tracing::debug!(%error, "a spare volume is left for the next start");
+        }
+    }
+}
+
+/// A shape that was published lately, and what there is of it.
+#[derive(Debug)]
+struct Batch {
+    shape: Shape,
+    /// Whether it was published more than once: most are not.
+    asked_again: bool,
+    ready: Vec<Spare>,
+}
+
+impl Batch {
+    fn wants_more(&self, than: usize) -> bool {
+        self.asked_again && self.ready.len() < than
+    }
+}
+
+/// What is ready.
+#[derive(Debug, Default)]
+struct Stock {
+    plain: Vec<Spare>,
+    /// The one published last comes first.
+    mounted: VecDeque<Batch>,
+    /// What nobody will ask for any more, and is to be deleted.
+    discarded: Vec<Spare>,
+}
+
+impl Stock {
+    /// Whether there is something to do.
+    fn is_low(&self) -> bool {
+        let few = |batch: &Batch| batch.wants_more(FEW_MOUNTED);
+        self.plain.len() < FEW || !self.discarded.is_empty() || self.mounted.iter().any(few)
+    }
+
+    /// What to do next; `None`: there is enough of everything.
+    fn next(&mut self) -> Option<Work> {
+        if let Some(spare) = self.discarded.pop() {
+            return Some(Work::Discard(spare));
+        }
+        if self.plain.len() < FEW {
+            return Some(Work::Make(None));
+        }
+        let wanted = |batch: &&Batch| batch.wants_more(MOST_MOUNTED);
+        if let Some(batch) = self.mounted.iter().find(wanted) {
+            return Some(Work::Make(Some(batch.shape.clone())));
+        }
+        (self.plain.len() < MOST).then_some(Work::Make(None))
+    }
+
+    /// Takes what nobody will ask for any more.
+    fn take_where(&mut self, gone: impl Fn(&Shape) -> bool) -> Vec<Spare> {
+        let mut taken = Vec::new();
+        self.mounted.retain_mut(|batch| {
+            let goes = gone(&batch.shape);
+            if goes {
+                taken.append(&mut batch.ready);
+            }
+            !goes
+        });
+        taken
+    }
+}
+
+/// What the thread does.
+enum Work {
+    Make(Option<Shape>),
+    Discard(Spare),
 }
 
 /// Those that are ready, and the thread that makes them.
 #[derive(Debug)]
 pub(super) struct Spares {
-    ready: Mutex<Vec<Spare>>,
+    stock: Mutex<Stock>,
     thread: Threads,
     being_filled: AtomicBool,
 }
@@ -77,29 +223,51 @@ pub(super) struct Spares {
 impl Spares {
     pub(super) fn new(thread: Threads) -> Self {
         Self {
-            ready: Mutex::default(),
+            stock: Mutex::default(),
             thread,
             being_filled: AtomicBool::new(false),
         }
     }
 
-    /// One for this volume. A limit has to be set before anything is made in the directory.
+    /// One for this volume: the nearest to what it has to become.
     pub(super) fn take(&self, volume: &VolumeRecord) -> Option<Spare> {
         if volume.spec.size_limit.is_some() {
             return None;
         }
-        self.ready.lock().pop()
+        let shape = Shape::of(volume);
+        let mut stock = self.stock.lock();
+        let batch = stock
+            .mounted
+            .iter_mut()
+            .find(|batch| Some(&batch.shape) == shape.as_ref());
+        let mounted = batch.and_then(|batch| batch.ready.pop());
+        mounted.or_else(|| stock.plain.pop())
     }
 
     /// One that was not used after all.
-    pub(super) fn give_back(&self, spare: Spare) {
-        self.ready.lock().push(spare);
+    pub(super) fn give_back(&self, spare: Spare, volume: &VolumeRecord) {
+        let mut stock = self.stock.lock();
+        match spare.stage {
+            Stage::Plain(_) => stock.plain.push(spare),
+            Stage::Mounted { .. } => {
+                let shape = Shape::of(volume);
+                let mut batches = stock.mounted.iter_mut();
+                if let Some(batch) = batches.find(|batch| Some(&batch.shape) == shape.as_ref()) {
+                    batch.ready.push(spare);
+                }
+                // Else it was dropped with its batch meanwhile; its directory is swept at the next start.
+            }
+        }
     }
 
     /// Deletes all: the next start may need the room on a full disk. Blocks until the thread has ended.
     pub(super) fn finish(&self, spares: &Dir, backend: &dyn Backend) {
         self.thread.finish();
-        for Spare { name, .. } in std::mem::take(&mut *self.ready.lock()) {
+        let stock = std::mem::take(&mut *self.stock.lock());
+        let mounted = stock.mounted.into_iter().flat_map(|batch| batch.ready);
+        let unmounted = stock.plain.into_iter().chain(stock.discarded);
+        for Spare { name, stage, .. } in unmounted.chain(mounted) {
+            drop(stage);
             if let Err(error) = backend.delete(spares, name.as_ref(), &|| false) {
                 tracing::debug!(%error, "a spare volume is left for the next start");
             }
@@ -121,24 +289,106 @@ pub(super) fn sweep(inner: &Inner) -> Result<()> {
     Ok(())
 }
 
+/// A volume was published. What is asked for twice is asked for again.
+pub(super) fn note(inner: &Inner, volume: &VolumeRecord) {
+    let Some(shape) = Shape::of(volume).filter(|_| inner.backend.is_instant()) else {
+        return;
+    };
+    let mut stock = inner.spares.stock.lock();
+    let known = stock.mounted.iter().position(|batch| batch.shape == shape);
+    let batch = match known.and_then(|known| stock.mounted.remove(known)) {
+        Some(batch) => Batch {
+            asked_again: true,
+            ..batch
+        },
+        None => Batch {
+            shape,
+            asked_again: false,
+            ready: Vec::new(),
+        },
+    };
+    stock.mounted.push_front(batch);
+    if stock.mounted.len() > SHAPES
+        && let Some(last) = stock.mounted.pop_back()
+    {
+        stock.discarded.extend(last.ready);
+    }
+}
+
+/// This layer is about to be deleted, so nothing may be mounted over it. Nobody asks for it any more.
+pub(super) fn forget(inner: &Inner, layer: &LayerId) {
+    let taken = inner
+        .spares
+        .stock
+        .lock()
+        .take_where(|shape| shape.layers.contains(layer));
+    discard_all(inner, taken);
+}
+
+/// The disk did not write something back. An overlay that was mounted before fails every fsync from now on (`volatile`), so
+/// nobody shall be given one.
+pub(super) fn forget_mounted(inner: &Inner) {
+    let taken = inner.spares.stock.lock().take_where(|_| true);
+    discard_all(inner, taken);
+}
+
+fn discard_all(inner: &Inner, spares: impl IntoIterator<Item = Spare>) {
+    for spare in spares {
+        spare.discard(inner);
+    }
+}
+
 /// Has more of them made if there are few. Costs nothing where there are enough.
 pub(super) fn fill(inner: &Arc<Inner>) {
     let spares = &inner.spares;
-    if spares.ready.lock().len() >= FEW || spares.being_filled.swap(true, Ordering::SeqCst) {
+    if !spares.stock.lock().is_low() || spares.being_filled.swap(true, Ordering::SeqCst) {
         return;
     }
     let engine = inner.clone();
     // Nobody waits for it; and when no job is taken any more, none is needed.
     drop(spares.thread.run(move || {
-        while engine.spares.ready.lock().len() < MOST && !engine.stop.is_cancelled() {
-            match Spare::make(&engine) {
-                Ok(spare) => engine.spares.ready.lock().push(spare),
-                Err(error) => {
-                    tracing::debug!(%error, "no spare volume was made");
-                    break;
-                }
+        while !engine.stop.is_cancelled() {
+            let next = engine.spares.stock.lock().next();
+            let Some(work) = next else { break };
+            if let Err(error) = work.through(&engine) {
+                tracing::debug!(%error, "no spare volume was made");
+                break;
             }
         }
         engine.spares.being_filled.store(false, Ordering::SeqCst);
     }));
+}
+
+impl Work {
+    fn through(self, inner: &Inner) -> backend::Result<()> {
+        let stock = &inner.spares.stock;
+        let shape = match self {
+            Self::Discard(spare) => {
+                spare.discard(inner);
+                return Ok(());
+            }
+            Self::Make(None) => {
+                let spare = Spare::make(inner, None)?;
+                stock.lock().plain.push(spare);
+                return Ok(());
+            }
+            Self::Make(Some(shape)) => shape,
+        };
+        let made = Spare::make(inner, Some(&shape));
+        let mut stock = stock.lock();
+        let Some(batch) = stock.mounted.iter_mut().find(|batch| batch.shape == shape) else {
+            // Forgotten meanwhile, perhaps because a layer goes.
+            stock.discarded.extend(made.ok());
+            return Ok(());
+        };
+        match made {
+            Ok(spare) => batch.ready.push(spare),
+            Err(error) => {
+                // Not again for everyone who asks for plain ones.
+                batch.asked_again = false;
+                return Err(error);
+            }
+        }
+        Ok(())
+    }
 }

@@ -118,6 +118,9 @@ pub struct VolumeRecord {
     /// Why its size limit does not hold, when one was asked for and it does not.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub limit_unenforced: Option<String>,
+    /// What its mount is called in the kernel's mount table, if not by the volume's id: it was mounted before anybody asked for it.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub mounted_as: Option<String>,
     /// Where it is published.
     pub targets: Vec<PathBuf>,
 }
@@ -125,4 +128,10 @@ pub struct VolumeRecord {
 impl VolumeRecord {
     /// The form that this version writes and reads.
     pub const FORMAT: u32 = 1;
+
+    /// What its mount is called in the kernel's mount table.
+    #[must_use]
+    pub fn label(&self) -> &str {
+        self.mounted_as.as_deref().unwrap_or(self.id.as_str())
+    }
 }

@@ -216,6 +216,7 @@ mod tests {
             layers: Vec::new(),
             seal: None,
             limit_unenforced: None,
+            mounted_as: None,
             targets: vec!["/t".into()],
         };
         assert_eq!(read_volume(&dir).expect("read"), Err(Unreadable::Missing));

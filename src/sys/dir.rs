@@ -19,6 +19,18 @@ use rustix::fs::{
 
 use super::error::{Error, Result};
 
+/// To be set as times: whatever it is then.
+pub(super) const NOW: Timestamps = {
+    let now = Timespec {
+        tv_sec: 0,
+        tv_nsec: UTIME_NOW,
+    };
+    Timestamps {
+        last_access: now,
+        last_modification: now,
+    }
+};
+
 /// An open directory. Its path is kept for messages only and is never resolved again.
 #[derive(Debug)]
 pub struct Dir {
@@ -408,14 +420,7 @@ impl Dir {
     /// whether a filesystem takes changes: statfs(2) does not tell that ext4 stopped after an error of its disk (EROFS, Linux
     /// 6.14), or xfs (EIO).
     pub fn touch(&self) -> Result<()> {
-        let now = Timespec {
-            tv_sec: 0,
-            tv_nsec: UTIME_NOW,
-        };
-        self.set_times(&Timestamps {
-            last_access: now,
-            last_modification: now,
-        })
+        self.set_times(&NOW)
     }
 
     /// Writes back everything that the filesystem it lies on holds dirty.

@@ -52,7 +52,7 @@ impl std::fmt::Display for MountApi {
 /// What the source of all our mounts begins with in the kernel's mount table.
 const SOURCE_PREFIX: &str = "baggageclaim:";
 
-/// The top and first work directory of a volume to be, and an overlay configured with them, in which only the layers and the
+/// The top of a volume to be, and an overlay configured with it and its first work directory, in which only the layers and the
 /// name are missing.
 #[derive(Debug)]
 pub(super) struct Prepared {
@@ -107,13 +107,13 @@ impl Overlay {
     fn mount_over(
         &self,
         volume: &Dir,
-        id: &str,
+        label: &str,
         lowers: &Lowers<'_>,
         start: &Start<'_>,
         read_only: bool,
     ) -> Result<OwnedFd> {
         let owners = self.owners(lowers, start)?;
-        let source = format!("{SOURCE_PREFIX}{id}");
+        let source = format!("{SOURCE_PREFIX}{label}");
         let fresh = start.prepared.map(|prepared| &prepared.0);
         let work = match fresh {
             Some(_) => FIRST_WORK.to_owned(),
@@ -353,7 +353,7 @@ impl Backend for Overlay {
     fn mount(
         &self,
         volume: &Dir,
-        id: &VolumeId,
+        label: &str,
         start: &Start<'_>,
         read_only: bool,
     ) -> Result<OwnedFd> {
@@ -364,14 +364,13 @@ impl Backend for Overlay {
             });
         }
         let lowers = Lowers::Layers(start.layers);
-        self.mount_over(volume, id.as_str(), &lowers, start, read_only)
+        self.mount_over(volume, label, &lowers, start, read_only)
     }
 
-    fn shows(&self, mount: &MountEntry, id: &VolumeId) -> bool {
+    fn shows(&self, mount: &MountEntry, id: &VolumeId, label: &str) -> bool {
         if mount.filesystem == "overlay" {
             let source = mount.source.to_str();
-            return source.and_then(|source| source.strip_prefix(SOURCE_PREFIX))
-                == Some(id.as_str());
+            return source.and_then(|source| source.strip_prefix(SOURCE_PREFIX)) == Some(label);
         }
         // A bind has no source of its own, but a root: the plain directory, `…/<id>/top`.
         mount.root.ends_with(Path::new(id.as_str()).join(TOP))
@@ -599,12 +598,11 @@ mod tests {
         };
         let volume = pool.open_beneath("volume").expect("volume");
         overlay.create(&volume, &start).expect("create");
-        let id: VolumeId = "v".parse().expect("an id");
         let owner = |mount: OwnedFd| Dir::from_fd(mount, "").stat_self().expect("stat").st_uid;
         assert_eq!(
             owner(
                 overlay
-                    .mount(&volume, &id, &start, false)
+                    .mount(&volume, "v", &start, false)
                     .expect("detached")
             ),
             1000
@@ -614,7 +612,7 @@ mod tests {
         assert_eq!(
             owner(
                 overlay
-                    .mount(&volume, &id, &start, false)
+                    .mount(&volume, "v", &start, false)
                     .expect("attached")
             ),
             1000

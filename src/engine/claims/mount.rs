@@ -194,7 +194,7 @@ fn mount_anew(inner: &Inner, known: &mut Known, read_only: bool) -> Result<(Dir,
     }
     let mount = inner
         .backend
-        .mount(&dir, id, &Start::of_claim(&known.claim), false)
+        .mount(&dir, id.as_str(), &Start::of_claim(&known.claim), false)
         .doing("mount the volume")?;
     if read_only {
         attributes(&mount, true)?;

@@ -94,7 +94,9 @@ pub(in crate::engine) fn recover_volume(
         }
         Ok(record) => of_this_boot(inner, held, dir, mounts, record)?,
         Err(why) => {
-            let found = mounts.iter().filter(|mount| inner.backend.shows(mount, id));
+            let found = mounts
+                .iter()
+                .filter(|mount| inner.backend.shows(mount, id, id.as_str()));
             let targets: Vec<ClaimTarget> = found.map(target).collect();
             if !targets.is_empty() {
                 tracing::error!(volume.id = %id, %why, "its record is made anew from what is mounted");
@@ -137,7 +139,8 @@ fn of_this_boot(
         .iter()
         .map(|target| target.path.as_path())
         .collect();
-    let found: HashMap<PathBuf, u64> = find_mounts(inner, mounts, &held.claim.id, &paths)?;
+    let id = &held.claim.id;
+    let found: HashMap<PathBuf, u64> = find_mounts(inner, mounts, id, id.as_str(), &paths)?;
     // What was unmounted just before may still be held open; the kernel is asked before anything is done.
     held.lingering = Some(record.claim.layers);
     held.limit_unenforced = record.limit_unenforced;

@@ -4,11 +4,11 @@
 use std::os::fd::{AsFd, AsRawFd, BorrowedFd, OwnedFd};
 use std::path::Path;
 
-use rustix::fs::{Mode, OFlags};
+use rustix::fs::{AtFlags, Mode, OFlags};
 use rustix::mount::{MountAttrFlags, MoveMountFlags, OpenTreeFlags, UnmountFlags};
 
 use super::attributes::{MountAttributes, set_mount_attributes};
-use crate::sys::dir::Dir;
+use crate::sys::dir::{Dir, NOW};
 use crate::sys::error::{Error, Result};
 
 /// A detached mount of a directory and what is below it, without the mounts that stand there (`OPEN_TREE_CLONE`).
@@ -39,6 +39,13 @@ pub fn bind(dir: &Dir, read_only: bool) -> Result<OwnedFd> {
     };
     set_mount_attributes(mount.as_fd(), &attributes)?;
     Ok(mount)
+}
+
+/// Sets the times of a mount's root to now, through the mount.
+pub fn touch_mount(mount: BorrowedFd<'_>) -> Result<()> {
+    // What opened it opened only its path.
+    rustix::fs::utimensat(mount, "", &NOW, AtFlags::EMPTY_PATH)
+        .map_err(|errno| Error::new("utimensat", "a new mount", errno))
 }
 
 /// Attaches a detached mount onto the directory `name` of `parent`: the one call that makes it visible.

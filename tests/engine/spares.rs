@@ -1,0 +1,137 @@
+//! Volumes that were mounted before anybody asked for them: they are as any other, and go when nobody will ask any more.
+
+use std::fs;
+use std::os::unix::fs::{MetadataExt as _, PermissionsExt as _};
+use std::path::Path;
+use std::time::{Duration, SystemTime};
+
+use baggageclaim::model::Outcome;
+use baggageclaim::sys;
+
+use crate::common::bench::{Bench, eventually, names};
+use crate::common::require_bench;
+
+const CACHE: &[(&str, &str)] = &[("type", "task-cache"), ("key", "k")];
+const OUTPUT: &[(&str, &str)] = &[("type", "output"), ("name", "o")];
+
+/// What the mount is called that is seen there.
+fn label(at: &Path) -> String {
+    let table = sys::mount_table().expect("mounts");
+    let mount = table.iter().rev().find(|mount| mount.mount_point == at);
+    let source = mount.expect("it is mounted").source.to_str();
+    source.expect("text").replace("baggageclaim:", "")
+}
+
+/// How many spares are mounted: a mount makes directories of the kernel's in theirs.
+fn mounted_spares(bench: &Bench) -> usize {
+    let spares = bench.pool().join("spares");
+    let is_mounted = |name: &String| spares.join(name).join("work.1/work").exists();
+    names(&spares)
+        .iter()
+        .filter(|name| is_mounted(name))
+        .count()
+}
+
+/// Publishes such volumes one after the other, whose pods fail, until the last one was mounted beforehand. That one stays.
+async fn until_mounted_beforehand(bench: &Bench, attributes: &[(&str, &str)]) -> String {
+    for number in 0..10_000 {
+        let volume = format!("v{number}");
+        let (at, _) = bench.publish(&volume, &volume, attributes).await;
+        if label(&at) != volume {
+            return volume;
+        }
+        bench.outcome(&volume, Outcome::Failed).await;
+        bench.unpublish(&volume).await;
+    }
+    panic!("ten thousand alike, and none was mounted beforehand");
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn what_was_mounted_beforehand_is_as_any_other_also_for_the_next_driver() {
+    let bench = require_bench!();
+    bench
+        .step("maker", CACHE, |at| {
+            fs::write(at.join("f"), "of the maker").expect("write");
+            fs::set_permissions(at, fs::Permissions::from_mode(0o750)).expect("chmod");
+        })
+        .await;
+    let first = bench.artifact("task-cache/k").expect("sealed").id;
+    let volume = until_mounted_beforehand(&bench, CACHE).await;
+    let at = bench.target(&volume);
+    let seen = fs::read_to_string(at.join("f")).expect("read");
+    assert_eq!(seen, "of the maker");
+    let mode = fs::metadata(&at).expect("stat").mode();
+    assert_eq!(mode & 0o7777, 0o750, "{mode:o}");
+    fs::write(at.join("g"), "of the fork").expect("write");
+
+    // The next driver knows it by what its mount is called.
+    let bench = bench.restart().await;
+    let (_, again) = bench.publish(&volume, &volume, CACHE).await;
+    assert!(again.already, "its mount was found");
+    assert_eq!(bench.engine.check().await.expect("check"), []);
+    bench.outcome(&volume, Outcome::Succeeded).await;
+    bench.unpublish(&volume).await;
+    bench.quiet().await;
+    let sealed = bench.artifact("task-cache/k").expect("sealed");
+    assert_ne!(sealed.id, first);
+    let seen = bench.look("after", CACHE, "g").await;
+    assert_eq!(seen.as_deref(), Some("of the fork"));
+    bench.finish().await;
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn a_mount_that_vanished_comes_back_under_the_volumes_own_name() {
+    let bench = require_bench!();
+    bench.step("maker", OUTPUT, |_| {}).await;
+    let input = [("type", "input"), ("from", "artifact/o")];
+    let volume = until_mounted_beforehand(&bench, &input).await;
+    let at = bench.target(&volume);
+    rustix::mount::unmount(&at, rustix::mount::UnmountFlags::NOFOLLOW).expect("umount");
+    let (_, again) = bench.publish(&volume, &volume, &input).await;
+    assert!(!again.already);
+    assert_eq!(label(&at), volume);
+    let bench = bench.restart().await;
+    let (_, again) = bench.publish(&volume, &volume, &input).await;
+    assert!(again.already);
+    bench.unpublish(&volume).await;
+    bench.finish().await;
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn what_starts_empty_is_as_old_as_its_publish() {
+    /// The kernel's clock for files ticks at least so often.
+    const TICK: Duration = Duration::from_millis(20);
+    let bench = require_bench!();
+    let first = until_mounted_beforehand(&bench, OUTPUT).await;
+    bench.outcome(&first, Outcome::Failed).await;
+    bench.unpublish(&first).await;
+    // There are more of them, and they have to be older than the next publish for it to tell.
+    std::thread::sleep(4 * TICK);
+    let before = SystemTime::now();
+    let volume = until_mounted_beforehand(&bench, OUTPUT).await;
+    let at = bench.target(&volume);
+    let modified = fs::metadata(&at).and_then(|data| data.modified());
+    assert!(modified.expect("stat") >= before - TICK);
+    bench.outcome(&volume, Outcome::Failed).await;
+    bench.unpublish(&volume).await;
+    bench.finish().await;
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn nothing_stays_mounted_over_what_is_deleted() {
+    let bench = require_bench!();
+    bench.step("maker", OUTPUT, |_| {}).await;
+    let input = [("type", "input"), ("from", "artifact/o")];
+    let volume = until_mounted_beforehand(&bench, &input).await;
+    bench.unpublish(&volume).await;
+    bench.quiet().await;
+    eventually("more are mounted", || mounted_spares(&bench) > 0).await;
+    let (tenant, name) = ("ci".parse().expect("tenant"), "artifact/o".parse());
+    let name = name.expect("reference");
+    bench.engine.destroy(&tenant, &name).await.expect("destroy");
+    bench.engine.reap().await.expect("reap");
+    // One that was just being made goes a moment later.
+    eventually("none is mounted", || mounted_spares(&bench) == 0).await;
+    assert_eq!(names(&bench.pool().join("layers")).len(), 0);
+    bench.finish().await;
+}
