@@ -7,7 +7,7 @@
 //! # What may be missed, and what comes of it
 //!
 //! - The watch is cut: it goes on from where it was, or lists anew. A pod that is missing in the new list is asked for by
-//!   name; if there is none of its uid, it is gone unseen: its outcome is not success.
+//!   name; if there is none of its uid, and in the next round neither, it is gone unseen: its outcome is not success.
 //! - The driver was down: the first list stands for all that was missed; the same question settles the rest.
 //! - The API server is away: nothing is decided. The engine has a time after which it waits no longer.
 //! - Kubelet deletes a pod from the API only after its volumes were unpublished. Without force a pod cannot vanish while the
@@ -184,6 +184,7 @@ pub(super) async fn watch(
         listed: false,
         away: None,
         misnamed: false,
+        missed: HashSet::new(),
     };
     let selected = watcher::Config::default().fields(&format!("spec.nodeName={}", config.node));
     let api: Api<Pod> = Api::all_with(client.clone(), &kind);
@@ -197,6 +198,8 @@ pub(super) async fn watch(
     again.set_missed_tick_behavior(MissedTickBehavior::Delay);
     loop {
         tokio::select! {
+            // What the watch tells goes before what a round would ask: it knows how a pod ended that is gone.
+            biased;
             event = events.next() => match event {
                 Some(Ok(event)) => outcomes.take(event).await,
                 Some(Err(error)) => {
@@ -227,6 +230,8 @@ struct Outcomes<'a> {
     away: Option<Instant>,
     /// Whether it was told that the node's name is wrong.
     misnamed: bool,
+    /// Pods that were not there when they were asked for: the watch may be about to tell how they ended.
+    missed: HashSet<PodUid>,
 }
 
 impl Outcomes<'_> {
@@ -291,6 +296,8 @@ impl Outcomes<'_> {
         }
         let awaited = self.engine.awaited_outcomes();
         self.known.tidy(&awaited);
+        self.missed
+            .retain(|uid| awaited.iter().any(|awaited| awaited.pod.uid == *uid));
         for awaited in &awaited {
             let uid = &awaited.pod.uid;
             match self.known.look(uid) {
@@ -330,6 +337,7 @@ impl Outcomes<'_> {
             Err(_) => return false,
         };
         match answer.filter(|pod| self::uid(pod).as_ref() == Some(uid)) {
+            None if self.missed.insert(uid.clone()) => {}
             None => {
                 let outcome = self.known.note_unseen(uid);
                 tracing::warn!(pod.uid = %uid, pod = %name, tenant = %awaited.tenant,
