@@ -25,8 +25,8 @@ pub(crate) fn make_inputs(stage: &Stage) {
 }
 
 /// A pod that runs a command (in YAML) and ends. Our volumes, at `/v0` and so on, are what a build step has: views of what
-/// others made, a cache, an output that is thrown away, and a place to work.
-pub(crate) fn pod(name: &str, volumes: usize, kind: Volumes, command: &str) -> String {
+/// others made, a cache, an output that is thrown away, and a place to work. Its group is a label.
+pub(crate) fn pod(group: &str, name: &str, volumes: usize, kind: Volumes, command: &str) -> String {
     let driver = "driver: baggageclaim.csi.concourse-ci.org";
     let mut mounts = String::new();
     let mut list = String::new();
@@ -50,7 +50,7 @@ pub(crate) fn pod(name: &str, volumes: usize, kind: Volumes, command: &str) -> S
     format!(
         "apiVersion: v1
 kind: Pod
-metadata: {{name: {name}}}
+metadata: {{name: {name}, labels: {{group: {group}}}}}
 spec:
   restartPolicy: Never
   terminationGracePeriodSeconds: 0

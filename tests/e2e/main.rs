@@ -46,7 +46,8 @@ fn main() -> ExitCode {
         .iter()
         .filter(|case| wanted.is_empty() || wanted.iter().any(|word| case.name.contains(word)))
         .collect();
-    let reports = wanted.is_empty() || wanted.iter().any(|word| word == "speed");
+    let asked = wanted.iter().any(|word| word == "speed");
+    let reports = wanted.is_empty() || asked;
     if chosen.is_empty() && !reports {
         eprintln!("no case's name has {wanted:?} in it; there are:");
         for case in &all {
@@ -82,7 +83,7 @@ fn main() -> ExitCode {
         failed.len(),
         start.elapsed().as_secs_f64()
     );
-    if reports && failed.is_empty() && catch_unwind(|| speed::report(&cluster)).is_err() {
+    if reports && failed.is_empty() && catch_unwind(|| speed::report(&cluster, asked)).is_err() {
         failed.push("speed");
     }
     for name in &failed {

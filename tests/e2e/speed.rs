@@ -13,15 +13,18 @@ use crate::crowd::{Volumes, follow, make_inputs, pod};
 use crate::stage::Stage;
 
 /// How often each is measured. The kinds take turns, so that what else the machine does is spread over them.
-const ROUNDS: usize = 7;
+const ROUNDS: usize = 5;
 /// How many pods come at once in the burst.
 const BURST: usize = 100;
 
-/// Measures, and prints the tables.
-pub(crate) fn report(cluster: &Cluster) {
+/// Measures, and prints the tables. The burst is long, and all but its times is a case of its own: it is measured when
+/// somebody asks.
+pub(crate) fn report(cluster: &Cluster, with_burst: bool) {
     let stage = Stage::new(cluster, "speed");
     starts(&stage);
-    burst(&stage);
+    if with_burst {
+        burst(&stage);
+    }
     stage.clear();
     stage.assert_nothing_left();
     stage.close();
@@ -30,7 +33,9 @@ pub(crate) fn report(cluster: &Cluster) {
 fn starts(stage: &Stage) {
     make_inputs(stage);
     // The first pod of a namespace pays for what the others find.
-    measure(stage, "warm-up", &[short("warm-up", 5, Volumes::Ours)]);
+    measure(stage, "warm-up", 1, |name| {
+        short("warm-up", name, 5, Volumes::Ours)
+    });
     let counts = [1, 5, 20];
     let mut taken: HashMap<(usize, Volumes), Vec<Duration>> = HashMap::new();
     for round in 0..ROUNDS {
@@ -39,11 +44,12 @@ fn starts(stage: &Stage) {
             let mut kinds = [Volumes::EmptyDir, Volumes::Ours];
             kinds.rotate_left(round % 2);
             for kind in kinds {
-                let name = format!("pod-{round}-{count}-{}", kind as usize);
-                let times = measure(stage, &name, &[short(&name, count, kind)]);
+                let group = format!("pod-{round}-{count}-{}", kind as usize);
+                let times = measure(stage, &group, 1, |name| short(&group, name, count, kind));
                 taken.entry((count, kind)).or_default().push(times[0].start);
             }
         }
+        stage.clear();
     }
     println!("\nfrom scheduled to started, median of {ROUNDS} (least to most)");
     println!(
@@ -68,15 +74,13 @@ fn burst(stage: &Stage) {
     );
     let mut all = Vec::new();
     for kind in [Volumes::EmptyDir, Volumes::Ours] {
-        let what = if kind == Volumes::Ours {
-            "ours"
+        let (what, group) = if kind == Volumes::Ours {
+            ("ours", "ours")
         } else {
-            "emptyDir"
+            ("emptyDir", "empty-dir")
         };
-        let pods: Vec<String> = (0..BURST)
-            .map(|n| short(&format!("burst-{what}-{n}").to_lowercase(), 2, kind))
-            .collect();
-        let times = measure(stage, what, &pods);
+        let times = measure(stage, group, BURST, |name| short(group, name, 2, kind));
+        stage.clear();
         let start = Spread::of(&times.iter().map(|times| times.start).collect::<Vec<_>>());
         let end = Spread::of(&times.iter().map(|times| times.end).collect::<Vec<_>>());
         println!("  {what:<10} {start:>24} {end:>24} {:>10.1} s", end.most);
@@ -86,8 +90,8 @@ fn burst(stage: &Stage) {
 }
 
 /// A pod that says that it is there and ends.
-fn short(name: &str, volumes: usize, kind: Volumes) -> String {
-    pod(name, volumes, kind, "[echo, started]")
+fn short(group: &str, name: &str, volumes: usize, kind: Volumes) -> String {
+    pod(group, name, volumes, kind, "[echo, started]")
 }
 
 /// How long one pod took.
@@ -96,40 +100,46 @@ struct Times {
     end: Duration,
 }
 
-/// Makes pods, waits for their end, takes their times, and deletes them.
-fn measure(stage: &Stage, group: &str, pods: &[String]) -> Vec<Times> {
-    let watch = stage.watch("pods", &[]);
+/// Makes a group of pods, waits for their end, and takes their times. What is left of them is in nobody's way: they have no
+/// process and no volume any more.
+fn measure(stage: &Stage, group: &str, count: usize, pod: impl Fn(&str) -> String) -> Vec<Times> {
+    let pods: Vec<String> = (0..count)
+        .map(|number| pod(&format!("{group}-{number}")))
+        .collect();
+    let watch = stage.watch("pods", &[&format!("--selector=group={group}")]);
     let begin = SystemTime::now();
     stage.apply_text(&pods.join("---\n"));
-    let seen = follow(&watch, pods.len());
+    let seen = follow(&watch, count);
+    let lines = first_lines(stage, group, count);
+    stage.settled();
     let since = |from: SystemTime, to: SystemTime| to.duration_since(from).unwrap_or_default();
-    let times = seen
-        .iter()
+    seen.iter()
         .map(|(name, seen)| Times {
-            start: since(seen.scheduled.expect("it was"), first_line(stage, name)),
+            start: since(seen.scheduled.expect("it was"), lines[name]),
             end: since(begin, seen.ended.expect("it has")),
         })
-        .collect();
-    stage.kubectl(&[
-        "delete",
-        "pods",
-        "--all",
-        "--grace-period=0",
-        "--force",
-        "--wait",
-        "--timeout=120s",
-    ]);
-    stage.settled();
-    assert!(seen.len() == pods.len(), "{group}");
-    times
+        .collect()
 }
 
-/// When a pod's container printed its first line: the runtime's own time stamp. The line may come a little after the end.
-fn first_line(stage: &Stage, pod: &str) -> SystemTime {
-    eventually("the pod has printed a line", || {
-        let line = stage.kubectl(&["logs", "--timestamps", pod]);
-        let stamp = line.split_whitespace().next()?;
-        Some(humantime::parse_rfc3339(stamp).unwrap_or_else(|error| panic!("{stamp}: {error}")))
+/// When the containers of a group's pods printed their first line: the runtime's own time stamps. The lines may come a little
+/// after the end.
+fn first_lines(stage: &Stage, group: &str, count: usize) -> HashMap<String, SystemTime> {
+    eventually("the pods have printed a line each", || {
+        let selector = format!("--selector=group={group}");
+        // A line is `[pod/NAME/CONTAINER] TIME TEXT`.
+        let lines = stage.kubectl(&["logs", &selector, "--prefix", "--timestamps"]);
+        let found: HashMap<String, SystemTime> = lines
+            .lines()
+            .map(|line| {
+                let mut words = line.split(['/', ' ']);
+                let (name, stamp) = (words.nth(1), words.nth(1));
+                let stamp = stamp.and_then(|stamp| humantime::parse_rfc3339(stamp).ok());
+                name.map(str::to_owned)
+                    .zip(stamp)
+                    .unwrap_or_else(|| panic!("{line}"))
+            })
+            .collect();
+        (found.len() == count).then_some(found)
     })
 }
 

@@ -237,7 +237,8 @@ pub(super) fn crowd(stage: &Stage) {
                     "      for file in $(seq 30); do read its < /v{volume}/$file; [ $its = {number} ]; done"
                 );
             }
-            pod(&format!("crowd-{number}"), volumes, Volumes::Ours, &script)
+            let name = format!("crowd-{number}");
+            pod("crowd", &name, volumes, Volumes::Ours, &script)
         })
         .collect();
     let watch = stage.watch("pods", &[]);
@@ -246,6 +247,7 @@ pub(super) fn crowd(stage: &Stage) {
     stage.clear();
     // Nobody has changed what all have changed their views of.
     stage.apply_text(&pod(
+        "after",
         "after",
         2,
         Volumes::Ours,

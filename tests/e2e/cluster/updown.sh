@@ -52,6 +52,7 @@ boot() {
 watch_over() {
   setsid flock "$home/lock" kill -KILL "$1" < /dev/null > /dev/null 2>&1 9>&- &
   echo $! > "$node/watch.pid"
+  disown
 }
 
 # Takes away whatever there is of a node. Can be repeated, and knows nothing but where things are: it also clears up after a
