@@ -19,7 +19,7 @@ mod probe;
 pub mod tree;
 
 use std::fmt;
-use std::os::fd::OwnedFd;
+use std::os::fd::{BorrowedFd, OwnedFd};
 
 use serde::{Deserialize, Serialize};
 
@@ -179,6 +179,17 @@ pub trait Backend: fmt::Debug + Send + Sync + 'static {
     fn prepare(&self, volume: &Dir) -> Result<Option<Prepared>> {
         let _ = volume;
         Ok(None)
+    }
+
+    /// Whether it pays to mount a volume before anybody asks for it, because putting a mount together is slow.
+    fn mounts_beforehand(&self) -> bool {
+        false
+    }
+
+    /// Whether a mount that was made a while ago is as good as one made now. `start` is what it was made of.
+    fn is_sound(&self, mount: BorrowedFd<'_>, start: &Start<'_>) -> bool {
+        let _ = (mount, start);
+        true
     }
 
     /// Whether `create` and `mount` take the same time whatever the size of the tree.

@@ -199,8 +199,8 @@ impl Inner {
     pub(super) fn sync(&self, _syncing: &parking_lot::MutexGuard<'_, ()>) -> Result<()> {
         let synced = self.dirs.root.sync_filesystem();
         if let Err(error) = &synced {
-            doom(self, error);
             spares::forget_mounted(self);
+            doom(self, error);
         }
         synced.doing("write back what is to be sealed")
     }

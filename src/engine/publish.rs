@@ -268,7 +268,7 @@ impl Place {
     /// Makes `volumes/<id>`: of a spare if there is one. What is there under that name is no volume we know of, so it is rubbish.
     fn make(inner: &Inner, record: &VolumeRecord) -> Result<Self> {
         let volumes = &inner.dirs.volumes;
-        let spare = inner.spares.take(record);
+        let spare = spares::take(inner, record);
         let enter = || match &spare {
             Some(spare) => inner.dirs.spares.rename(&spare.name, volumes, &record.id),
             None => volumes.create_dir(&record.id, 0o700),

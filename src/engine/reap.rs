@@ -118,6 +118,8 @@ fn make_room(inner: &Inner) -> Result<usize> {
     if !above(&space, high) {
         return Ok(0);
     }
+    // A convenience, and each costs inodes. What is asked for twice again comes back.
+    spares::forget_mounted(inner);
     let goal = excess(
         space.bytes,
         space.bytes_available,

@@ -174,9 +174,9 @@ fn recover_volumes(inner: &Inner, mounts: &[MountEntry], state: &mut State) -> R
                     mounts.iter().any(shows)
                 };
                 // What its mount is called stood in the record, perhaps; so the kernel is asked, too.
-                let in_use = inner.backend.in_use(&dir);
-                let visible = id.is_some_and(shows) || in_use.is_ok_and(|in_use| in_use);
-                if visible && !why.contains("another boot") {
+                let is_visible =
+                    || id.is_some_and(shows) || inner.backend.in_use(&dir).unwrap_or(true);
+                if !why.contains("another boot") && is_visible() {
                     // A record is written before the mount; this one was damaged later. A pod may be using the volume.
                     tracing::error!(volume = %name.display(), %why, "kept, because it is mounted");
                 } else {

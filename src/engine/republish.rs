@@ -152,7 +152,7 @@ fn attach(
     if let Some(live) = state.volumes.get_mut(&request.volume) {
         live.mounts.retain(|path, _| record.targets.contains(path));
         live.mounts.insert(request.target.clone(), mount_id);
-        live.record.targets = record.targets;
+        live.record = record;
         // Its pod is back.
         live.done_with = false;
     }

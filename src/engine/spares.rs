@@ -9,7 +9,7 @@
 //! start.
 
 use std::collections::VecDeque;
-use std::os::fd::OwnedFd;
+use std::os::fd::{AsFd, OwnedFd};
 use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, Ordering};
 
@@ -32,11 +32,8 @@ const FEW: usize = 16;
 /// Of how many shapes mounted ones are kept: what one pipeline's steps ask for at a time.
 const SHAPES: usize = 8;
 
-/// How many are kept mounted of each. Each costs a superblock in the kernel's memory, some kilobytes.
+/// How many are kept mounted of each at most. Each costs a superblock in the kernel's memory, some kilobytes.
 const MOST_MOUNTED: usize = 8;
-
-/// With so few left of a shape, more are mounted.
-const FEW_MOUNTED: usize = 4;
 
 /// What of a volume has to be known for its mount to be made.
 #[derive(Debug, Clone, PartialEq, Eq)]
@@ -109,8 +106,8 @@ impl Spare {
         inner.dirs.spares.create_dir(&name, 0o700)?;
         let made = Self::furnish(inner, &name, shape);
         if made.is_err() {
-            // On a full disk, say. What cannot be thrown away is swept at the next start.
-            let _ = inner.throw_away(&inner.dirs.spares, name.as_ref());
+            // On a full disk, say. What cannot be deleted is swept at the next start.
+            let _ = (inner.backend).delete(&inner.dirs.spares, name.as_ref(), &|| false);
         }
         made
     }
@@ -136,11 +133,22 @@ impl Spare {
         })
     }
 
-    /// Nobody will ask for it any more. It is unmounted, and its directory goes to the trash.
-    fn discard(self, inner: &Inner) {
+    /// Unmounts and deletes it: it is little, and nobody ever saw it.
+    fn delete(self, spares: &Dir, backend: &dyn Backend) {
         drop(self.stage);
-        if let Err(error) = inner.throw_away(&inner.dirs.spares, self.name.as_ref()) {
+        if let Err(error) = backend.delete(spares, self.name.as_ref(), &|| false) {
             tracing::debug!(%error, "a spare volume is left for the next start");
+        }
+    }
+
+    /// Whether a volume may still be made of it.
+    fn is_sound(&self, inner: &Inner, volume: &VolumeRecord) -> bool {
+        match &self.stage {
+            Stage::Plain(_) => true,
+            Stage::Mounted { mount, .. } => {
+                let start = Start::of(volume);
+                inner.backend.is_sound(mount.as_fd(), &start)
+            }
         }
     }
 }
@@ -149,14 +157,15 @@ impl Spare {
 #[derive(Debug)]
 struct Batch {
     shape: Shape,
-    /// Whether it was published more than once: most are not.
-    asked_again: bool,
+    /// How often it was published. Most are once, and what was asked for seldom is soon asked for no more.
+    asked: usize,
     ready: Vec<Spare>,
 }
 
 impl Batch {
-    fn wants_more(&self, than: usize) -> bool {
-        self.asked_again && self.ready.len() < than
+    /// How many should be ready.
+    fn wanted(&self) -> usize {
+        self.asked.saturating_sub(1).min(MOST_MOUNTED)
     }
 }
 
@@ -173,7 +182,7 @@ struct Stock {
 impl Stock {
     /// Whether there is something to do.
     fn is_low(&self) -> bool {
-        let few = |batch: &Batch| batch.wants_more(FEW_MOUNTED);
+        let few = |batch: &Batch| batch.ready.len() < batch.wanted().div_ceil(2);
         self.plain.len() < FEW || !self.discarded.is_empty() || self.mounted.iter().any(few)
     }
 
@@ -185,16 +194,16 @@ impl Stock {
         if self.plain.len() < FEW {
             return Some(Work::Make(None));
         }
-        let wanted = |batch: &&Batch| batch.wants_more(MOST_MOUNTED);
+        let wanted = |batch: &&Batch| batch.ready.len() < batch.wanted();
         if let Some(batch) = self.mounted.iter().find(wanted) {
             return Some(Work::Make(Some(batch.shape.clone())));
         }
         (self.plain.len() < MOST).then_some(Work::Make(None))
     }
 
-    /// Takes what nobody will ask for any more.
+    /// Takes what nobody will ask for any more, with what was put aside before.
     fn take_where(&mut self, gone: impl Fn(&Shape) -> bool) -> Vec<Spare> {
-        let mut taken = Vec::new();
+        let mut taken = std::mem::take(&mut self.discarded);
         self.mounted.retain_mut(|batch| {
             let goes = gone(&batch.shape);
             if goes {
@@ -229,17 +238,15 @@ impl Spares {
         }
     }
 
-    /// One for this volume: the nearest to what it has to become.
-    pub(super) fn take(&self, volume: &VolumeRecord) -> Option<Spare> {
+    /// The nearest to what this volume has to become.
+    fn take(&self, volume: &VolumeRecord) -> Option<Spare> {
         if volume.spec.size_limit.is_some() {
             return None;
         }
         let shape = Shape::of(volume);
         let mut stock = self.stock.lock();
-        let batch = stock
-            .mounted
-            .iter_mut()
-            .find(|batch| Some(&batch.shape) == shape.as_ref());
+        let mut batches = stock.mounted.iter_mut();
+        let batch = batches.find(|batch| Some(&batch.shape) == shape.as_ref());
         let mounted = batch.and_then(|batch| batch.ready.pop());
         mounted.or_else(|| stock.plain.pop())
     }
@@ -247,16 +254,15 @@ impl Spares {
     /// One that was not used after all.
     pub(super) fn give_back(&self, spare: Spare, volume: &VolumeRecord) {
         let mut stock = self.stock.lock();
-        match spare.stage {
-            Stage::Plain(_) => stock.plain.push(spare),
-            Stage::Mounted { .. } => {
-                let shape = Shape::of(volume);
-                let mut batches = stock.mounted.iter_mut();
-                if let Some(batch) = batches.find(|batch| Some(&batch.shape) == shape.as_ref()) {
-                    batch.ready.push(spare);
-                }
-                // Else it was dropped with its batch meanwhile; its directory is swept at the next start.
-            }
+        if matches!(spare.stage, Stage::Plain(_)) {
+            stock.plain.push(spare);
+            return;
+        }
+        let shape = Shape::of(volume);
+        let mut batches = stock.mounted.iter_mut();
+        match batches.find(|batch| Some(&batch.shape) == shape.as_ref()) {
+            Some(batch) => batch.ready.push(spare),
+            None => stock.discarded.push(spare),
         }
     }
 
@@ -266,13 +272,22 @@ impl Spares {
         let stock = std::mem::take(&mut *self.stock.lock());
         let mounted = stock.mounted.into_iter().flat_map(|batch| batch.ready);
         let unmounted = stock.plain.into_iter().chain(stock.discarded);
-        for Spare { name, stage, .. } in unmounted.chain(mounted) {
-            drop(stage);
-            if let Err(error) = backend.delete(spares, name.as_ref(), &|| false) {
-                tracing::debug!(%error, "a spare volume is left for the next start");
-            }
+        for spare in unmounted.chain(mounted) {
+            spare.delete(spares, backend);
         }
     }
+}
+
+/// One for this volume, if there is one: the nearest to what it has to become.
+pub(super) fn take(inner: &Inner, volume: &VolumeRecord) -> Option<Spare> {
+    let spare = inner.spares.take(volume)?;
+    if spare.is_sound(inner, volume) {
+        return Some(spare);
+    }
+    // Nor is any other that was mounted before, and there is none any more now.
+    delete_all(inner, vec![spare]);
+    forget_mounted(inner);
+    inner.spares.take(volume)
 }
 
 /// Deletes what an earlier process made and did not use. At once, not by way of the trash: it is little, and a driver that is killed
@@ -291,19 +306,19 @@ pub(super) fn sweep(inner: &Inner) -> Result<()> {
 
 /// A volume was published. What is asked for twice is asked for again.
 pub(super) fn note(inner: &Inner, volume: &VolumeRecord) {
-    let Some(shape) = Shape::of(volume).filter(|_| inner.backend.is_instant()) else {
+    let Some(shape) = Shape::of(volume).filter(|_| inner.backend.mounts_beforehand()) else {
         return;
     };
     let mut stock = inner.spares.stock.lock();
     let known = stock.mounted.iter().position(|batch| batch.shape == shape);
     let batch = match known.and_then(|known| stock.mounted.remove(known)) {
         Some(batch) => Batch {
-            asked_again: true,
+            asked: batch.asked + 1,
             ..batch
         },
         None => Batch {
             shape,
-            asked_again: false,
+            asked: 1,
             ready: Vec::new(),
         },
     };
@@ -315,26 +330,27 @@ pub(super) fn note(inner: &Inner, volume: &VolumeRecord) {
     }
 }
 
-/// This layer is about to be deleted, so nothing may be mounted over it. Nobody asks for it any more.
+/// This layer is about to be deleted, and nobody asks for it any more: what is mounted over it is unmounted. What is just being
+/// mounted goes a moment later.
 pub(super) fn forget(inner: &Inner, layer: &LayerId) {
     let taken = inner
         .spares
         .stock
         .lock()
         .take_where(|shape| shape.layers.contains(layer));
-    discard_all(inner, taken);
+    delete_all(inner, taken);
 }
 
-/// The disk did not write something back. An overlay that was mounted before fails every fsync from now on (`volatile`), so
-/// nobody shall be given one.
+/// Nothing shall be mounted beforehand of what was asked for until now: there is little room; or the disk did not write something
+/// back, as we have heard, and an overlay that was mounted before fails every fsync from now on (`volatile`).
 pub(super) fn forget_mounted(inner: &Inner) {
     let taken = inner.spares.stock.lock().take_where(|_| true);
-    discard_all(inner, taken);
+    delete_all(inner, taken);
 }
 
-fn discard_all(inner: &Inner, spares: impl IntoIterator<Item = Spare>) {
+fn delete_all(inner: &Inner, spares: Vec<Spare>) {
     for spare in spares {
-        spare.discard(inner);
+        spare.delete(&inner.dirs.spares, &*inner.backend);
     }
 }
 
@@ -347,16 +363,22 @@ pub(super) fn fill(inner: &Arc<Inner>) {
     let engine = inner.clone();
     // Nobody waits for it; and when no job is taken any more, none is needed.
     drop(spares.thread.run(move || {
-        while !engine.stop.is_cancelled() {
-            let next = engine.spares.stock.lock().next();
-            let Some(work) = next else { break };
-            if let Err(error) = work.through(&engine) {
-                tracing::debug!(%error, "no spare volume was made");
-                break;
-            }
-        }
+        make(&engine);
         engine.spares.being_filled.store(false, Ordering::SeqCst);
+        // Whoever found too few a moment ago was not heard.
+        make(&engine);
     }));
+}
+
+fn make(inner: &Inner) {
+    while !inner.stop.is_cancelled() {
+        let next = inner.spares.stock.lock().next();
+        let Some(work) = next else { break };
+        if let Err(error) = work.through(inner) {
+            tracing::debug!(%error, "no spare volume was made");
+            break;
+        }
+    }
 }
 
 impl Work {
@@ -364,7 +386,7 @@ impl Work {
         let stock = &inner.spares.stock;
         let shape = match self {
             Self::Discard(spare) => {
-                spare.discard(inner);
+                delete_all(inner, vec![spare]);
                 return Ok(());
             }
             Self::Make(None) => {
@@ -385,7 +407,7 @@ impl Work {
             Ok(spare) => batch.ready.push(spare),
             Err(error) => {
                 // Not again for everyone who asks for plain ones.
-                batch.asked_again = false;
+                batch.asked = 0;
                 return Err(error);
             }
         }

@@ -118,7 +118,7 @@ pub struct VolumeRecord {
     /// Why its size limit does not hold, when one was asked for and it does not.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub limit_unenforced: Option<String>,
-    /// What its mount is called in the kernel's mount table, if not by the volume's id: it was mounted before anybody asked for it.
+    /// What its overlay is called in the kernel's mount table, if not by the volume's id: it was mounted before anybody asked for it.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub mounted_as: Option<String>,
     /// Where it is published.

@@ -28,7 +28,7 @@ pub use lock::Lock;
 pub use mount::{
     ClassicMount, FsContext, MountAttrFlags, MountAttributes, MountFacts, MountPoint, Room, bind,
     clone_tree, detach, mount_facts, mount_point, mount_point_at, move_mount_onto,
-    set_mount_attributes, touch_mount,
+    set_mount_attributes, sync_root, touch_mount,
 };
 pub use mountinfo::{MountEntry, mount_table};
 pub use nix::errno::Errno;

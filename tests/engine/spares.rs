@@ -13,6 +13,7 @@ use crate::common::require_bench;
 
 const CACHE: &[(&str, &str)] = &[("type", "task-cache"), ("key", "k")];
 const OUTPUT: &[(&str, &str)] = &[("type", "output"), ("name", "o")];
+const INPUT: &[(&str, &str)] = &[("type", "input"), ("from", "artifact/o")];
 
 /// What the mount is called that is seen there.
 fn label(at: &Path) -> String {
@@ -83,17 +84,92 @@ async fn what_was_mounted_beforehand_is_as_any_other_also_for_the_next_driver() 
 async fn a_mount_that_vanished_comes_back_under_the_volumes_own_name() {
     let bench = require_bench!();
     bench.step("maker", OUTPUT, |_| {}).await;
-    let input = [("type", "input"), ("from", "artifact/o")];
-    let volume = until_mounted_beforehand(&bench, &input).await;
+    let volume = until_mounted_beforehand(&bench, INPUT).await;
     let at = bench.target(&volume);
     rustix::mount::unmount(&at, rustix::mount::UnmountFlags::NOFOLLOW).expect("umount");
-    let (_, again) = bench.publish(&volume, &volume, &input).await;
+    let (_, again) = bench.publish(&volume, &volume, INPUT).await;
     assert!(!again.already);
     assert_eq!(label(&at), volume);
     let bench = bench.restart().await;
-    let (_, again) = bench.publish(&volume, &volume, &input).await;
+    let (_, again) = bench.publish(&volume, &volume, INPUT).await;
     assert!(again.already);
     bench.unpublish(&volume).await;
+    bench.finish().await;
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn a_second_target_after_that_is_found_by_the_next_driver() {
+    let bench = require_bench!();
+    bench.step("maker", OUTPUT, |_| {}).await;
+    let volume = until_mounted_beforehand(&bench, INPUT).await;
+    let at = bench.target(&volume);
+    rustix::mount::unmount(&at, rustix::mount::UnmountFlags::NOFOLLOW).expect("umount");
+    bench.publish(&volume, &volume, INPUT).await;
+    let mut second = bench.request(&volume, &volume, INPUT);
+    second.target = bench.target("second");
+    second.multiple_targets = true;
+    bench.engine.publish(second.clone()).await.expect("second");
+    let bench = bench.restart().await;
+    let again = bench.engine.publish(second.clone()).await;
+    assert!(again.expect("its mount was found").already);
+    let (_, again) = bench.publish(&volume, &volume, INPUT).await;
+    assert!(again.already);
+    let id = volume.as_str();
+    bench.unpublish(id).await;
+    let unpublished = bench.engine.unpublish(id, &second.target).await;
+    unpublished.expect("unpublish");
+    bench.finish().await;
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn a_volume_that_differs_in_what_is_seen_of_it_gets_no_mount_of_another() {
+    let bench = require_bench!();
+    let write = |at: &Path| fs::write(at.join("f"), "f").expect("write");
+    bench.step("maker", OUTPUT, write).await;
+    let plain = until_mounted_beforehand(&bench, INPUT).await;
+    let file = |volume: &str| bench.target(volume).join("f");
+    for (volume, key, value) in [
+        ("mode", "mode", "0711"),
+        ("owner", "uid", "1234"),
+        ("limit", "sizeLimit", "1Gi"),
+    ] {
+        let attributes = [INPUT, &[(key, value)]].concat();
+        bench.publish(volume, volume, &attributes).await;
+        // Never of those that are ready for the plain ones.
+        assert_eq!(label(&bench.target(volume)), volume);
+    }
+    let mode = fs::metadata(bench.target("mode")).expect("stat").mode();
+    assert_eq!(mode & 0o7777, 0o711, "{mode:o}");
+    assert_eq!(fs::metadata(file("owner")).expect("stat").uid(), 1234);
+    let mut request = bench.request("read-only", "read-only", INPUT);
+    request.read_only = true;
+    bench.engine.publish(request).await.expect("publish");
+    assert_eq!(label(&bench.target("read-only")), "read-only");
+    let refused = fs::write(file("read-only"), "no").expect_err("read-only");
+    assert_eq!(refused.kind(), std::io::ErrorKind::ReadOnlyFilesystem);
+    fs::write(file(&plain), "yes").expect("write");
+    for volume in ["mode", "owner", "limit", "read-only", &plain] {
+        bench.unpublish(volume).await;
+    }
+    bench.finish().await;
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn a_record_that_was_damaged_does_not_hide_that_it_is_in_use() {
+    let bench = require_bench!();
+    bench.step("maker", OUTPUT, |_| {}).await;
+    let volume = until_mounted_beforehand(&bench, INPUT).await;
+    fs::write(bench.target(&volume).join("g"), "mine").expect("write");
+    let record = format!("volumes/{volume}/volume.json");
+    let bench = bench
+        .restart_after(|pool| fs::write(pool.join(&record), "{").expect("write"))
+        .await;
+    bench.engine.reap().await.expect("reap");
+    let kept = fs::read_to_string(bench.pool().join(format!("volumes/{volume}/top/g")));
+    assert_eq!(kept.expect("kept"), "mine");
+    bench.unpublish(&volume).await;
+    let bench = bench.restart().await;
+    assert!(!bench.pool().join(format!("volumes/{volume}")).exists());
     bench.finish().await;
 }
 
@@ -121,8 +197,7 @@ async fn what_starts_empty_is_as_old_as_its_publish() {
 async fn nothing_stays_mounted_over_what_is_deleted() {
     let bench = require_bench!();
     bench.step("maker", OUTPUT, |_| {}).await;
-    let input = [("type", "input"), ("from", "artifact/o")];
-    let volume = until_mounted_beforehand(&bench, &input).await;
+    let volume = until_mounted_beforehand(&bench, INPUT).await;
     bench.unpublish(&volume).await;
     bench.quiet().await;
     eventually("more are mounted", || mounted_spares(&bench) > 0).await;

@@ -27,8 +27,8 @@ const SEALED: u64 = 40;
 /// What the allocator may keep for itself however often it is asked: memory is not flat to the page.
 const MEMORY: f64 = 6.0 * 1024.0;
 /// By how many descriptors what a driver keeps ready for the next publishes varies: sixteen volumes more or less, of four
-/// descriptors each (`engine/spares`), and some that are mounted already.
-const READY: f64 = 96.0;
+/// descriptors each (`engine/spares`), and up to eight of each of some shapes that are mounted already, of three.
+const READY: f64 = 160.0;
 
 const GROUNDS: [Ground; 3] = [
     Ground::new("overlay", Fs::Ext4, 512),

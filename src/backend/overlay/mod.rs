@@ -16,7 +16,7 @@ mod root;
 mod trial;
 mod view;
 
-use std::os::fd::{AsFd, OwnedFd};
+use std::os::fd::{AsFd, BorrowedFd, OwnedFd};
 use std::path::Path;
 use std::sync::atomic::{AtomicU32, Ordering};
 
@@ -302,6 +302,14 @@ fn writable(mount: OwnedFd, volume: &Dir) -> Result<OwnedFd> {
 /// The work directory that everything has which ever was an overlay.
 const FIRST_WORK: &str = "work.1";
 
+/// Whether this ever was an overlay: each mount makes a directory of its own in the work directory.
+fn was_mounted(volume: &Dir) -> Result<bool> {
+    Ok(match volume.open_if_there(FIRST_WORK)? {
+        Some(work) => work.has("work")?,
+        None => false,
+    })
+}
+
 /// Makes the next `work.N` of a volume: the marker of a volatile mount stays even after a clean end, and the next mount on
 /// that directory is EINVAL. A first mount costs exactly one mkdir.
 fn next_work(volume: &Dir) -> Result<String> {
@@ -334,6 +342,16 @@ impl Backend for Overlay {
             MountApi::Classic => None,
         };
         Ok(Some(super::Prepared(Prepared { top, context })))
+    }
+
+    fn mounts_beforehand(&self) -> bool {
+        true
+    }
+
+    fn is_sound(&self, mount: BorrowedFd<'_>, start: &Start<'_>) -> bool {
+        // After a write-back has failed every fsync fails in a volatile overlay that was there before. On a directory of one it
+        // is that question and nothing else; on what is no overlay it would wait for the disk.
+        is_plain(start) || sys::sync_root(mount).is_ok()
     }
 
     fn is_instant(&self) -> bool {
@@ -379,9 +397,10 @@ impl Backend for Overlay {
     fn in_use(&self, volume: &Dir) -> Result<bool> {
         use std::os::fd::AsRawFd;
         let top = match volume.open_if_there(TOP)? {
-            // What never had a work directory never was an overlay's top, and the kernel need not be asked: its answer costs
-            // a line in its log, which on a serial console is milliseconds in which nothing else is mounted.
-            Some(_) if !volume.has(FIRST_WORK)? => return Ok(false),
+            // Where the kernel has made nothing in the first work directory, this never was an overlay's top, and the kernel
+            // need not be asked: its answer costs a line in its log, which on a serial console is milliseconds in which nothing
+            // else is mounted.
+            Some(_) if !was_mounted(volume)? => return Ok(false),
             Some(top) => top,
             // Sealed: the kernel knows the directory, not its name.
             None => match volume.open_if_there(FS)? {

@@ -48,6 +48,14 @@ pub fn touch_mount(mount: BorrowedFd<'_>) -> Result<()> {
         .map_err(|errno| Error::new("utimensat", "a new mount", errno))
 }
 
+/// fsync(2) of a mount's root directory.
+pub fn sync_root(mount: BorrowedFd<'_>) -> Result<()> {
+    let flags = OFlags::RDONLY | OFlags::DIRECTORY | OFlags::CLOEXEC;
+    rustix::fs::openat(mount, ".", flags, Mode::empty())
+        .and_then(rustix::fs::fsync)
+        .map_err(|errno| Error::new("fsync", "the root of a mount", errno))
+}
+
 /// Attaches a detached mount onto the directory `name` of `parent`: the one call that makes it visible.
 ///
 /// A symlink in the place of `name` is not followed (ENOTDIR). If something is mounted there, it goes on top of it.
