@@ -50,21 +50,39 @@ pub(super) fn retry_after(attempt: usize, error: &Error) -> Duration {
 /// files, and a caller who is woken on that processor to read the answer would wait for it; nothing tells when he has read it.
 const AFTER_THE_ANSWER: Duration = Duration::from_millis(5);
 
-/// Takes care of a volume that left.
+/// Takes care of a volume that left: soon, so that whoever waits for the answer does not wait for this too.
 pub(super) fn spawn(inner: &Arc<Inner>, left: Left) {
-    let engine = inner.clone();
+    let begin = Begin(Some((inner.clone(), left)));
     let task = async move {
-        let key = left.key;
-        tokio::select! {
-            () = async {
-                tokio::time::sleep(AFTER_THE_ANSWER).await;
-                settle(&engine, left).await;
-            } => {}
-            // Nothing is lost: the directory says what was promised, and the next start takes it up.
-            () = engine.stop.cancelled() => tracing::debug!(layer = %key, "left for the next start"),
-        }
+        tokio::time::sleep(AFTER_THE_ANSWER).await;
+        drop(begin);
     };
-    inner.tasks.spawn_on(task, &inner.runtime);
+    // On a thread that serves calls that is its own affair: no other is woken before the answer.
+    match tokio::runtime::Handle::try_current() {
+        Ok(here) => here.spawn(inner.tasks.track_future(task)),
+        Err(_) => inner.tasks.spawn_on(task, &inner.runtime),
+    };
+}
+
+/// Begins to see to a volume's end when it is dropped, also by a runtime that ends.
+struct Begin(Option<(Arc<Inner>, Left)>);
+
+impl Drop for Begin {
+    fn drop(&mut self) {
+        let Some((inner, left)) = self.0.take() else {
+            return;
+        };
+        let engine = inner.clone();
+        let task = async move {
+            let key = left.key;
+            tokio::select! {
+                () = settle(&engine, left) => {}
+                // Nothing is lost: the directory says what was promised, and the next start takes it up.
+                () = engine.stop.cancelled() => tracing::debug!(layer = %key, "left for the next start"),
+            }
+        };
+        inner.tasks.spawn_on(task, &inner.runtime);
+    }
 }
 
 /// Sees a leaving volume to its end, however often a step fails.

@@ -9,8 +9,9 @@ use std::path::{Path, PathBuf};
 use baggageclaim::backend::BackendKind;
 use baggageclaim::engine::{Engine, Error};
 use baggageclaim::model::Outcome;
+use baggageclaim::store::PoolDirs;
 
-use crate::common::bench::{Bench, Ground, names, open_again, request};
+use crate::common::bench::{Bench, Ground, eventually, names, open_again, request};
 use crate::common::{Fs, Snapshot, assert_same, require_bench};
 
 /// A pool of some history: caches, outputs, a flattened chain, a name that moved, two tenants.
@@ -135,6 +136,11 @@ impl Closed {
         error
     }
 
+    /// Waits until nobody has the pool: a program that another test starts may hold its lock a moment longer.
+    async fn let_go(&self) {
+        eventually("the pool is let go", || PoolDirs::open(&self.pool).is_ok()).await;
+    }
+
     async fn opened(mut self) -> Bench {
         self.bench.engine = open_again(&self.bench.config).await;
         self.bench
@@ -198,6 +204,7 @@ async fn an_index_that_is_lost_is_made_anew_and_names_the_same_content() {
             let error = closed.refused().await;
             assert!(error.contains("check --rebuild"), "{how}: {error}");
             assert!(error.contains("index.redb"), "{how}: {error}");
+            closed.let_go().await;
             if *how == "missing" {
                 let findings = Engine::check_offline(&closed.pool).expect("check");
                 assert_eq!(findings[0].kind, "missing-index");
