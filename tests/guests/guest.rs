@@ -51,8 +51,8 @@ enum Event {
 impl Machine<'_> {
     /// Starts a guest that does `job`; `drives` are what qemu's `-drive` takes.
     ///
-    /// An emulated machine that stands still for a moment while its kernel starts can fail to come up. Nothing of ours has
-    /// run by then and no disk was touched: it is switched on again, and said so.
+    /// A kernel that rewrites its own code while it starts can trip over that in an emulated machine on a busy host. Nothing of
+    /// ours has run by then and no disk was touched: it is switched on again, and said so.
     pub(crate) fn start(&self, job: &Job, drives: &[String]) -> Result<Guest> {
         for _ in 0..BOOTS {
             let mut guest = self.switch_on(job, drives)?;
@@ -94,8 +94,9 @@ impl Machine<'_> {
             .arg(&self.image)
             .arg("-append")
             .arg(format!(
-                // Whether the timer works is tried in real time, which an emulated machine has not got.
-                "console=ttyS0 panic=-1 loglevel=3 no_timer_check {}",
+                // Whether its clocks are good is tried in real time, which an emulated machine has not got. A kernel that finds
+                // one bad rewrites its own code, and the emulator may run what is half rewritten (int3 in sched_clock_…).
+                "console=ttyS0 panic=-1 loglevel=3 no_timer_check tsc=reliable {}",
                 job.argument()
             ))
             .args(["-chardev", "stdio,id=console,signal=off"])

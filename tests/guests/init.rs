@@ -103,7 +103,6 @@ fn prepare() {
     mount("tmpfs", "/dev/shm", "tmpfs", none, Some(c"size=100%")).expect("mount /dev/shm");
     let port = File::options().write(true).open("/dev/ttyS1");
     *REPORTS.lock().expect("no panic yet") = Some(port.expect("the port of reports"));
-    tell(&Report::Up);
     let needs = fs::read_to_string(Path::new("/").join(NEEDS)).expect("what modules need");
     let mut modules: BTreeMap<&str, Vec<&str>> = needs
         .lines()
@@ -115,6 +114,7 @@ fn prepare() {
     while let Some((&name, _)) = modules.first_key_value() {
         load(name, &mut modules);
     }
+    tell(&Report::Up);
 }
 
 /// Moves everything to another file system, which becomes the root: `pivot_root(2)`, by which a program gets a place of
