@@ -303,14 +303,13 @@ impl Dir {
 
     /// Whether and how this filesystem counts what its subvolumes hold.
     pub fn quotas(&self) -> Result<Quotas> {
-        match self.search_one(QUOTA_TREE, 0, QGROUP_STATUS, 0) {
-            Ok(None) => Ok(Quotas::Off),
+        let status = self.search_quotas(0, QGROUP_STATUS, (0, 0))?;
+        Ok(match status.first() {
+            None => Quotas::Off,
             // `struct btrfs_qgroup_status_item`: version, generation, flags.
-            Ok(Some(item)) if little_endian(&item, 16) & SIMPLE_MODE != 0 => Ok(Quotas::Simple),
-            Ok(Some(_)) => Ok(Quotas::Full),
-            Err(error) if error.is(Errno::ENOENT) => Ok(Quotas::Off),
-            Err(error) => Err(error),
-        }
+            Some(item) if little_endian(&item.data, 16) & SIMPLE_MODE != 0 => Quotas::Simple,
+            Some(_) => Quotas::Full,
+        })
     }
 
     /// Switches simple quotas on, for the whole filesystem and for good. EINVAL before Linux 6.7.
@@ -372,29 +371,26 @@ impl Dir {
 
     /// What a quota group holds, in bytes, as of the last write-back; `None` when there is no such group.
     pub fn quota_group_usage(&self, group: QuotaGroup) -> Result<Option<u64>> {
-        let item = self.search_one(QUOTA_TREE, 0, QGROUP_INFO, group.0)?;
+        let found = self.search_quotas(0, QGROUP_INFO, (group.0, group.0))?;
         // `struct btrfs_qgroup_info_item`: generation, referenced, …
-        Ok(item.map(|item| little_endian(&item, 8)))
+        Ok(found.first().map(|item| little_endian(&item.data, 8)))
     }
 
     /// The groups that are in a group, or that it is in (the relation is kept both ways).
     pub fn related_quota_groups(&self, group: QuotaGroup) -> Result<Vec<QuotaGroup>> {
-        let found = self.search(QUOTA_TREE, group.0, QGROUP_RELATION)?;
+        let found = self.search_quotas(group.0, QGROUP_RELATION, (0, u64::MAX))?;
         Ok(found
             .into_iter()
             .map(|item| QuotaGroup(item.offset))
             .collect())
     }
 
-    fn search_one(
-        &self,
-        tree: u64,
-        object: u64,
-        kind: u32,
-        offset: u64,
-    ) -> Result<Option<Vec<u8>>> {
-        let found = self.search_range(tree, object, kind, (offset, offset))?;
-        Ok(found.into_iter().next().map(|item| item.data))
+    /// What the quota tree has; nothing where there is no such tree, which a kernel says with ENOENT (6.1) or an empty answer.
+    fn search_quotas(&self, object: u64, kind: u32, offsets: (u64, u64)) -> Result<Vec<Item>> {
+        match self.search_range(QUOTA_TREE, object, kind, offsets) {
+            Err(error) if error.is(Errno::ENOENT) => Ok(Vec::new()),
+            found => found,
+        }
     }
 
     fn search(&self, tree: u64, object: u64, kind: u32) -> Result<Vec<Item>> {
