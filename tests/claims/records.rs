@@ -201,16 +201,26 @@ async fn what_nobody_used_for_its_ttl_goes_and_what_is_in_use_stays() {
         bench.engine.claim(unused.id.as_str()).await,
         Err(Error::NoSuchClaim(_))
     ));
+    // Long enough for whatever else the machine has to do meanwhile.
+    let long = MutableParameters {
+        ttl_seconds: Some(3600),
+        ..short
+    };
+    let modify = async |bench: &Bench, to| {
+        let modified = bench.engine.modify_claim(used.id.as_str(), to).await;
+        modified.expect("modified").last_used
+    };
+    let began_to_be_used = modify(&bench, long).await;
     bench.unmount(&used).await;
     let bench = bench.restart().await;
     bench.engine.reap().await.expect("reap");
     for claim in [&used, &kept] {
-        bench
-            .engine
-            .claim(claim.id.as_str())
-            .await
-            .expect("used a moment ago, or for ever");
+        let found = bench.engine.claim(claim.id.as_str()).await;
+        found.expect("used a moment ago, or for ever");
     }
+    let ceased_to_be_used = modify(&bench, short).await;
+    let lasted = ceased_to_be_used.0 - began_to_be_used.0;
+    assert!(lasted >= 1100, "its last use is when it ended: {lasted} ms");
     tokio::time::sleep(Duration::from_millis(1100)).await;
     bench.engine.reap().await.expect("reap");
     assert!(matches!(
