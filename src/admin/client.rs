@@ -20,14 +20,15 @@ pub type Client = AdminClient<Channel>;
 #[derive(Debug, thiserror::Error)]
 pub enum ClientError {
     /// There is no pool.
-    #[error("there is no pool at {}: give its directory with --pool, or make one with `baggageclaim standalone`", path.display())]
+    #[error("there is no pool at {}: give its directory with --pool; a driver makes one when it starts", path.display())]
     NoPool {
         /// Where it should be.
         path: PathBuf,
     },
     /// The pool has no driver now.
     #[error(
-        "no driver answers at {}: start one with `baggageclaim standalone --pool {}`",
+        "no driver answers at {}: on a node of a cluster look at the driver's pod; elsewhere start one with \
+         `baggageclaim standalone --pool {}`",
         pool.join(layout::ADMIN_SOCKET).display(),
         pool.display()
     )]

@@ -21,7 +21,7 @@ use crate::backend::tree;
 use crate::backend::{Backend, BackendKind, Error, Freeze, Limit, Result, Start, Stop, Usage};
 use crate::model::layout::{FS, LAYER_JSON, LAYERS};
 use crate::model::{LayerId, VolumeId};
-use crate::sys::{Dir, Errno, FileKind, MountEntry, QuotaGroup, Quotas, Space};
+use crate::sys::{self, Dir, Errno, FileKind, MountEntry, QuotaGroup, Quotas, Space};
 
 /// The btrfs backend of one pool.
 #[derive(Debug)]
@@ -107,7 +107,7 @@ impl Btrfs {
         match fs.nested_subvolumes(id)?.first() {
             None => Ok(()),
             Some(nested) => Err(Error::Refused {
-                path: fs.path_of_nested(id, nested).display().to_string(),
+                path: sys::printable(&fs.path_of_nested(id, nested).display().to_string()),
                 why: "it is a btrfs subvolume of its own, which a snapshot leaves out".to_owned(),
             }),
         }

@@ -74,7 +74,7 @@ pub enum Error {
     /// The content cannot become a layer: the path within the volume, and the reason.
     #[error("the content cannot be sealed: {path}: {why}")]
     Refused {
-        /// The offending entry, relative to the volume's root.
+        /// The offending entry, relative to the volume's root, as it may be shown ([`sys::printable`]).
         path: String,
         /// What is wrong with it.
         why: String,

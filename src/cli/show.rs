@@ -10,10 +10,11 @@ use std::time::{Duration, UNIX_EPOCH};
 
 use serde::Serialize;
 
-use super::human::{age, bytes, cut, printable};
+use super::human::{age, bytes, cut};
 use super::table::Table;
 use crate::config::{Output, PlainOutput};
 use crate::proto::admin::v1 as admin;
+use crate::sys::printable;
 
 /// How wide a name may be in a table that is not `wide`.
 const NAME_WIDTH: usize = 48;

@@ -70,7 +70,7 @@ impl fmt::Display for Error {
             f,
             "{} {}: {}",
             self.call,
-            self.subject.display(),
+            printable(&self.subject.display().to_string()),
             self.errno
         )?;
         match &self.detail {
@@ -81,6 +81,28 @@ impl fmt::Display for Error {
 }
 
 impl std::error::Error for Error {}
+
+/// The most characters of a name or path in a message.
+const LONGEST_SHOWN: usize = 1024;
+
+/// Text as it may stand in a terminal, a message or a log: what is invisible or turns the line around is shown as its escape, and
+/// what is long is cut. Names of files are a tenant's, and may hold anything but NUL.
+#[must_use]
+pub fn printable(text: &str) -> String {
+    let mut shown = String::with_capacity(text.len());
+    for (at, c) in text.chars().enumerate() {
+        if at == LONGEST_SHOWN {
+            shown.push('…');
+            break;
+        }
+        if matches!(c, '"' | '\'' | '\\') {
+            shown.push(c);
+        } else {
+            shown.extend(c.escape_debug());
+        }
+    }
+    shown
+}
 
 /// The errno types of the libraries that make the calls.
 pub trait IntoErrno {
@@ -120,5 +142,19 @@ mod tests {
         let error = error.with_detail("overlay: no workdir");
         assert!(error.to_string().ends_with("(overlay: no workdir)"));
         assert!(error.is_full() && error.is(Errno::ENOSPC));
+    }
+
+    #[test]
+    fn a_tenants_names_neither_end_a_line_nor_steer_a_terminal_nor_fill_a_log() {
+        assert_eq!(printable("go-1.24/π \"x\" \\"), "go-1.24/π \"x\" \\");
+        assert_eq!(printable("a\u{202e}b\u{1b}"), "a\\u{202e}b\\u{1b}");
+        let named = Error::new("openat", "x\nERROR all is lost", Errno::EIO).to_string();
+        assert!(
+            named.starts_with(r"openat x\nERROR all is lost: EIO"),
+            "{named}"
+        );
+        let long = printable(&"ä".repeat(5000));
+        assert_eq!(long.chars().count(), LONGEST_SHOWN + 1);
+        assert!(long.ends_with('…'));
     }
 }

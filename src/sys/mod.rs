@@ -22,7 +22,7 @@ mod xattr;
 
 pub use btrfs::{NestedSubvolume, QuotaGroup, Quotas};
 pub use dir::{Blank, Dir, Entry, FileKind};
-pub use error::{Error, Result};
+pub use error::{Error, Result, printable};
 pub use inotify::{DirWatch, has_unmounted, readable, watch_unmount};
 pub use lock::Lock;
 pub use mount::{

@@ -243,7 +243,7 @@ impl Copier {
 
     fn refuse(&self, entry: &Entry, why: String) -> Error {
         Error::Refused {
-            path: self.from.relative(&entry.name).display().to_string(),
+            path: sys::printable(&self.from.relative(&entry.name).display().to_string()),
             why,
         }
     }
