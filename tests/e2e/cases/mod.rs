@@ -16,7 +16,7 @@ pub(crate) fn all() -> Vec<Case> {
     let case = |name, play| Case { name, play };
     vec![
         case(
-            "deploy/ and examples/ pass the API server's own checks",
+            "deploy/, examples/ and what docs/ shows pass the API server's own checks",
             pods::dry_run,
         ),
         case(

@@ -1,7 +1,10 @@
 //! Single pods, and what people are told of their mistakes.
 //! And the manifests themselves, as the API server sees them.
 
-use crate::cluster::succeed;
+use std::fs;
+use std::path::{Path, PathBuf};
+
+use crate::cluster::{feed, succeed};
 use crate::stage::Stage;
 
 /// The API server finds nothing in them that it does not know, and nothing that it does not allow.
@@ -24,6 +27,43 @@ pub(super) fn dry_run(stage: &Stage) {
         "--filename",
         &format!("{root}/examples"),
     ]);
+    let manifests = documented(Path::new(root));
+    assert!(manifests.len() > 10, "{manifests:#?}");
+    let output = feed(
+        &mut stage.cluster.kubectl(&[
+            "apply",
+            "--dry-run=server",
+            "--validate=strict",
+            "--filename",
+            "-",
+        ]),
+        &manifests.join("\n---\n"),
+    );
+    assert!(
+        output.status.success(),
+        "{}",
+        String::from_utf8_lossy(&output.stderr)
+    );
+}
+
+/// The whole manifests that stand in the documentation. Snapshot classes are a CRD, which this cluster has not.
+fn documented(root: &Path) -> Vec<String> {
+    let pages = fs::read_dir(root.join("docs")).expect("docs/");
+    let mut pages: Vec<PathBuf> = pages.map(|page| page.expect("a page").path()).collect();
+    pages.push(root.join("README.md"));
+    let mut found = Vec::new();
+    for page in pages {
+        let text = fs::read_to_string(&page).expect("a page is text");
+        for block in text.split("```yaml\n").skip(1) {
+            let block = block.split("```").next().unwrap_or_default();
+            let whole = block.split("---\n").filter(|part| {
+                part.lines().any(|line| line.starts_with("kind:"))
+                    && !part.contains("apiVersion: snapshot.storage.k8s.io/")
+            });
+            found.extend(whole.map(str::to_owned));
+        }
+    }
+    found
 }
 
 pub(super) fn scratch(stage: &Stage) {
