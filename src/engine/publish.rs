@@ -7,6 +7,7 @@
 use std::collections::HashMap;
 use std::os::fd::{AsFd, OwnedFd};
 use std::sync::Arc;
+use std::sync::atomic::Ordering;
 use std::time::{Duration, Instant};
 
 use super::crash::{Point, point};
@@ -15,11 +16,14 @@ use super::spares::{self, Stage};
 use super::state::{Live, Measured, Resolution, State};
 use super::target::Target;
 use super::types::{PublishRequest, Published};
-use super::{Guard, Inner, notice, republish};
+use super::{Guard, Inner, notice, reap, republish};
 use crate::backend::{Limit, Start};
 use crate::model::{ArtifactId, LayerId, Reference, SealPlan, VolumeKind, VolumeRecord};
 use crate::store::{self, BlankRecord};
 use crate::sys::{self, Dir, Errno};
+
+/// How long a publish that found the pool full goes on making room, while there is something to evict. Kubelet gives a call two minutes.
+const ROOM_WAIT: Duration = Duration::from_secs(10);
 
 /// What a publish works on, once it is known what the volume starts from.
 struct Plan {
@@ -37,26 +41,18 @@ pub(super) async fn publish(inner: &Arc<Inner>, request: PublishRequest) -> Resu
             why,
         });
     }
-    let guard = Guard::take(inner, &request.volume)?;
-    let plan = plan(inner, &request).await?;
-    let engine = inner.clone();
-    let job = move || {
-        let result = match plan {
-            Some(plan) => publish_new(&engine, &request, plan),
-            None => republish::publish_again(&engine, &request),
-        };
-        if let Err(Error::Full(_)) = result {
-            engine.wake_reaper(true);
+    let request = Arc::new(request);
+    let mut guard = Guard::take(inner, &request.volume)?;
+    let started = Instant::now();
+    let mut last = false;
+    let result = loop {
+        let plan = plan(inner, &request).await?;
+        let (result, held) = attempt(inner, &request, plan, guard).await?;
+        match held {
+            Some(held) if !last => guard = held,
+            _ => break result,
         }
-        // Given up before the answer, so that a caller who has it can go on with the same volume at once.
-        drop(guard);
-        spares::fill(&engine);
-        result
-    };
-    let result = if inner.backend.is_instant() {
-        inner.calls.run_short(job).await?
-    } else {
-        inner.calls.run(job).await?
+        last = !make_room(inner, &request, started).await;
     };
     if result.as_ref().is_err_and(Error::is_lost_write) {
         // A volatile overlay is not mounted over a disk that failed to write something back, until somebody has heard of
@@ -68,6 +64,46 @@ pub(super) async fn publish(inner: &Arc<Inner>, request: PublishRequest) -> Resu
         }
     }
     result
+}
+
+/// Does what is planned. What failed because the pool is full comes with the hold on the volume, for another attempt.
+async fn attempt(
+    inner: &Arc<Inner>,
+    request: &Arc<PublishRequest>,
+    plan: Option<Plan>,
+    guard: Guard,
+) -> Result<(Result<Published>, Option<Guard>)> {
+    let engine = inner.clone();
+    let request = request.clone();
+    let job = move || {
+        let result = match plan {
+            Some(plan) => publish_new(&engine, &request, plan),
+            None => republish::publish_again(&engine, &request),
+        };
+        // Else given up before the answer, so that a caller who has it can go on with the same volume at once.
+        let guard = matches!(result, Err(Error::Full(_))).then_some(guard);
+        spares::fill(&engine);
+        (result, guard)
+    };
+    if inner.backend.is_instant() {
+        inner.calls.run_short(job).await
+    } else {
+        inner.calls.run(job).await
+    }
+}
+
+/// Has garbage collected for a publish that found no room, so that it waits its turn and does not fail while others fill the pool faster
+/// than it is emptied. Says whether it may come back after one more attempt: `false` when there was nothing to evict, or it has waited
+/// for long.
+async fn make_room(inner: &Arc<Inner>, request: &PublishRequest, started: Instant) -> bool {
+    inner.pressed.store(true, Ordering::SeqCst);
+    let left = ROOM_WAIT.saturating_sub(started.elapsed());
+    tracing::debug!(volume.id = %request.volume, "no room: it waits for the garbage collection");
+    match tokio::time::timeout(left, reap::reap(inner)).await {
+        Ok(Ok(done)) => done.evicted + done.expired > 0,
+        // It has said so itself, or goes on.
+        Ok(Err(_)) | Err(_) => false,
+    }
 }
 
 /// Decides what the volume starts from and pins that; `None` when the volume exists already.

@@ -244,3 +244,47 @@ async fn a_pod_that_filled_the_disk_with_its_cache_does_not_leave_it_full() {
         bench.finish().await;
     }
 }
+
+#[tokio::test(flavor = "multi_thread")]
+async fn a_publish_that_finds_no_room_waits_for_what_nobody_uses_to_go() {
+    for (backend, fs, mib) in SMALL {
+        // btrfs gives room back when its cleaner wakes, up to half a minute later.
+        if fs == Fs::Btrfs {
+            continue;
+        }
+        let what = format!("{backend} on {}", fs.name());
+        let bench = match small(backend, fs, mib).await {
+            Ok(bench) => bench,
+            Err(reason) => return crate::common::skip(&reason),
+        };
+        for number in 0..12 {
+            let key = format!("unused-{number}");
+            let cache = [("type", "task-cache"), ("key", key.as_str())];
+            bench
+                .step(&key, &cache, |at| {
+                    fs::write(at.join("f"), vec![1; 1 << 20]).expect("write");
+                })
+                .await;
+        }
+        bench.engine.reap().await.expect("reap");
+        let (scratch, _) = bench.publish("filler", "scratch", &[]).await;
+        fill_up(&scratch);
+
+        let output = [("type", "output"), ("name", "o")];
+        let publish = async |number| {
+            let volume = format!("next-{number}");
+            bench.try_publish("next", &volume, &output).await
+        };
+        // More than are kept ready; and all at once, as pods come.
+        for result in futures_util::future::join_all((0..40).map(publish)).await {
+            result.unwrap_or_else(|error| panic!("{what}: {error}"));
+        }
+        assert!(bench.artifact("task-cache/unused-0").is_none(), "{what}");
+        for number in 0..40 {
+            bench.unpublish(&format!("next-{number}")).await;
+        }
+        bench.unpublish("scratch").await;
+        bench.outcome("next", Outcome::Failed).await;
+        bench.finish().await;
+    }
+}
