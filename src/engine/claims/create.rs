@@ -116,7 +116,7 @@ async fn insert(
         drop((guard, content));
         Ok(claim)
     };
-    let made = inner.calls.run(job).await?;
+    let made = inner.calls.run_short(job).await?;
     if let Err(Error::Full(_)) = made {
         inner.wake_reaper(true);
     }
@@ -147,7 +147,7 @@ async fn clone(
     };
     let claim = inner
         .calls
-        .run(move || describe(&engine, id, request, &content));
+        .run_short(move || describe(&engine, id, request, &content));
     let claim = claim.await??;
     let held = Held::new(claim.clone());
     let changes = vec![Change::PutClaim(claim.clone())];
@@ -259,11 +259,12 @@ pub(super) async fn delete(inner: Arc<Inner>, id: String) -> Result<()> {
 
 /// Deletes a claim for which the caller has the guard: from the index, then from its place, then what it alone stacked.
 pub(super) fn delete_now(inner: &Arc<Inner>, id: &VolumeId) -> Result<()> {
-    let Some(held) = inner.state.lock().claims.get(id).map(use_of) else {
+    let held = inner.state.lock().claims.get(id).map(use_of);
+    let Some(known_free) = held.transpose()? else {
         return Ok(());
     };
-    held?;
-    if let Some(volume) = open_if_there(inner, id)?
+    if !known_free
+        && let Some(volume) = open_if_there(inner, id)?
         && inner
             .backend
             .in_use(&volume)
@@ -308,8 +309,8 @@ fn open_if_there(inner: &Inner, id: &VolumeId) -> Result<Option<crate::sys::Dir>
     }
 }
 
-/// Refuses a claim that somebody uses.
-fn use_of(held: &Held) -> Result<()> {
+/// Refuses a claim that somebody uses; says whether nobody can hold files of it open.
+fn use_of(held: &Held) -> Result<bool> {
     let used = |how| {
         Err(Error::ClaimInUse {
             claim: held.claim.id.clone(),
@@ -326,5 +327,5 @@ fn use_of(held: &Held) -> Result<()> {
             attached.node
         ));
     }
-    Ok(())
+    Ok(held.lingering.is_none())
 }

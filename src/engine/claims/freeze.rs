@@ -50,11 +50,7 @@ pub(super) async fn freeze(
     guards: Vec<Guard>,
     ids: Vec<VolumeId>,
 ) -> Result<Freezing> {
-    let threads = if grows_with_the_tree(inner, &ids) {
-        &inner.seals
-    } else {
-        &inner.calls
-    };
+    let long = grows_with_the_tree(inner, &ids);
     let engine = inner.clone();
     let job = move || {
         let mut freezing = Freezing {
@@ -71,7 +67,11 @@ pub(super) async fn freeze(
         }
         Ok(freezing)
     };
-    let frozen = threads.run(job).await?;
+    let frozen = if long {
+        inner.seals.run(job).await?
+    } else {
+        inner.calls.run_short(job).await?
+    };
     if let Err(Error::Full(_)) = frozen {
         inner.wake_reaper(true);
     }
@@ -100,12 +100,13 @@ impl Freezing {
         apply: impl FnOnce(&mut State) + Send + 'static,
     ) -> Result<()> {
         let engine = self.inner.clone();
-        let threads = if self.frozen.iter().any(|frozen| frozen.layer.is_some()) {
-            &engine.syncs
+        let made = self.frozen.iter().any(|frozen| frozen.layer.is_some());
+        let job = move || self.commit_now(changes, apply);
+        let result = if made {
+            engine.syncs.run(job).await?
         } else {
-            &engine.calls
+            engine.calls.run_short(job).await?
         };
-        let result = threads.run(move || self.commit_now(changes, apply)).await?;
         if let Err(Error::Full(_)) = result {
             engine.wake_reaper(true);
         }
@@ -212,12 +213,13 @@ impl Freezing {
     /// Freezes one more claim.
     fn add(&mut self, id: &VolumeId) -> Result<()> {
         let inner = self.inner.clone();
-        let (claim, mounted) = {
+        let (claim, mounted, known_free) = {
             let mut state = inner.state.lock();
             let held = state.claims.get(id);
             let held = held.ok_or_else(|| Error::NoSuchClaim(id.to_string()))?;
             refuse_broken(id, held.problem.as_ref())?;
-            let found = (held.claim.clone(), !held.mounts.is_empty());
+            let known_free = held.mounts.is_empty() && held.lingering.is_none();
+            let found = (held.claim.clone(), !held.mounts.is_empty(), known_free);
             self.pins.add(&mut state, &found.0.layers);
             found
         };
@@ -246,7 +248,7 @@ impl Freezing {
         if mounted {
             return self.copy_live(&volume);
         }
-        self.move_away(&volume)
+        self.move_away(&volume, known_free)
     }
 
     /// What of the frozen claims is the newest.
@@ -311,13 +313,14 @@ impl Freezing {
     }
 
     /// The claim's content becomes the layer, and the claim goes on with a new top above it.
-    fn move_away(&mut self, volume: &Dir) -> Result<()> {
+    fn move_away(&mut self, volume: &Dir, known_free: bool) -> Result<()> {
         let inner = self.inner.clone();
         let id = self.last().claim.id.clone();
-        if inner
-            .backend
-            .in_use(volume)
-            .doing("ask whether the volume is in use")?
+        if !known_free
+            && inner
+                .backend
+                .in_use(volume)
+                .doing("ask whether the volume is in use")?
         {
             // A pod that was deleted by force still writes.
             return Err(Error::Busy(id));
