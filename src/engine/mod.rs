@@ -235,6 +235,12 @@ impl Guard {
             volume: volume.clone(),
         })
     }
+
+    /// The caller has his answer; what is still done is the driver's own affair, and is waited for.
+    fn is_a_chore(&self) {
+        let mut state = self.inner.state.lock();
+        state.chores.insert(self.volume.clone());
+    }
 }
 
 impl Drop for Guard {

@@ -99,8 +99,20 @@ impl Threads {
         &self,
         job: impl FnOnce() -> T + Send + 'static,
     ) -> impl Future<Output = Result<T>> + Send + 'static {
+        self.run_on(move || (job(), || ()))
+    }
+
+    /// The same for a job that goes on after its answer.
+    pub(super) fn run_on<T: Send + 'static, R: FnOnce() + 'static>(
+        &self,
+        job: impl FnOnce() -> (T, R) + Send + 'static,
+    ) -> impl Future<Output = Result<T>> + Send + 'static {
         let (answer, answered) = oneshot::channel();
-        let job: Job = Box::new(move || drop(answer.send(job())));
+        let job: Job = Box::new(move || {
+            let (result, rest) = job();
+            drop(answer.send(result));
+            rest();
+        });
         let queued = match &*self.jobs.lock() {
             // The receivers live as long as the sender: a send cannot fail.
             Some(jobs) => jobs.send(job).is_ok(),

@@ -41,7 +41,7 @@ pub(super) struct Freezing {
     pins: Pins,
     ended: bool,
     /// Last: what is taken back is taken back under them.
-    _guards: Vec<Guard>,
+    guards: Vec<Guard>,
 }
 
 /// Freezes claims, for which the caller has the guards; nothing is durable yet.
@@ -59,7 +59,7 @@ pub(super) async fn freeze(
             inner: engine,
             frozen: Vec::new(),
             ended: false,
-            _guards: guards,
+            guards,
         };
         freezing.refuse_several_moments(&ids)?;
         for id in &ids {
@@ -101,10 +101,16 @@ impl Freezing {
     ) -> Result<()> {
         let engine = self.inner.clone();
         let made = self.frozen.iter().any(|frozen| frozen.layer.is_some());
-        let job = move || self.commit_now(changes, apply);
         let result = if made {
-            engine.syncs.run(job).await?
+            let job = move || {
+                let (committed, frozen) = self
+                    .commit_now(changes, apply)
+                    .map_or_else(|error| (Err(error), None), |frozen| (Ok(()), Some(frozen)));
+                (committed, || frozen.into_iter().for_each(Self::tidy))
+            };
+            engine.syncs.run_on(job).await?
         } else {
+            let job = move || self.commit_now(changes, apply).map(Self::tidy);
             engine.calls.run_short(job).await?
         };
         if let Err(Error::Full(_)) = result {
@@ -113,7 +119,8 @@ impl Freezing {
         result
     }
 
-    fn commit_now(mut self, changes: Vec<Change>, apply: impl FnOnce(&mut State)) -> Result<()> {
+    /// Returns what is left to be done, which nobody need wait for but who wants one of these claims next.
+    fn commit_now(mut self, changes: Vec<Change>, apply: impl FnOnce(&mut State)) -> Result<Self> {
         let inner = self.inner.clone();
         // Until the index names it: nobody else hears meanwhile of what the disk lost.
         let made = self.frozen.iter().any(|frozen| frozen.layer.is_some());
@@ -156,16 +163,24 @@ impl Freezing {
             }
             apply(&mut state);
         }
+        for guard in &self.guards {
+            guard.is_a_chore();
+        }
+        Ok(self)
+    }
+
+    /// Puts away what the claims have left behind, and says of the layers that they are named.
+    fn tidy(self) {
+        let inner = &self.inner;
         for frozen in self.moved() {
-            clear(&inner, &frozen.claim.id);
+            clear(inner, &frozen.claim.id);
         }
         for layer in self.frozen.iter().filter_map(|frozen| frozen.layer) {
-            if let Err(error) = commit::confirm(&inner, layer) {
+            if let Err(error) = commit::confirm(inner, layer) {
                 tracing::warn!(%layer, %error, "an index made anew would not know this layer");
             }
         }
         point(Point::FreezeCleared);
-        Ok(())
     }
 
     fn moved(&self) -> impl Iterator<Item = &Frozen> {
