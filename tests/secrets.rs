@@ -14,10 +14,11 @@ use prost_reflect::prost::Message as _;
 use prost_reflect::{
     DescriptorPool, DynamicMessage, FieldDescriptor, Kind, MapKey, ReflectMessage as _, Value,
 };
-use tonic::codec::{DecodeBuf, Decoder, EncodeBuf, Encoder};
 use tonic::codegen::http::uri::PathAndQuery;
 use tonic::transport::Channel;
 use tonic::{Request, Status};
+
+use common::raw::Raw;
 
 const CANARY: &str = "hunter2-the-canary";
 const TOKENS: &str = "csi.storage.k8s.io/serviceAccount.tokens";
@@ -39,47 +40,6 @@ impl io::Write for Captured {
 impl Captured {
     fn text(&self) -> String {
         String::from_utf8(self.0.lock().clone()).expect("log lines are text")
-    }
-}
-
-/// Messages as bytes, whatever they are.
-#[derive(Default)]
-struct Raw;
-
-impl tonic::codec::Codec for Raw {
-    type Encode = Vec<u8>;
-    type Decode = Vec<u8>;
-    type Encoder = Self;
-    type Decoder = Self;
-
-    fn encoder(&mut self) -> Self {
-        Self
-    }
-
-    fn decoder(&mut self) -> Self {
-        Self
-    }
-}
-
-impl Encoder for Raw {
-    type Item = Vec<u8>;
-    type Error = Status;
-
-    fn encode(&mut self, item: Vec<u8>, buffer: &mut EncodeBuf<'_>) -> Result<(), Status> {
-        use prost_reflect::prost::bytes::BufMut as _;
-        buffer.put_slice(&item);
-        Ok(())
-    }
-}
-
-impl Decoder for Raw {
-    type Item = Vec<u8>;
-    type Error = Status;
-
-    fn decode(&mut self, buffer: &mut DecodeBuf<'_>) -> Result<Option<Vec<u8>>, Status> {
-        use prost_reflect::prost::bytes::Buf as _;
-        let bytes = buffer.copy_to_bytes(buffer.remaining());
-        Ok(Some(bytes.to_vec()))
     }
 }
 

@@ -7,6 +7,7 @@
 //! - [`tree`]: trees of files, plain and nasty.
 //! - [`snapshot`]: everything that can be seen of a tree, as a value to compare.
 //! - [`api`]: a double of the API server.
+//! - [`raw`]: calls whose messages are bytes.
 //! - [`bench`]: an engine on such a filesystem, asked by short names.
 //!
 //! Nothing here but the bench knows what the product does; it must be believable on its own (`tests/lab.rs`).
@@ -29,6 +30,7 @@ pub mod calls;
 pub mod driver;
 pub mod lab;
 pub mod process;
+pub mod raw;
 pub mod snapshot;
 pub mod tree;
 

@@ -16,13 +16,13 @@ use tokio::net::UnixListener;
 use tokio::sync::{Mutex, oneshot};
 use tokio_stream::wrappers::UnixListenerStream;
 use tonic::body::Body;
-use tonic::codec::{Codec, DecodeBuf, Decoder, EncodeBuf, Encoder};
 use tonic::codegen::http;
 use tonic::codegen::http::uri::PathAndQuery;
 use tonic::transport::Channel;
 use tonic::{Code, Request, Response, Status};
 
 use super::driver::{Driver, Setup};
+use crate::common::raw::Raw;
 
 /// The same fates in every run: what fails once fails again.
 const SEED: u64 = 0x5eed_ca5e;
@@ -177,46 +177,5 @@ impl tonic::server::UnaryService<Vec<u8>> for One {
                 .await
                 .map(Response::new)
         })
-    }
-}
-
-/// Messages as bytes, whatever they are.
-#[derive(Default)]
-struct Raw;
-
-impl Codec for Raw {
-    type Encode = Vec<u8>;
-    type Decode = Vec<u8>;
-    type Encoder = Self;
-    type Decoder = Self;
-
-    fn encoder(&mut self) -> Self {
-        Self
-    }
-
-    fn decoder(&mut self) -> Self {
-        Self
-    }
-}
-
-impl Encoder for Raw {
-    type Item = Vec<u8>;
-    type Error = Status;
-
-    fn encode(&mut self, item: Vec<u8>, buffer: &mut EncodeBuf<'_>) -> Result<(), Status> {
-        use prost_reflect::prost::bytes::BufMut as _;
-        buffer.put_slice(&item);
-        Ok(())
-    }
-}
-
-impl Decoder for Raw {
-    type Item = Vec<u8>;
-    type Error = Status;
-
-    fn decode(&mut self, buffer: &mut DecodeBuf<'_>) -> Result<Option<Vec<u8>>, Status> {
-        use prost_reflect::prost::bytes::Buf as _;
-        let bytes = buffer.copy_to_bytes(buffer.remaining());
-        Ok(Some(bytes.to_vec()))
     }
 }
