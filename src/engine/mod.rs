@@ -36,6 +36,7 @@ mod publish;
 mod reap;
 mod recover;
 mod republish;
+mod rounds;
 mod seal;
 mod spares;
 mod state;
@@ -70,6 +71,7 @@ use crate::sys::{self, Dir};
 
 use clock::Clock;
 use error::Doing;
+use rounds::Rounds;
 use spares::Spares;
 use state::State;
 use threads::Threads;
@@ -155,6 +157,7 @@ struct Inner {
     syncs: Threads,
     commits: mpsc::UnboundedSender<LayerId>,
     reaper: Notify,
+    rounds: Rounds,
     /// A call found the disk full.
     pressed: AtomicBool,
     collector: Mutex<()>,
@@ -249,6 +252,7 @@ impl Drop for Guard {
             let mut state = self.inner.state.lock();
             state.busy.remove(&self.volume);
             state.chores.remove(&self.volume);
+            state.wanted.remove(&self.volume);
         }
         self.inner.changed.notify_waiters();
     }
@@ -300,6 +304,7 @@ impl Engine {
             syncs,
             commits,
             reaper: Notify::new(),
+            rounds: Rounds::default(),
             pressed: AtomicBool::new(false),
             collector: Mutex::new(()),
             naming: Mutex::new(()),

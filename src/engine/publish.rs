@@ -7,7 +7,6 @@
 use std::collections::HashMap;
 use std::os::fd::{AsFd, OwnedFd};
 use std::sync::Arc;
-use std::sync::atomic::Ordering;
 use std::time::{Duration, Instant};
 
 use super::crash::{Point, point};
@@ -16,7 +15,7 @@ use super::spares::{self, Stage};
 use super::state::{Live, Measured, Resolution, State};
 use super::target::Target;
 use super::types::{PublishRequest, Published};
-use super::{Guard, Inner, notice, reap, republish};
+use super::{Guard, Inner, notice, republish};
 use crate::backend::{Limit, Start};
 use crate::model::{ArtifactId, LayerId, Reference, SealPlan, VolumeKind, VolumeRecord};
 use crate::store::{self, BlankRecord};
@@ -44,15 +43,20 @@ pub(super) async fn publish(inner: &Arc<Inner>, request: PublishRequest) -> Resu
     let request = Arc::new(request);
     let mut guard = Guard::take(inner, &request.volume)?;
     let started = Instant::now();
+    let mut full_since = None;
     let mut last = false;
     let result = loop {
-        let plan = plan(inner, &request).await?;
+        let gone = inner.rounds.gone();
+        let plan = plan(inner, &request, started).await?;
         let (result, held) = attempt(inner, &request, plan, guard).await?;
-        match held {
-            Some(held) if !last => guard = held,
-            _ => break result,
+        let Some(held) = held else { break result };
+        if last {
+            inner.wake_reaper(true);
+            break result;
         }
-        last = !make_room(inner, &request, started).await;
+        guard = held;
+        let since = *full_since.get_or_insert_with(Instant::now);
+        last = !make_room(inner, since, gone).await;
     };
     if result.as_ref().is_err_and(Error::is_lost_write) {
         // A volatile overlay is not mounted over a disk that failed to write something back, until somebody has heard of
@@ -92,23 +96,40 @@ async fn attempt(
     }
 }
 
-/// Has garbage collected for a publish that found no room, so that it waits its turn and does not fail while others fill the pool faster
-/// than it is emptied. Says whether it may come back after one more attempt: `false` when there was nothing to evict, or it has waited
-/// for long.
-async fn make_room(inner: &Arc<Inner>, request: &PublishRequest, started: Instant) -> bool {
-    inner.pressed.store(true, Ordering::SeqCst);
-    let left = ROOM_WAIT.saturating_sub(started.elapsed());
-    tracing::debug!(volume.id = %request.volume, "no room: it waits for the garbage collection");
-    match tokio::time::timeout(left, reap::reap(inner)).await {
-        Ok(Ok(done)) => done.evicted + done.expired > 0,
-        // It has said so itself, or goes on.
-        Ok(Err(_)) | Err(_) => false,
+/// Waits for garbage to be collected, so that a publish that found no room has its turn and does not fail while others fill the pool
+/// faster than it is emptied. Says whether it may come back after one more attempt: `false` when there was nothing to evict since `gone`
+/// was counted, when it has waited for long, or when the engine is closing.
+async fn make_room(inner: &Arc<Inner>, since: Instant, gone: u64) -> bool {
+    let left = ROOM_WAIT.saturating_sub(since.elapsed());
+    let round = tokio::time::timeout(left, inner.rounds.next());
+    inner.wake_reaper(true);
+    let waited = tokio::select! {
+        waited = round => waited.is_ok(),
+        () = closing(inner) => false,
+    };
+    // Where room comes back later (btrfs deletes in the background), round after round would evict all that there is.
+    waited && !inner.backend.has_snapshots() && inner.rounds.gone() > gone
+}
+
+/// Ends when no new volumes are made any more.
+async fn closing(inner: &Inner) {
+    loop {
+        let changed = inner.changed.notified();
+        tokio::pin!(changed);
+        changed.as_mut().enable();
+        if inner.state.lock().closing {
+            return;
+        }
+        changed.await;
     }
 }
 
 /// Decides what the volume starts from and pins that; `None` when the volume exists already.
-async fn plan(inner: &Arc<Inner>, request: &PublishRequest) -> Result<Option<Plan>> {
-    let started = Instant::now();
+async fn plan(
+    inner: &Arc<Inner>,
+    request: &PublishRequest,
+    started: Instant,
+) -> Result<Option<Plan>> {
     let mut told = false;
     loop {
         // Asked for before the state is looked at: a change in between is not missed.
@@ -191,6 +212,7 @@ fn pin(
         sealed.artifact.last_used = now;
         let id = sealed.artifact.id;
         state.used.insert(id);
+        state.wanted.insert(request.volume.clone(), id);
     }
     let record = VolumeRecord {
         format: VolumeRecord::FORMAT,

@@ -56,6 +56,7 @@ pub(super) async fn reap(inner: &Arc<Inner>) -> Result<Reaped> {
 /// first failure is the answer.
 fn round(inner: &Arc<Inner>) -> Result<Reaped> {
     let _one_at_a_time = inner.collector.lock();
+    let mut counted = inner.rounds.begin();
     let mut failure = None;
     let mut step = |result: Result<usize>| {
         result.unwrap_or_else(|error| {
@@ -82,6 +83,7 @@ fn round(inner: &Arc<Inner>) -> Result<Reaped> {
         done.deleted += step(empty_trash(inner));
     }
     done.held = step(held(inner));
+    counted.gone(done.expired + done.evicted);
     failure.map_or(Ok(done), Err)
 }
 

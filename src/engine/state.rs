@@ -150,6 +150,8 @@ pub(super) struct State {
     pub(super) pinned: HashMap<LayerId, usize>,
     /// Volumes, claims and snapshots that an operation is running on.
     pub(super) busy: HashSet<VolumeId>,
+    /// What volumes that are being published are forked from, also while they wait for room.
+    pub(super) wanted: HashMap<VolumeId, ArtifactId>,
     /// Those of them that only a chore runs on: it is soon done, and a caller waits for it.
     pub(super) chores: HashSet<VolumeId>,
     /// Volumes made until then lost bytes in a failed write-back.
@@ -276,9 +278,10 @@ impl State {
         artifacts.chain(claims).chain(snapshots)
     }
 
-    /// The artifacts that volumes were forked from.
+    /// The artifacts that volumes were forked from, or are about to be.
     pub(super) fn artifacts_in_use(&self) -> HashSet<ArtifactId> {
-        self.records().filter_map(|record| record.parent).collect()
+        let parents = self.records().filter_map(|record| record.parent);
+        parents.chain(self.wanted.values().copied()).collect()
     }
 
     /// How many volumes were forked from each artifact.

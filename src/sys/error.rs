@@ -74,7 +74,7 @@ impl fmt::Display for Error {
             self.errno
         )?;
         match &self.detail {
-            Some(detail) => write!(f, " ({detail})"),
+            Some(detail) => write!(f, " ({})", printable(detail)),
             None => Ok(()),
         }
     }

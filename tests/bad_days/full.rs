@@ -271,15 +271,20 @@ async fn a_publish_that_finds_no_room_waits_for_what_nobody_uses_to_go() {
         fill_up(&scratch);
 
         let output = [("type", "output"), ("name", "o")];
+        let input = [("type", "input"), ("from", "task-cache/unused-3")];
         let publish = async |number| {
             let volume = format!("next-{number}");
-            bench.try_publish("next", &volume, &output).await
+            // Few, since some backends copy.
+            let attributes = if number % 10 == 3 { input } else { output };
+            bench.try_publish("next", &volume, &attributes).await
         };
         // More than are kept ready; and all at once, as pods come.
         for result in futures_util::future::join_all((0..40).map(publish)).await {
             result.unwrap_or_else(|error| panic!("{what}: {error}"));
         }
         assert!(bench.artifact("task-cache/unused-0").is_none(), "{what}");
+        // What was about to be forked did not go to make room for its fork.
+        assert!(bench.artifact("task-cache/unused-3").is_some(), "{what}");
         for number in 0..40 {
             bench.unpublish(&format!("next-{number}")).await;
         }

@@ -127,10 +127,10 @@ fn copy_xattrs(from: &impl Xattrs, to: &impl Xattrs, marks: Marks) -> Result<()>
             (Mark::Passing, Marks::Keep) => continue,
             (Mark::Lasting | Mark::Passing, Marks::Refuse) => {
                 return Err(Error::Refused {
-                    path: from.subject().display().to_string(),
+                    path: sys::printable(&from.subject().display().to_string()),
                     why: format!(
                         "it has the attribute {}, which overlay takes for its own",
-                        name.display()
+                        sys::printable(&name.display().to_string())
                     ),
                 });
             }

@@ -14,7 +14,7 @@ use crate::engine::crash::{Point, point};
 use crate::engine::error::{Doing, Error, Result};
 use crate::engine::pins::Pins;
 use crate::engine::state::State;
-use crate::engine::{Guard, Inner, commit};
+use crate::engine::{Guard, Inner, commit, reap};
 use crate::model::{Claim, LayerId, LayerRecord, LiveClone, Timestamp, VolumeId, layout};
 use crate::store::{self, Change};
 use crate::sys::{Dir, Errno};
@@ -69,6 +69,9 @@ pub(super) async fn freeze(
     };
     let frozen = if long {
         inner.seals.run(job).await?
+    } else if inner.backend.has_snapshots() {
+        // The kernel writes back what a claim holds before it takes a snapshot of it.
+        inner.calls.run(job).await?
     } else {
         inner.calls.run_short(job).await?
     };
@@ -181,6 +184,15 @@ impl Freezing {
             }
         }
         point(Point::FreezeCleared);
+        // What was deleted meanwhile stayed because of this.
+        let inner = inner.clone();
+        let layers: Vec<LayerId> = self
+            .frozen
+            .iter()
+            .filter_map(|frozen| frozen.layer)
+            .collect();
+        drop(self);
+        reap::trash_unreferenced(&inner, &layers);
     }
 
     fn moved(&self) -> impl Iterator<Item = &Frozen> {

@@ -37,7 +37,8 @@ pub(super) async fn mount(inner: &Arc<Inner>, request: MountClaim) -> Result<()>
         drop(guard);
         mounted
     };
-    if inner.backend.is_instant() {
+    // Where there are snapshots, the first mount of a claim waits for the disk.
+    if inner.backend.is_instant() && !inner.backend.has_snapshots() {
         inner.calls.run_short(job).await?
     } else {
         inner.calls.run(job).await?
@@ -342,7 +343,7 @@ fn unmount_now(
         }
         let ours = mounted.and_then(|mounted| {
             let mut pins = pins.iter();
-            pins.position(|(point, _)| point.id == mounted.id)
+            pins.position(|(point, _)| point.unique && point.id == mounted.id)
         });
         held.claim.last_used = inner.clock.now();
         held.used = true;
