@@ -10,6 +10,9 @@
     reason = "the driver's program is asked for its defaults"
 )]
 
+#[path = "common/docs.rs"]
+mod docs;
+
 use std::collections::{BTreeMap, BTreeSet};
 use std::fs;
 use std::path::{Path, PathBuf};
@@ -209,7 +212,7 @@ fn every_mistake_in_the_documentation_is_answered_as_it_says() {
 #[test]
 fn every_link_of_the_documentation_leads_somewhere() {
     let mut links = 0;
-    for page in pages() {
+    for page in docs::pages() {
         let text = fs::read_to_string(&page).expect("it can be read");
         for link in text.split("](").skip(1) {
             let link = link.split(')').next().unwrap_or_default();
@@ -267,7 +270,7 @@ fn what_the_documentation_calls_by_name_is_called_so() {
     assert!(verbs.contains(&"check") && verbs.len() > 8, "{verbs:?}");
     let metrics = fs::read_to_string(root().join("docs/metrics.md")).expect("a page");
     let mut named = 0;
-    for page in pages() {
+    for page in docs::pages() {
         let text = fs::read_to_string(&page).expect("it can be read");
         let page = page.display();
         for name in words_after(&text, "BAGGAGECLAIM_") {
@@ -473,17 +476,8 @@ fn manifests() -> Vec<Manifest> {
             add(&file, &text, &mut found);
         }
     }
-    for page in pages() {
-        let text = fs::read_to_string(&page).expect("it can be read");
-        for block in text.split("```yaml\n").skip(1) {
-            let block = block.split("```").next().unwrap_or_default();
-            // Parts of manifests stand there, too.
-            let is_whole =
-                |line: &str| line.starts_with("apiVersion:") || line.starts_with("kind:");
-            if block.lines().any(is_whole) {
-                add(&page, block, &mut found);
-            }
-        }
+    for (page, block) in docs::manifests() {
+        add(&page, &block, &mut found);
     }
     found
 }
@@ -508,12 +502,6 @@ fn words_after<'a>(text: &'a str, before: &'a str) -> impl Iterator<Item = &'a s
 }
 
 /// The documentation.
-fn pages() -> Vec<PathBuf> {
-    let mut pages = files(&root().join("docs"), "md");
-    pages.extend(["README.md", "CONTRIBUTING.md"].map(|page| root().join(page)));
-    pages
-}
-
 /// What a link to a heading is called.
 fn anchor(heading: &str) -> String {
     let kept = |c: &char| c.is_alphanumeric() || matches!(c, ' ' | '-' | '_');

@@ -107,7 +107,7 @@ impl Btrfs {
         match fs.nested_subvolumes(id)?.first() {
             None => Ok(()),
             Some(nested) => Err(Error::Refused {
-                path: sys::printable(&fs.path_of_nested(id, nested).display().to_string()),
+                path: sys::printable(fs.path_of_nested(id, nested).display()),
                 why: "it is a btrfs subvolume of its own, which a snapshot leaves out".to_owned(),
             }),
         }

@@ -275,7 +275,7 @@ async fn destroy(what: Destroy) -> Done {
         reference: what.reference.to_string(),
     });
     answer.await?;
-    let name = crate::sys::printable(&what.reference.to_string());
+    let name = crate::sys::printable(&what.reference);
     print(|to| writeln!(to, "{name} of namespace {} is gone.", what.tenant))?;
     Ok(ExitCode::SUCCESS)
 }

@@ -243,7 +243,7 @@ pub(super) fn volumes(
                 row.pod_uid.clone(),
                 row.id.clone(),
                 row.parent_artifact_id.clone(),
-                printable(&row.target_paths.join(",")),
+                printable(row.target_paths.join(",")),
             ]);
         }
         table.row(cells);
@@ -404,7 +404,7 @@ pub(super) fn findings(
     for row in rows {
         table.row(vec![
             row.kind.clone(),
-            printable(&path(row)),
+            printable(path(row)),
             printable(&row.detail),
         ]);
     }

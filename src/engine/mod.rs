@@ -52,6 +52,7 @@ use std::time::{Duration, Instant};
 
 use parking_lot::Mutex;
 use tokio::sync::{Notify, mpsc};
+use tokio::task::JoinHandle;
 use tokio_util::sync::CancellationToken;
 use tokio_util::task::TaskTracker;
 
@@ -204,6 +205,31 @@ impl Inner {
         }
         self.reaper.notify_one();
     }
+
+    /// Waits until what is looked for is found in the state; whoever changes that says so (`changed`).
+    async fn when<T>(&self, mut look: impl FnMut(&mut State) -> Option<T>) -> T {
+        loop {
+            // Asked for before the look: a change in between is not missed.
+            let changed = self.changed.notified();
+            tokio::pin!(changed);
+            changed.as_mut().enable();
+            let found = look(&mut self.state.lock());
+            if let Some(found) = found {
+                return found;
+            }
+            changed.await;
+        }
+    }
+
+    /// Starts a task. On a thread that serves calls it stays there, so that no other is woken for it.
+    fn spawn_here<T: Send + 'static>(
+        &self,
+        task: impl Future<Output = T> + Send + 'static,
+    ) -> JoinHandle<T> {
+        let task = self.tasks.track_future(task);
+        let here = tokio::runtime::Handle::try_current();
+        here.as_ref().unwrap_or(&self.runtime).spawn(task)
+    }
 }
 
 fn random() -> u128 {
@@ -222,10 +248,15 @@ struct Guard {
 impl Guard {
     fn take(inner: &Arc<Inner>, volume: &VolumeId) -> Result<Self> {
         inner.state.lock().begin(volume)?;
-        Ok(Self {
+        Ok(Self::begun(inner, volume))
+    }
+
+    /// Of what was just begun in the state.
+    fn begun(inner: &Arc<Inner>, volume: &VolumeId) -> Self {
+        Self {
             inner: inner.clone(),
             volume: volume.clone(),
-        })
+        }
     }
 
     /// The same for what the driver does of its own accord: no caller is told that somebody is busy because of it.
@@ -233,14 +264,11 @@ impl Guard {
         let mut state = inner.state.lock();
         state.begin(volume)?;
         state.chores.insert(volume.clone());
-        Ok(Self {
-            inner: inner.clone(),
-            volume: volume.clone(),
-        })
+        Ok(Self::begun(inner, volume))
     }
 
-    /// The caller has his answer; what is still done is the driver's own affair, and is waited for.
-    fn is_a_chore(&self) {
+    /// From here on it is for a chore: the caller has his answer, and what is still done is waited for.
+    fn becomes_a_chore(&self) {
         let mut state = self.inner.state.lock();
         state.chores.insert(self.volume.clone());
     }
@@ -538,15 +566,8 @@ impl Engine {
         // Who waits for something to happen sees that the engine closes. Told once, and before we wait ourselves: who
         // tells everybody in a loop wakes itself, and never lets the others run.
         inner.changed.notify_waiters();
-        loop {
-            let changed = inner.changed.notified();
-            tokio::pin!(changed);
-            changed.as_mut().enable();
-            if inner.state.lock().busy.is_empty() {
-                break;
-            }
-            changed.await;
-        }
+        let none = inner.when(|state| state.busy.is_empty().then_some(()));
+        none.await;
         inner.stop.cancel();
         inner.tasks.close();
         inner.tasks.wait().await;

@@ -2,7 +2,8 @@
 //!
 //! The path of one call, nothing of which grows with the size of the tree: make the mount point, make the volume's
 //! directory and content, write its record, mount it detached, attach it. Whatever fails, everything made so far is
-//! taken back, in the opposite order; whatever is cut short by a crash, the next start sorts out (`recover`).
+//! taken back, in the opposite order; whatever is cut short by a crash, the next start sorts out (`recover`). Who finds no room
+//! waits for a round of garbage collection and begins again.
 
 use std::collections::HashMap;
 use std::os::fd::{AsFd, OwnedFd};
@@ -89,11 +90,8 @@ async fn attempt(
         spares::fill(&engine);
         (result, guard)
     };
-    if inner.backend.is_instant() {
-        inner.calls.run_short(job).await
-    } else {
-        inner.calls.run(job).await
-    }
+    let is_short = inner.backend.is_instant();
+    inner.calls.run_if_short(is_short, job).await
 }
 
 /// Waits for garbage to be collected, so that a publish that found no room has its turn and does not fail while others fill the pool
@@ -105,23 +103,10 @@ async fn make_room(inner: &Arc<Inner>, since: Instant, gone: u64) -> bool {
     inner.wake_reaper(true);
     let waited = tokio::select! {
         waited = round => waited.is_ok(),
-        () = closing(inner) => false,
+        () = inner.when(|state| state.closing.then_some(())) => false,
     };
     // Where room comes back later (btrfs deletes in the background), round after round would evict all that there is.
     waited && !inner.backend.has_snapshots() && inner.rounds.gone() > gone
-}
-
-/// Ends when no new volumes are made any more.
-async fn closing(inner: &Inner) {
-    loop {
-        let changed = inner.changed.notified();
-        tokio::pin!(changed);
-        changed.as_mut().enable();
-        if inner.state.lock().closing {
-            return;
-        }
-        changed.await;
-    }
 }
 
 /// Decides what the volume starts from and pins that; `None` when the volume exists already.

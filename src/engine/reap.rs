@@ -12,6 +12,7 @@ use std::sync::atomic::Ordering;
 
 use super::crash::{Point, point};
 use super::error::{Doing, Error, Result};
+use super::state::State;
 use super::types::Reaped;
 use super::{Inner, claims, flatten, spares, unpublish};
 use crate::backend;
@@ -234,29 +235,26 @@ fn remove(inner: &Inner, ids: &[ArtifactId]) -> Result<Removed> {
 
 /// Deletes what has this name. Waits until it is durable, so that the index is told of one thing at a time.
 pub(super) async fn destroy(inner: &Arc<Inner>, name: Name) -> Result<()> {
-    loop {
-        let changed = inner.changed.notified();
-        tokio::pin!(changed);
-        changed.as_mut().enable();
-        let durable = {
-            let state = inner.state.lock();
-            let id = state
-                .names
-                .get(&name)
-                .ok_or_else(|| Error::NoSuchName(name.clone()))?;
-            let volumes = state.fork_counts().get(id).copied().unwrap_or(0);
-            if volumes > 0 && name.reference.cache().is_none() {
-                return Err(Error::InUse { name, volumes });
-            }
-            if state.closing {
-                return Err(Error::ShuttingDown);
-            }
-            state.artifacts.get(id).is_some_and(|sealed| sealed.durable)
-        };
-        if !durable {
-            changed.await;
-            continue;
+    let may_go = |state: &State| {
+        let id = state.names.get(&name);
+        let id = id.ok_or_else(|| Error::NoSuchName(name.clone()))?;
+        let volumes = state.fork_counts().get(id).copied().unwrap_or(0);
+        if volumes > 0 && name.reference.cache().is_none() {
+            let name = name.clone();
+            return Err(Error::InUse { name, volumes });
         }
+        if state.closing {
+            return Err(Error::ShuttingDown);
+        }
+        Ok(state.artifacts.get(id).is_some_and(|sealed| sealed.durable))
+    };
+    loop {
+        inner
+            .when(|state| match may_go(state) {
+                Ok(false) => None,
+                answer => Some(answer),
+            })
+            .await?;
         let (engine, name) = (inner.clone(), name.clone());
         let destroyed = inner.chores.run(move || destroy_now(&engine, name));
         if destroyed.await?? {

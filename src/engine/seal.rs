@@ -57,11 +57,7 @@ pub(super) fn spawn(inner: &Arc<Inner>, left: Left) {
         tokio::time::sleep(AFTER_THE_ANSWER).await;
         drop(begin);
     };
-    // On a thread that serves calls that is its own affair: no other is woken before the answer.
-    match tokio::runtime::Handle::try_current() {
-        Ok(here) => here.spawn(inner.tasks.track_future(task)),
-        Err(_) => inner.tasks.spawn_on(task, &inner.runtime),
-    };
+    drop(inner.spawn_here(task));
 }
 
 /// Begins to see to a volume's end when it is dropped, also by a runtime that ends.

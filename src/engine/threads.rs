@@ -155,6 +155,19 @@ impl Threads {
         std::panic::catch_unwind(std::panic::AssertUnwindSafe(job)).map_err(|_| Error::Defect)
     }
 
+    /// Runs a job that may be short: then as [`Threads::run_short`] does.
+    pub(super) async fn run_if_short<T: Send + 'static>(
+        &self,
+        is_short: bool,
+        job: impl FnOnce() -> T + Send + 'static,
+    ) -> Result<T> {
+        if is_short {
+            self.run_short(job).await
+        } else {
+            self.run(job).await
+        }
+    }
+
     /// Takes no more jobs, runs those that are queued, and ends the threads. Blocks.
     pub(super) fn finish(&self) {
         drop(self.jobs.lock().take());

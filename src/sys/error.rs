@@ -70,7 +70,7 @@ impl fmt::Display for Error {
             f,
             "{} {}: {}",
             self.call,
-            printable(&self.subject.display().to_string()),
+            printable(self.subject.display()),
             self.errno
         )?;
         match &self.detail {
@@ -88,7 +88,8 @@ const LONGEST_SHOWN: usize = 1024;
 /// Text as it may stand in a terminal, a message or a log: what is invisible or turns the line around is shown as its escape, and
 /// what is long is cut. Names of files are a tenant's, and may hold anything but NUL.
 #[must_use]
-pub fn printable(text: &str) -> String {
+pub fn printable(text: impl fmt::Display) -> String {
+    let text = text.to_string();
     let mut shown = String::with_capacity(text.len());
     for (at, c) in text.chars().enumerate() {
         if at == LONGEST_SHOWN {
@@ -153,7 +154,7 @@ mod tests {
             named.starts_with(r"openat x\nERROR all is lost: EIO"),
             "{named}"
         );
-        let long = printable(&"ä".repeat(5000));
+        let long = printable("ä".repeat(5000));
         assert_eq!(long.chars().count(), LONGEST_SHOWN + 1);
         assert!(long.ends_with('…'));
     }

@@ -19,6 +19,8 @@
 mod cases;
 mod cluster;
 mod crowd;
+#[path = "../common/docs.rs"]
+mod docs;
 mod speed;
 mod stage;
 

@@ -127,10 +127,10 @@ fn copy_xattrs(from: &impl Xattrs, to: &impl Xattrs, marks: Marks) -> Result<()>
             (Mark::Passing, Marks::Keep) => continue,
             (Mark::Lasting | Mark::Passing, Marks::Refuse) => {
                 return Err(Error::Refused {
-                    path: sys::printable(&from.subject().display().to_string()),
+                    path: sys::printable(from.subject().display()),
                     why: format!(
                         "it has the attribute {}, which overlay takes for its own",
-                        sys::printable(&name.display().to_string())
+                        sys::printable(name.display())
                     ),
                 });
             }
@@ -243,7 +243,7 @@ impl Copier {
 
     fn refuse(&self, entry: &Entry, why: String) -> Error {
         Error::Refused {
-            path: sys::printable(&self.from.relative(&entry.name).display().to_string()),
+            path: sys::printable(self.from.relative(&entry.name).display()),
             why,
         }
     }

@@ -8,6 +8,7 @@ use std::sync::Arc;
 
 use super::freeze::{self, Freezing};
 use super::hold;
+use super::mount::is_held;
 use super::{CreateClaim, freeze::clear};
 use crate::engine::crash::{Point, point};
 use crate::engine::error::{Doing, Error, Result};
@@ -18,7 +19,6 @@ use crate::model::{
     Claim, ClaimSource, LayerId, OwnerView, RootAttributes, SnapshotId, VolumeId, layout,
 };
 use crate::store::Change;
-use crate::sys::Errno;
 
 /// Makes a claim, or finds the one that an earlier request of the same name made.
 pub(super) async fn create(inner: Arc<Inner>, request: CreateClaim) -> Result<Claim> {
@@ -259,17 +259,11 @@ pub(super) async fn delete(inner: Arc<Inner>, id: String) -> Result<()> {
 
 /// Deletes a claim for which the caller has the guard: from the index, then from its place, then what it alone stacked.
 pub(super) fn delete_now(inner: &Arc<Inner>, id: &VolumeId) -> Result<()> {
-    let held = inner.state.lock().claims.get(id).map(use_of);
-    let Some(known_free) = held.transpose()? else {
+    let Some(unused) = inner.state.lock().claims.get(id).map(refuse_used) else {
         return Ok(());
     };
-    if !known_free
-        && let Some(volume) = open_if_there(inner, id)?
-        && inner
-            .backend
-            .in_use(&volume)
-            .doing("ask whether the volume is in use")?
-    {
+    unused?;
+    if is_held(inner, id)? {
         return Err(Error::ClaimInUse {
             claim: id.clone(),
             how: "not mounted any more, but a process still holds files of it open".to_owned(),
@@ -301,16 +295,8 @@ pub(super) fn delete_now(inner: &Arc<Inner>, id: &VolumeId) -> Result<()> {
     Ok(())
 }
 
-fn open_if_there(inner: &Inner, id: &VolumeId) -> Result<Option<crate::sys::Dir>> {
-    match inner.dirs.volumes.open_beneath(id) {
-        Ok(dir) => Ok(Some(dir)),
-        Err(error) if error.is(Errno::ENOENT) => Ok(None),
-        Err(error) => Err(error).doing("open the volume's directory"),
-    }
-}
-
-/// Refuses a claim that somebody uses; says whether nobody can hold files of it open.
-fn use_of(held: &Held) -> Result<bool> {
+/// Refuses a claim that somebody uses.
+fn refuse_used(held: &Held) -> Result<()> {
     let used = |how| {
         Err(Error::ClaimInUse {
             claim: held.claim.id.clone(),
@@ -327,5 +313,5 @@ fn use_of(held: &Held) -> Result<bool> {
             attached.node
         ));
     }
-    Ok(held.lingering.is_none())
+    Ok(())
 }

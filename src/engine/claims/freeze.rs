@@ -9,12 +9,13 @@ use std::path::Path;
 use std::sync::Arc;
 
 use super::hold::refuse_broken;
+use super::mount::is_held;
 use crate::backend;
 use crate::engine::crash::{Point, point};
 use crate::engine::error::{Doing, Error, Result};
 use crate::engine::pins::Pins;
 use crate::engine::state::State;
-use crate::engine::{Guard, Inner, commit, reap};
+use crate::engine::{Guard, Inner, commit};
 use crate::model::{Claim, LayerId, LayerRecord, LiveClone, Timestamp, VolumeId, layout};
 use crate::store::{self, Change};
 use crate::sys::{Dir, Errno};
@@ -69,11 +70,10 @@ pub(super) async fn freeze(
     };
     let frozen = if long {
         inner.seals.run(job).await?
-    } else if inner.backend.has_snapshots() {
-        // The kernel writes back what a claim holds before it takes a snapshot of it.
-        inner.calls.run(job).await?
     } else {
-        inner.calls.run_short(job).await?
+        // The kernel writes back what a claim holds before it takes a snapshot of it.
+        let is_short = !inner.backend.has_snapshots();
+        inner.calls.run_if_short(is_short, job).await?
     };
     if let Err(Error::Full(_)) = frozen {
         inner.wake_reaper(true);
@@ -103,13 +103,13 @@ impl Freezing {
         apply: impl FnOnce(&mut State) + Send + 'static,
     ) -> Result<()> {
         let engine = self.inner.clone();
-        let made = self.frozen.iter().any(|frozen| frozen.layer.is_some());
-        let result = if made {
+        let result = if self.layers().next().is_some() {
             let job = move || {
-                let (committed, frozen) = self
-                    .commit_now(changes, apply)
-                    .map_or_else(|error| (Err(error), None), |frozen| (Ok(()), Some(frozen)));
-                (committed, || frozen.into_iter().for_each(Self::tidy))
+                let (answer, frozen) = match self.commit_now(changes, apply) {
+                    Ok(frozen) => (Ok(()), Some(frozen)),
+                    Err(error) => (Err(error), None),
+                };
+                (answer, || frozen.into_iter().for_each(Self::tidy))
             };
             engine.syncs.run_on(job).await?
         } else {
@@ -126,7 +126,7 @@ impl Freezing {
     fn commit_now(mut self, changes: Vec<Change>, apply: impl FnOnce(&mut State)) -> Result<Self> {
         let inner = self.inner.clone();
         // Until the index names it: nobody else hears meanwhile of what the disk lost.
-        let made = self.frozen.iter().any(|frozen| frozen.layer.is_some());
+        let made = self.layers().next().is_some();
         let syncing = made.then(|| inner.syncing.lock());
         if let Some(syncing) = &syncing {
             inner.sync(syncing)?;
@@ -166,33 +166,30 @@ impl Freezing {
             }
             apply(&mut state);
         }
+        for layer in self.layers() {
+            if let Err(error) = commit::confirm(&inner, layer) {
+                tracing::warn!(%layer, %error, "an index made anew would not know this layer");
+            }
+        }
+        // Not kept any longer than the answer: it may be deleted as soon as that is there.
+        self.pins = Pins::none(&inner);
         for guard in &self.guards {
-            guard.is_a_chore();
+            guard.becomes_a_chore();
         }
         Ok(self)
     }
 
-    /// Puts away what the claims have left behind, and says of the layers that they are named.
+    /// Puts away what the claims have left behind.
     fn tidy(self) {
-        let inner = &self.inner;
         for frozen in self.moved() {
-            clear(inner, &frozen.claim.id);
-        }
-        for layer in self.frozen.iter().filter_map(|frozen| frozen.layer) {
-            if let Err(error) = commit::confirm(inner, layer) {
-                tracing::warn!(%layer, %error, "an index made anew would not know this layer");
-            }
+            clear(&self.inner, &frozen.claim.id);
         }
         point(Point::FreezeCleared);
-        // What was deleted meanwhile stayed because of this.
-        let inner = inner.clone();
-        let layers: Vec<LayerId> = self
-            .frozen
-            .iter()
-            .filter_map(|frozen| frozen.layer)
-            .collect();
-        drop(self);
-        reap::trash_unreferenced(&inner, &layers);
+    }
+
+    /// The layers that were made.
+    fn layers(&self) -> impl Iterator<Item = LayerId> {
+        self.frozen.iter().filter_map(|frozen| frozen.layer)
     }
 
     fn moved(&self) -> impl Iterator<Item = &Frozen> {
@@ -240,13 +237,12 @@ impl Freezing {
     /// Freezes one more claim.
     fn add(&mut self, id: &VolumeId) -> Result<()> {
         let inner = self.inner.clone();
-        let (claim, mounted, known_free) = {
+        let (claim, mounted) = {
             let mut state = inner.state.lock();
             let held = state.claims.get(id);
             let held = held.ok_or_else(|| Error::NoSuchClaim(id.to_string()))?;
             refuse_broken(id, held.problem.as_ref())?;
-            let known_free = held.mounts.is_empty() && held.lingering.is_none();
-            let found = (held.claim.clone(), !held.mounts.is_empty(), known_free);
+            let found = (held.claim.clone(), !held.mounts.is_empty());
             self.pins.add(&mut state, &found.0.layers);
             found
         };
@@ -275,7 +271,7 @@ impl Freezing {
         if mounted {
             return self.copy_live(&volume);
         }
-        self.move_away(&volume, known_free)
+        self.move_away(&volume)
     }
 
     /// What of the frozen claims is the newest.
@@ -340,15 +336,10 @@ impl Freezing {
     }
 
     /// The claim's content becomes the layer, and the claim goes on with a new top above it.
-    fn move_away(&mut self, volume: &Dir, known_free: bool) -> Result<()> {
+    fn move_away(&mut self, volume: &Dir) -> Result<()> {
         let inner = self.inner.clone();
         let id = self.last().claim.id.clone();
-        if !known_free
-            && inner
-                .backend
-                .in_use(volume)
-                .doing("ask whether the volume is in use")?
-        {
+        if is_held(&inner, &id)? {
             // A pod that was deleted by force still writes.
             return Err(Error::Busy(id));
         }

@@ -35,45 +35,25 @@ pub(super) fn id_of(prefix: &str, name: &str) -> VolumeId {
 /// Reserves a claim, and waits until mounts of it that were detached are closed.
 pub(super) async fn take(inner: &Arc<Inner>, id: &VolumeId) -> Result<Guard> {
     let guard = begin(inner, id).await?;
-    let deadline = tokio::time::Instant::now() + LETTING_GO;
-    loop {
-        let changed = inner.changed.notified();
-        tokio::pin!(changed);
-        changed.as_mut().enable();
-        let closing = {
-            let state = inner.state.lock();
-            state.claims.get(id).is_some_and(|held| held.closing > 0)
-        };
-        if !closing {
-            return Ok(guard);
-        }
-        if tokio::time::timeout_at(deadline, changed).await.is_err() {
-            return Err(Error::Busy(id.clone()));
-        }
-    }
+    let closed = inner.when(|state| {
+        let held = state.claims.get(id);
+        held.is_none_or(|held| held.closing == 0).then_some(())
+    });
+    let closed = tokio::time::timeout(LETTING_GO, closed).await;
+    closed.map_err(|_| Error::Busy(id.clone()))?;
+    Ok(guard)
 }
 
 /// Reserves a claim or snapshot. Another caller's operation is told at once (`Busy`); a chore of the driver's own, of which
 /// no caller knows, is waited for.
 pub(super) async fn begin(inner: &Arc<Inner>, id: &VolumeId) -> Result<Guard> {
-    let deadline = tokio::time::Instant::now() + LETTING_GO;
-    loop {
-        let changed = inner.changed.notified();
-        tokio::pin!(changed);
-        changed.as_mut().enable();
-        let busy = match Guard::take(inner, id) {
-            Err(error @ Error::Busy(_)) => error,
-            taken => return taken,
-        };
-        // One that ended since has woken us already.
-        let over = {
-            let state = inner.state.lock();
-            state.busy.contains(id) && !state.chores.contains(id)
-        };
-        if over || tokio::time::timeout_at(deadline, changed).await.is_err() {
-            return Err(busy);
-        }
-    }
+    let begun = inner.when(|state| match state.begin(id) {
+        Err(Error::Busy(_)) if state.chores.contains(id) => None,
+        answer => Some(answer),
+    });
+    let begun = tokio::time::timeout(LETTING_GO, begun).await;
+    begun.unwrap_or_else(|_| Err(Error::Busy(id.clone())))?;
+    Ok(Guard::begun(inner, id))
 }
 
 /// The id that a caller names, if it can be one.

@@ -280,17 +280,13 @@ impl Engine {
         id.is_some_and(|id| state.claims.contains_key(&id))
     }
 
-    /// An operation of several steps that runs to its end, also when its caller goes away. On a thread that serves calls it stays there:
-    /// its short steps need no other. When that thread ends it is dropped between two steps, which takes it back.
+    /// An operation of several steps that runs to its end, also when its caller goes away. When the thread that serves the call ends it
+    /// is dropped between two steps, which takes it back.
     async fn finish<T: Send + 'static>(
         &self,
         operation: impl Future<Output = Result<T>> + Send + 'static,
     ) -> Result<T> {
-        let operation = self.inner.tasks.track_future(operation);
-        let running = match tokio::runtime::Handle::try_current() {
-            Ok(here) => here.spawn(operation),
-            Err(_) => self.inner.runtime.spawn(operation),
-        };
+        let running = self.inner.spawn_here(operation);
         running.await.unwrap_or(Err(Error::ShuttingDown))
     }
 }

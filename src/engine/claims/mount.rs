@@ -13,7 +13,7 @@ use rustix::mount::MountAttrFlags;
 use super::MountClaim;
 use super::content;
 use super::hold::{self, refuse_broken};
-use crate::backend::{Limit, Start};
+use crate::backend::{self, Limit, Start};
 use crate::engine::Inner;
 use crate::engine::crash::{Point, point};
 use crate::engine::error::{Doing, Error, Result};
@@ -38,19 +38,14 @@ pub(super) async fn mount(inner: &Arc<Inner>, request: MountClaim) -> Result<()>
         mounted
     };
     // Where there are snapshots, the first mount of a claim waits for the disk.
-    if inner.backend.is_instant() && !inner.backend.has_snapshots() {
-        inner.calls.run_short(job).await?
-    } else {
-        inner.calls.run(job).await?
-    }
+    let is_short = inner.backend.is_instant() && !inner.backend.has_snapshots();
+    inner.calls.run_if_short(is_short, job).await?
 }
 
 /// The claim, as an operation that mounts it finds it.
 struct Known {
     claim: Claim,
     mounts: HashMap<PathBuf, ClaimMount>,
-    /// Whether a process may still hold files of a mount that is gone.
-    held: bool,
     limit: Limit,
 }
 
@@ -62,7 +57,6 @@ fn known(inner: &Inner, id: &VolumeId) -> Result<Known> {
     Ok(Known {
         claim: held.claim.clone(),
         mounts: held.mounts.clone(),
-        held: held.lingering.is_some(),
         limit: match &held.limit_unenforced {
             Some(why) => Limit::Unenforced(why.clone()),
             None => Limit::None,
@@ -183,13 +177,7 @@ fn attributes(mount: &OwnedFd, read_only: bool) -> Result<()> {
 /// The first mount of a claim that is mounted nowhere; makes its content if need be.
 fn mount_anew(inner: &Inner, known: &mut Known, read_only: bool) -> Result<(Dir, OwnedFd)> {
     let id = &known.claim.id;
-    if known.held
-        && let Ok(dir) = inner.dirs.volumes.open_beneath(id)
-        && inner
-            .backend
-            .in_use(&dir)
-            .doing("ask whether the volume is in use")?
-    {
+    if is_held(inner, id)? {
         // A pod that was deleted by force still writes. Two mounts of one top would corrupt each other.
         return Err(Error::Busy(id.clone()));
     }
@@ -382,14 +370,13 @@ fn unmount_now(
     Ok(())
 }
 
-/// Closes the last hold on a claim's mount that is ours.
+/// Closes the last hold on a claim's mount that is ours, and sees whether it was the last of all.
 fn let_go(inner: &Inner, claim: &VolumeId, pin: Option<OwnedFd>) {
-    // All its mounts are of one superblock: once that is gone nobody has anything of it. Asked afterwards, an overlay's kernel answers
-    // with a line in its log, which on a serial console is a millisecond.
+    // All its mounts are of one superblock: once that is gone nobody has anything of it.
     let watch = pin.as_ref().map(|pin| sys::watch_unmount(pin.as_fd()));
     drop(pin);
     let gone = matches!(&watch, Some(Ok(watch)) if sys::has_unmounted(watch));
-    let free = gone || is_free(inner, claim);
+    let free = gone || matches!(is_held(inner, claim), Ok(false));
     {
         let mut state = inner.state.lock();
         if let Some(held) = state.claims.get_mut(claim) {
@@ -402,11 +389,22 @@ fn let_go(inner: &Inner, claim: &VolumeId, pin: Option<OwnedFd>) {
     inner.changed.notify_waiters();
 }
 
-/// Whether nobody holds files of a claim that is not mounted any more.
-pub(super) fn is_free(inner: &Inner, claim: &VolumeId) -> bool {
-    let dir = match inner.dirs.volumes.open_beneath(claim) {
-        Ok(dir) => dir,
-        Err(error) => return error.is(sys::Errno::ENOENT),
+/// Whether a process holds files of a claim that is mounted nowhere. The kernel is asked only where nobody saw the end of the last
+/// mount: it answers with a line in its log, which on a serial console is a millisecond.
+pub(super) fn is_held(inner: &Inner, claim: &VolumeId) -> Result<bool> {
+    let lingers = {
+        let state = inner.state.lock();
+        let held = state.claims.get(claim);
+        held.is_none_or(|held| held.lingering.is_some())
     };
-    matches!(inner.backend.in_use(&dir), Ok(false))
+    if !lingers {
+        return Ok(false);
+    }
+    match inner.dirs.volumes.open_beneath(claim) {
+        Err(error) if error.is(sys::Errno::ENOENT) => Ok(false),
+        dir => dir
+            .map_err(backend::Error::from)
+            .and_then(|dir| inner.backend.in_use(&dir))
+            .doing("ask whether the volume is in use"),
+    }
 }

@@ -1,10 +1,8 @@
 //! Single pods, and what people are told of their mistakes.
 //! And the manifests themselves, as the API server sees them.
 
-use std::fs;
-use std::path::{Path, PathBuf};
-
 use crate::cluster::{feed, succeed};
+use crate::docs;
 use crate::stage::Stage;
 
 /// The API server finds nothing in them that it does not know, and nothing that it does not allow.
@@ -27,7 +25,7 @@ pub(super) fn dry_run(stage: &Stage) {
         "--filename",
         &format!("{root}/examples"),
     ]);
-    let manifests = documented(Path::new(root));
+    let manifests = documented();
     assert!(manifests.len() > 10, "{manifests:#?}");
     let output = feed(
         &mut stage.cluster.kubectl(&[
@@ -46,24 +44,15 @@ pub(super) fn dry_run(stage: &Stage) {
     );
 }
 
-/// The whole manifests that stand in the documentation. Snapshot classes are a CRD, which this cluster has not.
-fn documented(root: &Path) -> Vec<String> {
-    let pages = fs::read_dir(root.join("docs")).expect("docs/");
-    let mut pages: Vec<PathBuf> = pages.map(|page| page.expect("a page").path()).collect();
-    pages.push(root.join("README.md"));
-    let mut found = Vec::new();
-    for page in pages {
-        let text = fs::read_to_string(&page).expect("a page is text");
-        for block in text.split("```yaml\n").skip(1) {
-            let block = block.split("```").next().unwrap_or_default();
-            let whole = block.split("---\n").filter(|part| {
-                part.lines().any(|line| line.starts_with("kind:"))
-                    && !part.contains("apiVersion: snapshot.storage.k8s.io/")
-            });
-            found.extend(whole.map(str::to_owned));
-        }
-    }
-    found
+/// Those in the documentation. Snapshot classes are a CRD, which this cluster has not; what has no kind is a kustomization's patch.
+fn documented() -> Vec<String> {
+    let blocks = docs::manifests();
+    let parts = blocks.iter().flat_map(|(_, block)| block.split("---\n"));
+    let known = parts.filter(|part| {
+        part.lines().any(|line| line.starts_with("kind:"))
+            && !part.contains("apiVersion: snapshot.storage.k8s.io/")
+    });
+    known.map(str::to_owned).collect()
 }
 
 pub(super) fn scratch(stage: &Stage) {

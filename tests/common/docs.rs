@@ -1,0 +1,31 @@
+//! The pages that people read, and the manifests that stand in them. Compiled by itself (`#[path]`) into the tests that need it.
+
+use std::fs;
+use std::path::{Path, PathBuf};
+
+/// The pages of the documentation, in order.
+pub(crate) fn pages() -> Vec<PathBuf> {
+    let root = Path::new(env!("CARGO_MANIFEST_DIR"));
+    let pages = fs::read_dir(root.join("docs")).expect("docs/");
+    let mut pages: Vec<PathBuf> = pages.map(|page| page.expect("a page").path()).collect();
+    pages.extend(["README.md", "CONTRIBUTING.md"].map(|page| root.join(page)));
+    pages.sort();
+    pages
+}
+
+/// The blocks of YAML with whole manifests, and their page. Parts of manifests stand there, too.
+pub(crate) fn manifests() -> Vec<(PathBuf, String)> {
+    let mut found = Vec::new();
+    for page in pages() {
+        let text = fs::read_to_string(&page).expect("a page is text");
+        for block in text.split("```yaml\n").skip(1) {
+            let block = block.split("```").next().unwrap_or_default();
+            let is_whole =
+                |line: &str| line.starts_with("apiVersion:") || line.starts_with("kind:");
+            if block.lines().any(is_whole) {
+                found.push((page.clone(), block.to_owned()));
+            }
+        }
+    }
+    found
+}
