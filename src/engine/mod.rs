@@ -59,7 +59,7 @@ use tokio_util::task::TaskTracker;
 pub use error::{Error, Result};
 pub use figures::{Counters, Figures};
 pub use notice::{Notice, Notices};
-pub use threads::{CallHere, DESKS};
+pub use threads::{CallHere, DESKS, others_first};
 pub use types::{
     ArtifactRow, Awaited, Finding, PublishRequest, Published, Reaped, Status, VolumeRow,
     VolumeState, VolumeStats,

@@ -17,7 +17,7 @@ use parking_lot::Mutex;
 
 use super::Inner;
 use super::error::{Doing, Result};
-use super::threads::Threads;
+use super::threads::{Threads, others_first};
 use crate::backend::{self, Backend, Prepared, Start};
 use crate::model::{LayerId, RootAttributes, VolumeRecord};
 use crate::store::{self, BlankRecord};
@@ -351,6 +351,18 @@ pub(super) fn forget_mounted(inner: &Inner) {
 fn delete_all(inner: &Inner, spares: Vec<Spare>) {
     for spare in spares {
         spare.delete(&inner.dirs.spares, &*inner.backend);
+    }
+}
+
+/// As [`fill`] does, but after the answer: to wake the thread costs more than most of the system calls before it.
+pub(super) fn fill_soon(inner: &Arc<Inner>) {
+    if inner.spares.stock.lock().is_low() {
+        let engine = inner.clone();
+        drop(inner.spawn_here(async move {
+            // The answer is written by who is ready next.
+            others_first().await;
+            fill(&engine);
+        }));
     }
 }
 

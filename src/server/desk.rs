@@ -5,7 +5,7 @@
 //! one that blocks for long keeps nobody waiting but those whose connections it has already.
 
 use std::convert::Infallible;
-use std::future::{Future, poll_fn};
+use std::future::Future;
 use std::os::unix::net::UnixStream as StdStream;
 use std::pin::Pin;
 use std::sync::Arc;
@@ -23,7 +23,7 @@ use tower::{Layer, Service};
 
 use super::routes::Routes;
 use super::trace::Trace;
-use crate::engine::CallHere;
+use crate::engine::{CallHere, others_first};
 
 /// Some desks. Dropped, they leave whatever they serve.
 #[derive(Debug)]
@@ -119,21 +119,6 @@ impl Desk {
             ended,
         })
     }
-}
-
-/// Lets whatever else is ready on this thread run first. `tokio::task::yield_now` would also look for events, and wake its own thread
-/// for that: three system calls.
-pub(super) async fn others_first() {
-    let mut yielded = false;
-    poll_fn(|context| {
-        if yielded {
-            return Poll::Ready(());
-        }
-        yielded = true;
-        context.waker().wake_by_ref();
-        Poll::Pending
-    })
-    .await;
 }
 
 /// What a desk has to do; also the layer that counts its calls.

@@ -25,7 +25,7 @@ use tower::{Layer, Service};
 use tracing::{Instrument as _, Span};
 
 use super::codes::code_name;
-use super::desk::others_first;
+use crate::engine::others_first;
 use crate::telemetry::metrics::Rpcs;
 
 /// The longest piece of a request that is put into a span; what is longer is cut.
