@@ -84,7 +84,7 @@ impl Pool {
                 let why = error.to_string();
                 assert!(why.starts_with("the overlay backend"), "{why}");
                 // The first directory that is given by descriptor.
-                let said = "overlay (descriptors): fsconfig overlay: upperdir: ";
+                let said = "overlay (descriptors): fsconfig overlay: workdir: ";
                 assert!(why.contains(said), "{why}");
                 return None;
             }

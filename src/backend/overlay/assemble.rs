@@ -36,7 +36,7 @@ pub(super) const STRING_LAYERS: usize = 12;
 /// By which calls.
 #[derive(Clone, Copy)]
 pub(super) enum How<'a> {
-    /// `fsopen`, each layer by its descriptor (Linux 6.13).
+    /// `fsopen`, each layer for itself, and the work directory by its descriptor (Linux 6.13).
     Descriptors,
     /// `fsopen`, all layers in one string (at most [`STRING_LAYERS`]).
     Strings,
@@ -54,7 +54,6 @@ pub(super) fn assemble(parts: &Parts<'_>, how: How<'_>) -> Result<OwnedFd> {
         }
         How::Strings => {
             let context = FsContext::open("overlay")?;
-            let path = |dir: &Dir| format!("/proc/self/fd/{}", dir.as_fd().as_raw_fd());
             let lowers: Vec<String> = parts.lowers.iter().map(path).collect();
             context.string("lowerdir", &lowers.join(":"))?;
             context.string("upperdir", &path(parts.top))?;
@@ -66,10 +65,13 @@ pub(super) fn assemble(parts: &Parts<'_>, how: How<'_>) -> Result<OwnedFd> {
 }
 
 /// The first half by descriptors, which knows nothing of the content below.
+///
+/// Only the work directory *is* given as one: a kernel that takes none says so here. The mount table shows a descriptor as the whole path,
+/// to the pod and to everybody who reads the table (runc does for each container, many times); of a text it shows the text.
 pub(super) fn begin(top: &Dir, work: &Dir, volatile: bool) -> Result<FsContext> {
     let context = FsContext::open("overlay")?;
-    context.descriptor("upperdir", top)?;
     context.descriptor("workdir", work)?;
+    context.string("upperdir", &path(top))?;
     options(&context, volatile)?;
     Ok(context)
 }
@@ -82,9 +84,14 @@ pub(super) fn finish(
     read_only: bool,
 ) -> Result<OwnedFd> {
     for lower in lowers {
-        context.descriptor("lowerdir+", lower)?;
+        context.string("lowerdir+", &path(lower))?;
     }
     create(context, source, read_only)
+}
+
+/// An open directory as text, which does not become longer with where it is.
+fn path(dir: &Dir) -> String {
+    format!("/proc/self/fd/{}", dir.as_fd().as_raw_fd())
 }
 
 fn options(context: &FsContext, volatile: bool) -> Result<()> {

@@ -33,7 +33,7 @@ use crate::sys::{self, Dir, Errno, FsContext, MountEntry, Room, Space};
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Hash, Serialize, Deserialize)]
 #[serde(rename_all = "kebab-case")]
 pub enum MountApi {
-    /// `fsopen` with each layer as a descriptor (Linux 6.13).
+    /// `fsopen` with descriptors, each layer for itself (Linux 6.13).
     Descriptors,
     /// Layers as text (any kernel that has `volatile`: 5.10): through `fsopen` while they fit into 255 bytes, else by
     /// mount(2) in a private namespace.
