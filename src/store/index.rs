@@ -8,7 +8,7 @@ use std::io::Read;
 
 use parking_lot::Mutex;
 use redb::{Database, ReadableDatabase, ReadableTable, StorageBackend, TableDefinition};
-use rustix::fs::OFlags;
+use rustix::fs::{Advice, OFlags};
 use serde::{Serialize, de::DeserializeOwned};
 
 use super::error::{Error, Result};
@@ -236,25 +236,29 @@ fn open_file(root: &Dir, name: &str, flags: OFlags) -> Result<Database> {
         0
     };
     let file = File::from(root.open_file_beneath(name, flags, mode)?);
-    forget_unwritten(&file);
+    read_anew(&file);
     redb::Builder::new()
         .set_cache_size(CACHE_BYTES)
         .create_file(file)
         .map_err(|error| damaged(root, &error.into()))
 }
 
-/// Makes the kernel read from the disk what it has in memory of a file.
+/// Makes the kernel read a file from the disk, whatever it has of it in memory; all of it at once, since page by page each would wait for
+/// the disk.
 ///
 /// After a write-back that failed the kernel keeps the pages, as clean: they show what is not on the disk and will never be.
 /// A database opened upon them would write more that refers to them, and be torn after the next power cut.
-fn forget_unwritten(file: &File) {
+fn read_anew(file: &File) {
     // What can be written is; what cannot be is no longer dirty, and so can be forgotten. A disk that still refuses says so
     // again when the database is repaired.
     if let Err(error) = file.sync_all() {
         tracing::warn!(%error, "the index could not be written back; it is read from the disk");
     }
-    if let Err(error) = rustix::fs::fadvise(file, 0, None, rustix::fs::Advice::DontNeed) {
+    if let Err(error) = rustix::fs::fadvise(file, 0, None, Advice::DontNeed) {
         tracing::warn!(%error, "what the kernel remembers of the index is not forgotten");
+    }
+    if let Err(error) = rustix::fs::fadvise(file, 0, None, Advice::WillNeed) {
+        tracing::debug!(%error, "the index is read page by page");
     }
 }
 
