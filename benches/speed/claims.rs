@@ -120,7 +120,7 @@ impl Bench<'_> {
     pub async fn claims(&mut self, driver: &Driver) {
         self.creation(driver).await;
         let small = self.copies(driver, 1, 0).await;
-        let large = self.copies(driver, self.plan.many, self.plan.dirty).await;
+        let large = self.copies(driver, self.plan.many, self.plan.claimed).await;
         for (what, small, large) in [("snapshot", small.0, large.0), ("clone", small.1, large.1)] {
             let name = format!("{what} of the larger against the smaller");
             self.row(&name, "us", large, Some(small), Goal::Ratio(1.2));

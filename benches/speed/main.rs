@@ -42,6 +42,8 @@ pub struct Plan {
     /// Files that a pod walks, and bytes that it leaves dirty.
     pub walked: usize,
     pub dirty: u64,
+    /// Bytes of a claim that is copied.
+    pub claimed: u64,
     /// Files in a commit.
     pub committed: usize,
     /// Successive commits.
@@ -75,6 +77,7 @@ const FULL: Plan = Plan {
     many: 100_000,
     walked: 20_000,
     dirty: 256 << 20,
+    claimed: 4 << 30,
     committed: 50_000,
     commits: 100,
     burst: Duration::from_secs(2),
@@ -89,6 +92,7 @@ const QUICK: Plan = Plan {
     many: 10_000,
     walked: 5_000,
     dirty: 64 << 20,
+    claimed: 64 << 20,
     committed: 5_000,
     commits: 20,
     burst: Duration::from_millis(500),
@@ -128,7 +132,7 @@ async fn main() -> ExitCode {
     let (mut rows, mut probes) = (Vec::new(), Vec::new());
     for fs in kinds {
         // Where the driver's process and these calls see the same mounts, and nobody else.
-        let lab = match Lab::try_sized(fs, 6 << 30) {
+        let lab = match Lab::try_sized(fs, 14 << 30) {
             Ok(lab) => lab,
             Err(reason) => {
                 eprintln!("bench: nothing measured on {}: {reason}", fs.name());
