@@ -189,6 +189,7 @@ fn is_passed_again(point: Point) -> bool {
         | Point::FreezeContentMoved
         | Point::FreezeSynced
         | Point::FreezeIndexed
+        | Point::FreezeConfirmed
         | Point::FreezeCleared
         | Point::ClaimUnindexed
         | Point::ClaimTrashed => false,

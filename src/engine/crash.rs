@@ -102,6 +102,8 @@ points! {
     FreezeSynced = "freeze-synced",
     /// The index names what was made of it: a snapshot, a group or a clone.
     FreezeIndexed = "freeze-indexed",
+    /// The layers' records say that they are named; this is what the answer leaves.
+    FreezeConfirmed = "freeze-confirmed",
     /// What is left of the claim's directory is in the trash; the caller has no answer.
     FreezeCleared = "freeze-cleared",
     /// The index no longer names a claim that is deleted.

@@ -112,6 +112,7 @@ impl Act {
             | Point::FreezeContentMoved
             | Point::FreezeSynced
             | Point::FreezeIndexed
+            | Point::FreezeConfirmed
             | Point::FreezeCleared
             | Point::ClaimUnindexed
             | Point::ClaimTrashed => &[],

@@ -9,7 +9,7 @@ use std::path::Path;
 use std::sync::Arc;
 
 use super::hold::refuse_broken;
-use super::mount::is_held;
+use super::mount::is_held_open;
 use crate::backend;
 use crate::engine::crash::{Point, point};
 use crate::engine::error::{Doing, Error, Result};
@@ -171,6 +171,7 @@ impl Freezing {
                 tracing::warn!(%layer, %error, "an index made anew would not know this layer");
             }
         }
+        point(Point::FreezeConfirmed);
         // Not kept any longer than the answer: it may be deleted as soon as that is there.
         self.pins = Pins::none(&inner);
         for guard in &self.guards {
@@ -339,7 +340,7 @@ impl Freezing {
     fn move_away(&mut self, volume: &Dir) -> Result<()> {
         let inner = self.inner.clone();
         let id = self.last().claim.id.clone();
-        if is_held(&inner, &id)? {
+        if is_held_open(&inner, &id)? {
             // A pod that was deleted by force still writes.
             return Err(Error::Busy(id));
         }
