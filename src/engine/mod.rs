@@ -206,7 +206,8 @@ impl Inner {
         self.reaper.notify_one();
     }
 
-    /// Waits until what is looked for is found in the state; whoever changes that says so (`changed`).
+    /// Waits until what is looked for is found in the state. Looked for may be what is told of (`changed`): the end of a call or chore, a
+    /// mount that was closed, what became durable or was doomed, and that the engine closes.
     async fn when<T>(&self, mut look: impl FnMut(&mut State) -> Option<T>) -> T {
         loop {
             // Asked for before the look: a change in between is not missed.

@@ -354,16 +354,21 @@ fn delete_all(inner: &Inner, spares: Vec<Spare>) {
     }
 }
 
-/// As [`fill`] does, but after the answer: to wake the thread costs more than most of the system calls before it.
+/// As [`fill`] does, on a thread that serves calls after the answer: to wake the thread costs more than most of the system calls before it.
 pub(super) fn fill_soon(inner: &Arc<Inner>) {
-    if inner.spares.stock.lock().is_low() {
-        let engine = inner.clone();
-        drop(inner.spawn_here(async move {
-            // The answer is written by who is ready next.
-            others_first().await;
-            fill(&engine);
-        }));
+    let spares = &inner.spares;
+    if !spares.stock.lock().is_low() || spares.being_filled.load(Ordering::SeqCst) {
+        return;
     }
+    let Ok(here) = tokio::runtime::Handle::try_current() else {
+        return fill(inner);
+    };
+    let engine = inner.clone();
+    drop(here.spawn(inner.tasks.track_future(async move {
+        // The answer is written by who is ready next.
+        others_first().await;
+        fill(&engine);
+    })));
 }
 
 /// Has more of them made if there are few. Costs nothing where there are enough.

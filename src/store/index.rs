@@ -243,8 +243,10 @@ fn open_file(root: &Dir, name: &str, flags: OFlags) -> Result<Database> {
         .map_err(|error| damaged(root, &error.into()))
 }
 
-/// Makes the kernel read a file from the disk, whatever it has of it in memory; all of it at once, since page by page each would wait for
-/// the disk.
+/// How much a kernel reads ahead that was told nothing else.
+const READ_AHEAD: usize = 128 << 10;
+
+/// Makes the kernel read a file from the disk, whatever it has of it in memory; ahead, since page by page each would be waited for.
 ///
 /// After a write-back that failed the kernel keeps the pages, as clean: they show what is not on the disk and will never be.
 /// A database opened upon them would write more that refers to them, and be torn after the next power cut.
@@ -257,8 +259,14 @@ fn read_anew(file: &File) {
     if let Err(error) = rustix::fs::fadvise(file, 0, None, Advice::DontNeed) {
         tracing::warn!(%error, "what the kernel remembers of the index is not forgotten");
     }
-    if let Err(error) = rustix::fs::fadvise(file, 0, None, Advice::WillNeed) {
-        tracing::debug!(%error, "the index is read page by page");
+    // Of more than it reads ahead at once the kernel reads just that much.
+    let length = file.metadata().map_or(0, |file| file.len());
+    for from in (0..length).step_by(READ_AHEAD) {
+        let size = std::num::NonZeroU64::new(READ_AHEAD as u64);
+        if let Err(error) = rustix::fs::fadvise(file, from, size, Advice::WillNeed) {
+            tracing::debug!(%error, "the index is read page by page");
+            break;
+        }
     }
 }
 

@@ -8,7 +8,7 @@ use std::sync::Arc;
 
 use super::freeze::{self, Freezing};
 use super::hold;
-use super::mount::is_held;
+use super::mount::is_held_open;
 use super::{CreateClaim, freeze::clear};
 use crate::engine::crash::{Point, point};
 use crate::engine::error::{Doing, Error, Result};
@@ -263,7 +263,7 @@ pub(super) fn delete_now(inner: &Arc<Inner>, id: &VolumeId) -> Result<()> {
         return Ok(());
     };
     unused?;
-    if is_held(inner, id)? {
+    if is_held_open(inner, id)? {
         return Err(Error::ClaimInUse {
             claim: id.clone(),
             how: "not mounted any more, but a process still holds files of it open".to_owned(),

@@ -49,11 +49,10 @@ pub(super) async fn take(inner: &Arc<Inner>, id: &VolumeId) -> Result<Guard> {
 pub(super) async fn begin(inner: &Arc<Inner>, id: &VolumeId) -> Result<Guard> {
     let begun = inner.when(|state| match state.begin(id) {
         Err(Error::Busy(_)) if state.chores.contains(id) => None,
-        answer => Some(answer),
+        answer => Some(answer.map(|()| Guard::begun(inner, id))),
     });
     let begun = tokio::time::timeout(LETTING_GO, begun).await;
-    begun.unwrap_or_else(|_| Err(Error::Busy(id.clone())))?;
-    Ok(Guard::begun(inner, id))
+    begun.unwrap_or_else(|_| Err(Error::Busy(id.clone())))
 }
 
 /// The id that a caller names, if it can be one.

@@ -13,7 +13,7 @@ use rustix::mount::MountAttrFlags;
 use super::MountClaim;
 use super::content;
 use super::hold::{self, refuse_broken};
-use crate::backend::{self, Limit, Start};
+use crate::backend::{Limit, Start};
 use crate::engine::Inner;
 use crate::engine::crash::{Point, point};
 use crate::engine::error::{Doing, Error, Result};
@@ -177,7 +177,7 @@ fn attributes(mount: &OwnedFd, read_only: bool) -> Result<()> {
 /// The first mount of a claim that is mounted nowhere; makes its content if need be.
 fn mount_anew(inner: &Inner, known: &mut Known, read_only: bool) -> Result<(Dir, OwnedFd)> {
     let id = &known.claim.id;
-    if is_held(inner, id)? {
+    if is_held_open(inner, id)? {
         // A pod that was deleted by force still writes. Two mounts of one top would corrupt each other.
         return Err(Error::Busy(id.clone()));
     }
@@ -376,7 +376,7 @@ fn let_go(inner: &Inner, claim: &VolumeId, pin: Option<OwnedFd>) {
     let watch = pin.as_ref().map(|pin| sys::watch_unmount(pin.as_fd()));
     drop(pin);
     let gone = matches!(&watch, Some(Ok(watch)) if sys::has_unmounted(watch));
-    let free = gone || matches!(is_held(inner, claim), Ok(false));
+    let free = gone || matches!(is_held_open(inner, claim), Ok(false));
     {
         let mut state = inner.state.lock();
         if let Some(held) = state.claims.get_mut(claim) {
@@ -391,7 +391,7 @@ fn let_go(inner: &Inner, claim: &VolumeId, pin: Option<OwnedFd>) {
 
 /// Whether a process holds files of a claim that is mounted nowhere. The kernel is asked only where nobody saw the end of the last
 /// mount: it answers with a line in its log, which on a serial console is a millisecond.
-pub(super) fn is_held(inner: &Inner, claim: &VolumeId) -> Result<bool> {
+pub(super) fn is_held_open(inner: &Inner, claim: &VolumeId) -> Result<bool> {
     let lingers = {
         let state = inner.state.lock();
         let held = state.claims.get(claim);
@@ -400,11 +400,10 @@ pub(super) fn is_held(inner: &Inner, claim: &VolumeId) -> Result<bool> {
     if !lingers {
         return Ok(false);
     }
-    match inner.dirs.volumes.open_beneath(claim) {
-        Err(error) if error.is(sys::Errno::ENOENT) => Ok(false),
-        dir => dir
-            .map_err(backend::Error::from)
-            .and_then(|dir| inner.backend.in_use(&dir))
-            .doing("ask whether the volume is in use"),
-    }
+    let dir = match inner.dirs.volumes.open_beneath(claim) {
+        Err(error) if error.is(sys::Errno::ENOENT) => return Ok(false),
+        dir => dir.doing("open the volume's directory")?,
+    };
+    let held = inner.backend.in_use(&dir);
+    held.doing("ask whether the volume is in use")
 }

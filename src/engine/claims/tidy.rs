@@ -5,7 +5,7 @@ use std::sync::Arc;
 
 use super::content;
 use super::create::delete_now;
-use super::mount::{is_held, targets};
+use super::mount::{is_held_open, targets};
 use crate::backend::Limit;
 use crate::engine::error::{Doing, Error, Result};
 use crate::engine::{Guard, Inner};
@@ -65,7 +65,7 @@ fn notice_free(inner: &Arc<Inner>) {
         let Ok(_guard) = Guard::take_for_chore(inner, &id) else {
             continue;
         };
-        if matches!(is_held(inner, &id), Ok(false))
+        if matches!(is_held_open(inner, &id), Ok(false))
             && let Some(held) = inner.state.lock().claims.get_mut(&id)
             && held.mounts.is_empty()
         {
