@@ -501,7 +501,6 @@ fn words_after<'a>(text: &'a str, before: &'a str) -> impl Iterator<Item = &'a s
         .map(move |rest| &rest[..rest.find(|c| !in_name(c)).unwrap_or(rest.len())])
 }
 
-/// The documentation.
 /// What a link to a heading is called.
 fn anchor(heading: &str) -> String {
     let kept = |c: &char| c.is_alphanumeric() || matches!(c, ' ' | '-' | '_');

@@ -3,7 +3,7 @@
 
 use std::fs;
 use std::io;
-use std::os::fd::OwnedFd;
+use std::os::fd::{AsRawFd as _, OwnedFd};
 use std::path::{Path, PathBuf};
 use std::time::{Duration, Instant};
 
@@ -45,8 +45,10 @@ impl Volume {
         }
         let context = fsopen("overlay", FsOpenFlags::FSOPEN_CLOEXEC)?;
         fsconfig_set_string(&context, "source", "bare")?;
-        fsconfig_set_fd(&context, "lowerdir+", open_path(lower)?)?;
-        fsconfig_set_fd(&context, "upperdir", open_path(&top)?)?;
+        for (key, dir) in [("lowerdir+", lower), ("upperdir", &top)] {
+            let dir = open_path(dir)?;
+            fsconfig_set_string(&context, key, format!("/proc/self/fd/{}", dir.as_raw_fd()))?;
+        }
         fsconfig_set_fd(&context, "workdir", open_path(&work)?)?;
         for (key, value) in [
             ("metacopy", "off"),

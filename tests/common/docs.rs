@@ -7,7 +7,9 @@ use std::path::{Path, PathBuf};
 pub(crate) fn pages() -> Vec<PathBuf> {
     let root = Path::new(env!("CARGO_MANIFEST_DIR"));
     let pages = fs::read_dir(root.join("docs")).expect("docs/");
-    let mut pages: Vec<PathBuf> = pages.map(|page| page.expect("a page").path()).collect();
+    let pages = pages.map(|page| page.expect("a page").path());
+    let is_page = |path: &PathBuf| path.extension().is_some_and(|its| its == "md");
+    let mut pages: Vec<PathBuf> = pages.filter(is_page).collect();
     pages.extend(["README.md", "CONTRIBUTING.md"].map(|page| root.join(page)));
     pages.sort();
     pages

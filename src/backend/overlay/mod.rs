@@ -33,7 +33,7 @@ use crate::sys::{self, Dir, Errno, FsContext, MountEntry, Room, Space};
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Hash, Serialize, Deserialize)]
 #[serde(rename_all = "kebab-case")]
 pub enum MountApi {
-    /// `fsopen` with descriptors, each layer for itself (Linux 6.13).
+    /// `fsopen`, each layer set for itself (where directories are taken by descriptor, too: Linux 6.13).
     Descriptors,
     /// Layers as text (any kernel that has `volatile`: 5.10): through `fsopen` while they fit into 255 bytes, else by
     /// mount(2) in a private namespace.
@@ -158,7 +158,7 @@ impl Overlay {
             Ok(assemble(&parts, how)?)
         };
         let mounted = match attempt(&work) {
-            // Linux 6.13 and 6.14 take descriptors, but not those of a detached clone: attach the clones from now on.
+            // Linux 6.13 and 6.14 take no layer that lies in a detached clone: attach the clones from now on.
             Err(Error::System(error))
                 if error.is(Errno::EINVAL)
                     && !owners.are_as_they_are()
