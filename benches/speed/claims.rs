@@ -228,12 +228,12 @@ impl Bench<'_> {
     }
 }
 
-/// The layer in which the many files are.
+/// The layer in which the many files are, and the bytes.
 fn largest(layers: &Path) -> PathBuf {
     let entries = fs::read_dir(layers).expect("layers").flatten();
     let mut found = entries.map(|entry| entry.path().join("fs"));
     found
-        .find(|layer| layer.join("1/100").is_file())
+        .find(|layer| layer.join("1/100").is_file() && layer.join("bytes").is_file())
         .expect("it was frozen")
 }
 
