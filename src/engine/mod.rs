@@ -28,6 +28,7 @@ pub mod crash;
 mod error;
 mod figures;
 mod flatten;
+mod guard;
 mod lists;
 pub mod notice;
 mod outcome;
@@ -72,6 +73,7 @@ use crate::sys::{self, Dir};
 
 use clock::Clock;
 use error::Doing;
+use guard::Guard;
 use rounds::Rounds;
 use spares::Spares;
 use state::State;
@@ -207,7 +209,7 @@ impl Inner {
     }
 
     /// Waits until what is looked for is found in the state. Looked for may be what is told of (`changed`): the end of a call or chore, a
-    /// mount that was closed, what became durable or was doomed, and that the engine closes.
+    /// mount that was closed, how a pod ended, what became durable or was doomed, and that the engine closes.
     async fn when<T>(&self, mut look: impl FnMut(&mut State) -> Option<T>) -> T {
         loop {
             // Asked for before the look: a change in between is not missed.
@@ -237,54 +239,6 @@ fn random() -> u128 {
     let mut bytes = [0; 16];
     getrandom::fill(&mut bytes).expect("Linux has had getrandom(2) since 3.17");
     u128::from_le_bytes(bytes)
-}
-
-/// One operation's hold on one volume.
-#[derive(Debug)]
-struct Guard {
-    inner: Arc<Inner>,
-    volume: VolumeId,
-}
-
-impl Guard {
-    fn take(inner: &Arc<Inner>, volume: &VolumeId) -> Result<Self> {
-        inner.state.lock().begin(volume)?;
-        Ok(Self::begun(inner, volume))
-    }
-
-    /// Of what was just begun in the state.
-    fn begun(inner: &Arc<Inner>, volume: &VolumeId) -> Self {
-        Self {
-            inner: inner.clone(),
-            volume: volume.clone(),
-        }
-    }
-
-    /// The same for what the driver does of its own accord: no caller is told that somebody is busy because of it.
-    fn take_for_chore(inner: &Arc<Inner>, volume: &VolumeId) -> Result<Self> {
-        let mut state = inner.state.lock();
-        state.begin(volume)?;
-        state.chores.insert(volume.clone());
-        Ok(Self::begun(inner, volume))
-    }
-
-    /// From here on it is for a chore: the caller has his answer, and what is still done is waited for.
-    fn becomes_a_chore(&self) {
-        let mut state = self.inner.state.lock();
-        state.chores.insert(self.volume.clone());
-    }
-}
-
-impl Drop for Guard {
-    fn drop(&mut self) {
-        {
-            let mut state = self.inner.state.lock();
-            state.busy.remove(&self.volume);
-            state.chores.remove(&self.volume);
-            state.wanted.remove(&self.volume);
-        }
-        self.inner.changed.notify_waiters();
-    }
 }
 
 /// The kernel's id of this boot.

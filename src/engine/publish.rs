@@ -18,7 +18,7 @@ use super::target::Target;
 use super::types::{PublishRequest, Published};
 use super::{Guard, Inner, notice, republish};
 use crate::backend::{Limit, Start};
-use crate::model::{ArtifactId, LayerId, Reference, SealPlan, VolumeKind, VolumeRecord};
+use crate::model::{ArtifactId, LayerId, Name, Reference, SealPlan, VolumeKind, VolumeRecord};
 use crate::store::{self, BlankRecord};
 use crate::sys::{self, Dir, Errno};
 
@@ -109,75 +109,91 @@ async fn make_room(inner: &Arc<Inner>, since: Instant, gone: u64) -> bool {
     waited && !inner.backend.has_snapshots() && inner.rounds.gone() > gone
 }
 
-/// Decides what the volume starts from and pins that; `None` when the volume exists already.
+/// Decides what the volume starts from and pins that; `None` when the volume exists already. Waits for content that is about to be
+/// sealed.
 async fn plan(
     inner: &Arc<Inner>,
     request: &PublishRequest,
     started: Instant,
 ) -> Result<Option<Plan>> {
-    let mut told = false;
-    loop {
-        // Asked for before the state is looked at: a change in between is not missed.
-        let changed = inner.changed.notified();
-        tokio::pin!(changed);
-        changed.as_mut().enable();
-        let state = {
-            let mut state = inner.state.lock();
-            if state.closing {
-                return Err(Error::ShuttingDown);
-            }
-            if state.volumes.contains_key(&request.volume) {
-                return Ok(None);
-            }
-            if state.claims.contains_key(&request.volume) {
-                return Err(Error::Different {
-                    volume: request.volume.clone(),
-                    what: "kind: it is a claim",
-                });
-            }
-            match state.resolve(request) {
-                Resolution::Missing => {
-                    let reference = request.spec.kind.starts_from().swap_remove(0);
-                    let name = crate::model::Name {
-                        tenant: request.tenant.clone(),
-                        reference,
-                    };
-                    return Err(Error::NoSuchContent(name));
-                }
-                Resolution::Coming(state) => state,
-                Resolution::Empty => {
-                    return Ok(Some(pin(inner, &mut state, request, None, started)));
-                }
-                Resolution::Fork(reference, parent, layers) => {
-                    let from = Some((reference, parent, layers));
-                    return Ok(Some(pin(inner, &mut state, request, from, started)));
-                }
-            }
-        };
-        if !told {
-            tracing::info!(volume.id = %request.volume, %state, "waiting for content that is about to be sealed");
-            told = true;
-            notice::say_of(
-                inner.config.notices.as_ref(),
-                &request.tenant,
-                &request.pod,
-                || notice::What::WaitingForInput {
-                    reference: request.spec.kind.starts_from().swap_remove(0),
-                    state: state.clone(),
-                    at_most: inner.config.input_wait,
-                },
-            );
+    let state = match decide(inner, &mut inner.state.lock(), request, started)? {
+        Decision::Planned(plan) => return Ok(plan),
+        Decision::Coming(state) => state,
+    };
+    tracing::info!(volume.id = %request.volume, %state, "waiting for content that is about to be sealed");
+    let reference = || request.spec.kind.starts_from().swap_remove(0);
+    notice::say_of(
+        inner.config.notices.as_ref(),
+        &request.tenant,
+        &request.pod,
+        || notice::What::WaitingForInput {
+            reference: reference(),
+            state: state.clone(),
+            at_most: inner.config.input_wait,
+        },
+    );
+    let mut last = state.clone();
+    let decided = inner.when(|state| match decide(inner, state, request, started) {
+        Ok(Decision::Coming(state)) => {
+            last = state;
+            None
         }
-        let left = inner.config.input_wait.saturating_sub(started.elapsed());
-        if left.is_zero() || tokio::time::timeout(left, changed).await.is_err() {
-            let reference = request.spec.kind.starts_from().swap_remove(0);
-            return Err(Error::Coming {
-                reference,
-                state,
-                waited: inner.config.input_wait,
-            });
-        }
+        Ok(Decision::Planned(plan)) => Some(Ok(plan)),
+        Err(error) => Some(Err(error)),
+    });
+    let left = inner.config.input_wait.saturating_sub(started.elapsed());
+    let decided = tokio::time::timeout(left, decided).await;
+    decided.unwrap_or_else(|_| {
+        Err(Error::Coming {
+            reference: reference(),
+            state: last,
+            waited: inner.config.input_wait,
+        })
+    })
+}
+
+/// What is known of a volume that is to be published.
+#[expect(
+    clippy::large_enum_variant,
+    reason = "there is one at a time, and it is taken apart at once"
+)]
+enum Decision {
+    /// What is to be done; `None` when the volume exists already.
+    Planned(Option<Plan>),
+    /// Its content is about to be sealed; how far that is.
+    Coming(String),
+}
+
+fn decide(
+    inner: &Arc<Inner>,
+    state: &mut State,
+    request: &PublishRequest,
+    started: Instant,
+) -> Result<Decision> {
+    if state.closing {
+        return Err(Error::ShuttingDown);
     }
+    if state.volumes.contains_key(&request.volume) {
+        return Ok(Decision::Planned(None));
+    }
+    if state.claims.contains_key(&request.volume) {
+        return Err(Error::Different {
+            volume: request.volume.clone(),
+            what: "kind: it is a claim",
+        });
+    }
+    let from = match state.resolve(request) {
+        Resolution::Missing => {
+            let reference = request.spec.kind.starts_from().swap_remove(0);
+            let tenant = request.tenant.clone();
+            return Err(Error::NoSuchContent(Name { tenant, reference }));
+        }
+        Resolution::Coming(state) => return Ok(Decision::Coming(state)),
+        Resolution::Empty => None,
+        Resolution::Fork(reference, parent, layers) => Some((reference, parent, layers)),
+    };
+    let plan = pin(inner, state, request, from, started);
+    Ok(Decision::Planned(Some(plan)))
 }
 
 /// Enters a new volume into the state, which pins its parent's layers from here on.

@@ -314,22 +314,18 @@ async fn decide(
 
 /// Waits until the outcome of the volume's pod is known; `None` when it has not become known in time.
 async fn outcome(inner: &Arc<Inner>, key: LayerId) -> Option<Outcome> {
-    let deadline = tokio::time::Instant::now() + inner.config.outcome_wait;
-    loop {
-        let changed = inner.changed.notified();
-        tokio::pin!(changed);
-        changed.as_mut().enable();
-        {
-            let mut state = inner.state.lock();
-            let leaving = state.leaving.get_mut(&key)?;
-            if leaving.outcome.is_some() {
-                return leaving.outcome;
-            }
+    let known = inner.when(|state| {
+        let Some(leaving) = state.leaving.get_mut(&key) else {
+            return Some(None);
+        };
+        if leaving.outcome.is_none() {
             // Together with the look: who is told the outcome next finds that it is waited for, and says that no more.
             leaving.state = VolumeState::AwaitingOutcome;
         }
-        tokio::time::timeout_at(deadline, changed).await.ok()?;
-    }
+        leaving.outcome.map(Some)
+    });
+    let known = tokio::time::timeout(inner.config.outcome_wait, known).await;
+    known.ok().flatten()
 }
 
 /// What came of a seal that was decided.

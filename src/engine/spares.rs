@@ -360,15 +360,12 @@ pub(super) fn fill_soon(inner: &Arc<Inner>) {
     if !spares.stock.lock().is_low() || spares.being_filled.load(Ordering::SeqCst) {
         return;
     }
-    let Ok(here) = tokio::runtime::Handle::try_current() else {
-        return fill(inner);
-    };
     let engine = inner.clone();
-    drop(here.spawn(inner.tasks.track_future(async move {
+    drop(inner.spawn_here(async move {
         // The answer is written by who is ready next.
         others_first().await;
         fill(&engine);
-    })));
+    }));
 }
 
 /// Has more of them made if there are few. Costs nothing where there are enough.
