@@ -274,8 +274,8 @@ async fn a_publish_that_finds_no_room_waits_for_what_nobody_uses_to_go() {
         let input = [("type", "input"), ("from", "task-cache/unused-3")];
         let publish = async |number| {
             let volume = format!("next-{number}");
-            // Few, since some backends copy.
-            let attributes = if number % 10 == 3 { input } else { output };
+            // Few, since some backends copy; and the first of all, since nobody is asked whether he will come.
+            let attributes = if number % 10 == 0 { input } else { output };
             bench.try_publish("next", &volume, &attributes).await
         };
         // More than are kept ready; and all at once, as pods come.

@@ -7,9 +7,9 @@ use std::ffi::OsString;
 use std::fs::File;
 use std::os::unix::fs::DirBuilderExt;
 use std::path::{Path, PathBuf};
-use std::process::Command;
-use std::sync::OnceLock;
+use std::process::{Command, Output};
 use std::sync::atomic::{AtomicU32, Ordering};
+use std::sync::{LazyLock, OnceLock, mpsc};
 
 use rustix::mount::{MountPropagationFlags, UnmountFlags};
 
@@ -374,14 +374,13 @@ fn unmount_below(path: &Path, keep_root: bool) {
     eprintln!("lab: cannot unmount everything below {}", path.display());
 }
 
-fn run(command: &mut Command) -> Result<(), String> {
+/// Runs a program to its end; what it complained of when it fails.
+pub fn run(command: &mut Command) -> Result<(), String> {
     let words: Vec<OsString> = std::iter::once(command.get_program())
         .chain(command.get_args())
         .map(Into::into)
         .collect();
-    let output = command
-        .output()
-        .map_err(|error| format!("cannot run {words:?}: {error}"))?;
+    let output = output(command).map_err(|error| format!("cannot run {words:?}: {error}"))?;
     if output.status.success() {
         return Ok(());
     }
@@ -390,4 +389,34 @@ fn run(command: &mut Command) -> Result<(), String> {
         output.status,
         String::from_utf8_lossy(&output.stderr).trim()
     ))
+}
+
+/// Runs it by the one thread that has no descriptor of any test. Until it execs, a child has copies of all that its parent has, and for
+/// that moment it would hold files open and mounts busy that another test has just let go of.
+fn output(command: &mut Command) -> std::io::Result<Output> {
+    type Job = (Command, mpsc::Sender<std::io::Result<Output>>);
+    static STARTER: LazyLock<mpsc::Sender<Job>> = LazyLock::new(|| {
+        let (starter, jobs) = mpsc::channel::<Job>();
+        std::thread::spawn(move || {
+            forget_descriptors();
+            for (mut command, answer) in jobs {
+                let _whoever_asked_is_gone = answer.send(command.output());
+            }
+        });
+        starter
+    });
+    let (answer, answered) = mpsc::channel();
+    let command = std::mem::replace(command, Command::new(""));
+    STARTER.send((command, answer)).expect("the thread lives");
+    answered.recv().expect("the thread lives")
+}
+
+/// Gives this thread a table of descriptors of its own, with nothing in it but the standard three.
+#[expect(unsafe_code, reason = "no crate has this call for one thread")]
+fn forget_descriptors() {
+    use nix::libc;
+    let unshare = libc::CLOSE_RANGE_UNSHARE.cast_signed();
+    // SAFETY: the table is copied before anything is closed in it, so nothing that another thread owns is closed; this one owns nothing.
+    let result = unsafe { libc::close_range(3, libc::c_uint::MAX, unshare) };
+    assert_eq!(result, 0, "{}", std::io::Error::last_os_error());
 }
