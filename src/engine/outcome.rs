@@ -56,9 +56,10 @@ fn note(inner: &Inner, pod: &PodUid, outcome: Outcome) -> Result<usize> {
             }
             point(Point::OutcomeNoted);
             news += usize::from(tell(inner, &place, outcome));
+            // Each of them: the next one may fail.
+            inner.changed.notify_waiters();
         }
     }
-    inner.changed.notify_waiters();
     Ok(news)
 }
 

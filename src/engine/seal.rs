@@ -324,8 +324,11 @@ async fn outcome(inner: &Arc<Inner>, key: LayerId) -> Option<Outcome> {
         }
         leaving.outcome.map(Some)
     });
-    let known = tokio::time::timeout(inner.config.outcome_wait, known).await;
-    known.ok().flatten()
+    match tokio::time::timeout(inner.config.outcome_wait, known).await {
+        Ok(known) => known,
+        // Whoever told it at the last moment was told that it counts.
+        Err(_) => inner.state.lock().leaving.get(&key)?.outcome,
+    }
 }
 
 /// What came of a seal that was decided.
