@@ -318,13 +318,8 @@ async fn rebuild(pool: &Path) -> Done {
         Err(socket::ClientError::NotRunning { .. }) => {}
         Err(error) => return Err(error.into()),
     }
-    let artifacts = Engine::rebuild_index(pool)?;
-    print(|to| {
-        writeln!(
-            to,
-            "The index was made anew and names {artifacts} artifacts; the old one is kept beside it."
-        )
-    })?;
+    let rebuilt = Engine::rebuild_index(pool)?;
+    print(|mut to| show::rebuilt(&mut to, &rebuilt))?;
     Ok(ExitCode::SUCCESS)
 }
 

@@ -13,6 +13,7 @@ use serde::Serialize;
 use super::human::{age, bytes, cut};
 use super::table::Table;
 use crate::config::{Output, PlainOutput};
+use crate::engine::Rebuilt;
 use crate::proto::admin::v1 as admin;
 use crate::sys::printable;
 
@@ -409,6 +410,29 @@ pub(super) fn findings(
         ]);
     }
     table.write(to)
+}
+
+pub(super) fn rebuilt(to: &mut impl Write, rebuilt: &Rebuilt) -> io::Result<()> {
+    let plural = |count: usize| if count == 1 { "" } else { "s" };
+    let (artifacts, claims) = (rebuilt.artifacts, rebuilt.claims);
+    writeln!(
+        to,
+        "The index was made anew and names {artifacts} artifact{} and {claims} persistent volume{}; the old one is kept beside it.",
+        plural(artifacts),
+        plural(claims),
+    )?;
+    if rebuilt.nameless.is_empty() {
+        return Ok(());
+    }
+    writeln!(
+        to,
+        "These layers are of snapshots, or of persistent volumes that were not mounted since they were cloned or snapshotted: only the \
+         old index knew of which. The driver deletes them when it starts next, so copy what you need from their fs/ before:"
+    )?;
+    for layer in &rebuilt.nameless {
+        writeln!(to, "  layers/{layer}")?;
+    }
+    Ok(())
 }
 
 pub(super) fn reaped(

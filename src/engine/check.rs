@@ -5,7 +5,7 @@ use std::collections::{BTreeSet, HashMap, HashSet};
 use std::path::{Path, PathBuf};
 
 use super::error::{Doing, Error, Result};
-use super::types::Finding;
+use super::types::{Finding, Rebuilt};
 use crate::model::{
     Artifact, ArtifactId, Claim, LayerId, Name, Snapshot, SnapshotGroup, VolumeRecord, layout,
     takes_name,
@@ -445,11 +445,33 @@ pub(super) fn check_offline(path: &Path, boot: &str) -> Result<Vec<Finding>> {
         groups: contents.groups,
     };
     let mut findings = check(&dirs, boot, &named, &Moving::default())?;
-    if !Index::exists(&dirs.root)? && !dirs.layers.entries().doing("read layers/")?.is_empty() {
-        let detail = "it is missing; `check --rebuild` makes it anew from the layers";
+    if !Index::exists(&dirs.root)? && needs_index(&dirs)? {
+        let detail = "it is missing; `check --rebuild` makes it anew from the layers and the claims' directories";
         findings.insert(0, finding("missing-index", layout::INDEX, detail));
     }
     Ok(findings)
+}
+
+/// Whether there is content that only an index can name: with a new one the layers, and the content of claims, would be rubbish.
+pub(super) fn needs_index(dirs: &PoolDirs) -> Result<bool> {
+    if !dirs.layers.entries().doing("read layers/")?.is_empty() {
+        return Ok(true);
+    }
+    for name in names(&dirs.volumes)? {
+        match dirs.volumes.open_beneath(&name) {
+            Err(error) if is_stray(&error) => {}
+            Err(error) => return Err(error).doing("open a volume's directory"),
+            Ok(volume) => {
+                if volume
+                    .has(layout::CLAIM_JSON)
+                    .doing("look for a claim's record")?
+                {
+                    return Ok(true);
+                }
+            }
+        }
+    }
+    Ok(false)
 }
 
 fn open(path: &Path) -> Result<PoolDirs> {
@@ -478,15 +500,16 @@ pub(super) fn pool_error(path: &Path, error: store::Error) -> Error {
 /// `index.redb.old`. Returns how many artifacts it names.
 ///
 /// Only what was durable once is named: a layer without its `layer.json` was being sealed, and is taken up from `pending/`
-/// or thrown away by the next start. Claims are found by the records in their directories: those that were mounted once,
-/// with what they are over. What the index alone knows is lost: when artifacts were last used, names deleted while their
-/// content was in use, claims that were never mounted, snapshots.
-pub(super) fn rebuild_index(path: &Path) -> Result<usize> {
+/// or thrown away by the next start. Claims are found by the records in their directories, with what they are over: those that were
+/// mounted since they were made, or since they were last cloned or snapshotted. What the index alone knows is lost: when artifacts were
+/// last used, names deleted while their content was in use, all other claims, snapshots.
+pub(super) fn rebuild_index(path: &Path) -> Result<Rebuilt> {
     let dirs = open(path)?;
     let mut artifacts: HashMap<ArtifactId, Artifact> = HashMap::new();
     let unfinished = unfinished(&dirs)?;
     let mut whole = HashSet::new();
     let mut records = Vec::new();
+    let mut of_claims = Vec::new();
     for name in names(&dirs.layers)? {
         let layer = match dirs.layers.open_beneath(&name) {
             Err(error) if is_stray(&error) => continue,
@@ -498,6 +521,9 @@ pub(super) fn rebuild_index(path: &Path) -> Result<usize> {
             && !unfinished.contains(&name)
         {
             whole.insert(record.id);
+            if record.claim.is_some() {
+                of_claims.push(record.id);
+            }
             records.push(record);
         }
     }
@@ -519,15 +545,26 @@ pub(super) fn rebuild_index(path: &Path) -> Result<usize> {
     let named = holders
         .into_iter()
         .map(|(name, artifact)| Change::PutName(name, artifact.id));
+    let claims = claims(&dirs)?;
+    let stacks = artifacts.values().map(|artifact| &artifact.layers);
+    let stacks = stacks.chain(claims.iter().map(|claim| &claim.layers));
+    let referenced: HashSet<LayerId> = stacks.flatten().copied().collect();
+    of_claims.retain(|layer| !referenced.contains(layer));
+    of_claims.sort_unstable();
+    let rebuilt = Rebuilt {
+        artifacts: artifacts.len(),
+        claims: claims.len(),
+        nameless: of_claims,
+    };
     let changes: Vec<Change> = artifacts
         .values()
         .cloned()
         .map(Change::PutArtifact)
         .chain(named)
-        .chain(claims(&dirs)?.into_iter().map(Change::PutClaim))
+        .chain(claims.into_iter().map(Change::PutClaim))
         .collect();
     Index::replace(&dirs.root, &changes).map_err(|error| pool_error(path, error))?;
-    Ok(artifacts.len())
+    Ok(rebuilt)
 }
 
 /// Layers whose seal was promised in an earlier boot and not seen to its end: a power cut may have taken bytes of them.
@@ -552,10 +589,10 @@ fn unfinished(dirs: &PoolDirs) -> Result<Vec<PathBuf>> {
 fn claims(dirs: &PoolDirs) -> Result<Vec<Claim>> {
     let mut claims = Vec::new();
     for name in names(&dirs.volumes)? {
-        let dir = dirs
-            .volumes
-            .open_beneath(&name)
-            .doing("open a volume's directory")?;
+        let dir = match dirs.volumes.open_beneath(&name) {
+            Err(error) if is_stray(&error) => continue,
+            dir => dir.doing("open a volume's directory")?,
+        };
         let record = store::read_claim(&dir).doing("read a volume's record")?;
         let claim = record.ok().map(|record| record.claim);
         claims.extend(claim.filter(|claim| Path::new(claim.id.as_str()) == name));

@@ -13,7 +13,7 @@ use super::error::{Doing, Error, Result};
 use super::notice::{self, NotCommitted};
 use super::seal::{retry_after, trash_pending, unpromise};
 use super::state::Goal;
-use super::{Inner, reap, spares};
+use super::{Inner, claims, reap, spares};
 use crate::model::{Artifact, LayerId};
 use crate::store::{self, Change, Doom};
 
@@ -167,6 +167,7 @@ fn doom(inner: &Inner, error: &crate::sys::Error) {
     };
     tracing::error!(%error, seals = keys.len(),
         "the disk failed to write back data: nothing that existed until now will be sealed");
+    claims::content::doom(inner);
     if let Err(error) = store::write_doom(&inner.dirs.root, &doom) {
         tracing::error!(%error, "this cannot be remembered over a restart of the driver");
     }

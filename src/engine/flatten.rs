@@ -7,9 +7,9 @@ use std::collections::HashSet;
 use std::sync::Arc;
 
 use super::crash::{Point, point};
-use super::error::{Doing, Result};
+use super::error::{Doing, Error, Result};
 use super::pins::Pins;
-use super::state::State;
+use super::state::{Problem, State};
 use super::{Guard, Inner, claims, commit, reap};
 use crate::backend::{Limit, Usage};
 use crate::model::{Artifact, Claim, LayerId, LayerRecord, Snapshot, VolumeId, flatten_plan};
@@ -139,19 +139,31 @@ impl Holders {
         artifacts.chain(claims).chain(snapshots).collect()
     }
 
-    fn enter(self, state: &mut State) {
-        for artifact in self.artifacts {
+    fn enter(&self, state: &mut State) {
+        for artifact in &self.artifacts {
             if let Some(sealed) = state.artifacts.get_mut(&artifact.id) {
-                sealed.artifact.layers = artifact.layers;
+                sealed.artifact.layers.clone_from(&artifact.layers);
             }
         }
-        for claim in self.claims {
+        for claim in &self.claims {
             if let Some(held) = state.claims.get_mut(&claim.id) {
-                held.claim.layers = claim.layers;
+                held.claim.layers.clone_from(&claim.layers);
             }
         }
-        for snapshot in self.snapshots {
-            state.snapshots.insert(snapshot.id.clone(), snapshot);
+        for snapshot in &self.snapshots {
+            state
+                .snapshots
+                .insert(snapshot.id.clone(), snapshot.clone());
+        }
+    }
+
+    /// Nothing is written over what the index may have of these claims.
+    fn leave_to_the_next_start(&self, state: &mut State) {
+        for claim in &self.claims {
+            if let Some(held) = state.claims.get_mut(&claim.id) {
+                let why = "the index could not be written while its layers were merged; restart the driver";
+                held.problem = Some(Problem::Unsure(why.to_owned()));
+            }
         }
     }
 }
@@ -185,17 +197,38 @@ fn merge(inner: &Arc<Inner>, stack: &[LayerId], count: usize) -> Result<bool> {
     holders.replace(count, merged);
     let mut changes = holders.changes();
     changes.push(Change::PutLayer(merged, usage));
+    // The index may name it before anything else here does.
+    pins.add(&mut inner.state.lock(), &[merged]);
     let syncing = inner.syncing.lock();
-    let indexed = inner
-        .sync(&syncing)
-        .and_then(|()| inner.commit_index(&changes));
-    drop(syncing);
-    if let Err(error) = indexed {
+    if let Err(error) = inner.sync(&syncing) {
+        drop(syncing);
         throw_away()?;
         return Err(error);
     }
+    match inner.commit_index(&changes) {
+        Ok(()) => {}
+        Err(error @ Error::Full(_)) => {
+            drop(syncing);
+            throw_away()?;
+            return Err(error);
+        }
+        Err(error) => {
+            // Nobody knows whether the index has it: both stay until the next start, which does.
+            holders.leave_to_the_next_start(&mut inner.state.lock());
+            pins.keep();
+            return Err(error);
+        }
+    }
+    drop(syncing);
     point(Point::FlattenIndexed);
-    commit::confirm(inner, merged)?;
+    {
+        let mut state = inner.state.lock();
+        state.usage.insert(merged, usage);
+        holders.enter(&mut state);
+    }
+    if let Err(error) = commit::confirm(inner, merged) {
+        tracing::warn!(layer = %merged, %error, "an index made anew would not know this layer");
+    }
     tracing::info!(
         layer = %merged,
         layers = count,
@@ -210,11 +243,6 @@ fn merge(inner: &Arc<Inner>, stack: &[LayerId], count: usize) -> Result<bool> {
         };
         let limit = unenforced.map_or(Limit::None, Limit::Unenforced);
         claims::content::restack(inner, claim, &limit);
-    }
-    {
-        let mut state = inner.state.lock();
-        state.usage.insert(merged, usage);
-        holders.enter(&mut state);
     }
     drop((pins, guards));
     reap::trash_unreferenced(inner, newest);

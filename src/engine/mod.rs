@@ -62,7 +62,7 @@ pub use figures::{Counters, Figures};
 pub use notice::{Notice, Notices};
 pub use threads::{CallHere, DESKS, others_first};
 pub use types::{
-    ArtifactRow, Awaited, Finding, PublishRequest, Published, Reaped, Status, VolumeRow,
+    ArtifactRow, Awaited, Finding, PublishRequest, Published, Reaped, Rebuilt, Status, VolumeRow,
     VolumeState, VolumeStats,
 };
 
@@ -90,7 +90,7 @@ pub struct Config {
     pub mount_api: Option<MountApi>,
     /// Whether btrfs's simple quotas may be switched on for the whole filesystem when a volume has a limit.
     pub btrfs_quota: bool,
-    /// How many threads serve RPCs.
+    /// How many threads do what is not done where a call was received.
     pub threads: usize,
     /// How long a publish waits for content that is known to be coming.
     pub input_wait: Duration,
@@ -442,9 +442,9 @@ impl Engine {
         check::check_offline(pool, &boot_id()?)
     }
 
-    /// Makes the index of a pool that no driver has open anew, from what lies beside the layers; returns how many
-    /// artifacts it names. The old index is kept beside it.
-    pub fn rebuild_index(pool: &Path) -> Result<usize> {
+    /// Makes the index of a pool that no driver has open anew, from what lies beside the layers and in the directories of claims. The
+    /// old index is kept beside it.
+    pub fn rebuild_index(pool: &Path) -> Result<Rebuilt> {
         check::rebuild_index(pool)
     }
 
@@ -634,11 +634,10 @@ fn open_pool(config: &Config) -> Result<Opened> {
         identity
     };
     tracing::info!(pool = %path.display(), backend = %chosen.kind, reason = %chosen.reason, "pool opened");
-    let (index, contents) = if dirs.layers.entries().doing("read layers/")?.is_empty() {
-        Index::open(&dirs.root)
-    } else {
-        // A new, empty index would make rubbish of every layer.
+    let (index, contents) = if check::needs_index(&dirs)? {
         Index::open_existing(&dirs.root)
+    } else {
+        Index::open(&dirs.root)
     }
     .map_err(|error| check::pool_error(path, error))?;
     Ok(Opened {

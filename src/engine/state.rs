@@ -85,14 +85,33 @@ pub(super) struct Held {
     pub(super) lingering: Option<Vec<LayerId>>,
     /// Detached mounts of it whose last descriptor is being closed.
     pub(super) closing: usize,
-    /// Why it may not be touched before the next start.
-    pub(super) problem: Option<String>,
+    /// Why it cannot be used.
+    pub(super) problem: Option<Problem>,
+    /// Its private content was there when the disk failed to write something back: nothing is made of it any more.
+    pub(super) damaged: bool,
     pub(super) limit_unenforced: Option<String>,
     pub(super) measured: Measured,
     /// Whether it was used since the index was told when.
     pub(super) used: bool,
     /// There was no room to write down where it is mounted now: it is written when there is.
     pub(super) stale: bool,
+}
+
+/// Why a claim cannot be used.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub(super) enum Problem {
+    /// Something of it is gone.
+    Broken(String),
+    /// A commit failed, and nobody knows whether the index has it. The next start does: until then nothing is written over it.
+    Unsure(String),
+}
+
+impl Problem {
+    /// In words.
+    pub(super) fn why(&self) -> &str {
+        let (Self::Broken(why) | Self::Unsure(why)) = self;
+        why
+    }
 }
 
 /// One mount of a claim.
@@ -113,11 +132,17 @@ impl Held {
             lingering: None,
             closing: 0,
             problem: None,
+            damaged: false,
             limit_unenforced: None,
             measured: Measured::default(),
             used: false,
             stale: false,
         }
+    }
+
+    /// Whether the index may know better what it is.
+    pub(super) fn is_unsure(&self) -> bool {
+        matches!(self.problem, Some(Problem::Unsure(_)))
     }
 
     /// Whether nobody has it mounted, or may still hold files of a mount that is gone.

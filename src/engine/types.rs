@@ -7,7 +7,7 @@ use std::time::Duration;
 use serde::Serialize;
 
 use crate::backend::{BackendKind, Usage};
-use crate::model::{ArtifactId, Pod, Reference, Tenant, Timestamp, VolumeId, VolumeSpec};
+use crate::model::{ArtifactId, LayerId, Pod, Reference, Tenant, Timestamp, VolumeId, VolumeSpec};
 
 /// What kubelet asks for in `NodePublishVolume`, checked.
 #[derive(Debug, Clone, PartialEq, Eq)]
@@ -161,6 +161,17 @@ pub struct Finding {
     pub path: PathBuf,
     /// What it means.
     pub detail: String,
+}
+
+/// What an index that was made anew names.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub struct Rebuilt {
+    /// How many artifacts.
+    pub artifacts: usize,
+    /// How many claims.
+    pub claims: usize,
+    /// Layers of claims and snapshots that only the old index knew. The next start deletes them.
+    pub nameless: Vec<LayerId>,
 }
 
 /// The engine as a whole.

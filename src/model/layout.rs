@@ -43,5 +43,7 @@ pub const COMMIT_MARKER: &str = ".baggageclaim-commit";
 pub const CLAIM_JSON: &str = "claim.json";
 /// In a claim's volume: the prefix of a name that says to which layer its content is moving.
 pub const FREEZING_PREFIX: &str = "freezing.";
+/// In a claim's volume: its content was there when the disk failed to write something back, and may have lost bytes.
+pub const DAMAGED: &str = "damaged";
 /// A name that no file has: the marker of what is sealed without one.
 pub const NO_MARKER: &str = "";

@@ -108,7 +108,7 @@ impl Index {
             .stat_if_there(layout::INDEX)?
             .is_some_and(|stat| stat.st_size > 0);
         if !is_begun {
-            return Err(lost(root, "it is missing or empty, and layers/ is not"));
+            return Err(lost(root, "it is missing or empty, and the pool is not"));
         }
         guarded(root, || {
             let database = open_database(root)?;

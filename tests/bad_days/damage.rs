@@ -210,7 +210,7 @@ async fn an_index_that_is_lost_is_made_anew_and_names_the_same_content() {
                 assert_eq!(findings[0].kind, "missing-index");
             }
             let made = Engine::rebuild_index(&closed.pool).expect("rebuilt");
-            assert!(made >= FILLED.len(), "{made}");
+            assert!(made.artifacts >= FILLED.len(), "{made:?}");
             let bench = closed.opened().await;
             assert_same_content(&before, &content(&bench).await);
             bench.engine.reap().await.expect("reap");

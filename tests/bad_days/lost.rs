@@ -10,7 +10,8 @@ use std::process::Command;
 use std::time::Instant;
 
 use baggageclaim::engine::Error;
-use baggageclaim::model::Outcome;
+use baggageclaim::engine::claims::{Claims as _, CreateClaim, MountClaim};
+use baggageclaim::model::{Claim, ClaimParameters, ClaimSource, MutableParameters, Outcome};
 use rustix::fs::FallocateFlags;
 
 use crate::common::bench::{Bench, NEVER, eventually, names};
@@ -280,4 +281,131 @@ async fn after_a_write_back_failed_no_pod_gets_an_overlay_of_before() {
 #[tokio::test(flavor = "multi_thread")]
 async fn nor_when_somebody_else_was_told_of_it() {
     publish_after_a_failed_write_back(true).await;
+}
+
+/// A claim outlives the boot, and so does the word that it may have lost bytes.
+#[tokio::test(flavor = "multi_thread")]
+#[expect(clippy::too_many_lines, reason = "one story, told in order")]
+async fn nothing_is_made_of_a_claim_that_may_have_lost_bytes() {
+    let (memory, lab, image) = match small_disk() {
+        Ok(made) => made,
+        Err(reason) => return crate::common::skip(&reason),
+    };
+    let bench = Bench::new(lab).await;
+    let make = |name: &str, source| CreateClaim {
+        name: name.to_owned(),
+        required_bytes: 0,
+        limit_bytes: None,
+        parameters: ClaimParameters::default(),
+        mutable: MutableParameters::default(),
+        source,
+    };
+    let mounted = async |bench: &Bench, claim: &Claim| {
+        let target = bench.target(claim.name.as_str());
+        let request = MountClaim {
+            claim: claim.id.clone(),
+            target: target.clone(),
+            staging: false,
+            staged_at: None,
+            read_only: false,
+            multiple_targets: false,
+            mount_group: None,
+        };
+        bench.engine.mount_claim(request).await.expect("mounted");
+        target
+    };
+    let claims = &bench.engine;
+    let whole = claims
+        .create_claim(make("whole", None))
+        .await
+        .expect("made");
+    fs::write(mounted(&bench, &whole).await.join("f"), "whole").expect("write");
+    let at = bench.target("whole");
+    claims
+        .unmount_claim(whole.id.as_str(), &at, false)
+        .await
+        .expect("unmounted");
+    let before = claims
+        .create_snapshot("before", whole.id.as_str())
+        .await
+        .expect("taken");
+
+    let victim = claims
+        .create_claim(make("victim", None))
+        .await
+        .expect("made");
+    let at = mounted(&bench, &victim).await;
+    let mut file = fs::File::create_new(at.join("big")).expect("create");
+    file.write_all(&vec![1; 1 << 20]).expect("write");
+    rustix::fs::syncfs(fs::File::open(bench.pool()).expect("open")).expect("all is well yet");
+    let top = format!("volumes/{}/top/big", victim.id);
+    let places = extents(&bench.pool().join(top));
+    let ballast = punch(&image, &memory, places);
+    file.rewind().expect("seek");
+    file.write_all(&vec![2; 1 << 20])
+        .expect("the page cache takes it");
+    drop(file);
+    claims
+        .unmount_claim(victim.id.as_str(), &at, false)
+        .await
+        .expect("unmounted");
+
+    let heard = claims.create_snapshot("torn", victim.id.as_str()).await;
+    assert!(heard.is_err(), "the disk lost what it was to hold");
+    fs::remove_file(&ballast).expect("the disk is well again");
+    let mut bench = bench;
+    for restarted in [false, true] {
+        if restarted {
+            bench = bench.restart().await;
+        }
+        let claims = &bench.engine;
+        let taken = claims.create_snapshot("torn", victim.id.as_str()).await;
+        let error = taken.expect_err("the kernel says so once, and it is as true as then");
+        assert!(matches!(error, Error::ClaimInUse { .. }), "{error}");
+        assert!(error.to_string().contains("failed to write"), "{error}");
+        let source = Some(ClaimSource::Claim(victim.id.clone()));
+        let cloned = claims.create_claim(make("clone", source)).await;
+        assert!(
+            matches!(cloned, Err(Error::ClaimInUse { .. })),
+            "{cloned:?}"
+        );
+        let found = claims.claim_use(victim.id.as_str()).await.expect("there");
+        assert_eq!(found.problems.len(), 1, "{:?}", found.problems);
+        // Pods may have it, and read what is left.
+        let at = mounted(&bench, &victim).await;
+        assert!(at.join("big").exists());
+        claims
+            .unmount_claim(victim.id.as_str(), &at, false)
+            .await
+            .expect("unmounted");
+    }
+    // What was in a layer before is whole, and what is made from now on.
+    let claims = &bench.engine;
+    let source = Some(ClaimSource::Snapshot(before.id.clone()));
+    let restored = claims
+        .create_claim(make("restored", source))
+        .await
+        .expect("made");
+    let at = mounted(&bench, &restored).await;
+    assert_eq!(fs::read_to_string(at.join("f")).expect("read"), "whole");
+    claims
+        .unmount_claim(restored.id.as_str(), &at, false)
+        .await
+        .expect("unmounted");
+    let after = claims
+        .create_snapshot("after", restored.id.as_str())
+        .await
+        .expect("taken");
+    for claim in [&victim, &whole, &restored] {
+        claims
+            .delete_claim(claim.id.as_str())
+            .await
+            .expect("deleted");
+    }
+    for snapshot in [&before, &after] {
+        let deleted = claims.delete_snapshot(snapshot.id.as_str()).await;
+        deleted.expect("deleted");
+    }
+    bench.finish().await;
+    assert_eq!(memory.close(), Vec::<std::path::PathBuf>::new());
 }

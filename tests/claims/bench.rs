@@ -184,9 +184,15 @@ impl Bench {
 
     /// The driver is upgraded: the engine ends and begins anew; mounts stay.
     pub(crate) async fn restart(self) -> Self {
+        self.restart_after(|| ()).await
+    }
+
+    /// The same, with something that happens in between.
+    pub(crate) async fn restart_after(self, between: impl FnOnce()) -> Self {
         self.engine.shutdown().await;
         let (lab, config) = (self.lab, self.config);
         drop(self.engine);
+        between();
         let engine = common::bench::open_again(&config).await;
         Self {
             lab,

@@ -1,6 +1,7 @@
 //! What is only written down: sizes, names, pages, attachments, time to live.
 
 use std::collections::BTreeSet;
+use std::fs;
 use std::time::{Duration, Instant};
 
 use baggageclaim::engine::Error;
@@ -227,6 +228,45 @@ async fn what_nobody_used_for_its_ttl_goes_and_what_is_in_use_stays() {
         bench.engine.claim(used.id.as_str()).await,
         Err(Error::NoSuchClaim(_))
     ));
+    bench.finish().await;
+}
+
+/// A driver that is killed has not told the index when claims were last used; their own records know.
+#[tokio::test(flavor = "multi_thread")]
+async fn a_killed_driver_does_not_forget_what_was_used() {
+    let Some(bench) = Bench::new(OVERLAY).await else {
+        return;
+    };
+    let (idle, mounted, vanished) = (
+        bench.create("idle").await,
+        bench.create("mounted").await,
+        bench.create("vanished").await,
+    );
+    let index = bench.config.pool.join("index.redb");
+    let as_killed = bench.lab.path().join("as-killed.redb");
+    let created = vanished.created;
+    tokio::time::sleep(Duration::from_millis(20)).await;
+    bench.write(&idle, "f", "x").await;
+    let there = bench.mount(&mounted).await;
+    let gone = bench.mount(&vanished).await;
+    fs::copy(&index, &as_killed).expect("as the kill leaves it");
+    let staged = bench.staging(&vanished);
+    let bench = bench
+        .restart_after(|| {
+            fs::rename(&as_killed, &index).expect("in its place");
+            for path in [&gone, &staged] {
+                rustix::mount::unmount(path, rustix::mount::UnmountFlags::NOFOLLOW)
+                    .expect("umount");
+            }
+        })
+        .await;
+    for claim in [&idle, &mounted, &vanished] {
+        let found = bench.engine.claim(claim.id.as_str()).await.expect("there");
+        assert!(found.last_used.0 >= created.0 + 20, "{}", claim.name);
+    }
+    assert!(there.join("..").exists());
+    bench.unmount(&mounted).await;
+    bench.unmount(&vanished).await;
     bench.finish().await;
 }
 

@@ -5,8 +5,9 @@ use std::fs::File;
 use std::io::Write as _;
 use std::time::Duration;
 
-use baggageclaim::engine::Error;
 use baggageclaim::engine::claims::Claims;
+use baggageclaim::engine::{Engine, Error};
+use baggageclaim::model::MutableParameters;
 
 use super::bench::{ALL, Bench, OVERLAY, request, say};
 
@@ -137,11 +138,12 @@ async fn the_index_is_made_anew_with_the_claims_whose_directories_tell_of_them()
     let pool = bench.config.pool.clone();
     let (lab, config) = (bench.lab, bench.config);
     drop(bench.engine);
-    baggageclaim::engine::Engine::rebuild_index(&pool).expect("made anew");
+    fs::write(pool.join("volumes/stray"), "").expect("a file that is none of ours");
+    let rebuilt = Engine::rebuild_index(&pool).expect("made anew");
+    // The clone's directory tells of it. `base` was not mounted since: it shares its layer.
+    assert_eq!((rebuilt.claims, rebuilt.nameless.as_slice()), (1, &[][..]));
     fs::remove_file(pool.join("index.redb.old")).expect("the old one");
-    let engine = baggageclaim::engine::Engine::open(config.clone())
-        .await
-        .expect("opens");
+    let engine = Engine::open(config.clone()).await.expect("opens");
     let bench = Bench {
         lab,
         engine,
@@ -149,6 +151,106 @@ async fn the_index_is_made_anew_with_the_claims_whose_directories_tell_of_them()
     };
     assert_eq!(bench.read(&claim, "file").await.expect("file"), "text");
     assert_eq!(bench.read(&claim, "mine").await.expect("mine"), "mine");
+    bench.finish().await;
+}
+
+/// Without layers, too, there is content that only the index names.
+#[tokio::test(flavor = "multi_thread")]
+async fn an_index_that_is_lost_makes_no_rubbish_of_claims() {
+    let Some(bench) = Bench::new(OVERLAY).await else {
+        return;
+    };
+    let claim = bench.create("claim").await;
+    bench.write(&claim, "file", "text").await;
+    let pool = bench.config.pool.clone();
+    let bench = bench
+        .restart_after(|| {
+            fs::remove_file(pool.join("index.redb")).expect("it is lost");
+            let findings = Engine::check_offline(&pool).expect("check");
+            assert_eq!(findings[0].kind, "missing-index");
+            let rebuilt = Engine::rebuild_index(&pool).expect("made anew");
+            assert_eq!((rebuilt.claims, rebuilt.nameless.len()), (1, 0));
+        })
+        .await;
+    assert_eq!(bench.read(&claim, "file").await.expect("file"), "text");
+
+    let snapshot = bench.snapshot("snapshot", &claim).await;
+    let bench = bench
+        .restart_after(|| {
+            fs::remove_file(pool.join("index.redb")).expect("it is lost");
+            let rebuilt = Engine::rebuild_index(&pool).expect("made anew");
+            // Whose layer it is, nothing else says.
+            assert_eq!((rebuilt.claims, rebuilt.nameless), (0, snapshot.layers));
+        })
+        .await;
+    bench.finish().await;
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn an_engine_does_not_open_what_it_would_make_rubbish_of() {
+    let Some(bench) = Bench::new(OVERLAY).await else {
+        return;
+    };
+    let claim = bench.create("claim").await;
+    bench.write(&claim, "file", "text").await;
+    let (config, kept) = (bench.config.clone(), bench.lab.path().join("kept.redb"));
+    let index = config.pool.join("index.redb");
+    bench.engine.shutdown().await;
+    let lab = bench.lab;
+    drop(bench.engine);
+    fs::rename(&index, &kept).expect("it is lost");
+    let refused = loop {
+        match Engine::open(config.clone()).await {
+            Err(error) if error.to_string().contains("in use by another process") => {}
+            Err(error) => break error.to_string(),
+            Ok(_) => panic!("it would make rubbish of the claim"),
+        }
+        tokio::task::yield_now().await;
+    };
+    assert!(refused.contains("check --rebuild"), "{refused}");
+    fs::rename(&kept, &index).expect("it is found");
+    let engine = crate::common::bench::open_again(&config).await;
+    let bench = Bench {
+        lab,
+        engine,
+        config,
+    };
+    assert_eq!(bench.read(&claim, "file").await.expect("file"), "text");
+    bench.finish().await;
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn a_claim_whose_layer_is_gone_can_be_deleted() {
+    let Some(bench) = Bench::new(OVERLAY).await else {
+        return;
+    };
+    let base = bench.create("base").await;
+    bench.write(&base, "file", "text").await;
+    let snapshot = bench.snapshot("snapshot", &base).await;
+    let claim = bench.restore("claim", &snapshot).await;
+    let layer = bench
+        .config
+        .pool
+        .join(format!("layers/{}", snapshot.layers[0]));
+    let away = bench.lab.path().join("away");
+    let bench = bench
+        .restart_after(|| fs::rename(&layer, &away).expect("it is lost"))
+        .await;
+    let refused = bench.stage(&claim).await;
+    assert!(
+        matches!(refused, Err(Error::ClaimInUse { .. })),
+        "{refused:?}"
+    );
+    let modified = bench
+        .engine
+        .modify_claim(claim.id.as_str(), MutableParameters::default());
+    modified.await.expect("its record is as good as ever");
+    for claim in [&claim, &base] {
+        let deleted = bench.engine.delete_claim(claim.id.as_str()).await;
+        deleted.expect("what cannot be used can be deleted");
+    }
+    let deleted = bench.engine.delete_snapshot(snapshot.id.as_str()).await;
+    deleted.expect("the same");
     bench.finish().await;
 }
 

@@ -202,7 +202,7 @@ async fn an_index_made_anew_names_what_was_durable_and_nothing_half_made() {
             let half_made = record.replace(&durable[0], &pending[0]);
             fs::write(begun.join("sealing.json"), half_made).expect("write");
             drop(held);
-            assert_eq!(Engine::rebuild_index(pool).expect("rebuilt"), 1);
+            assert_eq!(Engine::rebuild_index(pool).expect("rebuilt").artifacts, 1);
         })
         .await;
     bench.quiet().await;

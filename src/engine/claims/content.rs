@@ -33,7 +33,32 @@ pub(super) fn open_or_make(inner: &Inner, claim: &Claim) -> Result<(Dir, Option<
         Err(error) => return Err(error).doing("open the volume's directory"),
     }
     let (dir, limit) = make(inner, claim)?;
+    if let Some(held) = inner.state.lock().claims.get_mut(&claim.id) {
+        held.damaged = false;
+    }
     Ok((dir, Some(limit)))
+}
+
+/// The disk failed to write something back. What claims hold of their own may have lost bytes: pods still have it, nothing is made of it.
+/// Said in their directories, since they outlive the boot.
+pub(in crate::engine) fn doom(inner: &Inner) {
+    let claims: Vec<VolumeId> = inner.state.lock().claims.keys().cloned().collect();
+    for id in claims {
+        let marked = match inner.dirs.volumes.open_beneath(&id) {
+            // All that it has is in layers, which were durable.
+            Err(error) if error.is(Errno::ENOENT) => continue,
+            dir => dir.and_then(|dir| dir.create_dir(layout::DAMAGED, 0o700)),
+        };
+        match marked {
+            Err(error) if !error.is(Errno::EEXIST) => {
+                tracing::error!(volume.id = %id, %error, "that its content may have lost bytes cannot be remembered over a restart");
+            }
+            _ => {}
+        }
+        if let Some(held) = inner.state.lock().claims.get_mut(&id) {
+            held.damaged = true;
+        }
+    }
 }
 
 /// Work directories of earlier mounts: nobody uses the volume, and each mount brings its own.

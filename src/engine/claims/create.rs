@@ -303,7 +303,7 @@ fn refuse_used(held: &Held) -> Result<()> {
             how,
         })
     };
-    hold::refuse_broken(&held.claim.id, held.problem.as_ref())?;
+    hold::refuse_unsure(held)?;
     if let Some(target) = held.mounts.keys().min() {
         return used(format!("mounted at {}; unmount it first", target.display()));
     }

@@ -14,11 +14,14 @@ use crate::backend;
 use crate::engine::crash::{Point, point};
 use crate::engine::error::{Doing, Error, Result};
 use crate::engine::pins::Pins;
-use crate::engine::state::State;
+use crate::engine::state::{Problem, State};
 use crate::engine::{Guard, Inner, commit};
 use crate::model::{Claim, LayerId, LayerRecord, LiveClone, Timestamp, VolumeId, layout};
 use crate::store::{self, Change};
 use crate::sys::{Dir, Errno};
+
+/// What is said of a claim of which nothing may be made any more.
+pub(super) const DAMAGED: &str = "not to be snapshotted or cloned, since the disk failed to write something back while it held its content";
 
 /// One claim's content at one moment.
 #[derive(Debug)]
@@ -161,6 +164,7 @@ impl Freezing {
                 if let Some(held) = state.claims.get_mut(&frozen.claim.id) {
                     held.claim = frozen.now();
                     held.limit_unenforced = None;
+                    held.damaged = false;
                     held.measured = super::super::state::Measured::default();
                 }
             }
@@ -208,9 +212,9 @@ impl Freezing {
                 .get_mut(&frozen.claim.id)
                 .filter(|_| frozen.moved)
             {
-                held.problem = Some(format!(
+                held.problem = Some(Problem::Unsure(format!(
                     "the index could not be written while it was snapshotted ({error}); restart the driver"
-                ));
+                )));
             }
         }
     }
@@ -238,12 +242,12 @@ impl Freezing {
     /// Freezes one more claim.
     fn add(&mut self, id: &VolumeId) -> Result<()> {
         let inner = self.inner.clone();
-        let (claim, mounted) = {
+        let (claim, mounted, damaged) = {
             let mut state = inner.state.lock();
             let held = state.claims.get(id);
             let held = held.ok_or_else(|| Error::NoSuchClaim(id.to_string()))?;
-            refuse_broken(id, held.problem.as_ref())?;
-            let found = (held.claim.clone(), !held.mounts.is_empty());
+            refuse_broken(held)?;
+            let found = (held.claim.clone(), !held.mounts.is_empty(), held.damaged);
             self.pins.add(&mut state, &found.0.layers);
             found
         };
@@ -265,6 +269,12 @@ impl Freezing {
             .doing("look at the volume's content")?
         {
             return Ok(());
+        }
+        if damaged {
+            return Err(Error::ClaimInUse {
+                claim: id.clone(),
+                how: format!("{DAMAGED}: read it in a pod, and put what is whole into a new one"),
+            });
         }
         if backend.has_snapshots() || !(mounted || backend.stacks()) {
             return self.copy(&volume);

@@ -8,6 +8,7 @@ use std::time::Duration;
 use sha2::{Digest, Sha256};
 
 use crate::engine::error::{Error, Result};
+use crate::engine::state::Held;
 use crate::engine::{Guard, Inner};
 use crate::model::{Claim, VolumeId};
 
@@ -68,15 +69,23 @@ pub(super) fn claim(inner: &Inner, id: &VolumeId) -> Result<Claim> {
         .ok_or_else(|| Error::NoSuchClaim(id.to_string()))
 }
 
-/// Refuses a claim that may not be touched before the next start.
-pub(super) fn refuse_broken(id: &VolumeId, problem: Option<&String>) -> Result<()> {
-    match problem {
+/// Refuses a claim that cannot be used.
+pub(super) fn refuse_broken(held: &Held) -> Result<()> {
+    match &held.problem {
         None => Ok(()),
         Some(problem) => Err(Error::ClaimInUse {
-            claim: id.clone(),
-            how: format!("not usable: {problem}"),
+            claim: held.claim.id.clone(),
+            how: format!("not usable: {}", problem.why()),
         }),
     }
+}
+
+/// Refuses to write down of a claim what the index may know better.
+pub(super) fn refuse_unsure(held: &Held) -> Result<()> {
+    if held.is_unsure() {
+        return refuse_broken(held);
+    }
+    Ok(())
 }
 
 #[cfg(test)]

@@ -6,7 +6,7 @@ use std::collections::BTreeMap;
 use std::ops::Bound;
 use std::path::PathBuf;
 
-use super::{ClaimUse, Page, SnapshotFilter};
+use super::{ClaimUse, Page, SnapshotFilter, freeze};
 use crate::engine::Inner;
 use crate::engine::error::{Error, Result};
 use crate::engine::state::State;
@@ -57,7 +57,9 @@ pub(super) fn claim_use(inner: &Inner, id: &VolumeId) -> Result<ClaimUse> {
         let state = inner.state.lock();
         let held = state.claims.get(id);
         let held = held.ok_or_else(|| Error::NoSuchClaim(id.to_string()))?;
-        let problems: Vec<String> = held.problem.iter().cloned().collect();
+        let problem = held.problem.iter().map(|problem| problem.why().to_owned());
+        let mut problems: Vec<String> = problem.collect();
+        problems.extend(held.damaged.then(|| freeze::DAMAGED.to_owned()));
         (held.mounts.clone(), problems)
     };
     for (path, mount) in &mounts {

@@ -53,7 +53,7 @@ fn known(inner: &Inner, id: &VolumeId) -> Result<Known> {
     let state = inner.state.lock();
     let held = state.claims.get(id);
     let held = held.ok_or_else(|| Error::NoSuchClaim(id.to_string()))?;
-    refuse_broken(id, held.problem.as_ref())?;
+    refuse_broken(held)?;
     Ok(Known {
         claim: held.claim.clone(),
         mounts: held.mounts.clone(),
@@ -226,6 +226,11 @@ fn attach(
     let id = sys::mount_point(mount.as_fd())
         .doing("look at the new mount")?
         .id;
+    let used = inner.clock.now();
+    let claim = Claim {
+        last_used: used,
+        ..known.claim.clone()
+    };
     let here = ClaimMount {
         id,
         staging: request.staging,
@@ -236,7 +241,7 @@ fn attach(
     after.push(described(&request.target, &here));
     let made = target.make()?;
     // Recorded first: a target that is recorded and not mounted does no harm after a crash, the opposite leaks a mount.
-    let attached = content::record(inner, dir, &known.claim, after, &known.limit).and_then(|()| {
+    let attached = content::record(inner, dir, &claim, after, &known.limit).and_then(|()| {
         point(Point::ClaimRecorded);
         target.attach(mount.as_fd())
     });
@@ -254,8 +259,8 @@ fn attach(
     if let Some(held) = state.claims.get_mut(&request.claim) {
         held.mounts.clone_from(&known.mounts);
         held.mounts.insert(request.target.clone(), here);
-        held.lingering = Some(known.claim.layers.clone());
-        held.claim.last_used = inner.clock.now();
+        held.lingering = Some(claim.layers);
+        held.claim.last_used = used;
         held.used = true;
         held.limit_unenforced = match &known.limit {
             Limit::Unenforced(why) => Some(why.clone()),

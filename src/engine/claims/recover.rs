@@ -13,8 +13,10 @@ use crate::backend::Limit;
 use crate::engine::Inner;
 use crate::engine::error::{Doing, Result};
 use crate::engine::recover::find_mounts;
-use crate::engine::state::{ClaimMount, Held, State};
-use crate::model::{Claim, ClaimRecord, ClaimTarget, LayerId, Snapshot, SnapshotGroup, VolumeId};
+use crate::engine::state::{ClaimMount, Held, Problem, State};
+use crate::model::{
+    Claim, ClaimRecord, ClaimTarget, LayerId, Snapshot, SnapshotGroup, VolumeId, layout,
+};
 use crate::store;
 use crate::sys::{Dir, MountEntry};
 
@@ -39,7 +41,7 @@ pub(in crate::engine) fn recover_index(
         let mut held = Held::new(claim);
         if let Some(layer) = missing(&held.claim.layers) {
             tracing::error!(volume.id = %held.claim.id, %layer, "a layer of this volume is missing; it cannot be used");
-            held.problem = Some(format!("its layer {layer} is missing"));
+            held.problem = Some(Problem::Broken(format!("its layer {layer} is missing")));
         }
         state.claims.insert(held.claim.id.clone(), held);
     }
@@ -82,7 +84,18 @@ pub(in crate::engine) fn recover_volume(
     }
     // Whoever put it there may have been killed right after.
     super::content::keep_place(inner)?;
+    held.damaged = dir
+        .has(layout::DAMAGED)
+        .doing("look whether the volume's content is whole")?;
     let record = store::read_claim(dir).doing("read a volume's record")?;
+    if let Ok(record) = &record
+        && record.claim.last_used > held.claim.last_used
+    {
+        // The index is told later, and by a killed driver never.
+        inner.clock.seen(record.claim.last_used);
+        held.claim.last_used = record.claim.last_used;
+        held.used = true;
+    }
     match record {
         Ok(record) if record.boot != inner.boot => {
             held.limit_unenforced = record.limit_unenforced;
@@ -160,6 +173,9 @@ fn of_this_boot(
         })
         .collect();
     if !gone.is_empty() {
+        // It was in use until nobody knows when.
+        held.claim.last_used = inner.clock.now();
+        held.used = true;
         let limit = held
             .limit_unenforced
             .clone()

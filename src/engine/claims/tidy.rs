@@ -8,6 +8,7 @@ use super::create::delete_now;
 use super::mount::{is_held_open, targets};
 use crate::backend::Limit;
 use crate::engine::error::{Doing, Error, Result};
+use crate::engine::state::Held;
 use crate::engine::{Guard, Inner};
 use crate::model::VolumeId;
 use crate::store::Change;
@@ -25,10 +26,9 @@ pub(in crate::engine) fn tidy(inner: &Arc<Inner>) -> Result<usize> {
 fn remember_uses(inner: &Arc<Inner>) -> Result<()> {
     let used: Vec<VolumeId> = {
         let state = inner.state.lock();
-        let used = state
-            .claims
-            .values()
-            .filter(|held| held.used && held.claim.mutable.ttl_seconds.is_some());
+        let used = state.claims.values().filter(|held| {
+            held.used && !held.is_unsure() && held.claim.mutable.ttl_seconds.is_some()
+        });
         used.map(|held| held.claim.id.clone()).collect()
     };
     // An operation that runs writes the claim itself, and must not be overwritten.
@@ -37,18 +37,25 @@ fn remember_uses(inner: &Arc<Inner>) -> Result<()> {
         .filter_map(|id| Guard::take_for_chore(inner, id).ok())
         .collect();
     let changes: Vec<Change> = {
-        let mut state = inner.state.lock();
-        let claims = guards.iter().filter_map(|guard| {
-            let held = state.claims.get_mut(&guard.volume)?;
-            held.used = false;
-            Some(Change::PutClaim(held.claim.clone()))
-        });
-        claims.collect()
+        let state = inner.state.lock();
+        let claims = guards
+            .iter()
+            .filter_map(|guard| state.claims.get(&guard.volume));
+        claims
+            .map(|held| Change::PutClaim(held.claim.clone()))
+            .collect()
     };
     if changes.is_empty() {
         return Ok(());
     }
-    inner.commit_index(&changes)
+    inner.commit_index(&changes)?;
+    let mut state = inner.state.lock();
+    for guard in &guards {
+        if let Some(held) = state.claims.get_mut(&guard.volume) {
+            held.used = false;
+        }
+    }
+    Ok(())
 }
 
 /// Claims that a process held open when they were unmounted.
@@ -114,20 +121,22 @@ fn correct_records(inner: &Arc<Inner>) {
 /// When claims were last used, for the index: at the end, when no operation runs any more.
 pub(in crate::engine) fn uses(inner: &Inner) -> Vec<Change> {
     let state = inner.state.lock();
-    let used = state.claims.values().filter(|held| held.used);
+    let used = state.claims.values();
+    let used = used.filter(|held| held.used && !held.is_unsure());
     used.map(|held| Change::PutClaim(held.claim.clone()))
         .collect()
 }
 
 fn expire(inner: &Arc<Inner>) -> Result<usize> {
     let now = inner.clock.now();
+    let is_over = |held: &Held| {
+        held.is_quiescent()
+            && held.claim.attached.is_empty()
+            && held.claim.expires().is_some_and(|at| at <= now)
+    };
     let over: Vec<VolumeId> = {
         let state = inner.state.lock();
-        let over = state.claims.values().filter(|held| {
-            held.is_quiescent()
-                && held.claim.attached.is_empty()
-                && held.claim.expires().is_some_and(|at| at <= now)
-        });
+        let over = state.claims.values().filter(|held| is_over(held));
         over.map(|held| held.claim.id.clone()).collect()
     };
     let mut deleted = 0;
@@ -135,12 +144,7 @@ fn expire(inner: &Arc<Inner>) -> Result<usize> {
         let Ok(_guard) = Guard::take_for_chore(inner, &id) else {
             continue;
         };
-        let still = {
-            let state = inner.state.lock();
-            state.claims.get(&id).is_some_and(|held| {
-                held.is_quiescent() && held.claim.expires().is_some_and(|at| at <= now)
-            })
-        };
+        let still = inner.state.lock().claims.get(&id).is_some_and(is_over);
         if !still {
             continue;
         }
