@@ -166,7 +166,7 @@ pub struct Standalone {
     )]
     pub controller: Switch,
     /// Serve ControllerPublishVolume, for a CSIDriver object that says `attachRequired: true`
-    #[arg(long, env = "BAGGAGECLAIM_ATTACH", hide_env_values = true)]
+    #[arg(long, env = "BAGGAGECLAIM_ATTACH", hide_env_values = true, value_parser = BoolishValueParser::new())]
     pub attach: bool,
     /// What every role is told.
     #[command(flatten)]
@@ -288,7 +288,7 @@ pub struct Driver {
     #[arg(long, value_name = "BYTES", env = "BAGGAGECLAIM_RESERVE", hide_env_values = true, default_value = "64Mi", value_parser = parse_bytes)]
     pub reserve: u64,
     /// Serve what is alpha in CSI 1.13: health of volumes and storage, GetSnapshot, snapshots with a topology
-    #[arg(long, env = "BAGGAGECLAIM_ALPHA", hide_env_values = true)]
+    #[arg(long, env = "BAGGAGECLAIM_ALPHA", hide_env_values = true, value_parser = BoolishValueParser::new())]
     pub alpha: bool,
     /// How many claims this node may have attached [default: as many as the orchestrator likes]
     #[arg(long, value_name = "NUMBER", env = "BAGGAGECLAIM_MAX_VOLUMES", hide_env_values = true, value_parser = clap::value_parser!(u32).range(1..))]
@@ -297,7 +297,7 @@ pub struct Driver {
     #[arg(long, value_name = "TIME", env = "BAGGAGECLAIM_GRACE", hide_env_values = true, default_value = "25s", value_parser = humantime::parse_duration)]
     pub grace: Duration,
     /// End when the process that started this one does, whatever ends it: for tests and the demo.
-    #[arg(long, hide = true, env = "BAGGAGECLAIM_END_WITH_PARENT")]
+    #[arg(long, hide = true, env = "BAGGAGECLAIM_END_WITH_PARENT", value_parser = BoolishValueParser::new())]
     pub end_with_parent: bool,
     /// The log.
     #[command(flatten)]

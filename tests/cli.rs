@@ -161,6 +161,47 @@ fn a_wrong_command_line_is_told_from_a_failure() {
     assert!(answer(dir.path(), &["--version"]).starts_with("baggageclaim "));
 }
 
+#[test]
+fn every_flag_without_a_value_can_be_said_in_the_environment() {
+    let dir = tempfile::tempdir().expect("a temporary directory");
+    let pool = dir.path().join("pool");
+    for verb in ["standalone", "node"] {
+        let help = answer(&pool, &[verb, "--help"]);
+        // Its line has no <VALUE>; the next that has brackets names it in the environment.
+        let mut flags = vec!["BAGGAGECLAIM_END_WITH_PARENT"];
+        let mut has_value = true;
+        for line in help.lines().map(str::trim) {
+            if line.starts_with("--") {
+                has_value = line.contains('<');
+            } else if let Some(env) = line.strip_prefix("[env: ")
+                && !has_value
+            {
+                flags.push(env.trim_end_matches(']'));
+            }
+        }
+        assert!(flags.contains(&"BAGGAGECLAIM_ALPHA"), "{verb}: {flags:?}");
+        for flag in flags {
+            // All flags are read before these two are found not to go together; nothing is made.
+            let said = |word: &str| {
+                let output = command(&pool)
+                    .args([verb, "--high-watermark=50", "--low-watermark=60"])
+                    .env(flag, word)
+                    .output()
+                    .expect("the binary runs");
+                assert_eq!(output.status.code(), Some(2));
+                text(&output.stderr)
+            };
+            for word in ["1", "on", "yes", "true", "0", "off", "no", "false"] {
+                let said = said(word);
+                assert!(said.contains("must be below"), "{flag}={word}: {said}");
+            }
+            let said = said("perhaps");
+            assert!(said.contains("invalid value 'perhaps'"), "{flag}: {said}");
+        }
+    }
+    assert!(!pool.exists());
+}
+
 #[tokio::test]
 async fn an_output_is_made_listed_and_forgotten() {
     let lab = require_lab!(Fs::Ext4);

@@ -314,6 +314,42 @@ mod tests {
     }
 
     #[test]
+    fn every_flag_without_a_value_takes_the_same_words() {
+        let cli = Cli::command();
+        let mut flags = Vec::new();
+        for verb in cli.get_subcommands() {
+            let arguments = verb
+                .get_arguments()
+                .filter(|flag| matches!(flag.get_action(), clap::ArgAction::SetTrue))
+                .filter(|flag| flag.get_env().is_some());
+            flags.extend(arguments.map(|flag| (verb.get_name(), flag.get_id().as_str())));
+        }
+        assert!(flags.contains(&("standalone", "alpha")), "{flags:?}");
+        for (verb, flag) in flags {
+            for (word, meant) in [
+                ("1", true),
+                ("on", true),
+                ("yes", true),
+                ("true", true),
+                ("0", false),
+                ("off", false),
+                ("no", false),
+                ("false", false),
+            ] {
+                // A default is read as the environment is, which a test cannot change: other tests read it, too.
+                let matches = Cli::command()
+                    .mut_subcommand(verb, |verb| {
+                        verb.mut_arg(flag, |flag| flag.env(None::<&str>).default_value(word))
+                    })
+                    .try_get_matches_from(["baggageclaim", verb])
+                    .unwrap_or_else(|error| panic!("{verb} {flag}={word}: {error}"));
+                let (_, matches) = matches.subcommand().expect("a verb");
+                assert_eq!(matches.get_flag(flag), meant, "{verb} {flag}={word}");
+            }
+        }
+    }
+
+    #[test]
     fn mistakes_are_told_in_words() {
         let mut table = String::new();
         for line in [
