@@ -334,6 +334,147 @@ fn what_is_deployed_is_this_driver() {
     );
 }
 
+/// A rule as (apiGroups, resources, verbs).
+type Rule = (
+    &'static [&'static str],
+    &'static [&'static str],
+    &'static [&'static str],
+);
+
+/// All that the driver may do in the API: the least that works, and what docs/events.md and docs/security.md tell of it.
+const RULES: &[Rule] = &[
+    (&[""], &["pods"], &["get", "list", "watch"]),
+    (&["events.k8s.io"], &["events"], &["create", "patch"]),
+];
+
+#[test]
+fn the_driver_may_do_the_least_that_works() {
+    let deployed: Vec<Manifest> = manifests()
+        .into_iter()
+        .filter(|manifest| manifest.place.starts_with("deploy"))
+        .collect();
+    // Rights are given in one place, and not in a patch that is written inside of a kustomization.
+    for patch in deployed
+        .iter()
+        .filter_map(|manifest| manifest.object["patches"].as_array())
+        .flatten()
+    {
+        assert!(patch.get("patch").is_none(), "a file of its own: {patch}");
+    }
+    let rights: Vec<&Manifest> = deployed
+        .iter()
+        .filter(|manifest| {
+            let group = manifest.object["apiVersion"].as_str().unwrap_or_default();
+            group.starts_with("rbac.authorization.k8s.io/")
+        })
+        .collect();
+    let [role, binding] = rights[..] else {
+        let places: Vec<&str> = rights.iter().map(|right| right.place.as_str()).collect();
+        panic!("a role and its binding: {places:?}");
+    };
+    assert_eq!(role.place, "deploy/base/rbac.yaml");
+    let as_written = |rule: &Rule| {
+        let (groups, resources, verbs) = rule;
+        serde_json::json!({ "apiGroups": groups, "resources": resources, "verbs": verbs })
+    };
+    let mut expected = role.object.clone();
+    expected["kind"] = "ClusterRole".into();
+    expected["rules"] = RULES.iter().map(as_written).collect();
+    assert_eq!(role.object, expected);
+    assert!(role.object.get("aggregationRule").is_none());
+
+    let binding = serde_json::from_value::<ClusterRoleBinding>(binding.object.clone());
+    let binding = binding.expect("a ClusterRoleBinding");
+    assert_eq!(role.object["metadata"]["name"], binding.role_ref.name);
+    let subjects = binding.subjects.unwrap_or_default();
+    let [driver] = &subjects[..] else {
+        panic!("the driver alone: {subjects:?}");
+    };
+    let daemons = deployed
+        .iter()
+        .find(|each| each.object["kind"] == "DaemonSet" && each.place.contains("base"));
+    let daemons = &daemons.expect("a DaemonSet").object;
+    assert_eq!(driver.kind, "ServiceAccount");
+    assert_eq!(
+        daemons["metadata"]["namespace"].as_str(),
+        driver.namespace.as_deref()
+    );
+    assert_eq!(
+        daemons["spec"]["template"]["spec"]["serviceAccountName"],
+        driver.name
+    );
+}
+
+#[test]
+fn nothing_that_is_deployed_stands_for_everything() {
+    for manifest in manifests() {
+        if manifest.place.starts_with("deploy") {
+            assert_eq!(wildcard(&manifest.object, ""), None, "{}", manifest.place);
+        }
+    }
+    let role: Value =
+        serde_saphyr::from_str("{rules: [{verbs: [get], resources: ['pods/*']}]}").expect("YAML");
+    assert_eq!(
+        wildcard(&role, "").as_deref(),
+        Some(".rules[0].resources[0]")
+    );
+}
+
+/// Where an object has a `*`.
+fn wildcard(object: &Value, path: &str) -> Option<String> {
+    match object {
+        Value::String(text) => text.contains('*').then(|| path.to_owned()),
+        Value::Array(all) => {
+            let mut all = all.iter().enumerate();
+            all.find_map(|(n, each)| wildcard(each, &format!("{path}[{n}]")))
+        }
+        Value::Object(fields) => fields
+            .iter()
+            .find_map(|(name, value)| wildcard(value, &format!("{path}.{name}"))),
+        _ => None,
+    }
+}
+
+#[test]
+fn the_image_is_one_static_binary_and_nothing_else() {
+    let text = fs::read_to_string(root().join("Dockerfile")).expect("a Dockerfile");
+    // A line that ends with a backslash goes on; comments may stand between the two.
+    let lines = text
+        .lines()
+        .filter(|line| !line.trim_start().starts_with('#'));
+    let text = lines.collect::<Vec<_>>().join("\n").replace("\\\n", " ");
+    let instructions: Vec<Vec<&str>> = text
+        .lines()
+        .map(|line| line.split_whitespace().collect::<Vec<_>>())
+        .filter(|words| !words.is_empty())
+        .collect();
+    let last = instructions
+        .iter()
+        .rposition(|words| words[0].eq_ignore_ascii_case("FROM"));
+    let (build, image) = instructions.split_at(last.expect("a stage"));
+    let image: Vec<String> = image.iter().map(|words| words.join(" ")).collect();
+    assert_eq!(
+        image,
+        [
+            "FROM scratch",
+            "COPY --from=build /baggageclaim /baggageclaim",
+            r#"ENTRYPOINT ["/baggageclaim"]"#,
+        ]
+    );
+    // And what is copied is the binary, built to need nothing else.
+    let build: Vec<String> = build.iter().map(|words| words.join(" ")).collect();
+    assert!(build[0].ends_with(" AS build"), "{build:?}");
+    let made = build.last().expect("instructions");
+    for part in [
+        "+crt-static",
+        "cargo build --release --locked --bin baggageclaim ",
+        r#"&& cp "target/$target/release/baggageclaim" /baggageclaim "#,
+        "&& ! ldd /baggageclaim ",
+    ] {
+        assert!(made.contains(part), "{part}: {made}");
+    }
+}
+
 /// Says what Kubernetes would not understand of a manifest.
 fn complaint(manifest: &Manifest) -> Result<(), String> {
     let Manifest { place, object } = manifest;
