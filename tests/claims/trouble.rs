@@ -9,7 +9,7 @@ use baggageclaim::engine::claims::Claims;
 use baggageclaim::engine::{Engine, Error};
 use baggageclaim::model::MutableParameters;
 
-use super::bench::{ALL, Bench, OVERLAY, request, say};
+use super::bench::{ALL, Bench, COPY, OVERLAY, request, say};
 
 #[tokio::test(flavor = "multi_thread")]
 async fn what_a_process_still_holds_is_neither_frozen_nor_deleted() {
@@ -43,6 +43,27 @@ async fn what_a_process_still_holds_is_neither_frozen_nor_deleted() {
     let snapshot = bench.snapshot("whole", &claim).await;
     let restored = bench.restore("restored", &snapshot).await;
     assert_eq!(bench.read(&restored, "file").await.expect("file"), "late");
+    bench.finish().await;
+}
+
+/// As docs/volumes.md says of it.
+#[tokio::test(flavor = "multi_thread")]
+async fn the_copy_backend_does_not_know_who_still_holds_a_claim() {
+    let Some(bench) = Bench::new(COPY).await else {
+        return;
+    };
+    let claim = bench.create("claim").await;
+    let target = bench.mount(&claim).await;
+    let mut held = File::create(target.join("file")).expect("open");
+    held.write_all(b"half").expect("it is open");
+    bench.unmount(&claim).await;
+    let snapshot = bench.snapshot("torn", &claim).await;
+    held.write_all(b" and half").expect("it is still open");
+    drop(held);
+    let restored = bench.restore("restored", &snapshot).await;
+    assert_eq!(bench.read(&restored, "file").await.expect("file"), "half");
+    let whole = bench.read(&claim, "file").await.expect("file");
+    assert_eq!(whole, "half and half");
     bench.finish().await;
 }
 
