@@ -148,6 +148,10 @@ Example:
     ///
     /// With `--rebuild`, and only while no driver runs, the index is made anew from what lies beside the layers: for the
     /// day when it is lost or torn. Names come back as they were when their content was sealed.
+    ///
+    /// It cannot bring back what only the index knew: snapshots, groups of snapshots, and claims that have no directory in
+    /// `volumes/` of the pool, which are those that were never mounted and, on overlay, those that were cloned or
+    /// snapshotted and not mounted since. The next start throws away what only they had.
     Check(Check),
 
     /// Show the pool: backend, room, and how much is in it
