@@ -266,7 +266,8 @@ pub struct Driver {
     /// filesystem's, not the pool's, and Linux before 6.7 will not mount it any more, also when they are off again
     #[arg(long, env = "BAGGAGECLAIM_BTRFS_QUOTA", hide_env_values = true, value_parser = BoolishValueParser::new())]
     pub btrfs_quota: bool,
-    /// How many threads serve calls; more than a few only wait for each other in the kernel
+    /// How many threads do what is not done where a call was received: what takes long, and what came together with
+    /// others. More than a few only wait for each other in the kernel
     #[arg(long, value_name = "NUMBER", env = "BAGGAGECLAIM_THREADS", hide_env_values = true, default_value = "4", value_parser = clap::value_parser!(u16).range(1..=256))]
     pub threads: u16,
     /// How long a publish waits for an input whose maker is about to finish
@@ -287,7 +288,8 @@ pub struct Driver {
     /// Room held back for the day the disk is full, a quantity like 64Mi; 0: none
     #[arg(long, value_name = "BYTES", env = "BAGGAGECLAIM_RESERVE", hide_env_values = true, default_value = "64Mi", value_parser = parse_bytes)]
     pub reserve: u64,
-    /// Serve what is alpha in CSI 1.13: health of volumes and storage, GetSnapshot, snapshots with a topology
+    /// Serve what is alpha in CSI 1.13: health of volumes and storage; where there is a Controller (`standalone`) also
+    /// GetSnapshot, ControllerGetVolume and snapshots with a topology
     #[arg(long, env = "BAGGAGECLAIM_ALPHA", hide_env_values = true, value_parser = BoolishValueParser::new())]
     pub alpha: bool,
     /// How many claims this node may have attached [default: as many as the orchestrator likes]

@@ -69,8 +69,8 @@ enum Verb {
     /// Serve a pool on this machine, without Kubernetes
     ///
     /// Opens the pool (makes it when its directory is missing or empty), takes up what an earlier process left, and
-    /// serves the CSI Identity and Node services on a unix socket. Needs root. The first process that opens a pool
-    /// owns it; a second one is refused.
+    /// serves the CSI services on a unix socket: Identity, Node and, unless `--controller off`, Controller and
+    /// GroupController. Needs root. The first process that opens a pool owns it; a second one is refused.
     ///
     /// Ends on SIGTERM or SIGINT: calls that run are answered within the grace period, mounts stay. A second signal
     /// ends it at once, which is safe: all that is promised is on disk.
@@ -84,7 +84,7 @@ How a pod ended is known here only from you: baggageclaim outcome POD_UID succee
     /// Serve one node of a Kubernetes cluster
     ///
     /// Opens the pool (makes it when its directory is missing or empty), takes up what an earlier process left, serves the
-    /// CSI Identity and Node services, and then registers itself with the kubelet of this node, again whenever kubelet
+    /// CSI Identity and Node services (no Controller: that is `standalone`), and then registers itself with the kubelet of this node, again whenever kubelet
     /// restarts or says no. It tells its health and what it counts over HTTP. Needs root, and kubelet's directory at the path by which kubelet knows it.
     ///
     /// Ends on SIGTERM or SIGINT: the registration is withdrawn, calls that run are answered within the grace period,
@@ -186,7 +186,8 @@ struct Outcome {
     /// How it ended
     #[arg(value_name = "OUTCOME")]
     ended: OutcomeWord,
-    /// Return only when what it made is sealed, or its files are still open somewhere
+    /// Return only when every volume of this node that is being sealed or deleted, of whatever pod, is done; not waited
+    /// for are those whose outcome is not known, and those whose files are still open somewhere
     #[arg(long)]
     wait: bool,
     #[command(flatten)]
