@@ -95,6 +95,14 @@ pub enum Error {
     /// No snapshot, or group of snapshots, of that id.
     #[error("there is no snapshot or group of snapshots {0:?}")]
     NoSuchSnapshot(String),
+    /// A snapshot of a group goes with its group only (CSI specification, "DeleteSnapshot Errors").
+    #[error("snapshot {snapshot} is one of group {group}; delete the group instead")]
+    OfGroup {
+        /// The snapshot.
+        snapshot: VolumeId,
+        /// The group.
+        group: VolumeId,
+    },
     /// A claim, snapshot or group of that name was asked for before, and differently.
     #[error("{name:?} exists already, with another {what}")]
     Exists {

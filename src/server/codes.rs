@@ -1,7 +1,7 @@
 //! The one table from what the engine says to the code of a gRPC status.
 //!
 //! CSI gives the codes their meaning: after CANCELLED, DEADLINE_EXCEEDED, UNAVAILABLE and ABORTED "it may still be
-//! running", after any other nothing is, and nothing was left behind. INVALID_ARGUMENT is not in the table: what is
+//! running", after any other nothing is, and nothing was left behind. INVALID_ARGUMENT is there once: whatever else is
 //! wrong with a request is found before the engine sees it.
 
 use std::error::Error as _;
@@ -22,6 +22,7 @@ pub fn code_of(error: &Error) -> Code {
         | Error::NoSuchSnapshot(_) => Code::NotFound,
         Error::Different { .. } | Error::Exists { .. } => Code::AlreadyExists,
         Error::OutOfRange { .. } => Code::OutOfRange,
+        Error::OfGroup { .. } => Code::InvalidArgument,
         // Nothing is wrong with the request as such: something has to be changed first, on the node or in the pool.
         Error::PublishedElsewhere { .. }
         | Error::Target { .. }
@@ -107,6 +108,7 @@ mod tests {
             Error::Doomed => "Doomed",
             Error::NoSuchClaim(_) => "NoSuchClaim",
             Error::NoSuchSnapshot(_) => "NoSuchSnapshot",
+            Error::OfGroup { .. } => "OfGroup",
             Error::Exists { .. } => "Exists",
             Error::OutOfRange { .. } => "OutOfRange",
             Error::TooLarge { .. } => "TooLarge",
@@ -165,6 +167,10 @@ mod tests {
             Error::Doomed,
             Error::NoSuchClaim("vol-1".into()),
             Error::NoSuchSnapshot("snap-1".into()),
+            Error::OfGroup {
+                snapshot: "snap-1".parse().expect("an id"),
+                group: "group-1".parse().expect("an id"),
+            },
             Error::Exists {
                 name: "pvc-1".into(),
                 what: "source",

@@ -266,7 +266,7 @@ async fn a_group_is_one_instant_or_nothing() {
         let fewer = bench.engine.create_group("g", &sources[1..]).await;
         assert!(matches!(fewer, Err(Error::Exists { .. })), "{fewer:?}");
         let alone = bench.engine.delete_snapshot(snapshots[0].id.as_str()).await;
-        assert!(matches!(alone, Err(Error::Unsupported { .. })), "{alone:?}");
+        assert!(matches!(alone, Err(Error::OfGroup { .. })), "{alone:?}");
 
         // The last one fails: the first two are as they were.
         for claim in &claims {

@@ -58,7 +58,7 @@ async fn sizes_are_kept_within_what_was_asked_and_what_there_is() {
         let made = engine.create_claim(of_size("absurd", absurd, None)).await;
         assert!(matches!(made, Err(Error::TooLarge { .. })), "{made:?}");
         let grown = engine.expand_claim(claim.id.as_str(), absurd, None).await;
-        assert!(matches!(grown, Err(Error::TooLarge { .. })), "{grown:?}");
+        assert!(matches!(grown, Err(Error::OutOfRange { .. })), "{grown:?}");
     }
     let id = claim.id.as_str();
     assert_eq!(

@@ -88,12 +88,23 @@ pub(super) async fn expand(
             });
         }
         if capacity > claim.capacity {
-            refuse_too_large(inner, capacity)?;
+            refuse_too_large(inner, capacity).map_err(out_of_range)?;
         }
         claim.capacity = capacity;
         Ok(())
     };
     change(inner, id, grow).await
+}
+
+/// What is more than there is: of a volume that exists, a range that it cannot have (CSI specification, "ControllerExpandVolume Errors").
+fn out_of_range(error: Error) -> Error {
+    match error {
+        Error::TooLarge { wanted, pool } => Error::OutOfRange {
+            wanted,
+            why: format!("the pool is of {pool}"),
+        },
+        error => error,
+    }
 }
 
 /// Changes what may be changed.

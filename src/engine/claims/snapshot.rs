@@ -74,9 +74,9 @@ pub(super) async fn delete(inner: Arc<Inner>, id: String) -> Result<()> {
         return Ok(());
     };
     if let Some(group) = snapshot.group {
-        return Err(Error::Unsupported {
-            what: format!("deleting snapshot {id} alone"),
-            why: format!("it is one of group {group}, and goes with it"),
+        return Err(Error::OfGroup {
+            snapshot: id,
+            group,
         });
     }
     remove(&inner, vec![snapshot], None, vec![guard]).await
