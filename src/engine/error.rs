@@ -75,6 +75,11 @@ pub enum Error {
     /// The disk is full.
     #[error("the pool has no room left: {0}; unused caches are being evicted, try again")]
     Full(String),
+    /// The disk that kubelet has its directory on is full, and it is not the pool's: nothing in the pool need go for it.
+    #[error(
+        "there is no room left where the target is: {0}; that is not the pool's filesystem, make room there"
+    )]
+    TargetFull(String),
     /// What an administrator wants deleted is used by a volume.
     #[error("{name} is in use by {volumes} volume(s); nothing was deleted")]
     InUse {

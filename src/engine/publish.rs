@@ -279,7 +279,7 @@ fn publish_new(inner: &Inner, request: &PublishRequest, plan: Plan) -> Result<Pu
         done: false,
     };
     let target = Target::open_for_mount(&request.target)?;
-    let target_made = target.make()?;
+    let target_made = target.make_beside(&inner.dirs.root)?;
     let target = undo.target.insert(target);
     undo.target_made = target_made;
     point(Point::PublishTargetMade);

@@ -134,7 +134,7 @@ fn attach(
     let mount_id = sys::mount_point(mount.as_fd())
         .doing("look at the new mount")?
         .id;
-    let made = target.make()?;
+    let made = target.make_beside(&inner.dirs.root)?;
     // Recorded first: after a crash a target that is recorded and not mounted does no harm, the opposite leaks a mount.
     let attached = store::write_volume(dir, &record, true)
         .doing("write the volume's record")

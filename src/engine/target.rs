@@ -122,6 +122,16 @@ impl<'a> Target<'a> {
         }
     }
 
+    /// The same, and says of a full disk whether it is the pool's: another's is none that anything could be evicted for.
+    pub(super) fn make_beside(&self, pool: &Dir) -> Result<bool> {
+        match self.make() {
+            Err(Error::Full(why)) if !self.parent.shares_room_with(pool).unwrap_or(true) => {
+                Err(Error::TargetFull(why))
+            }
+            result => result,
+        }
+    }
+
     /// Attaches a detached mount. Nothing is visible before, all of it after.
     pub(super) fn attach(&self, mount: BorrowedFd<'_>) -> Result<()> {
         sys::move_mount_onto(mount, &self.parent, &self.name)

@@ -30,7 +30,7 @@ pub fn code_of(error: &Error) -> Code {
         | Error::InUse { .. }
         | Error::ClaimInUse { .. }
         | Error::Pool { .. } => Code::FailedPrecondition,
-        Error::Full(_) | Error::TooLarge { .. } => Code::ResourceExhausted,
+        Error::Full(_) | Error::TargetFull(_) | Error::TooLarge { .. } => Code::ResourceExhausted,
         Error::ShuttingDown => Code::Unavailable,
         Error::Defect
         | Error::Doomed
@@ -103,6 +103,7 @@ mod tests {
             Error::Target { .. } => "Target",
             Error::Unsupported { .. } => "Unsupported",
             Error::Full(_) => "Full",
+            Error::TargetFull(_) => "TargetFull",
             Error::InUse { .. } => "InUse",
             Error::Defect => "Defect",
             Error::Doomed => "Doomed",
@@ -159,6 +160,7 @@ mod tests {
                 why: "this version has no importer".into(),
             },
             Error::Full("mkdirat /pool/volumes/csi-1: ENOSPC".into()),
+            Error::TargetFull("mkdirat /pods/1/mount: ENOSPC".into()),
             Error::InUse {
                 name: name(),
                 volumes: 2,

@@ -71,6 +71,19 @@ impl Dir {
         })
     }
 
+    /// Whether room that is taken here is gone there: whether they are one filesystem.
+    ///
+    /// Subvolumes of one btrfs are devices of their own; they are told from other btrfs by their size in all, which two disks
+    /// may have in common.
+    pub fn shares_room_with(&self, other: &Self) -> Result<bool> {
+        if self.stat_self()?.st_dev == other.stat_self()?.st_dev {
+            return Ok(true);
+        }
+        let (here, there) = (self.space()?, other.space()?);
+        let what = |space: Space| (space.magic, space.bytes);
+        Ok(here.magic == Space::BTRFS && what(here) == what(there))
+    }
+
     /// Makes the new file `name` with `bytes` allocated on disk, so that removing it gives that much room back.
     ///
     /// Zeros are not written: the extents stay "unwritten". What has the name is whole: it grows under another, and is

@@ -7,8 +7,9 @@ use std::path::Path;
 use std::time::Instant;
 
 use baggageclaim::backend::BackendKind;
-use baggageclaim::engine::Error;
+use baggageclaim::engine::{Error, PublishRequest};
 use baggageclaim::model::Outcome;
+use baggageclaim::sys::Dir;
 
 use crate::common::bench::{Bench, NEVER, eventually, names};
 use crate::common::{Fs, Lab};
@@ -291,5 +292,110 @@ async fn a_publish_that_finds_no_room_waits_for_what_nobody_uses_to_go() {
         bench.unpublish("scratch").await;
         bench.outcome("next", Outcome::Failed).await;
         bench.finish().await;
+    }
+}
+
+/// A bench in which one cache lies that goes as soon as a call finds the pool full.
+async fn with_an_unused_cache() -> Result<Bench, String> {
+    let bench = Bench::with(Lab::try_sized(Fs::Ext4, 48 * MIB)?, |config| {
+        config.high_watermark = 100;
+        config.low_watermark = 1;
+    })
+    .await;
+    let cache = [("type", "task-cache"), ("key", "unused")];
+    let write = |at: &Path| fs::write(at.join("f"), vec![1; 4 << 20]).expect("write");
+    bench.step("maker", &cache, write).await;
+    bench.engine.reap().await.expect("reap");
+    Ok(bench)
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn kubelets_full_disk_is_not_the_pools() {
+    let made = (
+        with_an_unused_cache().await,
+        Lab::try_sized(Fs::Ext4, 8 * MIB),
+    );
+    let (bench, other) = match made {
+        (Ok(bench), Ok(other)) => (bench, other),
+        (Err(reason), _) | (_, Err(reason)) => return crate::common::skip(&reason),
+    };
+    let pods = other.dir("pods");
+    fill_up(&pods);
+    let mut request = bench.request("pod", "v", &[]);
+    request.multiple_targets = true;
+    let elsewhere = PublishRequest {
+        target: pods.join("v"),
+        ..request.clone()
+    };
+    let assert_refused = async || {
+        let refused = bench.engine.publish(elsewhere.clone()).await;
+        let refused = refused.expect_err("no room for the target");
+        assert!(matches!(refused, Error::TargetFull(_)), "{refused:?}");
+        assert!(!pods.join("v").exists());
+        bench.engine.reap().await.expect("reap");
+        assert!(bench.artifact("task-cache/unused").is_some(), "evicted");
+    };
+    assert_refused().await;
+    assert!(bench.row("v").is_none());
+    // Nor is it of a volume that is there already.
+    bench.engine.publish(request).await.expect("publish");
+    assert_refused().await;
+
+    fs::remove_file(pods.join("big")).expect("room");
+    let published = bench.engine.publish(elsewhere.clone()).await;
+    published.expect("there is room for the target");
+    bench.unpublish("v").await;
+    let unpublished = bench.engine.unpublish("v", &elsewhere.target).await;
+    unpublished.expect("unpublish");
+    bench.finish().await;
+    assert_eq!(other.close(), Vec::<std::path::PathBuf>::new());
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn kubelets_full_disk_is_the_pools_where_they_are_one() {
+    let bench = match with_an_unused_cache().await {
+        Ok(bench) => bench,
+        Err(reason) => return crate::common::skip(&reason),
+    };
+    let pods = bench.lab.dir("pods");
+    fill_up(&pods);
+    fs::create_dir(pods.join("v")).expect_err("no room for the target");
+    let mut request = bench.request("pod", "v", &[]);
+    request.target = pods.join("v");
+    let published = bench.engine.publish(request).await;
+    published.expect("the cache made room for the target");
+    assert!(bench.artifact("task-cache/unused").is_none(), "it stayed");
+    let unpublished = bench.engine.unpublish("v", &pods.join("v")).await;
+    unpublished.expect("unpublish");
+    bench.finish().await;
+}
+
+#[test]
+fn subvolumes_share_their_room_and_filesystems_do_not() {
+    let labs: Result<Vec<Lab>, String> = [Fs::Btrfs, Fs::Ext4, Fs::Ext4]
+        .map(|fs| Lab::try_sized(fs, 160 * MIB))
+        .into_iter()
+        .collect();
+    let labs = match labs {
+        Ok(labs) => labs,
+        Err(reason) => return crate::common::skip(&reason),
+    };
+    let open = |path: &Path| Dir::open(path).expect("open");
+    let [btrfs, ext4, twin] = [0, 1, 2].map(|index: usize| open(&labs[index].path()));
+    btrfs.create_subvolume("sub").expect("subvolume");
+    let sub = open(&labs[0].path().join("sub"));
+    let below = open(&labs[1].dir("below"));
+    for (one, other, expected) in [
+        (&btrfs, &sub, true),
+        (&ext4, &below, true),
+        (&ext4, &twin, false),
+        (&ext4, &btrfs, false),
+    ] {
+        let shared = one.shares_room_with(other).expect("stat");
+        assert_eq!(shared, expected, "{one:?} {other:?}");
+    }
+    drop((btrfs, ext4, twin, sub, below));
+    for lab in labs {
+        assert!(lab.close().is_empty());
     }
 }
