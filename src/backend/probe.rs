@@ -8,7 +8,7 @@ use std::sync::Arc;
 use super::overlay::{MountApi, Overlay};
 use super::{Backend, BackendKind, Btrfs, Copy, Error, Result};
 use crate::model::layout::{EMPTY, INCOMING, LAYERS, TRASH};
-use crate::sys::Dir;
+use crate::sys::{self, Dir, Errno};
 
 /// A backend that was found to work.
 #[derive(Debug)]
@@ -81,6 +81,8 @@ pub struct Wanted {
 
 /// Tries the backends on `pool` until one works; only what is wanted.
 ///
+/// Where nothing is wanted, a backend is only passed over for what it is: not because the disk is full, say.
+///
 /// Makes the directories of the pool that a trial needs. A trial cleans up after itself, and after one that was killed; it
 /// changes nothing outside the pool.
 pub fn choose(pool: &Dir, wanted: Wanted) -> Result<Chosen> {
@@ -94,7 +96,13 @@ pub fn choose(pool: &Dir, wanted: Wanted) -> Result<Chosen> {
         if !is_wanted {
             continue;
         }
-        let opened = open(pool, kind, candidate, wanted.btrfs_quota);
+        let opened = match open(pool, kind, candidate, wanted.btrfs_quota) {
+            // What is chosen is the pool's for good.
+            Err(Error::System(error)) if wanted.kind.is_none() && is_of_today(&error) => {
+                return Err(error.into());
+            }
+            opened => opened,
+        };
         tried.push(Attempt {
             kind,
             api: candidate,
@@ -145,6 +153,13 @@ fn open(
         BackendKind::Btrfs => Arc::new(Btrfs::open(pool, btrfs_quota)?),
         BackendKind::Copy => Arc::new(Copy::open(pool)?),
     })
+}
+
+/// Whether a trial that failed so says nothing of the kernel and the filesystem, and may succeed another day.
+fn is_of_today(error: &sys::Error) -> bool {
+    // EIO: also where the disk failed to write something back and nobody has heard of it yet (`volatile`).
+    let of_today = [Errno::EIO, Errno::EMFILE, Errno::ENFILE, Errno::ENOMEM];
+    error.is_full() || of_today.contains(&error.errno())
 }
 
 fn reason(was_wanted: bool, facts: &Facts, no_limits: Option<&str>) -> String {

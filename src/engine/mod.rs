@@ -620,7 +620,10 @@ fn open_pool(config: &Config) -> Result<Opened> {
             }
             Err(error)
         })
-        .map_err(|error| wrong(error.to_string()))?;
+        .map_err(|error| match error {
+            backend::Error::System(error) => check::pool_error(path, error.into()),
+            error => wrong(error.to_string()),
+        })?;
     let identity = if let Some(identity) = known {
         identity
     } else {

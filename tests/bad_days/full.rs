@@ -7,11 +7,11 @@ use std::path::Path;
 use std::time::Instant;
 
 use baggageclaim::backend::BackendKind;
-use baggageclaim::engine::{Error, PublishRequest};
+use baggageclaim::engine::{Config, Engine, Error, PublishRequest};
 use baggageclaim::model::Outcome;
 use baggageclaim::sys::Dir;
 
-use crate::common::bench::{Bench, NEVER, eventually, names};
+use crate::common::bench::{Bench, NEVER, eventually, names, open_again};
 use crate::common::{Fs, Lab};
 
 const MIB: u64 = 1 << 20;
@@ -368,6 +368,44 @@ async fn kubelets_full_disk_is_the_pools_where_they_are_one() {
     let unpublished = bench.engine.unpublish("v", &pods.join("v")).await;
     unpublished.expect("unpublish");
     bench.finish().await;
+}
+
+/// The copy backend writes nothing before it is chosen, so a new pool would be its for good.
+#[tokio::test(flavor = "multi_thread")]
+async fn a_new_pool_on_a_full_disk_is_made_when_there_is_room_and_as_it_would_have_been() {
+    let lab = match Lab::try_sized(Fs::Ext4, 48 * MIB) {
+        Ok(lab) => lab,
+        Err(reason) => return crate::common::skip(&reason),
+    };
+    let config = Config::new(lab.path().join("pool"));
+    let full = lab.dir("full");
+    let one_block = |number| full.join(format!("{number}"));
+    for number in 0..64 {
+        fs::write(one_block(number), "one block").expect("room");
+    }
+    fill_up(&full);
+    // Block by block: at first there is no room for the pool's directories, then for one call after the other of the trial.
+    let mut trials = 0;
+    for number in 0..64 {
+        let opened = Engine::open(config.clone()).await;
+        if config.pool.join("pool.json").exists() {
+            if let Ok(engine) = opened {
+                engine.shutdown().await;
+            }
+            break;
+        }
+        let error = opened.expect_err("full").to_string();
+        assert!(error.contains("its disk is full, make room"), "{error}");
+        trials += usize::from(error.contains("overlay-trial"));
+        fs::remove_file(one_block(number)).expect("a file");
+    }
+    fs::remove_file(full.join("big")).expect("a file");
+    let engine = open_again(&config).await;
+    assert_eq!(engine.backend(), BackendKind::Overlay);
+    assert!(trials > 1, "they did not begin");
+    engine.shutdown().await;
+    drop(engine);
+    assert!(lab.close().is_empty());
 }
 
 #[test]
