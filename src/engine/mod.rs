@@ -575,6 +575,10 @@ fn open_pool(config: &Config) -> Result<Opened> {
             random(),
         )));
     }
+    // Before anything needs room: as large as the reserve, and nobody else gives it back.
+    if let Err(error) = dirs.root.free_temporary(layout::RESERVE.as_ref()) {
+        tracing::warn!(%error, "what is there of a reserve stays");
+    }
     for entry in dirs.incoming.entries().doing("read incoming/")? {
         let key = LayerId::from_bits(random());
         dirs.incoming

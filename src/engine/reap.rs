@@ -474,14 +474,7 @@ impl Inner {
             if space.bytes_available < bytes.saturating_mul(2) {
                 return Ok(());
             }
-            // Whole or not there: a file that a crash left without its blocks would be taken for a reserve.
-            let half_made = format!(".{}.new", layout::RESERVE);
-            match root.remove_file(&half_made) {
-                Err(error) if !error.is(crate::sys::Errno::ENOENT) => return Err(error),
-                _ => {}
-            }
-            root.reserve(&half_made, bytes)?;
-            root.rename(&half_made, root, layout::RESERVE)
+            root.reserve(layout::RESERVE, bytes)
         };
         if let Err(error) = made() {
             tracing::warn!(%error, "the reserve could not be made");

@@ -272,7 +272,7 @@ impl Dir {
     }
 
     /// The name under which `name` grows before it is whole, rid of what a process that was killed has left there.
-    pub(super) fn free_temporary(&self, name: &Path) -> Result<OsString> {
+    pub fn free_temporary(&self, name: &Path) -> Result<OsString> {
         let mut temporary = OsString::from(".");
         temporary.push(name.as_os_str());
         temporary.push(".new");

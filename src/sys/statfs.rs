@@ -86,8 +86,8 @@ impl Dir {
 
     /// Makes the new file `name` with `bytes` allocated on disk, so that removing it gives that much room back.
     ///
-    /// Zeros are not written: the extents stay "unwritten". What has the name is whole: it grows under another, and is
-    /// removed again when the room is not there (ENOSPC). EEXIST if there is anything of this name.
+    /// Zeros are not written: the extents stay "unwritten". What has the name is whole: it grows under another
+    /// ([`Dir::free_temporary`]), and is removed again when the room is not there (ENOSPC). EEXIST if there is anything of this name.
     pub fn reserve(&self, name: impl AsRef<Path>, bytes: u64) -> Result<()> {
         let name = name.as_ref();
         let temporary = self.free_temporary(name)?;

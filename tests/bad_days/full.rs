@@ -10,6 +10,8 @@ use baggageclaim::backend::BackendKind;
 use baggageclaim::engine::{Config, Engine, Error, PublishRequest};
 use baggageclaim::model::Outcome;
 use baggageclaim::sys::Dir;
+use nix::sys::inotify::{AddWatchFlags, InitFlags, Inotify};
+use rustix::fs::FallocateFlags;
 
 use crate::common::bench::{Bench, NEVER, eventually, names, open_again};
 use crate::common::{Fs, Lab};
@@ -406,6 +408,47 @@ async fn a_new_pool_on_a_full_disk_is_made_when_there_is_room_and_as_it_would_ha
     engine.shutdown().await;
     drop(engine);
     assert!(lab.close().is_empty());
+}
+
+/// A reserve that a kill left half-made is as large as a whole one, and would be what its next making lacks.
+#[tokio::test(flavor = "multi_thread")]
+async fn a_reserve_grows_under_one_name_which_the_next_start_frees() {
+    let bench = match small(BackendKind::Overlay, Fs::Ext4, 48).await {
+        Ok(bench) => bench,
+        Err(reason) => return crate::common::skip(&reason),
+    };
+    let half_made = bench.pool().join(".reserve.new");
+    let size = |reserve: &Path| fs::metadata(reserve).expect("a reserve").len();
+    let whole = size(&bench.pool().join("reserve"));
+    let mut made = None;
+    let bench = bench.restart_after(|pool| {
+        let space = || Dir::open(pool).and_then(|dir| dir.space()).expect("statfs");
+        fs::remove_file(pool.join("reserve")).expect("it was made");
+        let plant = fs::File::create(&half_made).expect("create");
+        // With it there is less room than a reserve is made in.
+        let bytes = space().bytes_available - whole;
+        rustix::fs::fallocate(&plant, FallocateFlags::empty(), 0, bytes).expect("room");
+        assert!(space().bytes_available < 2 * whole, "{:?}", space());
+        let watch = Inotify::init(InitFlags::IN_NONBLOCK | InitFlags::IN_CLOEXEC).expect("init");
+        watch
+            .add_watch(pool, AddWatchFlags::IN_CREATE)
+            .expect("watch");
+        made = Some(watch);
+    });
+    let bench = bench.await;
+    assert!(!half_made.exists());
+    assert_eq!(size(&bench.pool().join("reserve")), whole);
+    let mut names = Vec::new();
+    while let Ok(events) = made.as_ref().expect("a watch").read_events() {
+        names.extend(events.into_iter().filter_map(|event| event.name));
+    }
+    names.retain(|name| {
+        name.as_encoded_bytes()
+            .windows(7)
+            .any(|part| part == b"reserve")
+    });
+    assert_eq!(names, [".reserve.new"]);
+    bench.finish().await;
 }
 
 #[test]
