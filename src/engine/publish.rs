@@ -345,7 +345,10 @@ impl Place {
             return Err(error).doing("make the volume's directory");
         }
         let Some(spare) = spare else {
-            let dir = volumes.open_beneath(&record.id);
+            let dir = volumes.open_beneath(&record.id).inspect_err(|_| {
+                // The first error is the one to tell; a directory that stays is swept at the next start.
+                let _ = volumes.remove_dir(&record.id);
+            });
             return Ok(Self {
                 dir: dir.doing("open the volume's directory")?,
                 made: None,
