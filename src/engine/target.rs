@@ -95,7 +95,7 @@ impl<'a> Target<'a> {
     }
 
     /// Makes the mount point, or takes an empty directory as it; tells whether it was made.
-    pub(super) fn make(&self) -> Result<bool> {
+    fn make(&self) -> Result<bool> {
         match self.parent.create_dir(&self.name, 0o750) {
             Ok(()) => return Ok(true),
             Err(error) if error.is(Errno::EEXIST) => {}

@@ -239,7 +239,7 @@ fn attach(
     let before = targets(&known.mounts);
     let mut after = before.clone();
     after.push(described(&request.target, &here));
-    let made = target.make()?;
+    let made = target.make_beside(&inner.dirs.root)?;
     // Recorded first: a target that is recorded and not mounted does no harm after a crash, the opposite leaks a mount.
     let attached = content::record(inner, dir, &claim, after, &known.limit).and_then(|()| {
         point(Point::ClaimRecorded);
