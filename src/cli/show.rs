@@ -421,16 +421,19 @@ pub(super) fn rebuilt(to: &mut impl Write, rebuilt: &Rebuilt) -> io::Result<()> 
         plural(artifacts),
         plural(claims),
     )?;
-    if rebuilt.nameless.is_empty() {
+    if rebuilt.nameless.is_empty() && rebuilt.unreadable.is_empty() {
         return Ok(());
     }
     writeln!(
         to,
-        "These layers are of snapshots, or of persistent volumes that were not mounted since they were cloned or snapshotted: only the \
-         old index knew of which. The driver deletes them when it starts next, so copy what you need from their fs/ before:"
+        "What follows is of snapshots, of persistent volumes that were not mounted since they were cloned or snapshotted, or of some \
+         whose record is torn: only the old index knew of which. The driver deletes it when it starts next, so copy what you need before:"
     )?;
     for layer in &rebuilt.nameless {
         writeln!(to, "  layers/{layer}")?;
+    }
+    for volume in &rebuilt.unreadable {
+        writeln!(to, "  volumes/{}", printable(volume.display()))?;
     }
     Ok(())
 }

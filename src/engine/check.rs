@@ -521,7 +521,8 @@ pub(super) fn rebuild_index(path: &Path) -> Result<Rebuilt> {
             && !unfinished.contains(&name)
         {
             whole.insert(record.id);
-            if record.claim.is_some() {
+            // Of a claim or snapshot, or merged for some.
+            if record.artifact.is_none() {
                 of_claims.push(record.id);
             }
             records.push(record);
@@ -545,7 +546,7 @@ pub(super) fn rebuild_index(path: &Path) -> Result<Rebuilt> {
     let named = holders
         .into_iter()
         .map(|(name, artifact)| Change::PutName(name, artifact.id));
-    let claims = claims(&dirs)?;
+    let (claims, unreadable) = claims(&dirs)?;
     let stacks = artifacts.values().map(|artifact| &artifact.layers);
     let stacks = stacks.chain(claims.iter().map(|claim| &claim.layers));
     let referenced: HashSet<LayerId> = stacks.flatten().copied().collect();
@@ -555,6 +556,7 @@ pub(super) fn rebuild_index(path: &Path) -> Result<Rebuilt> {
         artifacts: artifacts.len(),
         claims: claims.len(),
         nameless: of_claims,
+        unreadable,
     };
     let changes: Vec<Change> = artifacts
         .values()
@@ -585,17 +587,21 @@ fn unfinished(dirs: &PoolDirs) -> Result<Vec<PathBuf>> {
     Ok(unfinished)
 }
 
-/// The claims whose directories tell of them. Of one whose layers are missing the next start says so, and keeps it.
-fn claims(dirs: &PoolDirs) -> Result<Vec<Claim>> {
-    let mut claims = Vec::new();
+/// The claims whose directories tell of them, and the directories of those whose records cannot be read. Of one whose layers are missing
+/// the next start says so, and keeps it.
+fn claims(dirs: &PoolDirs) -> Result<(Vec<Claim>, Vec<PathBuf>)> {
+    let (mut claims, mut unreadable) = (Vec::new(), Vec::new());
     for name in names(&dirs.volumes)? {
         let dir = match dirs.volumes.open_beneath(&name) {
             Err(error) if is_stray(&error) => continue,
             dir => dir.doing("open a volume's directory")?,
         };
-        let record = store::read_claim(&dir).doing("read a volume's record")?;
-        let claim = record.ok().map(|record| record.claim);
-        claims.extend(claim.filter(|claim| Path::new(claim.id.as_str()) == name));
+        match store::read_claim(&dir).doing("read a volume's record")? {
+            Ok(record) if Path::new(record.claim.id.as_str()) == name => claims.push(record.claim),
+            // A volume of a pod.
+            Err(store::Unreadable::Missing) => {}
+            _ => unreadable.push(name),
+        }
     }
-    Ok(claims)
+    Ok((claims, unreadable))
 }

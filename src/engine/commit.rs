@@ -167,10 +167,10 @@ fn doom(inner: &Inner, error: &crate::sys::Error) {
     };
     tracing::error!(%error, seals = keys.len(),
         "the disk failed to write back data: nothing that existed until now will be sealed");
-    claims::content::doom(inner);
     if let Err(error) = store::write_doom(&inner.dirs.root, &doom) {
         tracing::error!(%error, "this cannot be remembered over a restart of the driver");
     }
+    claims::content::doom(inner);
     for key in keys {
         let leaving = inner
             .state
@@ -198,10 +198,14 @@ impl Inner {
     /// Writes back all that is dirty. The kernel reports a failure once, to whoever asks first: so nobody else asks.
     /// Whoever goes on to name in the index what is durable now holds the lock meanwhile.
     pub(super) fn sync(&self, _syncing: &parking_lot::MutexGuard<'_, ()>) -> Result<()> {
+        let began = self.clock.now();
         let synced = self.dirs.root.sync_filesystem();
-        if let Err(error) = &synced {
-            spares::forget_mounted(self);
-            doom(self, error);
+        match &synced {
+            Ok(()) => self.state.lock().synced = Some(began),
+            Err(error) => {
+                spares::forget_mounted(self);
+                doom(self, error);
+            }
         }
         synced.doing("write back what is to be sealed")
     }

@@ -145,6 +145,14 @@ impl Held {
         matches!(self.problem, Some(Problem::Unsure(_)))
     }
 
+    /// Whether nobody has written to it since.
+    pub(super) fn is_idle_since(&self, time: Timestamp) -> bool {
+        self.mounts.is_empty()
+            && self.closing == 0
+            && self.lingering.is_none()
+            && self.claim.last_used < time
+    }
+
     /// Whether nobody has it mounted, or may still hold files of a mount that is gone.
     pub(super) fn is_quiescent(&self) -> bool {
         self.mounts.is_empty()
@@ -181,6 +189,8 @@ pub(super) struct State {
     pub(super) chores: HashSet<VolumeId>,
     /// Volumes made until then lost bytes in a failed write-back.
     pub(super) doomed_until: Option<Timestamp>,
+    /// All that was written before this is on the disk: when the last write-back began that went well.
+    pub(super) synced: Option<Timestamp>,
     /// No new volumes.
     pub(super) closing: bool,
 }

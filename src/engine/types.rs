@@ -172,6 +172,8 @@ pub struct Rebuilt {
     pub claims: usize,
     /// Layers of claims and snapshots that only the old index knew. The next start deletes them.
     pub nameless: Vec<LayerId>,
+    /// Directories of claims whose records cannot be read. The next start deletes them, too.
+    pub unreadable: Vec<PathBuf>,
 }
 
 /// The engine as a whole.

@@ -330,6 +330,23 @@ async fn nothing_is_made_of_a_claim_that_may_have_lost_bytes() {
         .await
         .expect("taken");
 
+    // It has content of its own, all of which is on the disk before anything is lost.
+    let idle = claims.create_claim(make("idle", None)).await.expect("made");
+    fs::write(mounted(&bench, &idle).await.join("f"), "idle").expect("write");
+    let at = bench.target("idle");
+    claims
+        .unmount_claim(idle.id.as_str(), &at, false)
+        .await
+        .expect("unmounted");
+    let output = [("type", "output"), ("name", "o"), ("commit", "always")];
+    bench.step("syncs", &output, |_| {}).await;
+    eventually("it is on the disk", || {
+        bench
+            .artifact("artifact/o")
+            .is_some_and(|sealed| sealed.durable)
+    })
+    .await;
+
     let victim = claims
         .create_claim(make("victim", None))
         .await
@@ -396,13 +413,17 @@ async fn nothing_is_made_of_a_claim_that_may_have_lost_bytes() {
         .create_snapshot("after", restored.id.as_str())
         .await
         .expect("taken");
-    for claim in [&victim, &whole, &restored] {
+    let of_idle = claims
+        .create_snapshot("idle", idle.id.as_str())
+        .await
+        .expect("taken");
+    for claim in [&victim, &whole, &restored, &idle] {
         claims
             .delete_claim(claim.id.as_str())
             .await
             .expect("deleted");
     }
-    for snapshot in [&before, &after] {
+    for snapshot in [&before, &after, &of_idle] {
         let deleted = claims.delete_snapshot(snapshot.id.as_str()).await;
         deleted.expect("deleted");
     }

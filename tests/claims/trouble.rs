@@ -189,8 +189,12 @@ async fn an_index_that_is_lost_makes_no_rubbish_of_claims() {
             fs::remove_file(pool.join("index.redb")).expect("it is lost");
             let findings = Engine::check_offline(&pool).expect("check");
             assert_eq!(findings[0].kind, "missing-index");
+            let torn = pool.join("volumes/torn");
+            fs::create_dir(&torn).expect("mkdir");
+            fs::write(torn.join("claim.json"), "{").expect("write");
             let rebuilt = Engine::rebuild_index(&pool).expect("made anew");
             assert_eq!((rebuilt.claims, rebuilt.nameless.len()), (1, 0));
+            assert_eq!(rebuilt.unreadable, [std::path::Path::new("torn")]);
         })
         .await;
     assert_eq!(bench.read(&claim, "file").await.expect("file"), "text");

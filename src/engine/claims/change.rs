@@ -21,16 +21,13 @@ async fn change(
     let guard = hold::take(&inner, &id).await?;
     let engine = inner.clone();
     let job = move || {
-        let before = {
-            let state = engine.state.lock();
-            let held = state.claims.get(&id);
-            let held = held.ok_or_else(|| Error::NoSuchClaim(id.to_string()))?;
-            hold::refuse_unsure(held)?;
-            held.claim.clone()
-        };
+        let before = hold::claim(&engine, &id)?;
         let mut after = before.clone();
         change(&engine, &mut after)?;
         if after != before {
+            if let Some(held) = engine.state.lock().claims.get(&id) {
+                hold::refuse_unsure(held)?;
+            }
             engine.commit_index(&[Change::PutClaim(after.clone())])?;
             if let Some(held) = engine.state.lock().claims.get_mut(&id) {
                 held.claim = after.clone();

@@ -10,6 +10,7 @@ use crate::backend::{Limit, Start};
 use crate::engine::Inner;
 use crate::engine::crash::{Point, point};
 use crate::engine::error::{Doing, Error, Result};
+use crate::engine::state::Held;
 use crate::model::{Claim, ClaimRecord, ClaimTarget, LayerId, VolumeId, layout};
 use crate::store;
 use crate::sys::{Dir, Errno};
@@ -32,32 +33,52 @@ pub(super) fn open_or_make(inner: &Inner, claim: &Claim) -> Result<(Dir, Option<
         Err(error) if error.is(Errno::ENOENT) => {}
         Err(error) => return Err(error).doing("open the volume's directory"),
     }
-    let (dir, limit) = make(inner, claim)?;
+    // Nothing of it can be lost before it is in its place.
     if let Some(held) = inner.state.lock().claims.get_mut(&claim.id) {
         held.damaged = false;
     }
+    let (dir, limit) = make(inner, claim)?;
     Ok((dir, Some(limit)))
 }
 
 /// The disk failed to write something back. What claims hold of their own may have lost bytes: pods still have it, nothing is made of it.
 /// Said in their directories, since they outlive the boot.
 pub(in crate::engine) fn doom(inner: &Inner) {
-    let claims: Vec<VolumeId> = inner.state.lock().claims.keys().cloned().collect();
+    let claims: Vec<VolumeId> = {
+        let state = inner.state.lock();
+        // What was on the disk before stays there.
+        let whole = |held: &Held| state.synced.is_some_and(|time| held.is_idle_since(time));
+        let claims = state.claims.iter().filter(|(_, held)| !whole(held));
+        claims.map(|(id, _)| id.clone()).collect()
+    };
     for id in claims {
-        let marked = match inner.dirs.volumes.open_beneath(&id) {
-            // All that it has is in layers, which were durable.
-            Err(error) if error.is(Errno::ENOENT) => continue,
-            dir => dir.and_then(|dir| dir.create_dir(layout::DAMAGED, 0o700)),
-        };
-        match marked {
-            Err(error) if !error.is(Errno::EEXIST) => {
-                tracing::error!(volume.id = %id, %error, "that its content may have lost bytes cannot be remembered over a restart");
-            }
-            _ => {}
+        doom_one(inner, &id);
+    }
+}
+
+/// The same of one claim, if it has content of its own.
+pub(super) fn doom_one(inner: &Inner, id: &VolumeId) {
+    let mark = || {
+        let dir = inner.dirs.volumes.open_beneath(id)?;
+        dir.create_dir(layout::DAMAGED, 0o700)
+    };
+    let marked = match mark() {
+        Err(error) if error.is_full() => {
+            inner.give_back_reserve();
+            mark()
         }
-        if let Some(held) = inner.state.lock().claims.get_mut(&id) {
-            held.damaged = true;
+        result => result,
+    };
+    match marked {
+        // All that it has is in layers, which were durable.
+        Err(error) if error.is(Errno::ENOENT) => return,
+        Err(error) if !error.is(Errno::EEXIST) => {
+            tracing::error!(volume.id = %id, %error, "that its content may have lost bytes cannot be remembered over a restart");
         }
+        _ => {}
+    }
+    if let Some(held) = inner.state.lock().claims.get_mut(id) {
+        held.damaged = true;
     }
 }
 

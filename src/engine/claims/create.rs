@@ -6,6 +6,7 @@
 use std::path::Path;
 use std::sync::Arc;
 
+use super::content;
 use super::freeze::{self, Freezing};
 use super::hold;
 use super::mount::is_held_open;
@@ -271,19 +272,27 @@ pub(super) fn delete_now(inner: &Arc<Inner>, id: &VolumeId) -> Result<()> {
     }
     // What the index names stays in its place.
     let mut pins = Pins::none(inner);
-    let removed = {
+    let (removed, doomed) = {
         let mut state = inner.state.lock();
         let removed = state.claims.remove(id);
         if let Some(held) = &removed {
             pins.add(&mut state, &held.claim.layers);
         }
-        removed
+        (removed, state.doomed_until)
     };
     let Some(held) = removed else {
         return Ok(());
     };
     if let Err(error) = inner.commit_index(&[Change::RemoveClaim(id.clone())]) {
-        inner.state.lock().claims.insert(id.clone(), held);
+        let since = {
+            let mut state = inner.state.lock();
+            state.claims.insert(id.clone(), held);
+            state.doomed_until
+        };
+        if since != doomed {
+            // It was not there when the others were marked.
+            content::doom_one(inner, id);
+        }
         return Err(error);
     }
     point(Point::ClaimUnindexed);

@@ -125,6 +125,13 @@ impl Freezing {
         result
     }
 
+    /// Whether the disk lost bytes since this began, or before, of what is frozen here.
+    fn is_doomed(&self, state: &State) -> bool {
+        let made = self.frozen.iter().filter(|frozen| frozen.layer.is_some());
+        let mut held = made.filter_map(|frozen| state.claims.get(&frozen.claim.id));
+        state.doomed_until.is_some_and(|until| until >= self.since) || held.any(|held| held.damaged)
+    }
+
     /// Returns what is left to be done, which nobody need wait for but who wants one of these claims next.
     fn commit_now(mut self, changes: Vec<Change>, apply: impl FnOnce(&mut State)) -> Result<Self> {
         let inner = self.inner.clone();
@@ -133,9 +140,8 @@ impl Freezing {
         let syncing = made.then(|| inner.syncing.lock());
         if let Some(syncing) = &syncing {
             inner.sync(syncing)?;
-            // Told to somebody else, of what was frozen here.
-            let doomed = inner.state.lock().doomed_until;
-            if doomed.is_some_and(|until| until >= self.since) {
+            // Told to somebody else, of what was frozen here. He marked it before he let go of the lock.
+            if self.is_doomed(&inner.state.lock()) {
                 let error = inner.dirs.root.error("syncfs", "", Errno::EIO);
                 return Err(error).doing("write back what the pool holds");
             }

@@ -101,8 +101,7 @@ pub(in crate::engine) fn recover_volume(
             held.limit_unenforced = record.limit_unenforced;
             if !record.targets.is_empty() {
                 // It was in use when the boot ended, which nobody wrote down.
-                held.claim.last_used = inner.clock.now();
-                held.used = true;
+                was_used_until_now(inner, held, dir, Vec::new());
             }
         }
         Ok(record) => of_this_boot(inner, held, dir, mounts, record)?,
@@ -173,17 +172,21 @@ fn of_this_boot(
         })
         .collect();
     if !gone.is_empty() {
-        // It was in use until nobody knows when.
-        held.claim.last_used = inner.clock.now();
-        held.used = true;
-        let limit = held
-            .limit_unenforced
-            .clone()
-            .map_or(Limit::None, Limit::Unenforced);
-        if let Err(error) = content::record(inner, dir, &held.claim, there, &limit) {
-            tracing::warn!(volume.id = %held.claim.id, %error, "its record names a target where it is not mounted");
-            held.stale = true;
-        }
+        was_used_until_now(inner, held, dir, there);
     }
     Ok(())
+}
+
+/// It was in use until nobody knows when: written down, or each start would find it so.
+fn was_used_until_now(inner: &Inner, held: &mut Held, dir: &Dir, targets: Vec<ClaimTarget>) {
+    held.claim.last_used = inner.clock.now();
+    held.used = true;
+    let limit = held
+        .limit_unenforced
+        .clone()
+        .map_or(Limit::None, Limit::Unenforced);
+    if let Err(error) = content::record(inner, dir, &held.claim, targets, &limit) {
+        tracing::warn!(volume.id = %held.claim.id, %error, "its record names a target where it is not mounted");
+        held.stale = true;
+    }
 }

@@ -42,6 +42,7 @@ fn remember_uses(inner: &Arc<Inner>) -> Result<()> {
             .iter()
             .filter_map(|guard| state.claims.get(&guard.volume));
         claims
+            .filter(|held| !held.is_unsure())
             .map(|held| Change::PutClaim(held.claim.clone()))
             .collect()
     };
