@@ -262,7 +262,7 @@ async fn a_killed_driver_does_not_forget_what_was_used() {
         .await;
     for claim in [&idle, &mounted, &vanished] {
         let found = bench.engine.claim(claim.id.as_str()).await.expect("there");
-        assert!(found.last_used.0 >= created.0 + 20, "{}", claim.name);
+        assert!(found.last_used > created, "{}", claim.name);
     }
     assert!(there.join("..").exists());
     bench.unmount(&mounted).await;
