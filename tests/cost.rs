@@ -23,7 +23,6 @@ use std::time::{Duration, Instant};
 use baggageclaim::admin;
 use baggageclaim::demo::kubelet::{Kubelet, Pod, PublishOptions};
 use baggageclaim::proto::admin::v1 as api;
-use baggageclaim::sys;
 use common::{Fs, Lab};
 use rustix::process::{Pid, Signal, kill_process};
 
@@ -191,7 +190,7 @@ async fn what_was_mounted_beforehand_is_asked_whether_it_is_sound_and_flushes_no
         let published = pod.publish("v", FORK, PublishOptions::default()).await;
         strace.end(Signal::INT);
         let published = published.expect("published");
-        let of_its_own = label(&published.target) == published.volume_id;
+        let of_its_own = common::bench::label(&published.target) == published.volume_id;
         pod.unpublish("v").await.expect("unpublished");
         if !of_its_own {
             break;
@@ -213,14 +212,6 @@ async fn what_was_mounted_beforehand_is_asked_whether_it_is_sound_and_flushes_no
     );
     let left = lab.close();
     assert!(left.is_empty(), "{left:?}");
-}
-
-/// What the mount is called that is seen there.
-fn label(at: &Path) -> String {
-    let table = sys::mount_table().expect("mounts");
-    let mount = table.iter().rev().find(|mount| mount.mount_point == at);
-    let source = mount.expect("it is mounted").source.to_str();
-    source.expect("text").replace("baggageclaim:", "")
 }
 
 #[tokio::test]

@@ -497,7 +497,7 @@ pub(super) fn pool_error(path: &Path, error: store::Error) -> Error {
 }
 
 /// Makes the index of a pool that no driver has open anew, from what lies beside the layers. The old one is kept as
-/// `index.redb.old`. Returns how many artifacts it names.
+/// `index.redb.old`.
 ///
 /// Only what was durable once is named: a layer without its `layer.json` was being sealed, and is taken up from `pending/`
 /// or thrown away by the next start. Claims are found by the records in their directories, with what they are over: those that were

@@ -9,7 +9,7 @@ use std::sync::Arc;
 use super::crash::{Point, point};
 use super::error::{Doing, Error, Result};
 use super::pins::Pins;
-use super::state::{Problem, State};
+use super::state::{Held, Problem, State};
 use super::{Guard, Inner, claims, commit, reap};
 use crate::backend::{Limit, Usage};
 use crate::model::{Artifact, Claim, LayerId, LayerRecord, Snapshot, VolumeId, flatten_plan};
@@ -200,26 +200,20 @@ fn merge(inner: &Arc<Inner>, stack: &[LayerId], count: usize) -> Result<bool> {
     // The index may name it before anything else here does.
     pins.add(&mut inner.state.lock(), &[merged]);
     let syncing = inner.syncing.lock();
-    if let Err(error) = inner.sync(&syncing) {
-        drop(syncing);
-        throw_away()?;
-        return Err(error);
-    }
-    match inner.commit_index(&changes) {
-        Ok(()) => {}
-        Err(error @ Error::Full(_)) => {
-            drop(syncing);
-            throw_away()?;
-            return Err(error);
-        }
-        Err(error) => {
+    let synced = inner.sync(&syncing);
+    let asked = synced.is_ok();
+    let indexed = synced.and_then(|()| inner.commit_index(&changes));
+    drop(syncing);
+    if let Err(error) = indexed {
+        if asked && !matches!(error, Error::Full(_)) {
             // Nobody knows whether the index has it: both stay until the next start, which does.
             holders.leave_to_the_next_start(&mut inner.state.lock());
             pins.keep();
-            return Err(error);
+        } else {
+            throw_away()?;
         }
+        return Err(error);
     }
-    drop(syncing);
     point(Point::FlattenIndexed);
     {
         let mut state = inner.state.lock();
@@ -236,13 +230,8 @@ fn merge(inner: &Arc<Inner>, stack: &[LayerId], count: usize) -> Result<bool> {
         "merged layers"
     );
     for claim in &holders.claims {
-        let unenforced = {
-            let state = inner.state.lock();
-            let held = state.claims.get(&claim.id);
-            held.and_then(|held| held.limit_unenforced.clone())
-        };
-        let limit = unenforced.map_or(Limit::None, Limit::Unenforced);
-        claims::content::restack(inner, claim, &limit);
+        let limit = inner.state.lock().claims.get(&claim.id).map(Held::limit);
+        claims::content::restack(inner, claim, &limit.unwrap_or(Limit::None));
     }
     drop((pins, guards));
     reap::trash_unreferenced(inner, newest);

@@ -41,15 +41,10 @@ fn note(inner: &Inner, pod: &PodUid, outcome: Outcome) -> Result<usize> {
         }
         for place in places {
             // On disk first: what is acted upon must not be forgotten by a crash.
-            let write = || open(inner, &place).and_then(|dir| store::write_outcome(&dir, outcome));
-            let written = match write() {
-                // What its pods filled the disk with may come free only when they are sealed, and so known.
-                Err(error) if error.is_full() => {
-                    inner.give_back_reserve();
-                    write()
-                }
-                result => result,
-            };
+            // What its pods filled the disk with may come free only when they are sealed, and so known.
+            let written = inner.with_reserve(|| {
+                open(inner, &place).and_then(|dir| store::write_outcome(&dir, outcome))
+            });
             match written {
                 Err(error) if error.is(Errno::ENOENT) => continue,
                 result => result.doing("note the outcome")?,

@@ -132,7 +132,7 @@ async fn plan(
             at_most: inner.config.input_wait,
         },
     );
-    let mut last = state.clone();
+    let mut last = state;
     let decided = inner.when(|state| match decide(inner, state, request, started) {
         Ok(Decision::Coming(state)) => {
             last = state;

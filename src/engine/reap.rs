@@ -452,6 +452,20 @@ impl Inner {
         }
     }
 
+    /// Does what must be possible on a full disk too: once more with the room that is held back, if it found none.
+    pub(super) fn with_reserve<T>(
+        &self,
+        attempt: impl Fn() -> crate::sys::Result<T>,
+    ) -> crate::sys::Result<T> {
+        match attempt() {
+            Err(error) if error.is_full() => {
+                self.give_back_reserve();
+                attempt()
+            }
+            result => result,
+        }
+    }
+
     /// Makes room for what must be possible on a full disk too, and asks for more room to be made.
     pub(super) fn give_back_reserve(&self) {
         match self.dirs.root.remove_file(layout::RESERVE) {

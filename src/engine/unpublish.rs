@@ -150,15 +150,8 @@ fn promise(inner: &Inner, volume: &VolumeId) -> Result<LayerId> {
         Goal::Seal(_) => &inner.dirs.pending,
         Goal::Discard => &inner.dirs.trash,
     };
-    let rename = || inner.dirs.volumes.rename(volume, to, key.to_string());
-    let renamed = match rename() {
-        // A directory may need a block for one more name.
-        Err(error) if error.is_full() => {
-            inner.give_back_reserve();
-            rename()
-        }
-        result => result,
-    };
+    // A directory may need a block for one more name.
+    let renamed = inner.with_reserve(|| inner.dirs.volumes.rename(volume, to, key.to_string()));
     match renamed {
         // Somebody removed it behind our back: there is nothing to seal, and kubelet must not be kept waiting for ever.
         Err(error) if error.is(Errno::ENOENT) => {

@@ -314,17 +314,20 @@ async fn nothing_is_made_of_a_claim_that_may_have_lost_bytes() {
         bench.engine.mount_claim(request).await.expect("mounted");
         target
     };
+    let unmounted = async |bench: &Bench, claim: &Claim| {
+        let target = bench.target(claim.name.as_str());
+        let unmounted = bench
+            .engine
+            .unmount_claim(claim.id.as_str(), &target, false);
+        unmounted.await.expect("unmounted");
+    };
     let claims = &bench.engine;
     let whole = claims
         .create_claim(make("whole", None))
         .await
         .expect("made");
     fs::write(mounted(&bench, &whole).await.join("f"), "whole").expect("write");
-    let at = bench.target("whole");
-    claims
-        .unmount_claim(whole.id.as_str(), &at, false)
-        .await
-        .expect("unmounted");
+    unmounted(&bench, &whole).await;
     let before = claims
         .create_snapshot("before", whole.id.as_str())
         .await
@@ -333,11 +336,7 @@ async fn nothing_is_made_of_a_claim_that_may_have_lost_bytes() {
     // It has content of its own, all of which is on the disk before anything is lost.
     let idle = claims.create_claim(make("idle", None)).await.expect("made");
     fs::write(mounted(&bench, &idle).await.join("f"), "idle").expect("write");
-    let at = bench.target("idle");
-    claims
-        .unmount_claim(idle.id.as_str(), &at, false)
-        .await
-        .expect("unmounted");
+    unmounted(&bench, &idle).await;
     let output = [("type", "output"), ("name", "o"), ("commit", "always")];
     bench.step("syncs", &output, |_| {}).await;
     eventually("it is on the disk", || {
@@ -362,10 +361,7 @@ async fn nothing_is_made_of_a_claim_that_may_have_lost_bytes() {
     file.write_all(&vec![2; 1 << 20])
         .expect("the page cache takes it");
     drop(file);
-    claims
-        .unmount_claim(victim.id.as_str(), &at, false)
-        .await
-        .expect("unmounted");
+    unmounted(&bench, &victim).await;
 
     let heard = claims.create_snapshot("torn", victim.id.as_str()).await;
     assert!(heard.is_err(), "the disk lost what it was to hold");
@@ -391,10 +387,7 @@ async fn nothing_is_made_of_a_claim_that_may_have_lost_bytes() {
         // Pods may have it, and read what is left.
         let at = mounted(&bench, &victim).await;
         assert!(at.join("big").exists());
-        claims
-            .unmount_claim(victim.id.as_str(), &at, false)
-            .await
-            .expect("unmounted");
+        unmounted(&bench, &victim).await;
     }
     // What was in a layer before is whole, and what is made from now on.
     let claims = &bench.engine;
@@ -405,10 +398,7 @@ async fn nothing_is_made_of_a_claim_that_may_have_lost_bytes() {
         .expect("made");
     let at = mounted(&bench, &restored).await;
     assert_eq!(fs::read_to_string(at.join("f")).expect("read"), "whole");
-    claims
-        .unmount_claim(restored.id.as_str(), &at, false)
-        .await
-        .expect("unmounted");
+    unmounted(&bench, &restored).await;
     let after = claims
         .create_snapshot("after", restored.id.as_str())
         .await

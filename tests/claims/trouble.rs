@@ -155,21 +155,16 @@ async fn the_index_is_made_anew_with_the_claims_whose_directories_tell_of_them()
     bench.write(&base, "file", "text").await;
     let claim = bench.clone_of("claim", &base).await;
     bench.write(&claim, "mine", "mine").await;
-    bench.engine.shutdown().await;
     let pool = bench.config.pool.clone();
-    let (lab, config) = (bench.lab, bench.config);
-    drop(bench.engine);
-    fs::write(pool.join("volumes/stray"), "").expect("a file that is none of ours");
-    let rebuilt = Engine::rebuild_index(&pool).expect("made anew");
-    // The clone's directory tells of it. `base` was not mounted since: it shares its layer.
-    assert_eq!((rebuilt.claims, rebuilt.nameless.as_slice()), (1, &[][..]));
-    fs::remove_file(pool.join("index.redb.old")).expect("the old one");
-    let engine = Engine::open(config.clone()).await.expect("opens");
-    let bench = Bench {
-        lab,
-        engine,
-        config,
-    };
+    let bench = bench
+        .restart_after(|| {
+            fs::write(pool.join("volumes/stray"), "").expect("a file that is none of ours");
+            let rebuilt = Engine::rebuild_index(&pool).expect("made anew");
+            // The clone's directory tells of it. `base` was not mounted since: it shares its layer.
+            assert_eq!((rebuilt.claims, rebuilt.nameless.as_slice()), (1, &[][..]));
+            fs::remove_file(pool.join("index.redb.old")).expect("the old one");
+        })
+        .await;
     assert_eq!(bench.read(&claim, "file").await.expect("file"), "text");
     assert_eq!(bench.read(&claim, "mine").await.expect("mine"), "mine");
     bench.finish().await;

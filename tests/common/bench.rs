@@ -15,6 +15,7 @@ use baggageclaim::engine::{
 };
 use baggageclaim::model::{Outcome, Pod, PodUid, VolumeId, VolumeSpec};
 use baggageclaim::store::PoolDirs;
+use baggageclaim::sys;
 
 use super::{Fs, Lab};
 
@@ -267,6 +268,14 @@ pub async fn open_again(config: &Config) -> Engine {
             result => return result.expect("the engine opens again"),
         }
     }
+}
+
+/// What the driver called the mount that is seen there: by the volume that it was made for.
+pub fn label(at: &Path) -> String {
+    let table = sys::mount_table().expect("mounts");
+    let mount = table.iter().rev().find(|mount| mount.mount_point == at);
+    let source = mount.expect("it is mounted").source.to_str();
+    source.expect("text").replace("baggageclaim:", "")
 }
 
 /// The names in a directory, sorted.

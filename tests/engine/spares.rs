@@ -6,22 +6,13 @@ use std::path::Path;
 use std::time::{Duration, SystemTime};
 
 use baggageclaim::model::Outcome;
-use baggageclaim::sys;
 
-use crate::common::bench::{Bench, eventually, names};
+use crate::common::bench::{Bench, eventually, label, names};
 use crate::common::require_bench;
 
 const CACHE: &[(&str, &str)] = &[("type", "task-cache"), ("key", "k")];
 const OUTPUT: &[(&str, &str)] = &[("type", "output"), ("name", "o")];
 const INPUT: &[(&str, &str)] = &[("type", "input"), ("from", "artifact/o")];
-
-/// What the mount is called that is seen there.
-fn label(at: &Path) -> String {
-    let table = sys::mount_table().expect("mounts");
-    let mount = table.iter().rev().find(|mount| mount.mount_point == at);
-    let source = mount.expect("it is mounted").source.to_str();
-    source.expect("text").replace("baggageclaim:", "")
-}
 
 /// How many spares are mounted: a mount makes directories of the kernel's in theirs.
 fn mounted_spares(bench: &Bench) -> usize {

@@ -58,17 +58,10 @@ pub(in crate::engine) fn doom(inner: &Inner) {
 
 /// The same of one claim, if it has content of its own.
 pub(super) fn doom_one(inner: &Inner, id: &VolumeId) {
-    let mark = || {
+    let marked = inner.with_reserve(|| {
         let dir = inner.dirs.volumes.open_beneath(id)?;
         dir.create_dir(layout::DAMAGED, 0o700)
-    };
-    let marked = match mark() {
-        Err(error) if error.is_full() => {
-            inner.give_back_reserve();
-            mark()
-        }
-        result => result,
-    };
+    });
     match marked {
         // All that it has is in layers, which were durable.
         Err(error) if error.is(Errno::ENOENT) => return,

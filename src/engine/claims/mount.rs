@@ -57,10 +57,7 @@ fn known(inner: &Inner, id: &VolumeId) -> Result<Known> {
     Ok(Known {
         claim: held.claim.clone(),
         mounts: held.mounts.clone(),
-        limit: match &held.limit_unenforced {
-            Some(why) => Limit::Unenforced(why.clone()),
-            None => Limit::None,
-        },
+        limit: held.limit(),
     })
 }
 
@@ -343,11 +340,12 @@ fn unmount_now(
         if held.mounts.is_empty() {
             held.closing += 1;
         }
-        let limit = held
-            .limit_unenforced
-            .clone()
-            .map_or(Limit::None, Limit::Unenforced);
-        (held.claim.clone(), targets(&held.mounts), limit, ours)
+        (
+            held.claim.clone(),
+            targets(&held.mounts),
+            held.limit(),
+            ours,
+        )
     };
     let (known, targets, limit, ours) = left;
     let last = targets.is_empty();

@@ -9,7 +9,6 @@ use std::path::{Path, PathBuf};
 
 use super::content;
 use super::freeze::{clear, going_to, take_back};
-use crate::backend::Limit;
 use crate::engine::Inner;
 use crate::engine::error::{Doing, Result};
 use crate::engine::recover::find_mounts;
@@ -181,11 +180,7 @@ fn of_this_boot(
 fn was_used_until_now(inner: &Inner, held: &mut Held, dir: &Dir, targets: Vec<ClaimTarget>) {
     held.claim.last_used = inner.clock.now();
     held.used = true;
-    let limit = held
-        .limit_unenforced
-        .clone()
-        .map_or(Limit::None, Limit::Unenforced);
-    if let Err(error) = content::record(inner, dir, &held.claim, targets, &limit) {
+    if let Err(error) = content::record(inner, dir, &held.claim, targets, &held.limit()) {
         tracing::warn!(volume.id = %held.claim.id, %error, "its record names a target where it is not mounted");
         held.stale = true;
     }

@@ -6,7 +6,6 @@ use std::sync::Arc;
 use super::content;
 use super::create::delete_now;
 use super::mount::{is_held_open, targets};
-use crate::backend::Limit;
 use crate::engine::error::{Doing, Error, Result};
 use crate::engine::state::Held;
 use crate::engine::{Guard, Inner};
@@ -95,11 +94,8 @@ fn correct_records(inner: &Arc<Inner>) {
         };
         let now = {
             let state = inner.state.lock();
-            state.claims.get(&id).map(|held| {
-                let limit = held.limit_unenforced.clone();
-                let limit = limit.map_or(Limit::None, Limit::Unenforced);
-                (held.claim.clone(), targets(&held.mounts), limit)
-            })
+            let held = state.claims.get(&id);
+            held.map(|held| (held.claim.clone(), targets(&held.mounts), held.limit()))
         };
         let Some((claim, targets, limit)) = now else {
             continue;
