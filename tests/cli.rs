@@ -13,7 +13,7 @@ use std::process::{Child, Command, Output, Stdio};
 use std::time::{Duration, Instant};
 
 use baggageclaim::demo::kubelet::{Kubelet, PublishOptions};
-use common::{Fs, Lab, require_lab};
+use common::{Fs, Lab, Snapshot, assert_same, require_lab};
 
 const BINARY: &str = env!("CARGO_BIN_EXE_baggageclaim");
 const PATIENCE: Duration = Duration::from_secs(20);
@@ -322,6 +322,50 @@ async fn what_is_mounted_outlives_the_driver_and_is_taken_up_again() {
     let (code, log) = driver.ended();
     assert_eq!(code, 0, "{log}");
     // And the index can be made anew.
+    let said = answer(&pool, &["check", "--rebuild"]);
+    assert!(said.contains("names 1 artifact"), "{said}");
+    assert_eq!(json(&pool, &["check", "-o", "json"]), serde_json::json!([]));
+    assert_eq!(lab.close(), [""; 0].map(PathBuf::from));
+}
+
+#[tokio::test]
+async fn a_check_without_a_driver_changes_nothing_and_needs_nothing_that_can_be_written() {
+    let lab = require_lab!(Fs::Ext4);
+    let driver = Standalone::start(&lab);
+    let kubelet = driver.kubelet(&lab).await;
+    let pod = kubelet.pod("ci", "build");
+    let attributes = [("type", "output"), ("name", "o"), ("commit", "always")];
+    let published = pod.publish("o", attributes, PublishOptions::default());
+    let published = published.await.expect("publish");
+    std::fs::write(published.target.join("file"), "kept").expect("write");
+    pod.unpublish("o").await.expect("unpublish");
+    answer(&driver.pool, &["outcome", pod.uid(), "succeeded", "--wait"]);
+    // As a crash leaves it, the index has to be repaired before it is used.
+    driver.signal(rustix::process::Signal::KILL);
+    let pool = driver.pool.clone();
+    drop(driver);
+    for name in ["spares", "trash", "empty"] {
+        std::fs::remove_dir_all(pool.join(name)).expect("it was there");
+    }
+    let before = Snapshot::of(&pool);
+    for read_only in [false, true] {
+        lab.set_read_only(read_only);
+        let found = ask(&pool, &["check", "-o", "json"]);
+        assert_eq!(found.status.code(), Some(1), "{}", text(&found.stderr));
+        let found: serde_json::Value = serde_json::from_slice(&found.stdout).expect("JSON");
+        assert_eq!(found.as_array().map(Vec::len), Some(1), "{found}");
+        assert_eq!(found[0]["kind"], "missing-directory", "{found}");
+        assert_eq!(found[0]["path"], "trash", "{found}");
+        assert_same(&before, &Snapshot::of(&pool));
+    }
+    lab.set_read_only(false);
+    // A pool whose lock is gone is nobody's, and gets none by being looked at.
+    std::fs::remove_file(pool.join("lock")).expect("it was there");
+    let before = Snapshot::of(&pool);
+    let found = ask(&pool, &["check"]);
+    assert_eq!(found.status.code(), Some(1), "{}", text(&found.stderr));
+    assert_same(&before, &Snapshot::of(&pool));
+    // What mends it may write.
     let said = answer(&pool, &["check", "--rebuild"]);
     assert!(said.contains("names 1 artifact"), "{said}");
     assert_eq!(json(&pool, &["check", "-o", "json"]), serde_json::json!([]));

@@ -10,7 +10,7 @@ use crate::model::{
     Artifact, ArtifactId, Claim, LayerId, Name, Snapshot, SnapshotGroup, VolumeRecord, layout,
     takes_name,
 };
-use crate::store::{self, Change, Contents, Index, PoolDirs};
+use crate::store::{self, Change, Contents, Index, PoolDirs, PoolView};
 use crate::sys::{self, Dir, MountEntry};
 
 /// What the index names, in whatever way it was read.
@@ -33,32 +33,72 @@ pub(super) struct Moving {
     pub(super) pinned: HashSet<LayerId>,
 }
 
+/// The directories that are compared; `None`: one is missing.
+#[derive(Clone, Copy)]
+pub(super) struct Places<'a> {
+    root: &'a Dir,
+    volumes: Option<&'a Dir>,
+    pending: Option<&'a Dir>,
+    layers: Option<&'a Dir>,
+    trash: Option<&'a Dir>,
+}
+
+impl<'a> From<&'a PoolDirs> for Places<'a> {
+    fn from(dirs: &'a PoolDirs) -> Self {
+        Self {
+            root: &dirs.root,
+            volumes: Some(&dirs.volumes),
+            pending: Some(&dirs.pending),
+            layers: Some(&dirs.layers),
+            trash: Some(&dirs.trash),
+        }
+    }
+}
+
+impl<'a> From<&'a PoolView> for Places<'a> {
+    fn from(view: &'a PoolView) -> Self {
+        Self {
+            root: &view.root,
+            volumes: view.volumes.as_ref(),
+            pending: view.pending.as_ref(),
+            layers: view.layers.as_ref(),
+            trash: view.trash.as_ref(),
+        }
+    }
+}
+
 /// Compares everything.
 pub(super) fn check(
-    dirs: &PoolDirs,
+    places: Places<'_>,
     boot: &str,
     named: &Named,
     moving: &Moving,
 ) -> Result<Vec<Finding>> {
     let mut findings = Vec::new();
-    let layers = names(&dirs.layers)?;
+    check_places(places, &mut findings);
+    let layers = entries(places.layers)?.into_iter();
+    let layers: BTreeSet<PathBuf> = layers.map(|(_, name)| name).collect();
     let mounts = sys::mount_table().doing("read the mount table")?;
     let mut referenced = check_index(named, &layers, &mut findings);
     referenced.extend(&moving.pinned);
     check_groups(named, &mut findings);
     let claims: HashSet<&str> = named.claims.iter().map(|claim| claim.id.as_str()).collect();
-    check_claims(dirs, boot, &mounts, named, moving, &mut findings)?;
+    if let Some(volumes) = places.volumes {
+        check_claims(volumes, boot, &mounts, named, moving, &mut findings)?;
+    }
     referenced.extend(check_volumes(
-        dirs,
+        places.volumes,
         boot,
         &mounts,
         &claims,
         moving,
         &mut findings,
     )?);
-    referenced.extend(check_leaving(dirs, boot, moving, &mut findings)?);
-    check_layers(dirs, &layers, &referenced, moving, &mut findings)?;
-    check_rest(dirs, &mut findings)?;
+    referenced.extend(check_leaving(places, boot, moving, &mut findings)?);
+    if let Some(dir) = places.layers {
+        check_layers(dir, &layers, &referenced, moving, &mut findings)?;
+    }
+    check_rest(places.root, &mut findings)?;
     findings.sort_by(|a, b| (&a.path, a.kind).cmp(&(&b.path, b.kind)));
     Ok(findings)
 }
@@ -86,6 +126,30 @@ fn below(directory: &str, name: impl AsRef<Path>) -> PathBuf {
 fn names(dir: &Dir) -> Result<BTreeSet<PathBuf>> {
     let entries = dir.entries().doing("read a directory of the pool")?;
     Ok(entries.into_iter().map(|entry| entry.name.into()).collect())
+}
+
+/// The names in a directory that may be missing, each with the directory.
+fn entries(dir: Option<&Dir>) -> Result<Vec<(&Dir, PathBuf)>> {
+    let mut entries = Vec::new();
+    if let Some(dir) = dir {
+        entries.extend(names(dir)?.into_iter().map(|name| (dir, name)));
+    }
+    Ok(entries)
+}
+
+/// Directories that every pool has.
+fn check_places(places: Places<'_>, findings: &mut Vec<Finding>) {
+    for (name, dir) in [
+        (layout::VOLUMES, places.volumes),
+        (layout::PENDING, places.pending),
+        (layout::LAYERS, places.layers),
+        (layout::TRASH, places.trash),
+    ] {
+        if dir.is_none() {
+            let detail = "it is missing; the next start makes it, empty";
+            findings.push(finding("missing-directory", name, detail));
+        }
+    }
 }
 
 /// Artifacts whose layers are missing, names that point nowhere. What is referred to.
@@ -167,7 +231,7 @@ fn read(dir: &Dir, name: &Path) -> Result<Option<Read>> {
 
 /// Volumes without a record that counts, and volumes whose mount is gone.
 fn check_volumes(
-    dirs: &PoolDirs,
+    volumes: Option<&Dir>,
     boot: &str,
     mounts: &[MountEntry],
     claims: &HashSet<&str>,
@@ -175,12 +239,12 @@ fn check_volumes(
     findings: &mut Vec<Finding>,
 ) -> Result<HashSet<LayerId>> {
     let mut referenced = HashSet::new();
-    for name in names(&dirs.volumes)? {
+    for (volumes, name) in entries(volumes)? {
         let left_out = |name: &str| moving.busy.contains(name) || claims.contains(name);
         if name.to_str().is_some_and(left_out) {
             continue;
         }
-        let Some(found) = read(&dirs.volumes, &name)? else {
+        let Some(found) = read(volumes, &name)? else {
             continue;
         };
         let path = below(layout::VOLUMES, &name);
@@ -261,7 +325,7 @@ fn check_groups(named: &Named, findings: &mut Vec<Finding>) {
 
 /// Directories of claims: mounted where they say, and not on their way anywhere.
 fn check_claims(
-    dirs: &PoolDirs,
+    volumes: &Dir,
     boot: &str,
     mounts: &[MountEntry],
     named: &Named,
@@ -272,7 +336,7 @@ fn check_claims(
         if moving.busy.contains(claim.id.as_str()) {
             continue;
         }
-        let dir = match dirs.volumes.open_beneath(&claim.id) {
+        let dir = match volumes.open_beneath(&claim.id) {
             Err(error) if error.is(sys::Errno::ENOENT) => continue,
             dir => dir.doing("open a volume's directory")?,
         };
@@ -301,14 +365,14 @@ fn check_claims(
 
 /// Promised seals that nobody works on, and what the trash still refers to.
 fn check_leaving(
-    dirs: &PoolDirs,
+    places: Places<'_>,
     boot: &str,
     moving: &Moving,
     findings: &mut Vec<Finding>,
 ) -> Result<HashSet<LayerId>> {
     let mut referenced = HashSet::new();
-    for name in names(&dirs.pending)? {
-        let Some(found) = read(&dirs.pending, &name)? else {
+    for (dir, name) in entries(places.pending)? {
+        let Some(found) = read(dir, &name)? else {
             continue;
         };
         let path = below(layout::PENDING, &name);
@@ -331,12 +395,12 @@ fn check_leaving(
             }
         }
     }
-    for name in names(&dirs.trash)? {
+    for (dir, name) in entries(places.trash)? {
         let held = name
             .to_str()
             .and_then(|name| name.parse().ok())
             .is_some_and(|key| moving.leaving.contains(&key));
-        if let Some(Read::Record(record)) = read(&dirs.trash, &name)?
+        if let Some(Read::Record(record)) = read(dir, &name)?
             && let Ok(record) = *record
             && (held || record.boot == boot)
         {
@@ -348,7 +412,7 @@ fn check_leaving(
 
 /// Layers that nothing refers to, and layers that are not whole.
 fn check_layers(
-    dirs: &PoolDirs,
+    dir: &Dir,
     layers: &BTreeSet<PathBuf>,
     referenced: &HashSet<LayerId>,
     moving: &Moving,
@@ -371,7 +435,7 @@ fn check_layers(
             ));
             continue;
         }
-        let layer = match dirs.layers.open_beneath(name) {
+        let layer = match dir.open_beneath(name) {
             Ok(layer) => layer,
             Err(error) if error.is(sys::Errno::ENOENT) => continue,
             Err(error) if is_stray(&error) => {
@@ -391,7 +455,7 @@ fn check_layers(
 }
 
 /// Names in the pool's root that are none of ours.
-fn check_rest(dirs: &PoolDirs, findings: &mut Vec<Finding>) -> Result<()> {
+fn check_rest(root: &Dir, findings: &mut Vec<Finding>) -> Result<()> {
     const KNOWN: &[&str] = &[
         layout::POOL_JSON,
         layout::LOCK,
@@ -412,7 +476,7 @@ fn check_rest(dirs: &PoolDirs, findings: &mut Vec<Finding>) -> Result<()> {
         // The filesystem's own, where the pool is its root.
         "lost+found",
     ];
-    for name in names(&dirs.root)? {
+    for name in names(root)? {
         // What a crash left half-written beside its file; it is written over.
         let half_made = |known: &&str| name == Path::new(&format!(".{known}.new"));
         if !KNOWN
@@ -429,11 +493,12 @@ fn check_rest(dirs: &PoolDirs, findings: &mut Vec<Finding>) -> Result<()> {
     Ok(())
 }
 
-/// Compares a pool that no driver has open.
+/// Compares a pool that no driver has open, and changes no byte of it.
 pub(super) fn check_offline(path: &Path, boot: &str) -> Result<Vec<Finding>> {
-    let dirs = open(path)?;
-    let contents = if Index::exists(&dirs.root)? {
-        Index::read_only(&dirs.root)?
+    let view = PoolView::open(path).map_err(|error| pool_error(path, error))?;
+    let has_index = Index::exists(&view.root)?;
+    let contents = if has_index {
+        Index::read_only(&view.root)?
     } else {
         Contents::default()
     };
@@ -444,8 +509,9 @@ pub(super) fn check_offline(path: &Path, boot: &str) -> Result<Vec<Finding>> {
         snapshots: contents.snapshots,
         groups: contents.groups,
     };
-    let mut findings = check(&dirs, boot, &named, &Moving::default())?;
-    if !Index::exists(&dirs.root)? && needs_index(&dirs)? {
+    let places = Places::from(&view);
+    let mut findings = check(places, boot, &named, &Moving::default())?;
+    if !has_index && needs_index(places)? {
         let detail = "it is missing; `check --rebuild` makes it anew from the layers and the claims' directories";
         findings.insert(0, finding("missing-index", layout::INDEX, detail));
     }
@@ -453,12 +519,12 @@ pub(super) fn check_offline(path: &Path, boot: &str) -> Result<Vec<Finding>> {
 }
 
 /// Whether there is content that only an index can name: with a new one the layers, and the content of claims, would be rubbish.
-pub(super) fn needs_index(dirs: &PoolDirs) -> Result<bool> {
-    if !dirs.layers.entries().doing("read layers/")?.is_empty() {
+pub(super) fn needs_index(places: Places<'_>) -> Result<bool> {
+    if !entries(places.layers)?.is_empty() {
         return Ok(true);
     }
-    for name in names(&dirs.volumes)? {
-        match dirs.volumes.open_beneath(&name) {
+    for (volumes, name) in entries(places.volumes)? {
+        match volumes.open_beneath(&name) {
             Err(error) if is_stray(&error) => {}
             Err(error) => return Err(error).doing("open a volume's directory"),
             Ok(volume) => {
@@ -472,10 +538,6 @@ pub(super) fn needs_index(dirs: &PoolDirs) -> Result<bool> {
         }
     }
     Ok(false)
-}
-
-fn open(path: &Path) -> Result<PoolDirs> {
-    PoolDirs::open_existing(path).map_err(|error| pool_error(path, error))
 }
 
 /// What is wrong with a pool, for the person who starts the driver.
@@ -504,7 +566,7 @@ pub(super) fn pool_error(path: &Path, error: store::Error) -> Error {
 /// mounted since they were made, or since they were last cloned or snapshotted. What the index alone knows is lost: when artifacts were
 /// last used, names deleted while their content was in use, all other claims, snapshots.
 pub(super) fn rebuild_index(path: &Path) -> Result<Rebuilt> {
-    let dirs = open(path)?;
+    let dirs = PoolDirs::open_existing(path).map_err(|error| pool_error(path, error))?;
     let mut artifacts: HashMap<ArtifactId, Artifact> = HashMap::new();
     let unfinished = unfinished(&dirs)?;
     let mut whole = HashSet::new();

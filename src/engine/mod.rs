@@ -432,12 +432,12 @@ impl Engine {
                 };
                 (known, moving)
             };
-            check::check(&inner.dirs, &inner.boot, &named, &moving)
+            check::check((&inner.dirs).into(), &inner.boot, &named, &moving)
         };
         self.inner.chores.run(job).await?
     }
 
-    /// The same for a pool that no driver has open.
+    /// The same for a pool that no driver has open; nothing of it is made, opened for writing or repaired.
     pub fn check_offline(pool: &Path) -> Result<Vec<Finding>> {
         check::check_offline(pool, &boot_id()?)
     }
@@ -641,7 +641,7 @@ fn open_pool(config: &Config) -> Result<Opened> {
         identity
     };
     tracing::info!(pool = %path.display(), backend = %chosen.kind, reason = %chosen.reason, "pool opened");
-    let (index, contents) = if check::needs_index(&dirs)? {
+    let (index, contents) = if check::needs_index((&dirs).into())? {
         Index::open_existing(&dirs.root)
     } else {
         Index::open(&dirs.root)

@@ -172,7 +172,10 @@ impl Index {
                 .set_cache_size(CACHE_BYTES)
                 .create_with_backend(memory)
                 .map_err(|error| damaged(root, &error.into()))?;
-            read(root, &database)
+            match format(&database)? {
+                Some(found) if found > FORMAT => Err(newer(root, found)),
+                _ => read(root, &database),
+            }
         })
     }
 
@@ -316,11 +319,15 @@ fn initialise(root: &Dir, database: &Database) -> Result<()> {
         None | Some(OLDEST_FORMAT..FORMAT) => {
             make(database).map_err(|error| Error::database(doing, error))
         }
-        Some(found) => Err(Error::Format {
-            path: root.path().join(layout::INDEX),
-            found,
-            known: FORMAT,
-        }),
+        Some(found) => Err(newer(root, found)),
+    }
+}
+
+fn newer(root: &Dir, found: u64) -> Error {
+    Error::Format {
+        path: root.path().join(layout::INDEX),
+        found,
+        known: FORMAT,
     }
 }
 
@@ -603,17 +610,21 @@ mod tests {
             .expect("set");
         transaction.commit().expect("committed");
         drop(database);
-        let error = Index::open(&root).expect_err("too new");
-        assert!(
-            matches!(
-                error,
-                Error::Format {
-                    found: 9,
-                    known: 2,
-                    ..
-                }
-            ),
-            "{error}"
-        );
+        for error in [
+            Index::open(&root).expect_err("too new"),
+            Index::read_only(&root).expect_err("too new"),
+        ] {
+            assert!(
+                matches!(
+                    error,
+                    Error::Format {
+                        found: 9,
+                        known: 2,
+                        ..
+                    }
+                ),
+                "{error}"
+            );
+        }
     }
 }

@@ -1,6 +1,7 @@
 //! A pool's directories by their descriptors, its lock, and its identity.
 //!
-//! Making a pool is repeatable: a crash in the middle leaves something that the next start completes.
+//! Making a pool is repeatable: a crash in the middle leaves something that the next start completes. Who only looks at one
+//! has a [`PoolView`] and changes nothing.
 
 use std::os::unix::fs::DirBuilderExt;
 use std::path::Path;
@@ -80,17 +81,9 @@ impl PoolDirs {
         })
     }
 
-    /// Opens a pool that must exist, and locks it; makes nothing.
+    /// The same for a pool that must exist.
     pub fn open_existing(path: &Path) -> Result<Self> {
-        let root = Dir::open(path)?;
-        if !root.has(layout::POOL_JSON)? {
-            let why = "this is no pool; a driver makes one when it starts".to_owned();
-            return Err(Error::Damaged {
-                path: path.join(layout::POOL_JSON),
-                why,
-            });
-        }
-        drop(root);
+        drop(existing(path)?);
         Self::open(path)
     }
 
@@ -131,14 +124,68 @@ impl PoolDirs {
     }
 }
 
+/// A pool as it is found: nothing is made and nothing is written, so that its filesystem may be mounted read-only. `None` is
+/// a directory that is not there.
+#[derive(Debug)]
+#[expect(missing_docs, reason = "`model::layout` has the words")]
+pub struct PoolView {
+    pub root: Dir,
+    pub volumes: Option<Dir>,
+    pub pending: Option<Dir>,
+    pub layers: Option<Dir>,
+    pub trash: Option<Dir>,
+    /// No driver gets the pool while somebody looks at it. `None`: there is nothing to lock, so nobody has it.
+    _lock: Option<Lock>,
+}
+
+impl PoolView {
+    /// Opens a pool that must exist, and that no driver has.
+    pub fn open(path: &Path) -> Result<Self> {
+        let root = existing(path)?;
+        let lock = match root.try_share_lock(layout::LOCK) {
+            Ok(Some(lock)) => Some(lock),
+            Ok(None) => return Err(locked(&root)),
+            Err(error) if error.is(Errno::ENOENT) => None,
+            Err(error) => return Err(error.into()),
+        };
+        let below = |name| root.open_if_there(name);
+        Ok(Self {
+            volumes: below(layout::VOLUMES)?,
+            pending: below(layout::PENDING)?,
+            layers: below(layout::LAYERS)?,
+            trash: below(layout::TRASH)?,
+            root,
+            _lock: lock,
+        })
+    }
+}
+
+/// The root of a pool that must exist.
+fn existing(path: &Path) -> Result<Dir> {
+    let root = Dir::open(path)?;
+    if root.has(layout::POOL_JSON)? {
+        return Ok(root);
+    }
+    Err(Error::Damaged {
+        path: path.join(layout::POOL_JSON),
+        why: "this is no pool; a driver makes one when it starts".to_owned(),
+    })
+}
+
+/// Who owns the pool, for a message.
+const HOLDER: &str = "lock.pid";
+
 /// Locks the pool and leaves our pid for whoever comes second.
 fn lock(root: &Dir) -> Result<Lock> {
-    const HOLDER: &str = "lock.pid";
     if let Some(lock) = root.try_lock(layout::LOCK)? {
         // For a message only; a full disk must not keep the driver from starting.
         let _unimportant = root.replace(HOLDER, std::process::id().to_string().as_bytes());
         return Ok(lock);
     }
+    Err(locked(root))
+}
+
+fn locked(root: &Dir) -> Error {
     let holder = root
         .read(HOLDER, 32)
         .ok()
@@ -146,10 +193,10 @@ fn lock(root: &Dir) -> Result<Lock> {
     let holder = holder
         .map(|pid| format!(" (pid {pid})"))
         .unwrap_or_default();
-    Err(Error::Locked {
+    Error::Locked {
         path: root.path().to_owned(),
         holder,
-    })
+    }
 }
 
 #[cfg(test)]
@@ -181,6 +228,27 @@ mod tests {
                 .expect("read"),
             Some(identity)
         );
+    }
+
+    #[test]
+    fn who_looks_makes_nothing_and_keeps_drivers_out_but_not_others_who_look() {
+        let folder = tempfile::tempdir().expect("a temporary folder");
+        let error = PoolView::open(folder.path()).expect_err("no pool");
+        assert!(error.to_string().contains("this is no pool"), "{error}");
+        std::fs::write(folder.path().join(layout::POOL_JSON), "{}").expect("written");
+        let view = PoolView::open(folder.path()).expect("nothing to lock");
+        assert!(view.layers.is_none());
+        assert_eq!(view.root.entries().expect("names").len(), 1);
+
+        let pool = PoolDirs::open(folder.path()).expect("made");
+        let error = PoolView::open(folder.path()).expect_err("a driver has it");
+        assert!(matches!(error, Error::Locked { .. }), "{error}");
+        drop(pool);
+        let view = PoolView::open(folder.path()).expect("nobody has it");
+        assert!(view.layers.is_some());
+        let _another = PoolView::open(folder.path()).expect("both only look");
+        let error = PoolDirs::open(folder.path()).expect_err("somebody looks");
+        assert!(matches!(error, Error::Locked { .. }), "{error}");
     }
 
     #[test]
