@@ -15,7 +15,7 @@ mod tests;
 use tokio::sync::Mutex;
 use tonic::{Request, Response, Status};
 
-use super::parse::{Invalid, given};
+use super::parse::{Invalid, given, publish_context};
 use super::status::{Failure, answer};
 use super::token::List;
 use super::topology::Topology;
@@ -211,9 +211,10 @@ impl Controller for Service {
                 return Err(Failure::NoSuchNode(wanted.attachment.node));
             }
             self.room_for(&place, &claim).await?;
+            let publish_context = publish_context(wanted.attachment.read_only);
             let attached = place.claims.attach_claim(&wanted.volume, wanted.attachment);
             attached.await?;
-            Ok(csi::ControllerPublishVolumeResponse::default())
+            Ok(csi::ControllerPublishVolumeResponse { publish_context })
         })
         .await
     }

@@ -276,6 +276,19 @@ async fn an_attachment_is_of_a_known_volume_to_a_known_node_and_the_same_each_ti
     let mut reading = attach(&id, "node-1");
     reading.readonly = true;
     assert_eq!(publish(reading).await, Code::AlreadyExists);
+    for (name, readonly) in [("pvc-2", true), ("pvc-3", false)] {
+        let id = made(&service, name).await.volume_id;
+        for _ in 0..2 {
+            let request = csi::ControllerPublishVolumeRequest {
+                readonly,
+                ..attach(&id, "node-1")
+            };
+            let answer = service.controller_publish_volume(Request::new(request));
+            let context = answer.await.expect("attached").into_inner().publish_context;
+            let said = context.get("readOnly").map(String::as_str);
+            assert_eq!(said, readonly.then_some("true"), "{context:?}");
+        }
+    }
 
     let get = csi::ControllerGetVolumeRequest {
         volume_id: id.clone(),

@@ -1,6 +1,7 @@
 //! What the Node service is asked for claims: stage, publish, expand, health.
 //! Which claims there are is not known here; an id that no claim has is NOT_FOUND, said by whoever holds them.
 
+use std::collections::BTreeMap;
 use std::path::PathBuf;
 
 use super::{Invalid, KUBELET, capability, csi, given, mount_group, path, volume_id};
@@ -9,6 +10,26 @@ use csi::volume_capability::access_mode::Mode;
 
 /// The key by which the provisioner marks what it made; it stands in the attributes of every PersistentVolume.
 const PROVISIONER: &str = "storage.kubernetes.io/csiProvisionerIdentity";
+
+/// The key in a publish context that says what ControllerPublishVolume said: the volume is attached for reading only.
+const READ_ONLY: &str = "readOnly";
+
+/// What ControllerPublishVolume gives to the node, which cannot ask: what it is attached for. Empty for reading and writing.
+pub(in crate::csi) fn publish_context(read_only: bool) -> BTreeMap<String, String> {
+    let context = read_only.then(|| (READ_ONLY.to_owned(), "true".to_owned()));
+    context.into_iter().collect()
+}
+
+/// Whether a publish context is one that says "for reading only". One that [`publish_context`] does not make is somebody's
+/// mistake, and ignoring it would let a pod write that was not to.
+fn attached_read_only(context: &BTreeMap<String, String>) -> Result<bool, Invalid> {
+    let read_only = context.contains_key(READ_ONLY);
+    if *context == publish_context(read_only) {
+        Ok(read_only)
+    } else {
+        Err(Invalid::PublishContext)
+    }
+}
 
 /// What `NodeStageVolume` asks for. The staging path is the orchestrator's: it exists (CSI specification,
 /// `NodeStageVolumeRequest.staging_target_path`).
@@ -20,12 +41,13 @@ pub(in crate::csi) fn stage(request: csi::NodeStageVolumeRequest) -> Result<Moun
         .ok_or(Invalid::Missing("volume_capability"))?;
     let (mount, mode) = capability(wanted)?;
     no_attributes(&request.volume_context)?;
+    let attached_read_only = attached_read_only(&request.publish_context)?;
     Ok(MountClaim {
         claim,
         target,
         staging: true,
         staged_at: None,
-        read_only: mode == Mode::SingleNodeReaderOnly,
+        read_only: attached_read_only || mode == Mode::SingleNodeReaderOnly,
         multiple_targets: mode == Mode::SingleNodeMultiWriter,
         mount_group: mount_group(&mount)?,
     })
@@ -40,6 +62,7 @@ pub(super) fn publish(request: csi::NodePublishVolumeRequest) -> Result<MountCla
         .ok_or(Invalid::Missing("volume_capability"))?;
     let (mount, mode) = capability(wanted)?;
     no_attributes(&request.volume_context)?;
+    let attached_read_only = attached_read_only(&request.publish_context)?;
     let staged_at = match request.staging_target_path.as_str() {
         "" => None,
         text => Some(path("staging_target_path", text)?),
@@ -49,7 +72,7 @@ pub(super) fn publish(request: csi::NodePublishVolumeRequest) -> Result<MountCla
         target,
         staging: false,
         staged_at,
-        read_only: request.readonly || mode == Mode::SingleNodeReaderOnly,
+        read_only: request.readonly || attached_read_only || mode == Mode::SingleNodeReaderOnly,
         multiple_targets: mode == Mode::SingleNodeMultiWriter,
         mount_group: mount_group(&mount)?,
     })
@@ -128,9 +151,7 @@ pub(in crate::csi) fn capacity_range(
 
 /// A claim's volume brings nothing but what Kubernetes adds: a PersistentVolume with attributes of an inline volume, written
 /// by hand, would else be believed to have an effect.
-pub(in crate::csi) fn no_attributes(
-    context: &std::collections::BTreeMap<String, String>,
-) -> Result<(), Invalid> {
+pub(in crate::csi) fn no_attributes(context: &BTreeMap<String, String>) -> Result<(), Invalid> {
     let ours = |key: &&String| !key.starts_with(KUBELET) && key.as_str() != PROVISIONER;
     match context.keys().find(ours) {
         Some(key) => Err(Invalid::ClaimAttribute(key.chars().take(64).collect())),
@@ -182,6 +203,47 @@ mod tests {
         assert!(publish(request.clone()).expect("understood").read_only);
         request.staging_target_path.clear();
         assert_eq!(publish(request).expect("understood").staged_at, None);
+    }
+
+    #[test]
+    fn what_is_attached_for_reading_only_is_mounted_so() {
+        let writable = publish_context(false);
+        assert!(writable.is_empty());
+        let stage_with = |context: BTreeMap<String, String>| {
+            stage(csi::NodeStageVolumeRequest {
+                volume_id: ID.into(),
+                staging_target_path: "/stage/1".into(),
+                volume_capability: Some(wanted(Mode::SingleNodeWriter)),
+                publish_context: context,
+                ..Default::default()
+            })
+        };
+        let publish_with = |context: BTreeMap<String, String>| {
+            publish(csi::NodePublishVolumeRequest {
+                publish_context: context,
+                ..publish_request()
+            })
+        };
+        for (context, expected) in [(writable, false), (publish_context(true), true)] {
+            let staged = stage_with(context.clone()).expect("understood");
+            let published = publish_with(context).expect("understood");
+            assert_eq!(
+                (staged.read_only, published.read_only),
+                (expected, expected)
+            );
+        }
+        for (key, value) in [
+            ("readOnly", "false"),
+            ("readOnly", ""),
+            ("devicePath", "/dev/x"),
+        ] {
+            let made_up = BTreeMap::from([(key.to_owned(), value.to_owned())]);
+            assert_eq!(stage_with(made_up.clone()), Err(Invalid::PublishContext));
+            assert_eq!(publish_with(made_up.clone()), Err(Invalid::PublishContext));
+            let both = made_up.into_iter().chain(publish_context(true)).collect();
+            let mixed = publish_with(both);
+            assert_eq!(mixed.is_err(), key != READ_ONLY, "{key}");
+        }
     }
 
     #[test]

@@ -31,7 +31,9 @@ use crate::proto::csi::v1 as csi;
 use csi::volume_capability::access_mode::Mode;
 use csi::volume_capability::{AccessType, MountVolume};
 
-pub(super) use claim::{capacity_range, expand, health, no_attributes, stage, unstage};
+pub(super) use claim::{
+    capacity_range, expand, health, no_attributes, publish_context, stage, unstage,
+};
 
 /// The prefix of the keys that kubelet adds to a pod's attributes, and Kubernetes' sidecars to parameters.
 pub(super) const KUBELET: &str = "csi.storage.k8s.io/";
@@ -78,6 +80,10 @@ pub(super) enum Invalid {
         "volume_context holds {0:?}, and a claim's volume has no attributes: what it is was said when it was made"
     )]
     ClaimAttribute(String),
+    #[error(
+        "publish_context is not one that ControllerPublishVolume of this driver gave: nothing, or readOnly=true"
+    )]
+    PublishContext,
     #[error("parameter {0:?} is unknown; a snapshot's class has none")]
     SnapshotParameter(String),
     #[error("{field} {problem}")]
