@@ -159,7 +159,7 @@ fn open(
 fn is_of_today(error: &sys::Error) -> bool {
     // EIO: also where the disk failed to write something back and nobody has heard of it yet (`volatile`).
     let of_today = [Errno::EIO, Errno::EMFILE, Errno::ENFILE, Errno::ENOMEM];
-    error.is_full() || of_today.contains(&error.errno())
+    error.is_full() || error.limit().is_some() || of_today.contains(&error.errno())
 }
 
 fn reason(was_wanted: bool, facts: &Facts, no_limits: Option<&str>) -> String {

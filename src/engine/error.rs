@@ -86,6 +86,16 @@ pub enum Error {
         /// What.
         name: Name,
         /// How many volumes.
+    /// A limit of the kernel is reached that has nothing to do with the pool: nothing in it need go for it.
+    #[error("{doing}: {source}; raise it (sysctl {limit}), or end what uses it up, and try again")]
+    AtLimit {
+        /// What was being done.
+        doing: &'static str,
+        /// The sysctl.
+        limit: &'static str,
+        /// What failed.
+        source: sys::Error,
+    },
         volumes: usize,
     },
     /// The disk failed to write back data that the operation was about.
@@ -179,6 +189,21 @@ impl Error {
     }
 }
 
+    /// A system call failed while this was being done: which of the errors that have an answer of their own that is.
+    fn of_call(doing: &'static str, source: sys::Error) -> Self {
+        if source.is_full() {
+            return Self::Full(format!("{doing}: {source}"));
+        }
+        match source.limit() {
+            Some(limit) => Self::AtLimit {
+                doing,
+                limit,
+                source,
+            },
+            None => Self::System { doing, source },
+        }
+    }
+
 /// Says what was being done when a system call or a backend failed, and finds the failures that have an answer of
 /// their own.
 pub(crate) trait Doing<T> {
@@ -188,23 +213,14 @@ pub(crate) trait Doing<T> {
 
 impl<T> Doing<T> for sys::Result<T> {
     fn doing(self, doing: &'static str) -> Result<T> {
-        self.map_err(|source| {
-            if source.is_full() {
-                Error::Full(format!("{doing}: {source}"))
-            } else {
-                Error::System { doing, source }
-            }
-        })
+        self.map_err(|source| Error::of_call(doing, source))
     }
 }
 
 impl<T> Doing<T> for backend::Result<T> {
     fn doing(self, doing: &'static str) -> Result<T> {
         self.map_err(|error| match error {
-            backend::Error::System(source) if source.is_full() => {
-                Error::Full(format!("{doing}: {source}"))
-            }
-            backend::Error::System(source) => Error::System { doing, source },
+            backend::Error::System(source) => Error::of_call(doing, source),
             backend::Error::Unsupported { what, why } => Error::Unsupported {
                 what: what.to_owned(),
                 why,
@@ -213,5 +229,26 @@ impl<T> Doing<T> for backend::Result<T> {
                 Error::Backend { doing, source }
             }
         })
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn a_limit_of_the_kernel_is_not_taken_for_a_full_pool() {
+        let failed = |call| sys::Error::new(call, "/pods/1/mount", sys::Errno::ENOSPC);
+        let doing = "attach the volume at the target";
+        let error = Err::<(), _>(failed("move_mount")).doing(doing);
+        assert!(
+            matches!(&error, Err(Error::AtLimit { limit, .. }) if *limit == "fs.mount-max"),
+            "{error:?}"
+        );
+        let of_backend = backend::Error::System(failed("move_mount"));
+        let error = Err::<(), _>(of_backend).doing(doing);
+        assert!(matches!(error, Err(Error::AtLimit { .. })), "{error:?}");
+        let error = Err::<(), _>(failed("mkdirat")).doing("make the target");
+        assert!(matches!(error, Err(Error::Full(_))), "{error:?}");
     }
 }

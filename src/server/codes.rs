@@ -30,7 +30,9 @@ pub fn code_of(error: &Error) -> Code {
         | Error::InUse { .. }
         | Error::ClaimInUse { .. }
         | Error::Pool { .. } => Code::FailedPrecondition,
-        Error::Full(_) | Error::TargetFull(_) | Error::TooLarge { .. } => Code::ResourceExhausted,
+        Error::Full(_) | Error::TargetFull(_) | Error::AtLimit { .. } | Error::TooLarge { .. } => {
+            Code::ResourceExhausted
+        }
         Error::ShuttingDown => Code::Unavailable,
         Error::Defect
         | Error::Doomed
@@ -106,6 +108,7 @@ mod tests {
             Error::TargetFull(_) => "TargetFull",
             Error::InUse { .. } => "InUse",
             Error::Defect => "Defect",
+            Error::AtLimit { .. } => "AtLimit",
             Error::Doomed => "Doomed",
             Error::NoSuchClaim(_) => "NoSuchClaim",
             Error::NoSuchSnapshot(_) => "NoSuchSnapshot",
@@ -164,6 +167,11 @@ mod tests {
             Error::InUse {
                 name: name(),
                 volumes: 2,
+            Error::AtLimit {
+                doing: "attach the volume at the target",
+                limit: "fs.mount-max",
+                source: sys::Error::new("move_mount", "/pods/1/mount", Errno::ENOSPC),
+            },
             },
             Error::Defect,
             Error::Doomed,

@@ -50,10 +50,27 @@ impl Error {
         self.errno == errno
     }
 
-    /// Whether the filesystem has no room left: ENOSPC or EDQUOT.
+    /// Whether the filesystem has no room left: ENOSPC or EDQUOT, from a call that means a filesystem by it.
     #[must_use]
     pub fn is_full(&self) -> bool {
-        matches!(self.errno, Errno::ENOSPC | Errno::EDQUOT)
+        matches!(self.errno, Errno::ENOSPC | Errno::EDQUOT) && self.limit().is_none()
+    }
+
+    /// The limit that was reached, a sysctl, where ENOSPC means that and no disk: nothing that is deleted helps.
+    ///
+    /// The calls that only move mounts and watches about write nothing anywhere. (mount(2) is not among them: it makes a
+    /// filesystem, which may write, and only its last step counts mounts, in a [`Room`](super::Room), where there are few.)
+    #[must_use]
+    pub fn limit(&self) -> Option<&'static str> {
+        if self.errno != Errno::ENOSPC {
+            return None;
+        }
+        match self.call {
+            "move_mount" => Some("fs.mount-max"),
+            "unshare" => Some("user.max_mnt_namespaces"),
+            "inotify_add_watch" => Some("fs.inotify.max_user_watches"),
+            _ => None,
+        }
     }
 
     /// What the call was applied to.
@@ -73,6 +90,9 @@ impl fmt::Display for Error {
             printable(self.subject.display()),
             self.errno
         )?;
+        if let Some(limit) = self.limit() {
+            write!(f, " (no disk: the limit {limit} of this node)")?;
+        }
         match &self.detail {
             Some(detail) => write!(f, " ({})", printable(detail)),
             None => Ok(()),
@@ -143,6 +163,31 @@ mod tests {
         let error = error.with_detail("overlay: no workdir");
         assert!(error.to_string().ends_with("(overlay: no workdir)"));
         assert!(error.is_full() && error.is(Errno::ENOSPC));
+    }
+
+    #[test]
+    fn a_limit_of_the_kernel_is_no_full_disk() {
+        for (call, limit) in [
+            ("move_mount", "fs.mount-max"),
+            ("unshare", "user.max_mnt_namespaces"),
+            ("inotify_add_watch", "fs.inotify.max_user_watches"),
+        ] {
+            let error = Error::new(call, "/pods/1", Errno::ENOSPC);
+            assert_eq!(error.limit(), Some(limit));
+            assert!(!error.is_full() && error.is(Errno::ENOSPC));
+            assert_eq!(
+                error.to_string(),
+                format!(
+                    "{call} /pods/1: ENOSPC: No space left on device (no disk: the limit {limit} of this node)"
+                )
+            );
+            let other = Error::new(call, "/pods/1", Errno::EDQUOT);
+            assert_eq!(other.limit(), None);
+        }
+        for call in ["mkdirat", "mount", "fsconfig", "fsmount"] {
+            let error = Error::new(call, "/pool", Errno::ENOSPC);
+            assert!(error.is_full() && error.limit().is_none(), "{call}");
+        }
     }
 
     #[test]
