@@ -16,6 +16,12 @@ pub enum Error {
     /// Another operation on this volume is running.
     #[error("another operation on volume {0} is running; try again")]
     Busy(VolumeId),
+    /// A volume is to be mounted that is mounted nowhere, and whose last mount has not ended: a process has files of it open.
+    #[error(
+        "volume {0} is not mounted any more, but a process still holds files of it open, of a pod that was deleted by force \
+         most often; it can be mounted when that has ended, try again"
+    )]
+    HeldOpen(VolumeId),
     /// The content is known to be coming and did not come in time.
     #[error("{reference} is not sealed yet: {state}; waited {}", humantime::format_duration(*waited))]
     Coming {
@@ -80,12 +86,6 @@ pub enum Error {
         "there is no room left where the target is: {0}; that is not the pool's filesystem, make room there"
     )]
     TargetFull(String),
-    /// What an administrator wants deleted is used by a volume.
-    #[error("{name} is in use by {volumes} volume(s); nothing was deleted")]
-    InUse {
-        /// What.
-        name: Name,
-        /// How many volumes.
     /// A limit of the kernel is reached that has nothing to do with the pool: nothing in it need go for it.
     #[error("{doing}: {source}; raise it (sysctl {limit}), or end what uses it up, and try again")]
     AtLimit {
@@ -96,6 +96,12 @@ pub enum Error {
         /// What failed.
         source: sys::Error,
     },
+    /// What an administrator wants deleted is used by a volume.
+    #[error("{name} is in use by {volumes} volume(s); nothing was deleted")]
+    InUse {
+        /// What.
+        name: Name,
+        /// How many volumes.
         volumes: usize,
     },
     /// The disk failed to write back data that the operation was about.
@@ -183,12 +189,6 @@ pub enum Error {
 }
 
 impl Error {
-    /// Whether the filesystem has failed, at this or at something before that nobody was told of yet.
-    pub(super) fn is_lost_write(&self) -> bool {
-        matches!(self, Self::System { source, .. } if source.is(sys::Errno::EIO))
-    }
-}
-
     /// A system call failed while this was being done: which of the errors that have an answer of their own that is.
     fn of_call(doing: &'static str, source: sys::Error) -> Self {
         if source.is_full() {
@@ -203,6 +203,12 @@ impl Error {
             None => Self::System { doing, source },
         }
     }
+
+    /// Whether the filesystem has failed, at this or at something before that nobody was told of yet.
+    pub(super) fn is_lost_write(&self) -> bool {
+        matches!(self, Self::System { source, .. } if source.is(sys::Errno::EIO))
+    }
+}
 
 /// Says what was being done when a system call or a backend failed, and finds the failures that have an answer of
 /// their own.

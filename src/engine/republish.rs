@@ -109,7 +109,7 @@ fn mount_anew(inner: &Inner, dir: &Dir, record: &mut VolumeRecord) -> Result<Own
     {
         // A process of the pod, or a copy in another namespace, holds what was detached. Two mounts of one top would
         // corrupt each other.
-        return Err(Error::Busy(record.id.clone()));
+        return Err(Error::HeldOpen(record.id.clone()));
     }
     record.mounted_as = None;
     let record = &*record;

@@ -14,7 +14,8 @@ use crate::engine::Error;
 #[must_use]
 pub fn code_of(error: &Error) -> Code {
     match error {
-        Error::Busy(_) | Error::Coming { .. } => Code::Aborted,
+        // Of what is held open the unmount goes on: the kernel has not seen its end.
+        Error::Busy(_) | Error::HeldOpen(_) | Error::Coming { .. } => Code::Aborted,
         Error::NoSuchContent(_)
         | Error::NoSuchName(_)
         | Error::NotPublished { .. }
@@ -96,6 +97,7 @@ mod tests {
     fn variant(error: &Error) -> &'static str {
         match error {
             Error::Busy(_) => "Busy",
+            Error::HeldOpen(_) => "HeldOpen",
             Error::Coming { .. } => "Coming",
             Error::NoSuchContent(_) => "NoSuchContent",
             Error::NoSuchName(_) => "NoSuchName",
@@ -106,9 +108,9 @@ mod tests {
             Error::Unsupported { .. } => "Unsupported",
             Error::Full(_) => "Full",
             Error::TargetFull(_) => "TargetFull",
+            Error::AtLimit { .. } => "AtLimit",
             Error::InUse { .. } => "InUse",
             Error::Defect => "Defect",
-            Error::AtLimit { .. } => "AtLimit",
             Error::Doomed => "Doomed",
             Error::NoSuchClaim(_) => "NoSuchClaim",
             Error::NoSuchSnapshot(_) => "NoSuchSnapshot",
@@ -135,6 +137,7 @@ mod tests {
         let system = || sys::Error::new("mkdirat", "/pool/volumes/csi-1", Errno::EIO);
         vec![
             Error::Busy(volume()),
+            Error::HeldOpen(volume()),
             Error::Coming {
                 reference: name().reference,
                 state: "its pod is still running".into(),
@@ -164,14 +167,14 @@ mod tests {
             },
             Error::Full("mkdirat /pool/volumes/csi-1: ENOSPC".into()),
             Error::TargetFull("mkdirat /pods/1/mount: ENOSPC".into()),
-            Error::InUse {
-                name: name(),
-                volumes: 2,
             Error::AtLimit {
                 doing: "attach the volume at the target",
                 limit: "fs.mount-max",
                 source: sys::Error::new("move_mount", "/pods/1/mount", Errno::ENOSPC),
             },
+            Error::InUse {
+                name: name(),
+                volumes: 2,
             },
             Error::Defect,
             Error::Doomed,

@@ -44,11 +44,19 @@ pub(crate) fn request(name: &str) -> CreateClaim {
 pub(crate) async fn again<T, F: Future<Output = Result<T>>>(ask: impl Fn() -> F) -> Result<T> {
     for _ in 0..200 {
         match ask().await {
-            Err(Error::Busy(_)) => tokio::time::sleep(Duration::from_millis(10)).await,
+            Err(error) if is_busy(&error) => tokio::time::sleep(Duration::from_millis(10)).await,
             result => return result,
         }
     }
     ask().await
+}
+
+fn is_busy(error: &Error) -> bool {
+    match error {
+        Error::Busy(_) | Error::HeldOpen(_) => true,
+        Error::ClaimInUse { how, .. } => how.contains("a process still holds"),
+        _ => false,
+    }
 }
 
 impl Bench {

@@ -5,9 +5,11 @@ use std::fs::File;
 use std::io::Write as _;
 use std::time::Duration;
 
-use baggageclaim::engine::claims::Claims;
+use baggageclaim::engine::claims::{Claims, CreateClaim};
 use baggageclaim::engine::{Engine, Error};
-use baggageclaim::model::MutableParameters;
+use baggageclaim::model::{ClaimSource, MutableParameters};
+use baggageclaim::server::{code_of, message_of};
+use tonic::Code;
 
 use super::bench::{ALL, Bench, COPY, OVERLAY, request, say};
 
@@ -25,17 +27,28 @@ async fn what_a_process_still_holds_is_neither_frozen_nor_deleted() {
     let id = claim.id.as_str();
     for restarted in [false, true] {
         let taken = bench.engine.create_snapshot("torn", id).await;
-        assert!(
-            matches!(taken, Err(Error::Busy(_))),
-            "{restarted} {taken:?}"
-        );
+        let taken = taken.expect_err("held open");
+        let request = CreateClaim {
+            source: Some(ClaimSource::Claim(claim.id.clone())),
+            ..request("clone")
+        };
+        let cloned = bench.engine.create_claim(request).await;
+        for error in [taken, cloned.expect_err("held open")] {
+            let said = message_of(&error);
+            // Nothing runs, and nothing will come of it unless somebody asks again.
+            assert_eq!(code_of(&error), Code::FailedPrecondition, "{said}");
+            assert!(
+                said.contains("not mounted any more, but a process still holds files of it open"),
+                "{restarted} {said}"
+            );
+        }
         let deleted = bench.engine.delete_claim(id).await;
         assert!(
             matches!(deleted, Err(Error::ClaimInUse { .. })),
             "{deleted:?}"
         );
         let staged = bench.stage(&claim).await;
-        assert!(matches!(staged, Err(Error::Busy(_))), "{staged:?}");
+        assert!(matches!(staged, Err(Error::HeldOpen(_))), "{staged:?}");
         bench.engine.reap().await.expect("reap");
     }
     held.write_all(b"late").expect("it is open");
@@ -280,6 +293,7 @@ fn may_be<T: std::fmt::Debug>(result: Result<T, Error>) -> Option<T> {
         Ok(value) => Some(value),
         Err(
             Error::Busy(_)
+            | Error::HeldOpen(_)
             | Error::NoSuchClaim(_)
             | Error::NoSuchSnapshot(_)
             | Error::ClaimInUse { .. }

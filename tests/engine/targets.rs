@@ -241,7 +241,7 @@ async fn what_a_process_still_holds_is_not_mounted_a_second_time() {
         .try_publish("pod", "v", OUTPUT)
         .await
         .expect_err("held");
-    assert!(matches!(error, Error::Busy(_)), "{error}");
+    assert!(matches!(error, Error::HeldOpen(_)), "{error}");
     assert_eq!(mounts_at(&at), 0);
     drop(held);
     bench.publish("pod", "v", OUTPUT).await;

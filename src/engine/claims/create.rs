@@ -265,10 +265,7 @@ pub(super) fn delete_now(inner: &Arc<Inner>, id: &VolumeId) -> Result<()> {
     };
     unused?;
     if is_held_open(inner, id)? {
-        return Err(Error::ClaimInUse {
-            claim: id.clone(),
-            how: "not mounted any more, but a process still holds files of it open".to_owned(),
-        });
+        return Err(hold::held_open(id));
     }
     // What the index names stays in its place.
     let mut pins = Pins::none(inner);

@@ -8,7 +8,7 @@
 use std::path::Path;
 use std::sync::Arc;
 
-use super::hold::refuse_broken;
+use super::hold::{held_open, refuse_broken};
 use super::mount::is_held_open;
 use crate::backend;
 use crate::engine::crash::{Point, point};
@@ -358,7 +358,7 @@ impl Freezing {
         let id = self.last().claim.id.clone();
         if is_held_open(&inner, &id)? {
             // A pod that was deleted by force still writes.
-            return Err(Error::Busy(id));
+            return Err(held_open(&id));
         }
         // Chosen first: a name is in order with the renames after a power cut, the content of a file is not.
         let layer = self.make_layer()?;

@@ -80,6 +80,17 @@ pub(super) fn refuse_broken(held: &Held) -> Result<()> {
     }
 }
 
+/// What is said of a claim that is mounted nowhere and must not change yet. Nothing of it runs, so whoever asks is told to come
+/// back, not to wait; which process it is cannot be seen from a container of one's own.
+pub(super) fn held_open(id: &VolumeId) -> Error {
+    Error::ClaimInUse {
+        claim: id.clone(),
+        how: "not mounted any more, but a process still holds files of it open, of a pod that was deleted by force most often; \
+              try again when that has ended"
+            .to_owned(),
+    }
+}
+
 /// Refuses to write down of a claim what the index may know better.
 pub(super) fn refuse_unsure(held: &Held) -> Result<()> {
     if held.is_unsure() {

@@ -176,7 +176,7 @@ fn mount_anew(inner: &Inner, known: &mut Known, read_only: bool) -> Result<(Dir,
     let id = &known.claim.id;
     if is_held_open(inner, id)? {
         // A pod that was deleted by force still writes. Two mounts of one top would corrupt each other.
-        return Err(Error::Busy(id.clone()));
+        return Err(Error::HeldOpen(id.clone()));
     }
     let (dir, made) = content::open_or_make(inner, &known.claim)?;
     if let Some(limit) = made {
