@@ -229,6 +229,7 @@ fn pin(
         seal: seal_plan(inner, request, from.as_ref()),
         limit_unenforced: None,
         mounted_as: None,
+        multiple_targets: Some(request.multiple_targets),
         targets: vec![request.target.clone()],
     };
     let live = Live {

@@ -44,6 +44,13 @@ pub(super) fn publish_again(inner: &Inner, request: &PublishRequest) -> Result<P
     };
     let mounted_there = mounts.get(&request.target);
     if mounted_there.is_some_and(|id| shows(&target, *id)) {
+        let same_mode = |known| known == request.multiple_targets;
+        if !record.multiple_targets.is_none_or(same_mode) {
+            return Err(Error::Different {
+                volume: request.volume.clone(),
+                what: "access mode",
+            });
+        }
         return Ok(published);
     }
     let elsewhere = still_mounted(&mounts, &request.target);
@@ -75,6 +82,9 @@ pub(super) fn publish_again(inner: &Inner, request: &PublishRequest) -> Result<P
         // What is recorded as mounted and is not any more was unmounted behind our back.
         None => Vec::new(),
     };
+    let wanted = Some(request.multiple_targets);
+    record.multiple_targets =
+        wanted.filter(|_| targets.is_empty() || record.multiple_targets == wanted);
     attach(inner, request, &target, &dir, record, targets, &mount)?;
     Ok(published)
 }

@@ -16,8 +16,9 @@ use super::error::{Error, Result};
 use super::types::{PublishRequest, VolumeState};
 use crate::backend::Limit;
 use crate::model::{
-    Artifact, ArtifactId, Claim, LayerId, Name, Outcome, PodUid, Reference, SealPlan, Snapshot,
-    SnapshotGroup, SnapshotId, Tenant, Timestamp, Usage, VolumeId, VolumeRecord, takes_name,
+    Artifact, ArtifactId, Claim, LayerId, MountCapability, Name, Outcome, PodUid, Reference,
+    SealPlan, Snapshot, SnapshotGroup, SnapshotId, Tenant, Timestamp, Usage, VolumeId,
+    VolumeRecord, takes_name,
 };
 
 /// A volume that its pod has, or is about to get.
@@ -122,6 +123,8 @@ pub(super) struct ClaimMount {
     pub(super) id: u64,
     pub(super) staging: bool,
     pub(super) read_only: bool,
+    /// `None`: not known.
+    pub(super) asked: Option<MountCapability>,
 }
 
 impl Held {

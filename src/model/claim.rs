@@ -186,6 +186,20 @@ pub struct ClaimTarget {
     pub staging: bool,
     /// Whether it shows the claim for reading only.
     pub read_only: bool,
+    /// What else was asked for there; `None`: a version wrote this that did not say so.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub asked: Option<MountCapability>,
+}
+
+/// What a mount of a claim was asked for with. A repeated call for the same place must bring the same.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Serialize, Deserialize)]
+#[serde(rename_all = "camelCase")]
+pub struct MountCapability {
+    /// Whether its access mode allows several targets at once.
+    pub multiple_targets: bool,
+    /// The pod's fsGroup.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub mount_group: Option<u32>,
 }
 
 /// One `ControllerPublishVolume`.

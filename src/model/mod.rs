@@ -23,7 +23,7 @@ pub use artifact::{
 pub use attributes::{AttributeError, Commit, DEFAULT_OUTPUT_TTL, Keep, VolumeKind, VolumeSpec};
 pub use claim::{
     Attachment, Claim, ClaimParameters, ClaimRecord, ClaimSource, ClaimTarget, LiveClone,
-    MutableParameters, OwnerView, Snapshot, SnapshotGroup, SnapshotId,
+    MountCapability, MutableParameters, OwnerView, Snapshot, SnapshotGroup, SnapshotId,
 };
 pub use class::ParameterError;
 pub use id::{ArtifactId, IdError, LayerId, VolumeId};

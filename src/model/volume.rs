@@ -121,6 +121,10 @@ pub struct VolumeRecord {
     /// What its overlay is called in the kernel's mount table, if not by the volume's id: it was mounted before anybody asked for it.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub mounted_as: Option<String>,
+    /// Whether its access mode allows several targets at once; `None`: a version wrote this that did not say so, or its
+    /// targets were asked for with different ones.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub multiple_targets: Option<bool>,
     /// Where it is published.
     pub targets: Vec<PathBuf>,
 }

@@ -217,6 +217,7 @@ mod tests {
             seal: None,
             limit_unenforced: None,
             mounted_as: None,
+            multiple_targets: None,
             targets: vec!["/t".into()],
         };
         assert_eq!(read_volume(&dir).expect("read"), Err(Unreadable::Missing));

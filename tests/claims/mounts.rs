@@ -85,6 +85,42 @@ async fn staged_once_and_published_as_its_access_mode_allows() {
             fs::read_to_string(bench.at("two").join("file")).expect("read"),
             "text"
         );
+        for (changed, what) in [
+            (
+                MountClaim {
+                    multiple_targets: true,
+                    ..one.clone()
+                },
+                "access mode",
+            ),
+            (
+                MountClaim {
+                    mount_group: Some(2000),
+                    ..one.clone()
+                },
+                "volume_mount_group (fsGroup)",
+            ),
+            (
+                MountClaim {
+                    multiple_targets: true,
+                    ..bench.stage_request(&claim)
+                },
+                "access mode",
+            ),
+        ] {
+            let answer = bench.engine.mount_claim(changed).await;
+            assert!(
+                matches!(&answer, Err(Error::Different { what: found, .. }) if *found == what),
+                "{what}: {answer:?}"
+            );
+        }
+        // Kubelet stages once for the pods of all groups.
+        let staged_again = MountClaim {
+            mount_group: Some(2000),
+            ..bench.stage_request(&claim)
+        };
+        let staged_again = bench.engine.mount_claim(staged_again).await;
+        staged_again.expect("a stage is of no group");
         fs::write(bench.at("two").join("file"), "no").expect_err("read-only");
         fs::write(bench.at("one").join("file"), "new").expect("not read-only");
 
@@ -149,6 +185,58 @@ async fn staged_once_and_published_as_its_access_mode_allows() {
         }
         bench.finish().await;
     }
+}
+
+/// Takes from a claim's record what older versions did not write there.
+fn as_an_older_version_wrote_it(record: &Path) {
+    let text = fs::read(record).expect("there");
+    let mut known: serde_json::Value = serde_json::from_slice(&text).expect("JSON");
+    for target in known["targets"].as_array_mut().expect("a list") {
+        let asked = target.as_object_mut().expect("an object").remove("asked");
+        asked.expect("this version writes it");
+    }
+    let text = serde_json::to_vec(&known).expect("JSON");
+    fs::write(record, text).expect("written");
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn what_a_mount_was_asked_for_with_is_remembered_and_not_guessed() {
+    let Some(bench) = Bench::new(ALL[0]).await else {
+        return;
+    };
+    let claim = bench.create("claim").await;
+    bench.stage(&claim).await.expect("staged");
+    let of_group = |group| MountClaim {
+        mount_group: Some(group),
+        ..bench.publish_request(&claim, "pod")
+    };
+    let (one, other) = (of_group(1000), of_group(2000));
+    bench.engine.mount_claim(one.clone()).await.expect("first");
+    assert_eq!(fs::metadata(bench.at("pod")).expect("there").gid(), 1000);
+
+    let bench = bench.restart().await;
+    bench.engine.mount_claim(one.clone()).await.expect("again");
+    let different = bench.engine.mount_claim(other.clone()).await;
+    assert!(
+        matches!(different, Err(Error::Different { .. })),
+        "{different:?}"
+    );
+    assert_eq!(fs::metadata(bench.at("pod")).expect("there").gid(), 1000);
+
+    // An older version did not write it down: kubelet's repetitions are not refused for that.
+    let record = bench.lab.path().join("pool/volumes");
+    let record = record.join(claim.id.as_str()).join("claim.json");
+    let bench = bench
+        .restart_after(|| as_an_older_version_wrote_it(&record))
+        .await;
+    for request in [one, other] {
+        bench.engine.mount_claim(request).await.expect("not known");
+    }
+    let path = bench.at("pod");
+    let unpublished = bench.engine.unmount_claim(claim.id.as_str(), &path, false);
+    unpublished.await.expect("unpublished");
+    bench.unmount(&claim).await;
+    bench.finish().await;
 }
 
 #[tokio::test(flavor = "multi_thread")]

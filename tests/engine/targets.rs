@@ -78,6 +78,13 @@ async fn a_publish_that_is_repeated_does_nothing_and_one_that_differs_is_refused
                     "{error}"
                 );
             }
+            let mut shared = bench.request("pod", "v", attributes);
+            shared.multiple_targets = true;
+            let error = bench.engine.publish(shared).await.expect_err("another");
+            assert!(
+                matches!(&error, Error::Different { what, .. } if *what == "access mode"),
+                "{error}"
+            );
             assert_eq!(fs::read_to_string(at.join("f")).expect("read"), "mine");
             bench.unpublish("v").await;
             bench.quiet().await;

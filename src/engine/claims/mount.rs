@@ -19,7 +19,7 @@ use crate::engine::crash::{Point, point};
 use crate::engine::error::{Doing, Error, Result};
 use crate::engine::state::ClaimMount;
 use crate::engine::target::{Found, Target};
-use crate::model::{Claim, ClaimTarget, VolumeId};
+use crate::model::{Claim, ClaimTarget, MountCapability, VolumeId};
 use crate::sys::{self, Dir, MountAttributes};
 
 /// What a pod's fsGroup adds to the root's mode.
@@ -67,13 +67,13 @@ fn mount_now(inner: &Inner, request: &MountClaim) -> Result<()> {
     if let Some(there) = known.mounts.get(&request.target)
         && shows(&target, there.id)
     {
-        if there.read_only != request.read_only {
-            return Err(Error::Different {
+        return match difference(there, request) {
+            None => Ok(()),
+            Some(what) => Err(Error::Different {
                 volume: request.claim.clone(),
-                what: "readonly",
-            });
-        }
-        return Ok(());
+                what,
+            }),
+        };
     }
     // What was unmounted behind our back is forgotten.
     known
@@ -96,6 +96,25 @@ fn mount_now(inner: &Inner, request: &MountClaim) -> Result<()> {
         give_to_group(&mount, group)?;
     }
     attach(inner, request, &target, &dir, &known, &mount)
+}
+
+/// What of a repeated request differs from the first, in the words of an error message (CSI specification, "NodePublishVolume": with
+/// other arguments for the same target path it is ALREADY_EXISTS).
+///
+/// Of a staging path the group is not among it: kubelet stages a claim once for the pods of all groups, and after a restart of its
+/// own again for whichever it meets first. Each has its group when it is published.
+fn difference(there: &ClaimMount, request: &MountClaim) -> Option<&'static str> {
+    if there.read_only != request.read_only {
+        return Some("readonly");
+    }
+    let asked = there.asked?;
+    if asked.multiple_targets != request.multiple_targets {
+        Some("access mode")
+    } else if !there.staging && asked.mount_group != request.mount_group {
+        Some("volume_mount_group (fsGroup)")
+    } else {
+        None
+    }
 }
 
 fn shows(target: &Target<'_>, mount: u64) -> bool {
@@ -232,6 +251,10 @@ fn attach(
         id,
         staging: request.staging,
         read_only: request.read_only,
+        asked: Some(MountCapability {
+            multiple_targets: request.multiple_targets,
+            mount_group: request.mount_group,
+        }),
     };
     let before = targets(&known.mounts);
     let mut after = before.clone();
@@ -272,6 +295,7 @@ fn described(path: &Path, mount: &ClaimMount) -> ClaimTarget {
         path: path.to_owned(),
         staging: mount.staging,
         read_only: mount.read_only,
+        asked: mount.asked,
     }
 }
 

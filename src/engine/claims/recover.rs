@@ -135,6 +135,7 @@ fn target(mount: &MountEntry) -> ClaimTarget {
         path: mount.mount_point.clone(),
         staging: mount.mount_point.ends_with("globalmount"),
         read_only: false,
+        asked: None,
     }
 }
 
@@ -166,6 +167,7 @@ fn of_this_boot(
                 id: *found.get(&target.path)?,
                 staging: target.staging,
                 read_only: target.read_only,
+                asked: target.asked,
             };
             Some((target.path.clone(), mount))
         })
