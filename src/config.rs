@@ -477,6 +477,7 @@ impl Driver {
             Some(node) => node,
             None => host_name().map_err(Error::HostName)?,
         };
+        let defaults = engine::Config::new(pool.pool);
         let engine = engine::Config {
             pool: pool.pool,
             backend: self.backend.into(),
@@ -489,7 +490,7 @@ impl Driver {
             low_watermark: low,
             reap_interval: self.reap_interval,
             reserve: self.reserve,
-            notices: None,
+            ..defaults
         };
         Ok(driver::Config {
             socket,

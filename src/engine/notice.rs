@@ -77,6 +77,11 @@ pub enum NotCommitted {
     Damaged,
     /// Its directory vanished from the pool.
     Lost,
+    /// A seal is a copy here, and there was no room for it in time.
+    NoRoom {
+        /// How long it was tried.
+        waited: Duration,
+    },
 }
 
 impl fmt::Display for NotCommitted {
@@ -95,6 +100,13 @@ impl fmt::Display for NotCommitted {
             Self::Refused(why) => write!(f, "its content cannot be sealed: {why}"),
             Self::Damaged => f.write_str("the disk failed to write back data while it existed"),
             Self::Lost => f.write_str("its directory is gone from the pool"),
+            Self::NoRoom { waited } => {
+                let waited = humantime::format_duration(*waited);
+                write!(
+                    f,
+                    "the pool had no room within {waited} for the copy of it that a seal is here"
+                )
+            }
         }
     }
 }

@@ -93,8 +93,16 @@ async fn settle(inner: &Arc<Inner>, left: Left) {
     }
     point(Point::SealFrozen);
     let mut attempt = 0;
+    let mut full_since = None;
     loop {
-        match end(inner, key).await {
+        let ended = match end(inner, key).await {
+            Err(error @ Error::Full(_)) if is_copy(inner) => {
+                let since = *full_since.get_or_insert_with(Instant::now);
+                without_room(inner, key, since, error).await
+            }
+            ended => ended,
+        };
+        match ended {
             Ok(()) => return,
             Err(error) => {
                 let retry = retry_after(attempt, &error);
@@ -266,6 +274,26 @@ async fn end(inner: &Arc<Inner>, key: LayerId) -> Result<()> {
         },
         Goal::Discard => discard(inner, key).await,
     }
+}
+
+/// Whether a seal copies the content here, and so may need as much room as that has.
+fn is_copy(inner: &Inner) -> bool {
+    !inner.backend.has_snapshots() && !inner.backend.stacks()
+}
+
+/// What becomes of a copy for which there is no room. All that could go for it was asked to: after a while it is given up, or it would be
+/// begun again and again, and take for a moment each time the room that others need.
+async fn without_room(
+    inner: &Arc<Inner>,
+    key: LayerId,
+    since: Instant,
+    error: Error,
+) -> Result<()> {
+    let waited = inner.config.room_wait;
+    if since.elapsed() < waited {
+        return Err(error);
+    }
+    give_up(inner, key, &NotCommitted::NoRoom { waited }).await
 }
 
 /// Whether the volume's pod did what its `commit` asks for; if not, why.

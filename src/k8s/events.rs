@@ -92,7 +92,8 @@ impl Saying {
                     NotCommitted::OutcomeUnknown { .. }
                     | NotCommitted::Refused(_)
                     | NotCommitted::Damaged
-                    | NotCommitted::Lost => true,
+                    | NotCommitted::Lost
+                    | NotCommitted::NoRoom { .. } => true,
                 };
                 let why = more.unwrap_or_else(|| why.to_string());
                 let note = format!("{reference} is not committed: {why}");

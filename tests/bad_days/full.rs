@@ -4,16 +4,17 @@
 use std::fs;
 use std::io::{ErrorKind, Write as _};
 use std::path::Path;
-use std::time::Instant;
+use std::time::{Duration, Instant};
 
 use baggageclaim::backend::BackendKind;
-use baggageclaim::engine::{Config, Engine, Error, PublishRequest};
+use baggageclaim::engine::notice::{NotCommitted, What};
+use baggageclaim::engine::{Config, Engine, Error, Notices, PublishRequest};
 use baggageclaim::model::Outcome;
 use baggageclaim::sys::Dir;
 use nix::sys::inotify::{AddWatchFlags, InitFlags, Inotify};
 use rustix::fs::FallocateFlags;
 
-use crate::common::bench::{Bench, NEVER, eventually, names, open_again};
+use crate::common::bench::{Bench, NEVER, eventually, names, open_again, soon};
 use crate::common::{Fs, Lab};
 
 const MIB: u64 = 1 << 20;
@@ -205,6 +206,76 @@ async fn what_was_promised_holds_and_room_that_comes_back_is_used() {
             bench.finish().await;
         }
     }
+}
+
+/// A seal that is a copy may need more room than there will ever be.
+#[tokio::test(flavor = "multi_thread")]
+async fn a_copy_for_which_there_is_no_room_is_given_up_and_one_for_which_room_comes_is_not() {
+    let lab = match Lab::try_sized(Fs::Ext4, 48 * MIB) {
+        Ok(lab) => lab,
+        Err(reason) => return crate::common::skip(&reason),
+    };
+    let (notices, mut heard) = Notices::channel(64);
+    let bench = Bench::with(lab, |config| {
+        config.backend = Some(BackendKind::Copy);
+        config.room_wait = Duration::from_secs(2);
+        config.notices = Some(notices);
+    })
+    .await;
+    // More than half of the pool cannot be there twice.
+    let cache = [
+        ("type", "task-cache"),
+        ("key", "large"),
+        ("commit", "always"),
+    ];
+    let (at, _) = bench.publish("pod", "large", &cache).await;
+    let large: usize = 26 << 20;
+    fs::write(at.join("f"), vec![7; large]).expect("room for one");
+    let began = Instant::now();
+    bench.unpublish("large").await;
+    bench.quiet().await;
+    assert!(
+        began.elapsed() >= Duration::from_secs(2),
+        "it was not tried for long"
+    );
+    assert!(bench.artifact("task-cache/large").is_none());
+    let why = loop {
+        let notice = soon("a notice", heard.recv()).await;
+        if let What::NotCommitted { why, .. } = notice.expect("the engine lives").what {
+            break why;
+        }
+    };
+    let waited = Duration::from_secs(2);
+    assert_eq!(why, NotCommitted::NoRoom { waited });
+    assert!(why.to_string().contains("no room within 2s"), "{why}");
+    for place in ["pending", "layers"] {
+        assert_eq!(names(&bench.pool().join(place)), [""; 0], "{place}");
+    }
+    eventually("its room is given back", || {
+        let space = Dir::open(&bench.pool()).and_then(|pool| pool.space());
+        space.expect("statfs").bytes_available > large as u64
+    })
+    .await;
+
+    // One that fits as soon as another is gone is sealed.
+    let (at, _) = bench.publish("filler", "filler", &[]).await;
+    fs::write(at.join("f"), vec![7; 20 << 20]).expect("write");
+    let cache = [
+        ("type", "task-cache"),
+        ("key", "small"),
+        ("commit", "always"),
+    ];
+    let (at, _) = bench.publish("pod", "small", &cache).await;
+    fs::write(at.join("f"), vec![8; 10 << 20]).expect("write");
+    fill_up(&bench.target("filler"));
+    bench.unpublish("small").await;
+    bench.unpublish("filler").await;
+    eventually("what found room is sealed", || {
+        bench.artifact("task-cache/small").is_some()
+    })
+    .await;
+    bench.quiet().await;
+    bench.finish().await;
 }
 
 #[tokio::test(flavor = "multi_thread")]
