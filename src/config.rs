@@ -295,7 +295,7 @@ pub struct Driver {
     /// How many claims this node may have attached [default: as many as the orchestrator likes]
     #[arg(long, value_name = "NUMBER", env = "BAGGAGECLAIM_MAX_VOLUMES", hide_env_values = true, value_parser = clap::value_parser!(u32).range(1..))]
     pub max_volumes: Option<u32>,
-    /// How long running calls may still take at the end
+    /// How long the end may take: running calls are answered and the pool is put away; what is not done then, the next start does
     #[arg(long, value_name = "TIME", env = "BAGGAGECLAIM_GRACE", hide_env_values = true, default_value = "25s", value_parser = humantime::parse_duration)]
     pub grace: Duration,
     /// End when the process that started this one does, whatever ends it: for tests and the demo.
@@ -479,7 +479,6 @@ impl Driver {
         };
         let defaults = engine::Config::new(pool.pool);
         let engine = engine::Config {
-            pool: pool.pool,
             backend: self.backend.into(),
             mount_api: self.mount_api.into(),
             btrfs_quota: self.btrfs_quota,

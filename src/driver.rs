@@ -3,15 +3,19 @@
 //!
 //! The CSI socket is there first and answers Probe while the pool is being opened; the admin socket comes when there is
 //! something to administer; then what the role adds begins. At the end it goes the other way: the role takes back what it
-//! added, nothing new is accepted, what runs is answered within the grace period, the engine stops at a safe point, the
-//! sockets go. Mounts stay: pods use them.
+//! added, nothing new is accepted, what runs is answered, the engine stops at a safe point, the sockets go. Mounts stay: pods
+//! use them. All of it together has the grace period: what a disk that does not answer keeps from being done is left to the
+//! next start, which a `kill -9` leaves as much.
 
 use std::future::Future;
 use std::path::PathBuf;
+use std::sync::OnceLock;
+use std::time::Duration;
 
 use rustix::fs::Mode;
 use rustix::process::{Resource, Rlimit, getrlimit, setrlimit, umask};
 use tokio::sync::watch;
+use tokio::time::{Instant, sleep_until, timeout, timeout_at};
 use tokio_util::sync::CancellationToken;
 use tokio_util::task::AbortOnDropHandle;
 
@@ -20,6 +24,9 @@ use crate::engine::{self, Engine};
 use crate::server::{self, Socket};
 use crate::sys::Dir;
 use crate::{admin, sys};
+
+/// What the end may take beyond the grace period: to say who was late, and for an engine to which others have left no time.
+const AFTER_GRACE: Duration = Duration::from_secs(1);
 
 /// How it is set up.
 #[derive(Debug, Clone)]
@@ -90,9 +97,21 @@ where
     );
 
     let pool = config.engine.pool.clone();
+    tokio::pin!(shutdown);
+    let told = OnceLock::new();
+    let too_long = async {
+        shutdown.as_mut().await;
+        sleep_until(*told.get_or_init(Instant::now) + grace).await;
+    };
     let engine = tokio::select! {
         opened = Engine::open(config.engine) => opened.map_err(Error::Engine)?,
         ended = &mut csi => return Ok(ended?),
+        () = too_long => {
+            tracing::warn!("the grace period is over, and the pool is still being opened: that is left to the next start");
+            stop.cancel();
+            let ended = timeout(AFTER_GRACE, csi).await;
+            return Ok(ended.unwrap_or(Ok(()))?);
+        }
     };
     let dir = Dir::open(&pool).map_err(Error::Pool)?;
     // There before anybody is told that the driver is ready: who waits for that may ask the next moment.
@@ -109,9 +128,25 @@ where
     let withdraw = CancellationToken::new();
     let mut role = AbortOnDropHandle::new(tokio::spawn(role(engine.clone(), withdraw.clone())));
     let over = CancellationToken::new();
-    let csi = over_with(&over, csi);
-    let admin = over_with(&over, admin);
+    let (served, late) = (CancellationToken::new(), CancellationToken::new());
+    let services = async {
+        let both = async { tokio::join!(over_with(&over, csi), over_with(&over, admin)) };
+        let ended = tokio::select! {
+            (csi, admin) = both => csi.and(admin),
+            () = late.cancelled() => {
+                tracing::warn!("the services do not end; they are left");
+                Ok(())
+            }
+        };
+        served.cancel();
+        ended
+    };
     let end = async {
+        let shutdown = async {
+            if told.get().is_none() {
+                shutdown.await;
+            }
+        };
         let in_time = tokio::select! {
             () = shutdown => true,
             () = over.cancelled() => true,
@@ -120,18 +155,26 @@ where
         };
         tracing::info!("stopping: what runs is answered, nothing new is accepted");
         withdraw.cancel();
+        let until = *told.get_or_init(Instant::now) + grace;
         // What is asked until then is still answered.
-        if in_time && tokio::time::timeout(grace, &mut role).await.is_err() {
+        if in_time && timeout_at(until, &mut role).await.is_err() {
             tracing::warn!("what runs beside the services does not end; it is left");
         }
         stop.cancel();
         // While the services end: a publish that waits for content must hear that it waits in vain, or it is late.
-        engine.shutdown().await;
+        let left = until.saturating_duration_since(Instant::now());
+        engine.shutdown_within(left.max(AFTER_GRACE)).await;
+        if timeout_at(until + AFTER_GRACE, served.cancelled())
+            .await
+            .is_err()
+        {
+            late.cancel();
+        }
         if in_time { Ok(()) } else { Err(Error::Role) }
     };
-    let (csi, admin, role) = tokio::join!(csi, admin, end);
+    let (services, role) = tokio::join!(services, end);
     tracing::info!("stopped; mounts stay");
-    csi.and(admin)?;
+    services?;
     role
 }
 

@@ -61,13 +61,24 @@ struct Standalone {
 
 impl Standalone {
     fn start(lab: &Lab) -> Self {
+        Self::start_with_grace(lab, "5s")
+    }
+
+    fn start_with_grace(lab: &Lab, grace: &str) -> Self {
         let pool = lab.path().join("pool");
         let socket = lab.run_dir().join("driver/csi.sock");
         let child = command(&pool)
             .arg("standalone")
             .arg("--socket")
             .arg(&socket)
-            .args(["--log-format", "json", "--node-id", "here", "--grace", "5s"])
+            .args([
+                "--log-format",
+                "json",
+                "--node-id",
+                "here",
+                "--grace",
+                grace,
+            ])
             .stderr(Stdio::piped())
             .spawn()
             .expect("the binary runs");
@@ -103,6 +114,51 @@ impl Standalone {
     fn signal(&self, signal: rustix::process::Signal) {
         let pid = rustix::process::Pid::from_child(&self.child);
         rustix::process::kill_process(pid, signal).expect("kill");
+    }
+}
+
+/// The state letters of the threads of a process, as proc(5) has them; of one that has ended and has threads that the
+/// kernel cannot end yet, the first is `Z`.
+fn states(pid: u32) -> Vec<char> {
+    let threads = std::fs::read_dir(format!("/proc/{pid}/task")).expect("it is ours");
+    let stat = |thread: std::fs::DirEntry| std::fs::read_to_string(thread.path().join("stat"));
+    let mut threads: Vec<_> = threads.map(|thread| thread.expect("an entry")).collect();
+    threads.sort_by_key(std::fs::DirEntry::file_name);
+    let stats = threads.into_iter().filter_map(|thread| stat(thread).ok());
+    let state = |stat: String| {
+        stat.rsplit(')')
+            .next()
+            .and_then(|rest| rest.trim().chars().next())
+    };
+    stats.filter_map(state).collect()
+}
+
+async fn until(what: &str, mut so: impl FnMut() -> bool) {
+    let began = Instant::now();
+    while !so() {
+        assert!(began.elapsed() < PATIENCE, "never: {what}");
+        tokio::time::sleep(Duration::from_millis(10)).await;
+    }
+}
+
+/// A filesystem to which every write waits, until this is dropped.
+struct Frozen(PathBuf);
+
+impl Frozen {
+    fn new(path: PathBuf) -> Self {
+        let frozen = Command::new("fsfreeze").arg("--freeze").arg(&path).status();
+        assert!(frozen.expect("util-linux").success());
+        Self(path)
+    }
+}
+
+impl Drop for Frozen {
+    fn drop(&mut self) {
+        let thawed = Command::new("fsfreeze")
+            .arg("--unfreeze")
+            .arg(&self.0)
+            .status();
+        assert!(thawed.expect("util-linux").success());
     }
 }
 
@@ -325,6 +381,73 @@ async fn what_is_mounted_outlives_the_driver_and_is_taken_up_again() {
     let said = answer(&pool, &["check", "--rebuild"]);
     assert!(said.contains("names 1 artifact"), "{said}");
     assert_eq!(json(&pool, &["check", "-o", "json"]), serde_json::json!([]));
+    assert_eq!(lab.close(), [""; 0].map(PathBuf::from));
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn a_disk_that_does_not_answer_keeps_the_driver_from_ending_no_longer_than_its_grace() {
+    let lab = require_lab!(Fs::Ext4);
+    let driver = Standalone::start_with_grace(&lab, "1s");
+    let kubelet = driver.kubelet(&lab).await;
+    let pod = kubelet.pod("ci", "build");
+    let attributes = [("type", "task-cache"), ("key", "k"), ("commit", "always")];
+    let published = pod.publish("cache", attributes, PublishOptions::default());
+    let published = published.await.expect("publish");
+    std::fs::write(published.target.join("file"), "kept").expect("write");
+
+    let frozen = Frozen::new(lab.path());
+    let unpublish = tokio::spawn({
+        let pod = pod.clone();
+        async move { pod.unpublish("cache").await }
+    });
+    let pid = driver.child.id();
+    until("a call waits for the disk", || states(pid).contains(&'D')).await;
+    let began = Instant::now();
+    driver.signal(rustix::process::Signal::TERM);
+    // Its parent hears of it when the kernel has ended the thread that waits for the disk.
+    until("the driver has ended", || states(pid)[0] == 'Z').await;
+    let took = began.elapsed();
+    assert!(took < Duration::from_secs(8), "{took:?}");
+    drop(frozen);
+    let (code, log) = driver.ended();
+    assert_eq!(code, 0, "{log}");
+    let left = log
+        .lines()
+        .filter(|line| line.contains("left to the next start"));
+    assert_eq!(left.count(), 1, "{log}");
+    let answered = unpublish.await.expect("no panic");
+    assert!(answered.is_err(), "nobody was there to say so");
+
+    // Nor while it opens the pool.
+    let frozen = Frozen::new(lab.path());
+    let driver = Standalone::start_with_grace(&lab, "1s");
+    let pid = driver.child.id();
+    until("the start waits for the disk", || {
+        states(pid).contains(&'D')
+    })
+    .await;
+    driver.signal(rustix::process::Signal::TERM);
+    until("the driver has ended", || states(pid)[0] == 'Z').await;
+    drop(frozen);
+    let (code, log) = driver.ended();
+    assert_eq!(code, 0, "{log}");
+    assert!(log.contains("the pool is still being opened"), "{log}");
+
+    // All that was promised is kept.
+    let driver = Standalone::start(&lab);
+    let _ = driver.kubelet(&lab).await;
+    pod.unpublish("cache").await.expect("unpublish");
+    answer(&driver.pool, &["outcome", pod.uid(), "succeeded", "--wait"]);
+    let caches = json(&driver.pool, &["caches", "-o", "json"]);
+    assert_eq!(caches[0]["key"], "k", "{caches}");
+    assert_eq!(
+        json(&driver.pool, &["check", "-o", "json"]),
+        serde_json::json!([])
+    );
+    driver.signal(rustix::process::Signal::TERM);
+    let (code, log) = driver.ended();
+    assert_eq!(code, 0, "{log}");
+    assert!(!log.contains("left to the next start"), "{log}");
     assert_eq!(lab.close(), [""; 0].map(PathBuf::from));
 }
 

@@ -52,7 +52,7 @@ use std::sync::atomic::{AtomicBool, Ordering};
 use std::time::{Duration, Instant};
 
 use parking_lot::Mutex;
-use tokio::sync::{Notify, mpsc};
+use tokio::sync::{Notify, mpsc, oneshot};
 use tokio::task::JoinHandle;
 use tokio_util::sync::CancellationToken;
 use tokio_util::task::TaskTracker;
@@ -194,6 +194,15 @@ impl Inner {
         let key = LayerId::from_bits(self.random());
         from.rename(name, &self.dirs.trash, key.to_string())?;
         Ok(key)
+    }
+
+    /// Ends all threads when they have done what they were given, and closes what is open. Blocks.
+    fn put_away(&self) {
+        for threads in [&self.calls, &self.seals, &self.syncs, &self.chores] {
+            threads.finish();
+        }
+        self.spares.finish(&self.dirs.spares, &*self.backend);
+        self.index.close();
     }
 
     /// How long a chore may take whose length somebody else decides, who may be hostile: until the engine stops, or others have
@@ -518,7 +527,27 @@ impl Engine {
         &self.inner.counters
     }
 
-    /// Ends: running operations finish, background work stops at its next safe point. Mounts stay.
+    /// The same as [`Engine::shutdown`] for so long at most: a disk may never answer. What is not done then is left to the next start, as
+    /// after a `kill -9`.
+    pub async fn shutdown_within(&self, at_most: Duration) {
+        if tokio::time::timeout(at_most, self.shutdown()).await.is_ok() {
+            return;
+        }
+        self.inner.stop.cancel();
+        let (operations, leaving) = {
+            let state = self.inner.state.lock();
+            let operations = state.busy.iter().map(ToString::to_string);
+            (operations.collect::<Vec<_>>(), state.leaving.len())
+        };
+        tracing::warn!(
+            operations = %operations.join(" "),
+            leaving,
+            "the grace period is over, and the pool is not put away: what runs, and volumes that leave, are left to the next start"
+        );
+    }
+
+    /// Ends: running operations finish, background work stops at its next safe point, the index is closed. Mounts stay. Takes
+    /// as long as the disk likes, on no thread that others need.
     pub async fn shutdown(&self) {
         let inner = &self.inner;
         inner.state.lock().closing = true;
@@ -542,10 +571,22 @@ impl Engine {
         if inner.chores.run(job).await.is_err() {
             tracing::debug!("closed twice");
         }
-        for threads in [&inner.calls, &inner.seals, &inner.syncs, &inner.chores] {
-            threads.finish();
+        let engine = inner.clone();
+        let (done, put_away) = oneshot::channel::<()>();
+        let job = move || {
+            engine.put_away();
+            // Who hears of the end may open the pool again.
+            drop(engine);
+            drop(done);
+        };
+        match std::thread::Builder::new()
+            .name("end".to_owned())
+            .spawn(job)
+        {
+            // Nothing is ever sent.
+            Ok(_) => drop(put_away.await),
+            Err(error) => tracing::warn!(%error, "the pool is not put away"),
         }
-        inner.spares.finish(&inner.dirs.spares, &*inner.backend);
     }
 }
 

@@ -122,16 +122,20 @@ pub async fn serve(
         }
     }
     drop(listener);
-    tokio::select! {
-        ended = desks.close() => return ended.map_err(|source| Error::Serve {
+    let ended = tokio::select! {
+        ended = desks.close() => ended.map_err(|source| Error::Serve {
             path: name.path().to_owned(),
             source,
         }),
         // A client that keeps its connection and does not listen (a probe's, say) is nobody to wait for.
-        () = trace.idle(TO_FLUSH) => {}
-        () = tokio::time::sleep(grace) => trace.name_the_late(name.path()),
-    }
-    Ok(())
+        () = trace.idle(TO_FLUSH) => Ok(()),
+        () = tokio::time::sleep(grace) => {
+            trace.name_the_late(name.path());
+            Ok(())
+        }
+    };
+    name.remove().await;
+    ended
 }
 
 #[cfg(test)]

@@ -14,6 +14,7 @@ use std::time::Duration;
 
 use rustix::fs::Mode;
 use tokio::net::{UnixListener, UnixSocket, UnixStream};
+use tokio::sync::oneshot;
 
 use super::{Error, Result};
 use crate::sys::{Dir, FileKind};
@@ -188,6 +189,24 @@ pub(super) struct SocketName {
 impl SocketName {
     pub(super) fn path(&self) -> &Path {
         &self.path
+    }
+
+    /// Removes the name, on no thread that others need: the disk that it is on may not answer.
+    pub(super) async fn remove(self) {
+        let (done, removed) = oneshot::channel::<()>();
+        let job = move || {
+            drop(self);
+            drop(done);
+        };
+        match std::thread::Builder::new()
+            .name("socket-end".to_owned())
+            .spawn(job)
+        {
+            // Nothing is ever sent.
+            Ok(_) => drop(removed.await),
+            // It was dropped with the job, here.
+            Err(error) => tracing::debug!(%error, "no thread to remove a socket"),
+        }
     }
 }
 

@@ -196,6 +196,11 @@ impl Index {
         write(database, changes).map_err(|error| Error::database("write to the index", error))
     }
 
+    /// Closes the database, which writes to it. From here on every commit fails.
+    pub fn close(&self) {
+        drop(self.database.lock().take());
+    }
+
     /// Opens the database anew: the way out after a full disk. Until it succeeds every commit fails.
     pub fn reopen(&self) -> Result<()> {
         let mut slot = self.database.lock();
