@@ -8,11 +8,13 @@
 
 mod common;
 
+use std::collections::BTreeMap;
 use std::path::{Path, PathBuf};
 use std::process::{Child, Command, Output, Stdio};
 use std::time::{Duration, Instant};
 
 use baggageclaim::demo::kubelet::{Kubelet, PublishOptions};
+use baggageclaim::proto::csi::v1 as csi;
 use common::{Fs, Lab, Snapshot, assert_same, require_lab};
 
 const BINARY: &str = env!("CARGO_BIN_EXE_baggageclaim");
@@ -61,24 +63,18 @@ struct Standalone {
 
 impl Standalone {
     fn start(lab: &Lab) -> Self {
-        Self::start_with_grace(lab, "5s")
+        Self::start_with(lab, &["--grace", "5s"])
     }
 
-    fn start_with_grace(lab: &Lab, grace: &str) -> Self {
+    fn start_with(lab: &Lab, flags: &[&str]) -> Self {
         let pool = lab.path().join("pool");
         let socket = lab.run_dir().join("driver/csi.sock");
         let child = command(&pool)
             .arg("standalone")
             .arg("--socket")
             .arg(&socket)
-            .args([
-                "--log-format",
-                "json",
-                "--node-id",
-                "here",
-                "--grace",
-                grace,
-            ])
+            .args(["--log-format", "json", "--node-id", "here"])
+            .args(flags)
             .stderr(Stdio::piped())
             .spawn()
             .expect("the binary runs");
@@ -385,7 +381,7 @@ async fn what_is_mounted_outlives_the_driver_and_is_taken_up_again() {
 #[tokio::test(flavor = "multi_thread")]
 async fn a_disk_that_does_not_answer_keeps_the_driver_from_ending_no_longer_than_its_grace() {
     let lab = require_lab!(Fs::Ext4);
-    let driver = Standalone::start_with_grace(&lab, "1s");
+    let driver = Standalone::start_with(&lab, &["--grace", "1s"]);
     let kubelet = driver.kubelet(&lab).await;
     let pod = kubelet.pod("ci", "build");
     let attributes = [("type", "task-cache"), ("key", "k"), ("commit", "always")];
@@ -418,7 +414,7 @@ async fn a_disk_that_does_not_answer_keeps_the_driver_from_ending_no_longer_than
 
     // Nor while it opens the pool.
     let frozen = Frozen::new(lab.path());
-    let driver = Standalone::start_with_grace(&lab, "1s");
+    let driver = Standalone::start_with(&lab, &["--grace", "1s"]);
     let pid = driver.child.id();
     until("the start waits for the disk", || {
         states(pid).contains(&'D')
@@ -446,6 +442,105 @@ async fn a_disk_that_does_not_answer_keeps_the_driver_from_ending_no_longer_than
     let (code, log) = driver.ended();
     assert_eq!(code, 0, "{log}");
     assert!(!log.contains("left to the next start"), "{log}");
+    assert_eq!(lab.close(), [""; 0].map(PathBuf::from));
+}
+
+/// A claim's volume at its staging path and at a pod's, with the publish context that the controller gave.
+async fn stage_and_publish(
+    kubelet: &Kubelet,
+    volume: &csi::Volume,
+    context: BTreeMap<String, String>,
+    at: [&Path; 2],
+) -> Result<(), tonic::Status> {
+    let [staging, target] = at.map(|path| path.to_str().expect("text").to_owned());
+    let mut node = kubelet.node_client();
+    let staged = csi::NodeStageVolumeRequest {
+        volume_id: volume.volume_id.clone(),
+        publish_context: context.clone(),
+        staging_target_path: staging.clone(),
+        volume_capability: Some(writer()),
+        ..Default::default()
+    };
+    node.node_stage_volume(staged).await?;
+    let published = csi::NodePublishVolumeRequest {
+        volume_id: volume.volume_id.clone(),
+        publish_context: context,
+        staging_target_path: staging,
+        target_path: target,
+        volume_capability: Some(writer()),
+        ..Default::default()
+    };
+    node.node_publish_volume(published).await.map(drop)
+}
+
+fn writer() -> csi::VolumeCapability {
+    use csi::volume_capability::access_mode::Mode;
+    use csi::volume_capability::{AccessMode, AccessType, MountVolume};
+    csi::VolumeCapability {
+        access_mode: Some(AccessMode {
+            mode: Mode::SingleNodeWriter.into(),
+        }),
+        access_type: Some(AccessType::Mount(MountVolume::default())),
+    }
+}
+
+#[tokio::test]
+async fn a_claim_that_is_attached_for_reading_only_cannot_be_written() {
+    let lab = require_lab!(Fs::Ext4);
+    let driver = Standalone::start_with(&lab, &["--grace", "5s", "--attach"]);
+    let kubelet = driver.kubelet(&lab).await;
+    let mut controller = kubelet.controller_client();
+    for readonly in [true, false] {
+        let made = csi::CreateVolumeRequest {
+            name: format!("claim-{readonly}"),
+            volume_capabilities: vec![writer()],
+            ..Default::default()
+        };
+        let made = controller.create_volume(made).await.expect("made");
+        let volume = made.into_inner().volume.expect("a volume");
+        let attach = csi::ControllerPublishVolumeRequest {
+            volume_id: volume.volume_id.clone(),
+            node_id: "here".to_owned(),
+            volume_capability: Some(writer()),
+            readonly,
+            ..Default::default()
+        };
+        let attached = controller.controller_publish_volume(attach).await;
+        let context = attached.expect("attached").into_inner().publish_context;
+        let staging = lab.kubelet_dir().join(format!("stage-{readonly}"));
+        let target = lab.kubelet_dir().join(format!("pod-{readonly}"));
+        std::fs::create_dir(&staging).expect("the orchestrator's");
+        let made_up = BTreeMap::from([("readOnly".to_owned(), "perhaps".to_owned())]);
+        for (context, code) in [
+            (made_up, Some(tonic::Code::InvalidArgument)),
+            (context.clone(), None),
+            (context, None),
+        ] {
+            let answer = stage_and_publish(&kubelet, &volume, context, [&staging, &target]).await;
+            assert_eq!(answer.err().map(|status| status.code()), code);
+        }
+        for place in [&staging, &target] {
+            let written = std::fs::write(place.join("file"), "text");
+            let refused = written.err().map(|error| error.kind());
+            let expected = readonly.then_some(std::io::ErrorKind::ReadOnlyFilesystem);
+            assert_eq!(refused, expected, "{}", place.display());
+        }
+        let mut node = kubelet.node_client();
+        let unpublish = csi::NodeUnpublishVolumeRequest {
+            volume_id: volume.volume_id.clone(),
+            target_path: target.to_str().expect("text").to_owned(),
+        };
+        let unpublished = node.node_unpublish_volume(unpublish).await;
+        unpublished.expect("unpublished");
+        let unstage = csi::NodeUnstageVolumeRequest {
+            volume_id: volume.volume_id.clone(),
+            staging_target_path: staging.to_str().expect("text").to_owned(),
+        };
+        node.node_unstage_volume(unstage).await.expect("unstaged");
+    }
+    driver.signal(rustix::process::Signal::TERM);
+    let (code, log) = driver.ended();
+    assert_eq!(code, 0, "{log}");
     assert_eq!(lab.close(), [""; 0].map(PathBuf::from));
 }
 
