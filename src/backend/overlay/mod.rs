@@ -25,7 +25,7 @@ use serde::{Deserialize, Serialize};
 use self::assemble::{How, Parts, STRING_LAYERS, assemble};
 use self::view::{Owners, Views};
 use super::{Backend, BackendKind, Error, Freeze, Limit, Result, Start, Stop, Usage, tree};
-use crate::model::layout::{EMPTY, FS, LAYERS, TOP, WORK_PREFIX};
+use crate::model::layout::{EMPTY, FS, LAYERS, TOP, VOLUME_JSON, WORK_PREFIX};
 use crate::model::{LayerId, RootAttributes, VolumeId};
 use crate::sys::{self, Dir, Errno, FsContext, MountEntry, Room, Space};
 
@@ -302,6 +302,35 @@ fn writable(mount: OwnedFd, volume: &Dir) -> Result<OwnedFd> {
 /// The work directory that everything has which ever was an overlay.
 const FIRST_WORK: &str = "work.1";
 
+/// The directories of a volume in which nothing was written, the innermost first.
+const FRAME: [&str; 5] = [
+    "work.1/work/incompat/volatile",
+    "work.1/work/incompat",
+    "work.1/work",
+    FIRST_WORK,
+    TOP,
+];
+
+/// And the one file there, which the kernel makes for a `volatile` overlay.
+const DIRTY: &str = "work.1/work/incompat/volatile/dirty";
+
+/// Deletes a volume in which nothing is left but its frame and its record; what has more in it is an error, and stays.
+///
+/// To find all this directory by directory takes six times the calls. What is below `work.1` is the kernel's, and no pod can reach
+/// it, so a path leads nowhere else.
+fn delete_frame(trash: &Dir, name: &Path, volume: &Dir) -> sys::Result<()> {
+    let unless_gone = |result: sys::Result<()>| match result {
+        Err(error) if error.is(Errno::ENOENT) => Ok(()),
+        result => result,
+    };
+    unless_gone(volume.remove_file(DIRTY))?;
+    for dir in FRAME {
+        unless_gone(volume.remove_dir(dir))?;
+    }
+    unless_gone(volume.remove_file(VOLUME_JSON))?;
+    trash.remove_dir(name)
+}
+
 /// Whether this ever was an overlay: each mount makes a directory of its own in the work directory.
 fn was_mounted(volume: &Dir) -> Result<bool> {
     Ok(match volume.open_if_there(FIRST_WORK)? {
@@ -541,8 +570,11 @@ impl Backend for Overlay {
     }
 
     fn delete(&self, trash: &Dir, name: &Path, stop: Stop<'_>) -> Result<()> {
-        let project = self.project_of(trash, name);
-        tree::delete(trash, name, stop)?;
+        let dir = trash.open_if_there(name).ok().flatten();
+        let project = dir.as_ref().and_then(|dir| self.project_of(dir));
+        if dir.is_none_or(|dir| delete_frame(trash, name, &dir).is_err()) {
+            tree::delete(trash, name, stop)?;
+        }
         // The filesystem keeps a record of every project that has a limit, also when it has nothing else.
         if let Some(project) = project
             && let Err(error) = trash.set_project_limit(project, 0)
@@ -555,11 +587,10 @@ impl Backend for Overlay {
 
 impl Overlay {
     /// The project of a volume, or of the volume that a layer was; `None` where there are no projects.
-    fn project_of(&self, trash: &Dir, name: &Path) -> Option<u32> {
+    fn project_of(&self, dir: &Dir) -> Option<u32> {
         if self.no_quota.is_some() {
             return None;
         }
-        let dir = trash.open_if_there(name).ok()??;
         let content = [TOP, FS].map(|content| dir.open_if_there(content).ok().flatten());
         let project = content.into_iter().flatten().next()?.project().ok();
         project.filter(|project| *project != 0)

@@ -19,7 +19,7 @@ use super::{Spine, Stop};
 /// round removes what stands still, so only who never stops can outlast them.
 const ROUNDS: usize = 4;
 /// How often one directory is read from end to end before it is believed that it will never be empty. Unlinking while
-/// reading may make a filesystem skip names (readdir(3) promises nothing), so once is not enough.
+/// reading may make a filesystem skip names (readdir(3) promises nothing), so once may not be enough; it mostly is.
 const PASSES: usize = 3;
 
 /// Deletes `name` in `trash` with everything below it; Ok when there is nothing of that name.
@@ -56,6 +56,8 @@ struct Level {
     full: Vec<OsString>,
     /// How often it was read to its end.
     passes: usize,
+    /// Whether all that was seen in it is gone, so that it should be empty.
+    cleared: bool,
 }
 
 fn delete_once(trash: &Dir, name: &Path, stop: Stop<'_>) -> Result<()> {
@@ -81,19 +83,28 @@ fn delete_once(trash: &Dir, name: &Path, stop: Stop<'_>) -> Result<()> {
             }
             continue;
         }
-        if level.passes < PASSES {
+        if !level.cleared {
             // Reading a directory anew for each of its full ones would be quadratic (ext4 keeps the emptied blocks),
             // remembering all of them would cost memory without bound.
             let pass = clear(spine.here(), share(spine.depth()), &mut buffer, stop)?;
             level.passes += usize::from(pass.to_the_end);
-            if pass.found_any {
-                level.full = pass.full;
-                continue;
-            }
+            level.cleared = pass.to_the_end;
+            level.full = pass.full;
+            continue;
         }
-        levels.pop();
-        if let Some((name, _)) = spine.ascend()? {
-            remove(spine.here(), Path::new(&name), true)?;
+        let Some((name, _)) = spine.ascend()? else {
+            break;
+        };
+        let passes = levels.pop().map_or(PASSES, |level| level.passes);
+        match remove(spine.here(), Path::new(&name), true) {
+            Err(error) if is_full(&error) && passes < PASSES => {
+                spine.descend(&name)?;
+                levels.push(Level {
+                    passes,
+                    ..Level::default()
+                });
+            }
+            result => result?,
         }
     }
     Ok(())
@@ -101,7 +112,6 @@ fn delete_once(trash: &Dir, name: &Path, stop: Stop<'_>) -> Result<()> {
 
 /// What was seen when a directory was read once.
 struct Pass {
-    found_any: bool,
     to_the_end: bool,
     /// Directories that are not empty.
     full: Vec<OsString>,
@@ -112,7 +122,6 @@ struct Pass {
 fn clear(dir: &Dir, wanted: usize, buffer: &mut [MaybeUninit<u8>], stop: Stop<'_>) -> Result<Pass> {
     let mut reader = RawDir::new(dir.reader()?, buffer);
     let mut pass = Pass {
-        found_any: false,
         to_the_end: false,
         full: Vec::new(),
     };
@@ -130,7 +139,6 @@ fn clear(dir: &Dir, wanted: usize, buffer: &mut [MaybeUninit<u8>], stop: Stop<'_
         if name == "." || name == ".." {
             continue;
         }
-        pass.found_any = true;
         let is_directory = match entry.file_type() {
             rustix::fs::FileType::Directory => true,
             rustix::fs::FileType::Unknown => dir
@@ -140,10 +148,7 @@ fn clear(dir: &Dir, wanted: usize, buffer: &mut [MaybeUninit<u8>], stop: Stop<'_
         };
         match remove(dir, Path::new(name), is_directory) {
             Ok(()) => {}
-            // EEXIST is the other errno that rmdir(2) allows for a directory that is not empty.
-            Err(error)
-                if is_directory && (error.is(Errno::ENOTEMPTY) || error.is(Errno::EEXIST)) =>
-            {
+            Err(error) if is_directory && is_full(&error) => {
                 pass.full.push(name.to_owned());
                 if pass.full.len() == wanted {
                     return Ok(pass);
@@ -154,6 +159,11 @@ fn clear(dir: &Dir, wanted: usize, buffer: &mut [MaybeUninit<u8>], stop: Stop<'_
     }
     pass.to_the_end = true;
     Ok(pass)
+}
+
+/// Whether a directory was not removed because there is something in it. Of the two errnos rmdir(2) allows either.
+fn is_full(error: &sys::Error) -> bool {
+    error.is(Errno::ENOTEMPTY) || error.is(Errno::EEXIST)
 }
 
 /// Removes one name, clearing the flags that forbid it: its own, and those of the directory it is in.
