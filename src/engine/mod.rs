@@ -167,6 +167,8 @@ struct Inner {
     rounds: Rounds,
     /// A call found the disk full.
     pressed: AtomicBool,
+    /// Something waits for room, or may: whenever some comes free the reaper looks.
+    short: AtomicBool,
     collector: Mutex<()>,
     naming: Mutex<()>,
     /// Held from a `syncfs` until the index names what it made durable.
@@ -217,6 +219,7 @@ impl Inner {
     fn wake_reaper(&self, full: bool) {
         if full {
             self.pressed.store(true, Ordering::SeqCst);
+            self.short.store(true, Ordering::SeqCst);
         }
         self.reaper.notify_one();
     }
@@ -302,6 +305,7 @@ impl Engine {
             reaper: Notify::new(),
             rounds: Rounds::default(),
             pressed: AtomicBool::new(false),
+            short: AtomicBool::new(true),
             collector: Mutex::new(()),
             naming: Mutex::new(()),
             syncing: Mutex::new(()),
@@ -316,7 +320,7 @@ impl Engine {
             if !recovered.changes.is_empty() {
                 engine.commit_index(&recovered.changes)?;
             }
-            engine.keep_reserve();
+            let _made_later_if_not_now = engine.keep_reserve();
             Ok::<_, Error>(recovered)
         });
         let recovered = recovered.await??;

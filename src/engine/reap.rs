@@ -12,7 +12,7 @@ use std::sync::atomic::Ordering;
 
 use super::crash::{Point, point};
 use super::error::{Doing, Error, Result};
-use super::state::State;
+use super::state::{Sealed, State};
 use super::types::Reaped;
 use super::{Inner, claims, flatten, spares, unpublish};
 use crate::backend;
@@ -58,6 +58,7 @@ pub(super) async fn reap(inner: &Arc<Inner>) -> Result<Reaped> {
 fn round(inner: &Arc<Inner>) -> Result<Reaped> {
     let _one_at_a_time = inner.collector.lock();
     let mut counted = inner.rounds.begin();
+    inner.short.store(false, Ordering::SeqCst);
     let mut failure = None;
     let mut step = |result: Result<usize>| {
         result.unwrap_or_else(|error| {
@@ -75,16 +76,21 @@ fn round(inner: &Arc<Inner>) -> Result<Reaped> {
     // What is evicted is chosen by its size. After the trash: what only waited to be deleted is no reason to evict anything.
     step(measure_layers(inner));
     done.evicted = step(make_room(inner));
-    done.deleted += step(empty_trash(inner));
+    if done.evicted > 0 {
+        done.deleted += step(empty_trash(inner));
+    }
     // There is room again, if there is any: what was put off can begin.
     step(unpublish::promise_abandoned(inner));
-    inner.keep_reserve();
+    let is_reserved = inner.keep_reserve();
     done.flattened = step(flatten::flatten(inner));
     if done.flattened > 0 {
         done.deleted += step(empty_trash(inner));
     }
     done.held = step(held(inner));
     counted.gone(done.expired + done.evicted);
+    if failure.is_some() || !is_reserved || inner.state.lock().has_put_off() {
+        inner.short.store(true, Ordering::SeqCst);
+    }
     failure.map_or(Ok(done), Err)
 }
 
@@ -100,9 +106,11 @@ fn collect_garbage(inner: &Inner) -> Result<usize> {
         let state = inner.state.lock();
         let in_use = state.artifacts_in_use();
         let durable = state.artifacts.values().filter(|sealed| sealed.durable);
-        let candidates = durable.map(|sealed| Candidate {
-            artifact: &sealed.artifact,
-            named: !state.is_superseded(&sealed.artifact),
+        // Most have their name, and everybody waits meanwhile: a name is looked up for the others only.
+        let named: HashSet<ArtifactId> = state.names.values().copied().collect();
+        let candidates = durable.map(|Sealed { artifact, .. }| Candidate {
+            artifact,
+            named: named.contains(&artifact.id) || !state.is_superseded(artifact),
         });
         garbage(candidates, &in_use, now)
     };
@@ -476,23 +484,25 @@ impl Inner {
         self.wake_reaper(true);
     }
 
-    /// Makes the reserve if it is not there and there is room for it: at most a sixteenth of a small pool.
-    pub(super) fn keep_reserve(&self) {
-        let made = || -> crate::sys::Result<()> {
+    /// Makes the reserve if it is not there and there is room for it: at most a sixteenth of a small pool. Whether all is there that
+    /// is to be held back.
+    pub(super) fn keep_reserve(&self) -> bool {
+        let made = || -> crate::sys::Result<bool> {
             let root = &self.dirs.root;
             if self.config.reserve == 0 || root.has(layout::RESERVE)? {
-                return Ok(());
+                return Ok(true);
             }
             let space = root.space()?;
             let bytes = self.config.reserve.min(space.bytes / 16);
             if space.bytes_available < bytes.saturating_mul(2) {
-                return Ok(());
+                return Ok(false);
             }
-            root.reserve(layout::RESERVE, bytes)
+            root.reserve(layout::RESERVE, bytes).map(|()| true)
         };
-        if let Err(error) = made() {
+        made().unwrap_or_else(|error| {
             tracing::warn!(%error, "the reserve could not be made");
-        }
+            false
+        })
     }
 }
 

@@ -5,6 +5,7 @@
 
 use std::os::fd::OwnedFd;
 use std::sync::Arc;
+use std::sync::atomic::Ordering;
 use std::time::{Duration, Instant};
 
 use super::crash::{Point, point};
@@ -540,6 +541,7 @@ async fn give_up(inner: &Arc<Inner>, key: LayerId, why: &NotCommitted) -> Result
 pub(super) fn trash_pending(inner: &Inner, key: LayerId) -> Result<()> {
     unpromise(inner, key)?;
     inner.forget_leaving(key);
+    inner.wake_reaper(false);
     Ok(())
 }
 
@@ -568,8 +570,10 @@ async fn discard(inner: &Arc<Inner>, key: LayerId) -> Result<()> {
             })
     };
     inner.chores.run(job).await?.doing("delete the volume")?;
-    inner.forget_leaving(key);
-    inner.wake_reaper(false);
+    // Not after each: a round looks at everything that is sealed.
+    if inner.forget_leaving(key) || inner.short.load(Ordering::SeqCst) {
+        inner.wake_reaper(false);
+    }
     Ok(())
 }
 
@@ -621,8 +625,14 @@ impl Inner {
         std::mem::replace(&mut leaving.state, now) != now
     }
 
-    fn forget_leaving(&self, key: LayerId) {
-        self.state.lock().leaving.remove(&key);
+    /// Whether it may have been the last that needed something.
+    fn forget_leaving(&self, key: LayerId) -> bool {
+        let last = {
+            let mut state = self.state.lock();
+            let left = state.leaving.remove(&key);
+            left.is_none_or(|left| state.may_be_last_of(&left.record))
+        };
         self.changed.notify_waiters();
+        last
     }
 }

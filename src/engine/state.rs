@@ -329,6 +329,23 @@ impl State {
         parents.chain(self.wanted.values().copied()).collect()
     }
 
+    /// Whether this volume may be the last that needs something. It is not where its parent has its name still, and the same layers:
+    /// most volumes are forks of what the next ones are forked from, too, or of nothing.
+    pub(super) fn may_be_last_of(&self, record: &VolumeRecord) -> bool {
+        let parent = record.parent.and_then(|id| self.artifacts.get(&id));
+        match parent {
+            Some(Sealed { artifact, .. }) => {
+                artifact.layers != record.layers || !self.is_named(artifact)
+            }
+            None => !record.layers.is_empty(),
+        }
+    }
+
+    /// Whether the end of a volume waits for room.
+    pub(super) fn has_put_off(&self) -> bool {
+        self.volumes.values().any(|live| live.done_with)
+    }
+
     /// How many volumes were forked from each artifact.
     pub(super) fn fork_counts(&self) -> HashMap<ArtifactId, usize> {
         let mut counts = HashMap::new();

@@ -10,7 +10,7 @@ use baggageclaim::engine::Error;
 use baggageclaim::model::{Outcome, Reference};
 use baggageclaim::sys::Dir;
 
-use crate::common::bench::{Bench, Ground, names};
+use crate::common::bench::{Bench, Ground, eventually, names};
 use crate::common::{Fs, Lab, Snapshot, assert_same, in_a_guest, require_bench, require_lab};
 
 const MIB: usize = 1 << 20;
@@ -104,6 +104,26 @@ async fn when_a_cache_was_last_used_is_known_after_a_restart() {
         bench.artifact("task-cache/k").expect("sealed").last_used,
         used
     );
+    bench.finish().await;
+}
+
+/// Nobody asks for a round here, and the clock does not either.
+#[tokio::test(flavor = "multi_thread")]
+async fn what_a_volume_was_the_last_to_need_goes_with_it() {
+    let bench = require_bench!(|config| config.reap_interval = Duration::from_secs(3600));
+    let task = [("type", "task-cache"), ("key", "k")];
+    let write = |text: &'static str| move |at: &Path| fs::write(at.join("f"), text).expect("write");
+    bench.step("first", &task, write("old")).await;
+    let read = [("type", "input"), ("from", "task-cache/k")];
+    let (at, _) = bench.publish("reader", "v", &read).await;
+    // It has its name no more, and its reader is the last that needs what only it has.
+    destroy(&bench, "task-cache/k").await.expect("destroyed");
+    bench.step("second", &task, write("new")).await;
+    bench.engine.reap().await.expect("reap");
+    assert_eq!(fs::read_to_string(at.join("f")).expect("read"), "old");
+    assert_eq!(layers_on_disk(&bench), 2);
+    bench.unpublish("v").await;
+    eventually("the old content goes", || layers_on_disk(&bench) == 1).await;
     bench.finish().await;
 }
 
