@@ -341,66 +341,76 @@ impl Bench<'_> {
         );
     }
 
-    /// Publish and unpublish by many callers at once.
+    /// Publish and unpublish by many callers at once, also where much else is sealed.
     async fn throughput(&mut self, driver: &mut Driver, bare: &Bare) {
-        driver
-            .seal(&[("type", "output"), ("name", "called")], |dir| {
-                make_files(dir, 1)
-            })
-            .await;
-        let lower = driver.lower("artifact/called").await;
-        let attributes = [("type", "input"), ("from", "artifact/called")];
-        let (mut ours, mut baseline) = (Vec::new(), Vec::new());
-        for _ in 0..self.plan.rounds {
-            let until = Instant::now() + self.plan.burst;
-            let caller = async || {
-                let mut cycles = 0_u32;
-                while Instant::now() < until {
-                    let pod = driver.pod();
-                    driver.publish(&pod, &attributes).await;
-                    driver.unpublish(&pod).await;
-                    cycles += 1;
-                }
-                cycles
-            };
-            let began = Instant::now();
-            let cycles: u32 = join_all((0..CALLERS).map(|_| caller())).await.iter().sum();
-            ours.push(f64::from(cycles) / began.elapsed().as_secs_f64());
-            driver.reap().await;
-
-            let until = Instant::now() + self.plan.burst;
-            let began = Instant::now();
-            let cycles: u32 = std::thread::scope(|scope| {
-                let callers: Vec<_> = (0..CALLERS)
-                    .map(|_| {
-                        scope.spawn(|| {
-                            let mut cycles = 0_u32;
-                            while Instant::now() < until {
-                                let volume = bare.volume();
-                                volume.fork(&lower).expect("the bare calls work");
-                                volume.leave().expect("the bare calls work");
-                                volume.delete();
-                                cycles += 1;
-                            }
-                            cycles
-                        })
-                    })
-                    .collect();
-                callers
-                    .into_iter()
-                    .map(|caller| caller.join().expect("it ended"))
-                    .sum()
-            });
-            baseline.push(f64::from(cycles) / began.elapsed().as_secs_f64());
+        let count = self.plan.sealed;
+        Driver::start(self.lab, "crowded").await.stop();
+        make_sealed(&self.lab.path().join("crowded"), count);
+        let mut crowded = Driver::start(self.lab, "crowded").await;
+        for driver in [&mut *driver, &mut crowded] {
+            let output = [("type", "output"), ("name", "called")];
+            driver.seal(&output, |dir| make_files(dir, 1)).await;
         }
+        let lower = driver.lower("artifact/called").await;
+        let (mut ours, mut there, mut baseline) = (Vec::new(), Vec::new(), Vec::new());
+        for _ in 0..self.plan.rounds {
+            ours.push(self.cycles(driver).await);
+            there.push(self.cycles(&mut crowded).await);
+            baseline.push(self.bare_cycles(bare, &lower));
+        }
+        crowded.stop();
+        let (ours, baseline) = (median(ours), median(baseline));
         let name = format!("publish + unpublish, {CALLERS} callers");
-        self.row(
-            &name,
-            "/s",
-            median(ours),
-            Some(median(baseline)),
-            Goal::Share(0.6),
-        );
+        self.row(&name, "/s", ours, Some(baseline), Goal::Share(0.6));
+        let name = format!("the same in a pool of {count} artifacts");
+        self.row(&name, "/s", median(there), Some(ours), Goal::Share(0.9));
+    }
+
+    /// How often in a second all callers together publish a fork and unpublish it.
+    async fn cycles(&self, driver: &mut Driver) -> f64 {
+        let attributes = [("type", "input"), ("from", "artifact/called")];
+        let began = Instant::now();
+        let until = began + self.plan.burst;
+        let asked = &*driver;
+        let caller = async || {
+            let mut cycles = 0_u32;
+            while Instant::now() < until {
+                let pod = asked.pod();
+                asked.publish(&pod, &attributes).await;
+                asked.unpublish(&pod).await;
+                cycles += 1;
+            }
+            cycles
+        };
+        let cycles: u32 = join_all((0..CALLERS).map(|_| caller())).await.iter().sum();
+        let cycles = f64::from(cycles) / began.elapsed().as_secs_f64();
+        driver.reap().await;
+        cycles
+    }
+
+    /// The same with the bare calls, each caller on a thread of its own.
+    fn bare_cycles(&self, bare: &Bare, lower: &Path) -> f64 {
+        let began = Instant::now();
+        let until = began + self.plan.burst;
+        let caller = || {
+            let mut cycles = 0_u32;
+            while Instant::now() < until {
+                let volume = bare.volume();
+                volume.fork(lower).expect("the bare calls work");
+                volume.leave().expect("the bare calls work");
+                volume.delete();
+                cycles += 1;
+            }
+            cycles
+        };
+        let cycles: u32 = std::thread::scope(|scope| {
+            let callers: Vec<_> = (0..CALLERS).map(|_| scope.spawn(caller)).collect();
+            let ended = callers
+                .into_iter()
+                .map(|caller| caller.join().expect("it ended"));
+            ended.sum()
+        });
+        f64::from(cycles) / began.elapsed().as_secs_f64()
     }
 
     /// From exec to ready, with a pool whose filesystem was just mounted: nothing of it is in memory.

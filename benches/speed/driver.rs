@@ -29,9 +29,10 @@ pub struct Driver {
 impl Driver {
     /// Starts one on the pool of this name, which is made when it is new.
     pub async fn start(lab: &Lab, pool: &str) -> Self {
+        let socket = lab.run_dir().join(format!("{pool}.sock"));
+        let log_path = lab.run_dir().join(format!("{pool}.log"));
+        let log = File::create(&log_path).expect("a log");
         let pool = lab.path().join(pool);
-        let socket = lab.run_dir().join("csi.sock");
-        let log = File::create(lab.run_dir().join("log")).expect("a log");
         let began = Instant::now();
         let child = Command::new(env!("CARGO_BIN_EXE_baggageclaim"))
             .arg("standalone")
@@ -56,7 +57,7 @@ impl Driver {
         let kubelet = Kubelet::connect_when_ready(&socket, lab.kubelet_dir(), patience)
             .await
             .unwrap_or_else(|error| {
-                let log = fs::read_to_string(lab.run_dir().join("log")).unwrap_or_default();
+                let log = fs::read_to_string(&log_path).unwrap_or_default();
                 panic!("{error}\n{log}")
             });
         let started = began.elapsed();
