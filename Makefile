@@ -102,9 +102,11 @@ audit: ## licences and advisories of the dependencies (needs cargo-deny)
 
 image: ## build the container image baggageclaim-csi (needs docker or podman)
 	@for engine in docker podman; do \
-	  if $$engine info >/dev/null 2>&1; then exec $$engine build -t baggageclaim-csi .; fi; \
+	  command -v $$engine >/dev/null || continue; \
+	  if why="$$($$engine info 2>&1 >/dev/null)"; then exec $$engine build -t baggageclaim-csi .; fi; \
+	  echo "image: $$engine is there but does not answer: $$(tail -n 1 <<<"$$why")" >&2; \
 	done; \
-	echo "image: missing: a running docker or podman" >&2; exit 1
+	echo "image: missing: a docker whose daemon runs, or podman" >&2; exit 1
 
 clean: ## remove what was built, and images that killed tests left in memory
 	cargo clean
