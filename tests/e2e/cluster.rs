@@ -43,6 +43,7 @@ impl Cluster {
         let mut command = Command::new(self.home.join("bin").join(name));
         command
             .env("KUBECONFIG", self.home.join("node/kubeconfig"))
+            .env("KUBECACHEDIR", self.home.join("node/kubectl"))
             .stdin(Stdio::null());
         command
     }
@@ -123,9 +124,7 @@ impl Cluster {
 
     /// What is mounted on the node for pods' volumes, by whoever it was asked: a line of the mount table each.
     pub(crate) fn volume_mounts(&self) -> Vec<String> {
-        let table = fs::read_to_string(format!("/proc/{}/mountinfo", self.init()))
-            .expect("the node's mount table");
-        table
+        self.mount_table()
             .lines()
             // The second is where kubelet mounts a part of a volume for a container.
             .filter(|line| {
@@ -133,6 +132,37 @@ impl Cluster {
             })
             .map(str::to_owned)
             .collect()
+    }
+
+    /// All that is mounted on the node.
+    pub(crate) fn mount_table(&self) -> String {
+        fs::read_to_string(format!("/proc/{}/mountinfo", self.init()))
+            .expect("the node's mount table")
+    }
+
+    /// Runs a command of the documentation as it stands there: in the repository, or on the node. It has to succeed.
+    pub(crate) fn shell(&self, command: &str, on_node: bool) -> String {
+        let repository = Path::new(env!("CARGO_MANIFEST_DIR"));
+        let shell = ["bash", "-o", "pipefail", "-euc", command];
+        let mut command = if on_node {
+            let mut enter = Command::new(repository.join("tests/e2e/cluster.sh"));
+            enter.arg("enter").args(shell);
+            enter
+        } else {
+            let mut here = Command::new(shell[0]);
+            here.args(&shell[1..]);
+            here
+        };
+        let path = std::env::var_os("PATH").unwrap_or_default();
+        let path = std::iter::once(self.home.join("bin")).chain(std::env::split_paths(&path));
+        succeed(
+            command
+                .current_dir(repository)
+                .env("E2E_HOME", &self.home)
+                .env("KUBECONFIG", self.home.join("node/kubeconfig"))
+                .env("PATH", std::env::join_paths(path).expect("plain paths"))
+                .stdin(Stdio::null()),
+        )
     }
 
     /// The uids of the pods that have a directory on the node.
@@ -179,7 +209,8 @@ impl Cluster {
         found.remove(0)
     }
 
-    fn driver_processes(&self) -> Vec<u32> {
+    /// All of them, and none when it is not installed.
+    pub(crate) fn driver_processes(&self) -> Vec<u32> {
         let cgroup =
             fs::read_to_string(self.home.join("node/cgroup")).expect("cluster.sh wrote it");
         fs::read_dir("/proc")

@@ -3,7 +3,8 @@
 #
 #   cluster.sh build                  make what is needed, in target/e2e/ (kept; what is there and fits is not made again)
 #   cluster.sh up [OVERLAY]           start the node and install deploy/overlays/OVERLAY (host) on it
-#   cluster.sh down                   take all of it away again
+#   cluster.sh down                   take all of it away again; a run that is at work is ended
+#   cluster.sh left                   what there is of a node, a line each: nothing unless one is up
 #   cluster.sh run [CASE...]          all of that, and the cases in between; a node that is up already is used, and stays
 #   cluster.sh enter COMMAND...       run a command where the node is: in its mount, network, pid and ipc namespaces
 #   cluster.sh daemon start|stop|kill NAME    one of the node's daemons: kubelet, containerd, kube-apiserver ...
@@ -18,11 +19,17 @@ source "$here/run.sh"
 
 [ "$(id -u)" = 0 ] || die "must be root: a node mounts, and has namespaces and cgroups of its own"
 mkdir -p "$home"
+# Whoever ends this ends what it has started. A node that was asked for stays; a run's own does not (run.sh).
+trap 'exit 130' INT
+trap 'exit 143' TERM
+trap 'exit 129' HUP
+trap hurry EXIT
 case ${1:-} in
   build)  lock; build ;;
   up)     lock; ! is_up || die "a node is up already ($(basename "$0") down takes it away)"
           build; up "${2:-host}"; invitation ;;
-  down)   down ;;
+  down)   take_lock; down ;;
+  left)   left ;;
   run)    shift; lock; run "$@" ;;
   reboot) must_be_up; reboot ;;
   enter)  shift; must_be_up; enter "$@" ;;

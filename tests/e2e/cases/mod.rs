@@ -8,6 +8,7 @@ mod reboot;
 mod specs;
 mod tenants;
 mod trouble;
+mod uninstall;
 
 use crate::Case;
 
@@ -101,5 +102,9 @@ pub(crate) fn all() -> Vec<Case> {
             trouble::force_deleted,
         ),
         case("the node is switched off and on", reboot::reboot),
+        case(
+            "uninstalled as docs/install.md tells, nothing is left; and installed again",
+            uninstall::uninstalled,
+        ),
     ]
 }

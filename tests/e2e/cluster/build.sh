@@ -5,6 +5,8 @@
 build() {
   packages
   mkdir -p "$bin" "$images"
+  # Of a build that was ended in the middle.
+  rm -rf "$home"/image.*
   components
   pause
   driver
@@ -60,7 +62,8 @@ components() {
     for package in k8s.io/component-base/version k8s.io/client-go/pkg/version; do
       flags+=" -X $package.gitVersion=$version -X $package.gitMajor=1 -X $package.gitMinor=${minor%%.*}"
     done
-    (cd "$modules" && CGO_ENABLED=0 nice -n 10 go build -trimpath -buildvcs=false -ldflags "$flags" -o "$bin/components" .)
+    patiently env -C "$modules" CGO_ENABLED=0 nice -n 10 \
+      go build -trimpath -buildvcs=false -ldflags "$flags" -o "$bin/components" .
     made "$bin/components" "$key"
   fi
   for name in etcd kube-apiserver kube-controller-manager kube-scheduler kube-proxy kubelet kubectl door; do
@@ -78,8 +81,8 @@ pause() {
 # The driver as the Dockerfile builds it: one static binary. cargo knows best whether it has to be built again.
 driver() {
   local target; target=$(rustc -vV | sed -n 's/^host: //p')
-  (cd "$repository" && RUSTFLAGS="-C target-feature=+crt-static" \
-    nice -n 10 cargo build --quiet --profile "${E2E_PROFILE:-release}" --locked --bin baggageclaim --target "$target") \
+  patiently env -C "$repository" RUSTFLAGS="-C target-feature=+crt-static" \
+    nice -n 10 cargo build --quiet --profile "${E2E_PROFILE:-release}" --locked --bin baggageclaim --target "$target" \
     || die "the driver does not build"
   local directory=${E2E_PROFILE:-release}; directory=${directory/#dev/debug}
   cmp -s "$repository/target/$target/$directory/baggageclaim" "$bin/baggageclaim" && return

@@ -17,10 +17,13 @@ services_range=10.96.0.0/16
 api_service=10.96.0.1
 
 # Cgroups are the one thing that has no namespace here. All of the node's are below this one.
-cgroup=baggageclaim-e2e-$(printf %s "$home" | sha256sum | cut -c 1-8)
+cgroup_of() { echo "baggageclaim-e2e-$(printf %s "$1" | sha256sum | cut -c 1-8)"; }
+cgroup=$(cgroup_of "$home")
 
 export PATH=$bin:/usr/sbin:/sbin:$PATH
 export KUBECONFIG=$node/kubeconfig
+# What kubectl remembers of a server, in a directory for each. This one is new each time.
+export KUBECACHEDIR=$node/kubectl
 
 say() { printf '%7.1fs  %s\n' "$(since)" "$*" >&2; }
 die() { printf 'e2e: %s\n' "$*" >&2; exit 1; }
@@ -39,10 +42,45 @@ wait_for() {
 }
 
 # One at a time in one checkout; two checkouts do not meet. The lock goes with this process, and is not inherited by what it
-# starts: `9>&-`.
+# starts: `9>&-`. Whose it is stands in it.
 lock() {
-  exec 9> "$home/lock"
+  exec 9>> "$home/lock"
   flock --nonblock 9 || die "another run is at work in $home; wait for it, or set E2E_HOME to a directory of your own"
+  echo $$ > "$home/lock"
+}
+
+# The same for who comes to take all away: a run that is at work is told to end, and does that itself.
+take_lock() {
+  exec 9>> "$home/lock"
+  if ! flock --nonblock 9; then
+    local owner; owner=$(cat "$home/lock")
+    say "a run is at work (process $owner): it is told to end"
+    kill -TERM "$owner" 2> /dev/null || true
+    flock --timeout 120 9 || die "the run does not end: process $owner"
+  fi
+  echo $$ > "$home/lock"
+}
+
+# Runs a program that may take long. A shell hears signals only when it waits, so this waits; and since the program with all
+# that it starts is a group of its own, it is ended as one when this is (cluster.sh).
+patiently() {
+  local code=0
+  setsid "$@" 9>&- &
+  slow=$!
+  wait "$slow" || code=$?
+  slow=
+  return $code
+}
+
+# Ends what runs patiently, and returns when all of it is gone.
+hurry() {
+  [ -n "${slow:-}" ] || return 0
+  kill -TERM -- "-$slow" 2> /dev/null || true
+  for _ in {1..200}; do
+    kill -0 -- "-$slow" 2> /dev/null || return 0
+    sleep 0.05
+  done
+  kill -KILL -- "-$slow" 2> /dev/null || true
 }
 
 # Whether a process of ours is there. A zombie is not: nobody may have reaped it yet.
@@ -73,5 +111,5 @@ must_be_up() { is_up || die "no node is up: cluster.sh up"; }
 
 # Runs a command in the node's namespaces.
 enter() {
-  nsenter --target "$(pid_from init)" --mount --net --pid --ipc --wd="$PWD" -- "$@" 9>&-
+  ${patient:-} nsenter --target "$(pid_from init)" --mount --net --pid --ipc --wd="$PWD" -- "$@" 9>&-
 }

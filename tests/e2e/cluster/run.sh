@@ -1,7 +1,6 @@
 # Sourced by cluster.sh. The whole of it: a node, the cases, and nothing left.
 
 run() {
-  trap 'exit 130' INT TERM HUP
   if is_up; then
     build
     reinstall
@@ -13,33 +12,29 @@ run() {
   trap finish EXIT
   build
   if [ $# = 0 ]; then
-    # The overlay for trying out, as far as it differs: that a pod gets a volume.
+    patiently "$here/interrupted.sh"
+    # The overlay for trying out, as far as it differs: that a pod gets a volume, and how the pool is taken away.
     up loop
-    play scratch
+    play scratch uninstalled
     down
   fi
   up host
   play "$@"
 }
 
-# Plays the cases. In the background, because a shell hears signals only when it waits for what is there.
+# Plays the cases. No backtraces: a case that fails says what it waited for, and what Kubernetes and the driver said.
 play() {
-  # No backtraces: a case that fails says what it waited for, and what Kubernetes and the driver said.
-  # With all that they start they are a group of their own, which can be ended as one.
-  (cd "$repository" && RUST_BACKTRACE=0 exec setsid cargo test --quiet --locked --test e2e -- "$@") 9>&- &
-  cases=$!
-  wait "$cases"
-  cases=
+  patiently env -C "$repository" RUST_BACKTRACE=0 cargo test --quiet --locked --test e2e -- "$@"
 }
 
 # Whatever ended it.
 finish() {
   local code=$?
   trap '' INT TERM HUP
-  [ -z "${cases:-}" ] || kill -TERM -- "-$cases" 2> /dev/null || true
+  hurry
   if [ $code != 0 ] && [ -d "$node/log" ]; then
     rm -rf "$home/failed"
-    cp -r "$node/log" "$home/failed"
+    cp -r "$node/log" "$home/failed" || true
     say "the daemons' logs are in $home/failed"
   fi
   down

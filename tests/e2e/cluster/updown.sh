@@ -27,18 +27,19 @@ boot() {
   make_cgroup
   # The daemons are killed with their pid namespace, which ends with its first process, which ends with `unshare`. Not of the
   # caller's session: a case that is ended while the node is booted again must not take it along.
-  setsid unshare --mount --net --pid --ipc --fork --mount-proc --kill-child --propagation private \
+  # It writes down who it is itself, before there is anything to clear up: this may be killed at any moment.
+  setsid bash -c 'echo $$ > "$0/unshare.pid" && exec "$@"' "$node" \
+    unshare --mount --net --pid --ipc --fork --mount-proc --kill-child --propagation private \
     "$bin/pause" < /dev/null > "$node/log/init.log" 2>&1 9>&- &
   unshare=$!
   disown "$unshare"
-  until child=$(pgrep -P "$unshare") && [ "$(readlink "/proc/$child/exe")" = "$bin/pause" ]; do
+  until child=$(pgrep -P "$unshare") && [ "$(readlink "/proc/$child/exe")" = "$(realpath "$bin/pause")" ]; do
     alive "$unshare" || die "no namespaces: $(cat "$node/log/init.log")"
     sleep 0.02
   done
-  echo "$unshare" > "$node/unshare.pid"
   echo "$child" > "$node/init.pid"
   [ -z "${tied:-}" ] || watch_over "$child"
-  enter "$here/boot.sh"
+  patient=patiently enter "$here/boot.sh"
   # The door stands on the host, so that kubectl works there.
   local address door
   read -r address door < <(setsid "$bin/door" "$child" "$node_address:6443" 2> "$node/log/door.log" 9>&-) || die "$(cat "$node/log/door.log")"
@@ -55,14 +56,48 @@ watch_over() {
   disown
 }
 
-# Takes away whatever there is of a node. Can be repeated, and knows nothing but where things are: it also clears up after a
-# run that was killed.
+# Takes away whatever there is of a node, and looks whether it is gone. Can be repeated, and knows nothing but where things
+# are: it also clears up after a run that was killed.
 down() {
+  local found deadline=$((SECONDS + 30))
+  # That of interrupted.sh, should it have been ended itself.
+  [ ! -d "$home/interrupted" ] || { E2E_HOME=$home/interrupted "$here/../cluster.sh" down; rm -rf "$home/interrupted"; }
   halt
   remove_cgroup
+  # What ends a little later than the node: a loop device, a kubectl whose server is gone.
+  until found=$(left) && [ -z "$found" ]; do
+    [ $SECONDS -lt $deadline ] || die "this is left of the node: $found"
+    sleep 0.05
+  done
   # No mount of the node's is seen here, since its namespace was private. Should there be one all the same, it is not
   # walked into.
   rm -rf --one-file-system "$node"
+}
+
+# What there is of a node beside its directory and its cgroups, a line each.
+left() {
+  local inside pid file programs
+  for file in init unshare door watch; do
+    ! pid=$(pid_from "$file") || echo "$file is process $pid"
+  done
+  # The processes in its mount namespace: there /var/lib is a directory of the node's, whose name stands as it is on its filesystem.
+  inside=${node#"$(stat -c %m "$home")"} inside=/${inside#/}
+  # In its cgroups; and on the host what was built for it and speaks to it.
+  programs=$(realpath "$bin" 2> /dev/null) || true
+  {
+    grep -ls -- " $inside/var/lib" /proc/[0-9]*/mountinfo || true
+    grep -ls -- "/$cgroup" /proc/[0-9]*/cgroup || true
+    for file in $(grep -ls -- "KUBECONFIG=$node/" /proc/[0-9]*/environ); do
+      [[ $(readlink "${file%/*}/exe") != "$programs"/* ]] || echo "$file"
+    done
+  } | cut -d / -f 3 | sort -un | while read -r pid; do
+    ! alive "$pid" || echo "process $pid: $(tr '\0' ' ' < "/proc/$pid/cmdline" | cut -c 1-100)"
+  done
+  # Its own pool's, and that of overlays/loop.
+  for file in "$node/pool.img" "$node/var/lib/baggageclaim.img"; do
+    [ ! -e "$file" ] || losetup --associated "$file"
+  done
+  grep -F -- " $node" /proc/self/mountinfo || true
 }
 
 # What a power cut does.
@@ -122,7 +157,7 @@ install_driver() {
   local overlay=$repository/deploy/overlays/$1
   [ -e "$overlay/kustomization.yaml" ] || die "there is no overlay $1 in deploy/overlays"
   kubectl apply -k "$overlay" > "$node/log/install.log" 2>&1 || { cat "$node/log/install.log" >&2; die "deploy/ does not apply"; }
-  if ! kubectl --namespace baggageclaim rollout status daemonset/baggageclaim-node --timeout 90s >> "$node/log/install.log" 2>&1; then
+  if ! patiently kubectl --namespace baggageclaim rollout status daemonset/baggageclaim-node --timeout 90s >> "$node/log/install.log" 2>&1; then
     kubectl --namespace baggageclaim describe pods >&2 || true
     kubectl --namespace baggageclaim logs daemonset/baggageclaim-node --tail 50 >&2 || true
     die "the driver does not become ready"
@@ -134,7 +169,7 @@ invitation() {
   cat <<E
 Kubernetes is up, with the driver on it. To look around:
 
-  export KUBECONFIG=$KUBECONFIG PATH=$bin:\$PATH
+  export KUBECONFIG=$KUBECONFIG KUBECACHEDIR=$KUBECACHEDIR PATH=$bin:\$PATH
   kubectl get nodes,pods -A
 
 make e2e-down takes all of it away.

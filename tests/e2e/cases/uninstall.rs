@@ -1,0 +1,194 @@
+//! The driver is taken away as docs/install.md tells, word for word, from a node whose pool was used: nothing of it is left.
+//! Then it is put there again, as told there, too: the cases after this one, if any, find it.
+
+use std::fs;
+use std::path::Path;
+
+use crate::cluster::{Cluster, eventually, succeed};
+use crate::stage::{Stage, items};
+
+/// What people copy from, and the driver's name in it.
+const PAGE: &str = "docs/install.md";
+const DRIVER: &str = "baggageclaim.csi.concourse-ci.org";
+const POOL: &str = "/var/lib/baggageclaim";
+const IMAGE: &str = "/var/lib/baggageclaim.img";
+
+pub(super) fn uninstalled(stage: &Stage) {
+    let cluster = stage.cluster;
+    stage.make("made");
+    stage.apply("scratch.yaml");
+    stage.ready("scratch");
+
+    let commands = commands("Uninstall");
+    let [users, volumes, delete, on_nodes @ .., labels] = &commands[..] else {
+        panic!("{PAGE} tells too little: {commands:?}");
+    };
+    // Who still needs the driver is named, and those whose pods have ended are not in the way.
+    stage.delete("pod/made");
+    assert_eq!(
+        users.run(cluster),
+        format!("{}/scratch\n", stage.namespace())
+    );
+    stage.delete("pod/scratch");
+    assert_eq!(users.run(cluster), "");
+    // It was deleted without grace, so kubelet may not have heard of it yet; without the driver its volume would stay.
+    assert!(
+        volumes.text.contains("/baggageclaim volumes"),
+        "{volumes:?}"
+    );
+    eventually("no node has a volume", || {
+        volumes.run(cluster).is_empty().then_some(())
+    });
+    assert_eq!(cluster.volume_mounts(), [""; 0]);
+
+    assert!(delete.text.starts_with("kubectl delete -k "), "{delete:?}");
+    delete.run(cluster);
+    let namespaced = "pods,daemonsets,serviceaccounts,networkpolicies";
+    for (kinds, selector) in [
+        ("csidrivers", ""),
+        ("namespaces", ""),
+        ("clusterroles", ""),
+        ("clusterrolebindings", ""),
+        (namespaced, "--all-namespaces"),
+    ] {
+        let words = ["get", kinds, "--output=name", selector];
+        let words = words.into_iter().filter(|word| !word.is_empty());
+        let left = succeed(&mut cluster.kubectl(&words.collect::<Vec<_>>()));
+        let ours = |name: &&str| name.contains("baggageclaim");
+        assert_eq!(left.lines().find(ours), None, "{kinds}");
+    }
+    eventually("kubelet knows no such driver any more", || {
+        let nodes = cluster.get(&["csinodes"]);
+        let mut drivers =
+            items(&nodes).flat_map(|node| node["spec"]["drivers"].as_array().into_iter().flatten());
+        drivers.all(|driver| driver["name"] != DRIVER).then_some(())
+    });
+    assert_eq!(cluster.driver_processes(), [0; 0]);
+    let mounts = cluster.volume_mounts();
+    assert!(mounts.is_empty(), "mounts are left: {mounts:#?}");
+    // In case somebody comes back.
+    assert!(cluster.on_node(POOL).join("pool.json").exists());
+    assert!(!cluster.in_pool("layers").is_empty());
+
+    let has_loop = cluster.on_node(IMAGE).exists();
+    for command in on_nodes {
+        assert!(command.on_node, "{command:?}");
+        let is_due = match command.only.as_deref() {
+            None => true,
+            Some("overlays/loop only") => has_loop,
+            Some("not where a filesystem of its own is mounted") => !is_mounted(cluster, POOL),
+            Some(other) => panic!("{PAGE} has a condition that nobody can check: {other}"),
+        };
+        if is_due {
+            command.run(cluster);
+        }
+    }
+    labels.run(cluster);
+    assert_none_left(cluster);
+
+    for mut command in installation() {
+        if has_loop {
+            command.text = command.text.replace("overlays/host", "overlays/loop");
+        }
+        command.run(cluster);
+    }
+    cluster.driver_ready();
+    assert!(stage.artifacts().is_empty(), "{:?}", stage.artifacts());
+    stage.make("made");
+}
+
+/// That nothing on the node tells that the driver was there, but an empty disk where it had one of its own.
+fn assert_none_left(cluster: &Cluster) {
+    for directory in ["plugins", "plugins_registry"] {
+        let path = cluster.on_node(&format!("/var/lib/kubelet/{directory}"));
+        let mut names = fs::read_dir(&path).expect("kubelet's").map(|entry| {
+            let name = entry.expect("an entry").file_name();
+            name.to_string_lossy().into_owned()
+        });
+        assert_eq!(
+            names.find(|name| name.contains("baggageclaim")),
+            None,
+            "{directory}"
+        );
+    }
+    assert!(!cluster.on_node(IMAGE).exists());
+    if is_mounted(cluster, POOL) {
+        assert_eq!(cluster.in_pool(""), [""; 0]);
+    } else {
+        assert!(!cluster.on_node(POOL).exists());
+    }
+    let nodes = cluster.get(&["nodes"]);
+    for node in items(&nodes) {
+        let labels = node["metadata"]["labels"].to_string();
+        assert!(!labels.contains("baggageclaim"), "{labels}");
+    }
+}
+
+fn is_mounted(cluster: &Cluster, path: &str) -> bool {
+    let table = cluster.mount_table();
+    table
+        .lines()
+        .any(|line| line.split(' ').nth(4) == Some(path))
+}
+
+/// A command of the page.
+#[derive(Debug)]
+struct Told {
+    text: String,
+    /// After the prompt `#`: root's, on each node. After `$` it is for whoever has kubectl.
+    on_node: bool,
+    /// When it is to be run, in the page's words.
+    only: Option<String>,
+}
+
+impl Told {
+    fn run(&self, cluster: &Cluster) -> String {
+        cluster.shell(&self.text, self.on_node)
+    }
+}
+
+/// The commands of a section, in order.
+fn commands(section: &str) -> Vec<Told> {
+    blocks(section).into_iter().flatten().collect()
+}
+
+/// The commands that install the driver once its image is where nodes find it.
+fn installation() -> Vec<Told> {
+    blocks("Install")
+        .into_iter()
+        .find(|block| block[0].text.starts_with("kubectl apply -k "))
+        .expect("the page tells how")
+}
+
+/// The same, block by block.
+fn blocks(section: &str) -> Vec<Vec<Told>> {
+    let path = Path::new(env!("CARGO_MANIFEST_DIR")).join(PAGE);
+    let page = fs::read_to_string(path).expect(PAGE);
+    let heading = format!("\n## {section}\n");
+    let (_, text) = page.split_once(&heading).expect(section);
+    let text = text.split("\n## ").next().unwrap_or_default();
+    text.split("```console\n").skip(1).map(block).collect()
+}
+
+fn block(text: &str) -> Vec<Told> {
+    let text = text.split("```").next().unwrap_or_default();
+    let mut found: Vec<Told> = Vec::new();
+    for line in text.lines() {
+        let (prompt, rest) = line.split_at(line.len().min(2));
+        if !matches!(prompt, "$ " | "# ") {
+            let command = found.last_mut().expect("a block begins with a prompt");
+            command.text = format!("{}\n{line}", command.text);
+            continue;
+        }
+        let (text, only) = match rest.split_once(" # ") {
+            Some((text, only)) => (text, Some(only.trim().to_owned())),
+            None => (rest, None),
+        };
+        found.push(Told {
+            text: text.trim().to_owned(),
+            on_node: prompt == "# ",
+            only,
+        });
+    }
+    found
+}
