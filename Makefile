@@ -76,9 +76,9 @@ lint: ## formatting and lints, warnings are errors
 fmt: ## format the sources
 	cargo fmt
 
-demo: ## a real pipeline over the real socket (root)
-	cargo build --release --locked
-	$(ALONE) target/release/baggageclaim demo
+demo: ## a real pipeline over the real socket (root); with PROGRAM= by that binary
+	$(if $(PROGRAM),,cargo build --release --locked)
+	$(ALONE) $(or $(PROGRAM),target/release/baggageclaim) demo
 
 bench: ## measure against the bare system calls; writes target/bench.json (root)
 	cargo bench --no-run --locked --bench speed
