@@ -55,7 +55,8 @@ take_lock() {
   if ! flock --nonblock 9; then
     local owner; owner=$(cat "$home/lock")
     say "a run is at work (process $owner): it is told to end"
-    kill -TERM "$owner" 2> /dev/null || true
+    # Nobody else's: its number may be in use again when it has just ended.
+    ! grep -qs cluster.sh "/proc/$owner/cmdline" || kill -TERM "$owner" 2> /dev/null || true
     flock --timeout 120 9 || die "the run does not end: process $owner"
   fi
   echo $$ > "$home/lock"
