@@ -62,6 +62,14 @@ impl<'a> Stage<'a> {
     pub(crate) fn new(cluster: &'a Cluster, namespace: &str) -> Self {
         succeed(&mut cluster.kubectl(&["create", "namespace", namespace]));
         succeed(&mut cluster.kubectl(&["label", "namespace", namespace, LABEL]));
+        // Without it no pod is admitted. Who makes it may be slow to hear of the namespace when the API server was away.
+        succeed(&mut cluster.kubectl(&[
+            "wait",
+            "--for=create",
+            "serviceaccount/default",
+            "--timeout=120s",
+            &format!("--namespace={namespace}"),
+        ]));
         Self {
             cluster,
             namespace: namespace.to_owned(),
