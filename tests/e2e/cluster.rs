@@ -160,6 +160,7 @@ impl Cluster {
                 .current_dir(repository)
                 .env("E2E_HOME", &self.home)
                 .env("KUBECONFIG", self.home.join("node/kubeconfig"))
+                .env("KUBECACHEDIR", self.home.join("node/kubectl"))
                 .env("PATH", std::env::join_paths(path).expect("plain paths"))
                 .stdin(Stdio::null()),
         )
