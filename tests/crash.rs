@@ -163,7 +163,8 @@ fn is_passed_again(point: Point) -> bool {
         | Point::CommitSynced
         // What lay in `incoming/` or was not named is thrown away, and merged anew.
         | Point::FlattenMerged
-        | Point::FlattenPlaced => true,
+        | Point::FlattenPlaced
+        | Point::FlattenSynced => true,
         Point::PublishRecorded
         | Point::PublishMounted
         | Point::PublishAttached
@@ -175,8 +176,11 @@ fn is_passed_again(point: Point) -> bool {
         | Point::CollectUnindexed
         | Point::CollectTrashed
         | Point::FlattenIndexed
+        | Point::FlattenConfirmed
         // Nothing here passes those of claims.
         | Point::ClaimIndexed
+        | Point::ClaimChanged
+        | Point::ClaimLimited
         | Point::ClaimContentMade
         | Point::ClaimContentPlaced
         | Point::ClaimRecorded
@@ -192,7 +196,9 @@ fn is_passed_again(point: Point) -> bool {
         | Point::FreezeConfirmed
         | Point::FreezeCleared
         | Point::ClaimUnindexed
-        | Point::ClaimTrashed => false,
+        | Point::ClaimTrashed
+        | Point::SnapshotUnindexed
+        | Point::SnapshotTrashed => false,
     }
 }
 

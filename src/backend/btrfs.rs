@@ -91,12 +91,17 @@ impl Btrfs {
         Ok(newest.map(open).transpose()?)
     }
 
+    /// Bounds what a subvolume holds of its own. Repeatable: whoever did it before may have been killed between any two steps.
     fn limit(&self, fs: &Dir, bytes: u64) -> Result<Limit> {
+        let done_already = |result: sys::Result<()>| match result {
+            Err(error) if error.is(Errno::EEXIST) => Ok(()),
+            result => result,
+        };
         let id = fs.subvolume_id()?;
         let group = QuotaGroup::around_subvolume(id);
-        self.pool.set_quota_group(group, true)?;
-        self.pool
-            .assign_quota_group(QuotaGroup::of_subvolume(id), group, true)?;
+        done_already(self.pool.set_quota_group(group, true))?;
+        let of_subvolume = QuotaGroup::of_subvolume(id);
+        done_already(self.pool.assign_quota_group(of_subvolume, group, true))?;
         self.pool.limit_quota_group(group, Some(bytes))?;
         Ok(Limit::Enforced)
     }
@@ -304,18 +309,13 @@ impl Backend for Btrfs {
 
     fn set_limit(&self, volume: &Dir, bytes: Option<u64>) -> Result<Limit> {
         let fs = volume.open_beneath(FS)?;
-        let group = QuotaGroup::around_subvolume(fs.subvolume_id()?);
-        let has_group = self.counts() && self.pool.quota_group_usage(group)?.is_some();
         let Some(bytes) = bytes else {
-            if has_group {
+            let group = QuotaGroup::around_subvolume(fs.subvolume_id()?);
+            if self.counts() && self.pool.quota_group_usage(group)?.is_some() {
                 self.pool.limit_quota_group(group, None)?;
             }
             return Ok(Limit::None);
         };
-        if has_group {
-            self.pool.limit_quota_group(group, Some(bytes))?;
-            return Ok(Limit::Enforced);
-        }
         match self.enforce()? {
             Some(why) => Ok(Limit::Unenforced(why)),
             None => self.limit(&fs, bytes),

@@ -156,6 +156,17 @@ pub enum Limit {
     Unenforced(String),
 }
 
+impl Limit {
+    /// Why it does not hold, if one was asked for and does not.
+    #[must_use]
+    pub fn why_unenforced(&self) -> Option<&str> {
+        match self {
+            Self::Unenforced(why) => Some(why),
+            Self::None | Self::Enforced => None,
+        }
+    }
+}
+
 /// Whether a volume's content can still change.
 #[derive(Debug)]
 pub enum Freeze {

@@ -80,6 +80,9 @@ pub(super) fn check(
     let layers: BTreeSet<PathBuf> = layers.map(|(_, name)| name).collect();
     let mounts = sys::mount_table().doing("read the mount table")?;
     let mut referenced = check_index(named, &layers, &mut findings);
+    if let Some(dir) = places.layers {
+        check_confirmed(dir, &referenced, moving, &mut findings)?;
+    }
     referenced.extend(&moving.pinned);
     check_groups(named, &mut findings);
     let claims: HashSet<&str> = named.claims.iter().map(|claim| claim.id.as_str()).collect();
@@ -201,6 +204,31 @@ fn check_index(
         }
     }
     referenced
+}
+
+/// Layers that the index names and that do not say so.
+fn check_confirmed(
+    dir: &Dir,
+    named: &HashSet<LayerId>,
+    moving: &Moving,
+    findings: &mut Vec<Finding>,
+) -> Result<()> {
+    let is_moving =
+        |layer: &&LayerId| moving.leaving.contains(layer) || moving.pinned.contains(layer);
+    for layer in named.iter().filter(|layer| !is_moving(layer)) {
+        let record = Path::new(&layer.to_string()).join(layout::SEALING_JSON);
+        let is_there = match dir.has(&record) {
+            // What is no layer at all is told of below.
+            Err(error) if is_stray(&error) => false,
+            is_there => is_there.doing("look at a layer")?,
+        };
+        if is_there {
+            let path = below(layout::LAYERS, layer.to_string());
+            let detail = "an index made anew would not know it; garbage collection sees to that";
+            findings.push(finding("unconfirmed-layer", path, detail));
+        }
+    }
+    Ok(())
 }
 
 /// Whether opening a name as a directory failed because it is none: a file, a symlink, the place of a mount.

@@ -74,10 +74,18 @@ points! {
     FlattenMerged = "flatten-merged",
     /// A merged layer lies in `layers/`, and the index still names the old ones.
     FlattenPlaced = "flatten-placed",
+    /// All that lies in the pool is on the disk, the merged layer too; the index still names the old ones.
+    FlattenSynced = "flatten-synced",
     /// The index names the merged layer.
     FlattenIndexed = "flatten-indexed",
+    /// The merged layer's record says that it is named.
+    FlattenConfirmed = "flatten-confirmed",
     /// The index names a new claim; the caller has no answer.
     ClaimIndexed = "claim-indexed",
+    /// The index has what changed of a claim; what bounds its content is as before.
+    ClaimChanged = "claim-changed",
+    /// That follows now; the caller has no answer.
+    ClaimLimited = "claim-limited",
     /// A claim's first content is whole, in `incoming/`.
     ClaimContentMade = "claim-content-made",
     /// It is in its place.
@@ -110,6 +118,10 @@ points! {
     ClaimUnindexed = "claim-unindexed",
     /// Its directory is in the trash.
     ClaimTrashed = "claim-trashed",
+    /// The index no longer names a snapshot, or a group and its snapshots, that is deleted.
+    SnapshotUnindexed = "snapshot-unindexed",
+    /// What it alone kept is in the trash; the caller has no answer.
+    SnapshotTrashed = "snapshot-trashed",
 }
 
 /// Dies here if this is the place to die.
@@ -121,40 +133,78 @@ pub(super) fn point(point: Point) {
     let _ = point;
 }
 
-/// Names the point at which this process dies, and at which visit of it (1 is the first).
 #[cfg(debug_assertions)]
-pub use armed::arm;
+pub use armed::{arm, at, visits};
 
 #[cfg(debug_assertions)]
 mod armed {
-    use std::sync::OnceLock;
     use std::sync::atomic::{AtomicUsize, Ordering};
+
+    use parking_lot::Mutex;
 
     use super::Point;
 
-    static ARMED: OnceLock<(Point, AtomicUsize)> = OnceLock::new();
+    /// What happens, and when.
+    struct Armed {
+        point: Point,
+        /// Visits until then, that one included.
+        left: usize,
+        act: Box<dyn FnOnce() + Send>,
+    }
 
-    /// Arms a point by its name; `false` when there is none of that name, or one is armed already.
+    static ARMED: Mutex<Option<Armed>> = Mutex::new(None);
+
+    static VISITS: [AtomicUsize; Point::ALL.len()] =
+        [const { AtomicUsize::new(0) }; Point::ALL.len()];
+
+    /// Names the point at which this process dies, and at which visit of it (1 is the first); `false` when there is none of
+    /// that name.
     #[must_use]
     pub fn arm(name: &str, visit: usize) -> bool {
-        let point = Point::ALL
-            .iter()
-            .copied()
-            .find(|point| point.name() == name);
-        point.is_some_and(|point| ARMED.set((point, AtomicUsize::new(visit))).is_ok())
+        let mut points = Point::ALL.iter().copied();
+        let point = points.find(|point| point.name() == name);
+        point.is_some_and(|point| {
+            at(point, visit, die);
+            true
+        })
+    }
+
+    /// Has something happen at a visit of a point, on the thread that passes it: for tests in which the world changes between
+    /// two steps. One at a time: the last word counts.
+    pub fn at(point: Point, visit: usize, act: impl FnOnce() + Send + 'static) {
+        *ARMED.lock() = Some(Armed {
+            point,
+            left: visit,
+            act: Box::new(act),
+        });
+    }
+
+    /// How often this process has passed a point.
+    #[must_use]
+    pub fn visits(point: Point) -> usize {
+        VISITS[point as usize].load(Ordering::SeqCst)
     }
 
     pub(super) fn visit(here: Point) {
-        if let Some((point, left)) = ARMED.get()
-            && *point == here
-            && left.fetch_sub(1, Ordering::SeqCst) == 1
-        {
-            // SIGKILL runs no destructor, no exit handler, no flush: what is not on disk or in the kernel is gone.
-            let _killed =
-                nix::sys::signal::kill(nix::unistd::Pid::this(), nix::sys::signal::SIGKILL);
-            loop {
-                std::thread::park();
-            }
+        VISITS[here as usize].fetch_add(1, Ordering::SeqCst);
+        let mut armed = ARMED.lock();
+        let Some(waiting) = armed.as_mut().filter(|armed| armed.point == here) else {
+            return;
+        };
+        waiting.left = waiting.left.saturating_sub(1);
+        if waiting.left == 0 {
+            let happens = armed.take();
+            // What happens may pass points itself.
+            drop(armed);
+            happens.into_iter().for_each(|armed| (armed.act)());
+        }
+    }
+
+    /// SIGKILL runs no destructor, no exit handler, no flush: what is not on disk or in the kernel is gone.
+    fn die() {
+        let _killed = nix::sys::signal::kill(nix::unistd::Pid::this(), nix::sys::signal::SIGKILL);
+        loop {
+            std::thread::park();
         }
     }
 }

@@ -204,6 +204,11 @@ impl Error {
         }
     }
 
+    /// Whether what was to be in the index may be there all the same: the next start knows, and nobody before it.
+    pub(super) fn may_be_indexed(&self) -> bool {
+        matches!(self, Self::Index(error) if error.is_unsure())
+    }
+
     /// Whether the filesystem has failed, at this or at something before that nobody was told of yet.
     pub(super) fn is_lost_write(&self) -> bool {
         matches!(self, Self::System { source, .. } if source.is(sys::Errno::EIO))

@@ -3,11 +3,14 @@
 //! Artifacts, claims and snapshots that begin with the same layers get the merged one together, in one transaction. A claim
 //! that somebody has mounted, or may still hold open, keeps what it is mounted over. On the thread for chores.
 
-use std::collections::HashSet;
+use std::collections::{HashMap, HashSet};
 use std::sync::Arc;
+use std::time::{Duration, Instant};
+
+use parking_lot::Mutex;
 
 use super::crash::{Point, point};
-use super::error::{Doing, Error, Result};
+use super::error::{Doing, Result};
 use super::pins::Pins;
 use super::state::{Held, Problem, State};
 use super::{Guard, Inner, claims, commit, reap};
@@ -15,32 +18,82 @@ use crate::backend::{Limit, Usage};
 use crate::model::{Artifact, Claim, LayerId, LayerRecord, Snapshot, VolumeId, flatten_plan};
 use crate::store::{self, Change};
 
-/// Merges the newest layers of stacks that grew long; how many stacks were merged.
-pub(super) fn flatten(inner: &Arc<Inner>) -> Result<usize> {
-    if !inner.backend.stacks() {
-        return Ok(0);
-    }
+/// Merges the newest layers of stacks that grew long: how many stacks were merged, and the first failure. One that fails is in no other
+/// one's way.
+pub(super) fn flatten(inner: &Arc<Inner>) -> (usize, Result<()>) {
     let mut flattened = 0;
-    // Stacks that came into use while they were merged: later.
-    let mut in_use: HashSet<Vec<LayerId>> = HashSet::new();
-    loop {
-        let next = longest(&inner.state.lock(), &in_use);
-        let Some((stack, count)) = next else {
-            return Ok(flattened);
-        };
-        if inner.stop.is_cancelled() {
-            return Ok(flattened);
+    let mut failure = None;
+    let mut not_now = inner.setbacks.waiting(&inner.state.lock());
+    while inner.backend.stacks() && !inner.stop.is_cancelled() {
+        let next = longest(&inner.state.lock(), &not_now);
+        let Some((stack, count)) = next else { break };
+        match merge(inner, &stack, count) {
+            Ok(true) => flattened += 1,
+            // It came into use while it was merged: later.
+            Ok(false) => drop(not_now.insert(stack)),
+            Err(error) => {
+                let pause = inner.setbacks.put_off(&stack);
+                tracing::warn!(%error, layers = stack.len(), ?pause, "a stack of layers could not be merged");
+                failure.get_or_insert(error);
+                not_now.insert(stack);
+            }
         }
-        if merge(inner, &stack, count)? {
-            flattened += 1;
-        } else {
-            in_use.insert(stack);
-        }
+    }
+    (flattened, failure.map_or(Ok(()), Err))
+}
+
+/// Stacks whose merge failed. To merge reads all of their directories, so one that fails every time is tried ever more seldom.
+#[derive(Debug, Default)]
+pub(super) struct Setbacks(Mutex<HashMap<Vec<LayerId>, Setback>>);
+
+/// What is known of a stack whose merge failed.
+#[derive(Debug, Default)]
+struct Setback {
+    failures: u32,
+    /// When it is tried again; `None`: not by this process.
+    again: Option<Instant>,
+}
+
+impl Setbacks {
+    const FIRST: Duration = Duration::from_secs(1);
+    const LONGEST: Duration = Duration::from_secs(60 * 60);
+
+    /// The stacks that are not tried now. What is no stack any more is forgotten.
+    fn waiting(&self, state: &State) -> HashSet<Vec<LayerId>> {
+        let mut setbacks = self.0.lock();
+        let there: HashSet<&Vec<LayerId>> = state.stacks().collect();
+        setbacks.retain(|stack, _| there.contains(stack));
+        let now = Instant::now();
+        let waiting = setbacks
+            .iter()
+            .filter(|(_, setback)| setback.again.is_none_or(|again| again > now));
+        waiting.map(|(stack, _)| stack.clone()).collect()
+    }
+
+    /// The merge of a stack failed: for how long it is left alone, if it is tried again at all.
+    fn put_off(&self, stack: &[LayerId]) -> Option<Duration> {
+        let mut setbacks = self.0.lock();
+        let setback = setbacks.entry(stack.to_vec()).or_insert(Setback {
+            failures: 0,
+            again: Some(Instant::now()),
+        });
+        setback.again?;
+        let pause = Self::FIRST.saturating_mul(4_u32.saturating_pow(setback.failures));
+        let pause = pause.min(Self::LONGEST);
+        setback.failures += 1;
+        setback.again = Some(Instant::now() + pause);
+        Some(pause)
+    }
+
+    /// These may be merged by now, for all that the index says: another merge would only leave another layer.
+    fn leave_to_the_next_start(&self, stacks: Vec<Vec<LayerId>>) {
+        let mut setbacks = self.0.lock();
+        setbacks.extend(stacks.into_iter().map(|stack| (stack, Setback::default())));
     }
 }
 
 /// The longest stack that is to be merged, and how many of its newest layers.
-fn longest(state: &State, in_use: &HashSet<Vec<LayerId>>) -> Option<(Vec<LayerId>, usize)> {
+fn longest(state: &State, not_now: &HashSet<Vec<LayerId>>) -> Option<(Vec<LayerId>, usize)> {
     let artifacts = state.artifacts.values();
     let named = artifacts.filter(|sealed| sealed.durable && state.is_named(&sealed.artifact));
     let named = named.map(|sealed| &sealed.artifact.layers);
@@ -49,7 +102,7 @@ fn longest(state: &State, in_use: &HashSet<Vec<LayerId>>) -> Option<(Vec<LayerId
     let snapshots = state.snapshots.values().map(|snapshot| &snapshot.layers);
     let stacks = named.chain(claims).chain(snapshots);
     let planned = stacks
-        .filter(|stack| !in_use.contains(*stack))
+        .filter(|stack| !not_now.contains(*stack))
         .filter_map(|stack| {
             let directories = |layer| {
                 state
@@ -110,6 +163,14 @@ impl Holders {
         let held = |id: &VolumeId| guards.iter().any(|guard| guard.volume == *id);
         self.claims.retain(|claim| held(&claim.id));
         self.snapshots.retain(|snapshot| held(&snapshot.id));
+    }
+
+    /// Their stacks.
+    fn stacks(&self) -> Vec<Vec<LayerId>> {
+        let artifacts = self.artifacts.iter().map(|artifact| &artifact.layers);
+        let claims = self.claims.iter().map(|claim| &claim.layers);
+        let snapshots = self.snapshots.iter().map(|snapshot| &snapshot.layers);
+        artifacts.chain(claims).chain(snapshots).cloned().collect()
     }
 
     fn is_empty(&self) -> bool {
@@ -194,20 +255,22 @@ fn merge(inner: &Arc<Inner>, stack: &[LayerId], count: usize) -> Result<bool> {
         throw_away()?;
         return Ok(false);
     }
+    let unmerged = holders.stacks();
     holders.replace(count, merged);
-    let mut changes = holders.changes();
-    changes.push(Change::PutLayer(merged, usage));
+    let changes = holders.changes();
     // The index may name it before anything else here does.
     pins.add(&mut inner.state.lock(), &[merged]);
     let syncing = inner.syncing.lock();
-    let synced = inner.sync(&syncing);
-    let asked = synced.is_ok();
-    let indexed = synced.and_then(|()| inner.commit_index(&changes));
+    let indexed = inner.sync(&syncing).and_then(|()| {
+        point(Point::FlattenSynced);
+        inner.commit_index(&changes)
+    });
     drop(syncing);
     if let Err(error) = indexed {
-        if asked && !matches!(error, Error::Full(_)) {
-            // Nobody knows whether the index has it: both stay until the next start, which does.
+        if error.may_be_indexed() {
+            // Both stay until the next start, which knows.
             holders.leave_to_the_next_start(&mut inner.state.lock());
+            inner.setbacks.leave_to_the_next_start(unmerged);
             pins.keep();
         } else {
             throw_away()?;
@@ -215,14 +278,11 @@ fn merge(inner: &Arc<Inner>, stack: &[LayerId], count: usize) -> Result<bool> {
         return Err(error);
     }
     point(Point::FlattenIndexed);
-    {
-        let mut state = inner.state.lock();
-        state.usage.insert(merged, usage);
-        holders.enter(&mut state);
+    holders.enter(&mut inner.state.lock());
+    if let Err(error) = confirm(inner, merged, usage) {
+        tracing::warn!(layer = %merged, %error, "not all is said of it yet; it is when it is measured");
     }
-    if let Err(error) = commit::confirm(inner, merged) {
-        tracing::warn!(layer = %merged, %error, "an index made anew would not know this layer");
-    }
+    point(Point::FlattenConfirmed);
     tracing::info!(
         layer = %merged,
         layers = count,
@@ -236,6 +296,13 @@ fn merge(inner: &Arc<Inner>, stack: &[LayerId], count: usize) -> Result<bool> {
     drop((pins, guards));
     reap::trash_unreferenced(inner, newest);
     Ok(true)
+}
+
+/// Says in the merged layer that it is named, and only then in the index what it costs: what is not measured is confirmed when it is.
+fn confirm(inner: &Inner, merged: LayerId, usage: Usage) -> Result<()> {
+    commit::confirm(inner, merged)?;
+    inner.state.lock().usage.insert(merged, usage);
+    inner.commit_index(&[Change::PutLayer(merged, usage)])
 }
 
 /// Makes the merged layer, in its place.

@@ -73,6 +73,7 @@ use crate::sys::{self, Dir};
 
 use clock::Clock;
 use error::Doing;
+use flatten::Setbacks;
 use guard::Guard;
 use rounds::Rounds;
 use spares::Spares;
@@ -165,6 +166,7 @@ struct Inner {
     commits: mpsc::UnboundedSender<LayerId>,
     reaper: Notify,
     rounds: Rounds,
+    setbacks: Setbacks,
     /// A call found the disk full.
     pressed: AtomicBool,
     /// Something waits for room, or may: whenever some comes free the reaper looks.
@@ -304,6 +306,7 @@ impl Engine {
             commits,
             reaper: Notify::new(),
             rounds: Rounds::default(),
+            setbacks: Setbacks::default(),
             pressed: AtomicBool::new(false),
             short: AtomicBool::new(true),
             collector: Mutex::new(()),

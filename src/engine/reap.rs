@@ -14,9 +14,9 @@ use super::crash::{Point, point};
 use super::error::{Doing, Error, Result};
 use super::state::{Sealed, State};
 use super::types::Reaped;
-use super::{Inner, claims, flatten, spares, unpublish};
+use super::{Inner, claims, commit, flatten, spares, unpublish};
 use crate::backend;
-use crate::model::{Artifact, ArtifactId, Candidate, LayerId, Name, evict, garbage, layout};
+use crate::model::{Artifact, ArtifactId, Candidate, LayerId, Name, Usage, evict, garbage, layout};
 use crate::store::{self, Change};
 use crate::sys::Space;
 
@@ -82,7 +82,9 @@ fn round(inner: &Arc<Inner>) -> Result<Reaped> {
     // There is room again, if there is any: what was put off can begin.
     step(unpublish::promise_abandoned(inner));
     let is_reserved = inner.keep_reserve();
-    done.flattened = step(flatten::flatten(inner));
+    let (flattened, result) = flatten::flatten(inner);
+    done.flattened = flattened;
+    step(result.map(|()| 0));
     if done.flattened > 0 {
         done.deleted += step(empty_trash(inner));
     }
@@ -395,30 +397,41 @@ fn measure_layers(inner: &Inner) -> Result<usize> {
             .collect()
     };
     let mut changes = Vec::new();
+    let mut failure = None;
     for layer in unknown {
-        if inner.stop.is_cancelled() {
-            break;
+        match measure_layer(inner, layer) {
+            Ok(Some(usage)) => {
+                inner.state.lock().usage.insert(layer, usage);
+                changes.push(Change::PutLayer(layer, usage));
+            }
+            Ok(None) => break,
+            // The others have nothing to do with it.
+            Err(error) => drop(failure.get_or_insert(error)),
         }
-        let dir = inner
-            .dirs
-            .layers
-            .open_beneath(layer.to_string())
-            .doing("open a layer")?;
-        let stop = || inner.stop.is_cancelled();
-        let usage = match inner.backend.usage(&dir, &stop) {
-            Err(backend::Error::Stopped) => break,
-            usage => usage.doing("measure a layer")?,
-        };
-        inner.state.lock().usage.insert(layer, usage);
-        changes.push(Change::PutLayer(layer, usage));
-    }
-    if changes.is_empty() {
-        return Ok(0);
     }
     let measured = changes.len();
-    changes.extend(last_uses(inner));
-    inner.commit_index(&changes)?;
-    Ok(measured)
+    if measured > 0 {
+        changes.extend(last_uses(inner));
+        inner.commit_index(&changes)?;
+    }
+    failure.map_or(Ok(measured), Err)
+}
+
+/// What a layer costs; `None` when the engine stops meanwhile.
+///
+/// What is known to be measured is known to be confirmed: whoever named it in the index may have been killed before he said so in the
+/// layer, or the disk was full then. No other time is as good, since each layer comes here once, early, and is opened anyway.
+fn measure_layer(inner: &Inner, layer: LayerId) -> Result<Option<Usage>> {
+    if inner.stop.is_cancelled() {
+        return Ok(None);
+    }
+    commit::confirm(inner, layer)?;
+    let dir = inner.dirs.layers.open_beneath(layer.to_string());
+    let dir = dir.doing("open a layer")?;
+    match inner.backend.usage(&dir, &|| inner.stop.is_cancelled()) {
+        Err(backend::Error::Stopped) => Ok(None),
+        usage => usage.map(Some).doing("measure a layer"),
+    }
 }
 
 /// When artifacts were last used, for the index: written along with something else, never for its own sake.

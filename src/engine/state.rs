@@ -106,12 +106,14 @@ pub(super) enum Problem {
     Broken(String),
     /// A commit failed, and nobody knows whether the index has it. The next start does: until then nothing is written over it.
     Unsure(String),
+    /// The same of its deletion: it can be deleted again, and nothing else.
+    HalfDeleted(String),
 }
 
 impl Problem {
     /// In words.
     pub(super) fn why(&self) -> &str {
-        let (Self::Broken(why) | Self::Unsure(why)) = self;
+        let (Self::Broken(why) | Self::Unsure(why) | Self::HalfDeleted(why)) = self;
         why
     }
 }
@@ -152,7 +154,10 @@ impl Held {
 
     /// Whether the index may know better what it is.
     pub(super) fn is_unsure(&self) -> bool {
-        matches!(self.problem, Some(Problem::Unsure(_)))
+        matches!(
+            self.problem,
+            Some(Problem::Unsure(_) | Problem::HalfDeleted(_))
+        )
     }
 
     /// Whether nobody has written to it since.

@@ -40,9 +40,17 @@ pub enum Error {
         /// What is wrong with it, and what to do.
         why: String,
     },
-    /// The database failed.
+    /// The database failed; what was to be written is not in it.
     #[error("{doing}: {source}")]
     Database {
+        /// What was being done.
+        doing: &'static str,
+        /// What failed.
+        source: Box<redb::Error>,
+    },
+    /// The database failed at the very end: nobody knows whether it has what was to be written. Whoever opens it next does.
+    #[error("{doing}: {source}; nobody knows yet whether it was written")]
+    Unsure {
         /// What was being done.
         doing: &'static str,
         /// What failed.
@@ -58,6 +66,19 @@ impl Error {
         }
     }
 
+    pub(super) fn unsure(doing: &'static str, error: impl Into<redb::Error>) -> Self {
+        Self::Unsure {
+            doing,
+            source: Box::new(error.into()),
+        }
+    }
+
+    /// Whether what was to be written may be there all the same.
+    #[must_use]
+    pub fn is_unsure(&self) -> bool {
+        matches!(self, Self::Unsure { .. })
+    }
+
     /// Whether the disk is full, or the database refuses to go on because it was.
     #[must_use]
     pub fn is_full(&self) -> bool {
@@ -65,7 +86,7 @@ impl Error {
         const EDQUOT: i32 = nix::errno::Errno::EDQUOT as i32;
         match self {
             Self::System(error) => error.is_full(),
-            Self::Database { source, .. } => match &**source {
+            Self::Database { source, .. } | Self::Unsure { source, .. } => match &**source {
                 redb::Error::PreviousIo => true,
                 redb::Error::Io(error) => matches!(error.raw_os_error(), Some(ENOSPC | EDQUOT)),
                 _ => false,

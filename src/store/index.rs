@@ -7,7 +7,9 @@ use std::fs::File;
 use std::io::Read;
 
 use parking_lot::Mutex;
-use redb::{Database, ReadableDatabase, ReadableTable, StorageBackend, TableDefinition};
+use redb::{
+    Database, ReadableDatabase, ReadableTable, StorageBackend, TableDefinition, WriteTransaction,
+};
 use rustix::fs::{Advice, OFlags};
 use serde::{Serialize, de::DeserializeOwned};
 
@@ -133,7 +135,7 @@ impl Index {
         }
         let database = open_file(root, &new, OFlags::RDWR | OFlags::CREATE)?;
         make(&database).map_err(|error| Error::database("make the index", error))?;
-        write(&database, changes).map_err(|error| Error::database("write the index", error))?;
+        write(&database, changes)?;
         drop(database);
         if Self::exists(root)? {
             root.rename_over(layout::INDEX, root, &old)?;
@@ -188,12 +190,9 @@ impl Index {
     pub fn commit(&self, changes: &[Change]) -> Result<()> {
         let database = self.database.lock();
         let Some(database) = &*database else {
-            return Err(Error::database(
-                "write to the index",
-                redb::Error::PreviousIo,
-            ));
+            return Err(Error::database(WRITING, redb::Error::PreviousIo));
         };
-        write(database, changes).map_err(|error| Error::database("write to the index", error))
+        write(database, changes)
     }
 
     /// Closes the database, which writes to it. From here on every commit fails.
@@ -206,7 +205,7 @@ impl Index {
         let mut slot = self.database.lock();
         // Closed first: the file is locked while it is open.
         *slot = None;
-        *slot = Some(open_database(&self.root)?);
+        *slot = Some(guarded(&self.root, || open_database(&self.root))?);
         Ok(())
     }
 }
@@ -349,7 +348,19 @@ fn make(database: &Database) -> Result<(), redb::Error> {
     Ok(())
 }
 
-fn write(database: &Database, changes: &[Change]) -> Result<(), redb::Error> {
+/// What is being done when a write fails.
+const WRITING: &str = "write to the index";
+
+fn write(database: &Database, changes: &[Change]) -> Result<()> {
+    let begun = begin(database, changes).map_err(|error| Error::database(WRITING, error))?;
+    // Up to here nothing refers to what was written; in here, from some moment on, all does.
+    begun
+        .commit()
+        .map_err(|error| Error::unsure(WRITING, error))
+}
+
+/// A transaction of all these changes, which is not yet committed.
+fn begin(database: &Database, changes: &[Change]) -> Result<WriteTransaction, redb::Error> {
     let transaction = database.begin_write()?;
     {
         let mut artifacts = transaction.open_table(ARTIFACTS)?;
@@ -391,8 +402,7 @@ fn write(database: &Database, changes: &[Change]) -> Result<(), redb::Error> {
             }
         }
     }
-    transaction.commit()?;
-    Ok(())
+    Ok(transaction)
 }
 
 fn json(value: &impl Serialize) -> Vec<u8> {

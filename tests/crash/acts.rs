@@ -100,6 +100,8 @@ impl Act {
             }
             // Of claims: `tests/claims_crash.rs` visits them.
             Point::ClaimIndexed
+            | Point::ClaimChanged
+            | Point::ClaimLimited
             | Point::ClaimContentMade
             | Point::ClaimContentPlaced
             | Point::ClaimRecorded
@@ -115,8 +117,14 @@ impl Act {
             | Point::FreezeConfirmed
             | Point::FreezeCleared
             | Point::ClaimUnindexed
-            | Point::ClaimTrashed => &[],
-            Point::FlattenMerged | Point::FlattenPlaced | Point::FlattenIndexed => &[Self::Flatten],
+            | Point::ClaimTrashed
+            | Point::SnapshotUnindexed
+            | Point::SnapshotTrashed => &[],
+            Point::FlattenMerged
+            | Point::FlattenPlaced
+            | Point::FlattenSynced
+            | Point::FlattenIndexed
+            | Point::FlattenConfirmed => &[Self::Flatten],
         }
     }
 

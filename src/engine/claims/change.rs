@@ -5,8 +5,8 @@ use std::sync::Arc;
 
 use super::create::refuse_too_large;
 use super::hold;
-use crate::backend::Limit;
 use crate::engine::Inner;
+use crate::engine::crash::{Point, point};
 use crate::engine::error::{Doing, Error, Result};
 use crate::model::{Attachment, Claim, MutableParameters, VolumeId};
 use crate::store::Change;
@@ -29,12 +29,14 @@ async fn change(
                 hold::refuse_unsure(held)?;
             }
             engine.commit_index(&[Change::PutClaim(after.clone())])?;
+            point(Point::ClaimChanged);
             if let Some(held) = engine.state.lock().claims.get_mut(&id) {
                 held.claim = after.clone();
             }
         }
         // Also when nothing changed: an earlier call may have got this far and no further.
         limit(&engine, &after)?;
+        point(Point::ClaimLimited);
         drop(guard);
         Ok(after)
     };
@@ -59,10 +61,7 @@ fn limit(inner: &Inner, claim: &Claim) -> Result<()> {
         .set_limit(&volume, claim.limit())
         .doing("change the volume's limit")?;
     if let Some(held) = inner.state.lock().claims.get_mut(&claim.id) {
-        held.limit_unenforced = match limit {
-            Limit::Unenforced(why) => Some(why),
-            Limit::None | Limit::Enforced => None,
-        };
+        held.limit_unenforced = limit.why_unenforced().map(str::to_owned);
     }
     Ok(())
 }

@@ -88,6 +88,21 @@ fn sweep(inner: &Inner, dir: &Dir) -> Result<()> {
     Ok(())
 }
 
+/// Puts aside what lies where the directory of a claim would, of which the index has none: what is left of one that was deleted. An
+/// id is made of a name, so the next claim of that name would show it.
+pub(super) fn put_aside(inner: &Inner, id: &VolumeId) -> Result<()> {
+    if inner.state.lock().volumes.contains_key(id) {
+        let (name, what) = (id.to_string(), "owner: it is a pod's volume");
+        return Err(Error::Exists { name, what });
+    }
+    match inner.throw_away(&inner.dirs.volumes, id.as_ref()) {
+        Err(error) if !error.is(Errno::ENOENT) => {
+            Err(error).doing("put aside what a deleted volume of that name held")
+        }
+        _ => Ok(()),
+    }
+}
+
 fn make(inner: &Inner, claim: &Claim) -> Result<(Dir, Limit)> {
     let incoming = &inner.dirs.incoming;
     let name = LayerId::from_bits(inner.random()).to_string();
@@ -158,10 +173,7 @@ pub(super) fn record(
         boot: inner.boot.clone(),
         claim: claim.clone(),
         targets,
-        limit_unenforced: match limit {
-            Limit::Unenforced(why) => Some(why.clone()),
-            Limit::None | Limit::Enforced => None,
-        },
+        limit_unenforced: limit.why_unenforced().map(str::to_owned),
     };
     store::write_claim(dir, &record).doing("write the volume's record")
 }

@@ -6,15 +6,15 @@
 use std::path::Path;
 use std::sync::Arc;
 
+use super::CreateClaim;
 use super::content;
 use super::freeze::{self, Freezing};
 use super::hold;
 use super::mount::is_held_open;
-use super::{CreateClaim, freeze::clear};
 use crate::engine::crash::{Point, point};
 use crate::engine::error::{Doing, Error, Result};
 use crate::engine::pins::Pins;
-use crate::engine::state::Held;
+use crate::engine::state::{Held, Problem};
 use crate::engine::{Guard, Inner, reap};
 use crate::model::{
     Claim, ClaimSource, LayerId, OwnerView, RootAttributes, SnapshotId, VolumeId, layout,
@@ -68,7 +68,7 @@ struct Content {
     view: OwnerView,
     /// The capacity of what it is a clone of.
     size: u64,
-    _pins: Pins,
+    pins: Pins,
 }
 
 impl Content {
@@ -77,7 +77,7 @@ impl Content {
             layers: Vec::new(),
             view: OwnerView::default(),
             size: 0,
-            _pins: Pins::none(inner),
+            pins: Pins::none(inner),
         }
     }
 
@@ -92,7 +92,7 @@ impl Content {
             layers: snapshot.layers,
             view: snapshot.view,
             size: snapshot.size,
-            _pins: pins,
+            pins,
         })
     }
 }
@@ -102,13 +102,18 @@ async fn insert(
     inner: &Arc<Inner>,
     id: VolumeId,
     request: CreateClaim,
-    content: Content,
+    mut content: Content,
     guard: Guard,
 ) -> Result<Claim> {
     let engine = inner.clone();
     let job = move || {
         let claim = describe(&engine, id, request, &content)?;
-        engine.commit_index(&[Change::PutClaim(claim.clone())])?;
+        if let Err(error) = engine.commit_index(&[Change::PutClaim(claim.clone())]) {
+            if error.may_be_indexed() {
+                content.pins.keep();
+            }
+            return Err(error);
+        }
         point(Point::ClaimIndexed);
         let mut state = engine.state.lock();
         let held = Held::new(claim.clone());
@@ -144,7 +149,7 @@ async fn clone(
         layers: frozen.stack.clone(),
         view: frozen.claim.view,
         size: frozen.claim.capacity,
-        _pins: Pins::none(inner),
+        pins: Pins::none(inner),
     };
     let claim = inner
         .calls
@@ -159,8 +164,9 @@ async fn clone(
     Ok(claim)
 }
 
-/// The claim that a request asks for. Its first mount makes the rest.
+/// The claim that a request asks for, in whose place nothing is. Its first mount makes the rest.
 fn describe(inner: &Inner, id: VolumeId, request: CreateClaim, content: &Content) -> Result<Claim> {
+    content::put_aside(inner, &id)?;
     let capacity = capacity(&request, content.size)?;
     refuse_too_large(inner, capacity)?;
     let now = inner.clock.now();
@@ -283,7 +289,11 @@ pub(super) fn delete_now(inner: &Arc<Inner>, id: &VolumeId) -> Result<()> {
     if let Err(error) = inner.commit_index(&[Change::RemoveClaim(id.clone())]) {
         let since = {
             let mut state = inner.state.lock();
-            state.claims.insert(id.clone(), held);
+            let held = state.claims.entry(id.clone()).or_insert(held);
+            if error.may_be_indexed() {
+                let why = format!("it may be deleted by now ({error}); delete it again");
+                held.problem = Some(Problem::HalfDeleted(why));
+            }
             state.doomed_until
         };
         if since != doomed {
@@ -293,7 +303,9 @@ pub(super) fn delete_now(inner: &Arc<Inner>, id: &VolumeId) -> Result<()> {
         return Err(error);
     }
     point(Point::ClaimUnindexed);
-    clear(inner, id);
+    if let Err(error) = content::put_aside(inner, id) {
+        tracing::error!(volume.id = %id, %error, "what it held stays until the next start, and no volume of that name is made");
+    }
     point(Point::ClaimTrashed);
     tracing::info!(volume.id = %id, name = held.claim.name, "volume deleted");
     drop(pins);
@@ -309,7 +321,9 @@ fn refuse_used(held: &Held) -> Result<()> {
             how,
         })
     };
-    hold::refuse_unsure(held)?;
+    if !matches!(held.problem, Some(Problem::HalfDeleted(_))) {
+        hold::refuse_unsure(held)?;
+    }
     if let Some(target) = held.mounts.keys().min() {
         return used(format!("mounted at {}; unmount it first", target.display()));
     }

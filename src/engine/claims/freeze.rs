@@ -154,10 +154,11 @@ impl Freezing {
         all.extend(changes);
         match inner.commit_index(&all) {
             Ok(()) => {}
-            Err(error @ Error::Full(_)) => return Err(error),
             Err(error) => {
-                // Nobody knows whether the index has it. The next start does, and finishes or takes back.
-                self.leave_to_the_next_start(&error);
+                if error.may_be_indexed() {
+                    // The next start knows, and finishes or takes back.
+                    self.leave_to_the_next_start(&error);
+                }
                 return Err(error);
             }
         }

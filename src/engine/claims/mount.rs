@@ -282,10 +282,7 @@ fn attach(
         held.lingering = Some(claim.layers);
         held.claim.last_used = used;
         held.used = true;
-        held.limit_unenforced = match &known.limit {
-            Limit::Unenforced(why) => Some(why.clone()),
-            Limit::None | Limit::Enforced => None,
-        };
+        held.limit_unenforced = known.limit.why_unenforced().map(str::to_owned);
     }
     Ok(())
 }

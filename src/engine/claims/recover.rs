@@ -86,6 +86,7 @@ pub(in crate::engine) fn recover_volume(
     held.damaged = dir
         .has(layout::DAMAGED)
         .doing("look whether the volume's content is whole")?;
+    bound(inner, held, dir);
     let record = store::read_claim(dir).doing("read a volume's record")?;
     if let Ok(record) = &record
         && record.claim.last_used > held.claim.last_used
@@ -97,7 +98,6 @@ pub(in crate::engine) fn recover_volume(
     }
     match record {
         Ok(record) if record.boot != inner.boot => {
-            held.limit_unenforced = record.limit_unenforced;
             if !record.targets.is_empty() {
                 // It was in use when the boot ended, which nobody wrote down.
                 was_used_until_now(inner, held, dir, Vec::new());
@@ -129,6 +129,18 @@ pub(in crate::engine) fn recover_volume(
     Ok(())
 }
 
+/// Bounds the content as the index says: whoever changed that may have been killed before he got there, and nobody need come back.
+fn bound(inner: &Inner, held: &mut Held, dir: &Dir) {
+    let limit = inner.backend.set_limit(dir, held.claim.limit());
+    held.limit_unenforced = match limit {
+        Ok(limit) => limit.why_unenforced().map(str::to_owned),
+        Err(error) => {
+            tracing::warn!(volume.id = %held.claim.id, %error, "what bounds it may not be its size limit");
+            Some(error.to_string())
+        }
+    };
+}
+
 /// What is known of a mount of which there is no record.
 fn target(mount: &MountEntry) -> ClaimTarget {
     ClaimTarget {
@@ -155,7 +167,6 @@ fn of_this_boot(
     let found: HashMap<PathBuf, u64> = find_mounts(inner, mounts, id, id.as_str(), &paths)?;
     // What was unmounted just before may still be held open; the kernel is asked before anything is done.
     held.lingering = Some(record.claim.layers);
-    held.limit_unenforced = record.limit_unenforced;
     let (there, gone): (Vec<_>, Vec<_>) = record
         .targets
         .into_iter()

@@ -5,6 +5,7 @@ use std::sync::Arc;
 
 use super::freeze;
 use super::hold;
+use crate::engine::crash::{Point, point};
 use crate::engine::error::{Error, Result};
 use crate::engine::pins::Pins;
 use crate::engine::state::State;
@@ -216,6 +217,7 @@ async fn remove(
             }
             return Err(error);
         }
+        point(Point::SnapshotUnindexed);
         let layers: Vec<LayerId> = snapshots
             .iter()
             .flat_map(|snapshot| &snapshot.layers)
@@ -223,6 +225,7 @@ async fn remove(
             .collect();
         drop(pins);
         reap::trash_unreferenced(&engine, &layers);
+        point(Point::SnapshotTrashed);
         drop(guards);
         Ok(())
     };
