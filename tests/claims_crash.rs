@@ -1,8 +1,10 @@
-//! `kill -9` at every step of every operation on claims, then a restart: what was answered is there, what was not can be
-//! asked for again, nothing half-made is visible and nothing is left behind.
+//! `kill -9` at every visit of every step of every operation on claims, snapshots and groups, then a restart: what was answered
+//! is there, what was not can be asked for again with the same result, nothing half-made is visible, nothing is left behind, and
+//! what bounds a claim is what its record says.
 //!
-//! The process under test is this test binary once more. It goes through the life of a claim and says after each step that it
-//! was answered; the test takes over where it died.
+//! The process under test is this test binary once more. It goes through the life of a few claims and writes down after each step
+//! what is listed then; the test takes over where it died. A first life, that nobody ends, tells how often each point is passed and
+//! what is to be listed after each step.
 
 #![expect(
     clippy::disallowed_types,
@@ -17,101 +19,341 @@ mod common;
 mod bench;
 
 use std::fs;
+use std::future::Future;
 use std::io::Write as _;
 use std::path::{Path, PathBuf};
 use std::process::Command;
+use std::time::Instant;
 
 use baggageclaim::backend::BackendKind;
 use baggageclaim::engine::claims::{Claims, CreateClaim, MountClaim, SnapshotFilter};
 use baggageclaim::engine::crash::{self, Point};
-use baggageclaim::engine::{Config, Engine};
-use baggageclaim::model::{Claim, ClaimSource};
-use bench::{BTRFS, Bench, COPY, Ground, OVERLAY, again, request, say};
-use common::Lab;
+use baggageclaim::engine::{Config, Engine, Error};
+use baggageclaim::model::{
+    Attachment, Claim, ClaimSource, MutableParameters, Snapshot, SnapshotId, VolumeId,
+};
+use baggageclaim::sys::{self, Dir};
+use bench::{BTRFS, Bench, COPY, Ground, OVERLAY, request, say};
+use common::bench::{NEVER, names, open_again};
+use common::{Fs, Lab};
+use serde::{Deserialize, Serialize};
 
-/// What makes this test binary the process under test: pool, place for targets, file for answers, backend, point, visit.
+/// What makes this test binary the process under test.
 const LAUNCH: &str = "BAGGAGECLAIM_CLAIMS_CRASH_LAUNCH";
 
-/// How many steps the life of a claim has.
-const STEPS: usize = 12;
+/// How many processes die at a time on one ground. Mostly they wait for the disk.
+const AT_ONCE: usize = 4;
 
-/// The life of a claim: one step of it, that can be repeated.
-async fn step(engine: &Engine, targets: &Path, number: usize) {
-    let made =
-        |name: &'static str| async move { engine.create_claim(request(name)).await.expect("made") };
-    let clone = |name: &'static str, source: Claim| async move {
+const MIB: u64 = 1 << 20;
+
+/// One step of a life. Each can be repeated, also when it is done.
+#[derive(Debug, Clone, Copy)]
+enum Step {
+    /// CreateVolume.
+    Create(&'static str),
+    /// ControllerPublishVolume.
+    Attach(&'static str),
+    /// NodeStageVolume.
+    Stage(&'static str),
+    /// NodePublishVolume, and a pod writes a file.
+    Publish(&'static str, &'static str),
+    /// ControllerExpandVolume.
+    Expand(&'static str, u64),
+    /// ControllerModifyVolume.
+    Modify(&'static str, Option<u64>),
+    /// NodeUnpublishVolume.
+    Unpublish(&'static str),
+    /// NodeUnstageVolume.
+    Unstage(&'static str),
+    /// ControllerUnpublishVolume.
+    Detach(&'static str),
+    /// A pod comes, writes a file, and goes.
+    Fill(&'static str, &'static str),
+    /// CreateSnapshot, of the one by the name of the other.
+    Snapshot(&'static str, &'static str),
+    /// CreateVolume from a volume.
+    Clone(&'static str, &'static str),
+    /// CreateVolume from a snapshot.
+    Restore(&'static str, &'static str),
+    /// CreateVolumeGroupSnapshot.
+    Group([&'static str; 2], &'static str),
+    /// CreateVolume from the snapshot of this volume in a group.
+    RestoreOf(&'static str, &'static str),
+    /// DeleteSnapshot.
+    DeleteSnapshot(&'static str),
+    /// DeleteVolumeGroupSnapshot.
+    DeleteGroup,
+    /// DeleteVolume.
+    Delete(&'static str),
+}
+
+/// The life of a few claims.
+const LIFE: &[Step] = &[
+    Step::Create("c"),
+    Step::Attach("c"),
+    Step::Stage("c"),
+    Step::Publish("c", "one"),
+    Step::Expand("c", 24 * MIB),
+    Step::Modify("c", Some(20 * MIB)),
+    Step::Unpublish("c"),
+    Step::Unstage("c"),
+    Step::Detach("c"),
+    Step::Snapshot("c", "s"),
+    Step::Fill("c", "two"),
+    Step::Clone("c", "d"),
+    Step::Restore("s", "e"),
+    Step::Modify("c", None),
+    Step::Fill("c", "three"),
+    Step::Fill("e", "three"),
+    Step::Group(["c", "e"], "g"),
+    Step::RestoreOf("c", "f"),
+    Step::DeleteSnapshot("s"),
+    Step::DeleteGroup,
+    Step::Fill("c", "four"),
+    Step::Snapshot("c", "t"),
+    Step::Delete("c"),
+    // It is the last that has a layer.
+    Step::DeleteSnapshot("t"),
+];
+
+/// What the claims that are left hold in the end.
+const LEFT: [(&str, &[&str]); 3] = [
+    ("d", &["one", "two"]),
+    ("e", &["one", "three"]),
+    ("f", &["one", "three", "two"]),
+];
+
+/// Asks until nobody is in the way: other tests start processes, and between its fork and its exec such a process holds all that
+/// this one has open.
+async fn patiently<T, F: Future<Output = Result<T, Error>>>(what: &str, ask: impl Fn() -> F) -> T {
+    let deadline = Instant::now() + NEVER;
+    loop {
+        match ask().await {
+            Err(Error::Busy(_) | Error::ClaimInUse { .. }) if Instant::now() < deadline => {
+                tokio::time::sleep(std::time::Duration::from_millis(5)).await;
+            }
+            result => return result.unwrap_or_else(|error| panic!("{what}: {error}")),
+        }
+    }
+}
+
+/// All claims.
+async fn claims(engine: &Engine) -> Vec<Claim> {
+    engine.claims(None, 99).await.expect("a page").items
+}
+
+async fn claim(engine: &Engine, name: &str) -> Option<Claim> {
+    let mut all = claims(engine).await.into_iter();
+    all.find(|claim| claim.name == name)
+}
+
+async fn snapshots(engine: &Engine) -> Vec<Snapshot> {
+    let filter = SnapshotFilter::default();
+    let page = engine.snapshots(&filter, None, 99).await;
+    page.expect("a page").items
+}
+
+/// All that is listed, but for what no two lives have in common.
+async fn listed(engine: &Engine) -> Vec<String> {
+    let claims = claims(engine).await.into_iter().map(|claim| {
+        format!(
+            "{} of {:?}: {} bytes, {:?}, {:?}",
+            claim.name, claim.source, claim.capacity, claim.mutable, claim.attached
+        )
+    });
+    let snapshots = snapshots(engine).await.into_iter();
+    let snapshots = snapshots.map(|snapshot| {
+        format!(
+            "{} of {}: {} bytes, {:?}",
+            snapshot.name, snapshot.source, snapshot.size, snapshot.group
+        )
+    });
+    claims.chain(snapshots).collect()
+}
+
+/// The process under test, or whoever goes on after it.
+struct Actor<'a> {
+    engine: &'a Engine,
+    targets: &'a Path,
+}
+
+impl Actor<'_> {
+    async fn id(&self, name: &str) -> VolumeId {
+        let claim = claim(self.engine, name).await;
+        claim.unwrap_or_else(|| panic!("{name} is there")).id
+    }
+
+    fn staging(&self, name: &str) -> PathBuf {
+        self.targets.join(format!("{name}-globalmount"))
+    }
+
+    fn published(&self, name: &str) -> PathBuf {
+        self.targets.join(format!("{name}-mount"))
+    }
+
+    async fn create(&self, name: &str, source: Option<ClaimSource>) {
         let request = CreateClaim {
-            source: Some(ClaimSource::Claim(source.id)),
+            required_bytes: if source.is_none() { 16 * MIB } else { 0 },
+            source,
             ..request(name)
         };
-        let cloned = again(|| engine.create_claim(request.clone()));
-        cloned.await.expect("cloned")
-    };
-    let staging = targets.join("globalmount");
-    let published = targets.join("mount");
-    let mount = |claim: &Claim, staged: bool| MountClaim {
-        claim: claim.id.clone(),
-        target: if staged {
-            staging.clone()
+        patiently(name, || self.engine.create_claim(request.clone())).await;
+    }
+
+    async fn mount(&self, name: &str, staging: bool) {
+        let staged = self.staging(name);
+        fs::create_dir_all(&staged).expect("the staging path");
+        let request = MountClaim {
+            claim: self.id(name).await,
+            target: if staging {
+                staged.clone()
+            } else {
+                self.published(name)
+            },
+            staging,
+            staged_at: (!staging).then_some(staged),
+            read_only: false,
+            multiple_targets: false,
+            mount_group: None,
+        };
+        patiently(name, || self.engine.mount_claim(request.clone())).await;
+    }
+
+    async fn unmount(&self, name: &str, staging: bool) {
+        let id = self.id(name).await;
+        let at = if staging {
+            self.staging(name)
         } else {
-            published.clone()
-        },
-        staging: staged,
-        staged_at: (!staged).then(|| staging.clone()),
-        read_only: false,
-        multiple_targets: false,
-        mount_group: None,
-    };
-    let claim = || made("c");
-    match number {
-        0 => drop(claim().await),
-        1 | 6 => {
-            fs::create_dir_all(&staging).expect("the staging path");
-            let request = mount(&claim().await, true);
-            let staged = again(|| engine.mount_claim(request.clone()));
-            staged.await.expect("staged");
-        }
-        2 | 7 => {
-            let claim = claim().await;
-            engine
-                .mount_claim(mount(&claim, false))
-                .await
-                .expect("published");
-            let file = if number == 2 { "one" } else { "two" };
-            fs::write(published.join(file), file).expect("written");
-        }
-        3 | 8 => {
-            let claim = claim().await;
-            engine
-                .unmount_claim(claim.id.as_str(), &published, false)
-                .await
-                .expect("unpublished");
-        }
-        4 | 9 => {
-            let claim = claim().await;
-            engine
-                .unmount_claim(claim.id.as_str(), &staging, true)
-                .await
-                .expect("unstaged");
-        }
-        5 => {
-            let claim = claim().await;
-            let taken = again(|| engine.create_snapshot("s", claim.id.as_str()));
-            taken.await.expect("taken");
-        }
-        10 => drop(clone("d", claim().await).await),
-        // The name says which it was, also when it is gone.
-        11 => {
-            let all = engine.claims(None, 100).await.expect("list").items;
-            if let Some(claim) = all.iter().find(|claim| claim.name == "c") {
-                engine
-                    .delete_claim(claim.id.as_str())
-                    .await
-                    .expect("deleted");
+            self.published(name)
+        };
+        patiently(name, || {
+            self.engine.unmount_claim(id.as_str(), &at, staging)
+        })
+        .await;
+    }
+
+    async fn group(&self) -> Option<SnapshotId> {
+        let snapshots = snapshots(self.engine).await.into_iter();
+        snapshots.filter_map(|snapshot| snapshot.group).next()
+    }
+
+    async fn take(&self, step: Step) {
+        let engine = self.engine;
+        match step {
+            Step::Create(name) => self.create(name, None).await,
+            Step::Attach(name) => {
+                let attachment = Attachment {
+                    node: "n".to_owned(),
+                    read_only: false,
+                    access_mode: 1,
+                };
+                let id = self.id(name).await;
+                let attached = || engine.attach_claim(id.as_str(), attachment.clone());
+                patiently(name, attached).await;
+            }
+            Step::Stage(name) => self.mount(name, true).await,
+            Step::Publish(name, file) => {
+                self.mount(name, false).await;
+                fs::write(self.published(name).join(file), file).expect("written");
+            }
+            Step::Expand(name, bytes) => {
+                let id = self.id(name).await;
+                patiently(name, || engine.expand_claim(id.as_str(), bytes, None)).await;
+            }
+            Step::Modify(name, size_limit) => {
+                let id = self.id(name).await;
+                let mutable = MutableParameters {
+                    size_limit,
+                    ttl_seconds: None,
+                };
+                patiently(name, || engine.modify_claim(id.as_str(), mutable)).await;
+            }
+            Step::Unpublish(name) => self.unmount(name, false).await,
+            Step::Unstage(name) => self.unmount(name, true).await,
+            Step::Detach(name) => {
+                let id = self.id(name).await;
+                patiently(name, || engine.detach_claim(id.as_str(), Some("n"))).await;
+            }
+            Step::Fill(name, file) => {
+                self.mount(name, true).await;
+                fs::write(self.staging(name).join(file), file).expect("written");
+                self.unmount(name, true).await;
+            }
+            Step::Snapshot(of, name) => {
+                let mut all = snapshots(engine).await.into_iter();
+                // Who asks again knows whose it is, also when that is deleted.
+                let id = match all.find(|snapshot| snapshot.name == name) {
+                    Some(taken) => taken.source,
+                    None => self.id(of).await,
+                };
+                patiently(name, || engine.create_snapshot(name, id.as_str())).await;
+            }
+            Step::Clone(of, name) => {
+                let source = ClaimSource::Claim(self.id(of).await);
+                self.create(name, Some(source)).await;
+            }
+            Step::Restore(of, name) => {
+                let mut all = snapshots(engine).await.into_iter();
+                let snapshot = all
+                    .find(|snapshot| snapshot.name == of)
+                    .expect("it is there");
+                self.create(name, Some(ClaimSource::Snapshot(snapshot.id)))
+                    .await;
+            }
+            Step::Group(of, name) => {
+                let mut ids = Vec::new();
+                for name in of {
+                    ids.push(self.id(name).await.to_string());
+                }
+                patiently(name, || engine.create_group(name, &ids)).await;
+            }
+            Step::RestoreOf(of, name) => {
+                let group = self.group().await.expect("it is there");
+                let (_, members) = engine.group(group.as_str()).await.expect("a group");
+                let id = self.id(of).await;
+                let mut members = members.into_iter();
+                let member = members.find(|member| member.source == id).expect("it");
+                self.create(name, Some(ClaimSource::Snapshot(member.id)))
+                    .await;
+            }
+            Step::DeleteSnapshot(name) => {
+                let mut all = snapshots(engine).await.into_iter();
+                if let Some(snapshot) = all.find(|snapshot| snapshot.name == name) {
+                    patiently(name, || engine.delete_snapshot(snapshot.id.as_str())).await;
+                }
+            }
+            Step::DeleteGroup => {
+                if let Some(group) = self.group().await {
+                    patiently("g", || engine.delete_group(group.as_str())).await;
+                }
+            }
+            Step::Delete(name) => {
+                if let Some(claim) = claim(engine, name).await {
+                    patiently(name, || engine.delete_claim(claim.id.as_str())).await;
+                }
             }
         }
-        _ => unreachable!("there are {STEPS} steps"),
     }
+}
+
+/// What the process under test is told.
+#[derive(Debug, Serialize, Deserialize)]
+struct Launch {
+    pool: PathBuf,
+    backend: BackendKind,
+    targets: PathBuf,
+    /// Where it writes down what is listed, before the first step and after each.
+    answers: PathBuf,
+    /// Where it dies, and at which visit; `None`: it lives, and writes down how often each point was passed.
+    death: Option<(String, usize)>,
+    visits: PathBuf,
+}
+
+fn config(pool: &Path, backend: BackendKind) -> Config {
+    let mut config = Config::new(pool);
+    config.backend = Some(backend);
+    config.btrfs_quota = true;
+    config
 }
 
 /// Not a test: the life of the process under test. In the test run it returns at once.
@@ -124,123 +366,238 @@ async fn the_process_under_test() {
     let Ok(launch) = std::env::var(LAUNCH) else {
         return;
     };
-    let (pool, targets, answers, backend, point, visit): (
-        PathBuf,
-        PathBuf,
-        PathBuf,
-        BackendKind,
-        String,
-        usize,
-    ) = serde_json::from_str(&launch).expect("a launch");
-    let mut config = Config::new(pool);
-    config.backend = Some(backend);
+    let launch: Launch = serde_json::from_str(&launch).expect("a launch");
+    let config = config(&launch.pool, launch.backend);
     let engine = Engine::open(config).await.expect("it opens");
-    assert!(crash::arm(&point, visit), "no point is called {point}");
-    let mut answers = fs::File::create(answers).expect("answers");
-    for number in 0..STEPS {
-        step(&engine, &targets, number).await;
-        answers.write_all(b".").expect("answered");
+    if let Some((point, visit)) = &launch.death {
+        assert!(crash::arm(point, *visit), "no point is called {point}");
+    }
+    let actor = Actor {
+        engine: &engine,
+        targets: &launch.targets,
+    };
+    let mut answers = fs::File::create(launch.answers).expect("answers");
+    let mut say = |listed: &[String]| {
+        let mut line = serde_json::to_vec(listed).expect("plain data");
+        line.push(b'\n');
+        answers.write_all(&line).expect("answered");
+    };
+    say(&listed(&engine).await);
+    for step in LIFE {
+        actor.take(*step).await;
+        say(&listed(&engine).await);
     }
     engine.shutdown().await;
+    let visits: Vec<usize> = Point::ALL.iter().copied().map(crash::visits).collect();
+    let visits = serde_json::to_vec(&visits).expect("plain data");
+    fs::write(launch.visits, visits).expect("written");
 }
 
-/// Whether the process dies at the visit of the point; then everything is looked at, and gone on with.
-async fn visit(ground: Ground, point: Point, visit: usize) -> bool {
-    let lab = match Lab::try_sized(ground.1, 512 << 20) {
-        Ok(lab) => lab,
-        Err(reason) => {
-            common::skip(&reason);
-            return false;
-        }
+/// A process that has come to its end.
+struct Ended {
+    lab: Lab,
+    config: Config,
+    targets: PathBuf,
+    died: bool,
+    /// What was listed before the first step and after each that was answered.
+    listed: Vec<Vec<String>>,
+    /// How often each point was passed, if it did not die.
+    visits: Vec<usize>,
+}
+
+/// Has a process live, on a filesystem of its own.
+fn live(ground: Ground, death: Option<(Point, usize)>) -> Result<Ended, String> {
+    let lab = Lab::try_sized(ground.1, 512 * MIB)?;
+    let config = config(&lab.path().join("pool"), ground.0);
+    let targets = lab.kubelet_dir().join("pods");
+    let launch = Launch {
+        pool: config.pool.clone(),
+        backend: ground.0,
+        targets: targets.clone(),
+        answers: lab.run_dir().join("answers"),
+        death: death.map(|(point, visit)| (point.name().to_owned(), visit)),
+        visits: lab.run_dir().join("visits"),
     };
-    let mut config = Config::new(lab.path().join("pool"));
-    config.backend = Some(ground.0);
-    let (pods, answers) = (
-        lab.kubelet_dir().join("pods"),
-        lab.run_dir().join("answers"),
-    );
-    let launch = (&config.pool, &pods, &answers, ground.0, point.name(), visit);
     let output = Command::new(std::env::current_exe().expect("this binary"))
         .args(["--exact", "the_process_under_test", "--nocapture"])
         .env(LAUNCH, serde_json::to_string(&launch).expect("plain data"))
         .output()
         .expect("it runs");
     let died = output.status.code().is_none();
-    let said = String::from_utf8_lossy(&output.stdout);
-    assert!(
-        died || output.status.success(),
-        "{said}{}",
-        String::from_utf8_lossy(&output.stderr)
-    );
-    let answered = fs::read(&answers).expect("answers").len();
-    assert_eq!(died, answered < STEPS, "{}: {answered}", point.name());
+    let said = [output.stdout, output.stderr].concat();
+    let said = String::from_utf8_lossy(&said);
+    assert!(died || output.status.success(), "{death:?}: {said}");
+    let answers = fs::read(&launch.answers).expect("answers");
+    let whole = answers.split_inclusive(|byte| *byte == b'\n');
+    let whole = whole.filter(|line| line.ends_with(b"\n"));
+    let listed = whole.map(|line| serde_json::from_slice(line).expect("JSON"));
+    let visits = if died {
+        Vec::new()
+    } else {
+        serde_json::from_slice(&fs::read(&launch.visits).expect("visits")).expect("JSON")
+    };
+    Ok(Ended {
+        listed: listed.collect(),
+        lab,
+        config,
+        targets,
+        died,
+        visits,
+    })
+}
 
-    let engine = Engine::open(config.clone()).await.expect("it opens again");
+/// What bounds the content of a claim, asked of the filesystem; `None` where it is not asked to.
+fn bound(lab: &Lab, config: &Config, claim: &VolumeId) -> Option<u64> {
+    let volume = config.pool.join("volumes").join(claim.as_str());
+    match (config.backend, lab.fs()) {
+        (Some(BackendKind::Btrfs), _) => {
+            let fs = Dir::open(&volume.join("fs")).expect("open");
+            let group = format!("1_{}", fs.subvolume_id().expect("an id"));
+            Some(btrfs_limit(&lab.path(), &group))
+        }
+        (Some(BackendKind::Overlay), Fs::Ext4Quota | Fs::XfsQuota) => {
+            let top = Dir::open(&volume.join("top")).expect("open");
+            let project = top.project().expect("it has one");
+            Some(top.project_usage(project).expect("counted").limit)
+        }
+        _ => None,
+    }
+}
+
+/// What a btrfs says in sysfs of the limit of a quota group.
+fn btrfs_limit(root: &Path, group: &str) -> u64 {
+    let table = sys::mount_table().expect("mounts");
+    let mount = table.iter().find(|mount| mount.mount_point == root);
+    let device = Path::new(&mount.expect("it is mounted").source).to_owned();
+    let device = device.file_name().expect("/dev/loopN").to_owned();
+    let known = fs::read_dir("/sys/fs/btrfs").expect("sysfs");
+    let mut known = known.map(|entry| entry.expect("an entry").path());
+    let this = known.find(|path| path.join("devices").join(&device).exists());
+    let group = this.expect("it is one of them").join("qgroups").join(group);
+    let limit = fs::read_to_string(group.join("max_referenced")).expect("a group");
+    limit.trim().parse().expect("a number")
+}
+
+/// Looks at everything after a life was cut short, goes on with it, and looks again.
+async fn take_over(ended: Ended, calm: &[Vec<String>], death: &str) {
+    let engine = open_again(&ended.config).await;
+    let answered = ended.listed.len() - 1;
+    let now = listed(&engine).await;
+    let may_be = &calm[answered..calm.len().min(answered + 2)];
+    assert_eq!(ended.listed, calm[..=answered], "{death}");
+    assert!(
+        may_be.contains(&now),
+        "{death}: {now:#?} is none of {may_be:#?}"
+    );
+    for claim in claims(&engine).await {
+        let volume = ended.config.pool.join("volumes").join(claim.id.as_str());
+        if volume.exists()
+            && let Some(bound) = bound(&ended.lab, &ended.config, &claim.id)
+        {
+            assert_eq!(Some(bound), claim.limit(), "{death}: {}", claim.name);
+        }
+    }
     engine.reap().await.expect("reap");
     let findings = engine.check().await.expect("check");
-    assert_eq!(findings, [], "{} after {answered}", point.name());
-    for number in answered.saturating_sub(1)..STEPS {
-        step(&engine, &pods, number).await;
+    assert_eq!(findings, [], "{death} after {answered} steps");
+    let actor = Actor {
+        engine: &engine,
+        targets: &ended.targets,
+    };
+    for (number, step) in LIFE.iter().enumerate().skip(answered.saturating_sub(1)) {
+        actor.take(*step).await;
+        if number >= answered {
+            assert_eq!(listed(&engine).await, calm[number + 1], "{death}: {step:?}");
+        }
     }
     let bench = Bench {
-        lab,
+        lab: ended.lab,
         engine,
-        config,
+        config: ended.config,
     };
-    let snapshot = bench
-        .engine
-        .snapshots(&SnapshotFilter::default(), None, 9)
-        .await
-        .expect("list")
-        .items;
-    assert_eq!(snapshot.len(), 1);
-    let restored = bench.restore("restored", &snapshot[0]).await;
-    assert_eq!(bench.read(&restored, "one").await.expect("one"), "one");
-    assert!(bench.read(&restored, "two").await.is_err());
-    let claims = bench.engine.claims(None, 9).await.expect("list").items;
-    let names: Vec<&str> = claims.iter().map(|claim| claim.name.as_str()).collect();
-    assert!(names.len() == 2 && names.contains(&"d"), "{names:?}");
-    let clone = claims.iter().find(|claim| claim.name == "d").expect("it");
-    for file in ["one", "two"] {
-        assert_eq!(
-            bench.read(clone, file).await.expect(file),
-            file,
-            "{}",
-            point.name()
-        );
+    let left = claims(&bench.engine).await;
+    assert_eq!(left.len(), LEFT.len(), "{death}: {left:#?}");
+    for (name, files) in LEFT {
+        let claim = claim(&bench.engine, name).await.expect(name);
+        let seen = bench.inside(&claim, |path| {
+            let seen = names(path);
+            let is_whole = |file: &&str| fs::read(path.join(file)).expect(file) == file.as_bytes();
+            assert!(files.iter().all(is_whole), "{death}: {name}");
+            seen
+        });
+        assert_eq!(seen.await, files, "{death}: {name}");
     }
     bench.finish().await;
-    died
+}
+
+/// Where a life is cut short, and which part of the product it is in.
+fn is_of_claims(point: Point) -> bool {
+    let of_claims = ["claim-", "freeze-", "snapshot-"];
+    of_claims.iter().any(|part| point.name().starts_with(part)) || point == Point::CollectTrashed
 }
 
 async fn visit_all(ground: Ground) {
     say(ground);
-    if let Err(reason) = Lab::try_sized(ground.1, 512 << 20) {
-        return common::skip(&reason);
-    }
-    let of_claims = |point: &&Point| {
-        let name = point.name();
-        name.starts_with("claim-") || name.starts_with("freeze-")
+    let began = Instant::now();
+    let calm = match live(ground, None) {
+        Ok(calm) => calm,
+        Err(reason) => return common::skip(&reason),
     };
-    for point in Point::ALL.iter().copied().filter(|point| of_claims(&point)) {
+    assert_eq!(calm.listed.len(), LIFE.len() + 1);
+    let visits = Point::ALL.iter().copied().zip(calm.visits.clone());
+    let mut deaths: Vec<(Point, usize)> = Vec::new();
+    for (point, visits) in visits.filter(|(point, _)| is_of_claims(*point)) {
         let moves = ground.0 == BackendKind::Overlay;
         let passed = moves || point != Point::FreezeMarked;
-        assert_eq!(visit(ground, point, 1).await, passed, "{}", point.name());
-        visit(ground, point, 2).await;
+        assert_eq!(visits > 0, passed, "{}", point.name());
+        deaths.extend((1..=visits).map(|visit| (point, visit)));
     }
+    let expected = calm.listed.clone();
+    take_over(calm, &expected, "nobody died").await;
+    let count = deaths.len();
+    let mut deaths = deaths.into_iter();
+    let mut under_way = tokio::task::JoinSet::new();
+    loop {
+        while under_way.len() < AT_ONCE
+            && let Some((point, visit)) = deaths.next()
+        {
+            let expected = expected.clone();
+            under_way.spawn(async move {
+                let death = format!("{} at visit {visit}", point.name());
+                let ended = tokio::task::block_in_place(|| live(ground, Some((point, visit))));
+                let ended = ended.unwrap_or_else(|reason| panic!("{reason}"));
+                assert!(ended.died, "{death}: nobody came there");
+                take_over(ended, &expected, &death).await;
+            });
+        }
+        match under_way.join_next().await {
+            None => break,
+            Some(Ok(())) => {}
+            Some(Err(failed)) => std::panic::resume_unwind(failed.into_panic()),
+        }
+    }
+    eprintln!(
+        "{} on {}: {count} deaths in {:?}",
+        ground.0,
+        ground.1.name(),
+        began.elapsed()
+    );
 }
 
-#[tokio::test(flavor = "multi_thread")]
+#[tokio::test(flavor = "multi_thread", worker_threads = 4)]
 async fn every_point_of_claims_on_overlay() {
-    visit_all(OVERLAY).await;
+    // Where the kernel has quotas (tests/guests): a claim is bounded there.
+    let bounded = (OVERLAY.0, Fs::Ext4Quota);
+    let can_bound = Lab::try_sized(bounded.1, 64 * MIB).is_ok();
+    visit_all(if can_bound { bounded } else { OVERLAY }).await;
 }
 
-#[tokio::test(flavor = "multi_thread")]
+#[tokio::test(flavor = "multi_thread", worker_threads = 4)]
 async fn every_point_of_claims_on_btrfs() {
     visit_all(BTRFS).await;
 }
 
-#[tokio::test(flavor = "multi_thread")]
+#[tokio::test(flavor = "multi_thread", worker_threads = 4)]
 async fn every_point_of_claims_by_copies() {
     visit_all(COPY).await;
 }
