@@ -135,7 +135,7 @@ pub(super) fn confirm(inner: &Inner, layer: LayerId) -> Result<()> {
 }
 
 /// A write-back failed, and the kernel will not say so again: whatever existed may have lost bytes. None of it is sealed.
-fn doom(inner: &Inner, error: &crate::sys::Error) {
+pub(super) fn doom(inner: &Inner, error: &crate::sys::Error) {
     let (doom, keys, artifacts) = {
         let mut state = inner.state.lock();
         // Under the lock: a fork of what is doomed is made either before this, and is doomed with it, or not at all.

@@ -317,9 +317,12 @@ impl Engine {
             runtime: tokio::runtime::Handle::current(),
         });
         let engine = inner.clone();
-        let contents = pool.contents;
+        let (contents, lost) = (pool.contents, pool.lost);
         let recovered = inner.calls.run(move || {
             let recovered = recover::recover(&engine, contents)?;
+            if let Some(lost) = lost {
+                commit::doom(&engine, &lost);
+            }
             if !recovered.changes.is_empty() {
                 engine.commit_index(&recovered.changes)?;
             }
@@ -606,6 +609,8 @@ struct Opened {
     reason: String,
     index: Index,
     contents: crate::store::Contents,
+    /// The filesystem has lost a write, of which we are the first to hear.
+    lost: Option<sys::Error>,
 }
 
 fn open_pool(config: &Config) -> Result<Opened> {
@@ -664,7 +669,16 @@ fn open_pool(config: &Config) -> Result<Opened> {
         btrfs_quota: config.btrfs_quota,
     };
     let choose = || backend::choose(&dirs.root, wanted);
+    let mut lost = None;
     let chosen = choose()
+        .or_else(|error| {
+            // Overlayfs mounts nothing where a write-back failed and nobody was told. Whoever is, is us.
+            lost = dirs.root.sync_filesystem().err();
+            if lost.is_some() {
+                return choose();
+            }
+            Err(error)
+        })
         .or_else(|error| {
             // Trying a backend takes a few blocks, and the reserve is there for that.
             let is_full = dirs
@@ -707,5 +721,6 @@ fn open_pool(config: &Config) -> Result<Opened> {
         reason: chosen.reason,
         index,
         contents,
+        lost,
     })
 }

@@ -456,7 +456,7 @@ impl Inner {
     /// Changes the index. When the disk is full, gives the reserve back, reopens the index and tries once more.
     pub(super) fn commit_index(&self, changes: &[Change]) -> Result<()> {
         let failed = |error: store::Error| {
-            if error.is_full() {
+            if error.is_full() && !error.is_unsure() {
                 Error::Full(error.to_string())
             } else {
                 Error::Index(error)
@@ -466,8 +466,12 @@ impl Inner {
             Err(error) if error.is_full() => {
                 tracing::warn!(%error, "the index could not be written");
                 self.give_back_reserve();
-                self.index.reopen().map_err(failed)?;
-                self.index.commit(changes).map_err(failed)
+                match self.index.reopen() {
+                    Err(_) if error.is_unsure() => Err(Error::Index(error)),
+                    Err(again) => Err(failed(again)),
+                    Ok(()) if self.index.has(&error) => Ok(()),
+                    Ok(()) => self.index.commit(changes).map_err(failed),
+                }
             }
             result => result.map_err(failed),
         }

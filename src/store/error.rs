@@ -55,6 +55,8 @@ pub enum Error {
         doing: &'static str,
         /// What failed.
         source: Box<redb::Error>,
+        /// Which transaction it is, of all that the database had.
+        number: u64,
     },
 }
 
@@ -66,10 +68,19 @@ impl Error {
         }
     }
 
-    pub(super) fn unsure(doing: &'static str, error: impl Into<redb::Error>) -> Self {
+    pub(super) fn unsure(doing: &'static str, error: redb::Error, number: u64) -> Self {
         Self::Unsure {
             doing,
-            source: Box::new(error.into()),
+            source: Box::new(error),
+            number,
+        }
+    }
+
+    /// The same failure, now that it is known that nothing was written.
+    pub(super) fn nothing_written(self) -> Self {
+        match self {
+            Self::Unsure { doing, source, .. } => Self::Database { doing, source },
+            error => error,
         }
     }
 

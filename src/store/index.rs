@@ -31,6 +31,8 @@ const SNAPSHOTS: Records = TableDefinition::new("snapshots");
 const GROUPS: Records = TableDefinition::new("groups");
 
 const FORMAT_KEY: &str = "format";
+/// How many transactions there were, so that of the last one it can be known whether it is in.
+const COUNT_KEY: &str = "transactions";
 /// 1 had no claims. It is taken over as it is; but a version that knows no claims would throw their layers away as
 /// nobody's, so it must not take over ours.
 const FORMAT: u64 = 2;
@@ -88,7 +90,22 @@ pub struct Contents {
 #[derive(Debug)]
 pub struct Index {
     root: Dir,
-    database: Mutex<Option<Database>>,
+    opened: Mutex<Opened>,
+}
+
+/// The database, if it could be opened.
+struct Opened {
+    database: Option<Database>,
+    /// How many transactions it is known to have had.
+    count: u64,
+}
+
+impl std::fmt::Debug for Opened {
+    fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
+        f.debug_struct("Opened")
+            .field("count", &self.count)
+            .finish_non_exhaustive()
+    }
 }
 
 impl Index {
@@ -135,7 +152,7 @@ impl Index {
         }
         let database = open_file(root, &new, OFlags::RDWR | OFlags::CREATE)?;
         make(&database).map_err(|error| Error::database("make the index", error))?;
-        write(&database, changes)?;
+        write(&database, changes, 1)?;
         drop(database);
         if Self::exists(root)? {
             root.rename_over(layout::INDEX, root, &old)?;
@@ -146,13 +163,15 @@ impl Index {
 
     fn opened(root: &Dir, database: Database) -> Result<(Self, Contents)> {
         let contents = read(root, &database)?;
-        Ok((
-            Self {
-                root: root.try_clone()?,
-                database: Mutex::new(Some(database)),
-            },
-            contents,
-        ))
+        let opened = Opened {
+            count: meta(&database, COUNT_KEY)?.unwrap_or(0),
+            database: Some(database),
+        };
+        let index = Self {
+            root: root.try_clone()?,
+            opened: Mutex::new(opened),
+        };
+        Ok((index, contents))
     }
 
     /// Reads the index of a pool without changing a byte of it, also when it was not closed cleanly.
@@ -186,26 +205,59 @@ impl Index {
         Ok(root.has(layout::INDEX)?)
     }
 
-    /// Makes all these changes, or none; they are durable when this returns.
+    /// Makes all these changes, or none; they are durable when this returns. When it fails, none are made, unless the failure is
+    /// unsure ([`Error::is_unsure`]): then the database could not even be opened anew, which would have told.
     pub fn commit(&self, changes: &[Change]) -> Result<()> {
-        let database = self.database.lock();
-        let Some(database) = &*database else {
+        let mut opened = self.opened.lock();
+        let Some(database) = &opened.database else {
             return Err(Error::database(WRITING, redb::Error::PreviousIo));
         };
-        write(database, changes)
+        let number = opened.count + 1;
+        match write(database, changes, number) {
+            Ok(()) => {
+                opened.count = number;
+                Ok(())
+            }
+            Err(error) if error.is_unsure() => {
+                if let Err(again) = opened.reopen(&self.root) {
+                    tracing::error!(error = %again, "the index cannot be opened anew after a failed write");
+                    return Err(error);
+                }
+                if opened.count == number {
+                    return Ok(());
+                }
+                Err(error.nothing_written())
+            }
+            Err(error) => Err(error),
+        }
     }
 
     /// Closes the database, which writes to it. From here on every commit fails.
     pub fn close(&self) {
-        drop(self.database.lock().take());
+        drop(self.opened.lock().database.take());
     }
 
     /// Opens the database anew: the way out after a full disk. Until it succeeds every commit fails.
     pub fn reopen(&self) -> Result<()> {
-        let mut slot = self.database.lock();
+        self.opened.lock().reopen(&self.root)
+    }
+
+    /// Whether it has what a commit failed to write, now that it is opened anew.
+    pub fn has(&self, failed: &Error) -> bool {
+        matches!(failed, Error::Unsure { number, .. } if self.opened.lock().count == *number)
+    }
+}
+
+impl Opened {
+    fn reopen(&mut self, root: &Dir) -> Result<()> {
         // Closed first: the file is locked while it is open.
-        *slot = None;
-        *slot = Some(guarded(&self.root, || open_database(&self.root))?);
+        self.database = None;
+        let (database, count) = guarded(root, || {
+            let database = open_database(root)?;
+            let count = meta(&database, COUNT_KEY)?.unwrap_or(0);
+            Ok((database, count))
+        })?;
+        (self.database, self.count) = (Some(database), count);
         Ok(())
     }
 }
@@ -299,16 +351,21 @@ fn lost(root: &Dir, why: &str) -> Error {
 
 /// The form that an index says to have; `None`: it was never completed.
 fn format(database: &Database) -> Result<Option<u64>> {
+    meta(database, FORMAT_KEY)
+}
+
+/// A number that an index says of itself.
+fn meta(database: &Database, key: &str) -> Result<Option<u64>> {
     let doing = "read the index";
     let read = database
         .begin_read()
         .map_err(|error| Error::database(doing, error))?;
     match read.open_table(META) {
         Ok(table) => {
-            let format = table
-                .get(FORMAT_KEY)
+            let number = table
+                .get(key)
                 .map_err(|error| Error::database(doing, error))?;
-            Ok(format.map(|format| format.value()))
+            Ok(number.map(|number| number.value()))
         }
         Err(redb::TableError::TableDoesNotExist(_)) => Ok(None),
         Err(error) => Err(Error::database(doing, error)),
@@ -351,17 +408,23 @@ fn make(database: &Database) -> Result<(), redb::Error> {
 /// What is being done when a write fails.
 const WRITING: &str = "write to the index";
 
-fn write(database: &Database, changes: &[Change]) -> Result<()> {
-    let begun = begin(database, changes).map_err(|error| Error::database(WRITING, error))?;
+/// Writes what is transaction `number` of all.
+fn write(database: &Database, changes: &[Change], number: u64) -> Result<()> {
+    let begun = begin(database, changes, number);
+    let begun = begun.map_err(|error| Error::database(WRITING, error))?;
     // Up to here nothing refers to what was written; in here, from some moment on, all does.
-    begun
-        .commit()
-        .map_err(|error| Error::unsure(WRITING, error))
+    let committed = begun.commit();
+    committed.map_err(|error| Error::unsure(WRITING, error.into(), number))
 }
 
 /// A transaction of all these changes, which is not yet committed.
-fn begin(database: &Database, changes: &[Change]) -> Result<WriteTransaction, redb::Error> {
+fn begin(
+    database: &Database,
+    changes: &[Change],
+    number: u64,
+) -> Result<WriteTransaction, redb::Error> {
     let transaction = database.begin_write()?;
+    transaction.open_table(META)?.insert(COUNT_KEY, number)?;
     {
         let mut artifacts = transaction.open_table(ARTIFACTS)?;
         let mut names = transaction.open_table(NAMES)?;

@@ -1,81 +1,21 @@
-//! A disk that loses what it was given: the write-back fails, and the kernel says so once. A loop device over a file with a
-//! hole, on a tmpfs without room, is such a disk.
-
-#![allow(clippy::disallowed_types, reason = "a test may run a program")]
+//! A disk that loses what it was given: the write-back fails, and the kernel says so once.
+//! (`common::disk` is such a disk.)
 
 use std::fs;
 use std::io::{Read as _, Seek as _, Write as _};
-use std::path::{Path, PathBuf};
-use std::process::Command;
+use std::path::Path;
 use std::time::Instant;
 
+use crate::common::bench::{Bench, NEVER, eventually, names};
+use crate::common::disk::SmallDisk;
 use baggageclaim::engine::Error;
 use baggageclaim::engine::claims::{Claims as _, CreateClaim, MountClaim};
 use baggageclaim::model::{Claim, ClaimParameters, ClaimSource, MutableParameters, Outcome};
-use rustix::fs::FallocateFlags;
-
-use crate::common::bench::{Bench, NEVER, eventually, names};
-use crate::common::{Fs, Lab};
-
-const MIB: u64 = 1 << 20;
-
-/// Where on its disk a file lies, in bytes: offset and length.
-fn extents(path: &Path) -> Vec<(u64, u64)> {
-    let output = Command::new("filefrag")
-        .args(["-v", "-b1"])
-        .arg(path)
-        .output()
-        .expect("filefrag");
-    let text = String::from_utf8(output.stdout).expect("text");
-    let extent = |line: &str| {
-        let columns: Vec<&str> = line.split(':').map(str::trim).collect();
-        let _number: u64 = columns.first()?.parse().ok()?;
-        let (first, _) = columns.get(2)?.split_once("..")?;
-        Some((first.trim().parse().ok()?, columns.get(3)?.parse().ok()?))
-    };
-    let found: Vec<_> = text.lines().filter_map(extent).collect();
-    assert!(!found.is_empty(), "{text}");
-    found
-}
-
-/// A file in a small memory that takes all of its room.
-fn take_all_room(path: &Path) {
-    let mut file = fs::File::create(path).expect("create");
-    let mut size = 1 << 20;
-    while size >= 4096 {
-        if file.write_all(&vec![0; size]).is_err() {
-            size /= 2;
-        }
-    }
-}
-
-/// A small ext4 on a disk that lies in a small memory: what it has no room for, it cannot write.
-fn small_disk() -> Result<(Lab, Lab, fs::File), String> {
-    let memory = Lab::try_sized(Fs::Tmpfs, 112 * MIB)?;
-    let lab = Lab::try_inside(&memory.path(), Fs::Ext4, 96 * MIB)?;
-    let image = fs::File::options()
-        .write(true)
-        .open(lab.image().expect("ext4"))
-        .expect("open");
-    rustix::fs::fallocate(&image, FallocateFlags::empty(), 0, 96 * MIB).expect("all of it");
-    Ok((memory, lab, image))
-}
-
-/// Has the disk lose what will be written to these places of it from now on.
-fn punch(image: &fs::File, memory: &Lab, places: Vec<(u64, u64)>) -> PathBuf {
-    for (offset, length) in places {
-        let flags = FallocateFlags::PUNCH_HOLE | FallocateFlags::KEEP_SIZE;
-        rustix::fs::fallocate(image, flags, offset, length).expect("punch");
-    }
-    let ballast = memory.path().join("ballast");
-    take_all_room(&ballast);
-    ballast
-}
 
 /// Overlayfs mounts nothing volatile on a filesystem that failed to write something back and has told nobody.
 #[tokio::test(flavor = "multi_thread")]
 async fn a_failed_write_back_that_nobody_heard_of_stops_no_publish_for_long() {
-    let (memory, lab, image) = match small_disk() {
+    let (disk, lab) = match SmallDisk::make() {
         Ok(made) => made,
         Err(reason) => return crate::common::skip(&reason),
     };
@@ -84,8 +24,7 @@ async fn a_failed_write_back_that_nobody_heard_of_stops_no_publish_for_long() {
     let mut file = fs::File::create_new(scratch.join("big")).expect("create");
     file.write_all(&vec![1; 1 << 20]).expect("write");
     rustix::fs::syncfs(fs::File::open(bench.pool()).expect("open")).expect("all is well yet");
-    let places = extents(&bench.pool().join("volumes/scratch/top/big"));
-    let ballast = punch(&image, &memory, places);
+    let broken = disk.breaks_at(&bench.pool().join("volumes/scratch/top/big"));
     file.rewind().expect("seek");
     file.write_all(&vec![2; 1 << 20])
         .expect("the page cache takes it");
@@ -108,7 +47,7 @@ async fn a_failed_write_back_that_nobody_heard_of_stops_no_publish_for_long() {
     };
     assert!(error.to_string().contains("EIO"), "{error}");
     drop(file);
-    fs::remove_file(&ballast).expect("the disk is well again");
+    broken.is_well_again();
     bench
         .step("after", &output, |at| {
             fs::write(at.join("f"), "x").expect("write");
@@ -117,12 +56,12 @@ async fn a_failed_write_back_that_nobody_heard_of_stops_no_publish_for_long() {
     assert!(bench.artifact("artifact/o").expect("it is sealed").durable);
     bench.unpublish("scratch").await;
     bench.finish().await;
-    assert_eq!(memory.close(), Vec::<std::path::PathBuf>::new());
+    assert_eq!(disk.close(), Vec::<std::path::PathBuf>::new());
 }
 
 #[tokio::test(flavor = "multi_thread")]
 async fn nothing_that_is_older_than_a_failed_write_back_is_sealed() {
-    let (memory, lab, image) = match small_disk() {
+    let (disk, lab) = match SmallDisk::make() {
         Ok(made) => made,
         Err(reason) => return crate::common::skip(&reason),
     };
@@ -141,8 +80,7 @@ async fn nothing_that_is_older_than_a_failed_write_back_is_sealed() {
     let mut file = fs::File::create_new(victim.join("big")).expect("create");
     file.write_all(&vec![1; 1 << 20]).expect("write");
     rustix::fs::syncfs(fs::File::open(bench.pool()).expect("open")).expect("all is well yet");
-    let places = extents(&bench.pool().join("volumes/victim/top/big"));
-    let ballast = punch(&image, &memory, places);
+    let broken = disk.breaks_at(&bench.pool().join("volumes/victim/top/big"));
     file.rewind().expect("seek");
     file.write_all(&vec![2; 1 << 20])
         .expect("the page cache takes it");
@@ -164,7 +102,7 @@ async fn nothing_that_is_older_than_a_failed_write_back_is_sealed() {
     assert!(base.durable);
 
     // Remembered over a restart, for all that existed.
-    fs::remove_file(&ballast).expect("the disk is well again");
+    broken.is_well_again();
     let bench = bench.restart().await;
     bench.unpublish("bystander").await;
     bench.quiet().await;
@@ -194,13 +132,13 @@ async fn nothing_that_is_older_than_a_failed_write_back_is_sealed() {
     assert_eq!(text, "base");
     bench.unpublish("in").await;
     bench.finish().await;
-    assert_eq!(memory.close(), Vec::<std::path::PathBuf>::new());
+    assert_eq!(disk.close(), Vec::<std::path::PathBuf>::new());
 }
 
 /// Mounts over the artifact are made beforehand; then the disk fails to write something back. `heard`: somebody who is not the
 /// driver is told of it.
 async fn publish_after_a_failed_write_back(heard: bool) {
-    let (memory, lab, image) = match small_disk() {
+    let (disk, lab) = match SmallDisk::make() {
         Ok(made) => made,
         Err(reason) => return crate::common::skip(&reason),
     };
@@ -229,8 +167,7 @@ async fn publish_after_a_failed_write_back(heard: bool) {
     file.write_all(&vec![1; 1 << 20]).expect("write");
     let pool = fs::File::open(bench.pool()).expect("open");
     rustix::fs::syncfs(&pool).expect("all is well yet");
-    let places = extents(&bench.pool().join("volumes/scratch/top/big"));
-    let ballast = punch(&image, &memory, places);
+    let broken = disk.breaks_at(&bench.pool().join("volumes/scratch/top/big"));
     file.rewind().expect("seek");
     file.write_all(&vec![2; 1 << 20])
         .expect("the page cache takes it");
@@ -260,7 +197,7 @@ async fn publish_after_a_failed_write_back(heard: bool) {
         assert!(broken <= 1, "{broken} were broken from the beginning");
     }
     drop(file);
-    fs::remove_file(&ballast).expect("the disk is well again");
+    broken.is_well_again();
     for number in 0..12 {
         let synced = is_given_one_that_syncs(&format!("after-{number}")).await;
         assert!(
@@ -270,7 +207,7 @@ async fn publish_after_a_failed_write_back(heard: bool) {
     }
     bench.unpublish("scratch").await;
     bench.finish().await;
-    assert_eq!(memory.close(), Vec::<std::path::PathBuf>::new());
+    assert_eq!(disk.close(), Vec::<std::path::PathBuf>::new());
 }
 
 #[tokio::test(flavor = "multi_thread")]
@@ -287,7 +224,7 @@ async fn nor_when_somebody_else_was_told_of_it() {
 #[tokio::test(flavor = "multi_thread")]
 #[expect(clippy::too_many_lines, reason = "one story, told in order")]
 async fn nothing_is_made_of_a_claim_that_may_have_lost_bytes() {
-    let (memory, lab, image) = match small_disk() {
+    let (disk, lab) = match SmallDisk::make() {
         Ok(made) => made,
         Err(reason) => return crate::common::skip(&reason),
     };
@@ -355,8 +292,7 @@ async fn nothing_is_made_of_a_claim_that_may_have_lost_bytes() {
     file.write_all(&vec![1; 1 << 20]).expect("write");
     rustix::fs::syncfs(fs::File::open(bench.pool()).expect("open")).expect("all is well yet");
     let top = format!("volumes/{}/top/big", victim.id);
-    let places = extents(&bench.pool().join(top));
-    let ballast = punch(&image, &memory, places);
+    let broken = disk.breaks_at(&bench.pool().join(top));
     file.rewind().expect("seek");
     file.write_all(&vec![2; 1 << 20])
         .expect("the page cache takes it");
@@ -365,7 +301,7 @@ async fn nothing_is_made_of_a_claim_that_may_have_lost_bytes() {
 
     let heard = claims.create_snapshot("torn", victim.id.as_str()).await;
     assert!(heard.is_err(), "the disk lost what it was to hold");
-    fs::remove_file(&ballast).expect("the disk is well again");
+    broken.is_well_again();
     let mut bench = bench;
     for restarted in [false, true] {
         if restarted {
@@ -418,5 +354,5 @@ async fn nothing_is_made_of_a_claim_that_may_have_lost_bytes() {
         deleted.expect("deleted");
     }
     bench.finish().await;
-    assert_eq!(memory.close(), Vec::<std::path::PathBuf>::new());
+    assert_eq!(disk.close(), Vec::<std::path::PathBuf>::new());
 }

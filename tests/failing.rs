@@ -1,0 +1,679 @@
+//! Steps that fail in the middle: an index of which nobody knows what it has, a layer that cannot be confirmed, an outcome that
+//! cannot be noted, a directory that cannot be moved. What was known before is there, nothing is done twice, and others go on.
+//!
+//! The disk fails in earnest (`common::disk`), and where a step must fail between two others the world is changed at a point of
+//! `engine::crash`. All engines of a process pass the same points, so these tests take turns.
+#![cfg(debug_assertions)]
+#![expect(
+    clippy::disallowed_types,
+    reason = "chattr, where a name is to stay where it is"
+)]
+
+mod common;
+
+#[path = "claims/bench.rs"]
+#[allow(dead_code, reason = "tests/claims.rs uses the rest")]
+mod bench;
+
+use std::collections::BTreeMap;
+use std::fs;
+use std::path::{Path, PathBuf};
+use std::process::Command;
+use std::sync::{Arc, mpsc};
+use std::time::{Duration, Instant};
+
+use baggageclaim::engine::claims::{Claims as _, CreateClaim};
+use baggageclaim::engine::crash::{self, Point};
+use baggageclaim::engine::{Config, Engine, Error};
+use baggageclaim::model::{Claim, ClaimSource, LayerRecord, MutableParameters, Outcome, Snapshot};
+use baggageclaim::store::{self, Change, Index};
+use baggageclaim::sys::Dir;
+use bench::{Bench as Pods, OVERLAY, request};
+use common::bench::{Bench, Ground, NEVER, eventually, names};
+use common::disk::{Broken, SmallDisk};
+use common::lab::run;
+use common::{Lab, require_bench};
+use tokio::sync::{Mutex, MutexGuard};
+
+const TASK: [(&str, &str); 2] = [("type", "task-cache"), ("key", "k")];
+
+async fn my_turn() -> MutexGuard<'static, ()> {
+    static TURN: Mutex<()> = Mutex::const_new(());
+    TURN.lock().await
+}
+
+/// What a disk that said that it failed to write the index has written of it all the same.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+enum Wrote {
+    Nothing,
+    All,
+}
+
+const EITHER: [Wrote; 2] = [Wrote::Nothing, Wrote::All];
+
+/// A name that can be neither changed nor moved until this is dropped.
+struct Fixed(PathBuf);
+
+impl Fixed {
+    fn new(path: PathBuf) -> Self {
+        run(Command::new("chattr").arg("+i").arg(&path)).expect("chattr");
+        Self(path)
+    }
+}
+
+impl Drop for Fixed {
+    fn drop(&mut self) {
+        run(Command::new("chattr").arg("-i").arg(&self.0)).expect("chattr");
+    }
+}
+
+/// What the first step of a chain makes.
+fn a_directory(at: &Path) {
+    fs::create_dir(at.join("directory")).expect("mkdir");
+}
+
+/// Another filesystem within a layer, which no merge goes into. A mount of the layer does not show it.
+struct InTheWay(PathBuf);
+
+impl InTheWay {
+    /// In the first layer of a cache, which is made.
+    async fn of(bench: &Bench, task: &[(&str, &str)]) -> Self {
+        let layers = bench.pool().join("layers");
+        let before = names(&layers);
+        bench
+            .step(&format!("first-{}", task[1].1), task, a_directory)
+            .await;
+        let mut new = names(&layers);
+        new.retain(|layer| !before.contains(layer));
+        let there = layers.join(&new[0]).join("fs/directory");
+        run(Command::new("mount")
+            .args(["-t", "tmpfs", "in-the-way"])
+            .arg(&there))
+        .expect("mount");
+        Self(there)
+    }
+}
+
+impl Drop for InTheWay {
+    fn drop(&mut self) {
+        run(Command::new("umount").arg(&self.0)).expect("umount");
+    }
+}
+
+/// Has the index of a pool fail from a point on; where that disk is found when it does.
+fn index_fails_at(point: Point, disk: &Arc<SmallDisk>, pool: &Path) -> mpsc::Receiver<Broken> {
+    let (sender, broken) = mpsc::channel();
+    let (disk, index) = (disk.clone(), pool.join("index.redb"));
+    crash::at(point, 1, move || {
+        sender
+            .send(disk.breaks_at(&index))
+            .expect("it is waited for");
+    });
+    broken
+}
+
+/// Writes into the index, which no engine can open, what one tried to: as a disk does that has written more than it says.
+fn has_written(pool: &Path, changes: &[Change]) {
+    let root = Dir::open(pool).expect("the pool");
+    let (index, _) = Index::open_existing(&root).expect("it is well again");
+    index.commit(changes).expect("written");
+}
+
+/// What a layer says of itself that is not confirmed.
+fn record_of(pool: &Path, layer: &str) -> LayerRecord {
+    let layer = Dir::open(&pool.join("layers").join(layer)).expect("open");
+    store::read_sealing(&layer)
+        .expect("read")
+        .expect("a record")
+}
+
+fn closed(disk: Arc<SmallDisk>) {
+    let disk = Arc::into_inner(disk).expect("nobody else");
+    assert_eq!(disk.close(), Vec::<PathBuf>::new());
+}
+
+/// One more commit of a cache, and the garbage of it collected.
+async fn commit(bench: &Bench, task: &[(&str, &str)], model: &mut BTreeMap<String, String>) {
+    let number = model.len().to_string();
+    let write = |at: &Path| fs::write(at.join(&number), &number).expect("write");
+    let volume = format!("{}-{number}", task[1].1);
+    bench.step(&volume, task, write).await;
+    model.insert(number.clone(), number.clone());
+}
+
+async fn assert_has(bench: &Bench, task: &[(&str, &str)], model: &BTreeMap<String, String>) {
+    let (at, _) = bench.publish("looking", "looking", task).await;
+    let files = names(&at).into_iter().filter(|name| name != "directory");
+    let seen = files.map(|name| {
+        let text = fs::read_to_string(at.join(&name)).expect("read");
+        (name, text)
+    });
+    assert_eq!(seen.collect::<BTreeMap<_, _>>(), *model);
+    bench.outcome("looking", Outcome::Failed).await;
+    bench.unpublish("looking").await;
+    bench.quiet().await;
+}
+
+/// Collects garbage until none is left. What a volume is a fork of that was looked at stays until that is gone.
+async fn tidied(bench: &Bench) {
+    let deadline = Instant::now() + NEVER;
+    while bench.engine.reap().await.expect("reap").held > 0 {
+        assert!(Instant::now() < deadline, "the trash is never empty");
+        tokio::task::yield_now().await;
+    }
+    bench.engine.reap().await.expect("reap");
+    bench.assert_whole().await;
+}
+
+fn layers_of(bench: &Bench, name: &str) -> usize {
+    bench.artifact(name).expect("it is there").layers
+}
+
+/// The layers that do not say that the index names them.
+fn unconfirmed(pool: &Path) -> Vec<String> {
+    let layers = pool.join("layers");
+    let mut all = names(&layers);
+    all.retain(|layer| layers.join(layer).join("sealing.json").exists());
+    all
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn a_merge_that_the_index_may_have_stays_and_is_not_made_again() {
+    let _mine = my_turn().await;
+    for wrote in EITHER {
+        let (disk, lab) = match SmallDisk::make() {
+            Ok(made) => made,
+            Err(reason) => return common::skip(&reason),
+        };
+        let disk = Arc::new(disk);
+        let bench = Bench::new(lab).await;
+        let fails = index_fails_at(Point::FlattenSynced, &disk, &bench.pool());
+        let mut model = BTreeMap::new();
+        let broken = loop {
+            commit(&bench, &TASK, &mut model).await;
+            let round = bench.engine.reap().await;
+            if let Ok(broken) = fails.try_recv() {
+                drop(round);
+                break broken;
+            }
+            round.expect("reap");
+            assert!(model.len() < 64, "nothing is merged");
+        };
+        broken.is_heard();
+        let layers = names(&bench.pool().join("layers"));
+        let before = layers_of(&bench, "task-cache/k");
+        assert_eq!(layers.len(), before + 1, "the merged one is there");
+        let merged = unconfirmed(&bench.pool());
+        assert_eq!(merged.len(), 1, "{merged:?}");
+        for _ in 0..3 {
+            bench.engine.reap().await.expect("it is left alone");
+            assert_eq!(names(&bench.pool().join("layers")), layers);
+            assert_has(&bench, &TASK, &model).await;
+        }
+        let really = |pool: &Path| {
+            broken.heals();
+            if wrote == Wrote::All {
+                let as_it_will_be = record_of(pool, &merged[0]).artifact;
+                let artifact = as_it_will_be.expect("of the only cache");
+                has_written(pool, &[Change::PutArtifact(artifact)]);
+            }
+        };
+        let bench = bench.restart_after(really).await;
+        tidied(&bench).await;
+        let after = layers_of(&bench, "task-cache/k");
+        assert!(after < before, "{after} layers of {before}");
+        let layers = names(&bench.pool().join("layers"));
+        assert_eq!(layers.len(), after);
+        assert_eq!(layers.contains(&merged[0]), wrote == Wrote::All);
+        assert_eq!(unconfirmed(&bench.pool()), [""; 0]);
+        assert_has(&bench, &TASK, &model).await;
+        bench.finish().await;
+        closed(disk);
+    }
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn an_index_that_takes_nothing_gets_no_merged_layers_that_stay() {
+    let _mine = my_turn().await;
+    let (disk, lab) = match SmallDisk::make() {
+        Ok(made) => made,
+        Err(reason) => return common::skip(&reason),
+    };
+    let disk = Arc::new(disk);
+    let bench = Bench::new(lab).await;
+    let mut models = [BTreeMap::new(), BTreeMap::new()];
+    let caches = ["a", "b"].map(|key| [("type", "task-cache"), ("key", key)]);
+    let mut in_the_way = Vec::new();
+    for (cache, model) in caches.iter().zip(&mut models) {
+        in_the_way.push(InTheWay::of(&bench, cache).await);
+        for _ in 0..18 {
+            commit(&bench, cache, model).await;
+        }
+    }
+    // What comes of the first merge nobody knows; of the next it is known that nothing was written.
+    let kept = names(&bench.pool().join("layers")).len();
+    let fails = index_fails_at(Point::FlattenSynced, &disk, &bench.pool());
+    drop(in_the_way);
+    let before = crash::visits(Point::FlattenPlaced);
+    let deadline = Instant::now() + NEVER;
+    while crash::visits(Point::FlattenPlaced) < before + 3 {
+        drop(bench.engine.reap().await);
+        let layers = names(&bench.pool().join("layers")).len();
+        assert!((kept..=kept + 1).contains(&layers), "{layers} of {kept}");
+        assert_eq!(names(&bench.pool().join("incoming")), [""; 0]);
+        assert!(Instant::now() < deadline, "none is tried again");
+        tokio::time::sleep(Duration::from_millis(20)).await;
+    }
+    let broken = fails.try_recv().expect("there it failed");
+    let bench = bench.restart_after(|_| broken.heals()).await;
+    bench.engine.reap().await.expect("reap");
+    for (cache, model) in caches.iter().zip(&models) {
+        assert_has(&bench, cache, model).await;
+    }
+    bench.finish().await;
+    closed(disk);
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn a_merged_layer_that_could_not_be_confirmed_is_kept_and_confirmed_later() {
+    let _mine = my_turn().await;
+    let bench = require_bench!(on Ground::ALL[0]);
+    let (sender, fixed) = mpsc::channel();
+    let pool = bench.pool();
+    crash::at(Point::FlattenIndexed, 1, move || {
+        let merged = unconfirmed(&pool).remove(0);
+        let fixed = Fixed::new(pool.join("layers").join(merged));
+        sender.send(fixed).expect("it is waited for");
+    });
+    let mut model = BTreeMap::new();
+    let fixed = loop {
+        commit(&bench, &TASK, &mut model).await;
+        drop(bench.engine.reap().await);
+        if let Ok(fixed) = fixed.try_recv() {
+            break fixed;
+        }
+        assert!(model.len() < 64, "nothing is merged");
+    };
+    let merged = unconfirmed(&bench.pool());
+    assert_eq!(merged.len(), 1, "{merged:?}");
+    let findings = bench.engine.check().await.expect("check");
+    let kinds: Vec<&str> = findings.iter().map(|finding| finding.kind).collect();
+    assert_eq!(kinds, ["unconfirmed-layer"]);
+    for _ in 0..2 {
+        let failed = bench.engine.reap().await;
+        assert!(failed.is_err(), "it still cannot be: {failed:?}");
+        assert_has(&bench, &TASK, &model).await;
+    }
+    drop(fixed);
+    bench.engine.reap().await.expect("reap");
+    assert_eq!(unconfirmed(&bench.pool()), [""; 0]);
+    bench.assert_whole().await;
+    let rebuild = |pool: &Path| {
+        let rebuilt = Engine::rebuild_index(pool).expect("made anew");
+        assert!(rebuilt.nameless.is_empty(), "{rebuilt:?}");
+        fs::remove_file(pool.join("index.redb.old")).expect("the old one");
+    };
+    let bench = bench.restart_after(rebuild).await;
+    assert_has(&bench, &TASK, &model).await;
+    bench.finish().await;
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn a_stack_that_cannot_be_merged_stops_no_other_one_and_is_tried_again() {
+    let _mine = my_turn().await;
+    let bench = require_bench!(on Ground::ALL[0]);
+    let bad = [("type", "task-cache"), ("key", "bad")];
+    let good = [("type", "task-cache"), ("key", "good")];
+    let mut models = [BTreeMap::new(), BTreeMap::new()];
+    let in_the_way = InTheWay::of(&bench, &bad).await;
+    bench.step("first", &good, a_directory).await;
+    // It is the longer one, and so the first to be tried.
+    for _ in 0..2 {
+        commit(&bench, &bad, &mut models[0]).await;
+    }
+    let before = crash::visits(Point::FlattenConfirmed);
+    while crash::visits(Point::FlattenConfirmed) == before {
+        for (cache, model) in [&bad, &good].into_iter().zip(&mut models) {
+            commit(&bench, cache, model).await;
+        }
+        drop(bench.engine.reap().await);
+        assert!(models[1].len() < 64, "the good one is never merged");
+    }
+    let merged = layers_of(&bench, "task-cache/good");
+    assert!(merged < models[1].len(), "{merged} layers");
+    let unmerged = layers_of(&bench, "task-cache/bad");
+    assert_eq!(unmerged, models[0].len() + 1);
+    // It is merged when its time has come.
+    drop(in_the_way);
+    let deadline = Instant::now() + NEVER;
+    while layers_of(&bench, "task-cache/bad") == unmerged {
+        assert!(Instant::now() < deadline, "it is never tried again");
+        bench.engine.reap().await.expect("reap");
+        tokio::time::sleep(Duration::from_millis(20)).await;
+    }
+    bench.finish().await;
+}
+
+/// An engine on a small disk, and pods that mount claims.
+async fn pods() -> Result<(Arc<SmallDisk>, Pods), String> {
+    let (disk, lab) = SmallDisk::make()?;
+    Ok((Arc::new(disk), pods_on(lab).await))
+}
+
+async fn pods_on(lab: Lab) -> Pods {
+    let mut config = Config::new(lab.path().join("pool"));
+    config.backend = Some(OVERLAY.0);
+    config.reserve = 0;
+    config.reap_interval = Duration::from_secs(3600);
+    let engine = Engine::open(config.clone()).await.expect("it opens");
+    engine.reap().await.expect("reap");
+    Pods {
+        lab,
+        engine,
+        config,
+    }
+}
+
+/// A claim that goes when nobody has used it for a while.
+async fn short_lived(pods: &Pods, name: &str) -> Claim {
+    let request = CreateClaim {
+        mutable: MutableParameters {
+            size_limit: None,
+            ttl_seconds: Some(3),
+        },
+        ..request(name)
+    };
+    pods.engine.create_claim(request).await.expect(name)
+}
+
+async fn has(pods: &Pods, claim: &Claim) -> bool {
+    pods.engine.claim(claim.id.as_str()).await.is_ok()
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn a_claim_whose_snapshot_nobody_knows_the_end_of_is_not_written_over() {
+    let _mine = my_turn().await;
+    for wrote in EITHER {
+        let (disk, pods) = match pods().await {
+            Ok(made) => made,
+            Err(reason) => return common::skip(&reason),
+        };
+        let claim = pods.create("claim").await;
+        let short = short_lived(&pods, "short").await;
+        let witness = short_lived(&pods, "witness").await;
+        let both = [claim.id.to_string(), short.id.to_string()];
+        let (group, members) = pods.engine.create_group("g", &both).await.expect("empty");
+        let emptied = pods.engine.delete_group(group.id.as_str()).await;
+        emptied.expect("deleted");
+        for claim in [&claim, &short] {
+            pods.write(claim, "file", "text").await;
+        }
+        let id = claim.id.as_str();
+        let fails = index_fails_at(Point::FreezeSynced, &disk, &pods.config.pool);
+        let taken = bench::again(|| pods.engine.create_group("g", &both)).await;
+        let error = taken.expect_err("the index fails");
+        assert!(matches!(error, Error::Index(_)), "{error}");
+        let broken = fails.try_recv().expect("there it failed");
+        broken.heals();
+        if wrote == Wrote::All {
+            let pool = &pods.config.pool;
+            let mut changes = vec![Change::PutGroup(group)];
+            for layer in unconfirmed(pool) {
+                let of = record_of(pool, &layer).claim.expect("of a claim");
+                let layers = vec![layer.parse().expect("an id")];
+                let claim = [&claim, &short].into_iter().find(|claim| claim.id == of);
+                let member = members.iter().find(|member| member.source == of);
+                changes.push(Change::PutClaim(Claim {
+                    layers: layers.clone(),
+                    made: true,
+                    ..claim.expect("one of both").clone()
+                }));
+                changes.push(Change::PutSnapshot(Snapshot {
+                    layers,
+                    ..member.expect("of it").clone()
+                }));
+            }
+            assert_eq!(changes.len(), 5);
+            has_written(pool, &changes);
+        }
+
+        // The index takes writes again, and nobody has looked what it has.
+        let engine = &pods.engine;
+        let mutable = MutableParameters {
+            size_limit: Some(1 << 20),
+            ttl_seconds: None,
+        };
+        let refused = [
+            engine.modify_claim(id, mutable).await.map(drop),
+            engine.expand_claim(id, 1 << 20, None).await.map(drop),
+            engine.create_snapshot("s", id).await.map(drop),
+            engine.delete_claim(id).await,
+            pods.stage(&claim).await,
+        ];
+        for refused in refused {
+            let in_use = matches!(&refused, Err(Error::ClaimInUse { .. }));
+            assert!(in_use, "{refused:?}");
+        }
+        // It is used after the other one; when its time is over, so is the other's.
+        pods.write(&witness, "file", "text").await;
+        let deadline = Instant::now() + NEVER;
+        while has(&pods, &witness).await {
+            pods.engine.reap().await.expect("reap");
+            assert!(Instant::now() < deadline, "its time is never over");
+            tokio::time::sleep(Duration::from_millis(20)).await;
+        }
+        assert!(has(&pods, &short).await && has(&pods, &claim).await);
+        let problems = pods.engine.claim_use(id).await.expect("there").problems;
+        assert_eq!(problems.len(), 1, "{problems:?}");
+
+        let pods = pods.restart().await;
+        let snapshots = pods.engine.snapshots(&Default::default(), None, 9).await;
+        let mut snapshots = snapshots.expect("a page").items;
+        match wrote {
+            Wrote::All => assert_eq!(snapshots.len(), 2),
+            Wrote::Nothing => {
+                assert_eq!(snapshots, []);
+                snapshots.push(pods.snapshot("s", &claim).await);
+            }
+        }
+        for snapshot in &snapshots {
+            let restored = pods.restore(snapshot.id.as_str(), snapshot).await;
+            assert_eq!(pods.read(&restored, "file").await.expect("file"), "text");
+        }
+        assert_eq!(pods.read(&claim, "file").await.expect("file"), "text");
+        pods.finish().await;
+        closed(disk);
+    }
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn a_claim_whose_deletion_nobody_knows_the_end_of_can_be_deleted_and_nothing_else() {
+    let _mine = my_turn().await;
+    for wrote in EITHER {
+        let (disk, pods) = match pods().await {
+            Ok(made) => made,
+            Err(reason) => return common::skip(&reason),
+        };
+        let claim = pods.create("claim").await;
+        pods.write(&claim, "file", "text").await;
+        let id = claim.id.as_str();
+        let broken = disk.breaks_at(&pods.config.pool.join("index.redb"));
+        let deleted = bench::again(|| pods.engine.delete_claim(id)).await;
+        let error = deleted.expect_err("the index fails");
+        assert!(matches!(error, Error::Index(_)), "{error}");
+        let staged = pods.stage(&claim).await;
+        let gone = matches!(&staged, Err(Error::ClaimInUse { .. }));
+        assert!(
+            gone,
+            "what a pod wrote there might be thrown away: {staged:?}"
+        );
+        pods.engine.delete_claim(id).await.expect_err("still fails");
+        broken.heals();
+        if wrote == Wrote::All {
+            let removed = Change::RemoveClaim(claim.id.clone());
+            has_written(&pods.config.pool, &[removed]);
+        }
+        pods.engine.delete_claim(id).await.expect("deleted");
+        assert!(!has(&pods, &claim).await);
+        let pods = pods.restart().await;
+        assert!(!has(&pods, &claim).await);
+        let again = pods.create("claim").await;
+        assert!(pods.read(&again, "file").await.is_err());
+        pods.finish().await;
+        closed(disk);
+    }
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn a_claim_of_which_nobody_knows_whether_it_was_made_is_asked_for_again() {
+    let _mine = my_turn().await;
+    for wrote in EITHER {
+        let (disk, pods) = match pods().await {
+            Ok(made) => made,
+            Err(reason) => return common::skip(&reason),
+        };
+        let base = pods.create("base").await;
+        pods.write(&base, "file", "text").await;
+        let snapshot = pods.snapshot("s", &base).await;
+        let source = ClaimSource::Snapshot(snapshot.id.clone());
+        let restore = CreateClaim {
+            source: Some(source),
+            ..request("restored")
+        };
+        let asked = || pods.engine.create_claim(restore.clone());
+        let as_it_will_be = asked().await.expect("made");
+        let deleted = pods.engine.delete_claim(as_it_will_be.id.as_str()).await;
+        deleted.expect("deleted");
+        let broken = disk.breaks_at(&pods.config.pool.join("index.redb"));
+        let error = asked().await.expect_err("the index fails");
+        assert!(matches!(error, Error::Index(_)), "{error}");
+        broken.heals();
+        if wrote == Wrote::All {
+            has_written(&pods.config.pool, &[Change::PutClaim(as_it_will_be)]);
+        }
+        // What it may be made of stays, though nothing else has it any more.
+        pods.engine
+            .delete_snapshot(snapshot.id.as_str())
+            .await
+            .expect("deleted");
+        pods.engine
+            .delete_claim(base.id.as_str())
+            .await
+            .expect("deleted");
+        let pods = pods.restart().await;
+        let known = pods.engine.claims(None, 9).await.expect("a page").items;
+        assert_eq!(known.len(), usize::from(wrote == Wrote::All));
+        for claim in &known {
+            assert_eq!(pods.read(claim, "file").await.expect("file"), "text");
+        }
+        pods.finish().await;
+        closed(disk);
+    }
+}
+
+/// Overlayfs mounts nothing on a filesystem that has lost a write and told nobody; the driver tries one when it starts.
+#[tokio::test(flavor = "multi_thread")]
+async fn a_lost_write_that_nobody_heard_of_stops_no_start_and_is_remembered() {
+    let _mine = my_turn().await;
+    let (disk, pods) = match pods().await {
+        Ok(made) => made,
+        Err(reason) => return common::skip(&reason),
+    };
+    let base = pods.create("base").await;
+    pods.write(&base, "file", "text").await;
+    let snapshot = pods.snapshot("s", &base).await;
+    pods.write(&base, "file", "more").await;
+    let broken = disk.breaks_at(&pods.config.pool.join("index.redb"));
+    let made = pods.engine.create_claim(request("claim")).await;
+    made.expect_err("the index fails");
+    let pods = pods.restart_after(|| broken.heals_unheard()).await;
+    assert!(pods.config.pool.join("doomed").exists());
+    // What it had of its own may have lost bytes; what is in layers was on the disk.
+    let taken = bench::again(|| pods.engine.create_snapshot("t", base.id.as_str())).await;
+    assert!(matches!(taken, Err(Error::ClaimInUse { .. })), "{taken:?}");
+    assert_eq!(pods.read(&base, "file").await.expect("file"), "more");
+    let restored = pods.restore("restored", &snapshot).await;
+    assert_eq!(pods.read(&restored, "file").await.expect("file"), "text");
+    pods.finish().await;
+    closed(disk);
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn what_a_deleted_claim_has_left_is_never_shown_to_the_next_of_its_name() {
+    let _mine = my_turn().await;
+    let lab = match Lab::try_new(OVERLAY.1) {
+        Ok(lab) => lab,
+        Err(reason) => return common::skip(&reason),
+    };
+    let pods = pods_on(lab).await;
+    let claim = pods.create("claim").await;
+    pods.write(&claim, "file", "secret").await;
+    let left = pods.config.pool.join("volumes").join(claim.id.as_str());
+    let fixed = Fixed::new(left.clone());
+    let deleted = bench::again(|| pods.engine.delete_claim(claim.id.as_str())).await;
+    deleted.expect("the index has it no more");
+    assert!(left.exists(), "it cannot be moved");
+    let made = pods.engine.create_claim(request("claim")).await;
+    let error = made.expect_err("its place is taken").to_string();
+    assert!(error.contains("a deleted volume of that name"), "{error}");
+    assert!(error.contains(claim.id.as_str()), "{error}");
+    drop(fixed);
+    let again = pods.create("claim").await;
+    assert!(!left.exists());
+    assert!(pods.read(&again, "file").await.is_err());
+    pods.finish().await;
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn an_outcome_that_is_told_wakes_who_waits_though_the_next_volume_could_not_be_told() {
+    let _mine = my_turn().await;
+    let bench = require_bench!();
+    let outputs = ["one", "two"];
+    for name in outputs {
+        let output = [("type", "output"), ("name", name)];
+        bench.publish("pod", name, &output).await;
+        bench.unpublish(name).await;
+    }
+    let waits = |state: &baggageclaim::engine::VolumeState| {
+        *state == baggageclaim::engine::VolumeState::AwaitingOutcome
+    };
+    eventually("both wait", || {
+        outputs
+            .iter()
+            .all(|name| bench.row(name).is_some_and(|row| waits(&row.state)))
+    })
+    .await;
+    let pending = bench.pool().join("pending");
+    let untold = {
+        let pending = pending.clone();
+        move || {
+            let mut all = names(&pending);
+            all.retain(|layer| !pending.join(layer).join("outcome").exists());
+            all
+        }
+    };
+    let (sender, fixed) = mpsc::channel();
+    crash::at(Point::OutcomeNoted, 1, move || {
+        let others = untold()
+            .into_iter()
+            .map(|layer| Fixed::new(pending.join(layer)));
+        sender
+            .send(others.collect::<Vec<_>>())
+            .expect("it is waited for");
+    });
+    let pod = "pod".parse().expect("uid");
+    let told = bench.engine.report_outcome(&pod, Outcome::Succeeded).await;
+    told.expect_err("one of them cannot be told");
+    let fixed = fixed.try_recv().expect("one was told");
+    assert_eq!(fixed.len(), 1);
+    let sealed = || {
+        let known = |name: &&&str| bench.artifact(&format!("artifact/{name}")).is_some();
+        outputs.iter().filter(known).count()
+    };
+    eventually("who was told is sealed", || sealed() == 1).await;
+    drop(fixed);
+    assert_eq!(bench.outcome("pod", Outcome::Succeeded).await, 1);
+    bench.quiet().await;
+    assert_eq!(sealed(), 2);
+    bench.finish().await;
+}
