@@ -233,8 +233,8 @@ impl Actor<'_> {
     }
 
     async fn group(&self) -> Option<SnapshotId> {
-        let snapshots = snapshots(self.engine).await.into_iter();
-        snapshots.filter_map(|snapshot| snapshot.group).next()
+        let mut snapshots = snapshots(self.engine).await.into_iter();
+        snapshots.find_map(|snapshot| snapshot.group)
     }
 
     async fn take(&self, step: Step) {
@@ -564,6 +564,10 @@ async fn visit_all(ground: Ground) {
             let expected = expected.clone();
             under_way.spawn(async move {
                 let death = format!("{} at visit {visit}", point.name());
+                #[expect(
+                    clippy::disallowed_methods,
+                    reason = "the driver has no such thread; this one waits for a process"
+                )]
                 let ended = tokio::task::block_in_place(|| live(ground, Some((point, visit))));
                 let ended = ended.unwrap_or_else(|reason| panic!("{reason}"));
                 assert!(ended.died, "{death}: nobody came there");

@@ -6,7 +6,8 @@
 #![cfg(debug_assertions)]
 #![expect(
     clippy::disallowed_types,
-    reason = "chattr, where a name is to stay where it is"
+    clippy::print_stderr,
+    reason = "chattr and mount, where a name is to stay where it is; what is shared says where a test was"
 )]
 
 mod common;
@@ -22,7 +23,7 @@ use std::process::Command;
 use std::sync::{Arc, mpsc};
 use std::time::{Duration, Instant};
 
-use baggageclaim::engine::claims::{Claims as _, CreateClaim};
+use baggageclaim::engine::claims::{Claims as _, CreateClaim, SnapshotFilter};
 use baggageclaim::engine::crash::{self, Point};
 use baggageclaim::engine::{Config, Engine, Error};
 use baggageclaim::model::{Claim, ClaimSource, LayerRecord, MutableParameters, Outcome, Snapshot};
@@ -467,7 +468,10 @@ async fn a_claim_whose_snapshot_nobody_knows_the_end_of_is_not_written_over() {
         assert_eq!(problems.len(), 1, "{problems:?}");
 
         let pods = pods.restart().await;
-        let snapshots = pods.engine.snapshots(&Default::default(), None, 9).await;
+        let snapshots = pods
+            .engine
+            .snapshots(&SnapshotFilter::default(), None, 9)
+            .await;
         let mut snapshots = snapshots.expect("a page").items;
         match wrote {
             Wrote::All => assert_eq!(snapshots.len(), 2),

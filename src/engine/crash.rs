@@ -196,7 +196,9 @@ mod armed {
             let happens = armed.take();
             // What happens may pass points itself.
             drop(armed);
-            happens.into_iter().for_each(|armed| (armed.act)());
+            if let Some(armed) = happens {
+                (armed.act)();
+            }
         }
     }
 

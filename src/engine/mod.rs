@@ -613,6 +613,29 @@ struct Opened {
     lost: Option<sys::Error>,
 }
 
+/// Tries the backend that is wanted. And whether the filesystem has lost a write, if we are the first to hear of it.
+fn choose_backend(
+    dirs: &PoolDirs,
+    wanted: backend::Wanted,
+    is_known: bool,
+) -> (backend::Result<backend::Chosen>, Option<sys::Error>) {
+    let choose = || backend::choose(&dirs.root, wanted);
+    let first = choose();
+    if first.is_ok() {
+        return (first, None);
+    }
+    // Overlayfs mounts nothing where a write-back failed and nobody was told.
+    let lost = dirs.root.sync_filesystem().err();
+    let second = if lost.is_some() { choose() } else { first };
+    // Trying a backend takes a few blocks, and the reserve is there for that.
+    let space = dirs.root.space();
+    let is_full = space.is_ok_and(|space| space.bytes_available == 0);
+    if second.is_err() && is_full && is_known && dirs.root.remove_file(layout::RESERVE).is_ok() {
+        return (choose(), lost);
+    }
+    (second, lost)
+}
+
 fn open_pool(config: &Config) -> Result<Opened> {
     let path = &config.pool;
     let wrong = |problem: String| Error::Pool {
@@ -668,32 +691,11 @@ fn open_pool(config: &Config) -> Result<Opened> {
         api: config.mount_api,
         btrfs_quota: config.btrfs_quota,
     };
-    let choose = || backend::choose(&dirs.root, wanted);
-    let mut lost = None;
-    let chosen = choose()
-        .or_else(|error| {
-            // Overlayfs mounts nothing where a write-back failed and nobody was told. Whoever is, is us.
-            lost = dirs.root.sync_filesystem().err();
-            if lost.is_some() {
-                return choose();
-            }
-            Err(error)
-        })
-        .or_else(|error| {
-            // Trying a backend takes a few blocks, and the reserve is there for that.
-            let is_full = dirs
-                .root
-                .space()
-                .is_ok_and(|space| space.bytes_available == 0);
-            if is_full && known.is_some() && dirs.root.remove_file(layout::RESERVE).is_ok() {
-                return choose();
-            }
-            Err(error)
-        })
-        .map_err(|error| match error {
-            backend::Error::System(error) => check::pool_error(path, error.into()),
-            error => wrong(error.to_string()),
-        })?;
+    let (chosen, lost) = choose_backend(&dirs, wanted, known.is_some());
+    let chosen = chosen.map_err(|error| match error {
+        backend::Error::System(error) => check::pool_error(path, error.into()),
+        error => wrong(error.to_string()),
+    })?;
     let identity = if let Some(identity) = known {
         identity
     } else {

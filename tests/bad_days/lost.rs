@@ -47,7 +47,7 @@ async fn a_failed_write_back_that_nobody_heard_of_stops_no_publish_for_long() {
     };
     assert!(error.to_string().contains("EIO"), "{error}");
     drop(file);
-    broken.is_well_again();
+    broken.works_again();
     bench
         .step("after", &output, |at| {
             fs::write(at.join("f"), "x").expect("write");
@@ -102,7 +102,7 @@ async fn nothing_that_is_older_than_a_failed_write_back_is_sealed() {
     assert!(base.durable);
 
     // Remembered over a restart, for all that existed.
-    broken.is_well_again();
+    broken.works_again();
     let bench = bench.restart().await;
     bench.unpublish("bystander").await;
     bench.quiet().await;
@@ -197,7 +197,7 @@ async fn publish_after_a_failed_write_back(heard: bool) {
         assert!(broken <= 1, "{broken} were broken from the beginning");
     }
     drop(file);
-    broken.is_well_again();
+    broken.works_again();
     for number in 0..12 {
         let synced = is_given_one_that_syncs(&format!("after-{number}")).await;
         assert!(
@@ -301,7 +301,7 @@ async fn nothing_is_made_of_a_claim_that_may_have_lost_bytes() {
 
     let heard = claims.create_snapshot("torn", victim.id.as_str()).await;
     assert!(heard.is_err(), "the disk lost what it was to hold");
-    broken.is_well_again();
+    broken.works_again();
     let mut bench = bench;
     for restarted in [false, true] {
         if restarted {

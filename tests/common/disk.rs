@@ -87,7 +87,7 @@ impl Broken {
     }
 
     /// It takes writes again. What it lost stays lost.
-    pub fn is_well_again(self) {
+    pub fn works_again(self) {
         std::fs::remove_file(&self.ballast).expect("the disk is well again");
     }
 
