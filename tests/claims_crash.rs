@@ -557,8 +557,10 @@ async fn visit_all(ground: Ground) {
     let count = deaths.len();
     let mut deaths = deaths.into_iter();
     let mut under_way = tokio::task::JoinSet::new();
+    let mut failure = None;
     loop {
-        while under_way.len() < AT_ONCE
+        while failure.is_none()
+            && under_way.len() < AT_ONCE
             && let Some((point, visit)) = deaths.next()
         {
             let expected = expected.clone();
@@ -577,8 +579,12 @@ async fn visit_all(ground: Ground) {
         match under_way.join_next().await {
             None => break,
             Some(Ok(())) => {}
-            Some(Err(failed)) => std::panic::resume_unwind(failed.into_panic()),
+            // The others end in order first, and leave nothing.
+            Some(Err(failed)) => drop(failure.get_or_insert(failed)),
         }
+    }
+    if let Some(failed) = failure {
+        std::panic::resume_unwind(failed.into_panic());
     }
     eprintln!(
         "{} on {}: {count} deaths in {:?}",
