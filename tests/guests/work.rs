@@ -366,6 +366,12 @@ impl<'a> Work<'a> {
         }
         let at = usize::try_from(self.random.below(self.claims.len() as u64)).expect("few");
         let (claim, name, mut generation) = self.claims[at].clone();
+        // The driver says what it will not do with it, and does it no more when the disk is well again.
+        let known = self.engine.claim_use(claim.id.as_str()).await;
+        if known.is_ok_and(|known| !known.problems.is_empty()) {
+            self.claims.swap_remove(at);
+            return Ok(());
+        }
         self.unfinished
             .push(Unfinished::Claim(Box::new(claim.clone())));
         let target = mount(&self.engine, self.place, &claim).await?;
