@@ -55,7 +55,7 @@ pub enum Error {
         doing: &'static str,
         /// What failed.
         source: Box<redb::Error>,
-        /// Which transaction it is, of all that the database had.
+        /// Which transaction it is: what it made up for that.
         number: u64,
     },
 }

@@ -31,8 +31,9 @@ const SNAPSHOTS: Records = TableDefinition::new("snapshots");
 const GROUPS: Records = TableDefinition::new("groups");
 
 const FORMAT_KEY: &str = "format";
-/// How many transactions there were, so that of the last one it can be known whether it is in.
-const COUNT_KEY: &str = "transactions";
+/// A number that each transaction makes up, so that of the last one it can be known whether it is in. Counted, it could be another
+/// one's that came after it failed.
+const LAST_KEY: &str = "last-transaction";
 /// 1 had no claims. It is taken over as it is; but a version that knows no claims would throw their layers away as
 /// nobody's, so it must not take over ours.
 const FORMAT: u64 = 2;
@@ -96,14 +97,14 @@ pub struct Index {
 /// The database, if it could be opened.
 struct Opened {
     database: Option<Database>,
-    /// How many transactions it is known to have had.
-    count: u64,
+    /// Which transaction was its last, if it is known to have had one that said so.
+    last: Option<u64>,
 }
 
 impl std::fmt::Debug for Opened {
     fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
         f.debug_struct("Opened")
-            .field("count", &self.count)
+            .field("last", &self.last)
             .finish_non_exhaustive()
     }
 }
@@ -152,7 +153,7 @@ impl Index {
         }
         let database = open_file(root, &new, OFlags::RDWR | OFlags::CREATE)?;
         make(&database).map_err(|error| Error::database("make the index", error))?;
-        write(&database, changes, 1)?;
+        write(&database, changes, made_up())?;
         drop(database);
         if Self::exists(root)? {
             root.rename_over(layout::INDEX, root, &old)?;
@@ -164,7 +165,7 @@ impl Index {
     fn opened(root: &Dir, database: Database) -> Result<(Self, Contents)> {
         let contents = read(root, &database)?;
         let opened = Opened {
-            count: meta(&database, COUNT_KEY)?.unwrap_or(0),
+            last: meta(&database, LAST_KEY)?,
             database: Some(database),
         };
         let index = Self {
@@ -212,10 +213,10 @@ impl Index {
         let Some(database) = &opened.database else {
             return Err(Error::database(WRITING, redb::Error::PreviousIo));
         };
-        let number = opened.count + 1;
+        let number = made_up();
         match write(database, changes, number) {
             Ok(()) => {
-                opened.count = number;
+                opened.last = Some(number);
                 Ok(())
             }
             Err(error) if error.is_unsure() => {
@@ -223,7 +224,7 @@ impl Index {
                     tracing::error!(error = %again, "the index cannot be opened anew after a failed write");
                     return Err(error);
                 }
-                if opened.count == number {
+                if opened.last == Some(number) {
                     return Ok(());
                 }
                 Err(error.nothing_written())
@@ -244,7 +245,7 @@ impl Index {
 
     /// Whether it has what a commit failed to write, now that it is opened anew.
     pub fn has(&self, failed: &Error) -> bool {
-        matches!(failed, Error::Unsure { number, .. } if self.opened.lock().count == *number)
+        matches!(failed, Error::Unsure { number, .. } if self.opened.lock().last == Some(*number))
     }
 }
 
@@ -252,12 +253,12 @@ impl Opened {
     fn reopen(&mut self, root: &Dir) -> Result<()> {
         // Closed first: the file is locked while it is open.
         self.database = None;
-        let (database, count) = guarded(root, || {
+        let (database, last) = guarded(root, || {
             let database = open_database(root)?;
-            let count = meta(&database, COUNT_KEY)?.unwrap_or(0);
-            Ok((database, count))
+            let last = meta(&database, LAST_KEY)?;
+            Ok((database, last))
         })?;
-        (self.database, self.count) = (Some(database), count);
+        (self.database, self.last) = (Some(database), last);
         Ok(())
     }
 }
@@ -408,7 +409,14 @@ fn make(database: &Database) -> Result<(), redb::Error> {
 /// What is being done when a write fails.
 const WRITING: &str = "write to the index";
 
-/// Writes what is transaction `number` of all.
+/// What no other transaction is called.
+fn made_up() -> u64 {
+    let mut bits = [0; 8];
+    getrandom::fill(&mut bits).expect("a booted Linux has random bytes");
+    u64::from_ne_bytes(bits)
+}
+
+/// Writes what is transaction `number`.
 fn write(database: &Database, changes: &[Change], number: u64) -> Result<()> {
     let begun = begin(database, changes, number);
     let begun = begun.map_err(|error| Error::database(WRITING, error))?;
@@ -424,7 +432,7 @@ fn begin(
     number: u64,
 ) -> Result<WriteTransaction, redb::Error> {
     let transaction = database.begin_write()?;
-    transaction.open_table(META)?.insert(COUNT_KEY, number)?;
+    transaction.open_table(META)?.insert(LAST_KEY, number)?;
     {
         let mut artifacts = transaction.open_table(ARTIFACTS)?;
         let mut names = transaction.open_table(NAMES)?;
