@@ -27,7 +27,7 @@ use baggageclaim::engine::claims::{Claims as _, CreateClaim, SnapshotFilter};
 use baggageclaim::engine::crash::{self, Point};
 use baggageclaim::engine::{Config, Engine, Error};
 use baggageclaim::model::{Claim, ClaimSource, LayerRecord, MutableParameters, Outcome, Snapshot};
-use baggageclaim::store::{self, Change, Index};
+use baggageclaim::store::{self, Change, Doom, Index};
 use baggageclaim::sys::Dir;
 use bench::{Bench as Pods, OVERLAY, request};
 use common::bench::{Bench, Ground, NEVER, eventually, names};
@@ -575,6 +575,47 @@ async fn a_claim_of_which_nobody_knows_whether_it_was_made_is_asked_for_again() 
     }
 }
 
+#[tokio::test(flavor = "multi_thread")]
+async fn a_claim_of_which_nobody_knows_whether_it_was_made_can_be_made_again_or_deleted() {
+    let _mine = my_turn().await;
+    for wrote in EITHER {
+        for again in [true, false] {
+            let (disk, pods) = match pods().await {
+                Ok(made) => made,
+                Err(reason) => return common::skip(&reason),
+            };
+            let asked = || pods.engine.create_claim(request("claim"));
+            let as_it_will_be = asked().await.expect("made");
+            let id = as_it_will_be.id.clone();
+            let deleted = pods.engine.delete_claim(id.as_str()).await;
+            deleted.expect("deleted");
+            let broken = disk.breaks_at(&pods.config.pool.join("index.redb"));
+            asked().await.expect_err("the index fails");
+            let staged = pods.stage(&as_it_will_be).await;
+            assert!(
+                matches!(&staged, Err(Error::ClaimInUse { .. })),
+                "{staged:?}"
+            );
+            broken.heals();
+            if wrote == Wrote::All {
+                let made = Change::PutClaim(as_it_will_be.clone());
+                has_written(&pods.config.pool, &[made]);
+            }
+            if again {
+                asked().await.expect("made");
+            } else {
+                let deleted = pods.engine.delete_claim(id.as_str()).await;
+                deleted.expect("deleted");
+            }
+            assert_eq!(has(&pods, &as_it_will_be).await, again);
+            let pods = pods.restart().await;
+            assert_eq!(has(&pods, &as_it_will_be).await, again);
+            pods.finish().await;
+            closed(disk);
+        }
+    }
+}
+
 /// Overlayfs mounts nothing on a filesystem that has lost a write and told nobody; the driver tries one when it starts.
 #[tokio::test(flavor = "multi_thread")]
 async fn a_lost_write_that_nobody_heard_of_stops_no_start_and_is_remembered() {
@@ -598,6 +639,34 @@ async fn a_lost_write_that_nobody_heard_of_stops_no_start_and_is_remembered() {
     assert_eq!(pods.read(&base, "file").await.expect("file"), "more");
     let restored = pods.restore("restored", &snapshot).await;
     assert_eq!(pods.read(&restored, "file").await.expect("file"), "text");
+    pods.finish().await;
+    closed(disk);
+}
+
+/// The process that heard of it was killed before it had marked the claims.
+#[tokio::test(flavor = "multi_thread")]
+async fn a_lost_write_is_acted_upon_by_the_next_start_if_not_by_this_one() {
+    let _mine = my_turn().await;
+    let (disk, pods) = match pods().await {
+        Ok(made) => made,
+        Err(reason) => return common::skip(&reason),
+    };
+    let base = pods.create("base").await;
+    pods.write(&base, "file", "text").await;
+    let boot = fs::read_to_string("/proc/sys/kernel/random/boot_id").expect("a boot");
+    let doom = Doom {
+        boot: boot.trim().to_owned(),
+        until: base.created,
+        unfinished: true,
+    };
+    let root = Dir::open(&pods.config.pool).expect("the pool");
+    store::write_doom(&root, &doom).expect("written");
+    let pods = pods.restart().await;
+    let taken = bench::again(|| pods.engine.create_snapshot("t", base.id.as_str())).await;
+    assert!(matches!(taken, Err(Error::ClaimInUse { .. })), "{taken:?}");
+    let done = store::read_doom(&root, &doom.boot).expect("read");
+    assert!(done.is_some_and(|doom| !doom.unfinished));
+    drop(root);
     pods.finish().await;
     closed(disk);
 }

@@ -136,7 +136,7 @@ pub(super) fn confirm(inner: &Inner, layer: LayerId) -> Result<()> {
 
 /// A write-back failed, and the kernel will not say so again: whatever existed may have lost bytes. None of it is sealed.
 pub(super) fn doom(inner: &Inner, error: &crate::sys::Error) {
-    let (doom, keys, artifacts) = {
+    let (mut doom, keys, artifacts) = {
         let mut state = inner.state.lock();
         // Under the lock: a fork of what is doomed is made either before this, and is doomed with it, or not at all.
         let until = inner.clock.now();
@@ -163,7 +163,13 @@ pub(super) fn doom(inner: &Inner, error: &crate::sys::Error) {
             state.give_name_back(&sealed.artifact.name());
         }
         let boot = inner.boot.clone();
-        (Doom { boot, until }, keys, artifacts)
+        let unfinished = true;
+        let doom = Doom {
+            boot,
+            until,
+            unfinished,
+        };
+        (doom, keys, artifacts)
     };
     tracing::error!(%error, seals = keys.len(),
         "the disk failed to write back data: nothing that existed until now will be sealed");
@@ -171,6 +177,10 @@ pub(super) fn doom(inner: &Inner, error: &crate::sys::Error) {
         tracing::error!(%error, "this cannot be remembered over a restart of the driver");
     }
     claims::content::doom(inner);
+    doom.unfinished = false;
+    if let Err(error) = store::write_doom(&inner.dirs.root, &doom) {
+        tracing::warn!(%error, "claims will be marked once more by the next start");
+    }
     for key in keys {
         let leaving = inner
             .state
@@ -191,6 +201,18 @@ pub(super) fn doom(inner: &Inner, error: &crate::sys::Error) {
         reap::trash_unreferenced(inner, &sealed.artifact.layers);
     }
     inner.changed.notify_waiters();
+}
+
+/// Does what a process did not come to that heard of a failed write-back in this boot.
+pub(super) fn finish_doom(inner: &Inner) -> Result<()> {
+    let root = &inner.dirs.root;
+    let doom = store::read_doom(root, &inner.boot).doing("read what was doomed")?;
+    if let Some(mut doom) = doom.filter(|doom| doom.unfinished) {
+        claims::content::doom(inner);
+        doom.unfinished = false;
+        store::write_doom(root, &doom).doing("write down what was doomed")?;
+    }
+    Ok(())
 }
 
 /// Waiting for the disk, in the one place that hears of what it lost.

@@ -10,7 +10,7 @@ use std::time::{Duration, Instant};
 use parking_lot::Mutex;
 
 use super::crash::{Point, point};
-use super::error::{Doing, Result};
+use super::error::{Doing, Error, Result};
 use super::pins::Pins;
 use super::state::{Held, Problem, State};
 use super::{Guard, Inner, claims, commit, reap};
@@ -34,8 +34,14 @@ pub(super) fn flatten(inner: &Arc<Inner>) -> (usize, Result<()>) {
             Err(error) => {
                 let pause = inner.setbacks.put_off(&stack);
                 tracing::warn!(%error, layers = stack.len(), ?pause, "a stack of layers could not be merged");
-                failure.get_or_insert(error);
                 not_now.insert(stack);
+                // Others may be merged now for all that the index says.
+                not_now.extend(inner.setbacks.waiting(&inner.state.lock()));
+                let is_full = matches!(error, Error::Full(_));
+                failure.get_or_insert(error);
+                if is_full {
+                    break;
+                }
             }
         }
     }
@@ -61,6 +67,9 @@ impl Setbacks {
     /// The stacks that are not tried now. What is no stack any more is forgotten.
     fn waiting(&self, state: &State) -> HashSet<Vec<LayerId>> {
         let mut setbacks = self.0.lock();
+        if setbacks.is_empty() {
+            return HashSet::new();
+        }
         let there: HashSet<&Vec<LayerId>> = state.stacks().collect();
         setbacks.retain(|stack, _| there.contains(stack));
         let now = Instant::now();

@@ -167,10 +167,14 @@ struct Inner {
     reaper: Notify,
     rounds: Rounds,
     setbacks: Setbacks,
+    /// Held by the one seal that copies for another time, since it found no room.
+    copying: tokio::sync::Mutex<()>,
     /// A call found the disk full.
     pressed: AtomicBool,
     /// Something waits for room, or may: whenever some comes free the reaper looks.
     short: AtomicBool,
+    /// Every layer that the index names says so.
+    confirmed: AtomicBool,
     collector: Mutex<()>,
     naming: Mutex<()>,
     /// Held from a `syncfs` until the index names what it made durable.
@@ -307,8 +311,10 @@ impl Engine {
             reaper: Notify::new(),
             rounds: Rounds::default(),
             setbacks: Setbacks::default(),
+            copying: tokio::sync::Mutex::default(),
             pressed: AtomicBool::new(false),
             short: AtomicBool::new(true),
+            confirmed: AtomicBool::new(false),
             collector: Mutex::new(()),
             naming: Mutex::new(()),
             syncing: Mutex::new(()),
@@ -320,8 +326,9 @@ impl Engine {
         let (contents, lost) = (pool.contents, pool.lost);
         let recovered = inner.calls.run(move || {
             let recovered = recover::recover(&engine, contents)?;
-            if let Some(lost) = lost {
-                commit::doom(&engine, &lost);
+            match lost {
+                Some(lost) => commit::doom(&engine, &lost),
+                None => commit::finish_doom(&engine)?,
             }
             if !recovered.changes.is_empty() {
                 engine.commit_index(&recovered.changes)?;
@@ -626,6 +633,9 @@ fn choose_backend(
     }
     // Overlayfs mounts nothing where a write-back failed and nobody was told.
     let lost = dirs.root.sync_filesystem().err();
+    if let Some(error) = &lost {
+        remember_lost(dirs, error);
+    }
     let second = if lost.is_some() { choose() } else { first };
     // Trying a backend takes a few blocks, and the reserve is there for that.
     let space = dirs.root.space();
@@ -634,6 +644,25 @@ fn choose_backend(
         return (choose(), lost);
     }
     (second, lost)
+}
+
+/// Writes down that what exists until now is not to be believed, before anything else can fail: the kernel says it once, and this start may
+/// not come to where it is acted upon.
+fn remember_lost(dirs: &PoolDirs, error: &sys::Error) {
+    let clock = Clock::default();
+    let written = boot_id().and_then(|boot| {
+        let until = clock.now();
+        let doom = crate::store::Doom {
+            boot,
+            until,
+            unfinished: true,
+        };
+        crate::store::write_doom(&dirs.root, &doom).doing("remember that a write was lost")
+    });
+    tracing::error!(%error, "the disk failed to write back data while no driver was there to hear of it");
+    if let Err(error) = written {
+        tracing::error!(%error, "this cannot be remembered over a restart of the driver");
+    }
 }
 
 fn open_pool(config: &Config) -> Result<Opened> {

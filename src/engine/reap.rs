@@ -18,7 +18,7 @@ use super::{Inner, claims, commit, flatten, spares, unpublish};
 use crate::backend;
 use crate::model::{Artifact, ArtifactId, Candidate, LayerId, Name, Usage, evict, garbage, layout};
 use crate::store::{self, Change};
-use crate::sys::Space;
+use crate::sys::{Errno, Space};
 
 /// Reaps whenever there is reason to, and now and then without.
 pub(super) async fn reap_loop(inner: Arc<Inner>) {
@@ -84,8 +84,10 @@ fn round(inner: &Arc<Inner>) -> Result<Reaped> {
     let is_reserved = inner.keep_reserve();
     let (flattened, result) = flatten::flatten(inner);
     done.flattened = flattened;
+    let merged_any = flattened > 0 || result.is_err();
     step(result.map(|()| 0));
-    if done.flattened > 0 {
+    // Also what is left of merges that failed.
+    if merged_any {
         done.deleted += step(empty_trash(inner));
     }
     done.held = step(held(inner));
@@ -319,7 +321,7 @@ pub(super) fn trash_unreferenced(inner: &Inner, layers: &[LayerId]) -> u64 {
         bytes += usage.map_or(0, |usage| usage.bytes);
         spares::forget(inner, &layer);
         match inner.throw_away(&inner.dirs.layers, name.as_ref()) {
-            Err(error) if error.is(crate::sys::Errno::ENOENT) => {}
+            Err(error) if error.is(Errno::ENOENT) => {}
             Err(error) => {
                 tracing::error!(%layer, %error, "an unused layer stays until the next start");
             }
@@ -397,14 +399,17 @@ fn measure_layers(inner: &Inner) -> Result<usize> {
             .collect()
     };
     let mut changes = Vec::new();
-    let mut failure = None;
+    let mut failure = confirm_layers(inner).err();
     for layer in unknown {
+        if inner.stop.is_cancelled() {
+            break;
+        }
         match measure_layer(inner, layer) {
             Ok(Some(usage)) => {
                 inner.state.lock().usage.insert(layer, usage);
                 changes.push(Change::PutLayer(layer, usage));
             }
-            Ok(None) => break,
+            Ok(None) => {}
             // The others have nothing to do with it.
             Err(error) => drop(failure.get_or_insert(error)),
         }
@@ -417,17 +422,46 @@ fn measure_layers(inner: &Inner) -> Result<usize> {
     failure.map_or(Ok(measured), Err)
 }
 
-/// What a layer costs; `None` when the engine stops meanwhile.
-///
-/// What is known to be measured is known to be confirmed: whoever named it in the index may have been killed before he said so in the
-/// layer, or the disk was full then. No other time is as good, since each layer comes here once, early, and is opened anyway.
-fn measure_layer(inner: &Inner, layer: LayerId) -> Result<Option<Usage>> {
-    if inner.stop.is_cancelled() {
-        return Ok(None);
+/// Says in the layers that the index names that it does, where that is missing: once in the life of this process, since a power cut takes a
+/// renaming that nobody waited for, and leaves the index what was written after it.
+fn confirm_layers(inner: &Inner) -> Result<()> {
+    if inner.confirmed.swap(true, Ordering::SeqCst) {
+        return Ok(());
     }
-    commit::confirm(inner, layer)?;
-    let dir = inner.dirs.layers.open_beneath(layer.to_string());
-    let dir = dir.doing("open a layer")?;
+    let named: HashSet<LayerId> = inner.state.lock().stacks().flatten().copied().collect();
+    for layer in named {
+        if inner.stop.is_cancelled() {
+            break;
+        }
+        let record = Path::new(&layer.to_string()).join(layout::SEALING_JSON);
+        let looked = inner.dirs.layers.has(&record).doing("look at a layer");
+        let done = match looked {
+            Ok(true) => commit::confirm(inner, layer),
+            looked => looked.map(drop),
+        };
+        if done.is_err() {
+            inner.confirmed.store(false, Ordering::SeqCst);
+            return done;
+        }
+    }
+    Ok(())
+}
+
+/// What a layer costs; `None` when the engine stops meanwhile, or the layer is not there: then that was said at the start.
+///
+/// What is measured is confirmed: whoever named it in the index may have been killed before he said so in the layer, or the disk was full
+/// then. No other time is as good, since each layer comes here once, early, and is opened anyway.
+fn measure_layer(inner: &Inner, layer: LayerId) -> Result<Option<Usage>> {
+    let dir = inner.dirs.layers.open_if_there(layer.to_string());
+    let Some(dir) = dir.doing("open a layer")? else {
+        return Ok(None);
+    };
+    match commit::confirm(inner, layer) {
+        Err(Error::System { source, .. }) if source.is(Errno::ENOENT) => {
+            tracing::warn!(%layer, "a layer has no record: an index made anew would not know it");
+        }
+        confirmed => confirmed?,
+    }
     match inner.backend.usage(&dir, &|| inner.stop.is_cancelled()) {
         Err(backend::Error::Stopped) => Ok(None),
         usage => usage.map(Some).doing("measure a layer"),
@@ -495,7 +529,7 @@ impl Inner {
     pub(super) fn give_back_reserve(&self) {
         match self.dirs.root.remove_file(layout::RESERVE) {
             Ok(()) => tracing::warn!("the disk is full: the reserve is given back"),
-            Err(error) if error.is(crate::sys::Errno::ENOENT) => {}
+            Err(error) if error.is(Errno::ENOENT) => {}
             Err(error) => tracing::error!(%error, "the reserve could not be given back"),
         }
         self.wake_reaper(true);

@@ -96,16 +96,20 @@ async fn settle(inner: &Arc<Inner>, left: Left) {
     let mut attempt = 0;
     let mut full_since = None;
     loop {
-        let ended = match end(inner, key).await {
-            Err(error @ Error::Full(_)) if is_copy(inner) => {
-                let since = *full_since.get_or_insert_with(Instant::now);
-                without_room(inner, key, since, error).await
-            }
-            ended => ended,
+        // Copies that found no room go on one at a time: together none of them might ever find it.
+        let alone = match full_since {
+            Some(_) => Some(inner.copying.lock().await),
+            None => None,
         };
+        let ended = end(inner, key, full_since).await;
+        drop(alone);
         match ended {
             Ok(()) => return,
             Err(error) => {
+                full_since = match error {
+                    Error::Full(_) if is_copy(inner) => full_since.or_else(|| Some(Instant::now())),
+                    _ => None,
+                };
                 let retry = retry_after(attempt, &error);
                 tracing::warn!(layer = %key, %error, ?retry, "a volume's end did not succeed yet");
                 tokio::time::sleep(retry).await;
@@ -232,8 +236,8 @@ async fn released(watch: Watch, looks: u32) {
     }
 }
 
-/// Seals or throws away a volume whose content is final.
-async fn end(inner: &Arc<Inner>, key: LayerId) -> Result<()> {
+/// Seals or throws away a volume whose content is final. A copy that has found no room since `full_since` is given up after a while.
+async fn end(inner: &Arc<Inner>, key: LayerId, full_since: Option<Instant>) -> Result<()> {
     let Some((goal, record)) = inner.leaving(key) else {
         return Ok(());
     };
@@ -266,7 +270,7 @@ async fn end(inner: &Arc<Inner>, key: LayerId) -> Result<()> {
                     Err(error @ Error::Full(_)) => {
                         // A seal needs a few blocks of its own. Until it has them nothing of what it holds can be evicted.
                         inner.give_back_reserve();
-                        Err(error)
+                        without_room(inner, key, full_since, error).await
                     }
                     Err(error) => Err(error),
                 }
@@ -287,14 +291,15 @@ fn is_copy(inner: &Inner) -> bool {
 async fn without_room(
     inner: &Arc<Inner>,
     key: LayerId,
-    since: Instant,
+    full_since: Option<Instant>,
     error: Error,
 ) -> Result<()> {
     let waited = inner.config.room_wait;
-    if since.elapsed() < waited {
-        return Err(error);
+    if full_since.is_some_and(|since| since.elapsed() >= waited) {
+        give_up(inner, key, &NotCommitted::NoRoom { waited }).await
+    } else {
+        Err(error)
     }
-    give_up(inner, key, &NotCommitted::NoRoom { waited }).await
 }
 
 /// Whether the volume's pod did what its `commit` asks for; if not, why.

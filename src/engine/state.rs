@@ -108,13 +108,19 @@ pub(super) enum Problem {
     Unsure(String),
     /// The same of its deletion: it can be deleted again, and nothing else.
     HalfDeleted(String),
+    /// The same of its making: it can be made again, or deleted, and nothing else.
+    HalfMade(String),
 }
 
 impl Problem {
     /// In words.
     pub(super) fn why(&self) -> &str {
-        let (Self::Broken(why) | Self::Unsure(why) | Self::HalfDeleted(why)) = self;
-        why
+        match self {
+            Self::Broken(why)
+            | Self::Unsure(why)
+            | Self::HalfDeleted(why)
+            | Self::HalfMade(why) => why,
+        }
     }
 }
 
@@ -156,7 +162,7 @@ impl Held {
     pub(super) fn is_unsure(&self) -> bool {
         matches!(
             self.problem,
-            Some(Problem::Unsure(_) | Problem::HalfDeleted(_))
+            Some(Problem::Unsure(_) | Problem::HalfDeleted(_) | Problem::HalfMade(_))
         )
     }
 

@@ -151,6 +151,9 @@ pub struct Doom {
     pub boot: String,
     /// Volumes made up to then are not sealed any more.
     pub until: Timestamp,
+    /// Not everything that has to say so by itself does yet.
+    #[serde(default)]
+    pub unfinished: bool,
 }
 
 /// Remembers a failed write-back, for the next process of this boot.
@@ -269,6 +272,7 @@ mod tests {
             &Doom {
                 boot: "a".to_owned(),
                 until: Timestamp(9),
+                unfinished: false,
             },
         )
         .expect("written");

@@ -488,3 +488,28 @@ async fn an_artifact_whose_layer_is_missing_is_forgotten_and_the_others_stay() {
         bench.finish().await;
     }
 }
+
+/// A power cut takes a renaming that nobody waited for, and leaves what the index was told after it: that the layer is measured.
+#[tokio::test(flavor = "multi_thread")]
+async fn a_layer_that_no_longer_says_that_it_is_named_says_so_again() {
+    let bench = require_bench!();
+    let output = [("type", "output"), ("name", "o")];
+    bench
+        .step("v", &output, |at| {
+            fs::write(at.join("f"), "x").expect("write");
+        })
+        .await;
+    bench.engine.reap().await.expect("reap");
+    let bench = bench
+        .restart_after(|pool| {
+            for layer in names(&pool.join("layers")) {
+                let layer = pool.join("layers").join(layer);
+                fs::rename(layer.join("layer.json"), layer.join("sealing.json")).expect("rename");
+            }
+        })
+        .await;
+    bench.engine.reap().await.expect("reap");
+    let found = bench.engine.check().await.expect("check");
+    assert!(found.is_empty(), "{found:?}");
+    bench.finish().await;
+}

@@ -257,6 +257,27 @@ async fn a_copy_for_which_there_is_no_room_is_given_up_and_one_for_which_room_co
     })
     .await;
 
+    // Two that fit one after the other, and not beside each other, are both sealed.
+    let space = Dir::open(&bench.pool()).and_then(|pool| pool.space());
+    let share = space.expect("statfs").bytes_available * 2 / 7;
+    for name in ["one", "two"] {
+        let output = [("type", "output"), ("name", name), ("commit", "always")];
+        let (at, _) = bench.publish(name, name, &output).await;
+        let content = vec![9; usize::try_from(share).expect("small")];
+        fs::write(at.join("f"), content).expect("write");
+    }
+    bench.unpublish("one").await;
+    bench.unpublish("two").await;
+    bench.quiet().await;
+    for name in ["artifact/one", "artifact/two"] {
+        assert!(bench.artifact(name).is_some(), "{name} is not sealed");
+        let (tenant, reference) = ("ci".parse(), name.parse());
+        let (tenant, reference) = (tenant.expect("a label"), reference.expect("a name"));
+        let destroyed = bench.engine.destroy(&tenant, &reference).await;
+        destroyed.expect("destroyed");
+    }
+    bench.engine.reap().await.expect("reap");
+
     // One that fits as soon as another is gone is sealed.
     let (at, _) = bench.publish("filler", "filler", &[]).await;
     fs::write(at.join("f"), vec![7; 20 << 20]).expect("write");

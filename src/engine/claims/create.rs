@@ -25,7 +25,7 @@ use crate::store::Change;
 pub(super) async fn create(inner: Arc<Inner>, request: CreateClaim) -> Result<Claim> {
     let id = hold::id_of(hold::CLAIM, &request.name);
     let guard = hold::take(&inner, &id).await?;
-    if let Ok(claim) = hold::claim(&inner, &id) {
+    if let Some(claim) = made_before(&inner, &id)? {
         return repeated(claim, &request);
     }
     match request.source.clone() {
@@ -38,6 +38,22 @@ pub(super) async fn create(inner: Arc<Inner>, request: CreateClaim) -> Result<Cl
             insert(&inner, id, request, content, guard).await
         }
         Some(ClaimSource::Claim(source)) => clone(&inner, id, request, source).await,
+    }
+}
+
+/// The claim that an earlier request made, if it is known to be there.
+fn made_before(inner: &Inner, id: &VolumeId) -> Result<Option<Claim>> {
+    let state = inner.state.lock();
+    let Some(held) = state.claims.get(id) else {
+        return Ok(None);
+    };
+    match &held.problem {
+        Some(Problem::HalfMade(_)) => Ok(None),
+        Some(Problem::HalfDeleted(why)) => Err(Error::ClaimInUse {
+            claim: id.clone(),
+            how: format!("not usable: {why}"),
+        }),
+        _ => Ok(Some(held.claim.clone())),
     }
 }
 
@@ -110,6 +126,11 @@ async fn insert(
         let claim = describe(&engine, id, request, &content)?;
         if let Err(error) = engine.commit_index(&[Change::PutClaim(claim.clone())]) {
             if error.may_be_indexed() {
+                // A deletion must not take it for one that never was.
+                let why = format!("nobody knows whether it was made ({error}); ask for it again");
+                let mut held = Held::new(claim.clone());
+                held.problem = Some(Problem::HalfMade(why));
+                engine.state.lock().claims.insert(claim.id, held);
                 content.pins.keep();
             }
             return Err(error);
@@ -321,7 +342,11 @@ fn refuse_used(held: &Held) -> Result<()> {
             how,
         })
     };
-    if !matches!(held.problem, Some(Problem::HalfDeleted(_))) {
+    let half = matches!(
+        held.problem,
+        Some(Problem::HalfDeleted(_) | Problem::HalfMade(_))
+    );
+    if !half {
         hold::refuse_unsure(held)?;
     }
     if let Some(target) = held.mounts.keys().min() {

@@ -153,8 +153,15 @@ fn first(request: &MountClaim, mounts: &HashMap<PathBuf, ClaimMount>) -> Result<
             ),
         });
     }
-    if request.staged_at.is_some() {
-        return Ok(request.staged_at.clone());
+    if let Some(staged) = &request.staged_at {
+        // For whoever staged it so nobody was to write; that the one who publishes it knows nothing of that changes nothing.
+        if mounts[staged].read_only && !request.read_only {
+            return Err(Error::Different {
+                volume: request.claim.clone(),
+                what: "readonly",
+            });
+        }
+        return Ok(Some(staged.clone()));
     }
     let first = mounts
         .iter()
