@@ -68,6 +68,7 @@ impl Error {
         match self.call {
             "move_mount" => Some("fs.mount-max"),
             "unshare" => Some("user.max_mnt_namespaces"),
+            "clone" => Some("user.max_user_namespaces"),
             "inotify_add_watch" => Some("fs.inotify.max_user_watches"),
             _ => None,
         }
@@ -170,6 +171,7 @@ mod tests {
         for (call, limit) in [
             ("move_mount", "fs.mount-max"),
             ("unshare", "user.max_mnt_namespaces"),
+            ("clone", "user.max_user_namespaces"),
             ("inotify_add_watch", "fs.inotify.max_user_watches"),
         ] {
             let error = Error::new(call, "/pods/1", Errno::ENOSPC);

@@ -79,7 +79,7 @@ fn burst(stage: &Stage) {
         Volumes::Ours,
         Volumes::EmptyDir,
     ];
-    let mut last: HashMap<Volumes, f64> = HashMap::new();
+    let mut sums: HashMap<Volumes, [f64; 2]> = HashMap::new();
     for (turn, kind) in turns.into_iter().enumerate() {
         let what = if kind == Volumes::Ours {
             "ours"
@@ -92,10 +92,17 @@ fn burst(stage: &Stage) {
         let start = Spread::of(&times.iter().map(|times| times.start).collect::<Vec<_>>());
         let end = Spread::of(&times.iter().map(|times| times.end).collect::<Vec<_>>());
         println!("  {what:<10} {start:>24} {end:>24} {:>10.1} s", end.most);
-        *last.entry(kind).or_default() += end.most;
+        let sums = sums.entry(kind).or_default();
+        for (sum, seconds) in sums.iter_mut().zip([start.median, end.most]) {
+            *sum += seconds;
+        }
     }
-    let ratio = last[&Volumes::Ours] / last[&Volumes::EmptyDir];
-    println!("  ratio of the last column: {ratio:.2}×");
+    let ratio = |column: usize| sums[&Volumes::Ours][column] / sums[&Volumes::EmptyDir][column];
+    println!(
+        "  ratio: {:.2}× from scheduled to started, {:.2}× until the last has ended",
+        ratio(0),
+        ratio(1)
+    );
 }
 
 /// A pod that says that it is there and ends.

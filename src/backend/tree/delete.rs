@@ -97,13 +97,14 @@ fn delete_once(trash: &Dir, name: &Path, stop: Stop<'_>) -> Result<()> {
         };
         let passes = levels.pop().map_or(PASSES, |level| level.passes);
         match remove(spine.here(), Path::new(&name), true) {
-            Err(error) if is_full(&error) && passes < PASSES => {
-                spine.descend(&name)?;
-                levels.push(Level {
+            Err(error) if is_full(&error) && passes < PASSES => match spine.descend(&name) {
+                Ok(()) => levels.push(Level {
                     passes,
                     ..Level::default()
-                });
-            }
+                }),
+                Err(error) if error.is(Errno::ENOENT) => {}
+                Err(error) => return Err(error.into()),
+            },
             result => result?,
         }
     }
