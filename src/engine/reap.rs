@@ -425,25 +425,20 @@ fn measure_layers(inner: &Inner) -> Result<usize> {
 /// Says in the layers that the index names that it does, where that is missing: once in the life of this process, since a power cut takes a
 /// renaming that nobody waited for, and leaves the index what was written after it.
 fn confirm_layers(inner: &Inner) -> Result<()> {
-    if inner.confirmed.swap(true, Ordering::SeqCst) {
+    if inner.confirmed.load(Ordering::SeqCst) {
         return Ok(());
     }
     let named: HashSet<LayerId> = inner.state.lock().stacks().flatten().copied().collect();
     for layer in named {
         if inner.stop.is_cancelled() {
-            break;
+            return Ok(());
         }
         let record = Path::new(&layer.to_string()).join(layout::SEALING_JSON);
-        let looked = inner.dirs.layers.has(&record).doing("look at a layer");
-        let done = match looked {
-            Ok(true) => commit::confirm(inner, layer),
-            looked => looked.map(drop),
-        };
-        if done.is_err() {
-            inner.confirmed.store(false, Ordering::SeqCst);
-            return done;
+        if inner.dirs.layers.has(&record).doing("look at a layer")? {
+            commit::confirm(inner, layer)?;
         }
     }
+    inner.confirmed.store(true, Ordering::SeqCst);
     Ok(())
 }
 
