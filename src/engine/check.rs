@@ -4,7 +4,9 @@
 use std::collections::{BTreeSet, HashMap, HashSet};
 use std::path::{Path, PathBuf};
 
+use super::Inner;
 use super::error::{Doing, Error, Result};
+use super::state::State;
 use super::types::{Finding, Rebuilt};
 use crate::model::{
     Artifact, ArtifactId, Claim, LayerId, Name, Snapshot, SnapshotGroup, VolumeRecord, layout,
@@ -14,23 +16,63 @@ use crate::store::{self, Change, Contents, Index, PoolDirs, PoolView};
 use crate::sys::{self, Dir, MountEntry};
 
 /// What the index names, in whatever way it was read.
-pub(super) struct Named {
-    pub(super) artifacts: Vec<Artifact>,
-    pub(super) names: Vec<(Name, ArtifactId)>,
-    pub(super) claims: Vec<Claim>,
-    pub(super) snapshots: Vec<Snapshot>,
-    pub(super) groups: Vec<SnapshotGroup>,
+struct Named {
+    artifacts: Vec<Artifact>,
+    names: Vec<(Name, ArtifactId)>,
+    claims: Vec<Claim>,
+    snapshots: Vec<Snapshot>,
+    groups: Vec<SnapshotGroup>,
+}
+
+impl From<&State> for Named {
+    fn from(state: &State) -> Self {
+        let artifacts = state.artifacts.values();
+        let names = state.names.iter();
+        let claims = state.claims.values();
+        Self {
+            artifacts: artifacts.map(|sealed| sealed.artifact.clone()).collect(),
+            names: names.map(|(name, id)| (name.clone(), *id)).collect(),
+            claims: claims.map(|held| held.claim.clone()).collect(),
+            snapshots: state.snapshots.values().cloned().collect(),
+            groups: state.groups.values().cloned().collect(),
+        }
+    }
+}
+
+impl From<Contents> for Named {
+    fn from(contents: Contents) -> Self {
+        Self {
+            artifacts: contents.artifacts,
+            names: contents.names,
+            claims: contents.claims,
+            snapshots: contents.snapshots,
+            groups: contents.groups,
+        }
+    }
 }
 
 /// What a running engine knows that is not on disk: moves that are under way.
 #[derive(Default)]
-pub(super) struct Moving {
+struct Moving {
     /// Volumes that an operation is running on.
-    pub(super) busy: HashSet<String>,
+    busy: HashSet<String>,
     /// Directories in `pending/` and `trash/` that somebody takes care of.
-    pub(super) leaving: HashSet<LayerId>,
+    leaving: HashSet<LayerId>,
     /// Layers that an operation is making, or needs to stay.
-    pub(super) pinned: HashSet<LayerId>,
+    pinned: HashSet<LayerId>,
+}
+
+impl From<&State> for Moving {
+    fn from(state: &State) -> Self {
+        let half_made = state.volumes.values().filter(|live| !live.made);
+        let half_made = half_made.map(|live| &live.record.id);
+        let busy = state.busy.iter().chain(half_made);
+        Self {
+            busy: busy.map(ToString::to_string).collect(),
+            leaving: state.leaving.keys().copied().collect(),
+            pinned: state.pinned.keys().copied().collect(),
+        }
+    }
 }
 
 /// The directories that are compared; `None`: one is missing.
@@ -67,13 +109,19 @@ impl<'a> From<&'a PoolView> for Places<'a> {
     }
 }
 
+/// Compares the pool of a running engine.
+pub(super) fn check(inner: &Inner) -> Result<Vec<Finding>> {
+    // Nothing is collected meanwhile; volumes that move are left out.
+    let _no_collector = inner.collector.lock();
+    let (named, moving) = {
+        let state = inner.state.lock();
+        (Named::from(&*state), Moving::from(&*state))
+    };
+    compare((&inner.dirs).into(), &inner.boot, &named, &moving)
+}
+
 /// Compares everything.
-pub(super) fn check(
-    places: Places<'_>,
-    boot: &str,
-    named: &Named,
-    moving: &Moving,
-) -> Result<Vec<Finding>> {
+fn compare(places: Places<'_>, boot: &str, named: &Named, moving: &Moving) -> Result<Vec<Finding>> {
     let mut findings = Vec::new();
     check_places(places, &mut findings);
     let layers = entries(places.layers)?.into_iter();
@@ -523,22 +571,15 @@ fn check_rest(root: &Dir, findings: &mut Vec<Finding>) -> Result<()> {
 
 /// Compares a pool that no driver has open, and changes no byte of it.
 pub(super) fn check_offline(path: &Path, boot: &str) -> Result<Vec<Finding>> {
-    let view = PoolView::open(path).map_err(|error| pool_error(path, error))?;
+    let view = PoolView::open(path).map_err(|error| Error::of_pool(path, error))?;
     let has_index = Index::exists(&view.root)?;
     let contents = if has_index {
         Index::read_only(&view.root)?
     } else {
         Contents::default()
     };
-    let named = Named {
-        artifacts: contents.artifacts,
-        names: contents.names,
-        claims: contents.claims,
-        snapshots: contents.snapshots,
-        groups: contents.groups,
-    };
     let places = Places::from(&view);
-    let mut findings = check(places, boot, &named, &Moving::default())?;
+    let mut findings = compare(places, boot, &contents.into(), &Moving::default())?;
     if !has_index && needs_index(places)? {
         let detail = "it is missing; `check --rebuild` makes it anew from the layers and the claims' directories";
         findings.insert(0, finding("missing-index", layout::INDEX, detail));
@@ -568,24 +609,6 @@ pub(super) fn needs_index(places: Places<'_>) -> Result<bool> {
     Ok(false)
 }
 
-/// What is wrong with a pool, for the person who starts the driver.
-pub(super) fn pool_error(path: &Path, error: store::Error) -> Error {
-    match error {
-        store::Error::System(source) if source.is(sys::Errno::EROFS) => Error::Pool {
-            path: path.to_owned(),
-            problem: format!("it is on a read-only filesystem ({source})"),
-        },
-        store::Error::System(source) if source.is_full() => Error::Pool {
-            path: path.to_owned(),
-            problem: format!("its disk is full, make room by hand ({source})"),
-        },
-        error => Error::Pool {
-            path: path.to_owned(),
-            problem: error.to_string(),
-        },
-    }
-}
-
 /// Makes the index of a pool that no driver has open anew, from what lies beside the layers. The old one is kept as
 /// `index.redb.old`.
 ///
@@ -594,7 +617,7 @@ pub(super) fn pool_error(path: &Path, error: store::Error) -> Error {
 /// mounted since they were made, or since they were last cloned or snapshotted. What the index alone knows is lost: when artifacts were
 /// last used, names deleted while their content was in use, all other claims, snapshots.
 pub(super) fn rebuild_index(path: &Path) -> Result<Rebuilt> {
-    let dirs = PoolDirs::open_existing(path).map_err(|error| pool_error(path, error))?;
+    let dirs = PoolDirs::open_existing(path).map_err(|error| Error::of_pool(path, error))?;
     let mut artifacts: HashMap<ArtifactId, Artifact> = HashMap::new();
     let unfinished = unfinished(&dirs)?;
     let mut whole = HashSet::new();
@@ -655,7 +678,7 @@ pub(super) fn rebuild_index(path: &Path) -> Result<Rebuilt> {
         .chain(named)
         .chain(claims.into_iter().map(Change::PutClaim))
         .collect();
-    Index::replace(&dirs.root, &changes).map_err(|error| pool_error(path, error))?;
+    Index::replace(&dirs.root, &changes).map_err(|error| Error::of_pool(path, error))?;
     Ok(rebuilt)
 }
 

@@ -1,7 +1,7 @@
 //! Why the engine could not do what it was asked to. One variant per answer that a caller would act on differently;
 //! the room above maps each to a gRPC code, exhaustively.
 
-use std::path::PathBuf;
+use std::path::{Path, PathBuf};
 use std::time::Duration;
 
 use crate::model::{Name, Reference, VolumeId};
@@ -201,6 +201,23 @@ impl Error {
                 source,
             },
             None => Self::System { doing, source },
+        }
+    }
+
+    /// What is wrong with a pool, for the person who starts the driver.
+    pub(super) fn of_pool(path: &Path, error: store::Error) -> Self {
+        let problem = match error {
+            store::Error::System(source) if source.is(sys::Errno::EROFS) => {
+                format!("it is on a read-only filesystem ({source})")
+            }
+            store::Error::System(source) if source.is_full() => {
+                format!("its disk is full, make room by hand ({source})")
+            }
+            error => error.to_string(),
+        };
+        Self::Pool {
+            path: path.to_owned(),
+            problem,
         }
     }
 

@@ -31,6 +31,7 @@ mod flatten;
 mod guard;
 mod lists;
 pub mod notice;
+mod open;
 mod outcome;
 mod pins;
 mod publish;
@@ -66,8 +67,8 @@ pub use types::{
     VolumeState, VolumeStats,
 };
 
-use crate::backend::{self, Backend, BackendKind, MountApi};
-use crate::model::{LayerId, Name, Outcome, PodUid, Reference, Tenant, VolumeId, layout};
+use crate::backend::{Backend, BackendKind, MountApi};
+use crate::model::{LayerId, Name, Outcome, PodUid, Reference, Tenant, VolumeId};
 use crate::store::{Index, PoolDirs, PoolIdentity};
 use crate::sys::{self, Dir};
 
@@ -285,7 +286,7 @@ impl Engine {
         let chores = threads("chores", 1)?;
         let syncs = threads("syncs", 1)?;
         let opened = calls.run(move || {
-            let pool = open_pool(&config)?;
+            let pool = open::open(&config)?;
             Ok::<_, Error>((config, pool))
         });
         let (config, pool) = opened.await??;
@@ -418,52 +419,7 @@ impl Engine {
     /// Compares index, records, directories and mounts; changes nothing. Empty: all is well.
     pub async fn check(&self) -> Result<Vec<Finding>> {
         let inner = self.inner.clone();
-        let job = move || {
-            // Nothing is collected meanwhile; volumes that move are left out.
-            let _no_collector = inner.collector.lock();
-            let (named, moving) = {
-                let state = inner.state.lock();
-                let artifacts = state
-                    .artifacts
-                    .values()
-                    .map(|sealed| sealed.artifact.clone())
-                    .collect();
-                let names = state
-                    .names
-                    .iter()
-                    .map(|(name, id)| (name.clone(), *id))
-                    .collect();
-                let preparing = state
-                    .volumes
-                    .values()
-                    .filter(|live| !live.made)
-                    .map(|live| live.record.id.clone());
-                let busy = state
-                    .busy
-                    .iter()
-                    .cloned()
-                    .chain(preparing)
-                    .map(String::from)
-                    .collect();
-                let leaving = state.leaving.keys().copied().collect();
-                let pinned = state.pinned.keys().copied().collect();
-                let claims = state.claims.values();
-                let known = check::Named {
-                    artifacts,
-                    names,
-                    claims: claims.map(|held| held.claim.clone()).collect(),
-                    snapshots: state.snapshots.values().cloned().collect(),
-                    groups: state.groups.values().cloned().collect(),
-                };
-                let moving = check::Moving {
-                    busy,
-                    leaving,
-                    pinned,
-                };
-                (known, moving)
-            };
-            check::check((&inner.dirs).into(), &inner.boot, &named, &moving)
-        };
+        let job = move || check::check(&inner);
         self.inner.chores.run(job).await?
     }
 
@@ -605,153 +561,4 @@ impl Engine {
             Err(error) => tracing::warn!(%error, "the pool is not put away"),
         }
     }
-}
-
-/// A pool, opened but not yet recovered.
-struct Opened {
-    boot: String,
-    dirs: PoolDirs,
-    identity: PoolIdentity,
-    backend: Arc<dyn Backend>,
-    reason: String,
-    index: Index,
-    contents: crate::store::Contents,
-    /// The filesystem has lost a write, of which we are the first to hear.
-    lost: Option<sys::Error>,
-}
-
-/// Tries the backend that is wanted. And whether the filesystem has lost a write, if we are the first to hear of it.
-fn choose_backend(
-    dirs: &PoolDirs,
-    wanted: backend::Wanted,
-    is_known: bool,
-) -> (backend::Result<backend::Chosen>, Option<sys::Error>) {
-    let choose = || backend::choose(&dirs.root, wanted);
-    let first = choose();
-    if first.is_ok() {
-        return (first, None);
-    }
-    // Overlayfs mounts nothing where a write-back failed and nobody was told.
-    let lost = dirs.root.sync_filesystem().err();
-    if let Some(error) = &lost {
-        remember_lost(dirs, error);
-    }
-    let second = if lost.is_some() { choose() } else { first };
-    // Trying a backend takes a few blocks, and the reserve is there for that.
-    let space = dirs.root.space();
-    let is_full = space.is_ok_and(|space| space.bytes_available == 0);
-    if second.is_err() && is_full && is_known && dirs.root.remove_file(layout::RESERVE).is_ok() {
-        return (choose(), lost);
-    }
-    (second, lost)
-}
-
-/// Writes down that what exists until now is not to be believed, before anything else can fail: the kernel says it once, and this start may
-/// not come to where it is acted upon.
-fn remember_lost(dirs: &PoolDirs, error: &sys::Error) {
-    let clock = Clock::default();
-    let written = boot_id().and_then(|boot| {
-        let until = clock.now();
-        let doom = crate::store::Doom {
-            boot,
-            until,
-            unfinished: true,
-        };
-        crate::store::write_doom(&dirs.root, &doom).doing("remember that a write was lost")
-    });
-    tracing::error!(%error, "the disk failed to write back data while no driver was there to hear of it");
-    if let Err(error) = written {
-        tracing::error!(%error, "this cannot be remembered over a restart of the driver");
-    }
-}
-
-fn open_pool(config: &Config) -> Result<Opened> {
-    let path = &config.pool;
-    let wrong = |problem: String| Error::Pool {
-        path: path.clone(),
-        problem,
-    };
-    let dirs = PoolDirs::open(path).map_err(|error| check::pool_error(path, error))?;
-    let known = dirs
-        .identity()
-        .map_err(|error| check::pool_error(path, error))?;
-    if known.is_none() && !dirs.layers.entries().doing("read layers/")?.is_empty() {
-        return Err(wrong(format!(
-            "{} is missing and layers/ is not empty; put it back: {{\"format\":{},\"id\":\"{:032x}\",\"backend\":\"…\"}} \
-             with the backend that made the layers",
-            layout::POOL_JSON,
-            PoolIdentity::FORMAT,
-            random(),
-        )));
-    }
-    // Before anything needs room: as large as the reserve, and nobody else gives it back.
-    if let Err(error) = dirs.root.free_temporary(layout::RESERVE.as_ref()) {
-        tracing::warn!(%error, "what is there of a reserve stays");
-    }
-    for entry in dirs.incoming.entries().doing("read incoming/")? {
-        let key = LayerId::from_bits(random());
-        dirs.incoming
-            .rename(&entry.name, &dirs.trash, key.to_string())
-            .doing("sweep incoming/")?;
-    }
-    let wanted = match (&known, config.backend) {
-        (Some(identity), wanted) => {
-            let kind: BackendKind = serde_json::from_value(identity.backend.clone().into())
-                .map_err(|_| {
-                    wrong(format!(
-                        "it was made with backend {:?}, which is unknown",
-                        identity.backend
-                    ))
-                })?;
-            if let Some(wanted) = wanted
-                && wanted != kind
-            {
-                return Err(wrong(format!(
-                    "it was made with backend {kind}, and {wanted} is asked for; a pool keeps its backend: use another \
-                     directory"
-                )));
-            }
-            Some(kind)
-        }
-        (None, wanted) => wanted,
-    };
-    let wanted = backend::Wanted {
-        kind: wanted,
-        api: config.mount_api,
-        btrfs_quota: config.btrfs_quota,
-    };
-    let (chosen, lost) = choose_backend(&dirs, wanted, known.is_some());
-    let chosen = chosen.map_err(|error| match error {
-        backend::Error::System(error) => check::pool_error(path, error.into()),
-        error => wrong(error.to_string()),
-    })?;
-    let identity = if let Some(identity) = known {
-        identity
-    } else {
-        let identity = PoolIdentity {
-            format: PoolIdentity::FORMAT,
-            id: format!("{:032x}", random()),
-            backend: chosen.kind.to_string(),
-        };
-        dirs.set_identity(&identity)
-            .map_err(|error| check::pool_error(path, error))?;
-        identity
-    };
-    tracing::info!(pool = %path.display(), backend = %chosen.kind, reason = %chosen.reason, "pool opened");
-    let (index, contents) = if check::needs_index((&dirs).into())? {
-        Index::open_existing(&dirs.root)
-    } else {
-        Index::open(&dirs.root)
-    }
-    .map_err(|error| check::pool_error(path, error))?;
-    Ok(Opened {
-        boot: boot_id()?,
-        dirs,
-        identity,
-        backend: chosen.backend,
-        reason: chosen.reason,
-        index,
-        contents,
-        lost,
-    })
 }

@@ -1,0 +1,191 @@
+//! Open: a directory becomes a pool in our care, made when it is new, with the backend that works there and its index read.
+//!
+//! What is decided here needs no engine yet: whose pool it is, of which form, and what is wrong with it, said to the person who
+//! starts the driver. What an earlier process left is recovered later (`recover`).
+
+use std::path::Path;
+use std::sync::Arc;
+
+use super::check;
+use super::clock::Clock;
+use super::error::{Doing, Error, Result};
+use super::{Config, boot_id, random};
+use crate::backend::{self, Backend, BackendKind, Chosen, Wanted};
+use crate::model::{LayerId, layout};
+use crate::store::{self, Contents, Index, PoolDirs, PoolIdentity};
+use crate::sys;
+
+/// A pool, opened but not yet recovered.
+pub(super) struct Opened {
+    pub(super) boot: String,
+    pub(super) dirs: PoolDirs,
+    pub(super) identity: PoolIdentity,
+    pub(super) backend: Arc<dyn Backend>,
+    /// Why this backend.
+    pub(super) reason: String,
+    pub(super) index: Index,
+    pub(super) contents: Contents,
+    /// The filesystem has lost a write, of which we are the first to hear.
+    pub(super) lost: Option<sys::Error>,
+}
+
+/// Opens the pool, or makes it. Blocks.
+pub(super) fn open(config: &Config) -> Result<Opened> {
+    let path = &config.pool;
+    let of_pool = |error| Error::of_pool(path, error);
+    let dirs = PoolDirs::open(path).map_err(of_pool)?;
+    let known = dirs.identity().map_err(of_pool)?;
+    let kind = if let Some(identity) = &known {
+        Some(kept_backend(path, identity, config.backend)?)
+    } else {
+        nothing_is_there(path, &dirs)?;
+        config.backend
+    };
+    sweep(&dirs)?;
+    let wanted = Wanted {
+        kind,
+        api: config.mount_api,
+        btrfs_quota: config.btrfs_quota,
+    };
+    let (chosen, lost) = choose_backend(&dirs, wanted, known.is_some());
+    let chosen = chosen.map_err(|error| match error {
+        backend::Error::System(error) => of_pool(error.into()),
+        error => wrong(path, error.to_string()),
+    })?;
+    let identity = match known {
+        Some(identity) => identity,
+        None => found(&dirs, chosen.kind).map_err(of_pool)?,
+    };
+    tracing::info!(pool = %path.display(), backend = %chosen.kind, reason = %chosen.reason, "pool opened");
+    let index = if check::needs_index((&dirs).into())? {
+        Index::open_existing(&dirs.root)
+    } else {
+        Index::open(&dirs.root)
+    };
+    let (index, contents) = index.map_err(of_pool)?;
+    Ok(Opened {
+        boot: boot_id()?,
+        dirs,
+        identity,
+        backend: chosen.backend,
+        reason: chosen.reason,
+        index,
+        contents,
+        lost,
+    })
+}
+
+fn wrong(path: &Path, problem: String) -> Error {
+    Error::Pool {
+        path: path.to_owned(),
+        problem,
+    }
+}
+
+/// The backend of a pool that exists; it is an error to want another.
+fn kept_backend(
+    path: &Path,
+    identity: &PoolIdentity,
+    wanted: Option<BackendKind>,
+) -> Result<BackendKind> {
+    let made_with = &identity.backend;
+    let Ok(kind) = serde_json::from_value(made_with.clone().into()) else {
+        let problem = format!("it was made with backend {made_with:?}, which is unknown");
+        return Err(wrong(path, problem));
+    };
+    match wanted {
+        Some(wanted) if wanted != kind => Err(wrong(
+            path,
+            format!(
+                "it was made with backend {kind}, and {wanted} is asked for; a pool keeps its backend: use another directory"
+            ),
+        )),
+        _ => Ok(kind),
+    }
+}
+
+/// A directory that does not say which pool it is must not be one: its layers are of a backend that is not known any more.
+fn nothing_is_there(path: &Path, dirs: &PoolDirs) -> Result<()> {
+    if dirs.layers.entries().doing("read layers/")?.is_empty() {
+        return Ok(());
+    }
+    let problem = format!(
+        "{} is missing and layers/ is not empty; put it back: {{\"format\":{},\"id\":\"{:032x}\",\"backend\":\"…\"}} \
+         with the backend that made the layers",
+        layout::POOL_JSON,
+        PoolIdentity::FORMAT,
+        random(),
+    );
+    Err(wrong(path, problem))
+}
+
+/// Gives the directory an identity: from here on it is a pool.
+fn found(dirs: &PoolDirs, backend: BackendKind) -> store::Result<PoolIdentity> {
+    let identity = PoolIdentity {
+        format: PoolIdentity::FORMAT,
+        id: format!("{:032x}", random()),
+        backend: backend.to_string(),
+    };
+    dirs.set_identity(&identity)?;
+    Ok(identity)
+}
+
+/// Removes what was half received, or half made of a reserve.
+fn sweep(dirs: &PoolDirs) -> Result<()> {
+    // Before anything needs room: as large as the reserve, and nobody else gives it back.
+    if let Err(error) = dirs.root.free_temporary(layout::RESERVE.as_ref()) {
+        tracing::warn!(%error, "what is there of a reserve stays");
+    }
+    for entry in dirs.incoming.entries().doing("read incoming/")? {
+        let key = LayerId::from_bits(random());
+        dirs.incoming
+            .rename(&entry.name, &dirs.trash, key.to_string())
+            .doing("sweep incoming/")?;
+    }
+    Ok(())
+}
+
+/// Tries the backend that is wanted. And whether the filesystem has lost a write, if we are the first to hear of it.
+fn choose_backend(
+    dirs: &PoolDirs,
+    wanted: Wanted,
+    is_known: bool,
+) -> (backend::Result<Chosen>, Option<sys::Error>) {
+    let choose = || backend::choose(&dirs.root, wanted);
+    let first = choose();
+    if first.is_ok() {
+        return (first, None);
+    }
+    // Overlayfs mounts nothing where a write-back failed and nobody was told.
+    let lost = dirs.root.sync_filesystem().err();
+    if let Some(error) = &lost {
+        remember_lost(dirs, error);
+    }
+    let second = if lost.is_some() { choose() } else { first };
+    // Trying a backend takes a few blocks, and the reserve is there for that.
+    let space = dirs.root.space();
+    let is_full = space.is_ok_and(|space| space.bytes_available == 0);
+    if second.is_err() && is_full && is_known && dirs.root.remove_file(layout::RESERVE).is_ok() {
+        return (choose(), lost);
+    }
+    (second, lost)
+}
+
+/// Writes down that what exists until now is not to be believed, before anything else can fail: the kernel says it once, and this start may
+/// not come to where it is acted upon.
+fn remember_lost(dirs: &PoolDirs, error: &sys::Error) {
+    let clock = Clock::default();
+    let written = boot_id().and_then(|boot| {
+        let until = clock.now();
+        let doom = store::Doom {
+            boot,
+            until,
+            unfinished: true,
+        };
+        store::write_doom(&dirs.root, &doom).doing("remember that a write was lost")
+    });
+    tracing::error!(%error, "the disk failed to write back data while no driver was there to hear of it");
+    if let Err(error) = written {
+        tracing::error!(%error, "this cannot be remembered over a restart of the driver");
+    }
+}
