@@ -16,6 +16,9 @@ mod common;
 #[allow(dead_code, reason = "tests/claims.rs uses the rest")]
 mod bench;
 
+#[path = "failing/made.rs"]
+mod made;
+
 use std::collections::BTreeMap;
 use std::fs;
 use std::path::{Path, PathBuf};

@@ -135,6 +135,20 @@ pub(super) struct ClaimMount {
     pub(super) asked: Option<MountCapability>,
 }
 
+/// What is taken, and deleted, in one transaction: a snapshot, or a group with all of its own.
+#[derive(Debug, Clone)]
+pub(super) struct Taken {
+    pub(super) snapshots: Vec<Snapshot>,
+    pub(super) group: Option<SnapshotGroup>,
+}
+
+impl Taken {
+    fn ids(&self) -> impl Iterator<Item = &SnapshotId> {
+        let snapshots = self.snapshots.iter().map(|snapshot| &snapshot.id);
+        snapshots.chain(self.group.iter().map(|group| &group.id))
+    }
+}
+
 impl Held {
     /// A claim that is not in use.
     pub(super) fn new(claim: Claim) -> Self {
@@ -200,6 +214,9 @@ pub(super) struct State {
     pub(super) claims: BTreeMap<VolumeId, Held>,
     pub(super) snapshots: BTreeMap<SnapshotId, Snapshot>,
     pub(super) groups: BTreeMap<SnapshotId, SnapshotGroup>,
+    /// What was taken or deleted by a commit that failed, under each of its ids: nobody knows whether the index has it before the next
+    /// start does. It is in neither of the two above, and can be taken again or deleted, and nothing else.
+    pub(super) unsure: HashMap<SnapshotId, Taken>,
     /// Layers that an operation needs to stay, and how many do.
     pub(super) pinned: HashMap<LayerId, usize>,
     /// Volumes, claims and snapshots that an operation is running on.
@@ -311,10 +328,7 @@ impl State {
                 .iter()
                 .chain(held.lingering.iter().flatten())
         });
-        let snapshots = self
-            .snapshots
-            .values()
-            .flat_map(|snapshot| &snapshot.layers);
+        let snapshots = self.all_snapshots().flat_map(|snapshot| &snapshot.layers);
         let held = self.held.values().flatten();
         let referenced = artifacts
             .chain(chosen)
@@ -325,11 +339,45 @@ impl State {
         referenced.copied().collect()
     }
 
+    /// Enters snapshots; `sure`: the index has them.
+    pub(super) fn enter(&mut self, taken: Taken, sure: bool) {
+        self.leave(&taken);
+        if !sure {
+            let unsure = taken.ids().map(|id| (id.clone(), taken.clone()));
+            return self.unsure.extend(unsure);
+        }
+        let snapshots = taken.snapshots.into_iter();
+        self.snapshots
+            .extend(snapshots.map(|snapshot| (snapshot.id.clone(), snapshot)));
+        let group = taken.group.into_iter();
+        self.groups
+            .extend(group.map(|group| (group.id.clone(), group)));
+    }
+
+    /// Takes snapshots out of sight. Tells whether the index was known to have them.
+    pub(super) fn leave(&mut self, taken: &Taken) -> bool {
+        let mut sure = true;
+        for id in taken.ids() {
+            self.snapshots.remove(id);
+            self.groups.remove(id);
+            sure &= self.unsure.remove(id).is_none();
+        }
+        sure
+    }
+
+    /// The snapshots, also those that may be there, which may come more than once.
+    pub(super) fn all_snapshots(&self) -> impl Iterator<Item = &Snapshot> {
+        let unsure = self.unsure.values().flat_map(|taken| &taken.snapshots);
+        self.snapshots.values().chain(unsure)
+    }
+
     /// The stacks of layers of all that is durable, newest first each.
     pub(super) fn stacks(&self) -> impl Iterator<Item = &Vec<LayerId>> {
         let artifacts = self.artifacts.values().filter(|sealed| sealed.durable);
         let artifacts = artifacts.map(|sealed| &sealed.artifact.layers);
-        let claims = self.claims.values().map(|held| &held.claim.layers);
+        let claims = self.claims.values();
+        let claims = claims.filter(|held| !matches!(held.problem, Some(Problem::HalfMade(_))));
+        let claims = claims.map(|held| &held.claim.layers);
         let snapshots = self.snapshots.values().map(|snapshot| &snapshot.layers);
         artifacts.chain(claims).chain(snapshots)
     }

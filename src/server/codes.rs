@@ -30,6 +30,7 @@ pub fn code_of(error: &Error) -> Code {
         | Error::Unsupported { .. }
         | Error::InUse { .. }
         | Error::ClaimInUse { .. }
+        | Error::Unsure(_)
         | Error::Pool { .. } => Code::FailedPrecondition,
         Error::Full(_) | Error::TargetFull(_) | Error::AtLimit { .. } | Error::TooLarge { .. } => {
             Code::ResourceExhausted
@@ -114,6 +115,7 @@ mod tests {
             Error::Doomed => "Doomed",
             Error::NoSuchClaim(_) => "NoSuchClaim",
             Error::NoSuchSnapshot(_) => "NoSuchSnapshot",
+            Error::Unsure(_) => "Unsure",
             Error::OfGroup { .. } => "OfGroup",
             Error::Exists { .. } => "Exists",
             Error::OutOfRange { .. } => "OutOfRange",
@@ -180,6 +182,7 @@ mod tests {
             Error::Doomed,
             Error::NoSuchClaim("vol-1".into()),
             Error::NoSuchSnapshot("snap-1".into()),
+            Error::Unsure("snap-1".parse().expect("an id")),
             Error::OfGroup {
                 snapshot: "snap-1".parse().expect("an id"),
                 group: "group-1".parse().expect("an id"),

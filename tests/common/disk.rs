@@ -127,6 +127,12 @@ fn extents(path: &Path) -> Vec<Extent> {
     };
     let found: Vec<_> = text.lines().filter_map(extent).collect();
     assert!(!found.is_empty(), "{text}");
+    assert!(
+        found
+            .iter()
+            .all(|extent| extent.length > 0 && extent.on_disk > 0),
+        "{text}"
+    );
     found
 }
 

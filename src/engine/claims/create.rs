@@ -11,10 +11,11 @@ use super::content;
 use super::freeze::{self, Freezing};
 use super::hold;
 use super::mount::is_held_open;
+use super::snapshot;
 use crate::engine::crash::{Point, point};
 use crate::engine::error::{Doing, Error, Result};
 use crate::engine::pins::Pins;
-use crate::engine::state::{Held, Problem};
+use crate::engine::state::{Held, Problem, State};
 use crate::engine::{Guard, Inner, reap};
 use crate::model::{
     Claim, ClaimSource, LayerId, OwnerView, RootAttributes, SnapshotId, VolumeId, layout,
@@ -100,6 +101,7 @@ impl Content {
     fn of_snapshot(inner: &Arc<Inner>, id: &SnapshotId) -> Result<Self> {
         let mut pins = Pins::none(inner);
         let mut state = inner.state.lock();
+        snapshot::refuse_unsure(&state, id)?;
         let snapshot = state.snapshots.get(id).cloned();
         let snapshot = snapshot.ok_or_else(|| Error::NoSuchSnapshot(id.to_string()))?;
         pins.add(&mut state, &snapshot.layers);
@@ -126,20 +128,13 @@ async fn insert(
         let claim = describe(&engine, id, request, &content)?;
         if let Err(error) = engine.commit_index(&[Change::PutClaim(claim.clone())]) {
             if error.may_be_indexed() {
-                // A deletion must not take it for one that never was.
-                let why = format!("nobody knows whether it was made ({error}); ask for it again");
-                let mut held = Held::new(claim.clone());
-                held.problem = Some(Problem::HalfMade(why));
-                engine.state.lock().claims.insert(claim.id, held);
+                enter(&mut engine.state.lock(), claim, Some(&error));
                 content.pins.keep();
             }
             return Err(error);
         }
         point(Point::ClaimIndexed);
-        let mut state = engine.state.lock();
-        let held = Held::new(claim.clone());
-        state.claims.insert(claim.id.clone(), held);
-        drop(state);
+        enter(&mut engine.state.lock(), claim.clone(), None);
         drop((guard, content));
         Ok(claim)
     };
@@ -176,13 +171,21 @@ async fn clone(
         .calls
         .run_short(move || describe(&engine, id, request, &content));
     let claim = claim.await??;
-    let held = Held::new(claim.clone());
     let changes = vec![Change::PutClaim(claim.clone())];
-    let enter = move |state: &mut crate::engine::state::State| {
-        state.claims.insert(held.claim.id.clone(), held);
-    };
+    let made = claim.clone();
+    let enter = |state: &mut State, doubt: Option<&Error>| enter(state, made, doubt);
     freezing.commit(changes, enter).await?;
     Ok(claim)
+}
+
+/// Enters a new claim, and why nobody knows whether the index has it, if nobody does: a deletion must not take it for one that never was.
+fn enter(state: &mut State, claim: Claim, doubt: Option<&Error>) {
+    let mut held = Held::new(claim);
+    held.problem = doubt.map(|error| {
+        let why = format!("nobody knows whether it was made ({error}); ask for it again");
+        Problem::HalfMade(why)
+    });
+    state.claims.insert(held.claim.id.clone(), held);
 }
 
 /// The claim that a request asks for, in whose place nothing is. Its first mount makes the rest.

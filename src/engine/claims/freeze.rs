@@ -39,7 +39,7 @@ pub(super) struct Frozen {
 /// Claims that are frozen; dropped without [`Freezing::commit`] they are as they were.
 #[derive(Debug)]
 pub(super) struct Freezing {
-    inner: Arc<Inner>,
+    pub(super) inner: Arc<Inner>,
     pub(super) frozen: Vec<Frozen>,
     since: Timestamp,
     pins: Pins,
@@ -99,16 +99,17 @@ fn grows_with_the_tree(inner: &Inner, ids: &[VolumeId]) -> bool {
 }
 
 impl Freezing {
-    /// Makes durable what was frozen, and `changes` with it: all or nothing. `apply` enters them into the state.
+    /// Makes durable what was frozen, and `changes` with it: all or nothing. `enter` enters them into the state, and is told why nobody
+    /// knows whether the index has them, if nobody does.
     pub(super) async fn commit(
         self,
         changes: Vec<Change>,
-        apply: impl FnOnce(&mut State) + Send + 'static,
+        enter: impl FnOnce(&mut State, Option<&Error>) + Send + 'static,
     ) -> Result<()> {
         let engine = self.inner.clone();
         let result = if self.layers().next().is_some() {
             let job = move || {
-                let (answer, frozen) = match self.commit_now(changes, apply) {
+                let (answer, frozen) = match self.commit_now(changes, enter) {
                     Ok(frozen) => (Ok(()), Some(frozen)),
                     Err(error) => (Err(error), None),
                 };
@@ -116,7 +117,7 @@ impl Freezing {
             };
             engine.syncs.run_on(job).await?
         } else {
-            let job = move || self.commit_now(changes, apply).map(Self::tidy);
+            let job = move || self.commit_now(changes, enter).map(Self::tidy);
             engine.calls.run_short(job).await?
         };
         if let Err(Error::Full(_)) = result {
@@ -133,7 +134,11 @@ impl Freezing {
     }
 
     /// Returns what is left to be done, which nobody need wait for but who wants one of these claims next.
-    fn commit_now(mut self, changes: Vec<Change>, apply: impl FnOnce(&mut State)) -> Result<Self> {
+    fn commit_now(
+        mut self,
+        changes: Vec<Change>,
+        enter: impl FnOnce(&mut State, Option<&Error>),
+    ) -> Result<Self> {
         let inner = self.inner.clone();
         // Until the index names it: nobody else hears meanwhile of what the disk lost.
         let made = self.layers().next().is_some();
@@ -158,6 +163,7 @@ impl Freezing {
                 if error.may_be_indexed() {
                     // The next start knows, and finishes or takes back.
                     self.leave_to_the_next_start(&error);
+                    enter(&mut inner.state.lock(), Some(&error));
                 }
                 return Err(error);
             }
@@ -175,7 +181,7 @@ impl Freezing {
                     held.measured = super::super::state::Measured::default();
                 }
             }
-            apply(&mut state);
+            enter(&mut state, None);
         }
         for layer in self.layers() {
             if let Err(error) = commit::confirm(&inner, layer) {

@@ -6,7 +6,7 @@ use std::collections::BTreeMap;
 use std::ops::Bound;
 use std::path::PathBuf;
 
-use super::{ClaimUse, Page, SnapshotFilter, freeze};
+use super::{ClaimUse, Page, SnapshotFilter, freeze, snapshot};
 use crate::engine::Inner;
 use crate::engine::error::{Error, Result};
 use crate::engine::state::State;
@@ -22,7 +22,10 @@ pub(super) fn snapshots(
     filter: &SnapshotFilter,
     after: Option<&VolumeId>,
     most: usize,
-) -> Page<Snapshot> {
+) -> Result<Page<Snapshot>> {
+    if let Some(id) = filter.id.as_ref().and_then(|id| id.parse().ok()) {
+        snapshot::refuse_unsure(state, &id)?;
+    }
     let wanted = |snapshot: &Snapshot| {
         let of = filter.source.as_ref();
         let is = filter.id.as_ref();
@@ -30,7 +33,7 @@ pub(super) fn snapshots(
             && is.is_none_or(|id| snapshot.id.as_str() == id);
         wanted.then(|| snapshot.clone())
     };
-    page(&state.snapshots, after, most, wanted)
+    Ok(page(&state.snapshots, after, most, wanted))
 }
 
 fn page<K, T>(

@@ -221,12 +221,7 @@ impl Claims for Engine {
         after: Option<&SnapshotId>,
         most: usize,
     ) -> Result<Page<Snapshot>> {
-        Ok(list::snapshots(
-            &self.inner.state.lock(),
-            filter,
-            after,
-            most,
-        ))
+        list::snapshots(&self.inner.state.lock(), filter, after, most)
     }
 
     async fn create_group(
@@ -245,11 +240,7 @@ impl Claims for Engine {
     }
 
     async fn group(&self, id: &str) -> Result<(SnapshotGroup, Vec<Snapshot>)> {
-        let known = || {
-            let id: SnapshotId = id.parse().ok()?;
-            snapshot::known_group(&self.inner.state.lock(), &id)
-        };
-        known().ok_or_else(|| Error::NoSuchSnapshot(id.to_owned()))
+        snapshot::group(&self.inner.state.lock(), id)
     }
 
     async fn capacity(&self) -> Result<u64> {

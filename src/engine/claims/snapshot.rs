@@ -3,12 +3,12 @@
 
 use std::sync::Arc;
 
-use super::freeze;
+use super::freeze::{self, Freezing};
 use super::hold;
 use crate::engine::crash::{Point, point};
 use crate::engine::error::{Error, Result};
 use crate::engine::pins::Pins;
-use crate::engine::state::State;
+use crate::engine::state::{State, Taken};
 use crate::engine::{Guard, Inner, reap};
 use crate::model::{LayerId, Snapshot, SnapshotGroup, SnapshotId, VolumeId};
 use crate::store::Change;
@@ -36,14 +36,44 @@ pub(super) async fn create(inner: Arc<Inner>, name: String, source: String) -> R
     let Some(snapshot) = snapshots.next() else {
         return Err(Error::ShuttingDown);
     };
-    let entered = snapshot.clone();
-    let enter = move |state: &mut State| {
-        state.snapshots.insert(entered.id.clone(), entered);
+    let taken = Taken {
+        snapshots: vec![snapshot.clone()],
+        group: None,
     };
-    freezing
-        .commit(vec![Change::PutSnapshot(snapshot.clone())], enter)
-        .await?;
+    drop(snapshots);
+    commit(freezing, &id, taken).await?;
     Ok(snapshot)
+}
+
+/// Enters what was taken into the index and into the state, over what the index may have of an earlier attempt.
+async fn commit(freezing: Freezing, id: &SnapshotId, taken: Taken) -> Result<()> {
+    let earlier = freezing.inner.state.lock().unsure.get(id).cloned();
+    let mut changes = earlier.as_ref().map(removal).unwrap_or_default();
+    changes.extend(taken.snapshots.iter().cloned().map(Change::PutSnapshot));
+    changes.extend(taken.group.iter().cloned().map(Change::PutGroup));
+    let enter = move |state: &mut State, doubt: Option<&Error>| {
+        if let Some(earlier) = earlier {
+            state.leave(&earlier);
+        }
+        state.enter(taken, doubt.is_none());
+    };
+    freezing.commit(changes, enter).await
+}
+
+fn removal(taken: &Taken) -> Vec<Change> {
+    let snapshots = taken.snapshots.iter();
+    let snapshots = snapshots.map(|snapshot| Change::RemoveSnapshot(snapshot.id.clone()));
+    let group = taken.group.iter();
+    let group = group.map(|group| Change::RemoveGroup(group.id.clone()));
+    snapshots.chain(group).collect()
+}
+
+/// Refuses a snapshot or group of which nobody knows whether it is there.
+pub(super) fn refuse_unsure(state: &State, id: &SnapshotId) -> Result<()> {
+    if state.unsure.contains_key(id) {
+        return Err(Error::Unsure(id.clone()));
+    }
+    Ok(())
 }
 
 fn describe(
@@ -71,7 +101,15 @@ pub(super) async fn delete(inner: Arc<Inner>, id: String) -> Result<()> {
         return Ok(());
     };
     let guard = hold::begin(&inner, &id).await?;
-    let Some(snapshot) = inner.state.lock().snapshots.get(&id).cloned() else {
+    let snapshot = {
+        let state = inner.state.lock();
+        let unsure = || {
+            let mut unsure = state.unsure.get(&id)?.snapshots.iter();
+            unsure.find(|snapshot| snapshot.id == id)
+        };
+        state.snapshots.get(&id).or_else(unsure).cloned()
+    };
+    let Some(snapshot) = snapshot else {
         return Ok(());
     };
     if let Some(group) = snapshot.group {
@@ -80,7 +118,11 @@ pub(super) async fn delete(inner: Arc<Inner>, id: String) -> Result<()> {
             group,
         });
     }
-    remove(&inner, vec![snapshot], None, vec![guard]).await
+    let taken = Taken {
+        snapshots: vec![snapshot],
+        group: None,
+    };
+    remove(&inner, taken, vec![guard]).await
 }
 
 /// Takes snapshots of several claims at one instant.
@@ -140,25 +182,23 @@ pub(super) async fn create_group(
             .map(|snapshot| snapshot.id.clone())
             .collect(),
     };
-    let mut changes: Vec<Change> = snapshots.iter().cloned().map(Change::PutSnapshot).collect();
-    changes.push(Change::PutGroup(group.clone()));
-    let entered = (group.clone(), snapshots.clone());
-    let enter = move |state: &mut State| {
-        let (group, snapshots) = entered;
-        for snapshot in snapshots {
-            state.snapshots.insert(snapshot.id.clone(), snapshot);
-        }
-        state.groups.insert(group.id.clone(), group);
+    let taken = Taken {
+        snapshots: snapshots.clone(),
+        group: Some(group.clone()),
     };
-    freezing.commit(changes, enter).await?;
+    commit(freezing, &group.id, taken).await?;
     Ok((group, snapshots))
 }
 
 /// A group and its snapshots.
-pub(super) fn known_group(
-    state: &State,
-    id: &SnapshotId,
-) -> Option<(SnapshotGroup, Vec<Snapshot>)> {
+pub(super) fn group(state: &State, id: &str) -> Result<(SnapshotGroup, Vec<Snapshot>)> {
+    let none = || Error::NoSuchSnapshot(id.to_owned());
+    let id: SnapshotId = id.parse().map_err(|_| none())?;
+    refuse_unsure(state, &id)?;
+    known_group(state, &id).ok_or_else(none)
+}
+
+fn known_group(state: &State, id: &SnapshotId) -> Option<(SnapshotGroup, Vec<Snapshot>)> {
     let group = state.groups.get(id)?.clone();
     let snapshots = group
         .snapshots
@@ -174,55 +214,43 @@ pub(super) async fn delete_group(inner: Arc<Inner>, id: String) -> Result<()> {
         return Ok(());
     };
     let mut guards = vec![hold::begin(&inner, &id).await?];
-    let Some((group, snapshots)) = known_group(&inner.state.lock(), &id) else {
+    let taken = {
+        let state = inner.state.lock();
+        let known = known_group(&state, &id).map(|(group, snapshots)| Taken {
+            snapshots,
+            group: Some(group),
+        });
+        let unsure = state.unsure.get(&id).filter(|taken| taken.group.is_some());
+        known.or_else(|| unsure.cloned())
+    };
+    let Some(taken) = taken else {
         return Ok(());
     };
-    for snapshot in &snapshots {
+    for snapshot in &taken.snapshots {
         guards.push(hold::begin(&inner, &snapshot.id).await?);
     }
-    remove(&inner, snapshots, Some(group), guards).await
+    remove(&inner, taken, guards).await
 }
 
 /// Takes snapshots out of sight, out of the index, and then what they alone kept out of its place.
-async fn remove(
-    inner: &Arc<Inner>,
-    snapshots: Vec<Snapshot>,
-    group: Option<SnapshotGroup>,
-    guards: Vec<Guard>,
-) -> Result<()> {
+async fn remove(inner: &Arc<Inner>, taken: Taken, guards: Vec<Guard>) -> Result<()> {
     let engine = inner.clone();
     let job = move || {
-        let mut changes: Vec<Change> = Vec::new();
+        let layers = taken.snapshots.iter().flat_map(|snapshot| &snapshot.layers);
+        let layers: Vec<LayerId> = layers.copied().collect();
         // What the index names stays in its place.
         let mut pins = Pins::none(&engine);
-        {
+        let sure = {
             let mut state = engine.state.lock();
-            for snapshot in &snapshots {
-                pins.add(&mut state, &snapshot.layers);
-                changes.push(Change::RemoveSnapshot(snapshot.id.clone()));
-                state.snapshots.remove(&snapshot.id);
-            }
-            if let Some(group) = &group {
-                changes.push(Change::RemoveGroup(group.id.clone()));
-                state.groups.remove(&group.id);
-            }
-        }
-        if let Err(error) = engine.commit_index(&changes) {
-            let mut state = engine.state.lock();
-            for snapshot in snapshots {
-                state.snapshots.insert(snapshot.id.clone(), snapshot);
-            }
-            if let Some(group) = group {
-                state.groups.insert(group.id.clone(), group);
-            }
+            pins.add(&mut state, &layers);
+            state.leave(&taken)
+        };
+        if let Err(error) = engine.commit_index(&removal(&taken)) {
+            let sure = sure && !error.may_be_indexed();
+            engine.state.lock().enter(taken, sure);
             return Err(error);
         }
         point(Point::SnapshotUnindexed);
-        let layers: Vec<LayerId> = snapshots
-            .iter()
-            .flat_map(|snapshot| &snapshot.layers)
-            .copied()
-            .collect();
         drop(pins);
         reap::trash_unreferenced(&engine, &layers);
         point(Point::SnapshotTrashed);
