@@ -19,7 +19,7 @@ use baggageclaim::backend::Error;
 use baggageclaim::backend::tree::{self, Marks, Method};
 use baggageclaim::sys::{Dir, Errno};
 use common::{Fs, Lab, Snapshot, assert_same, require_lab, tree as trees};
-use rustix::fs::{CWD, FileType, IFlags, Mode, XattrFlags};
+use rustix::fs::{CWD, FallocateFlags, FileType, IFlags, Mode, XattrFlags};
 use rustix::mount::{MountFlags, UnmountFlags};
 
 fn open(path: &Path) -> Dir {
@@ -495,6 +495,44 @@ fn what_does_not_fit_leaves_no_torn_file() {
 }
 
 /// More names than are held at a time, with links between the pieces and deletions in the middle of them.
+/// As large as the filesystem has bytes free, and as it would have if nothing else were there.
+#[test]
+fn bytes_are_copied_if_there_is_room_for_all_of_them() {
+    const MIB: u64 = 1 << 20;
+    let lab = match Lab::try_sized(Fs::Ext4, 48 * MIB) {
+        Ok(lab) => lab,
+        Err(reason) => return common::skip(&reason),
+    };
+    let (from, to) = (open(&lab.dir("from")), open(&lab.dir("to")));
+    let path = |name: &str| lab.path().join("from").join(name);
+    let copied = || tree::copy(&from, &to, Method::Reflink, Marks::Refuse);
+    // Allocated and never written to: no copy has it.
+    let set_aside = fs::File::create(path("set-aside")).expect("create");
+    rustix::fs::fallocate(&set_aside, FallocateFlags::empty(), 0, 20 * MIB).expect("room");
+    fs::write(path("a"), vec![1; 4 << 20]).expect("write");
+    fs::hard_link(path("a"), path("b")).expect("link");
+    let free = || to.space().expect("statfs").bytes_free;
+    assert!(free() < 20 * MIB, "all of it would fit");
+    copied().expect("what was written fits");
+    for name in ["set-aside", "a", "b"] {
+        let name = Path::new(name);
+        to.remove_file(name).expect("removed");
+    }
+
+    fs::write(path("c"), vec![1; 10 << 20]).expect("write");
+    let before = free();
+    match copied() {
+        Err(Error::NoRoom { needs, free, total }) => {
+            assert_eq!((needs, free), (14 * MIB, before));
+            assert!((32 * MIB..48 * MIB).contains(&total), "{total}");
+        }
+        copied => panic!("{copied:?}"),
+    }
+    assert!(free() + MIB > before, "it took room");
+    drop((set_aside, from, to));
+    assert!(lab.close().is_empty());
+}
+
 #[test]
 fn what_is_read_in_pieces_is_whole() {
     const NAMES: u64 = 10_000;

@@ -68,6 +68,16 @@ pub enum Error {
         /// What is missing.
         why: String,
     },
+    /// There is no room for the bytes of a copy; none was copied.
+    #[error("a copy takes {needs} bytes, and {free} of the pool's {total} are free")]
+    NoRoom {
+        /// How many bytes it takes at least.
+        needs: u64,
+        /// How many are free.
+        free: u64,
+        /// How many there are in all.
+        total: u64,
+    },
     /// It was told to stop. What is done by then is done, and a repetition goes on from there.
     #[error("it was stopped before it was done")]
     Stopped,

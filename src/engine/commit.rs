@@ -51,7 +51,7 @@ pub(super) async fn commit_loop(inner: Arc<Inner>, mut sealed: mpsc::UnboundedRe
         }
         batch.clear();
         inner.changed.notify_waiters();
-        inner.wake_reaper(false);
+        inner.wake_reaper();
     }
 }
 

@@ -1,6 +1,7 @@
 //! Why the engine could not do what it was asked to. One variant per answer that a caller would act on differently;
 //! the room above maps each to a gRPC code, exhaustively.
 
+use std::fmt;
 use std::path::{Path, PathBuf};
 use std::time::Duration;
 
@@ -79,8 +80,20 @@ pub enum Error {
         why: String,
     },
     /// The disk is full.
-    #[error("the pool has no room left: {0}; unused caches are being evicted, try again")]
-    Full(String),
+    #[error("the pool has no room left: {0}")]
+    Full(Shortage),
+    /// The pool cannot hold something and a copy of it, whatever goes.
+    #[error(
+        "{doing}: the pool is of {pool} bytes, and cannot hold a copy of {needs} beside the original; make it larger"
+    )]
+    CopyTooLarge {
+        /// What was being done.
+        doing: &'static str,
+        /// How many bytes the copy takes at least.
+        needs: u64,
+        /// How many there are in all.
+        pool: u64,
+    },
     /// The disk that kubelet has its directory on is full, and it is not the pool's: nothing in the pool need go for it.
     #[error(
         "there is no room left where the target is: {0}; that is not the pool's filesystem, make room there"
@@ -193,11 +206,37 @@ pub enum Error {
     },
 }
 
+/// What there is no room for.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub struct Shortage {
+    pub(super) what: String,
+    /// How many bytes must be free at once; 0: some blocks, or nobody knows.
+    pub(super) needs: u64,
+}
+
+impl From<String> for Shortage {
+    fn from(what: String) -> Self {
+        Self { what, needs: 0 }
+    }
+}
+
+impl fmt::Display for Shortage {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        let Self { what, needs } = self;
+        let evicted = if *needs == 0 {
+            "are being evicted"
+        } else {
+            "are evicted if that is enough"
+        };
+        write!(f, "{what}; unused caches {evicted}, try again")
+    }
+}
+
 impl Error {
     /// A system call failed while this was being done: which of the errors that have an answer of their own that is.
     fn of_call(doing: &'static str, source: sys::Error) -> Self {
         if source.is_full() {
-            return Self::Full(format!("{doing}: {source}"));
+            return Self::Full(format!("{doing}: {source}").into());
         }
         match source.limit() {
             Some(limit) => Self::AtLimit {
@@ -258,6 +297,17 @@ impl<T> Doing<T> for backend::Result<T> {
                 what: what.to_owned(),
                 why,
             },
+            backend::Error::NoRoom { needs, total, .. } if needs > total.saturating_sub(needs) => {
+                Error::CopyTooLarge {
+                    doing,
+                    needs,
+                    pool: total,
+                }
+            }
+            source @ backend::Error::NoRoom { needs, .. } => Error::Full(Shortage {
+                what: format!("{doing}: {source}"),
+                needs,
+            }),
             source @ (backend::Error::Refused { .. } | backend::Error::Stopped) => {
                 Error::Backend { doing, source }
             }

@@ -58,7 +58,7 @@ use tokio::task::JoinHandle;
 use tokio_util::sync::CancellationToken;
 use tokio_util::task::TaskTracker;
 
-pub use error::{Error, Result};
+pub use error::{Error, Result, Shortage};
 pub use figures::{Counters, Figures};
 pub use notice::{Notice, Notices};
 pub use threads::{CallHere, DESKS, others_first};
@@ -170,8 +170,8 @@ struct Inner {
     setbacks: Setbacks,
     /// Held by the one seal that copies for another time, since it found no room.
     copying: tokio::sync::Mutex<()>,
-    /// A call found the disk full.
-    pressed: AtomicBool,
+    /// Of calls that found no room, how many bytes each needs at once; 0: some blocks, or nobody knows.
+    asked: Mutex<Vec<u64>>,
     /// Something waits for room, or may: whenever some comes free the reaper looks.
     short: AtomicBool,
     /// Every layer that the index names says so.
@@ -222,13 +222,23 @@ impl Inner {
         move || self.stop.is_cancelled() || began.elapsed() > SHARE
     }
 
-    /// Makes garbage collection run soon; `full`: because a call found no room.
-    fn wake_reaper(&self, full: bool) {
-        if full {
-            self.pressed.store(true, Ordering::SeqCst);
-            self.short.store(true, Ordering::SeqCst);
-        }
+    /// Makes garbage collection run soon.
+    fn wake_reaper(&self) {
         self.reaper.notify_one();
+    }
+
+    /// The same because a call found no room for so many bytes (see [`Inner::asked`]): what is unused goes if that is enough.
+    fn ask_for_room(&self, bytes: u64) {
+        self.asked.lock().push(bytes);
+        self.short.store(true, Ordering::SeqCst);
+        self.wake_reaper();
+    }
+
+    /// Asks for the room that something failed for want of.
+    fn ask_for_room_after<T>(&self, result: &Result<T>) {
+        if let Err(Error::Full(shortage)) = result {
+            self.ask_for_room(shortage.needs);
+        }
     }
 
     /// Waits until what is looked for is found in the state. Looked for may be what is told of (`changed`): the end of a call or chore, a
@@ -313,7 +323,7 @@ impl Engine {
             rounds: Rounds::default(),
             setbacks: Setbacks::default(),
             copying: tokio::sync::Mutex::default(),
-            pressed: AtomicBool::new(false),
+            asked: Mutex::default(),
             short: AtomicBool::new(true),
             confirmed: AtomicBool::new(false),
             collector: Mutex::new(()),
@@ -346,7 +356,7 @@ impl Engine {
             seal::spawn(&inner, left);
         }
         spares::fill(&inner);
-        inner.wake_reaper(false);
+        inner.wake_reaper();
         Ok(Self { inner })
     }
 

@@ -82,6 +82,13 @@ pub enum NotCommitted {
         /// How long it was tried.
         waited: Duration,
     },
+    /// The same, and there never can be.
+    TooLarge {
+        /// How many bytes the copy takes at least.
+        needs: u64,
+        /// How many there are in all.
+        pool: u64,
+    },
 }
 
 impl fmt::Display for NotCommitted {
@@ -107,6 +114,10 @@ impl fmt::Display for NotCommitted {
                     "the pool had no room within {waited} for the copy of it that a seal is here"
                 )
             }
+            Self::TooLarge { needs, pool } => write!(
+                f,
+                "the pool is of {pool} bytes, and cannot hold beside it the copy of {needs} that a seal is here"
+            ),
         }
     }
 }

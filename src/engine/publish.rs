@@ -52,12 +52,15 @@ pub(super) async fn publish(inner: &Arc<Inner>, request: PublishRequest) -> Resu
         let (result, held) = attempt(inner, &request, plan, guard).await?;
         let Some(held) = held else { break result };
         if last {
-            inner.wake_reaper(true);
+            // For a copy it was asked before: from now on what it is a copy of could go for it.
+            if !matches!(&result, Err(Error::Full(shortage)) if shortage.needs > 0) {
+                inner.ask_for_room_after(&result);
+            }
             break result;
         }
         guard = held;
         let since = *full_since.get_or_insert_with(Instant::now);
-        last = !make_room(inner, since, gone).await;
+        last = !make_room(inner, &result, since, gone).await;
     };
     if result.as_ref().is_err_and(Error::is_lost_write) {
         // A volatile overlay is not mounted over a disk that failed to write something back, until somebody has heard of
@@ -97,10 +100,15 @@ async fn attempt(
 /// Waits for garbage to be collected, so that a publish that found no room has its turn and does not fail while others fill the pool
 /// faster than it is emptied. Says whether it may come back after one more attempt: `false` when there was nothing to evict since `gone`
 /// was counted, when it has waited for long, or when the engine is closing.
-async fn make_room(inner: &Arc<Inner>, since: Instant, gone: u64) -> bool {
+async fn make_room(
+    inner: &Arc<Inner>,
+    failed: &Result<Published>,
+    since: Instant,
+    gone: u64,
+) -> bool {
     let left = ROOM_WAIT.saturating_sub(since.elapsed());
     let round = tokio::time::timeout(left, inner.rounds.next());
-    inner.wake_reaper(true);
+    inner.ask_for_room_after(failed);
     let waited = tokio::select! {
         waited = round => waited.is_ok(),
         () = inner.when(|state| state.closing.then_some(())) => false,

@@ -121,16 +121,31 @@ fn collect_garbage(inner: &Inner) -> Result<usize> {
     remove(inner, &gone).map(|removed| removed.artifacts)
 }
 
-/// Evicts until the pool is below its low watermark, if it is above the high one or a call found it full.
+/// Evicts until the pool is below its low watermark, if it is above the high one or a call found no room; and on, until there is what
+/// the call needs. Nothing goes for a call that needs more than there would be if all went.
 fn make_room(inner: &Inner) -> Result<usize> {
-    let pressed = inner.pressed.swap(false, Ordering::SeqCst);
+    let asked = std::mem::take(&mut *inner.asked.lock());
     let space = inner.dirs.root.space().doing("ask for the pool's room")?;
-    let high = if pressed {
+    let possible = space.bytes_free.saturating_add(evictable(inner, &asked));
+    // For what has room by now nothing need go either.
+    let waits = |bytes: &u64| *bytes == 0 || *bytes > space.bytes_free;
+    let asked = asked.into_iter().filter(waits);
+    let (helped, others): (Vec<u64>, Vec<u64>) = asked.partition(|bytes| *bytes <= possible);
+    if let Some(needs) = others.into_iter().min() {
+        tracing::info!(
+            needs,
+            possible,
+            "nothing goes for a copy that would have no room if all unused went"
+        );
+    }
+    let most = helped.into_iter().max();
+    let high = if most.is_some() {
         inner.config.low_watermark
     } else {
         inner.config.high_watermark
     };
-    if !above(&space, high) {
+    let missing = most.unwrap_or(0).saturating_sub(space.bytes_free);
+    if missing == 0 && !above(&space, high) {
         return Ok(0);
     }
     // A convenience, and each costs inodes. What is asked for twice again comes back.
@@ -139,7 +154,8 @@ fn make_room(inner: &Inner) -> Result<usize> {
         space.bytes,
         space.bytes_available,
         inner.config.low_watermark,
-    );
+    )
+    .max(missing);
     // Inodes are short where bytes are not: whatever is least used goes, one by one, until it is enough.
     let short_of_inodes = goal == 0;
     let gone = {
@@ -176,6 +192,25 @@ fn make_room(inner: &Inner) -> Result<usize> {
     let removed = remove(inner, &gone)?;
     inner.counters.evicted(removed.artifacts, removed.bytes);
     Ok(removed.artifacts)
+}
+
+/// How many bytes would come free if all went that nobody uses. Looks at everything, so only where it decides something.
+fn evictable(inner: &Inner, asked: &[u64]) -> u64 {
+    if asked.iter().all(|bytes| *bytes == 0) {
+        return 0;
+    }
+    let state = inner.state.lock();
+    let in_use = state.artifacts_in_use();
+    let goes = |sealed: &Sealed| sealed.durable && !in_use.contains(&sealed.artifact.id);
+    let kept = state.referenced_without(goes);
+    let going = state.artifacts.values().filter(|sealed| goes(sealed));
+    let going: HashSet<&LayerId> = going
+        .flat_map(|sealed| &sealed.artifact.layers)
+        .filter(|layer| !kept.contains(layer))
+        .collect();
+    // What could not be measured may be any size.
+    let bytes = |layer| state.usage.get(layer).map_or(u64::MAX, |usage| usage.bytes);
+    going.into_iter().map(bytes).fold(0, u64::saturating_add)
 }
 
 fn above(space: &Space, percent: u8) -> bool {
@@ -270,7 +305,7 @@ pub(super) async fn destroy(inner: &Arc<Inner>, name: Name) -> Result<()> {
         let (engine, name) = (inner.clone(), name.clone());
         let destroyed = inner.chores.run(move || destroy_now(&engine, name));
         if destroyed.await?? {
-            inner.wake_reaper(false);
+            inner.wake_reaper();
             return Ok(());
         }
     }
@@ -486,7 +521,7 @@ impl Inner {
     pub(super) fn commit_index(&self, changes: &[Change]) -> Result<()> {
         let failed = |error: store::Error| {
             if error.is_full() && !error.is_unsure() {
-                Error::Full(error.to_string())
+                Error::Full(error.to_string().into())
             } else {
                 Error::Index(error)
             }
@@ -494,7 +529,7 @@ impl Inner {
         match self.index.commit(changes) {
             Err(error) if error.is_full() => {
                 tracing::warn!(%error, "the index could not be written");
-                self.give_back_reserve();
+                self.give_back_reserve(0);
                 match self.index.reopen() {
                     Err(_) if error.is_unsure() => Err(Error::Index(error)),
                     Err(again) => Err(failed(again)),
@@ -513,21 +548,21 @@ impl Inner {
     ) -> crate::sys::Result<T> {
         match attempt() {
             Err(error) if error.is_full() => {
-                self.give_back_reserve();
+                self.give_back_reserve(0);
                 attempt()
             }
             result => result,
         }
     }
 
-    /// Makes room for what must be possible on a full disk too, and asks for more room to be made.
-    pub(super) fn give_back_reserve(&self) {
+    /// Makes room for what must be possible on a full disk too, and asks for more room to be made ([`Inner::ask_for_room`]).
+    pub(super) fn give_back_reserve(&self, bytes: u64) {
         match self.dirs.root.remove_file(layout::RESERVE) {
             Ok(()) => tracing::warn!("the disk is full: the reserve is given back"),
             Err(error) if error.is(Errno::ENOENT) => {}
             Err(error) => tracing::error!(%error, "the reserve could not be given back"),
         }
-        self.wake_reaper(true);
+        self.ask_for_room(bytes);
     }
 
     /// Makes the reserve if it is not there and there is room for it: at most a sixteenth of a small pool. Whether all is there that

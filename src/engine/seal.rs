@@ -132,7 +132,7 @@ fn keep_while_held(inner: &Arc<Inner>, key: LayerId, mut layers: Vec<LayerId>, w
         tokio::select! {
             () = until_released(&engine, key, watch) => {
                 engine.state.lock().held.remove(&key);
-                engine.wake_reaper(false);
+                engine.wake_reaper();
             }
             () = engine.stop.cancelled() => {}
         }
@@ -267,10 +267,14 @@ async fn end(inner: &Arc<Inner>, key: LayerId, full_since: Option<Instant>) -> R
                         let why = NotCommitted::Refused(format!("{path}: {why}"));
                         give_up(inner, key, &why).await
                     }
-                    Err(error @ Error::Full(_)) => {
+                    Err(Error::CopyTooLarge { needs, pool, .. }) => {
+                        let why = NotCommitted::TooLarge { needs, pool };
+                        give_up(inner, key, &why).await
+                    }
+                    Err(Error::Full(shortage)) => {
                         // A seal needs a few blocks of its own. Until it has them nothing of what it holds can be evicted.
-                        inner.give_back_reserve();
-                        without_room(inner, key, full_since, error).await
+                        inner.give_back_reserve(shortage.needs);
+                        without_room(inner, key, full_since, Error::Full(shortage)).await
                     }
                     Err(error) => Err(error),
                 }
@@ -546,7 +550,7 @@ async fn give_up(inner: &Arc<Inner>, key: LayerId, why: &NotCommitted) -> Result
 pub(super) fn trash_pending(inner: &Inner, key: LayerId) -> Result<()> {
     unpromise(inner, key)?;
     inner.forget_leaving(key);
-    inner.wake_reaper(false);
+    inner.wake_reaper();
     Ok(())
 }
 
@@ -577,7 +581,7 @@ async fn discard(inner: &Arc<Inner>, key: LayerId) -> Result<()> {
     inner.chores.run(job).await?.doing("delete the volume")?;
     // Not after each: a round looks at everything that is sealed.
     if inner.forget_leaving(key) || inner.short.load(Ordering::SeqCst) {
-        inner.wake_reaper(false);
+        inner.wake_reaper();
     }
     Ok(())
 }

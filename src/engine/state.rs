@@ -315,10 +315,13 @@ impl State {
 
     /// Every layer that something refers to.
     pub(super) fn referenced_layers(&self) -> HashSet<LayerId> {
-        let artifacts = self
-            .artifacts
-            .values()
-            .flat_map(|sealed| &sealed.artifact.layers);
+        self.referenced_without(|_| false)
+    }
+
+    /// Every layer that something would refer to if these artifacts were gone.
+    pub(super) fn referenced_without(&self, is_gone: impl Fn(&Sealed) -> bool) -> HashSet<LayerId> {
+        let artifacts = self.artifacts.values().filter(|sealed| !is_gone(sealed));
+        let artifacts = artifacts.flat_map(|sealed| &sealed.artifact.layers);
         let chosen = self.leaving.values().flat_map(|leaving| &leaving.chosen);
         let mounted = self.records().flat_map(|record| &record.layers);
         let claims = self.claims.values();

@@ -126,7 +126,7 @@ impl<'a> Target<'a> {
     pub(super) fn make_beside(&self, pool: &Dir) -> Result<bool> {
         match self.make() {
             Err(Error::Full(why)) if !self.parent.shares_room_with(pool).unwrap_or(true) => {
-                Err(Error::TargetFull(why))
+                Err(Error::TargetFull(why.what))
             }
             result => result,
         }

@@ -69,12 +69,12 @@ fn unpublish_now(inner: &Inner, volume: Option<&VolumeId>, path: &Path) -> Resul
         Ok(key) => Ok(Some(Left { key, pin })),
         // Not even a name can be moved. That it is mounted nowhere is on disk, though, and is promise enough: the reaper
         // makes room and then takes it up, and so does the next start once kubelet has removed the pod's directory.
-        Err(Error::Full(why)) => {
-            tracing::warn!(volume.id = %volume, %why, "its end is put off until there is room");
+        Err(Error::Full(shortage)) => {
+            tracing::warn!(volume.id = %volume, why = %shortage, "its end is put off until there is room");
             if let Some(live) = inner.state.lock().volumes.get_mut(volume) {
                 live.done_with = true;
             }
-            inner.wake_reaper(true);
+            inner.ask_for_room(shortage.needs);
             Ok(None)
         }
         Err(error) => Err(error),

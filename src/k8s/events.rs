@@ -93,7 +93,8 @@ impl Saying {
                     | NotCommitted::Refused(_)
                     | NotCommitted::Damaged
                     | NotCommitted::Lost
-                    | NotCommitted::NoRoom { .. } => true,
+                    | NotCommitted::NoRoom { .. }
+                    | NotCommitted::TooLarge { .. } => true,
                 };
                 let why = more.unwrap_or_else(|| why.to_string());
                 let note = format!("{reference} is not committed: {why}");

@@ -32,9 +32,11 @@ pub fn code_of(error: &Error) -> Code {
         | Error::ClaimInUse { .. }
         | Error::Unsure(_)
         | Error::Pool { .. } => Code::FailedPrecondition,
-        Error::Full(_) | Error::TargetFull(_) | Error::AtLimit { .. } | Error::TooLarge { .. } => {
-            Code::ResourceExhausted
-        }
+        Error::Full(_)
+        | Error::CopyTooLarge { .. }
+        | Error::TargetFull(_)
+        | Error::AtLimit { .. }
+        | Error::TooLarge { .. } => Code::ResourceExhausted,
         Error::ShuttingDown => Code::Unavailable,
         Error::Defect
         | Error::Doomed
@@ -108,6 +110,7 @@ mod tests {
             Error::Target { .. } => "Target",
             Error::Unsupported { .. } => "Unsupported",
             Error::Full(_) => "Full",
+            Error::CopyTooLarge { .. } => "CopyTooLarge",
             Error::TargetFull(_) => "TargetFull",
             Error::AtLimit { .. } => "AtLimit",
             Error::InUse { .. } => "InUse",
@@ -167,7 +170,12 @@ mod tests {
                 what: "type import".into(),
                 why: "this version has no importer".into(),
             },
-            Error::Full("mkdirat /pool/volumes/csi-1: ENOSPC".into()),
+            Error::Full("mkdirat /pool/volumes/csi-1: ENOSPC".to_owned().into()),
+            Error::CopyTooLarge {
+                doing: "copy the volume's content",
+                needs: 6 << 30,
+                pool: 10 << 30,
+            },
             Error::TargetFull("mkdirat /pods/1/mount: ENOSPC".into()),
             Error::AtLimit {
                 doing: "attach the volume at the target",

@@ -34,7 +34,7 @@ pub use mountinfo::{MountEntry, mount_table};
 pub use nix::errno::Errno;
 pub use node::Node;
 pub use quota::{NoQuota, ProjectUsage};
-pub use reflink::{clone_file, copy_sparse};
+pub use reflink::{clone_file, copy_sparse, data_length};
 pub use statfs::Space;
 pub use user_namespace::{IdSwap, user_namespace};
 pub use xattr::Xattrs;

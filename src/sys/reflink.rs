@@ -28,7 +28,26 @@ pub fn copy_sparse(
 }
 
 fn sparse(from: impl AsFd, to: impl AsFd, length: u64) -> std::result::Result<u64, RawErrno> {
-    let (mut position, mut copied) = (0, 0);
+    let copied = each_data(&from, length, |start, end| {
+        copy_range(&from, &to, start, end)
+    })?;
+    rustix::fs::ftruncate(&to, length)?;
+    Ok(copied)
+}
+
+/// How many bytes [`copy_sparse`] would copy: neither holes nor what was allocated and never written to.
+pub fn data_length(from: impl AsFd, length: u64) -> std::result::Result<u64, nix::errno::Errno> {
+    each_data(&from, length, |start, end| Ok(end - start))
+        .map_err(|errno| nix::errno::Errno::from_raw(errno.raw_os_error()))
+}
+
+/// Does something with each stretch of data, which tells how many bytes there were; none: that was the last. Adds them up.
+fn each_data(
+    from: impl AsFd,
+    length: u64,
+    mut act: impl FnMut(u64, u64) -> std::result::Result<u64, RawErrno>,
+) -> std::result::Result<u64, RawErrno> {
+    let (mut position, mut all) = (0, 0);
     while position < length {
         let data = match rustix::fs::seek(&from, SeekFrom::Data(position)) {
             Ok(data) => data,
@@ -46,16 +65,15 @@ fn sparse(from: impl AsFd, to: impl AsFd, length: u64) -> std::result::Result<u6
         if data >= length {
             break;
         }
-        let done = copy_range(&from, &to, data, hole)?;
-        copied += done;
+        let done = act(data, hole)?;
+        all += done;
         // Somebody may punch the file while we read it: never stand still.
         position = hole.max(data + 1);
         if done == 0 {
             break;
         }
     }
-    rustix::fs::ftruncate(&to, length)?;
-    Ok(copied)
+    Ok(all)
 }
 
 /// Copies `start..end`; returns how many bytes there were.

@@ -8,11 +8,12 @@ use std::time::{Duration, Instant};
 
 use baggageclaim::backend::BackendKind;
 use baggageclaim::engine::notice::{NotCommitted, What};
-use baggageclaim::engine::{Config, Engine, Error, Notices, PublishRequest};
+use baggageclaim::engine::{Config, Engine, Error, Notice, Notices, PublishRequest};
 use baggageclaim::model::Outcome;
-use baggageclaim::sys::Dir;
+use baggageclaim::sys::{Dir, Space};
 use nix::sys::inotify::{AddWatchFlags, InitFlags, Inotify};
 use rustix::fs::FallocateFlags;
+use tokio::sync::mpsc;
 
 use crate::common::bench::{Bench, NEVER, eventually, names, open_again, soon};
 use crate::common::{Fs, Lab};
@@ -208,63 +209,141 @@ async fn what_was_promised_holds_and_room_that_comes_back_is_used() {
     }
 }
 
-/// A seal that is a copy may need more room than there will ever be.
-#[tokio::test(flavor = "multi_thread")]
-async fn a_copy_for_which_there_is_no_room_is_given_up_and_one_for_which_room_comes_is_not() {
-    let lab = match Lab::try_sized(Fs::Ext4, 48 * MIB) {
-        Ok(lab) => lab,
-        Err(reason) => return crate::common::skip(&reason),
-    };
-    let (notices, mut heard) = Notices::channel(64);
+/// How large the cache is that nobody uses.
+const UNUSED: u64 = 8 * MIB;
+
+/// A bench where seals and forks are copies that share nothing, in which one cache lies that goes as soon as that helps somebody.
+async fn of_copies(notices: Option<Notices>, low_watermark: u8) -> Result<Bench, String> {
+    let lab = Lab::try_sized(Fs::Ext4, 48 * MIB)?;
     let bench = Bench::with(lab, |config| {
         config.backend = Some(BackendKind::Copy);
         config.room_wait = Duration::from_secs(2);
-        config.notices = Some(notices);
+        config.notices = notices;
+        config.high_watermark = 100;
+        config.low_watermark = low_watermark;
     })
     .await;
-    // More than half of the pool cannot be there twice.
-    let cache = [
-        ("type", "task-cache"),
-        ("key", "large"),
-        ("commit", "always"),
-    ];
-    let (at, _) = bench.publish("pod", "large", &cache).await;
-    let large: usize = 26 << 20;
-    fs::write(at.join("f"), vec![7; large]).expect("room for one");
-    let began = Instant::now();
-    bench.unpublish("large").await;
-    bench.quiet().await;
-    assert!(
-        began.elapsed() >= Duration::from_secs(2),
-        "it was not tried for long"
-    );
-    assert!(bench.artifact("task-cache/large").is_none());
-    let why = loop {
+    let unused = [("type", "task-cache"), ("key", "unused")];
+    let write = |at: &Path| fs::write(at.join("f"), vec![1; size(UNUSED)]).expect("write");
+    bench.step("maker", &unused, write).await;
+    bench.engine.reap().await.expect("reap");
+    Ok(bench)
+}
+
+fn size(bytes: u64) -> usize {
+    usize::try_from(bytes).expect("small")
+}
+
+fn space(bench: &Bench) -> Space {
+    let pool = Dir::open(&bench.pool()).and_then(|pool| pool.space());
+    pool.expect("statfs")
+}
+
+/// Makes a volume of a pod that commits whatever becomes of it, of so many bytes.
+async fn make(bench: &Bench, name: &str, bytes: u64) {
+    let cache = [("type", "task-cache"), ("key", name), ("commit", "always")];
+    let (at, _) = bench.publish(name, name, &cache).await;
+    fs::write(at.join("f"), vec![7; size(bytes)]).expect("room for one");
+}
+
+async fn why_not_committed(heard: &mut mpsc::Receiver<Notice>) -> NotCommitted {
+    loop {
         let notice = soon("a notice", heard.recv()).await;
         if let What::NotCommitted { why, .. } = notice.expect("the engine lives").what {
             break why;
         }
+    }
+}
+
+/// A seal that is a copy may need more room than there will ever be, or than is there while others have theirs.
+#[tokio::test(flavor = "multi_thread")]
+async fn nothing_goes_for_a_copy_that_would_have_no_room_for_all_that() {
+    let (notices, mut heard) = Notices::channel(64);
+    let bench = match of_copies(Some(notices), 1).await {
+        Ok(bench) => bench,
+        Err(reason) => return crate::common::skip(&reason),
     };
-    let waited = Duration::from_secs(2);
-    assert_eq!(why, NotCommitted::NoRoom { waited });
-    assert!(why.to_string().contains("no room within 2s"), "{why}");
-    for place in ["pending", "layers"] {
+    let assert_spared = async |what: &str| {
+        bench.engine.reap().await.expect("reap");
+        let spared = bench.artifact("task-cache/unused").is_some();
+        assert!(spared, "{what}: evicted in vain");
+    };
+    let total = space(&bench).bytes;
+    // More than half of the pool cannot be there twice.
+    make(&bench, "large", total / 2 + MIB).await;
+    bench.unpublish("large").await;
+    bench.quiet().await;
+    let why = why_not_committed(&mut heard).await;
+    let needs = total / 2 + MIB;
+    assert_eq!(why, NotCommitted::TooLarge { needs, pool: total });
+    assert_spared("too large").await;
+    for place in ["pending", "trash"] {
         assert_eq!(names(&bench.pool().join(place)), [""; 0], "{place}");
     }
-    eventually("its room is given back", || {
-        let space = Dir::open(&bench.pool()).and_then(|pool| pool.space());
-        space.expect("statfs").bytes_available > large as u64
-    })
-    .await;
 
+    // A third of the pool, of which another pod has another third and more.
+    make(&bench, "other", total * 3 / 8).await;
+    make(&bench, "third", total / 3).await;
+    let began = Instant::now();
+    bench.unpublish("third").await;
+    bench.quiet().await;
+    let waited = Duration::from_secs(2);
+    assert!(began.elapsed() >= waited, "it was not tried for long");
+    let why = why_not_committed(&mut heard).await;
+    assert_eq!(why, NotCommitted::NoRoom { waited });
+    assert!(why.to_string().contains("no room within 2s"), "{why}");
+    assert_spared("no room").await;
+
+    // The same of a fork.
+    bench.unpublish("other").await;
+    bench.quiet().await;
+    bench.engine.reap().await.expect("reap");
+    let (filler, _) = bench.publish("pod", "filler", &[]).await;
+    let most = space(&bench).bytes_available - MIB;
+    fs::write(filler.join("f"), vec![1; size(most)]).expect("write");
+    let fork = [("type", "input"), ("from", "task-cache/other")];
+    let forked = bench.try_publish("fork", "fork", &fork).await;
+    let error = forked.expect_err("no room").to_string();
+    let needs = format!("a copy takes {} bytes", total * 3 / 8);
+    assert!(error.contains(&needs), "{error}");
+    assert_spared("a fork").await;
+    bench.unpublish("filler").await;
+    bench.finish().await;
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn what_is_unused_goes_for_a_copy_also_below_the_watermark() {
+    let bench = match of_copies(None, 99).await {
+        Ok(bench) => bench,
+        Err(reason) => return crate::common::skip(&reason),
+    };
+    // Of what would be free without the cache it is less than half; of what is, more.
+    make(
+        &bench,
+        "v",
+        u64::midpoint(space(&bench).bytes_free, UNUSED / 2),
+    )
+    .await;
+    bench.unpublish("v").await;
+    bench.quiet().await;
+    assert!(bench.artifact("task-cache/v").is_some(), "it is not sealed");
+    assert!(bench.artifact("task-cache/unused").is_none(), "it stayed");
+    bench.finish().await;
+}
+
+/// Copies that are too large only for a time.
+#[tokio::test(flavor = "multi_thread")]
+async fn a_copy_for_which_room_comes_is_sealed() {
+    let bench = match of_copies(None, 50).await {
+        Ok(bench) => bench,
+        Err(reason) => return crate::common::skip(&reason),
+    };
     // Two that fit one after the other, and not beside each other, are both sealed.
-    let space = Dir::open(&bench.pool()).and_then(|pool| pool.space());
-    let share = space.expect("statfs").bytes_available * 2 / 7;
+    let share = space(&bench).bytes_available * 2 / 7;
     for name in ["one", "two"] {
         let output = [("type", "output"), ("name", name), ("commit", "always")];
         let (at, _) = bench.publish(name, name, &output).await;
-        let content = vec![9; usize::try_from(share).expect("small")];
-        fs::write(at.join("f"), content).expect("write");
+        fs::write(at.join("f"), vec![9; size(share)]).expect("write");
     }
     bench.unpublish("one").await;
     bench.unpublish("two").await;

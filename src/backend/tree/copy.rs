@@ -6,6 +6,7 @@
 //! the copy itself ([`Links`]). What is read keeps its access times.
 
 use std::ffi::{OsStr, OsString};
+use std::os::fd::OwnedFd;
 use std::path::Path;
 
 use rustix::fs::{OFlags, Stat, Timespec, Timestamps, UTIME_OMIT};
@@ -17,6 +18,7 @@ use super::delete;
 use super::marks::{Mark, is_whiteout};
 use super::names::Names;
 use super::spine::Spine;
+use super::usage::{data, usage};
 
 /// How the bytes of files were, or are to be, copied.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
@@ -54,12 +56,15 @@ pub struct Copied {
 /// With [`Method::Reflink`] the first file decides: if the filesystem has no reflinks, bytes are copied from then on; once
 /// one reflink has worked, a later one that fails is an error, except where it is that file's own fault. Somebody may be
 /// changing `from`: what has vanished is left out, what comes up twice is copied once, and nothing outside it is ever read.
-/// On an error `to` holds a part.
+/// Where bytes are copied they are counted first: [`Error::NoRoom`]. On an error `to` holds a part.
 pub fn copy(from: &Dir, to: &Dir, method: Method, marks: Marks) -> Result<Copied> {
     let mut job = Copier {
         from: Spine::new(from)?,
         to: Spine::new(to)?,
-        files: Files::new(method, marks),
+        files: Files {
+            unchecked: Some((from.try_clone()?, to.try_clone()?)),
+            ..Files::new(method, marks)
+        },
         links: Links::new(from, to)?,
         copied: Copied {
             method,
@@ -81,6 +86,25 @@ pub fn copy(from: &Dir, to: &Dir, method: Method, marks: Marks) -> Result<Copied
     })?;
     job.copied.method = job.files.method;
     Ok(job.copied)
+}
+
+/// Refuses to copy bytes for which there is no room: a copy that ends halfway takes meanwhile what others need.
+fn refuse_without_room(from: &Dir, to: &Dir) -> Result<()> {
+    let space = to.space()?;
+    // A filesystem that does not say how large it is (tmpfs without a limit) is not asked.
+    let fits = |bytes| bytes <= space.bytes_free || space.bytes == 0;
+    if fits(usage(from, &|| false)?.bytes) {
+        return Ok(());
+    }
+    let needs = data(from)?;
+    if fits(needs) {
+        return Ok(());
+    }
+    Err(Error::NoRoom {
+        needs,
+        free: space.bytes_free,
+        total: space.bytes,
+    })
 }
 
 /// Gives `to` the owner, mode, attributes and times that `from` has; what `to` had of attributes goes.
@@ -262,6 +286,8 @@ pub(super) struct Files {
     method: Method,
     confirmed: bool,
     marks: Marks,
+    /// From where to where a whole tree is copied, until it is known that its bytes have room.
+    unchecked: Option<(Dir, Dir)>,
 }
 
 impl Files {
@@ -270,6 +296,7 @@ impl Files {
             method,
             confirmed: false,
             marks,
+            unchecked: None,
         }
     }
 
@@ -294,12 +321,7 @@ impl Files {
         if stat.st_size == 0 {
             return Ok(());
         }
-        // Without touching its access time, which is content.
-        let flags = OFlags::RDONLY | OFlags::NONBLOCK | OFlags::NOCTTY;
-        let from = match node.open(flags | OFlags::NOATIME) {
-            Err(error) if error.is(Errno::EPERM) => node.open(flags)?,
-            from => from?,
-        };
+        let from = open_content(node)?;
         if self.method == Method::Reflink {
             match sys::clone_file(&from, &to) {
                 Ok(()) => {
@@ -315,10 +337,24 @@ impl Files {
                 Err(errno) => return Err(node.error("FICLONE", errno).into()),
             }
         }
+        if self.method == Method::Bytes
+            && let Some((from, to)) = self.unchecked.take()
+        {
+            refuse_without_room(&from, &to)?;
+        }
         let length = u64::try_from(stat.st_size).unwrap_or(0);
         sys::copy_sparse(&from, &to, length)
             .map_err(|errno| node.error("copy_file_range", errno))?;
         Ok(())
+    }
+}
+
+/// Opens a regular file for reading, without touching its access time, which is content.
+pub(super) fn open_content(node: &Node) -> Result<OwnedFd> {
+    let flags = OFlags::RDONLY | OFlags::NONBLOCK | OFlags::NOCTTY;
+    match node.open(flags | OFlags::NOATIME) {
+        Err(error) if error.is(Errno::EPERM) => Ok(node.open(flags)?),
+        file => Ok(file?),
     }
 }
 

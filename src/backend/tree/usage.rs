@@ -5,12 +5,14 @@
 
 use std::collections::HashMap;
 use std::collections::hash_map::Entry as Slot;
+use std::ffi::OsStr;
 
 use rustix::fs::Stat;
 
 use crate::backend::{Error, Result, Usage};
-use crate::sys::{Dir, Errno, FileKind};
+use crate::sys::{self, Dir, Errno, FileKind};
 
+use super::copy::open_content;
 use super::names::Names;
 use super::{Spine, Stop};
 
@@ -26,12 +28,46 @@ const LINKED: usize = 1 << 18;
 ///
 /// Ends early with [`Error::Stopped`].
 pub fn usage(root: &Dir, stop: Stop<'_>) -> Result<Usage> {
+    walk(root, stop, |_, _, stat| Ok(bytes(stat.st_blocks)))
+}
+
+/// At least how many bytes a copy of the tree takes that shares none with it: of what is allocated, what was also written to.
+pub(super) fn data(root: &Dir) -> Result<u64> {
+    let data = |dir: &Dir, name: &OsStr, stat: &Stat| {
+        let allocated = bytes(stat.st_blocks);
+        if allocated == 0 || FileKind::of_mode(stat.st_mode) != FileKind::File {
+            return Ok(0);
+        }
+        let node = match dir.node(name) {
+            Err(error) if error.is(Errno::ENOENT) => return Ok(0),
+            node => node?,
+        };
+        // It may be another by now.
+        let stat = node.stat()?;
+        if FileKind::of_mode(stat.st_mode) != FileKind::File {
+            return Ok(0);
+        }
+        let length = u64::try_from(stat.st_size).unwrap_or(0);
+        let data = sys::data_length(&open_content(&node)?, length);
+        let data = data.map_err(|errno| node.error("lseek", errno))?;
+        // Where the filesystem compresses, the copy is compressed too.
+        Ok(data.min(allocated))
+    };
+    walk(root, &|| false, data).map(|usage| usage.bytes)
+}
+
+/// Adds up what names below `root` cost, itself included.
+fn walk(
+    root: &Dir,
+    stop: Stop<'_>,
+    cost: impl Fn(&Dir, &OsStr, &Stat) -> Result<u64>,
+) -> Result<Usage> {
     let mut usage = Usage::default();
     let mut links = Links::holding(LINKED);
     let mut spine = Spine::new(root)?;
     let mut levels = vec![Names::new()];
     usage.directories = 1;
-    usage.bytes = bytes(spine.here().stat_self()?.st_blocks);
+    usage.bytes = cost(root, OsStr::new("."), &root.stat_self()?)?;
     while let Some(names) = levels.last_mut() {
         if stop() {
             return Err(Error::Stopped);
@@ -48,6 +84,7 @@ pub fn usage(root: &Dir, stop: Stop<'_>) -> Result<Usage> {
             Err(error) if error.is(Errno::ENOENT) => continue,
             Err(error) => return Err(error.into()),
         };
+        let cost = cost(spine.here(), &entry.name, &stat)?;
         if FileKind::of_mode(stat.st_mode) == FileKind::Directory {
             match spine.descend(&entry.name) {
                 Ok(()) => {}
@@ -55,11 +92,11 @@ pub fn usage(root: &Dir, stop: Stop<'_>) -> Result<Usage> {
                 Err(error) => return Err(error.into()),
             }
             usage.directories += 1;
-            usage.bytes += bytes(stat.st_blocks);
+            usage.bytes += cost;
             levels.push(Names::new());
         } else {
             usage.files += 1;
-            usage.bytes += links.count(&stat);
+            usage.bytes += links.count(&stat, cost);
         }
     }
     Ok(usage)
@@ -81,13 +118,13 @@ impl Links {
         }
     }
 
-    /// How many bytes a name adds.
+    /// How many bytes a name adds to a file that costs so many.
     #[allow(
         clippy::useless_conversion,
         reason = "st_nlink's type differs between architectures"
     )]
-    fn count(&mut self, stat: &Stat) -> u64 {
-        let (bytes, names) = (bytes(stat.st_blocks), u64::from(stat.st_nlink));
+    fn count(&mut self, stat: &Stat, bytes: u64) -> u64 {
+        let names = u64::from(stat.st_nlink);
         if names < 2 {
             return bytes;
         }
@@ -160,7 +197,7 @@ mod tests {
             let mut links = Links::holding(most);
             let mut sum = 0;
             for stat in stats.iter().chain(&stats) {
-                sum += links.count(stat);
+                sum += links.count(stat, bytes(stat.st_blocks));
                 assert!(links.missing.len() <= most);
             }
             assert_eq!((sum, links.missing.len()), (all, 0), "at most {most}");

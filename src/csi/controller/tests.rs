@@ -109,7 +109,7 @@ async fn a_creation_that_did_not_begin_never_answers_as_if_it_ran() {
         ),
         (
             create("a"),
-            engine::Error::Full("x".into()),
+            engine::Error::Full("x".to_owned().into()),
             Code::ResourceExhausted,
         ),
         (

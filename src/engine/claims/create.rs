@@ -139,9 +139,7 @@ async fn insert(
         Ok(claim)
     };
     let made = inner.calls.run_short(job).await?;
-    if let Err(Error::Full(_)) = made {
-        inner.wake_reaper(true);
-    }
+    inner.ask_for_room_after(&made);
     made
 }
 
@@ -284,7 +282,7 @@ pub(super) async fn delete(inner: Arc<Inner>, id: String) -> Result<()> {
         deleted
     };
     inner.calls.run(job).await??;
-    inner.wake_reaper(false);
+    inner.wake_reaper();
     Ok(())
 }
 

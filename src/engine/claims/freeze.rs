@@ -78,9 +78,7 @@ pub(super) async fn freeze(
         let is_short = !inner.backend.has_snapshots();
         inner.calls.run_if_short(is_short, job).await?
     };
-    if let Err(Error::Full(_)) = frozen {
-        inner.wake_reaper(true);
-    }
+    inner.ask_for_room_after(&frozen);
     frozen
 }
 
@@ -120,9 +118,7 @@ impl Freezing {
             let job = move || self.commit_now(changes, enter).map(Self::tidy);
             engine.calls.run_short(job).await?
         };
-        if let Err(Error::Full(_)) = result {
-            engine.wake_reaper(true);
-        }
+        engine.ask_for_room_after(&result);
         result
     }
 

@@ -31,9 +31,7 @@ pub(super) async fn mount(inner: &Arc<Inner>, request: MountClaim) -> Result<()>
     let engine = inner.clone();
     let job = move || {
         let mounted = mount_now(&engine, &request);
-        if let Err(Error::Full(_)) = mounted {
-            engine.wake_reaper(true);
-        }
+        engine.ask_for_room_after(&mounted);
         drop(guard);
         mounted
     };

@@ -258,6 +258,6 @@ async fn remove(inner: &Arc<Inner>, taken: Taken, guards: Vec<Guard>) -> Result<
         Ok(())
     };
     inner.calls.run(job).await??;
-    inner.wake_reaper(false);
+    inner.wake_reaper();
     Ok(())
 }
