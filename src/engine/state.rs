@@ -104,6 +104,8 @@ pub(super) struct Held {
 pub(super) enum Problem {
     /// Something of it is gone.
     Broken(String),
+    /// It is mounted, and its record cannot be read: nobody knows as what. Once it is mounted nowhere, that is over.
+    Unrecorded(String),
     /// A commit failed, and nobody knows whether the index has it. The next start does: until then nothing is written over it.
     Unsure(String),
     /// The same of its deletion: it can be deleted again, and nothing else.
@@ -117,6 +119,7 @@ impl Problem {
     pub(super) fn why(&self) -> &str {
         match self {
             Self::Broken(why)
+            | Self::Unrecorded(why)
             | Self::Unsure(why)
             | Self::HalfDeleted(why)
             | Self::HalfMade(why) => why,
@@ -178,6 +181,11 @@ impl Held {
             self.problem,
             Some(Problem::Unsure(_) | Problem::HalfDeleted(_) | Problem::HalfMade(_))
         )
+    }
+
+    /// Whether nobody knows as what it is mounted.
+    pub(super) fn is_unrecorded(&self) -> bool {
+        matches!(self.problem, Some(Problem::Unrecorded(_)))
     }
 
     /// Whether nobody has written to it since.

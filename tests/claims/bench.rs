@@ -146,6 +146,15 @@ impl Bench {
         self.engine.mount_claim(request).await
     }
 
+    pub(crate) async fn staged_read_only(&self, claim: &Claim) -> Result<()> {
+        let request = MountClaim {
+            read_only: true,
+            ..self.stage_request(claim)
+        };
+        fs::create_dir_all(&request.target).expect("the staging path");
+        again(|| self.engine.mount_claim(request.clone())).await
+    }
+
     /// Stages and publishes a claim, as kubelet does for a pod; where it is.
     pub(crate) async fn mount(&self, claim: &Claim) -> PathBuf {
         again(|| self.stage(claim)).await.expect("staged");

@@ -239,6 +239,109 @@ async fn what_a_mount_was_asked_for_with_is_remembered_and_not_guessed() {
     bench.finish().await;
 }
 
+/// Whoever staged it so meant that nobody writes to it, whatever the one who publishes it knows of that.
+#[tokio::test(flavor = "multi_thread")]
+async fn what_is_staged_for_reading_only_is_published_for_reading_only() {
+    for ground in ALL {
+        say(ground);
+        let Some(bench) = Bench::new(ground).await else {
+            return;
+        };
+        let claim = bench.create("claim").await;
+        bench.write(&claim, "file", "text").await;
+        let staged = bench.staged_read_only(&claim).await;
+        staged.expect("staged");
+        let writable = bench.publish_request(&claim, "pod");
+        let refused = bench.engine.mount_claim(writable.clone()).await;
+        let refused_for = |what: &str| matches!(&refused, Err(Error::Different { what: found, .. }) if *found == what);
+        assert!(refused_for("readonly"), "{refused:?}");
+        assert!(!bench.at("pod").exists());
+        let reading = MountClaim {
+            read_only: true,
+            ..writable
+        };
+        bench.engine.mount_claim(reading).await.expect("published");
+        let file = bench.at("pod").join("file");
+        fs::write(&file, "no").expect_err("read-only");
+        assert_eq!(fs::read_to_string(file).expect("read"), "text");
+        let path = bench.at("pod");
+        let unpublished = bench.engine.unmount_claim(claim.id.as_str(), &path, false);
+        unpublished.await.expect("unpublished");
+        bench.unmount(&claim).await;
+        bench.finish().await;
+    }
+}
+
+/// The record of a claim that is mounted is lost, and the driver restarts.
+#[tokio::test(flavor = "multi_thread")]
+async fn a_claim_is_not_published_while_nobody_knows_as_what_it_is_mounted() {
+    for ground in ALL {
+        say(ground);
+        let Some(mut bench) = Bench::new(ground).await else {
+            return;
+        };
+        // All pools of this process are in one mount table, where a claim is called by its name.
+        let claim = bench.create("torn").await;
+        bench.write(&claim, "file", "text").await;
+        bench.staged_read_only(&claim).await.expect("staged");
+        let reading = |place: &str, bench: &Bench| MountClaim {
+            read_only: true,
+            ..bench.publish_request(&claim, place)
+        };
+        let one = reading("one", &bench);
+        bench.engine.mount_claim(one.clone()).await.expect("first");
+        let record = bench.config.pool.join("volumes").join(claim.id.as_str());
+        let record = record.join("claim.json");
+        fs::write(&record, "").expect("torn");
+        for mounts in [2, 1] {
+            // What one start has seen is not taken for what was written down by the next.
+            for _ in 0..2 {
+                bench = bench.restart().await;
+                let findings = bench.engine.check().await.expect("check");
+                let kinds: Vec<&str> = findings.iter().map(|finding| finding.kind).collect();
+                assert_eq!(kinds, ["unreadable-volume"]);
+                let used = bench.engine.claim_use(claim.id.as_str()).await;
+                let used = used.expect("there");
+                assert_eq!(used.targets.len(), mounts);
+                assert_eq!(used.problems.len(), 1, "{:?}", used.problems);
+                let id = claim.id.as_str();
+                let refused = [
+                    bench
+                        .engine
+                        .mount_claim(bench.publish_request(&claim, "two"))
+                        .await,
+                    bench.engine.mount_claim(reading("two", &bench)).await,
+                    bench.engine.mount_claim(one.clone()).await,
+                    bench.stage(&claim).await,
+                    bench.engine.create_snapshot("s", id).await.map(drop),
+                    bench.engine.delete_claim(id).await,
+                ];
+                for refused in refused {
+                    let how = match &refused {
+                        Err(Error::ClaimInUse { how, .. }) => how.as_str(),
+                        _ => "",
+                    };
+                    assert!(how.contains("unmount it"), "{refused:?}");
+                }
+                assert!(!bench.at("two").exists());
+                assert_eq!(fs::read(&record).expect("there"), b"");
+            }
+            let (path, staging) = match mounts {
+                2 => (bench.at("one"), false),
+                _ => (bench.staging(&claim), true),
+            };
+            let unmounted = bench
+                .engine
+                .unmount_claim(claim.id.as_str(), &path, staging);
+            unmounted.await.expect("unmounted");
+        }
+        bench.assert_sound().await;
+        assert_eq!(bench.read(&claim, "file").await.expect("file"), "text");
+        bench.write(&claim, "file", "more").await;
+        bench.finish().await;
+    }
+}
+
 #[tokio::test(flavor = "multi_thread")]
 async fn a_claim_outlives_drivers_and_boots() {
     for ground in ALL {

@@ -87,7 +87,7 @@ async fn a_record_without_content_is_made_anew() {
         let Some(bench) = Bench::new(ground).await else {
             return;
         };
-        let claim = bench.create("claim").await;
+        let claim = bench.create("unrecorded").await;
         bench.write(&claim, "file", "text").await;
         let record = bench.config.pool.join("volumes").join(claim.id.as_str());
         File::options()

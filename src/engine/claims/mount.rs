@@ -17,7 +17,7 @@ use crate::backend::{Limit, Start};
 use crate::engine::Inner;
 use crate::engine::crash::{Point, point};
 use crate::engine::error::{Doing, Error, Result};
-use crate::engine::state::ClaimMount;
+use crate::engine::state::{ClaimMount, Problem};
 use crate::engine::target::{Found, Target};
 use crate::model::{Claim, ClaimTarget, MountCapability, VolumeId};
 use crate::sys::{self, Dir, MountAttributes};
@@ -365,16 +365,19 @@ fn unmount_now(
         held.used = true;
         if held.mounts.is_empty() {
             held.closing += 1;
+            held.problem
+                .take_if(|problem| matches!(problem, Problem::Unrecorded(_)));
         }
+        let recorded = (!held.is_unrecorded()).then(|| targets(&held.mounts));
         (
             held.claim.clone(),
-            targets(&held.mounts),
+            held.mounts.is_empty(),
+            recorded,
             held.limit(),
             ours,
         )
     };
-    let (known, targets, limit, ours) = left;
-    let last = targets.is_empty();
+    let (known, last, targets, limit, ours) = left;
     let ours = ours.map(|at| pins.swap_remove(at).1);
     let others: Vec<OwnedFd> = pins.into_iter().map(|(_, pin)| pin).collect();
     if last {
@@ -386,6 +389,10 @@ fn unmount_now(
         };
         drop(inner.seals.run(job));
     }
+    // What nobody knows of the others is not written down.
+    let Some(targets) = targets else {
+        return Ok(());
+    };
     // On a full disk it stays as it is, which does no harm: the next start looks at what is mounted. It is written when
     // there is room.
     let dir = inner

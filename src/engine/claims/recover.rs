@@ -105,25 +105,22 @@ pub(in crate::engine) fn recover_volume(
         }
         Ok(record) => of_this_boot(inner, held, dir, mounts, record)?,
         Err(why) => {
-            let found = mounts
-                .iter()
-                .filter(|mount| inner.backend.shows(mount, id, id.as_str()));
-            let targets: Vec<ClaimTarget> = found.map(target).collect();
-            if !targets.is_empty() {
-                tracing::error!(volume.id = %id, %why, "its record is made anew from what is mounted");
+            // What was unmounted just before may still be held open; the kernel is asked before anything is done.
+            held.lingering = Some(held.claim.layers.clone());
+            held.mounts = unrecorded(inner, mounts, id)?;
+            if held.mounts.is_empty() {
+                // After a power cut a file may have its name and not its content.
+                let written = content::record(inner, dir, &held.claim, Vec::new(), &held.limit());
+                if let Err(error) = written {
+                    tracing::warn!(volume.id = %id, %error, "its record cannot be read, nor written anew");
+                }
+            } else {
+                tracing::error!(volume.id = %id, %why, "it is mounted, and nobody knows whether for reading only");
+                let why = format!(
+                    "{why}, so nobody knows whether it is mounted for reading only; unmount it everywhere"
+                );
+                held.problem.get_or_insert(Problem::Unrecorded(why));
             }
-            let record = ClaimRecord {
-                format: ClaimRecord::FORMAT,
-                boot: inner.boot.clone(),
-                claim: held.claim.clone(),
-                targets,
-                limit_unenforced: None,
-            };
-            // After a power cut a file may have its name and not its content.
-            if let Err(error) = store::write_claim(dir, &record) {
-                tracing::warn!(volume.id = %id, %error, "its record cannot be read, nor written anew");
-            }
-            of_this_boot(inner, held, dir, mounts, record)?;
         }
     }
     Ok(())
@@ -141,14 +138,24 @@ fn bound(inner: &Inner, held: &mut Held, dir: &Dir) {
     };
 }
 
-/// What is known of a mount of which there is no record.
-fn target(mount: &MountEntry) -> ClaimTarget {
-    ClaimTarget {
-        path: mount.mount_point.clone(),
-        staging: mount.mount_point.ends_with("globalmount"),
-        read_only: false,
+/// Where a claim is mounted of which there is no record. As what nobody knows, and nobody asks while it is so.
+fn unrecorded(
+    inner: &Inner,
+    mounts: &[MountEntry],
+    id: &VolumeId,
+) -> Result<HashMap<PathBuf, ClaimMount>> {
+    let shown = |mount: &&MountEntry| inner.backend.shows(mount, id, id.as_str());
+    let paths = mounts.iter().filter(shown);
+    let paths: Vec<&Path> = paths.map(|mount| mount.mount_point.as_path()).collect();
+    let found = find_mounts(inner, mounts, id, id.as_str(), &paths)?;
+    let unknown = |id| ClaimMount {
+        id,
+        staging: false,
+        read_only: true,
         asked: None,
-    }
+    };
+    let found = found.into_iter().map(|(path, id)| (path, unknown(id)));
+    Ok(found.collect())
 }
 
 fn of_this_boot(
