@@ -22,7 +22,9 @@ use baggageclaim::model::VolumeSpec;
 use baggageclaim::server::code_name;
 use k8s_openapi::api::apps::v1::{DaemonSet, Deployment};
 use k8s_openapi::api::batch::v1::Job;
-use k8s_openapi::api::core::v1::{Namespace, PersistentVolumeClaim, Pod, ServiceAccount};
+use k8s_openapi::api::core::v1::{
+    Namespace, PersistentVolumeClaim, Pod, ResourceQuota, ServiceAccount,
+};
 use k8s_openapi::api::networking::v1::NetworkPolicy;
 use k8s_openapi::api::rbac::v1::{ClusterRole, ClusterRoleBinding};
 use k8s_openapi::api::storage::v1::{CSIDriver, StorageClass};
@@ -334,6 +336,46 @@ fn what_is_deployed_is_this_driver() {
     );
 }
 
+#[test]
+fn the_driver_is_neither_refused_nor_cut_off_where_others_would_be() {
+    let read = |file: &str| -> Value {
+        let text = fs::read_to_string(root().join("deploy/base").join(file)).expect(file);
+        serde_saphyr::from_str(&text).expect(file)
+    };
+    let daemons = read("daemonset.yaml");
+    let pod = &daemons["spec"]["template"]["spec"];
+    let priority = pod["priorityClassName"].as_str().expect("a priority");
+    // The API server takes such a priority elsewhere than in kube-system from who has a quota that matches it.
+    let quota = read("resourcequota.yaml");
+    assert_eq!(
+        quota["metadata"]["namespace"],
+        daemons["metadata"]["namespace"]
+    );
+    let expected = serde_json::json!([
+        {"scopeName": "PriorityClass", "operator": "In", "values": [priority]}
+    ]);
+    assert_eq!(quota["spec"]["scopeSelector"]["matchExpressions"], expected);
+    let resources = read("kustomization.yaml")["resources"].clone();
+    let resources = resources.as_array().expect("a list");
+    assert!(
+        resources.contains(&"resourcequota.yaml".into()),
+        "{resources:?}"
+    );
+
+    // API servers listen where they like: at 16443 with MicroK8s, for one.
+    let policy = read("networkpolicy.yaml");
+    let egress = &policy["spec"]["egress"];
+    assert_eq!(
+        *egress,
+        serde_json::json!([{"ports": [{"protocol": "TCP"}]}])
+    );
+    let labels = policy["spec"]["podSelector"]["matchLabels"].as_object();
+    let its = &daemons["spec"]["template"]["metadata"]["labels"];
+    for (label, value) in labels.expect("labels") {
+        assert_eq!(its[label], *value, "{label}");
+    }
+}
+
 /// A rule as (apiGroups, resources, verbs).
 type Rule = (
     &'static [&'static str],
@@ -483,6 +525,7 @@ fn complaint(manifest: &Manifest) -> Result<(), String> {
         ("v1", "Namespace") => reread::<Namespace>,
         ("v1", "PersistentVolumeClaim") => reread::<PersistentVolumeClaim>,
         ("v1", "Pod") => reread::<Pod>,
+        ("v1", "ResourceQuota") => reread::<ResourceQuota>,
         ("v1", "ServiceAccount") => reread::<ServiceAccount>,
         ("apps/v1", "DaemonSet") => reread::<DaemonSet>,
         ("apps/v1", "Deployment") => reread::<Deployment>,
