@@ -8,6 +8,7 @@ use std::time::Duration;
 
 use clap::builder::BoolishValueParser;
 use clap::{Args, ValueEnum};
+use tokio::sync::watch;
 
 use crate::backend::{BackendKind, MountApi};
 use crate::csi::{self, NodeId};
@@ -194,13 +195,14 @@ pub struct Node {
         hide_env_values = true
     )]
     pub socket: Option<PathBuf>,
-    /// Where /healthz, /readyz and /metrics are, ADDRESS:PORT; `off`: nowhere
+    /// Where /healthz, /readyz and /metrics are, ADDRESS:PORT; [::] is every address, of IPv4 too. `off`: nowhere; then take
+    /// the pod's probes away as well, or kubelet kills it again and again
     #[arg(
         long,
         value_name = "ADDR",
         env = "BAGGAGECLAIM_HTTP",
         hide_env_values = true,
-        default_value = "0.0.0.0:9808"
+        default_value = "[::]:9808"
     )]
     pub http: Http,
     /// Whether there is an API server to ask how pods ended, and to tell them what became of their volumes
@@ -233,7 +235,7 @@ impl FromStr for Http {
         }
         let address = text.parse().map(|address| Self(Some(address)));
         address.map_err(
-            |_| "it is no address like 0.0.0.0:9808, 127.0.0.1:9808 or [::]:9808, nor `off`",
+            |_| "it is no address like [::]:9808, 0.0.0.0:9808 or 127.0.0.1:9808, nor `off`",
         )
     }
 }
@@ -447,6 +449,7 @@ impl Node {
             // An empty variable is as good as none.
             kubeconfig: self.kubeconfig.filter(|path| !path.as_os_str().is_empty()),
             look_again: k8s::LOOK_AGAIN,
+            watched: watch::Sender::new(false),
         });
         Ok(node::Config {
             driver,

@@ -72,6 +72,9 @@ pub async fn run(config: Config, shutdown: impl Future<Output = ()>) -> Result<(
         stopping: stopping.clone(),
         rpcs: driver.csi.rpcs.clone(),
         registered: registration.registered(),
+        watched: kubernetes
+            .as_ref()
+            .map(|(kubernetes, _)| kubernetes.watched.subscribe()),
     };
     let http = match config.http {
         Some(address) => Some(http::Listener::bind(address).await?),
@@ -110,9 +113,11 @@ async fn watch_pods(
         );
         return;
     };
+    let watched = config.watched.clone();
     let watch = k8s::run(config, engine, heard, stopping.cancelled_owned());
     // A task of its own: pods start and end without it, so that a defect in it must not end the driver.
     if AbortOnDropHandle::new(tokio::spawn(watch)).await.is_err() {
+        watched.send_replace(false);
         tracing::error!(
             "a defect ended the watch over pods; outcomes stay unknown until the driver is restarted"
         );

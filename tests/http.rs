@@ -10,13 +10,14 @@
 mod common;
 
 use std::collections::{BTreeMap, BTreeSet};
-use std::net::SocketAddr;
+use std::net::{Ipv4Addr, Ipv6Addr, SocketAddr};
 use std::path::{Path, PathBuf};
 use std::process::Command;
 use std::time::Instant;
 
 use baggageclaim::csi::METHODS;
 use baggageclaim::demo::kubelet::{Kubelet, NO_ATTRIBUTES, PublishOptions};
+use common::api::{Api, Mood};
 use common::process::{NodeProcess, PATIENCE, Registry};
 use common::{Fs, Lab, require_lab};
 use hyper_util::rt::TokioIo;
@@ -366,7 +367,8 @@ async fn work(node: &NodeProcess, kubelet: &Kubelet) -> String {
 #[tokio::test]
 async fn the_numbers_move_by_what_was_done_and_name_nobody() {
     let lab = require_lab!(Fs::Ext4);
-    let node = NodeProcess::start(&lab, &[]);
+    let api = Api::start().await;
+    let node = NodeProcess::start_with_api(&lab, &api, &[]);
     let address = node.http().await;
     let kubelet = node.kubelet().await;
     let before = metrics(address).await;
@@ -433,6 +435,53 @@ async fn the_numbers_move_by_what_was_done_and_name_nobody() {
     let page = page.to_lowercase();
     for secret in [TENANT, POD, KEY, NAME, &uid, "\"here\"", "nonsense"] {
         assert!(!page.contains(secret), "{secret}: {page}");
+    }
+    node.terminate().await;
+    assert_eq!(lab.close(), [""; 0].map(PathBuf::from));
+}
+
+#[tokio::test]
+async fn a_driver_that_does_not_hear_how_pods_end_says_so_and_is_ready() {
+    let lab = require_lab!(Fs::Ext4);
+    let api = Api::start().await;
+    api.be(Mood::Away);
+    let node = NodeProcess::start_with_api(&lab, &api, &[]);
+    let address = node.http().await;
+    node.kubelet().await;
+    node.logged("the watch over pods is broken", 1).await;
+    assert_eq!(value(&metrics(address).await, "pods_watched"), 0.0);
+    assert_eq!(get(address, "/readyz").await.0, 200);
+    api.be(Mood::Serving);
+    let watched = |now: &BTreeMap<String, f64>| value(now, "pods_watched") == 1.0;
+    until(address, "it is watched", watched).await;
+    node.terminate().await;
+
+    let node = NodeProcess::start(&lab, &["--kubernetes", "off"]);
+    let address = node.http().await;
+    node.kubelet().await;
+    let id = "baggageclaim_pods_watched";
+    assert!(!metrics(address).await.contains_key(id), "it is not to");
+    node.terminate().await;
+    assert_eq!(lab.close(), [""; 0].map(PathBuf::from));
+}
+
+/// Probes come to the pod's address, of whichever family that is.
+#[tokio::test]
+async fn by_default_it_listens_at_every_address_of_both_families() {
+    let help = Command::new(env!("CARGO_BIN_EXE_baggageclaim"))
+        .args(["node", "--help"])
+        .output();
+    let help = String::from_utf8(help.expect("it starts").stdout).expect("text");
+    assert!(help.contains("[default: [::]:9808]"), "{help}");
+    let lab = require_lab!(Fs::Ext4);
+    let node = NodeProcess::start(&lab, &["--http", "[::]:0"]);
+    let port = node.http().await.port();
+    node.kubelet().await;
+    for address in [
+        SocketAddr::from((Ipv4Addr::LOCALHOST, port)),
+        SocketAddr::from((Ipv6Addr::LOCALHOST, port)),
+    ] {
+        assert_eq!(get(address, "/healthz").await.0, 200, "{address}");
     }
     node.terminate().await;
     assert_eq!(lab.close(), [""; 0].map(PathBuf::from));

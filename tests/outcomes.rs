@@ -10,7 +10,7 @@ use std::time::Duration;
 use baggageclaim::demo::kubelet::PublishOptions;
 use baggageclaim::engine::{Notices, VolumeState};
 use baggageclaim::k8s;
-use tokio::sync::oneshot;
+use tokio::sync::{oneshot, watch};
 use tokio::task::JoinHandle;
 
 use common::api::{Api, Mood, Pod};
@@ -23,6 +23,7 @@ const OUTPUT: &[(&str, &str)] = &[("type", "output"), ("name", "o")];
 /// What runs beside the engine in `node`.
 struct Kube {
     stop: oneshot::Sender<()>,
+    watched: watch::Receiver<bool>,
     ran: JoinHandle<()>,
 }
 
@@ -47,13 +48,21 @@ impl Kube {
             reporter: "baggageclaim.csi.concourse-ci.org".to_owned(),
             kubeconfig: Some(api.kubeconfig(&bench.lab.run_dir())),
             look_again,
+            watched: watch::Sender::new(false),
         };
+        let watched = config.watched.subscribe();
         let heard = heard.unwrap_or_else(|| Notices::channel(1).1);
         let (stop, stopped) = oneshot::channel();
         let ran = tokio::spawn(k8s::run(config, bench.engine.clone(), heard, async {
             let _ = stopped.await;
         }));
-        Self { stop, ran }
+        Self { stop, watched, ran }
+    }
+
+    /// Waits until it is told whether the watch runs.
+    async fn tells(&mut self, watched: bool) {
+        let told = self.watched.wait_for(|told| *told == watched);
+        soon("it is told", told).await.expect("it runs");
     }
 
     async fn stop(self) {
@@ -177,6 +186,26 @@ async fn a_watch_that_is_cut_goes_on_where_it_was() {
     api.be(Mood::Serving);
     committed(&bench, "artifact/o").await;
     assert_eq!(api.asked("GET /api/v1/namespaces"), 0);
+    kube.stop().await;
+    bench.finish().await;
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn whether_it_watches_is_told_also_where_nothing_happens() {
+    let bench = require_bench!();
+    let api = Api::start().await;
+    api.be(Mood::Away);
+    let mut kube = Kube::start(&bench, &api, None);
+    eventually("it was tried", || api.turned_away() > 0).await;
+    assert!(!*kube.watched.borrow());
+    for _ in 0..2 {
+        api.be(Mood::Serving);
+        // No pod comes or goes, so that a watch that goes on says nothing.
+        kube.tells(true).await;
+        watched(&api).await;
+        api.be(Mood::Away);
+        kube.tells(false).await;
+    }
     kube.stop().await;
     bench.finish().await;
 }
@@ -564,14 +593,7 @@ async fn the_binary_serves_without_an_api_server_and_remembers_over_kill_9_what_
     let lab = require_lab!(Fs::Ext4);
     let api = Api::start().await;
     api.be(Mood::Away);
-    let kubeconfig = api.kubeconfig(&lab.run_dir());
-    let flags = [
-        "--kubernetes",
-        "on",
-        "--kubeconfig",
-        kubeconfig.to_str().expect("text"),
-    ];
-    let node = NodeProcess::start(&lab, &flags);
+    let node = NodeProcess::start_with_api(&lab, &api, &[]);
     let kubelet = node.kubelet().await;
     let pod = kubelet.pod_with_uid("ci", "a", "a");
     pod.publish("out", output("o"), PublishOptions::default())
@@ -583,7 +605,7 @@ async fn the_binary_serves_without_an_api_server_and_remembers_over_kill_9_what_
     let log = node.kill().await;
     assert!(log.contains("WARN") && !log.contains("ERROR"), "{log}");
 
-    let node = NodeProcess::start(&lab, &flags);
+    let node = NodeProcess::start_with_api(&lab, &api, &[]);
     node.kubelet().await;
     api.put(&Pod::new("a").succeeded());
     api.be(Mood::Serving);

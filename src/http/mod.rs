@@ -11,7 +11,8 @@
 mod pages;
 
 use std::convert::Infallible;
-use std::net::SocketAddr;
+use std::io;
+use std::net::{Ipv4Addr, Ipv6Addr, SocketAddr};
 use std::sync::Arc;
 use std::time::Duration;
 
@@ -21,6 +22,8 @@ use hyper_util::rt::TokioIo;
 use tokio::net::TcpListener;
 use tokio::sync::Semaphore;
 use tokio::task::JoinSet;
+
+use crate::sys::Errno;
 
 pub use pages::{Alive, FindEngine, Sources};
 
@@ -42,7 +45,7 @@ pub enum Error {
         /// The address.
         address: SocketAddr,
         /// Why.
-        source: std::io::Error,
+        source: io::Error,
     },
 }
 
@@ -54,7 +57,13 @@ impl Listener {
     /// Listens at an address. From here on callers queue.
     pub async fn bind(address: SocketAddr) -> Result<Self, Error> {
         let failed = |source| Error::Bind { address, source };
-        let listener = TcpListener::bind(address).await.map_err(failed)?;
+        let listener = match TcpListener::bind(address).await {
+            Err(error) if lacks_ipv6(&error) && address.ip() == Ipv6Addr::UNSPECIFIED => {
+                TcpListener::bind((Ipv4Addr::UNSPECIFIED, address.port())).await
+            }
+            bound => bound,
+        };
+        let listener = listener.map_err(failed)?;
         let address = listener.local_addr().map_err(failed)?;
         tracing::info!(%address, "health and metrics");
         Ok(Self(listener))
@@ -95,4 +104,11 @@ impl Listener {
             });
         }
     }
+}
+
+/// Whether the machine has no IPv6 at all. Else `[::]` takes the callers of IPv4, too.
+fn lacks_ipv6(error: &io::Error) -> bool {
+    [Errno::EAFNOSUPPORT, Errno::EADDRNOTAVAIL]
+        .iter()
+        .any(|errno| error.raw_os_error() == Some(*errno as i32))
 }

@@ -43,6 +43,8 @@ pub struct Sources {
     pub rpcs: Rpcs,
     /// Whether kubelet has the driver.
     pub registered: watch::Receiver<bool>,
+    /// Whether the API server tells how pods end, if it is asked at all.
+    pub watched: Option<watch::Receiver<bool>>,
 }
 
 impl fmt::Debug for Sources {
@@ -135,6 +137,10 @@ async fn measures(sources: &Sources, request: &Request<Incoming>) -> Page {
     let help = "Whether kubelet has said that the driver is registered";
     let registered = *sources.registered.borrow();
     yes(&mut registry, "kubelet_registered", help, registered);
+    if let Some(watched) = &sources.watched {
+        let help = "Whether the watch over this node's pods runs, which tells how they end";
+        yes(&mut registry, "pods_watched", help, *watched.borrow());
+    }
     if let Ok(engine) = (sources.engine)() {
         engine.counters().register(&mut registry);
         let pool = Family::<Pool, Gauge>::default();

@@ -23,7 +23,7 @@ use std::path::PathBuf;
 use std::sync::Arc;
 use std::time::Duration;
 
-use tokio::sync::mpsc;
+use tokio::sync::{mpsc, watch};
 
 use crate::engine::{Engine, Notice};
 
@@ -43,6 +43,8 @@ pub struct Config {
     pub kubeconfig: Option<PathBuf>,
     /// How often it is looked for outcomes that the watch did not bring.
     pub look_again: Duration,
+    /// Is told whether the watch over this node's pods runs.
+    pub watched: watch::Sender<bool>,
 }
 
 /// Watches this node's pods for the engine and says its notices, until `stop` is ready. Connects as often as it takes.

@@ -37,8 +37,8 @@ use crate::model::{Outcome, PodUid};
 
 /// How long a question to the API server may take.
 const ANSWER: Duration = Duration::from_secs(10);
-/// How long a broken watch tries to go on where it was before it begins anew, with a list.
-const PATIENT: Duration = Duration::from_secs(60);
+/// How many rounds long a broken watch tries to go on where it was before it begins anew, with a list.
+const PATIENT: u32 = 6;
 /// How long it is remembered how a pod ended that is gone: its volumes may be sealed a good while later, and their events
 /// say why.
 const REMEMBERED: Duration = Duration::from_secs(60 * 60);
@@ -174,7 +174,7 @@ pub(super) async fn watch(
 ) {
     let kind = ApiResource::erase::<ApiPod>(&());
     let mut outcomes = Outcomes {
-        node: &config.node,
+        config,
         client,
         kind: &kind,
         engine,
@@ -203,20 +203,27 @@ pub(super) async fn watch(
             event = events.next() => match event {
                 Some(Ok(event)) => outcomes.take(event).await,
                 Some(Err(error)) => {
-                    if outcomes.note_away(&error) {
+                    outcomes.note_away(&error);
+                    if outcomes.begins_anew() {
                         events = start();
                     }
                 }
                 // It has no end.
                 None => return,
             },
-            _ = again.tick() => outcomes.look_again().await,
+            _ = again.tick() => {
+                // On a quiet node a watch that works again is as silent as one that hangs: a list tells which it is.
+                if outcomes.listing.is_none() && outcomes.begins_anew() {
+                    events = start();
+                }
+                outcomes.look_again().await;
+            }
         }
     }
 }
 
 struct Outcomes<'a> {
-    node: &'a str,
+    config: &'a Config,
     client: &'a Client,
     kind: &'a ApiResource,
     engine: &'a Engine,
@@ -346,9 +353,10 @@ impl Outcomes<'_> {
             }
             Some(pod) => {
                 let node = pod.spec.node_name.as_deref().unwrap_or_default();
-                if node != self.node && !std::mem::replace(&mut self.misnamed, true) {
-                    tracing::error!(pod = %name, "this node is called {node:?} by Kubernetes and {:?} here (--node-id): \
-                        the watch sees no pods, and each is asked for", self.node);
+                let here = &self.config.node;
+                if node != here && !std::mem::replace(&mut self.misnamed, true) {
+                    tracing::error!(pod = %name, "this node is called {node:?} by Kubernetes and {here:?} here (--node-id): \
+                        the watch sees no pods, and each is asked for");
                 }
                 if decide(&pod, false).decision != Decision::Undecided {
                     self.note(uid, &pod, false).await;
@@ -358,16 +366,21 @@ impl Outcomes<'_> {
         true
     }
 
-    /// Notes that the watch is broken; tells whether it is time to begin it anew.
-    fn note_away(&mut self, error: &watcher::Error) -> bool {
-        let Some(since) = self.away else {
+    fn note_away(&mut self, error: &watcher::Error) {
+        self.config.watched.send_replace(false);
+        if self.away.is_some() {
+            tracing::debug!(%error, "the watch over pods is still broken");
+        } else {
             tracing::warn!(%error, "the watch over pods is broken; outcomes are waited for");
             self.away = Some(Instant::now());
-            return false;
-        };
-        tracing::debug!(%error, "the watch over pods is still broken");
-        // It tries to go on from where it was. An API server that was put back to an earlier state never gets there.
-        let anew = since.elapsed() > PATIENT;
+        }
+    }
+
+    /// Whether a broken watch is to begin anew, with a list. It tries to go on from where it was: an API server that was put
+    /// back to an earlier state never gets there.
+    fn begins_anew(&mut self) -> bool {
+        let patience = self.config.look_again * PATIENT;
+        let anew = self.away.is_some_and(|since| since.elapsed() > patience);
         if anew {
             self.away = Some(Instant::now());
         }
@@ -375,6 +388,7 @@ impl Outcomes<'_> {
     }
 
     fn note_back(&mut self) {
+        self.config.watched.send_replace(true);
         if self.away.take().is_some() {
             tracing::info!("the watch over pods works again");
         }

@@ -41,6 +41,7 @@ struct State {
     /// What every event is answered with instead.
     events_refused: Option<u16>,
     requests: Vec<String>,
+    turned_away: usize,
 }
 
 /// The double; gone when it is dropped.
@@ -73,6 +74,7 @@ impl Api {
             events: BTreeMap::new(),
             events_refused: None,
             requests: Vec::new(),
+            turned_away: 0,
         }));
         let mood = watch::Sender::new(Mood::Serving);
         let (served_state, served_mood) = (state.clone(), mood.clone());
@@ -196,6 +198,11 @@ impl Api {
             .iter()
             .filter(|request| request.starts_with(beginning))
             .count()
+    }
+
+    /// How many came while it was away.
+    pub fn turned_away(&self) -> usize {
+        self.state.lock().turned_away
     }
 
     /// How many watches run.
@@ -339,7 +346,10 @@ async fn read(connection: &mut TcpStream) -> Option<Request> {
 
 async fn serve(mut connection: TcpStream, state: Arc<Mutex<State>>, mood: Mood) {
     match mood {
-        Mood::Away => return,
+        Mood::Away => {
+            state.lock().turned_away += 1;
+            return;
+        }
         Mood::Silent => std::future::pending().await,
         Mood::Serving => {}
     }

@@ -23,6 +23,7 @@ use tokio::sync::watch;
 use tonic::transport::{Channel, Endpoint, Uri};
 
 use super::Lab;
+use super::api::Api;
 
 /// How long something may take that takes no time on a quiet machine.
 pub const PATIENCE: Duration = Duration::from_secs(60);
@@ -75,6 +76,14 @@ impl NodeProcess {
             socket: socket.join("csi.sock"),
             kubelet_dir,
         }
+    }
+
+    /// Starts it with an API server to hear from, and with these flags more.
+    pub fn start_with_api(lab: &Lab, api: &Api, flags: &[&str]) -> Self {
+        let kubeconfig = api.kubeconfig(&lab.run_dir());
+        let kubeconfig = kubeconfig.to_str().expect("text");
+        let with_api = ["--kubernetes", "on", "--kubeconfig", kubeconfig];
+        Self::start(lab, &[&with_api, flags].concat())
     }
 
     /// A double of kubelet, once the driver is ready.
