@@ -636,10 +636,11 @@ impl Inner {
 
     /// Whether it may have been the last that needed something.
     fn forget_leaving(&self, key: LayerId) -> bool {
+        let now = self.clock.now();
         let last = {
             let mut state = self.state.lock();
             let left = state.leaving.remove(&key);
-            left.is_none_or(|left| state.may_be_last_of(&left.record))
+            left.is_none_or(|left| state.may_be_last_of(&left.record, now))
         };
         self.changed.notify_waiters();
         last

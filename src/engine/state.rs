@@ -399,13 +399,15 @@ impl State {
         parents.chain(self.wanted.values().copied()).collect()
     }
 
-    /// Whether this volume may be the last that needs something. It is not where its parent has its name still, and the same layers:
-    /// most volumes are forks of what the next ones are forked from, too, or of nothing.
-    pub(super) fn may_be_last_of(&self, record: &VolumeRecord) -> bool {
+    /// Whether this volume may be the last that needs something. It is not where its parent has its name and time still, and the same
+    /// layers: most volumes are forks of what the next ones are forked from, too, or of nothing.
+    pub(super) fn may_be_last_of(&self, record: &VolumeRecord, now: Timestamp) -> bool {
         let parent = record.parent.and_then(|id| self.artifacts.get(&id));
         match parent {
             Some(Sealed { artifact, .. }) => {
-                artifact.layers != record.layers || !self.is_named(artifact)
+                artifact.layers != record.layers
+                    || !self.is_named(artifact)
+                    || artifact.expires().is_some_and(|at| at <= now)
             }
             None => !record.layers.is_empty(),
         }

@@ -85,6 +85,26 @@ fn now() -> baggageclaim::model::Timestamp {
     )
 }
 
+/// By the end of the fork, not by the next look at the clock: that is an hour away.
+#[tokio::test(flavor = "multi_thread")]
+async fn what_is_past_its_time_goes_when_its_last_fork_does() {
+    let bench = require_bench!();
+    let ttl = if in_a_guest() { "20s" } else { "1s" };
+    let output = [("type", "output"), ("name", "o"), ("ttl", ttl)];
+    bench.step("maker", &output, |_| {}).await;
+    let input = [("type", "input"), ("from", "artifact/o")];
+    bench.publish("user", "fork", &input).await;
+    let row = bench.artifact("artifact/o").expect("sealed");
+    while row.expires.expect("a ttl") > now() {
+        tokio::time::sleep(Duration::from_millis(20)).await;
+    }
+    bench.engine.reap().await.expect("reap");
+    assert!(bench.artifact("artifact/o").is_some(), "it is in use");
+    bench.unpublish("fork").await;
+    eventually("it goes", || bench.artifact("artifact/o").is_none()).await;
+    bench.finish().await;
+}
+
 #[tokio::test(flavor = "multi_thread")]
 async fn when_a_cache_was_last_used_is_known_after_a_restart() {
     let bench = require_bench!();
