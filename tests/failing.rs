@@ -26,6 +26,7 @@ use std::process::Command;
 use std::sync::{Arc, mpsc};
 use std::time::{Duration, Instant};
 
+use baggageclaim::backend::BackendKind;
 use baggageclaim::engine::claims::{Claims as _, CreateClaim, SnapshotFilter};
 use baggageclaim::engine::crash::{self, Point};
 use baggageclaim::engine::{Config, Engine, Error};
@@ -36,7 +37,7 @@ use bench::{Bench as Pods, OVERLAY, request};
 use common::bench::{Bench, Ground, NEVER, eventually, names};
 use common::disk::{Broken, SmallDisk};
 use common::lab::run;
-use common::{Lab, require_bench};
+use common::{Fs, Lab, require_bench};
 use tokio::sync::{Mutex, MutexGuard};
 
 const TASK: [(&str, &str); 2] = [("type", "task-cache"), ("key", "k")];
@@ -751,5 +752,50 @@ async fn an_outcome_that_is_told_wakes_who_waits_though_the_next_volume_could_no
     assert_eq!(bench.outcome("pod", Outcome::Succeeded).await, 1);
     bench.quiet().await;
     assert_eq!(sealed(), 2);
+    bench.finish().await;
+}
+
+/// Two seals that are copies, each with room alone and none beside the other: together none of them might ever find it.
+#[tokio::test(flavor = "multi_thread")]
+async fn copies_that_found_no_room_go_on_one_at_a_time() {
+    const MIB: u64 = 1 << 20;
+    let _turn = my_turn().await;
+    let lab = match Lab::try_sized(Fs::Ext4, 48 * MIB) {
+        Ok(lab) => lab,
+        Err(reason) => return common::skip(&reason),
+    };
+    let bench = Bench::with(lab, |config| config.backend = Some(BackendKind::Copy)).await;
+    for name in ["one", "two"] {
+        let output = [("type", "output"), ("name", name), ("commit", "always")];
+        let (at, _) = bench.publish(name, name, &output).await;
+        fs::write(at.join("f"), vec![7; 10 << 20]).expect("write");
+    }
+    let space = || Dir::open(&bench.pool()).and_then(|pool| pool.space());
+    let filler = bench.lab.path().join("filler");
+    let most = space().expect("statfs").bytes_available - MIB;
+    fs::write(&filler, vec![1; usize::try_from(most).expect("small")]).expect("write");
+
+    // One has found no room, and is held where it would begin to copy for the second time.
+    let begun = crash::visits(Point::SealLayerRecorded);
+    let attempts = || crash::visits(Point::SealLayerRecorded) - begun;
+    let (go_on, held) = mpsc::channel::<()>();
+    crash::at(Point::SealLayerRecorded, 2, move || {
+        // Also when the test is over.
+        let _ = held.recv();
+    });
+    bench.unpublish("one").await;
+    eventually("it is tried again", || attempts() == 2).await;
+    // The other finds none either, and would begin again after 50 and 250 ms: nothing tells that something waits.
+    bench.unpublish("two").await;
+    eventually("the other is tried", || attempts() == 3).await;
+    tokio::time::sleep(Duration::from_secs(1)).await;
+    assert_eq!(attempts(), 3, "the other did not wait");
+
+    fs::remove_file(&filler).expect("room for one after the other");
+    go_on.send(()).expect("it is held");
+    bench.quiet().await;
+    for name in ["artifact/one", "artifact/two"] {
+        assert!(bench.artifact(name).is_some(), "{name} is not sealed");
+    }
     bench.finish().await;
 }
