@@ -97,8 +97,10 @@ pub fn choose(pool: &Dir, wanted: Wanted) -> Result<Chosen> {
             continue;
         }
         let opened = match open(pool, kind, candidate, wanted.btrfs_quota) {
-            // What is chosen is the pool's for good.
-            Err(Error::System(error)) if wanted.kind.is_none() && is_of_today(&error) => {
+            // What is chosen is the pool's for good. On a full disk no other way to mount works either.
+            Err(Error::System(error))
+                if error.is_full() || wanted.kind.is_none() && is_of_today(&error) =>
+            {
                 return Err(error.into());
             }
             opened => opened,

@@ -3,17 +3,17 @@
 //! What is decided here needs no engine yet: whose pool it is, of which form, and what is wrong with it, said to the person who
 //! starts the driver. What an earlier process left is recovered later (`recover`).
 
-use std::path::Path;
+use std::path::{Path, PathBuf};
 use std::sync::Arc;
 
 use super::check;
 use super::clock::Clock;
 use super::error::{Doing, Error, Result};
 use super::{Config, boot_id, random};
-use crate::backend::{self, Backend, BackendKind, Chosen, Wanted};
+use crate::backend::{self, Backend, BackendKind, Chosen, Wanted, tree};
 use crate::model::{LayerId, layout};
 use crate::store::{self, Contents, Index, PoolDirs, PoolIdentity};
-use crate::sys;
+use crate::sys::{self, Dir};
 
 /// A pool, opened but not yet recovered.
 pub(super) struct Opened {
@@ -162,13 +162,35 @@ fn choose_backend(
         remember_lost(dirs, error);
     }
     let second = if lost.is_some() { choose() } else { first };
-    // Trying a backend takes a few blocks, and the reserve is there for that.
+    // Trying a backend takes a few blocks.
     let space = dirs.root.space();
     let is_full = space.is_ok_and(|space| space.bytes_available == 0);
-    if second.is_err() && is_full && is_known && dirs.root.remove_file(layout::RESERVE).is_ok() {
+    if second.is_err() && is_full && is_known {
+        free_some(dirs);
         return (choose(), lost);
     }
     (second, lost)
+}
+
+/// Frees the reserve, which is there for that; where there is none, some of what is nobody's.
+fn free_some(dirs: &PoolDirs) {
+    const ENOUGH: u64 = 4 << 20;
+    let is_enough = || matches!(dirs.root.space(), Ok(space) if space.bytes_available >= ENOUGH);
+    if dirs.root.remove_file(layout::RESERVE).is_err() {
+        let names = |place: &Dir| {
+            let entries = place.entries().unwrap_or_default().into_iter();
+            entries.map(|entry| PathBuf::from(entry.name))
+        };
+        // The top of a volume may still be held open: that is asked of the backend, later.
+        let is_volume = |name: &PathBuf| dirs.trash.has(name.join(layout::VOLUME_JSON));
+        let rubbish = names(&dirs.trash).filter(|name| is_volume(name).is_ok_and(|is| !is));
+        let spares = names(&dirs.spares).map(|name| (&dirs.spares, name));
+        for (place, name) in spares.chain(rubbish.map(|name| (&dirs.trash, name))) {
+            if let Err(error) = tree::delete(place, &name, &is_enough) {
+                tracing::debug!(name = %name.display(), %error, "it is deleted later");
+            }
+        }
+    }
 }
 
 /// Writes down that what exists until now is not to be believed, before anything else can fail: the kernel says it once, and this start may

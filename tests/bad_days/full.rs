@@ -583,6 +583,60 @@ async fn a_new_pool_on_a_full_disk_is_made_when_there_is_room_and_as_it_would_ha
     assert!(lab.close().is_empty());
 }
 
+/// Without a reserve, what lies in the trash is all that is the driver's to free.
+#[tokio::test(flavor = "multi_thread")]
+async fn a_pool_without_a_reserve_starts_on_a_full_disk_if_there_is_rubbish_in_it() {
+    let lab = match Lab::try_sized(Fs::Ext4, 48 * MIB) {
+        Ok(lab) => lab,
+        Err(reason) => return crate::common::skip(&reason),
+    };
+    let bench = Bench::with(lab, |config| {
+        config.backend = Some(BackendKind::Overlay);
+        config.low_watermark = 50;
+    })
+    .await;
+    let kept = [("type", "task-cache"), ("key", "kept")];
+    let write = |at: &Path| fs::write(at.join("f"), "kept").expect("write");
+    bench.step("maker", &kept, write).await;
+    let full = bench.lab.dir("full");
+    let (config, pool) = (bench.config.clone(), bench.pool());
+    bench.engine.shutdown().await;
+    let Bench { lab, engine, .. } = bench;
+    drop(engine);
+    fill_up(&full);
+    let refused = loop {
+        let error = Engine::open(config.clone()).await.expect_err("full");
+        let error = error.to_string();
+        if !error.contains("in use by another process") {
+            break error;
+        }
+        tokio::time::sleep(Duration::from_millis(3)).await;
+    };
+    assert!(
+        refused.contains("its disk is full, make room by hand"),
+        "{refused}"
+    );
+
+    // As a layer lies there that was not deleted yet.
+    fs::remove_file(full.join("big")).expect("a file");
+    let rubbish = pool.join("trash/00000000000000000000000000000001/fs");
+    fs::create_dir_all(&rubbish).expect("mkdir");
+    fs::write(rubbish.join("f"), vec![1; 1 << 20]).expect("write");
+    fill_up(&full);
+    let engine = open_again(&config).await;
+    assert_eq!(engine.artifacts(None).len(), 1);
+    let destroyed = engine
+        .destroy(
+            &"ci".parse().expect("tenant"),
+            &"task-cache/kept".parse().expect("a name"),
+        )
+        .await;
+    destroyed.expect("there is room to delete");
+    engine.shutdown().await;
+    drop(engine);
+    assert!(lab.close().is_empty());
+}
+
 /// A reserve that a kill left half-made is as large as a whole one, and would be what its next making lacks.
 #[tokio::test(flavor = "multi_thread")]
 async fn a_reserve_grows_under_one_name_which_the_next_start_frees() {
