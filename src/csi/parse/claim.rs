@@ -67,6 +67,13 @@ pub(super) fn publish(request: csi::NodePublishVolumeRequest) -> Result<MountCla
         "" => None,
         text => Some(path("staging_target_path", text)?),
     };
+    // What is mounted there is the staged claim, which would be taken for the published one, or a path within a tenant's content.
+    if staged_at.as_ref().is_some_and(|at| target.starts_with(at)) {
+        return Err(Invalid::Path {
+            field: "target_path",
+            problem: "must be outside staging_target_path",
+        });
+    }
     Ok(MountClaim {
         claim,
         target,
@@ -201,6 +208,8 @@ mod tests {
         assert!(mount.multiple_targets && !mount.read_only && !mount.staging);
         request.readonly = true;
         assert!(publish(request.clone()).expect("understood").read_only);
+        request.target_path = "/stage/10".into();
+        publish(request.clone()).expect("beside it");
         request.staging_target_path.clear();
         assert_eq!(publish(request).expect("understood").staged_at, None);
     }
@@ -254,6 +263,14 @@ mod tests {
             (
                 |r| r.staging_target_path = "x".into(),
                 "staging_target_path must be absolute",
+            ),
+            (
+                |r| r.target_path = "/stage/1".into(),
+                "target_path must be outside staging_target_path",
+            ),
+            (
+                |r| r.target_path = "/stage/1/x".into(),
+                "target_path must be outside staging_target_path",
             ),
             (
                 |r| r.volume_capability = None,
