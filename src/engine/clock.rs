@@ -35,6 +35,11 @@ impl Clock {
     }
 }
 
+/// Seconds since the boot, suspended ones too. Nobody sets this clock: for how long something of this boot lasts, over restarts.
+pub(super) fn uptime() -> u64 {
+    u64::try_from(rustix::system::sysinfo().uptime).unwrap_or_default()
+}
+
 fn wall() -> u64 {
     let since = SystemTime::now()
         .duration_since(UNIX_EPOCH)

@@ -98,6 +98,8 @@ pub struct Config {
     pub input_wait: Duration,
     /// How long a finished volume waits for its pod's outcome before it is thrown away.
     pub outcome_wait: Duration,
+    /// How long a process may hold a finished volume open before its pod's people are told.
+    pub held_wait: Duration,
     /// How long a seal that is a copy finds no room for it, while caches are evicted, before the volume is thrown away. (Where a seal is
     /// no copy it needs a few blocks, and waits for them as long as it takes.)
     pub room_wait: Duration,
@@ -125,6 +127,7 @@ impl Config {
             threads: 4,
             input_wait: Duration::from_secs(90),
             outcome_wait: Duration::from_secs(60 * 60),
+            held_wait: Duration::from_secs(60),
             room_wait: Duration::from_secs(10 * 60),
             high_watermark: 85,
             low_watermark: 70,

@@ -36,6 +36,11 @@ pub enum What {
         /// How long it waits at most.
         at_most: Duration,
     },
+    /// The volume's pod is over, and what it wrote cannot be sealed: somebody could still change it.
+    HeldOpen {
+        /// As what it is to be sealed.
+        reference: Reference,
+    },
     /// The volume's content was sealed, durably.
     Committed {
         /// As what.

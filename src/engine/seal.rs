@@ -8,9 +8,10 @@ use std::sync::Arc;
 use std::sync::atomic::Ordering;
 use std::time::{Duration, Instant};
 
+use super::clock::uptime;
 use super::crash::{Point, point};
 use super::error::{Doing, Error, Result};
-use super::notice::{NotCommitted, say_not_committed};
+use super::notice::{NotCommitted, What, say, say_not_committed};
 use super::state::{Goal, Left};
 use super::types::VolumeState;
 use super::{Inner, reap};
@@ -85,7 +86,7 @@ impl Drop for Begin {
 /// Sees a leaving volume to its end, however often a step fails.
 async fn settle(inner: &Arc<Inner>, left: Left) {
     let key = left.key;
-    if let Some(watch) = freeze(inner, key, left.pin).await {
+    if let Some(watch) = telling(inner, key, freeze(inner, key, left.pin)).await {
         match inner.leaving(key) {
             Some((Goal::Discard, _)) => until_released(inner, key, watch).await,
             Some((Goal::Seal(_), record)) => keep_while_held(inner, key, record.layers, watch),
@@ -181,6 +182,29 @@ fn is_held(inner: &Inner, key: LayerId) -> Result<bool> {
         }
     }
     Ok(false)
+}
+
+/// Waits; and says, once, if what is waited for is a process that holds open what is to be sealed.
+async fn telling<T>(inner: &Inner, key: LayerId, wait: impl Future<Output = T>) -> T {
+    tokio::pin!(wait);
+    loop {
+        tokio::select! {
+            waited = &mut wait => return waited,
+            () = tokio::time::sleep(inner.config.held_wait) => {}
+        }
+        let held = {
+            let state = inner.state.lock();
+            let leaving = state.leaving.get(&key);
+            let leaving = leaving.filter(|leaving| leaving.state == VolumeState::InUse);
+            leaving.map(|leaving| (leaving.goal.clone(), leaving.record.clone()))
+        };
+        if let Some((Goal::Seal(plan), record)) = held {
+            say(inner.config.notices.as_ref(), &record, || What::HeldOpen {
+                reference: plan.reference,
+            });
+            return wait.await;
+        }
+    }
 }
 
 /// Waits until nobody can change the volume's content any more. If somebody still looks at it, what tells the end of that.
@@ -362,11 +386,37 @@ async fn outcome(inner: &Arc<Inner>, key: LayerId) -> Option<Outcome> {
         }
         leaving.outcome.map(Some)
     });
-    match tokio::time::timeout(inner.config.outcome_wait, known).await {
+    tokio::pin!(known);
+    let waited = tokio::select! {
+        biased;
+        // Mostly it is: then nothing is noted.
+        known = &mut known => return known,
+        () = std::future::ready(()) => awaited(inner, key).await,
+    };
+    let patience = inner.config.outcome_wait.saturating_sub(waited);
+    match tokio::time::timeout(patience, known).await {
         Ok(known) => known,
         // Whoever told it at the last moment was told that it counts.
         Err(_) => inner.state.lock().leaving.get(&key)?.outcome,
     }
+}
+
+/// How long the volume's outcome was awaited by earlier processes, which began to count.
+async fn awaited(inner: &Arc<Inner>, key: LayerId) -> Duration {
+    let engine = inner.clone();
+    let noted = inner.seals.run(move || {
+        let Some(dir) = engine.leaving_dir(key)? else {
+            return Ok(Duration::ZERO);
+        };
+        let now = uptime();
+        let since = store::awaited_since(&dir, now).doing("note since when it is awaited")?;
+        Ok(Duration::from_secs(now.saturating_sub(since)))
+    });
+    let waited = noted.await.and_then(|noted: Result<Duration>| noted);
+    waited.unwrap_or_else(|error| {
+        tracing::debug!(layer = %key, %error, "the wait for the outcome is counted by this process only");
+        Duration::ZERO
+    })
 }
 
 /// What came of a seal that was decided.

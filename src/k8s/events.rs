@@ -74,6 +74,12 @@ impl Saying {
                 let note = format!("waiting up to {at_most} for {reference}: {state}");
                 (false, "WaitingForInput", "Publish", note)
             }
+            What::HeldOpen { reference } => {
+                let note = format!(
+                    "{reference} is not committed yet: it waits for a process that still has files of it open"
+                );
+                (true, "HeldOpen", "Commit", note)
+            }
             What::Committed { reference } => {
                 let note = format!("{reference} is committed");
                 (false, "Committed", "Commit", note)

@@ -12,6 +12,7 @@ use crate::sys::{self, Dir, Errno};
 /// Records are small; what is larger is none of ours.
 const LIMIT: usize = 256 * 1024;
 const OUTCOME: &str = "outcome";
+const AWAITED: &str = "awaited";
 const DOOMED: &str = "doomed";
 
 /// Why a directory has no record that counts.
@@ -144,6 +145,27 @@ pub fn read_outcome(volume: &Dir) -> sys::Result<Option<Outcome>> {
     }
 }
 
+/// Since when the pod's outcome is awaited, in seconds since the boot: `now`, if that was not noted before.
+pub fn awaited_since(volume: &Dir, now: u64) -> sys::Result<u64> {
+    let noted = match volume.read(AWAITED, 64) {
+        Err(error) if error.is(Errno::ENOENT) => None,
+        noted => {
+            let text = String::from_utf8(noted?).unwrap_or_default();
+            let since = text.strip_suffix('\n').and_then(|text| text.parse().ok());
+            if since.is_none() {
+                // Torn, as an outcome may be.
+                volume.remove_file(AWAITED)?;
+            }
+            since
+        }
+    };
+    if let Some(since) = noted {
+        return Ok(since);
+    }
+    volume.write_new(AWAITED, format!("{now}\n").as_bytes())?;
+    Ok(now)
+}
+
 /// That a write-back failed: what was made before may have lost bytes, silently.
 #[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
 pub struct Doom {
@@ -262,6 +284,14 @@ mod tests {
         write_outcome(&dir, Outcome::Failed).expect("written");
         write_outcome(&dir, Outcome::Succeeded).expect("ignored");
         assert_eq!(read_outcome(&dir).expect("read"), Some(Outcome::Failed));
+    }
+
+    #[test]
+    fn what_is_awaited_is_so_since_the_first_time_that_was_noted_whole() {
+        let (_folder, dir) = scratch();
+        dir.write_new(AWAITED, b"12").expect("torn");
+        assert_eq!(awaited_since(&dir, 1234).expect("noted"), 1234);
+        assert_eq!(awaited_since(&dir, 5678).expect("known"), 1234);
     }
 
     #[test]

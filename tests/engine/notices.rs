@@ -4,12 +4,12 @@ use std::fs;
 use std::time::Duration;
 
 use baggageclaim::backend::BackendKind;
-use baggageclaim::engine::Notices;
 use baggageclaim::engine::notice::{NotCommitted, Notice, What};
+use baggageclaim::engine::{Notices, VolumeRow, VolumeState};
 use baggageclaim::model::Outcome;
 use tokio::sync::mpsc::Receiver;
 
-use crate::common::bench::{Ground, soon, waits};
+use crate::common::bench::{Bench, Ground, eventually, soon, waits};
 use crate::common::{Fs, require_bench};
 
 const OUTPUT: &[(&str, &str)] = &[("type", "output"), ("name", "o")];
@@ -79,6 +79,64 @@ async fn each_end_of_a_volume_is_told_with_its_reason() {
     bench.unpublish("five").await;
     bench.finish().await;
     assert!(heard.try_recv().is_err(), "something more was said");
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn a_volume_that_is_held_open_says_so_once_and_one_that_is_thrown_away_does_not() {
+    let (notices, mut heard) = Notices::channel(64);
+    let bench = require_bench!(|config| {
+        config.notices = Some(notices);
+        config.held_wait = Duration::from_millis(30);
+    });
+    let (kept, _) = bench.publish("maker", "out", OUTPUT).await;
+    let input = &[("type", "task-cache"), ("key", "k"), ("commit", "never")];
+    let (thrown, _) = bench.publish("other", "in", input).await;
+    let held = [kept, thrown].map(|at| fs::File::create(at.join("f")).expect("create"));
+    bench.unpublish("in").await;
+    bench.unpublish("out").await;
+    bench.outcome("maker", Outcome::Succeeded).await;
+    let reference = "artifact/o".parse().expect("a reference");
+    let told = next(&mut heard).await;
+    assert_eq!(told, ("maker".to_owned(), What::HeldOpen { reference }));
+    drop(held);
+    let ends = [next(&mut heard).await.1];
+    assert!(matches!(ends, [What::Committed { .. }]), "{ends:?}");
+    bench.finish().await;
+    assert!(heard.try_recv().is_err(), "something more was said");
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn an_outcome_is_awaited_for_as_long_in_all_however_often_the_driver_restarts() {
+    let (notices, mut heard) = Notices::channel(64);
+    let bench = require_bench!(|config| {
+        config.notices = Some(notices);
+        config.outcome_wait = Duration::from_secs(100);
+    });
+    let awaits = async |bench: &Bench| {
+        let awaits = |row: VolumeRow| row.state == VolumeState::AwaitingOutcome;
+        eventually("it waits", || bench.row("v").is_some_and(awaits)).await;
+    };
+    bench.publish("silent", "v", OUTPUT).await;
+    bench.unpublish("v").await;
+    awaits(&bench).await;
+    let bench = bench.restart().await;
+    awaits(&bench).await;
+    // As if that had begun a hundred seconds earlier.
+    let bench = bench
+        .restart_after(|pool| {
+            let mut pending = fs::read_dir(pool.join("pending")).expect("a directory");
+            let noted = pending.next().expect("it waits").expect("an entry").path();
+            let noted = noted.join("awaited");
+            let since = fs::read_to_string(&noted).expect("it is noted");
+            let since: u64 = since.trim().parse().expect("seconds");
+            let earlier = since.checked_sub(100).expect("an hour of uptime");
+            fs::write(&noted, format!("{earlier}\n")).expect("write");
+        })
+        .await;
+    let waited = Duration::from_secs(100);
+    let unknown = not_committed("artifact/o", NotCommitted::OutcomeUnknown { waited });
+    assert_eq!(next(&mut heard).await, ("silent".to_owned(), unknown));
+    bench.finish().await;
 }
 
 #[tokio::test(flavor = "multi_thread")]
