@@ -13,6 +13,7 @@ use baggageclaim::demo::kubelet::{NO_ATTRIBUTES, Pod, PublishOptions};
 use baggageclaim::model::Outcome;
 use baggageclaim::proto::csi::v1 as csi;
 use common::calls::{OPTIONS, Publish, mode, mount, send, text, unpublish};
+use common::process::NodeProcess;
 use common::{Driver, Fs, require_lab};
 use csi::volume_capability::access_mode::Mode;
 use csi::volume_usage::Unit;
@@ -47,6 +48,36 @@ async fn every_call_twice_is_the_same_as_once() {
         pod.unpublish("src").await.expect("unpublish again");
         driver.assert_nothing_left("twice").await;
         driver.stop().await;
+    }
+}
+
+#[tokio::test]
+async fn a_fork_that_is_a_copy_says_in_the_log_how_it_was_made() {
+    for (fs, method) in [(Fs::Ext4, "Bytes"), (Fs::XfsReflink, "Reflink")] {
+        let lab = require_lab!(fs);
+        let node = NodeProcess::start(&lab, &["--backend", "copy"]);
+        let kubelet = node.kubelet().await;
+        let pod = kubelet.pod("ci", "build");
+        let output = [("type", "output"), ("name", "o"), ("commit", "always")];
+        let made = pod.publish("out", output, OPTIONS).await.expect("publish");
+        std::fs::write(made.target.join("file"), "made").expect("write");
+        pod.unpublish("out").await.expect("unpublish");
+        let input = [("type", "input"), ("from", "artifact/o")];
+        let user = kubelet.pod("ci", "user");
+        user.publish("in", input, OPTIONS).await.expect("publish");
+        user.unpublish("in").await.expect("unpublish");
+        let log = node.terminate().await;
+        let copied: Vec<&str> = log
+            .lines()
+            .filter(|line| line.contains("\"copied\""))
+            .collect();
+        let [copied] = copied[..] else {
+            panic!("once: {log}");
+        };
+        let copied: serde_json::Value = serde_json::from_str(copied).expect("JSON");
+        assert_eq!(copied["method"], method, "{copied}");
+        assert_eq!(copied["files"], 1, "{copied}");
+        assert_eq!(lab.close(), [""; 0].map(std::path::PathBuf::from));
     }
 }
 

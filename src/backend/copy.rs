@@ -60,7 +60,7 @@ impl Backend for Copy {
         let fs = volume.open_beneath(FS)?;
         let parent = self.parent(start)?;
         if let Some(parent) = &parent {
-            tree::copy(parent, &fs, Method::Reflink, Marks::Refuse)?;
+            tree::copy(parent, &fs, Method::Reflink, Marks::Refuse)?.tell(&fs);
         }
         plain::apply_root(&fs, &start.root, parent.is_some())?;
         self.set_limit(volume, start.size_limit)
@@ -126,12 +126,8 @@ impl Backend for Copy {
     fn copy(&self, volume: &Dir, layer: &Dir) -> Result<()> {
         let fs = volume.open_beneath(FS)?;
         layer.create_dir(FS, 0o700)?;
-        tree::copy(
-            &fs,
-            &layer.open_beneath(FS)?,
-            Method::Reflink,
-            Marks::Refuse,
-        )?;
+        let to = layer.open_beneath(FS)?;
+        tree::copy(&fs, &to, Method::Reflink, Marks::Refuse)?.tell(&to);
         Ok(())
     }
 

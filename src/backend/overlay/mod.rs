@@ -514,12 +514,8 @@ impl Backend for Overlay {
         let top = volume.open_beneath(TOP)?;
         layer.create_dir(FS, 0o700)?;
         // What overlay says in there of deletions holds in a layer just as well.
-        tree::copy(
-            &top,
-            &layer.open_beneath(FS)?,
-            tree::Method::Reflink,
-            tree::Marks::Keep,
-        )?;
+        let to = layer.open_beneath(FS)?;
+        tree::copy(&top, &to, tree::Method::Reflink, tree::Marks::Keep)?.tell(&to);
         Ok(())
     }
 

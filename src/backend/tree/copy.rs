@@ -51,6 +51,19 @@ pub struct Copied {
     pub directories: u64,
 }
 
+impl Copied {
+    /// Says how it was done: it takes as long as the tree is large, or its data.
+    pub fn tell(self, to: &Dir) {
+        let path = to.path().display();
+        let Self {
+            method,
+            files,
+            directories,
+        } = self;
+        tracing::info!(%path, ?method, files, directories, "copied");
+    }
+}
+
 /// Copies all of `from` into the empty directory `to`, which gets `from`'s own attributes as well.
 ///
 /// With [`Method::Reflink`] the first file decides: if the filesystem has no reflinks, bytes are copied from then on; once
