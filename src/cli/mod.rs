@@ -133,7 +133,8 @@ Example:
     /// Forget an artifact or a cache by its name
     ///
     /// An output that volumes were forked from is refused. A cache's name goes at once and its content when the last
-    /// volume that was forked from it goes.
+    /// volume that was forked from it goes. A step that has such a volume is not fenced: when it succeeds it commits what
+    /// it began with, and its changes, under the same name. To be rid of a cache that went bad, end those steps first.
     Destroy(Destroy),
 
     /// Collect garbage now
