@@ -477,46 +477,6 @@ fn wildcard(object: &Value, path: &str) -> Option<String> {
     }
 }
 
-#[test]
-fn the_image_is_one_static_binary_and_nothing_else() {
-    let text = fs::read_to_string(root().join("Dockerfile")).expect("a Dockerfile");
-    // A line that ends with a backslash goes on; comments may stand between the two.
-    let lines = text
-        .lines()
-        .filter(|line| !line.trim_start().starts_with('#'));
-    let text = lines.collect::<Vec<_>>().join("\n").replace("\\\n", " ");
-    let instructions: Vec<Vec<&str>> = text
-        .lines()
-        .map(|line| line.split_whitespace().collect::<Vec<_>>())
-        .filter(|words| !words.is_empty())
-        .collect();
-    let last = instructions
-        .iter()
-        .rposition(|words| words[0].eq_ignore_ascii_case("FROM"));
-    let (build, image) = instructions.split_at(last.expect("a stage"));
-    let image: Vec<String> = image.iter().map(|words| words.join(" ")).collect();
-    assert_eq!(
-        image,
-        [
-            "FROM scratch",
-            "COPY --from=build /baggageclaim /baggageclaim",
-            r#"ENTRYPOINT ["/baggageclaim"]"#,
-        ]
-    );
-    // And what is copied is the binary, built to need nothing else.
-    let build: Vec<String> = build.iter().map(|words| words.join(" ")).collect();
-    assert!(build[0].ends_with(" AS build"), "{build:?}");
-    let made = build.last().expect("instructions");
-    for part in [
-        "+crt-static",
-        "cargo build --release --locked --bin baggageclaim ",
-        r#"&& cp "target/$target/release/baggageclaim" /baggageclaim "#,
-        "&& ! ldd /baggageclaim ",
-    ] {
-        assert!(made.contains(part), "{part}: {made}");
-    }
-}
-
 /// Says what Kubernetes would not understand of a manifest.
 fn complaint(manifest: &Manifest) -> Result<(), String> {
     let Manifest { place, object } = manifest;
