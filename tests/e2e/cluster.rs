@@ -19,6 +19,9 @@ const PODS: &str = "/var/lib/kubelet/pods";
 /// Where deploy/ puts the pool, on the node.
 const POOL: &str = "/var/lib/baggageclaim";
 
+/// Where the overlay for trying out makes that a filesystem.
+const POOL_IMAGE: &str = "/var/lib/baggageclaim.img";
+
 /// The node that `cluster.sh` has brought up.
 pub(crate) struct Cluster {
     home: PathBuf,
@@ -134,6 +137,15 @@ impl Cluster {
             .collect()
     }
 
+    /// Which overlay of deploy/ is installed.
+    pub(crate) fn overlay(&self) -> &'static str {
+        if self.on_node(POOL_IMAGE).exists() {
+            "loop"
+        } else {
+            "host"
+        }
+    }
+
     /// All that is mounted on the node.
     pub(crate) fn mount_table(&self) -> String {
         fs::read_to_string(format!("/proc/{}/mountinfo", self.init()))
@@ -235,6 +247,15 @@ impl Cluster {
     pub(crate) fn kill_driver_when(&self, what: &str, mut seen: impl FnMut(&Self) -> bool) {
         let driver = self.driver_process();
         as_soon_as(what, || seen(self).then_some(()));
+        self.replace(driver);
+    }
+
+    /// Kills the driver, and waits until there is another one.
+    pub(crate) fn replace_driver(&self) {
+        self.replace(self.driver_process());
+    }
+
+    fn replace(&self, driver: u32) {
         kill(driver);
         eventually("there is another driver", || {
             let found = self.driver_processes();
@@ -242,14 +263,22 @@ impl Cluster {
         });
     }
 
-    /// What the driver has logged since then.
-    pub(crate) fn driver_log(&self, since: SystemTime) -> String {
+    /// What the driver that was killed last has logged since then.
+    pub(crate) fn last_driver_log(&self, since: SystemTime) -> String {
         succeed(&mut self.kubectl(&[
             "logs",
             "--namespace=baggageclaim",
             "daemonset/baggageclaim-node",
+            "--previous",
             &format!("--since-time={}", humantime::format_rfc3339(since)),
         ]))
+    }
+
+    /// Waits until the driver answers, whatever Kubernetes knows of it.
+    pub(crate) fn driver_answers(&self) {
+        eventually("the driver answers", || {
+            self.driver(&["status"]).status.success().then_some(())
+        });
     }
 
     /// Waits until the driver says that it is ready.
@@ -261,9 +290,7 @@ impl Cluster {
             "daemonset/baggageclaim-node",
             "--timeout=120s",
         ]));
-        eventually("the driver answers", || {
-            self.driver(&["status"]).status.success().then_some(())
-        });
+        self.driver_answers();
     }
 }
 

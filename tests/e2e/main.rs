@@ -6,6 +6,7 @@
 //! | `cluster` | the node: kubectl, its daemons, its mount table, the driver's own verbs |
 //! | `stage` | where one case plays: a namespace, what it waits for, and that nothing is left of it |
 //! | `cases` | the cases; a new one is a function there, a line in its list, and a manifest |
+//! | `step` | a pod that goes on while things happen around it |
 //! | `crowd` | pods that are many, or have many volumes |
 //! | `speed` | the report: how long pods take to start, beside the same pods without our volumes |
 
@@ -23,6 +24,7 @@ mod crowd;
 mod docs;
 mod speed;
 mod stage;
+mod step;
 
 use std::panic::{AssertUnwindSafe, catch_unwind};
 use std::process::ExitCode;

@@ -1,7 +1,8 @@
 //! Where one case plays: a namespace of its own, the verbs that cases are written in, and the look at what is left.
 //! All waiting is for something that happens; what does not happen in time ends the case.
 
-use std::cell::Cell;
+use std::cell::{Cell, RefCell};
+use std::collections::HashMap;
 use std::fmt::Write as _;
 use std::ops::Deref;
 use std::panic::{AssertUnwindSafe, catch_unwind};
@@ -55,6 +56,8 @@ pub(crate) struct Stage<'a> {
     namespace: String,
     /// How many pods have read something for the case.
     readers: Cell<usize>,
+    /// The uid of the pod that was last made under each name: it is known by that also when it is gone.
+    made: RefCell<HashMap<String, String>>,
 }
 
 impl<'a> Stage<'a> {
@@ -74,6 +77,7 @@ impl<'a> Stage<'a> {
             cluster,
             namespace: namespace.to_owned(),
             readers: Cell::new(0),
+            made: RefCell::default(),
         }
     }
 
@@ -100,11 +104,10 @@ impl<'a> Stage<'a> {
 
     /// Applies a file: of `tests/e2e/manifests/`, or any other of the repository by its path from there.
     pub(crate) fn apply(&self, file: &str) {
-        let path = format!("{}/tests/e2e/manifests/{file}", env!("CARGO_MANIFEST_DIR"));
-        self.kubectl(&["apply", "--filename", &path]);
+        self.apply_text(&Self::manifest(file));
     }
 
-    /// The text of a file of `tests/e2e/manifests/`.
+    /// The text of such a file.
     pub(crate) fn manifest(file: &str) -> String {
         let path = format!("{}/tests/e2e/manifests/{file}", env!("CARGO_MANIFEST_DIR"));
         std::fs::read_to_string(&path).unwrap_or_else(|error| panic!("{path}: {error}"))
@@ -131,7 +134,7 @@ impl<'a> Stage<'a> {
         let output = feed(
             &mut self
                 .cluster
-                .kubectl(&[&self.within(), "apply", "--filename", "-"]),
+                .kubectl(&[&self.within(), "apply", "--output=json", "--filename=-"]),
             manifest,
         );
         assert!(
@@ -139,6 +142,19 @@ impl<'a> Stage<'a> {
             "{}\n{manifest}",
             String::from_utf8_lossy(&output.stderr)
         );
+        let applied: Value = serde_json::from_slice(&output.stdout).expect("kubectl prints JSON");
+        // One object is printed as it is, and several as a list.
+        let mut made = self.made.borrow_mut();
+        for pod in items(&applied).chain([&applied]) {
+            let metadata = &pod["metadata"];
+            if let ("Pod", Some(name), Some(uid)) = (
+                pod["kind"].as_str().unwrap_or_default(),
+                metadata["name"].as_str(),
+                metadata["uid"].as_str(),
+            ) {
+                made.insert(name.to_owned(), uid.to_owned());
+            }
+        }
     }
 
     /// An object as it is now.
@@ -204,15 +220,18 @@ impl<'a> Stage<'a> {
         self.logs(&reader)
     }
 
-    /// Artifacts and caches that hold one file each, and nothing else: its name, and what is in it.
+    /// Artifacts and caches that hold these files and nothing else: of what, a name, and what is in it. Several files of one
+    /// stand beside each other, in order.
     pub(crate) fn hold(&self, expected: &[(&str, &str, &str)]) {
+        let mut references: Vec<&str> = expected.iter().map(|(reference, ..)| *reference).collect();
+        references.dedup();
         let reader = self.reader();
         let manifest = Self::filled("reader.yaml", &[("NAME", &reader)]);
         let (pod, volume) = manifest
             .split_once("  - name: in\n")
             .expect("it has one volume");
         let (mut mounts, mut volumes) = (String::new(), String::new());
-        for (number, (reference, ..)) in expected.iter().enumerate() {
+        for (number, reference) in references.iter().enumerate() {
             let _ = writeln!(
                 mounts,
                 "    - {{name: in-{number}, mountPath: /in/{number}}}"
@@ -225,8 +244,11 @@ impl<'a> Stage<'a> {
         self.succeeded(&reader);
         let shown: Vec<String> = expected
             .iter()
-            .enumerate()
-            .map(|(number, (_, file, content))| format!("==> ./{number}/{file} <==\n{content}"))
+            .map(|(reference, file, content)| {
+                let number = references.iter().position(|each| each == reference);
+                let number = number.expect("it is one of them");
+                format!("==> ./{number}/{file} <==\n{content}")
+            })
             .collect();
         assert_eq!(self.logs(&reader), shown.join("\n"), "{expected:#?}");
     }
@@ -301,18 +323,38 @@ impl<'a> Stage<'a> {
         ))
     }
 
+    /// Which of a pod's volumes are mounted on the node, by name: each as often as it is.
+    pub(crate) fn mounted(&self, uid: &str) -> Vec<String> {
+        let place = format!("/pods/{uid}/volumes/kubernetes.io~csi/");
+        let mounts = self.cluster.volume_mounts();
+        let mut names: Vec<String> = mounts
+            .iter()
+            .filter_map(|line| {
+                let (_, volume) = line.split_once(&place)?;
+                Some(volume.split_once("/mount ")?.0.to_owned())
+            })
+            .collect();
+        names.sort();
+        names
+    }
+
     /// A pod's uid.
     pub(crate) fn uid(&self, pod: &str) -> String {
         let pod = self.get(&format!("pod/{pod}"));
         pod["metadata"]["uid"].as_str().expect("a uid").to_owned()
     }
 
-    /// Waits for an event on a pod whose message has all of these words in it, and says it.
+    /// What picks the events on a pod: on this one, and not on another that had its name before.
+    fn events_on(&self, pod: &str) -> String {
+        let made = self.made.borrow().get(pod).cloned();
+        // What a controller makes has a name of its own.
+        let uid = made.unwrap_or_else(|| self.uid(pod));
+        format!("--field-selector=involvedObject.uid={uid}")
+    }
+
+    /// Waits for an event on a pod whose message has all of these words in it, and says it. The pod may be gone already.
     pub(crate) fn event(&self, pod: &str, words: &[&str]) -> String {
-        let watch = self.watch(
-            "events",
-            &[&format!("--field-selector=involvedObject.name={pod}")],
-        );
+        let watch = self.watch("events", &[&self.events_on(pod)]);
         let deadline = Instant::now() + PATIENCE;
         let mut heard = Vec::new();
         while let Some(change) = watch.next(deadline) {
@@ -323,6 +365,14 @@ impl<'a> Stage<'a> {
             heard.push(message.to_owned());
         }
         panic!("no event on {pod} has {words:?} in it; there were {heard:#?}")
+    }
+
+    /// What there is to be warned of on a pod, in the words of its events.
+    pub(crate) fn warnings(&self, pod: &str) -> Vec<String> {
+        let warnings = format!("{},type=Warning", self.events_on(pod));
+        let events = self.cluster.get(&[&self.within(), "events", &warnings]);
+        let messages = items(&events).filter_map(|event| event["message"].as_str());
+        messages.map(str::to_owned).collect()
     }
 
     /// The name of the one pod that a selector finds, once there is one.

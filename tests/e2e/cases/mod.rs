@@ -9,6 +9,7 @@ mod specs;
 mod tenants;
 mod trouble;
 mod uninstall;
+mod upgrade;
 
 use crate::Case;
 
@@ -32,6 +33,14 @@ pub(crate) fn all() -> Vec<Case> {
         case(
             "a task cache is committed on success only",
             caches::task_cache,
+        ),
+        case(
+            "a pod that is deleted leaves no output and no cache of any kind",
+            caches::deleted_maker,
+        ),
+        case(
+            "a pod whose input is still being made waits, and starts",
+            caches::waiting_for_input,
         ),
         case(
             "a mistake in an attribute is told on the pod; mended, it runs",
@@ -77,10 +86,7 @@ pub(crate) fn all() -> Vec<Case> {
             "the driver is killed while pods run",
             trouble::driver_killed,
         ),
-        case(
-            "the driver is upgraded while pods run",
-            trouble::driver_upgraded,
-        ),
+        case("the driver is upgraded while pods run", upgrade::upgraded),
         case(
             "kubelet is restarted while pods run",
             trouble::kubelet_restarted,

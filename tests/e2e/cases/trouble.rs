@@ -1,104 +1,88 @@
 //! What goes wrong around a pod while it runs, and must not reach it.
 //! In each a pod has its volumes, something happens, and the pod goes on; then it ends, and what it made is kept.
 
-use std::fs::File;
+use std::fs::{self, File};
 use std::io::Write as _;
 use std::time::SystemTime;
 
-use crate::cluster::{Cluster, eventually, succeed};
+use crate::cluster::{Cluster, eventually};
 use crate::stage::Stage;
-
-/// A pod that runs until it is told to end (a file in its scratch volume), with a cache and an output.
-fn step_runs(stage: &Stage, name: &str) {
-    stage.apply_with("long-step.yaml", &[("NAME", name)]);
-    stage.ready(name);
-}
-
-/// Its volumes are as they were, before and after.
-fn step_works(stage: &Stage, name: &str) {
-    stage.exec(
-        name,
-        "cat /cache/begun /out/begun && echo more >> /out/more && mount | grep -c ' /cache '",
-    );
-}
-
-/// It ends well, and its output is sealed with what it wrote all the time.
-fn step_ends(stage: &Stage, name: &str) {
-    stage.exec(name, "touch /scratch/end");
-    step_ended(stage, name);
-}
-
-fn step_ended(stage: &Stage, name: &str) {
-    stage.succeeded(name);
-    stage.sealed(&format!("artifact/{name}"));
-    let content = stage.read(&format!("artifact/{name}"));
-    assert!(content.contains("begun"), "{content}");
-}
+use crate::step::Step;
 
 /// A pod that starts now has its volumes.
-fn new_step_starts(stage: &Stage, name: &str) {
-    step_runs(stage, name);
-    step_works(stage, name);
+fn new_step_starts<'a>(stage: &'a Stage, name: &'a str) -> Step<'a> {
+    let mut step = Step::runs(stage, name);
+    step.works();
+    step
 }
 
 pub(super) fn driver_killed(stage: &Stage) {
-    step_runs(stage, "before");
+    let mut before = Step::runs(stage, "before");
     stage.cluster.kill_driver();
     // There is none now.
-    step_works(stage, "before");
+    before.works();
     stage.cluster.driver_ready();
-    step_works(stage, "before");
-    new_step_starts(stage, "after");
-    step_ends(stage, "before");
-    step_ends(stage, "after");
-}
-
-pub(super) fn driver_upgraded(stage: &Stage) {
-    step_runs(stage, "before");
-    let old = stage.cluster.driver_process();
-    succeed(&mut stage.cluster.kubectl(&[
-        "rollout",
-        "restart",
-        "--namespace=baggageclaim",
-        "daemonset/baggageclaim-node",
-    ]));
-    // A pod that comes in the middle of it waits, and then starts.
-    stage.apply_with("long-step.yaml", &[("NAME", "meanwhile")]);
-    stage.cluster.driver_ready();
-    assert_ne!(stage.cluster.driver_process(), old);
-    stage.ready("meanwhile");
-    step_works(stage, "meanwhile");
-    step_works(stage, "before");
-    step_ends(stage, "before");
-    step_ends(stage, "meanwhile");
+    before.works();
+    let after = new_step_starts(stage, "after");
+    before.ends();
+    after.ends();
 }
 
 pub(super) fn kubelet_restarted(stage: &Stage) {
-    step_runs(stage, "before");
+    let mut before = Step::runs(stage, "before");
     drop(stage.cluster.without("kubelet"));
     // It publishes everything again, and has to be registered with anew; a new pod starts only when both are done.
-    new_step_starts(stage, "after");
-    step_works(stage, "before");
-    step_ends(stage, "before");
-    step_ends(stage, "after");
+    let after = new_step_starts(stage, "after");
+    before.works();
+    before.ends();
+    after.ends();
 }
 
 pub(super) fn api_server_away(stage: &Stage) {
-    step_runs(stage, "running");
-    let uid = stage.uid("running");
+    let running = Step::runs(stage, "running");
+    // What it has marked is kept without anybody being asked, and another pod waits for that.
+    let then = "until [ -e /cache-unmarked/end ]; do sleep 0.1; done";
+    stage.apply_with("marker.yaml", &[("NAME", "marks"), ("THEN", then)]);
+    stage.ready("marks");
+    let from = "artifact/marks";
+    stage.apply_with("consumer.yaml", &[("NAME", "waits"), ("FROM", from)]);
+    stage.event("waits", &[from, "pod marks is still making it"]);
+    let (marks, waits) = (stage.uid("marks"), stage.uid("waits"));
+
     let begin = SystemTime::now();
     let away = stage.cluster.without("kube-apiserver");
     // Nobody can be asked how it ended, so nothing is committed, and nothing thrown away.
-    stage.touch_from_outside(&uid, "scratch", "end");
-    eventually("its volumes wait for an outcome", || {
+    running.told_to_end();
+    let wait_for_outcome = || {
         let volumes = stage.list("volumes");
-        volumes
+        let waiting = volumes
             .iter()
-            .any(|volume| volume["state"] == "awaiting-outcome")
+            .filter(|volume| volume["state"] == "awaiting-outcome");
+        waiting.count()
+    };
+    eventually("its volumes wait for an outcome", || {
+        (wait_for_outcome() == 2).then_some(())
+    });
+    assert!(stage.artifacts().is_empty(), "{:?}", stage.artifacts());
+    // A pod is given its volumes, and starts.
+    stage.touch_from_outside(&marks, "cache-unmarked", "end");
+    let copied = stage.volume_from_outside(&waits, "scratch").join("file");
+    eventually("what is marked has reached who waits for it", || {
+        fs::read_to_string(&copied)
+            .is_ok_and(|text| text == "marks\n")
             .then_some(())
     });
-    assert!(stage.list("artifacts").is_empty());
+    let marked = ["artifact/marks", "task-cache/marks"];
+    assert_eq!(stage.artifacts(), marked);
+    // The next driver knows what this one knew, and mounts stay. (Kubelet has no calls for it before it can enter it in the API.)
+    stage.cluster.replace_driver();
+    stage.cluster.driver_answers();
+    assert_eq!(stage.artifacts(), marked);
+    assert_eq!(wait_for_outcome(), 2);
+    assert_eq!(stage.mounted(&waits), ["in", "scratch"]);
+    stage.touch_from_outside(&waits, "scratch", "end");
     drop(away);
+
     eventually("the API server answers", || {
         let ready = stage
             .cluster
@@ -107,10 +91,14 @@ pub(super) fn api_server_away(stage: &Stage) {
             .expect("kubectl starts");
         ready.status.success().then_some(())
     });
-    stage.succeeded("running");
-    stage.sealed("artifact/running");
+    running.ended();
+    for pod in ["marks", "waits"] {
+        stage.succeeded(pod);
+    }
+    assert_eq!(stage.logs("waits"), "marks\n");
+    stage.hold(&marked.map(|reference| (reference, "file", "marks\n")));
     // It is said, and nobody is alarmed: it is no failure of the driver's.
-    let log = stage.cluster.driver_log(begin);
+    let log = stage.cluster.last_driver_log(begin);
     let alarming = |line: &&str| line.contains("\"ERROR\"");
     assert_eq!(log.lines().find(alarming), None, "{log}");
     assert!(log.contains("the watch over pods is broken"), "{log}");
@@ -187,18 +175,17 @@ pub(super) fn driver_killed_again_and_again(stage: &Stage) {
 }
 
 pub(super) fn containerd_restarted(stage: &Stage) {
-    step_runs(stage, "before");
-    step_runs(stage, "meanwhile");
-    let uid = stage.uid("meanwhile");
+    let mut before = Step::runs(stage, "before");
+    let meanwhile = Step::runs(stage, "meanwhile");
     let away = stage.cluster.without("containerd");
     // A container's process is no child of it, and neither is who waits for its end.
-    stage.touch_from_outside(&uid, "scratch", "end");
+    meanwhile.told_to_end();
     drop(away);
-    new_step_starts(stage, "after");
-    step_works(stage, "before");
-    step_ended(stage, "meanwhile");
-    step_ends(stage, "before");
-    step_ends(stage, "after");
+    let after = new_step_starts(stage, "after");
+    before.works();
+    meanwhile.ended();
+    before.ends();
+    after.ends();
 }
 
 pub(super) fn force_deleted(stage: &Stage) {
@@ -212,8 +199,7 @@ pub(super) fn force_deleted(stage: &Stage) {
     stage.settled();
 
     // Something that is none of the pod's processes has a file open, and goes on writing when the pod is gone.
-    step_runs(stage, "held");
-    let uid = stage.uid("held");
+    let uid = Step::runs(stage, "held").uid().to_owned();
     let held = stage.volume_from_outside(&uid, "out").join("held");
     let mut held =
         File::create(&held).unwrap_or_else(|error| panic!("{}: {error}", held.display()));

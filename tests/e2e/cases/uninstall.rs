@@ -11,7 +11,6 @@ use crate::stage::{Stage, items};
 const PAGE: &str = "docs/install.md";
 const DRIVER: &str = "baggageclaim.csi.concourse-ci.org";
 const POOL: &str = "/var/lib/baggageclaim";
-const IMAGE: &str = "/var/lib/baggageclaim.img";
 
 pub(super) fn uninstalled(stage: &Stage) {
     let cluster = stage.cluster;
@@ -70,12 +69,12 @@ pub(super) fn uninstalled(stage: &Stage) {
     assert!(cluster.on_node(POOL).join("pool.json").exists());
     assert!(!cluster.in_pool("layers").is_empty());
 
-    let has_loop = cluster.on_node(IMAGE).exists();
+    let overlay = cluster.overlay();
     for command in on_nodes {
         assert!(command.on_node, "{command:?}");
         let is_due = match command.only.as_deref() {
             None => true,
-            Some("overlays/loop only") => has_loop,
+            Some("overlays/loop only") => overlay == "loop",
             Some("not where a filesystem of its own is mounted") => !is_mounted(cluster, POOL),
             Some(other) => panic!("{PAGE} has a condition that nobody can check: {other}"),
         };
@@ -87,9 +86,8 @@ pub(super) fn uninstalled(stage: &Stage) {
     assert_none_left(cluster);
 
     for mut command in installation() {
-        if has_loop {
-            command.text = command.text.replace("overlays/host", "overlays/loop");
-        }
+        let wanted = format!("overlays/{overlay}");
+        command.text = command.text.replace("overlays/host", &wanted);
         command.run(cluster);
     }
     cluster.driver_ready();
@@ -111,7 +109,7 @@ fn assert_none_left(cluster: &Cluster) {
             "{directory}"
         );
     }
-    assert!(!cluster.on_node(IMAGE).exists());
+    assert_eq!(cluster.overlay(), "host", "the pool's image is left");
     if is_mounted(cluster, POOL) {
         assert_eq!(cluster.in_pool(""), [""; 0]);
     } else {

@@ -1,0 +1,121 @@
+//! The driver is upgraded as docs/install.md tells, while pods run: another image and another setting are written into deploy/, and
+//! it is applied again. Then the way back.
+
+use std::fs;
+use std::path::Path;
+
+use tempfile::TempDir;
+
+use crate::cluster::{Cluster, succeed};
+use crate::stage::{Stage, items};
+use crate::step::Step;
+
+const IMAGE: &str = "docker.io/library/baggageclaim-csi";
+const OLD: &str = env!("CARGO_PKG_VERSION");
+const NEW: &str = "next";
+/// A setting that can be seen from outside.
+const SETTING: [&str; 2] = ["BAGGAGECLAIM_INPUT_WAIT", "44s"];
+
+pub(super) fn upgraded(stage: &Stage) {
+    let cluster = stage.cluster;
+    let mut before = Step::runs(stage, "before");
+    let old = cluster.driver_process();
+    assert_eq!(image(cluster), format!("{IMAGE}:{OLD}"));
+
+    let upgrade = Upgrade::begin(cluster);
+    // A pod that comes in the middle of it waits, and then starts.
+    let mut meanwhile = Step::comes(stage, "meanwhile");
+    cluster.driver_ready();
+    assert_ne!(cluster.driver_process(), old);
+    assert_eq!(image(cluster), format!("{IMAGE}:{NEW}"));
+    stage.ready("meanwhile");
+    meanwhile.works();
+    before.works();
+    // What was set counts, also for who asks for what the last driver has published.
+    stage.apply_with(
+        "reader.yaml",
+        &[("NAME", "asks"), ("FROM", "artifact/before")],
+    );
+    stage.event("asks", &[SETTING[1], "pod before is still making it"]);
+    before.ends();
+    stage.succeeded("asks");
+
+    drop(upgrade);
+    assert_eq!(image(cluster), format!("{IMAGE}:{OLD}"));
+    meanwhile.works();
+    meanwhile.ends();
+}
+
+/// What the driver's pod is made of.
+fn image(cluster: &Cluster) -> String {
+    let pods = cluster.get(&["pods", "--namespace=baggageclaim"]);
+    let [pod] = &items(&pods).collect::<Vec<_>>()[..] else {
+        panic!("one driver: {pods}");
+    };
+    let image = pod["spec"]["containers"][0]["image"].as_str();
+    image.expect("it has one").to_owned()
+}
+
+/// Another version of the driver is installed. When this is dropped it is the old one again: the next case needs it.
+struct Upgrade<'a>(&'a Cluster);
+
+impl<'a> Upgrade<'a> {
+    fn begin(cluster: &'a Cluster) -> Self {
+        // The same image under another name: there is no other version.
+        ctr(
+            cluster,
+            &["tag", &format!("{IMAGE}:{OLD}"), &format!("{IMAGE}:{NEW}")],
+        );
+        let upgrade = Self(cluster);
+        let copy = TempDir::new().expect("a temporary directory");
+        cluster.shell(&format!("cp -r deploy '{}'", copy.path().display()), false);
+        let deploy = copy.path().join("deploy");
+        let overlay = format!("overlays/{}", cluster.overlay());
+        let tag = format!("newTag: {OLD}\n");
+        edit(
+            &deploy.join(&overlay).join("kustomization.yaml"),
+            &tag,
+            &tag.replace(OLD, NEW),
+        );
+        let [name, value] = SETTING;
+        edit(
+            &deploy.join("base/daemonset.yaml"),
+            "        env:\n",
+            &format!("        env:\n        - {{name: {name}, value: {value}}}\n"),
+        );
+        apply(cluster, &deploy.join(overlay));
+        upgrade
+    }
+}
+
+impl Drop for Upgrade<'_> {
+    fn drop(&mut self) {
+        let deploy = Path::new(env!("CARGO_MANIFEST_DIR")).join("deploy/overlays");
+        apply(self.0, &deploy.join(self.0.overlay()));
+        self.0.driver_ready();
+        ctr(self.0, &["rm", &format!("{IMAGE}:{NEW}")]);
+    }
+}
+
+fn apply(cluster: &Cluster, overlay: &Path) {
+    succeed(cluster.kubectl(&["apply", "--kustomize"]).arg(overlay));
+}
+
+/// Something is done with the images on the node.
+fn ctr(cluster: &Cluster, arguments: &[&str]) {
+    let ctr = [
+        "enter",
+        "ctr",
+        "--address=/run/containerd.sock",
+        "--namespace=k8s.io",
+        "images",
+    ];
+    cluster.script(&[&ctr, arguments].concat());
+}
+
+fn edit(file: &Path, old: &str, new: &str) {
+    let text =
+        fs::read_to_string(file).unwrap_or_else(|error| panic!("{}: {error}", file.display()));
+    assert_eq!(text.matches(old).count(), 1, "{}: {old}", file.display());
+    fs::write(file, text.replace(old, new)).expect("it can be written");
+}

@@ -1,0 +1,93 @@
+//! A long step: a pod that runs until it is told to end, for cases in which something happens around it meanwhile. What it
+//! has written is there all the time, each of its volumes is mounted once, and all that it wrote is kept when it has ended.
+
+use std::fmt::Write as _;
+
+use crate::cluster::eventually;
+use crate::stage::Stage;
+
+const CACHE: &str = "task-cache/long-step";
+
+/// The pod of `long-step.yaml`: with a cache and an output, and a scratch volume where it looks for the file `end`.
+pub(crate) struct Step<'a> {
+    stage: &'a Stage<'a>,
+    name: &'a str,
+    uid: String,
+    /// What was added to its output: lines, and each tells how many there are.
+    added: String,
+}
+
+impl<'a> Step<'a> {
+    /// One that is made, and starts when it can.
+    pub(crate) fn comes(stage: &'a Stage, name: &'a str) -> Self {
+        stage.apply_with("long-step.yaml", &[("NAME", name)]);
+        Self {
+            stage,
+            name,
+            uid: stage.uid(name),
+            added: String::new(),
+        }
+    }
+
+    /// One that has written what it begins with.
+    pub(crate) fn runs(stage: &'a Stage, name: &'a str) -> Self {
+        let step = Self::comes(stage, name);
+        stage.ready(name);
+        step
+    }
+
+    pub(crate) fn uid(&self) -> &str {
+        &self.uid
+    }
+
+    /// It has its volumes, each of them once, and in them all that it wrote; and one line more is written.
+    pub(crate) fn works(&mut self) {
+        let line = self.added.lines().count() + 1;
+        let _ = writeln!(self.added, "{line}");
+        let look = format!(
+            "cat /cache/begun /out/begun; echo {line} >> /out/more; cat /out/more; mount | grep -cE ' /(cache|out|scratch) '"
+        );
+        assert_eq!(
+            self.stage.exec(self.name, &look),
+            format!("{}\nbegun\n{}3\n", self.name, self.added)
+        );
+        assert_eq!(
+            self.stage.mounted(&self.uid),
+            ["cache", "out", "scratch"],
+            "{}",
+            self.name
+        );
+    }
+
+    /// It is told to end, and ends well.
+    pub(crate) fn ends(self) {
+        self.stage.exec(self.name, "touch /scratch/end");
+        self.ended();
+    }
+
+    /// The same from outside, for when there is nobody to exec through. It may take its time.
+    pub(crate) fn told_to_end(&self) {
+        self.stage.touch_from_outside(&self.uid, "scratch", "end");
+    }
+
+    /// It has ended well: what it wrote all the time is kept, to the letter.
+    pub(crate) fn ended(self) {
+        self.stage.succeeded(self.name);
+        let output = format!("artifact/{}", self.name);
+        eventually("all of it is sealed", || {
+            let volumes = self.stage.list("volumes");
+            let mut left = volumes
+                .iter()
+                .filter(|volume| volume["pod"]["uid"] == *self.uid);
+            left.next().is_none().then_some(())
+        });
+        let name = format!("{}\n", self.name);
+        let mut files = vec![
+            (&*output, "begun", "begun\n"),
+            (&*output, "more", &*self.added),
+            (CACHE, "begun", &*name),
+        ];
+        files.retain(|(_, _, content)| !content.is_empty());
+        self.stage.hold(&files);
+    }
+}
