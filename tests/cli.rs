@@ -284,7 +284,11 @@ async fn an_output_is_made_listed_and_forgotten() {
     assert_eq!(code, 1, "{said}");
     assert!(said.contains("a driver runs on this pool"), "{said}");
 
+    // Nobody but who lists volumes asks for their size here.
+    let size = || json(&pool, &["volumes", "-o", "json"])[0]["usage"]["bytes"].as_u64();
+    until("its size is known", || size().is_some()).await;
     pod.unpublish("out").await.expect("unpublish");
+    assert!(size().is_some(), "a volume that leaves keeps its size");
     let said = answer(&pool, &["outcome", pod.uid(), "succeeded", "--wait"]);
     assert_eq!(said, "Noted for 1 volume.\n");
     let artifacts = json(&pool, &["artifacts", "-o", "json"]);

@@ -106,7 +106,8 @@ Example:
 
     /// List the volumes: the working copies of pods
     ///
-    /// SIZE is what the volume itself takes on disk, without what it shares with its parent; `-` until it was measured.
+    /// SIZE is what the volume itself takes on disk, without what it shares with its parent, as it was last measured. To list
+    /// volumes has some measured whose SIZE is `-` or old, in the background: list them again.
     ///
     /// STATE is published (a pod has it), unpublished (the same pod may come again), awaiting-outcome (its pod is done,
     /// how is not known), in-use (its pod is done, a process still has its files open), sealing, or preparing.

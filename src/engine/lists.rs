@@ -16,6 +16,14 @@ use crate::model::{Tenant, VolumeId, VolumeRecord};
 
 /// How old a measurement may be before it is made again.
 const MEASURED_FOR: Duration = Duration::from_secs(60);
+/// How many volumes wait to be measured at most because somebody lists them: garbage collection waits behind them.
+const MEASURED_TOGETHER: usize = 16;
+
+impl Measured {
+    fn is_old(&self) -> bool {
+        self.at.is_none_or(|at| at.elapsed() > MEASURED_FOR)
+    }
+}
 
 fn row(record: &VolumeRecord, state: VolumeState) -> VolumeRow {
     VolumeRow {
@@ -57,10 +65,10 @@ fn live_row(live: &Live) -> VolumeRow {
 /// The volumes, by tenant and id; those that leave included.
 pub(super) fn volumes(state: &State, tenant: Option<&Tenant>) -> Vec<VolumeRow> {
     let live = state.volumes.values().map(live_row);
-    let leaving = state
-        .leaving
-        .values()
-        .map(|leaving| row(&leaving.record, leaving.state));
+    let leaving = state.leaving.values().map(|leaving| VolumeRow {
+        usage: leaving.usage,
+        ..row(&leaving.record, leaving.state)
+    });
     let mut rows: Vec<_> = live
         .chain(leaving)
         .filter(|row| tenant.is_none_or(|tenant| row.tenant == *tenant))
@@ -123,8 +131,7 @@ pub(super) async fn stats(
     let (usage, limit, measure, mount) = {
         let mut state = inner.state.lock();
         let (measured, mount, limit) = find(&mut state, volume, path).ok_or_else(absent)?;
-        let old = measured.at.is_none_or(|at| at.elapsed() > MEASURED_FOR);
-        let measure = old && !measured.running;
+        let measure = measured.is_old() && !measured.running;
         measured.running |= measure;
         (measured.usage, limit, measure, mount)
     };
@@ -178,6 +185,29 @@ fn find<'a>(
     let limit = record.spec.size_limit;
     let limit = limit.filter(|_| record.limit_unenforced.is_none());
     Some((&mut live.measured, mount, limit))
+}
+
+/// Has some of the volumes measured whose size is not known, or old: first those that were never measured.
+pub(super) fn measure_some(inner: &Arc<Inner>) {
+    let chosen: Vec<VolumeId> = {
+        let mut state = inner.state.lock();
+        let volumes = state.volumes.values_mut().filter(|live| live.made);
+        let (running, mut waiting): (Vec<_>, Vec<_>) = volumes
+            .map(|live| (&live.record.id, &mut live.measured))
+            .filter(|(_, measured)| measured.running || measured.is_old())
+            .partition(|(_, measured)| measured.running);
+        waiting.sort_by_key(|(_, measured)| measured.at);
+        waiting.truncate(MEASURED_TOGETHER.saturating_sub(running.len()));
+        let chosen = waiting.into_iter().map(|(id, measured)| {
+            measured.running = true;
+            id.clone()
+        });
+        chosen.collect()
+    };
+    for volume in chosen {
+        let engine = inner.clone();
+        drop(inner.chores.run(move || measure_volume(&engine, &volume)));
+    }
 }
 
 fn measure_volume(inner: &Inner, volume: &VolumeId) {

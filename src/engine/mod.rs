@@ -408,6 +408,11 @@ impl Engine {
     /// The artifacts, by tenant and name; caches are the rows whose name is one.
     #[must_use]
     pub fn artifacts(&self, tenant: Option<&Tenant>) -> Vec<ArtifactRow> {
+    /// Has sizes of volumes found out that are not known, or not of late: some, in the background.
+    pub fn measure_volumes(&self) {
+        lists::measure_some(&self.inner);
+    }
+
         lists::artifacts(&self.inner.state.lock(), tenant)
     }
 

@@ -276,6 +276,7 @@ fn recover_pending(inner: &Inner, state: &mut State, recovered: &mut Recovered) 
             goal: Goal::Seal(plan),
             state: VolumeState::Sealing,
             outcome,
+            usage: None,
             chosen: seal::layers_chosen(inner, key)?,
         };
         state.leaving.insert(key, leaving);
@@ -297,6 +298,7 @@ fn recover_trash(inner: &Inner, state: &mut State, recovered: &mut Recovered) ->
                 goal: Goal::Discard,
                 state: VolumeState::Sealing,
                 outcome: None,
+                usage: None,
                 chosen: Vec::new(),
             };
             state.leaving.insert(key, leaving);

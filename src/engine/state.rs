@@ -50,6 +50,8 @@ pub(super) struct Leaving {
     pub(super) goal: Goal,
     pub(super) state: VolumeState,
     pub(super) outcome: Option<Outcome>,
+    /// What it was last found to cost.
+    pub(super) usage: Option<Usage>,
     /// The layers of the artifact that it is becoming: chosen already, and not yet an artifact's.
     pub(super) chosen: Vec<LayerId>,
 }

@@ -167,6 +167,7 @@ fn promise(inner: &Inner, volume: &VolumeId) -> Result<LayerId> {
             goal,
             state: VolumeState::Sealing,
             outcome: live.outcome,
+            usage: live.measured.usage,
             chosen: Vec::new(),
         };
         state.leaving.insert(key, leaving);
