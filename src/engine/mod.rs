@@ -109,6 +109,8 @@ pub struct Config {
     pub low_watermark: u8,
     /// How often garbage is looked for when nothing else asks for it.
     pub reap_interval: Duration,
+    /// How long the index may not know that an artifact was used, before it is told for that alone: what a crash forgets of it.
+    pub uses_unwritten: Duration,
     /// Bytes kept in reserve for the day the disk is full; at most a sixteenth of the pool.
     pub reserve: u64,
     /// Where people's notices go; `None`: nowhere.
@@ -132,6 +134,7 @@ impl Config {
             high_watermark: 85,
             low_watermark: 70,
             reap_interval: Duration::from_secs(60),
+            uses_unwritten: Duration::from_secs(10 * 60),
             reserve: 64 << 20,
             notices: None,
         }

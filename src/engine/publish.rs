@@ -220,7 +220,7 @@ fn pin(
     if let Some(sealed) = parent.and_then(|id| state.artifacts.get_mut(&id)) {
         sealed.artifact.last_used = now;
         let id = sealed.artifact.id;
-        state.used.insert(id);
+        state.used.entry(id).or_insert(now);
         state.wanted.insert(request.volume.clone(), id);
     }
     let record = VolumeRecord {

@@ -75,6 +75,7 @@ fn round(inner: &Arc<Inner>) -> Result<Reaped> {
     done.deleted = step(empty_trash(inner));
     // What is evicted is chosen by its size. After the trash: what only waited to be deleted is no reason to evict anything.
     step(measure_layers(inner));
+    step(remember_uses(inner));
     done.evicted = step(make_room(inner));
     if done.evicted > 0 {
         done.deleted += step(empty_trash(inner));
@@ -498,12 +499,27 @@ fn measure_layer(inner: &Inner, layer: LayerId) -> Result<Option<Usage>> {
     }
 }
 
-/// When artifacts were last used, for the index: written along with something else, never for its own sake.
+/// Tells the index when artifacts were last used, if it has not known for long: where caches are only read nothing else is written, and after
+/// a crash they would expire by a use that was long ago. How many it was told of.
+fn remember_uses(inner: &Inner) -> Result<usize> {
+    let now = inner.clock.now();
+    let since = inner.state.lock().used.values().min().copied();
+    if since.is_none_or(|since| since.after(inner.config.uses_unwritten) > now) {
+        return Ok(0);
+    }
+    let uses = last_uses(inner);
+    if !uses.is_empty() {
+        inner.commit_index(&uses)?;
+    }
+    Ok(uses.len())
+}
+
+/// When artifacts were last used, for the index: written along with something else, if there is something else before long.
 pub(super) fn last_uses(inner: &Inner) -> Vec<Change> {
     let mut state = inner.state.lock();
     let state = &mut *state;
     let mut changes = Vec::new();
-    state.used.retain(|id| match state.artifacts.get(id) {
+    state.used.retain(|id, _| match state.artifacts.get(id) {
         Some(sealed) if sealed.durable => {
             changes.push(Change::PutArtifact(sealed.artifact.clone()));
             false

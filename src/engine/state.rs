@@ -216,8 +216,8 @@ pub(super) struct State {
     pub(super) artifacts: HashMap<ArtifactId, Sealed>,
     pub(super) names: BTreeMap<Name, ArtifactId>,
     pub(super) usage: HashMap<LayerId, Usage>,
-    /// Artifacts that were used since the index was last told when.
-    pub(super) used: HashSet<ArtifactId>,
+    /// Artifacts that were used since the index was last told when, and since when it does not know.
+    pub(super) used: HashMap<ArtifactId, Timestamp>,
     /// What frozen volumes show that somebody still has open.
     pub(super) held: HashMap<LayerId, Vec<LayerId>>,
     /// By id, as the other two: lists are in that order, whatever changes meanwhile.

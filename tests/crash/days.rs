@@ -357,3 +357,38 @@ async fn the_driver_itself_dies_where_it_is_told_and_answers_when_kubelet_asks_a
     let status = wrong.wait().expect("wait");
     assert_eq!(status.code(), Some(2), "a point that is none");
 }
+
+fn last_used(on: &mut Connection, name: &str) -> u64 {
+    let rows = on.must(&Call::Artifacts);
+    let mut rows = rows.as_array().expect("rows").iter();
+    let row = rows.find(|row| row["name"] == name).expect("it is there");
+    row["lastUsed"].as_u64().expect("a time")
+}
+
+/// A node where caches are only read writes nothing else into its index, and they must not expire by a use that was long ago.
+#[test]
+fn when_an_artifact_was_used_is_known_after_a_kill() {
+    // Not in each round: only what the index has not known for long.
+    for (uses_unwritten, is_known) in [(Some(Duration::ZERO), true), (None, false)] {
+        let mut place = Place::new(require_lab!(Fs::Ext4), OVERLAY);
+        place.uses_unwritten = uses_unwritten;
+        let mut driver = place.start(None);
+        let mut on = driver.connect().expect("a process");
+        let mut world = settle_in(&place, &mut on);
+        let before = last_used(&mut on, "artifact/base");
+        let fork = [("type", "input"), ("from", "artifact/base")];
+        world.start_pod(&place, &mut on, "reader", None, &fork);
+        let used = last_used(&mut on, "artifact/base");
+        assert!(used > before);
+        on.must(&Call::Reap);
+        driver.kill();
+
+        let mut driver = place.start(None);
+        let mut on = driver.connect().expect("it starts");
+        let found = last_used(&mut on, "artifact/base");
+        assert_eq!(found == used, is_known, "{before}, {used}, {found}");
+        world.check_live(&place);
+        world.end(&place, &mut on);
+        driver.shut_down();
+    }
+}

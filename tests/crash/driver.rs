@@ -42,6 +42,7 @@ struct Launch {
     pool: PathBuf,
     socket: PathBuf,
     way: Way,
+    uses_unwritten: Option<Duration>,
     armed: Option<(String, usize)>,
 }
 
@@ -92,6 +93,8 @@ pub(crate) type Answer = Result<Value, String>;
 pub(crate) struct Place {
     pub(crate) lab: Lab,
     pub(crate) way: Way,
+    /// How long the index may not know of a use, if not as long as usual.
+    pub(crate) uses_unwritten: Option<Duration>,
     pub(crate) pool: PathBuf,
     pub(crate) targets: PathBuf,
     logs: PathBuf,
@@ -108,6 +111,7 @@ impl Place {
         Self {
             lab,
             way,
+            uses_unwritten: None,
             pool,
             targets,
             logs,
@@ -133,6 +137,7 @@ impl Place {
             pool: self.pool.clone(),
             socket: socket.clone(),
             way: self.way,
+            uses_unwritten: self.uses_unwritten,
             armed: armed.map(|(point, visit)| (point.to_owned(), visit)),
         };
         let log = std::fs::File::options()
@@ -306,6 +311,7 @@ pub(crate) fn serve_if_told_to() {
     // Each pool is on a small filesystem in memory, whatever else fills it.
     config.high_watermark = 99;
     config.reserve = 1 << 20;
+    config.uses_unwritten = launch.uses_unwritten.unwrap_or(config.uses_unwritten);
     let runtime = tokio::runtime::Builder::new_multi_thread()
         .worker_threads(2)
         .enable_all()
