@@ -38,6 +38,15 @@ impl Error {
         self
     }
 
+    /// The same failure, of a call that names no path, on behalf of what lies at this one.
+    #[must_use]
+    pub fn of(mut self, path: &Path) -> Self {
+        let subject = self.subject.as_mut_os_string();
+        subject.push(" of ");
+        subject.push(path);
+        self
+    }
+
     /// The errno.
     #[must_use]
     pub fn errno(&self) -> Errno {

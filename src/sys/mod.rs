@@ -26,9 +26,9 @@ pub use error::{Error, Result, printable};
 pub use inotify::{DirWatch, has_unmounted, readable, watch_unmount};
 pub use lock::Lock;
 pub use mount::{
-    ClassicMount, FsContext, MountAttrFlags, MountAttributes, MountFacts, MountPoint, Room, bind,
-    clone_tree, detach, mount_facts, mount_point, mount_point_at, move_mount_onto,
-    set_mount_attributes, sync_root, touch_mount,
+    ClassicMount, FsContext, MountAttrFlags, MountAttributes, MountPoint, Room, bind, clone_tree,
+    detach, mount_point, mount_point_at, move_mount_onto, set_mount_attributes, sync_root,
+    touch_mount,
 };
 pub use mountinfo::{MountEntry, mount_table};
 pub use nix::errno::Errno;

@@ -140,7 +140,8 @@ impl Overlay {
             }
             let ready = fresh.and_then(|fresh| fresh.context.as_ref());
             if let (None, Some(context), false) = (view, ready, start.durable) {
-                return Ok(assemble::finish(context, &source, &lowers, read_only)?);
+                let mounted = assemble::finish(context, &source, &lowers, read_only);
+                return Ok(mounted.map_err(|error| error.of(volume.path()))?);
             }
             let parts = Parts {
                 source: &source,
@@ -155,7 +156,7 @@ impl Overlay {
                 (None, MountApi::Descriptors) => How::Descriptors,
                 (None, MountApi::Classic) => How::Strings,
             };
-            Ok(assemble(&parts, how)?)
+            Ok(assemble(&parts, how).map_err(|error| error.of(volume.path()))?)
         };
         let mounted = match attempt(&work) {
             // Linux 6.13 and 6.14 take no layer that lies in a detached clone: attach the clones from now on.
@@ -459,15 +460,14 @@ impl Backend for Overlay {
             drop(pin);
             return self.unpinned(volume);
         }
-        let context = FsContext::pick(pin.as_fd())?;
-        context.flag("ro")?;
-        let result = context.reconfigure();
+        let context = FsContext::pick(pin.as_fd()).map_err(|error| error.of(volume.path()))?;
+        let result = context.flag("ro").and_then(|()| context.reconfigure());
         // The context holds the superblock as the pin does.
         drop(context);
         let busy = match result {
             Ok(()) => false,
             Err(error) if error.is(Errno::EBUSY) => true,
-            Err(error) => return Err(error.into()),
+            Err(error) => return Err(error.of(volume.path()).into()),
         };
         let answer = if busy { Freeze::Busy } else { Freeze::Held };
         let watch = match sys::watch_unmount(pin.as_fd()) {

@@ -12,7 +12,7 @@ mod tree;
 
 pub use attributes::{MountAttributes, set_mount_attributes};
 pub use context::FsContext;
-pub use facts::{MountFacts, MountPoint, mount_facts, mount_point, mount_point_at};
+pub use facts::{MountPoint, mount_point, mount_point_at};
 pub use room::{ClassicMount, Room};
 pub use rustix::mount::MountAttrFlags;
 pub use tree::{bind, clone_tree, detach, move_mount_onto, sync_root, touch_mount};
