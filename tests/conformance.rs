@@ -787,6 +787,12 @@ fn classic_overlay_on_xfs() {
     run(Fs::XfsReflink, classic_overlay);
 }
 
+/// What a pool on btrfs gets where nothing else is asked for.
+#[test]
+fn overlay_on_btrfs() {
+    run(Fs::Btrfs, overlay);
+}
+
 /// With limits on projects, which the machine's own kernel may not have.
 #[test]
 fn overlay_on_ext4_with_quota() {

@@ -261,6 +261,11 @@ fn every_point_of_overlay_on_xfs_by_the_old_mount_api() {
 }
 
 #[test]
+fn every_point_of_overlay_on_btrfs() {
+    visit_all(&Place::new(require_lab!(Fs::Btrfs), OVERLAY));
+}
+
+#[test]
 fn every_point_of_btrfs() {
     visit_all(&Place::new(require_lab!(Fs::Btrfs), BTRFS));
 }

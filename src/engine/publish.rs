@@ -20,7 +20,7 @@ use super::{Guard, Inner, notice, republish};
 use crate::backend::{Limit, Start};
 use crate::model::{ArtifactId, LayerId, Name, Reference, SealPlan, VolumeKind, VolumeRecord};
 use crate::store::{self, BlankRecord};
-use crate::sys::{self, Dir, Errno};
+use crate::sys::{self, Dir, Errno, Space};
 
 /// How long a publish that found the pool full goes on making room, while there is something to evict. Kubelet gives a call two minutes.
 const ROOM_WAIT: Duration = Duration::from_secs(10);
@@ -113,8 +113,13 @@ async fn make_room(
         waited = round => waited.is_ok(),
         () = inner.when(|state| state.closing.then_some(())) => false,
     };
-    // Where room comes back later (btrfs deletes in the background), round after round would evict all that there is.
-    waited && !inner.backend.has_snapshots() && inner.rounds.gone() > gone
+    // Where room comes back later (btrfs, with whatever backend: when a transaction ends, or in the background), round after round would
+    // evict all that there is.
+    let comes_back_later = || {
+        let space = inner.dirs.root.space();
+        space.is_ok_and(|space| space.magic == Space::BTRFS)
+    };
+    waited && !comes_back_later() && inner.rounds.gone() > gone
 }
 
 /// Decides what the volume starts from and pins that; `None` when the volume exists already. Waits for content that is about to be
