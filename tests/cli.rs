@@ -326,6 +326,36 @@ async fn an_output_is_made_listed_and_forgotten() {
 }
 
 #[tokio::test]
+async fn an_outcome_that_reaches_nobody_is_an_error() {
+    let lab = require_lab!(Fs::Ext4);
+    let driver = Standalone::start(&lab);
+    let kubelet = driver.kubelet(&lab).await;
+    let pool = driver.pool.clone();
+    let pod = kubelet.pod("ci", "build-43");
+    // A uid that is wrong, or the right one too early.
+    let (code, said) = failure(&pool, &["outcome", pod.uid(), "failed"]);
+    assert_eq!(code, 1, "{said}");
+    assert!(said.contains("has no volumes here"), "{said}");
+
+    let options = PublishOptions::default();
+    let none: [(&str, &str); 0] = [];
+    pod.publish("tmp", none, options).await.expect("publish");
+    let said = answer(&pool, &["outcome", pod.uid(), "failed"]);
+    assert_eq!(said, "Noted for 1 volume.\n");
+    let said = answer(&pool, &["outcome", pod.uid(), "failed"]);
+    assert_eq!(said, "That was known already.\n");
+    let (code, said) = failure(&pool, &["outcome", pod.uid(), "succeeded"]);
+    assert_eq!(code, 1, "{said}");
+    assert!(said.contains("said before that it failed"), "{said}");
+
+    pod.unpublish("tmp").await.expect("unpublish");
+    driver.signal(rustix::process::Signal::TERM);
+    let (code, log) = driver.ended();
+    assert_eq!(code, 0, "{log}");
+    assert_eq!(lab.close(), [""; 0].map(PathBuf::from));
+}
+
+#[tokio::test]
 async fn what_is_mounted_outlives_the_driver_and_is_taken_up_again() {
     let lab = require_lab!(Fs::Ext4);
     let driver = Standalone::start(&lab);
@@ -365,7 +395,8 @@ async fn what_is_mounted_outlives_the_driver_and_is_taken_up_again() {
     assert_eq!(second.status.code(), Some(1));
 
     pod.unpublish("cache").await.expect("unpublish");
-    answer(&driver.pool, &["outcome", pod.uid(), "succeeded", "--wait"]);
+    let sealed = || json(&driver.pool, &["caches", "-o", "json"])[0]["durable"] == true;
+    until("the cache is sealed", sealed).await;
     let caches = json(&driver.pool, &["caches", "-o", "json"]);
     assert_eq!(
         (&caches[0]["kind"], &caches[0]["key"]),
@@ -435,9 +466,8 @@ async fn a_disk_that_does_not_answer_keeps_the_driver_from_ending_no_longer_than
     let driver = Standalone::start(&lab);
     let _ = driver.kubelet(&lab).await;
     pod.unpublish("cache").await.expect("unpublish");
-    answer(&driver.pool, &["outcome", pod.uid(), "succeeded", "--wait"]);
-    let caches = json(&driver.pool, &["caches", "-o", "json"]);
-    assert_eq!(caches[0]["key"], "k", "{caches}");
+    let sealed = || json(&driver.pool, &["caches", "-o", "json"])[0]["durable"] == true;
+    until("the cache is sealed", sealed).await;
     assert_eq!(
         json(&driver.pool, &["check", "-o", "json"]),
         serde_json::json!([])
@@ -559,7 +589,8 @@ async fn a_check_without_a_driver_changes_nothing_and_needs_nothing_that_can_be_
     let published = published.await.expect("publish");
     std::fs::write(published.target.join("file"), "kept").expect("write");
     pod.unpublish("o").await.expect("unpublish");
-    answer(&driver.pool, &["outcome", pod.uid(), "succeeded", "--wait"]);
+    let sealed = || json(&driver.pool, &["artifacts", "-o", "json"])[0]["durable"] == true;
+    until("the output is sealed", sealed).await;
     // As a crash leaves it, the index has to be repaired before it is used.
     driver.signal(rustix::process::Signal::KILL);
     let pool = driver.pool.clone();

@@ -311,7 +311,7 @@ async fn an_input_that_is_about_to_be_sealed_is_waited_for() {
 
     let uid = maker.uid().parse().expect("a uid");
     let news = driver.engine.report_outcome(&uid, Outcome::Succeeded).await;
-    assert_eq!(news.expect("report"), 1);
+    assert_eq!(news.expect("report").news, 1);
     let published = waiting.await.expect("no panic").expect("publish");
     let seen = std::fs::read_to_string(published.target.join("file")).expect("read");
     assert_eq!(seen, "made");

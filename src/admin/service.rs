@@ -83,11 +83,15 @@ impl Admin for Service {
             admin::Outcome::Failed => Outcome::Failed,
         };
         let reported = self.engine.report_outcome(&pod, outcome).await;
-        let volumes = count(reported.map_err(|error| failed(&error))?);
+        let told = reported.map_err(|error| failed(&error))?;
         if request.wait {
             self.engine.settled().await;
         }
-        Ok(Response::new(admin::ReportOutcomeResponse { volumes }))
+        Ok(Response::new(admin::ReportOutcomeResponse {
+            volumes: count(told.news),
+            told_the_same: count(told.same),
+            told_otherwise: count(told.other),
+        }))
     }
 
     async fn check(

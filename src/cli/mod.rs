@@ -128,7 +128,9 @@ Example:
     ///
     /// Outputs and caches with `commit: on-success` are sealed when their pod succeeded, and thrown away otherwise.
     /// Without Kubernetes nobody else can know. The first word counts. It may be said before the pod's volumes are
-    /// unpublished or after, for as long as `standalone --outcome-wait` says.
+    /// unpublished or after, for as long as `standalone --outcome-wait` says; not before they are published.
+    ///
+    /// Exits with 1 when the pod has no such volumes (any more), or when the other outcome was said first.
     Outcome(Outcome),
 
     /// Forget an artifact or a cache by its name

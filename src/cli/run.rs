@@ -15,6 +15,7 @@ use super::show::{self, Now};
 use super::{Check, Destroy, List, Outcome, OutcomeWord, Plain, Verb};
 use crate::config::{self, Output};
 use crate::engine::{self, Engine};
+use crate::model::PodUid;
 use crate::proto::admin::v1 as admin;
 use crate::server::message_of;
 use crate::{admin as socket, demo, driver, node, standalone, telemetry};
@@ -54,6 +55,13 @@ pub(super) enum Failure {
     Nobody(#[from] socket::ClientError),
     #[error("{}", .0.message())]
     Refused(Box<Status>),
+    #[error(
+        "pod {0} has no volumes here that are published or wait for an outcome: is this its uid (`baggageclaim volumes -o wide`)? An \
+         outcome is not remembered for volumes that come later"
+    )]
+    NoVolumes(PodUid),
+    #[error("of pod {pod} it was said before that it {before}, and the first word counts")]
+    ToldOtherwise { pod: PodUid, before: &'static str },
     #[error(transparent)]
     Demo(#[from] demo::Error),
     #[error("cannot write: {0}")]
@@ -256,15 +264,24 @@ async fn outcome(said: Outcome) -> Done {
         outcome: outcome.into(),
         wait: said.wait,
     });
-    let volumes = answer.await?.into_inner().volumes;
-    print(|to| match volumes {
-        0 => writeln!(
-            to,
-            "That was known already, or the pod has no volumes here."
-        ),
-        1 => writeln!(to, "Noted for 1 volume."),
-        _ => writeln!(to, "Noted for {volumes} volumes."),
-    })?;
+    let told = answer.await?.into_inner();
+    match (told.volumes, told.told_the_same, told.told_otherwise) {
+        (0, 0, 0) => return Err(Failure::NoVolumes(said.pod_uid)),
+        (0, 0, _) => {}
+        (0, _, _) => print(|to| writeln!(to, "That was known already."))?,
+        (1, _, _) => print(|to| writeln!(to, "Noted for 1 volume."))?,
+        (news, _, _) => print(|to| writeln!(to, "Noted for {news} volumes."))?,
+    }
+    if told.told_otherwise > 0 {
+        let before = match said.ended {
+            OutcomeWord::Succeeded => "failed",
+            OutcomeWord::Failed => "succeeded",
+        };
+        return Err(Failure::ToldOtherwise {
+            pod: said.pod_uid,
+            before,
+        });
+    }
     Ok(ExitCode::SUCCESS)
 }
 

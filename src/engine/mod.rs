@@ -63,8 +63,8 @@ pub use figures::{Counters, Figures};
 pub use notice::{Notice, Notices};
 pub use threads::{CallHere, DESKS, others_first};
 pub use types::{
-    ArtifactRow, Awaited, Finding, PublishRequest, Published, Reaped, Rebuilt, Status, VolumeRow,
-    VolumeState, VolumeStats,
+    ArtifactRow, Awaited, Finding, PublishRequest, Published, Reaped, Rebuilt, Status, Told,
+    VolumeRow, VolumeState, VolumeStats,
 };
 
 use crate::backend::{Backend, BackendKind, MountApi};
@@ -391,8 +391,8 @@ impl Engine {
         lists::stats(&self.inner, volume, path).await
     }
 
-    /// Says how a pod's work ended; returns for how many of its volumes that was news. The first word counts.
-    pub async fn report_outcome(&self, pod: &PodUid, outcome: Outcome) -> Result<usize> {
+    /// Says how a pod's work ended; returns what its volumes make of it. The first word counts.
+    pub async fn report_outcome(&self, pod: &PodUid, outcome: Outcome) -> Result<Told> {
         outcome::report(&self.inner, pod, outcome).await
     }
 
@@ -408,14 +408,14 @@ impl Engine {
         lists::volumes(&self.inner.state.lock(), tenant)
     }
 
-    /// The artifacts, by tenant and name; caches are the rows whose name is one.
-    #[must_use]
-    pub fn artifacts(&self, tenant: Option<&Tenant>) -> Vec<ArtifactRow> {
     /// Has sizes of volumes found out that are not known, or not of late: some, in the background.
     pub fn measure_volumes(&self) {
         lists::measure_some(&self.inner);
     }
 
+    /// The artifacts, by tenant and name; caches are the rows whose name is one.
+    #[must_use]
+    pub fn artifacts(&self, tenant: Option<&Tenant>) -> Vec<ArtifactRow> {
         lists::artifacts(&self.inner.state.lock(), tenant)
     }
 

@@ -9,7 +9,7 @@ use super::Inner;
 use super::crash::{Point, point};
 use super::error::{Doing, Result};
 use super::state::Goal;
-use super::types::{Awaited, VolumeState};
+use super::types::{Awaited, Told, VolumeState};
 use crate::model::{Commit, LayerId, Outcome, PodUid, VolumeId, VolumeRecord};
 use crate::store;
 use crate::sys::{Dir, Errno};
@@ -21,8 +21,8 @@ enum Place {
     Pending(LayerId),
 }
 
-/// Tells the volumes of a pod how it ended; for how many that was news.
-pub(super) async fn report(inner: &Arc<Inner>, pod: &PodUid, outcome: Outcome) -> Result<usize> {
+/// Tells the volumes of a pod how it ended.
+pub(super) async fn report(inner: &Arc<Inner>, pod: &PodUid, outcome: Outcome) -> Result<Told> {
     let (engine, pod) = (inner.clone(), pod.clone());
     inner
         .calls
@@ -30,10 +30,10 @@ pub(super) async fn report(inner: &Arc<Inner>, pod: &PodUid, outcome: Outcome) -
         .await?
 }
 
-fn note(inner: &Inner, pod: &PodUid, outcome: Outcome) -> Result<usize> {
+fn note(inner: &Inner, pod: &PodUid, outcome: Outcome) -> Result<Told> {
     // A volume that moves between two looks is met again in its new place.
     const LOOKS: usize = 8;
-    let mut news = 0;
+    let mut told = known(inner, pod, outcome);
     for _ in 0..LOOKS {
         let places = untold(inner, pod);
         if places.is_empty() {
@@ -50,12 +50,33 @@ fn note(inner: &Inner, pod: &PodUid, outcome: Outcome) -> Result<usize> {
                 result => result.doing("note the outcome")?,
             }
             point(Point::OutcomeNoted);
-            news += usize::from(tell(inner, &place, outcome));
+            told.news += usize::from(tell(inner, &place, outcome));
             // Each of them: the next one may fail.
             inner.changed.notify_waiters();
         }
     }
-    Ok(news)
+    Ok(told)
+}
+
+/// What volumes of this pod were told before.
+fn known(inner: &Inner, pod: &PodUid, outcome: Outcome) -> Told {
+    let state = inner.state.lock();
+    let live = state.volumes.values();
+    let live = live.map(|live| (&live.record, live.outcome));
+    let leaving = state.leaving.values();
+    let leaving = leaving.map(|leaving| (&leaving.record, leaving.outcome));
+    let of_pod = live
+        .chain(leaving)
+        .filter(|(record, _)| record.pod.uid == *pod);
+    let mut told = Told::default();
+    for before in of_pod.filter_map(|(_, before)| before) {
+        if before == outcome {
+            told.same += 1;
+        } else {
+            told.other += 1;
+        }
+    }
+    told
 }
 
 /// The pods whose outcome decides about a volume, and was not told yet.

@@ -100,6 +100,17 @@ pub struct VolumeRow {
     pub limit_unenforced: Option<String>,
 }
 
+/// What the volumes of a pod make of an outcome. All zero: the pod has none here that could.
+#[derive(Debug, Clone, Copy, Default, PartialEq, Eq, Serialize)]
+pub struct Told {
+    /// For how many it was news.
+    pub news: usize,
+    /// How many others had been told the same.
+    pub same: usize,
+    /// How many had been told the other, which counts.
+    pub other: usize,
+}
+
 /// A pod whose outcome is awaited.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct Awaited {

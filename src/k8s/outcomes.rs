@@ -32,7 +32,7 @@ use super::Config;
 use super::client::Patience;
 use super::events::Saying;
 use super::pod::{Decision, Pod, decide};
-use crate::engine::{Awaited, Engine};
+use crate::engine::{Awaited, Engine, Told};
 use crate::model::{Outcome, PodUid};
 
 /// How long a question to the API server may take.
@@ -286,8 +286,8 @@ impl Outcomes<'_> {
     async fn tell(&self, uid: &PodUid, outcome: Outcome) {
         let told = self.engine.report_outcome(uid, outcome).await;
         match told {
-            Ok(0) => {}
-            Ok(volumes) => {
+            Ok(Told { news: 0, .. }) => {}
+            Ok(Told { news: volumes, .. }) => {
                 tracing::info!(pod.uid = %uid, %outcome, volumes, "a pod's volumes were told its outcome");
             }
             Err(error) => {

@@ -11,7 +11,7 @@ use std::time::{Duration, Instant};
 
 use baggageclaim::backend::BackendKind;
 use baggageclaim::engine::{
-    ArtifactRow, Config, Engine, Error, PublishRequest, Published, VolumeRow, VolumeState,
+    ArtifactRow, Config, Engine, Error, PublishRequest, Published, Told, VolumeRow, VolumeState,
 };
 use baggageclaim::model::{Outcome, Pod, PodUid, VolumeId, VolumeSpec};
 use baggageclaim::store::PoolDirs;
@@ -133,7 +133,12 @@ impl Bench {
         assert!(!self.target(volume).exists(), "the target is gone");
     }
 
+    /// For how many volumes it is news.
     pub async fn outcome(&self, pod: &str, outcome: Outcome) -> usize {
+        self.told(pod, outcome).await.news
+    }
+
+    pub async fn told(&self, pod: &str, outcome: Outcome) -> Told {
         let pod: PodUid = pod.parse().expect("uid");
         let told = self.engine.report_outcome(&pod, outcome).await;
         told.unwrap_or_else(|error| panic!("outcome of {pod}: {error}"))

@@ -91,8 +91,8 @@ fn comes_back_after_a_reboot(place: &Place) {
     assert_eq!(entries(&place.pool.join("layers")).len(), 2, "base and t");
     assert_no_findings(&mut on);
     world.check_sealed(place, &mut on);
-    let news = on.must(&outcome("waiting", true));
-    assert_eq!(news, 0, "a pod of another boot is nobody's");
+    let told = on.must(&outcome("waiting", true));
+    assert_eq!(told["news"], 0, "a pod of another boot is nobody's");
 
     // The same pods, the same volume ids, the same targets, which are empty directories now.
     let fork = [("type", "input"), ("from", "artifact/base")];

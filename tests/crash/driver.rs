@@ -413,8 +413,8 @@ async fn run(engine: &Engine, call: Call) -> Answer {
                 Outcome::Failed
             };
             let pod = pod.parse().expect("a uid");
-            let news = engine.report_outcome(&pod, outcome).await.map_err(said)?;
-            Ok(news.into())
+            let told = engine.report_outcome(&pod, outcome).await.map_err(said)?;
+            Ok(json(told))
         }
         Call::Destroy { reference } => {
             let reference = reference.parse().expect("a reference");

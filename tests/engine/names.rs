@@ -4,6 +4,7 @@
 use std::fs;
 use std::time::Duration;
 
+use baggageclaim::engine::Told;
 use baggageclaim::model::Outcome;
 
 use crate::common::bench::{Bench, Ground, eventually};
@@ -291,10 +292,11 @@ async fn an_outcome_counts_once_whenever_it_comes() {
     bench.publish("early", "v1", &output("one")).await;
     bench.publish("early", "v2", &output("two")).await;
     bench.publish("early", "s", &[]).await;
-    assert_eq!(bench.outcome("nobody", Succeeded).await, 0);
-    assert_eq!(bench.outcome("early", Succeeded).await, 3);
-    assert_eq!(bench.outcome("early", Succeeded).await, 0, "no news");
-    assert_eq!(bench.outcome("early", Failed).await, 0, "too late");
+    let told = |news, same, other| Told { news, same, other };
+    assert_eq!(bench.told("nobody", Succeeded).await, told(0, 0, 0));
+    assert_eq!(bench.told("early", Succeeded).await, told(3, 0, 0));
+    assert_eq!(bench.told("early", Succeeded).await, told(0, 3, 0));
+    assert_eq!(bench.told("early", Failed).await, told(0, 0, 3), "too late");
     for volume in ["v1", "v2", "s"] {
         bench.unpublish(volume).await;
     }
@@ -315,7 +317,8 @@ async fn an_outcome_counts_once_whenever_it_comes() {
     bench.outcome("late", Succeeded).await;
     bench.quiet().await;
     assert!(bench.artifact("artifact/three").is_none());
-    assert_eq!(bench.outcome("late", Succeeded).await, 0, "it is gone");
+    let gone = bench.told("late", Succeeded).await;
+    assert_eq!(gone, told(0, 0, 0), "it is gone");
 
     // One word before and one after a restart.
     bench.publish("told", "v1", &output("four")).await;
@@ -323,7 +326,8 @@ async fn an_outcome_counts_once_whenever_it_comes() {
     bench.outcome("told", Succeeded).await;
     bench.unpublish("v2").await;
     let bench = bench.restart().await;
-    assert_eq!(bench.outcome("told", Failed).await, 0, "it is remembered");
+    let late = bench.told("told", Failed).await;
+    assert_eq!(late, told(0, 0, 1), "it is remembered");
     assert_eq!(bench.outcome("untold", Succeeded).await, 1);
     bench.unpublish("v1").await;
     bench.quiet().await;
