@@ -177,6 +177,11 @@ fn is_passed_again(point: Point) -> bool {
         | Point::CollectTrashed
         | Point::FlattenIndexed
         | Point::FlattenConfirmed
+        | Point::SparePrepared
+        | Point::SpareMounted
+        | Point::RebuildMade
+        | Point::RebuildCleared
+        | Point::RebuildPlaced
         // Nothing here passes those of claims.
         | Point::ClaimIndexed
         | Point::ClaimChanged
@@ -211,7 +216,7 @@ fn visit_all(place: &Place) {
     let mut deaths = 0;
     for &point in Point::ALL {
         for &act in Act::passing(point) {
-            if act == Act::Flatten && !stacks {
+            if act.needs_stacks() && !stacks {
                 continue;
             }
             eprintln!("{}: {} during {act:?}", place.name(), point.name());

@@ -5,6 +5,7 @@ use std::collections::{BTreeSet, HashMap, HashSet};
 use std::path::{Path, PathBuf};
 
 use super::Inner;
+use super::crash::{Point, point};
 use super::error::{Doing, Error, Result};
 use super::state::State;
 use super::types::{Finding, Rebuilt};
@@ -12,7 +13,7 @@ use crate::model::{
     Artifact, ArtifactId, Claim, LayerId, Name, Snapshot, SnapshotGroup, VolumeRecord, layout,
     takes_name,
 };
-use crate::store::{self, Change, Contents, Index, PoolDirs, PoolView};
+use crate::store::{self, Change, Contents, Index, NewIndex, PoolDirs, PoolView};
 use crate::sys::{self, Dir, MountEntry};
 
 /// What the index names, in whatever way it was read.
@@ -678,8 +679,18 @@ pub(super) fn rebuild_index(path: &Path) -> Result<Rebuilt> {
         .chain(named)
         .chain(claims.into_iter().map(Change::PutClaim))
         .collect();
-    Index::replace(&dirs.root, &changes).map_err(|error| Error::of_pool(path, error))?;
+    replace(&dirs.root, &changes).map_err(|error| Error::of_pool(path, error))?;
     Ok(rebuilt)
+}
+
+fn replace(root: &Dir, changes: &[Change]) -> store::Result<()> {
+    let index = NewIndex::make(root, changes)?;
+    point(Point::RebuildMade);
+    index.clear_place()?;
+    point(Point::RebuildCleared);
+    index.take_place()?;
+    point(Point::RebuildPlaced);
+    Ok(())
 }
 
 /// Layers whose seal was promised in an earlier boot and not seen to its end: a power cut may have taken bytes of them.

@@ -38,6 +38,10 @@ points! {
     PublishAttached = "publish-attached",
     /// The record of a volume that is mounted elsewhere names one more target, where it is not mounted yet.
     PublishAgainRecorded = "publish-again-recorded",
+    /// A directory that will be a volume's has what every volume begins with.
+    SparePrepared = "spare-prepared",
+    /// A volume that nobody has asked for yet is mounted, attached nowhere.
+    SpareMounted = "spare-mounted",
     /// The target is detached.
     UnpublishDetached = "unpublish-detached",
     /// The mount point is gone.
@@ -80,6 +84,12 @@ points! {
     FlattenIndexed = "flatten-indexed",
     /// The merged layer's record says that it is named.
     FlattenConfirmed = "flatten-confirmed",
+    /// An index made anew lies beside the old one.
+    RebuildMade = "rebuild-made",
+    /// The old one is put aside: there is none now.
+    RebuildCleared = "rebuild-cleared",
+    /// The new one is in its place.
+    RebuildPlaced = "rebuild-placed",
     /// The index names a new claim; the caller has no answer.
     ClaimIndexed = "claim-indexed",
     /// The index has what changed of a claim; what bounds its content is as before.

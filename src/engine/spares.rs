@@ -16,6 +16,7 @@ use std::sync::atomic::{AtomicBool, Ordering};
 use parking_lot::Mutex;
 
 use super::Inner;
+use super::crash::{Point, point};
 use super::error::{Doing, Result};
 use super::threads::{Threads, others_first};
 use crate::backend::{self, Backend, Prepared, Start};
@@ -115,12 +116,14 @@ impl Spare {
     fn furnish(inner: &Inner, name: &str, shape: Option<&Shape>) -> backend::Result<Self> {
         let dir = inner.dirs.spares.open_beneath(name)?;
         let prepared = inner.backend.prepare(&dir)?;
+        point(Point::SparePrepared);
         let stage = match shape {
             None => Stage::Plain(prepared),
             Some(shape) => {
                 let start = shape.start(prepared.as_ref());
                 inner.backend.create(&dir, &start)?;
                 let mount = inner.backend.mount(&dir, name, &start, shape.read_only)?;
+                point(Point::SpareMounted);
                 let label = name.to_owned();
                 Stage::Mounted { mount, label }
             }

@@ -94,6 +94,44 @@ pub struct Index {
     opened: Mutex<Opened>,
 }
 
+/// An index made anew, whole, beside the one whose place it takes; that is kept as `index.redb.old`. At no moment is there an index that
+/// names less than all of this: there is the old one, or none, or the new one.
+#[derive(Debug)]
+pub struct NewIndex<'a> {
+    root: &'a Dir,
+    name: String,
+}
+
+impl<'a> NewIndex<'a> {
+    /// Makes it, as `index.redb.new`.
+    pub fn make(root: &'a Dir, changes: &[Change]) -> Result<Self> {
+        let name = format!("{}.new", layout::INDEX);
+        match root.remove_file(&name) {
+            Err(error) if !error.is(Errno::ENOENT) => return Err(error.into()),
+            _ => {}
+        }
+        let database = open_file(root, &name, OFlags::RDWR | OFlags::CREATE)?;
+        make(&database).map_err(|error| Error::database("make the index", error))?;
+        write(&database, changes, made_up())?;
+        Ok(Self { root, name })
+    }
+
+    /// Puts the old one aside, if there is one.
+    pub fn clear_place(&self) -> Result<()> {
+        if Index::exists(self.root)? {
+            let old = format!("{}.old", layout::INDEX);
+            self.root.rename_over(layout::INDEX, self.root, &old)?;
+        }
+        Ok(())
+    }
+
+    /// Puts it where the old one was.
+    pub fn take_place(self) -> Result<()> {
+        self.root.rename(&self.name, self.root, layout::INDEX)?;
+        Ok(self.root.sync()?)
+    }
+}
+
 /// The database, if it could be opened.
 struct Opened {
     database: Option<Database>,
@@ -138,28 +176,6 @@ impl Index {
             initialise(root, &database)?;
             Self::opened(root, database)
         })
-    }
-
-    /// Puts a new index in the place of the old one, which is kept as `index.redb.old`. At no moment is there an index that
-    /// names less than all of this: there is the old one, or none, or the new one.
-    pub fn replace(root: &Dir, changes: &[Change]) -> Result<()> {
-        let (new, old) = (
-            format!("{}.new", layout::INDEX),
-            format!("{}.old", layout::INDEX),
-        );
-        match root.remove_file(&new) {
-            Err(error) if !error.is(Errno::ENOENT) => return Err(error.into()),
-            _ => {}
-        }
-        let database = open_file(root, &new, OFlags::RDWR | OFlags::CREATE)?;
-        make(&database).map_err(|error| Error::database("make the index", error))?;
-        write(&database, changes, made_up())?;
-        drop(database);
-        if Self::exists(root)? {
-            root.rename_over(layout::INDEX, root, &old)?;
-        }
-        root.rename(&new, root, layout::INDEX)?;
-        Ok(root.sync()?)
     }
 
     fn opened(root: &Dir, database: Database) -> Result<(Self, Contents)> {

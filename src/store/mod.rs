@@ -9,7 +9,7 @@ mod pool;
 mod records;
 
 pub use error::{Error, Result};
-pub use index::{Change, Contents, Index};
+pub use index::{Change, Contents, Index, NewIndex};
 pub use pool::{PoolDirs, PoolIdentity, PoolView};
 pub use records::{
     BlankRecord, Doom, Unreadable, awaited_since, blank_volume, confirm_layer, read_claim,

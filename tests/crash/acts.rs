@@ -4,20 +4,26 @@
 //! kubelet repeats until they are answered.
 
 use std::fs;
-use std::time::Duration;
+use std::time::{Duration, Instant};
 
 use baggageclaim::engine::crash::Point;
 use baggageclaim::model::layout;
+use serde_json::Value;
 
+use super::TO_THE_POINT;
 use super::common::Snapshot;
 use super::driver::{Call, Connection, Place};
-use super::world::{World, outcome, publish, publish_also, unpublish, without_root_time, write};
+use super::world::{
+    World, entries, outcome, publish, publish_also, unpublish, without_root_time, write,
+};
 
 /// An operation.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(crate) enum Act {
     /// A fork of an artifact.
     PublishFork,
+    /// The same, of what was asked for so often that it is mounted already.
+    PublishMountedBeforehand,
     /// An output: empty, may be sealed.
     PublishOutput,
     /// Empty, never sealed.
@@ -73,9 +79,12 @@ impl Act {
             | Point::PublishContentMade
             | Point::PublishRecorded
             | Point::PublishMounted
-            | Point::PublishAttached => {
-                &[Self::PublishFork, Self::PublishOutput, Self::PublishScratch]
-            }
+            | Point::PublishAttached => &[
+                Self::PublishFork,
+                Self::PublishMountedBeforehand,
+                Self::PublishOutput,
+                Self::PublishScratch,
+            ],
             Point::UnpublishDetached
             | Point::UnpublishTargetRemoved
             | Point::UnpublishPromised
@@ -98,8 +107,14 @@ impl Act {
             Point::CollectUnindexed | Point::CollectTrashed => {
                 &[Self::Supersede, Self::Expire, Self::Destroy]
             }
+            // What no call waits for, and what no driver does: `days` visits them.
+            Point::SparePrepared
+            | Point::SpareMounted
+            | Point::RebuildMade
+            | Point::RebuildCleared
+            | Point::RebuildPlaced
             // Of claims: `tests/claims_crash.rs` visits them.
-            Point::ClaimIndexed
+            | Point::ClaimIndexed
             | Point::ClaimChanged
             | Point::ClaimLimited
             | Point::ClaimContentMade
@@ -128,6 +143,11 @@ impl Act {
         }
     }
 
+    /// Whether only a backend passes anything by it that keeps an artifact as a stack of layers, mounted for each volume.
+    pub(crate) fn needs_stacks(self) -> bool {
+        matches!(self, Self::Flatten | Self::PublishMountedBeforehand)
+    }
+
     /// Does all that comes before.
     #[expect(
         clippy::too_many_lines,
@@ -139,6 +159,12 @@ impl Act {
         match self {
             Self::PublishFork => {
                 let fork = [("type", "input"), ("from", "artifact/base")];
+                calls = vec![publish(place, "fork", &fork)];
+                done = Done::Published("fork", None, world.sealed["artifact/base"].clone());
+            }
+            Self::PublishMountedBeforehand => {
+                let fork = [("type", "input"), ("from", "artifact/base")];
+                ask_until_mounted_beforehand(place, on, &fork);
                 calls = vec![publish(place, "fork", &fork)];
                 done = Done::Published("fork", None, world.sealed["artifact/base"].clone());
             }
@@ -262,6 +288,37 @@ impl Act {
             }
         }
         Prepared { calls, done }
+    }
+}
+
+/// Publishes such volumes until one was mounted beforehand, and the next will be.
+fn ask_until_mounted_beforehand(place: &Place, on: &mut Connection, pairs: &[(&str, &str)]) {
+    // Who was asked for so often has a few of them.
+    const OFTEN: usize = 10;
+    let spares = place.pool.join("spares");
+    // A mount makes directories of the kernel's.
+    let is_mounted = |name: &String| spares.join(name).join("work.1/work").exists();
+    let began = Instant::now();
+    for number in 0.. {
+        assert!(began.elapsed() < TO_THE_POINT, "none is mounted beforehand");
+        let volume = format!("asked-{number}");
+        on.must(&publish(place, &volume, pairs));
+        let record = fs::read(place.pool.join("volumes").join(&volume).join("volume.json"));
+        let record: Value = serde_json::from_slice(&record.expect("a record")).expect("JSON");
+        on.must(&unpublish(place, &volume));
+        if number >= OFTEN && !record["mountedAs"].is_null() {
+            break;
+        }
+    }
+    // They are made one by one: of two the first is ready.
+    while entries(&spares)
+        .iter()
+        .filter(|name| is_mounted(name))
+        .count()
+        < 2
+    {
+        assert!(began.elapsed() < TO_THE_POINT, "no more are mounted");
+        std::thread::sleep(Duration::from_millis(2));
     }
 }
 

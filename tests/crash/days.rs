@@ -6,6 +6,7 @@ use std::io::Write as _;
 use std::path::{Path, PathBuf};
 use std::time::{Duration, Instant};
 
+use baggageclaim::engine::crash::Point;
 use serde_json::Value;
 
 use super::common::{Fs, Snapshot, require_lab};
@@ -14,7 +15,7 @@ use super::world::{
     World, assert_no_findings, assert_nothing_left, entries, names, outcome, publish, publish_also,
     unpublish,
 };
-use super::{BTRFS, OVERLAY, TO_THE_POINT, settle_in};
+use super::{BTRFS, OVERLAY, TO_THE_POINT, call_until_death, repeat, settle_in};
 
 fn arm(on: &mut Connection, point: &str) {
     on.must(&Call::Arm {
@@ -387,6 +388,70 @@ fn when_an_artifact_was_used_is_known_after_a_kill() {
         let mut on = driver.connect().expect("it starts");
         let found = last_used(&mut on, "artifact/base");
         assert_eq!(found == used, is_known, "{before}, {used}, {found}");
+        world.check_live(&place);
+        world.end(&place, &mut on);
+        driver.shut_down();
+    }
+}
+
+/// The index is made anew by processes that die at each of its steps.
+#[test]
+fn an_index_is_made_anew_however_often_that_is_cut_short() {
+    let place = Place::new(require_lab!(Fs::Ext4), OVERLAY);
+    let mut driver = place.start(None);
+    let mut on = driver.connect().expect("a process");
+    let mut world = settle_in(&place, &mut on);
+    let steps = [
+        (Point::RebuildMade, true),
+        (Point::RebuildCleared, false),
+        (Point::RebuildPlaced, true),
+    ];
+    for (point, has_index) in steps {
+        driver.shut_down();
+        let mut rebuilding = place.rebuild(Some((point.name(), 1)));
+        assert!(rebuilding.dies_within(TO_THE_POINT), "{point:?}");
+        assert_eq!(place.pool.join("index.redb").exists(), has_index);
+        if !has_index {
+            place.rebuild(None).ends();
+        }
+        driver = place.start(None);
+        on = driver.connect().expect("it starts");
+        world.check_live(&place);
+        world.check_sealed(&place, &mut on);
+        on.must(&Call::Settle);
+        assert_no_findings(&mut on);
+    }
+    world.end(&place, &mut on);
+    driver.shut_down();
+}
+
+/// A process dies while it makes what nobody has asked for yet.
+#[test]
+fn what_is_made_beforehand_and_not_finished_is_nobodys() {
+    for point in [Point::SparePrepared, Point::SpareMounted] {
+        let place = Place::new(require_lab!(Fs::Ext4), OVERLAY);
+        let mut driver = place.start(None);
+        let mut on = driver.connect().expect("a process");
+        let mut world = settle_in(&place, &mut on);
+        arm(&mut on, point.name());
+        // More than are ever kept ready.
+        let fork = [("type", "input"), ("from", "artifact/base")];
+        let forks: Vec<String> = (0..40).map(|number| format!("fork-{number}")).collect();
+        let calls: Vec<Call> = forks
+            .iter()
+            .map(|name| publish(&place, name, &fork))
+            .collect();
+        let answered = call_until_death(&mut on, &calls);
+        assert!(driver.dies_within(TO_THE_POINT), "{point:?}");
+
+        let mut driver = place.start(None);
+        let mut on = driver.connect().expect("it starts");
+        repeat(&mut on, &calls, answered).expect("it lives");
+        for name in &forks {
+            world.note_live(&place, name, None);
+            let content = world.sealed["artifact/base"].clone();
+            world.live.get_mut(name).expect("just noted").content = content;
+        }
         world.check_live(&place);
         world.end(&place, &mut on);
         driver.shut_down();

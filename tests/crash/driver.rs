@@ -44,6 +44,8 @@ struct Launch {
     way: Way,
     uses_unwritten: Option<Duration>,
     armed: Option<(String, usize)>,
+    /// Makes the index anew, and ends.
+    rebuilds: bool,
 }
 
 /// What can be asked of the process.
@@ -131,6 +133,15 @@ impl Place {
 
     /// Starts a process, which may have been told where to die.
     pub(crate) fn start(&self, armed: Option<(&str, usize)>) -> Driver {
+        self.launch(armed, false)
+    }
+
+    /// Starts one that makes the index anew.
+    pub(crate) fn rebuild(&self, armed: Option<(&str, usize)>) -> Driver {
+        self.launch(armed, true)
+    }
+
+    fn launch(&self, armed: Option<(&str, usize)>, rebuilds: bool) -> Driver {
         let number = self.next.fetch_add(1, Ordering::Relaxed);
         let socket = self.run.join(format!("{number}.sock"));
         let launch = Launch {
@@ -139,6 +150,7 @@ impl Place {
             way: self.way,
             uses_unwritten: self.uses_unwritten,
             armed: armed.map(|(point, visit)| (point.to_owned(), visit)),
+            rebuilds,
         };
         let log = std::fs::File::options()
             .create(true)
@@ -238,6 +250,11 @@ impl Driver {
         let mut connection = self.connect().expect("it lives");
         // It may be gone before its answer is out.
         let _answer = connection.call(&Call::Shutdown);
+        self.ends();
+    }
+
+    /// Waits for its end in order.
+    pub(crate) fn ends(mut self) {
         let status = self.child.wait().expect("wait");
         assert!(status.success(), "the end in order: {status}");
     }
@@ -302,6 +319,10 @@ pub(crate) fn serve_if_told_to() {
     let launch: Launch = serde_json::from_str(&launch).expect("a launch");
     if let Some((point, visit)) = &launch.armed {
         assert!(crash::arm(point, *visit), "no point is called {point}");
+    }
+    if launch.rebuilds {
+        Engine::rebuild_index(&launch.pool).expect("the index is made anew");
+        return;
     }
     let mut config = Config::new(&launch.pool);
     config.backend = Some(launch.way.backend);
