@@ -8,6 +8,8 @@ SHELL := /bin/bash
 # Mounts are made in a namespace of their own: nothing reaches the host, whatever a test does or however it dies.
 ROOT := $(shell [ "$$(id -u)" = 0 ] && echo yes)
 ALONE := $(if $(ROOT),unshare --mount --propagation private --,)
+# What sudo would leave out, as one types it.
+AS_ROOT := env "PATH=$$PATH" "HOME=$$HOME"
 
 help: ## list the targets
 	@awk -F ':.*## ' '/^[a-z0-9-]+:.*## / { printf "make %-8s %s\n", $$1, $$2 }' $(MAKEFILE_LIST)
@@ -76,11 +78,15 @@ lint: ## formatting and lints, warnings are errors
 fmt: ## format the sources
 	cargo fmt
 
+# It makes a mount namespace of its own. Cargo is somebody's own where rustup brought it: not on sudo's path, nor in root's home.
 demo: ## a real pipeline over the real socket (root); with PROGRAM= by that binary
+	$(if $(ROOT)$(PROGRAM),,@printf '%s\n' >&2 \
+	  'demo: it mounts overlays with trusted.* attributes, which only root may. Build as yourself and play as root:' \
+	  '  make build && sudo $(AS_ROOT) target/release/baggageclaim demo' && exit 1)
 	$(if $(PROGRAM),,cargo build --release --locked)
-	$(ALONE) $(or $(PROGRAM),target/release/baggageclaim) demo
+	$(or $(PROGRAM),target/release/baggageclaim) demo
 
-bench: ## measure against the bare system calls; writes target/bench.json (root)
+bench: ## measure against the bare system calls; writes target/bench.json (root, 14 GiB in memory or /tmp)
 	cargo bench --no-run --locked --bench speed
 	$(ALONE) cargo bench --locked --bench speed
 
@@ -88,13 +94,13 @@ deps: ## install what tests and demo need (Debian, root), or say what is missing
 	@missing=; for pair in mkfs.xfs:xfsprogs mkfs.btrfs:btrfs-progs mkfs.ext4:e2fsprogs strace:strace unshare:util-linux; do \
 	  PATH="$$PATH:/usr/sbin:/sbin" command -v "$${pair%%:*}" >/dev/null || missing="$$missing $${pair##*:}"; \
 	done; \
-	command -v cargo >/dev/null || { echo "deps: missing: cargo (Rust 1.88 or newer, https://rustup.rs)" >&2; exit 1; }; \
-	if [ -z "$$missing" ]; then exit 0; fi; \
-	if [ "$(ROOT)" = yes ] && command -v apt-get >/dev/null; then \
+	if [ -z "$$missing" ]; then :; \
+	elif [ "$(ROOT)" = yes ] && command -v apt-get >/dev/null; then \
 	  apt-get update -q && DEBIAN_FRONTEND=noninteractive apt-get install -q -y --no-install-recommends $$missing; \
 	else \
 	  echo "deps: missing:$$missing (as root on Debian, make deps installs them)" >&2; exit 1; \
-	fi
+	fi; \
+	command -v cargo >/dev/null || { echo "deps: missing: cargo (Rust 1.88 or newer, https://rustup.rs)" >&2; exit 1; }
 
 audit: ## licences and advisories of the dependencies (needs cargo-deny)
 	@if cargo deny --version >/dev/null 2>&1; then cargo deny check; \
@@ -120,5 +126,6 @@ warn-no-root:
 	@printf '%s\n' \
 	  '************************************************************************' \
 	  '* NOT ROOT: every test that needs a mount is SKIPPED, which is most of *' \
-	  '* what this project promises. Run `sudo make test` for all of them.    *' \
+	  '* what this project promises. All of them, as root:                    *' \
+	  '*   sudo $(AS_ROOT) make test                       *' \
 	  '************************************************************************' >&2

@@ -102,6 +102,9 @@ Example:
     /// cache of the first. Takes less than two minutes. Exits with 0 only when all that it claims was seen to be so.
     ///
     /// Needs root. All mounts are made in a mount namespace of its own, and nothing is left behind.
+    ///
+    /// In a pool of yours (`--pool`) whose backend is btrfs or copy, what a fork alone takes on disk cannot be told: each row says
+    /// `shared`, and that a fork is a view and not a copy is not among the claims.
     Demo(config::Demo),
 
     /// List the volumes: the working copies of pods

@@ -13,7 +13,9 @@ use crate::admin;
 pub enum Error {
     /// Not root.
     #[error(
-        "the demo needs root (`sudo make demo`): it mounts overlays with trusted.* attributes, which no user namespace may do"
+        "the demo needs root: it mounts overlays with trusted.* attributes, which no user namespace may do. It compiles with your cargo: \
+         sudo env \"PATH=$PATH\" \"HOME=$HOME\" {} demo",
+        std::env::current_exe().unwrap_or_else(|_| "baggageclaim".into()).display()
     )]
     NeedsRoot,
     /// Root, and yet not allowed to mount.
