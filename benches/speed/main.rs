@@ -143,17 +143,19 @@ async fn main() -> ExitCode {
         kinds = vec![Fs::Ext4, Fs::XfsReflink];
     }
     if !common::is_root() {
-        eprintln!("bench: needs root, to mount filesystems of its own: sudo make bench");
+        eprintln!("bench: needs root, to mount filesystems of its own");
         return ExitCode::FAILURE;
     }
     let began = Instant::now();
     let (mut rows, mut probes) = (Vec::new(), Vec::new());
+    let mut complete = true;
     for fs in kinds {
         // Where the driver's process and these calls see the same mounts, and nobody else.
         let lab = match room(IMAGE).and_then(|images| Lab::try_inside(&images, fs, IMAGE)) {
             Ok(lab) => lab,
             Err(reason) => {
                 eprintln!("bench: nothing measured on {}: {reason}", fs.name());
+                complete = false;
                 continue;
             }
         };
@@ -188,6 +190,13 @@ async fn main() -> ExitCode {
         began.elapsed().as_secs_f64()
     );
     let path = Path::new(env!("CARGO_TARGET_TMPDIR")).with_file_name("bench.json");
+    if !complete {
+        eprintln!(
+            "bench: not all was measured, and {} is left as it is",
+            path.display()
+        );
+        return ExitCode::FAILURE;
+    }
     let json = serde_json::to_vec_pretty(&rows).expect("plain data serialises");
     if let Err(error) = std::fs::write(&path, json) {
         eprintln!("bench: {}: {error}", path.display());
