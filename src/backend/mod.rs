@@ -169,7 +169,7 @@ pub enum Limit {
 impl Limit {
     /// Why it does not hold, if one was asked for and does not.
     #[must_use]
-    pub fn why_unenforced(&self) -> Option<&str> {
+    pub fn why_unenforced(self) -> Option<String> {
         match self {
             Self::Unenforced(why) => Some(why),
             Self::None | Self::Enforced => None,

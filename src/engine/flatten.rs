@@ -12,9 +12,9 @@ use parking_lot::Mutex;
 use super::crash::{Point, point};
 use super::error::{Doing, Error, Result};
 use super::pins::Pins;
-use super::state::{Held, Problem, State};
+use super::state::{Problem, State};
 use super::{Guard, Inner, claims, commit, reap};
-use crate::backend::{Limit, Usage};
+use crate::backend::Usage;
 use crate::model::{Artifact, Claim, LayerId, LayerRecord, Snapshot, VolumeId, flatten_plan};
 use crate::store::{self, Change};
 
@@ -159,31 +159,33 @@ impl Holders {
         }
     }
 
-    /// The claims and snapshots of which nothing else may be written meanwhile.
-    fn to_guard(&self) -> Vec<VolumeId> {
-        let claims = self.claims.iter().map(|claim| claim.id.clone());
-        claims
-            .chain(self.snapshots.iter().map(|snapshot| snapshot.id.clone()))
-            .collect()
-    }
-
-    /// Leaves out those for which there is no guard.
-    fn keep(&mut self, guards: &[Guard]) {
+    /// The same, with a guard of each claim and snapshot: of those nothing else may be written meanwhile. One for which there is no guard
+    /// is left out.
+    fn take(inner: &Arc<Inner>, fits: impl Fn(&[LayerId]) -> bool) -> (Self, Vec<Guard>) {
+        let found = Self::find(&inner.state.lock(), &fits);
+        let claims = found.claims.iter().map(|claim| &claim.id);
+        let snapshots = found.snapshots.iter().map(|snapshot| &snapshot.id);
+        let guards = claims.chain(snapshots);
+        let guards = guards.filter_map(|id| Guard::take_for_chore(inner, id).ok());
+        let guards: Vec<Guard> = guards.collect();
         let held = |id: &VolumeId| guards.iter().any(|guard| guard.volume == *id);
-        self.claims.retain(|claim| held(&claim.id));
-        self.snapshots.retain(|snapshot| held(&snapshot.id));
+        // Anew: until there was the guard it may have changed.
+        let mut holders = Self::find(&inner.state.lock(), &fits);
+        holders.claims.retain(|claim| held(&claim.id));
+        holders.snapshots.retain(|snapshot| held(&snapshot.id));
+        (holders, guards)
     }
 
     /// Their stacks.
-    fn stacks(&self) -> Vec<Vec<LayerId>> {
+    fn stacks(&self) -> impl Iterator<Item = &Vec<LayerId>> {
         let artifacts = self.artifacts.iter().map(|artifact| &artifact.layers);
         let claims = self.claims.iter().map(|claim| &claim.layers);
         let snapshots = self.snapshots.iter().map(|snapshot| &snapshot.layers);
-        artifacts.chain(claims).chain(snapshots).cloned().collect()
+        artifacts.chain(claims).chain(snapshots)
     }
 
     fn is_empty(&self) -> bool {
-        self.artifacts.is_empty() && self.claims.is_empty() && self.snapshots.is_empty()
+        self.stacks().next().is_none()
     }
 
     /// Replaces the newest `count` layers of all.
@@ -242,69 +244,71 @@ impl Holders {
 /// is there any more for whom that may be done.
 fn merge(inner: &Arc<Inner>, stack: &[LayerId], count: usize) -> Result<bool> {
     let (newest, rest) = stack.split_at(count);
-    let bottom = rest.is_empty();
-    // What marks of deletion would hide in what is below decides whether they are kept.
-    let fits = |layers: &[LayerId]| layers.starts_with(newest) && (layers.len() == count) == bottom;
     let mut pins = Pins::none(inner);
     pins.add(&mut inner.state.lock(), newest);
     let (merged, usage) = make(inner, newest, rest)?;
-    let name = merged.to_string();
-    let ids = Holders::find(&inner.state.lock(), fits).to_guard();
-    let guards: Vec<Guard> = ids
-        .iter()
-        .filter_map(|id| Guard::take_for_chore(inner, id).ok())
-        .collect();
-    let mut holders = Holders::find(&inner.state.lock(), fits);
-    holders.keep(&guards);
-    let throw_away = || {
-        let thrown = inner.throw_away(&inner.dirs.layers, name.as_ref());
-        thrown.doing("throw a merged layer away").map(drop)
-    };
+    // What marks of deletion would hide in what is below decides whether they are kept.
+    let bottom = rest.is_empty();
+    let fits = |layers: &[LayerId]| layers.starts_with(newest) && (layers.len() == count) == bottom;
+    let (mut holders, guards) = Holders::take(inner, fits);
     if holders.is_empty() {
-        throw_away()?;
+        throw_away(inner, merged)?;
         return Ok(false);
     }
-    let unmerged = holders.stacks();
+    give(inner, &mut holders, count, merged, &mut pins)?;
+    if let Err(error) = confirm(inner, merged, usage) {
+        tracing::warn!(layer = %merged, %error, "not all is said of it yet; it is when it is measured");
+    }
+    point(Point::FlattenConfirmed);
+    let stacks = holders.stacks().count();
+    tracing::info!(layer = %merged, layers = count, stacks, "merged layers");
+    for claim in &holders.claims {
+        claims::content::restack(inner, &claim.id);
+    }
+    drop((pins, guards));
+    reap::trash_unreferenced(inner, newest);
+    Ok(true)
+}
+
+/// Gives all of them the merged layer for their newest `count`: durably, then in the state. What is known to have failed leaves nothing.
+fn give(
+    inner: &Inner,
+    holders: &mut Holders,
+    count: usize,
+    merged: LayerId,
+    pins: &mut Pins,
+) -> Result<()> {
+    let unmerged = holders.stacks().cloned().collect();
     holders.replace(count, merged);
-    let changes = holders.changes();
     // The index may name it before anything else here does.
     pins.add(&mut inner.state.lock(), &[merged]);
-    let syncing = inner.syncing.lock();
-    let indexed = inner.sync(&syncing).and_then(|()| {
-        point(Point::FlattenSynced);
-        inner.commit_index(&changes)
-    });
-    drop(syncing);
-    if let Err(error) = indexed {
+    if let Err(error) = make_durable(inner, &holders.changes()) {
         if error.may_be_indexed() {
             // Both stay until the next start, which knows.
             holders.leave_to_the_next_start(&mut inner.state.lock());
             inner.setbacks.leave_to_the_next_start(unmerged);
             pins.keep();
         } else {
-            throw_away()?;
+            throw_away(inner, merged)?;
         }
         return Err(error);
     }
     point(Point::FlattenIndexed);
     holders.enter(&mut inner.state.lock());
-    if let Err(error) = confirm(inner, merged, usage) {
-        tracing::warn!(layer = %merged, %error, "not all is said of it yet; it is when it is measured");
-    }
-    point(Point::FlattenConfirmed);
-    tracing::info!(
-        layer = %merged,
-        layers = count,
-        stacks = holders.artifacts.len() + holders.claims.len() + holders.snapshots.len(),
-        "merged layers"
-    );
-    for claim in &holders.claims {
-        let limit = inner.state.lock().claims.get(&claim.id).map(Held::limit);
-        claims::content::restack(inner, claim, &limit.unwrap_or(Limit::None));
-    }
-    drop((pins, guards));
-    reap::trash_unreferenced(inner, newest);
-    Ok(true)
+    Ok(())
+}
+
+/// First the content, then the index that names it.
+fn make_durable(inner: &Inner, changes: &[Change]) -> Result<()> {
+    let syncing = inner.syncing.lock();
+    inner.sync(&syncing)?;
+    point(Point::FlattenSynced);
+    inner.commit_index(changes)
+}
+
+fn throw_away(inner: &Inner, merged: LayerId) -> Result<()> {
+    let thrown = inner.throw_away(&inner.dirs.layers, merged.to_string().as_ref());
+    thrown.doing("throw a merged layer away").map(drop)
 }
 
 /// Says in the merged layer that it is named, and only then in the index what it costs: what is not measured is confirmed when it is.

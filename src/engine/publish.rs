@@ -17,7 +17,7 @@ use super::state::{Live, Measured, Resolution, State};
 use super::target::Target;
 use super::types::{PublishRequest, Published};
 use super::{Guard, Inner, notice, republish};
-use crate::backend::{Limit, Start};
+use crate::backend::Start;
 use crate::model::{ArtifactId, LayerId, Name, Reference, SealPlan, VolumeKind, VolumeRecord};
 use crate::store::{self, BlankRecord};
 use crate::sys::{self, Dir, Errno, Space};
@@ -398,7 +398,7 @@ impl Place {
             .backend
             .create(&dir, &Start::of(record).with(prepared))
             .doing("make the volume's content")?;
-        if let Limit::Unenforced(why) = limit {
+        if let Some(why) = limit.why_unenforced() {
             tracing::warn!(volume.id = %record.id, %why, "sizeLimit is not enforced");
             let notices = inner.config.notices.as_ref();
             notice::say(notices, record, || notice::What::SizeLimitNotEnforced {

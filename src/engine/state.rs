@@ -14,7 +14,6 @@ use std::time::Instant;
 
 use super::error::{Error, Result};
 use super::types::{PublishRequest, VolumeState};
-use crate::backend::Limit;
 use crate::model::{
     Artifact, ArtifactId, Claim, LayerId, MountCapability, Name, Outcome, PodUid, Reference,
     SealPlan, Snapshot, SnapshotGroup, SnapshotId, Tenant, Timestamp, Usage, VolumeId,
@@ -169,12 +168,6 @@ impl Held {
             used: false,
             stale: false,
         }
-    }
-
-    /// Whether its limit holds.
-    pub(super) fn limit(&self) -> Limit {
-        let why = self.limit_unenforced.clone();
-        why.map_or(Limit::None, Limit::Unenforced)
     }
 
     /// Whether the index may know better what it is.

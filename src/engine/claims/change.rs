@@ -61,7 +61,7 @@ fn limit(inner: &Inner, claim: &Claim) -> Result<()> {
         .set_limit(&volume, claim.limit())
         .doing("change the volume's limit")?;
     if let Some(held) = inner.state.lock().claims.get_mut(&claim.id) {
-        held.limit_unenforced = limit.why_unenforced().map(str::to_owned);
+        held.limit_unenforced = limit.why_unenforced();
     }
     Ok(())
 }

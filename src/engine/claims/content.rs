@@ -3,42 +3,36 @@
 //! It is made in `incoming/` and renamed: what lies in `volumes/` under a claim's id is the claim's content, also after a
 //! power cut, when the content of a file that was not synced may be anything but a name is in order with other names.
 
-use std::path::Path;
+use std::collections::HashMap;
+use std::path::{Path, PathBuf};
 
 use super::freeze::clear;
-use crate::backend::{Limit, Start};
+use crate::backend::Start;
 use crate::engine::Inner;
 use crate::engine::crash::{Point, point};
 use crate::engine::error::{Doing, Error, Result};
-use crate::engine::state::Held;
+use crate::engine::state::{ClaimMount, Held};
 use crate::model::{Claim, ClaimRecord, ClaimTarget, LayerId, VolumeId, layout};
 use crate::store;
 use crate::sys::{Dir, Errno};
 
-/// The claim's directory, with its content; and why its limit does not hold, if it was made now.
-pub(super) fn open_or_make(inner: &Inner, claim: &Claim) -> Result<(Dir, Option<Limit>)> {
+/// The claim's directory, if it has its content.
+pub(super) fn find(inner: &Inner, claim: &Claim) -> Result<Option<Dir>> {
+    let dir = match inner.dirs.volumes.open_beneath(&claim.id) {
+        Err(error) if error.is(Errno::ENOENT) => return Ok(None),
+        dir => dir.doing("open the volume's directory")?,
+    };
     let backend = &inner.backend;
-    match inner.dirs.volumes.open_beneath(&claim.id) {
-        Ok(dir) => {
-            if backend
-                .has_content(&dir)
-                .doing("look at the volume's content")?
-            {
-                sweep(inner, &dir)?;
-                return Ok((dir, None));
-            }
-            // What a freeze has left.
-            clear(inner, &claim.id);
-        }
-        Err(error) if error.is(Errno::ENOENT) => {}
-        Err(error) => return Err(error).doing("open the volume's directory"),
+    if backend
+        .has_content(&dir)
+        .doing("look at the volume's content")?
+    {
+        sweep(inner, &dir)?;
+        return Ok(Some(dir));
     }
-    // Nothing of it can be lost before it is in its place.
-    if let Some(held) = inner.state.lock().claims.get_mut(&claim.id) {
-        held.damaged = false;
-    }
-    let (dir, limit) = make(inner, claim)?;
-    Ok((dir, Some(limit)))
+    // What a freeze has left.
+    clear(inner, &claim.id);
+    Ok(None)
 }
 
 /// The disk failed to write something back. What claims hold of their own may have lost bytes: pods still have it, nothing is made of it.
@@ -103,7 +97,12 @@ pub(super) fn put_aside(inner: &Inner, id: &VolumeId) -> Result<()> {
     }
 }
 
-fn make(inner: &Inner, claim: &Claim) -> Result<(Dir, Limit)> {
+/// Makes the claim's directory, with its content; and why its limit does not hold.
+pub(super) fn make(inner: &Inner, claim: &Claim) -> Result<(Dir, Option<String>)> {
+    // Nothing of it can be lost before it is in its place.
+    if let Some(held) = inner.state.lock().claims.get_mut(&claim.id) {
+        held.damaged = false;
+    }
     let incoming = &inner.dirs.incoming;
     let name = LayerId::from_bits(inner.random()).to_string();
     incoming
@@ -115,10 +114,10 @@ fn make(inner: &Inner, claim: &Claim) -> Result<(Dir, Limit)> {
     {
         tracing::error!(volume.id = %claim.id, %error, "a half-made volume stays until the next start");
     }
-    let limit = made?;
+    let limit_unenforced = made?;
     keep_place(inner)?;
     let dir = inner.dirs.volumes.open_beneath(&claim.id);
-    Ok((dir.doing("open the volume's directory")?, limit))
+    Ok((dir.doing("open the volume's directory")?, limit_unenforced))
 }
 
 /// Makes durable that the directories of claims are where they are, before a pod can make durable what is in them.
@@ -134,7 +133,7 @@ pub(super) fn keep_place(inner: &Inner) -> Result<()> {
     Ok(())
 }
 
-fn fill(inner: &Inner, claim: &Claim, name: &str) -> Result<Limit> {
+fn fill(inner: &Inner, claim: &Claim, name: &str) -> Result<Option<String>> {
     let incoming = &inner.dirs.incoming;
     let dir = incoming
         .open_beneath(name)
@@ -143,10 +142,12 @@ fn fill(inner: &Inner, claim: &Claim, name: &str) -> Result<Limit> {
         .backend
         .create(&dir, &Start::of_claim(claim))
         .doing("make the volume's content")?;
-    if let Limit::Unenforced(why) = &limit {
+    let limit_unenforced = limit.why_unenforced();
+    if let Some(why) = &limit_unenforced {
         tracing::warn!(volume.id = %claim.id, %why, "the volume's size limit is not enforced");
     }
-    record(inner, &dir, claim, Vec::new(), &limit)?;
+    let record = new_record(inner, claim, &HashMap::new(), limit_unenforced.clone());
+    write(&dir, &record)?;
     point(Point::ClaimContentMade);
     if !inner.backend.stacks() && !inner.backend.has_snapshots() && !claim.layers.is_empty() {
         // A copy: its files must be whole before it has its name.
@@ -157,25 +158,44 @@ fn fill(inner: &Inner, claim: &Claim, name: &str) -> Result<Limit> {
         .rename(name, &inner.dirs.volumes, &claim.id)
         .doing("put the volume's directory in its place")?;
     point(Point::ClaimContentPlaced);
-    Ok(limit)
+    Ok(limit_unenforced)
 }
 
-/// Writes down where a claim is mounted in this boot.
-pub(super) fn record(
+/// What a claim's directory says of it: where it is mounted in this boot, and whether its limit holds.
+pub(super) fn record(inner: &Inner, held: &Held) -> ClaimRecord {
+    new_record(
+        inner,
+        &held.claim,
+        &held.mounts,
+        held.limit_unenforced.clone(),
+    )
+}
+
+/// The same of one that is about to be so.
+pub(super) fn new_record(
     inner: &Inner,
-    dir: &Dir,
     claim: &Claim,
-    targets: Vec<ClaimTarget>,
-    limit: &Limit,
-) -> Result<()> {
-    let record = ClaimRecord {
+    mounts: &HashMap<PathBuf, ClaimMount>,
+    limit_unenforced: Option<String>,
+) -> ClaimRecord {
+    let target = |(path, mount): (&PathBuf, &ClaimMount)| ClaimTarget {
+        path: path.clone(),
+        staging: mount.staging,
+        read_only: mount.read_only,
+        asked: mount.asked,
+    };
+    ClaimRecord {
         format: ClaimRecord::FORMAT,
         boot: inner.boot.clone(),
         claim: claim.clone(),
-        targets,
-        limit_unenforced: limit.why_unenforced().map(str::to_owned),
-    };
-    store::write_claim(dir, &record).doing("write the volume's record")
+        targets: mounts.iter().map(target).collect(),
+        limit_unenforced,
+    }
+}
+
+/// Writes the record down.
+pub(super) fn write(dir: &Dir, record: &ClaimRecord) -> Result<()> {
+    store::write_claim(dir, record).doing("write the volume's record")
 }
 
 /// Its record names a target where it is not mounted, for want of room: `tidy` writes it again.
@@ -187,12 +207,20 @@ pub(super) fn put_off(inner: &Inner, claim: &VolumeId, error: &Error) {
 }
 
 /// Writes the claim down anew in its directory, if it has one: its layers are others now. Nobody has it mounted.
-pub(in crate::engine) fn restack(inner: &Inner, claim: &Claim, limit: &Limit) {
-    let dir = match inner.dirs.volumes.open_beneath(&claim.id) {
+pub(in crate::engine) fn restack(inner: &Inner, id: &VolumeId) {
+    let dir = match inner.dirs.volumes.open_beneath(id) {
         Err(error) if error.is(Errno::ENOENT) => return,
         dir => dir.doing("open the volume's directory"),
     };
-    if let Err(error) = dir.and_then(|dir| record(inner, &dir, claim, Vec::new(), limit)) {
-        tracing::warn!(volume.id = %claim.id, %error, "its record names layers that it has no more");
+    let record = inner
+        .state
+        .lock()
+        .claims
+        .get(id)
+        .map(|held| record(inner, held));
+    let Some(record) = record else { return };
+    let written = dir.and_then(|dir| write(&dir, &record));
+    if let Err(error) = written {
+        tracing::warn!(volume.id = %id, %error, "its record names layers that it has no more");
     }
 }

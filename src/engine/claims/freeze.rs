@@ -14,7 +14,7 @@ use crate::backend;
 use crate::engine::crash::{Point, point};
 use crate::engine::error::{Doing, Error, Result};
 use crate::engine::pins::Pins;
-use crate::engine::state::{Problem, State};
+use crate::engine::state::{Measured, Problem, State};
 use crate::engine::{Guard, Inner, commit};
 use crate::model::{Claim, LayerId, LayerRecord, LiveClone, Timestamp, VolumeId, layout};
 use crate::store::{self, Change};
@@ -135,7 +135,38 @@ impl Freezing {
         changes: Vec<Change>,
         enter: impl FnOnce(&mut State, Option<&Error>),
     ) -> Result<Self> {
-        let inner = self.inner.clone();
+        if let Err(error) = self.make_durable(changes) {
+            if error.may_be_indexed() {
+                // The next start knows, and finishes or takes back.
+                self.leave_to_the_next_start(&error);
+                enter(&mut self.inner.state.lock(), Some(&error));
+            }
+            return Err(error);
+        }
+        self.ended = true;
+        point(Point::FreezeIndexed);
+        {
+            let mut state = self.inner.state.lock();
+            self.restack(&mut state);
+            enter(&mut state, None);
+        }
+        for layer in self.layers() {
+            if let Err(error) = commit::confirm(&self.inner, layer) {
+                tracing::warn!(%layer, %error, "an index made anew would not know this layer");
+            }
+        }
+        point(Point::FreezeConfirmed);
+        // Not kept any longer than the answer: it may be deleted as soon as that is there.
+        self.pins = Pins::none(&self.inner);
+        for guard in &self.guards {
+            guard.becomes_a_chore();
+        }
+        Ok(self)
+    }
+
+    /// First the content, then the index that names it.
+    fn make_durable(&self, changes: Vec<Change>) -> Result<()> {
+        let inner = &self.inner;
         // Until the index names it: nobody else hears meanwhile of what the disk lost.
         let made = self.layers().next().is_some();
         let syncing = made.then(|| inner.syncing.lock());
@@ -148,49 +179,21 @@ impl Freezing {
             }
             point(Point::FreezeSynced);
         }
-        let mut all: Vec<Change> = self
-            .moved()
-            .map(|frozen| Change::PutClaim(frozen.now()))
-            .collect();
-        all.extend(changes);
-        match inner.commit_index(&all) {
-            Ok(()) => {}
-            Err(error) => {
-                if error.may_be_indexed() {
-                    // The next start knows, and finishes or takes back.
-                    self.leave_to_the_next_start(&error);
-                    enter(&mut inner.state.lock(), Some(&error));
-                }
-                return Err(error);
+        let moved = self.moved().map(|frozen| Change::PutClaim(frozen.now()));
+        let all: Vec<Change> = moved.chain(changes).collect();
+        inner.commit_index(&all)
+    }
+
+    /// The claims whose content moved stack it from now on.
+    fn restack(&self, state: &mut State) {
+        for frozen in self.moved() {
+            if let Some(held) = state.claims.get_mut(&frozen.claim.id) {
+                held.claim = frozen.now();
+                held.limit_unenforced = None;
+                held.damaged = false;
+                held.measured = Measured::default();
             }
         }
-        drop(syncing);
-        self.ended = true;
-        point(Point::FreezeIndexed);
-        {
-            let mut state = inner.state.lock();
-            for frozen in self.moved() {
-                if let Some(held) = state.claims.get_mut(&frozen.claim.id) {
-                    held.claim = frozen.now();
-                    held.limit_unenforced = None;
-                    held.damaged = false;
-                    held.measured = super::super::state::Measured::default();
-                }
-            }
-            enter(&mut state, None);
-        }
-        for layer in self.layers() {
-            if let Err(error) = commit::confirm(&inner, layer) {
-                tracing::warn!(%layer, %error, "an index made anew would not know this layer");
-            }
-        }
-        point(Point::FreezeConfirmed);
-        // Not kept any longer than the answer: it may be deleted as soon as that is there.
-        self.pins = Pins::none(&inner);
-        for guard in &self.guards {
-            guard.becomes_a_chore();
-        }
-        Ok(self)
     }
 
     /// Puts away what the claims have left behind.

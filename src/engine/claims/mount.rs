@@ -13,13 +13,13 @@ use rustix::mount::MountAttrFlags;
 use super::MountClaim;
 use super::content;
 use super::hold::{self, refuse_broken};
-use crate::backend::{Limit, Start};
+use crate::backend::Start;
 use crate::engine::Inner;
 use crate::engine::crash::{Point, point};
 use crate::engine::error::{Doing, Error, Result};
 use crate::engine::state::{ClaimMount, Problem};
 use crate::engine::target::{Found, Target};
-use crate::model::{Claim, ClaimTarget, MountCapability, VolumeId};
+use crate::model::{Claim, MountCapability, VolumeId};
 use crate::sys::{self, Dir, MountAttributes};
 
 /// What a pod's fsGroup adds to the root's mode.
@@ -44,7 +44,8 @@ pub(super) async fn mount(inner: &Arc<Inner>, request: MountClaim) -> Result<()>
 struct Known {
     claim: Claim,
     mounts: HashMap<PathBuf, ClaimMount>,
-    limit: Limit,
+    /// Why its limit does not hold.
+    limit_unenforced: Option<String>,
 }
 
 fn known(inner: &Inner, id: &VolumeId) -> Result<Known> {
@@ -55,7 +56,7 @@ fn known(inner: &Inner, id: &VolumeId) -> Result<Known> {
     Ok(Known {
         claim: held.claim.clone(),
         mounts: held.mounts.clone(),
-        limit: held.limit(),
+        limit_unenforced: held.limit_unenforced.clone(),
     })
 }
 
@@ -202,10 +203,13 @@ fn mount_anew(inner: &Inner, known: &mut Known, read_only: bool) -> Result<(Dir,
         // A pod that was deleted by force still writes. Two mounts of one top would corrupt each other.
         return Err(Error::HeldOpen(id.clone()));
     }
-    let (dir, made) = content::open_or_make(inner, &known.claim)?;
-    if let Some(limit) = made {
-        known.limit = limit;
-    }
+    let dir = if let Some(dir) = content::find(inner, &known.claim)? {
+        dir
+    } else {
+        let (dir, limit_unenforced) = content::make(inner, &known.claim)?;
+        known.limit_unenforced = limit_unenforced;
+        dir
+    };
     let mount = inner
         .backend
         .mount(&dir, id.as_str(), &Start::of_claim(&known.claim), false)
@@ -248,10 +252,6 @@ fn attach(
         .doing("look at the new mount")?
         .id;
     let used = inner.clock.now();
-    let claim = Claim {
-        last_used: used,
-        ..known.claim.clone()
-    };
     let here = ClaimMount {
         id,
         staging: request.staging,
@@ -261,12 +261,18 @@ fn attach(
             mount_group: request.mount_group,
         }),
     };
-    let before = targets(&known.mounts);
-    let mut after = before.clone();
-    after.push(described(&request.target, &here));
+    let record = |claim: &Claim, mounts: &HashMap<PathBuf, ClaimMount>| {
+        content::new_record(inner, claim, mounts, known.limit_unenforced.clone())
+    };
+    let claim = Claim {
+        last_used: used,
+        ..known.claim.clone()
+    };
+    let mut mounts = known.mounts.clone();
+    mounts.insert(request.target.clone(), here);
     let made = target.make_beside(&inner.dirs.root)?;
     // Recorded first: a target that is recorded and not mounted does no harm after a crash, the opposite leaks a mount.
-    let attached = content::record(inner, dir, &claim, after, &known.limit).and_then(|()| {
+    let attached = content::write(dir, &record(&claim, &mounts)).and_then(|()| {
         point(Point::ClaimRecorded);
         target.attach(mount.as_fd())
     });
@@ -274,7 +280,7 @@ fn attach(
         if made && let Err(error) = target.remove() {
             tracing::error!(volume.id = %request.claim, %error, "a failed mount left its target behind");
         }
-        if let Err(error) = content::record(inner, dir, &known.claim, before, &known.limit) {
+        if let Err(error) = content::write(dir, &record(&known.claim, &known.mounts)) {
             content::put_off(inner, &request.claim, &error);
         }
         return Err(error);
@@ -282,30 +288,13 @@ fn attach(
     point(Point::ClaimAttached);
     let mut state = inner.state.lock();
     if let Some(held) = state.claims.get_mut(&request.claim) {
-        held.mounts.clone_from(&known.mounts);
-        held.mounts.insert(request.target.clone(), here);
+        held.mounts = mounts;
         held.lingering = Some(claim.layers);
         held.claim.last_used = used;
         held.used = true;
-        held.limit_unenforced = known.limit.why_unenforced().map(str::to_owned);
+        held.limit_unenforced.clone_from(&known.limit_unenforced);
     }
     Ok(())
-}
-
-fn described(path: &Path, mount: &ClaimMount) -> ClaimTarget {
-    ClaimTarget {
-        path: path.to_owned(),
-        staging: mount.staging,
-        read_only: mount.read_only,
-        asked: mount.asked,
-    }
-}
-
-pub(super) fn targets(mounts: &HashMap<PathBuf, ClaimMount>) -> Vec<ClaimTarget> {
-    mounts
-        .iter()
-        .map(|(path, mount)| described(path, mount))
-        .collect()
 }
 
 /// Unmounts whatever is at a path; the claim stays.
@@ -368,16 +357,10 @@ fn unmount_now(
             held.problem
                 .take_if(|problem| matches!(problem, Problem::Unrecorded(_)));
         }
-        let recorded = (!held.is_unrecorded()).then(|| targets(&held.mounts));
-        (
-            held.claim.clone(),
-            held.mounts.is_empty(),
-            recorded,
-            held.limit(),
-            ours,
-        )
+        let record = (!held.is_unrecorded()).then(|| content::record(inner, held));
+        (held.mounts.is_empty(), record, ours)
     };
-    let (known, last, targets, limit, ours) = left;
+    let (last, record, ours) = left;
     let ours = ours.map(|at| pins.swap_remove(at).1);
     let others: Vec<OwnedFd> = pins.into_iter().map(|(_, pin)| pin).collect();
     if last {
@@ -390,7 +373,7 @@ fn unmount_now(
         drop(inner.seals.run(job));
     }
     // What nobody knows of the others is not written down.
-    let Some(targets) = targets else {
+    let Some(record) = record else {
         return Ok(());
     };
     // On a full disk it stays as it is, which does no harm: the next start looks at what is mounted. It is written when
@@ -400,7 +383,7 @@ fn unmount_now(
         .volumes
         .open_beneath(claim)
         .doing("open the volume's directory");
-    if let Err(error) = dir.and_then(|dir| content::record(inner, &dir, &known, targets, &limit)) {
+    if let Err(error) = dir.and_then(|dir| content::write(&dir, &record)) {
         content::put_off(inner, claim, &error);
     }
     Ok(())

@@ -13,9 +13,7 @@ use crate::engine::Inner;
 use crate::engine::error::{Doing, Result};
 use crate::engine::recover::find_mounts;
 use crate::engine::state::{ClaimMount, Held, Problem, State};
-use crate::model::{
-    Claim, ClaimRecord, ClaimTarget, LayerId, Snapshot, SnapshotGroup, VolumeId, layout,
-};
+use crate::model::{Claim, ClaimRecord, LayerId, Snapshot, SnapshotGroup, VolumeId, layout};
 use crate::store;
 use crate::sys::{Dir, MountEntry};
 
@@ -100,7 +98,7 @@ pub(in crate::engine) fn recover_volume(
         Ok(record) if record.boot != inner.boot => {
             if !record.targets.is_empty() {
                 // It was in use when the boot ended, which nobody wrote down.
-                was_used_until_now(inner, held, dir, Vec::new());
+                was_used_until_now(inner, held, dir);
             }
         }
         Ok(record) => of_this_boot(inner, held, dir, mounts, record)?,
@@ -110,7 +108,7 @@ pub(in crate::engine) fn recover_volume(
             held.mounts = unrecorded(inner, mounts, id)?;
             if held.mounts.is_empty() {
                 // After a power cut a file may have its name and not its content.
-                let written = content::record(inner, dir, &held.claim, Vec::new(), &held.limit());
+                let written = content::write(dir, &content::record(inner, held));
                 if let Err(error) = written {
                     tracing::warn!(volume.id = %id, %error, "its record cannot be read, nor written anew");
                 }
@@ -130,7 +128,7 @@ pub(in crate::engine) fn recover_volume(
 fn bound(inner: &Inner, held: &mut Held, dir: &Dir) {
     let limit = inner.backend.set_limit(dir, held.claim.limit());
     held.limit_unenforced = match limit {
-        Ok(limit) => limit.why_unenforced().map(str::to_owned),
+        Ok(limit) => limit.why_unenforced(),
         Err(error) => {
             tracing::warn!(volume.id = %held.claim.id, %error, "what bounds it may not be its size limit");
             Some(error.to_string())
@@ -191,16 +189,16 @@ fn of_this_boot(
         })
         .collect();
     if !gone.is_empty() {
-        was_used_until_now(inner, held, dir, there);
+        was_used_until_now(inner, held, dir);
     }
     Ok(())
 }
 
 /// It was in use until nobody knows when: written down, or each start would find it so.
-fn was_used_until_now(inner: &Inner, held: &mut Held, dir: &Dir, targets: Vec<ClaimTarget>) {
+fn was_used_until_now(inner: &Inner, held: &mut Held, dir: &Dir) {
     held.claim.last_used = inner.clock.now();
     held.used = true;
-    if let Err(error) = content::record(inner, dir, &held.claim, targets, &held.limit()) {
+    if let Err(error) = content::write(dir, &content::record(inner, held)) {
         tracing::warn!(volume.id = %held.claim.id, %error, "its record names a target where it is not mounted");
         held.stale = true;
     }

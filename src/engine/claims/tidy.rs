@@ -5,7 +5,7 @@ use std::sync::Arc;
 
 use super::content;
 use super::create::delete_now;
-use super::mount::{is_held_open, targets};
+use super::mount::is_held_open;
 use crate::engine::error::{Doing, Error, Result};
 use crate::engine::state::Held;
 use crate::engine::{Guard, Inner};
@@ -95,9 +95,9 @@ fn correct_records(inner: &Arc<Inner>) {
         let now = {
             let state = inner.state.lock();
             let held = state.claims.get(&id);
-            held.map(|held| (held.claim.clone(), targets(&held.mounts), held.limit()))
+            held.map(|held| content::record(inner, held))
         };
-        let Some((claim, targets, limit)) = now else {
+        let Some(record) = now else {
             continue;
         };
         let written = match inner.dirs.volumes.open_beneath(&id) {
@@ -105,7 +105,7 @@ fn correct_records(inner: &Arc<Inner>) {
             Err(error) if error.is(Errno::ENOENT) => Ok(()),
             dir => dir
                 .doing("open the volume's directory")
-                .and_then(|dir| content::record(inner, &dir, &claim, targets, &limit)),
+                .and_then(|dir| content::write(&dir, &record)),
         };
         if written.is_ok()
             && let Some(held) = inner.state.lock().claims.get_mut(&id)
