@@ -19,11 +19,10 @@ use tokio::time::{Instant, sleep_until, timeout, timeout_at};
 use tokio_util::sync::CancellationToken;
 use tokio_util::task::AbortOnDropHandle;
 
+use crate::admin;
 use crate::csi::{self, Readiness};
 use crate::engine::{self, Engine};
 use crate::server::{self, Socket};
-use crate::sys::Dir;
-use crate::{admin, sys};
 
 /// What the end may take beyond the grace period: to say who was late, and for an engine to which others have left no time.
 const AFTER_GRACE: Duration = Duration::from_secs(1);
@@ -48,9 +47,6 @@ pub enum Error {
     /// The pool cannot be opened.
     #[error("{}", server::message_of(.0))]
     Engine(engine::Error),
-    /// The pool was opened and is not there.
-    #[error("the pool's directory: {0}")]
-    Pool(sys::Error),
     /// A defect: what the role adds was not to end.
     #[error("a part of the driver ended that was not to; the log says more")]
     Role,
@@ -83,9 +79,21 @@ pub async fn run<Role>(
 where
     Role: Future<Output = ()> + Send + 'static,
 {
-    let socket = Socket::bind(&config.socket).await?;
-    let stop = CancellationToken::new();
     let grace = config.csi.grace;
+    tokio::pin!(shutdown);
+    let told = OnceLock::new();
+    let mut too_long = Box::pin(async {
+        shutdown.as_mut().await;
+        sleep_until(*told.get_or_init(Instant::now) + grace).await;
+        tracing::warn!(
+            "the grace period is over, and the driver still starts: that is left to the next start"
+        );
+    });
+    let socket = tokio::select! {
+        bound = Socket::bind(&config.socket) => bound?,
+        () = &mut too_long => return Ok(()),
+    };
+    let stop = CancellationToken::new();
     let stopped = stop.clone().cancelled_owned();
     let csi = csi::serve(socket, config.csi, ready.subscribe(), stopped);
     tokio::pin!(csi);
@@ -96,26 +104,22 @@ where
         "starting"
     );
 
-    let pool = config.engine.pool.clone();
-    tokio::pin!(shutdown);
-    let told = OnceLock::new();
-    let too_long = async {
-        shutdown.as_mut().await;
-        sleep_until(*told.get_or_init(Instant::now) + grace).await;
-    };
-    let engine = tokio::select! {
-        opened = Engine::open(config.engine) => opened.map_err(Error::Engine)?,
+    let open = open(config.engine);
+    let opened = tokio::select! {
+        opened = open => opened.map(Some),
         ended = &mut csi => return Ok(ended?),
-        () = too_long => {
-            tracing::warn!("the grace period is over, and the pool is still being opened: that is left to the next start");
+        () = &mut too_long => Ok(None),
+    };
+    let (engine, socket) = match opened {
+        Ok(Some(opened)) => opened,
+        not_opened => {
             stop.cancel();
             let ended = timeout(AFTER_GRACE, csi).await;
+            not_opened?;
             return Ok(ended.unwrap_or(Ok(()))?);
         }
     };
-    let dir = Dir::open(&pool).map_err(Error::Pool)?;
-    // There before anybody is told that the driver is ready: who waits for that may ask the next moment.
-    let socket = admin::bind(dir).await?;
+    drop(too_long);
     let admin = admin::serve(
         socket,
         engine.clone(),
@@ -176,6 +180,20 @@ where
     tracing::info!("stopped; mounts stay");
     services?;
     role
+}
+
+/// Opens the pool, and makes its admin socket: that is there before anybody is told that the driver is ready, since who waits for that may
+/// ask the next moment.
+async fn open(config: engine::Config) -> Result<(Engine, Socket), Error> {
+    let pool = config.pool.clone();
+    let engine = Engine::open(config).await.map_err(Error::Engine)?;
+    match admin::bind(&pool).await {
+        Ok(socket) => Ok((engine, socket)),
+        Err(error) => {
+            engine.shutdown_within(AFTER_GRACE).await;
+            Err(error.into())
+        }
+    }
 }
 
 /// Says that it is over when a service ends, by itself or because it was told to.

@@ -15,6 +15,8 @@ use std::time::{Duration, Instant};
 
 use baggageclaim::demo::kubelet::{Kubelet, PublishOptions};
 use baggageclaim::proto::csi::v1 as csi;
+use common::disk::Frozen;
+use common::process::states;
 use common::{Fs, Lab, Snapshot, assert_same, require_lab};
 
 const BINARY: &str = env!("CARGO_BIN_EXE_baggageclaim");
@@ -67,8 +69,13 @@ impl Standalone {
     }
 
     fn start_with(lab: &Lab, flags: &[&str]) -> Self {
+        Self::start_at(lab, &lab.run_dir(), flags)
+    }
+
+    /// One whose socket is below `place`.
+    fn start_at(lab: &Lab, place: &Path, flags: &[&str]) -> Self {
         let pool = lab.path().join("pool");
-        let socket = lab.run_dir().join("driver/csi.sock");
+        let socket = place.join("driver/csi.sock");
         let child = command(&pool)
             .arg("standalone")
             .arg("--socket")
@@ -113,46 +120,11 @@ impl Standalone {
     }
 }
 
-/// The state letters of the threads of a process, as proc(5) has them; of one that has ended and has threads that the
-/// kernel cannot end yet, the first is `Z`.
-fn states(pid: u32) -> Vec<char> {
-    let threads = std::fs::read_dir(format!("/proc/{pid}/task")).expect("it is ours");
-    let mut threads: Vec<_> = threads.map(|thread| thread.expect("an entry")).collect();
-    threads.sort_by_key(std::fs::DirEntry::file_name);
-    // One that ends meanwhile has none.
-    let lines = threads
-        .iter()
-        .filter_map(|thread| std::fs::read_to_string(thread.path().join("stat")).ok());
-    let letter = |line: String| line.rsplit(')').next()?.trim().chars().next();
-    lines.filter_map(letter).collect()
-}
-
 async fn until(what: &str, mut so: impl FnMut() -> bool) {
     let began = Instant::now();
     while !so() {
         assert!(began.elapsed() < PATIENCE, "never: {what}");
         tokio::time::sleep(Duration::from_millis(10)).await;
-    }
-}
-
-/// A filesystem to which every write waits, until this is dropped.
-struct Frozen(PathBuf);
-
-impl Frozen {
-    fn new(path: PathBuf) -> Self {
-        let frozen = Command::new("fsfreeze").arg("--freeze").arg(&path).status();
-        assert!(frozen.expect("util-linux").success());
-        Self(path)
-    }
-}
-
-impl Drop for Frozen {
-    fn drop(&mut self) {
-        let thawed = Command::new("fsfreeze")
-            .arg("--unfreeze")
-            .arg(&self.0)
-            .status();
-        assert!(thawed.expect("util-linux").success());
     }
 }
 
@@ -448,8 +420,11 @@ async fn a_disk_that_does_not_answer_keeps_the_driver_from_ending_no_longer_than
     assert!(answered.is_err(), "nobody was there to say so");
 
     // Nor while it opens the pool.
-    let frozen = Frozen::new(lab.path());
-    let driver = Standalone::start_with(&lab, &["--grace", "1s"]);
+    // In this order, so that it is thawed before anybody waits for the process.
+    let (driver, frozen) = {
+        let frozen = Frozen::new(lab.path());
+        (Standalone::start_with(&lab, &["--grace", "1s"]), frozen)
+    };
     let pid = driver.child.id();
     until("the start waits for the disk", || {
         states(pid).contains(&'D')
@@ -460,7 +435,7 @@ async fn a_disk_that_does_not_answer_keeps_the_driver_from_ending_no_longer_than
     drop(frozen);
     let (code, log) = driver.ended();
     assert_eq!(code, 0, "{log}");
-    assert!(log.contains("the pool is still being opened"), "{log}");
+    assert!(log.contains("the driver still starts"), "{log}");
 
     // All that was promised is kept.
     let driver = Standalone::start(&lab);
@@ -477,6 +452,61 @@ async fn a_disk_that_does_not_answer_keeps_the_driver_from_ending_no_longer_than
     assert_eq!(code, 0, "{log}");
     assert!(!log.contains("left to the next start"), "{log}");
     assert_eq!(lab.close(), [""; 0].map(PathBuf::from));
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn a_socket_whose_disk_does_not_answer_keeps_the_driver_from_ending_no_longer_than_its_grace()
+{
+    let lab = require_lab!(Fs::Ext4);
+    let sockets = Lab::sized(Fs::Ext4, 16 << 20);
+    let start = || Standalone::start_at(&lab, &sockets.path(), &["--grace", "1s"]);
+    let ends = async |driver: &Standalone| {
+        let pid = driver.child.id();
+        let began = Instant::now();
+        driver.signal(rustix::process::Signal::TERM);
+        until("the driver has ended", || states(pid)[0] == 'Z').await;
+        let took = began.elapsed();
+        assert!(took < Duration::from_secs(8), "{took:?}");
+    };
+    let driver = start();
+    let _ = driver.kubelet(&lab).await;
+    let frozen = Frozen::new(sockets.path());
+    ends(&driver).await;
+    let pid = driver.child.id();
+    assert!(states(pid).contains(&'D'), "nothing waits for the disk");
+    drop(frozen);
+    let (code, log) = driver.ended();
+    assert_eq!(code, 0, "{log}");
+    assert!(log.contains("the services do not end"), "{log}");
+
+    // Nor while it makes the socket.
+    // In this order, so that it is thawed before anybody waits for the process.
+    let (driver, frozen) = {
+        let frozen = Frozen::new(sockets.path());
+        (start(), frozen)
+    };
+    let pid = driver.child.id();
+    until("the start waits for the disk", || {
+        states(pid).contains(&'D')
+    })
+    .await;
+    ends(&driver).await;
+    drop(frozen);
+    let (code, log) = driver.ended();
+    assert_eq!(code, 0, "{log}");
+    assert!(log.contains("the driver still starts"), "{log}");
+
+    // What either has left behind is in nobody's way.
+    let driver = start();
+    let _ = driver.kubelet(&lab).await;
+    driver.signal(rustix::process::Signal::TERM);
+    let socket = driver.socket.clone();
+    let (code, log) = driver.ended();
+    assert_eq!(code, 0, "{log}");
+    assert!(!socket.exists());
+    for lab in [lab, sockets] {
+        assert_eq!(lab.close(), [""; 0].map(PathBuf::from));
+    }
 }
 
 /// A claim's volume at its staging path and at a pod's, with the publish context that the controller gave.

@@ -18,6 +18,7 @@ use std::time::Instant;
 use baggageclaim::csi::METHODS;
 use baggageclaim::demo::kubelet::{Kubelet, NO_ATTRIBUTES, PublishOptions};
 use common::api::{Api, Mood};
+use common::disk::Frozen;
 use common::process::{NodeProcess, PATIENCE, Registry};
 use common::{Fs, Lab, require_lab};
 use hyper_util::rt::TokioIo;
@@ -165,33 +166,9 @@ fn value(series: &BTreeMap<String, f64>, id: &str) -> f64 {
         .unwrap_or_else(|| panic!("no {id}: {series:#?}"))
 }
 
-/// A filesystem that makes every write wait, until this is dropped.
-struct Frozen(PathBuf);
-
-impl Frozen {
-    fn new(path: &Path) -> Self {
-        let frozen = Command::new("fsfreeze").arg("--freeze").arg(path).status();
-        assert!(frozen.expect("fsfreeze runs").success());
-        Self(path.to_owned())
-    }
-}
-
-impl Drop for Frozen {
-    fn drop(&mut self) {
-        let thawed = Command::new("fsfreeze")
-            .arg("--unfreeze")
-            .arg(&self.0)
-            .status();
-        assert!(
-            thawed.is_ok_and(|status| status.success()),
-            "it stays frozen"
-        );
-    }
-}
-
 /// In this order, so that what is frozen is thawed before anybody waits for the process.
 fn start_frozen(lab: &Lab) -> (NodeProcess, Frozen) {
-    let frozen = Frozen::new(&lab.path());
+    let frozen = Frozen::new(lab.path());
     (NodeProcess::start(lab, &[]), frozen)
 }
 
@@ -241,7 +218,7 @@ async fn it_is_alive_before_it_is_ready_and_until_it_has_ended() {
     assert!(inodes > 1000.0 && value(&now, "pool_free_inodes") < inodes);
 
     // The disk hangs, and with it all threads that serve calls: not ready, and not to be restarted for it.
-    let frozen = Frozen::new(&lab.path());
+    let frozen = Frozen::new(lab.path());
     let (mut pods, mut publishes) = (Vec::new(), Vec::new());
     for number in 0..4 {
         // A connection of its own, made for the call, as kubelet does.

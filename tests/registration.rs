@@ -6,13 +6,15 @@
 mod common;
 
 use std::os::unix::net::UnixListener;
+use std::time::{Duration, Instant};
 
 use baggageclaim::csi::{self, DRIVER_NAME, NodeId, Readiness};
 use baggageclaim::demo::kubelet::{NO_ATTRIBUTES, PublishOptions};
 use baggageclaim::telemetry::metrics::Rpcs;
 use baggageclaim::{driver, engine};
+use common::disk::Frozen;
 use common::process::{NodeProcess, Registry};
-use common::{Fs, require_lab};
+use common::{Fs, Lab, require_lab};
 
 #[tokio::test]
 async fn it_is_offered_when_it_serves_and_withdrawn_first() {
@@ -80,6 +82,47 @@ async fn it_is_offered_when_it_serves_and_withdrawn_first() {
     assert_eq!(lab.close(), [""; 0].map(std::path::PathBuf::from));
 }
 
+#[tokio::test(flavor = "multi_thread")]
+async fn a_kubelet_whose_disk_does_not_answer_keeps_the_driver_from_ending_no_longer_than_its_grace()
+ {
+    let lab = require_lab!(Fs::Ext4);
+    let kubelets = Lab::sized(Fs::Ext4, 16 << 20);
+    let registry = Registry::new(&kubelets.path());
+    let node = NodeProcess::start_at(&lab, kubelets.path(), &["--grace", "1s"]);
+    let _ = node.kubelet().await;
+    registry
+        .until("a socket", |registry| registry.inode().is_some())
+        .await;
+    node.logged("offered to kubelet", 1).await;
+    let frozen = Frozen::new(kubelets.path());
+    let began = Instant::now();
+    node.signal(rustix::process::Signal::TERM);
+    // Its parent hears of it when the kernel has ended the threads that wait for the disk.
+    while node.states()[0] != 'Z' {
+        let took = began.elapsed();
+        assert!(took < Duration::from_secs(8), "{took:?}");
+        tokio::time::sleep(Duration::from_millis(10)).await;
+    }
+    assert!(node.states().contains(&'D'), "nothing waits for the disk");
+    drop(frozen);
+    let (code, log) = node.ended().await;
+    assert_eq!(code, Some(0), "{log}");
+    assert!(
+        log.contains("what runs beside the services does not end"),
+        "{log}"
+    );
+
+    // What it has left behind is in nobody's way.
+    let node = NodeProcess::start_at(&lab, kubelets.path(), &[]);
+    node.logged("offered to kubelet", 1).await;
+    node.terminate().await;
+    assert!(registry.inode().is_none());
+    drop(registry);
+    for lab in [lab, kubelets] {
+        assert_eq!(lab.close(), Vec::<std::path::PathBuf>::new());
+    }
+}
+
 #[tokio::test]
 async fn told_no_it_comes_again_and_later_each_time() {
     let lab = require_lab!(Fs::Ext4);
@@ -108,7 +151,7 @@ async fn told_no_it_comes_again_and_later_each_time() {
     registry.notify(Some("not yet")).await;
     registry.notify(None).await;
     node.logged("registered with kubelet", 1).await;
-    let kept = tokio::time::timeout(std::time::Duration::from_secs(5), async {
+    let kept = tokio::time::timeout(Duration::from_secs(5), async {
         registry
             .until("never", |registry| registry.inode() != Some(last))
             .await;
@@ -230,7 +273,7 @@ async fn a_part_that_ends_by_itself_ends_the_driver() {
             socket: socket.clone(),
             csi: csi::Config {
                 node: NodeId::new("here").expect("a node id"),
-                grace: std::time::Duration::from_secs(5),
+                grace: Duration::from_secs(5),
                 features: csi::Features::default(),
                 rpcs: Rpcs::default(),
             },

@@ -9,6 +9,7 @@ mod client;
 mod service;
 
 use std::future::Future;
+use std::path::Path;
 use std::time::Duration;
 
 use tracing::field::Empty;
@@ -19,10 +20,9 @@ use crate::engine::Engine;
 use crate::model::layout;
 use crate::proto::admin::v1::admin_server::AdminServer;
 use crate::server::{self, Routes, Socket, Trace};
-use crate::sys::Dir;
 
 /// Makes the socket in a pool. From here on callers queue, so a driver may say that it is ready.
-pub async fn bind(pool: Dir) -> server::Result<Socket> {
+pub async fn bind(pool: &Path) -> server::Result<Socket> {
     Socket::bind_in(pool, layout::ADMIN_SOCKET.as_ref()).await
 }
 

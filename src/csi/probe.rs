@@ -8,6 +8,7 @@ use hyper_util::rt::TokioIo;
 use tokio::net::UnixStream;
 use tonic::transport::{Endpoint, Uri};
 
+use crate::engine;
 use crate::proto::csi::v1 as csi;
 use csi::identity_client::IdentityClient;
 
@@ -40,7 +41,11 @@ pub async fn probe(socket: &Path) -> Result<bool, ProbeError> {
     let path = socket.to_owned();
     let connector = tower::service_fn(move |_: Uri| {
         let path = path.clone();
-        async move { UnixStream::connect(path).await.map(TokioIo::new) }
+        async move {
+            // Its directory may not answer.
+            let connected = engine::apart("probe", UnixStream::connect(path)).await?;
+            connected.map(TokioIo::new)
+        }
     });
     // The address is for the request's head only.
     let endpoint = Endpoint::from_static("http://localhost")

@@ -53,7 +53,7 @@ use std::sync::atomic::{AtomicBool, Ordering};
 use std::time::{Duration, Instant};
 
 use parking_lot::Mutex;
-use tokio::sync::{Notify, mpsc, oneshot};
+use tokio::sync::{Notify, mpsc};
 use tokio::task::JoinHandle;
 use tokio_util::sync::CancellationToken;
 use tokio_util::task::TaskTracker;
@@ -61,7 +61,7 @@ use tokio_util::task::TaskTracker;
 pub use error::{Error, Result, Shortage};
 pub use figures::{Counters, Figures};
 pub use notice::{Notice, Notices};
-pub use threads::{CallHere, DESKS, others_first};
+pub use threads::{CallHere, DESKS, apart, others_first};
 pub use types::{
     ArtifactRow, Awaited, Finding, PublishRequest, Published, Reaped, Rebuilt, Status, Told,
     VolumeRow, VolumeState, VolumeStats,
@@ -566,20 +566,13 @@ impl Engine {
             tracing::debug!("closed twice");
         }
         let engine = inner.clone();
-        let (done, put_away) = oneshot::channel::<()>();
-        let job = move || {
+        let put_away = async move {
             engine.put_away();
             // Who hears of the end may open the pool again.
             drop(engine);
-            drop(done);
         };
-        match std::thread::Builder::new()
-            .name("end".to_owned())
-            .spawn(job)
-        {
-            // Nothing is ever sent.
-            Ok(_) => drop(put_away.await),
-            Err(error) => tracing::warn!(%error, "the pool is not put away"),
+        if let Err(error) = threads::apart("end", put_away).await {
+            tracing::warn!(%error, "the pool is not put away");
         }
     }
 }

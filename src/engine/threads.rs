@@ -84,6 +84,21 @@ pub async fn others_first() {
     .await;
 }
 
+/// Runs what may block for as long as a disk likes, on a thread of its own: whoever does not wait for it any longer leaves nothing behind
+/// that others need.
+pub async fn apart<T: Send + 'static>(
+    name: &str,
+    job: impl Future<Output = T> + Send + 'static,
+) -> std::io::Result<T> {
+    let runtime = tokio::runtime::Handle::current();
+    let (answer, answered) = oneshot::channel();
+    std::thread::Builder::new()
+        .name(name.to_owned())
+        .spawn(move || drop(answer.send(runtime.block_on(job))))?;
+    // A panic was printed where it happened.
+    answered.await.map_err(std::io::Error::other)
+}
+
 /// Runs a job. A defect that ends one must not end the thread: the others would wait for ever.
 fn run(job: Job) {
     // A panic was printed where it happened; the job's caller gets an error, since there is no answer.

@@ -24,6 +24,7 @@ use tokio::sync::{mpsc, watch};
 use tokio::time::Instant;
 use tokio_util::sync::CancellationToken;
 
+use crate::engine;
 use crate::proto::pluginregistration::registration_server::RegistrationServer;
 use crate::server::{self, Routes, Socket, SocketPlace, Trace};
 use crate::sys::{Dir, DirWatch};
@@ -75,6 +76,8 @@ pub struct Registration {
 
 /// How an offer ended.
 enum End {
+    /// It is time to stop.
+    Withdrawn,
     /// Its file is no longer there, or another's is.
     Vanished,
     /// Kubelet refused it and did not come back to it.
@@ -111,13 +114,10 @@ impl Registration {
         let socket = self.socket.display();
         let mut pauses = Pauses::default();
         loop {
-            let end = tokio::select! {
-                end = self.offer(&mut pauses) => end,
-                // With the offer its file goes, at once.
-                () = stopping.cancelled() => break,
-            };
+            let end = self.offer(&mut pauses, &stopping).await;
             self.registered.send_replace(false);
             let pause = match end {
+                End::Withdrawn => break,
                 // It was said already, and waited for.
                 End::Refused => Duration::ZERO,
                 End::Vanished => {
@@ -139,31 +139,49 @@ impl Registration {
         tracing::info!(%socket, "registration withdrawn");
     }
 
-    /// Makes the socket and serves it until there is a reason to make it anew.
-    async fn offer(&self, pauses: &mut Pauses) -> End {
-        let (said, mut told) = mpsc::unbounded_channel();
-        let (socket, watch) = match self.bind().await {
+    /// Makes the socket and serves it until there is a reason to make it anew, or to stop. Then its file is gone.
+    async fn offer(&self, pauses: &mut Pauses, stopping: &CancellationToken) -> End {
+        let bound = tokio::select! {
+            bound = self.bind() => bound,
+            () = stopping.cancelled() => return End::Withdrawn,
+        };
+        let (socket, watch) = match bound {
             Ok(bound) => bound,
             Err(error) => return End::Failed(error.to_string()),
         };
+        let (said, told) = mpsc::unbounded_channel();
         let place = socket.place();
         let service = service::Service::new(self.driver, self.endpoint.clone(), said);
         let routes = Routes::new().with(RegistrationServer::new(service));
         let trace = Trace::new(new_span, &FREQUENT);
-        let served = server::serve(
-            socket,
-            routes,
-            trace,
-            1,
-            Duration::ZERO,
-            std::future::pending(),
-        );
+        let over = CancellationToken::new();
+        let told_so = over.clone().cancelled_owned();
+        let served = server::serve(socket, routes, trace, 1, Duration::ZERO, told_so);
         tokio::pin!(served);
         tracing::info!(socket = %self.socket.display(), endpoint = self.endpoint, "offered to kubelet");
+        let end = tokio::select! {
+            // What kubelet said is heard before anything that came after it.
+            biased;
+            end = self.heard(told, pauses) => end,
+            ended = &mut served => {
+                let why = ended.err().map_or("it ended".to_owned(), |error| error.to_string());
+                return End::Failed(why);
+            }
+            () = vanished(&place, watch.as_ref()) => End::Vanished,
+            () = stopping.cancelled() => End::Withdrawn,
+        };
+        over.cancel();
+        if let Err(error) = served.await {
+            tracing::debug!(%error, "the registration's socket ended badly");
+        }
+        end
+    }
+
+    /// Hears what kubelet says of the offer, until it is to be made anew.
+    async fn heard(&self, mut told: mpsc::UnboundedReceiver<Told>, pauses: &mut Pauses) -> End {
         let mut renew_at = None;
         loop {
             tokio::select! {
-                // What kubelet said is heard before anything that came after it.
                 biased;
                 Some(word) = told.recv() => match word {
                     Told::Registered => {
@@ -180,11 +198,6 @@ impl Registration {
                         renew_at = Some(Instant::now() + pause);
                     }
                 },
-                ended = &mut served => {
-                    let why = ended.err().map_or("it ended".to_owned(), |error| error.to_string());
-                    return End::Failed(why);
-                }
-                () = vanished(&place, watch.as_ref()) => return End::Vanished,
                 () = at(renew_at) => return End::Refused,
             }
         }
@@ -192,11 +205,16 @@ impl Registration {
 
     /// The socket, and what tells of changes to its directory since before it was made.
     async fn bind(&self) -> Result<(Socket, Option<DirWatch>), server::Error> {
-        let directory = self.socket.parent().unwrap_or(Path::new("/"));
-        // Kubelet makes it so, too, and may come later than we. Whatever is wrong with it, opening it says so better.
-        let _ = rustix::fs::mkdir(directory, Mode::from(0o755));
-        let watch =
-            Dir::open(directory).and_then(|dir| DirWatch::new(std::os::fd::AsFd::as_fd(&dir)));
+        let directory = self.socket.parent().unwrap_or(Path::new("/")).to_owned();
+        let watch = engine::apart("socket", async move {
+            // Kubelet makes it so, too, and may come later than we. Whatever is wrong with it, opening it says so better.
+            let _ = rustix::fs::mkdir(&directory, Mode::from(0o755));
+            let dir = Dir::open(&directory)?;
+            DirWatch::new(std::os::fd::AsFd::as_fd(&dir))
+        });
+        let watch = watch
+            .await
+            .and_then(|watch| watch.map_err(std::io::Error::other));
         let watch = watch.inspect_err(|error| {
             tracing::warn!(%error, every = ?LOOK, "nothing tells when kubelet sweeps its plugins; it is looked for");
         });
@@ -206,7 +224,7 @@ impl Registration {
 
 /// Ready when the socket has lost its name.
 async fn vanished(place: &SocketPlace, watch: Option<&DirWatch>) {
-    while place.is_held() {
+    while place.is_held().await {
         let Some(watch) = watch else {
             tokio::time::sleep(LOOK).await;
             continue;

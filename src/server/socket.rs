@@ -4,19 +4,21 @@
 //! - Its mode is set on the descriptor before `bind`, which takes it over (`unix_bind`, minus the umask), so there is no
 //!   moment at which it is wider than 0600; and nobody can connect before `listen`.
 //! - At the end its name is removed only if it is still the same inode: a successor may have taken the place.
+//! - Its directory may be on a disk that does not answer: what asks for anything there has a thread of its own.
 
 use std::ffi::{OsStr, OsString};
 use std::io::ErrorKind;
 use std::os::fd::{AsFd, AsRawFd};
 use std::os::unix::fs::MetadataExt as _;
 use std::path::{Path, PathBuf};
+use std::sync::mpsc::RecvTimeoutError;
 use std::time::Duration;
 
 use rustix::fs::Mode;
 use tokio::net::{UnixListener, UnixSocket, UnixStream};
-use tokio::sync::oneshot;
 
 use super::{Error, Result};
+use crate::engine;
 use crate::sys::{Dir, FileKind};
 
 /// The longest path of a socket: `sun_path` has 108 bytes and ends with a NUL.
@@ -27,6 +29,9 @@ const BACKLOG: u32 = 1024;
 
 /// How long somebody who holds the socket may take to accept us before we believe that he is there.
 const PATIENCE: Duration = Duration::from_secs(1);
+
+/// How long it may take to remove a socket that was dropped, for which nobody can wait otherwise.
+const TO_REMOVE: Duration = Duration::from_millis(500);
 
 /// A socket that listens, and has its name.
 #[derive(Debug)]
@@ -55,20 +60,30 @@ impl Socket {
     /// Its directory is made (0755) when only that is missing.
     pub async fn bind(path: &Path) -> Result<Self> {
         let (parent, name) = Self::check_path(path)?;
-        match rustix::fs::mkdir(parent, Mode::from(0o755)) {
-            // Whatever is wrong with it, opening it says so better.
-            Ok(()) | Err(_) => {}
-        }
-        let dir = Dir::open(parent).map_err(|source| Error::Directory {
-            path: path.to_owned(),
-            source,
-        })?;
-        Self::bind_in(dir, name).await
+        let (parent, name) = (parent.to_owned(), name.to_owned());
+        apart(path, async move {
+            match rustix::fs::mkdir(&parent, Mode::from(0o755)) {
+                // Whatever is wrong with it, opening it says so better.
+                Ok(()) | Err(_) => {}
+            }
+            Self::bind_now(&parent, &name).await
+        })
+        .await
     }
 
-    /// Listens at `name` in `dir`, however long the directory's path is. Whoever connects uses [`connect`].
-    pub async fn bind_in(dir: Dir, name: &OsStr) -> Result<Self> {
-        let path = dir.path().join(name);
+    /// Listens at `name` in the directory `parent`, however long that one's path is. Whoever connects uses [`connect`].
+    pub async fn bind_in(parent: &Path, name: &OsStr) -> Result<Self> {
+        let path = parent.join(name);
+        let (parent, name) = (parent.to_owned(), name.to_owned());
+        apart(&path, async move { Self::bind_now(&parent, &name).await }).await
+    }
+
+    async fn bind_now(parent: &Path, name: &OsStr) -> Result<Self> {
+        let path = parent.join(name);
+        let directory = |source| {
+            let path = path.clone();
+            Error::Directory { path, source }
+        };
         let io = |doing| {
             let path = path.clone();
             move |source| Error::Io {
@@ -77,20 +92,20 @@ impl Socket {
                 source,
             }
         };
+        let dir = Dir::open(parent).map_err(directory)?;
         remove_stale(&dir, name, &path).await?;
         let socket = UnixSocket::new_stream().map_err(io("socket"))?;
         rustix::fs::fchmod(socket.as_fd(), Mode::from(0o600))
             .map_err(|errno| io("fchmod")(errno.into()))?;
         socket.bind(through(&dir, name)).map_err(io("bind"))?;
-        let inode = inode_of(&dir, name).map_err(|source| Error::Directory {
-            path: path.clone(),
-            source,
-        })?;
+        let inode = inode_of(&dir, name).map_err(directory)?;
         let name = SocketName {
-            dir,
-            name: name.to_owned(),
             path: path.clone(),
             inode,
+            held: Some(Held {
+                dir,
+                name: name.to_owned(),
+            }),
         };
         let listener = socket.listen(BACKLOG).map_err(io("listen"))?;
         Ok(Self { listener, name })
@@ -110,6 +125,21 @@ impl Socket {
     }
 }
 
+/// Does something at the place of a socket, on a thread of its own.
+async fn apart<T: Send + 'static>(
+    path: &Path,
+    job: impl Future<Output = Result<T>> + Send + 'static,
+) -> Result<T> {
+    let done = engine::apart("socket", job).await;
+    done.unwrap_or_else(|source| {
+        Err(Error::Io {
+            path: path.to_owned(),
+            doing: "start a thread",
+            source,
+        })
+    })
+}
+
 /// Where a socket is to be found by whoever wants to connect to it.
 #[derive(Debug, Clone)]
 pub struct SocketPlace {
@@ -119,9 +149,10 @@ pub struct SocketPlace {
 
 impl SocketPlace {
     /// Whether the path still leads to that socket: by name, since its directory may have been replaced, too.
-    #[must_use]
-    pub fn is_held(&self) -> bool {
-        let found = std::fs::symlink_metadata(&self.path).ok();
+    pub async fn is_held(&self) -> bool {
+        let path = self.path.clone();
+        let look = async move { std::fs::symlink_metadata(path).ok() };
+        let found = engine::apart("socket", look).await.ok().flatten();
         let found = found.map(|metadata| (metadata.dev(), metadata.ino()));
         found.is_some() && found == self.inode
     }
@@ -180,10 +211,16 @@ async fn remove_stale(dir: &Dir, name: &OsStr, path: &Path) -> Result<()> {
 /// The name of a socket in its directory; removed in `Drop`, if it is still ours.
 #[derive(Debug)]
 pub(super) struct SocketName {
-    dir: Dir,
-    name: OsString,
     path: PathBuf,
     inode: Option<(u64, u64)>,
+    /// `None`: it is being removed.
+    held: Option<Held>,
+}
+
+#[derive(Debug)]
+struct Held {
+    dir: Dir,
+    name: OsString,
 }
 
 impl SocketName {
@@ -191,30 +228,46 @@ impl SocketName {
         &self.path
     }
 
-    /// Removes the name, on no thread that others need: the disk that it is on may not answer.
-    pub(super) async fn remove(self) {
-        let (done, removed) = oneshot::channel::<()>();
-        let job = move || {
-            drop(self);
-            drop(done);
-        };
-        match std::thread::Builder::new()
-            .name("socket-end".to_owned())
-            .spawn(job)
+    /// Removes the name, and waits for that as long as the disk that it is on likes.
+    pub(super) async fn remove(mut self) {
+        if let Some(removal) = self.removal()
+            && let Err(error) = engine::apart("socket", async { removal() }).await
         {
-            // Nothing is ever sent.
-            Ok(_) => drop(removed.await),
-            // It was dropped with the job, here.
-            Err(error) => tracing::debug!(%error, "no thread to remove a socket"),
+            tracing::warn!(socket = %self.path.display(), %error, "the socket stays behind");
         }
+    }
+
+    /// What removes it. Once.
+    fn removal(&mut self) -> Option<impl FnOnce() + Send + use<>> {
+        let Held { dir, name } = self.held.take()?;
+        let (path, inode) = (self.path.clone(), self.inode);
+        Some(move || {
+            let ours =
+                matches!(inode_of(&dir, &name), Ok(found) if found.is_some() && found == inode);
+            if ours && let Err(error) = dir.remove_file(&name) {
+                tracing::warn!(socket = %path.display(), %error, "the socket stays behind");
+            }
+        })
     }
 }
 
 impl Drop for SocketName {
+    /// Waits a moment only: who drops it may be all that runs.
     fn drop(&mut self) {
-        let ours = matches!(inode_of(&self.dir, &self.name), Ok(inode) if inode.is_some() && inode == self.inode);
-        if ours && let Err(error) = self.dir.remove_file(&self.name) {
-            tracing::warn!(socket = %self.path.display(), %error, "the socket stays behind");
+        let Some(removal) = self.removal() else {
+            return;
+        };
+        let (done, removed) = std::sync::mpsc::channel::<()>();
+        let job = move || {
+            removal();
+            drop(done);
+        };
+        let thread = std::thread::Builder::new().name("socket".to_owned());
+        // Nothing is ever sent.
+        if thread.spawn(job).is_err()
+            || removed.recv_timeout(TO_REMOVE) == Err(RecvTimeoutError::Timeout)
+        {
+            tracing::warn!(socket = %self.path.display(), "the socket may stay behind: its directory does not answer");
         }
     }
 }
@@ -286,12 +339,12 @@ mod tests {
             first.place(),
             std::fs::hard_link(&path, path.with_extension("old")),
         );
-        assert!(place.is_held());
+        assert!(place.is_held().await);
         std::fs::remove_file(&path).expect("unlink");
-        assert!(!place.is_held(), "nothing is there");
+        assert!(!place.is_held().await, "nothing is there");
         let second = Socket::bind(&path).await.expect("bind");
-        assert!(!place.is_held(), "another is there");
-        assert!(second.place().is_held());
+        assert!(!place.is_held().await, "another is there");
+        assert!(second.place().is_held().await);
         drop(first);
         assert!(path.exists(), "the second's name went with the first");
         drop(second);
@@ -310,7 +363,7 @@ mod tests {
         );
 
         let name = OsStr::new("admin.sock");
-        let socket = Socket::bind_in(Dir::open(&deep).expect("open"), name).await;
+        let socket = Socket::bind_in(&deep, name).await;
         let socket = socket.expect("bind by the directory's descriptor");
         connect(&Dir::open(&deep).expect("open"), name)
             .await

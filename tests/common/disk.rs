@@ -1,5 +1,7 @@
 //! A disk that loses what is written to it, and may be well again: a loop device over a file with holes, in a memory that has no
 //! room to fill them. To the kernel it is a disk that fails; nobody else is told.
+//!
+//! And one that does not answer ([`Frozen`]).
 
 use std::fs::File;
 use std::os::unix::fs::FileExt as _;
@@ -8,6 +10,7 @@ use std::process::Command;
 
 use rustix::fs::FallocateFlags;
 
+use super::lab::run;
 use super::{Fs, Lab};
 
 const MIB: u64 = 1 << 20;
@@ -105,6 +108,23 @@ impl Broken {
             let written = self.image.write_all_at(kept, extent.on_disk);
             written.expect("the disk is well again");
         }
+    }
+}
+
+/// A filesystem to which every write waits, until this is dropped. Must be dropped before anybody waits for a process that writes there.
+#[derive(Debug)]
+pub struct Frozen(PathBuf);
+
+impl Frozen {
+    pub fn new(path: PathBuf) -> Self {
+        run(Command::new("fsfreeze").arg("--freeze").arg(&path)).expect("freeze");
+        Self(path)
+    }
+}
+
+impl Drop for Frozen {
+    fn drop(&mut self) {
+        run(Command::new("fsfreeze").arg("--unfreeze").arg(&self.0)).expect("thaw");
     }
 }
 

@@ -3,7 +3,7 @@
 //!
 //! - [`driver`]: the driver in this process, and a kubelet that asks it.
 //! - [`process`]: the driver of a node as a process, and how kubelet registers it.
-//! - [`disk`]: a disk that loses what is written to it.
+//! - [`disk`]: a disk that loses what is written to it, and one that does not answer.
 //! - [`lab`]: a filesystem of a kind in a file in memory, gone when the test is over.
 //! - [`tree`]: trees of files, plain and nasty.
 //! - [`snapshot`]: everything that can be seen of a tree, as a value to compare.

@@ -40,7 +40,11 @@ pub struct NodeProcess {
 impl NodeProcess {
     /// Starts it on the lab, with what kubelet makes before any plugin, and with these flags more.
     pub fn start(lab: &Lab, flags: &[&str]) -> Self {
-        let kubelet_dir = lab.kubelet_dir();
+        Self::start_at(lab, lab.kubelet_dir(), flags)
+    }
+
+    /// The same for a kubelet that has its directory elsewhere.
+    pub fn start_at(lab: &Lab, kubelet_dir: PathBuf, flags: &[&str]) -> Self {
         std::fs::create_dir_all(kubelet_dir.join("plugins")).expect("mkdir");
         let pool = lab.path().join("pool");
         let mut child = Command::new(env!("CARGO_BIN_EXE_baggageclaim"))
@@ -49,7 +53,8 @@ impl NodeProcess {
             .arg(&pool)
             .arg("--kubelet-dir")
             .arg(&kubelet_dir)
-            .args(["--node-id", "here", "--grace", "10s"])
+            .args(["--node-id", "here"])
+            .args((!flags.contains(&"--grace")).then_some("--grace=10s"))
             .args((!flags.contains(&"--kubernetes")).then_some("--kubernetes=off"))
             .args(["--end-with-parent", "--log-format", "json"])
             .args(flags)
@@ -108,6 +113,11 @@ impl NodeProcess {
         kill_process(Pid::from_child(&self.child), signal).expect("kill");
     }
 
+    /// The states of its threads ([`states`]).
+    pub fn states(&self) -> Vec<char> {
+        states(self.child.id())
+    }
+
     /// Waits until the log says something so often.
     pub async fn logged(&self, what: &str, times: usize) {
         let mut log = self.log.clone();
@@ -149,6 +159,20 @@ impl Drop for NodeProcess {
         let _ = self.child.kill();
         let _ = self.child.wait();
     }
+}
+
+/// The state letters of the threads of a process, as proc(5) has them; of one that has ended and has threads that the
+/// kernel cannot end yet, the first is `Z`.
+pub fn states(pid: u32) -> Vec<char> {
+    let threads = std::fs::read_dir(format!("/proc/{pid}/task")).expect("it is ours");
+    let mut threads: Vec<_> = threads.map(|thread| thread.expect("an entry")).collect();
+    threads.sort_by_key(std::fs::DirEntry::file_name);
+    // One that ends meanwhile has none.
+    let lines = threads
+        .iter()
+        .filter_map(|thread| std::fs::read_to_string(thread.path().join("stat")).ok());
+    let letter = |line: String| line.rsplit(')').next()?.trim().chars().next();
+    lines.filter_map(letter).collect()
 }
 
 /// Kubelet's side: the directory that it watches.
