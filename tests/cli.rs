@@ -16,7 +16,7 @@ use std::time::{Duration, Instant};
 use baggageclaim::demo::kubelet::{Kubelet, PublishOptions};
 use baggageclaim::proto::csi::v1 as csi;
 use common::disk::Frozen;
-use common::process::states;
+use common::process::{hangs, states};
 use common::{Fs, Lab, Snapshot, assert_same, require_lab};
 
 const BINARY: &str = env!("CARGO_BIN_EXE_baggageclaim");
@@ -402,7 +402,7 @@ async fn a_disk_that_does_not_answer_keeps_the_driver_from_ending_no_longer_than
         async move { pod.unpublish("cache").await }
     });
     let pid = driver.child.id();
-    until("a call waits for the disk", || states(pid).contains(&'D')).await;
+    until("a call waits for the disk", || hangs(pid)).await;
     let began = Instant::now();
     driver.signal(rustix::process::Signal::TERM);
     // Its parent hears of it when the kernel has ended the thread that waits for the disk.
@@ -426,10 +426,7 @@ async fn a_disk_that_does_not_answer_keeps_the_driver_from_ending_no_longer_than
         (Standalone::start_with(&lab, &["--grace", "1s"]), frozen)
     };
     let pid = driver.child.id();
-    until("the start waits for the disk", || {
-        states(pid).contains(&'D')
-    })
-    .await;
+    until("the start waits for the disk", || hangs(pid)).await;
     driver.signal(rustix::process::Signal::TERM);
     until("the driver has ended", || states(pid)[0] == 'Z').await;
     drop(frozen);
@@ -486,10 +483,7 @@ async fn a_socket_whose_disk_does_not_answer_keeps_the_driver_from_ending_no_lon
         (start(), frozen)
     };
     let pid = driver.child.id();
-    until("the start waits for the disk", || {
-        states(pid).contains(&'D')
-    })
-    .await;
+    until("the start waits for the disk", || hangs(pid)).await;
     ends(&driver).await;
     drop(frozen);
     let (code, log) = driver.ended();

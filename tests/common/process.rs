@@ -175,6 +175,23 @@ pub fn states(pid: u32) -> Vec<char> {
     lines.filter_map(letter).collect()
 }
 
+/// Whether a process that can be told to end waits for a disk that does not answer: one of its threads does nothing else for a
+/// while, as none does that only waits for a page of the binary.
+pub fn hangs(pid: u32) -> bool {
+    const LOOKS: usize = 20;
+    let is_told = || {
+        let status = std::fs::read_to_string(format!("/proc/{pid}/status")).expect("it is ours");
+        let caught = status.lines().find_map(|line| line.strip_prefix("SigCgt:"));
+        let caught = caught.and_then(|mask| u64::from_str_radix(mask.trim(), 16).ok());
+        caught.is_some_and(|mask| mask >> (Signal::TERM.as_raw() - 1) & 1 != 0)
+    };
+    is_told()
+        && (0..LOOKS).all(|_| {
+            std::thread::sleep(Duration::from_millis(10));
+            states(pid).contains(&'D')
+        })
+}
+
 /// Kubelet's side: the directory that it watches.
 pub struct Registry {
     dir: PathBuf,
