@@ -60,7 +60,7 @@ enum Step {
     /// ControllerExpandVolume.
     Expand(&'static str, u64),
     /// ControllerModifyVolume.
-    Modify(&'static str, Option<u64>),
+    Modify(&'static str, u64),
     /// NodeUnpublishVolume.
     Unpublish(&'static str),
     /// NodeUnstageVolume.
@@ -94,7 +94,7 @@ const LIFE: &[Step] = &[
     Step::Stage("c"),
     Step::Publish("c", "one"),
     Step::Expand("c", 24 * MIB),
-    Step::Modify("c", Some(20 * MIB)),
+    Step::Modify("c", 20 * MIB),
     Step::Unpublish("c"),
     Step::Unstage("c"),
     Step::Detach("c"),
@@ -102,7 +102,7 @@ const LIFE: &[Step] = &[
     Step::Fill("c", "two"),
     Step::Clone("c", "d"),
     Step::Restore("s", "e"),
-    Step::Modify("c", None),
+    Step::Modify("c", 22 * MIB),
     Step::Fill("c", "three"),
     Step::Fill("e", "three"),
     Step::Group(["c", "e"], "g"),
@@ -263,7 +263,7 @@ impl Actor<'_> {
             Step::Modify(name, size_limit) => {
                 let id = self.id(name).await;
                 let mutable = MutableParameters {
-                    size_limit,
+                    size_limit: Some(size_limit),
                     ttl_seconds: None,
                 };
                 patiently(name, || engine.modify_claim(id.as_str(), mutable)).await;

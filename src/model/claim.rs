@@ -47,6 +47,17 @@ pub struct MutableParameters {
     pub ttl_seconds: Option<u64>,
 }
 
+impl MutableParameters {
+    /// What a claim has after a change to these: what they do not name stays as it was before.
+    #[must_use]
+    pub fn over(self, before: Self) -> Self {
+        Self {
+            size_limit: self.size_limit.or(before.size_limit),
+            ttl_seconds: self.ttl_seconds.or(before.ttl_seconds),
+        }
+    }
+}
+
 /// Where a claim's first content came from.
 #[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(rename_all = "kebab-case")]
@@ -95,6 +106,9 @@ pub struct Claim {
     pub parameters: ClaimParameters,
     /// What may be changed.
     pub mutable: MutableParameters,
+    /// What that was when it was made, which a repeated request brings; `None`: a version made it that did not say so.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub made_with: Option<MutableParameters>,
     /// What its first content came from.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub source: Option<ClaimSource>,
@@ -273,6 +287,7 @@ mod tests {
                 size_limit,
                 ttl_seconds: Some(2),
             },
+            made_with: None,
             source: None,
             layers: Vec::new(),
             made: false,
@@ -305,6 +320,7 @@ mod tests {
                 live_clone: LiveClone::Refuse,
             },
             mutable: MutableParameters::default(),
+            made_with: None,
             source: None,
             layers: Vec::new(),
             made: false,

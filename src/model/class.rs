@@ -64,7 +64,8 @@ impl ClaimParameters {
 }
 
 impl MutableParameters {
-    /// Parses a VolumeAttributesClass's parameters. The class says all: what it does not name has its default.
+    /// Parses a VolumeAttributesClass's parameters. What the class does not name has its default in a new claim; in one that is
+    /// there it stays ([`MutableParameters::over`]).
     pub fn parse(parameters: &BTreeMap<String, String>) -> Result<Self, ParameterError> {
         known(MUTABLE, MUTABLE_NAMES, FIXED_NAMES, parameters)?;
         let get = |name: &str| parameters.get(name).map(String::as_str);

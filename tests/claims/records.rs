@@ -117,6 +117,45 @@ async fn sizes_are_kept_within_what_was_asked_and_what_there_is() {
     bench.finish().await;
 }
 
+/// CSI specification, "CreateVolume": a repeated request is compared by its `mutable_parameters`, too.
+#[tokio::test(flavor = "multi_thread")]
+async fn a_repeated_request_may_bring_what_the_claim_was_made_with_or_what_it_has() {
+    let Some(mut bench) = Bench::new(OVERLAY).await else {
+        return;
+    };
+    let with = |ttl_seconds| CreateClaim {
+        mutable: MutableParameters {
+            size_limit: None,
+            ttl_seconds,
+        },
+        ..request("c")
+    };
+    let (first, now) = (with(Some(3600)), with(Some(7200)));
+    let claim = bench
+        .engine
+        .create_claim(first.clone())
+        .await
+        .expect("made");
+    let early = bench.engine.create_claim(now.clone()).await;
+    assert!(matches!(early, Err(Error::Exists { .. })), "{early:?}");
+    let modified = bench.engine.modify_claim(claim.id.as_str(), now.mutable);
+    modified.await.expect("modified");
+    for _ in 0..2 {
+        for same in [&first, &now] {
+            let again = bench.engine.create_claim(same.clone()).await;
+            assert_eq!(again.expect("the same").mutable, now.mutable);
+        }
+        let other = bench.engine.create_claim(with(Some(7))).await;
+        let what = match &other {
+            Err(Error::Exists { what, .. }) => what,
+            _ => "",
+        };
+        assert_eq!(what, "mutable_parameters", "{other:?}");
+        bench = bench.restart().await;
+    }
+    bench.finish().await;
+}
+
 #[tokio::test(flavor = "multi_thread")]
 async fn attachments_are_remembered_and_hold_a_claim() {
     let Some(bench) = Bench::new(OVERLAY).await else {
@@ -194,6 +233,11 @@ async fn what_nobody_used_for_its_ttl_goes_and_what_is_in_use_stays() {
             .await
             .expect("modified");
         assert_eq!(modified.mutable, short);
+        let nothing = bench
+            .engine
+            .modify_claim(claim.id.as_str(), MutableParameters::default());
+        let modified = nothing.await.expect("nothing to change");
+        assert_eq!(modified.mutable, short, "what is not named stays");
     }
     bench.mount(&used).await;
     tokio::time::sleep(Duration::from_millis(1100)).await;
@@ -204,12 +248,15 @@ async fn what_nobody_used_for_its_ttl_goes_and_what_is_in_use_stays() {
     ));
     // Long enough for whatever else the machine has to do meanwhile.
     let long = MutableParameters {
+        size_limit: None,
         ttl_seconds: Some(3600),
-        ..short
     };
     let modify = async |bench: &Bench, to| {
         let modified = bench.engine.modify_claim(used.id.as_str(), to).await;
-        modified.expect("modified").last_used
+        let modified = modified.expect("modified");
+        assert_eq!(modified.mutable, to.over(short));
+        assert_eq!(modified.mutable.size_limit, Some(MIB));
+        modified.last_used
     };
     let began_to_be_used = modify(&bench, long).await;
     bench.unmount(&used).await;

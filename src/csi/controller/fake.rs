@@ -70,6 +70,7 @@ impl Fake {
             capacity: 0,
             parameters: ClaimParameters::default(),
             mutable: MutableParameters::default(),
+            made_with: None,
             source: None,
             layers: Vec::new(),
             made: false,
@@ -202,7 +203,7 @@ impl Claims for Fake {
     async fn modify_claim(&self, id: &str, mutable: MutableParameters) -> Result<Claim> {
         let mut state = self.state()?;
         let claim = find(&mut state, id)?;
-        claim.mutable = mutable;
+        claim.mutable = mutable.over(claim.mutable);
         Ok(claim.clone())
     }
 

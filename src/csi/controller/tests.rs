@@ -432,6 +432,28 @@ async fn what_a_volume_is_not_is_told_and_no_error() {
         assert_eq!(answer.confirmed, None);
         assert!(answer.message.contains(expected), "{}", answer.message);
     }
+    for (key, value) in [("sizeLimit", "1Gi"), ("ttl", "1h")] {
+        let class = csi::ControllerModifyVolumeRequest {
+            volume_id: id.clone(),
+            mutable_parameters: [(key.to_owned(), value.to_owned())].into(),
+            ..Default::default()
+        };
+        let modified = service.controller_modify_volume(Request::new(class));
+        modified.await.expect("modified");
+    }
+    let each_class: [Change; 2] = [
+        |r| {
+            r.mutable_parameters
+                .insert("sizeLimit".into(), "1Gi".into());
+        },
+        |r| {
+            r.mutable_parameters.insert("ttl".into(), "1h".into());
+        },
+    ];
+    for class in each_class {
+        let answer = ask(class).await.expect("an answer");
+        assert!(answer.confirmed.is_some(), "{}", answer.message);
+    }
     let none = ask(|r| r.volume_capabilities.clear()).await;
     assert_eq!(none.expect_err("none").code(), Code::InvalidArgument);
     let unknown = ask(|r| r.volume_id = "vol-none".into()).await;

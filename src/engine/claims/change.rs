@@ -103,14 +103,14 @@ fn out_of_range(error: Error) -> Error {
     }
 }
 
-/// Changes what may be changed.
+/// Changes what may be changed, and of that what is named (CSI specification, `ControllerModifyVolumeRequest.mutable_parameters`).
 pub(super) async fn modify(
     inner: Arc<Inner>,
     id: VolumeId,
     mutable: MutableParameters,
 ) -> Result<Claim> {
     let modify = move |_: &Inner, claim: &mut Claim| {
-        claim.mutable = mutable;
+        claim.mutable = mutable.over(claim.mutable);
         Ok(())
     };
     change(inner, id, modify).await

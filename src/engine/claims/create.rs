@@ -18,7 +18,8 @@ use crate::engine::pins::Pins;
 use crate::engine::state::{Held, Problem, State};
 use crate::engine::{Guard, Inner, reap};
 use crate::model::{
-    Claim, ClaimSource, LayerId, OwnerView, RootAttributes, SnapshotId, VolumeId, layout,
+    Claim, ClaimSource, LayerId, MutableParameters, OwnerView, RootAttributes, SnapshotId,
+    VolumeId, layout,
 };
 use crate::store::Change;
 
@@ -68,6 +69,8 @@ fn repeated(claim: Claim, request: &CreateClaim) -> Result<Claim> {
         "source"
     } else if claim.parameters != request.parameters {
         "parameters"
+    } else if !fits(&claim, request.mutable) {
+        "mutable_parameters"
     } else if too_small || too_large {
         "capacity"
     } else {
@@ -77,6 +80,12 @@ fn repeated(claim: Claim, request: &CreateClaim) -> Result<Claim> {
         name: request.name.clone(),
         what,
     })
+}
+
+/// Whether a repeated request brings what the claim has, or what it was made with: the provisioner repeats the request that made it,
+/// whatever ControllerModifyVolume changed meanwhile. What older versions made it with nobody knows.
+fn fits(claim: &Claim, mutable: MutableParameters) -> bool {
+    mutable == claim.mutable || claim.made_with.is_none_or(|made_with| mutable == made_with)
 }
 
 /// What a new claim starts from. Its layers stay until the claim refers to them.
@@ -201,6 +210,7 @@ fn describe(inner: &Inner, id: VolumeId, request: CreateClaim, content: &Content
         capacity,
         parameters: request.parameters,
         mutable: request.mutable,
+        made_with: Some(request.mutable),
         source: request.source,
         layers: content.layers.clone(),
         made: false,
@@ -360,4 +370,52 @@ fn refuse_used(held: &Held) -> Result<()> {
         ));
     }
     Ok(())
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::model::{ClaimParameters, Timestamp};
+
+    #[test]
+    fn what_an_older_version_made_is_not_compared_by_what_it_was_made_with() {
+        let ttl = |seconds| MutableParameters {
+            size_limit: None,
+            ttl_seconds: Some(seconds),
+        };
+        let claim = Claim {
+            id: hold::id_of(hold::CLAIM, "c"),
+            name: "c".to_owned(),
+            created: Timestamp(1),
+            last_used: Timestamp(1),
+            capacity: 0,
+            parameters: ClaimParameters::default(),
+            mutable: ttl(2),
+            made_with: Some(ttl(1)),
+            source: None,
+            layers: Vec::new(),
+            made: false,
+            view: OwnerView::default(),
+            attached: Vec::new(),
+        };
+        let mut record = serde_json::to_value(&claim).expect("a record");
+        let known: Claim = serde_json::from_value(record.clone()).expect("read again");
+        assert_eq!(known, claim);
+        let fields = record.as_object_mut().expect("an object");
+        fields.remove("madeWith").expect("its name on disk");
+        let older: Claim = serde_json::from_value(record).expect("read all the same");
+        assert_eq!(older.made_with, None);
+        for (seconds, same) in [(1, true), (2, true), (3, false)] {
+            let request = CreateClaim {
+                name: "c".to_owned(),
+                required_bytes: 0,
+                limit_bytes: None,
+                parameters: ClaimParameters::default(),
+                mutable: ttl(seconds),
+                source: None,
+            };
+            assert_eq!(repeated(known.clone(), &request).is_ok(), same, "{seconds}");
+            repeated(older.clone(), &request).expect("nobody knows better");
+        }
+    }
 }

@@ -121,7 +121,7 @@ pub trait Claims: std::fmt::Debug + Send + Sync + 'static {
     async fn claim_use(&self, id: &str) -> Result<ClaimUse>;
     /// Makes a claim larger; smaller is Ok and changes nothing.
     async fn expand_claim(&self, id: &str, required: u64, limit: Option<u64>) -> Result<Claim>;
-    /// Changes what may be changed.
+    /// Changes what may be changed; what is not named stays.
     async fn modify_claim(&self, id: &str, mutable: MutableParameters) -> Result<Claim>;
     /// Notes an attachment; the same again is Ok, another one on that node `Error::Different`.
     async fn attach_claim(&self, id: &str, attachment: Attachment) -> Result<()>;
