@@ -583,6 +583,17 @@ async fn the_same_again_is_counted_and_what_comes_together_is_one_event() {
     let events = api.events("maker");
     assert_eq!(events.len(), 1, "{events:?}");
     assert_eq!(events[0].1, "Committed");
+    // And what is another thing is another event, though the pod and the reason are the same.
+    for name in ["early", "late"] {
+        api.put(&Pod::new("both").phase("Running"));
+        bench.publish("both", name, &output(name)).await;
+    }
+    api.put(&Pod::new("both").succeeded());
+    for name in ["early", "late"] {
+        bench.unpublish(name).await;
+        let note = format!("artifact/{name} is committed");
+        event(&api, "both", "Normal", "Committed", &note).await;
+    }
     kube.stop().await;
     bench.finish().await;
 }

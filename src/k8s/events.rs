@@ -1,6 +1,6 @@
 //! Events on pods: the engine's notices, and what is wrong with a pod's annotations, where its people look first.
 //!
-//! Few and bounded. What is said of one pod for one reason within a moment becomes one event; said again later, it is
+//! Few and bounded. What is said of one pod for one reason within a moment becomes one event; the same said again later is
 //! counted, as kubelet's events are. A burst is slowed down; what the API server refuses is dropped; what it cannot be told
 //! for an hour is dropped too, and so is the oldest when too much waits. Nobody waits for an event.
 
@@ -35,6 +35,8 @@ const ONE_EVERY: Duration = Duration::from_millis(200);
 const ANSWER: Duration = Duration::from_secs(10);
 /// How many things one event says before it only counts.
 const MOST_NOTES: usize = 8;
+/// Of how many texts it is remembered that they were told, so that they are counted when they are told again.
+const MOST_NOTED: usize = 256;
 /// The API's limit for an event's text.
 const LONGEST_NOTE: usize = 1024;
 
@@ -251,7 +253,7 @@ pub(super) async fn say(
         controller: config.reporter.clone(),
         instance: Some(config.node.clone()),
     };
-    let recorder = Recorder::new(client, reporter);
+    let mut recorders = Recorders::new(client, reporter);
     let mut queue = Queue::new(Instant::now());
     let mut patience = Patience::new();
     let mut dropped = 0;
@@ -262,7 +264,7 @@ pub(super) async fn say(
             saying = next(&mut sayings) => queue.add(saying, Instant::now()),
             () = until(due) => {
                 let Some(waiting) = queue.take(Instant::now()) else { continue };
-                if let Told::Later = tell(&recorder, &waiting).await {
+                if let Told::Later = tell(&mut recorders, &waiting).await {
                     let now = Instant::now();
                     queue.put_back(waiting, now + patience.after_failure(now));
                 }
@@ -293,15 +295,51 @@ async fn until(due: Option<Instant>) {
     }
 }
 
+/// A recorder for each text. To one recorder an event is the same as another of the same pod and reason, and is only counted, whatever it
+/// says: of two volumes that are committed one after the other people would hear of the first.
+struct Recorders {
+    client: Client,
+    reporter: Reporter,
+    /// The one that was asked for last comes last.
+    by_note: VecDeque<(Option<String>, Recorder)>,
+}
+
+impl Recorders {
+    fn new(client: Client, reporter: Reporter) -> Self {
+        Self {
+            client,
+            reporter,
+            by_note: VecDeque::new(),
+        }
+    }
+
+    fn of(&mut self, event: &Event) -> &Recorder {
+        let known = self
+            .by_note
+            .iter()
+            .position(|(note, _)| *note == event.note);
+        let known = known.and_then(|known| self.by_note.remove(known));
+        let recorder = known.unwrap_or_else(|| {
+            let recorder = Recorder::new(self.client.clone(), self.reporter.clone());
+            (event.note.clone(), recorder)
+        });
+        if self.by_note.len() >= MOST_NOTED {
+            self.by_note.pop_front();
+        }
+        self.by_note.push_back(recorder);
+        &self.by_note[self.by_note.len() - 1].1
+    }
+}
+
 enum Told {
     Once,
     Later,
 }
 
-async fn tell(recorder: &Recorder, waiting: &Waiting) -> Told {
+async fn tell(recorders: &mut Recorders, waiting: &Waiting) -> Told {
     let (saying, event) = (&waiting.saying, waiting.event());
     let regarding = saying.regarding();
-    let telling = recorder.publish(&event, &regarding);
+    let telling = recorders.of(&event).publish(&event, &regarding);
     let error = match tokio::time::timeout(ANSWER, telling).await {
         Ok(Ok(())) => return Told::Once,
         Ok(Err(error)) => error,
