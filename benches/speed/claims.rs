@@ -7,7 +7,6 @@ use std::path::{Path, PathBuf};
 use std::process::Command;
 use std::time::Instant;
 
-use baggageclaim::demo::kubelet::Kubelet;
 use baggageclaim::proto::csi::v1 as csi;
 use csi::volume_capability::access_mode::Mode;
 use csi::volume_capability::{AccessMode, AccessType, MountVolume};
@@ -32,7 +31,7 @@ fn capability() -> csi::VolumeCapability {
     }
 }
 
-async fn create(kubelet: &Kubelet, name: &str, source: Option<&str>) -> (String, f64) {
+fn create(driver: &Driver, name: &str, source: Option<&str>) -> (String, f64) {
     let request = csi::CreateVolumeRequest {
         name: name.to_owned(),
         volume_capabilities: vec![capability()],
@@ -43,55 +42,50 @@ async fn create(kubelet: &Kubelet, name: &str, source: Option<&str>) -> (String,
         }),
         ..Default::default()
     };
-    let mut controller = kubelet.controller_client();
-    let began = Instant::now();
-    let answer = controller.create_volume(request).await;
-    let took = micros(began.elapsed());
-    let volume = answer.expect("made").into_inner().volume;
-    (volume.expect("required").volume_id, took)
+    let (answer, took) = driver.call("/csi.v1.Controller/CreateVolume", &request);
+    let csi::CreateVolumeResponse { volume } = answer;
+    (volume.expect("required").volume_id, micros(took))
 }
 
-async fn delete(kubelet: &Kubelet, id: &str) {
+fn delete(driver: &Driver, id: &str) {
     let request = csi::DeleteVolumeRequest {
         volume_id: id.to_owned(),
         ..Default::default()
     };
-    let mut controller = kubelet.controller_client();
-    controller.delete_volume(request).await.expect("deleted");
+    let (csi::DeleteVolumeResponse {}, _) =
+        driver.call("/csi.v1.Controller/DeleteVolume", &request);
 }
 
-async fn snapshot(kubelet: &Kubelet, name: &str, source: &str) -> (String, f64) {
+fn snapshot(driver: &Driver, name: &str, source: &str) -> (String, f64) {
     let request = csi::CreateSnapshotRequest {
         name: name.to_owned(),
         source_volume_id: source.to_owned(),
         ..Default::default()
     };
-    let mut controller = kubelet.controller_client();
-    let began = Instant::now();
-    let answer = controller.create_snapshot(request).await;
-    let took = micros(began.elapsed());
-    let snapshot = answer.expect("taken").into_inner().snapshot;
-    (snapshot.expect("required").snapshot_id, took)
+    let (answer, took) = driver.call("/csi.v1.Controller/CreateSnapshot", &request);
+    let csi::CreateSnapshotResponse { snapshot } = answer;
+    (snapshot.expect("required").snapshot_id, micros(took))
 }
 
 /// Does something to a claim's content as a pod would: staged, and unstaged again.
-async fn change(kubelet: &Kubelet, id: &str, staging: &Path, change: impl FnOnce(&Path)) {
+fn change(driver: &Driver, id: &str, staging: &Path, change: impl FnOnce(&Path)) {
     fs::create_dir_all(staging).expect("a directory");
     let path = staging.to_str().expect("text").to_owned();
-    let mut node = kubelet.node_client();
     let request = csi::NodeStageVolumeRequest {
         volume_id: id.to_owned(),
         staging_target_path: path.clone(),
         volume_capability: Some(capability()),
         ..Default::default()
     };
-    node.node_stage_volume(request).await.expect("staged");
+    let (csi::NodeStageVolumeResponse {}, _) =
+        driver.call("/csi.v1.Node/NodeStageVolume", &request);
     change(staging);
     let request = csi::NodeUnstageVolumeRequest {
         volume_id: id.to_owned(),
         staging_target_path: path,
     };
-    node.node_unstage_volume(request).await.expect("unstaged");
+    let (csi::NodeUnstageVolumeResponse {}, _) =
+        driver.call("/csi.v1.Node/NodeUnstageVolume", &request);
 }
 
 /// Waits until nothing is left to be written.
@@ -120,23 +114,23 @@ fn record(dir: &Path, number: usize) {
 }
 
 impl Bench<'_> {
-    pub async fn claims(&mut self, driver: &Driver) {
-        self.creation(driver).await;
-        let small = self.copies(driver, 1, 0).await;
-        let large = self.copies(driver, self.plan.many, self.plan.claimed).await;
+    pub fn claims(&mut self, driver: &Driver) {
+        self.creation(driver);
+        let small = self.copies(driver, 1, 0);
+        let large = self.copies(driver, self.plan.many, self.plan.claimed);
         for (what, small, large) in [("snapshot", small.0, large.0), ("clone", small.1, large.1)] {
             let name = format!("{what} of the larger against the smaller");
             self.row(&name, "us", large, Some(small), Goal::Ratio(1.2));
         }
-        self.pages(driver).await;
+        self.pages(driver);
     }
 
-    async fn creation(&mut self, driver: &Driver) {
+    fn creation(&mut self, driver: &Driver) {
         let mut took = Vec::new();
         for number in 0..self.plan.turn {
-            let (id, micros) = create(&driver.kubelet, &format!("new-{number}"), None).await;
+            let (id, micros) = create(driver, &format!("new-{number}"), None);
             took.push(micros);
-            delete(&driver.kubelet, &id).await;
+            delete(driver, &id);
         }
         self.row(
             "CreateVolume",
@@ -148,33 +142,31 @@ impl Bench<'_> {
     }
 
     /// Snapshots and clones of a claim of this size; their medians.
-    async fn copies(&mut self, driver: &Driver, files: usize, bytes: u64) -> (f64, f64) {
+    fn copies(&mut self, driver: &Driver, files: usize, bytes: u64) -> (f64, f64) {
         let size = format!("{files} files and {} MB", bytes >> 20);
         let staging = self.lab.kubelet_dir().join("staging");
         let by_hand = self.lab.dir(&format!("by-hand-{files}"));
-        let kubelet = &driver.kubelet;
-        let (source, _) = create(kubelet, &format!("source-{files}"), None).await;
-        change(kubelet, &source, &staging, |dir| {
+        let (source, _) = create(driver, &format!("source-{files}"), None);
+        change(driver, &source, &staging, |dir| {
             make_files(dir, files);
             write_bytes(&dir.join("bytes"), bytes);
-        })
-        .await;
-        let (twin, _) = create(kubelet, &format!("twin-{files}"), None).await;
+        });
+        let (twin, _) = create(driver, &format!("twin-{files}"), None);
         let touch = |dir: &Path| fs::write(dir.join("changed"), b"content\n").expect("a file");
-        change(kubelet, &twin, &staging, touch).await;
+        change(driver, &twin, &staging, touch);
         sync(&by_hand);
         let (mut snapshots, mut clones) = (Vec::new(), Vec::new());
         let (mut bare_snapshots, mut bare_clones) = (Vec::new(), Vec::new());
         for round in 0..self.plan.rounds {
             // Before each of the two a pod was there: whoever waits for the disk waits for what that has left.
-            change(kubelet, &twin, &staging, touch).await;
+            change(driver, &twin, &staging, touch);
             bare_snapshots.push(bare(&by_hand, round));
-            change(kubelet, &source, &staging, touch).await;
-            let (_, took) = snapshot(kubelet, &format!("snap-{files}-{round}"), &source).await;
+            change(driver, &source, &staging, touch);
+            let (_, took) = snapshot(driver, &format!("snap-{files}-{round}"), &source);
             snapshots.push(took);
             for job in 0..JOBS {
                 let name = format!("clone-{files}-{round}-{job}");
-                clones.push(create(kubelet, &name, Some(&source)).await.1);
+                clones.push(create(driver, &name, Some(&source)).1);
                 let began = Instant::now();
                 record(&by_hand, 1000 + round * JOBS + job);
                 bare_clones.push(micros(began.elapsed()));
@@ -210,11 +202,10 @@ impl Bench<'_> {
         (snapshots, clones)
     }
 
-    async fn pages(&mut self, driver: &Driver) {
+    fn pages(&mut self, driver: &Driver) {
         for number in 0..self.plan.volumes {
-            create(&driver.kubelet, &format!("listed-{number}"), None).await;
+            create(driver, &format!("listed-{number}"), None);
         }
-        let mut controller = driver.kubelet.controller_client();
         let mut took = Vec::new();
         let mut starting_token = String::new();
         loop {
@@ -222,10 +213,10 @@ impl Bench<'_> {
                 max_entries: PAGE,
                 starting_token,
             };
-            let began = Instant::now();
-            let answer = controller.list_volumes(request).await;
-            took.push(micros(began.elapsed()));
-            starting_token = answer.expect("a page").into_inner().next_token;
+            let (answer, page) = driver.call("/csi.v1.Controller/ListVolumes", &request);
+            took.push(micros(page));
+            let csi::ListVolumesResponse { next_token, .. } = answer;
+            starting_token = next_token;
             if starting_token.is_empty() {
                 break;
             }

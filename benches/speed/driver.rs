@@ -1,6 +1,7 @@
 //! The driver under measurement: a real process, spoken to through its real sockets, gone in `Drop`.
 //! What is measured with it is in `cases`.
 
+use std::cell::RefCell;
 use std::fs::{self, File};
 use std::path::{Path, PathBuf};
 use std::process::{Child, Command, Stdio};
@@ -9,15 +10,20 @@ use std::time::{Duration, Instant};
 use baggageclaim::admin;
 use baggageclaim::demo::kubelet::{Kubelet, Pod, PublishOptions};
 use baggageclaim::proto::admin::v1 as api;
+use baggageclaim::proto::csi::v1 as csi;
+use prost::Message;
 use rustix::process::{Pid, Signal, kill_process};
 
 use crate::common::Lab;
+use crate::wire::Wire;
 
 /// A driver with its pool on a lab's filesystem.
 pub struct Driver {
     child: Child,
-    /// Its kubelet.
+    /// Knows the pods.
     pub kubelet: Kubelet,
+    socket: PathBuf,
+    caller: RefCell<Caller>,
     /// Its admin verbs.
     pub admin: admin::Client,
     /// Its pool.
@@ -65,6 +71,8 @@ impl Driver {
         Self {
             child,
             kubelet,
+            caller: RefCell::new(Caller::new(&socket)),
+            socket,
             admin,
             pool,
             started,
@@ -87,20 +95,28 @@ impl Driver {
         self.kubelet.pod("bench", "step")
     }
 
-    /// Publishes a volume called `v`; what is wrong with that ends the bench.
-    pub async fn publish(&self, pod: &Pod, attributes: &[(&str, &str)]) -> (PathBuf, Duration) {
-        let options = PublishOptions::default();
-        let answer = pod.publish("v", attributes.iter().copied(), options).await;
-        let published = answer.unwrap_or_else(|status| panic!("publish {attributes:?}: {status}"));
-        (published.target, published.took)
+    /// One more who calls.
+    pub fn caller(&self) -> Caller {
+        Caller::new(&self.socket)
     }
 
-    /// Unpublishes it and removes the pod.
-    pub async fn unpublish(&self, pod: &Pod) -> Duration {
-        let took = pod.unpublish("v").await;
-        let took = took.unwrap_or_else(|status| panic!("unpublish: {status}"));
-        pod.remove().expect("the pod's directories are empty");
-        took
+    /// See [`Caller::publish`].
+    pub fn publish(&self, pod: &Pod, attributes: &[(&str, &str)]) -> (PathBuf, Duration) {
+        self.caller.borrow_mut().publish(pod, attributes)
+    }
+
+    /// See [`Caller::unpublish`].
+    pub fn unpublish(&self, pod: &Pod) -> Duration {
+        self.caller.borrow_mut().unpublish(pod)
+    }
+
+    /// See [`Wire::call`].
+    pub fn call<Answer: Message + Default>(
+        &self,
+        method: &str,
+        request: &impl Message,
+    ) -> (Answer, Duration) {
+        self.caller.borrow_mut().wire.call(method, request)
     }
 
     /// Says how a pod ended; `wait`: and waits for what that seals.
@@ -120,10 +136,10 @@ impl Driver {
         fill: impl FnOnce(&Path),
     ) -> Duration {
         let pod = self.pod();
-        let (target, _) = self.publish(&pod, attributes).await;
+        let (target, _) = self.publish(&pod, attributes);
         fill(&target);
         self.outcome(&pod, api::Outcome::Succeeded, false).await;
-        let took = self.unpublish(&pod).await;
+        let took = self.unpublish(&pod);
         self.settled(&pod).await;
         took
     }
@@ -168,6 +184,40 @@ impl Driver {
             let _ = kill_process(pid, Signal::TERM);
         }
         let _ = self.child.wait();
+    }
+}
+
+/// Who calls as kubelet does, on a connection of its own, and times that. What is wrong with an answer ends the bench.
+#[derive(Debug)]
+pub struct Caller {
+    wire: Wire,
+}
+
+impl Caller {
+    fn new(socket: &Path) -> Self {
+        Self {
+            wire: Wire::connect(socket),
+        }
+    }
+
+    /// Publishes a volume called `v`.
+    pub fn publish(&mut self, pod: &Pod, attributes: &[(&str, &str)]) -> (PathBuf, Duration) {
+        let attributes = attributes.iter().copied();
+        let request = pod.publish_request("v", attributes, PublishOptions::default());
+        pod.prepare("v").expect("the pod's directories");
+        let method = "/csi.v1.Node/NodePublishVolume";
+        let (csi::NodePublishVolumeResponse {}, took) = self.wire.call(method, &request);
+        (pod.target("v"), took)
+    }
+
+    /// Unpublishes it and removes the pod.
+    pub fn unpublish(&mut self, pod: &Pod) -> Duration {
+        let method = "/csi.v1.Node/NodeUnpublishVolume";
+        let request = pod.unpublish_request("v");
+        let (csi::NodeUnpublishVolumeResponse {}, took) = self.wire.call(method, &request);
+        pod.clean("v").expect("nothing is mounted any more");
+        pod.remove().expect("the pod's directories are empty");
+        took
     }
 }
 

@@ -23,6 +23,7 @@ mod claims;
 mod common;
 mod driver;
 mod table;
+mod wire;
 
 use std::path::{Path, PathBuf};
 use std::process::ExitCode;

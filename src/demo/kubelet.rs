@@ -420,12 +420,18 @@ impl Pod {
         })
     }
 
-    /// Unpublishes a volume and removes what [`Pod::prepare`] made; says how long the driver took.
-    pub async fn unpublish(&self, volume: &str) -> Result<Duration, Status> {
-        let message = csi::NodeUnpublishVolumeRequest {
+    /// The request that [`Pod::unpublish`] sends.
+    #[must_use]
+    pub fn unpublish_request(&self, volume: &str) -> csi::NodeUnpublishVolumeRequest {
+        csi::NodeUnpublishVolumeRequest {
             volume_id: self.volume_id(volume),
             target_path: text(self.target(volume)),
-        };
+        }
+    }
+
+    /// Unpublishes a volume and removes what [`Pod::prepare`] made; says how long the driver took.
+    pub async fn unpublish(&self, volume: &str) -> Result<Duration, Status> {
+        let message = self.unpublish_request(volume);
         let mut client = self.kubelet.node_client();
         let began = Instant::now();
         client.node_unpublish_volume(request(message)).await?;
@@ -464,9 +470,9 @@ impl Pod {
         self.dir().join("volumes/kubernetes.io~csi").join(volume)
     }
 
-    /// Kubelet's own cleaning: nothing at all while the target is a mount; never more than empty directories
+    /// Kubelet's own cleaning after an unpublish: nothing at all while the target is a mount; never more than empty directories
     /// and its own file.
-    fn clean(&self, volume: &str) -> io::Result<()> {
+    pub fn clean(&self, volume: &str) -> io::Result<()> {
         let target = self.target(volume);
         if is_mount(&target)? {
             return Ok(());

@@ -5,7 +5,6 @@
 
 use std::fs::File;
 use std::io::Read;
-use std::panic::{AssertUnwindSafe, catch_unwind};
 
 use parking_lot::Mutex;
 use redb::{
@@ -268,11 +267,8 @@ impl Index {
 
 impl Opened {
     fn reopen(&mut self, root: &Dir) -> Result<()> {
-        // Closed first: the file is locked while it is open. What has panicked may do so again.
-        let closed = self.database.take();
-        if catch_unwind(AssertUnwindSafe(|| drop(closed))).is_err() {
-            tracing::error!("the index could not be closed in order");
-        }
+        // Closed first: the file is locked while it is open.
+        self.database = None;
         let (database, last) = guarded(root, || {
             let database = open_database(root)?;
             let last = meta(&database, LAST_KEY)?;
@@ -285,7 +281,8 @@ impl Opened {
 
 /// Reads what may be torn. redb takes pages that are no pages for a defect of its own, and panics.
 fn guarded<T>(root: &Dir, reading: impl FnOnce() -> Result<T>) -> Result<T> {
-    catch_unwind(AssertUnwindSafe(reading)).unwrap_or_else(|_| Err(lost(root, "it is torn")))
+    std::panic::catch_unwind(std::panic::AssertUnwindSafe(reading))
+        .unwrap_or_else(|_| Err(lost(root, "it is torn")))
 }
 
 /// Makes an empty index, whole or not at all: redb cannot open what it did not finish to make, and the next start would
@@ -435,20 +432,13 @@ fn made_up() -> u64 {
     u64::from_ne_bytes(bits)
 }
 
-/// Writes what is transaction `number`. When redb panics, nobody knows how far it came: that is found out as after a failure of the disk.
+/// Writes what is transaction `number`.
 fn write(database: &Database, changes: &[Change], number: u64) -> Result<()> {
-    let unsure = |error| Error::unsure(WRITING, error, number);
-    let writing = || {
-        let begun = begin(database, changes, number);
-        let begun = begun.map_err(|error| Error::database(WRITING, error))?;
-        // Up to here nothing refers to what was written; in here, from some moment on, all does.
-        begun.commit().map_err(|error| unsure(error.into()))
-    };
-    catch_unwind(AssertUnwindSafe(writing)).unwrap_or_else(|_| {
-        let panicked =
-            std::io::Error::other("a defect of the database ended this, or torn pages did");
-        Err(unsure(panicked.into()))
-    })
+    let begun = begin(database, changes, number);
+    let begun = begun.map_err(|error| Error::database(WRITING, error))?;
+    // Up to here nothing refers to what was written; in here, from some moment on, all does.
+    let committed = begun.commit();
+    committed.map_err(|error| Error::unsure(WRITING, error.into(), number))
 }
 
 /// A transaction of all these changes, which is not yet committed.
@@ -581,12 +571,6 @@ fn read(root: &Dir, database: &Database) -> Result<Contents> {
 
 #[cfg(test)]
 mod tests {
-    use std::io;
-    use std::sync::Arc;
-    use std::sync::atomic::{AtomicIsize, Ordering};
-
-    use redb::backends::FileBackend;
-
     use super::*;
     use crate::model::Timestamp;
 
@@ -653,99 +637,6 @@ mod tests {
         let (index, _) = Index::open(&root).expect("made");
         index.commit(&put(1)).expect("committed");
         assert!(!root.has(".index.redb.new").expect("looked"));
-    }
-
-    /// A file on which some step, and each one after it, panics: a write before it is made, a sync when all is on the disk.
-    #[derive(Debug)]
-    struct Panics {
-        file: FileBackend,
-        left: Arc<AtomicIsize>,
-    }
-
-    impl Panics {
-        /// Counts down the steps that are left; fewer than none: one was not made.
-        fn step(&self) {
-            assert!(self.left.fetch_sub(1, Ordering::SeqCst) > 0, "on purpose");
-        }
-    }
-
-    impl StorageBackend for Panics {
-        fn len(&self) -> io::Result<u64> {
-            self.file.len()
-        }
-
-        fn read(&self, offset: u64, out: &mut [u8]) -> io::Result<()> {
-            self.file.read(offset, out)
-        }
-
-        fn set_len(&self, len: u64) -> io::Result<()> {
-            self.step();
-            self.file.set_len(len)
-        }
-
-        fn sync_data(&self) -> io::Result<()> {
-            self.file.sync_data()?;
-            self.step();
-            Ok(())
-        }
-
-        fn write(&self, offset: u64, data: &[u8]) -> io::Result<()> {
-            self.step();
-            self.file.write(offset, data)
-        }
-
-        fn close(&self) -> io::Result<()> {
-            self.file.close()
-        }
-    }
-
-    /// Commits upon a file that panics after so many steps, and goes on. Returns whether that commit was said to be in, and whether it
-    /// was disturbed.
-    fn commit_that_panics_after(steps: isize) -> (bool, bool) {
-        let folder = tempfile::tempdir().expect("a temporary folder");
-        let root = Dir::open(folder.path()).expect("it opens");
-        let (index, _) = Index::open(&root).expect("made");
-        index.commit(&put(1)).expect("committed");
-        drop(index);
-        let file = root.open_file_beneath(layout::INDEX, OFlags::RDWR, 0);
-        let left = Arc::new(AtomicIsize::new(isize::MAX));
-        let backend = Panics {
-            file: FileBackend::new(file.expect("opens").into()).expect("a file"),
-            left: left.clone(),
-        };
-        let database = redb::Builder::new().create_with_backend(backend);
-        let index = Index {
-            root: root.try_clone().expect("dup"),
-            opened: Mutex::new(Opened {
-                database: Some(database.expect("opens")),
-                last: None,
-            }),
-        };
-        left.store(steps, Ordering::SeqCst);
-        let result = index.commit(&put(2));
-        let disturbed = left.swap(isize::MAX, Ordering::SeqCst) < 0;
-        let said = result.is_ok();
-        assert!(!result.is_err_and(|error| error.is_unsure()), "{steps}");
-        index.commit(&put(3)).expect("it goes on");
-        drop(index);
-        let (_, contents) = Index::open(&root).expect("again");
-        assert_eq!(contents.artifacts.contains(&artifact(2)), said, "{steps}");
-        assert!(contents.artifacts.contains(&artifact(3)), "{steps}");
-        (said, disturbed)
-    }
-
-    #[test]
-    fn of_a_commit_that_panics_it_is_found_out_whether_it_is_in() {
-        let mut seen = [0, 0];
-        for steps in 0.. {
-            let (said, disturbed) = commit_that_panics_after(steps);
-            if !disturbed {
-                assert!(said);
-                break;
-            }
-            seen[usize::from(said)] += 1;
-        }
-        assert!(seen.iter().all(|times| *times > 0), "{seen:?}");
     }
 
     #[test]
