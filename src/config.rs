@@ -11,7 +11,8 @@ use clap::{Args, ValueEnum};
 use tokio::sync::watch;
 
 use crate::backend::{BackendKind, MountApi};
-use crate::csi::{self, NodeId};
+use crate::csi;
+use crate::model::{NodeId, NodeIdError};
 use crate::telemetry::metrics::Rpcs;
 use crate::{demo, driver, engine, k8s, node, telemetry};
 
@@ -401,7 +402,7 @@ pub enum Error {
     CrashAt,
     /// The machine's name cannot be a node's.
     #[error("this machine's host name cannot be a node's name: {0}; give one with --node-id")]
-    HostName(csi::NodeIdError),
+    HostName(NodeIdError),
 }
 
 /// For tests of what `kill -9` leaves, in debug builds only: `BAGGAGECLAIM_CRASH_AT=point[:visit]` names where the process
@@ -511,12 +512,12 @@ impl Driver {
     }
 }
 
-fn host_name() -> Result<NodeId, csi::NodeIdError> {
+fn host_name() -> Result<NodeId, NodeIdError> {
     let name = rustix::system::uname();
-    NodeId::new(name.nodename().to_str().map_err(|_| csi::NodeIdError)?)
+    NodeId::new(name.nodename().to_str().map_err(|_| NodeIdError)?)
 }
 
-fn parse_node(text: &str) -> Result<NodeId, csi::NodeIdError> {
+fn parse_node(text: &str) -> Result<NodeId, NodeIdError> {
     NodeId::new(text)
 }
 

@@ -6,6 +6,7 @@
 //! | `bench` | an engine, and pods that mount claims |
 //! | `content` | clones, snapshots, chains, groups: what is in them |
 //! | `mounts` | staging and publishing, owners, durability |
+//! | `nodes` | one engine as a node among others |
 //! | `records` | sizes, names, pages, attachments, time to live |
 //! | `trouble` | races, restarts, cut short operations, full disks |
 
@@ -22,6 +23,8 @@ mod bench;
 mod content;
 #[path = "claims/mounts.rs"]
 mod mounts;
+#[path = "claims/nodes.rs"]
+mod nodes;
 #[path = "claims/records.rs"]
 mod records;
 #[path = "claims/trouble.rs"]

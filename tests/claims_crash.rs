@@ -26,7 +26,7 @@ use std::process::Command;
 use std::time::Instant;
 
 use baggageclaim::backend::BackendKind;
-use baggageclaim::engine::claims::{Claims, CreateClaim, MountClaim, SnapshotFilter};
+use baggageclaim::engine::claims::{CreateClaim, MountClaim, SnapshotFilter};
 use baggageclaim::engine::crash::{self, Point};
 use baggageclaim::engine::{Config, Engine, Error};
 use baggageclaim::model::{
@@ -138,30 +138,30 @@ async fn patiently<T, F: Future<Output = Result<T, Error>>>(what: &str, ask: imp
 }
 
 /// All claims.
-async fn claims(engine: &Engine) -> Vec<Claim> {
-    engine.claims(None, 99).await.expect("a page").items
+fn claims(engine: &Engine) -> Vec<Claim> {
+    engine.claims(None, 99).items
 }
 
-async fn claim(engine: &Engine, name: &str) -> Option<Claim> {
-    let mut all = claims(engine).await.into_iter();
+fn claim(engine: &Engine, name: &str) -> Option<Claim> {
+    let mut all = claims(engine).into_iter();
     all.find(|claim| claim.name == name)
 }
 
-async fn snapshots(engine: &Engine) -> Vec<Snapshot> {
+fn snapshots(engine: &Engine) -> Vec<Snapshot> {
     let filter = SnapshotFilter::default();
-    let page = engine.snapshots(&filter, None, 99).await;
+    let page = engine.snapshots(&filter, None, 99);
     page.expect("a page").items
 }
 
 /// All that is listed, but for what no two lives have in common.
-async fn listed(engine: &Engine) -> Vec<String> {
-    let claims = claims(engine).await.into_iter().map(|claim| {
+fn listed(engine: &Engine) -> Vec<String> {
+    let claims = claims(engine).into_iter().map(|claim| {
         format!(
             "{} of {:?}: {} bytes, {:?}, {:?}",
             claim.name, claim.source, claim.capacity, claim.mutable, claim.attached
         )
     });
-    let snapshots = snapshots(engine).await.into_iter();
+    let snapshots = snapshots(engine).into_iter();
     let snapshots = snapshots.map(|snapshot| {
         format!(
             "{} of {}: {} bytes, {:?}",
@@ -178,8 +178,8 @@ struct Actor<'a> {
 }
 
 impl Actor<'_> {
-    async fn id(&self, name: &str) -> VolumeId {
-        let claim = claim(self.engine, name).await;
+    fn id(&self, name: &str) -> VolumeId {
+        let claim = claim(self.engine, name);
         claim.unwrap_or_else(|| panic!("{name} is there")).id
     }
 
@@ -204,7 +204,7 @@ impl Actor<'_> {
         let staged = self.staging(name);
         fs::create_dir_all(&staged).expect("the staging path");
         let request = MountClaim {
-            claim: self.id(name).await,
+            claim: self.id(name),
             target: if staging {
                 staged.clone()
             } else {
@@ -220,7 +220,7 @@ impl Actor<'_> {
     }
 
     async fn unmount(&self, name: &str, staging: bool) {
-        let id = self.id(name).await;
+        let id = self.id(name);
         let at = if staging {
             self.staging(name)
         } else {
@@ -232,8 +232,8 @@ impl Actor<'_> {
         .await;
     }
 
-    async fn group(&self) -> Option<SnapshotId> {
-        let mut snapshots = snapshots(self.engine).await.into_iter();
+    fn group(&self) -> Option<SnapshotId> {
+        let mut snapshots = snapshots(self.engine).into_iter();
         snapshots.find_map(|snapshot| snapshot.group)
     }
 
@@ -247,7 +247,7 @@ impl Actor<'_> {
                     read_only: false,
                     access_mode: 1,
                 };
-                let id = self.id(name).await;
+                let id = self.id(name);
                 let attached = || engine.attach_claim(id.as_str(), attachment.clone());
                 patiently(name, attached).await;
             }
@@ -257,11 +257,11 @@ impl Actor<'_> {
                 fs::write(self.published(name).join(file), file).expect("written");
             }
             Step::Expand(name, bytes) => {
-                let id = self.id(name).await;
+                let id = self.id(name);
                 patiently(name, || engine.expand_claim(id.as_str(), bytes, None)).await;
             }
             Step::Modify(name, size_limit) => {
-                let id = self.id(name).await;
+                let id = self.id(name);
                 let mutable = MutableParameters {
                     size_limit: Some(size_limit),
                     ttl_seconds: None,
@@ -271,7 +271,7 @@ impl Actor<'_> {
             Step::Unpublish(name) => self.unmount(name, false).await,
             Step::Unstage(name) => self.unmount(name, true).await,
             Step::Detach(name) => {
-                let id = self.id(name).await;
+                let id = self.id(name);
                 patiently(name, || engine.detach_claim(id.as_str(), Some("n"))).await;
             }
             Step::Fill(name, file) => {
@@ -280,20 +280,20 @@ impl Actor<'_> {
                 self.unmount(name, true).await;
             }
             Step::Snapshot(of, name) => {
-                let mut all = snapshots(engine).await.into_iter();
+                let mut all = snapshots(engine).into_iter();
                 // Who asks again knows whose it is, also when that is deleted.
                 let id = match all.find(|snapshot| snapshot.name == name) {
                     Some(taken) => taken.source,
-                    None => self.id(of).await,
+                    None => self.id(of),
                 };
                 patiently(name, || engine.create_snapshot(name, id.as_str())).await;
             }
             Step::Clone(of, name) => {
-                let source = ClaimSource::Claim(self.id(of).await);
+                let source = ClaimSource::Claim(self.id(of));
                 self.create(name, Some(source)).await;
             }
             Step::Restore(of, name) => {
-                let mut all = snapshots(engine).await.into_iter();
+                let mut all = snapshots(engine).into_iter();
                 let snapshot = all
                     .find(|snapshot| snapshot.name == of)
                     .expect("it is there");
@@ -303,32 +303,32 @@ impl Actor<'_> {
             Step::Group(of, name) => {
                 let mut ids = Vec::new();
                 for name in of {
-                    ids.push(self.id(name).await.to_string());
+                    ids.push(self.id(name).to_string());
                 }
                 patiently(name, || engine.create_group(name, &ids)).await;
             }
             Step::RestoreOf(of, name) => {
-                let group = self.group().await.expect("it is there");
-                let (_, members) = engine.group(group.as_str()).await.expect("a group");
-                let id = self.id(of).await;
+                let group = self.group().expect("it is there");
+                let (_, members) = engine.group(group.as_str()).expect("a group");
+                let id = self.id(of);
                 let mut members = members.into_iter();
                 let member = members.find(|member| member.source == id).expect("it");
                 self.create(name, Some(ClaimSource::Snapshot(member.id)))
                     .await;
             }
             Step::DeleteSnapshot(name) => {
-                let mut all = snapshots(engine).await.into_iter();
+                let mut all = snapshots(engine).into_iter();
                 if let Some(snapshot) = all.find(|snapshot| snapshot.name == name) {
                     patiently(name, || engine.delete_snapshot(snapshot.id.as_str())).await;
                 }
             }
             Step::DeleteGroup => {
-                if let Some(group) = self.group().await {
+                if let Some(group) = self.group() {
                     patiently("g", || engine.delete_group(group.as_str())).await;
                 }
             }
             Step::Delete(name) => {
-                if let Some(claim) = claim(engine, name).await {
+                if let Some(claim) = claim(engine, name) {
                     patiently(name, || engine.delete_claim(claim.id.as_str())).await;
                 }
             }
@@ -382,10 +382,10 @@ async fn the_process_under_test() {
         line.push(b'\n');
         answers.write_all(&line).expect("answered");
     };
-    say(&listed(&engine).await);
+    say(&listed(&engine));
     for step in LIFE {
         actor.take(*step).await;
-        say(&listed(&engine).await);
+        say(&listed(&engine));
     }
     engine.shutdown().await;
     let visits: Vec<usize> = Point::ALL.iter().copied().map(crash::visits).collect();
@@ -482,14 +482,14 @@ fn btrfs_limit(root: &Path, group: &str) -> u64 {
 async fn take_over(ended: Ended, calm: &[Vec<String>], death: &str) {
     let engine = open_again(&ended.config).await;
     let answered = ended.listed.len() - 1;
-    let now = listed(&engine).await;
+    let now = listed(&engine);
     let may_be = &calm[answered..calm.len().min(answered + 2)];
     assert_eq!(ended.listed, calm[..=answered], "{death}");
     assert!(
         may_be.contains(&now),
         "{death}: {now:#?} is none of {may_be:#?}"
     );
-    for claim in claims(&engine).await {
+    for claim in claims(&engine) {
         let volume = ended.config.pool.join("volumes").join(claim.id.as_str());
         if volume.exists()
             && let Some(bound) = bound(&ended.lab, &ended.config, &claim.id)
@@ -507,7 +507,7 @@ async fn take_over(ended: Ended, calm: &[Vec<String>], death: &str) {
     for (number, step) in LIFE.iter().enumerate().skip(answered.saturating_sub(1)) {
         actor.take(*step).await;
         if number >= answered {
-            assert_eq!(listed(&engine).await, calm[number + 1], "{death}: {step:?}");
+            assert_eq!(listed(&engine), calm[number + 1], "{death}: {step:?}");
         }
     }
     let bench = Bench {
@@ -515,10 +515,10 @@ async fn take_over(ended: Ended, calm: &[Vec<String>], death: &str) {
         engine,
         config: ended.config,
     };
-    let left = claims(&bench.engine).await;
+    let left = claims(&bench.engine);
     assert_eq!(left.len(), LEFT.len(), "{death}: {left:#?}");
     for (name, files) in LEFT {
-        let claim = claim(&bench.engine, name).await.expect(name);
+        let claim = claim(&bench.engine, name).expect(name);
         let seen = bench.inside(&claim, |path| {
             let seen = names(path);
             let is_whole = |file: &&str| fs::read(path.join(file)).expect(file) == file.as_bytes();

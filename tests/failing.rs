@@ -27,7 +27,7 @@ use std::sync::{Arc, mpsc};
 use std::time::{Duration, Instant};
 
 use baggageclaim::backend::BackendKind;
-use baggageclaim::engine::claims::{Claims as _, CreateClaim, SnapshotFilter};
+use baggageclaim::engine::claims::{CreateClaim, SnapshotFilter};
 use baggageclaim::engine::crash::{self, Point};
 use baggageclaim::engine::{Config, Engine, Error};
 use baggageclaim::model::{Claim, ClaimSource, LayerRecord, MutableParameters, Outcome, Snapshot};
@@ -391,8 +391,8 @@ async fn short_lived(pods: &Pods, name: &str) -> Claim {
     pods.engine.create_claim(request).await.expect(name)
 }
 
-async fn has(pods: &Pods, claim: &Claim) -> bool {
-    pods.engine.claim(claim.id.as_str()).await.is_ok()
+fn has(pods: &Pods, claim: &Claim) -> bool {
+    pods.engine.claim(claim.id.as_str()).is_ok()
 }
 
 #[tokio::test(flavor = "multi_thread")]
@@ -462,20 +462,17 @@ async fn a_claim_whose_snapshot_nobody_knows_the_end_of_is_not_written_over() {
         // It is used after the other one; when its time is over, so is the other's.
         pods.write(&witness, "file", "text").await;
         let deadline = Instant::now() + NEVER;
-        while has(&pods, &witness).await {
+        while has(&pods, &witness) {
             pods.engine.reap().await.expect("reap");
             assert!(Instant::now() < deadline, "its time is never over");
             tokio::time::sleep(Duration::from_millis(20)).await;
         }
-        assert!(has(&pods, &short).await && has(&pods, &claim).await);
+        assert!(has(&pods, &short) && has(&pods, &claim));
         let problems = pods.engine.claim_use(id).await.expect("there").problems;
         assert_eq!(problems.len(), 1, "{problems:?}");
 
         let pods = pods.restart().await;
-        let snapshots = pods
-            .engine
-            .snapshots(&SnapshotFilter::default(), None, 9)
-            .await;
+        let snapshots = pods.engine.snapshots(&SnapshotFilter::default(), None, 9);
         let mut snapshots = snapshots.expect("a page").items;
         match wrote {
             Wrote::All => assert_eq!(snapshots.len(), 2),
@@ -522,9 +519,9 @@ async fn a_claim_whose_deletion_nobody_knows_the_end_of_can_be_deleted_and_nothi
             has_written(&pods.config.pool, &[removed]);
         }
         pods.engine.delete_claim(id).await.expect("deleted");
-        assert!(!has(&pods, &claim).await);
+        assert!(!has(&pods, &claim));
         let pods = pods.restart().await;
-        assert!(!has(&pods, &claim).await);
+        assert!(!has(&pods, &claim));
         let again = pods.create("claim").await;
         assert!(pods.read(&again, "file").await.is_err());
         pods.finish().await;
@@ -569,7 +566,7 @@ async fn a_claim_of_which_nobody_knows_whether_it_was_made_is_asked_for_again() 
             .await
             .expect("deleted");
         let pods = pods.restart().await;
-        let known = pods.engine.claims(None, 9).await.expect("a page").items;
+        let known = pods.engine.claims(None, 9).items;
         assert_eq!(known.len(), usize::from(wrote == Wrote::All));
         for claim in &known {
             assert_eq!(pods.read(claim, "file").await.expect("file"), "text");
@@ -611,9 +608,9 @@ async fn a_claim_of_which_nobody_knows_whether_it_was_made_can_be_made_again_or_
                 let deleted = pods.engine.delete_claim(id.as_str()).await;
                 deleted.expect("deleted");
             }
-            assert_eq!(has(&pods, &as_it_will_be).await, again);
+            assert_eq!(has(&pods, &as_it_will_be), again);
             let pods = pods.restart().await;
-            assert_eq!(has(&pods, &as_it_will_be).await, again);
+            assert_eq!(has(&pods, &as_it_will_be), again);
             pods.finish().await;
             closed(disk);
         }

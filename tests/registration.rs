@@ -8,8 +8,9 @@ mod common;
 use std::os::unix::net::UnixListener;
 use std::time::{Duration, Instant};
 
-use baggageclaim::csi::{self, DRIVER_NAME, NodeId, Readiness};
+use baggageclaim::csi::{self, DRIVER_NAME, Readiness};
 use baggageclaim::demo::kubelet::{NO_ATTRIBUTES, PublishOptions};
+use baggageclaim::model::NodeId;
 use baggageclaim::telemetry::metrics::Rpcs;
 use baggageclaim::{driver, engine};
 use common::disk::Frozen;

@@ -3,12 +3,13 @@
 
 use tonic::{Request, Response, Status};
 
-use super::controller::{parse, snapshot_topology};
+use super::controller::parse;
 use super::parse::{Invalid, given};
 use super::status::{Failure, answer};
-use super::{Features, FindPlace, Place, note, render};
+use super::{Features, FindClaims, note, render};
 use crate::engine;
-use crate::model::{Snapshot, SnapshotGroup, SnapshotId};
+use crate::engine::claims::Group;
+use crate::model::{Placed, SnapshotGroup, SnapshotId};
 use crate::proto::csi::v1 as csi;
 use crate::server::Rpc;
 use csi::group_controller_server::GroupController;
@@ -16,22 +17,16 @@ use csi::group_controller_service_capability::{Rpc as Capability, Type, rpc};
 
 pub(super) struct Service {
     features: Features,
-    place: FindPlace,
+    claims: FindClaims,
 }
 
 impl Service {
-    pub(super) fn new(features: Features, place: FindPlace) -> Self {
-        Self { features, place }
+    pub(super) fn new(features: Features, claims: FindClaims) -> Self {
+        Self { features, claims }
     }
 
-    fn render(
-        &self,
-        place: &Place,
-        group: &SnapshotGroup,
-        snapshots: &[Snapshot],
-    ) -> csi::VolumeGroupSnapshot {
-        let topology = snapshot_topology(self.features, place);
-        render::group(group, snapshots, topology.as_ref())
+    fn render(&self, group: &Placed<Group>) -> csi::VolumeGroupSnapshot {
+        render::group(&group.what, self.features.told_of_snapshots(&group.node))
     }
 }
 
@@ -76,11 +71,10 @@ impl GroupController for Service {
         note(rpc.as_ref(), "group.name", &request.get_ref().name);
         answer(async {
             let (name, sources) = parse::group(request.into_inner())?;
-            let place = (self.place)()?;
-            let (group, snapshots) = place.claims.create_group(&name, &sources).await?;
-            note(rpc.as_ref(), "group.id", group.id.as_str());
+            let group = (self.claims)()?.create_group(&name, &sources).await?;
+            note(rpc.as_ref(), "group.id", group.what.0.id.as_str());
             Ok(csi::CreateVolumeGroupSnapshotResponse {
-                group_snapshot: Some(self.render(&place, &group, &snapshots)),
+                group_snapshot: Some(self.render(&group)),
             })
         })
         .await
@@ -94,11 +88,11 @@ impl GroupController for Service {
         note(Rpc::of(&request), "group.id", id);
         answer(async {
             let id = given("group_snapshot_id", id)?;
-            let claims = (self.place)()?.claims;
+            let claims = (self.claims)()?;
             let named = &request.get_ref().snapshot_ids;
             if !named.is_empty() {
                 match claims.group(id).await {
-                    Ok((group, _)) => same(&group, named)?,
+                    Ok(group) => same(&group.what.0, named)?,
                     // What is not there is deleted; what may be there is to be deleted, whatever it has.
                     Err(engine::Error::NoSuchSnapshot(_) | engine::Error::Unsure(_)) => {}
                     Err(error) => return Err(error.into()),
@@ -118,11 +112,10 @@ impl GroupController for Service {
         note(Rpc::of(&request), "group.id", id);
         answer(async {
             let id = given("group_snapshot_id", id)?;
-            let place = (self.place)()?;
-            let (group, snapshots) = place.claims.group(id).await?;
-            same(&group, &request.get_ref().snapshot_ids).map_err(Failure::from)?;
+            let group = (self.claims)()?.group(id).await?;
+            same(&group.what.0, &request.get_ref().snapshot_ids).map_err(Failure::from)?;
             Ok(csi::GetVolumeGroupSnapshotResponse {
-                group_snapshot: Some(self.render(&place, &group, &snapshots)),
+                group_snapshot: Some(self.render(&group)),
             })
         })
         .await

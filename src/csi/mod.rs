@@ -25,12 +25,12 @@ use std::future::Future;
 use std::sync::Arc;
 use std::time::Duration;
 
-use sha2::{Digest as _, Sha256};
 use tokio::sync::watch;
 use tracing::field::Empty;
 
-use crate::engine::claims::Claims;
+use crate::engine::claims::{Claims, OneNode};
 use crate::engine::{self, Engine};
+use crate::model::{Node, NodeId};
 use crate::proto::csi::v1::controller_server::ControllerServer;
 use crate::proto::csi::v1::group_controller_server::GroupControllerServer;
 use crate::proto::csi::v1::identity_server::IdentityServer;
@@ -41,7 +41,6 @@ use crate::telemetry::metrics::Rpcs;
 pub use probe::{ProbeError, probe};
 
 use status::Failure;
-use topology::Topology;
 
 /// The driver's name: the key by which everything in Kubernetes finds it.
 pub const DRIVER_NAME: &str = "baggageclaim.csi.concourse-ci.org";
@@ -70,6 +69,13 @@ pub struct Features {
     pub attach: bool,
     /// How many claims a node may have attached; `None`: as many as the orchestrator likes.
     pub most_volumes: Option<u32>,
+}
+
+impl Features {
+    /// Where a snapshot can be used: told only by who advertises `SNAPSHOT_ACCESSIBILITY_CONSTRAINTS`.
+    fn told_of_snapshots(self, node: &Node) -> Option<&Node> {
+        self.alpha.then_some(node)
+    }
 }
 
 impl Default for Features {
@@ -102,26 +108,16 @@ impl Readiness {
     }
 }
 
-/// Who holds the claims, and where they are.
-#[derive(Debug, Clone)]
-struct Place {
-    claims: Arc<dyn Claims>,
-    topology: Topology,
-}
+/// Finds who holds the claims, or says why nobody does at the moment. Whoever serves the Controller for a whole cluster
+/// brings another one; the services stay.
+type FindClaims = Arc<dyn Fn() -> Result<Arc<dyn Claims>, Failure> + Send + Sync>;
 
-/// Finds the place, or says why there is none at the moment. Whoever serves the Controller for a whole cluster brings
-/// another one; the services stay.
-type FindPlace = Arc<dyn Fn() -> Result<Place, Failure> + Send + Sync>;
-
-/// The place is this node: its engine holds the claims.
-fn here(node: NodeId, readiness: watch::Receiver<Readiness>) -> FindPlace {
+/// The engine of this node holds them.
+fn here(node: NodeId, readiness: watch::Receiver<Readiness>) -> FindClaims {
     Arc::new(move || {
         let engine = engine(&readiness)?;
-        let topology = Topology::of(&node, engine.backend());
-        Ok(Place {
-            claims: Arc::new(engine),
-            topology,
-        })
+        let node = topology::node(&node, engine.backend());
+        Ok(Arc::new(OneNode::new(engine, node)))
     })
 }
 
@@ -130,53 +126,6 @@ fn engine(readiness: &watch::Receiver<Readiness>) -> Result<Engine, Failure> {
         Readiness::Recovering => Err(Failure::Recovering),
         Readiness::Ready(engine) => Ok(engine.clone()),
         Readiness::Failed(why) => Err(Failure::CannotServe(why.clone())),
-    }
-}
-
-/// Which node this is, as CSI tells one from another.
-#[derive(Debug, Clone, PartialEq, Eq)]
-pub struct NodeId(String);
-
-/// Why a text is no node id.
-#[derive(Debug, Clone, PartialEq, Eq, thiserror::Error)]
-#[error("a node id has 1 to 256 bytes and no control characters")]
-pub struct NodeIdError;
-
-impl NodeId {
-    /// Checks a node id: at most 256 bytes (`NodeGetInfoResponse.node_id`), no control characters.
-    pub fn new(text: impl Into<String>) -> Result<Self, NodeIdError> {
-        let text = text.into();
-        let fits = (1..=256).contains(&text.len()) && !text.chars().any(char::is_control);
-        if fits {
-            Ok(Self(text))
-        } else {
-            Err(NodeIdError)
-        }
-    }
-
-    /// The id.
-    #[must_use]
-    pub fn as_str(&self) -> &str {
-        &self.0
-    }
-
-    /// The id as the value of a topology segment, which is a label's value: at most 63 letters, digits, `-`, `_` and
-    /// `.`, beginning and ending with a letter or digit. What does not fit (names of nodes may have 253 bytes)
-    /// becomes the beginning of its sha256.
-    #[must_use]
-    pub fn topology_value(&self) -> String {
-        let inner = |b: u8| b.is_ascii_alphanumeric() || matches!(b, b'-' | b'_' | b'.');
-        let outer = |b: Option<&u8>| b.is_some_and(u8::is_ascii_alphanumeric);
-        let bytes = self.0.as_bytes();
-        if bytes.len() <= 63
-            && bytes.iter().copied().all(inner)
-            && outer(bytes.first())
-            && outer(bytes.last())
-        {
-            self.0.clone()
-        } else {
-            hex(&Sha256::digest(bytes)[..16])
-        }
     }
 }
 
@@ -190,15 +139,15 @@ pub async fn serve(
     shutdown: impl Future<Output = ()>,
 ) -> server::Result<()> {
     let features = config.features;
-    let place = here(config.node.clone(), readiness.clone());
+    let claims = here(config.node.clone(), readiness.clone());
     let identity = identity::Service::new(features, readiness.clone());
-    let node = node::Service::new(config.node.clone(), features, readiness, place.clone());
+    let node = node::Service::new(config.node, features, readiness);
     let mut routes = Routes::new()
         .with(IdentityServer::new(identity))
         .with(NodeServer::new(node));
     if features.controller {
-        let group = group::Service::new(features, place.clone());
-        let controller = controller::Service::new(config.node, features, place);
+        let group = group::Service::new(features, claims.clone());
+        let controller = controller::Service::new(features, claims);
         routes = routes
             .with(ControllerServer::new(controller))
             .with(GroupControllerServer::new(group));
@@ -317,29 +266,4 @@ fn hex(bytes: &[u8]) -> String {
         }
         text
     })
-}
-
-#[cfg(test)]
-mod tests {
-    use super::*;
-
-    #[test]
-    fn node_ids_keep_to_the_specification() {
-        assert_eq!(NodeId::new("node-1").expect("ok").as_str(), "node-1");
-        NodeId::new("n".repeat(256)).expect("256 bytes are allowed");
-        for bad in [String::new(), "n".repeat(257), "a\nb".to_owned()] {
-            assert_eq!(NodeId::new(bad), Err(NodeIdError));
-        }
-    }
-
-    #[test]
-    fn a_node_that_is_no_label_still_has_a_topology() {
-        let value = |text: &str| NodeId::new(text).expect(text).topology_value();
-        assert_eq!(value("ip-10-0-0-1.internal"), "ip-10-0-0-1.internal");
-        for odd in ["-node", "node.", "knöten", &"n".repeat(64)] {
-            let value = value(odd);
-            assert_eq!(value.len(), 32, "{odd}: {value}");
-            assert!(value.bytes().all(|b| b.is_ascii_hexdigit()), "{value}");
-        }
-    }
 }

@@ -7,8 +7,7 @@ use tokio::sync::watch;
 use tonic::{Request, Response, Status};
 
 use super::status::{Failure, answer};
-use super::topology::Topology;
-use super::{Features, FindPlace, NodeId, Place, Readiness, health, note_volume, parse, render};
+use super::{Features, NodeId, Readiness, health, note_volume, parse, render, topology};
 use crate::engine::{self, Engine, PublishRequest, Published};
 use crate::proto::csi::v1 as csi;
 use crate::server::Rpc;
@@ -19,7 +18,6 @@ pub(super) struct Service {
     node: NodeId,
     features: Features,
     readiness: watch::Receiver<Readiness>,
-    place: FindPlace,
 }
 
 impl Service {
@@ -27,22 +25,16 @@ impl Service {
         node: NodeId,
         features: Features,
         readiness: watch::Receiver<Readiness>,
-        place: FindPlace,
     ) -> Self {
         Self {
             node,
             features,
             readiness,
-            place,
         }
     }
 
     fn engine(&self) -> Result<Engine, Failure> {
         super::engine(&self.readiness)
-    }
-
-    fn place(&self) -> Result<Place, Failure> {
-        (self.place)()
     }
 
     fn alpha(&self, method: &'static str) -> Result<(), Failure> {
@@ -148,11 +140,11 @@ impl Node for Service {
         _: Request<csi::NodeGetInfoRequest>,
     ) -> Result<Response<csi::NodeGetInfoResponse>, Status> {
         answer(async {
-            let topology = Topology::of(&self.node, self.engine()?.backend());
+            let node = topology::node(&self.node, self.engine()?.backend());
             Ok(csi::NodeGetInfoResponse {
                 node_id: self.node.as_str().to_owned(),
                 max_volumes_per_node: self.features.most_volumes.map_or(0, i64::from),
-                accessible_topology: Some(topology.message()),
+                accessible_topology: Some(topology::message(&node)),
             })
         })
         .await
@@ -192,9 +184,9 @@ impl Node for Service {
         note_volume(Rpc::of(&request), &request.get_ref().volume_id);
         answer(async {
             let wanted = parse::expand(request.get_ref())?;
-            let claims = self.place()?.claims;
-            let claim = claims.claim(wanted.volume).await?;
-            let targets = claims.claim_use(wanted.volume).await?.targets;
+            let engine = self.engine()?;
+            let claim = engine.claim(wanted.volume)?;
+            let targets = engine.claim_use(wanted.volume).await?.targets;
             let path = PathBuf::from(wanted.path);
             if !targets.contains(&path) {
                 let volume = wanted.volume.to_owned();
@@ -220,7 +212,7 @@ impl Node for Service {
             self.alpha("NodeGetVolumeHealth")?;
             let volume = parse::health(request.get_ref())?;
             let health = if parse::is_claim(volume) {
-                let used = self.place()?.claims.claim_use(volume).await?;
+                let used = self.engine()?.claim_use(volume).await?;
                 health::of_claim(volume, &used)
             } else {
                 let rows = self.engine()?.volumes(None);

@@ -3,9 +3,10 @@
 
 use std::collections::BTreeMap;
 
-use super::topology::Topology;
+use super::topology;
 use crate::engine::VolumeStats;
-use crate::model::{Claim, ClaimSource, Snapshot, SnapshotGroup, Timestamp};
+use crate::engine::claims::Group;
+use crate::model::{Claim, ClaimSource, Node, Placed, Snapshot, Timestamp};
 use crate::proto::csi::v1 as csi;
 use csi::volume_content_source::{SnapshotSource, Type, VolumeSource};
 use csi::volume_usage::Unit;
@@ -16,13 +17,14 @@ pub(super) fn number(n: u64) -> i64 {
 }
 
 /// A claim as a volume. It needs no context: its id says all.
-pub(super) fn volume(claim: &Claim, topology: &Topology) -> csi::Volume {
+pub(super) fn volume(placed: &Placed<Claim>) -> csi::Volume {
+    let claim = &placed.what;
     csi::Volume {
         capacity_bytes: number(claim.capacity),
         volume_id: claim.id.to_string(),
         volume_context: BTreeMap::new(),
         content_source: claim.source.as_ref().map(content_source),
-        accessible_topology: vec![topology.message()],
+        accessible_topology: vec![topology::message(&placed.node)],
     }
 }
 
@@ -38,9 +40,8 @@ fn content_source(source: &ClaimSource) -> csi::VolumeContentSource {
     csi::VolumeContentSource { r#type: Some(kind) }
 }
 
-/// A snapshot. It is ready as soon as it exists. Where it is usable from is said only by who advertises
-/// SNAPSHOT_ACCESSIBILITY_CONSTRAINTS.
-pub(super) fn snapshot(snapshot: &Snapshot, topology: Option<&Topology>) -> csi::Snapshot {
+/// A snapshot. It is ready as soon as it exists. `node`: where it is, if that is told.
+pub(super) fn snapshot(snapshot: &Snapshot, node: Option<&Node>) -> csi::Snapshot {
     csi::Snapshot {
         size_bytes: number(snapshot.size),
         snapshot_id: snapshot.id.to_string(),
@@ -52,22 +53,15 @@ pub(super) fn snapshot(snapshot: &Snapshot, topology: Option<&Topology>) -> csi:
             .as_ref()
             .map(ToString::to_string)
             .unwrap_or_default(),
-        accessible_topology: topology.map(Topology::message).into_iter().collect(),
+        accessible_topology: node.map(topology::message).into_iter().collect(),
     }
 }
 
 /// A group and its snapshots.
-pub(super) fn group(
-    group: &SnapshotGroup,
-    snapshots: &[Snapshot],
-    topology: Option<&Topology>,
-) -> csi::VolumeGroupSnapshot {
+pub(super) fn group((group, snapshots): &Group, node: Option<&Node>) -> csi::VolumeGroupSnapshot {
     csi::VolumeGroupSnapshot {
         group_snapshot_id: group.id.to_string(),
-        snapshots: snapshots
-            .iter()
-            .map(|one| snapshot(one, topology))
-            .collect(),
+        snapshots: snapshots.iter().map(|one| snapshot(one, node)).collect(),
         creation_time: Some(timestamp(group.created)),
         ready_to_use: true,
     }
@@ -109,8 +103,8 @@ pub(super) fn stats(stats: &VolumeStats) -> csi::NodeGetVolumeStatsResponse {
 mod tests {
     use super::*;
     use crate::backend::{BackendKind, Usage};
-    use crate::csi::NodeId;
     use crate::csi::controller::fake::Fake;
+    use crate::model::NodeId;
 
     #[test]
     fn stats_are_in_bytes_and_inodes_and_never_negative() {
@@ -140,10 +134,12 @@ mod tests {
         assert_eq!((usage.len(), usage[0].used), (1, 0));
     }
 
+    fn here() -> Node {
+        topology::node(&NodeId::new("node-1").expect("an id"), BackendKind::Copy)
+    }
+
     #[test]
     fn a_snapshot_tells_its_moment_and_where_it_is_only_to_who_asks_for_it() {
-        let node = NodeId::new("node-1").expect("an id");
-        let topology = Topology::of(&node, BackendKind::Overlay);
         let mut one = Fake::a_snapshot("s");
         one.created = Timestamp(1_700_000_000_123);
         let message = snapshot(&one, None);
@@ -152,21 +148,22 @@ mod tests {
         assert!(message.ready_to_use && message.accessible_topology.is_empty());
         assert_eq!(message.group_snapshot_id, "");
         one.group = Some("group-1".parse().expect("an id"));
-        let message = snapshot(&one, Some(&topology));
-        assert_eq!(message.accessible_topology, [topology.message()]);
+        let message = snapshot(&one, Some(&here()));
+        assert_eq!(message.accessible_topology, [topology::message(&here())]);
         assert_eq!(message.group_snapshot_id, "group-1");
     }
 
     #[test]
     fn a_claim_tells_its_source_and_its_place() {
-        let node = NodeId::new("node-1").expect("an id");
-        let topology = Topology::of(&node, BackendKind::Copy);
-        let mut claim = Fake::a_claim("c");
-        let message = volume(&claim, &topology);
+        let mut claim = Placed {
+            what: Fake::a_claim("c"),
+            node: here().into(),
+        };
+        let message = volume(&claim);
         assert_eq!(message.content_source, None);
-        assert_eq!(message.accessible_topology, [topology.message()]);
-        claim.source = Some(ClaimSource::Snapshot("snap-1".parse().expect("an id")));
-        let source = volume(&claim, &topology)
+        assert_eq!(message.accessible_topology, [topology::message(&here())]);
+        claim.what.source = Some(ClaimSource::Snapshot("snap-1".parse().expect("an id")));
+        let source = volume(&claim)
             .content_source
             .and_then(|source| source.r#type);
         assert_eq!(
@@ -175,8 +172,8 @@ mod tests {
                 snapshot_id: "snap-1".into()
             }))
         );
-        claim.source = Some(ClaimSource::Claim("vol-1".parse().expect("an id")));
-        let source = volume(&claim, &topology)
+        claim.what.source = Some(ClaimSource::Claim("vol-1".parse().expect("an id")));
+        let source = volume(&claim)
             .content_source
             .and_then(|source| source.r#type);
         assert_eq!(

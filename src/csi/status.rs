@@ -24,10 +24,6 @@ pub(super) enum Failure {
     Engine(engine::Error),
     /// An RPC that nothing advertises.
     NotServed(&'static str),
-    /// It would have to be where it cannot be.
-    Elsewhere(String),
-    /// A node that is not this one.
-    NoSuchNode(String),
     /// Something of a kind that has no such id.
     NotFound(&'static str, String),
     /// A starting token that is no token of this list.
@@ -82,11 +78,6 @@ fn described(failure: Failure) -> (Code, String) {
         Failure::NotServed(method) => (
             Code::Unimplemented,
             format!("{method} is not advertised by this driver"),
-        ),
-        Failure::Elsewhere(why) => (Code::ResourceExhausted, why),
-        Failure::NoSuchNode(node) => (
-            Code::NotFound,
-            format!("there is no node {:?} here", cut(&node)),
         ),
         Failure::NotFound(what, id) => (
             Code::NotFound,
@@ -158,16 +149,6 @@ mod tests {
                 "X is not advertised",
             ),
             (
-                Failure::Elsewhere("there".into()),
-                Code::ResourceExhausted,
-                "there",
-            ),
-            (
-                Failure::NoSuchNode("n\n".into()),
-                Code::NotFound,
-                r#"no node "n\n" here"#,
-            ),
-            (
                 Failure::NotFound("snapshot", "s".into()),
                 Code::NotFound,
                 r#"no snapshot "s""#,
@@ -210,7 +191,7 @@ mod tests {
             assert_eq!(status.code(), Code::FailedPrecondition);
             assert!(status.message().ends_with("(nothing was begun)"));
         }
-        let other = Status::from(Failure::Elsewhere("there".into()).not_begun());
+        let other = Status::from(Failure::AllAttached(1).not_begun());
         assert_eq!(other.code(), Code::ResourceExhausted);
     }
 }

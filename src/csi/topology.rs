@@ -1,169 +1,115 @@
-//! Where a volume is: on one node, and where requests want it to be.
-//!
-//! CSI specification, `TopologyRequirement`: one of `requisite` must hold, `preferred` is a wish. A volume of this driver
-//! is reachable from its own node only, so the answer to a requirement is yes or RESOURCE_EXHAUSTED with the reason.
+//! Where things are, as CSI says it: topologies and requirements from messages and to them.
+//! What follows from them is decided elsewhere ([`Requirement::choose`]).
 
 use std::collections::BTreeMap;
-use std::fmt::Write as _;
 
-use super::NodeId;
-use super::status::Failure;
+use sha2::{Digest as _, Sha256};
+
+use super::hex;
 use crate::backend::BackendKind;
+use crate::model::{Node, NodeId, Requirement, Topology};
 use crate::proto::csi::v1 as csi;
 
 /// The prefix of the topology's keys.
 const PREFIX: &str = "topology.baggageclaim.csi.concourse-ci.org";
 
-/// One node, by the labels that it carries.
-#[derive(Debug, Clone, PartialEq, Eq)]
-pub(super) struct Topology(BTreeMap<String, String>);
-
-impl Topology {
-    pub(super) fn of(node: &NodeId, backend: BackendKind) -> Self {
-        Self(BTreeMap::from([
-            (format!("{PREFIX}/node"), node.topology_value()),
+/// A node, with the labels that it carries.
+pub(super) fn node(id: &NodeId, backend: BackendKind) -> Node {
+    Node {
+        id: id.clone(),
+        topology: Topology(BTreeMap::from([
+            (format!("{PREFIX}/node"), label_value(id)),
             (format!("{PREFIX}/backend"), backend.to_string()),
-        ]))
-    }
-
-    /// As a message.
-    pub(super) fn message(&self) -> csi::Topology {
-        csi::Topology {
-            segments: self.0.clone(),
-        }
-    }
-
-    /// Whether the node is one of those that carry these labels. Keys are the same in whatever case.
-    pub(super) fn is_in(&self, wanted: &csi::Topology) -> bool {
-        wanted.segments.iter().all(|(key, value)| {
-            let mut ours = self.0.iter();
-            ours.any(|(our_key, ours)| our_key.eq_ignore_ascii_case(key) && ours == value)
-        })
-    }
-
-    /// Whether something new may be made here. Where nothing is requisite, a preference for another place is no reason to
-    /// refuse (specification: "the SP MAY choose from the list of all possible topologies").
-    pub(super) fn satisfies(
-        &self,
-        requirement: Option<&csi::TopologyRequirement>,
-    ) -> Result<(), Failure> {
-        let Some(requirement) = requirement else {
-            return Ok(());
-        };
-        let requisite = &requirement.requisite;
-        if requisite.is_empty() || requisite.iter().any(|wanted| self.is_in(wanted)) {
-            return Ok(());
-        }
-        let wanted: Vec<String> = requisite
-            .iter()
-            .take(3)
-            .map(|wanted| words(&wanted.segments))
-            .collect();
-        let more = requisite.len() - wanted.len();
-        let more = if more > 0 {
-            format!(" or {more} more")
-        } else {
-            String::new()
-        };
-        Err(Failure::Elsewhere(format!(
-            "accessibility_requirements ask for {}{more}, and what is made here can be reached from {} only",
-            wanted.join(" or "),
-            words(&self.0)
-        )))
+        ])),
     }
 }
 
-/// Segments for a message: a hostile one must not fill the log.
-fn words(segments: &BTreeMap<String, String>) -> String {
-    let mut text = String::from("{");
-    for (index, (key, value)) in segments.iter().take(4).enumerate() {
-        let comma = if index > 0 { ", " } else { "" };
-        let cut = |text: &str| text.chars().take(128).collect::<String>();
-        let _ = write!(text, "{comma}{}: {}", cut(key), cut(value));
+/// A node's id as a label's value: at most 63 letters, digits, `-`, `_` and `.`, beginning and ending with a letter or
+/// digit. What does not fit (names of nodes may have 253 bytes) becomes the beginning of its sha256.
+fn label_value(id: &NodeId) -> String {
+    let inner = |b: u8| b.is_ascii_alphanumeric() || matches!(b, b'-' | b'_' | b'.');
+    let outer = |b: Option<&u8>| b.is_some_and(u8::is_ascii_alphanumeric);
+    let bytes = id.as_str().as_bytes();
+    if bytes.len() <= 63
+        && bytes.iter().copied().all(inner)
+        && outer(bytes.first())
+        && outer(bytes.last())
+    {
+        id.as_str().to_owned()
+    } else {
+        hex(&Sha256::digest(bytes)[..16])
     }
-    text.push('}');
-    text
+}
+
+/// Where a node is, as a message.
+pub(super) fn message(node: &Node) -> csi::Topology {
+    csi::Topology {
+        segments: node.topology.0.clone(),
+    }
+}
+
+/// Labels by which nodes are asked for; none: any node.
+pub(super) fn topology(wanted: Option<csi::Topology>) -> Topology {
+    Topology(wanted.map(|wanted| wanted.segments).unwrap_or_default())
+}
+
+/// Where something is wanted; no requirement: anywhere.
+pub(super) fn requirement(wanted: Option<csi::TopologyRequirement>) -> Requirement {
+    let all = |topologies: Vec<csi::Topology>| {
+        let topologies = topologies.into_iter();
+        topologies.map(|one| topology(Some(one))).collect()
+    };
+    let wanted = wanted.unwrap_or_default();
+    Requirement {
+        requisite: all(wanted.requisite),
+        preferred: all(wanted.preferred),
+    }
 }
 
 #[cfg(test)]
 mod tests {
     use super::*;
 
-    fn here() -> Topology {
-        let node = NodeId::new("node-1").expect("an id");
-        Topology::of(&node, BackendKind::Overlay)
-    }
-
-    fn topology(segments: &[(&str, &str)]) -> csi::Topology {
-        csi::Topology {
-            segments: segments
-                .iter()
-                .map(|(key, value)| (format!("{PREFIX}/{key}"), (*value).to_owned()))
-                .collect(),
-        }
-    }
-
     #[test]
     fn it_tells_the_node_and_its_backend() {
-        let seen: Vec<(String, String)> = here().message().segments.into_iter().collect();
-        let pair = |key: &str, value: &str| (key.to_owned(), value.to_owned());
-        assert_eq!(
-            seen,
-            [
-                pair(
-                    "topology.baggageclaim.csi.concourse-ci.org/backend",
-                    "overlay"
-                ),
-                pair("topology.baggageclaim.csi.concourse-ci.org/node", "node-1"),
-            ]
-        );
+        let id = NodeId::new("node-1").expect("an id");
+        let seen = message(&node(&id, BackendKind::Overlay)).segments;
+        let label = |key: &str, value: &str| (key.to_owned(), value.to_owned());
+        let expected = BTreeMap::from([
+            label(
+                "topology.baggageclaim.csi.concourse-ci.org/backend",
+                "overlay",
+            ),
+            label("topology.baggageclaim.csi.concourse-ci.org/node", "node-1"),
+        ]);
+        assert_eq!(seen, expected);
     }
 
     #[test]
-    fn one_requisite_place_is_enough_and_a_preferred_one_is_a_wish() {
-        let elsewhere = topology(&[("node", "node-2")]);
-        let cases = [
-            (vec![], vec![], true),
-            (vec![], vec![elsewhere.clone()], true),
-            (vec![here().message()], vec![], true),
-            (
-                vec![elsewhere.clone(), topology(&[("node", "node-1")])],
-                vec![elsewhere.clone()],
-                true,
-            ),
-            (vec![topology(&[("NODE", "node-1")])], vec![], true),
-            (vec![topology(&[])], vec![], true),
-            (vec![elsewhere.clone()], vec![], false),
-            (vec![topology(&[("node", "NODE-1")])], vec![], false),
-            (
-                vec![topology(&[("node", "node-1"), ("backend", "btrfs")])],
-                vec![],
-                false,
-            ),
-            (vec![topology(&[("zone", "z1")])], vec![], false),
-        ];
-        for (requisite, preferred, expected) in cases {
-            let requirement = csi::TopologyRequirement {
-                requisite,
-                preferred,
-            };
-            let satisfied = here().satisfies(Some(&requirement)).is_ok();
-            assert_eq!(satisfied, expected, "{requirement:?}");
+    fn a_node_that_is_no_label_still_has_a_topology() {
+        let value = |text: &str| label_value(&NodeId::new(text).expect(text));
+        assert_eq!(value("ip-10-0-0-1.internal"), "ip-10-0-0-1.internal");
+        for odd in ["-node", "node.", "knöten", &"n".repeat(64)] {
+            let value = value(odd);
+            assert_eq!(value.len(), 32, "{odd}: {value}");
+            assert!(value.bytes().all(|b| b.is_ascii_hexdigit()), "{value}");
         }
-        assert!(here().satisfies(None).is_ok());
     }
 
     #[test]
-    fn what_cannot_be_is_exhausted_with_a_reason() {
-        let requirement = csi::TopologyRequirement {
-            requisite: vec![topology(&[("node", "node-2")]); 5],
-            preferred: Vec::new(),
+    fn a_requirement_keeps_its_two_lists_and_their_order() {
+        let one = |value: &str| csi::Topology {
+            segments: [("key".to_owned(), value.to_owned())].into(),
         };
-        let failure = here().satisfies(Some(&requirement)).expect_err("elsewhere");
-        let status = tonic::Status::from(failure);
-        assert_eq!(status.code(), tonic::Code::ResourceExhausted);
-        let message = status.message();
-        assert!(message.contains("org/node: node-2} or 2 more"), "{message}");
-        assert!(message.contains("org/node: node-1} only"), "{message}");
+        let wanted = requirement(Some(csi::TopologyRequirement {
+            requisite: vec![one("a"), one("b")],
+            preferred: vec![one("b")],
+        }));
+        let values =
+            |all: &[Topology]| -> String { all.iter().map(|one| one.0["key"].as_str()).collect() };
+        assert_eq!(values(&wanted.requisite), "ab");
+        assert_eq!(values(&wanted.preferred), "b");
+        assert_eq!(requirement(None), Requirement::default());
+        assert_eq!(topology(None), Topology::default());
     }
 }

@@ -5,7 +5,7 @@ use std::fmt;
 use std::path::{Path, PathBuf};
 use std::time::Duration;
 
-use crate::model::{Name, Reference, VolumeId};
+use crate::model::{Elsewhere, Name, Reference, VolumeId};
 use crate::{backend, store, sys};
 
 /// A result of the engine.
@@ -165,6 +165,20 @@ pub enum Error {
         wanted: u64,
         /// What there is.
         pool: u64,
+    },
+    /// It is wanted where it cannot be.
+    #[error(transparent)]
+    Elsewhere(#[from] Elsewhere),
+    /// No node of that id.
+    #[error("there is no node {:?}", .0.chars().take(128).collect::<String>())]
+    NoSuchNode(String),
+    /// A claim is to be attached to another node than its own.
+    #[error("volume {claim} is on node {node}, and can be attached there only")]
+    OnNode {
+        /// Which claim.
+        claim: VolumeId,
+        /// Where it is.
+        node: String,
     },
     /// A claim that must not be in use is.
     #[error("volume {claim} is {how}")]

@@ -127,7 +127,14 @@ fn collect_garbage(inner: &Inner) -> Result<usize> {
 fn make_room(inner: &Inner) -> Result<usize> {
     let asked = std::mem::take(&mut *inner.asked.lock());
     let space = inner.dirs.root.space().doing("ask for the pool's room")?;
-    let possible = space.bytes_free.saturating_add(evictable(inner, &asked));
+    // Looks at everything, so only where it decides something. What could not be measured may be any size.
+    let decides = asked.iter().any(|bytes| *bytes > 0);
+    let evictable = if decides {
+        evictable(inner, u64::MAX)
+    } else {
+        0
+    };
+    let possible = space.bytes_free.saturating_add(evictable);
     // For what has room by now nothing need go either.
     let waits = |bytes: &u64| *bytes == 0 || *bytes > space.bytes_free;
     let asked = asked.into_iter().filter(waits);
@@ -195,11 +202,8 @@ fn make_room(inner: &Inner) -> Result<usize> {
     Ok(removed.artifacts)
 }
 
-/// How many bytes would come free if all went that nobody uses. Looks at everything, so only where it decides something.
-fn evictable(inner: &Inner, asked: &[u64]) -> u64 {
-    if asked.iter().all(|bytes| *bytes == 0) {
-        return 0;
-    }
+/// How many bytes would come free if all went that nobody uses; a layer that is not measured counts as `unmeasured`.
+pub(super) fn evictable(inner: &Inner, unmeasured: u64) -> u64 {
     let state = inner.state.lock();
     let in_use = state.artifacts_in_use();
     let goes = |sealed: &Sealed| sealed.durable && !in_use.contains(&sealed.artifact.id);
@@ -209,8 +213,10 @@ fn evictable(inner: &Inner, asked: &[u64]) -> u64 {
         .flat_map(|sealed| &sealed.artifact.layers)
         .filter(|layer| !kept.contains(layer))
         .collect();
-    // What could not be measured may be any size.
-    let bytes = |layer| state.usage.get(layer).map_or(u64::MAX, |usage| usage.bytes);
+    let bytes = |layer| {
+        let usage = state.usage.get(layer);
+        usage.map_or(unmeasured, |usage| usage.bytes)
+    };
     going.into_iter().map(bytes).fold(0, u64::saturating_add)
 }
 

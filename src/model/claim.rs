@@ -39,7 +39,8 @@ pub struct ClaimParameters {
 #[derive(Debug, Clone, Copy, Default, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(rename_all = "camelCase")]
 pub struct MutableParameters {
-    /// The most bytes it may hold of its own, below its capacity; `None`: its capacity.
+    /// The most bytes it may hold of its own; its capacity holds too, so more than that means nothing until it has grown.
+    /// `None`: its capacity alone.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub size_limit: Option<u64>,
     /// How long after its last use it may be deleted by garbage collection; `None`: never.

@@ -10,6 +10,7 @@ mod class;
 mod id;
 pub mod layout;
 mod name;
+mod place;
 mod quantity;
 mod root;
 mod time;
@@ -28,6 +29,7 @@ pub use claim::{
 pub use class::ParameterError;
 pub use id::{ArtifactId, IdError, LayerId, VolumeId};
 pub use name::{ArtifactName, CacheKey, CacheKind, Name, NameError, Reference, Tenant};
+pub use place::{Elsewhere, Node, NodeId, NodeIdError, Placed, Requirement, Topology};
 pub use quantity::parse_bytes;
 pub use root::RootAttributes;
 pub use time::Timestamp;

@@ -20,7 +20,8 @@ pub fn code_of(error: &Error) -> Code {
         | Error::NoSuchName(_)
         | Error::NotPublished { .. }
         | Error::NoSuchClaim(_)
-        | Error::NoSuchSnapshot(_) => Code::NotFound,
+        | Error::NoSuchSnapshot(_)
+        | Error::NoSuchNode(_) => Code::NotFound,
         Error::Different { .. } | Error::Exists { .. } => Code::AlreadyExists,
         Error::OutOfRange { .. } => Code::OutOfRange,
         Error::OfGroup { .. } => Code::InvalidArgument,
@@ -30,13 +31,15 @@ pub fn code_of(error: &Error) -> Code {
         | Error::Unsupported { .. }
         | Error::InUse { .. }
         | Error::ClaimInUse { .. }
+        | Error::OnNode { .. }
         | Error::Unsure(_)
         | Error::Pool { .. } => Code::FailedPrecondition,
         Error::Full(_)
         | Error::CopyTooLarge { .. }
         | Error::TargetFull(_)
         | Error::AtLimit { .. }
-        | Error::TooLarge { .. } => Code::ResourceExhausted,
+        | Error::TooLarge { .. }
+        | Error::Elsewhere(_) => Code::ResourceExhausted,
         Error::ShuttingDown => Code::Unavailable,
         Error::Defect
         | Error::Doomed
@@ -92,9 +95,31 @@ mod tests {
     use std::time::Duration;
 
     use super::*;
-    use crate::model::Name;
+    use crate::model::{Name, Node, NodeId, Requirement, Topology};
     use crate::sys::{self, Errno};
     use crate::{backend, store};
+
+    /// What is not where it is wanted.
+    fn misplaced() -> [Error; 3] {
+        let topology = |node: &str| Topology([("node".to_owned(), node.to_owned())].into());
+        let here = Node {
+            id: NodeId::new("node-1").expect("an id"),
+            topology: topology("node-1"),
+        };
+        let wanted = Requirement {
+            requisite: vec![topology("node-2")],
+            preferred: Vec::new(),
+        };
+        let elsewhere = wanted.choose([&here.into()]).expect_err("elsewhere");
+        [
+            Error::Elsewhere(elsewhere),
+            Error::NoSuchNode("node-9\n".into()),
+            Error::OnNode {
+                claim: "vol-1".parse().expect("an id"),
+                node: "node-1".into(),
+            },
+        ]
+    }
 
     /// The variant's name. Exhaustive, so a new variant is a reminder to add it to `one_of_each`.
     fn variant(error: &Error) -> &'static str {
@@ -123,6 +148,9 @@ mod tests {
             Error::Exists { .. } => "Exists",
             Error::OutOfRange { .. } => "OutOfRange",
             Error::TooLarge { .. } => "TooLarge",
+            Error::Elsewhere(_) => "Elsewhere",
+            Error::NoSuchNode(_) => "NoSuchNode",
+            Error::OnNode { .. } => "OnNode",
             Error::ClaimInUse { .. } => "ClaimInUse",
             Error::ShuttingDown => "ShuttingDown",
             Error::Pool { .. } => "Pool",
@@ -234,7 +262,7 @@ mod tests {
     #[test]
     fn every_error_has_its_code_and_a_message_that_says_things_once() {
         let mut table = String::new();
-        for error in one_of_each() {
+        for error in one_of_each().into_iter().chain(misplaced()) {
             let code = code_name(code_of(&error));
             // Writing to a String cannot fail.
             let _ = writeln!(
@@ -249,7 +277,7 @@ mod tests {
 
     #[test]
     fn a_cause_is_told_once() {
-        for error in one_of_each() {
+        for error in one_of_each().into_iter().chain(misplaced()) {
             let message = message_of(&error);
             assert!(!message.is_empty());
             assert!(message.matches("EIO").count() <= 1, "{message}");

@@ -9,7 +9,7 @@ use std::time::Instant;
 use crate::common::bench::{Bench, NEVER, eventually, names};
 use crate::common::disk::SmallDisk;
 use baggageclaim::engine::Error;
-use baggageclaim::engine::claims::{Claims as _, CreateClaim, MountClaim};
+use baggageclaim::engine::claims::{CreateClaim, MountClaim};
 use baggageclaim::model::{Claim, ClaimParameters, ClaimSource, MutableParameters, Outcome};
 
 /// Overlayfs mounts nothing volatile on a filesystem that failed to write something back and has told nobody.

@@ -6,7 +6,7 @@ use std::time::Duration;
 use std::{fs, io};
 
 use baggageclaim::backend::BackendKind;
-use baggageclaim::engine::claims::{Claims, CreateClaim, MountClaim};
+use baggageclaim::engine::claims::{CreateClaim, MountClaim};
 use baggageclaim::engine::{Config, Engine, Error, Result};
 use baggageclaim::model::{Claim, ClaimParameters, ClaimSource, MutableParameters, Snapshot};
 
@@ -260,7 +260,7 @@ impl Bench {
     pub(crate) async fn finish(self) {
         self.assert_sound().await;
         let engine = &self.engine;
-        for claim in engine.claims(None, usize::MAX).await.expect("claims").items {
+        for claim in engine.claims(None, usize::MAX).items {
             // Another test's process, on its way to exec, may hold what was just unmounted.
             let deadline = std::time::Instant::now() + std::time::Duration::from_secs(60);
             loop {
@@ -277,7 +277,6 @@ impl Bench {
         let filter = baggageclaim::engine::claims::SnapshotFilter::default();
         for snapshot in engine
             .snapshots(&filter, None, usize::MAX)
-            .await
             .expect("list")
             .items
         {

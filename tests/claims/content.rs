@@ -4,7 +4,7 @@ use std::fs;
 use std::path::Path;
 
 use baggageclaim::engine::Error;
-use baggageclaim::engine::claims::{Claims, CreateClaim};
+use baggageclaim::engine::claims::CreateClaim;
 use baggageclaim::model::{ClaimParameters, ClaimSource, LiveClone};
 
 use super::bench::{ALL, BTRFS, Bench, COPY, OVERLAY, request, say};
@@ -146,7 +146,7 @@ async fn a_long_chain_of_clones_is_flattened_and_keeps_what_was_deleted_deleted(
             }
         }
         bench.engine.reap().await.expect("reap");
-        let now = bench.engine.claim(claim.id.as_str()).await.expect("there");
+        let now = bench.engine.claim(claim.id.as_str()).expect("there");
         assert!(now.layers.len() <= 16, "{} layers", now.layers.len());
         let bench = bench.restart().await;
         let names = |path: &Path| {
@@ -298,7 +298,7 @@ async fn a_group_is_one_instant_or_nothing() {
 
         let bench = bench.restart().await;
         assert_eq!(
-            bench.engine.group(group.id.as_str()).await.expect("there"),
+            bench.engine.group(group.id.as_str()).expect("there"),
             (group.clone(), snapshots.clone())
         );
         for (snapshot, claim) in snapshots.iter().zip(&claims) {
@@ -320,7 +320,7 @@ async fn a_group_is_one_instant_or_nothing() {
             .await
             .expect("deleted already");
         assert!(matches!(
-            bench.engine.group(group.id.as_str()).await,
+            bench.engine.group(group.id.as_str()),
             Err(Error::NoSuchSnapshot(_))
         ));
         bench.finish().await;

@@ -6,7 +6,7 @@ use std::path::Path;
 
 use baggageclaim::backend::BackendKind;
 use baggageclaim::engine::Error;
-use baggageclaim::engine::claims::{Claims, CreateClaim, MountClaim};
+use baggageclaim::engine::claims::{CreateClaim, MountClaim};
 use baggageclaim::model::{ClaimParameters, ClaimSource, RootAttributes};
 use baggageclaim::sys;
 

@@ -5,10 +5,10 @@ use std::fs;
 use std::time::{Duration, Instant};
 
 use baggageclaim::engine::Error;
-use baggageclaim::engine::claims::{Claims, CreateClaim, SnapshotFilter};
+use baggageclaim::engine::claims::{CreateClaim, SnapshotFilter};
 use baggageclaim::model::{Attachment, ClaimParameters, ClaimSource, LiveClone, MutableParameters};
 
-use super::bench::{Bench, OVERLAY, request};
+use super::bench::{BTRFS, Bench, OVERLAY, request};
 
 const MIB: u64 = 1 << 20;
 
@@ -110,9 +110,8 @@ async fn sizes_are_kept_within_what_was_asked_and_what_there_is() {
         let made = engine.create_claim(clone("smaller", required, limit)).await;
         assert!(matches!(made, Err(Error::OutOfRange { .. })), "{made:?}");
     }
-    assert!(engine.capacity().await.expect("capacity") > 100 * MIB);
     let bench = bench.restart().await;
-    let claim = bench.engine.claim(claim.id.as_str()).await.expect("there");
+    let claim = bench.engine.claim(claim.id.as_str()).expect("there");
     assert_eq!(claim.capacity, 15 * MIB);
     bench.finish().await;
 }
@@ -157,6 +156,73 @@ async fn a_repeated_request_may_bring_what_the_claim_was_made_with_or_what_it_ha
 }
 
 #[tokio::test(flavor = "multi_thread")]
+async fn the_largest_claim_that_is_told_can_be_made_and_one_byte_more_cannot() {
+    for ground in [OVERLAY, BTRFS] {
+        let Some(bench) = Bench::new(ground).await else {
+            return;
+        };
+        let engine = &bench.engine;
+        let told = engine.capacity().await.expect("capacity");
+        assert!(told.available > 100 * MIB && told.available <= told.largest);
+        let largest = of_size("largest", told.largest, None);
+        let claim = engine.create_claim(largest).await.expect("made");
+        assert_eq!(claim.capacity, told.largest);
+        let more = told.largest + 1;
+        let made = engine.create_claim(of_size("more", more, None)).await;
+        assert!(matches!(made, Err(Error::TooLarge { .. })), "{made:?}");
+        let id = claim.id.as_str();
+        let grown = engine.expand_claim(id, more, None).await;
+        assert!(matches!(grown, Err(Error::OutOfRange { .. })), "{grown:?}");
+        // Nothing is set aside.
+        let again = engine.capacity().await.expect("capacity").largest;
+        assert_eq!(again, told.largest);
+        let other = of_size("as large", told.largest, None);
+        engine.create_claim(other).await.expect("made");
+        bench.finish().await;
+    }
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn a_size_limit_above_the_size_holds_once_the_claim_has_grown_beyond_it() {
+    let Some(mut bench) = Bench::new(BTRFS).await else {
+        return;
+    };
+    bench.config.btrfs_quota = true;
+    let bench = bench.restart().await;
+    let limited = MutableParameters {
+        size_limit: Some(20 * MIB),
+        ttl_seconds: None,
+    };
+    let asked = CreateClaim {
+        mutable: limited,
+        ..of_size("c", 10 * MIB, None)
+    };
+    let claim = bench.engine.create_claim(asked).await.expect("made");
+    let (id, target) = (claim.id.as_str(), bench.mount(&claim).await);
+    let holds = async || {
+        let stats = bench.engine.stats(&claim.id, &target).await;
+        stats.expect("mounted").total_bytes / MIB
+    };
+    assert_eq!(holds().await, 10, "its size is less");
+    for (size, expected) in [(15, 15), (30, 20)] {
+        let grown = bench.engine.expand_claim(id, size * MIB, None).await;
+        assert_eq!(grown.expect("grown").capacity, size * MIB);
+        assert_eq!(holds().await, expected);
+    }
+    for (limit, expected) in [(40, 30), (25, 25)] {
+        let limited = MutableParameters {
+            size_limit: Some(limit * MIB),
+            ttl_seconds: None,
+        };
+        let modified = bench.engine.modify_claim(id, limited).await;
+        assert_eq!(modified.expect("modified").mutable, limited);
+        assert_eq!(holds().await, expected);
+    }
+    bench.unmount(&claim).await;
+    bench.finish().await;
+}
+
+#[tokio::test(flavor = "multi_thread")]
 async fn attachments_are_remembered_and_hold_a_claim() {
     let Some(bench) = Bench::new(OVERLAY).await else {
         return;
@@ -179,7 +245,7 @@ async fn attachments_are_remembered_and_hold_a_claim() {
     assert!(matches!(other, Err(Error::Exists { .. })), "{other:?}");
     let bench = bench.restart().await;
     assert_eq!(
-        bench.engine.claim(id).await.expect("there").attached,
+        bench.engine.claim(id).expect("there").attached,
         [attachment(false)]
     );
     let deleted = bench.engine.delete_claim(id).await;
@@ -192,10 +258,7 @@ async fn attachments_are_remembered_and_hold_a_claim() {
         .detach_claim(id, Some("node-2"))
         .await
         .expect("nothing to do");
-    assert_eq!(
-        bench.engine.claim(id).await.expect("there").attached.len(),
-        1
-    );
+    assert_eq!(bench.engine.claim(id).expect("there").attached.len(), 1);
     bench
         .engine
         .detach_claim(id, Some("node-1"))
@@ -243,7 +306,7 @@ async fn what_nobody_used_for_its_ttl_goes_and_what_is_in_use_stays() {
     tokio::time::sleep(Duration::from_millis(1100)).await;
     bench.engine.reap().await.expect("reap");
     assert!(matches!(
-        bench.engine.claim(unused.id.as_str()).await,
+        bench.engine.claim(unused.id.as_str()),
         Err(Error::NoSuchClaim(_))
     ));
     // Long enough for whatever else the machine has to do meanwhile.
@@ -263,7 +326,7 @@ async fn what_nobody_used_for_its_ttl_goes_and_what_is_in_use_stays() {
     let bench = bench.restart().await;
     bench.engine.reap().await.expect("reap");
     for claim in [&used, &kept] {
-        let found = bench.engine.claim(claim.id.as_str()).await;
+        let found = bench.engine.claim(claim.id.as_str());
         found.expect("used a moment ago, or for ever");
     }
     let ceased_to_be_used = modify(&bench, short).await;
@@ -272,7 +335,7 @@ async fn what_nobody_used_for_its_ttl_goes_and_what_is_in_use_stays() {
     tokio::time::sleep(Duration::from_millis(1100)).await;
     bench.engine.reap().await.expect("reap");
     assert!(matches!(
-        bench.engine.claim(used.id.as_str()).await,
+        bench.engine.claim(used.id.as_str()),
         Err(Error::NoSuchClaim(_))
     ));
     bench.finish().await;
@@ -308,7 +371,7 @@ async fn a_killed_driver_does_not_forget_what_was_used() {
         })
         .await;
     for claim in [&idle, &mounted, &vanished] {
-        let found = bench.engine.claim(claim.id.as_str()).await.expect("there");
+        let found = bench.engine.claim(claim.id.as_str()).expect("there");
         assert!(found.last_used > created, "{}", claim.name);
     }
     assert!(there.join("..").exists());
@@ -318,7 +381,6 @@ async fn a_killed_driver_does_not_forget_what_was_used() {
 }
 
 #[tokio::test(flavor = "multi_thread")]
-#[expect(clippy::too_many_lines, reason = "one story, told in order")]
 async fn ten_thousand_claims_are_paged_while_others_come_and_go() {
     const MANY: usize = 10_000;
     let Some(bench) = Bench::new(OVERLAY).await else {
@@ -358,11 +420,7 @@ async fn ten_thousand_claims_are_paged_while_others_come_and_go() {
     let (mut seen, mut after, mut longest) = (Vec::new(), None, Duration::ZERO);
     loop {
         let started = Instant::now();
-        let page = bench
-            .engine
-            .claims(after.as_ref(), 500)
-            .await
-            .expect("a page");
+        let page = bench.engine.claims(after.as_ref(), 500);
         longest = longest.max(started.elapsed());
         assert!(page.items.len() <= 500);
         seen.extend(
@@ -382,19 +440,13 @@ async fn ten_thousand_claims_are_paged_while_others_come_and_go() {
     let distinct: BTreeSet<_> = seen.iter().collect();
     assert_eq!((seen.len(), distinct.len()), (MANY, MANY), "each once");
 
-    let source = bench
-        .engine
-        .claims(None, 1)
-        .await
-        .expect("one")
-        .items
-        .remove(0);
+    let source = bench.engine.claims(None, 1).items.remove(0);
     for name in ["a", "b", "c"] {
         bench.snapshot(name, &source).await;
     }
     let of = |filter: SnapshotFilter| {
         let engine = bench.engine.clone();
-        async move { engine.snapshots(&filter, None, 2).await.expect("a page") }
+        async move { engine.snapshots(&filter, None, 2).expect("a page") }
     };
     let by_source = |source: &str| SnapshotFilter {
         source: Some(source.to_owned()),
@@ -413,16 +465,7 @@ async fn ten_thousand_claims_are_paged_while_others_come_and_go() {
     let started = Instant::now();
     let bench = bench.restart().await;
     eprintln!("restart with {MANY} claims: {:?}", started.elapsed());
-    assert_eq!(
-        bench
-            .engine
-            .claims(None, usize::MAX)
-            .await
-            .expect("all")
-            .items
-            .len(),
-        MANY
-    );
+    assert_eq!(bench.engine.claims(None, usize::MAX).items.len(), MANY);
     bench.assert_sound().await;
     bench.engine.shutdown().await;
     drop(bench.engine);

@@ -5,9 +5,10 @@ use std::path::{Path, PathBuf};
 use std::time::Duration;
 
 use baggageclaim::backend::BackendKind;
-use baggageclaim::csi::{self, NodeId, Readiness};
+use baggageclaim::csi::{self, Readiness};
 use baggageclaim::demo::kubelet::Kubelet;
 use baggageclaim::engine::{Config, Engine};
+use baggageclaim::model::NodeId;
 use baggageclaim::server::{self, Socket};
 use baggageclaim::standalone;
 use baggageclaim::telemetry::metrics::Rpcs;

@@ -246,6 +246,14 @@ async fn above_the_high_watermark_the_least_recently_used_go_and_nothing_in_use(
             "{}: below the mark",
             fs.name()
         );
+        // What can be evicted counts as room.
+        let evictable = async || {
+            let free = bench.engine.status().await.expect("status").available_bytes;
+            let room = bench.engine.capacity().await.expect("capacity").available;
+            room.saturating_sub(free) / MIB as u64
+        };
+        let all = evictable().await;
+        assert!((39..=42).contains(&all), "{}: {all} MiB", fs.name());
         // "a" is in use, "b" was used last of all.
         let (at, _) = bench
             .publish(
@@ -255,6 +263,8 @@ async fn above_the_high_watermark_the_least_recently_used_go_and_nothing_in_use(
             )
             .await;
         assert!(bench.look("use-b", &cache("b"), "f").await.is_some());
+        let rest = evictable().await;
+        assert!((31..=34).contains(&rest), "{}: {rest} MiB", fs.name());
         let (scratch, _) = bench.publish("pod", "scratch", &[]).await;
         std::fs::write(scratch.join("f"), vec![b'x'; 22 * MIB]).expect("write");
         let done = bench.engine.reap().await.expect("reap");

@@ -61,12 +61,12 @@ fn removed(made: &[Change]) -> Vec<Change> {
     removed.collect()
 }
 
-async fn snapshots(pods: &Pods, id: Option<&SnapshotId>) -> Result<Page<Snapshot>> {
+fn snapshots(pods: &Pods, id: Option<&SnapshotId>) -> Result<Page<Snapshot>> {
     let filter = SnapshotFilter {
         id: id.map(ToString::to_string),
         source: None,
     };
-    pods.engine.snapshots(&filter, None, 9).await
+    pods.engine.snapshots(&filter, None, 9)
 }
 
 async fn restore(pods: &Pods, snapshot: &Snapshot) -> Result<Claim> {
@@ -87,9 +87,9 @@ async fn assert_unsure(pods: &Pods, made: &[Change]) {
                 assert!(refused, "{staged:?}");
             }
             Change::PutSnapshot(snapshot) => {
-                let listed = snapshots(pods, None).await.expect("a page").items;
+                let listed = snapshots(pods, None).expect("a page").items;
                 assert!(listed.iter().all(|other| other.id != snapshot.id));
-                let got = snapshots(pods, Some(&snapshot.id)).await;
+                let got = snapshots(pods, Some(&snapshot.id));
                 assert!(matches!(&got, Err(Error::Unsure(_))), "{got:?}");
                 let restored = restore(pods, snapshot).await;
                 assert!(matches!(&restored, Err(Error::Unsure(_))), "{restored:?}");
@@ -99,7 +99,7 @@ async fn assert_unsure(pods: &Pods, made: &[Change]) {
                 }
             }
             Change::PutGroup(group) => {
-                let got = pods.engine.group(group.id.as_str()).await;
+                let got = pods.engine.group(group.id.as_str());
                 assert!(matches!(&got, Err(Error::Unsure(_))), "{got:?}");
             }
             other => panic!("{other:?} is not made"),
@@ -113,13 +113,13 @@ async fn assert_there(pods: &Pods, made: &[Change], there: bool) {
     for change in made {
         match change {
             Change::PutClaim(claim) => {
-                assert_eq!(has(pods, claim).await, there);
+                assert_eq!(has(pods, claim), there);
                 if there {
                     assert_eq!(pods.read(claim, "file").await.expect("file"), "text");
                 }
             }
             Change::PutSnapshot(snapshot) => {
-                let found = snapshots(pods, Some(&snapshot.id)).await.expect("a page");
+                let found = snapshots(pods, Some(&snapshot.id)).expect("a page");
                 assert_eq!(found.items.len(), usize::from(there));
                 if there {
                     let restored = restore(pods, snapshot).await.expect("restored");
@@ -129,7 +129,7 @@ async fn assert_there(pods: &Pods, made: &[Change], there: bool) {
                 }
             }
             Change::PutGroup(group) => {
-                let found = pods.engine.group(group.id.as_str()).await;
+                let found = pods.engine.group(group.id.as_str());
                 assert_eq!(found.is_ok(), there, "{found:?}");
             }
             other => panic!("{other:?} is not made"),
@@ -239,7 +239,7 @@ async fn a_group_that_may_be_there_is_replaced_by_one_of_other_sources() {
     let made = group(&pods, &[&one]).await.expect("taken");
     let pods = pods.restart().await;
     assert_there(&pods, &made, true).await;
-    let members = snapshots(&pods, None).await.expect("a page").items;
+    let members = snapshots(&pods, None).expect("a page").items;
     let members = members.iter().filter(|snapshot| snapshot.group.is_some());
     assert_eq!(members.count(), 1, "no other one stays that no group has");
     pods.finish().await;
@@ -270,7 +270,7 @@ async fn a_snapshot_whose_deletion_nobody_knows_the_end_of_is_shown_to_nobody() 
             let source = frozen(&pods, "source").await;
             let made = ask(&pods, what, &source).await.expect("made");
             // It alone has these layers.
-            for snapshot in snapshots(&pods, None).await.expect("a page").items {
+            for snapshot in snapshots(&pods, None).expect("a page").items {
                 if snapshot.name == "of source" {
                     let id = snapshot.id.as_str();
                     pods.engine.delete_snapshot(id).await.expect("deleted");

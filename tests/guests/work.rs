@@ -6,7 +6,7 @@ use std::path::PathBuf;
 use std::time::{Duration, Instant};
 
 use baggageclaim::backend::BackendKind;
-use baggageclaim::engine::claims::{Claims, CreateClaim, MountClaim, SnapshotFilter};
+use baggageclaim::engine::claims::{CreateClaim, MountClaim, SnapshotFilter};
 use baggageclaim::engine::{Config, Engine, Error};
 use baggageclaim::model::{
     ArtifactId, Claim, ClaimParameters, ClaimSource, MutableParameters, Outcome, Reference,
@@ -582,7 +582,7 @@ async fn look_at_claims(
     engine: &Engine,
     verdict: &mut Verdict,
 ) -> Result<(), Error> {
-    let claims = engine.claims(None, usize::MAX).await?.items;
+    let claims = engine.claims(None, usize::MAX).items;
     for (name, generation) in &promised.claims {
         let Some(claim) = claims.iter().find(|claim| claim.name == *name) else {
             verdict.lost.push(format!("{name} was made"));
@@ -605,7 +605,7 @@ async fn look_at_claims(
         }
     }
     let all = SnapshotFilter::default();
-    let snapshots = engine.snapshots(&all, None, usize::MAX).await?.items;
+    let snapshots = engine.snapshots(&all, None, usize::MAX)?.items;
     for (name, (of, generation)) in &promised.snapshots {
         let Some(snapshot) = snapshots.iter().find(|snapshot| snapshot.name == *name) else {
             verdict.lost.push(format!("{name} was taken"));
@@ -631,10 +631,10 @@ async fn look_at_claims(
 /// Deletes everything, and says what is left.
 async fn empty(place: &Place, engine: &Engine, verdict: &mut Verdict) -> Result<(), Error> {
     let all = SnapshotFilter::default();
-    for snapshot in engine.snapshots(&all, None, usize::MAX).await?.items {
+    for snapshot in engine.snapshots(&all, None, usize::MAX)?.items {
         engine.delete_snapshot(snapshot.id.as_str()).await?;
     }
-    for claim in engine.claims(None, usize::MAX).await?.items {
+    for claim in engine.claims(None, usize::MAX).items {
         engine.delete_claim(claim.id.as_str()).await?;
     }
     engine.settled().await;

@@ -8,7 +8,7 @@ use std::os::unix::ffi::OsStrExt as _;
 use std::path::Path;
 
 use baggageclaim::backend::BackendKind;
-use baggageclaim::engine::claims::{Claims as _, CreateClaim, MountClaim};
+use baggageclaim::engine::claims::{CreateClaim, MountClaim};
 use baggageclaim::model::{ClaimParameters, MutableParameters, Outcome, layout};
 use rustix::fs::{CWD, FileType, IFlags, Mode, RenameFlags, XattrFlags};
 

@@ -1,4 +1,4 @@
-//! Claims in memory, for tests of what stands above them: right in what they answer, and able to fail on purpose.
+//! Claims in memory, on two nodes, for tests of what stands above them: right in what they answer, and able to fail on purpose.
 //! How claims are really held is the engine's affair and tested there.
 
 use std::collections::BTreeMap;
@@ -8,26 +8,59 @@ use parking_lot::Mutex;
 use sha2::{Digest as _, Sha256};
 
 use crate::backend::BackendKind;
-use crate::csi::topology::Topology;
-use crate::csi::{FindPlace, NodeId, Place, hex};
-use crate::engine::claims::{ClaimUse, Claims, CreateClaim, Page, SnapshotFilter};
+use crate::csi::{FindClaims, hex, topology};
+use crate::engine::claims::{Capacity, ClaimUse, Claims, CreateClaim, Group, Page, SnapshotFilter};
 use crate::engine::{Error, Result};
 use crate::model::{
-    Attachment, Claim, ClaimParameters, MutableParameters, OwnerView, Snapshot, SnapshotGroup,
-    SnapshotId, Timestamp, VolumeId,
+    Attachment, Claim, ClaimParameters, ClaimSource, MutableParameters, Node, NodeId, OwnerView,
+    Placed, Requirement, Snapshot, SnapshotGroup, SnapshotId, Timestamp, Topology, VolumeId,
 };
 
+/// The nodes, and the room on each.
+const NODES: [(&str, BackendKind, Capacity); 2] = [
+    (
+        "node-1",
+        BackendKind::Overlay,
+        Capacity {
+            available: 10,
+            largest: 100,
+        },
+    ),
+    (
+        "node-2",
+        BackendKind::Btrfs,
+        Capacity {
+            available: 20,
+            largest: 200,
+        },
+    ),
+];
+
 /// Claims, snapshots and groups in memory.
-#[derive(Debug, Default)]
+#[derive(Debug)]
 pub(in crate::csi) struct Fake {
+    nodes: Vec<(Arc<Node>, Capacity)>,
     state: Mutex<State>,
+}
+
+impl Default for Fake {
+    fn default() -> Self {
+        let node = |(name, backend, capacity)| {
+            let id = NodeId::new(name).expect("an id");
+            (Arc::new(topology::node(&id, backend)), capacity)
+        };
+        Self {
+            nodes: NODES.into_iter().map(node).collect(),
+            state: Mutex::default(),
+        }
+    }
 }
 
 #[derive(Debug, Default)]
 struct State {
-    claims: BTreeMap<VolumeId, Claim>,
-    snapshots: BTreeMap<SnapshotId, Snapshot>,
-    groups: BTreeMap<SnapshotId, SnapshotGroup>,
+    claims: BTreeMap<VolumeId, Placed<Claim>>,
+    snapshots: BTreeMap<SnapshotId, Placed<Snapshot>>,
+    groups: BTreeMap<SnapshotId, Placed<SnapshotGroup>>,
     problems: BTreeMap<VolumeId, String>,
     fail: Option<Error>,
 }
@@ -49,16 +82,15 @@ impl Fake {
         self.state.lock().problems.insert(claim, problem.to_owned());
     }
 
-    /// The place where these claims are.
-    pub(in crate::csi) fn place(self: &Arc<Self>) -> FindPlace {
+    /// How the services find it.
+    pub(in crate::csi) fn found(self: &Arc<Self>) -> FindClaims {
         let fake = self.clone();
-        Arc::new(move || {
-            let node = NodeId::new("node-1").expect("an id");
-            Ok(Place {
-                claims: fake.clone(),
-                topology: Topology::of(&node, BackendKind::Overlay),
-            })
-        })
+        Arc::new(move || Ok(fake.clone()))
+    }
+
+    /// Where a node says that it is.
+    pub(in crate::csi) fn at(&self, node: usize) -> crate::proto::csi::v1::Topology {
+        topology::message(&self.nodes[node].0)
     }
 
     pub(in crate::csi) fn a_claim(name: &str) -> Claim {
@@ -101,12 +133,24 @@ impl Fake {
     }
 }
 
-fn find<'a>(state: &'a mut State, id: &str) -> Result<&'a mut Claim> {
+fn find<'a>(state: &'a mut State, id: &str) -> Result<&'a mut Placed<Claim>> {
     let claim = id
         .parse()
         .ok()
         .and_then(|id: VolumeId| state.claims.get_mut(&id));
     claim.ok_or_else(|| Error::NoSuchClaim(id.to_owned()))
+}
+
+/// Where the source of a clone is.
+fn node_of(state: &mut State, source: &ClaimSource) -> Result<Arc<Node>> {
+    match source {
+        ClaimSource::Claim(id) => Ok(find(state, id.as_str())?.node.clone()),
+        ClaimSource::Snapshot(id) => {
+            let snapshot = state.snapshots.get(id);
+            let snapshot = snapshot.ok_or_else(|| Error::NoSuchSnapshot(id.to_string()))?;
+            Ok(snapshot.node.clone())
+        }
+    }
 }
 
 fn exists<T>(name: &str, what: &'static str) -> Result<T> {
@@ -142,7 +186,7 @@ fn page<T: Clone>(
 
 #[async_trait::async_trait]
 impl Claims for Fake {
-    async fn create_claim(&self, request: CreateClaim) -> Result<Claim> {
+    async fn create_claim(&self, request: CreateClaim, at: &Requirement) -> Result<Placed<Claim>> {
         let mut state = self.state()?;
         let wanted = Claim {
             capacity: request.required_bytes,
@@ -151,7 +195,8 @@ impl Claims for Fake {
             source: request.source,
             ..Self::a_claim(&request.name)
         };
-        if let Some(there) = state.claims.get(&wanted.id) {
+        if let Some(placed) = state.claims.get(&wanted.id) {
+            let there = &placed.what;
             let limit = request.limit_bytes.unwrap_or(u64::MAX);
             if there.capacity < request.required_bytes || there.capacity > limit {
                 return exists(&request.name, "capacity");
@@ -162,10 +207,30 @@ impl Claims for Fake {
             if there.source != wanted.source {
                 return exists(&request.name, "source");
             }
-            return Ok(there.clone());
+            at.choose([&placed.node])?;
+            return Ok(placed.clone());
         }
-        state.claims.insert(wanted.id.clone(), wanted.clone());
-        Ok(wanted)
+        let source = wanted.source.as_ref();
+        let source = source.map(|source| node_of(&mut state, source));
+        let source = source.transpose()?;
+        let all = self.nodes.iter().map(|(node, _)| node);
+        let chosen = at.choose(all.filter(|node| source.as_ref().is_none_or(|at| at == *node)))?;
+        let room = |node: &Arc<Node>| {
+            let of = self.nodes.iter().find(|(one, _)| one == node);
+            of.map_or(0, |(_, capacity)| capacity.largest)
+        };
+        let node = chosen.iter().find(|node| room(node) >= wanted.capacity);
+        let node = node.ok_or_else(|| Error::TooLarge {
+            wanted: wanted.capacity,
+            pool: room(chosen[0]),
+        })?;
+        let id = wanted.id.clone();
+        let placed = Placed {
+            what: wanted,
+            node: (*node).clone(),
+        };
+        state.claims.insert(id, placed.clone());
+        Ok(placed)
     }
 
     async fn delete_claim(&self, id: &str) -> Result<()> {
@@ -176,17 +241,17 @@ impl Claims for Fake {
         Ok(())
     }
 
-    async fn claim(&self, id: &str) -> Result<Claim> {
+    async fn claim(&self, id: &str) -> Result<Placed<Claim>> {
         find(&mut *self.state()?, id).cloned()
     }
 
-    async fn claims(&self, after: Option<&VolumeId>, most: usize) -> Result<Page<Claim>> {
+    async fn claims(&self, after: Option<&VolumeId>, most: usize) -> Result<Page<Placed<Claim>>> {
         Ok(page(&self.state()?.claims, after, most, |_| true))
     }
 
     async fn claim_use(&self, id: &str) -> Result<ClaimUse> {
         let mut state = self.state()?;
-        let id = find(&mut state, id)?.id.clone();
+        let id = find(&mut state, id)?.what.id.clone();
         Ok(ClaimUse {
             targets: Vec::new(),
             problems: state.problems.get(&id).cloned().into_iter().collect(),
@@ -195,31 +260,38 @@ impl Claims for Fake {
 
     async fn expand_claim(&self, id: &str, required: u64, _: Option<u64>) -> Result<Claim> {
         let mut state = self.state()?;
-        let claim = find(&mut state, id)?;
+        let claim = &mut find(&mut state, id)?.what;
         claim.capacity = claim.capacity.max(required);
         Ok(claim.clone())
     }
 
     async fn modify_claim(&self, id: &str, mutable: MutableParameters) -> Result<Claim> {
         let mut state = self.state()?;
-        let claim = find(&mut state, id)?;
+        let claim = &mut find(&mut state, id)?.what;
         claim.mutable = mutable.over(claim.mutable);
         Ok(claim.clone())
     }
 
     async fn attach_claim(&self, id: &str, attachment: Attachment) -> Result<()> {
         let mut state = self.state()?;
-        let claim = find(&mut state, id)?;
+        let Placed { what: claim, node } = find(&mut state, id)?;
+        let mut nodes = self.nodes.iter();
+        if !nodes.any(|(node, _)| node.id.as_str() == attachment.node) {
+            return Err(Error::NoSuchNode(attachment.node));
+        }
+        if node.id.as_str() != attachment.node {
+            return Err(Error::OnNode {
+                claim: claim.id.clone(),
+                node: node.id.as_str().to_owned(),
+            });
+        }
         let there = claim
             .attached
             .iter()
             .find(|one| one.node == attachment.node);
         match there {
             Some(there) if *there == attachment => Ok(()),
-            Some(_) => Err(Error::Different {
-                volume: claim.id.clone(),
-                what: "access mode",
-            }),
+            Some(_) => exists(&claim.name, "attachment"),
             None => {
                 claim.attached.push(attachment);
                 Ok(())
@@ -230,23 +302,31 @@ impl Claims for Fake {
     async fn detach_claim(&self, id: &str, node: Option<&str>) -> Result<()> {
         let mut state = self.state()?;
         if let Ok(claim) = find(&mut state, id) {
-            claim
-                .attached
-                .retain(|one| node.is_some_and(|node| one.node != node));
+            let attached = &mut claim.what.attached;
+            attached.retain(|one| node.is_some_and(|node| one.node != node));
         }
         Ok(())
     }
 
-    async fn create_snapshot(&self, name: &str, source: &str) -> Result<Snapshot> {
+    async fn create_snapshot(
+        &self,
+        name: &str,
+        source: &str,
+        at: &Requirement,
+    ) -> Result<Placed<Snapshot>> {
         let mut state = self.state()?;
-        let source = find(&mut state, source)?.id.clone();
-        let wanted = Snapshot {
-            source,
+        let Placed { what: claim, node } = find(&mut state, source)?.clone();
+        at.choose([&node])?;
+        let what = Snapshot {
+            source: claim.id,
             ..Self::a_snapshot(name)
         };
-        let there = state.snapshots.entry(wanted.id.clone());
-        let there = there.or_insert_with(|| wanted.clone());
-        if there.source == wanted.source {
+        let there = state.snapshots.entry(what.id.clone());
+        let there = there.or_insert_with(|| Placed {
+            what: what.clone(),
+            node,
+        });
+        if there.what.source == what.source {
             Ok(there.clone())
         } else {
             exists(name, "source")
@@ -266,34 +346,43 @@ impl Claims for Fake {
         filter: &SnapshotFilter,
         after: Option<&SnapshotId>,
         most: usize,
-    ) -> Result<Page<Snapshot>> {
+    ) -> Result<Page<Placed<Snapshot>>> {
         let is = |wanted: &Option<String>, id: &VolumeId| {
             wanted.as_ref().is_none_or(|wanted| wanted == id.as_str())
         };
-        let wanted = |one: &Snapshot| is(&filter.source, &one.source) && is(&filter.id, &one.id);
+        let wanted = |one: &Placed<Snapshot>| {
+            is(&filter.source, &one.what.source) && is(&filter.id, &one.what.id)
+        };
         Ok(page(&self.state()?.snapshots, after, most, wanted))
     }
 
-    async fn create_group(
-        &self,
-        name: &str,
-        sources: &[String],
-    ) -> Result<(SnapshotGroup, Vec<Snapshot>)> {
+    async fn create_group(&self, name: &str, sources: &[String]) -> Result<Placed<Group>> {
         let mut state = self.state()?;
         let group_id = id("group", name);
-        let mut snapshots = Vec::new();
+        let (mut snapshots, mut nodes) = (Vec::new(), Vec::new());
         for source in sources {
-            let source = find(&mut state, source)?.id.clone();
+            let source = find(&mut state, source)?;
+            nodes.push(source.node.clone());
             snapshots.push(Snapshot {
                 group: Some(group_id.clone()),
-                ..Self::a_snapshot(&format!("{name}/{source}"))
+                ..Self::a_snapshot(&format!("{name}/{}", source.what.id))
             });
         }
-        let group = SnapshotGroup {
-            id: group_id.clone(),
-            name: name.to_owned(),
-            created: Timestamp(1),
-            snapshots: snapshots.iter().map(|one| one.id.clone()).collect(),
+        nodes.dedup();
+        let [node] = nodes.as_slice() else {
+            return Err(Error::Unsupported {
+                what: "a group over several nodes".to_owned(),
+                why: "there is no instant that they share".to_owned(),
+            });
+        };
+        let group = Placed {
+            what: SnapshotGroup {
+                id: group_id.clone(),
+                name: name.to_owned(),
+                created: Timestamp(1),
+                snapshots: snapshots.iter().map(|one| one.id.clone()).collect(),
+            },
+            node: node.clone(),
         };
         let there = state
             .groups
@@ -302,9 +391,15 @@ impl Claims for Fake {
         if *there != group {
             return exists(name, "sources");
         }
-        let entries = snapshots.iter().map(|one| (one.id.clone(), one.clone()));
-        state.snapshots.extend(entries);
-        Ok((group, snapshots))
+        let entry = |one: &Snapshot| {
+            let (what, node) = (one.clone(), node.clone());
+            (one.id.clone(), Placed { what, node })
+        };
+        state.snapshots.extend(snapshots.iter().map(entry));
+        Ok(Placed {
+            what: (group.what, snapshots),
+            node: group.node,
+        })
     }
 
     async fn delete_group(&self, id: &str) -> Result<()> {
@@ -314,27 +409,36 @@ impl Claims for Fake {
         {
             state
                 .snapshots
-                .retain(|id, _| !group.snapshots.contains(id));
+                .retain(|id, _| !group.what.snapshots.contains(id));
         }
         Ok(())
     }
 
-    async fn group(&self, id: &str) -> Result<(SnapshotGroup, Vec<Snapshot>)> {
+    async fn group(&self, id: &str) -> Result<Placed<Group>> {
         let state = self.state()?;
         let group = id
             .parse()
             .ok()
             .and_then(|id: SnapshotId| state.groups.get(&id));
-        let group = group.ok_or_else(|| Error::NoSuchSnapshot(id.to_owned()))?;
-        let of = |id: &SnapshotId| state.snapshots.get(id).cloned();
-        Ok((
-            group.clone(),
-            group.snapshots.iter().filter_map(of).collect(),
-        ))
+        let Placed { what: group, node } =
+            group.ok_or_else(|| Error::NoSuchSnapshot(id.to_owned()))?;
+        let of = |id: &SnapshotId| Some(state.snapshots.get(id)?.what.clone());
+        let snapshots = group.snapshots.iter().filter_map(of).collect();
+        Ok(Placed {
+            what: (group.clone(), snapshots),
+            node: node.clone(),
+        })
     }
 
-    async fn capacity(&self) -> Result<u64> {
+    async fn capacity(&self, within: &Topology) -> Result<Capacity> {
         drop(self.state()?);
-        Ok(1 << 30)
+        let mut all = Capacity::default();
+        for (node, capacity) in &self.nodes {
+            if node.topology.is_in(within) {
+                all.available += capacity.available;
+                all.largest = all.largest.max(capacity.largest);
+            }
+        }
+        Ok(all)
     }
 }

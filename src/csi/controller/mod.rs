@@ -1,7 +1,7 @@
 //! The Controller service: claims and their snapshots as objects, over whoever holds them ([`Claims`](crate::engine::claims::Claims)).
 //!
-//! Each RPC parses, asks, renders. What it decides itself is what only a caller's view can decide: whether the place is
-//! where it is wanted, and how many attachments a node may have.
+//! Each RPC parses, asks, renders. Where a claim is, and where a new one goes, is for whoever holds them to say; what is decided
+//! here is how many attachments a node may have.
 //!
 //! CreateVolume answers ABORTED or UNAVAILABLE only while it really runs: the provisioner takes these to mean that a volume
 //! may be coming, and does not let go of the claim's node until it knows ([`Failure::not_begun`]).
@@ -10,7 +10,11 @@
 pub(super) mod fake;
 pub(super) mod parse;
 #[cfg(test)]
+mod places;
+#[cfg(test)]
 mod tests;
+
+use std::sync::Arc;
 
 use tokio::sync::Mutex;
 use tonic::{Request, Response, Status};
@@ -18,11 +22,10 @@ use tonic::{Request, Response, Status};
 use super::parse::{Invalid, given, publish_context};
 use super::status::{Failure, answer};
 use super::token::List;
-use super::topology::Topology;
-use super::{Features, FindPlace, NodeId, Place, health, note, note_volume, render};
+use super::{Features, FindClaims, health, note, note_volume, render, topology};
 use crate::engine;
-use crate::engine::claims::SnapshotFilter;
-use crate::model::{Claim, ClaimSource, VolumeId};
+use crate::engine::claims::{Capacity as Room, Claims, SnapshotFilter};
+use crate::model::{Claim, ClaimSource, Placed, Snapshot, VolumeId};
 use crate::proto::csi::v1 as csi;
 use crate::server::Rpc;
 use csi::controller_server::Controller;
@@ -32,25 +35,23 @@ use csi::controller_service_capability::{Rpc as Capability, Type, rpc};
 const STRIDE: usize = 1000;
 
 pub(super) struct Service {
-    node: NodeId,
     features: Features,
-    place: FindPlace,
+    claims: FindClaims,
     /// Attachments are counted and made one at a time, or two could both be the last that fits.
     attaching: Mutex<()>,
 }
 
 impl Service {
-    pub(super) fn new(node: NodeId, features: Features, place: FindPlace) -> Self {
+    pub(super) fn new(features: Features, claims: FindClaims) -> Self {
         Self {
-            node,
             features,
-            place,
+            claims,
             attaching: Mutex::default(),
         }
     }
 
-    fn place(&self) -> Result<Place, Failure> {
-        (self.place)()
+    fn claims(&self) -> Result<Arc<dyn Claims>, Failure> {
+        (self.claims)()
     }
 
     fn alpha(&self, method: &'static str) -> Result<(), Failure> {
@@ -77,17 +78,19 @@ impl Service {
         claim.attached.iter().map(|one| one.node.clone()).collect()
     }
 
-    /// The topology of snapshots, when they tell one.
-    fn of_snapshots(&self, place: &Place) -> Option<Topology> {
-        snapshot_topology(self.features, place)
+    fn snapshot(&self, snapshot: &Placed<Snapshot>) -> csi::Snapshot {
+        let node = self.features.told_of_snapshots(&snapshot.node);
+        render::snapshot(&snapshot.what, node)
     }
 
-    /// Whether one more claim may be attached to this node.
-    async fn room_for(&self, place: &Place, claim: &Claim) -> Result<(), Failure> {
-        let here = |claim: &Claim| {
-            let mut nodes = claim.attached.iter();
-            nodes.any(|one| one.node == self.node.as_str())
-        };
+    /// Whether one more claim may be attached to a node.
+    async fn room_for(
+        &self,
+        claims: &dyn Claims,
+        claim: &Claim,
+        node: &str,
+    ) -> Result<(), Failure> {
+        let here = |claim: &Claim| claim.attached.iter().any(|one| one.node == node);
         let Some(most) = self.features.most_volumes else {
             return Ok(());
         };
@@ -97,8 +100,8 @@ impl Service {
         let mut count = 0_usize;
         let mut after = None;
         loop {
-            let page = place.claims.claims(after.as_ref(), STRIDE).await?;
-            count += page.items.iter().filter(|claim| here(claim)).count();
+            let page = claims.claims(after.as_ref(), STRIDE).await?;
+            count += page.items.iter().filter(|claim| here(&claim.what)).count();
             after = page.next;
             if after.is_none() {
                 break;
@@ -109,11 +112,6 @@ impl Service {
         }
         Ok(())
     }
-}
-
-/// Where snapshots can be used, told only by who advertises SNAPSHOT_ACCESSIBILITY_CONSTRAINTS.
-pub(super) fn snapshot_topology(features: Features, place: &Place) -> Option<Topology> {
-    features.alpha.then(|| place.topology.clone())
 }
 
 /// What the controller can do. SINGLE_NODE_MULTI_WRITER is not as alpha as the specification says: see `node`.
@@ -170,14 +168,13 @@ impl Controller for Service {
         note(rpc.as_ref(), "volume.name", &request.get_ref().name);
         answer(async {
             let wanted = parse::create(request.into_inner())?;
-            let place = self.place().map_err(Failure::not_begun)?;
-            place.topology.satisfies(wanted.requirement.as_ref())?;
+            let claims = self.claims().map_err(Failure::not_begun)?;
             let source = wanted.claim.source.clone();
-            let created = place.claims.create_claim(wanted.claim).await;
+            let created = claims.create_claim(wanted.claim, &wanted.at).await;
             let claim = created.map_err(|error| not_created(error, source.as_ref()))?;
-            note_volume(rpc.as_ref(), claim.id.as_str());
+            note_volume(rpc.as_ref(), claim.what.id.as_str());
             Ok(csi::CreateVolumeResponse {
-                volume: Some(render::volume(&claim, &place.topology)),
+                volume: Some(render::volume(&claim)),
             })
         })
         .await
@@ -190,7 +187,7 @@ impl Controller for Service {
         note_volume(Rpc::of(&request), &request.get_ref().volume_id);
         answer(async {
             let id = given("volume_id", &request.get_ref().volume_id)?;
-            self.place()?.claims.delete_claim(id).await?;
+            self.claims()?.delete_claim(id).await?;
             Ok(csi::DeleteVolumeResponse {})
         })
         .await
@@ -204,16 +201,13 @@ impl Controller for Service {
         answer(async {
             self.attach("ControllerPublishVolume")?;
             let wanted = parse::attach(request.into_inner())?;
-            let place = self.place()?;
+            let (volume, attachment) = (wanted.volume, wanted.attachment);
+            let claims = self.claims()?;
             let _alone = self.attaching.lock().await;
-            let claim = place.claims.claim(&wanted.volume).await?;
-            if wanted.attachment.node != self.node.as_str() {
-                return Err(Failure::NoSuchNode(wanted.attachment.node));
-            }
-            self.room_for(&place, &claim).await?;
-            let publish_context = publish_context(wanted.attachment.read_only);
-            let attached = place.claims.attach_claim(&wanted.volume, wanted.attachment);
-            attached.await?;
+            let claim = claims.claim(&volume).await?.what;
+            self.room_for(&*claims, &claim, &attachment.node).await?;
+            let publish_context = publish_context(attachment.read_only);
+            claims.attach_claim(&volume, attachment).await?;
             Ok(csi::ControllerPublishVolumeResponse { publish_context })
         })
         .await
@@ -230,7 +224,7 @@ impl Controller for Service {
             let request = request.into_inner();
             let id = given("volume_id", &request.volume_id)?;
             let node = Some(request.node_id.as_str()).filter(|node| !node.is_empty());
-            self.place()?.claims.detach_claim(id, node).await?;
+            self.claims()?.detach_claim(id, node).await?;
             Ok(csi::ControllerUnpublishVolumeResponse {})
         })
         .await
@@ -248,8 +242,8 @@ impl Controller for Service {
             if request.volume_capabilities.is_empty() {
                 return Err(Invalid::Missing("volume_capabilities").into());
             }
-            let claim = self.place()?.claims.claim(&request.volume_id).await?;
-            Ok(match confirm(&claim, &request) {
+            let claim = self.claims()?.claim(&request.volume_id).await?;
+            Ok(match confirm(&claim.what, &request) {
                 Ok(()) => csi::ValidateVolumeCapabilitiesResponse {
                     confirmed: Some(csi::validate_volume_capabilities_response::Confirmed {
                         volume_context: request.volume_context,
@@ -276,12 +270,11 @@ impl Controller for Service {
             let request = request.get_ref();
             let most = parse::page(request.max_entries)?;
             let after = List::Volumes.after(&request.starting_token)?;
-            let place = self.place()?;
-            let page = place.claims.claims(after.as_ref(), most).await?;
-            let entry = |claim: &Claim| csi::list_volumes_response::Entry {
-                volume: Some(render::volume(claim, &place.topology)),
+            let page = self.claims()?.claims(after.as_ref(), most).await?;
+            let entry = |claim: &Placed<Claim>| csi::list_volumes_response::Entry {
+                volume: Some(render::volume(claim)),
                 status: Some(csi::list_volumes_response::VolumeStatus {
-                    published_node_ids: self.attached_to(claim),
+                    published_node_ids: self.attached_to(&claim.what),
                 }),
             };
             Ok(csi::ListVolumesResponse {
@@ -302,11 +295,11 @@ impl Controller for Service {
             let request = request.get_ref();
             let most = parse::page(request.max_entries)?;
             let mut after = List::Health.after(&request.starting_token)?;
-            let claims = self.place()?.claims;
+            let claims = self.claims()?;
             let mut entries = Vec::new();
             loop {
                 let page = claims.claims(after.as_ref(), STRIDE).await?;
-                for claim in &page.items {
+                for Placed { what: claim, .. } in &page.items {
                     let used = match claims.claim_use(claim.id.as_str()).await {
                         Ok(used) => used,
                         // Deleted since the page was made.
@@ -347,7 +340,7 @@ impl Controller for Service {
         answer(async {
             self.alpha("ControllerGetVolumeHealth")?;
             let id = given("volume_id", &request.get_ref().volume_id)?;
-            let used = self.place()?.claims.claim_use(id).await?;
+            let used = self.claims()?.claim_use(id).await?;
             Ok(csi::ControllerGetVolumeHealthResponse {
                 volume_health: Some(health::of_claim(id, &used)),
             })
@@ -364,18 +357,16 @@ impl Controller for Service {
             let request = request.into_inner();
             parse::parameters(request.parameters)?;
             let wanted = request.volume_capabilities;
-            let possible = wanted.is_empty() || parse::capabilities(wanted).is_ok();
-            let place = self.place()?;
-            let here = request.accessible_topology;
-            let here = here.is_none_or(|wanted| place.topology.is_in(&wanted));
-            let bytes = if possible && here {
-                place.claims.capacity().await?
+            let claims = self.claims()?;
+            let room = if wanted.is_empty() || parse::capabilities(wanted).is_ok() {
+                let within = topology::topology(request.accessible_topology);
+                claims.capacity(&within).await?
             } else {
-                0
+                Room::default()
             };
             Ok(csi::GetCapacityResponse {
-                available_capacity: render::number(bytes),
-                maximum_volume_size: Some(render::number(bytes)),
+                available_capacity: render::number(room.available),
+                maximum_volume_size: Some(render::number(room.largest)),
                 minimum_volume_size: None,
             })
         })
@@ -406,14 +397,12 @@ impl Controller for Service {
         note(rpc.as_ref(), "snapshot.name", &request.get_ref().name);
         answer(async {
             let wanted = parse::snapshot(request.into_inner())?;
-            let place = self.place()?;
-            place.topology.satisfies(wanted.requirement.as_ref())?;
-            let taken = place.claims.create_snapshot(&wanted.name, &wanted.source);
+            let claims = self.claims()?;
+            let taken = claims.create_snapshot(&wanted.name, &wanted.source, &wanted.at);
             let snapshot = taken.await?;
-            note(rpc.as_ref(), "snapshot.id", snapshot.id.as_str());
-            let topology = self.of_snapshots(&place);
+            note(rpc.as_ref(), "snapshot.id", snapshot.what.id.as_str());
             Ok(csi::CreateSnapshotResponse {
-                snapshot: Some(render::snapshot(&snapshot, topology.as_ref())),
+                snapshot: Some(self.snapshot(&snapshot)),
             })
         })
         .await
@@ -427,7 +416,7 @@ impl Controller for Service {
         note(Rpc::of(&request), "snapshot.id", id);
         answer(async {
             let id = given("snapshot_id", id)?;
-            self.place()?.claims.delete_snapshot(id).await?;
+            self.claims()?.delete_snapshot(id).await?;
             Ok(csi::DeleteSnapshotResponse {})
         })
         .await
@@ -442,14 +431,10 @@ impl Controller for Service {
             let most = parse::page(request.max_entries)?;
             let after = List::Snapshots.after(&request.starting_token)?;
             let filter = parse::filter(request);
-            let place = self.place()?;
-            let page = place
-                .claims
-                .snapshots(&filter, after.as_ref(), most)
-                .await?;
-            let topology = self.of_snapshots(&place);
+            let claims = self.claims()?;
+            let page = claims.snapshots(&filter, after.as_ref(), most).await?;
             let entry = |snapshot| csi::list_snapshots_response::Entry {
-                snapshot: Some(render::snapshot(snapshot, topology.as_ref())),
+                snapshot: Some(self.snapshot(snapshot)),
             };
             Ok(csi::ListSnapshotsResponse {
                 entries: page.items.iter().map(entry).collect(),
@@ -472,13 +457,11 @@ impl Controller for Service {
                 id: Some(id.to_owned()),
                 source: None,
             };
-            let place = self.place()?;
-            let page = place.claims.snapshots(&filter, None, 1).await?;
+            let page = self.claims()?.snapshots(&filter, None, 1).await?;
             let found = page.items.first();
             let found = found.ok_or_else(|| Failure::NotFound("snapshot", id.to_owned()))?;
-            let topology = self.of_snapshots(&place);
             Ok(csi::GetSnapshotResponse {
-                snapshot: Some(render::snapshot(found, topology.as_ref())),
+                snapshot: Some(self.snapshot(found)),
             })
         })
         .await
@@ -492,7 +475,7 @@ impl Controller for Service {
         note_volume(Rpc::of(&request), &request.get_ref().volume_id);
         answer(async {
             let wanted = parse::expand(request.into_inner())?;
-            let claims = self.place()?.claims;
+            let claims = self.claims()?;
             let claim = claims
                 .expand_claim(&wanted.volume, wanted.required, wanted.limit)
                 .await?;
@@ -512,12 +495,11 @@ impl Controller for Service {
         answer(async {
             self.alpha("ControllerGetVolume")?;
             let id = given("volume_id", &request.get_ref().volume_id)?;
-            let place = self.place()?;
-            let claim = place.claims.claim(id).await?;
+            let claim = self.claims()?.claim(id).await?;
             Ok(csi::ControllerGetVolumeResponse {
-                volume: Some(render::volume(&claim, &place.topology)),
+                volume: Some(render::volume(&claim)),
                 status: Some(csi::controller_get_volume_response::VolumeStatus {
-                    published_node_ids: self.attached_to(&claim),
+                    published_node_ids: self.attached_to(&claim.what),
                 }),
             })
         })
@@ -531,7 +513,7 @@ impl Controller for Service {
         note_volume(Rpc::of(&request), &request.get_ref().volume_id);
         answer(async {
             let (id, mutable) = parse::modify(request.into_inner())?;
-            self.place()?.claims.modify_claim(&id, mutable).await?;
+            self.claims()?.modify_claim(&id, mutable).await?;
             Ok(csi::ControllerModifyVolumeResponse {})
         })
         .await

@@ -5,8 +5,11 @@ use std::collections::BTreeMap;
 
 use crate::csi::parse::{Invalid, KUBELET, capability, capacity_range, given, no_attributes};
 use crate::csi::status::Failure;
+use crate::csi::topology;
 use crate::engine::claims::{CreateClaim, SnapshotFilter};
-use crate::model::{Attachment, ClaimParameters, ClaimSource, MutableParameters, VolumeId};
+use crate::model::{
+    Attachment, ClaimParameters, ClaimSource, MutableParameters, Requirement, VolumeId,
+};
 use crate::proto::csi::v1 as csi;
 use csi::volume_content_source::Type;
 
@@ -16,7 +19,7 @@ pub(super) struct Create {
     /// What is to be made.
     pub claim: CreateClaim,
     /// Where.
-    pub requirement: Option<csi::TopologyRequirement>,
+    pub at: Requirement,
 }
 
 pub(super) fn create(request: csi::CreateVolumeRequest) -> Result<Create, Failure> {
@@ -33,7 +36,7 @@ pub(super) fn create(request: csi::CreateVolumeRequest) -> Result<Create, Failur
     };
     Ok(Create {
         claim,
-        requirement: request.accessibility_requirements,
+        at: topology::requirement(request.accessibility_requirements),
     })
 }
 
@@ -143,7 +146,7 @@ pub(super) fn page(max_entries: i32) -> Result<usize, Invalid> {
 pub(super) struct Snap {
     pub name: String,
     pub source: String,
-    pub requirement: Option<csi::TopologyRequirement>,
+    pub at: Requirement,
 }
 
 pub(super) fn snapshot(request: csi::CreateSnapshotRequest) -> Result<Snap, Invalid> {
@@ -153,7 +156,7 @@ pub(super) fn snapshot(request: csi::CreateSnapshotRequest) -> Result<Snap, Inva
     Ok(Snap {
         name,
         source: request.source_volume_id,
-        requirement: request.accessibility_requirements,
+        at: topology::requirement(request.accessibility_requirements),
     })
 }
 

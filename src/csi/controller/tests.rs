@@ -12,16 +12,15 @@ use csi::group_controller_server::GroupController;
 use csi::volume_capability::access_mode::Mode;
 use csi::volume_capability::{AccessMode, AccessType, BlockVolume, MountVolume};
 
-const ALL: Features = Features {
+pub(super) const ALL: Features = Features {
     controller: true,
     alpha: true,
     attach: true,
     most_volumes: None,
 };
 
-fn service(fake: &Arc<Fake>, features: Features) -> Service {
-    let node = NodeId::new("node-1").expect("an id");
-    Service::new(node, features, fake.place())
+pub(super) fn service(fake: &Arc<Fake>, features: Features) -> Service {
+    Service::new(features, fake.found())
 }
 
 fn wanted(mode: Mode) -> csi::VolumeCapability {
@@ -31,7 +30,7 @@ fn wanted(mode: Mode) -> csi::VolumeCapability {
     }
 }
 
-fn create(name: &str) -> csi::CreateVolumeRequest {
+pub(super) fn create(name: &str) -> csi::CreateVolumeRequest {
     csi::CreateVolumeRequest {
         name: name.into(),
         volume_capabilities: vec![wanted(Mode::SingleNodeWriter)],
@@ -39,12 +38,12 @@ fn create(name: &str) -> csi::CreateVolumeRequest {
     }
 }
 
-async fn made(service: &Service, name: &str) -> csi::Volume {
+pub(super) async fn made(service: &Service, name: &str) -> csi::Volume {
     let answer = service.create_volume(Request::new(create(name))).await;
     answer.expect(name).into_inner().volume.expect("required")
 }
 
-fn empty<T: Default>() -> Request<T> {
+pub(super) fn empty<T: Default>() -> Request<T> {
     Request::new(T::default())
 }
 
@@ -52,7 +51,7 @@ fn code<T>(answer: Result<Response<T>, Status>) -> Code {
     answer.map_or_else(|status| status.code(), |_| Code::Ok)
 }
 
-fn attach(volume: &str, node: &str) -> csi::ControllerPublishVolumeRequest {
+pub(super) fn attach(volume: &str, node: &str) -> csi::ControllerPublishVolumeRequest {
     csi::ControllerPublishVolumeRequest {
         volume_id: volume.into(),
         node_id: node.into(),
@@ -129,9 +128,8 @@ async fn a_creation_that_did_not_begin_never_answers_as_if_it_ran() {
 
 #[tokio::test]
 async fn while_the_pool_is_being_opened_nothing_is_parked() {
-    let node = NodeId::new("node-1").expect("an id");
-    let place: FindPlace = Arc::new(|| Err(Failure::Recovering));
-    let service = Service::new(node, ALL, place);
+    let nobody: FindClaims = Arc::new(|| Err(Failure::Recovering));
+    let service = Service::new(ALL, nobody);
     let answer = service.create_volume(Request::new(create("a"))).await;
     assert_eq!(code(answer), Code::FailedPrecondition);
     let delete = csi::DeleteVolumeRequest {
@@ -143,58 +141,39 @@ async fn while_the_pool_is_being_opened_nothing_is_parked() {
 }
 
 #[tokio::test]
-async fn what_must_be_elsewhere_is_refused_for_volumes_and_snapshots() {
-    let service = service(&Arc::default(), ALL);
-    let volume = made(&service, "pvc-1").await;
-    let mut elsewhere = volume.accessible_topology[0].clone();
-    for value in elsewhere.segments.values_mut() {
-        *value = "other".into();
-    }
-    let requirement = Some(csi::TopologyRequirement {
-        requisite: vec![elsewhere.clone()],
-        preferred: vec![elsewhere.clone()],
-    });
-    let mut request = create("pvc-2");
-    request.accessibility_requirements.clone_from(&requirement);
-    let answer = service.create_volume(Request::new(request)).await;
-    assert_eq!(code(answer), Code::ResourceExhausted);
-    let snapshot = csi::CreateSnapshotRequest {
-        name: "s".into(),
-        source_volume_id: volume.volume_id,
-        accessibility_requirements: requirement,
+async fn capacity_is_what_can_be_made_and_where() {
+    let fake: Arc<Fake> = Arc::default();
+    let service = service(&fake, ALL);
+    let ask = async |request| {
+        let answer = service.get_capacity(Request::new(request)).await?;
+        let answer = answer.into_inner();
+        let largest = answer.maximum_volume_size.expect("told");
+        Ok::<_, Status>((answer.available_capacity, largest))
+    };
+    let within = |topology| csi::GetCapacityRequest {
+        accessible_topology: Some(topology),
         ..Default::default()
     };
-    let answer = service.create_snapshot(Request::new(snapshot)).await;
-    assert_eq!(code(answer), Code::ResourceExhausted);
-    let capacity = csi::GetCapacityRequest {
-        accessible_topology: Some(elsewhere),
-        ..Default::default()
-    };
-    let answer = service.get_capacity(Request::new(capacity)).await;
-    assert_eq!(answer.expect("a number").into_inner().available_capacity, 0);
-}
-
-#[tokio::test]
-async fn capacity_is_what_can_be_made() {
-    let service = service(&Arc::default(), ALL);
-    let ask = async |request| service.get_capacity(Request::new(request)).await;
-    let capacity = ask(csi::GetCapacityRequest::default()).await;
-    assert_eq!(
-        capacity.expect("a number").into_inner().available_capacity,
-        1 << 30
-    );
+    let anywhere = ask(csi::GetCapacityRequest::default()).await;
+    assert_eq!(anywhere.expect("numbers"), (30, 200));
+    assert_eq!(ask(within(fake.at(0))).await.expect("numbers"), (10, 100));
+    assert_eq!(ask(within(fake.at(1))).await.expect("numbers"), (20, 200));
+    let mut nowhere = fake.at(0);
+    nowhere.segments.extend(fake.at(1).segments);
+    nowhere.segments.extend([("zone".into(), "z".into())]);
+    assert_eq!(ask(within(nowhere)).await.expect("numbers"), (0, 0));
     let mut block = csi::GetCapacityRequest {
         volume_capabilities: vec![wanted(Mode::SingleNodeWriter)],
         ..Default::default()
     };
     block.volume_capabilities[0].access_type = Some(AccessType::Block(BlockVolume {}));
-    let capacity = ask(block).await.expect("a number").into_inner();
-    assert_eq!(capacity.maximum_volume_size, Some(0));
+    assert_eq!(ask(block).await.expect("numbers"), (0, 0));
     let unknown = csi::GetCapacityRequest {
         parameters: [("x".to_owned(), "y".to_owned())].into(),
         ..Default::default()
     };
-    assert_eq!(code(ask(unknown).await), Code::InvalidArgument);
+    let refused = ask(unknown).await.expect_err("unknown");
+    assert_eq!(refused.code(), Code::InvalidArgument);
 }
 
 #[tokio::test]
@@ -270,7 +249,7 @@ async fn an_attachment_is_of_a_known_volume_to_a_known_node_and_the_same_each_ti
         )
     };
     assert_eq!(publish(attach("vol-none", "node-1")).await, Code::NotFound);
-    assert_eq!(publish(attach(&id, "node-2")).await, Code::NotFound);
+    assert_eq!(publish(attach(&id, "node-9")).await, Code::NotFound);
     assert_eq!(publish(attach(&id, "node-1")).await, Code::Ok);
     assert_eq!(publish(attach(&id, "node-1")).await, Code::Ok);
     let mut reading = attach(&id, "node-1");
@@ -557,7 +536,7 @@ async fn snapshots_are_found_by_id_and_by_source() {
 async fn a_group_is_one_thing_and_who_names_others_is_wrong() {
     let fake: Arc<Fake> = Arc::default();
     let controller = service(&fake, ALL);
-    let group = group::Service::new(ALL, fake.place());
+    let group = group::Service::new(ALL, fake.found());
     let mut sources = Vec::new();
     for name in ["a", "b"] {
         sources.push(made(&controller, name).await.volume_id);

@@ -1,7 +1,7 @@
 //! Claims: volumes that outlive pods, their clones, snapshots, and groups of snapshots.
 //!
-//! [`Claims`] is the seam to the Controller service: in one process its implementation is the [`Engine`] itself; in a cluster
-//! it will be custom resources that ask the engine of the right node. Nothing above it changes then.
+//! An [`Engine`] holds those of its own pool and knows of no other node. The Controller service talks to [`Claims`], which
+//! does (`nodes`).
 //!
 //! A claim is in the index from CreateVolume on; its directory, `volumes/<id>`, is made when it is first mounted, and
 //! again when its content has become a layer (`freeze`). So a claim that no pod has written to since is its stack of
@@ -16,6 +16,7 @@
 //! | `content` | the directory of a claim |
 //! | `mount` | stage, publish, unpublish, unstage |
 //! | `list` | pages, and how a claim is used |
+//! | `nodes` | the seam to the Controller service: claims, on whichever node they are |
 //! | `tidy` | what is done now and then |
 //! | `recover` | what a crash or a reboot has left |
 //! | `hold` | what operations begin with |
@@ -27,6 +28,7 @@ mod freeze;
 mod hold;
 mod list;
 mod mount;
+mod nodes;
 pub(super) mod recover;
 mod snapshot;
 pub(super) mod tidy;
@@ -34,12 +36,14 @@ pub(super) mod tidy;
 use std::future::Future;
 use std::path::{Path, PathBuf};
 
-use super::Engine;
 use super::error::{Doing, Error, Result};
+use super::{Engine, reap};
 use crate::model::{
     Attachment, Claim, ClaimParameters, ClaimSource, MutableParameters, Snapshot, SnapshotGroup,
     SnapshotId, VolumeId,
 };
+
+pub use nodes::{Claims, OneNode};
 
 /// What CreateVolume asks for, checked.
 #[derive(Debug, Clone, PartialEq, Eq)]
@@ -66,6 +70,9 @@ pub struct Page<T> {
     /// The id after which the next page begins; `None`: this is the last one.
     pub next: Option<VolumeId>,
 }
+
+/// A group, and its snapshots.
+pub type Group = (SnapshotGroup, Vec<Snapshot>);
 
 /// Which snapshots to list.
 #[derive(Debug, Clone, Default, PartialEq, Eq)]
@@ -104,75 +111,44 @@ pub struct MountClaim {
     pub mount_group: Option<u32>,
 }
 
-/// What a Controller service needs of whoever holds the claims.
-#[async_trait::async_trait]
-pub trait Claims: std::fmt::Debug + Send + Sync + 'static {
-    /// Makes a claim, empty or a clone; the same request again gives the same claim, another one of that name
-    /// `Error::Exists`.
-    async fn create_claim(&self, request: CreateClaim) -> Result<Claim>;
-    /// Deletes a claim; what is not there is deleted. Clones and snapshots stay whole. `Error::ClaimInUse` when it
-    /// is mounted, held open or attached.
-    async fn delete_claim(&self, id: &str) -> Result<()>;
-    /// A claim.
-    async fn claim(&self, id: &str) -> Result<Claim>;
-    /// Claims after `after`, at most `most`.
-    async fn claims(&self, after: Option<&VolumeId>, most: usize) -> Result<Page<Claim>>;
-    /// How a claim is used and how it is.
-    async fn claim_use(&self, id: &str) -> Result<ClaimUse>;
-    /// Makes a claim larger; smaller is Ok and changes nothing.
-    async fn expand_claim(&self, id: &str, required: u64, limit: Option<u64>) -> Result<Claim>;
-    /// Changes what may be changed; what is not named stays.
-    async fn modify_claim(&self, id: &str, mutable: MutableParameters) -> Result<Claim>;
-    /// Notes an attachment; the same again is Ok, another one on that node `Error::Different`.
-    async fn attach_claim(&self, id: &str, attachment: Attachment) -> Result<()>;
-    /// Forgets an attachment; `None`: all. What is not there is forgotten.
-    async fn detach_claim(&self, id: &str, node: Option<&str>) -> Result<()>;
-    /// Takes a snapshot; the same name and source again gives the same, another source `Error::Exists`.
-    async fn create_snapshot(&self, name: &str, source: &str) -> Result<Snapshot>;
-    /// Deletes a snapshot; what is not there is deleted. `Error::Unsupported` for one of a group.
-    async fn delete_snapshot(&self, id: &str) -> Result<()>;
-    /// Snapshots after `after`, at most `most`.
-    async fn snapshots(
-        &self,
-        filter: &SnapshotFilter,
-        after: Option<&SnapshotId>,
-        most: usize,
-    ) -> Result<Page<Snapshot>>;
-    /// Takes snapshots of several claims at one instant.
-    async fn create_group(
-        &self,
-        name: &str,
-        sources: &[String],
-    ) -> Result<(SnapshotGroup, Vec<Snapshot>)>;
-    /// Deletes a group and its snapshots; what is not there is deleted.
-    async fn delete_group(&self, id: &str) -> Result<()>;
-    /// A group and its snapshots.
-    async fn group(&self, id: &str) -> Result<(SnapshotGroup, Vec<Snapshot>)>;
-    /// Bytes that new claims may still take, and the largest one of them.
-    async fn capacity(&self) -> Result<u64>;
+/// How much new claims may still take. Their sizes are limits and set nothing aside, so the two are not compared.
+#[derive(Debug, Clone, Copy, Default, PartialEq, Eq)]
+pub struct Capacity {
+    /// Bytes that can be written: those that are free, and those that eviction would free.
+    pub available: u64,
+    /// The size of the largest claim that can be made.
+    pub largest: u64,
 }
 
-#[async_trait::async_trait]
-impl Claims for Engine {
-    async fn create_claim(&self, request: CreateClaim) -> Result<Claim> {
+/// Claims as objects: what a Controller service needs of the node that they are on.
+impl Engine {
+    /// Makes a claim, empty or a clone; the same request again gives the same claim, another one of that name
+    /// [`Error::Exists`].
+    pub async fn create_claim(&self, request: CreateClaim) -> Result<Claim> {
         self.finish(create::create(self.inner.clone(), request))
             .await
     }
 
-    async fn delete_claim(&self, id: &str) -> Result<()> {
+    /// Deletes a claim; what is not there is deleted. Clones and snapshots stay whole. [`Error::ClaimInUse`] when it
+    /// is mounted, held open or attached.
+    pub async fn delete_claim(&self, id: &str) -> Result<()> {
         self.finish(create::delete(self.inner.clone(), id.to_owned()))
             .await
     }
 
-    async fn claim(&self, id: &str) -> Result<Claim> {
+    /// A claim.
+    pub fn claim(&self, id: &str) -> Result<Claim> {
         hold::claim(&self.inner, &hold::parse(id)?)
     }
 
-    async fn claims(&self, after: Option<&VolumeId>, most: usize) -> Result<Page<Claim>> {
-        Ok(list::claims(&self.inner.state.lock(), after, most))
+    /// Claims after `after`, at most `most`.
+    #[must_use]
+    pub fn claims(&self, after: Option<&VolumeId>, most: usize) -> Page<Claim> {
+        list::claims(&self.inner.state.lock(), after, most)
     }
 
-    async fn claim_use(&self, id: &str) -> Result<ClaimUse> {
+    /// How a claim is used and how it is.
+    pub async fn claim_use(&self, id: &str) -> Result<ClaimUse> {
         let (inner, id) = (self.inner.clone(), hold::parse(id)?);
         self.inner
             .calls
@@ -180,42 +156,49 @@ impl Claims for Engine {
             .await?
     }
 
-    async fn expand_claim(&self, id: &str, required: u64, limit: Option<u64>) -> Result<Claim> {
+    /// Makes a claim larger; smaller is Ok and changes nothing. [`Error::OutOfRange`] for more than the pool, or than `limit`.
+    pub async fn expand_claim(&self, id: &str, required: u64, limit: Option<u64>) -> Result<Claim> {
         let id = hold::parse(id)?;
         self.finish(change::expand(self.inner.clone(), id, required, limit))
             .await
     }
 
-    async fn modify_claim(&self, id: &str, mutable: MutableParameters) -> Result<Claim> {
+    /// Changes what may be changed; what is not named stays.
+    pub async fn modify_claim(&self, id: &str, mutable: MutableParameters) -> Result<Claim> {
         let id = hold::parse(id)?;
         self.finish(change::modify(self.inner.clone(), id, mutable))
             .await
     }
 
-    async fn attach_claim(&self, id: &str, attachment: Attachment) -> Result<()> {
+    /// Notes an attachment; the same again is Ok, another one on that node [`Error::Exists`].
+    pub async fn attach_claim(&self, id: &str, attachment: Attachment) -> Result<()> {
         let id = hold::parse(id)?;
         self.finish(change::attach(self.inner.clone(), id, attachment))
             .await
     }
 
-    async fn detach_claim(&self, id: &str, node: Option<&str>) -> Result<()> {
+    /// Forgets an attachment; `None`: all. What is not there is forgotten.
+    pub async fn detach_claim(&self, id: &str, node: Option<&str>) -> Result<()> {
         let node = node.map(str::to_owned);
         self.finish(change::detach(self.inner.clone(), id.to_owned(), node))
             .await
     }
 
-    async fn create_snapshot(&self, name: &str, source: &str) -> Result<Snapshot> {
+    /// Takes a snapshot; the same name and source again gives the same, another source [`Error::Exists`].
+    pub async fn create_snapshot(&self, name: &str, source: &str) -> Result<Snapshot> {
         let (name, source) = (name.to_owned(), source.to_owned());
         self.finish(snapshot::create(self.inner.clone(), name, source))
             .await
     }
 
-    async fn delete_snapshot(&self, id: &str) -> Result<()> {
+    /// Deletes a snapshot; what is not there is deleted. [`Error::OfGroup`] for one of a group.
+    pub async fn delete_snapshot(&self, id: &str) -> Result<()> {
         self.finish(snapshot::delete(self.inner.clone(), id.to_owned()))
             .await
     }
 
-    async fn snapshots(
+    /// Snapshots after `after`, at most `most`.
+    pub fn snapshots(
         &self,
         filter: &SnapshotFilter,
         after: Option<&SnapshotId>,
@@ -224,30 +207,39 @@ impl Claims for Engine {
         list::snapshots(&self.inner.state.lock(), filter, after, most)
     }
 
-    async fn create_group(
-        &self,
-        name: &str,
-        sources: &[String],
-    ) -> Result<(SnapshotGroup, Vec<Snapshot>)> {
+    /// Takes snapshots of several claims at one instant; the same name and sources again gives the same, other sources
+    /// [`Error::Exists`].
+    pub async fn create_group(&self, name: &str, sources: &[String]) -> Result<Group> {
         let (name, sources) = (name.to_owned(), sources.to_vec());
         self.finish(snapshot::create_group(self.inner.clone(), name, sources))
             .await
     }
 
-    async fn delete_group(&self, id: &str) -> Result<()> {
+    /// Deletes a group and its snapshots; what is not there is deleted.
+    pub async fn delete_group(&self, id: &str) -> Result<()> {
         self.finish(snapshot::delete_group(self.inner.clone(), id.to_owned()))
             .await
     }
 
-    async fn group(&self, id: &str) -> Result<(SnapshotGroup, Vec<Snapshot>)> {
+    /// A group and its snapshots.
+    pub fn group(&self, id: &str) -> Result<Group> {
         snapshot::group(&self.inner.state.lock(), id)
     }
 
-    async fn capacity(&self) -> Result<u64> {
+    /// How much new claims may still take.
+    pub async fn capacity(&self) -> Result<Capacity> {
         let inner = self.inner.clone();
-        let space = self.inner.calls.run(move || inner.dirs.root.space());
-        let space = space.await?.doing("ask for the pool's room")?;
-        Ok(space.bytes_available)
+        let job = move || {
+            let space = inner.dirs.root.space().doing("ask for the pool's room")?;
+            let free = space
+                .bytes_available
+                .saturating_add(reap::evictable(&inner, 0));
+            Ok(Capacity {
+                available: free.min(space.bytes),
+                largest: space.bytes,
+            })
+        };
+        self.inner.calls.run(job).await?
     }
 }
 

@@ -1,0 +1,236 @@
+//! Where things are: nodes, the labels that tell them apart, and where somebody wants something to be.
+//! Which nodes may have it, and which of them first, is decided here: values in, values out.
+
+use std::collections::BTreeMap;
+use std::fmt;
+use std::sync::Arc;
+
+/// Which node this is, as CSI tells one from another.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub struct NodeId(String);
+
+/// Why a text is no node id.
+#[derive(Debug, Clone, PartialEq, Eq, thiserror::Error)]
+#[error("a node id has 1 to 256 bytes and no control characters")]
+pub struct NodeIdError;
+
+impl NodeId {
+    /// Checks a node id: at most 256 bytes (`NodeGetInfoResponse.node_id`), no control characters.
+    pub fn new(text: impl Into<String>) -> Result<Self, NodeIdError> {
+        let text = text.into();
+        let fits = (1..=256).contains(&text.len()) && !text.chars().any(char::is_control);
+        if fits {
+            Ok(Self(text))
+        } else {
+            Err(NodeIdError)
+        }
+    }
+
+    /// The id.
+    #[must_use]
+    pub fn as_str(&self) -> &str {
+        &self.0
+    }
+}
+
+/// Labels: those that a node carries, or those by which nodes are asked for.
+#[derive(Debug, Clone, Default, PartialEq, Eq)]
+pub struct Topology(pub BTreeMap<String, String>);
+
+impl Topology {
+    /// Whether whoever carries these labels carries all those. Keys are the same in whatever case.
+    #[must_use]
+    pub fn is_in(&self, wanted: &Self) -> bool {
+        wanted.0.iter().all(|(key, value)| {
+            let mut ours = self.0.iter();
+            ours.any(|(our_key, ours)| our_key.eq_ignore_ascii_case(key) && ours == value)
+        })
+    }
+}
+
+/// For a message: a hostile one must not fill the log.
+impl fmt::Display for Topology {
+    fn fmt(&self, out: &mut fmt::Formatter<'_>) -> fmt::Result {
+        let cut = |text: &str| text.chars().take(128).collect::<String>();
+        out.write_str("{")?;
+        for (index, (key, value)) in self.0.iter().take(4).enumerate() {
+            let comma = if index > 0 { ", " } else { "" };
+            write!(out, "{comma}{}: {}", cut(key), cut(value))?;
+        }
+        out.write_str("}")
+    }
+}
+
+/// One node. What is on it is reached from there and from nowhere else.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub struct Node {
+    /// Its id.
+    pub id: NodeId,
+    /// The labels that it carries.
+    pub topology: Topology,
+}
+
+/// Something, and the node that it is on.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub struct Placed<T> {
+    /// What.
+    pub what: T,
+    /// Where.
+    pub node: Arc<Node>,
+}
+
+/// Where something new is wanted (CSI specification, `TopologyRequirement`). The default: anywhere.
+#[derive(Debug, Clone, Default, PartialEq, Eq)]
+pub struct Requirement {
+    /// It must be in one of these; empty: it may be anywhere.
+    pub requisite: Vec<Topology>,
+    /// It had better be in one of these, the first of them best.
+    pub preferred: Vec<Topology>,
+}
+
+/// Why something can be nowhere: where it is wanted, and where it could be.
+#[derive(Debug, Clone, PartialEq, Eq, thiserror::Error)]
+#[error("accessibility_requirements ask for {wanted}, and this can be on {possible} only")]
+pub struct Elsewhere {
+    wanted: String,
+    possible: String,
+}
+
+impl Requirement {
+    /// Those of these nodes that may have it, the best first, and at least one. Whoever makes a clone or a snapshot asks for
+    /// its source's node alone.
+    ///
+    /// A preference for a node that is not among them is no reason to refuse: "the SP MAY choose from the list of all possible
+    /// topologies".
+    pub fn choose<'a>(
+        &self,
+        among: impl IntoIterator<Item = &'a Arc<Node>>,
+    ) -> Result<Vec<&'a Arc<Node>>, Elsewhere> {
+        let place = |wanted: &[Topology], node: &Node| {
+            let mut wanted = wanted.iter();
+            wanted.position(|wanted| node.topology.is_in(wanted))
+        };
+        let among: Vec<&Arc<Node>> = among.into_iter().collect();
+        let is_allowed = |node: &&&Arc<Node>| {
+            self.requisite.is_empty() || place(&self.requisite, node).is_some()
+        };
+        let mut chosen: Vec<&Arc<Node>> = among.iter().filter(is_allowed).copied().collect();
+        if chosen.is_empty() {
+            return Err(Elsewhere {
+                wanted: one_of(self.requisite.iter()).unwrap_or_else(|| "any node".to_owned()),
+                possible: one_of(among.iter().map(|node| &node.topology))
+                    .unwrap_or_else(|| "no node".to_owned()),
+            });
+        }
+        let rank = |wanted: &[Topology], node| place(wanted, node).unwrap_or(wanted.len());
+        chosen.sort_by_key(|node| (rank(&self.preferred, node), rank(&self.requisite, node)));
+        Ok(chosen)
+    }
+}
+
+fn one_of<'a>(all: impl ExactSizeIterator<Item = &'a Topology>) -> Option<String> {
+    let more = all.len().saturating_sub(3);
+    let first: Vec<String> = all.take(3).map(Topology::to_string).collect();
+    let first = Some(first.join(" or ")).filter(|first| !first.is_empty())?;
+    Some(match more {
+        0 => first,
+        more => format!("{first} or {more} more"),
+    })
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn topology(labels: &[(&str, &str)]) -> Topology {
+        let label = |(key, value): &(&str, &str)| ((*key).to_owned(), (*value).to_owned());
+        Topology(labels.iter().map(label).collect())
+    }
+
+    fn node(name: &str, backend: &str) -> Arc<Node> {
+        Arc::new(Node {
+            id: NodeId::new(name).expect("an id"),
+            topology: topology(&[("node", name), ("backend", backend)]),
+        })
+    }
+
+    fn nodes() -> [Arc<Node>; 3] {
+        [node("a", "btrfs"), node("b", "btrfs"), node("c", "copy")]
+    }
+
+    fn chosen(requisite: &[&Topology], preferred: &[&Topology]) -> Result<String, Elsewhere> {
+        let own = |all: &[&Topology]| all.iter().copied().cloned().collect();
+        let requirement = Requirement {
+            requisite: own(requisite),
+            preferred: own(preferred),
+        };
+        let nodes = nodes();
+        let chosen = requirement.choose(&nodes)?;
+        Ok(chosen.iter().map(|node| node.id.as_str()).collect())
+    }
+
+    #[test]
+    fn node_ids_keep_to_the_specification() {
+        assert_eq!(NodeId::new("node-1").expect("ok").as_str(), "node-1");
+        NodeId::new("n".repeat(256)).expect("256 bytes are allowed");
+        for bad in [String::new(), "n".repeat(257), "a\nb".to_owned()] {
+            assert_eq!(NodeId::new(bad), Err(NodeIdError));
+        }
+    }
+
+    #[test]
+    fn what_is_preferred_comes_first_and_what_is_requisite_must_be() {
+        let [a, b, c] = ["a", "b", "c"].map(|name| topology(&[("node", name)]));
+        let [btrfs, copy] = ["btrfs", "copy"].map(|name| topology(&[("backend", name)]));
+        let both = topology(&[("backend", "copy"), ("node", "b")]);
+        let nowhere = topology(&[("zone", "z")]);
+        let any = Topology::default();
+        let shouted = topology(&[("NODE", "b")]);
+        let cases: [(&[&Topology], &[&Topology], &str); 12] = [
+            (&[], &[], "abc"),
+            (&[], &[&c, &b], "cba"),
+            (&[], &[&copy], "cab"),
+            (&[], &[&nowhere], "abc"),
+            (&[&b, &a], &[], "ba"),
+            (&[&a, &b, &c], &[&c], "cab"),
+            (&[&btrfs], &[&c, &b], "ba"),
+            (&[&nowhere, &c], &[], "c"),
+            (&[&any], &[], "abc"),
+            (&[&shouted], &[], "b"),
+            (&[&copy, &btrfs], &[], "cab"),
+            (&[&both, &a], &[&both], "a"),
+        ];
+        for (requisite, preferred, expected) in cases {
+            let chosen = chosen(requisite, preferred);
+            assert_eq!(
+                chosen.as_deref(),
+                Ok(expected),
+                "{requisite:?} {preferred:?}"
+            );
+        }
+        for requisite in [nowhere, both, topology(&[("node", "B")])] {
+            let none = chosen(&[&requisite], &[&b]);
+            none.expect_err(&requisite.to_string());
+        }
+    }
+
+    #[test]
+    fn what_can_be_nowhere_says_where_it_is_wanted_and_where_it_could_be() {
+        let many: Vec<Topology> = (0..5)
+            .map(|n| topology(&[("node", &format!("x{n}"))]))
+            .collect();
+        let why = chosen(&many.iter().collect::<Vec<_>>(), &[])
+            .expect_err("elsewhere")
+            .to_string();
+        assert_eq!(
+            why,
+            "accessibility_requirements ask for {node: x0} or {node: x1} or {node: x2} or 2 more, and this can be on \
+             {backend: btrfs, node: a} or {backend: btrfs, node: b} or {backend: copy, node: c} only"
+        );
+        let nobody = Requirement::default().choose(&[]).expect_err("no node");
+        let nobody = nobody.to_string();
+        assert!(nobody.contains("for any node") && nobody.ends_with("on no node only"));
+        let long = topology(&[("node", &"n".repeat(1000))]);
+        assert!(long.to_string().len() < 200);
+    }
+}
