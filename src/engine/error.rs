@@ -201,7 +201,7 @@ pub enum Error {
     },
     /// The index of what is sealed failed.
     #[error("index: {0}")]
-    Index(#[from] store::Error),
+    Index(#[source] store::Error),
     /// A system call failed.
     #[error("{doing}: {source}")]
     System {
@@ -243,6 +243,16 @@ impl fmt::Display for Shortage {
             "are evicted if that is enough"
         };
         write!(f, "{what}; unused caches {evicted}, try again")
+    }
+}
+
+impl From<store::Error> for Error {
+    fn from(error: store::Error) -> Self {
+        match error {
+            // It is closed when all else of the engine has ended, and by nobody else.
+            store::Error::Closed => Self::ShuttingDown,
+            error => Self::Index(error),
+        }
     }
 }
 
@@ -332,6 +342,12 @@ impl<T> Doing<T> for backend::Result<T> {
 #[cfg(test)]
 mod tests {
     use super::*;
+
+    #[test]
+    fn an_index_that_is_closed_is_no_defect() {
+        let error = Error::from(store::Error::Closed);
+        assert!(matches!(error, Error::ShuttingDown), "{error:?}");
+    }
 
     #[test]
     fn a_limit_of_the_kernel_is_not_taken_for_a_full_pool() {

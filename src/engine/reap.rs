@@ -545,7 +545,7 @@ impl Inner {
             if error.is_full() && !error.is_unsure() {
                 Error::Full(error.to_string().into())
             } else {
-                Error::Index(error)
+                error.into()
             }
         };
         match self.index.commit(changes) {

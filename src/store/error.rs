@@ -40,6 +40,9 @@ pub enum Error {
         /// What is wrong with it, and what to do.
         why: String,
     },
+    /// The index was closed, for good; nothing was written.
+    #[error("the index is closed")]
+    Closed,
     /// The database failed; what was to be written is not in it.
     #[error("{doing}: {source}")]
     Database {
@@ -102,7 +105,9 @@ impl Error {
                 redb::Error::Io(error) => matches!(error.raw_os_error(), Some(ENOSPC | EDQUOT)),
                 _ => false,
             },
-            Self::Locked { .. } | Self::Format { .. } | Self::Damaged { .. } => false,
+            Self::Locked { .. } | Self::Format { .. } | Self::Damaged { .. } | Self::Closed => {
+                false
+            }
         }
     }
 }

@@ -135,6 +135,8 @@ impl<'a> NewIndex<'a> {
 /// The database, if it could be opened.
 struct Opened {
     database: Option<Database>,
+    /// It is over ([`Index::close`]): nobody opens it anew.
+    closed: bool,
     /// Which transaction was its last, if it is known to have had one that said so.
     last: Option<u64>,
 }
@@ -142,6 +144,7 @@ struct Opened {
 impl std::fmt::Debug for Opened {
     fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
         f.debug_struct("Opened")
+            .field("closed", &self.closed)
             .field("last", &self.last)
             .finish_non_exhaustive()
     }
@@ -183,6 +186,7 @@ impl Index {
         let opened = Opened {
             last: meta(&database, LAST_KEY)?,
             database: Some(database),
+            closed: false,
         };
         let index = Self {
             root: root.try_clone()?,
@@ -226,6 +230,9 @@ impl Index {
     /// unsure ([`Error::is_unsure`]): then the database could not even be opened anew, which would have told.
     pub fn commit(&self, changes: &[Change]) -> Result<()> {
         let mut opened = self.opened.lock();
+        if opened.closed {
+            return Err(Error::Closed);
+        }
         let Some(database) = &opened.database else {
             return Err(Error::database(WRITING, redb::Error::PreviousIo));
         };
@@ -249,9 +256,12 @@ impl Index {
         }
     }
 
-    /// Closes the database, which writes to it. From here on every commit fails.
+    /// Closes the database, which writes to it. From here on every commit fails, and it is not opened anew: another process may
+    /// have it.
     pub fn close(&self) {
-        drop(self.opened.lock().database.take());
+        let mut opened = self.opened.lock();
+        opened.closed = true;
+        drop(opened.database.take());
     }
 
     /// Opens the database anew: the way out after a full disk. Until it succeeds every commit fails.
@@ -267,7 +277,10 @@ impl Index {
 
 impl Opened {
     fn reopen(&mut self, root: &Dir) -> Result<()> {
-        // Closed first: the file is locked while it is open.
+        if self.closed {
+            return Err(Error::Closed);
+        }
+        // Put away first: the file is locked while it is open.
         self.database = None;
         let (database, last) = guarded(root, || {
             let database = open_database(root)?;
@@ -626,6 +639,24 @@ mod tests {
         assert_eq!(contents.artifacts, [artifact(2)]);
         assert_eq!(contents.names, [(artifact(2).name(), artifact(2).id)]);
         assert_eq!(contents.layers.len(), 1);
+    }
+
+    #[test]
+    fn an_index_that_was_closed_says_so_and_stays_closed() {
+        let folder = tempfile::tempdir().expect("a temporary folder");
+        let root = Dir::open(folder.path()).expect("it opens");
+        let (index, _) = Index::open(&root).expect("made");
+        index.close();
+        for error in [
+            index.commit(&put(1)).expect_err("closed"),
+            index.reopen().expect_err("closed"),
+            index.commit(&put(1)).expect_err("still closed"),
+        ] {
+            assert!(matches!(error, Error::Closed), "{error}");
+            assert!(!error.is_full() && !error.is_unsure(), "{error}");
+        }
+        let (_, contents) = Index::open(&root).expect("nobody has it open");
+        assert!(contents.artifacts.is_empty());
     }
 
     #[test]
