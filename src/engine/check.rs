@@ -536,6 +536,7 @@ fn check_rest(root: &Dir, findings: &mut Vec<Finding>) -> Result<()> {
     const KNOWN: &[&str] = &[
         layout::POOL_JSON,
         layout::LOCK,
+        // Of earlier versions; nobody reads it.
         "lock.pid",
         layout::INDEX,
         layout::VOLUMES,

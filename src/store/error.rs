@@ -19,7 +19,7 @@ pub enum Error {
     Locked {
         /// The pool.
         path: PathBuf,
-        /// Who says to own it: ` (pid N)`, or nothing.
+        /// Who that is: ` (pid N)`, or nothing.
         holder: String,
     },
     /// A file is of a form that this version does not know.

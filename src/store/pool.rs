@@ -172,27 +172,20 @@ fn existing(path: &Path) -> Result<Dir> {
     })
 }
 
-/// Who owns the pool, for a message.
-const HOLDER: &str = "lock.pid";
-
-/// Locks the pool and leaves our pid for whoever comes second.
 fn lock(root: &Dir) -> Result<Lock> {
-    if let Some(lock) = root.try_lock(layout::LOCK)? {
-        // For a message only; a full disk must not keep the driver from starting.
-        let _unimportant = root.replace(HOLDER, std::process::id().to_string().as_bytes());
-        return Ok(lock);
-    }
-    Err(locked(root))
+    root.try_lock(layout::LOCK)?.ok_or_else(|| locked(root))
 }
 
+/// It names who has the pool if that is one process that the kernel tells of: a file with its pid would be written after the lock is
+/// taken, not be the one's who only looks, and tell nothing to another pid namespace.
 fn locked(root: &Dir) -> Error {
-    let holder = root
-        .read(HOLDER, 32)
-        .ok()
-        .and_then(|bytes| String::from_utf8(bytes).ok());
-    let holder = holder
-        .map(|pid| format!(" (pid {pid})"))
-        .unwrap_or_default();
+    let holders = root.lock_holders(layout::LOCK).unwrap_or_default();
+    let mut holders = holders.iter();
+    let holder = match (holders.next(), holders.next()) {
+        (Some(pid), None) => format!(" (pid {pid})"),
+        // Nobody, or no longer; or several who look.
+        _ => String::new(),
+    };
     Error::Locked {
         path: root.path().to_owned(),
         holder,
@@ -249,6 +242,24 @@ mod tests {
         let _another = PoolView::open(folder.path()).expect("both only look");
         let error = PoolDirs::open(folder.path()).expect_err("somebody looks");
         assert!(matches!(error, Error::Locked { .. }), "{error}");
+    }
+
+    #[test]
+    fn who_has_the_pool_is_named_and_not_who_had_it() {
+        let folder = tempfile::tempdir().expect("a temporary folder");
+        drop(PoolDirs::open(folder.path()).expect("made"));
+        let root = Dir::open(folder.path()).expect("it opens");
+        root.replace(layout::POOL_JSON, b"{}").expect("written");
+        // As an earlier version left it.
+        root.replace("lock.pid", b"1").expect("written");
+        let us = format!(" (pid {}); ", std::process::id());
+        let lock = root.try_lock(layout::LOCK).expect("flock");
+        let error = PoolView::open(folder.path()).expect_err("somebody starts");
+        assert!(error.to_string().contains(&us), "{error}");
+        drop(lock);
+        let _view = PoolView::open(folder.path()).expect("nobody has it");
+        let error = PoolDirs::open(folder.path()).expect_err("somebody looks");
+        assert!(error.to_string().contains(&us), "{error}");
     }
 
     #[test]

@@ -1,14 +1,16 @@
-//! `flock(2)`: one owner at a time, given up by the kernel when the owner dies, however it dies.
-//! What a lock guards is known by who takes it.
+//! `flock(2)`: one owner at a time, given up by the kernel when the owner dies, however it dies; and who that is, by what the
+//! kernel says. What a lock guards is known by who takes it.
 
-use std::os::fd::{AsFd, BorrowedFd, OwnedFd};
+use std::collections::BTreeSet;
+use std::os::fd::{AsFd, AsRawFd, BorrowedFd, OwnedFd};
 use std::path::Path;
 
 use rustix::fs::{FlockOperation, Mode, OFlags};
 use rustix::io::Errno as RawErrno;
 
 use super::dir::Dir;
-use super::error::Result;
+use super::error::{Error, Result};
+use super::mountinfo::mount_table;
 
 /// A lock, held until it is dropped or the process ends.
 ///
@@ -34,6 +36,25 @@ impl Dir {
         self.flock(name, OFlags::RDONLY, FlockOperation::NonBlockingLockShared)
     }
 
+    /// The processes that have the file `name` locked now, alone or with others, by the kernel's list of locks. Those of which this
+    /// process cannot know (in a pid namespace that is not below its own, or gone, with a child that keeps the lock) are not among them.
+    pub fn lock_holders(&self, name: impl AsRef<Path>) -> Result<BTreeSet<u32>> {
+        const LOCKS: &str = "/proc/locks";
+        let name = name.as_ref();
+        let flags = OFlags::PATH | OFlags::NOFOLLOW | OFlags::CLOEXEC;
+        let fd = rustix::fs::openat(self, name, flags, Mode::empty())
+            .map_err(|errno| self.error("openat", name, errno))?;
+        let stat = rustix::fs::fstat(&fd).map_err(|errno| self.error("fstat", name, errno))?;
+        let Some(device) = filesystem_of(fd.as_fd())? else {
+            return Ok(BTreeSet::new());
+        };
+        let locks =
+            std::fs::read_to_string(LOCKS).map_err(|error| Error::new("read", LOCKS, error))?;
+        let holders = locks.lines().filter_map(holder);
+        let here = holders.filter(|holder| holder.device == device && holder.inode == stat.st_ino);
+        Ok(here.map(|holder| holder.pid).collect())
+    }
+
     fn flock(&self, name: &Path, flags: OFlags, how: FlockOperation) -> Result<Option<Lock>> {
         let flags = flags | OFlags::NOFOLLOW | OFlags::CLOEXEC;
         let fd = rustix::fs::openat(self, name, flags, Mode::from_raw_mode(0o600))
@@ -44,6 +65,43 @@ impl Dir {
             Err(errno) => Err(self.error("flock", name, errno)),
         }
     }
+}
+
+/// One that holds a lock.
+#[derive(Debug, PartialEq, Eq)]
+struct Holder {
+    pid: u32,
+    device: (u32, u32),
+    inode: u64,
+}
+
+/// A line of `/proc/locks` (proc(5)): `1: FLOCK  ADVISORY  WRITE 1234 fe:00:9981707 0 EOF`. `None`: a lock of another kind, or one that
+/// is waited for (`1: -> FLOCK`).
+fn holder(line: &str) -> Option<Holder> {
+    let mut words = line.split_ascii_whitespace().skip(1);
+    if words.next() != Some("FLOCK") {
+        return None;
+    }
+    let mut words = words.skip(2);
+    // Other kinds have -1 where nobody is told.
+    let pid = words.next()?.parse().ok()?;
+    let mut file = words.next()?.split(':');
+    let mut hex = || u32::from_str_radix(file.next()?, 16).ok();
+    let device = (hex()?, hex()?);
+    let inode = file.next()?.parse().ok()?;
+    Some(Holder { pid, device, inode })
+}
+
+/// The device of the filesystem of an open file, as the kernel writes it in its lists. On btrfs it is not `st_dev`, which is the
+/// subvolume's; so it is looked up by the mount.
+fn filesystem_of(file: BorrowedFd<'_>) -> Result<Option<(u32, u32)>> {
+    let path = format!("/proc/thread-self/fdinfo/{}", file.as_raw_fd());
+    let facts = std::fs::read_to_string(&path).map_err(|error| Error::new("read", &path, error))?;
+    let mount = facts.lines().find_map(|line| line.strip_prefix("mnt_id:"));
+    let mount = mount.and_then(|id| id.trim().parse::<u64>().ok());
+    let table = mount_table()?;
+    let mount = table.iter().find(|entry| Some(entry.id) == mount);
+    Ok(mount.map(|entry| entry.device))
 }
 
 impl AsFd for Lock {
@@ -65,6 +123,44 @@ mod tests {
         assert!(dir.try_lock("lock").expect("flock").is_none());
         drop(first);
         assert!(dir.try_lock("lock").expect("flock").is_some());
+    }
+
+    #[test]
+    fn the_kernel_says_who_has_it() {
+        let folder = tempfile::tempdir().expect("a temporary folder");
+        let dir = Dir::open(folder.path()).expect("it opens");
+        let us = BTreeSet::from([std::process::id()]);
+        let holders = |name| dir.lock_holders(name).expect("asked");
+        let alone = dir.try_lock("lock").expect("flock");
+        let other = dir.try_lock("other").expect("flock");
+        assert_eq!(holders("lock"), us);
+        drop((alone, other));
+        assert_eq!(holders("lock"), BTreeSet::new());
+        let shared = dir.try_share_lock("lock").expect("flock");
+        let again = dir.try_share_lock("lock").expect("flock");
+        assert_eq!(holders("lock"), us);
+        assert_eq!(holders("other"), BTreeSet::new());
+        drop((shared, again));
+    }
+
+    #[test]
+    fn only_who_holds_a_lock_of_this_kind_is_a_holder() {
+        let line = "12: FLOCK  ADVISORY  WRITE 1234 fe:1a:9981707 0 EOF";
+        let expected = Holder {
+            pid: 1234,
+            device: (0xfe, 0x1a),
+            inode: 9_981_707,
+        };
+        assert_eq!(holder(line), Some(expected));
+        for other in [
+            "12: -> FLOCK  ADVISORY  WRITE 1234 fe:1a:9981707 0 EOF",
+            "3: POSIX  ADVISORY  READ 1234 fe:1a:9981707 0 EOF",
+            "4: OFDLCK ADVISORY  WRITE -1 fe:1a:9981707 0 EOF",
+            "5: FLOCK  ADVISORY",
+            "",
+        ] {
+            assert_eq!(holder(other), None, "{other}");
+        }
     }
 
     #[test]
