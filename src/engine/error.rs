@@ -169,6 +169,15 @@ pub enum Error {
     /// It is wanted where it cannot be.
     #[error(transparent)]
     Elsewhere(#[from] Elsewhere),
+    /// A claim of that name is there, and cannot be where it is wanted now. Unlike what is not there yet: nobody will find it a place.
+    #[error("{name:?} exists already: {elsewhere}")]
+    ExistsElsewhere {
+        /// The name.
+        name: String,
+        /// Where it is wanted, and where it is.
+        #[source]
+        elsewhere: Elsewhere,
+    },
     /// No node of that id.
     #[error("there is no node {:?}", .0.chars().take(128).collect::<String>())]
     NoSuchNode(String),

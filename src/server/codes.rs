@@ -22,7 +22,9 @@ pub fn code_of(error: &Error) -> Code {
         | Error::NoSuchClaim(_)
         | Error::NoSuchSnapshot(_)
         | Error::NoSuchNode(_) => Code::NotFound,
-        Error::Different { .. } | Error::Exists { .. } => Code::AlreadyExists,
+        Error::Different { .. } | Error::Exists { .. } | Error::ExistsElsewhere { .. } => {
+            Code::AlreadyExists
+        }
         Error::OutOfRange { .. } => Code::OutOfRange,
         Error::OfGroup { .. } => Code::InvalidArgument,
         // Nothing is wrong with the request as such: something has to be changed first, on the node or in the pool.
@@ -100,7 +102,7 @@ mod tests {
     use crate::{backend, store};
 
     /// What is not where it is wanted.
-    fn misplaced() -> [Error; 3] {
+    fn misplaced() -> [Error; 4] {
         let topology = |node: &str| Topology([("node".to_owned(), node.to_owned())].into());
         let here = Node {
             id: NodeId::new("node-1").expect("an id"),
@@ -112,7 +114,11 @@ mod tests {
         };
         let elsewhere = wanted.choose([&here.into()]).expect_err("elsewhere");
         [
-            Error::Elsewhere(elsewhere),
+            Error::Elsewhere(elsewhere.clone()),
+            Error::ExistsElsewhere {
+                name: "pvc-1".into(),
+                elsewhere,
+            },
             Error::NoSuchNode("node-9\n".into()),
             Error::OnNode {
                 claim: "vol-1".parse().expect("an id"),
@@ -149,6 +155,7 @@ mod tests {
             Error::OutOfRange { .. } => "OutOfRange",
             Error::TooLarge { .. } => "TooLarge",
             Error::Elsewhere(_) => "Elsewhere",
+            Error::ExistsElsewhere { .. } => "ExistsElsewhere",
             Error::NoSuchNode(_) => "NoSuchNode",
             Error::OnNode { .. } => "OnNode",
             Error::ClaimInUse { .. } => "ClaimInUse",

@@ -207,7 +207,10 @@ impl Claims for Fake {
             if there.source != wanted.source {
                 return exists(&request.name, "source");
             }
-            at.choose([&placed.node])?;
+            at.choose([&placed.node]).map_err(|elsewhere| {
+                let name = request.name;
+                Error::ExistsElsewhere { name, elsewhere }
+            })?;
             return Ok(placed.clone());
         }
         let source = wanted.source.as_ref();

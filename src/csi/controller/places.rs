@@ -97,8 +97,17 @@ fn of_snapshot(id: &str) -> From {
 }
 
 fn assert_elsewhere<T: std::fmt::Debug>(answer: Result<T, Status>, wanted: &str, possible: &str) {
+    assert_refused(answer, Code::ResourceExhausted, wanted, possible);
+}
+
+fn assert_refused<T: std::fmt::Debug>(
+    answer: Result<T, Status>,
+    code: Code,
+    wanted: &str,
+    possible: &str,
+) {
     let status = answer.expect_err("elsewhere");
-    assert_eq!(status.code(), Code::ResourceExhausted, "{status}");
+    assert_eq!(status.code(), code, "{status}");
     let (asked, rest) = status.message().split_once(", and ").expect("two parts");
     assert!(
         asked.contains(wanted) && rest.contains(possible),
@@ -160,7 +169,8 @@ async fn what_is_there_already_is_found_where_it_is() {
     let again = world.make("pvc", world.wanted(&[], &[0]), None).await;
     assert_eq!(again.expect("there"), (id, 1));
     let elsewhere = world.make("pvc", world.wanted(&[0], &[]), None).await;
-    assert_elsewhere(elsewhere, "node: node-1", "node: node-2");
+    let (wanted, possible) = ("node: node-1", "node: node-2");
+    assert_refused(elsewhere, Code::AlreadyExists, wanted, possible);
 }
 
 #[tokio::test]

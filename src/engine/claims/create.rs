@@ -59,6 +59,13 @@ fn made_before(inner: &Inner, id: &VolumeId) -> Result<Option<Claim>> {
     }
 }
 
+/// Whether there is a claim of that name, or was until a deletion that may not be over.
+pub(super) fn has(inner: &Inner, name: &str) -> bool {
+    let id = hold::id_of(hold::CLAIM, name);
+    // What cannot be used is there all the same.
+    !matches!(made_before(inner, &id), Ok(None))
+}
+
 /// What a repeated request finds, if it is the same request.
 fn repeated(claim: Claim, request: &CreateClaim) -> Result<Claim> {
     let too_small = claim.capacity < request.required_bytes;

@@ -129,6 +129,12 @@ impl Engine {
             .await
     }
 
+    /// Whether an earlier request made a claim of that name; not if nobody knows whether it did.
+    #[must_use]
+    pub fn has_claim_named(&self, name: &str) -> bool {
+        create::has(&self.inner, name)
+    }
+
     /// Deletes a claim; what is not there is deleted. Clones and snapshots stay whole. [`Error::ClaimInUse`] when it
     /// is mounted, held open or attached.
     pub async fn delete_claim(&self, id: &str) -> Result<()> {

@@ -19,7 +19,8 @@ use crate::model::{
 pub trait Claims: std::fmt::Debug + Send + Sync + 'static {
     /// Makes a claim: a clone where its source is, an empty one on the best of the nodes that may have it and can
     /// ([`Requirement::choose`]). One that is there already stays where it is. `Error::Elsewhere` when `at` does not allow
-    /// that node.
+    /// that node, `Error::ExistsElsewhere` when it is there already (CSI specification, "CreateVolume Errors": it is incompatible
+    /// with the request's `accessibility_requirements`).
     async fn create_claim(&self, request: CreateClaim, at: &Requirement) -> Result<Placed<Claim>>;
     /// Deletes a claim.
     async fn delete_claim(&self, id: &str) -> Result<()>;
@@ -95,8 +96,14 @@ impl OneNode {
 #[async_trait::async_trait]
 impl Claims for OneNode {
     async fn create_claim(&self, request: CreateClaim, at: &Requirement) -> Result<Placed<Claim>> {
-        at.choose([&self.node])?;
-        Ok(self.here(self.engine.create_claim(request).await?))
+        match at.choose([&self.node]) {
+            Ok(_) => Ok(self.here(self.engine.create_claim(request).await?)),
+            Err(elsewhere) if self.engine.has_claim_named(&request.name) => {
+                let name = request.name;
+                Err(Error::ExistsElsewhere { name, elsewhere })
+            }
+            Err(elsewhere) => Err(elsewhere.into()),
+        }
     }
 
     async fn delete_claim(&self, id: &str) -> Result<()> {
