@@ -30,7 +30,7 @@ use baggageclaim::engine::claims::{CreateClaim, MountClaim, SnapshotFilter};
 use baggageclaim::engine::crash::{self, Point};
 use baggageclaim::engine::{Config, Engine, Error};
 use baggageclaim::model::{
-    Attachment, Claim, ClaimSource, MutableParameters, Snapshot, SnapshotId, VolumeId,
+    Attachment, Claim, ClaimSource, MutableChange, Snapshot, SnapshotId, VolumeId,
 };
 use baggageclaim::sys::{self, Dir};
 use bench::{BTRFS, Bench, COPY, Ground, OVERLAY, request, say};
@@ -262,9 +262,9 @@ impl Actor<'_> {
             }
             Step::Modify(name, size_limit) => {
                 let id = self.id(name);
-                let mutable = MutableParameters {
+                let mutable = MutableChange {
                     size_limit: Some(size_limit),
-                    ttl_seconds: None,
+                    ttl: None,
                 };
                 patiently(name, || engine.modify_claim(id.as_str(), mutable)).await;
             }

@@ -30,7 +30,9 @@ use baggageclaim::backend::BackendKind;
 use baggageclaim::engine::claims::{CreateClaim, SnapshotFilter};
 use baggageclaim::engine::crash::{self, Point};
 use baggageclaim::engine::{Config, Engine, Error};
-use baggageclaim::model::{Claim, ClaimSource, LayerRecord, MutableParameters, Outcome, Snapshot};
+use baggageclaim::model::{
+    Claim, ClaimSource, LayerRecord, MutableChange, MutableParameters, Outcome, Snapshot,
+};
 use baggageclaim::store::{self, Change, Doom, Index};
 use baggageclaim::sys::Dir;
 use bench::{Bench as Pods, OVERLAY, request};
@@ -444,9 +446,9 @@ async fn a_claim_whose_snapshot_nobody_knows_the_end_of_is_not_written_over() {
 
         // The index takes writes again, and nobody has looked what it has.
         let engine = &pods.engine;
-        let mutable = MutableParameters {
+        let mutable = MutableChange {
             size_limit: Some(1 << 20),
-            ttl_seconds: None,
+            ttl: None,
         };
         let refused = [
             engine.modify_claim(id, mutable).await.map(drop),

@@ -35,7 +35,7 @@ pub struct ClaimParameters {
     pub live_clone: LiveClone,
 }
 
-/// What a VolumeAttributesClass may change later.
+/// What of a claim a VolumeAttributesClass may change later.
 #[derive(Debug, Clone, Copy, Default, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(rename_all = "camelCase")]
 pub struct MutableParameters {
@@ -48,13 +48,35 @@ pub struct MutableParameters {
     pub ttl_seconds: Option<u64>,
 }
 
-impl MutableParameters {
-    /// What a claim has after a change to these: what they do not name stays as it was before.
+/// What a VolumeAttributesClass names.
+#[derive(Debug, Clone, Copy, Default, PartialEq, Eq)]
+pub struct MutableChange {
+    /// The most bytes that the claim may hold of its own.
+    pub size_limit: Option<u64>,
+    /// How long after its last use it may be deleted.
+    pub ttl: Option<Ttl>,
+}
+
+/// A `ttl` that is named. What is not named stays, so never has a name too.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub enum Ttl {
+    /// Garbage collection deletes it never.
+    Never,
+    /// So many seconds.
+    Seconds(u64),
+}
+
+impl MutableChange {
+    /// What a claim has after this change: what it does not name stays as it was before, in a new claim by default.
     #[must_use]
-    pub fn over(self, before: Self) -> Self {
-        Self {
+    pub fn over(self, before: MutableParameters) -> MutableParameters {
+        MutableParameters {
             size_limit: self.size_limit.or(before.size_limit),
-            ttl_seconds: self.ttl_seconds.or(before.ttl_seconds),
+            ttl_seconds: match self.ttl {
+                None => before.ttl_seconds,
+                Some(Ttl::Never) => None,
+                Some(Ttl::Seconds(seconds)) => Some(seconds),
+            },
         }
     }
 }

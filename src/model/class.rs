@@ -9,7 +9,7 @@ use std::fmt;
 use super::attributes::{
     AttributeError, list, parse_id, parse_mode, parse_size_limit, parse_ttl, quote,
 };
-use super::claim::{ClaimParameters, LiveClone, MutableParameters};
+use super::claim::{ClaimParameters, LiveClone, MutableChange, Ttl};
 use super::root::RootAttributes;
 
 /// What is wrong with a parameter of a class.
@@ -63,9 +63,9 @@ impl ClaimParameters {
     }
 }
 
-impl MutableParameters {
+impl MutableChange {
     /// Parses a VolumeAttributesClass's parameters. What the class does not name has its default in a new claim; in one that is
-    /// there it stays ([`MutableParameters::over`]).
+    /// there it stays ([`MutableChange::over`]).
     pub fn parse(parameters: &BTreeMap<String, String>) -> Result<Self, ParameterError> {
         known(MUTABLE, MUTABLE_NAMES, FIXED_NAMES, parameters)?;
         let get = |name: &str| parameters.get(name).map(String::as_str);
@@ -75,12 +75,21 @@ impl MutableParameters {
                 .map(parse_size_limit)
                 .transpose()
                 .map_err(wrong)?,
-            ttl_seconds: get("ttl")
-                .map(parse_ttl)
-                .transpose()
-                .map_err(wrong)?
-                .map(|ttl| ttl.as_secs()),
+            ttl: get("ttl").map(named_ttl).transpose().map_err(wrong)?,
         })
+    }
+}
+
+fn named_ttl(text: &str) -> Result<Ttl, AttributeError> {
+    if text == "never" {
+        return Ok(Ttl::Never);
+    }
+    match parse_ttl(text) {
+        Ok(ttl) => Ok(Ttl::Seconds(ttl.as_secs())),
+        Err(error) => Err(AttributeError {
+            problem: format!("{}, or never", error.problem),
+            ..error
+        }),
     }
 }
 
@@ -160,14 +169,18 @@ mod tests {
             (Some(1000), Some(0), Some(0o2770))
         );
         assert_eq!(parsed.live_clone, LiveClone::Copy);
-        let parsed = MutableParameters::parse(&map(&[("sizeLimit", "2Gi"), ("ttl", "7d")]));
+        let parsed = MutableChange::parse(&map(&[("sizeLimit", "2Gi"), ("ttl", "7d")]));
         assert_eq!(
             parsed,
-            Ok(MutableParameters {
+            Ok(MutableChange {
                 size_limit: Some(2 << 30),
-                ttl_seconds: Some(7 * 24 * 60 * 60)
+                ttl: Some(Ttl::Seconds(7 * 24 * 60 * 60))
             })
         );
+        let parsed = MutableChange::parse(&map(&[("ttl", "never")])).expect("understood");
+        assert_eq!(parsed.ttl, Some(Ttl::Never));
+        let unnamed = MutableChange::parse(&map(&[])).expect("understood");
+        assert_eq!(unnamed, MutableChange::default());
     }
 
     #[test]
@@ -223,9 +236,14 @@ mod tests {
                 "0",
                 r#"mutable parameter "sizeLimit" is "0"; a positive"#,
             ),
-            ("ttl", "-1h", r#"mutable parameter "ttl" is "-1h""#),
+            (
+                "ttl",
+                "-1h",
+                r#"mutable parameter "ttl" is "-1h"; a duration like 30m, 12h or 7d is allowed, from 1s to ten years, or never"#,
+            ),
+            ("ttl", "Never", r#"mutable parameter "ttl" is "Never""#),
         ] {
-            let message = MutableParameters::parse(&map(&[(key, value)]))
+            let message = MutableChange::parse(&map(&[(key, value)]))
                 .expect_err(key)
                 .to_string();
             assert!(message.starts_with(expected), "{message}");

@@ -24,7 +24,8 @@ pub use artifact::{
 pub use attributes::{AttributeError, Commit, DEFAULT_OUTPUT_TTL, Keep, VolumeKind, VolumeSpec};
 pub use claim::{
     Attachment, Claim, ClaimParameters, ClaimRecord, ClaimSource, ClaimTarget, LiveClone,
-    MountCapability, MutableParameters, OwnerView, Snapshot, SnapshotGroup, SnapshotId,
+    MountCapability, MutableChange, MutableParameters, OwnerView, Snapshot, SnapshotGroup,
+    SnapshotId, Ttl,
 };
 pub use class::ParameterError;
 pub use id::{ArtifactId, IdError, LayerId, VolumeId};

@@ -6,7 +6,9 @@ use std::time::{Duration, Instant};
 
 use baggageclaim::engine::Error;
 use baggageclaim::engine::claims::{CreateClaim, SnapshotFilter};
-use baggageclaim::model::{Attachment, ClaimParameters, ClaimSource, LiveClone, MutableParameters};
+use baggageclaim::model::{
+    Attachment, ClaimParameters, ClaimSource, LiveClone, MutableChange, MutableParameters, Ttl,
+};
 
 use super::bench::{BTRFS, Bench, OVERLAY, request};
 use super::common::kernel_is;
@@ -138,7 +140,11 @@ async fn a_repeated_request_may_bring_what_the_claim_was_made_with_or_what_it_ha
         .expect("made");
     let early = bench.engine.create_claim(now.clone()).await;
     assert!(matches!(early, Err(Error::Exists { .. })), "{early:?}");
-    let modified = bench.engine.modify_claim(claim.id.as_str(), now.mutable);
+    let later = MutableChange {
+        size_limit: None,
+        ttl: Some(Ttl::Seconds(7200)),
+    };
+    let modified = bench.engine.modify_claim(claim.id.as_str(), later);
     modified.await.expect("modified");
     for _ in 0..2 {
         for same in [&first, &now] {
@@ -215,12 +221,13 @@ async fn a_size_limit_above_the_size_holds_once_the_claim_has_grown_beyond_it() 
         assert_eq!(holds().await, expected);
     }
     for (limit, expected) in [(40, 30), (25, 25)] {
-        let limited = MutableParameters {
+        let limited = MutableChange {
             size_limit: Some(limit * MIB),
-            ttl_seconds: None,
+            ttl: None,
         };
         let modified = bench.engine.modify_claim(id, limited).await;
-        assert_eq!(modified.expect("modified").mutable, limited);
+        let modified = modified.expect("modified").mutable;
+        assert_eq!(modified.size_limit, limited.size_limit);
         assert_eq!(holds().await, expected);
     }
     bench.unmount(&claim).await;
@@ -287,10 +294,11 @@ async fn what_nobody_used_for_its_ttl_goes_and_what_is_in_use_stays() {
     let Some(bench) = Bench::new(OVERLAY).await else {
         return;
     };
-    let short = MutableParameters {
+    let short = MutableChange {
         size_limit: Some(MIB),
-        ttl_seconds: Some(1),
+        ttl: Some(Ttl::Seconds(1)),
     };
+    let shortly = short.over(MutableParameters::default());
     let unused = bench.create("unused").await;
     let used = bench.create("used").await;
     let kept = bench.create("kept").await;
@@ -300,12 +308,20 @@ async fn what_nobody_used_for_its_ttl_goes_and_what_is_in_use_stays() {
             .modify_claim(claim.id.as_str(), short)
             .await
             .expect("modified");
-        assert_eq!(modified.mutable, short);
+        assert_eq!(modified.mutable, shortly);
         let nothing = bench
             .engine
-            .modify_claim(claim.id.as_str(), MutableParameters::default());
+            .modify_claim(claim.id.as_str(), MutableChange::default());
         let modified = nothing.await.expect("nothing to change");
-        assert_eq!(modified.mutable, short, "what is not named stays");
+        assert_eq!(modified.mutable, shortly, "what is not named stays");
+    }
+    let never = MutableChange {
+        size_limit: None,
+        ttl: Some(Ttl::Never),
+    };
+    for to in [short, never] {
+        let modified = bench.engine.modify_claim(kept.id.as_str(), to).await;
+        assert_eq!(modified.expect("modified").mutable, to.over(shortly));
     }
     bench.mount(&used).await;
     tokio::time::sleep(Duration::from_millis(1100)).await;
@@ -315,14 +331,14 @@ async fn what_nobody_used_for_its_ttl_goes_and_what_is_in_use_stays() {
         Err(Error::NoSuchClaim(_))
     ));
     // Long enough for whatever else the machine has to do meanwhile.
-    let long = MutableParameters {
+    let long = MutableChange {
         size_limit: None,
-        ttl_seconds: Some(3600),
+        ttl: Some(Ttl::Seconds(3600)),
     };
     let modify = async |bench: &Bench, to| {
         let modified = bench.engine.modify_claim(used.id.as_str(), to).await;
         let modified = modified.expect("modified");
-        assert_eq!(modified.mutable, to.over(short));
+        assert_eq!(modified.mutable, to.over(shortly));
         assert_eq!(modified.mutable.size_limit, Some(MIB));
         modified.last_used
     };
@@ -332,7 +348,7 @@ async fn what_nobody_used_for_its_ttl_goes_and_what_is_in_use_stays() {
     bench.engine.reap().await.expect("reap");
     for claim in [&used, &kept] {
         let found = bench.engine.claim(claim.id.as_str());
-        found.expect("used a moment ago, or for ever");
+        found.expect("used a moment ago, or kept for ever again");
     }
     let ceased_to_be_used = modify(&bench, short).await;
     let lasted = ceased_to_be_used.0 - began_to_be_used.0;

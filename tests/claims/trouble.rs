@@ -7,7 +7,7 @@ use std::time::Duration;
 
 use baggageclaim::engine::claims::CreateClaim;
 use baggageclaim::engine::{Engine, Error};
-use baggageclaim::model::{ClaimSource, MutableParameters};
+use baggageclaim::model::{ClaimSource, MutableChange};
 use baggageclaim::server::{code_of, message_of};
 use tonic::Code;
 
@@ -276,7 +276,7 @@ async fn a_claim_whose_layer_is_gone_can_be_deleted() {
     );
     let modified = bench
         .engine
-        .modify_claim(claim.id.as_str(), MutableParameters::default());
+        .modify_claim(claim.id.as_str(), MutableChange::default());
     modified.await.expect("its record is as good as ever");
     for claim in [&claim, &base] {
         let deleted = bench.engine.delete_claim(claim.id.as_str()).await;

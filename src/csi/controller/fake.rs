@@ -12,8 +12,9 @@ use crate::csi::{FindClaims, hex, topology};
 use crate::engine::claims::{Capacity, ClaimUse, Claims, CreateClaim, Group, Page, SnapshotFilter};
 use crate::engine::{Error, Result};
 use crate::model::{
-    Attachment, Claim, ClaimParameters, ClaimSource, MutableParameters, Node, NodeId, OwnerView,
-    Placed, Requirement, Snapshot, SnapshotGroup, SnapshotId, Timestamp, Topology, VolumeId,
+    Attachment, Claim, ClaimParameters, ClaimSource, MutableChange, MutableParameters, Node,
+    NodeId, OwnerView, Placed, Requirement, Snapshot, SnapshotGroup, SnapshotId, Timestamp,
+    Topology, VolumeId,
 };
 
 /// The nodes, and the room on each.
@@ -268,7 +269,7 @@ impl Claims for Fake {
         Ok(claim.clone())
     }
 
-    async fn modify_claim(&self, id: &str, mutable: MutableParameters) -> Result<Claim> {
+    async fn modify_claim(&self, id: &str, mutable: MutableChange) -> Result<Claim> {
         let mut state = self.state()?;
         let claim = &mut find(&mut state, id)?.what;
         claim.mutable = mutable.over(claim.mutable);

@@ -8,7 +8,8 @@ use crate::csi::status::Failure;
 use crate::csi::topology;
 use crate::engine::claims::{CreateClaim, SnapshotFilter};
 use crate::model::{
-    Attachment, ClaimParameters, ClaimSource, MutableParameters, Requirement, VolumeId,
+    Attachment, ClaimParameters, ClaimSource, MutableChange, MutableParameters, Requirement,
+    VolumeId,
 };
 use crate::proto::csi::v1 as csi;
 use csi::volume_content_source::Type;
@@ -31,7 +32,7 @@ pub(super) fn create(request: csi::CreateVolumeRequest) -> Result<Create, Failur
         required_bytes,
         limit_bytes,
         parameters: parameters(request.parameters)?,
-        mutable: mutable(request.mutable_parameters)?,
+        mutable: mutable(request.mutable_parameters)?.over(MutableParameters::default()),
         source: request.volume_content_source.map(source).transpose()?,
     };
     Ok(Create {
@@ -69,8 +70,8 @@ pub(super) fn parameters(all: BTreeMap<String, String>) -> Result<ClaimParameter
     Ok(ClaimParameters::parse(&own(all))?)
 }
 
-pub(super) fn mutable(all: BTreeMap<String, String>) -> Result<MutableParameters, Invalid> {
-    Ok(MutableParameters::parse(&own(all))?)
+pub(super) fn mutable(all: BTreeMap<String, String>) -> Result<MutableChange, Invalid> {
+    Ok(MutableChange::parse(&own(all))?)
 }
 
 /// A class of snapshots has no parameters yet.
@@ -195,7 +196,7 @@ pub(super) fn expand(request: csi::ControllerExpandVolumeRequest) -> Result<Expa
 /// What ControllerModifyVolume asks for. A class without parameters changes nothing on purpose, so it is a mistake.
 pub(super) fn modify(
     request: csi::ControllerModifyVolumeRequest,
-) -> Result<(String, MutableParameters), Invalid> {
+) -> Result<(String, MutableChange), Invalid> {
     given("volume_id", &request.volume_id)?;
     if request.mutable_parameters.is_empty() {
         return Err(Invalid::Missing("mutable_parameters"));

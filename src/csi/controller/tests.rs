@@ -433,6 +433,17 @@ async fn what_a_volume_is_not_is_told_and_no_error() {
         let answer = ask(class).await.expect("an answer");
         assert!(answer.confirmed.is_some(), "{}", answer.message);
     }
+    let never = csi::ControllerModifyVolumeRequest {
+        volume_id: id.clone(),
+        mutable_parameters: [("ttl".to_owned(), "never".to_owned())].into(),
+        ..Default::default()
+    };
+    let modified = service.controller_modify_volume(Request::new(never));
+    modified.await.expect("modified");
+    let has_never = ask(|r| drop(r.mutable_parameters.insert("ttl".into(), "never".into())));
+    assert!(has_never.await.expect("an answer").confirmed.is_some());
+    let has_hour = ask(|r| drop(r.mutable_parameters.insert("ttl".into(), "1h".into())));
+    assert!(has_hour.await.expect("an answer").confirmed.is_none());
     let none = ask(|r| r.volume_capabilities.clear()).await;
     assert_eq!(none.expect_err("none").code(), Code::InvalidArgument);
     let unknown = ask(|r| r.volume_id = "vol-none".into()).await;

@@ -8,7 +8,7 @@ use super::hold;
 use crate::engine::Inner;
 use crate::engine::crash::{Point, point};
 use crate::engine::error::{Doing, Error, Result};
-use crate::model::{Attachment, Claim, MutableParameters, VolumeId};
+use crate::model::{Attachment, Claim, MutableChange, VolumeId};
 use crate::store::Change;
 use crate::sys::Errno;
 
@@ -107,7 +107,7 @@ fn out_of_range(error: Error) -> Error {
 pub(super) async fn modify(
     inner: Arc<Inner>,
     id: VolumeId,
-    mutable: MutableParameters,
+    mutable: MutableChange,
 ) -> Result<Claim> {
     let modify = move |_: &Inner, claim: &mut Claim| {
         claim.mutable = mutable.over(claim.mutable);

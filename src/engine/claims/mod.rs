@@ -39,8 +39,8 @@ use std::path::{Path, PathBuf};
 use super::error::{Doing, Error, Result};
 use super::{Engine, reap};
 use crate::model::{
-    Attachment, Claim, ClaimParameters, ClaimSource, MutableParameters, Snapshot, SnapshotGroup,
-    SnapshotId, VolumeId,
+    Attachment, Claim, ClaimParameters, ClaimSource, MutableChange, MutableParameters, Snapshot,
+    SnapshotGroup, SnapshotId, VolumeId,
 };
 
 pub use nodes::{Claims, OneNode};
@@ -170,7 +170,7 @@ impl Engine {
     }
 
     /// Changes what may be changed; what is not named stays.
-    pub async fn modify_claim(&self, id: &str, mutable: MutableParameters) -> Result<Claim> {
+    pub async fn modify_claim(&self, id: &str, mutable: MutableChange) -> Result<Claim> {
         let id = hold::parse(id)?;
         self.finish(change::modify(self.inner.clone(), id, mutable))
             .await

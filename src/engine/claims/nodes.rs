@@ -10,8 +10,8 @@ use super::{Capacity, ClaimUse, CreateClaim, Group, Page, SnapshotFilter};
 use crate::engine::Engine;
 use crate::engine::error::{Error, Result};
 use crate::model::{
-    Attachment, Claim, MutableParameters, Node, Placed, Requirement, Snapshot, SnapshotId,
-    Topology, VolumeId,
+    Attachment, Claim, MutableChange, Node, Placed, Requirement, Snapshot, SnapshotId, Topology,
+    VolumeId,
 };
 
 /// Claims and snapshots, each on one node. What is said of a method of the same name of [`Engine`] holds here too.
@@ -33,7 +33,7 @@ pub trait Claims: std::fmt::Debug + Send + Sync + 'static {
     /// Makes a claim larger.
     async fn expand_claim(&self, id: &str, required: u64, limit: Option<u64>) -> Result<Claim>;
     /// Changes what may be changed; what is not named stays.
-    async fn modify_claim(&self, id: &str, mutable: MutableParameters) -> Result<Claim>;
+    async fn modify_claim(&self, id: &str, mutable: MutableChange) -> Result<Claim>;
     /// Notes an attachment. `Error::NoSuchNode` when nobody knows the node, `Error::OnNode` when the claim is on another.
     async fn attach_claim(&self, id: &str, attachment: Attachment) -> Result<()>;
     /// Forgets an attachment.
@@ -126,7 +126,7 @@ impl Claims for OneNode {
         self.engine.expand_claim(id, required, limit).await
     }
 
-    async fn modify_claim(&self, id: &str, mutable: MutableParameters) -> Result<Claim> {
+    async fn modify_claim(&self, id: &str, mutable: MutableChange) -> Result<Claim> {
         self.engine.modify_claim(id, mutable).await
     }
 
