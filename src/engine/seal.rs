@@ -37,6 +37,10 @@ const RETRY: [Duration; 6] = [
     Duration::from_secs(60),
 ];
 
+/// For how long at least a process finds no room before it gives a copy up for that, however long others found none before it: while
+/// there was no driver nobody evicted anything, and one that begins has only just asked for that.
+const NO_ROOM_AT_LEAST: Duration = Duration::from_secs(5);
+
 /// Room may come back at any moment, by the hand of somebody whom we do not hear.
 const RETRY_WHEN_FULL: Duration = Duration::from_secs(5);
 
@@ -95,27 +99,49 @@ async fn settle(inner: &Arc<Inner>, left: Left) {
     }
     point(Point::SealFrozen);
     let mut attempt = 0;
-    let mut full_since = None;
+    let mut short: Option<Short> = None;
     loop {
         // Copies that found no room go on one at a time: together none of them might ever find it.
-        let alone = match full_since {
+        let alone = match short {
             Some(_) => Some(inner.copying.lock().await),
             None => None,
         };
-        let ended = end(inner, key, full_since).await;
+        let ended = end(inner, key, short).await;
         drop(alone);
         match ended {
             Ok(()) => return,
             Err(error) => {
-                full_since = match error {
-                    Error::Full(_) if is_copy(inner) => full_since.or_else(|| Some(Instant::now())),
-                    _ => None,
+                short = match error {
+                    Error::Full(_) if is_copy(inner) => short.or_else(|| Some(Short::now())),
+                    _ => {
+                        if is_copy(inner) {
+                            no_longer_short(inner, key).await;
+                        }
+                        None
+                    }
                 };
                 let retry = retry_after(attempt, &error);
                 tracing::warn!(layer = %key, %error, ?retry, "a volume's end did not succeed yet");
                 tokio::time::sleep(retry).await;
                 attempt += 1;
             }
+        }
+    }
+}
+
+/// That a copy has found no room, as far as this process knows.
+#[derive(Debug, Clone, Copy)]
+struct Short {
+    since: Instant,
+    /// When that was, in seconds since the boot.
+    uptime: u64,
+}
+
+impl Short {
+    fn now() -> Self {
+        Self {
+            since: Instant::now(),
+            uptime: uptime(),
         }
     }
 }
@@ -260,8 +286,8 @@ async fn released(watch: Watch, looks: u32) {
     }
 }
 
-/// Seals or throws away a volume whose content is final. A copy that has found no room since `full_since` is given up after a while.
-async fn end(inner: &Arc<Inner>, key: LayerId, full_since: Option<Instant>) -> Result<()> {
+/// Seals or throws away a volume whose content is final. A copy that finds no room is given up after a while.
+async fn end(inner: &Arc<Inner>, key: LayerId, short: Option<Short>) -> Result<()> {
     let Some((goal, record)) = inner.leaving(key) else {
         return Ok(());
     };
@@ -298,7 +324,7 @@ async fn end(inner: &Arc<Inner>, key: LayerId, full_since: Option<Instant>) -> R
                     Err(Error::Full(shortage)) => {
                         // A seal needs a few blocks of its own. Until it has them nothing of what it holds can be evicted.
                         inner.give_back_reserve(shortage.needs);
-                        without_room(inner, key, full_since, Error::Full(shortage)).await
+                        without_room(inner, key, short, Error::Full(shortage)).await
                     }
                     Err(error) => Err(error),
                 }
@@ -319,14 +345,33 @@ fn is_copy(inner: &Inner) -> bool {
 async fn without_room(
     inner: &Arc<Inner>,
     key: LayerId,
-    full_since: Option<Instant>,
+    short: Option<Short>,
     error: Error,
 ) -> Result<()> {
     let waited = inner.config.room_wait;
-    if full_since.is_some_and(|since| since.elapsed() >= waited) {
+    let Some(short) = short else {
+        return Err(error);
+    };
+    let earlier = waited_before(inner, key, store::Wait::Room, short.uptime).await;
+    let patience = waited.saturating_sub(earlier);
+    if short.since.elapsed() >= patience.max(NO_ROOM_AT_LEAST.min(waited)) {
         give_up(inner, key, &NotCommitted::NoRoom { waited }).await
     } else {
         Err(error)
+    }
+}
+
+/// Something else kept a copy from being made than that there is no room: that is counted anew.
+async fn no_longer_short(inner: &Arc<Inner>, key: LayerId) {
+    let engine = inner.clone();
+    let forgotten = inner.seals.run(move || match engine.leaving_dir(key)? {
+        Some(dir) => {
+            store::waits_no_more(&dir, store::Wait::Room).doing("forget that no room was found")
+        }
+        None => Ok(()),
+    });
+    if let Err(error) = forgotten.await.and_then(|forgotten| forgotten) {
+        tracing::debug!(layer = %key, %error, "an earlier wait for room is counted too");
     }
 }
 
@@ -391,7 +436,7 @@ async fn outcome(inner: &Arc<Inner>, key: LayerId) -> Option<Outcome> {
         biased;
         // Mostly it is: then nothing is noted.
         known = &mut known => return known,
-        () = std::future::ready(()) => awaited(inner, key).await,
+        () = std::future::ready(()) => waited_before(inner, key, store::Wait::Outcome, uptime()).await,
     };
     let patience = inner.config.outcome_wait.saturating_sub(waited);
     match tokio::time::timeout(patience, known).await {
@@ -401,20 +446,19 @@ async fn outcome(inner: &Arc<Inner>, key: LayerId) -> Option<Outcome> {
     }
 }
 
-/// How long the volume's outcome was awaited by earlier processes, which began to count.
-async fn awaited(inner: &Arc<Inner>, key: LayerId) -> Duration {
+/// How long earlier processes, which began to count, had the volume wait for this when this one began to, at `now`.
+async fn waited_before(inner: &Arc<Inner>, key: LayerId, wait: store::Wait, now: u64) -> Duration {
     let engine = inner.clone();
     let noted = inner.seals.run(move || {
         let Some(dir) = engine.leaving_dir(key)? else {
             return Ok(Duration::ZERO);
         };
-        let now = uptime();
-        let since = store::awaited_since(&dir, now).doing("note since when it is awaited")?;
+        let since = store::waiting_since(&dir, wait, now).doing("note since when it waits")?;
         Ok(Duration::from_secs(now.saturating_sub(since)))
     });
     let waited = noted.await.and_then(|noted: Result<Duration>| noted);
     waited.unwrap_or_else(|error| {
-        tracing::debug!(layer = %key, %error, "the wait for the outcome is counted by this process only");
+        tracing::debug!(layer = %key, %error, ?wait, "the wait is counted by this process only");
         Duration::ZERO
     })
 }

@@ -12,7 +12,6 @@ use crate::sys::{self, Dir, Errno};
 /// Records are small; what is larger is none of ours.
 const LIMIT: usize = 256 * 1024;
 const OUTCOME: &str = "outcome";
-const AWAITED: &str = "awaited";
 const DOOMED: &str = "doomed";
 
 /// Why a directory has no record that counts.
@@ -145,16 +144,36 @@ pub fn read_outcome(volume: &Dir) -> sys::Result<Option<Outcome>> {
     }
 }
 
-/// Since when the pod's outcome is awaited, in seconds since the boot: `now`, if that was not noted before.
-pub fn awaited_since(volume: &Dir, now: u64) -> sys::Result<u64> {
-    let noted = match volume.read(AWAITED, 64) {
+/// What a volume that leaves may wait for so long that the driver restarts meanwhile.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub enum Wait {
+    /// That its pod's outcome becomes known.
+    Outcome,
+    /// Room for a copy of it.
+    Room,
+}
+
+impl Wait {
+    /// The file that says since when.
+    fn file(self) -> &'static str {
+        match self {
+            Self::Outcome => "awaited",
+            Self::Room => "no-room",
+        }
+    }
+}
+
+/// Since when this is waited for, in seconds since the boot: `now`, if that was not noted before.
+pub fn waiting_since(volume: &Dir, wait: Wait, now: u64) -> sys::Result<u64> {
+    let file = wait.file();
+    let noted = match volume.read(file, 64) {
         Err(error) if error.is(Errno::ENOENT) => None,
         noted => {
             let text = String::from_utf8(noted?).unwrap_or_default();
             let since = text.strip_suffix('\n').and_then(|text| text.parse().ok());
             if since.is_none() {
                 // Torn, as an outcome may be.
-                volume.remove_file(AWAITED)?;
+                volume.remove_file(file)?;
             }
             since
         }
@@ -162,8 +181,16 @@ pub fn awaited_since(volume: &Dir, now: u64) -> sys::Result<u64> {
     if let Some(since) = noted {
         return Ok(since);
     }
-    volume.write_new(AWAITED, format!("{now}\n").as_bytes())?;
+    volume.write_new(file, format!("{now}\n").as_bytes())?;
     Ok(now)
+}
+
+/// Notes that this is waited for no longer: the next time counts anew.
+pub fn waits_no_more(volume: &Dir, wait: Wait) -> sys::Result<()> {
+    match volume.remove_file(wait.file()) {
+        Err(error) if error.is(Errno::ENOENT) => Ok(()),
+        result => result,
+    }
 }
 
 /// That a write-back failed: what was made before may have lost bytes, silently.
@@ -287,11 +314,17 @@ mod tests {
     }
 
     #[test]
-    fn what_is_awaited_is_so_since_the_first_time_that_was_noted_whole() {
+    fn what_is_waited_for_is_so_since_the_first_time_that_was_noted_whole() {
         let (_folder, dir) = scratch();
-        dir.write_new(AWAITED, b"12").expect("torn");
-        assert_eq!(awaited_since(&dir, 1234).expect("noted"), 1234);
-        assert_eq!(awaited_since(&dir, 5678).expect("known"), 1234);
+        let since = |wait, now| waiting_since(&dir, wait, now).expect("noted");
+        dir.write_new("awaited", b"12").expect("torn");
+        assert_eq!(since(Wait::Outcome, 1234), 1234);
+        assert_eq!(since(Wait::Outcome, 5678), 1234);
+        assert_eq!(since(Wait::Room, 5678), 5678, "it is another wait");
+        waits_no_more(&dir, Wait::Room).expect("forgotten");
+        waits_no_more(&dir, Wait::Room).expect("it is already");
+        assert_eq!(since(Wait::Room, 9012), 9012);
+        assert_eq!(since(Wait::Outcome, 9012), 1234);
     }
 
     #[test]
