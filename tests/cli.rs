@@ -297,6 +297,64 @@ async fn an_output_is_made_listed_and_forgotten() {
     assert_eq!(lab.close(), [""; 0].map(PathBuf::from));
 }
 
+/// At the default level, for every method that there is.
+#[tokio::test]
+async fn each_call_is_one_line_of_the_log_but_what_programs_ask_again_and_again() {
+    // These change nothing, and somebody asks them at intervals or before each mount.
+    const POLLED: [&str; 10] = [
+        "ControllerGetVolume",
+        "ControllerGetVolumeHealth",
+        "ControllerListVolumeHealth",
+        "GetCapacity",
+        "ListVolumes",
+        "NodeGetCapabilities",
+        "NodeGetStorageHealth",
+        "NodeGetVolumeHealth",
+        "NodeGetVolumeStats",
+        "Probe",
+    ];
+    let lab = require_lab!(Fs::Ext4);
+    let driver = Standalone::start_with(&lab, &["--alpha"]);
+    let pool = driver.pool.clone();
+    until("it is ready", || ask(&pool, &["status"]).status.success()).await;
+    let channel = common::driver::channel(&driver.socket).await;
+    let known = prost_reflect::DescriptorPool::decode(baggageclaim::proto::DESCRIPTOR);
+    let known = known.expect("it decodes");
+    let mut expected = BTreeMap::new();
+    for service in known.services().filter(|s| s.package_name() == "csi.v1") {
+        for method in service.methods() {
+            let (service, name) = (service.full_name(), method.name());
+            let path = format!("/{service}/{name}").parse().expect("a path");
+            let mut grpc = tonic::client::Grpc::new(channel.clone());
+            grpc.ready().await.expect("the driver is there");
+            let empty = tonic::Request::new(Vec::new());
+            let answer = grpc.unary(empty, path, common::raw::Raw).await;
+            let lines = usize::from(answer.is_err() || !POLLED.contains(&name));
+            expected.insert(name.to_owned(), lines);
+        }
+    }
+    assert!(expected.len() > 30, "{expected:?}");
+    driver.signal(rustix::process::Signal::TERM);
+    let (code, log) = driver.ended();
+    assert_eq!(code, 0, "{log}");
+    let mut found: BTreeMap<String, usize> =
+        expected.keys().map(|name| (name.clone(), 0)).collect();
+    let mut asked = 0;
+    for line in log.lines() {
+        let line: serde_json::Value = serde_json::from_str(line).expect("each line is JSON");
+        if line["duration_us"].is_null() {
+            continue;
+        }
+        if let Some(name) = line["span"]["csi.method"].as_str() {
+            *found.get_mut(name).expect("a known method") += 1;
+        }
+        asked += usize::from(line["span"]["admin.method"] == "Status");
+    }
+    assert_eq!(found, expected);
+    assert_eq!(asked, 1, "whoever asks for the status is in the log");
+    assert_eq!(lab.close(), [""; 0].map(PathBuf::from));
+}
+
 #[tokio::test]
 async fn an_outcome_that_reaches_nobody_is_an_error() {
     let lab = require_lab!(Fs::Ext4);

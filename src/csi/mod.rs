@@ -155,7 +155,7 @@ pub async fn serve(
     server::serve(
         socket,
         routes,
-        Trace::new(new_span, &FREQUENT).counting(config.rpcs, &METHODS),
+        Trace::new(new_span, &POLLED).counting(config.rpcs, &METHODS),
         engine::DESKS,
         config.grace,
         shutdown,
@@ -201,20 +201,15 @@ pub const METHODS: [&str; 34] = [
     "ValidateVolumeCapabilities",
 ];
 
-/// What kubelet and its neighbours ask all the time, and what is not worth a line when it went well.
-const FREQUENT: [&str; 16] = [
-    "ControllerGetCapabilities",
+/// What programs ask again and again, to hear whether something is different, and what changes nothing: kubelet for each mount and each
+/// minute, sidecars at intervals, probes. Not worth a line when it went well, unlike all else, also what is asked once by whoever starts.
+const POLLED: [&str; 10] = [
     "ControllerGetVolume",
     "ControllerGetVolumeHealth",
     "ControllerListVolumeHealth",
     "GetCapacity",
-    "GetPluginCapabilities",
-    "GetPluginInfo",
-    "GroupControllerGetCapabilities",
-    "ListSnapshots",
     "ListVolumes",
     "NodeGetCapabilities",
-    "NodeGetInfo",
     "NodeGetStorageHealth",
     "NodeGetVolumeHealth",
     "NodeGetVolumeStats",

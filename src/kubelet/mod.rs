@@ -153,7 +153,7 @@ impl Registration {
         let place = socket.place();
         let service = service::Service::new(self.driver, self.endpoint.clone(), said);
         let routes = Routes::new().with(RegistrationServer::new(service));
-        let trace = Trace::new(new_span, &FREQUENT);
+        let trace = Trace::new(new_span, &[]);
         let over = CancellationToken::new();
         let told_so = over.clone().cancelled_owned();
         let served = server::serve(socket, routes, trace, 1, Duration::ZERO, told_so);
@@ -271,9 +271,6 @@ impl Pauses {
         *self = Self::default();
     }
 }
-
-/// Kubelet asks once for each offer.
-const FREQUENT: [&str; 2] = ["GetInfo", "NotifyRegistrationStatus"];
 
 fn new_span(method: &str) -> tracing::Span {
     tracing::error_span!("rpc", registration.method = method)

@@ -1,4 +1,5 @@
-//! One span and one line of log per RPC: method, volume, code, duration, and the message of a failure.
+//! One span and one line of log per RPC: method, volume, code, duration, and the message of a failure. At the default level it is there
+//! for each but those that a program asks again and again, that change nothing, and that succeed.
 //!
 //! A request is never printed, not even a part of it by chance: this layer sees only the path and the answer's
 //! status, and a service adds by hand what may be known ([`Rpc`]). So secrets, `serviceAccount.tokens` and mount flags
@@ -35,7 +36,7 @@ const LONGEST_FIELD: usize = 256;
 #[derive(Debug, Clone)]
 pub struct Trace {
     new_span: fn(&str) -> Span,
-    frequent: &'static [&'static str],
+    polled: &'static [&'static str],
     running: Arc<Mutex<BTreeMap<u64, Rpc>>>,
     next: Arc<AtomicU64>,
     counted: Option<(Rpcs, &'static [&'static str])>,
@@ -43,13 +44,13 @@ pub struct Trace {
 
 impl Trace {
     /// `new_span` makes an RPC's span from its method's name, with an empty field for all that a service adds later;
-    /// at level ERROR, so that it is there whatever the filter lets through. Methods that somebody calls all the time
-    /// are logged at DEBUG when they succeed, all others at INFO.
+    /// at level ERROR, so that it is there whatever the filter lets through. A success is logged at INFO, but for methods that
+    /// a program asks again and again and that change nothing (`polled`): at DEBUG, or they would be most of the log.
     #[must_use]
-    pub fn new(new_span: fn(&str) -> Span, frequent: &'static [&'static str]) -> Self {
+    pub fn new(new_span: fn(&str) -> Span, polled: &'static [&'static str]) -> Self {
         Self {
             new_span,
-            frequent,
+            polled,
             running: Arc::default(),
             next: Arc::default(),
             counted: None,
@@ -69,7 +70,7 @@ impl Trace {
             span: (self.new_span)(method),
             volume: OnceLock::new(),
             began: Instant::now(),
-            frequent: self.frequent.contains(&method),
+            polled: self.polled.contains(&method),
         }));
         let key = self.next.fetch_add(1, Ordering::Relaxed);
         self.running.lock().insert(key, rpc.clone());
@@ -122,7 +123,7 @@ struct Facts {
     span: Span,
     volume: OnceLock<String>,
     began: Instant,
-    frequent: bool,
+    polled: bool,
 }
 
 impl Rpc {
@@ -189,7 +190,7 @@ impl Guard {
         let code = code_name(status.code());
         let duration_us = u64::try_from(elapsed.as_micros()).unwrap_or(u64::MAX);
         match status.code() {
-            Code::Ok if self.rpc.0.frequent => tracing::debug!(code, duration_us, "answered"),
+            Code::Ok if self.rpc.0.polled => tracing::debug!(code, duration_us, "answered"),
             Code::Ok => tracing::info!(code, duration_us, "answered"),
             Code::Internal | Code::Unknown | Code::DataLoss => {
                 tracing::error!(code, duration_us, error = status.message(), "failed");

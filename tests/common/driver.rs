@@ -128,14 +128,20 @@ pub async fn serve_without_engine(
     };
     let served = csi::serve(socket, config, readiness, std::future::pending());
     tokio::spawn(served);
-    let channel = Endpoint::from_static("http://localhost")
+    let channel = channel(&path).await;
+    (dir, channel)
+}
+
+/// A connection to a socket.
+pub async fn channel(socket: &Path) -> Channel {
+    let path = socket.to_owned();
+    Endpoint::from_static("http://localhost")
         .connect_with_connector(tower::service_fn(move |_: Uri| {
             let path = path.clone();
             async move { UnixStream::connect(path).await.map(TokioIo::new) }
         }))
         .await
-        .expect("connect");
-    (dir, channel)
+        .expect("connect")
 }
 
 /// The names in a directory.
