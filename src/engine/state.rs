@@ -10,6 +10,7 @@
 use std::collections::{BTreeMap, HashMap, HashSet};
 use std::os::fd::OwnedFd;
 use std::path::PathBuf;
+use std::sync::Arc;
 use std::time::Instant;
 
 use super::error::{Error, Result};
@@ -217,9 +218,9 @@ pub(super) struct State {
     pub(super) claims: BTreeMap<VolumeId, Held>,
     pub(super) snapshots: BTreeMap<SnapshotId, Snapshot>,
     pub(super) groups: BTreeMap<SnapshotId, SnapshotGroup>,
-    /// What was taken or deleted by a commit that failed, under each of its ids: nobody knows whether the index has it before the next
+    /// What was taken or deleted by a commit that failed, one and the same under each of its ids: nobody knows whether the index has it before the next
     /// start does. It is in neither of the two above, and can be taken again or deleted, and nothing else.
-    pub(super) unsure: HashMap<SnapshotId, Taken>,
+    pub(super) unsure: HashMap<SnapshotId, Arc<Taken>>,
     /// Layers that an operation needs to stay, and how many do.
     pub(super) pinned: HashMap<LayerId, usize>,
     /// Volumes, claims and snapshots that an operation is running on.
@@ -349,6 +350,7 @@ impl State {
     pub(super) fn enter(&mut self, taken: Taken, sure: bool) {
         self.leave(&taken);
         if !sure {
+            let taken = Arc::new(taken);
             let unsure = taken.ids().map(|id| (id.clone(), taken.clone()));
             return self.unsure.extend(unsure);
         }
@@ -371,10 +373,16 @@ impl State {
         sure
     }
 
-    /// The snapshots, also those that may be there, which may come more than once.
+    /// The snapshots, also those that may be there; each once.
     pub(super) fn all_snapshots(&self) -> impl Iterator<Item = &Snapshot> {
-        let unsure = self.unsure.values().flat_map(|taken| &taken.snapshots);
+        let unsure = self.unsure.keys().filter_map(|id| self.unsure_snapshot(id));
         self.snapshots.values().chain(unsure)
+    }
+
+    /// The snapshot of this id, if that is one that may be there.
+    pub(super) fn unsure_snapshot(&self, id: &SnapshotId) -> Option<&Snapshot> {
+        let mut snapshots = self.unsure.get(id)?.snapshots.iter();
+        snapshots.find(|snapshot| snapshot.id == *id)
     }
 
     /// The stacks of layers of all that is durable, newest first each.
@@ -493,6 +501,38 @@ impl State {
 #[cfg(test)]
 mod tests {
     use super::*;
+
+    #[test]
+    fn what_may_be_there_is_listed_once_and_kept_whole_until_it_is_known() {
+        let snapshot = |number: u128| Snapshot {
+            id: format!("snap-{number}").parse().expect("id"),
+            name: format!("s-{number}"),
+            source: "vol-1".parse().expect("id"),
+            created: Timestamp(1),
+            size: 0,
+            layers: vec![LayerId::from_bits(number)],
+            view: crate::model::OwnerView::default(),
+            group: Some("group-1".parse().expect("id")),
+        };
+        let snapshots = vec![snapshot(1), snapshot(2)];
+        let group = SnapshotGroup {
+            id: "group-1".parse().expect("id"),
+            name: "g".to_owned(),
+            created: Timestamp(1),
+            snapshots: snapshots.iter().map(|one| one.id.clone()).collect(),
+        };
+        let group = Some(group);
+        let taken = Taken { snapshots, group };
+        let mut state = State::default();
+        state.enter(taken.clone(), false);
+        let mut listed: Vec<&str> = state.all_snapshots().map(|one| one.id.as_str()).collect();
+        listed.sort_unstable();
+        assert_eq!(listed, ["snap-1", "snap-2"]);
+        assert_eq!(state.unsure.len(), 3, "by each of its ids");
+        assert_eq!(state.referenced_layers().len(), 2);
+        assert!(!state.leave(&taken), "nobody knew");
+        assert!(state.unsure.is_empty() && state.referenced_layers().is_empty());
+    }
 
     #[test]
     fn an_artifact_is_superseded_only_by_one_that_survives_a_power_cut() {

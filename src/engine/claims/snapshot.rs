@@ -48,7 +48,7 @@ pub(super) async fn create(inner: Arc<Inner>, name: String, source: String) -> R
 /// Enters what was taken into the index and into the state, over what the index may have of an earlier attempt.
 async fn commit(freezing: Freezing, id: &SnapshotId, taken: Taken) -> Result<()> {
     let earlier = freezing.inner.state.lock().unsure.get(id).cloned();
-    let mut changes = earlier.as_ref().map(removal).unwrap_or_default();
+    let mut changes = earlier.as_deref().map(removal).unwrap_or_default();
     changes.extend(taken.snapshots.iter().cloned().map(Change::PutSnapshot));
     changes.extend(taken.group.iter().cloned().map(Change::PutGroup));
     let enter = move |state: &mut State, doubt: Option<&Error>| {
@@ -103,10 +103,7 @@ pub(super) async fn delete(inner: Arc<Inner>, id: String) -> Result<()> {
     let guard = hold::begin(&inner, &id).await?;
     let snapshot = {
         let state = inner.state.lock();
-        let unsure = || {
-            let mut unsure = state.unsure.get(&id)?.snapshots.iter();
-            unsure.find(|snapshot| snapshot.id == id)
-        };
+        let unsure = || state.unsure_snapshot(&id);
         state.snapshots.get(&id).or_else(unsure).cloned()
     };
     let Some(snapshot) = snapshot else {
@@ -221,7 +218,7 @@ pub(super) async fn delete_group(inner: Arc<Inner>, id: String) -> Result<()> {
             group: Some(group),
         });
         let unsure = state.unsure.get(&id).filter(|taken| taken.group.is_some());
-        known.or_else(|| unsure.cloned())
+        known.or_else(|| unsure.map(|taken| Taken::clone(taken)))
     };
     let Some(taken) = taken else {
         return Ok(());
