@@ -512,6 +512,57 @@ async fn a_publish_that_finds_no_room_waits_for_what_nobody_uses_to_go() {
     }
 }
 
+/// btrfs gives room back when its cleaner wakes, up to half a minute later: who waited there for room to come would see round after round
+/// evict, and find none after the last cache either.
+#[tokio::test(flavor = "multi_thread")]
+async fn where_room_comes_back_later_not_all_goes_for_a_publish_that_finds_none() {
+    const CACHES: usize = 12;
+    let lab = match Lab::try_sized(Fs::Btrfs, 160 * MIB) {
+        Ok(lab) => lab,
+        Err(reason) => return crate::common::skip(&reason),
+    };
+    let bench = Bench::with(lab, |config| {
+        config.backend = Some(BackendKind::Btrfs);
+        config.reserve = MIB;
+        // Nothing goes but because a call found no room; and then one of the caches is enough for a round.
+        config.high_watermark = 100;
+        config.low_watermark = 99;
+    })
+    .await;
+    let key = |number| format!("unused-{number}");
+    for number in 0..CACHES {
+        let key = key(number);
+        let cache = [("type", "task-cache"), ("key", key.as_str())];
+        let write = |at: &Path| fs::write(at.join("f"), vec![1; 2 << 20]).expect("write");
+        bench.step(&key, &cache, write).await;
+    }
+    bench.engine.reap().await.expect("reap");
+    let (scratch, _) = bench.publish("filler", "scratch", &[]).await;
+    fill_up(&scratch);
+    // Small files lie among the names, where a new volume needs room.
+    let mut small = 0..;
+    while small.next().is_some_and(|number: u32| {
+        fs::write(scratch.join(format!("small-{number}")), [1; 1500]).is_ok()
+    }) {}
+    let mut published = 0;
+    let refused = loop {
+        let volume = format!("next-{published}");
+        match bench.try_publish("next", &volume, &[]).await {
+            Ok(_) => published += 1,
+            Err(error) => break error,
+        }
+    };
+    assert!(matches!(refused, Error::Full(_)), "{refused:?}");
+    // It asks once more when it gives up; that round may still run.
+    bench.engine.reap().await.expect("reap");
+    let is_there = |number: &usize| bench.artifact(&format!("task-cache/{}", key(*number)));
+    let left = (0..CACHES).filter_map(|number| is_there(&number)).count();
+    assert!(left >= CACHES / 2, "only {left} of {CACHES} are left");
+    assert!(left < CACHES, "the pool was not full for anybody");
+    // It is full to the last name: all that would take minutes to come back to order.
+    bench.engine.shutdown().await;
+}
+
 /// A bench in which one cache lies that goes as soon as a call finds the pool full.
 async fn with_an_unused_cache() -> Result<Bench, String> {
     let bench = Bench::with(Lab::try_sized(Fs::Ext4, 48 * MIB)?, |config| {
