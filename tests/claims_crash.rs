@@ -368,10 +368,16 @@ async fn the_process_under_test() {
     };
     let launch: Launch = serde_json::from_str(&launch).expect("a launch");
     let config = config(&launch.pool, launch.backend);
+    let arm = |in_recovery: bool| {
+        if let Some((point, visit)) = &launch.death
+            && in_recovery == point.starts_with("recover-")
+        {
+            assert!(crash::arm(point, *visit), "no point is called {point}");
+        }
+    };
+    arm(true);
     let engine = Engine::open(config).await.expect("it opens");
-    if let Some((point, visit)) = &launch.death {
-        assert!(crash::arm(point, *visit), "no point is called {point}");
-    }
+    arm(false);
     let actor = Actor {
         engine: &engine,
         targets: &launch.targets,
@@ -408,6 +414,11 @@ struct Ended {
 /// Has a process live, on a filesystem of its own.
 fn live(ground: Ground, death: Option<(Point, usize)>) -> Result<Ended, String> {
     let lab = Lab::try_sized(ground.1, 512 * MIB)?;
+    Ok(live_in(lab, ground, death))
+}
+
+/// The same on the filesystem of an earlier one.
+fn live_in(lab: Lab, ground: Ground, death: Option<(Point, usize)>) -> Ended {
     let config = config(&lab.path().join("pool"), ground.0);
     let targets = lab.kubelet_dir().join("pods");
     let launch = Launch {
@@ -436,14 +447,14 @@ fn live(ground: Ground, death: Option<(Point, usize)>) -> Result<Ended, String> 
     } else {
         serde_json::from_slice(&fs::read(&launch.visits).expect("visits")).expect("JSON")
     };
-    Ok(Ended {
+    Ended {
         listed: listed.collect(),
         lab,
         config,
         targets,
         died,
         visits,
-    })
+    }
 }
 
 /// What bounds the content of a claim, asked of the filesystem; `None` where it is not asked to.
@@ -610,4 +621,21 @@ async fn every_point_of_claims_on_btrfs() {
 #[tokio::test(flavor = "multi_thread", worker_threads = 4)]
 async fn every_point_of_claims_by_copies() {
     visit_all(COPY).await;
+}
+
+/// The start that takes a freeze back may be cut short, too.
+#[tokio::test(flavor = "multi_thread")]
+async fn a_freeze_is_taken_back_however_often_that_is_cut_short() {
+    let calm = match live(OVERLAY, None) {
+        Ok(calm) => calm.listed,
+        Err(reason) => return common::skip(&reason),
+    };
+    let death = Some((Point::FreezeContentMoved, 1));
+    let first = live(OVERLAY, death).expect("as before");
+    assert!(first.died, "nothing was moved");
+    let death = Some((Point::RecoverContentBack, 1));
+    // It comes to no answer, so those of the first are found.
+    let second = live_in(first.lab, OVERLAY, death);
+    assert!(second.died, "nothing was taken back");
+    take_over(second, &calm, "a freeze that is taken back").await;
 }

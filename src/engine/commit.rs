@@ -176,11 +176,14 @@ pub(super) fn doom(inner: &Inner, error: &crate::sys::Error) {
     if let Err(error) = store::write_doom(&inner.dirs.root, &doom) {
         tracing::error!(%error, "this cannot be remembered over a restart of the driver");
     }
+    point(Point::DoomNoted);
     claims::content::doom(inner);
+    point(Point::DoomMarked);
     doom.unfinished = false;
     if let Err(error) = store::write_doom(&inner.dirs.root, &doom) {
         tracing::warn!(%error, "claims will be marked once more by the next start");
     }
+    point(Point::DoomFinished);
     for key in keys {
         let leaving = inner
             .state
@@ -209,6 +212,7 @@ pub(super) fn finish_doom(inner: &Inner) -> Result<()> {
     let doom = store::read_doom(root, &inner.boot).doing("read what was doomed")?;
     if let Some(mut doom) = doom.filter(|doom| doom.unfinished) {
         claims::content::doom(inner);
+        point(Point::DoomMarked);
         doom.unfinished = false;
         store::write_doom(root, &doom).doing("write down what was doomed")?;
     }

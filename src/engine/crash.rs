@@ -24,6 +24,32 @@ macro_rules! points {
 }
 
 points! {
+    /// The pool's directories are there, and locked.
+    OpenLocked = "open-locked",
+    /// What was half received is in the trash.
+    OpenSwept = "open-swept",
+    /// A new pool has its identity, and no index.
+    OpenFounded = "open-founded",
+    /// The index is there, and read.
+    OpenIndexed = "open-indexed",
+    /// What was made beforehand by an earlier process is gone.
+    RecoverSwept = "recover-swept",
+    /// One thing that an earlier process, or boot, left over is in the trash.
+    RecoverThrownAway = "recover-thrown-away",
+    /// The content of a claim is back from the layer that a freeze moved it to; that it went there is written still.
+    RecoverContentBack = "recover-content-back",
+    /// The index no longer names what is not there.
+    RecoverIndexed = "recover-indexed",
+    /// What is held back for a full disk is there.
+    ReserveMade = "reserve-made",
+    /// It is given back; what it was given for is not done.
+    ReserveGivenBack = "reserve-given-back",
+    /// That the disk lost something is written down, and nothing is done about it.
+    DoomNoted = "doom-noted",
+    /// Claims say that they may be damaged; that is not written down as done.
+    DoomMarked = "doom-marked",
+    /// It is; what is not to be sealed is in its place still.
+    DoomFinished = "doom-finished",
     /// The mount point is made, nothing else.
     PublishTargetMade = "publish-target-made",
     /// `volumes/<id>` is made.

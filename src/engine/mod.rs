@@ -349,6 +349,7 @@ impl Engine {
             }
             if !recovered.changes.is_empty() {
                 engine.commit_index(&recovered.changes)?;
+                crash::point(crash::Point::RecoverIndexed);
             }
             let _made_later_if_not_now = engine.keep_reserve();
             Ok::<_, Error>(recovered)

@@ -8,6 +8,7 @@ use std::sync::Arc;
 
 use super::check;
 use super::clock::Clock;
+use super::crash::{Point, point};
 use super::error::{Doing, Error, Result};
 use super::{Config, boot_id, random};
 use crate::backend::{self, Backend, BackendKind, Chosen, Wanted, tree};
@@ -34,6 +35,7 @@ pub(super) fn open(config: &Config) -> Result<Opened> {
     let path = &config.pool;
     let of_pool = |error| Error::of_pool(path, error);
     let dirs = PoolDirs::open(path).map_err(of_pool)?;
+    point(Point::OpenLocked);
     let known = dirs.identity().map_err(of_pool)?;
     let kind = if let Some(identity) = &known {
         Some(kept_backend(path, identity, config.backend)?)
@@ -42,6 +44,7 @@ pub(super) fn open(config: &Config) -> Result<Opened> {
         config.backend
     };
     sweep(&dirs)?;
+    point(Point::OpenSwept);
     let wanted = Wanted {
         kind,
         api: config.mount_api,
@@ -63,6 +66,7 @@ pub(super) fn open(config: &Config) -> Result<Opened> {
         Index::open(&dirs.root)
     };
     let (index, contents) = index.map_err(of_pool)?;
+    point(Point::OpenIndexed);
     Ok(Opened {
         boot: boot_id()?,
         dirs,
@@ -127,6 +131,7 @@ fn found(dirs: &PoolDirs, backend: BackendKind) -> store::Result<PoolIdentity> {
         backend: backend.to_string(),
     };
     dirs.set_identity(&identity)?;
+    point(Point::OpenFounded);
     Ok(identity)
 }
 
@@ -176,7 +181,9 @@ fn choose_backend(
 fn free_some(dirs: &PoolDirs) {
     const ENOUGH: u64 = 4 << 20;
     let is_enough = || matches!(dirs.root.space(), Ok(space) if space.bytes_available >= ENOUGH);
-    if dirs.root.remove_file(layout::RESERVE).is_err() {
+    if dirs.root.remove_file(layout::RESERVE).is_ok() {
+        point(Point::ReserveGivenBack);
+    } else {
         let names = |place: &Dir| {
             let entries = place.entries().unwrap_or_default().into_iter();
             entries.map(|entry| PathBuf::from(entry.name))
@@ -206,6 +213,7 @@ fn remember_lost(dirs: &PoolDirs, error: &sys::Error) {
         };
         store::write_doom(&dirs.root, &doom).doing("remember that a write was lost")
     });
+    point(Point::DoomNoted);
     tracing::error!(%error, "the disk failed to write back data while no driver was there to hear of it");
     if let Err(error) = written {
         tracing::error!(%error, "this cannot be remembered over a restart of the driver");

@@ -580,7 +580,10 @@ impl Inner {
     /// Makes room for what must be possible on a full disk too, and asks for more room to be made ([`Inner::ask_for_room`]).
     pub(super) fn give_back_reserve(&self, bytes: u64) {
         match self.dirs.root.remove_file(layout::RESERVE) {
-            Ok(()) => tracing::warn!("the disk is full: the reserve is given back"),
+            Ok(()) => {
+                tracing::warn!("the disk is full: the reserve is given back");
+                point(Point::ReserveGivenBack);
+            }
             Err(error) if error.is(Errno::ENOENT) => {}
             Err(error) => tracing::error!(%error, "the reserve could not be given back"),
         }
@@ -600,7 +603,9 @@ impl Inner {
             if space.bytes_available < bytes.saturating_mul(2) {
                 return Ok(false);
             }
-            root.reserve(layout::RESERVE, bytes).map(|()| true)
+            root.reserve(layout::RESERVE, bytes)?;
+            point(Point::ReserveMade);
+            Ok(true)
         };
         made().unwrap_or_else(|error| {
             tracing::warn!(%error, "the reserve could not be made");

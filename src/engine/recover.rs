@@ -8,6 +8,7 @@ use std::collections::{HashMap, HashSet};
 use std::path::{Path, PathBuf};
 
 use super::check::is_stray;
+use super::crash::{Point, point};
 use super::error::{Doing, Result};
 use super::state::{Goal, Leaving, Left, Live, Measured, State};
 use super::target::{Found, Target};
@@ -36,6 +37,7 @@ pub(super) fn recover(inner: &Inner, contents: Contents) -> Result<Recovered> {
         state.doomed_until = Some(doom.until);
     }
     spares::sweep(inner)?;
+    point(Point::RecoverSwept);
     let on_disk: HashSet<LayerId> = ids(&inner.dirs.layers)?.into_iter().collect();
     recover_index(inner, contents, &on_disk, &mut state, &mut recovered);
     let mounts = sys::mount_table().doing("read the mount table")?;
@@ -328,6 +330,7 @@ fn throw_away(inner: &Inner, from: &Dir, name: &Path, why: &str) -> Result<()> {
     inner
         .throw_away(from, name)
         .doing("throw away what is left over")?;
+    point(Point::RecoverThrownAway);
     Ok(())
 }
 

@@ -107,8 +107,22 @@ impl Act {
             Point::CollectUnindexed | Point::CollectTrashed => {
                 &[Self::Supersede, Self::Expire, Self::Destroy]
             }
+            // What a start does, a full disk and a failing one: `starts` visits them.
+            Point::OpenLocked
+            | Point::OpenSwept
+            | Point::OpenFounded
+            | Point::OpenIndexed
+            | Point::RecoverSwept
+            | Point::RecoverThrownAway
+            | Point::RecoverContentBack
+            | Point::RecoverIndexed
+            | Point::ReserveMade
+            | Point::ReserveGivenBack
+            | Point::DoomNoted
+            | Point::DoomMarked
+            | Point::DoomFinished
             // What no call waits for, and what no driver does: `days` visits them.
-            Point::SparePrepared
+            | Point::SparePrepared
             | Point::SpareMounted
             | Point::RebuildMade
             | Point::RebuildCleared

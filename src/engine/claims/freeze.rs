@@ -443,6 +443,7 @@ pub(super) fn take_back(inner: &Inner, volume: &Dir, layer: LayerId) -> Result<(
                     .doing("look at the volume's content")?
             {
                 backend.unseal(&dir, volume).doing("take a freeze back")?;
+                point(Point::RecoverContentBack);
             }
         }
     }
