@@ -90,7 +90,7 @@ impl Drop for Begin {
 /// Sees a leaving volume to its end, however often a step fails.
 async fn settle(inner: &Arc<Inner>, left: Left) {
     let key = left.key;
-    if let Some(watch) = telling(inner, key, freeze(inner, key, left.pin)).await {
+    if let Some(watch) = freeze(inner, key, left.pin).await {
         match inner.leaving(key) {
             Some((Goal::Discard, _)) => until_released(inner, key, watch).await,
             Some((Goal::Seal(_), record)) => keep_while_held(inner, key, record.layers, watch),
@@ -210,27 +210,27 @@ fn is_held(inner: &Inner, key: LayerId) -> Result<bool> {
     Ok(false)
 }
 
-/// Waits; and says, once, if what is waited for is a process that holds open what is to be sealed.
-async fn telling<T>(inner: &Inner, key: LayerId, wait: impl Future<Output = T>) -> T {
-    tokio::pin!(wait);
-    loop {
+/// Says, if a process still holds open after a while what is to be sealed: else nobody knows why it is not.
+fn tell_if_held_for_long(inner: &Arc<Inner>, key: LayerId) {
+    let engine = inner.clone();
+    let task = async move {
         tokio::select! {
-            waited = &mut wait => return waited,
-            () = tokio::time::sleep(inner.config.held_wait) => {}
+            () = tokio::time::sleep(engine.config.held_wait) => {}
+            () = engine.stop.cancelled() => return,
         }
         let held = {
-            let state = inner.state.lock();
+            let state = engine.state.lock();
             let leaving = state.leaving.get(&key);
             let leaving = leaving.filter(|leaving| leaving.state == VolumeState::InUse);
             leaving.map(|leaving| (leaving.goal.clone(), leaving.record.clone()))
         };
         if let Some((Goal::Seal(plan), record)) = held {
-            say(inner.config.notices.as_ref(), &record, || What::HeldOpen {
+            say(engine.config.notices.as_ref(), &record, || What::HeldOpen {
                 reference: plan.reference,
             });
-            return wait.await;
         }
-    }
+    };
+    inner.tasks.spawn_on(task, &inner.runtime);
 }
 
 /// Waits until nobody can change the volume's content any more. If somebody still looks at it, what tells the end of that.
@@ -257,6 +257,7 @@ async fn freeze(inner: &Arc<Inner>, key: LayerId, mut pin: Option<OwnedFd>) -> O
             Ok(Freeze::Busy(watch)) => {
                 if inner.set_leaving_state(key, VolumeState::InUse) {
                     tracing::info!(layer = %key, "a process still holds the volume; waiting until it is gone");
+                    tell_if_held_for_long(inner, key);
                 }
                 released(watch, looks).await;
                 looks += 1;

@@ -3,7 +3,7 @@
 
 use std::ffi::OsString;
 use std::os::unix::ffi::OsStringExt;
-use std::path::{Path, PathBuf};
+use std::path::PathBuf;
 
 use super::error::{Error, Result};
 
@@ -77,17 +77,10 @@ fn unescape(field: &[u8]) -> OsString {
     OsString::from_vec(bytes)
 }
 
-impl MountEntry {
-    /// Whether it lies at or below `path`.
-    #[must_use]
-    pub fn is_below(&self, path: &Path) -> bool {
-        self.mount_point.starts_with(path)
-    }
-}
-
 #[cfg(test)]
 mod tests {
     use super::*;
+    use std::path::Path;
 
     #[test]
     fn a_line_with_spaces_and_optional_fields_is_read() {

@@ -164,20 +164,19 @@ impl Bench {
         target
     }
 
+    /// Unpublishes what a claim has at a place.
+    pub(crate) async fn unpublish(&self, claim: &Claim, place: &str) {
+        let path = self.at(place);
+        let unpublished = self.engine.unmount_claim(claim.id.as_str(), &path, false);
+        unpublished.await.expect("unpublished");
+        assert!(!path.exists(), "the target is gone");
+    }
+
     pub(crate) async fn unmount(&self, claim: &Claim) {
-        let id = claim.id.as_str();
-        let published = self.at(id);
-        let engine = &self.engine;
-        engine
-            .unmount_claim(id, &published, false)
-            .await
-            .expect("unpublished");
-        assert!(!published.exists(), "the target is gone");
+        self.unpublish(claim, claim.id.as_str()).await;
         let staged = self.staging(claim);
-        engine
-            .unmount_claim(id, &staged, true)
-            .await
-            .expect("unstaged");
+        let unstaged = self.engine.unmount_claim(claim.id.as_str(), &staged, true);
+        unstaged.await.expect("unstaged");
         assert!(staged.exists(), "the staging path stays");
     }
 

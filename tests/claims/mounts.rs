@@ -144,13 +144,7 @@ async fn staged_once_and_published_as_its_access_mode_allows() {
         assert!(stats.total_bytes > 0);
         for place in ["one", "two"] {
             for _ in 0..2 {
-                let path = bench.at(place);
-                bench
-                    .engine
-                    .unmount_claim(claim.id.as_str(), &path, false)
-                    .await
-                    .expect("unpublished");
-                assert!(!path.exists());
+                bench.unpublish(&claim, place).await;
             }
         }
         bench.unmount(&claim).await;
@@ -232,9 +226,7 @@ async fn what_a_mount_was_asked_for_with_is_remembered_and_not_guessed() {
     for request in [one, other] {
         bench.engine.mount_claim(request).await.expect("not known");
     }
-    let path = bench.at("pod");
-    let unpublished = bench.engine.unmount_claim(claim.id.as_str(), &path, false);
-    unpublished.await.expect("unpublished");
+    bench.unpublish(&claim, "pod").await;
     bench.unmount(&claim).await;
     bench.finish().await;
 }
@@ -264,9 +256,7 @@ async fn what_is_staged_for_reading_only_is_published_for_reading_only() {
         let file = bench.at("pod").join("file");
         fs::write(&file, "no").expect_err("read-only");
         assert_eq!(fs::read_to_string(file).expect("read"), "text");
-        let path = bench.at("pod");
-        let unpublished = bench.engine.unmount_claim(claim.id.as_str(), &path, false);
-        unpublished.await.expect("unpublished");
+        bench.unpublish(&claim, "pod").await;
         bench.unmount(&claim).await;
         bench.finish().await;
     }
