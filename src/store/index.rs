@@ -14,6 +14,7 @@ use rustix::fs::{Advice, OFlags};
 use serde::{Serialize, de::DeserializeOwned};
 
 use super::error::{Error, Result};
+use super::index_file::IndexFile;
 use crate::model::{
     Artifact, ArtifactId, Claim, LayerId, Name, Snapshot, SnapshotGroup, SnapshotId, Usage,
     VolumeId, layout,
@@ -280,7 +281,7 @@ impl Opened {
         if self.closed {
             return Err(Error::Closed);
         }
-        // Put away first: the file is locked while it is open.
+        // Put away first: that writes to the file, too.
         self.database = None;
         let (database, last) = guarded(root, || {
             let database = open_database(root)?;
@@ -328,7 +329,7 @@ fn open_file(root: &Dir, name: &str, flags: OFlags) -> Result<Database> {
     read_anew(&file);
     redb::Builder::new()
         .set_cache_size(CACHE_BYTES)
-        .create_file(file)
+        .create_with_backend(IndexFile::new(file))
         .map_err(|error| damaged(root, &error.into()))
 }
 
@@ -461,45 +462,47 @@ fn begin(
     number: u64,
 ) -> Result<WriteTransaction, redb::Error> {
     let transaction = database.begin_write()?;
+    // Each is opened for each change: one that no change is for costs as much to open as a change.
     transaction.open_table(META)?.insert(LAST_KEY, number)?;
-    {
-        let mut artifacts = transaction.open_table(ARTIFACTS)?;
-        let mut names = transaction.open_table(NAMES)?;
-        let mut layers = transaction.open_table(LAYERS)?;
-        let mut claims = transaction.open_table(CLAIMS)?;
-        let mut snapshots = transaction.open_table(SNAPSHOTS)?;
-        let mut groups = transaction.open_table(GROUPS)?;
-        for change in changes {
-            match change {
-                Change::PutArtifact(artifact) => {
-                    artifacts.insert(artifact.id.bits(), json(artifact).as_slice())?;
-                }
-                Change::RemoveArtifact(id) => drop(artifacts.remove(id.bits())?),
-                Change::PutName(name, id) => {
-                    let reference = name.reference.to_string();
-                    names.insert((name.tenant.as_str(), reference.as_str()), id.bits())?;
-                }
-                Change::RemoveName(name) => {
-                    let reference = name.reference.to_string();
-                    names.remove((name.tenant.as_str(), reference.as_str()))?;
-                }
-                Change::PutLayer(id, usage) => {
-                    layers.insert(id.bits(), json(usage).as_slice())?;
-                }
-                Change::RemoveLayer(id) => drop(layers.remove(id.bits())?),
-                Change::PutClaim(claim) => {
-                    claims.insert(claim.id.as_str(), json(claim).as_slice())?;
-                }
-                Change::RemoveClaim(id) => drop(claims.remove(id.as_str())?),
-                Change::PutSnapshot(snapshot) => {
-                    snapshots.insert(snapshot.id.as_str(), json(snapshot).as_slice())?;
-                }
-                Change::RemoveSnapshot(id) => drop(snapshots.remove(id.as_str())?),
-                Change::PutGroup(group) => {
-                    groups.insert(group.id.as_str(), json(group).as_slice())?;
-                }
-                Change::RemoveGroup(id) => drop(groups.remove(id.as_str())?),
+    let records = |table: Records| transaction.open_table(table);
+    for change in changes {
+        match change {
+            Change::PutArtifact(artifact) => {
+                let mut artifacts = transaction.open_table(ARTIFACTS)?;
+                artifacts.insert(artifact.id.bits(), json(artifact).as_slice())?;
             }
+            Change::RemoveArtifact(id) => {
+                drop(transaction.open_table(ARTIFACTS)?.remove(id.bits())?);
+            }
+            Change::PutName(name, id) => {
+                let reference = name.reference.to_string();
+                let key = (name.tenant.as_str(), reference.as_str());
+                transaction.open_table(NAMES)?.insert(key, id.bits())?;
+            }
+            Change::RemoveName(name) => {
+                let reference = name.reference.to_string();
+                let key = (name.tenant.as_str(), reference.as_str());
+                transaction.open_table(NAMES)?.remove(key)?;
+            }
+            Change::PutLayer(id, usage) => {
+                let mut layers = transaction.open_table(LAYERS)?;
+                layers.insert(id.bits(), json(usage).as_slice())?;
+            }
+            Change::RemoveLayer(id) => {
+                drop(transaction.open_table(LAYERS)?.remove(id.bits())?);
+            }
+            Change::PutClaim(claim) => {
+                records(CLAIMS)?.insert(claim.id.as_str(), json(claim).as_slice())?;
+            }
+            Change::RemoveClaim(id) => drop(records(CLAIMS)?.remove(id.as_str())?),
+            Change::PutSnapshot(snapshot) => {
+                records(SNAPSHOTS)?.insert(snapshot.id.as_str(), json(snapshot).as_slice())?;
+            }
+            Change::RemoveSnapshot(id) => drop(records(SNAPSHOTS)?.remove(id.as_str())?),
+            Change::PutGroup(group) => {
+                records(GROUPS)?.insert(group.id.as_str(), json(group).as_slice())?;
+            }
+            Change::RemoveGroup(id) => drop(records(GROUPS)?.remove(id.as_str())?),
         }
     }
     Ok(transaction)

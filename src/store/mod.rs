@@ -5,6 +5,7 @@
 
 mod error;
 mod index;
+mod index_file;
 mod pool;
 mod records;
 
