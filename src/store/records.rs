@@ -84,10 +84,13 @@ pub fn read_claim(volume: &Dir) -> sys::Result<Result<ClaimRecord, Unreadable>> 
     )
 }
 
-/// Writes the record of a layer that is being sealed; over the one that a seal cut short may have left.
+/// Writes the record of a layer that is being sealed; over the one that a seal cut short may have left. One that is torn is none.
 pub fn write_sealing(layer: &Dir, record: &LayerRecord) -> sys::Result<()> {
     let bytes = serde_json::to_vec(record).expect("plain data serialises");
-    layer.replace(layout::SEALING_JSON, &bytes)
+    match layer.write_new(layout::SEALING_JSON, &bytes) {
+        Err(error) if error.is(Errno::EEXIST) => layer.replace(layout::SEALING_JSON, &bytes),
+        result => result,
+    }
 }
 
 /// Says in the layer that the index names it and that its content is durable. Repeatable.

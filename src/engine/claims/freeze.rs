@@ -150,13 +150,9 @@ impl Freezing {
             self.restack(&mut state);
             enter(&mut state, None);
         }
-        for layer in self.layers() {
-            if let Err(error) = commit::confirm(&self.inner, layer) {
-                tracing::warn!(%layer, %error, "an index made anew would not know this layer");
-            }
-        }
-        point(Point::FreezeConfirmed);
-        // Not kept any longer than the answer: it may be deleted as soon as that is there.
+        // A layer that no claim stacks may be deleted as soon as the answer is there.
+        self.confirm(|frozen| !frozen.moved);
+        // Not kept any longer than that.
         self.pins = Pins::none(&self.inner);
         for guard in &self.guards {
             guard.becomes_a_chore();
@@ -196,8 +192,20 @@ impl Freezing {
         }
     }
 
-    /// Puts away what the claims have left behind.
+    /// Says in layers that they are named.
+    fn confirm(&self, which: impl Fn(&Frozen) -> bool) {
+        let which = self.frozen.iter().filter(|frozen| which(frozen));
+        for layer in which.filter_map(|frozen| frozen.layer) {
+            if let Err(error) = commit::confirm(&self.inner, layer) {
+                tracing::warn!(%layer, %error, "an index made anew would not know this layer");
+            }
+        }
+    }
+
+    /// Says that the layers which the claims stack are named, and puts away what they have left behind.
     fn tidy(self) {
+        self.confirm(|frozen| frozen.moved);
+        point(Point::FreezeConfirmed);
         for frozen in self.moved() {
             clear(&self.inner, &frozen.claim.id);
         }
