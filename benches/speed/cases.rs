@@ -101,7 +101,7 @@ impl Bench<'_> {
             self.throughput(&mut driver, &bare).await;
         }
         if self.wants("claims") {
-            self.claims(&driver);
+            self.claims(&mut driver).await;
         }
         driver.stop();
         if self.wants("start") {

@@ -67,7 +67,8 @@ fn snapshot(driver: &Driver, name: &str, source: &str) -> (String, f64) {
     (snapshot.expect("required").snapshot_id, micros(took))
 }
 
-/// Does something to a claim's content as a pod would: staged, and unstaged again.
+/// Does something to a claim's content as a pod would: staged, and unstaged again. What the unmounting puts off, which writes back
+/// what the pod has left, ends here.
 fn change(driver: &Driver, id: &str, staging: &Path, change: impl FnOnce(&Path)) {
     fs::create_dir_all(staging).expect("a directory");
     let path = staging.to_str().expect("text").to_owned();
@@ -86,6 +87,17 @@ fn change(driver: &Driver, id: &str, staging: &Path, change: impl FnOnce(&Path))
     };
     let (csi::NodeUnstageVolumeResponse {}, _) =
         driver.call("/csi.v1.Node/NodeUnstageVolume", &request);
+    // It is not smaller than that: nothing changes. But whoever wants the claim waits for that end.
+    let request = csi::ControllerExpandVolumeRequest {
+        volume_id: id.to_owned(),
+        capacity_range: Some(csi::CapacityRange {
+            required_bytes: 1,
+            limit_bytes: 0,
+        }),
+        ..Default::default()
+    };
+    let (csi::ControllerExpandVolumeResponse { .. }, _) =
+        driver.call("/csi.v1.Controller/ControllerExpandVolume", &request);
 }
 
 /// Waits until nothing is left to be written.
@@ -114,10 +126,11 @@ fn record(dir: &Path, number: usize) {
 }
 
 impl Bench<'_> {
-    pub fn claims(&mut self, driver: &Driver) {
+    pub async fn claims(&mut self, driver: &mut Driver) {
         self.creation(driver);
-        let small = self.copies(driver, 1, 0);
+        let small = self.copies(driver, 1, 0).await;
         let large = self.copies(driver, self.plan.many, self.plan.claimed);
+        let large = large.await;
         for (what, small, large) in [("snapshot", small.0, large.0), ("clone", small.1, large.1)] {
             let name = format!("{what} of the larger against the smaller");
             self.row(&name, "us", large, Some(small), Goal::Ratio(1.2));
@@ -142,7 +155,7 @@ impl Bench<'_> {
     }
 
     /// Snapshots and clones of a claim of this size; their medians.
-    fn copies(&mut self, driver: &Driver, files: usize, bytes: u64) -> (f64, f64) {
+    async fn copies(&mut self, driver: &mut Driver, files: usize, bytes: u64) -> (f64, f64) {
         let size = format!("{files} files and {} MB", bytes >> 20);
         let staging = self.lab.kubelet_dir().join("staging");
         let by_hand = self.lab.dir(&format!("by-hand-{files}"));
@@ -171,6 +184,8 @@ impl Bench<'_> {
                 record(&by_hand, 1000 + round * JOBS + job);
                 bare_clones.push(micros(began.elapsed()));
             }
+            // What was frozen is measured before the next round.
+            driver.reap().await;
         }
         let (snapshots, clones) = (median(snapshots), median(clones));
         let name = format!("snapshot of a claim of {size}");
