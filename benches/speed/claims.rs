@@ -106,6 +106,15 @@ fn sync(path: &Path) {
     rustix::fs::syncfs(&dir).expect("room for it");
 }
 
+/// Waits until the filesystem's journal is empty, too: what 100,000 new files have left there goes to its place for a while.
+fn settle(path: &Path) {
+    sync(path);
+    for how in ["--freeze", "--unfreeze"] {
+        let done = Command::new("fsfreeze").arg(how).arg(path).status();
+        assert!(done.expect("fsfreeze runs").success(), "{how}");
+    }
+}
+
 /// A snapshot made by hand: the disk is waited for, a top becomes a layer, a record is made durable.
 fn bare(dir: &Path, number: usize) -> f64 {
     let top = dir.join(format!("top-{number}"));
@@ -167,7 +176,7 @@ impl Bench<'_> {
         let (twin, _) = create(driver, &format!("twin-{files}"), None);
         let touch = |dir: &Path| fs::write(dir.join("changed"), b"content\n").expect("a file");
         change(driver, &twin, &staging, touch);
-        sync(&by_hand);
+        settle(&self.lab.path());
         let (mut snapshots, mut clones) = (Vec::new(), Vec::new());
         let (mut bare_snapshots, mut bare_clones) = (Vec::new(), Vec::new());
         for round in 0..self.plan.rounds {
