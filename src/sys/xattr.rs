@@ -1,11 +1,12 @@
 //! Extended attributes of a pinned file or an open directory (xattr(7)), ACLs and capabilities among them.
 //!
-//! The calls that take a descriptor refuse `O_PATH` ones, and the ones that take a name can be led astray by a rename.
-//! So all go through `/proc/thread-self/fd/N`, which means the open file itself; also for a symlink, which is then not
-//! followed further. (`getxattrat` with AT_EMPTY_PATH would say it plainly, but is 6.13.)
+//! The calls that take a descriptor refuse `O_PATH` ones, and the ones that take a name can be led astray by a rename. So
+//! what is pinned goes through `/proc/thread-self/fd/N`, which means the open file itself; also for a symlink, which is then
+//! not followed further. (`getxattrat` with AT_EMPTY_PATH would say it plainly, but is 6.13.) That way costs ten times the call, so
+//! what is open is asked by its descriptor.
 
 use std::ffi::{OsStr, OsString};
-use std::os::fd::AsFd;
+use std::os::fd::{AsFd, BorrowedFd};
 use std::os::unix::ffi::OsStrExt;
 use std::path::Path;
 
@@ -15,6 +16,9 @@ use rustix::io::Errno as RawErrno;
 use super::dir::Dir;
 use super::error::{Error, Result};
 use super::node::{Node, proc_path};
+
+/// What a system call answers.
+type RawResult<T> = std::result::Result<T, RawErrno>;
 
 /// The longest value, and the longest list of names, that the kernel hands out (`XATTR_SIZE_MAX`, `XATTR_LIST_MAX`).
 const LONGEST: usize = 64 * 1024;
@@ -26,10 +30,19 @@ pub trait Xattrs: AsFd {
     /// Its path, for messages.
     fn subject(&self) -> &Path;
 
+    /// Asks by the descriptor, or, if that only pins, through its path in `/proc`.
+    fn ask<T>(
+        &self,
+        by_descriptor: impl Fn(BorrowedFd<'_>) -> RawResult<T>,
+        by_path: impl Fn(&str) -> RawResult<T>,
+    ) -> RawResult<T>;
+
     /// The names of all its attributes; none where the filesystem has no attributes.
     fn xattr_names(&self) -> Result<Vec<OsString>> {
-        let path = proc_path(self.as_fd());
-        let listed = grown(|buffer| rustix::fs::listxattr(&*path, buffer));
+        let listed = self.ask(
+            |fd| grown(|buffer| rustix::fs::flistxattr(fd, buffer)),
+            |path| grown(|buffer| rustix::fs::listxattr(path, buffer)),
+        );
         let names = match listed {
             Ok(names) => names,
             Err(RawErrno::OPNOTSUPP) => Vec::new(),
@@ -44,8 +57,12 @@ pub trait Xattrs: AsFd {
 
     /// The value of one attribute; `None` when it is not there, or cannot be on this filesystem.
     fn xattr(&self, name: impl AsRef<OsStr>) -> Result<Option<Vec<u8>>> {
-        let (path, name) = (proc_path(self.as_fd()), name.as_ref());
-        match grown(|buffer| rustix::fs::getxattr(&*path, name, buffer)) {
+        let name = name.as_ref();
+        let read = self.ask(
+            |fd| grown(|buffer| rustix::fs::fgetxattr(fd, name, buffer)),
+            |path| grown(|buffer| rustix::fs::getxattr(path, name, buffer)),
+        );
+        match read {
             Ok(value) => Ok(Some(value)),
             Err(RawErrno::NODATA | RawErrno::OPNOTSUPP) => Ok(None),
             Err(errno) => Err(failed("getxattr", self.subject(), name, errno)),
@@ -54,15 +71,22 @@ pub trait Xattrs: AsFd {
 
     /// Sets an attribute, replacing the value it had.
     fn set_xattr(&self, name: impl AsRef<OsStr>, value: &[u8]) -> Result<()> {
-        let (path, name) = (proc_path(self.as_fd()), name.as_ref());
-        rustix::fs::setxattr(&*path, name, value, XattrFlags::empty())
-            .map_err(|errno| failed("setxattr", self.subject(), name, errno))
+        let (name, flags) = (name.as_ref(), XattrFlags::empty());
+        let set = self.ask(
+            |fd| rustix::fs::fsetxattr(fd, name, value, flags),
+            |path| rustix::fs::setxattr(path, name, value, flags),
+        );
+        set.map_err(|errno| failed("setxattr", self.subject(), name, errno))
     }
 
     /// Removes an attribute; tells whether it was there.
     fn remove_xattr(&self, name: impl AsRef<OsStr>) -> Result<bool> {
-        let (path, name) = (proc_path(self.as_fd()), name.as_ref());
-        match rustix::fs::removexattr(&*path, name) {
+        let name = name.as_ref();
+        let removed = self.ask(
+            |fd| rustix::fs::fremovexattr(fd, name),
+            |path| rustix::fs::removexattr(path, name),
+        );
+        match removed {
             Ok(()) => Ok(true),
             Err(RawErrno::NODATA | RawErrno::OPNOTSUPP) => Ok(false),
             Err(errno) => Err(failed("removexattr", self.subject(), name, errno)),
@@ -74,11 +98,31 @@ impl Xattrs for Dir {
     fn subject(&self) -> &Path {
         self.path()
     }
+
+    fn ask<T>(
+        &self,
+        by_descriptor: impl Fn(BorrowedFd<'_>) -> RawResult<T>,
+        by_path: impl Fn(&str) -> RawResult<T>,
+    ) -> RawResult<T> {
+        match by_descriptor(self.as_fd()) {
+            // Some directories are pinned only.
+            Err(RawErrno::BADF) => by_path(&proc_path(self.as_fd())),
+            answer => answer,
+        }
+    }
 }
 
 impl Xattrs for Node {
     fn subject(&self) -> &Path {
         self.path()
+    }
+
+    fn ask<T>(
+        &self,
+        _by_descriptor: impl Fn(BorrowedFd<'_>) -> RawResult<T>,
+        by_path: impl Fn(&str) -> RawResult<T>,
+    ) -> RawResult<T> {
+        by_path(&proc_path(self.as_fd()))
     }
 }
 
@@ -87,9 +131,7 @@ fn failed(call: &'static str, subject: &Path, name: &OsStr, errno: RawErrno) -> 
 }
 
 /// Calls with a small buffer, and if that is too small with the largest that the kernel can fill.
-fn grown(
-    call: impl Fn(&mut [u8]) -> std::result::Result<usize, RawErrno>,
-) -> std::result::Result<Vec<u8>, RawErrno> {
+fn grown(call: impl Fn(&mut [u8]) -> RawResult<usize>) -> RawResult<Vec<u8>> {
     let mut buffer = vec![0; USUAL];
     let length = match call(&mut buffer) {
         Err(RawErrno::RANGE) => {
@@ -105,6 +147,7 @@ fn grown(
 #[cfg(test)]
 mod tests {
     use super::*;
+    use rustix::fs::{Mode, OFlags};
 
     #[test]
     fn set_listed_read_and_removed_on_directory_file_and_symlink() {
@@ -122,6 +165,14 @@ mod tests {
         dir.set_xattr("user.c", b"x").expect("on a directory");
         assert!(dir.remove_xattr("user.c").expect("remove"));
         assert!(!dir.remove_xattr("user.c").expect("again"));
+        let flags = OFlags::PATH | OFlags::DIRECTORY;
+        let pinned = rustix::fs::open(folder.path(), flags, Mode::empty()).expect("it opens");
+        let pinned = Dir::from_fd(pinned, folder.path());
+        pinned.set_xattr("user.c", b"y").expect("on a pinned one");
+        assert_eq!(pinned.xattr("user.c").expect("read"), Some(b"y".to_vec()));
+        assert_eq!(dir.xattr("user.c").expect("read"), Some(b"y".to_vec()));
+        assert_eq!(pinned.xattr_names().expect("list").len(), 1);
+        assert!(pinned.remove_xattr("user.c").expect("remove"));
         // A symlink has no user attributes, and its file's must not be seen through it.
         assert_eq!(link.xattr("user.a").expect("read"), None);
         assert!(link.set_xattr("user.z", b"x").is_err());
