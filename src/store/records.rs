@@ -347,5 +347,10 @@ mod tests {
             read_doom(&dir, "a").expect("read").map(|doom| doom.until),
             Some(Timestamp(9))
         );
+        // As versions wrote it that had nothing unfinished.
+        let older = br#"{"boot":"a","until":9}"#;
+        dir.replace(DOOMED, older).expect("written");
+        let doom = read_doom(&dir, "a").expect("read");
+        assert!(doom.is_some_and(|doom| !doom.unfinished));
     }
 }
