@@ -53,10 +53,13 @@ const TRY_AGAIN: Duration = Duration::from_millis(200);
 /// Serves this node until `shutdown` is ready and all is put away.
 pub async fn run(config: Config, shutdown: impl Future<Output = ()>) -> Result<(), Error> {
     let socket = config.driver.socket.clone();
+    // Kubernetes' room says it, and kubelet's listens: an API server that answers the driver answers kubelet.
+    let watched = (config.kubernetes.as_ref()).map(|kubernetes| kubernetes.watched.subscribe());
     let registration = Registration::new(&kubelet::Config {
         kubelet: config.kubelet_dir,
         driver: csi::DRIVER_NAME,
         endpoint: socket.clone(),
+        cluster: watched.clone(),
     })?;
     let mut driver = config.driver;
     let kubernetes = config.kubernetes.map(|kubernetes| {
@@ -72,9 +75,7 @@ pub async fn run(config: Config, shutdown: impl Future<Output = ()>) -> Result<(
         stopping: stopping.clone(),
         rpcs: driver.csi.rpcs.clone(),
         registered: registration.registered(),
-        watched: kubernetes
-            .as_ref()
-            .map(|(kubernetes, _)| kubernetes.watched.subscribe()),
+        watched,
     };
     let http = match config.http {
         Some(address) => Some(http::Listener::bind(address).await?),

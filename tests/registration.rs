@@ -13,6 +13,7 @@ use baggageclaim::demo::kubelet::{NO_ATTRIBUTES, PublishOptions};
 use baggageclaim::model::NodeId;
 use baggageclaim::telemetry::metrics::Rpcs;
 use baggageclaim::{driver, engine};
+use common::api::{Api, Mood};
 use common::disk::Frozen;
 use common::process::{NodeProcess, Registry};
 use common::{Fs, Lab, require_lab};
@@ -161,6 +162,79 @@ async fn told_no_it_comes_again_and_later_each_time() {
     let log = node.terminate().await;
     assert!(log.contains("RegisterPlugin error: <no node>"), "{log}");
     assert!(registry.inode().is_none());
+}
+
+/// What kubelet says while the API server is away.
+const NO_API: &str =
+    "RegisterPlugin error -- plugin registration failed with err: connection refused";
+
+#[tokio::test(flavor = "multi_thread")]
+async fn while_the_api_server_is_away_kubelet_is_not_asked_to_fail_again() {
+    let lab = require_lab!(Fs::Ext4);
+    let registry = Registry::new(&lab.kubelet_dir());
+    let api = Api::start().await;
+    api.be(Mood::Away);
+    let node = NodeProcess::start_with_api(&lab, &api, &[]);
+    registry.info().await;
+    registry.notify(Some(NO_API)).await;
+    registry
+        .until("no socket", |registry| registry.inode().is_none())
+        .await;
+    api.be(Mood::Serving);
+    assert_eq!(registry.info().await.name, DRIVER_NAME);
+    // Kubelet may be a moment later than the driver; then it is as ever.
+    registry.notify(Some("not yet")).await;
+    registry.notify(None).await;
+    node.logged("registered with kubelet", 1).await;
+    let log = node.terminate().await;
+    let at = |what: &str| log.find(what).unwrap_or_else(|| panic!("{what}: {log}"));
+    let offered: Vec<usize> = log
+        .match_indices("offered to kubelet\"")
+        .map(|(at, _)| at)
+        .collect();
+    assert_eq!(offered.len(), 2, "{log}");
+    assert!(offered[0] < at("connection refused"), "{log}");
+    let answers = at("the API server answers");
+    assert!(at("the watch over pods works again") < answers, "{log}");
+    assert!(answers < offered[1], "{log}");
+    // It is no failure of the driver's.
+    let alarming: Vec<&str> = (log.lines())
+        .filter(|line| line.contains("\"ERROR\""))
+        .collect();
+    assert_eq!(alarming.len(), 1, "{log}");
+    assert!(alarming[0].contains("not yet"), "{log}");
+    assert_eq!(lab.close(), [""; 0].map(std::path::PathBuf::from));
+}
+
+/// That the driver does not reach the API server need not mean that kubelet does not.
+#[tokio::test(flavor = "multi_thread")]
+async fn while_the_api_server_is_away_kubelet_is_asked_all_the_same_and_seldom() {
+    let lab = require_lab!(Fs::Ext4);
+    let registry = Registry::new(&lab.kubelet_dir());
+    let api = Api::start().await;
+    api.be(Mood::Away);
+    let node = NodeProcess::start_with_api(&lab, &api, &["--log", "info,baggageclaim=debug"]);
+    registry.info().await;
+    let began = Instant::now();
+    for _ in 0..2 {
+        registry.notify(Some(NO_API)).await;
+        registry
+            .until("no socket", |registry| registry.inode().is_none())
+            .await;
+        if began.elapsed() < Duration::from_secs(14) {
+            registry.info().await;
+        }
+    }
+    assert!(began.elapsed() >= Duration::from_secs(14));
+    node.logged("kubelet still does not register the driver", 1)
+        .await;
+    let log = node.terminate().await;
+    assert_eq!(
+        log.matches("\"WARN\",\"message\":\"kubelet did not")
+            .count(),
+        1,
+        "{log}"
+    );
 }
 
 #[tokio::test]

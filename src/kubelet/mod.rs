@@ -10,7 +10,11 @@
 //! a `%` in it, before any of our code is asked; what stands before an `@` is a user to it, and may.
 //!
 //! - Kubelet says no: it may have been too early, or busy. The socket stays for a while, since kubelet tries again too, and
-//!   then is made anew, which makes kubelet begin from the start; later each time.
+//!   then is made anew, which is news to kubelet; later each time.
+//! - It says no while the API server is away, without which it registers nobody (`InstallCSIDriver` writes to the CSINode). The
+//!   socket goes until the API server is heard of again. For kubelet (1.37) waits twice as long after each failure, up to two
+//!   minutes, remembers that by the socket's path, and forgets it only when it succeeds: not by a socket made anew. So nobody
+//!   would be registered for as long after the API server is back, and no pod of the node could start.
 //! - The socket's file vanishes: kubelet, or who installed it anew, swept the directory. It is made again. inotify tells; a
 //!   node that has used up its inotify instances is looked at now and then instead.
 
@@ -37,6 +41,11 @@ pub const REGISTRY: &str = "plugins_registry";
 /// How long to wait before the socket is made anew: doubled each time, from the first to the last.
 const FIRST_PAUSE: Duration = Duration::from_secs(1);
 const LAST_PAUSE: Duration = Duration::from_secs(60);
+/// The same while the API server is away. Kubelet may reach it all the same, so it is asked; but seldom, since each failure counts.
+const FIRST_PAUSE_AWAY: Duration = Duration::from_secs(15);
+const LAST_PAUSE_AWAY: Duration = Duration::from_secs(300);
+/// How long an answer to kubelet may take to leave before the socket goes.
+const TO_ANSWER: Duration = Duration::from_millis(200);
 /// How often the socket's file is looked for where nothing tells that it vanished.
 const LOOK: Duration = Duration::from_secs(10);
 
@@ -49,6 +58,8 @@ pub struct Config {
     pub driver: &'static str,
     /// Where kubelet is to call the driver.
     pub endpoint: PathBuf,
+    /// Whether the API server answers, as far as that is known here; `None`: nobody asks it.
+    pub cluster: Option<watch::Receiver<bool>>,
 }
 
 /// Why a driver cannot be registered, whatever kubelet says.
@@ -71,6 +82,7 @@ pub struct Registration {
     driver: &'static str,
     endpoint: String,
     socket: PathBuf,
+    cluster: Option<watch::Receiver<bool>>,
     registered: watch::Sender<bool>,
 }
 
@@ -82,6 +94,8 @@ enum End {
     Vanished,
     /// Kubelet refused it and did not come back to it.
     Refused,
+    /// Kubelet refused it, and the API server is away.
+    Away,
     /// It could not be made or served.
     Failed(String),
 }
@@ -99,6 +113,7 @@ impl Registration {
             driver: config.driver,
             endpoint: endpoint.to_owned(),
             socket,
+            cluster: config.cluster.clone(),
             registered: watch::Sender::new(false),
         })
     }
@@ -116,6 +131,7 @@ impl Registration {
         loop {
             let end = self.offer(&mut pauses, &stopping).await;
             self.registered.send_replace(false);
+            let is_away = matches!(end, End::Away);
             let pause = match end {
                 End::Withdrawn => break,
                 // It was said already, and waited for.
@@ -125,6 +141,7 @@ impl Registration {
                     tracing::info!(%socket, ?pause, "the registration's socket is gone, as when kubelet restarts; it is made again");
                     pause
                 }
+                End::Away => pauses.next_away(),
                 End::Failed(error) => {
                     let pause = pauses.next();
                     tracing::error!(%socket, error, ?pause, "not registered with kubelet; it is tried again");
@@ -133,6 +150,10 @@ impl Registration {
             };
             tokio::select! {
                 () = tokio::time::sleep(pause) => {}
+                () = self.answers(), if is_away => {
+                    tracing::info!("the API server answers: the driver is offered to kubelet again");
+                    pauses.begin_anew();
+                }
                 () = stopping.cancelled() => break,
             }
         }
@@ -191,16 +212,39 @@ impl Registration {
                         renew_at = None;
                     }
                     Told::Refused(why) => {
+                        self.registered.send_replace(false);
+                        if self.is_away() {
+                            pauses.say_away(self.driver, &why);
+                            tokio::time::sleep(TO_ANSWER).await;
+                            return End::Away;
+                        }
                         let pause = pauses.next();
                         tracing::error!(driver = self.driver, error = why, ?pause,
                             "kubelet did not register the driver; it is offered anew");
-                        self.registered.send_replace(false);
                         renew_at = Some(Instant::now() + pause);
                     }
                 },
                 () = at(renew_at) => return End::Refused,
             }
         }
+    }
+
+    /// Whether nothing is heard of the API server, or nothing yet.
+    fn is_away(&self) -> bool {
+        self.cluster
+            .as_ref()
+            .is_some_and(|cluster| !*cluster.borrow())
+    }
+
+    /// Ready when the API server answers.
+    async fn answers(&self) {
+        if let Some(mut cluster) = self.cluster.clone()
+            && cluster.wait_for(|answers| *answers).await.is_ok()
+        {
+            return;
+        }
+        // Nobody asks it any more.
+        std::future::pending::<()>().await;
     }
 
     /// The socket, and what tells of changes to its directory since before it was made.
@@ -249,6 +293,8 @@ struct Pauses {
     in_a_row: u32,
     /// The socket vanished before kubelet had said anything good of it.
     vanished: bool,
+    /// It was said that the API server is away.
+    away_said: bool,
 }
 
 impl Pauses {
@@ -256,6 +302,35 @@ impl Pauses {
         let pause = FIRST_PAUSE.saturating_mul(1 << self.in_a_row.min(16));
         self.in_a_row += 1;
         pause.min(LAST_PAUSE)
+    }
+
+    fn next_away(&mut self) -> Duration {
+        let pause = FIRST_PAUSE_AWAY.saturating_mul(1 << (2 * self.in_a_row.min(8)));
+        self.in_a_row += 1;
+        pause.min(LAST_PAUSE_AWAY)
+    }
+
+    /// Once, and as no failure: the driver's pod may well be what comes up first.
+    fn say_away(&mut self, driver: &str, why: &str) {
+        if std::mem::replace(&mut self.away_said, true) {
+            tracing::debug!(
+                driver,
+                error = why,
+                "kubelet still does not register the driver"
+            );
+        } else {
+            tracing::warn!(
+                driver,
+                error = why,
+                "kubelet did not register the driver, and the API server, without which it does not, does not answer here either; \
+                 the driver is offered again when that answers"
+            );
+        }
+    }
+
+    /// What kept kubelet from registering is over.
+    fn begin_anew(&mut self) {
+        self.in_a_row = 0;
     }
 
     /// At once, unless it vanishes again and again.
@@ -290,6 +365,14 @@ mod tests {
         assert_eq!(pauses.after_vanishing(), FIRST_PAUSE);
         pauses.reset();
         assert_eq!(pauses.after_vanishing(), Duration::ZERO);
+        pauses.reset();
+        let seconds: Vec<u64> = (0..40).map(|_| pauses.next_away().as_secs()).collect();
+        assert_eq!(
+            (&seconds[..5], seconds[39]),
+            (&[15, 60, 240, 300, 300][..], 300)
+        );
+        pauses.begin_anew();
+        assert_eq!(pauses.next(), FIRST_PAUSE);
     }
 
     #[test]
@@ -299,6 +382,7 @@ mod tests {
             kubelet: "/var/lib/kubelet".into(),
             driver: "driver.example",
             endpoint: "/csi.sock".into(),
+            cluster: None,
         });
         let path = registration.expect("all is well").socket;
         let host = path.to_str().expect("text").replace('/', "%2F");
@@ -313,6 +397,7 @@ mod tests {
             kubelet: kubelet.into(),
             driver: "driver.example",
             endpoint: std::ffi::OsStr::from_bytes(endpoint).into(),
+            cluster: None,
         };
         let registration = Registration::new(&config("/var/lib/kubelet", b"/csi.sock"));
         let registration = registration.expect("all is well");
