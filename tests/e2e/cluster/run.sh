@@ -13,9 +13,10 @@ run() {
   build
   if [ $# = 0 ]; then
     patiently "$here/interrupted.sh"
-    # The overlay for trying out, as far as it differs: that a pod gets a volume, and how the pool is taken away.
+    # The overlay for trying out, as far as it differs: that a pod gets a volume; that the pool, which a container mounts, is there
+    # for the next driver, and after the node was off; and how it is taken away.
     up loop
-    play scratch uninstalled
+    play scratch upgraded 'switched off' uninstalled
     down
   fi
   up host
