@@ -263,13 +263,39 @@ impl Cluster {
         });
     }
 
+    /// What the driver has logged since then.
+    pub(crate) fn driver_log(&self, since: SystemTime) -> String {
+        self.log("--previous=false", since)
+    }
+
     /// What the driver that was killed last has logged since then.
     pub(crate) fn last_driver_log(&self, since: SystemTime) -> String {
+        self.log("--previous", since)
+    }
+
+    /// Whether the driver that runs has logged this, read on the node: for when nobody can be asked.
+    pub(crate) fn has_logged(&self, what: &str) -> bool {
+        let pods = self.on_node("/var/log/pods");
+        let ours = names(&pods);
+        let ours = ours.iter().filter(|pod| pod.starts_with("baggageclaim_"));
+        let mut newest = ours.filter_map(|pod| {
+            let logs = pods.join(pod).join("driver");
+            // A file for each container that there was, by number.
+            let number = |log: &String| log.trim_end_matches(".log").parse().unwrap_or(0u32);
+            names(&logs)
+                .into_iter()
+                .max_by_key(number)
+                .map(|log| logs.join(log))
+        });
+        newest.any(|log| fs::read_to_string(&log).is_ok_and(|text| text.contains(what)))
+    }
+
+    fn log(&self, which: &str, since: SystemTime) -> String {
         succeed(&mut self.kubectl(&[
             "logs",
             "--namespace=baggageclaim",
             "daemonset/baggageclaim-node",
-            "--previous",
+            which,
             &format!("--since-time={}", humantime::format_rfc3339(since)),
         ]))
     }

@@ -38,6 +38,9 @@ pub(super) fn kubelet_restarted(stage: &Stage) {
     after.ends();
 }
 
+/// What the driver says when it is not entered in the API.
+const REFUSED: &str = "kubelet did not register the driver";
+
 pub(super) fn api_server_away(stage: &Stage) {
     let running = Step::runs(stage, "running");
     // What it has marked is kept without anybody being asked, and another pod waits for that.
@@ -81,6 +84,9 @@ pub(super) fn api_server_away(stage: &Stage) {
     assert_eq!(wait_for_outcome(), 2);
     assert_eq!(stage.mounted(&waits), ["in", "scratch"]);
     stage.touch_from_outside(&waits, "scratch", "end");
+    eventually("kubelet has refused it", || {
+        stage.cluster.has_logged(REFUSED).then_some(())
+    });
     drop(away);
 
     eventually("the API server answers", || {
@@ -98,10 +104,21 @@ pub(super) fn api_server_away(stage: &Stage) {
     assert_eq!(stage.logs("waits"), "marks\n");
     stage.hold(&marked.map(|reference| (reference, "file", "marks\n")));
     // It is said, and nobody is alarmed: it is no failure of the driver's.
-    let log = stage.cluster.last_driver_log(begin);
+    let (last, log) = (
+        stage.cluster.last_driver_log(begin),
+        stage.cluster.driver_log(begin),
+    );
     let alarming = |line: &&str| line.contains("\"ERROR\"");
-    assert_eq!(log.lines().find(alarming), None, "{log}");
-    assert!(log.contains("the watch over pods is broken"), "{log}");
+    for log in [&last, &log] {
+        assert_eq!(log.lines().find(alarming), None, "{log}");
+        assert!(log.contains("the watch over pods is broken"), "{log}");
+    }
+    // The next one was refused by kubelet, once, and offered again when there was somebody to enter it with.
+    assert_eq!(log.matches(REFUSED).count(), 1, "{log}");
+    let (answers, registered) = ("the API server answers", "registered with kubelet");
+    let at = |what: &str| log.find(what).unwrap_or_else(|| panic!("{what}: {log}"));
+    assert!(at(REFUSED) < at(answers), "{log}");
+    assert!(at(answers) < at(registered), "{log}");
 }
 
 /// How many pods there are while the driver is killed again and again.
