@@ -362,6 +362,21 @@ impl State {
             .extend(group.map(|group| (group.id.clone(), group)));
     }
 
+    /// Enters snapshots that may be there, or else those that they were to take the place of.
+    pub(super) fn enter_beside(&mut self, mut taken: Taken, earlier: &Taken) {
+        for snapshot in &earlier.snapshots {
+            // Of one id there is one or the other: what both need stays until the next start, which knows.
+            for layer in &snapshot.layers {
+                *self.pinned.entry(*layer).or_default() += 1;
+            }
+            if taken.snapshots.iter().all(|new| new.id != snapshot.id) {
+                taken.snapshots.push(snapshot.clone());
+            }
+        }
+        self.leave(earlier);
+        self.enter(taken, false);
+    }
+
     /// Takes snapshots out of sight. Tells whether the index was known to have them.
     pub(super) fn leave(&mut self, taken: &Taken) -> bool {
         let mut sure = true;

@@ -231,11 +231,17 @@ async fn a_group_that_may_be_there_is_replaced_by_one_of_other_sources() {
     let other = frozen(&pods, "other").await;
     let both = group(&pods, &[&one, &other]).await.expect("taken");
     delete(&pods, &both).await.expect("deleted");
-    let broken = disk.breaks_at(&pods.config.pool.join("index.redb"));
-    let taken = group(&pods, &[&one, &other]).await;
-    taken.expect_err("the index fails");
-    broken.heals();
-    has_written(&pods.config.pool, &both);
+    for sources in [&[&one, &other][..], &[&one]] {
+        let broken = disk.breaks_at(&pods.config.pool.join("index.redb"));
+        let taken = group(&pods, sources).await;
+        taken.expect_err("the index fails");
+        broken.heals();
+        // It has the first, and not the one that was to take its place.
+        if sources.len() > 1 {
+            has_written(&pods.config.pool, &both);
+        }
+        pods.create(&format!("after {}", sources.len())).await;
+    }
     let made = group(&pods, &[&one]).await.expect("taken");
     let pods = pods.restart().await;
     assert_there(&pods, &made, true).await;

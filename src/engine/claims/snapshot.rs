@@ -51,11 +51,14 @@ async fn commit(freezing: Freezing, id: &SnapshotId, taken: Taken) -> Result<()>
     let mut changes = earlier.as_deref().map(removal).unwrap_or_default();
     changes.extend(taken.snapshots.iter().cloned().map(Change::PutSnapshot));
     changes.extend(taken.group.iter().cloned().map(Change::PutGroup));
-    let enter = move |state: &mut State, doubt: Option<&Error>| {
-        if let Some(earlier) = earlier {
-            state.leave(&earlier);
+    let enter = move |state: &mut State, doubt: Option<&Error>| match (earlier, doubt) {
+        (Some(earlier), Some(_)) => state.enter_beside(taken, &earlier),
+        (earlier, doubt) => {
+            if let Some(earlier) = earlier {
+                state.leave(&earlier);
+            }
+            state.enter(taken, doubt.is_none());
         }
-        state.enter(taken, doubt.is_none());
     };
     freezing.commit(changes, enter).await
 }
