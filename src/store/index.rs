@@ -198,23 +198,9 @@ impl Index {
 
     /// Reads the index of a pool without changing a byte of it, also when it was not closed cleanly.
     pub fn read_only(root: &Dir) -> Result<Contents> {
-        let file = root.open_file_beneath(layout::INDEX, OFlags::RDONLY, 0)?;
-        let mut bytes = Vec::new();
-        let path = root.path().join(layout::INDEX);
-        File::from(file)
-            .read_to_end(&mut bytes)
-            .map_err(|error| crate::sys::Error::new("read", path.clone(), error))?;
-        // An unclean end is repaired by writing: into a copy in memory.
-        let memory = redb::backends::InMemoryBackend::new();
-        let copied = memory
-            .set_len(bytes.len() as u64)
-            .and_then(|()| memory.write(0, &bytes));
-        copied.map_err(|error| crate::sys::Error::new("read", path.clone(), error))?;
+        let file = File::from(root.open_file_beneath(layout::INDEX, OFlags::RDONLY, 0)?);
         guarded(root, || {
-            let database = redb::Builder::new()
-                .set_cache_size(CACHE_BYTES)
-                .create_with_backend(memory)
-                .map_err(|error| damaged(root, &error.into()))?;
+            let database = copy_of(root, file)?;
             match format(&database)? {
                 Some(found) if found > FORMAT => Err(newer(root, found)),
                 _ => read(root, &database),
@@ -246,7 +232,14 @@ impl Index {
             Err(error) if error.is_unsure() => {
                 if let Err(again) = opened.reopen(&self.root) {
                     tracing::error!(error = %again, "the index cannot be opened anew after a failed write");
-                    return Err(error);
+                    // That takes room, which a full disk does not have. To read it takes none.
+                    match last_on_disk(&self.root) {
+                        Ok(last) => opened.last = last,
+                        Err(again) => {
+                            tracing::error!(error = %again, "nor can it be read");
+                            return Err(error);
+                        }
+                    }
                 }
                 if opened.last == Some(number) {
                     return Ok(());
@@ -329,8 +322,32 @@ fn open_file(root: &Dir, name: &str, flags: OFlags) -> Result<Database> {
     read_anew(&file);
     redb::Builder::new()
         .set_cache_size(CACHE_BYTES)
-        .create_with_backend(IndexFile::new(file))
+        .create_with_backend(IndexFile::new(file, root.try_clone()?))
         .map_err(|error| damaged(root, &error.into()))
+}
+
+/// A copy in memory of the index in a file: an unclean end is repaired by writing.
+fn copy_of(root: &Dir, mut file: File) -> Result<Database> {
+    let path = root.path().join(layout::INDEX);
+    let failed = |error| crate::sys::Error::new("read", path.clone(), error);
+    let mut bytes = Vec::new();
+    file.read_to_end(&mut bytes).map_err(failed)?;
+    let memory = redb::backends::InMemoryBackend::new();
+    let copied = memory
+        .set_len(bytes.len() as u64)
+        .and_then(|()| memory.write(0, &bytes));
+    copied.map_err(failed)?;
+    redb::Builder::new()
+        .set_cache_size(CACHE_BYTES)
+        .create_with_backend(memory)
+        .map_err(|error| damaged(root, &error.into()))
+}
+
+/// Which transaction was the last that is on the disk.
+fn last_on_disk(root: &Dir) -> Result<Option<u64>> {
+    let file = File::from(root.open_file_beneath(layout::INDEX, OFlags::RDONLY, 0)?);
+    read_anew(&file);
+    guarded(root, || meta(&copy_of(root, file)?, LAST_KEY))
 }
 
 /// How much a kernel reads ahead that was told nothing else.

@@ -8,49 +8,71 @@ use std::os::unix::fs::FileExt;
 
 use redb::StorageBackend;
 
+use crate::sys::{Dir, Space};
+
 /// So many zeros are written at once.
 const BLOCK: u64 = 256 << 10;
+/// Of what is free a growth may take one part in so many: a full disk needs what it has for other things.
+const PARTS: u64 = 16;
 
-/// A file that is written where it grows. Where a file was only made longer a filesystem looks for room for each page that is
-/// written later, and `fdatasync` waits for its journal, too: twice as long.
+/// A file that is written where it grows, if there is room to spare. Where a file was only made longer the filesystem looks for room for
+/// each page that is written later, and `fdatasync` waits for its journal, too: twice as long on ext4 and xfs.
 #[derive(Debug)]
-pub(super) struct IndexFile(File);
+pub(super) struct IndexFile {
+    file: File,
+    /// Where it lies.
+    dir: Dir,
+}
 
 impl IndexFile {
-    pub(super) fn new(file: File) -> Self {
-        Self(file)
+    pub(super) fn new(file: File, dir: Dir) -> Self {
+        Self { file, dir }
+    }
+
+    /// Whether zeros are worth their room: never where a page gets a new place each time that it is written.
+    fn is_to_be_filled(&self, size: u64) -> bool {
+        let space = self.dir.space();
+        space.is_ok_and(|space| space.magic != Space::BTRFS && size < space.bytes_available / PARTS)
+    }
+
+    fn fill(&self, mut from: u64, to: u64) -> io::Result<()> {
+        let zeros = vec![0; usize::try_from(BLOCK.min(to - from)).unwrap_or_default()];
+        while from < to {
+            let size = usize::try_from(to - from).map_or(zeros.len(), |left| left.min(zeros.len()));
+            self.file.write_all_at(&zeros[..size], from)?;
+            from += size as u64;
+        }
+        Ok(())
     }
 }
 
 impl StorageBackend for IndexFile {
     fn len(&self) -> io::Result<u64> {
-        Ok(self.0.metadata()?.len())
+        Ok(self.file.metadata()?.len())
     }
 
     fn read(&self, offset: u64, out: &mut [u8]) -> io::Result<()> {
-        self.0.read_exact_at(out, offset)
+        self.file.read_exact_at(out, offset)
     }
 
     fn set_len(&self, len: u64) -> io::Result<()> {
-        let mut end = self.len()?;
-        if len < end {
-            return self.0.set_len(len);
-        }
-        let zeros = vec![0; usize::try_from(BLOCK.min(len - end)).unwrap_or_default()];
-        while end < len {
-            let size = usize::try_from(len - end).map_or(zeros.len(), |left| left.min(zeros.len()));
-            self.0.write_all_at(&zeros[..size], end)?;
-            end += size as u64;
+        let end = self.len()?;
+        // In one call: a crash must leave no other length than those that redb has asked for.
+        self.file.set_len(len)?;
+        if end < len && self.is_to_be_filled(len - end) && self.fill(end, len).is_err() {
+            // Others took the room meanwhile. It is longer all the same, and takes no more of it than it must.
+            self.file.set_len(end)?;
+            self.file.set_len(len)?;
         }
         Ok(())
     }
 
     fn sync_data(&self) -> io::Result<()> {
-        self.0.sync_data()
+        self.file.sync_data()
     }
 
     fn write(&self, offset: u64, data: &[u8]) -> io::Result<()> {
-        self.0.write_all_at(data, offset)
+        self.file.write_all_at(data, offset)
     }
 }
 
@@ -63,7 +85,8 @@ mod tests {
     fn what_it_grows_by_is_zero_and_has_its_place_on_the_disk() {
         let folder = tempfile::tempdir().expect("a temporary folder");
         let path = folder.path().join("index");
-        let index = IndexFile::new(File::create_new(&path).expect("made"));
+        let dir = Dir::open(folder.path()).expect("it opens");
+        let index = IndexFile::new(File::create_new(&path).expect("made"), dir);
         for (len, word) in [(10, "ab"), (BLOCK * 2 + 5000, "cd"), (4096, "ef")] {
             index.set_len(len).expect("set");
             assert_eq!(index.len().expect("known"), len);
