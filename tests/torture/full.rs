@@ -403,11 +403,14 @@ impl Day<'_> {
     /// Without a restart: a step finds room, what was promised is there or was evicted, nothing is left of the rest.
     async fn all_works_again(&mut self) -> Result<(), Stop> {
         let began = Instant::now();
-        // btrfs gives room back when its cleaner wakes.
         while !self.make(300_000).await? {
             if began.elapsed() > PATIENCE {
                 return Err(Fault::wrong("there is room, and the driver finds none").into());
             }
+            // btrfs gives room back when a transaction ends: by itself every 30 s, which is all the time that there is.
+            let ended = File::open(self.place.lab.path())
+                .and_then(|dir| rustix::fs::syncfs(dir).map_err(Into::into));
+            ended.map_err(cannot("end a transaction"))?;
             tokio::time::sleep(Duration::from_millis(50)).await;
         }
         self.wire.settle().await?;
