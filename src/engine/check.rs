@@ -59,7 +59,7 @@ struct Moving {
     busy: HashSet<String>,
     /// Directories in `pending/` and `trash/` that somebody takes care of.
     leaving: HashSet<LayerId>,
-    /// Layers that an operation is making, or needs to stay.
+    /// Layers that an operation is making, needs to stay, or may have yet to say of that the index names them.
     pinned: HashSet<LayerId>,
 }
 
@@ -68,10 +68,12 @@ impl From<&State> for Moving {
         let half_made = state.volumes.values().filter(|live| !live.made);
         let half_made = half_made.map(|live| &live.record.id);
         let busy = state.busy.iter().chain(half_made);
+        let worked_on = state.busy.iter().filter_map(|id| state.claims.get(id));
+        let stacked = worked_on.flat_map(|held| &held.claim.layers);
         Self {
             busy: busy.map(ToString::to_string).collect(),
             leaving: state.leaving.keys().copied().collect(),
-            pinned: state.pinned.keys().copied().collect(),
+            pinned: state.pinned.keys().chain(stacked).copied().collect(),
         }
     }
 }

@@ -169,7 +169,7 @@ pub enum Error {
     /// It is wanted where it cannot be.
     #[error(transparent)]
     Elsewhere(#[from] Elsewhere),
-    /// A claim of that name is there, and cannot be where it is wanted now. Unlike what is not there yet: nobody will find it a place.
+    /// A claim of that name is there, and cannot be where it is wanted now. Unlike what is not there yet it stays where it is.
     #[error("{name:?} exists already: {elsewhere}")]
     ExistsElsewhere {
         /// The name.

@@ -39,7 +39,7 @@ const RETRY: [Duration; 6] = [
 
 /// For how long at least a process finds no room before it gives a copy up for that, however long others found none before it: while
 /// there was no driver nobody evicted anything, and one that begins has only just asked for that.
-const NO_ROOM_AT_LEAST: Duration = Duration::from_secs(5);
+const NO_ROOM_AT_LEAST: Duration = Duration::from_secs(60);
 
 /// Room may come back at any moment, by the hand of somebody whom we do not hear.
 const RETRY_WHEN_FULL: Duration = Duration::from_secs(5);

@@ -365,12 +365,13 @@ impl State {
     /// Enters snapshots that may be there, or else those that they were to take the place of.
     pub(super) fn enter_beside(&mut self, mut taken: Taken, earlier: &Taken) {
         for snapshot in &earlier.snapshots {
+            if taken.snapshots.iter().all(|new| new.id != snapshot.id) {
+                taken.snapshots.push(snapshot.clone());
+                continue;
+            }
             // Of one id there is one or the other: what both need stays until the next start, which knows.
             for layer in &snapshot.layers {
                 *self.pinned.entry(*layer).or_default() += 1;
-            }
-            if taken.snapshots.iter().all(|new| new.id != snapshot.id) {
-                taken.snapshots.push(snapshot.clone());
             }
         }
         self.leave(earlier);

@@ -293,6 +293,8 @@ struct Pauses {
     in_a_row: u32,
     /// The socket vanished before kubelet had said anything good of it.
     vanished: bool,
+    /// The same while the API server is away.
+    away_in_a_row: u32,
     /// It was said that the API server is away.
     away_said: bool,
 }
@@ -305,8 +307,8 @@ impl Pauses {
     }
 
     fn next_away(&mut self) -> Duration {
-        let pause = FIRST_PAUSE_AWAY.saturating_mul(1 << (2 * self.in_a_row.min(8)));
-        self.in_a_row += 1;
+        let pause = FIRST_PAUSE_AWAY.saturating_mul(1 << (2 * self.away_in_a_row.min(8)));
+        self.away_in_a_row += 1;
         pause.min(LAST_PAUSE_AWAY)
     }
 
@@ -330,7 +332,7 @@ impl Pauses {
 
     /// What kept kubelet from registering is over.
     fn begin_anew(&mut self) {
-        self.in_a_row = 0;
+        (self.in_a_row, self.away_in_a_row) = (0, 0);
     }
 
     /// At once, unless it vanishes again and again.

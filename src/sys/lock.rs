@@ -37,7 +37,7 @@ impl Dir {
     }
 
     /// The processes that have the file `name` locked now, alone or with others, by the kernel's list of locks. Those of which this
-    /// process cannot know (in a pid namespace that is not below its own, or gone, with a child that keeps the lock) are not among them.
+    /// process cannot know (in a pid namespace that is not below its own) are not among them; who has gone, and left the lock to a child, may be.
     pub fn lock_holders(&self, name: impl AsRef<Path>) -> Result<BTreeSet<u32>> {
         const LOCKS: &str = "/proc/locks";
         let name = name.as_ref();

@@ -14,7 +14,7 @@ pub struct MountEntry {
     pub id: u64,
     /// The id of the mount it stands on.
     pub parent: u64,
-    /// `st_dev` of its files, as (major, minor).
+    /// Its filesystem, as (major, minor): `st_dev` of its files, but on btrfs, whose subvolumes have their own.
     pub device: (u32, u32),
     /// What of its filesystem is its root.
     pub root: PathBuf,

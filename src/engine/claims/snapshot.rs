@@ -24,6 +24,16 @@ pub(super) async fn create(inner: Arc<Inner>, name: String, source: String) -> R
         let what = "source";
         return Err(Error::Exists { name, what });
     }
+    let member = |state: &State| {
+        state
+            .unsure
+            .get(&id)
+            .is_some_and(|taken| taken.group.is_some())
+    };
+    if member(&inner.state.lock()) {
+        // Of a group that may be there, and that can be taken again, or deleted, as one only.
+        return Err(Error::Unsure(id));
+    }
     let source = hold::parse(&source)?;
     hold::claim(&inner, &source)?;
     let guards = vec![hold::take(&inner, &source).await?];
