@@ -137,7 +137,9 @@ fn main() -> ExitCode {
                 let wanted = trials.iter().filter(|(name, ..)| settings.wants(name));
                 let mut rest: u32 = wanted.clone().map(|(_, parts, _)| parts).sum();
                 for (_, parts, trial) in wanted {
-                    let share = left(until) * *parts / rest;
+                    // Also where one before took more than its own: a day on a full disk is played to its end.
+                    let least = length * *parts / 8;
+                    let share = (left(until) * *parts / rest).max(least);
                     trial(own.fork(), Instant::now() + share, on, figures);
                     rest -= parts;
                 }
