@@ -37,9 +37,9 @@ const RETRY: [Duration; 6] = [
     Duration::from_secs(60),
 ];
 
-/// For how long at least a process finds no room before it gives a copy up for that, however long others found none before it: while
-/// there was no driver nobody evicted anything, and one that begins has only just asked for that.
-const NO_ROOM_AT_LEAST: Duration = Duration::from_secs(60);
+/// For which part of all the time each process tries, at least, before it gives a copy up that finds no room, however long others found none
+/// before it: while there was no driver nobody evicted anything, and one that begins has only just asked for that.
+const NO_ROOM_AT_LEAST: u32 = 10;
 
 /// Room may come back at any moment, by the hand of somebody whom we do not hear.
 const RETRY_WHEN_FULL: Duration = Duration::from_secs(5);
@@ -355,7 +355,7 @@ async fn without_room(
     };
     let earlier = waited_before(inner, key, store::Wait::Room, short.uptime).await;
     let patience = waited.saturating_sub(earlier);
-    if short.since.elapsed() >= patience.max(NO_ROOM_AT_LEAST.min(waited)) {
+    if short.since.elapsed() >= patience.max(waited / NO_ROOM_AT_LEAST) {
         give_up(inner, key, &NotCommitted::NoRoom { waited }).await
     } else {
         Err(error)

@@ -348,7 +348,7 @@ async fn a_copy_finds_no_room_for_as_long_in_all_however_often_the_driver_restar
     assert_eq!(why, NotCommitted::NoRoom { waited });
     let tried = began.elapsed();
     assert!(
-        tried >= Duration::from_secs(4),
+        tried >= waited / 10,
         "given up after {tried:?}, without having asked for room"
     );
     bench.unpublish("other").await;
@@ -726,7 +726,9 @@ async fn a_pool_without_a_reserve_starts_on_a_full_disk_if_there_is_rubbish_in_i
             &"task-cache/kept".parse().expect("a name"),
         )
         .await;
-    destroyed.expect("there is room to delete");
+    // If it was not evicted meanwhile, which needs room to delete, too.
+    let gone = matches!(&destroyed, Ok(()) | Err(Error::NoSuchName(_)));
+    assert!(gone, "there is room to delete: {destroyed:?}");
     engine.shutdown().await;
     drop(engine);
     assert!(lab.close().is_empty());
