@@ -16,13 +16,15 @@ build() {
   image_of_driver
 }
 
-# The container runtime and the small programs that the node's daemons execute. Versions are Debian's: the release of the
-# machine decides.
+# The container runtime and the small programs that the node's daemons execute, and what commands of the documentation use that
+# the cases run. Versions are Debian's: the release of the machine decides.
+#
+# The first word of each is a program. The shell finds what it has built in, `kill` for one, on a machine that has no such program.
 packages() {
   local missing= pair
   for pair in containerd:containerd runc:runc /usr/lib/cni/bridge:containernetworking-plugins \
     iptables:iptables conntrack:conntrack ip:iproute2 busybox:busybox-static openssl:openssl cc:gcc \
-    mkfs.ext4:e2fsprogs losetup:mount nsenter:util-linux flock:util-linux setsid:util-linux kill:procps; do
+    mkfs.ext4:e2fsprogs losetup:mount nsenter:util-linux flock:util-linux setsid:util-linux pgrep:procps jq:jq; do
     command -v "${pair%%:*}" > /dev/null || missing+=" ${pair##*:}"
   done
   # A busybox that is linked dynamically could not run in an empty image.

@@ -21,7 +21,7 @@ up() {
 
 # Starts a node on the disks that are there.
 boot() {
-  local unshare child
+  local unshare child deadline=$((SECONDS + 30))
   mkdir -p "$node/log"
   echo "$cgroup" > "$node/cgroup"
   make_cgroup
@@ -35,6 +35,7 @@ boot() {
   disown "$unshare"
   until child=$(pgrep -P "$unshare") && [ "$(readlink "/proc/$child/exe")" = "$(realpath "$bin/pause")" ]; do
     alive "$unshare" || die "no namespaces: $(cat "$node/log/init.log")"
+    [ $SECONDS -lt $deadline ] || die "the node's first process does not start: $(cat "$node/log/init.log")"
     sleep 0.02
   done
   echo "$child" > "$node/init.pid"
