@@ -47,5 +47,6 @@ finish() {
 reinstall() {
   enter ctr --address /run/containerd.sock --namespace k8s.io images import "$images/driver.tar" > /dev/null
   kubectl --namespace baggageclaim delete pods --selector app.kubernetes.io/name=baggageclaim > /dev/null 2>&1 || true
-  install_driver host
+  # As it was made: what overlays/loop mounts, nobody would mount again when the node was off.
+  install_driver "$(cat "$node/overlay")"
 }
