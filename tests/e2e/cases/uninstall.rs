@@ -11,12 +11,29 @@ use crate::stage::{Stage, items};
 const PAGE: &str = "docs/install.md";
 const DRIVER: &str = "baggageclaim.csi.concourse-ci.org";
 const POOL: &str = "/var/lib/baggageclaim";
+/// The labels of a node that say where its volumes can be used.
+const TOPOLOGY: [&str; 2] = [
+    "topology.baggageclaim.csi.concourse-ci.org/backend",
+    "topology.baggageclaim.csi.concourse-ci.org/node",
+];
 
 pub(super) fn uninstalled(stage: &Stage) {
     let cluster = stage.cluster;
     stage.make("made");
     stage.apply("scratch.yaml");
     stage.ready("scratch");
+
+    // What of this is not there could not be missed when it is looked for in the end.
+    let nodes = cluster.get(&["csinodes"]);
+    for node in items(&nodes) {
+        let drivers = node["spec"]["drivers"].as_array().into_iter().flatten();
+        let mut ours = drivers.filter(|driver| driver["name"] == DRIVER);
+        let ours = ours.next().unwrap_or_else(|| panic!("registered: {node}"));
+        let keys = ours["topologyKeys"].as_array().into_iter().flatten();
+        let mut keys: Vec<&str> = keys.filter_map(|key| key.as_str()).collect();
+        keys.sort_unstable();
+        assert_eq!(keys, TOPOLOGY, "{node}");
+    }
 
     let commands = commands("Uninstall");
     let [users, volumes, delete, on_nodes @ .., labels] = &commands[..] else {
@@ -81,6 +98,12 @@ pub(super) fn uninstalled(stage: &Stage) {
         if is_due {
             command.run(cluster);
         }
+    }
+    // Kubelet leaves them, or the command would not be needed.
+    for label in TOPOLOGY {
+        let nodes = cluster.get(&["nodes"]);
+        let mut nodes = items(&nodes).map(|node| &node["metadata"]["labels"]);
+        assert!(nodes.all(|labels| labels[label].is_string()), "{label}");
     }
     labels.run(cluster);
     assert_none_left(cluster);
