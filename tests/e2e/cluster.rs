@@ -2,7 +2,7 @@
 //! It knows nothing of cases.
 
 use std::fs;
-use std::io::Write as _;
+use std::io::{ErrorKind, Write as _};
 use std::path::{Path, PathBuf};
 use std::process::{Child, Command, Output, Stdio};
 use std::sync::mpsc::{self, Receiver, RecvTimeoutError};
@@ -10,6 +10,7 @@ use std::time::{Duration, Instant, SystemTime};
 
 use rustix::process::{Pid, Signal, kill_process};
 use serde_json::Value;
+use tempfile::NamedTempFile;
 
 /// How long something may take that takes seconds when all is well. The machine may be busy with other things.
 pub(crate) const PATIENCE: Duration = Duration::from_secs(120);
@@ -273,21 +274,51 @@ impl Cluster {
         self.log("--previous", since)
     }
 
+    /// Follows what the driver that runs logs from now on. When it has ended, nobody can be asked for that any more.
+    pub(crate) fn follow_driver_log(&self) -> Followed {
+        let log = NamedTempFile::new().expect("a temporary file");
+        let child = self
+            .kubectl(&[
+                "logs",
+                "--namespace=baggageclaim",
+                "daemonset/baggageclaim-node",
+                "--follow",
+                "--since=1s",
+            ])
+            .stdout(log.reopen().expect("it is there"))
+            .spawn()
+            .expect("kubectl starts");
+        Followed { child, log }
+    }
+
     /// Whether the driver that runs has logged this, read on the node: for when nobody can be asked.
     pub(crate) fn has_logged(&self, what: &str) -> bool {
+        // There may be directories of pods that were there before it, and kubelet removes those when it likes.
+        let ours = format!("_{}", self.driver_pod());
         let pods = self.on_node("/var/log/pods");
-        let ours = names(&pods);
-        let ours = ours.iter().filter(|pod| pod.starts_with("baggageclaim_"));
-        let mut newest = ours.filter_map(|pod| {
-            let logs = pods.join(pod).join("driver");
-            // A file for each container that there was, by number.
-            let number = |log: &String| log.trim_end_matches(".log").parse().unwrap_or(0u32);
-            names(&logs)
-                .into_iter()
-                .max_by_key(number)
-                .map(|log| logs.join(log))
+        let mut found = names_if_any(&pods).into_iter();
+        let Some(pod) = found.find(|name| name.ends_with(&ours)) else {
+            return false;
+        };
+        // A file for each container that there was, by number.
+        let logs = pods.join(pod).join("driver");
+        let number = |log: &String| log.trim_end_matches(".log").parse().unwrap_or(0u32);
+        let newest = names_if_any(&logs).into_iter().max_by_key(number);
+        newest.is_some_and(|log| {
+            fs::read_to_string(logs.join(log)).is_ok_and(|text| text.contains(what))
+        })
+    }
+
+    /// The uid of the driver's pod, as its process tells it.
+    fn driver_pod(&self) -> String {
+        let cgroup = format!("/proc/{}/cgroup", self.driver_process());
+        let cgroup = fs::read_to_string(&cgroup).expect("it runs");
+        // Below the node's own one: `…/kubepods/burstable/pod<uid>/<container>`.
+        let mut uids = cgroup.lines().filter_map(|line| {
+            let (_, below) = line.rsplit_once("/pod")?;
+            Some(below.split_once('/')?.0.to_owned())
         });
-        newest.any(|log| fs::read_to_string(&log).is_ok_and(|text| text.contains(what)))
+        uids.next().unwrap_or_else(|| panic!("no pod: {cgroup}"))
     }
 
     fn log(&self, which: &str, since: SystemTime) -> String {
@@ -329,6 +360,27 @@ pub(crate) struct Without<'a> {
 impl Drop for Without<'_> {
     fn drop(&mut self) {
         self.cluster.script(&["daemon", "start", self.daemon]);
+    }
+}
+
+/// What a driver has logged. No more of it is heard when this is dropped.
+pub(crate) struct Followed {
+    child: Child,
+    log: NamedTempFile,
+}
+
+impl Followed {
+    /// As much of it as has arrived.
+    pub(crate) fn so_far(&self) -> String {
+        let log = fs::read(self.log.path()).expect("it is there");
+        String::from_utf8_lossy(&log).into_owned()
+    }
+}
+
+impl Drop for Followed {
+    fn drop(&mut self) {
+        let _ = self.child.kill();
+        let _ = self.child.wait();
     }
 }
 
@@ -421,16 +473,22 @@ fn kill(pid: u32) {
 }
 
 fn names(directory: &Path) -> Vec<String> {
-    let mut names: Vec<String> = fs::read_dir(directory)
-        .unwrap_or_else(|error| panic!("{}: {error}", directory.display()))
-        .map(|entry| {
-            entry
-                .expect("an entry")
-                .file_name()
-                .into_string()
-                .expect("a plain name")
-        })
-        .collect();
+    read_names(directory).unwrap_or_else(|error| panic!("{}: {error}", directory.display()))
+}
+
+/// The same of a directory that somebody may have removed.
+fn names_if_any(directory: &Path) -> Vec<String> {
+    match read_names(directory) {
+        Err(error) if error.kind() == ErrorKind::NotFound => Vec::new(),
+        names => names.unwrap_or_else(|error| panic!("{}: {error}", directory.display())),
+    }
+}
+
+fn read_names(directory: &Path) -> std::io::Result<Vec<String>> {
+    let entries = fs::read_dir(directory)?;
+    let mut names = entries
+        .map(|entry| Ok(entry?.file_name().into_string().expect("a plain name")))
+        .collect::<std::io::Result<Vec<String>>>()?;
     names.sort();
-    names
+    Ok(names)
 }

@@ -3,10 +3,12 @@
 
 use std::fs;
 use std::path::Path;
+use std::time::SystemTime;
 
+use serde_json::Value;
 use tempfile::TempDir;
 
-use crate::cluster::{Cluster, succeed};
+use crate::cluster::{Cluster, eventually, succeed};
 use crate::stage::{Stage, items};
 use crate::step::Step;
 
@@ -22,13 +24,22 @@ pub(super) fn upgraded(stage: &Stage) {
     let old = cluster.driver_process();
     assert_eq!(image(cluster), format!("{IMAGE}:{OLD}"));
 
+    let (begin, followed) = (SystemTime::now(), cluster.follow_driver_log());
     let upgrade = Upgrade::begin(cluster);
-    // A pod that comes in the middle of it waits, and then starts.
+    // A pod that comes in the middle of it starts, whichever of the two drivers is there when kubelet has got so far.
     let mut meanwhile = Step::comes(stage, "meanwhile");
     cluster.driver_ready();
     assert_ne!(cluster.driver_process(), old);
     assert_eq!(image(cluster), format!("{IMAGE}:{NEW}"));
     stage.ready("meanwhile");
+    eventually("it is logged who has given it its volumes", || {
+        let logs = [followed.so_far(), cluster.driver_log(begin)];
+        let published = logs
+            .iter()
+            .any(|log| has_published(log, stage, "meanwhile"));
+        published.then_some(())
+    });
+    drop(followed);
     meanwhile.works();
     before.works();
     // What was set counts, also for who asks for what the last driver has published.
@@ -44,6 +55,20 @@ pub(super) fn upgraded(stage: &Stage) {
     assert_eq!(image(cluster), format!("{IMAGE}:{OLD}"));
     meanwhile.works();
     meanwhile.ends();
+}
+
+/// Whether a log has a publish for a pod that succeeded.
+fn has_published(log: &str, stage: &Stage, pod: &str) -> bool {
+    let lines = log.lines().map(serde_json::from_str::<Value>);
+    // The last one may not be whole yet.
+    let mut answers = lines.filter_map(Result::ok).filter(|line| {
+        let span = &line["span"];
+        line["code"] == "OK" && span["csi.method"] == "NodePublishVolume"
+    });
+    answers.any(|line| {
+        let span = &line["span"];
+        span["tenant"] == *stage.namespace() && span["pod"] == *pod
+    })
 }
 
 /// What the driver's pod is made of.
