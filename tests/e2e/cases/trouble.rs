@@ -108,17 +108,25 @@ pub(super) fn api_server_away(stage: &Stage) {
         stage.cluster.last_driver_log(begin),
         stage.cluster.driver_log(begin),
     );
-    let alarming = |line: &&str| line.contains("\"ERROR\"");
+    let alarming = |log: &str| -> Vec<String> {
+        let lines = log.lines().filter(|line| line.contains("\"ERROR\""));
+        lines.map(str::to_owned).collect()
+    };
+    assert_eq!(alarming(&last), [""; 0]);
     for log in [&last, &log] {
-        assert_eq!(log.lines().find(alarming), None, "{log}");
         assert!(log.contains("the watch over pods is broken"), "{log}");
     }
-    // The next one was refused by kubelet, once, and offered again when there was somebody to enter it with.
-    assert_eq!(log.matches(REFUSED).count(), 1, "{log}");
-    let (answers, registered) = ("the API server answers", "registered with kubelet");
+    // But by kubelet, perhaps, once: it may be a moment later than the driver to hear that the API server is back.
+    let late = alarming(&log);
+    assert!(late.len() <= 1, "{late:#?}");
+    let is_late = |line: &String| line.contains(REFUSED) && line.contains("it is offered anew");
+    assert!(late.iter().all(is_late), "{late:#?}");
+    // The next one was refused by kubelet, which is said once, however often it was offered; and is registered now. Whether it
+    // heard of the API server itself before that depends on how long that took to come up: it is offered now and then in any case.
+    let warned = |line: &&str| line.contains("\"WARN\"") && line.contains(REFUSED);
+    assert_eq!(log.lines().filter(warned).count(), 1, "{log}");
     let at = |what: &str| log.find(what).unwrap_or_else(|| panic!("{what}: {log}"));
-    assert!(at(REFUSED) < at(answers), "{log}");
-    assert!(at(answers) < at(registered), "{log}");
+    assert!(at(REFUSED) < at("registered with kubelet"), "{log}");
 }
 
 /// How many pods there are while the driver is killed again and again.
