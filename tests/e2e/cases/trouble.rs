@@ -3,6 +3,7 @@
 
 use std::fs::{self, File};
 use std::io::Write as _;
+use std::path::PathBuf;
 use std::time::SystemTime;
 
 use crate::cluster::{Cluster, eventually};
@@ -38,6 +39,36 @@ pub(super) fn kubelet_restarted(stage: &Stage) {
     after.ends();
 }
 
+/// A file that lies where a volume is to be mounted. It goes with this, also in a case that fails: else the pod could not go.
+struct Obstacle(PathBuf);
+
+impl Drop for Obstacle {
+    fn drop(&mut self) {
+        let _ = fs::remove_file(&self.0);
+    }
+}
+
+/// A pod for which the driver refuses the volume `scratch`, so that kubelet asks for it again and again, until what is returned
+/// is dropped.
+fn refused(stage: &Stage, name: &str, from: &str) -> Obstacle {
+    let pod = Stage::filled("consumer.yaml", &[("NAME", name), ("FROM", from)]);
+    // Kubelet hears of it only when the obstacle is there. And it asks the API server for nothing, which may be gone in a moment.
+    let gated =
+        "spec:\n  automountServiceAccountToken: false\n  schedulingGates: [{name: e2e/obstacle}]\n";
+    stage.apply_text(&pod.replacen("spec:\n", gated, 1));
+    let target = stage.volume_from_outside(&stage.uid(name), "scratch");
+    let obstacle = Obstacle(target.join("obstacle"));
+    // Directories of pods that kubelet does not know it takes away as long as they are empty.
+    eventually("there is something in the way", || {
+        fs::create_dir_all(&target).ok()?;
+        fs::write(&obstacle.0, "").ok()
+    });
+    let open = r#"[{"op": "remove", "path": "/spec/schedulingGates"}]"#;
+    stage.kubectl(&["patch", "pod", name, "--type=json", "--patch", open]);
+    stage.event(name, &["is a directory that is not empty"]);
+    obstacle
+}
+
 /// What the driver says when it is not entered in the API.
 const REFUSED: &str = "kubelet did not register the driver";
 
@@ -50,7 +81,8 @@ pub(super) fn api_server_away(stage: &Stage) {
     let from = "artifact/marks";
     stage.apply_with("consumer.yaml", &[("NAME", "waits"), ("FROM", from)]);
     stage.event("waits", &[from, "pod marks is still making it"]);
-    let (marks, waits) = (stage.uid("marks"), stage.uid("waits"));
+    let obstacle = refused(stage, "refused", from);
+    let [marks, waits, refused] = ["marks", "waits", "refused"].map(|pod| stage.uid(pod));
 
     let begin = SystemTime::now();
     let away = stage.cluster.without("kube-apiserver");
@@ -67,14 +99,17 @@ pub(super) fn api_server_away(stage: &Stage) {
         (wait_for_outcome() == 2).then_some(())
     });
     assert!(stage.artifacts().is_empty(), "{:?}", stage.artifacts());
-    // A pod is given its volumes, and starts.
+    // A pod is given its volumes, and starts: one whose volume was asked for before, and one for which kubelet asks anew.
+    drop(obstacle);
     stage.touch_from_outside(&marks, "cache-unmarked", "end");
-    let copied = stage.volume_from_outside(&waits, "scratch").join("file");
-    eventually("what is marked has reached who waits for it", || {
-        fs::read_to_string(&copied)
-            .is_ok_and(|text| text == "marks\n")
-            .then_some(())
-    });
+    for pod in [&waits, &refused] {
+        let copied = stage.volume_from_outside(pod, "scratch").join("file");
+        eventually("what is marked has reached who waits for it", || {
+            fs::read_to_string(&copied)
+                .is_ok_and(|text| text == "marks\n")
+                .then_some(())
+        });
+    }
     let marked = ["artifact/marks", "task-cache/marks"];
     assert_eq!(stage.artifacts(), marked);
     // The next driver knows what this one knew, and mounts stay. (Kubelet has no calls for it before it can enter it in the API.)
@@ -82,8 +117,10 @@ pub(super) fn api_server_away(stage: &Stage) {
     stage.cluster.driver_answers();
     assert_eq!(stage.artifacts(), marked);
     assert_eq!(wait_for_outcome(), 2);
-    assert_eq!(stage.mounted(&waits), ["in", "scratch"]);
-    stage.touch_from_outside(&waits, "scratch", "end");
+    for pod in [&waits, &refused] {
+        assert_eq!(stage.mounted(pod), ["in", "scratch"]);
+        stage.touch_from_outside(pod, "scratch", "end");
+    }
     eventually("kubelet has refused it", || {
         stage.cluster.has_logged(REFUSED).then_some(())
     });
@@ -98,10 +135,12 @@ pub(super) fn api_server_away(stage: &Stage) {
         ready.status.success().then_some(())
     });
     running.ended();
-    for pod in ["marks", "waits"] {
+    for pod in ["marks", "waits", "refused"] {
         stage.succeeded(pod);
     }
-    assert_eq!(stage.logs("waits"), "marks\n");
+    for pod in ["waits", "refused"] {
+        assert_eq!(stage.logs(pod), "marks\n");
+    }
     stage.hold(&marked.map(|reference| (reference, "file", "marks\n")));
     // It is said, and nobody is alarmed: it is no failure of the driver's.
     let (last, log) = (
