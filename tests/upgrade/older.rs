@@ -1,6 +1,8 @@
 //! A pool as an older version left it: what versions have added since is taken away again.
 //!
-//! Each thing that is taken away must have been there, or the list would not notice that it has become wrong.
+//! Each thing that is taken away must have been there, or the list would not notice that it has become wrong. But for three of which it is a
+//! matter of moments whether a driver that is killed leaves them: `sealing.json` has another name as soon as its layer is durable,
+//! `awaited` is written after the wait has begun, and `mountedAs` is of a volume whose mount there was time to make beforehand.
 //! `docs/on-disk.md` says what a version from before makes of each.
 
 use std::fs;
