@@ -192,7 +192,6 @@ fn is_passed_again(point: Point) -> bool {
             | Point::OpenIndexed
             | Point::RecoverSwept
             | Point::RecoverThrownAway
-            | Point::RecoverContentBack
             | Point::RecoverIndexed
             | Point::ReserveMade
             | Point::ReserveGivenBack
@@ -210,6 +209,7 @@ fn is_passed_again(point: Point) -> bool {
         | Point::ClaimAttached
         | Point::ClaimDetached
         | Point::ClaimTargetRemoved
+        | Point::RecoverContentBack
         | Point::FreezeMarked
         | Point::FreezeLayerMade
         | Point::FreezeContentMoved

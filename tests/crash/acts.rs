@@ -114,7 +114,6 @@ impl Act {
             | Point::OpenIndexed
             | Point::RecoverSwept
             | Point::RecoverThrownAway
-            | Point::RecoverContentBack
             | Point::RecoverIndexed
             | Point::ReserveMade
             | Point::ReserveGivenBack
@@ -138,6 +137,7 @@ impl Act {
             | Point::ClaimAttached
             | Point::ClaimDetached
             | Point::ClaimTargetRemoved
+            | Point::RecoverContentBack
             | Point::FreezeMarked
             | Point::FreezeLayerMade
             | Point::FreezeContentMoved
