@@ -369,6 +369,20 @@ fn the_driver_is_neither_refused_nor_cut_off_where_others_would_be() {
         *egress,
         serde_json::json!([{"ports": [{"protocol": "TCP"}]}])
     );
+    // The one port that is let in is the one at which the driver is asked for health and numbers, by its name.
+    let ports = &pod["containers"][0]["ports"];
+    let [port] = &ports.as_array().expect("a list")[..] else {
+        panic!("one port: {ports}");
+    };
+    let protocol = port["protocol"].as_str().unwrap_or("TCP");
+    assert_eq!(
+        policy["spec"]["ingress"],
+        serde_json::json!([{"ports": [{"protocol": protocol, "port": port["name"]}]}])
+    );
+    for probe in ["livenessProbe", "readinessProbe"] {
+        let probed = &pod["containers"][0][probe]["httpGet"]["port"];
+        assert_eq!(*probed, port["name"], "{probe}");
+    }
     let labels = policy["spec"]["podSelector"]["matchLabels"].as_object();
     let its = &daemons["spec"]["template"]["metadata"]["labels"];
     for (label, value) in labels.expect("labels") {
