@@ -6,7 +6,7 @@
 //!    deleted. It is a word that somebody gave; the first one counts.
 //! 2. Else, with the annotation `…/outcome-container: NAME`, that container (or init container) decides, as soon as it ended
 //!    for good: it would not be restarted. The rest of the pod may still run. What could be restarted decides when the
-//!    pod ends, by its last end.
+//!    pod ends, by its last end; so does what has rules of its own for that (`restartPolicyRules`), or could be restarted by another's.
 //! 3. Else the pod's phase decides, when it is terminal: `Succeeded`, or not.
 //! 4. A pod that was told to end before it had ended did not succeed, whatever its processes then exit with: a compiler
 //!    that handles SIGTERM exits with 0 and leaves half a cache. Neither did one that is gone without an end.
@@ -50,8 +50,21 @@ struct Container {
     name: String,
     /// Always, for an init container: a sidecar. On others, and other values, since 1.35.
     restart_policy: Option<String>,
-    /// Exit codes that restart a container whatever its policy says.
-    restart_policy_rules: Vec<serde::de::IgnoredAny>,
+    /// What is done at some exit codes, whatever its policy says.
+    restart_policy_rules: Vec<Rule>,
+}
+
+#[derive(Debug, Clone, Default, Deserialize)]
+#[serde(rename_all = "camelCase", default)]
+struct Rule {
+    action: String,
+}
+
+impl Rule {
+    /// Whether it starts all containers of the pod again, those too that have ended for good.
+    fn restarts_all(&self) -> bool {
+        self.action == "RestartAllContainers"
+    }
 }
 
 /// Of a pod's status.
@@ -284,7 +297,9 @@ enum Policy {
     Always,
     OnFailure,
     Never,
-    /// Some exit codes restart it.
+    /// There are rules, which differ from version to version: kubelet knows whether it has ended for good, and says it by the pod's end.
+    /// (Since 1.34 the first rule that matches decides, also for exit code 0, else the policy: `ContainerShouldRestart` in
+    /// pkg/api/v1/pod/util.go.)
     Rules,
 }
 
@@ -299,7 +314,10 @@ impl Policy {
             Some(container) => (container, false),
             None => (named(&spec.init_containers)?, true),
         };
-        if !container.restart_policy_rules.is_empty() {
+        let mut all = spec.containers.iter().chain(&spec.init_containers);
+        if !container.restart_policy_rules.is_empty()
+            || all.any(|other| other.restart_policy_rules.iter().any(Rule::restarts_all))
+        {
             return Some(Self::Rules);
         }
         let own = container.restart_policy.as_deref();
@@ -315,8 +333,8 @@ impl Policy {
     /// Whether a container that exited with this stays ended.
     fn is_final(self, exit: i32) -> bool {
         match self {
-            Self::Always => false,
-            Self::OnFailure | Self::Rules => exit == 0,
+            Self::Always | Self::Rules => false,
+            Self::OnFailure => exit == 0,
             Self::Never => true,
         }
     }
@@ -600,20 +618,39 @@ mod tests {
 
     #[test]
     fn a_containers_own_policy_and_rules_say_whether_it_ended_for_good() {
-        let seen = |own: Value, code: i32| {
+        let seen = |own: &Value, other: &Value, code: i32, phase: &str| {
             let pod = pod("Always", |p| {
                 annotate(p, OUTCOME_CONTAINER, "main");
-                p["spec"]["containers"][0] = own;
+                p["spec"]["containers"] = json!([own, other]);
+                p["status"]["phase"] = json!(phase);
                 p["status"]["containerStatuses"] = json!([ended("main", code, 1)]);
             });
             say(&pod, false)
         };
         let never = json!({"name": "main", "restartPolicy": "Never"});
-        assert_eq!(seen(never, 1), "failed: container main exited with 1");
-        let rules = json!({"name": "main", "restartPolicy": "Never", "restartPolicyRules":
-            [{"action": "Restart", "exitCodes": {"operator": "In", "values": [42]}}]});
-        assert_eq!(seen(rules.clone(), 42), "undecided");
-        assert_eq!(seen(rules, 0), "succeeded: container main succeeded");
+        let exited = "failed: container main exited with 1";
+        assert_eq!(seen(&never, &json!({}), 1, "Running"), exited);
+        let with_rule = |action: &str, operator: &str| {
+            let mut with_rule = never.clone();
+            with_rule["restartPolicyRules"] =
+                json!([{"action": action, "exitCodes": {"operator": operator, "values": [42]}}]);
+            with_rule
+        };
+        // Nothing of what a rule says is decided here: not even that exit code 0 is an end for good.
+        for operator in ["In", "NotIn"] {
+            let rules = with_rule("Restart", operator);
+            for code in [0, 1, 42] {
+                assert_eq!(seen(&rules, &json!({}), code, "Running"), "undecided");
+            }
+            let succeeded = "succeeded: container main succeeded";
+            assert_eq!(seen(&rules, &json!({}), 0, "Failed"), succeeded);
+            assert_eq!(seen(&rules, &json!({}), 1, "Failed"), exited);
+        }
+        // Another's rule counts where it is about all of them.
+        let other = with_rule("Restart", "In");
+        assert_eq!(seen(&never, &other, 1, "Running"), exited);
+        let all = with_rule("RestartAllContainers", "In");
+        assert_eq!(seen(&never, &all, 1, "Running"), "undecided");
     }
 
     #[test]
