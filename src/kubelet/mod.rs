@@ -373,8 +373,12 @@ mod tests {
             (&seconds[..5], seconds[39]),
             (&[15, 60, 240, 300, 300][..], 300)
         );
+        for longer in [1, 2] {
+            assert_eq!(pauses.next(), FIRST_PAUSE * longer);
+        }
         pauses.begin_anew();
         assert_eq!(pauses.next(), FIRST_PAUSE);
+        assert_eq!(pauses.next_away(), FIRST_PAUSE_AWAY);
     }
 
     #[test]
