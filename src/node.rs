@@ -49,6 +49,9 @@ pub enum Error {
 const MOST_NOTICES: usize = 1024;
 /// How often the driver's own socket is tried before it is offered to kubelet.
 const TRY_AGAIN: Duration = Duration::from_millis(200);
+/// How long the driver may take to answer itself: less than kubelet waits for `/healthz` (5 s, `timeoutSeconds` in deploy/), so that
+/// it is told why.
+const TO_ANSWER: Duration = Duration::from_secs(3);
 
 /// Serves this node until `shutdown` is ready and all is put away.
 pub async fn run(config: Config, shutdown: impl Future<Output = ()>) -> Result<(), Error> {
@@ -131,11 +134,17 @@ fn alive(socket: &Path, stopping: &CancellationToken) -> http::Alive {
     Arc::new(move || {
         let (socket, stopping) = (socket.clone(), stopping.clone());
         Box::pin(async move {
-            match csi::probe(&socket).await {
-                Err(error @ ProbeError::Connect { .. }) if !stopping.is_cancelled() => {
+            match csi::probe(&socket, TO_ANSWER).await {
+                // Nobody is there, or somebody who does not serve: kubelet would get no answer either. A driver that starts, or whose
+                // disk hangs, does answer this: one of its desks runs no jobs (`engine::DESKS`). Who comes to a desk at the moment at
+                // which that begins one that hangs waits with it; kubelet asks more than once before it ends a driver.
+                Err(error @ (ProbeError::Connect { .. } | ProbeError::Silent { .. }))
+                    if !stopping.is_cancelled() =>
+                {
                     Err(error.to_string())
                 }
-                // It answers; or it ends, which is no reason to end it.
+                // It answers, be it with an error; or it ends, which is no reason to end it; or kubelet's disk does not answer, which
+                // the next driver could not mend.
                 _ => Ok(()),
             }
         })
@@ -154,7 +163,7 @@ fn find_engine(readiness: watch::Receiver<Readiness>) -> http::FindEngine {
 /// Ready when the CSI services answer at their path that they are: what kubelet calls as soon as it hears of the driver.
 async fn answers(socket: &Path) {
     loop {
-        match csi::probe(socket).await {
+        match csi::probe(socket, TO_ANSWER).await {
             Ok(true) => return,
             Ok(false) => {}
             Err(error) => {

@@ -11,6 +11,7 @@ mod common;
 
 use std::collections::{BTreeMap, BTreeSet};
 use std::net::{Ipv4Addr, Ipv6Addr, SocketAddr};
+use std::os::unix::net::UnixListener;
 use std::path::{Path, PathBuf};
 use std::process::Command;
 use std::time::Instant;
@@ -22,6 +23,7 @@ use common::disk::Frozen;
 use common::process::{NodeProcess, PATIENCE, Registry};
 use common::{Fs, Lab, require_lab};
 use hyper_util::rt::TokioIo;
+use k8s_openapi::api::apps::v1::DaemonSet;
 use tokio::io::{AsyncReadExt as _, AsyncWriteExt as _};
 use tokio::net::{TcpStream, UnixStream};
 use tonic::transport::{Endpoint, Uri};
@@ -220,7 +222,7 @@ async fn it_is_alive_before_it_is_ready_and_until_it_has_ended() {
     // The disk hangs, and with it all threads that serve calls: not ready, and not to be restarted for it.
     let frozen = Frozen::new(lab.path());
     let (mut pods, mut publishes) = (Vec::new(), Vec::new());
-    for number in 0..4 {
+    for number in 0..7 {
         // A connection of its own, made for the call, as kubelet does.
         let kubelet = node.kubelet().await;
         let pod = kubelet.pod("ci", &format!("build-{number}"));
@@ -235,11 +237,12 @@ async fn it_is_alive_before_it_is_ready_and_until_it_has_ended() {
             assert!(began.elapsed() < PATIENCE, "{}", target.display());
             tokio::task::yield_now().await;
         }
+        // However many calls wait at the one that does not hang.
+        assert_eq!(get(address, "/healthz").await, (200, "ok\n".into()));
     }
     let (status, why) = get(address, "/readyz").await;
     assert_eq!(status, 503, "{why}");
     assert!(why.contains("does not answer within"), "{why}");
-    assert_eq!(get(address, "/healthz").await.0, 200);
     let hanging = metrics(address).await;
     assert!(value(&hanging, "ready") == 0.0);
     value(&hanging, "csi_rpcs_total{method=\"Probe\",code=\"OK\"}");
@@ -272,6 +275,44 @@ async fn it_is_alive_before_it_is_ready_and_until_it_has_ended() {
     }
     node.terminate().await;
     assert_eq!(lab.close(), [""; 0].map(PathBuf::from));
+}
+
+/// Whoever is called there: to kubelet it is no driver.
+#[tokio::test]
+async fn a_driver_that_does_not_answer_at_its_socket_is_not_alive() {
+    let lab = require_lab!(Fs::Ext4);
+    let node = NodeProcess::start(&lab, &[]);
+    let address = node.http().await;
+    node.kubelet().await;
+    assert_eq!(get(address, "/healthz").await.0, 200);
+    let path = node.socket.display().to_string();
+    std::fs::remove_file(&node.socket).expect("unlink");
+    let (status, why) = get(address, "/healthz").await;
+    assert_eq!(status, 503, "{why}");
+    assert!(why.contains(&format!("nobody answers at {path}")), "{why}");
+
+    // Its connections are taken by the kernel, and by nobody else.
+    let silent = UnixListener::bind(&node.socket).expect("bind");
+    let began = Instant::now();
+    let (status, why) = get(address, "/healthz").await;
+    assert_eq!(status, 503, "{why}");
+    assert!(why.contains(&format!("no answer at {path}")), "{why}");
+    // Kubelet hears why.
+    let took = began.elapsed().as_secs_f64();
+    assert!(took < kubelets_patience(), "{took}");
+    drop(silent);
+    node.terminate().await;
+    assert_eq!(lab.close(), [""; 0].map(PathBuf::from));
+}
+
+/// How many seconds kubelet waits for `/healthz`.
+fn kubelets_patience() -> f64 {
+    let daemons: DaemonSet =
+        serde_saphyr::from_str(include_str!("../deploy/base/daemonset.yaml")).expect("a DaemonSet");
+    let pod = daemons.spec.expect("a spec").template.spec.expect("a pod");
+    let probe = pod.containers[0].liveness_probe.as_ref();
+    let seconds = probe.expect("a probe").timeout_seconds;
+    seconds.expect("it is given").into()
 }
 
 /// Every series of the page is in the documents, and the documents name no other.

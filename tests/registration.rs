@@ -15,7 +15,7 @@ use baggageclaim::telemetry::metrics::Rpcs;
 use baggageclaim::{driver, engine};
 use common::api::{Api, Mood};
 use common::disk::Frozen;
-use common::process::{NodeProcess, Registry};
+use common::process::{NodeProcess, PATIENCE, Registry};
 use common::{Fs, Lab, require_lab};
 
 #[tokio::test]
@@ -29,7 +29,7 @@ async fn it_is_offered_when_it_serves_and_withdrawn_first() {
     assert_eq!(info.supported_versions, ["1.0.0"]);
     assert_eq!(info.endpoint, node.socket.to_str().expect("text"));
     // Kubelet's next step, at once: the endpoint serves, and says which node this is.
-    let ready = baggageclaim::csi::probe(info.endpoint.as_ref()).await;
+    let ready = baggageclaim::csi::probe(info.endpoint.as_ref(), PATIENCE).await;
     assert!(ready.expect("the endpoint answers"));
     let kubelet = node.kubelet().await;
     assert_eq!(kubelet.node(), "here");

@@ -7,9 +7,10 @@
 //! only wait for each other (measured: no gain past two, and a longer tail). A job once given is run to its end, also
 //! when nobody waits for its answer any more: a publish whose caller hung up is never left half-made.
 
-use std::cell::Cell;
+use std::cell::{Cell, OnceCell};
 use std::future::{Future, poll_fn};
-use std::sync::atomic::{AtomicUsize, Ordering};
+use std::sync::Arc;
+use std::sync::atomic::{AtomicBool, AtomicUsize, Ordering};
 use std::task::Poll;
 use std::thread::JoinHandle;
 
@@ -32,8 +33,8 @@ pub(super) struct Threads {
     running: RwLock<()>,
 }
 
-/// How many threads may serve calls ([`CallHere`]). One of them runs no jobs, and so answers whoever asks how things are, also
-/// when the disk hangs.
+/// How many threads may serve calls ([`CallHere`]). At each moment one of them runs no job, and so can answer whoever asks how
+/// things are, also when the disk hangs; which one, [`say_at_work`] tells.
 pub const DESKS: usize = 4;
 
 /// A job that runs on a thread that serves calls.
@@ -47,6 +48,38 @@ impl Drop for Here<'_> {
 
 thread_local! {
     static CALLS_HERE: Cell<usize> = const { Cell::new(0) };
+    static AT_WORK: OnceCell<Arc<AtomicBool>> = const { OnceCell::new() };
+}
+
+/// From now on this says whether a job runs on this thread: until it is done the thread hears of nothing else.
+pub fn say_at_work(at_work: Arc<AtomicBool>) {
+    AT_WORK
+        .with(|said| said.set(at_work))
+        .expect("a thread is told once where to say it");
+}
+
+/// A job runs on this thread.
+struct AtWork;
+
+impl AtWork {
+    fn begin() -> Self {
+        Self::say(true);
+        Self
+    }
+
+    fn say(yes: bool) {
+        AT_WORK.with(|said| {
+            if let Some(said) = said.get() {
+                said.store(yes, Ordering::Relaxed);
+            }
+        });
+    }
+}
+
+impl Drop for AtWork {
+    fn drop(&mut self) {
+        Self::say(false);
+    }
 }
 
 /// A call that is served on this thread, from its beginning to its end, wherever it waits meanwhile: the thread serves nothing
@@ -182,6 +215,7 @@ impl Threads {
         if running.is_none() || self.jobs.lock().is_none() {
             return Err(Error::ShuttingDown);
         }
+        let _at_work = AtWork::begin();
         // A panic was printed where it happened.
         std::panic::catch_unwind(std::panic::AssertUnwindSafe(job)).map_err(|_| Error::Defect)
     }
@@ -213,7 +247,6 @@ impl Threads {
 #[cfg(test)]
 mod tests {
     use super::*;
-    use std::sync::Arc;
 
     #[tokio::test]
     async fn a_job_runs_though_nobody_waits_for_it() {
@@ -238,6 +271,12 @@ mod tests {
         let where_it_ran = || std::thread::current().id();
         assert_ne!(threads.run_short(where_it_ran).await.expect("run"), here);
         let call = CallHere::begin();
+        let at_work = Arc::<AtomicBool>::default();
+        say_at_work(at_work.clone());
+        let says = at_work.clone();
+        let said = threads.run_short(move || says.load(Ordering::Relaxed));
+        assert!(said.await.expect("run"));
+        assert!(!at_work.load(Ordering::Relaxed));
         assert_eq!(threads.run_short(where_it_ran).await.expect("run"), here);
         let second = CallHere::begin();
         assert_ne!(threads.run_short(where_it_ran).await.expect("run"), here);

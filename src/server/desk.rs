@@ -1,15 +1,16 @@
 //! Desks: threads that serve nothing but connections. Each has a runtime of its own, and a short call that came alone runs on the
 //! thread that read it and writes its answer: a wake-up of another thread and one back cost more than most system calls.
 //!
-//! Kubelet opens a connection for each call. A new connection goes to the desk that has the fewest calls under way, so
-//! one that blocks for long keeps nobody waiting but those whose connections it has already.
+//! Kubelet opens a connection for each call. A new connection goes to a desk at which no job runs, and of these to the one that has
+//! the fewest calls under way. So one that blocks for long keeps nobody waiting but those whose connections it has already: calls that
+//! wait are no measure for that, as the desk that does not block may have more of them than those that do.
 
 use std::convert::Infallible;
 use std::future::Future;
 use std::os::unix::net::UnixStream as StdStream;
 use std::pin::Pin;
 use std::sync::Arc;
-use std::sync::atomic::{AtomicUsize, Ordering};
+use std::sync::atomic::{AtomicBool, AtomicUsize, Ordering};
 use std::task::{Context, Poll};
 
 use tokio::net::UnixStream;
@@ -23,7 +24,7 @@ use tower::{Layer, Service};
 
 use super::routes::Routes;
 use super::trace::Trace;
-use crate::engine::{CallHere, others_first};
+use crate::engine::{CallHere, others_first, say_at_work};
 
 /// Some desks. Dropped, they leave whatever they serve.
 #[derive(Debug)]
@@ -104,9 +105,11 @@ impl Desk {
                 .serve_with_incoming_shutdown(routes, incoming, close.cancelled_owned())
                 .await
         };
+        let at_work = load.at_work.clone();
         std::thread::Builder::new()
             .name("desk".to_owned())
             .spawn(move || {
+                say_at_work(at_work);
                 let result = runtime.block_on(leave.run_until_cancelled_owned(serve));
                 // Nobody waits for it any more when it was told to leave.
                 let _ = end.send(result.unwrap_or(Ok(())));
@@ -124,15 +127,17 @@ impl Desk {
 /// What a desk has to do; also the layer that counts its calls.
 #[derive(Debug, Clone, Default)]
 struct Load {
+    at_work: Arc<AtomicBool>,
     calls: Arc<AtomicUsize>,
     connections: Arc<AtomicUsize>,
 }
 
 impl Load {
-    /// Calls under way, then how much it was ever given: desks that are equally busy take turns.
-    fn rank(&self) -> (usize, usize) {
+    /// Whether a job runs there, calls under way, then how much it was ever given: desks that are equally busy take turns.
+    fn rank(&self) -> (bool, usize, usize) {
         let of = |count: &AtomicUsize| count.load(Ordering::Relaxed);
-        (of(&self.calls), of(&self.connections))
+        let at_work = self.at_work.load(Ordering::Relaxed);
+        (at_work, of(&self.calls), of(&self.connections))
     }
 }
 
