@@ -5,11 +5,13 @@
 
 mod common;
 
+use std::sync::Arc;
 use std::time::Duration;
 
 use baggageclaim::demo::kubelet::PublishOptions;
 use baggageclaim::engine::{Notices, VolumeState};
 use baggageclaim::k8s;
+use parking_lot::Mutex;
 use tokio::sync::{oneshot, watch};
 use tokio::task::JoinHandle;
 
@@ -110,6 +112,59 @@ async fn event(api: &Api, pod: &str, kind: &str, reason: &str, note: &str) {
         );
         tokio::time::sleep(Duration::from_millis(5)).await;
     }
+}
+
+/// What is logged on this thread while it lives.
+#[derive(Clone, Default)]
+struct Log(Arc<Mutex<Vec<u8>>>);
+
+impl std::io::Write for Log {
+    fn write(&mut self, bytes: &[u8]) -> std::io::Result<usize> {
+        self.0.lock().extend_from_slice(bytes);
+        Ok(bytes.len())
+    }
+
+    fn flush(&mut self) -> std::io::Result<()> {
+        Ok(())
+    }
+}
+
+impl Log {
+    fn begin() -> (Self, tracing::subscriber::DefaultGuard) {
+        let log = Self::default();
+        let writer = log.clone();
+        let subscriber = tracing_subscriber::fmt()
+            .with_ansi(false)
+            .with_writer(move || writer.clone())
+            .finish();
+        (log, tracing::subscriber::set_default(subscriber))
+    }
+
+    fn says(&self, what: &str) -> bool {
+        String::from_utf8_lossy(&self.0.lock()).contains(what)
+    }
+}
+
+#[tokio::test]
+async fn notices_that_found_no_room_are_counted_in_the_log() {
+    let (notices, heard) = Notices::channel(1);
+    let bench = require_bench!(|config| config.notices = Some(notices));
+    for name in ["a", "b", "c"] {
+        let kept = [("type", "output"), ("name", name), ("commit", "always")];
+        bench.publish(name, name, &kept).await;
+        bench.unpublish(name).await;
+    }
+    // Nobody has listened yet.
+    eventually("all but one are lost", || bench.engine.lost_notices() == 2).await;
+    let (log, _here) = Log::begin();
+    let api = Api::start().await;
+    let kube = Kube::start(&bench, &api, Some(heard));
+    eventually("it is said", || {
+        log.says("notices=2") && log.says("more came than could be heard")
+    })
+    .await;
+    kube.stop().await;
+    bench.finish().await;
 }
 
 fn output(name: &str) -> [(&str, &str); 2] {

@@ -403,6 +403,13 @@ impl Engine {
         outcome::awaited(&self.inner)
     }
 
+    /// How many notices were lost: more came than anybody heard.
+    #[must_use]
+    pub fn lost_notices(&self) -> u64 {
+        let notices = self.inner.config.notices.as_ref();
+        notices.map_or(0, Notices::lost)
+    }
+
     /// The volumes, by tenant and id.
     #[must_use]
     pub fn volumes(&self, tenant: Option<&Tenant>) -> Vec<VolumeRow> {

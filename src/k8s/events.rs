@@ -241,12 +241,13 @@ impl Queue {
     }
 }
 
-/// Tells what there is to tell, for ever.
+/// Tells what there is to tell, for ever. `count_lost` says how many notices have found no room on their way here.
 pub(super) async fn say(
     config: &Config,
     client: Client,
     mut notices: mpsc::Receiver<Notice>,
     mut sayings: mpsc::Receiver<Saying>,
+    count_lost: impl Fn() -> u64,
     known: Arc<Known>,
 ) {
     let reporter = Reporter {
@@ -257,6 +258,7 @@ pub(super) async fn say(
     let mut queue = Queue::new(Instant::now());
     let mut patience = Patience::new();
     let mut dropped = 0;
+    let mut lost_before = 0;
     loop {
         let due = queue.due();
         tokio::select! {
@@ -276,6 +278,15 @@ pub(super) async fn say(
                 "events on pods were dropped: the API server was away for too long"
             );
             dropped = queue.dropped;
+        }
+        // Where there was no room something waits, so it is looked at again.
+        let lost_now = count_lost();
+        if lost_now > lost_before {
+            tracing::warn!(
+                notices = lost_now - lost_before,
+                "notices for events on pods were lost: more came than could be heard"
+            );
+            lost_before = lost_now;
         }
     }
 }

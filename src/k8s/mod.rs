@@ -59,7 +59,8 @@ pub async fn run(
         let known = Arc::new(outcomes::Known::default());
         let (sayings, heard) = mpsc::channel(events::MOST_WAITING);
         let watch = outcomes::watch(&config, &client, &engine, &known, &sayings);
-        let say = events::say(&config, client.clone(), notices, heard, known.clone());
+        let lost = || engine.lost_notices();
+        let say = events::say(&config, client.clone(), notices, heard, lost, known.clone());
         tokio::join!(watch, say);
     };
     tokio::select! {
