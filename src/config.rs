@@ -451,6 +451,7 @@ impl Node {
             kubeconfig: self.kubeconfig.filter(|path| !path.as_os_str().is_empty()),
             look_again: k8s::LOOK_AGAIN,
             watched: watch::Sender::new(false),
+            answers: watch::Sender::new(false),
         });
         Ok(node::Config {
             driver,

@@ -56,13 +56,15 @@ const TO_ANSWER: Duration = Duration::from_secs(3);
 /// Serves this node until `shutdown` is ready and all is put away.
 pub async fn run(config: Config, shutdown: impl Future<Output = ()>) -> Result<(), Error> {
     let socket = config.driver.socket.clone();
-    // Kubernetes' room says it, and kubelet's listens: an API server that answers the driver answers kubelet.
-    let watched = (config.kubernetes.as_ref()).map(|kubernetes| kubernetes.watched.subscribe());
+    let kubernetes = config.kubernetes.as_ref();
+    let watched = kubernetes.map(|kubernetes| kubernetes.watched.subscribe());
+    // Kubernetes' room says it, and kubelet's listens: an API server that answers the driver answers kubelet, which may do more.
+    let cluster = kubernetes.map(|kubernetes| kubernetes.answers.subscribe());
     let registration = Registration::new(&kubelet::Config {
         kubelet: config.kubelet_dir,
         driver: csi::DRIVER_NAME,
         endpoint: socket.clone(),
-        cluster: watched.clone(),
+        cluster,
     })?;
     let mut driver = config.driver;
     let kubernetes = config.kubernetes.map(|kubernetes| {

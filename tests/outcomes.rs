@@ -51,6 +51,7 @@ impl Kube {
             kubeconfig: Some(api.kubeconfig(&bench.lab.run_dir())),
             look_again,
             watched: watch::Sender::new(false),
+            answers: watch::Sender::new(false),
         };
         let watched = config.watched.subscribe();
         let heard = heard.unwrap_or_else(|| Notices::channel(1).1);

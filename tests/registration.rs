@@ -237,6 +237,33 @@ async fn while_the_api_server_is_away_kubelet_is_asked_all_the_same_and_seldom()
         1,
         "{log}"
     );
+    assert_eq!(lab.close(), [""; 0].map(std::path::PathBuf::from));
+}
+
+/// An API server that allows the driver nothing is there, and may well enter it for kubelet.
+#[tokio::test(flavor = "multi_thread")]
+async fn an_api_server_that_forbids_is_not_away() {
+    let lab = require_lab!(Fs::Ext4);
+    let registry = Registry::new(&lab.kubelet_dir());
+    let api = Api::start().await;
+    api.be(Mood::Away);
+    let node = NodeProcess::start_with_api(&lab, &api, &[]);
+    registry.info().await;
+    registry.notify(Some(NO_API)).await;
+    registry
+        .until("no socket", |registry| registry.inode().is_none())
+        .await;
+    api.be(Mood::Forbidding);
+    node.logged("the API server answers", 1).await;
+    registry.info().await;
+    // Whatever kubelet says now is not explained by an API server that is away.
+    registry.notify(Some("not yet")).await;
+    registry.notify(None).await;
+    node.logged("registered with kubelet", 1).await;
+    let log = node.terminate().await;
+    assert!(log.contains("it is offered anew"), "{log}");
+    assert!(!log.contains("the watch over pods works again"), "{log}");
+    assert_eq!(lab.close(), [""; 0].map(std::path::PathBuf::from));
 }
 
 #[tokio::test]

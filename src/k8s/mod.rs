@@ -45,6 +45,8 @@ pub struct Config {
     pub look_again: Duration,
     /// Is told whether the watch over this node's pods runs.
     pub watched: watch::Sender<bool>,
+    /// Is told whether the API server answers, if only that this driver may not watch.
+    pub answers: watch::Sender<bool>,
 }
 
 /// Watches this node's pods for the engine and says its notices, until `stop` is ready. Connects as often as it takes.

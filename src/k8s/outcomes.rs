@@ -368,6 +368,7 @@ impl Outcomes<'_> {
 
     fn note_away(&mut self, error: &watcher::Error) {
         self.config.watched.send_replace(false);
+        self.config.answers.send_replace(is_answer(error));
         if self.away.is_some() {
             tracing::debug!(%error, "the watch over pods is still broken");
         } else {
@@ -388,10 +389,28 @@ impl Outcomes<'_> {
     }
 
     fn note_back(&mut self) {
-        self.config.watched.send_replace(true);
+        // First, so that the log has it before what others then do.
         if self.away.take().is_some() {
             tracing::info!("the watch over pods works again");
         }
+        self.config.watched.send_replace(true);
+        self.config.answers.send_replace(true);
+    }
+}
+
+/// Whether it was the API server that said so, and not that nobody answers. Not with 5xx: that is said by what stands before an
+/// API server that is away, and by one that is not up yet.
+fn is_answer(error: &watcher::Error) -> bool {
+    use watcher::Error::{
+        InitialListFailed, NoResourceVersion, WatchError, WatchFailed, WatchStartFailed,
+    };
+    match error {
+        InitialListFailed(kube::Error::Api(status))
+        | WatchStartFailed(kube::Error::Api(status))
+        | WatchFailed(kube::Error::Api(status))
+        | WatchError(status) => (400..500).contains(&status.code),
+        InitialListFailed(_) | WatchStartFailed(_) | WatchFailed(_) => false,
+        NoResourceVersion => true,
     }
 }
 

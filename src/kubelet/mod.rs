@@ -229,7 +229,7 @@ impl Registration {
         }
     }
 
-    /// Whether nothing is heard of the API server, or nothing yet.
+    /// Whether nothing is heard of the API server, or nothing yet. That it refuses something is heard of it.
     fn is_away(&self) -> bool {
         self.cluster
             .as_ref()

@@ -25,6 +25,8 @@ pub enum Mood {
     Away,
     /// Connections are taken, and nothing is ever answered.
     Silent,
+    /// Whatever is asked, the driver may not.
+    Forbidding,
 }
 
 #[derive(Debug)]
@@ -351,7 +353,7 @@ async fn serve(mut connection: TcpStream, state: Arc<Mutex<State>>, mood: Mood) 
             return;
         }
         Mood::Silent => std::future::pending().await,
-        Mood::Serving => {}
+        Mood::Serving | Mood::Forbidding => {}
     }
     let Some(request) = read(&mut connection).await else {
         return;
@@ -362,6 +364,8 @@ async fn serve(mut connection: TcpStream, state: Arc<Mutex<State>>, mood: Mood) 
         .push(format!("{} {}", request.method, request.path));
     let (code, answer) = if !request.authorized {
         refusal(401, "Unauthorized", "who are you?")
+    } else if mood == Mood::Forbidding {
+        refusal(403, "Forbidden", "nothing is allowed to the driver")
     } else if request.query.contains_key("watch") {
         return serve_watch(&mut connection, &request, &state).await;
     } else {
