@@ -21,6 +21,8 @@ use crate::driver::Driver;
 use crate::table::{Goal, Row, median};
 
 const CALLERS: usize = 16;
+/// As many as the driver keeps in mind (`engine::spares`).
+const OTHERS: usize = 8;
 
 /// A bench on one filesystem.
 pub struct Bench<'a> {
@@ -76,12 +78,22 @@ impl Bare {
     }
 }
 
+/// Other content than what is measured, of which so much was asked for last that nothing else is mounted beforehand.
+fn others() -> impl Iterator<Item = String> {
+    (0..OTHERS).map(|number| format!("artifact/other-{number}"))
+}
+
 impl Bench<'_> {
     /// All rows.
     pub async fn run(&mut self) {
         let bare = Bare::new(self.lab);
         let mut driver = Driver::start(self.lab, "pool").await;
         self.probe = median(self.probes(&driver));
+        for other in others() {
+            let name = other.trim_start_matches("artifact/");
+            let output = [("type", "output"), ("name", name)];
+            driver.seal(&output, |dir| make_files(dir, 1)).await;
+        }
         if self.wants("fork") {
             self.forks(&mut driver, &bare).await;
         }
@@ -156,13 +168,16 @@ impl Bench<'_> {
         median(took)
     }
 
-    /// A turn of forks of which none is mounted beforehand: so many that differ, one after the other, that none is known any more
-    /// when its turn comes again.
+    /// A turn of forks of which none is mounted beforehand: between two of them so much else is asked for that the content is no longer
+    /// known.
     async fn not_asked_lately(&self, driver: &mut Driver, from: &str) -> f64 {
         let mut took = Vec::with_capacity(self.plan.turn);
-        for turn in 0..self.plan.turn {
-            let mode = format!("{:04o}", 0o700 + turn % 50);
-            let attributes = [("type", "input"), ("from", from), ("mode", &mode)];
+        for _ in 0..self.plan.turn {
+            for other in others() {
+                let attributes = [("type", "input"), ("from", &other)];
+                self.ours(driver, &attributes, 1).await;
+            }
+            let attributes = [("type", "input"), ("from", from)];
             took.push(self.ours(driver, &attributes, 1).await);
         }
         median(took)

@@ -1,8 +1,8 @@
 //! The backend for btrfs: volumes are subvolumes, forks are snapshots, layers are read-only snapshots.
 //!
 //! A snapshot is exact whatever is written meanwhile, so a seal needs no freeze (setting the subvolume itself read-only
-//! would let open writers go on): [`Backend::in_use`] says no, since nothing tells, and [`Backend::freeze`] yes. A pod can
-//! make subvolumes inside its volume without privilege; a snapshot shows them as empty directories, so a volume with such
+//! would let open writers go on): [`Backend::in_use`] says no, since nothing tells, and [`Backend::freeze`] yes. So that it is not
+//! taken while a file is half written, the files themselves are asked first who has them open ([`Backend::writers`]). A pod can make subvolumes inside its volume without privilege; a snapshot shows them as empty directories, so a volume with such
 //! is not sealed.
 //!
 //! Limits are simple quotas (Linux 6.7), which charge an extent to the subvolume that wrote it: exactly what a volume has
@@ -11,7 +11,7 @@
 //! (`simple_quota` in `/sys/fs/btrfs/<uuid>/features`) that stays when they are switched off: no kernel before 6.7 mounts the
 //! filesystem any more. So it is done only when the administrator has said so, and when a volume has a limit for the first time.
 //!
-//! Seal and fork are one transaction commit each: 1 to 8 ms, whatever the tree's size.
+//! A fork is one transaction commit, 1 to 8 ms, whatever the tree's size; so is a seal, after that walk.
 
 use std::os::fd::OwnedFd;
 use std::path::Path;
@@ -231,6 +231,10 @@ impl Backend for Btrfs {
     fn freeze(&self, _volume: &Dir, pin: Option<OwnedFd>) -> Result<Freeze> {
         drop(pin);
         Ok(Freeze::Frozen)
+    }
+
+    fn writers(&self, volume: &Dir, stop: Stop<'_>) -> Result<Freeze> {
+        tree::writers(&volume.open_beneath(FS)?, stop)
     }
 
     fn has_marker(&self, volume: &Dir, name: &str) -> Result<bool> {

@@ -3,9 +3,9 @@
 //!
 //! A fork costs one walk over the tree and, without reflinks, its bytes. A seal is always a copy too: nothing tells when a
 //! bind mount of a plain directory is really gone (no error, no event, and a write through a private copy of it would land
-//! in whatever the directory has become), so a directory that a pod has ever seen is never made a layer. What the pod
-//! writes while it is copied may be in the copy or not; the copy is nobody's else. Hence [`Backend::in_use`] says no and
-//! [`Backend::freeze`] yes.
+//! in whatever the directory has become), so a directory that a pod has ever seen is never made a layer. Hence [`Backend::in_use`]
+//! says no and [`Backend::freeze`] yes. Before a seal the files themselves are asked who has them open for writing
+//! ([`Backend::writers`]); what somebody opens and writes while they are copied may be in the copy or not; the copy is nobody's else.
 
 use std::os::fd::OwnedFd;
 use std::path::Path;
@@ -88,6 +88,10 @@ impl Backend for Copy {
     fn freeze(&self, _volume: &Dir, pin: Option<OwnedFd>) -> Result<Freeze> {
         drop(pin);
         Ok(Freeze::Frozen)
+    }
+
+    fn writers(&self, volume: &Dir, stop: Stop<'_>) -> Result<Freeze> {
+        tree::writers(&volume.open_beneath(FS)?, stop)
     }
 
     fn has_marker(&self, volume: &Dir, name: &str) -> Result<bool> {

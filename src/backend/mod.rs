@@ -7,8 +7,8 @@
 //! | | volume | layer | mount | seal |
 //! |---|---|---|---|---|
 //! | overlay | `top/`, `work.N/` | `fs/` (a plain diff) | an overlay of its own | freeze, rename `top` |
-//! | btrfs | `fs` (subvolume) | `fs` (read-only snapshot) | bind | `snapshot -r` |
-//! | copy | `fs/` | `fs/` | bind | copy, by reflink where it can |
+//! | btrfs | `fs` (subvolume) | `fs` (read-only snapshot) | bind | `snapshot -r`, once no file is written |
+//! | copy | `fs/` | `fs/` | bind | the same; copy, by reflink where it can |
 
 mod btrfs;
 mod copy;
@@ -186,7 +186,7 @@ pub enum Freeze {
     /// shows must stay. The descriptor is as in `Busy`.
     Held(Option<OwnedFd>),
     /// Somebody holds it open. The descriptor, where there is one, becomes readable when the last holder is gone
-    /// (inotify's IN_UNMOUNT); without one, ask again later.
+    /// (inotify's IN_UNMOUNT), or when it is worth asking again; without one, ask again later.
     Busy(Option<OwnedFd>),
 }
 
@@ -248,10 +248,18 @@ pub trait Backend: fmt::Debug + Send + Sync + 'static {
     /// Without a pin the answer is `in_use`'s.
     fn freeze(&self, volume: &Dir, pin: Option<OwnedFd>) -> Result<Freeze>;
 
+    /// Whether a process may still write to what [`Backend::seal`] would take, because it has a file of it open for writing or mapped so:
+    /// where `freeze` cannot know. Walks the tree, as far as the first such file. `Busy`'s descriptor becomes readable when that one is closed.
+    fn writers(&self, volume: &Dir, stop: Stop<'_>) -> Result<Freeze> {
+        let _ = (volume, stop);
+        Ok(Freeze::Frozen)
+    }
+
     /// Whether the volume's own content has a regular file of this name in its root, made since it was forked.
     fn has_marker(&self, volume: &Dir, name: &str) -> Result<bool>;
 
-    /// Turns the volume's private content into `layer`'s `fs`, without the marker file; O(1) for overlay and btrfs.
+    /// Turns the volume's private content into `layer`'s `fs`, without the marker file; O(1) for overlay and btrfs, which grow with the tree
+    /// only by what `writers` takes.
     ///
     /// Repeatable: when it was done already (a crash came after it), it is Ok. Nothing is synced here. What the layer
     /// stacks upon is [`Backend::stacks`]' word.

@@ -103,7 +103,10 @@ async fn settle(inner: &Arc<Inner>, left: Left) {
     loop {
         // Copies that found no room go on one at a time: together none of them might ever find it.
         let alone = match short {
-            Some(_) => Some(inner.copying.lock().await),
+            Some(_) => {
+                until_unwritten(inner, key).await;
+                Some(inner.copying.lock().await)
+            }
             None => None,
         };
         let ended = end(inner, key, short).await;
@@ -235,18 +238,40 @@ fn tell_if_held_for_long(inner: &Arc<Inner>, key: LayerId) {
 
 /// Waits until nobody can change the volume's content any more. If somebody still looks at it, what tells the end of that.
 async fn freeze(inner: &Arc<Inner>, key: LayerId, mut pin: Option<OwnedFd>) -> Option<Watch> {
+    until_final(inner, key, move || {
+        let pin = pin.take();
+        move |engine: &Inner, dir: &Dir| engine.backend.freeze(dir, pin)
+    })
+    .await
+}
+
+/// The same where only the files themselves can tell, right before they are sealed.
+async fn until_unwritten(inner: &Arc<Inner>, key: LayerId) {
+    let ask = |engine: &Inner, dir: &Dir| {
+        let stop = || engine.stop.is_cancelled();
+        engine.backend.writers(dir, &stop)
+    };
+    until_final(inner, key, || ask).await;
+}
+
+/// Asks whether the volume's content can still change, until it cannot.
+async fn until_final<Ask>(
+    inner: &Arc<Inner>,
+    key: LayerId,
+    mut ask: impl FnMut() -> Ask,
+) -> Option<Watch>
+where
+    Ask: FnOnce(&Inner, &Dir) -> backend::Result<Freeze> + Send + 'static,
+{
     let (mut failures, mut looks) = (0, 0);
     loop {
         let engine = inner.clone();
-        let pin = pin.take();
+        let ask = ask();
         let frozen = inner.seals.run(move || {
             let Some(dir) = engine.leaving_dir(key)? else {
                 return Ok(Freeze::Frozen);
             };
-            engine
-                .backend
-                .freeze(&dir, pin)
-                .doing("freeze the volume's content")
+            ask(&engine, &dir).doing("freeze the volume's content")
         });
         match frozen.await.and_then(|result| result) {
             Ok(Freeze::Frozen) => return None,
@@ -295,6 +320,10 @@ async fn end(inner: &Arc<Inner>, key: LayerId, short: Option<Short>) -> Result<(
     match goal {
         Goal::Seal(plan) => match decide(inner, key, &plan, &record).await? {
             Ok(()) => {
+                // Who found no room has asked already: others wait until this attempt is over.
+                if short.is_none() {
+                    until_unwritten(inner, key).await;
+                }
                 inner.set_leaving_state(key, VolumeState::Sealing);
                 let engine = inner.clone();
                 let began = Instant::now();

@@ -10,6 +10,7 @@ mod error;
 mod inode_flags;
 mod inotify;
 mod ioctl;
+mod lease;
 mod lock;
 mod mount;
 mod mountinfo;
@@ -24,6 +25,7 @@ pub use btrfs::{NestedSubvolume, QuotaGroup, Quotas};
 pub use dir::{Blank, Dir, Entry, FileKind};
 pub use error::{Error, Result, printable};
 pub use inotify::{DirWatch, has_unmounted, readable, watch_unmount};
+pub use lease::{is_written, watch_close};
 pub use lock::Lock;
 pub use mount::{
     ClassicMount, FsContext, MountAttrFlags, MountAttributes, MountPoint, Room, bind, clone_tree,

@@ -14,6 +14,7 @@ mod marks;
 mod names;
 mod spine;
 mod usage;
+mod writers;
 
 pub use copy::{Copied, Marks, Method, copy};
 pub use delete::delete;
@@ -21,10 +22,21 @@ pub use flatten::flatten;
 pub use marks::{Mark, is_whiteout};
 pub use spine::Spine;
 pub use usage::usage;
+pub use writers::writers;
 
 pub(in crate::backend) use copy::times_of;
+
+use crate::sys::Errno;
 
 /// Asked again and again by work that may take long; once it says yes, the work ends with
 /// [`Error::Stopped`](super::Error::Stopped). Whoever filled the tree decides how much work it is, and may go on filling it: a
 /// caller that has other things to do gives the work its time and no more.
 pub type Stop<'a> = &'a dyn Fn() -> bool;
+
+/// What is no longer there, no longer a directory, or the place of a mount.
+fn is_gone(errno: Errno) -> bool {
+    matches!(
+        errno,
+        Errno::ENOENT | Errno::ENOTDIR | Errno::ELOOP | Errno::EXDEV
+    )
+}

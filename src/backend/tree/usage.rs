@@ -14,7 +14,7 @@ use crate::sys::{self, Dir, Errno, FileKind};
 
 use super::copy::open_content;
 use super::names::Names;
-use super::{Spine, Stop};
+use super::{Spine, Stop, is_gone};
 
 /// How many inodes with several names are remembered at a time, 16 MB of them.
 const LINKED: usize = 1 << 18;
@@ -145,14 +145,6 @@ impl Links {
             }
         }
     }
-}
-
-/// A directory that is no longer there, no longer a directory, or the place of a mount.
-fn is_gone(errno: Errno) -> bool {
-    matches!(
-        errno,
-        Errno::ENOENT | Errno::ENOTDIR | Errno::ELOOP | Errno::EXDEV
-    )
 }
 
 /// `st_blocks` are always 512 bytes (stat(2)).
