@@ -61,7 +61,7 @@ use tokio_util::task::TaskTracker;
 pub use error::{Error, Result, Shortage};
 pub use figures::{Counters, Figures};
 pub use notice::{Notice, Notices};
-pub use threads::{CallHere, DESKS, apart, others_first, say_at_work};
+pub use threads::{CallHere, DESKS, after_the_answer, apart, others_first, say_at_work};
 pub use types::{
     ArtifactRow, Awaited, Finding, PublishRequest, Published, Reaped, Rebuilt, Status, Told,
     VolumeRow, VolumeState, VolumeStats,

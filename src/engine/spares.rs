@@ -18,7 +18,7 @@ use parking_lot::Mutex;
 use super::Inner;
 use super::crash::{Point, point};
 use super::error::{Doing, Result};
-use super::threads::{Threads, others_first};
+use super::threads::{Threads, after_the_answer};
 use crate::backend::{self, Backend, Prepared, Start};
 use crate::model::{LayerId, RootAttributes, VolumeRecord};
 use crate::store::{self, BlankRecord};
@@ -365,8 +365,7 @@ pub(super) fn fill_soon(inner: &Arc<Inner>) {
     }
     let engine = inner.clone();
     drop(inner.spawn_here(async move {
-        // The answer is written by who is ready next.
-        others_first().await;
+        after_the_answer().await;
         fill(&engine);
     }));
 }

@@ -117,6 +117,13 @@ pub async fn others_first() {
     .await;
 }
 
+/// Lets the answer of the call be written, which is done by who is ready next on this thread, and then whoever was woken by it run: he
+/// may be waiting for this very processor.
+pub async fn after_the_answer() {
+    others_first().await;
+    std::thread::yield_now();
+}
+
 /// Runs what may block for as long as a disk likes, on a thread of its own: whoever does not wait for it any longer leaves nothing behind
 /// that others need.
 pub async fn apart<T: Send + 'static>(

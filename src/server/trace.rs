@@ -26,7 +26,7 @@ use tower::{Layer, Service};
 use tracing::{Instrument as _, Span};
 
 use super::codes::code_name;
-use crate::engine::others_first;
+use crate::engine::after_the_answer;
 use crate::telemetry::metrics::Rpcs;
 
 /// The longest piece of a request that is put into a span; what is longer is cut.
@@ -69,6 +69,7 @@ impl Trace {
             method: method.to_owned(),
             span: (self.new_span)(method),
             volume: OnceLock::new(),
+            late: Mutex::default(),
             began: Instant::now(),
             polled: self.polled.contains(&method),
         }));
@@ -122,6 +123,8 @@ struct Facts {
     method: String,
     span: Span,
     volume: OnceLock<String>,
+    /// What is put into the span when the answer is written.
+    late: Mutex<Vec<(&'static str, String)>>,
     began: Instant,
     polled: bool,
 }
@@ -142,10 +145,19 @@ impl Rpc {
     pub fn record(&self, field: &str, value: impl Display) {
         self.0.span.record(field, cut(&value.to_string()));
     }
+
+    /// The same of what came of it, which no line but the last has: the caller does not wait for the span to be written anew.
+    pub fn record_result(&self, field: &'static str, value: impl Display) {
+        self.0.late.lock().push((field, value.to_string()));
+    }
 }
 
 /// A caller's text, short and on one line.
 fn cut(text: &str) -> String {
+    let is_plain = |byte: u8| byte.is_ascii_alphanumeric() || b" -_./:,".contains(&byte);
+    if text.len() <= LONGEST_FIELD && text.bytes().all(is_plain) {
+        return text.to_owned();
+    }
     text.chars()
         .flat_map(char::escape_debug)
         .take(LONGEST_FIELD)
@@ -166,8 +178,7 @@ impl Guard {
     fn answer(mut self, status: Status) {
         self.end(status);
         tokio::spawn(async move {
-            // The answer is written by who is ready next.
-            others_first().await;
+            after_the_answer().await;
             drop(self);
         });
     }
@@ -186,6 +197,9 @@ impl Guard {
     }
 
     fn log(&self, status: &Status, elapsed: Duration) {
+        for (field, value) in std::mem::take(&mut *self.rpc.0.late.lock()) {
+            self.rpc.record(field, value);
+        }
         let _in = self.rpc.0.span.enter();
         let code = code_name(status.code());
         let duration_us = u64::try_from(elapsed.as_micros()).unwrap_or(u64::MAX);

@@ -20,6 +20,7 @@ use std::os::fd::{AsFd, BorrowedFd, OwnedFd};
 use std::path::Path;
 use std::sync::atomic::{AtomicU32, Ordering};
 
+use parking_lot::Mutex;
 use serde::{Deserialize, Serialize};
 
 use self::assemble::{How, Parts, STRING_LAYERS, assemble};
@@ -58,6 +59,8 @@ const SOURCE_PREFIX: &str = "baggageclaim:";
 pub(super) struct Prepared {
     top: Dir,
     context: Option<FsContext>,
+    /// The newest layer's content, which both `create` and `mount` need: from the one to the other.
+    newest: Mutex<Option<Dir>>,
 }
 
 /// The overlay backend of one pool.
@@ -131,7 +134,11 @@ impl Overlay {
                     &volume_seen
                 }
             };
-            let mut lowers = lowers.open(self, view)?;
+            let newest = match view {
+                None => fresh.and_then(|fresh| fresh.newest.lock().take()),
+                Some(_) => None,
+            };
+            let mut lowers = lowers.open(self, view, newest)?;
             if lowers.is_empty() {
                 lowers.push(match view {
                     None => self.empty.try_clone()?,
@@ -261,13 +268,20 @@ impl Lowers<'_> {
         })
     }
 
-    fn open(&self, overlay: &Overlay, view: Option<&view::View>) -> Result<Vec<Dir>> {
+    /// All of them, of which the newest may be open already.
+    fn open(
+        &self,
+        overlay: &Overlay,
+        view: Option<&view::View>,
+        newest: Option<Dir>,
+    ) -> Result<Vec<Dir>> {
         let opened: sys::Result<Vec<Dir>> = match self {
             Self::Layers(ids) => {
                 let layers = view.map_or(&overlay.layers, view::View::layers);
-                ids.iter()
-                    .map(|id| layers.open_beneath(layer_fs(id)))
-                    .collect()
+                let missing = &ids[usize::from(newest.is_some()).min(ids.len())..];
+                let open = |id| layers.open_beneath(layer_fs(id));
+                let newest = newest.into_iter().map(Ok);
+                newest.chain(missing.iter().map(open)).collect()
             }
             Self::Trial(pool, paths, _) => {
                 let pool = view.map_or(*pool, view::View::root);
@@ -371,7 +385,11 @@ impl Backend for Overlay {
             MountApi::Descriptors => Some(assemble::begin(&top, &work, true)?),
             MountApi::Classic => None,
         };
-        Ok(Some(super::Prepared(Prepared { top, context })))
+        Ok(Some(super::Prepared(Prepared {
+            top,
+            context,
+            newest: Mutex::default(),
+        })))
     }
 
     fn mounts_beforehand(&self) -> bool {
@@ -392,6 +410,7 @@ impl Backend for Overlay {
         let parent = Lowers::Layers(start.layers).newest(self)?;
         if let Some(super::Prepared(prepared)) = start.prepared {
             root::dress(&prepared.top, parent.as_ref(), &start.root)?;
+            *prepared.newest.lock() = parent;
             return Ok(Limit::None);
         }
         root::make(volume, parent.as_ref(), &start.root)?;
@@ -553,7 +572,7 @@ impl Backend for Overlay {
     }
 
     fn flatten(&self, layers: &[LayerId], into: &Dir, bottom: bool) -> Result<()> {
-        let layers = Lowers::Layers(layers).open(self, None)?;
+        let layers = Lowers::Layers(layers).open(self, None, None)?;
         tree::flatten(&layers, into, bottom)
     }
 

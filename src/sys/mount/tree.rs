@@ -61,15 +61,9 @@ pub fn sync_root(mount: BorrowedFd<'_>) -> Result<()> {
 /// A symlink in the place of `name` is not followed (ENOTDIR). If something is mounted there, it goes on top of it.
 pub fn move_mount_onto(mount: BorrowedFd<'_>, parent: &Dir, name: impl AsRef<Path>) -> Result<()> {
     let name = name.as_ref();
-    let target = rustix::fs::openat(
-        parent,
-        name,
-        OFlags::PATH | OFlags::DIRECTORY | OFlags::NOFOLLOW | OFlags::CLOEXEC,
-        Mode::empty(),
-    )
-    .map_err(|errno| parent.error("openat", name, errno))?;
-    let flags = MoveMountFlags::MOVE_MOUNT_F_EMPTY_PATH | MoveMountFlags::MOVE_MOUNT_T_EMPTY_PATH;
-    rustix::mount::move_mount(mount, "", &target, "", flags)
+    // Without MOVE_MOUNT_T_SYMLINKS the last component is not followed.
+    let flags = MoveMountFlags::MOVE_MOUNT_F_EMPTY_PATH;
+    rustix::mount::move_mount(mount, "", parent, name, flags)
         .map_err(|errno| parent.error("move_mount", name, errno))
 }
 
