@@ -5,7 +5,7 @@
 
 use std::os::fd::OwnedFd;
 use std::sync::Arc;
-use std::sync::atomic::Ordering;
+use std::sync::atomic::{AtomicUsize, Ordering};
 use std::time::{Duration, Instant};
 
 use super::clock::uptime;
@@ -40,6 +40,9 @@ const RETRY: [Duration; 6] = [
 /// For which part of all the time each process tries, at least, before it gives a copy up that finds no room, however long others found none
 /// before it: while there was no driver nobody evicted anything, and one that begins has only just asked for that.
 const NO_ROOM_AT_LEAST: u32 = 10;
+
+/// How often it is asked again who has files of a volume open, after that could not be found out.
+const ASKED_AGAIN: usize = 2;
 
 /// Room may come back at any moment, by the hand of somebody whom we do not hear.
 const RETRY_WHEN_FULL: Duration = Duration::from_secs(5);
@@ -245,13 +248,24 @@ async fn freeze(inner: &Arc<Inner>, key: LayerId, mut pin: Option<OwnedFd>) -> O
     .await
 }
 
-/// The same where only the files themselves can tell, right before they are sealed.
+/// The same where only the files themselves can tell, right before they are sealed. Where they cannot be asked, again and again, it is
+/// not known, and not waited for.
 async fn until_unwritten(inner: &Arc<Inner>, key: LayerId) {
-    let ask = |engine: &Inner, dir: &Dir| {
-        let stop = || engine.stop.is_cancelled();
-        engine.backend.writers(dir, &stop)
-    };
-    until_final(inner, key, || ask).await;
+    let failures = Arc::<AtomicUsize>::default();
+    until_final(inner, key, || {
+        let failures = failures.clone();
+        move |engine: &Inner, dir: &Dir| {
+            let stop = || engine.stop.is_cancelled();
+            engine.backend.writers(dir, &stop).or_else(|error| {
+                if stop() || failures.fetch_add(1, Ordering::Relaxed) < ASKED_AGAIN {
+                    return Err(error);
+                }
+                tracing::warn!(layer = %key, %error, "it is not known whether a process has files of it open; it is sealed as it is");
+                Ok(Freeze::Frozen)
+            })
+        }
+    })
+    .await;
 }
 
 /// Asks whether the volume's content can still change, until it cannot.

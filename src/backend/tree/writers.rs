@@ -4,11 +4,13 @@
 //! works in a directory, or could reach the tree by a mount of its own, is not found.
 
 use std::os::fd::{AsFd, OwnedFd};
+use std::path::Path;
+
+use rustix::fs::OFlags;
 
 use crate::backend::{Error, Freeze, Result};
-use crate::sys::{self, Dir, Errno, FileKind, Node};
+use crate::sys::{self, Dir, Errno, FileKind};
 
-use super::copy::open_content;
 use super::names::Names;
 use super::{Spine, Stop, is_gone};
 
@@ -16,6 +18,8 @@ use super::{Spine, Stop, is_gone};
 ///
 /// Ends early with [`Error::Stopped`].
 pub fn writers(root: &Dir, stop: Stop<'_>) -> Result<Freeze> {
+    // Through a mount that is `nodev` a name can be opened at once: it may have become a device meanwhile, whose driver must not be called.
+    let root = &Dir::from_fd(sys::bind(root, true)?, root.path());
     let mut spine = Spine::new(root)?;
     let mut levels = vec![Names::new()];
     while let Some(names) = levels.last_mut() {
@@ -29,22 +33,20 @@ pub fn writers(root: &Dir, stop: Stop<'_>) -> Result<Freeze> {
             }
             continue;
         };
-        let is_nothing = |kind| !matches!(kind, FileKind::File | FileKind::Directory);
-        if entry.kind.is_some_and(is_nothing) {
-            continue;
-        }
-        let node = match spine.here().node(&entry.name) {
-            Ok(node) => node,
-            Err(error) if is_gone(error.errno()) => continue,
-            Err(error) => return Err(error.into()),
+        let kind = match entry.kind {
+            Some(kind) => kind,
+            None => match spine.here().stat_if_there(&entry.name)? {
+                Some(stat) => FileKind::of_mode(stat.st_mode),
+                None => continue,
+            },
         };
-        match FileKind::of_mode(node.stat()?.st_mode) {
+        match kind {
             FileKind::Directory => match spine.descend(&entry.name) {
                 Ok(()) => levels.push(Names::new()),
                 Err(error) if is_gone(error.errno()) => {}
                 Err(error) => return Err(error.into()),
             },
-            FileKind::File => match look(&node)? {
+            FileKind::File => match look(spine.here(), entry.name.as_ref())? {
                 Look::Nobody => {}
                 Look::Somebody(watch) => {
                     let path = sys::printable(spine.relative(&entry.name).display());
@@ -66,13 +68,15 @@ enum Look {
     Unknown,
 }
 
-fn look(node: &Node) -> Result<Look> {
-    let file = open_content(node)?;
+fn look(dir: &Dir, name: &Path) -> Result<Look> {
+    let Some(file) = open(dir, name)? else {
+        return Ok(Look::Nobody);
+    };
     let is_written = || match sys::is_written(file.as_fd()) {
         Err(Errno::EINVAL | Errno::EACCES | Errno::EOPNOTSUPP | Errno::ENOLCK) => Ok(None),
         result => result
             .map(Some)
-            .map_err(|errno| Error::from(node.error("fcntl", errno))),
+            .map_err(|errno| Error::from(dir.error("fcntl", name, errno))),
     };
     match is_written()? {
         None => return Ok(Look::Unknown),
@@ -92,4 +96,25 @@ fn look(node: &Node) -> Result<Look> {
         Some(true) => Look::Somebody(watch),
         _ => Look::Nobody,
     })
+}
+
+/// Opens what was a regular file when its directory was read; `None` if it is none any more.
+fn open(dir: &Dir, name: &Path) -> Result<Option<OwnedFd>> {
+    let flags = OFlags::RDONLY | OFlags::NOFOLLOW | OFlags::NONBLOCK | OFlags::NOCTTY;
+    let file = match dir.open_file_beneath(name, flags | OFlags::NOATIME, 0) {
+        Err(error) if error.is(Errno::EPERM) => dir.open_file_beneath(name, flags, 0),
+        file => file,
+    };
+    let file = match file {
+        Ok(file) => file,
+        // A device, a socket.
+        Err(error)
+            if is_gone(error.errno()) || error.is(Errno::EACCES) || error.is(Errno::ENXIO) =>
+        {
+            return Ok(None);
+        }
+        Err(error) => return Err(error.into()),
+    };
+    let stat = rustix::fs::fstat(&file).map_err(|errno| dir.error("fstat", name, errno))?;
+    Ok((FileKind::of_mode(stat.st_mode) == FileKind::File).then_some(file))
 }
