@@ -251,7 +251,7 @@ pub struct Attachment {
     pub access_mode: i32,
 }
 
-/// The id of a snapshot, or of a group of them: `snap-` or `group-` and 32 hex digits, a function of its name.
+/// The id of a snapshot, or of a group of them: `snap-`, `member-` (of a group) or `group-` and 32 hex digits, a function of its name.
 pub type SnapshotId = VolumeId;
 
 /// A snapshot: the stack of a claim at one moment.

@@ -7,10 +7,13 @@ use std::time::{Duration, Instant};
 use baggageclaim::engine::Error;
 use baggageclaim::engine::claims::{CreateClaim, SnapshotFilter};
 use baggageclaim::model::{
-    Attachment, ClaimParameters, ClaimSource, LiveClone, MutableChange, MutableParameters, Ttl,
+    Attachment, ClaimParameters, ClaimSource, LiveClone, MutableChange, MutableParameters,
+    Snapshot, SnapshotGroup, Ttl,
 };
+use baggageclaim::store::{Change, Index};
+use baggageclaim::sys::Dir;
 
-use super::bench::{BTRFS, Bench, OVERLAY, request};
+use super::bench::{BTRFS, Bench, OVERLAY, again, request};
 use super::common::kernel_is;
 
 const MIB: u64 = 1 << 20;
@@ -231,6 +234,80 @@ async fn a_size_limit_above_the_size_holds_once_the_claim_has_grown_beyond_it() 
         assert_eq!(holds().await, expected);
     }
     bench.unmount(&claim).await;
+    bench.finish().await;
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn a_snapshot_that_is_named_as_a_member_of_a_group_is_another_one() {
+    let Some(bench) = Bench::new(OVERLAY).await else {
+        return;
+    };
+    let claim = bench.create("claim").await;
+    let name = format!("g/{}", claim.id);
+    bench.write(&claim, "file", "first").await;
+    let single = bench.snapshot(&name, &claim).await;
+    bench.write(&claim, "file", "second").await;
+    let sources = [claim.id.to_string()];
+    let taken = again(|| bench.engine.create_group("g", &sources)).await;
+    let (group, members) = taken.expect("taken");
+    bench.engine.reap().await.expect("reap");
+    let bench = bench.restart().await;
+    assert_eq!(bench.snapshot(&name, &claim).await, single, "asked again");
+    let repeated = bench.engine.create_group("g", &sources).await;
+    assert_eq!(repeated.expect("the same"), (group, members.clone()));
+    for (snapshot, text) in [(&single, "first"), (&members[0], "second")] {
+        let restored = bench.restore(text, snapshot).await;
+        assert_eq!(bench.read(&restored, "file").await.expect("file"), text);
+    }
+    bench.finish().await;
+}
+
+/// It gave members the ids that single snapshots of their names have.
+#[tokio::test(flavor = "multi_thread")]
+async fn a_group_that_an_older_version_took_keeps_the_ids_of_its_snapshots() {
+    let Some(bench) = Bench::new(OVERLAY).await else {
+        return;
+    };
+    let claim = bench.create("claim").await;
+    bench.write(&claim, "file", "text").await;
+    let name = format!("g/{}", claim.id);
+    let single = bench.snapshot(&name, &claim).await.id;
+    let deleted = bench.engine.delete_snapshot(single.as_str()).await;
+    deleted.expect("deleted");
+    let sources = [claim.id.to_string()];
+    let taken = bench.engine.create_group("g", &sources).await;
+    let (group, mut members) = taken.expect("taken");
+    let today = members.remove(0);
+    let older = Snapshot {
+        id: single.clone(),
+        ..today.clone()
+    };
+    let group = SnapshotGroup {
+        snapshots: vec![single.clone()],
+        ..group
+    };
+    let pool = bench.config.pool.clone();
+    let changes = [
+        Change::RemoveSnapshot(today.id),
+        Change::PutSnapshot(older.clone()),
+        Change::PutGroup(group.clone()),
+    ];
+    let bench = bench
+        .restart_after(|| {
+            let root = Dir::open(&pool).expect("the pool");
+            let (index, _) = Index::open_existing(&root).expect("the index");
+            index.commit(&changes).expect("as it left it");
+        })
+        .await;
+    let repeated = bench.engine.create_group("g", &sources).await;
+    assert_eq!(repeated.expect("the same"), (group.clone(), vec![older]));
+    let taken = bench.engine.create_snapshot(&name, claim.id.as_str()).await;
+    assert!(matches!(taken, Err(Error::Exists { .. })), "{taken:?}");
+    let alone = bench.engine.delete_snapshot(single.as_str()).await;
+    assert!(matches!(alone, Err(Error::OfGroup { .. })), "{alone:?}");
+    let deleted = bench.engine.delete_group(group.id.as_str()).await;
+    deleted.expect("deleted");
+    assert_eq!(bench.snapshot(&name, &claim).await.id, single);
     bench.finish().await;
 }
 

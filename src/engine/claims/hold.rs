@@ -20,6 +20,9 @@ const LETTING_GO: Duration = Duration::from_secs(60);
 pub(super) const CLAIM: &str = "vol-";
 /// What the id of a snapshot begins with.
 pub(super) const SNAPSHOT: &str = "snap-";
+/// What the id of a snapshot of a group begins with: not as that of a single one, whose name may be any text, also one that a group
+/// gives a member. (Older versions gave both the same; such groups keep their ids.)
+pub(super) const MEMBER: &str = "member-";
 /// What the id of a group of snapshots begins with.
 pub(super) const GROUP: &str = "group-";
 

@@ -31,7 +31,8 @@ pub(super) async fn create(inner: Arc<Inner>, name: String, source: String) -> R
             .is_some_and(|taken| taken.group.is_some())
     };
     if member(&inner.state.lock()) {
-        // Of a group that may be there, and that can be taken again, or deleted, as one only.
+        // Of a group that may be there, and that can be taken again, or deleted, as one only. An older version made it: today's
+        // members have ids of their own.
         return Err(Error::Unsure(id));
     }
     let source = hold::parse(&source)?;
@@ -179,7 +180,7 @@ pub(super) async fn create_group(
         .iter()
         .map(|frozen| {
             let name = format!("{name}/{}", frozen.claim.id);
-            let member = hold::id_of(hold::SNAPSHOT, &name);
+            let member = hold::id_of(hold::MEMBER, &name);
             describe(frozen, &member, &name, created, Some(&id))
         })
         .collect();
