@@ -7,11 +7,11 @@ use std::time::Duration;
 
 use baggageclaim::engine::claims::CreateClaim;
 use baggageclaim::engine::{Engine, Error};
-use baggageclaim::model::{ClaimSource, MutableChange};
+use baggageclaim::model::{ClaimParameters, ClaimSource, LiveClone, MutableChange};
 use baggageclaim::server::{code_of, message_of};
 use tonic::Code;
 
-use super::bench::{ALL, Bench, COPY, OVERLAY, request, say};
+use super::bench::{ALL, BTRFS, Bench, COPY, OVERLAY, request, say};
 
 #[tokio::test(flavor = "multi_thread")]
 async fn what_a_process_still_holds_is_neither_frozen_nor_deleted() {
@@ -78,6 +78,40 @@ async fn the_copy_backend_does_not_know_who_still_holds_a_claim() {
     let whole = bench.read(&claim, "file").await.expect("file");
     assert_eq!(whole, "half and half");
     bench.finish().await;
+}
+
+/// A group promises one moment, which a copy that is made while pods write does not have.
+#[tokio::test(flavor = "multi_thread")]
+async fn a_group_of_one_claim_is_not_copied_while_pods_write() {
+    for ground in ALL {
+        say(ground);
+        let Some(bench) = Bench::new(ground).await else {
+            return;
+        };
+        let copied = CreateClaim {
+            parameters: ClaimParameters {
+                live_clone: LiveClone::Copy,
+                ..ClaimParameters::default()
+            },
+            ..request("claim")
+        };
+        let claim = bench.engine.create_claim(copied).await.expect("made");
+        let target = bench.mount(&claim).await;
+        fs::write(target.join("file"), "text").expect("written");
+        let layers = bench.names_in("layers");
+        let sources = [claim.id.to_string()];
+        let taken = bench.engine.create_group("g", &sources).await;
+        if ground == BTRFS {
+            taken.expect("one moment");
+        } else {
+            let refused = matches!(&taken, Err(Error::Unsupported { .. }));
+            assert!(refused, "{taken:?}");
+            assert_eq!(bench.names_in("layers"), layers);
+            bench.snapshot("alone", &claim).await;
+        }
+        bench.unmount(&claim).await;
+        bench.finish().await;
+    }
 }
 
 /// After a power cut a file may have its name and not its content; the content of a claim is not in its record.

@@ -8,7 +8,7 @@ use std::sync::Arc;
 
 use super::CreateClaim;
 use super::content;
-use super::freeze::{self, Freezing};
+use super::freeze::{self, Freezing, Moment};
 use super::hold;
 use super::mount::is_held_open;
 use super::snapshot;
@@ -170,7 +170,8 @@ async fn clone(
     let known = hold::claim(inner, &source)?;
     capacity(&request, known.capacity)?;
     let guard = hold::take(inner, &source).await?;
-    let freezing: Freezing = freeze::freeze(inner, vec![guard], vec![source]).await?;
+    let freezing = freeze::freeze(inner, vec![guard], vec![source], Moment::AsItCan);
+    let freezing: Freezing = freezing.await?;
     let engine = inner.clone();
     let Some(frozen) = freezing.frozen.first() else {
         return Err(Error::ShuttingDown);

@@ -48,11 +48,21 @@ pub(super) struct Freezing {
     guards: Vec<Guard>,
 }
 
+/// Of which moment the content is to be.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub(super) enum Moment {
+    /// One where the backend can; else as the claim's class says.
+    AsItCan,
+    /// One, the same for all claims, or it fails.
+    One,
+}
+
 /// Freezes claims, for which the caller has the guards; nothing is durable yet.
 pub(super) async fn freeze(
     inner: &Arc<Inner>,
     guards: Vec<Guard>,
     ids: Vec<VolumeId>,
+    moment: Moment,
 ) -> Result<Freezing> {
     let long = grows_with_the_tree(inner, &ids);
     let engine = inner.clone();
@@ -65,7 +75,9 @@ pub(super) async fn freeze(
             ended: false,
             guards,
         };
-        freezing.refuse_several_moments(&ids)?;
+        if moment == Moment::One {
+            freezing.refuse_several_moments(&ids)?;
+        }
         for id in &ids {
             freezing.add(id)?;
         }
@@ -239,23 +251,26 @@ impl Freezing {
         }
     }
 
-    /// Several claims have one moment when nobody writes to them, or when one is written to and the backend can take it
-    /// whole. A copy that is made while pods write is of no moment, whatever the class says: a group of snapshots is of
+    /// Claims have one moment when nobody writes to them, or when one is written to and the backend can take it whole. A copy that is
+    /// made while pods write is of no moment, whatever the class says: a group of snapshots, be it of one claim, is of
     /// one, or fails (CSI specification, "CreateVolumeGroupSnapshot").
     fn refuse_several_moments(&self, ids: &[VolumeId]) -> Result<()> {
-        if ids.len() < 2 {
-            return Ok(());
-        }
         let state = self.inner.state.lock();
         let claims = ids.iter().filter_map(|id| state.claims.get(id));
         let mounted = claims.filter(|held| !held.mounts.is_empty()).count();
-        let bearable = usize::from(self.inner.backend.has_snapshots());
-        if mounted <= bearable {
+        let can_freeze_one = self.inner.backend.has_snapshots();
+        if mounted <= usize::from(can_freeze_one) {
             return Ok(());
         }
+        let why = if can_freeze_one {
+            "each would have its own; stop their pods first".to_owned()
+        } else {
+            let kind = self.inner.backend.kind();
+            format!("the {kind} backend cannot freeze a volume under its pods; stop them first")
+        };
         Err(Error::Unsupported {
-            what: "one moment of several volumes that are mounted".to_owned(),
-            why: "each would have its own; stop their pods first".to_owned(),
+            what: format!("one moment of a group of which {mounted} volume(s) are mounted"),
+            why,
         })
     }
 

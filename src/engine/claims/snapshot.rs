@@ -3,7 +3,7 @@
 
 use std::sync::Arc;
 
-use super::freeze::{self, Freezing};
+use super::freeze::{self, Freezing, Moment};
 use super::hold;
 use crate::engine::crash::{Point, point};
 use crate::engine::error::{Error, Result};
@@ -38,7 +38,7 @@ pub(super) async fn create(inner: Arc<Inner>, name: String, source: String) -> R
     let source = hold::parse(&source)?;
     hold::claim(&inner, &source)?;
     let guards = vec![hold::take(&inner, &source).await?];
-    let freezing = freeze::freeze(&inner, guards, vec![source]).await?;
+    let freezing = freeze::freeze(&inner, guards, vec![source], Moment::AsItCan).await?;
     let created = inner.clock.now();
     let mut snapshots = freezing
         .frozen
@@ -173,7 +173,7 @@ pub(super) async fn create_group(
     for claim in &claims {
         guards.push(hold::take(&inner, claim).await?);
     }
-    let freezing = freeze::freeze(&inner, guards, claims).await?;
+    let freezing = freeze::freeze(&inner, guards, claims, Moment::One).await?;
     let created = inner.clock.now();
     let snapshots: Vec<Snapshot> = freezing
         .frozen
