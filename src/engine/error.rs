@@ -5,7 +5,7 @@ use std::fmt;
 use std::path::{Path, PathBuf};
 use std::time::Duration;
 
-use crate::model::{Elsewhere, Name, Reference, VolumeId};
+use crate::model::{Elsewhere, LayerId, Name, Reference, VolumeId};
 use crate::{backend, store, sys};
 
 /// A result of the engine.
@@ -196,6 +196,14 @@ pub enum Error {
         claim: VolumeId,
         /// How it is used, and what to do.
         how: String,
+    },
+    /// Content that a claim or snapshot shares with others is gone: somebody else deleted it. Nothing is made of what is left.
+    #[error("{of} cannot be used: its layer {layer} is missing; delete it")]
+    Lost {
+        /// The claim or snapshot.
+        of: VolumeId,
+        /// What is gone.
+        layer: LayerId,
     },
     /// The engine is shutting down.
     #[error("the driver is shutting down; try again")]

@@ -33,6 +33,7 @@ pub fn code_of(error: &Error) -> Code {
         | Error::Unsupported { .. }
         | Error::InUse { .. }
         | Error::ClaimInUse { .. }
+        | Error::Lost { .. }
         | Error::OnNode { .. }
         | Error::Unsure(_)
         | Error::Pool { .. } => Code::FailedPrecondition,
@@ -97,7 +98,7 @@ mod tests {
     use std::time::Duration;
 
     use super::*;
-    use crate::model::{Name, Node, NodeId, Requirement, Topology};
+    use crate::model::{LayerId, Name, Node, NodeId, Requirement, Topology};
     use crate::sys::{self, Errno};
     use crate::{backend, store};
 
@@ -159,6 +160,7 @@ mod tests {
             Error::NoSuchNode(_) => "NoSuchNode",
             Error::OnNode { .. } => "OnNode",
             Error::ClaimInUse { .. } => "ClaimInUse",
+            Error::Lost { .. } => "Lost",
             Error::ShuttingDown => "ShuttingDown",
             Error::Pool { .. } => "Pool",
             Error::Index(_) => "Index",
@@ -245,6 +247,10 @@ mod tests {
             Error::ClaimInUse {
                 claim: "vol-1".parse().expect("an id"),
                 how: "mounted at /pods/1/mount; unmount it first".into(),
+            },
+            Error::Lost {
+                of: "snap-1".parse().expect("an id"),
+                layer: LayerId::from_bits(1),
             },
             Error::ShuttingDown,
             Error::Pool {

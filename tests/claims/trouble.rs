@@ -287,7 +287,7 @@ async fn an_engine_does_not_open_what_it_would_make_rubbish_of() {
 }
 
 #[tokio::test(flavor = "multi_thread")]
-async fn a_claim_whose_layer_is_gone_can_be_deleted() {
+async fn what_misses_a_layer_can_be_deleted_and_nothing_is_made_of_it() {
     let Some(bench) = Bench::new(OVERLAY).await else {
         return;
     };
@@ -300,14 +300,43 @@ async fn a_claim_whose_layer_is_gone_can_be_deleted() {
         .pool
         .join(format!("layers/{}", snapshot.layers[0]));
     let away = bench.lab.path().join("away");
-    let bench = bench
-        .restart_after(|| fs::rename(&layer, &away).expect("it is lost"))
-        .await;
-    let refused = bench.stage(&claim).await;
-    assert!(
-        matches!(refused, Err(Error::ClaimInUse { .. })),
-        "{refused:?}"
-    );
+    let made_of = async |bench: &Bench, source| {
+        let request = CreateClaim {
+            source: Some(source),
+            ..request("made of it")
+        };
+        bench.engine.create_claim(request).await.map(drop)
+    };
+    fs::rename(&layer, &away).expect("it is lost");
+    for claim in [&claim, &base] {
+        let id = claim.id.as_str();
+        let refused = [
+            made_of(&bench, ClaimSource::Claim(claim.id.clone())).await,
+            made_of(&bench, ClaimSource::Snapshot(snapshot.id.clone())).await,
+            bench.engine.create_snapshot("s", id).await.map(drop),
+            bench
+                .engine
+                .create_group("g", &[id.to_owned()])
+                .await
+                .map(drop),
+        ];
+        for refused in refused {
+            let lost =
+                matches!(&refused, Err(Error::Lost { layer, .. }) if *layer == snapshot.layers[0]);
+            assert!(lost, "{refused:?}");
+        }
+    }
+    let bench = bench.restart().await;
+    let refused = [
+        bench.stage(&claim).await,
+        made_of(&bench, ClaimSource::Claim(base.id.clone())).await,
+    ];
+    for refused in refused {
+        let broken = matches!(&refused, Err(Error::ClaimInUse { .. }));
+        assert!(broken, "{refused:?}");
+    }
+    let restored = made_of(&bench, ClaimSource::Snapshot(snapshot.id.clone())).await;
+    assert!(matches!(restored, Err(Error::Lost { .. })), "{restored:?}");
     let modified = bench
         .engine
         .modify_claim(claim.id.as_str(), MutableChange::default());

@@ -35,6 +35,19 @@ pub(super) fn find(inner: &Inner, claim: &Claim) -> Result<Option<Dir>> {
     Ok(None)
 }
 
+/// Refuses to make anything of layers of which one is gone, by whatever hand: it would be answered as made, and no pod could mount it.
+/// One stat each.
+pub(super) fn refuse_lost(inner: &Inner, of: &VolumeId, layers: &[LayerId]) -> Result<()> {
+    for layer in layers {
+        let there = inner.dirs.layers.has(layer.to_string());
+        if !there.doing("look for a layer")? {
+            let (of, layer) = (of.clone(), *layer);
+            return Err(Error::Lost { of, layer });
+        }
+    }
+    Ok(())
+}
+
 /// The disk failed to write something back. What claims hold of their own may have lost bytes: pods still have it, nothing is made of it.
 /// Said in their directories, since they outlive the boot.
 pub(in crate::engine) fn doom(inner: &Inner) {

@@ -141,6 +141,9 @@ async fn insert(
 ) -> Result<Claim> {
     let engine = inner.clone();
     let job = move || {
+        if let Some(ClaimSource::Snapshot(snapshot)) = &request.source {
+            content::refuse_lost(&engine, snapshot, &content.layers)?;
+        }
         let claim = describe(&engine, id, request, &content)?;
         if let Err(error) = engine.commit_index(&[Change::PutClaim(claim.clone())]) {
             if error.may_be_indexed() {

@@ -8,6 +8,7 @@
 use std::path::Path;
 use std::sync::Arc;
 
+use super::content;
 use super::hold::{held_open, refuse_broken};
 use super::mount::is_held_open;
 use crate::backend;
@@ -286,6 +287,7 @@ impl Freezing {
             self.pins.add(&mut state, &found.0.layers);
             found
         };
+        content::refuse_lost(&inner, id, &claim.layers)?;
         let stack = claim.layers.clone();
         self.frozen.push(Frozen {
             claim,
