@@ -121,7 +121,7 @@ pub struct Claim {
     pub name: String,
     /// When it was made.
     pub created: Timestamp,
-    /// When it was last published.
+    /// When it was last mounted, unmounted, cloned or snapshotted.
     pub last_used: Timestamp,
     /// What was promised, in bytes; 0: nothing.
     pub capacity: u64,

@@ -13,7 +13,7 @@ use baggageclaim::model::{
 use baggageclaim::store::{Change, Index};
 use baggageclaim::sys::Dir;
 
-use super::bench::{BTRFS, Bench, OVERLAY, again, request};
+use super::bench::{ALL, BTRFS, Bench, OVERLAY, again, request, say};
 use super::common::kernel_is;
 
 const MIB: u64 = 1 << 20;
@@ -437,6 +437,64 @@ async fn what_nobody_used_for_its_ttl_goes_and_what_is_in_use_stays() {
         Err(Error::NoSuchClaim(_))
     ));
     bench.finish().await;
+}
+
+/// As of an artifact a fork is: what is only cloned does not go.
+#[tokio::test(flavor = "multi_thread")]
+async fn a_clone_and_a_snapshot_are_uses_of_their_source() {
+    for ground in ALL {
+        say(ground);
+        let Some(mut bench) = Bench::new(ground).await else {
+            return;
+        };
+        let long = MutableChange {
+            size_limit: None,
+            ttl: Some(Ttl::Seconds(3600)),
+        };
+        let (empty, full) = (bench.create("empty").await, bench.create("full").await);
+        for claim in [&empty, &full] {
+            let modified = bench.engine.modify_claim(claim.id.as_str(), long).await;
+            modified.expect("modified");
+        }
+        for claim in [&empty, &full] {
+            let last_used = |bench: &Bench| {
+                let claim = bench.engine.claim(claim.id.as_str());
+                claim.expect("there").last_used
+            };
+            if claim.id == full.id {
+                bench.write(claim, "file", "text").await;
+            }
+            let before = last_used(&bench);
+            bench.clone_of(&format!("of {}", claim.name), claim).await;
+            let cloned = last_used(&bench);
+            assert!(cloned > before, "{} was cloned", claim.name);
+            bench.snapshot(&format!("of {}", claim.name), claim).await;
+            let snapshotted = last_used(&bench);
+            assert!(snapshotted > cloned, "{} was snapshotted", claim.name);
+            let sources = [claim.id.to_string()];
+            let group = format!("of {}", claim.name);
+            let taken = again(|| bench.engine.create_group(&group, &sources)).await;
+            taken.expect("taken");
+            let grouped = last_used(&bench);
+            assert!(grouped > snapshotted, "{} is one of a group", claim.name);
+
+            // The driver is killed after a round of garbage collection. That leaves out what is still being put away after an
+            // answer, which this waits for.
+            let waits = bench
+                .engine
+                .modify_claim(claim.id.as_str(), MutableChange::default());
+            waits.await.expect("nothing to change");
+            bench.engine.reap().await.expect("reap");
+            let index = bench.config.pool.join("index.redb");
+            let as_killed = bench.lab.path().join("as-killed.redb");
+            fs::copy(&index, &as_killed).expect("as the kill leaves it");
+            bench = bench
+                .restart_after(|| fs::rename(&as_killed, &index).expect("in its place"))
+                .await;
+            assert_eq!(last_used(&bench), grouped, "{}", claim.name);
+        }
+        bench.finish().await;
+    }
 }
 
 /// A driver that is killed has not told the index when claims were last used; their own records know.

@@ -42,6 +42,8 @@ pub(super) struct Frozen {
 pub(super) struct Freezing {
     pub(super) inner: Arc<Inner>,
     pub(super) frozen: Vec<Frozen>,
+    /// When this began, which is when the claims were used last. Not later: what was used before a write-back began, and is not mounted,
+    /// is on the disk after it.
     since: Timestamp,
     pins: Pins,
     ended: bool,
@@ -188,19 +190,28 @@ impl Freezing {
             }
             point(Point::FreezeSynced);
         }
-        let moved = self.moved().map(|frozen| Change::PutClaim(frozen.now()));
+        let moved = self
+            .moved()
+            .map(|frozen| Change::PutClaim(frozen.now(self.since)));
         let all: Vec<Change> = moved.chain(changes).collect();
         inner.commit_index(&all)
     }
 
-    /// The claims whose content moved stack it from now on.
+    /// The claims whose content moved stack it from now on, and all of them were used. Of those whose content stays the index hears of
+    /// that later (`tidy`).
     fn restack(&self, state: &mut State) {
-        for frozen in self.moved() {
-            if let Some(held) = state.claims.get_mut(&frozen.claim.id) {
-                held.claim = frozen.now();
+        for frozen in &self.frozen {
+            let Some(held) = state.claims.get_mut(&frozen.claim.id) else {
+                continue;
+            };
+            if frozen.moved {
+                held.claim = frozen.now(self.since);
                 held.limit_unenforced = None;
                 held.damaged = false;
                 held.measured = Measured::default();
+            } else {
+                held.claim.last_used = self.since;
+                held.used = true;
             }
         }
     }
@@ -415,11 +426,12 @@ impl Freezing {
 }
 
 impl Frozen {
-    /// The claim as it is when its content has moved.
-    fn now(&self) -> Claim {
+    /// The claim as it is when its content has moved, for what was begun then.
+    fn now(&self, used: Timestamp) -> Claim {
         Claim {
             layers: self.stack.clone(),
             made: true,
+            last_used: used,
             ..self.claim.clone()
         }
     }
