@@ -493,6 +493,37 @@ async fn a_claim_whose_snapshot_nobody_knows_the_end_of_is_not_written_over() {
     }
 }
 
+/// DeleteVolume of what CreateVolume has not answered yet: it would be there after both answers.
+#[tokio::test(flavor = "multi_thread")]
+async fn a_claim_that_is_being_made_is_not_said_to_be_deleted() {
+    let _mine = my_turn().await;
+    let (disk, pods) = match pods().await {
+        Ok(made) => made,
+        Err(reason) => return common::skip(&reason),
+    };
+    let known = pods.create("claim").await;
+    let id = known.id.as_str();
+    pods.engine.delete_claim(id).await.expect("deleted");
+    let (reached, at_the_point) = tokio::sync::oneshot::channel();
+    let (go_on, held) = mpsc::channel::<()>();
+    crash::at(Point::ClaimIndexed, 1, move || {
+        reached.send(()).expect("it is waited for");
+        // Also when the test is over.
+        let _ = held.recv();
+    });
+    let engine = pods.engine.clone();
+    let making = tokio::spawn(async move { engine.create_claim(request("claim")).await });
+    at_the_point.await.expect("it comes there");
+    let deleted = pods.engine.delete_claim(id).await;
+    assert!(matches!(deleted, Err(Error::Busy(_))), "{deleted:?}");
+    go_on.send(()).expect("it is held");
+    assert_eq!(making.await.expect("no panic").expect("made").id, known.id);
+    pods.engine.delete_claim(id).await.expect("deleted");
+    assert!(!has(&pods, &known));
+    pods.finish().await;
+    closed(disk);
+}
+
 #[tokio::test(flavor = "multi_thread")]
 async fn a_claim_whose_deletion_nobody_knows_the_end_of_can_be_deleted_and_nothing_else() {
     let _mine = my_turn().await;

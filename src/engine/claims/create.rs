@@ -292,10 +292,11 @@ pub(super) async fn delete(inner: Arc<Inner>, id: String) -> Result<()> {
     let Ok(id) = id.parse::<VolumeId>() else {
         return Ok(());
     };
+    // First: what is being made is not known yet, and would appear after the answer.
+    let guard = hold::take(&inner, &id).await?;
     if !inner.state.lock().claims.contains_key(&id) {
         return Ok(());
     }
-    let guard = hold::take(&inner, &id).await?;
     let engine = inner.clone();
     let job = move || {
         let deleted = delete_now(&engine, &id);
