@@ -129,9 +129,10 @@ pub enum Error {
     /// No snapshot, or group of snapshots, of that id.
     #[error("there is no snapshot or group of snapshots {0:?}")]
     NoSuchSnapshot(String),
-    /// A commit that failed took or deleted this snapshot or group: whether it is there the next start knows, and nobody before it.
+    /// A commit that failed made this claim, or took or deleted this snapshot or group: whether it is there the next start knows, and nobody
+    /// before it.
     #[error(
-        "nobody knows whether {0} is there, since the index could not be written when it was taken or deleted; do that again"
+        "nobody knows whether {0} is there, since the index could not be written when it was made or deleted; do that again"
     )]
     Unsure(VolumeId),
     /// A snapshot of a group goes with its group only (CSI specification, "DeleteSnapshot Errors").

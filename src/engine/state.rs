@@ -179,6 +179,11 @@ impl Held {
         )
     }
 
+    /// Whether nobody knows whether it was made: it is shown to nobody.
+    pub(super) fn is_half_made(&self) -> bool {
+        matches!(self.problem, Some(Problem::HalfMade(_)))
+    }
+
     /// Whether nobody knows as what it is mounted.
     pub(super) fn is_unrecorded(&self) -> bool {
         matches!(self.problem, Some(Problem::Unrecorded(_)))
@@ -406,7 +411,7 @@ impl State {
         let artifacts = self.artifacts.values().filter(|sealed| sealed.durable);
         let artifacts = artifacts.map(|sealed| &sealed.artifact.layers);
         let claims = self.claims.values();
-        let claims = claims.filter(|held| !matches!(held.problem, Some(Problem::HalfMade(_))));
+        let claims = claims.filter(|held| !held.is_half_made());
         let claims = claims.map(|held| &held.claim.layers);
         let snapshots = self.snapshots.values().map(|snapshot| &snapshot.layers);
         artifacts.chain(claims).chain(snapshots)

@@ -85,6 +85,18 @@ async fn assert_unsure(pods: &Pods, made: &[Change]) {
                 let staged = pods.stage(claim).await;
                 let refused = matches!(&staged, Err(Error::ClaimInUse { .. }));
                 assert!(refused, "{staged:?}");
+                let id = claim.id.as_str();
+                let listed = pods.engine.claims(None, 9).items;
+                assert!(listed.iter().all(|other| other.id != claim.id));
+                let seen = [
+                    pods.engine.claim(id).map(drop),
+                    pods.engine.claim_use(id).await.map(drop),
+                    // A change that changes nothing.
+                    pods.engine.expand_claim(id, 0, None).await.map(drop),
+                ];
+                for seen in seen {
+                    assert!(matches!(&seen, Err(Error::Unsure(_))), "{seen:?}");
+                }
             }
             Change::PutSnapshot(snapshot) => {
                 let listed = snapshots(pods, None).expect("a page").items;

@@ -146,7 +146,8 @@ pub(super) async fn detach(inner: Arc<Inner>, id: String, node: Option<String>) 
         Ok(())
     };
     match change(inner, id, detach).await {
-        Err(Error::NoSuchClaim(_)) => Ok(()),
+        // What may have been made was never attached.
+        Err(Error::NoSuchClaim(_) | Error::Unsure(_)) => Ok(()),
         result => result.map(drop),
     }
 }

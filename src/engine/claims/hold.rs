@@ -8,7 +8,7 @@ use std::time::Duration;
 use sha2::{Digest, Sha256};
 
 use crate::engine::error::{Error, Result};
-use crate::engine::state::Held;
+use crate::engine::state::{Held, State};
 use crate::engine::{Guard, Inner};
 use crate::model::{Claim, VolumeId};
 
@@ -66,10 +66,16 @@ pub(super) fn parse(id: &str) -> Result<VolumeId> {
 
 /// The claim as it is now.
 pub(super) fn claim(inner: &Inner, id: &VolumeId) -> Result<Claim> {
-    let state = inner.state.lock();
-    let held = state.claims.get(id);
-    held.map(|held| held.claim.clone())
-        .ok_or_else(|| Error::NoSuchClaim(id.to_string()))
+    known(&inner.state.lock(), id).map(|held| held.claim.clone())
+}
+
+/// The claim, if anybody knows that it was made.
+pub(super) fn known<'a>(state: &'a State, id: &VolumeId) -> Result<&'a Held> {
+    match state.claims.get(id) {
+        None => Err(Error::NoSuchClaim(id.to_string())),
+        Some(held) if held.is_half_made() => Err(Error::Unsure(id.clone())),
+        Some(held) => Ok(held),
+    }
 }
 
 /// Refuses a claim that cannot be used.

@@ -6,15 +6,17 @@ use std::collections::BTreeMap;
 use std::ops::Bound;
 use std::path::PathBuf;
 
-use super::{ClaimUse, Page, SnapshotFilter, freeze, snapshot};
+use super::{ClaimUse, Page, SnapshotFilter, freeze, hold, snapshot};
 use crate::engine::Inner;
-use crate::engine::error::{Error, Result};
+use crate::engine::error::Result;
 use crate::engine::state::State;
 use crate::engine::target::{Found, Target};
 use crate::model::{Claim, Snapshot, VolumeId};
 
 pub(super) fn claims(state: &State, after: Option<&VolumeId>, most: usize) -> Page<Claim> {
-    page(&state.claims, after, most, |held| Some(held.claim.clone()))
+    page(&state.claims, after, most, |held| {
+        (!held.is_half_made()).then(|| held.claim.clone())
+    })
 }
 
 pub(super) fn snapshots(
@@ -58,8 +60,7 @@ fn page<K, T>(
 pub(super) fn claim_use(inner: &Inner, id: &VolumeId) -> Result<ClaimUse> {
     let (mounts, mut problems) = {
         let state = inner.state.lock();
-        let held = state.claims.get(id);
-        let held = held.ok_or_else(|| Error::NoSuchClaim(id.to_string()))?;
+        let held = hold::known(&state, id)?;
         let problem = held.problem.iter().map(|problem| problem.why().to_owned());
         let mut problems: Vec<String> = problem.collect();
         problems.extend(held.damaged.then(|| freeze::DAMAGED.to_owned()));
