@@ -7,7 +7,7 @@ use std::time::{Duration, Instant};
 use baggageclaim::engine::Error;
 use baggageclaim::engine::claims::{CreateClaim, SnapshotFilter};
 use baggageclaim::model::{
-    Attachment, ClaimParameters, ClaimSource, LiveClone, MutableChange, MutableParameters,
+    Attachment, Claim, ClaimParameters, ClaimSource, LiveClone, MutableChange, MutableParameters,
     Snapshot, SnapshotGroup, Ttl,
 };
 use baggageclaim::store::{Change, Index};
@@ -234,6 +234,43 @@ async fn a_size_limit_above_the_size_holds_once_the_claim_has_grown_beyond_it() 
         assert_eq!(holds().await, expected);
     }
     bench.unmount(&claim).await;
+    bench.finish().await;
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn a_limit_that_does_not_hold_is_said_in_the_health_of_the_claim() {
+    // No quotas there.
+    let Some(bench) = Bench::new(OVERLAY).await else {
+        return;
+    };
+    let sized = of_size("sized", 10 * MIB, None);
+    let sized = bench.engine.create_claim(sized).await.expect("made");
+    let other = bench.create("other").await;
+    let is_said = async |bench: &Bench, claim: &Claim| {
+        let used = bench.engine.claim_use(claim.id.as_str()).await;
+        let problems = used.expect("there").problems;
+        assert!(problems.len() < 2, "{problems:?}");
+        let said = |problem: &String| problem.contains("size limit does not hold");
+        assert!(problems.iter().all(said), "{problems:?}");
+        !problems.is_empty()
+    };
+    assert!(!is_said(&bench, &sized).await, "nothing is there to bound");
+    for claim in [&sized, &other] {
+        bench.mount(claim).await;
+    }
+    assert!(is_said(&bench, &sized).await && !is_said(&bench, &other).await);
+    let limited = MutableChange {
+        size_limit: Some(MIB),
+        ttl: None,
+    };
+    let modified = bench.engine.modify_claim(other.id.as_str(), limited).await;
+    modified.expect("modified");
+    assert!(is_said(&bench, &other).await, "it has a limit now");
+    let bench = bench.restart().await;
+    assert!(is_said(&bench, &sized).await && is_said(&bench, &other).await);
+    for claim in [&sized, &other] {
+        bench.unmount(claim).await;
+    }
     bench.finish().await;
 }
 

@@ -3,6 +3,7 @@
 
 use std::sync::Arc;
 
+use super::content;
 use super::create::refuse_too_large;
 use super::hold;
 use crate::engine::Inner;
@@ -60,8 +61,12 @@ fn limit(inner: &Inner, claim: &Claim) -> Result<()> {
         .backend
         .set_limit(&volume, claim.limit())
         .doing("change the volume's limit")?;
+    let limit_unenforced = limit.why_unenforced();
+    if let Some(why) = &limit_unenforced {
+        content::warn_unenforced(&claim.id, why);
+    }
     if let Some(held) = inner.state.lock().claims.get_mut(&claim.id) {
-        held.limit_unenforced = limit.why_unenforced();
+        held.limit_unenforced = limit_unenforced;
     }
     Ok(())
 }

@@ -157,7 +157,7 @@ fn fill(inner: &Inner, claim: &Claim, name: &str) -> Result<Option<String>> {
         .doing("make the volume's content")?;
     let limit_unenforced = limit.why_unenforced();
     if let Some(why) = &limit_unenforced {
-        tracing::warn!(volume.id = %claim.id, %why, "the volume's size limit is not enforced");
+        warn_unenforced(&claim.id, why);
     }
     let record = new_record(inner, claim, &HashMap::new(), limit_unenforced.clone());
     write(&dir, &record)?;
@@ -172,6 +172,11 @@ fn fill(inner: &Inner, claim: &Claim, name: &str) -> Result<Option<String>> {
         .doing("put the volume's directory in its place")?;
     point(Point::ClaimContentPlaced);
     Ok(limit_unenforced)
+}
+
+/// Says that a claim may grow beyond its size, each time that it is bounded.
+pub(super) fn warn_unenforced(id: &VolumeId, why: &str) {
+    tracing::warn!(volume.id = %id, %why, "the volume's size limit is not enforced");
 }
 
 /// What a claim's directory says of it: where it is mounted in this boot, and whether its limit holds.

@@ -64,6 +64,8 @@ pub(super) fn claim_use(inner: &Inner, id: &VolumeId) -> Result<ClaimUse> {
         let problem = held.problem.iter().map(|problem| problem.why().to_owned());
         let mut problems: Vec<String> = problem.collect();
         problems.extend(held.damaged.then(|| freeze::DAMAGED.to_owned()));
+        let unbounded = |why| format!("the volume's size limit does not hold: {why}");
+        problems.extend(held.limit_unenforced.as_ref().map(unbounded));
         (held.mounts.clone(), problems)
     };
     for (path, mount) in &mounts {

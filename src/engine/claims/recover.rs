@@ -128,7 +128,13 @@ pub(in crate::engine) fn recover_volume(
 fn bound(inner: &Inner, held: &mut Held, dir: &Dir) {
     let limit = inner.backend.set_limit(dir, held.claim.limit());
     held.limit_unenforced = match limit {
-        Ok(limit) => limit.why_unenforced(),
+        Ok(limit) => {
+            let why = limit.why_unenforced();
+            if let Some(why) = &why {
+                content::warn_unenforced(&held.claim.id, why);
+            }
+            why
+        }
         Err(error) => {
             tracing::warn!(volume.id = %held.claim.id, %error, "what bounds it may not be its size limit");
             Some(error.to_string())
