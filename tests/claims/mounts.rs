@@ -437,6 +437,48 @@ fn class(uid: Option<u32>, mode: Option<u32>) -> ClaimParameters {
 }
 
 #[tokio::test(flavor = "multi_thread")]
+async fn a_clone_has_the_mode_that_its_class_names_else_its_sources() {
+    for ground in ALL {
+        say(ground);
+        let Some(bench) = Bench::new(ground).await else {
+            return;
+        };
+        let source = CreateClaim {
+            parameters: class(None, Some(0o750)),
+            ..request("source")
+        };
+        let source = bench.engine.create_claim(source).await.expect("made");
+        bench.write(&source, "file", "text").await;
+        let snapshot = bench.snapshot("s", &source).await;
+        for (name, from) in [
+            ("clone", ClaimSource::Claim(source.id.clone())),
+            ("restored", ClaimSource::Snapshot(snapshot.id.clone())),
+        ] {
+            for (mode, expected) in [(Some(0o2770), 0o2770), (None, 0o750)] {
+                let asked = CreateClaim {
+                    parameters: class(None, mode),
+                    source: Some(from.clone()),
+                    ..request(&format!("{name} {mode:?}"))
+                };
+                let claim = bench.engine.create_claim(asked).await.expect("made");
+                let target = bench.mount(&claim).await;
+                assert_eq!(owner(&target).2, expected, "{name} {mode:?}");
+                assert!(target.join("file").exists());
+                let pods = std::os::unix::fs::PermissionsExt::from_mode(0o700);
+                fs::set_permissions(&target, pods).expect("chmod");
+                bench.unmount(&claim).await;
+                let again = |path: &Path| owner(path).2;
+                assert_eq!(bench.inside(&claim, again).await, 0o700);
+            }
+        }
+        bench
+            .inside(&source, |path| assert_eq!(owner(path).2, 0o750))
+            .await;
+        bench.finish().await;
+    }
+}
+
+#[tokio::test(flavor = "multi_thread")]
 async fn owners_are_as_the_class_says_and_then_as_the_pods_say_whatever_is_snapshotted() {
     for ground in ALL {
         say(ground);
