@@ -19,7 +19,7 @@ async fn change(
     id: VolumeId,
     change: impl FnOnce(&Inner, &mut Claim) -> Result<()> + Send + 'static,
 ) -> Result<Claim> {
-    let guard = hold::take(&inner, &id).await?;
+    let guard = hold::take(&inner, &id, hold::deadline()).await?;
     let engine = inner.clone();
     let job = move || {
         let before = hold::claim(&engine, &id)?;

@@ -6,6 +6,8 @@
 use std::path::Path;
 use std::sync::Arc;
 
+use tokio::time::Instant;
+
 use super::CreateClaim;
 use super::content;
 use super::freeze::{self, Freezing, Moment};
@@ -26,7 +28,8 @@ use crate::store::Change;
 /// Makes a claim, or finds the one that an earlier request of the same name made.
 pub(super) async fn create(inner: Arc<Inner>, request: CreateClaim) -> Result<Claim> {
     let id = hold::id_of(hold::CLAIM, &request.name);
-    let guard = hold::take(&inner, &id).await?;
+    let until = hold::deadline();
+    let guard = hold::take(&inner, &id, until).await?;
     if let Some(claim) = made_before(&inner, &id)? {
         return repeated(claim, &request);
     }
@@ -39,7 +42,7 @@ pub(super) async fn create(inner: Arc<Inner>, request: CreateClaim) -> Result<Cl
             let content = Content::of_snapshot(&inner, &snapshot)?;
             insert(&inner, id, request, content, guard).await
         }
-        Some(ClaimSource::Claim(source)) => clone(&inner, id, request, source).await,
+        Some(ClaimSource::Claim(source)) => clone(&inner, id, request, source, until).await,
     }
 }
 
@@ -168,11 +171,12 @@ async fn clone(
     id: VolumeId,
     request: CreateClaim,
     source: VolumeId,
+    until: Instant,
 ) -> Result<Claim> {
     // Looked at before anything is frozen: a request that cannot be met costs nothing.
     let known = hold::claim(inner, &source)?;
     capacity(&request, known.capacity)?;
-    let guard = hold::take(inner, &source).await?;
+    let guard = hold::take(inner, &source, until).await?;
     let freezing = freeze::freeze(inner, vec![guard], vec![source], Moment::AsItCan);
     let freezing: Freezing = freezing.await?;
     let engine = inner.clone();
@@ -293,7 +297,7 @@ pub(super) async fn delete(inner: Arc<Inner>, id: String) -> Result<()> {
         return Ok(());
     };
     // First: what is being made is not known yet, and would appear after the answer.
-    let guard = hold::take(&inner, &id).await?;
+    let guard = hold::take(&inner, &id, hold::deadline()).await?;
     if !inner.state.lock().claims.contains_key(&id) {
         return Ok(());
     }

@@ -6,15 +6,17 @@ use std::sync::Arc;
 use std::time::Duration;
 
 use sha2::{Digest, Sha256};
+use tokio::time::Instant;
 
 use crate::engine::error::{Error, Result};
 use crate::engine::state::{Held, State};
 use crate::engine::{Guard, Inner};
 use crate::model::{Claim, VolumeId};
 
-/// How long an operation waits for the descriptors of an earlier mount to be closed, which evicts a tree's dentries and
-/// writes it back.
-const LETTING_GO: Duration = Duration::from_secs(60);
+/// How long an operation waits in all for what nobody asks for: chores of the driver, and the descriptors of earlier mounts being
+/// closed, which evicts a tree's dentries and writes it back. The answer is there before callers give up: kubelet does so after two minutes, and
+/// what follows takes its time, too.
+const PATIENCE: Duration = Duration::from_secs(60);
 
 /// What the id of a claim begins with.
 pub(super) const CLAIM: &str = "vol-";
@@ -36,26 +38,31 @@ pub(super) fn id_of(prefix: &str, name: &str) -> VolumeId {
     id.parse().expect("a word and hexadecimal digits are an id")
 }
 
+/// Until when an operation that begins now waits, for all that it takes.
+pub(super) fn deadline() -> Instant {
+    Instant::now() + PATIENCE
+}
+
 /// Reserves a claim, and waits until mounts of it that were detached are closed.
-pub(super) async fn take(inner: &Arc<Inner>, id: &VolumeId) -> Result<Guard> {
-    let guard = begin(inner, id).await?;
+pub(super) async fn take(inner: &Arc<Inner>, id: &VolumeId, until: Instant) -> Result<Guard> {
+    let guard = begin(inner, id, until).await?;
     let closed = inner.when(|state| {
         let held = state.claims.get(id);
         held.is_none_or(|held| held.closing == 0).then_some(())
     });
-    let closed = tokio::time::timeout(LETTING_GO, closed).await;
+    let closed = tokio::time::timeout_at(until, closed).await;
     closed.map_err(|_| Error::Busy(id.clone()))?;
     Ok(guard)
 }
 
 /// Reserves a claim or snapshot. Another caller's operation is told at once (`Busy`); a chore of the driver's own, of which
 /// no caller knows, is waited for.
-pub(super) async fn begin(inner: &Arc<Inner>, id: &VolumeId) -> Result<Guard> {
+pub(super) async fn begin(inner: &Arc<Inner>, id: &VolumeId, until: Instant) -> Result<Guard> {
     let begun = inner.when(|state| match state.begin(id) {
         Err(Error::Busy(_)) if state.chores.contains(id) => None,
         answer => Some(answer.map(|()| Guard::begun(inner, id))),
     });
-    let begun = tokio::time::timeout(LETTING_GO, begun).await;
+    let begun = tokio::time::timeout_at(until, begun).await;
     begun.unwrap_or_else(|_| Err(Error::Busy(id.clone())))
 }
 
@@ -111,6 +118,47 @@ pub(super) fn refuse_unsure(held: &Held) -> Result<()> {
 #[cfg(test)]
 mod tests {
     use super::*;
+    use crate::backend::BackendKind;
+    use crate::engine::claims::CreateClaim;
+    use crate::engine::{Config, Engine};
+    use crate::model::{ClaimParameters, MutableParameters};
+
+    #[tokio::test]
+    async fn who_waits_for_a_chore_and_then_for_a_mount_waits_no_longer_in_all() {
+        let folder = tempfile::tempdir().expect("a temporary folder");
+        let mut config = Config::new(folder.path().join("pool"));
+        config.backend = Some(BackendKind::Copy);
+        let engine = Engine::open(config).await.expect("it opens");
+        let request = CreateClaim {
+            name: "claim".to_owned(),
+            required_bytes: 0,
+            limit_bytes: None,
+            parameters: ClaimParameters::default(),
+            mutable: MutableParameters::default(),
+            source: None,
+        };
+        let id = engine.create_claim(request).await.expect("made").id;
+        let closing = |count| {
+            let mut state = engine.inner.state.lock();
+            state.claims.get_mut(&id).expect("there").closing = count;
+        };
+        closing(1);
+        let chore = Guard::take_for_chore(&engine.inner, &id).expect("nobody has it");
+        let begun = Instant::now();
+        let patience = Duration::from_secs(2);
+        let waiting = take(&engine.inner, &id, begun + patience);
+        let (taken, ()) = tokio::join!(waiting, async {
+            tokio::time::sleep_until(begun + patience * 3 / 4).await;
+            drop(chore);
+        });
+        assert!(matches!(taken, Err(Error::Busy(_))), "{taken:?}");
+        let waited = begun.elapsed();
+        assert!(waited < patience * 3 / 2, "{waited:?}");
+        closing(0);
+        let taken = take(&engine.inner, &id, deadline()).await;
+        drop(taken.expect("nobody has it any more"));
+        engine.shutdown().await;
+    }
 
     #[test]
     fn a_name_has_one_id_and_another_name_another() {

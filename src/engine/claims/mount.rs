@@ -27,7 +27,7 @@ const GROUP_BITS: u32 = 0o2070;
 
 /// Mounts a claim; repeatable.
 pub(super) async fn mount(inner: &Arc<Inner>, request: MountClaim) -> Result<()> {
-    let guard = hold::take(inner, &request.claim).await?;
+    let guard = hold::take(inner, &request.claim, hold::deadline()).await?;
     let engine = inner.clone();
     let job = move || {
         let mounted = mount_now(&engine, &request);
@@ -306,7 +306,7 @@ pub(super) async fn unmount(
 ) -> Result<()> {
     let claim: Option<VolumeId> = claim.parse().ok();
     let guard = match &claim {
-        Some(claim) => Some(hold::begin(inner, claim).await?),
+        Some(claim) => Some(hold::begin(inner, claim, hold::deadline()).await?),
         None => None,
     };
     let engine = inner.clone();

@@ -16,7 +16,8 @@ use crate::store::Change;
 /// Takes a snapshot of a claim, or finds the one that an earlier request of the same name took.
 pub(super) async fn create(inner: Arc<Inner>, name: String, source: String) -> Result<Snapshot> {
     let id = hold::id_of(hold::SNAPSHOT, &name);
-    let _guard = hold::begin(&inner, &id).await?;
+    let until = hold::deadline();
+    let _guard = hold::begin(&inner, &id, until).await?;
     if let Some(snapshot) = inner.state.lock().snapshots.get(&id).cloned() {
         if snapshot.source.as_str() == source && snapshot.group.is_none() {
             return Ok(snapshot);
@@ -37,7 +38,7 @@ pub(super) async fn create(inner: Arc<Inner>, name: String, source: String) -> R
     }
     let source = hold::parse(&source)?;
     hold::claim(&inner, &source)?;
-    let guards = vec![hold::take(&inner, &source).await?];
+    let guards = vec![hold::take(&inner, &source, until).await?];
     let freezing = freeze::freeze(&inner, guards, vec![source], Moment::AsItCan).await?;
     let created = inner.clock.now();
     let mut snapshots = freezing
@@ -114,7 +115,7 @@ pub(super) async fn delete(inner: Arc<Inner>, id: String) -> Result<()> {
     let Ok(id) = id.parse::<SnapshotId>() else {
         return Ok(());
     };
-    let guard = hold::begin(&inner, &id).await?;
+    let guard = hold::begin(&inner, &id, hold::deadline()).await?;
     let snapshot = {
         let state = inner.state.lock();
         let unsure = || state.unsure_snapshot(&id);
@@ -143,7 +144,8 @@ pub(super) async fn create_group(
     sources: Vec<String>,
 ) -> Result<(SnapshotGroup, Vec<Snapshot>)> {
     let id = hold::id_of(hold::GROUP, &name);
-    let _guard = hold::begin(&inner, &id).await?;
+    let until = hold::deadline();
+    let _guard = hold::begin(&inner, &id, until).await?;
     let known = known_group(&inner.state.lock(), &id);
     if let Some((group, snapshots)) = known {
         let mut taken: Vec<&str> = snapshots
@@ -171,7 +173,7 @@ pub(super) async fn create_group(
     // Nobody waits for one guard with another in hand but for mounts that are being closed, so no order is needed.
     let mut guards = Vec::new();
     for claim in &claims {
-        guards.push(hold::take(&inner, claim).await?);
+        guards.push(hold::take(&inner, claim, until).await?);
     }
     let freezing = freeze::freeze(&inner, guards, claims, Moment::One).await?;
     let created = inner.clock.now();
@@ -224,7 +226,8 @@ pub(super) async fn delete_group(inner: Arc<Inner>, id: String) -> Result<()> {
     let Ok(id) = id.parse::<SnapshotId>() else {
         return Ok(());
     };
-    let mut guards = vec![hold::begin(&inner, &id).await?];
+    let until = hold::deadline();
+    let mut guards = vec![hold::begin(&inner, &id, until).await?];
     let taken = {
         let state = inner.state.lock();
         let known = known_group(&state, &id).map(|(group, snapshots)| Taken {
@@ -238,7 +241,7 @@ pub(super) async fn delete_group(inner: Arc<Inner>, id: String) -> Result<()> {
         return Ok(());
     };
     for snapshot in &taken.snapshots {
-        guards.push(hold::begin(&inner, &snapshot.id).await?);
+        guards.push(hold::begin(&inner, &snapshot.id, until).await?);
     }
     remove(&inner, taken, guards).await
 }
