@@ -42,7 +42,7 @@ pub(crate) fn request(name: &str) -> CreateClaim {
 /// What is busy is asked for again, as kubelet and the sidecars do: other tests start processes, and between its fork and
 /// its exec such a process holds all that this one has open.
 pub(crate) async fn again<T, F: Future<Output = Result<T>>>(ask: impl Fn() -> F) -> Result<T> {
-    for _ in 0..200 {
+    for _ in 0..3000 {
         match ask().await {
             Err(error) if is_busy(&error) => tokio::time::sleep(Duration::from_millis(10)).await,
             result => return result,
