@@ -80,9 +80,8 @@ fmt: ## format the sources
 
 # It makes a mount namespace of its own. Cargo is somebody's own where rustup brought it: not on sudo's path, nor in root's home.
 demo: ## a real pipeline over the real socket (root); with PROGRAM= by that binary
-	$(if $(ROOT)$(PROGRAM),,@printf '%s\n' >&2 \
-	  'demo: it mounts overlays with trusted.* attributes, which only root may. Build as yourself and play as root:' \
-	  '  make build && sudo $(AS_ROOT) target/release/baggageclaim demo' && exit 1)
+	$(if $(ROOT)$(PROGRAM),,@echo >&2 \
+	  'demo: only root may mount overlays: make build && sudo $(AS_ROOT) target/release/baggageclaim demo' && exit 1)
 	$(if $(PROGRAM),,cargo build --release --locked)
 	$(or $(PROGRAM),target/release/baggageclaim) demo
 
