@@ -263,6 +263,10 @@ async fn stats_are_for_a_volume_where_it_is_published() {
     for (id, path) in [
         (id.as_str(), first.target.with_file_name("other")),
         ("csi-0", first.target.clone()),
+        // What no volume can be called is no volume's, as for all that only asks.
+        ("../../x", first.target.clone()),
+        ("a b", first.target.clone()),
+        (&"x".repeat(500), first.target.clone()),
     ] {
         let status = measure(id, &path).await.expect_err("not there");
         assert_eq!(status.code(), Code::NotFound, "{status}");

@@ -114,7 +114,9 @@ impl Node for Service {
         note_volume(Rpc::of(&request), &request.get_ref().volume_id);
         answer(async {
             let (volume, path) = parse::stats(request.get_ref())?;
-            let stats = self.engine()?.stats(&volume, &path).await?;
+            let absent = |_| Failure::NotFound("volume", volume.to_owned());
+            let id = volume.parse().map_err(absent)?;
+            let stats = self.engine()?.stats(&id, &path).await?;
             Ok(render::stats(&stats))
         })
         .await

@@ -214,12 +214,10 @@ pub(super) fn unpublish(
     Ok((request.volume_id, target))
 }
 
-/// What `NodeGetVolumeStats` asks for. The path is only compared with those where the volume is: any other one, however
-/// it is written, is one where it is not (NOT_FOUND).
-pub(super) fn stats(
-    request: &csi::NodeGetVolumeStatsRequest,
-) -> Result<(VolumeId, PathBuf), Invalid> {
-    let volume = volume_id(&request.volume_id)?;
+/// What `NodeGetVolumeStats` asks for. Id and path are only compared with those of volumes that are there: any others, however
+/// they are written, are of none (NOT_FOUND).
+pub(super) fn stats(request: &csi::NodeGetVolumeStatsRequest) -> Result<(&str, PathBuf), Invalid> {
+    let volume = given("volume_id", &request.volume_id)?;
     let path = given("volume_path", &request.volume_path)?;
     Ok((volume, PathBuf::from(path)))
 }
@@ -676,15 +674,17 @@ mod tests {
     #[test]
     fn stats_need_an_id_and_a_path() {
         let stats = |id: &str, path: &str| {
-            super::stats(&csi::NodeGetVolumeStatsRequest {
+            let request = csi::NodeGetVolumeStatsRequest {
                 volume_id: id.to_owned(),
                 volume_path: path.to_owned(),
                 ..Default::default()
-            })
+            };
+            super::stats(&request).map(drop)
         };
         stats("x", "/mnt/x").expect("understood");
         assert_eq!(stats("", "/mnt/x"), Err(Invalid::Missing("volume_id")));
         stats("x", "some/path").expect("nothing is there, which is no mistake");
+        stats("../odd id", "/mnt/x").expect("there is none, which is no mistake");
         assert_eq!(stats("x", ""), Err(Invalid::Missing("volume_path")));
     }
 }
