@@ -158,7 +158,6 @@ fn find_engine(readiness: watch::Receiver<Readiness>) -> http::FindEngine {
     Arc::new(move || match &*readiness.borrow() {
         Readiness::Recovering => Err("the pool is being opened".to_owned()),
         Readiness::Ready(engine) => Ok(engine.clone()),
-        Readiness::Failed(why) => Err(why.clone()),
     })
 }
 

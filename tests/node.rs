@@ -13,8 +13,10 @@ use baggageclaim::demo::kubelet::{NO_ATTRIBUTES, Pod, PublishOptions};
 use baggageclaim::model::Outcome;
 use baggageclaim::proto::csi::v1 as csi;
 use common::calls::{OPTIONS, Publish, mode, mount, send, text, unpublish};
+use common::disk::Frozen;
 use common::process::NodeProcess;
 use common::{Driver, Fs, require_lab};
+use csi::StorageHealthErrorType;
 use csi::volume_capability::access_mode::Mode;
 use csi::volume_usage::Unit;
 use tonic::Code;
@@ -447,7 +449,7 @@ async fn the_driver_says_what_it_is_and_can() {
 
 #[tokio::test]
 async fn until_the_pool_is_open_probe_answers_and_nothing_else() {
-    let (ready, readiness) = tokio::sync::watch::channel(Readiness::Recovering);
+    let (_ready, readiness) = tokio::sync::watch::channel(Readiness::Recovering);
     let (_dir, channel) = common::driver::serve_without_engine(readiness).await;
 
     let mut identity = csi::identity_client::IdentityClient::new(channel.clone());
@@ -458,24 +460,48 @@ async fn until_the_pool_is_open_probe_answers_and_nothing_else() {
         volume_id: "x".into(),
         target_path: "/x".into(),
     };
-    let status = node.node_unpublish_volume(unpublish.clone()).await;
+    let status = node.node_unpublish_volume(unpublish).await;
     let status = status.expect_err("recovering");
     assert_eq!(status.code(), Code::Unavailable, "{status}");
     assert!(status.message().contains("recovering"), "{status}");
+}
 
-    ready.send_replace(Readiness::Failed(
-        "the pool is read-only: remount it".into(),
-    ));
-    for status in [
-        identity
-            .probe(csi::ProbeRequest {})
-            .await
-            .expect_err("failed"),
-        node.node_unpublish_volume(unpublish)
-            .await
-            .expect_err("failed"),
-    ] {
-        assert_eq!(status.code(), Code::FailedPrecondition, "{status}");
-        assert_eq!(status.message(), "the pool is read-only: remount it");
-    }
+/// What is told of the pool: reason and message of each trouble.
+async fn storage_health(node: &NodeProcess) -> Vec<(StorageHealthErrorType, String, String)> {
+    let mut client = node.kubelet().await.node_client();
+    let request = csi::NodeGetStorageHealthRequest::default();
+    let health = client.node_get_storage_health(request).await;
+    let entries = health.expect("health").into_inner().backend_health;
+    let told = entries
+        .into_iter()
+        .map(|entry| (entry.status(), entry.reason, entry.message));
+    told.collect()
+}
+
+/// Whoever asks after the storage hears it, and Probe stays as it is: a driver that is restarted for it cannot start.
+#[tokio::test]
+async fn a_pool_that_takes_no_changes_is_unreachable_storage_and_no_reason_to_restart() {
+    let lab = require_lab!(Fs::Ext4);
+    let node = NodeProcess::start(&lab, &["--alpha"]);
+    assert_eq!(storage_health(&node).await, []);
+    let assert_unreachable = async |why: &str| {
+        let told = storage_health(&node).await;
+        let [(status, reason, message)] = &told[..] else {
+            panic!("{told:?}");
+        };
+        assert_eq!(*status, StorageHealthErrorType::StorageUnreachable);
+        assert_eq!(reason, "PoolTakesNoChanges");
+        assert!(message.contains(why), "{message}");
+        let mut identity = node.kubelet().await.identity_client();
+        let probe = identity.probe(csi::ProbeRequest {}).await.expect("probe");
+        assert_eq!(probe.into_inner().ready, Some(true));
+    };
+    let frozen = Frozen::new(lab.path());
+    assert_unreachable("does not answer within").await;
+    drop(frozen);
+    assert_eq!(storage_health(&node).await, []);
+    lab.disk_fails();
+    assert_unreachable("EROFS").await;
+    node.kill().await;
+    assert_eq!(lab.close(), [""; 0].map(std::path::PathBuf::from));
 }

@@ -1,12 +1,17 @@
 //! Health, alpha in CSI 1.13: what is wrong with a volume or a pool, as messages say it. No entry means no trouble known.
 //! What is wrong is found out elsewhere; here it only gets its word.
 
+use std::time::Duration;
+
 use crate::engine::claims::ClaimUse;
 use crate::engine::{Status, VolumeRow};
 use crate::proto::csi::v1 as csi;
 use csi::node_get_storage_health_response::StorageBackendHealth;
 use csi::volume_health::VolumeHealthEntry;
 use csi::{StorageHealthErrorType, VolumeHealthErrorType};
+
+/// How long a pool may take to show that it takes changes: who asks after its health wants to hear it also when the disk hangs.
+pub(super) const PATIENCE: Duration = Duration::from_secs(2);
 
 /// How a claim is.
 pub(super) fn of_claim(id: &str, used: &ClaimUse) -> csi::VolumeHealth {
@@ -48,7 +53,7 @@ pub(super) fn of_pool(status: &Result<Status, String>) -> Vec<StorageBackendHeal
         Ok(status) => status,
         Err(why) => {
             let kind = StorageHealthErrorType::StorageUnreachable;
-            return vec![entry(kind, "PoolNotServed", why.clone())];
+            return vec![entry(kind, "PoolTakesNoChanges", why.clone())];
         }
     };
     let full = |available: u64, total: u64| total > 0 && available < total.div_ceil(100);
@@ -115,7 +120,7 @@ mod tests {
     }
 
     #[test]
-    fn a_full_pool_is_degraded_and_one_that_cannot_be_served_unreachable() {
+    fn a_full_pool_is_degraded_and_one_that_takes_no_changes_unreachable() {
         let reasons = |status: Result<Status, String>| -> Vec<(i32, String)> {
             let entries = of_pool(&status).into_iter();
             entries.map(|entry| (entry.status, entry.reason)).collect()
@@ -135,7 +140,7 @@ mod tests {
         assert_eq!(reasons(Ok(without_inodes)), []);
         assert_eq!(
             reasons(Err("broken".into())),
-            [(unreachable, "PoolNotServed".to_owned())]
+            [(unreachable, "PoolTakesNoChanges".to_owned())]
         );
     }
 }

@@ -6,7 +6,6 @@ use std::collections::BTreeMap;
 use tokio::sync::watch;
 use tonic::{Request, Response, Status};
 
-use super::status::{Failure, answer};
 use super::{DRIVER_NAME, Features, Readiness};
 use crate::proto::csi::v1 as csi;
 use csi::identity_server::Identity;
@@ -73,21 +72,19 @@ impl Identity for Service {
 
     /// Cheap: it looks at a value, and waits for nobody. Not ready is no failure: after one, an orchestrator may
     /// restart the driver, which would begin to recover from the start.
+    ///
+    /// So a pool that takes no changes is no FAILED_PRECONDITION either, which the specification has for it: sidecars that hear it
+    /// end (`ProbeForever` of csi-lib-utils) or have the driver restarted (livenessprobe), and a driver cannot start on such a pool.
+    /// The volumes of pods that end could not be unpublished any more. NodeGetStorageHealth and /readyz tell of the pool.
     async fn probe(
         &self,
         _: Request<csi::ProbeRequest>,
     ) -> Result<Response<csi::ProbeResponse>, Status> {
         let ready = match &*self.readiness.borrow() {
-            Readiness::Recovering => Ok(false),
-            Readiness::Ready(_) => Ok(true),
-            Readiness::Failed(why) => Err(Failure::CannotServe(why.clone())),
+            Readiness::Recovering => false,
+            Readiness::Ready(_) => true,
         };
-        answer(async {
-            Ok(csi::ProbeResponse {
-                ready: Some(ready?),
-            })
-        })
-        .await
+        Ok(Response::new(csi::ProbeResponse { ready: Some(ready) }))
     }
 }
 

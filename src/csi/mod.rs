@@ -94,10 +94,8 @@ impl Default for Features {
 pub enum Readiness {
     /// Not yet: the pool is being opened.
     Recovering,
-    /// There is.
+    /// There is. A driver whose pool cannot be opened ends, and says why.
     Ready(Engine),
-    /// There will be none until somebody does something; the message says what.
-    Failed(String),
 }
 
 impl Readiness {
@@ -125,7 +123,6 @@ fn engine(readiness: &watch::Receiver<Readiness>) -> Result<Engine, Failure> {
     match &*readiness.borrow() {
         Readiness::Recovering => Err(Failure::Recovering),
         Readiness::Ready(engine) => Ok(engine.clone()),
-        Readiness::Failed(why) => Err(Failure::CannotServe(why.clone())),
     }
 }
 

@@ -10,7 +10,7 @@ use super::status::{Failure, answer};
 use super::{Features, NodeId, Readiness, health, note_volume, parse, render, topology};
 use crate::engine::{self, Engine, PublishRequest, Published};
 use crate::proto::csi::v1 as csi;
-use crate::server::Rpc;
+use crate::server::{Rpc, message_of};
 use csi::node_server::Node;
 use csi::node_service_capability::{Rpc as Capability, Type, rpc};
 
@@ -235,10 +235,19 @@ impl Node for Service {
     ) -> Result<Response<csi::NodeGetStorageHealthResponse>, Status> {
         answer(async {
             self.alpha("NodeGetStorageHealth")?;
-            let status = match self.engine() {
-                Ok(engine) => Ok(engine.status().await?),
-                Err(Failure::CannotServe(why)) => Err(why),
-                Err(other) => return Err(other),
+            let engine = self.engine()?;
+            // What /readyz asks, too: of a pool that takes no changes statfs(2) tells nothing.
+            let look = async {
+                engine.takes_writes().await?;
+                engine.status().await
+            };
+            let status = match tokio::time::timeout(health::PATIENCE, look).await {
+                Ok(Err(error @ engine::Error::ShuttingDown)) => return Err(error.into()),
+                Ok(answer) => answer.map_err(|error| message_of(&error)),
+                Err(_) => Err(format!(
+                    "the pool does not answer within {:?}",
+                    health::PATIENCE
+                )),
             };
             Ok(csi::NodeGetStorageHealthResponse {
                 backend_health: health::of_pool(&status),

@@ -18,8 +18,6 @@ pub(super) enum Failure {
     Invalid(Invalid),
     /// There is no engine yet.
     Recovering,
-    /// There is no engine, and there will be none.
-    CannotServe(String),
     /// What the engine says.
     Engine(engine::Error),
     /// An RPC that nothing advertises.
@@ -73,7 +71,6 @@ fn described(failure: Failure) -> (Code, String) {
             Code::Unavailable,
             "recovering: the pool is being opened; try again".to_owned(),
         ),
-        Failure::CannotServe(why) => (Code::FailedPrecondition, why),
         Failure::Engine(error) => (code_of(&error), message_of(&error)),
         Failure::NotServed(method) => (
             Code::Unimplemented,
@@ -133,11 +130,6 @@ mod tests {
     fn each_failure_has_its_code_and_says_what_to_do() {
         let cases = [
             (Failure::Recovering, Code::Unavailable, "try again"),
-            (
-                Failure::CannotServe("broken".into()),
-                Code::FailedPrecondition,
-                "broken",
-            ),
             (
                 Failure::Engine(engine::Error::ShuttingDown),
                 Code::Unavailable,

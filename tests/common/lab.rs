@@ -310,6 +310,23 @@ impl Lab {
             .unwrap_or_else(|reason| panic!("{reason}"));
     }
 
+    /// Has an ext4 take no more changes, below everything that uses it, as after an error of its disk. statfs(2) does not tell.
+    pub fn disk_fails(&self) {
+        assert_eq!(self.fs, Fs::Ext4, "only ext4 can be told so");
+        run(Command::new("mount")
+            .args(["-o", "remount,errors=remount-ro"])
+            .arg(self.path()))
+        .unwrap_or_else(|reason| panic!("{reason}"));
+        let table = std::fs::read_to_string("/proc/self/mounts").expect("mounts");
+        let path = self.path();
+        let place = path.to_str().expect("text");
+        let mut mounts = table.lines().filter_map(|line| line.split_once(' '));
+        let this = mounts.find(|(_, rest)| rest.split(' ').next() == Some(place));
+        let (device, _) = this.expect("it is mounted");
+        let device = device.strip_prefix("/dev/").expect("a loop device");
+        std::fs::write(format!("/sys/fs/ext4/{device}/trigger_fs_error"), "1").expect("an error");
+    }
+
     fn tear_down(&mut self) {
         if std::mem::replace(&mut self.closed, true) {
             return;
