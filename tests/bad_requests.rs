@@ -196,6 +196,30 @@ fn mistakes() -> Vec<Mistake> {
             "volume_mount_group",
         ),
         field(
+            "context without end",
+            |r| {
+                let tokens = "hunter2".repeat(10 << 10);
+                key(r, "serviceAccount.tokens", Some(&tokens));
+            },
+            "bytes in all, and at most 65536 are taken",
+        ),
+        field(
+            "secrets without end",
+            |r| {
+                let tokens = "hunter2".repeat(10 << 10);
+                r.secrets.insert("s".into(), tokens);
+            },
+            "secrets has 71681 bytes in all, and at most 65536 are taken",
+        ),
+        field(
+            "publish context without end",
+            |r| {
+                let many = (0..100).map(|n| (format!("{n}"), "hunter2".repeat(10)));
+                r.publish_context.extend(many);
+            },
+            "publish_context has 7190 bytes in all, and at most 4096 are taken",
+        ),
+        field(
             "no ephemeral marker",
             |r| key(r, "ephemeral", None),
             "not marked as an inline volume",
@@ -269,6 +293,30 @@ async fn mistakes_are_the_same_on_btrfs_and_by_copy() {
         refuses_every_mistake(&driver).await;
         driver.stop().await;
     }
+}
+
+/// More than the specification allows, and what kubelet sends: a token has up to 2 KiB, and a CSIDriver object may ask for several.
+#[tokio::test]
+async fn tokens_of_a_service_account_are_no_mistake_however_long() {
+    let driver = Driver::start(require_lab!(Fs::Ext4), Some(BackendKind::Overlay)).await;
+    let pod = driver.kubelet.pod("ci", "build");
+    pod.prepare("src").expect("prepare");
+    let token = |audience: usize| {
+        let token = "t".repeat(2 << 10);
+        format!(
+            r#""{audience}":{{"token":"{token}","expirationTimestamp":"2026-01-01T10:00:00Z"}}"#
+        )
+    };
+    let tokens: Vec<String> = (0..8).map(token).collect();
+    let tokens = format!("{{{}}}", tokens.join(","));
+    let mut request = pod.publish_request("src", NO_ATTRIBUTES, OPTIONS);
+    key(&mut request, "serviceAccount.tokens", Some(&tokens));
+    let kubelets = "csi.storage.k8s.io/serviceAccount.tokens";
+    request.secrets.insert(kubelets.to_owned(), tokens);
+    send(&driver, request).await.expect("published");
+    pod.unpublish("src").await.expect("unpublish");
+    driver.assert_nothing_left("tokens").await;
+    driver.stop().await;
 }
 
 #[tokio::test]

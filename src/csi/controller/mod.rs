@@ -19,7 +19,7 @@ use std::sync::Arc;
 use tokio::sync::Mutex;
 use tonic::{Request, Response, Status};
 
-use super::parse::{Invalid, given, publish_context};
+use super::parse::{Invalid, bounded, given, publish_context};
 use super::status::{Failure, answer};
 use super::token::List;
 use super::{Features, FindClaims, health, note, note_volume, render, topology};
@@ -238,10 +238,7 @@ impl Controller for Service {
         note_volume(Rpc::of(&request), &request.get_ref().volume_id);
         answer(async {
             let request = request.into_inner();
-            given("volume_id", &request.volume_id)?;
-            if request.volume_capabilities.is_empty() {
-                return Err(Invalid::Missing("volume_capabilities").into());
-            }
+            parse::confirmed(&request)?;
             let claim = self.claims()?.claim(&request.volume_id).await?;
             Ok(match confirm(&claim.what, &request) {
                 Ok(()) => csi::ValidateVolumeCapabilitiesResponse {
@@ -355,6 +352,7 @@ impl Controller for Service {
     ) -> Result<Response<csi::GetCapacityResponse>, Status> {
         answer(async {
             let request = request.into_inner();
+            bounded(&[("parameters", &request.parameters)])?;
             parse::parameters(request.parameters)?;
             let wanted = request.volume_capabilities;
             let claims = self.claims()?;

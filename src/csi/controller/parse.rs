@@ -3,7 +3,9 @@
 
 use std::collections::BTreeMap;
 
-use crate::csi::parse::{Invalid, KUBELET, capability, capacity_range, given, no_attributes};
+use crate::csi::parse::{
+    Invalid, KUBELET, bounded, capability, capacity_range, given, no_attributes,
+};
 use crate::csi::status::Failure;
 use crate::csi::topology;
 use crate::engine::claims::{CreateClaim, SnapshotFilter};
@@ -26,6 +28,11 @@ pub(super) struct Create {
 pub(super) fn create(request: csi::CreateVolumeRequest) -> Result<Create, Failure> {
     let name = name("name", request.name)?;
     let (required_bytes, limit_bytes) = capacity_range(request.capacity_range.as_ref())?;
+    bounded(&[
+        ("parameters", &request.parameters),
+        ("secrets", &request.secrets),
+        ("mutable_parameters", &request.mutable_parameters),
+    ])?;
     capabilities(request.volume_capabilities)?;
     let claim = CreateClaim {
         name,
@@ -115,6 +122,10 @@ pub(super) struct Attach {
 pub(super) fn attach(request: csi::ControllerPublishVolumeRequest) -> Result<Attach, Invalid> {
     given("volume_id", &request.volume_id)?;
     given("node_id", &request.node_id)?;
+    bounded(&[
+        ("secrets", &request.secrets),
+        ("volume_context", &request.volume_context),
+    ])?;
     let wanted = request
         .volume_capability
         .ok_or(Invalid::Missing("volume_capability"))?;
@@ -128,6 +139,20 @@ pub(super) fn attach(request: csi::ControllerPublishVolumeRequest) -> Result<Att
             access_mode: mode.into(),
         },
     })
+}
+
+/// What ValidateVolumeCapabilities names, before it is compared with what there is.
+pub(super) fn confirmed(request: &csi::ValidateVolumeCapabilitiesRequest) -> Result<(), Invalid> {
+    given("volume_id", &request.volume_id)?;
+    if request.volume_capabilities.is_empty() {
+        return Err(Invalid::Missing("volume_capabilities"));
+    }
+    bounded(&[
+        ("volume_context", &request.volume_context),
+        ("parameters", &request.parameters),
+        ("secrets", &request.secrets),
+        ("mutable_parameters", &request.mutable_parameters),
+    ])
 }
 
 /// How many entries a page may have; 0 in the request: as many as there are.
@@ -153,6 +178,10 @@ pub(super) struct Snap {
 pub(super) fn snapshot(request: csi::CreateSnapshotRequest) -> Result<Snap, Invalid> {
     given("source_volume_id", &request.source_volume_id)?;
     let name = name("name", request.name)?;
+    bounded(&[
+        ("secrets", &request.secrets),
+        ("parameters", &request.parameters),
+    ])?;
     no_parameters(request.parameters)?;
     Ok(Snap {
         name,
@@ -183,6 +212,7 @@ pub(super) fn expand(request: csi::ControllerExpandVolumeRequest) -> Result<Expa
         return Err(Invalid::Missing("capacity_range"));
     }
     let (required, limit) = capacity_range(request.capacity_range.as_ref())?;
+    bounded(&[("secrets", &request.secrets)])?;
     if let Some(wanted) = request.volume_capability {
         capability(wanted)?;
     }
@@ -201,6 +231,10 @@ pub(super) fn modify(
     if request.mutable_parameters.is_empty() {
         return Err(Invalid::Missing("mutable_parameters"));
     }
+    bounded(&[
+        ("secrets", &request.secrets),
+        ("mutable_parameters", &request.mutable_parameters),
+    ])?;
     Ok((request.volume_id, mutable(request.mutable_parameters)?))
 }
 
@@ -214,6 +248,10 @@ pub(in crate::csi) fn group(
     if sources.is_empty() || sources.iter().any(String::is_empty) {
         return Err(Invalid::Missing(FIELD));
     }
+    bounded(&[
+        ("secrets", &request.secrets),
+        ("parameters", &request.parameters),
+    ])?;
     no_parameters(request.parameters)?;
     // A group is a set: the same one in another order is the same request.
     sources.sort_unstable();
@@ -342,6 +380,18 @@ mod tests {
                 "required_bytes is -5",
             ),
             (
+                |r| r.parameters = map(&[("mode", &"7".repeat(4 << 10))]),
+                "parameters has 4100 bytes in all, and at most 4096 are taken",
+            ),
+            (
+                |r| r.mutable_parameters = map(&[("ttl", &"1".repeat(4 << 10))]),
+                "mutable_parameters has 4099 bytes in all, and at most 4096 are taken",
+            ),
+            (
+                |r| r.secrets = map(&[("s", &"hunter2".repeat(10 << 10))]),
+                "secrets has 71681 bytes in all, and at most 65536 are taken",
+            ),
+            (
                 |r| r.parameters = map(&[("fstype", "ext4")]),
                 r#"parameter "fstype" is unknown"#,
             ),
@@ -372,6 +422,93 @@ mod tests {
         let mut white = request();
         white.name = "a\tb\nü".into();
         create(white).expect("common white space is allowed");
+    }
+
+    #[test]
+    fn each_call_that_brings_maps_has_them_bounded() {
+        let long = || map(&[("k", &"v".repeat(70_000))]);
+        let attach_with = |secrets, volume_context| {
+            attach(csi::ControllerPublishVolumeRequest {
+                volume_id: "vol-1".into(),
+                node_id: "node-1".into(),
+                volume_capability: Some(wanted(Mode::SingleNodeWriter)),
+                secrets,
+                volume_context,
+                ..Default::default()
+            })
+        };
+        let snapshot_with = |secrets, parameters| {
+            snapshot(csi::CreateSnapshotRequest {
+                source_volume_id: "vol-1".into(),
+                name: "s".into(),
+                secrets,
+                parameters,
+                ..Default::default()
+            })
+        };
+        let group_with = |secrets, parameters| {
+            group(csi::CreateVolumeGroupSnapshotRequest {
+                source_volume_ids: vec!["vol-1".into()],
+                name: "g".into(),
+                secrets,
+                parameters,
+            })
+        };
+        let modify_with = |secrets, mutable_parameters| {
+            modify(csi::ControllerModifyVolumeRequest {
+                volume_id: "vol-1".into(),
+                secrets,
+                mutable_parameters,
+            })
+        };
+        let expand_with = |secrets| {
+            expand(csi::ControllerExpandVolumeRequest {
+                volume_id: "vol-1".into(),
+                capacity_range: Some(csi::CapacityRange::default()),
+                secrets,
+                ..Default::default()
+            })
+        };
+        let confirm_with = |volume_context, parameters, secrets, mutable_parameters| {
+            confirmed(&csi::ValidateVolumeCapabilitiesRequest {
+                volume_id: "vol-1".into(),
+                volume_capabilities: vec![wanted(Mode::SingleNodeWriter)],
+                volume_context,
+                parameters,
+                secrets,
+                mutable_parameters,
+            })
+        };
+        let none = BTreeMap::new;
+        let ttl = || map(&[("ttl", "1h")]);
+        confirm_with(none(), none(), none(), none()).expect("understood");
+        for (refused, field) in [
+            (attach_with(long(), none()).map(drop), "secrets"),
+            (attach_with(none(), long()).map(drop), "volume_context"),
+            (snapshot_with(long(), none()).map(drop), "secrets"),
+            (snapshot_with(none(), long()).map(drop), "parameters"),
+            (group_with(long(), none()).map(drop), "secrets"),
+            (group_with(none(), long()).map(drop), "parameters"),
+            (modify_with(long(), ttl()).map(drop), "secrets"),
+            (modify_with(none(), long()).map(drop), "mutable_parameters"),
+            (expand_with(long()).map(drop), "secrets"),
+            (
+                confirm_with(long(), none(), none(), none()),
+                "volume_context",
+            ),
+            (confirm_with(none(), long(), none(), none()), "parameters"),
+            (confirm_with(none(), none(), long(), none()), "secrets"),
+            (
+                confirm_with(none(), none(), none(), long()),
+                "mutable_parameters",
+            ),
+        ] {
+            let message = refused.expect_err(field).to_string();
+            assert!(
+                message.starts_with(&format!("{field} has 70001")),
+                "{message}"
+            );
+        }
     }
 
     #[test]

@@ -4,7 +4,7 @@
 use std::collections::BTreeMap;
 use std::path::PathBuf;
 
-use super::{Invalid, KUBELET, capability, csi, given, mount_group, path, volume_id};
+use super::{Invalid, KUBELET, bounded, capability, csi, given, mount_group, path, volume_id};
 use crate::engine::claims::MountClaim;
 use csi::volume_capability::access_mode::Mode;
 
@@ -36,6 +36,11 @@ fn attached_read_only(context: &BTreeMap<String, String>) -> Result<bool, Invali
 pub(in crate::csi) fn stage(request: csi::NodeStageVolumeRequest) -> Result<MountClaim, Invalid> {
     let claim = volume_id(&request.volume_id)?;
     let target = path("staging_target_path", &request.staging_target_path)?;
+    bounded(&[
+        ("publish_context", &request.publish_context),
+        ("secrets", &request.secrets),
+        ("volume_context", &request.volume_context),
+    ])?;
     let wanted = request
         .volume_capability
         .ok_or(Invalid::Missing("volume_capability"))?;
@@ -111,6 +116,7 @@ pub(in crate::csi) fn expand(
 ) -> Result<Expand<'_>, Invalid> {
     let volume = given("volume_id", &request.volume_id)?;
     let path = given("volume_path", &request.volume_path)?;
+    bounded(&[("secrets", &request.secrets)])?;
     if let Some(wanted) = request.volume_capability.clone() {
         capability(wanted)?;
     }
@@ -253,6 +259,41 @@ mod tests {
             let mixed = publish_with(both);
             assert_eq!(mixed.is_err(), key != READ_ONLY, "{key}");
         }
+    }
+
+    #[test]
+    fn each_call_that_brings_maps_has_them_bounded() {
+        let long = BTreeMap::from([("k".to_owned(), "v".repeat(70_000))]);
+        let too_large = |refused: Result<(), Invalid>, field: &str| {
+            let message = refused.expect_err(field).to_string();
+            assert!(
+                message.starts_with(&format!("{field} has 70001")),
+                "{message}"
+            );
+        };
+        let staged = |secrets: &_, volume_context: &_, publish_context: &_| {
+            stage(csi::NodeStageVolumeRequest {
+                volume_id: ID.into(),
+                staging_target_path: "/stage/1".into(),
+                volume_capability: Some(wanted(Mode::SingleNodeWriter)),
+                secrets: BTreeMap::clone(secrets),
+                volume_context: BTreeMap::clone(volume_context),
+                publish_context: BTreeMap::clone(publish_context),
+            })
+            .map(drop)
+        };
+        let none = BTreeMap::new();
+        staged(&none, &none, &none).expect("understood");
+        too_large(staged(&long, &none, &none), "secrets");
+        too_large(staged(&none, &long, &none), "volume_context");
+        too_large(staged(&none, &none, &long), "publish_context");
+        let expand_with_secrets = csi::NodeExpandVolumeRequest {
+            volume_id: ID.into(),
+            volume_path: "/pods/1".into(),
+            secrets: long,
+            ..Default::default()
+        };
+        too_large(expand(&expand_with_secrets).map(drop), "secrets");
     }
 
     #[test]

@@ -15,6 +15,7 @@
 //! volume's id is the hash of uid and volume name (`makeVolumeHandle` in kubelet's `csi_mounter.go`).
 
 mod claim;
+mod maps;
 
 use std::collections::BTreeMap;
 use std::path::{Component, Path, PathBuf};
@@ -34,6 +35,7 @@ use csi::volume_capability::{AccessType, MountVolume};
 pub(super) use claim::{
     capacity_range, expand, health, no_attributes, publish_context, stage, unstage,
 };
+pub(super) use maps::bounded;
 
 /// The prefix of the keys that kubelet adds to a pod's attributes, and Kubernetes' sidecars to parameters.
 pub(super) const KUBELET: &str = "csi.storage.k8s.io/";
@@ -57,6 +59,12 @@ pub(super) enum Invalid {
     Name {
         field: &'static str,
         problem: &'static str,
+    },
+    #[error("{field} has {bytes} bytes in all, and at most {limit} are taken")]
+    TooLarge {
+        field: &'static str,
+        bytes: usize,
+        limit: usize,
     },
     #[error("{field} is {value}; it must not be negative")]
     Negative { field: &'static str, value: i64 },
@@ -162,6 +170,11 @@ pub(super) enum Publish {
 
 /// What `NodePublishVolume` asks for.
 pub(super) fn publish(request: csi::NodePublishVolumeRequest) -> Result<Publish, Invalid> {
+    bounded(&[
+        ("publish_context", &request.publish_context),
+        ("secrets", &request.secrets),
+        ("volume_context", &request.volume_context),
+    ])?;
     let ephemeral = request.volume_context.get(&format!("{KUBELET}ephemeral"));
     if is_claim(&request.volume_id) && ephemeral.is_none_or(|value| value != "true") {
         claim::publish(request).map(Publish::Claim)
