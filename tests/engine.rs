@@ -12,6 +12,7 @@
 //! | `ends` | how volumes end when something is not as it should be |
 //! | `notices` | what a pod's people are told, and whose outcome is awaited |
 //! | `garbage` | what goes: expiry, destroy, eviction, flattening |
+//! | `watch` | what the engine finds out about its pool without being asked |
 
 mod common;
 
@@ -33,3 +34,5 @@ mod spares;
 mod targets;
 #[path = "engine/waiting.rs"]
 mod waiting;
+#[path = "engine/watch.rs"]
+mod watch;

@@ -112,7 +112,27 @@ impl<'a> From<&'a PoolView> for Places<'a> {
     }
 }
 
-/// Compares the pool of a running engine.
+/// What was found so far, and whether to go on.
+struct Findings<'a> {
+    all: Vec<Finding>,
+    stopped: &'a dyn Fn() -> bool,
+}
+
+impl Findings<'_> {
+    fn push(&mut self, finding: Finding) {
+        self.all.push(finding);
+    }
+
+    /// A pool of many layers takes a while, and the end of the engine does not wait for it.
+    fn go_on(&self) -> Result<()> {
+        if (self.stopped)() {
+            return Err(Error::ShuttingDown);
+        }
+        Ok(())
+    }
+}
+
+/// Compares the pool of a running engine, until that stops.
 pub(super) fn check(inner: &Inner) -> Result<Vec<Finding>> {
     // Nothing is collected meanwhile; volumes that move are left out.
     let _no_collector = inner.collector.lock();
@@ -120,12 +140,22 @@ pub(super) fn check(inner: &Inner) -> Result<Vec<Finding>> {
         let state = inner.state.lock();
         (Named::from(&*state), Moving::from(&*state))
     };
-    compare((&inner.dirs).into(), &inner.boot, &named, &moving)
+    let stopped = || inner.stop.is_cancelled();
+    compare((&inner.dirs).into(), &inner.boot, &named, &moving, &stopped)
 }
 
 /// Compares everything.
-fn compare(places: Places<'_>, boot: &str, named: &Named, moving: &Moving) -> Result<Vec<Finding>> {
-    let mut findings = Vec::new();
+fn compare(
+    places: Places<'_>,
+    boot: &str,
+    named: &Named,
+    moving: &Moving,
+    stopped: &dyn Fn() -> bool,
+) -> Result<Vec<Finding>> {
+    let mut findings = Findings {
+        all: Vec::new(),
+        stopped,
+    };
     check_places(places, &mut findings);
     let layers = entries(places.layers)?.into_iter();
     let layers: BTreeSet<PathBuf> = layers.map(|(_, name)| name).collect();
@@ -153,8 +183,9 @@ fn compare(places: Places<'_>, boot: &str, named: &Named, moving: &Moving) -> Re
         check_layers(dir, &layers, &referenced, moving, &mut findings)?;
     }
     check_rest(places.root, &mut findings)?;
-    findings.sort_by(|a, b| (&a.path, a.kind).cmp(&(&b.path, b.kind)));
-    Ok(findings)
+    let mut all = findings.all;
+    all.sort_by(|a, b| (&a.path, a.kind).cmp(&(&b.path, b.kind)));
+    Ok(all)
 }
 
 fn finding(kind: &'static str, path: impl Into<PathBuf>, detail: impl Into<String>) -> Finding {
@@ -192,7 +223,7 @@ fn entries(dir: Option<&Dir>) -> Result<Vec<(&Dir, PathBuf)>> {
 }
 
 /// Directories that every pool has.
-fn check_places(places: Places<'_>, findings: &mut Vec<Finding>) {
+fn check_places(places: Places<'_>, findings: &mut Findings<'_>) {
     for (name, dir) in [
         (layout::VOLUMES, places.volumes),
         (layout::PENDING, places.pending),
@@ -210,7 +241,7 @@ fn check_places(places: Places<'_>, findings: &mut Vec<Finding>) {
 fn check_index(
     named: &Named,
     layers: &BTreeSet<PathBuf>,
-    findings: &mut Vec<Finding>,
+    findings: &mut Findings<'_>,
 ) -> HashSet<LayerId> {
     let known: HashSet<ArtifactId> = named.artifacts.iter().map(|artifact| artifact.id).collect();
     for (name, id) in &named.names {
@@ -262,11 +293,12 @@ fn check_confirmed(
     dir: &Dir,
     named: &HashSet<LayerId>,
     moving: &Moving,
-    findings: &mut Vec<Finding>,
+    findings: &mut Findings<'_>,
 ) -> Result<()> {
     let is_moving =
         |layer: &&LayerId| moving.leaving.contains(layer) || moving.pinned.contains(layer);
     for layer in named.iter().filter(|layer| !is_moving(layer)) {
+        findings.go_on()?;
         let record = Path::new(&layer.to_string()).join(layout::SEALING_JSON);
         let is_there = match dir.has(&record) {
             // What is no layer at all is told of below.
@@ -315,10 +347,11 @@ fn check_volumes(
     mounts: &[MountEntry],
     claims: &HashSet<&str>,
     moving: &Moving,
-    findings: &mut Vec<Finding>,
+    findings: &mut Findings<'_>,
 ) -> Result<HashSet<LayerId>> {
     let mut referenced = HashSet::new();
     for (volumes, name) in entries(volumes)? {
+        findings.go_on()?;
         let left_out = |name: &str| moving.busy.contains(name) || claims.contains(name);
         if name.to_str().is_some_and(left_out) {
             continue;
@@ -359,7 +392,7 @@ fn check_targets<'a>(
     volume: &Path,
     targets: impl Iterator<Item = &'a Path>,
     mounts: &[MountEntry],
-    findings: &mut Vec<Finding>,
+    findings: &mut Findings<'_>,
 ) {
     for target in targets {
         if !is_mounted(target, mounts) {
@@ -383,7 +416,7 @@ fn is_mounted(target: &Path, mounts: &[MountEntry]) -> bool {
 }
 
 /// Groups whose snapshots are gone.
-fn check_groups(named: &Named, findings: &mut Vec<Finding>) {
+fn check_groups(named: &Named, findings: &mut Findings<'_>) {
     let known: HashSet<&str> = named
         .snapshots
         .iter()
@@ -409,9 +442,10 @@ fn check_claims(
     mounts: &[MountEntry],
     named: &Named,
     moving: &Moving,
-    findings: &mut Vec<Finding>,
+    findings: &mut Findings<'_>,
 ) -> Result<()> {
     for claim in &named.claims {
+        findings.go_on()?;
         if moving.busy.contains(claim.id.as_str()) {
             continue;
         }
@@ -447,10 +481,11 @@ fn check_leaving(
     places: Places<'_>,
     boot: &str,
     moving: &Moving,
-    findings: &mut Vec<Finding>,
+    findings: &mut Findings<'_>,
 ) -> Result<HashSet<LayerId>> {
     let mut referenced = HashSet::new();
     for (dir, name) in entries(places.pending)? {
+        findings.go_on()?;
         let Some(found) = read(dir, &name)? else {
             continue;
         };
@@ -475,6 +510,7 @@ fn check_leaving(
         }
     }
     for (dir, name) in entries(places.trash)? {
+        findings.go_on()?;
         let held = name
             .to_str()
             .and_then(|name| name.parse().ok())
@@ -495,9 +531,10 @@ fn check_layers(
     layers: &BTreeSet<PathBuf>,
     referenced: &HashSet<LayerId>,
     moving: &Moving,
-    findings: &mut Vec<Finding>,
+    findings: &mut Findings<'_>,
 ) -> Result<()> {
     for name in layers {
+        findings.go_on()?;
         let path = below(layout::LAYERS, name);
         let Some(id) = name.to_str().and_then(|name| name.parse::<LayerId>().ok()) else {
             findings.push(finding("unknown-name", path, "no layer is called so"));
@@ -534,7 +571,7 @@ fn check_layers(
 }
 
 /// Names in the pool's root that are none of ours.
-fn check_rest(root: &Dir, findings: &mut Vec<Finding>) -> Result<()> {
+fn check_rest(root: &Dir, findings: &mut Findings<'_>) -> Result<()> {
     const KNOWN: &[&str] = &[
         layout::POOL_JSON,
         layout::LOCK,
@@ -583,7 +620,8 @@ pub(super) fn check_offline(path: &Path, boot: &str) -> Result<Vec<Finding>> {
         Contents::default()
     };
     let places = Places::from(&view);
-    let mut findings = compare(places, boot, &contents.into(), &Moving::default())?;
+    let stopped = || false;
+    let mut findings = compare(places, boot, &contents.into(), &Moving::default(), &stopped)?;
     if !has_index && needs_index(places)? {
         let detail = "it is missing; `check --rebuild` makes it anew from the layers and the claims' directories";
         findings.insert(0, finding("missing-index", layout::INDEX, detail));

@@ -34,6 +34,7 @@ pub struct Counters {
     evicted_artifacts: Counter,
     evicted_bytes: Counter,
     freed_bytes: Counter,
+    findings: Gauge,
 }
 
 impl Default for Counters {
@@ -46,6 +47,7 @@ impl Default for Counters {
             evicted_artifacts: Counter::default(),
             evicted_bytes: Counter::default(),
             freed_bytes: Counter::default(),
+            findings: Gauge::default(),
         }
     }
 }
@@ -86,6 +88,12 @@ impl Counters {
         self.freed_bytes.inc_by(bytes);
     }
 
+    /// The last look found so much that index and directories disagree about.
+    pub(super) fn found(&self, findings: usize) {
+        self.findings
+            .set(i64::try_from(findings).unwrap_or(i64::MAX));
+    }
+
     /// Makes it part of what is asked for.
     pub fn register(&self, registry: &mut Registry) {
         let mut durations = |name, help, histogram: &Histogram| {
@@ -111,6 +119,8 @@ impl Counters {
         registry.register("evicted_bytes", help, self.evicted_bytes.clone());
         let help = "Bytes of all layers that were deleted because nothing refers to them";
         registry.register("freed_bytes", help, self.freed_bytes.clone());
+        let help = "What index and directories disagree about, by the last look";
+        registry.register("check_findings", help, self.findings.clone());
     }
 }
 

@@ -46,6 +46,7 @@ mod target;
 mod threads;
 mod types;
 mod unpublish;
+mod watch;
 
 use std::path::{Path, PathBuf};
 use std::sync::Arc;
@@ -109,6 +110,10 @@ pub struct Config {
     pub low_watermark: u8,
     /// How often garbage is looked for when nothing else asks for it.
     pub reap_interval: Duration,
+    /// How long after the start index and directories are compared without being asked …
+    pub first_check: Duration,
+    /// … and how often from then on.
+    pub check_interval: Duration,
     /// How long the index may not know that an artifact was used, before it is told for that alone: what a crash forgets of it.
     pub uses_unwritten: Duration,
     /// Bytes kept in reserve for the day the disk is full; at most a sixteenth of the pool.
@@ -134,6 +139,8 @@ impl Config {
             high_watermark: 85,
             low_watermark: 70,
             reap_interval: Duration::from_secs(60),
+            first_check: Duration::from_secs(5 * 60),
+            check_interval: Duration::from_secs(24 * 60 * 60),
             uses_unwritten: Duration::from_secs(10 * 60),
             reserve: 64 << 20,
             notices: None,
@@ -359,6 +366,7 @@ impl Engine {
             .tasks
             .spawn(commit::commit_loop(inner.clone(), sealed));
         inner.tasks.spawn(reap::reap_loop(inner.clone()));
+        inner.tasks.spawn(watch::watch_loop(inner.clone()));
         for left in recovered.leaving {
             seal::spawn(&inner, left);
         }
@@ -448,7 +456,11 @@ impl Engine {
     /// Compares index, records, directories and mounts; changes nothing. Empty: all is well.
     pub async fn check(&self) -> Result<Vec<Finding>> {
         let inner = self.inner.clone();
-        let job = move || check::check(&inner);
+        let job = move || {
+            let found = check::check(&inner)?;
+            inner.counters.found(found.len());
+            Ok(found)
+        };
         self.inner.chores.run(job).await?
     }
 

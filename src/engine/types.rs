@@ -163,7 +163,7 @@ pub struct Reaped {
 }
 
 /// Something that index and directories disagree about.
-#[derive(Debug, Clone, PartialEq, Eq, Serialize)]
+#[derive(Debug, Clone, PartialEq, Eq, Hash, Serialize)]
 #[serde(rename_all = "camelCase")]
 pub struct Finding {
     /// What kind of disagreement, a word that programs may compare: `missing-layer`, `unknown-layer`, ….

@@ -1,0 +1,74 @@
+//! Watch: compares index and directories now and then without being asked, since nobody asks as long as all seems well.
+//! What is compared, and how, is `check`'s; who reads the log or the metric decides what to do.
+//!
+//! It runs on the thread for chores, and holds the collector: so it is seldom, and ends at once when the engine does.
+
+use std::collections::HashSet;
+use std::sync::Arc;
+
+use super::error::{Error, Result};
+use super::types::Finding;
+use super::{Inner, check};
+
+/// How many findings are told at a time; a pool that somebody emptied has one for each layer.
+const MOST_TOLD: usize = 100;
+
+/// Compares some minutes after the start, when what was left over is put away, and then seldom.
+pub(super) async fn watch_loop(inner: Arc<Inner>) {
+    let mut told = HashSet::new();
+    let mut wait = inner.config.first_check;
+    loop {
+        tokio::select! {
+            () = tokio::time::sleep(wait) => {}
+            () = inner.stop.cancelled() => return,
+        }
+        wait = inner.config.check_interval;
+        match look(&inner).await {
+            Ok(found) => {
+                tell(&told, &found);
+                inner.counters.found(found.len());
+                told = found;
+            }
+            Err(Error::ShuttingDown) => return,
+            Err(error) => {
+                tracing::warn!(%error, "index and directories cannot be compared; it is tried again later");
+            }
+        }
+    }
+}
+
+async fn look(inner: &Arc<Inner>) -> Result<HashSet<Finding>> {
+    let engine = inner.clone();
+    inner.chores.run(move || lasting(&engine)).await?
+}
+
+/// What two looks find, one after the other. Volumes come and go between the looks at memory and at the disk; what one finds for that
+/// alone the other does not.
+fn lasting(inner: &Inner) -> Result<HashSet<Finding>> {
+    let mut found: HashSet<Finding> = check::check(inner)?.into_iter().collect();
+    if !found.is_empty() {
+        let again: HashSet<Finding> = check::check(inner)?.into_iter().collect();
+        found.retain(|finding| again.contains(finding));
+    }
+    Ok(found)
+}
+
+/// Says each finding that is new once. One that went and comes back is new.
+fn tell(told: &HashSet<Finding>, found: &HashSet<Finding>) {
+    let mut new: Vec<&Finding> = found.difference(told).collect();
+    new.sort_by(|a, b| (&a.path, a.kind).cmp(&(&b.path, b.kind)));
+    for finding in new.iter().take(MOST_TOLD) {
+        tracing::warn!(
+            kind = finding.kind,
+            path = %finding.path.display(),
+            detail = finding.detail,
+            "index and directories disagree"
+        );
+    }
+    if let Some(more @ 1..) = new.len().checked_sub(MOST_TOLD) {
+        tracing::warn!(
+            more,
+            "index and directories disagree in more than is told here: `baggageclaim check` has all"
+        );
+    }
+}
