@@ -1,13 +1,17 @@
 //! What is in clones, snapshots, chains and groups.
 
 use std::fs;
-use std::path::Path;
+use std::path::{Path, PathBuf};
+use std::sync::Arc;
+use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
+use std::thread::JoinHandle;
 
 use baggageclaim::engine::Error;
 use baggageclaim::engine::claims::CreateClaim;
-use baggageclaim::model::{ClaimParameters, ClaimSource, LiveClone};
+use baggageclaim::model::{Claim, ClaimParameters, ClaimSource, LiveClone};
 
-use super::bench::{ALL, BTRFS, Bench, COPY, OVERLAY, request, say};
+use super::bench::{ALL, BTRFS, Bench, COPY, OVERLAY, again, request, say};
+use super::common::bench::eventually;
 use super::common::{Snapshot, assert_same, tree};
 
 #[tokio::test(flavor = "multi_thread")]
@@ -325,6 +329,138 @@ async fn a_group_is_one_instant_or_nothing() {
         ));
         bench.finish().await;
     }
+}
+
+/// A pod that replaces `a` and then `b` by rising numbers, until it is dropped.
+struct Writer {
+    /// What both have been.
+    both: Arc<AtomicU64>,
+    stop: Arc<AtomicBool>,
+    thread: Option<JoinHandle<()>>,
+}
+
+impl Writer {
+    fn start(at: PathBuf) -> Self {
+        let (both, stop) = (
+            Arc::new(AtomicU64::new(0)),
+            Arc::new(AtomicBool::new(false)),
+        );
+        let (done, told) = (both.clone(), stop.clone());
+        let thread = std::thread::spawn(move || {
+            for number in 1.. {
+                if told.load(Ordering::SeqCst) {
+                    return;
+                }
+                for file in ["a", "b"] {
+                    let new = at.join("new");
+                    fs::write(&new, number.to_string()).expect("written");
+                    fs::rename(new, at.join(file)).expect("replaced");
+                }
+                done.store(number, Ordering::SeqCst);
+            }
+        });
+        Self {
+            both,
+            stop,
+            thread: Some(thread),
+        }
+    }
+
+    /// Waits until it has written more.
+    async fn goes_on(&self) {
+        let now = self.both.load(Ordering::SeqCst);
+        let further = || self.both.load(Ordering::SeqCst) > now + 1;
+        eventually("the pod writes", further).await;
+    }
+}
+
+impl Drop for Writer {
+    fn drop(&mut self) {
+        self.stop.store(true, Ordering::SeqCst);
+        if let Some(thread) = self.thread.take() {
+            // A panic was printed where it happened.
+            let _ended = thread.join();
+        }
+    }
+}
+
+/// Which moment of a [`Writer`] a claim shows: both files of one number, or the first of the next one.
+async fn moment_in(bench: &Bench, claim: &Claim) -> u64 {
+    let number = |path: &Path, file: &str| -> u64 {
+        let text = fs::read_to_string(path.join(file)).expect(file);
+        text.parse().expect("a number")
+    };
+    let seen = bench.inside(claim, |path| (number(path, "a"), number(path, "b")));
+    let (a, b) = seen.await;
+    assert!(a == b || a == b + 1, "{}: torn: {a} and {b}", claim.name);
+    a
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn what_is_made_of_a_btrfs_in_which_a_pod_writes_is_one_moment_of_it() {
+    let Some(bench) = Bench::new(BTRFS).await else {
+        return;
+    };
+    let claim = bench.create("claim").await;
+    let writer = Writer::start(bench.mount(&claim).await);
+    let mut made = Vec::new();
+    for number in 0..10 {
+        writer.goes_on().await;
+        let snapshot = bench.snapshot(&format!("s{number}"), &claim).await;
+        made.push(bench.restore(&format!("of s{number}"), &snapshot).await);
+        writer.goes_on().await;
+        made.push(bench.clone_of(&format!("c{number}"), &claim).await);
+    }
+    drop(writer);
+    let mut last = 0;
+    for claim in &made {
+        let moment = moment_in(&bench, claim).await;
+        assert!(moment > last, "{}: of {moment} after {last}", claim.name);
+        last = moment;
+    }
+    bench.unmount(&claim).await;
+    bench.finish().await;
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn a_group_on_btrfs_has_one_moment_of_one_claim_that_is_mounted_and_none_of_two() {
+    let Some(bench) = Bench::new(BTRFS).await else {
+        return;
+    };
+    let busy = bench.create("busy").await;
+    let calm = bench.create("calm").await;
+    bench.write(&calm, "name", "calm").await;
+    let sources = [busy.id.to_string(), calm.id.to_string()];
+    let writer = Writer::start(bench.mount(&busy).await);
+    for number in 0..5 {
+        writer.goes_on().await;
+        let name = format!("g{number}");
+        let taken = again(|| bench.engine.create_group(&name, &sources)).await;
+        let (_, snapshots) = taken.expect("one is mounted");
+        for snapshot in snapshots {
+            let name = format!("{number} of {}", snapshot.source);
+            let restored = bench.restore(&name, &snapshot).await;
+            if snapshot.source == busy.id {
+                moment_in(&bench, &restored).await;
+            } else {
+                let text = bench.read(&restored, "name").await;
+                assert_eq!(text.expect("name"), "calm");
+            }
+        }
+    }
+    let layers = bench.names_in("layers");
+    bench.mount(&calm).await;
+    let refused = again(|| bench.engine.create_group("two", &sources)).await;
+    assert!(
+        matches!(&refused, Err(Error::Unsupported { what, .. }) if what.contains("one moment")),
+        "{refused:?}"
+    );
+    assert_eq!(bench.names_in("layers"), layers, "nothing was begun");
+    drop(writer);
+    for claim in [&busy, &calm] {
+        bench.unmount(claim).await;
+    }
+    bench.finish().await;
 }
 
 #[tokio::test(flavor = "multi_thread")]
