@@ -19,6 +19,9 @@ mod bench;
 #[path = "failing/made.rs"]
 mod made;
 
+#[path = "failing/sources.rs"]
+mod sources;
+
 use std::collections::BTreeMap;
 use std::fs;
 use std::path::{Path, PathBuf};
