@@ -1,11 +1,19 @@
 //! What must never be logged: secrets, service account tokens, mount flags. The descriptor says which fields those are;
-//! every RPC of the driver is sent with a canary in each of them, and the canary must be in no line of log and no answer.
+//! every RPC of the driver is sent with a canary in each of them, and the canary must be in no line of log and no answer. Those calls
+//! are refused; a volume that is published for real is in a test of its own, which also looks at what is kept of it.
 //!
-//! One test in a process of its own: the log is the process's.
+//! One test in a process of its own: the log is the process's. The driver of the other is another process.
+
+#![expect(
+    clippy::disallowed_types,
+    reason = "what the driver tells people is asked as they ask, by its binary"
+)]
 
 mod common;
 
 use std::io;
+use std::path::{Path, PathBuf};
+use std::process::Command;
 use std::sync::Arc;
 
 use baggageclaim::csi::Readiness;
@@ -18,7 +26,10 @@ use tonic::codegen::http::uri::PathAndQuery;
 use tonic::transport::Channel;
 use tonic::{Request, Status};
 
+use common::calls::OPTIONS;
+use common::process::NodeProcess;
 use common::raw::Raw;
+use common::{Fs, require_lab};
 
 const CANARY: &str = "hunter2-the-canary";
 const TOKENS: &str = "csi.storage.k8s.io/serviceAccount.tokens";
@@ -154,4 +165,88 @@ async fn secrets_are_in_no_line_and_no_answer() {
     ] {
         assert!(publish[0].contains(part), "{part}: {}", publish[0]);
     }
+}
+
+/// Whether bytes are somewhere in a file below a directory, or in the name of one.
+fn is_in_files(dir: &Path, text: &str) -> bool {
+    std::fs::read_dir(dir).expect("a directory").any(|entry| {
+        let entry = entry.expect("an entry");
+        let kind = entry.file_type().expect("a kind");
+        let path = entry.path();
+        let name = entry.file_name();
+        name.to_string_lossy().contains(text)
+            || kind.is_dir() && is_in_files(&path, text)
+            || kind.is_file() && {
+                let bytes = std::fs::read(&path).expect("read");
+                bytes
+                    .windows(text.len())
+                    .any(|part| part == text.as_bytes())
+            }
+    })
+}
+
+/// All that people are told of a pool.
+fn told(pool: &Path) -> String {
+    let ask = |question: &[&str]| {
+        let answer = Command::new(env!("CARGO_BIN_EXE_baggageclaim"))
+            .args(question)
+            .arg("--pool")
+            .arg(pool)
+            .output()
+            .expect("the binary runs");
+        assert!(answer.status.success(), "{question:?}: {answer:?}");
+        String::from_utf8([answer.stdout, answer.stderr].concat()).expect("text")
+    };
+    let lists = ["volumes", "artifacts", "caches"].into_iter();
+    let lists = lists.flat_map(|verb| ["wide", "json"].map(|form| ask(&[verb, "-o", form])));
+    let rest = ["status", "check"].map(|verb| ask(&[verb, "-o", "json"]));
+    lists.chain(rest).collect()
+}
+
+#[tokio::test]
+async fn what_a_published_volume_came_with_is_kept_and_told_nowhere() {
+    let lab = require_lab!(Fs::Ext4);
+    let node = NodeProcess::start(&lab, &["--log", "trace", "--reserve", "0"]);
+    let kubelet = node.kubelet().await;
+    let pod = kubelet.pod("ci", "build");
+    pod.prepare("out").expect("prepare");
+    let output = [("type", "output"), ("name", "o"), ("commit", "always")];
+    let mut request = pod.publish_request("out", output, OPTIONS);
+    let tokens =
+        format!(r#"{{"":{{"token":"{CANARY}","expirationTimestamp":"2026-01-01T10:00:00Z"}}}}"#);
+    request
+        .volume_context
+        .insert(TOKENS.to_owned(), tokens.clone());
+    request.secrets.insert(TOKENS.to_owned(), tokens);
+    request
+        .secrets
+        .insert("password".to_owned(), CANARY.to_owned());
+    let id = request.volume_id.clone();
+    let mut client = kubelet.node_client();
+    // Twice: what is there already is looked at another way.
+    for _ in 0..2 {
+        let answer = client.node_publish_volume(request.clone()).await;
+        answer.expect("published");
+    }
+    std::fs::write(pod.target("out").join("file"), "content").expect("write");
+
+    // Where it looks, what is known to be there is found.
+    let assert_nowhere = |listed: &str, kept: &str| {
+        let text = told(&node.pool);
+        assert!(text.contains(listed) && !text.contains(CANARY), "{text}");
+        assert!(is_in_files(&node.pool, kept), "it looks elsewhere: {kept}");
+        assert!(!is_in_files(&node.pool, CANARY), "kept in the pool");
+    };
+    assert_nowhere(&id, pod.uid());
+    pod.unpublish("out").await.expect("unpublish");
+    node.logged("\"sealed\"", 1).await;
+    assert_nowhere("artifact/o", "content");
+    let log = node.terminate().await;
+    for line in log.lines() {
+        assert!(!line.contains(CANARY), "{line}");
+    }
+    for part in [&id, "\"level\":\"DEBUG\"", "NodePublishVolume"] {
+        assert!(log.contains(part), "{part}: {log}");
+    }
+    assert_eq!(lab.close(), Vec::<PathBuf>::new());
 }
