@@ -30,12 +30,14 @@ use baggageclaim::engine::claims::{CreateClaim, MountClaim, SnapshotFilter};
 use baggageclaim::engine::crash::{self, Point};
 use baggageclaim::engine::{Config, Engine, Error};
 use baggageclaim::model::{
-    Attachment, Claim, ClaimSource, MutableChange, Snapshot, SnapshotId, VolumeId,
+    Attachment, Claim, ClaimParameters, ClaimSource, LiveClone, MutableChange, Snapshot,
+    SnapshotId, VolumeId,
 };
 use baggageclaim::sys::{self, Dir};
 use bench::{BTRFS, Bench, COPY, Ground, OVERLAY, request, say};
 use common::bench::{NEVER, names, open_again};
 use common::{Fs, Lab};
+use rustix::process::{Signal, getpid, kill_process};
 use serde::{Deserialize, Serialize};
 
 /// What makes this test binary the process under test.
@@ -51,6 +53,8 @@ const MIB: u64 = 1 << 20;
 enum Step {
     /// CreateVolume.
     Create(&'static str),
+    /// The same, by a class with `liveClone: copy`; and a pod comes, writes many files, and stays.
+    Crowd(&'static str),
     /// ControllerPublishVolume.
     Attach(&'static str),
     /// NodeStageVolume.
@@ -114,14 +118,38 @@ const LIFE: &[Step] = &[
     Step::Delete("c"),
     // It is the last that has a layer.
     Step::DeleteSnapshot("t"),
+    Step::Crowd("w"),
+    // Under its pod: by a copy, where there is no snapshot.
+    Step::Snapshot("w", "l"),
+    Step::Publish("w", "later"),
+    Step::Unpublish("w"),
+    Step::Unstage("w"),
+    Step::Restore("l", "k"),
+    // On overlay its directory goes with its content. A start that finds one of a claim that is deleted asks by the id whether that is
+    // mounted, and lives that go on beside this one have a claim of the same name mounted.
+    Step::Snapshot("w", "m"),
+    Step::Delete("w"),
+    Step::DeleteSnapshot("m"),
+    Step::DeleteSnapshot("l"),
 ];
 
+/// How many files a crowd has: so many that a copy of it takes a while.
+const CROWD: usize = 300;
+
 /// What the claims that are left hold in the end.
-const LEFT: [(&str, &[&str]); 3] = [
+const LEFT: [(&str, &[&str]); 4] = [
     ("d", &["one", "two"]),
     ("e", &["one", "three"]),
     ("f", &["one", "three", "two"]),
+    ("k", &[]),
 ];
+
+/// What claims that have one hold of a crowd.
+const CROWDED: [&str; 1] = ["k"];
+
+fn is_of_crowd(name: &str) -> bool {
+    name.starts_with("crowd-")
+}
 
 /// Asks until nobody is in the way: other tests start processes, and between its fork and its exec such a process holds all that
 /// this one has open.
@@ -197,6 +225,11 @@ impl Actor<'_> {
             source,
             ..request(name)
         };
+        self.create_as(request).await;
+    }
+
+    async fn create_as(&self, request: CreateClaim) {
+        let name = &request.name;
         patiently(name, || self.engine.create_claim(request.clone())).await;
     }
 
@@ -232,6 +265,24 @@ impl Actor<'_> {
         .await;
     }
 
+    async fn crowd(&self, name: &str) {
+        let parameters = ClaimParameters {
+            live_clone: LiveClone::Copy,
+            ..ClaimParameters::default()
+        };
+        let request = CreateClaim {
+            required_bytes: 16 * MIB,
+            parameters,
+            ..request(name)
+        };
+        self.create_as(request).await;
+        self.mount(name, true).await;
+        for number in 0..CROWD {
+            let file = format!("crowd-{number:03}");
+            fs::write(self.staging(name).join(&file), &file).expect("written");
+        }
+    }
+
     fn group(&self) -> Option<SnapshotId> {
         let mut snapshots = snapshots(self.engine).into_iter();
         snapshots.find_map(|snapshot| snapshot.group)
@@ -241,6 +292,7 @@ impl Actor<'_> {
         let engine = self.engine;
         match step {
             Step::Create(name) => self.create(name, None).await,
+            Step::Crowd(name) => self.crowd(name).await,
             Step::Attach(name) => {
                 let attachment = Attachment {
                     node: "n".to_owned(),
@@ -346,7 +398,41 @@ struct Launch {
     answers: PathBuf,
     /// Where it dies, and at which visit; `None`: it lives, and writes down how often each point was passed.
     death: Option<(String, usize)>,
+    /// Whether it dies where there is no point: in the middle of a copy.
+    in_a_copy: bool,
     visits: PathBuf,
+}
+
+/// Where a life is cut short.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+enum Death {
+    /// At a visit of a point.
+    At(Point, usize),
+    /// While a crowd is copied.
+    InACopy,
+}
+
+/// How many files of a crowd each layer has that has some.
+fn crowds(layers: &Path) -> Vec<usize> {
+    // Layers come and go.
+    let layers = fs::read_dir(layers).into_iter().flatten().flatten();
+    let count = |layer: fs::DirEntry| {
+        let files = fs::read_dir(layer.path().join("fs"));
+        let files = files.into_iter().flatten().flatten();
+        files
+            .filter(|file| file.file_name().to_str().is_some_and(is_of_crowd))
+            .count()
+    };
+    layers.map(count).filter(|count| *count > 0).collect()
+}
+
+/// Dies as soon as the first of a crowd is in a layer.
+fn die_in_a_copy(layers: &Path) {
+    while crowds(layers).is_empty() {
+        std::thread::yield_now();
+    }
+    let killed = kill_process(getpid(), Signal::KILL);
+    panic!("it lives: {killed:?}");
 }
 
 fn config(pool: &Path, backend: BackendKind) -> Config {
@@ -368,6 +454,10 @@ async fn the_process_under_test() {
     };
     let launch: Launch = serde_json::from_str(&launch).expect("a launch");
     let config = config(&launch.pool, launch.backend);
+    if launch.in_a_copy {
+        let layers = launch.pool.join("layers");
+        std::thread::spawn(move || die_in_a_copy(&layers));
+    }
     let arm = |in_recovery: bool| {
         if let Some((point, visit)) = &launch.death
             && in_recovery == point.starts_with("recover-")
@@ -412,13 +502,13 @@ struct Ended {
 }
 
 /// Has a process live, on a filesystem of its own.
-fn live(ground: Ground, death: Option<(Point, usize)>) -> Result<Ended, String> {
+fn live(ground: Ground, death: Option<Death>) -> Result<Ended, String> {
     let lab = Lab::try_sized(ground.1, 512 * MIB)?;
     Ok(live_in(lab, ground, death))
 }
 
 /// The same on the filesystem of an earlier one.
-fn live_in(lab: Lab, ground: Ground, death: Option<(Point, usize)>) -> Ended {
+fn live_in(lab: Lab, ground: Ground, death: Option<Death>) -> Ended {
     let config = config(&lab.path().join("pool"), ground.0);
     let targets = lab.kubelet_dir().join("pods");
     let launch = Launch {
@@ -426,7 +516,11 @@ fn live_in(lab: Lab, ground: Ground, death: Option<(Point, usize)>) -> Ended {
         backend: ground.0,
         targets: targets.clone(),
         answers: lab.run_dir().join("answers"),
-        death: death.map(|(point, visit)| (point.name().to_owned(), visit)),
+        death: match death {
+            Some(Death::At(point, visit)) => Some((point.name().to_owned(), visit)),
+            Some(Death::InACopy) | None => None,
+        },
+        in_a_copy: death == Some(Death::InACopy),
         visits: lab.run_dir().join("visits"),
     };
     let output = Command::new(std::env::current_exe().expect("this binary"))
@@ -532,11 +626,16 @@ async fn take_over(ended: Ended, calm: &[Vec<String>], death: &str) {
         let claim = claim(&bench.engine, name).expect(name);
         let seen = bench.inside(&claim, |path| {
             let seen = names(path);
-            let is_whole = |file: &&str| fs::read(path.join(file)).expect(file) == file.as_bytes();
-            assert!(files.iter().all(is_whole), "{death}: {name}");
+            let is_whole =
+                |file: &String| fs::read(path.join(file)).expect(file) == file.as_bytes();
+            assert!(seen.iter().all(is_whole), "{death}: {name}");
             seen
         });
-        assert_eq!(seen.await, files, "{death}: {name}");
+        let (crowd, seen): (Vec<String>, _) =
+            seen.await.into_iter().partition(|file| is_of_crowd(file));
+        assert_eq!(seen, files, "{death}: {name}");
+        let whole = if CROWDED.contains(&name) { CROWD } else { 0 };
+        assert_eq!(crowd.len(), whole, "{death}: {name}");
     }
     bench.finish().await;
 }
@@ -581,7 +680,8 @@ async fn visit_all(ground: Ground) {
                     clippy::disallowed_methods,
                     reason = "the driver has no such thread; this one waits for a process"
                 )]
-                let ended = tokio::task::block_in_place(|| live(ground, Some((point, visit))));
+                let ended =
+                    tokio::task::block_in_place(|| live(ground, Some(Death::At(point, visit))));
                 let ended = ended.unwrap_or_else(|reason| panic!("{reason}"));
                 assert!(ended.died, "{death}: nobody came there");
                 take_over(ended, &expected, &death).await;
@@ -623,6 +723,34 @@ async fn every_point_of_claims_by_copies() {
     visit_all(COPY).await;
 }
 
+/// Between the points: a copy of what a pod writes to is begun and not whole, and no snapshot is made of that.
+#[tokio::test(flavor = "multi_thread")]
+async fn a_copy_of_a_claim_under_its_pod_is_cut_short_in_the_middle() {
+    const MOST: usize = 20;
+
+    for ground in [OVERLAY, COPY] {
+        say(ground);
+        let calm = match live(ground, None) {
+            Ok(calm) => calm.listed,
+            Err(reason) => return common::skip(&reason),
+        };
+        let mut lives = 0;
+        loop {
+            lives += 1;
+            let ended = live(ground, Some(Death::InACopy)).expect("as before");
+            assert!(ended.died, "nothing was copied");
+            let begun = crowds(&ended.config.pool.join("layers"));
+            take_over(ended, &calm, "in the middle of a copy").await;
+            // Whoever kills is late where others work, too.
+            if matches!(begun[..], [count] if count < CROWD) {
+                break;
+            }
+            assert!(lives < MOST, "each of {lives} copies was whole: {begun:?}");
+        }
+        eprintln!("cut short in life {lives}");
+    }
+}
+
 /// The start that takes a freeze back may be cut short, too.
 #[tokio::test(flavor = "multi_thread")]
 async fn a_freeze_is_taken_back_however_often_that_is_cut_short() {
@@ -630,10 +758,10 @@ async fn a_freeze_is_taken_back_however_often_that_is_cut_short() {
         Ok(calm) => calm.listed,
         Err(reason) => return common::skip(&reason),
     };
-    let death = Some((Point::FreezeContentMoved, 1));
+    let death = Some(Death::At(Point::FreezeContentMoved, 1));
     let first = live(OVERLAY, death).expect("as before");
     assert!(first.died, "nothing was moved");
-    let death = Some((Point::RecoverContentBack, 1));
+    let death = Some(Death::At(Point::RecoverContentBack, 1));
     // It comes to no answer, so those of the first are found.
     let second = live_in(first.lab, OVERLAY, death);
     assert!(second.died, "nothing was taken back");
