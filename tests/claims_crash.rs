@@ -555,7 +555,8 @@ fn live_in(lab: Lab, ground: Ground, death: Option<Death>) -> Ended {
 fn bound(lab: &Lab, config: &Config, claim: &VolumeId) -> Option<u64> {
     let volume = config.pool.join("volumes").join(claim.as_str());
     match (config.backend, lab.fs()) {
-        (Some(BackendKind::Btrfs), _) => {
+        // Simple quotas came with Linux 6.7; without them nothing bounds a subvolume.
+        (Some(BackendKind::Btrfs), _) if common::kernel_is(6, 7) => {
             let fs = Dir::open(&volume.join("fs")).expect("open");
             let group = format!("1_{}", fs.subvolume_id().expect("an id"));
             Some(btrfs_limit(&lab.path(), &group))
@@ -660,7 +661,9 @@ async fn visit_all(ground: Ground) {
         let moves = ground.0 == BackendKind::Overlay;
         let passed = moves || point != Point::FreezeMarked;
         assert_eq!(visits > 0, passed, "{}", point.name());
-        deaths.extend((1..=visits).map(|visit| (point, visit)));
+        // An emulated machine takes seconds for a death, and is taken to hang when it says nothing for minutes.
+        let most = if common::in_a_guest() { 1 } else { visits };
+        deaths.extend((1..=visits.min(most)).map(|visit| (point, visit)));
     }
     let expected = calm.listed.clone();
     take_over(calm, &expected, "nobody died").await;
@@ -710,6 +713,10 @@ async fn every_point_of_claims_on_overlay() {
     // Where the kernel has quotas (tests/guests): a claim is bounded there.
     let bounded = (OVERLAY.0, Fs::Ext4Quota);
     let can_bound = Lab::try_sized(bounded.1, 64 * MIB).is_ok();
+    assert!(
+        can_bound || !common::in_a_guest(),
+        "a guest's kernel has quotas"
+    );
     visit_all(if can_bound { bounded } else { OVERLAY }).await;
 }
 

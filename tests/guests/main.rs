@@ -95,7 +95,7 @@ const PROGRAMS: [&str; 8] = [
 ];
 
 /// The test programs that run in guests, all of each.
-const SUITES: [&str; 4] = ["conformance", "overlay", "engine", "claims"];
+const SUITES: [&str; 5] = ["conformance", "overlay", "engine", "claims", "claims_crash"];
 
 /// The parts of all this.
 const PARTS: [&str; 4] = ["suites", "cuts", "kills", "shakes"];
