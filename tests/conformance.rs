@@ -503,8 +503,13 @@ fn writers_are_noticed_where_the_backend_promises_it(bench: &Bench) {
         .freeze(&volume.dir, Some(pin))
         .expect("freeze");
     assert_eq!(matches!(answer, Freeze::Busy(_)), overlay);
+    // Where nobody knows of holders the files are asked.
+    assert_eq!(bench.backend.knows_holders(), overlay);
+    let written = || bench.backend.writers(&volume.dir, &|| false);
+    assert_eq!(written().expect("writers"), !overlay);
     file.write_all(b"the last word").expect("write");
     drop(file);
+    assert!(!written().expect("writers"));
     if overlay {
         bench.wait_until_free(&volume);
     }
@@ -664,6 +669,7 @@ fn nested_subvolumes_are_refused_by_name_and_deleted(bench: &Bench) {
         return;
     }
     let volume = bench.fork(&[]);
+    let mut writer = None;
     bench.within(&volume, |root| {
         fs::create_dir_all(root.join("some/where")).expect("mkdir");
         let dir = Dir::open(&root.join("some/where")).expect("open");
@@ -672,8 +678,15 @@ fn nested_subvolumes_are_refused_by_name_and_deleted(bench: &Bench) {
             .expect("open")
             .create_subvolume("inner")
             .expect("create");
-        fs::write(root.join("some/where/nested/inner/f"), b"x").expect("write");
+        let file = root.join("some/where/nested/inner/f");
+        writer = Some(fs::File::create(file).expect("create"));
     });
+    // It is refused at once: nobody is waited for, and its files, of which there may be any number, are not asked.
+    let asked = std::cell::Cell::new(false);
+    let ask = || asked.replace(true);
+    assert!(!bench.backend.writers(&volume.dir, &ask).expect("writers"));
+    assert!(!asked.get());
+    drop(writer);
     match bench.try_seal(&volume) {
         Err(Error::Refused { path, .. }) => assert_eq!(path, "some/where/nested"),
         other => panic!("{other:?}"),

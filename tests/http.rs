@@ -222,7 +222,7 @@ async fn it_is_alive_before_it_is_ready_and_until_it_has_ended() {
     // The disk hangs, and with it all threads that serve calls: not ready, and not to be restarted for it.
     let frozen = Frozen::new(lab.path());
     let (mut pods, mut publishes) = (Vec::new(), Vec::new());
-    for number in 0..7 {
+    for number in 0..6 {
         // A connection of its own, made for the call, as kubelet does.
         let kubelet = node.kubelet().await;
         let pod = kubelet.pod("ci", &format!("build-{number}"));

@@ -233,8 +233,17 @@ impl Backend for Btrfs {
         Ok(Freeze::Frozen)
     }
 
-    fn writers(&self, volume: &Dir, stop: Stop<'_>) -> Result<Freeze> {
-        tree::writers(&volume.open_beneath(FS)?, stop)
+    fn knows_holders(&self) -> bool {
+        false
+    }
+
+    fn writers(&self, volume: &Dir, stop: Stop<'_>) -> Result<bool> {
+        let fs = volume.open_beneath(FS)?;
+        // What has subvolumes of its own is not sealed, whoever writes to it; and a pod makes as many of them as it likes at once.
+        if Self::refuse_nested(&fs).is_err() {
+            return Ok(false);
+        }
+        tree::writers(&fs, stop)
     }
 
     fn has_marker(&self, volume: &Dir, name: &str) -> Result<bool> {

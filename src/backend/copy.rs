@@ -90,7 +90,11 @@ impl Backend for Copy {
         Ok(Freeze::Frozen)
     }
 
-    fn writers(&self, volume: &Dir, stop: Stop<'_>) -> Result<Freeze> {
+    fn knows_holders(&self) -> bool {
+        false
+    }
+
+    fn writers(&self, volume: &Dir, stop: Stop<'_>) -> Result<bool> {
         tree::writers(&volume.open_beneath(FS)?, stop)
     }
 

@@ -186,7 +186,7 @@ pub enum Freeze {
     /// shows must stay. The descriptor is as in `Busy`.
     Held(Option<OwnedFd>),
     /// Somebody holds it open. The descriptor, where there is one, becomes readable when the last holder is gone
-    /// (inotify's IN_UNMOUNT), or when it is worth asking again; without one, ask again later.
+    /// (inotify's IN_UNMOUNT); without one, ask again later.
     Busy(Option<OwnedFd>),
 }
 
@@ -248,11 +248,16 @@ pub trait Backend: fmt::Debug + Send + Sync + 'static {
     /// Without a pin the answer is `in_use`'s.
     fn freeze(&self, volume: &Dir, pin: Option<OwnedFd>) -> Result<Freeze>;
 
-    /// Whether a process may still write to what [`Backend::seal`] would take, because it has a file of it open for writing or mapped so:
-    /// where `freeze` cannot know. Walks the tree, as far as the first such file. `Busy`'s descriptor becomes readable when that one is closed.
-    fn writers(&self, volume: &Dir, stop: Stop<'_>) -> Result<Freeze> {
+    /// Whether `in_use` and `freeze` know who holds a volume; else [`Backend::writers`] is asked before a seal.
+    fn knows_holders(&self) -> bool {
+        true
+    }
+
+    /// Whether a process may still write to what [`Backend::seal`] would take, because it has a file of it open for writing or mapped so.
+    /// Walks the tree, as far as the first such file.
+    fn writers(&self, volume: &Dir, stop: Stop<'_>) -> Result<bool> {
         let _ = (volume, stop);
-        Ok(Freeze::Frozen)
+        Ok(false)
     }
 
     /// Whether the volume's own content has a regular file of this name in its root, made since it was forked.

@@ -16,7 +16,7 @@
 //! # Threads
 //!
 //! Nothing that blocks runs on the async runtime. `calls` serves RPCs, `seals` ends volumes, `syncs` (one thread) waits for
-//! the disk, `chores` (one thread) deletes and measures, `spares` (one thread) makes beforehand what a publish needs: what is
+//! the disk, `chores` (one thread) deletes and measures, `looks` (one thread) asks who still writes to what is to be sealed, `spares` (one thread) makes beforehand what a publish needs: what is
 //! slow delays only its like. A job that was given is finished, whoever waits for it. What is short and the same whatever the size
 //! of a tree runs where it was received, on a thread that serves nothing but calls (`threads`).
 
@@ -47,6 +47,7 @@ mod threads;
 mod types;
 mod unpublish;
 mod watch;
+mod writers;
 
 use std::path::{Path, PathBuf};
 use std::sync::Arc;
@@ -62,7 +63,7 @@ use tokio_util::task::TaskTracker;
 pub use error::{Error, Result, Shortage};
 pub use figures::{Counters, Figures};
 pub use notice::{Notice, Notices};
-pub use threads::{CallHere, DESKS, after_the_answer, apart, others_first, say_at_work};
+pub use threads::{CallHere, DESKS, after_the_answer, apart, at_work, others_first, say_at_work};
 pub use types::{
     ArtifactRow, Awaited, Finding, PublishRequest, Published, Reaped, Rebuilt, Status, Told,
     VolumeRow, VolumeState, VolumeStats,
@@ -176,6 +177,7 @@ struct Inner {
     spares: Spares,
     seals: Threads,
     chores: Threads,
+    looks: Threads,
     syncs: Threads,
     commits: mpsc::UnboundedSender<LayerId>,
     reaper: Notify,
@@ -220,7 +222,13 @@ impl Inner {
 
     /// Ends all threads when they have done what they were given, and closes what is open. Blocks.
     fn put_away(&self) {
-        for threads in [&self.calls, &self.seals, &self.syncs, &self.chores] {
+        for threads in [
+            &self.calls,
+            &self.seals,
+            &self.syncs,
+            &self.chores,
+            &self.looks,
+        ] {
             threads.finish();
         }
         self.spares.finish(&self.dirs.spares, &*self.backend);
@@ -307,6 +315,7 @@ impl Engine {
         let (commits, sealed) = mpsc::unbounded_channel();
         let seals = threads("seals", 2)?;
         let chores = threads("chores", 1)?;
+        let looks = threads("looks", 1)?;
         let syncs = threads("syncs", 1)?;
         let opened = calls.run(move || {
             let pool = open::open(&config)?;
@@ -330,6 +339,7 @@ impl Engine {
             spares: Spares::new(threads("spares", 1)?),
             seals,
             chores,
+            looks,
             syncs,
             commits,
             reaper: Notify::new(),

@@ -5,7 +5,7 @@
 
 use std::os::fd::OwnedFd;
 use std::sync::Arc;
-use std::sync::atomic::{AtomicUsize, Ordering};
+use std::sync::atomic::Ordering;
 use std::time::{Duration, Instant};
 
 use super::clock::uptime;
@@ -14,6 +14,7 @@ use super::error::{Doing, Error, Result};
 use super::notice::{NotCommitted, What, say, say_not_committed};
 use super::state::{Goal, Left};
 use super::types::VolumeState;
+use super::writers::until_unwritten;
 use super::{Inner, reap};
 use crate::backend::{self, Freeze};
 use crate::model::{
@@ -40,9 +41,6 @@ const RETRY: [Duration; 6] = [
 /// For which part of all the time each process tries, at least, before it gives a copy up that finds no room, however long others found none
 /// before it: while there was no driver nobody evicted anything, and one that begins has only just asked for that.
 const NO_ROOM_AT_LEAST: u32 = 10;
-
-/// How often it is asked again who has files of a volume open, after that could not be found out.
-const ASKED_AGAIN: usize = 2;
 
 /// Room may come back at any moment, by the hand of somebody whom we do not hear.
 const RETRY_WHEN_FULL: Duration = Duration::from_secs(5);
@@ -105,11 +103,15 @@ async fn settle(inner: &Arc<Inner>, left: Left) {
     let mut short: Option<Short> = None;
     loop {
         // Copies that found no room go on one at a time: together none of them might ever find it.
+        if short.is_some()
+            && let Some((_, record)) = inner.leaving(key)
+            && until_unwritten(inner, key, &record).await
+        {
+            no_longer_short(inner, key).await;
+            short = None;
+        }
         let alone = match short {
-            Some(_) => {
-                until_unwritten(inner, key).await;
-                Some(inner.copying.lock().await)
-            }
+            Some(_) => Some(inner.copying.lock().await),
             None => None,
         };
         let ended = end(inner, key, short).await;
@@ -217,7 +219,7 @@ fn is_held(inner: &Inner, key: LayerId) -> Result<bool> {
 }
 
 /// Says, if a process still holds open after a while what is to be sealed: else nobody knows why it is not.
-fn tell_if_held_for_long(inner: &Arc<Inner>, key: LayerId) {
+pub(super) fn tell_if_held_for_long(inner: &Arc<Inner>, key: LayerId) {
     let engine = inner.clone();
     let task = async move {
         tokio::select! {
@@ -241,51 +243,18 @@ fn tell_if_held_for_long(inner: &Arc<Inner>, key: LayerId) {
 
 /// Waits until nobody can change the volume's content any more. If somebody still looks at it, what tells the end of that.
 async fn freeze(inner: &Arc<Inner>, key: LayerId, mut pin: Option<OwnedFd>) -> Option<Watch> {
-    until_final(inner, key, move || {
-        let pin = pin.take();
-        move |engine: &Inner, dir: &Dir| engine.backend.freeze(dir, pin)
-    })
-    .await
-}
-
-/// The same where only the files themselves can tell, right before they are sealed. Where they cannot be asked, again and again, it is
-/// not known, and not waited for.
-async fn until_unwritten(inner: &Arc<Inner>, key: LayerId) {
-    let failures = Arc::<AtomicUsize>::default();
-    until_final(inner, key, || {
-        let failures = failures.clone();
-        move |engine: &Inner, dir: &Dir| {
-            let stop = || engine.stop.is_cancelled();
-            engine.backend.writers(dir, &stop).or_else(|error| {
-                if stop() || failures.fetch_add(1, Ordering::Relaxed) < ASKED_AGAIN {
-                    return Err(error);
-                }
-                tracing::warn!(layer = %key, %error, "it is not known whether a process has files of it open; it is sealed as it is");
-                Ok(Freeze::Frozen)
-            })
-        }
-    })
-    .await;
-}
-
-/// Asks whether the volume's content can still change, until it cannot.
-async fn until_final<Ask>(
-    inner: &Arc<Inner>,
-    key: LayerId,
-    mut ask: impl FnMut() -> Ask,
-) -> Option<Watch>
-where
-    Ask: FnOnce(&Inner, &Dir) -> backend::Result<Freeze> + Send + 'static,
-{
     let (mut failures, mut looks) = (0, 0);
     loop {
         let engine = inner.clone();
-        let ask = ask();
+        let pin = pin.take();
         let frozen = inner.seals.run(move || {
             let Some(dir) = engine.leaving_dir(key)? else {
                 return Ok(Freeze::Frozen);
             };
-            ask(&engine, &dir).doing("freeze the volume's content")
+            engine
+                .backend
+                .freeze(&dir, pin)
+                .doing("freeze the volume's content")
         });
         match frozen.await.and_then(|result| result) {
             Ok(Freeze::Frozen) => return None,
@@ -312,10 +281,15 @@ where
     }
 }
 
+/// How long to wait before the next look.
+pub(super) fn look_again(looks: usize) -> Duration {
+    Duration::from_millis(1 << looks.min(16)).min(LOOK_AGAIN)
+}
+
 /// Waits for the event that the last holder is gone, or for the time to look again: soon at first, because the kernel lets
 /// go of a top a moment after it has told.
-async fn released(watch: Watch, looks: u32) {
-    let look_again = Duration::from_millis(1 << looks.min(16)).min(LOOK_AGAIN);
+async fn released(watch: Watch, looks: usize) {
+    let look_again = look_again(looks);
     let Some(watch) = watch else {
         return tokio::time::sleep(look_again).await;
     };
@@ -332,12 +306,8 @@ async fn end(inner: &Arc<Inner>, key: LayerId, short: Option<Short>) -> Result<(
         return Ok(());
     };
     match goal {
-        Goal::Seal(plan) => match decide(inner, key, &plan, &record).await? {
+        Goal::Seal(plan) => match decide_at_rest(inner, key, &plan, &record, short).await? {
             Ok(()) => {
-                // Who found no room has asked already: others wait until this attempt is over.
-                if short.is_none() {
-                    until_unwritten(inner, key).await;
-                }
                 inner.set_leaving_state(key, VolumeState::Sealing);
                 let engine = inner.clone();
                 let began = Instant::now();
@@ -417,6 +387,29 @@ async fn no_longer_short(inner: &Arc<Inner>, key: LayerId) {
     if let Err(error) = forgotten.await.and_then(|forgotten| forgotten) {
         tracing::debug!(layer = %key, %error, "an earlier wait for room is counted too");
     }
+}
+
+/// Whether the volume is to be sealed, once nobody writes to it any more; if not, why.
+async fn decide_at_rest(
+    inner: &Arc<Inner>,
+    key: LayerId,
+    plan: &SealPlan,
+    record: &VolumeRecord,
+    short: Option<Short>,
+) -> Result<Result<(), NotCommitted>> {
+    // The marker is content. For all else it costs nothing to know first that nothing is to be sealed.
+    let by_content = plan.keep.commit == Commit::OnMarker;
+    // Who found no room has waited already: others wait until this attempt is over.
+    let waits = short.is_none();
+    if waits && by_content {
+        until_unwritten(inner, key, record).await;
+    }
+    let decided = decide(inner, key, plan, record).await?;
+    let still = waits && !by_content && decided.is_ok();
+    if still && until_unwritten(inner, key, record).await {
+        return decide(inner, key, plan, record).await;
+    }
+    Ok(decided)
 }
 
 /// Whether the volume's pod did what its `commit` asks for; if not, why.
@@ -764,7 +757,7 @@ impl Inner {
     }
 
     /// Notes how far a leaving volume is; tells whether that is news.
-    fn set_leaving_state(&self, key: LayerId, now: VolumeState) -> bool {
+    pub(super) fn set_leaving_state(&self, key: LayerId, now: VolumeState) -> bool {
         let mut state = self.state.lock();
         let Some(leaving) = state.leaving.get_mut(&key) else {
             return false;

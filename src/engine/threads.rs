@@ -58,6 +58,12 @@ pub fn say_at_work(at_work: Arc<AtomicBool>) {
         .expect("a thread is told once where to say it");
 }
 
+/// Does something on this thread that may block, and says so while it does.
+pub fn at_work<T>(what: impl FnOnce() -> T) -> T {
+    let _at_work = AtWork::begin();
+    what()
+}
+
 /// A job runs on this thread.
 struct AtWork;
 

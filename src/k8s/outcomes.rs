@@ -398,8 +398,8 @@ impl Outcomes<'_> {
     }
 }
 
-/// Whether it was the API server that said so, and not that nobody answers. Not with 5xx: that is said by what stands before an
-/// API server that is away, and by one that is not up yet.
+/// Whether it was the API server that said so, and not that nobody answers: of somebody whom it knows too little or who asks too much. All
+/// else may be said by what stands before an API server that is away, and by one that is not up yet.
 fn is_answer(error: &watcher::Error) -> bool {
     use watcher::Error::{
         InitialListFailed, NoResourceVersion, WatchError, WatchFailed, WatchStartFailed,
@@ -408,7 +408,7 @@ fn is_answer(error: &watcher::Error) -> bool {
         InitialListFailed(kube::Error::Api(status))
         | WatchStartFailed(kube::Error::Api(status))
         | WatchFailed(kube::Error::Api(status))
-        | WatchError(status) => (400..500).contains(&status.code),
+        | WatchError(status) => matches!(status.code, 401 | 403 | 410 | 429),
         InitialListFailed(_) | WatchStartFailed(_) | WatchFailed(_) => false,
         NoResourceVersion => true,
     }

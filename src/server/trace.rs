@@ -26,7 +26,7 @@ use tower::{Layer, Service};
 use tracing::{Instrument as _, Span};
 
 use super::codes::code_name;
-use crate::engine::after_the_answer;
+use crate::engine::{after_the_answer, at_work};
 use crate::telemetry::metrics::Rpcs;
 
 /// The longest piece of a request that is put into a span; what is longer is cut.
@@ -221,7 +221,8 @@ impl Drop for Guard {
             self.end(Status::cancelled("the caller went away"));
         }
         if let Some((status, elapsed)) = &self.ended {
-            self.log(status, *elapsed);
+            // Whoever reads the log may be slow, and hold this thread up.
+            at_work(|| self.log(status, *elapsed));
         }
     }
 }

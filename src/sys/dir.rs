@@ -149,15 +149,26 @@ impl Dir {
         flags: OFlags,
         mode: u32,
     ) -> Result<OwnedFd> {
-        let relative = relative.as_ref();
-        let mode = Mode::from_raw_mode(mode);
         // openat2 answers EAGAIN when a rename or mount raced with a lookup beneath; the kernel asks to try again.
         loop {
-            match rustix::fs::openat2(&self.fd, relative, flags | OFlags::CLOEXEC, mode, BENEATH) {
-                Err(rustix::io::Errno::AGAIN | rustix::io::Errno::INTR) => {}
-                result => return result.map_err(|errno| self.error("openat2", relative, errno)),
+            match self.try_open_file_beneath(relative.as_ref(), flags, mode) {
+                Err(error) if error.is(Errno::EAGAIN) || error.is(Errno::EINTR) => {}
+                result => return result,
             }
         }
+    }
+
+    /// The same without trying again: with `O_NONBLOCK` EAGAIN says also that somebody has a lease on the file that forbids it.
+    pub fn try_open_file_beneath(
+        &self,
+        relative: impl AsRef<Path>,
+        flags: OFlags,
+        mode: u32,
+    ) -> Result<OwnedFd> {
+        let relative = relative.as_ref();
+        let mode = Mode::from_raw_mode(mode);
+        rustix::fs::openat2(&self.fd, relative, flags | OFlags::CLOEXEC, mode, BENEATH)
+            .map_err(|errno| self.error("openat2", relative, errno))
     }
 
     /// The same directory, which was renamed to this path.

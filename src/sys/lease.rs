@@ -1,17 +1,15 @@
 //! Whether anybody has a file open for writing: asked by trying to get a read lease on it (fcntl(2), `F_SETLEASE`), which the kernel
-//! refuses while somebody has. The lease is given back at once. And waiting until somebody closes it.
+//! refuses while somebody has. The lease is given back at once.
+//!
+//! Nothing tells reliably when he closes it: inotify's `IN_CLOSE_WRITE` comes before the kernel has flushed the file and counts him out.
 
 #![expect(unsafe_code, reason = "no library wraps F_SETLEASE and F_SETSIG")]
 
-use std::os::fd::{AsFd, AsRawFd, BorrowedFd, OwnedFd};
+use std::os::fd::{AsRawFd, BorrowedFd};
 
 use linux_raw_sys::general::F_SETSIG;
 use nix::errno::Errno;
 use nix::libc::{self, c_int};
-use rustix::fs::inotify::{CreateFlags, WatchFlags};
-
-use super::error::{Error, Result};
-use super::node::proc_path;
 
 /// Whether a process has this regular file open for writing, or mapped so that its stores reach the file. `file` is open for reading.
 ///
@@ -45,42 +43,47 @@ fn fcntl(file: BorrowedFd<'_>, command: c_int, argument: c_int) -> std::result::
     Errno::result(result).map(drop)
 }
 
-/// A descriptor that becomes readable when somebody who had `file` open for writing, or the last who had it mapped so, closes it.
-///
-/// EMFILE when the user has too many inotify instances.
-pub fn watch_close(file: BorrowedFd<'_>) -> Result<OwnedFd> {
-    let inotify = rustix::fs::inotify::init(CreateFlags::CLOEXEC | CreateFlags::NONBLOCK)
-        .map_err(|errno| Error::new("inotify_init1", "", errno))?;
-    let path = proc_path(file.as_fd());
-    rustix::fs::inotify::add_watch(&inotify, &path, WatchFlags::CLOSE_WRITE)
-        .map_err(|errno| Error::new("inotify_add_watch", path, errno))?;
-    Ok(inotify)
+/// Gets a lease on a file that forbids everybody else to open it, until it is closed: what others may do to us.
+#[cfg(test)]
+pub fn lease_to_write(file: BorrowedFd<'_>) -> std::result::Result<(), Errno> {
+    #[expect(clippy::cast_possible_wrap, reason = "as above")]
+    fcntl(file, F_SETSIG as c_int, libc::SIGURG)?;
+    fcntl(file, libc::F_SETLEASE, c_int::from(libc::F_WRLCK))
 }
 
 #[cfg(test)]
 mod tests {
     use std::fs::{self, File, OpenOptions};
+    use std::os::fd::AsFd as _;
 
     use rustix::fs::{Mode, OFlags};
 
     use super::*;
 
-    #[tokio::test]
-    async fn only_who_can_write_counts_and_his_close_is_told() {
+    #[test]
+    fn only_who_can_write_counts() {
         let folder = tempfile::tempdir().expect("a temporary folder");
         let path = folder.path().join("f");
         fs::write(&path, "x").expect("write");
         let file = File::open(&path).expect("open");
-        let reader = File::open(&path).expect("open");
-        assert_eq!(is_written(file.as_fd()), Ok(false));
-        let writer = OpenOptions::new().append(true).open(&path);
+        let _reader = File::open(&path).expect("open");
+        let is_written = || is_written(file.as_fd());
+        assert_eq!(is_written(), Ok(false));
+        let writer = OpenOptions::new().read(true).write(true).open(&path);
         let writer = writer.expect("open");
-        assert_eq!(is_written(file.as_fd()), Ok(true));
-        let watch = watch_close(file.as_fd()).expect("watch");
-        drop(reader);
+        assert_eq!(is_written(), Ok(true));
+        // SAFETY: a new mapping that nothing looks into.
+        let map = |protection| unsafe {
+            let fd = writer.as_raw_fd();
+            libc::mmap(std::ptr::null_mut(), 1, protection, libc::MAP_SHARED, fd, 0)
+        };
+        let mapped = map(libc::PROT_READ | libc::PROT_WRITE);
+        assert_ne!(mapped, libc::MAP_FAILED);
         drop(writer);
-        super::super::readable(watch).await.expect("it is told");
-        assert_eq!(is_written(file.as_fd()), Ok(false));
+        assert_eq!(is_written(), Ok(true), "the mapping alone, too");
+        // SAFETY: as it was made.
+        assert_eq!(unsafe { libc::munmap(mapped, 1) }, 0);
+        assert_eq!(is_written(), Ok(false));
     }
 
     /// A lease that is broken is told of by a signal, which must not be one that ends the process.

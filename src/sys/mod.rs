@@ -25,7 +25,9 @@ pub use btrfs::{NestedSubvolume, QuotaGroup, Quotas};
 pub use dir::{Blank, Dir, Entry, FileKind};
 pub use error::{Error, Result, printable};
 pub use inotify::{DirWatch, has_unmounted, readable, watch_unmount};
-pub use lease::{is_written, watch_close};
+pub use lease::is_written;
+#[cfg(test)]
+pub use lease::lease_to_write;
 pub use lock::Lock;
 pub use mount::{
     ClassicMount, FsContext, MountAttrFlags, MountAttributes, MountPoint, Room, bind, clone_tree,

@@ -8,25 +8,35 @@ use std::path::Path;
 
 use rustix::fs::OFlags;
 
-use crate::backend::{Error, Freeze, Result};
+use crate::backend::{Error, Result};
 use crate::sys::{self, Dir, Errno, FileKind};
 
 use super::names::Names;
 use super::{Spine, Stop, is_gone};
 
-/// Looks for a file below `root` that somebody may still write to. [`Freeze::Frozen`]: there is none, or nobody can tell here.
+/// Whether there is a file below `root` that somebody may still write to. `false` also where nobody can tell.
 ///
 /// Ends early with [`Error::Stopped`].
-pub fn writers(root: &Dir, stop: Stop<'_>) -> Result<Freeze> {
+pub fn writers(root: &Dir, stop: Stop<'_>) -> Result<bool> {
+    // Elsewhere (NFS, SMB) a lease may be refused for other reasons.
+    if root.space()?.filesystem().is_none() {
+        return Ok(false);
+    }
     // Through a mount that is `nodev` a name can be opened at once: it may have become a device meanwhile, whose driver must not be called.
     let root = &Dir::from_fd(sys::bind(root, true)?, root.path());
+    let device = root.stat_self()?.st_dev;
     let mut spine = Spine::new(root)?;
     let mut levels = vec![Names::new()];
     while let Some(names) = levels.last_mut() {
         if stop() {
             return Err(Error::Stopped);
         }
-        let Some(entry) = names.next(spine.here(), spine.depth())? else {
+        let entry = match names.next(spine.here(), spine.depth()) {
+            // A directory that was removed while we are in it has no names.
+            Err(error) if error.is(Errno::ENOENT) => None,
+            entry => entry?,
+        };
+        let Some(entry) = entry else {
             levels.pop();
             if spine.ascend()?.is_none() {
                 break;
@@ -42,67 +52,56 @@ pub fn writers(root: &Dir, stop: Stop<'_>) -> Result<Freeze> {
         };
         match kind {
             FileKind::Directory => match spine.descend(&entry.name) {
+                // A subvolume that was just made: it is no content.
+                Ok(()) if spine.here().stat_self()?.st_dev != device => {
+                    spine.ascend()?;
+                }
                 Ok(()) => levels.push(Names::new()),
                 Err(error) if is_gone(error.errno()) => {}
                 Err(error) => return Err(error.into()),
             },
             FileKind::File => match look(spine.here(), entry.name.as_ref())? {
                 Look::Nobody => {}
-                Look::Somebody(watch) => {
+                Look::Somebody => {
                     let path = sys::printable(spine.relative(&entry.name).display());
                     tracing::debug!(%path, "a process has it open for writing");
-                    return Ok(Freeze::Busy(watch));
+                    return Ok(true);
                 }
-                Look::Unknown => return Ok(Freeze::Frozen),
+                Look::Unknown => return Ok(false),
             },
             _ => {}
         }
     }
-    Ok(Freeze::Frozen)
+    Ok(false)
 }
 
 enum Look {
     Nobody,
-    /// And what tells that it was closed.
-    Somebody(Option<OwnedFd>),
+    Somebody,
     Unknown,
 }
 
 fn look(dir: &Dir, name: &Path) -> Result<Look> {
-    let Some(file) = open(dir, name)? else {
-        return Ok(Look::Nobody);
-    };
-    let is_written = || match sys::is_written(file.as_fd()) {
-        Err(Errno::EINVAL | Errno::EACCES | Errno::EOPNOTSUPP | Errno::ENOLCK) => Ok(None),
-        result => result
-            .map(Some)
-            .map_err(|errno| Error::from(dir.error("fcntl", name, errno))),
-    };
-    match is_written()? {
-        None => return Ok(Look::Unknown),
-        Some(false) => return Ok(Look::Nobody),
-        Some(true) => {}
-    }
-    let watch = match sys::watch_close(file.as_fd()) {
-        Ok(watch) => Some(watch),
-        // There is a limit on watches per user: without one the caller asks again.
-        Err(error) if matches!(error.errno(), Errno::EMFILE | Errno::ENFILE | Errno::ENOSPC) => {
-            None
-        }
+    let file = match open(dir, name) {
+        Ok(Some(file)) => file,
+        Ok(None) => return Ok(Look::Nobody),
+        // Somebody has a lease on it to write, and is just asked to give it back.
+        Err(error) if error.is(Errno::EAGAIN) => return Ok(Look::Somebody),
         Err(error) => return Err(error.into()),
     };
-    // Closed before it was watched.
-    Ok(match is_written()? {
-        Some(true) => Look::Somebody(watch),
-        _ => Look::Nobody,
-    })
+    match sys::is_written(file.as_fd()) {
+        Ok(false) => Ok(Look::Nobody),
+        Ok(true) => Ok(Look::Somebody),
+        Err(Errno::EINVAL | Errno::EACCES | Errno::EOPNOTSUPP | Errno::ENOLCK) => Ok(Look::Unknown),
+        Err(errno) => Err(dir.error("fcntl", name, errno).into()),
+    }
 }
 
 /// Opens what was a regular file when its directory was read; `None` if it is none any more.
-fn open(dir: &Dir, name: &Path) -> Result<Option<OwnedFd>> {
+fn open(dir: &Dir, name: &Path) -> sys::Result<Option<OwnedFd>> {
     let flags = OFlags::RDONLY | OFlags::NOFOLLOW | OFlags::NONBLOCK | OFlags::NOCTTY;
-    let file = match dir.open_file_beneath(name, flags | OFlags::NOATIME, 0) {
-        Err(error) if error.is(Errno::EPERM) => dir.open_file_beneath(name, flags, 0),
+    let file = match dir.try_open_file_beneath(name, flags | OFlags::NOATIME, 0) {
+        Err(error) if error.is(Errno::EPERM) => dir.try_open_file_beneath(name, flags, 0),
         file => file,
     };
     let file = match file {
@@ -113,8 +112,52 @@ fn open(dir: &Dir, name: &Path) -> Result<Option<OwnedFd>> {
         {
             return Ok(None);
         }
-        Err(error) => return Err(error.into()),
+        Err(error) => return Err(error),
     };
     let stat = rustix::fs::fstat(&file).map_err(|errno| dir.error("fstat", name, errno))?;
     Ok((FileKind::of_mode(stat.st_mode) == FileKind::File).then_some(file))
+}
+
+#[cfg(test)]
+mod tests {
+    use std::fs::{self, File};
+
+    use nix::libc;
+
+    use super::*;
+
+    #[test]
+    fn who_writes_is_found_wherever_it_is_and_what_is_no_file_is_never_opened() {
+        if !rustix::process::geteuid().is_root() {
+            eprintln!("SKIPPED: needs root");
+            return;
+        }
+        let folder = tempfile::tempdir().expect("a temporary folder");
+        let root = Dir::open(folder.path()).expect("open");
+        let below = folder.path().join("a/b");
+        fs::create_dir_all(&below).expect("mkdir");
+        fs::write(below.join("f"), "x").expect("write");
+        // Opened, the one would wait for a writer, the other is the processor's: ENODEV and ENXIO are the least that could happen.
+        root.make_node("fifo", libc::S_IFIFO | 0o600, 0)
+            .expect("mkfifo");
+        let device = rustix::fs::makedev(1, 3);
+        root.make_node("null", libc::S_IFCHR | 0o600, device)
+            .expect("mknod");
+        let written = || writers(&root, &|| false).expect("it can be asked");
+        assert!(!written());
+        let writer = fs::OpenOptions::new().append(true).open(below.join("f"));
+        assert!(written());
+        drop(writer);
+        assert!(!written());
+
+        // A lease to write, which keeps others from opening it, counts as well, and is waited for by nobody.
+        let leased = File::open(below.join("f")).expect("open");
+        sys::lease_to_write(leased.as_fd()).expect("nobody has it open");
+        assert!(written());
+        drop(leased);
+        assert!(!written());
+
+        let stopped = writers(&root, &|| true).expect_err("stopped");
+        assert!(matches!(stopped, Error::Stopped), "{stopped}");
+    }
 }

@@ -58,7 +58,7 @@ pub fn sync_root(mount: BorrowedFd<'_>) -> Result<()> {
 
 /// Attaches a detached mount onto the directory `name` of `parent`: the one call that makes it visible.
 ///
-/// A symlink in the place of `name` is not followed (ENOTDIR). If something is mounted there, it goes on top of it.
+/// A symlink in the place of `name` is not followed (EINVAL). If something is mounted there, it goes on top of it.
 pub fn move_mount_onto(mount: BorrowedFd<'_>, parent: &Dir, name: impl AsRef<Path>) -> Result<()> {
     let name = name.as_ref();
     // Without MOVE_MOUNT_T_SYMLINKS the last component is not followed.

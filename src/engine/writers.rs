@@ -1,0 +1,100 @@
+//! Waiting for who still writes to a volume that is to be sealed, where the backend knows of no holders: then each file is asked who has it
+//! open.
+//!
+//! That is a walk, and whoever filled the tree decides how long it is. So it runs on a thread of its own, for a bounded time, and
+//! rests in between: a large tree delays nobody but others that are asked, and those for seconds.
+
+use std::sync::Arc;
+use std::time::{Duration, Instant};
+
+use super::Inner;
+use super::error::{Doing, Error, Result};
+use super::seal::{look_again, tell_if_held_for_long};
+use super::types::VolumeState;
+use crate::backend;
+use crate::model::{LayerId, VolumeRecord};
+
+/// How long the files of one volume are asked at a time, some hundred thousand of them. Whoever has more is not waited for.
+const ASKING: Duration = Duration::from_secs(5);
+
+/// How often it is asked again after that failed.
+const ASKED_AGAIN: usize = 2;
+
+/// How many times as long as it was asked it is not asked.
+const REST: u32 = 10;
+
+/// Waits until no process has a file of the volume open for writing. Says whether there was one: then time has passed, and what was decided
+/// before is to be decided anew. Where that cannot be found out it is not waited for.
+pub(super) async fn until_unwritten(
+    inner: &Arc<Inner>,
+    key: LayerId,
+    record: &VolumeRecord,
+) -> bool {
+    if inner.backend.knows_holders() {
+        return false;
+    }
+    let (mut failures, mut looks) = (0, 0);
+    loop {
+        let engine = inner.clone();
+        let began = Instant::now();
+        let asked = inner.looks.run(move || ask(&engine, key));
+        match asked.await.and_then(|asked| asked) {
+            Ok((false, _)) => break,
+            Ok((true, took)) => {
+                if inner.state.lock().is_doomed(record) {
+                    break;
+                }
+                if inner.set_leaving_state(key, VolumeState::InUse) {
+                    tracing::info!(layer = %key, "a process still writes to the volume; waiting until it is gone");
+                    tell_if_held_for_long(inner, key);
+                }
+                failures = 0;
+                looks += 1;
+                tokio::time::sleep(look_again(looks).max(took * REST)).await;
+            }
+            Err(error) if is_too_long(&error) => {
+                tracing::info!(layer = %key, took = ?began.elapsed(),
+                    "the volume has too many files to ask each who has it open; it is sealed as it is");
+                break;
+            }
+            Err(error) if failures == ASKED_AGAIN => {
+                tracing::warn!(layer = %key, %error, "it is not known whether a process writes to the volume; it is sealed as it is");
+                break;
+            }
+            Err(error) => {
+                tracing::debug!(layer = %key, %error, "it is asked again who writes to the volume");
+                failures += 1;
+                tokio::time::sleep(look_again(failures)).await;
+            }
+        }
+    }
+    let waited = looks > 0;
+    if waited {
+        inner.set_leaving_state(key, VolumeState::Sealing);
+    }
+    waited
+}
+
+/// Whether there is one, and how long it took to find that out.
+fn ask(inner: &Inner, key: LayerId) -> Result<(bool, Duration)> {
+    let began = Instant::now();
+    let Some(dir) = inner.leaving_dir(key)? else {
+        return Ok((false, Duration::ZERO));
+    };
+    let stop = || inner.stop.is_cancelled() || began.elapsed() > ASKING;
+    let written = inner.backend.writers(&dir, &stop);
+    Ok((
+        written.doing("ask who writes to the volume")?,
+        began.elapsed(),
+    ))
+}
+
+fn is_too_long(error: &Error) -> bool {
+    matches!(
+        error,
+        Error::Backend {
+            source: backend::Error::Stopped,
+            ..
+        }
+    )
+}
