@@ -61,11 +61,15 @@ struct Moving {
     leaving: HashSet<LayerId>,
     /// Layers that an operation is making, needs to stay, or may have yet to say of that the index names them.
     pinned: HashSet<LayerId>,
+    /// Layers that must stay for whatever reason, be it that a process still looks at what nothing names any more.
+    needed: HashSet<LayerId>,
 }
 
 impl From<&State> for Moving {
     fn from(state: &State) -> Self {
-        let half_made = state.volumes.values().filter(|live| !live.made);
+        // Not made yet; or mounted no more, and to leave as soon as there is room for that.
+        let half_made = state.volumes.values();
+        let half_made = half_made.filter(|live| !live.made || live.done_with);
         let half_made = half_made.map(|live| &live.record.id);
         let busy = state.busy.iter().chain(half_made);
         let worked_on = state.busy.iter().filter_map(|id| state.claims.get(id));
@@ -74,6 +78,7 @@ impl From<&State> for Moving {
             busy: busy.map(ToString::to_string).collect(),
             leaving: state.leaving.keys().copied().collect(),
             pinned: state.pinned.keys().chain(stacked).copied().collect(),
+            needed: state.referenced_layers(),
         }
     }
 }
@@ -164,7 +169,7 @@ fn compare(
     if let Some(dir) = places.layers {
         check_confirmed(dir, &referenced, moving, &mut findings)?;
     }
-    referenced.extend(&moving.pinned);
+    referenced.extend(moving.pinned.union(&moving.needed));
     check_groups(named, &mut findings);
     let claims: HashSet<&str> = named.claims.iter().map(|claim| claim.id.as_str()).collect();
     if let Some(volumes) = places.volumes {

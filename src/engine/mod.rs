@@ -63,7 +63,9 @@ use tokio_util::task::TaskTracker;
 pub use error::{Error, Result, Shortage};
 pub use figures::{Counters, Figures};
 pub use notice::{Notice, Notices};
-pub use threads::{CallHere, DESKS, after_the_answer, apart, at_work, others_first, say_at_work};
+pub use threads::{
+    AtWork, CallHere, DESKS, after_the_answer, apart, at_writing, others_first, say_at_work,
+};
 pub use types::{
     ArtifactRow, Awaited, Finding, PublishRequest, Published, Reaped, Rebuilt, Status, Told,
     VolumeRow, VolumeState, VolumeStats,
@@ -466,12 +468,7 @@ impl Engine {
     /// Compares index, records, directories and mounts; changes nothing. Empty: all is well.
     pub async fn check(&self) -> Result<Vec<Finding>> {
         let inner = self.inner.clone();
-        let job = move || {
-            let found = check::check(&inner)?;
-            inner.counters.found(found.len());
-            Ok(found)
-        };
-        self.inner.chores.run(job).await?
+        self.inner.chores.run(move || check::check(&inner)).await?
     }
 
     /// The same for a pool that no driver has open; nothing of it is made, opened for writing or repaired.

@@ -103,17 +103,17 @@ async fn settle(inner: &Arc<Inner>, left: Left) {
     let mut short: Option<Short> = None;
     loop {
         // Copies that found no room go on one at a time: together none of them might ever find it.
+        let mut alone = match short {
+            Some(_) => Some(inner.copying.lock().await),
+            None => None,
+        };
         if short.is_some()
             && let Some((_, record)) = inner.leaving(key)
-            && until_unwritten(inner, key, &record).await
+            && until_unwritten(inner, key, &record, || drop(alone.take())).await
         {
             no_longer_short(inner, key).await;
             short = None;
         }
-        let alone = match short {
-            Some(_) => Some(inner.copying.lock().await),
-            None => None,
-        };
         let ended = end(inner, key, short).await;
         drop(alone);
         match ended {
@@ -399,14 +399,14 @@ async fn decide_at_rest(
 ) -> Result<Result<(), NotCommitted>> {
     // The marker is content. For all else it costs nothing to know first that nothing is to be sealed.
     let by_content = plan.keep.commit == Commit::OnMarker;
-    // Who found no room has waited already: others wait until this attempt is over.
+    // Who found no room has waited already.
     let waits = short.is_none();
     if waits && by_content {
-        until_unwritten(inner, key, record).await;
+        until_unwritten(inner, key, record, || ()).await;
     }
     let decided = decide(inner, key, plan, record).await?;
     let still = waits && !by_content && decided.is_ok();
-    if still && until_unwritten(inner, key, record).await {
+    if still && until_unwritten(inner, key, record, || ()).await {
         return decide(inner, key, plan, record).await;
     }
     Ok(decided)

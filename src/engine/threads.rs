@@ -10,7 +10,7 @@
 use std::cell::{Cell, OnceCell};
 use std::future::{Future, poll_fn};
 use std::sync::Arc;
-use std::sync::atomic::{AtomicBool, AtomicUsize, Ordering};
+use std::sync::atomic::{AtomicU8, AtomicUsize, Ordering};
 use std::task::Poll;
 use std::thread::JoinHandle;
 
@@ -48,43 +48,51 @@ impl Drop for Here<'_> {
 
 thread_local! {
     static CALLS_HERE: Cell<usize> = const { Cell::new(0) };
-    static AT_WORK: OnceCell<Arc<AtomicBool>> = const { OnceCell::new() };
+    static AT_WORK: OnceCell<AtWork> = const { OnceCell::new() };
 }
 
-/// From now on this says whether a job runs on this thread: until it is done the thread hears of nothing else.
-pub fn say_at_work(at_work: Arc<AtomicBool>) {
+/// What a thread is at, the lower the sooner it hears of something else: nothing, what seldom blocks, a job.
+pub type AtWork = Arc<AtomicU8>;
+
+const IDLE: u8 = 0;
+const WRITES: u8 = 1;
+/// Until it is done the thread hears of nothing else. Never on all threads at a time.
+const JOB: u8 = 2;
+
+/// From now on this says what this thread is at.
+pub fn say_at_work(at_work: AtWork) {
     AT_WORK
         .with(|said| said.set(at_work))
         .expect("a thread is told once where to say it");
 }
 
-/// Does something on this thread that may block, and says so while it does.
-pub fn at_work<T>(what: impl FnOnce() -> T) -> T {
-    let _at_work = AtWork::begin();
-    what()
+/// Writes something on this thread to whoever may be slow to read it.
+pub fn at_writing<T>(write: impl FnOnce() -> T) -> T {
+    let _busy = Busy::with(WRITES);
+    write()
 }
 
-/// A job runs on this thread.
-struct AtWork;
+/// Something is done on this thread.
+struct Busy;
 
-impl AtWork {
-    fn begin() -> Self {
-        Self::say(true);
+impl Busy {
+    fn with(what: u8) -> Self {
+        Self::say(what);
         Self
     }
 
-    fn say(yes: bool) {
+    fn say(what: u8) {
         AT_WORK.with(|said| {
             if let Some(said) = said.get() {
-                said.store(yes, Ordering::Relaxed);
+                said.store(what, Ordering::Relaxed);
             }
         });
     }
 }
 
-impl Drop for AtWork {
+impl Drop for Busy {
     fn drop(&mut self) {
-        Self::say(false);
+        Self::say(IDLE);
     }
 }
 
@@ -228,7 +236,7 @@ impl Threads {
         if running.is_none() || self.jobs.lock().is_none() {
             return Err(Error::ShuttingDown);
         }
-        let _at_work = AtWork::begin();
+        let _busy = Busy::with(JOB);
         // A panic was printed where it happened.
         std::panic::catch_unwind(std::panic::AssertUnwindSafe(job)).map_err(|_| Error::Defect)
     }
@@ -284,12 +292,12 @@ mod tests {
         let where_it_ran = || std::thread::current().id();
         assert_ne!(threads.run_short(where_it_ran).await.expect("run"), here);
         let call = CallHere::begin();
-        let at_work = Arc::<AtomicBool>::default();
+        let at_work = AtWork::default();
         say_at_work(at_work.clone());
         let says = at_work.clone();
         let said = threads.run_short(move || says.load(Ordering::Relaxed));
-        assert!(said.await.expect("run"));
-        assert!(!at_work.load(Ordering::Relaxed));
+        assert_eq!(said.await.expect("run"), JOB);
+        assert_eq!(at_work.load(Ordering::Relaxed), IDLE);
         assert_eq!(threads.run_short(where_it_ran).await.expect("run"), here);
         let second = CallHere::begin();
         assert_ne!(threads.run_short(where_it_ran).await.expect("run"), here);

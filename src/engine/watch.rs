@@ -8,7 +8,7 @@ use std::sync::Arc;
 
 use super::error::{Error, Result};
 use super::types::Finding;
-use super::{Inner, check};
+use super::{Inner, check, reap};
 
 /// How many findings are told at a time; a pool that somebody emptied has one for each layer.
 const MOST_TOLD: usize = 100;
@@ -25,6 +25,10 @@ pub(super) async fn watch_loop(inner: Arc<Inner>) {
         wait = inner.config.check_interval;
         match look(&inner).await {
             Ok(found) => {
+                if !found.is_empty() {
+                    // Whoever mends it wants to hear soon that all is well.
+                    wait = wait.min(inner.config.first_check);
+                }
                 tell(&told, &found);
                 inner.counters.found(found.len());
                 told = found;
@@ -37,17 +41,18 @@ pub(super) async fn watch_loop(inner: Arc<Inner>) {
     }
 }
 
+/// What two looks find, with a round of the collector in between. Volumes come and go between the looks at memory and at the disk, and
+/// what they leave waits for its round; what one look finds for that alone the other does not.
 async fn look(inner: &Arc<Inner>) -> Result<HashSet<Finding>> {
-    let engine = inner.clone();
-    inner.chores.run(move || lasting(&engine)).await?
-}
-
-/// What two looks find, one after the other. Volumes come and go between the looks at memory and at the disk; what one finds for that
-/// alone the other does not.
-fn lasting(inner: &Inner) -> Result<HashSet<Finding>> {
-    let mut found: HashSet<Finding> = check::check(inner)?.into_iter().collect();
+    let check = || {
+        let engine = inner.clone();
+        let checked = inner.chores.run(move || check::check(&engine));
+        async { Ok::<HashSet<Finding>, Error>(checked.await??.into_iter().collect()) }
+    };
+    let mut found = check().await?;
     if !found.is_empty() {
-        let again: HashSet<Finding> = check::check(inner)?.into_iter().collect();
+        reap::reap(inner).await?;
+        let again = check().await?;
         found.retain(|finding| again.contains(finding));
     }
     Ok(found)

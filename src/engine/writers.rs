@@ -9,7 +9,7 @@ use std::time::{Duration, Instant};
 
 use super::Inner;
 use super::error::{Doing, Error, Result};
-use super::seal::{look_again, tell_if_held_for_long};
+use super::seal::{look_again, retry_after, tell_if_held_for_long};
 use super::types::VolumeState;
 use crate::backend;
 use crate::model::{LayerId, VolumeRecord};
@@ -17,18 +17,21 @@ use crate::model::{LayerId, VolumeRecord};
 /// How long the files of one volume are asked at a time, some hundred thousand of them. Whoever has more is not waited for.
 const ASKING: Duration = Duration::from_secs(5);
 
-/// How often it is asked again after that failed.
-const ASKED_AGAIN: usize = 2;
+/// How often it is asked again after that failed, in some half a minute in all.
+const ASKED_AGAIN: usize = 5;
 
 /// How many times as long as it was asked it is not asked.
 const REST: u32 = 10;
 
 /// Waits until no process has a file of the volume open for writing. Says whether there was one: then time has passed, and what was decided
 /// before is to be decided anew. Where that cannot be found out it is not waited for.
+///
+/// `waits` is called before the first wait, which may be long.
 pub(super) async fn until_unwritten(
     inner: &Arc<Inner>,
     key: LayerId,
     record: &VolumeRecord,
+    mut waits: impl FnMut(),
 ) -> bool {
     if inner.backend.knows_holders() {
         return false;
@@ -44,6 +47,7 @@ pub(super) async fn until_unwritten(
                 if inner.state.lock().is_doomed(record) {
                     break;
                 }
+                waits();
                 if inner.set_leaving_state(key, VolumeState::InUse) {
                     tracing::info!(layer = %key, "a process still writes to the volume; waiting until it is gone");
                     tell_if_held_for_long(inner, key);
@@ -52,6 +56,8 @@ pub(super) async fn until_unwritten(
                 looks += 1;
                 tokio::time::sleep(look_again(looks).max(took * REST)).await;
             }
+            // What is not known is not sealed by an engine that ends: the next start asks anew.
+            Err(_) if inner.stop.is_cancelled() => std::future::pending().await,
             Err(error) if is_too_long(&error) => {
                 tracing::info!(layer = %key, took = ?began.elapsed(),
                     "the volume has too many files to ask each who has it open; it is sealed as it is");
@@ -62,9 +68,10 @@ pub(super) async fn until_unwritten(
                 break;
             }
             Err(error) => {
-                tracing::debug!(layer = %key, %error, "it is asked again who writes to the volume");
+                let retry = retry_after(failures, &error);
+                tracing::debug!(layer = %key, %error, ?retry, "it is asked again who writes to the volume");
                 failures += 1;
-                tokio::time::sleep(look_again(failures)).await;
+                tokio::time::sleep(retry).await;
             }
         }
     }

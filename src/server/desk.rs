@@ -10,7 +10,7 @@ use std::future::Future;
 use std::os::unix::net::UnixStream as StdStream;
 use std::pin::Pin;
 use std::sync::Arc;
-use std::sync::atomic::{AtomicBool, AtomicUsize, Ordering};
+use std::sync::atomic::{AtomicUsize, Ordering};
 use std::task::{Context, Poll};
 
 use tokio::net::UnixStream;
@@ -24,7 +24,7 @@ use tower::{Layer, Service};
 
 use super::routes::Routes;
 use super::trace::Trace;
-use crate::engine::{CallHere, others_first, say_at_work};
+use crate::engine::{AtWork, CallHere, others_first, say_at_work};
 
 /// Some desks. Dropped, they leave whatever they serve.
 #[derive(Debug)]
@@ -127,14 +127,14 @@ impl Desk {
 /// What a desk has to do; also the layer that counts its calls.
 #[derive(Debug, Clone, Default)]
 struct Load {
-    at_work: Arc<AtomicBool>,
+    at_work: AtWork,
     calls: Arc<AtomicUsize>,
     connections: Arc<AtomicUsize>,
 }
 
 impl Load {
-    /// Whether a job runs there, calls under way, then how much it was ever given: desks that are equally busy take turns.
-    fn rank(&self) -> (bool, usize, usize) {
+    /// What it is at, calls under way, then how much it was ever given: desks that are equally busy take turns.
+    fn rank(&self) -> (u8, usize, usize) {
         let of = |count: &AtomicUsize| count.load(Ordering::Relaxed);
         let at_work = self.at_work.load(Ordering::Relaxed);
         (at_work, of(&self.calls), of(&self.connections))
@@ -190,5 +190,26 @@ where
             others_first().await;
             answer.await
         })
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn a_connection_goes_to_whoever_hears_of_it_soonest() {
+        let desk = |at_work: u8, calls: usize, connections: usize| {
+            let load = Load::default();
+            load.at_work.store(at_work, Ordering::Relaxed);
+            load.calls.store(calls, Ordering::Relaxed);
+            load.connections.store(connections, Ordering::Relaxed);
+            load.rank()
+        };
+        // Idle, with calls that wait elsewhere; writing its log; hanging in a job.
+        assert!(desk(0, 5, 9) < desk(1, 0, 0));
+        assert!(desk(1, 5, 9) < desk(2, 1, 1));
+        assert!(desk(0, 0, 9) < desk(0, 1, 0));
+        assert!(desk(0, 1, 3) < desk(0, 1, 4));
     }
 }

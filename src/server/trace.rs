@@ -26,7 +26,7 @@ use tower::{Layer, Service};
 use tracing::{Instrument as _, Span};
 
 use super::codes::code_name;
-use crate::engine::{after_the_answer, at_work};
+use crate::engine::{after_the_answer, at_writing};
 use crate::telemetry::metrics::Rpcs;
 
 /// The longest piece of a request that is put into a span; what is longer is cut.
@@ -222,7 +222,7 @@ impl Drop for Guard {
         }
         if let Some((status, elapsed)) = &self.ended {
             // Whoever reads the log may be slow, and hold this thread up.
-            at_work(|| self.log(status, *elapsed));
+            at_writing(|| self.log(status, *elapsed));
         }
     }
 }

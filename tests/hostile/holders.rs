@@ -91,6 +91,15 @@ async fn what_a_process_holds_is_sealed_when_it_is_gone_as_it_left_it() {
         bench.engine.reap().await.expect("reap");
         process.tell("store", Path::new("later"));
         assert!(in_use() && bench.artifact("artifact/o").is_none());
+        // An engine that ends does not seal what it waits for, nor does the next one.
+        let bench = bench.restart().await;
+        let in_use = || {
+            bench
+                .row("v")
+                .is_some_and(|row| row.state == VolumeState::InUse)
+        };
+        eventually("it is found in use again", in_use).await;
+        assert!(bench.artifact("artifact/o").is_none());
         process.kill();
         bench.quiet().await;
         let content = seen(&bench, "in", INPUT).await;

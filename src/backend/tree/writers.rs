@@ -18,6 +18,14 @@ use super::{Spine, Stop, is_gone};
 ///
 /// Ends early with [`Error::Stopped`].
 pub fn writers(root: &Dir, stop: Stop<'_>) -> Result<bool> {
+    match walk(root, stop) {
+        // A directory is no longer where it was: somebody is at work.
+        Err(Error::System(error)) if error.is(Errno::ESTALE) => Ok(true),
+        result => result,
+    }
+}
+
+fn walk(root: &Dir, stop: Stop<'_>) -> Result<bool> {
     // Elsewhere (NFS, SMB) a lease may be refused for other reasons.
     if root.space()?.filesystem().is_none() {
         return Ok(false);
