@@ -168,18 +168,24 @@ async fn told_no_it_comes_again_and_later_each_time() {
 const NO_API: &str =
     "RegisterPlugin error -- plugin registration failed with err: connection refused";
 
-#[tokio::test(flavor = "multi_thread")]
-async fn while_the_api_server_is_away_kubelet_is_not_asked_to_fail_again() {
-    let lab = require_lab!(Fs::Ext4);
-    let registry = Registry::new(&lab.kubelet_dir());
+/// A driver that was started while the API server is away, was refused by kubelet for that, and waits.
+async fn refused_without_api(lab: &Lab, registry: &Registry) -> (Api, NodeProcess) {
     let api = Api::start().await;
     api.be(Mood::Away);
-    let node = NodeProcess::start_with_api(&lab, &api, &[]);
+    let node = NodeProcess::start_with_api(lab, &api, &[]);
     registry.info().await;
     registry.notify(Some(NO_API)).await;
     registry
         .until("no socket", |registry| registry.inode().is_none())
         .await;
+    (api, node)
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn while_the_api_server_is_away_kubelet_is_not_asked_to_fail_again() {
+    let lab = require_lab!(Fs::Ext4);
+    let registry = Registry::new(&lab.kubelet_dir());
+    let (api, node) = refused_without_api(&lab, &registry).await;
     api.be(Mood::Serving);
     assert_eq!(registry.info().await.name, DRIVER_NAME);
     // Kubelet may be a moment later than the driver; then it is as ever.
@@ -245,14 +251,7 @@ async fn while_the_api_server_is_away_kubelet_is_asked_all_the_same_and_seldom()
 async fn an_api_server_that_forbids_is_not_away() {
     let lab = require_lab!(Fs::Ext4);
     let registry = Registry::new(&lab.kubelet_dir());
-    let api = Api::start().await;
-    api.be(Mood::Away);
-    let node = NodeProcess::start_with_api(&lab, &api, &[]);
-    registry.info().await;
-    registry.notify(Some(NO_API)).await;
-    registry
-        .until("no socket", |registry| registry.inode().is_none())
-        .await;
+    let (api, node) = refused_without_api(&lab, &registry).await;
     api.be(Mood::Forbidding);
     node.logged("the API server answers", 1).await;
     registry.info().await;

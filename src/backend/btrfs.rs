@@ -2,8 +2,9 @@
 //!
 //! A snapshot is exact whatever is written meanwhile, so a seal needs no freeze (setting the subvolume itself read-only
 //! would let open writers go on): [`Backend::in_use`] says no, since nothing tells, and [`Backend::freeze`] yes. So that it is not
-//! taken while a file is half written, the files themselves are asked first who has them open ([`Backend::writers`]). A pod can make subvolumes inside its volume without privilege; a snapshot shows them as empty directories, so a volume with such
-//! is not sealed.
+//! taken while a file is half written, a walk asks the files themselves first who has them open ([`Backend::writers`]). A pod can
+//! make subvolumes inside its volume without privilege; a snapshot shows them as empty directories, so a volume with such is not
+//! sealed.
 //!
 //! Limits are simple quotas (Linux 6.7), which charge an extent to the subvolume that wrote it: exactly what a volume has
 //! of its own. The limit is on a group of level 1 around the volume, which subvolumes nested in it join by themselves. They

@@ -61,7 +61,7 @@ struct Moving {
     leaving: HashSet<LayerId>,
     /// Layers that an operation is making, needs to stay, or may have yet to say of that the index names them.
     pinned: HashSet<LayerId>,
-    /// Layers that must stay for whatever reason, be it that a process still looks at what nothing names any more.
+    /// All layers that must stay for whatever reason, those too, be it that a process still looks at what nothing names any more.
     needed: HashSet<LayerId>,
 }
 
@@ -169,7 +169,7 @@ fn compare(
     if let Some(dir) = places.layers {
         check_confirmed(dir, &referenced, moving, &mut findings)?;
     }
-    referenced.extend(moving.pinned.union(&moving.needed));
+    referenced.extend(&moving.needed);
     check_groups(named, &mut findings);
     let claims: HashSet<&str> = named.claims.iter().map(|claim| claim.id.as_str()).collect();
     if let Some(volumes) = places.volumes {

@@ -16,9 +16,10 @@
 //! # Threads
 //!
 //! Nothing that blocks runs on the async runtime. `calls` serves RPCs, `seals` ends volumes, `syncs` (one thread) waits for
-//! the disk, `chores` (one thread) deletes and measures, `looks` (one thread) asks who still writes to what is to be sealed, `spares` (one thread) makes beforehand what a publish needs: what is
-//! slow delays only its like. A job that was given is finished, whoever waits for it. What is short and the same whatever the size
-//! of a tree runs where it was received, on a thread that serves nothing but calls (`threads`).
+//! the disk, `chores` (one thread) deletes and measures, `looks` (one thread) asks who still writes to what is to be sealed,
+//! `spares` (one thread) makes beforehand what a publish needs: what is slow delays only its like. A job that was given is
+//! finished, whoever waits for it. What is short and the same whatever the size of a tree runs where it was received, on a thread
+//! that serves nothing but calls (`threads`).
 
 mod check;
 pub mod claims;

@@ -484,7 +484,8 @@ fn confirm_layers(inner: &Inner) -> Result<()> {
     Ok(())
 }
 
-/// What a layer costs; `None` when the engine stops meanwhile, or the layer is not there: then that was said at the start.
+/// What a layer costs; `None` when the engine stops meanwhile, or the layer or its content is not there: `check` says that, and nobody who
+/// waits for the rest of a round is to hear of it.
 ///
 /// What is measured is confirmed: whoever named it in the index may have been killed before he said so in the layer, or the disk was full
 /// then. No other time is as good, since each layer comes here once, early, and is opened anyway.
@@ -498,6 +499,9 @@ fn measure_layer(inner: &Inner, layer: LayerId) -> Result<Option<Usage>> {
             tracing::warn!(%layer, "a layer has no record: an index made anew would not know it");
         }
         confirmed => confirmed?,
+    }
+    if !dir.has(layout::FS).doing("look at a layer")? {
+        return Ok(None);
     }
     match inner.backend.usage(&dir, &|| inner.stop.is_cancelled()) {
         Err(backend::Error::Stopped) => Ok(None),

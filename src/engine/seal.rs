@@ -8,6 +8,8 @@ use std::sync::Arc;
 use std::sync::atomic::Ordering;
 use std::time::{Duration, Instant};
 
+use tokio::sync::MutexGuard;
+
 use super::clock::uptime;
 use super::crash::{Point, point};
 use super::error::{Doing, Error, Result};
@@ -103,20 +105,11 @@ async fn settle(inner: &Arc<Inner>, left: Left) {
     let mut short: Option<Short> = None;
     loop {
         // Copies that found no room go on one at a time: together none of them might ever find it.
-        let mut alone = match short {
+        let alone = match short {
             Some(_) => Some(inner.copying.lock().await),
             None => None,
         };
-        if short.is_some()
-            && let Some((_, record)) = inner.leaving(key)
-            && until_unwritten(inner, key, &record, || drop(alone.take())).await
-        {
-            no_longer_short(inner, key).await;
-            short = None;
-        }
-        let ended = end(inner, key, short).await;
-        drop(alone);
-        match ended {
+        match end(inner, key, &mut short, alone).await {
             Ok(()) => return,
             Err(error) => {
                 short = match error {
@@ -300,51 +293,63 @@ async fn released(watch: Watch, looks: usize) {
     }
 }
 
-/// Seals or throws away a volume whose content is final. A copy that finds no room is given up after a while.
-async fn end(inner: &Arc<Inner>, key: LayerId, short: Option<Short>) -> Result<()> {
+/// Seals or throws away a volume whose content is final. A copy that finds no room is given up after a while. `alone` is held as long as the
+/// copy is made, but not while a process is waited for that still writes to the volume.
+async fn end(
+    inner: &Arc<Inner>,
+    key: LayerId,
+    short: &mut Option<Short>,
+    mut alone: Option<MutexGuard<'_, ()>>,
+) -> Result<()> {
     let Some((goal, record)) = inner.leaving(key) else {
         return Ok(());
     };
     match goal {
-        Goal::Seal(plan) => match decide_at_rest(inner, key, &plan, &record, short).await? {
-            Ok(()) => {
-                inner.set_leaving_state(key, VolumeState::Sealing);
-                let engine = inner.clone();
-                let began = Instant::now();
-                let sealed = inner
-                    .seals
-                    .run(move || seal(&engine, key, &plan, &record))
-                    .await?;
-                match sealed {
-                    Ok(Sealed::Visible) => {
-                        inner.counters.sealed(began.elapsed());
-                        Ok(())
+        Goal::Seal(plan) => {
+            match decide_at_rest(inner, key, &plan, &record, || alone = None).await? {
+                Ok(()) => {
+                    // It was waited for: whether there is room now nobody has tried.
+                    if alone.is_none() && short.take().is_some() {
+                        no_longer_short(inner, key).await;
                     }
-                    Ok(Sealed::Not) => {
-                        inner.counters.given_up();
-                        Ok(())
+                    inner.set_leaving_state(key, VolumeState::Sealing);
+                    let engine = inner.clone();
+                    let began = Instant::now();
+                    let sealed = inner
+                        .seals
+                        .run(move || seal(&engine, key, &plan, &record))
+                        .await?;
+                    match sealed {
+                        Ok(Sealed::Visible) => {
+                            inner.counters.sealed(began.elapsed());
+                            Ok(())
+                        }
+                        Ok(Sealed::Not) => {
+                            inner.counters.given_up();
+                            Ok(())
+                        }
+                        Err(Error::Backend {
+                            source: backend::Error::Refused { path, why },
+                            ..
+                        }) => {
+                            let why = NotCommitted::Refused(format!("{path}: {why}"));
+                            give_up(inner, key, &why).await
+                        }
+                        Err(Error::CopyTooLarge { needs, pool, .. }) => {
+                            let why = NotCommitted::TooLarge { needs, pool };
+                            give_up(inner, key, &why).await
+                        }
+                        Err(Error::Full(shortage)) => {
+                            // A seal needs a few blocks of its own. Until it has them nothing of what it holds can be evicted.
+                            inner.give_back_reserve(shortage.needs);
+                            without_room(inner, key, *short, Error::Full(shortage)).await
+                        }
+                        Err(error) => Err(error),
                     }
-                    Err(Error::Backend {
-                        source: backend::Error::Refused { path, why },
-                        ..
-                    }) => {
-                        let why = NotCommitted::Refused(format!("{path}: {why}"));
-                        give_up(inner, key, &why).await
-                    }
-                    Err(Error::CopyTooLarge { needs, pool, .. }) => {
-                        let why = NotCommitted::TooLarge { needs, pool };
-                        give_up(inner, key, &why).await
-                    }
-                    Err(Error::Full(shortage)) => {
-                        // A seal needs a few blocks of its own. Until it has them nothing of what it holds can be evicted.
-                        inner.give_back_reserve(shortage.needs);
-                        without_room(inner, key, short, Error::Full(shortage)).await
-                    }
-                    Err(error) => Err(error),
                 }
+                Err(why) => give_up(inner, key, &why).await,
             }
-            Err(why) => give_up(inner, key, &why).await,
-        },
+        }
         Goal::Discard => discard(inner, key).await,
     }
 }
@@ -389,24 +394,21 @@ async fn no_longer_short(inner: &Arc<Inner>, key: LayerId) {
     }
 }
 
-/// Whether the volume is to be sealed, once nobody writes to it any more; if not, why.
+/// Whether the volume is to be sealed, once nobody writes to it any more; if not, why. `waits` is called before that is waited for.
 async fn decide_at_rest(
     inner: &Arc<Inner>,
     key: LayerId,
     plan: &SealPlan,
     record: &VolumeRecord,
-    short: Option<Short>,
+    waits: impl FnMut(),
 ) -> Result<Result<(), NotCommitted>> {
     // The marker is content. For all else it costs nothing to know first that nothing is to be sealed.
-    let by_content = plan.keep.commit == Commit::OnMarker;
-    // Who found no room has waited already.
-    let waits = short.is_none();
-    if waits && by_content {
-        until_unwritten(inner, key, record, || ()).await;
+    if plan.keep.commit == Commit::OnMarker {
+        until_unwritten(inner, key, record, waits).await;
+        return decide(inner, key, plan, record).await;
     }
     let decided = decide(inner, key, plan, record).await?;
-    let still = waits && !by_content && decided.is_ok();
-    if still && until_unwritten(inner, key, record, || ()).await {
+    if decided.is_ok() && until_unwritten(inner, key, record, waits).await {
         return decide(inner, key, plan, record).await;
     }
     Ok(decided)

@@ -51,7 +51,10 @@ async fn look(inner: &Arc<Inner>) -> Result<HashSet<Finding>> {
     };
     let mut found = check().await?;
     if !found.is_empty() {
-        reap::reap(inner).await?;
+        // What else failed in it is the collector's to tell, and it went on after that.
+        if let Err(Error::ShuttingDown) = reap::reap(inner).await {
+            return Err(Error::ShuttingDown);
+        }
         let again = check().await?;
         found.retain(|finding| again.contains(finding));
     }

@@ -17,7 +17,7 @@ use crate::model::{LayerId, VolumeRecord};
 /// How long the files of one volume are asked at a time, some hundred thousand of them. Whoever has more is not waited for.
 const ASKING: Duration = Duration::from_secs(5);
 
-/// How often it is asked again after that failed, in some half a minute in all.
+/// How often it is asked again after that failed, in some twenty seconds in all.
 const ASKED_AGAIN: usize = 5;
 
 /// How many times as long as it was asked it is not asked.
@@ -39,7 +39,6 @@ pub(super) async fn until_unwritten(
     let (mut failures, mut looks) = (0, 0);
     loop {
         let engine = inner.clone();
-        let began = Instant::now();
         let asked = inner.looks.run(move || ask(&engine, key));
         match asked.await.and_then(|asked| asked) {
             Ok((false, _)) => break,
@@ -59,7 +58,7 @@ pub(super) async fn until_unwritten(
             // What is not known is not sealed by an engine that ends: the next start asks anew.
             Err(_) if inner.stop.is_cancelled() => std::future::pending().await,
             Err(error) if is_too_long(&error) => {
-                tracing::info!(layer = %key, took = ?began.elapsed(),
+                tracing::info!(layer = %key, within = ?ASKING,
                     "the volume has too many files to ask each who has it open; it is sealed as it is");
                 break;
             }

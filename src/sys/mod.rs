@@ -17,6 +17,8 @@ mod mountinfo;
 mod node;
 mod quota;
 mod reflink;
+#[cfg(test)]
+mod skip;
 mod statfs;
 mod user_namespace;
 mod xattr;
@@ -39,6 +41,8 @@ pub use nix::errno::Errno;
 pub use node::Node;
 pub use quota::{NoQuota, ProjectUsage};
 pub use reflink::{clone_file, copy_sparse, data_length};
+#[cfg(test)]
+pub use skip::{is_root_or_skip, skip};
 pub use statfs::Space;
 pub use user_namespace::{IdSwap, user_namespace};
 pub use xattr::Xattrs;

@@ -495,3 +495,29 @@ async fn who_goes_on_filling_a_volume_that_is_to_go_holds_nobody_else_up() {
     reaped.expect("others have their turn").expect("reap");
     closed.expect("the engine ends");
 }
+
+/// What is gone is said by those who look for it. Whoever waits for room does not hear of it.
+#[tokio::test]
+async fn a_layer_that_lost_its_content_before_it_was_measured_stops_no_round() {
+    let bench = require_bench!();
+    let layers = bench.pool().join("layers");
+    // Now and then the collector is faster.
+    for attempt in 0.. {
+        let name = format!("o{attempt}");
+        let before = names(&layers);
+        let output = [("type", "output"), ("name", &name)];
+        bench.step(&name, &output, |_| ()).await;
+        let mut now = names(&layers);
+        now.retain(|layer| !before.contains(layer));
+        let content = layers.join(&now[0]).join("fs");
+        fs::remove_dir(&content).expect("it is empty");
+        bench.engine.reap().await.expect("reap");
+        let row = bench.artifact(&format!("artifact/{name}"));
+        let measured = row.expect("it is there").usage.is_some();
+        fs::create_dir(&content).expect("nobody else made it");
+        if !measured {
+            break;
+        }
+    }
+    bench.finish().await;
+}

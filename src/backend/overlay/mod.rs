@@ -627,20 +627,11 @@ mod tests {
     use crate::model::RootAttributes;
     use crate::model::layout::INCOMING;
 
-    /// Says that the test did not run, and why. On CI that is a failure: there, everything runs.
-    fn skip(reason: &dyn std::fmt::Display) {
-        assert!(
-            std::env::var_os("CI").is_none(),
-            "CI is set, so nothing may be skipped: {reason}"
-        );
-        eprintln!("SKIPPED: {reason}");
-    }
-
     /// What Linux 6.13 and 6.14 need cannot be met on a newer kernel, but it can be done there.
     #[test]
     fn swapped_owners_work_with_attached_clones_too() {
-        if !rustix::process::geteuid().is_root() {
-            return skip(&"needs root");
+        if !sys::is_root_or_skip() {
+            return;
         }
         let folder = tempfile::tempdir().expect("a temporary folder");
         let pool = Dir::open(folder.path()).expect("it opens");
@@ -651,7 +642,7 @@ mod tests {
         std::fs::create_dir_all(folder.path().join(LAYERS).join(layer_fs(&layer))).expect("layer");
         let overlay = match Overlay::open(&pool, MountApi::Descriptors) {
             Ok(overlay) => overlay,
-            Err(error) => return skip(&error),
+            Err(error) => return sys::skip(&error),
         };
         let layers = [layer];
         let start = Start {

@@ -8,20 +8,14 @@ use std::os::fd::{AsFd, OwnedFd};
 use nix::errno::Errno;
 
 use super::*;
-use crate::sys::{Dir, IdSwap, has_unmounted, mount_table, user_namespace, watch_unmount};
+use crate::sys::{
+    Dir, IdSwap, has_unmounted, is_root_or_skip, mount_table, user_namespace, watch_unmount,
+};
 
 /// Moves this test's thread into a mount namespace of its own, where it may mount things; `false`, said loudly, without root.
 fn private_namespace() -> bool {
     use nix::mount::MsFlags;
-    if !rustix::process::geteuid().is_root() {
-        assert!(
-            std::env::var_os("CI").is_none(),
-            "CI is set, so nothing may be skipped"
-        );
-        eprintln!(
-            "SKIPPED: {:?}: needs root",
-            std::thread::current().name().unwrap_or("?")
-        );
+    if !is_root_or_skip() {
         return false;
     }
     nix::sched::unshare(nix::sched::CloneFlags::CLONE_NEWNS).expect("unshare");
