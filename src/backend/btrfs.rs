@@ -240,10 +240,8 @@ impl Backend for Btrfs {
 
     fn writers(&self, volume: &Dir, stop: Stop<'_>) -> Result<bool> {
         let fs = volume.open_beneath(FS)?;
-        // What has subvolumes of its own is not sealed, whoever writes to it; and a pod makes as many of them as it likes at once.
-        if Self::refuse_nested(&fs).is_err() {
-            return Ok(false);
-        }
+        // A pod makes as many of them as it likes at once, each of which would be gone through.
+        Self::refuse_nested(&fs)?;
         tree::writers(&fs, stop)
     }
 

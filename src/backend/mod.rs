@@ -254,7 +254,7 @@ pub trait Backend: fmt::Debug + Send + Sync + 'static {
     }
 
     /// Whether a process may still write to what [`Backend::seal`] would take, because it has a file of it open for writing or mapped so.
-    /// Walks the tree, as far as the first such file.
+    /// Walks the tree, as far as the first such file. [`Error::Refused`]: it could not be sealed anyway.
     fn writers(&self, volume: &Dir, stop: Stop<'_>) -> Result<bool> {
         let _ = (volume, stop);
         Ok(false)

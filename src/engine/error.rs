@@ -34,7 +34,10 @@ pub enum Error {
         waited: Duration,
     },
     /// Nothing of that name exists in the tenant, and nothing is about to.
-    #[error("there is no {0}, and no step is known that will make it")]
+    #[error(
+        "there is no {0}, and no step is known that will make it; look at its name, and whether the step that makes it ran on this \
+         node and was committed"
+    )]
     NoSuchContent(Name),
     /// No artifact or cache of that name, asked for by an administrator.
     #[error("there is no {0}")]
@@ -56,7 +59,7 @@ pub enum Error {
         what: &'static str,
     },
     /// The volume is published elsewhere, and its access mode allows one place.
-    #[error("volume {volume} is published at {} already, and its access mode allows one target", target.display())]
+    #[error("volume {volume} is published at {} already, and its access mode allows one target; unpublish it there first", target.display())]
     PublishedElsewhere {
         /// Which volume.
         volume: VolumeId,

@@ -37,13 +37,21 @@ pub struct Counters {
     findings: Gauge,
 }
 
+const SEALED: Ended = Ended { result: "sealed" };
+const GIVEN_UP: Ended = Ended { result: "given-up" };
+
 impl Default for Counters {
     fn default() -> Self {
+        let ended = Family::default();
+        for result in [SEALED, GIVEN_UP] {
+            // Whoever watches by how much it grew does not see the event that a series comes with.
+            let _: &Counter = &ended.get_or_create(&result);
+        }
         Self {
             publishes: durations_by(),
             seals: durations(),
             commits: durations(),
-            ended: Family::default(),
+            ended,
             evicted_artifacts: Counter::default(),
             evicted_bytes: Counter::default(),
             freed_bytes: Counter::default(),
@@ -63,14 +71,12 @@ impl Counters {
     /// A volume became an artifact that can be forked.
     pub(super) fn sealed(&self, took: Duration) {
         self.seals.observe(took.as_secs_f64());
-        self.ended.get_or_create(&Ended { result: "sealed" }).inc();
+        self.ended.get_or_create(&SEALED).inc();
     }
 
     /// What was promised to be sealed was thrown away.
     pub(super) fn given_up(&self) {
-        self.ended
-            .get_or_create(&Ended { result: "given-up" })
-            .inc();
+        self.ended.get_or_create(&GIVEN_UP).inc();
     }
 
     /// A batch of seals became durable.

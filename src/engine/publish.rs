@@ -452,10 +452,13 @@ impl Drop for Undo<'_> {
                 tracing::error!(volume.id = %volume, %error, "a failed publish left its target behind");
             }
         }
+        // The trash may need a block for one more name, where it was want of room that made it fail.
+        let throw_away = || {
+            let volumes = &self.inner.dirs.volumes;
+            self.inner.throw_away(volumes, volume.as_ref())
+        };
         if self.directory_made
-            && let Err(error) = self
-                .inner
-                .throw_away(&self.inner.dirs.volumes, volume.as_ref())
+            && let Err(error) = self.inner.with_reserve(throw_away)
         {
             tracing::error!(volume.id = %volume, %error, "a failed publish left its directory behind");
         }

@@ -404,14 +404,19 @@ async fn decide_at_rest(
 ) -> Result<Result<(), NotCommitted>> {
     // The marker is content. For all else it costs nothing to know first that nothing is to be sealed.
     if plan.keep.commit == Commit::OnMarker {
-        until_unwritten(inner, key, record, waits).await;
+        if let Err(why) = until_unwritten(inner, key, record, waits).await {
+            return Ok(Err(why));
+        }
         return decide(inner, key, plan, record).await;
     }
-    let decided = decide(inner, key, plan, record).await?;
-    if decided.is_ok() && until_unwritten(inner, key, record, waits).await {
-        return decide(inner, key, plan, record).await;
+    if let Err(why) = decide(inner, key, plan, record).await? {
+        return Ok(Err(why));
     }
-    Ok(decided)
+    match until_unwritten(inner, key, record, waits).await {
+        Ok(false) => Ok(Ok(())),
+        Ok(true) => decide(inner, key, plan, record).await,
+        Err(why) => Ok(Err(why)),
+    }
 }
 
 /// Whether the volume's pod did what its `commit` asks for; if not, why.

@@ -58,7 +58,7 @@ impl<'a> Target<'a> {
 
     /// Opens the directory above, which must exist: kubelet makes it before it calls.
     pub(super) fn open_for_mount(path: &'a Path) -> Result<Self> {
-        let problem = "the directory above it does not exist; kubelet makes it before it calls";
+        let problem = "the directory above it does not exist; make it first, as kubelet does";
         Self::open(path)?.ok_or_else(|| Error::Target {
             path: path.to_owned(),
             problem: problem.to_owned(),
@@ -115,7 +115,7 @@ impl<'a> Target<'a> {
                     Ok(false)
                 } else {
                     Err(self.problem(
-                        "is a directory that is not empty; mounting there would hide what is in it",
+                        "is a directory that is not empty; mounting there would hide what is in it, move that away",
                     ))
                 }
             }

@@ -9,6 +9,7 @@ use std::time::{Duration, Instant};
 
 use super::Inner;
 use super::error::{Doing, Error, Result};
+use super::notice::NotCommitted;
 use super::seal::{look_again, retry_after, tell_if_held_for_long};
 use super::types::VolumeState;
 use crate::backend;
@@ -24,7 +25,7 @@ const ASKED_AGAIN: usize = 5;
 const REST: u32 = 10;
 
 /// Waits until no process has a file of the volume open for writing. Says whether there was one: then time has passed, and what was decided
-/// before is to be decided anew. Where that cannot be found out it is not waited for.
+/// before is to be decided anew. Where that cannot be found out it is not waited for; what could not be sealed anyway is given up.
 ///
 /// `waits` is called before the first wait, which may be long.
 pub(super) async fn until_unwritten(
@@ -32,9 +33,9 @@ pub(super) async fn until_unwritten(
     key: LayerId,
     record: &VolumeRecord,
     mut waits: impl FnMut(),
-) -> bool {
+) -> std::result::Result<bool, NotCommitted> {
     if inner.backend.knows_holders() {
-        return false;
+        return Ok(false);
     }
     let (mut failures, mut looks) = (0, 0);
     loop {
@@ -57,6 +58,11 @@ pub(super) async fn until_unwritten(
             }
             // What is not known is not sealed by an engine that ends: the next start asks anew.
             Err(_) if inner.stop.is_cancelled() => std::future::pending().await,
+            // Whoever made it so could make it otherwise before it is sealed, and was not waited for.
+            Err(Error::Backend {
+                source: backend::Error::Refused { path, why },
+                ..
+            }) => return Err(NotCommitted::Refused(format!("{path}: {why}"))),
             Err(error) if is_too_long(&error) => {
                 tracing::info!(layer = %key, within = ?ASKING,
                     "the volume has too many files to ask each who has it open; it is sealed as it is");
@@ -78,7 +84,7 @@ pub(super) async fn until_unwritten(
     if waited {
         inner.set_leaving_state(key, VolumeState::Sealing);
     }
-    waited
+    Ok(waited)
 }
 
 /// Whether there is one, and how long it took to find that out.

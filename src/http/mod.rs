@@ -5,11 +5,13 @@
 //! - `/readyz`: 200 while there is an engine whose pool can be used. 503: no pods here, for now; the body says why.
 //! - `/metrics`: see `docs/metrics.md`.
 //!
-//! Whoever can reach the port may ask, and ask often, and kubelet must still be answered: connections are short, answer one
-//! request, and are bounded in number.
+//! Whoever can reach the port may ask, and ask often, or not at all, and kubelet must still be answered, or it ends the driver:
+//! connections are short, answer one request, and are bounded in number. One more than that ends the oldest, so that
+//! who holds them holds up nobody.
 
 mod pages;
 
+use std::collections::VecDeque;
 use std::convert::Infallible;
 use std::io;
 use std::net::{Ipv4Addr, Ipv6Addr, SocketAddr};
@@ -19,15 +21,14 @@ use std::time::Duration;
 use hyper::server::conn::http1;
 use hyper::service::service_fn;
 use hyper_util::rt::TokioIo;
-use tokio::net::TcpListener;
-use tokio::sync::Semaphore;
-use tokio::task::JoinSet;
+use tokio::net::{TcpListener, TcpStream};
+use tokio_util::task::AbortOnDropHandle;
 
 use crate::sys::Errno;
 
 pub use pages::{Alive, FindEngine, Sources};
 
-/// How many may ask at once; others wait to be accepted.
+/// How many may ask at once.
 const CONNECTIONS: usize = 256;
 /// How long a connection may take, slow readers included.
 const PATIENCE: Duration = Duration::from_secs(10);
@@ -72,13 +73,9 @@ impl Listener {
     /// Answers until it is dropped.
     pub async fn serve(self, sources: Sources) -> Infallible {
         let sources = Arc::new(sources);
-        let room = Arc::new(Semaphore::new(CONNECTIONS));
-        // With it go those that are not answered yet.
-        let mut connections = JoinSet::new();
+        // The oldest first. With it go those that are not answered yet.
+        let mut connections = VecDeque::new();
         loop {
-            let Ok(place) = room.clone().acquire_owned().await else {
-                unreachable!("nobody closes it");
-            };
             let stream = match self.0.accept().await {
                 Ok((stream, _)) => stream,
                 Err(error) => {
@@ -87,23 +84,30 @@ impl Listener {
                     continue;
                 }
             };
-            while connections.try_join_next().is_some() {}
-            let sources = sources.clone();
-            connections.spawn(async move {
-                let _place = place;
-                let service = service_fn(|request| {
-                    let sources = sources.clone();
-                    async move { Ok::<_, Infallible>(pages::answer(&sources, &request).await) }
-                });
-                let connection = http1::Builder::new()
-                    .keep_alive(false)
-                    .header_read_timeout(None)
-                    .serve_connection(TokioIo::new(stream), service);
-                // Whatever went wrong went wrong at the other end.
-                let _ = tokio::time::timeout(PATIENCE, connection).await;
-            });
+            if connections.len() == CONNECTIONS {
+                connections.retain(|connection: &AbortOnDropHandle<()>| !connection.is_finished());
+            }
+            if connections.len() == CONNECTIONS {
+                connections.pop_front();
+            }
+            let connection = tokio::spawn(answer(stream, sources.clone()));
+            connections.push_back(AbortOnDropHandle::new(connection));
         }
     }
+}
+
+/// Answers one request.
+async fn answer(stream: TcpStream, sources: Arc<Sources>) {
+    let service = service_fn(|request| {
+        let sources = sources.clone();
+        async move { Ok::<_, Infallible>(pages::answer(&sources, &request).await) }
+    });
+    let connection = http1::Builder::new()
+        .keep_alive(false)
+        .header_read_timeout(None)
+        .serve_connection(TokioIo::new(stream), service);
+    // Whatever went wrong went wrong at the other end.
+    let _ = tokio::time::timeout(PATIENCE, connection).await;
 }
 
 /// Whether the machine has no IPv6 at all. Else `[::]` takes the callers of IPv4, too.

@@ -57,9 +57,17 @@ impl Trace {
         }
     }
 
-    /// Counts too, by `methods`; what is none of them is counted as `other`, so that no caller can make a new series.
+    /// Counts too, by `methods`; what is none of them is counted as `other`, so that no caller can make a new series. What somebody is to be
+    /// woken for begins at 0.
     #[must_use]
     pub fn counting(mut self, rpcs: Rpcs, methods: &'static [&'static str]) -> Self {
+        let wakes = [
+            Code::Internal,
+            Code::Unknown,
+            Code::DataLoss,
+            Code::ResourceExhausted,
+        ];
+        rpcs.begin(methods, &wakes.map(code_name));
         self.counted = Some((rpcs, methods));
         self
     }

@@ -36,7 +36,7 @@ pub(super) const STRING_LAYERS: usize = 12;
 /// By which calls.
 #[derive(Clone, Copy)]
 pub(super) enum How<'a> {
-    /// `fsopen`, each layer for itself, and the work directory by its descriptor (Linux 6.13).
+    /// `fsopen`, each layer for itself (where [`takes_descriptors`]).
     Descriptors,
     /// `fsopen`, all layers in one string (at most [`STRING_LAYERS`]).
     Strings,
@@ -64,13 +64,18 @@ pub(super) fn assemble(parts: &Parts<'_>, how: How<'_>) -> Result<OwnedFd> {
     }
 }
 
+/// Whether this kernel takes directories by descriptor (Linux 6.13): an error that says what it does not.
+pub(super) fn takes_descriptors(dir: &Dir) -> Result<()> {
+    FsContext::open("overlay")?.descriptor("workdir", dir)
+}
+
 /// The first half by descriptors, which knows nothing of the content below.
 ///
-/// Only the work directory *is* given as one: a kernel that takes none says so here. The mount table shows a descriptor as the whole path,
-/// to the pod and to everybody who reads the table (runc does for each container, many times); of a text it shows the text.
+/// They are given as text: the mount table shows a descriptor as the whole path, to the pod and to everybody who reads the table (runc does for
+/// each container, many times, and the kernel writes it down a character at a time); of a text it shows the text.
 pub(super) fn begin(top: &Dir, work: &Dir, volatile: bool) -> Result<FsContext> {
     let context = FsContext::open("overlay")?;
-    context.descriptor("workdir", work)?;
+    context.string("workdir", &path(work))?;
     context.string("upperdir", &path(top))?;
     options(&context, volatile)?;
     Ok(context)
