@@ -750,6 +750,7 @@ fn mounts_are_told_apart_in_the_mount_table() {
             place.create_dir(name, 0o755).expect("target");
             sys::move_mount_onto(mounted.0.as_fd(), &place, name).expect("attach");
             let point = sys::mount_point_at(&place, name).expect("statx");
+            let point = point.expect("it is there");
             let table = sys::mount_table().expect("mountinfo");
             let id: VolumeId = volume
                 .path()

@@ -302,13 +302,10 @@ fn publish_new(inner: &Inner, request: &PublishRequest, plan: Plan) -> Result<Pu
     let place = Place::make(inner, &record)?;
     undo.directory_made = true;
     point(Point::PublishDirectoryMade);
-    let mount = place.furnish(inner, &mut record)?;
+    let (mount, mount_id) = place.furnish(inner, &mut record)?;
     point(Point::PublishMounted);
     target.attach(mount.as_fd())?;
     point(Point::PublishAttached);
-    let mount_id = sys::mount_point(mount.as_fd())
-        .doing("look at the new mount")?
-        .id;
 
     let published = Published {
         from: plan.from,
@@ -374,12 +371,12 @@ impl Place {
         })
     }
 
-    /// Makes what is not made yet of the volume's content, its record, and a detached mount of it.
-    fn furnish(self, inner: &Inner, record: &mut VolumeRecord) -> Result<OwnedFd> {
+    /// Makes what is not made yet of the volume's content, its record, and a detached mount of it; and which that is.
+    fn furnish(self, inner: &Inner, record: &mut VolumeRecord) -> Result<(OwnedFd, u64)> {
         let Self { dir, made } = self;
         let (blank, stage) = made.unzip();
         let prepared = match stage {
-            Some(Stage::Mounted { mount, label }) => {
+            Some(Stage::Mounted { mount, id, label }) => {
                 if record.layers.is_empty() {
                     // It is as old as its preparation.
                     sys::touch_mount(mount.as_fd()).doing("make the volume's content")?;
@@ -388,7 +385,7 @@ impl Place {
                 point(Point::PublishContentMade);
                 write(&dir, blank, record)?;
                 point(Point::PublishRecorded);
-                return Ok(mount);
+                return Ok((mount, id));
             }
             Some(Stage::Plain(prepared)) => prepared,
             None => None,
@@ -410,10 +407,12 @@ impl Place {
         write(&dir, blank, record)?;
         point(Point::PublishRecorded);
         let start = Start::of(record).with(prepared);
-        inner
+        let mount = inner
             .backend
             .mount(&dir, record.label(), &start, record.read_only)
-            .doing("mount the volume")
+            .doing("mount the volume")?;
+        let point = sys::mount_point(mount.as_fd()).doing("look at the new mount")?;
+        Ok((mount, point.id))
     }
 }
 

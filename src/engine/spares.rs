@@ -22,7 +22,7 @@ use super::threads::{Threads, after_the_answer};
 use crate::backend::{self, Backend, Prepared, Start};
 use crate::model::{LayerId, RootAttributes, VolumeRecord};
 use crate::store::{self, BlankRecord};
-use crate::sys::Dir;
+use crate::sys::{self, Dir};
 
 /// How many plain ones are kept ready: a pod has a few volumes, and pods come some at a time. Each costs four inodes.
 const MOST: usize = 32;
@@ -86,6 +86,7 @@ pub(super) enum Stage {
     /// All of its content, mounted, attached nowhere.
     Mounted {
         mount: OwnedFd,
+        id: u64,
         /// What it is called in the kernel's mount table.
         label: String,
     },
@@ -124,8 +125,11 @@ impl Spare {
                 inner.backend.create(&dir, &start)?;
                 let mount = inner.backend.mount(&dir, name, &start, shape.read_only)?;
                 point(Point::SpareMounted);
-                let label = name.to_owned();
-                Stage::Mounted { mount, label }
+                Stage::Mounted {
+                    id: sys::mount_point(mount.as_fd())?.id,
+                    mount,
+                    label: name.to_owned(),
+                }
             }
         };
         Ok(Self {

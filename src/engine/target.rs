@@ -74,19 +74,15 @@ impl<'a> Target<'a> {
 
     /// What is there. Anything but a directory is an error, and stays untouched.
     pub(super) fn look(&self) -> Result<Found> {
-        let Some(stat) = self
-            .parent
-            .stat_if_there(&self.name)
-            .doing("look at the target")?
-        else {
+        let point = sys::mount_point_at(&self.parent, &self.name).doing("look at the target")?;
+        let Some(point) = point else {
             return Ok(Found::Nothing);
         };
-        if FileKind::of_mode(stat.st_mode) != FileKind::Directory {
+        if point.kind != FileKind::Directory {
             return Err(
                 self.problem("is not a directory, and was not made by this driver; remove it")
             );
         }
-        let point = sys::mount_point_at(&self.parent, &self.name).doing("look at the target")?;
         Ok(if point.is_root {
             Found::Mount(point)
         } else {

@@ -8,7 +8,7 @@ use linux_raw_sys::general::STATX_MNT_ID_UNIQUE;
 use nix::errno::Errno;
 use rustix::fs::{AtFlags, Statx, StatxAttributes, StatxFlags};
 
-use crate::sys::dir::Dir;
+use crate::sys::dir::{Dir, FileKind};
 use crate::sys::error::{Error, Result};
 
 /// Which mount something lies on.
@@ -20,15 +20,21 @@ pub struct MountPoint {
     pub unique: bool,
     /// Whether it is the root of its mount.
     pub is_root: bool,
+    /// What is there.
+    pub kind: FileKind,
     /// `st_dev`, as (major, minor).
     pub device: (u32, u32),
 }
 
-/// The mount that the name `name` of `parent` lies on; a symlink is not followed, an automount not triggered.
-pub fn mount_point_at(parent: &Dir, name: impl AsRef<Path>) -> Result<MountPoint> {
+/// The mount that the name `name` of `parent` lies on, if there is something; a symlink is not followed, an automount not triggered.
+pub fn mount_point_at(parent: &Dir, name: impl AsRef<Path>) -> Result<Option<MountPoint>> {
     let name = name.as_ref();
     let flags = AtFlags::SYMLINK_NOFOLLOW | AtFlags::NO_AUTOMOUNT;
-    read(parent.as_fd(), name, flags).map_err(|errno| parent.error("statx", name, errno))
+    match read(parent.as_fd(), name, flags) {
+        Ok(point) => Ok(Some(point)),
+        Err(Errno::ENOENT) => Ok(None),
+        Err(errno) => Err(parent.error("statx", name, errno)),
+    }
 }
 
 /// The mount that an open file lies on; its descriptor may be `O_PATH`, the mount detached.
@@ -42,7 +48,8 @@ fn read(
     name: &Path,
     flags: AtFlags,
 ) -> std::result::Result<MountPoint, Errno> {
-    let mask = StatxFlags::MNT_ID | StatxFlags::from_bits_retain(STATX_MNT_ID_UNIQUE);
+    let unique_id = StatxFlags::from_bits_retain(STATX_MNT_ID_UNIQUE);
+    let mask = StatxFlags::TYPE | StatxFlags::MNT_ID | unique_id;
     // DONT_SYNC: the answer must not wait for a network filesystem that somebody put there.
     let flags = flags | AtFlags::STATX_DONT_SYNC;
     let facts = rustix::fs::statx(directory, name, flags, mask)
@@ -56,6 +63,7 @@ fn read(
         id: facts.stx_mnt_id,
         unique,
         is_root: facts.stx_attributes.contains(StatxAttributes::MOUNT_ROOT),
+        kind: FileKind::of_mode(facts.stx_mode.into()),
         device: (facts.stx_dev_major, facts.stx_dev_minor),
     })
 }

@@ -44,12 +44,17 @@ fn a_mount_is_attached_recognised_and_taken_away_by_name() {
     }
     let (_folder, dir) = scratch();
     dir.create_dir("target", 0o755).expect("target");
-    let before = mount_point_at(&dir, "target").expect("statx");
+    assert_eq!(mount_point_at(&dir, "nothing").expect("statx"), None);
+    let before = mount_point_at(&dir, "target")
+        .expect("statx")
+        .expect("it is there");
     assert!(!before.is_root, "{before:?}");
     for _ in 0..3 {
         move_mount_onto(tmpfs().as_fd(), &dir, "target").expect("attach");
     }
-    let after = mount_point_at(&dir, "target").expect("statx");
+    let after = mount_point_at(&dir, "target")
+        .expect("statx")
+        .expect("it is there");
     assert!(
         after.is_root && after.id != before.id && after.device != before.device,
         "{after:?}"
@@ -76,7 +81,8 @@ fn a_symlink_as_target_is_never_followed() {
     move_mount_onto(mount.as_fd(), &dir, "victim").expect("attach");
     let error = detach(&dir, "link").expect_err("must not follow");
     assert!(error.is(Errno::EINVAL), "{error}");
-    assert!(mount_point_at(&dir, "victim").expect("statx").is_root);
+    let victim = mount_point_at(&dir, "victim").expect("statx");
+    assert!(victim.expect("it is there").is_root);
 }
 
 #[test]
