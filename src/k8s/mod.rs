@@ -6,7 +6,8 @@
 //! | file | holds |
 //! |---|---|
 //! | `pod` | what of a pod matters, and the decision how its work ended; pure |
-//! | `outcomes` | the watch over this node's pods, and what the engine is told |
+//! | `watcher` | the watch over this node's pods, and how it is kept alive |
+//! | `outcomes` | what the engine is told of them, from the watch and by asking |
 //! | `events` | the engine's notices as events on pods |
 //! | `client` | the way to the API server |
 //!
@@ -17,6 +18,7 @@ mod client;
 mod events;
 mod outcomes;
 mod pod;
+mod watcher;
 
 use std::future::Future;
 use std::panic::AssertUnwindSafe;
