@@ -596,7 +596,7 @@ async fn annotations_decide_and_one_with_a_mistake_is_told_and_is_no_success() {
 }
 
 #[tokio::test(flavor = "multi_thread")]
-async fn a_deleted_pod_did_not_succeed_whatever_it_exits_with() {
+async fn a_pod_that_was_told_to_end_did_not_succeed_whatever_it_exits_with() {
     let (notices, heard) = Notices::channel(64);
     let bench = require_bench!(|config| config.notices = Some(notices));
     let api = Api::start().await;
@@ -618,7 +618,7 @@ async fn a_deleted_pod_did_not_succeed_whatever_it_exits_with() {
     for pod in ["before", "after"] {
         bench.publish(pod, pod, &output(pod)).await;
     }
-    for pod in ["cancelled", "forced", "done"] {
+    for pod in ["cancelled", "forced", "evicted", "done"] {
         api.put(&Pod::new(pod).phase("Running"));
         bench.publish(pod, pod, &output(pod)).await;
     }
@@ -633,17 +633,19 @@ async fn a_deleted_pod_did_not_succeed_whatever_it_exits_with() {
     api.remove(&Pod::new("cancelled"));
     // Deleted with grace 0: gone from one moment to the next.
     api.remove(&Pod::new("forced"));
+    // Ended by kubelet, and exits with 0. Nobody deletes it.
+    api.put(&Pod::new("evicted").succeeded().evicted());
     // Deleted after its end, as CI systems do.
     api.put(&Pod::new("done").succeeded());
     api.put(&Pod::new("done").succeeded().deleted(10));
     api.remove(&Pod::new("done"));
-    for volume in ["before", "after", "cancelled", "forced", "done"] {
+    for volume in ["before", "after", "cancelled", "forced", "evicted", "done"] {
         bench.unpublish(volume).await;
     }
     for name in ["artifact/before", "artifact/done"] {
         committed(&bench, name).await;
     }
-    for volume in ["after", "cancelled", "forced"] {
+    for volume in ["after", "cancelled", "forced", "evicted"] {
         gone(&bench, volume).await;
         assert!(bench.artifact(&format!("artifact/{volume}")).is_none());
     }
@@ -651,6 +653,8 @@ async fn a_deleted_pod_did_not_succeed_whatever_it_exits_with() {
     event(&api, "cancelled", "Normal", "NotCommitted", why).await;
     let why = "artifact/forced is not committed: the pod is gone, and had not ended when it was last seen";
     event(&api, "forced", "Normal", "NotCommitted", why).await;
+    let why = "artifact/evicted is not committed: the pod was told to end: TerminationByKubelet";
+    event(&api, "evicted", "Normal", "NotCommitted", why).await;
     kube.stop().await;
     bench.finish().await;
 }

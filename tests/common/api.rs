@@ -313,6 +313,14 @@ impl Pod {
         self
     }
 
+    /// Kubelet ended it, and that it did is all that is left of why.
+    #[must_use]
+    pub fn evicted(mut self) -> Self {
+        self.0["status"]["conditions"] = json!([{"type": "DisruptionTarget", "status": "True",
+            "reason": "TerminationByKubelet", "lastTransitionTime": "2026-01-01T10:02:00Z"}]);
+        self
+    }
+
     #[must_use]
     pub fn succeeded(self) -> Self {
         self.exited("main", 0, 10).phase("Succeeded")
