@@ -119,17 +119,7 @@ async fn watch_pods(
         );
         return;
     };
-    let (watched, answers) = (config.watched.clone(), config.answers.clone());
-    let watch = k8s::run(config, engine, heard, stopping.cancelled_owned());
-    // A task of its own: pods start and end without it, so that a defect in it must not end the driver.
-    if AbortOnDropHandle::new(tokio::spawn(watch)).await.is_err() {
-        watched.send_replace(false);
-        // Nobody knows any more; kubelet hears of itself what it needs.
-        answers.send_replace(true);
-        tracing::error!(
-            "a defect ended the watch over pods; outcomes stay unknown until the driver is restarted"
-        );
-    }
+    k8s::run(config, engine, heard, stopping.cancelled_owned()).await;
 }
 
 /// Whether the CSI services answer at their path, ready or not: all that kubelet needs, and what it cannot restart itself.

@@ -221,7 +221,7 @@ async fn a_pods_phase_decides_before_and_after_its_volumes_left() {
     let why = "artifact/fails is not committed: container main exited with 2";
     event(&api, "fails", "Normal", "NotCommitted", why).await;
     // No round took part in this.
-    assert_eq!(api.asked("GET /api/v1/namespaces"), 0);
+    assert_eq!(api.asked("GET /api/v1/namespaces/ci/"), 0);
     kube.stop().await;
     bench.finish().await;
 }
@@ -241,7 +241,99 @@ async fn a_watch_that_is_cut_goes_on_where_it_was() {
     api.remove(&Pod::new("a"));
     api.be(Mood::Serving);
     committed(&bench, "artifact/o").await;
-    assert_eq!(api.asked("GET /api/v1/namespaces"), 0);
+    assert_eq!(api.asked("GET /api/v1/namespaces/ci/"), 0);
+    kube.stop().await;
+    bench.finish().await;
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn however_long_nobody_answers_the_watch_goes_on_where_it_was() {
+    let bench = require_bench!();
+    let api = Api::start().await;
+    let kube = Kube::start(&bench, &api, None);
+    watched(&api).await;
+    api.put(&Pod::new("a").phase("Running"));
+    bench.publish("a", "v", OUTPUT).await;
+    bench.unpublish("v").await;
+    api.be(Mood::Away);
+    api.put(&Pod::new("a").succeeded());
+    api.remove(&Pod::new("a"));
+    // Many rounds long, and so long that the watch comes back a good while after the first that finds no such pod.
+    eventually("it was tried again and again", || api.turned_away() >= 4).await;
+    api.be(Mood::Serving);
+    committed(&bench, "artifact/o").await;
+    assert_eq!(api.asked("GET /api/v1/namespaces/default/pods"), 1);
+    kube.stop().await;
+    bench.finish().await;
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn a_watch_of_an_api_server_that_lost_its_power_costs_no_outcome_while_another_answers() {
+    let bench = require_bench!();
+    let api = Api::start().await;
+    let kube = Kube::start(&bench, &api, None);
+    watched(&api).await;
+    for pod in ["marked", "done"] {
+        api.put(&Pod::new(pod).phase("Running"));
+        bench.publish(pod, pod, &output(pod)).await;
+    }
+    api.be(Mood::Dead);
+    api.be(Mood::Serving);
+    // Deleted as always, with a word before; and by who is quick.
+    let marked = Pod::new("marked").annotated("outcome", "succeeded");
+    api.put(&marked);
+    api.put(&Pod::new("done").succeeded());
+    for pod in ["marked", "done"] {
+        api.remove(&Pod::new(pod));
+        bench.unpublish(pod).await;
+    }
+    committed(&bench, "artifact/marked").await;
+    committed(&bench, "artifact/done").await;
+    kube.stop().await;
+    bench.finish().await;
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn a_list_and_a_watch_that_nobody_answers_any_more_are_given_up() {
+    let bench = require_bench!();
+    let api = Api::start().await;
+    api.be(Mood::Dead);
+    let mut kube = Kube::start(&bench, &api, None);
+    eventually("another list is asked for", || api.turned_away() >= 2).await;
+    assert!(!*kube.watched.borrow());
+    api.be(Mood::Serving);
+    kube.tells(true).await;
+    watched(&api).await;
+    // A watch that runs; and the begin of the next.
+    api.be(Mood::Dead);
+    let before = api.turned_away();
+    kube.tells(false).await;
+    eventually("it is begun twice", || api.turned_away() >= before + 2).await;
+    api.be(Mood::Serving);
+    kube.tells(true).await;
+    watched(&api).await;
+    kube.stop().await;
+    bench.finish().await;
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn an_api_server_that_was_put_back_to_an_earlier_state_is_heard_again() {
+    let bench = require_bench!();
+    let api = Api::start().await;
+    for pod in ["x", "y", "z"] {
+        api.put(&Pod::new(pod));
+    }
+    let kube = Kube::start_asking(&bench, &api, None, NO_ROUNDS);
+    watched(&api).await;
+    bench.publish("a", "v", OUTPUT).await;
+    bench.unpublish("v").await;
+    api.be(Mood::Away);
+    api.be_restored();
+    api.put(&Pod::new("a").phase("Running"));
+    api.be(Mood::Serving);
+    watched(&api).await;
+    api.put(&Pod::new("a").succeeded());
+    committed(&bench, "artifact/o").await;
     kube.stop().await;
     bench.finish().await;
 }
@@ -504,7 +596,7 @@ async fn annotations_decide_and_one_with_a_mistake_is_told_and_is_no_success() {
 }
 
 #[tokio::test(flavor = "multi_thread")]
-async fn a_deleted_pod_did_not_succeed_whatever_it_exits_with() {
+async fn a_pod_that_was_told_to_end_did_not_succeed_whatever_it_exits_with() {
     let (notices, heard) = Notices::channel(64);
     let bench = require_bench!(|config| config.notices = Some(notices));
     let api = Api::start().await;
@@ -526,7 +618,7 @@ async fn a_deleted_pod_did_not_succeed_whatever_it_exits_with() {
     for pod in ["before", "after"] {
         bench.publish(pod, pod, &output(pod)).await;
     }
-    for pod in ["cancelled", "forced", "done"] {
+    for pod in ["cancelled", "forced", "evicted", "done"] {
         api.put(&Pod::new(pod).phase("Running"));
         bench.publish(pod, pod, &output(pod)).await;
     }
@@ -541,17 +633,19 @@ async fn a_deleted_pod_did_not_succeed_whatever_it_exits_with() {
     api.remove(&Pod::new("cancelled"));
     // Deleted with grace 0: gone from one moment to the next.
     api.remove(&Pod::new("forced"));
+    // Ended by kubelet, and exits with 0. Nobody deletes it.
+    api.put(&Pod::new("evicted").succeeded().evicted());
     // Deleted after its end, as CI systems do.
     api.put(&Pod::new("done").succeeded());
     api.put(&Pod::new("done").succeeded().deleted(10));
     api.remove(&Pod::new("done"));
-    for volume in ["before", "after", "cancelled", "forced", "done"] {
+    for volume in ["before", "after", "cancelled", "forced", "evicted", "done"] {
         bench.unpublish(volume).await;
     }
     for name in ["artifact/before", "artifact/done"] {
         committed(&bench, name).await;
     }
-    for volume in ["after", "cancelled", "forced"] {
+    for volume in ["after", "cancelled", "forced", "evicted"] {
         gone(&bench, volume).await;
         assert!(bench.artifact(&format!("artifact/{volume}")).is_none());
     }
@@ -559,6 +653,8 @@ async fn a_deleted_pod_did_not_succeed_whatever_it_exits_with() {
     event(&api, "cancelled", "Normal", "NotCommitted", why).await;
     let why = "artifact/forced is not committed: the pod is gone, and had not ended when it was last seen";
     event(&api, "forced", "Normal", "NotCommitted", why).await;
+    let why = "artifact/evicted is not committed: the pod was told to end: TerminationByKubelet";
+    event(&api, "evicted", "Normal", "NotCommitted", why).await;
     kube.stop().await;
     bench.finish().await;
 }

@@ -29,7 +29,8 @@ impl Patience {
         }
     }
 
-    /// How long to wait after a failure.
+    /// How long to wait after a failure. That something went well is no reason to be quick again: a watch whose list succeeds and
+    /// whose begin is refused would never slow down.
     pub(super) fn after_failure(&mut self, now: Instant) -> Duration {
         let last = self.last_failure.replace(now);
         if last.is_some_and(|last| now - last > Self::FORGOTTEN) {
@@ -47,19 +48,6 @@ fn spread() -> f64 {
     // Without randomness nothing is spread, which is no reason not to try again.
     let _ = getrandom::fill(&mut byte);
     f64::from(byte[0]) / 256.0
-}
-
-impl Iterator for Patience {
-    type Item = Duration;
-
-    fn next(&mut self) -> Option<Duration> {
-        Some(self.after_failure(Instant::now()))
-    }
-}
-
-impl kube::runtime::utils::Backoff for Patience {
-    /// Success is no reason to be quick again: a watch whose list succeeds and whose watch is refused would never slow down.
-    fn reset(&mut self) {}
 }
 
 #[derive(Debug, thiserror::Error)]

@@ -245,7 +245,7 @@ impl Queue {
 pub(super) async fn say(
     config: &Config,
     client: Client,
-    mut notices: mpsc::Receiver<Notice>,
+    notices: &mut mpsc::Receiver<Notice>,
     mut sayings: mpsc::Receiver<Saying>,
     count_lost: impl Fn() -> u64,
     known: Arc<Known>,
@@ -262,7 +262,7 @@ pub(super) async fn say(
     loop {
         let due = queue.due();
         tokio::select! {
-            notice = next(&mut notices) => queue.add(Saying::of(notice, &known), Instant::now()),
+            notice = next(notices) => queue.add(Saying::of(notice, &known), Instant::now()),
             saying = next(&mut sayings) => queue.add(saying, Instant::now()),
             () = until(due) => {
                 let Some(waiting) = queue.take(Instant::now()) else { continue };

@@ -1,12 +1,13 @@
 //! What the driver asks Kubernetes, and what it says there: how this node's pods end, and events on them.
 //!
 //! Nothing here is on the path of a publish: without an API server pods start, and end; only what waits for an outcome goes
-//! on waiting, until the engine's own time is up. No failure here ends the process.
+//! on waiting, until the engine's own time is up. No failure here ends the process; after a defect all of it begins anew.
 //!
 //! | file | holds |
 //! |---|---|
 //! | `pod` | what of a pod matters, and the decision how its work ended; pure |
-//! | `outcomes` | the watch over this node's pods, and what the engine is told |
+//! | `watcher` | the watch over this node's pods, and how it is kept alive |
+//! | `outcomes` | what the engine is told of them, from the watch and by asking |
 //! | `events` | the engine's notices as events on pods |
 //! | `client` | the way to the API server |
 //!
@@ -17,12 +18,16 @@ mod client;
 mod events;
 mod outcomes;
 mod pod;
+mod watcher;
 
 use std::future::Future;
+use std::panic::AssertUnwindSafe;
 use std::path::PathBuf;
 use std::sync::Arc;
-use std::time::Duration;
+use std::time::{Duration, Instant};
 
+use futures_util::FutureExt as _;
+use futures_util::future::BoxFuture;
 use tokio::sync::{mpsc, watch};
 
 use crate::engine::{Engine, Notice};
@@ -53,20 +58,86 @@ pub struct Config {
 pub async fn run(
     config: Config,
     engine: Engine,
-    notices: mpsc::Receiver<Notice>,
+    mut notices: mpsc::Receiver<Notice>,
     stop: impl Future<Output = ()>,
 ) {
-    let work = async {
-        let client = client::connect(config.kubeconfig.as_deref()).await;
-        let known = Arc::new(outcomes::Known::default());
-        let (sayings, heard) = mpsc::channel(events::MOST_WAITING);
-        let watch = outcomes::watch(&config, &client, &engine, &known, &sayings);
-        let lost = || engine.lost_notices();
-        let say = events::say(&config, client.clone(), notices, heard, lost, known.clone());
-        tokio::join!(watch, say);
-    };
+    let work = over_defects(&config, &mut notices, |notices| {
+        Box::pin(watch_and_say(config.clone(), engine.clone(), notices))
+    });
     tokio::select! {
         () = work => {}
         () = stop => {}
+    }
+}
+
+/// Works, and begins anew when a defect has ended it: pods start and end without it, so that none may end the driver; and without it
+/// nothing is kept, so that none may end it for good. Nothing of what it knew is needed: what is decided is the engine's.
+async fn over_defects<T>(
+    config: &Config,
+    notices: &mut T,
+    mut work: impl for<'a> FnMut(&'a mut T) -> BoxFuture<'a, ()>,
+) {
+    let mut patience = client::Patience::new();
+    loop {
+        // What is left half done inside is dropped; what is shared with the engine is its own to keep whole.
+        let work = AssertUnwindSafe(work(notices)).catch_unwind();
+        if work.await.is_ok() {
+            return;
+        }
+        config.watched.send_replace(false);
+        // Nobody knows any more; kubelet hears of itself what it needs.
+        config.answers.send_replace(true);
+        let retry = patience.after_failure(Instant::now());
+        tracing::error!(?retry, "a defect ended the watch over pods; it begins anew");
+        tokio::time::sleep(retry).await;
+    }
+}
+
+async fn watch_and_say(config: Config, engine: Engine, notices: &mut mpsc::Receiver<Notice>) {
+    let client = client::connect(config.kubeconfig.as_deref()).await;
+    let known = Arc::new(outcomes::Known::default());
+    let (sayings, heard) = mpsc::channel(events::MOST_WAITING);
+    let watch = outcomes::watch(&config, &client, &engine, &known, &sayings);
+    let lost = || engine.lost_notices();
+    let say = events::say(&config, client.clone(), notices, heard, lost, known.clone());
+    tokio::join!(watch, say);
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[tokio::test]
+    async fn a_defect_ends_neither_the_driver_nor_the_watch_and_no_notice_is_lost_by_it() {
+        let config = Config {
+            node: "here".to_owned(),
+            reporter: String::new(),
+            kubeconfig: None,
+            look_again: LOOK_AGAIN,
+            watched: watch::Sender::new(true),
+            answers: watch::Sender::new(false),
+        };
+        let (sender, mut notices) = mpsc::channel(2);
+        for number in [1, 2] {
+            sender.send(number).await.expect("room");
+        }
+        let mut began = 0;
+        let work = over_defects(
+            &config,
+            &mut notices,
+            |notices: &mut mpsc::Receiver<u32>| {
+                began += 1;
+                let began = began;
+                Box::pin(async move {
+                    assert_eq!(notices.recv().await, Some(began));
+                    assert!(began > 1, "a defect");
+                })
+            },
+        );
+        tokio::time::timeout(Duration::from_secs(60), work)
+            .await
+            .expect("it began anew");
+        assert_eq!(began, 2);
+        assert!(!*config.watched.borrow() && *config.answers.borrow());
     }
 }

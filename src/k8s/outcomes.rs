@@ -6,10 +6,12 @@
 //!
 //! # What may be missed, and what comes of it
 //!
-//! - The watch is cut: it goes on from where it was, or lists anew. A pod that is missing in the new list is asked for by
-//!   name; if there is none of its uid, and in the next round neither, it is gone unseen: its outcome is not success.
-//! - The driver was down: the first list stands for all that was missed; the same question settles the rest.
-//! - The API server is away: nothing is decided. The engine has a time after which it waits no longer.
+//! - The watch is cut, or dies unheard: it goes on from where it was. A pod that is not there when it is asked for by name is gone
+//!   unseen, so that its outcome is not success, only when a watch that was begun after that question has not told of its end
+//!   either. (Whoever answers the question may be another API server than the one whose watch died.)
+//! - What the watch missed is forgotten, or the driver was down: a list stands for all of it; the same question settles the rest.
+//! - The API server is away, or lets pods be asked for and not watched: nothing is decided. The engine has a time after which it
+//!   waits no longer.
 //! - Kubelet deletes a pod from the API only after its volumes were unpublished. Without force a pod cannot vanish while the
 //!   driver is down.
 //!
@@ -18,27 +20,26 @@
 use std::collections::{HashMap, HashSet};
 use std::time::{Duration, Instant};
 
-use futures_util::StreamExt as _;
 use k8s_openapi::api::core::v1::Pod as ApiPod;
 use kube::Client;
 use kube::api::{Api, ApiResource};
-use kube::runtime::WatchStreamExt as _;
-use kube::runtime::watcher;
 use parking_lot::Mutex;
-use tokio::sync::mpsc;
+use tokio::sync::{Notify, mpsc};
 use tokio::time::MissedTickBehavior;
 
 use super::Config;
-use super::client::Patience;
 use super::events::Saying;
 use super::pod::{Decision, Pod, decide};
+use super::watcher::{self, Event, Watch};
 use crate::engine::{Awaited, Engine, Told};
 use crate::model::{Outcome, PodUid};
 
 /// How long a question to the API server may take.
 const ANSWER: Duration = Duration::from_secs(10);
-/// How many rounds long a broken watch tries to go on where it was before it begins anew, with a list.
-const PATIENT: u32 = 6;
+/// How long a watch that was begun anew is given to tell what came before it. The API server has it at hand.
+const TO_CATCH_UP: Duration = Duration::from_secs(2);
+/// How many of its events may wait.
+const MOST_EVENTS: usize = 64;
 /// How long it is remembered how a pod ended that is gone: its volumes may be sealed a good while later, and their events
 /// say why.
 const REMEMBERED: Duration = Duration::from_secs(60 * 60);
@@ -173,6 +174,9 @@ pub(super) async fn watch(
     sayings: &mpsc::Sender<Saying>,
 ) {
     let kind = ApiResource::erase::<ApiPod>(&());
+    let doubted = Notify::new();
+    let (told, mut events) = mpsc::channel(MOST_EVENTS);
+    let watch = Watch::new(client, &config.node, config.look_again, &doubted, told).run();
     let mut outcomes = Outcomes {
         config,
         client,
@@ -180,46 +184,29 @@ pub(super) async fn watch(
         engine,
         known,
         sayings,
-        listing: None,
         listed: false,
-        away: None,
+        away: false,
         misnamed: false,
-        missed: HashSet::new(),
+        doubted: &doubted,
+        missed: HashMap::new(),
     };
-    let selected = watcher::Config::default().fields(&format!("spec.nodeName={}", config.node));
-    let api: Api<Pod> = Api::all_with(client.clone(), &kind);
-    let start = || {
-        watcher::watcher(api.clone(), selected.clone())
-            .backoff(Patience::new())
-            .boxed()
-    };
-    let mut events = start();
-    let mut again = tokio::time::interval(config.look_again);
-    again.set_missed_tick_behavior(MissedTickBehavior::Delay);
-    loop {
-        tokio::select! {
-            // What the watch tells goes before what a round would ask: it knows how a pod ended that is gone.
-            biased;
-            event = events.next() => match event {
-                Some(Ok(event)) => outcomes.take(event).await,
-                Some(Err(error)) => {
-                    outcomes.note_away(&error);
-                    if outcomes.begins_anew() {
-                        events = start();
-                    }
-                }
-                // It has no end.
-                None => return,
-            },
-            _ = again.tick() => {
-                // On a quiet node a watch that works again is as silent as one that hangs: a list tells which it is.
-                if outcomes.listing.is_none() && outcomes.begins_anew() {
-                    events = start();
-                }
-                outcomes.look_again().await;
+    let hear = async {
+        let mut again = tokio::time::interval(config.look_again);
+        again.set_missed_tick_behavior(MissedTickBehavior::Delay);
+        loop {
+            tokio::select! {
+                // What the watch tells goes before what a round would ask: it knows how a pod ended that is gone.
+                biased;
+                event = events.recv() => match event {
+                    Some(event) => outcomes.take(event).await,
+                    // It has no end while it is heard.
+                    None => return,
+                },
+                _ = again.tick() => outcomes.look_again().await,
             }
         }
-    }
+    };
+    tokio::join!(watch, hear);
 }
 
 struct Outcomes<'a> {
@@ -229,48 +216,63 @@ struct Outcomes<'a> {
     engine: &'a Engine,
     known: &'a Known,
     sayings: &'a mpsc::Sender<Saying>,
-    /// The pods of a list that is being read.
-    listing: Option<HashSet<PodUid>>,
     /// Whether there was a complete list.
     listed: bool,
-    /// Since when the watch is broken, or was begun anew.
-    away: Option<Instant>,
+    /// Whether the watch is broken.
+    away: bool,
     /// Whether it was told that the node's name is wrong.
     misnamed: bool,
+    /// Has the watch begun anew.
+    doubted: &'a Notify,
     /// Pods that were not there when they were asked for: the watch may be about to tell how they ended.
-    missed: HashSet<PodUid>,
+    missed: HashMap<PodUid, Missed>,
+}
+
+/// A pod that was not there.
+struct Missed {
+    /// When it was first asked for in vain.
+    at: Instant,
+    /// When a watch was begun after that.
+    watched: Option<Instant>,
 }
 
 impl Outcomes<'_> {
-    async fn take(&mut self, event: watcher::Event<Pod>) {
+    async fn take(&mut self, event: Event) {
         match event {
-            watcher::Event::Init => self.listing = Some(HashSet::new()),
-            watcher::Event::InitApply(pod) => {
-                if let Some(uid) = uid(&pod) {
-                    if let Some(listing) = &mut self.listing {
-                        listing.insert(uid.clone());
+            Event::Listed(pods) => {
+                let listed = pods.iter().filter_map(uid).collect();
+                for pod in &pods {
+                    if let Some(uid) = uid(pod) {
+                        self.note(&uid, pod, false).await;
                     }
-                    self.note(&uid, &pod, false).await;
                 }
-            }
-            watcher::Event::InitDone => {
-                self.note_back();
-                if let Some(listed) = self.listing.take() {
-                    self.known.keep(&listed);
-                }
+                self.known.keep(&listed);
                 self.listed = true;
                 self.look_again().await;
             }
-            watcher::Event::Apply(pod) => {
+            Event::Begun(at) => {
                 self.note_back();
+                for missed in self.missed.values_mut() {
+                    if missed.at < at {
+                        missed.watched.get_or_insert(at);
+                    }
+                }
+            }
+            Event::Changed(pod) => {
                 if let Some(uid) = uid(&pod) {
                     self.note(&uid, &pod, false).await;
                 }
             }
-            watcher::Event::Delete(pod) => {
-                self.note_back();
+            Event::Deleted(pod) => {
                 if let Some(uid) = uid(&pod) {
                     self.note(&uid, &pod, true).await;
+                }
+            }
+            Event::Failed(error) => {
+                self.note_away(&error);
+                // It may not have told all.
+                for missed in self.missed.values_mut() {
+                    missed.watched = None;
                 }
             }
         }
@@ -304,8 +306,16 @@ impl Outcomes<'_> {
         let awaited = self.engine.awaited_outcomes();
         self.known.tidy(&awaited);
         self.missed
-            .retain(|uid| awaited.iter().any(|awaited| awaited.pod.uid == *uid));
-        for awaited in &awaited {
+            .retain(|uid, _| awaited.iter().any(|awaited| awaited.pod.uid == *uid));
+        self.ask_for(&awaited).await;
+        // Where it is broken it is begun anew as soon as it can be.
+        if !self.away && self.missed.values().any(|missed| missed.watched.is_none()) {
+            self.doubted.notify_one();
+        }
+    }
+
+    async fn ask_for(&mut self, awaited: &[Awaited]) {
+        for awaited in awaited {
             let uid = &awaited.pod.uid;
             match self.known.look(uid) {
                 Look::Decided(outcome) => self.tell(uid, outcome).await,
@@ -344,7 +354,7 @@ impl Outcomes<'_> {
             Err(_) => return false,
         };
         match answer.filter(|pod| self::uid(pod).as_ref() == Some(uid)) {
-            None if self.missed.insert(uid.clone()) => {}
+            None if !self.is_gone_unseen(uid) => {}
             None => {
                 let outcome = self.known.note_unseen(uid);
                 tracing::warn!(pod.uid = %uid, pod = %name, tenant = %awaited.tenant,
@@ -352,6 +362,7 @@ impl Outcomes<'_> {
                 self.tell(uid, outcome).await;
             }
             Some(pod) => {
+                self.missed.remove(uid);
                 let node = pod.spec.node_name.as_deref().unwrap_or_default();
                 let here = &self.config.node;
                 if node != here && !std::mem::replace(&mut self.misnamed, true) {
@@ -366,31 +377,28 @@ impl Outcomes<'_> {
         true
     }
 
+    /// Whether a pod that is not there now was not there before either, and no watch that was begun since has told of its end.
+    fn is_gone_unseen(&mut self, uid: &PodUid) -> bool {
+        let missed = self.missed.entry(uid.clone()).or_insert_with(|| Missed {
+            at: Instant::now(),
+            watched: None,
+        });
+        (missed.watched).is_some_and(|since| since.elapsed() >= TO_CATCH_UP)
+    }
+
     fn note_away(&mut self, error: &watcher::Error) {
         self.config.watched.send_replace(false);
         self.config.answers.send_replace(is_answer(error));
-        if self.away.is_some() {
+        if std::mem::replace(&mut self.away, true) {
             tracing::debug!(%error, "the watch over pods is still broken");
         } else {
             tracing::warn!(%error, "the watch over pods is broken; outcomes are waited for");
-            self.away = Some(Instant::now());
         }
-    }
-
-    /// Whether a broken watch is to begin anew, with a list. It tries to go on from where it was: an API server that was put
-    /// back to an earlier state never gets there.
-    fn begins_anew(&mut self) -> bool {
-        let patience = self.config.look_again * PATIENT;
-        let anew = self.away.is_some_and(|since| since.elapsed() > patience);
-        if anew {
-            self.away = Some(Instant::now());
-        }
-        anew
     }
 
     fn note_back(&mut self) {
         // First, so that the log has it before what others then do.
-        if self.away.take().is_some() {
+        if std::mem::take(&mut self.away) {
             tracing::info!("the watch over pods works again");
         }
         self.config.watched.send_replace(true);
@@ -401,16 +409,9 @@ impl Outcomes<'_> {
 /// Whether it was the API server that said so, and not that nobody answers: of somebody whom it knows too little or who asks too much. All
 /// else may be said by what stands before an API server that is away, and by one that is not up yet.
 fn is_answer(error: &watcher::Error) -> bool {
-    use watcher::Error::{
-        InitialListFailed, NoResourceVersion, WatchError, WatchFailed, WatchStartFailed,
-    };
     match error {
-        InitialListFailed(kube::Error::Api(status))
-        | WatchStartFailed(kube::Error::Api(status))
-        | WatchFailed(kube::Error::Api(status))
-        | WatchError(status) => matches!(status.code, 401 | 403 | 410 | 429),
-        InitialListFailed(_) | WatchStartFailed(_) | WatchFailed(_) => false,
-        NoResourceVersion => true,
+        watcher::Error::NoVersion => true,
+        _ => matches!(error.code(), Some(401 | 403 | 410 | 429)),
     }
 }
 

@@ -7,6 +7,7 @@
 use std::collections::{BTreeMap, HashMap};
 use std::path::{Path, PathBuf};
 use std::sync::Arc;
+use std::time::Duration;
 
 use parking_lot::Mutex;
 use serde_json::{Value, json};
@@ -16,6 +17,8 @@ use tokio::sync::{mpsc, watch};
 use tokio::task::JoinHandle;
 
 const TOKEN: &str = "the-driver";
+/// The version of all that there is when it starts.
+const FIRST: u64 = 100;
 
 /// How the server is.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
@@ -25,6 +28,9 @@ pub enum Mood {
     Away,
     /// Connections are taken, and nothing is ever answered.
     Silent,
+    /// The same of those that there are, and of those that come; and they stay so whatever comes next. It lost its power, and
+    /// nobody says so to those who wait.
+    Dead,
     /// Whatever is asked, the driver may not.
     Forbidding,
 }
@@ -36,13 +42,16 @@ struct State {
     forgotten: u64,
     pods: BTreeMap<(String, String), Value>,
     history: Vec<(u64, Value)>,
-    watchers: Vec<mpsc::UnboundedSender<Value>>,
+    /// From where on they want to be told.
+    watchers: Vec<(u64, mpsc::UnboundedSender<Value>)>,
     /// Watches are kept open and told nothing.
     deaf: bool,
     events: BTreeMap<String, Value>,
     /// What every event is answered with instead.
     events_refused: Option<u16>,
     requests: Vec<String>,
+    /// How often it lost its power.
+    deaths: usize,
     turned_away: usize,
 }
 
@@ -67,7 +76,7 @@ impl Api {
         let listener = TcpListener::bind("127.0.0.1:0").await.expect("a port");
         let port = listener.local_addr().expect("an address").port();
         let state = Arc::new(Mutex::new(State {
-            version: 100,
+            version: FIRST,
             forgotten: 0,
             pods: BTreeMap::new(),
             history: Vec::new(),
@@ -76,6 +85,7 @@ impl Api {
             events: BTreeMap::new(),
             events_refused: None,
             requests: Vec::new(),
+            deaths: 0,
             turned_away: 0,
         }));
         let mood = watch::Sender::new(Mood::Serving);
@@ -86,10 +96,16 @@ impl Api {
                 let (state, mut mood) = (served_state.clone(), served_mood.subscribe());
                 tokio::spawn(async move {
                     let now = *mood.borrow_and_update();
+                    let deaths = state.lock().deaths;
+                    let serving = std::pin::pin!(serve(connection, state.clone(), now));
                     tokio::select! {
-                        () = serve(connection, state, now) => {}
+                        biased;
                         // Whoever goes away takes all connections with them.
                         _ = mood.changed() => {}
+                        () = serving => return,
+                    }
+                    if now == Mood::Dead || state.lock().deaths > deaths {
+                        std::future::pending::<()>().await;
                     }
                 });
             }
@@ -116,6 +132,7 @@ impl Api {
     }
 
     pub fn be(&self, mood: Mood) {
+        self.state.lock().deaths += usize::from(mood == Mood::Dead);
         self.mood.send_replace(mood);
         if mood != Mood::Serving {
             self.state.lock().watchers.clear();
@@ -132,6 +149,15 @@ impl Api {
         let mut state = self.state.lock();
         state.version += 1;
         state.forgotten = state.version;
+        state.history.clear();
+    }
+
+    /// It is as it was at first, with no pods, and knows nothing of what came after.
+    pub fn be_restored(&self) {
+        let mut state = self.state.lock();
+        state.version = FIRST;
+        state.forgotten = 0;
+        state.pods.clear();
         state.history.clear();
     }
 
@@ -202,7 +228,7 @@ impl Api {
             .count()
     }
 
-    /// How many came while it was away.
+    /// How many came while it was away, or dead.
     pub fn turned_away(&self) -> usize {
         self.state.lock().turned_away
     }
@@ -210,7 +236,7 @@ impl Api {
     /// How many watches run.
     pub fn watches(&self) -> usize {
         let mut state = self.state.lock();
-        state.watchers.retain(|watcher| !watcher.is_closed());
+        state.watchers.retain(|(_, watcher)| !watcher.is_closed());
         state.watchers.len()
     }
 }
@@ -222,8 +248,9 @@ impl State {
         let event = json!({"type": kind, "object": object});
         self.history.push((self.version, event.clone()));
         if !self.deaf {
+            let now = self.version;
             self.watchers
-                .retain(|watcher| watcher.send(event.clone()).is_ok());
+                .retain(|(from, watcher)| now <= *from || watcher.send(event.clone()).is_ok());
         }
         object
     }
@@ -283,6 +310,14 @@ impl Pod {
         );
         self.0["metadata"]["deletionTimestamp"] = json!(until);
         self.0["metadata"]["deletionGracePeriodSeconds"] = json!(30);
+        self
+    }
+
+    /// Kubelet ended it, and that it did is all that is left of why.
+    #[must_use]
+    pub fn evicted(mut self) -> Self {
+        self.0["status"]["conditions"] = json!([{"type": "DisruptionTarget", "status": "True",
+            "reason": "TerminationByKubelet", "lastTransitionTime": "2026-01-01T10:02:00Z"}]);
         self
     }
 
@@ -353,6 +388,10 @@ async fn serve(mut connection: TcpStream, state: Arc<Mutex<State>>, mood: Mood) 
             return;
         }
         Mood::Silent => std::future::pending().await,
+        Mood::Dead => {
+            state.lock().turned_away += 1;
+            std::future::pending::<()>().await;
+        }
         Mood::Serving | Mood::Forbidding => {}
     }
     let Some(request) = read(&mut connection).await else {
@@ -405,6 +444,15 @@ fn answer(request: &Request, state: &Mutex<State>) -> (u16, Value) {
                 200,
                 json!({"kind": "PodList", "apiVersion": "v1",
                 "metadata": {"resourceVersion": state.version.to_string()}, "items": items}),
+            )
+        }
+        // One of a name that there is none of: only the version is of use.
+        ("GET", ["api", "v1", "namespaces", "default", "pods"]) => {
+            assert_eq!(request.query["fieldSelector"], "metadata.name=none");
+            (
+                200,
+                json!({"kind": "PodList", "apiVersion": "v1",
+                "metadata": {"resourceVersion": state.version.to_string()}, "items": []}),
             )
         }
         ("GET", ["api", "v1", "namespaces", namespace, "pods", name]) => {
@@ -528,11 +576,22 @@ async fn serve_watch(connection: &mut TcpStream, request: &Request, state: &Mute
             for (_, event) in state.history.iter().filter(|(version, _)| *version > from) {
                 let _ = sender.send(event.clone());
             }
-            state.watchers.push(sender.clone());
+            state.watchers.push((from, sender.clone()));
         }
     }
     drop(sender);
-    while let Some(event) = happening.recv().await {
+    let seconds = request.query["timeoutSeconds"].parse();
+    let over = tokio::time::sleep(Duration::from_secs(seconds.expect("a number")));
+    let mut over = std::pin::pin!(over);
+    loop {
+        let event = tokio::select! {
+            event = happening.recv() => event,
+            () = &mut over => {
+                let _ = connection.write_all(b"0\r\n\r\n").await;
+                return;
+            }
+        };
+        let Some(event) = event else { return };
         let line = format!("{event}\n");
         let chunk = format!("{:x}\r\n{line}\r\n", line.len());
         if connection.write_all(chunk.as_bytes()).await.is_err() {
