@@ -19,6 +19,9 @@ mod bench;
 #[path = "failing/made.rs"]
 mod made;
 
+#[path = "failing/seals.rs"]
+mod seals;
+
 #[path = "failing/sources.rs"]
 mod sources;
 

@@ -1,8 +1,11 @@
 //! Making durable what was sealed: one `syncfs` and one index transaction for as many seals as wait.
 //!
 //! First the content, then the index that names it; the other order gave, in a trial with a power cut, an artifact with an
-//! empty file. And what to do when the disk says that it lost something ([`doom`]).
+//! empty file. What follows the index is told of one seal at a time: a layer that does not say that it is named keeps no other
+//! from being durable, nor does a promise that cannot be taken back ([`Standing`]). And what to do when the disk says that it
+//! lost something ([`doom`]).
 
+use std::collections::HashMap;
 use std::sync::Arc;
 use std::time::Instant;
 
@@ -11,19 +14,49 @@ use tokio::sync::mpsc;
 use super::crash::{Point, point};
 use super::error::{Doing, Error, Result};
 use super::notice::{self, NotCommitted};
-use super::seal::{retry_after, trash_pending, unpromise};
-use super::state::Goal;
+use super::seal::{RETRY, retry_after, trash_pending, unpromise};
+use super::state::{Goal, Leaving, Sealed, State};
 use super::{Inner, claims, reap, spares};
-use crate::model::{Artifact, LayerId};
+use crate::model::{Artifact, ArtifactId, LayerId};
 use crate::store::{self, Change, Doom};
 
-/// Makes durable what was sealed, in batches, until the engine closes.
-pub(super) async fn commit_loop(inner: Arc<Inner>, mut sealed: mpsc::UnboundedReceiver<LayerId>) {
+/// A promise in `pending/` whose seal is over, and that could not be taken back: while it is there, a start of this boot that does not
+/// find the artifact in the index would make it anew.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub(super) struct Standing {
+    pub(super) key: LayerId,
+    /// What was sealed, if anything was. Until the promise is gone it does not count as durable, and so is not deleted.
+    pub(super) artifact: Option<ArtifactId>,
+}
+
+/// Makes durable what was sealed, in batches, until the engine closes; and takes back promises that are left over.
+pub(super) async fn commit_loop(
+    inner: Arc<Inner>,
+    mut sealed: mpsc::UnboundedReceiver<LayerId>,
+    mut standing: Vec<Standing>,
+) {
     const MOST_AT_ONCE: usize = 4096;
     let mut batch = Vec::new();
+    let mut again = Again::default();
     loop {
         tokio::select! {
             count = sealed.recv_many(&mut batch, MOST_AT_ONCE) => if count == 0 { return },
+            () = again.due(&standing) => {
+                let engine = inner.clone();
+                let before = standing.clone();
+                match inner.syncs.run(move || take_back_again(&engine, before)).await {
+                    Ok(left) => {
+                        again.tried(left.len() < standing.len());
+                        standing = left;
+                    }
+                    Err(Error::ShuttingDown) => return,
+                    Err(error) => {
+                        tracing::error!(%error, "promises whose seals are over are still there");
+                        again.tried(false);
+                    }
+                }
+                continue;
+            }
             () = inner.stop.cancelled() => return,
         }
         let mut attempt = 0;
@@ -33,8 +66,12 @@ pub(super) async fn commit_loop(inner: Arc<Inner>, mut sealed: mpsc::UnboundedRe
             let began = Instant::now();
             let result = inner.syncs.run(move || commit(&engine, &keys)).await;
             match result.and_then(|result| result) {
-                Ok(()) => {
+                Ok(left) => {
                     inner.counters.committed(began.elapsed());
+                    if !left.is_empty() {
+                        again = Again::default();
+                        standing.extend(left);
+                    }
                     break;
                 }
                 Err(Error::ShuttingDown) => return,
@@ -55,8 +92,34 @@ pub(super) async fn commit_loop(inner: Arc<Inner>, mut sealed: mpsc::UnboundedRe
     }
 }
 
-/// One `syncfs`, one transaction: first the content, then the index that names it.
-fn commit(inner: &Inner, keys: &[LayerId]) -> Result<()> {
+/// When promises that are left over are tried again. A moment in time, not a pause: seals that come meanwhile do not put it off.
+#[derive(Debug, Default)]
+struct Again {
+    attempt: usize,
+    at: Option<Instant>,
+}
+
+impl Again {
+    /// Waits until it is time; for ever, where nothing is left over.
+    async fn due(&mut self, standing: &[Standing]) {
+        if standing.is_empty() {
+            return std::future::pending().await;
+        }
+        let retry = RETRY[self.attempt.min(RETRY.len() - 1)];
+        let at = *self.at.get_or_insert_with(|| Instant::now() + retry);
+        tokio::time::sleep_until(at.into()).await;
+    }
+
+    /// They were; whether one of them went.
+    fn tried(&mut self, with_success: bool) {
+        self.attempt = if with_success { 0 } else { self.attempt + 1 };
+        self.at = None;
+    }
+}
+
+/// One `syncfs`, one transaction: first the content, then the index that names it. What cannot be taken back of the promises is
+/// returned; an error is of the whole batch.
+fn commit(inner: &Inner, keys: &[LayerId]) -> Result<Vec<Standing>> {
     let syncing = inner.syncing.lock();
     // After a failure nothing of this batch is left to be committed.
     inner.sync(&syncing)?;
@@ -64,7 +127,7 @@ fn commit(inner: &Inner, keys: &[LayerId]) -> Result<()> {
     let named_as_indexed = inner.naming.lock();
     let artifacts = sealed_by(inner, keys);
     let mut changes = Vec::with_capacity(artifacts.len() * 2);
-    for (artifact, named) in &artifacts {
+    for (_, artifact, named) in &artifacts {
         changes.push(Change::PutArtifact(artifact.clone()));
         if *named {
             changes.push(Change::PutName(artifact.name(), artifact.id));
@@ -73,54 +136,94 @@ fn commit(inner: &Inner, keys: &[LayerId]) -> Result<()> {
     inner.commit_index(&changes)?;
     drop(named_as_indexed);
     point(Point::CommitIndexed);
-    for (artifact, _) in &artifacts {
-        if let Some(newest) = artifact.layers.first() {
-            confirm(inner, *newest)?;
+    for (_, artifact, _) in &artifacts {
+        if let Some(newest) = artifact.layers.first()
+            && let Err(error) = confirm(inner, *newest)
+        {
+            // It is tried again when the layer is measured; and where it is gone, `check` says so.
+            tracing::warn!(layer = %newest, name = %artifact.name(), %error, "an index made anew would not know this layer");
         }
     }
-    for key in keys {
-        unpromise(inner, *key)?;
-        point(Point::CommitPendingTrashed);
-    }
-    // Only now: what is durable may be deleted, and a promise that outlived its artifact would bring it back.
-    let mut state = inner.state.lock();
-    for (artifact, _) in &artifacts {
-        if let Some(sealed) = state.artifacts.get_mut(&artifact.id) {
-            sealed.durable = true;
-        }
-    }
-    let newest = |(artifact, _): &(Artifact, bool)| artifact.layers.first().copied();
-    let sealed = artifacts.iter().filter_map(newest);
-    let sealed: Vec<_> = sealed
-        .filter_map(|key| state.leaving.remove(&key))
+    let became = artifacts.iter();
+    let became: HashMap<LayerId, ArtifactId> = became
+        .map(|(key, artifact, _)| (*key, artifact.id))
         .collect();
-    for key in keys {
-        state.leaving.remove(key);
-    }
-    drop(state);
-    for leaving in sealed {
-        if let Goal::Seal(plan) = leaving.goal {
+    let over = keys.iter().map(|key| Standing {
+        key: *key,
+        artifact: became.get(key).copied(),
+    });
+    let (gone, standing) = take_back(inner, over.collect());
+    let left: Vec<Leaving> = {
+        let mut state = inner.state.lock();
+        say_durable(&mut state, &gone);
+        // Also where the promise stands: the index names it, and whoever hears that the disk lost something must not take it for one
+        // that it does not.
+        let left = keys.iter().filter_map(|key| state.leaving.remove(key));
+        left.collect()
+    };
+    for leaving in left {
+        if let Goal::Seal(plan) = leaving.goal
+            && became.contains_key(&plan.layer)
+        {
             let reference = plan.reference;
             let committed = || notice::What::Committed { reference };
             notice::say(inner.config.notices.as_ref(), &leaving.record, committed);
         }
     }
     inner.changed.notify_waiters();
-    Ok(())
+    Ok(standing)
+}
+
+/// Takes back promises whose seals are over; which of them are gone, and which could not be taken back.
+fn take_back(inner: &Inner, over: Vec<Standing>) -> (Vec<Standing>, Vec<Standing>) {
+    over.into_iter()
+        .partition(|one| match unpromise(inner, one.key) {
+            Ok(()) => {
+                point(Point::CommitPendingTrashed);
+                true
+            }
+            Err(error) => {
+                let path = inner.dirs.pending.path().join(one.key.to_string());
+                tracing::error!(path = %path.display(), %error,
+                "what is sealed is promised still; until that can be taken back it is not deleted");
+                false
+            }
+        })
+}
+
+/// Tries again what could not be taken back; what still cannot.
+fn take_back_again(inner: &Inner, over: Vec<Standing>) -> Vec<Standing> {
+    let (gone, standing) = take_back(inner, over);
+    if !gone.is_empty() {
+        say_durable(&mut inner.state.lock(), &gone);
+        inner.changed.notify_waiters();
+        inner.wake_reaper();
+    }
+    standing
+}
+
+/// What was sealed says that it is durable only when its promise is gone: what is durable may be deleted, and a promise that outlived
+/// its artifact would bring it back.
+fn say_durable(state: &mut State, gone: &[Standing]) {
+    for id in gone.iter().filter_map(|one| one.artifact) {
+        if let Some(sealed) = state.artifacts.get_mut(&id) {
+            sealed.durable = true;
+        }
+    }
 }
 
 /// The artifacts that these leaving volumes became, and whether each has its name. Not those that were doomed since.
-fn sealed_by(inner: &Inner, keys: &[LayerId]) -> Vec<(Artifact, bool)> {
+fn sealed_by(inner: &Inner, keys: &[LayerId]) -> Vec<(LayerId, Artifact, bool)> {
     let state = inner.state.lock();
     let plans = keys
         .iter()
         .filter_map(|key| match &state.leaving.get(key)?.goal {
-            Goal::Seal(plan) => Some(plan.artifact),
+            Goal::Seal(plan) => Some((*key, plan.artifact)),
             Goal::Discard => None,
         });
-    let sealed = plans.filter_map(|id| state.artifacts.get(&id));
+    let sealed = plans.filter_map(|(key, id)| Some((key, state.artifacts.get(&id)?)));
     sealed
-        .map(|sealed| (sealed.artifact.clone(), state.is_named(&sealed.artifact)))
+        .map(|(key, Sealed { artifact, .. })| (key, artifact.clone(), state.is_named(artifact)))
         .collect()
 }
 

@@ -375,9 +375,11 @@ impl Engine {
             Ok::<_, Error>(recovered)
         });
         let recovered = recovered.await??;
-        inner
-            .tasks
-            .spawn(commit::commit_loop(inner.clone(), sealed));
+        inner.tasks.spawn(commit::commit_loop(
+            inner.clone(),
+            sealed,
+            recovered.standing,
+        ));
         inner.tasks.spawn(reap::reap_loop(inner.clone()));
         inner.tasks.spawn(watch::watch_loop(inner.clone()));
         for left in recovered.leaving {

@@ -8,6 +8,7 @@ use std::collections::{HashMap, HashSet};
 use std::path::{Path, PathBuf};
 
 use super::check::is_stray;
+use super::commit::Standing;
 use super::crash::{Point, point};
 use super::error::{Doing, Result};
 use super::state::{Goal, Leaving, Left, Live, Measured, State};
@@ -25,6 +26,8 @@ pub(super) struct Recovered {
     pub(super) leaving: Vec<Left>,
     /// Changes that the index needs: what it names and is not there.
     pub(super) changes: Vec<Change>,
+    /// Promises whose seals are over, and that could not be taken back.
+    pub(super) standing: Vec<Standing>,
 }
 
 /// Fills an empty state.
@@ -265,13 +268,23 @@ fn recover_pending(inner: &Inner, state: &mut State, recovered: &mut Recovered) 
             continue;
         };
         inner.clock.seen(record.created);
-        if state.artifacts.contains_key(&plan.artifact) {
+        let key = plan.layer;
+        if let Some(sealed) = state.artifacts.get_mut(&plan.artifact) {
             // Everything was done but tidying up.
-            commit::confirm(inner, plan.layer)?;
-            throw_away(inner, pending, name, "it is sealed")?;
+            if let Err(error) = commit::confirm(inner, key) {
+                tracing::warn!(layer = %key, %error, "an index made anew would not know this layer");
+            }
+            if let Err(error) = throw_away(inner, pending, name, "it is sealed") {
+                tracing::error!(layer = %key, %error, "what is sealed is promised still");
+                // As if it had been tried just now.
+                sealed.durable = false;
+                recovered.standing.push(Standing {
+                    key,
+                    artifact: Some(plan.artifact),
+                });
+            }
             continue;
         }
-        let key = plan.layer;
         let outcome = store::read_outcome(&dir).doing("read a volume's outcome")?;
         let leaving = Leaving {
             record,

@@ -31,7 +31,7 @@ const LOOK_AGAIN: Duration = Duration::from_secs(5);
 /// How long an event is trusted to come; after it the volume is looked at anyway.
 const TRUST_EVENT: Duration = Duration::from_secs(60);
 /// How long to wait before a step that failed is tried again: doubled each time, up to the last.
-const RETRY: [Duration; 6] = [
+pub(super) const RETRY: [Duration; 6] = [
     Duration::from_millis(50),
     Duration::from_millis(200),
     Duration::from_secs(1),
