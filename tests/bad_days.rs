@@ -6,6 +6,7 @@
 //! | `damage` | index and `pool.json` missing, torn, too new; stray files; missing layers; rebuilding |
 //! | `full` | no room in the middle of anything |
 //! | `lost` | a write-back that failed |
+//! | `odd` | names that cannot be opened, read or moved; records damaged while their volumes are in use |
 
 mod common;
 
@@ -15,3 +16,5 @@ mod damage;
 mod full;
 #[path = "bad_days/lost.rs"]
 mod lost;
+#[path = "bad_days/odd.rs"]
+mod odd;

@@ -16,10 +16,10 @@
 //! # Threads
 //!
 //! Nothing that blocks runs on the async runtime. `calls` serves RPCs, `seals` ends volumes, `syncs` (one thread) waits for
-//! the disk, `chores` (one thread) deletes and measures, `looks` (one thread) asks who still writes to what is to be sealed,
-//! `spares` (one thread) makes beforehand what a publish needs: what is slow delays only its like. A job that was given is
-//! finished, whoever waits for it. What is short and the same whatever the size of a tree runs where it was received, on a thread
-//! that serves nothing but calls (`threads`).
+//! the disk, `chores` (one thread) deletes and measures, `looks` (one thread) asks who still writes to what is to be sealed, and
+//! who uses what nobody knows, `spares` (one thread) makes beforehand what a publish needs: what is slow delays only its like.
+//! A job that was given is finished, whoever waits for it. What is short and the same whatever the size of a tree runs where it
+//! was received, on a thread that serves nothing but calls (`threads`).
 
 mod check;
 pub mod claims;
@@ -30,6 +30,7 @@ mod error;
 mod figures;
 mod flatten;
 mod guard;
+mod kept;
 mod lists;
 pub mod notice;
 mod open;
@@ -382,6 +383,11 @@ impl Engine {
         ));
         inner.tasks.spawn(reap::reap_loop(inner.clone()));
         inner.tasks.spawn(watch::watch_loop(inner.clone()));
+        if !recovered.kept.is_empty() {
+            inner
+                .tasks
+                .spawn(kept::watch(inner.clone(), recovered.kept));
+        }
         for left in recovered.leaving {
             seal::spawn(&inner, left);
         }

@@ -143,9 +143,13 @@ fn sweep(dirs: &PoolDirs) -> Result<()> {
     }
     for entry in dirs.incoming.entries().doing("read incoming/")? {
         let key = LayerId::from_bits(random());
-        dirs.incoming
-            .rename(&entry.name, &dirs.trash, key.to_string())
-            .doing("sweep incoming/")?;
+        let swept = dirs
+            .incoming
+            .rename(&entry.name, &dirs.trash, key.to_string());
+        if let Err(error) = swept {
+            // In nobody's way: what is received gets a name of its own.
+            tracing::error!(%error, "what was half received stays until the next start");
+        }
     }
     Ok(())
 }

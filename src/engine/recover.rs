@@ -3,6 +3,10 @@
 //! Sources of truth: the index for what is sealed, the records for what is ephemeral, the kernel's mount table for what is
 //! mounted. `docs/on-disk.md` has the rules; rule 3 of the product is that after `kill -9` at any instruction nothing
 //! published is lost, nothing half-made is visible, and nothing leaks.
+//!
+//! One odd name must not keep the driver from starting: what cannot be opened, read or moved is told of and left where it is, and
+//! nothing that it may need is deleted (`kept`). Only a whole directory, or the index, that cannot be read ends the start; and what
+//! this process lacks itself, which is no fault of the name ([`is_its_own`]).
 
 use std::collections::{HashMap, HashSet};
 use std::path::{Path, PathBuf};
@@ -10,14 +14,15 @@ use std::path::{Path, PathBuf};
 use super::check::is_stray;
 use super::commit::Standing;
 use super::crash::{Point, point};
-use super::error::{Doing, Result};
+use super::error::{Doing, Error, Result};
+use super::kept::{self, Kept, Place};
 use super::state::{Goal, Leaving, Left, Live, Measured, State};
 use super::target::{Found, Target};
 use super::types::VolumeState;
 use super::{Inner, claims, commit, seal, spares};
-use crate::model::{Artifact, ArtifactId, LayerId, VolumeId, VolumeRecord};
-use crate::store::{self, Change, Contents};
-use crate::sys::{self, Dir, MountEntry};
+use crate::model::{Artifact, ArtifactId, LayerId, Outcome, VolumeId, VolumeRecord};
+use crate::store::{self, Change, Contents, Unreadable};
+use crate::sys::{self, Dir, Errno, MountEntry};
 
 /// What recovery found to be done once the engine runs.
 #[derive(Debug, Default)]
@@ -26,6 +31,8 @@ pub(super) struct Recovered {
     pub(super) leaving: Vec<Left>,
     /// Changes that the index needs: what it names and is not there.
     pub(super) changes: Vec<Change>,
+    /// What somebody may be using, and nobody can say what it is.
+    pub(super) kept: Vec<Kept>,
     /// Promises whose seals are over, and that could not be taken back.
     pub(super) standing: Vec<Standing>,
 }
@@ -44,10 +51,13 @@ pub(super) fn recover(inner: &Inner, contents: Contents) -> Result<Recovered> {
     let on_disk: HashSet<LayerId> = ids(&inner.dirs.layers)?.into_iter().collect();
     recover_index(inner, contents, &on_disk, &mut state, &mut recovered);
     let mounts = sys::mount_table().doing("read the mount table")?;
-    recover_volumes(inner, &mounts, &mut state)?;
-    recover_pending(inner, &mut state, &mut recovered)?;
-    recover_trash(inner, &mut state, &mut recovered)?;
-    trash_unknown_layers(inner, &on_disk, &state)?;
+    recover_volumes(inner, &mounts, &mut state, &mut recovered)?;
+    recover_pending(inner, &mounts, &mut state, &mut recovered)?;
+    recover_trash(inner, &mounts, &mut state, &mut recovered)?;
+    if !recovered.kept.is_empty() {
+        kept::hold(inner, &on_disk, &mut state);
+    }
+    trash_unknown_layers(inner, &on_disk, &state);
     let (volumes, leaving) = (state.volumes.len(), state.leaving.len());
     if volumes + leaving > 0 {
         tracing::info!(
@@ -116,88 +126,147 @@ fn recover_index(
 }
 
 /// What a directory that should hold a volume holds.
-enum Held {
+enum Holds {
     /// A volume of this boot.
     Volume(Box<VolumeRecord>),
-    /// Rubbish, and why.
-    Rubbish(String),
+    /// One of another boot, which nobody has any more.
+    Stale,
+    /// Nothing that says what it is: never a volume, or one whose record was damaged.
+    Rubbish(Unreadable),
+    /// Its record could not be read.
+    Unknown(sys::Error),
 }
 
-fn read(inner: &Inner, dir: &Dir) -> Result<Held> {
-    Ok(
-        match store::read_volume(dir).doing("read a volume's record")? {
-            Err(unreadable) => Held::Rubbish(unreadable.to_string()),
-            Ok(record) if record.boot != inner.boot => {
-                Held::Rubbish("it is of another boot".to_owned())
-            }
-            Ok(record) => Held::Volume(Box::new(record)),
+fn read(inner: &Inner, dir: &Dir) -> Result<Holds> {
+    Ok(match store::read_volume(dir) {
+        Err(error) if is_its_own(&error) => Holds::Unknown(error),
+        record => match record.doing("read a volume's record")? {
+            Err(unreadable) => Holds::Rubbish(unreadable),
+            Ok(record) if record.boot != inner.boot => Holds::Stale,
+            Ok(record) => Holds::Volume(Box::new(record)),
         },
-    )
+    })
 }
 
-/// Opens what should be the directory of a volume. What is none is put aside: one stray name must not keep the driver from
-/// starting.
-fn open(inner: &Inner, place: &Dir, name: &Path) -> Result<Option<Dir>> {
-    match place.open_beneath(name) {
+/// Whether the fault lies with what was asked for, and not with this process, which a start that is tried again may not have.
+fn is_its_own(error: &sys::Error) -> bool {
+    !matches!(error.errno(), Errno::ENOMEM | Errno::EMFILE | Errno::ENFILE)
+}
+
+const OTHER_BOOT: &str = "it is of another boot";
+
+/// Opens what should be the directory of a volume; `None`: it is none, or cannot be opened. What is none is put aside.
+fn open(
+    inner: &Inner,
+    place: Place,
+    name: &Path,
+    mounts: &[MountEntry],
+    recovered: &mut Recovered,
+) -> Result<Option<Dir>> {
+    let dir = place.dir(inner);
+    match dir.open_beneath(name) {
         Ok(dir) => Ok(Some(dir)),
+        // Nobody else should, but it is gone.
+        Err(error) if error.is(Errno::ENOENT) => Ok(None),
         Err(error) if is_stray(&error) => {
-            if let Err(error) = throw_away(inner, place, name, "it is no directory") {
-                tracing::error!(%error, "left where it is");
-            }
+            put_away(inner, dir, name, "it is no directory");
+            Ok(None)
+        }
+        Err(error) if is_its_own(&error) => {
+            let unknown = Kept::unknown(place, name, None);
+            leave(inner, unknown, &error, mounts, recovered);
             Ok(None)
         }
         Err(error) => Err(error).doing("open a volume's directory"),
     }
 }
 
+/// Leaves a directory where it is that cannot be opened or read, and what it may need if somebody may be using it.
+fn leave(
+    inner: &Inner,
+    mut unknown: Kept,
+    error: &sys::Error,
+    mounts: &[MountEntry],
+    recovered: &mut Recovered,
+) {
+    let path = unknown.path(inner);
+    tracing::error!(path = %path.display(), %error, "left as it is: nobody can say what it is");
+    if unknown.is_used(inner, mounts) {
+        recovered.kept.push(unknown);
+    }
+}
+
+/// Throws rubbish away, unless somebody may be using it: a record is written before the mount, and may have been damaged later.
+fn put_away_unless_used(
+    inner: &Inner,
+    mut rubbish: Kept,
+    why: &str,
+    mounts: &[MountEntry],
+    recovered: &mut Recovered,
+) {
+    if rubbish.is_used(inner, mounts) {
+        let path = rubbish.path(inner);
+        tracing::error!(path = %path.display(), %why, "kept, because it is mounted");
+        recovered.kept.push(rubbish);
+    } else {
+        let (place, name) = rubbish.lies_in(inner);
+        put_away(inner, place, name, why);
+    }
+}
+
 /// `volumes/`: published, or on the way to or from it.
-fn recover_volumes(inner: &Inner, mounts: &[MountEntry], state: &mut State) -> Result<()> {
-    for entry in inner.dirs.volumes.entries().doing("read volumes/")? {
+fn recover_volumes(
+    inner: &Inner,
+    mounts: &[MountEntry],
+    state: &mut State,
+    recovered: &mut Recovered,
+) -> Result<()> {
+    let volumes = &inner.dirs.volumes;
+    for entry in volumes.entries().doing("read volumes/")? {
         let name = Path::new(&entry.name);
-        let Some(dir) = open(inner, &inner.dirs.volumes, name)? else {
-            continue;
-        };
         let id: Option<VolumeId> = entry.name.to_str().and_then(|name| name.parse().ok());
         if let Some(id) = id.as_ref().filter(|id| state.claims.contains_key(id)) {
-            claims::recover::recover_volume(inner, id, &dir, mounts, state)?;
+            // Durable, and not to be guessed at: what is wrong with it ends the start.
+            match volumes.open_beneath(name) {
+                Err(error) if is_stray(&error) => {
+                    put_away(inner, volumes, name, "it is no directory");
+                }
+                dir => {
+                    let dir = dir.doing("open a volume's directory")?;
+                    claims::recover::recover_volume(inner, id, &dir, mounts, state)?;
+                }
+            }
             continue;
         }
-        let held = match (read(inner, &dir)?, id) {
-            (Held::Volume(record), Some(id)) if record.id == id => record,
-            (Held::Volume(_), _) => {
-                throw_away(
-                    inner,
-                    &inner.dirs.volumes,
-                    name,
-                    "its record is of another volume",
-                )?;
+        let Some(dir) = open(inner, Place::Volumes, name, mounts, recovered)? else {
+            continue;
+        };
+        let record = match read(inner, &dir)? {
+            Holds::Volume(record) if id.as_ref() == Some(&record.id) => *record,
+            Holds::Stale => {
+                put_away(inner, volumes, name, OTHER_BOOT);
                 continue;
             }
-            (Held::Rubbish(why), id) => {
-                let shows = |id: VolumeId| {
-                    let shows = |mount| inner.backend.shows(mount, &id, id.as_str());
-                    mounts.iter().any(shows)
+            Holds::Unknown(error) => {
+                let unknown = Kept::unknown(Place::Volumes, name, Some(dir));
+                leave(inner, unknown, &error, mounts, recovered);
+                continue;
+            }
+            rubbish => {
+                let why = match rubbish {
+                    Holds::Rubbish(why) => why.to_string(),
+                    _ => "its record is of another volume".to_owned(),
                 };
-                // What its mount is called stood in the record, perhaps; so the kernel is asked, too.
-                let is_visible =
-                    || id.is_some_and(shows) || inner.backend.in_use(&dir).unwrap_or(true);
-                if !why.contains("another boot") && is_visible() {
-                    // A record is written before the mount; this one was damaged later. A pod may be using the volume.
-                    tracing::error!(volume = %name.display(), %why, "kept, because it is mounted");
-                } else {
-                    throw_away(inner, &inner.dirs.volumes, name, &why)?;
-                }
+                let rubbish = Kept::rubbish(Place::Volumes, name, dir);
+                put_away_unless_used(inner, rubbish, &why, mounts, recovered);
                 continue;
             }
         };
-        let record = *held;
-        let outcome = store::read_outcome(&dir).doing("read a volume's outcome")?;
-        let targets: Vec<&Path> = record.targets.iter().map(PathBuf::as_path).collect();
         let live = Live {
-            mounts: find_mounts(inner, mounts, &record.id, record.label(), &targets)?,
+            mounts: mounts_of(inner, mounts, &record),
+            outcome: outcome_of(&dir)?,
             record,
             made: true,
-            outcome,
             done_with: false,
             measured: Measured::default(),
         };
@@ -205,6 +274,40 @@ fn recover_volumes(inner: &Inner, mounts: &[MountEntry], state: &mut State) -> R
         state.volumes.insert(live.record.id.clone(), live);
     }
     Ok(())
+}
+
+/// How the pod's work ended, if that is noted where it can be read. Else it is asked for again; what nobody says is not sealed.
+fn outcome_of(dir: &Dir) -> Result<Option<Outcome>> {
+    match store::read_outcome(dir) {
+        Err(error) if is_its_own(&error) => {
+            tracing::error!(path = %dir.path().display(), %error,
+                "how its pod ended cannot be read: it is as if nobody had said");
+            Ok(None)
+        }
+        outcome => outcome.doing("read a volume's outcome"),
+    }
+}
+
+/// Where a volume is mounted, as far as that can be seen. Where it cannot, it counts as not mounted: it is unmounted all the same when
+/// kubelet asks, and nothing is done to it before the kernel was asked.
+fn mounts_of(inner: &Inner, mounts: &[MountEntry], record: &VolumeRecord) -> HashMap<PathBuf, u64> {
+    let mut all = HashMap::new();
+    for target in &record.targets {
+        match find_mounts(
+            inner,
+            mounts,
+            &record.id,
+            record.label(),
+            &[target.as_path()],
+        ) {
+            Ok(found) => all.extend(found),
+            Err(error) => {
+                tracing::error!(volume.id = %record.id, target = %target.display(), %error,
+                    "whether it is mounted there cannot be seen");
+            }
+        }
+    }
+    all
 }
 
 /// Where the volume is mounted, of the places where it is recorded to be.
@@ -240,17 +343,32 @@ pub(super) fn find_mounts(
 }
 
 /// `pending/`: promised seals.
-fn recover_pending(inner: &Inner, state: &mut State, recovered: &mut Recovered) -> Result<()> {
+fn recover_pending(
+    inner: &Inner,
+    mounts: &[MountEntry],
+    state: &mut State,
+    recovered: &mut Recovered,
+) -> Result<()> {
     let pending = &inner.dirs.pending;
     for entry in pending.entries().doing("read pending/")? {
         let name = Path::new(&entry.name);
-        let Some(dir) = open(inner, pending, name)? else {
+        let Some(dir) = open(inner, Place::Pending, name, mounts, recovered)? else {
             continue;
         };
         let record = match read(inner, &dir)? {
-            Held::Volume(record) => *record,
-            Held::Rubbish(why) => {
-                throw_away(inner, pending, name, &why)?;
+            Holds::Volume(record) => *record,
+            Holds::Stale => {
+                put_away(inner, pending, name, OTHER_BOOT);
+                continue;
+            }
+            Holds::Rubbish(why) => {
+                let rubbish = Kept::rubbish(Place::Pending, name, dir);
+                put_away_unless_used(inner, rubbish, &why.to_string(), mounts, recovered);
+                continue;
+            }
+            Holds::Unknown(error) => {
+                let unknown = Kept::unknown(Place::Pending, name, Some(dir));
+                leave(inner, unknown, &error, mounts, recovered);
                 continue;
             }
         };
@@ -259,12 +377,14 @@ fn recover_pending(inner: &Inner, state: &mut State, recovered: &mut Recovered) 
             .clone()
             .filter(|plan| Path::new(&plan.layer.to_string()) == name);
         let Some(plan) = plan else {
-            throw_away(
-                inner,
-                pending,
-                name,
-                "its record says that it is not to be sealed",
-            )?;
+            let why = "its record says that it is not to be sealed";
+            // In the trash its record says what it needs.
+            if !put_away(inner, pending, name, why) {
+                let mut rubbish = Kept::rubbish(Place::Pending, name, dir);
+                if rubbish.is_used(inner, mounts) {
+                    recovered.kept.push(rubbish);
+                }
+            }
             continue;
         };
         inner.clock.seen(record.created);
@@ -274,8 +394,7 @@ fn recover_pending(inner: &Inner, state: &mut State, recovered: &mut Recovered) 
             if let Err(error) = commit::confirm(inner, key) {
                 tracing::warn!(layer = %key, %error, "an index made anew would not know this layer");
             }
-            if let Err(error) = throw_away(inner, pending, name, "it is sealed") {
-                tracing::error!(layer = %key, %error, "what is sealed is promised still");
+            if !put_away(inner, pending, name, "it is sealed") {
                 // As if it had been tried just now.
                 sealed.durable = false;
                 recovered.standing.push(Standing {
@@ -285,14 +404,13 @@ fn recover_pending(inner: &Inner, state: &mut State, recovered: &mut Recovered) 
             }
             continue;
         }
-        let outcome = store::read_outcome(&dir).doing("read a volume's outcome")?;
         let leaving = Leaving {
+            chosen: chosen(inner, key, &record, state)?,
             record,
             goal: Goal::Seal(plan),
             state: VolumeState::Sealing,
-            outcome,
+            outcome: outcome_of(&dir)?,
             usage: None,
-            chosen: seal::layers_chosen(inner, key)?,
         };
         state.leaving.insert(key, leaving);
         recovered.leaving.push(Left { key, pin: None });
@@ -300,51 +418,117 @@ fn recover_pending(inner: &Inner, state: &mut State, recovered: &mut Recovered) 
     Ok(())
 }
 
+/// The layers that a seal has chosen which was cut short. Where that cannot be read it is what it would choose now: what it did choose and
+/// is not there when it goes on, it does not stack.
+fn chosen(
+    inner: &Inner,
+    key: LayerId,
+    record: &VolumeRecord,
+    state: &State,
+) -> Result<Vec<LayerId>> {
+    let name = key.to_string();
+    let error = match inner.dirs.layers.open_if_there(&name) {
+        Err(error) if is_stray(&error) => {
+            // The content is still where it was, or is lost: this is no layer.
+            put_away(
+                inner,
+                &inner.dirs.layers,
+                name.as_ref(),
+                "it is no directory",
+            );
+            return Ok(Vec::new());
+        }
+        Err(error) => error,
+        Ok(_) => match seal::layers_chosen(inner, key) {
+            Err(Error::System { source, .. }) => source,
+            chosen => return chosen,
+        },
+    };
+    if !is_its_own(&error) {
+        return Err(error).doing("read what a seal has begun");
+    }
+    tracing::error!(layer = %key, %error, "what a seal has begun cannot be read");
+    Ok(state.parent_layers(record))
+}
+
 /// `trash/`: a volume of this boot may still be held open by its pod, and then its parent's layers must stay.
-fn recover_trash(inner: &Inner, state: &mut State, recovered: &mut Recovered) -> Result<()> {
+fn recover_trash(
+    inner: &Inner,
+    mounts: &[MountEntry],
+    state: &mut State,
+    recovered: &mut Recovered,
+) -> Result<()> {
     for key in ids(&inner.dirs.trash)? {
-        let dir = match inner.dirs.trash.open_beneath(key.to_string()) {
-            Err(error) if is_stray(&error) => continue,
+        let name = key.to_string();
+        let name = Path::new(&name);
+        let dir = match inner.dirs.trash.open_beneath(name) {
+            Err(error) if is_stray(&error) || error.is(Errno::ENOENT) => continue,
+            Err(error) if is_its_own(&error) => {
+                let unknown = Kept::unknown(Place::Trash, name, None);
+                leave(inner, unknown, &error, mounts, recovered);
+                continue;
+            }
             dir => dir.doing("open a directory in the trash")?,
         };
-        if let Held::Volume(record) = read(inner, &dir)? {
-            let leaving = Leaving {
-                record: *record,
-                goal: Goal::Discard,
-                state: VolumeState::Sealing,
-                outcome: None,
-                usage: None,
-                chosen: Vec::new(),
-            };
-            state.leaving.insert(key, leaving);
-            recovered.leaving.push(Left { key, pin: None });
+        match read(inner, &dir)? {
+            Holds::Volume(record) => {
+                let leaving = Leaving {
+                    record: *record,
+                    goal: Goal::Discard,
+                    state: VolumeState::Sealing,
+                    outcome: None,
+                    usage: None,
+                    chosen: Vec::new(),
+                };
+                state.leaving.insert(key, leaving);
+                recovered.leaving.push(Left { key, pin: None });
+            }
+            // Without a record it is no volume, and what is none is never mounted.
+            Holds::Stale | Holds::Rubbish(Unreadable::Missing) => {}
+            Holds::Rubbish(Unreadable::Damaged(_)) => {
+                // It is where it belongs, and stays there as long as it is in use.
+                let mut rubbish = Kept::rubbish(Place::Trash, name, dir);
+                if rubbish.is_used(inner, mounts) {
+                    recovered.kept.push(rubbish);
+                }
+            }
+            Holds::Unknown(error) => {
+                let unknown = Kept::unknown(Place::Trash, name, Some(dir));
+                leave(inner, unknown, &error, mounts, recovered);
+            }
         }
     }
     Ok(())
 }
 
 /// Layers that nothing refers to: of a seal that a power cut undid, or of a collection that a crash cut short.
-fn trash_unknown_layers(inner: &Inner, on_disk: &HashSet<LayerId>, state: &State) -> Result<()> {
+fn trash_unknown_layers(inner: &Inner, on_disk: &HashSet<LayerId>, state: &State) {
     let mut known = state.referenced_layers();
     known.extend(state.leaving.keys());
     for layer in on_disk.difference(&known) {
-        throw_away(
+        put_away(
             inner,
             &inner.dirs.layers,
             layer.to_string().as_ref(),
             "nothing refers to it",
-        )?;
+        );
     }
-    Ok(())
 }
 
-fn throw_away(inner: &Inner, from: &Dir, name: &Path, why: &str) -> Result<()> {
-    tracing::info!(path = %from.path().join(name).display(), why, "thrown away");
-    inner
-        .throw_away(from, name)
-        .doing("throw away what is left over")?;
-    point(Point::RecoverThrownAway);
-    Ok(())
+/// Moves something into the trash. What cannot be moved stays where it is, in nobody's way; whether it went.
+fn put_away(inner: &Inner, from: &Dir, name: &Path, why: &str) -> bool {
+    let path = from.path().join(name);
+    match inner.throw_away(from, name) {
+        Ok(_) => {
+            tracing::info!(path = %path.display(), why, "thrown away");
+            point(Point::RecoverThrownAway);
+            true
+        }
+        Err(error) => {
+            tracing::error!(path = %path.display(), why, %error, "to be thrown away, and left where it is");
+            false
+        }
+    }
 }
 
 /// The names in a directory that are ids.

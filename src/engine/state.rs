@@ -219,6 +219,8 @@ pub(super) struct State {
     pub(super) used: HashMap<ArtifactId, Timestamp>,
     /// What frozen volumes show that somebody still has open.
     pub(super) held: HashMap<LayerId, Vec<LayerId>>,
+    /// What those volumes may be forks of that somebody uses, and of which nobody can say what they are (`kept`).
+    pub(super) maybe_forked: HashSet<ArtifactId>,
     /// By id, as the other two: lists are in that order, whatever changes meanwhile.
     pub(super) claims: BTreeMap<VolumeId, Held>,
     pub(super) snapshots: BTreeMap<SnapshotId, Snapshot>,
@@ -417,10 +419,11 @@ impl State {
         artifacts.chain(claims).chain(snapshots)
     }
 
-    /// The artifacts that volumes were forked from, or are about to be.
+    /// The artifacts that volumes were forked from, or are about to be, or may have been.
     pub(super) fn artifacts_in_use(&self) -> HashSet<ArtifactId> {
         let parents = self.records().filter_map(|record| record.parent);
-        parents.chain(self.wanted.values().copied()).collect()
+        let parents = parents.chain(self.wanted.values().copied());
+        parents.chain(self.maybe_forked.iter().copied()).collect()
     }
 
     /// Whether this volume may be the last that needs something. It is not where its parent has its name and time still, and the same
