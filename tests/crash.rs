@@ -171,9 +171,12 @@ fn is_passed_again(point: Point) -> bool {
         Point::PublishRecorded
         | Point::PublishMounted
         | Point::PublishAttached
+        | Point::PublishAgainAttached
         | Point::UnpublishPromised
+        | Point::DiscardDeleted
         | Point::OutcomeNoted
         | Point::CommitIndexed
+        | Point::CommitConfirmed
         | Point::CommitPendingTrashed
         | Point::DestroyUnnamed
         | Point::CollectUnindexed
@@ -385,9 +388,7 @@ impl<'a> Storm<'a> {
 fn later_visits(place: &Place) {
     let mut storm = Storm::new(place);
     let merges = |point: &Point| Act::passing(*point).contains(&Act::Flatten);
-    // The load publishes each volume at one target.
-    let passed =
-        |point: &Point| *point != Point::PublishAgainRecorded && !Act::passing(*point).is_empty();
+    let passed = |point: &Point| !Act::passing(*point).is_empty();
     let stacks = place.way.backend == BackendKind::Overlay;
     for point in Point::ALL
         .iter()

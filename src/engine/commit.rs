@@ -144,6 +144,7 @@ fn commit(inner: &Inner, keys: &[LayerId]) -> Result<Vec<Standing>> {
             tracing::warn!(layer = %newest, name = %artifact.name(), %error, "an index made anew would not know this layer");
         }
     }
+    point(Point::CommitConfirmed);
     let became = artifacts.iter();
     let became: HashMap<LayerId, ArtifactId> = became
         .map(|(key, artifact, _)| (*key, artifact.id))

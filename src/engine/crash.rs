@@ -62,8 +62,10 @@ points! {
     PublishMounted = "publish-mounted",
     /// It is attached at the target; the caller has no answer.
     PublishAttached = "publish-attached",
-    /// The record of a volume that is mounted elsewhere names one more target, where it is not mounted yet.
+    /// The record of a volume names one more target, or one whose mount vanished, where it is not mounted yet.
     PublishAgainRecorded = "publish-again-recorded",
+    /// It is attached there, too; the caller has no answer.
+    PublishAgainAttached = "publish-again-attached",
     /// A directory that will be a volume's has what every volume begins with.
     SparePrepared = "spare-prepared",
     /// A volume that nobody has asked for yet is mounted, attached nowhere.
@@ -78,6 +80,8 @@ points! {
     OutcomeNoted = "outcome-noted",
     /// The content is frozen.
     SealFrozen = "seal-frozen",
+    /// What is not to be sealed is deleted; the process knows of it still.
+    DiscardDeleted = "discard-deleted",
     /// `layers/<id>` is made.
     SealLayerMade = "seal-layer-made",
     /// `sealing.json` is written.
@@ -92,6 +96,8 @@ points! {
     CommitSynced = "commit-synced",
     /// The index names it.
     CommitIndexed = "commit-indexed",
+    /// The layers say that the index names them; that they were promised is there still.
+    CommitConfirmed = "commit-confirmed",
     /// `pending/<id>` is in the trash.
     CommitPendingTrashed = "commit-pending-trashed",
     /// The index no longer has the name that is destroyed, but still what it named.

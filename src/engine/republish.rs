@@ -158,6 +158,7 @@ fn attach(
         }
         return Err(error);
     }
+    point(Point::PublishAgainAttached);
     let mut state = inner.state.lock();
     if let Some(live) = state.volumes.get_mut(&request.volume) {
         live.mounts.retain(|path, _| record.targets.contains(path));

@@ -717,6 +717,7 @@ async fn discard(inner: &Arc<Inner>, key: LayerId) -> Result<()> {
             })
     };
     inner.chores.run(job).await?.doing("delete the volume")?;
+    point(Point::DiscardDeleted);
     // Not after each: a round looks at everything that is sealed.
     if inner.forget_leaving(key) || inner.short.load(Ordering::SeqCst) {
         inner.wake_reaper();

@@ -8,6 +8,7 @@ use std::time::{Duration, Instant};
 
 use baggageclaim::engine::crash::Point;
 use baggageclaim::model::layout;
+use rustix::mount::UnmountFlags;
 use serde_json::Value;
 
 use super::TO_THE_POINT;
@@ -30,6 +31,8 @@ pub(crate) enum Act {
     PublishScratch,
     /// A volume that is mounted already, at one more target.
     PublishSecondTarget,
+    /// A volume whose mount somebody took away, once more where it was.
+    PublishVanished,
     /// A step is done with what it made.
     UnpublishOutput,
     /// A step is done with its cache, and left the marker.
@@ -93,7 +96,10 @@ impl Act {
                 Self::UnpublishFork,
                 Self::UnpublishScratch,
             ],
-            Point::PublishAgainRecorded => &[Self::PublishSecondTarget],
+            Point::PublishAgainRecorded | Point::PublishAgainAttached => {
+                &[Self::PublishSecondTarget, Self::PublishVanished]
+            }
+            Point::DiscardDeleted => &[Self::UnpublishScratch],
             Point::SealGivenUp => &[Self::LoseName],
             Point::DestroyUnnamed => &[Self::Destroy],
             Point::OutcomeNoted => &[Self::OutcomeWhileMounted, Self::OutcomeAwaited],
@@ -103,6 +109,7 @@ impl Act {
             | Point::SealVisible
             | Point::CommitSynced
             | Point::CommitIndexed
+            | Point::CommitConfirmed
             | Point::CommitPendingTrashed => &[Self::UnpublishOutput, Self::UnpublishFork],
             Point::CollectUnindexed | Point::CollectTrashed => {
                 &[Self::Supersede, Self::Expire, Self::Destroy]
@@ -203,6 +210,17 @@ impl Act {
                     },
                 ];
                 done = Done::Nothing;
+            }
+            Self::PublishVanished => {
+                let output = [("type", "output"), ("name", "made")];
+                let call = publish(place, "maker", &output);
+                on.must(&call);
+                let target = place.target("maker");
+                fs::write(target.join("kept"), "of before").expect("write");
+                let content = Snapshot::of(&target);
+                rustix::mount::unmount(&target, UnmountFlags::NOFOLLOW).expect("umount");
+                calls = vec![call];
+                done = Done::Published("maker", Some("artifact/made"), content);
             }
             Self::LoseName => {
                 let cache = [("type", "resource-cache"), ("key", "r")];

@@ -11,7 +11,7 @@ use std::sync::atomic::{AtomicBool, Ordering};
 
 use super::common::{Snapshot, assert_same};
 use super::driver::{Call, Connection, Died, Place};
-use super::world::{World, names, outcome, publish, unpublish, write};
+use super::world::{World, names, outcome, publish, publish_also, unpublish, write};
 
 /// The cache that everybody commits to.
 pub(crate) const SHARED: &str = "task-cache/shared";
@@ -144,17 +144,23 @@ impl Caller {
                 Step::Forgotten,
             ],
             (4..=6, _) => self.commit_shared(place, &volume),
-            (7, _) => vec![
-                Step::Call(publish(place, &volume, &[])),
-                Step::Write {
-                    volume: volume.clone(),
-                    becomes: None,
-                },
-                Step::Leave {
-                    volume: volume.clone(),
-                },
-                Step::Call(unpublish(place, &volume)),
-            ],
+            (7, _) => {
+                let mut steps = vec![
+                    Step::Call(publish(place, &volume, &[])),
+                    Step::Write {
+                        volume: volume.clone(),
+                        becomes: None,
+                    },
+                ];
+                steps.extend(at_another_target(place, &volume, &[]));
+                steps.extend([
+                    Step::Leave {
+                        volume: volume.clone(),
+                    },
+                    Step::Call(unpublish(place, &volume)),
+                ]);
+                steps
+            }
             _ => self.make_output(place, &volume),
         };
         self.script.extend(steps);
@@ -187,6 +193,9 @@ impl Caller {
                 becomes: (succeeds || always).then(|| name.clone()),
             },
         ];
+        if self.random.percent(30) {
+            steps.extend(at_another_target(place, volume, &output));
+        }
         if self.random.percent(50) {
             steps.push(told);
             steps.extend(gone);
@@ -275,6 +284,18 @@ impl Caller {
         }
         Ok(())
     }
+}
+
+/// A volume that is mounted already, for a while at one more target.
+fn at_another_target(place: &Place, volume: &str, pairs: &[(&str, &str)]) -> [Step; 2] {
+    let target = place.target(&format!("{volume}-also"));
+    [
+        Step::Call(publish_also(place, volume, pairs, &target)),
+        Step::Call(Call::Unpublish {
+            volume: volume.to_owned(),
+            target,
+        }),
+    ]
 }
 
 /// A pod that only looks.
