@@ -19,6 +19,9 @@ mod bench;
 #[path = "failing/made.rs"]
 mod made;
 
+#[path = "failing/others.rs"]
+mod others;
+
 #[path = "failing/sources.rs"]
 mod sources;
 

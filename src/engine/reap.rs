@@ -71,7 +71,9 @@ fn round(inner: &Arc<Inner>) -> Result<Reaped> {
         expired: step(collect_garbage(inner)),
         ..Reaped::default()
     };
-    done.expired += step(claims::tidy::tidy(inner));
+    let (expired, tidied) = claims::tidy::tidy(inner);
+    done.expired += expired;
+    step(tidied.map(|()| 0));
     done.deleted = step(empty_trash(inner));
     // What is evicted is chosen by its size. After the trash: what only waited to be deleted is no reason to evict anything.
     step(measure_layers(inner));

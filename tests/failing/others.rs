@@ -1,0 +1,85 @@
+//! One thing that fails among several: the others have nothing to do with it, and go on. Which of them comes first nobody knows, so
+//! half of them fail.
+
+use super::*;
+
+const HALF: usize = 4;
+
+/// Half of what is in a directory, which stays as it is until this is dropped.
+fn half_of(directory: &Path) -> Vec<Fixed> {
+    let all = names(directory).into_iter();
+    all.take(HALF)
+        .map(|name| Fixed::new(directory.join(name)))
+        .collect()
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn volumes_that_cannot_be_told_the_outcome_keep_it_from_no_other_one() {
+    let _mine = my_turn().await;
+    let bench = require_bench!();
+    let outputs: Vec<String> = (0..2 * HALF).map(|number| format!("o{number}")).collect();
+    for name in &outputs {
+        let output = [("type", "output"), ("name", name.as_str())];
+        bench.publish("pod", name, &output).await;
+        bench.unpublish(name).await;
+    }
+    let waits = |name: &String| {
+        let row = bench.row(name);
+        row.is_some_and(|row| row.state == baggageclaim::engine::VolumeState::AwaitingOutcome)
+    };
+    eventually("all wait", || outputs.iter().all(waits)).await;
+    let fixed = half_of(&bench.pool().join("pending"));
+    let pod = "pod".parse().expect("uid");
+    let told = bench.engine.report_outcome(&pod, Outcome::Succeeded).await;
+    told.expect_err("some cannot be told");
+    let sealed = || bench.engine.artifacts(None).len();
+    eventually("the others are sealed", || sealed() == HALF).await;
+    drop(fixed);
+    assert_eq!(bench.outcome("pod", Outcome::Succeeded).await, HALF);
+    bench.quiet().await;
+    assert_eq!(sealed(), 2 * HALF);
+    bench.finish().await;
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn volumes_whose_end_cannot_begin_stop_no_other_ones() {
+    let _mine = my_turn().await;
+    let bench = require_bench!();
+    let pod = bench.targets.join("pod");
+    fs::create_dir(&pod).expect("pod");
+    let targets: Vec<PathBuf> = (0..2 * HALF)
+        .map(|number| pod.join(format!("v{number}")))
+        .collect();
+    for (number, target) in targets.iter().enumerate() {
+        let name = format!("o{number}");
+        let output = [
+            ("type", "output"),
+            ("name", name.as_str()),
+            ("commit", "always"),
+        ];
+        let mut request = bench.request("pod", &name, &output);
+        request.target.clone_from(target);
+        bench.engine.publish(request).await.expect("publish");
+    }
+    let mut fixed = Vec::new();
+    // The pod vanished while no driver ran, and kubelet will not ask.
+    let bench = bench.restart_after(|pool| {
+        for target in &targets {
+            nix::mount::umount2(target, nix::mount::MntFlags::MNT_DETACH).expect("umount");
+            fs::remove_dir(target).expect("rmdir");
+        }
+        fs::remove_dir(&pod).expect("rmdir");
+        fixed = half_of(&pool.join("volumes"));
+    });
+    // In this order: they are let go before their disk is.
+    let (bench, fixed) = (bench.await, fixed);
+    let sealed = || bench.engine.artifacts(None).len();
+    eventually("the others are sealed", || sealed() == HALF).await;
+    let failed = bench.engine.reap().await;
+    failed.expect_err("some cannot be moved");
+    drop(fixed);
+    bench.engine.reap().await.expect("reap");
+    bench.quiet().await;
+    assert_eq!(sealed(), 2 * HALF);
+    bench.finish().await;
+}
