@@ -243,24 +243,23 @@ struct Removed {
 
 /// Removes artifacts: from sight, then from the index, then their layers from their place.
 fn remove(inner: &Inner, ids: &[ArtifactId]) -> Result<Removed> {
-    let removed: Vec<Artifact> = {
+    let removed: Vec<(Artifact, bool)> = {
         let mut state = inner.state.lock();
         // Asked again under the lock: a fork may have been made since the choice.
         let in_use = state.artifacts_in_use();
         let free = ids.iter().filter(|id| !in_use.contains(id));
-        free.filter_map(|id| state.remove_artifact(*id))
-            .map(|sealed| sealed.artifact)
-            .collect()
+        free.filter_map(|id| state.take_out(*id)).collect()
     };
     if removed.is_empty() {
         return Ok(Removed::default());
     }
-    let layers = unreferenced(inner, removed.iter().flat_map(|artifact| &artifact.layers));
+    let artifacts = || removed.iter().map(|(artifact, _)| artifact);
+    let layers = unreferenced(inner, artifacts().flat_map(|artifact| &artifact.layers));
     let mut changes = Vec::new();
     let named_as_indexed = inner.naming.lock();
     {
         let state = inner.state.lock();
-        for artifact in &removed {
+        for artifact in artifacts() {
             changes.push(Change::RemoveArtifact(artifact.id));
             if !state.names.contains_key(&artifact.name()) {
                 changes.push(Change::RemoveName(artifact.name()));
@@ -271,14 +270,14 @@ fn remove(inner: &Inner, ids: &[ArtifactId]) -> Result<Removed> {
     if let Err(error) = inner.commit_index(&changes) {
         // The index still has them, so they are still there.
         let mut state = inner.state.lock();
-        for artifact in removed {
-            state.add_artifact(artifact, true);
+        for (artifact, had_name) in removed {
+            state.put_back(artifact, had_name);
         }
         return Err(error);
     }
     drop(named_as_indexed);
     point(Point::CollectUnindexed);
-    for artifact in &removed {
+    for artifact in artifacts() {
         tracing::info!(artifact.id = %artifact.id, name = %artifact.name(), "artifact deleted");
     }
     let bytes = trash_unreferenced(inner, &layers);
@@ -335,16 +334,20 @@ fn destroy_now(inner: &Inner, name: Name) -> Result<bool> {
         {
             return Ok(false);
         }
-        state.names.remove(&name);
+        state.take_name(&name);
         id
     };
     if let Err(error) = inner.commit_index(&[Change::RemoveName(name.clone())]) {
-        inner.state.lock().names.entry(name).or_insert(id);
+        inner.state.lock().put_name_back(name, id);
         return Err(error);
     }
     drop(named_as_indexed);
     point(Point::DestroyUnnamed);
-    remove(inner, &[id]).map(|_| true)
+    if let Err(error) = remove(inner, &[id]) {
+        // Nobody finds it any more, as was asked for; whoever asks again is told that there is none.
+        tracing::warn!(artifact.id = %id, %error, "its name is destroyed; what it was of goes later");
+    }
+    Ok(true)
 }
 
 fn unreferenced<'a>(inner: &Inner, layers: impl Iterator<Item = &'a LayerId>) -> Vec<LayerId> {

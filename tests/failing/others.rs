@@ -13,6 +13,64 @@ fn half_of(directory: &Path) -> Vec<Fixed> {
         .collect()
 }
 
+/// What the driver no longer finds, and what it finds in its place, whatever it fails at.
+#[tokio::test(flavor = "multi_thread")]
+async fn what_was_destroyed_has_its_name_no_more_though_it_cannot_be_deleted() {
+    let _mine = my_turn().await;
+    let (disk, lab) = match SmallDisk::make() {
+        Ok(made) => made,
+        Err(reason) => return common::skip(&reason),
+    };
+    let disk = Arc::new(disk);
+    let bench = Bench::new(lab).await;
+    let write = |text: &'static str| move |at: &Path| fs::write(at.join("f"), text).expect("write");
+    let tenant = "ci".parse().expect("a tenant");
+    let kinds = ["resource-cache", "task-cache"];
+    for kind in kinds {
+        let cache = [("type", kind), ("key", "k")];
+        bench
+            .step(&format!("old-{kind}"), &cache, write("old"))
+            .await;
+        let name = format!("{kind}/k");
+        let fork = [("type", "input"), ("from", name.as_str())];
+        bench.publish("user", kind, &fork).await;
+        let reference = name.parse().expect("a name");
+        let destroyed = bench.engine.destroy(&tenant, &reference).await;
+        destroyed.expect("a cache may be cleared at any time");
+    }
+    // One of both has a newer content; older ones win there, where nobody destroyed them.
+    let resource = [("type", "resource-cache"), ("key", "k")];
+    bench.step("new", &resource, write("new")).await;
+    bench.engine.reap().await.expect("reap");
+    let newer = bench.artifact("resource-cache/k").expect("sealed");
+    assert!(newer.durable);
+
+    let broken = disk.breaks_at(&bench.pool().join("index.redb"));
+    for fork in kinds {
+        bench.unpublish(fork).await;
+    }
+    bench.quiet().await;
+    let assert_named = || {
+        let named = bench.artifact("resource-cache/k").map(|row| row.id);
+        assert_eq!(named, Some(newer.id));
+        assert!(bench.artifact("task-cache/k").is_none());
+    };
+    for _ in 0..2 {
+        let failed = bench.engine.reap().await;
+        failed.expect_err("what nobody uses any more cannot be deleted");
+        assert_named();
+    }
+    broken.heals();
+    tidied(&bench).await;
+    assert_named();
+    assert_eq!(bench.engine.artifacts(None).len(), 1);
+    let bench = bench.restart().await;
+    let seen = bench.look("looking", &resource, "f").await;
+    assert_eq!(seen.as_deref(), Some("new"));
+    bench.finish().await;
+    closed(disk);
+}
+
 #[tokio::test(flavor = "multi_thread")]
 async fn volumes_that_cannot_be_told_the_outcome_keep_it_from_no_other_one() {
     let _mine = my_turn().await;
