@@ -3,11 +3,8 @@
 //! Artifacts, claims and snapshots that begin with the same layers get the merged one together, in one transaction. A claim
 //! that somebody has mounted, or may still hold open, keeps what it is mounted over. On the thread for chores.
 
-use std::collections::{HashMap, HashSet};
+use std::collections::HashSet;
 use std::sync::Arc;
-use std::time::{Duration, Instant};
-
-use parking_lot::Mutex;
 
 use super::crash::{Point, point};
 use super::error::{Doing, Error, Result};
@@ -23,7 +20,7 @@ use crate::store::{self, Change};
 pub(super) fn flatten(inner: &Arc<Inner>) -> (usize, Result<()>) {
     let mut flattened = 0;
     let mut failure = None;
-    let mut not_now = inner.setbacks.waiting(&inner.state.lock());
+    let mut not_now = inner.unmerged.waiting(inner.state.lock().stacks());
     while inner.backend.stacks() && !inner.stop.is_cancelled() {
         let next = longest(&inner.state.lock(), &not_now);
         let Some((stack, count)) = next else { break };
@@ -32,11 +29,11 @@ pub(super) fn flatten(inner: &Arc<Inner>) -> (usize, Result<()>) {
             // It came into use while it was merged: later.
             Ok(false) => drop(not_now.insert(stack)),
             Err(error) => {
-                let pause = inner.setbacks.put_off(&stack);
+                let pause = inner.unmerged.put_off(&stack);
                 tracing::warn!(%error, layers = stack.len(), ?pause, "a stack of layers could not be merged");
                 not_now.insert(stack);
                 // Others may be merged now for all that the index says.
-                not_now.extend(inner.setbacks.waiting(&inner.state.lock()));
+                not_now.extend(inner.unmerged.waiting(inner.state.lock().stacks()));
                 let is_full = matches!(error, Error::Full(_));
                 failure.get_or_insert(error);
                 if is_full {
@@ -46,59 +43,6 @@ pub(super) fn flatten(inner: &Arc<Inner>) -> (usize, Result<()>) {
         }
     }
     (flattened, failure.map_or(Ok(()), Err))
-}
-
-/// Stacks whose merge failed. To merge reads all of their directories, so one that fails every time is tried ever more seldom.
-#[derive(Debug, Default)]
-pub(super) struct Setbacks(Mutex<HashMap<Vec<LayerId>, Setback>>);
-
-/// What is known of a stack whose merge failed.
-#[derive(Debug, Default)]
-struct Setback {
-    failures: u32,
-    /// When it is tried again; `None`: not by this process.
-    again: Option<Instant>,
-}
-
-impl Setbacks {
-    const FIRST: Duration = Duration::from_secs(1);
-    const LONGEST: Duration = Duration::from_secs(60 * 60);
-
-    /// The stacks that are not tried now. What is no stack any more is forgotten.
-    fn waiting(&self, state: &State) -> HashSet<Vec<LayerId>> {
-        let mut setbacks = self.0.lock();
-        if setbacks.is_empty() {
-            return HashSet::new();
-        }
-        let there: HashSet<&Vec<LayerId>> = state.stacks().collect();
-        setbacks.retain(|stack, _| there.contains(stack));
-        let now = Instant::now();
-        let waiting = setbacks
-            .iter()
-            .filter(|(_, setback)| setback.again.is_none_or(|again| again > now));
-        waiting.map(|(stack, _)| stack.clone()).collect()
-    }
-
-    /// The merge of a stack failed: for how long it is left alone, if it is tried again at all.
-    fn put_off(&self, stack: &[LayerId]) -> Option<Duration> {
-        let mut setbacks = self.0.lock();
-        let setback = setbacks.entry(stack.to_vec()).or_insert(Setback {
-            failures: 0,
-            again: Some(Instant::now()),
-        });
-        setback.again?;
-        let pause = Self::FIRST.saturating_mul(4_u32.saturating_pow(setback.failures));
-        let pause = pause.min(Self::LONGEST);
-        setback.failures += 1;
-        setback.again = Some(Instant::now() + pause);
-        Some(pause)
-    }
-
-    /// These may be merged by now, for all that the index says: another merge would only leave another layer.
-    fn leave_to_the_next_start(&self, stacks: Vec<Vec<LayerId>>) {
-        let mut setbacks = self.0.lock();
-        setbacks.extend(stacks.into_iter().map(|stack| (stack, Setback::default())));
-    }
 }
 
 /// The longest stack that is to be merged, and how many of its newest layers.
@@ -286,7 +230,7 @@ fn give(
         if error.may_be_indexed() {
             // Both stay until the next start, which knows.
             holders.leave_to_the_next_start(&mut inner.state.lock());
-            inner.setbacks.leave_to_the_next_start(unmerged);
+            inner.unmerged.leave_to_the_next_start(unmerged);
             pins.keep();
         } else {
             throw_away(inner, merged)?;

@@ -41,6 +41,7 @@ mod recover;
 mod republish;
 mod rounds;
 mod seal;
+mod setbacks;
 mod spares;
 mod state;
 mod target;
@@ -79,9 +80,9 @@ use crate::sys::{self, Dir};
 
 use clock::Clock;
 use error::Doing;
-use flatten::Setbacks;
 use guard::Guard;
 use rounds::Rounds;
+use setbacks::Setbacks;
 use spares::Spares;
 use state::State;
 use threads::Threads;
@@ -185,7 +186,10 @@ struct Inner {
     commits: mpsc::UnboundedSender<LayerId>,
     reaper: Notify,
     rounds: Rounds,
-    setbacks: Setbacks,
+    /// Stacks whose merge failed.
+    unmerged: Setbacks<Vec<LayerId>>,
+    /// Layers that could not be confirmed or measured.
+    unmeasured: Setbacks<LayerId>,
     /// Held by the one seal that copies for another time, since it found no room.
     copying: tokio::sync::Mutex<()>,
     /// Of calls that found no room, how many bytes each needs at once; 0: some blocks, or nobody knows.
@@ -347,7 +351,8 @@ impl Engine {
             commits,
             reaper: Notify::new(),
             rounds: Rounds::default(),
-            setbacks: Setbacks::default(),
+            unmerged: Setbacks::default(),
+            unmeasured: Setbacks::default(),
             copying: tokio::sync::Mutex::default(),
             asked: Mutex::default(),
             short: AtomicBool::new(true),

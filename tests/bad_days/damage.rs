@@ -9,7 +9,8 @@ use std::path::{Path, PathBuf};
 use baggageclaim::backend::BackendKind;
 use baggageclaim::engine::{Engine, Error};
 use baggageclaim::model::Outcome;
-use baggageclaim::store::PoolDirs;
+use baggageclaim::store::{Change, Index, PoolDirs};
+use baggageclaim::sys::Dir;
 
 use crate::common::bench::{Bench, Ground, eventually, names, open_again, request};
 use crate::common::{Fs, Snapshot, assert_same, require_bench};
@@ -484,6 +485,43 @@ async fn an_artifact_whose_layer_is_missing_is_forgotten_and_the_others_stay() {
         );
         bench.finish().await;
     }
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn a_file_in_the_place_of_a_layer_is_a_finding_and_stops_no_round() {
+    let bench = require_bench!();
+    for name in ["measured", "unmeasured"] {
+        bench
+            .step(name, &[("type", "output"), ("name", name)], |_| ())
+            .await;
+    }
+    bench.engine.reap().await.expect("reap");
+    let layers = names(&bench.pool().join("layers"));
+    let aside = bench.lab.dir("aside");
+    let damage = |pool: &Path| {
+        for layer in &layers {
+            let place = pool.join("layers").join(layer);
+            fs::rename(&place, aside.join(layer)).expect("rename");
+            fs::write(&place, "").expect("write");
+        }
+        let root = Dir::open(pool).expect("the pool");
+        let (index, _) = Index::open_existing(&root).expect("the index");
+        let unmeasured = Change::RemoveLayer(layers[0].parse().expect("an id"));
+        index.commit(&[unmeasured]).expect("written");
+    };
+    let bench = bench.restart_after(damage).await;
+    for _ in 0..2 {
+        bench.engine.reap().await.expect("nobody waits for these");
+        let found = bench.engine.check().await.expect("check");
+        let kinds: Vec<&str> = found.iter().map(|finding| finding.kind).collect();
+        assert_eq!(kinds, ["empty-layer"; 2]);
+    }
+    for layer in &layers {
+        let place = bench.pool().join("layers").join(layer);
+        fs::remove_file(&place).expect("a file");
+        fs::rename(aside.join(layer), &place).expect("rename");
+    }
+    bench.finish().await;
 }
 
 /// A power cut takes a renaming that nobody waited for, and leaves what the index was told after it: that the layer is measured.

@@ -141,3 +141,37 @@ async fn volumes_whose_end_cannot_begin_stop_no_other_ones() {
     assert_eq!(sealed(), 2 * HALF);
     bench.finish().await;
 }
+
+/// As a power cut leaves them, which takes a renaming that nobody waited for.
+#[tokio::test(flavor = "multi_thread")]
+async fn layers_that_cannot_be_confirmed_stop_no_other_ones_nor_a_round_for_ever() {
+    let _mine = my_turn().await;
+    let bench = require_bench!();
+    for number in 0..2 * HALF {
+        let name = format!("o{number}");
+        let output = [("type", "output"), ("name", name.as_str())];
+        bench.step(&name, &output, a_directory).await;
+    }
+    bench.engine.reap().await.expect("reap");
+    let mut fixed = Vec::new();
+    let bench = bench.restart_after(|pool| {
+        let layers = pool.join("layers");
+        for layer in names(&layers) {
+            let layer = layers.join(layer);
+            fs::rename(layer.join("layer.json"), layer.join("sealing.json")).expect("rename");
+        }
+        fixed = half_of(&layers);
+    });
+    // In this order: they are let go before their disk is.
+    let (bench, fixed) = (bench.await, fixed);
+    drop(bench.engine.reap().await);
+    assert_eq!(unconfirmed(&bench.pool()).len(), HALF);
+    let deadline = Instant::now() + NEVER;
+    while bench.engine.reap().await.is_err() {
+        assert!(Instant::now() < deadline, "every round tries them again");
+    }
+    assert_eq!(unconfirmed(&bench.pool()).len(), HALF);
+    drop(fixed);
+    all_confirmed(&bench).await;
+    bench.finish().await;
+}
