@@ -7,8 +7,9 @@ use std::os::unix::fs::symlink;
 use std::path::{Path, PathBuf};
 
 use baggageclaim::backend::BackendKind;
+use baggageclaim::engine::claims::CreateClaim;
 use baggageclaim::engine::{Engine, Error};
-use baggageclaim::model::Outcome;
+use baggageclaim::model::{ClaimParameters, MutableParameters, Outcome};
 use baggageclaim::store::{Change, Index, PoolDirs};
 use baggageclaim::sys::Dir;
 
@@ -521,6 +522,70 @@ async fn a_file_in_the_place_of_a_layer_is_a_finding_and_stops_no_round() {
         fs::remove_file(&place).expect("a file");
         fs::rename(aside.join(layer), &place).expect("rename");
     }
+    bench.finish().await;
+}
+
+/// Disks fail in single places, and whoever looks for damage is told of all.
+#[tokio::test(flavor = "multi_thread")]
+async fn a_place_that_cannot_be_read_is_a_finding_and_hides_no_other_one() {
+    let bench = require_bench!();
+    bench
+        .step("v", &[("type", "output"), ("name", "o")], |_| ())
+        .await;
+    bench.engine.reap().await.expect("reap");
+    bench.publish("pod", "live", &[]).await;
+    let claim = CreateClaim {
+        name: "claim".to_owned(),
+        required_bytes: 0,
+        limit_bytes: None,
+        parameters: ClaimParameters::default(),
+        mutable: MutableParameters::default(),
+        source: None,
+    };
+    let claim = bench.engine.create_claim(claim).await.expect("made");
+    bench.assert_whole().await;
+
+    // Nobody can open a socket as a file, and no disk is needed that fails.
+    let layer = format!("layers/{}", names(&bench.pool().join("layers"))[0]);
+    let records = [
+        format!("{layer}/layer.json"),
+        "volumes/live/volume.json".to_owned(),
+    ];
+    for record in &records {
+        let record = bench.pool().join(record);
+        fs::rename(&record, record.with_extension("aside")).expect("rename");
+        let (socket, mode) = (rustix::fs::FileType::Socket, rustix::fs::Mode::RWXU);
+        rustix::fs::mknodat(rustix::fs::CWD, &record, socket, mode, 0).expect("mknod");
+    }
+    // And two that come after these.
+    let of_claim = format!("volumes/{}", claim.id);
+    let odd = ["not-ours", of_claim.as_str()];
+    for path in odd {
+        fs::write(bench.pool().join(path), "").expect("write");
+    }
+    let found = bench.engine.check().await.expect("it goes on");
+    let kinds = found
+        .iter()
+        .map(|finding| (finding.kind, finding.path.to_str().expect("text")));
+    let expected = [
+        ("unreadable", layer.as_str()),
+        ("unknown-name", "not-ours"),
+        ("unreadable", "volumes/live"),
+        ("unknown-name", of_claim.as_str()),
+    ];
+    assert_eq!(kinds.collect::<Vec<_>>(), expected);
+    for finding in found.iter().filter(|finding| finding.kind == "unreadable") {
+        assert!(finding.detail.contains("ENXIO"), "{}", finding.detail);
+    }
+
+    for path in odd {
+        fs::remove_file(bench.pool().join(path)).expect("a file");
+    }
+    for record in &records {
+        let record = bench.pool().join(record);
+        fs::rename(record.with_extension("aside"), &record).expect("rename");
+    }
+    bench.unpublish("live").await;
     bench.finish().await;
 }
 
