@@ -153,6 +153,9 @@ impl Config {
     }
 }
 
+/// How long others wait for the thread for chores because of one chore.
+const SHARE: Duration = Duration::from_secs(10);
+
 /// One pool, in the care of this process. Cheap to clone: clones share it.
 #[derive(Debug, Clone)]
 pub struct Engine {
@@ -188,6 +191,8 @@ struct Inner {
     rounds: Rounds,
     /// Stacks whose merge failed.
     unmerged: Setbacks<Vec<LayerId>>,
+    /// The lowest layers of stacks whose merge was stopped, for the time that it took.
+    slow: Setbacks<LayerId>,
     /// Layers that could not be confirmed or measured.
     unmeasured: Setbacks<LayerId>,
     /// Held by the one seal that copies for another time, since it found no room.
@@ -245,9 +250,13 @@ impl Inner {
     /// How long a chore may take whose length somebody else decides, who may be hostile: until the engine stops, or others have
     /// waited for the thread long enough. It is repeated later.
     fn patience(&self) -> impl Fn() -> bool + '_ {
-        const SHARE: Duration = Duration::from_secs(10);
+        self.patience_of(SHARE)
+    }
+
+    /// The same, of so long.
+    fn patience_of(&self, share: Duration) -> impl Fn() -> bool + '_ {
         let began = Instant::now();
-        move || self.stop.is_cancelled() || began.elapsed() > SHARE
+        move || self.stop.is_cancelled() || began.elapsed() > share
     }
 
     /// Makes garbage collection run soon.
@@ -352,6 +361,7 @@ impl Engine {
             reaper: Notify::new(),
             rounds: Rounds::default(),
             unmerged: Setbacks::default(),
+            slow: Setbacks::default(),
             unmeasured: Setbacks::default(),
             copying: tokio::sync::Mutex::default(),
             asked: Mutex::default(),

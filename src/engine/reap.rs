@@ -86,12 +86,11 @@ fn round(inner: &Arc<Inner>) -> Result<Reaped> {
     // There is room again, if there is any: what was put off can begin.
     step(unpublish::promise_abandoned(inner));
     let is_reserved = inner.keep_reserve();
-    let (flattened, result) = flatten::flatten(inner);
-    done.flattened = flattened;
-    let merged_any = flattened > 0 || result.is_err();
-    step(result.map(|()| 0));
-    // Also what is left of merges that failed.
-    if merged_any {
+    let merges = flatten::flatten(inner);
+    done.flattened = merges.done;
+    step(merges.result.map(|()| 0));
+    // Also what is left of merges that came to nothing.
+    if merges.tried > 0 {
         done.deleted += step(empty_trash(inner));
     }
     done.held = step(held(inner));

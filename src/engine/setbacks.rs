@@ -54,6 +54,14 @@ impl<K: Eq + Hash + Clone> Setbacks<K> {
         self.0.lock().contains_key(what)
     }
 
+    /// How often it has failed.
+    pub(super) fn failures(&self, what: &K) -> u32 {
+        self.0
+            .lock()
+            .get(what)
+            .map_or(0, |setback| setback.failures)
+    }
+
     /// It failed: for how long it is left alone, if it is tried again at all.
     pub(super) fn put_off(&self, what: &K) -> Option<Duration> {
         let mut setbacks = self.0.lock();
@@ -95,6 +103,7 @@ mod tests {
             .map(|pause| pause.as_secs())
             .collect();
         assert_eq!(pauses, [1, 4, 16, 64, 256, 1024, 3600, 3600]);
+        assert_eq!((setbacks.failures(&1), setbacks.failures(&2)), (8, 0));
         setbacks.leave_to_the_next_start(vec![2]);
         assert_eq!(setbacks.put_off(&2), None);
         assert_eq!(setbacks.waiting(there.iter()), HashSet::from([1, 2]));

@@ -175,3 +175,77 @@ async fn layers_that_cannot_be_confirmed_stop_no_other_ones_nor_a_round_for_ever
     all_confirmed(&bench).await;
     bench.finish().await;
 }
+
+/// Commits until a merge is held at a point, once what it makes is made: who may let it go on.
+async fn held_merge(bench: &Bench, model: &mut BTreeMap<String, String>) -> mpsc::Sender<()> {
+    let (reached, mut at_the_point) = tokio::sync::oneshot::channel();
+    let (go_on, held) = mpsc::channel::<()>();
+    crash::at(Point::FlattenMerged, 1, move || {
+        reached.send(()).expect("it is waited for");
+        // Also when the test is over.
+        let _ = held.recv();
+    });
+    // After each there is a round, soon.
+    while at_the_point.try_recv().is_err() {
+        commit(bench, &TASK, model).await;
+        assert!(model.len() < 64, "nothing is merged");
+    }
+    go_on
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn an_engine_that_ends_waits_for_no_merge() {
+    let _mine = my_turn().await;
+    let bench = require_bench!();
+    let mut model = BTreeMap::new();
+    let before = crash::visits(Point::FlattenPlaced);
+    let go_on = held_merge(&bench, &mut model).await;
+    let engine = bench.engine.clone();
+    let ending = tokio::spawn(async move { engine.shutdown().await });
+    let nothing = [("type", "input"), ("from", "artifact/none")];
+    let late = async || bench.try_publish("late", "late", &nothing).await;
+    while !matches!(late().await, Err(Error::ShuttingDown)) {
+        tokio::task::yield_now().await;
+    }
+    // What was begun before that has ended, so this is all that is left.
+    tokio::time::sleep(Duration::from_millis(500)).await;
+    go_on.send(()).expect("it is held");
+    ending.await.expect("no panic");
+    assert_eq!(
+        crash::visits(Point::FlattenPlaced),
+        before,
+        "it was finished"
+    );
+    assert_eq!(names(&bench.pool().join("incoming")), [""; 0]);
+    let bench = bench.restart().await;
+    tidied(&bench).await;
+    let layers = layers_of(&bench, "task-cache/k");
+    assert!(layers < model.len(), "{layers} layers");
+    assert_has(&bench, &TASK, &model).await;
+    bench.finish().await;
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn a_merge_that_takes_long_lets_others_have_their_turn_and_is_done_later() {
+    let _mine = my_turn().await;
+    let bench = require_bench!();
+    let mut model = BTreeMap::new();
+    let placed = || crash::visits(Point::FlattenPlaced);
+    let before = placed();
+    let go_on = held_merge(&bench, &mut model).await;
+    // The share of one chore is ten seconds.
+    tokio::time::sleep(Duration::from_secs(11)).await;
+    go_on.send(()).expect("it is held");
+    bench.engine.check().await.expect("it has its turn");
+    assert_eq!(placed(), before, "it went on");
+    assert_eq!(names(&bench.pool().join("incoming")), [""; 0]);
+    let deadline = Instant::now() + NEVER;
+    while placed() == before {
+        assert!(Instant::now() < deadline, "it is never tried again");
+        bench.engine.reap().await.expect("it is no failure");
+        tokio::time::sleep(Duration::from_millis(20)).await;
+    }
+    tidied(&bench).await;
+    assert_has(&bench, &TASK, &model).await;
+    bench.finish().await;
+}
