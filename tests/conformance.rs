@@ -387,7 +387,7 @@ fn chains_of_forks_show_what_each_of_them_left(bench: &Bench) {
         let bottom = range.end == layers.len();
         bench
             .backend
-            .flatten(&layers[range.clone()], &dir, bottom)
+            .flatten(&layers[range.clone()], &dir, bottom, &|| false)
             .expect("flattened");
         let mut flat = layers.clone();
         flat.splice(range, [id]);
@@ -540,7 +540,10 @@ fn thousands_of_levels_are_no_problem(bench: &Bench) {
     bench.discard(volume);
     if bench.backend.stacks() {
         let (id, dir) = bench.layer();
-        bench.backend.flatten(&layers, &dir, true).expect("flatten");
+        bench
+            .backend
+            .flatten(&layers, &dir, true, &|| false)
+            .expect("flatten");
         let fork = bench.fork(&[id]);
         assert_eq!(bench.within(&fork, count), before);
         bench.discard(fork);

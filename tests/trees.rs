@@ -70,13 +70,28 @@ fn thousands_of_levels_are_copied_measured_merged_and_deleted() {
     let copied = tree::copy(&open(&from), &open(&to), Method::Bytes, Marks::Keep).expect("copy");
     assert_eq!((copied.directories, copied.files), (LEVELS + 1, 1));
     let into = lab.dir("into");
-    tree::flatten(&[open(&from), open(&to)], &open(&into), true).expect("flatten");
+    tree::flatten(&[open(&from), open(&to)], &open(&into), true, &|| false).expect("flatten");
     let merged = tree::usage(&open(&into.join("fs")), &|| false).expect("usage");
     assert_eq!((merged.directories, merged.files), (LEVELS + 1, 1));
     for name in ["from", "to", "into"] {
         tree::delete(&root, Path::new(name), &|| false).expect("delete");
     }
     assert!(root.entries().expect("entries").is_empty());
+}
+
+#[test]
+fn a_merge_ends_when_it_is_told_to() {
+    let lab = require_lab!(Fs::Tmpfs);
+    let (from, into) = (lab.dir("from"), lab.dir("into"));
+    for number in 0..100 {
+        fs::write(from.join(format!("{number}")), b"").expect("write");
+    }
+    let asked = std::cell::Cell::new(0);
+    let stop = || asked.replace(asked.get() + 1) == 50;
+    let ended = tree::flatten(&[open(&from)], &open(&into), true, &stop);
+    assert!(matches!(ended, Err(Error::Stopped)), "{ended:?}");
+    let made = fs::read_dir(into.join("fs")).expect("readdir").count();
+    assert_eq!(made, 50);
 }
 
 #[test]
@@ -292,7 +307,7 @@ fn a_flattened_stack_shows_what_the_stack_showed() {
         let bottom = last == layers.len();
         let into = lab.dir("round/into");
         let merged: Vec<Dir> = layers[first..last].iter().map(|path| open(path)).collect();
-        tree::flatten(&merged, &open(&into), bottom)
+        tree::flatten(&merged, &open(&into), bottom, &|| false)
             .unwrap_or_else(|error| panic!("seed {seed}: {error}"));
         let mut flat = layers.clone();
         flat.splice(first..last, [into.join("fs")]);
@@ -374,7 +389,7 @@ fn files_that_cannot_be_linked_are_copied() {
     rustix::fs::ioctl_setflags(&file, IFlags::IMMUTABLE).expect("chattr");
     fs::write(layer.join("plain"), b"plain").expect("write");
     let before = Snapshot::of(&layer);
-    tree::flatten(&[open(&layer)], &open(&into), true).expect("flatten");
+    tree::flatten(&[open(&layer)], &open(&into), true, &|| false).expect("flatten");
     assert_same(&before, &Snapshot::of(&into.join("fs")));
     let nlink = |name: &str| {
         fs::metadata(into.join("fs").join(name))
@@ -424,7 +439,7 @@ fn reading_a_tree_leaves_its_access_times_alone() {
         untouched("measuring");
         tree::copy(&dir, &open(&lab.dir("to")), Method::Reflink, Marks::Keep).expect("copy");
         untouched("copying");
-        tree::flatten(&[open(&from)], &open(&lab.dir("into")), true).expect("flatten");
+        tree::flatten(&[open(&from)], &open(&lab.dir("into")), true, &|| false).expect("flatten");
         untouched("merging");
         drop(dir);
         assert!(lab.close().is_empty());
@@ -564,7 +579,7 @@ fn what_is_read_in_pieces_is_whole() {
     tree::copy(&open(&lower), &open(&to), Method::Bytes, Marks::Refuse).expect("copy");
     assert_same(&before, &Snapshot::of(&to));
     let into = lab.dir("into");
-    tree::flatten(&[open(&upper), open(&lower)], &open(&into), true).expect("flatten");
+    tree::flatten(&[open(&upper), open(&lower)], &open(&into), true, &|| false).expect("flatten");
     let merged = Snapshot::of(&into.join("fs"));
     assert_eq!(merged.len() as u64, NAMES / 5 * 4);
     for number in 0..NAMES {

@@ -338,7 +338,13 @@ impl Backend for Btrfs {
         false
     }
 
-    fn flatten(&self, _layers: &[LayerId], _into: &Dir, _bottom: bool) -> Result<()> {
+    fn flatten(
+        &self,
+        _layers: &[LayerId],
+        _into: &Dir,
+        _bottom: bool,
+        _stop: Stop<'_>,
+    ) -> Result<()> {
         Err(Error::Unsupported {
             what: "flattening",
             why: "every layer is whole".to_owned(),

@@ -295,7 +295,9 @@ pub trait Backend: fmt::Debug + Send + Sync + 'static {
 
     /// Merges adjacent layers, newest first, into `into`'s `fs` (made here), copying no data where links will do.
     /// `bottom`: the last one is the lowest of its stack, so marks of deletion need not be kept.
-    fn flatten(&self, layers: &[LayerId], into: &Dir, bottom: bool) -> Result<()>;
+    ///
+    /// Grows with the size of the trees. Ends early with [`Error::Stopped`]; after an error the caller throws `into` away.
+    fn flatten(&self, layers: &[LayerId], into: &Dir, bottom: bool, stop: Stop<'_>) -> Result<()>;
 
     /// What a volume's private content, or a layer's, costs. Walks it: never on the path of an RPC, except where
     /// the filesystem itself counts.

@@ -128,6 +128,19 @@ impl Findings<'_> {
         self.all.push(finding);
     }
 
+    /// What was found out about one place; `None` when nothing could be, which is a finding too: whoever looks for damage wants to know of all
+    /// of it, and that disks fail in single places is why he looks.
+    fn at<T>(&mut self, path: &Path, found: Result<T>) -> Result<Option<T>> {
+        match found {
+            Ok(found) => Ok(Some(found)),
+            Err(Error::System { source, .. }) if !is_ours(&source) => {
+                self.push(finding("unreadable", path, source.to_string()));
+                Ok(None)
+            }
+            Err(error) => Err(error),
+        }
+    }
+
     /// A pool of many layers takes a while, and the end of the engine does not wait for it.
     fn go_on(&self) -> Result<()> {
         if (self.stopped)() {
@@ -306,9 +319,9 @@ fn check_confirmed(
         findings.go_on()?;
         let record = Path::new(&layer.to_string()).join(layout::SEALING_JSON);
         let is_there = match dir.has(&record) {
-            // What is no layer at all is told of below.
-            Err(error) if is_stray(&error) => false,
-            is_there => is_there.doing("look at a layer")?,
+            Err(error) if is_ours(&error) => return Err(error).doing("look at a layer"),
+            // What is no layer at all, or cannot be read, is told of below.
+            is_there => is_there.unwrap_or(false),
         };
         if is_there {
             let path = below(layout::LAYERS, layer.to_string());
@@ -324,6 +337,14 @@ pub(super) fn is_stray(error: &sys::Error) -> bool {
     matches!(
         error.errno(),
         sys::Errno::ENOTDIR | sys::Errno::ELOOP | sys::Errno::EXDEV
+    )
+}
+
+/// Whether a call failed for want of something that this process lacks, and not for what it was about.
+fn is_ours(error: &sys::Error) -> bool {
+    matches!(
+        error.errno(),
+        sys::Errno::EMFILE | sys::Errno::ENFILE | sys::Errno::ENOMEM
     )
 }
 
@@ -361,10 +382,10 @@ fn check_volumes(
         if name.to_str().is_some_and(left_out) {
             continue;
         }
-        let Some(found) = read(volumes, &name)? else {
+        let path = below(layout::VOLUMES, &name);
+        let Some(found) = findings.at(&path, read(volumes, &name))?.flatten() else {
             continue;
         };
-        let path = below(layout::VOLUMES, &name);
         let Read::Record(record) = found else {
             findings.push(stray(path));
             continue;
@@ -454,12 +475,19 @@ fn check_claims(
         if moving.busy.contains(claim.id.as_str()) {
             continue;
         }
+        let path = below(layout::VOLUMES, &claim.id);
         let dir = match volumes.open_beneath(&claim.id) {
             Err(error) if error.is(sys::Errno::ENOENT) => continue,
-            dir => dir.doing("open a volume's directory")?,
+            Err(error) if is_stray(&error) => {
+                findings.push(stray(path));
+                continue;
+            }
+            dir => dir.doing("open a volume's directory"),
         };
-        let path = below(layout::VOLUMES, &claim.id);
-        for name in names(&dir)? {
+        let Some(dir) = findings.at(&path, dir)? else {
+            continue;
+        };
+        for name in findings.at(&path, names(&dir))?.unwrap_or_default() {
             if name
                 .to_str()
                 .is_some_and(|name| name.starts_with(layout::FREEZING_PREFIX))
@@ -469,7 +497,11 @@ fn check_claims(
                 findings.push(finding("half-frozen-volume", path.join(name), detail));
             }
         }
-        match store::read_claim(&dir).doing("read a volume's record")? {
+        let record = store::read_claim(&dir).doing("read a volume's record");
+        let Some(record) = findings.at(&path, record)? else {
+            continue;
+        };
+        match record {
             Err(error) => findings.push(finding("unreadable-volume", path, error.to_string())),
             Ok(record) if record.boot != boot => {}
             Ok(record) => {
@@ -491,10 +523,10 @@ fn check_leaving(
     let mut referenced = HashSet::new();
     for (dir, name) in entries(places.pending)? {
         findings.go_on()?;
-        let Some(found) = read(dir, &name)? else {
+        let path = below(layout::PENDING, &name);
+        let Some(found) = findings.at(&path, read(dir, &name))?.flatten() else {
             continue;
         };
-        let path = below(layout::PENDING, &name);
         let Read::Record(record) = found else {
             findings.push(stray(path));
             continue;
@@ -520,7 +552,8 @@ fn check_leaving(
             .to_str()
             .and_then(|name| name.parse().ok())
             .is_some_and(|key| moving.leaving.contains(&key));
-        if let Some(Read::Record(record)) = read(dir, &name)?
+        let found = findings.at(&below(layout::TRASH, &name), read(dir, &name))?;
+        if let Some(Read::Record(record)) = found.flatten()
             && let Ok(record) = *record
             && (held || record.boot == boot)
         {
@@ -557,18 +590,22 @@ fn check_layers(
             continue;
         }
         let layer = match dir.open_beneath(name) {
-            Ok(layer) => layer,
             Err(error) if error.is(sys::Errno::ENOENT) => continue,
             Err(error) if is_stray(&error) => {
                 findings.push(finding("empty-layer", path, "it is no directory"));
                 continue;
             }
-            Err(error) => return Err(error).doing("open a layer"),
+            layer => layer.doing("open a layer"),
         };
-        if !layer.has(layout::FS).doing("look at a layer")? {
+        let Some(layer) = findings.at(&path, layer)? else {
+            continue;
+        };
+        let has_content = layer.has(layout::FS).doing("look at a layer");
+        if findings.at(&path, has_content)? == Some(false) {
             findings.push(finding("empty-layer", path.clone(), "it has no fs"));
         }
-        if let Err(error) = store::read_sealing(&layer).doing("read a layer's record")? {
+        let record = store::read_sealing(&layer).doing("read a layer's record");
+        if let Some(Err(error)) = findings.at(&path, record)? {
             findings.push(finding("unreadable-layer", path, error.to_string()));
         }
     }

@@ -3,40 +3,79 @@
 //! Artifacts, claims and snapshots that begin with the same layers get the merged one together, in one transaction. A claim
 //! that somebody has mounted, or may still hold open, keeps what it is mounted over. On the thread for chores.
 
-use std::collections::{HashMap, HashSet};
+use std::collections::HashSet;
 use std::sync::Arc;
-use std::time::{Duration, Instant};
-
-use parking_lot::Mutex;
+use std::time::Instant;
 
 use super::crash::{Point, point};
 use super::error::{Doing, Error, Result};
 use super::pins::Pins;
 use super::state::{Problem, State};
-use super::{Guard, Inner, claims, commit, reap};
-use crate::backend::Usage;
+use super::{Guard, Inner, SHARE, claims, commit, reap};
+use crate::backend::{self, Stop, Usage};
 use crate::model::{Artifact, Claim, LayerId, LayerRecord, Snapshot, VolumeId, flatten_plan};
 use crate::store::{self, Change};
 
-/// Merges the newest layers of stacks that grew long: how many stacks were merged, and the first failure. One that fails is in no other
-/// one's way.
-pub(super) fn flatten(inner: &Arc<Inner>) -> (usize, Result<()>) {
-    let mut flattened = 0;
+/// What came of a round of merges.
+pub(super) struct Merges {
+    /// How many were tried: of each something may lie in the trash.
+    pub(super) tried: usize,
+    /// How many stacks were merged.
+    pub(super) done: usize,
+    /// The first failure.
+    pub(super) result: Result<()>,
+}
+
+/// Merges the newest layers of stacks that grew long. One that fails is in no other one's way, and nor is one that takes long, which its
+/// tenant decides: it is stopped and tried again later with more time, and with more each time, so that it is merged in the end. By its
+/// lowest layer it is known again, since a cache in use is another stack by then.
+pub(super) fn flatten(inner: &Arc<Inner>) -> Merges {
+    let began = Instant::now();
+    let (mut tried, mut done) = (0, 0);
     let mut failure = None;
-    let mut not_now = inner.setbacks.waiting(&inner.state.lock());
+    let mut not_now = inner.unmerged.waiting(inner.state.lock().stacks());
+    let mut slow = {
+        let state = inner.state.lock();
+        let lowest = state.stacks().filter_map(|stack| stack.last());
+        inner.slow.waiting(lowest)
+    };
     while inner.backend.stacks() && !inner.stop.is_cancelled() {
-        let next = longest(&inner.state.lock(), &not_now);
+        let next = longest(&inner.state.lock(), &not_now, &slow);
         let Some((stack, count)) = next else { break };
-        match merge(inner, &stack, count) {
-            Ok(true) => flattened += 1,
+        let Some(lowest) = stack.last() else { break };
+        if tried > 0 && began.elapsed() > SHARE {
+            // Others first: what waits for this thread, and the steps of the next round.
+            inner.wake_reaper();
+            break;
+        }
+        tried += 1;
+        let share = SHARE.saturating_mul(4_u32.saturating_pow(inner.slow.failures(lowest)));
+        match merge(inner, &stack, count, &inner.patience_of(share)) {
+            Ok(true) => done += 1,
+            Err(Error::Backend {
+                source: backend::Error::Stopped,
+                ..
+            }) => {
+                if inner.stop.is_cancelled() {
+                    break;
+                }
+                let pause = inner.slow.put_off(lowest);
+                tracing::warn!(
+                    layers = stack.len(),
+                    ?share,
+                    ?pause,
+                    "a stack of layers takes long to merge: others have their turn, and then it has more time"
+                );
+                slow.insert(*lowest);
+            }
             // It came into use while it was merged: later.
             Ok(false) => drop(not_now.insert(stack)),
             Err(error) => {
-                let pause = inner.setbacks.put_off(&stack);
+                let pause = inner.unmerged.put_off(&stack);
                 tracing::warn!(%error, layers = stack.len(), ?pause, "a stack of layers could not be merged");
                 not_now.insert(stack);
                 // Others may be merged now for all that the index says.
-                not_now.extend(inner.setbacks.waiting(&inner.state.lock()));
+                not_now.extend(inner.unmerged.waiting(inner.state.lock().stacks()));
                 let is_full = matches!(error, Error::Full(_));
                 failure.get_or_insert(error);
                 if is_full {
@@ -45,64 +84,20 @@ pub(super) fn flatten(inner: &Arc<Inner>) -> (usize, Result<()>) {
             }
         }
     }
-    (flattened, failure.map_or(Ok(()), Err))
-}
-
-/// Stacks whose merge failed. To merge reads all of their directories, so one that fails every time is tried ever more seldom.
-#[derive(Debug, Default)]
-pub(super) struct Setbacks(Mutex<HashMap<Vec<LayerId>, Setback>>);
-
-/// What is known of a stack whose merge failed.
-#[derive(Debug, Default)]
-struct Setback {
-    failures: u32,
-    /// When it is tried again; `None`: not by this process.
-    again: Option<Instant>,
-}
-
-impl Setbacks {
-    const FIRST: Duration = Duration::from_secs(1);
-    const LONGEST: Duration = Duration::from_secs(60 * 60);
-
-    /// The stacks that are not tried now. What is no stack any more is forgotten.
-    fn waiting(&self, state: &State) -> HashSet<Vec<LayerId>> {
-        let mut setbacks = self.0.lock();
-        if setbacks.is_empty() {
-            return HashSet::new();
-        }
-        let there: HashSet<&Vec<LayerId>> = state.stacks().collect();
-        setbacks.retain(|stack, _| there.contains(stack));
-        let now = Instant::now();
-        let waiting = setbacks
-            .iter()
-            .filter(|(_, setback)| setback.again.is_none_or(|again| again > now));
-        waiting.map(|(stack, _)| stack.clone()).collect()
-    }
-
-    /// The merge of a stack failed: for how long it is left alone, if it is tried again at all.
-    fn put_off(&self, stack: &[LayerId]) -> Option<Duration> {
-        let mut setbacks = self.0.lock();
-        let setback = setbacks.entry(stack.to_vec()).or_insert(Setback {
-            failures: 0,
-            again: Some(Instant::now()),
-        });
-        setback.again?;
-        let pause = Self::FIRST.saturating_mul(4_u32.saturating_pow(setback.failures));
-        let pause = pause.min(Self::LONGEST);
-        setback.failures += 1;
-        setback.again = Some(Instant::now() + pause);
-        Some(pause)
-    }
-
-    /// These may be merged by now, for all that the index says: another merge would only leave another layer.
-    fn leave_to_the_next_start(&self, stacks: Vec<Vec<LayerId>>) {
-        let mut setbacks = self.0.lock();
-        setbacks.extend(stacks.into_iter().map(|stack| (stack, Setback::default())));
+    let result = failure.map_or(Ok(()), Err);
+    Merges {
+        tried,
+        done,
+        result,
     }
 }
 
-/// The longest stack that is to be merged, and how many of its newest layers.
-fn longest(state: &State, not_now: &HashSet<Vec<LayerId>>) -> Option<(Vec<LayerId>, usize)> {
+/// The longest stack that is to be merged, none of those that are left alone for now, and how many of its newest layers.
+fn longest(
+    state: &State,
+    not_now: &HashSet<Vec<LayerId>>,
+    slow: &HashSet<LayerId>,
+) -> Option<(Vec<LayerId>, usize)> {
     let artifacts = state.artifacts.values();
     let named = artifacts.filter(|sealed| sealed.durable && state.is_named(&sealed.artifact));
     let named = named.map(|sealed| &sealed.artifact.layers);
@@ -112,6 +107,7 @@ fn longest(state: &State, not_now: &HashSet<Vec<LayerId>>) -> Option<(Vec<LayerI
     let stacks = named.chain(claims).chain(snapshots);
     let planned = stacks
         .filter(|stack| !not_now.contains(*stack))
+        .filter(|stack| stack.last().is_none_or(|lowest| !slow.contains(lowest)))
         .filter_map(|stack| {
             let directories = |layer| {
                 state
@@ -242,11 +238,11 @@ impl Holders {
 
 /// Replaces the newest `count` layers of a stack by one of the same content, for all that begin with them; `false`: nobody
 /// is there any more for whom that may be done.
-fn merge(inner: &Arc<Inner>, stack: &[LayerId], count: usize) -> Result<bool> {
+fn merge(inner: &Arc<Inner>, stack: &[LayerId], count: usize, stop: Stop<'_>) -> Result<bool> {
     let (newest, rest) = stack.split_at(count);
     let mut pins = Pins::none(inner);
     pins.add(&mut inner.state.lock(), newest);
-    let (merged, usage) = make(inner, newest, rest)?;
+    let (merged, usage) = make(inner, newest, rest, stop)?;
     // What marks of deletion would hide in what is below decides whether they are kept.
     let bottom = rest.is_empty();
     let fits = |layers: &[LayerId]| layers.starts_with(newest) && (layers.len() == count) == bottom;
@@ -286,7 +282,7 @@ fn give(
         if error.may_be_indexed() {
             // Both stay until the next start, which knows.
             holders.leave_to_the_next_start(&mut inner.state.lock());
-            inner.setbacks.leave_to_the_next_start(unmerged);
+            inner.unmerged.leave_to_the_next_start(unmerged);
             pins.keep();
         } else {
             throw_away(inner, merged)?;
@@ -319,7 +315,12 @@ fn confirm(inner: &Inner, merged: LayerId, usage: Usage) -> Result<()> {
 }
 
 /// Makes the merged layer, in its place.
-fn make(inner: &Inner, newest: &[LayerId], rest: &[LayerId]) -> Result<(LayerId, Usage)> {
+fn make(
+    inner: &Inner,
+    newest: &[LayerId],
+    rest: &[LayerId],
+    stop: Stop<'_>,
+) -> Result<(LayerId, Usage)> {
     let merged = LayerId::from_bits(inner.random());
     let name = merged.to_string();
     let incoming = &inner.dirs.incoming;
@@ -330,7 +331,7 @@ fn make(inner: &Inner, newest: &[LayerId], rest: &[LayerId]) -> Result<(LayerId,
         let into = incoming.open_beneath(&name).doing("open a merged layer")?;
         inner
             .backend
-            .flatten(newest, &into, rest.is_empty())
+            .flatten(newest, &into, rest.is_empty(), stop)
             .doing("merge layers")?;
         let record = LayerRecord {
             format: LayerRecord::FORMAT,
@@ -340,7 +341,7 @@ fn make(inner: &Inner, newest: &[LayerId], rest: &[LayerId]) -> Result<(LayerId,
         };
         store::write_sealing(&into, &record).doing("write a merged layer's record")?;
         point(Point::FlattenMerged);
-        let usage = inner.backend.usage(&into, &|| false);
+        let usage = inner.backend.usage(&into, stop);
         let usage = usage.doing("measure a merged layer")?;
         incoming
             .rename(&name, &inner.dirs.layers, &name)

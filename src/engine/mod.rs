@@ -42,6 +42,7 @@ mod recover;
 mod republish;
 mod rounds;
 mod seal;
+mod setbacks;
 mod spares;
 mod state;
 mod target;
@@ -80,9 +81,9 @@ use crate::sys::{self, Dir};
 
 use clock::Clock;
 use error::Doing;
-use flatten::Setbacks;
 use guard::Guard;
 use rounds::Rounds;
+use setbacks::Setbacks;
 use spares::Spares;
 use state::State;
 use threads::Threads;
@@ -153,6 +154,9 @@ impl Config {
     }
 }
 
+/// How long others wait for the thread for chores because of one chore.
+const SHARE: Duration = Duration::from_secs(10);
+
 /// One pool, in the care of this process. Cheap to clone: clones share it.
 #[derive(Debug, Clone)]
 pub struct Engine {
@@ -186,7 +190,12 @@ struct Inner {
     commits: mpsc::UnboundedSender<LayerId>,
     reaper: Notify,
     rounds: Rounds,
-    setbacks: Setbacks,
+    /// Stacks whose merge failed.
+    unmerged: Setbacks<Vec<LayerId>>,
+    /// The lowest layers of stacks whose merge was stopped, for the time that it took.
+    slow: Setbacks<LayerId>,
+    /// Layers that could not be confirmed or measured.
+    unmeasured: Setbacks<LayerId>,
     /// Held by the one seal that copies for another time, since it found no room.
     copying: tokio::sync::Mutex<()>,
     /// Of calls that found no room, how many bytes each needs at once; 0: some blocks, or nobody knows.
@@ -242,9 +251,13 @@ impl Inner {
     /// How long a chore may take whose length somebody else decides, who may be hostile: until the engine stops, or others have
     /// waited for the thread long enough. It is repeated later.
     fn patience(&self) -> impl Fn() -> bool + '_ {
-        const SHARE: Duration = Duration::from_secs(10);
+        self.patience_of(SHARE)
+    }
+
+    /// The same, of so long.
+    fn patience_of(&self, share: Duration) -> impl Fn() -> bool + '_ {
         let began = Instant::now();
-        move || self.stop.is_cancelled() || began.elapsed() > SHARE
+        move || self.stop.is_cancelled() || began.elapsed() > share
     }
 
     /// Makes garbage collection run soon.
@@ -348,7 +361,9 @@ impl Engine {
             commits,
             reaper: Notify::new(),
             rounds: Rounds::default(),
-            setbacks: Setbacks::default(),
+            unmerged: Setbacks::default(),
+            slow: Setbacks::default(),
+            unmeasured: Setbacks::default(),
             copying: tokio::sync::Mutex::default(),
             asked: Mutex::default(),
             short: AtomicBool::new(true),

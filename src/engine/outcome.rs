@@ -15,7 +15,7 @@ use crate::store;
 use crate::sys::{Dir, Errno};
 
 /// Where a volume's directory is.
-#[derive(Debug, Clone)]
+#[derive(Debug, Clone, PartialEq, Eq)]
 enum Place {
     Live(VolumeId),
     Pending(LayerId),
@@ -34,8 +34,10 @@ fn note(inner: &Inner, pod: &PodUid, outcome: Outcome) -> Result<Told> {
     // A volume that moves between two looks is met again in its new place.
     const LOOKS: usize = 8;
     let mut told = known(inner, pod, outcome);
+    let (mut failed, mut failure) = (Vec::new(), None);
     for _ in 0..LOOKS {
-        let places = untold(inner, pod);
+        let mut places = untold(inner, pod);
+        places.retain(|place| !failed.contains(place));
         if places.is_empty() {
             break;
         }
@@ -46,16 +48,22 @@ fn note(inner: &Inner, pod: &PodUid, outcome: Outcome) -> Result<Told> {
                 open(inner, &place).and_then(|dir| store::write_outcome(&dir, outcome))
             });
             match written {
+                Ok(()) => {}
                 Err(error) if error.is(Errno::ENOENT) => continue,
-                result => result.doing("note the outcome")?,
+                // Whoever told it comes again for this one. The others have nothing to do with it.
+                Err(error) => {
+                    failure.get_or_insert(error);
+                    failed.push(place);
+                    continue;
+                }
             }
             point(Point::OutcomeNoted);
             told.news += usize::from(tell(inner, &place, outcome));
-            // Each of them: the next one may fail.
+            // Each of them: the next one may take its time.
             inner.changed.notify_waiters();
         }
     }
-    Ok(told)
+    failure.map_or(Ok(told), Err).doing("note the outcome")
 }
 
 /// What volumes of this pod were told before.

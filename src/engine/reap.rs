@@ -10,6 +10,7 @@ use std::path::Path;
 use std::sync::Arc;
 use std::sync::atomic::Ordering;
 
+use super::check::is_stray;
 use super::crash::{Point, point};
 use super::error::{Doing, Error, Result};
 use super::state::{Sealed, State};
@@ -71,7 +72,9 @@ fn round(inner: &Arc<Inner>) -> Result<Reaped> {
         expired: step(collect_garbage(inner)),
         ..Reaped::default()
     };
-    done.expired += step(claims::tidy::tidy(inner));
+    let (expired, tidied) = claims::tidy::tidy(inner);
+    done.expired += expired;
+    step(tidied.map(|()| 0));
     done.deleted = step(empty_trash(inner));
     // What is evicted is chosen by its size. After the trash: what only waited to be deleted is no reason to evict anything.
     step(measure_layers(inner));
@@ -83,12 +86,11 @@ fn round(inner: &Arc<Inner>) -> Result<Reaped> {
     // There is room again, if there is any: what was put off can begin.
     step(unpublish::promise_abandoned(inner));
     let is_reserved = inner.keep_reserve();
-    let (flattened, result) = flatten::flatten(inner);
-    done.flattened = flattened;
-    let merged_any = flattened > 0 || result.is_err();
-    step(result.map(|()| 0));
-    // Also what is left of merges that failed.
-    if merged_any {
+    let merges = flatten::flatten(inner);
+    done.flattened = merges.done;
+    step(merges.result.map(|()| 0));
+    // Also what is left of merges that came to nothing.
+    if merges.tried > 0 {
         done.deleted += step(empty_trash(inner));
     }
     done.held = step(held(inner));
@@ -127,7 +129,7 @@ fn collect_garbage(inner: &Inner) -> Result<usize> {
 fn make_room(inner: &Inner) -> Result<usize> {
     let asked = std::mem::take(&mut *inner.asked.lock());
     let space = inner.dirs.root.space().doing("ask for the pool's room")?;
-    // Looks at everything, so only where it decides something. What could not be measured may be any size.
+    // Looks at everything, so only where it decides something. What nobody has come to measure yet may be any size.
     let decides = asked.iter().any(|bytes| *bytes > 0);
     let evictable = if decides {
         evictable(inner, u64::MAX)
@@ -202,7 +204,8 @@ fn make_room(inner: &Inner) -> Result<usize> {
     Ok(removed.artifacts)
 }
 
-/// How many bytes would come free if all went that nobody uses; a layer that is not measured counts as `unmeasured`.
+/// How many bytes would come free if all went that nobody uses; a layer that is not measured yet counts as `unmeasured`, and one that
+/// cannot be as nothing: what may be lost, or is not to be deleted either, is no room to count on.
 pub(super) fn evictable(inner: &Inner, unmeasured: u64) -> u64 {
     let state = inner.state.lock();
     let in_use = state.artifacts_in_use();
@@ -213,9 +216,10 @@ pub(super) fn evictable(inner: &Inner, unmeasured: u64) -> u64 {
         .flat_map(|sealed| &sealed.artifact.layers)
         .filter(|layer| !kept.contains(layer))
         .collect();
-    let bytes = |layer| {
-        let usage = state.usage.get(layer);
-        usage.map_or(unmeasured, |usage| usage.bytes)
+    let bytes = |layer| match state.usage.get(layer) {
+        Some(usage) => usage.bytes,
+        None if inner.unmeasured.has(layer) => 0,
+        None => unmeasured,
     };
     going.into_iter().map(bytes).fold(0, u64::saturating_add)
 }
@@ -241,24 +245,23 @@ struct Removed {
 
 /// Removes artifacts: from sight, then from the index, then their layers from their place.
 fn remove(inner: &Inner, ids: &[ArtifactId]) -> Result<Removed> {
-    let removed: Vec<Artifact> = {
+    let removed: Vec<(Artifact, bool)> = {
         let mut state = inner.state.lock();
         // Asked again under the lock: a fork may have been made since the choice.
         let in_use = state.artifacts_in_use();
         let free = ids.iter().filter(|id| !in_use.contains(id));
-        free.filter_map(|id| state.remove_artifact(*id))
-            .map(|sealed| sealed.artifact)
-            .collect()
+        free.filter_map(|id| state.take_out(*id)).collect()
     };
     if removed.is_empty() {
         return Ok(Removed::default());
     }
-    let layers = unreferenced(inner, removed.iter().flat_map(|artifact| &artifact.layers));
+    let artifacts = || removed.iter().map(|(artifact, _)| artifact);
+    let layers = unreferenced(inner, artifacts().flat_map(|artifact| &artifact.layers));
     let mut changes = Vec::new();
     let named_as_indexed = inner.naming.lock();
     {
         let state = inner.state.lock();
-        for artifact in &removed {
+        for artifact in artifacts() {
             changes.push(Change::RemoveArtifact(artifact.id));
             if !state.names.contains_key(&artifact.name()) {
                 changes.push(Change::RemoveName(artifact.name()));
@@ -269,14 +272,14 @@ fn remove(inner: &Inner, ids: &[ArtifactId]) -> Result<Removed> {
     if let Err(error) = inner.commit_index(&changes) {
         // The index still has them, so they are still there.
         let mut state = inner.state.lock();
-        for artifact in removed {
-            state.add_artifact(artifact, true);
+        for (artifact, had_name) in removed {
+            state.put_back(artifact, had_name);
         }
         return Err(error);
     }
     drop(named_as_indexed);
     point(Point::CollectUnindexed);
-    for artifact in &removed {
+    for artifact in artifacts() {
         tracing::info!(artifact.id = %artifact.id, name = %artifact.name(), "artifact deleted");
     }
     let bytes = trash_unreferenced(inner, &layers);
@@ -333,16 +336,20 @@ fn destroy_now(inner: &Inner, name: Name) -> Result<bool> {
         {
             return Ok(false);
         }
-        state.names.remove(&name);
+        state.take_name(&name);
         id
     };
     if let Err(error) = inner.commit_index(&[Change::RemoveName(name.clone())]) {
-        inner.state.lock().names.entry(name).or_insert(id);
+        inner.state.lock().put_name_back(name, id);
         return Err(error);
     }
     drop(named_as_indexed);
     point(Point::DestroyUnnamed);
-    remove(inner, &[id]).map(|_| true)
+    if let Err(error) = remove(inner, &[id]) {
+        // Nobody finds it any more, as was asked for; whoever asks again is told that there is none.
+        tracing::warn!(artifact.id = %id, %error, "its name is destroyed; what it was of goes later");
+    }
+    Ok(true)
 }
 
 fn unreferenced<'a>(inner: &Inner, layers: impl Iterator<Item = &'a LayerId>) -> Vec<LayerId> {
@@ -430,30 +437,39 @@ fn delete(inner: &Inner, name: &Path) -> Result<bool> {
     Ok(true)
 }
 
-/// Finds out what layers cost, and remembers it; how many were new.
+/// Finds out what layers cost, and remembers it; how many were new. One at which that fails is left alone for a while: it may have been
+/// walked to its last directory, and would be in every round.
 fn measure_layers(inner: &Inner) -> Result<usize> {
-    let unknown: Vec<LayerId> = {
-        let state = inner.state.lock();
-        let layers: HashSet<LayerId> = state.stacks().flatten().copied().collect();
-        layers
-            .into_iter()
-            .filter(|layer| !state.usage.contains_key(layer))
-            .collect()
-    };
     let mut changes = Vec::new();
     let mut failure = confirm_layers(inner).err();
-    for layer in unknown {
+    let due: Vec<LayerId> = {
+        let state = inner.state.lock();
+        let waiting = inner.unmeasured.waiting(state.stacks().flatten());
+        let layers: HashSet<LayerId> = state.stacks().flatten().copied().collect();
+        let is_due =
+            |layer: &LayerId| !state.usage.contains_key(layer) || inner.unmeasured.has(layer);
+        layers
+            .into_iter()
+            .filter(|layer| !waiting.contains(layer) && is_due(layer))
+            .collect()
+    };
+    for layer in due {
         if inner.stop.is_cancelled() {
             break;
         }
         match measure_layer(inner, layer) {
             Ok(Some(usage)) => {
+                inner.unmeasured.forget(&layer);
                 inner.state.lock().usage.insert(layer, usage);
                 changes.push(Change::PutLayer(layer, usage));
             }
-            Ok(None) => {}
+            Ok(None) if inner.stop.is_cancelled() => break,
+            Ok(None) => drop(inner.unmeasured.put_off(&layer)),
             // The others have nothing to do with it.
-            Err(error) => drop(failure.get_or_insert(error)),
+            Err(error) => {
+                leave_alone(inner, layer, &error);
+                failure.get_or_insert(error);
+            }
         }
     }
     let measured = changes.len();
@@ -471,34 +487,61 @@ fn confirm_layers(inner: &Inner) -> Result<()> {
         return Ok(());
     }
     let named: HashSet<LayerId> = inner.state.lock().stacks().flatten().copied().collect();
+    let confirm = |layer: LayerId| {
+        let record = Path::new(&layer.to_string()).join(layout::SEALING_JSON);
+        match inner.dirs.layers.has(&record) {
+            Err(error) if is_stray(&error) => Ok(()),
+            Ok(false) => Ok(()),
+            found => found
+                .doing("look at a layer")
+                .and_then(|_| commit::confirm(inner, layer)),
+        }
+    };
+    let (mut failure, mut confirmed) = (None, true);
     for layer in named {
         if inner.stop.is_cancelled() {
             return Ok(());
         }
-        let record = Path::new(&layer.to_string()).join(layout::SEALING_JSON);
-        if inner.dirs.layers.has(&record).doing("look at a layer")? {
-            commit::confirm(inner, layer)?;
+        // It is tried again where it would be if it could not be measured.
+        if let Err(error) = confirm(layer) {
+            confirmed &= leave_alone(inner, layer, &error);
+            failure.get_or_insert(error);
         }
     }
-    inner.confirmed.store(true, Ordering::SeqCst);
-    Ok(())
+    inner.confirmed.store(confirmed, Ordering::SeqCst);
+    failure.map_or(Ok(()), Err)
 }
 
-/// What a layer costs; `None` when the engine stops meanwhile, or the layer or its content is not there: `check` says that, and nobody who
-/// waits for the rest of a round is to hear of it.
+/// Something failed at a layer that is done once in its life: it is tried again ever more seldom. Not where it failed for want of room, which
+/// is made: then the next round tries again, and this is `false`.
+fn leave_alone(inner: &Inner, layer: LayerId, error: &Error) -> bool {
+    if matches!(error, Error::Full(_)) {
+        return false;
+    }
+    let pause = inner.unmeasured.put_off(&layer);
+    tracing::warn!(%layer, %error, ?pause, "a layer can be neither confirmed nor measured");
+    true
+}
+
+/// What a layer costs; `None` when the engine stops meanwhile, or the layer or its content is not there, or is something else: `check` says
+/// that, and nobody who waits for the rest of a round is to hear of it.
 ///
 /// What is measured is confirmed: whoever named it in the index may have been killed before he said so in the layer, or the disk was full
 /// then. No other time is as good, since each layer comes here once, early, and is opened anyway.
 fn measure_layer(inner: &Inner, layer: LayerId) -> Result<Option<Usage>> {
-    let dir = inner.dirs.layers.open_if_there(layer.to_string());
-    let Some(dir) = dir.doing("open a layer")? else {
-        return Ok(None);
+    let dir = match inner.dirs.layers.open_beneath(layer.to_string()) {
+        Err(error) if error.is(Errno::ENOENT) || is_stray(&error) => return Ok(None),
+        dir => dir.doing("open a layer")?,
     };
     match commit::confirm(inner, layer) {
         Err(Error::System { source, .. }) if source.is(Errno::ENOENT) => {
             tracing::warn!(%layer, "a layer has no record: an index made anew would not know it");
         }
         confirmed => confirmed?,
+    }
+    let known = inner.state.lock().usage.get(&layer).copied();
+    if known.is_some() {
+        return Ok(known);
     }
     if !dir.has(layout::FS).doing("look at a layer")? {
         return Ok(None);

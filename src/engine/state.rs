@@ -7,6 +7,7 @@
 //! over it, from the moment a publish picks its parent (under this lock) until nobody holds the volume's files open any
 //! more, for reading either; and by whoever pins it, while a claim or snapshot is being made of it.
 
+use std::collections::btree_map::Entry;
 use std::collections::{BTreeMap, HashMap, HashSet};
 use std::os::fd::OwnedFd;
 use std::path::PathBuf;
@@ -214,6 +215,9 @@ pub(super) struct State {
     pub(super) leaving: HashMap<LayerId, Leaving>,
     pub(super) artifacts: HashMap<ArtifactId, Sealed>,
     pub(super) names: BTreeMap<Name, ArtifactId>,
+    /// Whose a name was before its holder took it, the last one last: his it is again if its holder is doomed ([`State::give_name_back`]).
+    /// What is durable is never doomed, so of the name of such a holder it says nothing.
+    earlier: HashMap<Name, Vec<ArtifactId>>,
     pub(super) usage: HashMap<LayerId, Usage>,
     /// Artifacts that were used since the index was last told when, and since when it does not know.
     pub(super) used: HashMap<ArtifactId, Timestamp>,
@@ -465,6 +469,17 @@ impl State {
         let holder = self.names.get(&name).and_then(|id| self.artifacts.get(id));
         let takes = holder.is_none_or(|holder| takes_name(&artifact, &holder.artifact));
         if takes {
+            match holder.map(|holder| (holder.artifact.id, holder.durable)) {
+                None => drop(self.earlier.remove(&name)),
+                Some((holder, durable)) => {
+                    let earlier = self.earlier.entry(name.clone()).or_default();
+                    // Who lost the name to what is durable lost it for good.
+                    if durable {
+                        earlier.clear();
+                    }
+                    earlier.push(holder);
+                }
+            }
             self.names.insert(name, artifact.id);
         }
         self.artifacts
@@ -482,15 +497,58 @@ impl State {
         Some(sealed)
     }
 
-    /// Gives a name whose holder was taken back to the one that it would belong to without it.
-    pub(super) fn give_name_back(&mut self, name: &Name) {
-        let claimants = self.artifacts.values().map(|sealed| &sealed.artifact);
-        let best = claimants
-            .filter(|artifact| artifact.name() == *name)
-            .reduce(|best, other| if takes_name(other, best) { other } else { best });
-        if let Some(best) = best {
-            self.names.entry(name.clone()).or_insert(best.id);
+    /// Takes an artifact out of sight that is to be deleted, and tells whether it had its name, which then nobody has.
+    pub(super) fn take_out(&mut self, id: ArtifactId) -> Option<(Artifact, bool)> {
+        let artifact = &self.artifacts.get(&id)?.artifact;
+        let (name, had_name) = (artifact.name(), self.is_named(artifact));
+        if had_name {
+            self.take_name(&name);
         }
+        self.remove_artifact(id)
+            .map(|sealed| (sealed.artifact, had_name))
+    }
+
+    /// Puts an artifact back that could not be deleted, with its name if it had that: by its age alone another's might be its to take, be it
+    /// that it lost its own for good.
+    pub(super) fn put_back(&mut self, artifact: Artifact, had_name: bool) {
+        let (id, name) = (artifact.id, artifact.name());
+        let durable = true;
+        self.artifacts.insert(id, Sealed { artifact, durable });
+        if had_name {
+            self.put_name_back(name, id);
+        }
+    }
+
+    /// Takes a name away that is to be deleted: from its holder, and from all who had it before.
+    pub(super) fn take_name(&mut self, name: &Name) -> Option<ArtifactId> {
+        self.earlier.remove(name);
+        self.names.remove(name)
+    }
+
+    /// Puts a name back that could not be deleted. Whoever took it meanwhile keeps it.
+    pub(super) fn put_name_back(&mut self, name: Name, id: ArtifactId) {
+        match self.names.entry(name) {
+            Entry::Vacant(free) => drop(free.insert(id)),
+            Entry::Occupied(taken) => {
+                let earlier = self.earlier.entry(taken.key().clone());
+                earlier.or_default().insert(0, id);
+            }
+        }
+    }
+
+    /// Gives a name whose holder was doomed back to the one that it was taken from. That is not whoever would be next by his age: that one
+    /// may have been destroyed, and be here for his forks only.
+    pub(super) fn give_name_back(&mut self, name: &Name) {
+        if self.names.contains_key(name) {
+            return;
+        }
+        let earlier = self.earlier.remove(name).unwrap_or_default();
+        let is_there = |id: &ArtifactId| self.artifacts.contains_key(id);
+        let Some(last) = earlier.iter().rposition(is_there) else {
+            return;
+        };
+        self.names.insert(name.clone(), earlier[last]);
+        self.earlier.insert(name.clone(), earlier[..last].to_vec());
     }
 
     /// Whether this volume existed when the disk last lost bytes.
@@ -558,9 +616,8 @@ mod tests {
         assert!(state.unsure.is_empty() && state.referenced_layers().is_empty());
     }
 
-    #[test]
-    fn an_artifact_is_superseded_only_by_one_that_survives_a_power_cut() {
-        let artifact = |id: u128| Artifact {
+    fn artifact(id: u128) -> Artifact {
+        Artifact {
             id: ArtifactId::from_bits(id),
             tenant: "ci".parse().expect("label"),
             reference: "task-cache/k".parse().expect("reference"),
@@ -568,7 +625,73 @@ mod tests {
             created: Timestamp(u64::try_from(id).expect("small")),
             ttl_seconds: None,
             last_used: Timestamp(1),
+        }
+    }
+
+    #[test]
+    fn a_name_goes_back_to_whom_it_was_taken_from_and_to_nobody_who_lost_it() {
+        let (a, b, c) = (artifact(1), artifact(2), artifact(3));
+        let name = a.name();
+        // What is added, whether it is durable, and whose the name is after all that is not has been doomed.
+        let holder_after_doom = |added: &[(&Artifact, bool)], destroyed_after: Option<usize>| {
+            let mut state = State::default();
+            for (number, (artifact, durable)) in added.iter().enumerate() {
+                assert!(state.add_artifact((*artifact).clone(), *durable));
+                if destroyed_after == Some(number) {
+                    assert_eq!(state.take_name(&name), Some(artifact.id));
+                }
+            }
+            let doomed: Vec<&Artifact> = (added.iter().filter(|(_, durable)| !durable))
+                .map(|(artifact, _)| *artifact)
+                .collect();
+            for artifact in &doomed {
+                state.remove_artifact(artifact.id).expect("it was added");
+            }
+            for artifact in &doomed {
+                state.give_name_back(&artifact.name());
+            }
+            state.names.get(&name).copied()
         };
+        let whose = holder_after_doom(&[(&a, true), (&b, false)], None);
+        assert_eq!(whose, Some(a.id));
+        let whose = holder_after_doom(&[(&a, true), (&b, false), (&c, false)], None);
+        assert_eq!(whose, Some(a.id));
+        let whose = holder_after_doom(&[(&a, true), (&b, true), (&c, false)], None);
+        assert_eq!(whose, Some(b.id));
+        let whose = holder_after_doom(&[(&a, true), (&b, false)], Some(0));
+        assert_eq!(whose, None, "it was destroyed, and is here for its forks");
+        let whose = holder_after_doom(&[(&a, true), (&b, true), (&c, false)], Some(1));
+        assert_eq!(whose, None, "nor is it his who lost it to that one");
+    }
+
+    #[test]
+    fn what_could_not_be_deleted_has_its_name_again_if_it_had_it() {
+        let (old, new) = (artifact(1), artifact(2));
+        let name = old.name();
+        let mut state = State::default();
+        state.add_artifact(old.clone(), true);
+        let (taken, had_name) = state.take_out(old.id).expect("it is there");
+        assert!(had_name && state.names.is_empty());
+        state.put_back(taken, had_name);
+        assert!(state.is_named(&old));
+        // Without its name it comes back without it, though that is free.
+        state.take_name(&name);
+        let (taken, had_name) = state.take_out(old.id).expect("it is there");
+        state.put_back(taken, had_name);
+        assert!(!state.is_named(&old) && state.artifacts.contains_key(&old.id));
+        // Who took a name while it was to be deleted keeps it, as long as he is not doomed.
+        state.put_name_back(name.clone(), old.id);
+        let deleted = state.take_name(&name).expect("it has it");
+        state.add_artifact(new.clone(), false);
+        state.put_name_back(name.clone(), deleted);
+        assert!(state.is_named(&new));
+        state.remove_artifact(new.id);
+        state.give_name_back(&name);
+        assert!(state.is_named(&old));
+    }
+
+    #[test]
+    fn an_artifact_is_superseded_only_by_one_that_survives_a_power_cut() {
         let (old, new) = (artifact(1), artifact(2));
         let mut state = State::default();
         assert!(state.add_artifact(old.clone(), true) && !state.is_superseded(&old));

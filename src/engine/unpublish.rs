@@ -88,7 +88,8 @@ fn pick(pins: Vec<(MountPoint, OwnedFd)>, mount_id: u64) -> Option<OwnedFd> {
 }
 
 /// Takes up the volumes that nobody will unpublish any more: those whose end was put off, and those whose pod's directory
-/// is gone, with all mounts, while no driver was there to be told (kubelet then never calls).
+/// is gone, with all mounts, while no driver was there to be told (kubelet then never calls). One whose end cannot begin is in no other
+/// one's way; the first failure is the answer.
 pub(super) fn promise_abandoned(inner: &Arc<Inner>) -> Result<usize> {
     let candidates: Vec<(VolumeId, bool, Vec<PathBuf>)> = {
         let state = inner.state.lock();
@@ -106,7 +107,7 @@ pub(super) fn promise_abandoned(inner: &Arc<Inner>) -> Result<usize> {
             })
             .collect()
     };
-    let mut promised = 0;
+    let (mut promised, mut failure) = (0, None);
     for (volume, done_with, targets) in candidates {
         // Looked at before it is held: a caller who comes for a volume that is not abandoned must not hear that it is busy.
         let gone = |target: &PathBuf| matches!(Target::open(target), Ok(None));
@@ -124,13 +125,20 @@ pub(super) fn promise_abandoned(inner: &Arc<Inner>) -> Result<usize> {
             .get(&volume)
             .is_some_and(|live| live.mounts.is_empty());
         if unmounted {
-            tracing::info!(volume.id = %volume, "nobody will unpublish it any more: its end begins");
-            let key = promise(inner, &volume)?;
-            seal::spawn(inner, Left { key, pin: None });
-            promised += 1;
+            match promise(inner, &volume) {
+                Ok(key) => {
+                    tracing::info!(volume.id = %volume, "nobody will unpublish it any more: its end begins");
+                    seal::spawn(inner, Left { key, pin: None });
+                    promised += 1;
+                }
+                Err(error) => {
+                    tracing::warn!(volume.id = %volume, %error, "nobody will unpublish it any more, and its end cannot begin");
+                    failure.get_or_insert(error);
+                }
+            }
         }
     }
-    Ok(promised)
+    failure.map_or(Ok(promised), Err)
 }
 
 /// Moves a volume that is mounted nowhere to where its end is waited for. From here on kubelet need not ask again.

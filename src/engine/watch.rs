@@ -5,10 +5,11 @@
 
 use std::collections::HashSet;
 use std::sync::Arc;
+use std::time::Duration;
 
 use super::error::{Error, Result};
 use super::types::Finding;
-use super::{Inner, check, reap};
+use super::{Config, Inner, check, reap};
 
 /// How many findings are told at a time; a pool that somebody emptied has one for each layer.
 const MOST_TOLD: usize = 100;
@@ -22,13 +23,10 @@ pub(super) async fn watch_loop(inner: Arc<Inner>) {
             () = tokio::time::sleep(wait) => {}
             () = inner.stop.cancelled() => return,
         }
-        wait = inner.config.check_interval;
-        match look(&inner).await {
+        let looked = look(&inner).await;
+        wait = until_next(&inner.config, &looked);
+        match looked {
             Ok(found) => {
-                if !found.is_empty() {
-                    // Whoever mends it wants to hear soon that all is well.
-                    wait = wait.min(inner.config.first_check);
-                }
                 tell(&told, &found);
                 inner.counters.found(found.len());
                 told = found;
@@ -38,6 +36,15 @@ pub(super) async fn watch_loop(inner: Arc<Inner>) {
                 tracing::warn!(%error, "index and directories cannot be compared; it is tried again later");
             }
         }
+    }
+}
+
+/// How long until the next look.
+fn until_next(config: &Config, looked: &Result<HashSet<Finding>>) -> Duration {
+    match looked {
+        Ok(found) if found.is_empty() => config.check_interval,
+        // Whoever mends it wants to hear soon that all is well; and what could not be compared may be anything.
+        _ => config.check_interval.min(config.first_check),
     }
 }
 
@@ -77,6 +84,36 @@ fn tell(told: &HashSet<Finding>, found: &HashSet<Finding>) {
         tracing::warn!(
             more,
             "index and directories disagree in more than is told here: `baggageclaim check` has all"
+        );
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn where_all_is_not_known_to_be_well_the_next_look_comes_soon() {
+        let config = Config::new("pool");
+        let finding = Finding {
+            kind: "empty-layer",
+            path: "layers/1".into(),
+            detail: String::new(),
+        };
+        for (looked, wait) in [
+            (Ok(HashSet::new()), config.check_interval),
+            (Ok(HashSet::from([finding])), config.first_check),
+            (Err(Error::Doomed), config.first_check),
+        ] {
+            assert_eq!(until_next(&config, &looked), wait, "{looked:?}");
+        }
+        let often = Config {
+            check_interval: Duration::from_millis(1),
+            ..config
+        };
+        assert_eq!(
+            until_next(&often, &Err(Error::Doomed)),
+            often.check_interval
         );
     }
 }

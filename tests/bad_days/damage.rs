@@ -7,9 +7,11 @@ use std::os::unix::fs::symlink;
 use std::path::{Path, PathBuf};
 
 use baggageclaim::backend::BackendKind;
+use baggageclaim::engine::claims::CreateClaim;
 use baggageclaim::engine::{Engine, Error};
-use baggageclaim::model::Outcome;
-use baggageclaim::store::PoolDirs;
+use baggageclaim::model::{ClaimParameters, MutableParameters, Outcome};
+use baggageclaim::store::{Change, Index, PoolDirs};
+use baggageclaim::sys::Dir;
 
 use crate::common::bench::{Bench, Ground, eventually, names, open_again, request};
 use crate::common::{Fs, Snapshot, assert_same, require_bench};
@@ -484,6 +486,107 @@ async fn an_artifact_whose_layer_is_missing_is_forgotten_and_the_others_stay() {
         );
         bench.finish().await;
     }
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn a_file_in_the_place_of_a_layer_is_a_finding_and_stops_no_round() {
+    let bench = require_bench!();
+    for name in ["measured", "unmeasured"] {
+        bench
+            .step(name, &[("type", "output"), ("name", name)], |_| ())
+            .await;
+    }
+    bench.engine.reap().await.expect("reap");
+    let layers = names(&bench.pool().join("layers"));
+    let aside = bench.lab.dir("aside");
+    let damage = |pool: &Path| {
+        for layer in &layers {
+            let place = pool.join("layers").join(layer);
+            fs::rename(&place, aside.join(layer)).expect("rename");
+            fs::write(&place, "").expect("write");
+        }
+        let root = Dir::open(pool).expect("the pool");
+        let (index, _) = Index::open_existing(&root).expect("the index");
+        let unmeasured = Change::RemoveLayer(layers[0].parse().expect("an id"));
+        index.commit(&[unmeasured]).expect("written");
+    };
+    let bench = bench.restart_after(damage).await;
+    for _ in 0..2 {
+        bench.engine.reap().await.expect("nobody waits for these");
+        let found = bench.engine.check().await.expect("check");
+        let kinds: Vec<&str> = found.iter().map(|finding| finding.kind).collect();
+        assert_eq!(kinds, ["empty-layer"; 2]);
+    }
+    for layer in &layers {
+        let place = bench.pool().join("layers").join(layer);
+        fs::remove_file(&place).expect("a file");
+        fs::rename(aside.join(layer), &place).expect("rename");
+    }
+    bench.finish().await;
+}
+
+/// Disks fail in single places, and whoever looks for damage is told of all.
+#[tokio::test(flavor = "multi_thread")]
+async fn a_place_that_cannot_be_read_is_a_finding_and_hides_no_other_one() {
+    let bench = require_bench!();
+    bench
+        .step("v", &[("type", "output"), ("name", "o")], |_| ())
+        .await;
+    bench.engine.reap().await.expect("reap");
+    bench.publish("pod", "live", &[]).await;
+    let claim = CreateClaim {
+        name: "claim".to_owned(),
+        required_bytes: 0,
+        limit_bytes: None,
+        parameters: ClaimParameters::default(),
+        mutable: MutableParameters::default(),
+        source: None,
+    };
+    let claim = bench.engine.create_claim(claim).await.expect("made");
+    bench.assert_whole().await;
+
+    // Nobody can open a socket as a file, and no disk is needed that fails.
+    let layer = format!("layers/{}", names(&bench.pool().join("layers"))[0]);
+    let records = [
+        format!("{layer}/layer.json"),
+        "volumes/live/volume.json".to_owned(),
+    ];
+    for record in &records {
+        let record = bench.pool().join(record);
+        fs::rename(&record, record.with_extension("aside")).expect("rename");
+        let (socket, mode) = (rustix::fs::FileType::Socket, rustix::fs::Mode::RWXU);
+        rustix::fs::mknodat(rustix::fs::CWD, &record, socket, mode, 0).expect("mknod");
+    }
+    // And two that come after these.
+    let of_claim = format!("volumes/{}", claim.id);
+    let odd = ["not-ours", of_claim.as_str()];
+    for path in odd {
+        fs::write(bench.pool().join(path), "").expect("write");
+    }
+    let found = bench.engine.check().await.expect("it goes on");
+    let kinds = found
+        .iter()
+        .map(|finding| (finding.kind, finding.path.to_str().expect("text")));
+    let expected = [
+        ("unreadable", layer.as_str()),
+        ("unknown-name", "not-ours"),
+        ("unreadable", "volumes/live"),
+        ("unknown-name", of_claim.as_str()),
+    ];
+    assert_eq!(kinds.collect::<Vec<_>>(), expected);
+    for finding in found.iter().filter(|finding| finding.kind == "unreadable") {
+        assert!(finding.detail.contains("ENXIO"), "{}", finding.detail);
+    }
+
+    for path in odd {
+        fs::remove_file(bench.pool().join(path)).expect("a file");
+    }
+    for record in &records {
+        let record = bench.pool().join(record);
+        fs::rename(record.with_extension("aside"), &record).expect("rename");
+    }
+    bench.unpublish("live").await;
+    bench.finish().await;
 }
 
 /// A power cut takes a renaming that nobody waited for, and leaves what the index was told after it: that the layer is measured.

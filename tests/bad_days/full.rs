@@ -10,6 +10,7 @@ use baggageclaim::backend::BackendKind;
 use baggageclaim::engine::notice::{NotCommitted, What};
 use baggageclaim::engine::{Config, Engine, Error, Notice, Notices, PublishRequest};
 use baggageclaim::model::Outcome;
+use baggageclaim::store::{Change, Index};
 use baggageclaim::sys::{Dir, Space};
 use nix::sys::inotify::{AddWatchFlags, InitFlags, Inotify};
 use rustix::fs::FallocateFlags;
@@ -308,6 +309,52 @@ async fn nothing_goes_for_a_copy_that_would_have_no_room_for_all_that() {
     assert!(error.contains(&needs), "{error}");
     assert_spared("a fork").await;
     bench.unpublish("filler").await;
+    bench.finish().await;
+}
+
+/// What is lost before anybody has measured it may have been of any size, and none of that comes free.
+#[tokio::test(flavor = "multi_thread")]
+async fn nothing_goes_for_a_copy_because_of_content_that_is_lost() {
+    let bench = match of_copies(None, 1).await {
+        Ok(bench) => bench,
+        Err(reason) => return crate::common::skip(&reason),
+    };
+    let known = names(&bench.pool().join("layers"));
+    let output = [("type", "output"), ("name", "lost")];
+    bench.step("lost", &output, |_| ()).await;
+    bench.engine.reap().await.expect("reap");
+    let mut layers = names(&bench.pool().join("layers"));
+    layers.retain(|layer| !known.contains(layer));
+    let layer = layers.remove(0);
+    let content = bench.pool().join("layers").join(&layer).join("fs");
+    let aside = bench.lab.path().join("aside");
+    let lost = |pool: &Path| {
+        let root = Dir::open(pool).expect("the pool");
+        let (index, _) = Index::open_existing(&root).expect("the index");
+        let unmeasured = Change::RemoveLayer(layer.parse().expect("an id"));
+        index.commit(&[unmeasured]).expect("written");
+        fs::rename(&content, &aside).expect("rename");
+    };
+    let bench = bench.restart_after(lost).await;
+    let needs = space(&bench).bytes * 3 / 8;
+    make(&bench, "other", needs).await;
+    bench.unpublish("other").await;
+    bench.quiet().await;
+    bench.engine.reap().await.expect("reap");
+
+    let (filler, _) = bench.publish("pod", "filler", &[]).await;
+    let most = space(&bench).bytes_available - MIB;
+    fs::write(filler.join("f"), vec![1; size(most)]).expect("write");
+    let fork = [("type", "input"), ("from", "task-cache/other")];
+    let forked = bench.try_publish("fork", "fork", &fork).await;
+    let error = forked.expect_err("no room").to_string();
+    assert!(error.contains(&format!("takes {needs} bytes")), "{error}");
+    bench.engine.reap().await.expect("reap");
+    for name in ["task-cache/unused", "artifact/lost"] {
+        assert!(bench.artifact(name).is_some(), "{name} is evicted in vain");
+    }
+    bench.unpublish("filler").await;
+    fs::rename(&aside, &content).expect("it comes back");
     bench.finish().await;
 }
 

@@ -164,7 +164,7 @@ pub(super) fn a_limited_fork_can_do_what_others_can(bench: &Bench) {
     let (id, dir) = bench.layer();
     bench
         .backend
-        .flatten(&layers, &dir, true)
+        .flatten(&layers, &dir, true, &|| false)
         .expect("flattened");
     assert_same(&shown, &bench.shown(&[id]));
     for volume in [base, fork] {

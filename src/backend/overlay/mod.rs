@@ -571,9 +571,9 @@ impl Backend for Overlay {
         true
     }
 
-    fn flatten(&self, layers: &[LayerId], into: &Dir, bottom: bool) -> Result<()> {
+    fn flatten(&self, layers: &[LayerId], into: &Dir, bottom: bool, stop: Stop<'_>) -> Result<()> {
         let layers = Lowers::Layers(layers).open(self, None, None)?;
-        tree::flatten(&layers, into, bottom)
+        tree::flatten(&layers, into, bottom, stop)
     }
 
     fn usage(&self, dir: &Dir, stop: Stop<'_>) -> Result<Usage> {

@@ -10,10 +10,11 @@
 
 use std::ffi::OsStr;
 
-use crate::backend::Result;
+use crate::backend::{Error, Result};
 use crate::model::layout;
 use crate::sys::{self, Dir, Entry, Errno, FileKind, Xattrs};
 
+use super::Stop;
 use super::copy::{Files, Marks, Method, copy_root_attributes};
 use super::marks::{OPAQUE, ORIGIN, Opacity, has_whiteout_xattr, is_whiteout};
 use super::names::{Names, share};
@@ -24,7 +25,9 @@ use super::spine::Spine;
 /// `bottom`: the last one is the lowest of its stack, so nothing is below that marks could hide, and none are kept. Files
 /// are linked; where that is not possible (EMLINK, EPERM for immutable ones, EXDEV) that one is copied. Directories are new,
 /// and look as the topmost of those that they are merged from. The layers must not change meanwhile.
-pub fn flatten(layers: &[Dir], into: &Dir, bottom: bool) -> Result<()> {
+///
+/// Ends early with [`Error::Stopped`].
+pub fn flatten(layers: &[Dir], into: &Dir, bottom: bool, stop: Stop<'_>) -> Result<()> {
     into.create_dir(layout::FS, 0o700)?;
     let mut job = Flattener {
         layers: layers.iter().map(Spine::new).collect::<Result<_, _>>()?,
@@ -35,6 +38,9 @@ pub fn flatten(layers: &[Dir], into: &Dir, bottom: bool) -> Result<()> {
     let all = (0..layers.len()).collect();
     let mut levels = vec![job.enter(all, false, !bottom)?];
     while let Some(level) = levels.last_mut() {
+        if stop() {
+            return Err(Error::Stopped);
+        }
         if let Some(entry) = job.next(level)? {
             let below = job.name(level, &entry)?;
             levels.extend(below);

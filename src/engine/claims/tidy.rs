@@ -13,12 +13,13 @@ use crate::model::VolumeId;
 use crate::store::Change;
 use crate::sys::Errno;
 
-/// One round; how many claims were deleted.
-pub(in crate::engine) fn tidy(inner: &Arc<Inner>) -> Result<usize> {
+/// One round: how many claims were deleted, and the first failure.
+pub(in crate::engine) fn tidy(inner: &Arc<Inner>) -> (usize, Result<()>) {
     notice_free(inner);
     correct_records(inner);
-    remember_uses(inner)?;
-    expire(inner)
+    let remembered = remember_uses(inner);
+    let (deleted, expired) = expire(inner);
+    (deleted, remembered.and(expired))
 }
 
 /// When claims were last used that time may delete.
@@ -124,7 +125,8 @@ pub(in crate::engine) fn uses(inner: &Inner) -> Vec<Change> {
         .collect()
 }
 
-fn expire(inner: &Arc<Inner>) -> Result<usize> {
+/// Claims whose time is over. One that cannot be deleted is in no other one's way.
+fn expire(inner: &Arc<Inner>) -> (usize, Result<()>) {
     let now = inner.clock.now();
     let is_over = |held: &Held| {
         held.is_quiescent()
@@ -136,7 +138,7 @@ fn expire(inner: &Arc<Inner>) -> Result<usize> {
         let over = state.claims.values().filter(|held| is_over(held));
         over.map(|held| held.claim.id.clone()).collect()
     };
-    let mut deleted = 0;
+    let (mut deleted, mut failure) = (0, None);
     for id in over {
         let Ok(_guard) = Guard::take_for_chore(inner, &id) else {
             continue;
@@ -151,8 +153,16 @@ fn expire(inner: &Arc<Inner>) -> Result<usize> {
                 deleted += 1;
             }
             Err(Error::ClaimInUse { .. }) => {}
-            Err(error) => return Err(error),
+            // An index that takes nothing of this one takes nothing of the next, and of what it may have taken nobody knows the end.
+            Err(error @ (Error::Full(_) | Error::Index(_) | Error::ShuttingDown)) => {
+                failure.get_or_insert(error);
+                break;
+            }
+            Err(error) => {
+                tracing::warn!(volume.id = %id, %error, "the volume's ttl is over, and it cannot be deleted");
+                failure.get_or_insert(error);
+            }
         }
     }
-    Ok(deleted)
+    (deleted, failure.map_or(Ok(()), Err))
 }

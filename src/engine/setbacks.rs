@@ -1,0 +1,115 @@
+//! Setbacks: what a round of the collector failed at. It is tried again, ever more seldom: what costs much and fails every time must not be
+//! done in every round, and a round that fails has the next one come soon.
+//!
+//! Only in memory: the next start tries everything. What the failures mean is the business of whoever failed.
+
+use std::collections::{HashMap, HashSet};
+use std::hash::Hash;
+use std::time::{Duration, Instant};
+
+use parking_lot::Mutex;
+
+/// Things at which something failed.
+#[derive(Debug)]
+pub(super) struct Setbacks<K>(Mutex<HashMap<K, Setback>>);
+
+/// What is known of one of them.
+#[derive(Debug, Default)]
+struct Setback {
+    failures: u32,
+    /// When it is tried again; `None`: not by this process.
+    again: Option<Instant>,
+}
+
+impl<K> Default for Setbacks<K> {
+    fn default() -> Self {
+        Self(Mutex::default())
+    }
+}
+
+impl<K: Eq + Hash + Clone> Setbacks<K> {
+    const FIRST: Duration = Duration::from_secs(1);
+    const LONGEST: Duration = Duration::from_secs(60 * 60);
+
+    /// Those that are not tried now. What is not `there` any more is forgotten.
+    pub(super) fn waiting<'a>(&self, there: impl Iterator<Item = &'a K>) -> HashSet<K>
+    where
+        K: 'a,
+    {
+        let mut setbacks = self.0.lock();
+        if setbacks.is_empty() {
+            return HashSet::new();
+        }
+        let there: HashSet<&K> = there.collect();
+        setbacks.retain(|what, _| there.contains(what));
+        let now = Instant::now();
+        let waiting = setbacks
+            .iter()
+            .filter(|(_, setback)| setback.again.is_none_or(|again| again > now));
+        waiting.map(|(what, _)| what.clone()).collect()
+    }
+
+    /// Whether it failed the last time, be it to be tried again now or not.
+    pub(super) fn has(&self, what: &K) -> bool {
+        self.0.lock().contains_key(what)
+    }
+
+    /// How often it has failed.
+    pub(super) fn failures(&self, what: &K) -> u32 {
+        self.0
+            .lock()
+            .get(what)
+            .map_or(0, |setback| setback.failures)
+    }
+
+    /// It failed: for how long it is left alone, if it is tried again at all.
+    pub(super) fn put_off(&self, what: &K) -> Option<Duration> {
+        let mut setbacks = self.0.lock();
+        let setback = setbacks.entry(what.clone()).or_insert(Setback {
+            failures: 0,
+            again: Some(Instant::now()),
+        });
+        setback.again?;
+        let pause = Self::FIRST.saturating_mul(4_u32.saturating_pow(setback.failures));
+        let pause = pause.min(Self::LONGEST);
+        setback.failures += 1;
+        setback.again = Some(Instant::now() + pause);
+        Some(pause)
+    }
+
+    /// It went well.
+    pub(super) fn forget(&self, what: &K) {
+        self.0.lock().remove(what);
+    }
+
+    /// What may have gone well, for all that is known: to try again would only do it twice.
+    pub(super) fn leave_to_the_next_start(&self, all: Vec<K>) {
+        let mut setbacks = self.0.lock();
+        setbacks.extend(all.into_iter().map(|what| (what, Setback::default())));
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn what_fails_is_tried_ever_more_seldom_and_forgotten_when_it_is_gone() {
+        let setbacks = Setbacks::default();
+        let there = [1, 2, 3];
+        assert!(setbacks.waiting(there.iter()).is_empty());
+        let pauses: Vec<u64> = (0..8)
+            .filter_map(|_| setbacks.put_off(&1))
+            .map(|pause| pause.as_secs())
+            .collect();
+        assert_eq!(pauses, [1, 4, 16, 64, 256, 1024, 3600, 3600]);
+        assert_eq!((setbacks.failures(&1), setbacks.failures(&2)), (8, 0));
+        setbacks.leave_to_the_next_start(vec![2]);
+        assert_eq!(setbacks.put_off(&2), None);
+        assert_eq!(setbacks.waiting(there.iter()), HashSet::from([1, 2]));
+        assert_eq!(setbacks.waiting([2].iter()), HashSet::from([2]));
+        assert!(!setbacks.has(&1), "it was gone");
+        setbacks.forget(&2);
+        assert!(setbacks.waiting(there.iter()).is_empty());
+    }
+}

@@ -1,0 +1,251 @@
+//! One thing that fails among several: the others have nothing to do with it, and go on. Which of them comes first nobody knows, so
+//! half of them fail.
+
+use super::*;
+
+const HALF: usize = 4;
+
+/// Half of what is in a directory, which stays as it is until this is dropped.
+fn half_of(directory: &Path) -> Vec<Fixed> {
+    let all = names(directory).into_iter();
+    all.take(HALF)
+        .map(|name| Fixed::new(directory.join(name)))
+        .collect()
+}
+
+/// What the driver no longer finds, and what it finds in its place, whatever it fails at.
+#[tokio::test(flavor = "multi_thread")]
+async fn what_was_destroyed_has_its_name_no_more_though_it_cannot_be_deleted() {
+    let _mine = my_turn().await;
+    let (disk, lab) = match SmallDisk::make() {
+        Ok(made) => made,
+        Err(reason) => return common::skip(&reason),
+    };
+    let disk = Arc::new(disk);
+    let bench = Bench::new(lab).await;
+    let write = |text: &'static str| move |at: &Path| fs::write(at.join("f"), text).expect("write");
+    let tenant = "ci".parse().expect("a tenant");
+    let kinds = ["resource-cache", "task-cache"];
+    for kind in kinds {
+        let cache = [("type", kind), ("key", "k")];
+        bench
+            .step(&format!("old-{kind}"), &cache, write("old"))
+            .await;
+        let name = format!("{kind}/k");
+        let fork = [("type", "input"), ("from", name.as_str())];
+        bench.publish("user", kind, &fork).await;
+        let reference = name.parse().expect("a name");
+        let destroyed = bench.engine.destroy(&tenant, &reference).await;
+        destroyed.expect("a cache may be cleared at any time");
+    }
+    // One of both has a newer content; older ones win there, where nobody destroyed them.
+    let resource = [("type", "resource-cache"), ("key", "k")];
+    bench.step("new", &resource, write("new")).await;
+    bench.engine.reap().await.expect("reap");
+    let newer = bench.artifact("resource-cache/k").expect("sealed");
+    assert!(newer.durable);
+
+    let broken = disk.breaks_at(&bench.pool().join("index.redb"));
+    for fork in kinds {
+        bench.unpublish(fork).await;
+    }
+    bench.quiet().await;
+    let assert_named = || {
+        let named = bench.artifact("resource-cache/k").map(|row| row.id);
+        assert_eq!(named, Some(newer.id));
+        assert!(bench.artifact("task-cache/k").is_none());
+    };
+    for _ in 0..2 {
+        let failed = bench.engine.reap().await;
+        failed.expect_err("what nobody uses any more cannot be deleted");
+        assert_named();
+    }
+    broken.heals();
+    tidied(&bench).await;
+    assert_named();
+    assert_eq!(bench.engine.artifacts(None).len(), 1);
+    let bench = bench.restart().await;
+    let seen = bench.look("looking", &resource, "f").await;
+    assert_eq!(seen.as_deref(), Some("new"));
+    bench.finish().await;
+    closed(disk);
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn volumes_that_cannot_be_told_the_outcome_keep_it_from_no_other_one() {
+    let _mine = my_turn().await;
+    let bench = require_bench!();
+    let outputs: Vec<String> = (0..2 * HALF).map(|number| format!("o{number}")).collect();
+    for name in &outputs {
+        let output = [("type", "output"), ("name", name.as_str())];
+        bench.publish("pod", name, &output).await;
+        bench.unpublish(name).await;
+    }
+    let waits = |name: &String| {
+        let row = bench.row(name);
+        row.is_some_and(|row| row.state == baggageclaim::engine::VolumeState::AwaitingOutcome)
+    };
+    eventually("all wait", || outputs.iter().all(waits)).await;
+    let fixed = half_of(&bench.pool().join("pending"));
+    let pod = "pod".parse().expect("uid");
+    let told = bench.engine.report_outcome(&pod, Outcome::Succeeded).await;
+    told.expect_err("some cannot be told");
+    let sealed = || bench.engine.artifacts(None).len();
+    eventually("the others are sealed", || sealed() == HALF).await;
+    drop(fixed);
+    assert_eq!(bench.outcome("pod", Outcome::Succeeded).await, HALF);
+    bench.quiet().await;
+    assert_eq!(sealed(), 2 * HALF);
+    bench.finish().await;
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn volumes_whose_end_cannot_begin_stop_no_other_ones() {
+    let _mine = my_turn().await;
+    let bench = require_bench!();
+    let pod = bench.targets.join("pod");
+    fs::create_dir(&pod).expect("pod");
+    let targets: Vec<PathBuf> = (0..2 * HALF)
+        .map(|number| pod.join(format!("v{number}")))
+        .collect();
+    for (number, target) in targets.iter().enumerate() {
+        let name = format!("o{number}");
+        let output = [
+            ("type", "output"),
+            ("name", name.as_str()),
+            ("commit", "always"),
+        ];
+        let mut request = bench.request("pod", &name, &output);
+        request.target.clone_from(target);
+        bench.engine.publish(request).await.expect("publish");
+    }
+    let mut fixed = Vec::new();
+    // The pod vanished while no driver ran, and kubelet will not ask.
+    let bench = bench.restart_after(|pool| {
+        for target in &targets {
+            nix::mount::umount2(target, nix::mount::MntFlags::MNT_DETACH).expect("umount");
+            fs::remove_dir(target).expect("rmdir");
+        }
+        fs::remove_dir(&pod).expect("rmdir");
+        fixed = half_of(&pool.join("volumes"));
+    });
+    // In this order: they are let go before their disk is.
+    let (bench, fixed) = (bench.await, fixed);
+    let sealed = || bench.engine.artifacts(None).len();
+    eventually("the others are sealed", || sealed() == HALF).await;
+    let failed = bench.engine.reap().await;
+    failed.expect_err("some cannot be moved");
+    drop(fixed);
+    bench.engine.reap().await.expect("reap");
+    bench.quiet().await;
+    assert_eq!(sealed(), 2 * HALF);
+    bench.finish().await;
+}
+
+/// As a power cut leaves them, which takes a renaming that nobody waited for.
+#[tokio::test(flavor = "multi_thread")]
+async fn layers_that_cannot_be_confirmed_stop_no_other_ones_nor_a_round_for_ever() {
+    let _mine = my_turn().await;
+    let bench = require_bench!();
+    for number in 0..2 * HALF {
+        let name = format!("o{number}");
+        let output = [("type", "output"), ("name", name.as_str())];
+        bench.step(&name, &output, a_directory).await;
+    }
+    bench.engine.reap().await.expect("reap");
+    let mut fixed = Vec::new();
+    let bench = bench.restart_after(|pool| {
+        let layers = pool.join("layers");
+        for layer in names(&layers) {
+            let layer = layers.join(layer);
+            fs::rename(layer.join("layer.json"), layer.join("sealing.json")).expect("rename");
+        }
+        fixed = half_of(&layers);
+    });
+    // In this order: they are let go before their disk is.
+    let (bench, fixed) = (bench.await, fixed);
+    drop(bench.engine.reap().await);
+    assert_eq!(unconfirmed(&bench.pool()).len(), HALF);
+    let deadline = Instant::now() + NEVER;
+    while bench.engine.reap().await.is_err() {
+        assert!(Instant::now() < deadline, "every round tries them again");
+    }
+    assert_eq!(unconfirmed(&bench.pool()).len(), HALF);
+    drop(fixed);
+    all_confirmed(&bench).await;
+    bench.finish().await;
+}
+
+/// Commits until a merge is held at a point, once what it makes is made: who may let it go on.
+async fn held_merge(bench: &Bench, model: &mut BTreeMap<String, String>) -> mpsc::Sender<()> {
+    let (reached, mut at_the_point) = tokio::sync::oneshot::channel();
+    let (go_on, held) = mpsc::channel::<()>();
+    crash::at(Point::FlattenMerged, 1, move || {
+        reached.send(()).expect("it is waited for");
+        // Also when the test is over.
+        let _ = held.recv();
+    });
+    // After each there is a round, soon.
+    while at_the_point.try_recv().is_err() {
+        commit(bench, &TASK, model).await;
+        assert!(model.len() < 64, "nothing is merged");
+    }
+    go_on
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn an_engine_that_ends_waits_for_no_merge() {
+    let _mine = my_turn().await;
+    let bench = require_bench!();
+    let mut model = BTreeMap::new();
+    let before = crash::visits(Point::FlattenPlaced);
+    let go_on = held_merge(&bench, &mut model).await;
+    let engine = bench.engine.clone();
+    let ending = tokio::spawn(async move { engine.shutdown().await });
+    let nothing = [("type", "input"), ("from", "artifact/none")];
+    let late = async || bench.try_publish("late", "late", &nothing).await;
+    while !matches!(late().await, Err(Error::ShuttingDown)) {
+        tokio::task::yield_now().await;
+    }
+    // What was begun before that has ended, so this is all that is left.
+    tokio::time::sleep(Duration::from_millis(500)).await;
+    go_on.send(()).expect("it is held");
+    ending.await.expect("no panic");
+    assert_eq!(
+        crash::visits(Point::FlattenPlaced),
+        before,
+        "it was finished"
+    );
+    assert_eq!(names(&bench.pool().join("incoming")), [""; 0]);
+    let bench = bench.restart().await;
+    tidied(&bench).await;
+    let layers = layers_of(&bench, "task-cache/k");
+    assert!(layers < model.len(), "{layers} layers");
+    assert_has(&bench, &TASK, &model).await;
+    bench.finish().await;
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn a_merge_that_takes_long_lets_others_have_their_turn_and_is_done_later() {
+    let _mine = my_turn().await;
+    let bench = require_bench!();
+    let mut model = BTreeMap::new();
+    let placed = || crash::visits(Point::FlattenPlaced);
+    let before = placed();
+    let go_on = held_merge(&bench, &mut model).await;
+    // The share of one chore is ten seconds.
+    tokio::time::sleep(Duration::from_secs(11)).await;
+    go_on.send(()).expect("it is held");
+    bench.engine.check().await.expect("it has its turn");
+    assert_eq!(placed(), before, "it went on");
+    assert_eq!(names(&bench.pool().join("incoming")), [""; 0]);
+    let deadline = Instant::now() + NEVER;
+    while placed() == before {
+        assert!(Instant::now() < deadline, "it is never tried again");
+        bench.engine.reap().await.expect("it is no failure");
+        tokio::time::sleep(Duration::from_millis(20)).await;
+    }
+    tidied(&bench).await;
+    assert_has(&bench, &TASK, &model).await;
+    bench.finish().await;
+}
