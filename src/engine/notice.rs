@@ -82,6 +82,8 @@ pub enum NotCommitted {
     Damaged,
     /// Its directory vanished from the pool.
     Lost,
+    /// The node was switched off or rebooted before it was sealed and on the disk.
+    Rebooted,
     /// A seal is a copy here, and there was no room for it in time.
     NoRoom {
         /// How long it was tried.
@@ -112,6 +114,7 @@ impl fmt::Display for NotCommitted {
             Self::Refused(why) => write!(f, "its content cannot be sealed: {why}"),
             Self::Damaged => f.write_str("the disk failed to write back data while it existed"),
             Self::Lost => f.write_str("its directory is gone from the pool"),
+            Self::Rebooted => f.write_str("the node was rebooted before it was sealed"),
             Self::NoRoom { waited } => {
                 let waited = humantime::format_duration(*waited);
                 write!(

@@ -16,6 +16,7 @@ use super::commit::Standing;
 use super::crash::{Point, point};
 use super::error::{Doing, Error, Result};
 use super::kept::{self, Kept, Place};
+use super::notice::{self, NotCommitted};
 use super::state::{Goal, Leaving, Left, Live, Measured, State};
 use super::target::{Found, Target};
 use super::types::VolumeState;
@@ -130,7 +131,7 @@ enum Holds {
     /// A volume of this boot.
     Volume(Box<VolumeRecord>),
     /// One of another boot, which nobody has any more.
-    Stale,
+    Stale(Box<VolumeRecord>),
     /// Nothing that says what it is: never a volume, or one whose record was damaged.
     Rubbish(Unreadable),
     /// Its record could not be read.
@@ -142,7 +143,7 @@ fn read(inner: &Inner, dir: &Dir) -> Result<Holds> {
         Err(error) if is_its_own(&error) => Holds::Unknown(error),
         record => match record.doing("read a volume's record")? {
             Err(unreadable) => Holds::Rubbish(unreadable),
-            Ok(record) if record.boot != inner.boot => Holds::Stale,
+            Ok(record) if record.boot != inner.boot => Holds::Stale(Box::new(record)),
             Ok(record) => Holds::Volume(Box::new(record)),
         },
     })
@@ -243,8 +244,10 @@ fn recover_volumes(
         };
         let record = match read(inner, &dir)? {
             Holds::Volume(record) if id.as_ref() == Some(&record.id) => *record,
-            Holds::Stale => {
-                put_away(inner, volumes, name, OTHER_BOOT);
+            Holds::Stale(record) => {
+                if put_away(inner, volumes, name, OTHER_BOOT) {
+                    say_rebooted(inner, &record);
+                }
                 continue;
             }
             Holds::Unknown(error) => {
@@ -274,6 +277,15 @@ fn recover_volumes(
         state.volumes.insert(live.record.id.clone(), live);
     }
     Ok(())
+}
+
+/// Says that what was to be kept of a volume did not survive the end of its boot. Once: it is put away.
+fn say_rebooted(inner: &Inner, record: &VolumeRecord) {
+    if record.seal.is_some() {
+        let notices = inner.config.notices.as_ref();
+        notice::say_not_committed(notices, record, &NotCommitted::Rebooted);
+        inner.counters.given_up();
+    }
 }
 
 /// How the pod's work ended, if that is noted where it can be read. Else it is asked for again; what nobody says is not sealed.
@@ -357,8 +369,12 @@ fn recover_pending(
         };
         let record = match read(inner, &dir)? {
             Holds::Volume(record) => *record,
-            Holds::Stale => {
-                put_away(inner, pending, name, OTHER_BOOT);
+            Holds::Stale(record) => {
+                let is_sealed = (record.seal.as_ref())
+                    .is_some_and(|plan| state.artifacts.contains_key(&plan.artifact));
+                if put_away(inner, pending, name, OTHER_BOOT) && !is_sealed {
+                    say_rebooted(inner, &record);
+                }
                 continue;
             }
             Holds::Rubbish(why) => {
@@ -484,7 +500,7 @@ fn recover_trash(
                 recovered.leaving.push(Left { key, pin: None });
             }
             // Without a record it is no volume, and what is none is never mounted.
-            Holds::Stale | Holds::Rubbish(Unreadable::Missing) => {}
+            Holds::Stale(_) | Holds::Rubbish(Unreadable::Missing) => {}
             Holds::Rubbish(Unreadable::Damaged(_)) => {
                 // It is where it belongs, and stays there as long as it is in use.
                 let mut rubbish = Kept::rubbish(Place::Trash, name, dir);

@@ -101,6 +101,7 @@ impl Saying {
                     | NotCommitted::Refused(_)
                     | NotCommitted::Damaged
                     | NotCommitted::Lost
+                    | NotCommitted::Rebooted
                     | NotCommitted::NoRoom { .. }
                     | NotCommitted::TooLarge { .. } => true,
                 };

@@ -1,6 +1,7 @@
 //! What a pod's people are told about its volumes: each end once, in the order in which it came.
 
 use std::fs;
+use std::path::Path;
 use std::time::Duration;
 
 use baggageclaim::backend::BackendKind;
@@ -9,7 +10,7 @@ use baggageclaim::engine::{Notices, VolumeRow, VolumeState};
 use baggageclaim::model::Outcome;
 use tokio::sync::mpsc::Receiver;
 
-use crate::common::bench::{Bench, Ground, eventually, soon, waits};
+use crate::common::bench::{Bench, Ground, eventually, names, soon, waits};
 use crate::common::{Fs, require_bench};
 
 const OUTPUT: &[(&str, &str)] = &[("type", "output"), ("name", "o")];
@@ -137,6 +138,50 @@ async fn an_outcome_is_awaited_for_as_long_in_all_however_often_the_driver_resta
     let unknown = not_committed("artifact/o", NotCommitted::OutcomeUnknown { waited });
     assert_eq!(next(&mut heard).await, ("silent".to_owned(), unknown));
     bench.finish().await;
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn what_a_reboot_took_is_told_once() {
+    let (notices, mut heard) = Notices::channel(64);
+    let bench = require_bench!(|config| config.notices = Some(notices));
+    bench.step("sealed", OUTPUT, |_| ()).await;
+    assert!(matches!(next(&mut heard).await.1, What::Committed { .. }));
+    let (runs, _) = bench.publish("runs", "v1", OUTPUT).await;
+    let (scratch, _) = bench.publish("scratch", "v2", &[]).await;
+    bench.publish("waits", "v3", OUTPUT).await;
+    bench.unpublish("v3").await;
+
+    let reboot = |pool: &Path| {
+        for target in [&runs, &scratch] {
+            let flags = rustix::mount::UnmountFlags::DETACH;
+            rustix::mount::unmount(target, flags).expect("it is mounted");
+        }
+        for volume in ["volumes/v1", "volumes/v2"]
+            .map(|volume| pool.join(volume))
+            .into_iter()
+            .chain(
+                names(&pool.join("pending"))
+                    .iter()
+                    .map(|name| pool.join("pending").join(name)),
+            )
+        {
+            let file = volume.join("volume.json");
+            let text = fs::read(&file).expect("it has a record");
+            let mut record: serde_json::Value = serde_json::from_slice(&text).expect("JSON");
+            record["boot"] = "another-boot".into();
+            fs::write(&file, record.to_string()).expect("write");
+        }
+    };
+    let bench = bench.restart_after(reboot).await;
+    let rebooted = || not_committed("artifact/o", NotCommitted::Rebooted);
+    let mut told = [next(&mut heard).await, next(&mut heard).await];
+    told.sort_by(|(one, _), (other, _)| one.cmp(other));
+    let expected = ["runs", "waits"].map(|pod| (pod.to_owned(), rebooted()));
+    assert_eq!(told, expected);
+    let bench = bench.restart().await;
+    bench.quiet().await;
+    bench.finish().await;
+    assert!(heard.try_recv().is_err(), "something more was said");
 }
 
 #[tokio::test(flavor = "multi_thread")]

@@ -66,8 +66,10 @@ async fn a_layer_that_cannot_be_confirmed_keeps_no_seal_from_being_durable() {
         } else {
             assert_eq!(unconfirmed(&bench.pool()).len(), 1);
             drop(fixed);
-            bench.engine.reap().await.expect("reap");
-            assert_eq!(unconfirmed(&bench.pool()), [""; 0]);
+            // It is left alone for a while.
+            while !unconfirmed(&bench.pool()).is_empty() {
+                bench.engine.reap().await.expect("reap");
+            }
         }
         bench.finish().await;
     }

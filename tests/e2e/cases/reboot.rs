@@ -46,6 +46,12 @@ pub(super) fn reboot(stage: &Stage) {
     );
     // What is not started again is over, and nobody knows what its volumes would have held.
     stage.failed("once");
+    for lost in ["artifact/once", "task-cache/long-step"] {
+        stage.event(
+            "once",
+            &[lost, "the node was rebooted before it was sealed"],
+        );
+    }
     eventually("its volumes are gone", || {
         (volumes(stage).len() == 4).then_some(())
     });
