@@ -68,10 +68,10 @@ pub(super) async fn commit_loop(
             match result.and_then(|result| result) {
                 Ok(left) => {
                     inner.counters.committed(began.elapsed());
-                    if !left.is_empty() {
+                    if standing.is_empty() {
                         again = Again::default();
-                        standing.extend(left);
                     }
+                    standing.extend(left);
                     break;
                 }
                 Err(Error::ShuttingDown) => return,

@@ -5,7 +5,7 @@
 
 use std::collections::HashSet;
 use std::sync::Arc;
-use std::time::Instant;
+use std::time::{Duration, Instant};
 
 use super::crash::{Point, point};
 use super::error::{Doing, Error, Result};
@@ -15,6 +15,9 @@ use super::{Guard, Inner, SHARE, claims, commit, reap};
 use crate::backend::{self, Stop, Usage};
 use crate::model::{Artifact, Claim, LayerId, LayerRecord, Snapshot, VolumeId, flatten_plan};
 use crate::store::{self, Change};
+
+/// The most time that one merge is given, which is some ten million files.
+const LARGEST_SHARE: Duration = Duration::from_secs(15 * 60);
 
 /// What came of a round of merges.
 pub(super) struct Merges {
@@ -50,8 +53,12 @@ pub(super) fn flatten(inner: &Arc<Inner>) -> Merges {
         }
         tried += 1;
         let share = SHARE.saturating_mul(4_u32.saturating_pow(inner.slow.failures(lowest)));
+        let share = share.min(LARGEST_SHARE);
         match merge(inner, &stack, count, &inner.patience_of(share)) {
-            Ok(true) => done += 1,
+            Ok(true) => {
+                inner.slow.forget(lowest);
+                done += 1;
+            }
             Err(Error::Backend {
                 source: backend::Error::Stopped,
                 ..
@@ -68,8 +75,11 @@ pub(super) fn flatten(inner: &Arc<Inner>) -> Merges {
                 );
                 slow.insert(*lowest);
             }
-            // It came into use while it was merged: later.
-            Ok(false) => drop(not_now.insert(stack)),
+            // It came into use while it was merged: later, and not in the very next round, or others never have theirs.
+            Ok(false) => {
+                inner.unmerged.put_off(&stack);
+                not_now.insert(stack);
+            }
             Err(error) => {
                 let pause = inner.unmerged.put_off(&stack);
                 tracing::warn!(%error, layers = stack.len(), ?pause, "a stack of layers could not be merged");

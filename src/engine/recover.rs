@@ -266,7 +266,7 @@ fn recover_volumes(
             }
         };
         let live = Live {
-            mounts: mounts_of(inner, mounts, &record),
+            mounts: mounts_of(inner, mounts, &record)?,
             outcome: outcome_of(&dir)?,
             record,
             made: true,
@@ -302,7 +302,11 @@ fn outcome_of(dir: &Dir) -> Result<Option<Outcome>> {
 
 /// Where a volume is mounted, as far as that can be seen. Where it cannot, it counts as not mounted: it is unmounted all the same when
 /// kubelet asks, and nothing is done to it before the kernel was asked.
-fn mounts_of(inner: &Inner, mounts: &[MountEntry], record: &VolumeRecord) -> HashMap<PathBuf, u64> {
+fn mounts_of(
+    inner: &Inner,
+    mounts: &[MountEntry],
+    record: &VolumeRecord,
+) -> Result<HashMap<PathBuf, u64>> {
     let mut all = HashMap::new();
     for target in &record.targets {
         match find_mounts(
@@ -313,13 +317,16 @@ fn mounts_of(inner: &Inner, mounts: &[MountEntry], record: &VolumeRecord) -> Has
             &[target.as_path()],
         ) {
             Ok(found) => all.extend(found),
+            Err(Error::System { doing, source }) if !is_its_own(&source) => {
+                return Err(Error::System { doing, source });
+            }
             Err(error) => {
                 tracing::error!(volume.id = %record.id, target = %target.display(), %error,
                     "whether it is mounted there cannot be seen");
             }
         }
     }
-    all
+    Ok(all)
 }
 
 /// Where the volume is mounted, of the places where it is recorded to be.

@@ -404,10 +404,10 @@ async fn decide_at_rest(
 ) -> Result<Result<(), NotCommitted>> {
     // The marker is content. For all else it costs nothing to know first that nothing is to be sealed.
     if plan.keep.commit == Commit::OnMarker {
-        if let Err(why) = until_unwritten(inner, key, record, waits).await {
-            return Ok(Err(why));
-        }
-        return decide(inner, key, plan, record).await;
+        let at_rest = until_unwritten(inner, key, record, waits).await;
+        // That its step did not mark it comes before that it could not be sealed.
+        let decided = decide(inner, key, plan, record).await?;
+        return Ok(decided.and(at_rest.map(drop)));
     }
     if let Err(why) = decide(inner, key, plan, record).await? {
         return Ok(Err(why));
