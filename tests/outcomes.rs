@@ -15,7 +15,7 @@ use parking_lot::Mutex;
 use tokio::sync::{oneshot, watch};
 use tokio::task::JoinHandle;
 
-use common::api::{Api, Mood, Pod};
+use common::api::{Api, Mood, Pod, Watches};
 use common::bench::{Bench, eventually, soon};
 use common::process::NodeProcess;
 use common::{Fs, require_bench, require_lab};
@@ -26,6 +26,7 @@ const OUTPUT: &[(&str, &str)] = &[("type", "output"), ("name", "o")];
 struct Kube {
     stop: oneshot::Sender<()>,
     watched: watch::Receiver<bool>,
+    answers: watch::Receiver<bool>,
     ran: JoinHandle<()>,
 }
 
@@ -53,13 +54,18 @@ impl Kube {
             watched: watch::Sender::new(false),
             answers: watch::Sender::new(false),
         };
-        let watched = config.watched.subscribe();
+        let (watched, answers) = (config.watched.subscribe(), config.answers.subscribe());
         let heard = heard.unwrap_or_else(|| Notices::channel(1).1);
         let (stop, stopped) = oneshot::channel();
         let ran = tokio::spawn(k8s::run(config, bench.engine.clone(), heard, async {
             let _ = stopped.await;
         }));
-        Self { stop, watched, ran }
+        Self {
+            stop,
+            watched,
+            answers,
+            ran,
+        }
     }
 
     /// Waits until it is told whether the watch runs.
@@ -139,6 +145,10 @@ impl Log {
             .with_writer(move || writer.clone())
             .finish();
         (log, tracing::subscriber::set_default(subscriber))
+    }
+
+    fn forget(&self) {
+        self.0.lock().clear();
     }
 
     fn says(&self, what: &str) -> bool {
@@ -460,6 +470,98 @@ async fn a_watch_that_says_nothing_any_more_costs_no_outcome() {
     bench.publish("a", "v", OUTPUT).await;
     api.go_deaf();
     api.put(&Pod::new("a").succeeded());
+    bench.unpublish("v").await;
+    committed(&bench, "artifact/o").await;
+    kube.stop().await;
+    bench.finish().await;
+}
+
+/// A pod succeeds and is gone while those who would watch get this, and others ask by name and are answered.
+async fn costs_no_outcome(bench: Bench, watches: Watches) {
+    let api = Api::start().await;
+    let mut kube = Kube::start(&bench, &api, None);
+    kube.tells(true).await;
+    api.put(&Pod::new("a").phase("Running"));
+    bench.publish("a", "v", OUTPUT).await;
+    api.answer_watches(watches);
+    api.put(&Pod::new("a").succeeded());
+    api.remove(&Pod::new("a"));
+    bench.unpublish("v").await;
+    // Longer than a watch is given to tell what came before it.
+    tokio::time::sleep(Duration::from_secs(4)).await;
+    let row = bench.row("v").expect("it waits for a watch that tells");
+    assert_eq!(row.state, VolumeState::AwaitingOutcome);
+    assert!(!*kube.watched.borrow());
+    // Somebody may have put the API server back meanwhile: that is asked after a failure only.
+    assert!(api.asked("GET /api/v1/namespaces/default/pods") > 0);
+    api.answer_watches(Watches::Served);
+    committed(&bench, "artifact/o").await;
+    kube.tells(true).await;
+    kube.stop().await;
+    bench.finish().await;
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn a_watch_that_a_proxy_refuses_is_none() {
+    let words = "<html>\n<h1>Bad Gateway</h1>\n</html>\n".to_owned();
+    costs_no_outcome(require_bench!(), Watches::Refused(502, words)).await;
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn a_watch_that_is_refused_without_a_word_is_none() {
+    costs_no_outcome(require_bench!(), Watches::Refused(500, String::new())).await;
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn a_watch_that_is_cut_before_it_says_anything_is_none() {
+    costs_no_outcome(require_bench!(), Watches::Cut).await;
+}
+
+#[tokio::test]
+async fn a_watch_that_is_refused_again_and_again_is_broken_once() {
+    let bench = require_bench!();
+    let (log, _here) = Log::begin();
+    let api = Api::start().await;
+    for (refused, answers) in [
+        (Watches::forbidden(), true),
+        (Watches::Refused(401, "who are you?".to_owned()), true),
+        (Watches::Refused(500, "an error\n".to_owned()), false),
+        (Watches::Cut, false),
+    ] {
+        api.answer_watches(Watches::Served);
+        // One after the other would wait the longer the more failed before it.
+        let mut kube = Kube::start(&bench, &api, None);
+        kube.tells(true).await;
+        log.forget();
+        api.answer_watches(refused.clone());
+        kube.tells(false).await;
+        let before = api.asked("GET /api/v1/pods");
+        eventually("it is tried again and again", || {
+            assert!(!*kube.watched.borrow(), "{refused:?}");
+            api.asked("GET /api/v1/pods") >= before + 3
+        })
+        .await;
+        assert_eq!(*kube.answers.borrow(), answers, "{refused:?}");
+        assert!(log.says("the watch over pods is broken"), "{refused:?}");
+        assert!(!log.says("works again"), "{refused:?}");
+        kube.stop().await;
+    }
+    bench.finish().await;
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn what_the_watch_tells_while_it_is_asked_by_name_is_heard_first() {
+    let bench = require_bench!();
+    let api = Api::start().await;
+    let kube = Kube::start(&bench, &api, None);
+    watched(&api).await;
+    api.put(&Pod::new("a").phase("Running"));
+    bench.publish("a", "v", OUTPUT).await;
+    // The watch that runs tells nothing; the next one does, at the last moment, and in the middle of a question.
+    api.go_deaf();
+    api.be_slow(Duration::from_millis(1450), Duration::from_millis(1600));
+    api.put(&Pod::new("a").succeeded());
+    api.remove(&Pod::new("a"));
     bench.unpublish("v").await;
     committed(&bench, "artifact/o").await;
     kube.stop().await;

@@ -48,9 +48,9 @@ pub struct Config {
     pub kubeconfig: Option<PathBuf>,
     /// How often it is looked for outcomes that the watch did not bring.
     pub look_again: Duration,
-    /// Is told whether the watch over this node's pods runs.
+    /// Is told whether the watch over this node's pods runs: a few seconds late, for one that is cut at once does not.
     pub watched: watch::Sender<bool>,
-    /// Is told whether the API server answers, if only that this driver may not watch.
+    /// Is told whether the API server answers, if only that this driver may not watch. As late, for the same reason.
     pub answers: watch::Sender<bool>,
 }
 

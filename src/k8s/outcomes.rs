@@ -8,7 +8,9 @@
 //!
 //! - The watch is cut, or dies unheard: it goes on from where it was. A pod that is not there when it is asked for by name is gone
 //!   unseen, so that its outcome is not success, only when a watch that was begun after that question has not told of its end
-//!   either. (Whoever answers the question may be another API server than the one whose watch died.)
+//!   either: not within the time in which it tells what came before it, and one that ends sooner does not count. (Whoever
+//!   answers the question may be another API server than the one whose watch died.) That the watch has told all is itself told
+//!   by the watch, after all else, so that nothing is decided while what says otherwise waits to be heard.
 //! - What the watch missed is forgotten, or the driver was down: a list stands for all of it; the same question settles the rest.
 //! - The API server is away, or lets pods be asked for and not watched: nothing is decided. The engine has a time after which it
 //!   waits no longer.
@@ -24,7 +26,7 @@ use k8s_openapi::api::core::v1::Pod as ApiPod;
 use kube::Client;
 use kube::api::{Api, ApiResource};
 use parking_lot::Mutex;
-use tokio::sync::{Notify, mpsc};
+use tokio::sync::{mpsc, watch};
 use tokio::time::MissedTickBehavior;
 
 use super::Config;
@@ -36,8 +38,6 @@ use crate::model::{Outcome, PodUid};
 
 /// How long a question to the API server may take.
 const ANSWER: Duration = Duration::from_secs(10);
-/// How long a watch that was begun anew is given to tell what came before it. The API server has it at hand.
-const TO_CATCH_UP: Duration = Duration::from_secs(2);
 /// How many of its events may wait.
 const MOST_EVENTS: usize = 64;
 /// How long it is remembered how a pod ended that is gone: its volumes may be sealed a good while later, and their events
@@ -174,9 +174,9 @@ pub(super) async fn watch(
     sayings: &mpsc::Sender<Saying>,
 ) {
     let kind = ApiResource::erase::<ApiPod>(&());
-    let doubted = Notify::new();
+    let (doubted, doubts) = watch::channel(None);
     let (told, mut events) = mpsc::channel(MOST_EVENTS);
-    let watch = Watch::new(client, &config.node, config.look_again, &doubted, told).run();
+    let watch = Watch::new(client, &config.node, config.look_again, doubts, told).run();
     let mut outcomes = Outcomes {
         config,
         client,
@@ -222,8 +222,8 @@ struct Outcomes<'a> {
     away: bool,
     /// Whether it was told that the node's name is wrong.
     misnamed: bool,
-    /// Has the watch begun anew.
-    doubted: &'a Notify,
+    /// Has the watch begun anew that was begun before this moment.
+    doubted: &'a watch::Sender<Option<Instant>>,
     /// Pods that were not there when they were asked for: the watch may be about to tell how they ended.
     missed: HashMap<PodUid, Missed>,
 }
@@ -232,8 +232,8 @@ struct Outcomes<'a> {
 struct Missed {
     /// When it was first asked for in vain.
     at: Instant,
-    /// When a watch was begun after that.
-    watched: Option<Instant>,
+    /// Whether a watch that was begun after that has told all that came before it. What becomes of the watch later changes nothing.
+    watched: bool,
 }
 
 impl Outcomes<'_> {
@@ -250,12 +250,10 @@ impl Outcomes<'_> {
                 self.listed = true;
                 self.look_again().await;
             }
-            Event::Begun(at) => {
+            Event::CaughtUp(since) => {
                 self.note_back();
                 for missed in self.missed.values_mut() {
-                    if missed.at < at {
-                        missed.watched.get_or_insert(at);
-                    }
+                    missed.watched |= missed.at <= since;
                 }
             }
             Event::Changed(pod) => {
@@ -268,13 +266,7 @@ impl Outcomes<'_> {
                     self.note(&uid, &pod, true).await;
                 }
             }
-            Event::Failed(error) => {
-                self.note_away(&error);
-                // It may not have told all.
-                for missed in self.missed.values_mut() {
-                    missed.watched = None;
-                }
-            }
+            Event::Failed(error) => self.note_away(&error),
         }
     }
 
@@ -308,9 +300,9 @@ impl Outcomes<'_> {
         self.missed
             .retain(|uid, _| awaited.iter().any(|awaited| awaited.pod.uid == *uid));
         self.ask_for(&awaited).await;
-        // Where it is broken it is begun anew as soon as it can be.
-        if !self.away && self.missed.values().any(|missed| missed.watched.is_none()) {
-            self.doubted.notify_one();
+        let unwatched = self.missed.values().filter(|missed| !missed.watched);
+        if let Some(last) = unwatched.map(|missed| missed.at).max() {
+            self.doubted.send_replace(Some(last));
         }
     }
 
@@ -378,12 +370,13 @@ impl Outcomes<'_> {
     }
 
     /// Whether a pod that is not there now was not there before either, and no watch that was begun since has told of its end.
+    /// No clock is asked: a question takes its time, and what the watch has told meanwhile is not heard before the round is over.
     fn is_gone_unseen(&mut self, uid: &PodUid) -> bool {
         let missed = self.missed.entry(uid.clone()).or_insert_with(|| Missed {
             at: Instant::now(),
-            watched: None,
+            watched: false,
         });
-        (missed.watched).is_some_and(|since| since.elapsed() >= TO_CATCH_UP)
+        missed.watched
     }
 
     fn note_away(&mut self, error: &watcher::Error) {

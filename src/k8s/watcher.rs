@@ -5,38 +5,48 @@
 //! that is gone is told in this way only. It lists anew where the API server has forgotten (410), or was put back to an earlier
 //! state, of which it would never hear again.
 //!
+//! A watch is one that was granted and has lived for a while. Before that it has told nobody anything for certain: what is
+//! refused, or cut before it has said what it has to say, is a failure, after which there is a pause.
+//!
 //! Why not the watcher of kube-runtime: whether a pod is gone unseen can be decided only by who knows when the watch was begun
 //! anew, and that one does not tell; it has no limit of time for a list or for the begin of a watch, and an API server that
-//! loses its power after it has accepted one answers never.
+//! loses its power after it has accepted one answers never. And why not `Api::watch`, on which that one stands: it does not look
+//! at the status of the answer, so that whatever refuses is a watch to it, and the words of a proxy are events that cannot be read.
 
 use std::future::Future;
 use std::time::{Duration, Instant};
 
-use futures_util::StreamExt as _;
+use http_body_util::{BodyExt as _, Collected, Limited};
 use k8s_openapi::api::core::v1::Pod as ApiPod;
 use kube::Client;
 use kube::api::{Api, ApiResource, ListParams, WatchEvent, WatchParams};
-use tokio::sync::{Notify, mpsc};
+use kube::client::Body;
+use kube::core::{Request, Status};
+use tokio::sync::{mpsc, watch};
 
 use super::client::Patience;
-use super::pod::Pod;
+use super::pod::{Pod, cut};
 
 /// How long a list may take, or the begin of a watch, and how long one watch is: less than the API server remembers what
 /// happened even when much does (75 s), so that a watch that died unheard can go on. It is that of rounds, within these limits.
 const ROUNDS: u32 = 6;
-const SHORTEST: Duration = Duration::from_secs(2);
+const SHORTEST: Duration = Duration::from_secs(3);
 const LONGEST: Duration = Duration::from_secs(60);
 /// How much later than it should an API server may end a watch.
 const LATE: Duration = Duration::from_secs(5);
-/// A watch that is over so soon was none: somebody ends them all, and would be asked without a pause.
-const BRIEF: Duration = Duration::from_secs(1);
+/// How long a watch is given to tell what came before it was begun: the API server has it at hand. One that is over sooner was
+/// none. Less than the shortest that is asked for, so that none is over sooner because it was asked to be.
+const TO_CATCH_UP: Duration = Duration::from_secs(2);
+/// How much is read of what refuses a watch, and how much of that is repeated where it is no [`Status`]. It may be a proxy's page.
+const MOST_SAID: usize = 64 * 1024;
+const MOST_REPEATED: usize = 200;
 
 /// What it tells.
 pub(super) enum Event {
     /// All pods of this node, as they are.
     Listed(Vec<Pod>),
-    /// Since this moment it goes on from the last that it told; what came in between follows.
-    Begun(Instant),
+    /// It runs, and what had happened when it was begun, which was at this moment, has all been told before this.
+    CaughtUp(Instant),
     Changed(Pod),
     Deleted(Pod),
     /// It tries again.
@@ -57,6 +67,8 @@ pub(super) enum Error {
         doing: &'static str,
         after: Duration,
     },
+    #[error("the watch over pods: it was granted, and over after {after:?}")]
+    Brief { after: Duration },
     #[error("an answer without a resourceVersion")]
     NoVersion,
 }
@@ -80,14 +92,15 @@ impl Error {
 }
 
 /// The watch; it runs where [`Watch::run`] does.
-pub(super) struct Watch<'a> {
+pub(super) struct Watch {
+    client: Client,
     pods: Api<Pod>,
     /// Somewhere: what is asked for there is only the newest version.
     somewhere: Api<Pod>,
     selector: String,
     limit: Duration,
-    /// Somebody has to know that it lives.
-    doubted: &'a Notify,
+    /// Somebody has to know what one tells that was begun after this moment.
+    doubted: watch::Receiver<Option<Instant>>,
     told: mpsc::Sender<Event>,
     patience: Patience,
     /// The last that was told.
@@ -96,17 +109,19 @@ pub(super) struct Watch<'a> {
     failed: bool,
 }
 
-impl<'a> Watch<'a> {
-    /// Over the pods of `node`. Whoever notifies `doubted` has it begun anew at once, from where it is.
+impl Watch {
+    /// Over the pods of `node`. Where it was begun before the moment in `doubted`, it is begun anew, from where it is, as soon as it
+    /// has caught up.
     pub(super) fn new(
         client: &Client,
         node: &str,
         look_again: Duration,
-        doubted: &'a Notify,
+        doubted: watch::Receiver<Option<Instant>>,
         told: mpsc::Sender<Event>,
     ) -> Self {
         let kind = ApiResource::erase::<ApiPod>(&());
         Self {
+            client: client.clone(),
             pods: Api::all_with(client.clone(), &kind),
             somewhere: Api::namespaced_with(client.clone(), "default", &kind),
             selector: format!("spec.nodeName={node}"),
@@ -160,33 +175,44 @@ impl<'a> Watch<'a> {
             return Ok(());
         }
         let doing = "the watch over pods";
-        let seconds = u32::try_from(self.limit.as_secs()).unwrap_or(u32::MAX);
-        let which = WatchParams::default()
-            .fields(&self.selector)
-            .timeout(seconds);
-        let begun = self.within(doing, self.pods.watch(&which, &version)).await;
-        let mut events = self.unless_forgotten(begun)?.boxed();
+        let begun = self.within(doing, self.begin(&version)).await;
+        let mut lines = self.unless_forgotten(begun)?;
         let since = Instant::now();
-        self.tell(Event::Begun(since)).await;
+        let catching_up = tokio::time::sleep(TO_CATCH_UP);
+        let mut catching_up = std::pin::pin!(catching_up);
+        let mut caught_up = false;
+        let mut doubted = self.doubted.clone();
         let silence = self.limit + LATE;
         loop {
-            let event = tokio::select! {
+            let line = tokio::select! {
+                // What there is to hear goes first, so that all of it was told when it has caught up.
                 biased;
-                event = tokio::time::timeout(silence, events.next()) => event,
-                () = self.doubted.notified() => return Ok(()),
+                line = lines.next() => line,
+                () = &mut catching_up, if !caught_up => {
+                    caught_up = true;
+                    self.tell(Event::CaughtUp(since)).await;
+                    continue;
+                }
+                // Not sooner: who doubts again and again would never hear one to the end of what it has to say.
+                () = is_doubted(&mut doubted, since), if caught_up => return Ok(()),
+                () = tokio::time::sleep(silence) => {
+                    let after = silence;
+                    return Err(Error::Silent { doing, after });
+                }
             };
-            let Ok(event) = event else {
-                let after = silence;
-                return Err(Error::Silent { doing, after });
+            let Some(line) = line.map_err(|error| Error::refused(doing, error))? else {
+                break;
             };
-            let Some(event) = event else { break };
-            if let Err(kube::Error::SerdeError(error)) = &event {
-                // What becomes of that pod is asked for by name; asked again, the watch would say the same again.
-                tracing::warn!(%error, "the watch over pods tells of something that is not understood");
-                continue;
-            }
-            let event = event.map_err(|error| Error::refused(doing, error));
-            match self.unless_forgotten(event)? {
+            let event = match serde_json::from_slice(&line) {
+                Ok(event) => event,
+                Err(_) if line.trim_ascii().is_empty() => continue,
+                Err(error) => {
+                    // What becomes of that pod is asked for by name; asked again, the watch would say the same again.
+                    tracing::warn!(%error, "the watch over pods tells of something that is not understood");
+                    continue;
+                }
+            };
+            match event {
                 WatchEvent::Added(pod) | WatchEvent::Modified(pod) => {
                     self.pass_on(pod, Event::Changed).await?;
                 }
@@ -198,10 +224,35 @@ impl<'a> Watch<'a> {
                 }
             }
         }
-        if since.elapsed() < BRIEF {
-            self.pause().await;
+        if caught_up {
+            return Ok(());
         }
-        Ok(())
+        let after = since.elapsed();
+        Err(Error::Brief { after })
+    }
+
+    /// Begins a watch, which is what it is only where the answer's status says so.
+    async fn begin(&self, version: &str) -> kube::Result<Lines> {
+        let seconds = u32::try_from(self.limit.as_secs()).unwrap_or(u32::MAX);
+        let which = WatchParams::default()
+            .fields(&self.selector)
+            .timeout(seconds);
+        let request = Request::new(self.pods.resource_url())
+            .watch(&which, version)
+            .map_err(kube::Error::BuildRequest)?;
+        let answer = self.client.send(request.map(Body::from)).await?;
+        let code = answer.status();
+        if code.is_success() {
+            return Ok(Lines::of(answer.into_body()));
+        }
+        let said = Limited::new(answer.into_body(), MOST_SAID).collect().await;
+        let said = said.map(Collected::to_bytes).unwrap_or_default();
+        let status = serde_json::from_slice(&said).unwrap_or_else(|_| {
+            let said = String::from_utf8_lossy(&said);
+            Status::failure(cut(said.trim(), MOST_REPEATED), &code.to_string())
+        });
+        // That of the answer counts, whatever is said in it: some say none.
+        Err(kube::Error::Api(status.with_code(code.as_u16()).boxed()))
     }
 
     /// Whether the API server has not come as far yet as it once was. Only one that was restored from a backup has not.
@@ -256,5 +307,54 @@ impl<'a> Watch<'a> {
     /// That nobody listens is seen where the next step begins.
     async fn tell(&self, event: Event) {
         let _ = self.told.send(event).await;
+    }
+}
+
+/// Ready when somebody has to know what a watch tells that was begun later than this one.
+async fn is_doubted(doubted: &mut watch::Receiver<Option<Instant>>, since: Instant) {
+    let later = |moment: &Option<Instant>| moment.is_some_and(|moment| moment > since);
+    if doubted.wait_for(later).await.is_err() {
+        // Nobody is left who could.
+        std::future::pending::<()>().await;
+    }
+}
+
+/// The lines of an answer, as they come.
+struct Lines {
+    body: Body,
+    /// What came and is no line yet.
+    begun: Vec<u8>,
+    /// So much of it has no end of a line in it.
+    searched: usize,
+}
+
+impl Lines {
+    fn of(body: Body) -> Self {
+        Self {
+            body,
+            begun: Vec::new(),
+            searched: 0,
+        }
+    }
+
+    /// The next; `None`: there is none any more. What was begun and not ended is dropped with the answer: the next watch tells it again.
+    /// Nothing is lost where this is not awaited to its end.
+    async fn next(&mut self) -> kube::Result<Option<Vec<u8>>> {
+        loop {
+            let unsearched = self.begun.iter().skip(self.searched);
+            if let Some(end) = unsearched.copied().position(|byte| byte == b'\n') {
+                let rest = self.begun.split_off(self.searched + end + 1);
+                self.searched = 0;
+                return Ok(Some(std::mem::replace(&mut self.begun, rest)));
+            }
+            self.searched = self.begun.len();
+            let Some(frame) = self.body.frame().await else {
+                return Ok(None);
+            };
+            // What is no data are the headers after the end, of which there are none.
+            if let Ok(data) = frame?.into_data() {
+                self.begun.extend_from_slice(&data);
+            }
+        }
     }
 }

@@ -33,6 +33,26 @@ pub enum Mood {
     Dead,
     /// Whatever is asked, the driver may not.
     Forbidding,
+    /// Whatever is asked, there is too much to do for it.
+    Busy,
+}
+
+/// What those get who want to watch.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub enum Watches {
+    Served,
+    /// This status and these words, of whoever stands there.
+    Refused(u16, String),
+    /// It is granted, and over before anything was said.
+    Cut,
+}
+
+impl Watches {
+    /// As the API server itself refuses.
+    pub fn forbidden() -> Self {
+        let (code, status) = refusal(403, "Forbidden", "pods may not be watched");
+        Self::Refused(code, status.to_string())
+    }
 }
 
 #[derive(Debug)]
@@ -46,6 +66,11 @@ struct State {
     watchers: Vec<(u64, mpsc::UnboundedSender<Value>)>,
     /// Watches are kept open and told nothing.
     deaf: bool,
+    watches: Watches,
+    /// What is asked by name is answered after so long.
+    asking_takes: Duration,
+    /// A watch tells what there was when it was begun after so long.
+    catching_up_takes: Duration,
     events: BTreeMap<String, Value>,
     /// What every event is answered with instead.
     events_refused: Option<u16>,
@@ -82,6 +107,9 @@ impl Api {
             history: Vec::new(),
             watchers: Vec::new(),
             deaf: false,
+            watches: Watches::Served,
+            asking_takes: Duration::ZERO,
+            catching_up_takes: Duration::ZERO,
             events: BTreeMap::new(),
             events_refused: None,
             requests: Vec::new(),
@@ -164,6 +192,21 @@ impl Api {
     /// Watches, those that run too, are told nothing any more.
     pub fn go_deaf(&self) {
         self.state.lock().deaf = true;
+    }
+
+    /// From now on; those that run are cut, where no others are served.
+    pub fn answer_watches(&self, watches: Watches) {
+        let mut state = self.state.lock();
+        if watches != Watches::Served {
+            state.watchers.clear();
+        }
+        state.watches = watches;
+    }
+
+    pub fn be_slow(&self, asking_takes: Duration, catching_up_takes: Duration) {
+        let mut state = self.state.lock();
+        state.asking_takes = asking_takes;
+        state.catching_up_takes = catching_up_takes;
     }
 
     pub fn refuse_events(&self, code: Option<u16>) {
@@ -392,7 +435,7 @@ async fn serve(mut connection: TcpStream, state: Arc<Mutex<State>>, mood: Mood) 
             state.lock().turned_away += 1;
             std::future::pending::<()>().await;
         }
-        Mood::Serving | Mood::Forbidding => {}
+        Mood::Serving | Mood::Forbidding | Mood::Busy => {}
     }
     let Some(request) = read(&mut connection).await else {
         return;
@@ -405,17 +448,32 @@ async fn serve(mut connection: TcpStream, state: Arc<Mutex<State>>, mood: Mood) 
         refusal(401, "Unauthorized", "who are you?")
     } else if mood == Mood::Forbidding {
         refusal(403, "Forbidden", "nothing is allowed to the driver")
+    } else if mood == Mood::Busy {
+        refusal(429, "TooManyRequests", "there is too much to do")
     } else if request.query.contains_key("watch") {
         return serve_watch(&mut connection, &request, &state).await;
     } else {
+        if request.path.starts_with("/api/v1/namespaces/ci/") {
+            let takes = state.lock().asking_takes;
+            tokio::time::sleep(takes).await;
+        }
         answer(&request, &state)
     };
-    let body = answer.to_string();
+    say(
+        &mut connection,
+        code,
+        "application/json",
+        &answer.to_string(),
+    )
+    .await;
+}
+
+async fn say(connection: &mut TcpStream, code: u16, kind: &str, body: &str) {
     let head = format!(
-        "HTTP/1.1 {code} X\r\ncontent-type: application/json\r\ncontent-length: {}\r\nconnection: close\r\n\r\n",
+        "HTTP/1.1 {code} X\r\ncontent-type: {kind}\r\ncontent-length: {}\r\nconnection: close\r\n\r\n",
         body.len()
     );
-    let _ = connection.write_all((head + &body).as_bytes()).await;
+    let _ = connection.write_all((head + body).as_bytes()).await;
     let _ = connection.shutdown().await;
 }
 
@@ -561,11 +619,21 @@ fn wrong_with(event: &Value, namespace: &str) -> Option<String> {
 
 async fn serve_watch(connection: &mut TcpStream, request: &Request, state: &Mutex<State>) {
     let from: u64 = request.query["resourceVersion"].parse().expect("a version");
+    let watches = state.lock().watches.clone();
+    if let Watches::Refused(code, words) = watches {
+        return say(connection, code, "text/plain", &words).await;
+    }
     let head =
         "HTTP/1.1 200 OK\r\ncontent-type: application/json\r\ntransfer-encoding: chunked\r\n\r\n";
     if connection.write_all(head.as_bytes()).await.is_err() {
         return;
     }
+    if watches == Watches::Cut {
+        let _ = connection.write_all(b"0\r\n\r\n").await;
+        return;
+    }
+    let takes = state.lock().catching_up_takes;
+    tokio::time::sleep(takes).await;
     let (sender, mut happening) = mpsc::unbounded_channel();
     {
         let mut state = state.lock();
@@ -592,10 +660,15 @@ async fn serve_watch(connection: &mut TcpStream, request: &Request, state: &Mute
             }
         };
         let Some(event) = event else { return };
-        let line = format!("{event}\n");
-        let chunk = format!("{:x}\r\n{line}\r\n", line.len());
-        if connection.write_all(chunk.as_bytes()).await.is_err() {
-            return;
+        let line = format!("{event}\n").into_bytes();
+        // A line is no chunk: where they are long they come in several.
+        for part in line.chunks(line.len() / 2 + 1) {
+            let head = format!("{:x}\r\n", part.len());
+            let chunk = [head.as_bytes(), part, b"\r\n"].concat();
+            if connection.write_all(&chunk).await.is_err() {
+                return;
+            }
+            let _ = connection.flush().await;
         }
     }
 }
