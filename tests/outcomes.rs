@@ -550,6 +550,23 @@ async fn a_watch_that_is_refused_again_and_again_is_broken_once() {
 }
 
 #[tokio::test(flavor = "multi_thread")]
+async fn an_api_server_that_has_too_much_to_do_answers() {
+    let bench = require_bench!();
+    let api = Api::start().await;
+    api.be(Mood::Busy);
+    let mut kube = Kube::start(&bench, &api, None);
+    let told = kube.answers.wait_for(|answers| *answers);
+    soon("it is told", told).await.expect("it runs");
+    // Until then each refusal was heard by who had asked, and not tried again beneath them.
+    assert_eq!(api.asked("GET"), 1);
+    assert!(!*kube.watched.borrow());
+    api.be(Mood::Serving);
+    kube.tells(true).await;
+    kube.stop().await;
+    bench.finish().await;
+}
+
+#[tokio::test(flavor = "multi_thread")]
 async fn what_the_watch_tells_while_it_is_asked_by_name_is_heard_first() {
     let bench = require_bench!();
     let api = Api::start().await;

@@ -95,6 +95,9 @@ async fn try_connect(kubeconfig: Option<&Path>) -> Result<Client, Error> {
         }
     };
     config.connect_timeout = Some(Duration::from_secs(5));
+    // Whoever asks tries again by themselves, and has to know why: tried again beneath them for minutes, an API server that has too
+    // much to do (429) would be to them one that does not answer.
+    config.default_retry = false;
     Ok(Client::try_from(config)?)
 }
 
