@@ -209,6 +209,16 @@ pub enum Error {
         /// What is gone.
         layer: LayerId,
     },
+    /// The same of what a volume was to be a fork of.
+    #[error(
+        "{reference} cannot be forked: the content of its layer {layer} is missing; `baggageclaim destroy` it, and have it made anew"
+    )]
+    LostContent {
+        /// As what it was asked for.
+        reference: Reference,
+        /// Whose content is gone.
+        layer: LayerId,
+    },
     /// The engine is shutting down.
     #[error("the driver is shutting down; try again")]
     ShuttingDown,

@@ -7,6 +7,7 @@
 
 use std::collections::HashMap;
 use std::os::fd::{AsFd, OwnedFd};
+use std::path::Path;
 use std::sync::Arc;
 use std::time::{Duration, Instant};
 
@@ -18,7 +19,9 @@ use super::target::Target;
 use super::types::{PublishRequest, Published};
 use super::{Guard, Inner, notice, republish};
 use crate::backend::Start;
-use crate::model::{ArtifactId, LayerId, Name, Reference, SealPlan, VolumeKind, VolumeRecord};
+use crate::model::{
+    ArtifactId, LayerId, Name, Reference, SealPlan, VolumeKind, VolumeRecord, layout,
+};
 use crate::store::{self, BlankRecord};
 use crate::sys::{self, Dir, Errno, Space};
 
@@ -302,7 +305,14 @@ fn publish_new(inner: &Inner, request: &PublishRequest, plan: Plan) -> Result<Pu
     let place = Place::make(inner, &record)?;
     undo.directory_made = true;
     point(Point::PublishDirectoryMade);
-    let (mount, mount_id) = place.furnish(inner, &mut record)?;
+    let furnished = place.furnish(inner, &mut record);
+    let (mount, mount_id) = furnished.map_err(|error| {
+        let lost = plan.from.as_ref().zip(lost_layer(inner, &record));
+        lost.map_or(error, |(reference, layer)| Error::LostContent {
+            reference: reference.clone(),
+            layer,
+        })
+    })?;
     point(Point::PublishMounted);
     target.attach(mount.as_fd())?;
     point(Point::PublishAttached);
@@ -325,6 +335,15 @@ fn publish_new(inner: &Inner, request: &PublishRequest, plan: Plan) -> Result<Pu
     drop(state);
     undo.done = true;
     Ok(published)
+}
+
+/// The first of a volume's layers that is not there, or has no content: somebody else deleted it. Asked where something failed only.
+fn lost_layer(inner: &Inner, record: &VolumeRecord) -> Option<LayerId> {
+    let is_lost = |layer: &&LayerId| {
+        let content = Path::new(&layer.to_string()).join(layout::FS);
+        matches!(inner.dirs.layers.has(content), Ok(false))
+    };
+    record.layers.iter().find(is_lost).copied()
 }
 
 /// A volume's directory, and what is in it already.

@@ -34,6 +34,7 @@ pub fn code_of(error: &Error) -> Code {
         | Error::InUse { .. }
         | Error::ClaimInUse { .. }
         | Error::Lost { .. }
+        | Error::LostContent { .. }
         | Error::OnNode { .. }
         | Error::Unsure(_)
         | Error::Pool { .. } => Code::FailedPrecondition,
@@ -161,6 +162,7 @@ mod tests {
             Error::OnNode { .. } => "OnNode",
             Error::ClaimInUse { .. } => "ClaimInUse",
             Error::Lost { .. } => "Lost",
+            Error::LostContent { .. } => "LostContent",
             Error::ShuttingDown => "ShuttingDown",
             Error::Pool { .. } => "Pool",
             Error::Index(_) => "Index",
@@ -169,6 +171,7 @@ mod tests {
         }
     }
 
+    #[expect(clippy::too_many_lines, reason = "it is a list")]
     fn one_of_each() -> Vec<Error> {
         let volume = || "csi-1".parse().expect("an id");
         let name = || Name {
@@ -250,6 +253,10 @@ mod tests {
             },
             Error::Lost {
                 of: "snap-1".parse().expect("an id"),
+                layer: LayerId::from_bits(1),
+            },
+            Error::LostContent {
+                reference: "task-cache/k".parse().expect("a reference"),
                 layer: LayerId::from_bits(1),
             },
             Error::ShuttingDown,

@@ -521,3 +521,29 @@ async fn a_layer_that_lost_its_content_before_it_was_measured_stops_no_round() {
     }
     bench.finish().await;
 }
+
+/// Whoever asks for it hears which it is and what to do; destroyed, it can be made anew.
+#[tokio::test]
+async fn what_lost_its_content_is_named_to_whoever_asks_for_it() {
+    let output = [("type", "output"), ("name", "o")];
+    for ground in Ground::ALL {
+        let bench = require_bench!(on ground);
+        bench.step("made", &output, |_| ()).await;
+        let layers = bench.pool().join("layers");
+        let layer = names(&layers).remove(0);
+        let aside = bench.lab.path().join("aside");
+        fs::rename(layers.join(&layer), aside).expect("it is there");
+        let input = [("type", "input"), ("from", "artifact/o")];
+        let error = bench.try_publish("pod", "in", &input).await;
+        let error = error.expect_err("it is lost");
+        assert!(
+            matches!(&error, Error::LostContent { layer: lost, .. } if lost.to_string() == layer),
+            "{error}"
+        );
+        destroy(&bench, "artifact/o").await.expect("destroyed");
+        bench.step("again", &output, |_| ()).await;
+        bench.publish("pod", "in", &input).await;
+        bench.unpublish("in").await;
+        bench.finish().await;
+    }
+}
