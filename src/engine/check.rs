@@ -1,19 +1,18 @@
-//! Check: compares index, records, directories and mounts, and changes nothing. And the one thing that makes the index
-//! anew from the layers, when it is lost.
+//! Check: compares index, records, directories and mounts, and changes nothing. What looks at the pool and tells lives here; what makes
+//! anything anew does not (`rebuild`).
 
-use std::collections::{BTreeSet, HashMap, HashSet};
+use std::collections::{BTreeSet, HashSet};
 use std::path::{Path, PathBuf};
 
 use super::Inner;
-use super::crash::{Point, point};
 use super::error::{Doing, Error, Result};
+use super::rebuild;
 use super::state::State;
-use super::types::{Finding, Rebuilt};
+use super::types::Finding;
 use crate::model::{
     Artifact, ArtifactId, Claim, LayerId, Name, Snapshot, SnapshotGroup, VolumeRecord, layout,
-    takes_name,
 };
-use crate::store::{self, Change, Contents, Index, NewIndex, PoolDirs, PoolView};
+use crate::store::{self, Contents, Index, PoolDirs, PoolView};
 use crate::sys::{self, Dir, MountEntry};
 
 /// What the index names, in whatever way it was read.
@@ -85,7 +84,7 @@ impl From<&State> for Moving {
 
 /// The directories that are compared; `None`: one is missing.
 #[derive(Clone, Copy)]
-pub(super) struct Places<'a> {
+struct Places<'a> {
     root: &'a Dir,
     volumes: Option<&'a Dir>,
     pending: Option<&'a Dir>,
@@ -133,7 +132,7 @@ impl Findings<'_> {
     fn at<T>(&mut self, path: &Path, found: Result<T>) -> Result<Option<T>> {
         match found {
             Ok(found) => Ok(Some(found)),
-            Err(Error::System { source, .. }) if !is_ours(&source) => {
+            Err(Error::System { source, .. }) if !source.is_of_this_process() => {
                 self.push(finding("unreadable", path, source.to_string()));
                 Ok(None)
             }
@@ -226,13 +225,13 @@ fn below(directory: &str, name: impl AsRef<Path>) -> PathBuf {
     Path::new(directory).join(name)
 }
 
-fn names(dir: &Dir) -> Result<BTreeSet<PathBuf>> {
+pub(super) fn names(dir: &Dir) -> Result<BTreeSet<PathBuf>> {
     let entries = dir.entries().doing("read a directory of the pool")?;
     Ok(entries.into_iter().map(|entry| entry.name.into()).collect())
 }
 
 /// The names in a directory that may be missing, each with the directory.
-fn entries(dir: Option<&Dir>) -> Result<Vec<(&Dir, PathBuf)>> {
+pub(super) fn entries(dir: Option<&Dir>) -> Result<Vec<(&Dir, PathBuf)>> {
     let mut entries = Vec::new();
     if let Some(dir) = dir {
         entries.extend(names(dir)?.into_iter().map(|name| (dir, name)));
@@ -319,7 +318,7 @@ fn check_confirmed(
         findings.go_on()?;
         let record = Path::new(&layer.to_string()).join(layout::SEALING_JSON);
         let is_there = match dir.has(&record) {
-            Err(error) if is_ours(&error) => return Err(error).doing("look at a layer"),
+            Err(error) if error.is_of_this_process() => return Err(error).doing("look at a layer"),
             // What is no layer at all, or cannot be read, is told of below.
             is_there => is_there.unwrap_or(false),
         };
@@ -332,34 +331,18 @@ fn check_confirmed(
     Ok(())
 }
 
-/// Whether opening a name as a directory failed because it is none: a file, a symlink, the place of a mount.
-pub(super) fn is_stray(error: &sys::Error) -> bool {
-    matches!(
-        error.errno(),
-        sys::Errno::ENOTDIR | sys::Errno::ELOOP | sys::Errno::EXDEV
-    )
-}
-
-/// Whether a call failed for want of something that this process lacks, and not for what it was about.
-fn is_ours(error: &sys::Error) -> bool {
-    matches!(
-        error.errno(),
-        sys::Errno::EMFILE | sys::Errno::ENFILE | sys::Errno::ENOMEM
-    )
-}
-
 /// What a name stands for, where each is the directory of a volume.
-enum Read {
+pub(super) enum Read {
     Stray,
     Record(Box<Result<VolumeRecord, store::Unreadable>>),
 }
 
-fn read(dir: &Dir, name: &Path) -> Result<Option<Read>> {
+pub(super) fn read(dir: &Dir, name: &Path) -> Result<Option<Read>> {
     let dir = match dir.open_beneath(name) {
         Ok(dir) => dir,
         // Gone since it was listed.
         Err(error) if error.is(sys::Errno::ENOENT) => return Ok(None),
-        Err(error) if is_stray(&error) => return Ok(Some(Read::Stray)),
+        Err(error) if error.is_no_directory() => return Ok(Some(Read::Stray)),
         Err(error) => return Err(error).doing("open a volume's directory"),
     };
     let record = store::read_volume(&dir).doing("read a volume's record")?;
@@ -478,7 +461,7 @@ fn check_claims(
         let path = below(layout::VOLUMES, &claim.id);
         let dir = match volumes.open_beneath(&claim.id) {
             Err(error) if error.is(sys::Errno::ENOENT) => continue,
-            Err(error) if is_stray(&error) => {
+            Err(error) if error.is_no_directory() => {
                 findings.push(stray(path));
                 continue;
             }
@@ -591,7 +574,7 @@ fn check_layers(
         }
         let layer = match dir.open_beneath(name) {
             Err(error) if error.is(sys::Errno::ENOENT) => continue,
-            Err(error) if is_stray(&error) => {
+            Err(error) if error.is_no_directory() => {
                 findings.push(finding("empty-layer", path, "it is no directory"));
                 continue;
             }
@@ -664,151 +647,9 @@ pub(super) fn check_offline(path: &Path, boot: &str) -> Result<Vec<Finding>> {
     let places = Places::from(&view);
     let stopped = || false;
     let mut findings = compare(places, boot, &contents.into(), &Moving::default(), &stopped)?;
-    if !has_index && needs_index(places)? {
+    if !has_index && rebuild::needs_index(places.layers, places.volumes)? {
         let detail = "it is missing; `check --rebuild` makes it anew from the layers and the claims' directories";
         findings.insert(0, finding("missing-index", layout::INDEX, detail));
     }
     Ok(findings)
-}
-
-/// Whether there is content that only an index can name: with a new one the layers, and the content of claims, would be rubbish.
-pub(super) fn needs_index(places: Places<'_>) -> Result<bool> {
-    if !entries(places.layers)?.is_empty() {
-        return Ok(true);
-    }
-    for (volumes, name) in entries(places.volumes)? {
-        match volumes.open_beneath(&name) {
-            Err(error) if is_stray(&error) => {}
-            Err(error) => return Err(error).doing("open a volume's directory"),
-            Ok(volume) => {
-                if volume
-                    .has(layout::CLAIM_JSON)
-                    .doing("look for a claim's record")?
-                {
-                    return Ok(true);
-                }
-            }
-        }
-    }
-    Ok(false)
-}
-
-/// Makes the index of a pool that no driver has open anew, from what lies beside the layers. The old one is kept as
-/// `index.redb.old`.
-///
-/// Only what was durable once is named: a layer without its `layer.json` was being sealed, and is taken up from `pending/`
-/// or thrown away by the next start. Claims are found by the records in their directories, with what they are over: those that were
-/// mounted since they were made, or since they were last cloned or snapshotted. What the index alone knows is lost: when artifacts were
-/// last used, names deleted while their content was in use, all other claims, snapshots.
-pub(super) fn rebuild_index(path: &Path) -> Result<Rebuilt> {
-    let dirs = PoolDirs::open_existing(path).map_err(|error| Error::of_pool(path, error))?;
-    let mut artifacts: HashMap<ArtifactId, Artifact> = HashMap::new();
-    let unfinished = unfinished(&dirs)?;
-    let mut whole = HashSet::new();
-    let mut records = Vec::new();
-    let mut of_claims = Vec::new();
-    for name in names(&dirs.layers)? {
-        let layer = match dirs.layers.open_beneath(&name) {
-            Err(error) if is_stray(&error) => continue,
-            layer => layer.doing("open a layer")?,
-        };
-        if layer.has(layout::FS).doing("look at a layer")?
-            && let Ok(record) = store::read_layer(&layer).doing("read a layer's record")?
-            && Path::new(&record.id.to_string()) == name
-            && !unfinished.contains(&name)
-        {
-            whole.insert(record.id);
-            // Of a claim or snapshot, or merged for some.
-            if record.artifact.is_none() {
-                of_claims.push(record.id);
-            }
-            records.push(record);
-        }
-    }
-    for artifact in records.into_iter().filter_map(|record| record.artifact) {
-        // A merged layer tells of the same artifact as the layers that it replaced: the shorter stack is the newer.
-        let known = artifacts.get(&artifact.id);
-        let newer = known.is_none_or(|known| artifact.layers.len() < known.layers.len());
-        if newer && artifact.layers.iter().all(|layer| whole.contains(layer)) {
-            artifacts.insert(artifact.id, artifact);
-        }
-    }
-    let mut holders: HashMap<Name, &Artifact> = HashMap::new();
-    for artifact in artifacts.values() {
-        let holder = holders.entry(artifact.name()).or_insert(artifact);
-        if takes_name(artifact, holder) {
-            *holder = artifact;
-        }
-    }
-    let named = holders
-        .into_iter()
-        .map(|(name, artifact)| Change::PutName(name, artifact.id));
-    let (claims, unreadable) = claims(&dirs)?;
-    let stacks = artifacts.values().map(|artifact| &artifact.layers);
-    let stacks = stacks.chain(claims.iter().map(|claim| &claim.layers));
-    let referenced: HashSet<LayerId> = stacks.flatten().copied().collect();
-    of_claims.retain(|layer| !referenced.contains(layer));
-    of_claims.sort_unstable();
-    let rebuilt = Rebuilt {
-        artifacts: artifacts.len(),
-        claims: claims.len(),
-        nameless: of_claims,
-        unreadable,
-    };
-    let changes: Vec<Change> = artifacts
-        .values()
-        .cloned()
-        .map(Change::PutArtifact)
-        .chain(named)
-        .chain(claims.into_iter().map(Change::PutClaim))
-        .collect();
-    replace(&dirs.root, &changes).map_err(|error| Error::of_pool(path, error))?;
-    Ok(rebuilt)
-}
-
-fn replace(root: &Dir, changes: &[Change]) -> store::Result<()> {
-    let index = NewIndex::make(root, changes)?;
-    point(Point::RebuildMade);
-    index.clear_place()?;
-    point(Point::RebuildCleared);
-    index.take_place()?;
-    point(Point::RebuildPlaced);
-    Ok(())
-}
-
-/// Layers whose seal was promised in an earlier boot and not seen to its end: a power cut may have taken bytes of them.
-fn unfinished(dirs: &PoolDirs) -> Result<Vec<PathBuf>> {
-    let boot = super::boot_id()?;
-    let mut unfinished = Vec::new();
-    for name in names(&dirs.pending)? {
-        match read(&dirs.pending, &name)? {
-            Some(Read::Record(record))
-                if record
-                    .as_ref()
-                    .as_ref()
-                    .is_ok_and(|record| record.boot == boot) => {}
-            Some(_) => unfinished.push(name),
-            None => {}
-        }
-    }
-    Ok(unfinished)
-}
-
-/// The claims whose directories tell of them, and the directories of those whose records cannot be read. Of one whose layers are missing
-/// the next start says so, and keeps it.
-fn claims(dirs: &PoolDirs) -> Result<(Vec<Claim>, Vec<PathBuf>)> {
-    let (mut claims, mut unreadable) = (Vec::new(), Vec::new());
-    for name in names(&dirs.volumes)? {
-        let dir = match dirs.volumes.open_beneath(&name) {
-            Err(error) if is_stray(&error) => continue,
-            dir => dir.doing("open a volume's directory")?,
-        };
-        match store::read_claim(&dir).doing("read a volume's record")? {
-            Ok(record) if Path::new(record.claim.id.as_str()) == name => claims.push(record.claim),
-            // A volume of a pod.
-            Err(store::Unreadable::Missing) => {}
-            _ => unreadable.push(name),
-        }
-    }
-    Ok((claims, unreadable))
 }

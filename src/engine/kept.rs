@@ -10,7 +10,6 @@ use std::path::{Path, PathBuf};
 use std::sync::Arc;
 use std::time::Duration;
 
-use super::check::is_stray;
 use super::state::State;
 use super::{Guard, Inner};
 use crate::model::{LayerId, VolumeId};
@@ -66,29 +65,23 @@ enum Then {
 impl Kept {
     /// What will be of no use to anybody, or is not already.
     pub(super) fn rubbish(place: Place, name: &Path, dir: Dir) -> Self {
-        let then = match place {
-            Place::Trash => Then::Nothing,
-            Place::Volumes | Place::Pending => Then::ThrowAway,
-        };
-        Self {
-            place,
-            name: name.to_owned(),
-            dir: Some(dir),
-            then,
-        }
+        Self::new(place, name, Some(dir), Then::ThrowAway)
     }
 
     /// What could not be read, or, `None`, not even be opened.
     pub(super) fn unknown(place: Place, name: &Path, dir: Option<Dir>) -> Self {
-        let then = match place {
-            Place::Trash => Then::Nothing,
-            Place::Volumes | Place::Pending => Then::NextStart,
-        };
+        Self::new(place, name, dir, Then::NextStart)
+    }
+
+    fn new(place: Place, name: &Path, dir: Option<Dir>, then: Then) -> Self {
         Self {
             place,
             name: name.to_owned(),
             dir,
-            then,
+            then: match place {
+                Place::Trash => Then::Nothing,
+                Place::Volumes | Place::Pending => then,
+            },
         }
     }
 
@@ -118,7 +111,7 @@ impl Kept {
         if self.dir.is_none() {
             match self.place.dir(inner).open_beneath(&self.name) {
                 Ok(dir) => self.dir = Some(dir),
-                Err(error) if error.is(Errno::ENOENT) || is_stray(&error) => return false,
+                Err(error) if error.is(Errno::ENOENT) || error.is_no_directory() => return false,
                 Err(_) => return true,
             }
         }

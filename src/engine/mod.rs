@@ -38,6 +38,7 @@ mod outcome;
 mod pins;
 mod publish;
 mod reap;
+mod rebuild;
 mod recover;
 mod republish;
 mod rounds;
@@ -503,7 +504,7 @@ impl Engine {
     /// Makes the index of a pool that no driver has open anew, from what lies beside the layers and in the directories of claims. The
     /// old index is kept beside it.
     pub fn rebuild_index(pool: &Path) -> Result<Rebuilt> {
-        check::rebuild_index(pool)
+        rebuild::rebuild(pool)
     }
 
     /// Waits until every volume that left is sealed durably or gone, but for those whose outcome is not known or whose

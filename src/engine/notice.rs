@@ -98,6 +98,13 @@ pub enum NotCommitted {
     },
 }
 
+impl NotCommitted {
+    /// The backend found something wrong with what lies at a path within the volume.
+    pub(super) fn refused(path: &str, why: &str) -> Self {
+        Self::Refused(format!("{path}: {why}"))
+    }
+}
+
 impl fmt::Display for NotCommitted {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         match self {

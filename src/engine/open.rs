@@ -6,11 +6,10 @@
 use std::path::{Path, PathBuf};
 use std::sync::Arc;
 
-use super::check;
 use super::clock::Clock;
 use super::crash::{Point, point};
 use super::error::{Doing, Error, Result};
-use super::{Config, boot_id, random};
+use super::{Config, boot_id, random, rebuild};
 use crate::backend::{self, Backend, BackendKind, Chosen, Wanted, tree};
 use crate::model::{LayerId, layout};
 use crate::store::{self, Contents, Index, PoolDirs, PoolIdentity};
@@ -60,7 +59,7 @@ pub(super) fn open(config: &Config) -> Result<Opened> {
         None => found(&dirs, chosen.kind).map_err(of_pool)?,
     };
     tracing::info!(pool = %path.display(), backend = %chosen.kind, reason = %chosen.reason, "pool opened");
-    let index = if check::needs_index((&dirs).into())? {
+    let index = if rebuild::needs_index(Some(&dirs.layers), Some(&dirs.volumes))? {
         Index::open_existing(&dirs.root)
     } else {
         Index::open(&dirs.root)

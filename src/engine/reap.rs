@@ -10,7 +10,6 @@ use std::path::Path;
 use std::sync::Arc;
 use std::sync::atomic::Ordering;
 
-use super::check::is_stray;
 use super::crash::{Point, point};
 use super::error::{Doing, Error, Result};
 use super::state::{Sealed, State};
@@ -490,7 +489,7 @@ fn confirm_layers(inner: &Inner) -> Result<()> {
     let confirm = |layer: LayerId| {
         let record = Path::new(&layer.to_string()).join(layout::SEALING_JSON);
         match inner.dirs.layers.has(&record) {
-            Err(error) if is_stray(&error) => Ok(()),
+            Err(error) if error.is_no_directory() => Ok(()),
             Ok(false) => Ok(()),
             found => found
                 .doing("look at a layer")
@@ -530,7 +529,7 @@ fn leave_alone(inner: &Inner, layer: LayerId, error: &Error) -> bool {
 /// then. No other time is as good, since each layer comes here once, early, and is opened anyway.
 fn measure_layer(inner: &Inner, layer: LayerId) -> Result<Option<Usage>> {
     let dir = match inner.dirs.layers.open_beneath(layer.to_string()) {
-        Err(error) if error.is(Errno::ENOENT) || is_stray(&error) => return Ok(None),
+        Err(error) if error.is(Errno::ENOENT) || error.is_no_directory() => return Ok(None),
         dir => dir.doing("open a layer")?,
     };
     match commit::confirm(inner, layer) {

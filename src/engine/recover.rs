@@ -6,12 +6,11 @@
 //!
 //! One odd name must not keep the driver from starting: what cannot be opened, read or moved is told of and left where it is, and
 //! nothing that it may need is deleted (`kept`). Only a whole directory, or the index, that cannot be read ends the start; and what
-//! this process lacks itself, which is no fault of the name ([`is_its_own`]).
+//! this process lacks itself, which is no fault of the name ([`sys::Error::is_of_this_process`]).
 
 use std::collections::{HashMap, HashSet};
 use std::path::{Path, PathBuf};
 
-use super::check::is_stray;
 use super::commit::Standing;
 use super::crash::{Point, point};
 use super::error::{Doing, Error, Result};
@@ -140,18 +139,13 @@ enum Holds {
 
 fn read(inner: &Inner, dir: &Dir) -> Result<Holds> {
     Ok(match store::read_volume(dir) {
-        Err(error) if is_its_own(&error) => Holds::Unknown(error),
+        Err(error) if !error.is_of_this_process() => Holds::Unknown(error),
         record => match record.doing("read a volume's record")? {
             Err(unreadable) => Holds::Rubbish(unreadable),
             Ok(record) if record.boot != inner.boot => Holds::Stale(Box::new(record)),
             Ok(record) => Holds::Volume(Box::new(record)),
         },
     })
-}
-
-/// Whether the fault lies with what was asked for, and not with this process, which a start that is tried again may not have.
-fn is_its_own(error: &sys::Error) -> bool {
-    !matches!(error.errno(), Errno::ENOMEM | Errno::EMFILE | Errno::ENFILE)
 }
 
 const OTHER_BOOT: &str = "it is of another boot";
@@ -169,11 +163,11 @@ fn open(
         Ok(dir) => Ok(Some(dir)),
         // Nobody else should, but it is gone.
         Err(error) if error.is(Errno::ENOENT) => Ok(None),
-        Err(error) if is_stray(&error) => {
+        Err(error) if error.is_no_directory() => {
             put_away(inner, dir, name, "it is no directory");
             Ok(None)
         }
-        Err(error) if is_its_own(&error) => {
+        Err(error) if !error.is_of_this_process() => {
             let unknown = Kept::unknown(place, name, None);
             leave(inner, unknown, &error, mounts, recovered);
             Ok(None)
@@ -229,7 +223,7 @@ fn recover_volumes(
         if let Some(id) = id.as_ref().filter(|id| state.claims.contains_key(id)) {
             // Durable, and not to be guessed at: what is wrong with it ends the start.
             match volumes.open_beneath(name) {
-                Err(error) if is_stray(&error) => {
+                Err(error) if error.is_no_directory() => {
                     put_away(inner, volumes, name, "it is no directory");
                 }
                 dir => {
@@ -291,7 +285,7 @@ fn say_rebooted(inner: &Inner, record: &VolumeRecord) {
 /// How the pod's work ended, if that is noted where it can be read. Else it is asked for again; what nobody says is not sealed.
 fn outcome_of(dir: &Dir) -> Result<Option<Outcome>> {
     match store::read_outcome(dir) {
-        Err(error) if is_its_own(&error) => {
+        Err(error) if !error.is_of_this_process() => {
             tracing::error!(path = %dir.path().display(), %error,
                 "how its pod ended cannot be read: it is as if nobody had said");
             Ok(None)
@@ -317,7 +311,7 @@ fn mounts_of(
             &[target.as_path()],
         ) {
             Ok(found) => all.extend(found),
-            Err(Error::System { doing, source }) if !is_its_own(&source) => {
+            Err(Error::System { doing, source }) if source.is_of_this_process() => {
                 return Err(Error::System { doing, source });
             }
             Err(error) => {
@@ -451,7 +445,7 @@ fn chosen(
 ) -> Result<Vec<LayerId>> {
     let name = key.to_string();
     let error = match inner.dirs.layers.open_if_there(&name) {
-        Err(error) if is_stray(&error) => {
+        Err(error) if error.is_no_directory() => {
             // The content is still where it was, or is lost: this is no layer.
             put_away(
                 inner,
@@ -467,7 +461,7 @@ fn chosen(
             chosen => return chosen,
         },
     };
-    if !is_its_own(&error) {
+    if error.is_of_this_process() {
         return Err(error).doing("read what a seal has begun");
     }
     tracing::error!(layer = %key, %error, "what a seal has begun cannot be read");
@@ -485,8 +479,8 @@ fn recover_trash(
         let name = key.to_string();
         let name = Path::new(&name);
         let dir = match inner.dirs.trash.open_beneath(name) {
-            Err(error) if is_stray(&error) || error.is(Errno::ENOENT) => continue,
-            Err(error) if is_its_own(&error) => {
+            Err(error) if error.is_no_directory() || error.is(Errno::ENOENT) => continue,
+            Err(error) if !error.is_of_this_process() => {
                 let unknown = Kept::unknown(Place::Trash, name, None);
                 leave(inner, unknown, &error, mounts, recovered);
                 continue;

@@ -332,7 +332,7 @@ async fn end(
                             source: backend::Error::Refused { path, why },
                             ..
                         }) => {
-                            let why = NotCommitted::Refused(format!("{path}: {why}"));
+                            let why = NotCommitted::refused(&path, &why);
                             give_up(inner, key, &why).await
                         }
                         Err(Error::CopyTooLarge { needs, pool, .. }) => {

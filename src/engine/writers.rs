@@ -62,7 +62,7 @@ pub(super) async fn until_unwritten(
             Err(Error::Backend {
                 source: backend::Error::Refused { path, why },
                 ..
-            }) => return Err(NotCommitted::Refused(format!("{path}: {why}"))),
+            }) => return Err(NotCommitted::refused(&path, &why)),
             Err(error) if is_too_long(&error) => {
                 tracing::info!(layer = %key, within = ?ASKING,
                     "the volume has too many files to ask each who has it open; it is sealed as it is");

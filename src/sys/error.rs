@@ -65,6 +65,19 @@ impl Error {
         matches!(self.errno, Errno::ENOSPC | Errno::EDQUOT) && self.limit().is_none()
     }
 
+    /// Whether opening a name as a directory failed because it is none: a file, a symlink, the place of a mount.
+    #[must_use]
+    pub fn is_no_directory(&self) -> bool {
+        matches!(self.errno, Errno::ENOTDIR | Errno::ELOOP | Errno::EXDEV)
+    }
+
+    /// Whether the call failed for want of what this process lacks, descriptors or memory, and not for what it was about: tried
+    /// again later, or by another process, it may succeed.
+    #[must_use]
+    pub fn is_of_this_process(&self) -> bool {
+        matches!(self.errno, Errno::ENOMEM | Errno::EMFILE | Errno::ENFILE)
+    }
+
     /// The limit that was reached, a sysctl, where ENOSPC means that and no disk: nothing that is deleted helps.
     ///
     /// The calls that only move mounts and watches about write nothing anywhere. (mount(2) is not among them: it makes a

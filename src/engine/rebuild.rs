@@ -1,0 +1,155 @@
+//! Rebuild: makes the index of a pool anew from what lies beside the layers, when it is lost; and says when it is missed.
+//! What the directories hold, and nothing that compares them, lives here.
+
+use std::collections::{HashMap, HashSet};
+use std::path::{Path, PathBuf};
+
+use super::check::{Read, entries, names, read};
+use super::crash::{Point, point};
+use super::error::{Doing, Error, Result};
+use super::types::Rebuilt;
+use crate::model::{Artifact, ArtifactId, Claim, LayerId, Name, layout, takes_name};
+use crate::store::{self, Change, NewIndex, PoolDirs};
+use crate::sys::Dir;
+
+/// Whether there is content that only an index can name: with a new one the layers, and the content of claims, would be rubbish. `None`: the directory is missing.
+pub(super) fn needs_index(layers: Option<&Dir>, volumes: Option<&Dir>) -> Result<bool> {
+    if !entries(layers)?.is_empty() {
+        return Ok(true);
+    }
+    for (volumes, name) in entries(volumes)? {
+        match volumes.open_beneath(&name) {
+            Err(error) if error.is_no_directory() => {}
+            Err(error) => return Err(error).doing("open a volume's directory"),
+            Ok(volume) => {
+                if volume
+                    .has(layout::CLAIM_JSON)
+                    .doing("look for a claim's record")?
+                {
+                    return Ok(true);
+                }
+            }
+        }
+    }
+    Ok(false)
+}
+
+/// Makes the index of a pool that no driver has open anew, from what lies beside the layers. The old one is kept as
+/// `index.redb.old`.
+///
+/// Only what was durable once is named: a layer without its `layer.json` was being sealed, and is taken up from `pending/`
+/// or thrown away by the next start. Claims are found by the records in their directories, with what they are over: those that were
+/// mounted since they were made, or since they were last cloned or snapshotted. What the index alone knows is lost: when artifacts were
+/// last used, names deleted while their content was in use, all other claims, snapshots.
+pub(super) fn rebuild(path: &Path) -> Result<Rebuilt> {
+    let dirs = PoolDirs::open_existing(path).map_err(|error| Error::of_pool(path, error))?;
+    let mut artifacts: HashMap<ArtifactId, Artifact> = HashMap::new();
+    let unfinished = unfinished(&dirs)?;
+    let mut whole = HashSet::new();
+    let mut records = Vec::new();
+    let mut of_claims = Vec::new();
+    for name in names(&dirs.layers)? {
+        let layer = match dirs.layers.open_beneath(&name) {
+            Err(error) if error.is_no_directory() => continue,
+            layer => layer.doing("open a layer")?,
+        };
+        if layer.has(layout::FS).doing("look at a layer")?
+            && let Ok(record) = store::read_layer(&layer).doing("read a layer's record")?
+            && Path::new(&record.id.to_string()) == name
+            && !unfinished.contains(&name)
+        {
+            whole.insert(record.id);
+            // Of a claim or snapshot, or merged for some.
+            if record.artifact.is_none() {
+                of_claims.push(record.id);
+            }
+            records.push(record);
+        }
+    }
+    for artifact in records.into_iter().filter_map(|record| record.artifact) {
+        // A merged layer tells of the same artifact as the layers that it replaced: the shorter stack is the newer.
+        let known = artifacts.get(&artifact.id);
+        let newer = known.is_none_or(|known| artifact.layers.len() < known.layers.len());
+        if newer && artifact.layers.iter().all(|layer| whole.contains(layer)) {
+            artifacts.insert(artifact.id, artifact);
+        }
+    }
+    let mut holders: HashMap<Name, &Artifact> = HashMap::new();
+    for artifact in artifacts.values() {
+        let holder = holders.entry(artifact.name()).or_insert(artifact);
+        if takes_name(artifact, holder) {
+            *holder = artifact;
+        }
+    }
+    let named = holders
+        .into_iter()
+        .map(|(name, artifact)| Change::PutName(name, artifact.id));
+    let (claims, unreadable) = claims(&dirs)?;
+    let stacks = artifacts.values().map(|artifact| &artifact.layers);
+    let stacks = stacks.chain(claims.iter().map(|claim| &claim.layers));
+    let referenced: HashSet<LayerId> = stacks.flatten().copied().collect();
+    of_claims.retain(|layer| !referenced.contains(layer));
+    of_claims.sort_unstable();
+    let rebuilt = Rebuilt {
+        artifacts: artifacts.len(),
+        claims: claims.len(),
+        nameless: of_claims,
+        unreadable,
+    };
+    let changes: Vec<Change> = artifacts
+        .values()
+        .cloned()
+        .map(Change::PutArtifact)
+        .chain(named)
+        .chain(claims.into_iter().map(Change::PutClaim))
+        .collect();
+    replace(&dirs.root, &changes).map_err(|error| Error::of_pool(path, error))?;
+    Ok(rebuilt)
+}
+
+fn replace(root: &Dir, changes: &[Change]) -> store::Result<()> {
+    let index = NewIndex::make(root, changes)?;
+    point(Point::RebuildMade);
+    index.clear_place()?;
+    point(Point::RebuildCleared);
+    index.take_place()?;
+    point(Point::RebuildPlaced);
+    Ok(())
+}
+
+/// Layers whose seal was promised in an earlier boot and not seen to its end: a power cut may have taken bytes of them.
+fn unfinished(dirs: &PoolDirs) -> Result<Vec<PathBuf>> {
+    let boot = super::boot_id()?;
+    let mut unfinished = Vec::new();
+    for name in names(&dirs.pending)? {
+        match read(&dirs.pending, &name)? {
+            Some(Read::Record(record))
+                if record
+                    .as_ref()
+                    .as_ref()
+                    .is_ok_and(|record| record.boot == boot) => {}
+            Some(_) => unfinished.push(name),
+            None => {}
+        }
+    }
+    Ok(unfinished)
+}
+
+/// The claims whose directories tell of them, and the directories of those whose records cannot be read. Of one whose layers are missing
+/// the next start says so, and keeps it.
+fn claims(dirs: &PoolDirs) -> Result<(Vec<Claim>, Vec<PathBuf>)> {
+    let (mut claims, mut unreadable) = (Vec::new(), Vec::new());
+    for name in names(&dirs.volumes)? {
+        let dir = match dirs.volumes.open_beneath(&name) {
+            Err(error) if error.is_no_directory() => continue,
+            dir => dir.doing("open a volume's directory")?,
+        };
+        match store::read_claim(&dir).doing("read a volume's record")? {
+            Ok(record) if Path::new(record.claim.id.as_str()) == name => claims.push(record.claim),
+            // A volume of a pod.
+            Err(store::Unreadable::Missing) => {}
+            _ => unreadable.push(name),
+        }
+    }
+    Ok((claims, unreadable))
+}
