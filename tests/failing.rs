@@ -46,7 +46,7 @@ use baggageclaim::store::{self, Change, Doom, Index};
 use baggageclaim::sys::Dir;
 use bench::{Bench as Pods, OVERLAY, request};
 use common::bench::{Bench, Ground, NEVER, eventually, names};
-use common::disk::{Broken, SmallDisk};
+use common::disk::{Broken, SmallDisk, require_small_disk};
 use common::lab::run;
 use common::{Fs, Lab, require_bench};
 use tokio::sync::{Mutex, MutexGuard};
@@ -207,12 +207,8 @@ async fn all_confirmed(bench: &Bench) {
 async fn a_merge_that_the_index_may_have_stays_and_is_not_made_again() {
     let _mine = my_turn().await;
     for wrote in EITHER {
-        let (disk, lab) = match SmallDisk::make() {
-            Ok(made) => made,
-            Err(reason) => return common::skip(&reason),
-        };
+        let (disk, bench) = require_small_disk!();
         let disk = Arc::new(disk);
-        let bench = Bench::new(lab).await;
         let fails = index_fails_at(Point::FlattenSynced, &disk, &bench.pool());
         let mut model = BTreeMap::new();
         let broken = loop {
@@ -261,12 +257,8 @@ async fn a_merge_that_the_index_may_have_stays_and_is_not_made_again() {
 #[tokio::test(flavor = "multi_thread")]
 async fn an_index_that_takes_nothing_gets_no_merged_layers_that_stay() {
     let _mine = my_turn().await;
-    let (disk, lab) = match SmallDisk::make() {
-        Ok(made) => made,
-        Err(reason) => return common::skip(&reason),
-    };
+    let (disk, bench) = require_small_disk!();
     let disk = Arc::new(disk);
-    let bench = Bench::new(lab).await;
     let mut models = [BTreeMap::new(), BTreeMap::new()];
     let caches = ["a", "b"].map(|key| [("type", "task-cache"), ("key", key)]);
     let mut in_the_way = Vec::new();

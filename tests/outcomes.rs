@@ -82,6 +82,16 @@ impl Kube {
     }
 }
 
+/// An API server that is watched, and its pod `a`, which runs and has its [`OUTPUT`] published as `v`.
+async fn with_a_running_pod(bench: &Bench) -> (Api, Kube) {
+    let api = Api::start().await;
+    let kube = Kube::start(bench, &api, None);
+    watched(&api).await;
+    api.put(&Pod::new("a").phase("Running"));
+    bench.publish("a", "v", OUTPUT).await;
+    (api, kube)
+}
+
 /// The rounds that ask are this far apart where only the watch is to be seen working.
 const NO_ROUNDS: Duration = Duration::from_secs(3600);
 
@@ -259,11 +269,7 @@ async fn a_watch_that_is_cut_goes_on_where_it_was() {
 #[tokio::test(flavor = "multi_thread")]
 async fn however_long_nobody_answers_the_watch_goes_on_where_it_was() {
     let bench = require_bench!();
-    let api = Api::start().await;
-    let kube = Kube::start(&bench, &api, None);
-    watched(&api).await;
-    api.put(&Pod::new("a").phase("Running"));
-    bench.publish("a", "v", OUTPUT).await;
+    let (api, kube) = with_a_running_pod(&bench).await;
     bench.unpublish("v").await;
     api.be(Mood::Away);
     api.put(&Pod::new("a").succeeded());
@@ -463,11 +469,7 @@ async fn an_api_server_that_is_away_for_too_long_costs_the_commit_and_hears_of_i
 #[tokio::test(flavor = "multi_thread")]
 async fn a_watch_that_says_nothing_any_more_costs_no_outcome() {
     let bench = require_bench!();
-    let api = Api::start().await;
-    let kube = Kube::start(&bench, &api, None);
-    watched(&api).await;
-    api.put(&Pod::new("a").phase("Running"));
-    bench.publish("a", "v", OUTPUT).await;
+    let (api, kube) = with_a_running_pod(&bench).await;
     api.go_deaf();
     api.put(&Pod::new("a").succeeded());
     bench.unpublish("v").await;
@@ -569,11 +571,7 @@ async fn an_api_server_that_has_too_much_to_do_answers() {
 #[tokio::test(flavor = "multi_thread")]
 async fn what_the_watch_tells_while_it_is_asked_by_name_is_heard_first() {
     let bench = require_bench!();
-    let api = Api::start().await;
-    let kube = Kube::start(&bench, &api, None);
-    watched(&api).await;
-    api.put(&Pod::new("a").phase("Running"));
-    bench.publish("a", "v", OUTPUT).await;
+    let (api, kube) = with_a_running_pod(&bench).await;
     // The watch that runs tells nothing; the next one does, at the last moment, and in the middle of a question.
     api.go_deaf();
     api.be_slow(Duration::from_millis(1450), Duration::from_millis(1600));

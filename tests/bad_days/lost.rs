@@ -7,7 +7,7 @@ use std::path::Path;
 use std::time::Instant;
 
 use crate::common::bench::{Bench, NEVER, eventually, names};
-use crate::common::disk::SmallDisk;
+use crate::common::disk::require_small_disk;
 use baggageclaim::engine::Error;
 use baggageclaim::engine::claims::{CreateClaim, MountClaim};
 use baggageclaim::model::{Claim, ClaimParameters, ClaimSource, MutableParameters, Outcome};
@@ -15,11 +15,7 @@ use baggageclaim::model::{Claim, ClaimParameters, ClaimSource, MutableParameters
 /// Overlayfs mounts nothing volatile on a filesystem that failed to write something back and has told nobody.
 #[tokio::test(flavor = "multi_thread")]
 async fn a_failed_write_back_that_nobody_heard_of_stops_no_publish_for_long() {
-    let (disk, lab) = match SmallDisk::make() {
-        Ok(made) => made,
-        Err(reason) => return crate::common::skip(&reason),
-    };
-    let bench = Bench::new(lab).await;
+    let (disk, bench) = require_small_disk!();
     let (scratch, _) = bench.publish("pod", "scratch", &[]).await;
     let mut file = fs::File::create_new(scratch.join("big")).expect("create");
     file.write_all(&vec![1; 1 << 20]).expect("write");
@@ -61,11 +57,7 @@ async fn a_failed_write_back_that_nobody_heard_of_stops_no_publish_for_long() {
 
 #[tokio::test(flavor = "multi_thread")]
 async fn nothing_that_is_older_than_a_failed_write_back_is_sealed() {
-    let (disk, lab) = match SmallDisk::make() {
-        Ok(made) => made,
-        Err(reason) => return crate::common::skip(&reason),
-    };
-    let bench = Bench::new(lab).await;
+    let (disk, bench) = require_small_disk!();
     let task = [("type", "task-cache"), ("key", "k")];
     bench
         .step("base", &task, |at| {
@@ -138,11 +130,7 @@ async fn nothing_that_is_older_than_a_failed_write_back_is_sealed() {
 /// Mounts over the artifact are made beforehand; then the disk fails to write something back. `heard`: somebody who is not the
 /// driver is told of it.
 async fn publish_after_a_failed_write_back(heard: bool) {
-    let (disk, lab) = match SmallDisk::make() {
-        Ok(made) => made,
-        Err(reason) => return crate::common::skip(&reason),
-    };
-    let bench = Bench::new(lab).await;
+    let (disk, bench) = require_small_disk!();
     let output = [("type", "output"), ("name", "base"), ("commit", "always")];
     let write = |at: &Path| fs::write(at.join("f"), "base").expect("write");
     bench.step("base", &output, write).await;
@@ -224,11 +212,7 @@ async fn nor_when_somebody_else_was_told_of_it() {
 #[tokio::test(flavor = "multi_thread")]
 #[expect(clippy::too_many_lines, reason = "one story, told in order")]
 async fn nothing_is_made_of_a_claim_that_may_have_lost_bytes() {
-    let (disk, lab) = match SmallDisk::make() {
-        Ok(made) => made,
-        Err(reason) => return crate::common::skip(&reason),
-    };
-    let bench = Bench::new(lab).await;
+    let (disk, bench) = require_small_disk!();
     let make = |name: &str, source| CreateClaim {
         name: name.to_owned(),
         required_bytes: 0,

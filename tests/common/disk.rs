@@ -10,6 +10,7 @@ use std::process::Command;
 
 use rustix::fs::FallocateFlags;
 
+use super::bench::Bench;
 use super::lab::run;
 use super::{Fs, Lab};
 
@@ -21,6 +22,21 @@ pub struct SmallDisk {
     memory: Lab,
     image: File,
 }
+
+/// Such a disk and a bench on it; says what is missing and ends the test where there can be none.
+macro_rules! require_small_disk {
+    () => {
+        match $crate::common::disk::SmallDisk::bench().await {
+            Ok(made) => made,
+            Err(reason) => {
+                $crate::common::skip(&reason);
+                return;
+            }
+        }
+    };
+}
+
+pub(crate) use require_small_disk;
 
 /// A part of a file, and where that is on the disk.
 #[derive(Debug, Clone, Copy)]
@@ -39,6 +55,12 @@ impl SmallDisk {
         let image = image.expect("open");
         rustix::fs::fallocate(&image, FallocateFlags::empty(), 0, 96 * MIB).expect("all of it");
         Ok((Self { memory, image }, lab))
+    }
+
+    /// One with a bench on it: [`require_small_disk`].
+    pub async fn bench() -> Result<(Self, Bench), String> {
+        let (disk, lab) = Self::make()?;
+        Ok((disk, Bench::new(lab).await))
     }
 
     /// From now on it loses what is written to the places where this file lies, and what it had there.

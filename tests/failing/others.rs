@@ -17,12 +17,8 @@ fn half_of(directory: &Path) -> Vec<Fixed> {
 #[tokio::test(flavor = "multi_thread")]
 async fn what_was_destroyed_has_its_name_no_more_though_it_cannot_be_deleted() {
     let _mine = my_turn().await;
-    let (disk, lab) = match SmallDisk::make() {
-        Ok(made) => made,
-        Err(reason) => return common::skip(&reason),
-    };
+    let (disk, bench) = require_small_disk!();
     let disk = Arc::new(disk);
-    let bench = Bench::new(lab).await;
     let write = |text: &'static str| move |at: &Path| fs::write(at.join("f"), text).expect("write");
     let tenant = "ci".parse().expect("a tenant");
     let kinds = ["resource-cache", "task-cache"];
