@@ -19,6 +19,7 @@ use common::{Driver, Fs, require_lab};
 use csi::StorageHealthErrorType;
 use csi::volume_capability::access_mode::Mode;
 use csi::volume_usage::Unit;
+use futures_util::future::join_all;
 use tonic::Code;
 
 #[tokio::test]
@@ -445,6 +446,32 @@ async fn the_driver_says_what_it_is_and_can() {
     assert_eq!(status.code(), Code::Unimplemented);
     assert!(!status.message().is_empty());
     driver.stop().await;
+}
+
+/// The kernel takes its time to put away what was unmounted, and until then each volume has a descriptor.
+#[tokio::test(flavor = "multi_thread")]
+async fn however_many_volumes_leave_at_once_no_call_lacks_a_descriptor() {
+    const MANY: usize = 1500;
+    let lab = require_lab!(Fs::Ext4);
+    let node = NodeProcess::start(&lab, &[]);
+    let kubelet = node.kubelet().await;
+    let maker = kubelet.pod("ci", "maker");
+    let output = [("type", "output"), ("name", "o"), ("commit", "always")];
+    maker.publish("o", output, OPTIONS).await.expect("publish");
+    maker.unpublish("o").await.expect("unpublish");
+    let pod = kubelet.pod("ci", "step");
+    let volumes: Vec<String> = (0..MANY).map(|n| format!("v{n}")).collect();
+    for volume in &volumes {
+        let fork = [("type", "input"), ("from", "artifact/o")];
+        pod.publish(volume, fork, OPTIONS).await.expect("publish");
+    }
+    node.limit_descriptors(1000);
+    let unpublished = volumes.iter().map(|volume| pod.unpublish(volume));
+    for unpublished in join_all(unpublished).await {
+        unpublished.expect("unpublish");
+    }
+    node.terminate().await;
+    assert!(lab.leftovers().is_empty(), "something is mounted");
 }
 
 #[tokio::test]

@@ -15,8 +15,8 @@
 //!
 //! # Threads
 //!
-//! Nothing that blocks runs on the async runtime. `calls` serves RPCs, `seals` ends volumes, `syncs` (one thread) waits for
-//! the disk, `chores` (one thread) deletes and measures, `looks` (one thread) asks who still writes to what is to be sealed, and
+//! Nothing that blocks runs on the async runtime. `calls` serves RPCs, `freezes` lets the kernel put away what was unmounted, `seals`
+//! ends volumes, `syncs` (one thread) waits for the disk, `chores` (one thread) deletes and measures, `looks` (one thread) asks who still writes to what is to be sealed, and
 //! who uses what nobody knows, `spares` (one thread) makes beforehand what a publish needs: what is slow delays only its like.
 //! A job that was given is finished, whoever waits for it. What is short and the same whatever the size of a tree runs where it
 //! was received, on a thread that serves nothing but calls (`threads`).
@@ -59,7 +59,7 @@ use std::sync::atomic::{AtomicBool, Ordering};
 use std::time::{Duration, Instant};
 
 use parking_lot::Mutex;
-use tokio::sync::{Notify, mpsc};
+use tokio::sync::{Notify, Semaphore, mpsc};
 use tokio::task::JoinHandle;
 use tokio_util::sync::CancellationToken;
 use tokio_util::task::TaskTracker;
@@ -158,6 +158,14 @@ impl Config {
 /// How long others wait for the thread for chores because of one chore.
 const SHARE: Duration = Duration::from_secs(10);
 
+/// How many unmounted filesystems the kernel is let put away at a time. It waits for a grace period of its own with each, 5 to 10 ms on a
+/// busy virtual machine, and those that wait together wait for the same one: one or two at a time fell behind 200 unpublishes a second.
+const FREEZES: usize = 64;
+
+/// How many unmounted volumes may wait for that; the next unpublish waits, too. Each has a descriptor, of which a process may have as few
+/// as some thousands, and when there are no more every call fails.
+const PINS: usize = 512;
+
 /// One pool, in the care of this process. Cheap to clone: clones share it.
 #[derive(Debug, Clone)]
 pub struct Engine {
@@ -185,6 +193,9 @@ struct Inner {
     calls: Threads,
     spares: Spares,
     seals: Threads,
+    freezes: Threads,
+    /// Places for what is unmounted and not frozen yet.
+    pins: Arc<Semaphore>,
     chores: Threads,
     looks: Threads,
     syncs: Threads,
@@ -239,6 +250,7 @@ impl Inner {
         for threads in [
             &self.calls,
             &self.seals,
+            &self.freezes,
             &self.syncs,
             &self.chores,
             &self.looks,
@@ -332,6 +344,7 @@ impl Engine {
         let calls = threads("calls", config.threads.max(1))?;
         let (commits, sealed) = mpsc::unbounded_channel();
         let seals = threads("seals", 2)?;
+        let freezes = threads("freezes", FREEZES)?;
         let chores = threads("chores", 1)?;
         let looks = threads("looks", 1)?;
         let syncs = threads("syncs", 1)?;
@@ -356,6 +369,8 @@ impl Engine {
             calls,
             spares: Spares::new(threads("spares", 1)?),
             seals,
+            freezes,
+            pins: Arc::new(Semaphore::new(PINS)),
             chores,
             looks,
             syncs,

@@ -14,7 +14,7 @@ use super::clock::uptime;
 use super::crash::{Point, point};
 use super::error::{Doing, Error, Result};
 use super::notice::{NotCommitted, What, say, say_not_committed};
-use super::state::{Goal, Left};
+use super::state::{Goal, Left, Pin};
 use super::types::VolumeState;
 use super::writers::until_unwritten;
 use super::{Inner, reap};
@@ -235,19 +235,19 @@ pub(super) fn tell_if_held_for_long(inner: &Arc<Inner>, key: LayerId) {
 }
 
 /// Waits until nobody can change the volume's content any more. If somebody still looks at it, what tells the end of that.
-async fn freeze(inner: &Arc<Inner>, key: LayerId, mut pin: Option<OwnedFd>) -> Option<Watch> {
+async fn freeze(inner: &Arc<Inner>, key: LayerId, mut pin: Option<Pin>) -> Option<Watch> {
     let (mut failures, mut looks) = (0, 0);
     loop {
         let engine = inner.clone();
         let pin = pin.take();
-        let frozen = inner.seals.run(move || {
+        let frozen = inner.freezes.run(move || {
             let Some(dir) = engine.leaving_dir(key)? else {
                 return Ok(Freeze::Frozen);
             };
-            engine
-                .backend
-                .freeze(&dir, pin)
-                .doing("freeze the volume's content")
+            let (descriptor, place) = pin.map(|pin| (pin.descriptor, pin.place)).unzip();
+            let frozen = engine.backend.freeze(&dir, descriptor);
+            drop(place);
+            frozen.doing("freeze the volume's content")
         });
         match frozen.await.and_then(|result| result) {
             Ok(Freeze::Frozen) => return None,

@@ -14,6 +14,8 @@ use std::path::PathBuf;
 use std::sync::Arc;
 use std::time::Instant;
 
+use tokio::sync::OwnedSemaphorePermit;
+
 use super::error::{Error, Result};
 use super::types::{PublishRequest, VolumeState};
 use crate::model::{
@@ -57,11 +59,18 @@ pub(super) struct Leaving {
     pub(super) chosen: Vec<LayerId>,
 }
 
-/// A leaving volume's name, and the descriptor that keeps its filesystem alive.
+/// A leaving volume's name, and what keeps its filesystem alive.
 #[derive(Debug)]
 pub(super) struct Left {
     pub(super) key: LayerId,
-    pub(super) pin: Option<OwnedFd>,
+    pub(super) pin: Option<Pin>,
+}
+
+/// A descriptor that keeps a filesystem alive which is mounted nowhere any more, and the place among all of them that it takes.
+#[derive(Debug)]
+pub(super) struct Pin {
+    pub(super) descriptor: OwnedFd,
+    pub(super) place: OwnedSemaphorePermit,
 }
 
 /// What becomes of a leaving volume.

@@ -8,10 +8,12 @@ use std::os::fd::OwnedFd;
 use std::path::{Path, PathBuf};
 use std::sync::Arc;
 
+use tokio::sync::OwnedSemaphorePermit;
+
 use super::crash::{Point, point};
 use super::error::{Doing, Error, Result};
 use super::seal;
-use super::state::{Goal, Leaving, Left};
+use super::state::{Goal, Leaving, Left, Pin};
 use super::target::Target;
 use super::types::VolumeState;
 use super::{Guard, Inner};
@@ -20,6 +22,9 @@ use crate::sys::{Errno, MountPoint};
 
 /// Unpublishes whatever is at `target`, and with it the volume if it is mounted nowhere else.
 pub(super) async fn unpublish(inner: &Arc<Inner>, volume: &str, target: &Path) -> Result<()> {
+    // Before it holds the volume: a repetition waits with it, and is not told that it is busy.
+    let place = inner.pins.clone().acquire_owned().await;
+    let place = place.map_err(|_| Error::ShuttingDown)?;
     // What is no id of ours was never published here; its target goes all the same.
     let volume: Option<VolumeId> = volume.parse().ok();
     let guard = volume
@@ -29,7 +34,7 @@ pub(super) async fn unpublish(inner: &Arc<Inner>, volume: &str, target: &Path) -
     let engine = inner.clone();
     let target = target.to_owned();
     let job = move || {
-        let left = unpublish_now(&engine, volume.as_ref(), &target);
+        let left = unpublish_now(&engine, volume.as_ref(), &target, place);
         // Here and not by the caller, who may have gone away: what is promised is seen to.
         let answer = left.map(|left| {
             if let Some(left) = left {
@@ -42,7 +47,12 @@ pub(super) async fn unpublish(inner: &Arc<Inner>, volume: &str, target: &Path) -
     inner.calls.run_short(job).await?
 }
 
-fn unpublish_now(inner: &Inner, volume: Option<&VolumeId>, path: &Path) -> Result<Option<Left>> {
+fn unpublish_now(
+    inner: &Inner,
+    volume: Option<&VolumeId>,
+    path: &Path,
+    place: OwnedSemaphorePermit,
+) -> Result<Option<Left>> {
     let mut pins = Vec::new();
     if let Some(target) = Target::open(path)? {
         pins = target.detach()?;
@@ -65,6 +75,7 @@ fn unpublish_now(inner: &Inner, volume: Option<&VolumeId>, path: &Path) -> Resul
         mount_id
     };
     let pin = mount_id.and_then(|id| pick(pins, id));
+    let pin = pin.map(|descriptor| Pin { descriptor, place });
     match promise(inner, volume) {
         Ok(key) => Ok(Some(Left { key, pin })),
         // Not even a name can be moved. That it is mounted nowhere is on disk, though, and is promise enough: the reaper

@@ -17,7 +17,7 @@ use baggageclaim::proto::pluginregistration as registration;
 use baggageclaim::sys::DirWatch;
 use hyper_util::rt::TokioIo;
 use registration::registration_client::RegistrationClient;
-use rustix::process::{Pid, Signal, kill_process};
+use rustix::process::{Pid, Resource, Rlimit, Signal, kill_process, prlimit};
 use tokio::net::UnixStream;
 use tokio::sync::watch;
 use tonic::transport::{Channel, Endpoint, Uri};
@@ -111,6 +111,15 @@ impl NodeProcess {
 
     pub fn signal(&self, signal: Signal) {
         kill_process(Pid::from_child(&self.child), signal).expect("kill");
+    }
+
+    /// Lets it have no more than so many descriptors from now on.
+    pub fn limit_descriptors(&self, most: u64) {
+        let limit = Rlimit {
+            current: Some(most),
+            maximum: Some(most),
+        };
+        prlimit(Some(Pid::from_child(&self.child)), Resource::Nofile, limit).expect("prlimit");
     }
 
     /// The states of its threads ([`states`]).
