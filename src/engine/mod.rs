@@ -158,9 +158,8 @@ impl Config {
 /// How long others wait for the thread for chores because of one chore.
 const SHARE: Duration = Duration::from_secs(10);
 
-/// How many unmounted filesystems the kernel is let put away at a time. It waits for a grace period of its own with each, 5 to 10 ms on a
-/// busy virtual machine, and those that wait together wait for the same one: one or two at a time fell behind 200 unpublishes a second.
-const FREEZES: usize = 64;
+/// How many unmounted filesystems are put away at a time. The kernel waits with each, and those that wait together wait for the same.
+const FREEZES: usize = 8;
 
 /// How many unmounted volumes may wait for that; the next unpublish waits, too. Each has a descriptor, of which a process may have as few
 /// as some thousands, and when there are no more every call fails.

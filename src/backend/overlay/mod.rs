@@ -28,7 +28,7 @@ use self::view::{Owners, Views};
 use super::{Backend, BackendKind, Error, Freeze, Limit, Result, Start, Stop, Usage, tree};
 use crate::model::layout::{EMPTY, FS, LAYERS, TOP, VOLUME_JSON, WORK_PREFIX};
 use crate::model::{LayerId, RootAttributes, VolumeId};
-use crate::sys::{self, Dir, Errno, FsContext, MountEntry, Room, Space};
+use crate::sys::{self, Dir, Errno, FsContext, MountEntry, Room, Space, UnmountWatches};
 
 /// How overlays are mounted. Both are main paths: production runs Linux 5.15 to 6.12 and newer.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Hash, Serialize, Deserialize)]
@@ -71,6 +71,7 @@ pub struct Overlay {
     /// A second, detached mount of `empty`: the work directory of [`Overlay::in_use`], which must lie on another mount than
     /// the top it asks about. Shows no files and holds none.
     elsewhere: OwnedFd,
+    watches: UnmountWatches,
     api: MountApi,
     views: Views,
     /// Why size limits are not enforced, if they are not.
@@ -91,6 +92,7 @@ impl Overlay {
             layers: pool.open_beneath(LAYERS)?,
             empty,
             elsewhere,
+            watches: UnmountWatches::default(),
             api,
             views: Views::new(pool.try_clone()?, Room::new()?, api == MountApi::Classic),
             no_quota: pool.project_quota().err().map(|why| why.to_string()),
@@ -489,7 +491,7 @@ impl Backend for Overlay {
             Err(error) => return Err(error.of(volume.path()).into()),
         };
         let answer = if busy { Freeze::Busy } else { Freeze::Held };
-        let watch = match sys::watch_unmount(pin.as_fd()) {
+        let watch = match self.watches.watch(pin.as_fd()) {
             Ok(watch) => watch,
             // There is a limit on watches per user: without one the caller asks again.
             Err(error)
@@ -501,10 +503,10 @@ impl Backend for Overlay {
         };
         drop(pin);
         // Ours was the last hold, or became it when the last writer went: then the watch has fired already.
-        if sys::has_unmounted(&watch) {
-            return Ok(Freeze::Frozen);
-        }
-        Ok(answer(Some(watch)))
+        Ok(match watch.has_fired() {
+            Ok(()) => Freeze::Frozen,
+            Err(watch) => answer(Some(watch)),
+        })
     }
 
     fn has_marker(&self, volume: &Dir, name: &str) -> Result<bool> {

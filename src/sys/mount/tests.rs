@@ -9,7 +9,8 @@ use nix::errno::Errno;
 
 use super::*;
 use crate::sys::{
-    Dir, IdSwap, has_unmounted, is_root_or_skip, mount_table, user_namespace, watch_unmount,
+    Dir, IdSwap, UnmountWatches, has_unmounted, is_root_or_skip, mount_table, user_namespace,
+    watch_unmount,
 };
 
 /// Moves this test's thread into a mount namespace of its own, where it may mount things; `false`, said loudly, without root.
@@ -117,6 +118,26 @@ fn the_kernels_words_about_a_bad_option_are_in_the_error() {
     assert!(error.is(Errno::EINVAL), "{error}");
     let error = FsContext::open("nosuchfs").expect_err("no such filesystem");
     assert!(error.is(Errno::ENODEV), "{error}");
+}
+
+#[test]
+fn a_watch_that_is_used_again_does_not_take_the_end_of_one_superblock_for_that_of_the_next() {
+    if !private_namespace() {
+        return;
+    }
+    let watches = UnmountWatches::default();
+    for _ in 0..100 {
+        let gone = tmpfs();
+        let watch = watches.watch(gone.as_fd()).expect("watch");
+        drop(gone);
+        watch.has_fired().expect("ours was the last hold");
+    }
+    let held = tmpfs();
+    let watch = watches.watch(held.as_fd()).expect("watch");
+    let watch = watch.has_fired().expect_err("it is held");
+    assert!(!has_unmounted(&watch), "still held");
+    drop(held);
+    assert!(has_unmounted(&watch), "ours was the last hold");
 }
 
 #[test]
