@@ -178,7 +178,7 @@ fn fork(layers: &[LayerId]) -> Start<'_> {
 }
 
 fn is_readable(watch: &OwnedFd) -> bool {
-    sys::has_unmounted(watch)
+    matches!(rustix::io::read(watch, &mut [0; 512]), Ok(1..))
 }
 
 fn eventually(what: &str, mut is_so: impl FnMut() -> bool) {

@@ -15,11 +15,12 @@
 //!
 //! # Threads
 //!
-//! Nothing that blocks runs on the async runtime. `calls` serves RPCs, `freezes` lets the kernel put away what was unmounted, `seals`
-//! ends volumes, `syncs` (one thread) waits for the disk, `chores` (one thread) deletes and measures, `looks` (one thread) asks who still writes to what is to be sealed, and
-//! who uses what nobody knows, `spares` (one thread) makes beforehand what a publish needs: what is slow delays only its like.
-//! A job that was given is finished, whoever waits for it. What is short and the same whatever the size of a tree runs where it
-//! was received, on a thread that serves nothing but calls (`threads`).
+//! Nothing that blocks runs on the async runtime. `calls` serves RPCs, `freezes` lets the kernel put away what was unmounted,
+//! `seals` ends volumes, `syncs` (one thread) waits for the disk, `chores` (one thread) deletes and measures, `looks` (one thread)
+//! asks who still writes to what is to be sealed, and who uses what nobody knows, `spares` (one thread) makes beforehand what a
+//! publish needs: what is slow delays only its like. A job that was given is finished, whoever waits for it.
+//! What is short and the same whatever the size of a tree runs where it was received, on a thread that serves nothing but calls
+//! (`threads`).
 
 mod check;
 pub mod claims;
@@ -78,7 +79,7 @@ pub use types::{
 use crate::backend::{Backend, BackendKind, MountApi};
 use crate::model::{LayerId, Name, Outcome, PodUid, Reference, Tenant, VolumeId};
 use crate::store::{Index, PoolDirs, PoolIdentity};
-use crate::sys::{self, Dir};
+use crate::sys::{self, Dir, UnmountWatches};
 
 use clock::Clock;
 use error::Doing;
@@ -158,7 +159,7 @@ impl Config {
 /// How long others wait for the thread for chores because of one chore.
 const SHARE: Duration = Duration::from_secs(10);
 
-/// How many unmounted filesystems are put away at a time. The kernel waits with each, and those that wait together wait for the same.
+/// How many unmounted filesystems are put away at a time: as fast as 16 callers unmount them on two cores (64 were no faster).
 const FREEZES: usize = 8;
 
 /// How many unmounted volumes may wait for that; the next unpublish waits, too. Each has a descriptor, of which a process may have as few
@@ -195,6 +196,8 @@ struct Inner {
     freezes: Threads,
     /// Places for what is unmounted and not frozen yet.
     pins: Arc<Semaphore>,
+    /// Of what claims had mounted.
+    watches: UnmountWatches,
     chores: Threads,
     looks: Threads,
     syncs: Threads,
@@ -370,6 +373,7 @@ impl Engine {
             seals,
             freezes,
             pins: Arc::new(Semaphore::new(PINS)),
+            watches: UnmountWatches::default(),
             chores,
             looks,
             syncs,

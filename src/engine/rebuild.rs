@@ -1,5 +1,5 @@
 //! Rebuild: makes the index of a pool anew from what lies beside the layers, when it is lost; and says when it is missed.
-//! What the directories hold, and nothing that compares them, lives here.
+//! What reads a whole pool to write a new index lives here; what reads it to compare is `check`'s.
 
 use std::collections::{HashMap, HashSet};
 use std::path::{Path, PathBuf};
@@ -12,7 +12,8 @@ use crate::model::{Artifact, ArtifactId, Claim, LayerId, Name, layout, takes_nam
 use crate::store::{self, Change, NewIndex, PoolDirs};
 use crate::sys::Dir;
 
-/// Whether there is content that only an index can name: with a new one the layers, and the content of claims, would be rubbish. `None`: the directory is missing.
+/// Whether there is content that only an index can name: with a new one the layers, and the content of claims, would be rubbish.
+/// `None`: the directory is missing.
 pub(super) fn needs_index(layers: Option<&Dir>, volumes: Option<&Dir>) -> Result<bool> {
     if !entries(layers)?.is_empty() {
         return Ok(true);

@@ -244,9 +244,8 @@ async fn freeze(inner: &Arc<Inner>, key: LayerId, mut pin: Option<Pin>) -> Optio
             let Some(dir) = engine.leaving_dir(key)? else {
                 return Ok(Freeze::Frozen);
             };
-            let (descriptor, place) = pin.map(|pin| (pin.descriptor, pin.place)).unzip();
+            let (descriptor, _place) = pin.map(|pin| (pin.descriptor, pin.place)).unzip();
             let frozen = engine.backend.freeze(&dir, descriptor);
-            drop(place);
             frozen.doing("freeze the volume's content")
         });
         match frozen.await.and_then(|result| result) {

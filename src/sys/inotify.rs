@@ -4,7 +4,7 @@
 //! And waiting for a directory's entries to change ([`DirWatch`]).
 
 use std::mem::MaybeUninit;
-use std::os::fd::{AsFd, AsRawFd, BorrowedFd, OwnedFd};
+use std::os::fd::{AsRawFd, BorrowedFd, OwnedFd};
 
 use parking_lot::Mutex;
 use rustix::fs::inotify::{CreateFlags, Reader, WatchFlags};
@@ -12,31 +12,15 @@ use tokio::io::unix::AsyncFd;
 
 use super::error::{Error, Result};
 
-/// A descriptor that becomes readable when the filesystem that `file` (may be `O_PATH`) lies on is gone from memory.
-///
-/// `file` itself holds it: close it after this. EMFILE when the user has too many inotify instances.
-pub fn watch_unmount(file: BorrowedFd<'_>) -> Result<OwnedFd> {
-    let inotify = instance()?;
-    watch(&inotify, file)?;
-    Ok(inotify)
-}
-
 fn instance() -> Result<OwnedFd> {
     rustix::fs::inotify::init(CreateFlags::CLOEXEC | CreateFlags::NONBLOCK)
         .map_err(|errno| Error::new("inotify_init1", "", errno))
 }
 
-fn watch(inotify: &OwnedFd, file: BorrowedFd<'_>) -> Result<i32> {
-    // IN_UNMOUNT comes unasked, but some event must be asked for; a root is never deleted while it is one.
-    let path = format!("/proc/self/fd/{}", file.as_fd().as_raw_fd());
-    rustix::fs::inotify::add_watch(inotify, &path, WatchFlags::DELETE_SELF)
-        .map_err(|errno| Error::new("inotify_add_watch", path, errno))
-}
-
 /// Watches for the ends of many filesystems, one after the other, each of which mostly comes at once.
 ///
 /// To close an inotify instance takes 8 ms (Linux 6.18: it waits until the marks of all of them are put away), to add a watch to one
-/// 2 us. So an instance whose watch has fired is used again.
+/// 2 us. So an instance whose watch has fired is used again; there are as many as were ever needed at a time.
 #[derive(Debug, Default)]
 pub struct UnmountWatches(Mutex<Vec<OwnedFd>>);
 
@@ -49,11 +33,16 @@ pub struct UnmountWatch<'a> {
 }
 
 impl UnmountWatches {
-    /// What [`watch_unmount`] watches.
+    /// Watches for the end of the filesystem that `file` (may be `O_PATH`) lies on: that it is gone from memory.
+    ///
+    /// `file` itself holds it: close it after this. EMFILE when the user has too many inotify instances.
     pub fn watch(&self, file: BorrowedFd<'_>) -> Result<UnmountWatch<'_>> {
         let idle = self.0.lock().pop();
         let inotify = idle.map_or_else(instance, Ok)?;
-        let id = watch(&inotify, file)?;
+        // IN_UNMOUNT comes unasked, but some event must be asked for; a root is never deleted while it is one.
+        let path = format!("/proc/self/fd/{}", file.as_raw_fd());
+        let id = rustix::fs::inotify::add_watch(&inotify, &path, WatchFlags::DELETE_SELF)
+            .map_err(|errno| Error::new("inotify_add_watch", path, errno))?;
         Ok(UnmountWatch {
             idle: self,
             inotify,
@@ -63,7 +52,7 @@ impl UnmountWatches {
 }
 
 impl UnmountWatch<'_> {
-    /// Whether it has fired already; if not, the descriptor that tells when it does, as that of [`watch_unmount`].
+    /// Whether it has fired already; if not, a descriptor that becomes readable when it does.
     pub fn has_fired(self) -> std::result::Result<(), OwnedFd> {
         let mut buffer = [MaybeUninit::uninit(); 512];
         let mut events = Reader::new(&self.inotify, &mut buffer);
@@ -76,13 +65,6 @@ impl UnmountWatch<'_> {
         }
         Err(self.inotify)
     }
-}
-
-/// Whether a watch has fired already. The event is eaten: the descriptor may not be readable afterwards.
-#[must_use]
-pub fn has_unmounted(watch: &OwnedFd) -> bool {
-    let mut buffer = [0; 512];
-    matches!(rustix::io::read(watch, &mut buffer), Ok(1..))
 }
 
 /// Waits, on the async runtime, until a descriptor that this function owns becomes readable.
@@ -115,8 +97,7 @@ impl DirWatch {
         reason = "tokio takes a promise about the descriptor's lifetime"
     )]
     pub fn new(dir: BorrowedFd<'_>) -> Result<Self> {
-        let inotify = rustix::fs::inotify::init(CreateFlags::CLOEXEC | CreateFlags::NONBLOCK)
-            .map_err(|errno| Error::new("inotify_init1", "", errno))?;
+        let inotify = instance()?;
         let path = format!("/proc/self/fd/{}", dir.as_raw_fd());
         let events = WatchFlags::CREATE
             | WatchFlags::DELETE
@@ -158,6 +139,8 @@ impl DirWatch {
 
 #[cfg(test)]
 mod tests {
+    use std::os::fd::AsFd as _;
+
     use super::*;
 
     #[tokio::test]

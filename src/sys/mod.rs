@@ -26,7 +26,7 @@ mod xattr;
 pub use btrfs::{NestedSubvolume, QuotaGroup, Quotas};
 pub use dir::{Blank, Dir, Entry, FileKind};
 pub use error::{Error, Result, printable};
-pub use inotify::{DirWatch, UnmountWatch, UnmountWatches, has_unmounted, readable, watch_unmount};
+pub use inotify::{DirWatch, UnmountWatch, UnmountWatches, readable};
 pub use lease::is_written;
 #[cfg(test)]
 pub use lease::lease_to_write;

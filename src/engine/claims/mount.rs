@@ -392,9 +392,10 @@ fn unmount_now(
 /// Closes the last hold on a claim's mount that is ours, and sees whether it was the last of all.
 fn let_go(inner: &Inner, claim: &VolumeId, pin: Option<OwnedFd>) {
     // All its mounts are of one superblock: once that is gone nobody has anything of it.
-    let watch = pin.as_ref().map(|pin| sys::watch_unmount(pin.as_fd()));
+    let watch = pin.as_ref().map(|pin| inner.watches.watch(pin.as_fd()));
     drop(pin);
-    let gone = matches!(&watch, Some(Ok(watch)) if sys::has_unmounted(watch));
+    let watch = watch.and_then(Result::ok);
+    let gone = watch.is_some_and(|watch| watch.has_fired().is_ok());
     let free = gone || matches!(is_held_open(inner, claim), Ok(false));
     {
         let mut state = inner.state.lock();
