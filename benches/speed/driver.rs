@@ -100,14 +100,18 @@ impl Driver {
         Caller::new(&self.socket)
     }
 
-    /// See [`Caller::publish`].
+    /// Makes a pod's directories and publishes its volume.
     pub fn publish(&self, pod: &Pod, attributes: &[(&str, &str)]) -> (PathBuf, Duration) {
-        self.caller.borrow_mut().publish(pod, attributes)
+        prepare(pod);
+        let took = self.caller.borrow_mut().publish(pod, attributes);
+        (pod.target("v"), took)
     }
 
-    /// See [`Caller::unpublish`].
+    /// Unpublishes it and removes the pod.
     pub fn unpublish(&self, pod: &Pod) -> Duration {
-        self.caller.borrow_mut().unpublish(pod)
+        let took = self.caller.borrow_mut().unpublish(pod);
+        remove(pod);
+        took
     }
 
     /// See [`Wire::call`].
@@ -200,25 +204,33 @@ impl Caller {
         }
     }
 
-    /// Publishes a volume called `v`.
-    pub fn publish(&mut self, pod: &Pod, attributes: &[(&str, &str)]) -> (PathBuf, Duration) {
+    /// Publishes the volume of a pod whose directories are there.
+    pub fn publish(&mut self, pod: &Pod, attributes: &[(&str, &str)]) -> Duration {
         let attributes = attributes.iter().copied();
         let request = pod.publish_request("v", attributes, PublishOptions::default());
-        pod.prepare("v").expect("the pod's directories");
         let method = "/csi.v1.Node/NodePublishVolume";
         let (csi::NodePublishVolumeResponse {}, took) = self.wire.call(method, &request);
-        (pod.target("v"), took)
+        took
     }
 
-    /// Unpublishes it and removes the pod.
+    /// Unpublishes it.
     pub fn unpublish(&mut self, pod: &Pod) -> Duration {
         let method = "/csi.v1.Node/NodeUnpublishVolume";
         let request = pod.unpublish_request("v");
         let (csi::NodeUnpublishVolumeResponse {}, took) = self.wire.call(method, &request);
-        pod.clean("v").expect("nothing is mounted any more");
-        pod.remove().expect("the pod's directories are empty");
         took
     }
+}
+
+/// Makes what kubelet makes for a pod with one volume, `v`.
+pub fn prepare(pod: &Pod) {
+    pod.prepare("v").expect("the pod's directories");
+}
+
+/// Removes it.
+pub fn remove(pod: &Pod) {
+    pod.clean("v").expect("nothing is mounted any more");
+    pod.remove().expect("the pod's directories are empty");
 }
 
 impl Drop for Driver {
