@@ -489,6 +489,50 @@ fn the_mount_table_tells_whose_a_mount_is(bench: &Bench) {
     bench.discard(other);
 }
 
+fn only_a_volume_in_which_nothing_was_written_is_deleted_at_once(bench: &Bench) {
+    let overlay = bench.backend.kind() == BackendKind::Overlay;
+    let trash = bench.pool.open_beneath("trash").expect("trash");
+    let volumes = bench.pool.open_beneath("volumes").expect("volumes");
+    let thrown_away = |volume: &Volume| {
+        let Volume { id, .. } = volume;
+        volumes.rename(id, &trash, id).expect("to the trash");
+        bench.backend.delete_untouched(&trash, id.as_ref())
+    };
+    let untouched = bench.fork(&[]);
+    let pin = bench.mount(&untouched, false).expect("mounted");
+    let answer = bench.backend.let_go(&untouched.dir, Some(pin));
+    assert!(matches!(answer, Ok(Freeze::Frozen)), "{answer:?}");
+    let id = untouched.id.clone();
+    assert_eq!(thrown_away(&untouched).expect("deleted"), overlay);
+    assert_eq!(trash.has(&id).expect("stat"), !overlay);
+    // Once more, as after a crash.
+    let again = bench.backend.delete_untouched(&trash, id.as_ref());
+    assert_eq!(again.expect("asked"), overlay);
+    let written = bench.fork(&[]);
+    bench.within(&written, |dir| {
+        fs::write(dir.join("f"), "content").expect("write");
+    });
+    assert!(!thrown_away(&written).expect("asked"));
+    assert!(trash.has(&written.id).expect("stat"));
+    for left in trash.entries().expect("entries") {
+        let deleted = bench
+            .backend
+            .delete(&trash, Path::new(&left.name), &|| false);
+        deleted.expect("deleted");
+    }
+    // Whoever only looks holds it, too.
+    let held = bench.fork(&[]);
+    let pin = bench.mount(&held, false).expect("mounted");
+    let holder = pin.try_clone().expect("dup");
+    let answer = bench.backend.let_go(&held.dir, Some(pin)).expect("let go");
+    assert_eq!(matches!(answer, Freeze::Busy(Some(_))), overlay);
+    drop(holder);
+    if overlay {
+        bench.wait_until_free(&held);
+    }
+    bench.discard(held);
+}
+
 fn writers_are_noticed_where_the_backend_promises_it(bench: &Bench) {
     let volume = bench.fork(&[]);
     let pin = bench
@@ -718,6 +762,10 @@ const CASES: &[(&str, Case)] = &[
     ("read-only", read_only_is_read_only),
     ("mount table", the_mount_table_tells_whose_a_mount_is),
     ("writers", writers_are_noticed_where_the_backend_promises_it),
+    (
+        "untouched",
+        only_a_volume_in_which_nothing_was_written_is_deleted_at_once,
+    ),
     ("depth", thousands_of_levels_are_no_problem),
     ("immutable", immutable_files_do_not_stop_a_delete),
     ("owners", owners_are_a_view),

@@ -248,6 +248,11 @@ pub trait Backend: fmt::Debug + Send + Sync + 'static {
     /// Without a pin the answer is `in_use`'s.
     fn freeze(&self, volume: &Dir, pin: Option<OwnedFd>) -> Result<Freeze>;
 
+    /// What `freeze` does, of a volume that is thrown away: whether somebody writes to it is all one, it only must not be held.
+    fn let_go(&self, volume: &Dir, pin: Option<OwnedFd>) -> Result<Freeze> {
+        self.freeze(volume, pin)
+    }
+
     /// Whether `in_use` and `freeze` know who holds a volume; else [`Backend::writers`] is asked before a seal.
     fn knows_holders(&self) -> bool {
         true
@@ -309,4 +314,11 @@ pub trait Backend: fmt::Debug + Send + Sync + 'static {
     /// A process that still has a directory of it open can make things in it faster than they are deleted: then it is
     /// ENOTEMPTY, or [`Error::Stopped`] once `stop` says so, and to be repeated later.
     fn delete(&self, trash: &Dir, name: &std::path::Path, stop: Stop<'_>) -> Result<()>;
+
+    /// Deletes it at once if it is a volume in which nothing was written, or gone; if not it is left for [`Backend::delete`], perhaps not
+    /// whole. Says which.
+    fn delete_untouched(&self, trash: &Dir, name: &std::path::Path) -> Result<bool> {
+        let _ = (trash, name);
+        Ok(false)
+    }
 }

@@ -27,6 +27,7 @@ pub mod claims;
 mod clock;
 mod commit;
 pub mod crash;
+mod ends;
 mod error;
 mod figures;
 mod flatten;
@@ -82,6 +83,7 @@ use crate::store::{Index, PoolDirs, PoolIdentity};
 use crate::sys::{self, Dir, UnmountWatches};
 
 use clock::Clock;
+use ends::Ends;
 use error::Doing;
 use guard::Guard;
 use rounds::Rounds;
@@ -194,6 +196,7 @@ struct Inner {
     spares: Spares,
     seals: Threads,
     freezes: Threads,
+    ends: Ends,
     /// Places for what is unmounted and not frozen yet.
     pins: Arc<Semaphore>,
     /// Of what claims had mounted.
@@ -372,6 +375,7 @@ impl Engine {
             spares: Spares::new(threads("spares", 1)?),
             seals,
             freezes,
+            ends: Ends::default(),
             pins: Arc::new(Semaphore::new(PINS)),
             watches: UnmountWatches::default(),
             chores,
@@ -423,7 +427,7 @@ impl Engine {
                 .spawn(kept::watch(inner.clone(), recovered.kept));
         }
         for left in recovered.leaving {
-            seal::spawn(&inner, left);
+            ends::begin_soon(&inner, left);
         }
         spares::fill(&inner);
         inner.wake_reaper();

@@ -5,7 +5,6 @@
 
 use std::os::fd::OwnedFd;
 use std::sync::Arc;
-use std::sync::atomic::Ordering;
 use std::time::{Duration, Instant};
 
 use tokio::sync::MutexGuard;
@@ -17,7 +16,7 @@ use super::notice::{NotCommitted, What, say, say_not_committed};
 use super::state::{Goal, Left, Pin};
 use super::types::VolumeState;
 use super::writers::until_unwritten;
-use super::{Inner, reap};
+use super::{Inner, ends, reap};
 use crate::backend::{self, Freeze};
 use crate::model::{
     Artifact, Commit, LayerId, LayerRecord, Name, Outcome, SealPlan, Timestamp, VolumeRecord,
@@ -55,45 +54,11 @@ pub(super) fn retry_after(attempt: usize, error: &Error) -> Duration {
     }
 }
 
-/// How long a volume's end waits before it begins. The kernel evicts a tree's dentries without a pause, milliseconds for thousands of
-/// files, and a caller who is woken on that processor to read the answer would wait for it; nothing tells when he has read it.
-const AFTER_THE_ANSWER: Duration = Duration::from_millis(5);
-
-/// Takes care of a volume that left: soon, so that whoever waits for the answer does not wait for this too.
-pub(super) fn spawn(inner: &Arc<Inner>, left: Left) {
-    let begin = Begin(Some((inner.clone(), left)));
-    let task = async move {
-        tokio::time::sleep(AFTER_THE_ANSWER).await;
-        drop(begin);
-    };
-    drop(inner.spawn_here(task));
-}
-
-/// Begins to see to a volume's end when it is dropped, also by a runtime that ends.
-struct Begin(Option<(Arc<Inner>, Left)>);
-
-impl Drop for Begin {
-    fn drop(&mut self) {
-        let Some((inner, left)) = self.0.take() else {
-            return;
-        };
-        let engine = inner.clone();
-        let task = async move {
-            let key = left.key;
-            tokio::select! {
-                () = settle(&engine, left) => {}
-                // Nothing is lost: the directory says what was promised, and the next start takes it up.
-                () = engine.stop.cancelled() => tracing::debug!(layer = %key, "left for the next start"),
-            }
-        };
-        inner.tasks.spawn_on(task, &inner.runtime);
-    }
-}
-
 /// Sees a leaving volume to its end, however often a step fails.
-async fn settle(inner: &Arc<Inner>, left: Left) {
+/// `found`: what the first attempt to freeze it came to, if there was one.
+pub(super) async fn settle(inner: &Arc<Inner>, left: Left, found: Option<Result<Freeze>>) {
     let key = left.key;
-    if let Some(watch) = freeze(inner, key, left.pin).await {
+    if let Some(watch) = freeze(inner, left, found).await {
         match inner.leaving(key) {
             Some((Goal::Discard, _)) => until_released(inner, key, watch).await,
             Some((Goal::Seal(_), record)) => keep_while_held(inner, key, record.layers, watch),
@@ -235,20 +200,19 @@ pub(super) fn tell_if_held_for_long(inner: &Arc<Inner>, key: LayerId) {
 }
 
 /// Waits until nobody can change the volume's content any more. If somebody still looks at it, what tells the end of that.
-async fn freeze(inner: &Arc<Inner>, key: LayerId, mut pin: Option<Pin>) -> Option<Watch> {
+async fn freeze(
+    inner: &Arc<Inner>,
+    left: Left,
+    mut found: Option<Result<Freeze>>,
+) -> Option<Watch> {
+    let Left { key, mut pin } = left;
     let (mut failures, mut looks) = (0, 0);
     loop {
-        let engine = inner.clone();
-        let pin = pin.take();
-        let frozen = inner.freezes.run(move || {
-            let Some(dir) = engine.leaving_dir(key)? else {
-                return Ok(Freeze::Frozen);
-            };
-            let (descriptor, _place) = pin.map(|pin| (pin.descriptor, pin.place)).unzip();
-            let frozen = engine.backend.freeze(&dir, descriptor);
-            frozen.doing("freeze the volume's content")
-        });
-        match frozen.await.and_then(|result| result) {
+        let answer = match found.take() {
+            Some(answer) => answer,
+            None => try_to_freeze(inner, key, pin.take()).await,
+        };
+        match answer {
             Ok(Freeze::Frozen) => return None,
             Ok(Freeze::Held(watch)) => {
                 tracing::info!(layer = %key, "a process still looks at the volume");
@@ -271,6 +235,19 @@ async fn freeze(inner: &Arc<Inner>, key: LayerId, mut pin: Option<Pin>) -> Optio
             }
         }
     }
+}
+
+async fn try_to_freeze(inner: &Arc<Inner>, key: LayerId, pin: Option<Pin>) -> Result<Freeze> {
+    let engine = inner.clone();
+    let frozen = inner.freezes.run(move || {
+        let Some(dir) = engine.leaving_dir(key)? else {
+            return Ok(Freeze::Frozen);
+        };
+        let (descriptor, _place) = pin.map(|pin| (pin.descriptor, pin.place)).unzip();
+        let frozen = engine.backend.freeze(&dir, descriptor);
+        frozen.doing("freeze the volume's content")
+    });
+    frozen.await?
 }
 
 /// How long to wait before the next look.
@@ -716,24 +693,25 @@ async fn discard(inner: &Arc<Inner>, key: LayerId) -> Result<()> {
             })
     };
     inner.chores.run(job).await?.doing("delete the volume")?;
-    point(Point::DiscardDeleted);
-    // Not after each: a round looks at everything that is sealed.
-    if inner.forget_leaving(key) || inner.short.load(Ordering::SeqCst) {
-        inner.wake_reaper();
-    }
+    ends::discarded(inner, key);
     Ok(())
 }
 
 /// How the directory of a leaving volume is found.
 impl Inner {
-    /// The directory of a leaving volume; `None` when it is gone.
-    pub(super) fn leaving_dir(&self, key: LayerId) -> Result<Option<Dir>> {
-        let Some((goal, _)) = self.leaving(key) else {
-            return Ok(None);
-        };
-        let place = match goal {
+    /// What has the directory of a leaving volume; `None` when it is no more one.
+    pub(super) fn place_of(&self, key: LayerId) -> Option<&Dir> {
+        let state = self.state.lock();
+        Some(match state.leaving.get(&key)?.goal {
             Goal::Seal(_) => &self.dirs.pending,
             Goal::Discard => &self.dirs.trash,
+        })
+    }
+
+    /// The directory of a leaving volume; `None` when it is gone.
+    pub(super) fn leaving_dir(&self, key: LayerId) -> Result<Option<Dir>> {
+        let Some(place) = self.place_of(key) else {
+            return Ok(None);
         };
         match place.open_beneath(key.to_string()) {
             Ok(dir) => Ok(Some(dir)),
@@ -773,7 +751,7 @@ impl Inner {
     }
 
     /// Whether it may have been the last that needed something.
-    fn forget_leaving(&self, key: LayerId) -> bool {
+    pub(super) fn forget_leaving(&self, key: LayerId) -> bool {
         let now = self.clock.now();
         let last = {
             let mut state = self.state.lock();

@@ -8,14 +8,14 @@
 //! when nobody waits for its answer any more: a publish whose caller hung up is never left half-made.
 
 use std::cell::{Cell, OnceCell};
+use std::collections::VecDeque;
 use std::future::{Future, poll_fn};
 use std::sync::Arc;
 use std::sync::atomic::{AtomicU8, AtomicUsize, Ordering};
 use std::task::Poll;
 use std::thread::JoinHandle;
 
-use crossbeam_channel::{Sender, unbounded};
-use parking_lot::{Mutex, RwLock};
+use parking_lot::{Condvar, Mutex, RwLock};
 use tokio::sync::oneshot;
 
 use super::error::{Error, Result};
@@ -25,12 +25,70 @@ type Job = Box<dyn FnOnce() + Send>;
 /// A fixed number of threads that run jobs in the order in which they came.
 #[derive(Debug)]
 pub(super) struct Threads {
-    jobs: Mutex<Option<Sender<Job>>>,
+    queue: Arc<Queue>,
     handles: Mutex<Vec<JoinHandle<()>>>,
     /// How many jobs run on threads that serve calls.
     here: AtomicUsize,
     /// Read-locked by each of these, so that the end waits for them too.
     running: RwLock<()>,
+}
+
+/// Jobs in the order in which they came. Whoever finds none sleeps at once: to look for some again and again, as queues for short waits do,
+/// takes the processor from those who make them.
+#[derive(Default)]
+struct Queue {
+    jobs: Mutex<Jobs>,
+    more: Condvar,
+}
+
+#[derive(Default)]
+struct Jobs {
+    waiting: VecDeque<Job>,
+    /// No more are taken.
+    closed: bool,
+}
+
+impl std::fmt::Debug for Queue {
+    fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
+        f.debug_struct("Queue").finish_non_exhaustive()
+    }
+}
+
+impl Queue {
+    /// Whether it is taken.
+    fn push(&self, job: Job) -> bool {
+        let mut jobs = self.jobs.lock();
+        if jobs.closed {
+            return false;
+        }
+        jobs.waiting.push_back(job);
+        drop(jobs);
+        self.more.notify_one();
+        true
+    }
+
+    /// The next; waits for it. `None`: there will be none any more.
+    fn pop(&self) -> Option<Job> {
+        let mut jobs = self.jobs.lock();
+        loop {
+            if let Some(job) = jobs.waiting.pop_front() {
+                return Some(job);
+            }
+            if jobs.closed {
+                return None;
+            }
+            self.more.wait(&mut jobs);
+        }
+    }
+
+    fn is_closed(&self) -> bool {
+        self.jobs.lock().closed
+    }
+
+    fn close(&self) {
+        self.jobs.lock().closed = true;
+        self.more.notify_all();
+    }
 }
 
 /// How many threads may serve calls ([`CallHere`]). At each moment one of them runs no job, and so can answer whoever asks how
@@ -162,17 +220,21 @@ fn run(job: Job) {
 impl Threads {
     /// Starts `count` threads called `name`.
     pub(super) fn start(name: &str, count: usize) -> std::io::Result<Self> {
-        let (jobs, queue) = unbounded::<Job>();
+        let queue = Arc::<Queue>::default();
         let threads = (0..count)
             .map(|_| {
                 let queue = queue.clone();
                 std::thread::Builder::new()
                     .name(name.to_owned())
-                    .spawn(move || queue.iter().for_each(run))
+                    .spawn(move || {
+                        while let Some(job) = queue.pop() {
+                            run(job);
+                        }
+                    })
             })
             .collect::<std::io::Result<Vec<_>>>()?;
         Ok(Self {
-            jobs: Mutex::new(Some(jobs)),
+            queue,
             handles: Mutex::new(threads),
             here: AtomicUsize::new(0),
             running: RwLock::new(()),
@@ -198,11 +260,7 @@ impl Threads {
             drop(answer.send(result));
             rest();
         });
-        let queued = match &*self.jobs.lock() {
-            // The receivers live as long as the sender: a send cannot fail.
-            Some(jobs) => jobs.send(job).is_ok(),
-            None => false,
-        };
+        let queued = self.queue.push(job);
         // What was queued is run to its end; if there is no answer, it panicked.
         let unanswered = move |_| {
             if queued {
@@ -233,7 +291,7 @@ impl Threads {
         };
         // Only the end locks it for itself; whoever comes while that waits for others must not wait with it.
         let running = self.running.try_read();
-        if running.is_none() || self.jobs.lock().is_none() {
+        if running.is_none() || self.queue.is_closed() {
             return Err(Error::ShuttingDown);
         }
         let _busy = Busy::with(JOB);
@@ -256,7 +314,7 @@ impl Threads {
 
     /// Takes no more jobs, runs those that are queued, and ends the threads. Blocks.
     pub(super) fn finish(&self) {
-        drop(self.jobs.lock().take());
+        self.queue.close();
         drop(self.running.write());
         for thread in self.handles.lock().drain(..) {
             // A panic was printed where it happened; the job's caller got an error.

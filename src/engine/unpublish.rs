@@ -11,8 +11,8 @@ use std::sync::Arc;
 use tokio::sync::OwnedSemaphorePermit;
 
 use super::crash::{Point, point};
+use super::ends;
 use super::error::{Doing, Error, Result};
-use super::seal;
 use super::state::{Goal, Leaving, Left, Pin};
 use super::target::Target;
 use super::types::VolumeState;
@@ -38,7 +38,7 @@ pub(super) async fn unpublish(inner: &Arc<Inner>, volume: &str, target: &Path) -
         // Here and not by the caller, who may have gone away: what is promised is seen to.
         let answer = left.map(|left| {
             if let Some(left) = left {
-                seal::spawn(&engine, left);
+                ends::begin_soon(&engine, left);
             }
         });
         drop(guard);
@@ -139,7 +139,7 @@ pub(super) fn promise_abandoned(inner: &Arc<Inner>) -> Result<usize> {
             match promise(inner, &volume) {
                 Ok(key) => {
                     tracing::info!(volume.id = %volume, "nobody will unpublish it any more: its end begins");
-                    seal::spawn(inner, Left { key, pin: None });
+                    ends::begin_soon(inner, Left { key, pin: None });
                     promised += 1;
                 }
                 Err(error) => {

@@ -348,6 +348,24 @@ fn delete_frame(trash: &Dir, name: &Path, volume: &Dir) -> sys::Result<()> {
     trash.remove_dir(name)
 }
 
+/// A volume's pin, if it is one of an overlay; of another the end cannot be seen.
+fn of_overlay(volume: &Dir, pin: Option<OwnedFd>) -> Result<Option<Dir>> {
+    let Some(pin) = pin.map(|pin| Dir::from_fd(pin, volume.path())) else {
+        return Ok(None);
+    };
+    let is_overlay = pin.space()?.magic == Space::OVERLAY;
+    Ok(is_overlay.then_some(pin))
+}
+
+/// The filesystem keeps a record of every project that has a limit, also when it has nothing else.
+fn unlimit(trash: &Dir, project: Option<u32>) {
+    if let Some(project) = project
+        && let Err(error) = trash.set_project_limit(project, 0)
+    {
+        tracing::debug!(%error, project, "the limit of what was deleted stays in the quota file");
+    }
+}
+
 /// Whether this ever was an overlay: each mount makes a directory of its own in the work directory.
 fn was_mounted(volume: &Dir) -> Result<bool> {
     Ok(match volume.open_if_there(FIRST_WORK)? {
@@ -472,15 +490,10 @@ impl Backend for Overlay {
     }
 
     fn freeze(&self, volume: &Dir, pin: Option<OwnedFd>) -> Result<Freeze> {
-        let Some(pin) = pin else {
+        // Of a bind mount the filesystem is the pool's own: making *that* read-only would be the end of everything.
+        let Some(pin) = of_overlay(volume, pin)? else {
             return self.unpinned(volume);
         };
-        // Of a bind mount the filesystem is the pool's own: making *that* read-only would be the end of everything.
-        let pin = Dir::from_fd(pin, volume.path());
-        if pin.space()?.magic != Space::OVERLAY {
-            drop(pin);
-            return self.unpinned(volume);
-        }
         let context = FsContext::pick(pin.as_fd()).map_err(|error| error.of(volume.path()))?;
         let result = context.flag("ro").and_then(|()| context.reconfigure());
         // The context holds the superblock as the pin does.
@@ -490,23 +503,14 @@ impl Backend for Overlay {
             Err(error) if error.is(Errno::EBUSY) => true,
             Err(error) => return Err(error.of(volume.path()).into()),
         };
-        let answer = if busy { Freeze::Busy } else { Freeze::Held };
-        let watch = match self.watches.watch(pin.as_fd()) {
-            Ok(watch) => watch,
-            // There is a limit on watches per user: without one the caller asks again.
-            Err(error)
-                if matches!(error.errno(), Errno::EMFILE | Errno::ENFILE | Errno::ENOSPC) =>
-            {
-                return Ok(answer(None));
-            }
-            Err(error) => return Err(error.into()),
-        };
-        drop(pin);
-        // Ours was the last hold, or became it when the last writer went: then the watch has fired already.
-        Ok(match watch.has_fired() {
-            Ok(()) => Freeze::Frozen,
-            Err(watch) => answer(Some(watch)),
-        })
+        self.close(pin, if busy { Freeze::Busy } else { Freeze::Held })
+    }
+
+    fn let_go(&self, volume: &Dir, pin: Option<OwnedFd>) -> Result<Freeze> {
+        match of_overlay(volume, pin)? {
+            Some(pin) => self.close(pin, Freeze::Busy),
+            None => self.unpinned(volume),
+        }
     }
 
     fn has_marker(&self, volume: &Dir, name: &str) -> Result<bool> {
@@ -587,18 +591,28 @@ impl Backend for Overlay {
     }
 
     fn delete(&self, trash: &Dir, name: &Path, stop: Stop<'_>) -> Result<()> {
+        // Whatever hinders that, hinders this too, and says what it is.
+        if self.delete_untouched(trash, name).unwrap_or(false) {
+            return Ok(());
+        }
         let dir = trash.open_if_there(name).ok().flatten();
-        let project = dir.as_ref().and_then(|dir| self.project_of(dir));
-        if dir.is_none_or(|dir| delete_frame(trash, name, &dir).is_err()) {
-            tree::delete(trash, name, stop)?;
-        }
-        // The filesystem keeps a record of every project that has a limit, also when it has nothing else.
-        if let Some(project) = project
-            && let Err(error) = trash.set_project_limit(project, 0)
-        {
-            tracing::debug!(%error, project, "the limit of what was deleted stays in the quota file");
-        }
+        let project = dir.and_then(|dir| self.project_of(&dir));
+        tree::delete(trash, name, stop)?;
+        unlimit(trash, project);
         Ok(())
+    }
+
+    fn delete_untouched(&self, trash: &Dir, name: &Path) -> Result<bool> {
+        let Some(dir) = trash.open_if_there(name)? else {
+            return Ok(true);
+        };
+        let project = self.project_of(&dir);
+        let is_deleted = delete_frame(trash, name, &dir).is_ok();
+        // Once the top is gone nobody finds out the project.
+        if is_deleted || !dir.has(TOP)? {
+            unlimit(trash, project);
+        }
+        Ok(is_deleted)
     }
 }
 
@@ -611,6 +625,26 @@ impl Overlay {
         let content = [TOP, FS].map(|content| dir.open_if_there(content).ok().flatten());
         let project = content.into_iter().flatten().next()?.project().ok();
         project.filter(|project| *project != 0)
+    }
+
+    /// Closes a pin; `answer`, if it was not the last that held the filesystem.
+    fn close(&self, pin: Dir, answer: impl FnOnce(Option<OwnedFd>) -> Freeze) -> Result<Freeze> {
+        let watch = match self.watches.watch(pin.as_fd()) {
+            Ok(watch) => watch,
+            // There is a limit on watches per user: without one the caller asks again.
+            Err(error)
+                if matches!(error.errno(), Errno::EMFILE | Errno::ENFILE | Errno::ENOSPC) =>
+            {
+                return Ok(answer(None));
+            }
+            Err(error) => return Err(error.into()),
+        };
+        drop(pin);
+        // Ours was the last hold, or became it when the last writer went: then the watch has fired already.
+        Ok(match watch.has_fired() {
+            Ok(()) => Freeze::Frozen,
+            Err(watch) => answer(Some(watch)),
+        })
     }
 
     /// What is known of a volume of which we hold no mount.
