@@ -319,7 +319,7 @@ fn open_file(root: &Dir, name: &str, flags: OFlags) -> Result<Database> {
         0
     };
     let file = File::from(root.open_file_beneath(name, flags, mode)?);
-    read_anew(&file);
+    read_anew(root, &file)?;
     redb::Builder::new()
         .set_cache_size(CACHE_BYTES)
         .create_with_backend(IndexFile::new(file, root.try_clone()?))
@@ -346,7 +346,7 @@ fn copy_of(root: &Dir, mut file: File) -> Result<Database> {
 /// Which transaction was the last that is on the disk.
 fn last_on_disk(root: &Dir) -> Result<Option<u64>> {
     let file = File::from(root.open_file_beneath(layout::INDEX, OFlags::RDONLY, 0)?);
-    read_anew(&file);
+    read_anew(root, &file)?;
     guarded(root, || meta(&copy_of(root, file)?, LAST_KEY))
 }
 
@@ -357,11 +357,15 @@ const READ_AHEAD: usize = 128 << 10;
 ///
 /// After a write-back that failed the kernel keeps the pages, as clean: they show what is not on the disk and will never be.
 /// A database opened upon them would write more that refers to them, and be torn after the next power cut.
-fn read_anew(file: &File) {
+fn read_anew(root: &Dir, file: &File) -> Result<()> {
     // What can be written is; what cannot be is no longer dirty, and so can be forgotten. A disk that still refuses says so
     // again when the database is repaired.
     if let Err(error) = file.sync_all() {
         tracing::warn!(%error, "the index could not be written back; it is read from the disk");
+        // But where a filesystem has given itself up it stays dirty and cannot be forgotten (ext4, Linux 6.1): what would be read is
+        // nowhere but in memory.
+        file.sync_all()
+            .map_err(|errno| root.error("fsync", layout::INDEX, errno))?;
     }
     if let Err(error) = rustix::fs::fadvise(file, 0, None, Advice::DontNeed) {
         tracing::warn!(%error, "what the kernel remembers of the index is not forgotten");
@@ -375,6 +379,7 @@ fn read_anew(file: &File) {
             break;
         }
     }
+    Ok(())
 }
 
 /// A database that cannot be opened, in words that say what to do.

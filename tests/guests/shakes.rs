@@ -147,15 +147,19 @@ pub(crate) fn shake(ground: Ground, shaken: Shaken, seed: u64) {
                 operations += 1;
             }
             shaky.refuse();
-            for _ in 0..5 + random.below(8) {
-                let step = tokio::time::timeout(PATIENCE, work.step());
-                let done = step.await.expect("it fails rather than hangs");
+            let mut heard = |done: Result<Result<(), String>, _>| {
                 operations += 1;
-                if let Err(why) = done {
+                if let Err(why) = done.expect("it fails rather than hangs") {
                     refusals += 1;
                     tell(&Report::Said(format!("refused: {why}")));
                 }
+            };
+            for _ in 0..5 + random.below(8) {
+                heard(tokio::time::timeout(PATIENCE, work.step()).await);
             }
+            // What a filesystem shows that has given itself up by now may be nowhere but in memory (ext4, Linux 6.1: what cannot be written stays
+            // dirty). A claim is one transaction of the index: what that promises is looked for afterwards.
+            heard(tokio::time::timeout(PATIENCE, work.one_more_claim()).await);
             shaky.recover();
             if under.shaken == Shaken::Data {
                 // What was written meanwhile may still come up as lost; after that everything works.

@@ -357,12 +357,24 @@ impl<'a> Work<'a> {
         Ok(())
     }
 
+    /// Makes a claim, which takes one transaction of the index and no more.
+    pub(crate) async fn one_more_claim(&mut self) -> Result<(), String> {
+        let made = self.make_claim().await;
+        made.map_err(|error| error.to_string())
+    }
+
+    async fn make_claim(&mut self) -> Result<(), Error> {
+        self.number += 1;
+        let name = format!("claim-{}-{}", self.place.seed, self.number);
+        let made = self.engine.create_claim(claim(&name, None)).await?;
+        self.tell(Fact::Claimed(name.clone()));
+        self.claims.push((made, name, 0));
+        Ok(())
+    }
+
     async fn claim(&mut self) -> Result<(), Error> {
         if self.claims.len() < 2 || self.random.below(8) == 0 {
-            let name = format!("claim-{}-{}", self.place.seed, self.number);
-            let made = self.engine.create_claim(claim(&name, None)).await?;
-            self.tell(Fact::Claimed(name.clone()));
-            self.claims.push((made, name, 0));
+            self.make_claim().await?;
         }
         let at = usize::try_from(self.random.below(self.claims.len() as u64)).expect("few");
         let (claim, name, mut generation) = self.claims[at].clone();
