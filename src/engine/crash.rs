@@ -78,7 +78,7 @@ points! {
     UnpublishPromised = "unpublish-promised",
     /// The outcome is noted in the volume's directory.
     OutcomeNoted = "outcome-noted",
-    /// The content is frozen.
+    /// The content is frozen, or nobody holds it that is to be thrown away.
     SealFrozen = "seal-frozen",
     /// What is not to be sealed is deleted; the process knows of it still.
     DiscardDeleted = "discard-deleted",

@@ -1,36 +1,40 @@
-//! Ends: how the end of a volume begins, a moment after the unpublish was answered. Volumes that leave at the same moment begin together.
+//! Ends: how the end of a volume begins, a moment after the unpublish was answered.
 //!
 //! A volume that is thrown away, that nobody holds and in which nothing was written ends here, on one thread and in one go: in CI those are
-//! most. All others have a task of their own ([`seal::settle`]).
+//! most, so those of one moment begin together. All others have a task of their own ([`seal::settle`]).
 
 use std::sync::Arc;
 use std::sync::atomic::Ordering;
 use std::time::{Duration, Instant};
 
 use parking_lot::Mutex;
+use tokio_util::task::task_tracker::TaskTrackerToken;
 
 use super::crash::{Point, point};
 use super::error::{Doing, Result};
 use super::state::{Goal, Left, Pin};
 use super::{Inner, seal};
-use crate::backend::{self, Freeze};
+use crate::backend::Freeze;
 use crate::model::LayerId;
 
-/// How long a volume's end waits before it begins, at most. The kernel evicts a tree's dentries without a pause, milliseconds for thousands
+/// How long a volume's end waits before it begins, at least. The kernel evicts a tree's dentries without a pause, milliseconds for thousands
 /// of files, and a caller who is woken on that processor to read the answer would wait for it; nothing tells when he has read it.
 const AFTER_THE_ANSWER: Duration = Duration::from_millis(5);
 
-/// How long whoever was the first is trusted to begin with all: the thread where he waits serves calls, and may be blocked by one.
+/// How long whoever waits to begin with all is trusted to: the thread where he waits serves calls, and may be blocked by one.
 const TRUSTED: Duration = Duration::from_millis(50);
 
-/// The volumes whose end has not begun yet.
+/// The volumes to be thrown away whose end has not begun yet.
 #[derive(Debug, Default)]
 pub(super) struct Ends(Mutex<Waiting>);
 
 #[derive(Debug, Default)]
 struct Waiting {
-    all: Vec<Left>,
-    /// Since when somebody waits to begin with all.
+    /// With these whoever waits begins next …
+    next: Vec<Left>,
+    /// … and with those that came meanwhile the time after that.
+    later: Vec<Left>,
+    /// Since when he waits.
     since: Option<Instant>,
 }
 
@@ -38,112 +42,176 @@ impl Ends {
     /// Whether whoever adds this is the one who is to begin with all.
     fn add(&self, left: Left) -> bool {
         let mut waiting = self.0.lock();
-        waiting.all.push(left);
-        let somebody_will = waiting.since.is_some_and(|since| since.elapsed() < TRUSTED);
-        if !somebody_will {
-            waiting.since = Some(Instant::now());
+        if waiting.since.is_some_and(|since| since.elapsed() < TRUSTED) {
+            waiting.later.push(left);
+            return false;
         }
-        !somebody_will
+        waiting.next.push(left);
+        waiting.since = Some(Instant::now());
+        true
     }
 
-    fn take(&self) -> Vec<Left> {
-        std::mem::take(&mut *self.0.lock()).all
+    /// Those that have waited long enough, and whether there are others, for which he waits once more.
+    fn take(&self) -> (Vec<Left>, bool) {
+        let mut waiting = self.0.lock();
+        let taken = std::mem::take(&mut waiting.next);
+        waiting.next = std::mem::take(&mut waiting.later);
+        let others = !waiting.next.is_empty();
+        waiting.since = others.then(Instant::now);
+        (taken, others)
+    }
+
+    fn take_all(&self) -> Vec<Left> {
+        let Waiting { next, later, .. } = std::mem::take(&mut *self.0.lock());
+        next.into_iter().chain(later).collect()
     }
 }
 
 /// Takes care of a volume that left: soon, so that whoever waits for the answer does not wait for this too.
 pub(super) fn begin_soon(inner: &Arc<Inner>, left: Left) {
-    if !inner.ends.add(left) {
-        return;
+    if inner.is_thrown_away(left.key) {
+        if inner.ends.add(left) {
+            drop(inner.spawn_here(begin_with_all(All(inner.clone()))));
+        }
+    } else {
+        let one = One(Some((inner.clone(), left)));
+        drop(inner.spawn_here(async move {
+            tokio::time::sleep(AFTER_THE_ANSWER).await;
+            drop(one);
+        }));
     }
-    let begin = Begin(inner.clone());
-    let task = async move {
-        tokio::time::sleep(AFTER_THE_ANSWER).await;
-        drop(begin);
-    };
-    drop(inner.spawn_here(task));
 }
 
-/// Begins to see to the ends when it is dropped, also by a runtime that ends.
-struct Begin(Arc<Inner>);
+/// Begins at once with whatever waits: somebody needs the places that these take, and whoever was to begin may be blocked.
+pub(super) fn begin_now(inner: &Arc<Inner>) {
+    drop(All(inner.clone()));
+}
 
-impl Drop for Begin {
+async fn begin_with_all(all: All) {
+    let (inner, mut others) = (&all.0, true);
+    while others {
+        tokio::time::sleep(AFTER_THE_ANSWER).await;
+        let ripe;
+        (ripe, others) = inner.ends.take();
+        for left in ripe {
+            throw_away(inner, left);
+        }
+    }
+}
+
+/// Begins with all that waits when it is dropped, also by a runtime that ends.
+struct All(Arc<Inner>);
+
+impl Drop for All {
     fn drop(&mut self) {
-        let inner = &self.0;
-        for left in inner.ends.take() {
-            if inner.is_discarded(left.key) {
-                let engine = inner.clone();
-                // What a job is given for when none is taken any more, the next start finds.
-                drop(inner.freezes.run(move || discard(&engine, left)));
-            } else {
-                settle(inner, left, None);
-            }
+        for left in self.0.ends.take_all() {
+            throw_away(&self.0, left);
+        }
+    }
+}
+
+/// The same with one that has a task of its own.
+struct One(Option<(Arc<Inner>, Left)>);
+
+impl Drop for One {
+    fn drop(&mut self) {
+        if let Some((inner, left)) = self.0.take() {
+            settle(&inner, left, None);
         }
     }
 }
 
 /// Sees to a volume's end in a task of its own. `found`: the answer to the first question whether somebody holds it.
 fn settle(inner: &Arc<Inner>, left: Left, found: Option<Result<Freeze>>) {
+    if is_left_alone(inner, left.key) {
+        return;
+    }
     let engine = inner.clone();
     let task = async move {
         let key = left.key;
         tokio::select! {
             () = seal::settle(&engine, left, found) => {}
-            // Nothing is lost: the directory says what was promised, and the next start takes it up.
-            () = engine.stop.cancelled() => tracing::debug!(layer = %key, "left for the next start"),
+            () = engine.stop.cancelled() => {
+                is_left_alone(&engine, key);
+            }
         }
     };
     inner.tasks.spawn_on(task, &inner.runtime);
 }
 
-/// Throws a volume away; if it is held or has content, that goes on in a task.
-fn discard(inner: &Arc<Inner>, left: Left) {
-    let key = left.key;
-    if inner.stop.is_cancelled() {
+/// Whether the engine stops. Nothing is lost: the directory says what was promised, and the next start takes it up.
+fn is_left_alone(inner: &Inner, key: LayerId) -> bool {
+    let stops = inner.stop.is_cancelled();
+    if stops {
         tracing::debug!(layer = %key, "left for the next start");
-        return;
     }
-    let found = let_go(inner, left);
-    let is_free = matches!(found, Ok(Freeze::Frozen));
-    if is_free {
-        point(Point::SealFrozen);
+    stops
+}
+
+fn throw_away(inner: &Arc<Inner>, left: Left) {
+    let end = End {
+        inner: inner.clone(),
+        key: left.key,
+        found: None,
+        is_over: false,
+        _until_then: inner.tasks.token(),
+    };
+    // When no job is taken any more, the next start finds what is left.
+    drop(inner.freezes.run(move || end.come(left.pin)));
+}
+
+/// The end of a volume that is thrown away. If it has not come when this is dropped, because the volume is held or has content, or because of
+/// a defect, it goes on in a task.
+struct End {
+    inner: Arc<Inner>,
+    key: LayerId,
+    found: Option<Result<Freeze>>,
+    is_over: bool,
+    _until_then: TaskTrackerToken,
+}
+
+impl End {
+    fn come(mut self, pin: Option<Pin>) {
+        let (inner, key) = (&self.inner, self.key);
+        if inner.stop.is_cancelled() {
+            return;
+        }
+        let found = let_go(inner, key, pin);
+        let is_free = matches!(found, Ok(Freeze::Frozen));
+        self.found = Some(found);
+        if is_free {
+            point(Point::SealFrozen);
+            let (trash, name) = (&inner.dirs.trash, key.to_string());
+            // What cannot be deleted here is no failure: that comes from where it is tried again.
+            let is_deleted = inner.backend.delete_untouched(trash, name.as_ref());
+            self.is_over = is_deleted.unwrap_or(false);
+        }
+        if self.is_over {
+            discarded(inner, key);
+        }
     }
-    // What cannot be deleted here is no failure: that comes from there, and is tried again.
-    if is_free && is_deleted(inner, key).unwrap_or(false) {
-        discarded(inner, key);
-    } else {
-        settle(inner, Left { key, pin: None }, Some(found));
+}
+
+impl Drop for End {
+    fn drop(&mut self) {
+        if !self.is_over {
+            let left = Left {
+                key: self.key,
+                pin: None,
+            };
+            settle(&self.inner, left, self.found.take());
+        }
     }
 }
 
 /// Closes the volume's pin, and finds out whether somebody holds the volume still.
-fn let_go(inner: &Inner, left: Left) -> Result<Freeze> {
-    let Some(dir) = inner.leaving_dir(left.key)? else {
+fn let_go(inner: &Inner, key: LayerId, pin: Option<Pin>) -> Result<Freeze> {
+    let Some(dir) = inner.leaving_dir(key)? else {
         return Ok(Freeze::Frozen);
     };
-    let pin = left
-        .pin
-        .map(|Pin { descriptor, place }| (descriptor, place));
-    let (descriptor, _place) = pin.unzip();
+    let (descriptor, _place) = pin.map(|pin| (pin.descriptor, pin.place)).unzip();
     let found = inner.backend.let_go(&dir, descriptor);
     found.doing("close the volume")
-}
-
-/// Deletes the volume if nothing was written in it: what takes a while is the affair of the thread for chores.
-fn is_deleted(inner: &Inner, key: LayerId) -> backend::Result<bool> {
-    let name = key.to_string();
-    inner
-        .backend
-        .delete_untouched(&inner.dirs.trash, name.as_ref())
-}
-
-impl Inner {
-    /// Whether a leaving volume is thrown away, whatever its pod did.
-    fn is_discarded(&self, key: LayerId) -> bool {
-        let state = self.state.lock();
-        let leaving = state.leaving.get(&key);
-        leaving.is_some_and(|leaving| leaving.goal == Goal::Discard)
-    }
 }
 
 /// A volume that was thrown away is deleted.
@@ -155,24 +223,53 @@ pub(super) fn discarded(inner: &Inner, key: LayerId) {
     }
 }
 
+impl Inner {
+    /// Whether a leaving volume is thrown away, whatever its pod did.
+    fn is_thrown_away(&self, key: LayerId) -> bool {
+        let state = self.state.lock();
+        let leaving = state.leaving.get(&key);
+        leaving.is_some_and(|leaving| leaving.goal == Goal::Discard)
+    }
+}
+
 #[cfg(test)]
 mod tests {
     use super::*;
 
+    fn left() -> Left {
+        Left {
+            key: LayerId::from_bits(1),
+            pin: None,
+        }
+    }
+
     #[test]
     fn one_waits_for_all_and_if_he_does_not_come_the_next_does() {
         let ends = Ends::default();
-        let left = || Left {
-            key: LayerId::from_bits(1),
-            pin: None,
-        };
         assert!(ends.add(left()));
         assert!(!ends.add(left()));
         let since = Instant::now().checked_sub(TRUSTED);
         ends.0.lock().since = since;
         assert!(ends.add(left()), "the first is late");
         assert!(!ends.add(left()));
-        assert_eq!(ends.take().len(), 4);
+        assert_eq!(ends.take_all().len(), 4);
+        assert!(ends.add(left()), "nobody waits any more");
+    }
+
+    #[test]
+    fn what_came_while_somebody_waited_is_begun_with_the_next_time() {
+        let ends = Ends::default();
+        assert!(ends.add(left()));
+        assert!(!ends.add(left()));
+        assert!(!ends.add(left()));
+        let begun = || {
+            let (taken, others) = ends.take();
+            (taken.len(), others)
+        };
+        assert_eq!(begun(), (1, true));
+        assert!(!ends.add(left()), "he waits once more");
+        assert_eq!(begun(), (2, true));
+        assert_eq!(begun(), (1, false));
         assert!(ends.add(left()), "nobody waits any more");
     }
 }

@@ -15,12 +15,12 @@
 //!
 //! # Threads
 //!
-//! Nothing that blocks runs on the async runtime. `calls` serves RPCs, `freezes` lets the kernel put away what was unmounted,
-//! `seals` ends volumes, `syncs` (one thread) waits for the disk, `chores` (one thread) deletes and measures, `looks` (one thread)
-//! asks who still writes to what is to be sealed, and who uses what nobody knows, `spares` (one thread) makes beforehand what a
-//! publish needs: what is slow delays only its like. A job that was given is finished, whoever waits for it.
-//! What is short and the same whatever the size of a tree runs where it was received, on a thread that serves nothing but calls
-//! (`threads`).
+//! Nothing that blocks runs on the async runtime. `calls` serves RPCs, `freezes` lets the kernel put away what was unmounted, with what
+//! is left of a volume in which nothing was written, `seals` ends volumes, `syncs` (one thread) waits for the disk, `chores` (one
+//! thread) deletes and measures, `looks` (one thread) asks who still writes to what is to be sealed, and who uses what nobody knows,
+//! `spares` (one thread) makes beforehand what a publish needs: what is slow delays only its like. A job that was given is finished,
+//! whoever waits for it. What is short and the same whatever the size of a tree runs where it was received, on a thread that serves
+//! nothing but calls (`threads`).
 
 mod check;
 pub mod claims;
@@ -197,7 +197,7 @@ struct Inner {
     seals: Threads,
     freezes: Threads,
     ends: Ends,
-    /// Places for what is unmounted and not frozen yet.
+    /// Places for what is unmounted and not put away yet.
     pins: Arc<Semaphore>,
     /// Of what claims had mounted.
     watches: UnmountWatches,

@@ -1,6 +1,6 @@
 //! What happens to a volume after its pod: it is frozen, its pod's outcome becomes known, and it is sealed or thrown away.
 //!
-//! One task per leaving volume ([`settle`]). An artifact can be forked as soon as its content is in its place; that it is
+//! One task per leaving volume ([`settle`]), but for those that end at once (`ends`). An artifact can be forked as soon as its content is in its place; that it is
 //! durable (`commit`) matters to others only.
 
 use std::os::fd::OwnedFd;

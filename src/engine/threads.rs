@@ -220,25 +220,24 @@ fn run(job: Job) {
 impl Threads {
     /// Starts `count` threads called `name`.
     pub(super) fn start(name: &str, count: usize) -> std::io::Result<Self> {
-        let queue = Arc::<Queue>::default();
-        let threads = (0..count)
-            .map(|_| {
-                let queue = queue.clone();
-                std::thread::Builder::new()
-                    .name(name.to_owned())
-                    .spawn(move || {
-                        while let Some(job) = queue.pop() {
-                            run(job);
-                        }
-                    })
-            })
-            .collect::<std::io::Result<Vec<_>>>()?;
-        Ok(Self {
-            queue,
-            handles: Mutex::new(threads),
+        let threads = Self {
+            queue: Arc::default(),
+            handles: Mutex::default(),
             here: AtomicUsize::new(0),
             running: RwLock::new(()),
-        })
+        };
+        for _ in 0..count {
+            let queue = threads.queue.clone();
+            let thread = std::thread::Builder::new()
+                .name(name.to_owned())
+                .spawn(move || {
+                    while let Some(job) = queue.pop() {
+                        run(job);
+                    }
+                })?;
+            threads.handles.lock().push(thread);
+        }
+        Ok(threads)
     }
 
     /// Runs a job; the future is its answer. The job is queued at once, and runs whether or not the future is awaited.
@@ -323,6 +322,13 @@ impl Threads {
     }
 }
 
+impl Drop for Threads {
+    /// They end by themselves, once they have done what they were given.
+    fn drop(&mut self) {
+        self.queue.close();
+    }
+}
+
 #[cfg(test)]
 mod tests {
     use super::*;
@@ -341,6 +347,22 @@ mod tests {
         threads.finish();
         assert_eq!(count.load(Ordering::SeqCst), 10);
         assert!(matches!(threads.run(|| ()).await, Err(Error::ShuttingDown)));
+    }
+
+    #[test]
+    fn threads_that_nobody_has_any_more_do_what_they_were_given_and_end() {
+        let threads = Threads::start("test", 2).expect("threads");
+        let count = Arc::new(AtomicUsize::new(0));
+        for _ in 0..10 {
+            let count = count.clone();
+            drop(threads.run(move || count.fetch_add(1, Ordering::SeqCst)));
+        }
+        let handles = std::mem::take(&mut *threads.handles.lock());
+        drop(threads);
+        for thread in handles {
+            thread.join().expect("it ends");
+        }
+        assert_eq!(count.load(Ordering::SeqCst), 10);
     }
 
     #[tokio::test]

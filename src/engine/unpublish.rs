@@ -2,7 +2,7 @@
 //!
 //! Allocates nothing on disk (a rename and an rmdir), so that it works on a full one; and costs the same whatever was done
 //! in the volume: what the kernel has to tidy up happens when the descriptor taken before the detach is closed, in
-//! `seal::settle`.
+//! `ends` or `seal`.
 
 use std::os::fd::OwnedFd;
 use std::path::{Path, PathBuf};
@@ -23,8 +23,7 @@ use crate::sys::{Errno, MountPoint};
 /// Unpublishes whatever is at `target`, and with it the volume if it is mounted nowhere else.
 pub(super) async fn unpublish(inner: &Arc<Inner>, volume: &str, target: &Path) -> Result<()> {
     // Before it holds the volume: a repetition waits with it, and is not told that it is busy.
-    let place = inner.pins.clone().acquire_owned().await;
-    let place = place.map_err(|_| Error::ShuttingDown)?;
+    let place = place(inner).await?;
     // What is no id of ours was never published here; its target goes all the same.
     let volume: Option<VolumeId> = volume.parse().ok();
     let guard = volume
@@ -45,6 +44,17 @@ pub(super) async fn unpublish(inner: &Arc<Inner>, volume: &str, target: &Path) -
         answer
     };
     inner.calls.run_short(job).await?
+}
+
+/// A place for what is about to be unmounted, once there is one.
+async fn place(inner: &Arc<Inner>) -> Result<OwnedSemaphorePermit> {
+    let places = &inner.pins;
+    if let Ok(place) = places.clone().try_acquire_owned() {
+        return Ok(place);
+    }
+    ends::begin_now(inner);
+    let place = places.clone().acquire_owned().await;
+    place.map_err(|_| Error::ShuttingDown)
 }
 
 fn unpublish_now(
@@ -92,7 +102,8 @@ fn unpublish_now(
     }
 }
 
-/// The descriptor of our own mount among those that were stacked at the target. Never of another's: it is made read-only.
+/// The descriptor of our own mount among those that were stacked at the target. Never of another's: what is to be sealed is made
+/// read-only through it.
 fn pick(pins: Vec<(MountPoint, OwnedFd)>, mount_id: u64) -> Option<OwnedFd> {
     let ours = pins.into_iter().find(|(point, _)| point.id == mount_id);
     ours.map(|(_, pin)| pin)

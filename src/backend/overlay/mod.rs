@@ -348,6 +348,16 @@ fn delete_frame(trash: &Dir, name: &Path, volume: &Dir) -> sys::Result<()> {
     trash.remove_dir(name)
 }
 
+/// What came of closing a pin.
+enum Closed {
+    /// Nothing else held the filesystem.
+    Last,
+    /// Something does; this tells when it no longer does.
+    Held(OwnedFd),
+    /// That is not known.
+    Unwatched,
+}
+
 /// A volume's pin, if it is one of an overlay; of another the end cannot be seen.
 fn of_overlay(volume: &Dir, pin: Option<OwnedFd>) -> Result<Option<Dir>> {
     let Some(pin) = pin.map(|pin| Dir::from_fd(pin, volume.path())) else {
@@ -503,13 +513,23 @@ impl Backend for Overlay {
             Err(error) if error.is(Errno::EBUSY) => true,
             Err(error) => return Err(error.of(volume.path()).into()),
         };
-        self.close(pin, if busy { Freeze::Busy } else { Freeze::Held })
+        let answer = if busy { Freeze::Busy } else { Freeze::Held };
+        Ok(match self.close(pin)? {
+            Closed::Last => Freeze::Frozen,
+            Closed::Held(watch) => answer(Some(watch)),
+            // The caller asks again.
+            Closed::Unwatched => answer(None),
+        })
     }
 
     fn let_go(&self, volume: &Dir, pin: Option<OwnedFd>) -> Result<Freeze> {
-        match of_overlay(volume, pin)? {
-            Some(pin) => self.close(pin, Freeze::Busy),
-            None => self.unpinned(volume),
+        let Some(pin) = of_overlay(volume, pin)? else {
+            return self.unpinned(volume);
+        };
+        match self.close(pin)? {
+            Closed::Last => Ok(Freeze::Frozen),
+            Closed::Held(watch) => Ok(Freeze::Busy(Some(watch))),
+            Closed::Unwatched => self.unpinned(volume),
         }
     }
 
@@ -608,8 +628,8 @@ impl Backend for Overlay {
         };
         let project = self.project_of(&dir);
         let is_deleted = delete_frame(trash, name, &dir).is_ok();
-        // Once the top is gone nobody finds out the project.
-        if is_deleted || !dir.has(TOP)? {
+        // Once the top is gone nobody finds out the project. (A layer has none, but content.)
+        if is_deleted || !dir.has(TOP)? && !dir.has(FS)? {
             unlimit(trash, project);
         }
         Ok(is_deleted)
@@ -627,23 +647,23 @@ impl Overlay {
         project.filter(|project| *project != 0)
     }
 
-    /// Closes a pin; `answer`, if it was not the last that held the filesystem.
-    fn close(&self, pin: Dir, answer: impl FnOnce(Option<OwnedFd>) -> Freeze) -> Result<Freeze> {
+    /// Closes a pin.
+    fn close(&self, pin: Dir) -> Result<Closed> {
         let watch = match self.watches.watch(pin.as_fd()) {
             Ok(watch) => watch,
-            // There is a limit on watches per user: without one the caller asks again.
+            // There is a limit on watches per user.
             Err(error)
                 if matches!(error.errno(), Errno::EMFILE | Errno::ENFILE | Errno::ENOSPC) =>
             {
-                return Ok(answer(None));
+                return Ok(Closed::Unwatched);
             }
             Err(error) => return Err(error.into()),
         };
         drop(pin);
         // Ours was the last hold, or became it when the last writer went: then the watch has fired already.
         Ok(match watch.has_fired() {
-            Ok(()) => Freeze::Frozen,
-            Err(watch) => answer(Some(watch)),
+            Ok(()) => Closed::Last,
+            Err(watch) => Closed::Held(watch),
         })
     }
 
