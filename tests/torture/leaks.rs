@@ -32,7 +32,9 @@ const READY: f64 = 160.0;
 
 const GROUNDS: [Ground; 3] = [
     Ground::new("overlay", Fs::Ext4, 512),
-    Ground::new("btrfs", Fs::Btrfs, 512),
+    // What is deleted there is room again with the filesystem's next transaction, up to 30 s later. Where that is hundreds of subvolumes a
+    // second, 512 MiB have no room for the trees meanwhile, and the base goes for those who ask for some.
+    Ground::new("btrfs", Fs::Btrfs, 4096),
     Ground::new("copy", Fs::XfsReflink, 512),
 ];
 
