@@ -11,7 +11,10 @@ use crate::stage::{Stage, condition, phase};
 /// What a pod's volumes are.
 #[derive(Clone, Copy, PartialEq, Eq, Hash)]
 pub(crate) enum Volumes {
+    /// A directory of the pod's own, which is mounted nowhere but in its containers.
     EmptyDir,
+    /// The same in memory: kubelet's own volume that the node has to mount, and so the least that a mount takes.
+    Memory,
     Ours,
 }
 
@@ -34,6 +37,7 @@ pub(crate) fn pod(group: &str, name: &str, volumes: usize, kind: Volumes, comman
         let _ = writeln!(mounts, "    - {{name: v{n}, mountPath: /v{n}}}");
         let source = match (kind, n % 5) {
             (Volumes::EmptyDir, _) => "emptyDir: {}".to_owned(),
+            (Volumes::Memory, _) => "emptyDir: {medium: Memory}".to_owned(),
             (Volumes::Ours, 0 | 4) => format!(
                 "csi: {{{driver}, volumeAttributes: {{type: input, from: artifact/sources}}}}"
             ),
