@@ -190,7 +190,7 @@ async fn what_was_mounted_beforehand_is_asked_whether_it_is_sound_and_flushes_no
         let published = pod.publish("v", FORK, PublishOptions::default()).await;
         strace.end(Signal::INT);
         let published = published.expect("published");
-        let of_its_own = common::bench::label(&published.target) == published.volume_id;
+        let of_its_own = common::bench::mounted_for(&published.target, &published.volume_id);
         pod.unpublish("v").await.expect("unpublished");
         if !of_its_own {
             break;

@@ -22,7 +22,7 @@ use baggageclaim::backend::{
     choose,
 };
 use baggageclaim::model::{LayerId, VolumeId, layout};
-use baggageclaim::sys::{self, Dir, Errno};
+use baggageclaim::sys::{self, Dir, Errno, MountEntry};
 use common::{Fs, Lab, Snapshot, assert_same, require_lab, require_quota_lab, require_root, tree};
 use rustix::fs::XattrFlags;
 
@@ -653,12 +653,16 @@ fn a_hundred_layers_are_mounted_in_order() {
             fs::write(path.join(format!("f{number}")), "").expect("write");
             layers.insert(0, id);
         }
-        let (_, mounted) = pool.made("v", &fork(&layers));
-        assert_eq!(
-            fs::read(mounted.path().join("newest")).expect("read"),
-            b"99"
-        );
-        assert_eq!(fs::read_dir(mounted.path()).expect("list").count(), 101);
+        // The older API takes so many by other calls than one more.
+        for count in [31, 32, 100] {
+            let (_, mounted) = pool.made(&format!("v{count}"), &fork(&layers[..count]));
+            assert_eq!(
+                fs::read(mounted.path().join("newest")).expect("read"),
+                b"99"
+            );
+            let seen = fs::read_dir(mounted.path()).expect("list").count();
+            assert_eq!(seen, count + 1);
+        }
     });
 }
 
@@ -772,5 +776,54 @@ fn mounts_are_told_apart_in_the_mount_table() {
             sys::detach(&place, name).expect("detach");
             place.remove_dir(name).expect("rmdir");
         }
+    });
+}
+
+/// Everybody who reads the mount table pays for each character of it.
+#[test]
+fn a_line_of_the_mount_table_says_no_more_than_which_volume_it_is() {
+    require_root!();
+    everywhere(|pool| {
+        let name = format!("csi-{:064x}", 0xab_cdef);
+        let (layered, mounted) = pool.made("below", &START);
+        let layers = [pool.sealed(&layered, mounted, 1)];
+        let (_volume, mounted) = pool.made(&name, &fork(&layers));
+        let place = pool.dir.path().join("a-target");
+        fs::create_dir(&place).expect("mkdir");
+        let place = Dir::open(&place).expect("it opens");
+        sys::move_mount_onto(mounted.0.as_fd(), &place, ".").expect("attach");
+        let text = fs::read_to_string("/proc/thread-self/mountinfo").expect("mountinfo");
+        let line = text.lines().find(|line| line.contains("/a-target "));
+        let (_, shown) = line
+            .expect("it is there")
+            .split_once(" - ")
+            .expect("fields");
+        let (source, options) = shown
+            .strip_prefix("overlay ")
+            .and_then(|shown| shown.split_once(' '))
+            .expect("source and options");
+        assert_eq!(source, "baggageclaim:0000000000abcdef");
+        assert!(!options.contains('/'), "{options}");
+
+        let id: VolumeId = name.parse().expect("an id");
+        let other: VolumeId = "csi-0000000000abcdef".parse().expect("an id");
+        let mut seen = MountEntry {
+            source: source.into(),
+            ..sys::mount_table()
+                .expect("mountinfo")
+                .into_iter()
+                .find(|mount| mount.mount_point.ends_with("a-target"))
+                .expect("it is there")
+        };
+        assert!(pool.backend().shows(&seen, &id, id.as_str()));
+        // As versions before called it.
+        seen.source = format!("baggageclaim:{name}").into();
+        assert!(pool.backend().shows(&seen, &id, id.as_str()));
+        assert!(!pool.backend().shows(&seen, &other, other.as_str()));
+        sys::detach(
+            &Dir::open(place.path().parent().expect("a parent")).expect("it opens"),
+            "a-target",
+        )
+        .expect("detach");
     });
 }

@@ -32,9 +32,9 @@ pub use lease::is_written;
 pub use lease::lease_to_write;
 pub use lock::Lock;
 pub use mount::{
-    ClassicMount, FsContext, MountAttrFlags, MountAttributes, MountPoint, Room, bind, clone_tree,
-    detach, mount_point, mount_point_at, move_mount_onto, set_mount_attributes, sync_root,
-    touch_mount,
+    ClassicMount, FsContext, MountAttrFlags, MountAttributes, MountPoint, Room, among_descriptors,
+    bind, clone_tree, detach, mount_point, mount_point_at, move_mount_onto, set_mount_attributes,
+    sync_root, touch_mount,
 };
 pub use mountinfo::{MountEntry, mount_table};
 pub use nix::errno::Errno;

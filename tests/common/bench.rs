@@ -275,12 +275,13 @@ pub async fn open_again(config: &Config) -> Engine {
     }
 }
 
-/// What the driver called the mount that is seen there: by the volume that it was made for.
-pub fn label(at: &Path) -> String {
+/// Whether the mount that is seen there was made for this volume when it was asked for: it is called by the end of its id then.
+pub fn mounted_for(at: &Path, volume: &str) -> bool {
     let table = sys::mount_table().expect("mounts");
     let mount = table.iter().rev().find(|mount| mount.mount_point == at);
     let source = mount.expect("it is mounted").source.to_str();
-    source.expect("text").replace("baggageclaim:", "")
+    let label = source.and_then(|source| source.strip_prefix("baggageclaim:"));
+    volume.ends_with(label.expect("one of the driver's"))
 }
 
 /// The names in a directory, sorted.

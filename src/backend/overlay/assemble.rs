@@ -4,7 +4,7 @@
 use std::fmt::Write as _;
 use std::os::fd::{AsFd, AsRawFd, OwnedFd};
 
-use crate::sys::{ClassicMount, Dir, Errno, Error, FsContext, MountAttrFlags, Result, Room};
+use crate::sys::{self, ClassicMount, Dir, Errno, Error, FsContext, MountAttrFlags, Result, Room};
 
 /// Always written out, because parameters of the kernel module change the defaults. No metacopy: its uppers hold stubs
 /// without data. No redirects, neither made nor followed: a layer must be a plain diff. No index and no xino: they tie a
@@ -30,8 +30,9 @@ pub(super) struct Parts<'a> {
     pub(super) read_only: bool,
 }
 
-/// How many layers surely fit into the 255 bytes that `fsconfig` takes as a string: `/proc/self/fd/123456:` each.
-pub(super) const STRING_LAYERS: usize = 12;
+/// How many layers surely fit into the 255 bytes that `fsconfig` takes as a string: `1048575:` each, where nobody allowed more descriptors than Linux
+/// does by itself (`fs.nr_open`).
+pub(super) const STRING_LAYERS: usize = 31;
 
 /// By which calls.
 #[derive(Clone, Copy)]
@@ -54,10 +55,12 @@ pub(super) fn assemble(parts: &Parts<'_>, how: How<'_>) -> Result<OwnedFd> {
         }
         How::Strings => {
             let context = FsContext::open("overlay")?;
-            let lowers: Vec<String> = parts.lowers.iter().map(path).collect();
-            context.string("lowerdir", &lowers.join(":"))?;
-            context.string("upperdir", &path(parts.top))?;
-            context.string("workdir", &path(parts.work))?;
+            let lowers: Vec<String> = parts.lowers.iter().map(number).collect();
+            sys::among_descriptors(|| {
+                context.string("lowerdir", &lowers.join(":"))?;
+                context.string("upperdir", &number(parts.top))?;
+                context.string("workdir", &number(parts.work))
+            })?;
             options(&context, parts.volatile)?;
             create(&context, parts.source, parts.read_only)
         }
@@ -71,12 +74,13 @@ pub(super) fn takes_descriptors(dir: &Dir) -> Result<()> {
 
 /// The first half by descriptors, which knows nothing of the content below.
 ///
-/// They are given as text: the mount table shows a descriptor as the whole path, to the pod and to everybody who reads the table (runc does for
-/// each container, many times, and the kernel writes it down a character at a time); of a text it shows the text.
+/// They are given as text: the mount table shows a descriptor as the whole path, to the pod and to everybody who reads the table.
 pub(super) fn begin(top: &Dir, work: &Dir, volatile: bool) -> Result<FsContext> {
     let context = FsContext::open("overlay")?;
-    context.string("workdir", &path(work))?;
-    context.string("upperdir", &path(top))?;
+    sys::among_descriptors(|| {
+        context.string("workdir", &number(work))?;
+        context.string("upperdir", &number(top))
+    })?;
     options(&context, volatile)?;
     Ok(context)
 }
@@ -88,15 +92,16 @@ pub(super) fn finish(
     lowers: &[Dir],
     read_only: bool,
 ) -> Result<OwnedFd> {
-    for lower in lowers {
-        context.string("lowerdir+", &path(lower))?;
-    }
+    sys::among_descriptors(|| {
+        let mut lowers = lowers.iter().map(number);
+        lowers.try_for_each(|lower| context.string("lowerdir+", &lower))
+    })?;
     create(context, source, read_only)
 }
 
-/// An open directory as text, which does not become longer with where it is.
-fn path(dir: &Dir) -> String {
-    format!("/proc/self/fd/{}", dir.as_fd().as_raw_fd())
+/// An open directory as a path from where the descriptors are.
+fn number(dir: &Dir) -> String {
+    dir.as_fd().as_raw_fd().to_string()
 }
 
 fn options(context: &FsContext, volatile: bool) -> Result<()> {
@@ -120,7 +125,6 @@ fn create(context: &FsContext, source: &str, read_only: bool) -> Result<OwnedFd>
 }
 
 fn classic(parts: &Parts<'_>, room: &Room) -> Result<OwnedFd> {
-    let number = |dir: &Dir| dir.as_fd().as_raw_fd();
     let mut options = String::with_capacity(512);
     // Writing to a String cannot fail. The numbers are relative to /proc/self/fd, where the room is.
     for (index, lower) in parts.lowers.iter().enumerate() {

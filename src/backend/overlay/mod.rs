@@ -52,6 +52,8 @@ impl std::fmt::Display for MountApi {
 
 /// What the source of all our mounts begins with in the kernel's mount table.
 const SOURCE_PREFIX: &str = "baggageclaim:";
+/// How much of a label follows: the end of it, where ids differ. Everybody who reads the table pays for each character.
+const SOURCE_LENGTH: usize = 16;
 
 /// The top of a volume to be, and an overlay configured with it and its first work directory, in which only the layers and the
 /// name are missing.
@@ -118,7 +120,7 @@ impl Overlay {
         read_only: bool,
     ) -> Result<OwnedFd> {
         let owners = self.owners(lowers, start)?;
-        let source = format!("{SOURCE_PREFIX}{label}");
+        let source = format!("{SOURCE_PREFIX}{}", shortened(label));
         let fresh = start.prepared.map(|prepared| &prepared.0);
         let work = match fresh {
             Some(_) => FIRST_WORK.to_owned(),
@@ -294,6 +296,12 @@ impl Lowers<'_> {
     }
 }
 
+/// What the mount table shows of a label.
+fn shortened(label: &str) -> &str {
+    let start = label.len().saturating_sub(SOURCE_LENGTH);
+    label.get(start..).unwrap_or(label)
+}
+
 fn layer_fs(id: &LayerId) -> String {
     format!("{id}/{FS}")
 }
@@ -467,7 +475,9 @@ impl Backend for Overlay {
     fn shows(&self, mount: &MountEntry, id: &VolumeId, label: &str) -> bool {
         if mount.filesystem == "overlay" {
             let source = mount.source.to_str();
-            return source.and_then(|source| source.strip_prefix(SOURCE_PREFIX)) == Some(label);
+            let shown = source.and_then(|source| source.strip_prefix(SOURCE_PREFIX));
+            // Versions before showed all of it.
+            return shown.is_some_and(|shown| shown == shortened(label) || shown == label);
         }
         // A bind has no source of its own, but a root: the plain directory, `…/<id>/top`.
         mount.root.ends_with(Path::new(id.as_str()).join(TOP))

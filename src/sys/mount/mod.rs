@@ -4,12 +4,14 @@
 //! can say what is wanted; mount(2) only where it cannot, and only inside a [`Room`], a mount namespace of one thread.
 //! All descriptors are close-on-exec. Nothing here follows a symlink in the last component of a target.
 
+mod among;
 mod attributes;
 mod context;
 mod facts;
 mod room;
 mod tree;
 
+pub use among::among_descriptors;
 pub use attributes::{MountAttributes, set_mount_attributes};
 pub use context::FsContext;
 pub use facts::{MountPoint, mount_point, mount_point_at};
