@@ -59,10 +59,11 @@ pub(super) fn assemble(parts: &Parts<'_>, how: How<'_>) -> Result<OwnedFd> {
             sys::among_descriptors(|| {
                 context.string("lowerdir", &lowers.join(":"))?;
                 context.string("upperdir", &number(parts.top))?;
-                context.string("workdir", &number(parts.work))
-            })?;
-            options(&context, parts.volatile)?;
-            create(&context, parts.source, parts.read_only)
+                context.string("workdir", &number(parts.work))?;
+                options(&context, parts.volatile)?;
+                // Before 6.5 the kernel looks for the directories only now.
+                create(&context, parts.source, parts.read_only)
+            })
         }
     }
 }
@@ -77,6 +78,7 @@ pub(super) fn takes_descriptors(dir: &Dir) -> Result<()> {
 /// They are given as text: the mount table shows a descriptor as the whole path, to the pod and to everybody who reads the table.
 pub(super) fn begin(top: &Dir, work: &Dir, volatile: bool) -> Result<FsContext> {
     let context = FsContext::open("overlay")?;
+    // A kernel that has this API (6.13) looks for each directory when it is told.
     sys::among_descriptors(|| {
         context.string("workdir", &number(work))?;
         context.string("upperdir", &number(top))

@@ -20,7 +20,7 @@ struct Places {
 }
 
 /// Does `work` on this thread with `/proc/self/fd` as its working directory. That of no other thread changes, and it is back where it was
-/// afterwards.
+/// afterwards (in `/` where the process may not enter its own).
 pub fn among_descriptors<T>(work: impl FnOnce() -> Result<T>) -> Result<T> {
     thread_local! {
         static APART: Cell<bool> = const { Cell::new(false) };
@@ -52,7 +52,8 @@ fn places() -> Result<&'static Places> {
             .map_err(|errno| Error::new("open", path, errno))
     };
     let descriptors = open("/proc/self/fd")?;
-    let home = open(".")?;
+    // Somebody's home directory, say, on a server that does not believe in root.
+    let home = open(".").or_else(|_| open("/"))?;
     Ok(PLACES.get_or_init(|| Places { descriptors, home }))
 }
 
