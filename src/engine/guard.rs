@@ -2,10 +2,23 @@
 //! `state`.
 
 use std::sync::Arc;
+use std::time::Duration;
+
+use tokio::time::Instant;
 
 use super::Inner;
-use super::error::Result;
+use super::error::{Error, Result};
 use crate::model::VolumeId;
+
+/// How long an operation waits in all for what nobody asks for: chores of the driver, and the descriptors of earlier mounts being
+/// closed, which evicts a tree's dentries and writes it back. The answer is there before callers give up: kubelet does so after two minutes, and
+/// what follows takes its time, too.
+const PATIENCE: Duration = Duration::from_secs(60);
+
+/// Until when an operation that begins now waits, for all that it takes.
+pub(super) fn deadline() -> Instant {
+    Instant::now() + PATIENCE
+}
 
 /// One operation's hold on one volume.
 #[derive(Debug)]
@@ -15,14 +28,22 @@ pub(super) struct Guard {
 }
 
 impl Guard {
-    /// Busy when another operation runs on it.
-    pub(super) fn take(inner: &Arc<Inner>, volume: &VolumeId) -> Result<Self> {
-        inner.state.lock().begin(volume)?;
-        Ok(Self::begun(inner, volume))
+    /// Another caller's operation is told at once (`Busy`); a chore of the driver's own, of which no caller knows, is waited for.
+    pub(super) async fn take(
+        inner: &Arc<Inner>,
+        volume: &VolumeId,
+        until: Instant,
+    ) -> Result<Self> {
+        let taken = inner.when(|state| match state.begin(volume) {
+            Err(Error::Busy(_)) if state.chores.contains(volume) => None,
+            answer => Some(answer.map(|()| Self::begun(inner, volume))),
+        });
+        let taken = tokio::time::timeout_at(until, taken).await;
+        taken.unwrap_or_else(|_| Err(Error::Busy(volume.clone())))
     }
 
     /// Of what was just begun in the state.
-    pub(super) fn begun(inner: &Arc<Inner>, volume: &VolumeId) -> Self {
+    fn begun(inner: &Arc<Inner>, volume: &VolumeId) -> Self {
         Self {
             inner: inner.clone(),
             volume: volume.clone(),
@@ -53,5 +74,62 @@ impl Drop for Guard {
             state.wanted.remove(&self.volume);
         }
         self.inner.changed.notify_waiters();
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::backend::BackendKind;
+    use crate::engine::{Config, Engine, PublishRequest};
+    use crate::model::{Pod, VolumeSpec};
+
+    #[tokio::test]
+    async fn a_chore_is_waited_for_and_another_caller_is_told() {
+        let folder = tempfile::tempdir().expect("a temporary folder");
+        let mut config = Config::new(folder.path().join("pool"));
+        config.backend = Some(BackendKind::Copy);
+        let engine = Engine::open(config).await.expect("it opens");
+        let volume: VolumeId = "fork".parse().expect("an id");
+        let target = folder.path().join("target");
+        // Of what is not there, so that nothing need be mounted.
+        let attributes = [("type", "input"), ("from", "artifact/none")];
+        let attributes = attributes.map(|(key, value)| (key.to_owned(), value.to_owned()));
+        let request = PublishRequest {
+            volume: volume.clone(),
+            target: target.clone(),
+            tenant: "ci".parse().expect("a tenant"),
+            pod: Pod {
+                uid: "uid".parse().expect("a uid"),
+                name: "pod".to_owned(),
+            },
+            spec: VolumeSpec::parse(&attributes.into()).expect("attributes"),
+            read_only: false,
+            multiple_targets: false,
+        };
+        let is_busy = |error: &Error| matches!(error, Error::Busy(_));
+
+        let other = Guard::take(&engine.inner, &volume, deadline()).await;
+        let published = engine.publish(request.clone()).await;
+        assert!(published.as_ref().is_err_and(is_busy), "{published:?}");
+        let unpublished = engine.unpublish("fork", &target).await;
+        assert!(unpublished.as_ref().is_err_and(is_busy), "{unpublished:?}");
+        drop(other.expect("nobody has it"));
+
+        // Begun first, each is answered after the chore has ended.
+        let chore = || Guard::take_for_chore(&engine.inner, &volume).expect("nobody has it");
+        let held = chore();
+        let publish = engine.publish(request);
+        let (published, ()) = tokio::join!(biased; publish, async { drop(held) });
+        let is_of_nothing = |error: &Error| matches!(error, Error::NoSuchContent(_));
+        assert!(
+            published.as_ref().is_err_and(is_of_nothing),
+            "{published:?}"
+        );
+        let held = chore();
+        let unpublish = engine.unpublish("fork", &target);
+        let (unpublished, ()) = tokio::join!(biased; unpublish, async { drop(held) });
+        unpublished.expect("it waited");
+        engine.shutdown().await;
     }
 }

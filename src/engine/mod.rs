@@ -4,7 +4,8 @@
 //!
 //! # Locking
 //!
-//! - One [`Guard`] per volume: at most one operation runs on it; the second is told at once ([`Error::Busy`]).
+//! - One [`Guard`] per volume: at most one operation runs on it; the second is told at once ([`Error::Busy`]), or waits if the
+//!   first is a chore of the driver's own.
 //! - One mutex over the state in memory, never held across a system call.
 //! - One collector at a time: whatever takes artifacts out of the index (reaping, destroying, merging).
 //! - One writer of names at a time, from the look at the names in memory to the index: what is written last is what is

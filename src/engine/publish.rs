@@ -17,7 +17,7 @@ use super::spares::{self, Stage};
 use super::state::{Live, Measured, Resolution, State};
 use super::target::Target;
 use super::types::{PublishRequest, Published};
-use super::{Guard, Inner, notice, republish};
+use super::{Guard, Inner, guard, notice, republish};
 use crate::backend::Start;
 use crate::model::{
     ArtifactId, LayerId, Name, Reference, SealPlan, VolumeKind, VolumeRecord, layout,
@@ -45,7 +45,7 @@ pub(super) async fn publish(inner: &Arc<Inner>, request: PublishRequest) -> Resu
         });
     }
     let request = Arc::new(request);
-    let mut guard = Guard::take(inner, &request.volume)?;
+    let mut guard = Guard::take(inner, &request.volume, guard::deadline()).await?;
     let started = Instant::now();
     let mut full_since = None;
     let mut last = false;

@@ -16,7 +16,7 @@ use super::error::{Doing, Error, Result};
 use super::state::{Goal, Leaving, Left, Pin};
 use super::target::Target;
 use super::types::VolumeState;
-use super::{Guard, Inner};
+use super::{Guard, Inner, guard};
 use crate::model::{LayerId, VolumeId};
 use crate::sys::{Errno, MountPoint};
 
@@ -26,10 +26,10 @@ pub(super) async fn unpublish(inner: &Arc<Inner>, volume: &str, target: &Path) -
     let place = place(inner).await?;
     // What is no id of ours was never published here; its target goes all the same.
     let volume: Option<VolumeId> = volume.parse().ok();
-    let guard = volume
-        .as_ref()
-        .map(|volume| Guard::take(inner, volume))
-        .transpose()?;
+    let guard = match &volume {
+        Some(volume) => Some(Guard::take(inner, volume, guard::deadline()).await?),
+        None => None,
+    };
     let engine = inner.clone();
     let target = target.to_owned();
     let job = move || {
@@ -131,13 +131,13 @@ pub(super) fn promise_abandoned(inner: &Arc<Inner>) -> Result<usize> {
     };
     let (mut promised, mut failure) = (0, None);
     for (volume, done_with, targets) in candidates {
-        // Looked at before it is held: a caller who comes for a volume that is not abandoned must not hear that it is busy.
+        // Looked at before it is held: a caller who comes for a volume that is not abandoned need not wait.
         let gone = |target: &PathBuf| matches!(Target::open(target), Ok(None));
         if !done_with && !targets.iter().all(gone) {
             continue;
         }
         // Somebody works on it: it is not abandoned.
-        let Ok(_guard) = Guard::take(inner, &volume) else {
+        let Ok(_guard) = Guard::take_for_chore(inner, &volume) else {
             continue;
         };
         let unmounted = inner

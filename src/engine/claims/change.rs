@@ -6,9 +6,9 @@ use std::sync::Arc;
 use super::content;
 use super::create::refuse_too_large;
 use super::hold;
-use crate::engine::Inner;
 use crate::engine::crash::{Point, point};
 use crate::engine::error::{Doing, Error, Result};
+use crate::engine::{Inner, guard};
 use crate::model::{Attachment, Claim, MutableChange, VolumeId};
 use crate::store::Change;
 use crate::sys::Errno;
@@ -19,7 +19,7 @@ async fn change(
     id: VolumeId,
     change: impl FnOnce(&Inner, &mut Claim) -> Result<()> + Send + 'static,
 ) -> Result<Claim> {
-    let guard = hold::take(&inner, &id, hold::deadline()).await?;
+    let guard = hold::take(&inner, &id, guard::deadline()).await?;
     let engine = inner.clone();
     let job = move || {
         let before = hold::claim(&engine, &id)?;

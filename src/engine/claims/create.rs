@@ -18,7 +18,7 @@ use crate::engine::crash::{Point, point};
 use crate::engine::error::{Doing, Error, Result};
 use crate::engine::pins::Pins;
 use crate::engine::state::{Held, Problem, State};
-use crate::engine::{Guard, Inner, reap};
+use crate::engine::{Guard, Inner, guard, reap};
 use crate::model::{
     Claim, ClaimSource, LayerId, MutableParameters, OwnerView, RootAttributes, SnapshotId,
     VolumeId, layout,
@@ -28,7 +28,7 @@ use crate::store::Change;
 /// Makes a claim, or finds the one that an earlier request of the same name made.
 pub(super) async fn create(inner: Arc<Inner>, request: CreateClaim) -> Result<Claim> {
     let id = hold::id_of(hold::CLAIM, &request.name);
-    let until = hold::deadline();
+    let until = guard::deadline();
     let guard = hold::take(&inner, &id, until).await?;
     if let Some(claim) = made_before(&inner, &id)? {
         return repeated(claim, &request);
@@ -297,7 +297,7 @@ pub(super) async fn delete(inner: Arc<Inner>, id: String) -> Result<()> {
         return Ok(());
     };
     // First: what is being made is not known yet, and would appear after the answer.
-    let guard = hold::take(&inner, &id, hold::deadline()).await?;
+    let guard = hold::take(&inner, &id, guard::deadline()).await?;
     if !inner.state.lock().claims.contains_key(&id) {
         return Ok(());
     }

@@ -3,7 +3,6 @@
 
 use std::fmt::Write as _;
 use std::sync::Arc;
-use std::time::Duration;
 
 use sha2::{Digest, Sha256};
 use tokio::time::Instant;
@@ -12,11 +11,6 @@ use crate::engine::error::{Error, Result};
 use crate::engine::state::{Held, State};
 use crate::engine::{Guard, Inner};
 use crate::model::{Claim, VolumeId};
-
-/// How long an operation waits in all for what nobody asks for: chores of the driver, and the descriptors of earlier mounts being
-/// closed, which evicts a tree's dentries and writes it back. The answer is there before callers give up: kubelet does so after two minutes, and
-/// what follows takes its time, too.
-const PATIENCE: Duration = Duration::from_secs(60);
 
 /// What the id of a claim begins with.
 pub(super) const CLAIM: &str = "vol-";
@@ -38,14 +32,9 @@ pub(super) fn id_of(prefix: &str, name: &str) -> VolumeId {
     id.parse().expect("a word and hexadecimal digits are an id")
 }
 
-/// Until when an operation that begins now waits, for all that it takes.
-pub(super) fn deadline() -> Instant {
-    Instant::now() + PATIENCE
-}
-
 /// Reserves a claim, and waits until mounts of it that were detached are closed.
 pub(super) async fn take(inner: &Arc<Inner>, id: &VolumeId, until: Instant) -> Result<Guard> {
-    let guard = begin(inner, id, until).await?;
+    let guard = Guard::take(inner, id, until).await?;
     let closed = inner.when(|state| {
         let held = state.claims.get(id);
         held.is_none_or(|held| held.closing == 0).then_some(())
@@ -53,17 +42,6 @@ pub(super) async fn take(inner: &Arc<Inner>, id: &VolumeId, until: Instant) -> R
     let closed = tokio::time::timeout_at(until, closed).await;
     closed.map_err(|_| Error::Busy(id.clone()))?;
     Ok(guard)
-}
-
-/// Reserves a claim or snapshot. Another caller's operation is told at once (`Busy`); a chore of the driver's own, of which
-/// no caller knows, is waited for.
-pub(super) async fn begin(inner: &Arc<Inner>, id: &VolumeId, until: Instant) -> Result<Guard> {
-    let begun = inner.when(|state| match state.begin(id) {
-        Err(Error::Busy(_)) if state.chores.contains(id) => None,
-        answer => Some(answer.map(|()| Guard::begun(inner, id))),
-    });
-    let begun = tokio::time::timeout_at(until, begun).await;
-    begun.unwrap_or_else(|_| Err(Error::Busy(id.clone())))
 }
 
 /// The id that a caller names, if it can be one.
@@ -117,10 +95,12 @@ pub(super) fn refuse_unsure(held: &Held) -> Result<()> {
 
 #[cfg(test)]
 mod tests {
+    use std::time::Duration;
+
     use super::*;
     use crate::backend::BackendKind;
     use crate::engine::claims::CreateClaim;
-    use crate::engine::{Config, Engine};
+    use crate::engine::{Config, Engine, guard};
     use crate::model::{ClaimParameters, MutableParameters};
 
     #[tokio::test]
@@ -155,7 +135,7 @@ mod tests {
         let waited = begun.elapsed();
         assert!(waited < patience * 3 / 2, "{waited:?}");
         closing(0);
-        let taken = take(&engine.inner, &id, deadline()).await;
+        let taken = take(&engine.inner, &id, guard::deadline()).await;
         drop(taken.expect("nobody has it any more"));
         engine.shutdown().await;
     }

@@ -14,11 +14,11 @@ use super::MountClaim;
 use super::content;
 use super::hold::{self, refuse_broken};
 use crate::backend::Start;
-use crate::engine::Inner;
 use crate::engine::crash::{Point, point};
 use crate::engine::error::{Doing, Error, Result};
 use crate::engine::state::{ClaimMount, Problem};
 use crate::engine::target::{Found, Target};
+use crate::engine::{Guard, Inner, guard};
 use crate::model::{Claim, MountCapability, VolumeId};
 use crate::sys::{self, Dir, MountAttributes};
 
@@ -27,7 +27,7 @@ const GROUP_BITS: u32 = 0o2070;
 
 /// Mounts a claim; repeatable.
 pub(super) async fn mount(inner: &Arc<Inner>, request: MountClaim) -> Result<()> {
-    let guard = hold::take(inner, &request.claim, hold::deadline()).await?;
+    let guard = hold::take(inner, &request.claim, guard::deadline()).await?;
     let engine = inner.clone();
     let job = move || {
         let mounted = mount_now(&engine, &request);
@@ -306,7 +306,7 @@ pub(super) async fn unmount(
 ) -> Result<()> {
     let claim: Option<VolumeId> = claim.parse().ok();
     let guard = match &claim {
-        Some(claim) => Some(hold::begin(inner, claim, hold::deadline()).await?),
+        Some(claim) => Some(Guard::take(inner, claim, guard::deadline()).await?),
         None => None,
     };
     let engine = inner.clone();

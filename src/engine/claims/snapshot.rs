@@ -9,15 +9,15 @@ use crate::engine::crash::{Point, point};
 use crate::engine::error::{Error, Result};
 use crate::engine::pins::Pins;
 use crate::engine::state::{State, Taken};
-use crate::engine::{Guard, Inner, reap};
+use crate::engine::{Guard, Inner, guard, reap};
 use crate::model::{LayerId, Snapshot, SnapshotGroup, SnapshotId, VolumeId};
 use crate::store::Change;
 
 /// Takes a snapshot of a claim, or finds the one that an earlier request of the same name took.
 pub(super) async fn create(inner: Arc<Inner>, name: String, source: String) -> Result<Snapshot> {
     let id = hold::id_of(hold::SNAPSHOT, &name);
-    let until = hold::deadline();
-    let _guard = hold::begin(&inner, &id, until).await?;
+    let until = guard::deadline();
+    let _guard = Guard::take(&inner, &id, until).await?;
     if let Some(snapshot) = inner.state.lock().snapshots.get(&id).cloned() {
         if snapshot.source.as_str() == source && snapshot.group.is_none() {
             return Ok(snapshot);
@@ -115,7 +115,7 @@ pub(super) async fn delete(inner: Arc<Inner>, id: String) -> Result<()> {
     let Ok(id) = id.parse::<SnapshotId>() else {
         return Ok(());
     };
-    let guard = hold::begin(&inner, &id, hold::deadline()).await?;
+    let guard = Guard::take(&inner, &id, guard::deadline()).await?;
     let snapshot = {
         let state = inner.state.lock();
         let unsure = || state.unsure_snapshot(&id);
@@ -144,8 +144,8 @@ pub(super) async fn create_group(
     sources: Vec<String>,
 ) -> Result<(SnapshotGroup, Vec<Snapshot>)> {
     let id = hold::id_of(hold::GROUP, &name);
-    let until = hold::deadline();
-    let _guard = hold::begin(&inner, &id, until).await?;
+    let until = guard::deadline();
+    let _guard = Guard::take(&inner, &id, until).await?;
     let known = known_group(&inner.state.lock(), &id);
     if let Some((group, snapshots)) = known {
         let mut taken: Vec<&str> = snapshots
@@ -226,8 +226,8 @@ pub(super) async fn delete_group(inner: Arc<Inner>, id: String) -> Result<()> {
     let Ok(id) = id.parse::<SnapshotId>() else {
         return Ok(());
     };
-    let until = hold::deadline();
-    let mut guards = vec![hold::begin(&inner, &id, until).await?];
+    let until = guard::deadline();
+    let mut guards = vec![Guard::take(&inner, &id, until).await?];
     let taken = {
         let state = inner.state.lock();
         let known = known_group(&state, &id).map(|(group, snapshots)| Taken {
@@ -241,7 +241,7 @@ pub(super) async fn delete_group(inner: Arc<Inner>, id: String) -> Result<()> {
         return Ok(());
     };
     for snapshot in &taken.snapshots {
-        guards.push(hold::begin(&inner, &snapshot.id, until).await?);
+        guards.push(Guard::take(&inner, &snapshot.id, until).await?);
     }
     remove(&inner, taken, guards).await
 }
