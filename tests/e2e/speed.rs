@@ -25,7 +25,9 @@ pub(crate) fn report(cluster: &Cluster, with_burst: bool) {
     let stage = Stage::new(cluster, "speed");
     starts(&stage);
     if with_burst {
-        burst(&stage);
+        for volumes in [1, 2] {
+            burst(&stage, volumes);
+        }
     }
     stage.clear();
     stage.assert_nothing_left();
@@ -69,8 +71,8 @@ fn starts(stage: &Stage) {
     }
 }
 
-fn burst(stage: &Stage) {
-    println!("\n{BURST} short pods at once, 2 volumes each");
+fn burst(stage: &Stage, volumes: usize) {
+    println!("\n{BURST} short pods at once, volumes of each: {volumes}");
     println!(
         "  {:<10} {:>24} {:>24} {:>12}",
         "volumes", "scheduled to started", "created to ended", "last ended"
@@ -91,8 +93,10 @@ fn burst(stage: &Stage) {
             Volumes::Memory => "in memory",
             Volumes::Ours => "ours",
         };
-        let group = format!("burst-{turn}");
-        let times = measure(stage, &group, BURST, |name| short(&group, name, 2, kind));
+        let group = format!("burst-{volumes}-{turn}");
+        let times = measure(stage, &group, BURST, |name| {
+            short(&group, name, volumes, kind)
+        });
         stage.clear();
         let start = Spread::of(&times.iter().map(|times| times.start).collect::<Vec<_>>());
         let end = Spread::of(&times.iter().map(|times| times.end).collect::<Vec<_>>());
