@@ -136,6 +136,7 @@ impl Admin for Service {
             artifacts: count(status.artifacts),
             caches: count(status.caches),
             seals_pending: count(status.seals_pending),
+            damaged: count(status.damaged),
         }))
     }
 }

@@ -116,6 +116,7 @@ struct Status<'a> {
     artifacts: u64,
     caches: u64,
     seals_pending: u64,
+    damaged: u64,
 }
 
 fn some(text: &str) -> Option<&str> {
@@ -489,6 +490,7 @@ pub(super) fn status(
                 artifacts: status.artifacts,
                 caches: status.caches,
                 seals_pending: status.seals_pending,
+                damaged: status.damaged,
             },
         );
     }
@@ -499,6 +501,10 @@ pub(super) fn status(
             "{} of {} free",
             status.available_inodes, status.total_inodes
         )
+    };
+    let damaged = match status.damaged {
+        0 => "none".to_owned(),
+        many => format!("{many} that may be in use: baggageclaim check"),
     };
     lines(
         to,
@@ -521,6 +527,7 @@ pub(super) fn status(
             ("artifacts", status.artifacts.to_string()),
             ("caches", status.caches.to_string()),
             ("seals pending", status.seals_pending.to_string()),
+            ("damaged", damaged),
         ],
     )
 }
@@ -699,6 +706,7 @@ mod tests {
             volumes: 3,
             artifacts: 4,
             caches: 2,
+            damaged: 1,
             ..Default::default()
         };
         let findings = [admin::Finding {

@@ -103,6 +103,7 @@ mod tests {
             artifacts: 0,
             caches: 0,
             seals_pending: 0,
+            damaged: 0,
         }
     }
 

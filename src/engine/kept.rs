@@ -207,7 +207,13 @@ pub(super) async fn watch(inner: Arc<Inner>, mut kept: Vec<Kept>) {
         };
         // Whatever goes wrong, all is held, until the next start.
         match inner.looks.run(look).await {
-            Ok(left) => kept = left,
+            Ok(left) => {
+                kept = left;
+                // That there is none any more is known together with what follows from it.
+                if !kept.is_empty() {
+                    inner.state.lock().kept = kept.len();
+                }
+            }
             Err(error) => {
                 tracing::debug!(%error, "it is not known whether what was kept is in use");
                 return;
@@ -218,6 +224,7 @@ pub(super) async fn watch(inner: Arc<Inner>, mut kept: Vec<Kept>) {
         let mut state = inner.state.lock();
         state.held.remove(&held_as());
         state.maybe_forked.clear();
+        state.kept = 0;
     }
     tracing::info!("it is known again what is in use");
     inner.changed.notify_waiters();

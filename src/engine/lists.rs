@@ -261,5 +261,6 @@ pub(super) fn status(inner: &Inner) -> Result<Status> {
             .filter(|name| name.reference.cache().is_some())
             .count(),
         seals_pending: sealing.count(),
+        damaged: state.kept,
     })
 }

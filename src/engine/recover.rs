@@ -56,6 +56,7 @@ pub(super) fn recover(inner: &Inner, contents: Contents) -> Result<Recovered> {
     recover_trash(inner, &mounts, &mut state, &mut recovered)?;
     if !recovered.kept.is_empty() {
         kept::hold(inner, &on_disk, &mut state);
+        state.kept = recovered.kept.len();
     }
     trash_unknown_layers(inner, &on_disk, &state);
     let (volumes, leaving) = (state.volumes.len(), state.leaving.len());

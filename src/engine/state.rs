@@ -234,6 +234,8 @@ pub(super) struct State {
     pub(super) held: HashMap<LayerId, Vec<LayerId>>,
     /// What those volumes may be forks of that somebody uses, and of which nobody can say what they are (`kept`).
     pub(super) maybe_forked: HashSet<ArtifactId>,
+    /// How many such volumes there are.
+    pub(super) kept: usize,
     /// By id, as the other two: lists are in that order, whatever changes meanwhile.
     pub(super) claims: BTreeMap<VolumeId, Held>,
     pub(super) snapshots: BTreeMap<SnapshotId, Snapshot>,

@@ -70,6 +70,7 @@ async fn what_a_volume_is_mounted_over_stays_though_its_record_is_damaged() {
             .await;
         collect(&bench).await;
         assert_eq!(layers(&bench), 2, "{damaged:?}");
+        assert_eq!(bench.engine.status().await.expect("status").damaged, 1);
         assert_eq!(unread(&at), "whole");
         fs::write(at.join("g"), "mine").expect("it can be written to");
 
@@ -80,6 +81,7 @@ async fn what_a_volume_is_mounted_over_stays_though_its_record_is_damaged() {
         })
         .await;
         eventually("what it needed goes with it", || layers(&bench) == 1).await;
+        assert_eq!(bench.engine.status().await.expect("status").damaged, 0);
         assert!(bench.artifact("task-cache/k").is_some());
         bench.finish().await;
     }
