@@ -1,5 +1,5 @@
-//! The guard of one operation on one volume, claim or snapshot: at most one runs at a time, and its end is told. What is reserved stands in
-//! `state`.
+//! The guard of one operation on one volume, claim or snapshot: at most one runs at a time, and its end is told. Who comes meanwhile is told
+//! that it is busy, or waits where only a chore of the driver has it, and for how long stands here, too. What is reserved stands in `state`.
 
 use std::sync::Arc;
 use std::time::Duration;

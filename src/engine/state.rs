@@ -234,7 +234,7 @@ pub(super) struct State {
     pub(super) held: HashMap<LayerId, Vec<LayerId>>,
     /// What those volumes may be forks of that somebody uses, and of which nobody can say what they are (`kept`).
     pub(super) maybe_forked: HashSet<ArtifactId>,
-    /// How many such volumes there are.
+    /// How many such volumes there are, on whatever backend.
     pub(super) kept: usize,
     /// By id, as the other two: lists are in that order, whatever changes meanwhile.
     pub(super) claims: BTreeMap<VolumeId, Held>,
@@ -247,10 +247,10 @@ pub(super) struct State {
     pub(super) pinned: HashMap<LayerId, usize>,
     /// Volumes, claims and snapshots that an operation is running on.
     pub(super) busy: HashSet<VolumeId>,
-    /// What volumes that are being published are forked from, also while they wait for room.
-    pub(super) wanted: HashMap<VolumeId, ArtifactId>,
     /// Those of them that only a chore runs on: it is soon done, and a caller waits for it.
     pub(super) chores: HashSet<VolumeId>,
+    /// What volumes that are being published are forked from, also while they wait for room.
+    pub(super) wanted: HashMap<VolumeId, ArtifactId>,
     /// Volumes made until then lost bytes in a failed write-back.
     pub(super) doomed_until: Option<Timestamp>,
     /// All that was written before this is on the disk: when the last write-back began that went well.
