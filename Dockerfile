@@ -1,6 +1,12 @@
 # One static binary in an empty image. The driver executes no other program, so there is nothing else to ship.
 
-FROM docker.io/library/rust:1-slim-bookworm AS build
+# The image to build with: a Rust that is new enough, and glibc's static libraries. A tag moves: a build that is to be the same
+# again names the image by its digest, which `docker buildx imagetools inspect` tells:
+#
+#     make image RUST_IMAGE=docker.io/library/rust@sha256:…
+ARG RUST_IMAGE=docker.io/library/rust:1-slim-bookworm
+
+FROM ${RUST_IMAGE} AS build
 WORKDIR /src
 COPY . .
 # An explicit --target keeps RUSTFLAGS away from build scripts and procedural macros, which cannot be linked

@@ -49,7 +49,7 @@ torture: ## kills, full disks, hostile tenants, leaks, power cuts: MINUTES=60 (r
 	  $(foreach target,torture $(GUESTS),target/torture/$(target).log) || failed=1; \
 	exit $$failed
 
-guests: ## Debian's 6.1 and 6.12 in qemu: the tests there, power cuts, a broken disk (apt, x86-64; all of it takes an hour)
+guests: ## Debian's 5.10, 6.1 and 6.12 in qemu: the tests there, power cuts, a broken disk (apt, x86-64; all of it takes an hour)
 	@if [ "$$(uname -m)" = x86_64 ] && command -v apt-get >/dev/null; then \
 	  cargo test --no-run --locked --test guests && \
 	  BAGGAGECLAIM_GUESTS_SHORT="$(BAGGAGECLAIM_GUESTS_SHORT)" $(ALONE) cargo test --locked --test guests; \
@@ -90,7 +90,7 @@ bench: ## measure against the bare system calls; writes target/bench.json (root,
 	$(ALONE) cargo bench --locked --bench speed
 
 deps: ## install what tests and demo need (Debian, root), or say what is missing
-	@missing=; for pair in mkfs.xfs:xfsprogs mkfs.btrfs:btrfs-progs mkfs.ext4:e2fsprogs strace:strace unshare:util-linux; do \
+	@missing=; for pair in mkfs.xfs:xfsprogs mkfs.btrfs:btrfs-progs mkfs.ext4:e2fsprogs strace:strace unshare:util-linux zstd:zstd; do \
 	  PATH="$$PATH:/usr/sbin:/sbin" command -v "$${pair%%:*}" >/dev/null || missing="$$missing $${pair##*:}"; \
 	done; \
 	if [ -z "$$missing" ]; then :; \
@@ -99,16 +99,19 @@ deps: ## install what tests and demo need (Debian, root), or say what is missing
 	else \
 	  echo "deps: missing:$$missing (as root on Debian, make deps installs them)" >&2; exit 1; \
 	fi; \
-	command -v cargo >/dev/null || { echo "deps: missing: cargo (Rust 1.88 or newer, https://rustup.rs)" >&2; exit 1; }
+	command -v cargo >/dev/null || { echo "deps: missing: cargo (Rust 1.95 or newer, https://rustup.rs)" >&2; exit 1; }
 
 audit: ## licences and advisories of the dependencies (needs cargo-deny)
 	@if cargo deny --version >/dev/null 2>&1; then cargo deny check; \
 	else echo "audit: NOT RUN: cargo-deny is missing (cargo install --locked cargo-deny)" >&2; fi
 
-image: ## build the container image baggageclaim-csi (needs docker or podman)
+# What the Dockerfile builds with, if it is to be another: an image by its digest, for one.
+RUST_IMAGE ?=
+
+image: ## build the container image baggageclaim-csi (needs docker or podman); RUST_IMAGE= to build with another
 	@for engine in docker podman; do \
 	  command -v $$engine >/dev/null || continue; \
-	  if why="$$($$engine info 2>&1 >/dev/null)"; then exec $$engine build -t baggageclaim-csi .; fi; \
+	  if why="$$($$engine info 2>&1 >/dev/null)"; then exec $$engine build $(if $(RUST_IMAGE),--build-arg RUST_IMAGE=$(RUST_IMAGE)) -t baggageclaim-csi .; fi; \
 	  echo "image: $$engine is there but does not answer: $$(tail -n 1 <<<"$$why")" >&2; \
 	done; \
 	echo "image: missing: a docker whose daemon runs, or podman" >&2; exit 1

@@ -4,6 +4,7 @@
 use std::net::SocketAddr;
 use std::path::PathBuf;
 use std::str::FromStr;
+use std::sync::Arc;
 use std::time::Duration;
 
 use clap::builder::BoolishValueParser;
@@ -132,6 +133,10 @@ pub enum Output {
     Wide,
     /// JSON for programs; its form is stable (docs/cli.md).
     Json,
+    /// The same as YAML.
+    Yaml,
+    /// Names alone, one a line, as `inspect` takes them.
+    Name,
 }
 
 /// How one thing looks.
@@ -141,6 +146,29 @@ pub enum PlainOutput {
     Text,
     /// JSON for programs; its form is stable (docs/cli.md).
     Json,
+    /// The same as YAML.
+    Yaml,
+}
+
+impl PlainOutput {
+    /// The form for programs, if it is one.
+    #[must_use]
+    pub fn data(self) -> Option<Data> {
+        match self {
+            Self::Text => None,
+            Self::Json => Some(Data::Json),
+            Self::Yaml => Some(Data::Yaml),
+        }
+    }
+}
+
+/// How something looks that is shown whole.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, ValueEnum)]
+pub enum Data {
+    /// JSON; its form is stable (docs/cli.md).
+    Json,
+    /// The same as YAML.
+    Yaml,
 }
 
 /// What `standalone` is told.
@@ -236,7 +264,7 @@ impl FromStr for Http {
         }
         let address = text.parse().map(|address| Self(Some(address)));
         address.map_err(
-            |_| "it is no address like [::]:9808, 0.0.0.0:9808 or 127.0.0.1:9808, nor `off`",
+            |_| "expected an address such as [::]:9808, 0.0.0.0:9808 or 127.0.0.1:9808, or `off`",
         )
     }
 }
@@ -274,10 +302,10 @@ pub struct Driver {
     #[arg(long, value_name = "NUMBER", env = "BAGGAGECLAIM_THREADS", hide_env_values = true, default_value = "4", value_parser = clap::value_parser!(u16).range(1..=256))]
     pub threads: u16,
     /// How long a publish waits for an input whose maker is about to finish
-    #[arg(long, value_name = "TIME", env = "BAGGAGECLAIM_INPUT_WAIT", hide_env_values = true, default_value = "90s", value_parser = humantime::parse_duration)]
+    #[arg(long, value_name = "TIME", env = "BAGGAGECLAIM_INPUT_WAIT", hide_env_values = true, default_value = "90s", value_parser = parse_duration)]
     pub input_wait: Duration,
     /// How long a finished volume waits for its pod's outcome before it is thrown away
-    #[arg(long, value_name = "TIME", env = "BAGGAGECLAIM_OUTCOME_WAIT", hide_env_values = true, default_value = "1h", value_parser = humantime::parse_duration)]
+    #[arg(long, value_name = "TIME", env = "BAGGAGECLAIM_OUTCOME_WAIT", hide_env_values = true, default_value = "1h", value_parser = parse_duration)]
     pub outcome_wait: Duration,
     /// Percent of the pool in use above which unused content is evicted, least recently used first …
     #[arg(long, value_name = "PERCENT", env = "BAGGAGECLAIM_HIGH_WATERMARK", hide_env_values = true, default_value = "85", value_parser = clap::value_parser!(u8).range(1..=100))]
@@ -286,7 +314,7 @@ pub struct Driver {
     #[arg(long, value_name = "PERCENT", env = "BAGGAGECLAIM_LOW_WATERMARK", hide_env_values = true, default_value = "70", value_parser = clap::value_parser!(u8).range(0..=99))]
     pub low_watermark: u8,
     /// How often garbage is looked for
-    #[arg(long, value_name = "TIME", env = "BAGGAGECLAIM_REAP_INTERVAL", hide_env_values = true, default_value = "1m", value_parser = humantime::parse_duration)]
+    #[arg(long, value_name = "TIME", env = "BAGGAGECLAIM_REAP_INTERVAL", hide_env_values = true, default_value = "1m", value_parser = parse_duration)]
     pub reap_interval: Duration,
     /// Room held back for the day the disk is full, a quantity like 64Mi; 0: none
     #[arg(long, value_name = "BYTES", env = "BAGGAGECLAIM_RESERVE", hide_env_values = true, default_value = "64Mi", value_parser = parse_bytes)]
@@ -299,7 +327,7 @@ pub struct Driver {
     #[arg(long, value_name = "NUMBER", env = "BAGGAGECLAIM_MAX_VOLUMES", hide_env_values = true, value_parser = clap::value_parser!(u32).range(1..))]
     pub max_volumes: Option<u32>,
     /// How long the end may take: running calls are answered and the pool is put away; what is not done then, the next start does
-    #[arg(long, value_name = "TIME", env = "BAGGAGECLAIM_GRACE", hide_env_values = true, default_value = "25s", value_parser = humantime::parse_duration)]
+    #[arg(long, value_name = "TIME", env = "BAGGAGECLAIM_GRACE", hide_env_values = true, default_value = "25s", value_parser = parse_duration)]
     pub grace: Duration,
     /// End when the process that started this one does, whatever ends it: for tests and the demo.
     #[arg(long, hide = true, env = "BAGGAGECLAIM_END_WITH_PARENT", value_parser = BoolishValueParser::new())]
@@ -452,6 +480,7 @@ impl Node {
             look_again: k8s::LOOK_AGAIN,
             watched: watch::Sender::new(false),
             answers: watch::Sender::new(false),
+            known: Arc::default(),
         });
         Ok(node::Config {
             driver,
@@ -522,6 +551,10 @@ fn parse_node(text: &str) -> Result<NodeId, NodeIdError> {
     NodeId::new(text)
 }
 
+fn parse_duration(text: &str) -> Result<Duration, &'static str> {
+    humantime::parse_duration(text).map_err(|_| "expected a duration such as 90s, 5m or 1h30m")
+}
+
 fn parse_bytes(text: &str) -> Result<u64, &'static str> {
-    crate::model::parse_bytes(text).ok_or("it is no quantity like 64Mi, 1G or 5000000")
+    crate::model::parse_bytes(text).ok_or("expected a quantity such as 64Mi, 1G or 5000000")
 }

@@ -15,17 +15,20 @@ use std::time::Duration;
 use rustix::fs::Mode;
 use rustix::process::{Resource, Rlimit, getrlimit, setrlimit, umask};
 use tokio::sync::watch;
-use tokio::time::{Instant, sleep_until, timeout, timeout_at};
+use tokio::time::{Instant, sleep, sleep_until, timeout, timeout_at};
 use tokio_util::sync::CancellationToken;
 use tokio_util::task::AbortOnDropHandle;
 
 use crate::admin;
-use crate::csi::{self, Readiness};
+use crate::csi::{self, Readiness, UnmountsOnly};
 use crate::engine::{self, Engine};
 use crate::server::{self, Socket};
 
 /// What the end may take beyond the grace period: to say who was late, and for an engine to which others have left no time.
 const AFTER_GRACE: Duration = Duration::from_secs(1);
+
+/// How often it is tried whether a pool that could not be opened takes changes again.
+const LOOK_AGAIN: Duration = Duration::from_secs(5);
 
 /// How it is set up.
 #[derive(Debug, Clone)]
@@ -68,17 +71,19 @@ pub fn prepare_process() {
 
 /// Serves a pool until `shutdown` is ready and all is put away.
 ///
-/// `ready` tells the world whether there is an engine. `role` makes what runs beside the services once there is one; it is
-/// told by its token when it is time to stop, ends then, and not before, and has ended before the services do.
+/// `ready` tells the world whether there is an engine. `role` makes what runs beside the services once there is one, or once it is known
+/// that there will be none and volumes are only unmounted; it is told by its token when it is time to stop, ends then, and not
+/// before, and has ended before the services do.
 pub async fn run<Role>(
     config: Config,
     ready: watch::Sender<Readiness>,
-    role: impl FnOnce(Engine, CancellationToken) -> Role,
+    role: impl FnOnce(Option<Engine>, CancellationToken) -> Role,
     shutdown: impl Future<Output = ()>,
 ) -> Result<(), Error>
 where
     Role: Future<Output = ()> + Send + 'static,
 {
+    say_starting(&config);
     let grace = config.csi.grace;
     tokio::pin!(shutdown);
     let told = OnceLock::new();
@@ -97,13 +102,6 @@ where
     let stopped = stop.clone().cancelled_owned();
     let csi = csi::serve(socket, config.csi, ready.subscribe(), stopped);
     tokio::pin!(csi);
-    tracing::info!(
-        socket = %config.socket.display(),
-        pool = %config.engine.pool.display(),
-        version = env!("CARGO_PKG_VERSION"),
-        "starting"
-    );
-
     let open = open(config.engine);
     let opened = tokio::select! {
         opened = open => opened.map(Some),
@@ -113,9 +111,15 @@ where
     let (engine, socket) = match opened {
         Ok(Some(opened)) => opened,
         not_opened => {
+            drop(too_long);
+            let (opened, ends) = (not_opened.map(drop), told.get().is_some());
+            let over = tokio::select! {
+                over = unmount_only(opened, ends, &ready, role, shutdown, grace) => over,
+                ended = &mut csi => return Ok(ended?),
+            };
             stop.cancel();
             let ended = timeout(AFTER_GRACE, csi).await;
-            not_opened?;
+            over?;
             return Ok(ended.unwrap_or(Ok(()))?);
         }
     };
@@ -130,7 +134,8 @@ where
     tracing::info!("ready");
 
     let withdraw = CancellationToken::new();
-    let mut role = AbortOnDropHandle::new(tokio::spawn(role(engine.clone(), withdraw.clone())));
+    let mut role =
+        AbortOnDropHandle::new(tokio::spawn(role(Some(engine.clone()), withdraw.clone())));
     let over = CancellationToken::new();
     let (served, late) = (CancellationToken::new(), CancellationToken::new());
     let services = async {
@@ -180,6 +185,62 @@ where
     tracing::info!("stopped; mounts stay");
     services?;
     role
+}
+
+fn say_starting(config: &Config) {
+    tracing::info!(
+        socket = %config.socket.display(),
+        pool = %config.engine.pool.display(),
+        version = env!("CARGO_PKG_VERSION"),
+        "starting"
+    );
+}
+
+/// Serves a pool that could not be opened because its filesystem takes no changes: pods can end, which need nothing of it. Until the
+/// driver is told to end, or the pool takes changes: then the next start opens it. What else kept it from being opened is returned.
+/// `ends`: it was told while the pool was being opened.
+async fn unmount_only<Role>(
+    opened: Result<(), Error>,
+    ends: bool,
+    ready: &watch::Sender<Readiness>,
+    role: impl FnOnce(Option<Engine>, CancellationToken) -> Role,
+    shutdown: impl Future<Output = ()>,
+    grace: Duration,
+) -> Result<(), Error>
+where
+    Role: Future<Output = ()> + Send + 'static,
+{
+    let Err(Error::Engine(error @ engine::Error::PoolReadOnly { path, .. })) = &opened else {
+        return opened;
+    };
+    if ends {
+        return opened;
+    }
+    let Some(backend) = Engine::backend_offline(path) else {
+        return opened;
+    };
+    let why = server::message_of(error);
+    tracing::error!(%why, "volumes can be unmounted, and nothing else");
+    ready.send_replace(Readiness::UnmountsOnly(UnmountsOnly { backend, why }));
+    let withdraw = CancellationToken::new();
+    let mut role = AbortOnDropHandle::new(tokio::spawn(role(None, withdraw.clone())));
+    let takes_changes = async {
+        while !Engine::takes_writes_offline(path).await {
+            sleep(LOOK_AGAIN).await;
+        }
+    };
+    tokio::select! {
+        () = shutdown => {}
+        () = takes_changes => {
+            tracing::info!("the pool takes changes again: the driver ends, so that the next start opens it");
+        }
+        _ = &mut role => return Err(Error::Role),
+    }
+    withdraw.cancel();
+    if timeout(grace, &mut role).await.is_err() {
+        tracing::warn!("what runs beside the services does not end; it is left");
+    }
+    Ok(())
 }
 
 /// Opens the pool, and makes its admin socket: that is there before anybody is told that the driver is ready, since who waits for that may

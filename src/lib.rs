@@ -15,6 +15,8 @@
 //! |---|---|
 //! | [`model`] | the words as types: ids, names, attributes, artifacts; pure decisions |
 //! | [`sys`] | system calls, one idea a file; the only `unsafe` |
+//! | [`tree`] | whole trees of files: walked, copied, measured, merged, deleted |
+//! | [`archive`] | trees as tar streams: packed, read, unpacked |
 //! | [`backend`] | how copy-on-write is done on one pool |
 //! | [`store`] | what a pool remembers: index and records |
 //! | [`engine`] | the heart: whether and when something is published, sealed, collected |
@@ -35,6 +37,7 @@
 //! call can be repeated and can race itself. How the disk looks at each step is in `docs/on-disk.md`.
 
 pub mod admin;
+pub mod archive;
 pub mod backend;
 pub mod cli;
 pub mod config;
@@ -53,3 +56,4 @@ pub mod standalone;
 pub mod store;
 pub mod sys;
 pub mod telemetry;
+pub mod tree;

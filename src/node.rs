@@ -70,6 +70,7 @@ pub async fn run(config: Config, shutdown: impl Future<Output = ()>) -> Result<(
     let kubernetes = config.kubernetes.map(|kubernetes| {
         let (notices, heard) = Notices::channel(MOST_NOTICES);
         driver.engine.notices = Some(notices);
+        driver.engine.pods = Some(kubernetes.known.clone());
         (kubernetes, heard)
     });
     let (ready, readiness) = watch::channel(Readiness::Recovering);
@@ -86,8 +87,12 @@ pub async fn run(config: Config, shutdown: impl Future<Output = ()>) -> Result<(
         Some(address) => Some(http::Listener::bind(address).await?),
         None => None,
     };
-    let role = |engine: Engine, stopping: CancellationToken| async move {
-        let watch = watch_pods(kubernetes, engine, stopping.clone());
+    let role = |engine: Option<Engine>, stopping: CancellationToken| async move {
+        let watch = async {
+            if let Some(engine) = engine {
+                watch_pods(kubernetes, engine, stopping.clone()).await;
+            }
+        };
         let offer = async {
             tokio::select! {
                 () = answers(&socket) => registration.keep(stopping.clone()).await,
@@ -149,6 +154,7 @@ fn alive(socket: &Path, stopping: &CancellationToken) -> http::Alive {
 fn find_engine(readiness: watch::Receiver<Readiness>) -> http::FindEngine {
     Arc::new(move || match &*readiness.borrow() {
         Readiness::Recovering => Err("the pool is being opened".to_owned()),
+        Readiness::UnmountsOnly(pool) => Err(pool.why.clone()),
         Readiness::Ready(engine) => Ok(engine.clone()),
     })
 }

@@ -7,6 +7,7 @@
 //! | `full` | no room in the middle of anything |
 //! | `lost` | a write-back that failed |
 //! | `odd` | names that cannot be opened, read or moved; records damaged while their volumes are in use |
+//! | `read_only` | a pool whose filesystem takes no more changes |
 
 mod common;
 
@@ -18,3 +19,5 @@ mod full;
 mod lost;
 #[path = "bad_days/odd.rs"]
 mod odd;
+#[path = "bad_days/read_only.rs"]
+mod read_only;

@@ -7,6 +7,7 @@
 //! | `content` | clones, snapshots, chains, groups: what is in them |
 //! | `mounts` | staging and publishing, owners, durability |
 //! | `nodes` | one engine as a node among others |
+//! | `projects` | limits, where a tenant changes what its files are counted for |
 //! | `records` | sizes, names, pages, attachments, time to live |
 //! | `trouble` | races, restarts, cut short operations, full disks |
 
@@ -25,7 +26,11 @@ mod content;
 mod mounts;
 #[path = "claims/nodes.rs"]
 mod nodes;
+#[path = "claims/projects.rs"]
+mod projects;
 #[path = "claims/records.rs"]
 mod records;
+#[path = "claims/slow.rs"]
+mod slow;
 #[path = "claims/trouble.rs"]
 mod trouble;

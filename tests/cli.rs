@@ -9,6 +9,7 @@
 mod common;
 
 use std::collections::BTreeMap;
+use std::io::{BufRead as _, BufReader};
 use std::path::{Path, PathBuf};
 use std::process::{Child, Command, Output, Stdio};
 use std::time::{Duration, Instant};
@@ -155,6 +156,81 @@ fn without_a_driver_one_line_says_what_to_do() {
     }
 }
 
+/// Starts a driver by another program; its exit code and what it says before it ends.
+fn refused(lab: &Lab, by: &[&str], flags: &[&str]) -> (i32, String) {
+    let (program, arguments) = by.split_first().expect("a program");
+    let output = Command::new(program)
+        .args(arguments)
+        .arg(BINARY)
+        .arg("standalone")
+        .arg("--pool")
+        .arg(lab.path().join("pool"))
+        .arg("--socket")
+        .arg(lab.run_dir().join("csi.sock"))
+        .args(["--node-id", "here", "--end-with-parent"])
+        .args(flags)
+        .stdin(Stdio::null())
+        .output()
+        .unwrap_or_else(|error| panic!("{program}: {error}"));
+    let code = output.status.code().expect("an exit code");
+    (code, text(&output.stderr))
+}
+
+/// In a user namespace of its own a process may not clear what whoever mounted the filesystem has
+/// set.
+#[test]
+fn a_noexec_pool_whose_flag_may_not_be_cleared_is_refused() {
+    for (fs, backend) in [
+        (Fs::Ext4, "copy"),
+        (Fs::Btrfs, "btrfs"),
+        (Fs::Ext4, "overlay"),
+    ] {
+        let lab = require_lab!(fs);
+        lab.forbid_programs();
+        lab.kubelet_dir();
+        let by = [
+            "timeout",
+            "20",
+            "unshare",
+            "--user",
+            "--map-root-user",
+            "--mount",
+        ];
+        let (code, said) = refused(&lab, &by, &["--backend", backend]);
+        assert_eq!(code, 1, "{backend}: {said}");
+        let why =
+            "it lies on a filesystem that is mounted noexec, and this process may not change that";
+        assert!(said.contains(why), "{backend}: {said}");
+        assert!(lab.close().is_empty());
+    }
+}
+
+/// As NFS does: renameat2(2) has no flags there.
+#[test]
+fn a_filesystem_that_cannot_rename_without_replacing_is_refused() {
+    let lab = require_lab!(Fs::Ext4);
+    if Command::new("strace").arg("-V").output().is_err() {
+        return common::skip("strace is not there");
+    }
+    let rename = "inject=renameat2:error=EINVAL";
+    let by = [
+        "timeout",
+        "20",
+        "strace",
+        "-f",
+        "-qq",
+        "-o",
+        "/dev/null",
+        "-e",
+        rename,
+    ];
+    let (code, said) = refused(&lab, &by, &["--backend", "copy"]);
+    assert_eq!(code, 1, "{said}");
+    let why = "the filesystem cannot rename without replacing (RENAME_NOREPLACE), as NFS cannot";
+    assert!(said.contains(why), "{said}");
+    assert!(lab.close().is_empty());
+}
+
 #[test]
 fn a_wrong_command_line_is_told_from_a_failure() {
     let dir = tempfile::tempdir().expect("a temporary directory");
@@ -266,6 +342,17 @@ async fn an_output_is_made_listed_and_forgotten() {
     let artifacts = json(&pool, &["artifacts", "-o", "json"]);
     assert_eq!(artifacts[0]["reference"], "artifact/binaries");
     assert_eq!(artifacts[0]["durable"], true);
+    let maker = &artifacts[0]["madeBy"];
+    assert_eq!(maker["pod"]["name"], "build-42");
+    assert_eq!(maker["pod"]["uid"], pod.uid());
+    assert_eq!(maker["serviceAccount"], "default");
+    // Only the API server knows them, and this driver has none.
+    assert_eq!(maker["images"], serde_json::json!([]));
+    let wide = answer(&pool, &["artifacts", "-o", "wide"]);
+    assert!(
+        wide.contains("SERVICE-ACCOUNT") && wide.contains(pod.uid()),
+        "{wide}"
+    );
     assert_eq!(
         json(&pool, &["caches", "-o", "json"]),
         serde_json::json!([])
@@ -295,6 +382,129 @@ async fn an_output_is_made_listed_and_forgotten() {
     // Without a driver it looks itself.
     assert_eq!(json(&pool, &["check", "-o", "json"]), serde_json::json!([]));
     assert_eq!(lab.close(), [""; 0].map(PathBuf::from));
+}
+
+#[tokio::test]
+async fn lists_and_single_things_come_in_the_usual_forms() {
+    let lab = require_lab!(Fs::Ext4);
+    let driver = Standalone::start(&lab);
+    let kubelet = driver.kubelet(&lab).await;
+    let pool = driver.pool.clone();
+    let output = [
+        ("type", "output"),
+        ("name", "binaries"),
+        ("commit", "always"),
+    ];
+    let maker = kubelet.pod("ci", "maker");
+    let published = maker.publish("out", output, PublishOptions::default());
+    published.await.expect("publish");
+    maker.unpublish("out").await.expect("unpublish");
+    let artifacts = || json(&pool, &["artifacts", "-o", "json"]);
+    until("it is durable", || artifacts()[0]["durable"] == true).await;
+    let id = artifacts()[0]["id"].as_str().expect("an id").to_owned();
+
+    // Names, the same as YAML, and ids: short, or in full.
+    let named = answer(&pool, &["artifacts", "--namespace", "ci", "-o", "name"]);
+    assert_eq!(named, "artifact/binaries\n");
+    assert_eq!(answer(&pool, &["artifacts", "--tenant", "other"]), "");
+    let yaml = answer(&pool, &["artifacts", "-o", "yaml"]);
+    let yaml: serde_json::Value = serde_saphyr::from_str(&yaml).expect("YAML");
+    assert_eq!(yaml, artifacts());
+    let table = answer(&pool, &["artifacts"]);
+    assert!(
+        table.contains(&id[..12]) && !table.contains(&id[..13]),
+        "{table}"
+    );
+    assert!(answer(&pool, &["artifacts", "-o", "wide"]).contains(&id));
+
+    // One thing, by its name or the beginning of its id.
+    for name in ["artifact/binaries", &id, &id[..12]] {
+        let one = json(&pool, &["inspect", name, "-n", "ci", "-o", "json"]);
+        assert_eq!(
+            (&one["kind"], &one["id"]),
+            (&"artifact".into(), &id.as_str().into())
+        );
+        assert_eq!(one["madeBy"]["pod"]["name"], "maker");
+    }
+    for nothing in ["artifact/binary", "volume"] {
+        let (code, said) = failure(&pool, &["inspect", nothing]);
+        assert_eq!(code, 1, "{said}");
+        assert!(
+            said.contains("no volume and no artifact here is called"),
+            "{said}"
+        );
+    }
+    let reader = kubelet.pod("ci", "reader");
+    for volume in ["one", "two"] {
+        let input = [("type", "input"), ("from", "artifact/binaries")];
+        let published = reader.publish(volume, input, PublishOptions::default());
+        published.await.expect("publish");
+    }
+    let (code, said) = failure(&pool, &["inspect", "csi-"]);
+    assert_eq!(code, 1, "{said}");
+    assert!(
+        said.contains("2 volumes and artifacts here are called csi-"),
+        "{said}"
+    );
+
+    // What a destroy would do, and what it does.
+    let destroy = ["destroy", "artifact/binaries", "-n", "ci"];
+    let try_it = [&destroy[..], &["--dry-run"]].concat();
+    let (code, said) = failure(&pool, &try_it);
+    assert_eq!(code, 1, "{said}");
+    assert!(said.contains("volumes are forks of it, now 2"), "{said}");
+    assert_eq!(
+        failure(&pool, &destroy).0,
+        1,
+        "it is refused in earnest, too"
+    );
+    for volume in ["one", "two"] {
+        reader.unpublish(volume).await.expect("unpublish");
+    }
+    until("nobody uses it", || artifacts()[0]["inUseBy"] == 0).await;
+    let said = answer(&pool, &try_it);
+    assert!(
+        said.contains("would be forgotten") && said.contains(&id),
+        "{said}"
+    );
+    let mut watch = command(&pool);
+    watch.args(["artifacts", "-w", "-o", "json"]);
+    let mut watch = watch.stdout(Stdio::piped()).spawn().expect("it starts");
+    let mut lines = BufReader::new(watch.stdout.take().expect("piped")).lines();
+    let mut next = || -> serde_json::Value {
+        let line = lines.next().expect("a line").expect("it is read");
+        serde_json::from_str(&line).expect("JSON")
+    };
+    let added = next();
+    assert_eq!(
+        (&added["event"], &added["object"]["id"]),
+        (&"added".into(), &id.as_str().into())
+    );
+    answer(&pool, &destroy);
+    // It may be measured meanwhile.
+    let mut event = next();
+    while event["event"] == "changed" {
+        event = next();
+    }
+    assert_eq!(event["event"], "gone");
+    watch.kill().expect("it runs");
+    watch.wait().expect("it ends");
+    drop(driver);
+}
+
+#[test]
+fn a_shell_is_told_every_verb() {
+    let dir = tempfile::tempdir().expect("a temporary directory");
+    let script = answer(dir.path(), &["completion", "bash"]);
+    for word in [
+        "artifacts",
+        "inspect",
+        "completion",
+        "--namespace",
+        "--dry-run",
+    ] {
+        assert!(script.contains(word), "{word}");
+    }
 }
 
 /// At the default level, for every method that there is.

@@ -4,14 +4,19 @@
 
 #![expect(
     clippy::disallowed_methods,
+    clippy::disallowed_types,
     clippy::print_stderr,
-    reason = "a suite of many cases says how long each took; and what the product deletes safely, a test of it makes and removes in the plain way"
+    reason = "a suite of many cases says how long each took; a pod runs programs; and what the product deletes safely, a test of it makes and removes in the plain way"
 )]
 
 mod common;
 
+#[path = "conformance/acls.rs"]
+mod acls;
 #[path = "conformance/limits.rs"]
 mod limits;
+#[path = "conformance/noexec.rs"]
+mod noexec;
 
 use std::collections::BTreeSet;
 use std::fs;
@@ -22,10 +27,11 @@ use std::path::{Path, PathBuf};
 use std::sync::atomic::{AtomicU32, Ordering};
 
 use baggageclaim::backend::{
-    Backend, BackendKind, Btrfs, Copy, Error, Freeze, Limit, MountApi, Overlay, Start, tree,
+    Backend, BackendKind, Btrfs, Copy, Error, Freeze, Limit, MountApi, Overlay, Start,
 };
 use baggageclaim::model::{LayerId, RootAttributes, VolumeId};
 use baggageclaim::sys::{self, Dir, Quotas};
+use baggageclaim::tree;
 use common::{Fs, Lab, Snapshot, assert_same, require_lab, require_quota_lab, tree as trees};
 use rustix::fs::IFlags;
 
@@ -67,7 +73,7 @@ impl Volume {
 }
 
 impl Bench {
-    fn new(lab: &Lab, open: fn(&Dir) -> Box<dyn Backend>) -> Self {
+    fn new(lab: &Lab, open: Open) -> Self {
         // The pool is not the filesystem's root: what it is called in the mount table must be found out.
         let path = lab.dir("below/pool");
         for name in ["volumes", "pending", "layers", "incoming", "trash", "empty"] {
@@ -628,12 +634,12 @@ fn owners_are_a_view(bench: &Bench) {
         ..RootAttributes::default()
     };
     let volume = bench.create(&layers, root, None);
-    if bench.pool.space().expect("statfs").filesystem() == Some("tmpfs") && !common::kernel_is(6, 3)
-    {
+    let space = bench.pool.space().expect("statfs");
+    if !common::bench::maps_owners(bench.backend.kind(), space.filesystem().unwrap_or_default()) {
         // Its owners cannot be mapped: that is said, and nobody gets a view with the wrong ones.
         let mounted = bench.mount(&volume, false);
         assert!(
-            matches!(&mounted, Err(Error::Unsupported { what, .. }) if what.contains("owner")),
+            matches!(&mounted, Err(Error::Unsupported { what, .. }) if what.contains("fork")),
             "{mounted:?}"
         );
         bench.discard(volume);
@@ -749,12 +755,16 @@ fn nested_subvolumes_are_refused_by_name_and_deleted(bench: &Bench) {
 
 type Case = fn(&Bench);
 
+/// How a backend is opened on a pool.
+type Open = fn(&Dir) -> Box<dyn Backend>;
+
 const CASES: &[(&str, Case)] = &[
     (
         "empty root",
         an_empty_volume_has_the_root_that_was_asked_for,
     ),
     ("round trip", what_is_sealed_is_what_forks_show),
+    ("late ACLs", acls::acls_that_came_late_are_not_inherited),
     ("isolation", forks_do_not_see_each_other),
     ("chains", chains_of_forks_show_what_each_of_them_left),
     ("seal twice", sealing_twice_is_sealing_once),
@@ -779,16 +789,24 @@ const CASES: &[(&str, Case)] = &[
         limits::a_limited_fork_can_do_what_others_can,
     ),
     (
+        "hostile projects",
+        limits::a_tenant_changes_only_its_own_limit,
+    ),
+    (
+        "older projects",
+        limits::projects_of_an_older_version_are_recorded_once,
+    ),
+    (
         "nested subvolumes",
         nested_subvolumes_are_refused_by_name_and_deleted,
     ),
 ];
 
-fn run(fs: Fs, open: fn(&Dir) -> Box<dyn Backend>) {
+fn run(fs: Fs, open: Open) {
     run_in(require_lab!(fs), open);
 }
 
-fn run_in(lab: Lab, open: fn(&Dir) -> Box<dyn Backend>) {
+fn run_in(lab: Lab, open: Open) {
     let fs = lab.fs();
     let bench = Bench::new(&lab, open);
     let mut failed = Vec::new();
@@ -872,6 +890,24 @@ fn overlay_on_ext4_with_quota() {
 #[test]
 fn overlay_on_xfs_with_quota() {
     run_in(require_quota_lab!(Fs::XfsQuota), overlay);
+}
+
+#[test]
+fn programs_run_on_a_pool_that_is_mounted_noexec() {
+    let grounds: [(Fs, Open); 4] = [
+        (Fs::Ext4, overlay),
+        (Fs::Ext4, classic_overlay),
+        (Fs::XfsReflink, copy),
+        (Fs::Btrfs, |pool| {
+            Box::new(Btrfs::open(pool, false).expect("btrfs works"))
+        }),
+    ];
+    for (fs, open) in grounds {
+        let lab = require_lab!(fs);
+        eprintln!("-- {}", fs.name());
+        noexec::programs_run_in_volumes(&lab, open);
+        assert!(lab.close().is_empty(), "mounts were left");
+    }
 }
 
 #[test]

@@ -198,6 +198,7 @@ fn is_passed_again(point: Point) -> bool {
             | Point::RecoverIndexed
             | Point::ReserveMade
             | Point::ReserveGivenBack
+            | Point::DoomHeard
             | Point::DoomNoted
             | Point::DoomMarked
             | Point::DoomFinished

@@ -22,6 +22,9 @@ mod made;
 #[path = "failing/others.rs"]
 mod others;
 
+#[path = "failing/room.rs"]
+mod room;
+
 #[path = "failing/seals.rs"]
 mod seals;
 

@@ -17,6 +17,15 @@ fn the_image_is_one_static_binary_and_nothing_else() {
         .iter()
         .rposition(|line| line.starts_with("FROM "));
     let (build, image) = instructions.split_at(last.expect("a stage"));
+    // What it is built with is said in one place, so that it can be another, or the same again.
+    let [variable, build @ ..] = build else {
+        panic!("instructions: {build:?}");
+    };
+    let (name, default) = variable.split_once('=').expect("a default");
+    assert_eq!(name, "ARG RUST_IMAGE");
+    let (_, tag) = default.rsplit_once(':').expect("a tag or a digest");
+    assert_ne!(tag, "latest", "{default}");
+    assert_eq!(build[0], "FROM ${RUST_IMAGE} AS build");
     assert_eq!(
         image,
         [
@@ -26,7 +35,6 @@ fn the_image_is_one_static_binary_and_nothing_else() {
         ]
     );
     // And what is copied is the binary, built to need nothing else.
-    assert!(build[0].ends_with(" AS build"), "{build:?}");
     let made = build.last().expect("instructions");
     for part in [
         "+crt-static",
@@ -36,6 +44,24 @@ fn the_image_is_one_static_binary_and_nothing_else() {
     ] {
         assert!(made.contains(part), "{part}: {made}");
     }
+}
+
+#[test]
+fn make_image_builds_with_the_image_that_it_is_told() {
+    let make = |words: &[&str]| {
+        let make = Command::new("make")
+            .args(["--dry-run", "--no-print-directory", "image"])
+            .args(words)
+            .current_dir(root())
+            .output()
+            .expect("make starts");
+        assert!(make.status.success(), "{make:?}");
+        String::from_utf8(make.stdout).expect("text")
+    };
+    let told = "rust@sha256:0123";
+    let argument = format!("--build-arg RUST_IMAGE={told} ");
+    assert!(make(&[&format!("RUST_IMAGE={told}")]).contains(&argument));
+    assert!(!make(&[]).contains("--build-arg"));
 }
 
 #[test]

@@ -12,6 +12,7 @@ use baggageclaim::demo::kubelet::PublishOptions;
 use baggageclaim::engine::{Notices, VolumeState};
 use baggageclaim::k8s;
 use parking_lot::Mutex;
+use serde_json::json;
 use tokio::sync::{oneshot, watch};
 use tokio::task::JoinHandle;
 
@@ -46,6 +47,16 @@ impl Kube {
         heard: Option<tokio::sync::mpsc::Receiver<baggageclaim::engine::Notice>>,
         look_again: Duration,
     ) -> Self {
+        Self::start_knowing(bench, api, heard, look_again, Arc::default())
+    }
+
+    fn start_knowing(
+        bench: &Bench,
+        api: &Api,
+        heard: Option<tokio::sync::mpsc::Receiver<baggageclaim::engine::Notice>>,
+        look_again: Duration,
+        known: Arc<k8s::Known>,
+    ) -> Self {
         let config = k8s::Config {
             node: "here".to_owned(),
             reporter: "baggageclaim.csi.concourse-ci.org".to_owned(),
@@ -53,6 +64,7 @@ impl Kube {
             look_again,
             watched: watch::Sender::new(false),
             answers: watch::Sender::new(false),
+            known,
         };
         let (watched, answers) = (config.watched.subscribe(), config.answers.subscribe());
         let heard = heard.unwrap_or_else(|| Notices::channel(1).1);
@@ -242,6 +254,48 @@ async fn a_pods_phase_decides_before_and_after_its_volumes_left() {
     event(&api, "fails", "Normal", "NotCommitted", why).await;
     // No round took part in this.
     assert_eq!(api.asked("GET /api/v1/namespaces/ci/"), 0);
+    kube.stop().await;
+    bench.finish().await;
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn an_artifact_says_which_images_made_it_where_the_watch_has_told() {
+    let known = Arc::<k8s::Known>::default();
+    let pods = known.clone();
+    let bench = require_bench!(|config| config.pods = Some(pods));
+    let api = Api::start().await;
+    let kube = Kube::start_knowing(&bench, &api, None, NO_ROUNDS, known);
+    watched(&api).await;
+    let images = |name: &str| {
+        let maker = bench.artifact(name).expect("it is there").made_by;
+        let maker = maker.expect("it says who made it");
+        assert_eq!(maker.pod.service_account.as_deref(), Some("builder"));
+        (maker.pod.name, maker.images)
+    };
+    let publish = async |pod: &str, attributes: &[(&str, &str)]| {
+        let mut request = bench.request(pod, pod, attributes);
+        request.pod.service_account = Some("builder".to_owned());
+        bench.engine.publish(request).await.expect("publish");
+    };
+
+    let mut pod = Pod::new("a").succeeded();
+    pod.0["spec"]["containers"][0]["image"] = json!("golang:1.25");
+    pod.0["spec"]["initContainers"] = json!([{"name": "fetch", "image": "git"}]);
+    pod.0["status"]["containerStatuses"][0]["imageID"] =
+        json!("docker.io/library/golang@sha256:0123");
+    publish("a", &output("a")).await;
+    api.put(&pod);
+    bench.unpublish("a").await;
+    committed(&bench, "artifact/a").await;
+    let expected = ["golang:1.25@sha256:0123", "git"].map(str::to_owned);
+    assert_eq!(images("artifact/a"), ("a".to_owned(), expected.to_vec()));
+
+    // A pod of which the API server has told nothing is waited for by nobody.
+    let always = [("type", "output"), ("name", "b"), ("commit", "always")];
+    publish("b", &always).await;
+    bench.unpublish("b").await;
+    committed(&bench, "artifact/b").await;
+    assert_eq!(images("artifact/b"), ("b".to_owned(), Vec::new()));
     kube.stop().await;
     bench.finish().await;
 }

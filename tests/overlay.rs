@@ -23,7 +23,9 @@ use baggageclaim::backend::{
 };
 use baggageclaim::model::{LayerId, VolumeId, layout};
 use baggageclaim::sys::{self, Dir, Errno, MountEntry};
-use common::{Fs, Lab, Snapshot, assert_same, require_lab, require_quota_lab, require_root, tree};
+use common::{
+    Fs, Lab, Snapshot, assert_same, require_lab, require_quota_lab, require_root, too_old, tree,
+};
 use rustix::fs::XattrFlags;
 
 const APIS: [MountApi; 2] = [MountApi::Descriptors, MountApi::Classic];
@@ -545,6 +547,9 @@ fn a_volume_can_be_mounted_again_and_again() {
 #[test]
 fn a_fork_with_another_owner_is_a_view_and_the_disk_keeps_its_own() {
     require_root!();
+    if !common::bench::maps_owners(BackendKind::Overlay, "ext4") {
+        return too_old("forks with another owner");
+    }
     everywhere(|pool| {
         let (volume, mounted) = pool.made("v", &START);
         let root = mounted.path();

@@ -392,6 +392,49 @@ async fn a_part_that_ends_by_itself_ends_the_driver() {
     }
 }
 
+/// Kubelet unmounts what pods have that end, and starts no other: the driver has no pool.
+#[tokio::test]
+async fn pods_end_though_the_driver_starts_on_a_pool_that_takes_no_changes() {
+    let lab = require_lab!(Fs::Ext4);
+    let node = NodeProcess::start(&lab, &[]);
+    let pod = node.kubelet().await.pod("ci", "build");
+    let output = [("type", "output"), ("name", "o"), ("commit", "always")];
+    let options = PublishOptions::default();
+    pod.publish("out", output, options).await.expect("publish");
+    let made = pod.publish("scratch", NO_ATTRIBUTES, options).await;
+    std::fs::write(made.expect("publish").target.join("f"), "x").expect("write");
+    node.terminate().await;
+
+    lab.set_read_only(true);
+    let registry = Registry::new(&lab.kubelet_dir());
+    let node = NodeProcess::start(&lab, &[]);
+    assert_eq!(registry.info().await.name, DRIVER_NAME);
+    let kubelet = node.kubelet().await;
+    assert_eq!(kubelet.node(), "here");
+    let other = kubelet.pod("ci", "other");
+    let refused = other.publish("out", output, options).await;
+    let refused = refused.expect_err("there is no pool").to_string();
+    assert!(refused.contains("read-only filesystem"), "{refused}");
+    other.clean("out").expect("nothing was made");
+    let pod = kubelet.pod_with_uid("ci", "build", pod.uid());
+    for volume in ["out", "scratch"] {
+        for _ in 0..2 {
+            pod.unpublish(volume).await.expect("unpublish");
+            assert!(!pod.target(volume).exists());
+        }
+    }
+    assert_eq!(lab.leftovers(), [""; 0].map(std::path::PathBuf::from));
+
+    lab.set_read_only(false);
+    let (code, log) = node.ended().await;
+    assert_eq!(code, Some(0), "{log}");
+    assert!(log.contains("the pool takes changes again"), "{log}");
+    let node = NodeProcess::start(&lab, &[]);
+    node.logged("nobody will unpublish it any more", 2).await;
+    node.terminate().await;
+    assert_eq!(lab.close(), [""; 0].map(std::path::PathBuf::from));
+}
+
 #[tokio::test]
 async fn it_is_not_offered_while_it_cannot_serve() {
     let lab = require_lab!(Fs::Ext4);

@@ -15,9 +15,8 @@ use std::path::{Path, PathBuf};
 use std::sync::atomic::{AtomicBool, Ordering};
 use std::time::{Duration, Instant};
 
-use baggageclaim::backend::Error;
-use baggageclaim::backend::tree::{self, Marks, Method};
 use baggageclaim::sys::{Dir, Errno};
+use baggageclaim::tree::{self, Error, Marks, Method};
 use common::{Fs, Lab, Snapshot, assert_same, require_lab, tree as trees};
 use rustix::fs::{CWD, FallocateFlags, FileType, IFlags, Mode, XattrFlags};
 use rustix::mount::{MountFlags, UnmountFlags};

@@ -21,7 +21,7 @@ use crate::common::Lab;
 use crate::driver::{Driver, prepare, remove};
 use crate::table::{Goal, Row, median};
 
-const CALLERS: usize = 16;
+pub const CALLERS: usize = 16;
 /// As many as the driver keeps in mind (`engine::spares`).
 const OTHERS: usize = 8;
 
@@ -117,6 +117,12 @@ impl Bench<'_> {
             self.claims(&mut driver).await;
         }
         driver.stop();
+        if self.wants("commits") {
+            self.commits().await;
+        }
+        if self.wants("archives") {
+            self.archives();
+        }
         if self.wants("start") {
             self.start().await;
         }
@@ -429,7 +435,7 @@ impl Bench<'_> {
     }
 
     /// How often all of these, each on a thread of its own, get through something together, and since when.
-    fn all_at_once<T: Send>(
+    pub fn all_at_once<T: Send>(
         &self,
         callers: impl Iterator<Item = T>,
         cycle: impl Fn(&mut T) + Sync,
@@ -541,7 +547,7 @@ pub fn write_bytes(path: &Path, bytes: u64) {
 }
 
 /// Puts sealed artifacts into a pool that no driver has open, as the driver itself would have.
-fn make_sealed(pool: &Path, count: usize) {
+pub fn make_sealed(pool: &Path, count: usize) {
     let dirs = PoolDirs::open(pool).expect("a pool");
     let (index, _) = Index::open(&dirs.root).expect("an index");
     let since = SystemTime::now()
@@ -562,6 +568,7 @@ fn make_sealed(pool: &Path, count: usize) {
             created: now,
             ttl_seconds: None,
             last_used: now,
+            made_by: None,
         };
         let name = layer.to_string();
         dirs.layers.create_dir(&name, 0o700).expect("a directory");

@@ -1,7 +1,7 @@
 //! The benchmark: what the driver adds to the system calls that an operation cannot do without.
 //!
 //! It prints a table and writes it to `target/bench.json`. It measures; it never fails because something is slow.
-//! `--quick` takes a minute and says less. `docs/performance.md` says how to read it.
+//! `--quick` takes a minute and says less; `--full` makes a pool of 100,000 artifacts for the commits. `docs/performance.md` says how to read it.
 
 #![allow(
     unreachable_pub,
@@ -16,9 +16,11 @@
     reason = "a bench prints, starts the driver, and ends when something is not as it expects"
 )]
 
+mod archives;
 mod bare;
 mod cases;
 mod claims;
+mod commits;
 #[path = "../../tests/common/mod.rs"]
 mod common;
 mod driver;
@@ -49,10 +51,14 @@ pub struct Plan {
     pub committed: usize,
     /// Successive commits.
     pub commits: usize,
+    /// Bytes of one file that is packed.
+    pub large: u64,
     /// How long many callers call.
     pub burst: Duration,
     /// Artifacts at start.
     pub sealed: usize,
+    /// Artifacts where many callers commit.
+    pub crowd: usize,
     /// Volumes in memory.
     pub volumes: usize,
     /// The families of rows to measure; all if there is none.
@@ -60,7 +66,7 @@ pub struct Plan {
 }
 
 /// Families of rows; any of them as an argument measures only these.
-const FAMILIES: [&str; 9] = [
+const FAMILIES: [&str; 11] = [
     "fork",
     "scratch",
     "unpublish",
@@ -68,11 +74,13 @@ const FAMILIES: [&str; 9] = [
     "chain",
     "callers",
     "claims",
+    "commits",
+    "archives",
     "start",
     "memory",
 ];
 
-const FULL: Plan = Plan {
+const USUAL: Plan = Plan {
     rounds: 5,
     turn: 100,
     many: 100_000,
@@ -81,8 +89,10 @@ const FULL: Plan = Plan {
     claimed: 4 << 30,
     committed: 50_000,
     commits: 100,
+    large: 2 << 30,
     burst: Duration::from_secs(2),
     sealed: 10_000,
+    crowd: 10_000,
     volumes: 10_000,
     only: Vec::new(),
 };
@@ -96,11 +106,16 @@ const QUICK: Plan = Plan {
     claimed: 64 << 20,
     committed: 5_000,
     commits: 20,
+    large: 256 << 20,
     burst: Duration::from_millis(500),
     sealed: 1_000,
+    crowd: 1_000,
     volumes: 500,
     only: Vec::new(),
 };
+
+/// Artifacts of that pool with `--full`: minutes to make, on each filesystem.
+const FULL_CROWD: usize = 100_000;
 
 /// Bytes of a filesystem that is measured: a claim, and a copy of it beside it.
 const IMAGE: u64 = 14 << 30;
@@ -122,11 +137,12 @@ fn room(bytes: u64) -> Result<PathBuf, String> {
 
 #[tokio::main(flavor = "current_thread")]
 async fn main() -> ExitCode {
-    let mut plan = FULL;
+    let mut plan = USUAL;
     let (mut kinds, mut only) = (Vec::new(), Vec::new());
     for argument in std::env::args().skip(1) {
         match argument.as_str() {
             "--quick" => plan = QUICK,
+            "--full" => plan.crowd = FULL_CROWD,
             // What cargo says to every bench.
             "--bench" => {}
             "ext4" => kinds.push(Fs::Ext4),
@@ -134,7 +150,9 @@ async fn main() -> ExitCode {
             family if FAMILIES.contains(&family) => only.push(argument),
             other => {
                 let known = FAMILIES.join(", ");
-                eprintln!("bench: what is {other:?}? It knows --quick, ext4, xfs, and {known}.");
+                eprintln!(
+                    "bench: what is {other:?}? It knows --quick, --full, ext4, xfs, and {known}."
+                );
                 return ExitCode::from(2);
             }
         }

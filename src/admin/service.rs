@@ -7,7 +7,7 @@ use tonic::{Code, Request, Response, Status};
 
 use crate::backend;
 use crate::engine::{self, ArtifactRow, Engine, VolumeRow, VolumeState};
-use crate::model::{Outcome, PodUid, Reference, Tenant, Timestamp, VolumeKind};
+use crate::model::{Maker, Outcome, PodUid, Reference, Tenant, Timestamp, VolumeKind};
 use crate::proto::admin::v1 as admin;
 use crate::server::{Rpc, code_of, message_of};
 use admin::admin_server::Admin;
@@ -233,6 +233,16 @@ fn artifact(row: ArtifactRow) -> admin::Artifact {
         expires_unix_ms: row.expires.map(time),
         in_use_by: count(row.in_use_by),
         durable: row.durable,
+        made_by: row.made_by.map(maker),
+    }
+}
+
+fn maker(maker: Maker) -> admin::Maker {
+    admin::Maker {
+        pod_name: maker.pod.name,
+        pod_uid: maker.pod.uid.to_string(),
+        service_account: maker.pod.service_account.unwrap_or_default(),
+        images: maker.images,
     }
 }
 

@@ -18,11 +18,11 @@ use std::os::fd::OwnedFd;
 use std::path::Path;
 
 use crate::backend::plain::{self, FS_NEW, Place};
-use crate::backend::tree;
 use crate::backend::{Backend, BackendKind, Error, Freeze, Limit, Result, Start, Stop, Usage};
 use crate::model::layout::{FS, LAYER_JSON, LAYERS};
 use crate::model::{LayerId, VolumeId};
 use crate::sys::{self, Dir, Errno, FileKind, MountEntry, QuotaGroup, Quotas, Space};
+use crate::tree;
 
 /// The btrfs backend of one pool.
 #[derive(Debug)]
@@ -242,7 +242,7 @@ impl Backend for Btrfs {
         let fs = volume.open_beneath(FS)?;
         // A pod makes as many of them as it likes at once, each of which would be gone through.
         Self::refuse_nested(&fs)?;
-        tree::writers(&fs, stop)
+        Ok(tree::writers(&fs, stop)?)
     }
 
     fn has_marker(&self, volume: &Dir, name: &str) -> Result<bool> {
@@ -372,7 +372,7 @@ impl Backend for Btrfs {
     fn delete(&self, trash: &Dir, name: &Path, stop: Stop<'_>) -> Result<()> {
         let stat = trash.stat_if_there(name)?;
         if stat.is_none_or(|stat| FileKind::of_mode(stat.st_mode) != FileKind::Directory) {
-            return tree::delete(trash, name, stop);
+            return Ok(tree::delete(trash, name, stop)?);
         }
         let dir = trash.open_beneath(name)?;
         if dir.is_subvolume()? {
@@ -388,6 +388,6 @@ impl Backend for Btrfs {
                 }
             }
         }
-        tree::delete(trash, name, stop)
+        Ok(tree::delete(trash, name, stop)?)
     }
 }

@@ -11,11 +11,11 @@ use std::os::fd::OwnedFd;
 use std::path::Path;
 
 use crate::backend::plain::{self, FS_NEW, Place};
-use crate::backend::tree::{self, Marks, Method};
 use crate::backend::{Backend, BackendKind, Error, Freeze, Limit, Result, Start, Stop, Usage};
-use crate::model::layout::{FS, LAYERS};
+use crate::model::layout::{FS, INCOMING, LAYERS};
 use crate::model::{LayerId, VolumeId};
-use crate::sys::{Dir, MountEntry};
+use crate::sys::{Dir, Errno, MountEntry};
+use crate::tree::{self, Marks, Method};
 
 const NO_LIMITS: &str = "copies are not limited";
 
@@ -27,8 +27,10 @@ pub struct Copy {
 }
 
 impl Copy {
-    /// The backend on `pool`, which has the directory `layers`. Works on every filesystem.
+    /// The backend on `pool`, which has the directories `layers` and `incoming`. Works on every
+    /// filesystem that renames without replacing.
     pub fn open(pool: &Dir) -> Result<Self> {
+        try_rename(&pool.open_beneath(INCOMING)?)?;
         Ok(Self {
             layers: pool.open_beneath(LAYERS)?,
             place: Place::of(pool)?,
@@ -43,6 +45,32 @@ impl Copy {
                 .open_beneath(Path::new(&id.to_string()).join(FS))
         };
         Ok(newest.map(open).transpose()?)
+    }
+}
+
+/// Every change of state is a rename that puts nothing in the place of another: tried once. (The
+/// other backends' filesystems can.)
+fn try_rename(incoming: &Dir) -> Result<()> {
+    const NAMES: [&str; 2] = ["rename-trial", "rename-trial-done"];
+    for name in NAMES {
+        tree::delete(incoming, Path::new(name), &|| false)?;
+    }
+    incoming.create_dir(NAMES[0], 0o700)?;
+    match incoming.rename(NAMES[0], incoming, NAMES[1]) {
+        Ok(()) => Ok(incoming.remove_dir(NAMES[1])?),
+        Err(error) => {
+            // The first error is the one to tell; what stays is swept.
+            let _ = incoming.remove_dir(NAMES[0]);
+            Err(if error.is(Errno::EINVAL) {
+                Error::Unsupported {
+                    what: "the copy backend",
+                    why: "the filesystem cannot rename without replacing (RENAME_NOREPLACE), as NFS cannot"
+                        .to_owned(),
+                }
+            } else {
+                error.into()
+            })
+        }
     }
 }
 
@@ -95,7 +123,7 @@ impl Backend for Copy {
     }
 
     fn writers(&self, volume: &Dir, stop: Stop<'_>) -> Result<bool> {
-        tree::writers(&volume.open_beneath(FS)?, stop)
+        Ok(tree::writers(&volume.open_beneath(FS)?, stop)?)
     }
 
     fn has_marker(&self, volume: &Dir, name: &str) -> Result<bool> {
@@ -122,7 +150,7 @@ impl Backend for Copy {
         if let Err(error) = result {
             // The first error is the one to tell; what stays is removed by the next attempt, or with the layer.
             let _ = tree::delete(layer, Path::new(FS_NEW), &|| false);
-            return Err(error);
+            return Err(error.into());
         }
         Ok(layer.rename(FS_NEW, layer, FS)?)
     }
@@ -177,12 +205,12 @@ impl Backend for Copy {
 
     fn usage(&self, dir: &Dir, stop: Stop<'_>) -> Result<Usage> {
         match dir.open_if_there(FS)? {
-            Some(fs) => tree::usage(&fs, stop),
+            Some(fs) => Ok(tree::usage(&fs, stop)?),
             None => Ok(Usage::default()),
         }
     }
 
     fn delete(&self, trash: &Dir, name: &Path, stop: Stop<'_>) -> Result<()> {
-        tree::delete(trash, name, stop)
+        Ok(tree::delete(trash, name, stop)?)
     }
 }

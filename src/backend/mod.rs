@@ -16,7 +16,6 @@ mod look;
 mod overlay;
 mod plain;
 mod probe;
-pub mod tree;
 
 use std::fmt;
 use std::os::fd::{BorrowedFd, OwnedFd};
@@ -27,10 +26,11 @@ pub use self::btrfs::Btrfs;
 pub use self::copy::Copy;
 pub use self::overlay::{MountApi, Overlay};
 pub use self::probe::{Attempt, Chosen, Facts, Wanted, choose};
-pub use self::tree::Stop;
 use crate::model::{Claim, LayerId, VolumeId, VolumeKind, VolumeRecord};
 pub use crate::model::{RootAttributes, Usage};
 use crate::sys::{self, Dir};
+use crate::tree;
+pub use crate::tree::Stop;
 
 /// Which way of copy-on-write a pool uses; fixed when the pool is made.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Hash, Serialize, Deserialize)]
@@ -89,6 +89,17 @@ pub enum Error {
         /// What is wrong with it.
         why: String,
     },
+}
+
+impl From<tree::Error> for Error {
+    fn from(error: tree::Error) -> Self {
+        match error {
+            tree::Error::System(error) => Self::System(error),
+            tree::Error::NoRoom { needs, free, total } => Self::NoRoom { needs, free, total },
+            tree::Error::Stopped => Self::Stopped,
+            tree::Error::Refused { path, why } => Self::Refused { path, why },
+        }
+    }
 }
 
 /// A result of this room.
@@ -207,10 +218,11 @@ pub trait Backend: fmt::Debug + Send + Sync + 'static {
         false
     }
 
-    /// Whether a mount that was made a while ago is as good as one made now. `start` is what it was made of.
-    fn is_sound(&self, mount: BorrowedFd<'_>, start: &Start<'_>) -> bool {
+    /// The write-back error that a mount remembers, of its filesystem and since it was made, whichever process was told of it: what was written
+    /// through it may be lost, and no fsync in it succeeds any more. `start` is what it was made of. Does not wait for the disk.
+    fn write_back_error(&self, mount: BorrowedFd<'_>, start: &Start<'_>) -> Option<sys::Error> {
         let _ = (mount, start);
-        true
+        None
     }
 
     /// Whether `create` and `mount` take the same time whatever the size of the tree.

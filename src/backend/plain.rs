@@ -58,7 +58,8 @@ pub(super) fn mount(
         ..MountAttributes::default()
     };
     sys::set_mount_attributes(mount.as_fd(), &attributes).map_err(|error| {
-        if error.is(Errno::EINVAL) || error.is(Errno::ENOSYS) {
+        // EPERM: RHEL 9 before 9.3 refuses all of them.
+        if [Errno::EINVAL, Errno::ENOSYS, Errno::EPERM].contains(&error.errno()) {
             Error::Unsupported {
                 what: "another owner for a fork",
                 why: format!("this kernel cannot map the owners of this filesystem: {error}"),

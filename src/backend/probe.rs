@@ -89,6 +89,7 @@ pub fn choose(pool: &Dir, wanted: Wanted) -> Result<Chosen> {
     for name in [LAYERS, EMPTY, INCOMING, TRASH] {
         pool.ensure_dir(name, 0o700)?;
     }
+    refuse_noexec(pool)?;
     let mut tried: Vec<Attempt> = Vec::new();
     for (kind, candidate) in CANDIDATES {
         let is_wanted = wanted.kind.is_none_or(|wanted| wanted == kind)
@@ -141,6 +142,22 @@ pub fn choose(pool: &Dir, wanted: Wanted) -> Result<Chosen> {
             Some(BackendKind::Copy) => "the copy backend",
         },
         why: failures.join("; "),
+    })
+}
+
+/// All backends show some volumes by bind mounts, in which no program could be run: an error that
+/// says so.
+fn refuse_noexec(pool: &Dir) -> Result<()> {
+    // What else may be wrong with it each backend finds out.
+    let may_not_clear = sys::bind(pool, false).is_err_and(|error| error.is(Errno::EPERM));
+    if !may_not_clear || !pool.is_noexec()? {
+        return Ok(());
+    }
+    Err(Error::Unsupported {
+        what: "a volume from which programs can be run",
+        why: "it lies on a filesystem that is mounted noexec, and this process may not change that for its own mounts; \
+              mount the filesystem without noexec, or run the driver outside of user namespaces"
+            .to_owned(),
     })
 }
 

@@ -2,6 +2,7 @@
 //! What a verb does is done by the driver; this asks it, through its admin socket, and shows the answer.
 
 mod human;
+mod rows;
 mod run;
 mod show;
 mod table;
@@ -127,6 +128,15 @@ Example:
     /// A resource cache keeps its first content, a task cache the newest. AGE is the age of that content.
     Caches(List),
 
+    /// Show one volume or artifact, whole
+    ///
+    /// Exits with 1 when there is none, or more than one: then `-n` or a longer id says which.
+    #[command(after_long_help = "\
+Examples:
+  baggageclaim inspect task-cache/go-build -n ci
+  baggageclaim inspect 4f0c2a -o json")]
+    Inspect(Inspect),
+
     /// Say how a pod ended
     ///
     /// Outputs and caches with `commit: on-success` are sealed when their pod succeeded, and thrown away otherwise.
@@ -163,18 +173,58 @@ Example:
 
     /// Show the pool: backend, room, and how much is in it
     Status(Plain),
+
+    /// Print what makes a shell complete this command line
+    #[command(after_long_help = "\
+Example, for bash:
+  source <(baggageclaim completion bash)")]
+    Completion(Completion),
 }
 
 #[derive(Debug, Args)]
 struct List {
     /// Only what belongs to this namespace
-    #[arg(short = 'n', long, alias = "namespace", value_name = "NAMESPACE")]
+    #[arg(
+        short = 'n',
+        long = "namespace",
+        alias = "tenant",
+        value_name = "NAMESPACE"
+    )]
     tenant: Option<Tenant>,
     /// How it looks
     #[arg(short, long, value_name = "FORMAT", default_value = "table")]
     output: config::Output,
+    /// Go on, and show what changes: one line for each change; each second it is looked for. As JSON, an object a line
+    #[arg(short, long)]
+    watch: bool,
     #[command(flatten)]
     pool: config::Pool,
+}
+
+#[derive(Debug, Args)]
+struct Inspect {
+    /// The name of an artifact or cache, or the id of a volume or artifact; the beginning of an id will do
+    #[arg(value_name = "NAME|ID", value_parser = clap::builder::NonEmptyStringValueParser::new())]
+    what: String,
+    /// Only what belongs to this namespace
+    #[arg(
+        short = 'n',
+        long = "namespace",
+        alias = "tenant",
+        value_name = "NAMESPACE"
+    )]
+    tenant: Option<Tenant>,
+    /// How it looks
+    #[arg(short, long, value_name = "FORMAT", default_value = "yaml")]
+    output: config::Data,
+    #[command(flatten)]
+    pool: config::Pool,
+}
+
+#[derive(Debug, Args)]
+struct Completion {
+    /// For which shell
+    shell: clap_complete::Shell,
 }
 
 #[derive(Debug, Args)]
@@ -214,8 +264,16 @@ struct Destroy {
     /// artifact/NAME, resource-cache/KEY or task-cache/KEY
     reference: Reference,
     /// Whose it is
-    #[arg(short = 'n', long, alias = "namespace", value_name = "NAMESPACE")]
+    #[arg(
+        short = 'n',
+        long = "namespace",
+        alias = "tenant",
+        value_name = "NAMESPACE"
+    )]
     tenant: Tenant,
+    /// Say what would go, and forget nothing. Exits with 1 where it would be refused
+    #[arg(long)]
+    dry_run: bool,
     #[command(flatten)]
     pool: config::Pool,
 }
@@ -367,7 +425,9 @@ mod tests {
         for line in [
             "",
             "volume",
-            "volumes -o yaml",
+            "volumes -o xml",
+            "inspect",
+            "completion tcsh",
             "volumes -n Upper",
             "outcome ../x succeeded",
             "outcome x maybe",

@@ -4,20 +4,23 @@
 use std::io::{self, ErrorKind, Write};
 use std::path::Path;
 use std::process::ExitCode;
-use std::time::{SystemTime, UNIX_EPOCH};
+use std::time::{Duration, SystemTime, UNIX_EPOCH};
 
+use clap::CommandFactory as _;
 use tokio::runtime::{Builder, Runtime};
 use tokio::signal::unix::{SignalKind, signal};
 use tokio_util::sync::{CancellationToken, WaitForCancellationFutureOwned};
 use tonic::Status;
 
-use super::show::{self, Now};
-use super::{Check, Destroy, List, Outcome, OutcomeWord, Plain, Verb};
+use super::rows::{Cache, Now, Row};
+use super::show::{self, Thing};
+use super::{Check, Cli, Destroy, Inspect, List, Outcome, OutcomeWord, Plain, Verb};
 use crate::config::{self, Output};
 use crate::engine::{self, Engine};
-use crate::model::PodUid;
+use crate::model::{PodUid, Tenant};
 use crate::proto::admin::v1 as admin;
 use crate::server::message_of;
+use crate::sys::printable;
 use crate::{admin as socket, demo, driver, node, standalone, telemetry};
 
 /// Exit code: something is wrong with what was asked about.
@@ -29,6 +32,11 @@ const NOBODY: u8 = 3;
 
 /// The most threads that futures run on. Few: system calls run on threads of the engine's own.
 const WORKERS: usize = 4;
+
+/// How often a list that is watched is asked for.
+const LOOK_AGAIN: Duration = Duration::from_secs(1);
+/// How many things of one name a message names.
+const MOST_NAMED: usize = 5;
 
 /// Why a verb did not do what it should.
 #[derive(Debug, thiserror::Error)]
@@ -62,6 +70,22 @@ pub(super) enum Failure {
     NoVolumes(PodUid),
     #[error("of pod {pod} it was said before that it {before}, and the first word counts")]
     ToldOtherwise { pod: PodUid, before: &'static str },
+    #[error("no volume and no artifact here is called {}", printable(.0))]
+    NothingCalled(String),
+    #[error(
+        "{count} volumes and artifacts here are called {}: {some}; say which one with -n or a longer id",
+        printable(what)
+    )]
+    ManyCalled {
+        what: String,
+        count: usize,
+        some: String,
+    },
+    #[error(
+        "{} of namespace {} would not be forgotten: volumes are forks of it, now {}",
+        printable(&.0.reference), .0.tenant, .0.in_use_by
+    )]
+    WouldBeRefused(Box<admin::Artifact>),
     #[error(transparent)]
     Demo(#[from] demo::Error),
     #[error("cannot write: {0}")]
@@ -90,20 +114,23 @@ impl Failure {
 }
 
 type Done = Result<ExitCode, Failure>;
+type Listed<R> = Result<Vec<R>, Failure>;
 
 pub(super) fn run(verb: Verb) -> Done {
     match verb {
         Verb::Standalone(flags) => standalone(*flags),
         Verb::Node(flags) => self::node(*flags),
         Verb::Demo(flags) => asking(demo(flags)),
-        Verb::Volumes(list) => asking(volumes(list)),
-        Verb::Artifacts(list) => asking(artifacts(list)),
-        Verb::Caches(list) => asking(caches(list)),
+        Verb::Volumes(flags) => asking(list(flags, "volumes", volumes)),
+        Verb::Artifacts(flags) => asking(list(flags, "artifacts", artifacts)),
+        Verb::Caches(flags) => asking(list(flags, "caches", caches)),
+        Verb::Inspect(what) => asking(inspect(what)),
         Verb::Outcome(said) => asking(outcome(said)),
         Verb::Destroy(what) => asking(destroy(what)),
         Verb::Reap(plain) => asking(reap(plain)),
         Verb::Check(check) => asking(self::check(check)),
         Verb::Status(plain) => asking(status(plain)),
+        Verb::Completion(flags) => completion(flags.shell),
     }
 }
 
@@ -195,10 +222,7 @@ fn print(show: impl FnOnce(&mut dyn Write) -> io::Result<()>) -> io::Result<()> 
 }
 
 /// Says on stderr that a list is empty: a program that reads stdout gets nothing, a person an answer.
-fn say_none(what: &str, output: Output, tenant: Option<&crate::model::Tenant>) {
-    if output == Output::Json {
-        return;
-    }
+fn say_none(what: &str, tenant: Option<&Tenant>) {
     let place = tenant.map_or(String::new(), |tenant| format!(" in namespace {tenant}"));
     let _ = writeln!(io::stderr(), "No {what}{place}.");
 }
@@ -209,47 +233,87 @@ fn now() -> Now {
     Now(i64::try_from(millis).unwrap_or(i64::MAX))
 }
 
-async fn volumes(list: List) -> Done {
-    let mut client = socket::connect(&list.pool.pool).await?;
-    let tenant = list.tenant.as_ref().map(ToString::to_string);
+/// What the driver says is there, of one namespace or of all.
+async fn volumes(client: &mut socket::Client, tenant: Option<&Tenant>) -> Listed<admin::Volume> {
+    let tenant = tenant.map(ToString::to_string);
     let answer = client.list_volumes(admin::ListVolumesRequest { tenant });
-    let rows = answer.await?.into_inner().volumes;
-    if rows.is_empty() {
-        say_none("volumes", list.output, list.tenant.as_ref());
-    }
-    if !rows.is_empty() || list.output == Output::Json {
-        print(|mut to| show::volumes(&mut to, &rows, list.output, now()))?;
-    }
-    Ok(ExitCode::SUCCESS)
+    Ok(answer.await?.into_inner().volumes)
 }
 
-async fn sealed(list: &List) -> Result<Vec<admin::Artifact>, Failure> {
-    let mut client = socket::connect(&list.pool.pool).await?;
-    let tenant = list.tenant.as_ref().map(ToString::to_string);
+async fn artifacts(
+    client: &mut socket::Client,
+    tenant: Option<&Tenant>,
+) -> Listed<admin::Artifact> {
+    let tenant = tenant.map(ToString::to_string);
     let answer = client.list_artifacts(admin::ListArtifactsRequest { tenant });
     Ok(answer.await?.into_inner().artifacts)
 }
 
-async fn artifacts(list: List) -> Done {
-    let rows = sealed(&list).await?;
-    if rows.is_empty() {
-        say_none("artifacts", list.output, list.tenant.as_ref());
+async fn caches(client: &mut socket::Client, tenant: Option<&Tenant>) -> Listed<Cache> {
+    Ok(Cache::among(artifacts(client, tenant).await?))
+}
+
+/// Shows a list of what `ask` brings, or goes on to show what changes in it.
+async fn list<R: Row>(
+    list: List,
+    what: &str,
+    ask: impl AsyncFn(&mut socket::Client, Option<&Tenant>) -> Listed<R>,
+) -> Done {
+    let mut client = socket::connect(&list.pool.pool).await?;
+    let tenant = list.tenant.as_ref();
+    if list.watch {
+        let mut watch = show::Watch::new(list.output);
+        loop {
+            let rows = ask(&mut client, tenant).await?;
+            print(|mut to| watch.look(&mut to, rows, now()))?;
+            tokio::time::sleep(LOOK_AGAIN).await;
+        }
     }
-    if !rows.is_empty() || list.output == Output::Json {
-        print(|mut to| show::artifacts(&mut to, &rows, list.output, now()))?;
+    let rows = ask(&mut client, tenant).await?;
+    let for_people = matches!(list.output, Output::Table | Output::Wide);
+    if rows.is_empty() && for_people {
+        say_none(what, tenant);
+    } else {
+        print(|mut to| show::list(&mut to, &rows, list.output, now()))?;
     }
     Ok(ExitCode::SUCCESS)
 }
 
-async fn caches(list: List) -> Done {
-    let rows = sealed(&list).await?;
-    let rows = show::only_caches(&rows);
-    if rows.is_empty() {
-        say_none("caches", list.output, list.tenant.as_ref());
+async fn inspect(what: Inspect) -> Done {
+    let mut client = socket::connect(&what.pool.pool).await?;
+    let tenant = what.tenant.as_ref();
+    let volumes = volumes(&mut client, tenant).await?;
+    let artifacts = artifacts(&mut client, tenant).await?;
+    let all = volumes.iter().map(Thing::Volume);
+    let all = all.chain(artifacts.iter().map(Thing::Artifact));
+    let found: Vec<Thing<'_>> = all.filter(|thing| thing.is_called(&what.what)).collect();
+    match found[..] {
+        [] => Err(Failure::NothingCalled(what.what)),
+        [thing] => {
+            print(|mut to| show::one(&mut to, thing, what.output))?;
+            Ok(ExitCode::SUCCESS)
+        }
+        _ => {
+            let places = found.iter().take(MOST_NAMED).map(Thing::place);
+            let places = places.map(|(tenant, id)| format!("{id} of namespace {tenant}"));
+            let mut some = places.collect::<Vec<_>>().join(", ");
+            if found.len() > MOST_NAMED {
+                some.push_str(", …");
+            }
+            Err(Failure::ManyCalled {
+                what: what.what,
+                count: found.len(),
+                some,
+            })
+        }
     }
-    if !rows.is_empty() || list.output == Output::Json {
-        print(|mut to| show::caches(&mut to, &rows, list.output, now()))?;
-    }
+}
+
+/// Prints a shell's completions.
+fn completion(shell: clap_complete::Shell) -> Done {
+    let mut script = Vec::new();
+    clap_complete::generate(shell, &mut Cli::command(), "baggageclaim", &mut script);
+    print(|to| to.write_all(&script))?;
     Ok(ExitCode::SUCCESS)
 }
 
@@ -287,6 +351,18 @@ async fn outcome(said: Outcome) -> Done {
 
 async fn destroy(what: Destroy) -> Done {
     let mut client = socket::connect(&what.pool.pool).await?;
+    if what.dry_run {
+        // Not asked of the driver: an older one would not know the question, and do it.
+        let all = artifacts(&mut client, Some(&what.tenant)).await?;
+        let name = what.reference.to_string();
+        let row = all.into_iter().find(|row| row.reference == name);
+        let row = row.ok_or(Failure::NothingCalled(name))?;
+        if row.in_use_by > 0 && what.reference.cache().is_none() {
+            return Err(Failure::WouldBeRefused(Box::new(row)));
+        }
+        print(|mut to| show::destroyed(&mut to, &row))?;
+        return Ok(ExitCode::SUCCESS);
+    }
     let answer = client.destroy(admin::DestroyRequest {
         tenant: what.tenant.to_string(),
         reference: what.reference.to_string(),

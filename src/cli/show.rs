@@ -1,87 +1,23 @@
-//! What the driver answers, as a table for people or as JSON for programs.
-//!
-//! The JSON is an interface (docs/cli.md): fields are added, never renamed or removed. Times are RFC 3339 in UTC,
-//! sizes are bytes, what is not known is null.
+//! What the driver answers: as a table for people; as JSON, YAML or names for programs.
+//! What a row is made of is in `rows`.
 
+use std::collections::BTreeMap;
 use std::ffi::OsStr;
 use std::io::{self, Write};
 use std::os::unix::ffi::OsStrExt as _;
-use std::time::{Duration, UNIX_EPOCH};
 
 use serde::Serialize;
 
-use super::human::{age, bytes, cut};
+use super::human::bytes;
+use super::rows::{Now, Row, digits, short};
 use super::table::Table;
-use crate::config::{Output, PlainOutput};
+use crate::config::{Data, Output, PlainOutput};
 use crate::engine::Rebuilt;
 use crate::proto::admin::v1 as admin;
 use crate::sys::printable;
 
-/// How wide a name may be in a table that is not `wide`.
-const NAME_WIDTH: usize = 48;
-
-#[derive(Serialize)]
-#[serde(rename_all = "camelCase")]
-struct Volume<'a> {
-    id: &'a str,
-    tenant: &'a str,
-    pod: Pod<'a>,
-    r#type: &'a str,
-    reference: Option<&'a str>,
-    parent: Option<&'a str>,
-    layers: u64,
-    state: &'a str,
-    read_only: bool,
-    targets: &'a [String],
-    created: String,
-    usage: Option<Usage>,
-    size_limit: Option<u64>,
-    limit_unenforced: Option<&'a str>,
-}
-
-#[derive(Serialize)]
-struct Pod<'a> {
-    name: &'a str,
-    uid: &'a str,
-}
-
-#[derive(Serialize)]
-struct Usage {
-    bytes: u64,
-    files: u64,
-    directories: u64,
-}
-
-#[derive(Serialize)]
-#[serde(rename_all = "camelCase")]
-struct Artifact<'a> {
-    id: &'a str,
-    tenant: &'a str,
-    reference: Option<&'a str>,
-    layers: u64,
-    usage: Option<Usage>,
-    created: String,
-    last_used: String,
-    expires: Option<String>,
-    in_use_by: u64,
-    durable: bool,
-}
-
-#[derive(Serialize)]
-#[serde(rename_all = "camelCase")]
-struct Cache<'a> {
-    tenant: &'a str,
-    kind: &'a str,
-    key: &'a str,
-    artifact: &'a str,
-    layers: u64,
-    usage: Option<Usage>,
-    updated: String,
-    last_used: String,
-    expires: Option<String>,
-    in_use_by: u64,
-    durable: bool,
-}
+/// How wide a table may be that is not `wide`.
+const WIDTH: usize = 120;
 
 #[derive(Serialize)]
 struct Finding<'a> {
@@ -119,270 +55,222 @@ struct Status<'a> {
     damaged: u64,
 }
 
-fn some(text: &str) -> Option<&str> {
-    (!text.is_empty()).then_some(text)
+fn data(to: &mut impl Write, value: &impl Serialize, form: Data) -> io::Result<()> {
+    match form {
+        Data::Json => {
+            serde_json::to_writer_pretty(&mut *to, value)?;
+            writeln!(to)
+        }
+        Data::Yaml => {
+            let text = serde_saphyr::to_string(value).map_err(io::Error::other)?;
+            writeln!(to, "{}", text.trim_end())
+        }
+    }
 }
 
-fn time(unix_ms: i64) -> String {
-    // What is before 1970, or after 9999 and so no RFC 3339, is a clock gone wrong; a list must still be shown.
-    let millis = u64::try_from(unix_ms).unwrap_or(0).min(253_402_300_799_000);
-    let at = UNIX_EPOCH + Duration::from_millis(millis);
-    humantime::format_rfc3339_millis(at).to_string()
+/// A list.
+pub(super) fn list<R: Row>(
+    to: &mut impl Write,
+    rows: &[R],
+    output: Output,
+    now: Now,
+) -> io::Result<()> {
+    match output {
+        Output::Json => data(to, &shown(rows), Data::Json),
+        Output::Yaml => data(to, &shown(rows), Data::Yaml),
+        Output::Name => names(to, rows.iter()),
+        Output::Table | Output::Wide => {
+            let mut table = Table::new(header::<R>(output), room(output));
+            for row in rows {
+                table.row(cells(row, output, now));
+            }
+            table.write(to)
+        }
+    }
 }
 
-fn usage(usage: Option<&admin::Usage>) -> Option<Usage> {
-    usage.map(|usage| Usage {
-        bytes: usage.bytes,
-        files: usage.files,
-        directories: usage.directories,
-    })
+fn shown<R: Row>(rows: &[R]) -> Vec<R::Shown<'_>> {
+    rows.iter().map(Row::shown).collect()
 }
 
-fn size(usage: Option<&admin::Usage>) -> String {
-    usage.map(|usage| bytes(usage.bytes)).unwrap_or_default()
+fn names<'a, R: Row + 'a>(
+    to: &mut impl Write,
+    mut rows: impl Iterator<Item = &'a R>,
+) -> io::Result<()> {
+    rows.try_for_each(|row| writeln!(to, "{}", printable(row.name())))
 }
 
-fn files(usage: Option<&admin::Usage>) -> String {
-    usage
-        .map(|usage| usage.files.to_string())
-        .unwrap_or_default()
+fn room(output: Output) -> Option<usize> {
+    (output != Output::Wide).then_some(WIDTH)
 }
 
-fn json(to: &mut impl Write, value: &impl Serialize) -> io::Result<()> {
-    serde_json::to_writer_pretty(&mut *to, value)?;
-    writeln!(to)
+/// The columns, and which of them are cut where a line would be too long.
+fn header<R: Row>(output: Output) -> Vec<(&'static str, bool)> {
+    let mut header = R::COLUMNS.to_vec();
+    if output == Output::Wide {
+        header.extend(R::MORE.iter().map(|name| (*name, false)));
+    }
+    header
 }
 
-/// The current time, as the ages in a table count from it.
+fn cells<R: Row>(row: &R, output: Output, now: Now) -> Vec<String> {
+    let is_wide = output == Output::Wide;
+    let id = if is_wide { row.id() } else { short(row.id()) };
+    let mut cells = vec![id.to_owned()];
+    cells.extend(row.cells(now));
+    if is_wide {
+        cells.extend(row.more(now));
+    }
+    cells
+}
+
+/// What happened to a row of a list that is watched.
+#[derive(Debug, Clone, Copy, Serialize)]
+#[serde(rename_all = "lowercase")]
+enum Event {
+    Added,
+    Changed,
+    Gone,
+}
+
+/// One line of a list that is watched, for programs.
+#[derive(Serialize)]
+struct Happened<T> {
+    event: Event,
+    object: T,
+}
+
+/// A list that is watched: each look shows what differs from the look before.
+pub(super) struct Watch<R> {
+    output: Output,
+    known: BTreeMap<String, R>,
+    table: Table,
+}
+
+impl<R: Row> Watch<R> {
+    pub(super) fn new(output: Output) -> Self {
+        let mut columns = vec![("EVENT", false)];
+        columns.extend(header::<R>(output));
+        Self {
+            output,
+            known: BTreeMap::new(),
+            table: Table::new(columns, room(output)),
+        }
+    }
+
+    /// What the list is now.
+    pub(super) fn look(&mut self, to: &mut impl Write, rows: Vec<R>, now: Now) -> io::Result<()> {
+        let mut before = std::mem::take(&mut self.known);
+        let mut events = Vec::new();
+        for row in &rows {
+            match before.remove(row.id()) {
+                None => events.push((Event::Added, row)),
+                Some(known) if known != *row => events.push((Event::Changed, row)),
+                Some(_) => {}
+            }
+        }
+        events.extend(before.values().map(|row| (Event::Gone, row)));
+        match self.output {
+            Output::Table | Output::Wide => {
+                for (event, row) in events {
+                    let mut line = vec![format!("{event:?}").to_uppercase()];
+                    line.extend(cells(row, self.output, now));
+                    self.table.row(line);
+                }
+                self.table.write(to)?;
+            }
+            Output::Name => names(to, events.into_iter().map(|(_, row)| row))?,
+            Output::Json | Output::Yaml => {
+                for (event, row) in events {
+                    let object = row.shown();
+                    let happened = Happened { event, object };
+                    if self.output == Output::Json {
+                        serde_json::to_writer(&mut *to, &happened)?;
+                        writeln!(to)?;
+                    } else {
+                        writeln!(to, "---")?;
+                        data(to, &happened, Data::Yaml)?;
+                    }
+                }
+            }
+        }
+        let rows = rows.into_iter().map(|row| (row.id().to_owned(), row));
+        self.known = rows.collect();
+        Ok(())
+    }
+}
+
+/// One thing, with what it is.
+#[derive(Serialize)]
+struct Inspected<T> {
+    kind: &'static str,
+    #[serde(flatten)]
+    thing: T,
+}
+
+/// What `inspect` was asked for.
 #[derive(Debug, Clone, Copy)]
-pub(super) struct Now(pub(super) i64);
+pub(super) enum Thing<'a> {
+    Volume(&'a admin::Volume),
+    Artifact(&'a admin::Artifact),
+}
 
-impl Now {
-    fn since(self, unix_ms: i64) -> String {
-        age(Duration::from_millis(
-            u64::try_from(self.0.saturating_sub(unix_ms)).unwrap_or(0),
-        ))
+impl Thing<'_> {
+    /// Whose it is, and its id.
+    pub(super) fn place(&self) -> (&str, &str) {
+        match self {
+            Self::Volume(row) => (&row.tenant, &row.id),
+            Self::Artifact(row) => (&row.tenant, &row.id),
+        }
     }
 
-    fn until(self, unix_ms: Option<i64>) -> String {
-        let Some(at) = unix_ms else {
-            return "never".to_owned();
+    /// Whether it is called so: by its name, or by its id or the beginning of that.
+    pub(super) fn is_called(&self, name: &str) -> bool {
+        let (_, id) = self.place();
+        let reference = match self {
+            Self::Volume(_) => None,
+            Self::Artifact(row) => Some(&row.reference),
         };
-        match u64::try_from(at.saturating_sub(self.0)) {
-            Ok(left) if left > 0 => format!("in {}", age(Duration::from_millis(left))),
-            _ => "now".to_owned(),
+        let is_named = reference.is_some_and(|reference| reference == name);
+        is_named || id.starts_with(name) || digits(id).starts_with(name)
+    }
+}
+
+pub(super) fn one(to: &mut impl Write, thing: Thing<'_>, form: Data) -> io::Result<()> {
+    match thing {
+        Thing::Volume(row) => {
+            let (kind, thing) = ("volume", row.shown());
+            data(to, &Inspected { kind, thing }, form)
+        }
+        Thing::Artifact(row) => {
+            let (kind, thing) = ("artifact", row.shown());
+            data(to, &Inspected { kind, thing }, form)
         }
     }
 }
 
-fn name(text: &str, output: Output) -> String {
-    let text = printable(text);
-    if output == Output::Wide {
-        text
-    } else {
-        cut(&text, NAME_WIDTH)
+/// What `destroy` would do, where it would.
+pub(super) fn destroyed(to: &mut impl Write, row: &admin::Artifact) -> io::Result<()> {
+    let size = row
+        .usage
+        .as_ref()
+        .map_or_else(|| "not measured yet".to_owned(), |usage| bytes(usage.bytes));
+    writeln!(
+        to,
+        "{} of namespace {} would be forgotten: artifact {}, {size}, layers: {}.",
+        printable(&row.reference),
+        row.tenant,
+        row.id,
+        row.layers
+    )?;
+    if row.in_use_by > 0 {
+        writeln!(
+            to,
+            "Its content would stay until the volumes that are forks of it are gone, now {}.",
+            row.in_use_by
+        )?;
     }
-}
-
-fn yes(yes: bool) -> String {
-    if yes { "yes" } else { "no" }.to_owned()
-}
-
-pub(super) fn volumes(
-    to: &mut impl Write,
-    rows: &[admin::Volume],
-    output: Output,
-    now: Now,
-) -> io::Result<()> {
-    if output == Output::Json {
-        let rows = rows.iter().map(|row| Volume {
-            id: &row.id,
-            tenant: &row.tenant,
-            pod: Pod {
-                name: &row.pod_name,
-                uid: &row.pod_uid,
-            },
-            r#type: &row.r#type,
-            reference: some(&row.reference),
-            parent: some(&row.parent_artifact_id),
-            layers: row.layers,
-            state: &row.state,
-            read_only: row.read_only,
-            targets: &row.target_paths,
-            created: time(row.created_unix_ms),
-            usage: usage(row.usage.as_ref()),
-            size_limit: row.size_limit,
-            limit_unenforced: some(&row.limit_unenforced),
-        });
-        return json(to, &rows.collect::<Vec<_>>());
-    }
-    let mut header = vec!["TENANT", "POD", "TYPE", "REFERENCE", "STATE", "SIZE", "AGE"];
-    if output == Output::Wide {
-        header.extend([
-            "LAYERS", "LIMIT", "WRITABLE", "POD-UID", "ID", "PARENT", "TARGET",
-        ]);
-    }
-    let mut table = Table::new(&header);
-    for row in rows {
-        let mut cells = vec![
-            row.tenant.clone(),
-            name(&row.pod_name, output),
-            row.r#type.clone(),
-            name(&row.reference, output),
-            row.state.clone(),
-            size(row.usage.as_ref()),
-            now.since(row.created_unix_ms),
-        ];
-        if output == Output::Wide {
-            let mut limit = row.size_limit.map(bytes).unwrap_or_default();
-            if !row.limit_unenforced.is_empty() {
-                limit.push_str(" (not enforced)");
-            }
-            cells.extend([
-                row.layers.to_string(),
-                limit,
-                yes(!row.read_only),
-                row.pod_uid.clone(),
-                row.id.clone(),
-                row.parent_artifact_id.clone(),
-                printable(row.target_paths.join(",")),
-            ]);
-        }
-        table.row(cells);
-    }
-    table.write(to)
-}
-
-pub(super) fn artifacts(
-    to: &mut impl Write,
-    rows: &[admin::Artifact],
-    output: Output,
-    now: Now,
-) -> io::Result<()> {
-    if output == Output::Json {
-        let rows = rows.iter().map(|row| Artifact {
-            id: &row.id,
-            tenant: &row.tenant,
-            reference: some(&row.reference),
-            layers: row.layers,
-            usage: usage(row.usage.as_ref()),
-            created: time(row.created_unix_ms),
-            last_used: time(row.last_used_unix_ms),
-            expires: row.expires_unix_ms.map(time),
-            in_use_by: row.in_use_by,
-            durable: row.durable,
-        });
-        return json(to, &rows.collect::<Vec<_>>());
-    }
-    let mut header = vec![
-        "TENANT",
-        "REFERENCE",
-        "LAYERS",
-        "SIZE",
-        "FILES",
-        "USED-BY",
-        "AGE",
-        "EXPIRES",
-    ];
-    if output == Output::Wide {
-        header.extend(["LAST-USED", "DURABLE", "ID"]);
-    }
-    let mut table = Table::new(&header);
-    for row in rows {
-        let mut cells = vec![
-            row.tenant.clone(),
-            name(&row.reference, output),
-            row.layers.to_string(),
-            size(row.usage.as_ref()),
-            files(row.usage.as_ref()),
-            row.in_use_by.to_string(),
-            now.since(row.created_unix_ms),
-            now.until(row.expires_unix_ms),
-        ];
-        if output == Output::Wide {
-            cells.extend([
-                now.since(row.last_used_unix_ms),
-                yes(row.durable),
-                row.id.clone(),
-            ]);
-        }
-        table.row(cells);
-    }
-    table.write(to)
-}
-
-/// The caches among artifacts, with kind and key.
-pub(super) fn only_caches(rows: &[admin::Artifact]) -> Vec<(&'static str, &str, &admin::Artifact)> {
-    rows.iter()
-        .filter_map(|row| {
-            let (kind, key) = row.reference.split_once('/')?;
-            match kind {
-                "resource-cache" => Some(("resource", key, row)),
-                "task-cache" => Some(("task", key, row)),
-                _ => None,
-            }
-        })
-        .collect()
-}
-
-pub(super) fn caches(
-    to: &mut impl Write,
-    rows: &[(&'static str, &str, &admin::Artifact)],
-    output: Output,
-    now: Now,
-) -> io::Result<()> {
-    if output == Output::Json {
-        let rows = rows.iter().map(|(kind, key, row)| Cache {
-            tenant: &row.tenant,
-            kind,
-            key,
-            artifact: &row.id,
-            layers: row.layers,
-            usage: usage(row.usage.as_ref()),
-            updated: time(row.created_unix_ms),
-            last_used: time(row.last_used_unix_ms),
-            expires: row.expires_unix_ms.map(time),
-            in_use_by: row.in_use_by,
-            durable: row.durable,
-        });
-        return json(to, &rows.collect::<Vec<_>>());
-    }
-    let mut header = vec![
-        "TENANT",
-        "KIND",
-        "KEY",
-        "SIZE",
-        "FILES",
-        "LAST-USED",
-        "AGE",
-        "EXPIRES",
-    ];
-    if output == Output::Wide {
-        header.extend(["LAYERS", "USED-BY", "DURABLE", "ARTIFACT"]);
-    }
-    let mut table = Table::new(&header);
-    for (kind, key, row) in rows {
-        let mut cells = vec![
-            row.tenant.clone(),
-            (*kind).to_owned(),
-            name(key, output),
-            size(row.usage.as_ref()),
-            files(row.usage.as_ref()),
-            now.since(row.last_used_unix_ms),
-            now.since(row.created_unix_ms),
-            now.until(row.expires_unix_ms),
-        ];
-        if output == Output::Wide {
-            cells.extend([
-                row.layers.to_string(),
-                row.in_use_by.to_string(),
-                yes(row.durable),
-                row.id.clone(),
-            ]);
-        }
-        table.row(cells);
-    }
-    table.write(to)
+    Ok(())
 }
 
 pub(super) fn findings(
@@ -391,18 +279,19 @@ pub(super) fn findings(
     output: PlainOutput,
 ) -> io::Result<()> {
     let path = |row: &admin::Finding| OsStr::from_bytes(&row.path).display().to_string();
-    if output == PlainOutput::Json {
+    if let Some(form) = output.data() {
         let rows = rows.iter().map(|row| Finding {
             kind: &row.kind,
             path: path(row),
             detail: &row.detail,
         });
-        return json(to, &rows.collect::<Vec<_>>());
+        return data(to, &rows.collect::<Vec<_>>(), form);
     }
     if rows.is_empty() {
         return writeln!(to, "The index and what is on disk agree.");
     }
-    let mut table = Table::new(&["FINDING", "PATH", "MEANS"]);
+    let columns = ["FINDING", "PATH", "MEANS"].map(|name| (name, false));
+    let mut table = Table::new(columns.to_vec(), None);
     for row in rows {
         table.row(vec![
             row.kind.clone(),
@@ -444,8 +333,8 @@ pub(super) fn reaped(
     reaped: &admin::ReapResponse,
     output: PlainOutput,
 ) -> io::Result<()> {
-    if output == PlainOutput::Json {
-        return json(
+    if let Some(form) = output.data() {
+        return data(
             to,
             &Reaped {
                 expired: reaped.expired,
@@ -454,6 +343,7 @@ pub(super) fn reaped(
                 held: reaped.held,
                 flattened: reaped.flattened,
             },
+            form,
         );
     }
     lines(
@@ -473,8 +363,8 @@ pub(super) fn status(
     status: &admin::StatusResponse,
     output: PlainOutput,
 ) -> io::Result<()> {
-    if output == PlainOutput::Json {
-        return json(
+    if let Some(form) = output.data() {
+        return data(
             to,
             &Status {
                 version: &status.version,
@@ -492,6 +382,7 @@ pub(super) fn status(
                 seals_pending: status.seals_pending,
                 damaged: status.damaged,
             },
+            form,
         );
     }
     let inodes = if status.total_inodes == 0 {
@@ -542,6 +433,7 @@ fn lines(to: &mut impl Write, lines: &[(&str, String)]) -> io::Result<()> {
 
 #[cfg(test)]
 mod tests {
+    use super::super::rows::Cache;
     use super::*;
 
     const NOW: Now = Now(1_800_000_000_000);
@@ -619,6 +511,15 @@ mod tests {
                 expires_unix_ms: Some(NOW.0 + 12 * HOUR),
                 in_use_by: 2,
                 durable: true,
+                made_by: Some(admin::Maker {
+                    pod_name: "build-42".into(),
+                    pod_uid: "0f8fad5b-d9cb-469f-a165-70867728950e".into(),
+                    service_account: "builder".into(),
+                    images: vec![
+                        format!("registry.example/go:1.25@sha256:{}", "e".repeat(64)),
+                        "registry.example/proxy:1".into(),
+                    ],
+                }),
             },
             admin::Artifact {
                 id: "b".repeat(32),
@@ -627,6 +528,11 @@ mod tests {
                 layers: 7,
                 created_unix_ms: NOW.0 - HOUR,
                 last_used_unix_ms: NOW.0 - HOUR,
+                made_by: Some(admin::Maker {
+                    pod_name: "build-41".into(),
+                    pod_uid: "7c9e6679-7425-40de-944b-e07fc1f90ae7".into(),
+                    ..Default::default()
+                }),
                 ..Default::default()
             },
             admin::Artifact {
@@ -655,42 +561,108 @@ mod tests {
     #[test]
     fn lists_for_people() {
         let (volumes, artifacts) = (some_volumes(), some_artifacts());
-        let caches = only_caches(&artifacts);
-        for output in [Output::Table, Output::Wide] {
-            let suffix = if output == Output::Wide { "-wide" } else { "" };
+        let caches = Cache::among(artifacts.clone());
+        for output in [
+            Output::Table,
+            Output::Wide,
+            Output::Name,
+            Output::Json,
+            Output::Yaml,
+        ] {
+            let suffix = match output {
+                Output::Table => "",
+                Output::Wide => "-wide",
+                Output::Name => "-name",
+                Output::Json => "-json",
+                Output::Yaml => "-yaml",
+            };
             insta::assert_snapshot!(
                 format!("volumes{suffix}"),
-                shown(|to| super::volumes(to, &volumes, output, NOW))
+                shown(|to| list(to, &volumes, output, NOW))
             );
             insta::assert_snapshot!(
                 format!("artifacts{suffix}"),
-                shown(|to| super::artifacts(to, &artifacts, output, NOW))
+                shown(|to| list(to, &artifacts, output, NOW))
             );
             insta::assert_snapshot!(
                 format!("caches{suffix}"),
-                shown(|to| super::caches(to, &caches, output, NOW))
+                shown(|to| list(to, &caches, output, NOW))
             );
         }
     }
 
     #[test]
-    fn lists_for_programs() {
+    fn a_short_table_fits_a_terminal_whatever_it_shows() {
+        let mut volumes = some_volumes();
+        volumes[0].tenant = "n".repeat(63);
+        volumes[0].pod_name = "p".repeat(253);
+        volumes[0].reference = format!("resource-cache/{}", "k".repeat(256));
+        volumes[0].state = "awaiting-outcome".to_owned();
+        let mut artifacts = some_artifacts();
+        artifacts[2].tenant = "n".repeat(63);
+        artifacts[2].reference = format!("resource-cache/{}", "k".repeat(256));
+        let caches = Cache::among(artifacts.clone());
+        for table in [
+            shown(|to| list(to, &volumes, Output::Table, NOW)),
+            shown(|to| list(to, &artifacts, Output::Table, NOW)),
+            shown(|to| list(to, &caches, Output::Table, NOW)),
+        ] {
+            let longest = table.lines().map(|line| line.chars().count()).max();
+            assert!(longest.is_some_and(|longest| longest <= 120), "{table}");
+        }
+        assert_eq!(
+            shown(|to| list(to, &volumes[..0], Output::Json, NOW)),
+            "[]\n"
+        );
+        assert_eq!(
+            shown(|to| list(to, &volumes[..0], Output::Yaml, NOW)),
+            "[]\n"
+        );
+    }
+
+    #[test]
+    fn a_list_that_is_watched_tells_what_happened() {
+        let before = some_volumes();
+        let mut after = before.clone();
+        after[0].state = "sealing".to_owned();
+        after.remove(2);
+        after.push(admin::Volume {
+            id: format!("csi-{}", "4".repeat(64)),
+            ..before[1].clone()
+        });
+        for output in [Output::Table, Output::Name, Output::Json, Output::Yaml] {
+            let text = shown(|to| {
+                let mut watch = Watch::new(output);
+                watch.look(to, before[..2].to_vec(), NOW)?;
+                watch.look(to, before.clone(), NOW)?;
+                watch.look(to, before.clone(), NOW)?;
+                watch.look(to, after.clone(), NOW)
+            });
+            insta::assert_snapshot!(format!("watch-{output:?}"), text);
+        }
+    }
+
+    #[test]
+    fn one_thing_is_found_by_its_name_or_the_beginning_of_its_id_and_shown_whole() {
         let (volumes, artifacts) = (some_volumes(), some_artifacts());
-        let caches = only_caches(&artifacts);
+        let volume = Thing::Volume(&volumes[0]);
+        for name in ["1", "111111111111", "csi-1111"] {
+            assert!(volume.is_called(name), "{name}");
+        }
+        // That of which it is a view is no name of it.
+        assert!(!volume.is_called("artifact/build-42-src") && !volume.is_called("12"));
+        let artifact = Thing::Artifact(&artifacts[0]);
+        assert!(artifact.is_called("artifact/build-42-src") && artifact.is_called("aaaa"));
+        assert!(!artifact.is_called("artifact/build"), "names are whole");
+        insta::assert_snapshot!("one-volume", shown(|to| one(to, volume, Data::Yaml)));
+        insta::assert_snapshot!("one-artifact", shown(|to| one(to, artifact, Data::Json)));
         insta::assert_snapshot!(
-            "volumes-json",
-            shown(|to| super::volumes(to, &volumes, Output::Json, NOW))
+            "destroyed",
+            shown(|to| {
+                destroyed(to, &artifacts[0])?;
+                destroyed(to, &artifacts[1])
+            })
         );
-        insta::assert_snapshot!(
-            "artifacts-json",
-            shown(|to| super::artifacts(to, &artifacts, Output::Json, NOW))
-        );
-        insta::assert_snapshot!(
-            "caches-json",
-            shown(|to| super::caches(to, &caches, Output::Json, NOW))
-        );
-        let none = shown(|to| super::volumes(to, &[], Output::Json, NOW));
-        assert_eq!(none, "[]\n");
     }
 
     #[test]
@@ -720,11 +692,11 @@ mod tests {
             held: 1,
             ..Default::default()
         };
-        for output in [PlainOutput::Text, PlainOutput::Json] {
-            let suffix = if output == PlainOutput::Json {
-                "-json"
-            } else {
-                ""
+        for output in [PlainOutput::Text, PlainOutput::Json, PlainOutput::Yaml] {
+            let suffix = match output {
+                PlainOutput::Text => "",
+                PlainOutput::Json => "-json",
+                PlainOutput::Yaml => "-yaml",
             };
             insta::assert_snapshot!(
                 format!("pool{suffix}"),

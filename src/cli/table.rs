@@ -3,15 +3,35 @@
 
 use std::io::{self, Write};
 
-/// A table of text.
+use super::human::cut;
+
+/// Between two columns.
+const GAP: usize = 3;
+/// No column is cut to less.
+const NARROWEST: usize = 12;
+
+/// A table of text, written at once or piece by piece.
 pub(super) struct Table {
+    /// What is not written yet, the header first.
     rows: Vec<Vec<String>>,
+    /// Whether a column may be cut.
+    flexible: Vec<bool>,
+    widths: Vec<usize>,
+    room: Option<usize>,
 }
 
 impl Table {
-    pub(super) fn new(header: &[&str]) -> Self {
+    /// Of each column, its name and whether it may be cut so that a line fits into `room` characters.
+    pub(super) fn new(columns: Vec<(&str, bool)>, room: Option<usize>) -> Self {
+        let (header, flexible): (Vec<String>, Vec<bool>) = columns
+            .into_iter()
+            .map(|(name, flexible)| (name.to_owned(), flexible))
+            .unzip();
         Self {
-            rows: vec![header.iter().map(|cell| (*cell).to_owned()).collect()],
+            widths: vec![0; header.len()],
+            rows: vec![header],
+            flexible,
+            room,
         }
     }
 
@@ -23,22 +43,38 @@ impl Table {
         self.rows.push(shown.collect());
     }
 
-    pub(super) fn write(&self, to: &mut impl Write) -> io::Result<()> {
-        let columns = self.rows.iter().map(Vec::len).max().unwrap_or(0);
-        let width = |column: usize| {
-            let cells = self.rows.iter().filter_map(|row| row.get(column));
-            cells.map(|cell| cell.chars().count()).max().unwrap_or(0)
-        };
-        let widths: Vec<usize> = (0..columns).map(width).collect();
+    /// Writes what was not written yet.
+    pub(super) fn write(&mut self, to: &mut impl Write) -> io::Result<()> {
         for row in &self.rows {
+            for (width, cell) in self.widths.iter_mut().zip(row) {
+                *width = (*width).max(cell.chars().count());
+            }
+        }
+        self.fit();
+        for row in self.rows.drain(..) {
             let mut line = String::new();
-            for (cell, width) in row.iter().zip(&widths) {
-                line.push_str(cell);
-                line.extend(std::iter::repeat_n(' ', width + 3 - cell.chars().count()));
+            for (cell, width) in row.iter().zip(&self.widths) {
+                let cell = cut(cell, *width);
+                line.push_str(&cell);
+                line.extend(std::iter::repeat_n(' ', width + GAP - cell.chars().count()));
             }
             writeln!(to, "{}", line.trim_end())?;
         }
         Ok(())
+    }
+
+    /// Cuts the widest of those columns that may be cut until a line fits.
+    fn fit(&mut self) {
+        let Some(room) = self.room else { return };
+        let gaps = GAP * self.widths.len().saturating_sub(1);
+        while self.widths.iter().sum::<usize>() + gaps > room {
+            let cuttable = self.widths.iter_mut().zip(&self.flexible);
+            let cuttable = cuttable.filter(|(width, flexible)| **flexible && **width > NARROWEST);
+            match cuttable.map(|(width, _)| width).max() {
+                Some(widest) => *widest -= 1,
+                None => return,
+            }
+        }
     }
 }
 
@@ -46,16 +82,44 @@ impl Table {
 mod tests {
     use super::*;
 
-    #[test]
-    fn columns_are_aligned_by_characters() {
-        let mut table = Table::new(&["KEY", "SIZE"]);
-        table.row(vec!["größer".into(), "1 B".into()]);
-        table.row(vec![String::new(), "10 MiB".into()]);
+    fn written(table: &mut Table) -> String {
         let mut text = Vec::new();
         table.write(&mut text).expect("a Vec takes all");
+        String::from_utf8(text).expect("text")
+    }
+
+    #[test]
+    fn columns_are_aligned_by_characters() {
+        let mut table = Table::new(vec![("KEY", false), ("SIZE", false)], None);
+        table.row(vec!["größer".into(), "1 B".into()]);
+        table.row(vec![String::new(), "10 MiB".into()]);
         assert_eq!(
-            String::from_utf8(text).expect("text"),
+            written(&mut table),
             "KEY      SIZE\ngrößer   1 B\n-        10 MiB\n"
         );
+        // What comes later goes below it.
+        table.row(vec!["a".into(), "2 B".into()]);
+        assert_eq!(written(&mut table), "a        2 B\n");
+        assert_eq!(written(&mut table), "");
+    }
+
+    #[test]
+    fn the_widest_columns_that_may_be_cut_are() {
+        let columns = vec![("ID", false), ("POD", true), ("NAME", true)];
+        let mut table = Table::new(columns, Some(40));
+        table.row(vec!["0123456789".into(), "short".into(), "n".repeat(50)]);
+        table.row(vec!["1".into(), "p".repeat(30), "name".into()]);
+        let text = written(&mut table);
+        let longest = text.lines().map(|line| line.chars().count()).max();
+        assert_eq!(longest, Some(40), "{text}");
+        assert!(
+            text.contains("0123456789") && text.contains("short"),
+            "{text}"
+        );
+        assert!(text.contains("ppp…") && text.contains("nnn…"), "{text}");
+        // Where nothing can be cut any more it is as wide as it is.
+        let mut table = Table::new(vec![("ID", false), ("POD", true)], Some(20));
+        table.row(vec!["i".repeat(20), "p".repeat(20)]);
+        assert!(written(&mut table).contains(&"i".repeat(20)));
     }
 }

@@ -74,15 +74,15 @@ impl Identity for Service {
     /// restart the driver, which would begin to recover from the start.
     ///
     /// So a pool that takes no changes is no FAILED_PRECONDITION either, which the specification has for it: sidecars that hear it
-    /// end (`ProbeForever` of csi-lib-utils) or have the driver restarted (livenessprobe), and a driver cannot start on such a pool.
-    /// The volumes of pods that end could not be unpublished any more. NodeGetStorageHealth and /readyz tell of the pool.
+    /// end (`ProbeForever` of csi-lib-utils) or have the driver restarted (livenessprobe), which mends no disk, and the volumes of
+    /// pods that end are unpublished all the same. NodeGetStorageHealth and /readyz tell of the pool.
     async fn probe(
         &self,
         _: Request<csi::ProbeRequest>,
     ) -> Result<Response<csi::ProbeResponse>, Status> {
         let ready = match &*self.readiness.borrow() {
             Readiness::Recovering => false,
-            Readiness::Ready(_) => true,
+            Readiness::UnmountsOnly(_) | Readiness::Ready(_) => true,
         };
         Ok(Response::new(csi::ProbeResponse { ready: Some(ready) }))
     }

@@ -28,6 +28,7 @@ use std::time::Duration;
 use tokio::sync::watch;
 use tracing::field::Empty;
 
+use crate::backend::BackendKind;
 use crate::engine::claims::{Claims, OneNode};
 use crate::engine::{self, Engine};
 use crate::model::{Node, NodeId};
@@ -94,8 +95,19 @@ impl Default for Features {
 pub enum Readiness {
     /// Not yet: the pool is being opened.
     Recovering,
-    /// There is. A driver whose pool cannot be opened ends, and says why.
+    /// There is none, since the pool's filesystem takes no changes: volumes are unmounted, so that pods can end, and nothing else.
+    UnmountsOnly(UnmountsOnly),
+    /// There is. A driver whose pool cannot be opened for another reason ends, and says why.
     Ready(Engine),
+}
+
+/// A driver without an engine.
+#[derive(Debug, Clone)]
+pub struct UnmountsOnly {
+    /// The backend that the pool was made with: kubelet asks for it when the driver is registered.
+    pub backend: BackendKind,
+    /// Why the pool cannot be opened.
+    pub why: String,
 }
 
 impl Readiness {
@@ -122,6 +134,7 @@ fn here(node: NodeId, readiness: watch::Receiver<Readiness>) -> FindClaims {
 fn engine(readiness: &watch::Receiver<Readiness>) -> Result<Engine, Failure> {
     match &*readiness.borrow() {
         Readiness::Recovering => Err(Failure::Recovering),
+        Readiness::UnmountsOnly(pool) => Err(Failure::UnmountsOnly(pool.why.clone())),
         Readiness::Ready(engine) => Ok(engine.clone()),
     }
 }

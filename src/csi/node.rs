@@ -8,6 +8,7 @@ use tonic::{Request, Response, Status};
 
 use super::status::{Failure, answer};
 use super::{Features, NodeId, Readiness, health, note_volume, parse, render, topology};
+use crate::backend::BackendKind;
 use crate::engine::{self, Engine, PublishRequest, Published};
 use crate::proto::csi::v1 as csi;
 use crate::server::{Rpc, message_of};
@@ -35,6 +36,19 @@ impl Service {
 
     fn engine(&self) -> Result<Engine, Failure> {
         super::engine(&self.readiness)
+    }
+
+    /// Whether there is no engine and volumes are unmounted all the same.
+    fn unmounts_only(&self) -> bool {
+        matches!(&*self.readiness.borrow(), Readiness::UnmountsOnly(_))
+    }
+
+    /// The backend of the pool, also of one that cannot be opened.
+    fn backend(&self) -> Result<BackendKind, Failure> {
+        if let Readiness::UnmountsOnly(pool) = &*self.readiness.borrow() {
+            return Ok(pool.backend);
+        }
+        Ok(self.engine()?.backend())
     }
 
     fn alpha(&self, method: &'static str) -> Result<(), Failure> {
@@ -96,6 +110,10 @@ impl Node for Service {
         note_volume(Rpc::of(&request), &request.get_ref().volume_id);
         answer(async {
             let (volume, target) = parse::unpublish(request.into_inner())?;
+            if self.unmounts_only() {
+                Engine::unmount_offline(&target, false).await?;
+                return Ok(csi::NodeUnpublishVolumeResponse {});
+            }
             let engine = self.engine()?;
             if parse::is_claim(&volume) {
                 engine.unmount_claim(&volume, &target, false).await?;
@@ -142,7 +160,7 @@ impl Node for Service {
         _: Request<csi::NodeGetInfoRequest>,
     ) -> Result<Response<csi::NodeGetInfoResponse>, Status> {
         answer(async {
-            let node = topology::node(&self.node, self.engine()?.backend());
+            let node = topology::node(&self.node, self.backend()?);
             Ok(csi::NodeGetInfoResponse {
                 node_id: self.node.as_str().to_owned(),
                 max_volumes_per_node: self.features.most_volumes.map_or(0, i64::from),
@@ -172,6 +190,10 @@ impl Node for Service {
         note_volume(Rpc::of(&request), &request.get_ref().volume_id);
         answer(async {
             let (volume, target) = parse::unstage(request.get_ref())?;
+            if self.unmounts_only() {
+                Engine::unmount_offline(&target, true).await?;
+                return Ok(csi::NodeUnstageVolumeResponse {});
+            }
             self.engine()?.unmount_claim(volume, &target, true).await?;
             Ok(csi::NodeUnstageVolumeResponse {})
         })

@@ -18,6 +18,8 @@ pub(super) enum Failure {
     Invalid(Invalid),
     /// There is no engine yet.
     Recovering,
+    /// There is none while the pool takes no changes; why.
+    UnmountsOnly(String),
     /// What the engine says.
     Engine(engine::Error),
     /// An RPC that nothing advertises.
@@ -70,6 +72,10 @@ fn described(failure: Failure) -> (Code, String) {
         Failure::Recovering => (
             Code::Unavailable,
             "recovering: the pool is being opened; try again".to_owned(),
+        ),
+        Failure::UnmountsOnly(why) => (
+            Code::Unavailable,
+            format!("{why}; until it takes changes, volumes can be unmounted and nothing else: repair it, then restart the driver"),
         ),
         Failure::Engine(error) => (code_of(&error), message_of(&error)),
         Failure::NotServed(method) => (
@@ -130,6 +136,11 @@ mod tests {
     fn each_failure_has_its_code_and_says_what_to_do() {
         let cases = [
             (Failure::Recovering, Code::Unavailable, "try again"),
+            (
+                Failure::UnmountsOnly("the pool is read-only".to_owned()),
+                Code::Unavailable,
+                "volumes can be unmounted and nothing else",
+            ),
             (
                 Failure::Engine(engine::Error::ShuttingDown),
                 Code::Unavailable,

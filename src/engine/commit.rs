@@ -6,18 +6,23 @@
 //! lost something ([`doom`]).
 
 use std::collections::HashMap;
+use std::os::fd::{AsFd, BorrowedFd};
+use std::path::PathBuf;
 use std::sync::Arc;
 use std::time::Instant;
 
 use tokio::sync::mpsc;
 
+use super::artifacts::Sealed;
 use super::crash::{Point, point};
 use super::error::{Doing, Error, Result};
 use super::notice::{self, NotCommitted};
 use super::seal::{RETRY, retry_after, trash_pending, unpromise};
-use super::state::{Goal, Leaving, Sealed, State};
+use super::state::{Goal, Leaving, State};
+use super::target::Target;
 use super::{Inner, claims, reap, spares};
-use crate::model::{Artifact, ArtifactId, LayerId};
+use crate::backend::Start;
+use crate::model::{Artifact, ArtifactId, LayerId, Name, VolumeRecord};
 use crate::store::{self, Change, Doom};
 
 /// A promise in `pending/` whose seal is over, and that could not be taken back: while it is there, a start of this boot that does not
@@ -125,18 +130,17 @@ fn commit(inner: &Inner, keys: &[LayerId]) -> Result<Vec<Standing>> {
     inner.sync(&syncing)?;
     point(Point::CommitSynced);
     let named_as_indexed = inner.naming.lock();
-    let artifacts = sealed_by(inner, keys);
-    let mut changes = Vec::with_capacity(artifacts.len() * 2);
-    for (_, artifact, named) in &artifacts {
-        changes.push(Change::PutArtifact(artifact.clone()));
-        if *named {
-            changes.push(Change::PutName(artifact.name(), artifact.id));
-        }
-    }
+    let (artifacts, names) = sealed_by(inner, keys);
+    let mut changes: Vec<Change> = (artifacts.iter())
+        .map(|(_, artifact)| Change::PutArtifact(artifact.clone()))
+        .collect();
+    changes.extend((names.iter()).map(|(name, id)| Change::PutName(name.clone(), *id)));
     inner.commit_index(&changes)?;
+    let batch = artifacts.iter().map(|(_, artifact)| artifact.id).collect();
+    inner.state.lock().indexed(&batch, names);
     drop(named_as_indexed);
     point(Point::CommitIndexed);
-    for (_, artifact, _) in &artifacts {
+    for (_, artifact) in &artifacts {
         if let Some(newest) = artifact.layers.first()
             && let Err(error) = confirm(inner, *newest)
         {
@@ -146,9 +150,8 @@ fn commit(inner: &Inner, keys: &[LayerId]) -> Result<Vec<Standing>> {
     }
     point(Point::CommitConfirmed);
     let became = artifacts.iter();
-    let became: HashMap<LayerId, ArtifactId> = became
-        .map(|(key, artifact, _)| (*key, artifact.id))
-        .collect();
+    let became: HashMap<LayerId, ArtifactId> =
+        became.map(|(key, artifact)| (*key, artifact.id)).collect();
     let over = keys.iter().map(|key| Standing {
         key: *key,
         artifact: became.get(key).copied(),
@@ -207,14 +210,16 @@ fn take_back_again(inner: &Inner, over: Vec<Standing>) -> Vec<Standing> {
 /// its artifact would bring it back.
 fn say_durable(state: &mut State, gone: &[Standing]) {
     for id in gone.iter().filter_map(|one| one.artifact) {
-        if let Some(sealed) = state.artifacts.get_mut(&id) {
-            sealed.durable = true;
-        }
+        state.artifacts.set_durable(&id, true);
     }
 }
 
-/// The artifacts that these leaving volumes became, and whether each has its name. Not those that were doomed since.
-fn sealed_by(inner: &Inner, keys: &[LayerId]) -> Vec<(LayerId, Artifact, bool)> {
+/// The artifacts of a batch, each with the key of its volume, and the names that the index gets.
+type Batch = (Vec<(LayerId, Artifact)>, HashMap<Name, ArtifactId>);
+
+/// The artifacts that these volumes became, and the names that must point at one of them. An
+/// artifact that was discarded after a write-back error is not among them.
+fn sealed_by(inner: &Inner, keys: &[LayerId]) -> Batch {
     let state = inner.state.lock();
     let plans = keys
         .iter()
@@ -223,9 +228,10 @@ fn sealed_by(inner: &Inner, keys: &[LayerId]) -> Vec<(LayerId, Artifact, bool)> 
             Goal::Discard => None,
         });
     let sealed = plans.filter_map(|(key, id)| Some((key, state.artifacts.get(&id)?)));
-    sealed
-        .map(|(key, Sealed { artifact, .. })| (key, artifact.clone(), state.is_named(artifact)))
-        .collect()
+    let sealed = sealed.map(|(key, Sealed { artifact, .. })| (key, artifact.clone()));
+    let sealed: Vec<_> = sealed.collect();
+    let names = state.names_of(&sealed.iter().map(|(_, artifact)| artifact.id).collect());
+    (sealed, names)
 }
 
 /// Says in a layer that the index names it and that it is durable.
@@ -275,12 +281,16 @@ pub(super) fn doom(inner: &Inner, error: &crate::sys::Error) {
         };
         (doom, keys, artifacts)
     };
+    point(Point::DoomHeard);
+    // Before all else, even a line of the log: the kernel has said it once, and this process may be killed.
+    let noted = inner.with_reserve(|| store::write_doom(&inner.dirs.root, &doom));
+    point(Point::DoomNoted);
     tracing::error!(%error, seals = keys.len(),
         "the disk failed to write back data: nothing that existed until now will be sealed");
-    if let Err(error) = store::write_doom(&inner.dirs.root, &doom) {
+    if let Err(error) = noted {
         tracing::error!(%error, "this cannot be remembered over a restart of the driver");
     }
-    point(Point::DoomNoted);
+    spares::forget_mounted(inner);
     claims::content::doom(inner);
     point(Point::DoomMarked);
     doom.unfinished = false;
@@ -310,6 +320,56 @@ pub(super) fn doom(inner: &Inner, error: &crate::sys::Error) {
     inner.changed.notify_waiters();
 }
 
+/// An error that the overlay of a live volume remembers, and that no process has noted: the kernel told it to one that died, or to
+/// another one while no driver ran. What left before that, and is mounted nowhere, remembers nothing.
+fn unnoted(inner: &Inner) -> Option<crate::sys::Error> {
+    let live: Vec<(VolumeRecord, PathBuf)> = {
+        let state = inner.state.lock();
+        let unknown = state.volumes.values();
+        let unknown = unknown.filter(|live| !state.is_doomed(&live.record));
+        unknown
+            .filter_map(|live| Some((live.record.clone(), live.mounts.keys().next()?.clone())))
+            .collect()
+    };
+    live.iter().find_map(|(record, path)| {
+        let target = Target::open(path).ok().flatten()?;
+        let mount = target.pin().ok()?;
+        let start = Start::of(record);
+        inner.backend.write_back_error(mount.as_fd(), &start)
+    })
+}
+
+/// Notes such an error of a volume that is about to be sealed.
+pub(super) fn note_remembered(inner: &Inner, record: &VolumeRecord, mount: BorrowedFd<'_>) {
+    if inner.state.lock().is_doomed(record) {
+        return;
+    }
+    let start = Start::of(record);
+    if let Some(error) = inner.backend.write_back_error(mount, &start) {
+        note(inner, &error, || inner.state.lock().is_doomed(record));
+    }
+}
+
+/// Notes an error that an overlay remembers. The pool is synced first: a report of the same error that waits for this process comes
+/// now, and does not doom what is made after this.
+fn note(inner: &Inner, error: &crate::sys::Error, is_noted: impl Fn() -> bool) {
+    let syncing = inner.syncing.lock();
+    if is_noted() {
+        return;
+    }
+    let _dooms_if_it_fails = inner.sync(&syncing);
+    if !is_noted() {
+        doom(inner, error);
+    }
+}
+
+/// The same at a start, of all overlays that are mounted.
+pub(super) fn note_unnoted(inner: &Inner) {
+    if let Some(error) = unnoted(inner) {
+        note(inner, &error, || unnoted(inner).is_none());
+    }
+}
+
 /// Does what a process did not come to that heard of a failed write-back in this boot.
 pub(super) fn finish_doom(inner: &Inner) -> Result<()> {
     let root = &inner.dirs.root;
@@ -332,10 +392,7 @@ impl Inner {
         let synced = self.dirs.root.sync_filesystem();
         match &synced {
             Ok(()) => self.state.lock().synced = Some(began),
-            Err(error) => {
-                spares::forget_mounted(self);
-                doom(self, error);
-            }
+            Err(error) => doom(self, error),
         }
         synced.doing("write back what is to be sealed")
     }

@@ -44,6 +44,8 @@ points! {
     ReserveMade = "reserve-made",
     /// It is given back; what it was given for is not done.
     ReserveGivenBack = "reserve-given-back",
+    /// The kernel has said that the disk lost something, and says it no more; nothing is written down.
+    DoomHeard = "doom-heard",
     /// That the disk lost something is written down, and nothing is done about it.
     DoomNoted = "doom-noted",
     /// Claims say that they may be damaged; that is not written down as done.

@@ -230,6 +230,14 @@ pub enum Error {
         /// What is wrong with it, and what to do.
         problem: String,
     },
+    /// The pool cannot be opened, because its filesystem takes no changes.
+    #[error("pool {}: it is on a read-only filesystem ({source})", path.display())]
+    PoolReadOnly {
+        /// The pool.
+        path: PathBuf,
+        /// What failed.
+        source: sys::Error,
+    },
     /// The index of what is sealed failed.
     #[error("index: {0}")]
     Index(#[source] store::Error),
@@ -307,7 +315,8 @@ impl Error {
     pub(super) fn of_pool(path: &Path, error: store::Error) -> Self {
         let problem = match error {
             store::Error::System(source) if source.is(sys::Errno::EROFS) => {
-                format!("it is on a read-only filesystem ({source})")
+                let path = path.to_owned();
+                return Self::PoolReadOnly { path, source };
             }
             store::Error::System(source) if source.is_full() => {
                 format!("its disk is full, make room by hand ({source})")

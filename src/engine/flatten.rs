@@ -1,7 +1,8 @@
 //! Flattening: the newest layers of a stack that grew long become one layer of the same content.
 //!
 //! Artifacts, claims and snapshots that begin with the same layers get the merged one together, in one transaction. A claim
-//! that somebody has mounted, or may still hold open, keeps what it is mounted over. On the thread for chores.
+//! that is mounted, or that a process may still hold open, keeps what it is mounted over. On the thread for walks: a merge
+//! takes as long as its tenants decide, and only its last step, which enters it, holds the collector.
 
 use std::collections::HashSet;
 use std::sync::Arc;
@@ -36,25 +37,37 @@ pub(super) fn flatten(inner: &Arc<Inner>) -> Merges {
     let began = Instant::now();
     let (mut tried, mut done) = (0, 0);
     let mut failure = None;
-    let mut not_now = inner.unmerged.waiting(inner.state.lock().stacks());
+    let mut not_now = unmerged(inner);
     let mut slow = {
         let state = inner.state.lock();
-        let lowest = state.stacks().filter_map(|stack| stack.last());
-        inner.slow.waiting(lowest)
+        inner.slow.waiting(|lowest| state.is_stacked(lowest))
     };
     while inner.backend.stacks() && !inner.stop.is_cancelled() {
-        let next = longest(&inner.state.lock(), &not_now, &slow);
-        let Some((stack, count)) = next else { break };
+        let next = choose(inner, &not_now, &slow);
+        let Some((stack, count, pins)) = next else {
+            break;
+        };
         let Some(lowest) = stack.last() else { break };
         if tried > 0 && began.elapsed() > SHARE {
-            // Others first: what waits for this thread, and the steps of the next round.
-            inner.wake_reaper();
+            // Others first, that wait for this thread.
+            inner.walker.notify_one();
             break;
         }
         tried += 1;
         let share = SHARE.saturating_mul(4_u32.saturating_pow(inner.slow.failures(lowest)));
         let share = share.min(LARGEST_SHARE);
-        match merge(inner, &stack, count, &inner.patience_of(share)) {
+        let merging = Merging::begin(inner, &stack[..count]);
+        // An eviction before `begin` has not stopped the merge.
+        if !is_stacked(&inner.state.lock(), &stack) {
+            continue;
+        }
+        let patience = inner.patience_of(share);
+        let merged = merge(inner, &stack, count, pins, &|| {
+            patience() || merging.is_over()
+        });
+        let gives_way = merging.is_over();
+        drop(merging);
+        match merged {
             Ok(true) => {
                 inner.slow.forget(lowest);
                 done += 1;
@@ -65,6 +78,11 @@ pub(super) fn flatten(inner: &Arc<Inner>) -> Merges {
             }) => {
                 if inner.stop.is_cancelled() {
                     break;
+                }
+                if gives_way {
+                    // What it kept can go.
+                    inner.wake_reaper();
+                    continue;
                 }
                 let pause = inner.slow.put_off(lowest);
                 tracing::warn!(
@@ -85,7 +103,7 @@ pub(super) fn flatten(inner: &Arc<Inner>) -> Merges {
                 tracing::warn!(%error, layers = stack.len(), ?pause, "a stack of layers could not be merged");
                 not_now.insert(stack);
                 // Others may be merged now for all that the index says.
-                not_now.extend(inner.unmerged.waiting(inner.state.lock().stacks()));
+                not_now.extend(unmerged(inner));
                 let is_full = matches!(error, Error::Full(_));
                 failure.get_or_insert(error);
                 if is_full {
@@ -102,34 +120,77 @@ pub(super) fn flatten(inner: &Arc<Inner>) -> Merges {
     }
 }
 
+/// Stacks whose merge failed, and that this round leaves alone. A setback is forgotten when nothing
+/// stacks the top layer any more.
+fn unmerged(inner: &Inner) -> HashSet<Vec<LayerId>> {
+    let state = inner.state.lock();
+    let is_there = |stack: &Vec<LayerId>| stack.first().is_some_and(|top| state.is_stacked(top));
+    inner.unmerged.waiting(is_there)
+}
+
+/// The longest stack that is to be merged next, how many of its newest layers, and these layers pinned.
+fn choose(
+    inner: &Arc<Inner>,
+    not_now: &HashSet<Vec<LayerId>>,
+    slow: &HashSet<LayerId>,
+) -> Option<(Vec<LayerId>, usize, Pins)> {
+    let mut pins = Pins::none(inner);
+    loop {
+        let (stack, count) = longest(inner, not_now, slow)?;
+        let mut state = inner.state.lock();
+        // Its last owner may have gone since the look.
+        if is_stacked(&state, &stack) {
+            pins.add(&mut state, &stack[..count]);
+            drop(state);
+            return Some((stack, count, pins));
+        }
+    }
+}
+
+/// Whether an artifact, claim or snapshot still stacks each of these layers.
+fn is_stacked(state: &State, stack: &[LayerId]) -> bool {
+    stack.iter().all(|layer| state.is_stacked(layer))
+}
+
 /// The longest stack that is to be merged, none of those that are left alone for now, and how many of its newest layers.
 fn longest(
-    state: &State,
+    inner: &Inner,
     not_now: &HashSet<Vec<LayerId>>,
     slow: &HashSet<LayerId>,
 ) -> Option<(Vec<LayerId>, usize)> {
-    let artifacts = state.artifacts.values();
-    let named = artifacts.filter(|sealed| sealed.durable && state.is_named(&sealed.artifact));
-    let named = named.map(|sealed| &sealed.artifact.layers);
+    let mut longest: Option<(Vec<LayerId>, usize)> = None;
+    let mut look = |state: &State, stack: &Vec<LayerId>| {
+        let is_longer = longest
+            .as_ref()
+            .is_none_or(|(known, _)| known.len() < stack.len());
+        let is_slow = stack.last().is_some_and(|lowest| slow.contains(lowest));
+        if !is_longer || is_slow || not_now.contains(stack) {
+            return;
+        }
+        let directories = |layer| {
+            state
+                .usage
+                .get(layer)
+                .map_or(1, |usage: &Usage| usage.directories)
+        };
+        let directories: Vec<u64> = stack.iter().map(directories).collect();
+        if let Some(count) = flatten_plan(&directories) {
+            longest = Some((stack.clone(), count));
+        }
+    };
+    inner.look_at_artifacts(|state, sealed| {
+        let artifact = &sealed.artifact;
+        // Most artifacts have one layer: they need no look at their name.
+        if artifact.layers.len() > 1 && sealed.durable && state.is_named(artifact) {
+            look(state, &artifact.layers);
+        }
+    });
+    let state = inner.state.lock();
     let claims = state.claims.values().filter(|held| held.is_quiescent());
-    let claims = claims.map(|held| &held.claim.layers);
-    let snapshots = state.snapshots.values().map(|snapshot| &snapshot.layers);
-    let stacks = named.chain(claims).chain(snapshots);
-    let planned = stacks
-        .filter(|stack| !not_now.contains(*stack))
-        .filter(|stack| stack.last().is_none_or(|lowest| !slow.contains(lowest)))
-        .filter_map(|stack| {
-            let directories = |layer| {
-                state
-                    .usage
-                    .get(layer)
-                    .map_or(1, |usage: &Usage| usage.directories)
-            };
-            let directories: Vec<u64> = stack.iter().map(directories).collect();
-            Some((stack, flatten_plan(&directories)?))
-        });
-    let longest = planned.max_by_key(|(stack, _)| stack.len());
-    longest.map(|(stack, count)| (stack.clone(), count))
+    claims.for_each(|held| look(&state, &held.claim.layers));
+    let snapshots = state.snapshots.values();
+    snapshots.for_each(|snapshot| look(&state, &snapshot.layers));
+    longest
 }
 
 /// Whose stacks begin with the same layers.
@@ -141,34 +202,25 @@ struct Holders {
 }
 
 impl Holders {
-    /// Those that `fits` lets in, but for claims that are in use.
-    fn find(state: &State, fits: impl Fn(&[LayerId]) -> bool) -> Self {
-        let artifacts = state.artifacts.values().filter(|sealed| sealed.durable);
-        let artifacts = artifacts.map(|sealed| &sealed.artifact);
+    /// The claims and snapshots whose layers fit. Claims in use are left out.
+    fn besides_artifacts(state: &State, fits: impl Fn(&[LayerId]) -> bool) -> Self {
         let claims = state.claims.values().filter(|held| held.is_quiescent());
         let claims = claims.map(|held| &held.claim);
+        let claims = claims.filter(|claim| fits(&claim.layers));
+        let snapshots = state.snapshots.values();
+        let snapshots = snapshots.filter(|snapshot| fits(&snapshot.layers));
         Self {
-            artifacts: artifacts
-                .filter(|artifact| fits(&artifact.layers))
-                .cloned()
-                .collect(),
-            claims: claims
-                .filter(|claim| fits(&claim.layers))
-                .cloned()
-                .collect(),
-            snapshots: state
-                .snapshots
-                .values()
-                .filter(|snapshot| fits(&snapshot.layers))
-                .cloned()
-                .collect(),
+            artifacts: Vec::new(),
+            claims: claims.cloned().collect(),
+            snapshots: snapshots.cloned().collect(),
         }
     }
 
-    /// The same, with a guard of each claim and snapshot: of those nothing else may be written meanwhile. One for which there is no guard
-    /// is left out.
+    /// Everything whose layers fit, with a guard of each claim and snapshot: no other operation may
+    /// write those meanwhile. A claim or snapshot without a guard is left out. An artifact that is
+    /// sealed during the search may be left out, too; it keeps its layers.
     fn take(inner: &Arc<Inner>, fits: impl Fn(&[LayerId]) -> bool) -> (Self, Vec<Guard>) {
-        let found = Self::find(&inner.state.lock(), &fits);
+        let found = Self::besides_artifacts(&inner.state.lock(), &fits);
         let claims = found.claims.iter().map(|claim| &claim.id);
         let snapshots = found.snapshots.iter().map(|snapshot| &snapshot.id);
         let guards = claims.chain(snapshots);
@@ -176,9 +228,14 @@ impl Holders {
         let guards: Vec<Guard> = guards.collect();
         let held = |id: &VolumeId| guards.iter().any(|guard| guard.volume == *id);
         // Anew: until there was the guard it may have changed.
-        let mut holders = Self::find(&inner.state.lock(), &fits);
+        let mut holders = Self::besides_artifacts(&inner.state.lock(), &fits);
         holders.claims.retain(|claim| held(&claim.id));
         holders.snapshots.retain(|snapshot| held(&snapshot.id));
+        inner.look_at_artifacts(|_, sealed| {
+            if sealed.durable && fits(&sealed.artifact.layers) {
+                holders.artifacts.push(sealed.artifact.clone());
+            }
+        });
         (holders, guards)
     }
 
@@ -219,9 +276,7 @@ impl Holders {
 
     fn enter(&self, state: &mut State) {
         for artifact in &self.artifacts {
-            if let Some(sealed) = state.artifacts.get_mut(&artifact.id) {
-                sealed.artifact.layers.clone_from(&artifact.layers);
-            }
+            state.artifacts.restack(&artifact.id, &artifact.layers);
         }
         for claim in &self.claims {
             if let Some(held) = state.claims.get_mut(&claim.id) {
@@ -246,13 +301,61 @@ impl Holders {
     }
 }
 
-/// Replaces the newest `count` layers of a stack by one of the same content, for all that begin with them; `false`: nobody
-/// is there any more for whom that may be done.
-fn merge(inner: &Arc<Inner>, stack: &[LayerId], count: usize, stop: Stop<'_>) -> Result<bool> {
+/// A merge of layers that others may want to free: then it is over before it is done ([`stop_merging`]).
+struct Merging<'a>(&'a Inner);
+
+impl<'a> Merging<'a> {
+    fn begin(inner: &'a Inner, layers: &[LayerId]) -> Self {
+        *inner.merging.lock() = layers.iter().copied().collect();
+        Self(inner)
+    }
+
+    fn is_over(&self) -> bool {
+        self.0.merging.lock().is_empty()
+    }
+}
+
+impl Drop for Merging<'_> {
+    fn drop(&mut self) {
+        self.0.merging.lock().clear();
+    }
+}
+
+/// These layers were an artifact's that is gone. If a merge has some of them, and no stack needs what it merges any more, it stops.
+pub(super) fn stop_merging<'a>(inner: &Inner, layers: impl Iterator<Item = &'a LayerId>) {
+    let mut merging = inner.merging.lock();
+    let mut layers = layers;
+    if !layers.any(|layer| merging.contains(layer)) {
+        return;
+    }
+    let is_needed = {
+        let state = inner.state.lock();
+        merging.iter().any(|layer| state.is_stacked(layer))
+    };
+    if !is_needed {
+        merging.clear();
+    }
+}
+
+/// Replaces the newest `count` layers of a stack, which are pinned, by one of the same content, for all that begin with them; `false`:
+/// no stack is left for which that may be done.
+fn merge(
+    inner: &Arc<Inner>,
+    stack: &[LayerId],
+    count: usize,
+    mut pins: Pins,
+    stop: Stop<'_>,
+) -> Result<bool> {
     let (newest, rest) = stack.split_at(count);
-    let mut pins = Pins::none(inner);
-    pins.add(&mut inner.state.lock(), newest);
-    let (merged, usage) = make(inner, newest, rest, stop)?;
+    let (merged, usage) = make(inner, newest, rest, &mut pins, stop)?;
+    // Held until the index names it. Taken before the collector: no caller is to wait for the disk there.
+    let syncing = inner.syncing.lock();
+    if let Err(error) = inner.sync(&syncing) {
+        throw_away(inner, merged)?;
+        return Err(error);
+    }
+    point(Point::FlattenSynced);
+    let collector = inner.collector.lock();
     // What marks of deletion would hide in what is below decides whether they are kept.
     let bottom = rest.is_empty();
     let fits = |layers: &[LayerId]| layers.starts_with(newest) && (layers.len() == count) == bottom;
@@ -262,6 +365,7 @@ fn merge(inner: &Arc<Inner>, stack: &[LayerId], count: usize, stop: Stop<'_>) ->
         return Ok(false);
     }
     give(inner, &mut holders, count, merged, &mut pins)?;
+    drop(syncing);
     if let Err(error) = confirm(inner, merged, usage) {
         tracing::warn!(layer = %merged, %error, "not all is said of it yet; it is when it is measured");
     }
@@ -273,10 +377,11 @@ fn merge(inner: &Arc<Inner>, stack: &[LayerId], count: usize, stop: Stop<'_>) ->
     }
     drop((pins, guards));
     reap::trash_unreferenced(inner, newest);
+    drop(collector);
     Ok(true)
 }
 
-/// Gives all of them the merged layer for their newest `count`: durably, then in the state. What is known to have failed leaves nothing.
+/// Gives all of them the merged layer for their newest `count`: in the index, then in the state. What is known to have failed leaves nothing.
 fn give(
     inner: &Inner,
     holders: &mut Holders,
@@ -286,9 +391,7 @@ fn give(
 ) -> Result<()> {
     let unmerged = holders.stacks().cloned().collect();
     holders.replace(count, merged);
-    // The index may name it before anything else here does.
-    pins.add(&mut inner.state.lock(), &[merged]);
-    if let Err(error) = make_durable(inner, &holders.changes()) {
+    if let Err(error) = inner.commit_index(&holders.changes()) {
         if error.may_be_indexed() {
             // Both stay until the next start, which knows.
             holders.leave_to_the_next_start(&mut inner.state.lock());
@@ -304,14 +407,6 @@ fn give(
     Ok(())
 }
 
-/// First the content, then the index that names it.
-fn make_durable(inner: &Inner, changes: &[Change]) -> Result<()> {
-    let syncing = inner.syncing.lock();
-    inner.sync(&syncing)?;
-    point(Point::FlattenSynced);
-    inner.commit_index(changes)
-}
-
 fn throw_away(inner: &Inner, merged: LayerId) -> Result<()> {
     let thrown = inner.throw_away(&inner.dirs.layers, merged.to_string().as_ref());
     thrown.doing("throw a merged layer away").map(drop)
@@ -324,14 +419,16 @@ fn confirm(inner: &Inner, merged: LayerId, usage: Usage) -> Result<()> {
     inner.commit_index(&[Change::PutLayer(merged, usage)])
 }
 
-/// Makes the merged layer, in its place.
+/// Makes the merged layer, in its place. It is pinned: nothing names it yet.
 fn make(
     inner: &Inner,
     newest: &[LayerId],
     rest: &[LayerId],
+    pins: &mut Pins,
     stop: Stop<'_>,
 ) -> Result<(LayerId, Usage)> {
     let merged = LayerId::from_bits(inner.random());
+    pins.add(&mut inner.state.lock(), &[merged]);
     let name = merged.to_string();
     let incoming = &inner.dirs.incoming;
     incoming
@@ -382,18 +479,16 @@ fn artifact(
     rest: &[LayerId],
     merged: LayerId,
 ) -> Option<Artifact> {
-    let state = inner.state.lock();
-    let mut artifacts = state.artifacts.values().map(|sealed| &sealed.artifact);
-    let same = |artifact: &&Artifact| {
-        let layers = artifact.layers.strip_prefix(newest);
-        layers == Some(rest)
-    };
-    let found = artifacts.find(same)?;
+    let mut found = None;
+    inner.look_at_artifacts(|_, sealed| {
+        let layers = sealed.artifact.layers.strip_prefix(newest);
+        if layers == Some(rest) && found.is_none() {
+            found = Some(sealed.artifact.clone());
+        }
+    });
+    let found = found?;
     let layers = std::iter::once(merged)
         .chain(rest.iter().copied())
         .collect();
-    Some(Artifact {
-        layers,
-        ..found.clone()
-    })
+    Some(Artifact { layers, ..found })
 }

@@ -102,6 +102,7 @@ mod tests {
             pod: Pod {
                 uid: "uid".parse().expect("a uid"),
                 name: "pod".to_owned(),
+                service_account: None,
             },
             spec: VolumeSpec::parse(&attributes.into()).expect("attributes"),
             read_only: false,

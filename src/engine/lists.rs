@@ -1,6 +1,6 @@
 //! What people and programs want to know: lists, statistics, and the state of the whole.
 //!
-//! Reads only, and walks nothing: what must be walked is measured on the thread for chores.
+//! Reads only, and walks nothing: what must be walked is measured on the thread for walks.
 
 use std::path::Path;
 use std::sync::Arc;
@@ -103,6 +103,7 @@ pub(super) fn artifacts(state: &State, tenant: Option<&Tenant>) -> Vec<ArtifactR
                 expires: artifact.expires(),
                 in_use_by: forks.get(&artifact.id).copied().unwrap_or(0),
                 durable: sealed.durable,
+                made_by: artifact.made_by.as_deref().cloned(),
             }
         })
         .collect();
@@ -137,7 +138,7 @@ pub(super) async fn stats(
     };
     if measure {
         let (engine, volume) = (inner.clone(), volume.clone());
-        drop(inner.chores.run(move || measure_volume(&engine, &volume)));
+        drop(inner.walks.run(move || measure_volume(&engine, &volume)));
     }
     let engine = inner.clone();
     let target = path.to_owned();
@@ -206,7 +207,7 @@ pub(super) fn measure_some(inner: &Arc<Inner>) {
     };
     for volume in chosen {
         let engine = inner.clone();
-        drop(inner.chores.run(move || measure_volume(&engine, &volume)));
+        drop(inner.walks.run(move || measure_volume(&engine, &volume)));
     }
 }
 

@@ -7,22 +7,25 @@
 //! - One [`Guard`] per volume: at most one operation runs on it; the second is told at once ([`Error::Busy`]), or waits if the
 //!   first is a chore of the driver's own.
 //! - One mutex over the state in memory, never held across a system call.
-//! - One collector at a time: whatever takes artifacts out of the index (reaping, destroying, merging).
+//! - One collector at a time: whatever takes artifacts out of the index, or writes of them what the index may know better (reaping,
+//!   destroying, what is measured or merged). Never held across a walk.
 //! - One writer of names at a time, from the look at the names in memory to the index: what is written last is what is
 //!   known last. Taken after the collector, before the state.
 //! - One over the spares, a list; never held across a system call, and no other is taken under it.
 //! - One who syncs at a time, until the index names what was synced: the kernel tells of a failure once, to whoever asks
-//!   first. Taken after the collector, before the names.
+//!   first. Taken before the collector and the names.
 //!
 //! # Threads
 //!
 //! Nothing that blocks runs on the async runtime. `calls` serves RPCs, `freezes` lets the kernel put away what was unmounted, with what
-//! is left of a volume in which nothing was written, `seals` ends volumes, `syncs` (one thread) waits for the disk, `chores` (one
-//! thread) deletes and measures, `looks` (one thread) asks who still writes to what is to be sealed, and who uses what nobody knows,
-//! `spares` (one thread) makes beforehand what a publish needs: what is slow delays only its like. A job that was given is finished,
-//! whoever waits for it. What is short and the same whatever the size of a tree runs where it was received, on a thread that serves
+//! is left of a volume in which nothing was written, `closes` does the same for claims, whose unmount writes back all that the pool holds,
+//! `seals` ends volumes, `syncs` (one thread) waits for the disk, `room` (one thread) frees space, in rounds of a bounded time, `deletes`
+//! (one thread) deletes volumes that are thrown away, `walks` (one thread) measures, merges and compares, `looks` (one thread) asks who
+//! still writes to what is to be sealed, and who uses what nobody knows, `spares` (one thread) makes beforehand what a publish needs: what
+//! is slow delays only its like. A job that was given is finished, whoever waits for it. What is short and the same whatever the size of a tree runs where it was received, on a thread that serves
 //! nothing but calls (`threads`).
 
+mod artifacts;
 mod check;
 pub mod claims;
 mod clock;
@@ -51,11 +54,13 @@ mod spares;
 mod state;
 mod target;
 mod threads;
+mod trash;
 mod types;
 mod unpublish;
 mod watch;
 mod writers;
 
+use std::collections::HashSet;
 use std::path::{Path, PathBuf};
 use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, Ordering};
@@ -80,18 +85,26 @@ pub use types::{
 
 use crate::backend::{Backend, BackendKind, MountApi};
 use crate::model::{LayerId, Name, Outcome, PodUid, Reference, Tenant, VolumeId};
-use crate::store::{Index, PoolDirs, PoolIdentity};
+use crate::store::{Contents, Index, PoolDirs, PoolIdentity};
 use crate::sys::{self, Dir, UnmountWatches};
 
 use clock::Clock;
 use ends::Ends;
 use error::Doing;
 use guard::Guard;
+use recover::Recovered;
 use rounds::Rounds;
 use setbacks::Setbacks;
 use spares::Spares;
 use state::State;
 use threads::Threads;
+use trash::Trash;
+
+/// What others know of the pods whose volumes are here. The engine asks while it seals, so an answer waits for nothing.
+pub trait Pods: std::fmt::Debug + Send + Sync {
+    /// The images of a pod's containers; none where they are not known.
+    fn images(&self, pod: &PodUid) -> Vec<String>;
+}
 
 /// How an engine is set up.
 #[derive(Debug, Clone)]
@@ -131,6 +144,8 @@ pub struct Config {
     pub reserve: u64,
     /// Where people's notices go; `None`: nowhere.
     pub notices: Option<Notices>,
+    /// Who knows more of pods than a publish tells; `None`: nobody.
+    pub pods: Option<Arc<dyn Pods>>,
 }
 
 impl Config {
@@ -155,15 +170,19 @@ impl Config {
             uses_unwritten: Duration::from_secs(10 * 60),
             reserve: 64 << 20,
             notices: None,
+            pods: None,
         }
     }
 }
 
-/// How long others wait for the thread for chores because of one chore.
+/// How long others wait for the thread for walks because of one walk.
 const SHARE: Duration = Duration::from_secs(10);
 
 /// How many unmounted filesystems are put away at a time: as fast as 16 callers unmount them on two cores (64 were no faster).
 const FREEZES: usize = 8;
+
+/// How many unmounted claims are put away at a time. Each waits for the disk, and all of them for the write-back of the same pool.
+const CLOSES: usize = 8;
 
 /// How many unmounted volumes may wait for that; the next unpublish waits, too. Each has a descriptor, of which a process may have as few
 /// as some thousands, and when there are no more every call fails.
@@ -181,6 +200,8 @@ struct Inner {
     config: Config,
     /// The kernel's boot id: what is ephemeral is of one boot.
     boot: String,
+    /// And of one mount of the pool's filesystem, where the kernel tells which.
+    superblock: Option<u64>,
     identity: PoolIdentity,
     /// Why this backend.
     reason: String,
@@ -202,12 +223,20 @@ struct Inner {
     pins: Arc<Semaphore>,
     /// Of what claims had mounted.
     watches: UnmountWatches,
-    chores: Threads,
+    closes: Threads,
+    room: Threads,
+    deletes: Threads,
+    walks: Threads,
     looks: Threads,
     syncs: Threads,
     commits: mpsc::UnboundedSender<LayerId>,
     reaper: Notify,
+    /// Something may be there to be measured or merged.
+    walker: Notify,
     rounds: Rounds,
+    trash: Trash,
+    /// The layers that are being merged; none: none are, or the merge is to stop, since nobody but it needs them any more.
+    merging: Mutex<HashSet<LayerId>>,
     /// Stacks whose merge failed.
     unmerged: Setbacks<Vec<LayerId>>,
     /// The lowest layers of stacks whose merge was stopped, for the time that it took.
@@ -257,8 +286,11 @@ impl Inner {
             &self.calls,
             &self.seals,
             &self.freezes,
+            &self.closes,
             &self.syncs,
-            &self.chores,
+            &self.room,
+            &self.deletes,
+            &self.walks,
             &self.looks,
         ] {
             threads.finish();
@@ -267,7 +299,7 @@ impl Inner {
         self.index.close();
     }
 
-    /// How long a chore may take whose length somebody else decides, who may be hostile: until the engine stops, or others have
+    /// How long a walk may take whose length somebody else decides, who may be hostile: until the engine stops, or others have
     /// waited for the thread long enough. It is repeated later.
     fn patience(&self) -> impl Fn() -> bool + '_ {
         self.patience_of(SHARE)
@@ -339,6 +371,30 @@ fn boot_id() -> Result<String> {
         .doing("read the kernel's boot id")
 }
 
+/// Recovers what an earlier process left, and notes a write-back error that no process has noted.
+async fn take_up(
+    inner: &Arc<Inner>,
+    contents: Contents,
+    lost: Option<sys::Error>,
+) -> Result<Recovered> {
+    let engine = inner.clone();
+    let recovered = inner.calls.run(move || {
+        let recovered = recover::recover(&engine, contents)?;
+        match lost {
+            Some(lost) => commit::doom(&engine, &lost),
+            None => commit::finish_doom(&engine)?,
+        }
+        commit::note_unnoted(&engine);
+        if !recovered.changes.is_empty() {
+            engine.commit_index(&recovered.changes)?;
+            crash::point(crash::Point::RecoverIndexed);
+        }
+        let _made_later_if_not_now = engine.keep_reserve();
+        Ok::<_, Error>(recovered)
+    });
+    recovered.await?
+}
+
 impl Engine {
     /// Opens the pool, makes it when it is new, and recovers what an earlier process left. Must run in a tokio runtime.
     pub async fn open(config: Config) -> Result<Self> {
@@ -351,7 +407,6 @@ impl Engine {
         let (commits, sealed) = mpsc::unbounded_channel();
         let seals = threads("seals", 2)?;
         let freezes = threads("freezes", FREEZES)?;
-        let chores = threads("chores", 1)?;
         let looks = threads("looks", 1)?;
         let syncs = threads("syncs", 1)?;
         let opened = calls.run(move || {
@@ -362,6 +417,7 @@ impl Engine {
         let inner = Arc::new(Inner {
             config,
             boot: pool.boot,
+            superblock: sys::superblock(&pool.dirs.root),
             identity: pool.identity,
             reason: pool.reason,
             dirs: pool.dirs,
@@ -379,12 +435,18 @@ impl Engine {
             ends: Ends::default(),
             pins: Arc::new(Semaphore::new(PINS)),
             watches: UnmountWatches::default(),
-            chores,
+            closes: threads("closes", CLOSES)?,
+            room: threads("room", 1)?,
+            deletes: threads("deletes", 1)?,
+            walks: threads("walks", 1)?,
             looks,
             syncs,
             commits,
             reaper: Notify::new(),
+            walker: Notify::new(),
             rounds: Rounds::default(),
+            trash: Trash::default(),
+            merging: Mutex::default(),
             unmerged: Setbacks::default(),
             slow: Setbacks::default(),
             unmeasured: Setbacks::default(),
@@ -399,33 +461,22 @@ impl Engine {
             tasks: TaskTracker::new(),
             runtime: tokio::runtime::Handle::current(),
         });
-        let engine = inner.clone();
-        let (contents, lost) = (pool.contents, pool.lost);
-        let recovered = inner.calls.run(move || {
-            let recovered = recover::recover(&engine, contents)?;
-            match lost {
-                Some(lost) => commit::doom(&engine, &lost),
-                None => commit::finish_doom(&engine)?,
-            }
-            if !recovered.changes.is_empty() {
-                engine.commit_index(&recovered.changes)?;
-                crash::point(crash::Point::RecoverIndexed);
-            }
-            let _made_later_if_not_now = engine.keep_reserve();
-            Ok::<_, Error>(recovered)
-        });
-        let recovered = recovered.await??;
+        let recovered = take_up(&inner, pool.contents, pool.lost).await?;
         inner.tasks.spawn(commit::commit_loop(
             inner.clone(),
             sealed,
             recovered.standing,
         ));
         inner.tasks.spawn(reap::reap_loop(inner.clone()));
+        inner.tasks.spawn(reap::walk_loop(inner.clone()));
         inner.tasks.spawn(watch::watch_loop(inner.clone()));
         if !recovered.kept.is_empty() {
             inner
                 .tasks
                 .spawn(kept::watch(inner.clone(), recovered.kept));
+        }
+        for (layer, below) in recovered.read {
+            seal::keep_while_held(&inner, layer, below, None);
         }
         for left in recovered.leaving {
             ends::begin_soon(&inner, left);
@@ -516,7 +567,7 @@ impl Engine {
     /// Compares index, records, directories and mounts; changes nothing. Empty: all is well.
     pub async fn check(&self) -> Result<Vec<Finding>> {
         let inner = self.inner.clone();
-        self.inner.chores.run(move || check::check(&inner)).await?
+        self.inner.walks.run(move || check::check(&inner)).await?
     }
 
     /// The same for a pool that no driver has open; nothing of it is made, opened for writing or repaired.
@@ -559,6 +610,28 @@ impl Engine {
     #[must_use]
     pub fn backend(&self) -> BackendKind {
         self.inner.backend.kind()
+    }
+
+    /// The same of a pool that cannot be opened; `None`: it does not say.
+    #[must_use]
+    pub fn backend_offline(pool: &Path) -> Option<BackendKind> {
+        open::recorded_backend(pool)
+    }
+
+    /// Whether a pool that cannot be opened takes changes again.
+    pub async fn takes_writes_offline(pool: &Path) -> bool {
+        let pool = pool.to_owned();
+        let touch = async move { Dir::open(&pool).and_then(|pool| pool.touch()).is_ok() };
+        threads::apart("look", touch).await.unwrap_or(false)
+    }
+
+    /// Unmounts whatever is at `target` and removes the mount point, unless it is a staging path: all that can be done for pods that
+    /// end while the pool cannot be opened.
+    pub async fn unmount_offline(target: &Path, staging: bool) -> Result<()> {
+        let target = target.to_owned();
+        let unmount = async move { unpublish::unmount(&target, staging) };
+        let unmounted = threads::apart("unmount", unmount).await;
+        unmounted.unwrap_or(Err(Error::Defect))
     }
 
     /// The engine as a whole.
@@ -630,14 +703,15 @@ impl Engine {
         inner.tasks.wait().await;
         let engine = inner.clone();
         let job = move || {
-            // Looked at here, after whatever is still being deleted: written before, it would be brought back.
+            // Looked at here, after whatever is still being deleted or merged: written before, it would be brought back.
+            let _one_at_a_time = engine.collector.lock();
             let mut uses = reap::last_uses(&engine);
             uses.extend(claims::tidy::uses(&engine));
             if let Err(error) = engine.commit_index(&uses) {
                 tracing::warn!(%error, "when artifacts were last used is not remembered");
             }
         };
-        if inner.chores.run(job).await.is_err() {
+        if inner.room.run(job).await.is_err() {
             tracing::debug!("closed twice");
         }
         let engine = inner.clone();

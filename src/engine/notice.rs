@@ -82,7 +82,7 @@ pub enum NotCommitted {
     Damaged,
     /// Its directory vanished from the pool.
     Lost,
-    /// The node was switched off or rebooted before it was sealed and on the disk.
+    /// The node was switched off or rebooted, or the pool's filesystem unmounted, before it was sealed and on the disk.
     Rebooted,
     /// A seal is a copy here, and there was no room for it in time.
     NoRoom {
@@ -121,7 +121,9 @@ impl fmt::Display for NotCommitted {
             Self::Refused(why) => write!(f, "its content cannot be sealed: {why}"),
             Self::Damaged => f.write_str("the disk failed to write back data while it existed"),
             Self::Lost => f.write_str("its directory is gone from the pool"),
-            Self::Rebooted => f.write_str("the node was rebooted before it was sealed"),
+            Self::Rebooted => f.write_str(
+                "the node was rebooted, or the pool's filesystem unmounted, before it was sealed",
+            ),
             Self::NoRoom { waited } => {
                 let waited = humantime::format_duration(*waited);
                 write!(
@@ -211,6 +213,7 @@ mod tests {
             pod: Pod {
                 uid: "u".parse().expect("a uid"),
                 name: name.to_owned(),
+                service_account: None,
             },
             what: What::SizeLimitNotEnforced { why: String::new() },
         }

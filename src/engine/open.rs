@@ -10,10 +10,11 @@ use super::clock::Clock;
 use super::crash::{Point, point};
 use super::error::{Doing, Error, Result};
 use super::{Config, boot_id, random, rebuild};
-use crate::backend::{self, Backend, BackendKind, Chosen, Wanted, tree};
+use crate::backend::{self, Backend, BackendKind, Chosen, Wanted};
 use crate::model::{LayerId, layout};
 use crate::store::{self, Contents, Index, PoolDirs, PoolIdentity};
 use crate::sys::{self, Dir};
+use crate::tree;
 
 /// A pool, opened but not yet recovered.
 pub(super) struct Opened {
@@ -105,6 +106,13 @@ fn kept_backend(
         )),
         _ => Ok(kind),
     }
+}
+
+/// The backend of a pool, as far as it says which.
+pub(super) fn recorded_backend(pool: &Path) -> Option<BackendKind> {
+    let identity = Dir::open(pool).ok().map(|root| PoolIdentity::read(&root));
+    let backend = identity?.ok()??.backend;
+    serde_json::from_value(backend.into()).ok()
 }
 
 /// A directory that does not say which pool it is must not be one: its layers are of a backend that is not known any more.
@@ -214,7 +222,15 @@ fn remember_lost(dirs: &PoolDirs, error: &sys::Error) {
             until,
             unfinished: true,
         };
-        store::write_doom(&dirs.root, &doom).doing("remember that a write was lost")
+        let write = || store::write_doom(&dirs.root, &doom);
+        let written = match write() {
+            // The reserve is made again by a round that finds room.
+            Err(error) if error.is_full() && dirs.root.remove_file(layout::RESERVE).is_ok() => {
+                write()
+            }
+            written => written,
+        };
+        written.doing("remember that a write was lost")
     });
     point(Point::DoomNoted);
     tracing::error!(%error, "the disk failed to write back data while no driver was there to hear of it");

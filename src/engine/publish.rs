@@ -101,8 +101,8 @@ async fn attempt(
 }
 
 /// Waits for garbage to be collected, so that a publish that found no room has its turn and does not fail while others fill the pool
-/// faster than it is emptied. Says whether it may come back after one more attempt: `false` when there was nothing to evict since `gone`
-/// was counted, when it has waited for long, or when the engine is closing.
+/// faster than it is emptied. Says whether it may come back after one more attempt: `false` when there was nothing to evict or delete since
+/// `gone` was counted, when it has waited for long, or when the engine is closing.
 async fn make_room(
     inner: &Arc<Inner>,
     failed: &Result<Published>,
@@ -225,9 +225,7 @@ fn pin(
         None => (None, None, Vec::new()),
     };
     let now = inner.clock.now();
-    if let Some(sealed) = parent.and_then(|id| state.artifacts.get_mut(&id)) {
-        sealed.artifact.last_used = now;
-        let id = sealed.artifact.id;
+    if let Some(id) = parent.filter(|id| state.artifacts.used(id, now)) {
         state.used.entry(id).or_insert(now);
         state.wanted.insert(request.volume.clone(), id);
     }
@@ -235,6 +233,7 @@ fn pin(
         format: VolumeRecord::FORMAT,
         id: request.volume.clone(),
         boot: inner.boot.clone(),
+        superblock: inner.superblock,
         created: now,
         tenant: request.tenant.clone(),
         pod: request.pod.clone(),
@@ -354,39 +353,35 @@ struct Place {
 }
 
 impl Place {
-    /// Makes `volumes/<id>`: of a spare if there is one. What is there under that name is no volume we know of, so it is rubbish.
+    /// Makes `volumes/<id>`: of a spare if there is one.
     fn make(inner: &Inner, record: &VolumeRecord) -> Result<Self> {
         let volumes = &inner.dirs.volumes;
-        let spare = spares::take(inner, record);
-        let enter = || match &spare {
-            Some(spare) => inner.dirs.spares.rename(&spare.name, volumes, &record.id),
-            None => volumes.create_dir(&record.id, 0o700),
-        };
-        let made = match enter() {
-            Err(error) if error.is(Errno::EEXIST) => inner
-                .throw_away(volumes, record.id.as_ref())
-                .and_then(|_| enter()),
-            result => result,
-        };
-        if let Err(error) = made {
-            if let Some(spare) = spare {
-                inner.spares.give_back(spare, record);
+        if let Some(spare) = spares::take(inner, record) {
+            let rename = || inner.dirs.spares.rename(&spare.name, volumes, &record.id);
+            match enter(inner, record, rename) {
+                Ok(()) => {
+                    return Ok(Self {
+                        dir: spare.dir.moved(volumes.path().join(&record.id)),
+                        made: Some((spare.record, spare.stage)),
+                    });
+                }
+                // The volume is made as if there had been no spare.
+                Err(error) if error.is(Errno::ENOENT) => spares::is_missing(inner, spare, &error),
+                Err(error) => {
+                    inner.spares.give_back(spare, record);
+                    return Err(error).doing("make the volume's directory");
+                }
             }
-            return Err(error).doing("make the volume's directory");
         }
-        let Some(spare) = spare else {
-            let dir = volumes.open_beneath(&record.id).inspect_err(|_| {
-                // The first error is the one to tell; a directory that stays is swept at the next start.
-                let _ = volumes.remove_dir(&record.id);
-            });
-            return Ok(Self {
-                dir: dir.doing("open the volume's directory")?,
-                made: None,
-            });
-        };
+        let create = || volumes.create_dir(&record.id, 0o700);
+        enter(inner, record, create).doing("make the volume's directory")?;
+        let dir = volumes.open_beneath(&record.id).inspect_err(|_| {
+            // The first error is the one to tell; a directory that stays is swept at the next start.
+            let _ = volumes.remove_dir(&record.id);
+        });
         Ok(Self {
-            dir: spare.dir.moved(volumes.path().join(&record.id)),
-            made: Some((spare.record, spare.stage)),
+            dir: dir.doing("open the volume's directory")?,
+            made: None,
         })
     }
 
@@ -432,6 +427,20 @@ impl Place {
             .doing("mount the volume")?;
         let point = sys::mount_point(mount.as_fd()).doing("look at the new mount")?;
         Ok((mount, point.id))
+    }
+}
+
+/// Has a directory enter `volumes/` under the volume's id. What is there under that name is no volume we know of, so it is rubbish.
+fn enter(
+    inner: &Inner,
+    record: &VolumeRecord,
+    attempt: impl Fn() -> sys::Result<()>,
+) -> sys::Result<()> {
+    match attempt() {
+        Err(error) if error.is(Errno::EEXIST) => inner
+            .throw_away(&inner.dirs.volumes, record.id.as_ref())
+            .and_then(|_| attempt()),
+        result => result,
     }
 }
 

@@ -1,125 +1,284 @@
 //! Reap: what nobody needs any more goes, and what is left is kept in shape.
 //!
-//! Everything here runs on the one thread for chores, slowly and in this order: expired and unnamed artifacts, layers that
-//! nothing refers to and the trash, sizes that are not known yet, eviction when room is short, ends that were put off, the
-//! reserve; then stacks that grew long (`flatten`). An artifact leaves the index before its layers leave their place; a
-//! layer leaves its place before it is deleted.
+//! What frees space runs in rounds, on a thread of its own and in this order: expired and unnamed artifacts, layers that nothing
+//! refers to, the trash, eviction when room is short, ends that were put off, the reserve. How long a round takes no tenant decides:
+//! a call that found no room waits for it. What walks their trees runs after each round, on the thread for walks: sizes that are not
+//! known yet, then stacks that grew long (`flatten`). An artifact leaves the index before its layers leave their place; a layer leaves
+//! its place before it is deleted.
 
 use std::collections::HashSet;
 use std::path::Path;
 use std::sync::Arc;
 use std::sync::atomic::Ordering;
+use std::time::{Duration, Instant};
 
+use super::artifacts::Sealed;
 use super::crash::{Point, point};
 use super::error::{Doing, Error, Result};
-use super::state::{Sealed, State};
+use super::state::State;
 use super::types::Reaped;
-use super::{Inner, claims, commit, flatten, spares, unpublish};
+use super::{Inner, SHARE, claims, commit, flatten, spares, trash, unpublish};
 use crate::backend;
 use crate::model::{Artifact, ArtifactId, Candidate, LayerId, Name, Usage, evict, garbage, layout};
 use crate::store::{self, Change};
 use crate::sys::{Errno, Space};
 
+/// The collector rests this long per artifact between two rounds. Each commit asks for a round, and
+/// a round looks at every artifact several times: this bounds its share of a processor.
+const REST: Duration = Duration::from_micros(30);
+
+/// How long the collector pauses after a round that failed and freed nothing.
+const PAUSE: Duration = Duration::from_secs(1);
+
+/// How long a round deletes, before it evicts and after. The next one goes on, at once.
+const SLICE: Duration = Duration::from_millis(250);
+
 /// Reaps whenever there is reason to, and now and then without.
 pub(super) async fn reap_loop(inner: Arc<Inner>) {
+    let mut rested = Instant::now();
     loop {
         tokio::select! {
-            () = inner.reaper.notified() => {}
+            () = wanted(&inner, rested) => {}
             () = tokio::time::sleep(inner.config.reap_interval) => {}
             () = inner.stop.cancelled() => return,
         }
-        match reap(&inner).await {
-            Ok(done) if done.expired + done.evicted + done.flattened > 0 => {
-                tracing::info!(
-                    expired = done.expired,
-                    evicted = done.evicted,
-                    deleted = done.deleted,
-                    flattened = done.flattened,
-                    "collected garbage"
-                );
-            }
-            Ok(_) => {}
+        let engine = inner.clone();
+        let round = match inner.room.run(move || round(&engine)).await {
+            Ok(round) => round,
             Err(Error::ShuttingDown) => return,
-            Err(error) => {
-                tracing::error!(%error, "garbage collection failed; it is tried again later");
+            Err(error) => Round::failed(error),
+        };
+        round.tell();
+        if round.came_to_nothing() {
+            // On a full disk a round asks for the next one: without a pause they would never end.
+            tokio::select! {
+                () = tokio::time::sleep(PAUSE) => {}
+                () = inner.stop.cancelled() => return,
             }
+        }
+        rested = Instant::now();
+        if round.more {
+            inner.wake_reaper();
+        } else {
+            let artifacts = inner.state.lock().artifacts.len();
+            rested += REST.saturating_mul(u32::try_from(artifacts).unwrap_or(u32::MAX));
+        }
+        inner.walker.notify_one();
+    }
+}
+
+/// Measures and merges after rounds; one that comes meanwhile does not wait for it.
+pub(super) async fn walk_loop(inner: Arc<Inner>) {
+    loop {
+        tokio::select! {
+            () = inner.walker.notified() => {}
+            () = inner.stop.cancelled() => return,
+        }
+        let engine = inner.clone();
+        let walk = move || {
+            let measured = measure_layers(&engine);
+            let merges = flatten::flatten(&engine);
+            // What is left of merges, also of those that came to nothing, is to be deleted; and what is evicted is chosen by its size.
+            let is_for_a_round =
+                merges.tried > 0 || matches!(measured, Ok(1..)) && is_nearly_full(&engine);
+            let failure = measured.err().or(merges.result.err());
+            if failure.is_some() {
+                engine.short.store(true, Ordering::SeqCst);
+            }
+            (is_for_a_round, merges.done, failure)
+        };
+        let (is_for_a_round, flattened, failure) = match inner.walks.run(walk).await {
+            Ok(walked) => walked,
+            Err(Error::ShuttingDown) => return,
+            Err(error) => (false, 0, Some(error)),
+        };
+        if flattened > 0 {
+            tracing::info!(flattened, "merged layers of stacks that grew long");
+        }
+        if let Some(error) = failure {
+            tracing::error!(%error, "layers could not be measured or merged; it is tried again later");
+        }
+        if is_for_a_round {
+            inner.wake_reaper();
         }
     }
 }
 
-/// One round of everything.
-pub(super) async fn reap(inner: &Arc<Inner>) -> Result<Reaped> {
-    let engine = inner.clone();
-    inner.chores.run(move || round(&engine)).await?
+/// Waits for a reason to collect garbage, and then until `rested`. A call that waits for room ends
+/// the rest.
+async fn wanted(inner: &Inner, rested: Instant) {
+    let mut is_asked_for = false;
+    loop {
+        tokio::select! {
+            () = inner.reaper.notified() => is_asked_for = true,
+            () = tokio::time::sleep_until(rested.into()), if is_asked_for => return,
+        }
+        if !inner.asked.lock().is_empty() {
+            return;
+        }
+    }
 }
 
-/// All steps, each of them also when the one before it failed: on a full disk it is the later ones that make room. The
-/// first failure is the answer.
-fn round(inner: &Arc<Inner>) -> Result<Reaped> {
-    let _one_at_a_time = inner.collector.lock();
-    let mut counted = inner.rounds.begin();
-    inner.short.store(false, Ordering::SeqCst);
-    let mut failure = None;
-    let mut step = |result: Result<usize>| {
-        result.unwrap_or_else(|error| {
-            tracing::debug!(%error, "a step of garbage collection failed");
-            failure.get_or_insert(error);
-            0
-        })
-    };
-    let mut done = Reaped {
-        expired: step(collect_garbage(inner)),
-        ..Reaped::default()
-    };
-    let (expired, tidied) = claims::tidy::tidy(inner);
-    done.expired += expired;
-    step(tidied.map(|()| 0));
-    done.deleted = step(empty_trash(inner));
-    // What is evicted is chosen by its size. After the trash: what only waited to be deleted is no reason to evict anything.
-    step(measure_layers(inner));
-    step(remember_uses(inner));
-    done.evicted = step(make_room(inner));
-    if done.evicted > 0 {
-        done.deleted += step(empty_trash(inner));
+fn is_nearly_full(inner: &Inner) -> bool {
+    let space = inner.dirs.root.space();
+    space.is_ok_and(|space| above(&space, inner.config.high_watermark))
+}
+
+/// Everything, until all that can be deleted is; each step also when the one before it failed. The first failure is the answer.
+pub(super) async fn reap(inner: &Arc<Inner>) -> Result<Reaped> {
+    let mut all = Round::default();
+    rounds(inner, &mut all).await?;
+    let engine = inner.clone();
+    let measured = inner.walks.run(move || measure_layers(&engine)).await?;
+    // What is evicted is chosen by its size.
+    if all.step(measured) > 0 {
+        rounds(inner, &mut all).await?;
     }
-    // There is room again, if there is any: what was put off can begin.
-    step(unpublish::promise_abandoned(inner));
-    let is_reserved = inner.keep_reserve();
-    let merges = flatten::flatten(inner);
-    done.flattened = merges.done;
-    step(merges.result.map(|()| 0));
-    // Also what is left of merges that came to nothing.
+    let engine = inner.clone();
+    let merges = inner.walks.run(move || flatten::flatten(&engine)).await?;
+    all.done.flattened = merges.done;
+    all.step(merges.result.map(|()| 0));
     if merges.tried > 0 {
-        done.deleted += step(empty_trash(inner));
+        rounds(inner, &mut all).await?;
     }
-    done.held = step(held(inner));
-    counted.gone(done.expired + done.evicted);
-    if failure.is_some() || !is_reserved || inner.state.lock().has_put_off() {
+    if all.failure.is_some() {
         inner.short.store(true, Ordering::SeqCst);
     }
-    failure.map_or(Ok(done), Err)
+    all.failure.map_or(Ok(all.done), Err)
 }
 
-/// How much of the trash could not be deleted.
-fn held(inner: &Inner) -> Result<usize> {
-    Ok(inner.dirs.trash.entries().doing("read trash/")?.len())
+/// Rounds until there is nothing left to be done, or nothing has been deleted for long.
+async fn rounds(inner: &Arc<Inner>, all: &mut Round) -> Result<()> {
+    let mut deleted = Instant::now();
+    loop {
+        let engine = inner.clone();
+        let round = inner.room.run(move || round(&engine)).await?;
+        if round.done.deleted > 0 {
+            deleted = Instant::now();
+        }
+        let more = round.more && deleted.elapsed() < SHARE;
+        all.add(round);
+        if !more || inner.stop.is_cancelled() {
+            return Ok(());
+        }
+    }
+}
+
+/// What came of a round.
+#[derive(Default)]
+struct Round {
+    done: Reaped,
+    /// Whether the next one should come at once.
+    more: bool,
+    /// The first failure.
+    failure: Option<Error>,
+}
+
+impl Round {
+    /// What came of one of its steps.
+    fn step(&mut self, result: Result<usize>) -> usize {
+        result.unwrap_or_else(|error| {
+            tracing::debug!(%error, "a step of garbage collection failed");
+            self.failure.get_or_insert(error);
+            0
+        })
+    }
+
+    fn add(&mut self, round: Self) {
+        self.done.expired += round.done.expired;
+        self.done.evicted += round.done.evicted;
+        self.done.deleted += round.done.deleted;
+        self.done.held = round.done.held;
+        self.failure = self.failure.take().or(round.failure);
+    }
+
+    /// One that ended by a defect.
+    fn failed(error: Error) -> Self {
+        Self {
+            failure: Some(error),
+            ..Self::default()
+        }
+    }
+
+    fn came_to_nothing(&self) -> bool {
+        let gone = self.done.expired + self.done.evicted + self.done.deleted;
+        self.failure.is_some() && gone == 0
+    }
+
+    fn tell(&self) {
+        let done = &self.done;
+        if let Some(error) = &self.failure {
+            tracing::error!(%error, "garbage collection failed; it is tried again later");
+        } else if done.expired + done.evicted > 0 {
+            tracing::info!(
+                expired = done.expired,
+                evicted = done.evicted,
+                deleted = done.deleted,
+                "collected garbage"
+            );
+        }
+    }
+}
+
+/// All steps, each of them also when the one before it failed: on a full disk it is the later ones that make room.
+fn round(inner: &Arc<Inner>) -> Round {
+    let mut counted = inner.rounds.begin();
+    inner.short.store(false, Ordering::SeqCst);
+    let mut round = Round::default();
+    {
+        let _one_at_a_time = inner.collector.lock();
+        round.done.expired = round.step(collect_garbage(inner));
+        let (expired, tidied) = claims::tidy::tidy(inner);
+        round.done.expired += expired;
+        round.step(tidied.map(|()| 0));
+        round.step(trash_unused_layers(inner).map(|()| 0));
+        round.step(remember_uses(inner));
+    }
+    // What only waited to be deleted is no reason to evict anything.
+    let mut freed = empty_trash(inner, &mut round);
+    {
+        let _one_at_a_time = inner.collector.lock();
+        round.done.evicted = round.step(make_room(inner));
+    }
+    if round.done.evicted > 0 {
+        freed |= empty_trash(inner, &mut round);
+    }
+    // There is room again, if there is any: what was put off can begin.
+    round.step(unpublish::promise_abandoned(inner));
+    let is_reserved = inner.keep_reserve();
+    round.done.held = round.step(trash::held(inner));
+    counted.gone(round.done.expired + round.done.evicted + usize::from(freed));
+    if round.failure.is_some() || !is_reserved || inner.state.lock().has_put_off() {
+        inner.short.store(true, Ordering::SeqCst);
+    }
+    round
+}
+
+/// Deletes for a while; whether room may have come free of what others needed no more.
+fn empty_trash(inner: &Inner, round: &mut Round) -> bool {
+    let emptied = trash::empty(inner, Instant::now() + SLICE);
+    let emptied = emptied.unwrap_or_else(|error| {
+        round.step(Err(error));
+        trash::Emptied::default()
+    });
+    round.done.deleted += emptied.deleted;
+    round.more = emptied.more;
+    emptied.freed
 }
 
 /// Artifacts that expired, or whose name moved on.
 fn collect_garbage(inner: &Inner) -> Result<usize> {
     let now = inner.clock.now();
-    let gone = {
-        let state = inner.state.lock();
-        let in_use = state.artifacts_in_use();
-        let durable = state.artifacts.values().filter(|sealed| sealed.durable);
-        // Most have their name, and everybody waits meanwhile: a name is looked up for the others only.
-        let named: HashSet<ArtifactId> = state.names.values().copied().collect();
-        let candidates = durable.map(|Sealed { artifact, .. }| Candidate {
-            artifact,
-            named: named.contains(&artifact.id) || !state.is_superseded(artifact),
-        });
-        garbage(candidates, &in_use, now)
-    };
+    let in_use = inner.state.lock().artifacts_in_use();
+    let mut gone = Vec::new();
+    inner.look_at_artifacts(|state, sealed| {
+        let artifact = &sealed.artifact;
+        if sealed.durable {
+            let named = !state.is_superseded(artifact);
+            let candidate = Candidate { artifact, named };
+            gone.extend(garbage(std::iter::once(candidate), &in_use, now));
+        }
+    });
     remove(inner, &gone).map(|removed| removed.artifacts)
 }
 
@@ -128,6 +287,7 @@ fn collect_garbage(inner: &Inner) -> Result<usize> {
 fn make_room(inner: &Inner) -> Result<usize> {
     let asked = std::mem::take(&mut *inner.asked.lock());
     let space = inner.dirs.root.space().doing("ask for the pool's room")?;
+    let space = with_what_comes(inner, space);
     // Looks at everything, so only where it decides something. What nobody has come to measure yet may be any size.
     let decides = asked.iter().any(|bytes| *bytes > 0);
     let evictable = if decides {
@@ -176,11 +336,13 @@ fn make_room(inner: &Inner) -> Result<usize> {
             .filter(|sealed| sealed.durable)
             .map(|sealed| &sealed.artifact);
         let cost = |layer: LayerId| {
-            let usage = state.usage.get(&layer).copied().unwrap_or_default();
-            if short_of_inodes {
-                usage.files + usage.directories
-            } else {
-                usage.bytes
+            match state.usage.get(&layer) {
+                Some(usage) if short_of_inodes => usage.files + usage.directories,
+                Some(usage) => usage.bytes,
+                // It cannot be measured.
+                None if inner.unmeasured.has(&layer) => 0,
+                // It is not measured yet. It may be enough: the next round knows.
+                None => u64::MAX,
             }
         };
         let inodes = excess(space.inodes, space.inodes_free, inner.config.low_watermark);
@@ -201,6 +363,20 @@ fn make_room(inner: &Inner) -> Result<usize> {
     let removed = remove(inner, &gone)?;
     inner.counters.evicted(removed.artifacts, removed.bytes);
     Ok(removed.artifacts)
+}
+
+/// The pool's room, and that of layers which wait to be deleted: nothing need go for what comes free anyway.
+fn with_what_comes(inner: &Inner, space: Space) -> Space {
+    let (bytes, inodes) = inner.trash.coming();
+    let used = space.bytes.saturating_sub(space.bytes_free);
+    let bytes = bytes.min(used);
+    let used = space.inodes.saturating_sub(space.inodes_free);
+    Space {
+        bytes_free: space.bytes_free + bytes,
+        bytes_available: space.bytes_available + bytes,
+        inodes_free: space.inodes_free + inodes.min(used),
+        ..space
+    }
 }
 
 /// How many bytes would come free if all went that nobody uses; a layer that is not measured yet counts as `unmeasured`, and one that
@@ -255,14 +431,18 @@ fn remove(inner: &Inner, ids: &[ArtifactId]) -> Result<Removed> {
         return Ok(Removed::default());
     }
     let artifacts = || removed.iter().map(|(artifact, _)| artifact);
-    let layers = unreferenced(inner, artifacts().flat_map(|artifact| &artifact.layers));
+    let layers = artifacts().flat_map(|artifact| &artifact.layers);
+    let layers = inner.state.lock().unreferenced(layers);
+    let layers: Vec<LayerId> = layers.into_iter().collect();
+    flatten::stop_merging(inner, artifacts().flat_map(|artifact| &artifact.layers));
     let mut changes = Vec::new();
     let named_as_indexed = inner.naming.lock();
     {
         let state = inner.state.lock();
         for artifact in artifacts() {
             changes.push(Change::RemoveArtifact(artifact.id));
-            if !state.names.contains_key(&artifact.name()) {
+            // The index has no later owner of the name yet: the name would dangle there.
+            if !state.is_name_indexed(&artifact.name()) {
                 changes.push(Change::RemoveName(artifact.name()));
             }
         }
@@ -312,7 +492,7 @@ pub(super) async fn destroy(inner: &Arc<Inner>, name: Name) -> Result<()> {
             })
             .await?;
         let (engine, name) = (inner.clone(), name.clone());
-        let destroyed = inner.chores.run(move || destroy_now(&engine, name));
+        let destroyed = inner.room.run(move || destroy_now(&engine, name));
         if destroyed.await?? {
             inner.wake_reaper();
             return Ok(());
@@ -351,56 +531,24 @@ fn destroy_now(inner: &Inner, name: Name) -> Result<bool> {
     Ok(true)
 }
 
-fn unreferenced<'a>(inner: &Inner, layers: impl Iterator<Item = &'a LayerId>) -> Vec<LayerId> {
-    let state = inner.state.lock();
-    let referenced = state.referenced_layers();
-    let free =
-        layers.filter(|layer| !referenced.contains(layer) && !state.leaving.contains_key(layer));
-    let distinct: HashSet<LayerId> = free.copied().collect();
-    distinct.into_iter().collect()
-}
-
 /// Moves those of these layers that nothing refers to into the trash; what they were last found to cost.
 pub(super) fn trash_unreferenced(inner: &Inner, layers: &[LayerId]) -> u64 {
     let mut bytes = 0;
-    for layer in unreferenced(inner, layers.iter()) {
+    let free = inner.state.lock().unreferenced(layers.iter());
+    for layer in free {
         let name = layer.to_string();
         let usage = inner.state.lock().usage.remove(&layer);
         bytes += usage.map_or(0, |usage| usage.bytes);
         spares::forget(inner, &layer);
-        match inner.throw_away(&inner.dirs.layers, name.as_ref()) {
+        match inner.trash.throw_away(inner, &name, usage) {
             Err(error) if error.is(Errno::ENOENT) => {}
             Err(error) => {
                 tracing::error!(%layer, %error, "an unused layer stays until the next start");
             }
-            Ok(_) => point(Point::CollectTrashed),
+            Ok(()) => point(Point::CollectTrashed),
         }
     }
     bytes
-}
-
-/// Deletes what lies in the trash and is nobody's any more; how much that was.
-fn empty_trash(inner: &Inner) -> Result<usize> {
-    trash_unused_layers(inner)?;
-    let mut deleted = 0;
-    for entry in inner.dirs.trash.entries().doing("read trash/")? {
-        if inner.stop.is_cancelled() {
-            break;
-        }
-        let key: Option<LayerId> = entry.name.to_str().and_then(|name| name.parse().ok());
-        if key.is_some_and(|key| inner.state.lock().leaving.contains_key(&key)) {
-            continue;
-        }
-        match delete(inner, Path::new(&entry.name)) {
-            Ok(true) => deleted += 1,
-            Ok(false) => {}
-            Err(error) => {
-                let path = inner.dirs.trash.path().join(&entry.name);
-                tracing::error!(path = %path.display(), %error, "could not be deleted");
-            }
-        }
-    }
-    Ok(deleted)
 }
 
 /// Layers that volumes were the last to refer to: they could not go with their artifact.
@@ -410,48 +558,27 @@ fn trash_unused_layers(inner: &Inner) -> Result<()> {
         .iter()
         .filter_map(|entry| entry.name.to_str()?.parse().ok())
         .collect();
-    inner.counters.freed(trash_unreferenced(inner, &layers));
-    Ok(())
-}
-
-/// Deletes one thing in the trash, unless somebody holds it open.
-fn delete(inner: &Inner, name: &Path) -> Result<bool> {
-    let trash = &inner.dirs.trash;
-    let in_use = match trash.open_beneath(name) {
-        // Only a volume's top can be mounted; a layer comes here when nothing that may be mounted refers to it.
-        Ok(dir) if dir.has(layout::VOLUME_JSON).doing("look into the trash")? => inner
-            .backend
-            .in_use(&dir)
-            .doing("ask whether what is in the trash is in use")?,
-        // A layer, or a stray file.
-        _ => false,
-    };
-    if in_use {
-        return Ok(false);
+    // In batches: other threads take the state in between.
+    for some in layers.chunks(256) {
+        inner.counters.freed(trash_unreferenced(inner, some));
     }
-    inner
-        .backend
-        .delete(trash, name, &inner.patience())
-        .doing("delete what is in the trash")?;
-    Ok(true)
+    Ok(())
 }
 
 /// Finds out what layers cost, and remembers it; how many were new. One at which that fails is left alone for a while: it may have been
 /// walked to its last directory, and would be in every round.
 fn measure_layers(inner: &Inner) -> Result<usize> {
-    let mut changes = Vec::new();
+    let mut measured = Vec::new();
     let mut failure = confirm_layers(inner).err();
-    let due: Vec<LayerId> = {
+    let waiting = {
         let state = inner.state.lock();
-        let waiting = inner.unmeasured.waiting(state.stacks().flatten());
-        let layers: HashSet<LayerId> = state.stacks().flatten().copied().collect();
-        let is_due =
-            |layer: &LayerId| !state.usage.contains_key(layer) || inner.unmeasured.has(layer);
-        layers
-            .into_iter()
-            .filter(|layer| !waiting.contains(layer) && is_due(layer))
-            .collect()
+        inner.unmeasured.waiting(|layer| state.is_stacked(layer))
     };
+    let is_due = |state: &State, layer: &LayerId| {
+        let is_known = state.usage.contains_key(layer) && !inner.unmeasured.has(layer);
+        !is_known && !waiting.contains(layer)
+    };
+    let due = durable_layers(inner, is_due);
     for layer in due {
         if inner.stop.is_cancelled() {
             break;
@@ -459,8 +586,13 @@ fn measure_layers(inner: &Inner) -> Result<usize> {
         match measure_layer(inner, layer) {
             Ok(Some(usage)) => {
                 inner.unmeasured.forget(&layer);
-                inner.state.lock().usage.insert(layer, usage);
-                changes.push(Change::PutLayer(layer, usage));
+                let _one_at_a_time = inner.collector.lock();
+                // What went meanwhile was not measured whole.
+                let is_there = inner.dirs.layers.has(layer.to_string());
+                if is_there.doing("look for a layer")? {
+                    inner.state.lock().usage.insert(layer, usage);
+                    measured.push((layer, usage));
+                }
             }
             Ok(None) if inner.stop.is_cancelled() => break,
             Ok(None) => drop(inner.unmeasured.put_off(&layer)),
@@ -471,12 +603,35 @@ fn measure_layers(inner: &Inner) -> Result<usize> {
             }
         }
     }
-    let measured = changes.len();
-    if measured > 0 {
+    if !measured.is_empty() {
+        let _one_at_a_time = inner.collector.lock();
+        {
+            // The index does not hear of what went since.
+            let state = inner.state.lock();
+            measured.retain(|(layer, _)| state.usage.contains_key(layer));
+        }
+        let layers = measured.iter().copied();
+        let layers = layers.map(|(layer, usage)| Change::PutLayer(layer, usage));
+        let mut changes: Vec<Change> = layers.collect();
         changes.extend(last_uses(inner));
         inner.commit_index(&changes)?;
     }
-    failure.map_or(Ok(measured), Err)
+    failure.map_or(Ok(measured.len()), Err)
+}
+
+/// The layers of everything that is durable, if they `fit`.
+fn durable_layers(inner: &Inner, fit: impl Fn(&State, &LayerId) -> bool) -> HashSet<LayerId> {
+    let mut layers = HashSet::new();
+    inner.look_at_artifacts(|state, sealed| {
+        if sealed.durable {
+            let fitting = sealed.artifact.layers.iter();
+            layers.extend(fitting.filter(|layer| fit(state, layer)));
+        }
+    });
+    let state = inner.state.lock();
+    let others = state.other_stacks().flatten();
+    layers.extend(others.filter(|layer| fit(&state, layer)));
+    layers
 }
 
 /// Says in the layers that the index names that it does, where that is missing: once in the life of this process, since a power cut takes a
@@ -485,15 +640,19 @@ fn confirm_layers(inner: &Inner) -> Result<()> {
     if inner.confirmed.load(Ordering::SeqCst) {
         return Ok(());
     }
-    let named: HashSet<LayerId> = inner.state.lock().stacks().flatten().copied().collect();
+    let named = durable_layers(inner, |_, _| true);
     let confirm = |layer: LayerId| {
         let record = Path::new(&layer.to_string()).join(layout::SEALING_JSON);
         match inner.dirs.layers.has(&record) {
             Err(error) if error.is_no_directory() => Ok(()),
             Ok(false) => Ok(()),
-            found => found
-                .doing("look at a layer")
-                .and_then(|_| commit::confirm(inner, layer)),
+            found => found.doing("look at a layer").and_then(|_| {
+                match commit::confirm(inner, layer) {
+                    // It went meanwhile.
+                    Err(Error::System { source, .. }) if source.is(Errno::ENOENT) => Ok(()),
+                    confirmed => confirmed,
+                }
+            }),
         }
     };
     let (mut failure, mut confirmed) = (None, true);
@@ -663,6 +822,38 @@ impl Inner {
 #[cfg(test)]
 mod tests {
     use super::*;
+    use crate::backend::BackendKind;
+    use crate::engine::{Config, Engine};
+
+    #[tokio::test]
+    async fn after_a_round_only_a_call_that_waits_for_room_starts_the_next_at_once() {
+        let folder = tempfile::tempdir().expect("a temporary folder");
+        let mut config = Config::new(folder.path().join("pool"));
+        config.backend = Some(BackendKind::Copy);
+        let engine = Engine::open(config).await.expect("it opens");
+        let inner = &engine.inner;
+        // Ends the collector's own loop: this test waits in its place.
+        inner.stop.cancel();
+        inner.tasks.close();
+        inner.tasks.wait().await;
+        inner.asked.lock().clear();
+
+        inner.wake_reaper();
+        wanted(inner, Instant::now()).await;
+        let rests = wanted(inner, Instant::now() + Duration::from_secs(3600));
+        tokio::pin!(rests);
+        assert!(futures_util::poll!(&mut rests).is_pending());
+        inner.wake_reaper();
+        assert!(futures_util::poll!(&mut rests).is_pending(), "it rests");
+        inner.ask_for_room(0);
+        rests.await;
+        inner.asked.lock().clear();
+
+        // A reason that came during the rest is not forgotten at its end.
+        inner.wake_reaper();
+        wanted(inner, Instant::now() + Duration::from_millis(1)).await;
+        engine.shutdown().await;
+    }
 
     #[test]
     fn excess_is_what_lies_above_the_watermark() {

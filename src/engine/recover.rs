@@ -35,6 +35,8 @@ pub(super) struct Recovered {
     pub(super) kept: Vec<Kept>,
     /// Promises whose seals are over, and that could not be taken back.
     pub(super) standing: Vec<Standing>,
+    /// Layers that were volumes which a process still reads, and what those were mounted over.
+    pub(super) read: Vec<(LayerId, Vec<LayerId>)>,
 }
 
 /// Fills an empty state.
@@ -112,25 +114,14 @@ fn recover_index(
     recovered.changes.extend(gone);
     let (claims, snapshots) = (contents.claims, contents.snapshots);
     claims::recover::recover_index(inner, claims, snapshots, contents.groups, on_disk, state);
-    state.artifacts = artifacts
-        .into_iter()
-        .map(|(id, artifact)| {
-            (
-                id,
-                super::state::Sealed {
-                    artifact,
-                    durable: true,
-                },
-            )
-        })
-        .collect();
+    state.artifacts = artifacts.into_values().collect();
 }
 
 /// What a directory that should hold a volume holds.
 enum Holds {
     /// A volume of this boot.
     Volume(Box<VolumeRecord>),
-    /// One of another boot, which nobody has any more.
+    /// One of another boot, or of an earlier mount of the pool's filesystem, which nobody has any more.
     Stale(Box<VolumeRecord>),
     /// Nothing that says what it is: never a volume, or one whose record was damaged.
     Rubbish(Unreadable),
@@ -143,13 +134,15 @@ fn read(inner: &Inner, dir: &Dir) -> Result<Holds> {
         Err(error) if !error.is_of_this_process() => Holds::Unknown(error),
         record => match record.doing("read a volume's record")? {
             Err(unreadable) => Holds::Rubbish(unreadable),
-            Ok(record) if record.boot != inner.boot => Holds::Stale(Box::new(record)),
+            Ok(record) if !record.is_of(&inner.boot, inner.superblock) => {
+                Holds::Stale(Box::new(record))
+            }
             Ok(record) => Holds::Volume(Box::new(record)),
         },
     })
 }
 
-const OTHER_BOOT: &str = "it is of another boot";
+const OTHER_BOOT: &str = "it is of another boot, or of an earlier mount of the pool's filesystem";
 
 /// Opens what should be the directory of a volume; `None`: it is none, or cannot be opened. What is none is put aside.
 fn open(
@@ -407,14 +400,14 @@ fn recover_pending(
         };
         inner.clock.seen(record.created);
         let key = plan.layer;
-        if let Some(sealed) = state.artifacts.get_mut(&plan.artifact) {
+        if state.artifacts.contains_key(&plan.artifact) {
             // Everything was done but tidying up.
             if let Err(error) = commit::confirm(inner, key) {
                 tracing::warn!(layer = %key, %error, "an index made anew would not know this layer");
             }
             if !put_away(inner, pending, name, "it is sealed") {
                 // As if it had been tried just now.
-                sealed.durable = false;
+                state.artifacts.set_durable(&plan.artifact, false);
                 recovered.standing.push(Standing {
                     key,
                     artifact: Some(plan.artifact),
@@ -490,6 +483,12 @@ fn recover_trash(
         };
         match read(inner, &dir)? {
             Holds::Volume(record) => {
+                if let Some(layer) = still_read(inner, &record)? {
+                    let layers = record.layers.iter().copied().chain([layer]);
+                    state.held.insert(layer, layers.collect());
+                    recovered.read.push((layer, record.layers));
+                    continue;
+                }
                 let leaving = Leaving {
                     record: *record,
                     goal: Goal::Discard,
@@ -517,6 +516,22 @@ fn recover_trash(
         }
     }
     Ok(())
+}
+
+/// The layer that a sealed volume became, if a process still reads it; its promise lies in the trash until that is over. What it was
+/// mounted over must stay, whatever became of the artifact.
+fn still_read(inner: &Inner, record: &VolumeRecord) -> Result<Option<LayerId>> {
+    let Some(plan) = &record.seal else {
+        return Ok(None);
+    };
+    let is_read = match inner.dirs.layers.open_if_there(plan.layer.to_string()) {
+        Ok(layer) => layer.is_some_and(|layer| inner.backend.in_use(&layer).unwrap_or(true)),
+        Err(error) if error.is_no_directory() => false,
+        Err(error) if error.is_of_this_process() => return Err(error).doing("open a layer"),
+        // It is not known, so it may be.
+        Err(_) => true,
+    };
+    Ok(is_read.then_some(plan.layer))
 }
 
 /// Layers that nothing refers to: of a seal that a power cut undid, or of a collection that a crash cut short.

@@ -38,7 +38,7 @@ impl Rounds {
         Round { rounds, gone: 0 }
     }
 
-    /// How many artifacts have gone in all rounds that have ended.
+    /// How many artifacts have gone in all rounds that have ended, and in how many room came free of what lay in the trash.
     pub(super) fn gone(&self) -> u64 {
         self.0.borrow().gone
     }
@@ -55,7 +55,7 @@ impl Rounds {
 }
 
 impl Round<'_> {
-    /// So many artifacts went in this one.
+    /// So many artifacts went in this one, or one more if room came free of the trash.
     pub(super) fn gone(&mut self, artifacts: usize) {
         self.gone += artifacts;
     }

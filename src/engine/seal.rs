@@ -3,7 +3,7 @@
 //! One task per leaving volume ([`settle`]), but for those that end at once (`ends`). An artifact can be forked as soon as its content is in its place; that it is
 //! durable (`commit`) matters to others only.
 
-use std::os::fd::OwnedFd;
+use std::os::fd::{AsFd, OwnedFd};
 use std::sync::Arc;
 use std::time::{Duration, Instant};
 
@@ -16,11 +16,11 @@ use super::notice::{NotCommitted, What, say, say_not_committed};
 use super::state::{Goal, Left, Pin};
 use super::types::VolumeState;
 use super::writers::until_unwritten;
-use super::{Inner, ends, reap};
+use super::{Inner, commit, ends, reap};
 use crate::backend::{self, Freeze};
 use crate::model::{
-    Artifact, Commit, LayerId, LayerRecord, Name, Outcome, SealPlan, Timestamp, VolumeRecord,
-    layout, takes_name,
+    Artifact, Commit, LayerId, LayerRecord, Maker, Name, Outcome, SealPlan, Timestamp,
+    VolumeRecord, layout, takes_name,
 };
 use crate::store;
 use crate::sys::{self, Dir, Errno};
@@ -113,11 +113,16 @@ impl Short {
 }
 
 /// What tells that a volume is let go, if anything does.
-type Watch = Option<OwnedFd>;
+pub(super) type Watch = Option<OwnedFd>;
 
-/// Keeps what a sealed volume shows while somebody looks at it. Such a one is of a pod that was deleted by force; after a
-/// restart of the driver it is not known any more.
-fn keep_while_held(inner: &Arc<Inner>, key: LayerId, mut layers: Vec<LayerId>, watch: Watch) {
+/// Keeps what a sealed volume shows while a process looks at it. Such a one is of a pod that was deleted by force. Its directory stays in
+/// the trash as long, so that the next start knows of it.
+pub(super) fn keep_while_held(
+    inner: &Arc<Inner>,
+    key: LayerId,
+    mut layers: Vec<LayerId>,
+    watch: Watch,
+) {
     layers.push(key);
     inner.state.lock().held.insert(key, layers);
     let engine = inner.clone();
@@ -244,6 +249,10 @@ async fn try_to_freeze(inner: &Arc<Inner>, key: LayerId, pin: Option<Pin>) -> Re
             return Ok(Freeze::Frozen);
         };
         let (descriptor, _place) = pin.map(|pin| (pin.descriptor, pin.place)).unzip();
+        // Asked while it is there: what is mounted nowhere remembers nothing.
+        if let (Some(mount), Some((Goal::Seal(_), record))) = (&descriptor, engine.leaving(key)) {
+            commit::note_remembered(&engine, &record, mount.as_fd());
+        }
         let frozen = engine.backend.freeze(&dir, descriptor);
         frozen.doing("freeze the volume's content")
     });
@@ -551,7 +560,7 @@ fn seal(inner: &Inner, key: LayerId, plan: &SealPlan, record: &VolumeRecord) -> 
             // The disk failed while this was under way; the caller comes back and gives it up.
             return Err(Error::Doomed);
         }
-        state.add_artifact(artifact, false);
+        state.add_artifact(artifact);
     }
     inner.changed.notify_waiters();
     point(Point::SealVisible);
@@ -616,6 +625,8 @@ fn describe(inner: &Inner, key: LayerId, plan: &SealPlan, record: &VolumeRecord)
     let after_holder = holder.map_or(0, |holder| holder.artifact.created.0 + 1);
     let created = Timestamp(inner.clock.now().0.max(after_holder));
     drop(state);
+    let pods = inner.config.pods.as_ref();
+    let images = pods.map_or_else(Vec::new, |pods| pods.images(&record.pod.uid));
     Artifact {
         id: plan.artifact,
         tenant: record.tenant.clone(),
@@ -624,6 +635,7 @@ fn describe(inner: &Inner, key: LayerId, plan: &SealPlan, record: &VolumeRecord)
         created,
         ttl_seconds: plan.keep.ttl.map(|ttl| ttl.as_secs()),
         last_used: created,
+        made_by: Some(Box::new(Maker::new(record.pod.clone(), images))),
     }
 }
 
@@ -676,23 +688,26 @@ pub(super) fn unpromise(inner: &Inner, key: LayerId) -> Result<()> {
     }
 }
 
-/// Deletes a volume in the trash that nobody holds any more.
+/// Deletes a volume in the trash that no process holds any more: a slice at a time, and between two of them others have their turn.
 async fn discard(inner: &Arc<Inner>, key: LayerId) -> Result<()> {
-    let engine = inner.clone();
-    let job = move || {
-        engine
-            .backend
-            .delete(
-                &engine.dirs.trash,
-                key.to_string().as_ref(),
-                &engine.patience(),
-            )
-            .or_else(|error| match error {
-                backend::Error::System(error) if error.is(Errno::ENOENT) => Ok(()),
-                error => Err(error),
-            })
-    };
-    inner.chores.run(job).await?.doing("delete the volume")?;
+    /// After so many it is a failure: somebody may be filling it as fast as it is deleted.
+    const SLICES: usize = 10;
+    const SLICE: Duration = Duration::from_secs(1);
+    let mut slices = 0;
+    loop {
+        let engine = inner.clone();
+        let job = move || {
+            let (trash, stop) = (&engine.dirs.trash, engine.patience_of(SLICE));
+            let name = key.to_string();
+            engine.backend.delete(trash, name.as_ref(), &stop)
+        };
+        slices += 1;
+        match inner.deletes.run(job).await? {
+            Err(backend::Error::Stopped) if slices < SLICES && !inner.stop.is_cancelled() => {}
+            Err(backend::Error::System(error)) if error.is(Errno::ENOENT) => break,
+            result => break result.doing("delete the volume")?,
+        }
+    }
     ends::discarded(inner, key);
     Ok(())
 }

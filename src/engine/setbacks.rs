@@ -31,17 +31,10 @@ impl<K: Eq + Hash + Clone> Setbacks<K> {
     const FIRST: Duration = Duration::from_secs(1);
     const LONGEST: Duration = Duration::from_secs(60 * 60);
 
-    /// Those that are not tried now. What is not `there` any more is forgotten.
-    pub(super) fn waiting<'a>(&self, there: impl Iterator<Item = &'a K>) -> HashSet<K>
-    where
-        K: 'a,
-    {
+    /// The setbacks that are not retried now. Those of things that are gone are forgotten.
+    pub(super) fn waiting(&self, is_there: impl Fn(&K) -> bool) -> HashSet<K> {
         let mut setbacks = self.0.lock();
-        if setbacks.is_empty() {
-            return HashSet::new();
-        }
-        let there: HashSet<&K> = there.collect();
-        setbacks.retain(|what, _| there.contains(what));
+        setbacks.retain(|what, _| is_there(what));
         let now = Instant::now();
         let waiting = setbacks
             .iter()
@@ -96,8 +89,8 @@ mod tests {
     #[test]
     fn what_fails_is_tried_ever_more_seldom_and_forgotten_when_it_is_gone() {
         let setbacks = Setbacks::default();
-        let there = [1, 2, 3];
-        assert!(setbacks.waiting(there.iter()).is_empty());
+        let there = |what: &i32| [1, 2, 3].contains(what);
+        assert!(setbacks.waiting(there).is_empty());
         let pauses: Vec<u64> = (0..8)
             .filter_map(|_| setbacks.put_off(&1))
             .map(|pause| pause.as_secs())
@@ -106,10 +99,10 @@ mod tests {
         assert_eq!((setbacks.failures(&1), setbacks.failures(&2)), (8, 0));
         setbacks.leave_to_the_next_start(vec![2]);
         assert_eq!(setbacks.put_off(&2), None);
-        assert_eq!(setbacks.waiting(there.iter()), HashSet::from([1, 2]));
-        assert_eq!(setbacks.waiting([2].iter()), HashSet::from([2]));
+        assert_eq!(setbacks.waiting(there), HashSet::from([1, 2]));
+        assert_eq!(setbacks.waiting(|what| *what == 2), HashSet::from([2]));
         assert!(!setbacks.has(&1), "it was gone");
         setbacks.forget(&2);
-        assert!(setbacks.waiting(there.iter()).is_empty());
+        assert!(setbacks.waiting(there).is_empty());
     }
 }

@@ -154,7 +154,8 @@ impl Spare {
             Stage::Plain(_) => true,
             Stage::Mounted { mount, .. } => {
                 let start = Start::of(volume);
-                inner.backend.is_sound(mount.as_fd(), &start)
+                let lost = inner.backend.write_back_error(mount.as_fd(), &start);
+                lost.is_none()
             }
         }
     }
@@ -295,6 +296,13 @@ pub(super) fn take(inner: &Inner, volume: &VolumeRecord) -> Option<Spare> {
     delete_all(inner, vec![spare]);
     forget_mounted(inner);
     inner.spares.take(volume)
+}
+
+/// Something other than the driver deleted the directory of this spare: no volume is made of it.
+pub(super) fn is_missing(inner: &Inner, spare: Spare, error: &sys::Error) {
+    tracing::warn!(%error, "a spare volume is missing: the publish goes on without it; nothing but the driver may delete what lies in the pool");
+    // Its mount, if it has one.
+    delete_all(inner, vec![spare]);
 }
 
 /// Deletes what an earlier process made and did not use. At once, not by way of the trash: it is little, and a driver that is killed

@@ -7,7 +7,6 @@
 //! over it, from the moment a publish picks its parent (under this lock) until nobody holds the volume's files open any
 //! more, for reading either; and by whoever pins it, while a claim or snapshot is being made of it.
 
-use std::collections::btree_map::Entry;
 use std::collections::{BTreeMap, HashMap, HashSet};
 use std::os::fd::OwnedFd;
 use std::path::PathBuf;
@@ -16,6 +15,7 @@ use std::time::Instant;
 
 use tokio::sync::OwnedSemaphorePermit;
 
+use super::artifacts::{Artifacts, Sealed};
 use super::error::{Error, Result};
 use super::types::{PublishRequest, VolumeState};
 use crate::model::{
@@ -82,21 +82,13 @@ pub(super) enum Goal {
     Discard,
 }
 
-/// An artifact in memory.
-#[derive(Debug)]
-pub(super) struct Sealed {
-    pub(super) artifact: Artifact,
-    /// Whether the index names it.
-    pub(super) durable: bool,
-}
-
 /// A claim, and how it is used in this boot.
 #[derive(Debug)]
 pub(super) struct Held {
     pub(super) claim: Claim,
     pub(super) mounts: HashMap<PathBuf, ClaimMount>,
-    /// The layers that it was last mounted over, until the kernel says that nobody holds that mount's files any more.
-    pub(super) lingering: Option<Vec<LayerId>>,
+    /// Its last mount, until the kernel says that no process holds that mount's files any more.
+    pub(super) lingering: Option<Lingering>,
     /// Detached mounts of it whose last descriptor is being closed.
     pub(super) closing: usize,
     /// Why it cannot be used.
@@ -109,6 +101,29 @@ pub(super) struct Held {
     pub(super) used: bool,
     /// There was no room to write down where it is mounted now: it is written when there is.
     pub(super) stale: bool,
+}
+
+/// A claim's mount whose files a process may still hold.
+#[derive(Debug)]
+pub(super) struct Lingering {
+    /// The layers that it was mounted over.
+    pub(super) layers: Vec<LayerId>,
+    /// A start assumed it, and has not asked the kernel yet.
+    pub(super) assumed: bool,
+}
+
+impl Lingering {
+    /// Of a mount that this process made.
+    pub(super) fn known(layers: Vec<LayerId>) -> Self {
+        let assumed = false;
+        Self { layers, assumed }
+    }
+
+    /// Of a mount that there may have been before this process.
+    pub(super) fn assumed(layers: Vec<LayerId>) -> Self {
+        let assumed = true;
+        Self { layers, assumed }
+    }
 }
 
 /// Why a claim cannot be used.
@@ -207,6 +222,21 @@ impl Held {
             && self.claim.last_used < time
     }
 
+    /// No process holds files of its last mount any more. One that did may have written until now, which is use as before.
+    ///
+    /// A start only assumes such a process. That is no use, or each start would put the claim's end off; except where a
+    /// write may be newer than what `synced` says is on the disk.
+    pub(super) fn is_let_go(&mut self, now: Timestamp, synced: Option<Timestamp>) {
+        let Some(last) = self.lingering.take() else {
+            return;
+        };
+        let on_disk = synced.is_none_or(|synced| synced <= self.claim.last_used);
+        if !(last.assumed && on_disk) {
+            self.claim.last_used = now;
+            self.used = true;
+        }
+    }
+
     /// Whether nobody has it mounted, or may still hold files of a mount that is gone.
     pub(super) fn is_quiescent(&self) -> bool {
         self.mounts.is_empty()
@@ -222,10 +252,13 @@ pub(super) struct State {
     pub(super) volumes: HashMap<VolumeId, Live>,
     /// By the name of its directory in `pending/` or `trash/`.
     pub(super) leaving: HashMap<LayerId, Leaving>,
-    pub(super) artifacts: HashMap<ArtifactId, Sealed>,
+    pub(super) artifacts: Artifacts,
+    /// The current owner of each name: the newest artifact that was sealed under it.
     pub(super) names: BTreeMap<Name, ArtifactId>,
-    /// Whose a name was before its holder took it, the last one last: his it is again if its holder is doomed ([`State::give_name_back`]).
-    /// What is durable is never doomed, so of the name of such a holder it says nothing.
+    /// Previous owners of a name, oldest first. If the current owner is discarded after a write-back
+    /// error, the newest surviving one gets the name back. Of all owners ([`State::owners`]) only the
+    /// oldest may be in the index, and then the index's name points at it. An artifact that is older
+    /// than that one has lost the name for good.
     earlier: HashMap<Name, Vec<ArtifactId>>,
     pub(super) usage: HashMap<LayerId, Usage>,
     /// Artifacts that were used since the index was last told when, and since when it does not know.
@@ -348,6 +381,31 @@ impl State {
     pub(super) fn referenced_without(&self, is_gone: impl Fn(&Sealed) -> bool) -> HashSet<LayerId> {
         let artifacts = self.artifacts.values().filter(|sealed| !is_gone(sealed));
         let artifacts = artifacts.flat_map(|sealed| &sealed.artifact.layers);
+        artifacts
+            .chain(self.referenced_besides())
+            .copied()
+            .collect()
+    }
+
+    /// Those of these layers that nothing refers to. The cost does not depend on the number of
+    /// artifacts.
+    pub(super) fn unreferenced<'a>(
+        &self,
+        layers: impl Iterator<Item = &'a LayerId>,
+    ) -> HashSet<LayerId> {
+        let free = layers
+            .filter(|layer| !self.artifacts.stack(layer) && !self.leaving.contains_key(layer));
+        let mut free: HashSet<LayerId> = free.copied().collect();
+        if !free.is_empty() {
+            self.referenced_besides().for_each(|layer| {
+                free.remove(layer);
+            });
+        }
+        free
+    }
+
+    /// Every layer that anything but an artifact refers to, some of them twice.
+    fn referenced_besides(&self) -> impl Iterator<Item = &LayerId> {
         let chosen = self.leaving.values().flat_map(|leaving| &leaving.chosen);
         let mounted = self.records().flat_map(|record| &record.layers);
         let claims = self.claims.values();
@@ -355,17 +413,12 @@ impl State {
             held.claim
                 .layers
                 .iter()
-                .chain(held.lingering.iter().flatten())
+                .chain(held.lingering.iter().flat_map(|last| &last.layers))
         });
         let snapshots = self.all_snapshots().flat_map(|snapshot| &snapshot.layers);
         let held = self.held.values().flatten();
-        let referenced = artifacts
-            .chain(chosen)
-            .chain(mounted)
-            .chain(held)
-            .chain(claims);
-        let referenced = referenced.chain(snapshots).chain(self.pinned.keys());
-        referenced.copied().collect()
+        let referenced = chosen.chain(mounted).chain(held).chain(claims);
+        referenced.chain(snapshots).chain(self.pinned.keys())
     }
 
     /// Enters snapshots; `sure`: the index has them.
@@ -423,15 +476,19 @@ impl State {
         snapshots.find(|snapshot| snapshot.id == *id)
     }
 
-    /// The stacks of layers of all that is durable, newest first each.
-    pub(super) fn stacks(&self) -> impl Iterator<Item = &Vec<LayerId>> {
-        let artifacts = self.artifacts.values().filter(|sealed| sealed.durable);
-        let artifacts = artifacts.map(|sealed| &sealed.artifact.layers);
+    /// The stacks of layers of claims and snapshots, newest layer first.
+    pub(super) fn other_stacks(&self) -> impl Iterator<Item = &Vec<LayerId>> {
         let claims = self.claims.values();
         let claims = claims.filter(|held| !held.is_half_made());
         let claims = claims.map(|held| &held.claim.layers);
         let snapshots = self.snapshots.values().map(|snapshot| &snapshot.layers);
-        artifacts.chain(claims).chain(snapshots)
+        claims.chain(snapshots)
+    }
+
+    /// Whether an artifact, a claim or a snapshot stacks this layer.
+    pub(super) fn is_stacked(&self, layer: &LayerId) -> bool {
+        let mut others = self.other_stacks();
+        self.artifacts.stack(layer) || others.any(|stack| stack.contains(layer))
     }
 
     /// The artifacts that volumes were forked from, or are about to be, or may have been.
@@ -474,28 +531,88 @@ impl State {
         live.chain(self.leaving.values().map(|leaving| &leaving.record))
     }
 
-    /// Makes an artifact visible, and gives it its name if the name is its to take. Tells whether it got the name.
-    pub(super) fn add_artifact(&mut self, artifact: Artifact, durable: bool) -> bool {
+    /// Makes an artifact visible that the index does not have yet, and enters it among the owners of
+    /// its name. Tells whether it is the current owner.
+    pub(super) fn add_artifact(&mut self, artifact: Artifact) -> bool {
         let name = artifact.name();
-        let holder = self.names.get(&name).and_then(|id| self.artifacts.get(id));
-        let takes = holder.is_none_or(|holder| takes_name(&artifact, &holder.artifact));
-        if takes {
-            match holder.map(|holder| (holder.artifact.id, holder.durable)) {
-                None => drop(self.earlier.remove(&name)),
-                Some((holder, durable)) => {
-                    let earlier = self.earlier.entry(name.clone()).or_default();
-                    // Who lost the name to what is durable lost it for good.
-                    if durable {
-                        earlier.clear();
-                    }
-                    earlier.push(holder);
-                }
-            }
-            self.names.insert(name, artifact.id);
+        let mut owners = self.owners(&name);
+        let is_passed = |sealed: &Sealed| takes_name(&artifact, &sealed.artifact);
+        let place = owners
+            .iter()
+            .rposition(|id| self.artifacts.get(id).is_some_and(is_passed));
+        let place = place.map_or(0, |passed| passed + 1);
+        let takes = place == owners.len();
+        if !owners[place..].iter().any(|id| self.is_indexed(id)) {
+            owners.insert(place, artifact.id);
         }
-        self.artifacts
-            .insert(artifact.id, Sealed { artifact, durable });
+        let (indexed, durable) = (false, false);
+        let sealed = Sealed {
+            artifact,
+            indexed,
+            durable,
+        };
+        self.artifacts.insert(sealed);
+        self.set_owners(name, owners);
         takes
+    }
+
+    /// The current owner of a name and the previous ones that may get it back, oldest first.
+    fn owners(&self, name: &Name) -> Vec<ArtifactId> {
+        let earlier = self.earlier.get(name).into_iter().flatten();
+        let owners = earlier.chain(self.names.get(name)).copied();
+        owners
+            .filter(|id| self.artifacts.contains_key(id))
+            .collect()
+    }
+
+    fn set_owners(&mut self, name: Name, mut owners: Vec<ArtifactId>) {
+        let Some(holder) = owners.pop() else {
+            self.take_name(&name);
+            return;
+        };
+        if owners.is_empty() {
+            self.earlier.remove(&name);
+        } else {
+            self.earlier.insert(name.clone(), owners);
+        }
+        self.names.insert(name, holder);
+    }
+
+    fn is_indexed(&self, id: &ArtifactId) -> bool {
+        self.artifacts.get(id).is_some_and(|sealed| sealed.indexed)
+    }
+
+    /// Whether the index has a name that points at an existing artifact.
+    pub(super) fn is_name_indexed(&self, name: &Name) -> bool {
+        self.owners(name).iter().any(|id| self.is_indexed(id))
+    }
+
+    /// The names that the index gets together with these artifacts. Each points at the artifact that
+    /// would own it if a power cut took everything that the index does not have.
+    pub(super) fn names_of(&self, batch: &HashSet<ArtifactId>) -> HashMap<Name, ArtifactId> {
+        let artifacts = batch.iter().filter_map(|id| self.artifacts.get(id));
+        let names: HashSet<Name> = artifacts.map(|sealed| sealed.artifact.name()).collect();
+        let newest = |name: &Name| self.owners(name).into_iter().rfind(|id| batch.contains(id));
+        let with_owner = |name: Name| newest(&name).map(|id| (name, id));
+        names.into_iter().filter_map(with_owner).collect()
+    }
+
+    /// Notes that the index has these artifacts and names.
+    pub(super) fn indexed(
+        &mut self,
+        batch: &HashSet<ArtifactId>,
+        names: HashMap<Name, ArtifactId>,
+    ) {
+        for id in batch {
+            self.artifacts.set_indexed(id);
+        }
+        for (name, id) in names {
+            let mut owners = self.owners(&name);
+            if let Some(older) = owners.iter().position(|one| *one == id) {
+                owners.drain(..older);
+                self.set_owners(name, owners);
+            }
+        }
     }
 
     /// Makes an artifact invisible, and takes its name from it.
@@ -523,8 +640,7 @@ impl State {
     /// that it lost its own for good.
     pub(super) fn put_back(&mut self, artifact: Artifact, had_name: bool) {
         let (id, name) = (artifact.id, artifact.name());
-        let durable = true;
-        self.artifacts.insert(id, Sealed { artifact, durable });
+        self.artifacts.insert(Sealed::durable(artifact));
         if had_name {
             self.put_name_back(name, id);
         }
@@ -536,30 +652,21 @@ impl State {
         self.names.remove(name)
     }
 
-    /// Puts a name back that could not be deleted. Whoever took it meanwhile keeps it.
+    /// Puts a name back that could not be deleted. An artifact that took it meanwhile keeps it; if the
+    /// index has that artifact, for good.
     pub(super) fn put_name_back(&mut self, name: Name, id: ArtifactId) {
-        match self.names.entry(name) {
-            Entry::Vacant(free) => drop(free.insert(id)),
-            Entry::Occupied(taken) => {
-                let earlier = self.earlier.entry(taken.key().clone());
-                earlier.or_default().insert(0, id);
-            }
+        let mut owners = self.owners(&name);
+        if !owners.iter().any(|id| self.is_indexed(id)) {
+            owners.insert(0, id);
+            self.set_owners(name, owners);
         }
     }
 
-    /// Gives a name whose holder was doomed back to the one that it was taken from. That is not whoever would be next by his age: that one
-    /// may have been destroyed, and be here for his forks only.
+    /// Gives a name whose owner was discarded to the newest surviving previous owner. Age alone does
+    /// not decide: an older artifact may have been destroyed, and exist for its forks only.
     pub(super) fn give_name_back(&mut self, name: &Name) {
-        if self.names.contains_key(name) {
-            return;
-        }
-        let earlier = self.earlier.remove(name).unwrap_or_default();
-        let is_there = |id: &ArtifactId| self.artifacts.contains_key(id);
-        let Some(last) = earlier.iter().rposition(is_there) else {
-            return;
-        };
-        self.names.insert(name.clone(), earlier[last]);
-        self.earlier.insert(name.clone(), earlier[..last].to_vec());
+        let owners = self.owners(name);
+        self.set_owners(name.clone(), owners);
     }
 
     /// Whether this volume existed when the disk last lost bytes.
@@ -576,9 +683,8 @@ impl State {
     /// Whether the artifact's name points at another for good. While that one would not survive a power cut, this one is
     /// what the name would point at after it.
     pub(super) fn is_superseded(&self, artifact: &Artifact) -> bool {
-        let holder = self.names.get(&artifact.name());
-        let holder = holder.and_then(|id| self.artifacts.get(id));
-        holder.is_none_or(|holder| holder.durable && holder.artifact.id != artifact.id)
+        let earlier = || self.earlier.get(&artifact.name());
+        !self.is_named(artifact) && !earlier().is_some_and(|ids| ids.contains(&artifact.id))
     }
 
     /// The layers of an equivalent of this volume's parent: as they are now if it was flattened meanwhile.
@@ -592,124 +698,4 @@ impl State {
 }
 
 #[cfg(test)]
-mod tests {
-    use super::*;
-
-    #[test]
-    fn what_may_be_there_is_listed_once_and_kept_whole_until_it_is_known() {
-        let snapshot = |number: u128| Snapshot {
-            id: format!("snap-{number}").parse().expect("id"),
-            name: format!("s-{number}"),
-            source: "vol-1".parse().expect("id"),
-            created: Timestamp(1),
-            size: 0,
-            layers: vec![LayerId::from_bits(number)],
-            view: crate::model::OwnerView::default(),
-            group: Some("group-1".parse().expect("id")),
-        };
-        let snapshots = vec![snapshot(1), snapshot(2)];
-        let group = SnapshotGroup {
-            id: "group-1".parse().expect("id"),
-            name: "g".to_owned(),
-            created: Timestamp(1),
-            snapshots: snapshots.iter().map(|one| one.id.clone()).collect(),
-        };
-        let group = Some(group);
-        let taken = Taken { snapshots, group };
-        let mut state = State::default();
-        state.enter(taken.clone(), false);
-        let mut listed: Vec<&str> = state.all_snapshots().map(|one| one.id.as_str()).collect();
-        listed.sort_unstable();
-        assert_eq!(listed, ["snap-1", "snap-2"]);
-        assert_eq!(state.unsure.len(), 3, "by each of its ids");
-        assert_eq!(state.referenced_layers().len(), 2);
-        assert!(!state.leave(&taken), "nobody knew");
-        assert!(state.unsure.is_empty() && state.referenced_layers().is_empty());
-    }
-
-    fn artifact(id: u128) -> Artifact {
-        Artifact {
-            id: ArtifactId::from_bits(id),
-            tenant: "ci".parse().expect("label"),
-            reference: "task-cache/k".parse().expect("reference"),
-            layers: vec![LayerId::from_bits(id)],
-            created: Timestamp(u64::try_from(id).expect("small")),
-            ttl_seconds: None,
-            last_used: Timestamp(1),
-        }
-    }
-
-    #[test]
-    fn a_name_goes_back_to_whom_it_was_taken_from_and_to_nobody_who_lost_it() {
-        let (a, b, c) = (artifact(1), artifact(2), artifact(3));
-        let name = a.name();
-        // What is added, whether it is durable, and whose the name is after all that is not has been doomed.
-        let holder_after_doom = |added: &[(&Artifact, bool)], destroyed_after: Option<usize>| {
-            let mut state = State::default();
-            for (number, (artifact, durable)) in added.iter().enumerate() {
-                assert!(state.add_artifact((*artifact).clone(), *durable));
-                if destroyed_after == Some(number) {
-                    assert_eq!(state.take_name(&name), Some(artifact.id));
-                }
-            }
-            let doomed: Vec<&Artifact> = (added.iter().filter(|(_, durable)| !durable))
-                .map(|(artifact, _)| *artifact)
-                .collect();
-            for artifact in &doomed {
-                state.remove_artifact(artifact.id).expect("it was added");
-            }
-            for artifact in &doomed {
-                state.give_name_back(&artifact.name());
-            }
-            state.names.get(&name).copied()
-        };
-        let whose = holder_after_doom(&[(&a, true), (&b, false)], None);
-        assert_eq!(whose, Some(a.id));
-        let whose = holder_after_doom(&[(&a, true), (&b, false), (&c, false)], None);
-        assert_eq!(whose, Some(a.id));
-        let whose = holder_after_doom(&[(&a, true), (&b, true), (&c, false)], None);
-        assert_eq!(whose, Some(b.id));
-        let whose = holder_after_doom(&[(&a, true), (&b, false)], Some(0));
-        assert_eq!(whose, None, "it was destroyed, and is here for its forks");
-        let whose = holder_after_doom(&[(&a, true), (&b, true), (&c, false)], Some(1));
-        assert_eq!(whose, None, "nor is it his who lost it to that one");
-    }
-
-    #[test]
-    fn what_could_not_be_deleted_has_its_name_again_if_it_had_it() {
-        let (old, new) = (artifact(1), artifact(2));
-        let name = old.name();
-        let mut state = State::default();
-        state.add_artifact(old.clone(), true);
-        let (taken, had_name) = state.take_out(old.id).expect("it is there");
-        assert!(had_name && state.names.is_empty());
-        state.put_back(taken, had_name);
-        assert!(state.is_named(&old));
-        // Without its name it comes back without it, though that is free.
-        state.take_name(&name);
-        let (taken, had_name) = state.take_out(old.id).expect("it is there");
-        state.put_back(taken, had_name);
-        assert!(!state.is_named(&old) && state.artifacts.contains_key(&old.id));
-        // Who took a name while it was to be deleted keeps it, as long as he is not doomed.
-        state.put_name_back(name.clone(), old.id);
-        let deleted = state.take_name(&name).expect("it has it");
-        state.add_artifact(new.clone(), false);
-        state.put_name_back(name.clone(), deleted);
-        assert!(state.is_named(&new));
-        state.remove_artifact(new.id);
-        state.give_name_back(&name);
-        assert!(state.is_named(&old));
-    }
-
-    #[test]
-    fn an_artifact_is_superseded_only_by_one_that_survives_a_power_cut() {
-        let (old, new) = (artifact(1), artifact(2));
-        let mut state = State::default();
-        assert!(state.add_artifact(old.clone(), true) && !state.is_superseded(&old));
-        assert!(state.add_artifact(new.clone(), false) && !state.is_superseded(&old));
-        state.artifacts.get_mut(&new.id).expect("added").durable = true;
-        assert!(state.is_superseded(&old) && !state.is_superseded(&new));
-        state.names.clear();
-        assert!(state.is_superseded(&new), "its name was deleted");
-    }
-}
+mod tests;

@@ -7,7 +7,9 @@ use std::time::Duration;
 use serde::Serialize;
 
 use crate::backend::{BackendKind, Usage};
-use crate::model::{ArtifactId, LayerId, Pod, Reference, Tenant, Timestamp, VolumeId, VolumeSpec};
+use crate::model::{
+    ArtifactId, LayerId, Maker, Pod, Reference, Tenant, Timestamp, VolumeId, VolumeSpec,
+};
 
 /// What kubelet asks for in `NodePublishVolume`, checked.
 #[derive(Debug, Clone, PartialEq, Eq)]
@@ -144,6 +146,8 @@ pub struct ArtifactRow {
     pub in_use_by: usize,
     /// Whether it would survive a power cut.
     pub durable: bool,
+    /// Who made it; `None`: a version made it that did not note that.
+    pub made_by: Option<Maker>,
 }
 
 /// What a round of garbage collection did.

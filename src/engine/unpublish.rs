@@ -4,6 +4,7 @@
 //! in the volume: what the kernel has to tidy up happens when the descriptor taken before the detach is closed, in
 //! `ends` or `seal`.
 
+use std::collections::HashMap;
 use std::os::fd::OwnedFd;
 use std::path::{Path, PathBuf};
 use std::sync::Arc;
@@ -14,7 +15,7 @@ use super::crash::{Point, point};
 use super::ends;
 use super::error::{Doing, Error, Result};
 use super::state::{Goal, Leaving, Left, Pin};
-use super::target::Target;
+use super::target::{Found, Target};
 use super::types::VolumeState;
 use super::{Guard, Inner, guard};
 use crate::model::{LayerId, VolumeId};
@@ -73,33 +74,46 @@ fn unpublish_now(
     let Some(volume) = volume else {
         return Ok(None);
     };
-    let mount_id = {
+    let (mount_id, others) = {
         let mut state = inner.state.lock();
         let Some(live) = state.volumes.get_mut(volume) else {
             return Ok(None);
         };
-        let mount_id = live.mounts.remove(path);
-        if !live.mounts.is_empty() {
-            return Ok(None);
-        }
-        mount_id
+        (live.mounts.remove(path), live.mounts.clone())
     };
+    if is_mounted(&others) {
+        return Ok(None);
+    }
     let pin = mount_id.and_then(|id| pick(pins, id));
     let pin = pin.map(|descriptor| Pin { descriptor, place });
     match promise(inner, volume) {
         Ok(key) => Ok(Some(Left { key, pin })),
-        // Not even a name can be moved. That it is mounted nowhere is on disk, though, and is promise enough: the reaper
-        // makes room and then takes it up, and so does the next start once kubelet has removed the pod's directory.
-        Err(Error::Full(shortage)) => {
-            tracing::warn!(volume.id = %volume, why = %shortage, "its end is put off until there is room");
+        // The disk is full, read-only or failing, and not even a name can be moved. The volume is mounted nowhere, and kubelet
+        // need not wait for a disk: the reaper tries again, and so does the next start of this boot.
+        Err(error) => {
+            tracing::warn!(volume.id = %volume, %error, "unmounted; its end is put off until the pool takes changes");
             if let Some(live) = inner.state.lock().volumes.get_mut(volume) {
                 live.done_with = true;
             }
-            inner.ask_for_room(shortage.needs);
+            if let Error::Full(shortage) = error {
+                inner.ask_for_room(shortage.needs);
+            }
             Ok(None)
         }
-        Err(error) => Err(error),
     }
+}
+
+/// Unmounts all that is mounted at a path, of any volume, and removes the mount point unless that is a staging path: all that can be
+/// done without a pool.
+pub(super) fn unmount(path: &Path, staging: bool) -> Result<()> {
+    let Some(target) = Target::open(path)? else {
+        return Ok(());
+    };
+    drop(target.detach()?);
+    if staging {
+        return Ok(());
+    }
+    target.remove()
 }
 
 /// The descriptor of our own mount among those that were stacked at the target. Never of another's: what is to be sealed is made
@@ -109,25 +123,35 @@ fn pick(pins: Vec<(MountPoint, OwnedFd)>, mount_id: u64) -> Option<OwnedFd> {
     ours.map(|(_, pin)| pin)
 }
 
+/// Whether one of these mounts is there, or may be. A mount that another process unmounted is not.
+fn is_mounted(mounts: &HashMap<PathBuf, u64>) -> bool {
+    mounts.iter().any(|(path, id)| match Target::open(path) {
+        Ok(None) => false,
+        Ok(Some(target)) => match target.look() {
+            Ok(Found::Mount(point)) => point.id == *id,
+            Ok(Found::Nothing | Found::Directory) => false,
+            Err(_) => true,
+        },
+        Err(_) => true,
+    })
+}
+
 /// Takes up the volumes that nobody will unpublish any more: those whose end was put off, and those whose pod's directory
-/// is gone, with all mounts, while no driver was there to be told (kubelet then never calls). One whose end cannot begin is in no other
+/// is gone, with all mounts, by another hand than the driver's (kubelet then never calls). One whose end cannot begin is in no other
 /// one's way; the first failure is the answer.
 pub(super) fn promise_abandoned(inner: &Arc<Inner>) -> Result<usize> {
     let candidates: Vec<(VolumeId, bool, Vec<PathBuf>)> = {
         let state = inner.state.lock();
-        let unmounted = state
-            .volumes
-            .values()
-            .filter(|live| live.made && live.mounts.is_empty());
-        unmounted
-            .map(|live| {
-                (
-                    live.record.id.clone(),
-                    live.done_with,
-                    live.record.targets.clone(),
-                )
-            })
-            .collect()
+        // Kubelet is done with one target at least: a volume that has all of its targets is its pod's.
+        let left = state.volumes.values().filter(|live| {
+            let left = live.mounts.len() < live.record.targets.len();
+            live.made && left
+        });
+        left.map(|live| {
+            let targets = live.record.targets.clone();
+            (live.record.id.clone(), live.done_with, targets)
+        })
+        .collect()
     };
     let (mut promised, mut failure) = (0, None);
     for (volume, done_with, targets) in candidates {
@@ -140,13 +164,11 @@ pub(super) fn promise_abandoned(inner: &Arc<Inner>) -> Result<usize> {
         let Ok(_guard) = Guard::take_for_chore(inner, &volume) else {
             continue;
         };
-        let unmounted = inner
-            .state
-            .lock()
-            .volumes
-            .get(&volume)
-            .is_some_and(|live| live.mounts.is_empty());
-        if unmounted {
+        let mounts = {
+            let state = inner.state.lock();
+            state.volumes.get(&volume).map(|live| live.mounts.clone())
+        };
+        if mounts.is_some_and(|mounts| !is_mounted(&mounts)) {
             match promise(inner, &volume) {
                 Ok(key) => {
                     tracing::info!(volume.id = %volume, "nobody will unpublish it any more: its end begins");

@@ -1,7 +1,7 @@
 //! Watch: compares index and directories now and then without being asked, since nobody asks as long as all seems well.
 //! What is compared, and how, is `check`'s; who reads the log or the metric decides what to do.
 //!
-//! It runs on the thread for chores, and holds the collector: so it is seldom, and ends at once when the engine does.
+//! It runs on the thread for walks, and holds the collector: so it is seldom, and ends at once when the engine does.
 
 use std::collections::HashSet;
 use std::sync::Arc;
@@ -53,7 +53,7 @@ fn until_next(config: &Config, looked: &Result<HashSet<Finding>>) -> Duration {
 async fn look(inner: &Arc<Inner>) -> Result<HashSet<Finding>> {
     let check = || {
         let engine = inner.clone();
-        let checked = inner.chores.run(move || check::check(&engine));
+        let checked = inner.walks.run(move || check::check(&engine));
         async { Ok::<HashSet<Finding>, Error>(checked.await??.into_iter().collect()) }
     };
     let mut found = check().await?;

@@ -387,6 +387,7 @@ mod tests {
             pod: Pod {
                 uid: pod.parse().expect("a uid"),
                 name: pod.to_owned(),
+                service_account: None,
             },
             warns: false,
             reason,

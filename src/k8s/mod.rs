@@ -32,6 +32,7 @@ use tokio::sync::{mpsc, watch};
 
 use crate::engine::{Engine, Notice};
 
+pub use outcomes::Known;
 pub use pod::{OUTCOME, OUTCOME_CONTAINER};
 
 /// How often it is looked for outcomes that the watch did not bring, if nobody says otherwise.
@@ -52,6 +53,8 @@ pub struct Config {
     pub watched: watch::Sender<bool>,
     /// Is told whether the API server answers, if only that this driver may not watch. As late, for the same reason.
     pub answers: watch::Sender<bool>,
+    /// Is told what is known of this node's pods.
+    pub known: Arc<Known>,
 }
 
 /// Watches this node's pods for the engine and says its notices, until `stop` is ready. Connects as often as it takes.
@@ -95,9 +98,9 @@ async fn over_defects<T>(
 
 async fn watch_and_say(config: Config, engine: Engine, notices: &mut mpsc::Receiver<Notice>) {
     let client = client::connect(config.kubeconfig.as_deref()).await;
-    let known = Arc::new(outcomes::Known::default());
+    let known = &config.known;
     let (sayings, heard) = mpsc::channel(events::MOST_WAITING);
-    let watch = outcomes::watch(&config, &client, &engine, &known, &sayings);
+    let watch = outcomes::watch(&config, &client, &engine, known, &sayings);
     let lost = || engine.lost_notices();
     let say = events::say(&config, client.clone(), notices, heard, lost, known.clone());
     tokio::join!(watch, say);
@@ -116,6 +119,7 @@ mod tests {
             look_again: LOOK_AGAIN,
             watched: watch::Sender::new(true),
             answers: watch::Sender::new(false),
+            known: Arc::default(),
         };
         let (sender, mut notices) = mpsc::channel(2);
         for number in [1, 2] {

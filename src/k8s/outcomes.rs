@@ -31,9 +31,9 @@ use tokio::time::MissedTickBehavior;
 
 use super::Config;
 use super::events::Saying;
-use super::pod::{Decision, Pod, decide};
+use super::pod::{Decision, Pod, decide, images};
 use super::watcher::{self, Event, Watch};
-use crate::engine::{Awaited, Engine, Told};
+use crate::engine::{Awaited, Engine, Pods, Told};
 use crate::model::{Outcome, PodUid};
 
 /// How long a question to the API server may take.
@@ -51,7 +51,7 @@ pub(super) const UNSEEN: &str = "the pod is gone, and nobody saw how it ended";
 
 /// What is known of the pods of this node.
 #[derive(Debug, Default)]
-pub(super) struct Known {
+pub struct Known {
     pods: Mutex<HashMap<PodUid, Entry>>,
 }
 
@@ -62,6 +62,15 @@ struct Entry {
     problem: Option<String>,
     problem_said: bool,
     gone: Option<Instant>,
+    images: Vec<String>,
+}
+
+impl Pods for Known {
+    fn images(&self, pod: &PodUid) -> Vec<String> {
+        let pods = self.pods.lock();
+        let known = pods.get(pod).map(|entry| entry.images.clone());
+        known.unwrap_or_default()
+    }
 }
 
 impl Known {
@@ -82,6 +91,7 @@ impl Known {
             problem: None,
             problem_said: false,
             gone: None,
+            images: Vec::new(),
         });
         if entry.problem != told.problem {
             entry.problem = told.problem;
@@ -94,6 +104,7 @@ impl Known {
             entry.decision = told.decision;
         }
         entry.gone = gone.then(Instant::now);
+        entry.images = images(pod);
         match entry.decision {
             Decision::Decided(outcome, _) => Some(outcome),
             Decision::Undecided => None,
@@ -108,6 +119,7 @@ impl Known {
             problem: None,
             problem_said: false,
             gone: None,
+            images: Vec::new(),
         });
         entry.gone = Some(Instant::now());
         if let Decision::Decided(outcome, _) = entry.decision {

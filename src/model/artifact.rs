@@ -9,6 +9,7 @@ use serde::{Deserialize, Serialize};
 use super::id::{ArtifactId, LayerId, VolumeId};
 use super::name::{Name, Reference, Tenant};
 use super::time::Timestamp;
+use super::volume::Pod;
 
 /// Sealed, immutable content: a stack of layers.
 #[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
@@ -29,6 +30,49 @@ pub struct Artifact {
     pub ttl_seconds: Option<u64>,
     /// When it was last forked, or sealed.
     pub last_used: Timestamp,
+    /// Who made it. Records from before this field lack it.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub made_by: Option<Box<Maker>>,
+}
+
+/// Who made an artifact, for people who ask where its content is from. Nothing is decided by it.
+#[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
+#[serde(rename_all = "camelCase")]
+pub struct Maker {
+    /// The pod whose volume was sealed.
+    pub pod: Pod,
+    /// The images of the pod's containers, as far as they were known at the seal.
+    #[serde(default, skip_serializing_if = "Vec::is_empty")]
+    pub images: Vec<String>,
+}
+
+impl Maker {
+    /// How many images are kept. A tenant writes them, and the record of a layer must stay small enough to be read.
+    const MOST_IMAGES: usize = 16;
+    /// How long the name of an image may be. What is longer is left out: cut, it would name something else.
+    const LONGEST_IMAGE: usize = 512;
+
+    /// Of a pod whose containers have these images.
+    #[must_use]
+    pub fn new(pod: Pod, images: Vec<String>) -> Self {
+        Self {
+            pod,
+            images: Self::bounded(images),
+        }
+    }
+
+    /// Those of the images that are kept: each once, in their order.
+    #[must_use]
+    pub fn bounded(images: impl IntoIterator<Item = String>) -> Vec<String> {
+        let mut kept: Vec<String> = Vec::new();
+        for image in images {
+            let fits = (1..=Self::LONGEST_IMAGE).contains(&image.len());
+            if fits && kept.len() < Self::MOST_IMAGES && !kept.contains(&image) {
+                kept.push(image);
+            }
+        }
+        kept
+    }
 }
 
 impl Artifact {
@@ -200,7 +244,17 @@ mod tests {
             created: Timestamp(created),
             ttl_seconds: None,
             last_used: Timestamp(created),
+            made_by: None,
         }
+    }
+
+    #[test]
+    fn what_a_tenant_calls_images_cannot_make_a_record_large() {
+        let long = "x".repeat(513);
+        let images = ["a", "a", "", long.as_str(), "b"].map(str::to_owned);
+        assert_eq!(Maker::bounded(images), ["a", "b"]);
+        let many = (0..1000).map(|number| format!("image-{number}"));
+        assert_eq!(Maker::bounded(many).len(), 16);
     }
 
     #[test]

@@ -18,7 +18,7 @@ mod usage;
 mod volume;
 
 pub use artifact::{
-    Artifact, Candidate, FLATTEN_ABOVE_LAYERS, LayerRecord, evict, flatten_plan, garbage,
+    Artifact, Candidate, FLATTEN_ABOVE_LAYERS, LayerRecord, Maker, evict, flatten_plan, garbage,
     takes_name,
 };
 pub use attributes::{AttributeError, Commit, DEFAULT_OUTPUT_TTL, Keep, VolumeKind, VolumeSpec};

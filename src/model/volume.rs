@@ -44,11 +44,15 @@ impl fmt::Display for PodUid {
 
 /// Which pod a volume belongs to.
 #[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
+#[serde(rename_all = "camelCase")]
 pub struct Pod {
     /// Its uid.
     pub uid: PodUid,
     /// Its name, for people.
     pub name: String,
+    /// The service account that it runs as, for people. Records from before this field lack it.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub service_account: Option<String>,
 }
 
 /// How the pod's work ended, as far as a volume of it is concerned.
@@ -96,6 +100,10 @@ pub struct VolumeRecord {
     pub id: VolumeId,
     /// The boot in which it was made. In another boot it is rubbish.
     pub boot: String,
+    /// The number of the mount of the pool's filesystem in which it was made; `None`: not known. Under another mount of the same
+    /// boot it is rubbish, too: what of its content was in memory only went with the first.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub superblock: Option<u64>,
     /// When it was made.
     pub created: Timestamp,
     /// Whose it is.
@@ -132,6 +140,14 @@ pub struct VolumeRecord {
 impl VolumeRecord {
     /// The form that this version writes and reads.
     pub const FORMAT: u32 = 1;
+
+    /// Whether all that was written in it is there still, on the disk or in memory: it is of this boot and of this mount of the pool's
+    /// filesystem.
+    #[must_use]
+    pub fn is_of(&self, boot: &str, superblock: Option<u64>) -> bool {
+        let same = |ours| self.superblock.is_none_or(|its| its == ours);
+        self.boot == boot && superblock.is_none_or(same)
+    }
 
     /// What its mount is called in the kernel's mount table.
     #[must_use]

@@ -37,7 +37,8 @@ pub fn code_of(error: &Error) -> Code {
         | Error::LostContent { .. }
         | Error::OnNode { .. }
         | Error::Unsure(_)
-        | Error::Pool { .. } => Code::FailedPrecondition,
+        | Error::Pool { .. }
+        | Error::PoolReadOnly { .. } => Code::FailedPrecondition,
         Error::Full(_)
         | Error::CopyTooLarge { .. }
         | Error::TargetFull(_)
@@ -165,6 +166,7 @@ mod tests {
             Error::LostContent { .. } => "LostContent",
             Error::ShuttingDown => "ShuttingDown",
             Error::Pool { .. } => "Pool",
+            Error::PoolReadOnly { .. } => "PoolReadOnly",
             Error::Index(_) => "Index",
             Error::System { .. } => "System",
             Error::Backend { .. } => "Backend",
@@ -263,6 +265,10 @@ mod tests {
             Error::Pool {
                 path: "/pool".into(),
                 problem: "another process owns it; stop that first".into(),
+            },
+            Error::PoolReadOnly {
+                path: "/pool".into(),
+                source: sys::Error::new("openat", "/pool/lock", Errno::EROFS),
             },
             Error::Index(store::Error::Damaged {
                 path: "/pool/index.redb".into(),

@@ -621,6 +621,7 @@ mod tests {
             created: Timestamp(1),
             ttl_seconds: Some(5),
             last_used: Timestamp(2),
+            made_by: None,
         }
     }
 

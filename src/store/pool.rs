@@ -23,11 +23,6 @@ pub struct PoolIdentity {
     pub backend: String,
 }
 
-impl PoolIdentity {
-    /// The form that this version reads and writes.
-    pub const FORMAT: u64 = 1;
-}
-
 /// The directories of a pool, and the lock that makes it ours.
 #[derive(Debug)]
 #[expect(missing_docs, reason = "`model::layout` has the words")]
@@ -89,12 +84,31 @@ impl PoolDirs {
 
     /// Reads `pool.json`; `None` in a pool that is new.
     pub fn identity(&self) -> Result<Option<PoolIdentity>> {
+        PoolIdentity::read(&self.root)
+    }
+
+    /// Writes `pool.json`, durably: from here on the pool exists.
+    pub fn set_identity(&self, identity: &PoolIdentity) -> Result<()> {
+        let mut bytes = serde_json::to_vec(identity).expect("plain data serialises");
+        bytes.push(b'\n');
+        self.root.replace(layout::POOL_JSON, &bytes)?;
+        self.root.sync_filesystem()?;
+        Ok(())
+    }
+}
+
+impl PoolIdentity {
+    /// The form that this version reads and writes.
+    pub const FORMAT: u64 = 1;
+
+    /// Reads that of the pool in this directory; `None`: there is none yet.
+    pub fn read(root: &Dir) -> Result<Option<Self>> {
         #[derive(Deserialize)]
         struct Version {
             format: u64,
         }
-        let path = self.root.path().join(layout::POOL_JSON);
-        let bytes = match self.root.read(layout::POOL_JSON, 4096) {
+        let path = root.path().join(layout::POOL_JSON);
+        let bytes = match root.read(layout::POOL_JSON, 4096) {
             Ok(bytes) => bytes,
             Err(error) if error.is(Errno::ENOENT) => return Ok(None),
             Err(error) => return Err(error.into()),
@@ -112,15 +126,6 @@ impl PoolDirs {
             });
         }
         serde_json::from_slice(&bytes).map(Some).map_err(damaged)
-    }
-
-    /// Writes `pool.json`, durably: from here on the pool exists.
-    pub fn set_identity(&self, identity: &PoolIdentity) -> Result<()> {
-        let mut bytes = serde_json::to_vec(identity).expect("plain data serialises");
-        bytes.push(b'\n');
-        self.root.replace(layout::POOL_JSON, &bytes)?;
-        self.root.sync_filesystem()?;
-        Ok(())
     }
 }
 

@@ -259,11 +259,13 @@ mod tests {
             format: VolumeRecord::FORMAT,
             id: "csi-1".parse().expect("id"),
             boot: "b".to_owned(),
+            superblock: Some(7),
             created: Timestamp(5),
             tenant: "ci".parse().expect("label"),
             pod: Pod {
                 uid: "u".parse().expect("uid"),
                 name: "p".to_owned(),
+                service_account: None,
             },
             spec: VolumeSpec::parse(&attributes.into()).expect("spec"),
             read_only: false,

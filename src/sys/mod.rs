@@ -7,6 +7,7 @@
 mod btrfs;
 mod dir;
 mod error;
+mod file;
 mod inode_flags;
 mod inotify;
 mod ioctl;
@@ -20,12 +21,14 @@ mod reflink;
 #[cfg(test)]
 mod skip;
 mod statfs;
+mod superblock;
 mod user_namespace;
 mod xattr;
 
 pub use btrfs::{NestedSubvolume, QuotaGroup, Quotas};
 pub use dir::{Blank, Dir, Entry, FileKind};
 pub use error::{Error, Result, printable};
+pub use file::OpenFile;
 pub use inotify::{DirWatch, UnmountWatch, UnmountWatches, readable};
 pub use lease::is_written;
 #[cfg(test)]
@@ -33,8 +36,8 @@ pub use lease::lease_to_write;
 pub use lock::Lock;
 pub use mount::{
     ClassicMount, FsContext, MountAttrFlags, MountAttributes, MountPoint, Room, among_descriptors,
-    bind, clone_tree, detach, mount_point, mount_point_at, move_mount_onto, set_mount_attributes,
-    sync_root, touch_mount,
+    bind, clone_tree, confined, detach, mount_point, mount_point_at, move_mount_onto,
+    set_mount_attributes, sync_root, touch_mount,
 };
 pub use mountinfo::{MountEntry, mount_table};
 pub use nix::errno::Errno;
@@ -44,5 +47,6 @@ pub use reflink::{clone_file, copy_sparse, data_length};
 #[cfg(test)]
 pub use skip::{is_root_or_skip, skip};
 pub use statfs::Space;
+pub use superblock::superblock;
 pub use user_namespace::{IdSwap, user_namespace};
 pub use xattr::Xattrs;

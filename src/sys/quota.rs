@@ -195,13 +195,30 @@ fn has_call() -> bool {
 mod tests {
     use super::*;
 
+    /// What the kernel says of a project is what was said to it, or it says why it counts nothing.
     #[test]
-    fn a_filesystem_without_project_quotas_says_why() {
+    fn a_filesystem_keeps_limits_or_says_why_not() {
+        /// Free: above what people name, and no number that a tool counts up to.
+        const PROJECT: u32 = 0x7fff_4711;
         let folder = tempfile::tempdir().expect("a temporary folder");
         let dir = Dir::open(folder.path()).expect("it opens");
-        if let Err(reason) = dir.project_quota() {
-            assert!(!reason.to_string().is_empty());
-            assert!(dir.set_project_limit(7, 1 << 20).is_err());
+        let set = |bytes| dir.set_project_limit(PROJECT, bytes);
+        match dir.project_quota() {
+            Err(reason) => {
+                assert!(!reason.to_string().is_empty());
+                assert!(set(1 << 20).is_err(), "{reason}");
+                assert!(dir.project_usage(PROJECT).is_err(), "{reason}");
+            }
+            Ok(()) if nix::unistd::geteuid().is_root() => {
+                let limit = || dir.project_usage(PROJECT).map_or(0, |usage| usage.limit);
+                assert_eq!(limit(), 0);
+                // Rounded up to what the kernel counts in.
+                for (bytes, kept) in [(1 << 20, 1 << 20), (1, 1024), (0, 0)] {
+                    set(bytes).expect("set");
+                    assert_eq!(limit(), kept);
+                }
+            }
+            Ok(()) => assert!(set(1 << 20).is_err_and(|error| error.is(Errno::EPERM))),
         }
     }
 }

@@ -4,7 +4,7 @@
 use std::os::fd::OwnedFd;
 use std::path::Path;
 
-use rustix::fs::FallocateFlags;
+use rustix::fs::{FallocateFlags, StatVfsMountFlags};
 
 use super::dir::Dir;
 use super::error::{Error, Result};
@@ -69,6 +69,14 @@ impl Dir {
             inodes_free: wide(i128::from(stat.f_ffree)),
             magic: wide(i128::from(stat.f_type)) & 0xffff_ffff,
         })
+    }
+
+    /// Whether no program can be run that lies on the mount through which this directory was
+    /// opened.
+    pub fn is_noexec(&self) -> Result<bool> {
+        let stat = rustix::fs::fstatvfs(self)
+            .map_err(|errno| Error::new("fstatvfs", self.path(), errno))?;
+        Ok(stat.f_flag.contains(StatVfsMountFlags::NOEXEC))
     }
 
     /// Whether room that is taken here is gone there: whether they are one filesystem.

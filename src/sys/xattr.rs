@@ -18,7 +18,7 @@ use super::error::{Error, Result};
 use super::node::{Node, proc_path};
 
 /// What a system call answers.
-type RawResult<T> = std::result::Result<T, RawErrno>;
+pub(super) type RawResult<T> = std::result::Result<T, RawErrno>;
 
 /// The longest value, and the longest list of names, that the kernel hands out (`XATTR_SIZE_MAX`, `XATTR_LIST_MAX`).
 const LONGEST: usize = 64 * 1024;

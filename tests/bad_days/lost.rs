@@ -7,7 +7,7 @@ use std::path::Path;
 use std::time::Instant;
 
 use crate::common::bench::{Bench, NEVER, eventually, names};
-use crate::common::disk::require_small_disk;
+use crate::common::disk::{Broken, SmallDisk, fill, require_small_disk, sync};
 use baggageclaim::engine::Error;
 use baggageclaim::engine::claims::{CreateClaim, MountClaim};
 use baggageclaim::model::{Claim, ClaimParameters, ClaimSource, MutableParameters, Outcome};
@@ -337,6 +337,169 @@ async fn nothing_is_made_of_a_claim_that_may_have_lost_bytes() {
         let deleted = claims.delete_snapshot(snapshot.id.as_str()).await;
         deleted.expect("deleted");
     }
+    bench.finish().await;
+    assert_eq!(disk.close(), Vec::<std::path::PathBuf>::new());
+}
+
+/// Has a pod write something that the disk loses: a file of a volume that is published.
+fn lose(disk: &SmallDisk, bench: &Bench, volume: &str) -> Broken {
+    let mut file = fs::File::create_new(bench.target(volume).join("big")).expect("create");
+    file.write_all(&vec![1; 1 << 20]).expect("write");
+    sync(&bench.pool());
+    let top = format!("volumes/{volume}/top/big");
+    let broken = disk.breaks_at(&bench.pool().join(top));
+    file.rewind().expect("seek");
+    file.write_all(&vec![2; 1 << 20])
+        .expect("the page cache takes it");
+    broken
+}
+
+/// The kernel reports a lost write once, and somebody else is told. An overlay remembers it as long as it is mounted.
+#[tokio::test(flavor = "multi_thread")]
+async fn a_lost_write_that_another_process_was_told_of_is_found_when_the_volume_is_frozen() {
+    let (disk, bench) = require_small_disk!();
+    let output = [("type", "output"), ("name", "o")];
+    bench.publish("victim", "victim", &output).await;
+    let broken = lose(&disk, &bench, "victim");
+    broken.is_heard();
+    broken.works_again();
+    // Nobody says how its pod ended, so nothing is sealed that would wait for the disk.
+    bench.unpublish("victim").await;
+    eventually("it is noted", || bench.pool().join("doomed").exists()).await;
+    bench.outcome("victim", Outcome::Succeeded).await;
+    bench.quiet().await;
+    assert!(bench.artifact("artifact/o").is_none());
+    // The kernel has not told this process of it yet; when it does, that is not another error.
+    let later = [("type", "output"), ("name", "later"), ("commit", "always")];
+    let (at, _) = bench.publish("later", "later", &later).await;
+    fs::write(at.join("f"), "later").expect("write");
+    bench.unpublish("later").await;
+    bench.quiet().await;
+    assert!(bench.artifact("artifact/later").is_some());
+    bench.finish().await;
+    assert_eq!(disk.close(), Vec::<std::path::PathBuf>::new());
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn a_lost_write_that_was_told_while_no_driver_ran_is_found_by_the_next_start() {
+    let (disk, bench) = require_small_disk!();
+    let output = [("type", "output"), ("name", "o"), ("commit", "always")];
+    bench.publish("victim", "victim", &output).await;
+    let (_, plain) = bench.publish("bystander", "bystander", &[]).await;
+    assert!(!plain.already);
+    let broken = lose(&disk, &bench, "victim");
+    let bench = bench
+        .restart_after(|_| {
+            broken.is_heard();
+            broken.works_again();
+        })
+        .await;
+    assert!(bench.pool().join("doomed").exists(), "nobody has noted it");
+    let noted = fs::read(bench.pool().join("doomed")).expect("read");
+    // What is made from now on is as good as ever, also after one more start that finds the same overlay.
+    let later = [("type", "output"), ("name", "later"), ("commit", "always")];
+    let (at, _) = bench.publish("later", "later", &later).await;
+    fs::write(at.join("f"), "later").expect("write");
+    let bench = bench.restart().await;
+    assert_eq!(fs::read(bench.pool().join("doomed")).expect("read"), noted);
+    for volume in ["victim", "bystander", "later"] {
+        bench.unpublish(volume).await;
+    }
+    bench.quiet().await;
+    assert!(bench.artifact("artifact/o").is_none());
+    let input = [("type", "input"), ("from", "artifact/later")];
+    let content = bench.look("look", &input, "f").await;
+    assert_eq!(content.as_deref(), Some("later"));
+    bench.finish().await;
+    assert_eq!(disk.close(), Vec::<std::path::PathBuf>::new());
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn a_lost_write_is_noted_on_a_full_disk_too() {
+    let (disk, lab) = match SmallDisk::make() {
+        Ok(made) => made,
+        Err(reason) => return crate::common::skip(&reason),
+    };
+    let bench = Bench::with(lab, |config| config.reserve = 4 << 20).await;
+    let output = [("type", "output"), ("name", "o")];
+    bench.publish("victim", "victim", &output).await;
+    let broken = lose(&disk, &bench, "victim");
+    let reserve = bench.pool().join("reserve");
+    assert!(reserve.exists());
+    let ballast = bench.lab.path().join("ballast");
+    fill(&ballast);
+    broken.is_heard();
+    broken.works_again();
+    bench.unpublish("victim").await;
+    eventually("it is noted", || bench.pool().join("doomed").exists()).await;
+    assert!(!reserve.exists(), "there was room");
+    fs::remove_file(ballast).expect("rm");
+    bench.outcome("victim", Outcome::Succeeded).await;
+    bench.quiet().await;
+    assert!(bench.artifact("artifact/o").is_none());
+    bench.finish().await;
+    assert_eq!(disk.close(), Vec::<std::path::PathBuf>::new());
+}
+
+/// A process of a pod that was deleted by force writes to a claim after it was unmounted, and after a write-back that went well.
+#[tokio::test(flavor = "multi_thread")]
+async fn a_claim_whose_last_writer_came_late_may_have_lost_bytes() {
+    let (disk, bench) = require_small_disk!();
+    let request = CreateClaim {
+        name: "claim".to_owned(),
+        required_bytes: 0,
+        limit_bytes: None,
+        parameters: ClaimParameters::default(),
+        mutable: MutableParameters::default(),
+        source: None,
+    };
+    let claim = bench.engine.create_claim(request).await.expect("made");
+    let target = bench.target("claim");
+    let request = MountClaim {
+        claim: claim.id.clone(),
+        target: target.clone(),
+        staging: false,
+        staged_at: None,
+        read_only: false,
+        multiple_targets: false,
+        mount_group: None,
+    };
+    bench.engine.mount_claim(request).await.expect("mounted");
+    let mut late = fs::File::create_new(target.join("big")).expect("create");
+    late.write_all(&vec![1; 1 << 20]).expect("write");
+    let unmounted = bench
+        .engine
+        .unmount_claim(claim.id.as_str(), &target, false);
+    unmounted.await.expect("unmounted");
+    // Its writer is still there while all that it wrote until now gets to the disk.
+    let output = |name| [("type", "output"), ("name", name), ("commit", "always")];
+    for name in ["before", "after"] {
+        let (at, _) = bench.publish(name, name, &output(name)).await;
+        fs::write(at.join("f"), name).expect("write");
+    }
+    let sealed = async |name: &str| {
+        bench.unpublish(name).await;
+        bench.quiet().await;
+        bench.artifact(&format!("artifact/{name}")).is_some()
+    };
+    assert!(sealed("before").await);
+    let top = format!("volumes/{}/top/big", claim.id);
+    let broken = disk.breaks_at(&bench.pool().join(top));
+    late.rewind().expect("seek");
+    late.write_all(&vec![2; 1 << 20])
+        .expect("the page cache takes it");
+    drop(late);
+    // A round notices that nobody has it any more.
+    bench.engine.reap().await.expect("reap");
+    assert!(!sealed("after").await, "the disk lost something meanwhile");
+    broken.works_again();
+    let found = bench.engine.claim_use(claim.id.as_str()).await;
+    assert_eq!(found.expect("there").problems.len(), 1, "it is damaged");
+    let taken = bench.engine.create_snapshot("torn", claim.id.as_str());
+    let error = taken.await.expect_err("it may have lost bytes");
+    assert!(matches!(error, Error::ClaimInUse { .. }), "{error}");
+    let deleted = bench.engine.delete_claim(claim.id.as_str()).await;
+    deleted.expect("deleted");
     bench.finish().await;
     assert_eq!(disk.close(), Vec::<std::path::PathBuf>::new());
 }

@@ -528,6 +528,8 @@ async fn a_clone_and_a_snapshot_are_uses_of_their_source() {
             bench = bench
                 .restart_after(|| fs::rename(&as_killed, &index).expect("in its place"))
                 .await;
+            // A start asks whether a process still holds its files: the answer that none does is no use.
+            bench.engine.reap().await.expect("reap");
             assert_eq!(last_used(&bench), grouped, "{}", claim.name);
         }
         bench.finish().await;

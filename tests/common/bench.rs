@@ -55,6 +55,16 @@ impl Ground {
     }
 }
 
+/// Whether a fork may have another owner than what was sealed, on this filesystem (`ext4`, `tmpfs`).
+pub fn maps_owners(backend: BackendKind, filesystem: &str) -> bool {
+    let by_backend = match (backend, filesystem) {
+        (BackendKind::Overlay, _) => super::kernel_is(5, 19),
+        (_, "btrfs") => super::kernel_is(5, 15),
+        _ => super::kernel_is(5, 12),
+    };
+    by_backend && (filesystem != "tmpfs" || super::kernel_is(6, 3))
+}
+
 /// An engine on a filesystem of its own, and a place for targets.
 #[derive(Debug)]
 pub struct Bench {
@@ -336,6 +346,7 @@ pub fn request(
         pod: Pod {
             uid: pod.parse().expect("uid"),
             name: pod.to_owned(),
+            service_account: None,
         },
         spec: VolumeSpec::parse(&attributes).expect("attributes"),
         read_only: false,

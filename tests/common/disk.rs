@@ -1,10 +1,10 @@
 //! A disk that loses what is written to it, and may be well again: a loop device over a file with holes, in a memory that has no
 //! room to fill them. To the kernel it is a disk that fails; nobody else is told.
 //!
-//! And one that does not answer ([`Frozen`]).
+//! One that does not answer ([`Frozen`]). And one that is slow ([`Slow`]).
 
 use std::fs::File;
-use std::os::unix::fs::FileExt as _;
+use std::os::unix::fs::{FileExt as _, MetadataExt as _};
 use std::path::{Path, PathBuf};
 use std::process::Command;
 
@@ -150,6 +150,47 @@ impl Drop for Frozen {
     }
 }
 
+/// Writes back what the filesystem of this path holds, all of which the disk takes.
+pub fn sync(path: &Path) {
+    let dir = File::open(path).expect("open");
+    rustix::fs::syncfs(dir).expect("all is well");
+}
+
+/// The disk under a [`Lab`], which takes only so many bytes each second, until this is dropped.
+#[derive(Debug)]
+pub struct Slow {
+    device: String,
+}
+
+impl Slow {
+    /// The limit of the root of version 1 of cgroups. Version 2 has none for its root, to which belongs whatever is written back of
+    /// processes that are in no group with a limit of their own.
+    const LIMIT: &str = "/sys/fs/cgroup/blkio/blkio.throttle.write_bps_device";
+
+    /// The error is a sentence.
+    pub fn new(lab: &Lab, bytes_per_second: u64) -> Result<Self, String> {
+        let device = std::fs::metadata(lab.path()).expect("stat").dev();
+        let (major, minor) = (rustix::fs::major(device), rustix::fs::minor(device));
+        let slow = Self {
+            device: format!("{major}:{minor}"),
+        };
+        let limited = slow.limit(bytes_per_second);
+        limited.map_err(|error| format!("no disk can be made slow: {}: {error}", Self::LIMIT))?;
+        Ok(slow)
+    }
+
+    /// 0: no limit.
+    fn limit(&self, bytes_per_second: u64) -> std::io::Result<()> {
+        std::fs::write(Self::LIMIT, format!("{} {bytes_per_second}", self.device))
+    }
+}
+
+impl Drop for Slow {
+    fn drop(&mut self) {
+        self.limit(0).expect("the limit is lifted");
+    }
+}
+
 /// Where a file lies.
 fn extents(path: &Path) -> Vec<Extent> {
     let output = Command::new("filefrag")
@@ -176,6 +217,19 @@ fn extents(path: &Path) -> Vec<Extent> {
         "{text}"
     );
     found
+}
+
+/// A file that takes all the room of a filesystem, in which nothing is written.
+pub fn fill(path: &Path) {
+    let file = File::create(path).expect("create");
+    let free = rustix::fs::fstatvfs(&file).expect("statvfs");
+    let (mut at, mut size) = (0, free.f_bfree * free.f_frsize);
+    while size > 0 {
+        match rustix::fs::fallocate(&file, FallocateFlags::empty(), at, size) {
+            Ok(()) => at += size,
+            Err(_) => size /= 2,
+        }
+    }
 }
 
 /// A file in a small memory that takes all of its room.

@@ -6,11 +6,14 @@ use std::path::{Path, PathBuf};
 /// The pages of the documentation, in order.
 pub(crate) fn pages() -> Vec<PathBuf> {
     let root = Path::new(env!("CARGO_MANIFEST_DIR"));
-    let pages = fs::read_dir(root.join("docs")).expect("docs/");
+    let directories = ["docs", "docs/design"].map(|directory| root.join(directory));
+    let pages = directories
+        .iter()
+        .flat_map(|directory| fs::read_dir(directory).expect("docs/"));
     let pages = pages.map(|page| page.expect("a page").path());
     let is_page = |path: &PathBuf| path.extension().is_some_and(|its| its == "md");
     let mut pages: Vec<PathBuf> = pages.filter(is_page).collect();
-    pages.extend(["README.md", "CONTRIBUTING.md"].map(|page| root.join(page)));
+    pages.extend(["README.md", "CONTRIBUTING.md", "SECURITY.md"].map(|page| root.join(page)));
     pages.sort();
     pages
 }

@@ -279,6 +279,23 @@ impl Lab {
         self.mount_again("loop");
     }
 
+    /// Unmounts an ext4, and all that is mounted below, and mounts it again as `e2fsck` has left it.
+    pub fn repair(&self) {
+        assert_eq!(self.fs, Fs::Ext4, "only ext4 is repaired by this program");
+        unmount_below(&self.base.join("kubelet"), true);
+        unmount_below(&self.path(), false);
+        let image = self.image.as_ref().expect("ext4");
+        // It says by its code that it mended something, which is no failure.
+        let mended = run(Command::new("e2fsck").args(["-f", "-y"]).arg(image));
+        run(Command::new("e2fsck").args(["-f", "-n"]).arg(image))
+            .unwrap_or_else(|reason| panic!("{reason} after {mended:?}"));
+        run(Command::new("mount")
+            .args(["-o", self.fs.options()])
+            .arg(image)
+            .arg(self.path()))
+        .unwrap_or_else(|reason| panic!("{reason}"));
+    }
+
     fn mount_again(&self, options: &str) {
         assert_ne!(
             self.fs,
@@ -308,6 +325,14 @@ impl Lab {
         };
         run(Command::new("mount").args(["-o", option]).arg(self.path()))
             .unwrap_or_else(|reason| panic!("{reason}"));
+    }
+
+    /// No program that lies on the filesystem can be run, as if it were mounted `noexec`.
+    pub fn forbid_programs(&self) {
+        run(Command::new("mount")
+            .args(["-o", "remount,noexec"])
+            .arg(self.path()))
+        .unwrap_or_else(|reason| panic!("{reason}"));
     }
 
     /// Has an ext4 take no more changes, below everything that uses it, as after an error of its disk. statfs(2) does not tell.

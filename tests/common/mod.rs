@@ -85,6 +85,20 @@ pub fn has_descriptors() -> bool {
     kernel_is(6, 13)
 }
 
+/// Whether limits on projects can be set: by `quotactl_fd` (Linux 5.14).
+pub fn has_project_quotas() -> bool {
+    kernel_is(5, 14)
+}
+
+/// Says that a test did not run because this kernel is too old for what it is about, which is as it must be.
+pub fn too_old(for_what: &str) {
+    let test = std::thread::current().name().unwrap_or("?").to_owned();
+    let _ = writeln!(
+        std::io::stderr(),
+        "NOT HERE: {test}: this kernel is too old for {for_what}"
+    );
+}
+
 /// Whether this process may mount things.
 pub fn is_root() -> bool {
     rustix::process::geteuid().is_root()
@@ -115,7 +129,11 @@ macro_rules! require_lab {
 
 /// A [`Lab`] that enforces limits on projects; ends the test where the kernel has no quotas, which only a guest may not.
 macro_rules! require_quota_lab {
-    ($fs:expr) => {
+    ($fs:expr) => {{
+        if !$crate::common::has_project_quotas() {
+            $crate::common::too_old("limits on projects");
+            return;
+        }
         match $crate::common::Lab::try_new($fs) {
             Ok(lab) => lab,
             Err(reason) => {
@@ -123,7 +141,7 @@ macro_rules! require_quota_lab {
                 return;
             }
         }
-    };
+    }};
 }
 
 pub(crate) use bench::require_bench;

@@ -6,9 +6,9 @@ use std::io::Write as _;
 use std::os::unix::fs::PermissionsExt;
 use std::path::PathBuf;
 
-use baggageclaim::backend::{BackendKind, Limit};
+use baggageclaim::backend::{Backend, BackendKind, Limit, MountApi, Overlay};
 use baggageclaim::model::{LayerId, RootAttributes};
-use baggageclaim::sys::{self, Dir, QuotaGroup};
+use baggageclaim::sys::{self, Dir, QuotaGroup, Xattrs as _};
 
 use super::common::{Snapshot, assert_same, tree as trees};
 use super::{Bench, Volume};
@@ -173,5 +173,156 @@ pub(super) fn a_limited_fork_can_do_what_others_can(bench: &Bench) {
     bench.empty();
     for project in projects {
         assert_forgotten(bench, project);
+    }
+}
+
+/// A project that is the administrator's, with a limit of his.
+const FOREIGN: (u32, u64) = (4711, 3 << 20);
+
+/// The owner of a file may put it into any project, through overlay too. What a limit is set and
+/// lifted for is what the driver chose, whatever the content says by then.
+pub(super) fn a_tenant_changes_only_its_own_limit(bench: &Bench) {
+    const MIB: u64 = 1 << 20;
+    if !bench.must_limit {
+        return;
+    }
+    let limited = |bytes| bench.create(&[], RootAttributes::default(), Some(bytes));
+    let limit_of = |project| {
+        bench
+            .pool
+            .project_usage(project)
+            .map_or(0, |usage| usage.limit)
+    };
+    bench
+        .pool
+        .set_project_limit(FOREIGN.0, FOREIGN.1)
+        .expect("the administrator may");
+    let neighbour = limited(8 * MIB);
+    let neighbours = project_of(&neighbour);
+    let others_are_as_they_were = |when: &str| {
+        assert_eq!(limit_of(neighbours), 8 * MIB, "the neighbour's, {when}");
+        assert_eq!(limit_of(FOREIGN.0), FOREIGN.1, "the foreign one, {when}");
+    };
+    for target in [0, neighbours, FOREIGN.0] {
+        for is_sealed in [false, true] {
+            let mut hostile = limited(6 * MIB);
+            let own = project_of(&hostile);
+            assert_eq!(limit_of(own), 6 * MIB);
+            bench.within(&hostile, |root| {
+                let dir = Dir::open(root).expect("open");
+                dir.create_dir("d", 0o755).expect("mkdir");
+                for dir in [dir.open_beneath("d").expect("open"), dir] {
+                    dir.set_project(target).expect("its owner may");
+                }
+                fs::write(root.join("d/f"), vec![1; 1 << 20]).expect("write");
+            });
+            assert_eq!(project_of(&hostile), target);
+
+            let expanded = bench.backend.set_limit(&hostile.dir, Some(7 * MIB));
+            assert_eq!(expanded.expect("expanded"), Limit::Enforced);
+            hostile.size_limit = Some(7 * MIB);
+            assert_eq!(limit_of(own), 7 * MIB, "project {target}");
+            others_are_as_they_were("expanded");
+
+            // The next mount gives its root back to the project that counts it, or nothing could be
+            // copied up.
+            bench.within(&hostile, |root| {
+                fs::write(root.join("again"), b"x").expect("write");
+            });
+            assert_eq!(project_of(&hostile), own);
+            bench.within(&hostile, |root| {
+                let dir = Dir::open(root).expect("open");
+                dir.set_project(target).expect("its owner may");
+            });
+
+            let lifted = bench.backend.set_limit(&hostile.dir, None);
+            assert_eq!(lifted.expect("lifted"), Limit::None);
+            assert_eq!(limit_of(own), 0);
+            others_are_as_they_were("lifted");
+            let set = bench.backend.set_limit(&hostile.dir, Some(7 * MIB));
+            assert_eq!(set.expect("set"), Limit::Enforced);
+
+            let layers = if is_sealed {
+                bench.seal(&hostile)
+            } else {
+                Vec::new()
+            };
+            bench.discard(hostile);
+            others_are_as_they_were("deleted");
+            let layers_dir = bench.pool.open_beneath("layers").expect("open");
+            for layer in layers {
+                let name = layer.to_string();
+                let deleted = bench.backend.delete(&layers_dir, name.as_ref(), &|| false);
+                deleted.expect("deleted");
+            }
+            others_are_as_they_were("its layer deleted");
+            assert_forgotten(bench, own);
+        }
+    }
+    bench.discard(neighbour);
+    assert_forgotten(bench, neighbours);
+    bench
+        .pool
+        .set_project_limit(FOREIGN.0, 0)
+        .expect("the administrator may");
+}
+
+/// An older version kept a volume's project in its content only. What it says there is believed
+/// once, at the first start of this version, and not where two volumes say the same.
+pub(super) fn projects_of_an_older_version_are_recorded_once(bench: &Bench) {
+    const LIMIT: Option<u64> = Some(4 << 20);
+    if !bench.must_limit {
+        return;
+    }
+    let volumes = bench.pool.open_beneath("volumes").expect("open");
+    let base = bench.artifact(|root| fs::write(root.join("f"), b"x").expect("write"));
+    let limited = || bench.create(&base, RootAttributes::default(), LIMIT);
+    let (honest, one, other) = (limited(), limited(), limited());
+    let unlimited = bench.fork(&[]);
+    let top = |volume: &Volume| volume.dir.open_beneath("top").expect("open");
+    top(&other)
+        .set_project(project_of(&one))
+        .expect("its owner may");
+    let forget = |dir: &Dir| {
+        let names = dir.xattr_names().expect("listed").into_iter();
+        let ours = names.filter(|name| name.to_str().is_some_and(|name| name.contains("baggage")));
+        let ours: Vec<_> = ours.collect();
+        for name in &ours {
+            assert!(dir.remove_xattr(name).expect("removed"));
+        }
+        ours.len()
+    };
+    let is_known = |volume: &Volume, bytes| {
+        let api = if super::common::has_descriptors() {
+            MountApi::Descriptors
+        } else {
+            MountApi::Classic
+        };
+        let started = Overlay::open(&bench.pool, api).expect("overlay works");
+        let limit = started.set_limit(&volume.dir, Some(bytes)).expect("asked");
+        limit == Limit::Enforced
+    };
+    // As the older version left it.
+    let forgotten = [&honest.dir, &one.dir, &other.dir, &unlimited.dir, &volumes].map(forget);
+    assert_eq!(forgotten, [1, 1, 1, 0, 1]);
+    assert!(is_known(&honest, 5 << 20));
+    let usage = bench.pool.project_usage(project_of(&honest));
+    assert_eq!(usage.expect("counted").limit, 5 << 20);
+    assert!(!is_known(&one, 5 << 20) && !is_known(&other, 5 << 20));
+    // They can be used as before: what is copied up stays in the project of its directory.
+    bench.within(&one, |root| {
+        fs::write(root.join("f"), b"changed").expect("write");
+    });
+    // Never again.
+    forget(&honest.dir);
+    top(&unlimited).set_project(4712).expect("its owner may");
+    assert!(!is_known(&honest, 6 << 20) && !is_known(&unlimited, 6 << 20));
+    let usage = bench.pool.project_usage(project_of(&honest));
+    assert_eq!(usage.expect("counted").limit, 5 << 20);
+    for project in [&honest, &one].map(project_of) {
+        bench.pool.set_project_limit(project, 0).expect("lifted");
+    }
+    for volume in [honest, one, other, unlimited] {
+        bench.discard(volume);
     }
 }

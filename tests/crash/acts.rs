@@ -124,6 +124,7 @@ impl Act {
             | Point::RecoverIndexed
             | Point::ReserveMade
             | Point::ReserveGivenBack
+            | Point::DoomHeard
             | Point::DoomNoted
             | Point::DoomMarked
             | Point::DoomFinished

@@ -425,6 +425,7 @@ async fn run(engine: &Engine, call: Call) -> Answer {
                 pod: Pod {
                     uid: pod.parse().expect("a uid"),
                     name: pod,
+                    service_account: None,
                 },
                 spec: VolumeSpec::parse(&attributes).expect("attributes"),
                 read_only: false,

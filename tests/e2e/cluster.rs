@@ -15,13 +15,8 @@ use tempfile::NamedTempFile;
 /// How long something may take that takes seconds when all is well. The machine may be busy with other things.
 pub(crate) const PATIENCE: Duration = Duration::from_secs(120);
 
-/// Where kubelet keeps the pods' directories, on the node.
-const PODS: &str = "/var/lib/kubelet/pods";
 /// Where deploy/ puts the pool, on the node.
 const POOL: &str = "/var/lib/baggageclaim";
-
-/// Where the overlay for trying out makes that a filesystem.
-const POOL_IMAGE: &str = "/var/lib/baggageclaim.img";
 
 /// The node that `cluster.sh` has brought up.
 pub(crate) struct Cluster {
@@ -139,11 +134,16 @@ impl Cluster {
     }
 
     /// Which overlay of deploy/ is installed.
-    pub(crate) fn overlay(&self) -> &'static str {
-        if self.on_node(POOL_IMAGE).exists() {
-            "loop"
-        } else {
-            "host"
+    pub(crate) fn overlay(&self) -> String {
+        let overlay = fs::read_to_string(self.home.join("node/overlay"));
+        overlay.expect("cluster.sh wrote it").trim().to_owned()
+    }
+
+    /// Kubelet's directory on the node: elsewhere where an overlay is for such a one (`lib.sh`).
+    pub(crate) fn kubelet(&self) -> &'static str {
+        match &*self.overlay() {
+            "k0s" => "/var/lib/k0s/kubelet",
+            _ => "/var/lib/kubelet",
         }
     }
 
@@ -181,7 +181,7 @@ impl Cluster {
 
     /// The uids of the pods that have a directory on the node.
     pub(crate) fn pod_directories(&self) -> Vec<String> {
-        names(&self.on_node(PODS))
+        names(&self.on_node(&format!("{}/pods", self.kubelet())))
     }
 
     /// What lies in a directory of the pool.

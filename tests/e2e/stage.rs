@@ -30,6 +30,20 @@ pub(crate) fn sweep(cluster: &Cluster) {
     forget(cluster, &["artifacts"]);
 }
 
+/// Makes a namespace in which pods can be made.
+fn make_namespace(cluster: &Cluster, namespace: &str) {
+    succeed(&mut cluster.kubectl(&["create", "namespace", namespace]));
+    succeed(&mut cluster.kubectl(&["label", "namespace", namespace, LABEL]));
+    // Without it no pod is admitted. Who makes it may be slow to hear of the namespace when the API server was away.
+    succeed(&mut cluster.kubectl(&[
+        "wait",
+        "--for=create",
+        "serviceaccount/default",
+        "--timeout=120s",
+        &format!("--namespace={namespace}"),
+    ]));
+}
+
 /// Forgets what was sealed, as far as a list of the driver's goes.
 fn forget(cluster: &Cluster, list: &[&str]) {
     for artifact in cluster.driver_list(list) {
@@ -63,16 +77,7 @@ pub(crate) struct Stage<'a> {
 impl<'a> Stage<'a> {
     /// Makes the namespace.
     pub(crate) fn new(cluster: &'a Cluster, namespace: &str) -> Self {
-        succeed(&mut cluster.kubectl(&["create", "namespace", namespace]));
-        succeed(&mut cluster.kubectl(&["label", "namespace", namespace, LABEL]));
-        // Without it no pod is admitted. Who makes it may be slow to hear of the namespace when the API server was away.
-        succeed(&mut cluster.kubectl(&[
-            "wait",
-            "--for=create",
-            "serviceaccount/default",
-            "--timeout=120s",
-            &format!("--namespace={namespace}"),
-        ]));
+        make_namespace(cluster, namespace);
         Self {
             cluster,
             namespace: namespace.to_owned(),
@@ -318,8 +323,9 @@ impl<'a> Stage<'a> {
 
     /// Where a pod's volume is seen by the processes of the host.
     pub(crate) fn volume_from_outside(&self, uid: &str, volume: &str) -> PathBuf {
+        let kubelet = self.cluster.kubelet();
         self.cluster.on_node(&format!(
-            "/var/lib/kubelet/pods/{uid}/volumes/kubernetes.io~csi/{volume}/mount"
+            "{kubelet}/pods/{uid}/volumes/kubernetes.io~csi/{volume}/mount"
         ))
     }
 
@@ -527,6 +533,19 @@ impl<'a> Stage<'a> {
         eprintln!("$ baggageclaim volumes --output=wide");
         let volumes = self.cluster.driver(&["volumes", "--output=wide"]);
         eprintln!("{}", String::from_utf8_lossy(&volumes.stdout));
+    }
+
+    /// Deletes the namespace, and makes another one of its name.
+    pub(crate) fn begin_again(&self) {
+        let delete = [
+            "delete",
+            "namespace",
+            &self.namespace,
+            "--wait",
+            "--timeout=120s",
+        ];
+        succeed(&mut self.cluster.kubectl(&delete));
+        make_namespace(self.cluster, &self.namespace);
     }
 
     /// Takes the namespace away with all that is in it, however the case went. The next one has another name, so it need

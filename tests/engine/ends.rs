@@ -106,7 +106,13 @@ async fn what_somebody_still_reads_stays() {
 
 #[tokio::test(flavor = "multi_thread")]
 async fn what_somebody_reads_of_a_sealed_volume_stays() {
-    let bench = require_bench!();
+    for restarted in [false, true] {
+        read_of_a_sealed_volume(restarted).await;
+    }
+}
+
+async fn read_of_a_sealed_volume(restarted: bool) {
+    let mut bench = require_bench!();
     bench
         .step("a", OUTPUT, |target| {
             fs::write(target.join("f"), "below").expect("write");
@@ -129,6 +135,10 @@ async fn what_somebody_reads_of_a_sealed_volume_stays() {
     })
     .await;
     eventually("it has left", || bench.row("t2").is_none()).await;
+    bench.engine.reap().await.expect("reap");
+    if restarted {
+        bench = bench.restart().await;
+    }
     let (tenant, name) = (
         "ci".parse().expect("label"),
         "task-cache/k".parse().expect("name"),

@@ -2,16 +2,67 @@
 //! outcome or marker allows it.
 
 use std::fs;
+use std::path::Path;
+use std::sync::Arc;
 use std::time::Duration;
 
-use baggageclaim::engine::Told;
-use baggageclaim::model::Outcome;
+use baggageclaim::engine::{Engine, Pods, Told};
+use baggageclaim::model::{Outcome, PodUid};
 
 use crate::common::bench::{Bench, Ground, eventually};
 use crate::common::require_bench;
 
 const TASK: &[(&str, &str)] = &[("type", "task-cache"), ("key", "k")];
 const RESOURCE: &[(&str, &str)] = &[("type", "resource-cache"), ("key", "k")];
+
+/// Says of every pod that it ran the same.
+#[derive(Debug)]
+struct SameImages;
+
+impl Pods for SameImages {
+    fn images(&self, _pod: &PodUid) -> Vec<String> {
+        vec!["golang:1.25".to_owned()]
+    }
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn who_made_an_artifact_is_known_after_a_restart_a_merge_and_a_rebuild() {
+    for ground in Ground::ALL {
+        let bench = require_bench!(on ground, |config| config.pods = Some(Arc::new(SameImages)));
+        // As many as are merged where commits are stacked.
+        for round in 0..20 {
+            let volume = format!("v{round}");
+            let mut request = bench.request(&volume, &volume, TASK);
+            request.pod.service_account = Some("builder".to_owned());
+            bench.engine.publish(request).await.expect("publish");
+            let file = bench.target(&volume).join(&volume);
+            fs::write(file, "made").expect("write");
+            bench.outcome(&volume, Outcome::Succeeded).await;
+            bench.unpublish(&volume).await;
+            bench.quiet().await;
+        }
+        bench.engine.reap().await.expect("reap");
+        let is_known = |bench: &Bench, when: &str| {
+            let row = bench.artifact("task-cache/k").expect("it is there");
+            let layers = row.layers;
+            assert!(layers < 20, "{layers} layers {when}");
+            let maker = row.made_by;
+            let maker = maker.unwrap_or_else(|| panic!("{}: nobody {when}", ground.name()));
+            assert_eq!((maker.pod.uid.as_str(), &*maker.pod.name), ("v19", "v19"));
+            assert_eq!(maker.pod.service_account.as_deref(), Some("builder"));
+            assert_eq!(maker.images, ["golang:1.25"], "{}: {when}", ground.name());
+        };
+        is_known(&bench, "after a merge");
+        let bench = bench.restart().await;
+        is_known(&bench, "after a restart");
+        let rebuild = |pool: &Path| {
+            Engine::rebuild_index(pool).expect("rebuilt");
+        };
+        let bench = bench.restart_after(rebuild).await;
+        is_known(&bench, "after a rebuild");
+        bench.finish().await;
+    }
+}
 
 #[tokio::test(flavor = "multi_thread")]
 async fn a_task_cache_comes_back_when_its_pod_succeeded_and_only_then() {

@@ -5,9 +5,10 @@ use std::os::unix::fs::{MetadataExt as _, PermissionsExt as _};
 use std::path::Path;
 use std::time::{Duration, SystemTime};
 
+use baggageclaim::backend::BackendKind;
 use baggageclaim::model::Outcome;
 
-use crate::common::bench::{Bench, eventually, mounted_for, names};
+use crate::common::bench::{Bench, eventually, maps_owners, mounted_for, names};
 use crate::common::require_bench;
 
 const CACHE: &[(&str, &str)] = &[("type", "task-cache"), ("key", "k")];
@@ -119,19 +120,22 @@ async fn a_volume_that_differs_in_what_is_seen_of_it_gets_no_mount_of_another() 
     bench.step("maker", OUTPUT, write).await;
     let plain = until_mounted_beforehand(&bench, INPUT).await;
     let file = |volume: &str| bench.target(volume).join("f");
-    for (volume, key, value) in [
-        ("mode", "mode", "0711"),
-        ("owner", "uid", "1234"),
-        ("limit", "sizeLimit", "1Gi"),
-    ] {
-        let attributes = [INPUT, &[(key, value)]].concat();
+    let mut differing = vec![("mode", "mode", "0711"), ("limit", "sizeLimit", "1Gi")];
+    let maps_owners = maps_owners(BackendKind::Overlay, "ext4");
+    if maps_owners {
+        differing.push(("owner", "uid", "1234"));
+    }
+    for (volume, key, value) in &differing {
+        let attributes = [INPUT, &[(*key, *value)]].concat();
         bench.publish(volume, volume, &attributes).await;
         // Never of those that are ready for the plain ones.
         assert!(mounted_for(&bench.target(volume), volume));
     }
     let mode = fs::metadata(bench.target("mode")).expect("stat").mode();
     assert_eq!(mode & 0o7777, 0o711, "{mode:o}");
-    assert_eq!(fs::metadata(file("owner")).expect("stat").uid(), 1234);
+    if maps_owners {
+        assert_eq!(fs::metadata(file("owner")).expect("stat").uid(), 1234);
+    }
     let mut request = bench.request("read-only", "read-only", INPUT);
     request.read_only = true;
     bench.engine.publish(request).await.expect("publish");
@@ -139,7 +143,10 @@ async fn a_volume_that_differs_in_what_is_seen_of_it_gets_no_mount_of_another() 
     let refused = fs::write(file("read-only"), "no").expect_err("read-only");
     assert_eq!(refused.kind(), std::io::ErrorKind::ReadOnlyFilesystem);
     fs::write(file(&plain), "yes").expect("write");
-    for volume in ["mode", "owner", "limit", "read-only", &plain] {
+    for (volume, ..) in differing {
+        bench.unpublish(volume).await;
+    }
+    for volume in ["read-only", &plain] {
         bench.unpublish(volume).await;
     }
     bench.finish().await;
@@ -199,5 +206,46 @@ async fn nothing_stays_mounted_over_what_is_deleted() {
     // One that was just being made goes a moment later.
     eventually("none is mounted", || mounted_spares(&bench) == 0).await;
     assert_eq!(names(&bench.pool().join("layers")).len(), 0);
+    bench.finish().await;
+}
+
+/// Deletes it with all that is in it, also while the driver is making it.
+fn delete(path: &Path) {
+    #[expect(
+        clippy::disallowed_methods,
+        reason = "plays a person who deletes what is the driver's"
+    )]
+    let deleted = || fs::remove_dir_all(path);
+    while path.exists() {
+        let _not_yet = deleted();
+    }
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn spares_that_are_missing_fail_no_publish() {
+    let bench = require_bench!();
+    bench.step("maker", OUTPUT, |_| {}).await;
+    let volume = until_mounted_beforehand(&bench, INPUT).await;
+    bench.unpublish(&volume).await;
+    bench.quiet().await;
+    eventually("more are mounted", || mounted_spares(&bench) > 0).await;
+    let spares = bench.pool().join("spares");
+    for spare in names(&spares) {
+        delete(&spares.join(spare));
+    }
+    for (name, attributes) in [("in", INPUT), ("out", OUTPUT), ("plain", &[])] {
+        for number in 0..20 {
+            let volume = format!("{name}-{number}");
+            bench.publish(&volume, &volume, attributes).await;
+            bench.outcome(&volume, Outcome::Failed).await;
+            bench.unpublish(&volume).await;
+        }
+    }
+    // Then their directory, too.
+    delete(&spares);
+    bench.publish("last", "last", INPUT).await;
+    bench.unpublish("last").await;
+    bench.quiet().await;
+    fs::create_dir(&spares).expect("it was deleted");
     bench.finish().await;
 }

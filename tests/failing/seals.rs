@@ -1,6 +1,8 @@
 //! Seals whose last steps fail, after the index has them: a layer that cannot say that it is named, a promise that cannot be taken
 //! back. The others become durable all the same, and nothing that was deleted comes back.
 
+use std::io::{Seek as _, Write as _};
+
 use common::bench::{soon, waits};
 
 use super::*;
@@ -121,4 +123,172 @@ async fn a_promise_that_cannot_be_taken_back_keeps_what_it_was_for_and_nothing_e
     bench.quiet().await;
     assert!(bench.artifact("artifact/bad").is_none(), "it is back");
     bench.finish().await;
+}
+
+/// A commit that stops after its `syncfs` until a later seal of the same name can be forked. Then the
+/// index is copied: a power cut leaves this.
+struct Overtaken {
+    synced: mpsc::Receiver<()>,
+    go_on: mpsc::Sender<()>,
+    indexed: mpsc::Receiver<()>,
+}
+
+impl Overtaken {
+    /// Stops the next commit. The copy of the index goes to `aside`.
+    fn arm(pool: &Path, aside: &Path) -> Self {
+        let (say_synced, synced) = mpsc::channel();
+        let (go_on, may_go_on) = mpsc::channel::<()>();
+        let (say_indexed, indexed) = mpsc::channel();
+        let (index, aside) = (pool.join("index.redb"), aside.to_owned());
+        crash::at(Point::CommitSynced, 1, move || {
+            say_synced.send(()).expect("it is waited for");
+            may_go_on.recv_timeout(NEVER).expect("it goes on");
+            crash::at(Point::CommitIndexed, 1, move || {
+                fs::copy(index, aside).expect("copy");
+                say_indexed.send(()).expect("it is waited for");
+            });
+        });
+        Self {
+            synced,
+            go_on,
+            indexed,
+        }
+    }
+
+    /// Waits for the first commit, starts the later seal with `leave`, and ends the first commit when
+    /// the later artifact can be forked.
+    #[expect(
+        clippy::disallowed_methods,
+        reason = "a test waits for the driver's thread, which is no task"
+    )]
+    async fn by(self, bench: &Bench, leave: impl AsyncFnOnce()) {
+        let soon = |told: &mpsc::Receiver<()>| told.recv_timeout(NEVER).expect("it comes");
+        tokio::task::block_in_place(|| soon(&self.synced));
+        let first = bench.artifact(CACHE).expect("it can be forked").id;
+        leave().await;
+        eventually("the later one can be forked", || {
+            bench.artifact(CACHE).is_some_and(|row| row.id != first)
+        })
+        .await;
+        self.go_on.send(()).expect("it waits");
+        tokio::task::block_in_place(|| soon(&self.indexed));
+    }
+}
+
+const CACHE: &str = "task-cache/k";
+
+/// Committed whatever the pod's outcome is.
+const ALWAYS: [(&str, &str); 3] = [("type", "task-cache"), ("key", "k"), ("commit", "always")];
+
+/// The same cache, to look at.
+const LOOK: [(&str, &str); 3] = [("type", "task-cache"), ("key", "k"), ("commit", "never")];
+
+/// The artifact that the cache's name points at in the index.
+fn named_in(index: &Path) -> Option<String> {
+    let folder = tempfile::tempdir().expect("a folder");
+    fs::copy(index, folder.path().join("index.redb")).expect("copy");
+    let contents = Index::read_only(&Dir::open(folder.path()).expect("open")).expect("read");
+    let mut names = contents.names.into_iter();
+    let (_, id) = names.find(|(name, _)| name.reference.to_string() == CACHE)?;
+    let mut artifacts = contents.artifacts.into_iter();
+    artifacts
+        .find(|artifact| artifact.id == id)
+        .map(|artifact| artifact.id.to_string())
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn what_is_committed_has_its_name_after_a_power_cut_though_a_later_one_took_it() {
+    let _mine = my_turn().await;
+    for older in [false, true] {
+        let bench = require_bench!();
+        let write = |at: &Path, text: &str| fs::write(at.join("f"), text).expect("write");
+        if older {
+            let base = |at: &Path| write(at, "base");
+            bench.step("base", &ALWAYS, base).await;
+            soon("all is settled", bench.engine.settled()).await;
+        }
+        for pod in ["first", "later"] {
+            let (at, _) = bench.publish(pod, pod, &ALWAYS).await;
+            write(&at, pod);
+        }
+        let aside = bench.lab.path().join("aside");
+        let overtaken = Overtaken::arm(&bench.pool(), &aside);
+        bench.unpublish("first").await;
+        let leave = async || {
+            // A fork keeps the first one's layer, which a power cut would leave in its place.
+            let input = [("type", "input"), ("from", CACHE)];
+            bench.publish("fork", "fork", &input).await;
+            bench.unpublish("later").await;
+        };
+        overtaken.by(&bench, leave).await;
+        soon("all is settled", bench.engine.settled()).await;
+        assert_eq!(
+            bench.look("look", &LOOK, "f").await.as_deref(),
+            Some("later")
+        );
+
+        // The power fails when the first is durable and the later one is not.
+        let bench = bench
+            .restart_after(|pool| {
+                fs::rename(&aside, pool.join("index.redb")).expect("rename");
+            })
+            .await;
+        bench.engine.reap().await.expect("reap");
+        let found = bench.look("look", &LOOK, "f").await;
+        assert_eq!(
+            found.as_deref(),
+            Some("first"),
+            "there was an older one: {older}"
+        );
+        assert_eq!(bench.engine.artifacts(None).len(), 1);
+        bench.unpublish("fork").await;
+        bench.finish().await;
+    }
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn what_is_committed_has_its_name_after_the_disk_lost_a_later_one() {
+    let _mine = my_turn().await;
+    let (disk, bench) = require_small_disk!();
+    for pod in ["base", "first", "later"] {
+        let (at, _) = bench.publish(pod, pod, &ALWAYS).await;
+        fs::write(at.join("f"), pod).expect("write");
+    }
+    bench.unpublish("base").await;
+    soon("all is settled", bench.engine.settled()).await;
+    let mut file = fs::File::create_new(bench.target("later").join("big")).expect("create");
+    file.write_all(&vec![1; 1 << 20]).expect("write");
+    rustix::fs::syncfs(fs::File::open(bench.pool()).expect("open")).expect("all is well yet");
+    let broken = disk.breaks_at(&bench.pool().join("volumes/later/top/big"));
+
+    let folder = tempfile::tempdir().expect("a folder");
+    let aside = folder.path().join("aside");
+    let overtaken = Overtaken::arm(&bench.pool(), &aside);
+    bench.unpublish("first").await;
+    let lose = async || {
+        file.rewind().expect("seek");
+        file.write_all(&vec![2; 1 << 20])
+            .expect("the page cache takes it");
+        drop(file);
+        bench.unpublish("later").await;
+    };
+    overtaken.by(&bench, lose).await;
+    eventually("the disk says that it failed", || {
+        bench.pool().join("doomed").exists()
+    })
+    .await;
+    eventually("the later one is gone", || bench.row("later").is_none()).await;
+    broken.works_again();
+
+    let named = bench.artifact(CACHE).expect("the first has its name again");
+    assert!(named.durable);
+    let in_index = named_in(&bench.pool().join("index.redb"));
+    assert_eq!(in_index, Some(named.id.to_string()), "memory and index");
+    let bench = bench.restart().await;
+    bench.engine.reap().await.expect("reap");
+    let found = bench.look("look", &LOOK, "f").await;
+    assert_eq!(found.as_deref(), Some("first"));
+    assert_eq!(bench.artifact(CACHE).expect("it is there").id, named.id);
+    bench.finish().await;
+    assert_eq!(disk.close(), Vec::<PathBuf>::new());
 }

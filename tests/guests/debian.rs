@@ -1,5 +1,8 @@
 //! Debian's kernels and qemu, fetched by apt and unpacked below `target/guests`; nothing is installed. What is there from an
 //! earlier run is used as it is: each kernel lies under its release, and is complete once it has that name.
+//!
+//! The kernel of an older Debian comes from the mirror that this machine uses, by a list of sources below `target/guests`:
+//! what this machine would install stays as it is.
 
 use std::collections::BTreeSet;
 use std::fs;
@@ -19,10 +22,25 @@ pub(crate) struct Kernel {
     pub(crate) modules: PathBuf,
 }
 
+impl Kernel {
+    /// Whether it has `quotactl_fd` (Linux 5.14), by which the driver sets limits.
+    pub(crate) fn has_project_quotas(&self) -> bool {
+        self.series != "5.10"
+    }
+}
+
 /// Where everything is kept.
 pub(crate) fn kept() -> PathBuf {
     let target = Path::new(env!("CARGO_TARGET_TMPDIR")).parent();
     target.expect("it is in target/").join("guests")
+}
+
+/// Series that this machine's own Debian does not offer, and the release whose kernel each is.
+const OLDER: [(&str, &str); 1] = [("5.10", "bullseye")];
+
+/// Whether a series is of an older Debian, which a mirror may drop.
+pub(crate) fn is_older(series: &str) -> bool {
+    OLDER.iter().any(|(older, _)| *older == series)
 }
 
 /// The newest cloud kernel of a series that Debian offers, or the one that is kept.
@@ -47,11 +65,19 @@ pub(crate) fn kernel(series: &'static str) -> Result<Kernel> {
 }
 
 fn fetch_kernel(series: &str, kernels: &Path) -> Result<String> {
+    let release = OLDER.iter().find(|(older, _)| *older == series);
+    let apt = match release {
+        Some((_, release)) => Apt::of_release(release)?,
+        None => Apt::default(),
+    };
     let prefix = format!("linux-image-{series}.");
-    let mut offered = offered(&prefix)?;
+    let mut offered = apt.offered(&prefix)?;
     if offered.is_empty() {
-        run(Command::new("apt-get").args(["update", "-q"]))?;
-        offered = self::offered(&prefix)?;
+        let updated = run(apt.command("apt-get").args(["update", "-q"]));
+        offered = apt.offered(&prefix)?;
+        if offered.is_empty() {
+            updated?;
+        }
     }
     let newest = offered.into_iter().max_by_key(|name| numbers(name));
     let package = newest.ok_or_else(|| format!("apt offers no {prefix}*-cloud-amd64"))?;
@@ -60,7 +86,8 @@ fn fetch_kernel(series: &str, kernels: &Path) -> Result<String> {
     clear(&fresh)?;
     let packages = fresh.join("packages");
     make_dir(&packages)?;
-    run(Command::new("apt-get")
+    run(apt
+        .command("apt-get")
         .args(["download", "-q", &package])
         .current_dir(&packages))?;
     unpack(&packages, &fresh)?;
@@ -68,11 +95,76 @@ fn fetch_kernel(series: &str, kernels: &Path) -> Result<String> {
     Ok(release)
 }
 
-/// The packages that apt knows, signed or not where there is no other.
-fn offered(prefix: &str) -> Result<Vec<String>> {
-    let listed = run(Command::new("apt-cache").args(["pkgnames", prefix]))?;
-    let all = listed.lines().map(str::to_owned);
-    Ok(all.filter(|name| name.ends_with("-cloud-amd64")).collect())
+/// How apt is asked.
+#[derive(Debug, Default)]
+struct Apt {
+    /// `-o` of each; none: as this machine asks it.
+    options: Vec<String>,
+}
+
+impl Apt {
+    /// For another release, from the mirrors of this machine's. Its lists are kept, and touch none of the machine's.
+    fn of_release(release: &str) -> Result<Self> {
+        const KEYRING: &str = "/usr/share/keyrings/debian-archive-keyring.gpg";
+        let signed = if Path::new(KEYRING).exists() {
+            format!("[signed-by={KEYRING}] ")
+        } else {
+            String::new()
+        };
+        let targets = [
+            "indextargets",
+            "--format",
+            "$(REPO_URI)",
+            "Created-By: Packages",
+        ];
+        let listed = run(Command::new("apt-get").args(targets))?;
+        let mirrors: BTreeSet<&str> = listed.lines().collect();
+        let sources = mirrors.iter().filter_map(|uri| {
+            let suite = match uri.trim_end_matches('/').rsplit('/').next()? {
+                "debian" => release.to_owned(),
+                "debian-security" => format!("{release}-security"),
+                _ => return None,
+            };
+            Some(format!("deb {signed}{uri} {suite} main\n"))
+        });
+        let sources: String = sources.collect();
+        if sources.is_empty() {
+            return Err("apt has no mirror of Debian".to_owned());
+        }
+        let root = kept().join("apt").join(release);
+        for dir in ["lists/partial", "cache/archives/partial"] {
+            make_dir(&root.join(dir))?;
+        }
+        let list = root.join("sources.list");
+        fs::write(&list, sources).map_err(|error| format!("{}: {error}", list.display()))?;
+        let options = [
+            format!("Dir::Etc::SourceList={}", list.display()),
+            "Dir::Etc::SourceParts=-".to_owned(),
+            format!("Dir::State::Lists={}", root.join("lists").display()),
+            format!("Dir::Cache={}", root.join("cache").display()),
+            "Acquire::Languages=none".to_owned(),
+            // An old release is signed and not signed again.
+            "Acquire::Check-Valid-Until=false".to_owned(),
+        ];
+        Ok(Self {
+            options: options.to_vec(),
+        })
+    }
+
+    fn command(&self, program: &str) -> Command {
+        let mut command = Command::new(program);
+        for option in &self.options {
+            command.args(["-o", option]);
+        }
+        command
+    }
+
+    /// The cloud kernels that it knows, signed or not where there is no other.
+    fn offered(&self, prefix: &str) -> Result<Vec<String>> {
+        let listed = run(self.command("apt-cache").args(["pkgnames", prefix]))?;
+        let all = listed.lines().map(str::to_owned);
+        Ok(all.filter(|name| name.ends_with("-cloud-amd64")).collect())
+    }
 }
 
 /// The numbers in a name, by which versions are in order.

@@ -2,12 +2,14 @@
 //!
 //! Each thing that is taken away must have been there, or the list would not notice that it has become wrong. But for three of which it is a
 //! matter of moments whether a driver that is killed leaves them: `sealing.json` has another name as soon as its layer is durable,
-//! `awaited` is written after the wait has begun, and `mountedAs` is of a volume whose mount there was time to make beforehand.
+//! `awaited` is written after the wait has begun, and `mountedAs` is of a volume whose mount there was time to make beforehand. And
+//! `superblock` is written only where the kernel tells it.
 //! `docs/on-disk.md` says what a version from before makes of each.
 
 use std::fs;
 use std::path::{Path, PathBuf};
 
+use baggageclaim::sys::{Dir, Xattrs as _};
 use redb::{Database, ReadableTable, TableDefinition};
 use serde_json::Value;
 
@@ -24,6 +26,7 @@ pub(crate) enum Age {
 
 const META: TableDefinition<'static, &str, u64> = TableDefinition::new("meta");
 type Records = TableDefinition<'static, &'static str, &'static [u8]>;
+const ARTIFACTS: TableDefinition<'static, u128, &'static [u8]> = TableDefinition::new("artifacts");
 const CLAIMS: Records = TableDefinition::new("claims");
 const SNAPSHOTS: Records = TableDefinition::new("snapshots");
 const GROUPS: Records = TableDefinition::new("groups");
@@ -35,6 +38,10 @@ pub(crate) fn make(place: &Place, age: Age) {
     }
     let pool = &place.pool;
     records(pool, age);
+    // Only overlay bounds volumes by projects.
+    let volumes = Dir::open(&pool.join("volumes")).expect("open");
+    let taken = volumes.remove_xattr("trusted.baggageclaim.projects-recorded");
+    assert_eq!(taken.expect("removed"), place.is_overlay());
     // What lay there was of use to the process that made it only.
     #[expect(
         clippy::disallowed_methods,
@@ -61,6 +68,8 @@ fn records(pool: &Path, age: Age) {
                 // What the kernel calls the mount cannot be changed.
                 assert_eq!(record.get("mountedAs"), None, "{}", dir.display());
                 take(record, "multipleTargets");
+                forget(record, "superblock");
+                take(&mut record["pod"], "serviceAccount");
             });
             continue;
         }
@@ -76,17 +85,26 @@ fn records(pool: &Path, age: Age) {
     for dir in entries(&pool.join("pending")) {
         rewrite(&dir.join("volume.json"), |record| {
             take(record, "multipleTargets");
+            forget(record, "superblock");
+            take(&mut record["pod"], "serviceAccount");
             // It is mounted no more.
-            record
-                .as_object_mut()
-                .expect("an object")
-                .remove("mountedAs");
+            forget(record, "mountedAs");
         });
         // Only of an outcome that is not known.
         let _ = fs::remove_file(dir.join("awaited"));
     }
     for dir in entries(&pool.join("layers")) {
         let sealing = dir.join("sealing.json");
+        for record in [&sealing, &dir.join("layer.json")] {
+            if record.exists() {
+                rewrite(record, |record| {
+                    // Of a claim's layer there is no artifact.
+                    if let Some(artifact) = record.get_mut("artifact") {
+                        take(artifact, "madeBy");
+                    }
+                });
+            }
+        }
         if age == Age::BeforeClaims && sealing.exists() {
             fs::rename(sealing, dir.join("layer.json")).expect("renamed");
         }
@@ -109,6 +127,11 @@ fn take(record: &mut Value, field: &str) {
     assert!(fields.remove(field).is_some(), "no {field} in {fields:?}");
 }
 
+/// The same of what may not have been there.
+fn forget(record: &mut Value, field: &str) {
+    record.as_object_mut().expect("an object").remove(field);
+}
+
 /// The same for the index.
 fn index(path: &Path, age: Age) {
     let database = Database::open(path).expect("the index opens");
@@ -117,6 +140,21 @@ fn index(path: &Path, age: Age) {
         let mut meta = transaction.open_table(META).expect("a table");
         let last = meta.remove("last-transaction").expect("removed");
         last.expect("this version writes it");
+    }
+    {
+        let mut artifacts = transaction.open_table(ARTIFACTS).expect("a table");
+        let rows = artifacts.iter().expect("rows").map(|row| {
+            let (id, artifact) = row.expect("a row");
+            let artifact = changed(artifact.value(), |artifact| take(artifact, "madeBy"));
+            (id.value(), artifact)
+        });
+        let rows: Vec<_> = rows.collect();
+        for (id, artifact) in &rows {
+            artifacts
+                .insert(*id, artifact.as_slice())
+                .expect("inserted");
+        }
+        assert!(!rows.is_empty());
     }
     if age == Age::BeforeClaims {
         let mut meta = transaction.open_table(META).expect("a table");

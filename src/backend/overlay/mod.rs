@@ -8,29 +8,32 @@
 //! |---|---|
 //! | `root` | what the root directory of a new volume looks like |
 //! | `assemble` | how an overlay is put together, by either mount API |
+//! | `project` | what bounds a volume's size |
 //! | `view` | how owners are swapped, and how layers become reachable in a private namespace |
 //! | `trial` | what must work on a pool before it is believed to |
 
 mod assemble;
+mod project;
 mod root;
 mod trial;
 mod view;
 
 use std::os::fd::{AsFd, BorrowedFd, OwnedFd};
 use std::path::Path;
-use std::sync::atomic::{AtomicU32, Ordering};
 
 use parking_lot::Mutex;
 use serde::{Deserialize, Serialize};
 
 use self::assemble::{How, Parts, STRING_LAYERS, assemble};
+use self::project::Projects;
 use self::view::{Owners, Views};
-use super::{Backend, BackendKind, Error, Freeze, Limit, Result, Start, Stop, Usage, tree};
+use super::{Backend, BackendKind, Error, Freeze, Limit, Result, Start, Stop, Usage};
 use crate::model::layout::{EMPTY, FS, LAYERS, TOP, VOLUME_JSON, WORK_PREFIX};
 use crate::model::{LayerId, RootAttributes, VolumeId};
 use crate::sys::{self, Dir, Errno, FsContext, MountEntry, Room, Space, UnmountWatches};
+use crate::tree;
 
-/// How overlays are mounted. Both are main paths: production runs Linux 5.15 to 6.12 and newer.
+/// How overlays are mounted. Both are main paths: production runs Linux 5.10 to 6.12 and newer.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Hash, Serialize, Deserialize)]
 #[serde(rename_all = "kebab-case")]
 pub enum MountApi {
@@ -76,9 +79,7 @@ pub struct Overlay {
     watches: UnmountWatches,
     api: MountApi,
     views: Views,
-    /// Why size limits are not enforced, if they are not.
-    no_quota: Option<String>,
-    next_project: AtomicU32,
+    projects: Projects,
 }
 
 impl Overlay {
@@ -87,9 +88,6 @@ impl Overlay {
     pub fn open(pool: &Dir, api: MountApi) -> Result<Self> {
         let empty = pool.open_beneath(EMPTY)?;
         let elsewhere = sys::clone_tree(&empty)?;
-        let mut seed = [0; 4];
-        // Only a start that differs from run to run, so a failure (there is none on Linux 5.10) does no harm.
-        let _ = getrandom::fill(&mut seed);
         let overlay = Self {
             layers: pool.open_beneath(LAYERS)?,
             empty,
@@ -97,8 +95,7 @@ impl Overlay {
             watches: UnmountWatches::default(),
             api,
             views: Views::new(pool.try_clone()?, Room::new()?, api == MountApi::Classic),
-            no_quota: pool.project_quota().err().map(|why| why.to_string()),
-            next_project: AtomicU32::new(u32::from_ne_bytes(seed) | 1 << 16),
+            projects: Projects::of(pool),
         };
         trial::run(&overlay, pool)?;
         Ok(overlay)
@@ -205,45 +202,10 @@ impl Overlay {
         Ok(Owners::swapping((uid, wanted.uid), (gid, wanted.gid)))
     }
 
-    /// Limits what a new `top` may hold, with all that is made in it.
-    ///
-    /// The volume's directory itself is in no project: its records are the driver's, and xfs says of a project that is full
-    /// what it says of a full disk.
-    fn limit(&self, volume: &Dir, bytes: Option<u64>) -> Result<Limit> {
-        let Some(bytes) = bytes else {
-            return Ok(Limit::None);
-        };
-        if let Some(why) = &self.no_quota {
-            return Ok(Limit::Unenforced(why.clone()));
-        }
-        // A project that no inode has: a layer keeps the project of the volume that it was, for as long as it lives.
-        let project = loop {
-            let project = self.next_project.fetch_add(1, Ordering::Relaxed);
-            // 0 is everybody's, the last number nobody's.
-            if project != 0
-                && project != u32::MAX
-                && !volume
-                    .project_usage(project)
-                    .is_ok_and(|usage| usage.inodes > 0)
-            {
-                break project;
-            }
-        };
-        volume.open_beneath(TOP)?.set_project(project)?;
-        volume.set_project_limit(project, bytes)?;
-        Ok(Limit::Enforced)
-    }
-
-    /// Makes the next work directory of a volume, in the project of its top: what is moved between the two must not change
-    /// its project, or copy-up, deletion and much else are EXDEV.
+    /// Makes the next work directory of a volume.
     fn make_work(&self, volume: &Dir) -> Result<String> {
         let work = next_work(volume)?;
-        if self.no_quota.is_none() {
-            let project = volume.open_beneath(TOP)?.project()?;
-            if project != 0 {
-                volume.open_beneath(&work)?.set_project(project)?;
-            }
-        }
+        self.projects.enter(volume, &work)?;
         Ok(work)
     }
 }
@@ -375,15 +337,6 @@ fn of_overlay(volume: &Dir, pin: Option<OwnedFd>) -> Result<Option<Dir>> {
     Ok(is_overlay.then_some(pin))
 }
 
-/// The filesystem keeps a record of every project that has a limit, also when it has nothing else.
-fn unlimit(trash: &Dir, project: Option<u32>) {
-    if let Some(project) = project
-        && let Err(error) = trash.set_project_limit(project, 0)
-    {
-        tracing::debug!(%error, project, "the limit of what was deleted stays in the quota file");
-    }
-}
-
 /// Whether this ever was an overlay: each mount makes a directory of its own in the work directory.
 fn was_mounted(volume: &Dir) -> Result<bool> {
     Ok(match volume.open_if_there(FIRST_WORK)? {
@@ -434,10 +387,14 @@ impl Backend for Overlay {
         true
     }
 
-    fn is_sound(&self, mount: BorrowedFd<'_>, start: &Start<'_>) -> bool {
+    fn write_back_error(&self, mount: BorrowedFd<'_>, start: &Start<'_>) -> Option<sys::Error> {
         // After a write-back has failed every fsync fails in a volatile overlay that was there before. On a directory of one it
         // is that question and nothing else; on what is no overlay it would wait for the disk.
-        is_plain(start) || sys::sync_root(mount).is_ok()
+        if is_plain(start) || start.durable {
+            return None;
+        }
+        let error = sys::sync_root(mount).err()?;
+        (!error.is_of_this_process()).then_some(error)
     }
 
     fn is_instant(&self) -> bool {
@@ -452,7 +409,7 @@ impl Backend for Overlay {
             return Ok(Limit::None);
         }
         root::make(volume, parent.as_ref(), &start.root)?;
-        self.limit(volume, start.size_limit)
+        self.projects.limit(volume, start.size_limit)
     }
 
     fn mount(
@@ -583,20 +540,11 @@ impl Backend for Overlay {
     }
 
     fn why_no_limits(&self) -> Option<String> {
-        self.no_quota.clone()
+        self.projects.why_no_limits().map(str::to_owned)
     }
 
     fn set_limit(&self, volume: &Dir, bytes: Option<u64>) -> Result<Limit> {
-        const TOO_LATE: &str = "it had no limit when it was made, and files keep their project";
-        if let Some(why) = &self.no_quota {
-            return Ok(bytes.map_or(Limit::None, |_| Limit::Unenforced(why.clone())));
-        }
-        let project = volume.open_beneath(TOP)?.project()?;
-        if project == 0 {
-            return Ok(bytes.map_or(Limit::None, |_| Limit::Unenforced(TOO_LATE.to_owned())));
-        }
-        volume.set_project_limit(project, bytes.unwrap_or(0))?;
-        Ok(bytes.map_or(Limit::None, |_| Limit::Enforced))
+        self.projects.change(volume, bytes)
     }
 
     fn unseal(&self, layer: &Dir, volume: &Dir) -> Result<()> {
@@ -609,7 +557,7 @@ impl Backend for Overlay {
 
     fn flatten(&self, layers: &[LayerId], into: &Dir, bottom: bool, stop: Stop<'_>) -> Result<()> {
         let layers = Lowers::Layers(layers).open(self, None, None)?;
-        tree::flatten(&layers, into, bottom, stop)
+        Ok(tree::flatten(&layers, into, bottom, stop)?)
     }
 
     fn usage(&self, dir: &Dir, stop: Stop<'_>) -> Result<Usage> {
@@ -617,7 +565,7 @@ impl Backend for Overlay {
             Some(top) => top,
             None => dir.open_beneath(FS)?,
         };
-        tree::usage(&content, stop)
+        Ok(tree::usage(&content, stop)?)
     }
 
     fn delete(&self, trash: &Dir, name: &Path, stop: Stop<'_>) -> Result<()> {
@@ -626,9 +574,9 @@ impl Backend for Overlay {
             return Ok(());
         }
         let dir = trash.open_if_there(name).ok().flatten();
-        let project = dir.and_then(|dir| self.project_of(&dir));
+        let project = dir.and_then(|dir| self.projects.ends_with(&dir));
         tree::delete(trash, name, stop)?;
-        unlimit(trash, project);
+        Projects::unlimit(trash, project);
         Ok(())
     }
 
@@ -636,27 +584,16 @@ impl Backend for Overlay {
         let Some(dir) = trash.open_if_there(name)? else {
             return Ok(true);
         };
-        let project = self.project_of(&dir);
+        let project = self.projects.ends_with(&dir);
         let is_deleted = delete_frame(trash, name, &dir).is_ok();
-        // Once the top is gone nobody finds out the project. (A layer has none, but content.)
-        if is_deleted || !dir.has(TOP)? && !dir.has(FS)? {
-            unlimit(trash, project);
+        if is_deleted {
+            Projects::unlimit(trash, project);
         }
         Ok(is_deleted)
     }
 }
 
 impl Overlay {
-    /// The project of a volume, or of the volume that a layer was; `None` where there are no projects.
-    fn project_of(&self, dir: &Dir) -> Option<u32> {
-        if self.no_quota.is_some() {
-            return None;
-        }
-        let content = [TOP, FS].map(|content| dir.open_if_there(content).ok().flatten());
-        let project = content.into_iter().flatten().next()?.project().ok();
-        project.filter(|project| *project != 0)
-    }
-
     /// Closes a pin.
     fn close(&self, pin: Dir) -> Result<Closed> {
         let watch = match self.watches.watch(pin.as_fd()) {

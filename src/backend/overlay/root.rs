@@ -6,10 +6,10 @@
 
 use crate::backend::Result;
 use crate::backend::look::Look;
-use crate::backend::tree::{Mark, times_of};
 use crate::model::RootAttributes;
 use crate::model::layout::TOP;
 use crate::sys::{Dir, Xattrs};
+use crate::tree::{Mark, times_of};
 use rustix::fs::Stat;
 
 /// The bits that mkdir(2) takes; set-id bits need a chmod.

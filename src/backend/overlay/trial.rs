@@ -8,15 +8,19 @@ use rustix::fs::OFlags;
 
 use super::assemble::{OPTIONS, takes_descriptors};
 use super::{Lowers, MountApi, Overlay, root};
-use crate::backend::{Backend, Error, Freeze, Result, Start, tree};
+use crate::backend::{Backend, Error, Freeze, Result, Start};
 use crate::model::RootAttributes;
 use crate::model::layout::{INCOMING, TOP};
 use crate::sys::{Dir, Errno, Xattrs};
+use crate::tree;
 
 /// In `incoming/`, which is swept at start; a trial that was killed is swept by the next one, too.
 const NAME: &str = "overlay-trial";
 /// Of the file that must be copied up whole.
 const CONTENT: &[u8] = b"a layer is a plain diff";
+
+/// The value of a forged mark. No kernel writes it: 5.10 marks each new directory as opaque itself.
+const FORGED: &[u8] = b"forged";
 
 /// What a volume of the trial starts with.
 const START: Start<'static> = Start {
@@ -40,7 +44,8 @@ pub(super) fn run(overlay: &Overlay, pool: &Dir) -> Result<()> {
     tree::delete(&incoming, Path::new(NAME), &|| false)?;
     let result = attempt(overlay, pool, &incoming);
     let swept = tree::delete(&incoming, Path::new(NAME), &|| false);
-    result.and(swept)
+    result?;
+    Ok(swept?)
 }
 
 fn attempt(overlay: &Overlay, pool: &Dir, incoming: &Dir) -> Result<()> {
@@ -126,13 +131,12 @@ fn first(overlay: &Overlay, pool: &Dir, base: &Dir, lowers: &[&str]) -> Result<(
     seen.create_dir("directory", 0o755)?;
     let _ = seen
         .open_beneath("directory")?
-        .set_xattr("trusted.overlay.opaque", b"y");
+        .set_xattr("trusted.overlay.opaque", FORGED);
     if top
         .open_beneath("directory")?
         .xattr("trusted.overlay.opaque")?
-        .is_some_and(|value| value == b"y")
+        .is_some_and(|value| value == FORGED)
     {
-        // A directory that is new in an overlay over a lower may be opaque by itself; this name is in no lower.
         return Err(broken(
             "overlay's own attributes can be set from inside a volume",
         ));

@@ -195,7 +195,10 @@ pub(super) fn unsupported(error: &sys::Error) -> Error {
             "needs Linux 5.19 and a filesystem that can be idmapped; id 4294967295 cannot be"
         }
         Errno::ENOSPC => "user.max_user_namespaces allows no user namespace",
-        Errno::EPERM => "needs CAP_SYS_ADMIN on the pool's filesystem, mounted without an idmap",
+        Errno::EPERM => {
+            "needs CAP_SYS_ADMIN on the pool's filesystem, mounted without an idmap, and no kernel of RHEL 9.0 to 9.2, \
+             which refuses all idmapped mounts"
+        }
         _ => "see the system call",
     };
     Error::Unsupported {

@@ -363,7 +363,9 @@ fn believe(
     let uid: PodUid = get("pod.uid")?.parse().map_err(Invalid::PodUid)?;
     let tenant: Tenant = get("pod.namespace")?.parse().map_err(Invalid::Namespace)?;
     let name = get("pod.name")?;
-    if !(1..=253).contains(&name.len()) || name.chars().any(char::is_control) {
+    let is_name =
+        |name: &str| (1..=253).contains(&name.len()) && !name.chars().any(char::is_control);
+    if !is_name(name) {
         return Err(Invalid::PodName);
     }
     let (path_uid, volume_name) = kubelets_target(target).ok_or(Invalid::NotKubeletsPath)?;
@@ -374,9 +376,12 @@ fn believe(
     if volume.as_str() != format!("csi-{}", hex(&handle)) {
         return Err(Invalid::OtherVolume);
     }
+    // Nothing is decided by it, so it is no reason to refuse a volume.
+    let account = get("serviceAccount.name").ok();
     let pod = Pod {
         uid,
         name: name.to_owned(),
+        service_account: account.filter(|name| is_name(name)).map(str::to_owned),
     };
     Ok((tenant, pod))
 }
@@ -485,9 +490,20 @@ mod tests {
             (wanted.pod.uid.as_str(), wanted.pod.name.as_str()),
             (UID, "build-42")
         );
+        assert_eq!(wanted.pod.service_account.as_deref(), Some("default"));
         assert_eq!(wanted.spec.kind.type_name(), "output");
         assert_eq!(wanted.spec.root.mount_group, Some(2000));
         assert!(wanted.multiple_targets && !wanted.read_only);
+    }
+
+    #[test]
+    fn a_service_account_that_is_none_is_not_known_and_no_mistake() {
+        for account in [None, Some(""), Some("a\nb")] {
+            let mut request = request(&[]);
+            context(&mut request, "serviceAccount.name", account);
+            let wanted = inline(request).expect("understood");
+            assert_eq!(wanted.pod.service_account, None, "{account:?}");
+        }
     }
 
     #[test]

@@ -82,7 +82,10 @@ pub(super) async fn freeze(
             freezing.refuse_several_moments(&ids)?;
         }
         for id in &ids {
-            freezing.add(id)?;
+            if let Err(error) = freezing.add(id) {
+                freezing.take_back();
+                return Err(error);
+            }
         }
         Ok(freezing)
     };
@@ -156,6 +159,7 @@ impl Freezing {
                 self.leave_to_the_next_start(&error);
                 enter(&mut self.inner.state.lock(), Some(&error));
             }
+            self.take_back();
             return Err(error);
         }
         self.ended = true;
@@ -500,11 +504,15 @@ pub(super) fn going_to(volume: &Dir) -> Result<Option<LayerId>> {
     Ok(layers.next())
 }
 
-impl Drop for Freezing {
-    fn drop(&mut self) {
-        if self.ended {
-            return;
+impl Freezing {
+    /// The claims are as they were. Renames.
+    fn take_back(&mut self) {
+        if !std::mem::replace(&mut self.ended, true) {
+            self.undo();
         }
+    }
+
+    fn undo(&mut self) {
         let inner = self.inner.clone();
         let mut failed = None;
         for frozen in self.frozen.iter().rev() {
@@ -536,5 +544,76 @@ impl Drop for Freezing {
         if let Some(error) = failed {
             self.leave_to_the_next_start(&error);
         }
+    }
+}
+
+impl Drop for Freezing {
+    /// Takes it back on a thread for calls, since this may be one of the runtime's. A caller who comes for one of the claims waits for that.
+    fn drop(&mut self) {
+        if self.ended || self.layers().next().is_none() {
+            return;
+        }
+        for guard in &self.guards {
+            guard.becomes_a_chore();
+        }
+        let mut left = Self {
+            inner: self.inner.clone(),
+            frozen: std::mem::take(&mut self.frozen),
+            since: self.since,
+            pins: std::mem::replace(&mut self.pins, Pins::none(&self.inner)),
+            // Where no job is taken any more, it is left to the next start.
+            ended: true,
+            guards: std::mem::take(&mut self.guards),
+        };
+        drop(self.inner.calls.run(move || left.undo()));
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use std::sync::mpsc;
+
+    use super::*;
+    use crate::backend::BackendKind;
+    use crate::engine::claims::{CreateClaim, hold};
+    use crate::engine::{Config, Engine, guard};
+    use crate::model::{ClaimParameters, MutableParameters};
+
+    #[tokio::test]
+    async fn a_freeze_that_nobody_commits_is_taken_back_on_no_thread_of_the_runtime() {
+        let folder = tempfile::tempdir().expect("a temporary folder");
+        let mut config = Config::new(folder.path().join("pool"));
+        config.backend = Some(BackendKind::Copy);
+        config.threads = 1;
+        let engine = Engine::open(config).await.expect("it opens");
+        let inner = &engine.inner;
+        let request = CreateClaim {
+            name: "claim".to_owned(),
+            required_bytes: 0,
+            limit_bytes: None,
+            parameters: ClaimParameters::default(),
+            mutable: MutableParameters::default(),
+            source: None,
+        };
+        let claim = engine.create_claim(request).await.expect("made");
+        content::make(inner, &claim).expect("its content");
+        let take = || hold::take(inner, &claim.id, guard::deadline());
+        let guards = vec![take().await.expect("nobody has it")];
+        let ids = vec![claim.id.clone()];
+        let freezing = freeze(inner, guards, ids, Moment::AsItCan).await;
+        let freezing = freezing.expect("frozen");
+        let layer = freezing.layers().next().expect("a copy").to_string();
+        let is_there = || inner.dirs.layers.has(&layer).expect("stat");
+
+        let (go_on, told) = mpsc::channel();
+        let busy = inner.calls.run(move || told.recv());
+        drop(freezing);
+        assert!(is_there(), "it was taken back on this thread");
+        go_on.send(()).expect("it waits");
+        busy.await.expect("it ran").expect("told");
+        // A caller who comes meanwhile waits for it.
+        drop(take().await.expect("it is taken back"));
+        assert!(!is_there());
+        engine.shutdown().await;
     }
 }

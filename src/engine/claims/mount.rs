@@ -8,19 +8,17 @@ use std::os::fd::{AsFd, OwnedFd};
 use std::path::{Path, PathBuf};
 use std::sync::Arc;
 
-use rustix::mount::MountAttrFlags;
-
 use super::MountClaim;
 use super::content;
 use super::hold::{self, refuse_broken};
 use crate::backend::Start;
 use crate::engine::crash::{Point, point};
 use crate::engine::error::{Doing, Error, Result};
-use crate::engine::state::{ClaimMount, Problem};
+use crate::engine::state::{ClaimMount, Lingering, Problem};
 use crate::engine::target::{Found, Target};
 use crate::engine::{Guard, Inner, guard};
-use crate::model::{Claim, MountCapability, VolumeId};
-use crate::sys::{self, Dir, MountAttributes};
+use crate::model::{Claim, ClaimRecord, MountCapability, VolumeId};
+use crate::sys::{self, Dir};
 
 /// What a pod's fsGroup adds to the root's mode.
 const GROUP_BITS: u32 = 0o2070;
@@ -169,31 +167,7 @@ fn first(request: &MountClaim, mounts: &HashMap<PathBuf, ClaimMount>) -> Result<
 }
 
 fn bind(first: &Path, read_only: bool) -> Result<OwnedFd> {
-    let first = Target::open_for_mount(first)?;
-    let mount = first.clone_mount(read_only)?;
-    if !read_only {
-        // A clone is as the first one is, which may be for reading only.
-        attributes(&mount, false)?;
-    }
-    Ok(mount)
-}
-
-/// Sets whether what is seen through a mount may be written; its superblock always may.
-fn attributes(mount: &OwnedFd, read_only: bool) -> Result<()> {
-    let flag = MountAttrFlags::MOUNT_ATTR_RDONLY;
-    let none = MountAttrFlags::empty();
-    let (set, clear) = if read_only {
-        (flag, none)
-    } else {
-        (none, flag)
-    };
-    let attributes = MountAttributes {
-        set,
-        clear,
-        ..MountAttributes::default()
-    };
-    sys::set_mount_attributes(mount.as_fd(), &attributes)
-        .doing("make the mount read-only or writable")
+    Target::open_for_mount(first)?.clone_mount(read_only)
 }
 
 /// The first mount of a claim that is mounted nowhere; makes its content if need be.
@@ -214,9 +188,11 @@ fn mount_anew(inner: &Inner, known: &mut Known, read_only: bool) -> Result<(Dir,
         .backend
         .mount(&dir, id.as_str(), &Start::of_claim(&known.claim), false)
         .doing("mount the volume")?;
-    if read_only {
-        attributes(&mount, true)?;
+    if !read_only {
+        return Ok((dir, mount));
     }
+    // What is seen through this mount only: the superblock stays writable for others.
+    let mount = sys::confined(mount, true).doing("make the mount read-only")?;
     Ok((dir, mount))
 }
 
@@ -289,7 +265,7 @@ fn attach(
     let mut state = inner.state.lock();
     if let Some(held) = state.claims.get_mut(&request.claim) {
         held.mounts = mounts;
-        held.lingering = Some(claim.layers);
+        held.lingering = Some(Lingering::known(claim.layers));
         held.claim.last_used = used;
         held.used = true;
         held.limit_unenforced.clone_from(&known.limit_unenforced);
@@ -311,11 +287,7 @@ pub(super) async fn unmount(
     };
     let engine = inner.clone();
     let path = path.to_owned();
-    let job = move || {
-        let unmounted = unmount_now(&engine, claim.as_ref(), &path, staging);
-        drop(guard);
-        unmounted
-    };
+    let job = move || unmount_now(&engine, claim.as_ref(), &path, staging, guard);
     inner.calls.run_short(job).await?
 }
 
@@ -324,6 +296,7 @@ fn unmount_now(
     claim: Option<&VolumeId>,
     path: &Path,
     staging: bool,
+    guard: Option<Guard>,
 ) -> Result<()> {
     let mut pins = Vec::new();
     if let Some(target) = Target::open(path)? {
@@ -363,21 +336,28 @@ fn unmount_now(
     let (last, record, ours) = left;
     let ours = ours.map(|at| pins.swap_remove(at).1);
     let others: Vec<OwnedFd> = pins.into_iter().map(|(_, pin)| pin).collect();
-    if last {
-        // Slow: evicts the dentries of the tree, and writes it back. Whoever wants the claim next waits for it.
-        let (engine, claim) = (inner.clone(), claim.clone());
-        let job = move || {
-            drop(others);
-            let_go(&engine, &claim, ours);
-        };
-        drop(inner.seals.run(job));
+    if let Some(guard) = &guard {
+        guard.becomes_a_chore();
     }
-    // What nobody knows of the others is not written down.
-    let Some(record) = record else {
-        return Ok(());
+    let (engine, claim) = (inner.clone(), claim.clone());
+    // Slow: the new record takes the place of one that the disk may be writing, and the end of the last mount evicts the dentries of the
+    // tree and writes back all that the pool holds. Whoever wants the claim next waits for it.
+    let job = move || {
+        write_down(&engine, &claim, record);
+        drop((guard, others));
+        if last {
+            let_go(&engine, &claim, ours);
+        }
     };
-    // On a full disk it stays as it is, which does no harm: the next start looks at what is mounted. It is written when
-    // there is room.
+    drop(inner.closes.run(job));
+    Ok(())
+}
+
+/// Writes down where a claim is mounted now. On a full disk it stays as it is, which does no harm, and nor does a crash before this: the next
+/// start looks at what is mounted. It is written when there is room.
+fn write_down(inner: &Inner, claim: &VolumeId, record: Option<ClaimRecord>) {
+    // What nobody knows of the others is not written down.
+    let Some(record) = record else { return };
     let dir = inner
         .dirs
         .volumes
@@ -386,7 +366,6 @@ fn unmount_now(
     if let Err(error) = dir.and_then(|dir| content::write(&dir, &record)) {
         content::put_off(inner, claim, &error);
     }
-    Ok(())
 }
 
 /// Closes the last hold on a claim's mount that is ours, and sees whether it was the last of all.
@@ -399,10 +378,11 @@ fn let_go(inner: &Inner, claim: &VolumeId, pin: Option<OwnedFd>) {
     let free = gone || matches!(is_held_open(inner, claim), Ok(false));
     {
         let mut state = inner.state.lock();
+        let synced = state.synced;
         if let Some(held) = state.claims.get_mut(claim) {
             held.closing = held.closing.saturating_sub(1);
             if free && held.mounts.is_empty() {
-                held.lingering = None;
+                held.is_let_go(inner.clock.now(), synced);
             }
         }
     }

@@ -12,7 +12,7 @@ use super::freeze::{clear, going_to, take_back};
 use crate::engine::Inner;
 use crate::engine::error::{Doing, Result};
 use crate::engine::recover::find_mounts;
-use crate::engine::state::{ClaimMount, Held, Problem, State};
+use crate::engine::state::{ClaimMount, Held, Lingering, Problem, State};
 use crate::model::{Claim, ClaimRecord, LayerId, Snapshot, SnapshotGroup, VolumeId, layout};
 use crate::store;
 use crate::sys::{Dir, MountEntry};
@@ -104,7 +104,7 @@ pub(in crate::engine) fn recover_volume(
         Ok(record) => of_this_boot(inner, held, dir, mounts, record)?,
         Err(why) => {
             // What was unmounted just before may still be held open; the kernel is asked before anything is done.
-            held.lingering = Some(held.claim.layers.clone());
+            held.lingering = Some(Lingering::assumed(held.claim.layers.clone()));
             held.mounts = unrecorded(inner, mounts, id)?;
             if held.mounts.is_empty() {
                 // After a power cut a file may have its name and not its content.
@@ -120,6 +120,10 @@ pub(in crate::engine) fn recover_volume(
                 held.problem.get_or_insert(Problem::Unrecorded(why));
             }
         }
+    }
+    if let Some(last) = &mut held.lingering {
+        // What is mounted is known.
+        last.assumed = held.mounts.is_empty();
     }
     Ok(())
 }
@@ -177,7 +181,7 @@ fn of_this_boot(
     let id = &held.claim.id;
     let found: HashMap<PathBuf, u64> = find_mounts(inner, mounts, id, id.as_str(), &paths)?;
     // What was unmounted just before may still be held open; the kernel is asked before anything is done.
-    held.lingering = Some(record.claim.layers);
+    held.lingering = Some(Lingering::assumed(record.claim.layers));
     let (there, gone): (Vec<_>, Vec<_>) = record
         .targets
         .into_iter()

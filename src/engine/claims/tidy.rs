@@ -1,5 +1,5 @@
 //! What is done for claims now and then: notice that a mount that is gone is held by nobody any more, remember when they
-//! were used, delete those that nobody used for longer than their class says. On the thread for chores.
+//! were used, delete those that were unused for longer than their class says. On the thread that frees space.
 
 use std::sync::Arc;
 
@@ -73,11 +73,15 @@ fn notice_free(inner: &Arc<Inner>) {
         let Ok(_guard) = Guard::take_for_chore(inner, &id) else {
             continue;
         };
-        if matches!(is_held_open(inner, &id), Ok(false))
-            && let Some(held) = inner.state.lock().claims.get_mut(&id)
-            && held.mounts.is_empty()
-        {
-            held.lingering = None;
+        let is_free = matches!(is_held_open(inner, &id), Ok(false));
+        let mut state = inner.state.lock();
+        let synced = state.synced;
+        if let Some(held) = state.claims.get_mut(&id) {
+            if is_free && held.mounts.is_empty() {
+                held.is_let_go(inner.clock.now(), synced);
+            } else if let Some(last) = &mut held.lingering {
+                last.assumed = false;
+            }
         }
     }
 }

@@ -35,7 +35,7 @@ use k8s_openapi::apimachinery::pkg::apis::meta::v1::Time;
 use kube::api::Object;
 use serde::Deserialize;
 
-use crate::model::Outcome;
+use crate::model::{Maker, Outcome};
 
 /// The annotation that says how a pod ended.
 pub const OUTCOME: &str = "baggageclaim.concourse-ci.org/outcome";
@@ -60,6 +60,7 @@ pub(super) struct Spec {
 #[serde(rename_all = "camelCase", default)]
 struct Container {
     name: String,
+    image: String,
     /// Always, for an init container: a sidecar. On others, and other values, since 1.35.
     restart_policy: Option<String>,
     /// What is done at some exit codes, whatever its policy says.
@@ -105,6 +106,9 @@ struct Condition {
 #[serde(rename_all = "camelCase", default)]
 struct ContainerStatus {
     name: String,
+    /// What was really run: a digest, perhaps behind a repository's name and `@`.
+    #[serde(rename = "imageID")]
+    image_id: String,
     state: State,
     last_state: State,
 }
@@ -178,6 +182,26 @@ pub(super) fn decide(pod: &Pod, gone: bool) -> Told {
         shown(name)
     );
     mistaken(pod, gone, problem)
+}
+
+/// What a pod's containers run, with the digest of each where a registry has one: `golang:1.25@sha256:…`.
+pub(super) fn images(pod: &Pod) -> Vec<String> {
+    let status = pod.status.as_ref();
+    let image = |container: &Container| {
+        let named = container.image.clone();
+        let statuses = status.into_iter().flat_map(|status| {
+            let all = status.container_statuses.iter();
+            all.chain(&status.init_container_statuses)
+        });
+        let mut ran = statuses.filter(|status| status.name == container.name);
+        let digest = ran.find_map(|ran| ran.image_id.rsplit_once('@'));
+        match digest {
+            Some((_, digest)) if !named.contains('@') => format!("{named}@{digest}"),
+            _ => named,
+        }
+    };
+    let all = pod.spec.containers.iter().chain(&pod.spec.init_containers);
+    Maker::bounded(all.map(image))
 }
 
 fn annotation<'a>(annotations: Option<&'a BTreeMap<String, String>>, key: &str) -> Option<&'a str> {

@@ -17,7 +17,7 @@ pub use context::FsContext;
 pub use facts::{MountPoint, mount_point, mount_point_at};
 pub use room::{ClassicMount, Room};
 pub use rustix::mount::MountAttrFlags;
-pub use tree::{bind, clone_tree, detach, move_mount_onto, sync_root, touch_mount};
+pub use tree::{bind, clone_tree, confined, detach, move_mount_onto, sync_root, touch_mount};
 
 #[cfg(test)]
 mod tests;

@@ -6,9 +6,12 @@
 use std::os::fd::{AsFd, OwnedFd};
 
 use nix::errno::Errno;
+use rustix::fs::StatVfsMountFlags;
 
 use super::*;
-use crate::sys::{Dir, IdSwap, UnmountWatches, is_root_or_skip, mount_table, user_namespace};
+use crate::sys::{
+    Dir, IdSwap, Result, UnmountWatches, is_root_or_skip, mount_table, user_namespace,
+};
 
 /// Moves this test's thread into a mount namespace of its own, where it may mount things; `false`, said loudly, without root.
 fn private_namespace() -> bool {
@@ -185,6 +188,36 @@ fn swapped_owners_are_seen_through_a_clone() {
         assert_eq!((stat.st_uid, stat.st_gid), (seen, 5));
     }
     assert!(user_namespace(IdSwap::between(0, u32::MAX), IdSwap::Identity).is_err());
+}
+
+#[test]
+fn a_mount_is_confined_alike_with_and_without_mount_setattr() {
+    type Confine = fn(OwnedFd, bool) -> Result<OwnedFd>;
+    if !private_namespace() {
+        return;
+    }
+    let by_room: Confine = |mount, read_only| Room::new()?.confined(mount, read_only);
+    // The first does the same as the second before Linux 5.12.
+    for (how, confine) in [("the newest way", confined as Confine), ("a room", by_room)] {
+        for read_only in [true, false] {
+            let mount = confine(tmpfs(), read_only).expect(how);
+            let flags = rustix::fs::fstatvfs(&mount).expect("statvfs").f_flag;
+            let expected = StatVfsMountFlags::NOSUID | StatVfsMountFlags::NODEV;
+            assert!(flags.contains(expected), "{how}: {flags:?}");
+            assert_eq!(
+                flags.contains(StatVfsMountFlags::RDONLY),
+                read_only,
+                "{how}"
+            );
+        }
+        // What was for reading only is so no more.
+        let context = FsContext::open("tmpfs").expect("fsopen");
+        context.create().expect("create");
+        let mount = context.mount(MountAttrFlags::MOUNT_ATTR_RDONLY);
+        let mount = confine(mount.expect("fsmount"), false).expect(how);
+        let mount = Dir::from_fd(mount, "writable");
+        mount.create_dir("x", 0o755).expect(how);
+    }
 }
 
 #[test]

@@ -4,10 +4,12 @@
 use std::os::fd::{AsFd, AsRawFd, BorrowedFd, OwnedFd};
 use std::path::Path;
 
+use nix::errno::Errno;
 use rustix::fs::{AtFlags, Mode, OFlags};
 use rustix::mount::{MountAttrFlags, MoveMountFlags, OpenTreeFlags, UnmountFlags};
 
 use super::attributes::{MountAttributes, set_mount_attributes};
+use super::room::Room;
 use crate::sys::dir::{Dir, NOW};
 use crate::sys::error::{Error, Result};
 
@@ -22,23 +24,35 @@ pub fn clone_tree(dir: &Dir) -> Result<OwnedFd> {
         .map_err(|errno| Error::new("open_tree", dir.path(), errno))
 }
 
-/// A detached mount of a directory, private, `nosuid,nodev`, and read-only if asked.
-///
-/// Needs `mount_setattr` (Linux 5.12, else ENOSYS): before it the attributes of a detached mount cannot be changed.
-/// Private, because a clone of a shared mount would show mounts made inside the volume in the pool as well.
+/// A detached mount of a directory; see [`confined`].
 pub fn bind(dir: &Dir, read_only: bool) -> Result<OwnedFd> {
-    let mount = clone_tree(dir)?;
-    let mut set = MountAttrFlags::MOUNT_ATTR_NOSUID | MountAttrFlags::MOUNT_ATTR_NODEV;
-    if read_only {
-        set |= MountAttrFlags::MOUNT_ATTR_RDONLY;
-    }
-    let attributes = MountAttributes {
-        set,
+    confined(clone_tree(dir)?, read_only)
+}
+
+/// A detached mount, private, `nosuid,nodev`, not `noexec`, and for reading only or not. What it was before does not matter.
+///
+/// A clone is `noexec` where the directory's own mount is, and programs in it could not be run.
+/// EPERM where that may not be cleared: a process that is root only in its user namespace cannot
+/// change how the filesystem was mounted outside.
+///
+/// Private, because a clone of a shared mount would show mounts made inside the volume in the pool as well.
+/// Before `mount_setattr` (Linux 5.12) only an attached mount can be changed: a [`Room`] is made for that.
+pub fn confined(mount: OwnedFd, read_only: bool) -> Result<OwnedFd> {
+    let mut attributes = MountAttributes {
+        set: MountAttrFlags::MOUNT_ATTR_NOSUID | MountAttrFlags::MOUNT_ATTR_NODEV,
+        clear: MountAttrFlags::MOUNT_ATTR_NOEXEC,
         private: true,
         ..MountAttributes::default()
     };
-    set_mount_attributes(mount.as_fd(), &attributes)?;
-    Ok(mount)
+    if read_only {
+        attributes.set |= MountAttrFlags::MOUNT_ATTR_RDONLY;
+    } else {
+        attributes.clear |= MountAttrFlags::MOUNT_ATTR_RDONLY;
+    }
+    match set_mount_attributes(mount.as_fd(), &attributes) {
+        Err(error) if error.is(Errno::ENOSYS) => Room::new()?.confined(mount, read_only),
+        result => result.map(|()| mount),
+    }
 }
 
 /// Sets the times of a mount's root to now, through the mount.

@@ -4,6 +4,7 @@
 mod caches;
 mod outcomes;
 mod pods;
+mod policy;
 mod reboot;
 mod specs;
 mod tenants;
@@ -14,6 +15,7 @@ mod upgrade;
 use crate::Case;
 
 /// All of them, in the order in which they are played: what others build on comes first.
+#[expect(clippy::too_many_lines, reason = "a list is as long as it is")]
 pub(crate) fn all() -> Vec<Case> {
     let case = |name, play| Case { name, play };
     vec![
@@ -24,6 +26,10 @@ pub(crate) fn all() -> Vec<Case> {
         case(
             "scratch is empty, writable and gone with its pod",
             pods::scratch,
+        ),
+        case(
+            "the driver is shown three parts of kubelet's directory, its key not among them",
+            pods::kubelets_directory,
         ),
         case(
             "a pipeline as pods, and again with what the first has left",
@@ -78,6 +84,14 @@ pub(crate) fn all() -> Vec<Case> {
             outcomes::marker,
         ),
         case("two namespaces use the same names", tenants::same_names),
+        case(
+            "a namespace that is made again finds what the one of its name has kept",
+            tenants::same_name_again,
+        ),
+        case(
+            "the write policy refuses what an account may not write or tell, and allows the rest",
+            policy::write_policy,
+        ),
         case(
             "a pod that forges kubelet's keys gets nobody else's",
             tenants::forged,

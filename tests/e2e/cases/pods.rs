@@ -8,14 +8,34 @@ use crate::stage::Stage;
 /// The API server finds nothing in them that it does not know, and nothing that it does not allow.
 pub(super) fn dry_run(stage: &Stage) {
     let root = env!("CARGO_MANIFEST_DIR");
-    for overlay in ["host", "loop"] {
+    let overlays = std::fs::read_dir(format!("{root}/deploy/overlays")).expect("overlays");
+    let mut names = Vec::new();
+    for overlay in overlays {
+        let overlay = overlay.expect("an entry").path();
+        let overlay = overlay.to_str().expect("a plain path");
         succeed(&mut stage.cluster.kubectl(&[
             "apply",
             "--dry-run=server",
             "--validate=strict",
             "--kustomize",
-            &format!("{root}/deploy/overlays/{overlay}"),
+            overlay,
         ]));
+        names.push(overlay.rsplit('/').next().expect("a name").to_owned());
+        // Where kubelet is elsewhere, nothing that is put together may still be where it mostly is.
+        let rendered = succeed(&mut stage.cluster.kubectl(&["kustomize", overlay]));
+        let is_elsewhere = matches!(&**names.last().expect("one"), "k0s" | "microk8s");
+        assert_eq!(
+            rendered.contains(" /var/lib/kubelet"),
+            !is_elsewhere,
+            "{overlay}"
+        );
+        assert_eq!(
+            rendered.matches("mountPropagation: Bidirectional").count(),
+            if overlay.ends_with("/loop") { 3 } else { 2 }
+        );
+    }
+    for overlay in ["host", "loop", "k0s", "microk8s", "openshift"] {
+        assert!(names.iter().any(|name| name == overlay), "{names:?}");
     }
     stage.kubectl(&[
         "apply",
@@ -23,7 +43,8 @@ pub(super) fn dry_run(stage: &Stage) {
         "--validate=strict",
         "--recursive",
         "--filename",
-        &format!("{root}/examples"),
+        // The other example is played by its own case: it has accounts and a namespace.
+        &format!("{root}/examples/pipeline"),
     ]);
     let manifests = documented();
     assert!(manifests.len() > 10, "{manifests:#?}");
@@ -85,4 +106,23 @@ pub(super) fn mistake(stage: &Stage) {
     stage.delete("pod/scratch");
     stage.apply_text(&right);
     stage.ready("scratch");
+}
+
+/// What the driver's container can see of kubelet's directory. Kubelet's client key lies beside these.
+pub(super) fn kubelets_directory(stage: &Stage) {
+    let cluster = stage.cluster;
+    let kubelet = cluster.kubelet();
+    let seen = format!("/proc/{}/root{kubelet}", cluster.driver_process());
+    let names = |path: &str| -> Vec<String> {
+        let entries = std::fs::read_dir(path).unwrap_or_else(|error| panic!("{path}: {error}"));
+        let names = entries.map(|entry| entry.expect("an entry").file_name());
+        let mut names: Vec<String> = names
+            .map(|name| name.to_string_lossy().into_owned())
+            .collect();
+        names.sort();
+        names
+    };
+    assert_eq!(names(&seen), ["plugins", "plugins_registry", "pods"]);
+    let all = cluster.on_node(kubelet);
+    assert!(names(all.to_str().expect("a plain path")).len() > 3);
 }

@@ -49,7 +49,10 @@ pub(super) fn reboot(stage: &Stage) {
     for lost in ["artifact/once", "task-cache/long-step"] {
         stage.event(
             "once",
-            &[lost, "the node was rebooted before it was sealed"],
+            &[
+                lost,
+                "the node was rebooted, or the pool's filesystem unmounted, before it was sealed",
+            ],
         );
     }
     eventually("its volumes are gone", || {

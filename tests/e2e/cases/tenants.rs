@@ -36,6 +36,19 @@ fn holds_made(stage: &Stage, text: &str) {
     );
 }
 
+/// As docs/security.md says of it: a tenant is a name, and what it kept is there for the next namespace that has it.
+pub(super) fn same_name_again(stage: &Stage) {
+    let theirs = stage.make("made");
+    let uid = |stage: &Stage| {
+        let namespace = stage.get(&format!("namespace/{}", stage.namespace()));
+        namespace["metadata"]["uid"].clone()
+    };
+    let before = uid(stage);
+    stage.begin_again();
+    assert_ne!(uid(stage), before);
+    holds_made(stage, &theirs);
+}
+
 pub(super) fn forged(stage: &Stage) {
     let other = stage.neighbour();
     let theirs = other.make("made");

@@ -11,6 +11,10 @@ use crate::stage::{Stage, items};
 const PAGE: &str = "docs/install.md";
 const DRIVER: &str = "baggageclaim.csi.concourse-ci.org";
 const POOL: &str = "/var/lib/baggageclaim";
+/// What the overlay for trying out mounts there.
+const POOL_IMAGE: &str = "/var/lib/baggageclaim.img";
+/// Kubelet's directory, on the page.
+const KUBELET: &str = "/var/lib/kubelet";
 /// The labels of a node that say where its volumes can be used.
 const TOPOLOGY: [&str; 2] = [
     "topology.baggageclaim.csi.concourse-ci.org/backend",
@@ -35,8 +39,8 @@ pub(super) fn uninstalled(stage: &Stage) {
         assert_eq!(keys, TOPOLOGY, "{node}");
     }
 
-    let commands = commands("Uninstall");
-    let [users, volumes, delete, on_nodes @ .., labels] = &commands[..] else {
+    let mut commands = commands("Uninstall");
+    let [users, volumes, delete, on_nodes @ .., labels] = &mut commands[..] else {
         panic!("{PAGE} tells too little: {commands:?}");
     };
     // Who still needs the driver is named, and those whose pods have ended are not in the way.
@@ -89,6 +93,7 @@ pub(super) fn uninstalled(stage: &Stage) {
     let overlay = cluster.overlay();
     for command in on_nodes {
         assert!(command.on_node, "{command:?}");
+        command.text = command.text.replace(KUBELET, cluster.kubelet());
         let is_due = match command.only.as_deref() {
             None => true,
             Some("overlays/loop only") => overlay == "loop",
@@ -121,7 +126,7 @@ pub(super) fn uninstalled(stage: &Stage) {
 /// That nothing on the node tells that the driver was there, but an empty disk where it had one of its own.
 fn assert_none_left(cluster: &Cluster) {
     for directory in ["plugins", "plugins_registry"] {
-        let path = cluster.on_node(&format!("/var/lib/kubelet/{directory}"));
+        let path = cluster.on_node(&format!("{}/{directory}", cluster.kubelet()));
         let mut names = fs::read_dir(&path).expect("kubelet's").map(|entry| {
             let name = entry.expect("an entry").file_name();
             name.to_string_lossy().into_owned()
@@ -132,7 +137,7 @@ fn assert_none_left(cluster: &Cluster) {
             "{directory}"
         );
     }
-    assert_eq!(cluster.overlay(), "host", "the pool's image is left");
+    assert!(!cluster.on_node(POOL_IMAGE).exists());
     if is_mounted(cluster, POOL) {
         assert_eq!(cluster.in_pool(""), [""; 0]);
     } else {

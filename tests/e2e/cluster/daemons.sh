@@ -48,7 +48,7 @@ daemon_kube-proxy() {
 daemon_containerd() { exec containerd --config "$node/etc/containerd.toml"; }
 
 daemon_kubelet() {
-  exec kubelet --config="$node/etc/kubelet.yaml" --kubeconfig="$node/pki/kubelet.kubeconfig" \
+  exec kubelet --config="$node/etc/kubelet.yaml" --kubeconfig="$node/pki/kubelet.kubeconfig" --root-dir="$(kubelet_directory)" \
     --hostname-override="$node_name" --node-ip="$node_address"
 }
 

@@ -20,6 +20,14 @@ api_service=10.96.0.1
 cgroup_of() { echo "baggageclaim-e2e-$(printf %s "$1" | sha256sum | cut -c 1-8)"; }
 cgroup=$(cgroup_of "$home")
 
+# Kubelet's directory: where the overlay that is to be installed expects it. Not MicroK8s': the node has no /var/snap of its own.
+kubelet_directory() {
+  case $(cat "$node/overlay") in
+    k0s) echo /var/lib/k0s/kubelet ;;
+    *)   echo /var/lib/kubelet ;;
+  esac
+}
+
 export PATH=$bin:/usr/sbin:/sbin:$PATH
 export KUBECONFIG=$node/kubeconfig
 # What kubectl remembers of a server, in a directory for each. This one is new each time.

@@ -18,6 +18,10 @@ run() {
     up loop
     play scratch upgraded 'switched off' uninstalled
     down
+    # A kubelet whose directory is elsewhere, and the overlay for that: the same of it.
+    up k0s
+    play scratch 'three parts' 'kubelet is restarted' uninstalled
+    down
   fi
   up host
   play "$@"

@@ -11,7 +11,7 @@ up() {
   mkdir -p "$node"
   # For who installs the driver again on this node.
   echo "$overlay" > "$node/overlay"
-  if [ "$overlay" = host ]; then
+  if [ "$overlay" != loop ]; then
     # The pool has a filesystem of its own, as docs/install.md advises: the machine's may be so full already that the driver
     # would evict all that nobody uses, as it should.
     truncate --size 10G "$node/pool.img"

@@ -11,8 +11,8 @@ use std::path::Path;
 
 use rustix::fs::{OFlags, Stat, Timespec, Timestamps, UTIME_OMIT};
 
-use crate::backend::{Error, Result};
 use crate::sys::{self, Dir, Entry, Errno, FileKind, Node, Xattrs};
+use crate::tree::{Error, Result};
 
 use super::delete;
 use super::marks::{Mark, is_whiteout};
@@ -71,6 +71,7 @@ impl Copied {
 /// changing `from`: what has vanished is left out, what comes up twice is copied once, and nothing outside it is ever read.
 /// Where bytes are copied they are counted first: [`Error::NoRoom`]. On an error `to` holds a part.
 pub fn copy(from: &Dir, to: &Dir, method: Method, marks: Marks) -> Result<Copied> {
+    disinherit(to)?;
     let mut job = Copier {
         from: Spine::new(from)?,
         to: Spine::new(to)?,
@@ -90,13 +91,15 @@ pub fn copy(from: &Dir, to: &Dir, method: Method, marks: Marks) -> Result<Copied
     result?;
     links?;
     // Last, since taking the links' directory away changed the root's times.
-    copy_root_attributes(from, to, marks).map_err(|error| match error {
-        Error::Refused { why, .. } => Error::Refused {
-            path: ".".to_owned(),
-            why,
+    copy_directory_attributes(from, to, &from.stat_self()?, marks).map_err(
+        |error| match error {
+            Error::Refused { why, .. } => Error::Refused {
+                path: ".".to_owned(),
+                why,
+            },
+            error => error,
         },
-        error => error,
-    })?;
+    )?;
     job.copied.method = job.files.method;
     Ok(job.copied)
 }
@@ -120,9 +123,25 @@ fn refuse_without_room(from: &Dir, to: &Dir) -> Result<()> {
     })
 }
 
+/// Removes the ACLs that an empty directory has from the directory in which it was made. A default
+/// ACL would be inherited by all that is made below.
+pub(super) fn disinherit(to: &Dir) -> Result<()> {
+    for name in ["system.posix_acl_default", "system.posix_acl_access"] {
+        to.remove_xattr(name)?;
+    }
+    Ok(())
+}
+
 /// Gives `to` the owner, mode, attributes and times that `from` has; what `to` had of attributes goes.
-pub(super) fn copy_root_attributes(from: &Dir, to: &Dir, marks: Marks) -> Result<()> {
-    let stat = from.stat_self()?;
+///
+/// Only when everything in it has been made: a name that is made in a directory changes its times,
+/// and gets of its default ACL, its group and the like what the source may lack.
+pub(super) fn copy_directory_attributes(
+    from: &Dir,
+    to: &Dir,
+    stat: &Stat,
+    marks: Marks,
+) -> Result<()> {
     let wanted = from.xattr_names()?;
     for name in to.xattr_names()? {
         if !wanted.contains(&name) && Mark::of(&name) == Mark::Content {
@@ -133,7 +152,7 @@ pub(super) fn copy_root_attributes(from: &Dir, to: &Dir, marks: Marks) -> Result
     // A default or access ACL changes the mode, so the mode goes last but for the times.
     copy_xattrs(from, to, marks)?;
     to.set_mode(stat.st_mode & 0o7777)?;
-    to.set_times(&times_of(&stat))?;
+    to.set_times(&times_of(stat))?;
     Ok(())
 }
 
@@ -143,7 +162,8 @@ pub(super) fn copy_root_attributes(from: &Dir, to: &Dir, marks: Marks) -> Result
     clippy::unnecessary_cast,
     reason = "nanoseconds are below 2^30; the fields' types differ between architectures"
 )]
-pub(in crate::backend) fn times_of(stat: &Stat) -> Timestamps {
+#[must_use]
+pub fn times_of(stat: &Stat) -> Timestamps {
     Timestamps {
         last_access: Timespec {
             tv_sec: stat.st_atime as i64,
@@ -210,13 +230,9 @@ impl Copier {
                 }
                 continue;
             }
-            if self.from.depth() > 0 {
-                // Its times, last of all that is done to a directory. The names in it are there now.
-                self.to.here().set_times(&times_of(&level.stat))?;
-                self.from.ascend()?;
-                self.to.ascend()?;
-            }
+            let stat = level.stat;
             levels.pop();
+            self.leave(&stat)?;
         }
         Ok(())
     }
@@ -229,6 +245,17 @@ impl Copier {
         })
     }
 
+    /// Finishes a directory that is not the root. The names in it are there now.
+    fn leave(&mut self, stat: &Stat) -> Result<()> {
+        if let Some((name, from)) = self.from.ascend()?
+            && let Some((_, to)) = self.to.ascend()?
+        {
+            copy_directory_attributes(&from, &to, stat, self.files.marks)
+                .map_err(|error| self.placed(error, &name))?;
+        }
+        Ok(())
+    }
+
     /// Copies one name; tells whether it is a directory that was now entered.
     fn entry(&mut self, entry: &Entry) -> Result<bool> {
         let node = match self.from.here().node(&entry.name) {
@@ -239,10 +266,10 @@ impl Copier {
         let stat = node.stat()?;
         if is_whiteout(&stat) && self.files.marks == Marks::Refuse {
             let why = "it is a character device 0:0, which overlay takes for a deletion";
-            return Err(self.refuse(entry, why.to_owned()));
+            return Err(self.refuse(&entry.name, why.to_owned()));
         }
         if FileKind::of_mode(stat.st_mode) == FileKind::Directory {
-            return self.directory(entry, &node, &stat);
+            return self.directory(&entry.name);
         }
         self.copied.files += 1;
         let to = self.to.here();
@@ -250,7 +277,7 @@ impl Copier {
             return Ok(false);
         }
         if let Err(error) = self.files.copy(&node, &stat, to, &entry.name) {
-            return Err(self.placed(error, entry));
+            return Err(self.placed(error, &entry.name));
         }
         if stat.st_nlink > 1 {
             self.links.first(&stat, self.to.here(), entry)?;
@@ -258,37 +285,34 @@ impl Copier {
         Ok(false)
     }
 
-    fn directory(&mut self, entry: &Entry, node: &Node, stat: &Stat) -> Result<bool> {
-        self.to.here().create_dir(&entry.name, 0o700)?;
-        let copy = self.to.here().node(&entry.name)?;
-        copy_attributes(node, &copy, stat, self.files.marks)
-            .map_err(|error| self.placed(error, entry))?;
-        match self.from.descend(&entry.name) {
+    fn directory(&mut self, name: &OsStr) -> Result<bool> {
+        self.to.here().create_dir(name, 0o700)?;
+        match self.from.descend(name) {
             Ok(()) => {}
             // What we saw and what is there now are two things: somebody is changing it, and it is no longer a directory.
             Err(error)
                 if matches!(error.errno(), Errno::ENOENT | Errno::ENOTDIR | Errno::ELOOP) =>
             {
-                self.to.here().remove_dir(&entry.name)?;
+                self.to.here().remove_dir(name)?;
                 return Ok(false);
             }
             Err(error) => return Err(error.into()),
         }
-        self.to.descend(&entry.name)?;
+        self.to.descend(name)?;
         Ok(true)
     }
 
-    fn refuse(&self, entry: &Entry, why: String) -> Error {
+    fn refuse(&self, name: &OsStr, why: String) -> Error {
         Error::Refused {
-            path: sys::printable(self.from.relative(&entry.name).display()),
+            path: sys::printable(self.from.relative(name).display()),
             why,
         }
     }
 
     /// A refusal with the path as its maker knows it.
-    fn placed(&self, error: Error, entry: &Entry) -> Error {
+    fn placed(&self, error: Error, name: &OsStr) -> Error {
         match error {
-            Error::Refused { why, .. } => self.refuse(entry, why),
+            Error::Refused { why, .. } => self.refuse(name, why),
             error => error,
         }
     }

@@ -16,7 +16,7 @@ mod spine;
 mod usage;
 mod writers;
 
-pub use copy::{Copied, Marks, Method, copy};
+pub use copy::{Copied, Marks, Method, copy, times_of};
 pub use delete::delete;
 pub use flatten::flatten;
 pub use marks::{Mark, is_whiteout};
@@ -24,12 +24,42 @@ pub use spine::Spine;
 pub use usage::usage;
 pub use writers::writers;
 
-pub(in crate::backend) use copy::times_of;
+use crate::sys::{self, Errno};
 
-use crate::sys::Errno;
+/// Why work on a tree came to no end.
+#[derive(Debug, thiserror::Error)]
+pub enum Error {
+    /// A system call failed.
+    #[error(transparent)]
+    System(#[from] sys::Error),
+    /// There is no room for the bytes of a copy; none was copied.
+    #[error("a copy takes {needs} bytes, and {free} of the filesystem's {total} are free")]
+    NoRoom {
+        /// How many bytes it takes at least.
+        needs: u64,
+        /// How many are free.
+        free: u64,
+        /// How many there are in all.
+        total: u64,
+    },
+    /// It was told to stop. What is done by then is done, and a repetition goes on from there.
+    #[error("it was stopped before it was done")]
+    Stopped,
+    /// The tree holds something that must not be copied.
+    #[error("{path}: {why}")]
+    Refused {
+        /// The offending entry, relative to the tree's root, as it may be shown ([`sys::printable`]).
+        path: String,
+        /// What is wrong with it.
+        why: String,
+    },
+}
+
+/// A result of this module.
+pub type Result<T, E = Error> = std::result::Result<T, E>;
 
 /// Asked again and again by work that may take long; once it says yes, the work ends with
-/// [`Error::Stopped`](super::Error::Stopped). Whoever filled the tree decides how much work it is, and may go on filling it: a
+/// [`Error::Stopped`]. Whoever filled the tree decides how much work it is, and may go on filling it: a
 /// caller that has other things to do gives the work its time and no more.
 pub type Stop<'a> = &'a dyn Fn() -> bool;
 

@@ -8,8 +8,8 @@ use std::path::Path;
 
 use rustix::fs::OFlags;
 
-use crate::backend::{Error, Result};
 use crate::sys::{self, Dir, Errno, FileKind};
+use crate::tree::{Error, Result};
 
 use super::names::Names;
 use super::{Spine, Stop, is_gone};

@@ -9,8 +9,8 @@ use std::path::Path;
 
 use rustix::fs::RawDir;
 
-use crate::backend::{Error, Result};
 use crate::sys::{self, Dir, Errno, FileKind};
+use crate::tree::{Error, Result};
 
 use super::names::share;
 use super::{Spine, Stop};

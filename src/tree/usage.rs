@@ -9,8 +9,9 @@ use std::ffi::OsStr;
 
 use rustix::fs::Stat;
 
-use crate::backend::{Error, Result, Usage};
+use crate::model::Usage;
 use crate::sys::{self, Dir, Errno, FileKind};
+use crate::tree::{Error, Result};
 
 use super::copy::open_content;
 use super::names::Names;

@@ -10,12 +10,12 @@
 
 use std::ffi::OsStr;
 
-use crate::backend::{Error, Result};
 use crate::model::layout;
 use crate::sys::{self, Dir, Entry, Errno, FileKind, Xattrs};
+use crate::tree::{Error, Result};
 
 use super::Stop;
-use super::copy::{Files, Marks, Method, copy_root_attributes};
+use super::copy::{Files, Marks, Method, copy_directory_attributes, disinherit};
 use super::marks::{OPAQUE, ORIGIN, Opacity, has_whiteout_xattr, is_whiteout};
 use super::names::{Names, share};
 use super::spine::Spine;
@@ -29,9 +29,11 @@ use super::spine::Spine;
 /// Ends early with [`Error::Stopped`].
 pub fn flatten(layers: &[Dir], into: &Dir, bottom: bool, stop: Stop<'_>) -> Result<()> {
     into.create_dir(layout::FS, 0o700)?;
+    let fs = into.open_beneath(layout::FS)?;
+    disinherit(&fs)?;
     let mut job = Flattener {
         layers: layers.iter().map(Spine::new).collect::<Result<_, _>>()?,
-        into: Spine::new(&into.open_beneath(layout::FS)?)?,
+        into: Spine::new(&fs)?,
         files: Files::new(Method::Reflink, Marks::Keep),
     };
     // All layers take part in the root, whatever marks it carries: so does the kernel.
@@ -129,7 +131,8 @@ impl Flattener {
         }
         if let Some(newest) = level.members.first() {
             let into = self.into.here();
-            copy_root_attributes(self.layers[newest.layer].here(), into, Marks::Keep)?;
+            let from = self.layers[newest.layer].here();
+            copy_directory_attributes(from, into, &from.stat_self()?, Marks::Keep)?;
             // Marks are the merge's own word. Attributes do not change the times that were set.
             if level.opaque {
                 into.set_xattr(OPAQUE, b"y")?;

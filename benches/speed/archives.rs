@@ -1,0 +1,190 @@
+//! Archives: packing and unpacking in this process, against GNU tar and the programs that CI systems pipe together.
+//! Ours and the rival take turns within a run. The driver takes no part: how it moves the bytes is not measured here.
+
+#![expect(
+    clippy::disallowed_methods,
+    reason = "what is removed is the bench's own"
+)]
+
+use std::fs;
+use std::io::{Read as _, Write as _};
+use std::os::unix::net::UnixStream;
+use std::path::Path;
+use std::process::{Command, Stdio};
+use std::time::Instant;
+
+use baggageclaim::archive::{Codec, Pack, Progress, Unpack, pack, unpack};
+use baggageclaim::sys::Dir;
+
+use crate::cases::Bench;
+use crate::table::{Goal, median};
+
+/// Small files, and how large each is.
+const FILES: usize = 20_000;
+const SIZE: usize = 15_000;
+const PER_DIR: usize = 40;
+
+impl Bench<'_> {
+    /// All rows of archives.
+    pub fn archives(&mut self) {
+        let tree = self.lab.dir("archives/tree");
+        let large = self.lab.dir("archives/large");
+        let mut words = Words(1);
+        for index in 0..FILES {
+            let dir = tree.join(format!("{}/{}", index / PER_DIR / 20, index / PER_DIR));
+            if index % PER_DIR == 0 {
+                fs::create_dir_all(&dir).expect("mkdir");
+            }
+            fs::write(dir.join(index.to_string()), words.text(SIZE)).expect("write");
+        }
+        let mut file = fs::File::create(large.join("file")).expect("create");
+        for _ in 0..self.plan.large >> 20 {
+            file.write_all(&words.text(1 << 20)).expect("write");
+        }
+        self.packs(&tree);
+        self.unpacks(&tree);
+        self.both_ends("20,000 files", &tree, 0.65);
+        self.both_ends("one large file", &large, 0.6);
+        fs::remove_dir_all(self.lab.path().join("archives")).expect("remove");
+    }
+
+    fn packs(&mut self, tree: &Path) {
+        // Through `cat`: what GNU tar writes to /dev/null it does not read.
+        for (name, codec, rival, goal) in [
+            ("plain", Codec::Plain, "tar -cf - -C \"$0\" . | cat", 0.45),
+            (
+                "zstd 1",
+                Codec::Zstd(1),
+                "tar -cf - -C \"$0\" . | zstd -1 -T2 -q",
+                0.9,
+            ),
+            (
+                "gzip 1",
+                Codec::Gzip(1),
+                "tar -czf - -C \"$0\" . | cat",
+                0.25,
+            ),
+        ] {
+            let turn = || {
+                let ours = timed(|| ours(tree, codec, std::io::sink()));
+                let rival = timed(|| shell(&format!("{rival} > /dev/null"), &[tree]));
+                (ours, rival)
+            };
+            self.turns(&format!("pack 20,000 files, {name}"), goal, turn);
+        }
+    }
+
+    fn unpacks(&mut self, tree: &Path) {
+        for (name, codec, rival, goal) in [
+            ("plain", Codec::Plain, "tar -xf \"$0\" -C \"$1\"", 0.75),
+            (
+                "zstd",
+                Codec::Zstd(1),
+                "zstd -d -q -c \"$0\" | tar -xf - -C \"$1\"",
+                0.6,
+            ),
+        ] {
+            let archive = self.lab.dir("archives").join("archive");
+            ours(tree, codec, fs::File::create(&archive).expect("create"));
+            let (lab, path) = (self.lab, archive.clone());
+            let turn = || {
+                let to = lab.dir("archives/ours");
+                let file = fs::File::open(&path).expect("open");
+                let ours = timed(|| from(file, &to));
+                fs::remove_dir_all(&to).expect("remove");
+                let to = lab.dir("archives/rival");
+                let rival = timed(|| shell(rival, &[&path, &to]));
+                fs::remove_dir_all(&to).expect("remove");
+                (ours, rival)
+            };
+            self.turns(&format!("unpack 20,000 files, {name}"), goal, turn);
+        }
+    }
+
+    fn both_ends(&mut self, what: &str, tree: &Path, goal: f64) {
+        const RIVAL: &str = "tar -cf - -C \"$0\" . | zstd -3 -q | zstd -d -q | tar -xf - -C \"$1\"";
+        let lab = self.lab;
+        let turn = || {
+            let to = lab.dir("archives/ours");
+            let ours = timed(|| {
+                let (mut sender, receiver) = UnixStream::pair().expect("a socket");
+                std::thread::scope(|scope| {
+                    scope.spawn(|| from(receiver, &to));
+                    ours(tree, Codec::Zstd(1), &mut sender);
+                    drop(sender);
+                });
+            });
+            fs::remove_dir_all(&to).expect("remove");
+            let to = lab.dir("archives/rival");
+            let rival = timed(|| shell(RIVAL, &[tree, &to]));
+            fs::remove_dir_all(&to).expect("remove");
+            (ours, rival)
+        };
+        self.turns(&format!("both ends with zstd, {what}"), goal, turn);
+    }
+
+    fn turns(&mut self, name: &str, goal: f64, turn: impl Fn() -> (f64, f64)) {
+        // The first fills the page cache.
+        turn();
+        let rounds: Vec<_> = (0..self.plan.rounds).map(|_| turn()).collect();
+        let ours = median(rounds.iter().map(|round| round.0));
+        let rival = median(rounds.iter().map(|round| round.1));
+        self.row(name, "ms", ours, Some(rival), Goal::Ratio(goal));
+    }
+}
+
+/// Milliseconds.
+fn timed(act: impl FnOnce()) -> f64 {
+    let began = Instant::now();
+    act();
+    began.elapsed().as_secs_f64() * 1000.0
+}
+
+fn ours(tree: &Path, codec: Codec, out: impl std::io::Write + Send) {
+    let temporary = Dir::open(tree).expect("open");
+    let how = Pack {
+        codec,
+        devices: false,
+        temporary: &temporary,
+    };
+    pack(&temporary, out, how, &Progress::default(), &|| false).expect("pack");
+}
+
+fn from(input: impl std::io::Read + Send, to: &Path) {
+    let to = Dir::open(to).expect("open");
+    let how = Unpack::default();
+    unpack(input, &to, how, &Progress::default(), &|| false).expect("unpack");
+}
+
+fn shell(script: &str, arguments: &[&Path]) {
+    let mut shell = Command::new("sh");
+    shell.arg("-c").arg(script).args(arguments);
+    let mut child = shell.stderr(Stdio::piped()).spawn().expect("sh starts");
+    let mut said = String::new();
+    let mut stderr = child.stderr.take().expect("it is piped");
+    stderr.read_to_string(&mut said).expect("read");
+    assert!(child.wait().expect("it ends").success(), "{script}: {said}");
+}
+
+/// Text of words, some often and some seldom, which compresses as source code does.
+struct Words(u64);
+
+impl Words {
+    fn text(&mut self, bytes: usize) -> Vec<u8> {
+        let mut text = Vec::with_capacity(bytes + 16);
+        while text.len() < bytes {
+            self.0 ^= self.0 << 13;
+            self.0 ^= self.0 >> 7;
+            self.0 ^= self.0 << 17;
+            let (word, rare) = (self.0 % 61, self.0 >> 8 & 15);
+            let word = if rare == 0 {
+                self.0 % 65_521
+            } else {
+                word * word
+            };
+            text.extend_from_slice(format!("{word:x}_{} ", word % 7).as_bytes());
+        }
+        text.truncate(bytes);
+        text
+    }
+}

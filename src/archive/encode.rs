@@ -1,0 +1,122 @@
+//! The thread behind a packer: digests, compression, output.
+//! What it sends depends on the plain bytes, the codec and its level only, never on how many threads compress.
+
+use std::io::{self, Write};
+use std::sync::atomic::Ordering;
+
+use flate2::Compression;
+use flate2::write::GzEncoder;
+use sha2::{Digest as _, Sha256};
+
+use super::pipe::Drain;
+use super::{Codec, Digest, Digests, Error, Progress, Result};
+
+/// Sends all that comes out of `drain` to `out`. If `drain` is cut off, the stream is left unfinished.
+pub(super) fn encode(
+    mut drain: Drain,
+    out: impl Write,
+    codec: Codec,
+    progress: &Progress,
+) -> Result<Digests> {
+    let mut encoder = Encoder::new(
+        codec,
+        Out {
+            inner: out,
+            hash: Sha256::new(),
+            bytes: 0,
+            progress,
+        },
+    )
+    .map_err(Error::Write)?;
+    let mut plain = Sha256::new();
+    loop {
+        let bytes = drain.fill()?;
+        if bytes.is_empty() {
+            break;
+        }
+        // Of what is not compressed both digests are one.
+        if codec != Codec::Plain {
+            plain.update(bytes);
+        }
+        encoder.write(bytes).map_err(Error::Write)?;
+        let length = bytes.len();
+        drain.consume(length);
+        progress.plain.store(drain.total(), Ordering::Relaxed);
+    }
+    let mut out = encoder.finish().map_err(Error::Write)?;
+    out.flush().map_err(Error::Write)?;
+    let packed = Digest {
+        bytes: out.bytes,
+        sha256: out.hash.finalize().into(),
+    };
+    let plain = if codec == Codec::Plain {
+        packed
+    } else {
+        Digest {
+            bytes: drain.total(),
+            sha256: plain.finalize().into(),
+        }
+    };
+    Ok(Digests { plain, packed })
+}
+
+/// Output that is counted and hashed on its way.
+struct Out<'a, W> {
+    inner: W,
+    hash: Sha256,
+    bytes: u64,
+    progress: &'a Progress,
+}
+
+impl<W: Write> Write for Out<'_, W> {
+    fn write(&mut self, buffer: &[u8]) -> io::Result<usize> {
+        let written = self.inner.write(buffer)?;
+        self.hash.update(&buffer[..written]);
+        self.bytes += written as u64;
+        self.progress.packed.store(self.bytes, Ordering::Relaxed);
+        Ok(written)
+    }
+
+    fn flush(&mut self) -> io::Result<()> {
+        self.inner.flush()
+    }
+}
+
+enum Encoder<W: Write> {
+    Plain(W),
+    Gzip(GzEncoder<W>),
+    Zstd(zstd::Encoder<'static, W>),
+}
+
+impl<W: Write> Encoder<W> {
+    fn new(codec: Codec, out: W) -> io::Result<Self> {
+        Ok(match codec {
+            Codec::Plain => Self::Plain(out),
+            Codec::Gzip(level) => Self::Gzip(GzEncoder::new(out, Compression::new(level))),
+            Codec::Zstd(level) => {
+                let mut encoder = zstd::Encoder::new(out, level)?;
+                encoder.include_checksum(true)?;
+                // One worker and many give the same bytes; none at all gives others.
+                let cores = std::thread::available_parallelism().map_or(1, usize::from);
+                encoder.multithread(u32::try_from(cores).unwrap_or(1))?;
+                Self::Zstd(encoder)
+            }
+        })
+    }
+
+    fn write(&mut self, bytes: &[u8]) -> io::Result<()> {
+        match self {
+            Self::Plain(out) => out.write_all(bytes),
+            Self::Gzip(encoder) => encoder.write_all(bytes),
+            Self::Zstd(encoder) => encoder.write_all(bytes),
+        }
+    }
+
+    fn finish(self) -> io::Result<W> {
+        match self {
+            Self::Plain(out) => Ok(out),
+            Self::Gzip(encoder) => encoder.finish(),
+            Self::Zstd(encoder) => encoder.finish(),
+        }
+    }
+}

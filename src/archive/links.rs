@@ -1,0 +1,140 @@
+//! Files with several names: by which path each of them was packed.
+//!
+//! In memory up to a bound, then in a temporary file (redb, without a name, a small cache). A file of which every name was
+//! met is forgotten.
+
+use std::collections::HashMap;
+use std::fs::File;
+
+use redb::{Database, Durability, ReadableDatabase, TableDefinition};
+use rustix::fs::{Mode, OFlags};
+
+use super::{Error, Result};
+use crate::sys::Dir;
+
+/// How many files are remembered in memory.
+const MOST: usize = 16_384;
+/// How much of the temporary file is.
+const CACHE: usize = 4 << 20;
+
+/// Device and inode.
+pub(super) type Identity = (u64, u64);
+
+const TABLE: TableDefinition<'_, Identity, &[u8]> = TableDefinition::new("links");
+
+/// The table.
+pub(super) struct Links<'a> {
+    most: usize,
+    spill: &'a Dir,
+    memory: HashMap<Identity, (Vec<u8>, u64)>,
+    file: Option<Database>,
+}
+
+impl<'a> Links<'a> {
+    /// A table that makes its temporary file in `spill`, if it needs one.
+    pub(super) fn new(spill: &'a Dir) -> Self {
+        Self::holding(MOST, spill)
+    }
+
+    pub(super) fn holding(most: usize, spill: &'a Dir) -> Self {
+        Self {
+            most,
+            spill,
+            memory: HashMap::new(),
+            file: None,
+        }
+    }
+
+    /// By which path the file was packed before; `None`: not yet.
+    pub(super) fn find(&mut self, file: Identity) -> Result<Option<Vec<u8>>> {
+        if let Some((path, names)) = self.memory.get_mut(&file) {
+            *names = names.saturating_sub(1);
+            if *names > 0 {
+                return Ok(Some(path.clone()));
+            }
+            return Ok(self.memory.remove(&file).map(|(path, _)| path));
+        }
+        let Some(database) = &self.file else {
+            return Ok(None);
+        };
+        let transaction = database.begin_read().map_err(spill)?;
+        let table = transaction.open_table(TABLE).map_err(spill)?;
+        let found = table.get(file).map_err(spill)?;
+        Ok(found.map(|path| path.value().to_vec()))
+    }
+
+    /// Remembers by which path a file with so many names was packed.
+    pub(super) fn insert(&mut self, file: Identity, path: &[u8], names: u64) -> Result<()> {
+        if self.memory.len() >= self.most {
+            self.flush()?;
+        }
+        self.memory.insert(file, (path.to_vec(), names - 1));
+        Ok(())
+    }
+
+    /// Moves what is in memory into the file.
+    fn flush(&mut self) -> Result<()> {
+        let database = match self.file.take() {
+            Some(database) => database,
+            None => create(self.spill)?,
+        };
+        let database = self.file.insert(database);
+        let mut transaction = database.begin_write().map_err(spill)?;
+        // Nobody reads it after this process.
+        transaction
+            .set_durability(Durability::None)
+            .map_err(spill)?;
+        {
+            let mut table = transaction.open_table(TABLE).map_err(spill)?;
+            for (file, (path, _)) in self.memory.drain() {
+                table.insert(file, path.as_slice()).map_err(spill)?;
+            }
+        }
+        transaction.commit().map_err(spill)
+    }
+}
+
+fn create(dir: &Dir) -> Result<Database> {
+    let flags = OFlags::TMPFILE | OFlags::RDWR | OFlags::CLOEXEC;
+    let file = rustix::fs::openat(dir, ".", flags, Mode::from_raw_mode(0o600))
+        .map_err(|errno| dir.error("openat", ".", errno))?;
+    Database::builder()
+        .set_cache_size(CACHE)
+        .create_file(File::from(file))
+        .map_err(spill)
+}
+
+fn spill(error: impl Into<redb::Error>) -> Error {
+    Error::Spill(error.into().to_string())
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn a_file_is_found_by_its_first_path_whether_it_is_in_memory_or_not() {
+        let folder = tempfile::tempdir().expect("a temporary folder");
+        let dir = Dir::open(folder.path()).expect("it opens");
+        for most in [1, 7, 1000] {
+            let mut links = Links::holding(most, &dir);
+            for inode in 0..200_u64 {
+                assert_eq!(links.find((1, inode)).expect("find"), None);
+                let path = format!("path/of/{inode}");
+                links
+                    .insert((1, inode), path.as_bytes(), 3)
+                    .expect("insert");
+                assert!(links.memory.len() <= most);
+            }
+            for _ in 0..2 {
+                for inode in 0..200_u64 {
+                    let path = format!("path/of/{inode}").into_bytes();
+                    assert_eq!(links.find((1, inode)).expect("find"), Some(path));
+                }
+            }
+            assert_eq!(links.find((2, 0)).expect("find"), None);
+            assert_eq!(links.file.is_some(), most < 200);
+        }
+        assert!(dir.entries().expect("entries").is_empty(), "it has no name");
+    }
+}

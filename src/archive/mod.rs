@@ -1,0 +1,181 @@
+//! Trees as tar streams: packing, reading, unpacking. `docs/archives.md` says what a stream holds, byte by byte.
+//!
+//! ```text
+//! pack:    tree ─▶ walk, headers ─▶ bounded pipe ─▶ digest, compress, digest ─▶ output
+//! unpack:  input ─▶ digest, decompress, digest ─▶ bounded pipe ─▶ headers ─▶ tree
+//! ```
+//!
+//! Each direction has two threads, the caller's and one for the codec. The slower of them slows the other. Neither's
+//! memory grows with the tree: see `sorted` (names), `links` (files with several names) and `unpack` (times of
+//! directories).
+//!
+//! An archive is hostile until it is unpacked, and so is a tree that is being packed: no path is resolved twice, no
+//! symlink followed, no mount point crossed, nothing recurses. Nothing here knows of layers, volumes or the pool.
+//!
+//! The blocks and records are read and written here, not by the crate `tar` (0.4.46). That crate splits pax records at
+//! newlines, which attributes may hold. It also takes base-256 numbers that overflow or are negative for others.
+
+mod acl;
+mod decode;
+mod encode;
+mod header;
+mod links;
+mod pack;
+mod pax;
+mod pipe;
+mod read;
+mod s2;
+mod sorted;
+mod sparse;
+mod unpack;
+
+use std::fmt;
+use std::io;
+use std::sync::atomic::{AtomicU64, Ordering};
+
+pub use pack::{Pack, Packed, pack};
+pub use unpack::{Limits, Unpack, Unpacked, unpack};
+
+use crate::sys;
+
+/// Why a tree was not packed, or an archive not unpacked.
+#[derive(Debug, thiserror::Error)]
+pub enum Error {
+    /// A system call on the tree failed.
+    #[error(transparent)]
+    System(#[from] sys::Error),
+    /// The archive could not be fetched.
+    #[error("the archive cannot be read: {0}")]
+    Read(#[source] io::Error),
+    /// The archive could not be delivered.
+    #[error("the archive cannot be written: {0}")]
+    Write(#[source] io::Error),
+    /// The table of hard links outgrew memory, and its file failed.
+    #[error("the temporary file for hard links failed: {0}")]
+    Spill(String),
+    /// It was told to stop.
+    #[error("it was stopped before it was done")]
+    Stopped,
+    /// A file had fewer bytes than it said when its header was written.
+    #[error("{path} became shorter while it was packed")]
+    Shrunk {
+        /// The file, relative to the tree's root.
+        path: String,
+    },
+    /// The archive ends too early.
+    #[error("the archive is incomplete: it ends after {at} bytes, before its end mark")]
+    Truncated {
+        /// Bytes of the plain stream that there were.
+        at: u64,
+    },
+    /// The compressed stream is damaged.
+    #[error("the archive is damaged: {0}")]
+    Codec(String),
+    /// A header or a record is not what the format allows, or may be understood in two ways.
+    #[error("the archive is malformed at byte {at}: {why}")]
+    Malformed {
+        /// Where, in the plain stream.
+        at: u64,
+        /// What is wrong.
+        why: String,
+    },
+    /// An entry asks for what is never done.
+    #[error("the archive is refused: {path}: {why}")]
+    Refused {
+        /// The entry, as it may be shown.
+        path: String,
+        /// What is wrong with it.
+        why: String,
+    },
+    /// The archive is larger than it may be.
+    #[error("the archive is refused: {what} exceeds the limit of {limit}")]
+    Limit {
+        /// What there is too much of.
+        what: &'static str,
+        /// How much there may be.
+        limit: u64,
+    },
+    /// The other thread has ended; its own error says why.
+    #[error("the other end of the pipe is gone")]
+    Cut,
+}
+
+/// A result of this module.
+pub type Result<T, E = Error> = std::result::Result<T, E>;
+
+/// How an archive is compressed.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub enum Codec {
+    /// Not at all.
+    Plain,
+    /// gzip, of this level.
+    Gzip(u32),
+    /// zstd, of this level.
+    Zstd(i32),
+}
+
+/// The length and the SHA-256 of a stream.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub struct Digest {
+    /// How many bytes.
+    pub bytes: u64,
+    /// Their SHA-256.
+    pub sha256: [u8; 32],
+}
+
+impl fmt::Display for Digest {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.write_str("sha256:")?;
+        self.sha256
+            .iter()
+            .try_for_each(|byte| write!(f, "{byte:02x}"))
+    }
+}
+
+/// Both digests of an archive.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub struct Digests {
+    /// Of the tar stream.
+    pub plain: Digest,
+    /// Of what it was compressed to; the same if it was not.
+    pub packed: Digest,
+}
+
+/// How far it is, for another thread to read.
+#[derive(Debug, Default)]
+pub struct Progress {
+    plain: AtomicU64,
+    packed: AtomicU64,
+    entries: AtomicU64,
+}
+
+impl Progress {
+    /// Bytes of the tar stream so far.
+    #[must_use]
+    pub fn plain(&self) -> u64 {
+        self.plain.load(Ordering::Relaxed)
+    }
+
+    /// Bytes of the compressed stream so far.
+    #[must_use]
+    pub fn packed(&self) -> u64 {
+        self.packed.load(Ordering::Relaxed)
+    }
+
+    /// Entries so far.
+    #[must_use]
+    pub fn entries(&self) -> u64 {
+        self.entries.load(Ordering::Relaxed)
+    }
+}
+
+/// Bytes of a path as a message may show them.
+fn shown(path: &[u8]) -> String {
+    use std::os::unix::ffi::OsStrExt as _;
+    const MOST: usize = 200;
+    if path.len() <= MOST {
+        return sys::printable(std::ffi::OsStr::from_bytes(path).display());
+    }
+    let (head, tail) = (&path[..MOST / 2], &path[path.len() - MOST / 2..]);
+    format!("{}…{}", shown(head), shown(tail))
+}

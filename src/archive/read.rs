@@ -1,0 +1,572 @@
+//! A tar stream as entries, one after the other: pax, GNU, ustar, v7. What can be understood in two ways is an error.
+//!
+//! Nothing is made of an entry here, and of its path only the form is checked.
+
+use super::header::{
+    BLOCK, Block, Dialect, Field, GID, Header, LINK, MAJOR, MINOR, MODE, MTIME, OLD_SPARSE_MORE,
+    OLD_SPARSE_SIZE, SIZE, UID, malformed, padding, unsigned,
+};
+use super::pax::{self, Record};
+use super::pipe::Drain;
+use super::sparse::{self, MapReader, Run};
+use super::{Error, Limits, Result, acl, shown};
+
+/// The longest extended header, and the longest of GNU's long names.
+const MOST_SPECIAL: u64 = 1 << 20;
+/// The longest name between slashes, and the longest target of a symlink: what Linux has.
+const MOST_NAME: usize = 255;
+const MOST_TARGET: usize = 4095;
+/// How many attributes an entry may have: more than the kernel can list.
+const MOST_ATTRIBUTES: usize = 1024;
+/// To chown(2) this means "leave it".
+const NO_ID: u32 = u32::MAX;
+
+/// What an entry is.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub(super) enum Kind {
+    File,
+    Directory,
+    Symlink(Vec<u8>),
+    /// The path of the file whose other name this is.
+    HardLink(Vec<u8>),
+    Fifo,
+    Character(u32, u32),
+    Block(u32, u32),
+}
+
+/// One entry, and what was said of it.
+#[derive(Debug)]
+pub(super) struct Entry {
+    /// Relative, without `.` and `..`; empty: the root.
+    pub(super) path: Vec<u8>,
+    pub(super) kind: Kind,
+    pub(super) mode: u32,
+    pub(super) uid: u32,
+    pub(super) gid: u32,
+    pub(super) mtime: (i64, u32),
+    /// Of a file.
+    pub(super) size: u64,
+    /// Of a file: where the bytes go that follow.
+    pub(super) runs: Vec<Run>,
+    /// Attributes that are taken, ACLs among them, by the kernel's names.
+    pub(super) xattrs: Vec<(Vec<u8>, Vec<u8>)>,
+    /// How many attributes are not.
+    pub(super) left_out: u64,
+}
+
+/// Owner and time that a global header has said for all that follow.
+#[derive(Default)]
+struct Defaults {
+    uid: Option<u32>,
+    gid: Option<u32>,
+    mtime: Option<(i64, u32)>,
+}
+
+/// What the headers before an entry's own have said.
+#[derive(Default)]
+struct Said {
+    pax: Option<Vec<u8>>,
+    name: Option<Vec<u8>>,
+    link: Option<Vec<u8>>,
+}
+
+pub(super) struct Reader {
+    drain: Drain,
+    limits: Limits,
+    /// Bytes of the entry's content that were not read, and of what fills its last block.
+    left: u64,
+    fill: u64,
+    defaults: Defaults,
+    entries: u64,
+}
+
+impl Reader {
+    pub(super) fn new(drain: Drain, limits: Limits) -> Self {
+        Self {
+            drain,
+            limits,
+            left: 0,
+            fill: 0,
+            defaults: Defaults::default(),
+            entries: 0,
+        }
+    }
+
+    /// The next entry; `None` after the end mark, when nothing but zeros followed it.
+    pub(super) fn next(&mut self) -> Result<Option<Entry>> {
+        self.skip(self.left + self.fill)?;
+        (self.left, self.fill) = (0, 0);
+        let mut said = Said::default();
+        loop {
+            let at = self.drain.total();
+            let block = self.block()?;
+            if is_zero(&block) {
+                if said.pax.is_some() || said.name.is_some() || said.link.is_some() {
+                    return Err(malformed(at, "an extended header belongs to no entry"));
+                }
+                return self.end().map(|()| None);
+            }
+            let header = Header::parse(&block);
+            let header = header.ok_or_else(|| malformed(at, "a header's checksum is wrong"))?;
+            let once = |slot: &mut Option<Vec<u8>>, content| {
+                let again = slot.replace(content).is_some();
+                let two = || malformed(at, "an entry has two extended headers of one kind");
+                (!again).then_some(()).ok_or_else(two)
+            };
+            match header.kind() {
+                b'x' => once(&mut said.pax, self.special(&header, at)?)?,
+                b'g' => {
+                    let content = self.special(&header, at)?;
+                    self.global(&content).map_err(|why| malformed(at, why))?;
+                }
+                b'L' => once(&mut said.name, self.special(&header, at)?)?,
+                b'K' => once(&mut said.link, self.special(&header, at)?)?,
+                _ => {
+                    self.entries += 1;
+                    if self.entries > self.limits.entries {
+                        return Err(limit("the number of its entries", self.limits.entries));
+                    }
+                    return self.entry(&header, &said, at).map(Some);
+                }
+            }
+        }
+    }
+
+    /// The next bytes of the entry's content, some at least; none: that was all. Then [`Reader::consume`].
+    pub(super) fn content(&mut self) -> Result<&[u8]> {
+        if self.left == 0 {
+            return Ok(&[]);
+        }
+        let at = self.drain.total();
+        let bytes = self.drain.fill()?;
+        if bytes.is_empty() {
+            return Err(Error::Truncated { at });
+        }
+        let most = usize::try_from(self.left).unwrap_or(usize::MAX);
+        Ok(&bytes[..bytes.len().min(most)])
+    }
+
+    pub(super) fn consume(&mut self, bytes: usize) {
+        self.drain.consume(bytes);
+        self.left -= bytes as u64;
+    }
+
+    fn block(&mut self) -> Result<Block> {
+        let mut block = [0; BLOCK];
+        self.exact(&mut block)?;
+        Ok(block)
+    }
+
+    fn exact(&mut self, into: &mut [u8]) -> Result<()> {
+        let mut done = 0;
+        while done < into.len() {
+            let at = self.drain.total();
+            let bytes = self.drain.fill()?;
+            if bytes.is_empty() {
+                return Err(Error::Truncated { at });
+            }
+            let fits = bytes.len().min(into.len() - done);
+            into[done..done + fits].copy_from_slice(&bytes[..fits]);
+            self.drain.consume(fits);
+            done += fits;
+        }
+        Ok(())
+    }
+
+    fn skip(&mut self, mut bytes: u64) -> Result<()> {
+        while bytes > 0 {
+            let at = self.drain.total();
+            let there = self.drain.fill()?.len();
+            if there == 0 {
+                return Err(Error::Truncated { at });
+            }
+            let fits = there.min(usize::try_from(bytes).unwrap_or(usize::MAX));
+            self.drain.consume(fits);
+            bytes -= fits as u64;
+        }
+        Ok(())
+    }
+
+    /// After the first block of zeros: another, and then only zeros.
+    fn end(&mut self) -> Result<()> {
+        let at = self.drain.total();
+        if !is_zero(&self.block()?) {
+            return Err(malformed(at, "there is only one block of zeros at its end"));
+        }
+        loop {
+            let at = self.drain.total();
+            let bytes = self.drain.fill()?;
+            if bytes.is_empty() {
+                return Ok(());
+            }
+            if !is_zero(bytes) {
+                return Err(malformed(at, "something follows its end mark"));
+            }
+            let length = bytes.len();
+            self.drain.consume(length);
+        }
+    }
+
+    /// The content of an extended header. Its size is that of its own block, whatever other headers said.
+    fn special(&mut self, header: &Header, at: u64) -> Result<Vec<u8>> {
+        let size = unsigned(header, SIZE, "size", at)?;
+        if size > MOST_SPECIAL {
+            return Err(limit("an extended header's size", MOST_SPECIAL));
+        }
+        let mut content = vec![0; usize::try_from(size).expect("it is below the limit")];
+        self.exact(&mut content)?;
+        self.skip(padding(size) as u64)?;
+        Ok(content)
+    }
+
+    fn global(&mut self, content: &[u8]) -> Result<(), &'static str> {
+        for (key, value) in pax::records(content)? {
+            match key {
+                b"uid" => self.defaults.uid = optional(value, id)?,
+                b"gid" => self.defaults.gid = optional(value, id)?,
+                b"mtime" => self.defaults.mtime = optional(value, time)?,
+                b"path" | b"linkpath" | b"size" | b"SCHILY.realsize" => {
+                    return Err("a global header names a path or a size");
+                }
+                key if key.starts_with(b"GNU.sparse.") || key.starts_with(b"SCHILY.") => {
+                    return Err("a global header has a sparse map or an attribute");
+                }
+                _ => {}
+            }
+        }
+        Ok(())
+    }
+
+    fn entry(&mut self, header: &Header, said: &Said, at: u64) -> Result<Entry> {
+        let content = said.pax.as_deref().unwrap_or_default();
+        let records = pax::records(content).map_err(|why| malformed(at, why))?;
+        let mut facts = Facts::default();
+        for &(key, value) in &records {
+            facts
+                .take(key, value)
+                .map_err(|why| malformed(at, format!("{}: {why}", shown(key))))?;
+        }
+        let long = |name: &Option<Vec<u8>>| name.as_ref().map(|name| until_nul(name).to_vec());
+        let raw = facts.sparse_name.take().or(facts.path.take());
+        let raw = raw.or_else(|| long(&said.name));
+        let raw = raw.unwrap_or_else(|| header.path());
+        let path = self.path(&raw, &raw)?;
+        let link = facts.link.take().or_else(|| long(&said.link));
+        let link = link.unwrap_or_else(|| header.text(LINK).to_vec());
+        let stored = match facts.size {
+            Some(size) => size,
+            None => unsigned(header, SIZE, "size", at)?,
+        };
+        let kind = self.kind(header, &raw, link, stored, at)?;
+        if kind != Kind::File && stored > 0 {
+            return Err(malformed(at, "an entry has a size and can have no content"));
+        }
+        if i64::try_from(stored).is_err() {
+            return Err(malformed(at, "its size is too large"));
+        }
+        self.left = stored;
+        self.fill = padding(stored) as u64;
+        let (size, runs) = self.runs(header, &kind, &facts, &records, stored, at)?;
+        let mtime = match facts.mtime.or(self.defaults.mtime) {
+            Some(mtime) => mtime,
+            None => (of(header, MTIME, "time", at)?, 0),
+        };
+        let default = |said: Option<u32>, default: Option<u32>, field, what| match said.or(default)
+        {
+            Some(id) => Ok(id),
+            None => u32::try_from(of(header, field, what, at)?)
+                .ok()
+                .filter(|&id| id != NO_ID)
+                .ok_or_else(|| malformed(at, format!("its {what} is negative or too large"))),
+        };
+        let mode = unsigned(header, MODE, "mode", at)? & 0o7777;
+        let mut xattrs = facts.xattrs;
+        xattrs.extend(facts.acls);
+        Ok(Entry {
+            mode: u32::try_from(mode).expect("twelve bits"),
+            uid: default(facts.uid, self.defaults.uid, UID, "owner")?,
+            gid: default(facts.gid, self.defaults.gid, GID, "group")?,
+            path,
+            kind,
+            mtime,
+            size,
+            runs,
+            xattrs,
+            left_out: facts.left_out,
+        })
+    }
+
+    fn kind(
+        &self,
+        header: &Header,
+        raw: &[u8],
+        link: Vec<u8>,
+        stored: u64,
+        at: u64,
+    ) -> Result<Kind> {
+        let device = |field, what| {
+            let number = unsigned(header, field, what, at)?;
+            u32::try_from(number).map_err(|_| malformed(at, format!("its {what} is too large")))
+        };
+        Ok(match header.kind() {
+            // Before there were directories in tar, a slash at the end made one.
+            0 | b'0' if raw.ends_with(b"/") && stored == 0 => Kind::Directory,
+            0 | b'0' | b'7' if !raw.ends_with(b"/") => Kind::File,
+            b'S' if header.dialect() == Dialect::Gnu => Kind::File,
+            b'1' => {
+                let target = self.path(&link, raw)?;
+                if target.is_empty() {
+                    return Err(refused(raw, "it is a hard link to the root or to nothing"));
+                }
+                Kind::HardLink(target)
+            }
+            b'2' if link.is_empty() || link.len() > MOST_TARGET || link.contains(&0) => {
+                return Err(refused(raw, "its target is empty, too long or has a NUL"));
+            }
+            b'2' => Kind::Symlink(link),
+            b'3' => Kind::Character(device(MAJOR, "device")?, device(MINOR, "device")?),
+            b'4' => Kind::Block(device(MAJOR, "device")?, device(MINOR, "device")?),
+            b'5' => Kind::Directory,
+            b'6' => Kind::Fifo,
+            kind => {
+                let kind = kind.escape_ascii();
+                return Err(malformed(at, format!("an entry is of the kind '{kind}'")));
+            }
+        })
+    }
+
+    /// The size of a file and where its bytes go. Reads a map that stands before them.
+    fn runs(
+        &mut self,
+        header: &Header,
+        kind: &Kind,
+        facts: &Facts,
+        records: &[Record<'_>],
+        stored: u64,
+        at: u64,
+    ) -> Result<(u64, Vec<Run>)> {
+        let wrong = |why: &'static str| malformed(at, why);
+        let old = header.kind() == b'S';
+        if !old && !facts.sparse {
+            return Ok((stored, sparse::whole(stored)));
+        }
+        if *kind != Kind::File || (old && facts.sparse) {
+            return Err(wrong("a sparse map belongs to no file, or there are two"));
+        }
+        let (size, runs) = if old {
+            let mut runs = sparse::old(header).map_err(wrong)?;
+            let mut more = header.flag(OLD_SPARSE_MORE);
+            while more {
+                let block = self.block()?;
+                sparse::old_block(&block[..504], &mut runs).map_err(wrong)?;
+                more = !matches!(block[504], 0 | b'0');
+            }
+            (unsigned(header, OLD_SPARSE_SIZE, "real size", at)?, runs)
+        } else {
+            let runs = match facts.sparse_version {
+                (None, None) | (Some(0), Some(0 | 1)) => sparse::from_records(records),
+                (Some(1), Some(0)) => {
+                    let mut map = MapReader::default();
+                    loop {
+                        if self.left < BLOCK as u64 {
+                            return Err(wrong("its sparse map is not complete"));
+                        }
+                        let block = self.block()?;
+                        self.left -= BLOCK as u64;
+                        if map.block(&block).map_err(wrong)? {
+                            break Ok(map.runs());
+                        }
+                    }
+                }
+                _ => Err("its sparse map is of an unknown version"),
+            };
+            let size = facts
+                .sparse_size
+                .ok_or_else(|| wrong("its real size is missing"))?;
+            (size, runs.map_err(wrong)?)
+        };
+        if i64::try_from(size).is_err() {
+            return Err(wrong("its real size is too large"));
+        }
+        let runs = sparse::checked(runs, size, self.left).map_err(wrong)?;
+        Ok((size, runs))
+    }
+
+    /// A path without what means nothing; `of` is the entry that it is for.
+    fn path(&self, raw: &[u8], of: &[u8]) -> Result<Vec<u8>> {
+        if raw.is_empty() {
+            return Err(refused(of, "a path is empty"));
+        }
+        if raw.len() > self.limits.path {
+            return Err(limit("the length of a path", self.limits.path as u64));
+        }
+        if raw.contains(&0) {
+            return Err(refused(of, "a path has a NUL"));
+        }
+        if raw[0] == b'/' {
+            return Err(refused(of, "a path is absolute"));
+        }
+        let mut path = Vec::with_capacity(raw.len());
+        for name in raw.split(|&byte| byte == b'/') {
+            match name {
+                b"" | b"." => {}
+                b".." => return Err(refused(of, "a path has `..`")),
+                name if name.len() > MOST_NAME => {
+                    return Err(limit("the length of a name", MOST_NAME as u64));
+                }
+                name => {
+                    if !path.is_empty() {
+                        path.push(b'/');
+                    }
+                    path.extend_from_slice(name);
+                }
+            }
+        }
+        Ok(path)
+    }
+}
+
+/// What the records of an extended header say.
+#[derive(Default)]
+struct Facts {
+    path: Option<Vec<u8>>,
+    link: Option<Vec<u8>>,
+    size: Option<u64>,
+    uid: Option<u32>,
+    gid: Option<u32>,
+    mtime: Option<(i64, u32)>,
+    sparse: bool,
+    sparse_version: (Option<u64>, Option<u64>),
+    sparse_name: Option<Vec<u8>>,
+    sparse_size: Option<u64>,
+    xattrs: Vec<(Vec<u8>, Vec<u8>)>,
+    /// After the others: the mode and the owner are settled then.
+    acls: Vec<(Vec<u8>, Vec<u8>)>,
+    left_out: u64,
+}
+
+impl Facts {
+    fn take(&mut self, key: &[u8], value: &[u8]) -> Result<(), &'static str> {
+        match key {
+            b"path" => self.path = text(value)?,
+            b"linkpath" => self.link = text(value)?,
+            b"size" => self.size = optional(value, number)?,
+            b"uid" => self.uid = optional(value, id)?,
+            b"gid" => self.gid = optional(value, id)?,
+            b"mtime" => self.mtime = optional(value, time)?,
+            b"GNU.sparse.name" => {
+                self.sparse = true;
+                self.sparse_name = text(value)?;
+            }
+            b"GNU.sparse.major" => {
+                self.sparse = true;
+                self.sparse_version.0 = Some(number(value)?);
+            }
+            b"GNU.sparse.minor" => {
+                self.sparse = true;
+                self.sparse_version.1 = Some(number(value)?);
+            }
+            b"GNU.sparse.realsize" | b"GNU.sparse.size" => {
+                self.sparse = true;
+                self.sparse_size = Some(number(value)?);
+            }
+            key if key.starts_with(b"GNU.sparse.") => self.sparse = true,
+            // star's own way of sparse files.
+            b"SCHILY.realsize" => return Err("it is sparse in a way that is not understood"),
+            b"SCHILY.acl.access" => self.acl(b"system.posix_acl_access", value)?,
+            b"SCHILY.acl.default" => self.acl(b"system.posix_acl_default", value)?,
+            key => {
+                if let Some(name) = key.strip_prefix(b"SCHILY.xattr.") {
+                    self.attribute(pax::unescape(name), value)?;
+                }
+            }
+        }
+        Ok(())
+    }
+
+    fn acl(&mut self, name: &[u8], value: &[u8]) -> Result<(), &'static str> {
+        replace(&mut self.acls, name.to_vec(), acl::from_text(value)?)
+    }
+
+    fn attribute(&mut self, name: Vec<u8>, value: &[u8]) -> Result<(), &'static str> {
+        if name.len() > MOST_NAME || name.contains(&0) {
+            return Err("an attribute's name is too long or has a NUL");
+        }
+        match &*name {
+            // Not an empty name behind the dot.
+            [b'u', b's', b'e', b'r', b'.', _, ..] | b"security.capability" => {
+                replace(&mut self.xattrs, name, value.to_vec())?;
+            }
+            b"system.posix_acl_access" | b"system.posix_acl_default" => {
+                replace(&mut self.acls, name, value.to_vec())?;
+            }
+            _ => self.left_out += 1,
+        }
+        Ok(())
+    }
+}
+
+/// The last of several records of a key counts (POSIX, pax Header Block).
+fn replace(
+    list: &mut Vec<(Vec<u8>, Vec<u8>)>,
+    name: Vec<u8>,
+    value: Vec<u8>,
+) -> Result<(), &'static str> {
+    list.retain(|(there, _)| *there != name);
+    list.push((name, value));
+    let fits = list.len() <= MOST_ATTRIBUTES;
+    fits.then_some(()).ok_or("it has too many attributes")
+}
+
+/// An empty value takes back what was said before it.
+fn optional<T>(
+    value: &[u8],
+    parse: impl Fn(&[u8]) -> Result<T, &'static str>,
+) -> Result<Option<T>, &'static str> {
+    (!value.is_empty()).then(|| parse(value)).transpose()
+}
+
+fn text(value: &[u8]) -> Result<Option<Vec<u8>>, &'static str> {
+    if value.contains(&0) {
+        return Err("it has a NUL");
+    }
+    Ok((!value.is_empty()).then(|| value.to_vec()))
+}
+
+fn number(value: &[u8]) -> Result<u64, &'static str> {
+    pax::parse_number(value).ok_or("it is no number, negative or too large")
+}
+
+fn id(value: &[u8]) -> Result<u32, &'static str> {
+    let id = u32::try_from(number(value)?).ok();
+    id.filter(|&id| id != NO_ID).ok_or("it is too large")
+}
+
+fn time(value: &[u8]) -> Result<(i64, u32), &'static str> {
+    pax::parse_time(value).ok_or("it is no time")
+}
+
+fn of(header: &Header, field: Field, what: &str, at: u64) -> Result<i64> {
+    let number = header.number(field);
+    number.ok_or_else(|| malformed(at, format!("its {what} is no number")))
+}
+
+fn until_nul(name: &[u8]) -> &[u8] {
+    let end = name.iter().position(|&byte| byte == 0);
+    &name[..end.unwrap_or(name.len())]
+}
+
+fn is_zero(bytes: &[u8]) -> bool {
+    bytes.iter().all(|&byte| byte == 0)
+}
+
+pub(super) fn limit(what: &'static str, limit: u64) -> Error {
+    Error::Limit { what, limit }
+}
+
+pub(super) fn refused(path: &[u8], why: impl Into<String>) -> Error {
+    Error::Refused {
+        path: shown(path),
+        why: why.into(),
+    }
+}

@@ -1,0 +1,519 @@
+//! Making a tree of an archive, beneath a descriptor.
+//!
+//! The parent of what is made is open; a change of parent is one `openat2` that follows no symlink and leaves neither the
+//! tree nor its mount. What an entry meets under its name it replaces, and never goes through.
+//!
+//! What is made in a directory changes its times, and takes its default ACL over. So both are read, and the ACL taken
+//! away, when a directory becomes the parent, and put back when it no longer is: nothing has to be remembered of the
+//! others, however many there are and in whatever order they come.
+
+use std::ffi::OsStr;
+use std::fs::File;
+use std::io::Read;
+use std::os::fd::OwnedFd;
+use std::os::unix::ffi::OsStrExt;
+use std::os::unix::fs::FileExt;
+use std::sync::atomic::Ordering;
+
+use rustix::fs::{Timespec, Timestamps, UTIME_OMIT};
+
+use super::decode::decode;
+use super::pipe::{Drain, pipe};
+use super::read::{Entry, Kind, Reader, limit, refused};
+use super::{Digests, Error, Progress, Result};
+use crate::sys::{Dir, Errno, FileKind, OpenFile, Xattrs};
+use crate::tree::Stop;
+
+/// How long a path the kernel takes at once, with room to spare.
+const PATH_MAX: usize = 4000;
+const DEFAULT_ACL: &str = "system.posix_acl_default";
+/// What a directory looks like that has no entry of its own.
+const UNNAMED_MODE: u32 = 0o755;
+
+/// How large an archive may be.
+#[derive(Debug, Clone, Copy)]
+pub struct Limits {
+    /// Bytes of files' content.
+    pub bytes: u64,
+    /// Entries.
+    pub entries: u64,
+    /// Bytes of a path.
+    pub path: usize,
+    /// Plain bytes for one packed byte.
+    pub ratio: u64,
+}
+
+impl Default for Limits {
+    fn default() -> Self {
+        Self {
+            bytes: 1 << 40,
+            entries: 1 << 24,
+            path: 64 << 10,
+            ratio: 2000,
+        }
+    }
+}
+
+/// How an archive is unpacked.
+#[derive(Debug, Clone, Copy, Default)]
+pub struct Unpack {
+    /// How large it may be.
+    pub limits: Limits,
+    /// Whether device nodes are made.
+    pub devices: bool,
+}
+
+/// What was unpacked.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub struct Unpacked {
+    /// Of the archive.
+    pub digests: Digests,
+    /// What was made of it.
+    pub made: Made,
+}
+
+/// Counts of what an archive had.
+#[derive(Debug, Clone, Copy, Default, PartialEq, Eq)]
+pub struct Made {
+    /// Names that are no directories.
+    pub files: u64,
+    /// Directories.
+    pub directories: u64,
+    /// Bytes of files' content.
+    pub bytes: u64,
+    /// Device nodes that were not made.
+    pub devices_left_out: u64,
+    /// Attributes that were not taken.
+    pub attributes_left_out: u64,
+}
+
+/// Makes a tree of an archive in `into`, a directory that is empty or is to be added to. On an error a part of it is there.
+///
+/// `input` is read to its end by another thread, and from there `progress` is set. That thread ends when `input` does: who
+/// lets `stop` say yes sees to that, too.
+pub fn unpack(
+    input: impl Read + Send,
+    into: &Dir,
+    how: Unpack,
+    progress: &Progress,
+    stop: Stop<'_>,
+) -> Result<Unpacked> {
+    let (feeder, drain) = pipe();
+    let ratio = how.limits.ratio;
+    let (made, digests) = std::thread::scope(|scope| {
+        let decoding = scope.spawn(|| decode(input, feeder, ratio, progress));
+        let made = Unpacker::run(drain, into, how, progress, stop);
+        let digests = decoding.join().unwrap_or_else(|panic| {
+            std::panic::resume_unwind(panic);
+        });
+        (made, digests)
+    });
+    match (made, digests) {
+        (Ok(made), digests) => Ok(Unpacked {
+            digests: digests?,
+            made,
+        }),
+        // The decoder's error is the reason.
+        (Err(Error::Cut), Err(error)) | (Err(error), _) => Err(error),
+    }
+}
+
+/// The directory in which things are made now.
+struct Parent {
+    path: Vec<u8>,
+    dir: Dir,
+    times: Timestamps,
+    default_acl: Option<Vec<u8>>,
+}
+
+struct Unpacker<'a> {
+    reader: Reader,
+    root: &'a Dir,
+    parent: Option<Parent>,
+    how: Unpack,
+    made: Made,
+}
+
+impl Unpacker<'_> {
+    fn run(
+        drain: Drain,
+        root: &Dir,
+        how: Unpack,
+        progress: &Progress,
+        stop: Stop<'_>,
+    ) -> Result<Made> {
+        let mut job = Unpacker {
+            reader: Reader::new(drain, how.limits),
+            root,
+            parent: None,
+            how,
+            made: Made::default(),
+        };
+        while let Some(entry) = job.reader.next()? {
+            if stop() {
+                return Err(Error::Stopped);
+            }
+            job.entry(&entry, stop)?;
+            progress.entries.fetch_add(1, Ordering::Relaxed);
+        }
+        job.leave()?;
+        Ok(job.made)
+    }
+
+    fn entry(&mut self, entry: &Entry, stop: Stop<'_>) -> Result<()> {
+        self.made.attributes_left_out += entry.left_out;
+        if entry.path.is_empty() {
+            if entry.kind != Kind::Directory {
+                return Err(refused(b".", "the root is a directory"));
+            }
+            self.leave()?;
+            self.made.directories += 1;
+            let fd = self.root.try_clone()?;
+            return attributes(&fd, entry);
+        }
+        let (parent, name) = split(&entry.path);
+        if matches!(entry.kind, Kind::Character(..) | Kind::Block(..)) && !self.how.devices {
+            self.made.devices_left_out += 1;
+            return Ok(());
+        }
+        self.enter(parent, entry)?;
+        match &entry.kind {
+            Kind::Directory => {
+                self.made.directories += 1;
+                self.directory(name, entry)
+            }
+            kind => {
+                self.made.files += 1;
+                match kind {
+                    Kind::File => self.file(name, entry, stop),
+                    Kind::HardLink(target) => self.hard_link(name, target, entry),
+                    Kind::Symlink(target) => self.node(name, entry, |dir| {
+                        dir.symlink(OsStr::from_bytes(target), name)
+                    }),
+                    _ => self.special(name, entry),
+                }
+            }
+        }
+    }
+
+    fn here(&self) -> &Dir {
+        let parent = self.parent.as_ref();
+        &parent.expect("an entry's parent is entered before it").dir
+    }
+
+    /// Makes `path` the parent, with all directories on the way to it.
+    fn enter(&mut self, path: &[u8], entry: &Entry) -> Result<()> {
+        if self.parent.as_ref().is_some_and(|there| there.path == path) {
+            return Ok(());
+        }
+        match self.open(path) {
+            Ok(dir) => self.become_parent(path, dir),
+            Err(Error::System(error)) if error.is(Errno::ENOENT) => self.make_way(path, entry),
+            Err(error) => Err(blocked(error, entry)),
+        }
+    }
+
+    /// Makes the directories that have had no entry yet, from the first one on.
+    fn make_way(&mut self, path: &[u8], entry: &Entry) -> Result<()> {
+        self.leave()?;
+        let mut dir = self.root.try_clone()?;
+        let mut start = 0;
+        for name in path.split(|&byte| byte == b'/') {
+            let (above, end) = (&path[..start], start + name.len());
+            let name = OsStr::from_bytes(name);
+            let next = match dir.open_beneath(name) {
+                Err(error) if error.is(Errno::ENOENT) => {
+                    self.become_parent(above.strip_suffix(b"/").unwrap_or(above), dir)?;
+                    self.here().create_dir(name, UNNAMED_MODE)?;
+                    let made = self.here().open_beneath(name)?;
+                    made.set_owner(Some(0), Some(0))?;
+                    made.set_mode(UNNAMED_MODE)?;
+                    made.set_times(&times((0, 0)))?;
+                    made
+                }
+                next => next.map_err(|error| blocked(error.into(), entry))?,
+            };
+            (dir, start) = (next, end + 1);
+        }
+        self.become_parent(path, dir)
+    }
+
+    /// Opens a directory of the tree: from the parent if it is below it, else from the root, in as few steps as can be.
+    fn open(&self, path: &[u8]) -> Result<Dir> {
+        if path.is_empty() {
+            return Ok(self.root.try_clone()?);
+        }
+        let (from, mut rest) = match &self.parent {
+            Some(there) if there.path.is_empty() => (&there.dir, path),
+            Some(there) => match path.strip_prefix(&*there.path) {
+                Some([]) => return Ok(there.dir.try_clone()?),
+                Some([b'/', rest @ ..]) => (&there.dir, rest),
+                _ => (self.root, path),
+            },
+            None => (self.root, path),
+        };
+        let mut dir: Option<Dir> = None;
+        while !rest.is_empty() {
+            let mut end = rest.len();
+            if end > PATH_MAX {
+                let slash = rest[..PATH_MAX].iter().rposition(|&byte| byte == b'/');
+                end = slash.expect("no name is longer than 255 bytes");
+            }
+            let from = dir.as_ref().unwrap_or(from);
+            dir = Some(from.open_beneath(OsStr::from_bytes(&rest[..end]))?);
+            rest = rest.get(end + 1..).unwrap_or_default();
+        }
+        Ok(dir.expect("the path is not empty"))
+    }
+
+    fn become_parent(&mut self, path: &[u8], dir: Dir) -> Result<()> {
+        self.leave()?;
+        let stat = dir.stat_self()?;
+        let mut times = crate::tree::times_of(&stat);
+        times.last_access.tv_nsec = UTIME_OMIT;
+        let default_acl = dir.xattr(DEFAULT_ACL)?;
+        if default_acl.is_some() {
+            dir.remove_xattr(DEFAULT_ACL)?;
+        }
+        self.parent = Some(Parent {
+            path: path.to_vec(),
+            dir,
+            times,
+            default_acl,
+        });
+        Ok(())
+    }
+
+    /// Gives the parent back what it looked like.
+    fn leave(&mut self) -> Result<()> {
+        if let Some(parent) = self.parent.take() {
+            if let Some(acl) = &parent.default_acl {
+                parent.dir.set_xattr(DEFAULT_ACL, acl)?;
+            }
+            parent.dir.set_times(&parent.times)?;
+        }
+        Ok(())
+    }
+
+    fn directory(&mut self, name: &OsStr, entry: &Entry) -> Result<()> {
+        loop {
+            match self.here().create_dir(name, 0o700) {
+                Ok(()) => break,
+                Err(error) if error.is(Errno::EEXIST) => {}
+                Err(error) => return Err(error.into()),
+            }
+            let there = self.here().stat_if_there(name)?;
+            match there.map(|stat| FileKind::of_mode(stat.st_mode)) {
+                Some(FileKind::Directory) => break,
+                Some(_) => remove(self.here(), name)?,
+                None => {}
+            }
+        }
+        let dir = self.here().open_beneath(name)?;
+        attributes(&dir, entry)
+    }
+
+    fn file(&mut self, name: &OsStr, entry: &Entry, stop: Stop<'_>) -> Result<()> {
+        let file = self.make(name, entry, |dir| dir.create_file(name))?;
+        let file = File::from(file);
+        self.made.bytes += entry.runs.iter().map(|run| run.length).sum::<u64>();
+        if self.made.bytes > self.how.limits.bytes {
+            let most = self.how.limits.bytes;
+            return Err(limit("the content of its files", most));
+        }
+        let path = self.here().path().join(name);
+        let failed = |error| crate::sys::Error::new("write", &path, error);
+        let mut end = 0;
+        for run in &entry.runs {
+            let mut at = run.offset;
+            end = run.offset + run.length;
+            while at < end {
+                if stop() {
+                    return Err(Error::Stopped);
+                }
+                let bytes = self.reader.content()?;
+                let most = usize::try_from(end - at).unwrap_or(usize::MAX);
+                let length = bytes.len().min(most);
+                if length == 0 {
+                    return Err(refused(&entry.path, "its content is missing"));
+                }
+                file.write_all_at(&bytes[..length], at).map_err(failed)?;
+                self.reader.consume(length);
+                at += length as u64;
+            }
+        }
+        if end < entry.size {
+            file.set_len(entry.size).map_err(failed)?;
+        }
+        attributes(&OpenFile::new(OwnedFd::from(file), path), entry)
+    }
+
+    fn hard_link(&mut self, name: &OsStr, target: &[u8], entry: &Entry) -> Result<()> {
+        let why = || {
+            let target = super::shown(target);
+            refused(
+                &entry.path,
+                format!("it is a hard link to {target}, which is no file of it"),
+            )
+        };
+        if target == entry.path {
+            return Err(refused(&entry.path, "it is a hard link to itself"));
+        }
+        let (parent, target) = split(target);
+        let dir = self.open(parent).map_err(|_| why())?;
+        loop {
+            match dir.link(target, self.here(), name) {
+                Ok(()) => return Ok(()),
+                Err(error) if error.is(Errno::EEXIST) => {}
+                // Of a directory, or of nothing.
+                Err(error) if error.is(Errno::EPERM) || error.is(Errno::ENOENT) => {
+                    return Err(why());
+                }
+                Err(error) => return Err(error.into()),
+            }
+            let (Some(to), Some(there)) =
+                (dir.stat_if_there(target)?, self.here().stat_if_there(name)?)
+            else {
+                return Err(why());
+            };
+            if (to.st_dev, to.st_ino) == (there.st_dev, there.st_ino) {
+                return Ok(());
+            }
+            self.vacate(name, entry)?;
+        }
+    }
+
+    fn special(&mut self, name: &OsStr, entry: &Entry) -> Result<()> {
+        const FIFO: u32 = 0o010_000;
+        const CHARACTER: u32 = 0o020_000;
+        const BLOCK: u32 = 0o060_000;
+        let (kind, device) = match entry.kind {
+            Kind::Character(0, 0) => {
+                let why = "it is a character device 0:0, which overlay takes for a deletion";
+                return Err(refused(&entry.path, why));
+            }
+            Kind::Character(major, minor) => (CHARACTER, rustix::fs::makedev(major, minor)),
+            Kind::Block(major, minor) => (BLOCK, rustix::fs::makedev(major, minor)),
+            _ => (FIFO, 0),
+        };
+        self.node(name, entry, |dir| dir.make_node(name, kind | 0o600, device))
+    }
+
+    /// Makes something that is not opened, and gives it its attributes by a pin.
+    fn node(
+        &mut self,
+        name: &OsStr,
+        entry: &Entry,
+        make: impl Fn(&Dir) -> crate::sys::Result<()>,
+    ) -> Result<()> {
+        self.make(name, entry, make)?;
+        let node = self.here().node(name)?;
+        node.set_owner(Some(entry.uid), Some(entry.gid))?;
+        xattrs(&node, entry)?;
+        if !matches!(entry.kind, Kind::Symlink(_)) {
+            node.set_mode(entry.mode)?;
+        }
+        Ok(node.set_times(&times(entry.mtime))?)
+    }
+
+    /// Makes something under a name, which is free afterwards if it was not.
+    fn make<T>(
+        &self,
+        name: &OsStr,
+        entry: &Entry,
+        make: impl Fn(&Dir) -> crate::sys::Result<T>,
+    ) -> Result<T> {
+        loop {
+            match make(self.here()) {
+                Err(error) if error.is(Errno::EEXIST) => self.vacate(name, entry)?,
+                result => return Ok(result?),
+            }
+        }
+    }
+
+    /// Takes away what is under a name, unless it is a directory.
+    fn vacate(&self, name: &OsStr, entry: &Entry) -> Result<()> {
+        match self.here().stat_if_there(name)? {
+            Some(stat) if FileKind::of_mode(stat.st_mode) == FileKind::Directory => {
+                let why = "it would replace a directory";
+                Err(refused(&entry.path, why))
+            }
+            Some(_) => remove(self.here(), name),
+            None => Ok(()),
+        }
+    }
+}
+
+/// What can be given its owner, mode and times by a descriptor.
+trait Owned: Xattrs {
+    fn failed(&self, call: &'static str, errno: rustix::io::Errno) -> Error {
+        crate::sys::Error::new(call, self.subject(), errno).into()
+    }
+}
+
+impl Owned for Dir {}
+impl Owned for OpenFile {}
+
+/// Owner, attributes, mode, times: in this order, since a change of owner takes set-id bits and capabilities away, and an
+/// ACL changes the mode.
+fn attributes(of: &impl Owned, entry: &Entry) -> Result<()> {
+    use rustix::fs::{Gid, Mode, Uid};
+    let (uid, gid) = (Uid::from_raw(entry.uid), Gid::from_raw(entry.gid));
+    rustix::fs::fchown(of.as_fd(), Some(uid), Some(gid)).map_err(|e| of.failed("fchown", e))?;
+    xattrs(of, entry)?;
+    rustix::fs::fchmod(of.as_fd(), Mode::from_raw_mode(entry.mode))
+        .map_err(|errno| of.failed("fchmod", errno))?;
+    rustix::fs::futimens(of.as_fd(), &times(entry.mtime))
+        .map_err(|errno| of.failed("utimensat", errno))
+}
+
+fn xattrs(of: &impl Xattrs, entry: &Entry) -> Result<()> {
+    for (name, value) in &entry.xattrs {
+        of.set_xattr(OsStr::from_bytes(name), value)?;
+    }
+    Ok(())
+}
+
+/// A modification time; the access time stays.
+fn times((seconds, nanoseconds): (i64, u32)) -> Timestamps {
+    Timestamps {
+        last_access: Timespec {
+            tv_sec: 0,
+            tv_nsec: UTIME_OMIT,
+        },
+        last_modification: Timespec {
+            tv_sec: seconds,
+            tv_nsec: i64::from(nanoseconds),
+        },
+    }
+}
+
+/// Removes what is no directory; gone already is as well.
+fn remove(dir: &Dir, name: &OsStr) -> Result<()> {
+    match dir.remove_file(name) {
+        Err(error) if !error.is(Errno::ENOENT) => Err(error.into()),
+        _ => Ok(()),
+    }
+}
+
+/// An entry below something that is no directory is the archive's fault.
+fn blocked(error: Error, entry: &Entry) -> Error {
+    match error {
+        Error::System(error)
+            if matches!(error.errno(), Errno::ENOTDIR | Errno::ELOOP | Errno::EXDEV) =>
+        {
+            refused(&entry.path, "what is above it is no directory")
+        }
+        error => error,
+    }
+}
+
+/// The parent's path and the name in it.
+fn split(path: &[u8]) -> (&[u8], &OsStr) {
+    let slash = path.iter().rposition(|&byte| byte == b'/');
+    let (parent, name) = match slash {
+        Some(at) => (&path[..at], &path[at + 1..]),
+        None => (&path[..0], path),
+    };
+    (parent, OsStr::from_bytes(name))
+}

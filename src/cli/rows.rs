@@ -1,0 +1,417 @@
+//! The rows of lists: what each kind shows in a table, in JSON and YAML, and as a name.
+//!
+//! The fields of JSON and YAML are an interface (docs/cli.md): fields are added, never renamed or removed. Times are RFC 3339 in
+//! UTC, sizes are bytes, what is not known is null.
+
+use std::time::{Duration, UNIX_EPOCH};
+
+use serde::Serialize;
+
+use super::human::{age, bytes};
+use crate::proto::admin::v1 as admin;
+use crate::sys::printable;
+
+/// How many digits of an id a short table shows.
+const ID_DIGITS: usize = 12;
+
+/// The current time, as the ages in a table count from it.
+#[derive(Debug, Clone, Copy)]
+pub(super) struct Now(pub(super) i64);
+
+impl Now {
+    fn since(self, unix_ms: i64) -> String {
+        age(Duration::from_millis(
+            u64::try_from(self.0.saturating_sub(unix_ms)).unwrap_or(0),
+        ))
+    }
+
+    fn until(self, unix_ms: Option<i64>) -> String {
+        let Some(at) = unix_ms else {
+            return "never".to_owned();
+        };
+        match u64::try_from(at.saturating_sub(self.0)) {
+            Ok(left) if left > 0 => format!("in {}", age(Duration::from_millis(left))),
+            _ => "now".to_owned(),
+        }
+    }
+}
+
+/// A row of a list.
+pub(super) trait Row: PartialEq {
+    /// The columns of a short table. Those with `true` hold names, which are cut where a line would be too long.
+    const COLUMNS: &'static [(&'static str, bool)];
+    /// What a wide table has beside them.
+    const MORE: &'static [&'static str];
+
+    /// Its form in JSON and YAML.
+    type Shown<'a>: Serialize
+    where
+        Self: 'a;
+
+    /// What it is told by.
+    fn id(&self) -> &str;
+    /// What `inspect` takes; where it can be, what `destroy` takes.
+    fn name(&self) -> &str;
+    /// The cells of [`Row::COLUMNS`] but for the first, which is the id.
+    fn cells(&self, now: Now) -> Vec<String>;
+    /// The cells of [`Row::MORE`].
+    fn more(&self, now: Now) -> Vec<String>;
+    fn shown(&self) -> Self::Shown<'_>;
+}
+
+/// An id as short tables show it: the first digits, as git and docker do.
+pub(super) fn short(id: &str) -> &str {
+    let digits = digits(id);
+    digits.get(..ID_DIGITS).unwrap_or(digits)
+}
+
+/// An id without what all ids of its kind begin with.
+pub(super) fn digits(id: &str) -> &str {
+    let kinds = ["csi-", "vol-"].iter();
+    let mut digits = kinds.filter_map(|kind| id.strip_prefix(kind));
+    digits.next().unwrap_or(id)
+}
+
+#[derive(Serialize)]
+#[serde(rename_all = "camelCase")]
+pub(super) struct Volume<'a> {
+    id: &'a str,
+    tenant: &'a str,
+    pod: Pod<'a>,
+    r#type: &'a str,
+    reference: Option<&'a str>,
+    parent: Option<&'a str>,
+    layers: u64,
+    state: &'a str,
+    read_only: bool,
+    targets: &'a [String],
+    created: String,
+    usage: Option<Usage>,
+    size_limit: Option<u64>,
+    limit_unenforced: Option<&'a str>,
+}
+
+#[derive(Serialize)]
+struct Pod<'a> {
+    name: &'a str,
+    uid: &'a str,
+}
+
+#[derive(Serialize)]
+struct Usage {
+    bytes: u64,
+    files: u64,
+    directories: u64,
+}
+
+#[derive(Serialize)]
+#[serde(rename_all = "camelCase")]
+pub(super) struct Artifact<'a> {
+    id: &'a str,
+    tenant: &'a str,
+    reference: Option<&'a str>,
+    layers: u64,
+    usage: Option<Usage>,
+    created: String,
+    last_used: String,
+    expires: Option<String>,
+    in_use_by: u64,
+    durable: bool,
+    made_by: Option<Maker<'a>>,
+}
+
+#[derive(Serialize)]
+#[serde(rename_all = "camelCase")]
+struct Maker<'a> {
+    pod: Pod<'a>,
+    service_account: Option<&'a str>,
+    images: &'a [String],
+}
+
+#[derive(Serialize)]
+#[serde(rename_all = "camelCase")]
+pub(super) struct ShownCache<'a> {
+    tenant: &'a str,
+    kind: &'a str,
+    key: &'a str,
+    artifact: &'a str,
+    layers: u64,
+    usage: Option<Usage>,
+    updated: String,
+    last_used: String,
+    expires: Option<String>,
+    in_use_by: u64,
+    durable: bool,
+}
+
+fn some(text: &str) -> Option<&str> {
+    (!text.is_empty()).then_some(text)
+}
+
+fn time(unix_ms: i64) -> String {
+    // What is before 1970, or after 9999 and so no RFC 3339, is a clock gone wrong; a list must still be shown.
+    let millis = u64::try_from(unix_ms).unwrap_or(0).min(253_402_300_799_000);
+    let at = UNIX_EPOCH + Duration::from_millis(millis);
+    humantime::format_rfc3339_millis(at).to_string()
+}
+
+fn usage(usage: Option<&admin::Usage>) -> Option<Usage> {
+    usage.map(|usage| Usage {
+        bytes: usage.bytes,
+        files: usage.files,
+        directories: usage.directories,
+    })
+}
+
+fn size(usage: Option<&admin::Usage>) -> String {
+    usage.map(|usage| bytes(usage.bytes)).unwrap_or_default()
+}
+
+fn files(usage: Option<&admin::Usage>) -> String {
+    let files = usage.map(|usage| usage.files.to_string());
+    files.unwrap_or_default()
+}
+
+fn yes(yes: bool) -> String {
+    if yes { "yes" } else { "no" }.to_owned()
+}
+
+impl Row for admin::Volume {
+    const COLUMNS: &'static [(&'static str, bool)] = &[
+        ("ID", false),
+        ("TENANT", true),
+        ("POD", true),
+        ("TYPE", false),
+        ("REFERENCE", true),
+        ("STATE", false),
+        ("SIZE", false),
+        ("AGE", false),
+    ];
+    const MORE: &'static [&'static str] =
+        &["LAYERS", "LIMIT", "WRITABLE", "POD-UID", "PARENT", "TARGET"];
+
+    type Shown<'a> = Volume<'a>;
+
+    fn id(&self) -> &str {
+        &self.id
+    }
+
+    fn name(&self) -> &str {
+        &self.id
+    }
+
+    fn cells(&self, now: Now) -> Vec<String> {
+        vec![
+            self.tenant.clone(),
+            printable(&self.pod_name),
+            self.r#type.clone(),
+            printable(&self.reference),
+            self.state.clone(),
+            size(self.usage.as_ref()),
+            now.since(self.created_unix_ms),
+        ]
+    }
+
+    fn more(&self, _now: Now) -> Vec<String> {
+        let mut limit = self.size_limit.map(bytes).unwrap_or_default();
+        if !self.limit_unenforced.is_empty() {
+            limit.push_str(" (not enforced)");
+        }
+        vec![
+            self.layers.to_string(),
+            limit,
+            yes(!self.read_only),
+            self.pod_uid.clone(),
+            self.parent_artifact_id.clone(),
+            printable(self.target_paths.join(",")),
+        ]
+    }
+
+    fn shown(&self) -> Volume<'_> {
+        Volume {
+            id: &self.id,
+            tenant: &self.tenant,
+            pod: Pod {
+                name: &self.pod_name,
+                uid: &self.pod_uid,
+            },
+            r#type: &self.r#type,
+            reference: some(&self.reference),
+            parent: some(&self.parent_artifact_id),
+            layers: self.layers,
+            state: &self.state,
+            read_only: self.read_only,
+            targets: &self.target_paths,
+            created: time(self.created_unix_ms),
+            usage: usage(self.usage.as_ref()),
+            size_limit: self.size_limit,
+            limit_unenforced: some(&self.limit_unenforced),
+        }
+    }
+}
+
+impl Row for admin::Artifact {
+    const COLUMNS: &'static [(&'static str, bool)] = &[
+        ("ID", false),
+        ("TENANT", true),
+        ("REFERENCE", true),
+        ("LAYERS", false),
+        ("SIZE", false),
+        ("FILES", false),
+        ("USED-BY", false),
+        ("AGE", false),
+        ("EXPIRES", false),
+    ];
+    const MORE: &'static [&'static str] = &[
+        "LAST-USED",
+        "DURABLE",
+        "POD",
+        "POD-UID",
+        "SERVICE-ACCOUNT",
+        "IMAGES",
+    ];
+
+    type Shown<'a> = Artifact<'a>;
+
+    fn id(&self) -> &str {
+        &self.id
+    }
+
+    fn name(&self) -> &str {
+        some(&self.reference).unwrap_or(&self.id)
+    }
+
+    fn cells(&self, now: Now) -> Vec<String> {
+        vec![
+            self.tenant.clone(),
+            printable(&self.reference),
+            self.layers.to_string(),
+            size(self.usage.as_ref()),
+            files(self.usage.as_ref()),
+            self.in_use_by.to_string(),
+            now.since(self.created_unix_ms),
+            now.until(self.expires_unix_ms),
+        ]
+    }
+
+    fn more(&self, now: Now) -> Vec<String> {
+        let maker = self.made_by.clone().unwrap_or_default();
+        vec![
+            now.since(self.last_used_unix_ms),
+            yes(self.durable),
+            printable(&maker.pod_name),
+            maker.pod_uid,
+            printable(&maker.service_account),
+            printable(maker.images.join(",")),
+        ]
+    }
+
+    fn shown(&self) -> Artifact<'_> {
+        Artifact {
+            id: &self.id,
+            tenant: &self.tenant,
+            reference: some(&self.reference),
+            layers: self.layers,
+            usage: usage(self.usage.as_ref()),
+            created: time(self.created_unix_ms),
+            last_used: time(self.last_used_unix_ms),
+            expires: self.expires_unix_ms.map(time),
+            in_use_by: self.in_use_by,
+            durable: self.durable,
+            made_by: self.made_by.as_ref().map(|maker| Maker {
+                pod: Pod {
+                    name: &maker.pod_name,
+                    uid: &maker.pod_uid,
+                },
+                service_account: some(&maker.service_account),
+                images: &maker.images,
+            }),
+        }
+    }
+}
+
+/// A cache: an artifact whose name is one.
+#[derive(Debug, Clone, PartialEq)]
+pub(super) struct Cache(admin::Artifact);
+
+impl Cache {
+    /// The caches among artifacts.
+    pub(super) fn among(rows: Vec<admin::Artifact>) -> Vec<Self> {
+        let is_cache = |row: &admin::Artifact| {
+            let kind = row.reference.split_once('/').map(|(kind, _)| kind);
+            matches!(kind, Some("resource-cache" | "task-cache"))
+        };
+        rows.into_iter().filter(is_cache).map(Self).collect()
+    }
+
+    /// `resource` or `task`, and the key.
+    fn kind_and_key(&self) -> (&str, &str) {
+        let (kind, key) = self.0.reference.split_once('/').unwrap_or_default();
+        (kind.strip_suffix("-cache").unwrap_or(kind), key)
+    }
+}
+
+impl Row for Cache {
+    const COLUMNS: &'static [(&'static str, bool)] = &[
+        ("ARTIFACT", false),
+        ("TENANT", true),
+        ("KIND", false),
+        ("KEY", true),
+        ("SIZE", false),
+        ("FILES", false),
+        ("LAST-USED", false),
+        ("AGE", false),
+        ("EXPIRES", false),
+    ];
+    const MORE: &'static [&'static str] = &["LAYERS", "USED-BY", "DURABLE"];
+
+    type Shown<'a> = ShownCache<'a>;
+
+    fn id(&self) -> &str {
+        &self.0.id
+    }
+
+    fn name(&self) -> &str {
+        &self.0.reference
+    }
+
+    fn cells(&self, now: Now) -> Vec<String> {
+        let (row, (kind, key)) = (&self.0, self.kind_and_key());
+        vec![
+            row.tenant.clone(),
+            kind.to_owned(),
+            printable(key),
+            size(row.usage.as_ref()),
+            files(row.usage.as_ref()),
+            now.since(row.last_used_unix_ms),
+            now.since(row.created_unix_ms),
+            now.until(row.expires_unix_ms),
+        ]
+    }
+
+    fn more(&self, _now: Now) -> Vec<String> {
+        let row = &self.0;
+        vec![
+            row.layers.to_string(),
+            row.in_use_by.to_string(),
+            yes(row.durable),
+        ]
+    }
+
+    fn shown(&self) -> ShownCache<'_> {
+        let (row, (kind, key)) = (&self.0, self.kind_and_key());
+        ShownCache {
+            tenant: &row.tenant,
+            kind,
+            key,
+            artifact: &row.id,
+            layers: row.layers,
+            usage: usage(row.usage.as_ref()),
+            updated: time(row.created_unix_ms),
+            last_used: time(row.last_used_unix_ms),
+            expires: row.expires_unix_ms.map(time),
+            in_use_by: row.in_use_by,
+            durable: row.durable,
+        }
+    }
+}

@@ -1,0 +1,266 @@
+//! Somebody changes the tree while it is packed or unpacked; and archives that are damaged at random.
+//! Nothing outside is ever read or written, and nothing panics.
+
+use std::fs;
+use std::os::unix::fs::{MetadataExt, symlink};
+use std::path::Path;
+use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
+use std::time::{Duration, Instant};
+
+use baggageclaim::archive::{Codec, Error};
+use rustix::fs::{CWD, RenameFlags};
+
+use crate::common::{Fs, Snapshot, assert_same, require_lab};
+use crate::tar::Tar;
+use crate::{CODECS, open, pack, unpack};
+
+/// How many exchanges there are to be, half in each direction.
+const SWAPS: u64 = 50_000;
+
+/// Exchanges two names again and again while something is done, until it was done often enough and so were they.
+fn swapping(one: &Path, other: &Path, least: u64, mut act: impl FnMut()) {
+    let (stop, swaps) = (AtomicBool::new(false), AtomicU64::new(0));
+    std::thread::scope(|scope| {
+        scope.spawn(|| {
+            while !stop.load(Ordering::Relaxed) {
+                rustix::fs::renameat_with(CWD, one, CWD, other, RenameFlags::EXCHANGE)
+                    .expect("exchange");
+                swaps.fetch_add(1, Ordering::Relaxed);
+            }
+        });
+        let mut acts = 0;
+        while acts < least || swaps.load(Ordering::Relaxed) < SWAPS {
+            act();
+            acts += 1;
+        }
+        stop.store(true, Ordering::Relaxed);
+    });
+}
+
+#[test]
+fn swaps_of_directories_and_symlinks_lead_nowhere() {
+    let lab = require_lab!(Fs::Ext4);
+    let place = lab.dir("place");
+    let (from, outside) = (place.join("from"), place.join("outside"));
+    fs::create_dir_all(from.join("d/e")).expect("mkdir");
+    fs::create_dir_all(outside.join("e")).expect("mkdir");
+    for number in 0..20 {
+        fs::write(from.join(format!("d/e/{number}")), "inside").expect("write");
+        fs::write(outside.join(format!("e/{number}")), "SECRET").expect("write");
+    }
+    symlink("../outside", from.join("s")).expect("symlink");
+    let mut packs = 0;
+    swapping(&from.join("d"), &from.join("s"), 100, || {
+        // It may find its directory moved, and say so; it never packs what is outside.
+        if let Ok((bytes, _)) = pack(&lab, &from, Codec::Plain, false) {
+            let secret = bytes.windows(6).any(|bytes| bytes == b"SECRET");
+            assert!(!secret, "it went outside");
+            packs += 1;
+        }
+    });
+    assert!(packs > 0, "none succeeded");
+
+    let before = Snapshot::of(&outside);
+    let to = place.join("to");
+    fs::create_dir_all(to.join("d/e")).expect("mkdir");
+    symlink("../outside", to.join("s")).expect("symlink");
+    let mut tar = Tar::new();
+    for number in 0..200 {
+        tar = tar
+            .file(&format!("d/e/{number}"), b"inside")
+            .file("f", b"")
+            .symlink(&format!("d/{number}"), "x")
+            .hard(&format!("d/e/h{number}"), "f");
+    }
+    let bytes = tar.end();
+    swapping(&to.join("d"), &to.join("s"), 20, || {
+        let _ = unpack(&bytes, &to, false);
+    });
+    assert_same(&before, &Snapshot::of(&outside));
+}
+
+#[test]
+fn a_file_that_shrinks_while_it_is_packed_fails_the_stream() {
+    use std::sync::mpsc;
+    /// Shortens the file once some of it has come out, when the packer waits for room.
+    struct Shortens(Vec<u8>, Option<mpsc::SyncSender<()>>, mpsc::Receiver<()>);
+    impl std::io::Write for Shortens {
+        fn write(&mut self, bytes: &[u8]) -> std::io::Result<usize> {
+            if self.0.is_empty()
+                && let Some(sender) = self.1.take()
+            {
+                sender.send(()).expect("it is waited for");
+                self.2.recv().expect("it is shorter");
+            }
+            self.0.extend_from_slice(bytes);
+            Ok(bytes.len())
+        }
+        fn flush(&mut self) -> std::io::Result<()> {
+            Ok(())
+        }
+    }
+    let lab = require_lab!(Fs::Ext4);
+    let (from, temporary) = (lab.dir("from"), open(&lab.dir("temporary")));
+    for holes in [false, true] {
+        let path = from.join("file");
+        let mut content = vec![7; 16 << 20];
+        if holes {
+            content[8 << 20..].fill(0);
+            content[0] = 1;
+        }
+        fs::write(&path, &content).expect("write");
+        let (begun, begins) = mpsc::sync_channel(0);
+        let (done, is_done) = mpsc::sync_channel(0);
+        let mut out = Shortens(Vec::new(), Some(begun), is_done);
+        let result = std::thread::scope(|scope| {
+            let path = &path;
+            scope.spawn(move || {
+                begins.recv().expect("it begins");
+                let file = fs::OpenOptions::new().write(true).open(path).expect("open");
+                file.set_len(if holes { 12 << 20 } else { 1 << 20 })
+                    .expect("truncate");
+                done.send(()).expect("it is waited for");
+            });
+            let how = baggageclaim::archive::Pack {
+                codec: Codec::Plain,
+                devices: false,
+                temporary: &temporary,
+            };
+            let progress = baggageclaim::archive::Progress::default();
+            baggageclaim::archive::pack(&open(&from), &mut out, how, &progress, &|| false)
+        });
+        let error = result.expect_err("it has shrunk");
+        assert!(
+            matches!(&error, Error::Shrunk { path } if path == "file"),
+            "{error}"
+        );
+        let error = unpack(&out.0, &lab.dir("to"), false).expect_err("it has no end");
+        assert!(matches!(error, Error::Truncated { .. }), "{error}");
+    }
+}
+
+/// xorshift64*.
+struct Random(u64);
+
+impl Random {
+    fn next(&mut self) -> u64 {
+        self.0 ^= self.0 >> 12;
+        self.0 ^= self.0 << 25;
+        self.0 ^= self.0 >> 27;
+        self.0.wrapping_mul(0x2545_f491_4f6c_dd1d)
+    }
+
+    fn below(&mut self, most: usize) -> usize {
+        usize::try_from(self.next() % most as u64).expect("it is small")
+    }
+}
+
+/// Changes some bytes; most of the time inside a header, whose checksum is then made right.
+fn mutate(bytes: &mut Vec<u8>, random: &mut Random) {
+    for _ in 0..=random.below(4) {
+        match random.below(8) {
+            0 => bytes.truncate(random.below(bytes.len()) + 1),
+            1 => {
+                let (from, to) = (random.below(bytes.len()), random.below(bytes.len()));
+                let length = random.below(1024).min(bytes.len() - from.max(to));
+                bytes.copy_within(from..from + length, to);
+            }
+            2 => {
+                let at = random.below(bytes.len() / 512 + 1) * 512;
+                let block = vec![0; 512];
+                bytes.splice(at.min(bytes.len())..at.min(bytes.len()), block);
+            }
+            _ => {
+                let at = random.below(bytes.len());
+                let byte = random.next().to_le_bytes()[3];
+                bytes[at] = match random.below(3) {
+                    0 => byte,
+                    1 => b'0' + byte % 10,
+                    _ => bytes[at] ^ (1 << (byte % 8)),
+                };
+                let block = at / 512 * 512;
+                if let Some(block) = bytes.get_mut(block..block + 512)
+                    && block[257..262] == *b"ustar"
+                {
+                    crate::tar::seal(block);
+                }
+            }
+        }
+    }
+}
+
+#[test]
+fn damaged_archives_never_panic_and_never_leave_the_tree() {
+    let seconds = std::env::var_os("BAGGAGECLAIM_MUTATION_SECONDS")
+        .and_then(|text| text.to_str()?.parse().ok())
+        .unwrap_or(10);
+    let seed =
+        std::env::var_os("BAGGAGECLAIM_MUTATION_SEED").and_then(|text| text.to_str()?.parse().ok());
+    let seed = seed.unwrap_or_else(|| u64::from(std::process::id()) << 20 | 1);
+    println!("BAGGAGECLAIM_MUTATION_SEED={seed}");
+    let lab = require_lab!(Fs::Tmpfs);
+    let place = lab.dir("place");
+    fs::create_dir(place.join("outside")).expect("mkdir");
+    fs::write(place.join("outside/precious"), "as it was").expect("write");
+    let before = Snapshot::of(&place.join("outside"));
+    let from = lab.dir("from");
+    fs::create_dir(from.join("d")).expect("mkdir");
+    fs::write(from.join("d/file"), "content").expect("write");
+    crate::trips::set(&from.join("d/file"), "user.x", b"y");
+    fs::write(from.join("holes"), [&vec![0; 65_536][..], b"tail"].concat()).expect("write");
+    fs::hard_link(from.join("d/file"), from.join("link")).expect("link");
+    symlink("../outside", from.join("symlink")).expect("symlink");
+    let (own, _) = pack(&lab, &from, Codec::Plain, false).expect("pack");
+    let other = Tar::new()
+        .special(b'g', &crate::tar::record("comment", b"x"))
+        .special(b'L', b"a/long/name\0")
+        .file("x", b"content")
+        .symlink("s", "../outside")
+        .pax(&[
+            ("GNU.sparse.map", b"0,2,9,3"),
+            ("GNU.sparse.size", b"20"),
+            ("SCHILY.acl.access", b"user::rwx,group::r-x,other::r-x"),
+        ])
+        .file("sparse", b"abcde")
+        .hard("h", "sparse")
+        .end();
+    let mut random = Random(seed | 1);
+    let (mut whole, mut tries) = (0, 0);
+    let begun = Instant::now();
+    while begun.elapsed() < Duration::from_secs(seconds) {
+        let mut bytes = if random.below(2) == 0 {
+            own.clone()
+        } else {
+            other.clone()
+        };
+        mutate(&mut bytes, &mut random);
+        let codec = CODECS[random.below(3)];
+        if codec == Codec::Zstd(1) {
+            bytes = zstd::encode_all(&bytes[..], 1).expect("zstd");
+            if random.below(4) == 0 {
+                mutate(&mut bytes, &mut random);
+            }
+        }
+        let to = place.join("to");
+        fs::create_dir(&to).expect("mkdir");
+        whole += u64::from(unpack(&bytes, &to, false).is_ok());
+        tries += 1;
+        fs::remove_dir_all(&to).expect("remove");
+        assert_eq!(
+            fs::read_dir(&place).expect("list").count(),
+            1,
+            "seed {seed}"
+        );
+    }
+    assert_same(&before, &Snapshot::of(&place.join("outside")));
+    assert_eq!(
+        fs::metadata(place.join("outside/precious"))
+            .expect("stat")
+            .nlink(),
+        1
+    );
+    assert!(
+        tries > 100 && whole > 0 && whole < tries,
+        "{whole} of {tries} were whole"
+    );
+}

@@ -1,0 +1,152 @@
+//! deploy/ on platforms that differ: where kubelet is, what of its directory the driver is shown, and who has to allow it.
+//! Whether the overlays can be put together is asked of kustomize itself, in `make e2e`.
+
+use std::collections::BTreeSet;
+use std::fs;
+use std::path::Path;
+
+use serde_json::{Value, json};
+
+use super::{help, root};
+
+/// Where kubelet is when no overlay says otherwise.
+const KUBELET: &str = "/var/lib/kubelet";
+
+/// The overlays for a kubelet that is elsewhere, and where.
+const ELSEWHERE: &[(&str, &str)] = &[
+    ("k0s", "/var/lib/k0s/kubelet"),
+    ("microk8s", "/var/snap/microk8s/common/var/lib/kubelet"),
+];
+
+#[test]
+fn the_driver_is_shown_three_parts_of_kubelets_directory() {
+    let daemons = read("base/daemonset.yaml");
+    let pod = &daemons["spec"]["template"]["spec"];
+    let volumes = list(&pod["volumes"]);
+    let paths = volumes.iter().map(|volume| &volume["hostPath"]["path"]);
+    let paths: BTreeSet<&str> = paths.map(|path| path.as_str().expect("a path")).collect();
+    // Not the whole of it: kubelet's client key is in pki/.
+    let parts = ["pods", "plugins", "plugins_registry"].map(|part| format!("{KUBELET}/{part}"));
+    let mut expected: BTreeSet<&str> = parts.iter().map(String::as_str).collect();
+    expected.insert("/var/lib/baggageclaim");
+    assert_eq!(paths, expected);
+    for mount in list(&pod["containers"][0]["volumeMounts"]) {
+        let name = &mount["name"];
+        let path = mount["mountPath"].as_str().expect("a path");
+        let volume = volumes.iter().find(|volume| volume["name"] == *name);
+        let volume = volume.unwrap_or_else(|| panic!("{name} is no volume"));
+        // Kubelet says paths as it sees them.
+        assert_eq!(volume["hostPath"]["path"], path, "{name}");
+        // What is mounted there has to be seen on the node, and what is unmounted there has to be gone here.
+        let is_mounted_in = parts[..2].iter().any(|part| part == path);
+        let propagation = &mount["mountPropagation"];
+        assert_eq!(propagation == "Bidirectional", is_mounted_in, "{name}");
+    }
+}
+
+#[test]
+fn where_kubelet_is_elsewhere_an_overlay_says_so_in_every_place() {
+    let base = read("base/daemonset.yaml");
+    let base = &base["spec"]["template"]["spec"];
+    assert!(help("node").contains("[env: BAGGAGECLAIM_KUBELET_DIR]"));
+    for (overlay, directory) in ELSEWHERE {
+        let kustomization = read(&format!("overlays/{overlay}/kustomization.yaml"));
+        assert_eq!(kustomization["resources"], json!(["../host"]), "{overlay}");
+        assert_eq!(kustomization["patches"], json!([{"path": "kubelet.yaml"}]));
+        let differs = read(&format!("overlays/{overlay}/kubelet.yaml"));
+        let pod = &differs["spec"]["template"]["spec"];
+        let container = &pod["containers"][0];
+        assert_eq!(container["name"], base["containers"][0]["name"]);
+        let told = json!([{"name": "BAGGAGECLAIM_KUBELET_DIR", "value": directory}]);
+        assert_eq!(container["env"], told, "{overlay}");
+        // The base's, with the one directory in place of the other.
+        let moved = |mut object: Value, field: &str| {
+            let path = object.pointer(field).and_then(Value::as_str);
+            let path = path.expect("a path").replace(KUBELET, directory);
+            *object.pointer_mut(field).expect("it is there") = path.into();
+            object
+        };
+        let mounts = list(&base["containers"][0]["volumeMounts"]);
+        let mut expected = vec![json!({"$patch": "replace"})];
+        expected.extend(mounts.into_iter().map(|mount| moved(mount, "/mountPath")));
+        assert_eq!(list(&container["volumeMounts"]), expected, "{overlay}");
+        let volumes = list(&base["volumes"]);
+        let volumes = volumes.into_iter().filter(|each| each["name"] != "pool");
+        let expected: Vec<Value> = volumes
+            .map(|mut volume| {
+                // That kubelet's directories must be there is said in the base.
+                let path = volume["hostPath"].as_object_mut().expect("an object");
+                path.remove("type");
+                moved(volume, "/hostPath/path")
+            })
+            .collect();
+        assert_eq!(list(&pod["volumes"]), expected, "{overlay}");
+    }
+}
+
+#[test]
+fn every_overlay_is_on_the_page_about_installing() {
+    let page = fs::read_to_string(root().join("docs/install.md")).expect("a page");
+    let overlays = fs::read_dir(root().join("deploy/overlays")).expect("overlays");
+    let mut found = 0;
+    for overlay in overlays {
+        let name = overlay.expect("an entry").file_name();
+        let name = name.to_string_lossy();
+        let row = |line: &str| line.starts_with("| ") && line.contains(&format!("`{name}`"));
+        assert!(page.lines().any(row), "{name} is in no table");
+        found += 1;
+    }
+    assert!(found >= 2 + ELSEWHERE.len(), "only {found} were found");
+    for (overlay, directory) in ELSEWHERE {
+        let row = |line: &str| line.contains(&format!("`{overlay}`")) && line.contains(directory);
+        assert!(page.lines().any(row), "{overlay}: {directory}");
+    }
+}
+
+#[test]
+fn openshift_admits_the_driver_and_the_pods_that_use_it() {
+    // Its admission would let only privileged namespaces have inline volumes of a driver that does not say so.
+    let driver = read("base/csidriver.yaml");
+    let label = "security.openshift.io/csi-ephemeral-volume-profile";
+    assert_eq!(driver["metadata"]["labels"][label], "restricted");
+
+    let text = fs::read_to_string(root().join("deploy/overlays/openshift/scc.yaml"));
+    let objects: Vec<Value> =
+        serde_saphyr::from_multiple(&text.expect("a file")).expect("two objects");
+    let [role, binding] = &objects[..] else {
+        panic!("a role and its binding: {objects:?}");
+    };
+    // One verb on one object: the right to use it, in the driver's namespace.
+    let right = json!([{
+        "apiGroups": ["security.openshift.io"],
+        "resources": ["securitycontextconstraints"],
+        "resourceNames": ["privileged"],
+        "verbs": ["use"],
+    }]);
+    assert_eq!(role["kind"], "Role");
+    assert_eq!(role["rules"], right);
+    assert_eq!(binding["kind"], "RoleBinding");
+    assert_eq!(binding["roleRef"]["name"], role["metadata"]["name"]);
+    let daemons = read("base/daemonset.yaml");
+    let account = json!([{
+        "kind": "ServiceAccount",
+        "name": daemons["spec"]["template"]["spec"]["serviceAccountName"],
+        "namespace": daemons["metadata"]["namespace"],
+    }]);
+    assert_eq!(binding["subjects"], account);
+    for object in [role, binding] {
+        let namespace = &object["metadata"]["namespace"];
+        assert_eq!(*namespace, daemons["metadata"]["namespace"]);
+    }
+}
+
+fn read(file: &str) -> Value {
+    let path = Path::new("deploy").join(file);
+    let text = fs::read_to_string(root().join(&path));
+    let text = text.unwrap_or_else(|error| panic!("{}: {error}", path.display()));
+    serde_saphyr::from_str(&text).expect(file)
+}
+
+fn list(value: &Value) -> Vec<Value> {
+    value.as_array().expect("a list").clone()
+}
