@@ -83,7 +83,6 @@ pub async fn run<Role>(
 where
     Role: Future<Output = ()> + Send + 'static,
 {
-    say_starting(&config);
     let grace = config.csi.grace;
     tokio::pin!(shutdown);
     let told = OnceLock::new();
@@ -98,6 +97,7 @@ where
         bound = Socket::bind(&config.socket) => bound?,
         () = &mut too_long => return Ok(()),
     };
+    say_starting(&config);
     let stop = CancellationToken::new();
     let stopped = stop.clone().cancelled_owned();
     let csi = csi::serve(socket, config.csi, ready.subscribe(), stopped);
@@ -187,6 +187,7 @@ where
     role
 }
 
+/// Logged once the socket is bound: `/healthz` answers from then on.
 fn say_starting(config: &Config) {
     tracing::info!(
         socket = %config.socket.display(),

@@ -360,9 +360,33 @@ fn make_room(inner: &Inner) -> Result<usize> {
             "the pool is nearly full, and everything in it is in use"
         );
     }
+    measure_what_goes(inner, &gone);
     let removed = remove(inner, &gone)?;
     inner.counters.evicted(removed.artifacts, removed.bytes);
     Ok(removed.artifacts)
+}
+
+/// Measures the layers of artifacts that are evicted before their turn to be measured, so that the
+/// counters tell what came free. A tenant decides how long a walk takes, and callers wait for space:
+/// layers that take longer than [`SLICE`] together count as nothing.
+fn measure_what_goes(inner: &Inner, ids: &[ArtifactId]) {
+    let unmeasured: HashSet<LayerId> = {
+        let state = inner.state.lock();
+        let going = ids.iter().filter_map(|id| state.artifacts.get(id));
+        let layers = going.flat_map(|sealed| &sealed.artifact.layers).copied();
+        layers
+            .filter(|layer| !state.usage.contains_key(layer))
+            .collect()
+    };
+    let patience = inner.patience_of(SLICE);
+    for layer in unmeasured {
+        let dir = inner.dirs.layers.open_beneath(layer.to_string());
+        if let Ok(usage) = dir.map(|dir| inner.backend.usage(&dir, &patience))
+            && let Ok(usage) = usage
+        {
+            inner.state.lock().usage.insert(layer, usage);
+        }
+    }
 }
 
 /// The pool's room, and that of layers which wait to be deleted: nothing need go for what comes free anyway.
