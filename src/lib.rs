@@ -11,7 +11,7 @@
 //!  baggageclaim volumes ▶ admin                 └─▶ store ───▶ sys ─▶ the pool's index and records
 //! ```
 //!
-//! | room | what lives there |
+//! | module | what belongs there |
 //! |---|---|
 //! | [`model`] | the words as types: ids, names, attributes, artifacts; pure decisions |
 //! | [`sys`] | system calls, one idea a file; the only `unsafe` |
@@ -29,7 +29,7 @@
 //! | [`driver`] | what every role does, from start to end; roles: [`standalone`], [`node`] |
 //! | [`demo`] | a double of kubelet, and a pipeline that shows it all |
 //!
-//! Imports point down: `tests/house.rs` fails on one that does not.
+//! Imports point down: `tests/architecture.rs` fails on one that does not.
 //!
 //! What must never break: a sealed artifact never changes; what is written in a volume is seen in that volume only; after
 //! `kill -9` at any instruction nothing published is lost, nothing half-made is visible and nothing leaks; what is

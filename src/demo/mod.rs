@@ -1,6 +1,6 @@
 //! The product shown at work on one machine: a pipeline of steps over the real socket.
 //!
-//! This is the top floor. It may use every other room and none may use it: what it needs from the driver it
+//! This is in the top tier. It may use every other module and none may use it: what it needs from the driver it
 //! asks for as an orchestrator would, through [`kubelet`] and the admin verbs, from a driver that runs as a process
 //! of its own. What is here:
 //!

@@ -2,16 +2,12 @@
 //! artifacts and layers, so its cost does not depend on the number of artifacts.
 //!
 //! A node may have 100,000 artifacts, and a walk over all of them takes longer than a commit. A walk
-//! therefore releases the state now and then ([`Inner::look_at_artifacts`]), and sees no single
+//! therefore releases the state now and then (`catalog`), and sees no single
 //! moment. The caller checks again under the lock before it deletes something.
 
 use std::collections::{BTreeMap, HashMap};
 use std::ops::Bound;
 
-use parking_lot::MutexGuard;
-
-use super::Inner;
-use super::state::State;
 use crate::model::{Artifact, ArtifactId, LayerId, Timestamp};
 
 /// An artifact in memory.
@@ -63,6 +59,14 @@ impl Artifacts {
 
     pub(super) fn values(&self) -> impl Iterator<Item = &Sealed> {
         self.all.values()
+    }
+
+    /// Those from here on, in the order of their ids.
+    pub(super) fn after(
+        &self,
+        from: Bound<ArtifactId>,
+    ) -> impl Iterator<Item = (&ArtifactId, &Sealed)> {
+        self.all.range((from, Bound::Unbounded))
     }
 
     /// Whether an artifact stacks this layer.
@@ -142,41 +146,9 @@ impl FromIterator<Artifact> for Artifacts {
     }
 }
 
-/// A walk looks at this many artifacts before it releases the state: a fraction of a millisecond.
-const AT_A_TIME: usize = 256;
-
-impl Inner {
-    /// Looks at all artifacts, and releases the state now and then. An artifact that is sealed
-    /// meanwhile may be missed.
-    pub(super) fn look_at_artifacts(&self, mut look: impl FnMut(&State, &Sealed)) {
-        let mut from = Bound::Unbounded;
-        loop {
-            let state = self.state.lock();
-            let mut left = AT_A_TIME;
-            for (id, sealed) in state
-                .artifacts
-                .all
-                .range((from, Bound::Unbounded))
-                .take(left)
-            {
-                look(&state, sealed);
-                from = Bound::Excluded(*id);
-                left -= 1;
-            }
-            // A plain unlock lets this thread take the lock again before a waiting one wakes.
-            MutexGuard::unlock_fair(state);
-            if left > 0 {
-                return;
-            }
-        }
-    }
-}
-
 #[cfg(test)]
 mod tests {
     use super::*;
-    use crate::backend::BackendKind;
-    use crate::engine::{Config, Engine};
 
     fn made(id: u128, layers: &[u128]) -> Artifact {
         Artifact {
@@ -212,25 +184,5 @@ mod tests {
         }
         assert_eq!(stacked(&artifacts), [0; 0]);
         assert_eq!(artifacts.len(), 0);
-    }
-
-    #[tokio::test]
-    async fn a_walk_sees_every_artifact_once() {
-        let folder = tempfile::tempdir().expect("a temporary folder");
-        let mut config = Config::new(folder.path().join("pool"));
-        config.backend = Some(BackendKind::Copy);
-        let engine = Engine::open(config).await.expect("it opens");
-        let part = AT_A_TIME as u128;
-        for count in [0, 1, part, part + 1, 2 * part, 2 * part + 1] {
-            let artifacts = (0..count).map(|id| made(id, &[id]));
-            engine.inner.state.lock().artifacts = artifacts.collect();
-            let mut seen = Vec::new();
-            engine
-                .inner
-                .look_at_artifacts(|_, sealed| seen.push(sealed.artifact.id.bits()));
-            assert!(seen.into_iter().eq(0..count), "{count}");
-        }
-        engine.inner.state.lock().artifacts = Artifacts::default();
-        engine.shutdown().await;
     }
 }

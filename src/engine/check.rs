@@ -4,14 +4,12 @@
 use std::collections::{BTreeSet, HashSet};
 use std::path::{Path, PathBuf};
 
-use super::Inner;
 use super::error::{Doing, Error, Result};
-use super::rebuild;
+use super::pool_scan::{Read, entries, names, needs_index, read};
+use super::shared::Inner;
 use super::state::State;
 use super::types::Finding;
-use crate::model::{
-    Artifact, ArtifactId, Claim, LayerId, Name, Snapshot, SnapshotGroup, VolumeRecord, layout,
-};
+use crate::model::{Artifact, ArtifactId, Claim, LayerId, Name, Snapshot, SnapshotGroup, layout};
 use crate::store::{self, Contents, Index, PoolDirs, PoolView};
 use crate::sys::{self, Dir, MountEntry};
 
@@ -158,7 +156,13 @@ pub(super) fn check(inner: &Inner) -> Result<Vec<Finding>> {
         (Named::from(&*state), Moving::from(&*state))
     };
     let stopped = || inner.stop.is_cancelled();
-    compare((&inner.dirs).into(), &inner.boot, &named, &moving, &stopped)
+    compare(
+        (&*inner.dirs).into(),
+        &inner.boot,
+        &named,
+        &moving,
+        &stopped,
+    )
 }
 
 /// Compares everything.
@@ -223,20 +227,6 @@ fn stray(path: PathBuf) -> Finding {
 
 fn below(directory: &str, name: impl AsRef<Path>) -> PathBuf {
     Path::new(directory).join(name)
-}
-
-pub(super) fn names(dir: &Dir) -> Result<BTreeSet<PathBuf>> {
-    let entries = dir.entries().doing("read a directory of the pool")?;
-    Ok(entries.into_iter().map(|entry| entry.name.into()).collect())
-}
-
-/// The names in a directory that may be missing, each with the directory.
-pub(super) fn entries(dir: Option<&Dir>) -> Result<Vec<(&Dir, PathBuf)>> {
-    let mut entries = Vec::new();
-    if let Some(dir) = dir {
-        entries.extend(names(dir)?.into_iter().map(|name| (dir, name)));
-    }
-    Ok(entries)
 }
 
 /// Directories that every pool has.
@@ -329,24 +319,6 @@ fn check_confirmed(
         }
     }
     Ok(())
-}
-
-/// What a name stands for, where each is the directory of a volume.
-pub(super) enum Read {
-    Stray,
-    Record(Box<Result<VolumeRecord, store::Unreadable>>),
-}
-
-pub(super) fn read(dir: &Dir, name: &Path) -> Result<Option<Read>> {
-    let dir = match dir.open_beneath(name) {
-        Ok(dir) => dir,
-        // Gone since it was listed.
-        Err(error) if error.is(sys::Errno::ENOENT) => return Ok(None),
-        Err(error) if error.is_no_directory() => return Ok(Some(Read::Stray)),
-        Err(error) => return Err(error).doing("open a volume's directory"),
-    };
-    let record = store::read_volume(&dir).doing("read a volume's record")?;
-    Ok(Some(Read::Record(Box::new(record))))
 }
 
 /// Volumes without a record that counts, and volumes whose mount is gone.
@@ -647,7 +619,7 @@ pub(super) fn check_offline(path: &Path, boot: &str) -> Result<Vec<Finding>> {
     let places = Places::from(&view);
     let stopped = || false;
     let mut findings = compare(places, boot, &contents.into(), &Moving::default(), &stopped)?;
-    if !has_index && rebuild::needs_index(places.layers, places.volumes)? {
+    if !has_index && needs_index(places.layers, places.volumes)? {
         let detail = "it is missing; `check --rebuild` makes it anew from the layers and the claims' directories";
         findings.insert(0, finding("missing-index", layout::INDEX, detail));
     }

@@ -2,28 +2,26 @@
 //!
 //! First the content, then the index that names it; the other order gave, in a trial with a power cut, an artifact with an
 //! empty file. What follows the index is told of one seal at a time: a layer that does not say that it is named keeps no other
-//! from being durable, nor does a promise that cannot be taken back ([`Standing`]). And what to do when the disk says that it
-//! lost something ([`doom`]).
+//! from being durable, nor does a promise that cannot be taken back ([`Standing`]). What is done when the disk
+//! says that it lost something is `durability`.
 
 use std::collections::HashMap;
-use std::os::fd::{AsFd, BorrowedFd};
-use std::path::PathBuf;
 use std::sync::Arc;
 use std::time::Instant;
 
 use tokio::sync::mpsc;
 
 use super::artifacts::Sealed;
+use super::backoff::{RETRY, retry_after};
 use super::crash::{Point, point};
-use super::error::{Doing, Error, Result};
-use super::notice::{self, NotCommitted};
-use super::seal::{RETRY, retry_after, trash_pending, unpromise};
+use super::error::{Error, Result};
+use super::layers::confirm;
+use super::notice;
+use super::pending::unpromise;
+use super::shared::Inner;
 use super::state::{Goal, Leaving, State};
-use super::target::Target;
-use super::{Inner, claims, reap, spares};
-use crate::backend::Start;
-use crate::model::{Artifact, ArtifactId, LayerId, Name, VolumeRecord};
-use crate::store::{self, Change, Doom};
+use crate::model::{Artifact, ArtifactId, LayerId, Name};
+use crate::store::Change;
 
 /// A promise in `pending/` whose seal is over, and that could not be taken back: while it is there, a start of this boot that does not
 /// find the artifact in the index would make it anew.
@@ -232,168 +230,4 @@ fn sealed_by(inner: &Inner, keys: &[LayerId]) -> Batch {
     let sealed: Vec<_> = sealed.collect();
     let names = state.names_of(&sealed.iter().map(|(_, artifact)| artifact.id).collect());
     (sealed, names)
-}
-
-/// Says in a layer that the index names it and that it is durable.
-pub(super) fn confirm(inner: &Inner, layer: LayerId) -> Result<()> {
-    let layer = inner
-        .dirs
-        .layers
-        .open_beneath(layer.to_string())
-        .doing("open the layer's directory")?;
-    store::confirm_layer(&layer).doing("confirm the layer's record")
-}
-
-/// A write-back failed, and the kernel will not say so again: whatever existed may have lost bytes. None of it is sealed.
-pub(super) fn doom(inner: &Inner, error: &crate::sys::Error) {
-    let (mut doom, keys, artifacts) = {
-        let mut state = inner.state.lock();
-        // Under the lock: a fork of what is doomed is made either before this, and is doomed with it, or not at all.
-        let until = inner.clock.now();
-        state.doomed_until = Some(until);
-        let visible: Vec<_> = state
-            .leaving
-            .iter()
-            .filter_map(|(key, leaving)| match &leaving.goal {
-                Goal::Seal(plan) => Some((*key, plan.artifact)),
-                Goal::Discard => None,
-            })
-            .filter(|(_, id)| {
-                let sealed = state.artifacts.get(id);
-                sealed.is_some_and(|sealed| !sealed.durable)
-            })
-            .collect();
-        let mut artifacts = Vec::new();
-        let mut keys = Vec::new();
-        for (key, id) in visible {
-            keys.push(key);
-            artifacts.extend(state.remove_artifact(id));
-        }
-        for sealed in &artifacts {
-            state.give_name_back(&sealed.artifact.name());
-        }
-        let boot = inner.boot.clone();
-        let unfinished = true;
-        let doom = Doom {
-            boot,
-            until,
-            unfinished,
-        };
-        (doom, keys, artifacts)
-    };
-    point(Point::DoomHeard);
-    // Before all else, even a line of the log: the kernel has said it once, and this process may be killed.
-    let noted = inner.with_reserve(|| store::write_doom(&inner.dirs.root, &doom));
-    point(Point::DoomNoted);
-    tracing::error!(%error, seals = keys.len(),
-        "the disk failed to write back data: nothing that existed until now will be sealed");
-    if let Err(error) = noted {
-        tracing::error!(%error, "this cannot be remembered over a restart of the driver");
-    }
-    spares::forget_mounted(inner);
-    claims::content::doom(inner);
-    point(Point::DoomMarked);
-    doom.unfinished = false;
-    if let Err(error) = store::write_doom(&inner.dirs.root, &doom) {
-        tracing::warn!(%error, "claims will be marked once more by the next start");
-    }
-    point(Point::DoomFinished);
-    for key in keys {
-        let leaving = inner
-            .state
-            .lock()
-            .leaving
-            .get(&key)
-            .map(|leaving| leaving.record.clone());
-        if let Some(record) = leaving {
-            let notices = inner.config.notices.as_ref();
-            notice::say_not_committed(notices, &record, &NotCommitted::Damaged);
-        }
-        if let Err(error) = trash_pending(inner, key) {
-            tracing::error!(%error, "a volume that is not sealed could not be thrown away yet");
-        }
-    }
-    for sealed in artifacts {
-        // Forks of it keep its layer until they are gone.
-        reap::trash_unreferenced(inner, &sealed.artifact.layers);
-    }
-    inner.changed.notify_waiters();
-}
-
-/// An error that the overlay of a live volume remembers, and that no process has noted: the kernel told it to one that died, or to
-/// another one while no driver ran. What left before that, and is mounted nowhere, remembers nothing.
-fn unnoted(inner: &Inner) -> Option<crate::sys::Error> {
-    let live: Vec<(VolumeRecord, PathBuf)> = {
-        let state = inner.state.lock();
-        let unknown = state.volumes.values();
-        let unknown = unknown.filter(|live| !state.is_doomed(&live.record));
-        unknown
-            .filter_map(|live| Some((live.record.clone(), live.mounts.keys().next()?.clone())))
-            .collect()
-    };
-    live.iter().find_map(|(record, path)| {
-        let target = Target::open(path).ok().flatten()?;
-        let mount = target.pin().ok()?;
-        let start = Start::of(record);
-        inner.backend.write_back_error(mount.as_fd(), &start)
-    })
-}
-
-/// Notes such an error of a volume that is about to be sealed.
-pub(super) fn note_remembered(inner: &Inner, record: &VolumeRecord, mount: BorrowedFd<'_>) {
-    if inner.state.lock().is_doomed(record) {
-        return;
-    }
-    let start = Start::of(record);
-    if let Some(error) = inner.backend.write_back_error(mount, &start) {
-        note(inner, &error, || inner.state.lock().is_doomed(record));
-    }
-}
-
-/// Notes an error that an overlay remembers. The pool is synced first: a report of the same error that waits for this process comes
-/// now, and does not doom what is made after this.
-fn note(inner: &Inner, error: &crate::sys::Error, is_noted: impl Fn() -> bool) {
-    let syncing = inner.syncing.lock();
-    if is_noted() {
-        return;
-    }
-    let _dooms_if_it_fails = inner.sync(&syncing);
-    if !is_noted() {
-        doom(inner, error);
-    }
-}
-
-/// The same at a start, of all overlays that are mounted.
-pub(super) fn note_unnoted(inner: &Inner) {
-    if let Some(error) = unnoted(inner) {
-        note(inner, &error, || unnoted(inner).is_none());
-    }
-}
-
-/// Does what a process did not come to that heard of a failed write-back in this boot.
-pub(super) fn finish_doom(inner: &Inner) -> Result<()> {
-    let root = &inner.dirs.root;
-    let doom = store::read_doom(root, &inner.boot).doing("read what was doomed")?;
-    if let Some(mut doom) = doom.filter(|doom| doom.unfinished) {
-        claims::content::doom(inner);
-        point(Point::DoomMarked);
-        doom.unfinished = false;
-        store::write_doom(root, &doom).doing("write down what was doomed")?;
-    }
-    Ok(())
-}
-
-/// Waiting for the disk, in the one place that hears of what it lost.
-impl Inner {
-    /// Writes back all that is dirty. The kernel reports a failure once, to whoever asks first: so nobody else asks.
-    /// Whoever goes on to name in the index what is durable now holds the lock meanwhile.
-    pub(super) fn sync(&self, _syncing: &parking_lot::MutexGuard<'_, ()>) -> Result<()> {
-        let began = self.clock.now();
-        let synced = self.dirs.root.sync_filesystem();
-        match &synced {
-            Ok(()) => self.state.lock().synced = Some(began),
-            Err(error) => doom(self, error),
-        }
-        synced.doing("write back what is to be sealed")
-    }
 }

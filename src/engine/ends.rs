@@ -4,68 +4,22 @@
 //! most, so those of one moment begin together. All others have a task of their own ([`seal::settle`]).
 
 use std::sync::Arc;
-use std::sync::atomic::Ordering;
-use std::time::{Duration, Instant};
+use std::time::Duration;
 
-use parking_lot::Mutex;
 use tokio_util::task::task_tracker::TaskTrackerToken;
 
 use super::crash::{Point, point};
 use super::error::{Doing, Result};
-use super::state::{Goal, Left, Pin};
-use super::{Inner, seal};
+use super::pending::discarded;
+use super::seal;
+use super::shared::Inner;
+use super::state::{Left, Pin};
 use crate::backend::Freeze;
 use crate::model::LayerId;
 
 /// How long a volume's end waits before it begins, at least. The kernel evicts a tree's dentries without a pause, milliseconds for thousands
 /// of files, and a caller who is woken on that processor to read the answer would wait for it; nothing tells when he has read it.
 const AFTER_THE_ANSWER: Duration = Duration::from_millis(5);
-
-/// How long whoever waits to begin with all is trusted to: the thread where he waits serves calls, and may be blocked by one.
-const TRUSTED: Duration = Duration::from_millis(50);
-
-/// The volumes to be thrown away whose end has not begun yet.
-#[derive(Debug, Default)]
-pub(super) struct Ends(Mutex<Waiting>);
-
-#[derive(Debug, Default)]
-struct Waiting {
-    /// With these whoever waits begins next …
-    next: Vec<Left>,
-    /// … and with those that came meanwhile the time after that.
-    later: Vec<Left>,
-    /// Since when he waits.
-    since: Option<Instant>,
-}
-
-impl Ends {
-    /// Whether whoever adds this is the one who is to begin with all.
-    fn add(&self, left: Left) -> bool {
-        let mut waiting = self.0.lock();
-        if waiting.since.is_some_and(|since| since.elapsed() < TRUSTED) {
-            waiting.later.push(left);
-            return false;
-        }
-        waiting.next.push(left);
-        waiting.since = Some(Instant::now());
-        true
-    }
-
-    /// Those that have waited long enough, and whether there are others, for which he waits once more.
-    fn take(&self) -> (Vec<Left>, bool) {
-        let mut waiting = self.0.lock();
-        let taken = std::mem::take(&mut waiting.next);
-        waiting.next = std::mem::take(&mut waiting.later);
-        let others = !waiting.next.is_empty();
-        waiting.since = others.then(Instant::now);
-        (taken, others)
-    }
-
-    fn take_all(&self) -> Vec<Left> {
-        let Waiting { next, later, .. } = std::mem::take(&mut *self.0.lock());
-        next.into_iter().chain(later).collect()
-    }
-}
 
 /// Takes care of a volume that left: soon, so that whoever waits for the answer does not wait for this too.
 pub(super) fn begin_soon(inner: &Arc<Inner>, left: Left) {
@@ -212,64 +166,4 @@ fn let_go(inner: &Inner, key: LayerId, pin: Option<Pin>) -> Result<Freeze> {
     let (descriptor, _place) = pin.map(|pin| (pin.descriptor, pin.place)).unzip();
     let found = inner.backend.let_go(&dir, descriptor);
     found.doing("close the volume")
-}
-
-/// A volume that was thrown away is deleted.
-pub(super) fn discarded(inner: &Inner, key: LayerId) {
-    point(Point::DiscardDeleted);
-    // Not after each: a round looks at everything that is sealed.
-    if inner.forget_leaving(key) || inner.short.load(Ordering::SeqCst) {
-        inner.wake_reaper();
-    }
-}
-
-impl Inner {
-    /// Whether a leaving volume is thrown away, whatever its pod did.
-    fn is_thrown_away(&self, key: LayerId) -> bool {
-        let state = self.state.lock();
-        let leaving = state.leaving.get(&key);
-        leaving.is_some_and(|leaving| leaving.goal == Goal::Discard)
-    }
-}
-
-#[cfg(test)]
-mod tests {
-    use super::*;
-
-    fn left() -> Left {
-        Left {
-            key: LayerId::from_bits(1),
-            pin: None,
-        }
-    }
-
-    #[test]
-    fn one_waits_for_all_and_if_he_does_not_come_the_next_does() {
-        let ends = Ends::default();
-        assert!(ends.add(left()));
-        assert!(!ends.add(left()));
-        let since = Instant::now().checked_sub(TRUSTED);
-        ends.0.lock().since = since;
-        assert!(ends.add(left()), "the first is late");
-        assert!(!ends.add(left()));
-        assert_eq!(ends.take_all().len(), 4);
-        assert!(ends.add(left()), "nobody waits any more");
-    }
-
-    #[test]
-    fn what_came_while_somebody_waited_is_begun_with_the_next_time() {
-        let ends = Ends::default();
-        assert!(ends.add(left()));
-        assert!(!ends.add(left()));
-        assert!(!ends.add(left()));
-        let begun = || {
-            let (taken, others) = ends.take();
-            (taken.len(), others)
-        };
-        assert_eq!(begun(), (1, true));
-        assert!(!ends.add(left()), "he waits once more");
-        assert_eq!(begun(), (2, true));
-        assert_eq!(begun(), (1, false));
-        assert!(ends.add(left()), "nobody waits any more");
-    }
 }

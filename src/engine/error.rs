@@ -1,5 +1,5 @@
 //! Why the engine could not do what it was asked to. One variant per answer that a caller would act on differently;
-//! the room above maps each to a gRPC code, exhaustively.
+//! the tier above maps each to a gRPC code, exhaustively.
 
 use std::fmt;
 use std::path::{Path, PathBuf};

@@ -1,134 +1,15 @@
-//! What can be measured of an engine: what it has done since it was opened ([`Counters`]), and what it has now ([`Figures`]).
+//! What an engine has at this moment, in numbers ([`Figures`]). What it has done since it was opened is `counters`.
 //! Nothing here walks, waits for a volume, or names a tenant, a pod or a key.
 
 use std::sync::Arc;
-use std::time::Duration;
 
 use super::error::{Doing, Result};
+use super::lists;
+use super::shared::Inner;
 use super::state::Goal;
 use super::types::VolumeState;
-use super::{Inner, lists};
 use crate::model::{CacheKind, Reference};
-use crate::telemetry::metrics::{
-    Counter, Durations, EncodeLabelSet, Family, Gauge, Histogram, Registry, Unit, durations,
-    durations_by,
-};
-
-#[derive(Debug, Clone, PartialEq, Eq, Hash, EncodeLabelSet)]
-struct VolumeType {
-    r#type: &'static str,
-}
-
-#[derive(Debug, Clone, PartialEq, Eq, Hash, EncodeLabelSet)]
-struct Ended {
-    result: &'static str,
-}
-
-/// What an engine has done. Clones share it.
-#[derive(Debug, Clone)]
-pub struct Counters {
-    publishes: Durations<VolumeType>,
-    seals: Histogram,
-    commits: Histogram,
-    ended: Family<Ended, Counter>,
-    evicted_artifacts: Counter,
-    evicted_bytes: Counter,
-    freed_bytes: Counter,
-    findings: Gauge,
-}
-
-const SEALED: Ended = Ended { result: "sealed" };
-const GIVEN_UP: Ended = Ended { result: "given-up" };
-
-impl Default for Counters {
-    fn default() -> Self {
-        let ended = Family::default();
-        for result in [SEALED, GIVEN_UP] {
-            // Whoever watches by how much it grew does not see the event that a series comes with.
-            let _: &Counter = &ended.get_or_create(&result);
-        }
-        Self {
-            publishes: durations_by(),
-            seals: durations(),
-            commits: durations(),
-            ended,
-            evicted_artifacts: Counter::default(),
-            evicted_bytes: Counter::default(),
-            freed_bytes: Counter::default(),
-            findings: Gauge::default(),
-        }
-    }
-}
-
-impl Counters {
-    pub(super) fn published(&self, r#type: &'static str, took: Duration) {
-        let seconds = took.as_secs_f64();
-        self.publishes
-            .get_or_create(&VolumeType { r#type })
-            .observe(seconds);
-    }
-
-    /// A volume became an artifact that can be forked.
-    pub(super) fn sealed(&self, took: Duration) {
-        self.seals.observe(took.as_secs_f64());
-        self.ended.get_or_create(&SEALED).inc();
-    }
-
-    /// What was promised to be sealed was thrown away.
-    pub(super) fn given_up(&self) {
-        self.ended.get_or_create(&GIVEN_UP).inc();
-    }
-
-    /// A batch of seals became durable.
-    pub(super) fn committed(&self, took: Duration) {
-        self.commits.observe(took.as_secs_f64());
-    }
-
-    pub(super) fn evicted(&self, artifacts: usize, bytes: u64) {
-        let artifacts = u64::try_from(artifacts).unwrap_or(u64::MAX);
-        self.evicted_artifacts.inc_by(artifacts);
-        self.evicted_bytes.inc_by(bytes);
-    }
-
-    pub(super) fn freed(&self, bytes: u64) {
-        self.freed_bytes.inc_by(bytes);
-    }
-
-    /// The last look found so much that index and directories disagree about.
-    pub(super) fn found(&self, findings: usize) {
-        self.findings
-            .set(i64::try_from(findings).unwrap_or(i64::MAX));
-    }
-
-    /// Makes it part of what is asked for.
-    pub fn register(&self, registry: &mut Registry) {
-        let mut durations = |name, help, histogram: &Histogram| {
-            registry.register_with_unit(name, help, Unit::Seconds, histogram.clone());
-        };
-        let help = "How long it took to seal a volume, from the decision until it can be forked";
-        durations("seal_duration", help, &self.seals);
-        let help =
-            "How long it took to make a batch of seals durable: one syncfs, one index transaction";
-        durations("commit_duration", help, &self.commits);
-        let help = "How long it took to publish a new volume, by its type, the wait for its input included";
-        registry.register_with_unit(
-            "publish_duration",
-            help,
-            Unit::Seconds,
-            self.publishes.clone(),
-        );
-        let help = "Volumes whose seal was promised, by what became of them";
-        registry.register("seals", help, self.ended.clone());
-        let help = "Artifacts deleted to make room";
-        registry.register("evicted_artifacts", help, self.evicted_artifacts.clone());
-        let help = "Bytes of the layers that went with artifacts deleted to make room";
-        registry.register("evicted_bytes", help, self.evicted_bytes.clone());
-        let help = "Bytes of all layers that were deleted because nothing refers to them";
-        registry.register("freed_bytes", help, self.freed_bytes.clone());
-        let help = "What index and directories disagree about, by the last look";
-        registry.register("check_findings", help, self.findings.clone());
-    }
-}
+use crate::telemetry::metrics::{EncodeLabelSet, Family, Gauge, Registry};
 
 /// The types that a volume can have.
 const TYPES: [&str; 6] = [

@@ -8,11 +8,15 @@ use std::collections::HashSet;
 use std::sync::Arc;
 use std::time::{Duration, Instant};
 
+use super::claims;
 use super::crash::{Point, point};
 use super::error::{Doing, Error, Result};
+use super::guard::Guard;
+use super::layers::{self, trash_unreferenced};
 use super::pins::Pins;
+use super::shared::Inner;
+use super::shared::SHARE;
 use super::state::{Problem, State};
-use super::{Guard, Inner, SHARE, claims, commit, reap};
 use crate::backend::{self, Stop, Usage};
 use crate::model::{Artifact, Claim, LayerId, LayerRecord, Snapshot, VolumeId, flatten_plan};
 use crate::store::{self, Change};
@@ -376,7 +380,7 @@ fn merge(
         claims::content::restack(inner, &claim.id);
     }
     drop((pins, guards));
-    reap::trash_unreferenced(inner, newest);
+    trash_unreferenced(inner, newest);
     drop(collector);
     Ok(true)
 }
@@ -414,7 +418,7 @@ fn throw_away(inner: &Inner, merged: LayerId) -> Result<()> {
 
 /// Says in the merged layer that it is named, and only then in the index what it costs: what is not measured is confirmed when it is.
 fn confirm(inner: &Inner, merged: LayerId, usage: Usage) -> Result<()> {
-    commit::confirm(inner, merged)?;
+    layers::confirm(inner, merged)?;
     inner.state.lock().usage.insert(merged, usage);
     inner.commit_index(&[Change::PutLayer(merged, usage)])
 }

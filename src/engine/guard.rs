@@ -6,8 +6,8 @@ use std::time::Duration;
 
 use tokio::time::Instant;
 
-use super::Inner;
 use super::error::{Error, Result};
+use super::shared::Inner;
 use crate::model::VolumeId;
 
 /// How long an operation waits in all for what nobody asks for: chores of the driver, and the descriptors of earlier mounts being

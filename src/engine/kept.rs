@@ -10,8 +10,9 @@ use std::path::{Path, PathBuf};
 use std::sync::Arc;
 use std::time::Duration;
 
+use super::guard::Guard;
+use super::shared::Inner;
 use super::state::State;
-use super::{Guard, Inner};
 use crate::model::{LayerId, VolumeId};
 use crate::sys::{self, Dir, Errno, MountEntry};
 

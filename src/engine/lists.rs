@@ -6,8 +6,8 @@ use std::path::Path;
 use std::sync::Arc;
 use std::time::{Duration, Instant};
 
-use super::Inner;
 use super::error::{Doing, Error, Result};
+use super::shared::Inner;
 use super::state::{Goal, Live, Measured, State};
 use super::target::{Found, Target};
 use super::types::{ArtifactRow, Status, VolumeRow, VolumeState, VolumeStats};

@@ -26,33 +26,45 @@
 //! nothing but calls (`threads`).
 
 mod artifacts;
+mod backoff;
+mod catalog;
 mod check;
 pub mod claims;
 mod clock;
 mod commit;
+mod counters;
 pub mod crash;
+mod durability;
 mod ends;
 mod error;
 mod figures;
 mod flatten;
 mod guard;
 mod kept;
+mod layers;
 mod lists;
+mod mounts;
 pub mod notice;
 mod open;
 mod outcome;
+mod pending;
 mod pins;
+mod pool;
+mod pool_scan;
 mod publish;
+mod purge;
 mod reap;
 mod rebuild;
 mod recover;
 mod republish;
 mod rounds;
 mod seal;
-mod setbacks;
+mod shared;
+mod space;
 mod spares;
 mod state;
 mod target;
+mod teardown_queue;
 mod threads;
 mod trash;
 mod types;
@@ -60,21 +72,21 @@ mod unpublish;
 mod watch;
 mod writers;
 
-use std::collections::HashSet;
-use std::path::{Path, PathBuf};
+use std::path::Path;
 use std::sync::Arc;
-use std::sync::atomic::{AtomicBool, Ordering};
+use std::sync::atomic::AtomicBool;
 use std::time::{Duration, Instant};
 
 use parking_lot::Mutex;
 use tokio::sync::{Notify, Semaphore, mpsc};
-use tokio::task::JoinHandle;
 use tokio_util::sync::CancellationToken;
 use tokio_util::task::TaskTracker;
 
+pub use counters::Counters;
 pub use error::{Error, Result, Shortage};
-pub use figures::{Counters, Figures};
+pub use figures::Figures;
 pub use notice::{Notice, Notices};
+pub use shared::{Config, Pods};
 pub use threads::{
     AtWork, CallHere, DESKS, after_the_answer, apart, at_writing, others_first, say_at_work,
 };
@@ -83,100 +95,22 @@ pub use types::{
     VolumeRow, VolumeState, VolumeStats,
 };
 
-use crate::backend::{Backend, BackendKind, MountApi};
-use crate::model::{LayerId, Name, Outcome, PodUid, Reference, Tenant, VolumeId};
-use crate::store::{Contents, Index, PoolDirs, PoolIdentity};
+use crate::backend::BackendKind;
+use crate::model::{Name, Outcome, PodUid, Reference, Tenant, VolumeId};
+use crate::store::Contents;
 use crate::sys::{self, Dir, UnmountWatches};
 
+use backoff::Setbacks;
 use clock::Clock;
-use ends::Ends;
 use error::Doing;
-use guard::Guard;
+use pool::{Pool, boot_id};
 use recover::Recovered;
 use rounds::Rounds;
-use setbacks::Setbacks;
+use shared::Inner;
 use spares::Spares;
-use state::State;
+use teardown_queue::Ends;
 use threads::Threads;
 use trash::Trash;
-
-/// What others know of the pods whose volumes are here. The engine asks while it seals, so an answer waits for nothing.
-pub trait Pods: std::fmt::Debug + Send + Sync {
-    /// The images of a pod's containers; none where they are not known.
-    fn images(&self, pod: &PodUid) -> Vec<String>;
-}
-
-/// How an engine is set up.
-#[derive(Debug, Clone)]
-pub struct Config {
-    /// The pool's directory; made when it is missing (its parent is not).
-    pub pool: PathBuf,
-    /// The backend to use; `None`: the pool's, or for a new pool the best that works there.
-    pub backend: Option<BackendKind>,
-    /// The mount API to use; `None`: the newest that works.
-    pub mount_api: Option<MountApi>,
-    /// Whether btrfs's simple quotas may be switched on for the whole filesystem when a volume has a limit.
-    pub btrfs_quota: bool,
-    /// How many threads do what is not done where a call was received.
-    pub threads: usize,
-    /// How long a publish waits for content that is known to be coming.
-    pub input_wait: Duration,
-    /// How long a finished volume waits for its pod's outcome before it is thrown away.
-    pub outcome_wait: Duration,
-    /// How long a process may hold a finished volume open before its pod's people are told.
-    pub held_wait: Duration,
-    /// How long a seal that is a copy finds no room for it, while caches are evicted, before the volume is thrown away. (Where a seal is
-    /// no copy it needs a few blocks, and waits for them as long as it takes.)
-    pub room_wait: Duration,
-    /// Percent of the pool's bytes or inodes in use above which unused artifacts are evicted …
-    pub high_watermark: u8,
-    /// … down to this.
-    pub low_watermark: u8,
-    /// How often garbage is looked for when nothing else asks for it.
-    pub reap_interval: Duration,
-    /// How long after the start index and directories are compared without being asked …
-    pub first_check: Duration,
-    /// … and how often from then on.
-    pub check_interval: Duration,
-    /// How long the index may not know that an artifact was used, before it is told for that alone: what a crash forgets of it.
-    pub uses_unwritten: Duration,
-    /// Bytes kept in reserve for the day the disk is full; at most a sixteenth of the pool.
-    pub reserve: u64,
-    /// Where people's notices go; `None`: nowhere.
-    pub notices: Option<Notices>,
-    /// Who knows more of pods than a publish tells; `None`: nobody.
-    pub pods: Option<Arc<dyn Pods>>,
-}
-
-impl Config {
-    /// The defaults, for a pool.
-    #[must_use]
-    pub fn new(pool: impl Into<PathBuf>) -> Self {
-        Self {
-            pool: pool.into(),
-            backend: None,
-            mount_api: None,
-            btrfs_quota: false,
-            threads: 4,
-            input_wait: Duration::from_secs(90),
-            outcome_wait: Duration::from_secs(60 * 60),
-            held_wait: Duration::from_secs(60),
-            room_wait: Duration::from_secs(10 * 60),
-            high_watermark: 85,
-            low_watermark: 70,
-            reap_interval: Duration::from_secs(60),
-            first_check: Duration::from_secs(5 * 60),
-            check_interval: Duration::from_secs(24 * 60 * 60),
-            uses_unwritten: Duration::from_secs(10 * 60),
-            reserve: 64 << 20,
-            notices: None,
-            pods: None,
-        }
-    }
-}
-
-/// How long others wait for the thread for walks because of one walk.
-const SHARE: Duration = Duration::from_secs(10);
 
 /// How many unmounted filesystems are put away at a time: as fast as 16 callers unmount them on two cores (64 were no faster).
 const FREEZES: usize = 8;
@@ -194,183 +128,6 @@ pub struct Engine {
     inner: Arc<Inner>,
 }
 
-/// What the parts of the engine share.
-#[derive(Debug)]
-struct Inner {
-    config: Config,
-    /// The kernel's boot id: what is ephemeral is of one boot.
-    boot: String,
-    /// And of one mount of the pool's filesystem, where the kernel tells which.
-    superblock: Option<u64>,
-    identity: PoolIdentity,
-    /// Why this backend.
-    reason: String,
-    backend: Arc<dyn Backend>,
-    index: Index,
-    counters: Counters,
-    /// Held by who tries whether the disk answers.
-    looking: Arc<tokio::sync::Mutex<()>>,
-    clock: Clock,
-    state: Mutex<State>,
-    /// Something in the state changed that somebody may be waiting for.
-    changed: Notify,
-    calls: Threads,
-    spares: Spares,
-    seals: Threads,
-    freezes: Threads,
-    ends: Ends,
-    /// Places for what is unmounted and not put away yet.
-    pins: Arc<Semaphore>,
-    /// Of what claims had mounted.
-    watches: UnmountWatches,
-    closes: Threads,
-    room: Threads,
-    deletes: Threads,
-    walks: Threads,
-    looks: Threads,
-    syncs: Threads,
-    commits: mpsc::UnboundedSender<LayerId>,
-    reaper: Notify,
-    /// Something may be there to be measured or merged.
-    walker: Notify,
-    rounds: Rounds,
-    trash: Trash,
-    /// The layers that are being merged; none: none are, or the merge is to stop, since nobody but it needs them any more.
-    merging: Mutex<HashSet<LayerId>>,
-    /// Stacks whose merge failed.
-    unmerged: Setbacks<Vec<LayerId>>,
-    /// The lowest layers of stacks whose merge was stopped, for the time that it took.
-    slow: Setbacks<LayerId>,
-    /// Layers that could not be confirmed or measured.
-    unmeasured: Setbacks<LayerId>,
-    /// Held by the one seal that copies for another time, since it found no room.
-    copying: tokio::sync::Mutex<()>,
-    /// Of calls that found no room, how many bytes each needs at once; 0: some blocks, or nobody knows.
-    asked: Mutex<Vec<u64>>,
-    /// Something waits for room, or may: whenever some comes free the reaper looks.
-    short: AtomicBool,
-    /// Every layer that the index names says so.
-    confirmed: AtomicBool,
-    collector: Mutex<()>,
-    naming: Mutex<()>,
-    /// Held from a `syncfs` until the index names what it made durable.
-    syncing: Mutex<()>,
-    stop: CancellationToken,
-    tasks: TaskTracker,
-    /// Where tasks run that a job starts.
-    runtime: tokio::runtime::Handle,
-    /// Last: with it goes the pool's lock, and until then nobody else may find something of the pool open.
-    dirs: PoolDirs,
-}
-
-impl Inner {
-    /// 128 random bits.
-    #[expect(
-        clippy::unused_self,
-        reason = "where randomness comes from is the engine's affair"
-    )]
-    fn random(&self) -> u128 {
-        random()
-    }
-
-    /// Moves a directory into the trash, under a name of its own.
-    fn throw_away(&self, from: &Dir, name: &Path) -> sys::Result<LayerId> {
-        let key = LayerId::from_bits(self.random());
-        from.rename(name, &self.dirs.trash, key.to_string())?;
-        Ok(key)
-    }
-
-    /// Ends all threads when they have done what they were given, and closes what is open. Blocks.
-    fn put_away(&self) {
-        for threads in [
-            &self.calls,
-            &self.seals,
-            &self.freezes,
-            &self.closes,
-            &self.syncs,
-            &self.room,
-            &self.deletes,
-            &self.walks,
-            &self.looks,
-        ] {
-            threads.finish();
-        }
-        self.spares.finish(&self.dirs.spares, &*self.backend);
-        self.index.close();
-    }
-
-    /// How long a walk may take whose length somebody else decides, who may be hostile: until the engine stops, or others have
-    /// waited for the thread long enough. It is repeated later.
-    fn patience(&self) -> impl Fn() -> bool + '_ {
-        self.patience_of(SHARE)
-    }
-
-    /// The same, of so long.
-    fn patience_of(&self, share: Duration) -> impl Fn() -> bool + '_ {
-        let began = Instant::now();
-        move || self.stop.is_cancelled() || began.elapsed() > share
-    }
-
-    /// Makes garbage collection run soon.
-    fn wake_reaper(&self) {
-        self.reaper.notify_one();
-    }
-
-    /// The same because a call found no room for so many bytes (see [`Inner::asked`]): what is unused goes if that is enough.
-    fn ask_for_room(&self, bytes: u64) {
-        self.asked.lock().push(bytes);
-        self.short.store(true, Ordering::SeqCst);
-        self.wake_reaper();
-    }
-
-    /// Asks for the room that something failed for want of.
-    fn ask_for_room_after<T>(&self, result: &Result<T>) {
-        if let Err(Error::Full(shortage)) = result {
-            self.ask_for_room(shortage.needs);
-        }
-    }
-
-    /// Waits until what is looked for is found in the state. Looked for may be what is told of (`changed`): the end of a call or chore, a
-    /// mount that was closed, how a pod ended, what became durable or was doomed, and that the engine closes.
-    async fn when<T>(&self, mut look: impl FnMut(&mut State) -> Option<T>) -> T {
-        loop {
-            // Asked for before the look: a change in between is not missed.
-            let changed = self.changed.notified();
-            tokio::pin!(changed);
-            changed.as_mut().enable();
-            let found = look(&mut self.state.lock());
-            if let Some(found) = found {
-                return found;
-            }
-            changed.await;
-        }
-    }
-
-    /// Starts a task. On a thread that serves calls it stays there, so that no other is woken for it.
-    fn spawn_here<T: Send + 'static>(
-        &self,
-        task: impl Future<Output = T> + Send + 'static,
-    ) -> JoinHandle<T> {
-        let task = self.tasks.track_future(task);
-        let here = tokio::runtime::Handle::try_current();
-        here.as_ref().unwrap_or(&self.runtime).spawn(task)
-    }
-}
-
-fn random() -> u128 {
-    let mut bytes = [0; 16];
-    getrandom::fill(&mut bytes).expect("Linux has had getrandom(2) since 3.17");
-    u128::from_le_bytes(bytes)
-}
-
-/// The kernel's id of this boot.
-fn boot_id() -> Result<String> {
-    const PATH: &str = "/proc/sys/kernel/random/boot_id";
-    let id = std::fs::read_to_string(PATH).map_err(|error| sys::Error::new("read", PATH, error));
-    id.map(|id| id.trim().to_owned())
-        .doing("read the kernel's boot id")
-}
-
 /// Recovers what an earlier process left, and notes a write-back error that no process has noted.
 async fn take_up(
     inner: &Arc<Inner>,
@@ -381,10 +138,10 @@ async fn take_up(
     let recovered = inner.calls.run(move || {
         let recovered = recover::recover(&engine, contents)?;
         match lost {
-            Some(lost) => commit::doom(&engine, &lost),
-            None => commit::finish_doom(&engine)?,
+            Some(lost) => durability::doom(&engine, &lost),
+            None => durability::finish_doom(&engine)?,
         }
-        commit::note_unnoted(&engine);
+        durability::note_unnoted(&engine);
         if !recovered.changes.is_empty() {
             engine.commit_index(&recovered.changes)?;
             crash::point(crash::Point::RecoverIndexed);
@@ -414,13 +171,20 @@ impl Engine {
             Ok::<_, Error>((config, pool))
         });
         let (config, pool) = opened.await??;
+        let dirs = Arc::new(pool.dirs);
+        let stop = CancellationToken::new();
+        let spares = Pool {
+            dirs: dirs.clone(),
+            backend: pool.backend.clone(),
+            stop: stop.clone(),
+        };
         let inner = Arc::new(Inner {
             config,
             boot: pool.boot,
-            superblock: sys::superblock(&pool.dirs.root),
+            superblock: sys::superblock(&dirs.root),
             identity: pool.identity,
             reason: pool.reason,
-            dirs: pool.dirs,
+            dirs,
             backend: pool.backend,
             index: pool.index,
             counters: Counters::default(),
@@ -429,7 +193,7 @@ impl Engine {
             state: Mutex::default(),
             changed: Notify::new(),
             calls,
-            spares: Spares::new(threads("spares", 1)?),
+            spares: Spares::new(spares, threads("spares", 1)?),
             seals,
             freezes,
             ends: Ends::default(),
@@ -457,7 +221,7 @@ impl Engine {
             collector: Mutex::new(()),
             naming: Mutex::new(()),
             syncing: Mutex::new(()),
-            stop: CancellationToken::new(),
+            stop,
             tasks: TaskTracker::new(),
             runtime: tokio::runtime::Handle::current(),
         });
@@ -481,7 +245,7 @@ impl Engine {
         for left in recovered.leaving {
             ends::begin_soon(&inner, left);
         }
-        spares::fill(&inner);
+        inner.spares.fill();
         inner.wake_reaper();
         Ok(Self { inner })
     }

@@ -9,7 +9,10 @@ use std::sync::Arc;
 use super::clock::Clock;
 use super::crash::{Point, point};
 use super::error::{Doing, Error, Result};
-use super::{Config, boot_id, random, rebuild};
+use super::pool::boot_id;
+use super::pool::random;
+use super::pool_scan::needs_index;
+use super::shared::Config;
 use crate::backend::{self, Backend, BackendKind, Chosen, Wanted};
 use crate::model::{LayerId, layout};
 use crate::store::{self, Contents, Index, PoolDirs, PoolIdentity};
@@ -60,7 +63,7 @@ pub(super) fn open(config: &Config) -> Result<Opened> {
         None => found(&dirs, chosen.kind).map_err(of_pool)?,
     };
     tracing::info!(pool = %path.display(), backend = %chosen.kind, reason = %chosen.reason, "pool opened");
-    let index = if rebuild::needs_index(Some(&dirs.layers), Some(&dirs.volumes))? {
+    let index = if needs_index(Some(&dirs.layers), Some(&dirs.volumes))? {
         Index::open_existing(&dirs.root)
     } else {
         Index::open(&dirs.root)

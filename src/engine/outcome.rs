@@ -5,9 +5,9 @@
 use std::collections::HashMap;
 use std::sync::Arc;
 
-use super::Inner;
 use super::crash::{Point, point};
 use super::error::{Doing, Result};
+use super::shared::Inner;
 use super::state::Goal;
 use super::types::{Awaited, Told, VolumeState};
 use crate::model::{Commit, LayerId, Outcome, PodUid, VolumeId, VolumeRecord};

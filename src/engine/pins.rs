@@ -4,7 +4,7 @@
 
 use std::sync::Arc;
 
-use super::Inner;
+use super::shared::Inner;
 use super::state::State;
 use crate::model::LayerId;
 

@@ -13,11 +13,14 @@ use std::time::{Duration, Instant};
 
 use super::crash::{Point, point};
 use super::error::{Doing, Error, Result};
-use super::spares::{self, Stage};
+use super::guard::{self, Guard};
+use super::shared::Inner;
+use super::spares::Stage;
 use super::state::{Live, Measured, Resolution, State};
 use super::target::Target;
+use super::threads::after_the_answer;
 use super::types::{PublishRequest, Published};
-use super::{Guard, Inner, guard, notice, republish};
+use super::{notice, republish};
 use crate::backend::Start;
 use crate::model::{
     ArtifactId, LayerId, Name, Reference, SealPlan, VolumeKind, VolumeRecord, layout,
@@ -93,11 +96,24 @@ async fn attempt(
         };
         // Else given up before the answer, so that a caller who has it can go on with the same volume at once.
         let guard = matches!(result, Err(Error::Full(_))).then_some(guard);
-        spares::fill_soon(&engine);
+        fill_spares_soon(&engine);
         (result, guard)
     };
     let is_short = inner.backend.is_instant();
     inner.calls.run_if_short(is_short, job).await
+}
+
+/// Has more spares made if there are few, on a thread that serves calls after the answer: to wake their thread costs more than most of the
+/// system calls before it.
+fn fill_spares_soon(inner: &Arc<Inner>) {
+    if !inner.spares.is_low() {
+        return;
+    }
+    let engine = inner.clone();
+    drop(inner.spawn_here(async move {
+        after_the_answer().await;
+        engine.spares.fill();
+    }));
 }
 
 /// Waits for garbage to be collected, so that a publish that found no room has its turn and does not fail while others fill the pool
@@ -324,7 +340,7 @@ fn publish_new(inner: &Inner, request: &PublishRequest, plan: Plan) -> Result<Pu
         waited: plan.waited,
         limit_unenforced: record.limit_unenforced.clone(),
     };
-    spares::note(inner, &record);
+    inner.spares.note(&record);
     let mut state = inner.state.lock();
     if let Some(live) = state.volumes.get_mut(&request.volume) {
         live.mounts.insert(request.target.clone(), mount_id);
@@ -356,7 +372,7 @@ impl Place {
     /// Makes `volumes/<id>`: of a spare if there is one.
     fn make(inner: &Inner, record: &VolumeRecord) -> Result<Self> {
         let volumes = &inner.dirs.volumes;
-        if let Some(spare) = spares::take(inner, record) {
+        if let Some(spare) = inner.spares.take(record) {
             let rename = || inner.dirs.spares.rename(&spare.name, volumes, &record.id);
             match enter(inner, record, rename) {
                 Ok(()) => {
@@ -366,7 +382,7 @@ impl Place {
                     });
                 }
                 // The volume is made as if there had been no spare.
-                Err(error) if error.is(Errno::ENOENT) => spares::is_missing(inner, spare, &error),
+                Err(error) if error.is(Errno::ENOENT) => inner.spares.is_missing(spare, &error),
                 Err(error) => {
                     inner.spares.give_back(spare, record);
                     return Err(error).doing("make the volume's directory");

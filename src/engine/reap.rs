@@ -12,15 +12,18 @@ use std::sync::Arc;
 use std::sync::atomic::Ordering;
 use std::time::{Duration, Instant};
 
-use super::artifacts::Sealed;
 use super::crash::{Point, point};
 use super::error::{Doing, Error, Result};
+use super::layers::{confirm, trash_unreferenced};
+use super::shared::Inner;
+use super::shared::SHARE;
+use super::space::{above, evictable, excess, is_nearly_full};
 use super::state::State;
 use super::types::Reaped;
-use super::{Inner, SHARE, claims, commit, flatten, spares, trash, unpublish};
+use super::{claims, flatten, purge, unpublish};
 use crate::backend;
 use crate::model::{Artifact, ArtifactId, Candidate, LayerId, Name, Usage, evict, garbage, layout};
-use crate::store::{self, Change};
+use crate::store::Change;
 use crate::sys::{Errno, Space};
 
 /// The collector rests this long per artifact between two rounds. Each commit asks for a round, and
@@ -117,11 +120,6 @@ async fn wanted(inner: &Inner, rested: Instant) {
             return;
         }
     }
-}
-
-fn is_nearly_full(inner: &Inner) -> bool {
-    let space = inner.dirs.root.space();
-    space.is_ok_and(|space| above(&space, inner.config.high_watermark))
 }
 
 /// Everything, until all that can be deleted is; each step also when the one before it failed. The first failure is the answer.
@@ -246,7 +244,7 @@ fn round(inner: &Arc<Inner>) -> Round {
     // There is room again, if there is any: what was put off can begin.
     round.step(unpublish::promise_abandoned(inner));
     let is_reserved = inner.keep_reserve();
-    round.done.held = round.step(trash::held(inner));
+    round.done.held = round.step(purge::held(inner));
     counted.gone(round.done.expired + round.done.evicted + usize::from(freed));
     if round.failure.is_some() || !is_reserved || inner.state.lock().has_put_off() {
         inner.short.store(true, Ordering::SeqCst);
@@ -256,10 +254,10 @@ fn round(inner: &Arc<Inner>) -> Round {
 
 /// Deletes for a while; whether room may have come free of what others needed no more.
 fn empty_trash(inner: &Inner, round: &mut Round) -> bool {
-    let emptied = trash::empty(inner, Instant::now() + SLICE);
+    let emptied = purge::empty(inner, Instant::now() + SLICE);
     let emptied = emptied.unwrap_or_else(|error| {
         round.step(Err(error));
-        trash::Emptied::default()
+        purge::Emptied::default()
     });
     round.done.deleted += emptied.deleted;
     round.more = emptied.more;
@@ -318,7 +316,7 @@ fn make_room(inner: &Inner) -> Result<usize> {
         return Ok(0);
     }
     // A convenience, and each costs inodes. What is asked for twice again comes back.
-    spares::forget_mounted(inner);
+    inner.spares.forget_mounted();
     let goal = excess(
         space.bytes,
         space.bytes_available,
@@ -401,38 +399,6 @@ fn with_what_comes(inner: &Inner, space: Space) -> Space {
         inodes_free: space.inodes_free + inodes.min(used),
         ..space
     }
-}
-
-/// How many bytes would come free if all went that nobody uses; a layer that is not measured yet counts as `unmeasured`, and one that
-/// cannot be as nothing: what may be lost, or is not to be deleted either, is no room to count on.
-pub(super) fn evictable(inner: &Inner, unmeasured: u64) -> u64 {
-    let state = inner.state.lock();
-    let in_use = state.artifacts_in_use();
-    let goes = |sealed: &Sealed| sealed.durable && !in_use.contains(&sealed.artifact.id);
-    let kept = state.referenced_without(goes);
-    let going = state.artifacts.values().filter(|sealed| goes(sealed));
-    let going: HashSet<&LayerId> = going
-        .flat_map(|sealed| &sealed.artifact.layers)
-        .filter(|layer| !kept.contains(layer))
-        .collect();
-    let bytes = |layer| match state.usage.get(layer) {
-        Some(usage) => usage.bytes,
-        None if inner.unmeasured.has(layer) => 0,
-        None => unmeasured,
-    };
-    going.into_iter().map(bytes).fold(0, u64::saturating_add)
-}
-
-fn above(space: &Space, percent: u8) -> bool {
-    excess(space.bytes, space.bytes_available, percent) > 0
-        || excess(space.inodes, space.inodes_free, percent) > 0
-}
-
-/// How much of `total` is in use beyond `percent` of it.
-fn excess(total: u64, available: u64, percent: u8) -> u64 {
-    let allowed = u128::from(total) * u128::from(percent) / 100;
-    let used = u128::from(total.saturating_sub(available));
-    u64::try_from(used.saturating_sub(allowed)).unwrap_or(u64::MAX)
 }
 
 /// What went, and the bytes of the layers that went with it.
@@ -555,26 +521,6 @@ fn destroy_now(inner: &Inner, name: Name) -> Result<bool> {
     Ok(true)
 }
 
-/// Moves those of these layers that nothing refers to into the trash; what they were last found to cost.
-pub(super) fn trash_unreferenced(inner: &Inner, layers: &[LayerId]) -> u64 {
-    let mut bytes = 0;
-    let free = inner.state.lock().unreferenced(layers.iter());
-    for layer in free {
-        let name = layer.to_string();
-        let usage = inner.state.lock().usage.remove(&layer);
-        bytes += usage.map_or(0, |usage| usage.bytes);
-        spares::forget(inner, &layer);
-        match inner.trash.throw_away(inner, &name, usage) {
-            Err(error) if error.is(Errno::ENOENT) => {}
-            Err(error) => {
-                tracing::error!(%layer, %error, "an unused layer stays until the next start");
-            }
-            Ok(()) => point(Point::CollectTrashed),
-        }
-    }
-    bytes
-}
-
 /// Layers that volumes were the last to refer to: they could not go with their artifact.
 fn trash_unused_layers(inner: &Inner) -> Result<()> {
     let on_disk = inner.dirs.layers.entries().doing("read layers/")?;
@@ -665,13 +611,13 @@ fn confirm_layers(inner: &Inner) -> Result<()> {
         return Ok(());
     }
     let named = durable_layers(inner, |_, _| true);
-    let confirm = |layer: LayerId| {
+    let say = |layer: LayerId| {
         let record = Path::new(&layer.to_string()).join(layout::SEALING_JSON);
         match inner.dirs.layers.has(&record) {
             Err(error) if error.is_no_directory() => Ok(()),
             Ok(false) => Ok(()),
             found => found.doing("look at a layer").and_then(|_| {
-                match commit::confirm(inner, layer) {
+                match confirm(inner, layer) {
                     // It went meanwhile.
                     Err(Error::System { source, .. }) if source.is(Errno::ENOENT) => Ok(()),
                     confirmed => confirmed,
@@ -685,7 +631,7 @@ fn confirm_layers(inner: &Inner) -> Result<()> {
             return Ok(());
         }
         // It is tried again where it would be if it could not be measured.
-        if let Err(error) = confirm(layer) {
+        if let Err(error) = say(layer) {
             confirmed &= leave_alone(inner, layer, &error);
             failure.get_or_insert(error);
         }
@@ -715,7 +661,7 @@ fn measure_layer(inner: &Inner, layer: LayerId) -> Result<Option<Usage>> {
         Err(error) if error.is(Errno::ENOENT) || error.is_no_directory() => return Ok(None),
         dir => dir.doing("open a layer")?,
     };
-    match commit::confirm(inner, layer) {
+    match confirm(inner, layer) {
         Err(Error::System { source, .. }) if source.is(Errno::ENOENT) => {
             tracing::warn!(%layer, "a layer has no record: an index made anew would not know it");
         }
@@ -766,83 +712,6 @@ pub(super) fn last_uses(inner: &Inner) -> Vec<Change> {
     changes
 }
 
-/// The reserve, and what to do when the disk is full.
-impl Inner {
-    /// Changes the index. When the disk is full, gives the reserve back, reopens the index and tries once more.
-    pub(super) fn commit_index(&self, changes: &[Change]) -> Result<()> {
-        let failed = |error: store::Error| {
-            if error.is_full() && !error.is_unsure() {
-                Error::Full(error.to_string().into())
-            } else {
-                error.into()
-            }
-        };
-        match self.index.commit(changes) {
-            Err(error) if error.is_full() => {
-                tracing::warn!(%error, "the index could not be written");
-                self.give_back_reserve(0);
-                match self.index.reopen() {
-                    Err(_) if error.is_unsure() => Err(Error::Index(error)),
-                    Err(again) => Err(failed(again)),
-                    Ok(()) if self.index.has(&error) => Ok(()),
-                    Ok(()) => self.index.commit(changes).map_err(failed),
-                }
-            }
-            result => result.map_err(failed),
-        }
-    }
-
-    /// Does what must be possible on a full disk too: once more with the room that is held back, if it found none.
-    pub(super) fn with_reserve<T>(
-        &self,
-        attempt: impl Fn() -> crate::sys::Result<T>,
-    ) -> crate::sys::Result<T> {
-        match attempt() {
-            Err(error) if error.is_full() => {
-                self.give_back_reserve(0);
-                attempt()
-            }
-            result => result,
-        }
-    }
-
-    /// Makes room for what must be possible on a full disk too, and asks for more room to be made ([`Inner::ask_for_room`]).
-    pub(super) fn give_back_reserve(&self, bytes: u64) {
-        match self.dirs.root.remove_file(layout::RESERVE) {
-            Ok(()) => {
-                tracing::warn!("the disk is full: the reserve is given back");
-                point(Point::ReserveGivenBack);
-            }
-            Err(error) if error.is(Errno::ENOENT) => {}
-            Err(error) => tracing::error!(%error, "the reserve could not be given back"),
-        }
-        self.ask_for_room(bytes);
-    }
-
-    /// Makes the reserve if it is not there and there is room for it: at most a sixteenth of a small pool. Whether all is there that
-    /// is to be held back.
-    pub(super) fn keep_reserve(&self) -> bool {
-        let made = || -> crate::sys::Result<bool> {
-            let root = &self.dirs.root;
-            if self.config.reserve == 0 || root.has(layout::RESERVE)? {
-                return Ok(true);
-            }
-            let space = root.space()?;
-            let bytes = self.config.reserve.min(space.bytes / 16);
-            if space.bytes_available < bytes.saturating_mul(2) {
-                return Ok(false);
-            }
-            root.reserve(layout::RESERVE, bytes)?;
-            point(Point::ReserveMade);
-            Ok(true)
-        };
-        made().unwrap_or_else(|error| {
-            tracing::warn!(%error, "the reserve could not be made");
-            false
-        })
-    }
-}
-
 #[cfg(test)]
 mod tests {
     use super::*;
@@ -877,17 +746,5 @@ mod tests {
         inner.wake_reaper();
         wanted(inner, Instant::now() + Duration::from_millis(1)).await;
         engine.shutdown().await;
-    }
-
-    #[test]
-    fn excess_is_what_lies_above_the_watermark() {
-        assert_eq!(excess(1000, 100, 85), 50);
-        assert_eq!(excess(1000, 150, 85), 0);
-        assert_eq!(
-            excess(0, 0, 85),
-            0,
-            "a filesystem without a number of inodes is never short of them"
-        );
-        assert_eq!(excess(u64::MAX, 0, 0), u64::MAX);
     }
 }

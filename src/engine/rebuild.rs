@@ -4,36 +4,14 @@
 use std::collections::{HashMap, HashSet};
 use std::path::{Path, PathBuf};
 
-use super::check::{Read, entries, names, read};
 use super::crash::{Point, point};
 use super::error::{Doing, Error, Result};
+use super::pool::boot_id;
+use super::pool_scan::{Read, names, read};
 use super::types::Rebuilt;
 use crate::model::{Artifact, ArtifactId, Claim, LayerId, Name, layout, takes_name};
 use crate::store::{self, Change, NewIndex, PoolDirs};
 use crate::sys::Dir;
-
-/// Whether there is content that only an index can name: with a new one the layers, and the content of claims, would be rubbish.
-/// `None`: the directory is missing.
-pub(super) fn needs_index(layers: Option<&Dir>, volumes: Option<&Dir>) -> Result<bool> {
-    if !entries(layers)?.is_empty() {
-        return Ok(true);
-    }
-    for (volumes, name) in entries(volumes)? {
-        match volumes.open_beneath(&name) {
-            Err(error) if error.is_no_directory() => {}
-            Err(error) => return Err(error).doing("open a volume's directory"),
-            Ok(volume) => {
-                if volume
-                    .has(layout::CLAIM_JSON)
-                    .doing("look for a claim's record")?
-                {
-                    return Ok(true);
-                }
-            }
-        }
-    }
-    Ok(false)
-}
 
 /// Makes the index of a pool that no driver has open anew, from what lies beside the layers. The old one is kept as
 /// `index.redb.old`.
@@ -120,7 +98,7 @@ fn replace(root: &Dir, changes: &[Change]) -> store::Result<()> {
 
 /// Layers whose seal was promised in an earlier boot and not seen to its end: a power cut may have taken bytes of them.
 fn unfinished(dirs: &PoolDirs) -> Result<Vec<PathBuf>> {
-    let boot = super::boot_id()?;
+    let boot = boot_id()?;
     let mut unfinished = Vec::new();
     for name in names(&dirs.pending)? {
         match read(&dirs.pending, &name)? {

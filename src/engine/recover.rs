@@ -15,11 +15,13 @@ use super::commit::Standing;
 use super::crash::{Point, point};
 use super::error::{Doing, Error, Result};
 use super::kept::{self, Kept, Place};
+use super::layers::confirm;
+use super::mounts::find_mounts;
 use super::notice::{self, NotCommitted};
+use super::shared::Inner;
 use super::state::{Goal, Leaving, Left, Live, Measured, State};
-use super::target::{Found, Target};
 use super::types::VolumeState;
-use super::{Inner, claims, commit, seal, spares};
+use super::{claims, seal};
 use crate::model::{Artifact, ArtifactId, LayerId, Outcome, VolumeId, VolumeRecord};
 use crate::store::{self, Change, Contents, Unreadable};
 use crate::sys::{self, Dir, Errno, MountEntry};
@@ -48,7 +50,7 @@ pub(super) fn recover(inner: &Inner, contents: Contents) -> Result<Recovered> {
     {
         state.doomed_until = Some(doom.until);
     }
-    spares::sweep(inner)?;
+    inner.spares.sweep()?;
     point(Point::RecoverSwept);
     let on_disk: HashSet<LayerId> = ids(&inner.dirs.layers)?.into_iter().collect();
     recover_index(inner, contents, &on_disk, &mut state, &mut recovered);
@@ -317,38 +319,6 @@ fn mounts_of(
     Ok(all)
 }
 
-/// Where the volume is mounted, of the places where it is recorded to be.
-pub(super) fn find_mounts(
-    inner: &Inner,
-    mounts: &[MountEntry],
-    id: &VolumeId,
-    label: &str,
-    targets: &[&Path],
-) -> Result<HashMap<PathBuf, u64>> {
-    let mut found = HashMap::new();
-    for &path in targets {
-        // Kubelet's path may lead over a symlink; the table has it resolved.
-        let resolved = path.parent().and_then(|parent| parent.canonicalize().ok());
-        let resolved = resolved
-            .zip(path.file_name())
-            .map(|(parent, name)| parent.join(name));
-        let resolved = resolved.unwrap_or_else(|| path.to_owned());
-        let topmost = mounts
-            .iter()
-            .rev()
-            .find(|mount| mount.mount_point == resolved);
-        if !topmost.is_some_and(|mount| inner.backend.shows(mount, id, label)) {
-            continue;
-        }
-        if let Some(target) = Target::open(path)?
-            && let Ok(Found::Mount(point)) = target.look()
-        {
-            found.insert(path.to_owned(), point.id);
-        }
-    }
-    Ok(found)
-}
-
 /// `pending/`: promised seals.
 fn recover_pending(
     inner: &Inner,
@@ -402,7 +372,7 @@ fn recover_pending(
         let key = plan.layer;
         if state.artifacts.contains_key(&plan.artifact) {
             // Everything was done but tidying up.
-            if let Err(error) = commit::confirm(inner, key) {
+            if let Err(error) = confirm(inner, key) {
                 tracing::warn!(layer = %key, %error, "an index made anew would not know this layer");
             }
             if !put_away(inner, pending, name, "it is sealed") {

@@ -8,9 +8,9 @@ use std::os::fd::{AsFd, OwnedFd};
 use std::path::{Path, PathBuf};
 use std::time::Duration;
 
-use super::Inner;
 use super::crash::{Point, point};
 use super::error::{Doing, Error, Result};
+use super::shared::Inner;
 use super::target::{Found, Target};
 use super::types::{PublishRequest, Published};
 use crate::backend::Start;

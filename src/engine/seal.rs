@@ -9,50 +9,32 @@ use std::time::{Duration, Instant};
 
 use tokio::sync::MutexGuard;
 
+use super::backoff::{look_again, retry_after};
 use super::clock::uptime;
 use super::crash::{Point, point};
+use super::durability::note_remembered;
 use super::error::{Doing, Error, Result};
-use super::notice::{NotCommitted, What, say, say_not_committed};
+use super::layers::trash_unreferenced;
+use super::notice::{NotCommitted, say_not_committed};
+use super::pending::{discarded, tell_if_held_for_long, trash_pending};
+use super::shared::Inner;
 use super::state::{Goal, Left, Pin};
 use super::types::VolumeState;
 use super::writers::until_unwritten;
-use super::{Inner, commit, ends, reap};
 use crate::backend::{self, Freeze};
 use crate::model::{
     Artifact, Commit, LayerId, LayerRecord, Maker, Name, Outcome, SealPlan, Timestamp,
     VolumeRecord, layout, takes_name,
 };
 use crate::store;
-use crate::sys::{self, Dir, Errno};
+use crate::sys::{self, Errno};
 
-/// How often a held volume is looked at when no event tells that it was let go.
-const LOOK_AGAIN: Duration = Duration::from_secs(5);
 /// How long an event is trusted to come; after it the volume is looked at anyway.
 const TRUST_EVENT: Duration = Duration::from_secs(60);
-/// How long to wait before a step that failed is tried again: doubled each time, up to the last.
-pub(super) const RETRY: [Duration; 6] = [
-    Duration::from_millis(50),
-    Duration::from_millis(200),
-    Duration::from_secs(1),
-    Duration::from_secs(5),
-    Duration::from_secs(15),
-    Duration::from_secs(60),
-];
 
 /// For which part of all the time each process tries, at least, before it gives a copy up that finds no room, however long others found none
 /// before it: while there was no driver nobody evicted anything, and one that begins has only just asked for that.
 const NO_ROOM_AT_LEAST: u32 = 10;
-
-/// Room may come back at any moment, by the hand of somebody whom we do not hear.
-const RETRY_WHEN_FULL: Duration = Duration::from_secs(5);
-
-pub(super) fn retry_after(attempt: usize, error: &Error) -> Duration {
-    let retry = RETRY[attempt.min(RETRY.len() - 1)];
-    match error {
-        Error::Full(_) => retry.min(RETRY_WHEN_FULL),
-        _ => retry,
-    }
-}
 
 /// Sees a leaving volume to its end, however often a step fails.
 /// `found`: what the first attempt to freeze it came to, if there was one.
@@ -181,29 +163,6 @@ fn is_held(inner: &Inner, key: LayerId) -> Result<bool> {
     Ok(false)
 }
 
-/// Says, if a process still holds open after a while what is to be sealed: else nobody knows why it is not.
-pub(super) fn tell_if_held_for_long(inner: &Arc<Inner>, key: LayerId) {
-    let engine = inner.clone();
-    let task = async move {
-        tokio::select! {
-            () = tokio::time::sleep(engine.config.held_wait) => {}
-            () = engine.stop.cancelled() => return,
-        }
-        let held = {
-            let state = engine.state.lock();
-            let leaving = state.leaving.get(&key);
-            let leaving = leaving.filter(|leaving| leaving.state == VolumeState::InUse);
-            leaving.map(|leaving| (leaving.goal.clone(), leaving.record.clone()))
-        };
-        if let Some((Goal::Seal(plan), record)) = held {
-            say(engine.config.notices.as_ref(), &record, || What::HeldOpen {
-                reference: plan.reference,
-            });
-        }
-    };
-    inner.tasks.spawn_on(task, &inner.runtime);
-}
-
 /// Waits until nobody can change the volume's content any more. If somebody still looks at it, what tells the end of that.
 async fn freeze(
     inner: &Arc<Inner>,
@@ -251,17 +210,12 @@ async fn try_to_freeze(inner: &Arc<Inner>, key: LayerId, pin: Option<Pin>) -> Re
         let (descriptor, _place) = pin.map(|pin| (pin.descriptor, pin.place)).unzip();
         // Asked while it is there: what is mounted nowhere remembers nothing.
         if let (Some(mount), Some((Goal::Seal(_), record))) = (&descriptor, engine.leaving(key)) {
-            commit::note_remembered(&engine, &record, mount.as_fd());
+            note_remembered(&engine, &record, mount.as_fd());
         }
         let frozen = engine.backend.freeze(&dir, descriptor);
         frozen.doing("freeze the volume's content")
     });
     frozen.await?
-}
-
-/// How long to wait before the next look.
-pub(super) fn look_again(looks: usize) -> Duration {
-    Duration::from_millis(1 << looks.min(16)).min(LOOK_AGAIN)
 }
 
 /// Waits for the event that the last holder is gone, or for the time to look again: soon at first, because the kernel lets
@@ -661,7 +615,7 @@ async fn give_up(inner: &Arc<Inner>, key: LayerId, why: &NotCommitted) -> Result
         point(Point::SealGivenUp);
         trash_pending(&engine, key)?;
         // What was begun of the layer. Forks may have been made of it before a crash: then it stays until they are gone.
-        reap::trash_unreferenced(&engine, &[key]);
+        trash_unreferenced(&engine, &[key]);
         Ok::<_, Error>(())
     };
     inner.seals.run(job).await??;
@@ -670,22 +624,6 @@ async fn give_up(inner: &Arc<Inner>, key: LayerId, why: &NotCommitted) -> Result
         say_not_committed(inner.config.notices.as_ref(), record, why);
     }
     Ok(())
-}
-
-/// `pending/<key>` → trash, where the reaper deletes it. Nobody holds it any more.
-pub(super) fn trash_pending(inner: &Inner, key: LayerId) -> Result<()> {
-    unpromise(inner, key)?;
-    inner.forget_leaving(key);
-    inner.wake_reaper();
-    Ok(())
-}
-
-/// What lies in `pending/` is promised; what lies in the trash is not.
-pub(super) fn unpromise(inner: &Inner, key: LayerId) -> Result<()> {
-    match inner.throw_away(&inner.dirs.pending, key.to_string().as_ref()) {
-        Err(error) if error.is(Errno::ENOENT) => Ok(()),
-        result => result.map(drop).doing("throw the volume away"),
-    }
 }
 
 /// Deletes a volume in the trash that no process holds any more: a slice at a time, and between two of them others have their turn.
@@ -708,72 +646,6 @@ async fn discard(inner: &Arc<Inner>, key: LayerId) -> Result<()> {
             result => break result.doing("delete the volume")?,
         }
     }
-    ends::discarded(inner, key);
+    discarded(inner, key);
     Ok(())
-}
-
-/// How the directory of a leaving volume is found.
-impl Inner {
-    /// What has the directory of a leaving volume; `None` when it is no more one.
-    pub(super) fn place_of(&self, key: LayerId) -> Option<&Dir> {
-        let state = self.state.lock();
-        Some(match state.leaving.get(&key)?.goal {
-            Goal::Seal(_) => &self.dirs.pending,
-            Goal::Discard => &self.dirs.trash,
-        })
-    }
-
-    /// The directory of a leaving volume; `None` when it is gone.
-    pub(super) fn leaving_dir(&self, key: LayerId) -> Result<Option<Dir>> {
-        let Some(place) = self.place_of(key) else {
-            return Ok(None);
-        };
-        match place.open_beneath(key.to_string()) {
-            Ok(dir) => Ok(Some(dir)),
-            Err(error) if error.is(Errno::ENOENT) => Ok(None),
-            Err(error) => Err(error).doing("open the volume's directory"),
-        }
-    }
-
-    /// Whether the layer of a pending seal has its record: the decision to seal was made.
-    fn is_recorded(&self, key: LayerId) -> Result<bool> {
-        match self.dirs.layers.open_beneath(key.to_string()) {
-            Err(error) if error.is(Errno::ENOENT) => Ok(false),
-            layer => {
-                let layer = layer.doing("open the layer's directory")?;
-                Ok(store::read_sealing(&layer)
-                    .doing("read the layer's record")?
-                    .is_ok())
-            }
-        }
-    }
-
-    fn leaving(&self, key: LayerId) -> Option<(Goal, VolumeRecord)> {
-        let state = self.state.lock();
-        state
-            .leaving
-            .get(&key)
-            .map(|leaving| (leaving.goal.clone(), leaving.record.clone()))
-    }
-
-    /// Notes how far a leaving volume is; tells whether that is news.
-    pub(super) fn set_leaving_state(&self, key: LayerId, now: VolumeState) -> bool {
-        let mut state = self.state.lock();
-        let Some(leaving) = state.leaving.get_mut(&key) else {
-            return false;
-        };
-        std::mem::replace(&mut leaving.state, now) != now
-    }
-
-    /// Whether it may have been the last that needed something.
-    pub(super) fn forget_leaving(&self, key: LayerId) -> bool {
-        let now = self.clock.now();
-        let last = {
-            let mut state = self.state.lock();
-            let left = state.leaving.remove(&key);
-            left.is_none_or(|left| state.may_be_last_of(&left.record, now))
-        };
-        self.changed.notify_waiters();
-        last
-    }
 }

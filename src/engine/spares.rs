@@ -15,11 +15,11 @@ use std::sync::atomic::{AtomicBool, Ordering};
 
 use parking_lot::Mutex;
 
-use super::Inner;
 use super::crash::{Point, point};
 use super::error::{Doing, Result};
-use super::threads::{Threads, after_the_answer};
-use crate::backend::{self, Backend, Prepared, Start};
+use super::pool::{Pool, random, throw_away};
+use super::threads::Threads;
+use crate::backend::{self, Prepared, Start};
 use crate::model::{LayerId, RootAttributes, VolumeRecord};
 use crate::store::{self, BlankRecord};
 use crate::sys::{self, Dir};
@@ -103,27 +103,29 @@ pub(super) struct Spare {
 }
 
 impl Spare {
-    fn make(inner: &Inner, shape: Option<&Shape>) -> backend::Result<Self> {
-        let name = LayerId::from_bits(inner.random()).to_string();
-        inner.dirs.spares.create_dir(&name, 0o700)?;
-        let made = Self::furnish(inner, &name, shape);
+    fn make(pool: &Pool, shape: Option<&Shape>) -> backend::Result<Self> {
+        let name = LayerId::from_bits(random()).to_string();
+        pool.dirs.spares.create_dir(&name, 0o700)?;
+        let made = Self::furnish(pool, &name, shape);
         if made.is_err() {
             // On a full disk, say. What cannot be deleted is swept at the next start.
-            let _ = (inner.backend).delete(&inner.dirs.spares, name.as_ref(), &|| false);
+            let _ = pool
+                .backend
+                .delete(&pool.dirs.spares, name.as_ref(), &|| false);
         }
         made
     }
 
-    fn furnish(inner: &Inner, name: &str, shape: Option<&Shape>) -> backend::Result<Self> {
-        let dir = inner.dirs.spares.open_beneath(name)?;
-        let prepared = inner.backend.prepare(&dir)?;
+    fn furnish(pool: &Pool, name: &str, shape: Option<&Shape>) -> backend::Result<Self> {
+        let dir = pool.dirs.spares.open_beneath(name)?;
+        let prepared = pool.backend.prepare(&dir)?;
         point(Point::SparePrepared);
         let stage = match shape {
             None => Stage::Plain(prepared),
             Some(shape) => {
                 let start = shape.start(prepared.as_ref());
-                inner.backend.create(&dir, &start)?;
-                let mount = inner.backend.mount(&dir, name, &start, shape.read_only)?;
+                pool.backend.create(&dir, &start)?;
+                let mount = pool.backend.mount(&dir, name, &start, shape.read_only)?;
                 point(Point::SpareMounted);
                 Stage::Mounted {
                     id: sys::mount_point(mount.as_fd())?.id,
@@ -141,20 +143,23 @@ impl Spare {
     }
 
     /// Unmounts and deletes it: it is little, and nobody ever saw it.
-    fn delete(self, spares: &Dir, backend: &dyn Backend) {
+    fn delete(self, pool: &Pool) {
         drop(self.stage);
-        if let Err(error) = backend.delete(spares, self.name.as_ref(), &|| false) {
+        if let Err(error) = pool
+            .backend
+            .delete(&pool.dirs.spares, self.name.as_ref(), &|| false)
+        {
             tracing::debug!(%error, "a spare volume is left for the next start");
         }
     }
 
     /// Whether a volume may still be made of it.
-    fn is_sound(&self, inner: &Inner, volume: &VolumeRecord) -> bool {
+    fn is_sound(&self, pool: &Pool, volume: &VolumeRecord) -> bool {
         match &self.stage {
             Stage::Plain(_) => true,
             Stage::Mounted { mount, .. } => {
                 let start = Start::of(volume);
-                let lost = inner.backend.write_back_error(mount.as_fd(), &start);
+                let lost = pool.backend.write_back_error(mount.as_fd(), &start);
                 lost.is_none()
             }
         }
@@ -232,27 +237,64 @@ enum Work {
 /// Those that are ready, and the thread that makes them.
 #[derive(Debug)]
 pub(super) struct Spares {
-    stock: Mutex<Stock>,
+    making: Arc<Making>,
     thread: Threads,
-    being_filled: AtomicBool,
+    being_filled: Arc<AtomicBool>,
+}
+
+/// Those that are ready, and what more are made of.
+#[derive(Debug)]
+struct Making {
+    pool: Pool,
+    stock: Mutex<Stock>,
 }
 
 impl Spares {
-    pub(super) fn new(thread: Threads) -> Self {
+    pub(super) fn new(pool: Pool, thread: Threads) -> Self {
+        let stock = Mutex::default();
         Self {
-            stock: Mutex::default(),
+            making: Arc::new(Making { pool, stock }),
             thread,
-            being_filled: AtomicBool::new(false),
+            being_filled: Arc::default(),
         }
     }
 
-    /// The nearest to what this volume has to become.
-    fn take(&self, volume: &VolumeRecord) -> Option<Spare> {
+    /// Deletes what an earlier process made and did not use. At once, not by way of the trash: it is little, and a driver that is killed
+    /// again and again before it has emptied that would fill the pool.
+    pub(super) fn sweep(&self) -> Result<()> {
+        let pool = &self.making.pool;
+        let spares = &pool.dirs.spares;
+        for entry in spares.entries().doing("read spares/")? {
+            let name = entry.name.as_ref();
+            if let Err(error) = pool.backend.delete(spares, name, &|| false) {
+                tracing::debug!(%error, "a spare volume goes to the trash");
+                if let Err(error) = throw_away(&pool.dirs, spares, name) {
+                    // In nobody's way: each has a name of its own.
+                    tracing::error!(%error, "a spare volume of an earlier process stays until the next start");
+                }
+            }
+        }
+        Ok(())
+    }
+
+    /// One for this volume, if there is one: the nearest to what it has to become.
+    pub(super) fn take(&self, volume: &VolumeRecord) -> Option<Spare> {
+        let spare = self.nearest(volume)?;
+        if spare.is_sound(&self.making.pool, volume) {
+            return Some(spare);
+        }
+        // Nor is any other that was mounted before, and there is none any more now.
+        self.making.delete(vec![spare]);
+        self.forget_mounted();
+        self.nearest(volume)
+    }
+
+    fn nearest(&self, volume: &VolumeRecord) -> Option<Spare> {
         if volume.spec.size_limit.is_some() {
             return None;
         }
         let shape = Shape::of(volume);
-        let mut stock = self.stock.lock();
+        let mut stock = self.making.stock.lock();
         let mut batches = stock.mounted.iter_mut();
         let batch = batches.find(|batch| Some(&batch.shape) == shape.as_ref());
         let mounted = batch.and_then(|batch| batch.ready.pop());
@@ -261,7 +303,7 @@ impl Spares {
 
     /// One that was not used after all.
     pub(super) fn give_back(&self, spare: Spare, volume: &VolumeRecord) {
-        let mut stock = self.stock.lock();
+        let mut stock = self.making.stock.lock();
         if matches!(spare.stage, Stage::Plain(_)) {
             stock.plain.push(spare);
             return;
@@ -274,161 +316,111 @@ impl Spares {
         }
     }
 
+    /// Something other than the driver deleted the directory of this spare: no volume is made of it.
+    pub(super) fn is_missing(&self, spare: Spare, error: &sys::Error) {
+        tracing::warn!(%error, "a spare volume is missing: the publish goes on without it; nothing but the driver may delete what lies in the pool");
+        // Its mount, if it has one.
+        self.making.delete(vec![spare]);
+    }
+
+    /// A volume was published. What is asked for twice is asked for again.
+    pub(super) fn note(&self, volume: &VolumeRecord) {
+        let mounts = self.making.pool.backend.mounts_beforehand();
+        let Some(shape) = Shape::of(volume).filter(|_| mounts) else {
+            return;
+        };
+        let mut stock = self.making.stock.lock();
+        let known = stock.mounted.iter().position(|batch| batch.shape == shape);
+        let batch = match known.and_then(|known| stock.mounted.remove(known)) {
+            Some(batch) => Batch {
+                asked: batch.asked + 1,
+                ..batch
+            },
+            None => Batch {
+                shape,
+                asked: 1,
+                ready: Vec::new(),
+            },
+        };
+        stock.mounted.push_front(batch);
+        if stock.mounted.len() > SHAPES
+            && let Some(last) = stock.mounted.pop_back()
+        {
+            stock.discarded.extend(last.ready);
+        }
+    }
+
+    /// This layer is about to be deleted, and nobody asks for it any more: what is mounted over it is unmounted. What is just being
+    /// mounted goes a moment later.
+    pub(super) fn forget(&self, layer: &LayerId) {
+        self.making
+            .delete_where(|shape| shape.layers.contains(layer));
+    }
+
+    /// Nothing shall be mounted beforehand of what was asked for until now: there is little room; or the disk did not write something
+    /// back, as we have heard, and an overlay that was mounted before fails every fsync from now on (`volatile`).
+    pub(super) fn forget_mounted(&self) {
+        self.making.delete_where(|_| true);
+    }
+
+    /// Whether more are to be made, and nobody makes them.
+    pub(super) fn is_low(&self) -> bool {
+        self.making.stock.lock().is_low() && !self.being_filled.load(Ordering::SeqCst)
+    }
+
+    /// Has more of them made if there are few. Costs nothing where there are enough.
+    pub(super) fn fill(&self) {
+        let low = self.making.stock.lock().is_low();
+        if !low || self.being_filled.swap(true, Ordering::SeqCst) {
+            return;
+        }
+        let (making, being_filled) = (self.making.clone(), self.being_filled.clone());
+        // Nobody waits for it; and when no job is taken any more, none is needed.
+        drop(self.thread.run(move || {
+            making.fill();
+            being_filled.store(false, Ordering::SeqCst);
+            // Whoever found too few a moment ago was not heard.
+            making.fill();
+        }));
+    }
+
     /// Deletes all: the next start may need the room on a full disk. Blocks until the thread has ended.
-    pub(super) fn finish(&self, spares: &Dir, backend: &dyn Backend) {
+    pub(super) fn finish(&self) {
         self.thread.finish();
-        let stock = std::mem::take(&mut *self.stock.lock());
+        let stock = std::mem::take(&mut *self.making.stock.lock());
         let mounted = stock.mounted.into_iter().flat_map(|batch| batch.ready);
         let unmounted = stock.plain.into_iter().chain(stock.discarded);
-        for spare in unmounted.chain(mounted) {
-            spare.delete(spares, backend);
-        }
+        self.making.delete(unmounted.chain(mounted).collect());
     }
 }
 
-/// One for this volume, if there is one: the nearest to what it has to become.
-pub(super) fn take(inner: &Inner, volume: &VolumeRecord) -> Option<Spare> {
-    let spare = inner.spares.take(volume)?;
-    if spare.is_sound(inner, volume) {
-        return Some(spare);
-    }
-    // Nor is any other that was mounted before, and there is none any more now.
-    delete_all(inner, vec![spare]);
-    forget_mounted(inner);
-    inner.spares.take(volume)
-}
-
-/// Something other than the driver deleted the directory of this spare: no volume is made of it.
-pub(super) fn is_missing(inner: &Inner, spare: Spare, error: &sys::Error) {
-    tracing::warn!(%error, "a spare volume is missing: the publish goes on without it; nothing but the driver may delete what lies in the pool");
-    // Its mount, if it has one.
-    delete_all(inner, vec![spare]);
-}
-
-/// Deletes what an earlier process made and did not use. At once, not by way of the trash: it is little, and a driver that is killed
-/// again and again before it has emptied that would fill the pool.
-pub(super) fn sweep(inner: &Inner) -> Result<()> {
-    let spares = &inner.dirs.spares;
-    for entry in spares.entries().doing("read spares/")? {
-        let name = entry.name.as_ref();
-        if let Err(error) = inner.backend.delete(spares, name, &|| false) {
-            tracing::debug!(%error, "a spare volume goes to the trash");
-            if let Err(error) = inner.throw_away(spares, name) {
-                // In nobody's way: each has a name of its own.
-                tracing::error!(%error, "a spare volume of an earlier process stays until the next start");
+impl Making {
+    fn fill(&self) {
+        while !self.pool.stop.is_cancelled() {
+            let next = self.stock.lock().next();
+            let Some(work) = next else { break };
+            if let Err(error) = self.work(work) {
+                tracing::debug!(%error, "no spare volume was made");
+                break;
             }
         }
     }
-    Ok(())
-}
 
-/// A volume was published. What is asked for twice is asked for again.
-pub(super) fn note(inner: &Inner, volume: &VolumeRecord) {
-    let Some(shape) = Shape::of(volume).filter(|_| inner.backend.mounts_beforehand()) else {
-        return;
-    };
-    let mut stock = inner.spares.stock.lock();
-    let known = stock.mounted.iter().position(|batch| batch.shape == shape);
-    let batch = match known.and_then(|known| stock.mounted.remove(known)) {
-        Some(batch) => Batch {
-            asked: batch.asked + 1,
-            ..batch
-        },
-        None => Batch {
-            shape,
-            asked: 1,
-            ready: Vec::new(),
-        },
-    };
-    stock.mounted.push_front(batch);
-    if stock.mounted.len() > SHAPES
-        && let Some(last) = stock.mounted.pop_back()
-    {
-        stock.discarded.extend(last.ready);
-    }
-}
-
-/// This layer is about to be deleted, and nobody asks for it any more: what is mounted over it is unmounted. What is just being
-/// mounted goes a moment later.
-pub(super) fn forget(inner: &Inner, layer: &LayerId) {
-    let taken = inner
-        .spares
-        .stock
-        .lock()
-        .take_where(|shape| shape.layers.contains(layer));
-    delete_all(inner, taken);
-}
-
-/// Nothing shall be mounted beforehand of what was asked for until now: there is little room; or the disk did not write something
-/// back, as we have heard, and an overlay that was mounted before fails every fsync from now on (`volatile`).
-pub(super) fn forget_mounted(inner: &Inner) {
-    let taken = inner.spares.stock.lock().take_where(|_| true);
-    delete_all(inner, taken);
-}
-
-fn delete_all(inner: &Inner, spares: Vec<Spare>) {
-    for spare in spares {
-        spare.delete(&inner.dirs.spares, &*inner.backend);
-    }
-}
-
-/// As [`fill`] does, on a thread that serves calls after the answer: to wake the thread costs more than most of the system calls before it.
-pub(super) fn fill_soon(inner: &Arc<Inner>) {
-    let spares = &inner.spares;
-    if !spares.stock.lock().is_low() || spares.being_filled.load(Ordering::SeqCst) {
-        return;
-    }
-    let engine = inner.clone();
-    drop(inner.spawn_here(async move {
-        after_the_answer().await;
-        fill(&engine);
-    }));
-}
-
-/// Has more of them made if there are few. Costs nothing where there are enough.
-pub(super) fn fill(inner: &Arc<Inner>) {
-    let spares = &inner.spares;
-    if !spares.stock.lock().is_low() || spares.being_filled.swap(true, Ordering::SeqCst) {
-        return;
-    }
-    let engine = inner.clone();
-    // Nobody waits for it; and when no job is taken any more, none is needed.
-    drop(spares.thread.run(move || {
-        make(&engine);
-        engine.spares.being_filled.store(false, Ordering::SeqCst);
-        // Whoever found too few a moment ago was not heard.
-        make(&engine);
-    }));
-}
-
-fn make(inner: &Inner) {
-    while !inner.stop.is_cancelled() {
-        let next = inner.spares.stock.lock().next();
-        let Some(work) = next else { break };
-        if let Err(error) = work.through(inner) {
-            tracing::debug!(%error, "no spare volume was made");
-            break;
-        }
-    }
-}
-
-impl Work {
-    fn through(self, inner: &Inner) -> backend::Result<()> {
-        let stock = &inner.spares.stock;
-        let shape = match self {
-            Self::Discard(spare) => {
-                delete_all(inner, vec![spare]);
+    fn work(&self, work: Work) -> backend::Result<()> {
+        let shape = match work {
+            Work::Discard(spare) => {
+                self.delete(vec![spare]);
                 return Ok(());
             }
-            Self::Make(None) => {
-                let spare = Spare::make(inner, None)?;
-                stock.lock().plain.push(spare);
+            Work::Make(None) => {
+                let spare = Spare::make(&self.pool, None)?;
+                self.stock.lock().plain.push(spare);
                 return Ok(());
             }
-            Self::Make(Some(shape)) => shape,
+            Work::Make(Some(shape)) => shape,
         };
-        let made = Spare::make(inner, Some(&shape));
-        let mut stock = stock.lock();
+        let made = Spare::make(&self.pool, Some(&shape));
+        let mut stock = self.stock.lock();
         let Some(batch) = stock.mounted.iter_mut().find(|batch| batch.shape == shape) else {
             // Forgotten meanwhile, perhaps because a layer goes.
             stock.discarded.extend(made.ok());
@@ -443,5 +435,17 @@ impl Work {
             }
         }
         Ok(())
+    }
+
+    /// Deletes those of such shapes, which nobody will ask for any more.
+    fn delete_where(&self, gone: impl Fn(&Shape) -> bool) {
+        let taken = self.stock.lock().take_where(gone);
+        self.delete(taken);
+    }
+
+    fn delete(&self, spares: Vec<Spare>) {
+        for spare in spares {
+            spare.delete(&self.pool);
+        }
     }
 }

@@ -1,26 +1,19 @@
-//! The trash: its trees are deleted a slice at a time, because a tenant decides how long a tree's deletion takes.
+//! What is known of the trash: how often the deletion of each thing was tried, and which room comes free by it.
 //!
 //! What was tried least comes first, and of that what holds most for the names that it has: so a tree of millions of files holds up no large
-//! file that was thrown away with it. What a round of the collector leaves, the next ones go on with.
+//! file that was thrown away with it. Deleting is `purge`.
 
 use std::collections::HashMap;
-use std::path::Path;
-use std::time::{Duration, Instant};
 
 use parking_lot::Mutex;
 
-use super::Inner;
-use super::error::{Doing, Error, Result};
-use crate::backend;
-use crate::model::{LayerId, Usage, layout};
-use crate::store;
-use crate::sys::{self, Dir};
-
-/// The least time for which one thing is deleted.
-const LEAST: Duration = Duration::from_millis(20);
+use super::pool::random;
+use crate::model::{LayerId, Usage};
+use crate::store::PoolDirs;
+use crate::sys;
 
 /// After so many tries nothing is done at once for the sake of a thing that is not deleted yet: a process may be filling it as fast.
-const MOST_TRIES: u32 = 2000;
+pub(super) const MOST_TRIES: u32 = 2000;
 
 /// So many slices of deletion, some seconds, the room of a measured layer is counted on.
 const SOON: u32 = 8;
@@ -31,7 +24,7 @@ pub(super) struct Trash(Mutex<HashMap<LayerId, Thrown>>);
 
 /// One thing.
 #[derive(Debug, Clone, Copy, Default)]
-struct Thrown {
+pub(super) struct Thrown {
     /// If it is a layer: its room comes free when it is deleted.
     layer: Option<Cost>,
     /// How often it was not deleted in the time that it had.
@@ -51,27 +44,13 @@ impl Thrown {
 /// What a layer was found to cost; `None`: it is not measured yet.
 type Cost = Option<Usage>;
 
-/// What came of deleting for a while.
-#[derive(Debug, Default, Clone, Copy)]
-pub(super) struct Emptied {
-    /// How much is deleted.
-    pub(super) deleted: usize,
-    /// Whether room may have come free of what others needed no more.
-    pub(super) freed: bool,
-    /// Whether it is worth while to go on at once.
-    pub(super) more: bool,
-}
-
 impl Trash {
     /// Moves a layer there, which cost so much when it was measured.
-    pub(super) fn throw_away(&self, inner: &Inner, layer: &str, cost: Cost) -> sys::Result<()> {
-        let name = LayerId::from_bits(inner.random());
+    pub(super) fn throw_away(&self, dirs: &PoolDirs, layer: &str, cost: Cost) -> sys::Result<()> {
+        let name = LayerId::from_bits(random());
         // Known before it is there: it may be deleted at once.
         self.expect(name, cost);
-        let thrown = inner
-            .dirs
-            .layers
-            .rename(layer, &inner.dirs.trash, name.to_string());
+        let thrown = dirs.layers.rename(layer, &dirs.trash, name.to_string());
         thrown.inspect_err(|_| {
             self.forget(Some(name));
         })
@@ -93,19 +72,19 @@ impl Trash {
         })
     }
 
-    fn get(&self, name: Option<LayerId>) -> Thrown {
+    pub(super) fn get(&self, name: Option<LayerId>) -> Thrown {
         let known = name.and_then(|name| self.0.lock().get(&name).copied());
         known.unwrap_or_default()
     }
 
     /// It is deleted, or cannot be. Whether it was a layer.
-    fn forget(&self, name: Option<LayerId>) -> bool {
+    pub(super) fn forget(&self, name: Option<LayerId>) -> bool {
         let known = name.and_then(|name| self.0.lock().remove(&name));
         known.is_some_and(|thrown| thrown.layer.is_some())
     }
 
     /// It is not deleted yet; how often that was so.
-    fn tried(&self, name: Option<LayerId>) -> u32 {
+    pub(super) fn tried(&self, name: Option<LayerId>) -> u32 {
         let Some(name) = name else { return MOST_TRIES };
         let mut known = self.0.lock();
         let thrown = known.entry(name).or_default();
@@ -119,93 +98,9 @@ fn room(usage: Usage) -> (u64, u64) {
 }
 
 /// What is deleted first has the least of these: tries, and names for each byte.
-fn order(thrown: &Thrown) -> (u32, u64) {
+pub(super) fn order(thrown: &Thrown) -> (u32, u64) {
     let (bytes, names) = thrown.layer.flatten().map_or((0, 1), room);
     (thrown.tries, u64::MAX - bytes / names.max(1))
-}
-
-/// Deletes what is in the trash and no longer in use, until then.
-pub(super) fn empty(inner: &Inner, until: Instant) -> Result<Emptied> {
-    let mut entries = Vec::new();
-    for entry in inner.dirs.trash.entries().doing("read trash/")? {
-        let name: Option<LayerId> = entry.name.to_str().and_then(|name| name.parse().ok());
-        let leaves = |name| inner.state.lock().leaving.contains_key(&name);
-        if !name.is_some_and(leaves) {
-            entries.push((order(&inner.trash.get(name)), name, entry.name));
-        }
-    }
-    entries.sort_unstable();
-    let mut emptied = Emptied::default();
-    let mut left = u32::try_from(entries.len()).unwrap_or(u32::MAX);
-    for (_, name, path) in entries {
-        let now = Instant::now();
-        if inner.stop.is_cancelled() {
-            break;
-        }
-        if now >= until {
-            emptied.more = true;
-            break;
-        }
-        let share = (until - now) / left;
-        left -= 1;
-        match delete(inner, Path::new(&path), share.max(LEAST)) {
-            Ok(true) => {
-                emptied.deleted += 1;
-                emptied.freed |= inner.trash.forget(name);
-            }
-            Ok(false) => {}
-            Err(Error::Backend {
-                source: backend::Error::Stopped,
-                ..
-            }) => {
-                emptied.freed = true;
-                emptied.more |= inner.trash.tried(name) < MOST_TRIES;
-            }
-            Err(error) => {
-                inner.trash.forget(name);
-                let path = inner.dirs.trash.path().join(&path);
-                tracing::error!(path = %path.display(), %error, "could not be deleted");
-            }
-        }
-    }
-    Ok(emptied)
-}
-
-/// Deletes one thing in the trash, unless a process holds it open.
-fn delete(inner: &Inner, name: &Path, share: Duration) -> Result<bool> {
-    let trash = &inner.dirs.trash;
-    let in_use = match trash.open_beneath(name) {
-        // Only a volume's top can be mounted; a layer comes here when nothing that may be mounted refers to it.
-        Ok(dir) if dir.has(layout::VOLUME_JSON).doing("look into the trash")? => {
-            let in_use = inner.backend.in_use(&dir);
-            in_use.doing("ask whether what is in the trash is in use")? || is_read(inner, &dir)?
-        }
-        // A layer, or a stray file.
-        _ => false,
-    };
-    if in_use {
-        return Ok(false);
-    }
-    inner
-        .backend
-        .delete(trash, name, &inner.patience_of(share))
-        .doing("delete what is in the trash")?;
-    Ok(true)
-}
-
-/// Whether a directory in the trash is of a sealed volume that a process still reads (`seal::keep_while_held`).
-fn is_read(inner: &Inner, volume: &Dir) -> Result<bool> {
-    if inner.state.lock().held.is_empty() {
-        return Ok(false);
-    }
-    let record = store::read_volume(volume).doing("read a volume's record")?;
-    let plan = record.ok().and_then(|record| record.seal);
-    Ok(plan.is_some_and(|plan| inner.state.lock().held.contains_key(&plan.layer)))
-}
-
-/// How much of it could not be deleted.
-pub(super) fn held(inner: &Inner) -> Result<usize> {
-    Ok(inner.dirs.trash.entries().doing("read trash/")?.len())
 }
 
 #[cfg(test)]

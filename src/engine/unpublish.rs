@@ -14,10 +14,11 @@ use tokio::sync::OwnedSemaphorePermit;
 use super::crash::{Point, point};
 use super::ends;
 use super::error::{Doing, Error, Result};
+use super::guard::{self, Guard};
+use super::shared::Inner;
 use super::state::{Goal, Leaving, Left, Pin};
 use super::target::{Found, Target};
 use super::types::VolumeState;
-use super::{Guard, Inner, guard};
 use crate::model::{LayerId, VolumeId};
 use crate::sys::{Errno, MountPoint};
 

@@ -8,8 +8,10 @@ use std::sync::Arc;
 use std::time::Duration;
 
 use super::error::{Error, Result};
+use super::shared::Config;
+use super::shared::Inner;
 use super::types::Finding;
-use super::{Config, Inner, check, reap};
+use super::{check, reap};
 
 /// How many findings are told at a time; a pool that somebody emptied has one for each layer.
 const MOST_TOLD: usize = 100;

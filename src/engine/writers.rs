@@ -7,10 +7,11 @@
 use std::sync::Arc;
 use std::time::{Duration, Instant};
 
-use super::Inner;
+use super::backoff::{look_again, retry_after};
 use super::error::{Doing, Error, Result};
 use super::notice::NotCommitted;
-use super::seal::{look_again, retry_after, tell_if_held_for_long};
+use super::pending::tell_if_held_for_long;
+use super::shared::Inner;
 use super::types::VolumeState;
 use crate::backend;
 use crate::model::{LayerId, VolumeRecord};

@@ -1,5 +1,5 @@
 //! A volume as its record describes it, and the pod that it belongs to.
-//! Where the record is kept, and what is done with the volume, is for the rooms above.
+//! Where the record is kept, and what is done with the volume, is for the tiers above.
 
 use std::fmt;
 use std::path::PathBuf;

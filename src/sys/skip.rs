@@ -1,4 +1,4 @@
-//! What a unit test says that cannot run here: loudly, and on CI by failing. For the tests of all rooms, which this one is below;
+//! What a unit test says that cannot run here: loudly, and on CI by failing. For the tests of all modules, which this one is below;
 //! the tests in `tests/` have their own, of the same words.
 
 /// Whether this is root, without whom most calls of this room cannot be tried.

@@ -4,11 +4,11 @@
 use std::sync::Arc;
 
 use super::content;
-use super::create::refuse_too_large;
-use super::hold;
+use super::hold::{self, refuse_too_large};
 use crate::engine::crash::{Point, point};
 use crate::engine::error::{Doing, Error, Result};
-use crate::engine::{Inner, guard};
+use crate::engine::guard;
+use crate::engine::shared::Inner;
 use crate::model::{Attachment, Claim, MutableChange, VolumeId};
 use crate::store::Change;
 use crate::sys::Errno;

@@ -6,11 +6,10 @@
 use std::collections::HashMap;
 use std::path::{Path, PathBuf};
 
-use super::freeze::clear;
 use crate::backend::Start;
-use crate::engine::Inner;
 use crate::engine::crash::{Point, point};
 use crate::engine::error::{Doing, Error, Result};
+use crate::engine::shared::Inner;
 use crate::engine::state::{ClaimMount, Held};
 use crate::model::{Claim, ClaimRecord, ClaimTarget, LayerId, VolumeId, layout};
 use crate::store;
@@ -46,40 +45,6 @@ pub(super) fn refuse_lost(inner: &Inner, of: &VolumeId, layers: &[LayerId]) -> R
         }
     }
     Ok(())
-}
-
-/// The disk failed to write something back. What claims hold of their own may have lost bytes: pods still have it, nothing is made of it.
-/// Said in their directories, since they outlive the boot.
-pub(in crate::engine) fn doom(inner: &Inner) {
-    let claims: Vec<VolumeId> = {
-        let state = inner.state.lock();
-        // What was on the disk before stays there.
-        let whole = |held: &Held| state.synced.is_some_and(|time| held.is_idle_since(time));
-        let claims = state.claims.iter().filter(|(_, held)| !whole(held));
-        claims.map(|(id, _)| id.clone()).collect()
-    };
-    for id in claims {
-        doom_one(inner, &id);
-    }
-}
-
-/// The same of one claim, if it has content of its own.
-pub(super) fn doom_one(inner: &Inner, id: &VolumeId) {
-    let marked = inner.with_reserve(|| {
-        let dir = inner.dirs.volumes.open_beneath(id)?;
-        dir.create_dir(layout::DAMAGED, 0o700)
-    });
-    match marked {
-        // All that it has is in layers, which were durable.
-        Err(error) if error.is(Errno::ENOENT) => return,
-        Err(error) if !error.is(Errno::EEXIST) => {
-            tracing::error!(volume.id = %id, %error, "that its content may have lost bytes cannot be remembered over a restart");
-        }
-        _ => {}
-    }
-    if let Some(held) = inner.state.lock().claims.get_mut(id) {
-        held.damaged = true;
-    }
 }
 
 /// Work directories of earlier mounts: nobody uses the volume, and each mount brings its own.
@@ -241,4 +206,34 @@ pub(in crate::engine) fn restack(inner: &Inner, id: &VolumeId) {
     if let Err(error) = written {
         tracing::warn!(volume.id = %id, %error, "its record names layers that it has no more");
     }
+}
+
+/// Puts away what is left of a claim's directory when its content has moved: records and work directories.
+pub(super) fn clear(inner: &Inner, id: &VolumeId) {
+    match inner.throw_away(&inner.dirs.volumes, id.as_ref()) {
+        Err(error) if error.is(Errno::ENOENT) => {}
+        Err(error) => {
+            tracing::warn!(volume.id = %id, %error, "an empty volume's directory stays until the next start");
+        }
+        Ok(_) => {}
+    }
+}
+
+/// Whether a process holds files of a claim that is mounted nowhere. The kernel is asked only where nobody saw the end of the last
+/// mount: it answers with a line in its log, which on a serial console is a millisecond.
+pub(super) fn is_held_open(inner: &Inner, claim: &VolumeId) -> Result<bool> {
+    let lingers = {
+        let state = inner.state.lock();
+        let held = state.claims.get(claim);
+        held.is_none_or(|held| held.lingering.is_some())
+    };
+    if !lingers {
+        return Ok(false);
+    }
+    let dir = match inner.dirs.volumes.open_beneath(claim) {
+        Err(error) if error.is(Errno::ENOENT) => return Ok(false),
+        dir => dir.doing("open the volume's directory")?,
+    };
+    let held = inner.backend.in_use(&dir);
+    held.doing("ask whether the volume is in use")
 }

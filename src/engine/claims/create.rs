@@ -8,17 +8,18 @@ use std::sync::Arc;
 
 use tokio::time::Instant;
 
-use super::CreateClaim;
-use super::content;
+use super::content::{self, is_held_open};
 use super::freeze::{self, Freezing, Moment};
-use super::hold;
-use super::mount::is_held_open;
-use super::snapshot;
+use super::hold::{self, refuse_too_large, refuse_unsure_snapshot};
+use super::types::CreateClaim;
 use crate::engine::crash::{Point, point};
+use crate::engine::durability;
 use crate::engine::error::{Doing, Error, Result};
+use crate::engine::guard::{self, Guard};
+use crate::engine::layers;
 use crate::engine::pins::Pins;
+use crate::engine::shared::Inner;
 use crate::engine::state::{Held, Problem, State};
-use crate::engine::{Guard, Inner, guard, reap};
 use crate::model::{
     Claim, ClaimSource, LayerId, MutableParameters, OwnerView, RootAttributes, SnapshotId,
     VolumeId, layout,
@@ -120,7 +121,7 @@ impl Content {
     fn of_snapshot(inner: &Arc<Inner>, id: &SnapshotId) -> Result<Self> {
         let mut pins = Pins::none(inner);
         let mut state = inner.state.lock();
-        snapshot::refuse_unsure(&state, id)?;
+        refuse_unsure_snapshot(&state, id)?;
         let snapshot = state.snapshots.get(id).cloned();
         let snapshot = snapshot.ok_or_else(|| Error::NoSuchSnapshot(id.to_string()))?;
         pins.add(&mut state, &snapshot.layers);
@@ -252,18 +253,6 @@ fn capacity(request: &CreateClaim, source: u64) -> Result<u64> {
     }
 }
 
-/// Claims may together promise more than there is, but none alone.
-pub(super) fn refuse_too_large(inner: &Inner, wanted: u64) -> Result<()> {
-    let space = inner.dirs.root.space().doing("ask for the pool's room")?;
-    if wanted > space.bytes {
-        return Err(Error::TooLarge {
-            wanted,
-            pool: space.bytes,
-        });
-    }
-    Ok(())
-}
-
 /// How the owners of a clone are seen: as its class says, else as those of what it is a clone of.
 fn view(inner: &Inner, content: &Content, wanted: &RootAttributes) -> Result<OwnerView> {
     let Some(newest) = content.layers.first() else {
@@ -346,7 +335,7 @@ pub(super) fn delete_now(inner: &Arc<Inner>, id: &VolumeId) -> Result<()> {
         };
         if since != doomed {
             // It was not there when the others were marked.
-            content::doom_one(inner, id);
+            durability::doom_one(inner, id);
         }
         return Err(error);
     }
@@ -357,7 +346,7 @@ pub(super) fn delete_now(inner: &Arc<Inner>, id: &VolumeId) -> Result<()> {
     point(Point::ClaimTrashed);
     tracing::info!(volume.id = %id, name = held.claim.name, "volume deleted");
     drop(pins);
-    reap::trash_unreferenced(inner, &held.claim.layers);
+    layers::trash_unreferenced(inner, &held.claim.layers);
     Ok(())
 }
 

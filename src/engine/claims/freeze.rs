@@ -8,21 +8,19 @@
 use std::path::Path;
 use std::sync::Arc;
 
-use super::content;
-use super::hold::{held_open, refuse_broken};
-use super::mount::is_held_open;
+use super::content::{self, is_held_open};
+use super::hold::{DAMAGED, held_open, refuse_broken};
 use crate::backend;
 use crate::engine::crash::{Point, point};
 use crate::engine::error::{Doing, Error, Result};
+use crate::engine::guard::Guard;
+use crate::engine::layers;
 use crate::engine::pins::Pins;
+use crate::engine::shared::Inner;
 use crate::engine::state::{Measured, Problem, State};
-use crate::engine::{Guard, Inner, commit};
 use crate::model::{Claim, LayerId, LayerRecord, LiveClone, Timestamp, VolumeId, layout};
 use crate::store::{self, Change};
 use crate::sys::{Dir, Errno};
-
-/// What is said of a claim of which nothing may be made any more.
-pub(super) const DAMAGED: &str = "not to be snapshotted or cloned, since the disk failed to write something back while it held its content";
 
 /// One claim's content at one moment.
 #[derive(Debug)]
@@ -224,7 +222,7 @@ impl Freezing {
     fn confirm(&self, which: impl Fn(&Frozen) -> bool) {
         let which = self.frozen.iter().filter(|frozen| which(frozen));
         for layer in which.filter_map(|frozen| frozen.layer) {
-            if let Err(error) = commit::confirm(&self.inner, layer) {
+            if let Err(error) = layers::confirm(&self.inner, layer) {
                 tracing::warn!(%layer, %error, "an index made anew would not know this layer");
             }
         }
@@ -235,7 +233,7 @@ impl Freezing {
         self.confirm(|frozen| frozen.moved);
         point(Point::FreezeConfirmed);
         for frozen in self.moved() {
-            clear(&self.inner, &frozen.claim.id);
+            content::clear(&self.inner, &frozen.claim.id);
         }
         point(Point::FreezeCleared);
     }
@@ -458,17 +456,6 @@ fn refused(error: backend::Error) -> backend::Error {
     }
 }
 
-/// Puts away what is left of a claim's directory when its content has moved: records and work directories.
-pub(super) fn clear(inner: &Inner, id: &VolumeId) {
-    match inner.throw_away(&inner.dirs.volumes, id.as_ref()) {
-        Err(error) if error.is(Errno::ENOENT) => {}
-        Err(error) => {
-            tracing::warn!(volume.id = %id, %error, "an empty volume's directory stays until the next start");
-        }
-        Ok(_) => {}
-    }
-}
-
 /// Takes a freeze back that is not in the index, here or after a crash: what moved is the claim's again.
 pub(super) fn take_back(inner: &Inner, volume: &Dir, layer: LayerId) -> Result<()> {
     let layers = &inner.dirs.layers;
@@ -575,7 +562,7 @@ mod tests {
 
     use super::*;
     use crate::backend::BackendKind;
-    use crate::engine::claims::{CreateClaim, hold};
+    use crate::engine::claims::{hold, types::CreateClaim};
     use crate::engine::{Config, Engine, guard};
     use crate::model::{ClaimParameters, MutableParameters};
 

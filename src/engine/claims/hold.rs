@@ -1,5 +1,5 @@
 //! What operations on claims begin with: an id from a name, and one claim for oneself.
-//! Nothing here touches the disk.
+//! Nothing here touches the pool.
 
 use std::fmt::Write as _;
 use std::sync::Arc;
@@ -7,10 +7,11 @@ use std::sync::Arc;
 use sha2::{Digest, Sha256};
 use tokio::time::Instant;
 
-use crate::engine::error::{Error, Result};
+use crate::engine::error::{Doing, Error, Result};
+use crate::engine::guard::Guard;
+use crate::engine::shared::Inner;
 use crate::engine::state::{Held, State};
-use crate::engine::{Guard, Inner};
-use crate::model::{Claim, VolumeId};
+use crate::model::{Claim, SnapshotId, VolumeId};
 
 /// What the id of a claim begins with.
 pub(super) const CLAIM: &str = "vol-";
@@ -21,6 +22,9 @@ pub(super) const SNAPSHOT: &str = "snap-";
 pub(super) const MEMBER: &str = "member-";
 /// What the id of a group of snapshots begins with.
 pub(super) const GROUP: &str = "group-";
+
+/// What is said of a claim of which nothing may be made any more.
+pub(super) const DAMAGED: &str = "not to be snapshotted or cloned, since the disk failed to write something back while it held its content";
 
 /// The id of what has this name: always the same, so that a repeated request finds what the first one made.
 pub(super) fn id_of(prefix: &str, name: &str) -> VolumeId {
@@ -89,6 +93,26 @@ pub(super) fn held_open(id: &VolumeId) -> Error {
 pub(super) fn refuse_unsure(held: &Held) -> Result<()> {
     if held.is_unsure() {
         return refuse_broken(held);
+    }
+    Ok(())
+}
+
+/// Refuses a snapshot or group of which nobody knows whether it is there.
+pub(super) fn refuse_unsure_snapshot(state: &State, id: &SnapshotId) -> Result<()> {
+    if state.unsure.contains_key(id) {
+        return Err(Error::Unsure(id.clone()));
+    }
+    Ok(())
+}
+
+/// Claims may together promise more than there is, but none alone.
+pub(super) fn refuse_too_large(inner: &Inner, wanted: u64) -> Result<()> {
+    let space = inner.dirs.root.space().doing("ask for the pool's room")?;
+    if wanted > space.bytes {
+        return Err(Error::TooLarge {
+            wanted,
+            pool: space.bytes,
+        });
     }
     Ok(())
 }

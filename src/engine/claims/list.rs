@@ -6,9 +6,10 @@ use std::collections::BTreeMap;
 use std::ops::Bound;
 use std::path::PathBuf;
 
-use super::{ClaimUse, Page, SnapshotFilter, freeze, hold, snapshot};
-use crate::engine::Inner;
+use super::hold;
+use super::types::{ClaimUse, Page, SnapshotFilter};
 use crate::engine::error::Result;
+use crate::engine::shared::Inner;
 use crate::engine::state::State;
 use crate::engine::target::{Found, Target};
 use crate::model::{Claim, Snapshot, VolumeId};
@@ -26,7 +27,7 @@ pub(super) fn snapshots(
     most: usize,
 ) -> Result<Page<Snapshot>> {
     if let Some(id) = filter.id.as_ref().and_then(|id| id.parse().ok()) {
-        snapshot::refuse_unsure(state, &id)?;
+        hold::refuse_unsure_snapshot(state, &id)?;
     }
     let wanted = |snapshot: &Snapshot| {
         let of = filter.source.as_ref();
@@ -63,7 +64,7 @@ pub(super) fn claim_use(inner: &Inner, id: &VolumeId) -> Result<ClaimUse> {
         let held = hold::known(&state, id)?;
         let problem = held.problem.iter().map(|problem| problem.why().to_owned());
         let mut problems: Vec<String> = problem.collect();
-        problems.extend(held.damaged.then(|| freeze::DAMAGED.to_owned()));
+        problems.extend(held.damaged.then(|| hold::DAMAGED.to_owned()));
         let unbounded = |why| format!("the volume's size limit does not hold: {why}");
         problems.extend(held.limit_unenforced.as_ref().map(unbounded));
         (held.mounts.clone(), problems)

@@ -8,15 +8,16 @@ use std::os::fd::{AsFd, OwnedFd};
 use std::path::{Path, PathBuf};
 use std::sync::Arc;
 
-use super::MountClaim;
-use super::content;
+use super::content::{self, is_held_open};
 use super::hold::{self, refuse_broken};
+use super::types::MountClaim;
 use crate::backend::Start;
 use crate::engine::crash::{Point, point};
 use crate::engine::error::{Doing, Error, Result};
+use crate::engine::guard::{self, Guard};
+use crate::engine::shared::Inner;
 use crate::engine::state::{ClaimMount, Lingering, Problem};
 use crate::engine::target::{Found, Target};
-use crate::engine::{Guard, Inner, guard};
 use crate::model::{Claim, ClaimRecord, MountCapability, VolumeId};
 use crate::sys::{self, Dir};
 
@@ -387,23 +388,4 @@ fn let_go(inner: &Inner, claim: &VolumeId, pin: Option<OwnedFd>) {
         }
     }
     inner.changed.notify_waiters();
-}
-
-/// Whether a process holds files of a claim that is mounted nowhere. The kernel is asked only where nobody saw the end of the last
-/// mount: it answers with a line in its log, which on a serial console is a millisecond.
-pub(super) fn is_held_open(inner: &Inner, claim: &VolumeId) -> Result<bool> {
-    let lingers = {
-        let state = inner.state.lock();
-        let held = state.claims.get(claim);
-        held.is_none_or(|held| held.lingering.is_some())
-    };
-    if !lingers {
-        return Ok(false);
-    }
-    let dir = match inner.dirs.volumes.open_beneath(claim) {
-        Err(error) if error.is(sys::Errno::ENOENT) => return Ok(false),
-        dir => dir.doing("open the volume's directory")?,
-    };
-    let held = inner.backend.in_use(&dir);
-    held.doing("ask whether the volume is in use")
 }

@@ -6,7 +6,7 @@
 
 use std::sync::Arc;
 
-use super::{Capacity, ClaimUse, CreateClaim, Group, Page, SnapshotFilter};
+use super::types::{Capacity, ClaimUse, CreateClaim, Group, Page, SnapshotFilter};
 use crate::engine::Engine;
 use crate::engine::error::{Error, Result};
 use crate::model::{

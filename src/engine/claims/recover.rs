@@ -8,10 +8,10 @@ use std::collections::{HashMap, HashSet};
 use std::path::{Path, PathBuf};
 
 use super::content;
-use super::freeze::{clear, going_to, take_back};
-use crate::engine::Inner;
+use super::freeze::{going_to, take_back};
 use crate::engine::error::{Doing, Result};
-use crate::engine::recover::find_mounts;
+use crate::engine::mounts::find_mounts;
+use crate::engine::shared::Inner;
 use crate::engine::state::{ClaimMount, Held, Lingering, Problem, State};
 use crate::model::{Claim, ClaimRecord, LayerId, Snapshot, SnapshotGroup, VolumeId, layout};
 use crate::store;
@@ -76,7 +76,7 @@ pub(in crate::engine) fn recover_volume(
         .has_content(dir)
         .doing("look at the volume's content")?
     {
-        clear(inner, id);
+        content::clear(inner, id);
         return Ok(());
     }
     // Whoever put it there may have been killed right after.

@@ -4,12 +4,14 @@
 use std::sync::Arc;
 
 use super::freeze::{self, Freezing, Moment};
-use super::hold;
+use super::hold::{self, refuse_unsure_snapshot};
 use crate::engine::crash::{Point, point};
 use crate::engine::error::{Error, Result};
+use crate::engine::guard::{self, Guard};
+use crate::engine::layers;
 use crate::engine::pins::Pins;
+use crate::engine::shared::Inner;
 use crate::engine::state::{State, Taken};
-use crate::engine::{Guard, Inner, guard, reap};
 use crate::model::{LayerId, Snapshot, SnapshotGroup, SnapshotId, VolumeId};
 use crate::store::Change;
 
@@ -81,14 +83,6 @@ fn removal(taken: &Taken) -> Vec<Change> {
     let group = taken.group.iter();
     let group = group.map(|group| Change::RemoveGroup(group.id.clone()));
     snapshots.chain(group).collect()
-}
-
-/// Refuses a snapshot or group of which nobody knows whether it is there.
-pub(super) fn refuse_unsure(state: &State, id: &SnapshotId) -> Result<()> {
-    if state.unsure.contains_key(id) {
-        return Err(Error::Unsure(id.clone()));
-    }
-    Ok(())
 }
 
 fn describe(
@@ -207,7 +201,7 @@ pub(super) async fn create_group(
 pub(super) fn group(state: &State, id: &str) -> Result<(SnapshotGroup, Vec<Snapshot>)> {
     let none = || Error::NoSuchSnapshot(id.to_owned());
     let id: SnapshotId = id.parse().map_err(|_| none())?;
-    refuse_unsure(state, &id)?;
+    refuse_unsure_snapshot(state, &id)?;
     known_group(state, &id).ok_or_else(none)
 }
 
@@ -266,7 +260,7 @@ async fn remove(inner: &Arc<Inner>, taken: Taken, guards: Vec<Guard>) -> Result<
         }
         point(Point::SnapshotUnindexed);
         drop(pins);
-        reap::trash_unreferenced(&engine, &layers);
+        layers::trash_unreferenced(&engine, &layers);
         point(Point::SnapshotTrashed);
         drop(guards);
         Ok(())

@@ -3,12 +3,12 @@
 
 use std::sync::Arc;
 
-use super::content;
+use super::content::{self, is_held_open};
 use super::create::delete_now;
-use super::mount::is_held_open;
 use crate::engine::error::{Doing, Error, Result};
+use crate::engine::guard::Guard;
+use crate::engine::shared::Inner;
 use crate::engine::state::Held;
-use crate::engine::{Guard, Inner};
 use crate::model::VolumeId;
 use crate::store::Change;
 use crate::sys::Errno;

@@ -1,13 +1,44 @@
-//! Setbacks: what a round of the collector failed at. It is tried again, ever more seldom: what costs much and fails every time must not be
-//! done in every round, and a round that fails has the next one come soon.
+//! Back-off: how long to wait before something that failed is tried again, and what is left alone until then ([`Setbacks`]).
 //!
-//! Only in memory: the next start tries everything. What the failures mean is the business of whoever failed.
+//! What costs much and fails every time must not be done in every round of the collector, and a round that fails has the next one come soon.
+//! Setbacks are in memory only: the next start tries everything. What a failure means is the business of whoever failed.
 
 use std::collections::{HashMap, HashSet};
 use std::hash::Hash;
 use std::time::{Duration, Instant};
 
 use parking_lot::Mutex;
+
+use super::error::Error;
+
+/// How often a held volume is looked at when no event tells that it was let go.
+const LOOK_AGAIN: Duration = Duration::from_secs(5);
+
+/// How long to wait before a step that failed is tried again: doubled each time, up to the last.
+pub(super) const RETRY: [Duration; 6] = [
+    Duration::from_millis(50),
+    Duration::from_millis(200),
+    Duration::from_secs(1),
+    Duration::from_secs(5),
+    Duration::from_secs(15),
+    Duration::from_secs(60),
+];
+
+/// Room may come back at any moment, by the hand of somebody whom we do not hear.
+const RETRY_WHEN_FULL: Duration = Duration::from_secs(5);
+
+pub(super) fn retry_after(attempt: usize, error: &Error) -> Duration {
+    let retry = RETRY[attempt.min(RETRY.len() - 1)];
+    match error {
+        Error::Full(_) => retry.min(RETRY_WHEN_FULL),
+        _ => retry,
+    }
+}
+
+/// How long to wait before the next look.
+pub(super) fn look_again(looks: usize) -> Duration {
+    Duration::from_millis(1 << looks.min(16)).min(LOOK_AGAIN)
+}
 
 /// Things at which something failed.
 #[derive(Debug)]

@@ -1,0 +1,172 @@
+//! What callers can do with claims and snapshots: the methods of [`Engine`] for them.
+//! Each one checks what it is given and calls the module that does it.
+
+use std::future::Future;
+use std::path::Path;
+
+use super::types::{Capacity, ClaimUse, CreateClaim, Group, MountClaim, Page, SnapshotFilter};
+use super::{change, create, hold, list, mount, snapshot};
+use crate::engine::Engine;
+use crate::engine::error::{Doing, Error, Result};
+use crate::engine::space;
+use crate::model::{Attachment, Claim, MutableChange, Snapshot, SnapshotId, VolumeId};
+
+/// Claims as objects: what a Controller service needs of the node that they are on.
+impl Engine {
+    /// Makes a claim, empty or a clone; the same request again gives the same claim, another one of that name
+    /// [`Error::Exists`].
+    pub async fn create_claim(&self, request: CreateClaim) -> Result<Claim> {
+        self.finish(create::create(self.inner.clone(), request))
+            .await
+    }
+
+    /// Whether an earlier request made a claim of that name; not if nobody knows whether it did.
+    #[must_use]
+    pub fn has_claim_named(&self, name: &str) -> bool {
+        create::has(&self.inner, name)
+    }
+
+    /// Deletes a claim; what is not there is deleted. Clones and snapshots stay whole. [`Error::ClaimInUse`] when it
+    /// is mounted, held open or attached.
+    pub async fn delete_claim(&self, id: &str) -> Result<()> {
+        self.finish(create::delete(self.inner.clone(), id.to_owned()))
+            .await
+    }
+
+    /// A claim.
+    pub fn claim(&self, id: &str) -> Result<Claim> {
+        hold::claim(&self.inner, &hold::parse(id)?)
+    }
+
+    /// Claims after `after`, at most `most`.
+    #[must_use]
+    pub fn claims(&self, after: Option<&VolumeId>, most: usize) -> Page<Claim> {
+        list::claims(&self.inner.state.lock(), after, most)
+    }
+
+    /// How a claim is used and how it is.
+    pub async fn claim_use(&self, id: &str) -> Result<ClaimUse> {
+        let (inner, id) = (self.inner.clone(), hold::parse(id)?);
+        self.inner
+            .calls
+            .run(move || list::claim_use(&inner, &id))
+            .await?
+    }
+
+    /// Makes a claim larger; smaller is Ok and changes nothing. [`Error::OutOfRange`] for more than the pool, or than `limit`.
+    pub async fn expand_claim(&self, id: &str, required: u64, limit: Option<u64>) -> Result<Claim> {
+        let id = hold::parse(id)?;
+        self.finish(change::expand(self.inner.clone(), id, required, limit))
+            .await
+    }
+
+    /// Changes what may be changed; what is not named stays.
+    pub async fn modify_claim(&self, id: &str, mutable: MutableChange) -> Result<Claim> {
+        let id = hold::parse(id)?;
+        self.finish(change::modify(self.inner.clone(), id, mutable))
+            .await
+    }
+
+    /// Notes an attachment; the same again is Ok, another one on that node [`Error::Exists`].
+    pub async fn attach_claim(&self, id: &str, attachment: Attachment) -> Result<()> {
+        let id = hold::parse(id)?;
+        self.finish(change::attach(self.inner.clone(), id, attachment))
+            .await
+    }
+
+    /// Forgets an attachment; `None`: all. What is not there is forgotten.
+    pub async fn detach_claim(&self, id: &str, node: Option<&str>) -> Result<()> {
+        let node = node.map(str::to_owned);
+        self.finish(change::detach(self.inner.clone(), id.to_owned(), node))
+            .await
+    }
+
+    /// Takes a snapshot; the same name and source again gives the same, another source [`Error::Exists`].
+    pub async fn create_snapshot(&self, name: &str, source: &str) -> Result<Snapshot> {
+        let (name, source) = (name.to_owned(), source.to_owned());
+        self.finish(snapshot::create(self.inner.clone(), name, source))
+            .await
+    }
+
+    /// Deletes a snapshot; what is not there is deleted. [`Error::OfGroup`] for one of a group.
+    pub async fn delete_snapshot(&self, id: &str) -> Result<()> {
+        self.finish(snapshot::delete(self.inner.clone(), id.to_owned()))
+            .await
+    }
+
+    /// Snapshots after `after`, at most `most`.
+    pub fn snapshots(
+        &self,
+        filter: &SnapshotFilter,
+        after: Option<&SnapshotId>,
+        most: usize,
+    ) -> Result<Page<Snapshot>> {
+        list::snapshots(&self.inner.state.lock(), filter, after, most)
+    }
+
+    /// Takes snapshots of several claims at one instant; the same name and sources again gives the same, other sources
+    /// [`Error::Exists`].
+    pub async fn create_group(&self, name: &str, sources: &[String]) -> Result<Group> {
+        let (name, sources) = (name.to_owned(), sources.to_vec());
+        self.finish(snapshot::create_group(self.inner.clone(), name, sources))
+            .await
+    }
+
+    /// Deletes a group and its snapshots; what is not there is deleted.
+    pub async fn delete_group(&self, id: &str) -> Result<()> {
+        self.finish(snapshot::delete_group(self.inner.clone(), id.to_owned()))
+            .await
+    }
+
+    /// A group and its snapshots.
+    pub fn group(&self, id: &str) -> Result<Group> {
+        snapshot::group(&self.inner.state.lock(), id)
+    }
+
+    /// How much new claims may still take.
+    pub async fn capacity(&self) -> Result<Capacity> {
+        let inner = self.inner.clone();
+        let job = move || {
+            let space = inner.dirs.root.space().doing("ask for the pool's room")?;
+            let free = space
+                .bytes_available
+                .saturating_add(space::evictable(&inner, 0));
+            Ok(Capacity {
+                available: free.min(space.bytes),
+                largest: space.bytes,
+            })
+        };
+        self.inner.calls.run(job).await?
+    }
+}
+
+impl Engine {
+    /// Mounts a claim (NodeStageVolume, NodePublishVolume). Repeatable.
+    pub async fn mount_claim(&self, request: MountClaim) -> Result<()> {
+        mount::mount(&self.inner, request).await
+    }
+
+    /// Unmounts what is at `target` (NodeUnpublishVolume, NodeUnstageVolume), also of claims that nobody has heard of.
+    /// The claim stays. A staging path itself stays too.
+    pub async fn unmount_claim(&self, claim: &str, target: &Path, staging: bool) -> Result<()> {
+        mount::unmount(&self.inner, claim, target, staging).await
+    }
+
+    /// Whether there is a claim of this id.
+    #[must_use]
+    pub fn has_claim(&self, id: &str) -> bool {
+        let id: Option<VolumeId> = id.parse().ok();
+        let state = self.inner.state.lock();
+        id.is_some_and(|id| state.claims.contains_key(&id))
+    }
+
+    /// An operation of several steps that runs to its end, also when its caller goes away. When the thread that serves the call ends it
+    /// is dropped between two steps, which takes it back.
+    async fn finish<T: Send + 'static>(
+        &self,
+        operation: impl Future<Output = Result<T>> + Send + 'static,
+    ) -> Result<T> {
+        let running = self.inner.spawn_here(operation);
+        running.await.unwrap_or(Err(Error::ShuttingDown))
+    }
+}

@@ -1,0 +1,206 @@
+//! Writing back what the pool holds, and what follows when the disk says that it lost something.
+//! The kernel reports a failed write-back once, to whoever asks first: so nothing else in the engine calls `syncfs` on the pool.
+
+use std::os::fd::{AsFd, BorrowedFd};
+use std::path::PathBuf;
+
+use super::crash::{Point, point};
+use super::error::{Doing, Result};
+use super::layers::trash_unreferenced;
+use super::notice::{self, NotCommitted};
+use super::pending::trash_pending;
+use super::shared::Inner;
+use super::state::{Goal, Held};
+use super::target::Target;
+use crate::backend::Start;
+use crate::model::{VolumeId, VolumeRecord, layout};
+use crate::store::{self, Doom};
+use crate::sys::Errno;
+
+/// A write-back failed, and the kernel will not say so again: whatever existed may have lost bytes. None of it is sealed.
+pub(super) fn doom(inner: &Inner, error: &crate::sys::Error) {
+    let (mut doom, keys, artifacts) = {
+        let mut state = inner.state.lock();
+        // Under the lock: a fork of what is doomed is made either before this, and is doomed with it, or not at all.
+        let until = inner.clock.now();
+        state.doomed_until = Some(until);
+        let visible: Vec<_> = state
+            .leaving
+            .iter()
+            .filter_map(|(key, leaving)| match &leaving.goal {
+                Goal::Seal(plan) => Some((*key, plan.artifact)),
+                Goal::Discard => None,
+            })
+            .filter(|(_, id)| {
+                let sealed = state.artifacts.get(id);
+                sealed.is_some_and(|sealed| !sealed.durable)
+            })
+            .collect();
+        let mut artifacts = Vec::new();
+        let mut keys = Vec::new();
+        for (key, id) in visible {
+            keys.push(key);
+            artifacts.extend(state.remove_artifact(id));
+        }
+        for sealed in &artifacts {
+            state.give_name_back(&sealed.artifact.name());
+        }
+        let boot = inner.boot.clone();
+        let unfinished = true;
+        let doom = Doom {
+            boot,
+            until,
+            unfinished,
+        };
+        (doom, keys, artifacts)
+    };
+    point(Point::DoomHeard);
+    // Before all else, even a line of the log: the kernel has said it once, and this process may be killed.
+    let noted = inner.with_reserve(|| store::write_doom(&inner.dirs.root, &doom));
+    point(Point::DoomNoted);
+    tracing::error!(%error, seals = keys.len(),
+        "the disk failed to write back data: nothing that existed until now will be sealed");
+    if let Err(error) = noted {
+        tracing::error!(%error, "this cannot be remembered over a restart of the driver");
+    }
+    inner.spares.forget_mounted();
+    doom_claims(inner);
+    point(Point::DoomMarked);
+    doom.unfinished = false;
+    if let Err(error) = store::write_doom(&inner.dirs.root, &doom) {
+        tracing::warn!(%error, "claims will be marked once more by the next start");
+    }
+    point(Point::DoomFinished);
+    for key in keys {
+        let leaving = inner
+            .state
+            .lock()
+            .leaving
+            .get(&key)
+            .map(|leaving| leaving.record.clone());
+        if let Some(record) = leaving {
+            let notices = inner.config.notices.as_ref();
+            notice::say_not_committed(notices, &record, &NotCommitted::Damaged);
+        }
+        if let Err(error) = trash_pending(inner, key) {
+            tracing::error!(%error, "a volume that is not sealed could not be thrown away yet");
+        }
+    }
+    for sealed in artifacts {
+        // Forks of it keep its layer until they are gone.
+        trash_unreferenced(inner, &sealed.artifact.layers);
+    }
+    inner.changed.notify_waiters();
+}
+
+/// An error that the overlay of a live volume remembers, and that no process has noted: the kernel told it to one that died, or to
+/// another one while no driver ran. What left before that, and is mounted nowhere, remembers nothing.
+fn unnoted(inner: &Inner) -> Option<crate::sys::Error> {
+    let live: Vec<(VolumeRecord, PathBuf)> = {
+        let state = inner.state.lock();
+        let unknown = state.volumes.values();
+        let unknown = unknown.filter(|live| !state.is_doomed(&live.record));
+        unknown
+            .filter_map(|live| Some((live.record.clone(), live.mounts.keys().next()?.clone())))
+            .collect()
+    };
+    live.iter().find_map(|(record, path)| {
+        let target = Target::open(path).ok().flatten()?;
+        let mount = target.pin().ok()?;
+        let start = Start::of(record);
+        inner.backend.write_back_error(mount.as_fd(), &start)
+    })
+}
+
+/// Notes such an error of a volume that is about to be sealed.
+pub(super) fn note_remembered(inner: &Inner, record: &VolumeRecord, mount: BorrowedFd<'_>) {
+    if inner.state.lock().is_doomed(record) {
+        return;
+    }
+    let start = Start::of(record);
+    if let Some(error) = inner.backend.write_back_error(mount, &start) {
+        note(inner, &error, || inner.state.lock().is_doomed(record));
+    }
+}
+
+/// Notes an error that an overlay remembers. The pool is synced first: a report of the same error that waits for this process comes
+/// now, and does not doom what is made after this.
+fn note(inner: &Inner, error: &crate::sys::Error, is_noted: impl Fn() -> bool) {
+    let syncing = inner.syncing.lock();
+    if is_noted() {
+        return;
+    }
+    let _dooms_if_it_fails = inner.sync(&syncing);
+    if !is_noted() {
+        doom(inner, error);
+    }
+}
+
+/// The same at a start, of all overlays that are mounted.
+pub(super) fn note_unnoted(inner: &Inner) {
+    if let Some(error) = unnoted(inner) {
+        note(inner, &error, || unnoted(inner).is_none());
+    }
+}
+
+/// Does what a process did not come to that heard of a failed write-back in this boot.
+pub(super) fn finish_doom(inner: &Inner) -> Result<()> {
+    let root = &inner.dirs.root;
+    let doom = store::read_doom(root, &inner.boot).doing("read what was doomed")?;
+    if let Some(mut doom) = doom.filter(|doom| doom.unfinished) {
+        doom_claims(inner);
+        point(Point::DoomMarked);
+        doom.unfinished = false;
+        store::write_doom(root, &doom).doing("write down what was doomed")?;
+    }
+    Ok(())
+}
+
+/// Waiting for the disk, in the one place that hears of what it lost.
+impl Inner {
+    /// Writes back all that is dirty. The kernel reports a failure once, to whoever asks first: so nobody else asks.
+    /// Whoever goes on to name in the index what is durable now holds the lock meanwhile.
+    pub(super) fn sync(&self, _syncing: &parking_lot::MutexGuard<'_, ()>) -> Result<()> {
+        let began = self.clock.now();
+        let synced = self.dirs.root.sync_filesystem();
+        match &synced {
+            Ok(()) => self.state.lock().synced = Some(began),
+            Err(error) => doom(self, error),
+        }
+        synced.doing("write back what is to be sealed")
+    }
+}
+
+/// The disk failed to write something back. What claims hold of their own may have lost bytes: pods still have it, nothing is made of it.
+/// Said in their directories, since they outlive the boot.
+fn doom_claims(inner: &Inner) {
+    let claims: Vec<VolumeId> = {
+        let state = inner.state.lock();
+        // What was on the disk before stays there.
+        let whole = |held: &Held| state.synced.is_some_and(|time| held.is_idle_since(time));
+        let claims = state.claims.iter().filter(|(_, held)| !whole(held));
+        claims.map(|(id, _)| id.clone()).collect()
+    };
+    for id in claims {
+        doom_one(inner, &id);
+    }
+}
+
+/// The same of one claim, if it has content of its own.
+pub(super) fn doom_one(inner: &Inner, id: &VolumeId) {
+    let marked = inner.with_reserve(|| {
+        let dir = inner.dirs.volumes.open_beneath(id)?;
+        dir.create_dir(layout::DAMAGED, 0o700)
+    });
+    match marked {
+        // All that it has is in layers, which were durable.
+        Err(error) if error.is(Errno::ENOENT) => return,
+        Err(error) if !error.is(Errno::EEXIST) => {
+            tracing::error!(volume.id = %id, %error, "that its content may have lost bytes cannot be remembered over a restart");
+        }
+        _ => {}
+    }
+    if let Some(held) = inner.state.lock().claims.get_mut(id) {
+        held.damaged = true;
+    }
+}

@@ -1,0 +1,39 @@
+//! Layers in the pool: a layer that the index names says so in its record; one that nothing refers to goes to the trash.
+//! How a backend makes and stacks layers is `backend`.
+
+use super::crash::{Point, point};
+use super::error::{Doing, Result};
+use super::shared::Inner;
+use crate::model::LayerId;
+use crate::store;
+use crate::sys::Errno;
+
+/// Says in a layer that the index names it and that it is durable.
+pub(super) fn confirm(inner: &Inner, layer: LayerId) -> Result<()> {
+    let layer = inner
+        .dirs
+        .layers
+        .open_beneath(layer.to_string())
+        .doing("open the layer's directory")?;
+    store::confirm_layer(&layer).doing("confirm the layer's record")
+}
+
+/// Moves those of these layers that nothing refers to into the trash; what they were last found to cost.
+pub(super) fn trash_unreferenced(inner: &Inner, layers: &[LayerId]) -> u64 {
+    let mut bytes = 0;
+    let free = inner.state.lock().unreferenced(layers.iter());
+    for layer in free {
+        let name = layer.to_string();
+        let usage = inner.state.lock().usage.remove(&layer);
+        bytes += usage.map_or(0, |usage| usage.bytes);
+        inner.spares.forget(&layer);
+        match inner.trash.throw_away(&inner.dirs, &name, usage) {
+            Err(error) if error.is(Errno::ENOENT) => {}
+            Err(error) => {
+                tracing::error!(%layer, %error, "an unused layer stays until the next start");
+            }
+            Ok(()) => point(Point::CollectTrashed),
+        }
+    }
+    bytes
+}

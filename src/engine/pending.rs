@@ -1,0 +1,136 @@
+//! Volumes that their pods are done with: where their directories are, how far they are, and how one is forgotten.
+//! What happens to each of them is `seal` and `ends`.
+
+use std::sync::Arc;
+use std::sync::atomic::Ordering;
+
+use super::crash::{Point, point};
+use super::error::{Doing, Result};
+use super::notice::{What, say};
+use super::shared::Inner;
+use super::state::Goal;
+use super::types::VolumeState;
+use crate::model::{LayerId, VolumeRecord};
+use crate::store;
+use crate::sys::{Dir, Errno};
+
+/// Says, if a process still holds open after a while what is to be sealed: else nobody knows why it is not.
+pub(super) fn tell_if_held_for_long(inner: &Arc<Inner>, key: LayerId) {
+    let engine = inner.clone();
+    let task = async move {
+        tokio::select! {
+            () = tokio::time::sleep(engine.config.held_wait) => {}
+            () = engine.stop.cancelled() => return,
+        }
+        let held = {
+            let state = engine.state.lock();
+            let leaving = state.leaving.get(&key);
+            let leaving = leaving.filter(|leaving| leaving.state == VolumeState::InUse);
+            leaving.map(|leaving| (leaving.goal.clone(), leaving.record.clone()))
+        };
+        if let Some((Goal::Seal(plan), record)) = held {
+            say(engine.config.notices.as_ref(), &record, || What::HeldOpen {
+                reference: plan.reference,
+            });
+        }
+    };
+    inner.tasks.spawn_on(task, &inner.runtime);
+}
+
+/// `pending/<key>` → trash, where the reaper deletes it. Nobody holds it any more.
+pub(super) fn trash_pending(inner: &Inner, key: LayerId) -> Result<()> {
+    unpromise(inner, key)?;
+    inner.forget_leaving(key);
+    inner.wake_reaper();
+    Ok(())
+}
+
+/// What lies in `pending/` is promised; what lies in the trash is not.
+pub(super) fn unpromise(inner: &Inner, key: LayerId) -> Result<()> {
+    match inner.throw_away(&inner.dirs.pending, key.to_string().as_ref()) {
+        Err(error) if error.is(Errno::ENOENT) => Ok(()),
+        result => result.map(drop).doing("throw the volume away"),
+    }
+}
+
+/// A volume that was thrown away is deleted.
+pub(super) fn discarded(inner: &Inner, key: LayerId) {
+    point(Point::DiscardDeleted);
+    // Not after each: a round looks at everything that is sealed.
+    if inner.forget_leaving(key) || inner.short.load(Ordering::SeqCst) {
+        inner.wake_reaper();
+    }
+}
+
+/// How the directory of a leaving volume is found.
+impl Inner {
+    /// What has the directory of a leaving volume; `None` when it is no more one.
+    pub(super) fn place_of(&self, key: LayerId) -> Option<&Dir> {
+        let state = self.state.lock();
+        Some(match state.leaving.get(&key)?.goal {
+            Goal::Seal(_) => &self.dirs.pending,
+            Goal::Discard => &self.dirs.trash,
+        })
+    }
+
+    /// The directory of a leaving volume; `None` when it is gone.
+    pub(super) fn leaving_dir(&self, key: LayerId) -> Result<Option<Dir>> {
+        let Some(place) = self.place_of(key) else {
+            return Ok(None);
+        };
+        match place.open_beneath(key.to_string()) {
+            Ok(dir) => Ok(Some(dir)),
+            Err(error) if error.is(Errno::ENOENT) => Ok(None),
+            Err(error) => Err(error).doing("open the volume's directory"),
+        }
+    }
+
+    /// Whether the layer of a pending seal has its record: the decision to seal was made.
+    pub(super) fn is_recorded(&self, key: LayerId) -> Result<bool> {
+        match self.dirs.layers.open_beneath(key.to_string()) {
+            Err(error) if error.is(Errno::ENOENT) => Ok(false),
+            layer => {
+                let layer = layer.doing("open the layer's directory")?;
+                Ok(store::read_sealing(&layer)
+                    .doing("read the layer's record")?
+                    .is_ok())
+            }
+        }
+    }
+
+    pub(super) fn leaving(&self, key: LayerId) -> Option<(Goal, VolumeRecord)> {
+        let state = self.state.lock();
+        state
+            .leaving
+            .get(&key)
+            .map(|leaving| (leaving.goal.clone(), leaving.record.clone()))
+    }
+
+    /// Notes how far a leaving volume is; tells whether that is news.
+    pub(super) fn set_leaving_state(&self, key: LayerId, now: VolumeState) -> bool {
+        let mut state = self.state.lock();
+        let Some(leaving) = state.leaving.get_mut(&key) else {
+            return false;
+        };
+        std::mem::replace(&mut leaving.state, now) != now
+    }
+
+    /// Whether it may have been the last that needed something.
+    pub(super) fn forget_leaving(&self, key: LayerId) -> bool {
+        let now = self.clock.now();
+        let last = {
+            let mut state = self.state.lock();
+            let left = state.leaving.remove(&key);
+            left.is_none_or(|left| state.may_be_last_of(&left.record, now))
+        };
+        self.changed.notify_waiters();
+        last
+    }
+
+    /// Whether a leaving volume is thrown away, whatever its pod did.
+    pub(super) fn is_thrown_away(&self, key: LayerId) -> bool {
+        let state = self.state.lock();
+        let leaving = state.leaving.get(&key);
+        leaving.is_some_and(|leaving| leaving.goal == Goal::Discard)
+    }
+}

@@ -1,0 +1,43 @@
+//! The pool as the lowest modules of the engine know it: its directories, its backend, ids for what is made in it, and
+//! whether the engine ends. Nothing that knows of volumes or artifacts belongs here.
+
+use std::path::Path;
+use std::sync::Arc;
+
+use tokio_util::sync::CancellationToken;
+
+use super::error::{Doing, Result};
+use crate::backend::Backend;
+use crate::model::LayerId;
+use crate::store::PoolDirs;
+use crate::sys::{self, Dir};
+
+/// A pool that is open. Cheap to clone: clones share it.
+#[derive(Debug, Clone)]
+pub(super) struct Pool {
+    pub(super) dirs: Arc<PoolDirs>,
+    pub(super) backend: Arc<dyn Backend>,
+    /// Cancelled when the engine ends.
+    pub(super) stop: CancellationToken,
+}
+
+/// Moves a directory into the trash, under a name of its own.
+pub(super) fn throw_away(dirs: &PoolDirs, from: &Dir, name: &Path) -> sys::Result<LayerId> {
+    let key = LayerId::from_bits(random());
+    from.rename(name, &dirs.trash, key.to_string())?;
+    Ok(key)
+}
+
+pub(super) fn random() -> u128 {
+    let mut bytes = [0; 16];
+    getrandom::fill(&mut bytes).expect("Linux has had getrandom(2) since 3.17");
+    u128::from_le_bytes(bytes)
+}
+
+/// The kernel's id of this boot.
+pub(super) fn boot_id() -> Result<String> {
+    const PATH: &str = "/proc/sys/kernel/random/boot_id";
+    let id = std::fs::read_to_string(PATH).map_err(|error| sys::Error::new("read", PATH, error));
+    id.map(|id| id.trim().to_owned())
+        .doing("read the kernel's boot id")
+}

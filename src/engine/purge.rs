@@ -1,0 +1,112 @@
+//! Emptying the trash, a slice at a time: a tenant decides how long the deletion of a tree takes.
+//!
+//! What a round of the collector leaves, the next ones go on with. What is known of each thing in the trash is `trash`.
+
+use std::path::Path;
+use std::time::{Duration, Instant};
+
+use super::error::{Doing, Error, Result};
+use super::shared::Inner;
+use super::trash::{MOST_TRIES, order};
+use crate::backend;
+use crate::model::{LayerId, layout};
+use crate::store;
+use crate::sys::Dir;
+
+/// The least time for which one thing is deleted.
+const LEAST: Duration = Duration::from_millis(20);
+
+/// What came of deleting for a while.
+#[derive(Debug, Default, Clone, Copy)]
+pub(super) struct Emptied {
+    /// How much is deleted.
+    pub(super) deleted: usize,
+    /// Whether room may have come free of what others needed no more.
+    pub(super) freed: bool,
+    /// Whether it is worth while to go on at once.
+    pub(super) more: bool,
+}
+
+/// Deletes what is in the trash and no longer in use, until then.
+pub(super) fn empty(inner: &Inner, until: Instant) -> Result<Emptied> {
+    let mut entries = Vec::new();
+    for entry in inner.dirs.trash.entries().doing("read trash/")? {
+        let name: Option<LayerId> = entry.name.to_str().and_then(|name| name.parse().ok());
+        let leaves = |name| inner.state.lock().leaving.contains_key(&name);
+        if !name.is_some_and(leaves) {
+            entries.push((order(&inner.trash.get(name)), name, entry.name));
+        }
+    }
+    entries.sort_unstable();
+    let mut emptied = Emptied::default();
+    let mut left = u32::try_from(entries.len()).unwrap_or(u32::MAX);
+    for (_, name, path) in entries {
+        let now = Instant::now();
+        if inner.stop.is_cancelled() {
+            break;
+        }
+        if now >= until {
+            emptied.more = true;
+            break;
+        }
+        let share = (until - now) / left;
+        left -= 1;
+        match delete(inner, Path::new(&path), share.max(LEAST)) {
+            Ok(true) => {
+                emptied.deleted += 1;
+                emptied.freed |= inner.trash.forget(name);
+            }
+            Ok(false) => {}
+            Err(Error::Backend {
+                source: backend::Error::Stopped,
+                ..
+            }) => {
+                emptied.freed = true;
+                emptied.more |= inner.trash.tried(name) < MOST_TRIES;
+            }
+            Err(error) => {
+                inner.trash.forget(name);
+                let path = inner.dirs.trash.path().join(&path);
+                tracing::error!(path = %path.display(), %error, "could not be deleted");
+            }
+        }
+    }
+    Ok(emptied)
+}
+
+/// Deletes one thing in the trash, unless a process holds it open.
+fn delete(inner: &Inner, name: &Path, share: Duration) -> Result<bool> {
+    let trash = &inner.dirs.trash;
+    let in_use = match trash.open_beneath(name) {
+        // Only a volume's top can be mounted; a layer comes here when nothing that may be mounted refers to it.
+        Ok(dir) if dir.has(layout::VOLUME_JSON).doing("look into the trash")? => {
+            let in_use = inner.backend.in_use(&dir);
+            in_use.doing("ask whether what is in the trash is in use")? || is_read(inner, &dir)?
+        }
+        // A layer, or a stray file.
+        _ => false,
+    };
+    if in_use {
+        return Ok(false);
+    }
+    inner
+        .backend
+        .delete(trash, name, &inner.patience_of(share))
+        .doing("delete what is in the trash")?;
+    Ok(true)
+}
+
+/// Whether a directory in the trash is of a sealed volume that a process still reads (`seal::keep_while_held`).
+fn is_read(inner: &Inner, volume: &Dir) -> Result<bool> {
+    if inner.state.lock().held.is_empty() {
+        return Ok(false);
+    }
+    let record = store::read_volume(volume).doing("read a volume's record")?;
+    let plan = record.ok().and_then(|record| record.seal);
+    Ok(plan.is_some_and(|plan| inner.state.lock().held.contains_key(&plan.layer)))
+}
+
+/// How much of it could not be deleted.
+pub(super) fn held(inner: &Inner) -> Result<usize> {
+    Ok(inner.dirs.trash.entries().doing("read trash/")?.len())
+}

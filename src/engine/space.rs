@@ -1,0 +1,133 @@
+//! Room in the pool: who asks for how much, what eviction would free, and the reserve that is held back for a full disk.
+//! What is evicted, and when, is the collector's (`reap`).
+
+use std::collections::HashSet;
+use std::sync::atomic::Ordering;
+
+use super::artifacts::Sealed;
+use super::crash::{Point, point};
+use super::error::{Error, Result};
+use super::shared::Inner;
+use crate::model::{LayerId, layout};
+use crate::sys::{Errno, Space};
+
+/// How many bytes would come free if all went that nobody uses; a layer that is not measured yet counts as `unmeasured`, and one that
+/// cannot be as nothing: what may be lost, or is not to be deleted either, is no room to count on.
+pub(super) fn evictable(inner: &Inner, unmeasured: u64) -> u64 {
+    let state = inner.state.lock();
+    let in_use = state.artifacts_in_use();
+    let goes = |sealed: &Sealed| sealed.durable && !in_use.contains(&sealed.artifact.id);
+    let kept = state.referenced_without(goes);
+    let going = state.artifacts.values().filter(|sealed| goes(sealed));
+    let going: HashSet<&LayerId> = going
+        .flat_map(|sealed| &sealed.artifact.layers)
+        .filter(|layer| !kept.contains(layer))
+        .collect();
+    let bytes = |layer| match state.usage.get(layer) {
+        Some(usage) => usage.bytes,
+        None if inner.unmeasured.has(layer) => 0,
+        None => unmeasured,
+    };
+    going.into_iter().map(bytes).fold(0, u64::saturating_add)
+}
+
+pub(super) fn is_nearly_full(inner: &Inner) -> bool {
+    let space = inner.dirs.root.space();
+    space.is_ok_and(|space| above(&space, inner.config.high_watermark))
+}
+
+pub(super) fn above(space: &Space, percent: u8) -> bool {
+    excess(space.bytes, space.bytes_available, percent) > 0
+        || excess(space.inodes, space.inodes_free, percent) > 0
+}
+
+/// How much of `total` is in use beyond `percent` of it.
+pub(super) fn excess(total: u64, available: u64, percent: u8) -> u64 {
+    let allowed = u128::from(total) * u128::from(percent) / 100;
+    let used = u128::from(total.saturating_sub(available));
+    u64::try_from(used.saturating_sub(allowed)).unwrap_or(u64::MAX)
+}
+
+/// Asking for room, and the reserve.
+impl Inner {
+    /// The same because a call found no room for so many bytes (see [`Inner::asked`]): what is unused goes if that is enough.
+    pub(super) fn ask_for_room(&self, bytes: u64) {
+        self.asked.lock().push(bytes);
+        self.short.store(true, Ordering::SeqCst);
+        self.wake_reaper();
+    }
+
+    /// Asks for the room that something failed for want of.
+    pub(super) fn ask_for_room_after<T>(&self, result: &Result<T>) {
+        if let Err(Error::Full(shortage)) = result {
+            self.ask_for_room(shortage.needs);
+        }
+    }
+
+    /// Does what must be possible on a full disk too: once more with the room that is held back, if it found none.
+    pub(super) fn with_reserve<T>(
+        &self,
+        attempt: impl Fn() -> crate::sys::Result<T>,
+    ) -> crate::sys::Result<T> {
+        match attempt() {
+            Err(error) if error.is_full() => {
+                self.give_back_reserve(0);
+                attempt()
+            }
+            result => result,
+        }
+    }
+
+    /// Makes room for what must be possible on a full disk too, and asks for more room to be made ([`Inner::ask_for_room`]).
+    pub(super) fn give_back_reserve(&self, bytes: u64) {
+        match self.dirs.root.remove_file(layout::RESERVE) {
+            Ok(()) => {
+                tracing::warn!("the disk is full: the reserve is given back");
+                point(Point::ReserveGivenBack);
+            }
+            Err(error) if error.is(Errno::ENOENT) => {}
+            Err(error) => tracing::error!(%error, "the reserve could not be given back"),
+        }
+        self.ask_for_room(bytes);
+    }
+
+    /// Makes the reserve if it is not there and there is room for it: at most a sixteenth of a small pool. Whether all is there that
+    /// is to be held back.
+    pub(super) fn keep_reserve(&self) -> bool {
+        let made = || -> crate::sys::Result<bool> {
+            let root = &self.dirs.root;
+            if self.config.reserve == 0 || root.has(layout::RESERVE)? {
+                return Ok(true);
+            }
+            let space = root.space()?;
+            let bytes = self.config.reserve.min(space.bytes / 16);
+            if space.bytes_available < bytes.saturating_mul(2) {
+                return Ok(false);
+            }
+            root.reserve(layout::RESERVE, bytes)?;
+            point(Point::ReserveMade);
+            Ok(true)
+        };
+        made().unwrap_or_else(|error| {
+            tracing::warn!(%error, "the reserve could not be made");
+            false
+        })
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn excess_is_what_lies_above_the_watermark() {
+        assert_eq!(excess(1000, 100, 85), 50);
+        assert_eq!(excess(1000, 150, 85), 0);
+        assert_eq!(
+            excess(0, 0, 85),
+            0,
+            "a filesystem without a number of inodes is never short of them"
+        );
+        assert_eq!(excess(u64::MAX, 0, 0), u64::MAX);
+    }
+}

@@ -1,0 +1,744 @@
+//! The rules of the architecture, read from the source: which module may use which, where `unsafe` may stand, and that
+//! every file says what may live in it.
+//!
+//! The rules are in CONTRIBUTING.md. Each rule is also tried on a small tree that breaks it.
+
+use std::fmt::Write as _;
+use std::fs;
+use std::path::{Path, PathBuf};
+
+/// A tier: what it holds, in words, and its modules.
+type Tier = (&'static str, &'static [&'static str]);
+
+/// The tiers of `src/`, from the ground up. A module may use the modules of every tier below its own. Modules of one
+/// tier do not use each other, except in the top tier.
+const TIERS: [Tier; 8] = [
+    ("used by all, use none", &["error", "model", "sys"]),
+    ("logs and metrics", &["telemetry"]),
+    ("work on whole trees of files", &["tree"]),
+    (
+        "parts that the engine uses",
+        &["archive", "backend", "store"],
+    ),
+    ("the engine", &["engine"]),
+    ("messages and gRPC servers", &["proto", "server"]),
+    (
+        "services and clients",
+        &["admin", "csi", "http", "k8s", "kubelet", "peer"],
+    ),
+    (
+        "roles and the command line",
+        &["cli", "config", "demo", "driver", "node", "standalone"],
+    ),
+];
+
+/// The tiers inside `src/engine/`, from the ground up; `engine` is its `mod.rs`. Modules of one tier do not use each
+/// other. Unit tests may use everything: they open an engine.
+const ENGINE_TIERS: [Tier; 15] = [
+    (
+        "types, errors, failpoints",
+        &[
+            "artifacts",
+            "claims::types",
+            "clock",
+            "counters",
+            "crash",
+            "error",
+            "notice",
+            "rounds",
+            "types",
+        ],
+    ),
+    (
+        "parts that know no engine",
+        &["backoff", "pool", "pool_scan", "state", "target", "threads"],
+    ),
+    ("stocks and queues", &["spares", "teardown_queue", "trash"]),
+    ("what all parts share", &["shared"]),
+    (
+        "pool, mounts, layers, space",
+        &["guard", "layers", "mounts", "pending", "pins", "space"],
+    ),
+    ("catalog and durability", &["catalog", "durability"]),
+    (
+        "parts of a volume's life",
+        &[
+            "claims::content",
+            "claims::hold",
+            "commit",
+            "republish",
+            "writers",
+        ],
+    ),
+    (
+        "volumes and persistent volumes in use",
+        &[
+            "claims::change",
+            "claims::freeze",
+            "claims::mount",
+            "publish",
+            "seal",
+        ],
+    ),
+    (
+        "their beginning and end",
+        &["claims::create", "claims::snapshot", "ends"],
+    ),
+    (
+        "steps of garbage collection",
+        &["claims::tidy", "flatten", "purge", "unpublish"],
+    ),
+    ("garbage collection", &["reap"]),
+    (
+        "recovery, fsck, queries: their parts",
+        &[
+            "check",
+            "claims::list",
+            "claims::recover",
+            "kept",
+            "lists",
+            "open",
+            "outcome",
+            "rebuild",
+        ],
+    ),
+    ("recovery, fsck, queries", &["figures", "recover", "watch"]),
+    ("the facade", &["engine"]),
+    (
+        "the facade of claims",
+        &["claims", "claims::facade", "claims::nodes"],
+    ),
+];
+
+/// Files longer than this hold more than one thing.
+const MOST_LINES: usize = 900;
+
+/// The only module where `unsafe` may stand.
+const UNSAFE_MODULE: &str = "sys";
+
+#[test]
+fn the_source_keeps_the_rules() {
+    let broken = inspect(&Path::new(env!("CARGO_MANIFEST_DIR")).join("src"));
+    assert!(broken.is_empty(), "\n{}\n", broken.join("\n"));
+}
+
+#[test]
+fn every_module_has_one_tier() {
+    for tiers in [&TIERS[..], &ENGINE_TIERS[..]] {
+        let mut modules: Vec<&str> = tiers
+            .iter()
+            .flat_map(|(_, modules)| modules.iter().copied())
+            .collect();
+        let all = modules.len();
+        modules.sort_unstable();
+        modules.dedup();
+        assert_eq!(modules.len(), all);
+    }
+}
+
+#[test]
+fn every_module_of_the_engine_that_has_a_tier_exists() {
+    let engine = Path::new(env!("CARGO_MANIFEST_DIR")).join("src/engine");
+    for module in ENGINE_TIERS.iter().flat_map(|(_, modules)| *modules) {
+        let path = engine.join(module.replace("::", "/"));
+        let exists = *module == "engine"
+            || path.with_extension("rs").is_file()
+            || path.join("mod.rs").is_file();
+        assert!(exists, "{module}");
+    }
+}
+
+const HEADER: &str = "//! What this is.\n//! And what may live here.\n";
+
+/// Writes a tree of sources and says what is wrong with it.
+fn broken_by(files: &[(&str, &str)]) -> Vec<String> {
+    let dir = tempfile::tempdir().expect("a temporary directory");
+    for (path, text) in files {
+        let path = dir.path().join(path);
+        fs::create_dir_all(path.parent().expect("it has one")).expect("mkdir");
+        fs::write(path, text).expect("write");
+    }
+    inspect(dir.path())
+}
+
+/// The same for one file whose header is right.
+fn broken_by_one(path: &str, text: &str) -> Vec<String> {
+    broken_by(&[(path, &format!("{HEADER}{text}"))])
+}
+
+#[test]
+fn an_import_that_points_up_is_found_however_it_is_written() {
+    for text in [
+        "use crate::engine;\n",
+        "use crate::engine::Engine;\n",
+        "pub use crate::{model::Id, engine::{self, Pool}};\n",
+        "use crate::{\n    model,\n    engine,\n};\n",
+        "fn f() { crate::engine::start(); }\n",
+        "fn f() -> Result<(), crate :: engine::Error> { Ok(()) }\n",
+        "use super::super::engine::Engine;\n",
+        "use super::super::{model, engine};\n",
+        "#[cfg(test)]\nmod tests { use super::super::super::engine; }\n",
+        "macro_rules! m { () => { $crate::engine::start() } }\n",
+        "const S: &str = \"// no comment\"; use crate::engine;\n",
+        "const C: char = '\"'; use crate::engine; const D: char = '\"';\n",
+        "use crate::r#engine;\n",
+    ] {
+        let broken = broken_by_one("store/index.rs", text);
+        assert_eq!(broken.len(), 1, "{text}: {broken:?}");
+        assert!(
+            broken[0].contains("store (tier 3) uses engine (tier 4)"),
+            "{text}: {broken:?}"
+        );
+    }
+}
+
+#[test]
+fn modules_of_one_tier_do_not_use_each_other_except_at_the_top() {
+    let broken = broken_by_one("csi/node.rs", "use crate::http;\n");
+    assert!(
+        broken[0].contains("csi (tier 6) uses http (tier 6)"),
+        "{broken:?}"
+    );
+    let broken = broken_by_one("sys/x.rs", "use crate::model;\n");
+    assert!(
+        broken[0].contains("sys (tier 0) uses model (tier 0)"),
+        "{broken:?}"
+    );
+    assert_eq!(broken_by_one("demo/x.rs", "use crate::config;\n"), [""; 0]);
+    let broken = broken_by_one("engine/state.rs", "use crate::proto::csi;\n");
+    assert!(
+        broken[0].contains("engine (tier 4) uses proto (tier 5)"),
+        "{broken:?}"
+    );
+}
+
+#[test]
+fn what_points_down_or_only_looks_like_a_path_is_let_be() {
+    let text = r##"
+use crate::sys::Dir;
+use crate::{backend, model::{self, engine}, store::csi};
+use super::super::engine::error::x;
+pub(crate) fn f<'a>(s: &'a str) -> &'a str { s }
+// use crate::csi;
+/* use crate::csi; /* nested */ use crate::http; */
+/// See [`crate::csi`].
+const A: &str = "crate::csi";
+const B: &str = r#"crate::csi " crate::http"#;
+const C: char = '\'';
+mod inner { use super::super::pending; }
+mod tests { use super::super::super::model; }
+"##;
+    assert_eq!(broken_by_one("engine/seal.rs", text), [""; 0]);
+    assert_eq!(broken_by_one("main.rs", "use crate::csi;\n"), [""; 0]);
+}
+
+#[test]
+fn a_module_without_a_tier_is_found() {
+    let broken = broken_by_one("attic/mod.rs", "");
+    assert_eq!(
+        broken,
+        ["attic/mod.rs: the module attic has no tier (tests/architecture.rs)"]
+    );
+    let broken = broken_by(&[
+        ("attic.rs", HEADER),
+        ("engine/mod.rs", &format!("{HEADER}use crate::attic;\n")),
+    ]);
+    assert!(
+        broken
+            .iter()
+            .any(|line| line.starts_with("engine/mod.rs:3: uses attic")),
+        "{broken:?}"
+    );
+    // What the crate's root itself declares is no module.
+    assert_eq!(
+        broken_by_one("engine/mod.rs", "use crate::VERSION;\n"),
+        [""; 0]
+    );
+}
+
+#[test]
+fn unsafe_outside_its_module_is_found() {
+    let text = "// unsafe\n#![deny(unsafe_code)]\nfn f() { unsafe { g() } }\n";
+    assert_eq!(
+        broken_by_one("engine/mod.rs", text),
+        ["engine/mod.rs:5: unsafe belongs in sys"]
+    );
+    assert_eq!(broken_by_one("sys/mod.rs", text), [""; 0]);
+}
+
+#[test]
+fn a_file_that_does_not_say_what_it_is_for_is_found() {
+    for text in [
+        "",
+        "use std::fs;\n",
+        "//! One line.\nfn f() {}\n",
+        "//! One.\n//!\n",
+        "// A.\n// B.\n",
+    ] {
+        let broken = broken_by(&[("engine/mod.rs", text)]);
+        assert_eq!(broken.len(), 1, "{text:?}: {broken:?}");
+        assert!(broken[0].contains("begins with `//!`"), "{broken:?}");
+    }
+}
+
+#[test]
+fn a_file_that_is_too_long_is_found() {
+    let mut text = HEADER.to_owned();
+    while text.lines().count() < MOST_LINES {
+        text.push_str("// more\n");
+    }
+    assert_eq!(
+        broken_by(&[("engine/mod.rs", &text)]),
+        ["engine/mod.rs: 900 lines; a file has fewer than 900"]
+    );
+}
+
+#[test]
+fn an_upward_import_inside_the_engine_is_found_however_it_is_written() {
+    let up = "engine::space (engine's tier 4) uses engine::seal (engine's tier 7)";
+    for text in [
+        "use super::seal::settle;\n",
+        "use super::{error, seal::{self, settle}};\n",
+        "use crate::engine::seal;\n",
+        "use crate::engine::{error::Error, seal};\n",
+        "use crate::{model, engine::{seal, error}};\n",
+        "fn f() { super::seal::settle(); }\n",
+        "mod inner { use super::super::seal; }\n",
+    ] {
+        let broken = broken_by_one("engine/space.rs", text);
+        assert_eq!(broken.len(), 1, "{text}: {broken:?}");
+        assert!(broken[0].contains(up), "{text}: {broken:?}");
+    }
+    let broken = broken_by_one("engine/claims/create.rs", "use super::snapshot;\n");
+    let same =
+        "engine::claims::create (engine's tier 8) uses engine::claims::snapshot (engine's tier 8)";
+    assert!(broken[0].contains(same), "{broken:?}");
+    // What the facade passes on is the facade's.
+    let broken = broken_by_one("engine/claims/create.rs", "use crate::engine::Engine;\n");
+    let facade = "engine::claims::create (engine's tier 8) uses engine (engine's tier 13)";
+    assert!(broken[0].contains(facade), "{broken:?}");
+    let broken = broken_by_one("engine/claims/create.rs", "use super::Claims;\n");
+    assert!(
+        broken[0].contains("uses engine::claims (engine's tier 14)"),
+        "{broken:?}"
+    );
+}
+
+#[test]
+fn a_cycle_of_two_modules_of_the_engine_is_found() {
+    let layers = format!("{HEADER}use super::durability::sync;\n");
+    let durability = format!("{HEADER}use super::layers::confirm;\n");
+    let files = [
+        ("engine/layers.rs", layers.as_str()),
+        ("engine/durability.rs", &durability),
+    ];
+    let up = "engine/layers.rs:3: engine::layers (engine's tier 4) uses engine::durability (engine's tier 5); \
+              imports point down";
+    assert_eq!(broken_by(&files), [up]);
+}
+
+#[test]
+fn unit_tests_of_the_engine_may_use_its_facade() {
+    let text = "#[cfg(test)]\nmod tests {\n    use crate::engine::{Config, Engine};\n    use super::super::seal;\n}\n";
+    assert_eq!(broken_by_one("engine/space.rs", text), [""; 0]);
+    assert_eq!(
+        broken_by_one("engine/state/tests.rs", "use crate::engine::Engine;\n"),
+        [""; 0]
+    );
+}
+
+#[test]
+fn a_module_of_the_engine_without_a_tier_is_found() {
+    assert_eq!(
+        broken_by_one("engine/attic.rs", ""),
+        [
+            "engine/attic.rs: the module engine::attic has no tier in the engine (tests/architecture.rs)"
+        ]
+    );
+}
+
+// ---- The inspector ----------------------------------------------------------------------------
+
+/// Every broken rule below `src`, a line each.
+fn inspect(src: &Path) -> Vec<String> {
+    let mut broken = Vec::new();
+    let mut waiting = vec![src.to_owned()];
+    let mut files = Vec::new();
+    while let Some(dir) = waiting.pop() {
+        for entry in fs::read_dir(&dir).unwrap_or_else(|e| panic!("{}: {e}", dir.display())) {
+            let path = entry.expect("it can be listed").path();
+            if path.is_dir() {
+                waiting.push(path);
+            } else if path.extension().is_some_and(|extension| extension == "rs") {
+                files.push(path);
+            }
+        }
+    }
+    files.sort();
+    for file in files {
+        let text = fs::read_to_string(&file).unwrap_or_else(|e| panic!("{}: {e}", file.display()));
+        inspect_file(src, &file, &text, &mut broken);
+    }
+    broken
+}
+
+fn inspect_file(src: &Path, file: &Path, text: &str, broken: &mut Vec<String>) {
+    let name = file.strip_prefix(src).expect("it is below").to_owned();
+    let place = name.display().to_string();
+
+    let header = text
+        .lines()
+        .take_while(|line| line.starts_with("//!"))
+        .filter(|line| line.len() > "//! ".len())
+        .count();
+    if header < 2 {
+        broken.push(format!(
+            "{place}: begins with `//!`, two lines or more, saying what it is and what may live in it"
+        ));
+    }
+    let lines = text.lines().count();
+    if lines >= MOST_LINES {
+        broken.push(format!(
+            "{place}: {lines} lines; a file has fewer than {MOST_LINES}"
+        ));
+    }
+
+    let module = module_of(&name);
+    let top = module.first().map(String::as_str);
+    if let Some(top) = top
+        && tier(&TIERS, top).is_none()
+    {
+        broken.push(format!(
+            "{place}: the module {top} has no tier (tests/architecture.rs)"
+        ));
+        return;
+    }
+    let tokens = tokens(text);
+    if top != Some(UNSAFE_MODULE)
+        && let Some(token) = tokens.iter().find(|token| token.text == "unsafe")
+    {
+        broken.push(format!(
+            "{place}:{}: unsafe belongs in {UNSAFE_MODULE}",
+            token.line
+        ));
+    }
+    // main.rs and lib.rs may use everything.
+    let Some(top) = top else { return };
+    let uses = uses(&tokens, &module);
+    for import in &uses {
+        let Some(used) = import.path.first() else {
+            continue;
+        };
+        if used == top {
+            continue;
+        }
+        let line = import.line;
+        match (tier(&TIERS, top), tier(&TIERS, used)) {
+            (Some(here), Some(there))
+                if there > here || (there == here && here + 1 < TIERS.len()) =>
+            {
+                broken.push(format!(
+                    "{place}:{line}: {top} (tier {here}) uses {used} (tier {there}); imports point down"
+                ));
+            }
+            (_, None) if src.join(used).is_dir() || src.join(format!("{used}.rs")).is_file() => {
+                broken.push(format!(
+                    "{place}:{line}: uses {used}, a module without a tier (tests/architecture.rs)"
+                ));
+            }
+            _ => {}
+        }
+    }
+    if top == "engine" {
+        inspect_engine(&place, &module, &uses, broken);
+    }
+}
+
+/// The same inside the engine.
+fn inspect_engine(place: &str, module: &[String], uses: &[Import], broken: &mut Vec<String>) {
+    // `state/tests.rs` holds the unit tests of `state.rs`.
+    if module.last().is_some_and(|last| last == "tests") {
+        return;
+    }
+    let name = module[1..].join("::");
+    let name = if name.is_empty() { "engine" } else { &name };
+    let Some(here) = tier(&ENGINE_TIERS, name) else {
+        broken.push(format!(
+            "{place}: the module engine::{name} has no tier in the engine (tests/architecture.rs)"
+        ));
+        return;
+    };
+    let full = |name: &str| match name {
+        "engine" => "engine".to_owned(),
+        name => format!("engine::{name}"),
+    };
+    for import in uses.iter().filter(|import| !import.in_tests) {
+        if import.path.first().is_none_or(|first| first != "engine") {
+            continue;
+        }
+        let (used, there) = module_of_engine(&import.path[1..]);
+        if used != name && there >= here {
+            broken.push(format!(
+                "{place}:{}: {} (engine's tier {here}) uses {} (engine's tier {there}); imports point down",
+                import.line,
+                full(name),
+                full(&used)
+            ));
+        }
+    }
+}
+
+/// The module of the engine that a path below it leads to, and its tier: the longest beginning of the path that is one.
+/// What is none is the facade's.
+fn module_of_engine(path: &[String]) -> (String, usize) {
+    let beginnings = (1..=path.len()).rev();
+    let modules = beginnings.map(|length| path[..length].join("::"));
+    let mut known = modules.filter_map(|name| Some((tier(&ENGINE_TIERS, &name)?, name)));
+    match known.next() {
+        Some((tier, name)) => (name, tier),
+        None => (
+            "engine".to_owned(),
+            tier(&ENGINE_TIERS, "engine").expect("the facade has one"),
+        ),
+    }
+}
+
+fn tier(tiers: &[Tier], module: &str) -> Option<usize> {
+    tiers
+        .iter()
+        .position(|(_, modules)| modules.contains(&module))
+}
+
+/// `engine/seal/top.rs` is `engine::seal::top`; `main.rs` and `lib.rs` are the root.
+fn module_of(name: &Path) -> Vec<String> {
+    let mut parts: Vec<String> = PathBuf::from(name)
+        .with_extension("")
+        .components()
+        .map(|part| {
+            part.as_os_str()
+                .to_str()
+                .expect("sources have plain names")
+                .to_owned()
+        })
+        .collect();
+    if parts.last().is_some_and(|last| last == "mod")
+        || (parts.len() == 1 && matches!(parts[0].as_str(), "main" | "lib"))
+    {
+        parts.pop();
+    }
+    parts
+}
+
+/// A path that a file names.
+struct Import {
+    line: usize,
+    /// From the crate's root.
+    path: Vec<String>,
+    /// Whether it is named in a `mod tests { … }`.
+    in_tests: bool,
+}
+
+/// The paths that begin with `crate::` or `super::`, each member of a group for itself. `module` is the file's.
+fn uses(tokens: &[Token], module: &[String]) -> Vec<Import> {
+    let at = |index: usize| tokens.get(index).map_or("", |token| token.text.as_str());
+    let mut found = Vec::new();
+    // The name of the module that each open brace is of, if it is of one.
+    let mut braces: Vec<Option<&str>> = Vec::new();
+    let mut index = 0;
+    while index < tokens.len() {
+        match at(index) {
+            "{" => {
+                let is_module = index >= 2 && at(index - 2) == "mod";
+                braces.push(is_module.then(|| at(index - 1)));
+            }
+            "}" => {
+                braces.pop();
+            }
+            first @ ("crate" | "super") if at(index + 1) == "::" => {
+                let inner = braces.iter().flatten();
+                let in_tests = inner.clone().any(|name| *name == "tests");
+                let mut base = module.to_vec();
+                base.extend(inner.map(ToString::to_string));
+                if first == "crate" {
+                    base.clear();
+                } else {
+                    base.pop();
+                }
+                let mut next = index + 2;
+                while at(next) == "super" && at(next + 1) == "::" {
+                    base.pop();
+                    next += 2;
+                }
+                paths(tokens, next, &base, in_tests, &mut found);
+                // A group's braces are still to be counted, so go on right behind the path.
+                index = next;
+                continue;
+            }
+            _ => {}
+        }
+        index += 1;
+    }
+    found
+}
+
+/// The path that goes on at `index` below `base`, or those of the group there. Returns where it ends.
+fn paths(
+    tokens: &[Token],
+    mut index: usize,
+    base: &[String],
+    in_tests: bool,
+    found: &mut Vec<Import>,
+) -> usize {
+    let at = |index: usize| tokens.get(index).map_or("", |token| token.text.as_str());
+    let mut path = base.to_vec();
+    while at(index) != "{" {
+        let Some(token) = tokens.get(index) else {
+            return index;
+        };
+        if token.text != "self" {
+            path.push(token.text.clone());
+        }
+        if at(index + 1) != "::" {
+            let line = token.line;
+            found.push(Import {
+                line,
+                path,
+                in_tests,
+            });
+            return index + 1;
+        }
+        index += 2;
+    }
+    index += 1;
+    while !matches!(at(index), "}" | "") {
+        index = paths(tokens, index, &path, in_tests, found);
+        // `as name` and the comma.
+        while !matches!(at(index), "," | "}" | "") {
+            index += 1;
+        }
+        if at(index) == "," {
+            index += 1;
+        }
+    }
+    index + 1
+}
+
+struct Token {
+    line: usize,
+    text: String,
+}
+
+/// Names and punctuation, without comments and without what stands in quotes. Knows as much of Rust as this
+/// test needs.
+fn tokens(text: &str) -> Vec<Token> {
+    let chars: Vec<char> = text.chars().collect();
+    let at = |index: usize| chars.get(index).copied().unwrap_or('\0');
+    let mut tokens = Vec::new();
+    let mut line = 1;
+    let mut index = 0;
+    while index < chars.len() {
+        let start = index;
+        match chars[index] {
+            '/' if at(index + 1) == '/' => {
+                while index < chars.len() && at(index) != '\n' {
+                    index += 1;
+                }
+            }
+            '/' if at(index + 1) == '*' => index = end_of_comment(&chars, index),
+            '"' => index = end_of_string(&chars, index),
+            '\'' => index = end_of_char_or_lifetime(&chars, index),
+            c if c.is_alphanumeric() || c == '_' => {
+                while at(index).is_alphanumeric() || at(index) == '_' {
+                    index += 1;
+                }
+                let word: String = chars[start..index].iter().collect();
+                let raw = matches!(word.as_str(), "r" | "br" | "cr");
+                if raw && (at(index) == '"' || at(index) == '#') {
+                    let mut hashes = 0;
+                    while at(index + hashes) == '#' {
+                        hashes += 1;
+                    }
+                    if at(index + hashes) == '"' {
+                        index = end_of_raw_string(&chars, index + hashes + 1, hashes);
+                    } else {
+                        index += hashes; // r#name
+                    }
+                } else {
+                    tokens.push(Token { line, text: word });
+                }
+            }
+            ':' if at(index + 1) == ':' => {
+                tokens.push(Token {
+                    line,
+                    text: "::".to_owned(),
+                });
+                index += 2;
+            }
+            c => {
+                if !c.is_whitespace() {
+                    let mut text = String::new();
+                    let _ = write!(text, "{c}");
+                    tokens.push(Token { line, text });
+                }
+                index += 1;
+            }
+        }
+        line += chars[start..index].iter().filter(|&&c| c == '\n').count();
+    }
+    tokens
+}
+
+fn end_of_comment(chars: &[char], mut index: usize) -> usize {
+    let mut depth = 0;
+    while index < chars.len() {
+        match (chars[index], chars.get(index + 1)) {
+            ('/', Some('*')) => {
+                depth += 1;
+                index += 2;
+            }
+            ('*', Some('/')) => {
+                depth -= 1;
+                index += 2;
+                if depth == 0 {
+                    break;
+                }
+            }
+            _ => index += 1,
+        }
+    }
+    index.min(chars.len())
+}
+
+fn end_of_string(chars: &[char], mut index: usize) -> usize {
+    index += 1;
+    while index < chars.len() {
+        match chars[index] {
+            '\\' => index += 2,
+            '"' => return index + 1,
+            _ => index += 1,
+        }
+    }
+    chars.len()
+}
+
+fn end_of_raw_string(chars: &[char], mut index: usize, hashes: usize) -> usize {
+    while index < chars.len() {
+        let closing = chars.get(index + 1..=index + hashes);
+        if chars[index] == '"' && closing.is_some_and(|tail| tail.iter().all(|&c| c == '#')) {
+            return index + 1 + hashes;
+        }
+        index += 1;
+    }
+    chars.len()
+}
+
+fn end_of_char_or_lifetime(chars: &[char], index: usize) -> usize {
+    if chars.get(index + 1) == Some(&'\\') {
+        let close = chars.iter().skip(index + 3).position(|&c| c == '\'');
+        return close.map_or(chars.len(), |offset| index + 3 + offset + 1);
+    }
+    if chars.get(index + 2) == Some(&'\'') {
+        return index + 3;
+    }
+    index + 1
+}
