@@ -227,9 +227,9 @@ mod tests {
             "accessibility_requirements ask for {node: x0} or {node: x1} or {node: x2} or 2 more, and this can be on \
              {backend: btrfs, node: a} or {backend: btrfs, node: b} or {backend: copy, node: c} only"
         );
-        let nobody = Requirement::default().choose(&[]).expect_err("no node");
-        let nobody = nobody.to_string();
-        assert!(nobody.contains("for any node") && nobody.ends_with("on no node only"));
+        let error = Requirement::default().choose(&[]).expect_err("no node");
+        let error = error.to_string();
+        assert!(error.contains("for any node") && error.ends_with("on no node only"));
         let long = topology(&[("node", &"n".repeat(1000))]);
         assert!(long.to_string().len() < 200);
     }

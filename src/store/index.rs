@@ -683,7 +683,7 @@ mod tests {
             assert!(matches!(error, Error::Closed), "{error}");
             assert!(!error.is_full() && !error.is_unsure(), "{error}");
         }
-        let (_, contents) = Index::open(&root).expect("nobody has it open");
+        let (_, contents) = Index::open(&root).expect("no process has it open");
         assert!(contents.artifacts.is_empty());
     }
 

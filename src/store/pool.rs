@@ -242,10 +242,10 @@ mod tests {
         let error = PoolView::open(folder.path()).expect_err("a driver has it");
         assert!(matches!(error, Error::Locked { .. }), "{error}");
         drop(pool);
-        let view = PoolView::open(folder.path()).expect("nobody has it");
+        let view = PoolView::open(folder.path()).expect("no process has it");
         assert!(view.layers.is_some());
         let _another = PoolView::open(folder.path()).expect("both only look");
-        let error = PoolDirs::open(folder.path()).expect_err("somebody looks");
+        let error = PoolDirs::open(folder.path()).expect_err("a view has it");
         assert!(matches!(error, Error::Locked { .. }), "{error}");
     }
 
@@ -259,11 +259,11 @@ mod tests {
         root.replace("lock.pid", b"1").expect("written");
         let us = format!(" (pid {}); ", std::process::id());
         let lock = root.try_lock(layout::LOCK).expect("flock");
-        let error = PoolView::open(folder.path()).expect_err("somebody starts");
+        let error = PoolView::open(folder.path()).expect_err("a driver has it");
         assert!(error.to_string().contains(&us), "{error}");
         drop(lock);
-        let _view = PoolView::open(folder.path()).expect("nobody has it");
-        let error = PoolDirs::open(folder.path()).expect_err("somebody looks");
+        let _view = PoolView::open(folder.path()).expect("no process has it");
+        let error = PoolDirs::open(folder.path()).expect_err("a view has it");
         assert!(error.to_string().contains(&us), "{error}");
     }
 

@@ -95,11 +95,11 @@ mod tests {
         let path = folder.path().join("f");
         fs::write(&path, "x").expect("write");
         let file = File::open(&path).expect("open");
-        take(file.as_fd()).expect("nobody writes");
+        take(file.as_fd()).expect("no process writes");
         let flags = OFlags::WRONLY | OFlags::NONBLOCK;
         let refused = rustix::fs::open(&path, flags, Mode::empty());
         assert_eq!(refused.err(), Some(rustix::io::Errno::AGAIN));
         give_back(file.as_fd()).expect("it was ours");
-        rustix::fs::open(&path, flags, Mode::empty()).expect("and is anybody's now");
+        rustix::fs::open(&path, flags, Mode::empty()).expect("any process may now");
     }
 }
