@@ -100,7 +100,7 @@ impl Requirement {
     /// The nodes that are possible, the best first, at least one. For a clone or snapshot the
     /// caller passes only its source's node.
     ///
-    /// A preference for another node is no error: "the SP MAY choose from […] all possible
+    /// A preference for another node is no error: "the SP MAY choose from the list of all possible
     /// topologies".
     pub fn choose<'a>(
         &self,

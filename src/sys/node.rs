@@ -82,8 +82,8 @@ impl Node {
         &self.path
     }
 
-    /// Opens the pinned file. Only for regular files and directories (see [`Node::stat`]): opening
-    /// a device calls its driver, and opening a FIFO blocks.
+    /// Opens the pinned file. Only for regular files and directories (see [`Node::stat`]):
+    /// opening a device calls its driver, and opening a FIFO blocks.
     pub fn open(&self, flags: OFlags) -> Result<OwnedFd> {
         // /proc/…/fd/N of an O_PATH descriptor is the pinned inode, even if renamed (proc(5)).
         let flags = flags | OFlags::CLOEXEC;

@@ -1,8 +1,8 @@
 //! Mounts: created detached, configured by descriptor, attached last, and detached by name.
 //!
 //! Where possible they use descriptors ([`FsContext`], [`clone_tree`], [`move_mount_onto`]; Linux
-//! 5.2), else mount(2) inside a [`Room`], a mount namespace of one thread. All descriptors are
-//! close-on-exec. No function follows a symlink in a target's last component.
+//! 5.2), else mount(2) in a [`Room`], a mount namespace of one thread. All descriptors
+//! are close-on-exec. No function follows a symlink in a target's last component.
 
 mod among;
 mod attributes;

@@ -6,7 +6,7 @@
 //! private and ends with the process.
 //!
 //! The thread also has its own root and working directory. In `/proc/self/fd`, a descriptor's
-//! number names a layer, so a page of options holds 500 layers ([`Room::mount_classic`]).
+//! number names a layer: a page of options holds 500 ([`Room::mount_classic`]).
 
 use std::os::fd::{AsFd, OwnedFd};
 use std::sync::mpsc;

@@ -229,7 +229,7 @@ fn a_room_mounts_and_shows_without_a_trace_outside() {
         return;
     }
     let before = mount_table().expect("mountinfo");
-    let room = Room::new().expect("a room");
+    let room = Room::new().expect("a namespace");
     for read_only in [false, true] {
         let what = ClassicMount {
             filesystem: "tmpfs",
