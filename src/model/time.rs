@@ -1,4 +1,5 @@
-//! Points in time in whole milliseconds. No clock: the caller passes the current time.
+//! Points in time in whole milliseconds.
+//! No clock: the caller passes the current time.
 
 use std::time::Duration;
 

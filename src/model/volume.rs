@@ -1,4 +1,5 @@
-//! A volume's record and its pod. Other modules store the record and manage the volume.
+//! A volume's record and its pod.
+//! Other modules store the record and manage the volume.
 
 use std::fmt;
 use std::path::PathBuf;

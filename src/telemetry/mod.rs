@@ -1,4 +1,5 @@
-//! The log's setup, and the driver's [`metrics`]. All modules use it; each decides what it logs.
+//! The log's setup, and the driver's [`metrics`].
+//! All modules use it; each decides what it logs.
 
 pub mod metrics;
 
