@@ -72,7 +72,7 @@ fn mistakes() -> Vec<Mistake> {
         attribute(
             "does not fit",
             &[("key", "k")],
-            r#""key" does not go with type"#,
+            r#""key" is not valid for type"#,
         ),
         attribute("missing", &[cache], r#""key" is missing"#),
         attribute("mode", &[("mode", "99999")], r#""mode""#),

@@ -163,7 +163,7 @@ fn every_attribute_that_the_parser_knows_is_documented_and_shown() {
         let misplaced = problem(&[(attribute, "?")]);
         let is_shown = shown.iter().any(|asked| asked.contains_key(attribute));
         assert!(
-            is_shown || misplaced.ends_with("it goes with import"),
+            is_shown || misplaced.ends_with("it is valid for import"),
             "{ATTRIBUTES}: no pod has `{attribute}`"
         );
     }

@@ -237,7 +237,7 @@ fn the_probe_knows_whether_limits_are_enforced() {
         let dir = Dir::open(&lab.dir("pool")).expect("the pool opens");
         let reason = choose(&dir, Wanted::default()).expect("it works").reason;
         let why = if fs == Fs::Ext4Quota {
-            "counted and not enforced"
+            "counted but not enforced"
         } else {
             "project quotas are off"
         };

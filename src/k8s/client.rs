@@ -1,5 +1,5 @@
-//! The way to the API server: from the pod's service account, or from a kubeconfig.
-//! A kubeconfig that would have a program executed is refused: the driver executes none.
+//! The client of the API server, from the pod's service account or from a kubeconfig. It refuses a
+//! kubeconfig that runs a program for credentials: the driver executes no program.
 
 use std::path::Path;
 use std::time::{Duration, Instant};
@@ -7,8 +7,7 @@ use std::time::{Duration, Instant};
 use kube::Client;
 use kube::config::{AuthInfo, KubeConfigOptions, Kubeconfig};
 
-/// How long to wait before trying again: doubled each time from the first to the last, and spread, so that the nodes of a
-/// cluster do not come all at once.
+/// Exponential back-off with jitter, so that the nodes of a cluster do not retry all at once.
 #[derive(Debug)]
 pub(super) struct Patience {
     next: Duration,
@@ -18,10 +17,10 @@ pub(super) struct Patience {
 impl Patience {
     const FIRST: Duration = Duration::from_millis(250);
     const LAST: Duration = Duration::from_secs(15);
-    /// After as long without a failure it is a new one, not the old one again.
+    /// After this time without a failure the back-off starts at the beginning.
     const FORGOTTEN: Duration = Duration::from_secs(60);
 
-    /// For a first failure.
+    /// The state before the first failure.
     pub(super) fn new() -> Self {
         Self {
             next: Self::FIRST,
@@ -29,8 +28,8 @@ impl Patience {
         }
     }
 
-    /// How long to wait after a failure. That something went well is no reason to be quick again: a watch whose list succeeds and
-    /// whose begin is refused would never slow down.
+    /// The wait after a failure. A success does not reset it: a watch whose list succeeds but whose
+    /// start is refused would never slow down.
     pub(super) fn after_failure(&mut self, now: Instant) -> Duration {
         let last = self.last_failure.replace(now);
         if last.is_some_and(|last| now - last > Self::FORGOTTEN) {
@@ -42,10 +41,10 @@ impl Patience {
     }
 }
 
-/// A number from 0 to below 1.
+/// A random number from 0 to below 1.
 fn spread() -> f64 {
     let mut byte = [0];
-    // Without randomness nothing is spread, which is no reason not to try again.
+    // Without randomness there is no jitter, but retries go on.
     let _ = getrandom::fill(&mut byte);
     f64::from(byte[0]) / 256.0
 }
@@ -64,7 +63,7 @@ enum Error {
     Client(#[from] kube::Error),
 }
 
-/// A client, however often it takes; that the API server answers is not asked.
+/// Makes a client and retries until it succeeds. Does not test whether the API server answers.
 pub(super) async fn connect(kubeconfig: Option<&Path>) -> Client {
     let mut patience = Patience::new();
     loop {
@@ -95,8 +94,8 @@ async fn try_connect(kubeconfig: Option<&Path>) -> Result<Client, Error> {
         }
     };
     config.connect_timeout = Some(Duration::from_secs(5));
-    // Whoever asks tries again by themselves, and has to know why: tried again beneath them for minutes, an API server that has too
-    // much to do (429) would be to them one that does not answer.
+    // Callers retry and need the error. With retries in the client, an API server that is
+    // overloaded (429) would look for minutes like one that does not answer.
     config.default_retry = false;
     Ok(Client::try_from(config)?)
 }

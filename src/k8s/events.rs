@@ -1,8 +1,9 @@
-//! Events on pods: the engine's notices, and what is wrong with a pod's annotations, where its people look first.
+//! Events on pods: the engine's notices, and mistakes in a pod's annotations.
 //!
-//! Few and bounded. What is said of one pod for one reason within a moment becomes one event; the same said again later is
-//! counted, as kubelet's events are. A burst is slowed down; what the API server refuses is dropped; what it cannot be told
-//! for an hour is dropped too, and so is the oldest when too much waits. Nobody waits for an event.
+//! They are few and bounded. Notices for one pod and reason within a moment become one event. A
+//! repeated event is counted, like kubelet's. The rate is limited. Events are dropped if the API
+//! server refuses them, if it is away for an hour, or if too many wait (the oldest first). No
+//! caller waits for an event.
 
 use std::collections::VecDeque;
 use std::sync::Arc;
@@ -21,26 +22,26 @@ use crate::engine::Awaited;
 use crate::engine::notice::{NotCommitted, Notice, What};
 use crate::model::{Pod, Tenant};
 
-/// How many events may wait to be told.
+/// The most waiting events.
 pub(super) const MOST_WAITING: usize = 1024;
-/// How long it is gathered what is said of one pod for one reason.
+/// How long to gather notices for one pod and reason.
 const GATHER: Duration = Duration::from_millis(500);
-/// How old an event may become.
+/// The age at which a waiting event is dropped.
 const OLDEST: Duration = Duration::from_secs(60 * 60);
-/// How many events may be told at once …
+/// The number of events that may be sent at once …
 const BURST: u32 = 50;
-/// … and then one in this time.
+/// … and then one per this interval.
 const ONE_EVERY: Duration = Duration::from_millis(200);
-/// How long the API server may take.
+/// The timeout of a request.
 const ANSWER: Duration = Duration::from_secs(10);
-/// How many things one event says before it only counts.
+/// The most notes in one event. It counts further ones.
 const MOST_NOTES: usize = 8;
-/// Of how many texts it is remembered that they were told, so that they are counted when they are told again.
+/// The number of sent texts to remember, so that a repeated one is counted.
 const MOST_NOTED: usize = 256;
 /// The API's limit for an event's text.
 const LONGEST_NOTE: usize = 1024;
 
-/// Something to be told on a pod.
+/// An event for a pod.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub(super) struct Saying {
     tenant: Tenant,
@@ -52,7 +53,7 @@ pub(super) struct Saying {
 }
 
 impl Saying {
-    /// An annotation has a mistake in it, and the pod still runs.
+    /// A mistake in an annotation of a pod that still runs.
     pub(super) fn bad_annotation(awaited: &Awaited, problem: String) -> Self {
         Self {
             tenant: awaited.tenant.clone(),
@@ -64,7 +65,7 @@ impl Saying {
         }
     }
 
-    /// In the words of events; `known` knows more of failed pods than the engine.
+    /// The event for a notice. `known` has the reason why a pod failed.
     fn of(notice: Notice, known: &Known) -> Self {
         let (warns, reason, action, note) = match notice.what {
             What::WaitingForInput {
@@ -78,7 +79,7 @@ impl Saying {
             }
             What::HeldOpen { reference } => {
                 let note = format!(
-                    "{reference} is not committed yet: it waits for a process that still has files of it open"
+                    "{reference} is not committed yet: a process still has files of it open"
                 );
                 (true, "HeldOpen", "Commit", note)
             }
@@ -91,7 +92,7 @@ impl Saying {
                     NotCommitted::PodFailed => known.why_failed(&notice.pod.uid),
                     _ => None,
                 };
-                // What its people did, or could expect, is no warning.
+                // A result that the pod's users caused or could expect is not a warning.
                 let warns = match &why {
                     NotCommitted::PodFailed
                     | NotCommitted::Never
@@ -140,7 +141,7 @@ impl Saying {
     }
 }
 
-/// Sayings that become one event.
+/// Notices that become one event.
 #[derive(Debug, Clone, PartialEq, Eq)]
 struct Waiting {
     saying: Saying,
@@ -170,11 +171,11 @@ impl Waiting {
     }
 }
 
-/// What waits to be told, and when it may be.
+/// The waiting events, and when the next may be sent.
 #[derive(Debug)]
 struct Queue {
     waiting: VecDeque<Waiting>,
-    /// When the next event may be told if only the rate counts; it lies in the past by what may be told at once.
+    /// When the rate limit allows the next event. It lies in the past by the unused burst.
     free: Instant,
     not_before: Instant,
     dropped: u64,
@@ -215,13 +216,13 @@ impl Queue {
         });
     }
 
-    /// When the next event is to be told; `None`: none waits.
+    /// When to send the next event; `None` if none waits.
     fn due(&self) -> Option<Instant> {
         let gathered = self.waiting.front()?.since + GATHER;
         Some(gathered.max(self.not_before).max(self.free))
     }
 
-    /// The next event, if there is one that is not too old.
+    /// The next event that is not too old.
     fn take(&mut self, now: Instant) -> Option<Waiting> {
         while let Some(next) = self.waiting.pop_front() {
             if now.saturating_duration_since(next.since) < OLDEST {
@@ -235,14 +236,14 @@ impl Queue {
         None
     }
 
-    /// It could not be told now.
+    /// Puts an event back for a later attempt.
     fn put_back(&mut self, waiting: Waiting, not_before: Instant) {
         self.not_before = not_before;
         self.waiting.push_front(waiting);
     }
 }
 
-/// Tells what there is to tell, for ever. `count_lost` says how many notices have found no room on their way here.
+/// Sends events for ever. `count_lost` returns how many notices a full queue has lost.
 pub(super) async fn say(
     config: &Config,
     client: Client,
@@ -280,19 +281,19 @@ pub(super) async fn say(
             );
             dropped = queue.dropped;
         }
-        // Where there was no room something waits, so it is looked at again.
+        // A full queue had notices, so this loop runs again.
         let lost_now = count_lost();
         if lost_now > lost_before {
             tracing::warn!(
                 notices = lost_now - lost_before,
-                "notices for events on pods were lost: more came than could be heard"
+                "notices for events on pods were lost: the queue was full"
             );
             lost_before = lost_now;
         }
     }
 }
 
-/// The next of a channel; that nobody will ever say anything more is no end.
+/// The next item of a channel. Waits for ever after its end.
 async fn next<T>(channel: &mut mpsc::Receiver<T>) -> T {
     match channel.recv().await {
         Some(said) => said,
@@ -307,12 +308,12 @@ async fn until(due: Option<Instant>) {
     }
 }
 
-/// A recorder for each text. To one recorder an event is the same as another of the same pod and reason, and is only counted, whatever it
-/// says: of two volumes that are committed one after the other people would hear of the first.
+/// A recorder per text. A single one only counts further events of a pod and reason, so the text of
+/// a second volume would be lost.
 struct Recorders {
     client: Client,
     reporter: Reporter,
-    /// The one that was asked for last comes last.
+    /// The most recently used is last.
     by_note: VecDeque<(Option<String>, Recorder)>,
 }
 
@@ -358,16 +359,16 @@ async fn tell(recorders: &mut Recorders, waiting: &Waiting) -> Told {
         Err(_) => return Told::Later,
     };
     if is_final(&error) {
-        // The namespace is gone or going, or we are not allowed to: asking again helps nobody.
+        // The namespace is being deleted, or the driver lacks permission: a retry does not help.
         tracing::warn!(pod = %saying.pod.name, tenant = %saying.tenant, reason = saying.reason, %error,
-            "an event was refused and is dropped");
+            "the API server refused an event; it is dropped");
         return Told::Once;
     }
-    tracing::debug!(%error, "an event is told later");
+    tracing::debug!(%error, "an event could not be sent; retrying");
     Told::Later
 }
 
-/// Whether the API server looked at it and said no.
+/// Whether the API server processed the request and refused it.
 fn is_final(error: &kube::Error) -> bool {
     match error {
         kube::Error::Api(status) => {

@@ -1,18 +1,19 @@
-//! What the driver asks Kubernetes, and what it says there: how this node's pods end, and events on them.
+//! The driver's use of the Kubernetes API: the outcomes of this node's pods, and events on them.
 //!
-//! Nothing here is on the path of a publish: without an API server pods start, and end; only what waits for an outcome goes
-//! on waiting, until the engine's own time is up. No failure here ends the process; after a defect all of it begins anew.
+//! No publish waits for this module. Without an API server, pods start and end; only volumes that
+//! wait for an outcome go on waiting, until the engine's timeout. No failure here ends the process.
+//! After a panic the module restarts.
 //!
 //! | file | holds |
 //! |---|---|
-//! | `pod` | what of a pod matters, and the decision how its work ended; pure |
-//! | `watcher` | the watch over this node's pods, and how it is kept alive |
-//! | `outcomes` | what the engine is told of them, from the watch and by asking |
+//! | `pod` | the relevant parts of a pod, and the pure decision on its outcome |
+//! | `watcher` | the watch over this node's pods, and its retries |
+//! | `outcomes` | reports outcomes to the engine, from the watch and by request |
 //! | `events` | the engine's notices as events on pods |
-//! | `client` | the way to the API server |
+//! | `client` | the client of the API server |
 //!
-//! What it must be allowed to do: `get`, `list` and `watch` on `pods` in all namespaces (a rule cannot be limited to the pods
-//! of a node; the watch is), `create` and `patch` on `events` of `events.k8s.io`.
+//! It needs `get`, `list` and `watch` on `pods` in all namespaces (RBAC cannot limit that to a
+//! node), and `create` and `patch` on `events` of `events.k8s.io`.
 
 mod client;
 mod events;
@@ -35,29 +36,30 @@ use crate::engine::{Engine, Notice};
 pub use outcomes::Known;
 pub use pod::{OUTCOME, OUTCOME_CONTAINER};
 
-/// How often it is looked for outcomes that the watch did not bring, if nobody says otherwise.
+/// The default interval for outcomes that the watch did not report.
 pub const LOOK_AGAIN: Duration = Duration::from_secs(10);
 
-/// How it is set up.
+/// The module's parameters.
 #[derive(Debug, Clone)]
 pub struct Config {
-    /// What Kubernetes calls this node.
+    /// This node's name in Kubernetes.
     pub node: String,
-    /// How the events call who reports them: the driver's name.
+    /// The reporter in events: the driver's name.
     pub reporter: String,
-    /// A kubeconfig; `None`: the pod's own service account.
+    /// A kubeconfig; `None`: the pod's service account.
     pub kubeconfig: Option<PathBuf>,
-    /// How often it is looked for outcomes that the watch did not bring.
+    /// The interval to check for outcomes that the watch did not report.
     pub look_again: Duration,
-    /// Is told whether the watch over this node's pods runs: a few seconds late, for one that is cut at once does not.
+    /// Receives whether the watch over this node's pods works. A few seconds late: a watch that is
+    /// cut at once does not count.
     pub watched: watch::Sender<bool>,
-    /// Is told whether the API server answers, if only that this driver may not watch. As late, for the same reason.
+    /// Receives whether the API server answers, even if it refuses the watch. Equally late.
     pub answers: watch::Sender<bool>,
-    /// Is told what is known of this node's pods.
+    /// Receives the state of this node's pods.
     pub known: Arc<Known>,
 }
 
-/// Watches this node's pods for the engine and says its notices, until `stop` is ready. Connects as often as it takes.
+/// Watches this node's pods and sends events, until `stop`. Reconnects as often as needed.
 pub async fn run(
     config: Config,
     engine: Engine,
@@ -73,8 +75,8 @@ pub async fn run(
     }
 }
 
-/// Works, and begins anew when a defect has ended it: pods start and end without it, so that none may end the driver; and without it
-/// nothing is kept, so that none may end it for good. Nothing of what it knew is needed: what is decided is the engine's.
+/// Restarts `work` after a panic. Pods start and end without it, so a panic must not end the
+/// driver. But no volume is kept without it. It needs no earlier state: the engine decides.
 async fn over_defects<T>(
     config: &Config,
     notices: &mut T,
@@ -82,16 +84,16 @@ async fn over_defects<T>(
 ) {
     let mut patience = client::Patience::new();
     loop {
-        // What is left half done inside is dropped; what is shared with the engine is its own to keep whole.
+        // A panic drops the state inside. State shared with the engine protects itself.
         let work = AssertUnwindSafe(work(notices)).catch_unwind();
         if work.await.is_ok() {
             return;
         }
         config.watched.send_replace(false);
-        // Nobody knows any more; kubelet hears of itself what it needs.
+        // Unknown now. Kubelet reports its own failures.
         config.answers.send_replace(true);
         let retry = patience.after_failure(Instant::now());
-        tracing::error!(?retry, "a defect ended the watch over pods; it begins anew");
+        tracing::error!(?retry, "a defect ended the watch over pods; restarting it");
         tokio::time::sleep(retry).await;
     }
 }
@@ -140,7 +142,7 @@ mod tests {
         );
         tokio::time::timeout(Duration::from_secs(60), work)
             .await
-            .expect("it began anew");
+            .expect("it restarted");
         assert_eq!(began, 2);
         assert!(!*config.watched.borrow() && *config.answers.borrow());
     }

@@ -1,23 +1,25 @@
-//! How this node's pods end, brought to the engine.
+//! Reports the outcomes of this node's pods to the engine.
 //!
-//! A watch tells most of it, one or two seconds before kubelet unpublishes. What it does not tell is asked for: a round,
-//! every few seconds, over the pods whose outcome the engine awaits and the watch does not know ([`Outcomes::look_again`]).
-//! So nothing depends on an event being seen, and an outcome that is known before a volume exists reaches it too.
+//! A watch reports most of them, one or two seconds before kubelet unpublishes. For the others, a
+//! round every few seconds asks for the pods that the engine waits for and the watch did not report
+//! ([`Outcomes::look_again`]). So a missed event loses nothing, and an outcome that is known before
+//! a volume exists still reaches it.
 //!
-//! # What may be missed, and what comes of it
+//! # Missed events
 //!
-//! - The watch is cut, or dies unheard: it goes on from where it was. A pod that is not there when it is asked for by name is gone
-//!   unseen, so that its outcome is not success, only when a watch that was begun after that question has not told of its end
-//!   either: not within the time in which it tells what came before it, and one that ends sooner does not count. (Whoever
-//!   answers the question may be another API server than the one whose watch died.) That the watch has told all is itself told
-//!   by the watch, after all else, so that nothing is decided while what says otherwise waits to be heard.
-//! - What the watch missed is forgotten, or the driver was down: a list stands for all of it; the same question settles the rest.
-//! - The API server is away, or lets pods be asked for and not watched: nothing is decided. The engine has a time after which it
-//!   waits no longer.
-//! - Kubelet deletes a pod from the API only after its volumes were unpublished. Without force a pod cannot vanish while the
-//!   driver is down.
+//! - The watch ends or dies unnoticed: it resumes at its last version. If a pod does not exist when
+//!   asked for by name, that alone proves nothing: another API server may answer than the one whose
+//!   watch died. The pod counts as failed only if a watch that began later does not report its end
+//!   within its catch-up time. A watch that ends sooner does not count. The watch itself reports
+//!   that it has caught up, after all its events, so no decision overtakes an event.
+//! - The API server no longer has the missed events, or the driver was down: a list replaces them,
+//!   and the question by name decides the rest.
+//! - The API server is away, or refuses only the watch: nothing is decided. The engine's timeout
+//!   ends the wait.
+//! - Kubelet deletes a pod from the API only after its volumes were unpublished. Unless forced, no
+//!   pod disappears while the driver is down.
 //!
-//! The question by name goes to the API server itself, never to a cache of it, so that "there is none" is the truth.
+//! The question by name bypasses all caches, so that "not found" is reliable.
 
 use std::collections::{HashMap, HashSet};
 use std::time::{Duration, Instant};
@@ -36,20 +38,19 @@ use super::watcher::{self, Event, Watch};
 use crate::engine::{Awaited, Engine, Pods, Told};
 use crate::model::{Outcome, PodUid};
 
-/// How long a question to the API server may take.
+/// The timeout of a request for a pod.
 const ANSWER: Duration = Duration::from_secs(10);
-/// How many of its events may wait.
+/// The most queued events of the watch.
 const MOST_EVENTS: usize = 64;
-/// How long it is remembered how a pod ended that is gone: its volumes may be sealed a good while later, and their events
-/// say why.
+/// How long the outcome of a deleted pod is kept. Its volumes may be sealed later.
 const REMEMBERED: Duration = Duration::from_secs(60 * 60);
-/// How many pods that are gone are remembered at most.
+/// The most deleted pods that are kept.
 const MOST_REMEMBERED: usize = 4096;
 
-/// Why a pod did not succeed of which nobody knows anything.
-pub(super) const UNSEEN: &str = "the pod is gone, and nobody saw how it ended";
+/// The reason of a pod whose outcome was never observed.
+pub(super) const UNSEEN: &str = "the pod is gone, and its end was not observed";
 
-/// What is known of the pods of this node.
+/// The state of this node's pods.
 #[derive(Debug, Default)]
 pub struct Known {
     pods: Mutex<HashMap<PodUid, Entry>>,
@@ -57,7 +58,7 @@ pub struct Known {
 
 #[derive(Debug)]
 struct Entry {
-    /// The first that was made counts.
+    /// The first decision wins.
     decision: Decision,
     problem: Option<String>,
     problem_said: bool,
@@ -82,7 +83,7 @@ impl Known {
         }
     }
 
-    /// Notes what an object told; what has been decided stays. Returns what counts.
+    /// Records what an object shows. The first decision wins and is returned.
     fn note(&self, uid: &PodUid, pod: &Pod, gone: bool) -> Option<Outcome> {
         let told = decide(pod, gone);
         let mut pods = self.pods.lock();
@@ -111,7 +112,7 @@ impl Known {
         }
     }
 
-    /// Notes that there is no such pod any more, and that its end was not seen. Returns what counts.
+    /// Records that the pod no longer exists and its end was not observed. Returns its outcome.
     fn note_unseen(&self, uid: &PodUid) -> Outcome {
         let mut pods = self.pods.lock();
         let entry = pods.entry(uid.clone()).or_insert_with(|| Entry {
@@ -129,7 +130,7 @@ impl Known {
         Outcome::Failed
     }
 
-    /// Forgets those that are not in a complete list, unless it is known how they ended.
+    /// Removes pods that a complete list lacks, unless their outcome is known.
     fn keep(&self, listed: &HashSet<PodUid>) {
         self.pods.lock().retain(|uid, entry| {
             if listed.contains(uid) {
@@ -140,7 +141,7 @@ impl Known {
         });
     }
 
-    /// Forgets what nobody will ask for any more.
+    /// Removes deleted pods that are too old or too many, except those that the engine waits for.
     fn tidy(&self, awaited: &[Awaited]) {
         let mut pods = self.pods.lock();
         let mut gone = pods.values().filter(|entry| entry.gone.is_some()).count();
@@ -169,15 +170,15 @@ impl Known {
     }
 }
 
-/// What is known of one pod.
+/// The state of one pod.
 enum Look {
     Unknown,
-    /// It has not ended; and a mistake in its annotations that nobody was told of.
+    /// It has not ended. Contains a mistake in its annotations that was not reported yet.
     Undecided(Option<String>),
     Decided(Outcome),
 }
 
-/// Watches, asks and tells, for ever.
+/// Watches, asks and reports, for ever.
 pub(super) async fn watch(
     config: &Config,
     client: &Client,
@@ -207,11 +208,11 @@ pub(super) async fn watch(
         again.set_missed_tick_behavior(MissedTickBehavior::Delay);
         loop {
             tokio::select! {
-                // What the watch tells goes before what a round would ask: it knows how a pod ended that is gone.
+                // The watch goes first: it knows how a deleted pod ended.
                 biased;
                 event = events.recv() => match event {
                     Some(event) => outcomes.take(event).await,
-                    // It has no end while it is heard.
+                    // The watch runs while this end receives.
                     None => return,
                 },
                 _ = again.tick() => outcomes.look_again().await,
@@ -228,23 +229,23 @@ struct Outcomes<'a> {
     engine: &'a Engine,
     known: &'a Known,
     sayings: &'a mpsc::Sender<Saying>,
-    /// Whether there was a complete list.
+    /// Whether a complete list was received.
     listed: bool,
     /// Whether the watch is broken.
     away: bool,
-    /// Whether it was told that the node's name is wrong.
+    /// Whether the wrong node name was logged.
     misnamed: bool,
-    /// Has the watch begun anew that was begun before this moment.
+    /// Makes a watch that began before this moment restart.
     doubted: &'a watch::Sender<Option<Instant>>,
-    /// Pods that were not there when they were asked for: the watch may be about to tell how they ended.
+    /// Pods that were not found. The watch may still report how they ended.
     missed: HashMap<PodUid, Missed>,
 }
 
-/// A pod that was not there.
+/// A pod that was not found.
 struct Missed {
-    /// When it was first asked for in vain.
+    /// When it was first not found.
     at: Instant,
-    /// Whether a watch that was begun after that has told all that came before it. What becomes of the watch later changes nothing.
+    /// Whether a watch that began later has caught up. Later failures of the watch do not matter.
     watched: bool,
 }
 
@@ -288,21 +289,21 @@ impl Outcomes<'_> {
         }
     }
 
-    /// Tells the engine. Repeated as long as the engine awaits it, so a failure is only logged.
+    /// Reports to the engine. This repeats while the engine waits, so a failure is only logged.
     async fn tell(&self, uid: &PodUid, outcome: Outcome) {
         let told = self.engine.report_outcome(uid, outcome).await;
         match told {
             Ok(Told { news: 0, .. }) => {}
             Ok(Told { news: volumes, .. }) => {
-                tracing::info!(pod.uid = %uid, %outcome, volumes, "a pod's volumes were told its outcome");
+                tracing::info!(pod.uid = %uid, %outcome, volumes, "reported a pod's outcome to its volumes");
             }
             Err(error) => {
-                tracing::warn!(pod.uid = %uid, %outcome, %error, "a pod's outcome could not be noted yet");
+                tracing::warn!(pod.uid = %uid, %outcome, %error, "could not record a pod's outcome yet");
             }
         }
     }
 
-    /// Settles what the watch did not.
+    /// Decides the outcomes that the watch did not report.
     async fn look_again(&mut self) {
         if !self.listed {
             return;
@@ -325,12 +326,12 @@ impl Outcomes<'_> {
                 Look::Decided(outcome) => self.tell(uid, outcome).await,
                 Look::Undecided(problem) => {
                     if let Some(problem) = problem {
-                        // Lost when the queue is full, as every event is.
+                        // Dropped if the queue is full, like every event.
                         let _ = self
                             .sayings
                             .try_send(Saying::bad_annotation(awaited, problem));
                     }
-                    // Kubelet unpublishes when a pod has ended: the watch is late, or dead without having noticed.
+                    // Kubelet unpublishes after the pod ended, so the watch is late or dead.
                     if awaited.unpublished && !self.ask(awaited).await {
                         return;
                     }
@@ -344,7 +345,7 @@ impl Outcomes<'_> {
         }
     }
 
-    /// Asks for one pod by name. `false`: there is no answer to be had now.
+    /// Asks for one pod by name. `false`: no answer now.
     async fn ask(&mut self, awaited: &Awaited) -> bool {
         let (uid, name) = (&awaited.pod.uid, &awaited.pod.name);
         let api: Api<Pod> =
@@ -352,7 +353,7 @@ impl Outcomes<'_> {
         let answer = match tokio::time::timeout(ANSWER, api.get_opt(name)).await {
             Ok(Ok(answer)) => answer,
             Ok(Err(error)) => {
-                tracing::debug!(pod.uid = %uid, %error, "the API server does not say what became of a pod");
+                tracing::debug!(pod.uid = %uid, %error, "could not ask the API server for a pod");
                 return false;
             }
             Err(_) => return false,
@@ -362,7 +363,7 @@ impl Outcomes<'_> {
             None => {
                 let outcome = self.known.note_unseen(uid);
                 tracing::warn!(pod.uid = %uid, pod = %name, tenant = %awaited.tenant,
-                    "a pod is gone, and nobody saw how it ended: it did not succeed");
+                    "a pod is gone, and its end was not observed: it counts as failed");
                 self.tell(uid, outcome).await;
             }
             Some(pod) => {
@@ -370,8 +371,8 @@ impl Outcomes<'_> {
                 let node = pod.spec.node_name.as_deref().unwrap_or_default();
                 let here = &self.config.node;
                 if node != here && !std::mem::replace(&mut self.misnamed, true) {
-                    tracing::error!(pod = %name, "this node is called {node:?} by Kubernetes and {here:?} here (--node-id): \
-                        the watch sees no pods, and each is asked for");
+                    tracing::error!(pod = %name, "Kubernetes names this node {node:?}, but --node-id is {here:?}: \
+                        set --node-id to that name; until then the watch sees no pods, and each is asked for");
                 }
                 if decide(&pod, false).decision != Decision::Undecided {
                     self.note(uid, &pod, false).await;
@@ -381,8 +382,8 @@ impl Outcomes<'_> {
         true
     }
 
-    /// Whether a pod that is not there now was not there before either, and no watch that was begun since has told of its end.
-    /// No clock is asked: a question takes its time, and what the watch has told meanwhile is not heard before the round is over.
+    /// Whether the pod was also missing before, and a watch that began after that has caught up
+    /// without its end. No clock decides: the watch's events wait until the round is over.
     fn is_gone_unseen(&mut self, uid: &PodUid) -> bool {
         let missed = self.missed.entry(uid.clone()).or_insert_with(|| Missed {
             at: Instant::now(),
@@ -397,12 +398,12 @@ impl Outcomes<'_> {
         if std::mem::replace(&mut self.away, true) {
             tracing::debug!(%error, "the watch over pods is still broken");
         } else {
-            tracing::warn!(%error, "the watch over pods is broken; outcomes are waited for");
+            tracing::warn!(%error, "the watch over pods is broken; outcomes will be late");
         }
     }
 
     fn note_back(&mut self) {
-        // First, so that the log has it before what others then do.
+        // Log first, before the effects of the calls below.
         if std::mem::take(&mut self.away) {
             tracing::info!("the watch over pods works again");
         }
@@ -411,8 +412,8 @@ impl Outcomes<'_> {
     }
 }
 
-/// Whether it was the API server that said so, and not that nobody answers: of somebody whom it knows too little or who asks too much. All
-/// else may be said by what stands before an API server that is away, and by one that is not up yet.
+/// Whether the API server itself refused, for lack of rights or for too many requests. Other errors
+/// may come from a proxy or from an API server that is still starting.
 fn is_answer(error: &watcher::Error) -> bool {
     match error {
         watcher::Error::NoVersion => true,

@@ -1,17 +1,17 @@
-//! The watch over this node's pods: one list, and from there on whatever happens. Here is how it is kept alive, and nothing of
-//! what pods mean.
+//! The watch over this node's pods: one list, then changes, with its retries. It does not interpret
+//! pods.
 //!
-//! It goes on from the last that it heard, however long nobody answered, as long as the API server remembers: the end of a pod
-//! that is gone is told in this way only. It lists anew where the API server has forgotten (410), or was put back to an earlier
-//! state, of which it would never hear again.
+//! It resumes at its last version after any outage, because only this reports the end of a pod that
+//! is gone. It lists again if the API server has dropped the version (410), or was restored to an
+//! earlier state and would never reach it.
 //!
-//! A watch is one that was granted and has lived for a while. Before that it has told nobody anything for certain: what is
-//! refused, or cut before it has said what it has to say, is a failure, after which there is a pause.
+//! A watch counts once it was granted and has run for a while. If it is refused, or ends before it
+//! has caught up, that is a failure, and a pause follows.
 //!
-//! Why not the watcher of kube-runtime: whether a pod is gone unseen can be decided only by who knows when the watch was begun
-//! anew, and that one does not tell; it has no limit of time for a list or for the begin of a watch, and an API server that
-//! loses its power after it has accepted one answers never. And why not `Api::watch`, on which that one stands: it does not look
-//! at the status of the answer, so that whatever refuses is a watch to it, and the words of a proxy are events that cannot be read.
+//! kube-runtime's watcher does not suffice. A decision that a pod is gone unobserved needs the time
+//! at which the watch began, which it does not expose. It has no timeout for a list or for the
+//! start of a watch: an API server that loses power meanwhile blocks it. It builds on `Api::watch`,
+//! which ignores the HTTP status: a refusal looks like a watch, a proxy's page like a bad event.
 
 use std::future::Future;
 use std::time::{Duration, Instant};
@@ -27,33 +27,33 @@ use tokio::sync::{mpsc, watch};
 use super::client::Patience;
 use super::pod::{Pod, cut};
 
-/// How long a list may take, or the begin of a watch, and how long one watch is: less than the API server remembers what
-/// happened even when much does (75 s), so that a watch that died unheard can go on. It is that of rounds, within these limits.
+/// The timeout of a list and of a watch's start, and the length of a watch, in rounds. It is less
+/// than the API server's history under load (75 s), so a watch that died can resume.
 const ROUNDS: u32 = 6;
 const SHORTEST: Duration = Duration::from_secs(3);
 const LONGEST: Duration = Duration::from_secs(60);
-/// How much later than it should an API server may end a watch.
+/// How much later than requested an API server may end a watch.
 const LATE: Duration = Duration::from_secs(5);
-/// How long a watch is given to tell what came before it was begun: the API server has it at hand. One that is over sooner was
-/// none. Less than the shortest that is asked for, so that none is over sooner because it was asked to be.
+/// The catch-up time: how long a new watch gets to report earlier events, which the API server has
+/// in memory. A watch that ends sooner does not count. Shorter than any requested watch.
 const TO_CATCH_UP: Duration = Duration::from_secs(2);
-/// How much is read of what refuses a watch, and how much of that is repeated where it is no [`Status`]. It may be a proxy's page.
+/// How many bytes of a refusal are read, and quoted if it is no [`Status`] but a proxy's page.
 const MOST_SAID: usize = 64 * 1024;
 const MOST_REPEATED: usize = 200;
 
-/// What it tells.
+/// What the watch reports.
 pub(super) enum Event {
-    /// All pods of this node, as they are.
+    /// All pods of this node.
     Listed(Vec<Pod>),
-    /// It runs, and what had happened when it was begun, which was at this moment, has all been told before this.
+    /// The watch that began at this moment has reported all earlier events.
     CaughtUp(Instant),
     Changed(Pod),
     Deleted(Pod),
-    /// It tries again.
+    /// It failed and retries.
     Failed(Error),
 }
 
-/// Why it does not go on.
+/// Why the watch failed.
 #[derive(Debug, thiserror::Error)]
 pub(super) enum Error {
     #[error("{doing}: {error}")]
@@ -67,7 +67,7 @@ pub(super) enum Error {
         doing: &'static str,
         after: Duration,
     },
-    #[error("the watch over pods: it was granted, and over after {after:?}")]
+    #[error("the watch over pods: it was granted, and ended after {after:?}")]
     Brief { after: Duration },
     #[error("an answer without a resourceVersion")]
     NoVersion,
@@ -79,7 +79,7 @@ impl Error {
         Self::Refused { doing, error }
     }
 
-    /// With what the API server refused it, if it was one that did.
+    /// The API server's status code, if it refused.
     pub(super) fn code(&self) -> Option<u16> {
         let Self::Refused { error, .. } = self else {
             return None;
@@ -91,27 +91,27 @@ impl Error {
     }
 }
 
-/// The watch; it runs where [`Watch::run`] does.
+/// The watch. [`Watch::run`] runs it.
 pub(super) struct Watch {
     client: Client,
     pods: Api<Pod>,
-    /// Somewhere: what is asked for there is only the newest version.
+    /// Any namespace, to ask for the newest version.
     somewhere: Api<Pod>,
     selector: String,
     limit: Duration,
-    /// Somebody has to know what one tells that was begun after this moment.
+    /// A decision needs a watch that began after this moment.
     doubted: watch::Receiver<Option<Instant>>,
     told: mpsc::Sender<Event>,
     patience: Patience,
-    /// The last that was told.
+    /// The last version that was received.
     version: Option<String>,
-    /// Whether something went wrong since.
+    /// Whether the last step failed.
     failed: bool,
 }
 
 impl Watch {
-    /// Over the pods of `node`. Where it was begun before the moment in `doubted`, it is begun anew, from where it is, as soon as it
-    /// has caught up.
+    /// A watch over the pods of `node`. If it began before the moment in `doubted`, it restarts at
+    /// its current version once it has caught up.
     pub(super) fn new(
         client: &Client,
         node: &str,
@@ -134,7 +134,7 @@ impl Watch {
         }
     }
 
-    /// Watches until nobody listens any more.
+    /// Runs until the receiver is gone.
     pub(super) async fn run(mut self) {
         while !self.told.is_closed() {
             let done = match self.version.take() {
@@ -163,13 +163,13 @@ impl Watch {
         Ok(())
     }
 
-    /// One watch, from this version on, until it ends.
+    /// One watch from this version until it ends.
     async fn follow(&mut self, version: String) -> Result<(), Error> {
-        // It is kept whatever becomes of this watch, but for an answer that says that it is of no use any more.
+        // Keep it whatever happens to this watch, unless an answer says that it has expired.
         self.version = Some(version.clone());
         if self.failed && self.is_put_back(&version).await? {
             tracing::warn!(
-                "the API server was put back to an earlier state: the pods are listed anew"
+                "the API server was restored to an earlier state: listing the pods again"
             );
             self.version = None;
             return Ok(());
@@ -185,7 +185,7 @@ impl Watch {
         let silence = self.limit + LATE;
         loop {
             let line = tokio::select! {
-                // What there is to hear goes first, so that all of it was told when it has caught up.
+                // Events go first, so that all are reported before it has caught up.
                 biased;
                 line = lines.next() => line,
                 () = &mut catching_up, if !caught_up => {
@@ -193,7 +193,7 @@ impl Watch {
                     self.tell(Event::CaughtUp(since)).await;
                     continue;
                 }
-                // Not sooner: who doubts again and again would never hear one to the end of what it has to say.
+                // Only then: repeated doubts would otherwise never let a watch catch up.
                 () = is_doubted(&mut doubted, since), if caught_up => return Ok(()),
                 () = tokio::time::sleep(silence) => {
                     let after = silence;
@@ -207,8 +207,8 @@ impl Watch {
                 Ok(event) => event,
                 Err(_) if line.trim_ascii().is_empty() => continue,
                 Err(error) => {
-                    // What becomes of that pod is asked for by name; asked again, the watch would say the same again.
-                    tracing::warn!(%error, "the watch over pods tells of something that is not understood");
+                    // That pod will be asked for by name. A new watch would send the same event.
+                    tracing::warn!(%error, "the watch over pods sent an event that cannot be parsed");
                     continue;
                 }
             };
@@ -231,7 +231,7 @@ impl Watch {
         Err(Error::Brief { after })
     }
 
-    /// Begins a watch, which is what it is only where the answer's status says so.
+    /// Starts a watch. It is one only if the HTTP status says so.
     async fn begin(&self, version: &str) -> kube::Result<Lines> {
         let seconds = u32::try_from(self.limit.as_secs()).unwrap_or(u32::MAX);
         let which = WatchParams::default()
@@ -251,18 +251,18 @@ impl Watch {
             let said = String::from_utf8_lossy(&said);
             Status::failure(cut(said.trim(), MOST_REPEATED), &code.to_string())
         });
-        // That of the answer counts, whatever is said in it: some say none.
+        // The answer's status code counts, because some bodies have none.
         Err(kube::Error::Api(status.with_code(code.as_u16()).boxed()))
     }
 
-    /// Whether the API server has not come as far yet as it once was. Only one that was restored from a backup has not.
+    /// Whether the API server's version is older than before, as after a restore from a backup.
     async fn is_put_back(&self, version: &str) -> Result<bool, Error> {
-        // What the list holds does not matter. With a name it is one read to the API server, and not one of all pods.
+        // The result does not matter. With a name, this reads one object and not all pods.
         let which = ListParams::default().fields("metadata.name=none");
         let list = self.somewhere.list(&which);
         let list = self.within("the newest version of pods", list).await?;
         let now = list.metadata.resource_version.unwrap_or_default();
-        // They are numbers that grow; where they are not, nobody can say.
+        // Versions are growing numbers. If not, the answer is unknown.
         let (now, then) = (now.parse::<u64>(), version.parse::<u64>());
         Ok(matches!((now, then), (Ok(now), Ok(then)) if now < then))
     }
@@ -278,7 +278,7 @@ impl Watch {
         self.version.as_ref().map(|_| ()).ok_or(Error::NoVersion)
     }
 
-    /// The same; and where it is the answer that what came after the version is forgotten, so is the version.
+    /// Returns the answer. Drops the version if the API server says that it has expired (410).
     fn unless_forgotten<T>(&mut self, answer: Result<T, Error>) -> Result<T, Error> {
         if let Err(error) = &answer
             && error.code() == Some(410)
@@ -304,27 +304,27 @@ impl Watch {
         tokio::time::sleep(self.patience.after_failure(Instant::now())).await;
     }
 
-    /// That nobody listens is seen where the next step begins.
+    /// The next step notices that the receiver is gone.
     async fn tell(&self, event: Event) {
         let _ = self.told.send(event).await;
     }
 }
 
-/// Ready when somebody has to know what a watch tells that was begun later than this one.
+/// Returns when a decision needs a watch that began later than this one.
 async fn is_doubted(doubted: &mut watch::Receiver<Option<Instant>>, since: Instant) {
     let later = |moment: &Option<Instant>| moment.is_some_and(|moment| moment > since);
     if doubted.wait_for(later).await.is_err() {
-        // Nobody is left who could.
+        // No sender is left.
         std::future::pending::<()>().await;
     }
 }
 
-/// The lines of an answer, as they come.
+/// The lines of an answer, as they arrive.
 struct Lines {
     body: Body,
-    /// What came and is no line yet.
+    /// The bytes received that are not yet a line.
     begun: Vec<u8>,
-    /// So much of it has no end of a line in it.
+    /// The length of its prefix that has no newline.
     searched: usize,
 }
 
@@ -337,8 +337,8 @@ impl Lines {
         }
     }
 
-    /// The next; `None`: there is none any more. What was begun and not ended is dropped with the answer: the next watch tells it again.
-    /// Nothing is lost where this is not awaited to its end.
+    /// The next line; `None` at the end. The next watch sends an incomplete last line again. Cancel
+    /// safe.
     async fn next(&mut self) -> kube::Result<Option<Vec<u8>>> {
         loop {
             let unsearched = self.begun.iter().skip(self.searched);
@@ -351,7 +351,7 @@ impl Lines {
             let Some(frame) = self.body.frame().await else {
                 return Ok(None);
             };
-            // What is no data are the headers after the end, of which there are none.
+            // Trailers are not data. This answer has none.
             if let Ok(data) = frame?.into_data() {
                 self.begun.extend_from_slice(&data);
             }

@@ -1,22 +1,23 @@
-//! Registration with kubelet, by the driver itself: a socket in `plugins_registry/` at which kubelet asks who is there.
-//! It knows kubelet's protocol and nothing of CSI; what is registered is handed in.
+//! The driver's registration with kubelet, by a socket in `plugins_registry/`. It knows kubelet's
+//! registration protocol and nothing of CSI; the caller passes what to register.
 //!
-//! Kubelet watches that directory. A socket that comes is asked for its name and endpoint, the endpoint is called, and the
-//! socket is told what became of it. A socket that goes is a driver that goes: its name is struck from the node. So it comes
-//! when the driver can serve, and is the first to go.
+//! Kubelet watches that directory. It asks a new socket for the driver's name and endpoint, calls
+//! the endpoint, and reports the result to the socket. When a socket disappears, kubelet removes
+//! the driver from the node. So the socket appears when the driver can serve, and disappears first.
 //!
-//! The socket's name has an `@` in it, without which kubelet could not call. It gives no name of a host with its call, so its
-//! gRPC library takes the socket's path for one (`:authority`), and writes `/` as `%2F`. The library here refuses a host that has
-//! a `%` in it, before any of our code is asked; what stands before an `@` is a user to it, and may.
+//! The socket's name contains an `@`. Kubelet sends no host, so its gRPC library uses the socket's
+//! path as `:authority` and writes `/` as `%2F`. The gRPC library here refuses a host with `%`, but
+//! takes the part before `@` as a user, which may contain it.
 //!
-//! - Kubelet says no: it may have been too early, or busy. The socket stays for a while, since kubelet tries again too, and
-//!   then is made anew, which is news to kubelet; later each time.
-//! - It says no while the API server is away, without which it registers nobody (`InstallCSIDriver` writes to the CSINode). The
-//!   socket goes until the API server is heard of again. For kubelet (1.37) waits twice as long after each failure, up to two
-//!   minutes, remembers that by the socket's path, and forgets it only when it succeeds: not by a socket made anew. So nobody
-//!   would be registered for as long after the API server is back, and no pod of the node could start.
-//! - The socket's file vanishes: kubelet, or who installed it anew, swept the directory. It is made again. inotify tells; a
-//!   node that has used up its inotify instances is looked at now and then instead.
+//! - Kubelet refuses: it may be too early or busy. The socket stays for a while, because kubelet
+//!   retries too. Then it is made again, which kubelet treats as new. The pause grows.
+//! - Kubelet refuses while the API server is away: it needs that to register a driver
+//!   (`InstallCSIDriver` writes to the CSINode). The socket is removed until the API server
+//!   answers. Kubelet (1.37) doubles its wait by socket path up to two minutes. Only a success
+//!   resets it, not a new socket. Otherwise no pod of the node could start for that long after the
+//!   API server is back.
+//! - The socket's file disappears: kubelet or an installer cleared the directory. It is made again.
+//!   inotify reports this. Without free inotify instances, the driver polls.
 
 mod service;
 
@@ -35,43 +36,44 @@ use crate::sys::{Dir, DirWatch};
 
 use service::Told;
 
-/// The directory that kubelet watches, in its root directory.
+/// The directory that kubelet watches, relative to its root directory.
 pub const REGISTRY: &str = "plugins_registry";
 
-/// How long to wait before the socket is made anew: doubled each time, from the first to the last.
+/// The pause before the socket is made again. It doubles from the first to the last.
 const FIRST_PAUSE: Duration = Duration::from_secs(1);
 const LAST_PAUSE: Duration = Duration::from_secs(60);
-/// The same while the API server is away. Kubelet may reach it all the same, so it is asked; but seldom, since each failure counts.
+/// The pause while the API server is away for the driver. Kubelet may reach it, so the driver still
+/// tries, but rarely, because each failure counts.
 const FIRST_PAUSE_AWAY: Duration = Duration::from_secs(15);
 const LAST_PAUSE_AWAY: Duration = Duration::from_secs(300);
-/// How long an answer to kubelet may take to leave before the socket goes.
+/// How long an answer to kubelet may take before the socket is closed.
 const TO_ANSWER: Duration = Duration::from_millis(200);
-/// How often the socket's file is looked for where nothing tells that it vanished.
+/// How often to look for the socket's file without inotify.
 const LOOK: Duration = Duration::from_secs(10);
 
-/// Who registers.
+/// The registration's parameters.
 #[derive(Debug, Clone)]
 pub struct Config {
     /// Kubelet's root directory.
     pub kubelet: PathBuf,
-    /// The driver's name; the socket is called after it.
+    /// The driver's name. The socket's name contains it.
     pub driver: &'static str,
-    /// Where kubelet is to call the driver.
+    /// The socket at which kubelet calls the driver.
     pub endpoint: PathBuf,
-    /// Whether the API server answers, as far as that is known here; `None`: nobody asks it.
+    /// Whether the API server answers, as far as known; `None` if the driver does not use it.
     pub cluster: Option<watch::Receiver<bool>>,
 }
 
-/// Why a driver cannot be registered, whatever kubelet says.
+/// Why a driver cannot be registered, whatever kubelet answers.
 #[derive(Debug, thiserror::Error)]
 pub enum Error {
-    /// The endpoint is told as text.
-    #[error("the socket's path {} is not UTF-8, and kubelet is told it as text: choose another", path.display())]
+    /// The protocol has the endpoint as a string.
+    #[error("the socket's path {} is not UTF-8, which kubelet's protocol requires; choose another", path.display())]
     NoText {
         /// The path.
         path: PathBuf,
     },
-    /// The registration's socket cannot be made.
+    /// The registration socket cannot be made.
     #[error("registration with kubelet: {0}")]
     Socket(#[from] server::Error),
 }
@@ -88,20 +90,20 @@ pub struct Registration {
 
 /// How an offer ended.
 enum End {
-    /// It is time to stop.
+    /// The driver stops.
     Withdrawn,
-    /// Its file is no longer there, or another's is.
+    /// The socket's file is gone or replaced.
     Vanished,
-    /// Kubelet refused it and did not come back to it.
+    /// Kubelet refused it and did not retry in time.
     Refused,
-    /// Kubelet refused it, and the API server is away.
+    /// Kubelet refused it while the API server is away.
     Away,
-    /// It could not be made or served.
+    /// The socket could not be made or served.
     Failed(String),
 }
 
 impl Registration {
-    /// Checks what can be checked before there is anything to register. Makes nothing.
+    /// Checks the parameters. Creates nothing.
     pub fn new(config: &Config) -> Result<Self, Error> {
         let endpoint = config.endpoint.to_str().ok_or_else(|| Error::NoText {
             path: config.endpoint.clone(),
@@ -118,13 +120,13 @@ impl Registration {
         })
     }
 
-    /// Whether kubelet has said that the driver is registered, since the socket was last made.
+    /// Whether kubelet has registered the driver since the socket was last made.
     #[must_use]
     pub fn registered(&self) -> watch::Receiver<bool> {
         self.registered.subscribe()
     }
 
-    /// Keeps the driver registered until `stopping`; then the socket's file is gone.
+    /// Keeps the driver registered until `stopping`, then removes the socket's file.
     pub async fn keep(self, stopping: CancellationToken) {
         let socket = self.socket.display();
         let mut pauses = Pauses::default();
@@ -134,24 +136,24 @@ impl Registration {
             let is_away = matches!(end, End::Away);
             let pause = match end {
                 End::Withdrawn => break,
-                // It was said already, and waited for.
+                // `heard` has logged it and waited.
                 End::Refused => Duration::ZERO,
                 End::Vanished => {
                     let pause = pauses.after_vanishing();
-                    tracing::info!(%socket, ?pause, "the registration's socket is gone, as when kubelet restarts; it is made again");
+                    tracing::info!(%socket, ?pause, "the registration socket is gone, as after a restart of kubelet; making it again");
                     pause
                 }
                 End::Away => pauses.next_away(),
                 End::Failed(error) => {
                     let pause = pauses.next();
-                    tracing::error!(%socket, error, ?pause, "not registered with kubelet; it is tried again");
+                    tracing::error!(%socket, error, ?pause, "not registered with kubelet; retrying");
                     pause
                 }
             };
             tokio::select! {
                 () = tokio::time::sleep(pause) => {}
                 () = self.answers(), if is_away => {
-                    tracing::info!("the API server answers: the driver is offered to kubelet again");
+                    tracing::info!("the API server answers: offering the driver to kubelet again");
                     pauses.begin_anew();
                 }
                 () = stopping.cancelled() => break,
@@ -160,7 +162,8 @@ impl Registration {
         tracing::info!(%socket, "registration withdrawn");
     }
 
-    /// Makes the socket and serves it until there is a reason to make it anew, or to stop. Then its file is gone.
+    /// Makes the socket and serves it until it must be made again or removed, then removes its
+    /// file.
     async fn offer(&self, pauses: &mut Pauses, stopping: &CancellationToken) -> End {
         let bound = tokio::select! {
             bound = self.bind() => bound,
@@ -181,7 +184,7 @@ impl Registration {
         tokio::pin!(served);
         tracing::info!(socket = %self.socket.display(), endpoint = self.endpoint, "offered to kubelet");
         let end = tokio::select! {
-            // What kubelet said is heard before anything that came after it.
+            // Handle kubelet's answer before anything that came after it.
             biased;
             end = self.heard(told, pauses) => end,
             ended = &mut served => {
@@ -193,12 +196,12 @@ impl Registration {
         };
         over.cancel();
         if let Err(error) = served.await {
-            tracing::debug!(%error, "the registration's socket ended badly");
+            tracing::debug!(%error, "the registration socket failed");
         }
         end
     }
 
-    /// Hears what kubelet says of the offer, until it is to be made anew.
+    /// Handles kubelet's answers until the socket must be made again.
     async fn heard(&self, mut told: mpsc::UnboundedReceiver<Told>, pauses: &mut Pauses) -> End {
         let mut renew_at = None;
         loop {
@@ -220,7 +223,7 @@ impl Registration {
                         }
                         let pause = pauses.next();
                         tracing::error!(driver = self.driver, error = why, ?pause,
-                            "kubelet did not register the driver; it is offered anew");
+                            "kubelet did not register the driver; offering it again");
                         renew_at = Some(Instant::now() + pause);
                     }
                 },
@@ -229,29 +232,30 @@ impl Registration {
         }
     }
 
-    /// Whether nothing is heard of the API server, or nothing yet. That it refuses something is heard of it.
+    /// Whether the API server has not answered. A refusal is an answer.
     fn is_away(&self) -> bool {
         self.cluster
             .as_ref()
             .is_some_and(|cluster| !*cluster.borrow())
     }
 
-    /// Ready when the API server answers.
+    /// Returns when the API server answers.
     async fn answers(&self) {
         if let Some(mut cluster) = self.cluster.clone()
             && cluster.wait_for(|answers| *answers).await.is_ok()
         {
             return;
         }
-        // Nobody asks it any more.
+        // The watch over pods has ended.
         std::future::pending::<()>().await;
     }
 
-    /// The socket, and what tells of changes to its directory since before it was made.
+    /// The socket, and a watch on its directory that began before the socket was made.
     async fn bind(&self) -> Result<(Socket, Option<DirWatch>), server::Error> {
         let directory = self.socket.parent().unwrap_or(Path::new("/")).to_owned();
         let watch = engine::apart("socket", async move {
-            // Kubelet makes it so, too, and may come later than we. Whatever is wrong with it, opening it says so better.
+            // Kubelet creates it with this mode too, and may start later. If this fails, opening it
+            // gives the better error.
             let _ = rustix::fs::mkdir(&directory, Mode::from(0o755));
             let dir = Dir::open(&directory)?;
             DirWatch::new(std::os::fd::AsFd::as_fd(&dir))
@@ -260,13 +264,13 @@ impl Registration {
             .await
             .and_then(|watch| watch.map_err(std::io::Error::other));
         let watch = watch.inspect_err(|error| {
-            tracing::warn!(%error, every = ?LOOK, "nothing tells when kubelet sweeps its plugins; it is looked for");
+            tracing::warn!(%error, every = ?LOOK, "the registration directory cannot be watched; polling it");
         });
         Ok((Socket::bind(&self.socket).await?, watch.ok()))
     }
 }
 
-/// Ready when the socket has lost its name.
+/// Returns when the socket has lost its name.
 async fn vanished(place: &SocketPlace, watch: Option<&DirWatch>) {
     while place.is_held().await {
         let Some(watch) = watch else {
@@ -279,7 +283,7 @@ async fn vanished(place: &SocketPlace, watch: Option<&DirWatch>) {
     }
 }
 
-/// Ready at this moment, or never.
+/// Returns at this moment, or never.
 async fn at(moment: Option<Instant>) {
     match moment {
         Some(moment) => tokio::time::sleep_until(moment).await,
@@ -287,15 +291,15 @@ async fn at(moment: Option<Instant>) {
     }
 }
 
-/// How long to wait, the longer the more often it went wrong in a row.
+/// The pauses, which grow with the failures in a row.
 #[derive(Debug, Default)]
 struct Pauses {
     in_a_row: u32,
-    /// The socket vanished before kubelet had said anything good of it.
+    /// The socket disappeared before kubelet registered the driver.
     vanished: bool,
-    /// The same while the API server is away.
+    /// The failures in a row while the API server is away.
     away_in_a_row: u32,
-    /// It was said that the API server is away.
+    /// Whether the log says that the API server is away.
     away_said: bool,
 }
 
@@ -312,7 +316,7 @@ impl Pauses {
         pause.min(LAST_PAUSE_AWAY)
     }
 
-    /// Once, and as no failure: the driver's pod may well be what comes up first.
+    /// Logs it once and not as an error: at boot the driver's pod may start before the API server.
     fn say_away(&mut self, driver: &str, why: &str) {
         if std::mem::replace(&mut self.away_said, true) {
             tracing::debug!(
@@ -324,18 +328,18 @@ impl Pauses {
             tracing::warn!(
                 driver,
                 error = why,
-                "kubelet did not register the driver, and the API server, without which it does not, does not answer here either; \
-                 the driver is offered again when that answers"
+                "kubelet did not register the driver, and the API server, which it needs for that, does not answer here either; \
+                 the driver is offered again when the API server answers"
             );
         }
     }
 
-    /// What kept kubelet from registering is over.
+    /// The cause of kubelet's refusals is over.
     fn begin_anew(&mut self) {
         (self.in_a_row, self.away_in_a_row) = (0, 0);
     }
 
-    /// At once, unless it vanishes again and again.
+    /// At once, but with a growing pause if it happens repeatedly.
     fn after_vanishing(&mut self) -> Duration {
         if std::mem::replace(&mut self.vanished, true) {
             self.next()

@@ -1,5 +1,5 @@
-//! The Registration service: two answers to kubelet, and what it says is passed on.
-//! What follows from a refusal is decided by who made the socket.
+//! The Registration service: answers kubelet's two calls and passes its results on.
+//! The caller decides what follows from a refusal.
 
 use tokio::sync::mpsc::UnboundedSender;
 use tonic::{Request, Response, Status};
@@ -7,16 +7,16 @@ use tonic::{Request, Response, Status};
 use crate::proto::pluginregistration as kubelet;
 use kubelet::registration_server::Registration;
 
-/// The part of kubelet that this is for.
+/// The plugin type for CSI drivers.
 const CSI_PLUGIN: &str = "CSIPlugin";
-/// The versions of CSI that kubelet may speak to the driver, as it counts them: anything from 1.0.0 is CSI 1.
+/// The CSI versions that the driver supports, in kubelet's terms: 1.0.0 and later are CSI 1.
 const VERSIONS: [&str; 1] = ["1.0.0"];
 
-/// What kubelet made of an offer.
+/// Kubelet's answer to an offer.
 #[derive(Debug, PartialEq, Eq)]
 pub(super) enum Told {
     Registered,
-    /// And why.
+    /// With the reason.
     Refused(String),
 }
 
@@ -60,7 +60,7 @@ impl Registration for Service {
         } else {
             Told::Refused(status.error)
         };
-        // Nobody hears it any more when the offer is being taken back.
+        // The receiver is gone when the offer is being withdrawn.
         let _ = self.said.send(told);
         Ok(Response::new(kubelet::RegistrationStatusResponse {}))
     }

@@ -1,5 +1,5 @@
-//! What is sealed: artifacts, the names that point at them, and what is known of their layers.
-//! Which of them are garbage, and which go first, is decided here as well: values in, values out.
+//! Sealed content: artifacts, names and layers, and the pure decisions about them. Garbage
+//! collection, eviction and flattening are decided here from values alone.
 
 use std::collections::{HashMap, HashSet};
 use std::time::Duration;
@@ -17,42 +17,42 @@ use super::volume::Pod;
 pub struct Artifact {
     /// Its id.
     pub id: ArtifactId,
-    /// Who may see it.
+    /// The tenant that may see it.
     pub tenant: Tenant,
-    /// What it was sealed as. Whether that name still points here, the index of names says.
+    /// The name under which it was sealed. The index says whether the name still points here.
     pub reference: Reference,
     /// Its layers, newest first; never empty.
     pub layers: Vec<LayerId>,
     /// When it was sealed.
     pub created: Timestamp,
-    /// How long it is kept: an output from its seal on, a cache from its last use. `None`: until room is needed.
+    /// Its time to live: since the seal (output) or last use (cache). `None`: until space is needed.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub ttl_seconds: Option<u64>,
-    /// When it was last forked, or sealed.
+    /// When it was last forked or sealed.
     pub last_used: Timestamp,
-    /// Who made it. Records from before this field lack it.
+    /// Its origin. Older records lack it.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub made_by: Option<Box<Maker>>,
 }
 
-/// Who made an artifact, for people who ask where its content is from. Nothing is decided by it.
+/// The origin of an artifact, only for display. No decision uses it.
 #[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(rename_all = "camelCase")]
 pub struct Maker {
     /// The pod whose volume was sealed.
     pub pod: Pod,
-    /// The images of the pod's containers, as far as they were known at the seal.
+    /// The images of the pod's containers that were known at the seal.
     #[serde(default, skip_serializing_if = "Vec::is_empty")]
     pub images: Vec<String>,
 }
 
 impl Maker {
-    /// How many images are kept. A tenant writes them, and the record of a layer must stay small enough to be read.
+    /// The most images in a record. Tenants choose them, and the record must stay small.
     const MOST_IMAGES: usize = 16;
-    /// How long the name of an image may be. What is longer is left out: cut, it would name something else.
+    /// The longest image name in bytes. A longer one is omitted: cut, it names another image.
     const LONGEST_IMAGE: usize = 512;
 
-    /// Of a pod whose containers have these images.
+    /// The origin for a pod with these container images.
     #[must_use]
     pub fn new(pod: Pod, images: Vec<String>) -> Self {
         Self {
@@ -61,7 +61,7 @@ impl Maker {
         }
     }
 
-    /// Those of the images that are kept: each once, in their order.
+    /// The images to keep: each once, in their order.
     #[must_use]
     pub fn bounded(images: impl IntoIterator<Item = String>) -> Vec<String> {
         let mut kept: Vec<String> = Vec::new();
@@ -76,7 +76,7 @@ impl Maker {
 }
 
 impl Artifact {
-    /// Its name in full.
+    /// Its tenant and reference.
     #[must_use]
     pub fn name(&self) -> Name {
         Name {
@@ -85,7 +85,7 @@ impl Artifact {
         }
     }
 
-    /// When it may be deleted for its age alone.
+    /// When it expires.
     #[must_use]
     pub fn expires(&self) -> Option<Timestamp> {
         let since = if self.reference.cache().is_some() {
@@ -98,32 +98,32 @@ impl Artifact {
     }
 }
 
-/// What is written beside a layer's content so that the index can be made anew from the directories.
+/// The record in a layer's directory from which `check --rebuild` restores the index.
 #[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(rename_all = "camelCase")]
 pub struct LayerRecord {
-    /// The version of this record's form: [`LayerRecord::FORMAT`].
+    /// The version of this record's format: [`LayerRecord::FORMAT`].
     pub format: u32,
     /// The layer's id.
     pub id: LayerId,
-    /// The artifact that the layer is the newest of, as it was when the layer was made; `None`: it is the layer of a claim
-    /// or of a snapshot.
+    /// The artifact whose newest layer this is, as it was when the layer was made. `None` for a
+    /// layer of a claim or snapshot.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub artifact: Option<Artifact>,
-    /// Whose content it is, for people: of a claim's layer, the claim.
+    /// The owner of a claim's layer, for display.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub claim: Option<VolumeId>,
 }
 
 impl LayerRecord {
-    /// The form that this version writes and reads.
+    /// The format that this version reads and writes.
     pub const FORMAT: u32 = 1;
 }
 
 /// Whether `candidate` takes a name from the artifact that has it.
 ///
-/// The first writer of a resource cache keeps it; every other name belongs to the last writer. Ties are decided by
-/// the id, so that the answer is the same in whatever order two seals are looked at after a crash.
+/// The first writer of a resource cache wins; the last writer of any other name wins. Ties are
+/// decided by the id, so that the order of two seals after a crash does not matter.
 #[must_use]
 pub fn takes_name(candidate: &Artifact, holder: &Artifact) -> bool {
     let order = |artifact: &Artifact| (artifact.created, artifact.id);
@@ -134,7 +134,7 @@ pub fn takes_name(candidate: &Artifact, holder: &Artifact) -> bool {
     }
 }
 
-/// What an artifact is to garbage collection.
+/// An artifact as garbage collection sees it.
 #[derive(Debug, Clone, Copy)]
 pub struct Candidate<'a> {
     /// The artifact.
@@ -143,8 +143,8 @@ pub struct Candidate<'a> {
     pub named: bool,
 }
 
-/// The artifacts that may go now: those that no name points at, and those past their time. `in_use` are the artifacts
-/// that a volume was forked from; they stay.
+/// The artifacts to delete now: without a name, or expired, but not the parents of volumes
+/// (`in_use`).
 #[must_use]
 pub fn garbage<'a>(
     artifacts: impl Iterator<Item = Candidate<'a>>,
@@ -160,8 +160,8 @@ pub fn garbage<'a>(
         .collect()
 }
 
-/// The artifacts to evict so that `bytes` come free: least recently used first, none that is in use. A layer that
-/// several artifacts share counts when the last of them goes.
+/// The artifacts to evict to free `bytes`: least recently used first, none in use. The last
+/// artifact with a shared layer counts it.
 #[must_use]
 pub fn evict<'a>(
     artifacts: impl Iterator<Item = &'a Artifact>,
@@ -198,19 +198,19 @@ pub fn evict<'a>(
     chosen
 }
 
-/// Longer stacks than this are flattened.
+/// Stacks of more layers are flattened.
 pub const FLATTEN_ABOVE_LAYERS: usize = 16;
-/// Stacks whose Σ(directories × layers) is above this many times the directories of the merged tree are flattened.
+/// Stacks are flattened if Σ(directories × layers) exceeds the merged tree's by this factor.
 const FLATTEN_ABOVE_SPREAD: u64 = 8;
 
-/// How many of an artifact's newest layers to merge into one; `None`: leave it as it is.
+/// The number of newest layers to merge into one; `None` to merge none.
 ///
-/// What a long stack costs is (directories) × (layers that hold them): 2.8 µs each per walk, while disjoint layers are
-/// nearly free. Small new layers are merged first, so that a big base is not linked anew for every commit: the run of
-/// newest layers is taken as long as the next layer is no larger than what is already taken, and at least half of
-/// the stack, so that the next flattening is half a stack away.
+/// A walk costs 2.8 µs for each directory in each layer; disjoint layers are nearly free. Small new
+/// layers merge first, so that a commit does not link a large base again. The run of newest layers
+/// grows while the next layer is not larger than it. It takes at least half of the stack, so that
+/// the next flattening is half a stack away.
 ///
-/// `directories` gives each layer's count, newest first.
+/// `directories` has each layer's count, newest first.
 #[must_use]
 pub fn flatten_plan(directories: &[u64]) -> Option<usize> {
     let layers = directories.len();
@@ -269,7 +269,7 @@ mod tests {
             artifact(2, "task-cache/k", 2, &[2]),
         );
         assert!(takes_name(&new, &old) && !takes_name(&old, &new));
-        // Same millisecond: one wins, whichever is looked at first.
+        // In the same millisecond one of them wins in either order.
         let (a, b) = (
             artifact(1, "artifact/k", 1, &[1]),
             artifact(2, "artifact/k", 1, &[2]),

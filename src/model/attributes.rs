@@ -1,7 +1,7 @@
-//! The attribute table: what a pod writes in `volumeAttributes`, parsed into one typed value.
+//! The attribute table: parses a pod's `volumeAttributes` into one typed value.
 //!
-//! Strict on purpose: an unknown attribute, a bad value, or an attribute that does not fit the type is an error that
-//! names the attribute and what is allowed. A typo must never silently make a new cache.
+//! An unknown attribute, a bad value, or one that is not valid for the type is an error that names
+//! the attribute and the valid values. A typo must never create a new cache.
 
 use std::collections::BTreeMap;
 use std::fmt;
@@ -13,18 +13,18 @@ use super::name::{ArtifactName, CacheKey, Reference};
 use super::quantity;
 use super::root::RootAttributes;
 
-/// What a volume is for, and what goes with it.
+/// A volume's type and the attributes of that type.
 #[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(tag = "type", rename_all = "kebab-case")]
 pub enum VolumeKind {
-    /// Empty, and gone with its pod.
+    /// Empty; deleted with its pod.
     Scratch,
-    /// A copy-on-write view of what something else produced.
+    /// A copy-on-write view of existing content.
     Input {
-        /// What it is a view of.
+        /// The content's reference.
         from: Reference,
     },
-    /// Empty; its content outlives the pod under a name.
+    /// Starts empty; its content outlives the pod under a name.
     Output {
         /// The artifact's name.
         name: ArtifactName,
@@ -32,37 +32,37 @@ pub enum VolumeKind {
         #[serde(flatten)]
         keep: Keep,
     },
-    /// Fetched once, then immutable; the first writer wins.
+    /// Fetched once, then immutable. The first writer wins.
     ResourceCache {
-        /// What it is found by.
+        /// The cache's key.
         key: CacheKey,
         /// When it is sealed, and for how long it is kept.
         #[serde(flatten)]
         keep: Keep,
     },
-    /// A fork of the last commit, committed back; the last writer wins.
+    /// Forks the last commit and commits back. The last writer wins.
     TaskCache {
-        /// What it is found by.
+        /// The cache's key.
         key: CacheKey,
-        /// Keys tried in order while `key` has no commit yet.
+        /// Keys to try in order while `key` has no commit.
         #[serde(default, skip_serializing_if = "Vec::is_empty")]
         restore_keys: Vec<CacheKey>,
         /// When it is sealed, and for how long it is kept.
         #[serde(flatten)]
         keep: Keep,
     },
-    /// The content of an archive or image from elsewhere.
+    /// The content of an external archive or image.
     Import {
-        /// Where from: `oci://…` or `https://….tar.zst`.
+        /// The origin: `oci://…` or `https://….tar.zst`.
         source: String,
-        /// `sha256:` and 64 hex digits; checked when given.
+        /// `sha256:` and 64 hex digits; checked if present.
         #[serde(default, skip_serializing_if = "Option::is_none")]
         digest: Option<String>,
     },
 }
 
 impl VolumeKind {
-    /// As the attribute `type` writes it.
+    /// The value of the attribute `type`.
     #[must_use]
     pub fn type_name(&self) -> &'static str {
         match self {
@@ -75,7 +75,7 @@ impl VolumeKind {
         }
     }
 
-    /// What its content will be called once it is sealed, and how it is kept; `None` for what is never sealed.
+    /// Its content's name after the seal, and when to seal and keep it. `None` if never sealed.
     #[must_use]
     pub fn committed_as(&self) -> Option<(Reference, Keep)> {
         match self {
@@ -88,7 +88,7 @@ impl VolumeKind {
         }
     }
 
-    /// What it may be a fork of, the first that exists; empty for what starts empty.
+    /// The references to fork, of which the first that exists is used. Empty if it starts empty.
     #[must_use]
     pub fn starts_from(&self) -> Vec<Reference> {
         match self {
@@ -106,12 +106,12 @@ impl VolumeKind {
     }
 }
 
-/// When content is sealed, and for how long it is kept.
+/// When to seal content, and how long to keep it.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Serialize, Deserialize)]
 pub struct Keep {
-    /// On what it depends that the content is sealed.
+    /// The condition for the seal.
     pub commit: Commit,
-    /// How long it is kept: an output from its seal on, a cache from its last use. `None`: by policy.
+    /// The time to live: since the seal (output) or last use (cache); `None`: by policy.
     #[serde(
         default,
         with = "ttl_seconds",
@@ -121,57 +121,57 @@ pub struct Keep {
     pub ttl: Option<Duration>,
 }
 
-/// On what it depends that a volume's content is sealed when its pod is done with it.
+/// The condition for sealing a volume's content at the end of its pod.
 #[derive(Debug, Clone, Copy, Default, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(rename_all = "kebab-case")]
 pub enum Commit {
-    /// The pod succeeded.
+    /// If the pod succeeded.
     #[default]
     OnSuccess,
-    /// Nothing.
+    /// Without a condition.
     Always,
-    /// It is not sealed.
+    /// Never.
     Never,
-    /// A regular file `.baggageclaim-commit` in the volume's root.
+    /// If the volume's root contains a regular file `.baggageclaim-commit`.
     OnMarker,
 }
 
-/// How long an output is kept when its pod does not say.
+/// The default time to live of an output.
 pub const DEFAULT_OUTPUT_TTL: Duration = Duration::from_secs(12 * 60 * 60);
 
-/// The longest time to live: ten years. More is a typo.
+/// The longest time to live: ten years. A longer one is a typo.
 const MAX_TTL: Duration = Duration::from_secs(10 * 365 * 24 * 60 * 60);
 
-/// The most restore keys a task cache may name.
+/// The most restore keys of a task cache.
 const MAX_RESTORE_KEYS: usize = 16;
 
-/// All that a pod says of a volume.
+/// All attributes of a pod's volume.
 #[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
 pub struct VolumeSpec {
-    /// What it is for.
+    /// Its type.
     #[serde(flatten)]
     pub kind: VolumeKind,
-    /// What its root directory looks like.
+    /// The owner and mode of its root directory.
     #[serde(default)]
     pub root: RootAttributes,
-    /// The most bytes it may hold of its own.
+    /// The limit for its private content, in bytes.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub size_limit: Option<u64>,
 }
 
-/// What is wrong with an attribute.
+/// An invalid attribute.
 #[derive(Debug, Clone, PartialEq, Eq, thiserror::Error)]
 #[error("volume attribute {attribute:?} {problem}")]
 pub struct AttributeError {
     /// Its name.
     pub attribute: String,
-    /// What is wrong with it and what is allowed; continues the sentence.
+    /// The problem and the valid values. Continues the sentence.
     pub problem: String,
 }
 
 impl AttributeError {
     fn new(attribute: &str, problem: impl fmt::Display) -> Self {
-        // A hostile name or value must not fill the log: what is quoted is cut.
+        // Truncate: a hostile name or value must not fill the log.
         let attribute = attribute.chars().take(64).collect();
         Self {
             attribute,
@@ -180,7 +180,7 @@ impl AttributeError {
     }
 }
 
-/// An attribute's name and the types it goes with.
+/// An attribute's name and the types for which it is valid.
 struct Attribute {
     name: &'static str,
     types: &'static [&'static str],
@@ -253,7 +253,7 @@ const TABLE: &[Attribute] = &[
 ];
 
 impl VolumeSpec {
-    /// Parses the user's attributes; the keys that kubelet adds must be taken out before.
+    /// Parses the user's attributes. The caller removes kubelet's keys first.
     pub fn parse(attributes: &BTreeMap<String, String>) -> Result<Self, AttributeError> {
         let get = |name: &str| attributes.get(name).map(String::as_str);
         for name in attributes.keys() {
@@ -278,7 +278,7 @@ impl VolumeSpec {
                 return Err(AttributeError::new(
                     attribute.name,
                     format_args!(
-                        "does not go with type {type_name:?}{hint}; it goes with {}",
+                        "is not valid for type {type_name:?}{hint}; it is valid for {}",
                         list(attribute.types)
                     ),
                 ));
@@ -307,7 +307,7 @@ impl VolumeSpec {
             }
             "resource-cache" => VolumeKind::ResourceCache {
                 key: parse_name("key", required("key")?)?,
-                // Content that may be half-fetched must not become immutable: `always` would widen the default.
+                // A partial fetch must not become immutable, so `always` is not valid here.
                 keep: parse_keep(get("commit"), get("ttl"), NARROWING_COMMITS)?,
             },
             "task-cache" => VolumeKind::TaskCache {
@@ -376,7 +376,7 @@ pub(super) fn parse_ttl(text: &str) -> Result<Duration, AttributeError> {
         AttributeError::new(
             "ttl",
             format_args!(
-                "is {}; a duration like 30m, 12h or 7d is allowed, from 1s to ten years",
+                "is {}; expected a duration such as 30m, 12h or 7d, from 1s to ten years",
                 quote(text)
             ),
         )
@@ -438,7 +438,7 @@ fn parse_digest(text: &str) -> Result<String, AttributeError> {
         Some(digits) if digits.len() == 64 && digits.bytes().all(hex) => Ok(text.to_owned()),
         _ => {
             let problem = format_args!(
-                "is {}; allowed is sha256: and 64 lower-case hex digits",
+                "is {}; expected sha256: and 64 lower-case hex digits",
                 quote(text)
             );
             Err(AttributeError::new("digest", problem))
@@ -457,7 +457,7 @@ pub(super) fn parse_mode(text: &str) -> Result<u32, AttributeError> {
         AttributeError::new(
             "mode",
             format_args!(
-                "is {}; an octal number from 0 to 7777 is allowed",
+                "is {}; expected an octal number from 0 to 7777",
                 quote(text)
             ),
         )
@@ -465,7 +465,7 @@ pub(super) fn parse_mode(text: &str) -> Result<u32, AttributeError> {
 }
 
 pub(super) fn parse_id(attribute: &str, text: &str) -> Result<u32, AttributeError> {
-    // 4294967295 is the kernel's "no id", and Kubernetes ends at 2147483647.
+    // 4294967295 is the kernel's invalid id; Kubernetes allows up to 2147483647.
     const MAX: u32 = 2_147_483_647;
     let digits = !text.is_empty() && text.bytes().all(|b| b.is_ascii_digit());
     let id = digits
@@ -475,7 +475,7 @@ pub(super) fn parse_id(attribute: &str, text: &str) -> Result<u32, AttributeErro
     id.ok_or_else(|| {
         AttributeError::new(
             attribute,
-            format_args!("is {}; a number from 0 to {MAX} is allowed", quote(text)),
+            format_args!("is {}; expected a number from 0 to {MAX}", quote(text)),
         )
     })
 }
@@ -485,7 +485,7 @@ pub(super) fn parse_size_limit(text: &str) -> Result<u64, AttributeError> {
         .filter(|bytes| *bytes > 0)
         .ok_or_else(|| {
             let problem = format_args!(
-                "is {}; a positive Kubernetes quantity like 500Mi or 2Gi is allowed",
+                "is {}; expected a positive Kubernetes quantity such as 500Mi or 2Gi",
                 quote(text)
             );
             AttributeError::new("sizeLimit", problem)
@@ -503,7 +503,7 @@ fn unknown(name: &str) -> String {
     format!("is unknown; known are {}", list(&names))
 }
 
-/// A value as a message quotes it: escaped, and cut where it is long.
+/// A value as messages quote it: escaped, and truncated if it is long.
 pub(super) fn quote(text: &str) -> String {
     const MOST: usize = 80;
     let cut: String = text.chars().take(MOST).collect();
@@ -518,7 +518,7 @@ pub(super) fn list(names: &[&str]) -> String {
     names.join(", ")
 }
 
-/// A time to live as whole seconds.
+/// Serialises a time to live as whole seconds.
 mod ttl_seconds {
     use std::time::Duration;
 
@@ -646,11 +646,11 @@ mod tests {
             ),
             (
                 &[("key", "x")],
-                r#""key" does not go with type "scratch", which is the default"#,
+                r#""key" is not valid for type "scratch", which is the default"#,
             ),
             (
                 &[("type", "input"), ("name", "x")],
-                r#""name" does not go with type "input"; it goes with output"#,
+                r#""name" is not valid for type "input"; it is valid for output"#,
             ),
             (
                 &[("type", "input")],
@@ -694,10 +694,13 @@ mod tests {
             ),
             (
                 &[("mode", "0o777")],
-                r#""mode" is "0o777"; an octal number"#,
+                r#""mode" is "0o777"; expected an octal number"#,
             ),
             (&[("mode", "10000")], r#""mode""#),
-            (&[("uid", "-1")], r#""uid" is "-1"; a number from 0"#),
+            (
+                &[("uid", "-1")],
+                r#""uid" is "-1"; expected a number from 0"#,
+            ),
             (&[("gid", "2147483648")], r#""gid""#),
             (&[("sizeLimit", "0")], r#""sizeLimit" is "0"; a positive"#),
             (&[("sizeLimit", "1GiB")], r#""sizeLimit""#),

@@ -1,7 +1,7 @@
-//! Volumes that outlive pods: claims, the snapshots taken of them, and groups of snapshots.
+//! Persistent volumes ("claims"), their snapshots, and groups of snapshots.
 //!
-//! A claim is a volume that belongs to a PersistentVolumeClaim: made by name, durable, on one node. Its content is a stack
-//! of immutable layers and a private top, like every volume's; a snapshot is the stack at one moment.
+//! A claim is the volume of a PersistentVolumeClaim: created by name, durable, on one node. It has
+//! a stack of immutable layers and a private top. A snapshot is its stack at one moment.
 
 use std::path::PathBuf;
 use std::time::Duration;
@@ -12,62 +12,61 @@ use super::id::{LayerId, VolumeId};
 use super::root::RootAttributes;
 use super::time::Timestamp;
 
-/// What a clone or snapshot of a claim does whose pods are writing, where the backend cannot freeze it (overlay, copy).
+/// Whether to clone or snapshot a claim that pods write to and the backend cannot freeze.
 #[derive(Debug, Clone, Copy, Default, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(rename_all = "kebab-case")]
 pub enum LiveClone {
-    /// It is refused: the caller stops the pods, or clones before they start.
+    /// Refuse. The caller stops the pods, or clones before they start.
     #[default]
     Refuse,
-    /// The claim's own top is copied as it is found, by reflink where the filesystem can: not one moment of it.
+    /// Copy the top while pods write, by reflink if possible: not a copy of one moment.
     Copy,
 }
 
-/// What a StorageClass says, once and for all.
+/// A StorageClass's immutable parameters.
 #[derive(Debug, Clone, Copy, Default, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(rename_all = "camelCase")]
 pub struct ClaimParameters {
-    /// What the root directory looks like.
+    /// The owner and mode of its root directory.
     #[serde(default)]
     pub root: RootAttributes,
-    /// What happens when it is cloned while pods write to it.
+    /// Whether to clone it while pods write to it.
     #[serde(default)]
     pub live_clone: LiveClone,
 }
 
-/// What of a claim a VolumeAttributesClass may change later.
+/// The parameters that a VolumeAttributesClass may change later.
 #[derive(Debug, Clone, Copy, Default, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(rename_all = "camelCase")]
 pub struct MutableParameters {
-    /// The most bytes it may hold of its own; its capacity holds too, so more than that means nothing until it has grown.
-    /// `None`: its capacity alone.
+    /// The limit for its private content, in bytes. The capacity limits it, too. `None`: only that.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub size_limit: Option<u64>,
-    /// How long after its last use it may be deleted by garbage collection; `None`: never.
+    /// How long after its last use garbage collection may delete it; `None`: never.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub ttl_seconds: Option<u64>,
 }
 
-/// What a VolumeAttributesClass names.
+/// The parameters in a VolumeAttributesClass.
 #[derive(Debug, Clone, Copy, Default, PartialEq, Eq)]
 pub struct MutableChange {
-    /// The most bytes that the claim may hold of its own.
+    /// The limit for the claim's private content, in bytes.
     pub size_limit: Option<u64>,
-    /// How long after its last use it may be deleted.
+    /// How long after its last use garbage collection may delete it.
     pub ttl: Option<Ttl>,
 }
 
-/// A `ttl` that is named. What is not named stays, so never has a name too.
+/// An explicit `ttl`. An absent one changes nothing, so "never" needs a value too.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum Ttl {
-    /// Garbage collection deletes it never.
+    /// Garbage collection never deletes it.
     Never,
-    /// So many seconds.
+    /// The seconds after the last use.
     Seconds(u64),
 }
 
 impl MutableChange {
-    /// What a claim has after this change: what it does not name stays as it was before, in a new claim by default.
+    /// A claim's parameters after this change. Absent ones keep their value or default.
     #[must_use]
     pub fn over(self, before: MutableParameters) -> MutableParameters {
         MutableParameters {
@@ -81,26 +80,26 @@ impl MutableChange {
     }
 }
 
-/// Where a claim's first content came from.
+/// The source of a claim's first content.
 #[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(rename_all = "kebab-case")]
 pub enum ClaimSource {
-    /// A snapshot's.
+    /// A snapshot.
     Snapshot(SnapshotId),
-    /// Another claim's, at the moment of the clone.
+    /// Another claim, at the moment of the clone.
     Claim(VolumeId),
 }
 
-/// How owners are seen: one id on disk changes places with another. What is on disk is never changed.
+/// How owners are seen: an id on disk is exchanged with another. The owners on disk never change.
 ///
-/// The ids on disk are remembered with the claim: its root's owner, by which a fork of an artifact is swapped, is for the
-/// pods of a claim to change.
+/// The ids on disk are stored with the claim, because its pods may change the root's owner. (A fork
+/// of an artifact takes them from its root.)
 #[derive(Debug, Clone, Copy, Default, PartialEq, Eq, Serialize, Deserialize)]
 pub struct OwnerView {
-    /// On disk, and as it is seen; `None`: as on disk.
+    /// The user id on disk and as seen; `None`: no exchange.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub uid: Option<(u32, u32)>,
-    /// The same for groups.
+    /// The group id on disk and as seen; `None`: no exchange.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub gid: Option<(u32, u32)>,
 }
@@ -111,46 +110,47 @@ impl OwnerView {
     }
 }
 
-/// A claim, as the index holds it: durable, whatever the boot.
+/// A claim in the index. It is durable across boots.
 #[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(rename_all = "camelCase")]
 pub struct Claim {
-    /// Its id: `vol-` and 32 hex digits, a function of its name, so that a repeated request finds it.
+    /// Its id: `vol-` and 32 hex digits, derived from the name so that a repeated request finds it.
     pub id: VolumeId,
-    /// The name it was asked for by.
+    /// The name in the CreateVolume request.
     pub name: String,
-    /// When it was made.
+    /// When it was created.
     pub created: Timestamp,
     /// When it was last mounted, unmounted, cloned or snapshotted.
     pub last_used: Timestamp,
-    /// What was promised, in bytes; 0: nothing.
+    /// Its capacity in bytes; 0: none.
     pub capacity: u64,
-    /// What its class says.
+    /// Its StorageClass's parameters.
     pub parameters: ClaimParameters,
-    /// What may be changed.
+    /// The parameters that may change.
     pub mutable: MutableParameters,
-    /// What that was when it was made, which a repeated request brings; `None`: a version made it that did not say so.
+    /// The mutable parameters at creation, which a repeated request has; `None` in older records.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub made_with: Option<MutableParameters>,
-    /// What its first content came from.
+    /// The source of its first content.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub source: Option<ClaimSource>,
-    /// The layers below its top, newest first; empty: none.
+    /// The layers below its top, newest first. May be empty.
     #[serde(default, skip_serializing_if = "Vec::is_empty")]
     pub layers: Vec<LayerId>,
-    /// Whether a top of its own is among the layers: its root looks as that does, not as its class says.
+    /// Whether one of the layers was its own top. Then the root's owner and mode come from there
+    /// and not from the class.
     #[serde(default, skip_serializing_if = "std::ops::Not::not")]
     pub made: bool,
     /// How its owners are seen.
     #[serde(default, skip_serializing_if = "OwnerView::is_identity")]
     pub view: OwnerView,
-    /// The nodes it was attached to by ControllerPublishVolume, and whether for reading only.
+    /// The nodes that ControllerPublishVolume attached it to, and whether read-only.
     #[serde(default, skip_serializing_if = "Vec::is_empty")]
     pub attached: Vec<Attachment>,
 }
 
 impl Claim {
-    /// The most bytes it may hold of its own.
+    /// The effective limit for its private content, in bytes.
     #[must_use]
     pub fn limit(&self) -> Option<u64> {
         let capacity = Some(self.capacity).filter(|bytes| *bytes > 0);
@@ -160,7 +160,7 @@ impl Claim {
             .min()
     }
 
-    /// What the root of its next new top differs in from the newest layer's root.
+    /// How the root of its next top differs from the newest layer's root.
     #[must_use]
     pub fn root(&self) -> RootAttributes {
         let class = self.parameters.root;
@@ -175,14 +175,14 @@ impl Claim {
         }
     }
 
-    /// The owners on disk that the root's are swapped with.
+    /// The owners on disk that are exchanged with the root's.
     #[must_use]
     pub fn owners_on_disk(&self) -> (u32, u32) {
         let on_disk = |pair: Option<(u32, u32)>| pair.map_or(0, |(on_disk, _)| on_disk);
         (on_disk(self.view.uid), on_disk(self.view.gid))
     }
 
-    /// When it may be deleted for want of use.
+    /// When garbage collection may delete it for lack of use.
     #[must_use]
     pub fn expires(&self) -> Option<Timestamp> {
         let ttl = self.mutable.ttl_seconds?;
@@ -190,49 +190,49 @@ impl Claim {
     }
 }
 
-/// `claim.json` in a claim's directory. The index says what the claim is; this says what of it is of one boot, and lets
-/// `check --rebuild` find the claim again.
+/// `claim.json` in a claim's directory: its state of one boot. `check --rebuild` restores the claim
+/// from it.
 #[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(rename_all = "camelCase")]
 pub struct ClaimRecord {
-    /// The version of this record's form: [`ClaimRecord::FORMAT`].
+    /// The version of this record's format: [`ClaimRecord::FORMAT`].
     pub format: u32,
-    /// The boot in which it is mounted at these targets.
+    /// The boot in which the targets are mounted.
     pub boot: String,
-    /// The claim, as it was when this was written.
+    /// The claim when this was written.
     pub claim: Claim,
-    /// Where it is mounted.
+    /// The mounts of the claim.
     pub targets: Vec<ClaimTarget>,
-    /// Why its size limit does not hold, when it has one and it does not.
+    /// Why its size limit is not enforced, if it is not.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub limit_unenforced: Option<String>,
 }
 
 impl ClaimRecord {
-    /// The form that this version writes and reads.
+    /// The format that this version reads and writes.
     pub const FORMAT: u32 = 1;
 }
 
-/// One place where a claim is mounted.
+/// One mount of a claim.
 #[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(rename_all = "camelCase")]
 pub struct ClaimTarget {
-    /// Where.
+    /// The target path.
     pub path: PathBuf,
-    /// Whether it is a staging path, made by the caller.
+    /// Whether it is a staging path, which the caller created.
     pub staging: bool,
-    /// Whether it shows the claim for reading only.
+    /// Whether the mount is read-only.
     pub read_only: bool,
-    /// What else was asked for there; `None`: a version wrote this that did not say so.
+    /// The other parameters of the request; `None` in older records.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub asked: Option<MountCapability>,
 }
 
-/// What a mount of a claim was asked for with. A repeated call for the same place must bring the same.
+/// The parameters of a mount request. A repeated request for a path must have the same ones.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(rename_all = "camelCase")]
 pub struct MountCapability {
-    /// Whether its access mode allows several targets at once.
+    /// Whether the access mode allows several targets.
     pub multiple_targets: bool,
     /// The pod's fsGroup.
     #[serde(default, skip_serializing_if = "Option::is_none")]
@@ -243,53 +243,53 @@ pub struct MountCapability {
 #[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(rename_all = "camelCase")]
 pub struct Attachment {
-    /// The node.
+    /// The node's id.
     pub node: String,
-    /// Whether for reading only.
+    /// Whether read-only.
     pub read_only: bool,
-    /// The access mode, as CSI numbers it: a repeated call must bring the same.
+    /// The access mode's CSI number. A repeated call must have the same one.
     pub access_mode: i32,
 }
 
-/// The id of a snapshot, or of a group of them: `snap-`, `member-` (of a group) or `group-` and 32 hex digits, a function of its name.
+/// The id of a snapshot or group: `snap-`, `member-` (in a group) or `group-` and 32 hex digits.
 pub type SnapshotId = VolumeId;
 
-/// A snapshot: the stack of a claim at one moment.
+/// A snapshot: a claim's stack at one moment.
 #[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(rename_all = "camelCase")]
 pub struct Snapshot {
     /// Its id.
     pub id: SnapshotId,
-    /// The name it was asked for by.
+    /// The name in the request.
     pub name: String,
-    /// The claim it was taken of; that may be gone.
+    /// The source claim. It may be deleted.
     pub source: VolumeId,
-    /// When.
+    /// When it was taken.
     pub created: Timestamp,
-    /// The source's capacity then: a claim restored from it is no smaller.
+    /// The source's capacity at that time. A claim restored from it is not smaller.
     pub size: u64,
-    /// Its layers, newest first; empty: the claim was.
+    /// Its layers, newest first. Empty if the claim was empty.
     #[serde(default, skip_serializing_if = "Vec::is_empty")]
     pub layers: Vec<LayerId>,
     /// How the claim's owners were seen.
     #[serde(default, skip_serializing_if = "OwnerView::is_identity")]
     pub view: OwnerView,
-    /// The group it is one of.
+    /// Its group.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub group: Option<SnapshotId>,
 }
 
-/// A group of snapshots: one instant over several claims of one node.
+/// A group of snapshots: several claims of one node at one moment.
 #[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(rename_all = "camelCase")]
 pub struct SnapshotGroup {
     /// Its id.
     pub id: SnapshotId,
-    /// The name it was asked for by.
+    /// The name in the request.
     pub name: String,
-    /// When.
+    /// When it was taken.
     pub created: Timestamp,
-    /// Its snapshots, in the order in which their sources were named.
+    /// Its snapshots, in the order of the sources in the request.
     pub snapshots: Vec<SnapshotId>,
 }
 

@@ -1,7 +1,7 @@
-//! What a StorageClass and a VolumeAttributesClass may say, parsed into typed values: strictly, like a pod's attributes.
+//! Parses the parameters of a StorageClass and a VolumeAttributesClass into typed values, strictly.
 //!
-//! What is said once and for all (`parameters`) and what may be changed later (`mutable_parameters`) are two tables; a
-//! parameter of the one is unknown to the other, and the message says where it belongs.
+//! Immutable parameters (`parameters`) and changeable ones (`mutable_parameters`) have separate
+//! tables. If a parameter is in the wrong class, the error names the right one.
 
 use std::collections::BTreeMap;
 use std::fmt;
@@ -12,28 +12,28 @@ use super::attributes::{
 use super::claim::{ClaimParameters, LiveClone, MutableChange, Ttl};
 use super::root::RootAttributes;
 
-/// What is wrong with a parameter of a class.
+/// An invalid parameter of a class.
 #[derive(Debug, Clone, PartialEq, Eq, thiserror::Error)]
 #[error("{table} {parameter:?} {problem}")]
 pub struct ParameterError {
-    /// Which of the two tables it stands in, as a message calls it.
+    /// The table's name in messages.
     pub table: &'static str,
     /// Its name.
     pub parameter: String,
-    /// What is wrong with it and what is allowed; continues the sentence.
+    /// The problem and the valid values. Continues the sentence.
     pub problem: String,
 }
 
 const FIXED: &str = "parameter";
 const MUTABLE: &str = "mutable parameter";
 
-/// What a StorageClass may say.
+/// The parameters of a StorageClass.
 const FIXED_NAMES: &[&str] = &["uid", "gid", "mode", "liveClone"];
-/// What a VolumeAttributesClass may say.
+/// The parameters of a VolumeAttributesClass.
 const MUTABLE_NAMES: &[&str] = &["sizeLimit", "ttl"];
 
 impl ClaimParameters {
-    /// Parses a StorageClass's parameters; the keys that sidecars add must be taken out before.
+    /// Parses a StorageClass's parameters. The caller removes the sidecars' keys first.
     pub fn parse(parameters: &BTreeMap<String, String>) -> Result<Self, ParameterError> {
         known(FIXED, FIXED_NAMES, MUTABLE_NAMES, parameters)?;
         let get = |name: &str| parameters.get(name).map(String::as_str);
@@ -64,8 +64,8 @@ impl ClaimParameters {
 }
 
 impl MutableChange {
-    /// Parses a VolumeAttributesClass's parameters. What the class does not name has its default in a new claim; in one that is
-    /// there it stays ([`MutableChange::over`]).
+    /// Parses a VolumeAttributesClass's parameters. An absent one has its default in a new claim
+    /// and keeps its value in an existing one ([`MutableChange::over`]).
     pub fn parse(parameters: &BTreeMap<String, String>) -> Result<Self, ParameterError> {
         known(MUTABLE, MUTABLE_NAMES, FIXED_NAMES, parameters)?;
         let get = |name: &str| parameters.get(name).map(String::as_str);
@@ -126,7 +126,7 @@ fn known(
 fn error(table: &'static str, name: &str, problem: impl fmt::Display) -> ParameterError {
     ParameterError {
         table,
-        // A hostile name must not fill the log.
+        // Truncate: a hostile name must not fill the log.
         parameter: name.chars().take(64).collect(),
         problem: problem.to_string(),
     }
@@ -234,12 +234,12 @@ mod tests {
             (
                 "sizeLimit",
                 "0",
-                r#"mutable parameter "sizeLimit" is "0"; a positive"#,
+                r#"mutable parameter "sizeLimit" is "0"; expected a positive"#,
             ),
             (
                 "ttl",
                 "-1h",
-                r#"mutable parameter "ttl" is "-1h"; a duration like 30m, 12h or 7d is allowed, from 1s to ten years, or never"#,
+                r#"mutable parameter "ttl" is "-1h"; expected a duration such as 30m, 12h or 7d, from 1s to ten years, or never"#,
             ),
             ("ttl", "Never", r#"mutable parameter "ttl" is "Never""#),
         ] {

@@ -1,32 +1,33 @@
-//! Ids that become path components: each is checked once, where it enters, and is safe from then on.
-//! Only ids live here; names that people choose are in `name`.
+//! Ids that become path components. They are checked once, at the edge, and are safe afterwards.
+//! Only ids; names that users choose are in `name`.
 
 use std::fmt;
 use std::str::FromStr;
 
 use serde::{Deserialize, Serialize};
 
-/// Why a text is not an id.
+/// Why a string is not an id.
 #[derive(Debug, Clone, PartialEq, Eq, thiserror::Error)]
 pub enum IdError {
-    /// Nothing there.
+    /// It is empty.
     #[error("is empty")]
     Empty,
-    /// Longer than the CSI specification allows.
+    /// It is longer than the CSI specification allows.
     #[error("is {0} bytes long, at most 128 are allowed")]
     TooLong(usize),
-    /// Something that has no place in a file's name of ours.
+    /// It has a character that is not valid in the pool's file names.
     #[error("holds {0:?}; only letters, digits, '-', '_' and '.' are allowed, and no leading '.'")]
     Character(char),
-    /// Not 32 hexadecimal digits.
+    /// It is not 32 hexadecimal digits.
     #[error("is not 32 lower-case hexadecimal digits")]
     NotHex,
 }
 
-/// The id of a volume, chosen by whoever asked for it: kubelet's `csi-` + 64 hex digits for inline volumes.
+/// The id of a volume, chosen by the caller; for inline volumes, kubelet's `csi-` and 64 hex
+/// digits.
 ///
-/// 1 to 128 bytes of `A-Z a-z 0-9 - _ .`, not beginning with `.`; so it is one path component that is neither
-/// hidden nor `..`.
+/// 1 to 128 bytes of `A-Z a-z 0-9 - _ .`, not beginning with `.`. So it is one path component,
+/// neither hidden nor `..`.
 #[derive(Debug, Clone, PartialEq, Eq, PartialOrd, Ord, Hash, Serialize, Deserialize)]
 #[serde(try_from = "String", into = "String")]
 pub struct VolumeId(Box<str>);
@@ -35,7 +36,7 @@ impl VolumeId {
     /// The longest id that the CSI specification allows, in bytes.
     pub const MAX_LEN: usize = 128;
 
-    /// The id as text.
+    /// The id as a string.
     #[must_use]
     pub fn as_str(&self) -> &str {
         &self.0
@@ -98,7 +99,7 @@ macro_rules! random_id {
         pub struct $name(u128);
 
         impl $name {
-            /// The id with these bits; whoever makes ids brings the randomness.
+            /// The id with these bits. The caller provides the randomness.
             #[must_use]
             pub const fn from_bits(bits: u128) -> Self {
                 Self(bits)

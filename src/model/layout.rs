@@ -1,49 +1,49 @@
-//! The names of a pool's directories and files; what they hold is described in `docs/on-disk.md`.
-//! Names only: who makes and removes what they stand for is upstairs.
+//! The names of a pool's directories and files. `docs/on-disk.md` describes their content. Only
+//! names; `store` and `engine` create and remove the files.
 
-/// Format version, backend and id of the pool.
+/// The pool's format version, backend and id.
 pub const POOL_JSON: &str = "pool.json";
-/// Locked by the one process that owns the pool.
+/// The lock file of the process that owns the pool.
 pub const LOCK: &str = "lock";
-/// Where the running driver answers the admin verbs.
+/// The socket of the driver's admin service.
 pub const ADMIN_SOCKET: &str = "admin.sock";
-/// What is sealed.
+/// The index of durable state.
 pub const INDEX: &str = "index.redb";
-/// Working copies, one directory each.
+/// Volumes in use, one directory each.
 pub const VOLUMES: &str = "volumes";
-/// Working copies whose seal is promised and not yet done.
+/// Volumes that will be sealed, after their pod ended.
 pub const PENDING: &str = "pending";
 /// Immutable content, one directory each.
 pub const LAYERS: &str = "layers";
-/// What is being received or made; swept at start.
+/// Content that is being received or made. Deleted at start.
 pub const INCOMING: &str = "incoming";
-/// Directories made beforehand, each to become a volume's; swept at start.
+/// Directories prepared for future volumes. Deleted at start.
 pub const SPARES: &str = "spares";
-/// What is going to be deleted.
+/// Content that will be deleted.
 pub const TRASH: &str = "trash";
-/// The lower of an overlay that has no parent.
+/// The lower directory of an overlay without a parent.
 pub const EMPTY: &str = "empty";
-/// Bytes given back when the disk is full.
+/// Allocated space that is freed when the disk is full.
 pub const RESERVE: &str = "reserve";
 /// In a volume: its record.
 pub const VOLUME_JSON: &str = "volume.json";
-/// In a layer: what lets the index be made anew. It has this name only once the index names it, durably.
+/// In a layer: its record, under this name once the index durably refers to it.
 pub const LAYER_JSON: &str = "layer.json";
-/// In a layer that is being sealed: what it is going to be.
+/// In a layer that is being sealed: its future record.
 pub const SEALING_JSON: &str = "sealing.json";
-/// In a layer, and in a volume of the backends that need no top: the content.
+/// In a layer, and in a volume of a backend without a top: the content.
 pub const FS: &str = "fs";
 /// In a volume of the overlay backend: the writable top.
 pub const TOP: &str = "top";
 /// In a volume of the overlay backend: the prefix of its work directories, `work.1`, `work.2`, …
 pub const WORK_PREFIX: &str = "work.";
-/// What a step makes in its volume's root to say "commit this" (`commit: on-marker`).
+/// The file that a step creates in its volume's root to request a commit (`commit: on-marker`).
 pub const COMMIT_MARKER: &str = ".baggageclaim-commit";
-/// In a claim's volume: what is of this boot.
+/// In a claim's volume: the state of this boot.
 pub const CLAIM_JSON: &str = "claim.json";
-/// In a claim's volume: the prefix of a name that says to which layer its content is moving.
+/// In a claim's volume: the prefix of a name that contains the layer its content moves to.
 pub const FREEZING_PREFIX: &str = "freezing.";
-/// In a claim's volume: its content was there when the disk failed to write something back, and may have lost bytes.
+/// In a claim's volume: the disk failed to write back data, so its content may have lost bytes.
 pub const DAMAGED: &str = "damaged";
-/// A name that no file has: the marker of what is sealed without one.
+/// No file has this name: the marker of content that is sealed without one.
 pub const NO_MARKER: &str = "";

@@ -1,7 +1,7 @@
-//! The words of the product as types: pure values and pure decisions.
+//! The product's terms as types: pure values and pure decisions.
 //!
-//! What is here cannot be wrong once it exists: ids that are safe as path components, keys within their bounds,
-//! attributes that fit their type. No I/O, no clock, no async, no protobuf, and no `use` of any other room.
+//! Values are valid once constructed: ids are safe as path components, keys are within their
+//! limits, attributes match their type. No I/O, clock, async or protobuf, and no other module.
 
 mod artifact;
 mod attributes;

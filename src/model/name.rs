@@ -1,30 +1,30 @@
-//! What content is called: tenants, output names, cache keys, and the references that attributes write.
+//! The names of content: tenants, output names, cache keys, and the references in attributes.
 //!
-//! None of these is ever used as a path. They are compared byte for byte; no normalisation, no case folding.
+//! None of them is used as a path. They are compared by bytes, without normalisation.
 
 use std::fmt;
 use std::str::FromStr;
 
 use serde::{Deserialize, Serialize};
 
-/// Why a text is not a name. The message continues a sentence that begins with what was named.
+/// Why a string is not a name. The message continues a sentence that begins with the subject.
 #[derive(Debug, Clone, PartialEq, Eq, thiserror::Error)]
 pub enum NameError {
-    /// Nothing there.
+    /// It is empty.
     #[error("must not be empty")]
     Empty,
-    /// Too many bytes: how many there are, how many are allowed.
+    /// It is too long: the number of bytes, and the limit.
     #[error("is {0} bytes long, at most {1} are allowed")]
     TooLong(usize, usize),
-    /// A control character, at this byte.
+    /// It has a control character at this byte.
     #[error("holds the control character {0:?} at byte {1}; any other text is allowed")]
     Control(char, usize),
-    /// Not a DNS label.
+    /// It is not a DNS label.
     #[error(
         "must be a DNS label: lower-case letters, digits and '-', beginning and ending with a letter or digit"
     )]
     NotALabel,
-    /// Not `KIND/NAME`.
+    /// It is not `KIND/NAME`.
     #[error("must be artifact/NAME, resource-cache/KEY or task-cache/KEY")]
     NotAReference,
 }
@@ -58,7 +58,7 @@ fn check_key(text: &str) -> Result<(), NameError> {
     }
 }
 
-/// Defines a checked text.
+/// Defines a validated string.
 macro_rules! name {
     ($(#[$doc:meta])* $name:ident, $check:ident) => {
         $(#[$doc])*
@@ -67,7 +67,7 @@ macro_rules! name {
         pub struct $name(Box<str>);
 
         impl $name {
-            /// The text.
+            /// The string.
             #[must_use]
             pub fn as_str(&self) -> &str {
                 &self.0
@@ -106,7 +106,7 @@ macro_rules! name {
 }
 
 name! {
-    /// The scope that may see a cache or artifact: the pod's namespace, a DNS label.
+    /// The scope of a cache or artifact: the pod's namespace, a DNS label.
     Tenant, check_label
 }
 name! {
@@ -114,7 +114,7 @@ name! {
     ArtifactName, check_label
 }
 name! {
-    /// The key of a cache: any text of 1 to 256 bytes without control characters.
+    /// The key of a cache: 1 to 256 bytes without control characters.
     CacheKey, check_key
 }
 
@@ -123,13 +123,13 @@ impl CacheKey {
     pub const MAX_LEN: usize = 256;
 }
 
-/// Which rule decides between two writers of one cache.
+/// The rule for two writers of one cache.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Hash, Serialize, Deserialize)]
 #[serde(rename_all = "kebab-case")]
 pub enum CacheKind {
-    /// Fetched once, immutable: the first writer wins.
+    /// Fetched once, immutable. The first writer wins.
     Resource,
-    /// Carried from run to run: the last writer wins.
+    /// Carried from run to run. The last writer wins.
     Task,
 }
 
@@ -142,7 +142,7 @@ impl fmt::Display for CacheKind {
     }
 }
 
-/// What an artifact is called within its tenant, written `artifact/NAME`, `resource-cache/KEY` or `task-cache/KEY`.
+/// An artifact's name in its tenant: `artifact/NAME`, `resource-cache/KEY` or `task-cache/KEY`.
 #[derive(Debug, Clone, PartialEq, Eq, PartialOrd, Ord, Hash, Serialize, Deserialize)]
 #[serde(try_from = "String", into = "String")]
 pub enum Reference {
@@ -155,13 +155,13 @@ pub enum Reference {
 }
 
 impl Reference {
-    /// Whether the first content to get this name keeps it; otherwise the last one does.
+    /// Whether the first content with this name keeps it. Otherwise the last content gets it.
     #[must_use]
     pub fn first_writer_wins(&self) -> bool {
         matches!(self, Self::ResourceCache(_))
     }
 
-    /// The kind and key, where it names a cache.
+    /// The kind and key, if it names a cache.
     #[must_use]
     pub fn cache(&self) -> Option<(CacheKind, &CacheKey)> {
         match self {
@@ -176,7 +176,7 @@ impl FromStr for Reference {
     type Err = NameError;
 
     fn from_str(text: &str) -> Result<Self, NameError> {
-        // Only the first slash separates: a key may hold slashes of its own.
+        // Split at the first slash only: a key may contain slashes.
         let (kind, name) = text.split_once('/').ok_or(NameError::NotAReference)?;
         match kind {
             "artifact" => name.parse().map(Self::Artifact),
@@ -211,12 +211,12 @@ impl fmt::Display for Reference {
     }
 }
 
-/// A reference within its tenant: what the index is keyed by.
+/// A reference and its tenant: the key of the index.
 #[derive(Debug, Clone, PartialEq, Eq, PartialOrd, Ord, Hash)]
 pub struct Name {
-    /// Whose it is.
+    /// The tenant.
     pub tenant: Tenant,
-    /// What it is called there.
+    /// The reference within the tenant.
     pub reference: Reference,
 }
 

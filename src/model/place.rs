@@ -1,15 +1,15 @@
-//! Where things are: nodes, the labels that tell them apart, and where somebody wants something to be.
-//! Which nodes may have it, and which of them first, is decided here: values in, values out.
+//! Topology: nodes, their labels, and where a new volume should be. Chooses the possible nodes and
+//! their order from values alone.
 
 use std::collections::BTreeMap;
 use std::fmt;
 use std::sync::Arc;
 
-/// Which node this is, as CSI tells one from another.
+/// A node's CSI id.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct NodeId(String);
 
-/// Why a text is no node id.
+/// Why a string is not a node id.
 #[derive(Debug, Clone, PartialEq, Eq, thiserror::Error)]
 #[error("a node id has 1 to 256 bytes and no control characters")]
 pub struct NodeIdError;
@@ -33,12 +33,12 @@ impl NodeId {
     }
 }
 
-/// Labels: those that a node carries, or those by which nodes are asked for.
+/// Labels: those of a node, or those that a node must have.
 #[derive(Debug, Clone, Default, PartialEq, Eq)]
 pub struct Topology(pub BTreeMap<String, String>);
 
 impl Topology {
-    /// Whether whoever carries these labels carries all those. Keys are the same in whatever case.
+    /// Whether these labels include all of those. Keys are compared without case.
     #[must_use]
     pub fn is_in(&self, wanted: &Self) -> bool {
         wanted.0.iter().all(|(key, value)| {
@@ -48,7 +48,7 @@ impl Topology {
     }
 }
 
-/// For a message: a hostile one must not fill the log.
+/// For messages. It is truncated: a hostile one must not fill the log.
 impl fmt::Display for Topology {
     fn fmt(&self, out: &mut fmt::Formatter<'_>) -> fmt::Result {
         let cut = |text: &str| text.chars().take(128).collect::<String>();
@@ -61,34 +61,34 @@ impl fmt::Display for Topology {
     }
 }
 
-/// One node. What is on it is reached from there and from nowhere else.
+/// A node. Its content is accessible only there.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct Node {
     /// Its id.
     pub id: NodeId,
-    /// The labels that it carries.
+    /// The node's labels.
     pub topology: Topology,
 }
 
-/// Something, and the node that it is on.
+/// A value and its node.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct Placed<T> {
-    /// What.
+    /// The value.
     pub what: T,
-    /// Where.
+    /// Its node.
     pub node: Arc<Node>,
 }
 
-/// Where something new is wanted (CSI specification, `TopologyRequirement`). The default: anywhere.
+/// Where a new volume should be (CSI specification, `TopologyRequirement`). Default: anywhere.
 #[derive(Debug, Clone, Default, PartialEq, Eq)]
 pub struct Requirement {
-    /// It must be in one of these; empty: it may be anywhere.
+    /// It must be in one of these; empty: anywhere.
     pub requisite: Vec<Topology>,
-    /// It had better be in one of these, the first of them best.
+    /// It should be in one of these, the first one best.
     pub preferred: Vec<Topology>,
 }
 
-/// Why something can be nowhere: where it is wanted, and where it could be.
+/// Why no node is possible: the requested and the possible topologies.
 #[derive(Debug, Clone, PartialEq, Eq, thiserror::Error)]
 #[error("accessibility_requirements ask for {wanted}, and this can be on {possible} only")]
 pub struct Elsewhere {
@@ -97,10 +97,10 @@ pub struct Elsewhere {
 }
 
 impl Requirement {
-    /// Those of these nodes that may have it, the best first, and at least one. Whoever makes a clone or a snapshot asks for
-    /// its source's node alone.
+    /// The nodes that are possible, the best first, at least one. For a clone or snapshot the
+    /// caller passes only its source's node.
     ///
-    /// A preference for a node that is not among them is no reason to refuse: "the SP MAY choose from the list of all possible
+    /// A preference for another node is no error: "the SP MAY choose from the list of all possible
     /// topologies".
     pub fn choose<'a>(
         &self,
@@ -227,9 +227,9 @@ mod tests {
             "accessibility_requirements ask for {node: x0} or {node: x1} or {node: x2} or 2 more, and this can be on \
              {backend: btrfs, node: a} or {backend: btrfs, node: b} or {backend: copy, node: c} only"
         );
-        let nobody = Requirement::default().choose(&[]).expect_err("no node");
-        let nobody = nobody.to_string();
-        assert!(nobody.contains("for any node") && nobody.ends_with("on no node only"));
+        let error = Requirement::default().choose(&[]).expect_err("no node");
+        let error = error.to_string();
+        assert!(error.contains("for any node") && error.ends_with("on no node only"));
         let long = topology(&[("node", &"n".repeat(1000))]);
         assert!(long.to_string().len() < 200);
     }

@@ -1,9 +1,9 @@
 //! Kubernetes quantities as numbers of bytes.
 //!
-//! The grammar is `k8s.io/apimachinery/pkg/api/resource.Quantity`: a decimal number with one suffix of `Ki Mi Gi Ti Pi
-//! Ei`, `m k M G T P E` or an exponent. A fraction of a byte is rounded up, as Kubernetes does.
+//! The grammar is `k8s.io/apimachinery/pkg/api/resource.Quantity`: a decimal number and one suffix
+//! of `Ki Mi Gi Ti Pi Ei`, `m k M G T P E`, or an exponent. Fractions of a byte round up, as there.
 
-/// The bytes that `text` stands for; `None` when it is no quantity, is negative, or does not fit.
+/// The bytes that `text` means; `None` if it is not a quantity, is negative, or does not fit.
 #[must_use]
 pub fn parse_bytes(text: &str) -> Option<u64> {
     let end = text
@@ -14,7 +14,7 @@ pub fn parse_bytes(text: &str) -> Option<u64> {
     if (whole.is_empty() && fraction.is_empty()) || fraction.contains('.') {
         return None;
     }
-    // numerator / 10^fraction.len(), exact in 128 bits for anything that could fit 64.
+    // numerator / 10^fraction.len() is exact in 128 bits for all values that fit in 64.
     if whole.len() > 20 || fraction.len() > 9 {
         return None;
     }
@@ -48,7 +48,7 @@ pub fn parse_bytes(text: &str) -> Option<u64> {
         }
     };
     let bytes = numerator.checked_mul(multiplier)?.div_ceil(denominator);
-    // Kubernetes holds quantities in an i64.
+    // Kubernetes stores quantities in an i64.
     u64::try_from(bytes)
         .ok()
         .filter(|bytes| i64::try_from(*bytes).is_ok())

@@ -1,22 +1,22 @@
-//! What the root directory of a new volume looks like: owner, group and mode.
-//! Values only; `backend` applies them.
+//! The owner, group and mode of a new volume's root directory.
+//! Only values; `backend` applies them.
 
 use serde::{Deserialize, Serialize};
 
-/// Where a volume's root differs from its parent's root or, for a volume without a parent, from root:root 0777.
+/// How a volume's root differs from its parent's root or, without a parent, from root:root 0777.
 #[derive(Debug, Clone, Copy, Default, PartialEq, Eq, Serialize, Deserialize)]
 pub struct RootAttributes {
-    /// Permission bits, set-id bits and sticky bit.
+    /// Permission, set-id and sticky bits.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub mode: Option<u32>,
-    /// Owner. On a fork this is a view: the sealed root's owner is swapped with it over the whole tree.
+    /// The owner. In a fork this is a view: the whole tree shows it for the sealed root's owner.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub uid: Option<u32>,
-    /// Group. On a fork a view, as `uid`.
+    /// The group. In a fork a view, like `uid`.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub gid: Option<u32>,
-    /// The pod's fsGroup (CSI `VOLUME_MOUNT_GROUP`): the root directory alone gets this group, group write and setgid.
-    /// Ignored when `gid` is set: what the volume says of itself wins over what the pod says of all its volumes.
+    /// The pod's fsGroup (CSI `VOLUME_MOUNT_GROUP`): only the root directory gets it, with group
+    /// write and setgid. Ignored if `gid` is set, because the volume's attribute has priority.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub mount_group: Option<u32>,
 }

@@ -1,11 +1,12 @@
-//! Points in time, as whole milliseconds.
-//! No clock: what time it is comes from outside.
+//! Points in time in whole milliseconds.
+//! No clock: the caller passes the current time.
 
 use std::time::Duration;
 
 use serde::{Deserialize, Serialize};
 
-/// Milliseconds since the Unix epoch. Wall-clock time: for ages and order between runs, never for what must be exact.
+/// Milliseconds since the Unix epoch. Wall-clock time: for ages and order, never for exact
+/// intervals.
 #[derive(
     Debug, Clone, Copy, Default, PartialEq, Eq, PartialOrd, Ord, Hash, Serialize, Deserialize,
 )]
@@ -13,7 +14,7 @@ use serde::{Deserialize, Serialize};
 pub struct Timestamp(pub u64);
 
 impl Timestamp {
-    /// This long after.
+    /// The time after this duration.
     #[must_use]
     pub fn after(self, duration: Duration) -> Self {
         Self(
@@ -22,7 +23,7 @@ impl Timestamp {
         )
     }
 
-    /// How long it is since `earlier`; zero when the clock was set back.
+    /// The duration since `earlier`; zero if the clock was set back.
     #[must_use]
     pub fn since(self, earlier: Self) -> Duration {
         Duration::from_millis(self.0.saturating_sub(earlier.0))

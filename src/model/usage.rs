@@ -1,16 +1,16 @@
-//! What content costs on disk.
+//! The disk usage of content.
 //!
-//! Measured by a walk or told by the filesystem; a number for people and for eviction, never for correctness.
+//! From a walk or from the filesystem. For display and eviction, never for correctness.
 
 use serde::{Deserialize, Serialize};
 
-/// What something costs on disk.
+/// Disk usage.
 #[derive(Debug, Clone, Copy, Default, PartialEq, Eq, Serialize, Deserialize)]
 pub struct Usage {
     /// Bytes allocated (`st_blocks`), hard links counted once.
     pub bytes: u64,
     /// Names that are not directories.
     pub files: u64,
-    /// Directories, the root included.
+    /// Directories, including the root.
     pub directories: u64,
 }

@@ -1,5 +1,5 @@
-//! A volume as its record describes it, and the pod that it belongs to.
-//! Where the record is kept, and what is done with the volume, is for the tiers above.
+//! A volume's record and its pod.
+//! Other modules store the record and manage the volume.
 
 use std::fmt;
 use std::path::PathBuf;
@@ -12,16 +12,16 @@ use super::id::{ArtifactId, LayerId, VolumeId};
 use super::name::{Reference, Tenant};
 use super::time::Timestamp;
 
-/// A pod's uid: what tells one pod from another of the same name.
+/// A pod's uid, which distinguishes pods of one name.
 ///
-/// 1 to 128 bytes of `A-Z a-z 0-9 - _ .`, not beginning with `.`: it is a component of kubelet's paths. (Static pods
-/// have uids that are not UUIDs.)
+/// 1 to 128 bytes of `A-Z a-z 0-9 - _ .`, not beginning with `.`: it is part of kubelet's paths.
+/// (Static pods have uids that are not UUIDs.)
 #[derive(Debug, Clone, PartialEq, Eq, PartialOrd, Ord, Hash, Serialize, Deserialize)]
 #[serde(transparent)]
 pub struct PodUid(VolumeId);
 
 impl PodUid {
-    /// The uid as text.
+    /// The uid as a string.
     #[must_use]
     pub fn as_str(&self) -> &str {
         self.0.as_str()
@@ -42,26 +42,26 @@ impl fmt::Display for PodUid {
     }
 }
 
-/// Which pod a volume belongs to.
+/// The pod of a volume.
 #[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(rename_all = "camelCase")]
 pub struct Pod {
     /// Its uid.
     pub uid: PodUid,
-    /// Its name, for people.
+    /// Its name, for display.
     pub name: String,
-    /// The service account that it runs as, for people. Records from before this field lack it.
+    /// Its service account, for display. Older records lack it.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub service_account: Option<String>,
 }
 
-/// How the pod's work ended, as far as a volume of it is concerned.
+/// How the pod's work ended.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Hash, Serialize, Deserialize)]
 #[serde(rename_all = "kebab-case")]
 pub enum Outcome {
-    /// It did what it was meant to.
+    /// The work succeeded.
     Succeeded,
-    /// It did not, or nobody will ever know.
+    /// It failed, or its outcome will never be known.
     Failed,
 }
 
@@ -74,82 +74,81 @@ impl fmt::Display for Outcome {
     }
 }
 
-/// What a volume becomes when its pod is done with it. The ids are chosen when the volume is made, so that a seal which
-/// is begun, cut short by a crash and begun again ends as one artifact.
+/// The artifact that a volume becomes after its pod ended. The ids are chosen with the volume, so
+/// that a seal that a crash interrupts and the driver repeats gives one artifact.
 #[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(rename_all = "camelCase")]
 pub struct SealPlan {
     /// The artifact's id.
     pub artifact: ArtifactId,
-    /// The id of the layer that its private content becomes.
+    /// The id of the layer for its private content.
     pub layer: LayerId,
-    /// What it will be called.
+    /// The artifact's name.
     pub reference: Reference,
-    /// When, and for how long.
+    /// The condition for the seal, and the time to live.
     #[serde(flatten)]
     pub keep: Keep,
 }
 
-/// A volume's record: `volume.json` in its directory, the only memory of an ephemeral volume that outlives the process.
+/// A volume's record, `volume.json`: all of an ephemeral volume's state that survives the process.
 #[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(rename_all = "camelCase")]
 pub struct VolumeRecord {
-    /// The version of this record's form: [`VolumeRecord::FORMAT`].
+    /// The version of this record's format: [`VolumeRecord::FORMAT`].
     pub format: u32,
     /// Its id.
     pub id: VolumeId,
-    /// The boot in which it was made. In another boot it is rubbish.
+    /// The boot in which it was made. In another boot it is garbage.
     pub boot: String,
-    /// The number of the mount of the pool's filesystem in which it was made; `None`: not known. Under another mount of the same
-    /// boot it is rubbish, too: what of its content was in memory only went with the first.
+    /// The number of the mount of the pool's filesystem in which it was made; `None`: unknown.
+    /// Under another mount it is garbage too: unwritten content was lost.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub superblock: Option<u64>,
     /// When it was made.
     pub created: Timestamp,
-    /// Whose it is.
+    /// Its tenant.
     pub tenant: Tenant,
-    /// Which pod's.
+    /// Its pod.
     pub pod: Pod,
-    /// What was asked for.
+    /// Its attributes.
     pub spec: VolumeSpec,
-    /// Whether the pod may only read it.
+    /// Whether it is read-only for the pod.
     pub read_only: bool,
-    /// The artifact it is a fork of.
+    /// The artifact that it forks.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub parent: Option<ArtifactId>,
-    /// The layers it is mounted over, newest first. They may differ from the parent's after a flattening.
+    /// The layers below its top, newest first. A flattening may make them differ from the parent's.
     #[serde(default, skip_serializing_if = "Vec::is_empty")]
     pub layers: Vec<LayerId>,
-    /// What it becomes; `None` when it is thrown away.
+    /// The artifact to seal it as; `None` if it is discarded.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub seal: Option<SealPlan>,
-    /// Why its size limit does not hold, when one was asked for and it does not.
+    /// Why its size limit is not enforced, if it is not.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub limit_unenforced: Option<String>,
-    /// What its overlay is called in the kernel's mount table, if not by the volume's id: it was mounted before anybody asked for it.
+    /// The source of its overlay in the mount table, if it was mounted before the request.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub mounted_as: Option<String>,
-    /// Whether its access mode allows several targets at once; `None`: a version wrote this that did not say so, or its
-    /// targets were asked for with different ones.
+    /// Whether its access mode allows several targets. `None`: an older record, or targets differ.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub multiple_targets: Option<bool>,
-    /// Where it is published.
+    /// The target paths.
     pub targets: Vec<PathBuf>,
 }
 
 impl VolumeRecord {
-    /// The form that this version writes and reads.
+    /// The format that this version reads and writes.
     pub const FORMAT: u32 = 1;
 
-    /// Whether all that was written in it is there still, on the disk or in memory: it is of this boot and of this mount of the pool's
-    /// filesystem.
+    /// Whether its content is complete, on disk or in memory: it is of this boot and of this mount
+    /// of the pool's filesystem.
     #[must_use]
     pub fn is_of(&self, boot: &str, superblock: Option<u64>) -> bool {
         let same = |ours| self.superblock.is_none_or(|its| its == ours);
         self.boot == boot && superblock.is_none_or(same)
     }
 
-    /// What its mount is called in the kernel's mount table.
+    /// The source of its mount in the kernel's mount table.
     #[must_use]
     pub fn label(&self) -> &str {
         self.mounted_as.as_deref().unwrap_or(self.id.as_str())

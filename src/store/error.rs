@@ -1,38 +1,38 @@
-//! Why something could not be remembered or recalled.
-//! Types only: each says what was asked of the store, and of which file.
+//! Errors of the store: why it could not write or read the pool's state. Only types. Each names the
+//! operation and the file.
 
 use std::path::PathBuf;
 
 use crate::sys;
 
-/// A result of this room.
+/// The result of this module's functions.
 pub type Result<T, E = Error> = std::result::Result<T, E>;
 
-/// Why something could not be remembered or recalled.
+/// Why the store could not write or read the pool's state.
 #[derive(Debug, thiserror::Error)]
 pub enum Error {
     /// A system call failed.
     #[error(transparent)]
     System(#[from] sys::Error),
-    /// Another process owns the pool.
+    /// Another process holds the pool's lock.
     #[error("{} is in use by another process{holder}; one process at a time may own a pool", path.display())]
     Locked {
         /// The pool.
         path: PathBuf,
-        /// Who that is: ` (pid N)`, or nothing.
+        /// That process, as ` (pid N)`, or empty if unknown.
         holder: String,
     },
-    /// A file is of a form that this version does not know.
+    /// A file has a format that this version does not know.
     #[error("{} has format {found}, this version knows {known}; use the version that wrote it, or a newer one", path.display())]
     Format {
         /// The file.
         path: PathBuf,
         /// Its format.
         found: u64,
-        /// Ours.
+        /// The format that this version knows.
         known: u64,
     },
-    /// A file does not hold what it must.
+    /// A file's content is not valid.
     #[error("{} cannot be read: {why}", path.display())]
     Damaged {
         /// The file.
@@ -40,25 +40,25 @@ pub enum Error {
         /// What is wrong with it, and what to do.
         why: String,
     },
-    /// The index was closed, for good; nothing was written.
+    /// The index was closed for good. Nothing was written.
     #[error("the index is closed")]
     Closed,
-    /// The database failed; what was to be written is not in it.
+    /// The database failed. The change was not written.
     #[error("{doing}: {source}")]
     Database {
-        /// What was being done.
+        /// The operation.
         doing: &'static str,
-        /// What failed.
+        /// The cause.
         source: Box<redb::Error>,
     },
-    /// The database failed at the very end: nobody knows whether it has what was to be written. Whoever opens it next does.
-    #[error("{doing}: {source}; nobody knows yet whether it was written")]
+    /// The database failed during the commit. The change is in doubt until the index is reopened.
+    #[error("{doing}: {source}; whether it was written is in doubt until the index is reopened")]
     Unsure {
-        /// What was being done.
+        /// The operation.
         doing: &'static str,
-        /// What failed.
+        /// The cause.
         source: Box<redb::Error>,
-        /// Which transaction it is: what it made up for that.
+        /// The transaction's random number.
         number: u64,
     },
 }
@@ -79,7 +79,7 @@ impl Error {
         }
     }
 
-    /// The same failure, now that it is known that nothing was written.
+    /// The same failure once it is known that nothing was written.
     pub(super) fn nothing_written(self) -> Self {
         match self {
             Self::Unsure { doing, source, .. } => Self::Database { doing, source },
@@ -87,13 +87,13 @@ impl Error {
         }
     }
 
-    /// Whether what was to be written may be there all the same.
+    /// Whether the change is in doubt: it may have been written.
     #[must_use]
     pub fn is_unsure(&self) -> bool {
         matches!(self, Self::Unsure { .. })
     }
 
-    /// Whether the disk is full, or the database refuses to go on because it was.
+    /// Whether the disk is full, or was and the database has refused writes since.
     #[must_use]
     pub fn is_full(&self) -> bool {
         const ENOSPC: i32 = nix::errno::Errno::ENOSPC as i32;

@@ -1,7 +1,7 @@
-//! The index of what is durable: artifacts, the names that point at them, what their layers cost; claims, snapshots, groups.
+//! The index of durable state: artifacts, their names, layer sizes, claims, snapshots and groups.
 //!
-//! A redb database that is read whole at start and written in transactions, each durable when it returns. After a full
-//! disk redb refuses everything until it is opened anew ([`Index::reopen`]).
+//! A redb database. It is read whole at start and written in transactions; each is durable when it
+//! returns. After a full disk, redb refuses all writes until it is reopened ([`Index::reopen`]).
 
 use std::fs::File;
 use std::io::Read;
@@ -25,60 +25,60 @@ const META: TableDefinition<&str, u64> = TableDefinition::new("meta");
 const ARTIFACTS: TableDefinition<u128, &[u8]> = TableDefinition::new("artifacts");
 const NAMES: TableDefinition<(&str, &str), u128> = TableDefinition::new("names");
 const LAYERS: TableDefinition<u128, &[u8]> = TableDefinition::new("layers");
-/// By id, JSON. Since format 2.
+/// From id to JSON. Since format 2.
 type Records = TableDefinition<'static, &'static str, &'static [u8]>;
 const CLAIMS: Records = TableDefinition::new("claims");
 const SNAPSHOTS: Records = TableDefinition::new("snapshots");
 const GROUPS: Records = TableDefinition::new("groups");
 
 const FORMAT_KEY: &str = "format";
-/// A number that each transaction makes up, so that of the last one it can be known whether it is in. Counted, it could be another
-/// one's that came after it failed.
+/// The random number of the last transaction, by which one in doubt is recognised. A counter could
+/// repeat the number of a failed transaction.
 const LAST_KEY: &str = "last-transaction";
-/// 1 had no claims. It is taken over as it is; but a version that knows no claims would throw their layers away as
-/// nobody's, so it must not take over ours.
+/// Format 1 had no claims; this version upgrades it. A version without claims would delete their
+/// layers as unreferenced, so it must refuse this format.
 const FORMAT: u64 = 2;
 const OLDEST_FORMAT: u64 = 1;
-/// redb would take up to a gigabyte; the whole index is a few megabytes, and is read once.
+/// redb's default is up to a gigabyte. The whole index is a few megabytes and is read once.
 const CACHE_BYTES: usize = 4 << 20;
 
 /// One change of the index.
 #[derive(Debug, Clone, PartialEq)]
 pub enum Change {
-    /// An artifact is there, or is different now.
+    /// Adds or replaces an artifact.
     PutArtifact(Artifact),
-    /// An artifact is gone.
+    /// Removes an artifact.
     RemoveArtifact(ArtifactId),
-    /// A name points here now.
+    /// Points a name at an artifact.
     PutName(Name, ArtifactId),
-    /// A name is gone.
+    /// Removes a name.
     RemoveName(Name),
-    /// What a layer costs.
+    /// Sets a layer's size.
     PutLayer(LayerId, Usage),
-    /// A layer is gone.
+    /// Removes a layer.
     RemoveLayer(LayerId),
-    /// A claim is there, or is different now.
+    /// Adds or replaces a claim.
     PutClaim(Claim),
-    /// A claim is gone.
+    /// Removes a claim.
     RemoveClaim(VolumeId),
-    /// A snapshot is there, or is different now.
+    /// Adds or replaces a snapshot.
     PutSnapshot(Snapshot),
-    /// A snapshot is gone.
+    /// Removes a snapshot.
     RemoveSnapshot(SnapshotId),
-    /// A group of snapshots is there.
+    /// Adds a group of snapshots.
     PutGroup(SnapshotGroup),
-    /// A group is gone.
+    /// Removes a group of snapshots.
     RemoveGroup(SnapshotId),
 }
 
-/// All that the index knows.
+/// The whole content of the index.
 #[derive(Debug, Default)]
 pub struct Contents {
     /// Every artifact.
     pub artifacts: Vec<Artifact>,
-    /// Every name and what it points at.
+    /// Every name and its artifact.
     pub names: Vec<(Name, ArtifactId)>,
-    /// The layers that were measured.
+    /// The size of each measured layer.
     pub layers: Vec<(LayerId, Usage)>,
     /// Every claim.
     pub claims: Vec<Claim>,
@@ -95,8 +95,8 @@ pub struct Index {
     opened: Mutex<Opened>,
 }
 
-/// An index made anew, whole, beside the one whose place it takes; that is kept as `index.redb.old`. At no moment is there an index that
-/// names less than all of this: there is the old one, or none, or the new one.
+/// A rebuilt index beside the one that it replaces, which is kept as `index.redb.old`. After a
+/// crash at any moment there is the old index, none, or the complete new one.
 #[derive(Debug)]
 pub struct NewIndex<'a> {
     root: &'a Dir,
@@ -104,7 +104,7 @@ pub struct NewIndex<'a> {
 }
 
 impl<'a> NewIndex<'a> {
-    /// Makes it, as `index.redb.new`.
+    /// Writes it as `index.redb.new`.
     pub fn make(root: &'a Dir, changes: &[Change]) -> Result<Self> {
         let name = format!("{}.new", layout::INDEX);
         match root.remove_file(&name) {
@@ -117,7 +117,7 @@ impl<'a> NewIndex<'a> {
         Ok(Self { root, name })
     }
 
-    /// Puts the old one aside, if there is one.
+    /// Renames the old index, if it exists.
     pub fn clear_place(&self) -> Result<()> {
         if Index::exists(self.root)? {
             let old = format!("{}.old", layout::INDEX);
@@ -126,19 +126,19 @@ impl<'a> NewIndex<'a> {
         Ok(())
     }
 
-    /// Puts it where the old one was.
+    /// Renames the new index into place.
     pub fn take_place(self) -> Result<()> {
         self.root.rename(&self.name, self.root, layout::INDEX)?;
         Ok(self.root.sync()?)
     }
 }
 
-/// The database, if it could be opened.
+/// The database, if it is open.
 struct Opened {
     database: Option<Database>,
-    /// It is over ([`Index::close`]): nobody opens it anew.
+    /// Set by [`Index::close`]: it is never reopened.
     closed: bool,
-    /// Which transaction was its last, if it is known to have had one that said so.
+    /// The number of the last transaction, if known.
     last: Option<u64>,
 }
 
@@ -152,7 +152,7 @@ impl std::fmt::Debug for Opened {
 }
 
 impl Index {
-    /// Opens the index of a pool, made when it is missing, and reads it whole.
+    /// Opens a pool's index and reads it whole. Creates it if it is missing.
     pub fn open(root: &Dir) -> Result<(Self, Contents)> {
         if !Self::exists(root)? {
             make_new(root)?;
@@ -164,7 +164,7 @@ impl Index {
         })
     }
 
-    /// The same for an index that must be there: one that is missing, empty or only begun is an error.
+    /// Like [`Index::open`], but an index that is missing, empty or incomplete is an error.
     pub fn open_existing(root: &Dir) -> Result<(Self, Contents)> {
         let is_begun = root
             .stat_if_there(layout::INDEX)?
@@ -196,7 +196,7 @@ impl Index {
         Ok((index, contents))
     }
 
-    /// Reads the index of a pool without changing a byte of it, also when it was not closed cleanly.
+    /// Reads a pool's index, even after an unclean shutdown, without changing the file.
     pub fn read_only(root: &Dir) -> Result<Contents> {
         let file = File::from(root.open_file_beneath(layout::INDEX, OFlags::RDONLY, 0)?);
         guarded(root, || {
@@ -213,8 +213,8 @@ impl Index {
         Ok(root.has(layout::INDEX)?)
     }
 
-    /// Makes all these changes, or none; they are durable when this returns. When it fails, none are made, unless the failure is
-    /// unsure ([`Error::is_unsure`]): then the database could not even be opened anew, which would have told.
+    /// Writes all changes or none; they are durable when this returns. After an error nothing is
+    /// written, unless [`Error::is_unsure`]: the database could not be reopened to find out.
     pub fn commit(&self, changes: &[Change]) -> Result<()> {
         let mut opened = self.opened.lock();
         if opened.closed {
@@ -231,12 +231,12 @@ impl Index {
             }
             Err(error) if error.is_unsure() => {
                 if let Err(again) = opened.reopen(&self.root) {
-                    tracing::error!(error = %again, "the index cannot be opened anew after a failed write");
-                    // That takes room, which a full disk does not have. To read it takes none.
+                    tracing::error!(error = %again, "the index cannot be reopened after a failed write");
+                    // Reopening needs disk space, which may be full. Reading needs none.
                     match last_on_disk(&self.root) {
                         Ok(last) => opened.last = last,
                         Err(again) => {
-                            tracing::error!(error = %again, "nor can it be read");
+                            tracing::error!(error = %again, "the index cannot be read either");
                             return Err(error);
                         }
                     }
@@ -250,20 +250,20 @@ impl Index {
         }
     }
 
-    /// Closes the database, which writes to it. From here on every commit fails, and it is not opened anew: another process may
-    /// have it.
+    /// Closes the database, which writes to it. Later commits fail, and it is never reopened,
+    /// because another process may own it.
     pub fn close(&self) {
         let mut opened = self.opened.lock();
         opened.closed = true;
         drop(opened.database.take());
     }
 
-    /// Opens the database anew: the way out after a full disk. Until it succeeds every commit fails.
+    /// Reopens the database, for example after a full disk. Until then every commit fails.
     pub fn reopen(&self) -> Result<()> {
         self.opened.lock().reopen(&self.root)
     }
 
-    /// Whether it has what a commit failed to write, now that it is opened anew.
+    /// Whether a failed commit was written after all. Call it after the index was reopened.
     pub fn has(&self, failed: &Error) -> bool {
         matches!(failed, Error::Unsure { number, .. } if self.opened.lock().last == Some(*number))
     }
@@ -274,7 +274,7 @@ impl Opened {
         if self.closed {
             return Err(Error::Closed);
         }
-        // Put away first: that writes to the file, too.
+        // Close it first: that writes to the file, too.
         self.database = None;
         let (database, last) = guarded(root, || {
             let database = open_database(root)?;
@@ -286,14 +286,14 @@ impl Opened {
     }
 }
 
-/// Reads what may be torn. redb takes pages that are no pages for a defect of its own, and panics.
+/// Reads a file that may be corrupt. redb panics on some invalid pages.
 fn guarded<T>(root: &Dir, reading: impl FnOnce() -> Result<T>) -> Result<T> {
     std::panic::catch_unwind(std::panic::AssertUnwindSafe(reading))
-        .unwrap_or_else(|_| Err(lost(root, "it is torn")))
+        .unwrap_or_else(|_| Err(lost(root, "it is corrupt")))
 }
 
-/// Makes an empty index, whole or not at all: redb cannot open what it did not finish to make, and the next start would
-/// ask for an index to be made anew that never was one.
+/// Creates an empty index atomically: redb cannot open an incomplete one, and the next start would
+/// demand a rebuild of it.
 fn make_new(root: &Dir) -> Result<()> {
     let half_made = format!(".{}.new", layout::INDEX);
     match root.remove_file(&half_made) {
@@ -312,7 +312,7 @@ fn open_database(root: &Dir) -> Result<Database> {
 }
 
 fn open_file(root: &Dir, name: &str, flags: OFlags) -> Result<Database> {
-    // openat2 refuses a mode where nothing is made.
+    // openat2 refuses a mode without O_CREAT.
     let mode = if flags.contains(OFlags::CREATE) {
         0o600
     } else {
@@ -326,7 +326,7 @@ fn open_file(root: &Dir, name: &str, flags: OFlags) -> Result<Database> {
         .map_err(|error| damaged(root, &error.into()))
 }
 
-/// A copy in memory of the index in a file: an unclean end is repaired by writing.
+/// Loads the index file into memory, because redb repairs an unclean shutdown by writing.
 fn copy_of(root: &Dir, mut file: File) -> Result<Database> {
     let path = root.path().join(layout::INDEX);
     let failed = |error| crate::sys::Error::new("read", path.clone(), error);
@@ -343,46 +343,46 @@ fn copy_of(root: &Dir, mut file: File) -> Result<Database> {
         .map_err(|error| damaged(root, &error.into()))
 }
 
-/// Which transaction was the last that is on the disk.
+/// The number of the last transaction on disk.
 fn last_on_disk(root: &Dir) -> Result<Option<u64>> {
     let file = File::from(root.open_file_beneath(layout::INDEX, OFlags::RDONLY, 0)?);
     read_anew(root, &file)?;
     guarded(root, || meta(&copy_of(root, file)?, LAST_KEY))
 }
 
-/// How much a kernel reads ahead that was told nothing else.
+/// The kernel's default read-ahead.
 const READ_AHEAD: usize = 128 << 10;
 
-/// Makes the kernel read a file from the disk, whatever it has of it in memory; ahead, since page by page each would be waited for.
+/// Drops the file from the page cache and reads it from disk again, with read-ahead.
 ///
-/// After a write-back that failed the kernel keeps the pages, as clean: they show what is not on the disk and will never be.
-/// A database opened upon them would write more that refers to them, and be torn after the next power cut.
+/// After a failed write-back the kernel marks the pages as clean, although they are not on disk. A
+/// database opened from them would write references to them and be corrupt after a power cut.
 fn read_anew(root: &Dir, file: &File) -> Result<()> {
-    // What can be written is; what cannot be is no longer dirty, and so can be forgotten. A disk that still refuses says so
-    // again when the database is repaired.
+    // fsync writes what it can. Failed pages become clean and can then be dropped. A disk that
+    // still fails reports it again in the repair.
     if let Err(error) = file.sync_all() {
         tracing::warn!(%error, "the index could not be written back; it is read from the disk");
-        // But where a filesystem has given itself up it stays dirty and cannot be forgotten (ext4, Linux 6.1): what would be read is
-        // nowhere but in memory.
+        // On a filesystem that has shut down, pages stay dirty and cannot be dropped (ext4, Linux
+        // 6.1). A read would then return data that exists only in memory.
         file.sync_all()
             .map_err(|errno| root.error("fsync", layout::INDEX, errno))?;
     }
     if let Err(error) = rustix::fs::fadvise(file, 0, None, Advice::DontNeed) {
-        tracing::warn!(%error, "what the kernel remembers of the index is not forgotten");
+        tracing::warn!(%error, "the index cannot be dropped from the page cache");
     }
-    // Of more than it reads ahead at once the kernel reads just that much.
+    // The kernel reads ahead at most this much per call.
     let length = file.metadata().map_or(0, |file| file.len());
     for from in (0..length).step_by(READ_AHEAD) {
         let size = std::num::NonZeroU64::new(READ_AHEAD as u64);
         if let Err(error) = rustix::fs::fadvise(file, from, size, Advice::WillNeed) {
-            tracing::debug!(%error, "the index is read page by page");
+            tracing::debug!(%error, "the index is read without read-ahead");
             break;
         }
     }
     Ok(())
 }
 
-/// A database that cannot be opened, in words that say what to do.
+/// The error for a database that cannot be opened.
 fn damaged(root: &Dir, error: &redb::Error) -> Error {
     let path = root.path().join(layout::INDEX);
     match error {
@@ -394,20 +394,22 @@ fn damaged(root: &Dir, error: &redb::Error) -> Error {
     }
 }
 
-/// An index that is not what it must be, and the way out.
+/// The error for an invalid index, with its remedy.
 fn lost(root: &Dir, why: &str) -> Error {
     Error::Damaged {
         path: root.path().join(layout::INDEX),
-        why: format!("{why}; `baggageclaim check --rebuild` makes the index anew from the layers"),
+        why: format!(
+            "{why}; run `baggageclaim check --rebuild` to rebuild the index from the layers"
+        ),
     }
 }
 
-/// The form that an index says to have; `None`: it was never completed.
+/// The index's format; `None` if its creation was not completed.
 fn format(database: &Database) -> Result<Option<u64>> {
     meta(database, FORMAT_KEY)
 }
 
-/// A number that an index says of itself.
+/// A number from the index's metadata.
 fn meta(database: &Database, key: &str) -> Result<Option<u64>> {
     let doing = "read the index";
     let read = database
@@ -425,7 +427,7 @@ fn meta(database: &Database, key: &str) -> Result<Option<u64>> {
     }
 }
 
-/// Makes the tables of an index that is new or of an older form, and refuses one of a newer form.
+/// Creates the tables in a new index or one of an older format. Refuses a newer format.
 fn initialise(root: &Dir, database: &Database) -> Result<()> {
     let doing = "make the index";
     match format(database)? {
@@ -458,33 +460,33 @@ fn make(database: &Database) -> Result<(), redb::Error> {
     Ok(())
 }
 
-/// What is being done when a write fails.
+/// The operation that write errors name.
 const WRITING: &str = "write to the index";
 
-/// What no other transaction is called.
+/// A random transaction number.
 fn made_up() -> u64 {
     let mut bits = [0; 8];
     getrandom::fill(&mut bits).expect("a booted Linux has random bytes");
     u64::from_ne_bytes(bits)
 }
 
-/// Writes what is transaction `number`.
+/// Writes the changes as transaction `number`.
 fn write(database: &Database, changes: &[Change], number: u64) -> Result<()> {
     let begun = begin(database, changes, number);
     let begun = begun.map_err(|error| Error::database(WRITING, error))?;
-    // Up to here nothing refers to what was written; in here, from some moment on, all does.
+    // Before commit, no data refers to the change. During commit it becomes visible at once.
     let committed = begun.commit();
     committed.map_err(|error| Error::unsure(WRITING, error.into(), number))
 }
 
-/// A transaction of all these changes, which is not yet committed.
+/// An uncommitted transaction with all changes.
 fn begin(
     database: &Database,
     changes: &[Change],
     number: u64,
 ) -> Result<WriteTransaction, redb::Error> {
     let transaction = database.begin_write()?;
-    // Each is opened for each change: one that no change is for costs as much to open as a change.
+    // Open tables only for their changes: opening a table costs as much as a change.
     transaction.open_table(META)?.insert(LAST_KEY, number)?;
     let records = |table: Records| transaction.open_table(table);
     for change in changes {
@@ -534,7 +536,7 @@ fn json(value: &impl Serialize) -> Vec<u8> {
     serde_json::to_vec(value).expect("plain data serialises")
 }
 
-/// All rows of a table; none when an older version has not made it.
+/// All rows of a table; empty if an older version did not create it.
 fn records<T: DeserializeOwned>(
     transaction: &redb::ReadTransaction,
     table: Records,
@@ -657,7 +659,7 @@ mod tests {
             .expect("committed");
         index.reopen().expect("reopened");
         index.commit(&[]).expect("usable");
-        // Not closed: read as a crash leaves it.
+        // Not closed: the file is as after a crash.
         let contents = Index::read_only(&root).expect("read");
         assert_eq!(contents.artifacts, [artifact(2)]);
         drop(index);
@@ -681,7 +683,7 @@ mod tests {
             assert!(matches!(error, Error::Closed), "{error}");
             assert!(!error.is_full() && !error.is_unsure(), "{error}");
         }
-        let (_, contents) = Index::open(&root).expect("nobody has it open");
+        let (_, contents) = Index::open(&root).expect("no process has it open");
         assert!(contents.artifacts.is_empty());
     }
 
@@ -689,7 +691,7 @@ mod tests {
     fn an_index_that_a_crash_kept_from_being_made_is_made_anew() {
         let folder = tempfile::tempdir().expect("a temporary folder");
         let root = Dir::open(folder.path()).expect("it opens");
-        // As redb leaves it: long enough, and without its first bytes.
+        // As redb leaves it after a crash: full length, but without its first bytes.
         root.write_new(".index.redb.new", &[0; 8192]).expect("torn");
         let (index, _) = Index::open(&root).expect("made");
         index.commit(&put(1)).expect("committed");

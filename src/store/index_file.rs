@@ -1,6 +1,6 @@
-//! The file that the index is in, as redb asks for it.
+//! The index's file, as redb's storage backend.
 //!
-//! It has no lock of its own: whoever opens the index to write to it holds the pool's.
+//! It takes no lock. The process that writes the index holds the pool's lock.
 
 use std::fs::File;
 use std::io;
@@ -10,17 +10,17 @@ use redb::StorageBackend;
 
 use crate::sys::{Dir, Space};
 
-/// So many zeros are written at once.
+/// The number of zeros written per call.
 const BLOCK: u64 = 256 << 10;
-/// Of what is free a growth may take one part in so many: a full disk needs what it has for other things.
+/// Growth may take at most 1/16 of the free space with zeros: the rest is needed for volumes.
 const PARTS: u64 = 16;
 
-/// A file that is written where it grows, if there is room to spare. Where a file was only made longer the filesystem looks for room for
-/// each page that is written later, and `fdatasync` waits for its journal, too: twice as long on ext4 and xfs.
+/// A file that is filled with zeros where it grows, if there is space. In a sparse file, each write
+/// allocates and `fdatasync` waits for the journal: twice as long on ext4 and xfs.
 #[derive(Debug)]
 pub(super) struct IndexFile {
     file: File,
-    /// Where it lies.
+    /// The directory of the file.
     dir: Dir,
 }
 
@@ -29,7 +29,7 @@ impl IndexFile {
         Self { file, dir }
     }
 
-    /// Whether zeros are worth their room: never where a page gets a new place each time that it is written.
+    /// Whether to fill with zeros. Never on btrfs, where each write of a page allocates again.
     fn is_to_be_filled(&self, size: u64) -> bool {
         let space = self.dir.space();
         space.is_ok_and(|space| space.magic != Space::BTRFS && size < space.bytes_available / PARTS)
@@ -57,10 +57,10 @@ impl StorageBackend for IndexFile {
 
     fn set_len(&self, len: u64) -> io::Result<()> {
         let end = self.len()?;
-        // In one call: a crash must leave no other length than those that redb has asked for.
+        // One call: after a crash the file must have a length that redb requested.
         self.file.set_len(len)?;
         if end < len && self.is_to_be_filled(len - end) && self.fill(end, len).is_err() {
-            // Others took the room meanwhile. It is longer all the same, and takes no more of it than it must.
+            // Other writers took the space. Free the zeros, then extend the file without them.
             self.file.set_len(end)?;
             self.file.set_len(len)?;
         }

@@ -1,7 +1,7 @@
-//! What a pool remembers: its directories, the index of what is sealed, and the records of what is ephemeral.
+//! A pool's state on disk: its directories, the index of durable state, and the records of volumes.
 //!
-//! It knows the form of everything on disk (`docs/on-disk.md`) and nothing of what it is good for: it decides nothing,
-//! mounts nothing, and holds no state that is not on disk. Everything blocks.
+//! This module knows the on-disk formats (`docs/on-disk.md`) but makes no decisions and no mounts.
+//! It keeps no state that is not on disk. All calls block.
 
 mod error;
 mod index;

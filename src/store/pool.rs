@@ -1,7 +1,7 @@
-//! A pool's directories by their descriptors, its lock, and its identity.
+//! A pool's directories, lock and identity.
 //!
-//! Making a pool is repeatable: a crash in the middle leaves something that the next start completes. Who only looks at one
-//! has a [`PoolView`] and changes nothing.
+//! Creating a pool is idempotent: the next start completes one that a crash interrupted. Read-only
+//! tools use a [`PoolView`], which changes nothing.
 
 use std::os::unix::fs::DirBuilderExt;
 use std::path::Path;
@@ -15,17 +15,17 @@ use crate::sys::{Dir, Errno, Lock};
 /// `pool.json`.
 #[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
 pub struct PoolIdentity {
-    /// The version of the pool's form.
+    /// The version of the pool's on-disk format.
     pub format: u64,
-    /// 32 hex digits, chosen when the pool was made.
+    /// 32 hex digits, chosen when the pool was created.
     pub id: String,
-    /// The backend whose volumes and layers it holds, by name.
+    /// The name of the backend that made its volumes and layers.
     pub backend: String,
 }
 
-/// The directories of a pool, and the lock that makes it ours.
+/// A pool's directories and its exclusive lock.
 #[derive(Debug)]
-#[expect(missing_docs, reason = "`model::layout` has the words")]
+#[expect(missing_docs, reason = "documented in `model::layout`")]
 pub struct PoolDirs {
     pub root: Dir,
     pub volumes: Dir,
@@ -38,7 +38,7 @@ pub struct PoolDirs {
 }
 
 impl PoolDirs {
-    /// Opens the pool at `path`, making what is missing of it but not the directory above, and locks it.
+    /// Opens and locks the pool at `path`. Creates missing parts, but not the parent directory.
     pub fn open(path: &Path) -> Result<Self> {
         match std::fs::DirBuilder::new().mode(0o700).create(path) {
             Err(error) if error.kind() != std::io::ErrorKind::AlreadyExists => {
@@ -49,7 +49,7 @@ impl PoolDirs {
         let root = Dir::open(path)?;
         let lock = lock(&root)?;
         if root.stat_self()?.st_mode & 0o077 != 0 {
-            // Tenants' content lies below; nobody but root may even look for names.
+            // The pool holds tenants' content. Only root may list it.
             root.set_mode(0o700)?;
         }
         for name in [
@@ -76,18 +76,18 @@ impl PoolDirs {
         })
     }
 
-    /// The same for a pool that must exist.
+    /// Like [`PoolDirs::open`], for a pool that must exist.
     pub fn open_existing(path: &Path) -> Result<Self> {
         drop(existing(path)?);
         Self::open(path)
     }
 
-    /// Reads `pool.json`; `None` in a pool that is new.
+    /// Reads `pool.json`; `None` in a new pool.
     pub fn identity(&self) -> Result<Option<PoolIdentity>> {
         PoolIdentity::read(&self.root)
     }
 
-    /// Writes `pool.json`, durably: from here on the pool exists.
+    /// Writes `pool.json` durably. From then on the pool exists.
     pub fn set_identity(&self, identity: &PoolIdentity) -> Result<()> {
         let mut bytes = serde_json::to_vec(identity).expect("plain data serialises");
         bytes.push(b'\n');
@@ -98,10 +98,10 @@ impl PoolDirs {
 }
 
 impl PoolIdentity {
-    /// The form that this version reads and writes.
+    /// The format that this version reads and writes.
     pub const FORMAT: u64 = 1;
 
-    /// Reads that of the pool in this directory; `None`: there is none yet.
+    /// Reads the identity of the pool in this directory; `None` if it has none yet.
     pub fn read(root: &Dir) -> Result<Option<Self>> {
         #[derive(Deserialize)]
         struct Version {
@@ -129,22 +129,22 @@ impl PoolIdentity {
     }
 }
 
-/// A pool as it is found: nothing is made and nothing is written, so that its filesystem may be mounted read-only. `None` is
-/// a directory that is not there.
+/// A read-only view of a pool. It creates and writes nothing, so the filesystem may be mounted
+/// read-only. A missing directory is `None`.
 #[derive(Debug)]
-#[expect(missing_docs, reason = "`model::layout` has the words")]
+#[expect(missing_docs, reason = "documented in `model::layout`")]
 pub struct PoolView {
     pub root: Dir,
     pub volumes: Option<Dir>,
     pub pending: Option<Dir>,
     pub layers: Option<Dir>,
     pub trash: Option<Dir>,
-    /// No driver gets the pool while somebody looks at it. `None`: there is nothing to lock, so nobody has it.
+    /// Keeps drivers out while the view is open. `None` if there is no lock file, so no driver.
     _lock: Option<Lock>,
 }
 
 impl PoolView {
-    /// Opens a pool that must exist, and that no driver has.
+    /// Opens a pool that must exist and that no driver uses.
     pub fn open(path: &Path) -> Result<Self> {
         let root = existing(path)?;
         let lock = match root.try_share_lock(layout::LOCK) {
@@ -173,7 +173,7 @@ fn existing(path: &Path) -> Result<Dir> {
     }
     Err(Error::Damaged {
         path: path.join(layout::POOL_JSON),
-        why: "this is no pool; a driver makes one when it starts".to_owned(),
+        why: "this is not a pool; a driver creates one when it starts".to_owned(),
     })
 }
 
@@ -181,14 +181,14 @@ fn lock(root: &Dir) -> Result<Lock> {
     root.try_lock(layout::LOCK)?.ok_or_else(|| locked(root))
 }
 
-/// It names who has the pool if that is one process that the kernel tells of: a file with its pid would be written after the lock is
-/// taken, not be the one's who only looks, and tell nothing to another pid namespace.
+/// Names the pool's owner if the kernel reports exactly one process. A pid file would be written
+/// after the lock, would not cover read-only views, and means nothing in another pid namespace.
 fn locked(root: &Dir) -> Error {
     let holders = root.lock_holders(layout::LOCK).unwrap_or_default();
     let mut holders = holders.iter();
     let holder = match (holders.next(), holders.next()) {
         (Some(pid), None) => format!(" (pid {pid})"),
-        // Nobody, or no longer; or several who look.
+        // No owner any more, or several views.
         _ => String::new(),
     };
     Error::Locked {
@@ -232,7 +232,7 @@ mod tests {
     fn who_looks_makes_nothing_and_keeps_drivers_out_but_not_others_who_look() {
         let folder = tempfile::tempdir().expect("a temporary folder");
         let error = PoolView::open(folder.path()).expect_err("no pool");
-        assert!(error.to_string().contains("this is no pool"), "{error}");
+        assert!(error.to_string().contains("this is not a pool"), "{error}");
         std::fs::write(folder.path().join(layout::POOL_JSON), "{}").expect("written");
         let view = PoolView::open(folder.path()).expect("nothing to lock");
         assert!(view.layers.is_none());
@@ -242,10 +242,10 @@ mod tests {
         let error = PoolView::open(folder.path()).expect_err("a driver has it");
         assert!(matches!(error, Error::Locked { .. }), "{error}");
         drop(pool);
-        let view = PoolView::open(folder.path()).expect("nobody has it");
+        let view = PoolView::open(folder.path()).expect("no process has it");
         assert!(view.layers.is_some());
         let _another = PoolView::open(folder.path()).expect("both only look");
-        let error = PoolDirs::open(folder.path()).expect_err("somebody looks");
+        let error = PoolDirs::open(folder.path()).expect_err("a view has it");
         assert!(matches!(error, Error::Locked { .. }), "{error}");
     }
 
@@ -259,11 +259,11 @@ mod tests {
         root.replace("lock.pid", b"1").expect("written");
         let us = format!(" (pid {}); ", std::process::id());
         let lock = root.try_lock(layout::LOCK).expect("flock");
-        let error = PoolView::open(folder.path()).expect_err("somebody starts");
+        let error = PoolView::open(folder.path()).expect_err("a driver has it");
         assert!(error.to_string().contains(&us), "{error}");
         drop(lock);
-        let _view = PoolView::open(folder.path()).expect("nobody has it");
-        let error = PoolDirs::open(folder.path()).expect_err("somebody looks");
+        let _view = PoolView::open(folder.path()).expect("no process has it");
+        let error = PoolDirs::open(folder.path()).expect_err("a view has it");
         assert!(error.to_string().contains(&us), "{error}");
     }
 

@@ -1,31 +1,30 @@
-//! The records of what is ephemeral: small JSON files in a volume's own directory, written without fsync; and the one
-//! that lies beside a layer.
+//! Records of ephemeral state: small JSON files in a volume's directory, and one in each layer.
 //!
-//! The page cache survives `kill -9`, and nothing of an ephemeral volume matters after a power cut. A record that does
-//! not parse is not an error of the driver but a fact about the directory: it is rubbish.
+//! They are written without fsync. The page cache survives `kill -9`, and ephemeral volumes do not
+//! outlive a reboot. A record that does not parse is not an error: its directory is garbage.
 
 use serde::{Deserialize, Serialize, de::DeserializeOwned};
 
 use crate::model::{ClaimRecord, LayerRecord, Outcome, Timestamp, VolumeRecord, layout};
 use crate::sys::{self, Dir, Errno};
 
-/// Records are small; what is larger is none of ours.
+/// Records are small. A larger file is not one.
 const LIMIT: usize = 256 * 1024;
 const OUTCOME: &str = "outcome";
 const DOOMED: &str = "doomed";
 
-/// Why a directory has no record that counts.
+/// Why a directory has no valid record.
 #[derive(Debug, Clone, PartialEq, Eq, thiserror::Error)]
 pub enum Unreadable {
-    /// There is none.
+    /// The file does not exist.
     #[error("it has no record")]
     Missing,
-    /// It does not parse: torn, or of a form we do not know.
+    /// It does not parse: it is torn or has an unknown format.
     #[error("its record cannot be read: {0}")]
     Damaged(String),
 }
 
-/// Writes a volume's record, new.
+/// Writes a volume's record.
 pub fn write_volume(volume: &Dir, record: &VolumeRecord, replace: bool) -> sys::Result<()> {
     let bytes = serde_json::to_vec(record).expect("plain data serialises");
     if replace {
@@ -35,17 +34,17 @@ pub fn write_volume(volume: &Dir, record: &VolumeRecord, replace: bool) -> sys::
     }
 }
 
-/// A volume's record that is made and not yet written: while it is empty, it is one that does not count.
+/// A volume's record, created but still empty. An empty record is not valid.
 #[derive(Debug)]
 pub struct BlankRecord(sys::Blank);
 
-/// Makes the record of a volume of which nothing is known yet.
+/// Creates the empty record of a prepared volume.
 pub fn blank_volume(volume: &Dir) -> sys::Result<BlankRecord> {
     volume.blank(layout::VOLUME_JSON).map(BlankRecord)
 }
 
 impl BlankRecord {
-    /// Writes it; `volume` is the directory in which it was made.
+    /// Writes it; `volume` is its directory.
     pub fn fill(self, volume: &Dir, record: &VolumeRecord) -> sys::Result<()> {
         let bytes = serde_json::to_vec(record).expect("plain data serialises");
         self.0.fill(&bytes, volume, layout::VOLUME_JSON)
@@ -65,7 +64,7 @@ pub fn read_volume(volume: &Dir) -> sys::Result<Result<VolumeRecord, Unreadable>
     )
 }
 
-/// Writes a claim's record, over an older one.
+/// Writes a claim's record and replaces an older one.
 pub fn write_claim(volume: &Dir, record: &ClaimRecord) -> sys::Result<()> {
     let bytes = serde_json::to_vec(record).expect("plain data serialises");
     volume.replace(layout::CLAIM_JSON, &bytes)
@@ -84,7 +83,7 @@ pub fn read_claim(volume: &Dir) -> sys::Result<Result<ClaimRecord, Unreadable>> 
     )
 }
 
-/// Writes the record of a layer that is being sealed; over the one that a seal cut short may have left. One that is torn is none.
+/// Writes the record of a layer that is being sealed. Replaces that of an interrupted seal.
 pub fn write_sealing(layer: &Dir, record: &LayerRecord) -> sys::Result<()> {
     let bytes = serde_json::to_vec(record).expect("plain data serialises");
     match layer.write_new(layout::SEALING_JSON, &bytes) {
@@ -93,7 +92,7 @@ pub fn write_sealing(layer: &Dir, record: &LayerRecord) -> sys::Result<()> {
     }
 }
 
-/// Says in the layer that the index names it and that its content is durable. Repeatable.
+/// Marks the layer as durable and referenced by the index. Idempotent.
 pub fn confirm_layer(layer: &Dir) -> sys::Result<()> {
     match layer.rename_over(layout::SEALING_JSON, layer, layout::LAYER_JSON) {
         Err(error) if error.is(Errno::ENOENT) && layer.has(layout::LAYER_JSON)? => Ok(()),
@@ -101,12 +100,12 @@ pub fn confirm_layer(layer: &Dir) -> sys::Result<()> {
     }
 }
 
-/// Reads the record of a layer that was durable at some time.
+/// Reads the record of a layer that has been durable.
 pub fn read_layer(layer: &Dir) -> sys::Result<Result<LayerRecord, Unreadable>> {
     read_layer_record(layer, layout::LAYER_JSON)
 }
 
-/// Reads the record of a layer that is being sealed, or was.
+/// Reads the record of a layer whose seal has begun.
 pub fn read_sealing(layer: &Dir) -> sys::Result<Result<LayerRecord, Unreadable>> {
     match read_layer_record(layer, layout::SEALING_JSON)? {
         Err(Unreadable::Missing) => read_layer(layer),
@@ -124,7 +123,7 @@ fn read_layer_record(layer: &Dir, name: &str) -> sys::Result<Result<LayerRecord,
     }))
 }
 
-/// Notes how the pod's work ended. The first word counts: it is not replaced.
+/// Writes the pod's outcome. The first report wins: it is never replaced.
 pub fn write_outcome(volume: &Dir, outcome: Outcome) -> sys::Result<()> {
     match volume.write_new(OUTCOME, outcome.to_string().as_bytes()) {
         Err(error) if error.is(Errno::EEXIST) => Ok(()),
@@ -132,13 +131,13 @@ pub fn write_outcome(volume: &Dir, outcome: Outcome) -> sys::Result<()> {
     }
 }
 
-/// How the pod's work ended, if that was noted. What was cut short by a crash was not noted.
+/// The pod's outcome, if it was written. A torn record does not count.
 pub fn read_outcome(volume: &Dir) -> sys::Result<Option<Outcome>> {
     match volume.read(OUTCOME, 64) {
         Ok(bytes) if bytes == b"succeeded" => Ok(Some(Outcome::Succeeded)),
         Ok(bytes) if bytes == b"failed" => Ok(Some(Outcome::Failed)),
         Ok(_) => {
-            // Torn by a crash between open and write: make room for the word when it is said again.
+            // A crash tore it between open and write. Remove it for the next report.
             volume.remove_file(OUTCOME)?;
             Ok(None)
         }
@@ -147,17 +146,17 @@ pub fn read_outcome(volume: &Dir) -> sys::Result<Option<Outcome>> {
     }
 }
 
-/// What a volume that leaves may wait for so long that the driver restarts meanwhile.
+/// The condition that a retiring volume waits for, perhaps across a restart of the driver.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum Wait {
-    /// That its pod's outcome becomes known.
+    /// Its pod's outcome.
     Outcome,
-    /// Room for a copy of it.
+    /// Disk space for a copy of it.
     Room,
 }
 
 impl Wait {
-    /// The file that says since when.
+    /// The file with the start time.
     fn file(self) -> &'static str {
         match self {
             Self::Outcome => "awaited",
@@ -166,7 +165,7 @@ impl Wait {
     }
 }
 
-/// Since when this is waited for, in seconds since the boot: `now`, if that was not noted before.
+/// The start of this wait, in seconds since boot. Writes `now` if none is recorded.
 pub fn waiting_since(volume: &Dir, wait: Wait, now: u64) -> sys::Result<u64> {
     let file = wait.file();
     let noted = match volume.read(file, 64) {
@@ -175,7 +174,7 @@ pub fn waiting_since(volume: &Dir, wait: Wait, now: u64) -> sys::Result<u64> {
             let text = String::from_utf8(noted?).unwrap_or_default();
             let since = text.strip_suffix('\n').and_then(|text| text.parse().ok());
             if since.is_none() {
-                // Torn, as an outcome may be.
+                // Torn by a crash, like an outcome.
                 volume.remove_file(file)?;
             }
             since
@@ -188,7 +187,7 @@ pub fn waiting_since(volume: &Dir, wait: Wait, now: u64) -> sys::Result<u64> {
     Ok(now)
 }
 
-/// Notes that this is waited for no longer: the next time counts anew.
+/// Ends this wait. The next wait starts at its own time.
 pub fn waits_no_more(volume: &Dir, wait: Wait) -> sys::Result<()> {
     match volume.remove_file(wait.file()) {
         Err(error) if error.is(Errno::ENOENT) => Ok(()),
@@ -196,19 +195,19 @@ pub fn waits_no_more(volume: &Dir, wait: Wait) -> sys::Result<()> {
     }
 }
 
-/// That a write-back failed: what was made before may have lost bytes, silently.
+/// A write-back error: existing volumes may have silently lost data.
 #[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
 pub struct Doom {
-    /// In which boot.
+    /// The boot in which it happened.
     pub boot: String,
-    /// Volumes made up to then are not sealed any more.
+    /// Volumes made up to this time are not sealed any more.
     pub until: Timestamp,
-    /// Not everything that has to say so by itself does yet.
+    /// Not all affected volumes are marked yet.
     #[serde(default)]
     pub unfinished: bool,
 }
 
-/// Remembers a failed write-back, for the next process of this boot.
+/// Records a write-back error for later processes of this boot.
 pub fn write_doom(root: &Dir, doom: &Doom) -> sys::Result<()> {
     root.replace(
         DOOMED,
@@ -216,7 +215,7 @@ pub fn write_doom(root: &Dir, doom: &Doom) -> sys::Result<()> {
     )
 }
 
-/// The failed write-back of this boot, if there was one.
+/// This boot's write-back error, if there was one.
 pub fn read_doom(root: &Dir, boot: &str) -> sys::Result<Option<Doom>> {
     Ok(read(root, DOOMED)?
         .ok()
@@ -349,7 +348,7 @@ mod tests {
             read_doom(&dir, "a").expect("read").map(|doom| doom.until),
             Some(Timestamp(9))
         );
-        // As versions wrote it that had nothing unfinished.
+        // As older versions wrote it, without `unfinished`.
         let older = br#"{"boot":"a","until":9}"#;
         dir.replace(DOOMED, older).expect("written");
         let doom = read_doom(&dir, "a").expect("read");

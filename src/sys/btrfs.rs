@@ -1,9 +1,12 @@
-//! btrfs: subvolumes, snapshots, and simple quotas, by ioctl (btrfs-ioctl(2), `linux/btrfs.h`, `linux/btrfs_tree.h`).
+//! btrfs ioctls for subvolumes, snapshots and simple quotas (btrfs-ioctl(2), `linux/btrfs_tree.h`).
 //!
-//! What is asked of a whole filesystem (which subvolumes are nested in this one, how much a quota group holds) is read from
-//! its trees by `TREE_SEARCH_V2`, which needs CAP_SYS_ADMIN and costs a microsecond.
+//! Queries on the whole filesystem (nested subvolumes, quota group usage) read its trees with
+//! `TREE_SEARCH_V2`. That call needs CAP_SYS_ADMIN and takes about a microsecond.
 
-#![expect(unsafe_code, reason = "it promises that structures are the kernel's")]
+#![expect(
+    unsafe_code,
+    reason = "asserts that structures match the kernel's layout"
+)]
 
 use std::ffi::{OsStr, OsString};
 use std::os::unix::ffi::{OsStrExt, OsStringExt};
@@ -30,7 +33,7 @@ const SUBVOLUME_ROOT: u64 = 256;
 const ROOT_TREE: u64 = 1;
 /// `BTRFS_QUOTA_TREE_OBJECTID`
 const QUOTA_TREE: u64 = 8;
-/// `BTRFS_ROOT_REF_KEY`: from a subvolume to one nested in it.
+/// `BTRFS_ROOT_REF_KEY`: an item that links a subvolume to a subvolume nested in it.
 const ROOT_REF: u32 = 156;
 /// `BTRFS_QGROUP_STATUS_KEY`
 const QGROUP_STATUS: u32 = 240;
@@ -49,7 +52,7 @@ const BY_ID: u64 = 1 << 4;
 /// `BTRFS_QGROUP_LIMIT_MAX_RFER`
 const MAX_REFERENCED: u64 = 1;
 
-/// What `SUBVOL_SETFLAGS` takes.
+/// The argument of `SUBVOL_SETFLAGS`.
 #[repr(C)]
 struct Flags(u64);
 /// `struct btrfs_ioctl_vol_args`: a name.
@@ -67,7 +70,7 @@ struct NamedV2 {
     unused: [u64; 4],
     name: [u8; 4040],
 }
-/// `struct btrfs_ioctl_search_args_v2` with room for the answer.
+/// `struct btrfs_ioctl_search_args_v2` with a buffer for the results.
 #[repr(C)]
 struct Search {
     key: btrfs_ioctl_search_key,
@@ -84,7 +87,7 @@ const _: () = assert!(size_of::<Search>() == 112 + SEARCH_ROOM);
 const _: () = assert!(size_of::<btrfs_ioctl_ino_lookup_args>() == 4096);
 const _: () = assert!(size_of::<btrfs_ioctl_qgroup_limit_args>() == 48);
 
-// SAFETY: integers and arrays of them, laid out as the kernel's header says (sizes above).
+// SAFETY: only integers and arrays of integers, in the kernel header's layout (sizes above).
 unsafe impl Plain for Named {}
 // SAFETY: one integer.
 unsafe impl Plain for Flags {}
@@ -92,7 +95,7 @@ unsafe impl Plain for Flags {}
 unsafe impl Plain for NamedV2 {}
 // SAFETY: as above.
 unsafe impl Plain for Search {}
-// SAFETY: generated from the kernel's header, integers only.
+// SAFETY: generated from the kernel's header; only integers.
 unsafe impl Plain for btrfs_ioctl_ino_lookup_args {}
 // SAFETY: as above.
 unsafe impl Plain for btrfs_ioctl_quota_ctl_args {}
@@ -103,18 +106,18 @@ unsafe impl Plain for btrfs_ioctl_qgroup_assign_args {}
 // SAFETY: as above.
 unsafe impl Plain for btrfs_ioctl_qgroup_limit_args {}
 
-/// A quota group: a level and a number in it. Every subvolume has its own at level 0, of its own id.
+/// A quota group: a level and a number. Each subvolume has one of level 0, numbered by its id.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub struct QuotaGroup(u64);
 
 impl QuotaGroup {
-    /// The group of one subvolume.
+    /// The level 0 group of one subvolume.
     #[must_use]
     pub const fn of_subvolume(id: u64) -> Self {
         Self(id)
     }
 
-    /// The group of level 1 that is to hold a subvolume and whatever is nested in it.
+    /// The level 1 group for a subvolume and all subvolumes nested in it.
     #[must_use]
     pub const fn around_subvolume(id: u64) -> Self {
         // BTRFS_QGROUP_LEVEL_SHIFT
@@ -122,29 +125,29 @@ impl QuotaGroup {
     }
 }
 
-/// Whether quotas are counted on a filesystem.
+/// Whether and how a filesystem counts quotas.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum Quotas {
-    /// Not at all.
+    /// Quotas are off.
     Off,
-    /// An extent belongs to the subvolume that wrote it: cheap.
+    /// Simple quotas: an extent counts for the subvolume that wrote it. This is cheap.
     Simple,
-    /// Every sharer of every extent is known: each snapshot costs tens of milliseconds.
+    /// Full quotas: btrfs tracks all owners of each extent. A snapshot costs tens of milliseconds.
     Full,
 }
 
 /// A subvolume nested in another.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct NestedSubvolume {
-    /// Its id.
+    /// The subvolume's id.
     pub id: u64,
-    /// The inode of the directory it is in.
+    /// The inode of the directory that holds it.
     directory: u64,
-    /// Its name there.
+    /// Its name in that directory.
     pub name: OsString,
 }
 
-/// One item of a tree: its key and what it holds.
+/// One item of a btrfs tree: the offset from its key, and its data.
 struct Item {
     offset: u64,
     data: Vec<u8>,
@@ -166,7 +169,7 @@ fn native(bytes: &[u8], at: usize) -> u64 {
     u64::from_ne_bytes(word)
 }
 
-/// All of this on the filesystem or subvolume that the directory lies in.
+/// Each method acts on the filesystem or subvolume that contains this directory.
 impl Dir {
     fn btrfs_error(&self, call: &'static str, errno: impl IntoErrno) -> Error {
         Error::new(call, self.path(), errno)
@@ -177,7 +180,7 @@ impl Dir {
         Ok(self.stat_self()?.st_ino == SUBVOLUME_ROOT && self.space()?.magic == Space::BTRFS)
     }
 
-    /// The id of the subvolume that this directory is in.
+    /// The id of the subvolume that contains this directory.
     pub fn subvolume_id(&self) -> Result<u64> {
         let mut lookup = btrfs_ioctl_ino_lookup_args {
             treeid: 0,
@@ -189,8 +192,8 @@ impl Dir {
         Ok(lookup.treeid)
     }
 
-    /// Takes `chattr +i` and `+a` off the root of a read-only subvolume that nobody else can reach: it is writable for that
-    /// moment.
+    /// Clears `chattr +i` and `+a` on the root of a read-only subvolume. The subvolume is writable
+    /// meanwhile, so no other process may have access to it.
     pub fn unguard_subvolume(&self) -> Result<()> {
         match self.clear_guard_flags() {
             Err(error) if error.is(Errno::EROFS) => {}
@@ -209,7 +212,7 @@ impl Dir {
             .map_err(|errno| self.btrfs_error("BTRFS_IOC_SUBVOL_SETFLAGS", errno))
     }
 
-    /// Makes an empty subvolume `name` in this directory, owned by the caller, mode 0777 less the umask.
+    /// Creates an empty subvolume `name`, owned by the caller, with mode 0777 less the umask.
     pub fn create_subvolume(&self, name: impl AsRef<OsStr>) -> Result<()> {
         let mut arguments = Named {
             fd: 0,
@@ -222,9 +225,10 @@ impl Dir {
             .map_err(|errno| self.error("BTRFS_IOC_SUBVOL_CREATE", name, errno))
     }
 
-    /// Makes `name` in this directory a snapshot of the subvolume whose root `source` is.
+    /// Snapshots the subvolume with the root `source` as `name` in this directory.
     ///
-    /// Exact at one moment, writes that go on meanwhile included or not. What is nested in `source` is an empty directory in it.
+    /// The snapshot is atomic and may or may not include concurrent writes. A subvolume nested in
+    /// `source` appears in it as an empty directory.
     pub fn create_snapshot(
         &self,
         name: impl AsRef<OsStr>,
@@ -245,9 +249,9 @@ impl Dir {
             .map_err(|errno| self.error("BTRFS_IOC_SNAP_CREATE_V2", name, errno))
     }
 
-    /// Destroys a subvolume of this filesystem, wherever it is; its space comes back later, in the background.
+    /// Destroys a subvolume of this filesystem by its id. btrfs frees its space in the background.
     ///
-    /// ENOTEMPTY when another is nested in it. A descriptor open in it stays usable. Linux 5.7.
+    /// ENOTEMPTY if it contains another subvolume. Open descriptors in it stay usable. Linux 5.7.
     pub fn destroy_subvolume(&self, id: u64) -> Result<()> {
         let mut arguments = NamedV2 {
             fd: 0,
@@ -256,7 +260,7 @@ impl Dir {
             unused: [0; 4],
             name: [0; 4040],
         };
-        // The same union as the name: a subvolume's id.
+        // A union in the kernel's structure: with `BY_ID`, this is the subvolume's id.
         arguments.name[..8].copy_from_slice(&id.to_ne_bytes());
         ioctl(self, request::BTRFS_IOC_SNAP_DESTROY_V2, &mut arguments)
             .map(drop)
@@ -266,21 +270,21 @@ impl Dir {
             })
     }
 
-    /// The subvolumes that are nested directly in subvolume `id`.
+    /// The subvolumes nested directly in subvolume `id`.
     pub fn nested_subvolumes(&self, id: u64) -> Result<Vec<NestedSubvolume>> {
         let found = self.search(ROOT_TREE, id, ROOT_REF)?;
         Ok(found
             .into_iter()
             .map(|item| NestedSubvolume {
                 id: item.offset,
-                // `struct btrfs_root_ref`: dirid, sequence, name_len, and the name after it.
+                // `struct btrfs_root_ref`: dirid, sequence, name_len, then the name.
                 directory: little_endian(&item.data, 0),
                 name: OsString::from_vec(item.data.get(18..).unwrap_or_default().to_vec()),
             })
             .collect())
     }
 
-    /// Where a nested subvolume is, from the root of the one that it is nested in (`within`), for messages.
+    /// The path of a nested subvolume, relative to the root of subvolume `within`. For messages.
     #[must_use]
     pub fn path_of_nested(&self, within: u64, nested: &NestedSubvolume) -> PathBuf {
         let mut lookup = btrfs_ioctl_ino_lookup_args {
@@ -288,7 +292,7 @@ impl Dir {
             objectid: nested.directory,
             name: [0; 4080],
         };
-        // Longer than 4,080 bytes, or gone: the name alone must do.
+        // The path is longer than 4,080 bytes, or the directory is gone: return only the name.
         let directory = match ioctl(self, request::BTRFS_IOC_INO_LOOKUP, &mut lookup) {
             Ok(_) => lookup
                 .name
@@ -301,7 +305,7 @@ impl Dir {
         PathBuf::from(OsString::from_vec(directory)).join(&nested.name)
     }
 
-    /// Whether and how this filesystem counts what its subvolumes hold.
+    /// Whether and how this filesystem counts quotas.
     pub fn quotas(&self) -> Result<Quotas> {
         let status = self.search_quotas(0, QGROUP_STATUS, (0, 0))?;
         Ok(match status.first() {
@@ -312,7 +316,7 @@ impl Dir {
         })
     }
 
-    /// Switches simple quotas on, for the whole filesystem and for good. EINVAL before Linux 6.7.
+    /// Enables simple quotas, permanently and for the whole filesystem. EINVAL before Linux 6.7.
     pub fn enable_simple_quotas(&self) -> Result<()> {
         let mut arguments = btrfs_ioctl_quota_ctl_args {
             cmd: ENABLE_SIMPLE_QUOTA,
@@ -323,7 +327,7 @@ impl Dir {
             .map_err(|errno| self.btrfs_error("BTRFS_IOC_QUOTA_CTL", errno))
     }
 
-    /// Makes a quota group, or removes it (EBUSY while anything is in it).
+    /// Creates a quota group, or removes it (EBUSY while it has members).
     pub fn set_quota_group(&self, group: QuotaGroup, exists: bool) -> Result<()> {
         let mut arguments = btrfs_ioctl_qgroup_create_args {
             create: u64::from(exists),
@@ -334,7 +338,7 @@ impl Dir {
             .map_err(|errno| self.btrfs_error("BTRFS_IOC_QGROUP_CREATE", errno))
     }
 
-    /// Puts a quota group into a higher one, or takes it out.
+    /// Adds a quota group to one of a higher level, or removes it from there.
     pub fn assign_quota_group(
         &self,
         member: QuotaGroup,
@@ -351,7 +355,7 @@ impl Dir {
             .map_err(|errno| self.btrfs_error("BTRFS_IOC_QGROUP_ASSIGN", errno))
     }
 
-    /// The most bytes that a quota group may hold; `None` takes the limit away.
+    /// Limits the bytes that a quota group may reference; `None` removes the limit.
     pub fn limit_quota_group(&self, group: QuotaGroup, bytes: Option<u64>) -> Result<()> {
         let mut arguments = btrfs_ioctl_qgroup_limit_args {
             qgroupid: group.0,
@@ -369,14 +373,14 @@ impl Dir {
             .map_err(|errno| self.btrfs_error("BTRFS_IOC_QGROUP_LIMIT", errno))
     }
 
-    /// What a quota group holds, in bytes, as of the last write-back; `None` when there is no such group.
+    /// The bytes that a quota group references, as of the last write-back; `None`: no such group.
     pub fn quota_group_usage(&self, group: QuotaGroup) -> Result<Option<u64>> {
         let found = self.search_quotas(0, QGROUP_INFO, (group.0, group.0))?;
         // `struct btrfs_qgroup_info_item`: generation, referenced, …
         Ok(found.first().map(|item| little_endian(&item.data, 8)))
     }
 
-    /// The groups that are in a group, or that it is in (the relation is kept both ways).
+    /// The members and the parents of a quota group. btrfs stores the relation in both directions.
     pub fn related_quota_groups(&self, group: QuotaGroup) -> Result<Vec<QuotaGroup>> {
         let found = self.search_quotas(group.0, QGROUP_RELATION, (0, u64::MAX))?;
         Ok(found
@@ -385,7 +389,8 @@ impl Dir {
             .collect())
     }
 
-    /// What the quota tree has; nothing where there is no such tree, which a kernel says with ENOENT (6.1) or an empty answer.
+    /// Searches the quota tree. Returns nothing if that tree does not exist: Linux 6.1 answers
+    /// ENOENT, newer kernels an empty result.
     fn search_quotas(&self, object: u64, kind: u32, offsets: (u64, u64)) -> Result<Vec<Item>> {
         match self.search_range(QUOTA_TREE, object, kind, offsets) {
             Err(error) if error.is(Errno::ENOENT) => Ok(Vec::new()),
@@ -397,7 +402,7 @@ impl Dir {
         self.search_range(tree, object, kind, (0, u64::MAX))
     }
 
-    /// The items of one object and kind whose offset is in the range, both ends included.
+    /// The items of one object and type whose offset is in the range (both ends inclusive).
     fn search_range(
         &self,
         tree: u64,
@@ -438,7 +443,7 @@ impl Dir {
             for _ in 0..search.key.nr_items {
                 let offset = native(rest, 16);
                 let length = usize::try_from(native(rest, 24) >> 32).unwrap_or(0);
-                // Type and length are two 32-bit words; which half is which depends on the byte order.
+                // Type and length are two 32-bit integers; their order depends on endianness.
                 let length = if cfg!(target_endian = "little") {
                     length
                 } else {
@@ -462,7 +467,7 @@ impl Dir {
     }
 }
 
-/// Puts a name into an ioctl's field, which ends with NUL.
+/// Copies a name into an ioctl's field and leaves room for the final NUL.
 fn fill(field: &mut [u8], name: &OsStr) -> std::result::Result<(), Errno> {
     let name = name.as_bytes();
     if name.len() >= field.len() {

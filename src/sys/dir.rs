@@ -1,8 +1,9 @@
-//! A directory by its descriptor, and what may be done to the names in it.
+//! An open directory, and the operations on the names in it.
 //!
-//! A [`Dir`] opened from another one is resolved by `openat2` beneath it, through no symlink, and by default
-//! across no mount point (`RESOLVE_BENEATH | RESOLVE_NO_SYMLINKS | RESOLVE_NO_XDEV`): a hostile pod that renames
-//! things while we look cannot lead us out. Single names (`name`) must hold no slash.
+//! [`Dir`] opens what is below it by `openat2` with `RESOLVE_BENEATH | RESOLVE_NO_SYMLINKS |
+//! RESOLVE_NO_XDEV`: it follows no symlink and by default crosses no mount point. So a hostile pod
+//! that renames files meanwhile cannot lead the driver out of the directory. A single name (`name`)
+//! must not contain a slash.
 
 use std::ffi::{OsStr, OsString};
 use std::io::{Read, Write};
@@ -19,7 +20,7 @@ use rustix::fs::{
 
 use super::error::{Error, Result};
 
-/// To be set as times: whatever it is then.
+/// As a timestamp: the current time.
 pub(super) const NOW: Timestamps = {
     let now = Timespec {
         tv_sec: 0,
@@ -31,21 +32,21 @@ pub(super) const NOW: Timestamps = {
     }
 };
 
-/// An open directory. Its path is kept for messages only and is never resolved again.
+/// An open directory. Its path is only for messages and is never resolved again.
 #[derive(Debug)]
 pub struct Dir {
     fd: OwnedFd,
     path: PathBuf,
 }
 
-/// A new, empty file, open to be written once.
+/// A new, empty file, open for one write.
 #[derive(Debug)]
 pub struct Blank {
     fd: OwnedFd,
 }
 
 impl Blank {
-    /// Writes all of it, in one call unless the kernel takes less. `dir` and `name` are where it is now, for messages.
+    /// Writes all bytes. `dir` and `name` say where the file is now, for messages.
     pub fn fill(self, bytes: &[u8], dir: &Dir, name: impl AsRef<Path>) -> Result<()> {
         std::fs::File::from(self.fd)
             .write_all(bytes)
@@ -53,9 +54,9 @@ impl Blank {
     }
 }
 
-/// What kind of thing a directory entry is.
+/// The type of a directory entry.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
-#[expect(missing_docs, reason = "the names are the meaning")]
+#[expect(missing_docs, reason = "the names say it")]
 pub enum FileKind {
     Directory,
     File,
@@ -67,7 +68,7 @@ pub enum FileKind {
 }
 
 impl FileKind {
-    /// The kind in the `st_mode` of a stat.
+    /// The type in a stat's `st_mode`.
     #[must_use]
     pub fn of_mode(mode: u32) -> Self {
         match rustix::fs::FileType::from_raw_mode(mode) {
@@ -82,12 +83,12 @@ impl FileKind {
     }
 }
 
-/// One name in a directory.
+/// One entry of a directory.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct Entry {
     /// The name, never `.` or `..`.
     pub name: OsString,
-    /// What `getdents64` said it is; `None` where the filesystem does not say.
+    /// The type from `getdents64`; `None` if the filesystem does not provide it.
     pub kind: Option<FileKind>,
     /// The inode number.
     pub inode: u64,
@@ -103,7 +104,7 @@ const BENEATH: ResolveFlags = ResolveFlags::BENEATH
     .union(ResolveFlags::NO_XDEV);
 
 impl Dir {
-    /// Opens a directory by a path that is trusted (from configuration, from kubelet). Symlinks are followed.
+    /// Opens a directory by a trusted path (configuration, kubelet). Follows symlinks.
     pub fn open(path: &Path) -> Result<Self> {
         let flags = OFlags::RDONLY | OFlags::DIRECTORY | OFlags::CLOEXEC;
         let fd = rustix::fs::open(path, flags, Mode::empty())
@@ -114,7 +115,7 @@ impl Dir {
         })
     }
 
-    /// A directory whose descriptor somebody else opened; `path` is for messages.
+    /// A directory from an open descriptor; `path` is for messages.
     #[must_use]
     pub fn from_fd(fd: OwnedFd, path: impl Into<PathBuf>) -> Self {
         Self {
@@ -123,7 +124,7 @@ impl Dir {
         }
     }
 
-    /// Opens a directory beneath this one: no symlink followed, no mount point crossed (ELOOP, EXDEV).
+    /// Opens a directory beneath this one. Follows no symlink (ELOOP), crosses no mount (EXDEV).
     pub fn open_beneath(&self, relative: impl AsRef<Path>) -> Result<Self> {
         let relative = relative.as_ref();
         let fd = self.open_file_beneath(relative, DIRECTORY, 0)?;
@@ -133,7 +134,7 @@ impl Dir {
         })
     }
 
-    /// The same; `None` when there is nothing of that name.
+    /// Like [`Dir::open_beneath`], but returns `None` if the name does not exist.
     pub fn open_if_there(&self, relative: impl AsRef<Path>) -> Result<Option<Self>> {
         match self.open_beneath(relative) {
             Ok(dir) => Ok(Some(dir)),
@@ -149,7 +150,7 @@ impl Dir {
         flags: OFlags,
         mode: u32,
     ) -> Result<OwnedFd> {
-        // openat2 answers EAGAIN when a rename or mount raced with a lookup beneath; the kernel asks to try again.
+        // EAGAIN: a rename or mount raced with the lookup. The kernel asks the caller to retry.
         loop {
             match self.try_open_file_beneath(relative.as_ref(), flags, mode) {
                 Err(error) if error.is(Errno::EAGAIN) || error.is(Errno::EINTR) => {}
@@ -158,7 +159,8 @@ impl Dir {
         }
     }
 
-    /// The same without trying again: with `O_NONBLOCK` EAGAIN says also that somebody has a lease on the file that forbids it.
+    /// Like [`Dir::open_file_beneath`], without a retry. With `O_NONBLOCK`, EAGAIN may also mean
+    /// that a lease forbids the open.
     pub fn try_open_file_beneath(
         &self,
         relative: impl AsRef<Path>,
@@ -171,7 +173,7 @@ impl Dir {
             .map_err(|errno| self.error("openat2", relative, errno))
     }
 
-    /// The same directory, which was renamed to this path.
+    /// This directory after a rename to `path`.
     #[must_use]
     pub fn moved(self, path: impl Into<PathBuf>) -> Self {
         Self {
@@ -180,13 +182,13 @@ impl Dir {
         }
     }
 
-    /// The path it was opened by, for messages.
+    /// The path for messages.
     #[must_use]
     pub fn path(&self) -> &Path {
         &self.path
     }
 
-    /// A second descriptor of the same directory.
+    /// A second descriptor of this directory.
     pub fn try_clone(&self) -> Result<Self> {
         let fd = rustix::io::fcntl_dupfd_cloexec(&self.fd, 0)
             .map_err(|errno| Error::new("fcntl", &self.path, errno))?;
@@ -196,14 +198,14 @@ impl Dir {
         })
     }
 
-    /// Makes a directory with exactly this mode, whatever the umask takes away.
+    /// Creates a directory with exactly this mode, whatever the umask is.
     pub fn create_dir(&self, name: impl AsRef<Path>, mode: u32) -> Result<()> {
         let name = name.as_ref();
         rustix::fs::mkdirat(&self.fd, name, Mode::from_raw_mode(mode))
             .map_err(|errno| self.error("mkdirat", name, errno))
     }
 
-    /// Makes a directory unless there is one; tells whether it made it.
+    /// Creates a directory unless it exists; returns whether it created it.
     pub fn ensure_dir(&self, name: impl AsRef<Path>, mode: u32) -> Result<bool> {
         match self.create_dir(name, mode) {
             Ok(()) => Ok(true),
@@ -212,7 +214,7 @@ impl Dir {
         }
     }
 
-    /// `renameat2(RENAME_NOREPLACE)`: never puts one thing in the place of another.
+    /// `renameat2(RENAME_NOREPLACE)`: never replaces a file.
     pub fn rename(
         &self,
         name: impl AsRef<Path>,
@@ -224,7 +226,7 @@ impl Dir {
             .map_err(|errno| self.error("renameat2", name, errno))
     }
 
-    /// `renameat`: replaces what is there.
+    /// `renameat`: replaces an existing file.
     pub fn rename_over(
         &self,
         name: impl AsRef<Path>,
@@ -243,25 +245,26 @@ impl Dir {
             .map_err(|errno| self.error("rmdir", name, errno))
     }
 
-    /// Removes what is not a directory.
+    /// Removes a file that is not a directory.
     pub fn remove_file(&self, name: impl AsRef<Path>) -> Result<()> {
         let name = name.as_ref();
         rustix::fs::unlinkat(&self.fd, name, AtFlags::empty())
             .map_err(|errno| self.error("unlinkat", name, errno))
     }
 
-    /// Writes a new file in one go, without fsync: whole, or not there. EEXIST if it is there already.
+    /// Writes a new file without fsync, completely or not at all. EEXIST if the name exists.
     pub fn write_new(&self, name: impl AsRef<Path>, bytes: &[u8]) -> Result<()> {
         let name = name.as_ref();
         let Blank { fd } = self.blank(name)?;
         std::fs::File::from(fd).write_all(bytes).map_err(|error| {
-            // The first error is the one to tell. A torn file would be taken for a whole one, and be in the way of the next.
+            // Return the first error. A torn file would pass for a complete one and block a later
+            // write.
             let _ = self.remove_file(name);
             self.error("write", name, error)
         })
     }
 
-    /// Makes an empty file to be written later; EEXIST if it is there already.
+    /// Creates an empty file to be written later. EEXIST if the name exists.
     pub fn blank(&self, name: impl AsRef<Path>) -> Result<Blank> {
         let name = name.as_ref();
         let flags =
@@ -271,18 +274,18 @@ impl Dir {
         Ok(Blank { fd })
     }
 
-    /// Replaces a file's content by writing a temporary one and renaming it; without fsync.
+    /// Replaces a file by writing a temporary file and renaming it, without fsync.
     pub fn replace(&self, name: impl AsRef<Path>, bytes: &[u8]) -> Result<()> {
         let name = name.as_ref();
         let temporary = self.free_temporary(name)?;
         self.write_new(&temporary, bytes)?;
         self.rename_over(&temporary, self, name).inspect_err(|_| {
-            // The first error is the one to tell.
+            // Return the first error.
             let _ = self.remove_file(&temporary);
         })
     }
 
-    /// The name under which `name` grows before it is whole, rid of what a process that was killed has left there.
+    /// The temporary name of `name` while it is written; removes a killed process's leftover.
     pub fn free_temporary(&self, name: &Path) -> Result<OsString> {
         let mut temporary = OsString::from(".");
         temporary.push(name.as_os_str());
@@ -293,7 +296,7 @@ impl Dir {
         }
     }
 
-    /// Reads a whole file of at most `limit` bytes; EFBIG when it is longer.
+    /// Reads a whole file of at most `limit` bytes; EFBIG if it is longer.
     pub fn read(&self, name: impl AsRef<Path>, limit: usize) -> Result<Vec<u8>> {
         let name = name.as_ref();
         let fd = rustix::fs::openat(
@@ -316,14 +319,14 @@ impl Dir {
 
     /// All names in it, in the filesystem's order.
     ///
-    /// For directories of our own making. What somebody else filled may have more names than there is memory
-    /// ([`Dir::entries_from`]).
+    /// Only for directories that the driver fills. Others may have more names than fit in memory:
+    /// use [`Dir::entries_from`].
     pub fn entries(&self) -> Result<Vec<Entry>> {
         self.entries_from(0, usize::MAX).map(|(entries, _)| entries)
     }
 
-    /// A descriptor to read the directory's names by. Its position is shared with no other reader of this `Dir`, and reading
-    /// through it leaves the access time alone, which is content (only the owner, or root, may ask for that: else it does not).
+    /// A descriptor to list the directory, with its own position. Reading does not change the
+    /// access time (`O_NOATIME`), except where the caller is neither root nor the owner.
     pub fn reader(&self) -> Result<OwnedFd> {
         let open = |flags| rustix::fs::openat(&self.fd, ".", flags, Mode::empty());
         match open(DIRECTORY | OFlags::NOATIME) {
@@ -333,11 +336,11 @@ impl Dir {
         .map_err(|errno| Error::new("openat", &self.path, errno))
     }
 
-    /// About `most` names in it, beginning where an earlier call has ended (0: at the beginning), and where to go on; `None`:
-    /// these were the last.
+    /// About `most` names, starting where an earlier call ended (0: the first). Also returns the
+    /// position of the next name, or `None` at the end.
     ///
-    /// Where to go on is the kernel's own position in the directory (`d_off`). While somebody changes the directory, a name
-    /// that is made or removed meanwhile may come twice or not at all; the others come once.
+    /// The position is the kernel's (`d_off`). A name that is created or removed meanwhile may
+    /// appear twice or not at all. All others appear once.
     pub fn entries_from(&self, from: u64, most: usize) -> Result<(Vec<Entry>, Option<u64>)> {
         let fd = self.reader()?;
         if from != 0 {
@@ -350,7 +353,7 @@ impl Dir {
         while let Some(entry) = reader.next() {
             let entry = match entry {
                 Ok(entry) => entry,
-                // The directory was removed while it was read: it has no names.
+                // The directory was removed meanwhile, so it is empty.
                 Err(rustix::io::Errno::NOENT) => break,
                 Err(errno) => return Err(Error::new("getdents64", &self.path, errno)),
             };
@@ -369,7 +372,7 @@ impl Dir {
                 kind,
                 inode: entry.ino(),
             });
-            // Names of one hash share a position on ext4, so there is no going on between them.
+            // On ext4, names with equal hashes share a position, so a call cannot end between them.
             if entries.len() >= most && next != at {
                 return Ok((entries, Some(next)));
             }
@@ -384,7 +387,7 @@ impl Dir {
             .map_err(|errno| self.error("newfstatat", name, errno))
     }
 
-    /// `lstat` of a name in it; `None` when there is none.
+    /// `lstat` of a name in it; `None` if it does not exist.
     pub fn stat_if_there(&self, name: impl AsRef<Path>) -> Result<Option<Stat>> {
         match self.stat(name) {
             Ok(stat) => Ok(Some(stat)),
@@ -393,13 +396,13 @@ impl Dir {
         }
     }
 
-    /// Whether it has a regular file of that name.
+    /// Whether it contains a regular file of that name.
     pub fn has_file(&self, name: impl AsRef<Path>) -> Result<bool> {
         let stat = self.stat_if_there(name)?;
         Ok(stat.is_some_and(|stat| FileKind::of_mode(stat.st_mode) == FileKind::File))
     }
 
-    /// Whether it has that name.
+    /// Whether the name exists in it.
     pub fn has(&self, name: impl AsRef<Path>) -> Result<bool> {
         Ok(self.stat_if_there(name)?.is_some())
     }
@@ -409,13 +412,13 @@ impl Dir {
         rustix::fs::fstat(&self.fd).map_err(|errno| Error::new("fstat", &self.path, errno))
     }
 
-    /// Sets the directory's own mode (permission bits, set-id bits and the sticky bit).
+    /// Sets the directory's own mode (permission, set-id and sticky bits).
     pub fn set_mode(&self, mode: u32) -> Result<()> {
         rustix::fs::fchmod(&self.fd, Mode::from_raw_mode(mode))
             .map_err(|errno| Error::new("fchmod", &self.path, errno))
     }
 
-    /// Sets the directory's own owner; `None` leaves that one as it is.
+    /// Sets the directory's own owner; `None` leaves that id unchanged.
     pub fn set_owner(&self, uid: Option<u32>, gid: Option<u32>) -> Result<()> {
         rustix::fs::fchown(&self.fd, uid.map(Uid::from_raw), gid.map(Gid::from_raw))
             .map_err(|errno| Error::new("fchown", &self.path, errno))
@@ -427,21 +430,21 @@ impl Dir {
             .map_err(|errno| Error::new("utimensat", &self.path, errno))
     }
 
-    /// Sets the directory's own times to now: the least that changes a filesystem, and takes no room. Only a try tells
-    /// whether a filesystem takes changes: statfs(2) does not tell that ext4 stopped after an error of its disk (EROFS, Linux
-    /// 6.14), or xfs (EIO).
+    /// Sets the directory's own times to now. It tests whether writes work and needs no space:
+    /// statfs(2) does not show that ext4 (EROFS, Linux 6.14) or xfs (EIO) stopped after a disk
+    /// error.
     pub fn touch(&self) -> Result<()> {
         self.set_times(&NOW)
     }
 
-    /// Writes back everything that the filesystem it lies on holds dirty.
+    /// `syncfs`: writes back all dirty data of the filesystem that contains this directory.
     ///
-    /// A write-back error is reported once, to descriptors that were open when it happened, and then forgotten.
+    /// The kernel reports a write-back error once, to descriptors that were open when it happened.
     pub fn sync_filesystem(&self) -> Result<()> {
         rustix::fs::syncfs(&self.fd).map_err(|errno| Error::new("syncfs", &self.path, errno))
     }
 
-    /// Makes the directory's own names durable.
+    /// Makes the directory's entries durable (fsync).
     pub fn sync(&self) -> Result<()> {
         rustix::fs::fsync(&self.fd).map_err(|errno| Error::new("fsync", &self.path, errno))
     }

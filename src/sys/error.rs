@@ -1,6 +1,6 @@
-//! What a failed system call is reported as: which call, on what, and the errno.
+//! The error of a system call: the call, its object, and the errno.
 //!
-//! Decisions are made on the errno ([`Error::is`]); the rest is for the person who reads the message.
+//! Code decides by the errno ([`Error::is`]); the rest is for the reader of the message.
 
 use std::fmt;
 use std::path::{Path, PathBuf};
@@ -20,7 +20,7 @@ pub struct Error {
 }
 
 impl Error {
-    /// A failure of `call` on `subject` (a path, for the message only).
+    /// A failure of `call` on `subject` (a path, only for the message).
     pub fn new(call: &'static str, subject: impl Into<PathBuf>, errno: impl IntoErrno) -> Self {
         Self {
             call,
@@ -30,7 +30,7 @@ impl Error {
         }
     }
 
-    /// The same failure with what the kernel said about it in words.
+    /// Adds the kernel's own explanation.
     #[must_use]
     pub fn with_detail(mut self, detail: impl Into<String>) -> Self {
         let detail = detail.into();
@@ -38,7 +38,7 @@ impl Error {
         self
     }
 
-    /// The same failure, of a call that names no path, on behalf of what lies at this one.
+    /// Sets the path for a call that was made without one.
     #[must_use]
     pub fn of(mut self, path: &Path) -> Self {
         let subject = self.subject.as_mut_os_string();
@@ -59,29 +59,29 @@ impl Error {
         self.errno == errno
     }
 
-    /// Whether the filesystem has no room left: ENOSPC or EDQUOT, from a call that means a filesystem by it.
+    /// Whether the filesystem is full: ENOSPC or EDQUOT, from a call that means the disk by it.
     #[must_use]
     pub fn is_full(&self) -> bool {
         matches!(self.errno, Errno::ENOSPC | Errno::EDQUOT) && self.limit().is_none()
     }
 
-    /// Whether opening a name as a directory failed because it is none: a file, a symlink, the place of a mount.
+    /// Whether a name could not be opened as a directory because it is none, or is a mount point.
     #[must_use]
     pub fn is_no_directory(&self) -> bool {
         matches!(self.errno, Errno::ENOTDIR | Errno::ELOOP | Errno::EXDEV)
     }
 
-    /// Whether the call failed for want of what this process lacks, descriptors or memory, and not for what it was about: tried
-    /// again later, or by another process, it may succeed.
+    /// Whether this process ran out of descriptors or memory. The call may succeed later.
     #[must_use]
     pub fn is_of_this_process(&self) -> bool {
         matches!(self.errno, Errno::ENOMEM | Errno::EMFILE | Errno::ENFILE)
     }
 
-    /// The limit that was reached, a sysctl, where ENOSPC means that and no disk: nothing that is deleted helps.
+    /// The sysctl whose limit was reached, if ENOSPC does not mean a full disk.
     ///
-    /// The calls that only move mounts and watches about write nothing anywhere. (mount(2) is not among them: it makes a
-    /// filesystem, which may write, and only its last step counts mounts, in a [`Room`](super::Room), where there are few.)
+    /// These calls only attach mounts or add watches and write no data. mount(2) is not listed: it
+    /// creates a filesystem, which may write. It counts mounts only at the end, inside a
+    /// [`Room`](super::Room), which has few.
     #[must_use]
     pub fn limit(&self) -> Option<&'static str> {
         if self.errno != Errno::ENOSPC {
@@ -96,7 +96,7 @@ impl Error {
         }
     }
 
-    /// What the call was applied to.
+    /// The object of the call.
     #[must_use]
     pub fn subject(&self) -> &Path {
         &self.subject
@@ -114,7 +114,10 @@ impl fmt::Display for Error {
             self.errno
         )?;
         if let Some(limit) = self.limit() {
-            write!(f, " (no disk: the limit {limit} of this node)")?;
+            write!(
+                f,
+                " (not a full disk: this node's limit {limit} is reached)"
+            )?;
         }
         match &self.detail {
             Some(detail) => write!(f, " ({})", printable(detail)),
@@ -128,8 +131,8 @@ impl std::error::Error for Error {}
 /// The most characters of a name or path in a message.
 const LONGEST_SHOWN: usize = 1024;
 
-/// Text as it may stand in a terminal, a message or a log: what is invisible or turns the line around is shown as its escape, and
-/// what is long is cut. Names of files are a tenant's, and may hold anything but NUL.
+/// Text that is safe in a terminal, message or log. File names come from tenants and may hold any
+/// byte but NUL. So invisible and bidirectional characters are escaped; long text is cut.
 #[must_use]
 pub fn printable(text: impl fmt::Display) -> String {
     let text = text.to_string();
@@ -148,9 +151,9 @@ pub fn printable(text: impl fmt::Display) -> String {
     shown
 }
 
-/// The errno types of the libraries that make the calls.
+/// The errno types of the libraries in use.
 pub trait IntoErrno {
-    /// The errno, as nix names it.
+    /// The errno as nix's type.
     fn into_errno(self) -> Errno;
 }
 
@@ -202,7 +205,7 @@ mod tests {
             assert_eq!(
                 error.to_string(),
                 format!(
-                    "{call} /pods/1: ENOSPC: No space left on device (no disk: the limit {limit} of this node)"
+                    "{call} /pods/1: ENOSPC: No space left on device (not a full disk: this node's limit {limit} is reached)"
                 )
             );
             let other = Error::new(call, "/pods/1", Errno::EDQUOT);

@@ -1,12 +1,12 @@
-//! A file that is open to be read or written, with the path to name in messages.
-//! What is asked of its descriptor costs a tenth of what asking a pin costs ([`super::Node`]).
+//! A file that is open for reading or writing, with its path for messages. Calls on its descriptor
+//! cost a tenth of those on an `O_PATH` descriptor ([`super::Node`]).
 
 use std::os::fd::{AsFd, BorrowedFd, OwnedFd};
 use std::path::{Path, PathBuf};
 
 use super::xattr::{RawResult, Xattrs};
 
-/// An open file. Its path is kept for messages only and is never resolved again.
+/// An open file. Its path is only for messages and is never resolved again.
 #[derive(Debug)]
 pub struct OpenFile {
     fd: OwnedFd,
@@ -14,7 +14,7 @@ pub struct OpenFile {
 }
 
 impl OpenFile {
-    /// A file whose descriptor other code opened.
+    /// A file from an open descriptor.
     #[must_use]
     pub fn new(fd: OwnedFd, path: impl Into<PathBuf>) -> Self {
         Self {

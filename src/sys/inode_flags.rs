@@ -1,7 +1,10 @@
-//! `chattr` flags and project ids (ioctl_iflags(2), ioctl_fsgetxattr(2)).
-//! What stands in the way of a rename or an unlink, and what a quota counts by; no decision about either.
+//! `chattr` flags and project ids (ioctl_iflags(2), ioctl_fsgetxattr(2)). Callers decide when to
+//! clear a flag that blocks rename or unlink, and which project to set.
 
-#![expect(unsafe_code, reason = "it promises that a structure is the kernel's")]
+#![expect(
+    unsafe_code,
+    reason = "asserts that a structure matches the kernel's layout"
+)]
 
 use std::os::fd::{AsFd, BorrowedFd};
 
@@ -14,17 +17,17 @@ use super::error::{Error, Result};
 use super::ioctl::{Plain, ioctl};
 use super::node::Node;
 
-/// `FS_XFLAG_PROJINHERIT` of `linux/fs.h`: what is made in this directory gets its project id.
+/// `FS_XFLAG_PROJINHERIT` of `linux/fs.h`: new files in this directory inherit its project id.
 const PROJECT_INHERITED: u32 = 0x0000_0200;
 
-// SAFETY: integers only, generated from the kernel's own header.
+// SAFETY: only integers, generated from the kernel's own header.
 unsafe impl Plain for fsxattr {}
 
-/// Takes away what makes an inode unchangeable for root as well: `chattr +i` and `+a`.
+/// Clears `chattr +i` and `+a`, which bind even root.
 fn clear(fd: BorrowedFd<'_>) -> std::result::Result<bool, rustix::io::Errno> {
     let flags = match rustix::fs::ioctl_getflags(fd) {
         Ok(flags) => flags,
-        // Filesystems without flags (overlay before 5.13, FUSE) cannot have set one.
+        // Filesystems without flags (overlay before 5.13, FUSE) cannot have one set.
         Err(rustix::io::Errno::NOTTY | rustix::io::Errno::OPNOTSUPP | rustix::io::Errno::INVAL) => {
             return Ok(false);
         }
@@ -39,7 +42,7 @@ fn clear(fd: BorrowedFd<'_>) -> std::result::Result<bool, rustix::io::Errno> {
 }
 
 impl Dir {
-    /// Clears the directory's own immutable and append-only flags; tells whether one was set.
+    /// Clears the directory's own immutable and append-only flags; returns whether one was set.
     pub fn clear_guard_flags(&self) -> Result<bool> {
         clear(self.as_fd()).map_err(|errno| Error::new("FS_IOC_SETFLAGS", self.path(), errno))
     }
@@ -49,7 +52,7 @@ impl Dir {
         Ok(self.extended_flags()?.fsx_projid)
     }
 
-    /// Gives the directory a project id, which everything made in it from now on inherits.
+    /// Sets the directory's project id. New files in it inherit the id.
     pub fn set_project(&self, project: u32) -> Result<()> {
         let mut attributes = self.extended_flags()?;
         attributes.fsx_projid = project;
@@ -75,10 +78,10 @@ impl Dir {
 }
 
 impl Node {
-    /// Clears a file's immutable and append-only flags; tells whether one was set.
+    /// Clears a file's immutable and append-only flags; returns whether one was set.
     ///
-    /// Only regular files and directories are opened for it. The others cannot be given flags without CAP_LINUX_IMMUTABLE
-    /// and Linux 6.17, and to open a device is to call its driver.
+    /// Opens only regular files and directories. Other types need CAP_LINUX_IMMUTABLE and Linux
+    /// 6.17 to have flags, and opening a device calls its driver.
     pub fn clear_guard_flags(&self) -> Result<bool> {
         match FileKind::of_mode(self.stat()?.st_mode) {
             FileKind::File | FileKind::Directory => {}

@@ -1,7 +1,6 @@
-//! Waiting for the end of a superblock: `IN_UNMOUNT`, which inotify(7) sends when the last mount, open file, mapping,
-//! working directory and namespace copy of it is gone. The watch itself keeps nothing alive.
-//!
-//! And waiting for a directory's entries to change ([`DirWatch`]).
+//! Waits by inotify(7) for the end of a superblock ([`UnmountWatches`]) or a change in a directory
+//! ([`DirWatch`]). The kernel sends `IN_UNMOUNT` when the last mount, open file, mapping, working
+//! directory and namespace copy of a filesystem is gone. A watch keeps nothing alive.
 
 use std::mem::MaybeUninit;
 use std::os::fd::{AsRawFd, BorrowedFd, OwnedFd};
@@ -17,14 +16,14 @@ fn instance() -> Result<OwnedFd> {
         .map_err(|errno| Error::new("inotify_init1", "", errno))
 }
 
-/// Watches for the ends of many filesystems, one after the other, each of which mostly comes at once.
+/// Watches for the end of many filesystems, most of which end at once.
 ///
-/// To close an inotify instance takes 8 ms (Linux 6.18: it waits until the marks of all of them are put away), to add a watch to one
-/// 2 us. So an instance whose watch has fired is used again; there are as many as were ever needed at a time.
+/// Closing an inotify instance takes 8 ms (Linux 6.18 waits for the marks of all instances), adding
+/// a watch 2 us. So an instance whose watch fired is reused.
 #[derive(Debug, Default)]
 pub struct UnmountWatches(Mutex<Vec<OwnedFd>>);
 
-/// One of them.
+/// One watch.
 #[derive(Debug)]
 pub struct UnmountWatch<'a> {
     idle: &'a UnmountWatches,
@@ -33,13 +32,14 @@ pub struct UnmountWatch<'a> {
 }
 
 impl UnmountWatches {
-    /// Watches for the end of the filesystem that `file` (may be `O_PATH`) lies on: that it is gone from memory.
+    /// Watches for the end of the filesystem that contains `file` (may be `O_PATH`).
     ///
-    /// `file` itself holds it: close it after this. EMFILE when the user has too many inotify instances.
+    /// `file` itself keeps that filesystem alive: close it. EMFILE: too many inotify instances.
     pub fn watch(&self, file: BorrowedFd<'_>) -> Result<UnmountWatch<'_>> {
         let idle = self.0.lock().pop();
         let inotify = idle.map_or_else(instance, Ok)?;
-        // IN_UNMOUNT comes unasked, but some event must be asked for; a root is never deleted while it is one.
+        // The kernel sends IN_UNMOUNT unasked, but some event must be asked for: a root never sends
+        // this.
         let path = format!("/proc/self/fd/{}", file.as_raw_fd());
         let id = rustix::fs::inotify::add_watch(&inotify, &path, WatchFlags::DELETE_SELF)
             .map_err(|errno| Error::new("inotify_add_watch", path, errno))?;
@@ -52,11 +52,11 @@ impl UnmountWatches {
 }
 
 impl UnmountWatch<'_> {
-    /// Whether it has fired already; if not, a descriptor that becomes readable when it does.
+    /// Whether it has fired. If not, returns a descriptor that becomes readable when it fires.
     pub fn has_fired(self) -> std::result::Result<(), OwnedFd> {
         let mut buffer = [MaybeUninit::uninit(); 512];
         let mut events = Reader::new(&self.inotify, &mut buffer);
-        // What was watched before may have a word left to say, which is that it is not watched any more.
+        // The instance's previous watch may still deliver its IN_IGNORED.
         while let Ok(event) = events.next() {
             if event.wd() == self.id {
                 self.idle.0.lock().push(self.inotify);
@@ -67,31 +67,31 @@ impl UnmountWatch<'_> {
     }
 }
 
-/// Waits, on the async runtime, until a descriptor that this function owns becomes readable.
+/// Waits on the async runtime until `file`, which this function owns, becomes readable.
 ///
-/// EIO when the runtime cannot watch it; the caller then asks in another way.
+/// EIO if the runtime cannot watch it; the caller must then use another way.
 #[expect(
     unsafe_code,
     reason = "tokio takes a promise about the descriptor's lifetime"
 )]
 pub async fn readable(file: OwnedFd) -> Result<()> {
     let failed = || Error::new("epoll_ctl", "an open file", nix::errno::Errno::EIO);
-    // SAFETY: the AsyncFd owns the descriptor, hands it to nobody, and closes it only after deregistering it.
+    // SAFETY: the AsyncFd owns the descriptor and deregisters it before closing it.
     let file = unsafe { AsyncFd::register(file) }.map_err(|_| failed())?;
     let ready = file.readable().await;
     ready.map(drop).map_err(|_| failed())
 }
 
-/// Tells that names in a directory came, went or changed hands, or that the directory itself did.
+/// Reports that names in a directory were added, removed or renamed, or the directory itself was.
 ///
-/// It says that something is different, never what: events are merged and may be lost, so whoever hears of one looks.
+/// It does not report which: the kernel merges events and may drop some.
 #[derive(Debug)]
 pub struct DirWatch {
     inotify: AsyncFd<OwnedFd>,
 }
 
 impl DirWatch {
-    /// Watches a directory from now on. Must run in a tokio runtime. EMFILE when the user has too many inotify instances.
+    /// Starts to watch a directory, in a tokio runtime. EMFILE: too many inotify instances.
     #[expect(
         unsafe_code,
         reason = "tokio takes a promise about the descriptor's lifetime"
@@ -107,13 +107,13 @@ impl DirWatch {
             | WatchFlags::ONLYDIR;
         rustix::fs::inotify::add_watch(&inotify, &path, events)
             .map_err(|errno| Error::new("inotify_add_watch", path, errno))?;
-        // SAFETY: the AsyncFd owns the descriptor, hands it to nobody, and closes it only after deregistering it.
+        // SAFETY: the AsyncFd owns the descriptor and deregisters it before closing it.
         let inotify = unsafe { AsyncFd::register(inotify) }
             .map_err(|_| Error::new("epoll_ctl", "inotify", nix::errno::Errno::EIO))?;
         Ok(Self { inotify })
     }
 
-    /// Waits until something is different from when this was asked last.
+    /// Waits until the directory has changed since the last call.
     pub async fn changed(&self) -> Result<()> {
         let failed = |errno| Error::new("read", "inotify", errno);
         loop {

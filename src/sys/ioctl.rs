@@ -1,28 +1,25 @@
 //! `ioctl(2)` with a pointer to plain data, in one place.
-//! The requests themselves are beside: this file knows how to ask, not what.
+//! The requests are in the files beside this one.
 
-#![expect(
-    unsafe_code,
-    reason = "the drivers' ioctls have no wrapper in any library we use"
-)]
+#![expect(unsafe_code, reason = "no library in use wraps these ioctls")]
 
 use std::os::fd::{AsFd, AsRawFd};
 
 use nix::errno::Errno;
 use nix::libc;
 
-/// Data that is valid whatever bits the kernel writes into it.
+/// Data that is valid for any bits that the kernel writes into it.
 ///
 /// # Safety
-/// `repr(C)`, integers and arrays of them only, laid out as the ioctl it is passed to expects.
+/// `repr(C)`, only integers and arrays of integers, in the layout that the ioctl expects.
 pub(super) unsafe trait Plain {}
 
 /// Calls `request` with `data`, which the kernel may read and write.
 ///
-/// The request is passed as the kernel's ABI has it: the C libraries disagree about the type of the argument.
+/// `request` has the type of the kernel's ABI, because C libraries disagree about it.
 pub(super) fn ioctl<T: Plain>(fd: impl AsFd, request: u32, data: &mut T) -> Result<i32, Errno> {
-    // SAFETY: the descriptor is open; `data` is exclusively borrowed, and `Plain` promises that it is the structure
-    // that the kernel expects and that anything the kernel leaves in it is valid.
+    // SAFETY: the descriptor is open and `data` is borrowed exclusively. `Plain` asserts that it
+    // has the kernel's layout and that any bits in it are valid.
     let result = unsafe {
         libc::syscall(
             libc::SYS_ioctl,
@@ -31,6 +28,6 @@ pub(super) fn ioctl<T: Plain>(fd: impl AsFd, request: u32, data: &mut T) -> Resu
             std::ptr::from_mut(data),
         )
     };
-    // An ioctl's result is an int.
+    // The kernel returns an int.
     Errno::result(result).map(|value| i32::try_from(value).unwrap_or(0))
 }

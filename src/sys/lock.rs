@@ -1,5 +1,5 @@
-//! `flock(2)`: one owner at a time, given up by the kernel when the owner dies, however it dies; and who that is, by what the
-//! kernel says. What a lock guards is known by who takes it.
+//! `flock(2)` locks, and which processes hold one (from `/proc/locks`). The kernel releases a lock
+//! when its owner dies. Callers know what a lock protects.
 
 use std::collections::BTreeSet;
 use std::os::fd::{AsFd, AsRawFd, BorrowedFd, OwnedFd};
@@ -14,30 +14,30 @@ use super::mountinfo::mount_table;
 
 /// A lock, held until it is dropped or the process ends.
 ///
-/// The lock belongs to the open file, so a child that inherits the descriptor would keep it: it is close-on-exec.
+/// It belongs to the open file. The descriptor is close-on-exec, or a child would hold it too.
 #[derive(Debug)]
-#[must_use = "the lock is given up when this is dropped"]
+#[must_use = "the lock is released when this is dropped"]
 pub struct Lock {
     fd: OwnedFd,
 }
 
 impl Dir {
-    /// Locks the file `name` (made when it is missing); `None` when somebody else has it locked.
+    /// Locks the file `name` and creates it if missing; `None` if another process holds the lock.
     pub fn try_lock(&self, name: impl AsRef<Path>) -> Result<Option<Lock>> {
         let name = name.as_ref();
         let flags = OFlags::RDWR | OFlags::CREATE;
         self.flock(name, flags, FlockOperation::NonBlockingLockExclusive)
     }
 
-    /// Keeps everybody from locking the file `name`, which must be there, but not from sharing it; `None` when somebody has
-    /// it locked. Writes nothing.
+    /// Takes a shared lock on the existing file `name`, so that no process can lock it exclusively.
+    /// `None` if one already has. Writes nothing.
     pub fn try_share_lock(&self, name: impl AsRef<Path>) -> Result<Option<Lock>> {
         let name = name.as_ref();
         self.flock(name, OFlags::RDONLY, FlockOperation::NonBlockingLockShared)
     }
 
-    /// The processes that have the file `name` locked now, alone or with others, by the kernel's list of locks. Those of which this
-    /// process cannot know (in a pid namespace that is not below its own) are not among them; who has gone, and left the lock to a child, may be.
+    /// The processes that hold a lock on `name` now, exclusive or shared, from the kernel's list.
+    /// It omits those outside this pid namespace, and may name one that left the lock to a child.
     pub fn lock_holders(&self, name: impl AsRef<Path>) -> Result<BTreeSet<u32>> {
         const LOCKS: &str = "/proc/locks";
         let name = name.as_ref();
@@ -67,7 +67,7 @@ impl Dir {
     }
 }
 
-/// One that holds a lock.
+/// A process that holds a lock.
 #[derive(Debug, PartialEq, Eq)]
 struct Holder {
     pid: u32,
@@ -75,15 +75,15 @@ struct Holder {
     inode: u64,
 }
 
-/// A line of `/proc/locks` (proc(5)): `1: FLOCK  ADVISORY  WRITE 1234 fe:00:9981707 0 EOF`. `None`: a lock of another kind, or one that
-/// is waited for (`1: -> FLOCK`).
+/// Parses a line of `/proc/locks` (proc(5)): `1: FLOCK  ADVISORY  WRITE 1234 fe:00:9981707 0 EOF`.
+/// `None` for other kinds of lock, and for waiters (`1: -> FLOCK`).
 fn holder(line: &str) -> Option<Holder> {
     let mut words = line.split_ascii_whitespace().skip(1);
     if words.next() != Some("FLOCK") {
         return None;
     }
     let mut words = words.skip(2);
-    // Other kinds have -1 where nobody is told.
+    // Other kinds of lock have -1 if the kernel does not know the process.
     let pid = words.next()?.parse().ok()?;
     let mut file = words.next()?.split(':');
     let mut hex = || u32::from_str_radix(file.next()?, 16).ok();
@@ -92,8 +92,8 @@ fn holder(line: &str) -> Option<Holder> {
     Some(Holder { pid, device, inode })
 }
 
-/// The device of the filesystem of an open file, as the kernel writes it in its lists. On btrfs it is not `st_dev`, which is the
-/// subvolume's; so it is looked up by the mount.
+/// The device of an open file's filesystem, as `/proc/locks` shows it. On btrfs this is not
+/// `st_dev` (the subvolume's device), so it is looked up in the mount table.
 fn filesystem_of(file: BorrowedFd<'_>) -> Result<Option<(u32, u32)>> {
     let path = format!("/proc/thread-self/fdinfo/{}", file.as_raw_fd());
     let facts = std::fs::read_to_string(&path).map_err(|error| Error::new("read", &path, error))?;

@@ -1,8 +1,8 @@
-//! Thin safe wrappers over Linux system calls, one idea per file; the only `unsafe` of the project.
+//! Thin safe wrappers over Linux system calls, one topic per file; no other module has `unsafe`.
 //!
-//! Every function does what its system call does and returns [`Error`], which names the call, what it
-//! was applied to, and the errno. Nothing here knows of volumes, pools or CSI; nothing here decides.
-//! Relative paths are resolved from a directory's descriptor ([`Dir`]), never twice.
+//! Every function does what its system call does. It returns [`Error`] with the call, its object,
+//! and the errno. This module knows nothing of volumes, pools or CSI, and decides nothing. It
+//! resolves relative paths once, from a directory's descriptor ([`Dir`]).
 
 mod btrfs;
 mod dir;

@@ -1,5 +1,5 @@
-//! The kernel's mount table, read whole.
-//! It costs 1 ms per 1,000 mounts: at start and in checks only, never in an RPC.
+//! Reads the kernel's whole mount table. This costs 1 ms per 1,000 mounts, so callers use it at
+//! start and in checks, never in an RPC.
 
 use std::ffi::OsString;
 use std::os::unix::ffi::OsStringExt;
@@ -7,22 +7,22 @@ use std::path::PathBuf;
 
 use super::error::{Error, Result};
 
-/// One line of `/proc/self/mountinfo` (proc(5)), its octal escapes undone.
+/// One line of `/proc/self/mountinfo` (proc(5)), with octal escapes decoded.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct MountEntry {
-    /// The mount's id, reused after it is gone.
+    /// The mount's id. The kernel reuses it later.
     pub id: u64,
-    /// The id of the mount it stands on.
+    /// The id of the parent mount.
     pub parent: u64,
-    /// Its filesystem, as (major, minor): `st_dev` of its files, but on btrfs, whose subvolumes have their own.
+    /// The filesystem's device (major, minor): `st_dev` of its files, except on btrfs subvolumes.
     pub device: (u32, u32),
-    /// What of its filesystem is its root.
+    /// The path inside the filesystem that is the mount's root.
     pub root: PathBuf,
-    /// Where it is seen in this namespace.
+    /// The mount point in this namespace.
     pub mount_point: PathBuf,
-    /// The filesystem's type.
+    /// The filesystem type.
     pub filesystem: String,
-    /// What it says it was mounted from.
+    /// The source shown for the mount.
     pub source: OsString,
 }
 
@@ -58,7 +58,7 @@ fn parse(line: &[u8]) -> Option<MountEntry> {
     })
 }
 
-/// Undoes `\040` and the like.
+/// Decodes escapes such as `\040`.
 fn unescape(field: &[u8]) -> OsString {
     let mut bytes = Vec::with_capacity(field.len());
     let mut rest = field;

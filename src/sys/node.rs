@@ -1,8 +1,8 @@
-//! One file of any kind, pinned by an `O_PATH` descriptor.
+//! One file of any type, pinned by an `O_PATH` descriptor.
 //!
-//! A name can be made to mean another file between two calls; a descriptor cannot. Whoever reads a tree that somebody
-//! hostile may be changing pins each name once ([`Dir::node`]), looks at what it pinned, and does everything else
-//! through the pin. Opening a pin has no side effects: a FIFO does not block, a device's driver is not called.
+//! A hostile process can make a name refer to another file between two calls; a descriptor cannot
+//! change. So code pins each name of a tenant's tree once ([`Dir::node`]), checks the result, and
+//! does all else through it. Pinning neither blocks on a FIFO nor calls a device's driver.
 
 use std::ffi::OsString;
 use std::os::fd::{AsFd, AsRawFd, BorrowedFd, OwnedFd};
@@ -14,7 +14,7 @@ use rustix::fs::{AtFlags, Gid, Mode, OFlags, Stat, Timestamps, Uid};
 use super::dir::Dir;
 use super::error::{Error, Result};
 
-/// A pinned file. Its path is kept for messages only and is never resolved again.
+/// A pinned file. Its path is only for messages and is never resolved again.
 #[derive(Debug)]
 pub struct Node {
     fd: OwnedFd,
@@ -22,8 +22,8 @@ pub struct Node {
 }
 
 impl Dir {
-    /// Pins what a name in this directory means now: not followed if it is a symlink (the link itself is pinned), and
-    /// EXDEV if something is mounted on it.
+    /// Pins the file that a name in this directory refers to now. Pins a symlink itself. EXDEV if
+    /// the name is a mount point.
     pub fn node(&self, name: impl AsRef<Path>) -> Result<Node> {
         let name = name.as_ref();
         let fd = self.open_file_beneath(name, OFlags::PATH | OFlags::NOFOLLOW, 0)?;
@@ -33,7 +33,7 @@ impl Dir {
         })
     }
 
-    /// A hard link to what `name` is (a symlink is not followed) as `new_name` in `to`. Never replaces: EEXIST.
+    /// Hard-links `name` as `new_name` in `to`. Follows no symlink. EEXIST if the new name exists.
     pub fn link(
         &self,
         name: impl AsRef<Path>,
@@ -45,14 +45,14 @@ impl Dir {
             .map_err(|errno| self.error("linkat", name, errno))
     }
 
-    /// Makes a symlink that says `target`.
+    /// Creates a symlink to `target`.
     pub fn symlink(&self, target: impl AsRef<Path>, name: impl AsRef<Path>) -> Result<()> {
         let name = name.as_ref();
         rustix::fs::symlinkat(target.as_ref(), self, name)
             .map_err(|errno| self.error("symlinkat", name, errno))
     }
 
-    /// Makes a FIFO, socket or device node; `mode` is an `st_mode` (type and permissions), `device` an `st_rdev`.
+    /// Creates a FIFO, socket or device node from an `st_mode` and an `st_rdev`.
     pub fn make_node(&self, name: impl AsRef<Path>, mode: u32, device: u64) -> Result<()> {
         let name = name.as_ref();
         let kind = rustix::fs::FileType::from_raw_mode(mode);
@@ -60,7 +60,7 @@ impl Dir {
             .map_err(|errno| self.error("mknodat", name, errno))
     }
 
-    /// Makes a regular file, open for writing, mode 0600. EEXIST if there is anything of this name.
+    /// Creates a regular file with mode 0600, open for writing. EEXIST if the name exists.
     pub fn create_file(&self, name: impl AsRef<Path>) -> Result<OwnedFd> {
         let name = name.as_ref();
         let flags =
@@ -71,27 +71,27 @@ impl Dir {
 }
 
 impl Node {
-    /// What it is.
+    /// `fstat` of the pinned file.
     pub fn stat(&self) -> Result<Stat> {
         rustix::fs::fstat(&self.fd).map_err(|errno| self.error("fstat", errno))
     }
 
-    /// The path it was pinned by, for messages.
+    /// The path for messages.
     #[must_use]
     pub fn path(&self) -> &Path {
         &self.path
     }
 
-    /// Opens the pinned file itself. Only for what [`Node::stat`] says is a regular file or a directory: opening a
-    /// device calls its driver, and opening a FIFO waits.
+    /// Opens the pinned file. Only for regular files and directories (see [`Node::stat`]):
+    /// opening a device calls its driver, and opening a FIFO blocks.
     pub fn open(&self, flags: OFlags) -> Result<OwnedFd> {
-        // /proc/…/fd/N of an O_PATH descriptor leads to the pinned inode whatever its names are now (proc(5)).
+        // /proc/…/fd/N of an O_PATH descriptor is the pinned inode, even if renamed (proc(5)).
         let flags = flags | OFlags::CLOEXEC;
         rustix::fs::open(proc_path(self.fd.as_fd()), flags, Mode::empty())
             .map_err(|errno| self.error("open", errno))
     }
 
-    /// What a symlink says.
+    /// The target of a symlink.
     pub fn read_link(&self) -> Result<OsString> {
         rustix::fs::readlinkat(&self.fd, "", Vec::new())
             .map(|target| OsString::from_vec(target.into_bytes()))
@@ -105,7 +105,7 @@ impl Node {
             .map_err(|errno| self.error("fchownat", errno))
     }
 
-    /// Sets permission bits, set-id bits and the sticky bit. A symlink has none: EOPNOTSUPP.
+    /// Sets permission, set-id and sticky bits. EOPNOTSUPP for a symlink, which has none.
     pub fn set_mode(&self, mode: u32) -> Result<()> {
         rustix::fs::chmod(
             proc_path(self.fd.as_fd()),
@@ -116,12 +116,12 @@ impl Node {
 
     /// Sets access and modification time.
     pub fn set_times(&self, times: &Timestamps) -> Result<()> {
-        // AT_EMPTY_PATH for utimensat is Linux 5.8.
+        // AT_EMPTY_PATH for utimensat needs Linux 5.8.
         rustix::fs::utimensat(&self.fd, "", times, AtFlags::EMPTY_PATH)
             .map_err(|errno| self.error("utimensat", errno))
     }
 
-    /// An error of `call` on it.
+    /// An error of `call` on this file.
     pub fn error(&self, call: &'static str, errno: impl super::error::IntoErrno) -> Error {
         Error::new(call, &self.path, errno)
     }
@@ -133,7 +133,7 @@ impl AsFd for Node {
     }
 }
 
-/// A path that means exactly what the descriptor is open on. Of this thread: one that has left the process's
+/// A path that resolves to the descriptor's open file. It uses `thread-self`: a thread with its own
 /// descriptor table (`unshare(CLONE_FILES)`) would find other files under `/proc/self`.
 pub(super) fn proc_path(fd: BorrowedFd<'_>) -> String {
     format!("/proc/thread-self/fd/{}", fd.as_raw_fd())

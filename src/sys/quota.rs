@@ -1,7 +1,7 @@
-//! Project quotas of ext4 and xfs, through `quotactl_fd(2)` (Linux 5.14), which needs no device's path.
+//! Project quotas of ext4 and xfs, by `quotactl_fd(2)` (Linux 5.14), which needs no device path.
 //!
-//! A project's id is put on a directory by [`Dir::set_project`](super::Dir::set_project); what the project may hold is
-//! said here. The generic VFS interface (`Q_SETQUOTA`) serves both filesystems (quotactl(2)).
+//! [`Dir::set_project`](super::Dir::set_project) assigns a project id to a directory; this file
+//! sets its limit. The VFS interface `Q_SETQUOTA` works on both filesystems (quotactl(2)).
 
 #![expect(unsafe_code, reason = "no library wraps quotactl_fd")]
 
@@ -21,16 +21,16 @@ const PROJECT: u32 = 2;
 const Q_GETQUOTA: u32 = 0x0080_0007;
 /// `Q_SETQUOTA`
 const Q_SETQUOTA: u32 = 0x0080_0008;
-/// `Q_XGETQSTAT` of `linux/dqblk_xfs.h`: what is counted and what enforced. Despite its name all filesystems answer it.
+/// `Q_XGETQSTAT` of `linux/dqblk_xfs.h`: what is counted and enforced, on all filesystems.
 const Q_XGETQSTAT: u32 = 0x5805;
-/// `QIF_BLIMITS`, `QIF_SPACE`: which fields of a `dqblk` are meant.
+/// `QIF_BLIMITS`, `QIF_SPACE`: the valid fields of a `dqblk`.
 const QIF_BLIMITS: u32 = 1;
-/// `FS_QUOTA_PDQ_ACCT`: what projects hold is counted.
+/// `FS_QUOTA_PDQ_ACCT`: usage is counted by project.
 const PROJECT_COUNTED: u16 = 1 << 4;
 /// `FS_QUOTA_PDQ_ENFD`: project limits are enforced.
 const PROJECT_ENFORCED: u16 = 1 << 5;
 
-/// `struct if_dqblk` of `linux/quota.h`, the same on all 64-bit architectures.
+/// `struct if_dqblk` of `linux/quota.h`, equal on all 64-bit architectures.
 #[repr(C)]
 #[derive(Debug, Clone, Copy, Default)]
 struct Dqblk {
@@ -49,7 +49,7 @@ struct Dqblk {
 }
 const _: () = assert!(size_of::<Dqblk>() == 72);
 
-/// `struct fs_quota_stat` of `linux/dqblk_xfs.h`; only the flags are of interest.
+/// `struct fs_quota_stat` of `linux/dqblk_xfs.h`; only the flags are used.
 #[repr(C)]
 #[derive(Debug, Clone, Copy)]
 struct QuotaStat {
@@ -59,18 +59,18 @@ struct QuotaStat {
 }
 const _: () = assert!(size_of::<QuotaStat>() == 80);
 
-/// Why project quotas cannot be enforced on a filesystem.
+/// Why a filesystem cannot enforce project quotas.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub enum NoQuota {
-    /// The kernel has no `quotactl_fd` (before 5.14, built without quotas, or filtered by seccomp).
+    /// The kernel has no `quotactl_fd` (before 5.14, built without quotas, or blocked by seccomp).
     NoCall,
-    /// The kernel has no project quotas for this filesystem.
+    /// The kernel does not support project quotas on this filesystem.
     NotBuilt,
-    /// Nothing is counted: ext4 needs `-O quota,project` and the mount option `prjquota`, xfs `prjquota`.
+    /// Off: ext4 needs `-O quota,project` and the mount option `prjquota`, xfs the mount option.
     Off,
-    /// Counted and not enforced: ext4 with the features and without the mount option, xfs with `pqnoenforce`.
+    /// Counted but not enforced: ext4 without the mount option, or xfs with `pqnoenforce`.
     NotEnforced,
-    /// Something else, in the kernel's words.
+    /// Another errno.
     Other(Errno),
 }
 
@@ -78,26 +78,26 @@ impl fmt::Display for NoQuota {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         match self {
             Self::NoCall => f.write_str("the kernel has no quotactl_fd (Linux 5.14) or no quotas"),
-            Self::NotBuilt => f.write_str("the kernel has no project quotas for this filesystem"),
+            Self::NotBuilt => f.write_str("the kernel does not support project quotas on this filesystem"),
             Self::Off => f.write_str(
                 "project quotas are off: mount the pool's filesystem with prjquota (ext4 also needs mkfs -O quota,project)",
             ),
             Self::NotEnforced => f.write_str(
-                "project quotas are counted and not enforced: mount the pool's filesystem with prjquota",
+                "project quotas are counted but not enforced: mount the pool's filesystem with prjquota",
             ),
             Self::Other(errno) => write!(f, "quotactl_fd: {errno}"),
         }
     }
 }
 
-/// What a project holds and may hold.
+/// A project's usage and limit.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub struct ProjectUsage {
     /// Bytes in use.
     pub bytes: u64,
     /// Inodes in use.
     pub inodes: u64,
-    /// The hard limit in bytes; 0: none.
+    /// The hard limit in bytes; 0 means none.
     pub limit: u64,
 }
 
@@ -109,7 +109,7 @@ fn call(
 ) -> std::result::Result<(), Errno> {
     // QCMD(cmd, type) of linux/quota.h.
     let command = (command << 8) | PROJECT;
-    // SAFETY: each caller passes a pointer to the structure that its command reads or fills, alive during the call.
+    // SAFETY: each caller passes a pointer to the structure of its command, alive during the call.
     let result = unsafe {
         libc::syscall(
             libc::SYS_quotactl_fd,
@@ -123,9 +123,9 @@ fn call(
 }
 
 impl Dir {
-    /// Whether the filesystem that this directory lies on enforces limits on projects; if not, exactly why.
+    /// Whether the filesystem that contains this directory enforces project limits; if not, why.
     pub fn project_quota(&self) -> std::result::Result<(), NoQuota> {
-        // Q_GETFMT would not do: ext4 with the feature and without the mount option has a format and no limits.
+        // Q_GETFMT is not enough: without the mount option, ext4 has a format but no limits.
         let mut stat = QuotaStat {
             version: 1,
             flags: 0,
@@ -136,7 +136,7 @@ impl Dir {
             Ok(()) if stat.flags & PROJECT_COUNTED != 0 => Err(NoQuota::NotEnforced),
             Ok(()) => Err(NoQuota::Off),
             Err(Errno::ENOSYS) if !has_call() => Err(NoQuota::NoCall),
-            // Where nothing at all is counted the kernel answers as for a filesystem that knows no quotas.
+            // If nothing is counted, the kernel answers as for a filesystem without quota support.
             Err(Errno::ENOSYS | Errno::ESRCH) if self.may_have_project_quotas() => {
                 Err(NoQuota::Off)
             }
@@ -151,10 +151,10 @@ impl Dir {
             .is_ok_and(|space| magics.contains(&space.magic))
     }
 
-    /// Sets the most bytes that all files of a project may hold together; 0 takes the limit away.
+    /// Limits the total bytes of a project's files; 0 removes the limit.
     pub fn set_project_limit(&self, project: u32, bytes: u64) -> Result<()> {
         let mut limits = Dqblk {
-            // Rounded up: a limit of 1 byte must not become "no limit".
+            // Round up: a limit of 1 byte must not become "no limit".
             block_hard_limit: bytes.div_ceil(1024),
             valid: QIF_BLIMITS,
             ..Dqblk::default()
@@ -163,7 +163,7 @@ impl Dir {
             .map_err(|errno| Error::new("quotactl_fd(Q_SETQUOTA)", self.path(), errno))
     }
 
-    /// What a project holds; nothing is written back for it, so delayed allocations may be missing.
+    /// A project's usage. This call writes nothing back, so it may omit delayed allocations.
     pub fn project_usage(&self, project: u32) -> Result<ProjectUsage> {
         let mut usage = Dqblk::default();
         call(self, Q_GETQUOTA, project, (&raw mut usage).cast())
@@ -176,9 +176,9 @@ impl Dir {
     }
 }
 
-/// Whether the kernel knows the system call at all.
+/// Whether the kernel knows the system call.
 fn has_call() -> bool {
-    // SAFETY: with descriptor -1 the kernel fails before it looks at the pointer.
+    // SAFETY: with descriptor -1 the kernel fails before it reads the pointer.
     let result = unsafe {
         libc::syscall(
             libc::SYS_quotactl_fd,
@@ -195,10 +195,10 @@ fn has_call() -> bool {
 mod tests {
     use super::*;
 
-    /// What the kernel says of a project is what was said to it, or it says why it counts nothing.
+    /// The kernel returns a project's limit as it was set, or explains why it counts nothing.
     #[test]
     fn a_filesystem_keeps_limits_or_says_why_not() {
-        /// Free: above what people name, and no number that a tool counts up to.
+        /// An unused id: outside the ranges that people or tools assign.
         const PROJECT: u32 = 0x7fff_4711;
         let folder = tempfile::tempdir().expect("a temporary folder");
         let dir = Dir::open(folder.path()).expect("it opens");
@@ -212,7 +212,7 @@ mod tests {
             Ok(()) if nix::unistd::geteuid().is_root() => {
                 let limit = || dir.project_usage(PROJECT).map_or(0, |usage| usage.limit);
                 assert_eq!(limit(), 0);
-                // Rounded up to what the kernel counts in.
+                // Rounded up to the kernel's unit.
                 for (bytes, kept) in [(1 << 20, 1 << 20), (1, 1024), (0, 0)] {
                     set(bytes).expect("set");
                     assert_eq!(limit(), kept);

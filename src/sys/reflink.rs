@@ -1,24 +1,25 @@
-//! Copying the content of one regular file into another: by sharing extents, or by bytes with the holes kept.
-//! Content only: modes, owners and the walk over a tree belong to who copies.
+//! Copies the content of a regular file: by shared extents, or by bytes with holes preserved.
+//! Callers copy modes and owners and walk the tree.
 
 use std::os::fd::AsFd;
 
 use rustix::fs::SeekFrom;
 use rustix::io::Errno as RawErrno;
 
-/// Makes `to`, an empty file, share all of `from`'s extents (`FICLONE`, ioctl_ficlonerange(2)): O(extents), no data copied.
+/// Makes the empty file `to` share all extents of `from` (`FICLONE`, ioctl_ficlonerange(2)).
+/// O(extents); copies no data.
 ///
-/// EOPNOTSUPP or ENOTTY: this filesystem has no reflinks. EXDEV: not one filesystem. EINVAL, ETXTBSY: not this file
-/// (checksums switched off on btrfs, a swap file).
+/// EOPNOTSUPP or ENOTTY: the filesystem has no reflinks. EXDEV: two filesystems. EINVAL, ETXTBSY:
+/// not for this file (no checksums on btrfs, a swap file).
 pub fn clone_file(from: impl AsFd, to: impl AsFd) -> std::result::Result<(), nix::errno::Errno> {
     rustix::fs::ioctl_ficlone(to, from)
         .map_err(|errno| nix::errno::Errno::from_raw(errno.raw_os_error()))
 }
 
-/// Copies the first `length` bytes of `from` into `to`, an empty file, leaving holes where `from` has holes.
+/// Copies the first `length` bytes of `from` into the empty file `to` and preserves holes.
 ///
-/// A `from` that shrinks meanwhile leaves a hole at the end; one that grows is cut at `length`. Both are moved along
-/// their file positions. Returns how many bytes were really copied.
+/// If `from` shrinks meanwhile, `to` ends with a hole; if it grows, the copy stops at `length`.
+/// Moves both file positions. Returns the number of bytes copied.
 pub fn copy_sparse(
     from: impl AsFd,
     to: impl AsFd,
@@ -35,13 +36,13 @@ fn sparse(from: impl AsFd, to: impl AsFd, length: u64) -> std::result::Result<u6
     Ok(copied)
 }
 
-/// How many bytes [`copy_sparse`] would copy: neither holes nor what was allocated and never written to.
+/// The number of bytes that [`copy_sparse`] would copy: no holes and no unwritten extents.
 pub fn data_length(from: impl AsFd, length: u64) -> std::result::Result<u64, nix::errno::Errno> {
     each_data(&from, length, |start, end| Ok(end - start))
         .map_err(|errno| nix::errno::Errno::from_raw(errno.raw_os_error()))
 }
 
-/// Does something with each stretch of data, which tells how many bytes there were; none: that was the last. Adds them up.
+/// Calls `act` for each data extent and returns the sum of its results. Stops when `act` returns 0.
 fn each_data(
     from: impl AsFd,
     length: u64,
@@ -51,9 +52,9 @@ fn each_data(
     while position < length {
         let data = match rustix::fs::seek(&from, SeekFrom::Data(position)) {
             Ok(data) => data,
-            // Nothing but a hole from here on, or the file has shrunk.
+            // Only a hole follows, or the file has shrunk.
             Err(RawErrno::NXIO) => break,
-            // A filesystem that does not know its holes: it is all data.
+            // The filesystem does not report holes: treat all as data.
             Err(RawErrno::INVAL) => position,
             Err(errno) => return Err(errno),
         };
@@ -67,7 +68,7 @@ fn each_data(
         }
         let done = act(data, hole)?;
         all += done;
-        // Somebody may punch the file while we read it: never stand still.
+        // Another process may punch holes meanwhile: always advance.
         position = hole.max(data + 1);
         if done == 0 {
             break;
@@ -76,7 +77,7 @@ fn each_data(
     Ok(all)
 }
 
-/// Copies `start..end`; returns how many bytes there were.
+/// Copies `start..end`; returns the number of bytes.
 fn copy_range(
     from: impl AsFd,
     to: impl AsFd,
@@ -85,12 +86,12 @@ fn copy_range(
 ) -> std::result::Result<u64, RawErrno> {
     let (mut input, mut output) = (start, start);
     while input < end {
-        // The kernel takes at most 2 GiB per call (MAX_RW_COUNT); asking for 1 GiB keeps each call interruptible soon.
+        // 1 GiB keeps each call interruptible. The kernel's maximum is 2 GiB (MAX_RW_COUNT).
         let wanted = usize::try_from((end - input).min(1 << 30)).unwrap_or(1 << 30);
         match rustix::fs::copy_file_range(&from, Some(&mut input), &to, Some(&mut output), wanted) {
             Ok(0) => break,
             Ok(_) | Err(RawErrno::INTR) => {}
-            // Not between these two filesystems, or not for files such as those in /proc: by hand.
+            // Not supported between these filesystems or for such files (/proc): read and write.
             Err(RawErrno::XDEV | RawErrno::INVAL | RawErrno::OPNOTSUPP | RawErrno::NOSYS) => {
                 return Ok(input - start + by_hand(&from, &to, input, end)?);
             }

@@ -1,7 +1,7 @@
-//! What a unit test says that cannot run here: loudly, and on CI by failing. For the tests of all modules, which this one is below;
-//! the tests in `tests/` have their own, of the same words.
+//! How a unit test reports that it cannot run here: it prints so, and on CI it fails. For unit
+//! tests of all modules. The tests in `tests/` have their own copy.
 
-/// Whether this is root, without whom most calls of this room cannot be tried.
+/// Whether the process is root, which most calls in this module need.
 #[must_use]
 pub fn is_root_or_skip() -> bool {
     let root = rustix::process::geteuid().is_root();
@@ -11,7 +11,7 @@ pub fn is_root_or_skip() -> bool {
     root
 }
 
-/// Says loudly that this test did not run, and why. On CI that is a failure: there, everything runs.
+/// Prints that this test did not run, and why. Fails on CI, where every test must run.
 pub fn skip(reason: &dyn std::fmt::Display) {
     assert!(
         std::env::var_os("CI").is_none(),

@@ -1,5 +1,5 @@
-//! How much room a filesystem has, what it is, and reserving some of it.
-//! When there is too little of it is for others to say.
+//! A filesystem's free space and type, and reserving space on it.
+//! Callers decide how much free space is enough.
 
 use std::os::fd::OwnedFd;
 use std::path::Path;
@@ -9,18 +9,18 @@ use rustix::fs::{FallocateFlags, StatVfsMountFlags};
 use super::dir::Dir;
 use super::error::{Error, Result};
 
-/// `statfs(2)` in units that need no thought.
+/// The result of `statfs(2)` in bytes.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub struct Space {
-    /// Bytes in all.
+    /// Total bytes.
     pub bytes: u64,
-    /// Bytes not in use, the share reserved for root included.
+    /// Free bytes, including those reserved for root.
     pub bytes_free: u64,
-    /// Bytes that anybody may use.
+    /// Free bytes for unprivileged processes.
     pub bytes_available: u64,
-    /// Inodes in all; 0 on filesystems that make them as they go (btrfs).
+    /// Total inodes; 0 on filesystems that create them on demand (btrfs).
     pub inodes: u64,
-    /// Inodes not in use.
+    /// Free inodes.
     pub inodes_free: u64,
     /// The filesystem's magic number (`linux/magic.h`).
     pub magic: u64,
@@ -38,7 +38,7 @@ impl Space {
     /// `XFS_SUPER_MAGIC`
     pub const XFS: u64 = 0x5846_5342;
 
-    /// The filesystem's name, where it is one that we know.
+    /// The filesystem's name, if it is known here.
     #[must_use]
     pub fn filesystem(&self) -> Option<&'static str> {
         match self.magic {
@@ -53,13 +53,13 @@ impl Space {
 }
 
 impl Dir {
-    /// How much room the filesystem has that this directory lies on.
+    /// The space of the filesystem that contains this directory.
     pub fn space(&self) -> Result<Space> {
         let stat =
             rustix::fs::fstatfs(self).map_err(|errno| Error::new("fstatfs", self.path(), errno))?;
-        // The fields' types differ between architectures; none is ever negative.
+        // The fields' types differ between architectures. None is negative.
         let wide = |value: i128| u64::try_from(value).unwrap_or(0);
-        // f_blocks and friends count in f_frsize, which Linux fills in for every filesystem (fs/statfs.c).
+        // f_blocks and others count in f_frsize, which Linux always sets (fs/statfs.c).
         let unit = i128::from(stat.f_frsize);
         Ok(Space {
             bytes: wide(i128::from(stat.f_blocks) * unit),
@@ -71,18 +71,17 @@ impl Dir {
         })
     }
 
-    /// Whether no program can be run that lies on the mount through which this directory was
-    /// opened.
+    /// Whether the mount through which this directory was opened is `noexec`.
     pub fn is_noexec(&self) -> Result<bool> {
         let stat = rustix::fs::fstatvfs(self)
             .map_err(|errno| Error::new("fstatvfs", self.path(), errno))?;
         Ok(stat.f_flag.contains(StatVfsMountFlags::NOEXEC))
     }
 
-    /// Whether room that is taken here is gone there: whether they are one filesystem.
+    /// Whether both directories are on one filesystem and so share its free space.
     ///
-    /// Subvolumes of one btrfs are devices of their own; they are told from other btrfs by their size in all, which two disks
-    /// may have in common.
+    /// Subvolumes of one btrfs have different devices. Two btrfs are told apart by total size,
+    /// which two disks may have in common.
     pub fn shares_room_with(&self, other: &Self) -> Result<bool> {
         if self.stat_self()?.st_dev == other.stat_self()?.st_dev {
             return Ok(true);
@@ -92,10 +91,10 @@ impl Dir {
         Ok(here.magic == Space::BTRFS && what(here) == what(there))
     }
 
-    /// Makes the new file `name` with `bytes` allocated on disk, so that removing it gives that much room back.
+    /// Creates the file `name` with `bytes` allocated on disk, so that removing it frees them.
     ///
-    /// Zeros are not written: the extents stay "unwritten". What has the name is whole: it grows under another
-    /// ([`Dir::free_temporary`]), and is removed again when the room is not there (ENOSPC). EEXIST if there is anything of this name.
+    /// The extents stay "unwritten": no zeros are written. The file grows under a temporary name
+    /// ([`Dir::free_temporary`]), which ENOSPC removes. EEXIST if `name` exists.
     pub fn reserve(&self, name: impl AsRef<Path>, bytes: u64) -> Result<()> {
         let name = name.as_ref();
         let temporary = self.free_temporary(name)?;
@@ -108,7 +107,7 @@ impl Dir {
         };
         let made = allocated.and_then(|()| self.rename(&temporary, self, name));
         made.inspect_err(|_| {
-            // The first error is the one to tell; half a reserve must not stay.
+            // Return the first error. A partial reserve must not stay.
             let _ = self.remove_file(&temporary);
         })
     }
@@ -124,7 +123,7 @@ mod tests {
         let dir = Dir::open(folder.path()).expect("it opens");
         let space = dir.space().expect("statfs");
         assert!(space.bytes >= space.bytes_free && space.bytes_free >= space.bytes_available);
-        // As kill -9 leaves it between two calls.
+        // The state after a kill -9 between two calls.
         dir.write_new(".reserve.new", b"").expect("write");
         dir.reserve("reserve", 1 << 20).expect("fallocate");
         assert_eq!(dir.entries().expect("entries").len(), 1);

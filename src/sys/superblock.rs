@@ -1,14 +1,15 @@
-//! Which mount of a filesystem this is, of all that there were in this boot: what was in the page cache went with the one before.
+//! Identifies one mount of a filesystem since boot: a later mount lacks the earlier page cache.
 //!
-//! Linux has no call for that. But ext4 and xfs have a directory in sysfs for as long as they are mounted, whose inode number
-//! the kernel gives once in a boot (`kernfs`). Tried on 6.18; it is the same number in every mount and network namespace.
+//! Linux has no call for it. ext4 and xfs have a sysfs directory while mounted, and the kernel
+//! (`kernfs`) does not reuse its inode number before a reboot. It is equal in all namespaces
+//! (6.18).
 
 use std::os::unix::fs::MetadataExt;
 use std::path::Path;
 
 use super::Dir;
 
-/// The number of this mount of the filesystem on which a directory lies; `None` where the kernel tells none.
+/// The number of the current mount of `dir`'s filesystem; `None` if the kernel provides none.
 #[must_use]
 pub fn superblock(dir: &Dir) -> Option<u64> {
     let device = dir.stat_self().ok()?.st_dev;

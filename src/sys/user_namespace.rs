@@ -1,8 +1,8 @@
-//! User namespaces as carriers of identity maps: `mount_setattr` takes a map only as the descriptor of one.
+//! User namespaces that carry id maps: `mount_setattr` takes a map only as a descriptor of one.
 //!
-//! A process of several threads cannot enter a new user namespace (EINVAL), so a child is made in one, for as long as it
-//! takes to write its maps and open its namespace. The child runs no code of ours but two system calls: in a copy of
-//! a process with threads, anything that takes a lock (malloc does) may wait for ever.
+//! A process with several threads cannot enter a new user namespace (EINVAL). So a child lives in
+//! one until its maps are written and its namespace is open. It makes only system calls: in a copy
+//! of a multithreaded process, code that takes a lock (such as malloc) may deadlock.
 
 use std::os::fd::OwnedFd;
 
@@ -12,17 +12,17 @@ use rustix::fs::{Mode, OFlags};
 
 use super::error::{Error, Result};
 
-/// How ids on disk and ids as seen are exchanged: bijective, every id but 4294967295 ("nobody knows") is mapped.
+/// Exchanges ids on disk and ids as seen. Bijective; maps every id but 4294967295 (invalid).
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Hash)]
 pub enum IdSwap {
-    /// All ids are what they are.
+    /// Maps each id to itself.
     Identity,
-    /// These two are each other, all else is what it is.
+    /// Exchanges these two ids; maps all others to themselves.
     Swap(u32, u32),
 }
 
 impl IdSwap {
-    /// Exchanges two ids; the identity when they are equal.
+    /// Exchanges two ids; the identity if they are equal.
     #[must_use]
     pub fn between(one: u32, other: u32) -> Self {
         if one == other {
@@ -32,7 +32,7 @@ impl IdSwap {
         }
     }
 
-    /// The map in the words of `/proc/PID/uid_map`: at most five extents, which every kernel allows.
+    /// The map in the format of `/proc/PID/uid_map`: at most five extents, as every kernel allows.
     fn extents(self) -> String {
         use std::fmt::Write as _;
         let mut text = String::new();
@@ -56,9 +56,9 @@ impl IdSwap {
     }
 }
 
-/// A user namespace with these maps, that no process is in. About 0.3 ms: keep it, or the mount made with it.
+/// A user namespace with these maps and no process in it. Takes 0.3 ms: keep it or its mount.
 ///
-/// 4294967295 cannot be mapped (EINVAL). ENOSPC where `user.max_user_namespaces` is 0.
+/// EINVAL for 4294967295. ENOSPC if `user.max_user_namespaces` is 0.
 pub fn user_namespace(uids: IdSwap, gids: IdSwap) -> Result<OwnedFd> {
     for swap in [uids, gids] {
         if matches!(swap, IdSwap::Swap(_, u32::MAX)) {
@@ -78,25 +78,25 @@ pub fn user_namespace(uids: IdSwap, gids: IdSwap) -> Result<OwnedFd> {
         .map_err(|errno| Error::new("open", path, errno))
 }
 
-/// A process in a user namespace of its own, asleep; killed and reaped in `Drop`.
+/// A sleeping process in its own user namespace. `Drop` kills and reaps it.
 struct Child(libc::pid_t);
 
 impl Child {
     fn start() -> Result<Self> {
-        // CLONE_FILES: the child shares our table of descriptors instead of holding copies, which could keep a
-        // volume busy. No exit signal: no SIGCHLD handler hears of it, and only a wait with __WALL finds it.
+        // CLONE_FILES: the child shares the descriptor table; copies could keep a volume busy. No
+        // exit signal: no SIGCHLD handler runs. Only a wait with __WALL finds the child.
         let flags = libc::CLONE_NEWUSER | libc::CLONE_FILES;
         let parent = rustix::process::getpid().as_raw_nonzero().get();
         #[expect(
             unsafe_code,
             reason = "clone(2) without fork's handlers has no wrapper"
         )]
-        // SAFETY: no stack and no CLONE_VM: the child runs on a copy of this stack in a copy of this memory, and until
-        // its end makes only system calls, through libc functions that take no lock and allocate nothing.
+        // SAFETY: no stack and no CLONE_VM: the child runs on copies of this stack and memory. It
+        // makes only system calls, through libc functions that take no lock and allocate nothing.
         let pid = unsafe {
             let pid = libc::syscall(libc::SYS_clone, libc::c_long::from(flags), 0, 0, 0, 0);
             if pid == 0 {
-                // If our thread dies, nobody will kill the child.
+                // If this thread dies, no other would kill the child.
                 libc::syscall(
                     libc::SYS_prctl,
                     libc::PR_SET_PDEATHSIG,
@@ -105,9 +105,9 @@ impl Child {
                     0,
                     0,
                 );
-                // Seen from the new user namespace, which is not a new pid namespace: it died before the line above?
+                // The child is in the old pid namespace. Another parent: the thread has died.
                 if libc::syscall(libc::SYS_getppid) == libc::c_long::from(parent) {
-                    // All signals that have a handler in us have one in the copy: none may run. Blocked, and asleep.
+                    // The child has a copy of all signal handlers. Block all signals, then sleep.
                     let all = [u64::MAX; 1];
                     libc::syscall(
                         libc::SYS_rt_sigprocmask,
@@ -138,7 +138,7 @@ impl Drop for Child {
             unsafe_code,
             reason = "waiting for a child without an exit signal needs __WALL"
         )]
-        // SAFETY: the pid is our unreaped child's, so it names no other process; waitpid writes one int.
+        // SAFETY: the pid names an unreaped child and no other process; waitpid writes one int.
         unsafe {
             libc::kill(self.0, libc::SIGKILL);
             let mut status = 0;

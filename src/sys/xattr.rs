@@ -1,9 +1,8 @@
-//! Extended attributes of a pinned file or an open directory (xattr(7)), ACLs and capabilities among them.
+//! Extended attributes (xattr(7)) of a pinned file or open directory, ACLs and capabilities too.
 //!
-//! The calls that take a descriptor refuse `O_PATH` ones, and the ones that take a name can be led astray by a rename. So
-//! what is pinned goes through `/proc/thread-self/fd/N`, which means the open file itself; also for a symlink, which is then
-//! not followed further. (`getxattrat` with AT_EMPTY_PATH would say it plainly, but is 6.13.) That way costs ten times the call, so
-//! what is open is asked by its descriptor.
+//! Calls by descriptor refuse `O_PATH`, and calls by name race with a rename. So pinned files use
+//! `/proc/thread-self/fd/N`, which is the open file itself, even for a symlink. (`getxattrat` with
+//! AT_EMPTY_PATH needs Linux 6.13.) That costs ten times the call, so open files do not use it.
 
 use std::ffi::{OsStr, OsString};
 use std::os::fd::{AsFd, BorrowedFd};
@@ -17,27 +16,27 @@ use super::dir::Dir;
 use super::error::{Error, Result};
 use super::node::{Node, proc_path};
 
-/// What a system call answers.
+/// The result of one system call.
 pub(super) type RawResult<T> = std::result::Result<T, RawErrno>;
 
-/// The longest value, and the longest list of names, that the kernel hands out (`XATTR_SIZE_MAX`, `XATTR_LIST_MAX`).
+/// The kernel's limit for a value and for a list of names (`XATTR_SIZE_MAX`, `XATTR_LIST_MAX`).
 const LONGEST: usize = 64 * 1024;
-/// Nearly every value and every list fits in this; what does not is asked for again.
+/// Fits nearly every value and list. The call is repeated if it does not.
 const USUAL: usize = 512;
 
-/// What has extended attributes: a [`Node`] or a [`Dir`].
+/// A file with extended attributes: a [`Node`] or a [`Dir`].
 pub trait Xattrs: AsFd {
-    /// Its path, for messages.
+    /// The path for messages.
     fn subject(&self) -> &Path;
 
-    /// Asks by the descriptor, or, if that only pins, through its path in `/proc`.
+    /// Calls by the descriptor or, for `O_PATH`, by its path in `/proc`.
     fn ask<T>(
         &self,
         by_descriptor: impl Fn(BorrowedFd<'_>) -> RawResult<T>,
         by_path: impl Fn(&str) -> RawResult<T>,
     ) -> RawResult<T>;
 
-    /// The names of all its attributes; none where the filesystem has no attributes.
+    /// The names of all attributes; empty if the filesystem has no attributes.
     fn xattr_names(&self) -> Result<Vec<OsString>> {
         let listed = self.ask(
             |fd| grown(|buffer| rustix::fs::flistxattr(fd, buffer)),
@@ -55,7 +54,7 @@ pub trait Xattrs: AsFd {
             .collect())
     }
 
-    /// The value of one attribute; `None` when it is not there, or cannot be on this filesystem.
+    /// The value of one attribute; `None` if it does not exist or the filesystem has no attributes.
     fn xattr(&self, name: impl AsRef<OsStr>) -> Result<Option<Vec<u8>>> {
         let name = name.as_ref();
         let read = self.ask(
@@ -69,7 +68,7 @@ pub trait Xattrs: AsFd {
         }
     }
 
-    /// Sets an attribute, replacing the value it had.
+    /// Sets an attribute and replaces an existing value.
     fn set_xattr(&self, name: impl AsRef<OsStr>, value: &[u8]) -> Result<()> {
         let (name, flags) = (name.as_ref(), XattrFlags::empty());
         let set = self.ask(
@@ -79,7 +78,7 @@ pub trait Xattrs: AsFd {
         set.map_err(|errno| failed("setxattr", self.subject(), name, errno))
     }
 
-    /// Removes an attribute; tells whether it was there.
+    /// Removes an attribute; returns whether it existed.
     fn remove_xattr(&self, name: impl AsRef<OsStr>) -> Result<bool> {
         let name = name.as_ref();
         let removed = self.ask(
@@ -105,7 +104,7 @@ impl Xattrs for Dir {
         by_path: impl Fn(&str) -> RawResult<T>,
     ) -> RawResult<T> {
         match by_descriptor(self.as_fd()) {
-            // Some directories are pinned only.
+            // Some directories are opened with `O_PATH`.
             Err(RawErrno::BADF) => by_path(&proc_path(self.as_fd())),
             answer => answer,
         }
@@ -130,7 +129,7 @@ fn failed(call: &'static str, subject: &Path, name: &OsStr, errno: RawErrno) -> 
     Error::new(call, subject, errno).with_detail(name.to_string_lossy())
 }
 
-/// Calls with a small buffer, and if that is too small with the largest that the kernel can fill.
+/// Calls with a small buffer, then with the kernel's largest size if that was too small.
 fn grown(call: impl Fn(&mut [u8]) -> RawResult<usize>) -> RawResult<Vec<u8>> {
     let mut buffer = vec![0; USUAL];
     let length = match call(&mut buffer) {
@@ -173,7 +172,7 @@ mod tests {
         assert_eq!(dir.xattr("user.c").expect("read"), Some(b"y".to_vec()));
         assert_eq!(pinned.xattr_names().expect("list").len(), 1);
         assert!(pinned.remove_xattr("user.c").expect("remove"));
-        // A symlink has no user attributes, and its file's must not be seen through it.
+        // A symlink has no user attributes, and a read must not reach its target's.
         assert_eq!(link.xattr("user.a").expect("read"), None);
         assert!(link.set_xattr("user.z", b"x").is_err());
         assert!(link.xattr_names().expect("list").is_empty());

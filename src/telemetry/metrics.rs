@@ -1,9 +1,9 @@
-//! What is counted while the driver runs: the kinds of measure, and the count of RPCs that every gRPC server shares.
-//! What a room counts of its own is defined there; how it is asked for is `http`'s affair.
+//! Metrics: the kinds of measure, and the RPC counters that all gRPC servers share. Each module
+//! defines its own metrics; `http` serves them.
 //!
-//! Two rules keep this cheap. Counting takes nanoseconds: an atomic, or a short lock that nobody holds across anything. And
-//! labels are few: a word of the program's own (`&'static str`), never a tenant's, a pod's or a key, so that nothing that
-//! somebody sends can make a new series.
+//! Two rules keep this cheap. Counting takes nanoseconds: an atomic or a short lock that is not
+//! held across other work. Labels are bounded: only the program's own strings (`&'static str`),
+//! never a tenant, pod or key, so that no request can create a new series.
 
 use std::time::Duration;
 
@@ -15,11 +15,11 @@ pub use prometheus_client::metrics::gauge::Gauge;
 pub use prometheus_client::metrics::histogram::Histogram;
 pub use prometheus_client::registry::{Registry, Unit};
 
-/// Each name begins with it.
+/// The prefix of each name.
 pub const PREFIX: &str = "baggageclaim";
 
-/// Upper bounds of how long things take, in seconds: from a publish that is a few system calls to one that waited for its
-/// input as long as one may.
+/// Upper bounds for durations in seconds: from a publish of a few system calls to one that waits
+/// for its input as long as allowed.
 const BOUNDS: [f64; 18] = [
     0.0001, 0.00025, 0.0005, 0.001, 0.0025, 0.005, 0.01, 0.025, 0.05, 0.1, 0.25, 0.5, 1.0, 2.5,
     5.0, 10.0, 30.0, 90.0,
@@ -31,10 +31,10 @@ pub fn durations() -> Histogram {
     Histogram::new(BOUNDS)
 }
 
-/// Histograms of durations, one for each set of labels.
+/// Histograms of durations, one per set of labels.
 pub type Durations<Labels> = Family<Labels, Histogram, fn() -> Histogram>;
 
-/// Makes [`Durations`].
+/// Creates [`Durations`].
 #[must_use]
 pub fn durations_by<Labels>() -> Durations<Labels>
 where
@@ -43,13 +43,13 @@ where
     Family::new_with_constructor(durations as fn() -> Histogram)
 }
 
-/// A registry whose names begin with the driver's.
+/// A registry with the driver's prefix.
 #[must_use]
 pub fn registry() -> Registry {
     Registry::with_prefix(PREFIX)
 }
 
-/// All that is registered, as text.
+/// All registered metrics as text.
 #[must_use]
 pub fn encode(registry: &Registry) -> String {
     let mut text = String::new();
@@ -68,7 +68,7 @@ struct Method {
     method: &'static str,
 }
 
-/// How many RPCs were answered, with what, and how long each took. Clones share it.
+/// The number of answered RPCs by result, and their durations. Clones share the counters.
 #[derive(Debug, Clone)]
 pub struct Rpcs {
     answered: Family<Answered, Counter>,
@@ -85,8 +85,8 @@ impl Default for Rpcs {
 }
 
 impl Rpcs {
-    /// Makes the series of these methods and codes, which would else come with their first event: whoever watches by how much a counter
-    /// grew does not see that one.
+    /// Creates the series of these methods and codes at zero. Otherwise a series would start with
+    /// its first event, and `increase()` would miss that one.
     pub fn begin(&self, methods: &[&'static str], codes: &[&'static str]) {
         for method in methods {
             for code in codes {
@@ -95,7 +95,7 @@ impl Rpcs {
         }
     }
 
-    /// One more.
+    /// Counts one RPC.
     pub fn count(&self, method: &'static str, code: &'static str, took: Duration) {
         self.answered
             .get_or_create(&Answered { method, code })
@@ -104,7 +104,7 @@ impl Rpcs {
         self.took.get_or_create(&Method { method }).observe(seconds);
     }
 
-    /// Makes it part of what is asked for.
+    /// Adds the counters to the registry.
     pub fn register(&self, registry: &mut Registry) {
         let help = "CSI calls that were answered, by method and gRPC code";
         registry.register("csi_rpcs", help, self.answered.clone());

@@ -374,7 +374,7 @@ async fn nobody_looks_at_or_repairs_a_pool_that_a_driver_has() {
         }
         let nothing = bench.lab.dir("nothing");
         let error = Engine::check_offline(&nothing).expect_err("no pool");
-        assert!(error.to_string().contains("this is no pool"), "{error}");
+        assert!(error.to_string().contains("this is not a pool"), "{error}");
         assert_eq!(names(&nothing), [""; 0], "and none was made");
         bench.finish().await;
     }

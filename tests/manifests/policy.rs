@@ -15,7 +15,7 @@ fn the_policy_takes_for_written_what_the_driver_may_keep() {
     let types = named_by("allowed are ", &[("type", "?")]);
     let is_kept = |kind: &String| {
         let said = problem(&[("type", kind), ("commit", "?")]);
-        !said.contains("\"commit\" does not go with type")
+        !said.contains("\"commit\" is not valid for type")
     };
     let (kept, not): (Vec<String>, Vec<String>) = types.into_iter().partition(is_kept);
     assert_eq!(kept, ["output", "resource-cache", "task-cache"]);

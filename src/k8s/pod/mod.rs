@@ -1,30 +1,33 @@
-//! A pod as the API tells it, and how its work ended: a pure decision, from one object.
+//! The parts of a pod that the driver reads, and the pure decision on its outcome, from one object.
 //!
 //! # The rules
 //!
-//! 1. The annotation `…/outcome: succeeded|failed` decides as soon as it is seen, for pods that are exec'ed into and then
-//!    deleted. It is a word that somebody gave; the first one counts.
-//! 2. Else, with the annotation `…/outcome-container: NAME`, that container (or init container) decides, as soon as it ended
-//!    for good: it would not be restarted. The rest of the pod may still run. What could be restarted decides when the
-//!    pod ends, by its last end; so does what has rules of its own for that (`restartPolicyRules`), or could be restarted by another's.
-//! 3. Else the pod's phase decides, when it is terminal: `Succeeded`, or not.
-//! 4. A pod that was told to end before it had ended did not succeed, whatever its processes then exit with: a compiler
-//!    that handles SIGTERM exits with 0 and leaves half a cache. Neither did one that is gone without an end.
+//! 1. The annotation `…/outcome: succeeded|failed` decides at once, for pods whose work runs by
+//!    `exec` and that are then deleted. The first value wins.
+//! 2. Else, with the annotation `…/outcome-container: NAME`, that container or init container
+//!    decides once it has ended for good: it will not be restarted. The rest of the pod may still
+//!    run. A container that may restart decides at the pod's end, by its last exit. So does one
+//!    with `restartPolicyRules`, or one that another's rules may restart.
+//! 3. Else the pod's terminal phase decides: `Succeeded`, or not.
+//! 4. A pod that was told to end before it had ended did not succeed, whatever its processes exit
+//!    with: a compiler that handles SIGTERM exits with 0 and leaves half a cache. Neither did a pod
+//!    that disappeared before its end.
 //!
-//! An annotation with a mistake in it decides nothing while the pod runs, since it can be mended; at the end it is no
-//! success.
+//! A mistake in an annotation decides nothing while the pod runs, because it can be corrected. At
+//! the pod's end it counts as failed.
 //!
 //! # Told to end
 //!
-//! By a deletion; or by kubelet alone (an eviction, a node that shuts down, `activeDeadlineSeconds`), which says so when all
-//! containers have ended, together with the phase and the exit codes: in `status.reason`, which it forgets where all exited
-//! with 0, in the condition `DisruptionTarget`, which it does not set for every eviction, or in both. (1.37: `mergePodStatus` holds
-//! the phase back, `generateAPIPodStatus` keeps a reason only with its phase.) Where it says neither, nothing here can know.
+//! Either by a deletion or by kubelet alone (eviction, node shutdown, `activeDeadlineSeconds`).
+//! Kubelet reports it with the phase and exit codes, once all containers have ended. It uses
+//! `status.reason`, which it drops if all exited with 0, the condition `DisruptionTarget`, which it
+//! does not set for every eviction, or both. (1.37: `mergePodStatus` delays the phase,
+//! `generateAPIPodStatus` keeps a reason only with its phase.) Otherwise the driver cannot know.
 //!
-//! For a deletion no clocks are compared where it matters: the watch shows a pod that is told to end before it shows its end,
-//! and the first decision counts. Only where both is past when the driver sees the pod for the first time (it was restarted), or the
-//! word of kubelet comes with the end, the container's end is compared with the time at which it was told, in whole seconds; the
-//! same second is no success, and neither is a time that nobody knows.
+//! A deletion needs no clocks: the watch shows it before the pod's end, and the first decision
+//! wins. The exceptions are a restarted driver that sees both at once, and kubelet's reports. Then
+//! the container's end is compared with the request's time, in whole seconds. An equal or unknown
+//! time counts as failed.
 
 #[cfg(test)]
 mod tests;
@@ -37,15 +40,15 @@ use serde::Deserialize;
 
 use crate::model::{Maker, Outcome};
 
-/// The annotation that says how a pod ended.
+/// The annotation with a pod's outcome.
 pub const OUTCOME: &str = "baggageclaim.concourse-ci.org/outcome";
-/// The annotation that names the container whose end is the pod's.
+/// The annotation with the container that decides a pod's outcome.
 pub const OUTCOME_CONTAINER: &str = "baggageclaim.concourse-ci.org/outcome-container";
 
-/// A pod, as much of it as anybody here asks for.
+/// The parts of a pod that the driver reads.
 pub(super) type Pod = Object<Spec, Status>;
 
-/// Of a pod's specification.
+/// Parts of a pod's specification.
 #[derive(Debug, Clone, Default, Deserialize)]
 #[serde(rename_all = "camelCase", default)]
 pub(super) struct Spec {
@@ -61,9 +64,9 @@ pub(super) struct Spec {
 struct Container {
     name: String,
     image: String,
-    /// Always, for an init container: a sidecar. On others, and other values, since 1.35.
+    /// On an init container, `Always` makes a sidecar. Other values and containers since 1.35.
     restart_policy: Option<String>,
-    /// What is done at some exit codes, whatever its policy says.
+    /// Actions for some exit codes. They override the policy.
     restart_policy_rules: Vec<Rule>,
 }
 
@@ -74,13 +77,13 @@ struct Rule {
 }
 
 impl Rule {
-    /// Whether it starts all containers of the pod again, those too that have ended for good.
+    /// Whether a rule restarts all containers, including those that ended for good.
     fn restarts_all(&self) -> bool {
         self.action == "RestartAllContainers"
     }
 }
 
-/// Of a pod's status.
+/// Parts of a pod's status.
 #[derive(Debug, Clone, Default, Deserialize)]
 #[serde(rename_all = "camelCase", default)]
 pub(super) struct Status {
@@ -106,7 +109,7 @@ struct Condition {
 #[serde(rename_all = "camelCase", default)]
 struct ContainerStatus {
     name: String,
-    /// What was really run: a digest, perhaps behind a repository's name and `@`.
+    /// The image that ran: a digest, perhaps after a repository's name and `@`.
     #[serde(rename = "imageID")]
     image_id: String,
     state: State,
@@ -129,24 +132,24 @@ struct Terminated {
     finished_at: Option<Time>,
 }
 
-/// How a pod's work ended, as far as one object tells.
+/// A pod's outcome, as far as one object shows it.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub(super) enum Decision {
-    /// It does not tell yet.
+    /// Not known yet.
     Undecided,
-    /// It does, and why, in words that follow "because".
+    /// The outcome, and the reason as it follows "because".
     Decided(Outcome, String),
 }
 
-/// What one object tells.
+/// What one object shows.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub(super) struct Told {
     pub(super) decision: Decision,
-    /// What is wrong with the pod's annotations, in words.
+    /// A mistake in the pod's annotations.
     pub(super) problem: Option<String>,
 }
 
-/// What an object tells about the pod's end; `gone`: there is no such pod any more, and this was its last state.
+/// What an object shows about the pod's end. `gone`: it was the last state of a deleted pod.
 pub(super) fn decide(pod: &Pod, gone: bool) -> Told {
     let no_problem = |decision| Told {
         decision,
@@ -184,7 +187,7 @@ pub(super) fn decide(pod: &Pod, gone: bool) -> Told {
     mistaken(pod, gone, problem)
 }
 
-/// What a pod's containers run, with the digest of each where a registry has one: `golang:1.25@sha256:…`.
+/// The images of a pod's containers, with their registry digests if known: `golang:1.25@sha256:…`.
 pub(super) fn images(pod: &Pod) -> Vec<String> {
     let status = pod.status.as_ref();
     let image = |container: &Container| {
@@ -208,19 +211,19 @@ fn annotation<'a>(annotations: Option<&'a BTreeMap<String, String>>, key: &str) 
     annotations?.get(key).map(String::as_str)
 }
 
-/// As much of somebody's text as a message should hold.
+/// Text from a user, truncated for a message.
 fn shown(text: &str) -> &str {
     cut(text, 63)
 }
 
-/// The beginning of a text, at most so many bytes long.
+/// The beginning of a text, at most `most` bytes.
 pub(super) fn cut(text: &str, most: usize) -> &str {
     let ends = (0..=most.min(text.len())).rev();
     let mut ends = ends.filter(|end| text.is_char_boundary(*end));
     &text[..ends.next().unwrap_or_default()]
 }
 
-/// A mistake can be mended while the pod runs.
+/// A mistake may be corrected while the pod runs.
 fn mistaken(pod: &Pod, gone: bool, problem: String) -> Told {
     let over = gone || phase(pod).is_terminal() || pod.metadata.deletion_timestamp.is_some();
     let decision = if over {
@@ -266,7 +269,7 @@ fn by_phase(pod: &Pod, gone: bool) -> Decision {
     match phase(pod) {
         Phase::Failed => failed(why_failed(pod)),
         Phase::Succeeded => {
-            // Sidecars end when all is done, and are told to.
+            // Sidecars are told to end after all others have.
             let statuses = pod.status.as_ref().map(|status| &status.container_statuses);
             let ends: Vec<_> = statuses
                 .into_iter()
@@ -286,26 +289,26 @@ fn by_phase(pod: &Pod, gone: bool) -> Decision {
     }
 }
 
-/// The condition of a pod that is to make room, or whose node is to go.
+/// The condition of a pod that is evicted or whose node goes away.
 const DISRUPTION: &str = "DisruptionTarget";
-/// The reason of that condition where it was kubelet that ended the pod.
+/// That condition's reason if kubelet ended the pod.
 const BY_KUBELET: &str = "TerminationByKubelet";
-/// The reason of a pod that took longer than its `activeDeadlineSeconds`.
+/// The reason of a pod that exceeded its `activeDeadlineSeconds`.
 const DEADLINE: &str = "DeadlineExceeded";
 
-/// Somebody's word that the pod is to end.
+/// A request to end the pod.
 struct Word {
-    /// What to say of a pod that had not ended by then.
+    /// The reason for a pod that had not ended by then.
     why: String,
-    /// When it was given; `None`: nobody knows, so that nothing is sure to have come before it.
+    /// The time of the request; `None`: unknown, so no end is certain to be earlier.
     second: Option<i64>,
 }
 
-/// All that an object tells of who told the pod to end.
+/// All requests to end the pod that an object shows.
 fn words(pod: &Pod) -> Vec<Word> {
     let mut words = Vec::new();
     if let Some(deadline) = &pod.metadata.deletion_timestamp {
-        // The API says until when the pod may take, and how long it was given.
+        // The API shows the deadline and the grace period.
         let grace = pod.metadata.deletion_grace_period_seconds;
         let asked = deadline.0.as_second();
         words.push(Word {
@@ -317,10 +320,11 @@ fn words(pod: &Pod) -> Vec<Word> {
         return words;
     };
     let told = |reason: &str| format!("the pod was told to end: {}", shown(reason));
-    // Who ends by itself is given no reason. One of a pod that runs is an old one: its node was lost for a while.
+    // A pod that ends by itself has no reason. On a running pod it is from an earlier loss of the
+    // node.
     let reason = status.reason.as_deref().filter(|it| !it.is_empty());
     if let Some(reason) = reason.filter(|_| phase(pod).is_terminal()) {
-        // Kubelet looks whether it is time, so it is never earlier; its clock is that of the containers' ends.
+        // Kubelet's check is never early, and it uses the clock of the containers' ends.
         let deadline = || {
             let started = status.start_time.as_ref()?.0.as_second();
             Some(started.saturating_add(pod.spec.active_deadline_seconds?))
@@ -333,7 +337,7 @@ fn words(pod: &Pod) -> Vec<Word> {
     let mut conditions = status.conditions.iter();
     if let Some(condition) = conditions.find(|it| it.kind == DISRUPTION && it.status == "True") {
         let reason = condition.reason.as_deref().unwrap_or_default();
-        // Others set it before they delete the pod; kubelet when the containers have ended, and the time is that of the setting.
+        // Others set it before they delete the pod, kubelet after the containers have ended.
         let set = condition.last_transition_time.as_ref();
         words.push(Word {
             why: told(if reason.is_empty() {
@@ -349,7 +353,7 @@ fn words(pod: &Pod) -> Vec<Word> {
     words
 }
 
-/// Why the pod did not come to its own end, unless all these ends came before anybody told it to end.
+/// Why the pod did not end by itself; `None` if all these ends were before any request to end it.
 fn cut_short(pod: &Pod, ends: &[Option<&Terminated>]) -> Option<String> {
     let came_before = |second: i64| {
         !ends.is_empty()
@@ -363,7 +367,7 @@ fn cut_short(pod: &Pod, ends: &[Option<&Terminated>]) -> Option<String> {
     Some(word.why)
 }
 
-/// Of a failed pod, what people want to know first.
+/// The most useful reason of a failed pod.
 fn why_failed(pod: &Pod) -> String {
     let Some(status) = &pod.status else {
         return "the pod failed".to_owned();
@@ -397,20 +401,20 @@ fn exited(end: &Terminated) -> String {
     }
 }
 
-/// When a container that ended is started again.
+/// When an ended container is restarted.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 enum Policy {
     Always,
     OnFailure,
     Never,
-    /// There are rules, which differ from version to version: kubelet knows whether it has ended for good, and says it by the pod's end.
-    /// (Since 1.34 the first rule that matches decides, also for exit code 0, else the policy: `ContainerShouldRestart` in
-    /// pkg/api/v1/pod/util.go.)
+    /// It has rules, which depend on the version. Kubelet decides, and the pod's end shows the
+    /// result. (Since 1.34 the first matching rule decides, even for exit code 0, else the policy:
+    /// `ContainerShouldRestart` in pkg/api/v1/pod/util.go.)
     Rules,
 }
 
 impl Policy {
-    /// That of a pod's container; `None` when there is none of that name.
+    /// The policy of a container; `None` if the pod has none of that name.
     fn of(spec: &Spec, name: &str) -> Option<Self> {
         let named = |containers: &[Container]| {
             let mut found = containers.iter();
@@ -430,13 +434,13 @@ impl Policy {
         Some(match own.or(spec.restart_policy.as_deref()) {
             Some("Never") => Self::Never,
             Some("OnFailure") => Self::OnFailure,
-            // An init container without a policy of its own is run until it succeeds.
+            // An init container without its own policy runs until it succeeds.
             _ if is_init && own.is_none() => Self::OnFailure,
             _ => Self::Always,
         })
     }
 
-    /// Whether a container that exited with this stays ended.
+    /// Whether a container that exited with this code stays ended.
     fn is_final(self, exit: i32) -> bool {
         match self {
             Self::Always | Self::Rules => false,
@@ -459,7 +463,7 @@ fn by_container(pod: &Pod, gone: bool, name: &str, policy: Policy) -> Decision {
             terminated: Some(end),
             ..
         } => Some(end),
-        // What waits to be started again and never will be: its last end was its end.
+        // It waited for a restart that never came: its last exit counts.
         State { running: None, .. } if terminal => status.last_state.terminated.as_ref(),
         _ => None,
     });
@@ -475,7 +479,7 @@ fn by_container(pod: &Pod, gone: bool, name: &str, policy: Policy) -> Decision {
             }
         }
         _ if pod.metadata.deletion_timestamp.is_some() => failed(DELETED),
-        _ if terminal => failed(format!("the pod ended, and container {name} never did")),
+        _ if terminal => failed(format!("the pod ended, but container {name} did not")),
         _ if gone => failed(format!(
             "the pod is gone, and container {name} had not ended when it was last seen"
         )),

@@ -1,5 +1,5 @@
-//! Tests of the decision how a pod's work ended: pods as the API writes them, one after the other, and what is made of each.
-//! No API server, and no time passes.
+//! Tests of the decision on a pod's outcome, with pods as the API shows them over time.
+//! They use no API server and no clock.
 
 use serde_json::{Value, json};
 
@@ -34,7 +34,7 @@ fn annotate(pod: &mut Value, key: &str, value: &str) {
     pod["metadata"]["annotations"][key] = json!(value);
 }
 
-/// Told at this second to end within half a minute.
+/// The pod is told at this second to end within half a minute.
 fn delete(pod: &mut Value, second: u32) {
     pod["metadata"]["deletionTimestamp"] = json!(format!("2026-01-01T00:00:{:02}Z", second + 30));
     pod["metadata"]["deletionGracePeriodSeconds"] = json!(30);
@@ -101,14 +101,14 @@ fn the_phase_decides_when_it_is_terminal() {
             false,
             "failed: the pod failed: Evicted",
         ),
-        // Gone, and what it was doing then is all that is known.
+        // The pod is gone: its last state decides.
         (|_| {}, true, OVER),
         (
             |p| p["status"]["containerStatuses"] = json!([ended("main", 0, 1)]),
             true,
             OVER,
         ),
-        // Told to end while it ran.
+        // It was told to end while it ran.
         (|p| delete(p, 5), false, DELETED),
         (|p| delete(p, 5), true, DELETED),
     ];
@@ -128,7 +128,7 @@ fn who_ended_only_when_told_to_did_not_succeed() {
                 .map(|at| at.map_or(json!({"name": "x", "state": {}}), |at| ended("x", 0, at)));
             p["status"] =
                 json!({"phase": "Succeeded", "containerStatuses": statuses.collect::<Vec<_>>()});
-            // Sidecars end last, and are told to.
+            // Sidecars end last, when they are told to.
             p["status"]["initContainerStatuses"] =
                 json!([ended("fetch", 0, 1), ended("proxy", 143, 29)]);
             delete(p, asked);
@@ -185,11 +185,11 @@ fn a_container_decides_when_it_ended_for_good() {
             "undecided"
         );
     }
-    // What could have been started again when the pod vanished had not ended.
+    // A container that might have restarted had not ended when the pod disappeared.
     assert_eq!(seen("Always", "main", true, main_ok.clone()), cut_short);
     assert_eq!(seen("OnFailure", "main", true, main_bad.clone()), cut_short);
     assert_eq!(seen("Never", "main", true, main_bad.clone()), exited);
-    // At the pod's end the last end counts.
+    // At the pod's end its last exit counts.
     let over = |mut status: Value, phase: &str| {
         status["phase"] = json!(phase);
         status
@@ -207,7 +207,7 @@ fn a_container_decides_when_it_ended_for_good() {
         seen("OnFailure", "main", false, over(looping, "Failed")),
         exited
     );
-    let never = "failed: the pod ended, and container main never did";
+    let never = "failed: the pod ended, but container main did not";
     assert_eq!(
         seen("Never", "main", false, json!({"phase": "Failed"})),
         never
@@ -216,7 +216,7 @@ fn a_container_decides_when_it_ended_for_good() {
         seen("Never", "main", false, json!({"phase": "Succeeded"})),
         never
     );
-    // Init containers run until they succeed, sidecars as long as the pod.
+    // Init containers run until they succeed, sidecars until the pod ends.
     let init = |name: &str, code: i32| json!({"phase": "Running", "initContainerStatuses": [ended(name, code, 1)]});
     assert_eq!(
         seen("Always", "fetch", false, init("fetch", 0)),
@@ -257,7 +257,7 @@ fn a_containers_own_policy_and_rules_say_whether_it_ended_for_good() {
             json!([{"action": action, "exitCodes": {"operator": operator, "values": [42]}}]);
         with_rule
     };
-    // Nothing of what a rule says is decided here: not even that exit code 0 is an end for good.
+    // The driver evaluates no rule: not even exit code 0 is final.
     for operator in ["In", "NotIn"] {
         let rules = with_rule("Restart", operator);
         for code in [0, 1, 42] {
@@ -267,7 +267,7 @@ fn a_containers_own_policy_and_rules_say_whether_it_ended_for_good() {
         assert_eq!(seen(&rules, &json!({}), 0, "Failed"), succeeded);
         assert_eq!(seen(&rules, &json!({}), 1, "Failed"), exited);
     }
-    // Another's rule counts where it is about all of them.
+    // Another container's rule counts if it restarts all containers.
     let other = with_rule("Restart", "In");
     assert_eq!(seen(&never, &other, 1, "Running"), exited);
     let all = with_rule("RestartAllContainers", "In");
@@ -295,7 +295,7 @@ fn a_container_that_ended_before_the_deletion_decides_and_one_after_it_did_not_s
     );
 }
 
-/// Kubelet or somebody else says that the pod is to make room; the condition was set at this second.
+/// A condition set at this second says that the pod is disrupted.
 fn disrupt(pod: &mut Value, reason: &str, second: u32) {
     pod["status"]["conditions"] = json!([
         {"type": "Ready", "status": "True"},
@@ -307,7 +307,7 @@ fn disrupt(pod: &mut Value, reason: &str, second: u32) {
 const POD_OK: &str = "succeeded: the pod succeeded";
 const MAIN_OK: &str = "succeeded: container main succeeded";
 
-/// What is said of a pod whose phase decides, and of one that leaves it to `main`, which exited with 0 in second 10.
+/// The decisions by the phase, and by `main`, which exited with 0 in second 10.
 fn at_the_end(phase: &str, change: fn(&mut Value)) -> [String; 2] {
     [false, true].map(|named| {
         let pod = pod("Never", |p| {
@@ -325,7 +325,7 @@ fn at_the_end(phase: &str, change: fn(&mut Value)) -> [String; 2] {
 fn a_pod_that_kubelet_ended_did_not_succeed_though_it_exits_with_0_and_nobody_deletes_it() {
     let evicted = "failed: the pod was told to end: Evicted";
     let late = "failed: the pod was told to end: DeadlineExceeded";
-    // Where all exited with 0 kubelet forgets the reason; its condition is set when the last container has ended.
+    // If all exited with 0, kubelet drops the reason. It sets its condition after the last end.
     let disrupted = at_the_end("Succeeded", |p| disrupt(p, "TerminationByKubelet", 20));
     assert_eq!(
         disrupted,
@@ -333,7 +333,7 @@ fn a_pod_that_kubelet_ended_did_not_succeed_though_it_exits_with_0_and_nobody_de
     );
     let reason = |p: &mut Value| p["status"]["reason"] = json!("Evicted");
     assert_eq!(at_the_end("Succeeded", reason), [evicted; 2]);
-    // A helper did not exit with 0.
+    // A helper exited with another code.
     let failed = "failed: the pod failed: Evicted";
     assert_eq!(at_the_end("Failed", reason), [failed, evicted]);
     let both = |p: &mut Value| {
@@ -346,10 +346,10 @@ fn a_pod_that_kubelet_ended_did_not_succeed_though_it_exits_with_0_and_nobody_de
     assert_eq!(at_the_end("Failed", unknown), [failed, late]);
     let at_ten = at_the_end("Failed", |p| deadline(p, 10));
     assert_eq!(at_ten, [failed, late], "in the same second");
-    // It was over before its time was; a helper was not.
+    // `main` ended before the deadline; a helper did not.
     let at_eleven = at_the_end("Failed", |p| deadline(p, 11));
     assert_eq!(at_eleven, [failed, MAIN_OK]);
-    // Nobody ended these.
+    // These ended by themselves.
     assert_eq!(at_the_end("Succeeded", |_| {}), [POD_OK, MAIN_OK]);
     let empty = at_the_end("Succeeded", |p| p["status"]["reason"] = json!(""));
     assert_eq!(empty, [POD_OK, MAIN_OK]);
@@ -359,7 +359,7 @@ fn a_pod_that_kubelet_ended_did_not_succeed_though_it_exits_with_0_and_nobody_de
 
 #[test]
 fn a_pod_that_ended_before_somebody_wanted_its_room_succeeded() {
-    // Whoever deletes it for that sets the condition first.
+    // Others set the condition before they delete the pod.
     let before = at_the_end("Succeeded", |p| disrupt(p, "EvictionByEvictionAPI", 11));
     assert_eq!(before, [POD_OK, MAIN_OK]);
     let and_deleted = at_the_end("Succeeded", |p| {
@@ -375,7 +375,7 @@ fn a_pod_that_ended_before_somebody_wanted_its_room_succeeded() {
         p["status"]["conditions"][1]["lastTransitionTime"] = Value::Null;
     });
     assert_eq!(some_time, [told; 2]);
-    // It was to be deleted, and then it was not.
+    // It was to be deleted, but was not.
     let left_alone = at_the_end("Succeeded", |p| {
         disrupt(p, "EvictionByEvictionAPI", 5);
         p["status"]["conditions"][1]["status"] = json!("False");
@@ -383,7 +383,7 @@ fn a_pod_that_ended_before_somebody_wanted_its_room_succeeded() {
     assert_eq!(left_alone, [POD_OK, MAIN_OK]);
 }
 
-/// It took longer than this many seconds, as kubelet says.
+/// The pod exceeded this many seconds, as kubelet reports.
 fn deadline(pod: &mut Value, seconds: u32) {
     pod["spec"]["activeDeadlineSeconds"] = json!(seconds);
     pod["status"]["startTime"] = json!("2026-01-01T00:00:00Z");
@@ -402,7 +402,7 @@ fn what_is_said_of_a_pod_that_runs_decides_nothing() {
         say(&pod, false)
     };
     for container in [None, Some("main")] {
-        // It may still be left alone; if it is not, it is deleted.
+        // It may still survive; if not, it is deleted.
         let about_to_be = |p: &mut Value| disrupt(p, "PreemptionByScheduler", 5);
         assert_eq!(seen(container, about_to_be), "undecided");
     }
@@ -493,7 +493,7 @@ fn a_mistake_is_told_at_once_decides_at_the_end_and_is_never_success() {
 
 #[test]
 fn a_pod_as_the_api_writes_it_is_read() {
-    // What nobody here asks for may be anything, and what is not there is not there.
+    // Unused fields may have any type, and any field may be missing.
     let pod: Pod = serde_json::from_value(json!({
         "apiVersion": "v1", "kind": "Pod",
         "metadata": {"name": "p", "uid": "u", "managedFields": [{"manager": "kubelet", "fieldsV1": {"f:x": {}}}]},

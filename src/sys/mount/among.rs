@@ -1,8 +1,8 @@
-//! Open directories as paths of a few characters.
+//! Short paths for open directories: numbers relative to `/proc/self/fd`.
 //!
-//! The mount table shows the directories of an overlay as it was told them: a descriptor as its whole path, a text as the text. Everybody
-//! who reads the table pays for each character (12 ns in the kernel; runc reads all of it many times for each container),
-//! and the shortest text that says which directory is the number of its descriptor, from within `/proc/self/fd`.
+//! The mount table shows overlay layers as they were passed: a descriptor as its whole path, a
+//! string as that string. Each character costs every reader of the table 12 ns, and runc reads it
+//! many times per container. A descriptor's number is the shortest string that names a directory.
 
 use std::cell::Cell;
 use std::os::fd::OwnedFd;
@@ -13,14 +13,14 @@ use rustix::fs::{Mode, OFlags};
 
 use crate::sys::error::{Error, Result};
 
-/// Where the descriptors are, and where the process was before anybody went there.
+/// `/proc/self/fd`, and the process's original working directory.
 struct Places {
     descriptors: OwnedFd,
     home: OwnedFd,
 }
 
-/// Does `work` on this thread with `/proc/self/fd` as its working directory. That of no other thread changes, and it is back where it was
-/// afterwards (in `/` where the process may not enter its own).
+/// Runs `work` on this thread with `/proc/self/fd` as its working directory (other threads keep
+/// theirs). Then returns to the old one, or to `/` if the process may not open that.
 pub fn among_descriptors<T>(work: impl FnOnce() -> Result<T>) -> Result<T> {
     thread_local! {
         static APART: Cell<bool> = const { Cell::new(false) };
@@ -52,7 +52,7 @@ fn places() -> Result<&'static Places> {
             .map_err(|errno| Error::new("open", path, errno))
     };
     let descriptors = open("/proc/self/fd")?;
-    // Somebody's home directory, say, on a server that does not believe in root.
+    // Opening `.` may fail, for example in a home directory on an NFS server with root_squash.
     let home = open(".").or_else(|_| open("/"))?;
     Ok(PLACES.get_or_init(|| Places { descriptors, home }))
 }

@@ -1,5 +1,5 @@
-//! `mount_setattr` (Linux 5.12): what a mount allows and how its owners are seen. Neither nix nor rustix has it.
-//! Setting them only; when to is decided upstairs.
+//! `mount_setattr` (Linux 5.12): a mount's flags, propagation and idmapping. Neither nix nor rustix
+//! wraps it. Callers decide which attributes to set.
 
 use std::os::fd::{AsRawFd, BorrowedFd};
 
@@ -10,16 +10,16 @@ use rustix::mount::MountAttrFlags;
 
 use crate::sys::error::{Error, Result};
 
-/// What to change of a mount.
+/// The attributes to change.
 #[derive(Debug, Clone, Copy)]
 pub struct MountAttributes<'a> {
     /// Attributes to set.
     pub set: MountAttrFlags,
     /// Attributes to clear.
     pub clear: MountAttrFlags,
-    /// Whether it leaves its peer group, so that mounts made in it are seen nowhere else.
+    /// Whether to make the mount private, so that mounts in it do not propagate.
     pub private: bool,
-    /// A user namespace through whose maps the owners of files are seen; the mount must be a fresh clone.
+    /// A user namespace with the id maps for file owners. The mount must be a new clone.
     pub identity: Option<BorrowedFd<'a>>,
 }
 
@@ -34,7 +34,7 @@ impl Default for MountAttributes<'_> {
     }
 }
 
-/// Changes the mount whose root `mount` is. ENOSYS before Linux 5.12; EINVAL where the filesystem cannot be idmapped.
+/// Changes the mount with the root `mount`. ENOSYS before Linux 5.12; EINVAL: no idmapping here.
 pub fn set_mount_attributes(mount: BorrowedFd<'_>, attributes: &MountAttributes<'_>) -> Result<()> {
     let mut set = attributes.set;
     if attributes.identity.is_some() {
@@ -53,7 +53,7 @@ pub fn set_mount_attributes(mount: BorrowedFd<'_>, attributes: &MountAttributes<
             .map_or(0, |fd| u64::from(fd.as_raw_fd().unsigned_abs())),
     };
     #[expect(unsafe_code, reason = "no wrapper of mount_setattr exists")]
-    // SAFETY: the path is a static C string, and the kernel only reads `size_of(request)` bytes of `request`.
+    // SAFETY: the path is a static C string; the kernel only reads `request`, of the size given.
     let result = unsafe {
         libc::syscall(
             libc::SYS_mount_setattr,

@@ -1,5 +1,5 @@
-//! A filesystem being configured: `fsopen` or `fspick`, `fsconfig`, `fsmount` (Linux 5.2).
-//! What is configured, and with which options, is known by who asks.
+//! Configures and creates a filesystem: `fsopen` or `fspick`, `fsconfig`, `fsmount` (Linux 5.2).
+//! Callers choose the filesystem and its options.
 
 use std::os::fd::{AsFd, BorrowedFd, OwnedFd};
 
@@ -7,10 +7,10 @@ use rustix::mount::{FsMountFlags, FsOpenFlags, FsPickFlags, MountAttrFlags};
 
 use crate::sys::error::{Error, IntoErrno, Result};
 
-/// A filesystem context. What the kernel logged about a failure becomes the error's detail.
+/// A filesystem context. The kernel's log of a failure becomes the error's detail.
 ///
-/// Before 6.5 overlay accepts any key and any string, and complains only in [`FsContext::create`]: whoever probes must
-/// create. A string ends at 255 bytes (EINVAL).
+/// Before 6.5 overlay accepts any key and any string, and fails only in [`FsContext::create`]. So a
+/// probe must call it. A string has at most 255 bytes (EINVAL).
 #[derive(Debug)]
 pub struct FsContext {
     fd: OwnedFd,
@@ -25,7 +25,7 @@ impl FsContext {
         Ok(Self { fd, filesystem })
     }
 
-    /// `fspick`: the instance that a mount shows, to be reconfigured. The mount may be detached, its descriptor `O_PATH`.
+    /// `fspick`: the instance behind a mount (attached or not, `O_PATH` or not), to reconfigure it.
     pub fn pick(mount: BorrowedFd<'_>) -> Result<Self> {
         const WHAT: &str = "a mounted filesystem";
         let flags = FsPickFlags::FSPICK_CLOEXEC | FsPickFlags::FSPICK_EMPTY_PATH;
@@ -53,19 +53,19 @@ impl FsContext {
         rustix::mount::fsconfig_set_fd(&self.fd, key, value).map_err(|errno| self.error(key, errno))
     }
 
-    /// Makes the filesystem instance.
+    /// Creates the filesystem instance.
     pub fn create(&self) -> Result<()> {
         rustix::mount::fsconfig_create(&self.fd).map_err(|errno| self.error("create", errno))
     }
 
-    /// Applies what was set to the instance that was picked.
+    /// Applies the options to the picked instance.
     pub fn reconfigure(&self) -> Result<()> {
         rustix::mount::fsconfig_reconfigure(&self.fd)
             .map_err(|errno| self.error("reconfigure", errno))
     }
 
-    /// `fsmount`: a mount of the created instance, attached nowhere and in no peer group. The descriptor is `O_PATH`;
-    /// while it is open, the mount lives.
+    /// `fsmount`: a detached mount of the created instance, in no peer group. The mount lives while
+    /// its `O_PATH` descriptor is open.
     pub fn mount(&self, attributes: MountAttrFlags) -> Result<OwnedFd> {
         rustix::mount::fsmount(&self.fd, FsMountFlags::FSMOUNT_CLOEXEC, attributes)
             .map_err(|errno| Error::new("fsmount", self.filesystem, errno).with_detail(self.log()))
@@ -76,13 +76,13 @@ impl FsContext {
         Error::new("fsconfig", subject, errno).with_detail(self.log())
     }
 
-    /// What the kernel had to say, oldest first: each read gives one message, ENODATA ends them.
+    /// The kernel's messages, oldest first. Each read returns one; ENODATA ends the log.
     fn log(&self) -> String {
         let mut messages = Vec::new();
         let mut buffer = [0; 1024];
         while let Ok(length @ 1..) = rustix::io::read(&self.fd, &mut buffer) {
             let text = String::from_utf8_lossy(&buffer[..length]);
-            // "e text", "w text" or "i text": error, warning, information.
+            // The prefix is "e ", "w " or "i ": error, warning, information.
             let text = text.trim_end();
             messages.push(text.get(2..).unwrap_or(text).to_owned());
         }

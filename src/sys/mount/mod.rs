@@ -1,8 +1,8 @@
-//! Mounts: made detached, changed through their descriptor, attached last, and taken away by name.
+//! Mounts: created detached, configured by descriptor, attached last, and detached by name.
 //!
-//! The mount API by descriptors ([`FsContext`], [`clone_tree`], [`move_mount_onto`]; Linux 5.2) is used wherever it
-//! can say what is wanted; mount(2) only where it cannot, and only inside a [`Room`], a mount namespace of one thread.
-//! All descriptors are close-on-exec. Nothing here follows a symlink in the last component of a target.
+//! Where possible they use descriptors ([`FsContext`], [`clone_tree`], [`move_mount_onto`]; Linux
+//! 5.2), else mount(2) in a [`Room`], a mount namespace of one thread. All descriptors
+//! are close-on-exec. No function follows a symlink in a target's last component.
 
 mod among;
 mod attributes;

@@ -1,12 +1,12 @@
-//! A mount namespace of one thread, holding an empty tmpfs and what we attach to it.
+//! A mount namespace of one thread, with an empty tmpfs as its root and what the driver attaches.
 //!
-//! Some things the kernel does only with attached mounts: mount(2) itself, layers of an overlay before Linux 6.15, and showing
-//! options in mountinfo. Attached anywhere in the driver's own namespace they would be seen by others, propagate to
-//! the host where mounts are shared, and stay after a `kill -9`. In here nobody sees them, nothing propagates, and
-//! all of it is gone with the process.
+//! The kernel needs attached mounts for mount(2), for overlay layers before Linux 6.15, and to show
+//! options in mountinfo. In the driver's own namespace, other processes would see them. Shared
+//! mounts would propagate them to the host, and they would survive a `kill -9`. This namespace is
+//! private and ends with the process.
 //!
-//! The thread has its own root and working directory as well. The latter is `/proc/self/fd`, so that in the options of
-//! [`Room::mount_classic`] a layer is just the number of a descriptor: one page of options holds 500 layers.
+//! The thread also has its own root and working directory. In `/proc/self/fd`, a descriptor's
+//! number names a layer: a page of options holds 500 ([`Room::mount_classic`]).
 
 use std::os::fd::{AsFd, OwnedFd};
 use std::sync::mpsc;
@@ -18,33 +18,33 @@ use rustix::mount::{MountAttrFlags, MoveMountFlags, OpenTreeFlags, UnmountFlags}
 use super::context::FsContext;
 use crate::sys::error::{Error, Result};
 
-/// Where [`Room::mount_classic`] mounts for a moment.
+/// The temporary mount point of [`Room::mount_classic`].
 const STAGE: &str = "/stage";
 
 type Job = Box<dyn FnOnce(&Inside) + Send>;
 
-/// The thread and its namespace; both end when this is dropped.
+/// The thread and its namespace. Both end when this is dropped.
 #[derive(Debug)]
 pub struct Room {
     jobs: Option<mpsc::Sender<Job>>,
     thread: Option<std::thread::JoinHandle<()>>,
 }
 
-/// What mount(2) is told.
+/// The arguments of mount(2).
 #[derive(Debug)]
 pub struct ClassicMount {
-    /// The filesystem's type.
+    /// The filesystem type.
     pub filesystem: &'static str,
-    /// What the mount table shall say it was mounted from.
+    /// The source that the mount table shows.
     pub source: String,
-    /// The options; at most a page. Relative paths start at `/proc/self/fd`.
+    /// The options, at most a page. Relative paths start at `/proc/self/fd`.
     pub options: String,
     /// Whether the mount (not the filesystem) is read-only.
     pub read_only: bool,
 }
 
 impl Room {
-    /// Starts the thread. Costs a copy of the mount table: about a millisecond per thousand mounts.
+    /// Starts the thread. The kernel copies the mount table: about 1 ms per thousand mounts.
     pub fn new() -> Result<Self> {
         let (jobs, queue) = mpsc::channel::<Job>();
         let (ready, started) = mpsc::sync_channel(1);
@@ -60,9 +60,11 @@ impl Room {
             }
         };
         let thread = std::thread::Builder::new()
-            .name("mount-room".to_owned())
+            .name("mount-ns".to_owned())
             .spawn(body)
-            .map_err(|error| Error::new("clone", "the mount room's thread", error))?;
+            .map_err(|error| {
+                Error::new("clone", "the thread of the private mount namespace", error)
+            })?;
         let room = Self {
             jobs: Some(jobs),
             thread: Some(thread),
@@ -71,14 +73,14 @@ impl Room {
         Ok(room)
     }
 
-    /// Attaches a detached mount in here for as long as the room lives, or until [`Room::release`] of the same number.
+    /// Attaches a detached mount until it is released by its number or this is dropped.
     pub fn attach(&self, mount: OwnedFd, number: u64) -> Result<()> {
         self.run(move |_| {
             let place = place(number);
             rustix::fs::mkdir(&place, Mode::from_raw_mode(0o700))
                 .map_err(|errno| Error::new("mkdir", &place, errno))?;
             attach_at(&mount, &place)?;
-            // A clone of a shared mount would go on receiving what is mounted at the original.
+            // A clone of a shared mount would still receive mounts made at the original.
             nix::mount::mount(
                 None::<&str>,
                 place.as_str(),
@@ -90,7 +92,7 @@ impl Room {
         })
     }
 
-    /// Takes an attached mount away.
+    /// Detaches and removes an attached mount.
     pub fn release(&self, number: u64) -> Result<()> {
         self.run(move |_| {
             let place = place(number);
@@ -99,7 +101,7 @@ impl Room {
         })
     }
 
-    /// mount(2), and of the result a detached clone: private, `nosuid,nodev`.
+    /// mount(2). Returns a detached clone of the mount: private, `nosuid,nodev`.
     pub fn mount_classic(&self, what: ClassicMount) -> Result<OwnedFd> {
         self.run(move |_| {
             let flags = MsFlags::MS_NOSUID | MsFlags::MS_NODEV;
@@ -113,7 +115,8 @@ impl Room {
             .map_err(|errno| Error::new("mount", what.filesystem, errno))?;
             let clone = (|| {
                 if what.read_only {
-                    // MS_RDONLY at mount time would make the filesystem read-only, and with it every other mount of it.
+                    // MS_RDONLY at mount time would make the filesystem and all its mounts
+                    // read-only.
                     change_stage(
                         flags | MsFlags::MS_REMOUNT | MsFlags::MS_BIND | MsFlags::MS_RDONLY,
                     )?;
@@ -125,8 +128,8 @@ impl Room {
         })
     }
 
-    /// What `mount_setattr` does of a detached mount, where there is none (before Linux 5.12): a clone, private,
-    /// `nosuid,nodev` and read-only if asked. Uses the mount up.
+    /// A clone of a detached mount: private, `nosuid,nodev`, and optionally read-only. Consumes the
+    /// mount. Replaces `mount_setattr` before Linux 5.12.
     pub fn confined(&self, mount: OwnedFd, read_only: bool) -> Result<OwnedFd> {
         self.run(move |_| {
             attach_at(&mount, STAGE)?;
@@ -143,7 +146,7 @@ impl Room {
         })
     }
 
-    /// The options that the mount table shows of a detached mount, the filesystem's own ones. Uses the mount up.
+    /// The filesystem options that the mount table shows for a detached mount. Consumes the mount.
     pub fn shown_options(&self, mount: OwnedFd) -> Result<String> {
         self.run(move |inside| {
             attach_at(&mount, STAGE)?;
@@ -176,15 +179,19 @@ impl Drop for Room {
     fn drop(&mut self) {
         drop(self.jobs.take());
         if let Some(thread) = self.thread.take() {
-            // A thread that panicked has dropped its namespace all the same.
+            // A thread that panicked has dropped its namespace too.
             let _ = thread.join();
         }
     }
 }
 
-/// Only a panic in the room's thread leads here.
+/// The thread has ended. Only a panic causes this.
 fn gone() -> Error {
-    Error::new("recv", "the mount room", nix::errno::Errno::ESRCH)
+    Error::new(
+        "recv",
+        "the private mount namespace",
+        nix::errno::Errno::ESRCH,
+    )
 }
 
 fn place(number: u64) -> String {
@@ -213,18 +220,18 @@ fn unmount(place: &str) -> Result<()> {
         .map_err(|errno| Error::new("umount2", place, errno))
 }
 
-/// What the thread holds of the world outside.
+/// The descriptors that the thread keeps from outside the namespace.
 struct Inside {
-    /// `/proc/thread-self`, of a proc that is no longer attached here.
+    /// `/proc/thread-self`, from a proc mount that is detached here.
     proc: OwnedFd,
 }
 
 impl Inside {
     fn enter() -> Result<Self> {
-        // CLONE_NEWNS brings CLONE_FS with it: root and working directory are this thread's own from here on.
+        // CLONE_NEWNS implies CLONE_FS: the thread now has its own root and working directory.
         nix::sched::unshare(nix::sched::CloneFlags::CLONE_NEWNS)
             .map_err(|errno| Error::new("unshare", "the mount namespace", errno))?;
-        // Before anything else: what is unmounted below must not be unmounted at the host's.
+        // This must come first: the unmounts below must not propagate to the host.
         nix::mount::mount(
             None::<&str>,
             "/",
@@ -245,11 +252,11 @@ impl Inside {
         tmpfs.string("mode", "0700")?;
         tmpfs.create()?;
         let root = tmpfs.mount(MountAttrFlags::MOUNT_ATTR_NOSUID)?;
-        let failed = |call| move |errno| Error::new(call, "the mount room", errno);
+        let failed = |call| move |errno| Error::new(call, "the private mount namespace", errno);
         attach_at(&root, "/")?;
         rustix::process::fchdir(&root).map_err(failed("fchdir"))?;
-        // The old root goes below the new one, and then away with all that was mounted in it: a namespace that kept
-        // copies of the published volumes' mounts would keep them in use.
+        // pivot_root stacks the old root below the new one; then it is detached with all its
+        // mounts. A namespace that kept copies of published volumes' mounts would keep them busy.
         rustix::process::pivot_root(".", ".").map_err(failed("pivot_root"))?;
         rustix::mount::unmount(".", UnmountFlags::DETACH).map_err(failed("umount2"))?;
         rustix::fs::mkdir(STAGE, Mode::from_raw_mode(0o700)).map_err(failed("mkdir"))?;

@@ -1,5 +1,5 @@
-//! The calls of this room tried on the running kernel: what they do, and what they answer when they cannot.
-//! Needs root; no helper lives here that another test could want.
+//! Tests of the mount calls on the running kernel, and of their errors.
+//! Needs root. Other tests use no helper from here.
 
 #![allow(clippy::print_stderr, reason = "a skipped test must say so")]
 
@@ -13,7 +13,7 @@ use crate::sys::{
     Dir, IdSwap, Result, UnmountWatches, is_root_or_skip, mount_table, user_namespace,
 };
 
-/// Moves this test's thread into a mount namespace of its own, where it may mount things; `false`, said loudly, without root.
+/// Moves this thread into its own mount namespace. Warns and returns `false` if not root.
 fn private_namespace() -> bool {
     use nix::mount::MsFlags;
     if !is_root_or_skip() {
@@ -197,8 +197,11 @@ fn a_mount_is_confined_alike_with_and_without_mount_setattr() {
         return;
     }
     let by_room: Confine = |mount, read_only| Room::new()?.confined(mount, read_only);
-    // The first does the same as the second before Linux 5.12.
-    for (how, confine) in [("the newest way", confined as Confine), ("a room", by_room)] {
+    // Before Linux 5.12 both do the same.
+    for (how, confine) in [
+        ("the newest way", confined as Confine),
+        ("a namespace", by_room),
+    ] {
         for read_only in [true, false] {
             let mount = confine(tmpfs(), read_only).expect(how);
             let flags = rustix::fs::fstatvfs(&mount).expect("statvfs").f_flag;
@@ -210,7 +213,7 @@ fn a_mount_is_confined_alike_with_and_without_mount_setattr() {
                 "{how}"
             );
         }
-        // What was for reading only is so no more.
+        // The mount that was read-only is now writable.
         let context = FsContext::open("tmpfs").expect("fsopen");
         context.create().expect("create");
         let mount = context.mount(MountAttrFlags::MOUNT_ATTR_RDONLY);
@@ -226,7 +229,7 @@ fn a_room_mounts_and_shows_without_a_trace_outside() {
         return;
     }
     let before = mount_table().expect("mountinfo");
-    let room = Room::new().expect("a room");
+    let room = Room::new().expect("a namespace");
     for read_only in [false, true] {
         let what = ClassicMount {
             filesystem: "tmpfs",

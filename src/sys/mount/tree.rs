@@ -1,5 +1,5 @@
-//! Mounts as things that are cloned, attached and taken away: `open_tree`, `move_mount` (Linux 5.2), `umount2`.
-//! Nothing here makes a filesystem; it only moves what is there.
+//! Clones, attaches and detaches mounts: `open_tree`, `move_mount` (Linux 5.2), `umount2`. No
+//! function here creates a filesystem.
 
 use std::os::fd::{AsFd, AsRawFd, BorrowedFd, OwnedFd};
 use std::path::Path;
@@ -13,9 +13,9 @@ use super::room::Room;
 use crate::sys::dir::{Dir, NOW};
 use crate::sys::error::{Error, Result};
 
-/// A detached mount of a directory and what is below it, without the mounts that stand there (`OPEN_TREE_CLONE`).
+/// A detached mount of a directory tree, without the mounts inside it (`OPEN_TREE_CLONE`).
 ///
-/// It is in the peer group of the mount that the directory lies on; see [`bind`].
+/// It belongs to the peer group of the directory's mount; see [`bind`].
 pub fn clone_tree(dir: &Dir) -> Result<OwnedFd> {
     let flags = OpenTreeFlags::OPEN_TREE_CLONE
         | OpenTreeFlags::OPEN_TREE_CLOEXEC
@@ -29,14 +29,13 @@ pub fn bind(dir: &Dir, read_only: bool) -> Result<OwnedFd> {
     confined(clone_tree(dir)?, read_only)
 }
 
-/// A detached mount, private, `nosuid,nodev`, not `noexec`, and for reading only or not. What it was before does not matter.
+/// Makes a detached mount private, `nosuid,nodev`, not `noexec`, and read-only or writable.
 ///
-/// A clone is `noexec` where the directory's own mount is, and programs in it could not be run.
-/// EPERM where that may not be cleared: a process that is root only in its user namespace cannot
-/// change how the filesystem was mounted outside.
+/// A clone inherits `noexec` from the directory's mount, and then no program in it can run. EPERM
+/// if it may not be cleared: root in a user namespace cannot change flags that were set outside it.
 ///
-/// Private, because a clone of a shared mount would show mounts made inside the volume in the pool as well.
-/// Before `mount_setattr` (Linux 5.12) only an attached mount can be changed: a [`Room`] is made for that.
+/// Private, because a clone of a shared mount would also show mounts made inside the volume in the
+/// pool. Before `mount_setattr` (Linux 5.12) only attached mounts can change: see [`Room`].
 pub fn confined(mount: OwnedFd, read_only: bool) -> Result<OwnedFd> {
     let mut attributes = MountAttributes {
         set: MountAttrFlags::MOUNT_ATTR_NOSUID | MountAttrFlags::MOUNT_ATTR_NODEV,
@@ -57,7 +56,7 @@ pub fn confined(mount: OwnedFd, read_only: bool) -> Result<OwnedFd> {
 
 /// Sets the times of a mount's root to now, through the mount.
 pub fn touch_mount(mount: BorrowedFd<'_>) -> Result<()> {
-    // What opened it opened only its path.
+    // The descriptor is `O_PATH`.
     rustix::fs::utimensat(mount, "", &NOW, AtFlags::EMPTY_PATH)
         .map_err(|errno| Error::new("utimensat", "a new mount", errno))
 }
@@ -70,22 +69,22 @@ pub fn sync_root(mount: BorrowedFd<'_>) -> Result<()> {
         .map_err(|errno| Error::new("fsync", "the root of a mount", errno))
 }
 
-/// Attaches a detached mount onto the directory `name` of `parent`: the one call that makes it visible.
+/// Attaches a detached mount onto the directory `name` of `parent`. This makes it visible.
 ///
-/// A symlink in the place of `name` is not followed (EINVAL). If something is mounted there, it goes on top of it.
+/// Does not follow a symlink at `name` (EINVAL). Stacks on top of an existing mount.
 pub fn move_mount_onto(mount: BorrowedFd<'_>, parent: &Dir, name: impl AsRef<Path>) -> Result<()> {
     let name = name.as_ref();
-    // Without MOVE_MOUNT_T_SYMLINKS the last component is not followed.
+    // Without MOVE_MOUNT_T_SYMLINKS the kernel does not follow the last component.
     let flags = MoveMountFlags::MOVE_MOUNT_F_EMPTY_PATH;
     rustix::mount::move_mount(mount, "", parent, name, flags)
         .map_err(|errno| parent.error("move_mount", name, errno))
 }
 
-/// Takes the topmost mount at `name` of `parent` out of the tree, whoever still uses it. One call: mounts stack, so the
-/// caller repeats it until EINVAL says that `name` is no mount point. A symlink is not followed (EINVAL too).
+/// Detaches the topmost mount at `name` of `parent`, even if busy (`MNT_DETACH`). Does not follow a
+/// symlink (EINVAL). Mounts stack: repeat until EINVAL says that `name` is no mount point.
 pub fn detach(parent: &Dir, name: impl AsRef<Path>) -> Result<()> {
     let name = name.as_ref();
-    // umount2 has no form that takes a descriptor; the magic link is resolved to exactly this directory.
+    // umount2 takes no descriptor; this magic link resolves to exactly this directory.
     let mut path =
         std::path::PathBuf::from(format!("/proc/self/fd/{}", parent.as_fd().as_raw_fd()));
     path.push(name);
