@@ -3,7 +3,7 @@
 //! and no answer may contain. These calls are refused; another test publishes and searches what is
 //! stored.
 //!
-//! One test per process, because the log is the process's; the other test has a driver process.
+//! Only one test reads the log of this process; the other test's driver is another process.
 
 #![expect(
     clippy::disallowed_types,
