@@ -83,7 +83,7 @@ pub struct Wanted {
 ///
 /// The choice is permanent, so only a lasting reason skips a backend, not a full disk.
 ///
-/// Creates the pool directories that a trial needs. A trial cleans up after itself, and after a
+/// Creates the pool directories that a self-test needs. It cleans up after itself, and after a
 /// killed one. It changes nothing outside the pool.
 pub fn choose(pool: &Dir, wanted: Wanted) -> Result<Chosen> {
     for name in [LAYERS, EMPTY, INCOMING, TRASH] {
@@ -175,7 +175,7 @@ fn open(
     })
 }
 
-/// Whether the failure of a trial is temporary and says nothing about kernel and filesystem.
+/// Whether the failure of a self-test is temporary and says nothing about kernel and filesystem.
 fn is_of_today(error: &sys::Error) -> bool {
     // EIO also reports an earlier write-back error that no process has seen yet (`volatile`).
     let of_today = [Errno::EIO, Errno::EMFILE, Errno::ENFILE, Errno::ENOMEM];

@@ -210,10 +210,10 @@ impl Overlay {
     }
 }
 
-/// The layers of a volume, newest first: the pool's, or the trial's directories.
+/// The layers of a volume, newest first: the pool's, or the self-test's directories.
 enum Lowers<'a> {
     Layers(&'a [LayerId]),
-    /// The trial's paths in the pool, and whether the classic API must use mount(2).
+    /// The self-test's paths in the pool, and whether the classic API must use mount(2).
     Trial(&'a Dir, &'a [&'a str], bool),
 }
 

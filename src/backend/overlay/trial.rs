@@ -14,7 +14,7 @@ use crate::model::layout::{INCOMING, TOP};
 use crate::sys::{Dir, Errno, Xattrs};
 use crate::tree;
 
-/// In `incoming/`, which is swept at start. The next trial sweeps a killed one too.
+/// In `incoming/`, which is swept at start. The next self-test sweeps a killed one too.
 const NAME: &str = "overlay-trial";
 /// The content of the file that must be copied up whole.
 const CONTENT: &[u8] = b"a layer is a plain diff";
@@ -22,7 +22,7 @@ const CONTENT: &[u8] = b"a layer is a plain diff";
 /// The value of a forged mark. No kernel writes it; 5.10 marks each new directory as opaque.
 const FORGED: &[u8] = b"forged";
 
-/// The parameters of the trial's volumes.
+/// The parameters of the self-test's volumes.
 const START: Start<'static> = Start {
     layers: &[],
     root: RootAttributes {
@@ -83,7 +83,7 @@ fn first(overlay: &Overlay, pool: &Dir, base: &Dir, lowers: &[&str]) -> Result<(
         &START,
         false,
     )?;
-    let seen = Dir::from_fd(mount, "the trial's mount");
+    let seen = Dir::from_fd(mount, "the self-test's mount");
     if !overlay.in_use(&volume)? {
         return Err(broken(
             "the kernel does not report a mounted upper directory as in use (index=on)",
@@ -201,7 +201,7 @@ fn second(overlay: &Overlay, pool: &Dir, base: &Dir, lowers: &[&str]) -> Result<
         &START,
         true,
     )?;
-    let seen = Dir::from_fd(mount, "the trial's mount");
+    let seen = Dir::from_fd(mount, "the self-test's mount");
     if seen.has("removed")? || !seen.has("written")? || !seen.has("moved")? {
         return Err(broken("a renamed upper directory is not a layer"));
     }
@@ -244,7 +244,7 @@ fn options_hold(shown: &str) -> Result<()> {
 fn module_default(key: &str) -> Option<bool> {
     let parameter = match key {
         "xino" => "xino_auto",
-        // Shown as "off" where following is the default; the rename above has tried it.
+        // Shown as "off" if following is the default; the rename above has tested it.
         "redirect_dir" => return None,
         key => key,
     };
