@@ -1,14 +1,14 @@
-# `make` lists what can be made. What tests and demo need is in `deps`.
+# `make` lists the targets. `make deps` installs what tests and demo need.
 
 SHELL := /bin/bash
 .SHELLFLAGS := -euo pipefail -c
 .DEFAULT_GOAL := help
 .PHONY: help build test guests torture sanity e2e e2e-up e2e-down lint fmt demo bench deps audit image clean
 
-# Mounts are made in a namespace of their own: nothing reaches the host, whatever a test does or however it dies.
+# Tests mount in a private mount namespace: no mount reaches the host, even if a test is killed.
 ROOT := $(shell [ "$$(id -u)" = 0 ] && echo yes)
 ALONE := $(if $(ROOT),unshare --mount --propagation private --,)
-# What sudo would leave out, as one types it.
+# The variables that sudo drops.
 AS_ROOT := env "PATH=$$PATH" "HOME=$$HOME"
 
 help: ## list the targets
@@ -18,7 +18,7 @@ build: ## build the binary: target/release/baggageclaim
 	cargo build --release --locked
 
 test: ## formatting, lints, unit and integration tests (as root: all of them)
-	@$(MAKE) --no-print-directory deps || echo "make test: going on with what is there"
+	@$(MAKE) --no-print-directory deps || echo "make test: continuing without the missing programs"
 	$(if $(ROOT),,@$(MAKE) --no-print-directory warn-no-root)
 	cargo fmt --check
 	cargo clippy --all-targets --locked -- -D warnings
@@ -29,14 +29,14 @@ test: ## formatting, lints, unit and integration tests (as root: all of them)
 	@$(MAKE) --no-print-directory guests BAGGAGECLAIM_GUESTS_SHORT=1
 	$(if $(ROOT),,@$(MAKE) --no-print-directory warn-no-root)
 
-# How long `make torture` takes; and the target for power cuts, in machines of its own.
+# The duration of `make torture`, and its target for power cuts in virtual machines.
 MINUTES ?= 10
 GUESTS := $(shell [ "$$(uname -m)" = x86_64 ] && command -v apt-get >/dev/null && echo guests)
 
 torture: ## kills, full disks, hostile tenants, leaks, power cuts: MINUTES=60 (root)
 	cargo test --no-run --locked $(foreach target,torture $(GUESTS),--test $(target))
 	@mkdir -p target/torture; failed=0; pids=; \
-	echo "torture: $(MINUTES) minutes; what is going on: tail -f target/torture/*.log"; \
+	echo "torture: $(MINUTES) minutes; to watch: tail -f target/torture/*.log"; \
 	for target in torture $(GUESTS); do \
 	  BAGGAGECLAIM_TORTURE_MINUTES=$(MINUTES) $(ALONE) cargo test --locked --quiet --test $$target -- --nocapture \
 	    >target/torture/$$target.log 2>&1 & pids="$$pids $$!"; \
@@ -49,25 +49,25 @@ torture: ## kills, full disks, hostile tenants, leaks, power cuts: MINUTES=60 (r
 	  $(foreach target,torture $(GUESTS),target/torture/$(target).log) || failed=1; \
 	exit $$failed
 
-guests: ## Debian's 5.10, 6.1 and 6.12 in qemu: the tests there, power cuts, a broken disk (apt, x86-64; all of it takes an hour)
+guests: ## tests, power cuts, a broken disk on Debian's 5.10, 6.1, 6.12 in qemu (apt, x86-64; an hour)
 	@if [ "$$(uname -m)" = x86_64 ] && command -v apt-get >/dev/null; then \
 	  cargo test --no-run --locked --test guests && \
 	  BAGGAGECLAIM_GUESTS_SHORT="$(BAGGAGECLAIM_GUESTS_SHORT)" $(ALONE) cargo test --locked --test guests; \
-	elif [ -n "$${CI:-}" ]; then echo "guests: CI is set, and this is no Debian on x86-64" >&2; exit 1; \
-	else echo "guests: NOT RUN: this is no Debian on x86-64" >&2; fi
+	elif [ -n "$${CI:-}" ]; then echo "guests: CI is set, but this is not Debian on x86-64" >&2; exit 1; \
+	else echo "guests: NOT RUN: this is not Debian on x86-64" >&2; fi
 
 sanity: ## csi-sanity on every backend, nothing skipped (root, Go)
 	@command -v go >/dev/null || { echo "sanity: missing: Go 1.25 or newer (https://go.dev/dl), to build csi-sanity" >&2; exit 1; }
 	cargo test --no-run --locked --test sanity
 	@CI=1 $(ALONE) cargo test --locked --quiet --test sanity
 
-e2e: ## a real Kubernetes of one node from source, deploy/ on it, all cases or those of CASE= (root, Go)
+e2e: ## a one-node Kubernetes built from source with deploy/: all cases, or CASE= (root, Go)
 	@tests/e2e/cluster.sh run $(CASE)
 
-e2e-up: ## the same node, for playing with: says how kubectl finds it
+e2e-up: ## start that node and keep it; prints how to use kubectl
 	@tests/e2e/cluster.sh up $(OVERLAY)
 
-e2e-down: ## takes that node away again
+e2e-down: ## remove that node
 	@tests/e2e/cluster.sh down
 
 lint: ## formatting and lints, warnings are errors
@@ -78,18 +78,19 @@ lint: ## formatting and lints, warnings are errors
 fmt: ## format the sources
 	cargo fmt
 
-# It makes a mount namespace of its own. Cargo is somebody's own where rustup brought it: not on sudo's path, nor in root's home.
-demo: ## a real pipeline over the real socket (root); with PROGRAM= by that binary
+# The demo makes its own mount namespace. The message builds first, without sudo: rustup installs
+# cargo for one user, so neither sudo's PATH nor root's home has it.
+demo: ## a real pipeline over the real socket (root); PROGRAM= to use another binary
 	$(if $(ROOT)$(PROGRAM),,@echo >&2 \
 	  'demo: only root may mount overlays: make build && sudo $(AS_ROOT) target/release/baggageclaim demo' && exit 1)
 	$(if $(PROGRAM),,cargo build --release --locked)
 	$(or $(PROGRAM),target/release/baggageclaim) demo
 
-bench: ## measure against the bare system calls; writes target/bench.json (root, 14 GiB in memory or /tmp)
+bench: ## measure against bare system calls; writes target/bench.json (root, 14 GiB in memory or /tmp)
 	cargo bench --no-run --locked --bench speed
 	$(ALONE) cargo bench --locked --bench speed
 
-deps: ## install what tests and demo need (Debian, root), or say what is missing
+deps: ## install what tests and demo need (Debian, root), or list what is missing
 	@missing=; for pair in mkfs.xfs:xfsprogs mkfs.btrfs:btrfs-progs mkfs.ext4:e2fsprogs strace:strace unshare:util-linux zstd:zstd; do \
 	  PATH="$$PATH:/usr/sbin:/sbin" command -v "$${pair%%:*}" >/dev/null || missing="$$missing $${pair##*:}"; \
 	done; \
@@ -105,18 +106,18 @@ audit: ## licences and advisories of the dependencies (needs cargo-deny)
 	@if cargo deny --version >/dev/null 2>&1; then cargo deny check; \
 	else echo "audit: NOT RUN: cargo-deny is missing (cargo install --locked cargo-deny)" >&2; fi
 
-# What the Dockerfile builds with, if it is to be another: an image by its digest, for one.
+# Another image for the Dockerfile to build with, such as one pinned by its digest.
 RUST_IMAGE ?=
 
 image: ## build the container image baggageclaim-csi (needs docker or podman); RUST_IMAGE= to build with another
 	@for engine in docker podman; do \
 	  command -v $$engine >/dev/null || continue; \
 	  if why="$$($$engine info 2>&1 >/dev/null)"; then exec $$engine build $(if $(RUST_IMAGE),--build-arg RUST_IMAGE=$(RUST_IMAGE)) -t baggageclaim-csi .; fi; \
-	  echo "image: $$engine is there but does not answer: $$(tail -n 1 <<<"$$why")" >&2; \
+	  echo "image: $$engine is installed but does not answer: $$(tail -n 1 <<<"$$why")" >&2; \
 	done; \
-	echo "image: missing: a docker whose daemon runs, or podman" >&2; exit 1
+	echo "image: missing: docker with a running daemon, or podman" >&2; exit 1
 
-clean: ## remove what was built, and images that killed tests left in memory
+clean: ## remove build results, and images that killed tests left in memory
 	cargo clean
 	@for image in /dev/shm/bclab-*; do \
 	  pid="$${image#/dev/shm/bclab-}"; pid="$${pid%%-*}"; \
@@ -127,7 +128,7 @@ clean: ## remove what was built, and images that killed tests left in memory
 warn-no-root:
 	@printf '%s\n' \
 	  '************************************************************************' \
-	  '* NOT ROOT: every test that needs a mount is SKIPPED, which is most of *' \
-	  '* what this project promises. All of them, as root:                    *' \
+	  '* NOT ROOT: most tests need a mount, and every one of those is SKIPPED.*' \
+	  '* Run all tests as root:                                               *' \
 	  '*   sudo $(AS_ROOT) make test                       *' \
 	  '************************************************************************' >&2

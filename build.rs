@@ -1,7 +1,7 @@
-//! Makes Rust out of `proto/*.proto`: messages, clients and servers.
+//! Generates messages, clients and servers in Rust from `proto/*.proto`.
 //!
-//! protox is a protobuf compiler in Rust, so a build needs no `protoc` on the machine. It also
-//! leaves the descriptor in `OUT_DIR`, custom options included, for `proto::DESCRIPTOR`.
+//! protox is a protobuf compiler in Rust, so the build needs no `protoc`. It also writes the
+//! descriptor to `OUT_DIR`, with custom options, for `proto::DESCRIPTOR`.
 
 use std::error::Error;
 use std::path::PathBuf;
@@ -26,7 +26,7 @@ fn main() -> Result<(), Box<dyn Error>> {
     )?;
 
     tonic_prost_build::configure()
-        // Sorted maps: an error that speaks of the first bad attribute always speaks of the same one.
+        // Sorted maps: an error about the first bad attribute always names the same one.
         .btree_map(".")
         .compile_fds(compiler.file_descriptor_set())?;
     Ok(())

@@ -1,6 +1,6 @@
-//! Archives against real filesystems, GNU tar, and what somebody hostile sends.
+//! Archives on real filesystems, against GNU tar, and from a hostile sender.
 //!
-//! What is made by hand here shares no code with the product: [`tar`] builds streams block by block.
+//! [`tar`] builds hand-made streams block by block and shares no code with the product.
 
 #![expect(
     clippy::disallowed_methods,

@@ -1,13 +1,13 @@
-//! Bad days: what the engine does with a pool that was damaged, with a disk that is full, and with one that loses what it
-//! was given. Each ends with an error that says what to do, or with everything as it was promised.
+//! Bad days: the engine with a damaged pool, with a full disk, and with a disk that loses writes.
+//! Each case ends with an error that says what to do, or with every promise kept.
 //!
-//! | file | says |
+//! | file | content |
 //! |---|---|
 //! | `damage` | index and `pool.json` missing, torn, too new; stray files; missing layers; rebuilding |
-//! | `full` | no room in the middle of anything |
-//! | `lost` | a write-back that failed |
+//! | `full` | ENOSPC in the middle of every operation |
+//! | `lost` | a failed write-back |
 //! | `odd` | names that cannot be opened, read or moved; records damaged while their volumes are in use |
-//! | `read_only` | a pool whose filesystem takes no more changes |
+//! | `read_only` | a pool whose filesystem became read-only |
 
 mod common;
 

@@ -1,5 +1,5 @@
-//! Requests that are wrong, and targets that are in somebody's way: each mistake has its code, words that say what to do,
-//! and leaves nothing behind.
+//! Wrong requests, and targets that exist already. Each mistake gets its own code and a message
+//! that says what to do, and leaves nothing behind.
 
 mod common;
 

@@ -1,15 +1,15 @@
-//! Claims in the engine, on real filesystems: made, cloned, snapshotted, mounted, recovered, deleted; what was written is
-//! where it was written and nowhere else, and nothing is left behind.
+//! Claims in the engine, on real filesystems: created, cloned, snapshotted, mounted, recovered,
+//! deleted. A write shows up where it was made and nowhere else, and nothing is left behind.
 //!
 //! | in `tests/claims/` | |
 //! |---|---|
 //! | `bench` | an engine, and pods that mount claims |
-//! | `content` | clones, snapshots, chains, groups: what is in them |
+//! | `content` | the content of clones, snapshots, chains and groups |
 //! | `mounts` | staging and publishing, owners, durability |
 //! | `nodes` | one engine as a node among others |
-//! | `projects` | limits, where a tenant changes what its files are counted for |
+//! | `projects` | limits, if a tenant changes the project of its files |
 //! | `records` | sizes, names, pages, attachments, time to live |
-//! | `trouble` | races, restarts, cut short operations, full disks |
+//! | `trouble` | races, restarts, interrupted operations, full disks |
 
 #![expect(
     clippy::print_stderr,

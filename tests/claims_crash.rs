@@ -1,10 +1,10 @@
-//! `kill -9` at every visit of every step of every operation on claims, snapshots and groups, then a restart: what was answered
-//! is there, what was not can be asked for again with the same result, nothing half-made is visible, nothing is left behind, and
-//! what bounds a claim is what its record says.
+//! `kill -9` at every visit of every step of every operation on claims, snapshots and groups, then
+//! a restart. Answered operations are there. Unanswered ones can be repeated with the same result.
+//! Nothing half-made is visible, nothing is left behind, and each claim has its record's limit.
 //!
-//! The process under test is this test binary once more. It goes through the life of a few claims and writes down after each step
-//! what is listed then; the test takes over where it died. A first life, that nobody ends, tells how often each point is passed and
-//! what is to be listed after each step.
+//! The process under test is this test binary, started again. It runs operations on a few claims,
+//! and writes the expected lists down after each step. The test continues where it died. A first
+//! run, without a kill, counts the visits of each point and records the lists after each step.
 
 #![expect(
     clippy::disallowed_types,

@@ -1,5 +1,5 @@
-//! The binary as people and programs use it: a driver of its own process, the verbs that ask it, and how both end.
-//! What the tables look like is in the snapshots of `src/cli`.
+//! The binary as people and programs use it: a driver process, the verbs that call it, and how both
+//! end. The tables' layout is in the snapshots of `src/cli`.
 
 #![expect(
     clippy::disallowed_types,

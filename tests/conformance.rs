@@ -1,6 +1,6 @@
-//! What every backend must do, tried on every filesystem that this machine can make.
+//! The requirements on every backend, on every filesystem that this machine can make.
 //!
-//! One list of cases, written against the trait alone. Each combination makes one filesystem and runs all cases on it.
+//! One list of cases uses only the trait. Each combination runs all cases on its own filesystem.
 
 #![expect(
     clippy::disallowed_methods,

@@ -1,10 +1,10 @@
-//! What one publish and one unpublish of a fork cost in system calls: no flush of anything, no program, no look at the
-//! mount table, no walk. Seen from outside, by strace on the real process.
+//! The system calls of one publish and one unpublish of a fork: no flush, no exec, no read of the
+//! mount table, no walk. strace observes the real process.
 //!
-//! A publish that takes what was mounted beforehand has one `fsync`, of that overlay's root: no flush, but the question whether the
-//! disk failed to write something back since it was mounted.
+//! A publish of a prewarmed volume has one `fsync`, of the overlay's root. It flushes nothing; it
+//! asks for a write-back error since the mount.
 //!
-//! What the figures are is the bench's business; here is only what must not be among the calls at all.
+//! The bench measures times; this file only checks which calls must not occur.
 
 #![expect(
     clippy::disallowed_types,

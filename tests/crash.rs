@@ -1,16 +1,16 @@
-//! `kill -9` at every step of every operation, then a restart: rule 3 of the product, on real filesystems and with a
-//! real process that dies.
+//! `kill -9` at every step of every operation, then a restart: rule 3 of the product, on real
+//! filesystems and with a real process.
 //!
 //! | in `tests/crash/` | |
 //! |---|---|
-//! | `driver` | the process under test, and the wire to it |
-//! | `world` | what should be there, and the checks that it is and nothing else |
+//! | `driver` | the process under test, and the connection to it |
+//! | `world` | the expected state, and the checks for exactly that |
 //! | `acts` | for each named point, the operations that pass it |
-//! | `load` | eight callers at once, and what they were answered |
-//! | `starts` | what no act passes: a first start, recovery, a full disk, a failing one |
-//! | `days` | a reboot, files held open, a first start that is killed, and what lies between two points |
+//! | `load` | eight concurrent callers, and the answers they got |
+//! | `starts` | points that no act passes: a first start, recovery, a full disk, a failing one |
+//! | `days` | a reboot, open files, a killed first start, and states between two points |
 //!
-//! The points are those of `engine::crash`. A point that is not visited fails the test, as does one that is visited
+//! The points are those of `engine::crash`. The test fails if a point is not visited, or is visited
 //! where it should not be.
 
 #![expect(

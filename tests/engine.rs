@@ -1,18 +1,18 @@
-//! The engine on real filesystems, asked as the room above asks it: what a pod writes comes back where it should and
-//! nowhere else, and nothing is left behind.
+//! The engine on real filesystems, called as the CSI services call it. A pod's writes show up where
+//! they should and nowhere else, and nothing is left behind.
 //!
-//! | file | says |
+//! | file | content |
 //! |---|---|
-//! | `names` | who gets a name: caches, outcomes, markers |
+//! | `names` | which volume gets a name: caches, outcomes, markers |
 //! | `waiting` | outputs that become inputs, and publishes that wait for them |
-//! | `content` | what a fork sees: isolation, owners, limits, read-only views |
-//! | `targets` | what happens at target paths: repeats, second targets, things behind our back |
-//! | `races` | many callers at once |
-//! | `spares` | volumes that were mounted before anybody asked |
-//! | `ends` | how volumes end when something is not as it should be |
-//! | `notices` | what a pod's people are told, and whose outcome is awaited |
-//! | `garbage` | what goes: expiry, destroy, eviction, flattening |
-//! | `watch` | what the engine finds out about its pool without being asked |
+//! | `content` | the content of a fork: isolation, owners, limits, read-only views |
+//! | `targets` | target paths: repeats, second targets, mounts made or removed by others |
+//! | `races` | many concurrent callers |
+//! | `spares` | volumes mounted before a request |
+//! | `ends` | the end of volumes after an error |
+//! | `notices` | events for a pod, and pods whose outcome is awaited |
+//! | `garbage` | expiry, destroy, eviction, flattening |
+//! | `watch` | faults that the engine finds in its pool by itself |
 
 mod common;
 

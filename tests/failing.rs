@@ -1,8 +1,9 @@
-//! Steps that fail in the middle: an index of which nobody knows what it has, a layer that cannot be confirmed, an outcome that
-//! cannot be noted, a directory that cannot be moved. What was known before is there, nothing is done twice, and others go on.
+//! Operations that fail in the middle: an index commit in doubt, an unconfirmed layer, an outcome
+//! that cannot be recorded, a directory that cannot be moved. Earlier results stay, nothing is done
+//! twice.
 //!
-//! The disk fails in earnest (`common::disk`), and where a step must fail between two others the world is changed at a point of
-//! `engine::crash`. All engines of a process pass the same points, so these tests take turns.
+//! The disk really fails (`common::disk`). To fail one step, a test changes the environment at a
+//! point of `engine::crash`. All engines of a process share the points, so these tests take turns.
 #![cfg(debug_assertions)]
 #![expect(
     clippy::disallowed_types,

@@ -1,13 +1,13 @@
-//! A hostile pod: whatever root in a container may do inside its volumes changes nothing outside of them, stops no
-//! unpublish, no seal and no deletion for ever, and never becomes content that acts.
+//! A hostile pod: root in a container changes nothing outside its volumes. It blocks no unpublish,
+//! seal or deletion forever, and its content never takes effect as overlay marks.
 //!
-//! | file | says |
+//! | file | content |
 //! |---|---|
-//! | `links` | symlinks wherever the driver looks or walks, also while it does |
-//! | `mounts` | mounts of the pod's own below a target, here and in another mount namespace |
-//! | `marks` | what overlayfs would take for its own, names, flags |
-//! | `holders` | files held open and mapped by a process that outlives its pod |
-//! | `sizes` | very deep, very many |
+//! | `links` | symlinks on every path that the driver reads, also made meanwhile |
+//! | `mounts` | the pod's own mounts below a target, here and in another mount namespace |
+//! | `marks` | overlayfs's own marks, odd names, flags |
+//! | `holders` | files that a process holds open and mapped after its pod has ended |
+//! | `sizes` | very deep and very wide trees |
 
 #![allow(
     clippy::disallowed_types,

@@ -1,5 +1,5 @@
-//! `/healthz`, `/readyz` and `/metrics` of the real binary: while it starts, while it serves, while its disk hangs, while it
-//! ends; and that the numbers move by exactly what was done, and name nobody.
+//! `/healthz`, `/readyz` and `/metrics` of the real binary: while it starts, serves, hangs on its
+//! disk and ends. Each metric moves by exactly the work done, and has no names in its labels.
 
 #![expect(
     clippy::disallowed_types,

@@ -1,5 +1,5 @@
-//! The image: what the Dockerfile puts in it, and that all which it is built of gets past `.dockerignore` to the builder.
-//! Nothing is built here: that takes a registry, and minutes. `make image` does it.
+//! The image: the files that the Dockerfile copies, and that `.dockerignore` passes all sources to
+//! the builder. It builds nothing, which takes a registry and minutes: see `make image`.
 
 #![expect(
     clippy::disallowed_types,

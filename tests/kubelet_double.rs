@@ -1,4 +1,4 @@
-//! Whether the double of kubelet asks what kubelet asks: against a driver that writes down every request.
+//! Checks that the fake kubelet sends kubelet's requests, against a driver that records them.
 
 use std::collections::BTreeMap;
 use std::fs;

@@ -1,4 +1,4 @@
-//! Whether the lab itself can be believed: that it makes what it says, leaves nothing, and sees every
+//! Tests of the lab itself: it makes what it should, leaves nothing behind, and sees every
 //! difference between two trees.
 
 mod common;

@@ -1,9 +1,9 @@
-//! Every manifest of the repository, read as the API server would read it: deploy/, examples/, those of tests/e2e, and
-//! those in the documentation. No cluster is needed; what the API server itself says of them is asked in `make e2e`.
+//! Every manifest of the repository, parsed like the API server does: deploy/, examples/, tests/e2e
+//! and the documentation. This needs no cluster; `make e2e` asks the real API server.
 //!
-//! A field that Kubernetes does not know is found by writing again what was read: it is not there any more. And what they
-//! ask of this driver is read by the driver's own parser, which also says whether docs/attributes.md has all that it knows.
-//! Beside them, the links of the documentation.
+//! A field that Kubernetes does not know is lost when the parsed manifest is serialised again. The
+//! driver's own parser reads the volume attributes, and checks that docs/attributes.md is complete.
+//! The links of the documentation are checked too.
 
 #![expect(
     clippy::disallowed_types,

@@ -1,5 +1,5 @@
-//! The Node service through its real socket, asked as kubelet asks: once, twice, at the same time, at the end.
-//! Wrong requests are in `bad_requests.rs`.
+//! The Node service on its real socket, with kubelet's calls: once, repeated, concurrent, at the
+//! end. Wrong requests are in `bad_requests.rs`.
 
 mod common;
 

@@ -1,7 +1,8 @@
-//! How pods end, from a double of the API server to what becomes of their volumes and what their people are told.
+//! How pods end: from the fake API server to the fate of their volumes and to their events.
 //!
-//! Everything here is the product but the API server: the engine on a real filesystem, and `k8s::run` as `node` runs it. The
-//! double is cut off, forgetful, silent, deaf or away when a test wants it so.
+//! Only the API server is fake: the engine uses a real filesystem, and `node` runs the same
+//! `k8s::run`. The fake can go away, fall silent, cut connections, forget history and send no
+//! events.
 
 mod common;
 

@@ -1,5 +1,5 @@
-//! The overlay backend on real filesystems, through both mount APIs: what a hostile pod may try, when a volume
-//! counts as frozen, and what a fork sees.
+//! The overlay backend on real filesystems, with both mount APIs: attempts of a hostile pod, when a
+//! volume counts as frozen, and the content of a fork.
 
 #![allow(
     clippy::disallowed_types,

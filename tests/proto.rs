@@ -1,7 +1,7 @@
-//! The wire: what the descriptor says about secrets and about numbers that must not come back.
+//! The protobuf descriptor: its marks for secret fields and for limits on numbers.
 //!
-//! `csi/` walks the same descriptor to keep secrets out of its logs; this file makes sure that the
-//! marks it relies on are really there.
+//! `csi/` walks the same descriptor to keep secrets out of its logs. This file checks that the
+//! marks are there.
 
 use prost_reflect::{DescriptorPool, Kind};
 

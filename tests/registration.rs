@@ -1,7 +1,7 @@
-//! Registration with kubelet, played against the real binary: kubelet's plugin manager is a directory that is watched and
-//! two calls (`tests/common/process.rs`).
+//! Registration with kubelet, with the real binary: kubelet's plugin manager is a watched directory
+//! and two calls (`tests/common/process.rs`).
 //!
-//! And what an upgrade rests on: mounts outlive the process that made them, and the next one takes them up.
+//! Upgrades depend on it too: mounts outlive their process, and the next one takes them over.
 
 mod common;
 

@@ -1,13 +1,14 @@
-//! csi-sanity, the whole of it, against the real driver on each backend: once, again on the same pool, and again with the
-//! driver killed and started between calls and in the middle of them. What fails or is skipped fails the test.
+//! The whole of csi-sanity on each backend: once, again on the same pool, and again while the
+//! driver is killed between calls and in the middle of them. A failed or skipped spec fails the
+//! test.
 //!
 //! | in `tests/sanity/` | |
 //! |---|---|
 //! | `driver` | the process under test |
-//! | `proxy` | what stands between the two in the third run, and kills |
-//! | `report` | what csi-sanity said |
+//! | `proxy` | the proxy between both in the third run, which kills the driver |
+//! | `report` | csi-sanity's report |
 //!
-//! csi-sanity is a Go program: built here from `csi-sanity/`, once for all tests.
+//! csi-sanity is a Go program, built here from `csi-sanity/`, once for all tests.
 
 #![expect(
     clippy::disallowed_types,

@@ -1,8 +1,9 @@
-//! What must never be logged: secrets, service account tokens, mount flags. The descriptor says which fields those are;
-//! every RPC of the driver is sent with a canary in each of them, and the canary must be in no line of log and no answer. Those calls
-//! are refused; a volume that is published for real is in a test of its own, which also looks at what is kept of it.
+//! Data that must never be logged: secrets, service account tokens, mount flags. The descriptor
+//! says which fields those are. Each RPC is sent with a canary in each of them, which no log line
+//! and no answer may contain. These calls are refused; another test publishes and searches what is
+//! stored.
 //!
-//! One test in a process of its own: the log is the process's. The driver of the other is another process.
+//! Only one test reads the log of this process; the other test's driver is another process.
 
 #![expect(
     clippy::disallowed_types,

@@ -1,19 +1,19 @@
-//! The trials that a database is given: random kills against a model, a full disk, a hostile tenant, leaks. All of it against
-//! the real program, over its sockets, on real filesystems; for a short time, or for as long as it is told to.
+//! Trials like those for a database: random kills against a model, a full disk, a hostile tenant,
+//! leaks. All run the real program, over its sockets, on real filesystems, for a given time.
 //!
 //! | in `tests/torture/` | |
 //! |---|---|
 //! | `driver` | the program under trial |
-//! | `kills` | episodes of random operations and kills, and how a failing one is made smaller |
-//! | `caller`, `claims` | what one caller does, and the model of what must be true of it |
-//! | `content` | what pods write, and whether it is what is seen |
-//! | `full` | disks without room |
-//! | `tenant` | one that is hostile |
-//! | `leaks` | the same over and over |
-//! | `figures`, `random` | what is counted; where chance comes from |
+//! | `kills` | episodes of random operations and kills, and how a failing one is minimised |
+//! | `caller`, `claims` | the operations of one caller, and its model |
+//! | `content` | what pods write, and checks of what they see |
+//! | `full` | full disks |
+//! | `tenant` | a hostile tenant |
+//! | `leaks` | the same operations many times |
+//! | `figures`, `random` | the counters, and the random numbers |
 //!
-//! `docs/torture.md` says how to run it and what the figures mean. It has a main of its own, because its last line counts
-//! over all trials.
+//! `docs/torture.md` says how to run it and what the figures mean. It has its own main, because its
+//! last line counts over all trials.
 
 #![allow(
     clippy::disallowed_types,

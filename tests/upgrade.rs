@@ -1,13 +1,15 @@
-//! An older version's pool is taken over: what it has mounted goes on, what it promised is done, and what it made is there.
+//! A driver takes over an older version's pool: mounts keep working, promises are kept, and
+//! artifacts are there.
 //!
-//! The older version is today's driver, killed while pods have its volumes; from what it leaves, all is taken away that versions have
-//! added since ([`older`] has the list). `BAGGAGECLAIM_TEST_OLDER=PROGRAM` names an older driver to play it instead: then nothing
-//! is taken away, and what the test says of the older version has been seen of one.
+//! The older version is today's driver, killed while pods use its volumes. The test then removes
+//! from the pool what later versions added ([`older`] has the list).
+//! `BAGGAGECLAIM_TEST_OLDER=PROGRAM` runs a real older driver instead; then nothing is removed, and
+//! the test also verifies its assumptions about the older version.
 //!
 //! | in `tests/upgrade/` | |
 //! |---|---|
-//! | `driver` | the drivers, one after the other on one pool, and what is asked of them |
-//! | `older` | a pool as it was before |
+//! | `driver` | drivers, one after the other on one pool, and the calls to them |
+//! | `older` | a pool as an older version left it |
 
 #![expect(
     clippy::disallowed_types,

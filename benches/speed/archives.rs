@@ -1,5 +1,5 @@
-//! Archives: packing and unpacking in this process, against GNU tar and the programs that CI systems pipe together.
-//! Ours and the rival take turns within a run. The driver takes no part: how it moves the bytes is not measured here.
+//! Archives: packing and unpacking in this process, compared with GNU tar and the compressors that
+//! CI systems pipe together. Both take turns within a run. The driver itself takes no part.
 
 #![expect(
     clippy::disallowed_methods,
@@ -19,7 +19,7 @@ use baggageclaim::sys::Dir;
 use crate::cases::Bench;
 use crate::table::{Goal, median};
 
-/// Small files, and how large each is.
+/// The number of small files, and the size of each.
 const FILES: usize = 20_000;
 const SIZE: usize = 15_000;
 const PER_DIR: usize = 40;
@@ -49,7 +49,7 @@ impl Bench<'_> {
     }
 
     fn packs(&mut self, tree: &Path) {
-        // Through `cat`: what GNU tar writes to /dev/null it does not read.
+        // Through `cat`: GNU tar does not read the files if it writes to /dev/null.
         for (name, codec, rival, goal) in [
             ("plain", Codec::Plain, "tar -cf - -C \"$0\" . | cat", 0.45),
             (
@@ -166,7 +166,7 @@ fn shell(script: &str, arguments: &[&Path]) {
     assert!(child.wait().expect("it ends").success(), "{script}: {said}");
 }
 
-/// Text of words, some often and some seldom, which compresses as source code does.
+/// Text of frequent and rare words, which compresses like source code.
 struct Words(u64);
 
 impl Words {

@@ -1,5 +1,5 @@
-//! The baselines: the system calls that an operation cannot do without, one after the other, on one thread, by path
-//! names and with nothing checked twice. What is left out is what the driver adds: a socket, a record, a promise.
+//! The baselines: the system calls that an operation needs at least, on one thread, by path names
+//! and without checks. The driver adds a socket, a record and durability.
 
 use std::fs;
 use std::io;
@@ -13,7 +13,7 @@ use rustix::mount::{
     fsconfig_set_fd, fsconfig_set_flag, fsconfig_set_string, fsmount, fsopen, move_mount,
 };
 
-/// A volume made by hand: its directory, and where it is mounted.
+/// A hand-made volume: its directory and its mount point.
 #[derive(Debug)]
 pub struct Volume {
     dir: PathBuf,
@@ -22,7 +22,8 @@ pub struct Volume {
 }
 
 impl Volume {
-    /// Nothing is made yet. `pool` is a directory on the filesystem under test, `pods` one where targets are.
+    /// Makes nothing yet. `pool` is a directory on the filesystem under test; `pods` has the
+    /// targets.
     pub fn new(pool: &Path, pods: &Path, number: u64) -> Self {
         Self {
             dir: pool.join(format!("volume-{number}")),
@@ -31,7 +32,7 @@ impl Volume {
         }
     }
 
-    /// Where it is mounted.
+    /// The mount point.
     pub fn target(&self) -> &Path {
         &self.target
     }
@@ -75,8 +76,8 @@ impl Volume {
         Ok(began.elapsed())
     }
 
-    /// Detaches, removes the mount point, and renames the volume away. What the kernel tidies up when the last
-    /// descriptor is closed is not waited for: that descriptor is returned.
+    /// Detaches the mount, removes the mount point, and renames the volume away. Returns the last
+    /// descriptor: the kernel's work when it is closed is not measured.
     pub fn leave(&self) -> io::Result<(Duration, OwnedFd)> {
         let began = Instant::now();
         let pin = open_path(&self.target)?;
@@ -86,7 +87,7 @@ impl Volume {
         Ok((began.elapsed(), pin))
     }
 
-    /// Deletes what is left; not part of any figure.
+    /// Deletes the rest; no figure includes this.
     pub fn delete(&self) {
         #[expect(
             clippy::disallowed_methods,

@@ -1,5 +1,6 @@
-//! What is measured: one function per row or family of rows. Ours and the baseline take turns within a run, so that what
-//! the machine does meanwhile happens to both; the figure is the median over the turns, of the medians within one.
+//! The measurements: one function per row or family of rows. Driver and baseline take turns within
+//! a run, so that other load affects both. A figure is the median, over the turns, of each turn's
+//! median.
 
 use std::fs::{self, File};
 use std::io::Write as _;
@@ -22,7 +23,7 @@ use crate::driver::{Driver, prepare, remove};
 use crate::table::{Goal, Row, median};
 
 pub const CALLERS: usize = 16;
-/// As many as the driver keeps in mind (`engine::spares`).
+/// As many as the driver remembers (`engine::spares`).
 const OTHERS: usize = 8;
 
 /// A bench on one filesystem.
@@ -30,11 +31,12 @@ pub struct Bench<'a> {
     pub lab: &'a Lab,
     pub plan: &'a Plan,
     pub rows: Vec<Row>,
-    /// What an empty call through the socket takes, in microseconds: no row, but what the others cannot do without.
+    /// The time of an empty call through the socket, in microseconds. No row, but part of each
+    /// call's time.
     pub probe: f64,
 }
 
-/// Makes volumes by hand, each with a number of its own.
+/// Makes hand-made volumes, each with its own number.
 struct Bare {
     pool: std::path::PathBuf,
     pods: std::path::PathBuf,
@@ -57,7 +59,7 @@ impl Bare {
         Volume::new(&self.pool, &self.pods, number)
     }
 
-    /// A turn of forks; the median time of one.
+    /// One turn of bare forks; the median time of one.
     fn forks(&self, lower: &Path, count: usize) -> f64 {
         median((0..count).map(|_| {
             let volume = self.volume();
@@ -79,7 +81,7 @@ impl Bare {
     }
 }
 
-/// Other content than what is measured, of which so much was asked for last that nothing else is mounted beforehand.
+/// Attributes of other content, requested so often that nothing else stays prewarmed.
 fn others() -> impl Iterator<Item = String> {
     (0..OTHERS).map(|number| format!("artifact/other-{number}"))
 }
@@ -142,7 +144,7 @@ impl Bench<'_> {
             .collect()
     }
 
-    /// Whether this family of rows was asked for.
+    /// Whether this family of rows was requested.
     fn wants(&self, family: &str) -> bool {
         self.plan.only.is_empty() || self.plan.only.iter().any(|only| only == family)
     }
@@ -159,7 +161,7 @@ impl Bench<'_> {
         self.rows.push(Row::new(name, unit, ours, baseline, goal));
     }
 
-    /// A turn of ours; the median time of a publish.
+    /// One turn of the driver; the median time of a publish.
     async fn ours(&self, driver: &mut Driver, attributes: &[(&str, &str)], count: usize) -> f64 {
         let mut took = Vec::with_capacity(count);
         for _ in 0..count {
@@ -167,16 +169,17 @@ impl Bench<'_> {
             let (_, publish) = driver.publish(&pod, attributes);
             took.push(micros(publish));
             driver.unpublish(&pod);
-            // What is put off is nobody's figure here, as with the baseline; with many callers it is in both. Its end begins 5 ms after
-            // the answer, and until then a timer runs, which costs whoever sleeps and wakes on that thread 20 us.
+            // Deferred work is in no figure here, as in the baseline; the rows with many callers
+            // include it in both. It begins 5 ms after the answer. Until then a timer runs, which
+            // costs 20 us for each wake-up of that thread.
             driver.settled(&pod).await;
             driver.reap().await;
         }
         median(took)
     }
 
-    /// A turn of forks of which none is mounted beforehand: between two of them so much else is asked for that the content is no longer
-    /// known.
+    /// One turn of forks without prewarming: between two of them, requests for other content make
+    /// the driver forget this one.
     async fn not_asked_lately(&self, driver: &mut Driver, from: &str) -> f64 {
         let mut took = Vec::with_capacity(self.plan.turn);
         for _ in 0..self.plan.turn {
@@ -279,7 +282,7 @@ impl Bench<'_> {
             let (target, _) = driver.publish(&pod, &[("type", "task-cache"), ("key", "walked")]);
             use_it(&target);
             ours.push(micros(driver.unpublish(&pod)));
-            // So that it is not committed: every round begins with the same cache.
+            // Without a commit: every round starts with the same cache.
             driver.outcome(&pod, api::Outcome::Failed, true).await;
             driver.reap().await;
 
@@ -312,7 +315,7 @@ impl Bench<'_> {
                 let attributes = [("type", "task-cache"), ("key", key.as_str())];
                 let took = driver.seal(&attributes, |dir| make_files(dir, count)).await;
                 figures.push(micros(took));
-                // Committed caches are not needed any more, and small images are soon full.
+                // Committed caches are no longer needed, and small images fill up soon.
                 let request = api::DestroyRequest {
                     tenant: "bench".to_owned(),
                     reference: format!("task-cache/{key}"),
@@ -378,7 +381,7 @@ impl Bench<'_> {
         self.row(name, "us", ours, Some(baseline), Goal::Ratio(1.2));
     }
 
-    /// Publish and unpublish by many callers at once, also where much else is sealed.
+    /// Publish and unpublish with many concurrent callers, also in a pool with many artifacts.
     async fn throughput(&mut self, driver: &mut Driver, bare: &Bare) {
         let count = self.plan.sealed;
         Driver::start(self.lab, "crowded").await.stop();
@@ -403,8 +406,9 @@ impl Bench<'_> {
         self.row(&name, "/s", median(there), Some(ours), Goal::Share(0.9));
     }
 
-    /// How often in a second all callers together publish a fork and unpublish it, until the last volume is deleted. Each has a pod whose
-    /// directories are there already, as they are of a pod that comes back: those are kubelet's work, five times the directories of ours.
+    /// Cycles per second of all callers together: publish a fork, unpublish it, until the last
+    /// volume is deleted. The pods' directories exist already, as after a restart of the pod. They
+    /// are kubelet's work, five times as many directories as ours.
     async fn cycles(&self, driver: &mut Driver) -> f64 {
         let attributes = [("type", "input"), ("from", "artifact/called")];
         let pods: Vec<Pod> = (0..CALLERS).map(|_| driver.pod()).collect();
@@ -434,7 +438,7 @@ impl Bench<'_> {
         f64::from(cycles) / began.elapsed().as_secs_f64()
     }
 
-    /// How often all of these, each on a thread of its own, get through something together, and since when.
+    /// How many cycles these callers complete together, each on its own thread, and since when.
     pub fn all_at_once<T: Send>(
         &self,
         callers: impl Iterator<Item = T>,
@@ -460,7 +464,7 @@ impl Bench<'_> {
         (cycles, began)
     }
 
-    /// From exec to ready, with a pool whose filesystem was just mounted: nothing of it is in memory.
+    /// From exec to ready, with a freshly mounted pool: nothing of it is in the page cache.
     async fn start(&mut self) {
         Driver::start(self.lab, "sealed").await.stop();
         let count = self.plan.sealed;
@@ -481,7 +485,7 @@ impl Bench<'_> {
         self.row(&name, "ms", median(took), None, Goal::AtMost(100.0));
     }
 
-    /// What the process takes with many forks published.
+    /// The process's memory with many published forks.
     async fn memory(&mut self) {
         let mut driver = Driver::start(self.lab, "many").await;
         driver
@@ -497,7 +501,7 @@ impl Bench<'_> {
             pods.push(pod);
         }
         let published = driver.status_kib("VmRSS") / 1024.0;
-        // Mounts stay when the driver ends; the next one takes them up.
+        // Mounts outlive the driver; the next one takes them over.
         driver.stop();
         let driver = Driver::start(self.lab, "many").await;
         let recovered = driver.status_kib("VmRSS") / 1024.0;
@@ -518,7 +522,7 @@ pub fn micros(duration: Duration) -> f64 {
     duration.as_secs_f64() * 1e6
 }
 
-/// Small files in directories of a hundred, as source trees have them.
+/// Small files, a hundred per directory, like in source trees.
 pub fn make_files(root: &Path, count: usize) {
     for number in 0..count {
         let dir = root.join(format!("{}", number / 100));
@@ -546,7 +550,7 @@ pub fn write_bytes(path: &Path, bytes: u64) {
     }
 }
 
-/// Puts sealed artifacts into a pool that no driver has open, as the driver itself would have.
+/// Puts sealed artifacts into a closed pool, in the driver's own format.
 pub fn make_sealed(pool: &Path, count: usize) {
     let dirs = PoolDirs::open(pool).expect("a pool");
     let (index, _) = Index::open(&dirs.root).expect("an index");

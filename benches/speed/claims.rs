@@ -1,5 +1,6 @@
-//! Claims: making one, cloning and snapshotting one of any size, listing many. The baseline of a snapshot is what it cannot do
-//! without: the disk is waited for, the top renamed, a record made durable; copies by `cp` stand beside it.
+//! Claims: creating one, cloning and snapshotting one of any size, listing many. The baseline of a
+//! snapshot waits for the disk, renames an upper directory and makes a record durable. `cp` is
+//! measured too.
 
 use std::fs::{self, File};
 use std::io::Write as _;
@@ -16,10 +17,10 @@ use crate::cases::{Bench, make_files, micros, write_bytes};
 use crate::driver::Driver;
 use crate::table::{Goal, median};
 
-/// Clones are made several at once, one for each job.
+/// Concurrent clones, one per thread.
 const JOBS: usize = 8;
 
-/// Entries of a page.
+/// Entries per page.
 const PAGE: i32 = 500;
 
 fn capability() -> csi::VolumeCapability {
@@ -67,8 +68,8 @@ fn snapshot(driver: &Driver, name: &str, source: &str) -> (String, f64) {
     (snapshot.expect("required").snapshot_id, micros(took))
 }
 
-/// Does something to a claim's content as a pod would: staged, and unstaged again. What the unmounting puts off, which writes back
-/// what the pod has left, ends here.
+/// Changes a claim's content like a pod: stages it, and unstages it. Waits for the deferred end of
+/// the unmount, which writes the pod's data back.
 fn change(driver: &Driver, id: &str, staging: &Path, change: impl FnOnce(&Path)) {
     fs::create_dir_all(staging).expect("a directory");
     let path = staging.to_str().expect("text").to_owned();
@@ -87,7 +88,7 @@ fn change(driver: &Driver, id: &str, staging: &Path, change: impl FnOnce(&Path))
     };
     let (csi::NodeUnstageVolumeResponse {}, _) =
         driver.call("/csi.v1.Node/NodeUnstageVolume", &request);
-    // It is not smaller than that: nothing changes. But whoever wants the claim waits for that end.
+    // Not larger than before, so nothing changes. But the call waits for the end of the unmount.
     let request = csi::ControllerExpandVolumeRequest {
         volume_id: id.to_owned(),
         capacity_range: Some(csi::CapacityRange {
@@ -100,13 +101,14 @@ fn change(driver: &Driver, id: &str, staging: &Path, change: impl FnOnce(&Path))
         driver.call("/csi.v1.Controller/ControllerExpandVolume", &request);
 }
 
-/// Waits until nothing is left to be written.
+/// Waits until all dirty data is written.
 fn sync(path: &Path) {
     let dir = File::open(path).expect("a directory");
     rustix::fs::syncfs(&dir).expect("room for it");
 }
 
-/// Waits until the filesystem's journal is empty, too: what 100,000 new files have left there goes to its place for a while.
+/// Waits until the filesystem's journal is empty too: 100,000 new files take a while to reach their
+/// place.
 fn settle(path: &Path) {
     sync(path);
     for how in ["--freeze", "--unfreeze"] {
@@ -115,7 +117,7 @@ fn settle(path: &Path) {
     }
 }
 
-/// A snapshot made by hand: the disk is waited for, a top becomes a layer, a record is made durable.
+/// A hand-made snapshot: waits for the disk, renames an upper directory, makes a record durable.
 fn bare(dir: &Path, number: usize) -> f64 {
     let top = dir.join(format!("top-{number}"));
     fs::create_dir_all(&top).expect("a directory");
@@ -127,7 +129,7 @@ fn bare(dir: &Path, number: usize) -> f64 {
     micros(began.elapsed())
 }
 
-/// A clone of what is frozen already, made by hand: a record is made durable.
+/// A hand-made clone of frozen content: makes a record durable.
 fn record(dir: &Path, number: usize) {
     let mut file = File::create(dir.join(format!("record-{number}"))).expect("a file");
     file.write_all(&[1; 4096]).expect("room for it");
@@ -180,7 +182,7 @@ impl Bench<'_> {
         let (mut snapshots, mut clones) = (Vec::new(), Vec::new());
         let (mut bare_snapshots, mut bare_clones) = (Vec::new(), Vec::new());
         for round in 0..self.plan.rounds {
-            // Before each of the two a pod was there: whoever waits for the disk waits for what that has left.
+            // A pod wrote before each of the two, so both wait until the disk has its data.
             change(driver, &twin, &staging, touch);
             bare_snapshots.push(bare(&by_hand, round));
             change(driver, &source, &staging, touch);
@@ -193,7 +195,7 @@ impl Bench<'_> {
                 record(&by_hand, 1000 + round * JOBS + job);
                 bare_clones.push(micros(began.elapsed()));
             }
-            // What was frozen is measured before the next round.
+            // The engine measures the frozen layer before the next round.
             driver.reap().await;
         }
         let (snapshots, clones) = (median(snapshots), median(clones));
@@ -250,7 +252,7 @@ impl Bench<'_> {
     }
 }
 
-/// The layer in which the many files are, and the bytes.
+/// The layer with the many files and the bytes.
 fn largest(layers: &Path) -> PathBuf {
     let entries = fs::read_dir(layers).expect("layers").flatten();
     let mut found = entries.map(|entry| entry.path().join("fs"));
@@ -259,7 +261,7 @@ fn largest(layers: &Path) -> PathBuf {
         .expect("it was frozen")
 }
 
-/// A copy by `cp`; `None` where the filesystem cannot.
+/// A copy by `cp`; `None` if the filesystem cannot.
 fn copy(how: &str, from: &Path, to: &Path) -> Option<f64> {
     let began = Instant::now();
     let mut command = Command::new("cp");

@@ -1,5 +1,5 @@
-//! Commits by many callers at once, in pools of few and of many artifacts: what one commit costs must not depend on how many
-//! artifacts there are.
+//! Commits by many concurrent callers, in a pool of few and in a pool of many artifacts: the number
+//! of artifacts must not affect the cost of a commit.
 
 use std::fs;
 use std::sync::Mutex;
@@ -8,17 +8,17 @@ use crate::cases::{Bench, CALLERS, make_sealed, micros};
 use crate::driver::{Caller, Driver, prepare, remove};
 use crate::table::{Goal, median};
 
-/// Artifacts of the pool that the other one is compared with.
+/// Artifacts of the small pool.
 const FEW: usize = 100;
 
-/// One in so many calls takes longer than what is told as the slow ones.
+/// One call in this many is slower than the reported slow call.
 const SLOW: usize = 100;
 
-/// What all callers came to in one turn.
+/// The result of all callers in one turn.
 struct Turn {
-    /// Commits in a second, until the last is durable.
+    /// Commits per second, until the last is durable.
     rate: f64,
-    /// What a slow call took, in microseconds.
+    /// The time of a slow call, in microseconds.
     slow: f64,
 }
 
@@ -52,7 +52,7 @@ impl Bench<'_> {
         self.row(&name, "us", slow_crowd, Some(slow_few), goal);
     }
 
-    /// A turn: each caller commits to a cache of its own, again and again.
+    /// One turn: each caller commits to its own cache, repeatedly.
     async fn committing(&self, driver: &mut Driver, round: usize) -> Turn {
         let took = Mutex::new(Vec::new());
         let callers: Vec<(Caller, _, String)> = (0..CALLERS)

@@ -1,5 +1,5 @@
-//! The driver under measurement: a real process, spoken to through its real sockets, gone in `Drop`.
-//! What is measured with it is in `cases`.
+//! The driver under measurement: a real process, called through its real sockets, ended in `Drop`.
+//! The measurements are in `cases`.
 
 use std::cell::RefCell;
 use std::fs::{self, File};
@@ -20,7 +20,7 @@ use crate::wire::Wire;
 /// A driver with its pool on a lab's filesystem.
 pub struct Driver {
     child: Child,
-    /// Knows the pods.
+    /// Makes the pods.
     pub kubelet: Kubelet,
     socket: PathBuf,
     caller: RefCell<Caller>,
@@ -28,12 +28,12 @@ pub struct Driver {
     pub admin: admin::Client,
     /// Its pool.
     pub pool: PathBuf,
-    /// From exec to the first Probe that says that it is ready.
+    /// From exec to the first Probe that reports ready.
     pub started: Duration,
 }
 
 impl Driver {
-    /// Starts one on the pool of this name, which is made when it is new.
+    /// Starts one on the pool of this name, and creates the pool if it is new.
     pub async fn start(lab: &Lab, pool: &str) -> Self {
         let socket = lab.run_dir().join(format!("{pool}.sock"));
         let log_path = lab.run_dir().join(format!("{pool}.log"));
@@ -46,7 +46,7 @@ impl Driver {
             .arg(&pool)
             .arg("--socket")
             .arg(&socket)
-            // Watermarks that a small image cannot reach by accident.
+            // Watermarks that a small image does not reach by accident.
             .args([
                 "--node-id",
                 "bench",
@@ -95,7 +95,7 @@ impl Driver {
         self.kubelet.pod("bench", "step")
     }
 
-    /// One more who calls.
+    /// Another caller.
     pub fn caller(&self) -> Caller {
         Caller::new(&self.socket)
     }
@@ -123,7 +123,7 @@ impl Driver {
         self.caller.borrow_mut().wire.call(method, request)
     }
 
-    /// Says how a pod ended; `wait`: and waits for what that seals.
+    /// Reports a pod's outcome; `wait`: until the seal is done.
     pub async fn outcome(&mut self, pod: &Pod, outcome: api::Outcome, wait: bool) {
         let request = api::ReportOutcomeRequest {
             pod_uid: pod.uid().to_owned(),
@@ -133,7 +133,7 @@ impl Driver {
         self.admin.report_outcome(request).await.expect("outcome");
     }
 
-    /// Fills a volume with these attributes, seals it, and says how long the unpublish took.
+    /// Fills a volume with these attributes and seals it; the duration of the unpublish.
     pub async fn seal(
         &mut self,
         attributes: &[(&str, &str)],
@@ -153,12 +153,12 @@ impl Driver {
         self.outcome(pod, api::Outcome::Succeeded, true).await;
     }
 
-    /// Collects garbage, so that its work falls into nobody's figure.
+    /// Collects garbage now, so that its work is in no figure.
     pub async fn reap(&mut self) {
         self.admin.reap(api::ReapRequest {}).await.expect("reap");
     }
 
-    /// The content of an artifact of one layer, to be the lower of a mount made by hand.
+    /// The content of a one-layer artifact, as the lower directory of a hand-made mount.
     pub async fn lower(&mut self, reference: &str) -> PathBuf {
         let request = api::ListArtifactsRequest { tenant: None };
         let rows = self.admin.list_artifacts(request).await.expect("a list");
@@ -177,7 +177,7 @@ impl Driver {
         panic!("{reference} has no layer of its own")
     }
 
-    /// Ends it as an orchestrator does.
+    /// Sends SIGTERM, as an orchestrator does.
     pub fn stop(mut self) {
         self.end();
     }
@@ -191,7 +191,7 @@ impl Driver {
     }
 }
 
-/// Who calls as kubelet does, on a connection of its own, and times that. What is wrong with an answer ends the bench.
+/// Sends kubelet's calls on its own connection, and times them. A wrong answer ends the bench.
 #[derive(Debug)]
 pub struct Caller {
     wire: Wire,
@@ -204,7 +204,7 @@ impl Caller {
         }
     }
 
-    /// Publishes the volume of a pod whose directories are there.
+    /// Publishes the volume of a pod with existing directories.
     pub fn publish(&mut self, pod: &Pod, attributes: &[(&str, &str)]) -> Duration {
         let attributes = attributes.iter().copied();
         let request = pod.publish_request("v", attributes, PublishOptions::default());
@@ -222,12 +222,12 @@ impl Caller {
     }
 }
 
-/// Makes what kubelet makes for a pod with one volume, `v`.
+/// Makes kubelet's directories for a pod with one volume, `v`.
 pub fn prepare(pod: &Pod) {
     pod.prepare("v").expect("the pod's directories");
 }
 
-/// Removes it.
+/// Removes them.
 pub fn remove(pod: &Pod) {
     pod.clean("v").expect("nothing is mounted any more");
     pod.remove().expect("the pod's directories are empty");

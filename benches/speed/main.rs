@@ -1,7 +1,8 @@
-//! The benchmark: what the driver adds to the system calls that an operation cannot do without.
+//! The benchmark: the time that the driver adds to the system calls that an operation needs.
 //!
-//! It prints a table and writes it to `target/bench.json`. It measures; it never fails because something is slow.
-//! `--quick` takes a minute and says less; `--full` makes a pool of 100,000 artifacts for the commits. `docs/performance.md` says how to read it.
+//! It prints a table and writes it to `target/bench.json`. It only measures: slowness is no
+//! failure. `--quick` takes a minute and measures less. `--full` makes a pool of 100,000 artifacts
+//! for the commits. `docs/performance.md` explains the results.
 
 #![allow(
     unreachable_pub,
@@ -13,7 +14,7 @@
     clippy::cast_precision_loss,
     clippy::future_not_send,
     clippy::semicolon_if_nothing_returned,
-    reason = "a bench prints, starts the driver, and ends when something is not as it expects"
+    reason = "a bench prints, starts the driver, and ends after an unexpected result"
 )]
 
 mod archives;
@@ -33,16 +34,16 @@ use std::time::{Duration, Instant};
 
 use common::{Fs, Lab};
 
-/// How much of everything.
+/// The amounts of everything.
 #[derive(Debug)]
 pub struct Plan {
-    /// Turns of ours and the baseline.
+    /// Turns of driver and baseline.
     pub rounds: usize,
-    /// Operations within a turn, where they take microseconds.
+    /// Operations per turn, if they take microseconds.
     pub turn: usize,
     /// Files of the largest parent.
     pub many: usize,
-    /// Files that a pod walks, and bytes that it leaves dirty.
+    /// Files that a pod walks, and dirty bytes that it leaves.
     pub walked: usize,
     pub dirty: u64,
     /// Bytes of a claim that is copied.
@@ -51,21 +52,21 @@ pub struct Plan {
     pub committed: usize,
     /// Successive commits.
     pub commits: usize,
-    /// Bytes of one file that is packed.
+    /// Bytes of a file that is packed.
     pub large: u64,
-    /// How long many callers call.
+    /// How long the many callers call.
     pub burst: Duration,
     /// Artifacts at start.
     pub sealed: usize,
-    /// Artifacts where many callers commit.
+    /// Artifacts in the pool with many committing callers.
     pub crowd: usize,
     /// Volumes in memory.
     pub volumes: usize,
-    /// The families of rows to measure; all if there is none.
+    /// The families of rows to measure; empty for all.
     pub only: Vec<String>,
 }
 
-/// Families of rows; any of them as an argument measures only these.
+/// Families of rows; arguments select from them.
 const FAMILIES: [&str; 11] = [
     "fork",
     "scratch",
@@ -114,13 +115,14 @@ const QUICK: Plan = Plan {
     only: Vec::new(),
 };
 
-/// Artifacts of that pool with `--full`: minutes to make, on each filesystem.
+/// Artifacts of that pool with `--full`; it takes minutes to make, on each filesystem.
 const FULL_CROWD: usize = 100_000;
 
-/// Bytes of a filesystem that is measured: a claim, and a copy of it beside it.
+/// Bytes of a filesystem under measurement, for a claim and its copy.
 const IMAGE: u64 = 14 << 30;
 
-/// Where an image of this size has room: in memory if it can be. What does not fit would fail in the middle, as a broken disk does.
+/// A directory with space for an image of this size, in memory if possible. Too little would fail
+/// halfway, like a broken disk.
 fn room(bytes: u64) -> Result<PathBuf, String> {
     let places = [PathBuf::from("/dev/shm"), std::env::temp_dir()];
     let found = places.into_iter().find(|place| {
@@ -143,7 +145,7 @@ async fn main() -> ExitCode {
         match argument.as_str() {
             "--quick" => plan = QUICK,
             "--full" => plan.crowd = FULL_CROWD,
-            // What cargo says to every bench.
+            // Cargo passes this to every bench.
             "--bench" => {}
             "ext4" => kinds.push(Fs::Ext4),
             "xfs" => kinds.push(Fs::XfsReflink),
@@ -169,7 +171,7 @@ async fn main() -> ExitCode {
     let (mut rows, mut probes) = (Vec::new(), Vec::new());
     let mut complete = true;
     for fs in kinds {
-        // Where the driver's process and these calls see the same mounts, and nobody else.
+        // A mount namespace for the driver's process and these calls only.
         let lab = match room(IMAGE).and_then(|images| Lab::try_inside(&images, fs, IMAGE)) {
             Ok(lab) => lab,
             Err(reason) => {

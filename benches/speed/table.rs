@@ -1,18 +1,18 @@
-//! The rows of the table: what was measured, what was to be reached, and how both are shown.
-//! No measuring here; `target/bench.json` is the same table for programs.
+//! The rows of the table: results, goals, and their output. Nothing is measured here.
+//! `target/bench.json` is the same table for programs.
 
 use std::fmt::Write as _;
 
 use serde::Serialize;
 
-/// What a row is to reach.
+/// The goal of a row.
 #[derive(Debug, Clone, Copy)]
 pub enum Goal {
-    /// Ours divided by the baseline is at most this.
+    /// The result divided by the baseline is at most this.
     Ratio(f64),
-    /// Ours divided by the baseline is at least this.
+    /// The result divided by the baseline is at least this.
     Share(f64),
-    /// Ours is at most this, in the row's unit.
+    /// The result is at most this, in the row's unit.
     AtMost(f64),
 }
 
@@ -29,7 +29,7 @@ pub struct Row {
 }
 
 impl Row {
-    /// A row with a baseline that was measured in the same run, or without one.
+    /// A row, with or without a baseline from the same run.
     pub fn new(
         name: impl Into<String>,
         unit: &'static str,
@@ -87,7 +87,7 @@ pub fn render(rows: &[Row]) -> String {
     text
 }
 
-/// The middle of some figures.
+/// The median.
 pub fn median(figures: impl IntoIterator<Item = f64>) -> f64 {
     let mut figures: Vec<f64> = figures.into_iter().collect();
     figures.sort_by(f64::total_cmp);

@@ -1,10 +1,12 @@
-//! A caller as thin as can be: gRPC as bytes on a connection that it keeps, written and read by this thread.
+//! A minimal caller: gRPC as bytes on a persistent connection, written and read by this thread.
 //!
-//! What is measured is the driver and its socket. A client library's own work (tonic's takes as long as the driver's for an empty call, and
-//! has the driver woken twice for each) is the caller's affair, and another one in every language; so a request is encoded before the clock
-//! starts, goes out in one piece, and the clock stops when the last frame of the answer is there.
+//! It measures the driver and its socket only. A client library's work differs in every language,
+//! and does not count. (tonic's takes as long as the driver's for an empty call, and wakes the
+//! driver twice for each.) So the request is encoded before the clock starts, and is sent in one
+//! piece. The clock stops at the last frame of the answer.
 //!
-//! Just enough of HTTP/2 (RFC 9113) and HPACK (RFC 7541) for one call at a time. Which error was answered is in the driver's log.
+//! Just enough of HTTP/2 (RFC 9113) and HPACK (RFC 7541) for one call at a time. The driver's log
+//! has the errors.
 
 use std::io::{Read as _, Write as _};
 use std::os::unix::net::UnixStream;
@@ -21,19 +23,19 @@ const PING: u8 = 6;
 const GOAWAY: u8 = 7;
 const WINDOW_UPDATE: u8 = 8;
 
-/// A setting: how much of an answer may come before it is asked for more.
+/// A setting: how many bytes of an answer may come before the client allows more.
 const INITIAL_WINDOW_SIZE: u16 = 4;
 
-/// Of SETTINGS and PING.
+/// A flag of SETTINGS and PING.
 const ACK: u8 = 1;
-/// Of DATA and HEADERS.
+/// Flags of DATA and HEADERS.
 const END_STREAM: u8 = 1;
 const END_HEADERS: u8 = 4;
 
-/// What precedes a frame: its length (3 bytes), its kind, its flags, its stream (4 bytes).
+/// A frame's header: its length (3 bytes), kind, flags, stream (4 bytes).
 const HEAD: usize = 9;
 
-/// What precedes a message: whether it is compressed, and its length.
+/// A message's header: whether it is compressed, and its length.
 const PREFIX: usize = 5;
 
 /// A connection to the driver.
@@ -45,11 +47,11 @@ pub struct Wire {
 }
 
 impl Wire {
-    /// Connects, and says what a client says first.
+    /// Connects, and sends the client preface.
     pub fn connect(socket: &Path) -> Self {
         let mut stream = UnixStream::connect(socket).expect("the driver's socket");
         let mut hello = b"PRI * HTTP/2.0\r\n\r\nSM\r\n\r\n".to_vec();
-        // Room for any answer, and for all there will ever be.
+        // Window sizes for any answer, and for all answers of the connection.
         let room = (1_u32 << 30).to_be_bytes();
         let mut settings = INITIAL_WINDOW_SIZE.to_be_bytes().to_vec();
         settings.extend_from_slice(&room);
@@ -63,7 +65,8 @@ impl Wire {
         }
     }
 
-    /// Calls a method by its full name, `/package.Service/Method`; how long that took. An error, whichever, ends the bench.
+    /// Calls a method by its full name, `/package.Service/Method`; how long it took. Any error ends
+    /// the bench.
     pub fn call<Answer: Message + Default>(
         &mut self,
         method: &str,
@@ -81,7 +84,7 @@ impl Wire {
         (answer, took)
     }
 
-    /// Reads to the end of a stream; `None` when it had no message.
+    /// Reads to the end of a stream; `None` if it had no message.
     fn answer(&mut self, stream: u32) -> Option<Vec<u8>> {
         let mut data = Vec::new();
         loop {
@@ -122,9 +125,9 @@ impl Wire {
     }
 }
 
-/// A whole call: its head and its only message.
+/// A whole call: its headers and its only message.
 fn encode(stream: u32, method: &str, request: &impl Message) -> Vec<u8> {
-    // Fields of the static table: POST, http, and by name :authority, :path, content-type.
+    // From the static table: POST, http, and the names :authority, :path, content-type.
     let mut fields = vec![0x83, 0x86];
     literal(&mut fields, &[0x01], "localhost");
     literal(&mut fields, &[0x04], method);
@@ -145,13 +148,13 @@ fn encode(stream: u32, method: &str, request: &impl Message) -> Vec<u8> {
     bytes
 }
 
-/// A field that is put into no table, its name from the static one.
+/// A literal field without indexing; its name is from the static table.
 fn literal(fields: &mut Vec<u8>, name: &[u8], value: &str) {
     fields.extend_from_slice(name);
     text(fields, value);
 }
 
-/// Text as it is, whose length fits into seven bits.
+/// A plain string with a length of at most seven bits.
 fn text(fields: &mut Vec<u8>, text: &str) {
     assert!(text.len() < 127, "a short text");
     fields.push(u8::try_from(text.len()).expect("it is short"));

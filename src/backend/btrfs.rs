@@ -1,18 +1,21 @@
-//! The backend for btrfs: volumes are subvolumes, forks are snapshots, layers are read-only snapshots.
+//! The btrfs backend: volumes are subvolumes, forks are snapshots, layers read-only snapshots.
 //!
-//! A snapshot is exact whatever is written meanwhile, so a seal needs no freeze (setting the subvolume itself read-only
-//! would let open writers go on): [`Backend::in_use`] says no, since nothing tells, and [`Backend::freeze`] yes. So that it is not
-//! taken while a file is half written, a walk asks the files themselves first who has them open ([`Backend::writers`]). A pod can
-//! make subvolumes inside its volume without privilege; a snapshot shows them as empty directories, so a volume with such is not
-//! sealed.
+//! A snapshot is exact despite concurrent writes, so a seal needs no freeze. (Making the subvolume
+//! itself read-only would not stop processes that have files open.) Nothing tells who holds the
+//! volume, so [`Backend::in_use`] answers no and [`Backend::freeze`] yes. Before a seal,
+//! [`Backend::writers`] walks the tree for files that are open for writing, so that none is half
+//! written. A pod can create subvolumes in its volume without privilege. A snapshot shows them as
+//! empty directories, so such a volume is refused.
 //!
-//! Limits are simple quotas (Linux 6.7), which charge an extent to the subvolume that wrote it: exactly what a volume has
-//! of its own. The limit is on a group of level 1 around the volume, which subvolumes nested in it join by themselves. They
-//! are a property of the whole filesystem, which need not be ours alone, and switching them on sets an incompatible feature
-//! (`simple_quota` in `/sys/fs/btrfs/<uuid>/features`) that stays when they are switched off: no kernel before 6.7 mounts the
-//! filesystem any more. So it is done only when the administrator has said so, and when a volume has a limit for the first time.
+//! Limits are simple quotas (Linux 6.7). They charge an extent to the subvolume that wrote it,
+//! which is what the volume itself adds. The limit is on a level 1 group around the volume;
+//! subvolumes nested in it join by themselves. Quotas affect the whole filesystem, which others may
+//! share. Enabling them sets an incompatible feature (`simple_quota` in
+//! `/sys/fs/btrfs/<uuid>/features`) that stays when they are disabled: no kernel before 6.7 can
+//! mount it again. So the driver enables them only if the administrator allows it, for the first
+//! volume with a limit.
 //!
-//! A fork is one transaction commit, 1 to 8 ms, whatever the tree's size; so is a seal, after that walk.
+//! A fork is one transaction commit (1 to 8 ms), whatever the tree's size; so is a seal's snapshot.
 
 use std::os::fd::OwnedFd;
 use std::path::Path;
@@ -30,15 +33,15 @@ pub struct Btrfs {
     pool: Dir,
     layers: Dir,
     place: Place,
-    /// Whether simple quotas may be switched on.
+    /// Whether the driver may enable simple quotas.
     may_switch_on: bool,
 }
 
 impl Btrfs {
-    /// The backend on `pool`, which has the directory `layers`, if it lies on btrfs. Changes nothing there.
+    /// Opens the backend on `pool`, if it is on btrfs; `layers` must exist. Changes nothing.
     ///
-    /// `quotas`: simple quotas may be switched on for its filesystem, for good, once a volume is to have a limit and no quotas
-    /// are in force yet. What is written before that is never counted.
+    /// `quotas`: the driver may enable simple quotas on the filesystem, permanently, once a volume
+    /// has a limit and quotas are off. Data from before that is never counted.
     pub fn open(pool: &Dir, quotas: bool) -> Result<Self> {
         let space = pool.space()?;
         if space.magic != Space::BTRFS {
@@ -56,33 +59,36 @@ impl Btrfs {
         })
     }
 
-    /// Whether the filesystem counts what each volume has written. Asked each time: an administrator may switch it on or off.
+    /// Whether the filesystem counts what each volume writes. Asked each time, because an
+    /// administrator may enable or disable quotas.
     fn counts(&self) -> bool {
         matches!(self.pool.quotas(), Ok(Quotas::Simple))
     }
 
-    /// Makes sure that limits hold; why they do not, if they do not.
+    /// Makes limits work if possible; if not, returns the reason.
     fn enforce(&self) -> Result<Option<String>> {
         Ok(match self.pool.quotas()? {
             Quotas::Simple => None,
             Quotas::Full => Some(
-                "full quotas (qgroups) are in force on this btrfs, which are too slow to be used; simple ones are needed"
+                "full quotas (qgroups) are enabled on this btrfs and are too slow; disable them, \
+                 then enable simple quotas"
                     .to_owned(),
             ),
             Quotas::Off if !self.may_switch_on => Some(
-                "simple quotas are off on this btrfs; --btrfs-quota lets the driver switch them on".to_owned(),
+                "simple quotas are off on this btrfs; --btrfs-quota lets the driver switch them on"
+                    .to_owned(),
             ),
             Quotas::Off => match self.pool.enable_simple_quotas() {
                 Ok(()) => None,
-                Err(error) if error.is(Errno::EINVAL) => {
-                    Some("this kernel has no simple quotas (Linux 6.7)".to_owned())
-                }
+                Err(error) if error.is(Errno::EINVAL) => Some(
+                    "this kernel has no simple quotas (they need Linux 6.7 or newer)".to_owned(),
+                ),
                 Err(error) => Some(error.to_string()),
             },
         })
     }
 
-    /// The content that a volume starts from.
+    /// The content of the newest parent layer.
     fn parent(&self, start: &Start<'_>) -> Result<Option<Dir>> {
         let newest = start.layers.first();
         let open = |id: &LayerId| {
@@ -92,7 +98,7 @@ impl Btrfs {
         Ok(newest.map(open).transpose()?)
     }
 
-    /// Bounds what a subvolume holds of its own. Repeatable: whoever did it before may have been killed between any two steps.
+    /// Limits the bytes that a subvolume itself adds. Idempotent: a crash may interrupt it.
     fn limit(&self, fs: &Dir, bytes: u64) -> Result<Limit> {
         let done_already = |result: sys::Result<()>| match result {
             Err(error) if error.is(Errno::EEXIST) => Ok(()),
@@ -107,14 +113,14 @@ impl Btrfs {
         Ok(Limit::Enforced)
     }
 
-    /// An error that names a subvolume nested in `fs`, if there is one.
+    /// Fails if a subvolume is nested in `fs`, and names it.
     fn refuse_nested(fs: &Dir) -> Result<()> {
         let id = fs.subvolume_id()?;
         match fs.nested_subvolumes(id)?.first() {
             None => Ok(()),
             Some(nested) => Err(Error::Refused {
                 path: sys::printable(fs.path_of_nested(id, nested).display()),
-                why: "it is a btrfs subvolume of its own, which a snapshot leaves out".to_owned(),
+                why: "it is a nested btrfs subvolume, which a snapshot leaves empty".to_owned(),
             }),
         }
     }
@@ -124,7 +130,7 @@ impl Btrfs {
         self.destroy_until(id, &|| false)
     }
 
-    /// The same, unless `stop` ends it between two of them.
+    /// Like `destroy`, but `stop` may end it between two subvolumes.
     fn destroy_until(&self, id: u64, stop: Stop<'_>) -> Result<()> {
         let mut order = vec![id];
         let mut next = 0;
@@ -145,7 +151,7 @@ impl Btrfs {
             }
             match self.pool.destroy_subvolume(id) {
                 Ok(()) => {}
-                // A second deleter, or a repetition.
+                // A concurrent or repeated deletion.
                 Err(error) if error.is(Errno::ENOENT) => {}
                 Err(error) => return Err(error.into()),
             }
@@ -154,7 +160,7 @@ impl Btrfs {
         Ok(())
     }
 
-    /// Takes the limit of a volume away: at its limit even an unlink, and destroying what is nested in it, is EDQUOT.
+    /// Removes a volume's limit: at its limit, even unlink and destroying nested ones is EDQUOT.
     fn lift_limit(&self, group: QuotaGroup) -> Result<()> {
         if self.counts() && self.pool.quota_group_usage(group)?.is_some() {
             self.pool.limit_quota_group(group, None)?;
@@ -162,8 +168,8 @@ impl Btrfs {
         Ok(())
     }
 
-    /// Removes the group of level 1 around a subvolume that is gone. A group that stays costs a few hundred bytes and
-    /// limits nobody, so failures are not told.
+    /// Removes the level 1 group of a deleted subvolume. Errors are ignored: a leftover group costs
+    /// a few hundred bytes and limits nothing.
     fn forget_group(&self, group: QuotaGroup) {
         if !self.counts() {
             return;
@@ -189,7 +195,7 @@ impl Backend for Btrfs {
 
     fn create(&self, volume: &Dir, start: &Start<'_>) -> Result<Limit> {
         let parent = self.parent(start)?;
-        // Before anything of the volume is made: what is there when quotas are switched on is not counted.
+        // Before any content exists: quotas do not count content from before they were enabled.
         let limit = match start.size_limit {
             None => None,
             Some(bytes) => Some((bytes, self.enforce()?)),
@@ -204,7 +210,7 @@ impl Backend for Btrfs {
             Some((_, Some(why))) => Limit::Unenforced(why),
             Some((bytes, None)) => self.limit(&fs, bytes)?,
         };
-        // Whoever filled the parent does not decide what this one's root may be given.
+        // The parent's author must not decide which attributes this root may get.
         fs.clear_guard_flags()?;
         plain::apply_root(&fs, &start.root, parent.is_some())?;
         Ok(limit)
@@ -240,7 +246,7 @@ impl Backend for Btrfs {
 
     fn writers(&self, volume: &Dir, stop: Stop<'_>) -> Result<bool> {
         let fs = volume.open_beneath(FS)?;
-        // A pod makes as many of them as it likes at once, each of which would be gone through.
+        // A pod can create any number of nested subvolumes at once, and the walk would visit each.
         Self::refuse_nested(&fs)?;
         Ok(tree::writers(&fs, stop)?)
     }
@@ -254,19 +260,19 @@ impl Backend for Btrfs {
             return Ok(());
         }
         let fs = volume.open_beneath(FS)?;
-        // What an interrupted seal has left: nobody has looked at it.
+        // The remains of an interrupted seal; nothing refers to them.
         if layer.has(FS_NEW)? {
             let left = layer.open_beneath(FS_NEW)?;
             left.unguard_subvolume()?;
             self.destroy(left.subvolume_id()?)?;
         }
         Self::refuse_nested(&fs)?;
-        // With `chattr +i` on its root a layer could never be deleted.
+        // A layer with `chattr +i` on its root could never be deleted.
         fs.clear_guard_flags()?;
         if fs.has_file(marker)? {
             let times = tree::times_of(&fs.stat_self()?);
             match fs.remove_file(marker) {
-                // What says "commit this" is no longer written to.
+                // The marker requests the commit; after it, the pod writes no more.
                 Err(error) if error.is(Errno::EDQUOT) => {
                     self.lift_limit(QuotaGroup::around_subvolume(fs.subvolume_id()?))?;
                     fs.remove_file(marker)?;
@@ -290,10 +296,10 @@ impl Backend for Btrfs {
         let fs = volume.open_beneath(FS)?;
         Self::refuse_nested(&fs)?;
         layer.create_snapshot(FS_NEW, &fs, true)?;
-        // A process that still has the volume's root may do `chattr +i` until this very moment, and what has that can be
-        // neither renamed nor destroyed.
+        // A process with the volume's root open may do `chattr +i` until now. A flagged subvolume
+        // can be neither renamed nor destroyed.
         layer.open_beneath(FS_NEW)?.unguard_subvolume()?;
-        // One that was made meanwhile would be an empty directory in the snapshot.
+        // A subvolume that was created meanwhile would be an empty directory in the snapshot.
         if let Err(error) = Self::refuse_nested(&fs) {
             self.destroy(layer.open_beneath(FS_NEW)?.subvolume_id()?)?;
             return Err(error);
@@ -347,19 +353,19 @@ impl Backend for Btrfs {
     ) -> Result<()> {
         Err(Error::Unsupported {
             what: "flattening",
-            why: "every layer is whole".to_owned(),
+            why: "each layer is complete without its parents".to_owned(),
         })
     }
 
-    /// Files and directories by a walk. The bytes are what the subvolume has written itself where the filesystem counts
-    /// that (as of its last write-back), and else all that is seen, shared or not.
+    /// Counts files and directories by a walk. If the filesystem counts bytes, they are what the
+    /// subvolume wrote (as of its last write-back); otherwise all bytes seen, shared or not.
     fn usage(&self, dir: &Dir, stop: Stop<'_>) -> Result<Usage> {
         let Some(fs) = dir.open_if_there(FS)? else {
             return Ok(Usage::default());
         };
         let mut usage = tree::usage(&fs, stop)?;
-        // A layer's bytes were charged to the volume that wrote them, which is gone: what the walk found, parents' bytes
-        // included, is too much, and too much makes eviction stop early and look again.
+        // A layer's bytes were charged to the deleted volume that wrote them. The walk includes the
+        // parents' bytes; with too much, eviction only stops early and measures again.
         if self.counts() && !dir.has(LAYER_JSON)? {
             let group = QuotaGroup::of_subvolume(fs.subvolume_id()?);
             if let Some(bytes) = self.pool.quota_group_usage(group)? {
@@ -382,7 +388,7 @@ impl Backend for Btrfs {
             if entry.kind == Some(FileKind::Directory) {
                 let below = dir.open_beneath(&entry.name)?;
                 if below.is_subvolume()? {
-                    // `chattr +i` on its root is EPERM.
+                    // With `chattr +i` on its root, destroying it fails with EPERM.
                     below.unguard_subvolume()?;
                     self.destroy_until(below.subvolume_id()?, stop)?;
                 }

@@ -1,11 +1,12 @@
-//! The backend for pools that can do neither overlay nor snapshots: volumes are directories, forks are copies of them, by
-//! reflink where the filesystem can.
+//! The backend for pools that can do neither overlay nor snapshots. Volumes are directories; forks
+//! are copies, by reflink if the filesystem can.
 //!
-//! A fork costs one walk over the tree and, without reflinks, its bytes. A seal is always a copy too: nothing tells when a
-//! bind mount of a plain directory is really gone (no error, no event, and a write through a private copy of it would land
-//! in whatever the directory has become), so a directory that a pod has ever seen is never made a layer. Hence [`Backend::in_use`]
-//! says no and [`Backend::freeze`] yes. Before a seal the files themselves are asked who has them open for writing
-//! ([`Backend::writers`]); what somebody opens and writes while they are copied may be in the copy or not; the copy is nobody's else.
+//! A fork walks the tree once and, without reflinks, copies its bytes. A seal always copies too: a
+//! directory that a pod has seen never becomes a layer. For no error or event tells when a bind
+//! mount of a plain directory is gone, and a remaining private copy of the mount could still write.
+//! Hence [`Backend::in_use`] answers no and [`Backend::freeze`] yes. Before a seal,
+//! [`Backend::writers`] checks for files that are open for writing. A write during the copy may be
+//! in it or not, but cannot change the copy later.
 
 use std::os::fd::OwnedFd;
 use std::path::Path;
@@ -17,7 +18,7 @@ use crate::model::{LayerId, VolumeId};
 use crate::sys::{Dir, Errno, MountEntry};
 use crate::tree::{self, Marks, Method};
 
-const NO_LIMITS: &str = "copies are not limited";
+const NO_LIMITS: &str = "the copy backend cannot enforce them";
 
 /// The copy backend of one pool.
 #[derive(Debug)]
@@ -27,8 +28,8 @@ pub struct Copy {
 }
 
 impl Copy {
-    /// The backend on `pool`, which has the directories `layers` and `incoming`. Works on every
-    /// filesystem that renames without replacing.
+    /// Opens the backend on `pool`, which has the directories `layers` and `incoming`. Works on
+    /// every filesystem that has RENAME_NOREPLACE.
     pub fn open(pool: &Dir) -> Result<Self> {
         try_rename(&pool.open_beneath(INCOMING)?)?;
         Ok(Self {
@@ -37,7 +38,7 @@ impl Copy {
         })
     }
 
-    /// The content that a volume starts from.
+    /// The content of the newest parent layer.
     fn parent(&self, start: &Start<'_>) -> Result<Option<Dir>> {
         let newest = start.layers.first();
         let open = |id: &LayerId| {
@@ -48,8 +49,7 @@ impl Copy {
     }
 }
 
-/// Every change of state is a rename that puts nothing in the place of another: tried once. (The
-/// other backends' filesystems can.)
+/// Tries RENAME_NOREPLACE, on which every change of state relies. (Other backends always have it.)
 fn try_rename(incoming: &Dir) -> Result<()> {
     const NAMES: [&str; 2] = ["rename-trial", "rename-trial-done"];
     for name in NAMES {
@@ -59,12 +59,13 @@ fn try_rename(incoming: &Dir) -> Result<()> {
     match incoming.rename(NAMES[0], incoming, NAMES[1]) {
         Ok(()) => Ok(incoming.remove_dir(NAMES[1])?),
         Err(error) => {
-            // The first error is the one to tell; what stays is swept.
+            // Reports the first error; the next start sweeps the remains.
             let _ = incoming.remove_dir(NAMES[0]);
             Err(if error.is(Errno::EINVAL) {
                 Error::Unsupported {
                     what: "the copy backend",
-                    why: "the filesystem cannot rename without replacing (RENAME_NOREPLACE), as NFS cannot"
+                    why: "the filesystem cannot rename without replacing (RENAME_NOREPLACE), \
+                          as NFS cannot"
                         .to_owned(),
                 }
             } else {
@@ -135,7 +136,7 @@ impl Backend for Copy {
             return Ok(());
         }
         let fs = volume.open_beneath(FS)?;
-        // What an interrupted seal has left.
+        // The remains of an interrupted seal.
         tree::delete(layer, Path::new(FS_NEW), &|| false)?;
         layer.create_dir(FS_NEW, 0o700)?;
         let new = layer.open_beneath(FS_NEW)?;
@@ -148,7 +149,7 @@ impl Backend for Copy {
             Ok(())
         });
         if let Err(error) = result {
-            // The first error is the one to tell; what stays is removed by the next attempt, or with the layer.
+            // Reports the first error; a retry or the layer's deletion removes the remains.
             let _ = tree::delete(layer, Path::new(FS_NEW), &|| false);
             return Err(error.into());
         }
@@ -199,7 +200,7 @@ impl Backend for Copy {
     ) -> Result<()> {
         Err(Error::Unsupported {
             what: "flattening",
-            why: "every layer is whole".to_owned(),
+            why: "each layer is complete without its parents".to_owned(),
         })
     }
 

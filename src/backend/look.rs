@@ -1,16 +1,16 @@
-//! What the root directory of a new volume is to look like on disk: one rule for all backends.
+//! The attributes of a new volume's root directory on disk: one rule for all backends.
 //!
-//! Values only. How a directory is made to look so, and in how few calls, is each backend's.
+//! Only values. Each backend sets them itself, in as few system calls as it can.
 
 use rustix::fs::Stat;
 
 use crate::model::RootAttributes;
 
 const PERMISSION_BITS: u32 = 0o7777;
-/// What a pod's fsGroup adds: the group may write, and what is made in there belongs to it.
+/// The fsGroup of a pod adds group write permission and setgid: new files get the group.
 const GROUP_BITS: u32 = 0o2070;
 
-/// Mode and owner of a root.
+/// Mode and owner of a root directory.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(super) struct Look {
     pub(super) mode: u32,
@@ -19,8 +19,8 @@ pub(super) struct Look {
 }
 
 impl Look {
-    /// What was asked for, over what the sealed root of a fork's parent has. Owners of a fork are a matter of its mount: on disk
-    /// they stay, but for the pod's own group.
+    /// The requested attributes, on top of those of the parent's sealed root. On disk a fork keeps
+    /// its owner, because its mount swaps owners; only the pod's fsGroup is set.
     pub(super) fn of(root: &RootAttributes, sealed: Option<&Stat>) -> Self {
         let mut look = match sealed {
             Some(sealed) => Self {
@@ -44,7 +44,7 @@ impl Look {
         look
     }
 
-    /// What a directory has now.
+    /// The directory's present attributes.
     pub(super) fn found(stat: &Stat) -> Self {
         Self {
             mode: Self::mode_of(stat),
@@ -53,7 +53,7 @@ impl Look {
         }
     }
 
-    /// The bits of a mode that a look is about.
+    /// The permission bits of a mode.
     pub(super) fn mode_of(stat: &Stat) -> u32 {
         stat.st_mode & PERMISSION_BITS
     }

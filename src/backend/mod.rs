@@ -1,14 +1,15 @@
-//! How copy-on-write is done on one pool: the [`Backend`] trait, its three implementations, and the probe that picks.
+//! Copy-on-write on one pool: the [`Backend`] trait, three implementations, and their probe.
 //!
-//! A backend knows the content of volumes and layers: how a top is made, mounted, frozen, sealed, flattened,
-//! measured and deleted. It does not know of tenants, names, records, outcomes or CSI; the engine decides *whether*
-//! and *when*, a backend knows only *how*. All its methods block, and are called on the engine's own threads.
+//! A backend creates, mounts, freezes, seals, flattens, measures and deletes the content of volumes
+//! and layers. It does not know tenants, names, records, outcomes or CSI. The engine decides
+//! *whether* and *when*; a backend knows *how*. All methods block: the engine calls them on its own
+//! threads.
 //!
 //! | | volume | layer | mount | seal |
 //! |---|---|---|---|---|
-//! | overlay | `top/`, `work.N/` | `fs/` (a plain diff) | an overlay of its own | freeze, rename `top` |
-//! | btrfs | `fs` (subvolume) | `fs` (read-only snapshot) | bind | `snapshot -r`, once no file is written |
-//! | copy | `fs/` | `fs/` | bind | the same; copy, by reflink where it can |
+//! | overlay | `top/`, `work.N/` | `fs/` (a plain diff) | its own overlay | freeze, rename `top` |
+//! | btrfs | `fs` (subvolume) | `fs` (read-only snapshot) | bind | `snapshot -r`, once unwritten |
+//! | copy | `fs/` | `fs/` | bind | copy (reflink if possible), once unwritten |
 
 mod btrfs;
 mod copy;
@@ -32,7 +33,7 @@ use crate::sys::{self, Dir};
 use crate::tree;
 pub use crate::tree::Stop;
 
-/// Which way of copy-on-write a pool uses; fixed when the pool is made.
+/// The copy-on-write method of a pool; fixed when the pool is created.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Hash, Serialize, Deserialize)]
 #[serde(rename_all = "kebab-case")]
 pub enum BackendKind {
@@ -40,7 +41,7 @@ pub enum BackendKind {
     Overlay,
     /// btrfs subvolumes and snapshots.
     Btrfs,
-    /// Copies: reflinks where the filesystem has them, bytes where not.
+    /// Copies: by reflink if the filesystem can, else byte by byte.
     Copy,
 }
 
@@ -54,39 +55,39 @@ impl fmt::Display for BackendKind {
     }
 }
 
-/// Why a backend could not do what it was asked to.
+/// Why a backend operation failed.
 #[derive(Debug, thiserror::Error)]
 pub enum Error {
     /// A system call failed.
     #[error(transparent)]
     System(#[from] sys::Error),
-    /// This kernel or filesystem cannot do it at all; trying again is of no use.
+    /// This kernel or filesystem cannot do it at all; a retry does not help.
     #[error("{what} is not possible on this pool: {why}")]
     Unsupported {
-        /// What was asked for, in the user's words.
+        /// The requested operation, in the user's words.
         what: &'static str,
-        /// What is missing.
+        /// The missing feature.
         why: String,
     },
-    /// There is no room for the bytes of a copy; none was copied.
+    /// The pool has too little free space for the copy; no byte was copied.
     #[error("a copy takes {needs} bytes, and {free} of the pool's {total} are free")]
     NoRoom {
-        /// How many bytes it takes at least.
+        /// The lower bound of the bytes that the copy takes.
         needs: u64,
-        /// How many are free.
+        /// Free bytes.
         free: u64,
-        /// How many there are in all.
+        /// The pool's size in bytes.
         total: u64,
     },
-    /// It was told to stop. What is done by then is done, and a repetition goes on from there.
-    #[error("it was stopped before it was done")]
+    /// `stop` ended the work. Completed work stays; a retry continues from there.
+    #[error("stopped before it was complete; the next attempt continues")]
     Stopped,
-    /// The content cannot become a layer: the path within the volume, and the reason.
+    /// The content cannot become a layer.
     #[error("the content cannot be sealed: {path}: {why}")]
     Refused {
-        /// The offending entry, relative to the volume's root, as it may be shown ([`sys::printable`]).
+        /// The offending entry, relative to the volume's root, made printable ([`sys::printable`]).
         path: String,
-        /// What is wrong with it.
+        /// The reason.
         why: String,
     },
 }
@@ -102,31 +103,31 @@ impl From<tree::Error> for Error {
     }
 }
 
-/// A result of this room.
+/// A result of this module.
 pub type Result<T, E = Error> = std::result::Result<T, E>;
 
-/// What a volume starts from and what bounds it.
+/// The parameters that a volume is created and mounted with.
 #[derive(Debug, Clone, Copy)]
 pub struct Start<'a> {
-    /// The layers of its parent artifact, newest first; empty: it starts empty.
+    /// The layers of the parent artifact, newest first; none for an empty volume.
     pub layers: &'a [LayerId],
-    /// What its root directory looks like.
+    /// The attributes of the root directory.
     pub root: RootAttributes,
-    /// The most bytes it may hold of its own.
+    /// The maximum of bytes that the volume itself may add.
     pub size_limit: Option<u64>,
-    /// Whether it may ever be sealed. What may not (`scratch`) can be a plain directory.
+    /// Whether the volume may ever be sealed. If not (`scratch`), a plain directory will do.
     pub sealable: bool,
-    /// The owner and group on disk that `root`'s are swapped with; `None`: those of the newest layer's root.
+    /// The owner and group on disk to swap with `root`'s. `None`: those of the newest layer's root.
     pub owner: Option<(u32, u32)>,
-    /// Whether files must survive a power cut once fsynced (claims); ephemeral volumes do without.
+    /// Whether fsynced files survive a power cut (claims). Ephemeral volumes do not need that.
     pub durable: bool,
-    /// What [`Backend::prepare`] made in the volume's directory, if it was called: for its first `create` and `mount`, which
-    /// then have less to do. Only where `size_limit` is `None`.
+    /// The result of [`Backend::prepare`] for this directory, if it was called. It shortens the
+    /// first `create` and `mount`. Only for volumes without a `size_limit`.
     pub prepared: Option<&'a Prepared>,
 }
 
 impl<'a> Start<'a> {
-    /// What the volume of this record starts from. Only `scratch` is never sealed and nobody's view.
+    /// The parameters of a recorded volume. Only `scratch` is never sealed.
     #[must_use]
     pub fn of(record: &'a VolumeRecord) -> Self {
         Self {
@@ -140,13 +141,13 @@ impl<'a> Start<'a> {
         }
     }
 
-    /// The same, where this was made beforehand.
+    /// The same parameters, with the result of [`Backend::prepare`].
     #[must_use]
     pub fn with(self, prepared: Option<&'a Prepared>) -> Self {
         Self { prepared, ..self }
     }
 
-    /// What the next new top of a claim starts from, and how the claim is mounted.
+    /// The parameters for a claim's mounts and for its next new upper directory.
     #[must_use]
     pub fn of_claim(claim: &'a Claim) -> Self {
         Self {
@@ -161,24 +162,24 @@ impl<'a> Start<'a> {
     }
 }
 
-/// What a backend made of a volume before anybody asked for one, kept open. Only the backend that made it looks into it.
+/// A volume prepared before any request, with open descriptors. Only its own backend reads it.
 #[derive(Debug)]
 pub struct Prepared(overlay::Prepared);
 
-/// Whether a size limit holds.
+/// Whether the filesystem enforces a size limit.
 #[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(rename_all = "kebab-case")]
 pub enum Limit {
-    /// None was asked for.
+    /// The request has no limit.
     None,
     /// The filesystem enforces it.
     Enforced,
-    /// It was asked for and cannot be enforced here, because of this.
+    /// The request has a limit that this pool cannot enforce, for this reason.
     Unenforced(String),
 }
 
 impl Limit {
-    /// Why it does not hold, if one was asked for and does not.
+    /// The reason why a requested limit is not enforced, if so.
     #[must_use]
     pub fn why_unenforced(self) -> Option<String> {
         match self {
@@ -191,54 +192,56 @@ impl Limit {
 /// Whether a volume's content can still change.
 #[derive(Debug)]
 pub enum Freeze {
-    /// Nobody writes, nobody can any more, and as far as the backend can know nobody looks either.
+    /// No process can write any more, and the backend knows of no process that still has it open.
     Frozen,
-    /// Nobody writes and nobody can any more: it may be sealed. But somebody still has it open or works in it, so what it
-    /// shows must stay. The descriptor is as in `Busy`.
+    /// No process can write any more, so it may be sealed. But a process still has it open or works
+    /// in it, so the content that it sees must stay. The descriptor is as in `Busy`.
     Held(Option<OwnedFd>),
-    /// Somebody holds it open. The descriptor, where there is one, becomes readable when the last holder is gone
-    /// (inotify's IN_UNMOUNT); without one, ask again later.
+    /// A process holds it open. The descriptor, if any, becomes readable once the last holder is
+    /// gone (inotify's IN_UNMOUNT). Without one, the caller asks again later.
     Busy(Option<OwnedFd>),
 }
 
-/// One way of copy-on-write, on one pool.
+/// A copy-on-write method, on one pool.
 pub trait Backend: fmt::Debug + Send + Sync + 'static {
-    /// Which one it is.
+    /// The method.
     fn kind(&self) -> BackendKind;
 
-    /// Makes in the empty directory `volume` what every volume begins with that has no size limit, whatever it will be; `None`
-    /// where there is no such thing. The directory may be renamed afterwards.
+    /// Makes the part that all volumes without a size limit share, in the empty directory `volume`.
+    /// `None` if this backend has no such part. The caller may rename the directory afterwards.
     fn prepare(&self, volume: &Dir) -> Result<Option<Prepared>> {
         let _ = volume;
         Ok(None)
     }
 
-    /// Whether it pays to mount a volume before anybody asks for it, because putting a mount together is slow.
+    /// Whether mounting is so slow that the engine should do it before a request.
     fn mounts_beforehand(&self) -> bool {
         false
     }
 
-    /// The write-back error that a mount remembers, of its filesystem and since it was made, whichever process was told of it: what was written
-    /// through it may be lost, and no fsync in it succeeds any more. `start` is what it was made of. Does not wait for the disk.
+    /// The write-back error that the mount's filesystem recorded since it was mounted, even if an
+    /// fsync already reported it. Data written through the mount may be lost, and every later fsync
+    /// in it fails. `start` is what the mount was made with. Does not wait for the disk.
     fn write_back_error(&self, mount: BorrowedFd<'_>, start: &Start<'_>) -> Option<sys::Error> {
         let _ = (mount, start);
         None
     }
 
-    /// Whether `create` and `mount` take the same time whatever the size of the tree.
+    /// Whether the size of the tree has no effect on the duration of `create` and `mount`.
     fn is_instant(&self) -> bool;
 
-    /// Makes a volume's content in the directory `volume`, which holds nothing yet but what was prepared. Nothing is mounted.
+    /// Creates a volume's content in `volume`, empty except for `prepare`'s result. Mounts nothing.
     ///
-    /// O(1) for overlay and btrfs. The root's mode, owner, times, xattrs and ACL are the parent's, then `start.root`.
-    /// After an error the caller throws the whole directory away.
+    /// O(1) for overlay and btrfs. The root gets the parent's mode, owner, times, xattrs and ACL,
+    /// then `start.root`. After an error the caller deletes the whole directory.
     fn create(&self, volume: &Dir, start: &Start<'_>) -> Result<Limit>;
 
-    /// A detached mount that shows the volume: private, `nosuid,nodev`, attached nowhere. The caller attaches it with
+    /// A detached mount of the volume: private, `nosuid,nodev`. The caller attaches it with
     /// `move_mount`, or reads and fills the volume through it.
     ///
-    /// The mount is recognisable in the kernel's mount table by `label` ([`Backend::shows`]), which the kernel keeps with it for
-    /// good. The caller knows that the volume is not in use: the kernel would accept one top in two mounts silently.
+    /// [`Backend::shows`] recognises the mount in the kernel's mount table by `label`, which the
+    /// kernel keeps for the mount's lifetime. The caller must know that the volume is not in use:
+    /// the kernel silently accepts one upper directory in two mounts.
     fn mount(
         &self,
         volume: &Dir,
@@ -247,88 +250,89 @@ pub trait Backend: fmt::Debug + Send + Sync + 'static {
         read_only: bool,
     ) -> Result<OwnedFd>;
 
-    /// Whether a line of the kernel's mount table is a mount of this volume, which was mounted under this label.
+    /// Whether a line of the mount table is a mount of this volume, made with this label.
     fn shows(&self, mount: &sys::MountEntry, id: &VolumeId, label: &str) -> bool;
 
-    /// Whether a mount, an open file, a mapping or a working directory somewhere still holds the volume's top, or what became
-    /// of it in a layer.
-    /// Asked of a top whose end we did not see ourselves. Where the backend cannot know, `false`.
+    /// Whether a mount, open file, mapping or working directory still holds the upper directory, or
+    /// the layer it became. Asked if the unmount was missed. `false` if the backend cannot know.
     fn in_use(&self, volume: &Dir) -> Result<bool>;
 
-    /// Tries to make sure that the volume's content no longer changes, and finds out whether anybody still looks at it. `pin` is an `O_PATH` descriptor of the
-    /// (detached) mount's root; it is closed here, which evicts the tree's dentries and so takes time.
-    /// Without a pin the answer is `in_use`'s.
+    /// Tries to make the volume immutable, and finds out whether a process still has it open. `pin`
+    /// is an `O_PATH` descriptor of the (detached) mount's root. `freeze` closes it, which takes
+    /// time: it evicts the tree's dentries. Without a pin the answer comes from `in_use`.
     fn freeze(&self, volume: &Dir, pin: Option<OwnedFd>) -> Result<Freeze>;
 
-    /// What `freeze` does, of a volume that is thrown away: whether somebody writes to it is all one, it only must not be held.
+    /// Like `freeze`, for a volume that is discarded: writers do not matter, only holders do.
     fn let_go(&self, volume: &Dir, pin: Option<OwnedFd>) -> Result<Freeze> {
         self.freeze(volume, pin)
     }
 
-    /// Whether `in_use` and `freeze` know who holds a volume; else [`Backend::writers`] is asked before a seal.
+    /// Whether `in_use` and `freeze` know the holders of a volume. If not, the engine asks
+    /// [`Backend::writers`] before a seal.
     fn knows_holders(&self) -> bool {
         true
     }
 
-    /// Whether a process may still write to what [`Backend::seal`] would take, because it has a file of it open for writing or mapped so.
-    /// Walks the tree, as far as the first such file. [`Error::Refused`]: it could not be sealed anyway.
+    /// Whether a process has a file that [`Backend::seal`] would take open or mapped for writing.
+    /// Walks up to the first such file. [`Error::Refused`]: sealing would fail anyway.
     fn writers(&self, volume: &Dir, stop: Stop<'_>) -> Result<bool> {
         let _ = (volume, stop);
         Ok(false)
     }
 
-    /// Whether the volume's own content has a regular file of this name in its root, made since it was forked.
+    /// Whether the volume's root has a regular file of this name that was made since the fork.
     fn has_marker(&self, volume: &Dir, name: &str) -> Result<bool>;
 
-    /// Turns the volume's private content into `layer`'s `fs`, without the marker file; O(1) for overlay and btrfs, which grow with the tree
-    /// only by what `writers` takes.
+    /// Turns the volume's private content into `layer`'s `fs`, without the marker file. O(1) for
+    /// overlay and btrfs, apart from the walk of `writers`.
     ///
-    /// Repeatable: when it was done already (a crash came after it), it is Ok. Nothing is synced here. What the layer
-    /// stacks upon is [`Backend::stacks`]' word.
+    /// Idempotent: `Ok` if an earlier call completed before a crash. Syncs nothing.
+    /// [`Backend::stacks`] tells whether the layer needs its parents.
     fn seal(&self, volume: &Dir, layer: &Dir, marker: &str) -> Result<()>;
 
-    /// Takes a seal back that moved the content: `layer`'s `fs` is the volume's private content again. Only where
-    /// [`Backend::stacks`]; elsewhere a seal leaves the volume as it was.
+    /// Undoes a seal that moved the content: `layer`'s `fs` is the volume's content again. Only if
+    /// [`Backend::stacks`]; other backends' seals leave the volume as it is.
     fn unseal(&self, layer: &Dir, volume: &Dir) -> Result<()>;
 
-    /// Copies the volume's private content into `layer`'s `fs` as it is found, also while it is written to; the volume goes
-    /// on. One moment of it only where the backend has snapshots. Grows with the size of the tree where it has not.
+    /// Copies the volume's private content into `layer`'s `fs`, even while a pod writes to it.
+    /// Shows one moment only if the backend has snapshots; otherwise its cost grows with the tree.
     fn copy(&self, volume: &Dir, layer: &Dir) -> Result<()>;
 
-    /// Whether [`Backend::copy`] shows one moment, whatever is written meanwhile, and is O(1).
+    /// Whether [`Backend::copy`] is O(1) and shows one moment despite concurrent writes.
     fn has_snapshots(&self) -> bool;
 
     /// Whether the volume has private content that [`Backend::seal`] would take.
     fn has_content(&self, volume: &Dir) -> Result<bool>;
 
-    /// Why size limits are not enforced on this pool as it is now; `None`: they are.
+    /// Why this pool does not enforce size limits at present; `None` if it does.
     fn why_no_limits(&self) -> Option<String>;
 
-    /// Changes the most bytes that a volume may hold of its own.
+    /// Changes the maximum of bytes that the volume itself may add.
     fn set_limit(&self, volume: &Dir, bytes: Option<u64>) -> Result<Limit>;
 
-    /// Whether a sealed layer holds only what differs from its parents (overlay), so that an artifact is a stack.
+    /// Whether a layer holds only its difference from its parents, so that an artifact is a stack.
     fn stacks(&self) -> bool;
 
-    /// Merges adjacent layers, newest first, into `into`'s `fs` (made here), copying no data where links will do.
-    /// `bottom`: the last one is the lowest of its stack, so marks of deletion need not be kept.
+    /// Merges adjacent layers, newest first, into a new `fs` of `into`, by hard links if possible.
+    /// `bottom`: the last layer is the lowest of its stack, so deletion marks are dropped.
     ///
-    /// Grows with the size of the trees. Ends early with [`Error::Stopped`]; after an error the caller throws `into` away.
+    /// The cost grows with the trees. Ends early with [`Error::Stopped`]. After an error the caller
+    /// deletes `into`.
     fn flatten(&self, layers: &[LayerId], into: &Dir, bottom: bool, stop: Stop<'_>) -> Result<()>;
 
-    /// What a volume's private content, or a layer's, costs. Walks it: never on the path of an RPC, except where
-    /// the filesystem itself counts.
+    /// The disk usage of a volume's private content, or of a layer. It walks the tree, so RPCs must
+    /// not wait for it, unless the filesystem counts usage itself.
     fn usage(&self, dir: &Dir, stop: Stop<'_>) -> Result<Usage>;
 
-    /// Deletes the directory `name` of `trash` with all that a volume or layer of this backend can hold: no symlink is
-    /// followed, no mount point crossed (EXDEV or EBUSY then), immutable flags are cleared, subvolumes are destroyed.
+    /// Deletes the directory `name` of `trash` with everything in it. It follows no symlink and
+    /// crosses no mount point (EXDEV or EBUSY). It clears immutable flags and destroys subvolumes.
     ///
-    /// A process that still has a directory of it open can make things in it faster than they are deleted: then it is
-    /// ENOTEMPTY, or [`Error::Stopped`] once `stop` says so, and to be repeated later.
+    /// Fails with ENOTEMPTY if a process keeps creating files in the tree, or with
+    /// [`Error::Stopped`] once `stop` says so. The caller retries later.
     fn delete(&self, trash: &Dir, name: &std::path::Path, stop: Stop<'_>) -> Result<()>;
 
-    /// Deletes it at once if it is a volume in which nothing was written, or gone; if not it is left for [`Backend::delete`], perhaps not
-    /// whole. Says which.
+    /// Deletes `name` at once if no process wrote to that volume; `true` if it is gone now.
+    /// Otherwise it is left, perhaps in part, to [`Backend::delete`].
     fn delete_untouched(&self, trash: &Dir, name: &std::path::Path) -> Result<bool> {
         let _ = (trash, name);
         Ok(false)

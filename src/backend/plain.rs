@@ -1,7 +1,7 @@
-//! A volume that is a directory of its own: what the backends share whose volumes are bind mounts of `fs`.
+//! Volumes that show their directory `fs` by a bind mount: code shared by btrfs and copy.
 //!
-//! How its root looks, how it is mounted (with owners exchanged where a fork asks for it), how its mounts are recognised.
-//! Where the content comes from and what becomes of it is the backend's.
+//! It sets the root's attributes, mounts with owners swapped if a fork asks for that, and
+//! recognises the mounts. The backend itself decides where content comes from and where it goes.
 
 use std::os::fd::{AsFd, OwnedFd};
 use std::path::{Path, PathBuf};
@@ -12,16 +12,16 @@ use crate::model::layout::{FS, VOLUMES};
 use crate::model::{RootAttributes, VolumeId};
 use crate::sys::{self, Dir, Errno, IdSwap, MountAttributes, MountEntry};
 
-/// Where a layer's content grows before it is whole, and has its name.
+/// The temporary name of a layer's `fs` until it is complete.
 pub(super) const FS_NEW: &str = "fs.new";
 
-/// Makes the root of a new volume look as it was asked for. On disk a fork's owner stays: it is a matter of the mount.
+/// Sets the requested attributes on a new root. A fork's owner on disk stays; the mount swaps it.
 pub(super) fn apply_root(fs: &Dir, root: &RootAttributes, is_fork: bool) -> Result<()> {
     let mut found = fs.stat_self()?;
     let look = Look::of(root, is_fork.then_some(&found));
     if (found.st_uid, found.st_gid) != (look.uid, look.gid) {
         fs.set_owner(Some(look.uid), Some(look.gid))?;
-        // That may have taken set-id bits away.
+        // chown(2) may have cleared set-id bits.
         found = fs.stat_self()?;
     }
     if look.mode != Look::mode_of(&found) {
@@ -30,8 +30,8 @@ pub(super) fn apply_root(fs: &Dir, root: &RootAttributes, is_fork: bool) -> Resu
     Ok(())
 }
 
-/// A detached, private mount of `fs`; where the volume is a fork of `parent` and asks for other owners than `parent`'s root
-/// has, the two are exchanged over the whole tree.
+/// A detached, private mount of `fs`. If a fork wants another owner than `parent`'s root has, an
+/// idmapping swaps the two.
 pub(super) fn mount(
     fs: &Dir,
     parent: Option<&Dir>,
@@ -42,7 +42,7 @@ pub(super) fn mount(
     let Some(parent) = parent else {
         return Ok(mount);
     };
-    // By the parent's root, which never changes: the volume's own may have been given away by the pod.
+    // The parent's root never changes, whereas the pod may have chowned the volume's own root.
     let (uid, gid) = match start.owner {
         Some(owner) => owner,
         None => parent.stat_self().map(|root| (root.st_uid, root.st_gid))?,
@@ -58,11 +58,11 @@ pub(super) fn mount(
         ..MountAttributes::default()
     };
     sys::set_mount_attributes(mount.as_fd(), &attributes).map_err(|error| {
-        // EPERM: RHEL 9 before 9.3 refuses all of them.
+        // EPERM: RHEL 9 before 9.3 refuses all idmapped mounts.
         if [Errno::EINVAL, Errno::ENOSYS, Errno::EPERM].contains(&error.errno()) {
             Error::Unsupported {
                 what: "another owner for a fork",
-                why: format!("this kernel cannot map the owners of this filesystem: {error}"),
+                why: format!("this kernel cannot idmap a mount of this filesystem: {error}"),
             }
         } else {
             error.into()
@@ -71,7 +71,7 @@ pub(super) fn mount(
     Ok(mount)
 }
 
-/// Where the pool is in the kernel's eyes, by which mounts of its directories are recognised.
+/// The pool's device and root as the kernel's mount table names them.
 #[derive(Debug)]
 pub(super) struct Place {
     device: (u32, u32),
@@ -85,7 +85,7 @@ impl Place {
         let link = format!("/proc/thread-self/fd/{}", pool.as_fd().as_raw_fd());
         let path =
             std::fs::read_link(&link).map_err(|error| sys::Error::new("readlink", &link, error))?;
-        // The last of the longest: mounts stack.
+        // The longest mount point wins; of several there, the last, because mounts stack.
         let found = sys::mount_table()?
             .into_iter()
             .filter(|mount| path.starts_with(&mount.mount_point))
@@ -105,8 +105,8 @@ impl Place {
         })
     }
 
-    /// Whether a mount is one of a volume's `fs`. Once its seal is promised the directory has another name, and a mount of it
-    /// in our namespace is no more: it was detached before.
+    /// Whether a mount shows a volume's `fs`. Once the seal's intent is recorded, the directory has
+    /// another name, and its mount in our namespace is detached already.
     pub(super) fn shows(&self, mount: &MountEntry, id: &VolumeId) -> bool {
         let fs = [Path::new(VOLUMES), id.as_ref(), Path::new(FS)];
         let below = fs.iter().collect::<PathBuf>();

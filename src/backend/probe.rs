@@ -1,6 +1,6 @@
-//! Which backend a pool gets: the best one that truly works there, found by trying, never by version numbers.
+//! Picks the best backend that works on a pool. It tries them and ignores version numbers.
 //!
-//! Overlay comes first, also where btrfs could: forks that share an inode share its page cache. Copying is what is left.
+//! Overlay beats btrfs, even on btrfs: forks that share an inode share page cache. Copy is last.
 
 use std::fmt;
 use std::sync::Arc;
@@ -10,40 +10,40 @@ use super::{Backend, BackendKind, Btrfs, Copy, Error, Result};
 use crate::model::layout::{EMPTY, INCOMING, LAYERS, TRASH};
 use crate::sys::{self, Dir, Errno};
 
-/// A backend that was found to work.
+/// The backend that works.
 #[derive(Debug)]
 pub struct Chosen {
-    /// It.
+    /// The backend.
     pub backend: Arc<dyn Backend>,
-    /// Which one.
+    /// Its kind.
     pub kind: BackendKind,
-    /// How it mounts, if that is a question of this backend.
+    /// Its mount API, if it has a choice.
     pub api: Option<MountApi>,
-    /// Why this one: a sentence for the log and for whoever asks.
+    /// Why it was chosen: a sentence for the log and for `status`.
     pub reason: String,
-    /// What it was found on, and how.
+    /// What the probe saw.
     pub facts: Facts,
 }
 
-/// What was seen of the machine while choosing.
+/// What the probe saw of the machine.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct Facts {
-    /// The kernel's release, as `uname` says it.
+    /// The kernel's release, from `uname`.
     pub kernel: String,
     /// The pool's filesystem.
     pub filesystem: String,
-    /// What was tried, in order; the last one worked.
+    /// The attempts, in order; the last one succeeded.
     pub tried: Vec<Attempt>,
 }
 
-/// One backend that was tried.
+/// One attempt to open a backend.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct Attempt {
-    /// Which one.
+    /// Its kind.
     pub kind: BackendKind,
-    /// With which mount API.
+    /// Its mount API.
     pub api: Option<MountApi>,
-    /// Why it does not work, if it does not.
+    /// Why it failed, if so.
     pub failure: Option<String>,
 }
 
@@ -68,23 +68,23 @@ const CANDIDATES: [(BackendKind, Option<MountApi>); 4] = [
     (BackendKind::Copy, None),
 ];
 
-/// What the administrator wants of the choice.
+/// The administrator's constraints on the choice.
 #[derive(Debug, Clone, Copy, Default)]
 pub struct Wanted {
-    /// Only this one.
+    /// Only this kind.
     pub kind: Option<BackendKind>,
-    /// Overlay only through this API.
+    /// Overlay only with this API.
     pub api: Option<MountApi>,
-    /// Whether btrfs's simple quotas may be switched on, for the whole filesystem and for good ([`Btrfs::open`]).
+    /// Whether btrfs's simple quotas may be enabled, permanently, for the whole filesystem.
     pub btrfs_quota: bool,
 }
 
-/// Tries the backends on `pool` until one works; only what is wanted.
+/// Tries the backends that `wanted` allows on `pool` until one works.
 ///
-/// Where nothing is wanted, a backend is only passed over for what it is: not because the disk is full, say.
+/// The choice is permanent, so only a lasting reason skips a backend, not a full disk.
 ///
-/// Makes the directories of the pool that a trial needs. A trial cleans up after itself, and after one that was killed; it
-/// changes nothing outside the pool.
+/// Creates the pool directories that a self-test needs. It cleans up after itself, and after a
+/// killed one. It changes nothing outside the pool.
 pub fn choose(pool: &Dir, wanted: Wanted) -> Result<Chosen> {
     for name in [LAYERS, EMPTY, INCOMING, TRASH] {
         pool.ensure_dir(name, 0o700)?;
@@ -98,7 +98,7 @@ pub fn choose(pool: &Dir, wanted: Wanted) -> Result<Chosen> {
             continue;
         }
         let opened = match open(pool, kind, candidate, wanted.btrfs_quota) {
-            // What is chosen is the pool's for good. On a full disk no other way to mount works either.
+            // The choice is permanent. On a full disk no other mount API works either.
             Err(Error::System(error))
                 if error.is_full() || wanted.kind.is_none() && is_of_today(&error) =>
             {
@@ -145,19 +145,20 @@ pub fn choose(pool: &Dir, wanted: Wanted) -> Result<Chosen> {
     })
 }
 
-/// All backends show some volumes by bind mounts, in which no program could be run: an error that
-/// says so.
+/// Fails on noexec: volumes shown by bind mounts, as some are on every backend, run no programs.
 fn refuse_noexec(pool: &Dir) -> Result<()> {
-    // What else may be wrong with it each backend finds out.
+    // Each backend finds other faults of the pool itself.
     let may_not_clear = sys::bind(pool, false).is_err_and(|error| error.is(Errno::EPERM));
     if !may_not_clear || !pool.is_noexec()? {
         return Ok(());
     }
     Err(Error::Unsupported {
         what: "a volume from which programs can be run",
-        why: "it lies on a filesystem that is mounted noexec, and this process may not change that for its own mounts; \
-              mount the filesystem without noexec, or run the driver outside of user namespaces"
-            .to_owned(),
+        why:
+            "it lies on a filesystem that is mounted noexec, and this process may not change that \
+              for its own mounts; mount the filesystem without noexec, or run the driver outside \
+              of user namespaces"
+                .to_owned(),
     })
 }
 
@@ -174,9 +175,9 @@ fn open(
     })
 }
 
-/// Whether a trial that failed so says nothing of the kernel and the filesystem, and may succeed another day.
+/// Whether the failure of a self-test is temporary and says nothing about kernel and filesystem.
 fn is_of_today(error: &sys::Error) -> bool {
-    // EIO: also where the disk failed to write something back and nobody has heard of it yet (`volatile`).
+    // EIO also reports an earlier write-back error that no process has seen yet (`volatile`).
     let of_today = [Errno::EIO, Errno::EMFILE, Errno::ENFILE, Errno::ENOMEM];
     error.is_full() || error.limit().is_some() || of_today.contains(&error.errno())
 }

@@ -1,9 +1,9 @@
-//! Copying a tree with everything that is content: bytes and holes, names, modes, owners, times, attributes, ACLs,
-//! capabilities, which names are one file, links, FIFOs, sockets and devices. Not content: ctime, inode numbers, and
-//! `chattr` flags (the copy must stay removable).
+//! Copies a tree with all of its content: bytes and holes, names, modes, owners, times, attributes,
+//! ACLs, capabilities, hard links, symlinks, FIFOs, sockets and devices. It does not copy ctime,
+//! inode numbers and `chattr` flags (the copy must stay removable).
 //!
-//! Memory is bounded whatever the tree is like: names are read in pieces ([`Names`]), and which names are one file is kept in
-//! the copy itself ([`Links`]). What is read keeps its access times.
+//! Memory is bounded: names are read in pieces ([`Names`]), and hard links are tracked in the copy
+//! itself ([`Links`]). Reading does not change access times.
 
 use std::ffi::{OsStr, OsString};
 use std::os::fd::OwnedFd;
@@ -20,39 +20,39 @@ use super::names::Names;
 use super::spine::Spine;
 use super::usage::{data, usage};
 
-/// How the bytes of files were, or are to be, copied.
+/// How the bytes of files are copied.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum Method {
     /// By sharing extents.
     Reflink,
-    /// By copying, holes kept.
+    /// By copying bytes; holes stay.
     Bytes,
 }
 
-/// What is to become of the marks by which overlayfs speaks (character device 0:0, `trusted.overlay.*`).
+/// What happens to overlayfs's marks (character device 0:0, `trusted.overlay.*`).
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum Marks {
-    /// The tree is an overlay's top: marks keep their meaning in the copy. What only says where a file once came from
-    /// is left out.
+    /// The tree is an overlay's upper directory: marks stay, except those that only record an
+    /// origin.
     Keep,
-    /// The tree is plain. Anybody can make such things in a plain directory, and they would act as marks if the copy
-    /// ever became a lower layer: they are an error that names them.
+    /// The tree is a plain directory, in which any user can create marks. They would take effect if
+    /// the copy became a lower layer, so they are an error that names them.
     Refuse,
 }
 
-/// What was copied.
+/// The result of a copy.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub struct Copied {
-    /// How; what was tried first when there were no bytes to copy.
+    /// The method used; the first choice if there were no bytes to copy.
     pub method: Method,
-    /// Names that are not directories.
+    /// Names of anything except directories.
     pub files: u64,
     /// Directories, the root included.
     pub directories: u64,
 }
 
 impl Copied {
-    /// Says how it was done: it takes as long as the tree is large, or its data.
+    /// Logs the method, because a copy's duration grows with the tree, or with its data.
     pub fn tell(self, to: &Dir) {
         let path = to.path().display();
         let Self {
@@ -64,12 +64,13 @@ impl Copied {
     }
 }
 
-/// Copies all of `from` into the empty directory `to`, which gets `from`'s own attributes as well.
+/// Copies all of `from`, with its own attributes, into the empty directory `to`.
 ///
-/// With [`Method::Reflink`] the first file decides: if the filesystem has no reflinks, bytes are copied from then on; once
-/// one reflink has worked, a later one that fails is an error, except where it is that file's own fault. Somebody may be
-/// changing `from`: what has vanished is left out, what comes up twice is copied once, and nothing outside it is ever read.
-/// Where bytes are copied they are counted first: [`Error::NoRoom`]. On an error `to` holds a part.
+/// With [`Method::Reflink`] the first file decides. Without reflinks, bytes are copied from then
+/// on. Once a reflink has worked, a later failure is an error, unless that file causes it. A
+/// process may be changing `from`: a vanished entry is skipped, a repeated one is copied once, and
+/// nothing outside is ever read. Before copying bytes, their number is checked: [`Error::NoRoom`].
+/// On an error `to` holds a part.
 pub fn copy(from: &Dir, to: &Dir, method: Method, marks: Marks) -> Result<Copied> {
     disinherit(to)?;
     let mut job = Copier {
@@ -90,7 +91,7 @@ pub fn copy(from: &Dir, to: &Dir, method: Method, marks: Marks) -> Result<Copied
     let links = job.links.finish();
     result?;
     links?;
-    // Last, since taking the links' directory away changed the root's times.
+    // Last, because removing the directory of links changed the root's times.
     copy_directory_attributes(from, to, &from.stat_self()?, marks).map_err(
         |error| match error {
             Error::Refused { why, .. } => Error::Refused {
@@ -104,10 +105,10 @@ pub fn copy(from: &Dir, to: &Dir, method: Method, marks: Marks) -> Result<Copied
     Ok(job.copied)
 }
 
-/// Refuses to copy bytes for which there is no room: a copy that ends halfway takes meanwhile what others need.
+/// Fails if the bytes do not fit: a copy that fails halfway takes space from others meanwhile.
 fn refuse_without_room(from: &Dir, to: &Dir) -> Result<()> {
     let space = to.space()?;
-    // A filesystem that does not say how large it is (tmpfs without a limit) is not asked.
+    // Some filesystems report no size (tmpfs without a limit); these pass.
     let fits = |bytes| bytes <= space.bytes_free || space.bytes == 0;
     if fits(usage(from, &|| false)?.bytes) {
         return Ok(());
@@ -123,8 +124,7 @@ fn refuse_without_room(from: &Dir, to: &Dir) -> Result<()> {
     })
 }
 
-/// Removes the ACLs that an empty directory has from the directory in which it was made. A default
-/// ACL would be inherited by all that is made below.
+/// Removes inherited ACLs from an empty directory. A default ACL would pass to all its content.
 pub(super) fn disinherit(to: &Dir) -> Result<()> {
     for name in ["system.posix_acl_default", "system.posix_acl_access"] {
         to.remove_xattr(name)?;
@@ -132,10 +132,10 @@ pub(super) fn disinherit(to: &Dir) -> Result<()> {
     Ok(())
 }
 
-/// Gives `to` the owner, mode, attributes and times that `from` has; what `to` had of attributes goes.
+/// Gives `to` the owner, mode, attributes and times of `from`, and removes other attributes.
 ///
-/// Only when everything in it has been made: a name that is made in a directory changes its times,
-/// and gets of its default ACL, its group and the like what the source may lack.
+/// Call it after the directory's content is complete. A new entry changes the directory's times,
+/// and inherits its default ACL, its group and the like, which the source may lack.
 pub(super) fn copy_directory_attributes(
     from: &Dir,
     to: &Dir,
@@ -149,14 +149,14 @@ pub(super) fn copy_directory_attributes(
         }
     }
     to.set_owner(Some(stat.st_uid), Some(stat.st_gid))?;
-    // A default or access ACL changes the mode, so the mode goes last but for the times.
+    // An ACL changes the mode, so the mode is set after it. The times are last.
     copy_xattrs(from, to, marks)?;
     to.set_mode(stat.st_mode & 0o7777)?;
     to.set_times(&times_of(stat))?;
     Ok(())
 }
 
-/// Access and modification time, in the form that sets them.
+/// Access and modification time, as `set_times` takes them.
 #[allow(
     clippy::cast_possible_wrap,
     clippy::unnecessary_cast,
@@ -176,7 +176,7 @@ pub fn times_of(stat: &Stat) -> Timestamps {
     }
 }
 
-/// Sets on `to` the attributes of `from` that belong into a copy.
+/// Copies the attributes that belong into a copy.
 fn copy_xattrs(from: &impl Xattrs, to: &impl Xattrs, marks: Marks) -> Result<()> {
     for name in from.xattr_names()? {
         match (Mark::of(&name), marks) {
@@ -192,7 +192,7 @@ fn copy_xattrs(from: &impl Xattrs, to: &impl Xattrs, marks: Marks) -> Result<()>
                 });
             }
         }
-        // Taken away since it was listed: then it is not there.
+        // It was removed after it was listed.
         if let Some(value) = from.xattr(&name)? {
             to.set_xattr(&name, &value)?;
         }
@@ -200,7 +200,7 @@ fn copy_xattrs(from: &impl Xattrs, to: &impl Xattrs, marks: Marks) -> Result<()>
     Ok(())
 }
 
-/// One directory on the way: what is still to be copied of it, and how it looked when it was entered.
+/// A directory of the walk: the names left to copy, and its attributes when it was entered.
 struct Level {
     names: Names,
     stat: Stat,
@@ -223,7 +223,7 @@ impl Copier {
                 match self.entry(&entry) {
                     Ok(false) => {}
                     Ok(true) => levels.push(self.enter()?),
-                    // A name that was removed and made again while its directory was read.
+                    // The name was removed and made again while its directory was read.
                     Err(Error::System(error))
                         if error.is(Errno::EEXIST) && entry.name != self.links.name => {}
                     Err(error) => return Err(error),
@@ -245,7 +245,7 @@ impl Copier {
         })
     }
 
-    /// Finishes a directory that is not the root. The names in it are there now.
+    /// Finishes a directory below the root; its content is complete.
     fn leave(&mut self, stat: &Stat) -> Result<()> {
         if let Some((name, from)) = self.from.ascend()?
             && let Some((_, to)) = self.to.ascend()?
@@ -256,7 +256,7 @@ impl Copier {
         Ok(())
     }
 
-    /// Copies one name; tells whether it is a directory that was now entered.
+    /// Copies one name; `true` if it is a directory that the walk has entered.
     fn entry(&mut self, entry: &Entry) -> Result<bool> {
         let node = match self.from.here().node(&entry.name) {
             Ok(node) => node,
@@ -289,7 +289,7 @@ impl Copier {
         self.to.here().create_dir(name, 0o700)?;
         match self.from.descend(name) {
             Ok(()) => {}
-            // What we saw and what is there now are two things: somebody is changing it, and it is no longer a directory.
+            // Another process has replaced the directory meanwhile.
             Err(error)
                 if matches!(error.errno(), Errno::ENOENT | Errno::ENOTDIR | Errno::ELOOP) =>
             {
@@ -309,7 +309,7 @@ impl Copier {
         }
     }
 
-    /// A refusal with the path as its maker knows it.
+    /// The same refusal, with the path from the tree's root.
     fn placed(&self, error: Error, name: &OsStr) -> Error {
         match error {
             Error::Refused { why, .. } => self.refuse(name, why),
@@ -318,12 +318,12 @@ impl Copier {
     }
 }
 
-/// Copies what is not a directory, one by one, and remembers whether reflinks work here.
+/// Copies single files (not directories), and remembers whether reflinks work here.
 pub(super) struct Files {
     method: Method,
     confirmed: bool,
     marks: Marks,
-    /// From where to where a whole tree is copied, until it is known that its bytes have room.
+    /// Source and target of a whole tree, until the free space has been checked.
     unchecked: Option<(Dir, Dir)>,
 }
 
@@ -337,7 +337,7 @@ impl Files {
         }
     }
 
-    /// Makes `name` in `to` a copy of a pinned file, symlink, FIFO, socket or device.
+    /// Copies a pinned file, symlink, FIFO, socket or device to `name` in `to`.
     pub(super) fn copy(&mut self, node: &Node, stat: &Stat, to: &Dir, name: &OsStr) -> Result<()> {
         match FileKind::of_mode(stat.st_mode) {
             FileKind::File => self.content(node, stat, to, name)?,
@@ -386,7 +386,7 @@ impl Files {
     }
 }
 
-/// Opens a regular file for reading, without touching its access time, which is content.
+/// Opens a regular file for reading without changing its access time, which is content.
 pub(super) fn open_content(node: &Node) -> Result<OwnedFd> {
     let flags = OFlags::RDONLY | OFlags::NONBLOCK | OFlags::NOCTTY;
     match node.open(flags | OFlags::NOATIME) {
@@ -395,7 +395,7 @@ pub(super) fn open_content(node: &Node) -> Result<OwnedFd> {
     }
 }
 
-/// Puts the access time of a symlink back, which reading it may have moved: there is no `O_NOATIME` for readlink(2).
+/// Restores a symlink's access time, which reading may have changed: readlink has no `O_NOATIME`.
 fn restore_access_time(link: &Node, before: &Stat) {
     let moved = |after: Stat| {
         (after.st_atime, after.st_atime_nsec) != (before.st_atime, before.st_atime_nsec)
@@ -403,13 +403,13 @@ fn restore_access_time(link: &Node, before: &Stat) {
     if link.stat().is_ok_and(moved) {
         let mut times = times_of(before);
         times.last_modification.tv_nsec = UTIME_OMIT;
-        // A copy does not fail for this.
+        // Not worth failing the copy.
         let _ = link.set_times(&times);
     }
 }
 
-/// Owner, attributes, mode: in this order, since a change of owner takes set-id bits and capabilities away, and an ACL
-/// changes the mode.
+/// Sets owner, attributes and mode, in this order: a change of owner clears set-id bits and
+/// capabilities, and an ACL changes the mode.
 fn copy_attributes(from: &Node, to: &Node, stat: &Stat, marks: Marks) -> Result<()> {
     to.set_owner(Some(stat.st_uid), Some(stat.st_gid))?;
     copy_xattrs(from, to, marks)?;
@@ -419,9 +419,9 @@ fn copy_attributes(from: &Node, to: &Node, stat: &Stat, marks: Marks) -> Result<
     Ok(())
 }
 
-/// Files with several names: each is kept under its old inode's number in a directory of the copy's root until all its names
-/// were met, so that the next name can be a link however far away it is, and however many there are. (An open descriptor for
-/// each, or a table of them, would be too much.)
+/// Files with several names. A directory in the copy's root holds each one under its old inode
+/// number until all its names were met. So any number of names can be linked, however far apart. (A
+/// descriptor or a table entry per file would take unbounded memory.)
 struct Links {
     root: Dir,
     name: OsString,
@@ -431,7 +431,7 @@ struct Links {
 impl Links {
     fn new(from: &Dir, to: &Dir) -> Result<Self> {
         let mut name = OsString::from(".links");
-        // A name that the tree has not; should the tree get it meanwhile, the copy fails (EEXIST), no more.
+        // The tree has no such name. If it appears meanwhile, the copy fails with EEXIST.
         while from.has(&name)? || to.has(&name)? {
             name.push("~");
         }
@@ -442,7 +442,7 @@ impl Links {
         })
     }
 
-    /// Links the name to the copy that was made under another name; tells whether there was one.
+    /// Links the name to the copy that was made under another name; `false` if there is none.
     #[allow(
         clippy::useless_conversion,
         reason = "st_nlink's type differs between architectures"
@@ -455,14 +455,14 @@ impl Links {
         match dir.link(&kept, to, &entry.name) {
             Ok(()) => {}
             Err(error) if error.is(Errno::ENOENT) => return Ok(false),
-            // As many names as the filesystem allows (65,000 on ext4, of which one is ours): begin a second copy.
+            // The filesystem allows no more names (65,000 on ext4, with ours): start a second copy.
             Err(error) if error.is(Errno::EMLINK) => {
                 dir.remove_file(&kept)?;
                 return Ok(false);
             }
             Err(error) => return Err(error.into()),
         }
-        // One name more than the file had: ours.
+        // The link count is the source's plus ours, so all names were met.
         if u64::from(dir.stat(&kept)?.st_nlink) > u64::from(stat.st_nlink) {
             dir.remove_file(&kept)?;
         }
@@ -481,7 +481,7 @@ impl Links {
         Ok(to.link(&entry.name, dir, kept(stat))?)
     }
 
-    /// Takes the directory away, with what is left in it: files of which some names were outside the tree.
+    /// Deletes the directory of links, with the files of which some names are outside the tree.
     fn finish(&mut self) -> Result<()> {
         if self.dir.take().is_some() {
             delete(&self.root, Path::new(&self.name), &|| false)?;
@@ -490,7 +490,7 @@ impl Links {
     }
 }
 
-/// By what name a file is kept. A subvolume of btrfs has a device number of its own.
+/// The name of a kept file. A btrfs subvolume has a device number of its own.
 fn kept(stat: &Stat) -> String {
     format!("{}-{}", stat.st_dev, stat.st_ino)
 }

@@ -1,6 +1,6 @@
-//! Deleting a tree, in place and for good.
+//! Deletes a tree in place, by descriptors only.
 //!
-//! By descriptors only: no symlink is followed, no mount point crossed, and the depth of the tree costs no stack.
+//! It follows no symlink and crosses no mount point, and a deep tree costs no stack.
 
 use std::ffi::{OsStr, OsString};
 use std::mem::MaybeUninit;
@@ -15,22 +15,24 @@ use crate::tree::{Error, Result};
 use super::names::share;
 use super::{Spine, Stop};
 
-/// How often a tree is begun anew because somebody who still has a directory of it open makes or moves things in it. Every
-/// round removes what stands still, so only who never stops can outlast them.
+/// How often a deletion starts over because a process creates or moves entries in an open
+/// directory. Every round removes the entries that do not move; only a process that never stops
+/// outlasts them.
 const ROUNDS: usize = 4;
-/// How often one directory is read from end to end before it is believed that it will never be empty. Unlinking while
-/// reading may make a filesystem skip names (readdir(3) promises nothing), so once may not be enough; it mostly is.
+/// How often one directory is read to its end before the deletion gives up on emptying it. A
+/// filesystem may skip names while entries are unlinked (readdir(3) promises nothing).
 const PASSES: usize = 3;
 
-/// Deletes `name` in `trash` with everything below it; Ok when there is nothing of that name.
+/// Deletes `name` in `trash` with everything below it; Ok if there is no such name.
 ///
-/// No symlink is followed. A mount point in the tree is an error that names it (EXDEV for a directory, EBUSY for a file),
-/// and what stands beside it may be gone already. Immutable and append-only flags are cleared where they are in the way.
-/// Names are read in pieces, so a directory with a million of them costs no memory; nothing recurses, so depth does not matter.
+/// No symlink is followed. A mount point is an error that names it (EXDEV for a directory, EBUSY
+/// for a file); its siblings may be gone already. Immutable and append-only flags are cleared if
+/// they block a removal. Names are read in pieces: a million names take no more memory.
 ///
-/// Somebody may have a directory of the tree open, and make things in it as fast as they are deleted. That ends with ENOTEMPTY
-/// after some passes, or with [`Error::Stopped`] when `stop` says so: there are filesystems (btrfs before Linux 6.5) on which
-/// one pass over such a directory never ends. What is deleted by then is gone; a repetition goes on.
+/// A process with a directory of the tree open may create entries as fast as they are deleted.
+/// After some passes that is ENOTEMPTY, or [`Error::Stopped`] once `stop` says so: on some
+/// filesystems (btrfs before Linux 6.5) one pass over such a directory never ends. A retry
+/// continues.
 pub fn delete(trash: &Dir, name: &Path, stop: Stop<'_>) -> Result<()> {
     for round in 1.. {
         match delete_once(trash, name, stop) {
@@ -41,7 +43,7 @@ pub fn delete(trash: &Dir, name: &Path, stop: Stop<'_>) -> Result<()> {
     Ok(())
 }
 
-/// What is seen when names change between being read and being removed.
+/// The errors that occur if names change between reading and removal.
 fn moved(errno: Errno) -> bool {
     matches!(
         errno,
@@ -49,14 +51,14 @@ fn moved(errno: Errno) -> bool {
     )
 }
 
-/// A directory on the way down.
+/// A directory on the path from the root.
 #[derive(Default)]
 struct Level {
-    /// Directories found in it that are not empty: they come first.
+    /// Its non-empty subdirectories; they are deleted first.
     full: Vec<OsString>,
     /// How often it was read to its end.
     passes: usize,
-    /// Whether all that was seen in it is gone, so that it should be empty.
+    /// Whether all entries that were read are gone, so that it should be empty.
     cleared: bool,
 }
 
@@ -84,8 +86,8 @@ fn delete_once(trash: &Dir, name: &Path, stop: Stop<'_>) -> Result<()> {
             continue;
         }
         if !level.cleared {
-            // Reading a directory anew for each of its full ones would be quadratic (ext4 keeps the emptied blocks),
-            // remembering all of them would cost memory without bound.
+            // One read per non-empty subdirectory would be quadratic (ext4 keeps the emptied
+            // blocks). Remembering all of them would take unbounded memory.
             let pass = clear(spine.here(), share(spine.depth()), &mut buffer, stop)?;
             level.passes += usize::from(pass.to_the_end);
             level.cleared = pass.to_the_end;
@@ -111,15 +113,14 @@ fn delete_once(trash: &Dir, name: &Path, stop: Stop<'_>) -> Result<()> {
     Ok(())
 }
 
-/// What was seen when a directory was read once.
+/// The result of reading a directory once.
 struct Pass {
     to_the_end: bool,
-    /// Directories that are not empty.
+    /// Subdirectories that are not empty.
     full: Vec<OsString>,
 }
 
-/// Reads a directory and removes what is no directory, and directories that are empty; ends early when it has found `wanted`
-/// that are not.
+/// Removes files and empty subdirectories. Ends after `wanted` subdirectories that are not empty.
 fn clear(dir: &Dir, wanted: usize, buffer: &mut [MaybeUninit<u8>], stop: Stop<'_>) -> Result<Pass> {
     let mut reader = RawDir::new(dir.reader()?, buffer);
     let mut pass = Pass {
@@ -132,7 +133,7 @@ fn clear(dir: &Dir, wanted: usize, buffer: &mut [MaybeUninit<u8>], stop: Stop<'_
         }
         let entry = match entry {
             Ok(entry) => entry,
-            // The directory itself was removed while we read it.
+            // The directory itself was removed meanwhile.
             Err(rustix::io::Errno::NOENT) => break,
             Err(errno) => return Err(dir.error("getdents64", "", errno).into()),
         };
@@ -162,12 +163,12 @@ fn clear(dir: &Dir, wanted: usize, buffer: &mut [MaybeUninit<u8>], stop: Stop<'_
     Ok(pass)
 }
 
-/// Whether a directory was not removed because there is something in it. Of the two errnos rmdir(2) allows either.
+/// Whether rmdir(2) failed because the directory is not empty; POSIX allows either errno.
 fn is_full(error: &sys::Error) -> bool {
     error.is(Errno::ENOTEMPTY) || error.is(Errno::EEXIST)
 }
 
-/// Removes one name, clearing the flags that forbid it: its own, and those of the directory it is in.
+/// Removes one name. Clears the flags that forbid it, on the entry and on its directory.
 fn remove(dir: &Dir, name: &Path, is_directory: bool) -> sys::Result<()> {
     let attempt = || match if is_directory {
         dir.remove_dir(name)
@@ -178,7 +179,7 @@ fn remove(dir: &Dir, name: &Path, is_directory: bool) -> sys::Result<()> {
         result => result,
     };
     match attempt() {
-        // rmdir tells EPERM before ENOTEMPTY: only then are the flags looked at, which costs two calls.
+        // rmdir reports EPERM before ENOTEMPTY, so only EPERM costs the two calls for flags.
         Err(error) if error.is(Errno::EPERM) => {
             let of_parent = dir.clear_guard_flags()?;
             let of_itself = match dir.node(name) {

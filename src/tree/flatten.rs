@@ -1,12 +1,12 @@
-//! Merging a stack of overlay layers into one, by hard links: no data is copied.
+//! Merges a stack of overlay layers into one layer by hard links, without copying data.
 //!
-//! The rules are those by which overlayfs itself looks names up (Documentation/filesystems/overlayfs.rst, "Upper and
-//! Lower", "whiteouts and opaque directories"): the newest layer that has a name decides; a directory is merged with the
-//! directories of that name below it, down to the first that is opaque or until something of that name is no directory.
+//! The rules are overlayfs's lookup rules (Documentation/filesystems/overlayfs.rst, "Upper and
+//! Lower", "whiteouts and opaque directories"). The newest layer with a name decides. A directory
+//! is merged with the lower ones of its name, down to the first opaque one or to a non-directory.
 //!
-//! A name that a newer layer has is one that the result has already, so the layers are read one after the other, and what is
-//! remembered does not grow with them: names are read in pieces ([`Names`]). Only for that, every deletion is made in the
-//! result too; where there is nothing below that it could hide, it is taken out again in the end.
+//! The layers are read one after the other, newest first, and a name that the result already has is
+//! skipped. So memory does not grow with the layers, whose names are read in pieces ([`Names`]).
+//! For that, the result holds each deletion too, until the end if it hides nothing.
 
 use std::ffi::OsStr;
 
@@ -22,9 +22,9 @@ use super::spine::Spine;
 
 /// Merges `layers` (their content, newest first, at least one) into a new directory `fs` of `into`.
 ///
-/// `bottom`: the last one is the lowest of its stack, so nothing is below that marks could hide, and none are kept. Files
-/// are linked; where that is not possible (EMLINK, EPERM for immutable ones, EXDEV) that one is copied. Directories are new,
-/// and look as the topmost of those that they are merged from. The layers must not change meanwhile.
+/// `bottom`: the last layer is the lowest of its stack, so no marks are kept. Files are linked, or
+/// copied if link(2) fails (EMLINK, EPERM for immutable ones, EXDEV). Directories are new, with the
+/// attributes of the newest directory of that name. The layers must not change meanwhile.
 ///
 /// Ends early with [`Error::Stopped`].
 pub fn flatten(layers: &[Dir], into: &Dir, bottom: bool, stop: Stop<'_>) -> Result<()> {
@@ -36,7 +36,7 @@ pub fn flatten(layers: &[Dir], into: &Dir, bottom: bool, stop: Stop<'_>) -> Resu
         into: Spine::new(&fs)?,
         files: Files::new(Method::Reflink, Marks::Keep),
     };
-    // All layers take part in the root, whatever marks it carries: so does the kernel.
+    // All layers take part in the root despite its marks, as in the kernel.
     let all = (0..layers.len()).collect();
     let mut levels = vec![job.enter(all, false, !bottom)?];
     while let Some(level) = levels.last_mut() {
@@ -57,14 +57,14 @@ pub fn flatten(layers: &[Dir], into: &Dir, bottom: bool, stop: Stop<'_>) -> Resu
 
 /// A directory that is being merged.
 struct Level {
-    /// The layers that take part in it, newest first.
+    /// The layers that have it, newest first.
     members: Vec<Member>,
-    /// Which of them is being read.
+    /// The index of the member that is being read.
     reading: usize,
     names: Names,
-    /// Whether the result must hide what is below the merged layers.
+    /// Whether the result must hide the layers below the merged ones.
     opaque: bool,
-    /// Whether there may be something below the merged layers for marks in here to hide.
+    /// Whether the layers below the merged ones may have entries that marks here must hide.
     something_below: bool,
     /// Whether the result has deletions.
     has_whiteouts: bool,
@@ -73,11 +73,11 @@ struct Level {
 /// A layer that has the directory.
 struct Member {
     layer: usize,
-    /// Empty files in it may be whiteouts.
+    /// Whether its empty files may be whiteouts.
     xattr_whiteouts: bool,
 }
 
-/// What a name in one layer is to a merge.
+/// The kind of a layer's name in a merge.
 enum Sort {
     Whiteout,
     Directory,
@@ -91,7 +91,7 @@ struct Flattener {
 }
 
 impl Flattener {
-    /// Begins with the directory in which the members' walks (and the result's) are.
+    /// Begins a directory; the members' walks and the result's walk are in it.
     fn enter(&mut self, members: Vec<usize>, opaque: bool, something_below: bool) -> Result<Level> {
         let member = |layer: usize| -> Result<Member> {
             let opacity = Opacity::of(self.layers[layer].here())?;
@@ -110,7 +110,7 @@ impl Flattener {
         })
     }
 
-    /// The next name, of the newest layer that has not been read to its end.
+    /// The next name, from the newest layer that has not been read to its end.
     fn next(&self, level: &mut Level) -> Result<Option<Entry>> {
         while let Some(member) = level.members.get(level.reading) {
             let dir = self.layers[member.layer].here();
@@ -123,7 +123,7 @@ impl Flattener {
         Ok(None)
     }
 
-    /// Finishes a directory: how it looks, its times last of all.
+    /// Finishes a directory: sets its attributes, and its times last.
     fn leave(&mut self, level: &Level) -> Result<()> {
         let keeps_whiteouts = level.has_whiteouts && level.something_below;
         if level.has_whiteouts && !keeps_whiteouts {
@@ -133,14 +133,15 @@ impl Flattener {
             let into = self.into.here();
             let from = self.layers[newest.layer].here();
             copy_directory_attributes(from, into, &from.stat_self()?, Marks::Keep)?;
-            // Marks are the merge's own word. Attributes do not change the times that were set.
+            // The merge decides about marks. Attributes do not change the times.
             if level.opaque {
                 into.set_xattr(OPAQUE, b"y")?;
             } else {
                 into.remove_xattr(OPAQUE)?;
             }
-            // Whiteouts in a directory that turns out to be merged with nothing below are hidden from readdir only where the
-            // directory says that it was copied up, from wherever (ovl_get_inode: "non-merge dir that may have whiteouts").
+            // In a directory that turns out to have nothing to merge with, readdir hides whiteouts
+            // only if the directory claims to be copied up, from any origin (ovl_get_inode:
+            // "non-merge dir that may have whiteouts").
             if keeps_whiteouts {
                 into.set_xattr(ORIGIN, b"")?;
             }
@@ -152,7 +153,7 @@ impl Flattener {
         Ok(())
     }
 
-    /// Takes deletions out of the result.
+    /// Removes deletions from the result.
     fn forget_whiteouts(&self) -> sys::Result<()> {
         let into = self.into.here();
         loop {
@@ -168,14 +169,14 @@ impl Flattener {
                 }
                 next = after;
             }
-            // Removing while reading may make a filesystem skip names.
+            // A filesystem may skip names while entries are removed.
             if !any {
                 return Ok(());
             }
         }
     }
 
-    /// Merges one name, unless a newer layer had it; a directory is entered, and returned.
+    /// Merges one name unless a newer layer had it. Enters and returns a directory.
     fn name(&mut self, level: &mut Level, entry: &Entry) -> Result<Option<Level>> {
         let (member, older) = level.members[level.reading..]
             .split_first()
@@ -223,7 +224,7 @@ impl Flattener {
                 break;
             }
         }
-        // With nothing below there is nothing to hide, and the mark is left out.
+        // No mark if nothing is below to hide.
         self.enter(members, opaque && something_below, something_below)
             .map(Some)
     }
@@ -232,7 +233,7 @@ impl Flattener {
         let dir = self.layers[member.layer].here();
         let kind = match kind {
             Some(FileKind::Directory) => return Ok(Sort::Directory),
-            // Only these two may be whiteouts: the others need no further call.
+            // Only these two kinds can be whiteouts; the others need no further call.
             Some(kind @ (FileKind::File | FileKind::CharacterDevice)) => kind,
             Some(_) => return Ok(Sort::Other),
             None => FileKind::of_mode(dir.stat(name)?.st_mode),
@@ -253,8 +254,8 @@ impl Flattener {
         })
     }
 
-    /// Makes a deletion, always as a device: the form that every kernel understands, in any directory. Tells whether it did,
-    /// rather than finding something newer there.
+    /// Makes a deletion, always as a device: every kernel understands that, in any directory.
+    /// `false` if the result has a newer entry.
     fn whiteout(&self, layer: usize, name: &OsStr) -> Result<bool> {
         const DEVICE: u32 = 0o020_000;
         let (dir, into) = (self.layers[layer].here(), self.into.here());
@@ -276,7 +277,7 @@ impl Flattener {
         let (dir, into) = (self.layers[layer].here(), self.into.here());
         match dir.link(name, into, name) {
             Ok(()) => Ok(()),
-            // A newer layer had it. The kernel looks at this before it looks at what else could be in the way.
+            // A newer layer had it. The kernel checks this before the errors below.
             Err(error) if error.is(Errno::EEXIST) => Ok(()),
             Err(error) if matches!(error.errno(), Errno::EMLINK | Errno::EPERM | Errno::EXDEV) => {
                 let node = dir.node(name)?;

@@ -1,4 +1,4 @@
-//! The marks by which overlayfs says in a layer what is deleted and what hides what is below
+//! Overlayfs's marks in a layer: what is deleted, and what hides lower layers
 //! (Documentation/filesystems/overlayfs.rst).
 
 use std::ffi::OsStr;
@@ -8,31 +8,31 @@ use rustix::fs::Stat;
 
 use crate::sys::{self, FileKind, Xattrs};
 
-/// Where overlay keeps its own attributes when it is mounted by root.
+/// The prefix of overlay's own attributes when root mounts it.
 const PREFIX: &[u8] = b"trusted.overlay.";
-/// What a `trusted.overlay.*` that somebody sets *through* an overlay is stored as (Linux 6.7).
+/// How Linux 6.7 stores a `trusted.overlay.*` that is set *through* an overlay.
 const ESCAPED: &[u8] = b"trusted.overlay.overlay.";
-/// On a directory: `y` hides what is below, `x` says that whiteouts in it may be files with [`WHITEOUT`].
+/// On a directory: `y` hides lower layers; `x`: whiteouts in it may be files with [`WHITEOUT`].
 pub(super) const OPAQUE: &str = "trusted.overlay.opaque";
-/// On what was copied up: from where. Empty: from somewhere.
+/// On a copied-up entry: its origin. Empty: unknown origin.
 pub(super) const ORIGIN: &str = "trusted.overlay.origin";
-/// On an empty regular file in a directory that is marked `x`: it is a whiteout (Linux 6.8).
+/// On an empty regular file in a directory marked `x`: the file is a whiteout (Linux 6.8).
 const WHITEOUT: &str = "trusted.overlay.whiteout";
 
-/// What an attribute's name means in a layer.
+/// The meaning of an attribute's name in a layer.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum Mark {
-    /// None of overlay's own: content. Escaped attributes are content too.
+    /// Content: not overlay's own, or escaped.
     Content,
-    /// Says something about this layer that holds wherever the layer goes: opaque directories, whiteouts, flags that
-    /// chattr(1) set through overlay.
+    /// Valid wherever the layer goes: opaque directories, whiteouts, flags that chattr(1) set
+    /// through overlay.
     Lasting,
-    /// Says where a copied-up file came from and the like: meaningless elsewhere, or wrong.
+    /// The origin of a copied-up file and the like: meaningless or wrong in another layer.
     Passing,
 }
 
 impl Mark {
-    /// What the attribute `name` is.
+    /// The meaning of the attribute `name`.
     #[must_use]
     pub fn of(name: &OsStr) -> Self {
         let name = name.as_bytes();
@@ -53,14 +53,14 @@ pub fn is_whiteout(stat: &Stat) -> bool {
     FileKind::of_mode(stat.st_mode) == FileKind::CharacterDevice && stat.st_rdev == 0
 }
 
-/// How a directory of a layer stands to the same directory of the layers below.
+/// How a directory of a layer relates to the same directory in lower layers.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(super) enum Opacity {
-    /// Merged with it.
+    /// Merged with them.
     Merged,
-    /// Merged with it, and its whiteouts may be files with an attribute.
+    /// Merged with them; its whiteouts may be files with an attribute.
     WithXattrWhiteouts,
-    /// Hides it.
+    /// Hides them.
     Opaque,
 }
 
@@ -74,7 +74,7 @@ impl Opacity {
     }
 }
 
-/// Whether a pinned empty regular file is a whiteout, in a directory that says that it has such.
+/// Whether a pinned empty regular file, in a directory marked `x`, is a whiteout.
 pub(super) fn has_whiteout_xattr(file: &impl Xattrs) -> sys::Result<bool> {
     Ok(file.xattr(WHITEOUT)?.is_some())
 }

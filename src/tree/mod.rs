@@ -1,11 +1,11 @@
-//! Work on whole trees of files: measuring, deleting, copying, merging. All by descriptors.
+//! Measures, deletes, copies and merges whole trees of files, by descriptors only.
 //!
-//! A tree here was written by somebody who may be hostile, and who may still be changing it. So: no path is resolved
-//! twice, no symlink followed, no mount point crossed (`openat2` with BENEATH, NO_SYMLINKS, NO_XDEV); what has a name
-//! is pinned before it is looked at; no device and no FIFO is ever opened. Trees may be thousands of levels deep, so
-//! nothing recurses, and only a bounded number of directories is open at a time ([`Spine`]).
+//! The author of a tree may be hostile, and may still be changing it. So no path is resolved twice,
+//! no symlink followed and no mount point crossed (`openat2` with BENEATH, NO_SYMLINKS, NO_XDEV).
+//! Each entry is pinned before it is examined. No device or FIFO is ever opened. A tree may have
+//! thousands of levels: nothing recurses, and few directories are open at a time ([`Spine`]).
 //!
-//! Nothing here knows of volumes or layers; overlay's marks are understood ([`marks`]), since a layer is made of them.
+//! This module knows no volumes or layers, only overlay's marks ([`marks`]), which layers contain.
 
 mod copy;
 mod delete;
@@ -26,31 +26,31 @@ pub use writers::writers;
 
 use crate::sys::{self, Errno};
 
-/// Why work on a tree came to no end.
+/// Why work on a tree failed.
 #[derive(Debug, thiserror::Error)]
 pub enum Error {
     /// A system call failed.
     #[error(transparent)]
     System(#[from] sys::Error),
-    /// There is no room for the bytes of a copy; none was copied.
+    /// The filesystem has too little free space for the copy; no byte was copied.
     #[error("a copy takes {needs} bytes, and {free} of the filesystem's {total} are free")]
     NoRoom {
-        /// How many bytes it takes at least.
+        /// The lower bound of the bytes that the copy takes.
         needs: u64,
-        /// How many are free.
+        /// Free bytes.
         free: u64,
-        /// How many there are in all.
+        /// The filesystem's size in bytes.
         total: u64,
     },
-    /// It was told to stop. What is done by then is done, and a repetition goes on from there.
-    #[error("it was stopped before it was done")]
+    /// `stop` ended the work. Completed work stays; a retry continues from there.
+    #[error("stopped before it was complete; the next attempt continues")]
     Stopped,
-    /// The tree holds something that must not be copied.
+    /// The tree has an entry that must not be copied.
     #[error("{path}: {why}")]
     Refused {
-        /// The offending entry, relative to the tree's root, as it may be shown ([`sys::printable`]).
+        /// The offending entry, relative to the tree's root, made printable ([`sys::printable`]).
         path: String,
-        /// What is wrong with it.
+        /// The reason.
         why: String,
     },
 }
@@ -58,12 +58,12 @@ pub enum Error {
 /// A result of this module.
 pub type Result<T, E = Error> = std::result::Result<T, E>;
 
-/// Asked again and again by work that may take long; once it says yes, the work ends with
-/// [`Error::Stopped`]. Whoever filled the tree decides how much work it is, and may go on filling it: a
-/// caller that has other things to do gives the work its time and no more.
+/// Long work calls this repeatedly, and ends with [`Error::Stopped`] once it returns true. The
+/// tree's author decides how long the work takes and may add files, so a busy caller sets a time
+/// limit.
 pub type Stop<'a> = &'a dyn Fn() -> bool;
 
-/// What is no longer there, no longer a directory, or the place of a mount.
+/// Whether an entry has vanished, is no longer a directory, or is a mount point.
 fn is_gone(errno: Errno) -> bool {
     matches!(
         errno,

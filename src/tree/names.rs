@@ -1,7 +1,6 @@
-//! The names of a directory, read a piece at a time.
+//! Reads the names of a directory in pieces.
 //!
-//! A walk's memory must not grow with what somebody else has made. How much a walk may hold is said here; what is done with
-//! the names is the walk's.
+//! The author of a tree must not decide how much memory a walk takes; these are its limits.
 
 use std::vec::IntoIter;
 
@@ -9,16 +8,17 @@ use crate::sys::{self, Dir, Entry};
 
 /// How many names a walk holds, all levels together …
 const NAMES: usize = 1 << 16;
-/// … and one of them, at least and at most. With names of 255 bytes that is 20 MB, and 5 KB for each level beyond the 4,096th.
+/// … and one level, at least and at most. Names of 255 bytes take 20 MB, and 5 KB for each level
+/// beyond the 4,096th.
 const NAMES_PER_LEVEL: (usize, usize) = (16, 4096);
 
-/// How many names of a directory may be held at a level so deep.
+/// How many names a directory at this depth may hold in memory.
 pub(super) fn share(depth: usize) -> usize {
     let (least, most) = NAMES_PER_LEVEL;
     (NAMES / (depth + 1)).clamp(least, most)
 }
 
-/// A reader's place in one directory. The directory is handed in each time, since it may have been closed meanwhile.
+/// A position in one directory. The caller passes the directory, which may have been reopened.
 #[derive(Debug)]
 pub(super) struct Names {
     piece: IntoIter<Entry>,

@@ -1,8 +1,8 @@
-//! The way from a tree's root down to where we are, as open directories: few of them, however deep it goes.
+//! A walk's path from the tree's root to its current directory, with few open directories.
 //!
-//! Only the lowest [`OPEN`] levels have a descriptor. Going up to one that has none, it is opened as `..` of the level
-//! below, and must then be the directory that we came through: a tree in which somebody has meanwhile moved that
-//! directory elsewhere is reported as changed (ESTALE), never followed.
+//! Only the lowest [`OPEN`] levels keep a descriptor. On the way up, a closed level is opened as
+//! `..` of the level below. It must be the directory that the walk came through. If a process has
+//! moved that directory away, the walk fails with ESTALE and does not follow it.
 
 use std::collections::VecDeque;
 use std::ffi::OsString;
@@ -12,17 +12,17 @@ use rustix::fs::{Mode, OFlags};
 
 use crate::sys::{self, Dir, Errno};
 
-/// How many levels keep their descriptor. A tree that is deeper than this pays one more `openat` per directory.
+/// How many levels keep their descriptor. A deeper tree costs one more `openat` per directory.
 const OPEN: usize = 32;
 
 /// A walk's position in one tree.
 #[derive(Debug)]
 pub struct Spine {
-    /// The lowest levels, the current directory last. The root is in here only until it is pushed out.
+    /// The lowest levels, the current directory last. The root leaves when the walk is deep.
     open: VecDeque<Dir>,
-    /// What each level from the root on is, (device, inode), the current directory included.
+    /// (device, inode) of each level from the root to the current directory.
     identities: Vec<(u64, u64)>,
-    /// The names by which each level but the root was entered.
+    /// The names of all levels except the root.
     names: Vec<OsString>,
     root: PathBuf,
 }
@@ -31,7 +31,7 @@ impl Spine {
     /// A walk that begins at `root`.
     pub fn new(root: &Dir) -> sys::Result<Self> {
         let stat = root.stat_self()?;
-        // A descriptor of its own that can be read: `root` may be an O_PATH one.
+        // `root` may be O_PATH, so this opens a descriptor that can be read.
         let flags = OFlags::RDONLY | OFlags::DIRECTORY;
         let dir = Dir::from_fd(root.open_file_beneath(".", flags, 0)?, root.path());
         Ok(Self {
@@ -42,7 +42,7 @@ impl Spine {
         })
     }
 
-    /// The directory where the walk is.
+    /// The current directory.
     #[must_use]
     pub fn here(&self) -> &Dir {
         self.open
@@ -50,13 +50,13 @@ impl Spine {
             .expect("descend adds one, and ascend opens the parent before it takes one away")
     }
 
-    /// How many levels below the root the walk is.
+    /// The number of levels below the root.
     #[must_use]
     pub fn depth(&self) -> usize {
         self.names.len()
     }
 
-    /// The path of `name` in the current directory, from the tree's root; its middle is left out when it is long.
+    /// The path of `name` here, from the tree's root. Long paths are shortened in the middle.
     #[must_use]
     pub fn relative(&self, name: impl AsRef<Path>) -> PathBuf {
         let mut path = PathBuf::new();
@@ -74,7 +74,7 @@ impl Spine {
         path
     }
 
-    /// Goes down into the directory `name`.
+    /// Enters the directory `name`.
     pub fn descend(&mut self, name: impl AsRef<Path>) -> sys::Result<()> {
         let name = name.as_ref();
         let flags = OFlags::RDONLY | OFlags::DIRECTORY | OFlags::NOFOLLOW;
@@ -91,7 +91,7 @@ impl Spine {
         Ok(())
     }
 
-    /// Goes up, and returns the directory that was left and its name; `None` at the root.
+    /// Returns to the parent, and returns the directory left and its name; `None` at the root.
     pub fn ascend(&mut self) -> sys::Result<Option<(OsString, Dir)>> {
         if self.names.is_empty() {
             return Ok(None);

@@ -1,7 +1,7 @@
-//! What a tree costs on disk.
+//! The disk usage of a tree.
 //!
-//! A walk that reads names and inodes, never content; hard links are counted once. Its memory is bounded whatever the tree is
-//! like: names are read in pieces ([`Names`]), and only so many inodes are remembered ([`LINKED`]).
+//! The walk reads names and inodes, never content, and counts hard links once. Its memory is
+//! bounded: names are read in pieces ([`Names`]), and at most [`LINKED`] inodes are remembered.
 
 use std::collections::HashMap;
 use std::collections::hash_map::Entry as Slot;
@@ -17,22 +17,22 @@ use super::copy::open_content;
 use super::names::Names;
 use super::{Spine, Stop, is_gone};
 
-/// How many inodes with several names are remembered at a time, 16 MB of them.
+/// The maximum of inodes with several names to remember: 16 MB.
 const LINKED: usize = 1 << 18;
 
-/// Adds up what is allocated below `root`, itself included; what has several names counts once.
+/// Adds up the allocated blocks of `root` and all below it. A file with several names counts once.
 ///
-/// Blocks that are shared by reflinks or snapshots are counted wherever they are seen: no filesystem tells without
-/// reading every extent. A tree that changes meanwhile is measured as well as can be: what has vanished is not counted,
-/// and what is mounted in it is not entered. Of a tree in which [`LINKED`] inodes have come to wait for more of their names,
-/// names of further ones count for their share (blocks ÷ names): exact when all names are in the tree, too little when some are not.
+/// Blocks shared by reflinks or snapshots count each time: only reading every extent would tell. If
+/// the tree changes, the result is approximate: vanished entries do not count. Mounts are not
+/// entered. Once [`LINKED`] inodes wait for more of their names, each name of a further inode
+/// counts blocks ÷ names: exact if all names are in the tree, else too little.
 ///
 /// Ends early with [`Error::Stopped`].
 pub fn usage(root: &Dir, stop: Stop<'_>) -> Result<Usage> {
     walk(root, stop, |_, _, stat| Ok(bytes(stat.st_blocks)))
 }
 
-/// At least how many bytes a copy of the tree takes that shares none with it: of what is allocated, what was also written to.
+/// A lower bound of the bytes of an unshared copy: allocated blocks that were also written to.
 pub(super) fn data(root: &Dir) -> Result<u64> {
     let data = |dir: &Dir, name: &OsStr, stat: &Stat| {
         let allocated = bytes(stat.st_blocks);
@@ -43,7 +43,7 @@ pub(super) fn data(root: &Dir) -> Result<u64> {
             Err(error) if error.is(Errno::ENOENT) => return Ok(0),
             node => node?,
         };
-        // It may be another by now.
+        // Another file may have this name by now.
         let stat = node.stat()?;
         if FileKind::of_mode(stat.st_mode) != FileKind::File {
             return Ok(0);
@@ -51,13 +51,13 @@ pub(super) fn data(root: &Dir) -> Result<u64> {
         let length = u64::try_from(stat.st_size).unwrap_or(0);
         let data = sys::data_length(&open_content(&node)?, length);
         let data = data.map_err(|errno| node.error("lseek", errno))?;
-        // Where the filesystem compresses, the copy is compressed too.
+        // A filesystem that compresses the original compresses the copy too.
         Ok(data.min(allocated))
     };
     walk(root, &|| false, data).map(|usage| usage.bytes)
 }
 
-/// Adds up what names below `root` cost, itself included.
+/// Adds up the cost of `root` and of every name below it.
 fn walk(
     root: &Dir,
     stop: Stop<'_>,
@@ -103,7 +103,7 @@ fn walk(
     Ok(usage)
 }
 
-/// Files with several names, of which some were met and some not yet.
+/// Files with several names, of which the walk has not met all.
 struct Links {
     most: usize,
     overflowed: bool,
@@ -119,7 +119,7 @@ impl Links {
         }
     }
 
-    /// How many bytes a name adds to a file that costs so many.
+    /// The bytes that one name adds, of a file that costs `bytes`.
     #[allow(
         clippy::useless_conversion,
         reason = "st_nlink's type differs between architectures"
@@ -129,7 +129,7 @@ impl Links {
         if names < 2 {
             return bytes;
         }
-        // For good: a file of which one name was counted by its share must not be counted as new at the next.
+        // Permanent: a file counted by its share once must not count in full at its next name.
         self.overflowed |= self.missing.len() >= self.most;
         match self.missing.entry((stat.st_dev, stat.st_ino)) {
             Slot::Occupied(mut slot) => {
@@ -148,7 +148,7 @@ impl Links {
     }
 }
 
-/// `st_blocks` are always 512 bytes (stat(2)).
+/// The unit of `st_blocks` is always 512 bytes (stat(2)).
 fn bytes(blocks: i64) -> u64 {
     u64::try_from(blocks).unwrap_or(0) * 512
 }

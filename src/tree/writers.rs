@@ -1,7 +1,7 @@
-//! Who may still write to a tree: a walk that asks of each file whether a process has it open for writing.
+//! Finds files that a process has open for writing, by a walk over a tree.
 //!
-//! Only files that have a name in the tree are asked about: what is written to one that has none is in no copy. A process that merely
-//! works in a directory, or could reach the tree by a mount of its own, is not found.
+//! It checks only files that have a name in the tree: a copy has no others. It does not find
+//! processes that merely work in a directory, or that could reach the tree by a mount of their own.
 
 use std::os::fd::{AsFd, OwnedFd};
 use std::path::Path;
@@ -14,23 +14,23 @@ use crate::tree::{Error, Result};
 use super::names::Names;
 use super::{Spine, Stop, is_gone};
 
-/// Whether there is a file below `root` that somebody may still write to. `false` also where nobody can tell.
+/// Whether a process may still write to a file below `root`. `false` if the filesystem cannot tell.
 ///
 /// Ends early with [`Error::Stopped`].
 pub fn writers(root: &Dir, stop: Stop<'_>) -> Result<bool> {
     match walk(root, stop) {
-        // A directory is no longer where it was: somebody is at work.
+        // A directory was moved away, so a process is at work.
         Err(Error::System(error)) if error.is(Errno::ESTALE) => Ok(true),
         result => result,
     }
 }
 
 fn walk(root: &Dir, stop: Stop<'_>) -> Result<bool> {
-    // Elsewhere (NFS, SMB) a lease may be refused for other reasons.
+    // Other filesystems (NFS, SMB) may refuse a lease for other reasons.
     if root.space()?.filesystem().is_none() {
         return Ok(false);
     }
-    // Through a mount that is `nodev` a name can be opened at once: it may have become a device meanwhile, whose driver must not be called.
+    // A name may have just become a device. A `nodev` mount keeps open(2) from calling its driver.
     let root = &Dir::from_fd(sys::bind(root, true)?, root.path());
     let device = root.stat_self()?.st_dev;
     let mut spine = Spine::new(root)?;
@@ -40,7 +40,7 @@ fn walk(root: &Dir, stop: Stop<'_>) -> Result<bool> {
             return Err(Error::Stopped);
         }
         let entry = match names.next(spine.here(), spine.depth()) {
-            // A directory that was removed while we are in it has no names.
+            // A directory that was removed during the walk has no names.
             Err(error) if error.is(Errno::ENOENT) => None,
             entry => entry?,
         };
@@ -60,7 +60,7 @@ fn walk(root: &Dir, stop: Stop<'_>) -> Result<bool> {
         };
         match kind {
             FileKind::Directory => match spine.descend(&entry.name) {
-                // A subvolume that was just made: it is no content.
+                // A subvolume that was just created; it is no content.
                 Ok(()) if spine.here().stat_self()?.st_dev != device => {
                     spine.ascend()?;
                 }
@@ -93,7 +93,7 @@ fn look(dir: &Dir, name: &Path) -> Result<Look> {
     let file = match open(dir, name) {
         Ok(Some(file)) => file,
         Ok(None) => return Ok(Look::Nobody),
-        // Somebody has a lease on it to write, and is just asked to give it back.
+        // A process holds a write lease on it. The kernel now asks for its return.
         Err(error) if error.is(Errno::EAGAIN) => return Ok(Look::Somebody),
         Err(error) => return Err(error.into()),
     };
@@ -105,7 +105,7 @@ fn look(dir: &Dir, name: &Path) -> Result<Look> {
     }
 }
 
-/// Opens what was a regular file when its directory was read; `None` if it is none any more.
+/// Opens a file that was regular when its directory was read; `None` if it no longer is.
 fn open(dir: &Dir, name: &Path) -> sys::Result<Option<OwnedFd>> {
     let flags = OFlags::RDONLY | OFlags::NOFOLLOW | OFlags::NONBLOCK | OFlags::NOCTTY;
     let file = match dir.try_open_file_beneath(name, flags | OFlags::NOATIME, 0) {
@@ -114,7 +114,7 @@ fn open(dir: &Dir, name: &Path) -> sys::Result<Option<OwnedFd>> {
     };
     let file = match file {
         Ok(file) => file,
-        // A device, a socket.
+        // EACCES: a device, on this `nodev` mount. ENXIO: a socket.
         Err(error)
             if is_gone(error.errno()) || error.is(Errno::EACCES) || error.is(Errno::ENXIO) =>
         {
@@ -145,14 +145,14 @@ mod tests {
         let below = folder.path().join("a/b");
         fs::create_dir_all(&below).expect("mkdir");
         fs::write(below.join("f"), "x").expect("write");
-        // Opened, the one would wait for a writer, the other call a driver.
+        // An open of the FIFO would wait for a writer; an open of the device would call its driver.
         root.make_node("fifo", libc::S_IFIFO | 0o600, 0)
             .expect("mkfifo");
         let device = rustix::fs::makedev(1, 3);
         root.make_node("null", libc::S_IFCHR | 0o600, device)
             .expect("mknod");
         let written = || writers(&root, &|| false).expect("it can be asked");
-        // What another test starts holds copies of all our descriptors until it execs.
+        // A child process of another test holds copies of all our descriptors until its exec.
         let until = |is_so: &dyn Fn() -> bool| {
             let begun = Instant::now();
             while !is_so() {
@@ -166,7 +166,8 @@ mod tests {
         drop(writer);
         until(&|| !written());
 
-        // A lease to write, which keeps others from opening it, counts as well, and is waited for by nobody.
+        // A write lease, which keeps others from opening the file, counts too and is not waited
+        // for.
         let leased = File::open(below.join("f")).expect("open");
         until(&|| sys::lease_to_write(leased.as_fd()).is_ok());
         assert!(written());

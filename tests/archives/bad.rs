@@ -1,5 +1,5 @@
-//! A corpus of archives that lie: each is refused, and nothing outside the tree it is unpacked into is touched.
-//! The classes of RUSTSEC-2026-0067 and -0068, GHSA-3pv8-6f4r-ffg2, CVE-2025-62518, CVE-2025-45582 and their like.
+//! Malicious archives: each is refused, and changes nothing outside the target tree. They cover
+//! RUSTSEC-2026-0067 and -0068, GHSA-3pv8-6f4r-ffg2, CVE-2025-62518, CVE-2025-45582 and others.
 
 use std::fs;
 use std::os::unix::fs::{MetadataExt, PermissionsExt};

@@ -1,5 +1,5 @@
-//! GNU tar, gzip and zstd as the other end, in both directions.
-//! What they cannot say (times in whole seconds, no attributes) is taken out of the comparison, nothing else.
+//! GNU tar, gzip and zstd as the other end, in both directions. Only what they cannot express is
+//! not compared: fractions of seconds and attributes.
 
 use std::fs::{self, File};
 use std::path::Path;

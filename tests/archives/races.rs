@@ -1,5 +1,5 @@
-//! Somebody changes the tree while it is packed or unpacked; and archives that are damaged at random.
-//! Nothing outside is ever read or written, and nothing panics.
+//! A tree that changes while it is packed or unpacked, and randomly damaged archives. The driver
+//! never reads or writes outside the tree, and never panics.
 
 use std::fs;
 use std::os::unix::fs::{MetadataExt, symlink};

@@ -1,5 +1,4 @@
-//! Tar streams made by hand, right ones and wrong ones.
-//! Nothing is checked here: a test says every byte.
+//! Hand-made tar streams, valid and invalid. Nothing is checked here: the test gives every byte.
 
 /// A stream that grows.
 #[derive(Clone, Default)]

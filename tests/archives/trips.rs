@@ -1,5 +1,5 @@
-//! There and back: what is unpacked is what was packed, on every filesystem, by every codec, byte for byte the same.
-//! The streams themselves are looked at by `peers` and `bad`.
+//! Round trips: unpacked content equals packed content, byte for byte, on every filesystem and with
+//! every codec. `peers` and `bad` check the streams themselves.
 
 use std::ffi::OsStr;
 use std::fs::{self, File};

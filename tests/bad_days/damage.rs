@@ -1,5 +1,5 @@
-//! A pool that was damaged while nobody looked: an error at start that says what to do and touches nothing, or a start that
-//! does without what is lost; and an index that is made anew from the layers names the same content.
+//! A pool damaged while the driver was stopped. The start fails with advice and changes nothing, or
+//! goes on without the lost part. An index rebuilt from the layers names the same content.
 
 use std::collections::BTreeMap;
 use std::fs;

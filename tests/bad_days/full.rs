@@ -1,5 +1,5 @@
-//! No room in the middle of anything: every failure says so and leaves nothing half-made, what was promised holds, a volume
-//! can always be unpublished, and when there is room again all goes on without a restart.
+//! ENOSPC in the middle of every operation. Failures are reported and leave nothing half-made,
+//! promises hold, unpublish always works. With free space, all continues without a restart.
 
 use std::fs;
 use std::io::{ErrorKind, Write as _};

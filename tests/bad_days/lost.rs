@@ -1,5 +1,5 @@
-//! A disk that loses what it was given: the write-back fails, and the kernel says so once.
-//! (`common::disk` is such a disk.)
+//! A disk that loses writes: the write-back fails, and the kernel reports it once. (`common::disk`
+//! is such a disk.)
 
 use std::fs;
 use std::io::{Read as _, Seek as _, Write as _};

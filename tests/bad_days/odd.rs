@@ -1,5 +1,5 @@
-//! Names in a pool that cannot be opened, read or moved, and records that are damaged while their volumes are in use: the driver
-//! starts, what is in use stays whole, and what nobody can read is neither believed nor deleted.
+//! Names in a pool that cannot be opened, read or moved, and records damaged while in use. The
+//! driver starts, volumes in use stay intact, and unreadable data is neither trusted nor deleted.
 
 use std::fs;
 use std::os::fd::AsRawFd as _;

@@ -1,5 +1,5 @@
-//! A pool whose filesystem takes no more changes, as ext4 after an error of its disk: pods end all the same, nothing that may
-//! have lost bytes is sealed, and a repaired pool has what was sealed before.
+//! A pool whose filesystem became read-only, as ext4 does after a disk error. Pods still end,
+//! nothing that may have lost bytes is sealed, and the repaired pool has its earlier artifacts.
 
 use std::fs;
 use std::path::{Path, PathBuf};

@@ -1,4 +1,4 @@
-//! An engine on a filesystem of its own, and pods that mount claims. Nothing here decides what is right.
+//! An engine on its own filesystem, and pods that mount claims. It checks nothing itself.
 
 use std::future::Future;
 use std::path::{Path, PathBuf};

@@ -1,4 +1,4 @@
-//! What is in clones, snapshots, chains and groups.
+//! The content of clones, snapshots, chains and groups.
 
 use std::fs;
 use std::path::{Path, PathBuf};

@@ -1,4 +1,4 @@
-//! Staging and publishing; owners and modes; what survives what.
+//! Staging and publishing, owners and modes, and what survives a restart or crash.
 
 use std::fs;
 use std::os::unix::fs::{MetadataExt, chown};

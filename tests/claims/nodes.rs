@@ -1,5 +1,5 @@
-//! The engine of one node, as the Controller service sees it: everything is on that node, and nothing is made for another.
-//! What many nodes have to answer is tested where the service is.
+//! The engine of one node, as the Controller service sees it: it has everything on its node and
+//! makes nothing for others. The answers of many nodes are tested with the service.
 
 use std::sync::Arc;
 

@@ -1,5 +1,5 @@
-//! Limits of claims whose tenant changes the projects of its files. Only where the kernel has
-//! quotas: in the guests.
+//! Limits of claims whose tenant changes the projects of its files. Only on kernels with quotas: in
+//! the guests.
 
 use baggageclaim::backend::BackendKind;
 use baggageclaim::engine::claims::CreateClaim;

@@ -1,4 +1,4 @@
-//! What is only written down: sizes, names, pages, attachments, time to live.
+//! The records of claims: sizes, names, pages, attachments, time to live.
 
 use std::collections::BTreeSet;
 use std::fs;

@@ -1,4 +1,4 @@
-//! A disk that is slow: whatever waits for it holds up nothing that need not.
+//! A slow disk: operations that wait for it delay no operation that need not.
 
 use std::fs;
 use std::path::Path;

@@ -1,4 +1,4 @@
-//! Bad days: races, operations that were cut short, files held open, full disks.
+//! Bad days: races, interrupted operations, open files, full disks.
 
 use std::fs;
 use std::fs::File;

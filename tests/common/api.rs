@@ -1,8 +1,8 @@
-//! A double of the API server: pods and events, lists and watches, and all the ways in which one can be away.
+//! A fake API server: pods and events, lists and watches, and the ways in which a server fails.
 //!
-//! It answers what the driver asks and nothing else, checks what the real one checks of an event, and keeps a history, so
-//! that a watch can go on where it was cut, or be told that this is too long ago. The real one is in the tests of a whole
-//! cluster; this one can be made to do what a real one does on bad days only.
+//! It answers only the driver's requests, and validates events as the real server does. It keeps a
+//! history, so a watch can resume, or gets "too old resource version". A test with a whole cluster
+//! uses the real server; this one shows failures that the real one rarely does.
 
 use std::collections::{BTreeMap, HashMap};
 use std::path::{Path, PathBuf};
@@ -17,38 +17,38 @@ use tokio::sync::{mpsc, watch};
 use tokio::task::JoinHandle;
 
 const TOKEN: &str = "the-driver";
-/// The version of all that there is when it starts.
+/// The resource version of the initial state.
 const FIRST: u64 = 100;
 
-/// How the server is.
+/// The server's state.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum Mood {
     Serving,
-    /// Nobody there: every connection is closed.
+    /// Not listening: every connection is closed.
     Away,
-    /// Connections are taken, and nothing is ever answered.
+    /// It accepts connections and never answers.
     Silent,
-    /// The same of those that there are, and of those that come; and they stay so whatever comes next. It lost its power, and
-    /// nobody says so to those who wait.
+    /// Like `Silent`, for open and new connections alike. Open ones stay silent even in a later
+    /// mood: the server lost its power, and its clients get no reset.
     Dead,
-    /// Whatever is asked, the driver may not.
+    /// It denies every request (403).
     Forbidding,
-    /// Whatever is asked, there is too much to do for it.
+    /// It is overloaded (429).
     Busy,
 }
 
-/// What those get who want to watch.
+/// The answer to a watch request.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub enum Watches {
     Served,
-    /// This status and these words, of whoever stands there.
+    /// This status and body, as from a proxy.
     Refused(u16, String),
-    /// It is granted, and over before anything was said.
+    /// Accepted, then closed before the first event.
     Cut,
 }
 
 impl Watches {
-    /// As the API server itself refuses.
+    /// The API server's own refusal.
     pub fn forbidden() -> Self {
         let (code, status) = refusal(403, "Forbidden", "pods may not be watched");
         Self::Refused(code, status.to_string())
@@ -58,21 +58,21 @@ impl Watches {
 #[derive(Debug)]
 struct State {
     version: u64,
-    /// What happened up to here is forgotten.
+    /// The history up to this version is gone.
     forgotten: u64,
     pods: BTreeMap<(String, String), Value>,
     history: Vec<(u64, Value)>,
-    /// From where on they want to be told.
+    /// Each with the version that it starts from.
     watchers: Vec<(u64, mpsc::UnboundedSender<Value>)>,
-    /// Watches are kept open and told nothing.
+    /// Watches stay open and get no events.
     deaf: bool,
     watches: Watches,
-    /// What is asked by name is answered after so long.
+    /// The delay of an answer to a request by name.
     asking_takes: Duration,
-    /// A watch tells what there was when it was begun after so long.
+    /// The delay of the events between a watch's start version and the present.
     catching_up_takes: Duration,
     events: BTreeMap<String, Value>,
-    /// What every event is answered with instead.
+    /// The status that answers every event instead.
     events_refused: Option<u16>,
     requests: Vec<String>,
     /// How often it lost its power.
@@ -80,7 +80,7 @@ struct State {
     turned_away: usize,
 }
 
-/// The double; gone when it is dropped.
+/// The fake server; it stops when it is dropped.
 #[derive(Debug)]
 pub struct Api {
     state: Arc<Mutex<State>>,
@@ -128,7 +128,7 @@ impl Api {
                     let serving = std::pin::pin!(serve(connection, state.clone(), now));
                     tokio::select! {
                         biased;
-                        // Whoever goes away takes all connections with them.
+                        // A change of mood may close all connections.
                         _ = mood.changed() => {}
                         () = serving => return,
                     }
@@ -167,12 +167,12 @@ impl Api {
         }
     }
 
-    /// Ends every running watch, without a word.
+    /// Closes every running watch without an error event.
     pub fn cut(&self) {
         self.state.lock().watchers.clear();
     }
 
-    /// Nobody may go on from where they were.
+    /// Forgets the history: no watch can resume.
     pub fn forget_history(&self) {
         let mut state = self.state.lock();
         state.version += 1;
@@ -180,7 +180,7 @@ impl Api {
         state.history.clear();
     }
 
-    /// It is as it was at first, with no pods, and knows nothing of what came after.
+    /// Restores the initial state: no pods, and no later versions.
     pub fn be_restored(&self) {
         let mut state = self.state.lock();
         state.version = FIRST;
@@ -189,12 +189,12 @@ impl Api {
         state.history.clear();
     }
 
-    /// Watches, those that run too, are told nothing any more.
+    /// Sends no more events, to running watches either.
     pub fn go_deaf(&self) {
         self.state.lock().deaf = true;
     }
 
-    /// From now on; those that run are cut, where no others are served.
+    /// Sets the answer to new watches; running ones are closed if no more are served.
     pub fn answer_watches(&self, watches: Watches) {
         let mut state = self.state.lock();
         if watches != Watches::Served {
@@ -213,7 +213,7 @@ impl Api {
         self.state.lock().events_refused = code;
     }
 
-    /// Makes or changes a pod.
+    /// Creates or changes a pod.
     pub fn put(&self, pod: &Pod) {
         let mut state = self.state.lock();
         let key = pod.key();
@@ -233,7 +233,7 @@ impl Api {
         state.happen("DELETED", object);
     }
 
-    /// The events on a pod: type, reason, text, how often.
+    /// A pod's events: type, reason, text, count.
     pub fn events(&self, pod: &str) -> Vec<(String, String, String, u64)> {
         let state = self.state.lock();
         let of_pod = state
@@ -261,7 +261,7 @@ impl Api {
             .collect()
     }
 
-    /// How many requests began like this.
+    /// The number of requests that began like this.
     pub fn asked(&self, beginning: &str) -> usize {
         let state = self.state.lock();
         state
@@ -271,12 +271,12 @@ impl Api {
             .count()
     }
 
-    /// How many came while it was away, or dead.
+    /// The number of connections while it was away or dead.
     pub fn turned_away(&self) -> usize {
         self.state.lock().turned_away
     }
 
-    /// How many watches run.
+    /// The number of running watches.
     pub fn watches(&self) -> usize {
         let mut state = self.state.lock();
         state.watchers.retain(|(_, watcher)| !watcher.is_closed());
@@ -299,7 +299,7 @@ impl State {
     }
 }
 
-/// A pod's object, made step by step. Its uid is its name.
+/// A pod's object, built step by step. Its uid is its name.
 #[derive(Debug, Clone)]
 pub struct Pod(pub Value);
 
@@ -334,7 +334,7 @@ impl Pod {
         self
     }
 
-    /// Its container ended, at a minute past ten.
+    /// Its container terminated, this many seconds after 10:01.
     #[must_use]
     pub fn exited(mut self, container: &str, code: i32, second: u32) -> Self {
         let finished = format!("2026-01-01T10:01:{second:02}Z");
@@ -343,7 +343,7 @@ impl Pod {
         self
     }
 
-    /// It was told to end, at a minute past ten, and given half a minute for it.
+    /// It was deleted, this many seconds after 10:01, with a grace period of 30 seconds.
     #[must_use]
     pub fn deleted(mut self, second: u32) -> Self {
         let until = format!(
@@ -356,7 +356,7 @@ impl Pod {
         self
     }
 
-    /// Kubelet ended it, and that it did is all that is left of why.
+    /// Kubelet evicted it, and only the condition says so.
     #[must_use]
     pub fn evicted(mut self) -> Self {
         self.0["status"]["conditions"] = json!([{"type": "DisruptionTarget", "status": "True",
@@ -504,7 +504,7 @@ fn answer(request: &Request, state: &Mutex<State>) -> (u16, Value) {
                 "metadata": {"resourceVersion": state.version.to_string()}, "items": items}),
             )
         }
-        // One of a name that there is none of: only the version is of use.
+        // A list for an impossible name: the driver only wants the resource version.
         ("GET", ["api", "v1", "namespaces", "default", "pods"]) => {
             assert_eq!(request.query["fieldSelector"], "metadata.name=none");
             (
@@ -581,7 +581,7 @@ fn answer(request: &Request, state: &Mutex<State>) -> (u16, Value) {
     }
 }
 
-/// What the real one would not take of an event.
+/// Why the real server would reject the event.
 fn wrong_with(event: &Value, namespace: &str) -> Option<String> {
     for field in [
         "action",
@@ -661,7 +661,7 @@ async fn serve_watch(connection: &mut TcpStream, request: &Request, state: &Mute
         };
         let Some(event) = event else { return };
         let line = format!("{event}\n").into_bytes();
-        // A line is no chunk: where they are long they come in several.
+        // A chunk is not a line: long lines come in several chunks.
         for part in line.chunks(line.len() / 2 + 1) {
             let head = format!("{:x}\r\n", part.len());
             let chunk = [head.as_bytes(), part, b"\r\n"].concat();

@@ -1,7 +1,8 @@
-//! An engine on a filesystem of its own, asked as the room above asks it: for tests of the engine as a whole.
+//! An engine on its own filesystem, called as the CSI services call it: for engine tests.
 //!
-//! [`Bench`] publishes, unpublishes and tells outcomes by short names, waits for events instead of sleeping, and at its end
-//! makes sure that nothing is left over. [`Ground`] is a backend on a filesystem where it is at home.
+//! [`Bench`] has short methods to publish, unpublish and report outcomes. It waits for events
+//! instead of sleeping, and checks at its end that nothing is left over. [`Ground`] is a backend on
+//! a filesystem that supports it.
 
 use std::collections::BTreeMap;
 use std::fs;
@@ -19,10 +20,10 @@ use baggageclaim::sys;
 
 use super::{Fs, Lab};
 
-/// What decides no test: how long something is waited for before it counts as never coming.
+/// The timeout of a wait. No test depends on its value.
 pub const NEVER: Duration = Duration::from_secs(60);
 
-/// A backend, and a filesystem on which it is at home.
+/// A backend, and a filesystem that supports it.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub struct Ground(pub BackendKind, pub Fs);
 
@@ -44,7 +45,7 @@ impl Ground {
         self.bench_with(|_| {}).await
     }
 
-    /// A bench on it, differently set up.
+    /// A bench on it, with another configuration.
     pub async fn bench_with(self, change: impl FnOnce(&mut Config)) -> Result<Bench, String> {
         let lab = Lab::try_new(self.1)?;
         Ok(Bench::with(lab, |config| {
@@ -55,7 +56,7 @@ impl Ground {
     }
 }
 
-/// Whether a fork may have another owner than what was sealed, on this filesystem (`ext4`, `tmpfs`).
+/// Whether a fork on this filesystem (`ext4`, `tmpfs`) may have another owner than its parent.
 pub fn maps_owners(backend: BackendKind, filesystem: &str) -> bool {
     let by_backend = match (backend, filesystem) {
         (BackendKind::Overlay, _) => super::kernel_is(5, 19),
@@ -65,7 +66,7 @@ pub fn maps_owners(backend: BackendKind, filesystem: &str) -> bool {
     by_backend && (filesystem != "tmpfs" || super::kernel_is(6, 3))
 }
 
-/// An engine on a filesystem of its own, and a place for targets.
+/// An engine on its own filesystem, and a directory for targets.
 #[derive(Debug)]
 pub struct Bench {
     pub lab: Lab,
@@ -82,7 +83,7 @@ impl Bench {
     pub async fn with(lab: Lab, change: impl FnOnce(&mut Config)) -> Self {
         let targets = lab.kubelet_dir();
         let mut config = Config::new(lab.path().join("pool"));
-        // No test is decided by one of these coming about by chance.
+        // Chance must not decide a test.
         config.outcome_wait = Duration::from_secs(3600);
         config.input_wait = Duration::from_secs(3600);
         config.reap_interval = Duration::from_secs(3600);
@@ -112,7 +113,7 @@ impl Bench {
         request(&self.target(volume), "ci", pod, volume, attributes)
     }
 
-    /// Publishes a volume; returns where it is.
+    /// Publishes a volume; returns its path.
     pub async fn publish(
         &self,
         pod: &str,
@@ -143,7 +144,7 @@ impl Bench {
         assert!(!self.target(volume).exists(), "the target is gone");
     }
 
-    /// For how many volumes it is news.
+    /// Reports an outcome; returns for how many volumes it is new.
     pub async fn outcome(&self, pod: &str, outcome: Outcome) -> usize {
         self.told(pod, outcome).await.news
     }
@@ -154,7 +155,7 @@ impl Bench {
         told.unwrap_or_else(|error| panic!("outcome of {pod}: {error}"))
     }
 
-    /// A whole step: publishes, lets `work` do its part, unpublishes, succeeds, and waits until all is sealed.
+    /// A whole step: publishes, runs `work`, unpublishes, reports success, waits for the seal.
     pub async fn step<T>(
         &self,
         volume: &str,
@@ -170,7 +171,7 @@ impl Bench {
         result
     }
 
-    /// What one file of a new fork holds; `None` when it is not there. The fork is gone afterwards and commits nothing.
+    /// Reads one file through a new fork that commits nothing; `None` if it is missing.
     pub async fn look(
         &self,
         volume: &str,
@@ -201,10 +202,10 @@ impl Bench {
         })
     }
 
-    /// Waits until all that left is sealed or gone, but for those whose outcome is not known.
+    /// Waits until all unpublished volumes are sealed or deleted, except those without an outcome.
     ///
-    /// Unlike [`Engine::settled`] also for those that somebody holds open: a program that another test starts holds
-    /// copies of all our descriptors until it execs.
+    /// Unlike [`Engine::settled`] it waits for volumes that are still open: a child process of
+    /// another test holds copies of all our descriptors until its exec.
     pub async fn quiet(&self) {
         eventually("everything that left is sealed or gone", || {
             let rows = self.engine.volumes(None);
@@ -215,12 +216,12 @@ impl Bench {
         .await;
     }
 
-    /// Ends the engine in order and opens the pool again.
+    /// Shuts the engine down and opens the pool again.
     pub async fn restart(self) -> Self {
         self.restart_after(|_| {}).await
     }
 
-    /// Ends the engine in order, does something to the pool, and opens it again.
+    /// Shuts the engine down, changes the pool, and opens it again.
     pub async fn restart_after(self, change: impl FnOnce(&Path)) -> Self {
         let Self {
             lab,
@@ -231,7 +232,7 @@ impl Bench {
         engine.shutdown().await;
         drop(engine);
         let pool = config.pool.clone();
-        // Callers that are just told so may hold it a moment longer.
+        // Callers whose calls just ended may hold it a moment longer.
         eventually("the pool is let go", || PoolDirs::open(&pool).is_ok()).await;
         change(&pool);
         let engine = open_again(&config).await;
@@ -243,15 +244,15 @@ impl Bench {
         }
     }
 
-    /// That index, directories and mounts agree.
+    /// Checks that index, directories and mounts agree.
     pub async fn assert_whole(&self) {
         assert_eq!(self.engine.check().await.expect("check"), []);
     }
 
-    /// Ends the engine in order, and makes sure that nothing is left of what it served.
+    /// Shuts the engine down, and checks that nothing of its volumes is left.
     pub async fn finish(self) {
         self.quiet().await;
-        // A program that another test starts may hold what is to be deleted, until it execs.
+        // A child process of another test may hold deleted files until its exec.
         let deadline = Instant::now() + NEVER;
         while self.engine.reap().await.expect("reap").held > 0 {
             assert!(Instant::now() < deadline, "the trash is never empty");
@@ -268,8 +269,8 @@ impl Bench {
     }
 }
 
-/// Opens a pool whose engine was shut down. Its lock may be held a moment longer: by callers that are just told so, and by
-/// programs that other tests start, until they exec.
+/// Opens a pool whose engine was shut down. Its lock may be held a moment longer: by callers whose
+/// calls just ended, and by child processes of other tests until their exec.
 pub async fn open_again(config: &Config) -> Engine {
     let deadline = Instant::now() + NEVER;
     loop {
@@ -285,7 +286,7 @@ pub async fn open_again(config: &Config) -> Engine {
     }
 }
 
-/// Whether the mount that is seen there was made for this volume when it was asked for: it is called by the end of its id then.
+/// Whether the mount at `at` was made on request: then its source is the end of the volume's id.
 pub fn mounted_for(at: &Path, volume: &str) -> bool {
     let table = sys::mount_table().expect("mounts");
     let mount = table.iter().rev().find(|mount| mount.mount_point == at);
@@ -307,7 +308,7 @@ pub fn names(path: &Path) -> Vec<String> {
     names
 }
 
-/// Waits until something is so.
+/// Waits until the condition holds.
 pub async fn eventually(what: &str, is_so: impl Fn() -> bool) {
     let deadline = Instant::now() + NEVER;
     while !is_so() {
@@ -316,14 +317,14 @@ pub async fn eventually(what: &str, is_so: impl Fn() -> bool) {
     }
 }
 
-/// What a future is, that must come soon.
+/// Awaits a future that must complete soon.
 pub async fn soon<T>(what: &str, future: impl Future<Output = T>) -> T {
     tokio::time::timeout(NEVER, future)
         .await
         .unwrap_or_else(|_| panic!("never came: {what}"))
 }
 
-/// Whether a future still waits, after it was given the chance to go on once.
+/// Whether a future is still pending after one chance to make progress.
 pub async fn waits<T>(future: &mut (impl Future<Output = T> + Unpin)) -> bool {
     tokio::time::timeout(Duration::ZERO, future).await.is_err()
 }
@@ -354,7 +355,7 @@ pub fn request(
     }
 }
 
-/// A [`Bench`] on the default ground, overlay on ext4; ends the test, loudly, when this machine cannot make one.
+/// A [`Bench`] with overlay on ext4; skips the test with a message if this machine cannot make one.
 macro_rules! require_bench {
     () => {
         $crate::common::require_bench!(|_| {})

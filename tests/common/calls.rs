@@ -1,5 +1,4 @@
-//! Calls that kubelet would never make, and what is needed to spoil those that it makes.
-//! Nothing here checks an answer.
+//! Calls that kubelet would never make, and helpers to break valid ones. Checks no answer.
 
 use std::path::Path;
 

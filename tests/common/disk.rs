@@ -1,7 +1,7 @@
-//! A disk that loses what is written to it, and may be well again: a loop device over a file with holes, in a memory that has no
-//! room to fill them. To the kernel it is a disk that fails; nobody else is told.
+//! Disks that fail. [`SmallDisk`] loses writes and can recover: a loop device over a sparse file,
+//! in a tmpfs that is too full to allocate blocks. Only the kernel sees the error.
 //!
-//! One that does not answer ([`Frozen`]). And one that is slow ([`Slow`]).
+//! [`Frozen`] does not answer, and [`Slow`] is slow.
 
 use std::fs::File;
 use std::os::unix::fs::{FileExt as _, MetadataExt as _};
@@ -16,14 +16,14 @@ use super::{Fs, Lab};
 
 const MIB: u64 = 1 << 20;
 
-/// The disk under a [`Lab`], which must be gone before it.
+/// The disk under a [`Lab`], which must be dropped first.
 #[derive(Debug)]
 pub struct SmallDisk {
     memory: Lab,
     image: File,
 }
 
-/// Such a disk and a bench on it; says what is missing and ends the test where there can be none.
+/// Such a disk and a bench on it; skips the test with the reason if this machine cannot make one.
 macro_rules! require_small_disk {
     () => {
         match $crate::common::disk::SmallDisk::bench().await {
@@ -38,7 +38,7 @@ macro_rules! require_small_disk {
 
 pub(crate) use require_small_disk;
 
-/// A part of a file, and where that is on the disk.
+/// A part of a file, and its place on the disk.
 #[derive(Debug, Clone, Copy)]
 struct Extent {
     on_disk: u64,
@@ -57,13 +57,13 @@ impl SmallDisk {
         Ok((Self { memory, image }, lab))
     }
 
-    /// One with a bench on it: [`require_small_disk`].
+    /// A disk with a bench on it: [`require_small_disk`].
     pub async fn bench() -> Result<(Self, Bench), String> {
         let (disk, lab) = Self::make()?;
         Ok((disk, Bench::new(lab).await))
     }
 
-    /// From now on it loses what is written to the places where this file lies, and what it had there.
+    /// From now on it loses this file's content, and everything written to the same blocks.
     pub fn breaks_at(&self, file: &Path) -> Broken {
         let extents = extents(file);
         let kept = extents.iter().map(|extent| {
@@ -89,13 +89,13 @@ impl SmallDisk {
         }
     }
 
-    /// The mounts that were left below its memory.
+    /// The mounts that were left below its tmpfs.
     pub fn close(self) -> Vec<PathBuf> {
         self.memory.close()
     }
 }
 
-/// A disk that is broken at some places.
+/// A disk with broken blocks.
 #[derive(Debug)]
 pub struct Broken {
     image: File,
@@ -106,26 +106,26 @@ pub struct Broken {
 }
 
 impl Broken {
-    /// Somebody hears that it failed, as by `sync`: until then overlayfs mounts nothing.
+    /// Collects the write-back error, as `sync` does; until then overlayfs mounts nothing.
     pub fn is_heard(&self) {
         let _heard = rustix::fs::syncfs(File::open(&self.file).expect("open"));
     }
 
-    /// It takes writes again. What it lost stays lost.
+    /// It accepts writes again. Lost content stays lost.
     pub fn works_again(self) {
         std::fs::remove_file(&self.ballast).expect("the disk is well again");
     }
 
-    /// It takes writes again, and has lost nothing but what was written meanwhile. Somebody hears of it, as by `sync`.
+    /// It accepts writes again, and lost only those meanwhile. Collects the error, as `sync` does.
     pub fn heals(self) {
         let file = File::open(&self.file).expect("open");
         self.heals_unheard();
         let _heard = rustix::fs::syncfs(file);
     }
 
-    /// The same, and nobody asks whether anything was lost.
+    /// Like `heals`, but the write-back error stays uncollected.
     pub fn heals_unheard(self) {
-        std::fs::remove_file(&self.ballast).expect("there is room");
+        std::fs::remove_file(&self.ballast).expect("the tmpfs has free space");
         for (extent, kept) in self.extents.iter().zip(&self.kept) {
             let written = self.image.write_all_at(kept, extent.on_disk);
             written.expect("the disk is well again");
@@ -133,7 +133,8 @@ impl Broken {
     }
 }
 
-/// A filesystem to which every write waits, until this is dropped. Must be dropped before anybody waits for a process that writes there.
+/// A filesystem on which every write blocks until this is dropped. Drop it before you wait for a
+/// process that writes there.
 #[derive(Debug)]
 pub struct Frozen(PathBuf);
 
@@ -150,21 +151,21 @@ impl Drop for Frozen {
     }
 }
 
-/// Writes back what the filesystem of this path holds, all of which the disk takes.
+/// Writes back the filesystem of this path; every block must succeed.
 pub fn sync(path: &Path) {
     let dir = File::open(path).expect("open");
     rustix::fs::syncfs(dir).expect("all is well");
 }
 
-/// The disk under a [`Lab`], which takes only so many bytes each second, until this is dropped.
+/// The disk under a [`Lab`], limited to this many bytes per second until it is dropped.
 #[derive(Debug)]
 pub struct Slow {
     device: String,
 }
 
 impl Slow {
-    /// The limit of the root of version 1 of cgroups. Version 2 has none for its root, to which belongs whatever is written back of
-    /// processes that are in no group with a limit of their own.
+    /// The limit in the root of cgroups version 1. Version 2 has none in its root, which is charged
+    /// for the write-back of all processes without their own limit.
     const LIMIT: &str = "/sys/fs/cgroup/blkio/blkio.throttle.write_bps_device";
 
     /// The error is a sentence.
@@ -191,7 +192,7 @@ impl Drop for Slow {
     }
 }
 
-/// Where a file lies.
+/// The extents of a file.
 fn extents(path: &Path) -> Vec<Extent> {
     let output = Command::new("filefrag")
         .args(["-v", "-b1"])
@@ -219,7 +220,7 @@ fn extents(path: &Path) -> Vec<Extent> {
     found
 }
 
-/// A file that takes all the room of a filesystem, in which nothing is written.
+/// A file that takes all free blocks of a filesystem, without writing any.
 pub fn fill(path: &Path) {
     let file = File::create(path).expect("create");
     let free = rustix::fs::fstatvfs(&file).expect("statvfs");
@@ -232,7 +233,7 @@ pub fn fill(path: &Path) {
     }
 }
 
-/// A file in a small memory that takes all of its room.
+/// A file that fills a small tmpfs.
 fn take_all_room(path: &Path) {
     use std::io::Write as _;
     let mut file = File::create(path).expect("create");

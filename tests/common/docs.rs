@@ -1,4 +1,4 @@
-//! The pages that people read, and the manifests that stand in them. Compiled by itself (`#[path]`) into the tests that need it.
+//! The pages of the documentation and their manifests. Tests include this file by `#[path]`.
 
 use std::fs;
 use std::path::{Path, PathBuf};
@@ -18,7 +18,7 @@ pub(crate) fn pages() -> Vec<PathBuf> {
     pages
 }
 
-/// The blocks of YAML with whole manifests, and their page. Parts of manifests stand there, too.
+/// The YAML blocks with whole manifests, each with its page. Fragments are left out.
 pub(crate) fn manifests() -> Vec<(PathBuf, String)> {
     let mut found = Vec::new();
     for page in pages() {

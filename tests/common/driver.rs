@@ -1,5 +1,5 @@
-//! The driver in this process: a pool on a lab, the real services on a real socket, and a double of kubelet.
-//! It knows how to say that nothing was left behind.
+//! The driver in this process: a pool on a lab, the real services on a real socket, and a fake
+//! kubelet. It can check that nothing is left behind.
 
 use std::path::{Path, PathBuf};
 use std::time::Duration;
@@ -31,12 +31,12 @@ pub struct Driver {
 }
 
 impl Driver {
-    /// Opens a new pool on the lab, with a backend.
+    /// Creates a pool on the lab, with a backend.
     pub async fn start(lab: Lab, backend: Option<BackendKind>) -> Self {
         Self::start_with(lab, |config| config.backend = backend).await
     }
 
-    /// Opens a new pool on the lab, set up by `change`.
+    /// Creates a pool on the lab, configured by `change`.
     pub async fn start_with(lab: Lab, change: impl FnOnce(&mut Config)) -> Self {
         standalone::prepare_process();
         let mut config = Config::new(lab.path().join("pool"));
@@ -72,12 +72,12 @@ impl Driver {
         }
     }
 
-    /// Where a target would be for requests that are made by hand.
+    /// The directory for targets of hand-made requests.
     pub fn pods(&self) -> PathBuf {
         self.lab.kubelet_dir().join("pods")
     }
 
-    /// Whether there is no volume, no mount and no directory of one, and the pool is sound.
+    /// Checks that no volume, mount or volume directory is left, and that the pool is sound.
     pub async fn assert_nothing_left(&self, after: &str) {
         self.engine.settled().await;
         let volumes = self.engine.volumes(None);
@@ -89,18 +89,18 @@ impl Driver {
         self.assert_sound(after).await;
     }
 
-    /// Whether the pool is sound.
+    /// Checks that the pool is sound.
     pub async fn assert_sound(&self, after: &str) {
         let findings = self.engine.check().await.expect("check");
         assert!(findings.is_empty(), "{after}: {findings:?}");
     }
 
-    /// Says that it is time to stop.
+    /// Requests the shutdown.
     pub fn begin_to_stop(&mut self) {
         drop(self.stop.take());
     }
 
-    /// Stops serving, and says how that ended; the engine goes too.
+    /// Shuts down server and engine, and checks that both end well.
     pub async fn stop(mut self) -> Lab {
         self.begin_to_stop();
         self.served
@@ -113,7 +113,7 @@ impl Driver {
     }
 }
 
-/// The services without an engine, on a socket that goes with the directory, and a connection to them.
+/// The services without an engine, on a socket in a temporary directory, and a connection to them.
 pub async fn serve_without_engine(
     readiness: watch::Receiver<Readiness>,
 ) -> (tempfile::TempDir, Channel) {

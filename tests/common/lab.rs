@@ -1,7 +1,7 @@
-//! Filesystems for tests: an image in memory, made, mounted, and gone in `Drop`.
+//! Filesystems for tests: an image in memory, formatted, mounted, and removed in `Drop`.
 //!
-//! A test that leaves mounts behind is a test that found something, so a lab knows what was left below it
-//! ([`Lab::leftovers`], [`Lab::close`]). What is removed here is removed by `rmdir` and by name.
+//! A mount that a test leaves behind is a fault, so a lab lists them ([`Lab::leftovers`],
+//! [`Lab::close`]). The lab removes only what it knows: by `rmdir` and by name.
 
 use std::ffi::OsString;
 use std::fs::File;
@@ -15,30 +15,30 @@ use rustix::mount::{MountPropagationFlags, UnmountFlags};
 
 const MIB: u64 = 1 << 20;
 
-/// A kind of filesystem, made in the way that matters to copy-on-write.
+/// A kind of filesystem, with the features that matter to copy-on-write.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Hash)]
 pub enum Fs {
     /// ext4 with a journal.
     Ext4,
-    /// xfs that can share blocks between files.
+    /// xfs with reflinks.
     XfsReflink,
-    /// xfs that cannot.
+    /// xfs without reflinks.
     Xfs,
     /// btrfs on one device.
     Btrfs,
-    /// ext4 that enforces limits on projects, where the kernel can.
+    /// ext4 with enforced project quotas, if the kernel can.
     Ext4Quota,
-    /// The same of xfs.
+    /// xfs with enforced project quotas.
     XfsQuota,
-    /// Memory: no blocks to share, no durability.
+    /// tmpfs: no reflinks, no durability.
     Tmpfs,
 }
 
 impl Fs {
-    /// Every kind that each kernel has, for tests that run on all of them.
+    /// The kinds that every kernel has, for tests on all of them.
     pub const ALL: [Fs; 5] = [Fs::Ext4, Fs::XfsReflink, Fs::Xfs, Fs::Btrfs, Fs::Tmpfs];
 
-    /// Those that enforce limits on projects; not every kernel is built with quotas.
+    /// The kinds with enforced project quotas; some kernels are built without quotas.
     pub const WITH_QUOTA: [Fs; 2] = [Fs::Ext4Quota, Fs::XfsQuota];
 
     /// A name for messages and directories.
@@ -54,7 +54,7 @@ impl Fs {
         }
     }
 
-    /// How one in a file is mounted.
+    /// The mount options of one in an image.
     fn options(self) -> &'static str {
         if Self::WITH_QUOTA.contains(&self) {
             "loop,prjquota"
@@ -63,7 +63,7 @@ impl Fs {
         }
     }
 
-    /// The program that makes one, and its arguments. Nothing is written that the kernel can write later.
+    /// The program that formats one, and its arguments. The kernel writes the rest later.
     fn mkfs(self) -> Option<(&'static str, &'static [&'static str])> {
         match self {
             Fs::Ext4 => Some((
@@ -71,7 +71,7 @@ impl Fs {
                 &[
                     "-q",
                     "-F",
-                    // As on disks of any size: small ones would get 1 KiB.
+                    // As on large disks; a small one would get 1 KiB.
                     "-b",
                     "4096",
                     "-E",
@@ -112,10 +112,9 @@ pub struct Lab {
 }
 
 impl Lab {
-    /// Makes a filesystem of 1 GiB (none of it used until written).
+    /// Makes a sparse filesystem of 1 GiB.
     ///
-    /// # Panics
-    /// When this machine cannot; `require_lab!` skips the test instead.
+    /// # Panics If this machine cannot; `require_lab!` skips the test instead.
     pub fn new(fs: Fs) -> Self {
         Self::try_new(fs).unwrap_or_else(|reason| panic!("{reason}"))
     }
@@ -140,7 +139,7 @@ impl Lab {
         }
     }
 
-    /// The same with its image in a directory of the caller's, for a disk that has less room than it says.
+    /// Like `try_sized`, with its image in the given directory, for a disk with too little space.
     pub fn try_inside(images: &Path, fs: Fs, bytes: u64) -> Result<Self, String> {
         static NEXT: AtomicU32 = AtomicU32::new(0);
         if !super::is_root() {
@@ -201,7 +200,7 @@ impl Lab {
         self.base.join("fs")
     }
 
-    /// The file that the filesystem is in; a tmpfs is in none.
+    /// The image file; a tmpfs has none.
     pub fn image(&self) -> Option<&Path> {
         self.image.as_deref()
     }
@@ -213,14 +212,14 @@ impl Lab {
         path
     }
 
-    /// A place for sockets and the like that is not on the filesystem under test. Short, since the path of a
-    /// socket has to be below 108 bytes.
+    /// A directory for sockets and the like, outside the filesystem under test. Short, because a
+    /// socket's path has less than 108 bytes.
     pub fn run_dir(&self) -> PathBuf {
         self.kubelet_dir().join("run")
     }
 
-    /// Where pods live, as on a node: another filesystem than the pool's, mounted shared, so that mounts made
-    /// there travel.
+    /// The pods' directory, as on a node: not the pool's filesystem, and mounted shared, so that
+    /// mounts in it propagate.
     pub fn kubelet_dir(&self) -> PathBuf {
         self.kubelet
             .get_or_init(|| {
@@ -252,7 +251,7 @@ impl Lab {
         let mut left = Vec::new();
         for mount in mounts_below(&self.base) {
             match own.iter().position(|path| *path == mount) {
-                // A second mount on the lab's own mount point is nobody's but the test's.
+                // A second mount on the lab's own mount point was made by the test.
                 Some(index) if !seen_own[index] => seen_own[index] = true,
                 _ => left.push(mount),
             }
@@ -261,31 +260,31 @@ impl Lab {
         left
     }
 
-    /// Unmounts everything and removes it; returns what [`Lab::leftovers`] said before.
+    /// Unmounts and removes everything; returns what [`Lab::leftovers`] returned before.
     pub fn close(mut self) -> Vec<PathBuf> {
         let left = self.leftovers();
         self.tear_down();
         left
     }
 
-    /// Unmounts the filesystem and mounts it again, as a reboot does: the page cache of it is gone, and so is
-    /// every mount below.
+    /// Unmounts the filesystem and mounts it again, as a reboot does: its page cache and all mounts
+    /// below are gone.
     pub fn remount(&self) {
         self.mount_again(self.fs.options());
     }
 
-    /// The same without the options that have limits enforced.
+    /// Like `remount`, without enforced quotas.
     pub fn remount_without_quota(&self) {
         self.mount_again("loop");
     }
 
-    /// Unmounts an ext4, and all that is mounted below, and mounts it again as `e2fsck` has left it.
+    /// Unmounts an ext4 and all mounts below, runs `e2fsck`, and mounts it again.
     pub fn repair(&self) {
         assert_eq!(self.fs, Fs::Ext4, "only ext4 is repaired by this program");
         unmount_below(&self.base.join("kubelet"), true);
         unmount_below(&self.path(), false);
         let image = self.image.as_ref().expect("ext4");
-        // It says by its code that it mended something, which is no failure.
+        // Its exit code 1 says that it repaired something, which is no failure.
         let mended = run(Command::new("e2fsck").args(["-f", "-y"]).arg(image));
         run(Command::new("e2fsck").args(["-f", "-n"]).arg(image))
             .unwrap_or_else(|reason| panic!("{reason} after {mended:?}"));
@@ -316,7 +315,7 @@ impl Lab {
         .unwrap_or_else(|reason| panic!("{reason}"));
     }
 
-    /// Makes the filesystem read-only, or writable again, below everything that uses it.
+    /// Makes the filesystem read-only or writable while it is in use.
     pub fn set_read_only(&self, read_only: bool) {
         let option = if read_only {
             "remount,ro"
@@ -327,7 +326,7 @@ impl Lab {
             .unwrap_or_else(|reason| panic!("{reason}"));
     }
 
-    /// No program that lies on the filesystem can be run, as if it were mounted `noexec`.
+    /// Remounts it `noexec`, so that no program on it runs.
     pub fn forbid_programs(&self) {
         run(Command::new("mount")
             .args(["-o", "remount,noexec"])
@@ -335,7 +334,7 @@ impl Lab {
         .unwrap_or_else(|reason| panic!("{reason}"));
     }
 
-    /// Has an ext4 take no more changes, below everything that uses it, as after an error of its disk. statfs(2) does not tell.
+    /// Stops all changes to an ext4 in use, as after a disk error. statfs(2) does not show it.
     pub fn disk_fails(&self) {
         assert_eq!(self.fs, Fs::Ext4, "only ext4 can be told so");
         run(Command::new("mount")
@@ -358,7 +357,7 @@ impl Lab {
         }
         unmount_below(&self.base, false);
         for name in ["fs", "kubelet"] {
-            // Plain rmdir: if something is still mounted there, it stays and says so.
+            // Plain rmdir: a directory with a mount on it stays, with a message.
             let path = self.base.join(name);
             if let Err(error) = std::fs::remove_dir(&path)
                 && error.kind() != std::io::ErrorKind::NotFound
@@ -383,7 +382,7 @@ impl Drop for Lab {
     }
 }
 
-/// Every mount point at or below `path`, in the order in which they were mounted.
+/// Every mount point at or below `path`, in mount order.
 fn mounts_below(path: &Path) -> Vec<PathBuf> {
     baggageclaim::sys::mount_table()
         .expect("the mount table can be read")
@@ -393,8 +392,8 @@ fn mounts_below(path: &Path) -> Vec<PathBuf> {
         .collect()
 }
 
-/// Unmounts what is mounted at (unless `keep_root`) or below `path`, deepest first, again and again: mounts
-/// stack. What is busy is detached.
+/// Unmounts everything at (unless `keep_root`) or below `path`, deepest first, repeatedly because
+/// mounts stack. Busy mounts are detached.
 fn unmount_below(path: &Path, keep_root: bool) {
     for _ in 0..64 {
         let mut mounts = mounts_below(path);
@@ -416,7 +415,7 @@ fn unmount_below(path: &Path, keep_root: bool) {
     eprintln!("lab: cannot unmount everything below {}", path.display());
 }
 
-/// Runs a program to its end; what it complained of when it fails.
+/// Runs a program to its end; the error has its output.
 pub fn run(command: &mut Command) -> Result<(), String> {
     let words: Vec<OsString> = std::iter::once(command.get_program())
         .chain(command.get_args())
@@ -433,8 +432,9 @@ pub fn run(command: &mut Command) -> Result<(), String> {
     ))
 }
 
-/// Runs it by the one thread that has no descriptor of any test. Until it execs, a child has copies of all that its parent has, and for
-/// that moment it would hold files open and mounts busy that another test has just let go of.
+/// Starts the program from a thread without the tests' descriptors. Until its exec a child has
+/// copies of its parent's descriptors, and would keep files open and mounts busy that another test
+/// has just released.
 fn output(command: &mut Command) -> std::io::Result<Output> {
     type Job = (Command, mpsc::Sender<std::io::Result<Output>>);
     static STARTER: LazyLock<mpsc::Sender<Job>> = LazyLock::new(|| {
@@ -442,7 +442,7 @@ fn output(command: &mut Command) -> std::io::Result<Output> {
         std::thread::spawn(move || {
             forget_descriptors();
             for (mut command, answer) in jobs {
-                let _whoever_asked_is_gone = answer.send(command.output());
+                let _caller_is_gone = answer.send(command.output());
             }
         });
         starter
@@ -453,12 +453,13 @@ fn output(command: &mut Command) -> std::io::Result<Output> {
     answered.recv().expect("the thread lives")
 }
 
-/// Gives this thread a table of descriptors of its own, with nothing in it but the standard three.
+/// Gives this thread its own descriptor table, with only the standard three in it.
 #[expect(unsafe_code, reason = "no crate has this call for one thread")]
 fn forget_descriptors() {
     use nix::libc;
     let unshare = libc::CLOSE_RANGE_UNSHARE.cast_signed();
-    // SAFETY: the table is copied before anything is closed in it, so nothing that another thread owns is closed; this one owns nothing.
+    // SAFETY: the table is copied before anything in it is closed, so no other thread's descriptor
+    // is closed. This thread owns none.
     let result = unsafe { libc::close_range(3, libc::c_uint::MAX, unshare) };
     assert_eq!(result, 0, "{}", std::io::Error::last_os_error());
 }

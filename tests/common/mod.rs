@@ -1,17 +1,16 @@
-//! What the integration tests share: filesystems to try things on, trees to put there, and a way to
-//! see whether two trees are the same.
+//! Shared code of the integration tests: filesystems, trees of files, comparisons of trees.
 //!
-//! - [`driver`]: the driver in this process, and a kubelet that asks it.
-//! - [`process`]: the driver of a node as a process, and how kubelet registers it.
-//! - [`disk`]: a disk that loses what is written to it, and one that does not answer.
-//! - [`lab`]: a filesystem of a kind in a file in memory, gone when the test is over.
-//! - [`tree`]: trees of files, plain and nasty.
-//! - [`snapshot`]: everything that can be seen of a tree, as a value to compare.
-//! - [`api`]: a double of the API server.
+//! - [`driver`]: the driver in this process, and a fake kubelet that calls it.
+//! - [`process`]: a node's driver as a process, and its registration with kubelet.
+//! - [`disk`]: a disk that loses writes, one that does not answer, and a slow one.
+//! - [`lab`]: a filesystem of some kind in an image in memory, removed after the test.
+//! - [`tree`]: trees of files, plain and odd.
+//! - [`snapshot`]: every visible property of a tree, as a value to compare.
+//! - [`api`]: a fake API server.
 //! - [`raw`]: calls whose messages are bytes.
-//! - [`bench`]: an engine on such a filesystem, asked by short names.
+//! - [`bench`]: an engine on such a filesystem, with short method names.
 //!
-//! Nothing here but the bench knows what the product does; it must be believable on its own (`tests/lab.rs`).
+//! Only the bench knows the product. The rest is tested on its own (`tests/lab.rs`).
 
 #![allow(
     dead_code,
@@ -20,7 +19,8 @@
     unreachable_pub,
     clippy::print_stderr,
     clippy::disallowed_types,
-    reason = "every test binary compiles this module and uses a part of it; a skipped test must say so; a lab runs mkfs and mount"
+    reason = "every test binary compiles this module and uses a part of it; \
+              a skipped test must say so; a lab runs mkfs and mount"
 )]
 
 use std::io::Write as _;
@@ -40,23 +40,23 @@ pub use driver::Driver;
 pub use lab::{Fs, Lab};
 pub use snapshot::{Snapshot, assert_same};
 
-/// Says on stderr that a test did not run, and why. On CI that is a failure: there, everything runs.
+/// Reports on stderr that a test did not run, and why. In CI, where all must run, it fails.
 pub fn skip(reason: &str) {
     assert!(
         std::env::var_os("CI").is_none(),
         "CI is set, so nothing may be skipped: {reason}"
     );
     let test = std::thread::current().name().unwrap_or("?").to_owned();
-    // Not eprintln!, which the test harness keeps to itself when a test passes.
+    // eprintln! would not show: the test harness captures it when a test passes.
     let _ = writeln!(std::io::stderr(), "SKIPPED: {test}: {reason}");
 }
 
-/// Whether this test runs in a guest (tests/guests): an emulated machine with another kernel, slow, and with quotas.
+/// Whether this test runs in a guest (tests/guests): a slow virtual machine with another kernel.
 pub fn in_a_guest() -> bool {
     std::env::var_os("BAGGAGECLAIM_IN_A_GUEST").is_some()
 }
 
-/// Says that a test did not run for want of something that the guests have: there it runs, or fails.
+/// Reports that a test did not run because it needs a guest's features; in a guest it must run.
 pub fn skip_outside_guests(reason: &str) {
     if in_a_guest() {
         skip(reason);
@@ -68,8 +68,7 @@ pub fn skip_outside_guests(reason: &str) {
     );
 }
 
-/// Whether the kernel is this one or a newer one. What a kernel can is found by trying; this is for tests that know
-/// what must be found.
+/// Whether the kernel has at least this version: for tests that know what must be detected.
 pub fn kernel_is(major: u32, minor: u32) -> bool {
     let name = rustix::system::uname();
     let release = name.release().to_string_lossy().into_owned();
@@ -85,12 +84,12 @@ pub fn has_descriptors() -> bool {
     kernel_is(6, 13)
 }
 
-/// Whether limits on projects can be set: by `quotactl_fd` (Linux 5.14).
+/// Whether project limits can be set: by `quotactl_fd` (Linux 5.14).
 pub fn has_project_quotas() -> bool {
     kernel_is(5, 14)
 }
 
-/// Says that a test did not run because this kernel is too old for what it is about, which is as it must be.
+/// Reports that a test did not run because this kernel is too old for it, which is no failure.
 pub fn too_old(for_what: &str) {
     let test = std::thread::current().name().unwrap_or("?").to_owned();
     let _ = writeln!(
@@ -104,7 +103,7 @@ pub fn is_root() -> bool {
     rustix::process::geteuid().is_root()
 }
 
-/// Ends the test, loudly, when it does not run as root.
+/// Skips the test with a message if it does not run as root.
 macro_rules! require_root {
     () => {
         if !$crate::common::is_root() {
@@ -114,7 +113,7 @@ macro_rules! require_root {
     };
 }
 
-/// A [`Lab`] of a kind; ends the test, loudly, when this machine cannot make one.
+/// A [`Lab`] of a kind; skips the test with a message if this machine cannot make one.
 macro_rules! require_lab {
     ($fs:expr) => {
         match $crate::common::Lab::try_new($fs) {
@@ -127,7 +126,7 @@ macro_rules! require_lab {
     };
 }
 
-/// A [`Lab`] that enforces limits on projects; ends the test where the kernel has no quotas, which only a guest may not.
+/// A [`Lab`] with enforced project quotas; skips the test in a guest whose kernel has no quotas.
 macro_rules! require_quota_lab {
     ($fs:expr) => {{
         if !$crate::common::has_project_quotas() {

@@ -1,7 +1,7 @@
-//! `baggageclaim node` as a process of its own, and kubelet's side of its registration: a directory that is watched, and
-//! the calls that kubelet makes when a socket comes there.
+//! `baggageclaim node` as a process, and kubelet's side of its registration: a watched directory,
+//! and the calls that kubelet makes when a socket appears there.
 //!
-//! It waits for events, never for a time; `PATIENCE` is only for the day on which an event does not come.
+//! It waits for events, never for a time. `PATIENCE` is only for an event that does not come.
 
 use std::io::BufRead as _;
 use std::net::SocketAddr;
@@ -25,10 +25,10 @@ use tonic::transport::{Channel, Endpoint, Uri};
 use super::Lab;
 use super::api::Api;
 
-/// How long something may take that takes no time on a quiet machine.
+/// The timeout for events that are immediate on an idle machine.
 pub const PATIENCE: Duration = Duration::from_secs(60);
 
-/// The driver of a node, in its own process; killed in `Drop` if it still runs.
+/// A node's driver as a process; `Drop` kills it if it still runs.
 pub struct NodeProcess {
     child: Child,
     log: watch::Receiver<String>,
@@ -38,12 +38,12 @@ pub struct NodeProcess {
 }
 
 impl NodeProcess {
-    /// Starts it on the lab, with what kubelet makes before any plugin, and with these flags more.
+    /// Starts it on the lab, with kubelet's directories made first, and with these flags.
     pub fn start(lab: &Lab, flags: &[&str]) -> Self {
         Self::start_at(lab, lab.kubelet_dir(), flags)
     }
 
-    /// The same for a kubelet that has its directory elsewhere.
+    /// Like `start`, for a kubelet with another directory.
     pub fn start_at(lab: &Lab, kubelet_dir: PathBuf, flags: &[&str]) -> Self {
         std::fs::create_dir_all(kubelet_dir.join("plugins")).expect("mkdir");
         let pool = lab.path().join("pool");
@@ -66,7 +66,7 @@ impl NodeProcess {
             .expect("the binary runs");
         let stderr = child.stderr.take().expect("it is piped");
         let (written, log) = watch::channel(String::new());
-        // Until the end of the file, which comes with the end of the process.
+        // Up to the end of file, which comes when the process ends.
         std::thread::spawn(move || {
             for line in std::io::BufReader::new(stderr).lines() {
                 let line = line.expect("text") + "\n";
@@ -83,7 +83,7 @@ impl NodeProcess {
         }
     }
 
-    /// Starts it with an API server to hear from, and with these flags more.
+    /// Starts it with an API server and these flags.
     pub fn start_with_api(lab: &Lab, api: &Api, flags: &[&str]) -> Self {
         let kubeconfig = api.kubeconfig(&lab.run_dir());
         let kubeconfig = kubeconfig.to_str().expect("text");
@@ -91,14 +91,14 @@ impl NodeProcess {
         Self::start(lab, &[&with_api, flags].concat())
     }
 
-    /// A double of kubelet, once the driver is ready.
+    /// A fake kubelet, once the driver is ready.
     pub async fn kubelet(&self) -> Kubelet {
         Kubelet::connect_when_ready(&self.socket, &self.kubelet_dir, PATIENCE)
             .await
             .expect("the driver becomes ready")
     }
 
-    /// Where it tells health and metrics.
+    /// The address of health and metrics.
     pub async fn http(&self) -> SocketAddr {
         self.logged("health and metrics", 1).await;
         let log = self.log.borrow();
@@ -113,7 +113,7 @@ impl NodeProcess {
         kill_process(Pid::from_child(&self.child), signal).expect("kill");
     }
 
-    /// Lets it have no more than so many descriptors from now on.
+    /// Lowers its limit of descriptors (RLIMIT_NOFILE).
     pub fn limit_descriptors(&self, most: u64) {
         let limit = Rlimit {
             current: Some(most),
@@ -127,7 +127,7 @@ impl NodeProcess {
         states(self.child.id())
     }
 
-    /// Waits until the log says something so often.
+    /// Waits until the log contains `what` this many times.
     pub async fn logged(&self, what: &str, times: usize) {
         let mut log = self.log.clone();
         let said = log.wait_for(|log| log.matches(what).count() >= times);
@@ -136,9 +136,9 @@ impl NodeProcess {
         assert!(said, "{what:?} not {times} times: {}", *self.log.borrow());
     }
 
-    /// Waits until it has ended; its exit code if it was not killed, and its log.
+    /// Waits for its end; its exit code unless it was killed, and its log.
     pub async fn ended(mut self) -> (Option<i32>, String) {
-        // The log is closed with the process.
+        // The log is closed when the process ends.
         let closed = async { while self.log.changed().await.is_ok() {} };
         let closed = tokio::time::timeout(PATIENCE, closed).await;
         closed.unwrap_or_else(|_| panic!("it does not end: {}", *self.log.borrow()));
@@ -146,7 +146,7 @@ impl NodeProcess {
         (status.code(), self.log.borrow().clone())
     }
 
-    /// Ends it as an orchestrator does, and says what it logged.
+    /// Sends SIGTERM as an orchestrator does; returns its log.
     pub async fn terminate(self) -> String {
         self.signal(Signal::TERM);
         let (code, log) = self.ended().await;
@@ -154,7 +154,7 @@ impl NodeProcess {
         log
     }
 
-    /// Ends it at an instruction that nobody chose. Its log.
+    /// Kills it at an arbitrary instruction; returns its log.
     pub async fn kill(self) -> String {
         self.signal(Signal::KILL);
         let (code, log) = self.ended().await;
@@ -170,13 +170,13 @@ impl Drop for NodeProcess {
     }
 }
 
-/// The state letters of the threads of a process, as proc(5) has them; of one that has ended and has threads that the
-/// kernel cannot end yet, the first is `Z`.
+/// The state letters of a process's threads, as in proc(5). The first is `Z` for a process that has
+/// ended, but has threads that the kernel cannot end yet.
 pub fn states(pid: u32) -> Vec<char> {
     let threads = std::fs::read_dir(format!("/proc/{pid}/task")).expect("it is ours");
     let mut threads: Vec<_> = threads.map(|thread| thread.expect("an entry")).collect();
     threads.sort_by_key(std::fs::DirEntry::file_name);
-    // One that ends meanwhile has none.
+    // A thread that ends meanwhile has none.
     let lines = threads
         .iter()
         .filter_map(|thread| std::fs::read_to_string(thread.path().join("stat")).ok());
@@ -184,8 +184,8 @@ pub fn states(pid: u32) -> Vec<char> {
     lines.filter_map(letter).collect()
 }
 
-/// Whether a process that can be told to end waits for a disk that does not answer: one of its threads does nothing else for a
-/// while, as none does that only waits for a page of the binary.
+/// Whether a killable process waits for a disk that does not answer: one thread stays in that state
+/// for a while. A thread that waits for a page of the binary soon leaves it.
 pub fn hangs(pid: u32) -> bool {
     const LOOKS: usize = 20;
     let is_told = || {
@@ -208,7 +208,7 @@ pub struct Registry {
 }
 
 impl Registry {
-    /// Makes the directory, as kubelet does at its start, and watches it.
+    /// Makes and watches the directory, as kubelet does at its start.
     pub fn new(kubelet_dir: &Path) -> Self {
         let dir = kubelet_dir.join("plugins_registry");
         std::fs::create_dir_all(&dir).expect("mkdir");
@@ -217,7 +217,7 @@ impl Registry {
         Self { dir, watch }
     }
 
-    /// Where the driver's socket is to be.
+    /// The path of the driver's socket.
     pub fn socket(&self) -> PathBuf {
         self.dir.join(format!("{DRIVER_NAME}@reg.sock"))
     }
@@ -230,7 +230,7 @@ impl Registry {
         Some(metadata.ino())
     }
 
-    /// Waits until the directory looks like this.
+    /// Waits until the condition holds for the directory.
     pub async fn until(&self, what: &str, mut so: impl FnMut(&Self) -> bool) {
         let wait = async {
             while !so(self) {
@@ -241,12 +241,12 @@ impl Registry {
         waited.unwrap_or_else(|_| panic!("not within {PATIENCE:?}: {what}"));
     }
 
-    /// A connection to the driver's socket, once it answers: between `bind` and `listen` it does not.
+    /// Connects to the driver's socket once it answers: between `bind` and `listen` it does not.
     pub async fn connect(&self) -> RegistrationClient<Channel> {
         self.until("a socket", |registry| registry.inode().is_some())
             .await;
         let path = self.socket();
-        // As kubelet's gRPC library names the host that is called: by the path.
+        // Kubelet's gRPC library uses the path as the host name.
         let host = path.to_str().expect("text").replace('/', "%2F");
         let channel = Endpoint::from_shared(format!("http://{host}"))
             .expect("it passes for a host")
@@ -267,14 +267,14 @@ impl Registry {
         RegistrationClient::new(channel.expect("the registration's socket answers"))
     }
 
-    /// Asks who is there.
+    /// Calls GetInfo.
     pub async fn info(&self) -> registration::PluginInfo {
         let mut client = self.connect().await;
         let info = client.get_info(registration::InfoRequest {}).await;
         info.expect("an answer").into_inner()
     }
 
-    /// Says what became of it.
+    /// Calls NotifyRegistrationStatus.
     pub async fn notify(&self, error: Option<&str>) {
         let mut client = self.connect().await;
         let status = registration::RegistrationStatus {

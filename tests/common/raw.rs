@@ -1,10 +1,10 @@
-//! A codec that knows no message: for who hands calls on, or sends what a descriptor describes.
-//! Nothing here looks into the bytes.
+//! A codec for messages as bytes: for proxies, and for messages that only a descriptor describes.
+//! It never decodes them.
 
 use tonic::Status;
 use tonic::codec::{Codec, DecodeBuf, Decoder, EncodeBuf, Encoder};
 
-/// Messages as bytes, whatever they are.
+/// A message's bytes.
 #[derive(Default)]
 pub struct Raw;
 

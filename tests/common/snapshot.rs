@@ -1,7 +1,7 @@
-//! Everything that can be seen of a tree of files, as a value: taken once, compared later.
+//! Every visible property of a tree of files, as a value: taken once, compared later.
 //!
-//! Names and contents are bytes. What is not content is left out: ctime, inode numbers, sizes of directories,
-//! link counts (which names share an inode is in).
+//! Names and contents are bytes. Left out is what is not content: ctime, inode numbers, sizes of
+//! directories and link counts (but it records which names share an inode).
 
 use std::collections::{BTreeMap, HashMap};
 use std::ffi::OsStr;
@@ -23,32 +23,32 @@ pub struct Snapshot {
 /// One name in the tree.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct Entry {
-    /// As `find -type` and `ls` say it: `f d l p s c b`.
+    /// As in `find -type` and `ls`: `f d l p s c b`.
     pub kind: char,
-    /// The permission bits, setuid and its kin included.
+    /// The permission bits, with setuid, setgid and sticky.
     pub mode: u32,
     /// The owner.
     pub uid: u32,
     /// The group.
     pub gid: u32,
-    /// Seconds and nanoseconds of the last modification.
+    /// Seconds and nanoseconds of the modification time.
     pub mtime: (i64, i64),
-    /// Of files and symlinks; 0 else.
+    /// The size of a file or symlink, else 0.
     pub size: u64,
-    /// Of a file's content.
+    /// The SHA-256 of a file's content.
     pub sha256: Option<String>,
-    /// Of a symlink.
+    /// The target of a symlink.
     pub target: Option<Vec<u8>>,
-    /// Of a device, major and minor.
+    /// Major and minor number of a device.
     pub device: Option<(u32, u32)>,
-    /// The first path (in order) that is the same inode, for later ones.
+    /// The first path (in order) with the same inode, for later ones.
     pub same_as: Option<Vec<u8>>,
-    /// All that can be listed, but `security.selinux`.
+    /// All attributes that are listed, except `security.selinux`.
     pub xattrs: BTreeMap<Vec<u8>, Vec<u8>>,
 }
 
 impl Snapshot {
-    /// Reads the tree below `root`, which must not be changing.
+    /// Reads the tree below `root`, which must not change meanwhile.
     pub fn of(root: &Path) -> Self {
         let mut snapshot = Self {
             entries: BTreeMap::new(),
@@ -65,7 +65,7 @@ impl Snapshot {
         snapshot
     }
 
-    /// The same without times: for a tree that was unpacked by something that does not keep them.
+    /// The same without times: for trees from a tool that does not keep them.
     #[must_use]
     pub fn without_times(mut self) -> Self {
         for entry in self.entries.values_mut() {
@@ -81,7 +81,7 @@ impl Snapshot {
         self
     }
 
-    /// How many names there are, the root not counted.
+    /// The number of names, without the root.
     pub fn len(&self) -> usize {
         self.entries.keys().filter(|path| !path.is_empty()).count()
     }
@@ -96,7 +96,7 @@ impl Snapshot {
         self.entries.get(path.as_ref().as_os_str().as_bytes())
     }
 
-    /// What is different in `other`, a line each: `-` only here, `+` only there, `!` not the same.
+    /// The differences, one line each: `-` only in self, `+` only in `other`, `!` changed.
     pub fn diff(&self, other: &Self) -> Vec<String> {
         let mut lines = Vec::new();
         for (path, here) in &self.entries {
@@ -119,7 +119,7 @@ impl Snapshot {
 }
 
 impl fmt::Display for Snapshot {
-    /// A line for each name.
+    /// One line for each name.
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         for (path, entry) in &self.entries {
             writeln!(f, "{} {entry}", display(path))?;
@@ -184,7 +184,7 @@ impl Entry {
     }
 }
 
-/// Fails with every difference (the first forty) when two trees are not the same.
+/// Fails with the first forty differences if two trees differ.
 #[track_caller]
 pub fn assert_same(before: &Snapshot, after: &Snapshot) {
     let lines = before.diff(after);

@@ -1,6 +1,6 @@
-//! Trees of files for tests: many plain ones, or few that are as odd as files can be.
+//! Trees of files for tests: many plain files, or a few odd ones.
 //!
-//! Everything is made from its index, so two calls make the same content.
+//! The content depends on a file's index only, so two calls make the same tree.
 
 use std::ffi::OsStr;
 use std::fs::{self, File};
@@ -11,12 +11,12 @@ use std::path::Path;
 
 use rustix::fs::{CWD, FileType, Mode, Timespec, Timestamps, XattrFlags};
 
-/// Makes `count` small files below `root`, a hundred to a directory.
+/// Makes `count` small files below `root`, a hundred per directory.
 pub fn files(root: &Path, count: usize) {
     fill(root, count, 100, 32);
 }
 
-/// Makes `count` files of `size` bytes below `root`, `per_dir` to a directory (`d0000/f000000` and on).
+/// Makes `count` files of `size` bytes below `root`, `per_dir` per directory (`d0000/f000000` …).
 pub fn fill(root: &Path, count: usize, per_dir: usize, size: usize) {
     let mut content = vec![b'.'; size];
     for index in 0..count {
@@ -32,8 +32,8 @@ pub fn fill(root: &Path, count: usize, per_dir: usize, size: usize) {
     }
 }
 
-/// Makes a chain of `depth` directories with one file at its end. Each is made from its parent's descriptor:
-/// the whole path may be longer than any path may be.
+/// Makes a chain of `depth` directories with one file at its end. Each is made from its parent's
+/// descriptor, because the whole path may exceed PATH_MAX.
 pub fn deep(root: &Path, depth: usize) {
     let mut dir: rustix::fd::OwnedFd = File::open(root).expect("the root is there").into();
     for _ in 0..depth {
@@ -56,9 +56,9 @@ pub fn deep(root: &Path, depth: usize) {
     rustix::io::write(&file, b"the bottom").expect("write");
 }
 
-/// Makes one of everything below `root` that a file can be and a volume must give back as it was. Needs root.
+/// Makes one of every kind of file that a volume must give back unchanged. Needs root.
 ///
-/// Left out is what acts on overlayfs from within (see [`whiteout_like`]).
+/// Overlayfs's own marks are left out (see [`whiteout_like`]).
 pub fn odd(root: &Path) {
     let at = |name: &str| root.join(name);
     let check = |what: &str, result: rustix::io::Result<()>| {
@@ -122,7 +122,7 @@ pub fn odd(root: &Path) {
             rustix::fs::lsetxattr(at(name), key, value, XattrFlags::empty()),
         );
     };
-    // tmpfs has had user.* since 6.6 only.
+    // tmpfs has user.* attributes since 6.6.
     if rustix::fs::lsetxattr(
         at("zero"),
         "user.note",
@@ -134,11 +134,11 @@ pub fn odd(root: &Path) {
         xattr("empty", "user.of-a-directory", b"");
     }
     xattr("owned", "trusted.note", b"for root");
-    // cap_net_bind_service, effective and permitted: struct vfs_cap_data, revision 2, little endian.
+    // cap_net_bind_service, effective and permitted: vfs_cap_data, revision 2, little endian.
     let capability = [1, 0, 0, 2, 0, 4, 0, 0, 0, 0, 0, 0, 0, 0, 0, 0, 0, 0, 0, 0];
     xattr("one", "security.capability", &capability);
 
-    // Times last: making things in a directory changes its own.
+    // Times last: new entries change the times of their directory.
     for (index, name) in ["zero", "dangling", "fifo", "null", "empty", "setgid", "bin"]
         .iter()
         .enumerate()
@@ -149,8 +149,8 @@ pub fn odd(root: &Path) {
     times(root, 1_234_567_890, 987_654_321);
 }
 
-/// Makes what overlayfs uses for its own marks: it must come back as it was, or not at all, and never act.
-/// Returns the names of what could be made; an overlay mount refuses some.
+/// Makes overlayfs's marks. A volume must give them back unchanged or leave them out; they must
+/// never take effect. Returns the names of those made; an overlay mount refuses some.
 pub fn whiteout_like(root: &Path) -> Vec<&'static str> {
     let mut made = Vec::new();
     let whiteout = rustix::fs::mknodat(
@@ -176,7 +176,7 @@ pub fn whiteout_like(root: &Path) -> Vec<&'static str> {
     made
 }
 
-/// Sets access and modification time, of a symlink itself too.
+/// Sets access and modification time; of a symlink, its own.
 pub fn times(path: &Path, seconds: i64, nanoseconds: i64) {
     let time = Timespec {
         tv_sec: seconds,

@@ -1,6 +1,5 @@
-//! ACLs that a directory got after its children were made: no copy of the tree may give them to the
-//! children, which in the source have none. A default ACL acts on whatever is made in its
-//! directory, and so on a copy that is made name by name.
+//! ACLs that a directory got after its children were made: no copy may give them to the children. A
+//! default ACL affects everything made in its directory, and so a copy that is made name by name.
 
 use std::fs;
 use std::path::Path;

@@ -1,5 +1,5 @@
-//! Size limits, where the backend and the filesystem can enforce them: they hold, they stop nothing that a fork without a
-//! limit can do, and nothing is remembered of them when the volume is gone.
+//! Size limits, if backend and filesystem enforce them: they hold, they block nothing that a fork
+//! without a limit can do, and nothing of them stays after the volume.
 
 use std::fs;
 use std::io::Write as _;

@@ -1,5 +1,5 @@
-//! A pool on a filesystem that is mounted `noexec`, as nodes have their `/var` on Google's COS:
-//! what a pod puts into its volume it can run all the same.
+//! A pool on a filesystem mounted `noexec`, like `/var` on nodes with Google's COS: a pod can still
+//! run programs from its volume.
 
 use std::fs;
 use std::io::{ErrorKind, Result};

@@ -1,7 +1,7 @@
-//! What the process is doing when it dies: for each named point, the operations that pass it.
+//! The operations that pass each named point, where the process is killed.
 //!
-//! An act is prepared by a process that lives on; then come the calls during which the process dies, and which
-//! kubelet repeats until they are answered.
+//! An act is prepared by a process that survives. Then come the calls during which the process is
+//! killed; like kubelet, the test repeats them until they are answered.
 
 use std::fs;
 use std::time::{Duration, Instant};

@@ -1,5 +1,5 @@
-//! Bad days that are no single point: a reboot, files held open across a restart, a start that is killed, and instants
-//! between two points that can be arranged by hand.
+//! Crashes without a single point: a reboot, files open across a restart, a killed start, and
+//! states between two points that are arranged by hand.
 
 use std::fs;
 use std::io::Write as _;

@@ -1,8 +1,8 @@
-//! The process under test, and the wire to it: the test binary started once more, with an engine in it.
+//! The process under test: the test binary, started again with an engine; and the connection to it.
 //!
-//! A real process, because what a crash leaves behind is decided by the kernel: mounts, locks, descriptors, page cache.
-//! It is asked over a unix socket, a line of JSON for each call, any number of callers at a time. Nothing here knows
-//! what the answers should be.
+//! It is a real process, because the kernel decides what a crash leaves behind: mounts, locks,
+//! descriptors, page cache. Any number of callers send calls over a unix socket, one line of JSON
+//! each. Nothing here knows the right answers.
 
 use std::collections::BTreeMap;
 use std::io::{BufRead, BufReader, Write};

@@ -1,7 +1,8 @@
-//! Eight callers at once, each with volumes and names of its own and one cache that all commit to; they remember what they
-//! were answered. When the process dies they stop, and go on with the same call when there is another.
+//! Eight concurrent callers, each with its own volumes and names, and one cache to which all
+//! commit. When the process dies, they remember their answers and repeat the same call with the
+//! next one.
 //!
-//! What a caller does next comes from a seed; when the process dies does too, as far as time can be repeated.
+//! A seed decides each caller's next call, and the time of the kill as far as possible.
 
 use std::collections::{BTreeMap, BTreeSet, VecDeque};
 use std::fs;

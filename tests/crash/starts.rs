@@ -1,5 +1,5 @@
-//! What no act passes: a first start, the recovery of what others left, a disk that is full, and one that loses writes. A process dies at
-//! each of these points, the next one has what was there before, and nothing more.
+//! Points that no act passes: a first start, recovery, a full disk, one that loses writes. A
+//! process dies at each point; the next one has the state from before, and nothing more.
 
 use std::collections::BTreeSet;
 use std::fs;

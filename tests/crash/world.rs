@@ -1,7 +1,7 @@
-//! What should be there: volumes whose publish was answered and artifacts whose seal was promised, with their exact
-//! content; and the checks that it is, that nothing else is, and that in the end nothing is left.
+//! The expected state: volumes whose publish was answered and artifacts whose seal was promised,
+//! with their exact content. The checks: all of that is there, and nothing else.
 //!
-//! All of it is seen from outside: through mounts, lists and the pool's directories.
+//! They look from outside: through mounts, lists and the pool's directories.
 
 use std::collections::BTreeMap;
 use std::fs;

@@ -1,5 +1,5 @@
-//! The node as it is seen from the host: kubectl, its daemons, its mount table and directories, the driver's own verbs.
-//! It knows nothing of cases.
+//! The node as seen from the host: kubectl, its daemons, its mount table and directories, the
+//! driver's own verbs. It does not know the cases.
 
 use std::fs;
 use std::io::{ErrorKind, Write as _};

@@ -1,5 +1,5 @@
-//! Pods that are many or have many volumes, for which nobody writes manifests: how they are made, and followed to their end.
-//! For the report of how long they take, and for the case that all of a crowd have what is theirs.
+//! Many pods, or pods with many volumes, made without manifests and followed to their end. For the
+//! report of start times, and for the case that each pod of a crowd gets its own volumes.
 
 use std::collections::HashMap;
 use std::fmt::Write as _;

@@ -1,14 +1,14 @@
-//! The driver in a real Kubernetes: what is in deploy/ installed as an operator would, and pods as users write them.
-//! `make e2e` brings up the node and calls this; by hand: `make e2e-up`, then `cargo test --test e2e -- [CASE...]`.
+//! The driver in a real Kubernetes: deploy/ as operators install it, pods as users write them.
+//! `make e2e` runs it; by hand: `make e2e-up`, then `cargo test --test e2e -- [CASE...]`.
 //!
 //! | | |
 //! |---|---|
 //! | `cluster` | the node: kubectl, its daemons, its mount table, the driver's own verbs |
-//! | `stage` | where one case plays: a namespace, what it waits for, and that nothing is left of it |
+//! | `stage` | the environment of one case: a namespace, waits, and the check for leftovers |
 //! | `cases` | the cases; a new one is a function there, a line in its list, and a manifest |
-//! | `step` | a pod that goes on while things happen around it |
-//! | `crowd` | pods that are many, or have many volumes |
-//! | `speed` | the report: how long pods take to start, beside the same pods without our volumes |
+//! | `step` | a pod that keeps running while its environment changes |
+//! | `crowd` | many pods, or pods with many volumes |
+//! | `speed` | the report: how long pods take to start, compared with pods without our volumes |
 
 #![expect(
     clippy::disallowed_types,

@@ -1,9 +1,9 @@
-//! How long pods take to start with our volumes, beside the same pods with as many emptyDirs, in the same run on the same
-//! node. A report: what is too slow is for people to judge, who know what else the machine was doing.
+//! How long pods take to start with our volumes, compared with as many emptyDirs, in the same run
+//! on the same node. A report: people judge it, because they know the machine's load.
 //!
-//! The API keeps times in whole seconds. So the beginning is when the change that says `PodScheduled` arrives at a watch
-//! here, and the end is the time that the container runtime has written beside the first line that the container prints;
-//! both are of the same clock, and both in nanoseconds.
+//! The API has times in whole seconds only. So the start is the time when a watch here receives the
+//! change to `PodScheduled`. The end is the time that the container runtime wrote beside the
+//! container's first line of output. Both come from the same clock, in nanoseconds.
 
 use std::collections::HashMap;
 use std::time::{Duration, SystemTime};

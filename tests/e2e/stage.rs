@@ -1,5 +1,5 @@
-//! Where one case plays: a namespace of its own, the verbs that cases are written in, and the look at what is left.
-//! All waiting is for something that happens; what does not happen in time ends the case.
+//! The environment of one case: its namespace, the verbs that cases use, and the check for
+//! leftovers. Every wait is for an event; a missing event ends the case.
 
 use std::cell::{Cell, RefCell};
 use std::collections::HashMap;

@@ -1,5 +1,5 @@
-//! A long step: a pod that runs until it is told to end, for cases in which something happens around it meanwhile. What it
-//! has written is there all the time, each of its volumes is mounted once, and all that it wrote is kept when it has ended.
+//! A long step: a pod that runs until it is told to end, for cases that change its environment. Its
+//! data stays visible, each volume is mounted once, and all its data is kept afterwards.
 
 use std::fmt::Write as _;
 

@@ -1,4 +1,4 @@
-//! What a fork sees, and what nobody else does: isolation, immutability, owners and modes, limits, read-only views.
+//! The content of a fork: isolation, immutability, owners and modes, limits, read-only views.
 
 use std::fs;
 use std::io::{ErrorKind, Write as _};

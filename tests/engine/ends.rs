@@ -1,5 +1,5 @@
-//! How volumes end when something is not as it should be: callers that hang up, pods that vanish, readers that stay, clocks
-//! that were wrong, an index that is lost. Each of these was once a defect.
+//! The end of volumes after an error: callers that hang up, pods that vanish, readers that stay,
+//! wrong clocks, a lost index. Each of these was once a defect.
 
 use std::fs;
 use std::os::fd::AsRawFd;

@@ -1,4 +1,4 @@
-//! What goes, what stays, and what is kept in shape: expiry, destroy, eviction by watermarks, flattening.
+//! Expiry, destroy, eviction by watermarks, flattening: what is removed and what stays.
 
 use std::collections::BTreeMap;
 use std::fs;

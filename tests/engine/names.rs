@@ -1,5 +1,5 @@
-//! Who gets a name: the first writer of a resource cache, the last writer of everything else, and only a step whose
-//! outcome or marker allows it.
+//! Which volume gets a name: a resource cache's first writer, everything else's last writer, and
+//! only a step whose outcome or marker allows it.
 
 use std::fs;
 use std::path::Path;

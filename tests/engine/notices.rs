@@ -1,4 +1,4 @@
-//! What a pod's people are told about its volumes: each end once, in the order in which it came.
+//! The events for a pod about its volumes: each end once, in order.
 
 use std::fs;
 use std::path::Path;

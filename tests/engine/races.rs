@@ -1,5 +1,5 @@
-//! Many callers at once: same volume, distinct volumes, a shutdown in the middle. What may come out is Ok or Busy, and
-//! afterwards index, directories and mounts agree.
+//! Many concurrent callers: the same volume, distinct volumes, a shutdown in the middle. Each call
+//! returns Ok or Busy, and afterwards index, directories and mounts agree.
 
 use std::fs;
 use std::sync::Arc;

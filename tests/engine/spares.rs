@@ -1,4 +1,4 @@
-//! Volumes that were mounted before anybody asked for them: they are as any other, and go when nobody will ask any more.
+//! Prewarmed volumes: they behave like any other, and are removed once no request is expected.
 
 use std::fs;
 use std::os::unix::fs::{MetadataExt as _, PermissionsExt as _};

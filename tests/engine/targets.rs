@@ -1,5 +1,5 @@
-//! What happens at target paths: calls that are repeated, second targets, mounts that vanish or appear behind our back.
-//! What is wrong with a target from the beginning is asked over the socket, in `tests/node.rs`.
+//! Target paths: repeated calls, second targets, mounts that others remove or add. Targets that are
+//! wrong from the start are tested over the socket, in `tests/node.rs`.
 
 use std::fs;
 use std::path::Path;

@@ -1,5 +1,5 @@
-//! Outputs that become inputs, and publishes that wait for content which is about to be sealed.
-//! Whether a publish waits is asked of its future; nothing here is decided by a clock.
+//! Outputs that become inputs, and publishes that wait for content that is about to be sealed. The
+//! tests poll the publish's future to see whether it waits; no clock decides.
 
 use std::fs;
 use std::time::Duration;

@@ -1,5 +1,5 @@
-//! What the engine finds out about its pool without being asked: what somebody else takes away is told, once, and counted.
-//! What counts as a finding is the business of those who ask (`tests/bad_days`).
+//! Faults that the engine finds in its pool by itself: if another process removes something, that
+//! is reported once and counted. `tests/bad_days` defines what counts as a finding.
 
 use std::fs;
 use std::io;

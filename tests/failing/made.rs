@@ -1,5 +1,5 @@
-//! What is made of claims when nobody knows whether the index has it: clones, snapshots and groups of them.
-//! What may be there is shown to nobody, and can be asked for again, or deleted, whatever the index turns out to have.
+//! Clones, snapshots and groups of claims whose index commit is in doubt. They are not listed, and
+//! can be requested again or deleted, whatever the index turns out to have.
 
 use baggageclaim::engine::Result;
 use baggageclaim::engine::claims::Page;

@@ -1,5 +1,5 @@
-//! One thing that fails among several: the others have nothing to do with it, and go on. Which of them comes first nobody knows, so
-//! half of them fail.
+//! One of several operations fails; the others continue unaffected. Their order is random, so half
+//! of them fail.
 
 use super::*;
 

@@ -1,5 +1,5 @@
-//! Room is made while other work takes long whose length a tenant decides: a volume is measured, merged or deleted, and a publish
-//! that finds the pool full is served all the same.
+//! Eviction continues during long work whose duration a tenant decides: measuring, merging or
+//! deleting a volume. A publish that finds the pool full is served all the same.
 
 use common::bench::soon;
 

@@ -1,5 +1,5 @@
-//! Seals whose last steps fail, after the index has them: a layer that cannot say that it is named, a promise that cannot be taken
-//! back. The others become durable all the same, and nothing that was deleted comes back.
+//! Seals whose last steps fail after the index commit: a layer that cannot be marked as named, an
+//! intent that cannot be withdrawn. Other seals still become durable, and nothing deleted returns.
 
 use std::io::{Seek as _, Write as _};
 

@@ -1,5 +1,5 @@
-//! Sources that vanish between the check and the use: a claim is made of a snapshot, or of another claim, that is deleted at the same
-//! moment. What is made is whole, or is not made because there is no such source; and nothing stays that nobody has.
+//! Sources that vanish between check and use: a claim is made from a snapshot or claim that is
+//! being deleted. The new claim is complete or refused, and nothing unowned stays.
 
 use std::sync::mpsc::Receiver;
 

@@ -1,9 +1,9 @@
-//! Power cuts by the hundred: the writes of one life are recorded by `dm-log-writes`, each with what was promised before it,
-//! and the disk is made as it was between any two of them.
+//! Hundreds of power cuts: `dm-log-writes` records the writes of one run, each with the promises
+//! before it. The test recreates the disk between any two of them.
 //!
-//! What is proven: whatever was durable when the engine, or fsync, said so is there after a cut at any moment, also when
-//! the disk kept of what it was not told to make durable as little as it may, or an arbitrary part of it. Not proven: what a
-//! disk does that loses what it said was durable.
+//! It proves: what was reported durable, by the engine or by fsync, is there after a cut at any
+//! moment. That holds even if the disk kept as little as allowed, or an arbitrary part, of the
+//! unflushed writes. It does not cover disks that lose flushed writes.
 
 use std::fs::{self, File};
 use std::path::{Path, PathBuf};

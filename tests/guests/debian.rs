@@ -1,8 +1,9 @@
-//! Debian's kernels and qemu, fetched by apt and unpacked below `target/guests`; nothing is installed. What is there from an
-//! earlier run is used as it is: each kernel lies under its release, and is complete once it has that name.
+//! Debian's kernels and qemu, downloaded by apt and unpacked below `target/guests`; nothing is
+//! installed. An earlier run's downloads are reused: each kernel's directory is named after its
+//! release, and gets that name once it is complete.
 //!
-//! The kernel of an older Debian comes from the mirror that this machine uses, by a list of sources below `target/guests`:
-//! what this machine would install stays as it is.
+//! The kernel of an older Debian comes from this machine's mirror, by a sources list below
+//! `target/guests`. The machine's own sources stay unchanged.
 
 use std::collections::BTreeSet;
 use std::fs;

@@ -1,6 +1,6 @@
-//! What a workload was told, in the order in which it was told, and what has to be there because of it.
+//! The answers that a workload got, in order, and the state that must follow from them.
 //!
-//! Content is a function of its name, so whoever finds something can say what it must be.
+//! Content is a function of its name, so any content that is found can be checked.
 
 use std::collections::{BTreeMap, BTreeSet};
 use std::fs;

@@ -1,4 +1,4 @@
-//! What a run has done and found, counted; and the one line of it at the end, which `make torture` adds up.
+//! The counters of a run, and its last line of output, which `make torture` adds up.
 
 use std::fmt;
 

@@ -1,7 +1,7 @@
-//! One guest: a qemu process that emulates a machine, what the machine says, and its end.
+//! One guest: a qemu process, its messages, and its end.
 //!
-//! It has two serial ports: the console, with what the kernel and the programs write, and one for [`Report`]s, a line of
-//! JSON each. A guest that says nothing for long hangs; it is killed, and the end of its console is the message.
+//! It has two serial ports: the console, and one for [`Report`]s, a line of JSON each. A guest that
+//! is silent for long hangs: it is killed, and the end of its console is the message.
 
 use std::collections::VecDeque;
 use std::io::{BufRead, BufReader};

@@ -1,7 +1,8 @@
-//! The initial file system of a guest: programs with their libraries, kernel modules, in the cpio format that the kernel
-//! unpacks (`newc`, Documentation/driver-api/early-userspace/buffer-format.rst).
+//! The initial file system of a guest: programs with their libraries, and kernel modules, in the
+//! cpio format that the kernel unpacks (`newc`,
+//! Documentation/driver-api/early-userspace/buffer-format.rst).
 //!
-//! The programs are the very files that run on this machine, stripped.
+//! The programs are this machine's own files, stripped.
 
 use std::collections::{BTreeMap, BTreeSet};
 use std::fmt::Write as _;

@@ -1,4 +1,4 @@
-//! The first process of a guest: makes the machine usable, does its job, tells how it went, and switches off.
+//! The first process of a guest: sets the machine up, does its job, reports, and powers off.
 
 use std::collections::BTreeMap;
 use std::fs::{self, File};

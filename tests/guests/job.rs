@@ -1,4 +1,4 @@
-//! What a guest is told to do and what it tells: plain values, as JSON, known to both sides.
+//! A guest's job and its reports: plain values, as JSON, known to both sides.
 
 use std::fmt::Write as _;
 

@@ -1,8 +1,8 @@
-//! Power cuts of whole machines: a guest at work on a disk with a volatile write cache is killed at some moment, its disk
-//! forgets of what was not flushed as much as it likes, and the next guest looks at what is left.
+//! Power cuts of whole machines: a busy guest is killed at a random moment. Its disk has a volatile
+//! write cache and loses any part of the unflushed writes. The next guest checks the rest.
 //!
-//! What is proven: as with [`super::cuts`], and of a kernel that died at that very moment, with its own journal replay.
-//! What the machine had told before it died counts as promised.
+//! It proves the same as [`super::cuts`], also with a kernel that died at that moment, and with its
+//! own journal replay. All reports before its death count as promises.
 
 use std::fs;
 use std::path::Path;

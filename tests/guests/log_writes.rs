@@ -1,9 +1,9 @@
-//! What device mapper's `log-writes` has recorded of a disk, and any moment of that disk made again from it.
+//! Device mapper's `log-writes` log of a disk, and that disk recreated at any moment.
 //!
-//! The log (drivers/md/dm-log-writes.c): a sector with a header, then for each entry a sector that says what it is, followed
-//! by the data. Writes are entered in the order in which they were done, and only when a flush after them is done, right
-//! before it; what was written through (FUA) and marks at once. So whatever was durable when a mark was made stands
-//! before it.
+//! The log (drivers/md/dm-log-writes.c): a header sector, then for each entry a sector that
+//! describes it, and its data. Writes are entered in completion order, but only once a later flush
+//! completes, right before it. FUA writes and marks are entered at once. So everything that was
+//! durable at a mark is before it.
 
 use std::collections::BTreeMap;
 use std::fs::File;

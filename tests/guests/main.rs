@@ -1,28 +1,28 @@
-//! The kernels that production runs: Debian's, booted in an emulated machine, in which the tests of this repository run
-//! as they run here.
+//! The kernels of production: Debian's, booted in a virtual machine that runs these tests.
 //!
-//! One program in two lives: started by cargo it fetches, packs, boots and listens; started by a kernel it is that
-//! machine's first process. It needs a Debian with apt on x86-64 and no privilege beyond apt's; nothing is installed. What
-//! cannot be had (a release offers one of the kernels only, there is no network) is NOT RUN, which is a failure where CI is set.
-//! A kernel of an older Debian, which mirrors drop one day, has to run there only where `…_KERNELS` names it.
+//! One program has two roles. Under cargo it downloads, packs, boots and listens; under a guest's
+//! kernel it is the first process. It needs a Debian with apt on x86-64, and only apt's privilege;
+//! it installs nothing. A missing part (a kernel, the network) is NOT RUN, which fails if CI is
+//! set. Mirrors drop an older Debian's kernel some day: it must run only if `…_KERNELS` names it.
 //!
 //! | file | |
 //! |---|---|
-//! | `debian` | the kernels, qemu, and where they are kept |
-//! | `image` | what a guest has in its memory when it starts |
-//! | `guest` | a machine that runs, and what it says |
-//! | `job` | what it is told and tells |
+//! | `debian` | the kernels, qemu, and their cache |
+//! | `image` | the initial file system of a guest |
+//! | `guest` | a running machine, and its messages |
+//! | `job` | the messages in both directions |
 //! | `init` | its first process |
 //! | `suites` | the test programs in it |
-//! | `work`, `facts` | a pool at work, what it was promised, and the look at what is left |
+//! | `work`, `facts` | a workload, its promises, and the check afterwards |
 //! | `cuts`, `log_writes` | power cuts between any two writes |
-//! | `kills`, `nbd` | machines that are killed, and their disk with a volatile cache |
+//! | `kills`, `nbd` | killed machines, and their disk with a volatile cache |
 //! | `shakes` | a disk that refuses to write for a while |
-//! | `figures` | what it comes to |
+//! | `figures` | the counters of a run |
 //!
-//! The environment says what to do: `BAGGAGECLAIM_GUESTS` which parts (`suites,cuts,kills,shakes`; all), `…_KERNELS` and
-//! `…_SUITES` which of these, `…_SHORT` a few minutes' worth, `…_SEED` the first seed, `…_CONSOLE` to see the consoles;
-//! `BAGGAGECLAIM_TORTURE_MINUTES` for how long cuts, kills and shakes go on with new seeds.
+//! Environment variables: `BAGGAGECLAIM_GUESTS` the parts (`suites,cuts,kills,shakes`; default
+//! all), `…_KERNELS` and `…_SUITES` which of these, `…_SHORT` a few minutes only, `…_SEED` the
+//! first seed, `…_CONSOLE` to see the consoles, `BAGGAGECLAIM_TORTURE_MINUTES` how long cuts, kills
+//! and shakes continue with new seeds.
 
 #![allow(
     clippy::disallowed_types,

@@ -1,7 +1,7 @@
 //! A disk with a volatile write cache, served to qemu as a network block device over a unix socket
-//! (the protocol's doc/proto.md): what was written is there, but durable only after a flush.
+//! (the protocol's doc/proto.md). Writes are visible at once, but durable only after a flush.
 //!
-//! When the machine is killed, its disk loses power with it: of what was not flushed, any part may be there.
+//! When the machine is killed, its disk loses power: any part of the unflushed writes may survive.
 
 use std::io::{self, Read, Write};
 use std::os::unix::net::{UnixListener, UnixStream};

@@ -1,9 +1,9 @@
-//! A disk that refuses to write for a while (`dm-flakey` with `error_writes`), under a pool at work.
+//! A disk that refuses to write for a while (`dm-flakey` with `error_writes`), below a busy pool.
 //!
-//! Where all of the disk refuses, the filesystem gives itself up: what fails has to say so, and what was promised before is
-//! there when it is mounted again. Where only files' content is refused (an xfs whose data lie on a disk of their own,
-//! its "realtime" device), it lives on, and so must the driver: nothing that was written meanwhile is sealed, and when the
-//! disk is well again it works as before, without a restart.
+//! If the whole disk refuses, the filesystem shuts down: failures must be reported, and earlier
+//! promises hold after the next mount. If only file content is refused (an xfs with a data disk of
+//! its own, its "realtime" device), filesystem and driver stay up. Nothing written meanwhile is
+//! sealed. Once the disk works, the driver continues without a restart.
 
 use std::fs::{self, File};
 use std::path::{Path, PathBuf};

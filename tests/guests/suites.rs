@@ -1,4 +1,4 @@
-//! Test programs in a guest: each is run to its end, and each of its tests told as it passes or fails.
+//! Test programs in a guest: each runs to its end, and each of its tests is reported.
 
 use std::io::{BufRead, BufReader};
 use std::process::{Command, Stdio};

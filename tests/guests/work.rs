@@ -1,5 +1,5 @@
-//! A pool at work, and what is left of it: a workload of all that a driver is asked for, which notes what it was promised;
-//! and the look at a pool after its machine lost power, which finds out whether that was kept.
+//! A pool at work: a workload of all driver calls, which records its promises. And the check of a
+//! pool after a power cut, which finds broken promises.
 
 use std::fs;
 use std::path::PathBuf;

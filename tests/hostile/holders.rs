@@ -1,5 +1,5 @@
-//! Files held open for writing, and mapped, by a process that outlives its pod: they are not sealed before it is gone, and are then what it
-//! wrote.
+//! Files that a process holds open for writing, and mapped, after its pod has ended. They are
+//! sealed only after it ends, with all of its writes.
 
 #![allow(unsafe_code, reason = "a mapping is memory, shared with a file")]
 

@@ -1,5 +1,5 @@
-//! Symlinks wherever the driver looks or walks, put there before or while it does: at the commit marker, in the place of
-//! directories, under the names that the pool itself uses. None is followed.
+//! Symlinks on every path that the driver reads, made before or meanwhile: at the commit marker, in
+//! place of directories, under the pool's own names. None is followed.
 
 use std::fs;
 use std::os::unix::fs::symlink;

@@ -1,5 +1,5 @@
-//! What overlayfs would take for marks of its own when it is written into a volume, names as odd as they may be, and flags
-//! that forbid changes: content that comes back as it was, or is refused aloud; none of it acts.
+//! Overlayfs's own marks written into a volume, odd names, and flags that forbid changes. Such
+//! content comes back unchanged, or is refused with a message; no mark takes effect.
 
 use std::collections::BTreeSet;
 use std::ffi::OsStr;

@@ -1,5 +1,5 @@
-//! Mounts of the pod's own below a target: an unpublish takes them away, what they showed is neither sealed nor deleted,
-//! and what they covered is sealed as it was.
+//! The pod's own mounts below a target. An unpublish removes them; their content is neither sealed
+//! nor deleted, and what they covered is sealed unchanged.
 
 use std::fs;
 use std::path::Path;

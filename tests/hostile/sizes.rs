@@ -1,6 +1,6 @@
-//! Trees that are very deep or very wide: published, sealed, forked and deleted as any other.
-//! With `BAGGAGECLAIM_TEST_MILLION` set, the wide one has a million names; not by default, because making them takes overlay
-//! most of a minute of system time, and that is one of three backends.
+//! Very deep and very wide trees: published, sealed, forked and deleted like any other. With
+//! `BAGGAGECLAIM_TEST_MILLION` set, the wide one has a million names. Not by default: overlay
+//! alone, one of three backends, takes most of a minute of system time to make them.
 
 use std::fs;
 use std::path::Path;

@@ -1,5 +1,5 @@
-//! deploy/ on platforms that differ: where kubelet is, what of its directory the driver is shown, and who has to allow it.
-//! Whether the overlays can be put together is asked of kustomize itself, in `make e2e`.
+//! deploy/ on different platforms: kubelet's directory, the parts of it that the driver sees, and
+//! the permissions that it needs. `make e2e` checks with kustomize that the overlays build.
 
 use std::collections::BTreeSet;
 use std::fs;

@@ -1,5 +1,5 @@
-//! The write policy of deploy/components: that it knows what the driver knows. An attribute, a type or an annotation that the
-//! driver understands and the policy does not would be a way around it. What it refuses is played in `make e2e`.
+//! The write policy of deploy/components must know what the driver knows. An attribute, a type or
+//! an annotation unknown to the policy would bypass it. `make e2e` tests what it refuses.
 
 use std::fs;
 

@@ -1,5 +1,5 @@
-//! The process under test: `baggageclaim standalone` with everything switched on, on a pool of the lab.
-//! It can be killed and started again; nothing here knows what it is asked.
+//! The process under test: `baggageclaim standalone` with every option on, on a pool of the lab. It
+//! can be killed and restarted; nothing here knows the calls.
 
 use std::fs::File;
 use std::path::{Path, PathBuf};

@@ -1,9 +1,8 @@
-//! What stands between csi-sanity and the driver in its third run: it hands each call on, and kills the driver before some
-//! and in the middle of others.
+//! The proxy between csi-sanity and the driver in the third run: it forwards each call, and kills
+//! the driver before some and in the middle of others.
 //!
-//! It is honest: a call whose answer was lost with the driver is asked again, word for word, as an orchestrator does;
-//! an answer that came is handed on as it is. So csi-sanity, which knows of no crash, sees what an orchestrator would
-//! see in the end.
+//! Like an orchestrator, it repeats a call verbatim if the answer was lost with the driver. It
+//! forwards each answer unchanged. So csi-sanity, which knows no crashes, sees the final result.
 
 use std::path::PathBuf;
 use std::pin::Pin;

@@ -1,5 +1,5 @@
-//! What csi-sanity said: its specs and how each of them ended, from ginkgo's report in JSON.
-//! Who passed is counted; who did anything else must be known by name.
+//! csi-sanity's report: its specs and how each ended, from ginkgo's JSON. Passed specs are counted;
+//! all others must be known by name.
 
 use std::path::Path;
 

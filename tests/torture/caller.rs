@@ -1,7 +1,7 @@
-//! One caller: a kubelet's worker with a few pods of its own, and the tiny model of what must be true of them.
+//! One caller: a kubelet worker with a few pods, and a small model of what must be true of them.
 //!
-//! What was answered must be. What was asked and not answered, because the driver died, is either as before or as after,
-//! and is asked again, as kubelet does, before anything else happens to the same volume. There is no third state.
+//! An answered call took effect. An unanswered one, because the driver died, took effect completely
+//! or not at all. The caller repeats it, as kubelet does, before any other call for that volume.
 
 use std::collections::BTreeMap;
 use std::path::PathBuf;

@@ -1,5 +1,5 @@
-//! The claims of one caller: made, mounted, written to, cloned, snapshotted, deleted; and what must be true of them.
-//! What a death has interrupted is asked for again, with the same name, before anything else is done with claims.
+//! The claims of one caller: created, mounted, written, cloned, snapshotted, deleted, and what must
+//! be true of them. After a kill, it first repeats the interrupted call, with the same name.
 
 use std::fs;
 use std::path::{Path, PathBuf};

@@ -1,5 +1,5 @@
-//! What pods write: small trees that change at random, and what a new mount may show of them.
-//! Trees stay small however often they are written to, since they are compared all the time.
+//! What pods write: small trees that change at random, and what a new mount may show of them. Trees
+//! stay small despite many writes, because they are compared all the time.
 
 use std::fs;
 use std::io;

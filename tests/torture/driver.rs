@@ -1,5 +1,5 @@
-//! The driver under trial: the real program on a pool of a lab, its sockets, and its end, by whatever means.
-//! What it is asked, and what it should answer, is the business of the trials.
+//! The driver under trial: the real program on a pool of a lab, its sockets, and its end by any
+//! means. The trials decide about calls and expected answers.
 
 use std::error::Error as _;
 use std::fs::{self, File};

@@ -1,5 +1,4 @@
-//! What the trials count, and what they call a failure.
-//! Nothing here knows how anything is tried.
+//! The counters of the trials, and what they call a failure. Nothing here knows the trials.
 
 use std::fmt;
 use std::sync::atomic::{AtomicU64, Ordering};

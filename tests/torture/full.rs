@@ -1,7 +1,7 @@
-//! A full disk: by what pods write, by files, to the last block, during everything that the driver does.
+//! A full disk, to the last block, by the writes of pods or by other files, during every operation.
 //!
-//! What fails says so, what was answered holds, a volume can always be unpublished, and when there is room again all goes on
-//! without a restart. What is unused may be evicted to make room, and the log says of each such thing that it was.
+//! Failures are reported, answered calls hold, and unpublish always works. With free space, all
+//! continues without a restart. Unused artifacts may be evicted, and each eviction is logged.
 
 use std::fs::{self, File};
 use std::io::{ErrorKind, Write as _};

@@ -1,9 +1,10 @@
-//! Random operations from several callers, and SIGKILL at random moments: after each start, driver and model agree.
+//! Random operations from several callers, and SIGKILL at random moments: after each start, driver
+//! and model agree.
 //!
-//! A [`Program`] is all that an episode does: what each caller does, in its order, and how each life of the driver ends. It
-//! comes from a seed. Each caller's order is the same whenever it is run; how the callers interleave, and where the kill
-//! falls between them, is the machine's affair, so a replay is a best effort, and a smaller program is one that
-//! failed when it was tried, up to three times.
+//! A seed gives a [`Program`], which has everything of an episode: each caller's operations in
+//! order, and the end of each driver process. Each caller's order is the same in every run. The
+//! interleaving of callers and the moment of the kill depend on the machine, so a replay is a best
+//! effort. A minimised program is one that failed again within three runs.
 
 use std::fmt::Write as _;
 use std::panic::AssertUnwindSafe;

@@ -1,5 +1,5 @@
-//! Publish and unpublish, over and over: what the driver holds after a hundred thousand times is what it held after some.
-//! Memory, descriptors, threads, mounts, inodes of the pool, the size of the index.
+//! Publish and unpublish, many times: after a hundred thousand rounds the driver holds what it held
+//! after a few. Memory, descriptors, threads, mounts, inodes of the pool, the size of the index.
 
 use std::fs;
 use std::sync::Arc;

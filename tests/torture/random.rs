@@ -1,5 +1,5 @@
-//! Numbers that are the same for the same seed, on every machine.
-//! The standard library has none, and which number comes next must not change with the version of a crate.
+//! Random numbers that are the same for the same seed, on every machine. The standard library has
+//! none, and a crate's next version could change the sequence.
 
 /// splitmix64.
 #[derive(Debug, Clone)]

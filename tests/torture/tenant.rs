@@ -1,5 +1,5 @@
-//! A hostile tenant: in its own volumes it is root, and races everything that the driver does with them. Nothing outside of
-//! them changes, is read, or vanishes, and nobody else waits for it.
+//! A hostile tenant: root in its own volumes, racing everything that the driver does with them.
+//! Nothing outside changes, is read, or vanishes, and no other tenant waits for it.
 
 use std::fs::{self, File};
 use std::os::fd::OwnedFd;

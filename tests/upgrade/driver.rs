@@ -1,5 +1,5 @@
-//! Drivers on one pool, one after the other, and what kubelet, the sidecars and an operator ask of them.
-//! What is right is decided by who asks.
+//! Drivers on one pool, one after the other, with the calls of kubelet, the sidecars and an
+//! operator. The tests decide what is right.
 
 use std::ffi::{OsStr, OsString};
 use std::fs::{self, File};

@@ -1,10 +1,10 @@
-//! A pool as an older version left it: what versions have added since is taken away again.
+//! A pool as an older version left it: what later versions added is removed.
 //!
-//! Each thing that is taken away must have been there, or the list would not notice that it has become wrong. But for three of which it is a
-//! matter of moments whether a driver that is killed leaves them: `sealing.json` has another name as soon as its layer is durable,
-//! `awaited` is written after the wait has begun, and `mountedAs` is of a volume whose mount there was time to make beforehand. And
-//! `superblock` is written only where the kernel tells it.
-//! `docs/on-disk.md` says what a version from before makes of each.
+//! Each removed thing must have existed, or an outdated list would go unnoticed. Three depend on
+//! the moment of the kill: `sealing.json` is renamed once its layer is durable, `awaited` is
+//! written after the wait has begun, and `mountedAs` belongs to a volume that was prewarmed in
+//! time. And `superblock` is written only if the kernel reports it. `docs/on-disk.md` says how an
+//! older version treats each of them.
 
 use std::fs;
 use std::path::{Path, PathBuf};

@@ -1,14 +1,13 @@
-//! How an overlay is put together from open directories, by either mount API, with the same result: a detached mount,
-//! in no peer group, `nosuid,nodev`.
+//! Mounts an overlay from open directories: detached, in no peer group, `nosuid,nodev`.
 
 use std::fmt::Write as _;
 use std::os::fd::{AsFd, AsRawFd, OwnedFd};
 
 use crate::sys::{self, ClassicMount, Dir, Errno, Error, FsContext, MountAttrFlags, Result, Room};
 
-/// Always written out, because parameters of the kernel module change the defaults. No metacopy: its uppers hold stubs
-/// without data. No redirects, neither made nor followed: a layer must be a plain diff. No index and no xino: they tie a
-/// top to the layers that it was first mounted with.
+/// Explicit, because parameters of the kernel module change the defaults. No metacopy: it leaves
+/// stubs without data in the upper directory. Redirects are neither made nor followed: a layer must
+/// be a plain diff. No index and no xino: they tie an upper directory to its first layers.
 pub(super) const OPTIONS: [(&str, &str); 4] = [
     ("metacopy", "off"),
     ("redirect_dir", "nofollow"),
@@ -16,10 +15,10 @@ pub(super) const OPTIONS: [(&str, &str); 4] = [
     ("xino", "off"),
 ];
 
-/// The most that mount(2) takes as options, the final NUL included.
+/// The size limit of mount(2)'s options, with the final NUL.
 const PAGE: usize = 4096;
 
-/// What an overlay is made of. All of it is opened through mounts of the namespace that it is mounted in.
+/// The parts of an overlay, all opened through mounts of the namespace that it is mounted in.
 pub(super) struct Parts<'a> {
     pub(super) source: &'a str,
     /// Newest first, at least one.
@@ -30,18 +29,18 @@ pub(super) struct Parts<'a> {
     pub(super) read_only: bool,
 }
 
-/// How many layers surely fit into the 255 bytes that `fsconfig` takes as a string: `1048575:` each, where nobody allowed more descriptors than Linux
-/// does by itself (`fs.nr_open`).
+/// How many layers surely fit into the 255 bytes of a `fsconfig` string. Each takes up to
+/// `1048575:`, the default limit of descriptors (`fs.nr_open`).
 pub(super) const STRING_LAYERS: usize = 31;
 
-/// By which calls.
+/// The system calls to use.
 #[derive(Clone, Copy)]
 pub(super) enum How<'a> {
-    /// `fsopen`, each layer for itself (where [`takes_descriptors`]).
+    /// `fsopen`, one call per layer (if [`takes_descriptors`]).
     Descriptors,
     /// `fsopen`, all layers in one string (at most [`STRING_LAYERS`]).
     Strings,
-    /// mount(2) in this room, where the mounts are attached through which the parts were opened.
+    /// mount(2) in this namespace; the parts were opened through mounts in it.
     Classic(&'a Room),
 }
 
@@ -61,24 +60,24 @@ pub(super) fn assemble(parts: &Parts<'_>, how: How<'_>) -> Result<OwnedFd> {
                 context.string("upperdir", &number(parts.top))?;
                 context.string("workdir", &number(parts.work))?;
                 options(&context, parts.volatile)?;
-                // Before 6.5 the kernel looks for the directories only now.
+                // Before 6.5 the kernel resolves the directories only in this call.
                 create(&context, parts.source, parts.read_only)
             })
         }
     }
 }
 
-/// Whether this kernel takes directories by descriptor (Linux 6.13): an error that says what it does not.
+/// Fails if this kernel takes no directories by descriptor (before Linux 6.13).
 pub(super) fn takes_descriptors(dir: &Dir) -> Result<()> {
     FsContext::open("overlay")?.descriptor("workdir", dir)
 }
 
-/// The first half by descriptors, which knows nothing of the content below.
+/// The first half, by descriptors: all options except the layers.
 ///
-/// They are given as text: the mount table shows a descriptor as the whole path, to the pod and to everybody who reads the table.
+/// As text: the mount table shows a descriptor as a whole path, to the pod and all its readers.
 pub(super) fn begin(top: &Dir, work: &Dir, volatile: bool) -> Result<FsContext> {
     let context = FsContext::open("overlay")?;
-    // A kernel that has this API (6.13) looks for each directory when it is told.
+    // A kernel with this API (6.13) resolves each directory in its own call.
     sys::among_descriptors(|| {
         context.string("workdir", &number(work))?;
         context.string("upperdir", &number(top))
@@ -87,7 +86,7 @@ pub(super) fn begin(top: &Dir, work: &Dir, volatile: bool) -> Result<FsContext> 
     Ok(context)
 }
 
-/// The second half: over these layers, newest first.
+/// The second half: adds these layers, newest first, and mounts.
 pub(super) fn finish(
     context: &FsContext,
     source: &str,
@@ -101,7 +100,7 @@ pub(super) fn finish(
     create(context, source, read_only)
 }
 
-/// An open directory as a path from where the descriptors are.
+/// An open directory as a path relative to `/proc/self/fd`.
 fn number(dir: &Dir) -> String {
     dir.as_fd().as_raw_fd().to_string()
 }
@@ -128,7 +127,7 @@ fn create(context: &FsContext, source: &str, read_only: bool) -> Result<OwnedFd>
 
 fn classic(parts: &Parts<'_>, room: &Room) -> Result<OwnedFd> {
     let mut options = String::with_capacity(512);
-    // Writing to a String cannot fail. The numbers are relative to /proc/self/fd, where the room is.
+    // Writing to a String cannot fail. The numbers are relative to `/proc/self/fd`.
     for (index, lower) in parts.lowers.iter().enumerate() {
         let separator = if index == 0 { "lowerdir=" } else { ":" };
         let _ = write!(options, "{separator}{}", number(lower));
@@ -142,7 +141,7 @@ fn classic(parts: &Parts<'_>, room: &Room) -> Result<OwnedFd> {
         options.push_str(",volatile");
     }
     if options.len() >= PAGE {
-        // The kernel would cut it off without a word.
+        // The kernel would silently cut it off.
         return Err(Error::new("mount", parts.source, Errno::E2BIG)
             .with_detail(format!("{} layers", parts.lowers.len())));
     }

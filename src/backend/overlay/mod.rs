@@ -1,16 +1,17 @@
-//! Copy-on-write by overlayfs: a volume is an empty directory over a stack of immutable ones.
+//! Copy-on-write by overlayfs: a volume is an upper directory over a stack of immutable layers.
 //!
-//! A volume's `top/` takes what is written, each mount brings its own `work.N/`, and sealing is a rename of `top/`,
-//! once nothing can write to it any more. What may never be sealed and has no parent (`scratch`) is `top/` itself,
-//! bind-mounted: overlay on overlay is EINVAL, so docker-in-docker needs a plain directory.
+//! `top/` is the upper directory; each mount gets a new work directory `work.N/`. A seal renames
+//! `top/` once no process can write to it. A volume without parent that is never sealed (`scratch`)
+//! is a bind mount of `top/`: overlay on overlay is EINVAL, so docker-in-docker needs a plain
+//! directory.
 //!
-//! | file | says |
+//! | file | content |
 //! |---|---|
-//! | `root` | what the root directory of a new volume looks like |
-//! | `assemble` | how an overlay is put together, by either mount API |
-//! | `project` | what bounds a volume's size |
-//! | `view` | how owners are swapped, and how layers become reachable in a private namespace |
-//! | `trial` | what must work on a pool before it is believed to |
+//! | `root` | the attributes of a new volume's root directory |
+//! | `assemble` | the system calls that mount an overlay, by either mount API |
+//! | `project` | size limits |
+//! | `view` | swapped owners, and layers in a private mount namespace |
+//! | `trial` | the features that are tried on a pool before overlay is chosen |
 
 mod assemble;
 mod project;
@@ -33,14 +34,14 @@ use crate::model::{LayerId, RootAttributes, VolumeId};
 use crate::sys::{self, Dir, Errno, FsContext, MountEntry, Room, Space, UnmountWatches};
 use crate::tree;
 
-/// How overlays are mounted. Both are main paths: production runs Linux 5.10 to 6.12 and newer.
+/// How overlays are mounted. Production uses both (Linux 5.10 to 6.12, and newer).
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Hash, Serialize, Deserialize)]
 #[serde(rename_all = "kebab-case")]
 pub enum MountApi {
-    /// `fsopen`, each layer set for itself (where directories are taken by descriptor, too: Linux 6.13).
+    /// `fsopen`, with one call per layer. Used if directories can be descriptors (Linux 6.13).
     Descriptors,
-    /// Layers as text (any kernel that has `volatile`: 5.10): through `fsopen` while they fit into 255 bytes, else by
-    /// mount(2) in a private namespace.
+    /// Layers in one string (Linux 5.10, which has `volatile`): by `fsopen` up to 255 bytes, else
+    /// by mount(2) in a private mount namespace.
     Classic,
 }
 
@@ -53,18 +54,17 @@ impl std::fmt::Display for MountApi {
     }
 }
 
-/// What the source of all our mounts begins with in the kernel's mount table.
+/// The prefix of our mounts' source in the kernel's mount table.
 const SOURCE_PREFIX: &str = "baggageclaim:";
-/// How much of a label follows: the end of it, where ids differ. Everybody who reads the table pays for each character.
+/// How many of a label's last characters follow. Every reader of the table pays for each one.
 const SOURCE_LENGTH: usize = 16;
 
-/// The top of a volume to be, and an overlay configured with it and its first work directory, in which only the layers and the
-/// name are missing.
+/// A prepared `top/`, and an overlay context that lacks only its layers and its source.
 #[derive(Debug)]
 pub(super) struct Prepared {
     top: Dir,
     context: Option<FsContext>,
-    /// The newest layer's content, which both `create` and `mount` need: from the one to the other.
+    /// The newest layer's content, opened by `create` and reused by `mount`.
     newest: Mutex<Option<Dir>>,
 }
 
@@ -73,8 +73,8 @@ pub(super) struct Prepared {
 pub struct Overlay {
     layers: Dir,
     empty: Dir,
-    /// A second, detached mount of `empty`: the work directory of [`Overlay::in_use`], which must lie on another mount than
-    /// the top it asks about. Shows no files and holds none.
+    /// A second, detached mount of `empty`. [`Overlay::in_use`] needs a work directory on another
+    /// mount than the upper directory. It stays empty.
     elsewhere: OwnedFd,
     watches: UnmountWatches,
     api: MountApi,
@@ -83,8 +83,8 @@ pub struct Overlay {
 }
 
 impl Overlay {
-    /// The backend on `pool`, which has the directories `layers`, `empty` and `incoming`, if overlay truly works there
-    /// through `api`: everything that the backend relies upon is tried once, and leaves nothing behind.
+    /// Opens the backend on `pool`, which has the directories `layers`, `empty` and `incoming`.
+    /// First tries every feature that the backend needs, through `api`, and cleans up.
     pub fn open(pool: &Dir, api: MountApi) -> Result<Self> {
         let empty = pool.open_beneath(EMPTY)?;
         let elsewhere = sys::clone_tree(&empty)?;
@@ -101,13 +101,13 @@ impl Overlay {
         Ok(overlay)
     }
 
-    /// Which mount API it uses.
+    /// The mount API in use.
     #[must_use]
     pub fn api(&self) -> MountApi {
         self.api
     }
 
-    /// A detached mount of `volume` over these layers' content (newest first).
+    /// A detached mount of `volume` over the content of these layers (newest first).
     fn mount_over(
         &self,
         volume: &Dir,
@@ -167,7 +167,7 @@ impl Overlay {
             Ok(assemble(&parts, how).map_err(|error| error.of(volume.path()))?)
         };
         let mounted = match attempt(&work) {
-            // Linux 6.13 and 6.14 take no layer that lies in a detached clone: attach the clones from now on.
+            // Linux 6.13 and 6.14 take no layer from a detached clone: attach clones from now on.
             Err(Error::System(error))
                 if error.is(Errno::EINVAL)
                     && !owners.are_as_they_are()
@@ -186,7 +186,7 @@ impl Overlay {
         }
     }
 
-    /// How the owners of the content have to be seen for the root to be `start.root`'s.
+    /// The swap of owners that gives the root the owner of `start.root`.
     fn owners(&self, lowers: &Lowers<'_>, start: &Start<'_>) -> Result<Owners> {
         let wanted: &RootAttributes = &start.root;
         if (wanted.uid, wanted.gid) == (None, None) {
@@ -210,15 +210,15 @@ impl Overlay {
     }
 }
 
-/// The content that a volume is a view of, newest first: layers of the pool, or, in the trial, any directories.
+/// The layers of a volume, newest first: the pool's, or the self-test's directories.
 enum Lowers<'a> {
     Layers(&'a [LayerId]),
-    /// Of the trial: paths beneath the pool, and whether to mount in a room if text is what is used.
+    /// The self-test's paths in the pool, and whether the classic API must use mount(2).
     Trial(&'a Dir, &'a [&'a str], bool),
 }
 
 impl Lowers<'_> {
-    /// Whether they are too many for the options of `fsconfig`.
+    /// Whether they are too many for one `fsconfig` string.
     fn need_room(&self) -> bool {
         match self {
             Self::Layers(ids) => ids.len() > STRING_LAYERS,
@@ -234,7 +234,7 @@ impl Lowers<'_> {
         })
     }
 
-    /// All of them, of which the newest may be open already.
+    /// Opens all of them, except the newest if it is open already.
     fn open(
         &self,
         overlay: &Overlay,
@@ -258,7 +258,7 @@ impl Lowers<'_> {
     }
 }
 
-/// What the mount table shows of a label.
+/// The part of a label that the mount table shows.
 fn shortened(label: &str) -> &str {
     let start = label.len().saturating_sub(SOURCE_LENGTH);
     label.get(start..).unwrap_or(label)
@@ -268,7 +268,8 @@ fn layer_fs(id: &LayerId) -> String {
     format!("{id}/{FS}")
 }
 
-/// Where there is no room for the kernel's own directory in `work.N` it says so in its log only, and mounts read-only.
+/// Fails if a mount is read-only by the kernel's decision. Without space for its own directory in
+/// `work.N`, the kernel mounts read-only and reports that in its log only.
 fn writable(mount: OwnedFd, volume: &Dir) -> Result<OwnedFd> {
     let is_read_only = |stat: rustix::io::Result<rustix::fs::StatFs>| {
         // ST_RDONLY of statfs(2), the first bit.
@@ -286,10 +287,10 @@ fn writable(mount: OwnedFd, volume: &Dir) -> Result<OwnedFd> {
     Err(volume.error("fsmount", "", why).into())
 }
 
-/// The work directory that everything has which ever was an overlay.
+/// The work directory of every volume's first overlay mount.
 const FIRST_WORK: &str = "work.1";
 
-/// The directories of a volume in which nothing was written, the innermost first.
+/// The directories of a volume in which nothing was written, innermost first.
 const FRAME: [&str; 5] = [
     "work.1/work/incompat/volatile",
     "work.1/work/incompat",
@@ -298,13 +299,13 @@ const FRAME: [&str; 5] = [
     TOP,
 ];
 
-/// And the one file there, which the kernel makes for a `volatile` overlay.
+/// The only file there; the kernel makes it for a `volatile` overlay.
 const DIRTY: &str = "work.1/work/incompat/volatile/dirty";
 
-/// Deletes a volume in which nothing is left but its frame and its record; what has more in it is an error, and stays.
+/// Deletes a volume that holds only its frame and its record. Fails if there is more.
 ///
-/// To find all this directory by directory takes six times the calls. What is below `work.1` is the kernel's, and no pod can reach
-/// it, so a path leads nowhere else.
+/// Walking these directories would take six times the calls. The paths are safe: only the kernel
+/// writes below `work.1`, and no pod can reach it.
 fn delete_frame(trash: &Dir, name: &Path, volume: &Dir) -> sys::Result<()> {
     let unless_gone = |result: sys::Result<()>| match result {
         Err(error) if error.is(Errno::ENOENT) => Ok(()),
@@ -318,17 +319,17 @@ fn delete_frame(trash: &Dir, name: &Path, volume: &Dir) -> sys::Result<()> {
     trash.remove_dir(name)
 }
 
-/// What came of closing a pin.
+/// The result of closing a pin.
 enum Closed {
-    /// Nothing else held the filesystem.
+    /// It was the last reference to the filesystem.
     Last,
-    /// Something does; this tells when it no longer does.
+    /// Other references remain; the descriptor becomes readable when they are gone.
     Held(OwnedFd),
-    /// That is not known.
+    /// Unknown.
     Unwatched,
 }
 
-/// A volume's pin, if it is one of an overlay; of another the end cannot be seen.
+/// A volume's pin, if it is an overlay's; a bind mount's end cannot be watched.
 fn of_overlay(volume: &Dir, pin: Option<OwnedFd>) -> Result<Option<Dir>> {
     let Some(pin) = pin.map(|pin| Dir::from_fd(pin, volume.path())) else {
         return Ok(None);
@@ -337,7 +338,7 @@ fn of_overlay(volume: &Dir, pin: Option<OwnedFd>) -> Result<Option<Dir>> {
     Ok(is_overlay.then_some(pin))
 }
 
-/// Whether this ever was an overlay: each mount makes a directory of its own in the work directory.
+/// Whether this ever was an overlay: each mount makes a directory in its work directory.
 fn was_mounted(volume: &Dir) -> Result<bool> {
     Ok(match volume.open_if_there(FIRST_WORK)? {
         Some(work) => work.has("work")?,
@@ -345,8 +346,8 @@ fn was_mounted(volume: &Dir) -> Result<bool> {
     })
 }
 
-/// Makes the next `work.N` of a volume: the marker of a volatile mount stays even after a clean end, and the next mount on
-/// that directory is EINVAL. A first mount costs exactly one mkdir.
+/// Makes the next `work.N` of a volume. A volatile mount leaves a marker even after a clean
+/// unmount, and a second mount with it fails with EINVAL. A first mount costs only one mkdir.
 fn next_work(volume: &Dir) -> Result<String> {
     let mut number = 1_u32;
     loop {
@@ -358,7 +359,7 @@ fn next_work(volume: &Dir) -> Result<String> {
     }
 }
 
-/// Whether a volume is `top/` itself rather than an overlay.
+/// Whether the volume is `top/` itself rather than an overlay.
 fn is_plain(start: &Start<'_>) -> bool {
     !start.sealable && start.layers.is_empty()
 }
@@ -388,8 +389,8 @@ impl Backend for Overlay {
     }
 
     fn write_back_error(&self, mount: BorrowedFd<'_>, start: &Start<'_>) -> Option<sys::Error> {
-        // After a write-back has failed every fsync fails in a volatile overlay that was there before. On a directory of one it
-        // is that question and nothing else; on what is no overlay it would wait for the disk.
+        // After a write-back error, every fsync in an existing volatile overlay fails. On its root
+        // that check is all that fsync does. On other filesystems it would wait for the disk.
         if is_plain(start) || start.durable {
             return None;
         }
@@ -433,30 +434,30 @@ impl Backend for Overlay {
         if mount.filesystem == "overlay" {
             let source = mount.source.to_str();
             let shown = source.and_then(|source| source.strip_prefix(SOURCE_PREFIX));
-            // Versions before showed all of it.
+            // Older versions show the whole label.
             return shown.is_some_and(|shown| shown == shortened(label) || shown == label);
         }
-        // A bind has no source of its own, but a root: the plain directory, `…/<id>/top`.
+        // A bind mount has no source of its own, but a root: `…/<id>/top`.
         mount.root.ends_with(Path::new(id.as_str()).join(TOP))
     }
 
     fn in_use(&self, volume: &Dir) -> Result<bool> {
         use std::os::fd::AsRawFd;
         let top = match volume.open_if_there(TOP)? {
-            // Where the kernel has made nothing in the first work directory, this never was an overlay's top, and the kernel
-            // need not be asked: its answer costs a line in its log, which on a serial console is milliseconds in which nothing
-            // else is mounted.
+            // An empty first work directory means that it never was an overlay's upper directory.
+            // Then the kernel is not asked: its answer costs a line in its log. On a serial console
+            // that line blocks all mounts for milliseconds.
             Some(_) if !was_mounted(volume)? => return Ok(false),
             Some(top) => top,
-            // Sealed: the kernel knows the directory, not its name.
+            // Sealed: the kernel knows the directory by inode, not by name.
             None => match volume.open_if_there(FS)? {
                 Some(top) => top,
                 None => return Ok(false),
             },
         };
-        // With index=on the kernel refuses a top that another overlay holds (EBUSY) before it finds out that the work
-        // directory lies on another mount (EINVAL). So nothing is ever mounted or written. As strings, which all
-        // kernels take; `lowerdir` rather than `lowerdir+`, which only newer ones know.
+        // With index=on the kernel first refuses an upper directory of another overlay (EBUSY),
+        // then a work directory on another mount (EINVAL). So it never mounts or writes anything.
+        // All kernels take strings, but only newer ones know `lowerdir+`.
         let context = FsContext::open("overlay")?;
         let path = |fd: &dyn AsFd| format!("/proc/self/fd/{}", fd.as_fd().as_raw_fd());
         context.string("lowerdir", &path(&self.empty))?;
@@ -467,13 +468,13 @@ impl Backend for Overlay {
     }
 
     fn freeze(&self, volume: &Dir, pin: Option<OwnedFd>) -> Result<Freeze> {
-        // Of a bind mount the filesystem is the pool's own: making *that* read-only would be the end of everything.
+        // A bind mount's filesystem is the pool's: never make *that* read-only.
         let Some(pin) = of_overlay(volume, pin)? else {
             return self.unpinned(volume);
         };
         let context = FsContext::pick(pin.as_fd()).map_err(|error| error.of(volume.path()))?;
         let result = context.flag("ro").and_then(|()| context.reconfigure());
-        // The context holds the superblock as the pin does.
+        // The context references the superblock like the pin.
         drop(context);
         let busy = match result {
             Ok(()) => false,
@@ -525,7 +526,7 @@ impl Backend for Overlay {
     fn copy(&self, volume: &Dir, layer: &Dir) -> Result<()> {
         let top = volume.open_beneath(TOP)?;
         layer.create_dir(FS, 0o700)?;
-        // What overlay says in there of deletions holds in a layer just as well.
+        // Overlay's deletion marks mean the same in a layer.
         let to = layer.open_beneath(FS)?;
         tree::copy(&top, &to, tree::Method::Reflink, tree::Marks::Keep)?.tell(&to);
         Ok(())
@@ -569,7 +570,7 @@ impl Backend for Overlay {
     }
 
     fn delete(&self, trash: &Dir, name: &Path, stop: Stop<'_>) -> Result<()> {
-        // Whatever hinders that, hinders this too, and says what it is.
+        // An error here recurs in the full deletion below, which reports it.
         if self.delete_untouched(trash, name).unwrap_or(false) {
             return Ok(());
         }
@@ -598,7 +599,7 @@ impl Overlay {
     fn close(&self, pin: Dir) -> Result<Closed> {
         let watch = match self.watches.watch(pin.as_fd()) {
             Ok(watch) => watch,
-            // There is a limit on watches per user.
+            // The number of watches per user is limited.
             Err(error)
                 if matches!(error.errno(), Errno::EMFILE | Errno::ENFILE | Errno::ENOSPC) =>
             {
@@ -607,14 +608,14 @@ impl Overlay {
             Err(error) => return Err(error.into()),
         };
         drop(pin);
-        // Ours was the last hold, or became it when the last writer went: then the watch has fired already.
+        // If no other reference was left, the watch has fired already.
         Ok(match watch.has_fired() {
             Ok(()) => Closed::Last,
             Err(watch) => Closed::Held(watch),
         })
     }
 
-    /// What is known of a volume of which we hold no mount.
+    /// The state of a volume of which we hold no mount.
     fn unpinned(&self, volume: &Dir) -> Result<Freeze> {
         Ok(if self.in_use(volume)? {
             Freeze::Busy(None)
@@ -630,7 +631,7 @@ mod tests {
     use crate::model::RootAttributes;
     use crate::model::layout::INCOMING;
 
-    /// What Linux 6.13 and 6.14 need cannot be met on a newer kernel, but it can be done there.
+    /// The fallback for Linux 6.13 and 6.14 works on newer kernels too.
     #[test]
     fn swapped_owners_work_with_attached_clones_too() {
         if !sys::is_root_or_skip() {

@@ -1,10 +1,9 @@
-//! Size limits by project quotas: which project a volume is, and what that may hold.
+//! Size limits by project quotas: each volume's project id and its limit.
 //!
-//! A project's id stands in an attribute of the volume's own directory, which no pod can reach, and
-//! is never read from content: the owner of a file may change its project (`FS_IOC_FSSETXATTR`),
-//! through overlay too. Ids are random, so that no tenant can tell which are its neighbours'. The
-//! id goes where the directory goes, and its limit ends with the directory, also where the content
-//! has become a layer meanwhile.
+//! The id is in an attribute of the volume's own directory, which no pod can reach. It is never
+//! read from content: a file's owner may change its project (`FS_IOC_FSSETXATTR`), even through
+//! overlay. Ids are random, so a tenant cannot guess those of others. A layer keeps its volume's
+//! project, but the limit ends when the volume's directory is deleted.
 
 use std::collections::HashMap;
 
@@ -12,28 +11,27 @@ use crate::backend::{Limit, Result};
 use crate::model::layout::{TOP, VOLUMES};
 use crate::sys::{self, Dir, Errno, Xattrs as _};
 
-/// On a volume's directory: its project, in decimal. An attribute, since it is as durable as the
-/// directory's name is: a file that was not fsynced may have a name and no content after a power
-/// cut.
+/// The project of a volume's directory, in decimal. An attribute is as durable as the directory's
+/// name, whereas a file without fsync may be empty after a power cut.
 const PROJECT: &str = "trusted.baggageclaim.project";
-/// On `volumes/`: no volume in there is from a version that kept the project in the content only.
+/// Set on `volumes/` once it has no volume whose project is recorded in its content only.
 const RECORDED: &str = "trusted.baggageclaim.projects-recorded";
 
-/// Below are the projects that people give a name to (`/etc/projid`).
+/// Smaller ids are for named projects (`/etc/projid`).
 const LOWEST: u32 = 1 << 16;
 
-/// The projects of one pool.
+/// The project quotas of one pool.
 #[derive(Debug)]
 pub(super) struct Projects {
-    /// Why limits are not enforced, if they are not.
+    /// Why limits are not enforced, if so.
     no_quota: Option<String>,
 }
 
 impl Projects {
-    /// Whether limits are enforced; and records the projects of an older version's volumes.
+    /// Finds out whether limits are enforced, and records the projects of older volumes.
     pub(super) fn of(pool: &Dir) -> Self {
         if let Err(error) = record_older(pool) {
-            tracing::warn!(%error, "size limits of volumes that an older version made cannot be changed");
+            tracing::warn!(%error, "cannot change the size limits of an older version's volumes");
         }
         Self {
             no_quota: pool.project_quota().err().map(|why| why.to_string()),
@@ -44,10 +42,10 @@ impl Projects {
         self.no_quota.as_deref()
     }
 
-    /// Limits what a new `top` may hold, with all that is made in it.
+    /// Limits the content of a new `top/`.
     ///
-    /// The volume's directory itself is in no project: its records are the driver's, and xfs says
-    /// of a project that is full what it says of a full disk.
+    /// The volume's directory itself is in no project. It holds the driver's records, and xfs
+    /// reports a full project as a full disk (ENOSPC).
     pub(super) fn limit(&self, volume: &Dir, bytes: Option<u64>) -> Result<Limit> {
         let Some(bytes) = bytes else {
             return Ok(Limit::None);
@@ -62,12 +60,12 @@ impl Projects {
         Ok(Limit::Enforced)
     }
 
-    /// Puts a new work directory into the project of the top: what is moved between the two must not
-    /// change its project, or copy-up, deletion and much else are EXDEV. A pod may have put the top
-    /// elsewhere, so that goes back.
+    /// Puts a new work directory into the project of `top/`. Overlay renames between the two, and a
+    /// rename across projects fails with EXDEV, which breaks copy-up and deletion. A pod may have
+    /// changed the project of `top/`, so that is reset.
     ///
-    /// Without a record (an older version has made the volume) the work directory follows the content:
-    /// that decides only where this volume's own files count.
+    /// A volume of an older version may have no recorded project. Then the work directory gets that
+    /// of `top/`, which affects only where this volume's own files count.
     pub(super) fn enter(&self, volume: &Dir, work: &str) -> Result<()> {
         let recorded = recorded(volume)?;
         if recorded.is_none() && self.no_quota.is_some() {
@@ -90,7 +88,7 @@ impl Projects {
     /// Changes the limit of a volume that has a project.
     pub(super) fn change(&self, volume: &Dir, bytes: Option<u64>) -> Result<Limit> {
         const TOO_LATE: &str =
-            "it was made without a limit, or by an older version, and files keep their project";
+            "it was created without a limit, or by an older version, and files keep their project";
         if let Some(why) = &self.no_quota {
             return Ok(bytes.map_or(Limit::None, |_| Limit::Unenforced(why.clone())));
         }
@@ -109,19 +107,17 @@ impl Projects {
         }
     }
 
-    /// The filesystem keeps a record of every project that has a limit, also when it has nothing
-    /// else.
+    /// Removes the limit, because the quota file keeps an entry for each project with a limit.
     pub(super) fn unlimit(trash: &Dir, project: Option<u32>) {
         if let Some(project) = project
             && let Err(error) = trash.set_project_limit(project, 0)
         {
-            tracing::debug!(%error, project, "the limit of what was deleted stays in the quota file");
+            tracing::debug!(%error, project, "the quota file keeps the limit of a deleted project");
         }
     }
 }
 
-/// A project that holds nothing and has no limit. A layer keeps the project of the volume that it
-/// was, for as long as it lives.
+/// A random project without content or limit. (A layer keeps its volume's project for life.)
 fn unused(volume: &Dir) -> Result<u32> {
     loop {
         let mut bytes = [0; 4];
@@ -129,25 +125,24 @@ fn unused(volume: &Dir) -> Result<u32> {
         let project = u32::from_ne_bytes(bytes);
         let is_free = match volume.project_usage(project) {
             Ok(usage) => (usage.inodes, usage.limit) == (0, 0),
-            // Nothing is known of it.
+            // The quota file has no entry for it.
             Err(_) => true,
         };
-        // The last number stands for no project.
+        // `u32::MAX` means "no project".
         if is_free && (LOWEST..u32::MAX).contains(&project) {
             return Ok(project);
         }
     }
 }
 
-/// The project that stands in a volume's record.
+/// The recorded project of a volume's directory.
 fn recorded(volume: &Dir) -> sys::Result<Option<u32>> {
     let bytes = volume.xattr(PROJECT)?;
     Ok(bytes.and_then(|bytes| std::str::from_utf8(&bytes).ok()?.parse().ok()))
 }
 
-/// Records the projects of volumes from a version that kept them in the content, once: then no
-/// volume is from there any more. Where two volumes are in one project, a tenant has put its own
-/// there. The content does not tell which, so neither is believed.
+/// Records once the projects that an older version kept in the content. If two volumes share one, a
+/// tenant changed its own. The content cannot tell which, so neither is recorded.
 fn record_older(pool: &Dir) -> sys::Result<()> {
     let Some(volumes) = pool.open_if_there(VOLUMES)? else {
         return Ok(());
@@ -160,7 +155,7 @@ fn record_older(pool: &Dir) -> sys::Result<()> {
         let Ok(volume) = volumes.open_beneath(&entry.name) else {
             continue;
         };
-        // Some filesystems know of no projects.
+        // Some filesystems have no projects.
         let project = volume.open_beneath(TOP).and_then(|top| top.project());
         if let Some(project) = project.ok().filter(|project| *project != 0) {
             found.entry(project).or_default().push(volume);

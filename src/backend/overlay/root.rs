@@ -1,8 +1,8 @@
-//! What the root directory of a new volume looks like.
+//! The attributes of a new volume's root directory.
 //!
-//! A merged directory shows the attributes of its newest layer, so the root's come from `top/` alone: they are part of the
-//! artifact and must be given to each new top, or a fork would not see what was sealed. This is on the path of every
-//! publish: a system call is made only where it changes something.
+//! A merged directory has the attributes of its newest layer, so the root's come from `top/` alone.
+//! They are part of the artifact, so each new `top/` copies them from the parent. Every publish
+//! does this, so it calls the kernel only for a change.
 
 use crate::backend::Result;
 use crate::backend::look::Look;
@@ -15,20 +15,20 @@ use rustix::fs::Stat;
 /// The bits that mkdir(2) takes; set-id bits need a chmod.
 const MKDIR_BITS: u32 = 0o1777;
 
-/// Makes a `top` that most volumes need not change any more, and opens it.
+/// Makes and opens a `top/` with the attributes that most volumes want.
 pub(super) fn prepare(volume: &Dir) -> Result<Dir> {
     let Look { mode, .. } = Look::of(&RootAttributes::default(), None);
     volume.create_dir(TOP, mode & MKDIR_BITS)?;
     Ok(volume.open_beneath(TOP)?)
 }
 
-/// Makes of a prepared `top` what [`make`] would have made.
+/// Gives a prepared `top/` the attributes that [`make`] would give it.
 pub(super) fn dress(top: &Dir, parent: Option<&Dir>, root: &RootAttributes) -> Result<()> {
     let sealed = parent.map(Dir::stat_self).transpose()?;
     let wanted = Look::of(root, sealed.as_ref());
     let found = top.stat_self()?;
     if parent.is_none() {
-        // It is as old as its preparation.
+        // Its times are those of its preparation.
         top.touch()?;
     }
     dress_as(top, parent.zip(sealed.as_ref()), wanted, &found)
@@ -56,7 +56,7 @@ fn dress_as(top: &Dir, parent: Option<(&Dir, &Stat)>, wanted: Look, found: &Stat
     let mut changed = false;
     if let Some((parent, _)) = parent {
         for name in parent.xattr_names()? {
-            // Overlay's own notes are about that layer.
+            // Overlay's own attributes describe the parent layer only.
             if Mark::of(&name) != Mark::Content {
                 continue;
             }
@@ -66,7 +66,7 @@ fn dress_as(top: &Dir, parent: Option<(&Dir, &Stat)>, wanted: Look, found: &Stat
             }
         }
     }
-    // After the ACL, whose mask is the mode's group bits: what the volume says of its mode wins.
+    // The ACL's mask is the mode's group bits, so the mode is set after it.
     if changed || differs {
         top.set_mode(mode)?;
     }

@@ -1,5 +1,5 @@
-//! What must work on a pool before overlay is believed to. Kernel versions say little: features are backported, built
-//! without, switched off by module parameters, or not supported by the pool's filesystem.
+//! Tries every feature that overlay needs on a pool. Kernel versions say little: features are
+//! backported, not built, switched off, or not supported by the pool's filesystem.
 
 use std::os::fd::AsFd;
 use std::path::Path;
@@ -14,15 +14,15 @@ use crate::model::layout::{INCOMING, TOP};
 use crate::sys::{Dir, Errno, Xattrs};
 use crate::tree;
 
-/// In `incoming/`, which is swept at start; a trial that was killed is swept by the next one, too.
+/// In `incoming/`, which is swept at start. The next self-test sweeps a killed one too.
 const NAME: &str = "overlay-trial";
-/// Of the file that must be copied up whole.
+/// The content of the file that must be copied up whole.
 const CONTENT: &[u8] = b"a layer is a plain diff";
 
-/// The value of a forged mark. No kernel writes it: 5.10 marks each new directory as opaque itself.
+/// The value of a forged mark. No kernel writes it; 5.10 marks each new directory as opaque.
 const FORGED: &[u8] = b"forged";
 
-/// What a volume of the trial starts with.
+/// The parameters of the self-test's volumes.
 const START: Start<'static> = Start {
     layers: &[],
     root: RootAttributes {
@@ -38,7 +38,7 @@ const START: Start<'static> = Start {
     prepared: None,
 };
 
-/// Tries everything once. 2 ms, and nothing is left behind.
+/// Tries every feature once, in 2 ms, and cleans up.
 pub(super) fn run(overlay: &Overlay, pool: &Dir) -> Result<()> {
     let incoming = pool.open_beneath(INCOMING)?;
     tree::delete(&incoming, Path::new(NAME), &|| false)?;
@@ -66,14 +66,14 @@ fn attempt(overlay: &Overlay, pool: &Dir, incoming: &Dir) -> Result<()> {
     second(overlay, pool, &base, &[&path("layer"), &path("lower")])
 }
 
-/// A volume is mounted, written to, found in use, frozen, found free; and its top is a plain diff.
+/// Mounts, writes, freezes and unmounts a volume. Its upper directory must be a plain diff.
 fn first(overlay: &Overlay, pool: &Dir, base: &Dir, lowers: &[&str]) -> Result<()> {
     base.create_dir("first", 0o700)?;
     let volume = base.open_beneath("first")?;
     root::make(&volume, None, &START.root)?;
     if overlay.in_use(&volume)? {
         return Err(broken(
-            "the kernel says of an unused directory that it is in use (index=on)",
+            "the kernel reports an unused directory as in use (index=on)",
         ));
     }
     let mount = overlay.mount_over(
@@ -83,10 +83,10 @@ fn first(overlay: &Overlay, pool: &Dir, base: &Dir, lowers: &[&str]) -> Result<(
         &START,
         false,
     )?;
-    let seen = Dir::from_fd(mount, "the trial's mount");
+    let seen = Dir::from_fd(mount, "the self-test's mount");
     if !overlay.in_use(&volume)? {
         return Err(broken(
-            "the kernel does not tell that a mounted top is in use (index=on)",
+            "the kernel does not report a mounted upper directory as in use (index=on)",
         ));
     }
 
@@ -117,7 +117,7 @@ fn first(overlay: &Overlay, pool: &Dir, base: &Dir, lowers: &[&str]) -> Result<(
         }
     }
 
-    // What a hostile pod would do. Linux before 6.7 refuses the attribute, later ones store it under another name.
+    // A hostile pod's attempts. Linux before 6.7 refuses the attribute; later ones rename it.
     if seen
         .make_node(
             "device",
@@ -162,7 +162,7 @@ fn freezes(overlay: &Overlay, volume: &Dir, seen: Dir) -> Result<()> {
             Freeze::Held(_)
         ))
     })? {
-        return Err(broken("a volume that nobody writes to cannot be frozen"));
+        return Err(broken("a volume without writers cannot be frozen"));
     }
     match seen.write_new("late", CONTENT) {
         Err(error) if error.is(Errno::EROFS) => {}
@@ -172,11 +172,13 @@ fn freezes(overlay: &Overlay, volume: &Dir, seen: Dir) -> Result<()> {
     if eventually(|| Ok(!overlay.in_use(volume)?))? {
         return Ok(());
     }
-    Err(broken("a top stays in use after its mount is gone"))
+    Err(broken(
+        "an upper directory stays in use after its mount is gone",
+    ))
 }
 
-/// Whether something becomes so within a second: a superblock may go a moment after its last holder, and a process that
-/// is being made elsewhere in this program holds copies of all descriptors until it execs.
+/// Waits up to a second. A superblock may outlive its last user for a moment. And a child process
+/// of this program holds copies of all descriptors until its exec.
 fn eventually(mut is_so: impl FnMut() -> Result<bool>) -> Result<bool> {
     for _ in 0..2000 {
         if is_so()? {
@@ -187,7 +189,7 @@ fn eventually(mut is_so: impl FnMut() -> Result<bool>) -> Result<bool> {
     Ok(false)
 }
 
-/// What became of the first volume's top is a layer: what was removed is gone, what was written is there.
+/// Mounts the first volume's upper directory as a layer: it must hide and show the same names.
 fn second(overlay: &Overlay, pool: &Dir, base: &Dir, lowers: &[&str]) -> Result<()> {
     base.create_dir("second", 0o700)?;
     let volume = base.open_beneath("second")?;
@@ -199,9 +201,9 @@ fn second(overlay: &Overlay, pool: &Dir, base: &Dir, lowers: &[&str]) -> Result<
         &START,
         true,
     )?;
-    let seen = Dir::from_fd(mount, "the trial's mount");
+    let seen = Dir::from_fd(mount, "the self-test's mount");
     if seen.has("removed")? || !seen.has("written")? || !seen.has("moved")? {
-        return Err(broken("a renamed top is not a layer"));
+        return Err(broken("a renamed upper directory is not a layer"));
     }
     match seen.create_dir("new", 0o755) {
         Err(error) if error.is(Errno::EROFS) => {}
@@ -215,11 +217,11 @@ fn second(overlay: &Overlay, pool: &Dir, base: &Dir, lowers: &[&str]) -> Result<
     options_hold(&overlay.views.room().shown_options(mount)?)
 }
 
-/// Whether the options that the kernel shows are the ones that were asked for. It leaves out what is the module's
-/// default, so what is not shown is looked up there (where `/sys` is to be seen).
+/// Whether the mount has the requested options. The kernel shows no module defaults, so those are
+/// read from the module's parameters (if `/sys` is mounted).
 fn options_hold(shown: &str) -> Result<()> {
     let shown: Vec<&str> = shown.split(',').collect();
-    // "fsync=volatile" is its name in newer kernels.
+    // Newer kernels show it as "fsync=volatile".
     if !shown
         .iter()
         .any(|option| matches!(*option, "volatile" | "fsync=volatile"))
@@ -242,7 +244,7 @@ fn options_hold(shown: &str) -> Result<()> {
 fn module_default(key: &str) -> Option<bool> {
     let parameter = match key {
         "xino" => "xino_auto",
-        // Shown as "off" where following is the default; the rename above has tried it.
+        // Shown as "off" if following is the default; the rename above has tested it.
         "redirect_dir" => return None,
         key => key,
     };

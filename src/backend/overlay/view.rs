@@ -1,11 +1,11 @@
-//! The pool seen through another mount of it: with owners swapped, or attached in a private namespace, or both.
+//! Clones of the pool's mount, with owners swapped or attached in a private mount namespace.
 //!
-//! Swapping the owner of a whole tree by chown costs 0.9 to 12.9 s for 20,000 files. An idmapped clone of the pool
-//! costs 0.3 ms once per pair of owners, and a layer opened through it has its owners swapped for good: all ids are mapped,
-//! because whoever is not would be 65534 and could not be copied up (EOVERFLOW).
+//! A chown of 20,000 files takes 0.9 to 12.9 s. An idmapped clone of the pool takes 0.3 ms, once
+//! per pair of owners, and swaps the owners of every layer opened through it. It maps all ids: an
+//! unmapped one would be 65534, and its files could not be copied up (EOVERFLOW).
 //!
-//! Overlay takes layers only from mounts of its mounter's own namespace, and from detached ones since Linux 6.15. So for mount(2), and
-//! on kernels before that, the clones are attached in a [`Room`].
+//! Overlay takes layers only from mounts in the mounting process's own namespace, and from detached
+//! mounts since Linux 6.15. For mount(2) and older kernels, the clones are attached in a [`Room`].
 
 use std::os::fd::AsFd;
 use std::path::{Path, PathBuf};
@@ -18,10 +18,10 @@ use crate::backend::{Error, Result};
 use crate::model::layout::LAYERS;
 use crate::sys::{self, Dir, Errno, IdSwap, MountAttributes, Room};
 
-/// How many clones are kept: each is one kernel mount and two descriptors.
+/// The maximum of clones; each is one kernel mount and two descriptors.
 const KEPT: usize = 64;
 
-/// Which owners are exchanged in a view.
+/// The owners that a view swaps.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(super) struct Owners {
     uids: IdSwap,
@@ -36,7 +36,7 @@ impl Owners {
         }
     }
 
-    /// From (on disk, as wanted) of user and group; what is not wanted otherwise stays.
+    /// Takes (on disk, wanted) of user and group; `None` keeps that owner.
     pub(super) fn swapping(uid: (u32, Option<u32>), gid: (u32, Option<u32>)) -> Self {
         let swap =
             |(disk, wanted): (u32, Option<u32>)| IdSwap::between(disk, wanted.unwrap_or(disk));
@@ -61,17 +61,17 @@ pub(super) struct View {
 }
 
 impl View {
-    /// The pool, through this view.
+    /// The pool's root in this view.
     pub(super) fn root(&self) -> &Dir {
         &self.root
     }
 
-    /// `layers/`, through this view.
+    /// `layers/` in this view.
     pub(super) fn layers(&self) -> &Dir {
         &self.layers
     }
 
-    /// Where it is attached, and where what is opened through it can be mounted.
+    /// The namespace where it is attached, in which its directories can be mounted.
     pub(super) fn room(&self) -> Option<&Room> {
         self.attached.as_ref().map(|(room, _)| &**room)
     }
@@ -80,13 +80,13 @@ impl View {
 impl Drop for View {
     fn drop(&mut self) {
         if let Some((room, number)) = &self.attached {
-            // A room that is gone has taken its mounts with it.
+            // A namespace that has ended took its mounts along.
             let _ = room.release(*number);
         }
     }
 }
 
-/// The views of one pool, made when they are first needed; the least recently used go.
+/// The views of one pool, made on first use and evicted least recently used first.
 #[derive(Debug)]
 pub(super) struct Views {
     pool: Dir,
@@ -98,7 +98,7 @@ pub(super) struct Views {
 }
 
 impl Views {
-    /// `attach`: the clones are attached in `room`, for a kernel that takes no detached ones.
+    /// `attach`: attach the clones in `room`, for a kernel that takes no detached ones.
     pub(super) fn new(pool: Dir, room: Room, attach: bool) -> Self {
         Self {
             pool,
@@ -109,12 +109,12 @@ impl Views {
         }
     }
 
-    /// The room in which views are attached.
+    /// The namespace in which views are attached.
     pub(super) fn room(&self) -> &Room {
         &self.room
     }
 
-    /// From now on views are attached in a room. Tells whether that is news.
+    /// Attaches all views from now on. `false` if that was already so.
     pub(super) fn attach_from_now_on(&self) -> bool {
         let news = !self.attach.swap(true, Ordering::Relaxed);
         if news {
@@ -123,12 +123,12 @@ impl Views {
         news
     }
 
-    /// The view with these owners; `None` where the pool as it is will do, which it does not for mount(2).
+    /// The view with these owners. `None` if the pool itself will do, which mount(2) never accepts.
     pub(super) fn of(&self, owners: Owners, in_room: bool) -> Result<Option<Arc<View>>> {
         if owners.are_as_they_are() && !in_room {
             return Ok(None);
         }
-        // Held while a view is made: it is made once, and others wait 0.3 ms.
+        // The lock is held while a view is made, so it is made once; others wait 0.3 ms.
         let mut views = self.made.lock();
         let known = views.iter().position(|view| view.owners == owners);
         let view = match known {
@@ -172,9 +172,9 @@ impl Views {
         })
     }
 
-    /// The same directory of the pool, opened through a view.
+    /// Opens `dir`, a directory of the pool, through a view.
     pub(super) fn find(&self, view: &View, dir: &Dir) -> Result<Dir> {
-        // The kernel's own names of both, as of now, so the way from one to the other holds whatever was renamed.
+        // Both paths are the kernel's present names, so the relative path is right despite renames.
         let (pool, path) = (real_path(&self.pool)?, real_path(dir)?);
         let gone = || dir.error("readlink", "", Errno::ENOENT);
         let relative = path.strip_prefix(&pool).map_err(|_| gone())?;
@@ -187,7 +187,7 @@ impl Views {
     }
 }
 
-/// A view with other owners is not possible, because of this.
+/// The error for a kernel or filesystem that cannot idmap the pool.
 pub(super) fn unsupported(error: &sys::Error) -> Error {
     let hint = match error.errno() {
         Errno::ENOSYS => "needs Linux 5.12",
@@ -196,10 +196,10 @@ pub(super) fn unsupported(error: &sys::Error) -> Error {
         }
         Errno::ENOSPC => "user.max_user_namespaces allows no user namespace",
         Errno::EPERM => {
-            "needs CAP_SYS_ADMIN on the pool's filesystem, mounted without an idmap, and no kernel of RHEL 9.0 to 9.2, \
-             which refuses all idmapped mounts"
+            "needs CAP_SYS_ADMIN on the pool's filesystem, mounted without an idmap, \
+             and no kernel of RHEL 9.0 to 9.2, which refuses all idmapped mounts"
         }
-        _ => "see the system call",
+        _ => "the kernel refuses an idmapped mount of the pool",
     };
     Error::Unsupported {
         what: "a fork with another uid or gid",

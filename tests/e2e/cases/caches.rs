@@ -1,5 +1,5 @@
-//! What outlives pods: resource caches, task caches, outputs, and pipelines that are made of them.
-//! The pipelines are those of `examples/`, applied as they are.
+//! Data that outlives pods: resource caches, task caches, outputs, and pipelines of them. The
+//! pipelines are those of `examples/`, unchanged.
 
 use std::fs::File;
 

@@ -1,5 +1,5 @@
-//! The cases. A new one is a function in one of these files, a line in the list below, and a manifest in `manifests/`.
-//! It says what it does in the words of the stage; that nothing is left afterwards is looked at for all of them.
+//! The cases. A new one is a function in one of these files, a line in the list below, and a
+//! manifest in `manifests/`. It uses the verbs of `stage`, which also checks for leftovers.
 
 mod caches;
 mod outcomes;

@@ -1,5 +1,5 @@
-//! How a pod's end is understood, where its phase alone does not tell: annotations, and markers in volumes.
-//! `docs/events.md` has the rules.
+//! How the driver finds a pod's outcome if its phase is not enough: annotations, and markers in
+//! volumes. `docs/events.md` has the rules.
 
 use crate::stage::Stage;
 

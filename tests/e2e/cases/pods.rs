@@ -1,5 +1,5 @@
-//! Single pods, and what people are told of their mistakes.
-//! And the manifests themselves, as the API server sees them.
+//! Single pods, and the messages about users' mistakes. And the manifests themselves, as the API
+//! server sees them.
 
 use crate::cluster::{feed, succeed};
 use crate::docs;

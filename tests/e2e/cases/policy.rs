@@ -1,5 +1,5 @@
-//! The write policy of `deploy/components`, as `examples/pull-requests` sets it up: what it refuses, and what it allows. The
-//! example's namespace is the case's own.
+//! The write policy of `deploy/components`, as `examples/pull-requests` installs it: what it
+//! refuses and what it allows. The case uses the example's namespace.
 
 use std::fs;
 use std::process::Output;

@@ -1,5 +1,5 @@
-//! The node is switched off and on again: no process and no mount is left, what is on its disks is, and the same pods come back.
-//! What a power cut does to what was not yet on the disk is not here, since the machine below stays on: `make guests` has it.
+//! The node is switched off and on: no process or mount is left, its disks keep their data, and the
+//! same pods return. The machine below stays on; `make guests` tests the loss of unwritten data.
 
 use crate::cluster::eventually;
 use crate::stage::{Stage, items};

@@ -1,5 +1,5 @@
-//! What a pod's spec can say of its volumes and of who uses them: read-only, parts, groups and users, init containers, and
-//! many volumes at once.
+//! What a pod's spec can say about its volumes and users: read-only, subPath, groups and users,
+//! init containers, and many volumes at once.
 
 use std::fmt::Write as _;
 

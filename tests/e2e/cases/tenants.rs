@@ -1,5 +1,5 @@
-//! Who sees what: namespaces know nothing of each other, whatever they call their things and whatever they say they are.
-//! The driver believes kubelet, and kubelet's own words can be written by anybody into a pod's spec.
+//! Isolation: namespaces see nothing of each other, whatever names and identities they claim. The
+//! driver trusts kubelet, but any user can write kubelet's own attributes into a pod's spec.
 
 use crate::cluster::{Cluster, succeed};
 use crate::stage::Stage;

@@ -1,5 +1,5 @@
-//! What goes wrong around a pod while it runs, and must not reach it.
-//! In each a pod has its volumes, something happens, and the pod goes on; then it ends, and what it made is kept.
+//! Faults around a running pod that must not affect it. In each case a pod has its volumes, the
+//! fault occurs, and the pod continues. Then it ends, and its data is kept.
 
 use std::fs::{self, File};
 use std::io::Write as _;

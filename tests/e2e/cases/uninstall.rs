@@ -1,5 +1,5 @@
-//! The driver is taken away as docs/install.md tells, word for word, from a node whose pool was used: nothing of it is left.
-//! Then it is put there again, as told there, too: the cases after this one, if any, find it.
+//! The driver is uninstalled by the exact commands of docs/install.md, from a node with a used
+//! pool: nothing is left. Then it is installed again in the same way, for the next cases.
 
 use std::fs;
 use std::path::Path;

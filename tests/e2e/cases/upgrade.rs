@@ -1,5 +1,5 @@
-//! The driver is upgraded as docs/install.md tells, while pods run: another image and another setting are written into deploy/, and
-//! it is applied again. Then the way back.
+//! The driver is upgraded like docs/install.md says, while pods run: deploy/ gets another image and
+//! another setting, and is applied again. Then the way back.
 
 use std::fs;
 use std::path::Path;
