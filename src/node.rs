@@ -134,9 +134,8 @@ fn alive(socket: &Path, stopping: &CancellationToken) -> http::Alive {
         let (socket, stopping) = (socket.clone(), stopping.clone());
         Box::pin(async move {
             match csi::probe(&socket, TO_ANSWER).await {
-                // Nobody is there, or somebody who does not serve: kubelet would get no answer either. A driver that starts, or whose
-                // disk hangs, does answer this: one of its desks runs no jobs (`engine::DESKS`). Who comes to a desk at the moment at
-                // which that begins one that hangs waits with it; kubelet asks more than once before it ends a driver.
+                // Kubelet would get no answer either. A driver that starts, or whose disk hangs, answers
+                // this: no system call that waits for a disk runs on the threads that serve.
                 Err(error @ (ProbeError::Connect { .. } | ProbeError::Silent { .. }))
                     if !stopping.is_cancelled() =>
                 {

@@ -35,7 +35,7 @@ pub async fn serve(
 ) -> server::Result<()> {
     let routes = Routes::new().with(AdminServer::new(service::Service::new(engine)));
     let trace = Trace::new(new_span, &[]);
-    server::serve(socket, routes, trace, 1, grace, shutdown).await
+    server::serve(socket, routes, trace, grace, shutdown).await
 }
 
 fn new_span(method: &str) -> tracing::Span {

@@ -183,10 +183,6 @@ impl Backend for Btrfs {
         BackendKind::Btrfs
     }
 
-    fn is_instant(&self) -> bool {
-        true
-    }
-
     fn create(&self, volume: &Dir, start: &Start<'_>) -> Result<Limit> {
         let parent = self.parent(start)?;
         // Before anything of the volume is made: what is there when quotas are switched on is not counted.

@@ -225,9 +225,6 @@ pub trait Backend: fmt::Debug + Send + Sync + 'static {
         None
     }
 
-    /// Whether `create` and `mount` take the same time whatever the size of the tree.
-    fn is_instant(&self) -> bool;
-
     /// Makes a volume's content in the directory `volume`, which holds nothing yet but what was prepared. Nothing is mounted.
     ///
     /// O(1) for overlay and btrfs. The root's mode, owner, times, xattrs and ACL are the parent's, then `start.root`.

@@ -30,7 +30,7 @@ use tracing::field::Empty;
 
 use crate::backend::BackendKind;
 use crate::engine::claims::{Claims, OneNode};
-use crate::engine::{self, Engine};
+use crate::engine::Engine;
 use crate::model::{Node, NodeId};
 use crate::proto::csi::v1::controller_server::ControllerServer;
 use crate::proto::csi::v1::group_controller_server::GroupControllerServer;
@@ -166,7 +166,6 @@ pub async fn serve(
         socket,
         routes,
         Trace::new(new_span, &POLLED).counting(config.rpcs, &METHODS),
-        engine::DESKS,
         config.grace,
         shutdown,
     )

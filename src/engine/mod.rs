@@ -22,8 +22,7 @@
 //! `seals` ends volumes, `syncs` (one thread) waits for the disk, `room` (one thread) frees space, in rounds of a bounded time, `deletes`
 //! (one thread) deletes volumes that are thrown away, `walks` (one thread) measures, merges and compares, `looks` (one thread) asks who
 //! still writes to what is to be sealed, and who uses what nobody knows, `spares` (one thread) makes beforehand what a publish needs: what
-//! is slow delays only its like. A job that was given is finished, whoever waits for it. What is short and the same whatever the size of a tree runs where it was received, on a thread that serves
-//! nothing but calls (`threads`).
+//! is slow delays only its like. A queued job runs to its end, also when its caller goes away.
 
 mod artifacts;
 mod check;
@@ -75,9 +74,7 @@ use tokio_util::task::TaskTracker;
 pub use error::{Error, Result, Shortage};
 pub use figures::{Counters, Figures};
 pub use notice::{Notice, Notices};
-pub use threads::{
-    AtWork, CallHere, DESKS, after_the_answer, apart, at_writing, others_first, say_at_work,
-};
+pub use threads::apart;
 pub use types::{
     ArtifactRow, Awaited, Finding, PublishRequest, Published, Reaped, Rebuilt, Status, Told,
     VolumeRow, VolumeState, VolumeStats,
@@ -117,7 +114,7 @@ pub struct Config {
     pub mount_api: Option<MountApi>,
     /// Whether btrfs's simple quotas may be switched on for the whole filesystem when a volume has a limit.
     pub btrfs_quota: bool,
-    /// How many threads do what is not done where a call was received.
+    /// How many threads run the system calls of RPCs.
     pub threads: usize,
     /// How long a publish waits for content that is known to be coming.
     pub input_wait: Duration,
@@ -346,14 +343,12 @@ impl Inner {
         }
     }
 
-    /// Starts a task. On a thread that serves calls it stays there, so that no other is woken for it.
-    fn spawn_here<T: Send + 'static>(
+    /// Starts a task that the shutdown waits for; also from a thread that is not the runtime's.
+    fn spawn<T: Send + 'static>(
         &self,
         task: impl Future<Output = T> + Send + 'static,
     ) -> JoinHandle<T> {
-        let task = self.tasks.track_future(task);
-        let here = tokio::runtime::Handle::try_current();
-        here.as_ref().unwrap_or(&self.runtime).spawn(task)
+        self.tasks.spawn_on(task, &self.runtime)
     }
 }
 

@@ -93,11 +93,10 @@ async fn attempt(
         };
         // Else given up before the answer, so that a caller who has it can go on with the same volume at once.
         let guard = matches!(result, Err(Error::Full(_))).then_some(guard);
-        spares::fill_soon(&engine);
+        spares::fill(&engine);
         (result, guard)
     };
-    let is_short = inner.backend.is_instant();
-    inner.calls.run_if_short(is_short, job).await
+    inner.calls.run(job).await
 }
 
 /// Waits for garbage to be collected, so that a publish that found no room has its turn and does not fail while others fill the pool

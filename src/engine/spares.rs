@@ -18,7 +18,7 @@ use parking_lot::Mutex;
 use super::Inner;
 use super::crash::{Point, point};
 use super::error::{Doing, Result};
-use super::threads::{Threads, after_the_answer};
+use super::threads::Threads;
 use crate::backend::{self, Backend, Prepared, Start};
 use crate::model::{LayerId, RootAttributes, VolumeRecord};
 use crate::store::{self, BlankRecord};
@@ -370,19 +370,6 @@ fn delete_all(inner: &Inner, spares: Vec<Spare>) {
     for spare in spares {
         spare.delete(&inner.dirs.spares, &*inner.backend);
     }
-}
-
-/// As [`fill`] does, on a thread that serves calls after the answer: to wake the thread costs more than most of the system calls before it.
-pub(super) fn fill_soon(inner: &Arc<Inner>) {
-    let spares = &inner.spares;
-    if !spares.stock.lock().is_low() || spares.being_filled.load(Ordering::SeqCst) {
-        return;
-    }
-    let engine = inner.clone();
-    drop(inner.spawn_here(async move {
-        after_the_answer().await;
-        fill(&engine);
-    }));
 }
 
 /// Has more of them made if there are few. Costs nothing where there are enough.

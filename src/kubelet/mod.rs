@@ -177,7 +177,7 @@ impl Registration {
         let trace = Trace::new(new_span, &[]);
         let over = CancellationToken::new();
         let told_so = over.clone().cancelled_owned();
-        let served = server::serve(socket, routes, trace, 1, Duration::ZERO, told_so);
+        let served = server::serve(socket, routes, trace, Duration::ZERO, told_so);
         tokio::pin!(served);
         tracing::info!(socket = %self.socket.display(), endpoint = self.endpoint, "offered to kubelet");
         let end = tokio::select! {

@@ -269,13 +269,12 @@ impl Engine {
         id.is_some_and(|id| state.claims.contains_key(&id))
     }
 
-    /// An operation of several steps that runs to its end, also when its caller goes away. When the thread that serves the call ends it
-    /// is dropped between two steps, which takes it back.
+    /// Runs an operation of several steps to its end, also when its caller goes away.
     async fn finish<T: Send + 'static>(
         &self,
         operation: impl Future<Output = Result<T>> + Send + 'static,
     ) -> Result<T> {
-        let running = self.inner.spawn_here(operation);
+        let running = self.inner.spawn(operation);
         running.await.unwrap_or(Err(Error::ShuttingDown))
     }
 }
