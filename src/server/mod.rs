@@ -9,19 +9,19 @@
 //! the calls that are late in the log. Then the socket's file goes, if it is still ours.
 
 mod codes;
+mod drain;
 mod routes;
 mod socket;
 mod trace;
 
-use std::future::Future;
 use std::path::{Path, PathBuf};
 use std::time::Duration;
 
 use futures_util::stream::{self, Stream};
 use tokio::net::{UnixListener, UnixStream};
-use tokio_util::sync::CancellationToken;
 
 pub use codes::{code_name, code_of, message_of};
+pub use drain::Drain;
 pub use routes::Routes;
 pub use socket::{Socket, SocketPlace, connect};
 pub use trace::{Rpc, Trace};
@@ -95,30 +95,20 @@ const TO_FLUSH: Duration = Duration::from_millis(200);
 /// How long nothing is accepted after that has failed.
 const TO_RECOVER: Duration = Duration::from_millis(100);
 
-/// Serves `routes` on `socket` until `shutdown` is ready. Then it answers the calls that run, for `grace`
-/// at most.
-pub async fn serve(
-    socket: Socket,
-    routes: Routes,
-    trace: Trace,
-    grace: Duration,
-    shutdown: impl Future<Output = ()>,
-) -> Result<()> {
+/// Serves `routes` on `socket` until the drain closes the services. Then it answers the calls that run,
+/// until the deadline at most.
+pub async fn serve(socket: Socket, routes: Routes, trace: Trace, drain: Drain) -> Result<()> {
     let (listener, name) = socket.into_parts();
-    let stopping = CancellationToken::new();
-    let shutdown = async {
-        shutdown.await;
-        stopping.cancel();
-    };
+    let incoming = connections(listener, name.path());
     let served = tonic::transport::Server::builder()
         .layer(trace.clone())
-        .serve_with_incoming_shutdown(routes, connections(listener, name.path()), shutdown);
+        .serve_with_incoming_shutdown(routes, incoming, drain.closing());
     let given_up = async {
-        stopping.cancelled().await;
+        drain.closing().await;
         tokio::select! {
             // A client that keeps its connection open and reads nothing, such as a probe.
             () = trace.idle(TO_FLUSH) => {}
-            () = tokio::time::sleep(grace) => trace.name_the_late(name.path()),
+            () = drain.over() => trace.name_the_late(name.path()),
         }
     };
     let ended = tokio::select! {
@@ -128,7 +118,7 @@ pub async fn serve(
         }),
         () = given_up => Ok(()),
     };
-    name.remove().await;
+    drain.finish("removing the socket", name.remove()).await;
     ended
 }
 
@@ -154,10 +144,10 @@ fn connections(
 #[cfg(test)]
 mod tests {
     use std::convert::Infallible;
+    use std::future::Future;
     use std::time::Instant;
 
     use hyper_util::rt::TokioIo;
-    use tokio::sync::oneshot;
     use tonic::Status;
     use tonic::body::Body;
     use tonic::codegen::http;
@@ -212,15 +202,12 @@ mod tests {
         let path = dir.path().join("s");
         let socket = Socket::bind(&path).await.expect("bind");
         let trace = Trace::new(|method| tracing::error_span!("rpc", method), &[]);
-        let (stop, stopped) = oneshot::channel::<()>();
+        let drain = Drain::new(grace);
         let served = tokio::spawn(serve(
             socket,
             Routes::new().with(Slow(takes)),
             trace,
-            grace,
-            async {
-                let _ = stopped.await;
-            },
+            drain.clone(),
         ));
         let idle = channel(&path).await;
         let mut client = tonic::client::Grpc::new(channel(&path).await);
@@ -233,12 +220,12 @@ mod tests {
         });
         tokio::time::sleep(Duration::from_millis(50)).await;
         let began = Instant::now();
-        drop(stop);
+        drain.close();
         served.await.expect("no panic").expect("served");
         let took = began.elapsed();
         assert!(!path.exists());
         drop(idle);
-        // Whoever was late has no answer from this server.
+        // A late call has no answer from this server.
         let code = tokio::time::timeout(Duration::from_millis(500), call).await;
         (
             code.map_or(tonic::Code::Cancelled, |code| code.expect("no panic")),
