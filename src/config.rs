@@ -530,7 +530,6 @@ impl Driver {
             csi: csi::Config {
                 node,
                 rpcs: Rpcs::default(),
-                grace: self.grace,
                 features: csi::Features {
                     alpha: self.alpha,
                     most_volumes: self.max_volumes,
@@ -538,6 +537,7 @@ impl Driver {
                 },
             },
             engine,
+            grace: self.grace,
         })
     }
 }

@@ -1,47 +1,47 @@
-//! What every role of the driver does: it serves a pool, over the CSI socket and the admin socket, from start to end.
-//! What a role adds is handed in; roles are `standalone` and `node`.
+//! What every role of the driver does: it serves a pool, over the CSI socket and the admin socket, from
+//! start to end. What a role adds is passed in; the roles are `standalone` and `node`.
 //!
-//! The CSI socket is there first and answers Probe while the pool is being opened; the admin socket comes when there is
-//! something to administer; then what the role adds begins. At the end it goes the other way: the role takes back what it
-//! added, nothing new is accepted, what runs is answered, the engine stops at a safe point, the sockets go. Mounts stay: pods
-//! use them. All of it together has the grace period: what a disk that does not answer keeps from being done is left to the
-//! next start, which a `kill -9` leaves as much.
+//! The CSI socket comes first, and answers Probe while the pool is being opened. The admin socket comes
+//! with the pool. Then the role's own task begins.
+//!
+//! The driver ends in the reverse order, with one deadline for all of it ([`Drain`]). The role withdraws
+//! what it added. Then the services accept nothing new and answer the calls that run, the engine stops
+//! at a safe point, and the sockets go. Mounts stay: pods use them. What a disk keeps from being done in
+//! time is named in the log, and left to the next start, as after a `kill -9`.
 
-use std::future::Future;
+use std::convert::Infallible;
+use std::future::{Future, pending};
 use std::path::PathBuf;
-use std::sync::OnceLock;
 use std::time::Duration;
 
 use rustix::fs::Mode;
 use rustix::process::{Resource, Rlimit, getrlimit, setrlimit, umask};
 use tokio::sync::watch;
-use tokio::time::{Instant, sleep, sleep_until, timeout, timeout_at};
-use tokio_util::sync::CancellationToken;
+use tokio::time::sleep;
 use tokio_util::task::AbortOnDropHandle;
 
 use crate::admin;
 use crate::csi::{self, Readiness, UnmountsOnly};
 use crate::engine::{self, Engine};
-use crate::server::{self, Socket};
-
-/// What the end may take beyond the grace period: to say who was late, and for an engine to which others have left no time.
-const AFTER_GRACE: Duration = Duration::from_secs(1);
+use crate::server::{self, Drain, Socket};
 
 /// How often it is tried whether a pool that could not be opened takes changes again.
 const LOOK_AGAIN: Duration = Duration::from_secs(5);
 
-/// How it is set up.
+/// How a driver is set up.
 #[derive(Debug, Clone)]
 pub struct Config {
-    /// Where the CSI services are.
+    /// The path of the CSI socket.
     pub socket: PathBuf,
-    /// What they are told.
+    /// The settings of the CSI services.
     pub csi: csi::Config,
-    /// The pool and what is done with it.
+    /// The pool and its limits.
     pub engine: engine::Config,
+    /// How long the end may take.
+    pub grace: Duration,
 }
 
-/// Why it does not run.
+/// Why the driver does not run.
 #[derive(Debug, thiserror::Error)]
 pub enum Error {
     /// A socket cannot be served.
@@ -50,13 +50,14 @@ pub enum Error {
     /// The pool cannot be opened.
     #[error("{}", server::message_of(.0))]
     Engine(engine::Error),
-    /// A defect: what the role adds was not to end.
-    #[error("a part of the driver ended that was not to; the log says more")]
-    Role,
+    /// A defect: a task ended before it was told to.
+    #[error("a background task exited unexpectedly: {0}; see the log")]
+    Exited(&'static str),
 }
 
-/// What the process needs before it makes its first file: modes are meant as they are written, so no umask; and as many
-/// descriptors as the machine allows, since a volume that is being sealed holds some.
+/// Prepares the process before it makes its first file. It clears the umask, so that files get exactly
+/// the modes given. It raises the limit of descriptors to the machine's maximum, since a volume that is
+/// being sealed holds some.
 pub fn prepare_process() {
     umask(Mode::empty());
     let limit = getrlimit(Resource::Nofile);
@@ -69,198 +70,197 @@ pub fn prepare_process() {
     }
 }
 
-/// Serves a pool until `shutdown` is ready and all is put away.
+/// Serves a pool until `shutdown` is ready and the drain is over.
 ///
-/// `ready` tells the world whether there is an engine. `role` makes what runs beside the services once there is one, or once it is known
-/// that there will be none and volumes are only unmounted; it is told by its token when it is time to stop, ends then, and not
-/// before, and has ended before the services do.
+/// `ready` says whether there is an engine. `role` makes the task that runs beside the services: once
+/// there is an engine, or without one when volumes can only be unmounted. The task ends when the drain
+/// begins, and not before. The services end after it.
 pub async fn run<Role>(
     config: Config,
+    drain: Drain,
     ready: watch::Sender<Readiness>,
-    role: impl FnOnce(Option<Engine>, CancellationToken) -> Role,
+    role: impl FnOnce(Option<Engine>, Drain) -> Role,
     shutdown: impl Future<Output = ()>,
 ) -> Result<(), Error>
 where
     Role: Future<Output = ()> + Send + 'static,
 {
-    let grace = config.csi.grace;
-    tokio::pin!(shutdown);
-    let told = OnceLock::new();
-    let mut too_long = Box::pin(async {
-        shutdown.as_mut().await;
-        sleep_until(*told.get_or_init(Instant::now) + grace).await;
-        tracing::warn!(
-            "the grace period is over, and the driver still starts: that is left to the next start"
-        );
-    });
-    let socket = tokio::select! {
-        bound = Socket::bind(&config.socket) => bound?,
-        () = &mut too_long => return Ok(()),
+    let told = async {
+        shutdown.await;
+        drain.begin();
+        pending::<Infallible>().await
     };
-    say_starting(&config);
-    let stop = CancellationToken::new();
-    let stopped = stop.clone().cancelled_owned();
-    let csi = csi::serve(socket, config.csi, ready.subscribe(), stopped);
-    tokio::pin!(csi);
-    let open = open(config.engine);
-    let opened = tokio::select! {
-        opened = open => opened.map(Some),
-        ended = &mut csi => return Ok(ended?),
-        () = &mut too_long => Ok(None),
-    };
-    let (engine, socket) = match opened {
-        Ok(Some(opened)) => opened,
-        not_opened => {
-            drop(too_long);
-            let (opened, ends) = (not_opened.map(drop), told.get().is_some());
-            let over = tokio::select! {
-                over = unmount_only(opened, ends, &ready, role, shutdown, grace) => over,
-                ended = &mut csi => return Ok(ended?),
-            };
-            stop.cancel();
-            let ended = timeout(AFTER_GRACE, csi).await;
-            over?;
-            return Ok(ended.unwrap_or(Ok(()))?);
-        }
-    };
-    drop(too_long);
-    let admin = admin::serve(
-        socket,
-        engine.clone(),
-        grace,
-        stop.clone().cancelled_owned(),
-    );
-    ready.send_replace(Readiness::Ready(engine.clone()));
-    tracing::info!("ready");
-
-    let withdraw = CancellationToken::new();
-    let mut role =
-        AbortOnDropHandle::new(tokio::spawn(role(Some(engine.clone()), withdraw.clone())));
-    let over = CancellationToken::new();
-    let (served, late) = (CancellationToken::new(), CancellationToken::new());
-    let services = async {
-        let both = async { tokio::join!(over_with(&over, csi), over_with(&over, admin)) };
-        let ended = tokio::select! {
-            (csi, admin) = both => csi.and(admin),
-            () = late.cancelled() => {
-                tracing::warn!("the services do not end; they are left");
-                Ok(())
-            }
-        };
-        served.cancel();
-        ended
-    };
-    let end = async {
-        let shutdown = async {
-            if told.get().is_none() {
-                shutdown.await;
-            }
-        };
-        let in_time = tokio::select! {
-            () = shutdown => true,
-            () = over.cancelled() => true,
-            // Not told to: it panicked, which was printed where it happened.
-            _ = &mut role => false,
-        };
-        tracing::info!("stopping: what runs is answered, nothing new is accepted");
-        withdraw.cancel();
-        let until = *told.get_or_init(Instant::now) + grace;
-        // What is asked until then is still answered.
-        if in_time && timeout_at(until, &mut role).await.is_err() {
-            tracing::warn!("what runs beside the services does not end; it is left");
-        }
-        stop.cancel();
-        // While the services end: a publish that waits for content must hear that it waits in vain, or it is late.
-        let left = until.saturating_duration_since(Instant::now());
-        engine.shutdown_within(left.max(AFTER_GRACE)).await;
-        if timeout_at(until + AFTER_GRACE, served.cancelled())
-            .await
-            .is_err()
-        {
-            late.cancel();
-        }
-        if in_time { Ok(()) } else { Err(Error::Role) }
-    };
-    let (services, role) = tokio::join!(services, end);
-    tracing::info!("stopped; mounts stay");
-    services?;
-    role
+    tokio::select! {
+        ended = serve(config, &drain, &ready, role) => ended,
+        never = told => match never {},
+    }
 }
 
-/// Logged once the socket is bound: `/healthz` answers from then on.
-fn say_starting(config: &Config) {
+async fn serve<Role>(
+    config: Config,
+    drain: &Drain,
+    ready: &watch::Sender<Readiness>,
+    role: impl FnOnce(Option<Engine>, Drain) -> Role,
+) -> Result<(), Error>
+where
+    Role: Future<Output = ()> + Send + 'static,
+{
+    let bound = drain.finish("making the CSI socket", Socket::bind(&config.socket));
+    let Some(socket) = bound.await.transpose()? else {
+        return Ok(());
+    };
+    // Logged once the socket is bound: `/healthz` answers from then on.
     tracing::info!(
         socket = %config.socket.display(),
         pool = %config.engine.pool.display(),
         version = env!("CARGO_PKG_VERSION"),
         "starting"
     );
+    let csi = csi::serve(socket, config.csi, ready.subscribe(), drain.clone());
+    let csi = Part::start("CSI services", drain, csi);
+    let opened = drain.finish("opening the pool", open(config.engine));
+    let served = match opened.await {
+        Some(Ok((engine, socket))) => serve_pool(engine, socket, drain, ready, role).await,
+        Some(Err(Error::Engine(error))) => unmount_only(error, drain, ready, role).await,
+        Some(Err(error)) => Err(error),
+        None => Ok(()),
+    };
+    drain.close();
+    let closed = csi.end().await;
+    if served.is_ok() && closed.is_ok() {
+        tracing::info!("stopped; mounts stay");
+    }
+    served.and(closed)
 }
 
-/// Serves a pool that could not be opened because its filesystem takes no changes: pods can end, which need nothing of it. Until the
-/// driver is told to end, or the pool takes changes: then the next start opens it. What else kept it from being opened is returned.
-/// `ends`: it was told while the pool was being opened.
-async fn unmount_only<Role>(
-    opened: Result<(), Error>,
-    ends: bool,
+/// Serves an open pool until the drain begins, then ends all but the CSI services.
+async fn serve_pool<Role>(
+    engine: Engine,
+    socket: Socket,
+    drain: &Drain,
     ready: &watch::Sender<Readiness>,
-    role: impl FnOnce(Option<Engine>, CancellationToken) -> Role,
-    shutdown: impl Future<Output = ()>,
-    grace: Duration,
+    role: impl FnOnce(Option<Engine>, Drain) -> Role,
 ) -> Result<(), Error>
 where
     Role: Future<Output = ()> + Send + 'static,
 {
-    let Err(Error::Engine(error @ engine::Error::PoolReadOnly { path, .. })) = &opened else {
-        return opened;
+    let admin = admin::serve(socket, engine.clone(), drain.clone());
+    let admin = Part::start("admin service", drain, admin);
+    ready.send_replace(Readiness::Ready(engine.clone()));
+    tracing::info!("ready");
+    let role = Part::role(drain, role(Some(engine.clone()), drain.clone()));
+    drain.begun().await;
+    tracing::info!("stopping: what runs is answered, nothing new is accepted");
+    // Calls that come until then are still answered.
+    let role = role.end().await;
+    drain.close();
+    // While the services end: it tells a publish that waits for content that it waits in vain.
+    engine.shutdown_within(drain.left()).await;
+    let admin = admin.end().await;
+    role.and(admin)
+}
+
+/// Serves without a pool, if the pool could not be opened because its filesystem is read-only: pods can
+/// end, which needs nothing of the pool. Until the drain begins, or the pool takes changes; the next
+/// start opens it then. Any other error is returned.
+async fn unmount_only<Role>(
+    error: engine::Error,
+    drain: &Drain,
+    ready: &watch::Sender<Readiness>,
+    role: impl FnOnce(Option<Engine>, Drain) -> Role,
+) -> Result<(), Error>
+where
+    Role: Future<Output = ()> + Send + 'static,
+{
+    let engine::Error::PoolReadOnly { path, .. } = &error else {
+        return Err(Error::Engine(error));
     };
-    if ends {
-        return opened;
-    }
-    let Some(backend) = Engine::backend_offline(path) else {
-        return opened;
+    let Some(backend) = Engine::backend_offline(path).filter(|_| !drain.has_begun()) else {
+        return Err(Error::Engine(error));
     };
-    let why = server::message_of(error);
+    let why = server::message_of(&error);
     tracing::error!(%why, "volumes can be unmounted, and nothing else");
     ready.send_replace(Readiness::UnmountsOnly(UnmountsOnly { backend, why }));
-    let withdraw = CancellationToken::new();
-    let mut role = AbortOnDropHandle::new(tokio::spawn(role(None, withdraw.clone())));
+    let role = Part::role(drain, role(None, drain.clone()));
     let takes_changes = async {
         while !Engine::takes_writes_offline(path).await {
             sleep(LOOK_AGAIN).await;
         }
     };
     tokio::select! {
-        () = shutdown => {}
+        () = drain.begun() => {}
         () = takes_changes => {
             tracing::info!("the pool takes changes again: the driver ends, so that the next start opens it");
+            drain.begin();
         }
-        _ = &mut role => return Err(Error::Role),
     }
-    withdraw.cancel();
-    if timeout(grace, &mut role).await.is_err() {
-        tracing::warn!("what runs beside the services does not end; it is left");
-    }
-    Ok(())
+    role.end().await
 }
 
-/// Opens the pool, and makes its admin socket: that is there before anybody is told that the driver is ready, since who waits for that may
-/// ask the next moment.
+/// Opens the pool and makes its admin socket. That is there before the driver says that it is ready,
+/// since a caller that waits for that may connect the next moment.
 async fn open(config: engine::Config) -> Result<(Engine, Socket), Error> {
     let pool = config.pool.clone();
     let engine = Engine::open(config).await.map_err(Error::Engine)?;
     match admin::bind(&pool).await {
         Ok(socket) => Ok((engine, socket)),
         Err(error) => {
-            engine.shutdown_within(AFTER_GRACE).await;
+            engine.shutdown().await;
             Err(error.into())
         }
     }
 }
 
-/// Says that it is over when a service ends, by itself or because it was told to.
-async fn over_with<T>(over: &CancellationToken, service: impl Future<Output = T>) -> T {
-    let ended = service.await;
-    over.cancel();
-    ended
+/// A task that runs until the drain tells it to end. It is aborted when it is dropped.
+struct Part {
+    name: &'static str,
+    drain: Drain,
+    /// How it ended, and whether it had been told to.
+    task: AbortOnDropHandle<(server::Result<()>, bool)>,
+}
+
+impl Part {
+    /// Starts a task. If it ends by itself, also by a panic, the drain begins.
+    fn start(
+        name: &'static str,
+        drain: &Drain,
+        work: impl Future<Output = server::Result<()>> + Send + 'static,
+    ) -> Self {
+        let begins = BeginAtEnd(drain.clone());
+        let task = tokio::spawn(async move {
+            let ended = work.await;
+            (ended, begins.0.has_begun())
+        });
+        Self {
+            name,
+            drain: drain.clone(),
+            task: AbortOnDropHandle::new(task),
+        }
+    }
+
+    fn role(drain: &Drain, role: impl Future<Output = ()> + Send + 'static) -> Self {
+        let work = async {
+            role.await;
+            Ok(())
+        };
+        Self::start("registration and watch over pods", drain, work)
+    }
+
+    /// Waits until it ends, or the deadline. An error if it failed, panicked or ended by itself.
+    async fn end(self) -> Result<(), Error> {
+        match self.drain.finish(self.name, self.task).await {
+            None | Some(Ok((Ok(()), true))) => Ok(()),
+            Some(Ok((Err(error), _))) => Err(error.into()),
+            // A panic was printed where it happened.
+            Some(Ok((Ok(()), false)) | Err(_)) => Err(Error::Exited(self.name)),
+        }
+    }
+}
+
+struct BeginAtEnd(Drain);
+
+impl Drop for BeginAtEnd {
+    fn drop(&mut self) {
+        self.0.begin();
+    }
 }

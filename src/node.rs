@@ -10,12 +10,12 @@ use std::sync::Arc;
 use std::time::Duration;
 
 use tokio::sync::{mpsc, watch};
-use tokio_util::sync::CancellationToken;
 use tokio_util::task::AbortOnDropHandle;
 
 use crate::csi::{self, ProbeError, Readiness};
 use crate::engine::{Engine, Notice, Notices};
 use crate::kubelet::{self, Registration};
+use crate::server::Drain;
 use crate::{driver, http, k8s};
 
 /// How it is set up.
@@ -74,11 +74,11 @@ pub async fn run(config: Config, shutdown: impl Future<Output = ()>) -> Result<(
         (kubernetes, heard)
     });
     let (ready, readiness) = watch::channel(Readiness::Recovering);
-    let stopping = CancellationToken::new();
+    let drain = Drain::new(driver.grace);
     let pages = http::Sources {
-        alive: alive(&socket, &stopping),
+        alive: alive(&socket, &drain),
         engine: find_engine(readiness),
-        stopping: stopping.clone(),
+        drain: drain.clone(),
         rpcs: driver.csi.rpcs.clone(),
         registered: registration.registered(),
         watched,
@@ -87,28 +87,23 @@ pub async fn run(config: Config, shutdown: impl Future<Output = ()>) -> Result<(
         Some(address) => Some(http::Listener::bind(address).await?),
         None => None,
     };
-    let role = |engine: Option<Engine>, stopping: CancellationToken| async move {
+    let role = |engine: Option<Engine>, drain: Drain| async move {
         let watch = async {
             if let Some(engine) = engine {
-                watch_pods(kubernetes, engine, stopping.clone()).await;
+                watch_pods(kubernetes, engine, &drain).await;
             }
         };
         let offer = async {
             tokio::select! {
-                () = answers(&socket) => registration.keep(stopping.clone()).await,
-                () = stopping.cancelled() => {}
+                () = answers(&socket) => registration.keep(&drain).await,
+                () = drain.begun() => {}
             }
         };
         tokio::join!(watch, offer);
     };
-    let shutdown = async {
-        shutdown.await;
-        stopping.cancel();
-    };
-    // To the very end, so that who looks sees that it is stopping; and on its own, since a socket in the pool is removed by
-    // who served it, which takes as long as the disk likes.
-    let _told = http.map(|http| AbortOnDropHandle::new(tokio::spawn(http.serve(pages))));
-    driver::run(driver, ready, role, shutdown).await?;
+    // Until all else has ended, so that a probe sees that the driver is stopping.
+    let _http = http.map(|http| AbortOnDropHandle::new(tokio::spawn(http.serve(pages))));
+    driver::run(driver, drain, ready, role, shutdown).await?;
     Ok(())
 }
 
@@ -116,7 +111,7 @@ pub async fn run(config: Config, shutdown: impl Future<Output = ()>) -> Result<(
 async fn watch_pods(
     kubernetes: Option<(k8s::Config, mpsc::Receiver<Notice>)>,
     engine: Engine,
-    stopping: CancellationToken,
+    drain: &Drain,
 ) {
     let Some((config, heard)) = kubernetes else {
         tracing::info!(
@@ -124,21 +119,20 @@ async fn watch_pods(
         );
         return;
     };
-    k8s::run(config, engine, heard, stopping.cancelled_owned()).await;
+    k8s::run(config, engine, heard, drain.begun()).await;
 }
 
 /// Whether the CSI services answer at their path, ready or not: all that kubelet needs, and what it cannot restart itself.
-fn alive(socket: &Path, stopping: &CancellationToken) -> http::Alive {
-    let (socket, stopping) = (socket.to_owned(), stopping.clone());
+fn alive(socket: &Path, drain: &Drain) -> http::Alive {
+    let (socket, drain) = (socket.to_owned(), drain.clone());
     Arc::new(move || {
-        let (socket, stopping) = (socket.clone(), stopping.clone());
+        let (socket, drain) = (socket.clone(), drain.clone());
         Box::pin(async move {
             match csi::probe(&socket, TO_ANSWER).await {
-                // Nobody is there, or somebody who does not serve: kubelet would get no answer either. A driver that starts, or whose
-                // disk hangs, does answer this: one of its desks runs no jobs (`engine::DESKS`). Who comes to a desk at the moment at
-                // which that begins one that hangs waits with it; kubelet asks more than once before it ends a driver.
+                // Kubelet would get no answer either. A driver that starts, or whose disk hangs, answers
+                // this: no system call that waits for a disk runs on the threads that serve.
                 Err(error @ (ProbeError::Connect { .. } | ProbeError::Silent { .. }))
-                    if !stopping.is_cancelled() =>
+                    if !drain.has_begun() =>
                 {
                     Err(error.to_string())
                 }

@@ -1,5 +1,5 @@
 //! The whole driver in one process on one machine, without Kubernetes.
-//! A library function, so that tests and the demo run what people run; the driver itself is in `driver`.
+//! A library function, so that tests run what users run; the driver itself is in `driver`.
 
 use std::future::Future;
 
@@ -9,15 +9,12 @@ pub use crate::driver::{Config, Error, prepare_process};
 
 use crate::csi::Readiness;
 use crate::driver;
+use crate::server::Drain;
 
-/// Serves a pool until `shutdown` is ready and all is put away.
+/// Serves a pool until `shutdown` is ready and the drain is over.
 pub async fn run(config: Config, shutdown: impl Future<Output = ()>) -> Result<(), Error> {
     let (ready, _) = watch::channel(Readiness::Recovering);
-    driver::run(
-        config,
-        ready,
-        |_, stopping| stopping.cancelled_owned(),
-        shutdown,
-    )
-    .await
+    let drain = Drain::new(config.grace);
+    let role = |_, drain: Drain| async move { drain.begun().await };
+    driver::run(config, drain, ready, role, shutdown).await
 }

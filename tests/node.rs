@@ -389,7 +389,7 @@ async fn a_pods_group_may_write_into_a_new_volume() {
 
 #[tokio::test]
 async fn a_running_call_is_answered_at_the_end() {
-    let mut driver = Driver::start(require_lab!(Fs::Ext4), Some(BackendKind::Overlay)).await;
+    let driver = Driver::start(require_lab!(Fs::Ext4), Some(BackendKind::Overlay)).await;
     let maker = driver.kubelet.pod("ci", "maker");
     let output = [("type", "output"), ("name", "src"), ("commit", "always")];
     maker

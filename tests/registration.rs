@@ -11,6 +11,7 @@ use std::time::{Duration, Instant};
 use baggageclaim::csi::{self, DRIVER_NAME, Readiness};
 use baggageclaim::demo::kubelet::{NO_ATTRIBUTES, PublishOptions};
 use baggageclaim::model::NodeId;
+use baggageclaim::server::Drain;
 use baggageclaim::telemetry::metrics::Rpcs;
 use baggageclaim::{driver, engine};
 use common::api::{Api, Mood};
@@ -110,7 +111,7 @@ async fn a_kubelet_whose_disk_does_not_answer_keeps_the_driver_from_ending_no_lo
     let (code, log) = node.ended().await;
     assert_eq!(code, Some(0), "{log}");
     assert!(
-        log.contains("what runs beside the services does not end"),
+        log.contains("\"part\":\"registration and watch over pods\""),
         "{log}"
     );
 
@@ -376,17 +377,24 @@ async fn a_part_that_ends_by_itself_ends_the_driver() {
             socket: socket.clone(),
             csi: csi::Config {
                 node: NodeId::new("here").expect("a node id"),
-                grace: Duration::from_secs(5),
                 features: csi::Features::default(),
                 rpcs: Rpcs::default(),
             },
             engine: engine::Config::new(lab.path().join("pool")),
+            grace: Duration::from_secs(5),
         };
+        let drain = Drain::new(config.grace);
         let (ready, _) = tokio::sync::watch::channel(Readiness::Recovering);
         let role = |_, _| async move { assert!(!panics, "on purpose") };
-        let ended = driver::run(config, ready, role, std::future::pending()).await;
+        let ended = driver::run(config, drain, ready, role, std::future::pending()).await;
         let error = ended.expect_err("it was not told to end");
-        assert!(matches!(error, driver::Error::Role), "{error}");
+        assert!(
+            matches!(
+                error,
+                driver::Error::Exited("registration and watch over pods")
+            ),
+            "{error}"
+        );
         assert!(!socket.exists() && !lab.path().join("pool/admin.sock").exists());
         assert_eq!(lab.close(), [""; 0].map(std::path::PathBuf::from));
     }

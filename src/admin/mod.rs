@@ -8,9 +8,7 @@
 mod client;
 mod service;
 
-use std::future::Future;
 use std::path::Path;
-use std::time::Duration;
 
 use tracing::field::Empty;
 
@@ -19,23 +17,18 @@ pub use client::{Client, ClientError, connect};
 use crate::engine::Engine;
 use crate::model::layout;
 use crate::proto::admin::v1::admin_server::AdminServer;
-use crate::server::{self, Routes, Socket, Trace};
+use crate::server::{self, Drain, Routes, Socket, Trace};
 
 /// Makes the socket in a pool. From here on callers queue, so a driver may say that it is ready.
 pub async fn bind(pool: &Path) -> server::Result<Socket> {
     Socket::bind_in(pool, layout::ADMIN_SOCKET.as_ref()).await
 }
 
-/// Serves the admin verbs of an engine until `shutdown` is ready.
-pub async fn serve(
-    socket: Socket,
-    engine: Engine,
-    grace: Duration,
-    shutdown: impl Future<Output = ()>,
-) -> server::Result<()> {
+/// Serves the admin verbs of an engine until the drain closes the services.
+pub async fn serve(socket: Socket, engine: Engine, drain: Drain) -> server::Result<()> {
     let routes = Routes::new().with(AdminServer::new(service::Service::new(engine)));
     let trace = Trace::new(new_span, &[]);
-    server::serve(socket, routes, trace, 1, grace, shutdown).await
+    server::serve(socket, routes, trace, drain).await
 }
 
 fn new_span(method: &str) -> tracing::Span {

@@ -189,10 +189,6 @@ impl Backend for Btrfs {
         BackendKind::Btrfs
     }
 
-    fn is_instant(&self) -> bool {
-        true
-    }
-
     fn create(&self, volume: &Dir, start: &Start<'_>) -> Result<Limit> {
         let parent = self.parent(start)?;
         // Before any content exists: quotas do not count content from before they were enabled.

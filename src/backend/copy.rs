@@ -80,10 +80,6 @@ impl Backend for Copy {
         BackendKind::Copy
     }
 
-    fn is_instant(&self) -> bool {
-        false
-    }
-
     fn create(&self, volume: &Dir, start: &Start<'_>) -> Result<Limit> {
         volume.create_dir(FS, 0o700)?;
         let fs = volume.open_beneath(FS)?;

@@ -227,9 +227,6 @@ pub trait Backend: fmt::Debug + Send + Sync + 'static {
         None
     }
 
-    /// Whether the size of the tree has no effect on the duration of `create` and `mount`.
-    fn is_instant(&self) -> bool;
-
     /// Creates a volume's content in `volume`, empty except for `prepare`'s result. Mounts nothing.
     ///
     /// O(1) for overlay and btrfs. The root gets the parent's mode, owner, times, xattrs and ACL,

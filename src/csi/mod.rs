@@ -21,22 +21,20 @@ mod status;
 mod token;
 mod topology;
 
-use std::future::Future;
 use std::sync::Arc;
-use std::time::Duration;
 
 use tokio::sync::watch;
 use tracing::field::Empty;
 
 use crate::backend::BackendKind;
+use crate::engine::Engine;
 use crate::engine::claims::{Claims, OneNode};
-use crate::engine::{self, Engine};
 use crate::model::{Node, NodeId};
 use crate::proto::csi::v1::controller_server::ControllerServer;
 use crate::proto::csi::v1::group_controller_server::GroupControllerServer;
 use crate::proto::csi::v1::identity_server::IdentityServer;
 use crate::proto::csi::v1::node_server::NodeServer;
-use crate::server::{self, Routes, Rpc, Socket, Trace};
+use crate::server::{self, Drain, Routes, Rpc, Socket, Trace};
 use crate::telemetry::metrics::Rpcs;
 
 pub use probe::{ProbeError, probe};
@@ -51,8 +49,6 @@ pub const DRIVER_NAME: &str = "baggageclaim.csi.concourse-ci.org";
 pub struct Config {
     /// Which node this is.
     pub node: NodeId,
-    /// How long RPCs that run at the end may still take.
-    pub grace: Duration,
     /// What is switched on.
     pub features: Features,
     /// Where calls are counted.
@@ -139,14 +135,15 @@ fn engine(readiness: &watch::Receiver<Readiness>) -> Result<Engine, Failure> {
     }
 }
 
-/// Serves Identity and Node, and Controller and GroupController if they are switched on, on a socket until `shutdown` is ready; see [`server::serve`] for the end.
+/// Serves Identity and Node, and Controller and GroupController if they are switched on, on a socket until the drain
+/// closes them; see [`server::serve`] for the end.
 ///
 /// Who wants to know that the socket is there before it is served binds it first; nobody is refused in between.
 pub async fn serve(
     socket: Socket,
     config: Config,
     readiness: watch::Receiver<Readiness>,
-    shutdown: impl Future<Output = ()>,
+    drain: Drain,
 ) -> server::Result<()> {
     let features = config.features;
     let claims = here(config.node.clone(), readiness.clone());
@@ -166,9 +163,7 @@ pub async fn serve(
         socket,
         routes,
         Trace::new(new_span, &POLLED).counting(config.rpcs, &METHODS),
-        engine::DESKS,
-        config.grace,
-        shutdown,
+        drain,
     )
     .await
 }

@@ -25,11 +25,11 @@ const AFTER_THE_ANSWER: Duration = Duration::from_millis(5);
 pub(super) fn begin_soon(inner: &Arc<Inner>, left: Left) {
     if inner.is_thrown_away(left.key) {
         if inner.ends.add(left) {
-            drop(inner.spawn_here(begin_with_all(All(inner.clone()))));
+            drop(inner.spawn(begin_with_all(All(inner.clone()))));
         }
     } else {
         let one = One(Some((inner.clone(), left)));
-        drop(inner.spawn_here(async move {
+        drop(inner.spawn(async move {
             tokio::time::sleep(AFTER_THE_ANSWER).await;
             drop(one);
         }));

@@ -22,8 +22,7 @@
 //! `seals` ends volumes, `syncs` (one thread) waits for the disk, `room` (one thread) frees space, in rounds of a bounded time, `deletes`
 //! (one thread) deletes volumes that are thrown away, `walks` (one thread) measures, merges and compares, `looks` (one thread) asks who
 //! still writes to what is to be sealed, and who uses what nobody knows, `spares` (one thread) makes beforehand what a publish needs: what
-//! is slow delays only its like. A job that was given is finished, whoever waits for it. What is short and the same whatever the size of a tree runs where it was received, on a thread that serves
-//! nothing but calls (`threads`).
+//! is slow delays only its like. A queued job runs to its end, also when its caller goes away.
 
 mod artifacts;
 mod backoff;
@@ -87,9 +86,7 @@ pub use error::{Error, Result, Shortage};
 pub use figures::Figures;
 pub use notice::{Notice, Notices};
 pub use shared::{Config, Pods};
-pub use threads::{
-    AtWork, CallHere, DESKS, after_the_answer, apart, at_writing, others_first, say_at_work,
-};
+pub use threads::apart;
 pub use types::{
     ArtifactRow, Awaited, Finding, PublishRequest, Published, Reaped, Rebuilt, Status, Told,
     VolumeRow, VolumeState, VolumeStats,

@@ -18,7 +18,6 @@ use super::shared::Inner;
 use super::spares::Stage;
 use super::state::{Live, Measured, Resolution, State};
 use super::target::Target;
-use super::threads::after_the_answer;
 use super::types::{PublishRequest, Published};
 use super::{notice, republish};
 use crate::backend::Start;
@@ -96,24 +95,10 @@ async fn attempt(
         };
         // Else given up before the answer, so that a caller who has it can go on with the same volume at once.
         let guard = matches!(result, Err(Error::Full(_))).then_some(guard);
-        fill_spares_soon(&engine);
+        engine.spares.fill();
         (result, guard)
     };
-    let is_short = inner.backend.is_instant();
-    inner.calls.run_if_short(is_short, job).await
-}
-
-/// Has more spares made if there are few, on a thread that serves calls after the answer: to wake their thread costs more than most of the
-/// system calls before it.
-fn fill_spares_soon(inner: &Arc<Inner>) {
-    if !inner.spares.is_low() {
-        return;
-    }
-    let engine = inner.clone();
-    drop(inner.spawn_here(async move {
-        after_the_answer().await;
-        engine.spares.fill();
-    }));
+    inner.calls.run(job).await
 }
 
 /// Waits for garbage to be collected, so that a publish that found no room has its turn and does not fail while others fill the pool

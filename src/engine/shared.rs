@@ -49,7 +49,7 @@ pub struct Config {
     pub mount_api: Option<MountApi>,
     /// Whether btrfs's simple quotas may be switched on for the whole filesystem when a volume has a limit.
     pub btrfs_quota: bool,
-    /// How many threads do what is not done where a call was received.
+    /// How many threads run the system calls of RPCs.
     pub threads: usize,
     /// How long a publish waits for content that is known to be coming.
     pub input_wait: Duration,
@@ -243,13 +243,11 @@ impl Inner {
         }
     }
 
-    /// Starts a task. On a thread that serves calls it stays there, so that no other is woken for it.
-    pub(super) fn spawn_here<T: Send + 'static>(
+    /// Starts a task that the shutdown waits for; also from a thread that is not the runtime's.
+    pub(super) fn spawn<T: Send + 'static>(
         &self,
         task: impl Future<Output = T> + Send + 'static,
     ) -> JoinHandle<T> {
-        let task = self.tasks.track_future(task);
-        let here = tokio::runtime::Handle::try_current();
-        here.as_ref().unwrap_or(&self.runtime).spawn(task)
+        self.tasks.spawn_on(task, &self.runtime)
     }
 }

@@ -363,11 +363,6 @@ impl Spares {
         self.making.delete_where(|_| true);
     }
 
-    /// Whether more are to be made, and nobody makes them.
-    pub(super) fn is_low(&self) -> bool {
-        self.making.stock.lock().is_low() && !self.being_filled.load(Ordering::SeqCst)
-    }
-
     /// Has more of them made if there are few. Costs nothing where there are enough.
     pub(super) fn fill(&self) {
         let low = self.making.stock.lock().is_low();

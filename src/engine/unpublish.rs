@@ -45,7 +45,7 @@ pub(super) async fn unpublish(inner: &Arc<Inner>, volume: &str, target: &Path) -
         drop(guard);
         answer
     };
-    inner.calls.run_short(job).await?
+    inner.calls.run(job).await?
 }
 
 /// A place for what is about to be unmounted, once there is one.

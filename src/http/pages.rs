@@ -12,10 +12,9 @@ use hyper::body::{Bytes, Incoming};
 use hyper::header::{ACCEPT, ALLOW, CONTENT_TYPE, HeaderValue};
 use hyper::{Method, Request, Response, StatusCode};
 use tokio::sync::watch;
-use tokio_util::sync::CancellationToken;
 
 use crate::engine::{self, Engine};
-use crate::server::message_of;
+use crate::server::{Drain, message_of};
 use crate::telemetry::metrics::{self, EncodeLabelSet, Family, Gauge, Registry, Rpcs};
 
 /// How long the engine may take for its figures. It does not wait for volumes, but its threads may all wait for a disk.
@@ -38,7 +37,7 @@ pub struct Sources {
     /// For `/readyz` and `/metrics`.
     pub engine: FindEngine,
     /// Whether the driver is about to end.
-    pub stopping: CancellationToken,
+    pub drain: Drain,
     /// The calls that were answered.
     pub rpcs: Rpcs,
     /// Whether kubelet has the driver.
@@ -99,7 +98,7 @@ async fn in_time<T>(answer: impl Future<Output = engine::Result<T>>) -> Result<T
 
 /// Whether volumes can be published.
 async fn ready(sources: &Sources) -> Result<(), String> {
-    if sources.stopping.is_cancelled() {
+    if sources.drain.has_begun() {
         return Err("stopping".to_owned());
     }
     let engine = (sources.engine)()?;

@@ -27,11 +27,10 @@ use std::time::Duration;
 use rustix::fs::Mode;
 use tokio::sync::{mpsc, watch};
 use tokio::time::Instant;
-use tokio_util::sync::CancellationToken;
 
 use crate::engine;
 use crate::proto::pluginregistration::registration_server::RegistrationServer;
-use crate::server::{self, Routes, Socket, SocketPlace, Trace};
+use crate::server::{self, Drain, Routes, Socket, SocketPlace, Trace};
 use crate::sys::{Dir, DirWatch};
 
 use service::Told;
@@ -126,12 +125,12 @@ impl Registration {
         self.registered.subscribe()
     }
 
-    /// Keeps the driver registered until `stopping`, then removes the socket's file.
-    pub async fn keep(self, stopping: CancellationToken) {
+    /// Keeps the driver registered until the drain begins; then the socket's file is gone.
+    pub async fn keep(self, drain: &Drain) {
         let socket = self.socket.display();
         let mut pauses = Pauses::default();
         loop {
-            let end = self.offer(&mut pauses, &stopping).await;
+            let end = self.offer(&mut pauses, drain).await;
             self.registered.send_replace(false);
             let is_away = matches!(end, End::Away);
             let pause = match end {
@@ -156,18 +155,17 @@ impl Registration {
                     tracing::info!("the API server answers: offering the driver to kubelet again");
                     pauses.begin_anew();
                 }
-                () = stopping.cancelled() => break,
+                () = drain.begun() => break,
             }
         }
         tracing::info!(%socket, "registration withdrawn");
     }
 
-    /// Makes the socket and serves it until it must be made again or removed, then removes its
-    /// file.
-    async fn offer(&self, pauses: &mut Pauses, stopping: &CancellationToken) -> End {
+    /// Makes the socket and serves it until there is a reason to make it anew, or to stop. Then its file is gone.
+    async fn offer(&self, pauses: &mut Pauses, drain: &Drain) -> End {
         let bound = tokio::select! {
             bound = self.bind() => bound,
-            () = stopping.cancelled() => return End::Withdrawn,
+            () = drain.begun() => return End::Withdrawn,
         };
         let (socket, watch) = match bound {
             Ok(bound) => bound,
@@ -178,9 +176,8 @@ impl Registration {
         let service = service::Service::new(self.driver, self.endpoint.clone(), said);
         let routes = Routes::new().with(RegistrationServer::new(service));
         let trace = Trace::new(new_span, &[]);
-        let over = CancellationToken::new();
-        let told_so = over.clone().cancelled_owned();
-        let served = server::serve(socket, routes, trace, 1, Duration::ZERO, told_so);
+        let offer = Drain::new(Duration::ZERO);
+        let served = server::serve(socket, routes, trace, offer.clone());
         tokio::pin!(served);
         tracing::info!(socket = %self.socket.display(), endpoint = self.endpoint, "offered to kubelet");
         let end = tokio::select! {
@@ -192,9 +189,9 @@ impl Registration {
                 return End::Failed(why);
             }
             () = vanished(&place, watch.as_ref()) => End::Vanished,
-            () = stopping.cancelled() => End::Withdrawn,
+            () = drain.begun() => End::Withdrawn,
         };
-        over.cancel();
+        offer.close();
         if let Err(error) = served.await {
             tracing::debug!(%error, "the registration socket failed");
         }

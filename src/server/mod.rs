@@ -5,27 +5,28 @@
 //!
 //! # The end
 //!
-//! On shutdown nothing new is accepted and what runs is answered, for a grace period; who is still not done is named
-//! in the log. Then the socket's file goes, if it is still ours.
+//! On shutdown the server accepts nothing new and answers the calls that run, for a grace period. It names
+//! the calls that are late in the log. Then the socket's file goes, if it is still ours.
 
 mod codes;
-mod desk;
+mod drain;
 mod routes;
 mod socket;
 mod trace;
 
-use std::future::Future;
-use std::path::PathBuf;
+use std::path::{Path, PathBuf};
 use std::time::Duration;
 
-use desk::Desks;
+use futures_util::stream::{self, Stream};
+use tokio::net::{UnixListener, UnixStream};
 
 pub use codes::{code_name, code_of, message_of};
+pub use drain::Drain;
 pub use routes::Routes;
 pub use socket::{Socket, SocketPlace, connect};
 pub use trace::{Rpc, Trace};
 
-/// A result of this room.
+/// A result of this module.
 pub type Result<T, E = Error> = std::result::Result<T, E>;
 
 /// Why a socket cannot be served.
@@ -94,59 +95,59 @@ const TO_FLUSH: Duration = Duration::from_millis(200);
 /// How long nothing is accepted after that has failed.
 const TO_RECOVER: Duration = Duration::from_millis(100);
 
-/// Serves `routes` on `socket` by this many threads (`desk`) until `shutdown` is ready and what runs then is answered, or `grace` is over.
-pub async fn serve(
-    socket: Socket,
-    routes: Routes,
-    trace: Trace,
-    desks: usize,
-    grace: Duration,
-    shutdown: impl Future<Output = ()>,
-) -> Result<()> {
+/// Serves `routes` on `socket` until the drain closes the services. Then it answers the calls that run,
+/// until the deadline at most.
+pub async fn serve(socket: Socket, routes: Routes, trace: Trace, drain: Drain) -> Result<()> {
     let (listener, name) = socket.into_parts();
-    let mut desks = Desks::start(desks, &routes, &trace).map_err(|source| Error::Io {
-        path: name.path().to_owned(),
-        doing: "start threads",
-        source,
-    })?;
-    tokio::pin!(shutdown);
-    loop {
-        let accepted = tokio::select! {
-            accepted = listener.accept() => accepted,
-            () = &mut shutdown => break,
-        };
-        if let Err(error) = accepted.and_then(|(connection, _)| desks.serve(connection)) {
-            // No descriptors are left, say, and nothing tells when there are some again.
-            tracing::warn!(socket = %name.path().display(), %error, "a connection was not accepted");
-            tokio::time::sleep(TO_RECOVER).await;
+    let incoming = connections(listener, name.path());
+    let served = tonic::transport::Server::builder()
+        .layer(trace.clone())
+        .serve_with_incoming_shutdown(routes, incoming, drain.closing());
+    let given_up = async {
+        drain.closing().await;
+        tokio::select! {
+            // A client that keeps its connection open and reads nothing, such as a probe.
+            () = trace.idle(TO_FLUSH) => {}
+            () = drain.over() => trace.name_the_late(name.path()),
         }
-    }
-    drop(listener);
+    };
     let ended = tokio::select! {
-        ended = desks.close() => ended.map_err(|source| Error::Serve {
+        ended = served => ended.map_err(|source| Error::Serve {
             path: name.path().to_owned(),
             source,
         }),
-        // A client that keeps its connection and does not listen (a probe's, say) is nobody to wait for.
-        () = trace.idle(TO_FLUSH) => Ok(()),
-        () = tokio::time::sleep(grace) => {
-            trace.name_the_late(name.path());
-            Ok(())
-        }
+        () = given_up => Ok(()),
     };
-    name.remove().await;
+    drain.finish("removing the socket", name.remove()).await;
     ended
+}
+
+/// The connections that clients open. After an error, such as too few descriptors, it pauses: nothing
+/// tells when there are some again.
+fn connections(
+    listener: UnixListener,
+    path: &Path,
+) -> impl Stream<Item = std::io::Result<UnixStream>> {
+    stream::unfold(listener, move |listener| async move {
+        loop {
+            match listener.accept().await {
+                Ok((connection, _)) => return Some((Ok(connection), listener)),
+                Err(error) => {
+                    tracing::warn!(socket = %path.display(), %error, "a connection was not accepted");
+                    tokio::time::sleep(TO_RECOVER).await;
+                }
+            }
+        }
+    })
 }
 
 #[cfg(test)]
 mod tests {
     use std::convert::Infallible;
-    use std::path::Path;
+    use std::future::Future;
     use std::time::Instant;
 
     use hyper_util::rt::TokioIo;
-    use tokio::net::UnixStream;
-    use tokio::sync::oneshot;
     use tonic::Status;
     use tonic::body::Body;
     use tonic::codegen::http;
@@ -201,16 +202,12 @@ mod tests {
         let path = dir.path().join("s");
         let socket = Socket::bind(&path).await.expect("bind");
         let trace = Trace::new(|method| tracing::error_span!("rpc", method), &[]);
-        let (stop, stopped) = oneshot::channel::<()>();
+        let drain = Drain::new(grace);
         let served = tokio::spawn(serve(
             socket,
             Routes::new().with(Slow(takes)),
             trace,
-            2,
-            grace,
-            async {
-                let _ = stopped.await;
-            },
+            drain.clone(),
         ));
         let idle = channel(&path).await;
         let mut client = tonic::client::Grpc::new(channel(&path).await);
@@ -223,12 +220,12 @@ mod tests {
         });
         tokio::time::sleep(Duration::from_millis(50)).await;
         let began = Instant::now();
-        drop(stop);
+        drain.close();
         served.await.expect("no panic").expect("served");
         let took = began.elapsed();
         assert!(!path.exists());
         drop(idle);
-        // Whoever was late has no answer from this server.
+        // A late call has no answer from this server.
         let code = tokio::time::timeout(Duration::from_millis(500), call).await;
         (
             code.map_or(tonic::Code::Cancelled, |code| code.expect("no panic")),

@@ -11,7 +11,6 @@ use std::io::ErrorKind;
 use std::os::fd::{AsFd, AsRawFd};
 use std::os::unix::fs::MetadataExt as _;
 use std::path::{Path, PathBuf};
-use std::sync::mpsc::RecvTimeoutError;
 use std::time::Duration;
 
 use rustix::fs::Mode;
@@ -29,9 +28,6 @@ const BACKLOG: u32 = 1024;
 
 /// How long somebody who holds the socket may take to accept us before we believe that he is there.
 const PATIENCE: Duration = Duration::from_secs(1);
-
-/// How long it may take to remove a socket that was dropped, for which nobody can wait otherwise.
-const TO_REMOVE: Duration = Duration::from_millis(500);
 
 /// A socket that listens, and has its name.
 #[derive(Debug)]
@@ -118,6 +114,11 @@ impl Socket {
             path: self.name.path.clone(),
             inode: self.name.inode,
         }
+    }
+
+    /// Stops listening and removes the name, however long the disk takes.
+    pub async fn close(self) {
+        self.name.remove().await;
     }
 
     pub(super) fn into_parts(self) -> (UnixListener, SocketName) {
@@ -252,22 +253,15 @@ impl SocketName {
 }
 
 impl Drop for SocketName {
-    /// Waits a moment only: who drops it may be all that runs.
+    /// Where nothing waits for the removal: a thread of its own does it, for the disk may hang. If the
+    /// process ends before, the socket stays, and the next bind replaces it.
     fn drop(&mut self) {
         let Some(removal) = self.removal() else {
             return;
         };
-        let (done, removed) = std::sync::mpsc::channel::<()>();
-        let job = move || {
-            removal();
-            drop(done);
-        };
         let thread = std::thread::Builder::new().name("socket".to_owned());
-        // Nothing is ever sent.
-        if thread.spawn(job).is_err()
-            || removed.recv_timeout(TO_REMOVE) == Err(RecvTimeoutError::Timeout)
-        {
-            tracing::warn!(socket = %self.path.display(), "the socket may stay behind: its directory does not answer");
+        if let Err(error) = thread.spawn(removal) {
+            tracing::warn!(socket = %self.path.display(), %error, "the socket stays behind");
         }
     }
 }
@@ -292,7 +286,7 @@ mod tests {
         assert!(metadata.file_type().is_socket());
         assert_eq!(metadata.permissions().mode() & 0o7777, 0o600);
         UnixStream::connect(&path).await.expect("it listens");
-        drop(socket);
+        socket.close().await;
         assert!(!path.exists());
     }
 
@@ -345,9 +339,9 @@ mod tests {
         let second = Socket::bind(&path).await.expect("bind");
         assert!(!place.is_held().await, "another is there");
         assert!(second.place().is_held().await);
-        drop(first);
+        first.close().await;
         assert!(path.exists(), "the second's name went with the first");
-        drop(second);
+        second.close().await;
         assert!(!path.exists());
     }
 
@@ -368,7 +362,7 @@ mod tests {
         connect(&Dir::open(&deep).expect("open"), name)
             .await
             .expect("connect by the directory's descriptor");
-        drop(socket);
+        socket.close().await;
         assert!(!deep.join(name).exists());
 
         for bad in ["relative.sock", "/"] {

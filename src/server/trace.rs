@@ -26,7 +26,6 @@ use tower::{Layer, Service};
 use tracing::{Instrument as _, Span};
 
 use super::codes::code_name;
-use crate::engine::{after_the_answer, at_writing};
 use crate::telemetry::metrics::Rpcs;
 
 /// The longest piece of a request that is put into a span; what is longer is cut.
@@ -154,7 +153,7 @@ impl Rpc {
         self.0.span.record(field, cut(&value.to_string()));
     }
 
-    /// The same of what came of it, which no line but the last has: the caller does not wait for the span to be written anew.
+    /// As [`Rpc::record`], for results, which only the last line shows: the span is formatted once for all of them.
     pub fn record_result(&self, field: &'static str, value: impl Display) {
         self.0.late.lock().push((field, value.to_string()));
     }
@@ -182,15 +181,6 @@ struct Guard {
 }
 
 impl Guard {
-    /// Has the line written after the answer: whoever reads the log slowly must not make calls slow.
-    fn answer(mut self, status: Status) {
-        self.end(status);
-        tokio::spawn(async move {
-            after_the_answer().await;
-            drop(self);
-        });
-    }
-
     fn end(&mut self, status: Status) {
         let elapsed = self.rpc.0.began.elapsed();
         if let Some((rpcs, methods)) = &self.trace.counted {
@@ -229,8 +219,7 @@ impl Drop for Guard {
             self.end(Status::cancelled("the caller went away"));
         }
         if let Some((status, elapsed)) = &self.ended {
-            // Whoever reads the log may be slow, and hold this thread up.
-            at_writing(|| self.log(status, *elapsed));
+            self.log(status, *elapsed);
         }
     }
 }
@@ -272,7 +261,7 @@ where
         // "/csi.v1.Node/NodePublishVolume"
         let path = request.uri().path();
         let method = path.rsplit('/').next().unwrap_or(path).to_owned();
-        let guard = self.trace.begin(&cut(&method));
+        let mut guard = self.trace.begin(&cut(&method));
         let span = guard.rpc.0.span.clone();
         request.extensions_mut().insert(guard.rpc.clone());
         let answer = span.in_scope(|| self.inner.call(request));
@@ -281,7 +270,7 @@ where
             // A unary answer with an error has its status in the headers; without one it is OK, which comes in the
             // trailers, after the message.
             let status = Status::from_header_map(response.headers());
-            guard.answer(status.unwrap_or_else(|| Status::new(Code::Ok, "")));
+            guard.end(status.unwrap_or_else(|| Status::new(Code::Ok, "")));
             Ok(response)
         })
     }

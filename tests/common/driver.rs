@@ -9,12 +9,12 @@ use baggageclaim::csi::{self, Readiness};
 use baggageclaim::demo::kubelet::Kubelet;
 use baggageclaim::engine::{Config, Engine};
 use baggageclaim::model::NodeId;
-use baggageclaim::server::{self, Socket};
+use baggageclaim::server::{self, Drain, Socket};
 use baggageclaim::standalone;
 use baggageclaim::telemetry::metrics::Rpcs;
 use hyper_util::rt::TokioIo;
 use tokio::net::UnixStream;
-use tokio::sync::{oneshot, watch};
+use tokio::sync::watch;
 use tokio::task::JoinHandle;
 use tonic::transport::{Channel, Endpoint, Uri};
 
@@ -26,7 +26,7 @@ pub struct Driver {
     pub engine: Engine,
     pub kubelet: Kubelet,
     pub socket: PathBuf,
-    stop: Option<oneshot::Sender<()>>,
+    drain: Drain,
     served: JoinHandle<server::Result<()>>,
 }
 
@@ -45,19 +45,16 @@ impl Driver {
         let engine = Engine::open(config).await.expect("the pool opens");
         let path = lab.run_dir().join("csi.sock");
         let socket = Socket::bind(&path).await.expect("the socket is free");
-        let (stop, stopped) = oneshot::channel();
+        let drain = Drain::new(Duration::from_secs(10));
         let served = tokio::spawn(csi::serve(
             socket,
             csi::Config {
                 node: NodeId::new("node-1").expect("a node id"),
-                grace: Duration::from_secs(10),
                 features: csi::Features::default(),
                 rpcs: Rpcs::default(),
             },
             Readiness::ready(engine.clone()),
-            async {
-                let _ = stopped.await;
-            },
+            drain.clone(),
         ));
         let kubelet = Kubelet::connect(&path, lab.kubelet_dir())
             .await
@@ -67,7 +64,7 @@ impl Driver {
             engine,
             kubelet,
             socket: path,
-            stop: Some(stop),
+            drain,
             served,
         }
     }
@@ -95,13 +92,13 @@ impl Driver {
         assert!(findings.is_empty(), "{after}: {findings:?}");
     }
 
-    /// Requests the shutdown.
-    pub fn begin_to_stop(&mut self) {
-        drop(self.stop.take());
+    /// Says that it is time to stop.
+    pub fn begin_to_stop(&self) {
+        self.drain.close();
     }
 
-    /// Shuts down server and engine, and checks that both end well.
-    pub async fn stop(mut self) -> Lab {
+    /// Stops serving, and says how that ended; the engine goes too.
+    pub async fn stop(self) -> Lab {
         self.begin_to_stop();
         self.served
             .await
@@ -122,11 +119,10 @@ pub async fn serve_without_engine(
     let socket = Socket::bind(&path).await.expect("bind");
     let config = csi::Config {
         node: NodeId::new("node-1").expect("a node id"),
-        grace: Duration::ZERO,
         features: csi::Features::default(),
         rpcs: Rpcs::default(),
     };
-    let served = csi::serve(socket, config, readiness, std::future::pending());
+    let served = csi::serve(socket, config, readiness, Drain::new(Duration::ZERO));
     tokio::spawn(served);
     let channel = channel(&path).await;
     (dir, channel)

@@ -398,10 +398,6 @@ impl Backend for Overlay {
         (!error.is_of_this_process()).then_some(error)
     }
 
-    fn is_instant(&self) -> bool {
-        true
-    }
-
     fn create(&self, volume: &Dir, start: &Start<'_>) -> Result<Limit> {
         let parent = Lowers::Layers(start.layers).newest(self)?;
         if let Some(super::Prepared(prepared)) = start.prepared {

@@ -161,7 +161,7 @@ async fn insert(
         drop((guard, content));
         Ok(claim)
     };
-    let made = inner.calls.run_short(job).await?;
+    let made = inner.calls.run(job).await?;
     inner.ask_for_room_after(&made);
     made
 }
@@ -192,7 +192,7 @@ async fn clone(
     };
     let claim = inner
         .calls
-        .run_short(move || describe(&engine, id, request, &content));
+        .run(move || describe(&engine, id, request, &content));
     let claim = claim.await??;
     let changes = vec![Change::PutClaim(claim.clone())];
     let made = claim.clone();

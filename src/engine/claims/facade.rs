@@ -166,7 +166,7 @@ impl Engine {
         &self,
         operation: impl Future<Output = Result<T>> + Send + 'static,
     ) -> Result<T> {
-        let running = self.inner.spawn_here(operation);
+        let running = self.inner.spawn(operation);
         running.await.unwrap_or(Err(Error::ShuttingDown))
     }
 }

@@ -90,9 +90,7 @@ pub(super) async fn freeze(
     let frozen = if long {
         inner.seals.run(job).await?
     } else {
-        // The kernel writes back what a claim holds before it takes a snapshot of it.
-        let is_short = !inner.backend.has_snapshots();
-        inner.calls.run_if_short(is_short, job).await?
+        inner.calls.run(job).await?
     };
     inner.ask_for_room_after(&frozen);
     frozen
@@ -132,7 +130,7 @@ impl Freezing {
             engine.syncs.run_on(job).await?
         } else {
             let job = move || self.commit_now(changes, enter).map(Self::tidy);
-            engine.calls.run_short(job).await?
+            engine.calls.run(job).await?
         };
         engine.ask_for_room_after(&result);
         result

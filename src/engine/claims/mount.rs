@@ -34,9 +34,7 @@ pub(super) async fn mount(inner: &Arc<Inner>, request: MountClaim) -> Result<()>
         drop(guard);
         mounted
     };
-    // Where there are snapshots, the first mount of a claim waits for the disk.
-    let is_short = inner.backend.is_instant() && !inner.backend.has_snapshots();
-    inner.calls.run_if_short(is_short, job).await?
+    inner.calls.run(job).await?
 }
 
 /// The claim, as an operation that mounts it finds it.
@@ -289,7 +287,7 @@ pub(super) async fn unmount(
     let engine = inner.clone();
     let path = path.to_owned();
     let job = move || unmount_now(&engine, claim.as_ref(), &path, staging, guard);
-    inner.calls.run_short(job).await?
+    inner.calls.run(job).await?
 }
 
 fn unmount_now(
