@@ -686,7 +686,7 @@ mod tests {
             ),
             (
                 &[("type", "output"), ("name", "a"), ("ttl", "0s")],
-                r#""ttl" is "0s"; a duration"#,
+                r#""ttl" is "0s"; expected a duration"#,
             ),
             (
                 &[("type", "output"), ("name", "a"), ("ttl", "-1h")],
@@ -702,7 +702,7 @@ mod tests {
                 r#""uid" is "-1"; expected a number from 0"#,
             ),
             (&[("gid", "2147483648")], r#""gid""#),
-            (&[("sizeLimit", "0")], r#""sizeLimit" is "0"; a positive"#),
+            (&[("sizeLimit", "0")], r#""sizeLimit" is "0"; expected a"#),
             (&[("sizeLimit", "1GiB")], r#""sizeLimit""#),
             (
                 &[("type", "import"), ("source", "http://x")],

@@ -201,9 +201,9 @@ mod tests {
                 "1h",
                 r#"parameter "ttl" belongs in a VolumeAttributesClass"#,
             ),
-            ("uid", "root", r#"parameter "uid" is "root"; a number"#),
+            ("uid", "root", r#"parameter "uid" is "root"; expected a"#),
             ("gid", "-1", r#"parameter "gid" is "-1""#),
-            ("mode", "rwx", r#"parameter "mode" is "rwx"; an octal"#),
+            ("mode", "rwx", r#"parameter "mode" is "rwx"; expected an"#),
             (
                 "liveClone",
                 "yes",
