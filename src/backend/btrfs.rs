@@ -167,8 +167,7 @@ impl Btrfs {
         Ok(())
     }
 
-    /// Removes a deleted subvolume's level 1 group. Errors are ignored: it costs some 100 bytes
-    /// only.
+    /// Removes a deleted subvolume's level 1 group. Errors are ignored: it takes a few 100 bytes.
     fn forget_group(&self, group: QuotaGroup) {
         if !self.counts() {
             return;
