@@ -10,10 +10,9 @@
 //! Limits are simple quotas (Linux 6.7). They charge an extent to the subvolume that wrote it,
 //! which is what the volume itself adds. The limit is on a level 1 group around the volume;
 //! subvolumes nested in it join by themselves. Quotas affect the whole filesystem, which others may
-//! share. Enabling them sets an incompatible feature (`simple_quota` in
-//! `/sys/fs/btrfs/<uuid>/features`) that stays when they are disabled: no kernel before 6.7 can
-//! mount it again. So the driver enables them only if the administrator allows it, for the first
-//! volume with a limit.
+//! share. They set an incompatible feature (`simple_quota` in `/sys/fs/btrfs/<uuid>/features`) for
+//! good: no kernel before 6.7 can mount it again. So the driver enables them only with permission,
+//! for the first limit.
 //!
 //! A fork is one transaction commit (1 to 8 ms), whatever the tree's size; so is a seal's snapshot.
 
@@ -168,8 +167,7 @@ impl Btrfs {
         Ok(())
     }
 
-    /// Removes the level 1 group of a deleted subvolume. Errors are ignored: a leftover group costs
-    /// a few hundred bytes and limits nothing.
+    /// Removes a deleted subvolume's level 1 group. Errors are ignored: it takes a few 100 bytes.
     fn forget_group(&self, group: QuotaGroup) {
         if !self.counts() {
             return;

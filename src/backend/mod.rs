@@ -1,9 +1,8 @@
 //! Copy-on-write on one pool: the [`Backend`] trait, three implementations, and their probe.
 //!
 //! A backend creates, mounts, freezes, seals, flattens, measures and deletes the content of volumes
-//! and layers. It does not know tenants, names, records, outcomes or CSI. The engine decides
-//! *whether* and *when*; a backend knows *how*. All methods block: the engine calls them on its own
-//! threads.
+//! and layers. It knows no tenants, names, records, outcomes or CSI. The engine decides *whether*
+//! and *when*; a backend knows *how*. All methods block: call them on the engine's threads.
 //!
 //! | | volume | layer | mount | seal |
 //! |---|---|---|---|---|
@@ -264,8 +263,8 @@ pub trait Backend: fmt::Debug + Send + Sync + 'static {
         self.freeze(volume, pin)
     }
 
-    /// Whether `in_use` and `freeze` know the holders of a volume. If not, the engine asks
-    /// [`Backend::writers`] before a seal.
+    /// Whether `in_use` and `freeze` know a volume's holders; if not, `writers` is asked before a
+    /// seal.
     fn knows_holders(&self) -> bool {
         true
     }
@@ -313,8 +312,7 @@ pub trait Backend: fmt::Debug + Send + Sync + 'static {
     /// Merges adjacent layers, newest first, into a new `fs` of `into`, by hard links if possible.
     /// `bottom`: the last layer is the lowest of its stack, so deletion marks are dropped.
     ///
-    /// The cost grows with the trees. Ends early with [`Error::Stopped`]. After an error the caller
-    /// deletes `into`.
+    /// The cost grows with the trees. Ends early with [`Error::Stopped`]. On error, delete `into`.
     fn flatten(&self, layers: &[LayerId], into: &Dir, bottom: bool, stop: Stop<'_>) -> Result<()>;
 
     /// The disk usage of a volume's private content, or of a layer. It walks the tree, so RPCs must

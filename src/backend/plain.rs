@@ -30,8 +30,8 @@ pub(super) fn apply_root(fs: &Dir, root: &RootAttributes, is_fork: bool) -> Resu
     Ok(())
 }
 
-/// A detached, private mount of `fs`. If a fork wants another owner than `parent`'s root has, an
-/// idmapping swaps the two.
+/// A detached, private mount of `fs`. Swaps the owners if a fork wants another than `parent`'s
+/// root.
 pub(super) fn mount(
     fs: &Dir,
     parent: Option<&Dir>,

@@ -32,8 +32,7 @@ pub enum Method {
 /// What happens to overlayfs's marks (character device 0:0, `trusted.overlay.*`).
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum Marks {
-    /// The tree is an overlay's upper directory: marks stay, except those that only record an
-    /// origin.
+    /// The tree is an overlay's upper directory: marks stay, except those of an origin.
     Keep,
     /// The tree is a plain directory, in which any user can create marks. They would take effect if
     /// the copy became a lower layer, so they are an error that names them.
@@ -69,8 +68,8 @@ impl Copied {
 /// With [`Method::Reflink`] the first file decides. Without reflinks, bytes are copied from then
 /// on. Once a reflink has worked, a later failure is an error, unless that file causes it. A
 /// process may be changing `from`: a vanished entry is skipped, a repeated one is copied once, and
-/// nothing outside is ever read. Before copying bytes, their number is checked: [`Error::NoRoom`].
-/// On an error `to` holds a part.
+/// nothing outside is read. Before bytes are copied, the free space is checked: [`Error::NoRoom`].
+/// On an error `to` is incomplete.
 pub fn copy(from: &Dir, to: &Dir, method: Method, marks: Marks) -> Result<Copied> {
     disinherit(to)?;
     let mut job = Copier {

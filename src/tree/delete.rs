@@ -16,8 +16,8 @@ use super::names::share;
 use super::{Spine, Stop};
 
 /// How often a deletion starts over because a process creates or moves entries in an open
-/// directory. Every round removes the entries that do not move; only a process that never stops
-/// outlasts them.
+/// directory. Every round removes the entries that stay; only a process that never stops outlasts
+/// them.
 const ROUNDS: usize = 4;
 /// How often one directory is read to its end before the deletion gives up on emptying it. A
 /// filesystem may skip names while entries are unlinked (readdir(3) promises nothing).
@@ -31,8 +31,7 @@ const PASSES: usize = 3;
 ///
 /// A process with a directory of the tree open may create entries as fast as they are deleted.
 /// After some passes that is ENOTEMPTY, or [`Error::Stopped`] once `stop` says so: on some
-/// filesystems (btrfs before Linux 6.5) one pass over such a directory never ends. A retry
-/// continues.
+/// filesystems (btrfs before Linux 6.5) one pass over it never ends. A retry continues.
 pub fn delete(trash: &Dir, name: &Path, stop: Stop<'_>) -> Result<()> {
     for round in 1.. {
         match delete_once(trash, name, stop) {

@@ -59,8 +59,7 @@ pub enum Error {
 pub type Result<T, E = Error> = std::result::Result<T, E>;
 
 /// Long work calls this repeatedly, and ends with [`Error::Stopped`] once it returns true. The
-/// tree's author decides how long the work takes and may add files, so a busy caller sets a time
-/// limit.
+/// author of the tree decides how long the work takes, so a busy caller sets a time limit.
 pub type Stop<'a> = &'a dyn Fn() -> bool;
 
 /// Whether an entry has vanished, is no longer a directory, or is a mount point.

@@ -166,8 +166,8 @@ mod tests {
         drop(writer);
         until(&|| !written());
 
-        // A write lease, which keeps others from opening the file, counts too and is not waited
-        // for.
+        // A write lease, which keeps others from opening the file, counts too, and no call waits
+        // for it.
         let leased = File::open(below.join("f")).expect("open");
         until(&|| sys::lease_to_write(leased.as_fd()).is_ok());
         assert!(written());

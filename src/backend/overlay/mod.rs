@@ -2,8 +2,8 @@
 //!
 //! `top/` is the upper directory; each mount gets a new work directory `work.N/`. A seal renames
 //! `top/` once no process can write to it. A volume without parent that is never sealed (`scratch`)
-//! is a bind mount of `top/`: overlay on overlay is EINVAL, so docker-in-docker needs a plain
-//! directory.
+//! is a bind mount of `top/`: docker-in-docker needs a plain directory (overlay on overlay:
+//! EINVAL).
 //!
 //! | file | content |
 //! |---|---|
