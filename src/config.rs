@@ -15,7 +15,7 @@ use crate::backend::{BackendKind, MountApi};
 use crate::csi;
 use crate::model::{NodeId, NodeIdError};
 use crate::telemetry::metrics::Rpcs;
-use crate::{demo, driver, engine, k8s, node, telemetry};
+use crate::{driver, engine, k8s, node, telemetry};
 
 /// Where a pool is when nobody says so.
 const DEFAULT_POOL: &str = "/var/lib/baggageclaim";
@@ -369,7 +369,7 @@ pub struct Demo {
 }
 
 /// A filesystem that the demo can make.
-#[derive(Debug, Clone, Copy, ValueEnum)]
+#[derive(Debug, Clone, Copy, PartialEq, Eq, ValueEnum)]
 pub enum DemoFilesystem {
     /// The first that this machine can make.
     Auto,
@@ -379,38 +379,6 @@ pub enum DemoFilesystem {
     Xfs,
     /// btrfs.
     Btrfs,
-}
-
-impl From<DemoFilesystem> for demo::Filesystem {
-    fn from(filesystem: DemoFilesystem) -> Self {
-        match filesystem {
-            DemoFilesystem::Auto => Self::Auto,
-            DemoFilesystem::Ext4 => Self::Ext4,
-            DemoFilesystem::Xfs => Self::Xfs,
-            DemoFilesystem::Btrfs => Self::Btrfs,
-        }
-    }
-}
-
-impl Demo {
-    /// The flags as what runs takes them; `program` is the driver.
-    #[must_use]
-    pub fn resolve(self, program: PathBuf) -> demo::Options {
-        let set = |name| std::env::var_os(name).filter(|value| !value.is_empty());
-        let cargo_home = self
-            .cargo_home
-            .or_else(|| set("HOME").map(|home| PathBuf::from(home).join(".cargo")));
-        demo::Options {
-            program,
-            pool: self.pool,
-            filesystem: self.fs.into(),
-            keep: self.keep,
-            jobs: self.jobs,
-            tree: self.tree,
-            cargo_home,
-            colour: !self.no_color && set("NO_COLOR").is_none(),
-        }
-    }
 }
 
 /// What is wrong with the flags together.

@@ -14,7 +14,7 @@ use std::path::{Path, PathBuf};
 use std::process::{Child, Command, Output, Stdio};
 use std::time::{Duration, Instant};
 
-use baggageclaim::demo::kubelet::{Kubelet, PublishOptions};
+use baggageclaim::kubelet_double::{Kubelet, PublishOptions};
 use baggageclaim::proto::csi::v1 as csi;
 use common::disk::Frozen;
 use common::process::{hangs, states};

@@ -25,7 +25,15 @@ const FLOORS: [(&str, &[&str]); 8] = [
     ),
     (
         "those who speak to the world",
-        &["admin", "csi", "http", "k8s", "kubelet", "peer"],
+        &[
+            "admin",
+            "csi",
+            "http",
+            "k8s",
+            "kubelet",
+            "kubelet_double",
+            "peer",
+        ],
     ),
     (
         "where it is put together",

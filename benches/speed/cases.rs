@@ -7,7 +7,7 @@ use std::path::Path;
 use std::sync::atomic::{AtomicU64, Ordering};
 use std::time::{Duration, Instant, SystemTime, UNIX_EPOCH};
 
-use baggageclaim::demo::kubelet::Pod;
+use baggageclaim::kubelet_double::Pod;
 use baggageclaim::model::{
     Artifact, ArtifactId, LayerId, LayerRecord, Reference, Tenant, Timestamp, Usage, layout,
 };

@@ -290,13 +290,16 @@ struct Check {
     pool: config::Pool,
 }
 
-/// Runs what this process was told to; what the binary does.
+/// Runs the verb `demo`, which is a module of the binary.
+pub type RunDemo = fn(config::Demo) -> Result<(), Box<dyn std::error::Error>>;
+
+/// Parses the arguments of this process, runs the verb, and says how the process ends.
 #[must_use]
-pub fn main() -> ExitCode {
-    run(std::env::args_os())
+pub fn main(demo: RunDemo) -> ExitCode {
+    run(std::env::args_os(), demo)
 }
 
-fn run(arguments: impl Iterator<Item = OsString>) -> ExitCode {
+fn run(arguments: impl Iterator<Item = OsString>, demo: RunDemo) -> ExitCode {
     let cli = match Cli::try_parse_from(arguments) {
         Ok(cli) => cli,
         Err(error) => {
@@ -305,7 +308,7 @@ fn run(arguments: impl Iterator<Item = OsString>) -> ExitCode {
             return ExitCode::from(u8::try_from(error.exit_code()).unwrap_or(2));
         }
     };
-    let failure = match run::run(cli.verb) {
+    let failure = match run::run(cli.verb, demo) {
         Ok(code) => return code,
         Err(failure) => failure,
     };

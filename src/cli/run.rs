@@ -14,14 +14,14 @@ use tonic::Status;
 
 use super::rows::{Cache, Now, Row};
 use super::show::{self, Thing};
-use super::{Check, Cli, Destroy, Inspect, List, Outcome, OutcomeWord, Plain, Verb};
+use super::{Check, Cli, Destroy, Inspect, List, Outcome, OutcomeWord, Plain, RunDemo, Verb};
 use crate::config::{self, Output};
 use crate::engine::{self, Engine};
 use crate::model::{PodUid, Tenant};
 use crate::proto::admin::v1 as admin;
 use crate::server::message_of;
 use crate::sys::printable;
-use crate::{admin as socket, demo, driver, node, standalone, telemetry};
+use crate::{admin as socket, driver, node, standalone, telemetry};
 
 /// Exit code: something is wrong with what was asked about.
 const FAILED: u8 = 1;
@@ -86,8 +86,8 @@ pub(super) enum Failure {
         printable(&.0.reference), .0.tenant, .0.in_use_by
     )]
     WouldBeRefused(Box<admin::Artifact>),
-    #[error(transparent)]
-    Demo(#[from] demo::Error),
+    #[error("{0}")]
+    Demo(Box<dyn std::error::Error>),
     #[error("cannot write: {0}")]
     Output(#[from] io::Error),
 }
@@ -116,11 +116,11 @@ impl Failure {
 type Done = Result<ExitCode, Failure>;
 type Listed<R> = Result<Vec<R>, Failure>;
 
-pub(super) fn run(verb: Verb) -> Done {
+pub(super) fn run(verb: Verb, demo: RunDemo) -> Done {
     match verb {
         Verb::Standalone(flags) => standalone(*flags),
         Verb::Node(flags) => self::node(*flags),
-        Verb::Demo(flags) => asking(demo(flags)),
+        Verb::Demo(flags) => self::demo(flags, demo),
         Verb::Volumes(flags) => asking(list(flags, "volumes", volumes)),
         Verb::Artifacts(flags) => asking(list(flags, "artifacts", artifacts)),
         Verb::Caches(flags) => asking(list(flags, "caches", caches)),
@@ -199,9 +199,8 @@ where
     ended.map(|()| ExitCode::SUCCESS)
 }
 
-async fn demo(flags: config::Demo) -> Done {
-    let program = std::env::current_exe()?;
-    demo::run(flags.resolve(program)).await?;
+fn demo(flags: config::Demo, run: RunDemo) -> Done {
+    run(flags).map_err(Failure::Demo)?;
     Ok(ExitCode::SUCCESS)
 }
 
