@@ -160,7 +160,7 @@ fn what_is_held_open_over_a_restart_is_sealed_when_it_is_let_go_and_as_it_is_the
     let mut driver = place.start(None);
     let mut on = driver.connect().expect("it starts");
     until("in use", || {
-        state_of(&mut on, "held").as_deref() == Some("in-use")
+        state_of(&mut on, "held").as_deref() == Some("InUse")
     });
     file.write_all(b"after the restart").expect("it is a pod's");
     assert_eq!(names(&on.must(&Call::Artifacts)), [""; 0], "not sealed yet");
