@@ -1,5 +1,6 @@
 //! Claims: making one, cloning and snapshotting one of any size, listing many. The baseline of a snapshot is what it cannot do
-//! without: the disk is waited for, the top renamed, a record made durable; copies by `cp` stand beside it.
+//! without: the disk is waited for, the top renamed, a record made durable, and an empty call through the socket. Copies by `cp` stand
+//! beside it.
 
 use std::fs::{self, File};
 use std::io::Write as _;
@@ -182,7 +183,8 @@ impl Bench<'_> {
         for round in 0..self.plan.rounds {
             // Before each of the two a pod was there: whoever waits for the disk waits for what that has left.
             change(driver, &twin, &staging, touch);
-            bare_snapshots.push(bare(&by_hand, round));
+            let empty = self.empty_calls(driver);
+            bare_snapshots.push(bare(&by_hand, round) + empty);
             change(driver, &source, &staging, touch);
             let (_, took) = snapshot(driver, &format!("snap-{files}-{round}"), &source);
             snapshots.push(took);
@@ -191,7 +193,7 @@ impl Bench<'_> {
                 clones.push(create(driver, &name, Some(&source)).1);
                 let began = Instant::now();
                 record(&by_hand, 1000 + round * JOBS + job);
-                bare_clones.push(micros(began.elapsed()));
+                bare_clones.push(micros(began.elapsed()) + empty);
             }
             // What was frozen is measured before the next round.
             driver.reap().await;
