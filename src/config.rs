@@ -1,5 +1,5 @@
 //! Every flag, every name of the environment and every default of the command line.
-//! What a flag does is done elsewhere; here is only what it is called, what it means, and what it is when not given.
+//! What a flag does is done elsewhere; this file has its name, its meaning and its default.
 
 use std::net::SocketAddr;
 use std::path::PathBuf;
@@ -15,12 +15,12 @@ use crate::backend::{BackendKind, MountApi};
 use crate::csi;
 use crate::model::{NodeId, NodeIdError};
 use crate::telemetry::metrics::Rpcs;
-use crate::{demo, driver, engine, k8s, node, telemetry};
+use crate::{driver, engine, k8s, node, telemetry};
 
-/// Where a pool is when nobody says so.
+/// The default of `--pool`.
 const DEFAULT_POOL: &str = "/var/lib/baggageclaim";
 
-/// Which pool.
+/// The flag that names a pool.
 #[derive(Debug, Clone, Args)]
 pub struct Pool {
     /// The pool: the directory that holds all content of this node
@@ -28,11 +28,11 @@ pub struct Pool {
     pub pool: PathBuf,
 }
 
-/// How the driver talks of what it does.
+/// The flags of the log.
 #[derive(Debug, Clone, Args)]
 #[command(next_help_heading = "Log")]
 pub struct Log {
-    /// How lines look: text for people, json for programs
+    /// The format of log lines: text for people, json for programs
     #[arg(
         long,
         value_name = "FORMAT",
@@ -41,7 +41,7 @@ pub struct Log {
         default_value = "text"
     )]
     pub log_format: LogFormat,
-    /// What is logged: error, warn, info, debug or trace, also for a part only: `warn,baggageclaim::engine=debug`
+    /// The least level to log: error, warn, info, debug or trace; per module: `warn,baggageclaim::engine=debug`
     #[arg(
         long,
         value_name = "FILTER",
@@ -52,7 +52,7 @@ pub struct Log {
     pub log: String,
 }
 
-/// How log lines look.
+/// The format of log lines.
 #[derive(Debug, Clone, Copy, ValueEnum)]
 pub enum LogFormat {
     /// A line of text.
@@ -70,7 +70,7 @@ impl From<LogFormat> for telemetry::LogFormat {
     }
 }
 
-/// Which way of copy-on-write.
+/// How copy-on-write is done.
 #[derive(Debug, Clone, Copy, ValueEnum)]
 pub enum Backend {
     /// The best that works on the pool.
@@ -101,7 +101,7 @@ pub enum Api {
     Auto,
     /// `fsopen` with descriptors (Linux 6.13).
     Descriptors,
-    /// What older kernels have.
+    /// `mount` or `fsopen` with strings, for older kernels.
     Classic,
 }
 
@@ -115,16 +115,16 @@ impl From<Api> for Option<MountApi> {
     }
 }
 
-/// Whether something is done.
+/// Whether a feature is on.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, ValueEnum)]
 pub enum Switch {
-    /// It is.
+    /// On.
     On,
-    /// It is not.
+    /// Off.
     Off,
 }
 
-/// How lists look.
+/// The format of a list.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, ValueEnum)]
 pub enum Output {
     /// A table for people.
@@ -135,11 +135,11 @@ pub enum Output {
     Json,
     /// The same as YAML.
     Yaml,
-    /// Names alone, one a line, as `inspect` takes them.
+    /// Only names, one per line, as `inspect` takes them.
     Name,
 }
 
-/// How one thing looks.
+/// The format of one answer.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, ValueEnum)]
 pub enum PlainOutput {
     /// Text for people.
@@ -151,7 +151,7 @@ pub enum PlainOutput {
 }
 
 impl PlainOutput {
-    /// The form for programs, if it is one.
+    /// The format for programs; `None` for text.
     #[must_use]
     pub fn data(self) -> Option<Data> {
         match self {
@@ -162,7 +162,7 @@ impl PlainOutput {
     }
 }
 
-/// How something looks that is shown whole.
+/// A format for programs.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, ValueEnum)]
 pub enum Data {
     /// JSON; its form is stable (docs/cli.md).
@@ -171,13 +171,13 @@ pub enum Data {
     Yaml,
 }
 
-/// What `standalone` is told.
+/// The flags of `standalone`.
 #[derive(Debug, Clone, Args)]
 pub struct Standalone {
     /// The pool.
     #[command(flatten)]
     pub pool: Pool,
-    /// Where the CSI services are: a unix socket, made here (mode 0600), at most 107 bytes long
+    /// The unix socket of the CSI services. The driver makes it, with mode 0600. The path has at most 107 bytes
     #[arg(
         long,
         value_name = "PATH",
@@ -186,7 +186,7 @@ pub struct Standalone {
         default_value = "/run/baggageclaim/csi.sock"
     )]
     pub socket: PathBuf,
-    /// Whether the Controller services are on the same socket: PersistentVolumeClaims, their clones and snapshots
+    /// Serve the Controller services on the same socket: PersistentVolumeClaims, their clones and snapshots
     #[arg(
         long,
         value_name = "SWITCH",
@@ -195,18 +195,18 @@ pub struct Standalone {
         default_value = "on"
     )]
     pub controller: Switch,
-    /// Serve ControllerPublishVolume, for a CSIDriver object that says `attachRequired: true`
+    /// Serve ControllerPublishVolume, for a CSIDriver object with `attachRequired: true`
     #[arg(long, env = "BAGGAGECLAIM_ATTACH", hide_env_values = true, value_parser = BoolishValueParser::new())]
     pub attach: bool,
-    /// What every role is told.
+    /// The flags of every role.
     #[command(flatten)]
     pub driver: Driver,
 }
 
-/// Where kubelet is when nobody says so.
+/// The default of `--kubelet-dir`.
 const DEFAULT_KUBELET: &str = "/var/lib/kubelet";
 
-/// What `node` is told.
+/// The flags of `node`.
 #[derive(Debug, Clone, Args)]
 pub struct Node {
     /// The pool.
@@ -215,8 +215,9 @@ pub struct Node {
     /// The root directory of this node's kubelet, at the path by which kubelet knows it
     #[arg(long, value_name = "DIR", env = "BAGGAGECLAIM_KUBELET_DIR", hide_env_values = true, default_value = DEFAULT_KUBELET)]
     pub kubelet_dir: PathBuf,
-    /// Where the CSI services are: a unix socket, made here (mode 0600), at most 107 bytes long, at the path by which
-    /// kubelet reaches it [default: plugins/baggageclaim.csi.concourse-ci.org/csi.sock in kubelet's directory]
+    /// The unix socket of the CSI services, at the path by which kubelet reaches it. The driver makes it, with mode
+    /// 0600. The path has at most 107 bytes [default: plugins/baggageclaim.csi.concourse-ci.org/csi.sock in kubelet's
+    /// directory]
     #[arg(
         long,
         value_name = "PATH",
@@ -224,8 +225,8 @@ pub struct Node {
         hide_env_values = true
     )]
     pub socket: Option<PathBuf>,
-    /// Where /healthz, /readyz and /metrics are, ADDRESS:PORT; [::] is every address, of IPv4 too. `off`: nowhere; then take
-    /// the pod's probes away as well, or kubelet kills it again and again
+    /// ADDRESS:PORT that serves /healthz, /readyz and /metrics; [::] is every address, also of IPv4. With `off`, remove
+    /// the probes from the pod too, or kubelet restarts it again and again
     #[arg(
         long,
         value_name = "ADDR",
@@ -234,7 +235,7 @@ pub struct Node {
         default_value = "[::]:9808"
     )]
     pub http: Http,
-    /// Whether there is an API server to ask how pods ended, and to tell them what became of their volumes
+    /// Watch the pods of this node in the API server, to learn their outcomes, and report events on them
     #[arg(
         long,
         value_name = "SWITCH",
@@ -243,15 +244,15 @@ pub struct Node {
         default_value = "on"
     )]
     pub kubernetes: Switch,
-    /// How to reach the API server [default: as this pod's service account]
+    /// The kubeconfig for the API server [default: the service account of this pod]
     #[arg(long, value_name = "PATH", env = "KUBECONFIG", hide_env_values = true)]
     pub kubeconfig: Option<PathBuf>,
-    /// What every role is told.
+    /// The flags of every role.
     #[command(flatten)]
     pub driver: Driver,
 }
 
-/// An address to serve HTTP at, or none.
+/// The address of the HTTP port, or `off`.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub struct Http(Option<SocketAddr>);
 
@@ -269,13 +270,13 @@ impl FromStr for Http {
     }
 }
 
-/// What every role of the driver is told.
+/// The flags of every role of the driver.
 #[derive(Debug, Clone, Args)]
 pub struct Driver {
     /// The name of this node [default: its host name]
     #[arg(long, value_name = "NAME", env = "BAGGAGECLAIM_NODE_ID", hide_env_values = true, value_parser = parse_node)]
     pub node_id: Option<NodeId>,
-    /// How copy-on-write is done; a pool keeps the backend it was made with
+    /// How copy-on-write is done. A pool keeps the backend it was made with
     #[arg(
         long,
         value_name = "KIND",
@@ -284,7 +285,7 @@ pub struct Driver {
         default_value = "auto"
     )]
     pub backend: Backend,
-    /// Which system calls mount an overlay; for trying the other path on this machine
+    /// Which system calls mount an overlay, to test the other ones on this machine
     #[arg(
         long,
         value_name = "API",
@@ -293,43 +294,42 @@ pub struct Driver {
         default_value = "auto"
     )]
     pub mount_api: Api,
-    /// Size limits on btrfs need simple quotas: let the driver switch them on where no quotas are. They are the whole
-    /// filesystem's, not the pool's, and Linux before 6.7 will not mount it any more, also when they are off again
+    /// Let the driver switch on simple quotas, which size limits on btrfs need, if the filesystem has no quotas. They
+    /// apply to the whole filesystem. Linux before 6.7 cannot mount it any more, even after they are switched off
     #[arg(long, env = "BAGGAGECLAIM_BTRFS_QUOTA", hide_env_values = true, value_parser = BoolishValueParser::new())]
     pub btrfs_quota: bool,
-    /// How many threads do what is not done where a call was received: what takes long, and what came together with
-    /// others. More than a few only wait for each other in the kernel
+    /// How many threads make the system calls of RPCs. More than a few only wait for each other in the kernel
     #[arg(long, value_name = "NUMBER", env = "BAGGAGECLAIM_THREADS", hide_env_values = true, default_value = "4", value_parser = clap::value_parser!(u16).range(1..=256))]
     pub threads: u16,
     /// How long a publish waits for an input whose maker is about to finish
     #[arg(long, value_name = "TIME", env = "BAGGAGECLAIM_INPUT_WAIT", hide_env_values = true, default_value = "90s", value_parser = parse_duration)]
     pub input_wait: Duration,
-    /// How long a finished volume waits for its pod's outcome before it is thrown away
+    /// How long a finished volume waits for the outcome of its pod before it is discarded
     #[arg(long, value_name = "TIME", env = "BAGGAGECLAIM_OUTCOME_WAIT", hide_env_values = true, default_value = "1h", value_parser = parse_duration)]
     pub outcome_wait: Duration,
-    /// Percent of the pool in use above which unused content is evicted, least recently used first …
+    /// Evict unused content, least recently used first, when more than this percentage of the pool is in use
     #[arg(long, value_name = "PERCENT", env = "BAGGAGECLAIM_HIGH_WATERMARK", hide_env_values = true, default_value = "85", value_parser = clap::value_parser!(u8).range(1..=100))]
     pub high_watermark: u8,
-    /// … down to this
+    /// Evict until at most this percentage of the pool is in use
     #[arg(long, value_name = "PERCENT", env = "BAGGAGECLAIM_LOW_WATERMARK", hide_env_values = true, default_value = "70", value_parser = clap::value_parser!(u8).range(0..=99))]
     pub low_watermark: u8,
-    /// How often garbage is looked for
+    /// How often the garbage collector runs
     #[arg(long, value_name = "TIME", env = "BAGGAGECLAIM_REAP_INTERVAL", hide_env_values = true, default_value = "1m", value_parser = parse_duration)]
     pub reap_interval: Duration,
-    /// Room held back for the day the disk is full, a quantity like 64Mi; 0: none
+    /// Space in reserve for deletions on a full disk, a quantity such as 64Mi; 0 for none
     #[arg(long, value_name = "BYTES", env = "BAGGAGECLAIM_RESERVE", hide_env_values = true, default_value = "64Mi", value_parser = parse_bytes)]
     pub reserve: u64,
-    /// Serve what is alpha in CSI 1.13: health of volumes and storage; where there is a Controller (`standalone`) also
+    /// Serve the alpha features of CSI 1.13: health of volumes and storage; with a Controller (`standalone`) also
     /// GetSnapshot, ControllerGetVolume and snapshots with a topology
     #[arg(long, env = "BAGGAGECLAIM_ALPHA", hide_env_values = true, value_parser = BoolishValueParser::new())]
     pub alpha: bool,
-    /// How many claims this node may have attached [default: as many as the orchestrator likes]
+    /// How many persistent volumes this node may have attached [default: no limit]
     #[arg(long, value_name = "NUMBER", env = "BAGGAGECLAIM_MAX_VOLUMES", hide_env_values = true, value_parser = clap::value_parser!(u32).range(1..))]
     pub max_volumes: Option<u32>,
-    /// How long the end may take: running calls are answered and the pool is put away; what is not done then, the next start does
+    /// How long shutdown may take, to answer running calls and close the pool. The next start does what is left
     #[arg(long, value_name = "TIME", env = "BAGGAGECLAIM_GRACE", hide_env_values = true, default_value = "25s", value_parser = parse_duration)]
     pub grace: Duration,
-    /// End when the process that started this one does, whatever ends it: for tests and the demo.
+    /// End with the parent process, for tests and the demo.
     #[arg(long, hide = true, env = "BAGGAGECLAIM_END_WITH_PARENT", value_parser = BoolishValueParser::new())]
     pub end_with_parent: bool,
     /// The log.
@@ -337,10 +337,10 @@ pub struct Driver {
     pub log: Log,
 }
 
-/// What `demo` is told.
+/// The flags of `demo`.
 #[derive(Debug, Clone, Args)]
 pub struct Demo {
-    /// Where to make the pool [default: on a filesystem of its own, an image in the temporary directory]
+    /// The directory for the pool [default: a filesystem image in the temporary directory]
     #[arg(long, value_name = "DIR")]
     pub pool: Option<PathBuf>,
     /// The filesystem to make
@@ -351,25 +351,25 @@ pub struct Demo {
         conflicts_with = "pool"
     )]
     pub fs: DemoFilesystem,
-    /// What to fetch beside the sources of this project's dependencies [default: what lies in /usr]
+    /// The tree to fetch beside the sources of this project's dependencies [default: files of /usr]
     #[arg(long, value_name = "DIR")]
     pub tree: Option<PathBuf>,
-    /// How many compilers may run at once [default: as cargo likes]
+    /// How many compilers may run at once [default: cargo's]
     #[arg(long, value_name = "N", value_parser = clap::value_parser!(u16).range(1..))]
     pub jobs: Option<u16>,
-    /// Leave the pool and the driver's log
+    /// Keep the pool and the log of the driver
     #[arg(long)]
     pub keep: bool,
-    /// Where cargo unpacked those sources [default: ~/.cargo]
+    /// Cargo's home, with the unpacked sources [default: ~/.cargo]
     #[arg(long, value_name = "DIR", env = "CARGO_HOME", hide_env_values = true)]
     pub cargo_home: Option<PathBuf>,
-    /// No colours [any value of NO_COLOR but an empty one means the same]
+    /// No colours; the same as a non-empty NO_COLOR in the environment
     #[arg(long)]
     pub no_color: bool,
 }
 
 /// A filesystem that the demo can make.
-#[derive(Debug, Clone, Copy, ValueEnum)]
+#[derive(Debug, Clone, Copy, PartialEq, Eq, ValueEnum)]
 pub enum DemoFilesystem {
     /// The first that this machine can make.
     Auto,
@@ -381,39 +381,7 @@ pub enum DemoFilesystem {
     Btrfs,
 }
 
-impl From<DemoFilesystem> for demo::Filesystem {
-    fn from(filesystem: DemoFilesystem) -> Self {
-        match filesystem {
-            DemoFilesystem::Auto => Self::Auto,
-            DemoFilesystem::Ext4 => Self::Ext4,
-            DemoFilesystem::Xfs => Self::Xfs,
-            DemoFilesystem::Btrfs => Self::Btrfs,
-        }
-    }
-}
-
-impl Demo {
-    /// The flags as what runs takes them; `program` is the driver.
-    #[must_use]
-    pub fn resolve(self, program: PathBuf) -> demo::Options {
-        let set = |name| std::env::var_os(name).filter(|value| !value.is_empty());
-        let cargo_home = self
-            .cargo_home
-            .or_else(|| set("HOME").map(|home| PathBuf::from(home).join(".cargo")));
-        demo::Options {
-            program,
-            pool: self.pool,
-            filesystem: self.fs.into(),
-            keep: self.keep,
-            jobs: self.jobs,
-            tree: self.tree,
-            cargo_home,
-            colour: !self.no_color && set("NO_COLOR").is_none(),
-        }
-    }
-}
-
-/// What is wrong with the flags together.
+/// Why flags that are valid alone do not fit together.
 #[derive(Debug, Clone, PartialEq, Eq, thiserror::Error)]
 pub enum Error {
     /// Eviction would never end, or never begin.

@@ -27,7 +27,7 @@
 //! | [`admin`] | the verbs for people, over the pool's own socket |
 //! | [`server`] | what every gRPC server here shares: sockets, spans, codes |
 //! | [`driver`] | what every role does, from start to end; roles: [`standalone`], [`node`] |
-//! | [`demo`] | a double of kubelet, and a pipeline that shows it all |
+//! | [`kubelet_double`] | a client that calls the driver as kubelet does, for tests, bench and demo |
 //!
 //! Imports point down: `tests/architecture.rs` fails on one that does not.
 //!
@@ -42,12 +42,12 @@ pub mod backend;
 pub mod cli;
 pub mod config;
 pub mod csi;
-pub mod demo;
 pub mod driver;
 pub mod engine;
 pub mod http;
 pub mod k8s;
 pub mod kubelet;
+pub mod kubelet_double;
 pub mod model;
 pub mod node;
 pub mod proto;

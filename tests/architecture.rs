@@ -24,7 +24,15 @@ const TIERS: [Tier; 8] = [
     ("messages and gRPC servers", &["proto", "server"]),
     (
         "services and clients",
-        &["admin", "csi", "http", "k8s", "kubelet", "peer"],
+        &[
+            "admin",
+            "csi",
+            "http",
+            "k8s",
+            "kubelet",
+            "kubelet_double",
+            "peer",
+        ],
     ),
     (
         "roles and the command line",

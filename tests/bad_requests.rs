@@ -7,7 +7,7 @@ use std::os::unix::fs::symlink;
 use std::path::Path;
 
 use baggageclaim::backend::BackendKind;
-use baggageclaim::demo::kubelet::NO_ATTRIBUTES;
+use baggageclaim::kubelet_double::NO_ATTRIBUTES;
 use baggageclaim::proto::csi::v1 as csi;
 use common::calls::{OPTIONS, Publish, key, mode, mount, send, text, unpublish};
 use common::{Driver, Fs, require_lab};

@@ -14,7 +14,7 @@ use std::path::{Path, PathBuf};
 use std::process::{Child, Command, Output, Stdio};
 use std::time::{Duration, Instant};
 
-use baggageclaim::demo::kubelet::{Kubelet, PublishOptions};
+use baggageclaim::kubelet_double::{Kubelet, PublishOptions};
 use baggageclaim::proto::csi::v1 as csi;
 use common::disk::Frozen;
 use common::process::{hangs, states};
@@ -338,7 +338,7 @@ async fn an_output_is_made_listed_and_forgotten() {
     pod.unpublish("out").await.expect("unpublish");
     assert!(size().is_some(), "a volume that leaves keeps its size");
     let said = answer(&pool, &["outcome", pod.uid(), "succeeded", "--wait"]);
-    assert_eq!(said, "Noted for 1 volume.\n");
+    assert_eq!(said, "Reported for 1 volume.\n");
     let artifacts = json(&pool, &["artifacts", "-o", "json"]);
     assert_eq!(artifacts[0]["reference"], "artifact/binaries");
     assert_eq!(artifacts[0]["durable"], true);
@@ -430,7 +430,7 @@ async fn lists_and_single_things_come_in_the_usual_forms() {
         let (code, said) = failure(&pool, &["inspect", nothing]);
         assert_eq!(code, 1, "{said}");
         assert!(
-            said.contains("no volume and no artifact here is called"),
+            said.contains("no volume or artifact here has the name or id"),
             "{said}"
         );
     }
@@ -443,7 +443,7 @@ async fn lists_and_single_things_come_in_the_usual_forms() {
     let (code, said) = failure(&pool, &["inspect", "csi-"]);
     assert_eq!(code, 1, "{said}");
     assert!(
-        said.contains("2 volumes and artifacts here are called csi-"),
+        said.contains("2 volumes and artifacts here match csi-"),
         "{said}"
     );
 
@@ -452,7 +452,7 @@ async fn lists_and_single_things_come_in_the_usual_forms() {
     let try_it = [&destroy[..], &["--dry-run"]].concat();
     let (code, said) = failure(&pool, &try_it);
     assert_eq!(code, 1, "{said}");
-    assert!(said.contains("volumes are forks of it, now 2"), "{said}");
+    assert!(said.contains("volumes are forks of it (2)"), "{said}");
     assert_eq!(
         failure(&pool, &destroy).0,
         1,
@@ -464,7 +464,7 @@ async fn lists_and_single_things_come_in_the_usual_forms() {
     until("nobody uses it", || artifacts()[0]["inUseBy"] == 0).await;
     let said = answer(&pool, &try_it);
     assert!(
-        said.contains("would be forgotten") && said.contains(&id),
+        said.contains("would be deleted") && said.contains(&id),
         "{said}"
     );
     let mut watch = command(&pool);
@@ -581,12 +581,12 @@ async fn an_outcome_that_reaches_nobody_is_an_error() {
     let none: [(&str, &str); 0] = [];
     pod.publish("tmp", none, options).await.expect("publish");
     let said = answer(&pool, &["outcome", pod.uid(), "failed"]);
-    assert_eq!(said, "Noted for 1 volume.\n");
+    assert_eq!(said, "Reported for 1 volume.\n");
     let said = answer(&pool, &["outcome", pod.uid(), "failed"]);
-    assert_eq!(said, "That was known already.\n");
+    assert_eq!(said, "Already reported.\n");
     let (code, said) = failure(&pool, &["outcome", pod.uid(), "succeeded"]);
     assert_eq!(code, 1, "{said}");
-    assert!(said.contains("said before that it failed"), "{said}");
+    assert!(said.contains("already reported as failed"), "{said}");
 
     pod.unpublish("tmp").await.expect("unpublish");
     driver.signal(rustix::process::Signal::TERM);

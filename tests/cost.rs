@@ -21,7 +21,7 @@ use std::process::{Child, Command, Stdio};
 use std::time::{Duration, Instant};
 
 use baggageclaim::admin;
-use baggageclaim::demo::kubelet::{Kubelet, Pod, PublishOptions};
+use baggageclaim::kubelet_double::{Kubelet, Pod, PublishOptions};
 use baggageclaim::proto::admin::v1 as api;
 use common::{Fs, Lab};
 use rustix::process::{Pid, Signal, kill_process};

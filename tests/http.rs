@@ -17,7 +17,7 @@ use std::process::Command;
 use std::time::{Duration, Instant};
 
 use baggageclaim::csi::METHODS;
-use baggageclaim::demo::kubelet::{Kubelet, NO_ATTRIBUTES, PublishOptions};
+use baggageclaim::kubelet_double::{Kubelet, NO_ATTRIBUTES, PublishOptions};
 use common::api::{Api, Mood};
 use common::disk::Frozen;
 use common::process::{NodeProcess, PATIENCE, Registry};

@@ -7,7 +7,7 @@ use std::path::Path;
 use std::sync::Arc;
 use std::time::Duration;
 
-use baggageclaim::demo::kubelet::{ConnectError, Kubelet, NO_ATTRIBUTES, PublishOptions};
+use baggageclaim::kubelet_double::{ConnectError, Kubelet, NO_ATTRIBUTES, PublishOptions};
 use baggageclaim::proto::csi::v1 as csi;
 use csi::identity_server::{Identity, IdentityServer};
 use csi::node_server::{Node, NodeServer};

@@ -9,7 +9,7 @@ use std::time::Duration;
 
 use baggageclaim::backend::BackendKind;
 use baggageclaim::csi::Readiness;
-use baggageclaim::demo::kubelet::{NO_ATTRIBUTES, Pod, PublishOptions};
+use baggageclaim::kubelet_double::{NO_ATTRIBUTES, Pod, PublishOptions};
 use baggageclaim::model::Outcome;
 use baggageclaim::proto::csi::v1 as csi;
 use common::calls::{OPTIONS, Publish, mode, mount, send, text, unpublish};

@@ -9,9 +9,9 @@ mod common;
 use std::sync::Arc;
 use std::time::Duration;
 
-use baggageclaim::demo::kubelet::PublishOptions;
 use baggageclaim::engine::{Notices, VolumeState};
 use baggageclaim::k8s;
+use baggageclaim::kubelet_double::PublishOptions;
 use parking_lot::Mutex;
 use serde_json::json;
 use tokio::sync::{oneshot, watch};

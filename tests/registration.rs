@@ -9,7 +9,7 @@ use std::os::unix::net::UnixListener;
 use std::time::{Duration, Instant};
 
 use baggageclaim::csi::{self, DRIVER_NAME, Readiness};
-use baggageclaim::demo::kubelet::{NO_ATTRIBUTES, PublishOptions};
+use baggageclaim::kubelet_double::{NO_ATTRIBUTES, PublishOptions};
 use baggageclaim::model::NodeId;
 use baggageclaim::server::Drain;
 use baggageclaim::telemetry::metrics::Rpcs;

@@ -28,7 +28,7 @@ use std::fs::{self, File};
 use std::io::Write as _;
 use std::path::{Path, PathBuf};
 
-use baggageclaim::demo::kubelet::{NO_ATTRIBUTES, Pod, PublishOptions};
+use baggageclaim::kubelet_double::{NO_ATTRIBUTES, Pod, PublishOptions};
 use baggageclaim::proto::csi::v1 as csi;
 use common::{Fs, Lab};
 use csi::volume_capability::access_mode::Mode;

@@ -1,5 +1,6 @@
 //! The baselines: the system calls that an operation needs at least, on one thread, by path names
-//! and without checks. The driver adds a socket, a record and durability.
+//! and without checks. The driver adds a record and durability. Empty calls measure the socket
+//! (`cases`).
 
 use std::fs;
 use std::io;

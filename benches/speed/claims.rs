@@ -1,6 +1,6 @@
 //! Claims: creating one, cloning and snapshotting one of any size, listing many. The baseline of a
-//! snapshot waits for the disk, renames an upper directory and makes a record durable. `cp` is
-//! measured too.
+//! snapshot waits for the disk, renames an upper directory and makes a record durable, and adds an
+//! empty call through the socket. `cp` is measured too.
 
 use std::fs::{self, File};
 use std::io::Write as _;
@@ -184,7 +184,8 @@ impl Bench<'_> {
         for round in 0..self.plan.rounds {
             // A pod wrote before each of the two, so both wait until the disk has its data.
             change(driver, &twin, &staging, touch);
-            bare_snapshots.push(bare(&by_hand, round));
+            let empty = self.empty_calls(driver);
+            bare_snapshots.push(bare(&by_hand, round) + empty);
             change(driver, &source, &staging, touch);
             let (_, took) = snapshot(driver, &format!("snap-{files}-{round}"), &source);
             snapshots.push(took);
@@ -193,7 +194,7 @@ impl Bench<'_> {
                 clones.push(create(driver, &name, Some(&source)).1);
                 let began = Instant::now();
                 record(&by_hand, 1000 + round * JOBS + job);
-                bare_clones.push(micros(began.elapsed()));
+                bare_clones.push(micros(began.elapsed()) + empty);
             }
             // The engine measures the frozen layer before the next round.
             driver.reap().await;

@@ -8,7 +8,7 @@ use std::process::{Child, Command, Stdio};
 use std::time::{Duration, Instant};
 
 use baggageclaim::admin;
-use baggageclaim::demo::kubelet::{Kubelet, Pod, PublishOptions};
+use baggageclaim::kubelet_double::{Kubelet, Pod, PublishOptions};
 use baggageclaim::proto::admin::v1 as api;
 use baggageclaim::proto::csi::v1 as csi;
 use prost::Message;

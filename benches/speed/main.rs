@@ -185,23 +185,27 @@ async fn main() -> ExitCode {
             lab: &lab,
             plan: &plan,
             rows: Vec::new(),
-            probe: f64::NAN,
+            empty: Vec::new(),
         };
         bench.run().await;
         rows.append(&mut bench.rows);
-        probes.push(format!("{} us on {}", bench.probe.round(), fs.name()));
+        probes.push(format!(
+            "{} us on {}",
+            table::median(bench.empty).round(),
+            fs.name()
+        ));
         let left = lab.close();
         assert!(left.is_empty(), "mounts left behind: {left:?}");
     }
     println!("\n{}", table::render(&rows));
     println!(
-        "An empty call through the socket takes {}.",
+        "An empty call through the socket takes {}. Baselines of single calls include it.",
         probes.join(", ")
     );
     if let Ok(load) = std::fs::read_to_string("/proc/loadavg") {
         let load = load.split(' ').next().unwrap_or_default();
         println!(
-            "Load {load}: with more to run than there are cores, ours waits for four wake-ups, the baseline for none."
+            "Load {load}: with more to run than there are cores, a call waits longer for its wake-ups."
         );
     }
     let missed = rows.iter().filter(|row| !row.met()).count();

@@ -173,7 +173,7 @@ fn usage(usage: backend::Usage) -> admin::Usage {
     }
 }
 
-/// The word for a state; the same as in the engine's own rows.
+/// The word for a state; programs read it.
 fn state(state: VolumeState) -> &'static str {
     match state {
         VolumeState::Preparing => "preparing",

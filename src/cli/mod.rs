@@ -1,5 +1,5 @@
-//! The command line: its verbs, what they print, and how they end.
-//! What a verb does is done by the driver; this asks it, through its admin socket, and shows the answer.
+//! The command line: its verbs, what they print, and their exit codes.
+//! The driver does what a verb asks for. This module asks it through the admin socket and shows the answer.
 
 mod human;
 mod rows;
@@ -16,36 +16,36 @@ use clap::{Args, CommandFactory as _, Parser, Subcommand, ValueEnum};
 use crate::config;
 use crate::model::{PodUid, Reference, Tenant};
 
-/// A line per paragraph: it is wrapped to the terminal's width.
+/// One line per paragraph: clap wraps it to the width of the terminal.
 const LONG_ABOUT: &str = "\
 Copy-on-write volumes for the steps of CI pipelines.
 
-A step's pod names what it wants in its volume spec and gets a private, writable, instant view of it: what another step \
-produced (input), a place whose content outlives the pod (output), something fetched once (resource cache), the last \
-state of a cache (task cache), or an empty place (scratch). The orchestrator asks for them through CSI.
+The pod of a step names a volume type in its spec and gets a private, writable view at once: the output of another step \
+(input), a volume whose content outlives the pod (output), content that is fetched once (resource cache), the newest commit \
+of a cache (task cache), or an empty volume (scratch). The orchestrator calls the driver through CSI.
 
-Everything is made of two things, an artifact (sealed, immutable) and a volume (somebody's working copy), and two deeds: \
-fork makes a volume of an artifact, seal makes an artifact of a volume.";
+An artifact is sealed content, which never changes. A volume is the working copy of a pod. To fork is to make a volume from \
+an artifact; to seal is to make an artifact from a volume.";
 
 const AFTER_LONG_HELP: &str = "\
 Examples:
   Serve a pool on this machine:
     baggageclaim standalone --pool /var/lib/baggageclaim --socket /run/baggageclaim/csi.sock
-  See what is there:
+  List volumes and caches:
     baggageclaim volumes
     baggageclaim caches -n ci -o json
-  Say how a pod ended, so that what it made is kept:
+  Report how a pod ended, so that its outputs are kept:
     baggageclaim outcome 0f8fad5b-d9cb-469f-a165-70867728950e succeeded
-  Forget a task cache that went bad:
+  Delete a task cache with bad content:
     baggageclaim destroy task-cache/go-build -n ci
 
 Exit codes:
-  0  done
-  1  it could not be done; `check`: something is wrong with the pool
-  2  the command line is wrong
+  0  success
+  1  failure; `check`: there are findings
+  2  wrong command line
   3  no driver answers
 
-The words and the formats are in docs/ of the source: cli.md, on-disk.md.";
+docs/cli.md and docs/on-disk.md of the source describe the commands and the formats.";
 
 /// Copy-on-write volumes for the steps of CI pipelines
 #[derive(Debug, Parser)]
@@ -54,7 +54,7 @@ The words and the formats are in docs/ of the source: cli.md, on-disk.md.";
     version,
     long_about = LONG_ABOUT,
     after_long_help = AFTER_LONG_HELP,
-    after_help = "`baggageclaim --help` says more, with examples; `baggageclaim VERB --help` explains a verb.",
+    after_help = "More, with examples: `baggageclaim --help`. About one verb: `baggageclaim VERB --help`.",
     subcommand_value_name = "VERB",
     subcommand_help_heading = "Verbs",
     disable_help_subcommand = true,
@@ -69,112 +69,114 @@ struct Cli {
 enum Verb {
     /// Serve a pool on this machine, without Kubernetes
     ///
-    /// Opens the pool (makes it when its directory is missing or empty), takes up what an earlier process left, and
-    /// serves the CSI services on a unix socket: Identity, Node and, unless `--controller off`, Controller and
-    /// GroupController. Needs root. The first process that opens a pool owns it; a second one is refused.
+    /// Opens the pool, and makes it if its directory is missing or empty. Recovers what an earlier process left. Then
+    /// serves CSI on a unix socket: Identity, Node and, unless `--controller off`, Controller and GroupController.
+    /// Needs root. Only one process at a time can open a pool.
     ///
-    /// Ends on SIGTERM or SIGINT: calls that run are answered within the grace period, mounts stay. A second signal
-    /// ends it at once, which is safe: all that is promised is on disk.
+    /// On SIGTERM or SIGINT the driver answers the running calls within the grace period and ends. Mounts stay. A
+    /// second signal ends it at once. That is safe: everything that was acknowledged is on disk.
     #[command(after_long_help = "\
 Example:
   baggageclaim standalone --pool /srv/pool --socket /run/baggageclaim/csi.sock --backend overlay
 
-How a pod ended is known here only from you: baggageclaim outcome POD_UID succeeded")]
+Report how each pod ended; nothing else tells the driver here: baggageclaim outcome POD_UID succeeded")]
     Standalone(Box<config::Standalone>),
 
     /// Serve one node of a Kubernetes cluster
     ///
-    /// Opens the pool (makes it when its directory is missing or empty), takes up what an earlier process left, serves the
-    /// CSI Identity and Node services (no Controller: that is `standalone`), and then registers itself with the kubelet of this node, again whenever kubelet
-    /// restarts or says no. It tells its health and what it counts over HTTP. Needs root, and kubelet's directory at the path by which kubelet knows it.
+    /// Opens the pool, and makes it if its directory is missing or empty. Recovers what an earlier process left. Then
+    /// serves the CSI services Identity and Node (only `standalone` has the Controller), and registers with the kubelet
+    /// of this node, again after kubelet restarts or refuses. Serves health and metrics over HTTP. Needs root, and
+    /// kubelet's directory at the path by which kubelet knows it.
     ///
-    /// Ends on SIGTERM or SIGINT: the registration is withdrawn, calls that run are answered within the grace period,
-    /// mounts stay: no running pod notices, and the next process takes them up. A second signal ends it at once, which is
-    /// safe: all that is promised is on disk.
+    /// On SIGTERM or SIGINT the driver withdraws its registration, answers the running calls within the grace period
+    /// and ends. Mounts stay: running pods go on, and the next process takes the mounts over. A second signal ends it at
+    /// once. That is safe: everything that was acknowledged is on disk.
     #[command(after_long_help = "\
 Example:
   baggageclaim node --pool /var/lib/baggageclaim --node-id \"$NODE_NAME\"")]
     Node(Box<config::Node>),
 
-    /// Show it at work: a pipeline with real trees, and what it costs
+    /// Run a pipeline with real trees, and show what it costs
     ///
-    /// Starts a driver on a filesystem of its own and plays kubelet against its socket: a step fetches a tree, others
-    /// change it without seeing each other, one compiles a program, the next runs it, and a second build takes up the
-    /// cache of the first. Takes less than two minutes. Exits with 0 only when all that it claims was seen to be so.
+    /// Starts a driver on a filesystem of its own and calls it as kubelet does. One step fetches a tree. Others change
+    /// it without seeing each other's changes. One compiles a program, the next runs it. A second build uses the cache
+    /// of the first. Takes less than two minutes. Exits with 0 only if every claim on the screen was verified.
     ///
-    /// Needs root. All mounts are made in a mount namespace of its own, and nothing is left behind.
+    /// Needs root. Makes all mounts in a mount namespace of its own, and leaves nothing behind.
     ///
-    /// In a pool of yours (`--pool`) whose backend is btrfs or copy, what a fork alone takes on disk cannot be told: each row says
-    /// `shared`, and that a fork is a view and not a copy is not among the claims.
+    /// With `--pool` and the backend btrfs or copy, the space that a fork alone takes is unknown. Then each row shows
+    /// `shared`, and the demo does not verify that a fork is no copy.
     Demo(config::Demo),
 
     /// List the volumes: the working copies of pods
     ///
-    /// SIZE is what the volume itself takes on disk, without what it shares with its parent, as it was last measured. To list
-    /// volumes has some measured whose SIZE is `-` or old, in the background: list them again.
+    /// SIZE is the space that the volume takes on disk at its last measurement, without what it shares with its parent.
+    /// Listing starts new measurements in the background where SIZE is `-` or old: list again to see them.
     ///
-    /// STATE is published (a pod has it), unpublished (the same pod may come again), awaiting-outcome (its pod is done,
-    /// how is not known), in-use (its pod is done, a process still has its files open), sealing, or preparing.
+    /// STATE is preparing, published (mounted for a pod), unpublished (the same pod may mount it again),
+    /// awaiting-outcome (the pod is done, its outcome is unknown), in-use (the pod is done, but a process still has files
+    /// open), or sealing.
     Volumes(List),
 
     /// List the artifacts: sealed content, and the names that point at it
     ///
-    /// REFERENCE is what an input writes in `from`. An artifact without one has been replaced by newer content, and
-    /// goes when no volume uses it any more.
+    /// REFERENCE is the value for `from` of an input. An artifact without one was replaced by newer content, and is
+    /// deleted when no volume uses it any more.
     Artifacts(List),
 
     /// List the caches
     ///
-    /// A resource cache keeps its first content, a task cache the newest. AGE is the age of that content.
+    /// A resource cache keeps its first content, a task cache its newest. AGE is the age of that content.
     Caches(List),
 
-    /// Show one volume or artifact, whole
+    /// Show one volume or artifact with all its fields
     ///
-    /// Exits with 1 when there is none, or more than one: then `-n` or a longer id says which.
+    /// Exits with 1 if none matches, or more than one; then add `-n` or use a longer id.
     #[command(after_long_help = "\
 Examples:
   baggageclaim inspect task-cache/go-build -n ci
   baggageclaim inspect 4f0c2a -o json")]
     Inspect(Inspect),
 
-    /// Say how a pod ended
+    /// Report how a pod ended
     ///
-    /// Outputs and caches with `commit: on-success` are sealed when their pod succeeded, and thrown away otherwise.
-    /// Without Kubernetes nobody else can know. The first word counts. It may be said before the pod's volumes are
-    /// unpublished or after, for as long as `standalone --outcome-wait` says; not before they are published.
+    /// The driver seals outputs and caches with `commit: on-success` if their pod succeeded, and discards them
+    /// otherwise. Without Kubernetes only this command tells it. The first report wins. Report after the volumes are
+    /// published, and at the latest `--outcome-wait` after they are unpublished.
     ///
-    /// Exits with 1 when the pod has no such volumes (any more), or when the other outcome was said first.
+    /// Exits with 1 if the pod has no such volumes, or if the other outcome was reported before.
     Outcome(Outcome),
 
-    /// Forget an artifact or a cache by its name
+    /// Delete an artifact or a cache by its name
     ///
-    /// An output that volumes were forked from is refused. A cache's name goes at once and its content when the last
-    /// volume that was forked from it goes. A step that has such a volume is not fenced: when it succeeds it commits what
-    /// it began with, and its changes, under the same name. To be rid of a cache that went bad, end those steps first.
+    /// An output is refused while volumes are forks of it. A cache loses its name at once, and its content when the
+    /// last fork of it is gone. A running step with such a fork is not fenced: if it succeeds, it commits the old content
+    /// with its changes under the same name. So end those steps before you delete a cache with bad content.
     Destroy(Destroy),
 
     /// Collect garbage now
     ///
-    /// What has expired goes, and if the pool is above its high watermark also what was not used for longest. Nothing
-    /// that a volume uses is ever deleted. The driver does so by itself, too.
+    /// Deletes expired artifacts and, if the pool is above its high watermark, the least recently used ones. Never
+    /// deletes what a volume uses. The driver also does this by itself.
     Reap(Plain),
 
-    /// Compare the index with what is on disk; changes nothing
+    /// Compare the index with the files on disk; changes nothing
     ///
-    /// Asks the running driver; without one it looks itself. Exits with 1 when there are findings.
+    /// Asks the running driver, or reads the pool itself if no driver runs. Exits with 1 if there are findings.
     ///
-    /// With `--rebuild`, and only while no driver runs, the index is made anew from what lies beside the layers: for the
-    /// day when it is lost or torn. Names come back as they were when their content was sealed.
+    /// With `--rebuild`, and only while no driver runs, makes a new index from the records beside the layers, for an
+    /// index that is lost or damaged. Names come back as they were when their content was sealed.
     ///
-    /// It cannot bring back what only the index knew: snapshots, groups of snapshots, and claims that have no directory in
-    /// `volumes/` of the pool, which are those that were never mounted and, on overlay, those that were cloned or
-    /// snapshotted and not mounted since. The next start throws away what only they had.
+    /// It cannot restore what only the index had: snapshots, snapshot groups, and persistent volumes without a directory
+    /// in `volumes/` of the pool. These were never mounted or, on overlay, were cloned or snapshotted and not mounted
+    /// since. The next start deletes the content that only they had.
     Check(Check),
 
-    /// Show the pool: backend, room, and how much is in it
+    /// Show the pool: backend, free space, and what it contains
     Status(Plain),
 
-    /// Print what makes a shell complete this command line
+    /// Print the completion script for a shell
     #[command(after_long_help = "\
 Example, for bash:
   source <(baggageclaim completion bash)")]
@@ -191,10 +193,10 @@ struct List {
         value_name = "NAMESPACE"
     )]
     tenant: Option<Tenant>,
-    /// How it looks
+    /// The output format
     #[arg(short, long, value_name = "FORMAT", default_value = "table")]
     output: config::Output,
-    /// Go on, and show what changes: one line for each change; each second it is looked for. As JSON, an object a line
+    /// Keep running and print one line per change, checked every second; as JSON, one object per line
     #[arg(short, long)]
     watch: bool,
     #[command(flatten)]
@@ -203,7 +205,7 @@ struct List {
 
 #[derive(Debug, Args)]
 struct Inspect {
-    /// The name of an artifact or cache, or the id of a volume or artifact; the beginning of an id will do
+    /// The name of an artifact or cache, or the id of a volume or artifact, or the first digits of an id
     #[arg(value_name = "NAME|ID", value_parser = clap::builder::NonEmptyStringValueParser::new())]
     what: String,
     /// Only what belongs to this namespace
@@ -214,7 +216,7 @@ struct Inspect {
         value_name = "NAMESPACE"
     )]
     tenant: Option<Tenant>,
-    /// How it looks
+    /// The output format
     #[arg(short, long, value_name = "FORMAT", default_value = "yaml")]
     output: config::Data,
     #[command(flatten)]
@@ -223,13 +225,13 @@ struct Inspect {
 
 #[derive(Debug, Args)]
 struct Completion {
-    /// For which shell
+    /// The shell
     shell: clap_complete::Shell,
 }
 
 #[derive(Debug, Args)]
 struct Plain {
-    /// How it looks
+    /// The output format
     #[arg(short, long, value_name = "FORMAT", default_value = "text")]
     output: config::PlainOutput,
     #[command(flatten)]
@@ -238,13 +240,13 @@ struct Plain {
 
 #[derive(Debug, Args)]
 struct Outcome {
-    /// The pod's uid, as `baggageclaim volumes -o wide` shows it
+    /// The uid of the pod, as `baggageclaim volumes -o wide` shows it
     pod_uid: PodUid,
     /// How it ended
     #[arg(value_name = "OUTCOME")]
     ended: OutcomeWord,
-    /// Return only when every volume of this node that is being sealed or deleted, of whatever pod, is done; not waited
-    /// for are those whose outcome is not known, and those whose files are still open somewhere
+    /// Wait until no volume of this node is being sealed or deleted, except volumes with an unknown outcome and volumes
+    /// whose files a process has open
     #[arg(long)]
     wait: bool,
     #[command(flatten)]
@@ -253,9 +255,9 @@ struct Outcome {
 
 #[derive(Debug, Clone, Copy, ValueEnum)]
 enum OutcomeWord {
-    /// It did what it was meant to
+    /// The pod succeeded
     Succeeded,
-    /// It did not
+    /// The pod failed
     Failed,
 }
 
@@ -263,7 +265,7 @@ enum OutcomeWord {
 struct Destroy {
     /// artifact/NAME, resource-cache/KEY or task-cache/KEY
     reference: Reference,
-    /// Whose it is
+    /// The namespace it belongs to
     #[arg(
         short = 'n',
         long = "namespace",
@@ -271,7 +273,7 @@ struct Destroy {
         value_name = "NAMESPACE"
     )]
     tenant: Tenant,
-    /// Say what would go, and forget nothing. Exits with 1 where it would be refused
+    /// Show what would be deleted, and delete nothing. Exits with 1 if it would be refused
     #[arg(long)]
     dry_run: bool,
     #[command(flatten)]
@@ -280,37 +282,40 @@ struct Destroy {
 
 #[derive(Debug, Args)]
 struct Check {
-    /// Make the index anew; no driver may run
+    /// Make a new index; no driver may run
     #[arg(long, conflicts_with = "output")]
     rebuild: bool,
-    /// How it looks
+    /// The output format
     #[arg(short, long, value_name = "FORMAT", default_value = "text")]
     output: config::PlainOutput,
     #[command(flatten)]
     pool: config::Pool,
 }
 
-/// Runs what this process was told to; what the binary does.
+/// Runs the verb `demo`, which is a module of the binary.
+pub type RunDemo = fn(config::Demo) -> Result<(), Box<dyn std::error::Error>>;
+
+/// Parses the arguments of this process, runs the verb, and says how the process ends.
 #[must_use]
-pub fn main() -> ExitCode {
-    run(std::env::args_os())
+pub fn main(demo: RunDemo) -> ExitCode {
+    run(std::env::args_os(), demo)
 }
 
-fn run(arguments: impl Iterator<Item = OsString>) -> ExitCode {
+fn run(arguments: impl Iterator<Item = OsString>, demo: RunDemo) -> ExitCode {
     let cli = match Cli::try_parse_from(arguments) {
         Ok(cli) => cli,
         Err(error) => {
-            // Help and version come this way, too. If they cannot be printed there is nobody to tell.
+            // Help and version come this way, too. If they cannot be printed, nothing else can.
             let _ = error.print();
             return ExitCode::from(u8::try_from(error.exit_code()).unwrap_or(2));
         }
     };
-    let failure = match run::run(cli.verb) {
+    let failure = match run::run(cli.verb, demo) {
         Ok(code) => return code,
         Err(failure) => failure,
     };
     if failure.is_broken_pipe() {
-        // Whoever reads has seen enough: `baggageclaim volumes | head -1`.
+        // The reader has closed the pipe: `baggageclaim volumes | head -1`.
         return ExitCode::SUCCESS;
     }
     if let run::Failure::Usage(error) = &failure {

@@ -1,5 +1,5 @@
-//! One function per verb: ask, show, and the exit code.
-//! Everything that can go wrong on the way is a [`Failure`], which knows how the process ends.
+//! One function per verb: ask the driver, show the answer, return the exit code.
+//! Everything that can go wrong is a [`Failure`], which has the exit code.
 
 use std::io::{self, ErrorKind, Write};
 use std::path::Path;
@@ -14,28 +14,28 @@ use tonic::Status;
 
 use super::rows::{Cache, Now, Row};
 use super::show::{self, Thing};
-use super::{Check, Cli, Destroy, Inspect, List, Outcome, OutcomeWord, Plain, Verb};
+use super::{Check, Cli, Destroy, Inspect, List, Outcome, OutcomeWord, Plain, RunDemo, Verb};
 use crate::config::{self, Output};
 use crate::engine::{self, Engine};
 use crate::model::{PodUid, Tenant};
 use crate::proto::admin::v1 as admin;
 use crate::server::message_of;
 use crate::sys::printable;
-use crate::{admin as socket, demo, driver, node, standalone, telemetry};
+use crate::{admin as socket, driver, node, standalone, telemetry};
 
-/// Exit code: something is wrong with what was asked about.
+/// Exit code: the verb failed.
 const FAILED: u8 = 1;
 /// Exit code: the command line is wrong.
 const USAGE: u8 = 2;
 /// Exit code: there is no driver to ask.
-const NOBODY: u8 = 3;
+const NO_DRIVER: u8 = 3;
 
-/// The most threads that futures run on. Few: system calls run on threads of the engine's own.
+/// The most threads of the async runtime. Few: system calls run on the engine's own threads.
 const WORKERS: usize = 4;
 
-/// How often a list that is watched is asked for.
+/// How often `--watch` asks for the list.
 const LOOK_AGAIN: Duration = Duration::from_secs(1);
-/// How many things of one name a message names.
+/// How many matches a message names.
 const MOST_NAMED: usize = 5;
 
 /// Why a verb did not do what it should.
@@ -53,27 +53,25 @@ pub(super) enum Failure {
     Node(#[from] node::Error),
     #[error("{}", message_of(.0))]
     Engine(#[from] engine::Error),
-    #[error(
-        "a driver runs on this pool: stop it first, an index is made anew only while nobody uses it"
-    )]
+    #[error("a driver runs on this pool; stop it before you rebuild the index")]
     Running,
-    #[error("ended at once, by a second signal")]
+    #[error("ended at once by a second signal")]
     Interrupted,
     #[error(transparent)]
-    Nobody(#[from] socket::ClientError),
+    NoDriver(#[from] socket::ClientError),
     #[error("{}", .0.message())]
     Refused(Box<Status>),
     #[error(
-        "pod {0} has no volumes here that are published or wait for an outcome: is this its uid (`baggageclaim volumes -o wide`)? An \
-         outcome is not remembered for volumes that come later"
+        "pod {0} has no volumes here that are published or wait for an outcome; compare the uid with \
+         `baggageclaim volumes -o wide`, and report again after its volumes are published"
     )]
     NoVolumes(PodUid),
-    #[error("of pod {pod} it was said before that it {before}, and the first word counts")]
+    #[error("pod {pod} was already reported as {before}; the first report wins")]
     ToldOtherwise { pod: PodUid, before: &'static str },
-    #[error("no volume and no artifact here is called {}", printable(.0))]
+    #[error("no volume or artifact here has the name or id {}", printable(.0))]
     NothingCalled(String),
     #[error(
-        "{count} volumes and artifacts here are called {}: {some}; say which one with -n or a longer id",
+        "{count} volumes and artifacts here match {}: {some}; choose one with -n or a longer id",
         printable(what)
     )]
     ManyCalled {
@@ -82,12 +80,12 @@ pub(super) enum Failure {
         some: String,
     },
     #[error(
-        "{} of namespace {} would not be forgotten: volumes are forks of it, now {}",
+        "{} of namespace {} would be refused: volumes are forks of it ({})",
         printable(&.0.reference), .0.tenant, .0.in_use_by
     )]
     WouldBeRefused(Box<admin::Artifact>),
-    #[error(transparent)]
-    Demo(#[from] demo::Error),
+    #[error("{0}")]
+    Demo(Box<dyn std::error::Error>),
     #[error("cannot write: {0}")]
     Output(#[from] io::Error),
 }
@@ -99,7 +97,7 @@ impl From<Status> for Failure {
 }
 
 impl Failure {
-    /// Whether whoever was to read the output is gone.
+    /// Whether the reader of the output is gone.
     pub(super) fn is_broken_pipe(&self) -> bool {
         matches!(self, Self::Output(error) if error.kind() == ErrorKind::BrokenPipe)
     }
@@ -107,7 +105,7 @@ impl Failure {
     pub(super) fn exit_code(&self) -> ExitCode {
         ExitCode::from(match self {
             Self::Usage(_) | Self::Log(telemetry::Error::Filter { .. }) => USAGE,
-            Self::Nobody(_) => NOBODY,
+            Self::NoDriver(_) => NO_DRIVER,
             _ => FAILED,
         })
     }
@@ -116,11 +114,11 @@ impl Failure {
 type Done = Result<ExitCode, Failure>;
 type Listed<R> = Result<Vec<R>, Failure>;
 
-pub(super) fn run(verb: Verb) -> Done {
+pub(super) fn run(verb: Verb, demo: RunDemo) -> Done {
     match verb {
         Verb::Standalone(flags) => standalone(*flags),
         Verb::Node(flags) => self::node(*flags),
-        Verb::Demo(flags) => asking(demo(flags)),
+        Verb::Demo(flags) => self::demo(flags, demo),
         Verb::Volumes(flags) => asking(list(flags, "volumes", volumes)),
         Verb::Artifacts(flags) => asking(list(flags, "artifacts", artifacts)),
         Verb::Caches(flags) => asking(list(flags, "caches", caches)),
@@ -152,7 +150,7 @@ fn node(flags: config::Node) -> Done {
     })
 }
 
-/// Runs a role of the driver from start to end: its log, its runtime, and the signals that end it.
+/// Runs a role of the driver with its log, its runtime, and the signals that end it.
 fn serve<Role>(
     flags: &config::Driver,
     role: impl FnOnce(WaitForCancellationFutureOwned) -> Role,
@@ -194,14 +192,13 @@ where
             () = next() => Err(Failure::Interrupted),
         }
     });
-    // Whatever is late has been named in the log; the process does not wait for it any longer.
+    // Late tasks were named in the log; the process does not wait for them any longer.
     runtime.shutdown_background();
     ended.map(|()| ExitCode::SUCCESS)
 }
 
-async fn demo(flags: config::Demo) -> Done {
-    let program = std::env::current_exe()?;
-    demo::run(flags.resolve(program)).await?;
+fn demo(flags: config::Demo, run: RunDemo) -> Done {
+    run(flags).map_err(Failure::Demo)?;
     Ok(ExitCode::SUCCESS)
 }
 
@@ -214,14 +211,14 @@ fn asking(verb: impl Future<Output = Done>) -> Done {
     runtime.block_on(verb)
 }
 
-/// Shows something on stdout, the only place where this process writes to it.
+/// Writes to stdout; nothing else in this process does.
 fn print(show: impl FnOnce(&mut dyn Write) -> io::Result<()>) -> io::Result<()> {
     let mut stdout = io::BufWriter::new(io::stdout().lock());
     show(&mut stdout)?;
     stdout.flush()
 }
 
-/// Says on stderr that a list is empty: a program that reads stdout gets nothing, a person an answer.
+/// Says on stderr that a list is empty: programs read an empty stdout, people get an answer.
 fn say_none(what: &str, tenant: Option<&Tenant>) {
     let place = tenant.map_or(String::new(), |tenant| format!(" in namespace {tenant}"));
     let _ = writeln!(io::stderr(), "No {what}{place}.");
@@ -233,7 +230,7 @@ fn now() -> Now {
     Now(i64::try_from(millis).unwrap_or(i64::MAX))
 }
 
-/// What the driver says is there, of one namespace or of all.
+/// The volumes of one namespace or of all.
 async fn volumes(client: &mut socket::Client, tenant: Option<&Tenant>) -> Listed<admin::Volume> {
     let tenant = tenant.map(ToString::to_string);
     let answer = client.list_volumes(admin::ListVolumesRequest { tenant });
@@ -253,7 +250,7 @@ async fn caches(client: &mut socket::Client, tenant: Option<&Tenant>) -> Listed<
     Ok(Cache::among(artifacts(client, tenant).await?))
 }
 
-/// Shows a list of what `ask` brings, or goes on to show what changes in it.
+/// Shows the list that `ask` returns, and with `--watch` its changes.
 async fn list<R: Row>(
     list: List,
     what: &str,
@@ -332,9 +329,9 @@ async fn outcome(said: Outcome) -> Done {
     match (told.volumes, told.told_the_same, told.told_otherwise) {
         (0, 0, 0) => return Err(Failure::NoVolumes(said.pod_uid)),
         (0, 0, _) => {}
-        (0, _, _) => print(|to| writeln!(to, "That was known already."))?,
-        (1, _, _) => print(|to| writeln!(to, "Noted for 1 volume."))?,
-        (news, _, _) => print(|to| writeln!(to, "Noted for {news} volumes."))?,
+        (0, _, _) => print(|to| writeln!(to, "Already reported."))?,
+        (1, _, _) => print(|to| writeln!(to, "Reported for 1 volume."))?,
+        (news, _, _) => print(|to| writeln!(to, "Reported for {news} volumes."))?,
     }
     if told.told_otherwise > 0 {
         let before = match said.ended {
@@ -352,7 +349,7 @@ async fn outcome(said: Outcome) -> Done {
 async fn destroy(what: Destroy) -> Done {
     let mut client = socket::connect(&what.pool.pool).await?;
     if what.dry_run {
-        // Not asked of the driver: an older one would not know the question, and do it.
+        // Decided here: an older driver would ignore the flag and delete.
         let all = artifacts(&mut client, Some(&what.tenant)).await?;
         let name = what.reference.to_string();
         let row = all.into_iter().find(|row| row.reference == name);
@@ -369,7 +366,7 @@ async fn destroy(what: Destroy) -> Done {
     });
     answer.await?;
     let name = crate::sys::printable(&what.reference);
-    print(|to| writeln!(to, "{name} of namespace {} is gone.", what.tenant))?;
+    print(|to| writeln!(to, "{name} of namespace {} is deleted.", what.tenant))?;
     Ok(ExitCode::SUCCESS)
 }
 

@@ -257,7 +257,7 @@ pub(super) fn destroyed(to: &mut impl Write, row: &admin::Artifact) -> io::Resul
         .map_or_else(|| "not measured yet".to_owned(), |usage| bytes(usage.bytes));
     writeln!(
         to,
-        "{} of namespace {} would be forgotten: artifact {}, {size}, layers: {}.",
+        "{} of namespace {} would be deleted: artifact {}, {size}, layers: {}.",
         printable(&row.reference),
         row.tenant,
         row.id,
@@ -266,7 +266,7 @@ pub(super) fn destroyed(to: &mut impl Write, row: &admin::Artifact) -> io::Resul
     if row.in_use_by > 0 {
         writeln!(
             to,
-            "Its content would stay until the volumes that are forks of it are gone, now {}.",
+            "Its content would stay until the volumes that are forks of it ({}) are gone.",
             row.in_use_by
         )?;
     }
@@ -288,7 +288,7 @@ pub(super) fn findings(
         return data(to, &rows.collect::<Vec<_>>(), form);
     }
     if rows.is_empty() {
-        return writeln!(to, "The index and what is on disk agree.");
+        return writeln!(to, "The index agrees with the files on disk.");
     }
     let columns = ["FINDING", "PATH", "MEANS"].map(|name| (name, false));
     let mut table = Table::new(columns.to_vec(), None);
@@ -307,7 +307,7 @@ pub(super) fn rebuilt(to: &mut impl Write, rebuilt: &Rebuilt) -> io::Result<()> 
     let (artifacts, claims) = (rebuilt.artifacts, rebuilt.claims);
     writeln!(
         to,
-        "The index was made anew and names {artifacts} artifact{} and {claims} persistent volume{}; the old one is kept beside it.",
+        "The new index names {artifacts} artifact{} and {claims} persistent volume{}; the old one is kept beside it.",
         plural(artifacts),
         plural(claims),
     )?;
@@ -316,8 +316,9 @@ pub(super) fn rebuilt(to: &mut impl Write, rebuilt: &Rebuilt) -> io::Result<()> 
     }
     writeln!(
         to,
-        "What follows is of snapshots, of persistent volumes that were not mounted since they were cloned or snapshotted, or of some \
-         whose record is torn: only the old index knew of which. The driver deletes it when it starts next, so copy what you need before:"
+        "Only the old index knew the owners of the directories below: snapshots, persistent volumes that were not mounted since \
+         they were cloned or snapshotted, or persistent volumes with a damaged record. The next start of the driver deletes them; \
+         copy what you need before:"
     )?;
     for layer in &rebuilt.nameless {
         writeln!(to, "  layers/{layer}")?;
@@ -352,7 +353,7 @@ pub(super) fn reaped(
             ("expired artifacts", reaped.expired.to_string()),
             ("evicted artifacts", reaped.evicted.to_string()),
             ("deleted directories", reaped.deleted.to_string()),
-            ("held open by somebody", reaped.held.to_string()),
+            ("held open by a process", reaped.held.to_string()),
             ("merged stacks", reaped.flattened.to_string()),
         ],
     )

@@ -13,9 +13,9 @@ use std::time::{Duration, Instant};
 
 use rustix::process::{Pid, Signal, kill_process};
 
-use super::kubelet::Kubelet;
 use super::stage::Stage;
 use super::{Error, Options};
+use baggageclaim::kubelet_double::Kubelet;
 
 /// Long enough to open a pool with much in it.
 const PATIENCE: Duration = Duration::from_secs(30);

@@ -5,12 +5,12 @@ use std::path::PathBuf;
 
 use tonic::Status;
 
-use super::kubelet::ConnectError;
-use crate::admin;
+use baggageclaim::admin;
+use baggageclaim::kubelet_double::ConnectError;
 
 /// Why the demo did not come to its end.
 #[derive(Debug, thiserror::Error)]
-pub enum Error {
+pub(super) enum Error {
     /// Not root.
     #[error(
         "the demo needs root: it mounts overlays with trusted.* attributes, which no user namespace may do. It compiles with your cargo: \

@@ -1,10 +1,8 @@
-//! The product shown at work on one machine: a pipeline of steps over the real socket.
+//! The product shown at work on one machine: a pipeline of steps over the real socket. It is a module of
+//! the binary, and a client of the library: what it needs from the driver it asks for as an orchestrator
+//! would, through the kubelet double and the admin verbs, from a driver that is a process of its own.
 //!
-//! This is in the top tier. It may use every other module and none may use it: what it needs from the driver it
-//! asks for as an orchestrator would, through [`kubelet`] and the admin verbs, from a driver that runs as a process
-//! of its own. What is here:
-//!
-//! - `stage`: where it plays; a mount namespace of its own, a filesystem, everything gone at the end;
+//! - `stage`: where it runs; a mount namespace of its own, a filesystem, everything gone at the end;
 //! - `driver`: the driver's process;
 //! - `step`: what runs in a pod, seeing its volumes where a container would;
 //! - `tree`, `project`: what the steps work on;
@@ -13,7 +11,6 @@
 
 mod driver;
 mod error;
-pub mod kubelet;
 mod project;
 mod report;
 mod stage;
@@ -23,57 +20,65 @@ mod tree;
 
 use std::path::PathBuf;
 
-pub use error::Error;
+use baggageclaim::config::{self, DemoFilesystem as Filesystem};
 
-/// What the demo was told.
+use error::Error;
+
+/// The settings of one run.
 #[derive(Debug, Clone)]
-pub struct Options {
+struct Options {
     /// The binary that is the driver.
-    pub program: PathBuf,
+    program: PathBuf,
     /// Where to make the pool; `None`: on a filesystem of the demo's own.
-    pub pool: Option<PathBuf>,
+    pool: Option<PathBuf>,
     /// The filesystem of its own to make.
-    pub filesystem: Filesystem,
+    filesystem: Filesystem,
     /// Leave the pool, or the image that holds it, and the driver's log.
-    pub keep: bool,
+    keep: bool,
     /// How many compilers may run at once; `None`: as cargo likes.
-    pub jobs: Option<u16>,
+    jobs: Option<u16>,
     /// What the `get` step fetches beside the crates; `None`: what this machine has.
-    pub tree: Option<PathBuf>,
+    tree: Option<PathBuf>,
     /// Cargo's home, where the sources of this project's dependencies are.
-    pub cargo_home: Option<PathBuf>,
+    cargo_home: Option<PathBuf>,
     /// Whether the screen may be coloured.
-    pub colour: bool,
+    colour: bool,
 }
 
-/// A filesystem that the demo can make.
-#[derive(Debug, Clone, Copy, Default, PartialEq, Eq)]
-pub enum Filesystem {
-    /// The first that this machine can.
-    #[default]
-    Auto,
-    /// ext4 with a journal.
-    Ext4,
-    /// xfs with reflinks.
-    Xfs,
-    /// btrfs.
-    Btrfs,
-}
-
-/// Plays the pipeline and shows it. An error when something could not be done, or was done and not proved.
-///
-/// It runs on a thread of its own, whose mounts nobody else sees; that thread's children see them, and nothing of them
-/// is left when the last of these is gone, however they end.
-pub async fn run(options: Options) -> Result<(), Error> {
-    if !rustix::process::geteuid().is_root() {
-        return Err(Error::NeedsRoot);
+impl Options {
+    fn resolve(flags: config::Demo, program: PathBuf) -> Self {
+        let set = |name| std::env::var_os(name).filter(|value| !value.is_empty());
+        let cargo_home = flags
+            .cargo_home
+            .or_else(|| set("HOME").map(|home| PathBuf::from(home).join(".cargo")));
+        Self {
+            program,
+            pool: flags.pool,
+            filesystem: flags.fs,
+            keep: flags.keep,
+            jobs: flags.jobs,
+            tree: flags.tree,
+            cargo_home,
+            colour: !flags.no_color && set("NO_COLOR").is_none(),
+        }
     }
-    let (answer, answered) = tokio::sync::oneshot::channel();
-    let spawned = std::thread::Builder::new()
+}
+
+/// Runs the pipeline and shows it. An error when something could not be done, or was done and not proved.
+///
+/// It runs on a thread of its own with a private mount namespace, which that thread's children share.
+/// Nothing is left of the mounts when the last of these is gone, however they end.
+pub(crate) fn run(flags: config::Demo) -> Result<(), Box<dyn std::error::Error>> {
+    if !rustix::process::geteuid().is_root() {
+        return Err(Error::NeedsRoot.into());
+    }
+    let options = Options::resolve(flags, std::env::current_exe()?);
+    let thread = std::thread::Builder::new()
         .name("demo".to_owned())
-        .spawn(move || drop(answer.send(play(&options))));
-    spawned.map_err(|source| Error::io("start a thread for", "/proc/self/task", source))?;
-    answered.await.unwrap_or(Err(Error::Panicked))
+        .spawn(move || play(&options))
+        .map_err(|source| Error::io("start a thread for", "/proc/self/task", source))?;
+    thread.join().unwrap_or(Err(Error::Panicked))?;
+    Ok(())
 }
 
 fn play(options: &Options) -> Result<(), Error> {
@@ -89,7 +94,7 @@ fn play(options: &Options) -> Result<(), Error> {
             signal = interrupted() => signal.and(Err(Error::Interrupted)),
         }
     });
-    // A step that is being interrupted may still be in a system call; nobody waits for more than that.
+    // A step that is being interrupted may still be in a system call; only that is waited for.
     stage.end_steps();
     runtime.shutdown_timeout(std::time::Duration::from_secs(5));
     match (result, stage.clear()) {
@@ -102,7 +107,7 @@ fn play(options: &Options) -> Result<(), Error> {
     }
 }
 
-/// Ready when somebody wants the demo to end.
+/// Ready when a signal asks the demo to end.
 async fn interrupted() -> Result<(), Error> {
     use tokio::signal::unix::{SignalKind, signal};
     let listen = |kind| {

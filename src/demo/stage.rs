@@ -172,7 +172,7 @@ impl Stage {
 
     /// Mount points at or below the stage's directory, deepest first.
     fn mounts(&self) -> Result<Vec<PathBuf>, Error> {
-        let table = crate::sys::mount_table().map_err(|error| Error::Left {
+        let table = baggageclaim::sys::mount_table().map_err(|error| Error::Left {
             path: self.base.clone(),
             why: error.to_string(),
         })?;

@@ -8,15 +8,15 @@ use std::path::{Path, PathBuf};
 use std::time::{Duration, Instant};
 
 use super::driver::Driver;
-use super::kubelet::{Kubelet, Pod, PublishOptions, Published};
 use super::report::{Build, Claim, Row, Screen, bytes, micros, seconds, thousands};
 use super::stage::Stage;
 use super::step::{Room, in_room, on_thread};
 use super::tree::{Fingerprint, Source, content, size};
 use super::{Error, Options, project};
-use crate::admin;
-use crate::model::layout;
-use crate::proto::admin::v1 as api;
+use baggageclaim::admin;
+use baggageclaim::kubelet_double::{Kubelet, Pod, PublishOptions, Published};
+use baggageclaim::model::layout;
+use baggageclaim::proto::admin::v1 as api;
 
 const SOURCES: &str = "resource-cache/sources";
 const CACHE: &str = "task-cache/build";

@@ -4,8 +4,6 @@
 use std::path::PathBuf;
 use std::time::Duration;
 
-use serde::Serialize;
-
 use crate::backend::{BackendKind, Usage};
 use crate::model::{
     ArtifactId, LayerId, Maker, Pod, Reference, Tenant, Timestamp, VolumeId, VolumeSpec,
@@ -63,8 +61,7 @@ pub struct VolumeStats {
 }
 
 /// How far a volume is.
-#[derive(Debug, Clone, Copy, PartialEq, Eq, Serialize)]
-#[serde(rename_all = "kebab-case")]
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum VolumeState {
     /// Being made, or waiting for its content.
     Preparing,
@@ -81,8 +78,7 @@ pub enum VolumeState {
 }
 
 /// A volume, for lists.
-#[derive(Debug, Clone, PartialEq, Eq, Serialize)]
-#[serde(rename_all = "camelCase")]
+#[derive(Debug, Clone, PartialEq, Eq)]
 #[expect(
     missing_docs,
     reason = "the names are the meaning; `model::VolumeRecord` has the long words"
@@ -103,7 +99,7 @@ pub struct VolumeRow {
 }
 
 /// What the volumes of a pod make of an outcome. All zero: the pod has none here that could.
-#[derive(Debug, Clone, Copy, Default, PartialEq, Eq, Serialize)]
+#[derive(Debug, Clone, Copy, Default, PartialEq, Eq)]
 pub struct Told {
     /// For how many it was news.
     pub news: usize,
@@ -125,8 +121,7 @@ pub struct Awaited {
 }
 
 /// An artifact, for lists.
-#[derive(Debug, Clone, PartialEq, Eq, Serialize)]
-#[serde(rename_all = "camelCase")]
+#[derive(Debug, Clone, PartialEq, Eq)]
 #[expect(
     missing_docs,
     reason = "the names are the meaning; `model::Artifact` has the long words"
@@ -151,8 +146,7 @@ pub struct ArtifactRow {
 }
 
 /// What a round of garbage collection did.
-#[derive(Debug, Clone, Copy, Default, PartialEq, Eq, Serialize)]
-#[serde(rename_all = "camelCase")]
+#[derive(Debug, Clone, Copy, Default, PartialEq, Eq)]
 pub struct Reaped {
     /// Artifacts that had expired or had no name any more.
     pub expired: usize,
@@ -167,8 +161,7 @@ pub struct Reaped {
 }
 
 /// Something that index and directories disagree about.
-#[derive(Debug, Clone, PartialEq, Eq, Hash, Serialize)]
-#[serde(rename_all = "camelCase")]
+#[derive(Debug, Clone, PartialEq, Eq, Hash)]
 pub struct Finding {
     /// What kind of disagreement, a word that programs may compare: `missing-layer`, `unknown-layer`, ….
     pub kind: &'static str,
@@ -192,8 +185,7 @@ pub struct Rebuilt {
 }
 
 /// The engine as a whole.
-#[derive(Debug, Clone, PartialEq, Eq, Serialize)]
-#[serde(rename_all = "camelCase")]
+#[derive(Debug, Clone, PartialEq, Eq)]
 #[expect(missing_docs, reason = "the names are the meaning")]
 pub struct Status {
     pub pool: PathBuf,

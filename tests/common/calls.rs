@@ -2,7 +2,7 @@
 
 use std::path::Path;
 
-use baggageclaim::demo::kubelet::PublishOptions;
+use baggageclaim::kubelet_double::PublishOptions;
 use baggageclaim::proto::csi::v1 as csi;
 use csi::volume_capability::access_mode::Mode;
 use csi::volume_capability::{AccessMode, AccessType, MountVolume};

@@ -6,8 +6,8 @@ use std::time::Duration;
 
 use baggageclaim::backend::BackendKind;
 use baggageclaim::csi::{self, Readiness};
-use baggageclaim::demo::kubelet::Kubelet;
 use baggageclaim::engine::{Config, Engine};
+use baggageclaim::kubelet_double::Kubelet;
 use baggageclaim::model::NodeId;
 use baggageclaim::server::{self, Drain, Socket};
 use baggageclaim::standalone;

@@ -12,7 +12,7 @@ use std::process::{Child, Command, Stdio};
 use std::time::Duration;
 
 use baggageclaim::csi::DRIVER_NAME;
-use baggageclaim::demo::kubelet::Kubelet;
+use baggageclaim::kubelet_double::Kubelet;
 use baggageclaim::proto::pluginregistration as registration;
 use baggageclaim::sys::DirWatch;
 use hyper_util::rt::TokioIo;

@@ -160,7 +160,7 @@ fn what_is_held_open_over_a_restart_is_sealed_when_it_is_let_go_and_as_it_is_the
     let mut driver = place.start(None);
     let mut on = driver.connect().expect("it starts");
     until("in use", || {
-        state_of(&mut on, "held").as_deref() == Some("in-use")
+        state_of(&mut on, "held").as_deref() == Some("InUse")
     });
     file.write_all(b"after the restart").expect("it is a pod's");
     assert_eq!(names(&on.must(&Call::Artifacts)), [""; 0], "not sealed yet");
@@ -295,7 +295,7 @@ fn a_first_start_that_is_killed_leaves_a_pool_that_the_next_one_completes() {
 /// The binary that people run, asked as kubelet asks.
 #[tokio::test(flavor = "multi_thread")]
 async fn the_driver_itself_dies_where_it_is_told_and_answers_when_kubelet_asks_again() {
-    use baggageclaim::demo::kubelet::{Kubelet, PublishOptions};
+    use baggageclaim::kubelet_double::{Kubelet, PublishOptions};
     let lab = require_lab!(Fs::Ext4);
     let socket = lab.run_dir().join("csi.sock");
     let start = |crash_at: &str| {

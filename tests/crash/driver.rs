@@ -14,10 +14,10 @@ use std::sync::atomic::{AtomicU32, Ordering};
 use std::time::{Duration, Instant};
 
 use baggageclaim::backend::{BackendKind, MountApi};
-use baggageclaim::engine::{Config, Engine, PublishRequest, crash};
+use baggageclaim::engine::{ArtifactRow, Config, Engine, PublishRequest, VolumeRow, crash};
 use baggageclaim::model::{Outcome, Pod, Tenant, VolumeSpec};
 use serde::{Deserialize, Serialize};
-use serde_json::Value;
+use serde_json::{Value, json};
 
 use super::common::Lab;
 
@@ -446,7 +446,7 @@ async fn run(engine: &Engine, call: Call) -> Answer {
             };
             let pod = pod.parse().expect("a uid");
             let told = engine.report_outcome(&pod, outcome).await.map_err(said)?;
-            Ok(json(told))
+            Ok(json!({ "news": told.news }))
         }
         Call::Destroy { reference } => {
             let reference = reference.parse().expect("a reference");
@@ -458,10 +458,14 @@ async fn run(engine: &Engine, call: Call) -> Answer {
             known(engine).await;
             done
         }
-        Call::Reap => Ok(json(engine.reap().await.map_err(said)?)),
-        Call::Check => Ok(json(engine.check().await.map_err(said)?)),
-        Call::Artifacts => Ok(json(engine.artifacts(None))),
-        Call::Volumes => Ok(json(engine.volumes(None))),
+        Call::Reap => engine.reap().await.map_err(said).map(drop).and(done),
+        Call::Check => {
+            let findings = engine.check().await.map_err(said)?;
+            let text = |finding| format!("{finding:?}").into();
+            Ok(findings.iter().map(text).collect())
+        }
+        Call::Artifacts => Ok(engine.artifacts(None).iter().map(artifact).collect()),
+        Call::Volumes => Ok(engine.volumes(None).iter().map(volume).collect()),
         Call::Arm { point, visit } => {
             assert!(crash::arm(&point, visit), "no point is called {point}");
             done
@@ -470,6 +474,10 @@ async fn run(engine: &Engine, call: Call) -> Answer {
     }
 }
 
-fn json(value: impl Serialize) -> Value {
-    serde_json::to_value(value).expect("plain data serialises")
+fn artifact(row: &ArtifactRow) -> Value {
+    json!({ "name": row.name, "inUseBy": row.in_use_by, "lastUsed": row.last_used })
+}
+
+fn volume(row: &VolumeRow) -> Value {
+    json!({ "id": row.id, "state": format!("{:?}", row.state) })
 }

@@ -7,7 +7,7 @@ use std::collections::BTreeMap;
 use std::path::PathBuf;
 use std::sync::Arc;
 
-use baggageclaim::demo::kubelet::{Pod, PublishOptions};
+use baggageclaim::kubelet_double::{Pod, PublishOptions};
 use baggageclaim::proto::admin::v1 as api;
 use parking_lot::Mutex;
 use serde::{Deserialize, Serialize};

@@ -11,7 +11,7 @@ use std::sync::Arc;
 use std::time::{Duration, Instant};
 
 use baggageclaim::admin;
-use baggageclaim::demo::kubelet::Kubelet;
+use baggageclaim::kubelet_double::Kubelet;
 use baggageclaim::proto::admin::v1 as api;
 use rustix::process::{Pid, Signal, kill_process};
 use tonic::{Code, Status};

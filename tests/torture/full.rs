@@ -9,7 +9,7 @@ use std::path::{Path, PathBuf};
 use std::sync::Arc;
 use std::time::{Duration, Instant};
 
-use baggageclaim::demo::kubelet::{Pod, PublishOptions};
+use baggageclaim::kubelet_double::{Pod, PublishOptions};
 use baggageclaim::proto::admin::v1 as api;
 use rustix::fs::{FallocateFlags, fallocate, statvfs};
 use tokio::runtime::Handle;

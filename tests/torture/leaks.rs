@@ -6,7 +6,7 @@ use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
 use std::time::{Duration, Instant};
 
-use baggageclaim::demo::kubelet::PublishOptions;
+use baggageclaim::kubelet_double::PublishOptions;
 use baggageclaim::proto::admin::v1 as api;
 use rustix::fs::statvfs;
 use tokio::runtime::Handle;

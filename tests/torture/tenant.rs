@@ -9,7 +9,7 @@ use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
 use std::time::{Duration, Instant};
 
-use baggageclaim::demo::kubelet::{Pod, PublishOptions};
+use baggageclaim::kubelet_double::{Pod, PublishOptions};
 use baggageclaim::proto::admin::v1 as api;
 use rustix::fs::{CWD, FileType, IFlags, Mode, RenameFlags, XattrFlags};
 use rustix::mount::{MountFlags, MoveMountFlags, OpenTreeFlags, UnmountFlags};

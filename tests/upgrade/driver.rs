@@ -9,7 +9,7 @@ use std::process::{Child, Command, Stdio};
 use std::time::{Duration, Instant};
 
 use baggageclaim::admin;
-use baggageclaim::demo::kubelet::{Kubelet, Pod};
+use baggageclaim::kubelet_double::{Kubelet, Pod};
 use baggageclaim::proto::admin::v1 as api;
 use baggageclaim::proto::csi::v1 as csi;
 use csi::volume_capability::access_mode::Mode;

@@ -1,8 +1,8 @@
 //! A double of kubelet: pods without containers, whose inline volumes are asked for exactly as kubelet does.
 //!
-//! It lives here and not among the tests because `demo` plays kubelet too. It is a client only: it knows the
-//! protocol and kubelet's habits, never the driver's types, so that a mistake in the driver cannot hide in code
-//! that both share. It prints nothing.
+//! The tests, the bench and the binary's `demo` share it. It is a client only: it knows the protocol and
+//! kubelet's habits, never the driver's types, so that a mistake in the driver cannot hide in code that
+//! both share. It prints nothing.
 //!
 //! # What is like kubelet
 //!
