@@ -56,6 +56,14 @@ pub fn in_a_guest() -> bool {
     std::env::var_os("BAGGAGECLAIM_IN_A_GUEST").is_some()
 }
 
+/// Says in a guest how far a long test is. A guest that says nothing for minutes is taken to hang.
+pub fn say_in_a_guest(how_far: &str) {
+    if in_a_guest() {
+        // Not eprintln!, which the test harness keeps to itself.
+        let _ = writeln!(std::io::stderr(), "{how_far}");
+    }
+}
+
 /// Says that a test did not run for want of something that the guests have: there it runs, or fails.
 pub fn skip_outside_guests(reason: &str) {
     if in_a_guest() {
@@ -65,6 +73,15 @@ pub fn skip_outside_guests(reason: &str) {
     let _ = writeln!(
         std::io::stderr(),
         "NOT HERE, but in `make guests`: {test}: {reason}"
+    );
+}
+
+/// Says that a test did not run in a guest, since it shows nothing there that depends on the kernel.
+pub fn not_in_guests(reason: &str) {
+    let test = std::thread::current().name().unwrap_or("?").to_owned();
+    let _ = writeln!(
+        std::io::stderr(),
+        "NOT IN GUESTS, but in `make test`: {test}: {reason}"
     );
 }
 
