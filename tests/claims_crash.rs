@@ -688,6 +688,7 @@ async fn visit_all(ground: Ground) {
                 let ended = ended.unwrap_or_else(|reason| panic!("{reason}"));
                 assert!(ended.died, "{death}: nobody came there");
                 take_over(ended, &expected, &death).await;
+                common::say_in_a_guest(&death);
             });
         }
         match under_way.join_next().await {

@@ -202,6 +202,8 @@ fn is_passed_again(point: Point) -> bool {
             | Point::DoomNoted
             | Point::DoomMarked
             | Point::DoomFinished
+            // Passed where nothing is changed.
+            | Point::CheckListed
         // Nothing here passes those of claims.
         | Point::ClaimIndexed
         | Point::ClaimChanged

@@ -266,9 +266,12 @@ async fn an_index_that_takes_nothing_gets_no_merged_layers_that_stay() {
     let mut models = [BTreeMap::new(), BTreeMap::new()];
     let caches = ["a", "b"].map(|key| [("type", "task-cache"), ("key", key)]);
     let mut in_the_way = Vec::new();
-    for (cache, model) in caches.iter().zip(&mut models) {
+    for cache in &caches {
         in_the_way.push(InTheWay::of(&bench, cache).await);
-        for _ in 0..18 {
+    }
+    // In turns: a stack that has not changed since merges of it failed is left alone ever longer.
+    for _ in 0..18 {
+        for (cache, model) in caches.iter().zip(&mut models) {
             commit(&bench, cache, model).await;
         }
     }
@@ -280,12 +283,16 @@ async fn an_index_that_takes_nothing_gets_no_merged_layers_that_stay() {
     let deadline = Instant::now() + NEVER;
     while crash::visits(Point::FlattenPlaced) < before + 3 {
         drop(bench.engine.reap().await);
-        let layers = names(&bench.pool().join("layers")).len();
-        assert!((kept..=kept + 1).contains(&layers), "{layers} of {kept}");
-        assert_eq!(names(&bench.pool().join("incoming")), [""; 0]);
         assert!(Instant::now() < deadline, "none is tried again");
         tokio::time::sleep(Duration::from_millis(20)).await;
     }
+    // The engine merges without being asked, too: what it is just merging is there a moment longer.
+    eventually("what was merged in vain is gone", || {
+        let layers = names(&bench.pool().join("layers")).len();
+        let incoming = names(&bench.pool().join("incoming"));
+        (kept..=kept + 1).contains(&layers) && incoming.is_empty()
+    })
+    .await;
     let broken = fails.try_recv().expect("there it failed");
     let bench = bench.restart_after(|_| broken.heals()).await;
     bench.engine.reap().await.expect("reap");

@@ -4,6 +4,7 @@
 use std::collections::{BTreeSet, HashSet};
 use std::path::{Path, PathBuf};
 
+use super::crash::{Point, point};
 use super::error::{Doing, Error, Result};
 use super::pool_scan::{Read, entries, names, needs_index, read};
 use super::shared::Inner;
@@ -148,29 +149,35 @@ impl Findings<'_> {
 }
 
 /// Compares the pool of a running engine, until that stops.
+///
+/// The collector waits only while memory and the names in `layers/` are read. In between it would
+/// take a layer from its place that memory still refers to. What it takes away later is no finding.
 pub(super) fn check(inner: &Inner) -> Result<Vec<Finding>> {
-    // Nothing is collected meanwhile; volumes that move are left out.
-    let _no_collector = inner.collector.lock();
-    let (named, moving) = {
-        let state = inner.state.lock();
-        (Named::from(&*state), Moving::from(&*state))
+    let places = Places::from(&*inner.dirs);
+    let (named, moving, layers) = {
+        let _one_at_a_time = inner.collector.lock();
+        let (named, moving) = {
+            let state = inner.state.lock();
+            (Named::from(&*state), Moving::from(&*state))
+        };
+        (named, moving, layer_names(places)?)
     };
+    point(Point::CheckListed);
     let stopped = || inner.stop.is_cancelled();
-    compare(
-        (&*inner.dirs).into(),
-        &inner.boot,
-        &named,
-        &moving,
-        &stopped,
-    )
+    compare(places, &inner.boot, &named, &moving, &layers, &stopped)
 }
 
-/// Compares everything.
+fn layer_names(places: Places<'_>) -> Result<BTreeSet<PathBuf>> {
+    places.layers.map_or_else(|| Ok(BTreeSet::new()), names)
+}
+
+/// Compares everything. `layers` are the names in `layers/`, read together with `named` and `moving`.
 fn compare(
     places: Places<'_>,
     boot: &str,
     named: &Named,
     moving: &Moving,
+    layers: &BTreeSet<PathBuf>,
     stopped: &dyn Fn() -> bool,
 ) -> Result<Vec<Finding>> {
     let mut findings = Findings {
@@ -178,10 +185,8 @@ fn compare(
         stopped,
     };
     check_places(places, &mut findings);
-    let layers = entries(places.layers)?.into_iter();
-    let layers: BTreeSet<PathBuf> = layers.map(|(_, name)| name).collect();
     let mounts = sys::mount_table().doing("read the mount table")?;
-    let mut referenced = check_index(named, &layers, &mut findings);
+    let mut referenced = check_index(named, layers, &mut findings);
     if let Some(dir) = places.layers {
         check_confirmed(dir, &referenced, moving, &mut findings)?;
     }
@@ -201,12 +206,19 @@ fn compare(
     )?);
     referenced.extend(check_leaving(places, boot, moving, &mut findings)?);
     if let Some(dir) = places.layers {
-        check_layers(dir, &layers, &referenced, moving, &mut findings)?;
+        check_layers(dir, layers, &referenced, moving, &mut findings)?;
     }
     check_rest(places.root, &mut findings)?;
     let mut all = findings.all;
+    all.retain(|finding| !has_left(places.root, finding));
     all.sort_by(|a, b| (&a.path, a.kind).cmp(&(&b.path, b.kind)));
     Ok(all)
+}
+
+/// Whether what was found there is gone. Then it was on its way out, and was seen half deleted.
+fn has_left(root: &Dir, finding: &Finding) -> bool {
+    let is_of_what_is_there = !finding.kind.starts_with("missing-");
+    is_of_what_is_there && matches!(root.has(&finding.path), Ok(false))
 }
 
 fn finding(kind: &'static str, path: impl Into<PathBuf>, detail: impl Into<String>) -> Finding {
@@ -617,11 +629,15 @@ pub(super) fn check_offline(path: &Path, boot: &str) -> Result<Vec<Finding>> {
         Contents::default()
     };
     let places = Places::from(&view);
-    let stopped = || false;
-    let mut findings = compare(places, boot, &contents.into(), &Moving::default(), &stopped)?;
+    let (named, moving) = (contents.into(), Moving::default());
+    let layers = layer_names(places)?;
+    let mut findings = compare(places, boot, &named, &moving, &layers, &|| false)?;
     if !has_index && needs_index(places.layers, places.volumes)? {
         let detail = "it is missing; `check --rebuild` makes it anew from the layers and the claims' directories";
         findings.insert(0, finding("missing-index", layout::INDEX, detail));
     }
     Ok(findings)
 }
+
+#[cfg(test)]
+mod tests;

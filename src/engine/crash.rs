@@ -118,6 +118,8 @@ points! {
     FlattenIndexed = "flatten-indexed",
     /// The merged layer's record says that it is named.
     FlattenConfirmed = "flatten-confirmed",
+    /// A comparison of index and directories has read memory and the names of layers. It holds nothing.
+    CheckListed = "check-listed",
     /// An index made anew lies beside the old one.
     RebuildMade = "rebuild-made",
     /// The old one is put aside: there is none now.

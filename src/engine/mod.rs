@@ -7,8 +7,9 @@
 //! - One [`Guard`] per volume: at most one operation runs on it; the second is told at once ([`Error::Busy`]), or waits if the
 //!   first is a chore of the driver's own.
 //! - One mutex over the state in memory, never held across a system call.
-//! - One collector at a time: whatever takes artifacts out of the index, or writes of them what the index may know better (reaping,
-//!   destroying, what is measured or merged). Never held across a walk.
+//! - One collector at a time: whatever takes artifacts out of the index, or writes of them what the
+//!   index may know better (reaping, destroying, what is measured or merged). A comparison takes it
+//!   while it reads memory and the names of layers. Never held across a walk.
 //! - One writer of names at a time, from the look at the names in memory to the index: what is written last is what is
 //!   known last. Taken after the collector, before the state.
 //! - One over the spares, a list; never held across a system call, and no other is taken under it.

@@ -1,7 +1,8 @@
 //! Watch: compares index and directories now and then without being asked, since nobody asks as long as all seems well.
 //! What is compared, and how, is `check`'s; who reads the log or the metric decides what to do.
 //!
-//! It runs on the thread for walks, and holds the collector: so it is seldom, and ends at once when the engine does.
+//! It runs on the thread for walks, where measuring and merging wait for it. So it is seldom, and
+//! ends at once when the engine does.
 
 use std::collections::HashSet;
 use std::sync::Arc;

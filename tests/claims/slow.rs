@@ -12,7 +12,7 @@ use futures_util::future::{Either, join_all, select};
 use super::bench::{Bench, OVERLAY, again};
 use super::common::bench::{self, eventually};
 use super::common::disk::Slow;
-use super::common::skip;
+use super::common::{in_a_guest, not_in_guests, skip};
 
 const MIB: usize = 1 << 20;
 /// More than there are threads that seal.
@@ -64,6 +64,9 @@ async fn step(bench: &Bench, name: &str) {
 /// The end of a claim's overlay writes back all that the pool holds.
 #[tokio::test(flavor = "multi_thread")]
 async fn claims_whose_unmount_waits_for_the_disk_hold_up_no_seal() {
+    if in_a_guest() {
+        return not_in_guests("an emulated machine is slower than the disk would be");
+    }
     let size = 512 * MIB + 2 * dirty();
     let Some(bench) = Bench::sized(OVERLAY, size as u64).await else {
         return;

@@ -11,7 +11,7 @@ use baggageclaim::model::{ClaimParameters, ClaimSource, LiveClone, MutableChange
 use baggageclaim::server::{code_of, message_of};
 use tonic::Code;
 
-use super::bench::{ALL, BTRFS, Bench, COPY, OVERLAY, request, say};
+use super::bench::{ALL, BTRFS, Bench, COPY, OVERLAY, again, request, say};
 
 #[tokio::test(flavor = "multi_thread")]
 async fn what_a_process_still_holds_is_neither_frozen_nor_deleted() {
@@ -435,9 +435,7 @@ async fn snapshots_race_writes_mounts_and_deletes() {
                     ["same", "also"]
                         .contains(&bench.read(&restored, "a").await.expect("a").as_str())
                 );
-                bench
-                    .engine
-                    .delete_claim(restored.id.as_str())
+                again(|| bench.engine.delete_claim(restored.id.as_str()))
                     .await
                     .expect("deleted");
             }

@@ -172,23 +172,25 @@ impl Slow {
     pub fn new(lab: &Lab, bytes_per_second: u64) -> Result<Self, String> {
         let device = std::fs::metadata(lab.path()).expect("stat").dev();
         let (major, minor) = (rustix::fs::major(device), rustix::fs::minor(device));
-        let slow = Self {
-            device: format!("{major}:{minor}"),
-        };
-        let limited = slow.limit(bytes_per_second);
-        limited.map_err(|error| format!("no disk can be made slow: {}: {error}", Self::LIMIT))?;
-        Ok(slow)
+        let device = format!("{major}:{minor}");
+        match Self::limit(&device, bytes_per_second) {
+            Ok(()) => Ok(Self { device }),
+            Err(error) => Err(format!(
+                "no disk can be made slow: {}: {error}",
+                Self::LIMIT
+            )),
+        }
     }
 
     /// 0: no limit.
-    fn limit(&self, bytes_per_second: u64) -> std::io::Result<()> {
-        std::fs::write(Self::LIMIT, format!("{} {bytes_per_second}", self.device))
+    fn limit(device: &str, bytes_per_second: u64) -> std::io::Result<()> {
+        std::fs::write(Self::LIMIT, format!("{device} {bytes_per_second}"))
     }
 }
 
 impl Drop for Slow {
     fn drop(&mut self) {
-        self.limit(0).expect("the limit is lifted");
+        Self::limit(&self.device, 0).expect("the limit is lifted");
     }
 }
 

@@ -54,12 +54,15 @@ impl Fs {
         }
     }
 
-    /// The mount options of one in an image.
+    /// The mount options of one in an image. `noinit_itable`: within seconds ext4 would zero its inode
+    /// tables in the background, by which a loop device makes holes in the file. A disk whose memory
+    /// is full ([`super::disk`]) then loses metadata, too.
     fn options(self) -> &'static str {
-        if Self::WITH_QUOTA.contains(&self) {
-            "loop,prjquota"
-        } else {
-            "loop"
+        match self {
+            Self::Ext4 => "loop,noinit_itable",
+            Self::Ext4Quota => "loop,noinit_itable,prjquota",
+            Self::XfsQuota => "loop,prjquota",
+            Self::XfsReflink | Self::Xfs | Self::Btrfs | Self::Tmpfs => "loop",
         }
     }
 

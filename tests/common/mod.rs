@@ -56,6 +56,14 @@ pub fn in_a_guest() -> bool {
     std::env::var_os("BAGGAGECLAIM_IN_A_GUEST").is_some()
 }
 
+/// Reports in a guest how far a long test is. A silent guest is taken to hang after some minutes.
+pub fn say_in_a_guest(how_far: &str) {
+    if in_a_guest() {
+        // Not eprintln!, which the test harness captures.
+        let _ = writeln!(std::io::stderr(), "{how_far}");
+    }
+}
+
 /// Reports that a test did not run because it needs a guest's features; in a guest it must run.
 pub fn skip_outside_guests(reason: &str) {
     if in_a_guest() {
@@ -65,6 +73,15 @@ pub fn skip_outside_guests(reason: &str) {
     let _ = writeln!(
         std::io::stderr(),
         "NOT HERE, but in `make guests`: {test}: {reason}"
+    );
+}
+
+/// Reports that a test did not run in a guest, since nothing in it depends on the kernel.
+pub fn not_in_guests(reason: &str) {
+    let test = std::thread::current().name().unwrap_or("?").to_owned();
+    let _ = writeln!(
+        std::io::stderr(),
+        "NOT IN GUESTS, but in `make test`: {test}: {reason}"
     );
 }
 

@@ -267,13 +267,15 @@ async fn above_the_high_watermark_the_least_recently_used_go_and_nothing_in_use(
         assert!((31..=34).contains(&rest), "{}: {rest} MiB", fs.name());
         let (scratch, _) = bench.publish("pod", "scratch", &[]).await;
         std::fs::write(scratch.join("f"), vec![b'x'; 22 * MIB]).expect("write");
-        let done = bench.engine.reap().await.expect("reap");
+        bench.engine.reap().await.expect("reap");
         let left: Vec<String> = ["a", "b", "c", "d", "e"]
             .into_iter()
             .filter(|key| bench.artifact(&format!("task-cache/{key}")).is_some())
             .map(str::to_owned)
             .collect();
-        assert!(done.evicted >= 3, "{}: {done:?}, {left:?}", fs.name());
+        // By this round, or by one that the engine began itself.
+        let evicted = 5 - left.len();
+        assert!(evicted >= 3, "{}: {left:?}", fs.name());
         assert!(left.contains(&"a".to_owned()), "it is in use: {left:?}");
         let oldest_first = ["c", "d", "e", "b"];
         let gone = oldest_first
@@ -281,7 +283,7 @@ async fn above_the_high_watermark_the_least_recently_used_go_and_nothing_in_use(
             .take_while(|key| !left.contains(&(**key).to_owned()));
         assert_eq!(
             gone.count(),
-            done.evicted,
+            evicted,
             "in order of their last use: {left:?}"
         );
         assert_eq!(

@@ -200,6 +200,35 @@ async fn room_is_made_while_layers_are_merged() {
 }
 
 #[tokio::test(flavor = "multi_thread")]
+async fn room_is_made_while_index_and_directories_are_compared() {
+    let _mine = my_turn().await;
+    let bench = match with_unused_caches(0).await {
+        Ok(bench) => bench,
+        Err(reason) => return common::skip(&reason),
+    };
+    let (reached, comparing) = mpsc::channel();
+    let (go_on, told) = mpsc::channel::<()>();
+    crash::at(Point::CheckListed, 1, move || {
+        reached.send(()).expect("it is waited for");
+        // Also when the test has failed.
+        let _told_or_over = told.recv();
+    });
+    let engine = bench.engine.clone();
+    let compared = tokio::spawn(async move { engine.check().await });
+    eventually("they are compared", || comparing.try_recv().is_ok()).await;
+    let (at, _) = bench.publish("filler", "filler", &[]).await;
+    fill_up(&at);
+    let longest = publish_until_room_is_made(&bench).await;
+    assert!(longest < SOON, "{longest:?}");
+    // Its next look is at layers that were evicted meanwhile.
+    go_on.send(()).expect("it waits");
+    let found = soon("they are compared", compared).await;
+    assert_eq!(found.expect("no panic").expect("compared"), []);
+    unpublish_all(&bench).await;
+    bench.finish().await;
+}
+
+#[tokio::test(flavor = "multi_thread")]
 async fn a_merge_keeps_no_layers_of_what_is_deleted_meanwhile() {
     let _mine = my_turn().await;
     let bench = require_bench!();

@@ -441,7 +441,9 @@ fn pack(tools: &Tools, kernel: &Kernel, suites: &[(String, PathBuf)], path: &Pat
         image.program(tools, program, &format!("{}/{name}", suites::PROGRAMS))?;
     }
     for name in PROGRAMS {
-        image.program(tools, &tools.program(name)?, &format!("usr/bin/{name}"))?;
+        // The first line of a script says where `sh` is.
+        let dir = if name == "sh" { "bin" } else { "usr/bin" };
+        image.program(tools, &tools.program(name)?, &format!("{dir}/{name}"))?;
     }
     image.modules(kernel, &MODULES)?;
     image.write(path)
