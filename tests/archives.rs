@@ -11,6 +11,8 @@
 #[path = "archives/bad.rs"]
 mod bad;
 mod common;
+#[path = "archives/layers.rs"]
+mod layers;
 #[path = "archives/peers.rs"]
 mod peers;
 #[path = "archives/races.rs"]

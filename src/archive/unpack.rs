@@ -18,11 +18,16 @@ use std::sync::atomic::Ordering;
 use rustix::fs::{Timespec, Timestamps, UTIME_OMIT};
 
 use super::decode::decode;
+use super::layer::{LayerMarks, Mark};
 use super::pipe::{Drain, pipe};
 use super::read::{Entry, Kind, Reader, limit, refused};
 use super::{Digests, Error, Progress, Result};
 use crate::sys::{Dir, Errno, FileKind, OpenFile, Xattrs};
-use crate::tree::Stop;
+use crate::tree::{self, Stop};
+
+mod layer;
+
+use self::layer::Layer;
 
 /// How long a path the kernel takes at once, with room to spare.
 const PATH_MAX: usize = 4000;
@@ -85,6 +90,8 @@ pub struct Made {
     pub devices_left_out: u64,
     /// Attributes that were not taken.
     pub attributes_left_out: u64,
+    /// Names that a layer deletes.
+    pub whiteouts: u64,
 }
 
 /// Makes a tree of an archive in `into`, a directory that is empty or is to be added to. On an error a part of it is there.
@@ -98,11 +105,37 @@ pub fn unpack(
     progress: &Progress,
     stop: Stop<'_>,
 ) -> Result<Unpacked> {
+    unpack_as(input, into, None, how, progress, stop)
+}
+
+/// The same of one layer: see [`super::unpack_layer`].
+pub(super) fn unpack_into_layer(
+    input: impl Read + Send,
+    into: &Dir,
+    below: &[Dir],
+    marks: LayerMarks,
+    how: Unpack,
+    progress: &Progress,
+    stop: Stop<'_>,
+) -> Result<Unpacked> {
+    let layer = Layer { marks, below };
+    layer.begin(into)?;
+    unpack_as(input, into, Some(layer), how, progress, stop)
+}
+
+fn unpack_as(
+    input: impl Read + Send,
+    into: &Dir,
+    layer: Option<Layer<'_>>,
+    how: Unpack,
+    progress: &Progress,
+    stop: Stop<'_>,
+) -> Result<Unpacked> {
     let (feeder, drain) = pipe();
     let ratio = how.limits.ratio;
     let (made, digests) = std::thread::scope(|scope| {
         let decoding = scope.spawn(|| decode(input, feeder, ratio, progress));
-        let made = Unpacker::run(drain, into, how, progress, stop);
+        let made = Unpacker::run(drain, into, layer, how, progress, stop);
         let digests = decoding.join().unwrap_or_else(|panic| {
             std::panic::resume_unwind(panic);
         });
@@ -131,13 +164,16 @@ struct Unpacker<'a> {
     root: &'a Dir,
     parent: Option<Parent>,
     how: Unpack,
+    /// `None`: a whole tree is made.
+    layer: Option<Layer<'a>>,
     made: Made,
 }
 
-impl Unpacker<'_> {
+impl<'a> Unpacker<'a> {
     fn run(
         drain: Drain,
-        root: &Dir,
+        root: &'a Dir,
+        layer: Option<Layer<'a>>,
         how: Unpack,
         progress: &Progress,
         stop: Stop<'_>,
@@ -147,6 +183,7 @@ impl Unpacker<'_> {
             root,
             parent: None,
             how,
+            layer,
             made: Made::default(),
         };
         while let Some(entry) = job.reader.next()? {
@@ -162,6 +199,9 @@ impl Unpacker<'_> {
 
     fn entry(&mut self, entry: &Entry, stop: Stop<'_>) -> Result<()> {
         self.made.attributes_left_out += entry.left_out;
+        if self.mark(entry)? {
+            return Ok(());
+        }
         if entry.path.is_empty() {
             if entry.kind != Kind::Directory {
                 return Err(refused(b".", "the root is a directory"));
@@ -224,11 +264,14 @@ impl Unpacker<'_> {
             let next = match dir.open_beneath(name) {
                 Err(error) if error.is(Errno::ENOENT) => {
                     self.become_parent(above.strip_suffix(b"/").unwrap_or(above), dir)?;
+                    let below = self.below(&path[..end])?;
                     self.here().create_dir(name, UNNAMED_MODE)?;
                     let made = self.here().open_beneath(name)?;
-                    made.set_owner(Some(0), Some(0))?;
-                    made.set_mode(UNNAMED_MODE)?;
-                    made.set_times(&times((0, 0)))?;
+                    if !Self::look_as_below(below.as_ref(), &made)? {
+                        made.set_owner(Some(0), Some(0))?;
+                        made.set_mode(UNNAMED_MODE)?;
+                        made.set_times(&times((0, 0)))?;
+                    }
                     made
                 }
                 next => next.map_err(|error| blocked(error.into(), entry))?,
@@ -296,6 +339,7 @@ impl Unpacker<'_> {
     }
 
     fn directory(&mut self, name: &OsStr, entry: &Entry) -> Result<()> {
+        let mut opaque = entry.mark == Some(Mark::Opaque);
         loop {
             match self.here().create_dir(name, 0o700) {
                 Ok(()) => break,
@@ -305,11 +349,18 @@ impl Unpacker<'_> {
             let there = self.here().stat_if_there(name)?;
             match there.map(|stat| FileKind::of_mode(stat.st_mode)) {
                 Some(FileKind::Directory) => break,
-                Some(_) => remove(self.here(), name)?,
+                Some(_) => {
+                    // In a layer that hid what is below, and so does the directory.
+                    opaque = self.layer.is_some();
+                    remove(self.here(), name)?;
+                }
                 None => {}
             }
         }
         let dir = self.here().open_beneath(name)?;
+        if opaque {
+            dir.set_xattr(tree::OPAQUE, b"y")?;
+        }
         attributes(&dir, entry)
     }
 
@@ -358,6 +409,9 @@ impl Unpacker<'_> {
         };
         if target == entry.path {
             return Err(refused(&entry.path, "it is a hard link to itself"));
+        }
+        if self.layer.is_some() && !self.bring_up(target, entry)? {
+            return Err(why());
         }
         let (parent, target) = split(target);
         let dir = self.open(parent).map_err(|_| why())?;

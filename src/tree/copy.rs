@@ -136,12 +136,7 @@ pub(super) fn disinherit(to: &Dir) -> Result<()> {
 ///
 /// Only when everything in it has been made: a name that is made in a directory changes its times,
 /// and gets of its default ACL, its group and the like what the source may lack.
-pub(super) fn copy_directory_attributes(
-    from: &Dir,
-    to: &Dir,
-    stat: &Stat,
-    marks: Marks,
-) -> Result<()> {
+pub fn copy_directory_attributes(from: &Dir, to: &Dir, stat: &Stat, marks: Marks) -> Result<()> {
     let wanted = from.xattr_names()?;
     for name in to.xattr_names()? {
         if !wanted.contains(&name) && Mark::of(&name) == Mark::Content {
@@ -198,6 +193,12 @@ fn copy_xattrs(from: &impl Xattrs, to: &impl Xattrs, marks: Marks) -> Result<()>
         }
     }
     Ok(())
+}
+
+/// Makes `name` in `to` a copy of what is pinned and no directory, by reflink where that works. Marks of
+/// overlayfs keep their meaning.
+pub fn copy_node(node: &Node, stat: &Stat, to: &Dir, name: &OsStr) -> Result<()> {
+    Files::new(Method::Reflink, Marks::Keep).copy(node, stat, to, name)
 }
 
 /// One directory on the way: what is still to be copied of it, and how it looked when it was entered.
