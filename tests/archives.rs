@@ -19,6 +19,8 @@ mod peers;
 mod races;
 #[path = "archives/tar.rs"]
 mod tar;
+#[path = "archives/transfer.rs"]
+mod transfer;
 #[path = "archives/trips.rs"]
 mod trips;
 

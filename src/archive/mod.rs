@@ -18,6 +18,7 @@
 
 mod acl;
 mod decode;
+mod dress;
 mod encode;
 mod header;
 mod layer;
@@ -29,6 +30,7 @@ mod read;
 mod s2;
 mod sorted;
 mod sparse;
+pub mod toc;
 mod unpack;
 mod walk;
 
@@ -109,6 +111,18 @@ pub enum Error {
         what: &'static str,
         /// How much there may be.
         limit: u64,
+    },
+    /// A holder sends nothing.
+    #[error("nothing more came in time, after {at} bytes")]
+    Stalled {
+        /// Bytes of the stream that had come.
+        at: u64,
+    },
+    /// Not all of a layer's content has come.
+    #[error("the layer is incomplete: {what} is missing")]
+    Incomplete {
+        /// What is missing, or a part of it.
+        what: String,
     },
     /// The other thread has ended; its own error says why.
     #[error("the other end of the pipe is gone")]

@@ -10,6 +10,7 @@ use super::layer::{self, Mark};
 use super::pax::{self, Record};
 use super::pipe::Drain;
 use super::sparse::{self, MapReader, Run};
+use super::walk::Look;
 use super::{Error, Limits, Result, acl, shown};
 
 /// The longest extended header, and the longest of GNU's long names.
@@ -55,6 +56,17 @@ pub(super) struct Entry {
     pub(super) left_out: u64,
     /// What it is in a layer, by a record of our own.
     pub(super) mark: Option<Mark>,
+}
+
+impl Entry {
+    pub(super) fn look(&self) -> Look {
+        Look {
+            mode: self.mode,
+            uid: self.uid,
+            gid: self.gid,
+            mtime: self.mtime,
+        }
+    }
 }
 
 /// Owner and time that a global header has said for all that follow.

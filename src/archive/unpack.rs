@@ -15,9 +15,10 @@ use std::os::unix::ffi::OsStrExt;
 use std::os::unix::fs::FileExt;
 use std::sync::atomic::Ordering;
 
-use rustix::fs::{Timespec, Timestamps, UTIME_OMIT};
+use rustix::fs::{Timestamps, UTIME_OMIT};
 
 use super::decode::decode;
+use super::dress::{Owned, dress, times};
 use super::layer::{LayerMarks, Mark};
 use super::pipe::{Drain, pipe};
 use super::read::{Entry, Kind, Reader, limit, refused};
@@ -281,32 +282,11 @@ impl<'a> Unpacker<'a> {
         self.become_parent(path, dir)
     }
 
-    /// Opens a directory of the tree: from the parent if it is below it, else from the root, in as few steps as can be.
+    /// Opens a directory of the tree.
     fn open(&self, path: &[u8]) -> Result<Dir> {
-        if path.is_empty() {
-            return Ok(self.root.try_clone()?);
-        }
-        let (from, mut rest) = match &self.parent {
-            Some(there) if there.path.is_empty() => (&there.dir, path),
-            Some(there) => match path.strip_prefix(&*there.path) {
-                Some([]) => return Ok(there.dir.try_clone()?),
-                Some([b'/', rest @ ..]) => (&there.dir, rest),
-                _ => (self.root, path),
-            },
-            None => (self.root, path),
-        };
-        let mut dir: Option<Dir> = None;
-        while !rest.is_empty() {
-            let mut end = rest.len();
-            if end > PATH_MAX {
-                let slash = rest[..PATH_MAX].iter().rposition(|&byte| byte == b'/');
-                end = slash.expect("no name is longer than 255 bytes");
-            }
-            let from = dir.as_ref().unwrap_or(from);
-            dir = Some(from.open_beneath(OsStr::from_bytes(&rest[..end]))?);
-            rest = rest.get(end + 1..).unwrap_or_default();
-        }
-        Ok(dir.expect("the path is not empty"))
+        let there = self.parent.as_ref();
+        let there = there.map(|there| (&*there.path, &there.dir));
+        open_below(self.root, there, path)
     }
 
     fn become_parent(&mut self, path: &[u8], dir: Dir) -> Result<()> {
@@ -365,7 +345,9 @@ impl<'a> Unpacker<'a> {
     }
 
     fn file(&mut self, name: &OsStr, entry: &Entry, stop: Stop<'_>) -> Result<()> {
-        let file = self.make(name, entry, |dir| dir.create_file(name))?;
+        let file = self.make(name, entry, |dir| {
+            dir.create_file_with(name, entry.mode & 0o777)
+        })?;
         let file = File::from(file);
         self.made.bytes += entry.runs.iter().map(|run| run.length).sum::<u64>();
         if self.made.bytes > self.how.limits.bytes {
@@ -498,27 +480,9 @@ impl<'a> Unpacker<'a> {
     }
 }
 
-/// What can be given its owner, mode and times by a descriptor.
-trait Owned: Xattrs {
-    fn failed(&self, call: &'static str, errno: rustix::io::Errno) -> Error {
-        crate::sys::Error::new(call, self.subject(), errno).into()
-    }
-}
-
-impl Owned for Dir {}
-impl Owned for OpenFile {}
-
-/// Owner, attributes, mode, times: in this order, since a change of owner takes set-id bits and capabilities away, and an
-/// ACL changes the mode.
+/// Owner, attributes, mode and times as the entry says.
 fn attributes(of: &impl Owned, entry: &Entry) -> Result<()> {
-    use rustix::fs::{Gid, Mode, Uid};
-    let (uid, gid) = (Uid::from_raw(entry.uid), Gid::from_raw(entry.gid));
-    rustix::fs::fchown(of.as_fd(), Some(uid), Some(gid)).map_err(|e| of.failed("fchown", e))?;
-    xattrs(of, entry)?;
-    rustix::fs::fchmod(of.as_fd(), Mode::from_raw_mode(entry.mode))
-        .map_err(|errno| of.failed("fchmod", errno))?;
-    rustix::fs::futimens(of.as_fd(), &times(entry.mtime))
-        .map_err(|errno| of.failed("utimensat", errno))
+    dress(of, &entry.look(), &entry.xattrs)
 }
 
 fn xattrs(of: &impl Xattrs, entry: &Entry) -> Result<()> {
@@ -526,20 +490,6 @@ fn xattrs(of: &impl Xattrs, entry: &Entry) -> Result<()> {
         of.set_xattr(OsStr::from_bytes(name), value)?;
     }
     Ok(())
-}
-
-/// A modification time; the access time stays.
-fn times((seconds, nanoseconds): (i64, u32)) -> Timestamps {
-    Timestamps {
-        last_access: Timespec {
-            tv_sec: 0,
-            tv_nsec: UTIME_OMIT,
-        },
-        last_modification: Timespec {
-            tv_sec: seconds,
-            tv_nsec: i64::from(nanoseconds),
-        },
-    }
 }
 
 /// Removes what is no directory; gone already is as well.
@@ -562,8 +512,37 @@ fn blocked(error: Error, entry: &Entry) -> Error {
     }
 }
 
+/// Opens a directory of the tree `root`: from `there` (a path and its directory) if it is below that, else
+/// from the root, in as few steps as can be.
+pub(super) fn open_below(root: &Dir, there: Option<(&[u8], &Dir)>, path: &[u8]) -> Result<Dir> {
+    if path.is_empty() {
+        return Ok(root.try_clone()?);
+    }
+    let (from, mut rest) = match there {
+        Some((b"", dir)) => (dir, path),
+        Some((there, dir)) => match path.strip_prefix(there) {
+            Some([]) => return Ok(dir.try_clone()?),
+            Some([b'/', rest @ ..]) => (dir, rest),
+            _ => (root, path),
+        },
+        None => (root, path),
+    };
+    let mut dir: Option<Dir> = None;
+    while !rest.is_empty() {
+        let mut end = rest.len();
+        if end > PATH_MAX {
+            let slash = rest[..PATH_MAX].iter().rposition(|&byte| byte == b'/');
+            end = slash.expect("no name is longer than 255 bytes");
+        }
+        let from = dir.as_ref().unwrap_or(from);
+        dir = Some(from.open_beneath(OsStr::from_bytes(&rest[..end]))?);
+        rest = rest.get(end + 1..).unwrap_or_default();
+    }
+    Ok(dir.expect("the path is not empty"))
+}
+
 /// The parent's path and the name in it.
-fn split(path: &[u8]) -> (&[u8], &OsStr) {
+pub(super) fn split(path: &[u8]) -> (&[u8], &OsStr) {
     let slash = path.iter().rposition(|&byte| byte == b'/');
     let (parent, name) = match slash {
         Some(at) => (&path[..at], &path[at + 1..]),
