@@ -3,7 +3,7 @@
 SHELL := /bin/bash
 .SHELLFLAGS := -euo pipefail -c
 .DEFAULT_GOAL := help
-.PHONY: help build test guests torture sanity e2e e2e-up e2e-down lint fmt demo bench deps audit image clean
+.PHONY: help build test fuzz guests torture sanity e2e e2e-up e2e-down lint fmt demo bench deps audit image clean
 
 # Tests mount in a private mount namespace: no mount reaches the host, even if a test is killed.
 ROOT := $(shell [ "$$(id -u)" = 0 ] && echo yes)
@@ -48,6 +48,10 @@ torture: ## kills, full disks, hostile tenants, leaks, power cuts: MINUTES=60 (r
 	    exit !n || sum["lost"] + sum["leaked"] + sum["wrong"] > 0 }' \
 	  $(foreach target,torture $(GUESTS),target/torture/$(target).log) || failed=1; \
 	exit $$failed
+
+fuzz: ## damaged archives, tables and streams, each for MINUTES=10 (root); BAGGAGECLAIM_MUTATION_SEED= repeats a run
+	cargo test --no-run --locked --test archives
+	BAGGAGECLAIM_MUTATION_SECONDS=$$(( $(MINUTES) * 60 )) $(ALONE) cargo test --locked --test archives -- --nocapture damaged_
 
 guests: ## tests, power cuts, a broken disk on Debian's 5.10, 6.1, 6.12 in qemu (apt, x86-64; an hour)
 	@if [ "$$(uname -m)" = x86_64 ] && command -v apt-get >/dev/null; then \

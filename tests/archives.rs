@@ -11,12 +11,16 @@
 #[path = "archives/bad.rs"]
 mod bad;
 mod common;
+#[path = "archives/layers.rs"]
+mod layers;
 #[path = "archives/peers.rs"]
 mod peers;
 #[path = "archives/races.rs"]
 mod races;
 #[path = "archives/tar.rs"]
 mod tar;
+#[path = "archives/transfer.rs"]
+mod transfer;
 #[path = "archives/trips.rs"]
 mod trips;
 

@@ -9,11 +9,13 @@
 use std::fs;
 use std::io::{Read as _, Write as _};
 use std::os::unix::net::UnixStream;
-use std::path::Path;
+use std::path::{Path, PathBuf};
 use std::process::{Command, Stdio};
-use std::time::Instant;
+use std::sync::Arc;
+use std::time::{Duration, Instant};
 
-use baggageclaim::archive::{Codec, Pack, Progress, Unpack, pack, unpack};
+use baggageclaim::archive::toc::{Holder, Patience, Receiver, Table, Want, scan};
+use baggageclaim::archive::{Codec, Limits, Pack, Progress, Unpack, pack, unpack};
 use baggageclaim::sys::Dir;
 
 use crate::cases::Bench;
@@ -45,6 +47,9 @@ impl Bench<'_> {
         self.unpacks(&tree);
         self.both_ends("20,000 files", &tree, 0.65);
         self.both_ends("one large file", &large, 0.6);
+        self.by_table("20,000 files", &tree);
+        self.by_table("one large file", &large);
+        self.memory_of_archives(&tree);
         fs::remove_dir_all(self.lab.path().join("archives")).expect("remove");
     }
 
@@ -123,6 +128,65 @@ impl Bench<'_> {
         self.turns(&format!("both ends with zstd, {what}"), goal, turn);
     }
 
+    /// With a table of contents, which the driver has made in the background: against a tar stream
+    /// between the same two ends.
+    fn by_table(&mut self, what: &str, tree: &Path) {
+        let lab = self.lab;
+        let held = Held::of(lab.dir("archives"), tree);
+        let turn = || {
+            let to = lab.dir("archives/ours");
+            let ours = timed(|| {
+                let (sender, receiver) = UnixStream::pair().expect("a socket");
+                std::thread::scope(|scope| {
+                    scope.spawn(|| held.send(sender));
+                    held.receive(receiver, &to);
+                });
+            });
+            fs::remove_dir_all(&to).expect("remove");
+            let to = lab.dir("archives/stream");
+            let stream = timed(|| {
+                let (mut sender, receiver) = UnixStream::pair().expect("a socket");
+                std::thread::scope(|scope| {
+                    scope.spawn(|| from(receiver, &to));
+                    self::ours(tree, Codec::Zstd(1), &mut sender);
+                    drop(sender);
+                });
+            });
+            fs::remove_dir_all(&to).expect("remove");
+            (ours, stream)
+        };
+        self.turns(&format!("both ends, sha256 and table, {what}"), 1.25, turn);
+        fs::remove_file(&held.path).expect("remove");
+    }
+
+    /// How far the resident memory of this process rises at each end alone.
+    fn memory_of_archives(&mut self, tree: &Path) {
+        let lab = self.lab;
+        let held = Held::of(lab.dir("archives"), tree);
+        let (tar, frames) = (
+            lab.dir("archives").join("tar"),
+            lab.dir("archives").join("frames"),
+        );
+        let create = |path: &Path| fs::File::create(path).expect("create");
+        let open = |path: &Path| fs::File::open(path).expect("open");
+        let rows = [
+            ("packing", rise(|| ours(tree, Codec::Zstd(1), create(&tar)))),
+            (
+                "unpacking",
+                rise(|| from(open(&tar), &lab.dir("archives/memory-tar"))),
+            ),
+            ("sending", rise(|| held.send(create(&frames)))),
+            (
+                "receiving",
+                rise(|| held.receive(open(&frames), &lab.dir("archives/memory"))),
+            ),
+        ];
+        for (what, rise) in rows {
+            let name = format!("memory above idle, {what} 20,000 files");
+            self.row(&name, "MiB", rise, None, Goal::AtMost(32.0));
+        }
+    }
+
     fn turns(&mut self, name: &str, goal: f64, turn: impl Fn() -> (f64, f64)) {
         // The first fills the page cache.
         turn();
@@ -131,6 +195,78 @@ impl Bench<'_> {
         let rival = median(rounds.iter().map(|round| round.1));
         self.row(name, "ms", ours, Some(rival), Goal::Ratio(goal));
     }
+}
+
+/// A tree and its table.
+struct Held {
+    table: Arc<Table>,
+    holder: Holder,
+    place: PathBuf,
+    path: PathBuf,
+}
+
+impl Held {
+    fn of(place: PathBuf, tree: &Path) -> Self {
+        let path = place.join("table");
+        let mut options = fs::File::options();
+        let options = options.read(true).write(true).create(true).truncate(true);
+        let file = options.open(&path).expect("create");
+        let (root, temporary) = (
+            Dir::open(tree).expect("open"),
+            Dir::open(&place).expect("open"),
+        );
+        let progress = Progress::default();
+        let scanned = scan(&root, &file, false, &temporary, &progress, &|| false).expect("scan");
+        let name = Some(scanned.digest.sha256);
+        let table = Table::open(file, name, &temporary, Limits::default(), &|| false);
+        let table = table.expect("table");
+        Self {
+            holder: Holder::new(Arc::clone(&table), &root).expect("holder"),
+            table,
+            place,
+            path,
+        }
+    }
+
+    fn send(&self, out: impl std::io::Write) {
+        let count = self.table.files();
+        let wants = [Want::Files { first: 0, count }];
+        let sent = self
+            .holder
+            .send(&wants, out, 1, &mut |_| Ok(true), &|| false);
+        assert!(sent.expect("send") > 0);
+    }
+
+    /// From the table on: a receiver checks it first.
+    fn receive(&self, input: impl std::io::Read + Send, to: &Path) {
+        let temporary = Dir::open(&self.place).expect("open");
+        let file = fs::File::open(&self.path).expect("open");
+        let name = Some(self.table.digest().sha256);
+        let table = Table::open(file, name, &temporary, Limits::default(), &|| false);
+        let to = Dir::open(to).expect("open");
+        let receiver = Receiver::open(&to, table.expect("table"), false, &|| false);
+        let mut receiver = receiver.expect("receiver");
+        let patience = Patience(Duration::from_secs(60));
+        receiver.take(input, patience, &|| false).expect("take");
+        receiver.finish(&|| false).expect("finish");
+    }
+}
+
+/// By how many MiB the resident memory of this process is higher at its peak than before.
+fn rise(act: impl FnOnce()) -> f64 {
+    let field = |name: &str| {
+        let status = fs::read_to_string("/proc/self/status").expect("status");
+        let line = status.lines().find_map(|line| line.strip_prefix(name));
+        let number = line
+            .and_then(|line| line.split_whitespace().next())
+            .expect("a number");
+        number.parse::<f64>().expect("a number") / 1024.0
+    };
+    // The peak begins anew (proc(5)).
+    fs::write("/proc/self/clear_refs", "5").expect("clear_refs");
+    let before = field("VmRSS:");
+    act();
+    field("VmHWM:") - before
 }
 
 /// Milliseconds.

@@ -10,15 +10,18 @@
 //! directories).
 //!
 //! An archive is hostile until it is unpacked, and so is a tree that is being packed: no path is resolved twice, no
-//! symlink followed, no mount point crossed, nothing recurses. Nothing here knows of layers, volumes or the pool.
+//! symlink followed, no mount point crossed, nothing recurses. A tree may be one layer of a stack, in overlayfs' form
+//! (`layer`). Nothing here knows of volumes or the pool.
 //!
 //! The blocks and records are read and written here, not by the crate `tar` (0.4.46). That crate splits pax records at
 //! newlines, which attributes may hold. It also takes base-256 numbers that overflow or are negative for others.
 
 mod acl;
 mod decode;
+mod dress;
 mod encode;
 mod header;
+mod layer;
 mod links;
 mod pack;
 mod pax;
@@ -27,16 +30,19 @@ mod read;
 mod s2;
 mod sorted;
 mod sparse;
+pub mod toc;
 mod unpack;
+mod walk;
 
 use std::fmt;
 use std::io;
 use std::sync::atomic::{AtomicU64, Ordering};
 
-pub use pack::{Pack, Packed, pack};
+pub use layer::{LayerMarks, unpack_layer, unpack_onto};
+pub use pack::{Pack, Packed, pack, pack_layer};
 pub use unpack::{Limits, Unpack, Unpacked, unpack};
 
-use crate::sys;
+use crate::{sys, tree};
 
 /// Why a tree was not packed, or an archive not unpacked.
 #[derive(Debug, thiserror::Error)]
@@ -44,6 +50,17 @@ pub enum Error {
     /// A system call on the tree failed.
     #[error(transparent)]
     System(#[from] sys::Error),
+    /// Work on a tree failed for another reason than a system call.
+    #[error(transparent)]
+    Tree(tree::Error),
+    /// A tree has what this form of archive cannot hold.
+    #[error("{path} cannot be packed: {why}")]
+    Unpackable {
+        /// The name, relative to the tree's root, as it may be shown.
+        path: String,
+        /// What is in the way.
+        why: &'static str,
+    },
     /// The archive could not be fetched.
     #[error("the archive cannot be read: {0}")]
     Read(#[source] io::Error),
@@ -95,9 +112,31 @@ pub enum Error {
         /// How much there may be.
         limit: u64,
     },
+    /// A holder sends nothing.
+    #[error("nothing more came in time, after {at} bytes")]
+    Stalled {
+        /// Bytes of the stream that had come.
+        at: u64,
+    },
+    /// Not all of a layer's content has come.
+    #[error("the layer is incomplete: {what} is missing")]
+    Incomplete {
+        /// What is missing, or a part of it.
+        what: String,
+    },
     /// The other thread has ended; its own error says why.
     #[error("the other end of the pipe is gone")]
     Cut,
+}
+
+impl From<tree::Error> for Error {
+    fn from(error: tree::Error) -> Self {
+        match error {
+            tree::Error::System(error) => Self::System(error),
+            tree::Error::Stopped => Self::Stopped,
+            error => Self::Tree(error),
+        }
+    }
 }
 
 /// A result of this module.

@@ -1,27 +1,25 @@
-//! Writing a tree as an archive: the walk, what each entry says, the content of files.
+//! Writing a tree as an archive: what each entry says, the content of files. The walk is in `walk`.
 //!
 //! The same content gives the same bytes, so what differs between filesystems (the order of names, which blocks are
 //! allocated, access times) must not be seen in it. Every byte is in `docs/archives.md`.
 
-use std::ffi::OsStr;
 use std::io::Write;
-use std::os::fd::OwnedFd;
 use std::os::unix::ffi::OsStrExt;
-use std::sync::atomic::Ordering;
 
-use rustix::fs::{OFlags, Stat, StatVfsMountFlags};
+use rustix::fs::Stat;
 
 use super::encode::encode;
 use super::header::{
     BLOCK, Draft, GID, LINK, MAJOR, MINOR, MODE, MOST_12, MTIME, NAME, SIZE, UID, padding,
 };
+use super::layer::{self, LayerMarks};
 use super::links::Links;
 use super::pipe::{Feeder, pipe};
-use super::sorted::{Budget, Sorted};
 use super::sparse::{self, GRAIN, Run};
-use super::{Codec, Digests, Error, Limits, Progress, Result, acl, pax, shown};
-use crate::sys::{self, Dir, Errno, FileKind, Node, OpenFile, Xattrs};
-use crate::tree::{self, Spine, Stop};
+use super::walk::{Look, Visitor, attributes, guarded, walk};
+use super::{Codec, Digests, Error, Progress, Result, acl, pax, shown};
+use crate::sys::{self, Dir, FileKind, Node, OpenFile, Xattrs};
+use crate::tree::Stop;
 
 /// The longest extended header: more would not be read again.
 const MOST_RECORDS: usize = 1 << 20;
@@ -63,6 +61,8 @@ pub struct Counts {
     pub devices_left_out: u64,
     /// Attributes that no archive holds.
     pub attributes_left_out: u64,
+    /// Names that a layer deletes.
+    pub whiteouts: u64,
 }
 
 /// Writes all below `root`, and how itself looks, to `out`. On an error the archive is incomplete, and its reader knows it.
@@ -75,29 +75,46 @@ pub fn pack(
     progress: &Progress,
     stop: Stop<'_>,
 ) -> Result<Packed> {
-    // A name that was a file may be a device when it is opened, whose driver must not be called.
-    let vfs = rustix::fs::fstatvfs(root).map_err(|errno| root.error("fstatvfs", ".", errno))?;
-    let bound;
-    let root = if vfs.f_flag.contains(StatVfsMountFlags::NODEV) {
-        root
-    } else {
-        bound = Dir::from_fd(sys::bind(root, true)?, root.path());
-        &bound
-    };
-    let spine = Spine::new(root)?;
+    pack_as(root, None, out, how, progress, stop)
+}
+
+/// Writes one layer of a stack, in overlayfs' form: what it has, and what it deletes of the layers
+/// below. Otherwise as [`pack`].
+///
+/// Towards OCI ([`LayerMarks::Oci`]) a layer that has names of whiteouts itself is
+/// [`Error::Unpackable`].
+pub fn pack_layer(
+    root: &Dir,
+    marks: LayerMarks,
+    out: impl Write + Send,
+    how: Pack<'_>,
+    progress: &Progress,
+    stop: Stop<'_>,
+) -> Result<Packed> {
+    pack_as(root, Some(marks), out, how, progress, stop)
+}
+
+fn pack_as(
+    root: &Dir,
+    marks: Option<LayerMarks>,
+    out: impl Write + Send,
+    how: Pack<'_>,
+    progress: &Progress,
+    stop: Stop<'_>,
+) -> Result<Packed> {
+    let root = guarded(root)?;
     let (feeder, drain) = pipe();
     let (counts, digests) = std::thread::scope(|scope| {
         let encoding = scope.spawn(|| encode(drain, out, how.codec, progress));
         let packer = Packer {
             feeder,
-            spine,
-            path: Vec::new(),
             links: Links::new(how.temporary),
             devices: how.devices,
+            marks,
             scratch: vec![0; usize::try_from(GRAIN).expect("it is small")],
             counts: Counts::default(),
         };
-        let counts = packer.run(progress, stop);
+        let counts = packer.run(&root, progress, stop);
         let digests = encoding.join().unwrap_or_else(|panic| {
             std::panic::resume_unwind(panic);
         });
@@ -117,169 +134,69 @@ pub fn pack(
 struct Head<'a> {
     path: &'a [u8],
     kind: u8,
-    stat: &'a Stat,
+    look: Look,
     /// Of what follows.
     size: u64,
     link: &'a [u8],
+    /// Of a device node.
+    device: u64,
     /// Of a file with holes.
     real_size: Option<u64>,
     /// Keys and values of records.
-    attributes: &'a [(Vec<u8>, Vec<u8>)],
+    records: &'a [(Vec<u8>, Vec<u8>)],
 }
 
 impl<'a> Head<'a> {
-    fn new(path: &'a [u8], kind: u8, stat: &'a Stat) -> Self {
+    fn new(path: &'a [u8], kind: u8, look: Look) -> Self {
         Self {
             path,
             kind,
-            stat,
+            look,
             size: 0,
             link: b"",
+            device: 0,
             real_size: None,
-            attributes: &[],
+            records: &[],
         }
     }
 }
 
 struct Packer<'a> {
     feeder: Feeder,
-    spine: Spine,
-    path: Vec<u8>,
     links: Links<'a>,
     devices: bool,
+    /// How a layer's marks are written; `None`: the tree is no layer.
+    marks: Option<LayerMarks>,
     scratch: Vec<u8>,
     counts: Counts,
 }
 
-impl Packer<'_> {
-    fn run(mut self, progress: &Progress, stop: Stop<'_>) -> Result<Counts> {
-        let mut budget = Budget::new();
-        let mut levels = vec![(Sorted::default(), 0)];
-        self.directory(b"./")?;
-        while let Some((names, length)) = levels.last_mut() {
-            if stop() {
-                return Err(Error::Stopped);
-            }
-            self.path.truncate(*length);
-            let Some((name, kind)) = names.next(self.spine.here(), &mut budget)? else {
-                levels.pop();
-                if self.spine.ascend()?.is_none() {
-                    break;
-                }
-                continue;
-            };
-            self.path.extend_from_slice(name.as_bytes());
-            if self.path.len() >= Limits::default().path {
-                return Err(Error::Limit {
-                    what: "the length of a path",
-                    limit: Limits::default().path as u64,
-                });
-            }
-            if self.entry(&name, kind, stop)? {
-                levels.push((Sorted::default(), self.path.len()));
-            }
-            progress.entries.fetch_add(1, Ordering::Relaxed);
-        }
-        self.feeder.write(&[0; 2 * BLOCK])?;
-        self.feeder.finish()?;
-        Ok(self.counts)
-    }
-
-    /// Packs one name; tells whether it is a directory that was now entered.
-    fn entry(&mut self, name: &OsStr, kind: Option<FileKind>, stop: Stop<'_>) -> Result<bool> {
-        match kind {
-            Some(FileKind::Directory) => return self.enter(name),
-            Some(FileKind::File) => {
-                let file = self.open(name, stop)?;
-                if let Some((file, stat)) = file {
-                    return self.file(&file, &stat).map(|()| false);
-                }
-            }
-            _ => {}
-        }
-        let node = match self.spine.here().node(name) {
-            Ok(node) => node,
-            // It is no longer there.
-            Err(error) if error.is(Errno::ENOENT) => return Ok(false),
-            Err(error) => return Err(error.into()),
-        };
-        let stat = node.stat()?;
-        match FileKind::of_mode(stat.st_mode) {
-            FileKind::Directory => return self.enter(name),
-            FileKind::File => {
-                let flags = OFlags::RDONLY | OFlags::NONBLOCK | OFlags::NOCTTY;
-                let fd = match node.open(flags | OFlags::NOATIME) {
-                    Err(error) if error.is(Errno::EPERM) => node.open(flags),
-                    fd => fd,
-                };
-                self.file(&OpenFile::new(fd?, node.path()), &stat)?;
-            }
-            FileKind::Socket => self.counts.sockets_left_out += 1,
-            FileKind::CharacterDevice | FileKind::BlockDevice if !self.devices => {
-                self.counts.devices_left_out += 1;
-            }
-            kind => self.special(&node, &stat, kind)?,
-        }
-        Ok(false)
-    }
-
-    fn enter(&mut self, name: &OsStr) -> Result<bool> {
-        match self.spine.descend(name) {
-            Ok(()) => {}
-            // It is no longer there, or no directory.
-            Err(error)
-                if matches!(error.errno(), Errno::ENOENT | Errno::ENOTDIR | Errno::ELOOP) =>
-            {
-                return Ok(false);
-            }
-            Err(error) => return Err(error.into()),
-        }
-        self.path.push(b'/');
-        let path = std::mem::take(&mut self.path);
-        let done = self.directory(&path);
-        self.path = path;
-        done.map(|()| true)
-    }
-
-    /// The entry of the directory where the walk is.
-    fn directory(&mut self, path: &[u8]) -> Result<()> {
+impl Visitor for Packer<'_> {
+    fn directory(&mut self, path: &[u8], dir: &Dir, stat: &Stat, opaque: bool) -> Result<()> {
+        self.check(path)?;
         self.counts.directories += 1;
-        let here = self.spine.here();
-        let stat = here.stat_self()?;
-        let attributes = attributes(here, &mut self.counts)?;
+        let mut records = self.records(dir)?;
+        if opaque && self.marks == Some(LayerMarks::Records) {
+            records.push((layer::RECORD.to_vec(), layer::OPAQUE.to_vec()));
+        }
+        let name = if path.is_empty() { b"." } else { path };
+        let name = [name, b"/"].concat();
         let head = Head {
-            attributes: &attributes,
-            ..Head::new(path, b'5', &stat)
+            records: &records,
+            ..Head::new(&name, b'5', Look::of(stat))
         };
-        put(&mut self.feeder, &head)
+        put(&mut self.feeder, &head)?;
+        if opaque && self.marks == Some(LayerMarks::Oci) {
+            let path = [path, b"/", layer::OCI_OPAQUE].concat();
+            put(&mut self.feeder, &Head::new(&path, b'0', Look::default()))?;
+        }
+        Ok(())
     }
 
-    /// Opens a regular file; `None`: it is none, or no longer there.
-    fn open(&self, name: &OsStr, stop: Stop<'_>) -> Result<Option<(OpenFile, Stat)>> {
-        let usual = OFlags::RDONLY | OFlags::NOFOLLOW | OFlags::NONBLOCK | OFlags::NOCTTY;
-        let mut flags = usual | OFlags::NOATIME;
-        let here = self.spine.here();
-        let fd: OwnedFd = loop {
-            match here.try_open_file_beneath(name, flags, 0) {
-                Ok(fd) => break fd,
-                Err(error) => match error.errno() {
-                    Errno::EPERM if flags != usual => flags = usual,
-                    // A race with a rename, or somebody's lease, which he is being asked for.
-                    Errno::EAGAIN | Errno::EINTR if !stop() => std::thread::yield_now(),
-                    Errno::EAGAIN | Errno::EINTR => return Err(Error::Stopped),
-                    Errno::ENOENT | Errno::ELOOP | Errno::ENXIO | Errno::EACCES => return Ok(None),
-                    _ => return Err(error.into()),
-                },
-            }
-        };
-        let stat = rustix::fs::fstat(&fd).map_err(|errno| here.error("fstat", name, errno))?;
-        let is_file = FileKind::of_mode(stat.st_mode) == FileKind::File;
-        Ok(is_file.then(|| (OpenFile::new(fd, here.path().join(name)), stat)))
-    }
-
-    fn file(&mut self, file: &OpenFile, stat: &Stat) -> Result<()> {
+    fn file(&mut self, path: &[u8], file: &OpenFile, stat: &Stat) -> Result<()> {
+        self.check(path)?;
         self.counts.files += 1;
-        if self.again(stat)? {
+        if self.again(path, stat)? {
             return Ok(());
         }
         let failed = |call, errno| sys::Error::new(call, file.subject(), errno);
@@ -289,11 +206,11 @@ impl Packer<'_> {
         } else {
             sparse::find(file, size, &mut self.scratch).map_err(|errno| failed("pread", errno))?
         };
-        let attributes = attributes(file, &mut self.counts)?;
+        let records = self.records(file)?;
         let mut head = Head {
             size,
-            attributes: &attributes,
-            ..Head::new(&self.path, b'0', stat)
+            records: &records,
+            ..Head::new(path, b'0', Look::of(stat))
         };
         let data: u64 = runs.iter().map(|run| run.length).sum();
         let mut map = Vec::new();
@@ -306,7 +223,7 @@ impl Packer<'_> {
         let left = padding(head.size);
         self.feeder.write(&map)?;
         for run in &runs {
-            self.content(file, *run)?;
+            self.content(path, file, *run)?;
         }
         self.feeder.write(&[0; BLOCK][..left])?;
         self.counts.bytes += data;
@@ -314,19 +231,90 @@ impl Packer<'_> {
             // What was a hole is not read again.
             let now = rustix::fs::fstat(file).map_err(|errno| failed("fstat", errno))?;
             if now.st_size < stat.st_size {
-                return Err(self.shrunk());
+                return Err(shrunk(path));
             }
         }
         Ok(())
     }
 
-    fn content(&mut self, file: &OpenFile, run: Run) -> Result<()> {
+    fn special(&mut self, path: &[u8], node: &Node, stat: &Stat, kind: FileKind) -> Result<()> {
+        if matches!(kind, FileKind::CharacterDevice | FileKind::BlockDevice) && !self.devices {
+            self.counts.devices_left_out += 1;
+            return Ok(());
+        }
+        self.check(path)?;
+        self.counts.files += 1;
+        if self.again(path, stat)? {
+            return Ok(());
+        }
+        let target = match kind {
+            FileKind::Symlink => node.read_link()?,
+            _ => std::ffi::OsString::new(),
+        };
+        let records = self.records(node)?;
+        let kind = match kind {
+            FileKind::Symlink => b'2',
+            FileKind::CharacterDevice => b'3',
+            FileKind::BlockDevice => b'4',
+            _ => b'6',
+        };
+        let head = Head {
+            link: target.as_bytes(),
+            device: stat.st_rdev,
+            records: &records,
+            ..Head::new(path, kind, Look::of(stat))
+        };
+        put(&mut self.feeder, &head)
+    }
+
+    fn whiteout(&mut self, path: &[u8]) -> Result<()> {
+        self.check(path)?;
+        self.counts.whiteouts += 1;
+        let look = Look::default();
+        if self.marks == Some(LayerMarks::Oci) {
+            let path = layer::oci_whiteout(path)?;
+            return put(&mut self.feeder, &Head::new(&path, b'0', look));
+        }
+        let records = [(layer::RECORD.to_vec(), layer::WHITEOUT.to_vec())];
+        let head = Head {
+            records: &records,
+            ..Head::new(path, b'0', look)
+        };
+        put(&mut self.feeder, &head)
+    }
+
+    fn socket(&mut self) {
+        self.counts.sockets_left_out += 1;
+    }
+
+    fn leave(&mut self) -> Result<()> {
+        Ok(())
+    }
+}
+
+impl Packer<'_> {
+    fn run(mut self, root: &Dir, progress: &Progress, stop: Stop<'_>) -> Result<Counts> {
+        walk(root, self.marks.is_some(), &mut self, progress, stop)?;
+        self.feeder.write(&[0; 2 * BLOCK])?;
+        self.feeder.finish()?;
+        Ok(self.counts)
+    }
+
+    /// Refuses a name that an OCI layer cannot hold.
+    fn check(&self, path: &[u8]) -> Result<()> {
+        match self.marks {
+            Some(LayerMarks::Oci) => layer::check_name(path),
+            _ => Ok(()),
+        }
+    }
+
+    fn content(&mut self, path: &[u8], file: &OpenFile, run: Run) -> Result<()> {
         let (mut at, end) = (run.offset, run.offset + run.length);
         while at < end {
             let spare = self.feeder.spare()?;
             let most = usize::try_from(end - at).map_or(spare.len(), |left| left.min(spare.len()));
             match rustix::io::pread(file, &mut spare[..most], at) {
-                Ok(0) => return Err(self.shrunk()),
+                Ok(0) => return Err(shrunk(path)),
                 Ok(read) => {
                     self.feeder.advance(read);
                     at += read as u64;
@@ -338,62 +326,53 @@ impl Packer<'_> {
         Ok(())
     }
 
-    fn shrunk(&self) -> Error {
-        Error::Shrunk {
-            path: shown(&self.path),
-        }
-    }
-
-    /// A symlink, a FIFO, a device.
-    fn special(&mut self, node: &Node, stat: &Stat, kind: FileKind) -> Result<()> {
-        self.counts.files += 1;
-        if self.again(stat)? {
-            return Ok(());
-        }
-        let target = match kind {
-            FileKind::Symlink => node.read_link()?,
-            _ => std::ffi::OsString::new(),
-        };
-        let attributes = attributes(node, &mut self.counts)?;
-        let head = Head {
-            link: target.as_bytes(),
-            attributes: &attributes,
-            ..Head::new(
-                &self.path,
-                match kind {
-                    FileKind::Symlink => b'2',
-                    FileKind::CharacterDevice => b'3',
-                    FileKind::BlockDevice => b'4',
-                    _ => b'6',
-                },
-                stat,
-            )
-        };
-        put(&mut self.feeder, &head)
-    }
-
     /// Makes a hard link of a file that was packed under another name; tells whether it was.
     #[allow(
         clippy::useless_conversion,
         reason = "st_nlink's type differs between architectures"
     )]
-    fn again(&mut self, stat: &Stat) -> Result<bool> {
+    fn again(&mut self, path: &[u8], stat: &Stat) -> Result<bool> {
         let names = u64::from(stat.st_nlink);
         if names < 2 {
             return Ok(false);
         }
         let identity = (stat.st_dev, stat.st_ino);
         let Some(first) = self.links.find(identity)? else {
-            self.links.insert(identity, &self.path, names)?;
+            self.links.insert(identity, path, names)?;
             return Ok(false);
         };
         let head = Head {
             link: &first,
-            ..Head::new(&self.path, b'1', stat)
+            ..Head::new(path, b'1', Look::of(stat))
         };
         put(&mut self.feeder, &head)?;
         Ok(true)
     }
+
+    /// The attributes that are kept, as records in their order: ACLs, then the others.
+    fn records(&mut self, of: &impl Xattrs) -> Result<Vec<(Vec<u8>, Vec<u8>)>> {
+        let (attributes, left_out) = attributes(of, self.marks.is_some())?;
+        self.counts.attributes_left_out += left_out;
+        let (mut acls, mut others) = (Vec::new(), Vec::new());
+        for (name, value) in attributes {
+            let key = match &*name {
+                b"system.posix_acl_access" => Some(&b"SCHILY.acl.access"[..]),
+                b"system.posix_acl_default" => Some(&b"SCHILY.acl.default"[..]),
+                _ => None,
+            };
+            if let Some((key, text)) = key.zip(key.and_then(|_| acl::to_text(&value))) {
+                acls.push((key.to_vec(), text.into_bytes()));
+            } else {
+                others.push(([b"SCHILY.xattr.", &*pax::escape(&name)].concat(), value));
+            }
+        }
+        acls.append(&mut others);
+        Ok(acls)
+    }
+}
+
+fn shrunk(path: &[u8]) -> Error {
+    Error::Shrunk { path: shown(path) }
 }
 
 /// Writes the blocks of an entry: an extended header, if it needs one, and its own.
@@ -415,24 +394,23 @@ fn put(feeder: &mut Feeder, head: &Head<'_>) -> Result<()> {
     if !draft.text(LINK, head.link) {
         pax::push(&mut records, b"linkpath", head.link);
     }
-    draft.number(MODE, u64::from(head.stat.st_mode & 0o7777));
+    draft.number(MODE, u64::from(head.look.mode));
     let numbers = [
         (SIZE, &b"size"[..], head.size),
-        (UID, b"uid", u64::from(head.stat.st_uid)),
-        (GID, b"gid", u64::from(head.stat.st_gid)),
+        (UID, b"uid", u64::from(head.look.uid)),
+        (GID, b"gid", u64::from(head.look.gid)),
     ];
     for (field, key, value) in numbers {
         if !draft.number(field, value) {
             pax::push(&mut records, key, value.to_string().as_bytes());
         }
     }
-    let time = tree::times_of(head.stat).last_modification;
-    let nanoseconds = u32::try_from(time.tv_nsec).unwrap_or(0);
-    let seconds = u64::try_from(time.tv_sec).ok();
+    let mtime = head.look.mtime;
+    let seconds = u64::try_from(mtime.0).ok();
     let seconds = seconds.filter(|&seconds| seconds <= MOST_12);
     draft.number(MTIME, seconds.unwrap_or(0));
-    if seconds.is_none() || nanoseconds > 0 {
-        let text = pax::time((time.tv_sec, nanoseconds));
+    if seconds.is_none() || mtime.1 > 0 {
+        let text = pax::time(mtime);
         pax::push(&mut records, b"mtime", text.as_bytes());
     }
     if let Some(size) = head.real_size {
@@ -445,13 +423,12 @@ fn put(feeder: &mut Feeder, head: &Head<'_>) -> Result<()> {
             size.to_string().as_bytes(),
         );
     }
-    for (key, value) in head.attributes {
+    for (key, value) in head.records {
         pax::push(&mut records, key, value);
     }
     if matches!(head.kind, b'3' | b'4') {
-        let device = head.stat.st_rdev;
-        draft.number(MAJOR, u64::from(rustix::fs::major(device)));
-        draft.number(MINOR, u64::from(rustix::fs::minor(device)));
+        draft.number(MAJOR, u64::from(rustix::fs::major(head.device)));
+        draft.number(MINOR, u64::from(rustix::fs::minor(head.device)));
     }
     if records.len() > MOST_RECORDS {
         return Err(Error::Limit {
@@ -472,41 +449,4 @@ fn put(feeder: &mut Feeder, head: &Head<'_>) -> Result<()> {
         feeder.write(&records)?;
     }
     feeder.write(&draft.finish())
-}
-
-/// What is kept of the attributes, as records in their order.
-fn attributes(of: &impl Xattrs, counts: &mut Counts) -> Result<Vec<(Vec<u8>, Vec<u8>)>> {
-    let mut names = of.xattr_names()?;
-    if names.is_empty() {
-        return Ok(Vec::new());
-    }
-    names.sort();
-    let (mut acls, mut others) = (Vec::new(), Vec::new());
-    for name in names {
-        let bytes = name.as_bytes();
-        let acl = match bytes {
-            b"system.posix_acl_access" => Some(&b"SCHILY.acl.access"[..]),
-            b"system.posix_acl_default" => Some(&b"SCHILY.acl.default"[..]),
-            b"security.capability" => None,
-            name if name.starts_with(b"user.") => None,
-            // As xfs lists the two ACLs once more.
-            b"trusted.SGI_ACL_FILE" | b"trusted.SGI_ACL_DEFAULT" => continue,
-            _ => {
-                counts.attributes_left_out += 1;
-                continue;
-            }
-        };
-        // Taken away since it was listed: then it is not there.
-        let Some(value) = of.xattr(&name)? else {
-            continue;
-        };
-        if let Some((key, text)) = acl.zip(acl::to_text(&value)) {
-            acls.push((key.to_vec(), text.into_bytes()));
-        } else {
-            let name = pax::escape(bytes);
-            others.push(([b"SCHILY.xattr.", &*name].concat(), value));
-        }
-    }
-    acls.append(&mut others);
-    Ok(acls)
 }

@@ -6,9 +6,11 @@ use super::header::{
     BLOCK, Block, Dialect, Field, GID, Header, LINK, MAJOR, MINOR, MODE, MTIME, OLD_SPARSE_MORE,
     OLD_SPARSE_SIZE, SIZE, UID, malformed, padding, unsigned,
 };
+use super::layer::{self, Mark};
 use super::pax::{self, Record};
 use super::pipe::Drain;
 use super::sparse::{self, MapReader, Run};
+use super::walk::Look;
 use super::{Error, Limits, Result, acl, shown};
 
 /// The longest extended header, and the longest of GNU's long names.
@@ -52,6 +54,19 @@ pub(super) struct Entry {
     pub(super) xattrs: Vec<(Vec<u8>, Vec<u8>)>,
     /// How many attributes are not.
     pub(super) left_out: u64,
+    /// What it is in a layer, by a record of our own.
+    pub(super) mark: Option<Mark>,
+}
+
+impl Entry {
+    pub(super) fn look(&self) -> Look {
+        Look {
+            mode: self.mode,
+            uid: self.uid,
+            gid: self.gid,
+            mtime: self.mtime,
+        }
+    }
 }
 
 /// Owner and time that a global header has said for all that follow.
@@ -228,8 +243,11 @@ impl Reader {
                 b"path" | b"linkpath" | b"size" | b"SCHILY.realsize" => {
                     return Err("a global header names a path or a size");
                 }
-                key if key.starts_with(b"GNU.sparse.") || key.starts_with(b"SCHILY.") => {
-                    return Err("a global header has a sparse map or an attribute");
+                key if [&b"GNU.sparse."[..], b"SCHILY.", b"BAGGAGECLAIM."]
+                    .iter()
+                    .any(|prefix| key.starts_with(prefix)) =>
+                {
+                    return Err("a global header has a sparse map, an attribute or a mark");
                 }
                 _ => {}
             }
@@ -282,6 +300,15 @@ impl Reader {
         let mode = unsigned(header, MODE, "mode", at)? & 0o7777;
         let mut xattrs = facts.xattrs;
         xattrs.extend(facts.acls);
+        let fits = match facts.mark {
+            None => true,
+            Some(_) if path.is_empty() => false,
+            Some(Mark::Whiteout) => kind == Kind::File && size == 0,
+            Some(Mark::Opaque) => kind == Kind::Directory,
+        };
+        if !fits {
+            return Err(refused(&raw, "it has a mark that it cannot have"));
+        }
         Ok(Entry {
             mode: u32::try_from(mode).expect("twelve bits"),
             uid: default(facts.uid, self.defaults.uid, UID, "owner")?,
@@ -293,6 +320,7 @@ impl Reader {
             runs,
             xattrs,
             left_out: facts.left_out,
+            mark: facts.mark,
         })
     }
 
@@ -443,6 +471,7 @@ struct Facts {
     /// After the others: the mode and the owner are settled then.
     acls: Vec<(Vec<u8>, Vec<u8>)>,
     left_out: u64,
+    mark: Option<Mark>,
 }
 
 impl Facts {
@@ -473,6 +502,8 @@ impl Facts {
             key if key.starts_with(b"GNU.sparse.") => self.sparse = true,
             // star's own way of sparse files.
             b"SCHILY.realsize" => return Err("it is sparse in a way that is not understood"),
+            layer::RECORD => self.mark = optional(value, Mark::parse)?,
+            key if key.starts_with(b"BAGGAGECLAIM.") => return Err("it is a record of no version"),
             b"SCHILY.acl.access" => self.acl(b"system.posix_acl_access", value)?,
             b"SCHILY.acl.default" => self.acl(b"system.posix_acl_default", value)?,
             key => {

@@ -15,14 +15,20 @@ use std::os::unix::ffi::OsStrExt;
 use std::os::unix::fs::FileExt;
 use std::sync::atomic::Ordering;
 
-use rustix::fs::{Timespec, Timestamps, UTIME_OMIT};
+use rustix::fs::{Timestamps, UTIME_OMIT};
 
 use super::decode::decode;
+use super::dress::{Owned, dress, times};
+use super::layer::{LayerMarks, Mark};
 use super::pipe::{Drain, pipe};
 use super::read::{Entry, Kind, Reader, limit, refused};
 use super::{Digests, Error, Progress, Result};
 use crate::sys::{Dir, Errno, FileKind, OpenFile, Xattrs};
-use crate::tree::Stop;
+use crate::tree::{self, Stop};
+
+mod layer;
+
+use self::layer::Layer;
 
 /// How long a path the kernel takes at once, with room to spare.
 const PATH_MAX: usize = 4000;
@@ -85,6 +91,8 @@ pub struct Made {
     pub devices_left_out: u64,
     /// Attributes that were not taken.
     pub attributes_left_out: u64,
+    /// Names that a layer deletes.
+    pub whiteouts: u64,
 }
 
 /// Makes a tree of an archive in `into`, a directory that is empty or is to be added to. On an error a part of it is there.
@@ -98,11 +106,37 @@ pub fn unpack(
     progress: &Progress,
     stop: Stop<'_>,
 ) -> Result<Unpacked> {
+    unpack_as(input, into, None, how, progress, stop)
+}
+
+/// The same of one layer: see [`super::unpack_layer`].
+pub(super) fn unpack_into_layer(
+    input: impl Read + Send,
+    into: &Dir,
+    below: &[Dir],
+    marks: LayerMarks,
+    how: Unpack,
+    progress: &Progress,
+    stop: Stop<'_>,
+) -> Result<Unpacked> {
+    let layer = Layer { marks, below };
+    layer.begin(into)?;
+    unpack_as(input, into, Some(layer), how, progress, stop)
+}
+
+fn unpack_as(
+    input: impl Read + Send,
+    into: &Dir,
+    layer: Option<Layer<'_>>,
+    how: Unpack,
+    progress: &Progress,
+    stop: Stop<'_>,
+) -> Result<Unpacked> {
     let (feeder, drain) = pipe();
     let ratio = how.limits.ratio;
     let (made, digests) = std::thread::scope(|scope| {
         let decoding = scope.spawn(|| decode(input, feeder, ratio, progress));
-        let made = Unpacker::run(drain, into, how, progress, stop);
+        let made = Unpacker::run(drain, into, layer, how, progress, stop);
         let digests = decoding.join().unwrap_or_else(|panic| {
             std::panic::resume_unwind(panic);
         });
@@ -131,13 +165,16 @@ struct Unpacker<'a> {
     root: &'a Dir,
     parent: Option<Parent>,
     how: Unpack,
+    /// `None`: a whole tree is made.
+    layer: Option<Layer<'a>>,
     made: Made,
 }
 
-impl Unpacker<'_> {
+impl<'a> Unpacker<'a> {
     fn run(
         drain: Drain,
-        root: &Dir,
+        root: &'a Dir,
+        layer: Option<Layer<'a>>,
         how: Unpack,
         progress: &Progress,
         stop: Stop<'_>,
@@ -147,6 +184,7 @@ impl Unpacker<'_> {
             root,
             parent: None,
             how,
+            layer,
             made: Made::default(),
         };
         while let Some(entry) = job.reader.next()? {
@@ -162,6 +200,9 @@ impl Unpacker<'_> {
 
     fn entry(&mut self, entry: &Entry, stop: Stop<'_>) -> Result<()> {
         self.made.attributes_left_out += entry.left_out;
+        if self.mark(entry)? {
+            return Ok(());
+        }
         if entry.path.is_empty() {
             if entry.kind != Kind::Directory {
                 return Err(refused(b".", "the root is a directory"));
@@ -224,11 +265,14 @@ impl Unpacker<'_> {
             let next = match dir.open_beneath(name) {
                 Err(error) if error.is(Errno::ENOENT) => {
                     self.become_parent(above.strip_suffix(b"/").unwrap_or(above), dir)?;
+                    let below = self.below(&path[..end])?;
                     self.here().create_dir(name, UNNAMED_MODE)?;
                     let made = self.here().open_beneath(name)?;
-                    made.set_owner(Some(0), Some(0))?;
-                    made.set_mode(UNNAMED_MODE)?;
-                    made.set_times(&times((0, 0)))?;
+                    if !Self::look_as_below(below.as_ref(), &made)? {
+                        made.set_owner(Some(0), Some(0))?;
+                        made.set_mode(UNNAMED_MODE)?;
+                        made.set_times(&times((0, 0)))?;
+                    }
                     made
                 }
                 next => next.map_err(|error| blocked(error.into(), entry))?,
@@ -238,32 +282,11 @@ impl Unpacker<'_> {
         self.become_parent(path, dir)
     }
 
-    /// Opens a directory of the tree: from the parent if it is below it, else from the root, in as few steps as can be.
+    /// Opens a directory of the tree.
     fn open(&self, path: &[u8]) -> Result<Dir> {
-        if path.is_empty() {
-            return Ok(self.root.try_clone()?);
-        }
-        let (from, mut rest) = match &self.parent {
-            Some(there) if there.path.is_empty() => (&there.dir, path),
-            Some(there) => match path.strip_prefix(&*there.path) {
-                Some([]) => return Ok(there.dir.try_clone()?),
-                Some([b'/', rest @ ..]) => (&there.dir, rest),
-                _ => (self.root, path),
-            },
-            None => (self.root, path),
-        };
-        let mut dir: Option<Dir> = None;
-        while !rest.is_empty() {
-            let mut end = rest.len();
-            if end > PATH_MAX {
-                let slash = rest[..PATH_MAX].iter().rposition(|&byte| byte == b'/');
-                end = slash.expect("no name is longer than 255 bytes");
-            }
-            let from = dir.as_ref().unwrap_or(from);
-            dir = Some(from.open_beneath(OsStr::from_bytes(&rest[..end]))?);
-            rest = rest.get(end + 1..).unwrap_or_default();
-        }
-        Ok(dir.expect("the path is not empty"))
+        let there = self.parent.as_ref();
+        let there = there.map(|there| (&*there.path, &there.dir));
+        open_below(self.root, there, path)
     }
 
     fn become_parent(&mut self, path: &[u8], dir: Dir) -> Result<()> {
@@ -296,6 +319,7 @@ impl Unpacker<'_> {
     }
 
     fn directory(&mut self, name: &OsStr, entry: &Entry) -> Result<()> {
+        let mut opaque = entry.mark == Some(Mark::Opaque);
         loop {
             match self.here().create_dir(name, 0o700) {
                 Ok(()) => break,
@@ -305,16 +329,25 @@ impl Unpacker<'_> {
             let there = self.here().stat_if_there(name)?;
             match there.map(|stat| FileKind::of_mode(stat.st_mode)) {
                 Some(FileKind::Directory) => break,
-                Some(_) => remove(self.here(), name)?,
+                Some(_) => {
+                    // In a layer that hid what is below, and so does the directory.
+                    opaque = self.layer.is_some();
+                    remove(self.here(), name)?;
+                }
                 None => {}
             }
         }
         let dir = self.here().open_beneath(name)?;
+        if opaque {
+            dir.set_xattr(tree::OPAQUE, b"y")?;
+        }
         attributes(&dir, entry)
     }
 
     fn file(&mut self, name: &OsStr, entry: &Entry, stop: Stop<'_>) -> Result<()> {
-        let file = self.make(name, entry, |dir| dir.create_file(name))?;
+        let file = self.make(name, entry, |dir| {
+            dir.create_file_with(name, entry.mode & 0o777)
+        })?;
         let file = File::from(file);
         self.made.bytes += entry.runs.iter().map(|run| run.length).sum::<u64>();
         if self.made.bytes > self.how.limits.bytes {
@@ -358,6 +391,9 @@ impl Unpacker<'_> {
         };
         if target == entry.path {
             return Err(refused(&entry.path, "it is a hard link to itself"));
+        }
+        if self.layer.is_some() && !self.bring_up(target, entry)? {
+            return Err(why());
         }
         let (parent, target) = split(target);
         let dir = self.open(parent).map_err(|_| why())?;
@@ -444,27 +480,9 @@ impl Unpacker<'_> {
     }
 }
 
-/// What can be given its owner, mode and times by a descriptor.
-trait Owned: Xattrs {
-    fn failed(&self, call: &'static str, errno: rustix::io::Errno) -> Error {
-        crate::sys::Error::new(call, self.subject(), errno).into()
-    }
-}
-
-impl Owned for Dir {}
-impl Owned for OpenFile {}
-
-/// Owner, attributes, mode, times: in this order, since a change of owner takes set-id bits and capabilities away, and an
-/// ACL changes the mode.
+/// Owner, attributes, mode and times as the entry says.
 fn attributes(of: &impl Owned, entry: &Entry) -> Result<()> {
-    use rustix::fs::{Gid, Mode, Uid};
-    let (uid, gid) = (Uid::from_raw(entry.uid), Gid::from_raw(entry.gid));
-    rustix::fs::fchown(of.as_fd(), Some(uid), Some(gid)).map_err(|e| of.failed("fchown", e))?;
-    xattrs(of, entry)?;
-    rustix::fs::fchmod(of.as_fd(), Mode::from_raw_mode(entry.mode))
-        .map_err(|errno| of.failed("fchmod", errno))?;
-    rustix::fs::futimens(of.as_fd(), &times(entry.mtime))
-        .map_err(|errno| of.failed("utimensat", errno))
+    dress(of, &entry.look(), &entry.xattrs)
 }
 
 fn xattrs(of: &impl Xattrs, entry: &Entry) -> Result<()> {
@@ -472,20 +490,6 @@ fn xattrs(of: &impl Xattrs, entry: &Entry) -> Result<()> {
         of.set_xattr(OsStr::from_bytes(name), value)?;
     }
     Ok(())
-}
-
-/// A modification time; the access time stays.
-fn times((seconds, nanoseconds): (i64, u32)) -> Timestamps {
-    Timestamps {
-        last_access: Timespec {
-            tv_sec: 0,
-            tv_nsec: UTIME_OMIT,
-        },
-        last_modification: Timespec {
-            tv_sec: seconds,
-            tv_nsec: i64::from(nanoseconds),
-        },
-    }
 }
 
 /// Removes what is no directory; gone already is as well.
@@ -508,8 +512,37 @@ fn blocked(error: Error, entry: &Entry) -> Error {
     }
 }
 
+/// Opens a directory of the tree `root`: from `there` (a path and its directory) if it is below that, else
+/// from the root, in as few steps as can be.
+pub(super) fn open_below(root: &Dir, there: Option<(&[u8], &Dir)>, path: &[u8]) -> Result<Dir> {
+    if path.is_empty() {
+        return Ok(root.try_clone()?);
+    }
+    let (from, mut rest) = match there {
+        Some((b"", dir)) => (dir, path),
+        Some((there, dir)) => match path.strip_prefix(there) {
+            Some([]) => return Ok(dir.try_clone()?),
+            Some([b'/', rest @ ..]) => (dir, rest),
+            _ => (root, path),
+        },
+        None => (root, path),
+    };
+    let mut dir: Option<Dir> = None;
+    while !rest.is_empty() {
+        let mut end = rest.len();
+        if end > PATH_MAX {
+            let slash = rest[..PATH_MAX].iter().rposition(|&byte| byte == b'/');
+            end = slash.expect("no name is longer than 255 bytes");
+        }
+        let from = dir.as_ref().unwrap_or(from);
+        dir = Some(from.open_beneath(OsStr::from_bytes(&rest[..end]))?);
+        rest = rest.get(end + 1..).unwrap_or_default();
+    }
+    Ok(dir.expect("the path is not empty"))
+}
+
 /// The parent's path and the name in it.
-fn split(path: &[u8]) -> (&[u8], &OsStr) {
+pub(super) fn split(path: &[u8]) -> (&[u8], &OsStr) {
     let slash = path.iter().rposition(|&byte| byte == b'/');
     let (parent, name) = match slash {
         Some(at) => (&path[..at], &path[at + 1..]),

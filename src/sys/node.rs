@@ -62,10 +62,15 @@ impl Dir {
 
     /// Creates a regular file with mode 0600, open for writing. EEXIST if the name exists.
     pub fn create_file(&self, name: impl AsRef<Path>) -> Result<OwnedFd> {
+        self.create_file_with(name, 0o600)
+    }
+
+    /// The same with another mode, of which the umask takes bits away.
+    pub fn create_file_with(&self, name: impl AsRef<Path>, mode: u32) -> Result<OwnedFd> {
         let name = name.as_ref();
         let flags =
             OFlags::RDWR | OFlags::CREATE | OFlags::EXCL | OFlags::NOFOLLOW | OFlags::CLOEXEC;
-        rustix::fs::openat(self, name, flags, Mode::from_raw_mode(0o600))
+        rustix::fs::openat(self, name, flags, Mode::from_raw_mode(mode))
             .map_err(|errno| self.error("openat", name, errno))
     }
 }

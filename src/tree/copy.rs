@@ -135,12 +135,7 @@ pub(super) fn disinherit(to: &Dir) -> Result<()> {
 ///
 /// Call it after the directory's content is complete. A new entry changes the directory's times,
 /// and inherits its default ACL, its group and the like, which the source may lack.
-pub(super) fn copy_directory_attributes(
-    from: &Dir,
-    to: &Dir,
-    stat: &Stat,
-    marks: Marks,
-) -> Result<()> {
+pub fn copy_directory_attributes(from: &Dir, to: &Dir, stat: &Stat, marks: Marks) -> Result<()> {
     let wanted = from.xattr_names()?;
     for name in to.xattr_names()? {
         if !wanted.contains(&name) && Mark::of(&name) == Mark::Content {
@@ -197,6 +192,12 @@ fn copy_xattrs(from: &impl Xattrs, to: &impl Xattrs, marks: Marks) -> Result<()>
         }
     }
     Ok(())
+}
+
+/// Copies one object that is no directory to `name` in `to`, by reflink where that works.
+/// Overlayfs marks keep their meaning.
+pub fn copy_node(node: &Node, stat: &Stat, to: &Dir, name: &OsStr) -> Result<()> {
+    Files::new(Method::Reflink, Marks::Keep).copy(node, stat, to, name)
 }
 
 /// A directory of the walk: the names left to copy, and its attributes when it was entered.

@@ -6,16 +6,16 @@ use std::os::unix::ffi::OsStrExt;
 
 use rustix::fs::Stat;
 
-use crate::sys::{self, FileKind, Xattrs};
+use crate::sys::{self, Dir, FileKind, Xattrs};
 
 /// The prefix of overlay's own attributes when root mounts it.
 const PREFIX: &[u8] = b"trusted.overlay.";
 /// How Linux 6.7 stores a `trusted.overlay.*` that is set *through* an overlay.
 const ESCAPED: &[u8] = b"trusted.overlay.overlay.";
 /// On a directory: `y` hides lower layers; `x`: whiteouts in it may be files with [`WHITEOUT`].
-pub(super) const OPAQUE: &str = "trusted.overlay.opaque";
+pub const OPAQUE: &str = "trusted.overlay.opaque";
 /// On a copied-up entry: its origin. Empty: unknown origin.
-pub(super) const ORIGIN: &str = "trusted.overlay.origin";
+pub const ORIGIN: &str = "trusted.overlay.origin";
 /// On an empty regular file in a directory marked `x`: the file is a whiteout (Linux 6.8).
 const WHITEOUT: &str = "trusted.overlay.whiteout";
 
@@ -53,9 +53,22 @@ pub fn is_whiteout(stat: &Stat) -> bool {
     FileKind::of_mode(stat.st_mode) == FileKind::CharacterDevice && stat.st_rdev == 0
 }
 
+/// Whether a name of a layer is a whiteout: a character device 0:0, or, if `xattr_whiteouts`, an
+/// empty file with the attribute. A missing name is no whiteout.
+pub fn is_whiteout_at(dir: &Dir, name: &OsStr, xattr_whiteouts: bool) -> sys::Result<bool> {
+    let Some(stat) = dir.stat_if_there(name)? else {
+        return Ok(false);
+    };
+    if is_whiteout(&stat) {
+        return Ok(true);
+    }
+    let may_be = xattr_whiteouts && FileKind::of_mode(stat.st_mode) == FileKind::File;
+    Ok(may_be && stat.st_size == 0 && has_whiteout_xattr(&dir.node(name)?)?)
+}
+
 /// How a directory of a layer relates to the same directory in lower layers.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub(super) enum Opacity {
+pub enum Opacity {
     /// Merged with them.
     Merged,
     /// Merged with them; its whiteouts may be files with an attribute.
@@ -65,7 +78,8 @@ pub(super) enum Opacity {
 }
 
 impl Opacity {
-    pub(super) fn of(dir: &impl Xattrs) -> sys::Result<Self> {
+    /// What a directory's attribute says.
+    pub fn of(dir: &impl Xattrs) -> sys::Result<Self> {
         Ok(match dir.xattr(OPAQUE)?.as_deref() {
             Some(b"y") => Self::Opaque,
             Some(b"x") => Self::WithXattrWhiteouts,

@@ -7,20 +7,24 @@
 //!
 //! This module knows no volumes or layers, only overlay's marks ([`marks`]), which layers contain.
 
+mod apply;
 mod copy;
 mod delete;
 mod flatten;
 mod marks;
 mod names;
 mod spine;
+mod stack;
 mod usage;
 mod writers;
 
-pub use copy::{Copied, Marks, Method, copy, times_of};
+pub use apply::apply;
+pub use copy::{Copied, Marks, Method, copy, copy_directory_attributes, copy_node, times_of};
 pub use delete::delete;
 pub use flatten::flatten;
-pub use marks::{Mark, is_whiteout};
+pub use marks::{Mark, OPAQUE, ORIGIN, Opacity, is_whiteout, is_whiteout_at};
 pub use spine::Spine;
+pub use stack::{Found, find};
 pub use usage::usage;
 pub use writers::writers;
 

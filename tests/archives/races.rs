@@ -7,7 +7,7 @@ use std::path::Path;
 use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
 use std::time::{Duration, Instant};
 
-use baggageclaim::archive::{Codec, Error};
+use baggageclaim::archive::{self, Codec, Error, LayerMarks, Progress, Unpack};
 use rustix::fs::{CWD, RenameFlags};
 
 use crate::common::{Fs, Snapshot, assert_same, require_lab};
@@ -139,24 +139,34 @@ fn a_file_that_shrinks_while_it_is_packed_fails_the_stream() {
     }
 }
 
+/// How long damaged input is tried, and the seed, which is printed: with it a run can be repeated.
+pub(crate) fn mutation() -> (Duration, Random) {
+    let number = |name: &str| std::env::var_os(name)?.to_str()?.parse::<u64>().ok();
+    let seconds = number("BAGGAGECLAIM_MUTATION_SECONDS").unwrap_or(30);
+    let seed = number("BAGGAGECLAIM_MUTATION_SEED");
+    let seed = seed.unwrap_or_else(|| u64::from(std::process::id()) << 20 | 1);
+    println!("BAGGAGECLAIM_MUTATION_SEED={seed}");
+    (Duration::from_secs(seconds), Random(seed | 1))
+}
+
 /// xorshift64*.
-struct Random(u64);
+pub(crate) struct Random(u64);
 
 impl Random {
-    fn next(&mut self) -> u64 {
+    pub(crate) fn next(&mut self) -> u64 {
         self.0 ^= self.0 >> 12;
         self.0 ^= self.0 << 25;
         self.0 ^= self.0 >> 27;
         self.0.wrapping_mul(0x2545_f491_4f6c_dd1d)
     }
 
-    fn below(&mut self, most: usize) -> usize {
+    pub(crate) fn below(&mut self, most: usize) -> usize {
         usize::try_from(self.next() % most as u64).expect("it is small")
     }
 }
 
 /// Changes some bytes; most of the time inside a header, whose checksum is then made right.
-fn mutate(bytes: &mut Vec<u8>, random: &mut Random) {
+pub(crate) fn mutate(bytes: &mut Vec<u8>, random: &mut Random) {
     for _ in 0..=random.below(4) {
         match random.below(8) {
             0 => bytes.truncate(random.below(bytes.len()) + 1),
@@ -191,13 +201,7 @@ fn mutate(bytes: &mut Vec<u8>, random: &mut Random) {
 
 #[test]
 fn damaged_archives_never_panic_and_never_leave_the_tree() {
-    let seconds = std::env::var_os("BAGGAGECLAIM_MUTATION_SECONDS")
-        .and_then(|text| text.to_str()?.parse().ok())
-        .unwrap_or(10);
-    let seed =
-        std::env::var_os("BAGGAGECLAIM_MUTATION_SEED").and_then(|text| text.to_str()?.parse().ok());
-    let seed = seed.unwrap_or_else(|| u64::from(std::process::id()) << 20 | 1);
-    println!("BAGGAGECLAIM_MUTATION_SEED={seed}");
+    let (duration, mut random) = mutation();
     let lab = require_lab!(Fs::Tmpfs);
     let place = lab.dir("place");
     fs::create_dir(place.join("outside")).expect("mkdir");
@@ -224,15 +228,24 @@ fn damaged_archives_never_panic_and_never_leave_the_tree() {
         .file("sparse", b"abcde")
         .hard("h", "sparse")
         .end();
-    let mut random = Random(seed | 1);
+    let layer = Tar::new()
+        .pax(&[("BAGGAGECLAIM.layer", b"whiteout")])
+        .file("d/file", b"")
+        .pax(&[("BAGGAGECLAIM.layer", b"opaque")])
+        .dir("o")
+        .file("e/.wh.file", b"")
+        .file("p/.wh..wh..opq", b"")
+        .hard("h", "e/other")
+        .end();
+    let below = lab.dir("below");
+    fs::create_dir(below.join("e")).expect("mkdir");
+    fs::write(below.join("e/other"), "below").expect("write");
+    symlink("../place/outside", below.join("d")).expect("symlink");
+    let below = [open(&below)];
     let (mut whole, mut tries) = (0, 0);
     let begun = Instant::now();
-    while begun.elapsed() < Duration::from_secs(seconds) {
-        let mut bytes = if random.below(2) == 0 {
-            own.clone()
-        } else {
-            other.clone()
-        };
+    while begun.elapsed() < duration {
+        let mut bytes = [&own, &other, &layer][random.below(3)].clone();
         mutate(&mut bytes, &mut random);
         let codec = CODECS[random.below(3)];
         if codec == Codec::Zstd(1) {
@@ -243,14 +256,20 @@ fn damaged_archives_never_panic_and_never_leave_the_tree() {
         }
         let to = place.join("to");
         fs::create_dir(&to).expect("mkdir");
-        whole += u64::from(unpack(&bytes, &to, false).is_ok());
+        let marks = [LayerMarks::Records, LayerMarks::Oci][random.below(2)];
+        let (how, progress, into) = (Unpack::default(), Progress::default(), open(&to));
+        whole += u64::from(match random.below(3) {
+            0 => unpack(&bytes, &to, false).is_ok(),
+            1 => {
+                let bytes = &bytes[..];
+                archive::unpack_layer(bytes, &into, &below, marks, how, &progress, &|| false)
+                    .is_ok()
+            }
+            _ => archive::unpack_onto(&bytes[..], &into, marks, how, &progress, &|| false).is_ok(),
+        });
         tries += 1;
         fs::remove_dir_all(&to).expect("remove");
-        assert_eq!(
-            fs::read_dir(&place).expect("list").count(),
-            1,
-            "seed {seed}"
-        );
+        assert_eq!(fs::read_dir(&place).expect("list").count(), 1);
     }
     assert_same(&before, &Snapshot::of(&place.join("outside")));
     assert_eq!(

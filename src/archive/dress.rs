@@ -1,0 +1,59 @@
+//! Giving what was made its owner, attributes, mode and times, by an open descriptor.
+//! What agrees already is left as it is: each change is a transaction of the filesystem.
+
+use std::ffi::OsStr;
+use std::os::unix::ffi::OsStrExt;
+
+use rustix::fs::{Gid, Mode, Timespec, Timestamps, UTIME_OMIT, Uid};
+
+use super::walk::{Attribute, Look};
+use super::{Error, Result};
+use crate::sys::{Dir, OpenFile, Xattrs};
+
+/// What can be given its looks by a descriptor.
+pub(super) trait Owned: Xattrs {
+    fn failed(&self, call: &'static str, errno: rustix::io::Errno) -> Error {
+        crate::sys::Error::new(call, self.subject(), errno).into()
+    }
+}
+
+impl Owned for Dir {}
+impl Owned for OpenFile {}
+
+/// Owner, attributes, mode, times: in this order, since a change of owner takes set-id bits and
+/// capabilities away, and an ACL changes the mode.
+pub(super) fn dress(of: &impl Owned, look: &Look, attributes: &[Attribute]) -> Result<()> {
+    let stat = rustix::fs::fstat(of.as_fd()).map_err(|errno| of.failed("fstat", errno))?;
+    let mut mode = stat.st_mode & 0o7777;
+    if (stat.st_uid, stat.st_gid) != (look.uid, look.gid) {
+        let (uid, gid) = (Uid::from_raw(look.uid), Gid::from_raw(look.gid));
+        rustix::fs::fchown(of.as_fd(), Some(uid), Some(gid))
+            .map_err(|errno| of.failed("fchown", errno))?;
+        // Whatever that took away.
+        mode &= 0o777;
+    }
+    for (name, value) in attributes {
+        of.set_xattr(OsStr::from_bytes(name), value)?;
+    }
+    let acl = |(name, _): &Attribute| name.starts_with(b"system.");
+    if mode != look.mode || attributes.iter().any(acl) {
+        rustix::fs::fchmod(of.as_fd(), Mode::from_raw_mode(look.mode))
+            .map_err(|errno| of.failed("fchmod", errno))?;
+    }
+    rustix::fs::futimens(of.as_fd(), &times(look.mtime))
+        .map_err(|errno| of.failed("utimensat", errno))
+}
+
+/// A modification time; the access time stays.
+pub(super) fn times((seconds, nanoseconds): (i64, u32)) -> Timestamps {
+    Timestamps {
+        last_access: Timespec {
+            tv_sec: 0,
+            tv_nsec: UTIME_OMIT,
+        },
+        last_modification: Timespec {
+            tv_sec: seconds,
+            tv_nsec: i64::from(nanoseconds),
+        },
+    }
+}

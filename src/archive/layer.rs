@@ -1,0 +1,204 @@
+//! How a layer of a stack says in an archive what it deletes: by records of our own between nodes,
+//! by names that begin with `.wh.` towards OCI registries (image-spec, layer.md, "Whiteouts").
+//!
+//! Only the words are here. `pack` and `unpack::layer` write and obey them.
+
+use std::ffi::OsStr;
+use std::io::Read;
+use std::path::Path;
+
+use super::read::refused;
+use super::unpack::unpack_into_layer;
+use super::{Error, Progress, Result, Unpack, Unpacked, shown};
+use crate::sys::{Dir, Errno};
+use crate::tree::{self, Stop};
+
+/// How a layer's deletions are written in an archive.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub enum LayerMarks {
+    /// As pax records of our own. Every name can be in such a layer.
+    Records,
+    /// As the OCI image specification has it: `.wh.NAME`, `.wh..wh..opq`.
+    Oci,
+}
+
+/// The key of our own pax records, and its two values.
+pub(super) const RECORD: &[u8] = b"BAGGAGECLAIM.layer";
+pub(super) const WHITEOUT: &[u8] = b"whiteout";
+pub(super) const OPAQUE: &[u8] = b"opaque";
+
+const OCI_PREFIX: &[u8] = b".wh.";
+/// Names of AUFS' own. Only the next of them means something.
+const OCI_RESERVED: &[u8] = b".wh..wh.";
+pub(super) const OCI_OPAQUE: &[u8] = b".wh..wh..opq";
+/// The longest name that a filesystem takes.
+const MOST_NAME: usize = 255;
+
+/// What an entry of a layer is, beside what its header says.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub(super) enum Mark {
+    /// It deletes what the layers below have under its path.
+    Whiteout,
+    /// It is a directory, and hides what the layers below have in it.
+    Opaque,
+}
+
+impl Mark {
+    pub(super) fn parse(value: &[u8]) -> Result<Self, &'static str> {
+        match value {
+            WHITEOUT => Ok(Self::Whiteout),
+            OPAQUE => Ok(Self::Opaque),
+            _ => Err("it is no mark of a layer that is known"),
+        }
+    }
+}
+
+/// The path of the whiteout that deletes `path`.
+pub(super) fn oci_whiteout(path: &[u8]) -> Result<Vec<u8>> {
+    let name = last(path);
+    if OCI_PREFIX.len() + name.len() > MOST_NAME {
+        let why = "the name of its whiteout would be longer than 255 bytes";
+        return Err(unpackable(path, why));
+    }
+    let parent = &path[..path.len() - name.len()];
+    Ok([parent, OCI_PREFIX, name].concat())
+}
+
+/// Refuses the path of what would be taken for a whiteout.
+pub(super) fn check_name(path: &[u8]) -> Result<()> {
+    if last(path).starts_with(OCI_PREFIX) {
+        let why = "in an OCI layer a name that begins with `.wh.` is a deletion";
+        return Err(unpackable(path, why));
+    }
+    Ok(())
+}
+
+fn unpackable(path: &[u8], why: &'static str) -> Error {
+    Error::Unpackable {
+        path: shown(path),
+        why,
+    }
+}
+
+fn last(path: &[u8]) -> &[u8] {
+    path.rsplit(|&byte| byte == b'/').next().unwrap_or(path)
+}
+
+/// The mark that an entry of an OCI layer is by its path, and the path that it is about.
+pub(super) fn oci_mark(path: &[u8]) -> Result<Option<(Mark, Vec<u8>)>> {
+    let name = last(path);
+    let parent = &path[..path.len() - name.len()];
+    let reserved = |name: &[u8]| name.starts_with(OCI_PREFIX);
+    if parent.split(|&byte| byte == b'/').any(reserved) {
+        return Err(refused(path, "it is below a whiteout"));
+    }
+    if name == OCI_OPAQUE {
+        let parent = parent.strip_suffix(b"/").unwrap_or(parent);
+        return Ok(Some((Mark::Opaque, parent.to_vec())));
+    }
+    if name.starts_with(OCI_RESERVED) {
+        return Err(refused(path, "its name is reserved and means nothing"));
+    }
+    match name.strip_prefix(OCI_PREFIX) {
+        None => Ok(None),
+        Some(b"" | b"." | b"..") => Err(refused(path, "it is a whiteout of no name")),
+        Some(name) => Ok(Some((Mark::Whiteout, [parent, name].concat()))),
+    }
+}
+
+/// Unpacks one layer into the empty directory `into`, in overlayfs' form: deletions are character
+/// devices 0:0, opaque directories have the attribute `trusted.overlay.opaque`.
+///
+/// `below` are the layers below it, newest first. They are only read: a hard link to a file of
+/// theirs, and a directory that the archive implies, are copied up as overlayfs does it.
+/// On an error a part of the layer is there.
+pub fn unpack_layer(
+    input: impl Read + Send,
+    into: &Dir,
+    below: &[Dir],
+    marks: LayerMarks,
+    how: Unpack,
+    progress: &Progress,
+    stop: Stop<'_>,
+) -> Result<Unpacked> {
+    unpack_into_layer(input, into, below, marks, how, progress, stop)
+}
+
+/// Unpacks one layer onto `tree`, a snapshot or copy of all that is below it: the tree is then what
+/// overlayfs shows of the stack. No mark stays in it.
+///
+/// The layer is unpacked beside and then moved into its place, so `tree` is one filesystem (on
+/// btrfs: one subvolume). On an error `tree` is neither the old nor the new one.
+pub fn unpack_onto(
+    input: impl Read + Send,
+    tree: &Dir,
+    marks: LayerMarks,
+    how: Unpack,
+    progress: &Progress,
+    stop: Stop<'_>,
+) -> Result<Unpacked> {
+    onto(
+        tree,
+        |layer, below| unpack_into_layer(input, layer, below, marks, how, progress, stop),
+        stop,
+    )
+}
+
+/// Makes a layer in a directory of `tree`, and applies it.
+pub(super) fn onto<T>(
+    tree: &Dir,
+    make: impl FnOnce(&Dir, &[Dir]) -> Result<T>,
+    stop: Stop<'_>,
+) -> Result<T> {
+    // A name that no archive can guess: the directory must not be a part of the layer.
+    let mut random = [0; 16];
+    getrandom::fill(&mut random).map_err(|error| {
+        let errno = error.raw_os_error().map_or(Errno::EIO, Errno::from_raw);
+        tree.error("getrandom", "", errno)
+    })?;
+    let name = format!(".layer-{:032x}", u128::from_le_bytes(random));
+    let times = tree::times_of(&tree.stat_self()?);
+    tree.create_dir(&name, 0o700)?;
+    // The new layer's root begins as a copy of this one.
+    tree.set_times(&times)?;
+    let made = make(&tree.open_beneath(&name)?, &[tree.try_clone()?])
+        .and_then(|made| Ok(tree::apply(tree, OsStr::new(&name), stop).map(|()| made)?));
+    if made.is_err() {
+        // The first error is the one to tell.
+        let _ = tree::delete(tree, Path::new(&name), &|| false);
+    }
+    made
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn a_whiteout_is_about_the_name_behind_its_prefix() {
+        let mark = |path: &[u8]| oci_mark(path).map_err(|error| error.to_string());
+        let is = |mark: Mark, path: &[u8]| Ok(Some((mark, path.to_vec())));
+        assert_eq!(mark(b".wh.a"), is(Mark::Whiteout, b"a"));
+        assert_eq!(mark(b"d/e/.wh.a"), is(Mark::Whiteout, b"d/e/a"));
+        assert_eq!(mark(b"d/e/.wh..wh..opq"), is(Mark::Opaque, b"d/e"));
+        assert_eq!(mark(b".wh..wh..opq"), is(Mark::Opaque, b""));
+        assert_eq!(mark(b"d/.wh"), Ok(None));
+        for bad in [
+            &b".wh."[..],
+            b"d/.wh.",
+            b".wh..",
+            b"d/.wh...",
+            b".wh.d/f",
+            b"d/.wh..wh.plnk",
+            b".wh..wh..opq/f",
+        ] {
+            mark(bad).expect_err(&bad.escape_ascii().to_string());
+        }
+        for path in [&b"a"[..], b"d/e/a", b"d/\xff"] {
+            let whiteout = oci_whiteout(path).expect("it has one");
+            assert_eq!(mark(&whiteout), is(Mark::Whiteout, path));
+        }
+        oci_whiteout(&[b'n'; 252]).expect_err("it is too long");
+        check_name(b"d/.wh.x").expect_err("it would be a deletion");
+    }
+}

@@ -1,0 +1,37 @@
+//! The format between nodes: a table of contents that names a layer by its digest, and content that
+//! is asked for by file and range. `docs/layer-format.md` is the format, byte by byte.
+//!
+//! ```text
+//! holder:    layer ─▶ scan ─▶ table        table, wants ─▶ read, compress ─▶ records
+//! receiver:  table ─▶ directories          records ─▶ decompress ─▶ verify ─▶ files ─▶ finish
+//! ```
+//!
+//! Nothing here knows of a network: a holder writes to any `Write`, a receiver reads from any `Read`.
+//! A receiver makes a layer in overlayfs' form; `tree::apply` puts it onto a full tree.
+
+mod done;
+mod receive;
+mod record;
+mod row;
+mod scan;
+mod send;
+mod table;
+
+pub use receive::{Patience, Receiver, Taken};
+pub use record::{Offer, State};
+pub use scan::{Scanned, scan};
+pub use send::{Holder, Want};
+pub use table::Table;
+
+/// A chunk of a large file, the longest piece and the longest frame.
+const CHUNK: u64 = 4 << 20;
+/// The largest table.
+const MOST_TABLE: u64 = 4 << 30;
+/// A SHA-256. Of a piece that is all zeros it is all zeros.
+type Sha256Sum = [u8; 32];
+const ZEROS: Sha256Sum = [0; 32];
+
+/// How many pieces a file of so many bytes has.
+fn pieces(size: u64) -> u64 {
+    size.div_ceil(CHUNK)
+}

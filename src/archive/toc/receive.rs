@@ -1,0 +1,498 @@
+//! A receiver: a layer is made in a fresh directory, of frames in any order from any holder.
+//!
+//! The directory has `fs` (the layer, in overlayfs' form) and `done` (which pieces were verified).
+//! First all directories are made. A file appears once its first piece was verified. Links, other
+//! nodes, deletions and the looks of directories come last, in [`Receiver::finish`].
+
+use std::ffi::OsStr;
+use std::fs::File;
+use std::io::Read;
+use std::os::fd::OwnedFd;
+use std::os::unix::ffi::OsStrExt;
+use std::os::unix::fs::FileExt;
+use std::sync::Arc;
+use std::sync::mpsc::{SyncSender, sync_channel};
+use std::time::Duration;
+
+use rustix::fs::OFlags;
+use sha2::{Digest as _, Sha256};
+
+use super::super::sparse::GRAIN;
+use super::super::{Error, Result, shown};
+use super::done::Done;
+use super::record::{self, Frame, Paced, Record};
+use super::row::{Kind, Row};
+use super::table::Cursor;
+use super::{CHUNK, Sha256Sum, Table, Want, ZEROS, pieces};
+use crate::archive::dress::dress;
+use crate::archive::unpack::{open_below, split};
+use crate::sys::{self, Dir, Errno, OpenFile, Xattrs};
+use crate::tree::{self, Stop};
+
+const FS: &str = "fs";
+const DONE: &str = "done";
+const CHARACTER: u32 = 0o020_000;
+const BLOCK: u32 = 0o060_000;
+const FIFO: u32 = 0o010_000;
+/// How many frames wait between the thread that decompresses and the one that writes.
+const WAITING: usize = 2;
+
+/// How long a receiver waits for one record and its frame.
+#[derive(Debug, Clone, Copy)]
+pub struct Patience(pub Duration);
+
+/// What came of one stream.
+#[derive(Debug, Clone, Copy, Default, PartialEq, Eq)]
+pub struct Taken {
+    /// Frames that were in it.
+    pub frames: u64,
+    /// Pieces that were new.
+    pub pieces: u64,
+    /// Bytes of these.
+    pub bytes: u64,
+    /// Pieces that had come before.
+    pub repeated: u64,
+}
+
+/// A layer that is being received.
+#[derive(Debug)]
+pub struct Receiver {
+    table: Arc<Table>,
+    cursor: Cursor<Arc<Table>>,
+    root: Dir,
+    done: Done,
+    devices: bool,
+    parent: Option<(Vec<u8>, Dir)>,
+}
+
+impl Receiver {
+    /// Begins in the directory `into`, or goes on with what an earlier receiver of the same layer did
+    /// there. `devices`: device nodes are made.
+    pub fn open(into: &Dir, table: Arc<Table>, devices: bool, stop: Stop<'_>) -> Result<Self> {
+        into.ensure_dir(FS, 0o700)?;
+        let mut receiver = Self {
+            cursor: Cursor::new(Arc::clone(&table)),
+            root: into.open_beneath(FS)?,
+            done: Done::open(into, DONE, table.digest().sha256)?,
+            table,
+            devices,
+            parent: None,
+        };
+        receiver.directories(stop)?;
+        Ok(receiver)
+    }
+
+    /// Makes all directories, open to root alone.
+    fn directories(&mut self, stop: Stop<'_>) -> Result<()> {
+        let mut cursor = Cursor::new(Arc::clone(&self.table));
+        while let Some(row) = cursor.next()? {
+            if stop() {
+                return Err(Error::Stopped);
+            }
+            if matches!(row.kind, Kind::Directory { .. }) && !cursor.path().is_empty() {
+                let (parent, name) = split(cursor.path());
+                self.enter(parent)?;
+                self.here().ensure_dir(name, 0o700)?;
+            }
+        }
+        Ok(())
+    }
+
+    fn here(&self) -> &Dir {
+        let parent = self.parent.as_ref();
+        &parent.expect("a parent is entered before it is used").1
+    }
+
+    fn enter(&mut self, path: &[u8]) -> Result<()> {
+        if self.parent.as_ref().is_some_and(|(there, _)| there == path) {
+            return Ok(());
+        }
+        let there = self.parent.as_ref().map(|(path, dir)| (&**path, dir));
+        let dir = open_below(&self.root, there, path)?;
+        self.parent = Some((path.to_vec(), dir));
+        Ok(())
+    }
+
+    /// What is still missing, at most `most` wants: to be asked of any holder.
+    pub fn missing(&mut self, most: usize) -> Result<Vec<Want>> {
+        let mut cursor = Cursor::new(Arc::clone(&self.table));
+        let mut wants: Vec<Want> = Vec::new();
+        while let Some(row) = cursor.next()? {
+            let Kind::File { size } = row.kind else {
+                continue;
+            };
+            let file = cursor.file();
+            for piece in 0..pieces(size) {
+                if self.done.has(cursor.piece() + piece)? || cursor.digest(piece)? == ZEROS {
+                    continue;
+                }
+                let offset = piece * CHUNK;
+                if wants
+                    .last_mut()
+                    .is_some_and(|want| extend(want, file, size, offset))
+                {
+                    continue;
+                }
+                if wants.len() == most {
+                    return Ok(wants);
+                }
+                let (first, count, length) = (file, 1, CHUNK);
+                wants.push(if size <= CHUNK {
+                    Want::Files { first, count }
+                } else {
+                    Want::Part {
+                        file,
+                        offset,
+                        length,
+                    }
+                });
+            }
+        }
+        Ok(wants)
+    }
+
+    /// Whether a piece was verified: what a holder that is still filling may send.
+    pub fn has(&mut self, piece: u64) -> Result<bool> {
+        Ok(self.done.has(piece)?)
+    }
+
+    /// Takes a stream of frames. On an error what was verified stays, and the rest can be asked for
+    /// again. `from` is read by another thread; it must not block for longer than the patience.
+    pub fn take(
+        &mut self,
+        from: impl Read + Send,
+        patience: Patience,
+        stop: Stop<'_>,
+    ) -> Result<Taken> {
+        let digest = self.table.digest().sha256;
+        let (sender, frames) = sync_channel(WAITING);
+        std::thread::scope(|scope| {
+            let decoding = scope.spawn(move || decode(from, digest, patience, &sender));
+            let mut taken = Taken::default();
+            let mut result = Ok(());
+            for (frame, plain) in &frames {
+                result = if stop() {
+                    Err(Error::Stopped)
+                } else {
+                    self.frame(&frame, &plain, &mut taken)
+                };
+                if result.is_err() {
+                    break;
+                }
+            }
+            // The other thread must not wait for room that never comes.
+            drop(frames);
+            let decoded = decoding.join().unwrap_or_else(|panic| {
+                std::panic::resume_unwind(panic);
+            });
+            result?;
+            decoded?;
+            Ok(taken)
+        })
+    }
+
+    /// Verifies the pieces of a frame, and writes those that are new.
+    fn frame(&mut self, frame: &Frame, plain: &[u8], taken: &mut Taken) -> Result<()> {
+        let wrong = |why: &str| Error::Refused {
+            path: format!("the frame of file {} at {}", frame.file, frame.offset),
+            why: why.to_owned(),
+        };
+        let mut row = self.cursor.seek(frame.file)?;
+        let (mut offset, mut plain) = (frame.offset, plain);
+        taken.frames += 1;
+        loop {
+            let size = match row.kind {
+                Kind::File { size } => size,
+                _ => 0,
+            };
+            if offset % CHUNK != 0 || (offset >= size && offset > 0) {
+                return Err(wrong("it does not begin with a piece of a file"));
+            }
+            let mut piece = offset / CHUNK;
+            while piece < pieces(size) && !plain.is_empty() {
+                let expected = self.cursor.digest(piece)?;
+                if expected != ZEROS {
+                    let length = (size - piece * CHUNK).min(CHUNK);
+                    let length = usize::try_from(length).expect("at most 4 MiB");
+                    let (bytes, rest) = plain
+                        .split_at_checked(length)
+                        .ok_or_else(|| wrong("it does not end with a piece of a file"))?;
+                    if Sha256Sum::from(Sha256::digest(bytes)) != expected {
+                        return Err(wrong("its content is not what the table says"));
+                    }
+                    self.piece(&row, size, piece, bytes, taken)?;
+                    plain = rest;
+                }
+                piece += 1;
+            }
+            if plain.is_empty() {
+                return Ok(());
+            }
+            row = loop {
+                match self.cursor.next()? {
+                    Some(row) if matches!(row.kind, Kind::File { .. }) => break row,
+                    Some(_) => {}
+                    None => return Err(wrong("it has more than the layer")),
+                }
+            };
+            offset = 0;
+        }
+    }
+
+    /// Writes a piece that was verified.
+    fn piece(
+        &mut self,
+        row: &Row,
+        size: u64,
+        piece: u64,
+        bytes: &[u8],
+        taken: &mut Taken,
+    ) -> Result<()> {
+        let number = self.cursor.piece() + piece;
+        if self.done.has(number)? {
+            taken.repeated += 1;
+            return Ok(());
+        }
+        let path = self.cursor.path().to_vec();
+        let (parent, name) = split(&path);
+        self.enter(parent)?;
+        let file = self.create(name, row.look.mode, size <= CHUNK)?;
+        let full = self.here().path().join(name);
+        let file = File::from(file);
+        write(&file, bytes, piece * CHUNK, size)
+            .map_err(|error| sys::Error::new("write", &full, error))?;
+        dress(
+            &OpenFile::new(OwnedFd::from(file), full),
+            &row.look,
+            &row.attributes,
+        )?;
+        self.done.set(number)?;
+        taken.pieces += 1;
+        taken.bytes += bytes.len() as u64;
+        Ok(())
+    }
+
+    /// Opens a file for writing. One that is to hold a single piece is made anew: what may be there
+    /// was left by a process that was killed.
+    fn create(&self, name: &OsStr, mode: u32, whole: bool) -> Result<OwnedFd> {
+        loop {
+            match self.here().create_file_with(name, mode & 0o777) {
+                Err(error) if error.is(Errno::EEXIST) && whole => self.here().remove_file(name)?,
+                Err(error) if error.is(Errno::EEXIST) => {
+                    let flags = OFlags::RDWR | OFlags::NOFOLLOW | OFlags::NONBLOCK;
+                    return Ok(self.here().open_file_beneath(name, flags, 0)?);
+                }
+                file => return Ok(file?),
+            }
+        }
+    }
+
+    /// Completes the layer, which is then `fs` in the receiver's directory. [`Error::Incomplete`]:
+    /// something is missing. Can be repeated until it succeeds.
+    pub fn finish(mut self, stop: Stop<'_>) -> Result<Dir> {
+        if let Some(want) = self.missing(1)?.first() {
+            return Err(Error::Incomplete {
+                what: format!("{want:?}"),
+            });
+        }
+        let mut cursor = Cursor::new(Arc::clone(&self.table));
+        // Of each open directory: its own row, and whether it has deletions.
+        let mut open: Vec<(Row, bool)> = Vec::new();
+        while let Some(row) = cursor.next()? {
+            if stop() {
+                return Err(Error::Stopped);
+            }
+            let (parent, name) = split(cursor.path());
+            match &row.kind {
+                Kind::Directory { .. } => {
+                    open.push((row, false));
+                    continue;
+                }
+                Kind::End => {
+                    let (row, whiteouts) = open.pop().expect("the table was checked");
+                    self.enter(cursor.path())?;
+                    directory(self.here(), &row, whiteouts && !open.is_empty())?;
+                    continue;
+                }
+                Kind::File { size } => {
+                    let size = *size;
+                    let mut zeros = true;
+                    for piece in 0..pieces(size) {
+                        zeros = zeros && cursor.digest(piece)? == ZEROS;
+                    }
+                    if zeros {
+                        let (parent, name) = split(cursor.path());
+                        self.enter(parent)?;
+                        self.zeros(name, &row, size)?;
+                    }
+                    continue;
+                }
+                Kind::Whiteout => open.last_mut().expect("the table was checked").1 = true,
+                _ => {}
+            }
+            self.enter(parent)?;
+            self.other(name, &row)?;
+        }
+        Ok(self.root)
+    }
+
+    /// A file without content that could be transferred.
+    fn zeros(&self, name: &OsStr, row: &Row, size: u64) -> Result<()> {
+        let full = self.here().path().join(name);
+        let file = File::from(self.create(name, row.look.mode, true)?);
+        file.set_len(size)
+            .map_err(|error| sys::Error::new("ftruncate", &full, error))?;
+        dress(
+            &OpenFile::new(OwnedFd::from(file), full),
+            &row.look,
+            &row.attributes,
+        )
+    }
+
+    /// Makes what is neither a file nor a directory.
+    fn other(&self, name: &OsStr, row: &Row) -> Result<()> {
+        let here = self.here();
+        let make = || -> Result<()> {
+            Ok(match &row.kind {
+                Kind::Symlink(target) => here.symlink(OsStr::from_bytes(target), name)?,
+                Kind::HardLink(target) => {
+                    let (parent, target_name) = split(target);
+                    let dir = open_below(&self.root, None, parent)?;
+                    let stat = dir.stat(target_name)?;
+                    if tree::is_whiteout(&stat) {
+                        return Err(Error::Refused {
+                            path: shown(target),
+                            why: "it is a deletion, and has a hard link".to_owned(),
+                        });
+                    }
+                    dir.link(target_name, here, name)?;
+                }
+                Kind::Fifo => here.make_node(name, FIFO | 0o600, 0)?,
+                Kind::Whiteout => here.make_node(name, CHARACTER, 0)?,
+                Kind::Character(major, minor) => {
+                    here.make_node(name, CHARACTER | 0o600, rustix::fs::makedev(*major, *minor))?;
+                }
+                Kind::Block(major, minor) => {
+                    here.make_node(name, BLOCK | 0o600, rustix::fs::makedev(*major, *minor))?;
+                }
+                Kind::File { .. } | Kind::Directory { .. } | Kind::End => {}
+            })
+        };
+        if matches!(row.kind, Kind::Character(..) | Kind::Block(..)) && !self.devices {
+            return Ok(());
+        }
+        match make() {
+            // An earlier attempt was interrupted.
+            Err(Error::System(error)) if error.is(Errno::EEXIST) => {
+                here.remove_file(name)?;
+                make()?;
+            }
+            result => result?,
+        }
+        if matches!(row.kind, Kind::HardLink(_) | Kind::Whiteout) {
+            return Ok(());
+        }
+        let node = here.node(name)?;
+        node.set_owner(Some(row.look.uid), Some(row.look.gid))?;
+        for (name, value) in &row.attributes {
+            node.set_xattr(OsStr::from_bytes(name), value)?;
+        }
+        if !matches!(row.kind, Kind::Symlink(_)) {
+            node.set_mode(row.look.mode)?;
+        }
+        Ok(node.set_times(&crate::archive::dress::times(row.look.mtime))?)
+    }
+}
+
+/// Lets a want cover the piece at this offset of a file, too, if it directly follows.
+fn extend(want: &mut Want, file: u64, size: u64, offset: u64) -> bool {
+    match want {
+        Want::Files { first, count } if size <= CHUNK && *first + *count == file => *count += 1,
+        Want::Part {
+            file: there,
+            offset: from,
+            length,
+        } if *there == file && *from + *length == offset => *length += CHUNK,
+        _ => return false,
+    }
+    true
+}
+
+/// Gives a directory its looks. All in it has been made.
+fn directory(dir: &Dir, row: &Row, whiteouts: bool) -> Result<()> {
+    if row.kind == (Kind::Directory { opaque: true }) {
+        dir.set_xattr(tree::OPAQUE, b"y")?;
+    }
+    if whiteouts {
+        dir.set_xattr(tree::ORIGIN, b"")?;
+    }
+    dress(dir, &row.look, &row.attributes)
+}
+
+/// Writes a piece; aligned zeros become holes.
+fn write(file: &File, bytes: &[u8], offset: u64, size: u64) -> std::io::Result<()> {
+    let grain = usize::try_from(GRAIN).expect("64 KiB");
+    let is_hole = |part: &[u8]| part.len() == grain && part.iter().all(|&byte| byte == 0);
+    let mut begin = 0;
+    let mut holes = size > CHUNK;
+    for (index, part) in bytes.chunks(grain).enumerate() {
+        if is_hole(part) {
+            let at = index * grain;
+            file.write_all_at(&bytes[begin..at], offset + begin as u64)?;
+            begin = at + grain;
+            holes = true;
+        }
+    }
+    file.write_all_at(&bytes[begin..], offset + begin as u64)?;
+    if holes {
+        file.set_len(size)?;
+    }
+    Ok(())
+}
+
+/// Reads records and decompresses frames, until the stream ends or the other thread does.
+fn decode(
+    from: impl Read,
+    table: Sha256Sum,
+    patience: Patience,
+    into: &SyncSender<(Frame, Vec<u8>)>,
+) -> Result<()> {
+    let mut from = Paced::new(from, patience.0);
+    let mut codec = zstd::bulk::Decompressor::new().map_err(Error::Read)?;
+    let (mut packed, mut frames) = (Vec::new(), 0);
+    loop {
+        from.begin();
+        let frame = match record::read(&mut from)? {
+            Record::Frame(frame) => frame,
+            Record::Offer(offer) if offer.table != table => return Err(of_another()),
+            Record::Offer(_) | Record::Other => continue,
+            Record::End(count) if count == frames => return Ok(()),
+            Record::End(_) => return Err(from.wrong("frames are missing before its end")),
+        };
+        if frame.table != table {
+            return Err(of_another());
+        }
+        let length = |number: u32| usize::try_from(number).expect("it is at most 5 MiB");
+        packed.resize(length(frame.packed), 0);
+        from.exact(&mut packed)?;
+        let mut plain = Vec::with_capacity(length(frame.plain));
+        codec
+            .decompress_to_buffer(&packed, &mut plain)
+            .map_err(|error| Error::Codec(error.to_string()))?;
+        if plain.len() != length(frame.plain) {
+            return Err(from.wrong("a frame does not hold what its record says"));
+        }
+        frames += 1;
+        if into.send((frame, plain)).is_err() {
+            // The receiver has its own reason.
+            return Ok(());
+        }
+    }
+}
+
+fn of_another() -> Error {
+    Error::Refused {
+        path: "a frame".to_owned(),
+        why: "it is of another layer".to_owned(),
+    }
+}
