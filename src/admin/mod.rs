@@ -7,11 +7,13 @@
 
 mod client;
 mod service;
+mod transfer;
 
 use std::future::Future;
 use std::path::Path;
 use std::time::Duration;
 
+use tokio_util::sync::CancellationToken;
 use tracing::field::Empty;
 
 pub use client::{Client, ClientError, connect};
@@ -33,8 +35,15 @@ pub async fn serve(
     grace: Duration,
     shutdown: impl Future<Output = ()>,
 ) -> server::Result<()> {
-    let routes = Routes::new().with(AdminServer::new(service::Service::new(engine)));
+    // Archives may take hours: they end with the driver, not with its grace period.
+    let ending = CancellationToken::new();
+    let service = service::Service::new(engine, ending.clone());
+    let routes = Routes::new().with(AdminServer::new(service));
     let trace = Trace::new(new_span, &[]);
+    let shutdown = async {
+        shutdown.await;
+        ending.cancel();
+    };
     server::serve(socket, routes, trace, 1, grace, shutdown).await
 }
 

@@ -31,7 +31,7 @@ mod unpack;
 
 use std::fmt;
 use std::io;
-use std::sync::atomic::{AtomicU64, Ordering};
+use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
 
 pub use pack::{Pack, Packed, pack};
 pub use unpack::{Limits, Unpack, Unpacked, unpack};
@@ -147,9 +147,16 @@ pub struct Progress {
     plain: AtomicU64,
     packed: AtomicU64,
     entries: AtomicU64,
+    failed: AtomicBool,
 }
 
 impl Progress {
+    /// Whether the archive is refused already: an input that waits for more bytes need not wait any longer.
+    #[must_use]
+    pub fn has_failed(&self) -> bool {
+        self.failed.load(Ordering::Relaxed)
+    }
+
     /// Bytes of the tar stream so far.
     #[must_use]
     pub fn plain(&self) -> u64 {

@@ -103,6 +103,7 @@ pub fn unpack(
     let (made, digests) = std::thread::scope(|scope| {
         let decoding = scope.spawn(|| decode(input, feeder, ratio, progress));
         let made = Unpacker::run(drain, into, how, progress, stop);
+        progress.failed.store(made.is_err(), Ordering::Relaxed);
         let digests = decoding.join().unwrap_or_else(|panic| {
             std::panic::resume_unwind(panic);
         });

@@ -26,6 +26,7 @@ pub use self::btrfs::Btrfs;
 pub use self::copy::Copy;
 pub use self::overlay::{MountApi, Overlay};
 pub use self::probe::{Attempt, Chosen, Facts, Wanted, choose};
+use crate::model::layout::FS;
 use crate::model::{Claim, LayerId, VolumeId, VolumeKind, VolumeRecord};
 pub use crate::model::{RootAttributes, Usage};
 use crate::sys::{self, Dir};
@@ -134,6 +135,20 @@ impl<'a> Start<'a> {
             root: record.spec.root,
             size_limit: record.spec.size_limit,
             sealable: record.spec.kind != VolumeKind::Scratch,
+            owner: None,
+            durable: false,
+            prepared: None,
+        }
+    }
+
+    /// What a view of these layers starts from, as they are.
+    #[must_use]
+    pub fn of_layers(layers: &'a [LayerId]) -> Self {
+        Self {
+            layers,
+            root: RootAttributes::default(),
+            size_limit: None,
+            sealable: true,
             owner: None,
             durable: false,
             prepared: None,
@@ -309,6 +324,23 @@ pub trait Backend: fmt::Debug + Send + Sync + 'static {
 
     /// Whether a sealed layer holds only what differs from its parents (overlay), so that an artifact is a stack.
     fn stacks(&self) -> bool;
+
+    /// A view of what these layers show together, newest first: a detached mount, read-only, `nosuid,nodev`. `scratch` is an
+    /// empty directory of the pool for what the view needs; the caller deletes it once the view is closed. `label` is as in
+    /// [`Backend::mount`].
+    fn content(&self, scratch: &Dir, label: &str, layers: &[LayerId]) -> Result<OwnedFd>;
+
+    /// Makes in the empty directory `layer` a place for content from elsewhere, and opens it. [`Backend::received`] says that
+    /// it is whole.
+    fn receive(&self, layer: &Dir) -> Result<Dir> {
+        layer.create_dir(plain::FS_NEW, 0o755)?;
+        Ok(layer.open_beneath(plain::FS_NEW)?)
+    }
+
+    /// What was received becomes `layer`'s `fs`. Nothing is synced here. On an error the caller throws `layer` away.
+    fn received(&self, layer: &Dir) -> Result<()> {
+        Ok(layer.rename(plain::FS_NEW, layer, FS)?)
+    }
 
     /// Merges adjacent layers, newest first, into `into`'s `fs` (made here), copying no data where links will do.
     /// `bottom`: the last one is the lowest of its stack, so marks of deletion need not be kept.

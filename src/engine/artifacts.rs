@@ -12,7 +12,7 @@ use parking_lot::MutexGuard;
 
 use super::Inner;
 use super::state::State;
-use crate::model::{Artifact, ArtifactId, LayerId, Timestamp};
+use crate::model::{Artifact, ArtifactId, LayerId, Sha256, Timestamp};
 
 /// An artifact in memory.
 #[derive(Debug)]
@@ -98,6 +98,13 @@ impl Artifacts {
         sealed
             .map(|sealed| sealed.artifact.last_used = now)
             .is_some()
+    }
+
+    /// Notes the digest of an artifact's content; the artifact, if that is news.
+    pub(super) fn set_digest(&mut self, id: &ArtifactId, digest: Sha256) -> Option<&Sealed> {
+        let sealed = self.all.get_mut(id)?;
+        let known = sealed.artifact.digests.content.replace(digest);
+        (known != Some(digest)).then_some(sealed)
     }
 
     /// Notes that the index has an artifact.
@@ -188,6 +195,7 @@ mod tests {
             ttl_seconds: None,
             last_used: Timestamp(1),
             made_by: None,
+            digests: crate::model::Digests::default(),
         }
     }
 

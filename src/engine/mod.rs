@@ -21,7 +21,7 @@
 //! is left of a volume in which nothing was written, `closes` does the same for claims, whose unmount writes back all that the pool holds,
 //! `seals` ends volumes, `syncs` (one thread) waits for the disk, `room` (one thread) frees space, in rounds of a bounded time, `deletes`
 //! (one thread) deletes volumes that are thrown away, `walks` (one thread) measures, merges and compares, `looks` (one thread) asks who
-//! still writes to what is to be sealed, and who uses what nobody knows, `spares` (one thread) makes beforehand what a publish needs: what
+//! still writes to what is to be sealed, and who uses what nobody knows, `transfers` reads and writes archives, `spares` (one thread) makes beforehand what a publish needs: what
 //! is slow delays only its like. A job that was given is finished, whoever waits for it. What is short and the same whatever the size of a tree runs where it was received, on a thread that serves
 //! nothing but calls (`threads`).
 
@@ -54,6 +54,7 @@ mod spares;
 mod state;
 mod target;
 mod threads;
+mod transfer;
 mod trash;
 mod types;
 mod unpublish;
@@ -78,6 +79,7 @@ pub use notice::{Notice, Notices};
 pub use threads::{
     AtWork, CallHere, DESKS, after_the_answer, apart, at_writing, others_first, say_at_work,
 };
+pub use transfer::{Export, Exported, ImportRequest, Imported, Source, View};
 pub use types::{
     ArtifactRow, Awaited, Finding, PublishRequest, Published, Reaped, Rebuilt, Status, Told,
     VolumeRow, VolumeState, VolumeStats,
@@ -229,6 +231,7 @@ struct Inner {
     walks: Threads,
     looks: Threads,
     syncs: Threads,
+    transfers: Threads,
     commits: mpsc::UnboundedSender<LayerId>,
     reaper: Notify,
     /// Something may be there to be measured or merged.
@@ -292,6 +295,7 @@ impl Inner {
             &self.deletes,
             &self.walks,
             &self.looks,
+            &self.transfers,
         ] {
             threads.finish();
         }
@@ -441,6 +445,7 @@ impl Engine {
             walks: threads("walks", 1)?,
             looks,
             syncs,
+            transfers: threads("transfers", transfer::AT_A_TIME)?,
             commits,
             reaper: Notify::new(),
             walker: Notify::new(),
