@@ -9,6 +9,7 @@
 //! | `content` | what pods write, and whether it is what is seen |
 //! | `full` | disks without room |
 //! | `tenant` | one that is hostile |
+//! | `transfer` | content that leaves as an archive and comes back |
 //! | `leaks` | the same over and over |
 //! | `figures`, `random` | what is counted; where chance comes from |
 //!
@@ -44,6 +45,8 @@ mod leaks;
 mod random;
 #[path = "torture/tenant.rs"]
 mod tenant;
+#[path = "torture/transfer.rs"]
+mod transfer;
 
 use std::process::ExitCode;
 use std::sync::Arc;

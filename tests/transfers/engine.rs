@@ -402,7 +402,8 @@ async fn a_full_disk_says_so_and_keeps_nothing() {
         );
         // What is not known, once there is no space left.
         let before = bytes(free());
-        let refused = import(&bench, request("artifact/large"), large(400 * MIB)).await;
+        let total = free().f_blocks * free().f_frsize;
+        let refused = import(&bench, request("artifact/large"), large(total - MIB)).await;
         assert!(
             matches!(refused, Err(Error::Full(_))),
             "{ground:?}: {refused:?}"
