@@ -75,6 +75,7 @@ const ENGINE_TIERS: [Tier; 15] = [
             "claims::hold",
             "commit",
             "republish",
+            "transfer::space",
             "writers",
         ],
     ),
@@ -86,11 +87,13 @@ const ENGINE_TIERS: [Tier; 15] = [
             "claims::mount",
             "publish",
             "seal",
+            "transfer::export",
+            "transfer::import",
         ],
     ),
     (
         "their beginning and end",
-        &["claims::create", "claims::snapshot", "ends"],
+        &["claims::create", "claims::snapshot", "ends", "transfer"],
     ),
     (
         "steps of garbage collection",

@@ -167,7 +167,16 @@ fn is_passed_again(point: Point) -> bool {
         // What lay in `incoming/` or was not named is thrown away, and merged anew.
         | Point::FlattenMerged
         | Point::FlattenPlaced
-        | Point::FlattenSynced => true,
+        | Point::FlattenSynced
+        // So is what lay in `incoming/` of an archive, and the repeated call does it all again.
+        | Point::ExportOpened
+        | Point::ImportMade
+        | Point::ImportUnpacked
+        | Point::ImportRecorded
+        | Point::ImportPlaced
+        | Point::ImportSynced
+        | Point::ImportIndexed
+        | Point::ImportConfirmed => true,
         Point::PublishRecorded
         | Point::PublishMounted
         | Point::PublishAttached

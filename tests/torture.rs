@@ -9,6 +9,7 @@
 //! | `content` | what pods write, and checks of what they see |
 //! | `full` | full disks |
 //! | `tenant` | a hostile tenant |
+//! | `transfer` | content that leaves as an archive and comes back |
 //! | `leaks` | the same operations many times |
 //! | `figures`, `random` | the counters, and the random numbers |
 //!
@@ -44,6 +45,8 @@ mod leaks;
 mod random;
 #[path = "torture/tenant.rs"]
 mod tenant;
+#[path = "torture/transfer.rs"]
+mod transfer;
 
 use std::process::ExitCode;
 use std::sync::Arc;

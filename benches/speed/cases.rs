@@ -575,6 +575,7 @@ pub fn make_sealed(pool: &Path, count: usize) {
             ttl_seconds: None,
             last_used: now,
             made_by: None,
+            digests: baggageclaim::model::Digests::default(),
         };
         let name = layer.to_string();
         dirs.layers.create_dir(&name, 0o700).expect("a directory");

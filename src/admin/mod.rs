@@ -7,6 +7,7 @@
 
 mod client;
 mod service;
+mod transfer;
 
 use std::path::Path;
 
@@ -24,9 +25,11 @@ pub async fn bind(pool: &Path) -> server::Result<Socket> {
     Socket::bind_in(pool, layout::ADMIN_SOCKET.as_ref()).await
 }
 
-/// Serves the admin verbs of an engine until the drain closes the services.
+/// Serves the admin verbs of an engine until the drain closes the services. Exports and imports may
+/// take hours: they end when the services are to close, not with the grace period.
 pub async fn serve(socket: Socket, engine: Engine, drain: Drain) -> server::Result<()> {
-    let routes = Routes::new().with(AdminServer::new(service::Service::new(engine)));
+    let service = service::Service::new(engine, drain.clone());
+    let routes = Routes::new().with(AdminServer::new(service));
     let trace = Trace::new(new_span, &[]);
     server::serve(socket, routes, trace, drain).await
 }

@@ -3,22 +3,26 @@
 
 use std::os::unix::ffi::OsStrExt as _;
 
-use tonic::{Code, Request, Response, Status};
+use crate::server::Drain;
+use tonic::{Code, Request, Response, Status, Streaming};
 
+use super::transfer::{self, Answers};
 use crate::backend;
 use crate::engine::{self, ArtifactRow, Engine, VolumeRow, VolumeState};
-use crate::model::{Maker, Outcome, PodUid, Reference, Tenant, Timestamp, VolumeKind};
+use crate::model::{Maker, Outcome, PodUid, Reference, Sha256, Tenant, Timestamp, VolumeKind};
 use crate::proto::admin::v1 as admin;
 use crate::server::{Rpc, code_of, message_of};
 use admin::admin_server::Admin;
 
 pub(super) struct Service {
     engine: Engine,
+    /// The driver ends.
+    ending: Drain,
 }
 
 impl Service {
-    pub(super) fn new(engine: Engine) -> Self {
-        Self { engine }
+    pub(super) fn new(engine: Engine, ending: Drain) -> Self {
+        Self { engine, ending }
     }
 }
 
@@ -61,6 +65,29 @@ impl Admin for Service {
         let done = self.engine.destroy(&tenant, &reference).await;
         done.map_err(|error| failed(&error))?;
         Ok(Response::new(admin::DestroyResponse {}))
+    }
+
+    type ExportStream = Answers<admin::ExportPart>;
+
+    async fn export(
+        &self,
+        request: Request<admin::ExportRequest>,
+    ) -> Result<Response<Self::ExportStream>, Status> {
+        let request = request.into_inner();
+        let parts = transfer::export(&self.engine, &self.ending, &request).await?;
+        Ok(Response::new(parts))
+    }
+
+    type ImportStream = Answers<admin::ImportProgress>;
+
+    async fn import(
+        &self,
+        request: Request<Streaming<admin::ImportPart>>,
+    ) -> Result<Response<Self::ImportStream>, Status> {
+        let rpc = Rpc::of(&request).cloned();
+        let parts = request.into_inner();
+        let progress = transfer::import(&self.engine, &self.ending, rpc, parts).await?;
+        Ok(Response::new(progress))
     }
 
     async fn report_outcome(
@@ -141,7 +168,7 @@ impl Admin for Service {
     }
 }
 
-fn failed(error: &engine::Error) -> Status {
+pub(super) fn failed(error: &engine::Error) -> Status {
     Status::new(code_of(error), message_of(error))
 }
 
@@ -149,7 +176,7 @@ fn tenant_filter(text: Option<&str>) -> Result<Option<Tenant>, Status> {
     text.map(|text| parse("tenant", text)).transpose()
 }
 
-fn parse<T: std::str::FromStr<Err: std::fmt::Display>>(
+pub(super) fn parse<T: std::str::FromStr<Err: std::fmt::Display>>(
     field: &str,
     text: &str,
 ) -> Result<T, Status> {
@@ -165,7 +192,7 @@ fn time(at: Timestamp) -> i64 {
     i64::try_from(at.0).unwrap_or(i64::MAX)
 }
 
-fn usage(usage: backend::Usage) -> admin::Usage {
+pub(super) fn usage(usage: backend::Usage) -> admin::Usage {
     admin::Usage {
         bytes: usage.bytes,
         files: usage.files,
@@ -234,7 +261,13 @@ fn artifact(row: ArtifactRow) -> admin::Artifact {
         in_use_by: count(row.in_use_by),
         durable: row.durable,
         made_by: row.made_by.map(maker),
+        digest: text(row.digests.content),
+        imported_digest: text(row.digests.imported),
     }
+}
+
+fn text(digest: Option<Sha256>) -> String {
+    digest.map(String::from).unwrap_or_default()
 }
 
 fn maker(maker: Maker) -> admin::Maker {

@@ -36,7 +36,7 @@ mod walk;
 
 use std::fmt;
 use std::io;
-use std::sync::atomic::{AtomicU64, Ordering};
+use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
 
 pub use layer::{LayerMarks, unpack_layer, unpack_onto};
 pub use pack::{Pack, Packed, pack, pack_layer};
@@ -186,9 +186,16 @@ pub struct Progress {
     plain: AtomicU64,
     packed: AtomicU64,
     entries: AtomicU64,
+    failed: AtomicBool,
 }
 
 impl Progress {
+    /// Whether the archive is refused already: an input that waits for more bytes need not wait any longer.
+    #[must_use]
+    pub fn has_failed(&self) -> bool {
+        self.failed.load(Ordering::Relaxed)
+    }
+
     /// Bytes of the tar stream so far.
     #[must_use]
     pub fn plain(&self) -> u64 {

@@ -137,6 +137,7 @@ fn unpack_as(
     let (made, digests) = std::thread::scope(|scope| {
         let decoding = scope.spawn(|| decode(input, feeder, ratio, progress));
         let made = Unpacker::run(drain, into, layer, how, progress, stop);
+        progress.failed.store(made.is_err(), Ordering::Relaxed);
         let digests = decoding.join().unwrap_or_else(|panic| {
             std::panic::resume_unwind(panic);
         });

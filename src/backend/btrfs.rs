@@ -338,6 +338,23 @@ impl Backend for Btrfs {
         false
     }
 
+    fn content(&self, _scratch: &Dir, _label: &str, layers: &[LayerId]) -> Result<OwnedFd> {
+        let content = self.parent(&Start::of_layers(layers))?;
+        let content = content.ok_or_else(|| self.layers.error("openat2", FS, Errno::ENOENT))?;
+        Ok(sys::bind(&content, true)?)
+    }
+
+    fn receive(&self, layer: &Dir) -> Result<Dir> {
+        layer.create_subvolume(FS_NEW)?;
+        Ok(layer.open_beneath(FS_NEW)?)
+    }
+
+    fn received(&self, layer: &Dir) -> Result<()> {
+        let new = layer.open_beneath(FS_NEW)?;
+        layer.create_snapshot(FS, &new, true)?;
+        self.destroy(new.subvolume_id()?)
+    }
+
     fn flatten(
         &self,
         _layers: &[LayerId],

@@ -15,7 +15,7 @@ use crate::backend::plain::{self, FS_NEW, Place};
 use crate::backend::{Backend, BackendKind, Error, Freeze, Limit, Result, Start, Stop, Usage};
 use crate::model::layout::{FS, INCOMING, LAYERS};
 use crate::model::{LayerId, VolumeId};
-use crate::sys::{Dir, Errno, MountEntry};
+use crate::sys::{self, Dir, Errno, MountEntry};
 use crate::tree::{self, Marks, Method};
 
 const NO_LIMITS: &str = "the copy backend cannot enforce them";
@@ -185,6 +185,12 @@ impl Backend for Copy {
 
     fn stacks(&self) -> bool {
         false
+    }
+
+    fn content(&self, _scratch: &Dir, _label: &str, layers: &[LayerId]) -> Result<OwnedFd> {
+        let content = self.parent(&Start::of_layers(layers))?;
+        let content = content.ok_or_else(|| self.layers.error("openat2", FS, Errno::ENOENT))?;
+        Ok(sys::bind(&content, true)?)
     }
 
     fn flatten(

@@ -26,6 +26,7 @@ pub use self::btrfs::Btrfs;
 pub use self::copy::Copy;
 pub use self::overlay::{MountApi, Overlay};
 pub use self::probe::{Attempt, Chosen, Facts, Wanted, choose};
+use crate::model::layout::FS;
 use crate::model::{Claim, LayerId, VolumeId, VolumeKind, VolumeRecord};
 pub use crate::model::{RootAttributes, Usage};
 use crate::sys::{self, Dir};
@@ -134,6 +135,20 @@ impl<'a> Start<'a> {
             root: record.spec.root,
             size_limit: record.spec.size_limit,
             sealable: record.spec.kind != VolumeKind::Scratch,
+            owner: None,
+            durable: false,
+            prepared: None,
+        }
+    }
+
+    /// Starts a read-only view of these layers, with their root's own attributes.
+    #[must_use]
+    pub fn of_layers(layers: &'a [LayerId]) -> Self {
+        Self {
+            layers,
+            root: RootAttributes::default(),
+            size_limit: None,
+            sealable: true,
             owner: None,
             durable: false,
             prepared: None,
@@ -308,6 +323,24 @@ pub trait Backend: fmt::Debug + Send + Sync + 'static {
 
     /// Whether a layer holds only its difference from its parents, so that an artifact is a stack.
     fn stacks(&self) -> bool;
+
+    /// A view of the merged content of these layers, newest first: a detached mount, read-only,
+    /// `nosuid,nodev`. `scratch` is an empty directory of the pool for the view's own files; the
+    /// caller deletes it after it closed the view. `label` is as in [`Backend::mount`].
+    fn content(&self, scratch: &Dir, label: &str, layers: &[LayerId]) -> Result<OwnedFd>;
+
+    /// Makes a directory for imported content in the empty directory `layer`, and opens it. The
+    /// caller calls [`Backend::received`] when the content is complete.
+    fn receive(&self, layer: &Dir) -> Result<Dir> {
+        layer.create_dir(plain::FS_NEW, 0o755)?;
+        Ok(layer.open_beneath(plain::FS_NEW)?)
+    }
+
+    /// Turns the imported content into `layer`'s `fs`. Syncs nothing. After an error the caller
+    /// deletes `layer`.
+    fn received(&self, layer: &Dir) -> Result<()> {
+        Ok(layer.rename(plain::FS_NEW, layer, FS)?)
+    }
 
     /// Merges adjacent layers, newest first, into a new `fs` of `into`, by hard links if possible.
     /// `bottom`: the last layer is the lowest of its stack, so deletion marks are dropped.

@@ -2,19 +2,23 @@
 //! The driver does what a verb asks for. This module asks it through the admin socket and shows the answer.
 
 mod human;
+mod progress;
 mod rows;
 mod run;
 mod show;
 mod table;
+mod transfer;
 
 use std::ffi::OsString;
 use std::io::Write as _;
+use std::path::PathBuf;
 use std::process::ExitCode;
+use std::time::Duration;
 
 use clap::{Args, CommandFactory as _, Parser, Subcommand, ValueEnum};
 
 use crate::config;
-use crate::model::{PodUid, Reference, Tenant};
+use crate::model::{PodUid, Reference, Sha256, Tenant};
 
 /// One line per paragraph: clap wraps it to the width of the terminal.
 const LONG_ABOUT: &str = "\
@@ -36,6 +40,9 @@ Examples:
     baggageclaim caches -n ci -o json
   Report how a pod ended, so that its outputs are kept:
     baggageclaim outcome 0f8fad5b-d9cb-469f-a165-70867728950e succeeded
+  Copy content out of the pool, and into it:
+    baggageclaim export artifact/build-42 -n ci -o build-42.tar.zst
+    baggageclaim import build-42.tar.zst --as artifact/build-42 -n ci
   Delete a task cache with bad content:
     baggageclaim destroy task-cache/go-build -n ci
 
@@ -46,6 +53,25 @@ Exit codes:
   3  no driver answers
 
 docs/cli.md and docs/on-disk.md of the source describe the commands and the formats.";
+
+const EXPORT_EXAMPLES: &str = "\
+Examples:
+  Keep a build's output in a file:
+    baggageclaim export artifact/build-42 -n ci -o build-42.tar.zst
+  Look into it:
+    baggageclaim export artifact/build-42 -n ci | tar -tv
+  Copy a cache to another node:
+    baggageclaim export task-cache/go-build -n ci --format tar.zst |
+      ssh root@node-2 baggageclaim import - --as task-cache/go-build -n ci";
+
+const IMPORT_EXAMPLES: &str = "\
+Examples:
+  Make a file an input that steps can name as `from: artifact/tools`:
+    baggageclaim import tools.tar.gz --as artifact/tools -n ci
+  Make sure that it is the right one:
+    baggageclaim import tools.tar.gz --as artifact/tools -n ci --digest \"sha256:$(sha256sum < tools.tar.gz | cut -d' ' -f1)\"
+  Fill a cache with a directory:
+    tar -C node_modules -c . | baggageclaim import - --as task-cache/npm -n ci";
 
 /// Copy-on-write volumes for the steps of CI pipelines
 #[derive(Debug, Parser)]
@@ -154,6 +180,30 @@ Examples:
     /// last fork of it is gone. A running step with such a fork is not fenced: if it succeeds, it commits the old content
     /// with its changes under the same name. So end those steps before you delete a cache with bad content.
     Destroy(Destroy),
+
+    /// Write an artifact, a cache or a volume as an archive
+    ///
+    /// The archive is a tar stream (POSIX pax) that GNU tar reads, with owners, times, holes, extended attributes and
+    /// ACLs. The same content gives the same stream, so its SHA-256 names the content: it is told at the end, and by
+    /// `inspect` from then on.
+    ///
+    /// A volume's pod may go on while it is exported. On btrfs the archive shows one moment. Elsewhere it has each file as
+    /// it was when it was read, and the command says so.
+    ///
+    /// FILE appears when it is complete. If the command ends before, by ^C for example, nothing is left.
+    #[command(after_long_help = EXPORT_EXAMPLES)]
+    Export(Export),
+
+    /// Make an artifact or a cache of an archive
+    ///
+    /// Reads tar streams as GNU tar and others write them, plain or compressed by gzip, zstd or Snappy. Device nodes, and
+    /// attributes that no archive may set, are left out and counted. An archive that is damaged, incomplete, too large, or
+    /// that names something outside of itself is refused.
+    ///
+    /// The artifact appears whole and durable, or not at all. A resource cache keeps its first content; a task cache or
+    /// an artifact gets the newest. Unused caches are evicted if the archive needs the space.
+    #[command(after_long_help = IMPORT_EXAMPLES)]
+    Import(Import),
 
     /// Collect garbage now
     ///
@@ -276,6 +326,59 @@ struct Destroy {
     /// Show what would be deleted, and delete nothing. Exits with 1 if it would be refused
     #[arg(long)]
     dry_run: bool,
+    #[command(flatten)]
+    pool: config::Pool,
+}
+
+#[derive(Debug, Args)]
+struct Export {
+    /// artifact/NAME, resource-cache/KEY, task-cache/KEY, volume/ID, or an id as `inspect` takes it; the beginning of an id
+    /// will do
+    #[arg(value_name = "REFERENCE", value_parser = clap::builder::NonEmptyStringValueParser::new())]
+    what: String,
+    /// Only what belongs to this namespace
+    #[arg(
+        short = 'n',
+        long = "namespace",
+        alias = "tenant",
+        value_name = "NAMESPACE"
+    )]
+    tenant: Option<Tenant>,
+    /// Where the archive goes; `-` is stdout, unless that is a terminal
+    #[arg(short, long, value_name = "FILE|-", default_value = "-")]
+    output: PathBuf,
+    /// How it is compressed. Without this flag the end of FILE's name decides, and else it is not
+    #[arg(long, value_name = "FORMAT")]
+    format: Option<transfer::Format>,
+    /// Replace FILE if it is there
+    #[arg(long)]
+    force: bool,
+    #[command(flatten)]
+    pool: config::Pool,
+}
+
+#[derive(Debug, Args)]
+struct Import {
+    /// The archive; `-` is stdin
+    #[arg(value_name = "FILE|-")]
+    file: PathBuf,
+    /// What it becomes: artifact/NAME, task-cache/KEY or resource-cache/KEY
+    #[arg(long = "as", value_name = "REFERENCE")]
+    reference: Reference,
+    /// Whose it will be
+    #[arg(
+        short = 'n',
+        long = "namespace",
+        alias = "tenant",
+        value_name = "NAMESPACE"
+    )]
+    tenant: Tenant,
+    /// Import it only if it has this digest: the archive as it is, or the tar stream in it
+    #[arg(long, value_name = "sha256:DIGITS")]
+    digest: Option<Sha256>,
+    /// Delete it so long after the import, or a cache so long after its last use. Without this flag it stays until room is needed
+    #[arg(long, value_name = "DURATION", value_parser = humantime::parse_duration)]
+    ttl: Option<Duration>,
     #[command(flatten)]
     pool: config::Pool,
 }

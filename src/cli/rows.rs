@@ -118,6 +118,8 @@ pub(super) struct Artifact<'a> {
     in_use_by: u64,
     durable: bool,
     made_by: Option<Maker<'a>>,
+    digest: Option<&'a str>,
+    imported_digest: Option<&'a str>,
 }
 
 #[derive(Serialize)]
@@ -326,6 +328,8 @@ impl Row for admin::Artifact {
                 service_account: some(&maker.service_account),
                 images: &maker.images,
             }),
+            digest: some(&self.digest),
+            imported_digest: some(&self.imported_digest),
         }
     }
 }

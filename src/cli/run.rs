@@ -14,7 +14,9 @@ use tonic::Status;
 
 use super::rows::{Cache, Now, Row};
 use super::show::{self, Thing};
-use super::{Check, Cli, Destroy, Inspect, List, Outcome, OutcomeWord, Plain, RunDemo, Verb};
+use super::{
+    Check, Cli, Destroy, Inspect, List, Outcome, OutcomeWord, Plain, RunDemo, Verb, transfer,
+};
 use crate::config::{self, Output};
 use crate::engine::{self, Engine};
 use crate::model::{PodUid, Tenant};
@@ -86,6 +88,8 @@ pub(super) enum Failure {
     WouldBeRefused(Box<admin::Artifact>),
     #[error("{0}")]
     Demo(Box<dyn std::error::Error>),
+    #[error(transparent)]
+    Transfer(#[from] transfer::Failure),
     #[error("cannot write: {0}")]
     Output(#[from] io::Error),
 }
@@ -105,14 +109,15 @@ impl Failure {
     pub(super) fn exit_code(&self) -> ExitCode {
         ExitCode::from(match self {
             Self::Usage(_) | Self::Log(telemetry::Error::Filter { .. }) => USAGE,
+            Self::Transfer(transfer::Failure::Terminal { .. }) => USAGE,
             Self::NoDriver(_) => NO_DRIVER,
             _ => FAILED,
         })
     }
 }
 
-type Done = Result<ExitCode, Failure>;
-type Listed<R> = Result<Vec<R>, Failure>;
+pub(super) type Done = Result<ExitCode, Failure>;
+pub(super) type Listed<R> = Result<Vec<R>, Failure>;
 
 pub(super) fn run(verb: Verb, demo: RunDemo) -> Done {
     match verb {
@@ -125,6 +130,8 @@ pub(super) fn run(verb: Verb, demo: RunDemo) -> Done {
         Verb::Inspect(what) => asking(inspect(what)),
         Verb::Outcome(said) => asking(outcome(said)),
         Verb::Destroy(what) => asking(destroy(what)),
+        Verb::Export(flags) => asking(transfer::export(flags)),
+        Verb::Import(flags) => asking(transfer::import(flags)),
         Verb::Reap(plain) => asking(reap(plain)),
         Verb::Check(check) => asking(self::check(check)),
         Verb::Status(plain) => asking(status(plain)),
@@ -212,7 +219,7 @@ fn asking(verb: impl Future<Output = Done>) -> Done {
 }
 
 /// Writes to stdout; nothing else in this process does.
-fn print(show: impl FnOnce(&mut dyn Write) -> io::Result<()>) -> io::Result<()> {
+pub(super) fn print(show: impl FnOnce(&mut dyn Write) -> io::Result<()>) -> io::Result<()> {
     let mut stdout = io::BufWriter::new(io::stdout().lock());
     show(&mut stdout)?;
     stdout.flush()
@@ -231,13 +238,16 @@ fn now() -> Now {
 }
 
 /// The volumes of one namespace or of all.
-async fn volumes(client: &mut socket::Client, tenant: Option<&Tenant>) -> Listed<admin::Volume> {
+pub(super) async fn volumes(
+    client: &mut socket::Client,
+    tenant: Option<&Tenant>,
+) -> Listed<admin::Volume> {
     let tenant = tenant.map(ToString::to_string);
     let answer = client.list_volumes(admin::ListVolumesRequest { tenant });
     Ok(answer.await?.into_inner().volumes)
 }
 
-async fn artifacts(
+pub(super) async fn artifacts(
     client: &mut socket::Client,
     tenant: Option<&Tenant>,
 ) -> Listed<admin::Artifact> {
@@ -284,12 +294,16 @@ async fn inspect(what: Inspect) -> Done {
     let all = volumes.iter().map(Thing::Volume);
     let all = all.chain(artifacts.iter().map(Thing::Artifact));
     let found: Vec<Thing<'_>> = all.filter(|thing| thing.is_called(&what.what)).collect();
-    match found[..] {
-        [] => Err(Failure::NothingCalled(what.what)),
-        [thing] => {
-            print(|mut to| show::one(&mut to, thing, what.output))?;
-            Ok(ExitCode::SUCCESS)
-        }
+    let thing = only(&found, &what.what)?;
+    print(|mut to| show::one(&mut to, thing, what.output))?;
+    Ok(ExitCode::SUCCESS)
+}
+
+/// The one thing that was found under a name.
+pub(super) fn only<'a>(found: &[Thing<'a>], what: &str) -> Result<Thing<'a>, Failure> {
+    match *found {
+        [] => Err(Failure::NothingCalled(what.to_owned())),
+        [thing] => Ok(thing),
         _ => {
             let places = found.iter().take(MOST_NAMED).map(Thing::place);
             let places = places.map(|(tenant, id)| format!("{id} of namespace {tenant}"));
@@ -298,7 +312,7 @@ async fn inspect(what: Inspect) -> Done {
                 some.push_str(", …");
             }
             Err(Failure::ManyCalled {
-                what: what.what,
+                what: what.to_owned(),
                 count: found.len(),
                 some,
             })

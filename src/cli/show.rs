@@ -521,6 +521,8 @@ mod tests {
                         "registry.example/proxy:1".into(),
                     ],
                 }),
+                digest: format!("sha256:{}", "d".repeat(64)),
+                ..Default::default()
             },
             admin::Artifact {
                 id: "b".repeat(32),

@@ -13,7 +13,7 @@ use std::time::{Duration, Instant};
 
 use rustix::process::{Pid, Signal, kill_process};
 
-use super::stage::Stage;
+use super::stage::Place;
 use super::{Error, Options};
 use baggageclaim::kubelet_double::Kubelet;
 
@@ -31,16 +31,16 @@ pub(super) struct Driver {
 
 impl Driver {
     /// Starts it, and connects to it as kubelet does.
-    pub(super) async fn start(stage: &Stage, options: &Options) -> Result<(Self, Kubelet), Error> {
-        let log = stage.log();
+    pub(super) async fn start(place: &Place, options: &Options) -> Result<(Self, Kubelet), Error> {
+        let log = place.log.clone();
         let failed = |source| Error::io("write", &log, source);
         let file = File::create(&log).map_err(failed)?;
         let child = Command::new(&options.program)
             .arg("standalone")
             .arg("--pool")
-            .arg(&stage.pool)
+            .arg(&place.pool)
             .arg("--socket")
-            .arg(stage.socket())
+            .arg(&place.socket)
             .args(["--node-id", "demo", "--end-with-parent"])
             .stdin(Stdio::null())
             .stdout(file.try_clone().map_err(failed)?)
@@ -49,7 +49,7 @@ impl Driver {
             .map_err(|source| Error::io("start", &options.program, source))?;
         let mut driver = Self { child, log };
         let connected = tokio::select! {
-            connected = Kubelet::connect_when_ready(stage.socket(), stage.kubelet(), PATIENCE) => connected,
+            connected = Kubelet::connect_when_ready(&place.socket, &place.kubelet, PATIENCE) => connected,
             how = driver.ended() => {
                 let log = driver.last_words();
                 return Err(Error::Driver { how, log });

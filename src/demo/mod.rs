@@ -6,7 +6,7 @@
 //! - `driver`: the driver's process;
 //! - `step`: what runs in a pod, seeing its volumes where a container would;
 //! - `tree`, `project`: what the steps work on;
-//! - `story`: the pipeline itself, and what it has to prove;
+//! - `story`: the pipeline itself, and what it has to prove; `story/transfer`: its part in another pool;
 //! - `report`: how that looks.
 
 mod driver;

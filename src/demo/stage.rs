@@ -41,6 +41,19 @@ impl Groups {
     }
 }
 
+/// Where a driver and its pool are.
+#[derive(Debug)]
+pub(super) struct Place {
+    pub(super) pool: PathBuf,
+    pub(super) socket: PathBuf,
+    /// Kubelet's root directory.
+    pub(super) kubelet: PathBuf,
+    /// Where the driver writes what it has to say.
+    pub(super) log: PathBuf,
+    /// A file that an archive may lie in.
+    pub(super) archive: PathBuf,
+}
+
 /// The stage.
 #[derive(Debug)]
 pub(super) struct Stage {
@@ -105,9 +118,30 @@ impl Stage {
         self.base.join("kubelet")
     }
 
-    /// The driver's socket.
-    pub(super) fn socket(&self) -> PathBuf {
-        self.base.join("csi.sock")
+    /// Where the driver is.
+    pub(super) fn place(&self) -> Place {
+        Place {
+            pool: self.pool.clone(),
+            socket: self.base.join("csi.sock"),
+            kubelet: self.kubelet(),
+            log: self.log(),
+            archive: self.base.join("archive.tar.zst"),
+        }
+    }
+
+    /// Where another driver is, with a fresh pool.
+    pub(super) fn second_place(&self) -> Result<Place, Error> {
+        let base = self.base.join("second");
+        let place = Place {
+            pool: self.base.join("fs/second-pool"),
+            socket: base.join("csi.sock"),
+            kubelet: base.join("kubelet"),
+            log: base.join("driver.log"),
+            archive: base.join("archive.tar.zst"),
+        };
+        make_dir(&base)?;
+        make_dir(&place.kubelet)?;
+        Ok(place)
     }
 
     /// Where the driver writes what it has to say.

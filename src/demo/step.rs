@@ -119,6 +119,16 @@ pub(super) fn run_program(program: &str, arguments: &[&str], paths: &[&Path]) ->
     Err(Error::Missing(format!("{program} (`make deps`)")))
 }
 
+/// Runs a command to its end, which must go well.
+pub(super) fn output(command: &mut Command) -> Result<Output, Error> {
+    let output = command.stdin(Stdio::null()).output();
+    let output = output.map_err(|source| not_run("baggageclaim", source))?;
+    if output.status.success() {
+        return Ok(output);
+    }
+    Err(failed(shown(command), &output))
+}
+
 fn not_run(program: &str, source: std::io::Error) -> Error {
     if source.kind() == ErrorKind::NotFound {
         Error::Missing(format!("{program} in PATH"))

@@ -3,6 +3,8 @@
 //! Nothing is claimed here that was not looked at: every claim compares bytes, modes, counts or times that this run
 //! saw, through the mounts as a step sees them or in the pool's directories, with plain walks.
 
+mod transfer;
+
 use std::fs;
 use std::path::{Path, PathBuf};
 use std::time::{Duration, Instant};
@@ -68,7 +70,7 @@ pub(super) async fn tell(stage: &Stage, options: &Options) -> Result<(), Error> 
         "baggageclaim demo: a pipeline whose steps get their volumes through the real CSI socket\n",
     );
     let source = Source::find(options.cargo_home.as_deref(), options.tree.as_deref())?;
-    let (driver, kubelet) = Driver::start(stage, options).await?;
+    let (driver, kubelet) = Driver::start(&stage.place(), options).await?;
     let mut admin = admin::connect(&stage.pool).await?;
     let status = admin
         .status(api::StatusRequest {})
@@ -114,6 +116,7 @@ impl Pipeline<'_> {
         self.two_changes(fetched).await?;
         let (built, waited) = self.cold_build(options).await?;
         let first = self.test_step(built, waited).await?;
+        self.another_pool(built, &first, options).await?;
         let committed = self.warm_build(options, &first).await?;
         self.failed_step(committed).await?;
         self.one_view_costs_nothing();

@@ -8,7 +8,7 @@
 use std::collections::{BTreeMap, HashMap};
 use std::ops::Bound;
 
-use crate::model::{Artifact, ArtifactId, LayerId, Timestamp};
+use crate::model::{Artifact, ArtifactId, LayerId, Sha256, Timestamp};
 
 /// An artifact in memory.
 #[derive(Debug)]
@@ -104,6 +104,13 @@ impl Artifacts {
             .is_some()
     }
 
+    /// Notes the digest of an artifact's content; the artifact, if that is news.
+    pub(super) fn set_digest(&mut self, id: &ArtifactId, digest: Sha256) -> Option<&Sealed> {
+        let sealed = self.all.get_mut(id)?;
+        let known = sealed.artifact.digests.content.replace(digest);
+        (known != Some(digest)).then_some(sealed)
+    }
+
     /// Notes that the index has an artifact.
     pub(super) fn set_indexed(&mut self, id: &ArtifactId) {
         if let Some(sealed) = self.all.get_mut(id) {
@@ -160,6 +167,7 @@ mod tests {
             ttl_seconds: None,
             last_used: Timestamp(1),
             made_by: None,
+            digests: crate::model::Digests::default(),
         }
     }
 

@@ -78,6 +78,7 @@ mod tests {
             ttl_seconds: None,
             last_used: Timestamp(1),
             made_by: None,
+            digests: crate::model::Digests::default(),
         }
     }
 

@@ -120,6 +120,22 @@ points! {
     FlattenConfirmed = "flatten-confirmed",
     /// A comparison of index and directories has read memory and the names of layers. It holds nothing.
     CheckListed = "check-listed",
+    /// What the view of an export needs lies in `incoming/`, and it is open.
+    ExportOpened = "export-opened",
+    /// There is a place in `incoming/` for an archive's content.
+    ImportMade = "import-made",
+    /// The archive is unpacked there.
+    ImportUnpacked = "import-unpacked",
+    /// It says what it will be.
+    ImportRecorded = "import-recorded",
+    /// It lies in `layers/`, and nothing names it.
+    ImportPlaced = "import-placed",
+    /// It is on the disk.
+    ImportSynced = "import-synced",
+    /// The index names it.
+    ImportIndexed = "import-indexed",
+    /// The layer says so; the caller has no answer.
+    ImportConfirmed = "import-confirmed",
     /// An index made anew lies beside the old one.
     RebuildMade = "rebuild-made",
     /// The old one is put aside: there is none now.

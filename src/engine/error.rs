@@ -5,8 +5,8 @@ use std::fmt;
 use std::path::{Path, PathBuf};
 use std::time::Duration;
 
-use crate::model::{Elsewhere, LayerId, Name, Reference, VolumeId};
-use crate::{backend, store, sys};
+use crate::model::{ArtifactId, Elsewhere, LayerId, Name, Reference, Sha256, VolumeId};
+use crate::{archive, backend, store, sys};
 
 /// A result of the engine.
 pub type Result<T, E = Error> = std::result::Result<T, E>;
@@ -219,6 +219,45 @@ pub enum Error {
         /// Whose content is gone.
         layer: LayerId,
     },
+    /// No artifact of that id.
+    #[error(
+        "there is no artifact {0}; it may have been replaced or evicted, look at `baggageclaim artifacts`"
+    )]
+    NoSuchArtifact(ArtifactId),
+    /// A volume cannot be exported as it is now.
+    #[error("volume {volume} cannot be exported: {why}")]
+    NotExportable {
+        /// Which volume.
+        volume: VolumeId,
+        /// Why, and what to do.
+        why: String,
+    },
+    /// Something else is in an archive than was asked for.
+    #[error(
+        "the archive has another digest than {wanted}, which was asked for; nothing was imported. As it was received it is {packed}, \
+         and the tar stream in it {plain}"
+    )]
+    OtherDigest {
+        /// What was asked for.
+        wanted: Sha256,
+        /// Of the tar stream.
+        plain: Sha256,
+        /// Of what was received.
+        packed: Sha256,
+    },
+    /// A resource cache is to get content, and has its first.
+    #[error(
+        "{0} has its content already, and a resource cache keeps its first; destroy it before another is imported"
+    )]
+    NameTaken(Name),
+    /// Content was not packed, or an archive not unpacked.
+    #[error("{doing}: {source}")]
+    Archive {
+        /// What was being done.
+        doing: &'static str,
+        /// What is wrong, with the archive most often.
+        source: archive::Error,
+    },
     /// The engine is shutting down.
     #[error("the driver is shutting down; try again")]
     ShuttingDown,
@@ -350,6 +389,17 @@ pub(crate) trait Doing<T> {
 impl<T> Doing<T> for sys::Result<T> {
     fn doing(self, doing: &'static str) -> Result<T> {
         self.map_err(|source| Error::of_call(doing, source))
+    }
+}
+
+impl<T> Doing<T> for archive::Result<T> {
+    fn doing(self, doing: &'static str) -> Result<T> {
+        self.map_err(|error| match error {
+            archive::Error::System(source) => Error::of_call(doing, source),
+            // It is told to stop when the engine ends.
+            archive::Error::Stopped => Error::ShuttingDown,
+            source => Error::Archive { doing, source },
+        })
     }
 }
 

@@ -11,7 +11,6 @@ use super::shared::Inner;
 use super::state::{Goal, Live, Measured, State};
 use super::target::{Found, Target};
 use super::types::{ArtifactRow, Status, VolumeRow, VolumeState, VolumeStats};
-use crate::backend::Usage;
 use crate::model::{Tenant, VolumeId, VolumeRecord};
 
 /// How old a measurement may be before it is made again.
@@ -87,36 +86,24 @@ pub(super) fn artifacts(state: &State, tenant: Option<&Tenant>) -> Vec<ArtifactR
     let mut rows: Vec<_> = seen
         .map(|sealed| {
             let artifact = &sealed.artifact;
-            let usages: Option<Vec<Usage>> = artifact
-                .layers
-                .iter()
-                .map(|layer| state.usage.get(layer).copied())
-                .collect();
             ArtifactRow {
                 id: artifact.id,
                 tenant: artifact.tenant.clone(),
                 name: state.is_named(artifact).then(|| artifact.reference.clone()),
                 layers: artifact.layers.len(),
-                usage: usages.map(|usages| usages.into_iter().fold(Usage::default(), sum)),
+                usage: state.usage_of(&artifact.layers),
                 created: artifact.created,
                 last_used: artifact.last_used,
                 expires: artifact.expires(),
                 in_use_by: forks.get(&artifact.id).copied().unwrap_or(0),
                 durable: sealed.durable,
                 made_by: artifact.made_by.as_deref().cloned(),
+                digests: artifact.digests,
             }
         })
         .collect();
     rows.sort_by(|a, b| (&a.tenant, &a.name, a.created).cmp(&(&b.tenant, &b.name, b.created)));
     rows
-}
-
-fn sum(a: Usage, b: Usage) -> Usage {
-    Usage {
-        bytes: a.bytes + b.bytes,
-        files: a.files + b.files,
-        directories: a.directories + b.directories,
-    }
 }
 
 /// What a published volume uses.

@@ -22,8 +22,8 @@
 //! is left of a volume in which nothing was written, `closes` does the same for claims, whose unmount writes back all that the pool holds,
 //! `seals` ends volumes, `syncs` (one thread) waits for the disk, `room` (one thread) frees space, in rounds of a bounded time, `deletes`
 //! (one thread) deletes volumes that are thrown away, `walks` (one thread) measures, merges and compares, `looks` (one thread) asks who
-//! still writes to what is to be sealed, and who uses what nobody knows, `spares` (one thread) makes beforehand what a publish needs: what
-//! is slow delays only its like. A queued job runs to its end, also when its caller goes away.
+//! still writes to what is to be sealed, and who uses what nobody knows, `transfers` reads and writes archives, `spares` (one thread)
+//! makes beforehand what a publish needs: what is slow delays only its like. A queued job runs to its end, also when its caller goes away.
 
 mod artifacts;
 mod backoff;
@@ -66,12 +66,14 @@ mod state;
 mod target;
 mod teardown_queue;
 mod threads;
+mod transfer;
 mod trash;
 mod types;
 mod unpublish;
 mod watch;
 mod writers;
 
+use std::io::{Read, Write};
 use std::path::Path;
 use std::sync::Arc;
 use std::sync::atomic::AtomicBool;
@@ -88,11 +90,13 @@ pub use figures::Figures;
 pub use notice::{Notice, Notices};
 pub use shared::{Config, Pods};
 pub use threads::apart;
+pub use transfer::{Export, Exported, ImportRequest, Imported, Source, View};
 pub use types::{
     ArtifactRow, Awaited, Finding, PublishRequest, Published, Reaped, Rebuilt, Status, Told,
     VolumeRow, VolumeState, VolumeStats,
 };
 
+use crate::archive::{Codec, Progress};
 use crate::backend::BackendKind;
 use crate::model::{Name, Outcome, PodUid, Reference, Tenant, VolumeId};
 use crate::store::Contents;
@@ -203,6 +207,7 @@ impl Engine {
             walks: threads("walks", 1)?,
             looks,
             syncs,
+            transfers: threads("transfers", transfer::AT_A_TIME)?,
             commits,
             reaper: Notify::new(),
             walker: Notify::new(),
@@ -485,5 +490,38 @@ impl Engine {
         if let Err(error) = threads::apart("end", put_away).await {
             tracing::warn!(%error, "the pool is not put away");
         }
+    }
+}
+
+/// Export and import.
+impl Engine {
+    /// Opens the content of an artifact, or of a volume that is mounted, for reading. What it reads stays where it is
+    /// until the export is dropped.
+    pub async fn export(&self, source: Source) -> Result<Export> {
+        transfer::open(&self.inner, source).await
+    }
+
+    /// Writes it as an archive to `out`, on a thread of the engine. `out` is left incomplete on an error.
+    pub async fn pack(
+        &self,
+        export: Export,
+        codec: Codec,
+        out: impl Write + Send + 'static,
+        progress: Arc<Progress>,
+    ) -> Result<Exported> {
+        transfer::pack(&self.inner, export, codec, out, progress).await
+    }
+
+    /// Makes an artifact of the archive that `input` brings, on a thread of the engine: whole and durable, or nothing.
+    ///
+    /// An input whose other end is gone must say so by an error. It must not wait any longer once `progress` says that
+    /// the archive is refused ([`Progress::has_failed`]).
+    pub async fn import(
+        &self,
+        request: ImportRequest,
+        input: impl Read + Send + 'static,
+        progress: Arc<Progress>,
+    ) -> Result<Imported> {
+        transfer::import(&self.inner, request, input, progress).await
     }
 }

@@ -590,6 +590,7 @@ fn describe(inner: &Inner, key: LayerId, plan: &SealPlan, record: &VolumeRecord)
         ttl_seconds: plan.keep.ttl.map(|ttl| ttl.as_secs()),
         last_used: created,
         made_by: Some(Box::new(Maker::new(record.pod.clone(), images))),
+        digests: crate::model::Digests::default(),
     }
 }
 

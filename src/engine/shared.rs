@@ -141,6 +141,7 @@ pub(super) struct Inner {
     pub(super) deletes: Threads,
     pub(super) walks: Threads,
     pub(super) looks: Threads,
+    pub(super) transfers: Threads,
     pub(super) syncs: Threads,
     pub(super) commits: mpsc::UnboundedSender<LayerId>,
     pub(super) reaper: Notify,
@@ -203,6 +204,7 @@ impl Inner {
             &self.deletes,
             &self.walks,
             &self.looks,
+            &self.transfers,
         ] {
             threads.finish();
         }

@@ -278,6 +278,8 @@ pub(super) struct State {
     pub(super) unsure: HashMap<SnapshotId, Arc<Taken>>,
     /// Layers that an operation needs to stay, and how many do.
     pub(super) pinned: HashMap<LayerId, usize>,
+    /// Artifacts that are being exported, and how often.
+    pub(super) exported: HashMap<ArtifactId, usize>,
     /// Volumes, claims and snapshots that an operation is running on.
     pub(super) busy: HashSet<VolumeId>,
     /// Those of them that only a chore runs on: it is soon done, and a caller waits for it.
@@ -495,6 +497,7 @@ impl State {
     pub(super) fn artifacts_in_use(&self) -> HashSet<ArtifactId> {
         let parents = self.records().filter_map(|record| record.parent);
         let parents = parents.chain(self.wanted.values().copied());
+        let parents = parents.chain(self.exported.keys().copied());
         parents.chain(self.maybe_forked.iter().copied()).collect()
     }
 
@@ -524,6 +527,12 @@ impl State {
             *counts.entry(parent).or_default() += 1;
         }
         counts
+    }
+
+    /// What these layers cost together; `None` while one is not measured yet.
+    pub(super) fn usage_of(&self, layers: &[LayerId]) -> Option<Usage> {
+        let mut usages = layers.iter().map(|layer| self.usage.get(layer).copied());
+        usages.try_fold(Usage::default(), |all, usage| Some(all.and(usage?)))
     }
 
     fn records(&self) -> impl Iterator<Item = &VolumeRecord> {

@@ -6,7 +6,7 @@ use std::time::Duration;
 
 use crate::backend::{BackendKind, Usage};
 use crate::model::{
-    ArtifactId, LayerId, Maker, Pod, Reference, Tenant, Timestamp, VolumeId, VolumeSpec,
+    ArtifactId, Digests, LayerId, Maker, Pod, Reference, Tenant, Timestamp, VolumeId, VolumeSpec,
 };
 
 /// What kubelet asks for in `NodePublishVolume`, checked.
@@ -143,6 +143,8 @@ pub struct ArtifactRow {
     pub durable: bool,
     /// Who made it; `None`: a version made it that did not note that.
     pub made_by: Option<Maker>,
+    /// The digests of its content that are known.
+    pub digests: Digests,
 }
 
 /// What a round of garbage collection did.

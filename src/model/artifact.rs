@@ -6,6 +6,7 @@ use std::time::Duration;
 
 use serde::{Deserialize, Serialize};
 
+use super::digest::Sha256;
 use super::id::{ArtifactId, LayerId, VolumeId};
 use super::name::{Name, Reference, Tenant};
 use super::time::Timestamp;
@@ -33,6 +34,30 @@ pub struct Artifact {
     /// Its origin. Older records lack it.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub made_by: Option<Box<Maker>>,
+    /// What is known of its digests. Records from before this field lack it.
+    #[serde(default, skip_serializing_if = "Digests::is_empty")]
+    pub digests: Digests,
+}
+
+/// The digests of an artifact's content, as far as they are known.
+#[derive(Debug, Clone, Copy, Default, PartialEq, Eq, Serialize, Deserialize)]
+#[serde(rename_all = "camelCase")]
+pub struct Digests {
+    /// Of the tar stream that an export writes. The same content gives the same stream, so this names it.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub content: Option<Sha256>,
+    /// Of the tar stream that the artifact was imported from. Another program may have written the same
+    /// content differently.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub imported: Option<Sha256>,
+}
+
+impl Digests {
+    /// Whether none is known.
+    #[must_use]
+    pub fn is_empty(&self) -> bool {
+        *self == Self::default()
+    }
 }
 
 /// The origin of an artifact, only for display. No decision uses it.
@@ -245,6 +270,7 @@ mod tests {
             ttl_seconds: None,
             last_used: Timestamp(created),
             made_by: None,
+            digests: Digests::default(),
         }
     }
 

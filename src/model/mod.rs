@@ -7,6 +7,7 @@ mod artifact;
 mod attributes;
 mod claim;
 mod class;
+mod digest;
 mod id;
 pub mod layout;
 mod name;
@@ -18,8 +19,8 @@ mod usage;
 mod volume;
 
 pub use artifact::{
-    Artifact, Candidate, FLATTEN_ABOVE_LAYERS, LayerRecord, Maker, evict, flatten_plan, garbage,
-    takes_name,
+    Artifact, Candidate, Digests, FLATTEN_ABOVE_LAYERS, LayerRecord, Maker, evict, flatten_plan,
+    garbage, takes_name,
 };
 pub use attributes::{AttributeError, Commit, DEFAULT_OUTPUT_TTL, Keep, VolumeKind, VolumeSpec};
 pub use claim::{
@@ -28,6 +29,7 @@ pub use claim::{
     SnapshotId, Ttl,
 };
 pub use class::ParameterError;
+pub use digest::{DigestError, Sha256};
 pub use id::{ArtifactId, IdError, LayerId, VolumeId};
 pub use name::{ArtifactName, CacheKey, CacheKind, Name, NameError, Reference, Tenant};
 pub use place::{Elsewhere, Node, NodeId, NodeIdError, Placed, Requirement, Topology};

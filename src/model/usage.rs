@@ -14,3 +14,15 @@ pub struct Usage {
     /// Directories, including the root.
     pub directories: u64,
 }
+
+impl Usage {
+    /// What both cost together.
+    #[must_use]
+    pub fn and(self, other: Self) -> Self {
+        Self {
+            bytes: self.bytes.saturating_add(other.bytes),
+            files: self.files.saturating_add(other.files),
+            directories: self.directories.saturating_add(other.directories),
+        }
+    }
+}

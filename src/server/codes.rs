@@ -1,13 +1,14 @@
 //! The one table from what the engine says to the code of a gRPC status.
 //!
 //! CSI gives the codes their meaning: after CANCELLED, DEADLINE_EXCEEDED, UNAVAILABLE and ABORTED "it may still be
-//! running", after any other nothing is, and nothing was left behind. INVALID_ARGUMENT is there once: whatever else is
-//! wrong with a request is found before the engine sees it.
+//! running", after any other nothing is, and nothing was left behind. INVALID_ARGUMENT is there for what comes with a request
+//! (an archive), and once else: whatever is wrong with the request itself is found before the engine sees it.
 
 use std::error::Error as _;
 
 use tonic::Code;
 
+use crate::archive;
 use crate::engine::Error;
 
 /// The code of an error of the engine. No wildcard: a new variant does not compile until somebody has decided.
@@ -18,20 +19,24 @@ pub fn code_of(error: &Error) -> Code {
         Error::Busy(_) | Error::HeldOpen(_) | Error::Coming { .. } => Code::Aborted,
         Error::NoSuchContent(_)
         | Error::NoSuchName(_)
+        | Error::NoSuchArtifact(_)
         | Error::NotPublished { .. }
         | Error::NoSuchClaim(_)
         | Error::NoSuchSnapshot(_)
         | Error::NoSuchNode(_) => Code::NotFound,
-        Error::Different { .. } | Error::Exists { .. } | Error::ExistsElsewhere { .. } => {
-            Code::AlreadyExists
-        }
+        Error::Different { .. }
+        | Error::Exists { .. }
+        | Error::ExistsElsewhere { .. }
+        | Error::NameTaken(_) => Code::AlreadyExists,
         Error::OutOfRange { .. } => Code::OutOfRange,
-        Error::OfGroup { .. } => Code::InvalidArgument,
+        Error::Archive { source, .. } => of_archive(source),
+        Error::OfGroup { .. } | Error::OtherDigest { .. } => Code::InvalidArgument,
         // Nothing is wrong with the request as such: something has to be changed first, on the node or in the pool.
         Error::PublishedElsewhere { .. }
         | Error::Target { .. }
         | Error::Unsupported { .. }
         | Error::InUse { .. }
+        | Error::NotExportable { .. }
         | Error::ClaimInUse { .. }
         | Error::Lost { .. }
         | Error::LostContent { .. }
@@ -51,6 +56,28 @@ pub fn code_of(error: &Error) -> Code {
         | Error::Index(_)
         | Error::System { .. }
         | Error::Backend { .. } => Code::Internal,
+    }
+}
+
+/// Of an archive: what its sender sent, or that one end went away.
+fn of_archive(error: &archive::Error) -> Code {
+    match error {
+        archive::Error::Truncated { .. }
+        | archive::Error::Codec(_)
+        | archive::Error::Malformed { .. }
+        | archive::Error::Refused { .. }
+        | archive::Error::Limit { .. } => Code::InvalidArgument,
+        archive::Error::Read(_) | archive::Error::Write(_) | archive::Error::Stopped => {
+            Code::Cancelled
+        }
+        archive::Error::Shrunk { .. } => Code::Aborted,
+        archive::Error::Unpackable { .. } => Code::FailedPrecondition,
+        archive::Error::Stalled { .. } => Code::DeadlineExceeded,
+        archive::Error::System(_)
+        | archive::Error::Tree(_)
+        | archive::Error::Incomplete { .. }
+        | archive::Error::Spill(_)
+        | archive::Error::Cut => Code::Internal,
     }
 }
 
@@ -100,7 +127,7 @@ mod tests {
     use std::time::Duration;
 
     use super::*;
-    use crate::model::{LayerId, Name, Node, NodeId, Requirement, Topology};
+    use crate::model::{ArtifactId, LayerId, Name, Node, NodeId, Requirement, Sha256, Topology};
     use crate::sys::{self, Errno};
     use crate::{backend, store};
 
@@ -164,6 +191,11 @@ mod tests {
             Error::ClaimInUse { .. } => "ClaimInUse",
             Error::Lost { .. } => "Lost",
             Error::LostContent { .. } => "LostContent",
+            Error::NoSuchArtifact(_) => "NoSuchArtifact",
+            Error::NotExportable { .. } => "NotExportable",
+            Error::OtherDigest { .. } => "OtherDigest",
+            Error::NameTaken(_) => "NameTaken",
+            Error::Archive { .. } => "Archive",
             Error::ShuttingDown => "ShuttingDown",
             Error::Pool { .. } => "Pool",
             Error::PoolReadOnly { .. } => "PoolReadOnly",
@@ -260,6 +292,25 @@ mod tests {
             Error::LostContent {
                 reference: "task-cache/k".parse().expect("a reference"),
                 layer: LayerId::from_bits(1),
+            },
+            Error::NoSuchArtifact(ArtifactId::from_bits(1)),
+            Error::NotExportable {
+                volume: volume(),
+                why: "it is not mounted now".into(),
+            },
+            Error::OtherDigest {
+                wanted: Sha256([1; 32]),
+                plain: Sha256([2; 32]),
+                packed: Sha256([3; 32]),
+            },
+            Error::NameTaken(name()),
+            Error::Archive {
+                doing: "unpack the archive",
+                source: archive::Error::Truncated { at: 512 },
+            },
+            Error::Archive {
+                doing: "unpack the archive",
+                source: archive::Error::Read(std::io::ErrorKind::ConnectionReset.into()),
             },
             Error::ShuttingDown,
             Error::Pool {

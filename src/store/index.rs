@@ -624,6 +624,7 @@ mod tests {
             ttl_seconds: Some(5),
             last_used: Timestamp(2),
             made_by: None,
+            digests: crate::model::Digests::default(),
         }
     }
 

@@ -53,6 +53,10 @@ pub(crate) enum Act {
     Destroy,
     /// A task cache was committed often enough that its layers are merged.
     Flatten,
+    /// An artifact leaves as an archive.
+    Export,
+    /// It comes back under another name.
+    Import,
 }
 
 /// An act about to be made.
@@ -70,6 +74,7 @@ pub(crate) enum Done {
     Published(&'static str, Option<&'static str>, Snapshot),
     Ended(&'static str),
     Deleted(&'static str),
+    Imported(&'static str, Snapshot),
     Nothing,
 }
 
@@ -164,6 +169,14 @@ impl Act {
             | Point::FlattenSynced
             | Point::FlattenIndexed
             | Point::FlattenConfirmed => &[Self::Flatten],
+            Point::ExportOpened => &[Self::Export],
+            Point::ImportMade
+            | Point::ImportUnpacked
+            | Point::ImportRecorded
+            | Point::ImportPlaced
+            | Point::ImportSynced
+            | Point::ImportIndexed
+            | Point::ImportConfirmed => &[Self::Import],
         }
     }
 
@@ -321,8 +334,31 @@ impl Act {
                 calls = vec![unpublish(place, "last-link"), Call::Settle, Call::Reap];
                 done = Done::Ended("last-link");
             }
+            Self::Export => {
+                calls = vec![export(place)];
+                done = Done::Nothing;
+            }
+            Self::Import => {
+                on.must(&export(place));
+                calls = vec![Call::Import {
+                    reference: "artifact/imported".to_owned(),
+                    file: archive(place),
+                }];
+                done = Done::Imported("artifact/imported", world.sealed["artifact/base"].clone());
+            }
         }
         Prepared { calls, done }
+    }
+}
+
+fn archive(place: &Place) -> std::path::PathBuf {
+    place.lab.run_dir().join("base.tar.zst")
+}
+
+fn export(place: &Place) -> Call {
+    Call::Export {
+        reference: "artifact/base".to_owned(),
+        file: archive(place),
     }
 }
 
@@ -369,6 +405,7 @@ impl Done {
     pub(crate) fn begun(&self, world: &mut World) -> Vec<String> {
         match self {
             Self::Published(..) | Self::Nothing => Vec::new(),
+            Self::Imported(name, _) => vec![(*name).to_owned()],
             Self::Ended(volume) => {
                 world.pod_ended(volume);
                 Vec::new()
@@ -382,7 +419,9 @@ impl Done {
 
     /// What is there when it is answered.
     pub(crate) fn answered(self, place: &Place, world: &mut World) {
-        if let Self::Published(volume, becomes, content) = self {
+        if let Self::Imported(name, content) = self {
+            world.sealed.insert(name.to_owned(), content);
+        } else if let Self::Published(volume, becomes, content) = self {
             world.note_live(place, volume, becomes);
             world.live.get_mut(volume).expect("just noted").content = content;
             world.check_live(place);

@@ -10,11 +10,15 @@ use std::os::unix::net::UnixStream;
 use std::os::unix::process::ExitStatusExt;
 use std::path::{Path, PathBuf};
 use std::process::{Child, Command, ExitStatus, Stdio};
+use std::sync::Arc;
 use std::sync::atomic::{AtomicU32, Ordering};
 use std::time::{Duration, Instant};
 
+use baggageclaim::archive::Codec;
 use baggageclaim::backend::{BackendKind, MountApi};
-use baggageclaim::engine::{ArtifactRow, Config, Engine, PublishRequest, VolumeRow, crash};
+use baggageclaim::engine::{
+    ArtifactRow, Config, Engine, ImportRequest, PublishRequest, Source, VolumeRow, crash,
+};
 use baggageclaim::model::{Outcome, Pod, Tenant, VolumeSpec};
 use serde::{Deserialize, Serialize};
 use serde_json::{Value, json};
@@ -69,6 +73,14 @@ pub(crate) enum Call {
     },
     Destroy {
         reference: String,
+    },
+    Export {
+        reference: String,
+        file: PathBuf,
+    },
+    Import {
+        reference: String,
+        file: PathBuf,
     },
     Settle,
     Reap,
@@ -452,6 +464,33 @@ async fn run(engine: &Engine, call: Call) -> Answer {
             let reference = reference.parse().expect("a reference");
             let destroyed = engine.destroy(&tenant, &reference).await;
             destroyed.map_err(said).and(done)
+        }
+        Call::Export { reference, file } => {
+            // It may have been promised by a process that died since.
+            engine.settled().await;
+            let rows = engine.artifacts(Some(&tenant));
+            let named = |row: &&ArtifactRow| {
+                row.name
+                    .as_ref()
+                    .is_some_and(|name| name.to_string() == reference)
+            };
+            let id = rows.iter().find(named).expect("it is there").id;
+            let export = engine.export(Source::Artifact(id)).await.map_err(said)?;
+            let file = std::fs::File::create(file).expect("a file");
+            let packed = engine.pack(export, Codec::Zstd(1), file, Arc::default());
+            packed.await.map_err(said).map(|_| Value::Null)
+        }
+        Call::Import { reference, file } => {
+            let request = ImportRequest {
+                tenant,
+                reference: reference.parse().expect("a reference"),
+                digest: None,
+                size: None,
+                ttl: None,
+            };
+            let file = std::fs::File::open(file).expect("the archive");
+            let imported = engine.import(request, file, Arc::default()).await;
+            Ok(imported.map_err(said)?.named.into())
         }
         Call::Settle => {
             engine.settled().await;

@@ -78,6 +78,10 @@ enum Step {
     Forget { name: String },
     /// … and was.
     Forgotten,
+    /// A copy of an artifact is about to be imported …
+    Copy { name: String },
+    /// … and was.
+    Copied { from: String, name: String },
 }
 
 /// One caller.
@@ -144,6 +148,7 @@ impl Caller {
                 Step::Call(Call::Destroy { reference: name }),
                 Step::Forgotten,
             ],
+            (8, Some(name)) => copy(place, &volume, name),
             (4..=6, _) => self.commit_shared(place, &volume),
             (7, _) => {
                 let mut steps = vec![
@@ -281,10 +286,35 @@ impl Caller {
                 self.world.sealed.remove(&name);
                 self.going = Some(name);
             }
+            Step::Copy { name } => self.going = Some(name),
+            Step::Copied { from, name } => {
+                let content = self.world.sealed[&from].clone();
+                self.world.sealed.insert(name.clone(), content);
+                self.promised.insert(name);
+                self.going = None;
+            }
             Step::Forgotten => self.going = None,
         }
         Ok(())
     }
+}
+
+/// An artifact leaves as an archive, and comes back under another name.
+fn copy(place: &Place, volume: &str, from: String) -> Vec<Step> {
+    let name = format!("artifact/{volume}");
+    let file = place.lab.run_dir().join(format!("{volume}.tar.zst"));
+    vec![
+        Step::Call(Call::Export {
+            reference: from.clone(),
+            file: file.clone(),
+        }),
+        Step::Copy { name: name.clone() },
+        Step::Call(Call::Import {
+            reference: name.clone(),
+            file,
+        }),
+        Step::Copied { from, name },
+    ]
 }
 
 /// A volume that is mounted already, for a while at one more target.

@@ -25,7 +25,7 @@ pub(crate) const SLOTS: u8 = 3;
 const LOOKING: u8 = SLOTS;
 /// The names that a caller has for itself: outputs, task caches, a resource cache; and one that is everybody's.
 pub(crate) const NAMES: u8 = 6;
-const SHARED: u8 = NAMES;
+pub(crate) const SHARED: u8 = NAMES;
 
 /// When a volume is sealed.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Serialize, Deserialize)]
@@ -72,6 +72,8 @@ pub(crate) enum Op {
     Settle,
     Reap,
     Lists,
+    /// Exports what a name holds, and imports it under the same name.
+    Copy(u8),
     Claim(ClaimOp),
 }
 
@@ -101,6 +103,7 @@ impl Op {
             73 => Self::Settle,
             74 => Self::Reap,
             75 => Self::Lists,
+            76..=77 => Self::Copy(name),
             _ => Self::Claim(ClaimOp::any(random)),
         }
     }
@@ -234,7 +237,7 @@ impl Caller {
     }
 
     /// As an input writes it.
-    fn reference(&self, name: u8) -> String {
+    pub(crate) fn reference(&self, name: u8) -> String {
         let index = self.index;
         match name {
             SHARED => "task-cache/shared".to_owned(),
@@ -420,6 +423,7 @@ impl Caller {
                 wire.artifacts().await?;
                 claims::lists(wire).await?;
             }
+            Op::Copy(name) => self.copy(wire, name).await?,
             Op::Claim(op) => self.claims.act(wire, op).await?,
         }
         Ok(())

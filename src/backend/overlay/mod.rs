@@ -552,6 +552,12 @@ impl Backend for Overlay {
         true
     }
 
+    fn content(&self, scratch: &Dir, label: &str, layers: &[LayerId]) -> Result<OwnedFd> {
+        let start = Start::of_layers(layers);
+        self.create(scratch, &start)?;
+        self.mount(scratch, label, &start, true)
+    }
+
     fn flatten(&self, layers: &[LayerId], into: &Dir, bottom: bool, stop: Stop<'_>) -> Result<()> {
         let layers = Lowers::Layers(layers).open(self, None, None)?;
         Ok(tree::flatten(&layers, into, bottom, stop)?)

@@ -45,6 +45,7 @@ fn artifact(id: u128) -> Artifact {
         ttl_seconds: None,
         last_used: Timestamp(1),
         made_by: None,
+        digests: crate::model::Digests::default(),
     }
 }
 

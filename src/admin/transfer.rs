@@ -1,0 +1,357 @@
+//! Archives over the admin socket: the engine's threads on one side, streams of messages on the other.
+//!
+//! Between them are bounded channels, so the slower side slows the other. A caller that goes away, or a driver that ends, is
+//! an error of the engine's input or output, which then leaves nothing behind.
+
+use std::io::{self, ErrorKind, Read, Write};
+use std::pin::Pin;
+use std::sync::Arc;
+use std::task::{Context, Poll, Wake, Waker};
+use std::thread::Thread;
+use std::time::Duration;
+
+use crate::server::Drain;
+use futures_util::{Stream, stream};
+use tokio::sync::mpsc;
+use tonic::{Status, Streaming};
+
+use super::service::{failed, parse, usage};
+use crate::archive::{Codec, Progress};
+use crate::engine::{Engine, Exported, ImportRequest, Imported, Source, View};
+use crate::model::{Reference, Sha256, Tenant};
+use crate::proto::admin::v1 as admin;
+use crate::server::Rpc;
+
+/// How many bytes go in one message.
+const CHUNK: usize = 128 << 10;
+/// How many messages wait between the two sides.
+const WAITING: usize = 4;
+/// How often an importer is told how far it is.
+const TELL: Duration = Duration::from_millis(200);
+/// How soon an import that waits for its caller sees that it has failed.
+const LOOK: Duration = Duration::from_millis(50);
+
+/// Messages to a caller.
+pub(super) type Answers<T> = Pin<Box<dyn Stream<Item = Result<T, Status>> + Send>>;
+type Sender<T> = mpsc::Sender<Result<T, Status>>;
+
+/// What comes through a channel, until the driver ends.
+fn answers<T: Send + 'static>(
+    from: mpsc::Receiver<Result<T, Status>>,
+    ending: &Drain,
+) -> Answers<T> {
+    let state = Some((from, ending.clone()));
+    Box::pin(stream::unfold(state, async |state| {
+        let (mut from, ending) = state?;
+        tokio::select! {
+            biased;
+            () = ending.closing() => {
+                // The engine's side finds that there is no one to write to.
+                drop(from);
+                Some((Err(ends()), None))
+            }
+            answer = from.recv() => Some((answer?, Some((from, ending)))),
+        }
+    }))
+}
+
+fn ends() -> Status {
+    failed(&crate::engine::Error::ShuttingDown)
+}
+
+/// Opens what is asked for, and sends it.
+pub(super) async fn export(
+    engine: &Engine,
+    ending: &Drain,
+    request: &admin::ExportRequest,
+) -> Result<Answers<admin::ExportPart>, Status> {
+    use admin::export_request::Source as Asked;
+    let source = match &request.source {
+        Some(Asked::ArtifactId(id)) => Source::Artifact(parse("artifact_id", id)?),
+        Some(Asked::VolumeId(id)) => Source::Volume(parse("volume_id", id)?),
+        None => {
+            let what = "one of artifact_id and volume_id is required";
+            return Err(Status::invalid_argument(what));
+        }
+    };
+    let codec = match request.format() {
+        admin::Format::Unspecified => {
+            let what = "format must be FORMAT_TAR, FORMAT_TAR_GZ or FORMAT_TAR_ZST";
+            return Err(Status::invalid_argument(what));
+        }
+        admin::Format::Tar => Codec::Plain,
+        admin::Format::TarGz => Codec::Gzip(1),
+        admin::Format::TarZst => Codec::Zstd(1),
+    };
+    let export = engine.export(source).await;
+    let export = export.map_err(|error| failed(&error))?;
+    let head = admin::ExportHead {
+        view: match export.view() {
+            View::Sealed => admin::View::Sealed,
+            View::Snapshot => admin::View::Snapshot,
+            View::Live => admin::View::Live,
+        }
+        .into(),
+        usage: export.usage().map(usage),
+    };
+    let (sender, parts) = mpsc::channel(WAITING);
+    let head = admin::ExportPart {
+        head: Some(head),
+        ..admin::ExportPart::default()
+    };
+    // There is space for the first of them.
+    let _sent = sender.try_send(Ok(head));
+    let engine = engine.clone();
+    tokio::spawn(async move {
+        let progress = Arc::new(Progress::default());
+        let out = Parts {
+            sender: sender.clone(),
+            progress: progress.clone(),
+            buffer: Vec::with_capacity(CHUNK),
+        };
+        let packed = engine.pack(export, codec, out, progress).await;
+        let last = packed.map(end_of_export).map_err(|error| failed(&error));
+        // A caller that is gone needs no answer.
+        let _sent = sender.send(last).await;
+    });
+    Ok(answers(parts, ending))
+}
+
+fn end_of_export(Exported { packed }: Exported) -> admin::ExportPart {
+    let (digests, counts) = (packed.digests, packed.counts);
+    let left_out = counts.sockets_left_out + counts.devices_left_out + counts.attributes_left_out;
+    let end = admin::ExportEnd {
+        digest: digests.plain.to_string(),
+        packed_digest: digests.packed.to_string(),
+        plain_bytes: digests.plain.bytes,
+        packed_bytes: digests.packed.bytes,
+        files: counts.files,
+        directories: counts.directories,
+        left_out,
+    };
+    admin::ExportPart {
+        plain_bytes: digests.plain.bytes,
+        entries: counts.files + counts.directories,
+        end: Some(end),
+        ..admin::ExportPart::default()
+    }
+}
+
+/// What an export writes to, on a thread of the engine: messages to the caller.
+struct Parts {
+    sender: Sender<admin::ExportPart>,
+    progress: Arc<Progress>,
+    buffer: Vec<u8>,
+}
+
+impl Parts {
+    fn send(&mut self) -> io::Result<()> {
+        let data = std::mem::replace(&mut self.buffer, Vec::with_capacity(CHUNK));
+        let part = admin::ExportPart {
+            data,
+            plain_bytes: self.progress.plain(),
+            entries: self.progress.entries(),
+            ..admin::ExportPart::default()
+        };
+        let sent = self.sender.blocking_send(Ok(part));
+        sent.map_err(|_| io::Error::new(ErrorKind::BrokenPipe, "the caller is gone"))
+    }
+}
+
+impl Write for Parts {
+    fn write(&mut self, bytes: &[u8]) -> io::Result<usize> {
+        let fits = bytes.len().min(CHUNK - self.buffer.len());
+        self.buffer.extend_from_slice(&bytes[..fits]);
+        if self.buffer.len() == CHUNK {
+            self.send()?;
+        }
+        Ok(fits)
+    }
+
+    fn flush(&mut self) -> io::Result<()> {
+        if self.buffer.is_empty() {
+            return Ok(());
+        }
+        self.send()
+    }
+}
+
+/// Reads what the archive is to become, and imports it.
+pub(super) async fn import(
+    engine: &Engine,
+    ending: &Drain,
+    rpc: Option<Rpc>,
+    mut parts: Streaming<admin::ImportPart>,
+) -> Result<Answers<admin::ImportProgress>, Status> {
+    let first = parts.message().await?.unwrap_or_default();
+    let Some(head) = first.head else {
+        let what = "the first part must say what the archive is to become (head)";
+        return Err(Status::invalid_argument(what));
+    };
+    let request = request(&head)?;
+    if let Some(rpc) = rpc {
+        rpc.record("tenant", &request.tenant);
+        rpc.record("reference", &request.reference);
+    }
+    let (sender, answered) = mpsc::channel(WAITING);
+    let (bytes, received) = mpsc::channel(WAITING);
+    let progress = Arc::new(Progress::default());
+    let input = Input {
+        received,
+        progress: progress.clone(),
+        part: Vec::new(),
+        at: 0,
+        ended: false,
+    };
+    let feeding = feed(parts, bytes, ending.clone());
+    let imported = {
+        let (engine, progress) = (engine.clone(), progress.clone());
+        async move { engine.import(request, input, progress).await }
+    };
+    let finished = async move {
+        tokio::pin!(imported, feeding);
+        tokio::select! {
+            imported = &mut imported => imported,
+            // All of it is there, or no more will come.
+            () = &mut feeding => imported.await,
+        }
+    };
+    tokio::spawn(async move {
+        tokio::pin!(finished);
+        let imported = loop {
+            tokio::select! {
+                imported = &mut finished => break imported,
+                // A caller that does not listen now hears the next.
+                () = tokio::time::sleep(TELL) => drop(sender.try_send(Ok(so_far(&progress)))),
+            }
+        };
+        let last = imported.map(|imported| end_of_import(&progress, &imported));
+        // A caller that is gone needs no answer.
+        let _sent = sender.send(last.map_err(|error| failed(&error))).await;
+    });
+    Ok(answers(answered, ending))
+}
+
+fn request(head: &admin::ImportHead) -> Result<ImportRequest, Status> {
+    let tenant: Tenant = parse("tenant", &head.tenant)?;
+    let reference: Reference = parse("reference", &head.reference)?;
+    let digest: Option<Sha256> = match head.digest.as_str() {
+        "" => None,
+        digest => Some(parse("digest", digest)?),
+    };
+    Ok(ImportRequest {
+        tenant,
+        reference,
+        digest,
+        size: head.size,
+        ttl: head.ttl_seconds.map(Duration::from_secs),
+    })
+}
+
+fn so_far(progress: &Progress) -> admin::ImportProgress {
+    admin::ImportProgress {
+        packed_bytes: progress.packed(),
+        plain_bytes: progress.plain(),
+        entries: progress.entries(),
+        end: None,
+    }
+}
+
+fn end_of_import(progress: &Progress, imported: &Imported) -> admin::ImportProgress {
+    let (digests, made) = (imported.unpacked.digests, imported.unpacked.made);
+    let end = admin::ImportEnd {
+        artifact_id: imported.artifact.to_string(),
+        digest: digests.plain.to_string(),
+        packed_digest: digests.packed.to_string(),
+        files: made.files,
+        directories: made.directories,
+        bytes: made.bytes,
+        left_out: made.devices_left_out + made.attributes_left_out,
+        named: imported.named,
+    };
+    admin::ImportProgress {
+        end: Some(end),
+        ..so_far(progress)
+    }
+}
+
+/// What an import is given.
+enum Received {
+    Bytes(Vec<u8>),
+    /// That was all.
+    End,
+}
+
+/// Hands the parts on until the last. If they end before it, or the driver does, `to` is closed without it.
+async fn feed(mut parts: Streaming<admin::ImportPart>, to: mpsc::Sender<Received>, ending: Drain) {
+    loop {
+        let part = tokio::select! {
+            part = parts.message() => part,
+            () = ending.closing() => return,
+        };
+        let Ok(Some(part)) = part else { return };
+        if !part.data.is_empty() && to.send(Received::Bytes(part.data)).await.is_err() {
+            // The import is over.
+            return;
+        }
+        if part.end {
+            let _sent = to.send(Received::End).await;
+            return;
+        }
+    }
+}
+
+/// What an import reads from, on a thread of the engine.
+struct Input {
+    received: mpsc::Receiver<Received>,
+    progress: Arc<Progress>,
+    part: Vec<u8>,
+    at: usize,
+    ended: bool,
+}
+
+impl Input {
+    /// The next part; waits for it, unless the archive is refused already.
+    fn next(&mut self) -> io::Result<Received> {
+        let waker = Waker::from(Arc::new(Unpark(std::thread::current())));
+        let mut context = Context::from_waker(&waker);
+        loop {
+            match self.received.poll_recv(&mut context) {
+                Poll::Ready(Some(part)) => return Ok(part),
+                Poll::Ready(None) => {
+                    let what = "its sender went away before its end";
+                    return Err(io::Error::new(ErrorKind::ConnectionAborted, what));
+                }
+                Poll::Pending if self.progress.has_failed() => {
+                    return Err(io::Error::other("it is refused"));
+                }
+                Poll::Pending => std::thread::park_timeout(LOOK),
+            }
+        }
+    }
+}
+
+/// Wakes a thread that waits for a part.
+struct Unpark(Thread);
+
+impl Wake for Unpark {
+    fn wake(self: Arc<Self>) {
+        self.0.unpark();
+    }
+}
+
+impl Read for Input {
+    fn read(&mut self, into: &mut [u8]) -> io::Result<usize> {
+        while self.at == self.part.len() && !self.ended {
+            match self.next()? {
+                Received::Bytes(part) => (self.part, self.at) = (part, 0),
+                Received::End => self.ended = true,
+            }
+        }
+        let left = &self.part[self.at..];
+        let fits = left.len().min(into.len());
+        into[..fits].copy_from_slice(&left[..fits]);
+        self.at += fits;
+        Ok(fits)
+    }
+}

@@ -1,0 +1,543 @@
+//! `export` and `import`: archives between the driver and files or pipes.
+//!
+//! Files are read and written by a thread of their own, with a bounded channel to the driver's stream: a reader of our
+//! output that is slow slows the driver, and ^C is heard however long a read or write takes. A file appears under its name
+//! when it is complete; before, it has another, which is removed however this ends.
+
+use std::fs::File;
+use std::io::{self, ErrorKind, IsTerminal as _, Read as _, Write as _};
+use std::os::fd::AsFd as _;
+use std::os::unix::fs::FileTypeExt as _;
+use std::path::{Path, PathBuf};
+use std::process::ExitCode;
+
+use clap::ValueEnum;
+use rustix::fs::{CWD, RenameFlags};
+use tokio::signal::unix::{SignalKind, signal};
+use tokio::sync::{mpsc, oneshot};
+use tokio_stream::wrappers::ReceiverStream;
+
+use super::human::{age, bytes};
+use super::progress::{Bar, Done as Far};
+use super::run::{self, Done};
+use super::show::Thing;
+use super::{Export, Import};
+use crate::admin as socket;
+use crate::proto::admin::v1 as admin;
+use crate::sys::printable;
+
+/// How many bytes are read from a file at a time.
+const CHUNK: usize = 128 << 10;
+/// How many of them wait between a file and the driver.
+const WAITING: usize = 4;
+/// What a header takes in an archive, about.
+const HEADER: u64 = 1024;
+
+/// How an archive is compressed.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, ValueEnum)]
+pub(super) enum Format {
+    /// Not at all
+    Tar,
+    /// By gzip
+    #[value(name = "tar.gz")]
+    TarGz,
+    /// By zstd
+    #[value(name = "tar.zst")]
+    TarZst,
+}
+
+impl Format {
+    /// What the end of a file's name says.
+    fn of(path: &Path) -> Self {
+        let name = path.as_os_str().as_encoded_bytes().to_ascii_lowercase();
+        let ends = |ends: &[&str]| ends.iter().any(|end| name.ends_with(end.as_bytes()));
+        if ends(&[".tar.gz", ".tgz"]) {
+            Self::TarGz
+        } else if ends(&[".tar.zst", ".tzst"]) {
+            Self::TarZst
+        } else {
+            Self::Tar
+        }
+    }
+}
+
+impl From<Format> for admin::Format {
+    fn from(format: Format) -> Self {
+        match format {
+            Format::Tar => Self::Tar,
+            Format::TarGz => Self::TarGz,
+            Format::TarZst => Self::TarZst,
+        }
+    }
+}
+
+/// Why an archive did not arrive.
+#[derive(Debug, thiserror::Error)]
+pub(super) enum Failure {
+    #[error("{0} is a terminal, and an archive is no text: {1}")]
+    Terminal(&'static str, &'static str),
+    #[error("{} is there already; --force replaces it", .0.display())]
+    Exists(PathBuf),
+    #[error("cannot read {}: {source}", path.display())]
+    Read { path: PathBuf, source: io::Error },
+    #[error("cannot write {}: {source}", path.display())]
+    Write { path: PathBuf, source: io::Error },
+    #[error("the reader of stdout went away; the archive that it got is incomplete")]
+    Cut,
+    #[error("interrupted; the archive on stdout is incomplete")]
+    InterruptedStdout,
+    #[error("interrupted; no file was written")]
+    InterruptedFile,
+    #[error("interrupted; nothing was imported")]
+    InterruptedImport,
+    #[error("the driver ended before the archive was complete; its log says why")]
+    Incomplete,
+}
+
+/// Writes something as an archive.
+pub(super) async fn export(flags: Export) -> Done {
+    let format = flags.format.unwrap_or_else(|| Format::of(&flags.output));
+    let mut client = socket::connect(&flags.pool.pool).await?;
+    let (source, what) = find(&mut client, &flags).await?;
+    // Heard from here on: from here on there is something to be removed.
+    let interrupted = interrupted()?;
+    let output = Output::open(&flags.output, flags.force)?;
+    let is_stdout = matches!(output.place, Place::Stdout);
+    let mut bar = Bar::new(None);
+    bar.say(&format!("exporting {what}"));
+    let request = admin::ExportRequest {
+        source: Some(source),
+        format: admin::Format::from(format).into(),
+    };
+    let end = tokio::select! {
+        end = receive(&mut client, request, output, &mut bar) => end?,
+        () = interrupted => {
+            let why = if is_stdout {
+                Failure::InterruptedStdout
+            } else {
+                Failure::InterruptedFile
+            };
+            return Err(why.into());
+        }
+    };
+    let place = if is_stdout {
+        "stdout".to_owned()
+    } else {
+        printable(flags.output.display())
+    };
+    bar.say(&format!(
+        "{} files and {} directories, {} in {}, to {place}{}",
+        end.files,
+        end.directories,
+        bytes(end.plain_bytes),
+        age(bar.took()),
+        packed(format, end.packed_bytes),
+    ));
+    if end.left_out > 0 {
+        bar.say(&format!(
+            "left out: {} sockets, device nodes and attributes, which an archive does not have",
+            end.left_out
+        ));
+    }
+    bar.say(&format!("digest of the content   {}", end.digest));
+    if format != Format::Tar {
+        bar.say(&format!("digest of the archive   {}", end.packed_digest));
+    }
+    Ok(ExitCode::SUCCESS)
+}
+
+fn packed(format: Format, size: u64) -> String {
+    match format {
+        Format::Tar => String::new(),
+        _ => format!(" ({} compressed)", bytes(size)),
+    }
+}
+
+/// Finds what is to be exported, as `inspect` does; and what it is called.
+async fn find(
+    client: &mut socket::Client,
+    flags: &Export,
+) -> Result<(admin::export_request::Source, String), run::Failure> {
+    use admin::export_request::Source;
+    let tenant = flags.tenant.as_ref();
+    let volumes = run::volumes(client, tenant).await?;
+    let artifacts = run::artifacts(client, tenant).await?;
+    let (name, may_be_artifact) = match flags.what.strip_prefix("volume/") {
+        Some(name) => (name, false),
+        None => (flags.what.as_str(), true),
+    };
+    let all = volumes.iter().map(Thing::Volume);
+    let artifacts = artifacts.iter().filter(|_| may_be_artifact);
+    let all = all.chain(artifacts.map(Thing::Artifact));
+    let found: Vec<Thing<'_>> = all.filter(|thing| thing.is_called(name)).collect();
+    Ok(match run::only(&found, &flags.what)? {
+        Thing::Volume(row) => (
+            Source::VolumeId(row.id.clone()),
+            format!("volume {} of namespace {}", row.id, row.tenant),
+        ),
+        Thing::Artifact(row) => {
+            let name = if row.reference.is_empty() {
+                String::new()
+            } else {
+                format!("{}, ", printable(&row.reference))
+            };
+            (
+                Source::ArtifactId(row.id.clone()),
+                format!("{name}artifact {} of namespace {}", row.id, row.tenant),
+            )
+        }
+    })
+}
+
+/// Receives an archive, and puts it where it belongs when it is complete.
+async fn receive(
+    client: &mut socket::Client,
+    request: admin::ExportRequest,
+    output: Output,
+    bar: &mut Bar,
+) -> Result<admin::ExportEnd, run::Failure> {
+    let mut parts = client.export(request).await?.into_inner();
+    let mut writer = Writer::start(&output)?;
+    while let Some(part) = parts.message().await? {
+        if let Some(head) = &part.head {
+            begin(bar, head);
+        }
+        if !part.data.is_empty() && writer.parts.send(part.data).await.is_err() {
+            // It has failed, and says why.
+            break;
+        }
+        bar.show(Far {
+            bytes: part.plain_bytes,
+            entries: part.entries,
+        });
+        if let Some(end) = part.end {
+            writer.end().await.map_err(|source| output.failed(source))?;
+            output.complete()?;
+            return Ok(end);
+        }
+    }
+    writer.end().await.map_err(|source| output.failed(source))?;
+    Err(Failure::Incomplete.into())
+}
+
+/// Says what is being exported.
+fn begin(bar: &mut Bar, head: &admin::ExportHead) {
+    let size = |usage: &admin::Usage| usage.bytes + HEADER * (usage.files + usage.directories);
+    bar.expect(head.usage.as_ref().map(size));
+    match head.view() {
+        admin::View::Snapshot => bar.say("the volume is live: the archive shows it at this moment"),
+        admin::View::Live => bar.say(
+            "the volume is live: its pod may change it meanwhile, and the archive has each file as it was when it was read",
+        ),
+        admin::View::Sealed | admin::View::Unspecified => {}
+    }
+}
+
+/// Where an archive goes.
+struct Output {
+    path: PathBuf,
+    place: Place,
+}
+
+enum Place {
+    Stdout,
+    /// A pipe or a device that is there.
+    AsItIs(File),
+    /// A file under another name, until it is complete.
+    Temporary {
+        file: File,
+        path: PathBuf,
+        replaces: bool,
+    },
+}
+
+impl Output {
+    fn open(path: &Path, force: bool) -> Result<Self, Failure> {
+        let write = |source| Failure::Write {
+            path: path.to_owned(),
+            source,
+        };
+        let opened = |place| Self {
+            path: path.to_owned(),
+            place,
+        };
+        if path == Path::new("-") {
+            if io::stdout().is_terminal() {
+                let hint = "give a file with -o, or a pipe";
+                return Err(Failure::Terminal("stdout", hint));
+            }
+            return Ok(opened(Place::Stdout));
+        }
+        match std::fs::metadata(path) {
+            Ok(there) if there.is_file() && !force => {
+                return Err(Failure::Exists(path.to_owned()));
+            }
+            Ok(there) if there.file_type().is_fifo() || there.file_type().is_char_device() => {
+                let file = File::options().write(true).open(path).map_err(write)?;
+                return Ok(opened(Place::AsItIs(file)));
+            }
+            Ok(there) if there.is_dir() => {
+                return Err(write(ErrorKind::IsADirectory.into()));
+            }
+            Err(error) if error.kind() != ErrorKind::NotFound => return Err(write(error)),
+            Ok(_) | Err(_) => {}
+        }
+        let name = path.file_name();
+        let name = name.ok_or_else(|| write(ErrorKind::InvalidInput.into()))?;
+        let mut hidden = std::ffi::OsString::from(".");
+        hidden.push(name);
+        hidden.push(format!(".{}.part", std::process::id()));
+        let temporary = path.with_file_name(hidden);
+        let file = File::create_new(&temporary).map_err(write)?;
+        Ok(opened(Place::Temporary {
+            file,
+            path: temporary,
+            replaces: force,
+        }))
+    }
+
+    /// What is written to.
+    fn file(&self) -> io::Result<File> {
+        match &self.place {
+            Place::Stdout => io::stdout().as_fd().try_clone_to_owned().map(File::from),
+            Place::AsItIs(file) | Place::Temporary { file, .. } => file.try_clone(),
+        }
+    }
+
+    fn failed(&self, source: io::Error) -> Failure {
+        match self.place {
+            Place::Stdout if source.kind() == ErrorKind::BrokenPipe => Failure::Cut,
+            _ => Failure::Write {
+                path: self.path.clone(),
+                source,
+            },
+        }
+    }
+
+    /// Gives the file its name.
+    fn complete(self) -> Result<(), Failure> {
+        let Place::Temporary {
+            file,
+            path,
+            replaces,
+        } = &self.place
+        else {
+            return Ok(());
+        };
+        let flags = if *replaces {
+            RenameFlags::empty()
+        } else {
+            RenameFlags::NOREPLACE
+        };
+        let named = file.sync_all().and_then(|()| {
+            let renamed = rustix::fs::renameat_with(CWD, path, CWD, &self.path, flags);
+            renamed.map_err(io::Error::from)
+        });
+        named.map_err(|source| match source.kind() {
+            ErrorKind::AlreadyExists => Failure::Exists(self.path.clone()),
+            _ => self.failed(source),
+        })
+    }
+}
+
+impl Drop for Output {
+    fn drop(&mut self) {
+        if let Place::Temporary { path, .. } = &self.place {
+            // It has its name, or is not wanted.
+            let _gone = std::fs::remove_file(path);
+        }
+    }
+}
+
+/// The thread that writes.
+struct Writer {
+    parts: mpsc::Sender<Vec<u8>>,
+    ended: oneshot::Receiver<io::Result<()>>,
+}
+
+impl Writer {
+    fn start(output: &Output) -> Result<Self, Failure> {
+        let mut file = output.file().map_err(|source| output.failed(source))?;
+        let (parts, mut received) = mpsc::channel::<Vec<u8>>(WAITING);
+        let (end, ended) = oneshot::channel();
+        let write = move || {
+            let mut written = Ok(());
+            while let (Ok(()), Some(part)) = (&written, received.blocking_recv()) {
+                written = file.write_all(&part);
+            }
+            drop(received);
+            let _told = end.send(written);
+        };
+        let thread = std::thread::Builder::new().name("write".to_owned());
+        let started = thread.spawn(write);
+        started.map_err(|source| output.failed(source))?;
+        Ok(Self { parts, ended })
+    }
+
+    /// Waits until all is written; why not, if it is not.
+    async fn end(&mut self) -> io::Result<()> {
+        let (closed, _) = mpsc::channel(1);
+        drop(std::mem::replace(&mut self.parts, closed));
+        let ended = (&mut self.ended).await;
+        ended.unwrap_or_else(|_| Err(ErrorKind::BrokenPipe.into()))
+    }
+}
+
+/// Makes something of an archive.
+pub(super) async fn import(flags: Import) -> Done {
+    let mut client = socket::connect(&flags.pool.pool).await?;
+    let (file, size) = input(&flags.file)?;
+    let head = admin::ImportHead {
+        tenant: flags.tenant.to_string(),
+        reference: flags.reference.to_string(),
+        digest: flags.digest.map(String::from).unwrap_or_default(),
+        size,
+        ttl_seconds: flags.ttl.map(|ttl| ttl.as_secs()),
+    };
+    let mut bar = Bar::new(size);
+    let name = printable(&flags.reference);
+    bar.say(&format!("importing {name} of namespace {}", flags.tenant));
+    let end = tokio::select! {
+        end = send(&mut client, head, file, &flags.file, &mut bar) => end?,
+        () = interrupted()? => return Err(Failure::InterruptedImport.into()),
+    };
+    if end.left_out > 0 {
+        bar.say(&format!(
+            "left out: {} device nodes and attributes, which are not taken from an archive",
+            end.left_out
+        ));
+    }
+    if !end.named {
+        bar.say(&format!(
+            "{name} has newer content by now, which came while this was imported"
+        ));
+    }
+    let took = age(bar.took());
+    drop(bar);
+    run::print(|to| {
+        writeln!(
+            to,
+            "{name} of namespace {} is artifact {}: {} files and {} directories, {}, in {took}.",
+            flags.tenant,
+            end.artifact_id,
+            end.files,
+            end.directories,
+            bytes(end.bytes)
+        )?;
+        writeln!(to, "digest of the tar stream   {}", end.digest)
+    })?;
+    Ok(ExitCode::SUCCESS)
+}
+
+/// What is read, and its size if it has one.
+fn input(path: &Path) -> Result<(File, Option<u64>), Failure> {
+    let read = |source| Failure::Read {
+        path: path.to_owned(),
+        source,
+    };
+    let file = if path == Path::new("-") {
+        let stdin = io::stdin();
+        if stdin.is_terminal() {
+            let hint = "give a file, or a pipe";
+            return Err(Failure::Terminal("stdin", hint));
+        }
+        stdin.as_fd().try_clone_to_owned().map(File::from)
+    } else {
+        File::open(path)
+    };
+    let file = file.map_err(read)?;
+    let about = file.metadata().map_err(read)?;
+    if about.is_dir() {
+        return Err(read(ErrorKind::IsADirectory.into()));
+    }
+    Ok((file, about.is_file().then_some(about.len())))
+}
+
+/// Sends an archive; what became of it.
+async fn send(
+    client: &mut socket::Client,
+    head: admin::ImportHead,
+    file: File,
+    path: &Path,
+    bar: &mut Bar,
+) -> Result<admin::ImportEnd, run::Failure> {
+    let (parts, outgoing) = mpsc::channel(WAITING);
+    let (end, ended) = oneshot::channel();
+    let read = move || {
+        // Where it ends without the last part, the driver knows that it is incomplete.
+        let _told = end.send(read_all(file, head, &parts));
+    };
+    let thread = std::thread::Builder::new().name("read".to_owned());
+    let failed = |source| Failure::Read {
+        path: path.to_owned(),
+        source,
+    };
+    thread.spawn(read).map_err(failed)?;
+    let answered = async {
+        let mut answers = client
+            .import(ReceiverStream::new(outgoing))
+            .await?
+            .into_inner();
+        while let Some(far) = answers.message().await? {
+            bar.show(Far {
+                bytes: far.packed_bytes,
+                entries: far.entries,
+            });
+            if let Some(end) = far.end {
+                return Ok(end);
+            }
+        }
+        Err(Failure::Incomplete.into())
+    };
+    let answered: Result<_, run::Failure> = answered.await;
+    let mut ended = ended;
+    match (answered, ended.try_recv()) {
+        // What the driver says of it follows from this.
+        (Err(_), Ok(Err(source))) => Err(failed(source).into()),
+        (answered, _) => answered,
+    }
+}
+
+/// Sends all of a file, until the other side takes no more.
+fn read_all(
+    mut file: File,
+    head: admin::ImportHead,
+    parts: &mpsc::Sender<admin::ImportPart>,
+) -> io::Result<()> {
+    let send = |part| parts.blocking_send(part).is_ok();
+    let mut taken = send(admin::ImportPart {
+        head: Some(head),
+        ..admin::ImportPart::default()
+    });
+    while taken {
+        let mut data = vec![0; CHUNK];
+        let read = match file.read(&mut data) {
+            Err(error) if error.kind() == ErrorKind::Interrupted => continue,
+            read => read?,
+        };
+        data.truncate(read);
+        taken = send(admin::ImportPart {
+            end: data.is_empty(),
+            data,
+            head: None,
+        });
+        if read == 0 {
+            break;
+        }
+    }
+    Ok(())
+}
+
+/// Ready when this process is told to end.
+fn interrupted() -> io::Result<impl Future<Output = ()>> {
+    let mut interrupt = signal(SignalKind::interrupt())?;
+    let mut terminate = signal(SignalKind::terminate())?;
+    let mut hang_up = signal(SignalKind::hangup())?;
+    Ok(async move {
+        tokio::select! {
+            _ = interrupt.recv() => {}
+            _ = terminate.recv() => {}
+            _ = hang_up.recv() => {}
+        }
+    })
+}

@@ -1,0 +1,376 @@
+//! Export: a read-only view of an artifact, or of a volume that a pod has, and its archive.
+//!
+//! An artifact that is exported counts as in use, and its layers are pinned: neither eviction nor a merge takes them away.
+//! A volume is shown by a snapshot where the backend has snapshots. Elsewhere it is read as it is, while its pod goes on; it
+//! must still be its pod's at the end, or files that were deleted with it would be missing from the archive.
+//!
+//! What a view needs on disk lies in `incoming/`: a start sweeps it.
+
+use std::io::Write;
+use std::os::fd::OwnedFd;
+use std::sync::Arc;
+
+use crate::archive::{self, Codec, Packed, Progress};
+use crate::backend::{Start, Usage};
+use crate::engine::crash::{Point, point};
+use crate::engine::error::{Doing, Error, Result};
+use crate::engine::guard::{self, Guard};
+use crate::engine::pins::Pins;
+use crate::engine::shared::Inner;
+use crate::engine::state::State;
+use crate::engine::target::{Found, Target};
+use crate::model::{ArtifactId, LayerId, Sha256, Timestamp, VolumeId, VolumeRecord};
+use crate::store::Change;
+use crate::sys::Dir;
+
+/// What is exported.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub enum Source {
+    /// Sealed content.
+    Artifact(ArtifactId),
+    /// A volume that a pod has.
+    Volume(VolumeId),
+}
+
+/// What an export shows.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub enum View {
+    /// Sealed content, which never changes.
+    Sealed,
+    /// A volume as it was at one moment.
+    Snapshot,
+    /// A volume that its pod may change meanwhile.
+    Live,
+}
+
+/// Content that is open for an export. Dropped, it is let go.
+#[derive(Debug)]
+pub struct Export {
+    view: View,
+    usage: Option<Usage>,
+    /// `None` only in `drop`.
+    held: Option<Held>,
+}
+
+impl Export {
+    /// What it shows.
+    #[must_use]
+    pub fn view(&self) -> View {
+        self.view
+    }
+
+    /// What it costs on disk, if that is known: about as much as there will be in the archive.
+    #[must_use]
+    pub fn usage(&self) -> Option<Usage> {
+        self.usage
+    }
+}
+
+impl Drop for Export {
+    fn drop(&mut self) {
+        if let Some(held) = self.held.take() {
+            let inner = held.scratch.inner.clone();
+            // Closing a view and deleting what it needed blocks. When the engine ends, the next start sweeps.
+            drop(inner.transfers.run(move || drop(held)));
+        }
+    }
+}
+
+/// An archive that was written.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub struct Exported {
+    /// What is in it, and its digests.
+    pub packed: Packed,
+}
+
+/// What keeps the content there. Dropped in this order: the view, then what it needs.
+#[derive(Debug)]
+struct Held {
+    root: Dir,
+    scratch: Scratch,
+    of: Of,
+    _use: Option<Use>,
+    _pins: Pins,
+}
+
+/// What is read.
+#[derive(Debug, Clone)]
+enum Of {
+    Artifact(ArtifactId),
+    Snapshot,
+    /// A volume, and when it was made: another may have its id later.
+    Live(VolumeId, Timestamp),
+}
+
+/// An artifact that counts as in use.
+#[derive(Debug)]
+struct Use {
+    inner: Arc<Inner>,
+    artifact: ArtifactId,
+}
+
+impl Use {
+    /// Under the lock under which it was found.
+    fn begin(inner: &Arc<Inner>, state: &mut State, artifact: ArtifactId) -> Self {
+        *state.exported.entry(artifact).or_default() += 1;
+        Self {
+            inner: inner.clone(),
+            artifact,
+        }
+    }
+}
+
+impl Drop for Use {
+    fn drop(&mut self) {
+        let mut state = self.inner.state.lock();
+        if let Some(count) = state.exported.get_mut(&self.artifact) {
+            *count -= 1;
+            if *count == 0 {
+                state.exported.remove(&self.artifact);
+            }
+        }
+        drop(state);
+        // It may have been the last that kept something.
+        self.inner.wake_reaper();
+    }
+}
+
+/// A directory in `incoming/` for what a view needs.
+#[derive(Debug)]
+struct Scratch {
+    inner: Arc<Inner>,
+    name: String,
+    dir: Dir,
+}
+
+impl Scratch {
+    fn make(inner: &Arc<Inner>) -> Result<Self> {
+        let name = LayerId::from_bits(inner.random()).to_string();
+        let incoming = &inner.dirs.incoming;
+        incoming
+            .create_dir(&name, 0o700)
+            .doing("make a directory for the export")?;
+        let dir = incoming
+            .open_beneath(&name)
+            .doing("open the export's directory")?;
+        Ok(Self {
+            inner: inner.clone(),
+            name,
+            dir,
+        })
+    }
+}
+
+impl Drop for Scratch {
+    fn drop(&mut self) {
+        let (incoming, name) = (&self.inner.dirs.incoming, self.name.as_ref());
+        if let Err(error) = self.inner.backend.delete(incoming, name, &|| false) {
+            tracing::debug!(%error, "what an export needed goes to the trash");
+            if let Err(error) = self.inner.throw_away(incoming, name) {
+                tracing::error!(%error, "what an export needed stays until the next start");
+            }
+        }
+    }
+}
+
+/// Opens the content.
+pub(in crate::engine) async fn open(inner: &Arc<Inner>, source: Source) -> Result<Export> {
+    let engine = inner.clone();
+    let opened = match source {
+        Source::Artifact(id) => inner.transfers.run(move || open_artifact(&engine, id)),
+        Source::Volume(id) => {
+            let guard = Guard::take(inner, &id, guard::deadline()).await?;
+            let opened = move || {
+                let _one_at_a_time = guard;
+                open_volume(&engine, &id)
+            };
+            return inner.transfers.run(opened).await?;
+        }
+    };
+    let opened = opened.await?;
+    inner.ask_for_room_after(&opened);
+    opened
+}
+
+fn open_artifact(inner: &Arc<Inner>, id: ArtifactId) -> Result<Export> {
+    let mut pins = Pins::none(inner);
+    let (layers, usage, held) = {
+        let mut state = inner.state.lock();
+        let state = &mut *state;
+        if state.closing {
+            return Err(Error::ShuttingDown);
+        }
+        let sealed = state.artifacts.get(&id);
+        let sealed = sealed.ok_or_else(|| Error::NoSuchArtifact(id))?;
+        let layers = sealed.artifact.layers.clone();
+        let usage = state.usage_of(&layers);
+        pins.add(state, &layers);
+        let now = inner.clock.now();
+        if state.artifacts.used(&id, now) {
+            state.used.entry(id).or_insert(now);
+        }
+        (layers, usage, Use::begin(inner, state, id))
+    };
+    let scratch = Scratch::make(inner)?;
+    let view = inner
+        .backend
+        .content(&scratch.dir, &scratch.name, &layers)
+        .doing("open the artifact's content")?;
+    Ok(opened(
+        View::Sealed,
+        usage,
+        view,
+        scratch,
+        Of::Artifact(id),
+        Some(held),
+        pins,
+    ))
+}
+
+fn opened(
+    view: View,
+    usage: Option<Usage>,
+    root: OwnedFd,
+    scratch: Scratch,
+    of: Of,
+    held: Option<Use>,
+    pins: Pins,
+) -> Export {
+    point(Point::ExportOpened);
+    let root = Dir::from_fd(root, scratch.dir.path());
+    Export {
+        view,
+        usage,
+        held: Some(Held {
+            root,
+            scratch,
+            of,
+            _use: held,
+            _pins: pins,
+        }),
+    }
+}
+
+/// A volume that a pod has, where it is mounted.
+fn live(
+    inner: &Inner,
+    id: &VolumeId,
+) -> Result<(VolumeRecord, Option<Usage>, std::path::PathBuf, u64)> {
+    let not = |why: &str| Error::NotExportable {
+        volume: id.clone(),
+        why: why.to_owned(),
+    };
+    let state = inner.state.lock();
+    let Some(live) = state.volumes.get(id) else {
+        let leaves = |record: &VolumeRecord| record.id == *id;
+        if state
+            .leaving
+            .values()
+            .any(|leaving| leaves(&leaving.record))
+        {
+            return Err(not("its pod is done with it; export what it was sealed as"));
+        }
+        return Err(Error::NoSuchClaim(id.to_string()));
+    };
+    let Some((target, mount)) = live.mounts.iter().next() else {
+        return Err(not("it is not mounted now"));
+    };
+    let usage = live.measured.usage;
+    Ok((live.record.clone(), usage, target.clone(), *mount))
+}
+
+fn open_volume(inner: &Arc<Inner>, id: &VolumeId) -> Result<Export> {
+    let mut pins = Pins::none(inner);
+    let (record, own, target, mount) = live(inner, id)?;
+    let usage = {
+        let mut state = inner.state.lock();
+        pins.add(&mut state, &record.layers);
+        let below = state.usage_of(&record.layers);
+        below.zip(own).map(|(below, own)| below.and(own))
+    };
+    let scratch = Scratch::make(inner)?;
+    if inner.backend.has_snapshots() {
+        let volume = inner.dirs.volumes.open_beneath(id);
+        let volume = volume.doing("open the volume's directory")?;
+        inner
+            .backend
+            .copy(&volume, &scratch.dir)
+            .doing("take a snapshot of the volume")?;
+        let view = inner
+            .backend
+            .mount(&scratch.dir, &scratch.name, &Start::of(&record), true)
+            .doing("open the snapshot")?;
+        let of = Of::Snapshot;
+        return Ok(opened(View::Snapshot, usage, view, scratch, of, None, pins));
+    }
+    let gone = || Error::NotExportable {
+        volume: id.clone(),
+        why: "its mount is gone".to_owned(),
+    };
+    let target = Target::open(&target)?.ok_or_else(gone)?;
+    match target.look()? {
+        Found::Mount(point) if point.id == mount => {}
+        _ => return Err(gone()),
+    }
+    let view = target.clone_mount(true)?;
+    let of = Of::Live(id.clone(), record.created);
+    Ok(opened(View::Live, usage, view, scratch, of, None, pins))
+}
+
+/// Writes the archive.
+pub(in crate::engine) async fn pack(
+    inner: &Arc<Inner>,
+    mut export: Export,
+    codec: Codec,
+    out: impl Write + Send + 'static,
+    progress: Arc<Progress>,
+) -> Result<Exported> {
+    let held = export.held.take().expect("it is open until it is dropped");
+    let engine = inner.clone();
+    let job = move || {
+        let how = archive::Pack {
+            codec,
+            devices: false,
+            temporary: &held.scratch.dir,
+        };
+        let stop = || engine.stop.is_cancelled();
+        let packed =
+            archive::pack(&held.root, out, how, &progress, &stop).doing("export the content")?;
+        match &held.of {
+            Of::Artifact(id) => note_digest(&engine, *id, Sha256(packed.digests.plain.sha256)),
+            Of::Snapshot => {}
+            Of::Live(id, made) => still_there(&engine, id, *made)?,
+        }
+        Ok(Exported { packed })
+    };
+    inner.transfers.run(job).await?
+}
+
+/// Whether the volume was its pod's all the time.
+fn still_there(inner: &Inner, id: &VolumeId, made: Timestamp) -> Result<()> {
+    let state = inner.state.lock();
+    let live = state.volumes.get(id);
+    if live.is_some_and(|live| live.record.created == made && !live.mounts.is_empty()) {
+        return Ok(());
+    }
+    Err(Error::NotExportable {
+        volume: id.clone(),
+        why: "its pod ended meanwhile; export what it was sealed as".to_owned(),
+    })
+}
+
+/// Keeps the digest with the artifact. It can be computed again, so a failure is no failure of the export.
+fn note_digest(inner: &Inner, id: ArtifactId, digest: Sha256) {
+    let _one_at_a_time = inner.collector.lock();
+    let change = {
+        let mut state = inner.state.lock();
+        let sealed = state.artifacts.set_digest(&id, digest);
+        sealed.map(|sealed| (sealed.durable, Change::PutArtifact(sealed.artifact.clone())))
+    };
+    // What is not durable yet goes to the index as a whole.
+    if let Some((true, change)) = change
+        && let Err(error) = inner.commit_index(&[change])
+    {
+        tracing::warn!(artifact.id = %id, %error, "its digest is not kept");
+    }
+}

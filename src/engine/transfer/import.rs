@@ -1,0 +1,350 @@
+//! Import: an archive becomes an artifact of one layer, which appears whole and durable, or not at all.
+//!
+//! | step | on disk |
+//! |---|---|
+//! | space is asked for | nothing |
+//! | `incoming/<layer id>` made, the archive unpacked there | incomplete: swept at a start |
+//! | digest compared, `sealing.json` written | the same |
+//! | rename to `layers/<layer id>` (pinned) | not named by the index: thrown away at a start |
+//! | `syncfs` | durable, and still without a name |
+//! | index transaction | **an artifact** |
+//! | `sealing.json` → `layer.json` | the same |
+//!
+//! That is the order of a seal (`commit`) and of a merge (`flatten`). The rules of names are those of commits: a resource
+//! cache keeps its first content, all else has the newest.
+
+use std::collections::HashSet;
+use std::io::Read;
+use std::sync::Arc;
+use std::time::Duration;
+
+use rustix::fs::{Timespec, Timestamps};
+
+use super::space::{self, Gate};
+use crate::archive::{self, Limits, Progress, Unpack, Unpacked};
+use crate::engine::crash::{Point, point};
+use crate::engine::error::{Doing, Error, Result};
+use crate::engine::layers;
+use crate::engine::pins::Pins;
+use crate::engine::shared::Inner;
+use crate::engine::state::State;
+use crate::model::{
+    Artifact, ArtifactId, Digests, LayerId, LayerRecord, Name, Reference, Sha256, Tenant, Timestamp,
+};
+use crate::store::{self, Change};
+use crate::sys::Dir;
+
+/// What an archive is to become.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub struct ImportRequest {
+    /// Whose it will be.
+    pub tenant: Tenant,
+    /// Its name.
+    pub reference: Reference,
+    /// The digest that the archive must have: as it is received, or of the tar stream in it.
+    pub digest: Option<Sha256>,
+    /// How many bytes it has, as it is received. `None`: not known.
+    pub size: Option<u64>,
+    /// How long it is kept, as of an output or cache. `None`: until room is needed.
+    pub ttl: Option<Duration>,
+}
+
+impl ImportRequest {
+    fn name(&self) -> Name {
+        Name {
+            tenant: self.tenant.clone(),
+            reference: self.reference.clone(),
+        }
+    }
+}
+
+/// What an archive became.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub struct Imported {
+    /// The artifact.
+    pub artifact: ArtifactId,
+    /// What was in the archive, and its digests.
+    pub unpacked: Unpacked,
+    /// Whether the name points at it. If not, newer content took the name meanwhile.
+    pub named: bool,
+}
+
+/// Imports an archive.
+pub(in crate::engine) async fn import(
+    inner: &Arc<Inner>,
+    request: ImportRequest,
+    input: impl Read + Send + 'static,
+    progress: Arc<Progress>,
+) -> Result<Imported> {
+    let engine = inner.clone();
+    let job = move || {
+        let imported = import_now(&engine, &request, input, &progress);
+        engine.ask_for_room_after(&imported);
+        imported
+    };
+    inner.transfers.run(job).await?
+}
+
+/// A layer that is being made. Dropped before it is named, it is thrown away.
+struct Half<'a> {
+    inner: &'a Inner,
+    id: LayerId,
+    pins: Pins,
+    placed: bool,
+    done: bool,
+}
+
+impl<'a> Half<'a> {
+    fn make(inner: &'a Arc<Inner>) -> Result<(Self, Dir)> {
+        let id = LayerId::from_bits(inner.random());
+        let mut pins = Pins::none(inner);
+        pins.add(&mut inner.state.lock(), &[id]);
+        let incoming = &inner.dirs.incoming;
+        incoming
+            .create_dir(id.to_string(), 0o700)
+            .doing("make a directory for the archive")?;
+        let half = Self {
+            inner,
+            id,
+            pins,
+            placed: false,
+            done: false,
+        };
+        let dir = incoming
+            .open_beneath(id.to_string())
+            .doing("open the archive's directory")?;
+        Ok((half, dir))
+    }
+
+    /// Puts it where layers are. Nothing names it there.
+    fn place(&mut self) -> Result<()> {
+        let (dirs, name) = (&self.inner.dirs, self.id.to_string());
+        dirs.incoming
+            .rename(&name, &dirs.layers, &name)
+            .doing("put the archive's content in its place")?;
+        self.placed = true;
+        Ok(())
+    }
+
+    /// The index names it.
+    fn keep(mut self) {
+        self.done = true;
+    }
+
+    /// The index may name it: the next start knows.
+    fn leave_to_the_next_start(mut self) {
+        self.pins.keep();
+        self.done = true;
+    }
+}
+
+impl Drop for Half<'_> {
+    fn drop(&mut self) {
+        if self.done {
+            return;
+        }
+        if self.placed {
+            self.pins.release();
+            // It may have been forked already: then it goes with the last fork.
+            layers::trash_unreferenced(self.inner, &[self.id]);
+        } else {
+            let name = self.id.to_string();
+            let incoming = &self.inner.dirs.incoming;
+            if let Err(error) = self.inner.throw_away(incoming, name.as_ref()) {
+                tracing::error!(layer = %self.id, %error, "a half-made import stays until the next start");
+            }
+        }
+        self.inner.wake_reaper();
+    }
+}
+
+fn import_now(
+    inner: &Arc<Inner>,
+    request: &ImportRequest,
+    input: impl Read + Send,
+    progress: &Progress,
+) -> Result<Imported> {
+    refuse(&inner.state.lock(), request)?;
+    space::ask(inner, request.size.unwrap_or(0))?;
+    let began = inner.clock.now();
+    let (mut half, dir) = Half::make(inner)?;
+    let unpacked = receive(inner, &dir, input, progress)?;
+    point(Point::ImportUnpacked);
+    compare(request, &unpacked)?;
+    inner
+        .backend
+        .received(&dir)
+        .doing("complete the archive's content")?;
+    let artifact = describe(inner, request, half.id, &unpacked);
+    let record = LayerRecord {
+        format: LayerRecord::FORMAT,
+        id: half.id,
+        artifact: Some(artifact.clone()),
+        claim: None,
+    };
+    store::write_sealing(&dir, &record).doing("write the layer's record")?;
+    point(Point::ImportRecorded);
+    half.place()?;
+    point(Point::ImportPlaced);
+    let named = name(inner, request, began, &artifact, half)?;
+    tracing::info!(artifact.id = %artifact.id, name = %artifact.name(), named,
+        digest = %unpacked.digests.plain, "imported");
+    inner.changed.notify_waiters();
+    // What had the name before may go.
+    inner.wake_reaper();
+    Ok(Imported {
+        artifact: artifact.id,
+        unpacked,
+        named,
+    })
+}
+
+/// An import that would come to nothing need not begin.
+fn refuse(state: &State, request: &ImportRequest) -> Result<()> {
+    if state.closing {
+        return Err(Error::ShuttingDown);
+    }
+    let name = request.name();
+    if name.reference.first_writer_wins() && state.names.contains_key(&name) {
+        return Err(Error::NameTaken(name));
+    }
+    Ok(())
+}
+
+/// Unpacks the archive.
+fn receive(
+    inner: &Inner,
+    layer: &Dir,
+    input: impl Read + Send,
+    progress: &Progress,
+) -> Result<Unpacked> {
+    const EPOCH: Timespec = Timespec {
+        tv_sec: 0,
+        tv_nsec: 0,
+    };
+    let root = inner.backend.receive(layer);
+    let root = root.doing("make a place for the archive's content")?;
+    // What a root has that the archive does not mention, whatever the umask and the clock.
+    let dressed = root.set_mode(0o755).and_then(|()| {
+        root.set_times(&Timestamps {
+            last_access: EPOCH,
+            last_modification: EPOCH,
+        })
+    });
+    dressed.doing("make a place for the archive's content")?;
+    point(Point::ImportMade);
+    let space = inner.dirs.root.space().doing("ask for the pool's space")?;
+    let most = Limits::default();
+    let how = Unpack {
+        limits: Limits {
+            bytes: most.bytes.min(space.bytes),
+            ..most
+        },
+        devices: false,
+    };
+    let gate = Gate::new(inner, progress);
+    let unpacked = archive::unpack(input, &root, how, progress, &|| gate.stops());
+    match gate.why() {
+        Some(error) => Err(error),
+        None => unpacked.doing("unpack the archive"),
+    }
+}
+
+/// Whether it is the archive that was asked for.
+fn compare(request: &ImportRequest, unpacked: &Unpacked) -> Result<()> {
+    let digests = unpacked.digests;
+    let (plain, packed) = (Sha256(digests.plain.sha256), Sha256(digests.packed.sha256));
+    match request.digest {
+        Some(wanted) if wanted != plain && wanted != packed => Err(Error::OtherDigest {
+            wanted,
+            plain,
+            packed,
+        }),
+        _ => Ok(()),
+    }
+}
+
+fn describe(
+    inner: &Inner,
+    request: &ImportRequest,
+    layer: LayerId,
+    unpacked: &Unpacked,
+) -> Artifact {
+    let state = inner.state.lock();
+    let holder = state.names.get(&request.name());
+    let holder = holder.and_then(|id| state.artifacts.get(id));
+    // Newer than what has the name, whatever a clock said that was wrong then.
+    let after_holder = holder.map_or(0, |holder| holder.artifact.created.0 + 1);
+    let created = Timestamp(inner.clock.now().0.max(after_holder));
+    drop(state);
+    inner.clock.seen(created);
+    Artifact {
+        id: ArtifactId::from_bits(inner.random()),
+        tenant: request.tenant.clone(),
+        reference: request.reference.clone(),
+        layers: vec![layer],
+        created,
+        ttl_seconds: request.ttl.map(|ttl| ttl.as_secs()),
+        last_used: created,
+        made_by: None,
+        digests: Digests {
+            content: None,
+            imported: Some(Sha256(unpacked.digests.plain.sha256)),
+        },
+    }
+}
+
+/// Makes it durable, and gives it its name: in the index, then for all to see. Whether it has the name.
+fn name(
+    inner: &Inner,
+    request: &ImportRequest,
+    began: Timestamp,
+    artifact: &Artifact,
+    half: Half<'_>,
+) -> Result<bool> {
+    let syncing = inner.syncing.lock();
+    inner.sync(&syncing)?;
+    point(Point::ImportSynced);
+    let named_as_indexed = inner.naming.lock();
+    let batch = HashSet::from([artifact.id]);
+    let names = {
+        let mut state = inner.state.lock();
+        // The disk lost something while the archive came in: maybe of this.
+        if state.doomed_until.is_some_and(|until| began <= until) {
+            return Err(Error::Doomed);
+        }
+        refuse(&state, request)?;
+        state.add_artifact(artifact.clone());
+        state.names_of(&batch)
+    };
+    let mut changes = vec![Change::PutArtifact(artifact.clone())];
+    let put = |(name, id): (&Name, &ArtifactId)| Change::PutName(name.clone(), *id);
+    changes.extend(names.iter().map(put));
+    if let Err(error) = inner.commit_index(&changes) {
+        {
+            let mut state = inner.state.lock();
+            state.remove_artifact(artifact.id);
+            state.give_name_back(&artifact.name());
+        }
+        if error.may_be_indexed() {
+            half.leave_to_the_next_start();
+        }
+        return Err(error);
+    }
+    let named = {
+        let mut state = inner.state.lock();
+        state.indexed(&batch, names);
+        state.artifacts.set_durable(&artifact.id, true);
+        state.is_named(artifact)
+    };
+    drop(named_as_indexed);
+    drop(syncing);
+    point(Point::ImportIndexed);
+    if let Err(error) = layers::confirm(inner, half.id) {
+        // It is tried again when the layer is measured.
+        tracing::warn!(layer = %half.id, %error, "an index made anew would not know this layer");
+    }
+    point(Point::ImportConfirmed);
+    half.keep();
+    Ok(named)
+}

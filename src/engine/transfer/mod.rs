@@ -1,0 +1,16 @@
+//! Transfer: content leaves the pool as an archive (`export`) and enters it as one (`import`).
+//!
+//! Both run on threads of their own, at most four at a time: what they read and write is as large as a tenant likes, and the
+//! other end may be slow. What an archive is, `archive` knows; who is at the other end, the caller.
+
+mod export;
+mod import;
+mod space;
+
+pub use export::{Export, Exported, Source, View};
+pub(super) use export::{open, pack};
+pub(super) use import::import;
+pub use import::{ImportRequest, Imported};
+
+/// How many exports and imports run at a time; further ones wait for their turn.
+pub(super) const AT_A_TIME: usize = 4;

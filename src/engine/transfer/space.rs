@@ -1,0 +1,122 @@
+//! Space for what is being received: asked for first, and again and again while it comes in.
+//!
+//! An import never takes the last of the disk: what runs on it needs some. While there is too little, unused caches are
+//! evicted, and the import waits for that a while. What is too large for the pool is refused at once.
+
+use std::cell::{Cell, RefCell};
+use std::time::{Duration, Instant};
+
+use crate::archive::Progress;
+use crate::engine::error::{Doing, Error, Result, Shortage};
+use crate::engine::shared::Inner;
+use crate::sys::Space;
+
+/// How long an import waits for eviction each time that it finds too little space.
+const PATIENCE: Duration = Duration::from_secs(10);
+/// How often the space is looked at where it comes back later than what was deleted is gone (btrfs).
+const LOOK_AGAIN: Duration = Duration::from_millis(100);
+/// The space is looked at each time that so many plain bytes came in, which may take twice as many on disk.
+const STEP: u64 = 8 << 20;
+
+/// What an import leaves free: a thirty-second of the pool, and at most 64 MiB.
+fn margin(space: &Space) -> u64 {
+    (space.bytes / 32).min(64 << 20)
+}
+
+/// Waits until `needs` bytes are free beside the margin, and has unused caches evicted for them. Blocks.
+pub(super) fn ask(inner: &Inner, needs: u64) -> Result<()> {
+    let began = Instant::now();
+    loop {
+        let space = inner.dirs.root.space().doing("ask for the pool's space")?;
+        let wanted = needs.saturating_add(margin(&space));
+        if wanted <= space.bytes_available {
+            return Ok(());
+        }
+        if wanted > space.bytes {
+            return Err(Error::TooLarge {
+                wanted: needs,
+                pool: space.bytes,
+            });
+        }
+        let what = format!(
+            "the archive needs {needs} bytes more, and {} of the pool's {} bytes are free",
+            space.bytes_available, space.bytes
+        );
+        let full = Error::Full(Shortage {
+            what,
+            needs: wanted,
+        });
+        let left = PATIENCE.saturating_sub(began.elapsed());
+        if left.is_zero() || inner.stop.is_cancelled() || !evicts(inner, wanted, left) {
+            return Err(full);
+        }
+    }
+}
+
+/// Has caches evicted for so many bytes; whether that may have helped.
+fn evicts(inner: &Inner, bytes: u64, left: Duration) -> bool {
+    let gone = inner.rounds.gone();
+    let next = inner.rounds.next();
+    inner.ask_for_room(bytes);
+    let waited = async { tokio::time::timeout(left, next).await.is_ok() };
+    let helped = inner.runtime.block_on(waited) && inner.rounds.gone() > gone;
+    if helped {
+        wait_for_btrfs(inner, bytes, left);
+    }
+    helped
+}
+
+/// btrfs gives the space of a deleted subvolume back later, and tells nobody. Another round would evict more than is needed.
+fn wait_for_btrfs(inner: &Inner, bytes: u64, left: Duration) {
+    let began = Instant::now();
+    let is_waited_for = || {
+        let space = inner.dirs.root.space();
+        space.is_ok_and(|space| space.magic == Space::BTRFS && space.bytes_available < bytes)
+    };
+    while is_waited_for() && began.elapsed() < left && !inner.stop.is_cancelled() {
+        std::thread::sleep(LOOK_AGAIN);
+    }
+}
+
+/// Looks at the space as an archive comes in, and stops it where there is none to be had.
+pub(super) struct Gate<'a> {
+    inner: &'a Inner,
+    progress: &'a Progress,
+    looked_at: Cell<u64>,
+    failed: RefCell<Option<Error>>,
+}
+
+impl<'a> Gate<'a> {
+    pub(super) fn new(inner: &'a Inner, progress: &'a Progress) -> Self {
+        Self {
+            inner,
+            progress,
+            looked_at: Cell::new(0),
+            failed: RefCell::default(),
+        }
+    }
+
+    /// Whether the import is to stop here.
+    pub(super) fn stops(&self) -> bool {
+        if self.inner.stop.is_cancelled() {
+            return true;
+        }
+        let plain = self.progress.plain();
+        if plain < self.looked_at.get().saturating_add(STEP) {
+            return false;
+        }
+        self.looked_at.set(plain);
+        match ask(self.inner, 2 * STEP) {
+            Ok(()) => false,
+            Err(error) => {
+                self.failed.replace(Some(error));
+                true
+            }
+        }
+    }
+
+    /// Why it stopped, if for want of space.
+    pub(super) fn why(self) -> Option<Error> {
+        self.failed.into_inner()
+    }
+}

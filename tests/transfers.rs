@@ -1,0 +1,13 @@
+//! Content that leaves the pool as an archive and comes back: on every backend, by the engine and by the command line.
+//!
+//! | in `tests/transfers/` | |
+//! |---|---|
+//! | `engine` | round trips, names, bad archives, full disks, content that is in use |
+//! | `command` | the verbs `export` and `import`: GNU tar, files and pipes, signals, processes that are killed |
+
+mod common;
+
+#[path = "transfers/command.rs"]
+mod command;
+#[path = "transfers/engine.rs"]
+mod engine;
