@@ -1,5 +1,5 @@
-//! Exports and imports as the engine does them: what comes back is what left, and what fails leaves nothing.
-//! What a stream holds is tested in `tests/archives`.
+//! Exports and imports as the engine does them: what comes back is what left, and what fails leaves
+//! nothing. What a stream holds is tested in `tests/archives`.
 
 use std::fs;
 use std::io::{self, Cursor, Read, Write};
@@ -410,7 +410,7 @@ async fn a_full_disk_says_so_and_keeps_nothing() {
         );
         assert_left(&bench, 0, "a full disk").await;
         eventually("the space is back", || bytes(free()) + 4 * MIB > before).await;
-        // Caches that nobody uses go for it.
+        // Unused caches go for it.
         let cache = import(&bench, request("task-cache/old"), large(120 * MIB)).await;
         cache.expect("there is space for this one");
         bench.engine.reap().await.expect("it is measured");

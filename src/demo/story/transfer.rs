@@ -1,5 +1,5 @@
-//! The part of the pipeline in another pool: the program leaves as an archive, comes in by its digest, and runs there.
-//! The commands are run as a person would run them, and timed.
+//! The part of the pipeline in another pool: the program leaves as an archive, comes in by its
+//! digest, and runs there. The commands are run as a person would run them, and timed.
 
 #![expect(
     clippy::disallowed_types,
@@ -46,7 +46,10 @@ impl Pipeline<'_> {
         let (shown, _) = run(inspect).await?;
         let shown: serde_json::Value = serde_json::from_slice(&shown).unwrap_or_default();
         let digest = shown["digest"].as_str().unwrap_or_default().to_owned();
-        let mut import = verb(&there.pool, &["import", "--as", PROGRAM, "--digest", &digest]);
+        let mut import = verb(
+            &there.pool,
+            &["import", "--as", PROGRAM, "--digest", &digest],
+        );
         import.arg(&archive);
         let (_, importing) = run(import).await?;
         let size = std::fs::metadata(&archive);
@@ -69,7 +72,8 @@ impl Pipeline<'_> {
         Ok(())
     }
 
-    /// Runs the program of the other pool over the sources of this one: what it holds, what it says, and what its fork took.
+    /// Runs the program of the other pool over the sources of this one: what it holds, what it
+    /// says, and what its fork took.
     async fn run_there(
         &mut self,
         kubelet: &Kubelet,
