@@ -36,7 +36,9 @@ impl Pipeline<'_> {
         let verb = |pool: &PathBuf, arguments: &[&str]| {
             let mut command = Command::new(&options.program);
             command.env("BAGGAGECLAIM_POOL", pool);
-            command.args(arguments).arg("-n").arg(&self.namespace);
+            let (verb, arguments) = arguments.split_at(1);
+            command.args(verb).arg("-n").arg(&self.namespace);
+            command.args(arguments);
             command
         };
         let mut export = verb(&here.pool, &["export", PROGRAM, "-o"]);

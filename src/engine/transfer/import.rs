@@ -332,7 +332,7 @@ fn name(
         }
         return Err(error);
     }
-    let named = {
+    let is_named = {
         let mut state = inner.state.lock();
         state.indexed(&batch, names);
         state.artifacts.set_durable(&artifact.id, true);
@@ -347,5 +347,5 @@ fn name(
     }
     point(Point::ImportConfirmed);
     half.keep();
-    Ok(named)
+    Ok(is_named)
 }

@@ -46,12 +46,12 @@ pub(super) fn ask(inner: &Inner, needs: u64) -> Result<()> {
             "the archive needs {needs} bytes more, and {} of the pool's {} bytes are free",
             space.bytes_available, space.bytes
         );
-        let full = Error::Full(Shortage {
-            what,
-            needs: wanted,
-        });
+        // The collector counts the share that the filesystem reserves for root as free.
+        let reserved = space.bytes_free.saturating_sub(space.bytes_available);
+        let needs = wanted.saturating_add(reserved);
+        let full = Error::Full(Shortage { what, needs });
         let left = PATIENCE.saturating_sub(began.elapsed());
-        if left.is_zero() || inner.stop.is_cancelled() || !evicts(inner, wanted, left) {
+        if left.is_zero() || inner.stop.is_cancelled() || !evicts(inner, needs, left) {
             return Err(full);
         }
     }
@@ -62,7 +62,12 @@ fn evicts(inner: &Inner, bytes: u64, left: Duration) -> bool {
     let gone = inner.rounds.gone();
     let next = inner.rounds.next();
     inner.ask_for_room(bytes);
-    let waited = async { tokio::time::timeout(left, next).await.is_ok() };
+    let waited = async {
+        tokio::select! {
+            waited = tokio::time::timeout(left, next) => waited.is_ok(),
+            () = inner.stop.cancelled() => false,
+        }
+    };
     let helped = inner.runtime.block_on(waited) && inner.rounds.gone() > gone;
     if helped {
         wait_for_btrfs(inner, bytes, left);
@@ -76,7 +81,7 @@ fn wait_for_btrfs(inner: &Inner, bytes: u64, left: Duration) {
     let began = Instant::now();
     let is_waited_for = || {
         let space = inner.dirs.root.space();
-        space.is_ok_and(|space| space.magic == Space::BTRFS && space.bytes_available < bytes)
+        space.is_ok_and(|space| space.magic == Space::BTRFS && space.bytes_free < bytes)
     };
     while is_waited_for() && began.elapsed() < left && !inner.stop.is_cancelled() {
         std::thread::sleep(LOOK_AGAIN);
