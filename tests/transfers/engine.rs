@@ -341,7 +341,12 @@ const MIB: u64 = 1 << 20;
 /// A bench with a small disk.
 async fn small(ground: Ground) -> Result<Bench, String> {
     let lab = Lab::try_sized(ground.1, 320 * MIB)?;
-    let change = |config: &mut Config| config.backend = Some(ground.0);
+    let change = |config: &mut Config| {
+        config.backend = Some(ground.0);
+        // What goes, goes for want of space only.
+        config.high_watermark = 100;
+        config.low_watermark = 99;
+    };
     Ok(Bench::with(lab, change).await)
 }
 
