@@ -1,4 +1,5 @@
-//! Content that leaves the pool as an archive and comes back: on every backend, by the engine and by the command line.
+//! Content that leaves the pool as an archive and comes back: on every backend, by the engine and
+//! by the command line.
 //!
 //! | in `tests/transfers/` | |
 //! |---|---|

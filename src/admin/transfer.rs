@@ -1,7 +1,9 @@
-//! Archives over the admin socket: the engine's threads on one side, streams of messages on the other.
+//! Archives over the admin socket: the engine's threads on one side, streams of messages on the
+//! other.
 //!
-//! Between them are bounded channels, so the slower side slows the other. A caller that goes away, or a driver that ends, is
-//! an error of the engine's input or output, which then leaves nothing behind.
+//! Between them are bounded channels, so the slower side slows the other. A caller that goes away,
+//! or a driver that ends, is an error of the engine's input or output, which then leaves nothing
+//! behind.
 
 use std::io::{self, ErrorKind, Read, Write};
 use std::pin::Pin;
@@ -282,7 +284,8 @@ enum Received {
     End,
 }
 
-/// Hands the parts on until the last. If they end before it, or the driver does, `to` is closed without it.
+/// Hands the parts on until the last. If they end before it, or the driver does, `to` is closed
+/// without it.
 async fn feed(mut parts: Streaming<admin::ImportPart>, to: mpsc::Sender<Received>, ending: Drain) {
     loop {
         let part = tokio::select! {

@@ -68,8 +68,8 @@ const IMPORT_EXAMPLES: &str = "\
 Examples:
   Make a file an input that steps can name as `from: artifact/tools`:
     baggageclaim import tools.tar.gz --as artifact/tools -n ci
-  Make sure that it is the right one:
-    baggageclaim import tools.tar.gz --as artifact/tools -n ci --digest \"sha256:$(sha256sum < tools.tar.gz | cut -d' ' -f1)\"
+  Make sure that it is the right one, by what `sha256sum` says of it:
+    baggageclaim import tools.tar.gz --as artifact/tools -n ci --digest sha256:DIGITS
   Fill a cache with a directory:
     tar -C node_modules -c . | baggageclaim import - --as task-cache/npm -n ci";
 

@@ -1,5 +1,5 @@
-//! How far an export or import is: a line on a terminal that is written again and again, plain lines now and then elsewhere.
-//! All of it goes to stderr. What is counted the caller says.
+//! How far an export or import is: a line on a terminal that is written again and again, plain
+//! lines now and then elsewhere. All of it goes to stderr. What is counted the caller says.
 
 use std::fmt::Write as _;
 use std::io::{self, IsTerminal as _, Write as _};

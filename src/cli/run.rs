@@ -108,8 +108,9 @@ impl Failure {
 
     pub(super) fn exit_code(&self) -> ExitCode {
         ExitCode::from(match self {
-            Self::Usage(_) | Self::Log(telemetry::Error::Filter { .. }) => USAGE,
-            Self::Transfer(transfer::Failure::Terminal { .. }) => USAGE,
+            Self::Usage(_)
+            | Self::Log(telemetry::Error::Filter { .. })
+            | Self::Transfer(transfer::Failure::Terminal { .. }) => USAGE,
             Self::NoDriver(_) => NO_DRIVER,
             _ => FAILED,
         })

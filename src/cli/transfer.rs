@@ -1,8 +1,9 @@
 //! `export` and `import`: archives between the driver and files or pipes.
 //!
-//! Files are read and written by a thread of their own, with a bounded channel to the driver's stream: a reader of our
-//! output that is slow slows the driver, and ^C is heard however long a read or write takes. A file appears under its name
-//! when it is complete; before, it has another, which is removed however this ends.
+//! Files are read and written by a thread of their own, with a bounded channel to the driver's
+//! stream: a reader of our output that is slow slows the driver, and ^C is heard however long a
+//! read or write takes. A file appears under its name when it is complete; before, it has another,
+//! which is removed however this ends.
 
 use std::fs::File;
 use std::io::{self, ErrorKind, IsTerminal as _, Read as _, Write as _};

@@ -363,6 +363,29 @@ mod tests {
     }
 
     #[test]
+    fn a_record_from_before_digests_is_read_and_unknown_ones_are_not_written() {
+        let plain = artifact(1, "task-cache/a", 1, &[1]);
+        let json = serde_json::to_string(&plain).expect("plain data serialises");
+        assert!(!json.contains("digests"), "{json}");
+        let read: Artifact = serde_json::from_str(&json).expect("an older record");
+        assert_eq!(read, plain);
+        let known = Artifact {
+            digests: Digests {
+                content: Some(Sha256([1; 32])),
+                imported: None,
+            },
+            ..plain
+        };
+        let json = serde_json::to_string(&known).expect("plain data serialises");
+        assert!(
+            json.contains(r#""digests":{"content":"sha256:0101"#),
+            "{json}"
+        );
+        let read: Artifact = serde_json::from_str(&json).expect("it is read");
+        assert_eq!(read, known);
+    }
+
+    #[test]
     fn long_or_spread_out_stacks_are_flattened_small_new_layers_first() {
         assert_eq!(flatten_plan(&[1]), None);
         assert_eq!(

@@ -1,4 +1,5 @@
-//! Content that leaves as an archive and comes back under its own name: whatever dies in between, the name holds the same.
+//! Content that leaves as an archive and comes back under its own name: whatever dies in between,
+//! the name holds the same.
 
 use baggageclaim::proto::admin::v1 as api;
 use tokio_stream::iter;
@@ -8,7 +9,8 @@ use crate::caller::{Caller, SHARED};
 use crate::driver::Wire;
 use crate::figures::{Fault, Stop};
 
-/// What may be refused: content that is evicted meanwhile or destroyed, a cache that keeps its first, a full disk.
+/// What may be refused: content that is evicted meanwhile or destroyed, a cache that keeps its
+/// first, a full disk.
 const EXCUSED: [Code; 4] = [
     Code::NotFound,
     Code::AlreadyExists,

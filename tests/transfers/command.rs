@@ -1,5 +1,6 @@
-//! The verbs `export` and `import` as people run them, with a driver of its own process: GNU tar at the other end, files and
-//! pipes, ^C, readers that go away, and processes that are killed in the middle.
+//! The verbs `export` and `import` as people run them, with a driver of its own process: GNU tar at
+//! the other end, files and pipes, ^C, readers that go away, and processes that are killed in the
+//! middle.
 
 #![expect(
     clippy::disallowed_types,
@@ -425,7 +426,8 @@ async fn an_export_whose_reader_goes_away_or_that_is_interrupted_leaves_nothing(
         let told = said(&mut export);
         assert!(told.contains("incomplete"), "{told}");
         driver.left_nothing(1, "a broken pipe");
-        // Its reader does not read, so all of it waits: the command, the driver, the engine's thread.
+        // Its reader does not read, so all of it waits: the command, the driver, the engine's
+        // thread.
         for signal in [Signal::INT, Signal::KILL] {
             let mut export = start();
             let mut pipe = BufReader::new(export.stdout.take().expect("piped"));

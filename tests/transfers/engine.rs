@@ -1,5 +1,5 @@
-//! Exports and imports as the engine does them: what comes back is what left, and what fails leaves nothing.
-//! What a stream holds is tested in `tests/archives`.
+//! Exports and imports as the engine does them: what comes back is what left, and what fails leaves
+//! nothing. What a stream holds is tested in `tests/archives`.
 
 use std::fs;
 use std::io::{self, Cursor, Read, Write};
@@ -341,7 +341,12 @@ const MIB: u64 = 1 << 20;
 /// A bench with a small disk.
 async fn small(ground: Ground) -> Result<Bench, String> {
     let lab = Lab::try_sized(ground.1, 320 * MIB)?;
-    let change = |config: &mut Config| config.backend = Some(ground.0);
+    let change = |config: &mut Config| {
+        config.backend = Some(ground.0);
+        // What goes, goes for want of space only.
+        config.high_watermark = 100;
+        config.low_watermark = 99;
+    };
     Ok(Bench::with(lab, change).await)
 }
 
@@ -410,7 +415,7 @@ async fn a_full_disk_says_so_and_keeps_nothing() {
         );
         assert_left(&bench, 0, "a full disk").await;
         eventually("the space is back", || bytes(free()) + 4 * MIB > before).await;
-        // Caches that nobody uses go for it.
+        // Unused caches go for it.
         let cache = import(&bench, request("task-cache/old"), large(120 * MIB)).await;
         cache.expect("there is space for this one");
         bench.engine.reap().await.expect("it is measured");

@@ -1,5 +1,5 @@
-//! The part of the pipeline in another pool: the program leaves as an archive, comes in by its digest, and runs there.
-//! The commands are run as a person would run them, and timed.
+//! The part of the pipeline in another pool: the program leaves as an archive, comes in by its
+//! digest, and runs there. The commands are run as a person would run them, and timed.
 
 #![expect(
     clippy::disallowed_types,
@@ -36,7 +36,9 @@ impl Pipeline<'_> {
         let verb = |pool: &PathBuf, arguments: &[&str]| {
             let mut command = Command::new(&options.program);
             command.env("BAGGAGECLAIM_POOL", pool);
-            command.args(arguments).arg("-n").arg(&self.namespace);
+            let (verb, arguments) = arguments.split_at(1);
+            command.args(verb).arg("-n").arg(&self.namespace);
+            command.args(arguments);
             command
         };
         let mut export = verb(&here.pool, &["export", PROGRAM, "-o"]);
@@ -72,7 +74,8 @@ impl Pipeline<'_> {
         Ok(())
     }
 
-    /// Runs the program of the other pool over the sources of this one: what it holds, what it says, and what its fork took.
+    /// Runs the program of the other pool over the sources of this one: what it holds, what it
+    /// says, and what its fork took.
     async fn run_there(
         &mut self,
         kubelet: &Kubelet,

@@ -1,8 +1,9 @@
 //! Export: a read-only view of an artifact, or of a volume that a pod has, and its archive.
 //!
-//! An artifact that is exported counts as in use, and its layers are pinned: neither eviction nor a merge takes them away.
-//! A volume is shown by a snapshot where the backend has snapshots. Elsewhere it is read as it is, while its pod goes on; it
-//! must still be its pod's at the end, or files that were deleted with it would be missing from the archive.
+//! An artifact that is exported counts as in use, and its layers are pinned: neither eviction nor a
+//! merge takes them away. A volume is shown by a snapshot where the backend has snapshots.
+//! Elsewhere it is read as it is, while its pod goes on; it must still be its pod's at the end, or
+//! files that were deleted with it would be missing from the archive.
 //!
 //! What a view needs on disk lies in `incoming/`: a start sweeps it.
 
@@ -70,7 +71,8 @@ impl Drop for Export {
     fn drop(&mut self) {
         if let Some(held) = self.held.take() {
             let inner = held.scratch.inner.clone();
-            // Closing a view and deleting what it needed blocks. When the engine ends, the next start sweeps.
+            // Closing a view and deleting what it needed blocks. When the engine ends, the next
+            // start sweeps.
             drop(inner.transfers.run(move || drop(held)));
         }
     }
@@ -359,7 +361,8 @@ fn still_there(inner: &Inner, id: &VolumeId, made: Timestamp) -> Result<()> {
     })
 }
 
-/// Keeps the digest with the artifact. It can be computed again, so a failure is no failure of the export.
+/// Keeps the digest with the artifact. It can be computed again, so a failure is no failure of the
+/// export.
 fn note_digest(inner: &Inner, id: ArtifactId, digest: Sha256) {
     let _one_at_a_time = inner.collector.lock();
     let change = {

@@ -1,4 +1,5 @@
-//! Import: an archive becomes an artifact of one layer, which appears whole and durable, or not at all.
+//! Import: an archive becomes an artifact of one layer, which appears whole and durable, or not at
+//! all.
 //!
 //! | step | on disk |
 //! |---|---|
@@ -10,8 +11,8 @@
 //! | index transaction | **an artifact** |
 //! | `sealing.json` → `layer.json` | the same |
 //!
-//! That is the order of a seal (`commit`) and of a merge (`flatten`). The rules of names are those of commits: a resource
-//! cache keeps its first content, all else has the newest.
+//! That is the order of a seal (`commit`) and of a merge (`flatten`). The rules of names are those
+//! of commits: a resource cache keeps its first content, all else has the newest.
 
 use std::collections::HashSet;
 use std::io::Read;
@@ -294,7 +295,8 @@ fn describe(
     }
 }
 
-/// Makes it durable, and gives it its name: in the index, then for all to see. Whether it has the name.
+/// Makes it durable, and gives it its name: in the index, then for all to see. Whether it has the
+/// name.
 fn name(
     inner: &Inner,
     request: &ImportRequest,
@@ -331,7 +333,7 @@ fn name(
         }
         return Err(error);
     }
-    let named = {
+    let is_named = {
         let mut state = inner.state.lock();
         state.indexed(&batch, names);
         state.artifacts.set_durable(&artifact.id, true);
@@ -342,9 +344,9 @@ fn name(
     point(Point::ImportIndexed);
     if let Err(error) = layers::confirm(inner, half.id) {
         // It is tried again when the layer is measured.
-        tracing::warn!(layer = %half.id, %error, "an index made anew would not know this layer");
+        tracing::warn!(layer = %half.id, %error, "a rebuilt index would not know this layer");
     }
     point(Point::ImportConfirmed);
     half.keep();
-    Ok(named)
+    Ok(is_named)
 }

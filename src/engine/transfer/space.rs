@@ -1,7 +1,8 @@
 //! Space for what is being received: asked for first, and again and again while it comes in.
 //!
-//! An import never takes the last of the disk: what runs on it needs some. While there is too little, unused caches are
-//! evicted, and the import waits for that a while. What is too large for the pool is refused at once.
+//! An import never takes the last of the disk: what runs on it needs some. While there is too
+//! little, unused caches are evicted, and the import waits for that a while. What is too large for
+//! the pool is refused at once.
 
 use std::cell::{Cell, RefCell};
 use std::time::{Duration, Instant};
@@ -13,9 +14,11 @@ use crate::sys::Space;
 
 /// How long an import waits for eviction each time that it finds too little space.
 const PATIENCE: Duration = Duration::from_secs(10);
-/// How often the space is looked at where it comes back later than what was deleted is gone (btrfs).
+/// How often the space is looked at where it comes back later than what was deleted is gone
+/// (btrfs).
 const LOOK_AGAIN: Duration = Duration::from_millis(100);
-/// The space is looked at each time that so many plain bytes came in, which may take twice as many on disk.
+/// The space is looked at each time that so many plain bytes came in, which may take twice as many
+/// on disk.
 const STEP: u64 = 8 << 20;
 
 /// What an import leaves free: a thirty-second of the pool, and at most 64 MiB.
@@ -23,7 +26,8 @@ fn margin(space: &Space) -> u64 {
     (space.bytes / 32).min(64 << 20)
 }
 
-/// Waits until `needs` bytes are free beside the margin, and has unused caches evicted for them. Blocks.
+/// Waits until `needs` bytes are free beside the margin, and has unused caches evicted for them.
+/// Blocks.
 pub(super) fn ask(inner: &Inner, needs: u64) -> Result<()> {
     let began = Instant::now();
     loop {
@@ -42,12 +46,12 @@ pub(super) fn ask(inner: &Inner, needs: u64) -> Result<()> {
             "the archive needs {needs} bytes more, and {} of the pool's {} bytes are free",
             space.bytes_available, space.bytes
         );
-        let full = Error::Full(Shortage {
-            what,
-            needs: wanted,
-        });
+        // The collector counts the share that the filesystem reserves for root as free.
+        let reserved = space.bytes_free.saturating_sub(space.bytes_available);
+        let needs = wanted.saturating_add(reserved);
+        let full = Error::Full(Shortage { what, needs });
         let left = PATIENCE.saturating_sub(began.elapsed());
-        if left.is_zero() || inner.stop.is_cancelled() || !evicts(inner, wanted, left) {
+        if left.is_zero() || inner.stop.is_cancelled() || !evicts(inner, needs, left) {
             return Err(full);
         }
     }
@@ -58,7 +62,12 @@ fn evicts(inner: &Inner, bytes: u64, left: Duration) -> bool {
     let gone = inner.rounds.gone();
     let next = inner.rounds.next();
     inner.ask_for_room(bytes);
-    let waited = async { tokio::time::timeout(left, next).await.is_ok() };
+    let waited = async {
+        tokio::select! {
+            waited = tokio::time::timeout(left, next) => waited.is_ok(),
+            () = inner.stop.cancelled() => false,
+        }
+    };
     let helped = inner.runtime.block_on(waited) && inner.rounds.gone() > gone;
     if helped {
         wait_for_btrfs(inner, bytes, left);
@@ -66,12 +75,13 @@ fn evicts(inner: &Inner, bytes: u64, left: Duration) -> bool {
     helped
 }
 
-/// btrfs gives the space of a deleted subvolume back later, and tells nobody. Another round would evict more than is needed.
+/// btrfs gives the space of a deleted subvolume back later, without an event. Another round would
+/// evict more than is needed.
 fn wait_for_btrfs(inner: &Inner, bytes: u64, left: Duration) {
     let began = Instant::now();
     let is_waited_for = || {
         let space = inner.dirs.root.space();
-        space.is_ok_and(|space| space.magic == Space::BTRFS && space.bytes_available < bytes)
+        space.is_ok_and(|space| space.magic == Space::BTRFS && space.bytes_free < bytes)
     };
     while is_waited_for() && began.elapsed() < left && !inner.stop.is_cancelled() {
         std::thread::sleep(LOOK_AGAIN);
