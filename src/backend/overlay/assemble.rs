@@ -1,4 +1,5 @@
-//! Mounts an overlay from open directories: detached, in no peer group, `nosuid,nodev`.
+//! Mounts an overlay from open directories, by either mount API.
+//! Both give a detached mount in no peer group, `nosuid,nodev`.
 
 use std::fmt::Write as _;
 use std::os::fd::{AsFd, AsRawFd, OwnedFd};
