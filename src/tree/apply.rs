@@ -13,7 +13,7 @@ use super::copy::{Marks, copy_directory_attributes, times_of};
 use super::marks::{Mark, Opacity, is_whiteout_at};
 use super::names::Names;
 use super::{Error, Result, Spine, Stop, delete};
-use crate::sys::{Dir, Entry, FileKind, Xattrs};
+use crate::sys::{self, Dir, Entry, FileKind, Xattrs};
 
 /// Applies the layer that is the directory `name` of `tree` to the rest of `tree`, and removes it.
 ///
@@ -21,6 +21,12 @@ use crate::sys::{Dir, Entry, FileKind, Xattrs};
 /// the old nor the new one. Ends early with [`Error::Stopped`].
 pub fn apply(tree: &Dir, name: &OsStr, stop: Stop<'_>) -> Result<()> {
     let layer = tree.open_beneath(name)?;
+    if layer.has(name)? {
+        return Err(Error::Refused {
+            path: sys::printable(name.display()),
+            why: "the layer itself has the name under which it lies".to_owned(),
+        });
+    }
     let mut job = Applier {
         layer: Spine::new(&layer)?,
         tree: Spine::new(tree)?,

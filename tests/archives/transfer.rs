@@ -168,7 +168,8 @@ fn a_layer_arrives_whole_and_has_one_name_everywhere() {
         let lab = require_lab!(fs);
         let from = lab.dir("from");
         odd(&from);
-        content(&from);
+        fs::create_dir(from.join("content")).expect("mkdir");
+        content(&from.join("content"));
         for path in Snapshot::of(&from).entries.keys().rev() {
             use std::os::unix::ffi::OsStrExt;
             made::times(
@@ -184,7 +185,9 @@ fn a_layer_arrives_whole_and_has_one_name_everywhere() {
         held.receive(&to);
         assert_same(&shown(&from), &shown(&to.join("fs")));
         // Holes are holes, and the copy has the same name.
-        let blocks = fs::metadata(to.join("fs/e")).expect("stat").blocks();
+        let blocks = fs::metadata(to.join("fs/content/e"))
+            .expect("stat")
+            .blocks();
         assert!(blocks <= 4 * 8 * 16, "{fs:?}: {blocks} blocks");
         assert_eq!(hold(&lab, &to.join("fs"), "two").table.digest(), name);
     }

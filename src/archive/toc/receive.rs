@@ -18,6 +18,7 @@ use rustix::fs::OFlags;
 use sha2::{Digest as _, Sha256};
 
 use super::super::sparse::GRAIN;
+use super::super::walk::{Attribute, Look};
 use super::super::{Error, Result, shown};
 use super::done::Done;
 use super::record::{self, Frame, Paced, Record};
@@ -296,22 +297,30 @@ impl Receiver {
             });
         }
         let mut cursor = Cursor::new(Arc::clone(&self.table));
-        // Of each open directory: its own row, and whether it has deletions.
-        let mut open: Vec<(Row, bool)> = Vec::new();
+        let mut open: Vec<Open> = Vec::new();
         while let Some(row) = cursor.next()? {
             if stop() {
                 return Err(Error::Stopped);
             }
             let (parent, name) = split(cursor.path());
             match &row.kind {
-                Kind::Directory { .. } => {
-                    open.push((row, false));
+                Kind::Directory { opaque } => {
+                    open.push(Open {
+                        look: row.look,
+                        opaque: *opaque,
+                        whiteouts: false,
+                        attributes: (!row.attributes.is_empty()).then(|| cursor.at_entry()),
+                    });
                     continue;
                 }
                 Kind::End => {
-                    let (row, whiteouts) = open.pop().expect("the table was checked");
+                    let dir = open.pop().expect("the table was checked");
                     self.enter(cursor.path())?;
-                    directory(self.here(), &row, whiteouts && !open.is_empty())?;
+                    let attributes = match dir.attributes {
+                        Some(at) => cursor.again(at)?.attributes,
+                        None => Vec::new(),
+                    };
+                    dir.finish(self.here(), &attributes, open.is_empty())?;
                     continue;
                 }
                 Kind::File { size } => {
@@ -327,7 +336,9 @@ impl Receiver {
                     }
                     continue;
                 }
-                Kind::Whiteout => open.last_mut().expect("the table was checked").1 = true,
+                Kind::Whiteout => {
+                    open.last_mut().expect("the table was checked").whiteouts = true;
+                }
                 _ => {}
             }
             self.enter(parent)?;
@@ -418,15 +429,28 @@ fn extend(want: &mut Want, file: u64, size: u64, offset: u64) -> bool {
     true
 }
 
-/// Gives a directory its looks. All in it has been made.
-fn directory(dir: &Dir, row: &Row, whiteouts: bool) -> Result<()> {
-    if row.kind == (Kind::Directory { opaque: true }) {
-        dir.set_xattr(tree::OPAQUE, b"y")?;
+/// A directory in which something is still to be made.
+struct Open {
+    look: Look,
+    opaque: bool,
+    /// Whether it has deletions.
+    whiteouts: bool,
+    /// Where its entry is, if that has attributes. They are read again: held for each level of a
+    /// hostile table they would be too many.
+    attributes: Option<u64>,
+}
+
+impl Open {
+    /// Gives the directory its looks. All in it has been made.
+    fn finish(&self, dir: &Dir, attributes: &[Attribute], is_root: bool) -> Result<()> {
+        if self.opaque {
+            dir.set_xattr(tree::OPAQUE, b"y")?;
+        }
+        if self.whiteouts && !is_root {
+            dir.set_xattr(tree::ORIGIN, b"")?;
+        }
+        dress(dir, &self.look, attributes)
     }
-    if whiteouts {
-        dir.set_xattr(tree::ORIGIN, b"")?;
-    }
-    dress(dir, &row.look, &row.attributes)
 }
 
 /// Writes a piece; aligned zeros become holes.

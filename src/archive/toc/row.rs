@@ -164,6 +164,9 @@ pub(super) fn read(from: &mut impl Source, is_root: bool, limits: Limits) -> Res
         look: Look::default(),
         attributes: Vec::new(),
     };
+    if tag == 0 && is_root {
+        return Err(malformed(at, "it has no root"));
+    }
     if tag == 0 {
         return Ok(row);
     }

@@ -208,10 +208,6 @@ impl Table {
         self.totals.entries
     }
 
-    pub(super) fn pieces(&self) -> u64 {
-        self.totals.pieces
-    }
-
     /// Writes the table itself.
     pub fn write_to(&self, out: &mut impl Write) -> Result<()> {
         let mut buffer = vec![0; BUFFER];
@@ -302,8 +298,9 @@ pub(super) struct Cursor<T> {
     /// What of the table is in the buffer.
     from: u64,
     filled: usize,
-    /// The next byte.
+    /// The next byte, and the first of the last entry.
     offset: u64,
+    entry_at: u64,
     /// The path of the last entry.
     path: Vec<u8>,
     /// The lengths of the paths of the open directories.
@@ -327,6 +324,7 @@ impl<T: std::ops::Deref<Target = Table>> Cursor<T> {
             from: 0,
             filled: 0,
             offset: HEADER as u64,
+            entry_at: HEADER as u64,
             path: Vec::new(),
             levels: Vec::new(),
             fresh: false,
@@ -336,6 +334,20 @@ impl<T: std::ops::Deref<Target = Table>> Cursor<T> {
             piece: 0,
             digests: (0, 0),
         }
+    }
+
+    /// Where the last entry begins.
+    pub(super) fn at_entry(&self) -> u64 {
+        self.entry_at
+    }
+
+    /// Reads a directory's entry again, without moving on.
+    pub(super) fn again(&mut self, at: u64) -> Result<Row> {
+        let back = std::mem::replace(&mut self.offset, at);
+        let limits = self.table.limits;
+        let row = row::read(self, at == HEADER as u64, limits);
+        self.offset = back;
+        row
     }
 
     /// The path of the last entry; of an end mark that of its directory.
@@ -431,6 +443,7 @@ impl<T: std::ops::Deref<Target = Table>> Cursor<T> {
             return Ok(None);
         }
         let at = self.offset;
+        self.entry_at = at;
         let limits = self.table.limits;
         let is_root = !self.begun;
         let row = row::read(self, is_root, limits)?;
