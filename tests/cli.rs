@@ -742,7 +742,7 @@ async fn a_socket_whose_disk_does_not_answer_keeps_the_driver_from_ending_no_lon
     drop(frozen);
     let (code, log) = driver.ended();
     assert_eq!(code, 0, "{log}");
-    assert!(log.contains("\"part\":\"removing the socket\""), "{log}");
+    assert!(log.contains("\"part\":\"CSI services\""), "{log}");
 
     // Nor while it makes the socket.
     // In this order, so that it is thawed before anybody waits for the process.

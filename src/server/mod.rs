@@ -118,7 +118,7 @@ pub async fn serve(socket: Socket, routes: Routes, trace: Trace, drain: Drain) -
         }),
         () = given_up => Ok(()),
     };
-    drain.finish("removing the socket", name.remove()).await;
+    name.remove().await;
     ended
 }
 
