@@ -1,9 +1,9 @@
 //! What is counted while the driver runs: the kinds of measure, and the count of RPCs that every gRPC server shares.
-//! What a room counts of its own is defined there; how it is asked for is `http`'s affair.
+//! Each module defines its own counters; `http` serves them.
 //!
-//! Two rules keep this cheap. Counting takes nanoseconds: an atomic, or a short lock that nobody holds across anything. And
+//! Two rules keep this cheap. Counting takes nanoseconds: an atomic, or a lock that is never held across a call. And
 //! labels are few: a word of the program's own (`&'static str`), never a tenant's, a pod's or a key, so that nothing that
-//! somebody sends can make a new series.
+//! a client sends can make a new series.
 
 use std::time::Duration;
 

@@ -1,5 +1,5 @@
-//! What the driver says while it runs: logs, and what it counts ([`metrics`]).
-//! It is seen by all that runs and knows none of it; what a line says is decided where it is said.
+//! The log and the counters ([`metrics`]) of the driver. All other modules may use it; it knows none.
+//! The text of a log line stands where the line is written.
 
 pub mod metrics;
 
@@ -8,26 +8,26 @@ use std::io::IsTerminal as _;
 use tracing_subscriber::EnvFilter;
 use tracing_subscriber::filter::ParseError;
 
-/// Where the client of the Kubernetes API calls every attempt that fails an error. Trying again is what we do then, and what
-/// comes of it is told once, as a warning, by whoever asked (`k8s`): an API server that is upgraded is no error of ours.
+/// The module in which the client of the Kubernetes API logs each failed attempt as an error. `k8s` tries
+/// again and logs the result once, as a warning: an API server during an upgrade is no error of the driver.
 const TOLD_ELSEWHERE: &str = "kube_client::client::builder";
 
-/// How log lines look.
+/// The format of log lines.
 #[derive(Debug, Clone, Copy, Default, PartialEq, Eq)]
 pub enum LogFormat {
-    /// For people: a line of text.
+    /// Lines of text, for people.
     #[default]
     Text,
-    /// For programs: a line of JSON.
+    /// Lines of JSON, for programs.
     Json,
 }
 
-/// Why there is no log.
+/// Why the log cannot be set up.
 #[derive(Debug, thiserror::Error)]
 pub enum Error {
-    /// The filter cannot be understood.
+    /// The filter is invalid.
     #[error(
-        "the log filter {filter:?} is not understood: {source}; say for example `info` or `warn,baggageclaim::engine=debug`"
+        "invalid log filter {filter:?}: {source}; use for example `info` or `warn,baggageclaim::engine=debug`"
     )]
     Filter {
         /// The filter.
@@ -35,12 +35,12 @@ pub enum Error {
         /// What is wrong with it.
         source: ParseError,
     },
-    /// Somebody set one up before.
+    /// The log was set up before.
     #[error("the log is set up already")]
     Twice,
 }
 
-/// Sends the log of this process to stderr: what `filter` lets through, in `format`.
+/// Sends the log of this process to stderr: the lines that pass `filter`, in `format`.
 pub fn init(format: LogFormat, filter: &str) -> Result<(), Error> {
     let filter = parse(filter)?;
     let builder = tracing_subscriber::fmt()
@@ -64,7 +64,7 @@ fn parse(text: &str) -> Result<EnvFilter, Error> {
         filter: text.to_owned(),
         source,
     })?;
-    // Who names the client wants to hear it.
+    // A filter that names the client asks for its lines.
     if text.contains("kube_client") {
         return Ok(filter);
     }
