@@ -291,7 +291,7 @@ async fn a_driver_that_does_not_answer_at_its_socket_is_not_alive() {
     let (status, why) = get(address, "/healthz").await;
     assert_eq!(status, 503, "{why}");
     assert!(
-        why.contains(&format!("nobody answers at {path}")),
+        why.contains(&format!("no driver answers at {path}")),
         "{why}"
     );
 

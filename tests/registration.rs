@@ -261,7 +261,7 @@ async fn an_api_server_that_forbids_is_not_away() {
     registry.notify(None).await;
     node.logged("registered with kubelet", 1).await;
     let log = node.terminate().await;
-    assert!(log.contains("it is offered anew"), "{log}");
+    assert!(log.contains("it is offered again"), "{log}");
     assert!(!log.contains("the watch over pods works again"), "{log}");
     assert_eq!(lab.close(), [""; 0].map(std::path::PathBuf::from));
 }

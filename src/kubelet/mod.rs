@@ -1,22 +1,23 @@
-//! Registration with kubelet, by the driver itself: a socket in `plugins_registry/` at which kubelet asks who is there.
-//! It knows kubelet's protocol and nothing of CSI; what is registered is handed in.
+//! Registration with kubelet by the driver itself, through a socket in `plugins_registry/`.
+//! This module knows kubelet's protocol and nothing of CSI; the caller passes in what is registered.
 //!
-//! Kubelet watches that directory. A socket that comes is asked for its name and endpoint, the endpoint is called, and the
-//! socket is told what became of it. A socket that goes is a driver that goes: its name is struck from the node. So it comes
-//! when the driver can serve, and is the first to go.
+//! Kubelet watches that directory. It asks a new socket for name and endpoint, calls the endpoint, and
+//! reports the result to the socket. When the socket goes, kubelet removes the driver from the node. So the
+//! driver makes the socket when it can serve, and removes it first when it ends.
 //!
-//! The socket's name has an `@` in it, without which kubelet could not call. It gives no name of a host with its call, so its
-//! gRPC library takes the socket's path for one (`:authority`), and writes `/` as `%2F`. The library here refuses a host that has
-//! a `%` in it, before any of our code is asked; what stands before an `@` is a user to it, and may.
+//! The name of the socket needs an `@`. Kubelet sends no host name with its call, so its gRPC library uses
+//! the path of the socket (`:authority`) and writes `/` as `%2F`. The library here refuses a host with a `%`
+//! before our code runs. It takes the text before an `@` for a user, which may have one.
 //!
-//! - Kubelet says no: it may have been too early, or busy. The socket stays for a while, since kubelet tries again too, and
-//!   then is made anew, which is news to kubelet; later each time.
-//! - It says no while the API server is away, without which it registers nobody (`InstallCSIDriver` writes to the CSINode). The
-//!   socket goes until the API server is heard of again. For kubelet (1.37) waits twice as long after each failure, up to two
-//!   minutes, remembers that by the socket's path, and forgets it only when it succeeds: not by a socket made anew. So nobody
-//!   would be registered for as long after the API server is back, and no pod of the node could start.
-//! - The socket's file vanishes: kubelet, or who installed it anew, swept the directory. It is made again. inotify tells; a
-//!   node that has used up its inotify instances is looked at now and then instead.
+//! - Kubelet refuses the driver: it may be too early, or busy. The socket stays for a while, since kubelet
+//!   tries again too. Then the driver makes a new socket, which kubelet notices; later each time.
+//! - Kubelet refuses the driver while the API server is away, without which it registers no driver
+//!   (`InstallCSIDriver` writes to the CSINode). The driver removes the socket until the API server answers
+//!   again. The reason is the back-off of kubelet (1.37). It doubles after each failure, up to two minutes,
+//!   is kept by the path of the socket, and ends only with a success, not with a new socket. So for that long
+//!   after the API server is back no driver would be registered, and no pod of the node could start.
+//! - The file of the socket vanishes: kubelet, or its installer, swept the directory. The driver makes the
+//!   socket again. inotify reports it; without a free inotify instance the driver polls.
 
 mod service;
 
@@ -37,35 +38,36 @@ use service::Told;
 /// The directory that kubelet watches, in its root directory.
 pub const REGISTRY: &str = "plugins_registry";
 
-/// How long to wait before the socket is made anew: doubled each time, from the first to the last.
+/// The pause before the driver makes a new socket: doubled each time, from the first to the last.
 const FIRST_PAUSE: Duration = Duration::from_secs(1);
 const LAST_PAUSE: Duration = Duration::from_secs(60);
-/// The same while the API server is away. Kubelet may reach it all the same, so it is asked; but seldom, since each failure counts.
+/// The same while the API server is away. Kubelet may reach it all the same, so the driver tries; but
+/// seldom, since each failure doubles the back-off of kubelet.
 const FIRST_PAUSE_AWAY: Duration = Duration::from_secs(15);
 const LAST_PAUSE_AWAY: Duration = Duration::from_secs(300);
-/// How long an answer to kubelet may take to leave before the socket goes.
+/// How long an answer to kubelet may take to be sent before the socket goes.
 const TO_ANSWER: Duration = Duration::from_millis(200);
-/// How often the socket's file is looked for where nothing tells that it vanished.
+/// How often to look for the file of the socket without inotify.
 const LOOK: Duration = Duration::from_secs(10);
 
-/// Who registers.
+/// The settings of a registration.
 #[derive(Debug, Clone)]
 pub struct Config {
     /// Kubelet's root directory.
     pub kubelet: PathBuf,
-    /// The driver's name; the socket is called after it.
+    /// The name of the driver, from which the socket has its name.
     pub driver: &'static str,
-    /// Where kubelet is to call the driver.
+    /// The socket at which kubelet is to call the driver.
     pub endpoint: PathBuf,
-    /// Whether the API server answers, as far as that is known here; `None`: nobody asks it.
+    /// Whether the API server answers, as far as the driver knows; `None` if the driver does not use it.
     pub cluster: Option<watch::Receiver<bool>>,
 }
 
-/// Why a driver cannot be registered, whatever kubelet says.
+/// Why a driver cannot be registered, independent of kubelet.
 #[derive(Debug, thiserror::Error)]
 pub enum Error {
-    /// The endpoint is told as text.
-    #[error("the socket's path {} is not UTF-8, and kubelet is told it as text: choose another", path.display())]
+    /// Kubelet takes the endpoint as text.
+    #[error("the socket path {} is not UTF-8, as registration with kubelet requires; choose another path", path.display())]
     NoText {
         /// The path.
         path: PathBuf,
@@ -85,22 +87,22 @@ pub struct Registration {
     registered: watch::Sender<bool>,
 }
 
-/// How an offer ended.
+/// Why an offer ended.
 enum End {
-    /// It is time to stop.
+    /// The drain began.
     Withdrawn,
-    /// Its file is no longer there, or another's is.
+    /// The file of the socket is gone or replaced.
     Vanished,
-    /// Kubelet refused it and did not come back to it.
+    /// Kubelet refused it, and did not accept it within the pause.
     Refused,
-    /// Kubelet refused it, and the API server is away.
+    /// Kubelet refused it while the API server was away.
     Away,
-    /// It could not be made or served.
+    /// The socket could not be made or served.
     Failed(String),
 }
 
 impl Registration {
-    /// Checks what can be checked before there is anything to register. Makes nothing.
+    /// Checks the configuration. Makes nothing on disk.
     pub fn new(config: &Config) -> Result<Self, Error> {
         let endpoint = config.endpoint.to_str().ok_or_else(|| Error::NoText {
             path: config.endpoint.clone(),
@@ -117,7 +119,7 @@ impl Registration {
         })
     }
 
-    /// Whether kubelet has said that the driver is registered, since the socket was last made.
+    /// Whether kubelet has confirmed the registration since the socket was last made.
     #[must_use]
     pub fn registered(&self) -> watch::Receiver<bool> {
         self.registered.subscribe()
@@ -133,11 +135,11 @@ impl Registration {
             let is_away = matches!(end, End::Away);
             let pause = match end {
                 End::Withdrawn => break,
-                // It was said already, and waited for.
+                // It was logged already, and the pause is over.
                 End::Refused => Duration::ZERO,
                 End::Vanished => {
                     let pause = pauses.after_vanishing();
-                    tracing::info!(%socket, ?pause, "the registration's socket is gone, as when kubelet restarts; it is made again");
+                    tracing::info!(%socket, ?pause, "the registration socket is gone, as when kubelet restarts; it is made again");
                     pause
                 }
                 End::Away => pauses.next_away(),
@@ -150,8 +152,8 @@ impl Registration {
             tokio::select! {
                 () = tokio::time::sleep(pause) => {}
                 () = self.answers(), if is_away => {
-                    tracing::info!("the API server answers: the driver is offered to kubelet again");
-                    pauses.begin_anew();
+                    tracing::info!("the API server answers; the driver is offered to kubelet again");
+                    pauses.restart();
                 }
                 () = drain.begun() => break,
             }
@@ -159,7 +161,7 @@ impl Registration {
         tracing::info!(%socket, "registration withdrawn");
     }
 
-    /// Makes the socket and serves it until there is a reason to make it anew, or to stop. Then its file is gone.
+    /// Makes the socket and serves it until a new one is needed or the drain begins. Then its file is gone.
     async fn offer(&self, pauses: &mut Pauses, drain: &Drain) -> End {
         let bound = tokio::select! {
             bound = self.bind() => bound,
@@ -179,7 +181,7 @@ impl Registration {
         tokio::pin!(served);
         tracing::info!(socket = %self.socket.display(), endpoint = self.endpoint, "offered to kubelet");
         let end = tokio::select! {
-            // What kubelet said is heard before anything that came after it.
+            // A report of kubelet comes before anything that happened after it.
             biased;
             end = self.heard(told, pauses) => end,
             ended = &mut served => {
@@ -196,7 +198,7 @@ impl Registration {
         end
     }
 
-    /// Hears what kubelet says of the offer, until it is to be made anew.
+    /// Receives what kubelet reports about the offer, until a new socket is needed.
     async fn heard(&self, mut told: mpsc::UnboundedReceiver<Told>, pauses: &mut Pauses) -> End {
         let mut renew_at = None;
         loop {
@@ -218,7 +220,7 @@ impl Registration {
                         }
                         let pause = pauses.next();
                         tracing::error!(driver = self.driver, error = why, ?pause,
-                            "kubelet did not register the driver; it is offered anew");
+                            "kubelet did not register the driver; it is offered again");
                         renew_at = Some(Instant::now() + pause);
                     }
                 },
@@ -227,7 +229,7 @@ impl Registration {
         }
     }
 
-    /// Whether nothing is heard of the API server, or nothing yet. That it refuses something is heard of it.
+    /// Whether the API server does not answer, or has not yet. A refusal is an answer.
     fn is_away(&self) -> bool {
         self.cluster
             .as_ref()
@@ -241,15 +243,15 @@ impl Registration {
         {
             return;
         }
-        // Nobody asks it any more.
+        // The watch over it has ended.
         std::future::pending::<()>().await;
     }
 
-    /// The socket, and what tells of changes to its directory since before it was made.
+    /// The socket, and a watch over its directory that began before the socket was made.
     async fn bind(&self) -> Result<(Socket, Option<DirWatch>), server::Error> {
         let directory = self.socket.parent().unwrap_or(Path::new("/")).to_owned();
         let watch = engine::apart("socket", async move {
-            // Kubelet makes it so, too, and may come later than we. Whatever is wrong with it, opening it says so better.
+            // Kubelet makes it too, maybe later. Opening it reports any error better.
             let _ = rustix::fs::mkdir(&directory, Mode::from(0o755));
             let dir = Dir::open(&directory)?;
             DirWatch::new(std::os::fd::AsFd::as_fd(&dir))
@@ -258,7 +260,7 @@ impl Registration {
             .await
             .and_then(|watch| watch.map_err(std::io::Error::other));
         let watch = watch.inspect_err(|error| {
-            tracing::warn!(%error, every = ?LOOK, "nothing tells when kubelet sweeps its plugins; it is looked for");
+            tracing::warn!(%error, every = ?LOOK, "no inotify watch on the plugin directory; the driver polls it");
         });
         Ok((Socket::bind(&self.socket).await?, watch.ok()))
     }
@@ -277,7 +279,7 @@ async fn vanished(place: &SocketPlace, watch: Option<&DirWatch>) {
     }
 }
 
-/// Ready at this moment, or never.
+/// Ready at a moment; without one, never.
 async fn at(moment: Option<Instant>) {
     match moment {
         Some(moment) => tokio::time::sleep_until(moment).await,
@@ -285,7 +287,7 @@ async fn at(moment: Option<Instant>) {
     }
 }
 
-/// How long to wait, the longer the more often it went wrong in a row.
+/// The exponential back-off of the offers.
 #[derive(Debug, Default)]
 struct Pauses {
     in_a_row: u32,
@@ -293,7 +295,7 @@ struct Pauses {
     vanished: bool,
     /// The same while the API server is away.
     away_in_a_row: u32,
-    /// It was said that the API server is away.
+    /// The log says already that the API server is away.
     away_said: bool,
 }
 
@@ -310,7 +312,7 @@ impl Pauses {
         pause.min(LAST_PAUSE_AWAY)
     }
 
-    /// Once, and as no failure: the driver's pod may well be what comes up first.
+    /// Logs it once, and as no error: the pod of the driver often comes up first.
     fn say_away(&mut self, driver: &str, why: &str) {
         if std::mem::replace(&mut self.away_said, true) {
             tracing::debug!(
@@ -322,14 +324,14 @@ impl Pauses {
             tracing::warn!(
                 driver,
                 error = why,
-                "kubelet did not register the driver, and the API server, without which it does not, does not answer here either; \
-                 the driver is offered again when that answers"
+                "kubelet did not register the driver, because it needs the API server, which does not answer here either; \
+                 the driver is offered again when the API server answers"
             );
         }
     }
 
     /// What kept kubelet from registering is over.
-    fn begin_anew(&mut self) {
+    fn restart(&mut self) {
         (self.in_a_row, self.away_in_a_row) = (0, 0);
     }
 
@@ -374,7 +376,7 @@ mod tests {
         for longer in [1, 2] {
             assert_eq!(pauses.next(), FIRST_PAUSE * longer);
         }
-        pauses.begin_anew();
+        pauses.restart();
         assert_eq!(pauses.next(), FIRST_PAUSE);
         assert_eq!(pauses.next_away(), FIRST_PAUSE_AWAY);
     }

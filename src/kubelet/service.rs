@@ -1,5 +1,5 @@
-//! The Registration service: two answers to kubelet, and what it says is passed on.
-//! What follows from a refusal is decided by who made the socket.
+//! The Registration service: answers kubelet, and passes on what kubelet reports.
+//! The module above decides what follows from a refusal.
 
 use tokio::sync::mpsc::UnboundedSender;
 use tonic::{Request, Response, Status};
@@ -60,7 +60,7 @@ impl Registration for Service {
         } else {
             Told::Refused(status.error)
         };
-        // Nobody hears it any more when the offer is being taken back.
+        // The receiver is gone while the offer is being withdrawn.
         let _ = self.said.send(told);
         Ok(Response::new(kubelet::RegistrationStatusResponse {}))
     }

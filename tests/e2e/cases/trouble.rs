@@ -159,7 +159,7 @@ pub(super) fn api_server_away(stage: &Stage) {
     // But by kubelet, perhaps, once: it may be a moment later than the driver to hear that the API server is back.
     let late = alarming(&log);
     assert!(late.len() <= 1, "{late:#?}");
-    let is_late = |line: &String| line.contains(REFUSED) && line.contains("it is offered anew");
+    let is_late = |line: &String| line.contains(REFUSED) && line.contains("it is offered again");
     assert!(late.iter().all(is_late), "{late:#?}");
     // The next one was refused by kubelet, which is said once, however often it was offered; and is registered now. Whether it
     // heard of the API server itself before that depends on how long that took to come up: it is offered now and then in any case.
