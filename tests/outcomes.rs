@@ -193,7 +193,7 @@ async fn notices_that_found_no_room_are_counted_in_the_log() {
     let api = Api::start().await;
     let kube = Kube::start(&bench, &api, Some(heard));
     eventually("it is said", || {
-        log.says("notices=2") && log.says("more came than could be heard")
+        log.says("notices=2") && log.says("too many came at once")
     })
     .await;
     kube.stop().await;
@@ -456,7 +456,7 @@ async fn after_a_gap_the_list_tells_and_who_is_missing_there_did_not_succeed() {
     committed(&bench, "artifact/there").await;
     gone(&bench, "missing").await;
     assert!(bench.artifact("artifact/missing").is_none());
-    let why = "artifact/missing is not committed: the pod is gone, and nobody saw how it ended";
+    let why = "artifact/missing is not committed: the pod is gone, and its end was not seen";
     event(&api, "missing", "Warning", "NotCommitted", why).await;
     // Who runs is left alone.
     assert_eq!(bench.engine.awaited_outcomes().len(), 1);

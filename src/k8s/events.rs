@@ -1,8 +1,8 @@
-//! Events on pods: the engine's notices, and what is wrong with a pod's annotations, where its people look first.
+//! Events on pods: the engine's notices, and mistakes in the annotations of a pod.
 //!
-//! Few and bounded. What is said of one pod for one reason within a moment becomes one event; the same said again later is
-//! counted, as kubelet's events are. A burst is slowed down; what the API server refuses is dropped; what it cannot be told
-//! for an hour is dropped too, and so is the oldest when too much waits. Nobody waits for an event.
+//! Their number is bounded. Notices on one pod for one reason within a moment become one event. Repetitions
+//! are counted, as with kubelet's events. A burst is slowed down. An event is dropped if the API server
+//! refuses it, if it could not be sent for an hour, or if it is the oldest of too many that wait.
 
 use std::collections::VecDeque;
 use std::sync::Arc;
@@ -21,7 +21,7 @@ use crate::engine::Awaited;
 use crate::engine::notice::{NotCommitted, Notice, What};
 use crate::model::{Pod, Tenant};
 
-/// How many events may wait to be told.
+/// How many events may wait to be sent.
 pub(super) const MOST_WAITING: usize = 1024;
 /// How long it is gathered what is said of one pod for one reason.
 const GATHER: Duration = Duration::from_millis(500);
@@ -78,7 +78,7 @@ impl Saying {
             }
             What::HeldOpen { reference } => {
                 let note = format!(
-                    "{reference} is not committed yet: it waits for a process that still has files of it open"
+                    "{reference} is not committed yet: a process still has files of the volume open"
                 );
                 (true, "HeldOpen", "Commit", note)
             }
@@ -91,7 +91,7 @@ impl Saying {
                     NotCommitted::PodFailed => known.why_failed(&notice.pod.uid),
                     _ => None,
                 };
-                // What its people did, or could expect, is no warning.
+                // What the pod's owners caused or can expect is no warning.
                 let warns = match &why {
                     NotCommitted::PodFailed
                     | NotCommitted::Never
@@ -170,11 +170,11 @@ impl Waiting {
     }
 }
 
-/// What waits to be told, and when it may be.
+/// The events that wait, and when the next one may be sent.
 #[derive(Debug)]
 struct Queue {
     waiting: VecDeque<Waiting>,
-    /// When the next event may be told if only the rate counts; it lies in the past by what may be told at once.
+    /// When the rate allows the next event. The further in the past, the more may be sent at once.
     free: Instant,
     not_before: Instant,
     dropped: u64,
@@ -215,7 +215,7 @@ impl Queue {
         });
     }
 
-    /// When the next event is to be told; `None`: none waits.
+    /// When to send the next event; `None` if none waits.
     fn due(&self) -> Option<Instant> {
         let gathered = self.waiting.front()?.since + GATHER;
         Some(gathered.max(self.not_before).max(self.free))
@@ -235,14 +235,14 @@ impl Queue {
         None
     }
 
-    /// It could not be told now.
+    /// Puts back an event that could not be sent now.
     fn put_back(&mut self, waiting: Waiting, not_before: Instant) {
         self.not_before = not_before;
         self.waiting.push_front(waiting);
     }
 }
 
-/// Tells what there is to tell, for ever. `count_lost` says how many notices have found no room on their way here.
+/// Sends events, for ever. `count_lost` says how many notices were lost on the way here.
 pub(super) async fn say(
     config: &Config,
     client: Client,
@@ -276,23 +276,23 @@ pub(super) async fn say(
         if queue.dropped > dropped {
             tracing::warn!(
                 events = queue.dropped - dropped,
-                "events on pods were dropped: the API server was away for too long"
+                "events on pods were dropped because the API server was away for too long"
             );
             dropped = queue.dropped;
         }
-        // Where there was no room something waits, so it is looked at again.
+        // After a loss something waits, so this runs again.
         let lost_now = count_lost();
         if lost_now > lost_before {
             tracing::warn!(
                 notices = lost_now - lost_before,
-                "notices for events on pods were lost: more came than could be heard"
+                "notices for events on pods were lost because too many came at once"
             );
             lost_before = lost_now;
         }
     }
 }
 
-/// The next of a channel; that nobody will ever say anything more is no end.
+/// The next of a channel; never ready once the channel is closed.
 async fn next<T>(channel: &mut mpsc::Receiver<T>) -> T {
     match channel.recv().await {
         Some(said) => said,
@@ -358,12 +358,12 @@ async fn tell(recorders: &mut Recorders, waiting: &Waiting) -> Told {
         Err(_) => return Told::Later,
     };
     if is_final(&error) {
-        // The namespace is gone or going, or we are not allowed to: asking again helps nobody.
+        // The namespace is gone or going, or it is forbidden: another attempt would fail too.
         tracing::warn!(pod = %saying.pod.name, tenant = %saying.tenant, reason = saying.reason, %error,
             "an event was refused and is dropped");
         return Told::Once;
     }
-    tracing::debug!(%error, "an event is told later");
+    tracing::debug!(%error, "an event is sent later");
     Told::Later
 }
 

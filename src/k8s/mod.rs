@@ -1,7 +1,9 @@
-//! What the driver asks Kubernetes, and what it says there: how this node's pods end, and events on them.
+//! The driver's client of the API server: it learns how the pods of this node end, and reports events on
+//! them.
 //!
-//! Nothing here is on the path of a publish: without an API server pods start, and end; only what waits for an outcome goes
-//! on waiting, until the engine's own time is up. No failure here ends the process; after a defect all of it begins anew.
+//! Nothing here is on the path of a publish: without an API server pods start and end. Only volumes that
+//! wait for an outcome go on waiting, until the engine's time limit. No failure here ends the process. After
+//! a panic all of it starts again.
 //!
 //! | file | holds |
 //! |---|---|
@@ -11,7 +13,7 @@
 //! | `events` | the engine's notices as events on pods |
 //! | `client` | the way to the API server |
 //!
-//! What it must be allowed to do: `get`, `list` and `watch` on `pods` in all namespaces (a rule cannot be limited to the pods
+//! Permissions: `get`, `list` and `watch` on `pods` in all namespaces (a rule cannot be limited to the pods
 //! of a node; the watch is), `create` and `patch` on `events` of `events.k8s.io`.
 
 mod client;
@@ -35,10 +37,10 @@ use crate::engine::{Engine, Notice};
 pub use outcomes::Known;
 pub use pod::{OUTCOME, OUTCOME_CONTAINER};
 
-/// How often it is looked for outcomes that the watch did not bring, if nobody says otherwise.
+/// The default of [`Config::look_again`].
 pub const LOOK_AGAIN: Duration = Duration::from_secs(10);
 
-/// How it is set up.
+/// How the client is set up.
 #[derive(Debug, Clone)]
 pub struct Config {
     /// What Kubernetes calls this node.
@@ -47,7 +49,7 @@ pub struct Config {
     pub reporter: String,
     /// A kubeconfig; `None`: the pod's own service account.
     pub kubeconfig: Option<PathBuf>,
-    /// How often it is looked for outcomes that the watch did not bring.
+    /// How often to poll for outcomes that the watch did not bring.
     pub look_again: Duration,
     /// Is told whether the watch over this node's pods runs: a few seconds late, for one that is cut at once does not.
     pub watched: watch::Sender<bool>,
@@ -73,8 +75,9 @@ pub async fn run(
     }
 }
 
-/// Works, and begins anew when a defect has ended it: pods start and end without it, so that none may end the driver; and without it
-/// nothing is kept, so that none may end it for good. Nothing of what it knew is needed: what is decided is the engine's.
+/// Runs the work, and starts it again after a panic. Pods start and end without it, so a panic must not end
+/// the driver. Nothing is committed without it, so a panic must not end it for good. It keeps no state that
+/// is needed: the engine has the decisions.
 async fn over_defects<T>(
     config: &Config,
     notices: &mut T,
@@ -88,10 +91,10 @@ async fn over_defects<T>(
             return;
         }
         config.watched.send_replace(false);
-        // Nobody knows any more; kubelet hears of itself what it needs.
+        // It is unknown now; kubelet finds out by itself.
         config.answers.send_replace(true);
         let retry = patience.after_failure(Instant::now());
-        tracing::error!(?retry, "a defect ended the watch over pods; it begins anew");
+        tracing::error!(?retry, "a panic ended the watch over pods; it starts again");
         tokio::time::sleep(retry).await;
     }
 }

@@ -1,23 +1,25 @@
-//! How this node's pods end, brought to the engine.
+//! Reports the outcomes of this node's pods to the engine.
 //!
-//! A watch tells most of it, one or two seconds before kubelet unpublishes. What it does not tell is asked for: a round,
-//! every few seconds, over the pods whose outcome the engine awaits and the watch does not know ([`Outcomes::look_again`]).
-//! So nothing depends on an event being seen, and an outcome that is known before a volume exists reaches it too.
+//! A watch brings most outcomes, one or two seconds before kubelet unpublishes. For the others the driver
+//! polls: every few seconds it gets the pods whose outcome the engine awaits and the watch does not know
+//! ([`Outcomes::look_again`]). So nothing depends on one event, and an outcome that is known before a
+//! volume exists reaches it too.
 //!
-//! # What may be missed, and what comes of it
+//! # What may be missed, and what follows
 //!
-//! - The watch is cut, or dies unheard: it goes on from where it was. A pod that is not there when it is asked for by name is gone
-//!   unseen, so that its outcome is not success, only when a watch that was begun after that question has not told of its end
-//!   either: not within the time in which it tells what came before it, and one that ends sooner does not count. (Whoever
-//!   answers the question may be another API server than the one whose watch died.) That the watch has told all is itself told
-//!   by the watch, after all else, so that nothing is decided while what says otherwise waits to be heard.
-//! - What the watch missed is forgotten, or the driver was down: a list stands for all of it; the same question settles the rest.
-//! - The API server is away, or lets pods be asked for and not watched: nothing is decided. The engine has a time after which it
-//!   waits no longer.
-//! - Kubelet deletes a pod from the API only after its volumes were unpublished. Without force a pod cannot vanish while the
-//!   driver is down.
+//! - The watch is cut, or dies silently. It goes on from its last resource version. A pod that a get by name
+//!   does not find is gone unseen, and so did not succeed, only under one condition: a watch that began after
+//!   the get has not reported its end either. That watch must have lived long enough to report what came
+//!   before it. (Another API server than the one whose watch died may have answered the get.) The watch itself
+//!   reports, as its last event, that it has caught up. So nothing is decided while other events wait.
+//! - The API server has no history of what the watch missed, or the driver was down. A list replaces it, and
+//!   the same get decides about the rest.
+//! - The API server is away, or allows `get` but not `watch`. Nothing is decided. The engine waits for a
+//!   limited time.
+//! - Kubelet deletes a pod from the API only after its volumes were unpublished. So without force a pod
+//!   cannot vanish while the driver is down.
 //!
-//! The question by name goes to the API server itself, never to a cache of it, so that "there is none" is the truth.
+//! The get by name is answered by the API server itself, never from a cache, so "not found" is reliable.
 
 use std::collections::{HashMap, HashSet};
 use std::time::{Duration, Instant};
@@ -36,20 +38,20 @@ use super::watcher::{self, Event, Watch};
 use crate::engine::{Awaited, Engine, Pods, Told};
 use crate::model::{Outcome, PodUid};
 
-/// How long a question to the API server may take.
+/// How long a request to the API server may take.
 const ANSWER: Duration = Duration::from_secs(10);
-/// How many of its events may wait.
+/// How many events of the watch may wait.
 const MOST_EVENTS: usize = 64;
-/// How long it is remembered how a pod ended that is gone: its volumes may be sealed a good while later, and their events
-/// say why.
+/// How long the outcome of a deleted pod is remembered: its volumes may be sealed much later, and their
+/// events give the reason.
 const REMEMBERED: Duration = Duration::from_secs(60 * 60);
-/// How many pods that are gone are remembered at most.
+/// The most deleted pods to remember.
 const MOST_REMEMBERED: usize = 4096;
 
-/// Why a pod did not succeed of which nobody knows anything.
-pub(super) const UNSEEN: &str = "the pod is gone, and nobody saw how it ended";
+/// Why a pod whose end was not seen did not succeed.
+pub(super) const UNSEEN: &str = "the pod is gone, and its end was not seen";
 
-/// What is known of the pods of this node.
+/// What is known about the pods of this node.
 #[derive(Debug, Default)]
 pub struct Known {
     pods: Mutex<HashMap<PodUid, Entry>>,
@@ -140,7 +142,7 @@ impl Known {
         });
     }
 
-    /// Forgets what nobody will ask for any more.
+    /// Forgets outcomes that are not needed any more.
     fn tidy(&self, awaited: &[Awaited]) {
         let mut pods = self.pods.lock();
         let mut gone = pods.values().filter(|entry| entry.gone.is_some()).count();
@@ -172,7 +174,7 @@ impl Known {
 /// What is known of one pod.
 enum Look {
     Unknown,
-    /// It has not ended; and a mistake in its annotations that nobody was told of.
+    /// It has not ended; and a mistake in its annotations that was not reported yet.
     Undecided(Option<String>),
     Decided(Outcome),
 }
@@ -234,7 +236,7 @@ struct Outcomes<'a> {
     away: bool,
     /// Whether it was told that the node's name is wrong.
     misnamed: bool,
-    /// Has the watch begun anew that was begun before this moment.
+    /// Starts the watch again if it began before this moment.
     doubted: &'a watch::Sender<Option<Instant>>,
     /// Pods that were not there when they were asked for: the watch may be about to tell how they ended.
     missed: HashMap<PodUid, Missed>,
@@ -294,10 +296,10 @@ impl Outcomes<'_> {
         match told {
             Ok(Told { news: 0, .. }) => {}
             Ok(Told { news: volumes, .. }) => {
-                tracing::info!(pod.uid = %uid, %outcome, volumes, "a pod's volumes were told its outcome");
+                tracing::info!(pod.uid = %uid, %outcome, volumes, "the outcome of a pod was reported to its volumes");
             }
             Err(error) => {
-                tracing::warn!(pod.uid = %uid, %outcome, %error, "a pod's outcome could not be noted yet");
+                tracing::warn!(pod.uid = %uid, %outcome, %error, "the outcome of a pod could not be recorded yet");
             }
         }
     }
@@ -362,7 +364,7 @@ impl Outcomes<'_> {
             None => {
                 let outcome = self.known.note_unseen(uid);
                 tracing::warn!(pod.uid = %uid, pod = %name, tenant = %awaited.tenant,
-                    "a pod is gone, and nobody saw how it ended: it did not succeed");
+                    "a pod is gone, and its end was not seen; it counts as not succeeded");
                 self.tell(uid, outcome).await;
             }
             Some(pod) => {
@@ -397,7 +399,7 @@ impl Outcomes<'_> {
         if std::mem::replace(&mut self.away, true) {
             tracing::debug!(%error, "the watch over pods is still broken");
         } else {
-            tracing::warn!(%error, "the watch over pods is broken; outcomes are waited for");
+            tracing::warn!(%error, "the watch over pods is interrupted; outcomes wait until it works again");
         }
     }
 

@@ -1,17 +1,17 @@
-//! The watch over this node's pods: one list, and from there on whatever happens. Here is how it is kept alive, and nothing of
-//! what pods mean.
+//! The watch over the pods of this node: one list, then every change. This file keeps it alive, and knows
+//! nothing of what pods mean.
 //!
-//! It goes on from the last that it heard, however long nobody answered, as long as the API server remembers: the end of a pod
-//! that is gone is told in this way only. It lists anew where the API server has forgotten (410), or was put back to an earlier
-//! state, of which it would never hear again.
+//! After an interruption of any length it goes on from the last resource version, as long as the API server
+//! has the history: only so does it learn the end of a pod that is gone. It lists again if the API server
+//! has forgotten that version (410), or was restored to an earlier state.
 //!
-//! A watch is one that was granted and has lived for a while. Before that it has told nobody anything for certain: what is
-//! refused, or cut before it has said what it has to say, is a failure, after which there is a pause.
+//! A watch counts when it was granted and has lived for a while. A watch that was refused, or cut before
+//! that, is a failure, and a pause follows.
 //!
-//! Why not the watcher of kube-runtime: whether a pod is gone unseen can be decided only by who knows when the watch was begun
-//! anew, and that one does not tell; it has no limit of time for a list or for the begin of a watch, and an API server that
-//! loses its power after it has accepted one answers never. And why not `Api::watch`, on which that one stands: it does not look
-//! at the status of the answer, so that whatever refuses is a watch to it, and the words of a proxy are events that cannot be read.
+//! Why not the watcher of kube-runtime: to decide that a pod is gone unseen, one must know when the watch
+//! was started again, which it does not tell. It has no time limit for a list or the start of a watch, so an
+//! API server that loses its power then blocks it for ever. And why not `Api::watch`, on which it is built:
+//! it ignores the status of the answer, so a refusal looks like a watch, and the page of a proxy like events.
 
 use std::future::Future;
 use std::time::{Duration, Instant};
@@ -41,19 +41,19 @@ const TO_CATCH_UP: Duration = Duration::from_secs(2);
 const MOST_SAID: usize = 64 * 1024;
 const MOST_REPEATED: usize = 200;
 
-/// What it tells.
+/// What the watch reports.
 pub(super) enum Event {
-    /// All pods of this node, as they are.
+    /// All pods of this node, as a list has them.
     Listed(Vec<Pod>),
-    /// It runs, and what had happened when it was begun, which was at this moment, has all been told before this.
+    /// The watch that began at this moment runs. All that had happened before was reported before this event.
     CaughtUp(Instant),
     Changed(Pod),
     Deleted(Pod),
-    /// It tries again.
+    /// It failed, and tries again.
     Failed(Error),
 }
 
-/// Why it does not go on.
+/// Why the watch was interrupted.
 #[derive(Debug, thiserror::Error)]
 pub(super) enum Error {
     #[error("{doing}: {error}")]
@@ -99,7 +99,7 @@ pub(super) struct Watch {
     somewhere: Api<Pod>,
     selector: String,
     limit: Duration,
-    /// Somebody has to know what one tells that was begun after this moment.
+    /// A caller needs the reports of a watch that began after this moment.
     doubted: watch::Receiver<Option<Instant>>,
     told: mpsc::Sender<Event>,
     patience: Patience,
@@ -134,7 +134,7 @@ impl Watch {
         }
     }
 
-    /// Watches until nobody listens any more.
+    /// Watches until the receiver is gone.
     pub(super) async fn run(mut self) {
         while !self.told.is_closed() {
             let done = match self.version.take() {
@@ -169,7 +169,7 @@ impl Watch {
         self.version = Some(version.clone());
         if self.failed && self.is_put_back(&version).await? {
             tracing::warn!(
-                "the API server was put back to an earlier state: the pods are listed anew"
+                "the API server was restored to an earlier state; the pods are listed again"
             );
             self.version = None;
             return Ok(());
@@ -208,7 +208,7 @@ impl Watch {
                 Err(_) if line.trim_ascii().is_empty() => continue,
                 Err(error) => {
                     // What becomes of that pod is asked for by name; asked again, the watch would say the same again.
-                    tracing::warn!(%error, "the watch over pods tells of something that is not understood");
+                    tracing::warn!(%error, "the watch over pods reported an event that cannot be parsed");
                     continue;
                 }
             };
@@ -262,7 +262,7 @@ impl Watch {
         let list = self.somewhere.list(&which);
         let list = self.within("the newest version of pods", list).await?;
         let now = list.metadata.resource_version.unwrap_or_default();
-        // They are numbers that grow; where they are not, nobody can say.
+        // They are growing numbers; otherwise they cannot be compared.
         let (now, then) = (now.parse::<u64>(), version.parse::<u64>());
         Ok(matches!((now, then), (Ok(now), Ok(then)) if now < then))
     }
@@ -304,17 +304,17 @@ impl Watch {
         tokio::time::sleep(self.patience.after_failure(Instant::now())).await;
     }
 
-    /// That nobody listens is seen where the next step begins.
+    /// The next step notices that the receiver is gone.
     async fn tell(&self, event: Event) {
         let _ = self.told.send(event).await;
     }
 }
 
-/// Ready when somebody has to know what a watch tells that was begun later than this one.
+/// Ready when a caller needs the reports of a watch that began later than this one.
 async fn is_doubted(doubted: &mut watch::Receiver<Option<Instant>>, since: Instant) {
     let later = |moment: &Option<Instant>| moment.is_some_and(|moment| moment > since);
     if doubted.wait_for(later).await.is_err() {
-        // Nobody is left who could.
+        // The sender is gone, so no caller is left.
         std::future::pending::<()>().await;
     }
 }

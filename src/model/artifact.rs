@@ -25,7 +25,7 @@ pub struct Artifact {
     pub layers: Vec<LayerId>,
     /// When it was sealed.
     pub created: Timestamp,
-    /// How long it is kept: an output from its seal on, a cache from its last use. `None`: until room is needed.
+    /// How long it is kept: an output from its seal on, a cache from its last use. `None`: until space is needed.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub ttl_seconds: Option<u64>,
     /// When it was last forked, or sealed.
@@ -98,7 +98,7 @@ impl Artifact {
     }
 }
 
-/// What is written beside a layer's content so that the index can be made anew from the directories.
+/// The record beside a layer's content, from which the index can be rebuilt.
 #[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(rename_all = "camelCase")]
 pub struct LayerRecord {
@@ -206,7 +206,7 @@ const FLATTEN_ABOVE_SPREAD: u64 = 8;
 /// How many of an artifact's newest layers to merge into one; `None`: leave it as it is.
 ///
 /// What a long stack costs is (directories) × (layers that hold them): 2.8 µs each per walk, while disjoint layers are
-/// nearly free. Small new layers are merged first, so that a big base is not linked anew for every commit: the run of
+/// nearly free. Small new layers are merged first, so that a big base is not linked again for every commit: the run of
 /// newest layers is taken as long as the next layer is no larger than what is already taken, and at least half of
 /// the stack, so that the next flattening is half a stack away.
 ///

@@ -23,7 +23,7 @@ pub enum IdError {
     NotHex,
 }
 
-/// The id of a volume, chosen by whoever asked for it: kubelet's `csi-` + 64 hex digits for inline volumes.
+/// The id of a volume, chosen by the caller: kubelet's `csi-` + 64 hex digits for inline volumes.
 ///
 /// 1 to 128 bytes of `A-Z a-z 0-9 - _ .`, not beginning with `.`; so it is one path component that is neither
 /// hidden nor `..`.
@@ -98,7 +98,7 @@ macro_rules! random_id {
         pub struct $name(u128);
 
         impl $name {
-            /// The id with these bits; whoever makes ids brings the randomness.
+            /// The id with these bits; the caller brings the randomness.
             #[must_use]
             pub const fn from_bits(bits: u128) -> Self {
                 Self(bits)

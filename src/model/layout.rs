@@ -1,5 +1,5 @@
 //! The names of a pool's directories and files; what they hold is described in `docs/on-disk.md`.
-//! Names only: who makes and removes what they stand for is upstairs.
+//! Names only; higher tiers make and remove the files.
 
 /// Format version, backend and id of the pool.
 pub const POOL_JSON: &str = "pool.json";
@@ -27,7 +27,7 @@ pub const EMPTY: &str = "empty";
 pub const RESERVE: &str = "reserve";
 /// In a volume: its record.
 pub const VOLUME_JSON: &str = "volume.json";
-/// In a layer: what lets the index be made anew. It has this name only once the index names it, durably.
+/// In a layer: the record from which the index can be rebuilt. It has this name only once the index names it, durably.
 pub const LAYER_JSON: &str = "layer.json";
 /// In a layer that is being sealed: what it is going to be.
 pub const SEALING_JSON: &str = "sealing.json";

@@ -1,4 +1,4 @@
-//! Where things are: nodes, the labels that tell them apart, and where somebody wants something to be.
+//! Where things are: nodes, the labels that tell them apart, and requirements on the place of a volume.
 //! Which nodes may have it, and which of them first, is decided here: values in, values out.
 
 use std::collections::BTreeMap;
@@ -38,7 +38,7 @@ impl NodeId {
 pub struct Topology(pub BTreeMap<String, String>);
 
 impl Topology {
-    /// Whether whoever carries these labels carries all those. Keys are the same in whatever case.
+    /// Whether a node with these labels has all of those. Keys are compared without case.
     #[must_use]
     pub fn is_in(&self, wanted: &Self) -> bool {
         wanted.0.iter().all(|(key, value)| {
@@ -97,7 +97,7 @@ pub struct Elsewhere {
 }
 
 impl Requirement {
-    /// Those of these nodes that may have it, the best first, and at least one. Whoever makes a clone or a snapshot asks for
+    /// Those of these nodes that may have it, the best first, and at least one. A request for a clone or a snapshot asks for
     /// its source's node alone.
     ///
     /// A preference for a node that is not among them is no reason to refuse: "the SP MAY choose from the list of all possible

@@ -61,7 +61,7 @@ pub struct Pod {
 pub enum Outcome {
     /// It did what it was meant to.
     Succeeded,
-    /// It did not, or nobody will ever know.
+    /// It did not succeed, or its outcome will never be known.
     Failed,
 }
 

@@ -1,9 +1,9 @@
-//! A pod as the API tells it, and how its work ended: a pure decision, from one object.
+//! The fields of a pod that matter, and its outcome: a pure decision from one object.
 //!
 //! # The rules
 //!
 //! 1. The annotation `…/outcome: succeeded|failed` decides as soon as it is seen, for pods that are exec'ed into and then
-//!    deleted. It is a word that somebody gave; the first one counts.
+//!    deleted. The first value wins.
 //! 2. Else, with the annotation `…/outcome-container: NAME`, that container (or init container) decides, as soon as it ended
 //!    for good: it would not be restarted. The rest of the pod may still run. What could be restarted decides when the
 //!    pod ends, by its last end; so does what has rules of its own for that (`restartPolicyRules`), or could be restarted by another's.
@@ -24,7 +24,7 @@
 //! For a deletion no clocks are compared where it matters: the watch shows a pod that is told to end before it shows its end,
 //! and the first decision counts. Only where both is past when the driver sees the pod for the first time (it was restarted), or the
 //! word of kubelet comes with the end, the container's end is compared with the time at which it was told, in whole seconds; the
-//! same second is no success, and neither is a time that nobody knows.
+//! same second is no success, and neither is an unknown time.
 
 #[cfg(test)]
 mod tests;
@@ -208,7 +208,7 @@ fn annotation<'a>(annotations: Option<&'a BTreeMap<String, String>>, key: &str) 
     annotations?.get(key).map(String::as_str)
 }
 
-/// As much of somebody's text as a message should hold.
+/// Cuts a text to a length that fits a message.
 fn shown(text: &str) -> &str {
     cut(text, 63)
 }
@@ -286,18 +286,18 @@ fn by_phase(pod: &Pod, gone: bool) -> Decision {
     }
 }
 
-/// The condition of a pod that is to make room, or whose node is to go.
+/// The condition of a pod that is evicted, or whose node is drained.
 const DISRUPTION: &str = "DisruptionTarget";
 /// The reason of that condition where it was kubelet that ended the pod.
 const BY_KUBELET: &str = "TerminationByKubelet";
 /// The reason of a pod that took longer than its `activeDeadlineSeconds`.
 const DEADLINE: &str = "DeadlineExceeded";
 
-/// Somebody's word that the pod is to end.
+/// A request to end the pod.
 struct Word {
     /// What to say of a pod that had not ended by then.
     why: String,
-    /// When it was given; `None`: nobody knows, so that nothing is sure to have come before it.
+    /// When it was made; `None` if unknown, so that nothing is certain to have come before it.
     second: Option<i64>,
 }
 
