@@ -327,14 +327,20 @@ fn make_room(inner: &Inner) -> Result<usize> {
     .max(missing);
     // Inodes are short where bytes are not: whatever is least used goes, one by one, until it is enough.
     let short_of_inodes = goal == 0;
-    let gone = {
+    let (gone, is_measured) = {
         let state = inner.state.lock();
         let in_use = state.artifacts_in_use();
+        let mut is_measured = true;
         let durable = state
             .artifacts
             .values()
             .filter(|sealed| sealed.durable)
-            .map(|sealed| &sealed.artifact);
+            .map(|sealed| &sealed.artifact)
+            .filter(|artifact| {
+                let known = has_sizes(inner, &state, artifact);
+                is_measured &= known;
+                known || most.is_some()
+            });
         let cost = |layer: LayerId| {
             match state.usage.get(&layer) {
                 Some(usage) if short_of_inodes => usage.files + usage.directories,
@@ -346,14 +352,10 @@ fn make_room(inner: &Inner) -> Result<usize> {
             }
         };
         let inodes = excess(space.inodes, space.inodes_free, inner.config.low_watermark);
-        evict(
-            durable,
-            &in_use,
-            cost,
-            if short_of_inodes { inodes } else { goal },
-        )
+        let goal = if short_of_inodes { inodes } else { goal };
+        (evict(durable, &in_use, cost, goal), is_measured)
     };
-    if gone.is_empty() {
+    if gone.is_empty() && is_measured {
         tracing::warn!(
             available_bytes = space.bytes_available,
             available_inodes = space.inodes_free,
@@ -363,6 +365,13 @@ fn make_room(inner: &Inner) -> Result<usize> {
     let removed = remove(inner, &gone)?;
     inner.counters.evicted(removed.artifacts, removed.bytes);
     Ok(removed.artifacts)
+}
+
+/// Whether the size of an artifact is known, or cannot be found out. If no call waits for space, the
+/// collector measures before it evicts: the walk after this round asks for the next one.
+fn has_sizes(inner: &Inner, state: &State, artifact: &Artifact) -> bool {
+    let is_known = |layer| state.usage.contains_key(layer) || inner.unmeasured.has(layer);
+    artifact.layers.iter().all(is_known)
 }
 
 /// The pool's room, and that of layers which wait to be deleted: nothing need go for what comes free anyway.
