@@ -631,7 +631,7 @@ async fn what_is_mounted_outlives_the_driver_and_is_taken_up_again() {
         .output()
         .expect("the binary runs");
     let said = text(&second.stderr);
-    assert!(said.contains("another process answers at"), "{said}");
+    assert!(said.contains("another process already serves"), "{said}");
     assert_eq!(second.status.code(), Some(1));
 
     pod.unpublish("cache").await.expect("unpublish");

@@ -14,7 +14,9 @@ use std::sync::atomic::{AtomicU32, Ordering};
 use std::time::{Duration, Instant};
 
 use baggageclaim::backend::{BackendKind, MountApi};
-use baggageclaim::engine::{ArtifactRow, Config, Engine, PublishRequest, VolumeRow, crash};
+use baggageclaim::engine::{
+    ArtifactRow, Config, Engine, Finding, PublishRequest, VolumeRow, crash,
+};
 use baggageclaim::model::{Outcome, Pod, Tenant, VolumeSpec};
 use serde::{Deserialize, Serialize};
 use serde_json::{Value, json};
@@ -461,7 +463,7 @@ async fn run(engine: &Engine, call: Call) -> Answer {
         Call::Reap => engine.reap().await.map_err(said).map(drop).and(done),
         Call::Check => {
             let findings = engine.check().await.map_err(said)?;
-            let text = |finding| format!("{finding:?}").into();
+            let text = |finding: &Finding| Value::from(format!("{finding:?}"));
             Ok(findings.iter().map(text).collect())
         }
         Call::Artifacts => Ok(engine.artifacts(None).iter().map(artifact).collect()),
