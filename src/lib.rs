@@ -11,7 +11,7 @@
 //!  baggageclaim volumes ▶ admin                 └─▶ store ───▶ sys ─▶ the pool's index and records
 //! ```
 //!
-//! | module | what belongs there |
+//! | module | content |
 //! |---|---|
 //! | [`model`] | the words as types: ids, names, attributes, artifacts; pure decisions |
 //! | [`sys`] | system calls, one idea a file; the only `unsafe` |

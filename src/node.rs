@@ -1,7 +1,7 @@
-//! The driver of one node of a cluster: the CSI services for that node's kubelet, and registration with it.
-//! What it shares with a driver on its own is in `driver`; here is only what a cluster adds, and in which order.
+//! The driver of one node of a cluster: the CSI services for the kubelet of that node, and registration
+//! with it. `driver` has what all roles share; this file has what a cluster adds, and the order.
 //!
-//! Kubelet is told of the driver when it can serve, and is the first to hear that it goes.
+//! The driver registers with kubelet when it can serve, and withdraws that first when it ends.
 
 use std::future::Future;
 use std::net::SocketAddr;
@@ -18,47 +18,47 @@ use crate::kubelet::{self, Registration};
 use crate::server::Drain;
 use crate::{driver, http, k8s};
 
-/// How it is set up.
+/// How a node is set up.
 #[derive(Debug, Clone)]
 pub struct Config {
-    /// What every driver has.
+    /// The settings of every role.
     pub driver: driver::Config,
     /// Kubelet's root directory.
     pub kubelet_dir: PathBuf,
-    /// Where health and metrics are told, if anywhere.
+    /// The address of health and metrics, if they are served.
     pub http: Option<SocketAddr>,
-    /// The API server to ask and to tell, if there is one.
+    /// The API server to watch pods in and report events to, if there is one.
     pub kubernetes: Option<k8s::Config>,
 }
 
-/// Why it does not run.
+/// Why the node does not run.
 #[derive(Debug, thiserror::Error)]
 pub enum Error {
-    /// The driver itself does not.
+    /// The driver failed.
     #[error(transparent)]
     Driver(#[from] driver::Error),
-    /// Health and metrics cannot be told.
+    /// The HTTP port cannot be served.
     #[error(transparent)]
     Http(#[from] http::Error),
-    /// It could never be registered.
+    /// The driver cannot be registered.
     #[error(transparent)]
     Registration(#[from] kubelet::Error),
 }
 
-/// How many notices may wait for the API server; those beyond are lost.
+/// How many notices may wait for the API server; more are lost.
 const MOST_NOTICES: usize = 1024;
-/// How often the driver's own socket is tried before it is offered to kubelet.
+/// How often the driver calls its own socket before it registers with kubelet.
 const TRY_AGAIN: Duration = Duration::from_millis(200);
-/// How long the driver may take to answer itself: less than kubelet waits for `/healthz` (5 s, `timeoutSeconds` in deploy/), so that
-/// it is told why.
+/// How long the driver may take to answer itself. Less than kubelet waits for `/healthz` (5 s,
+/// `timeoutSeconds` in deploy/), so that kubelet gets the reason.
 const TO_ANSWER: Duration = Duration::from_secs(3);
 
-/// Serves this node until `shutdown` is ready and all is put away.
+/// Serves this node until `shutdown` is ready and the drain is over.
 pub async fn run(config: Config, shutdown: impl Future<Output = ()>) -> Result<(), Error> {
     let socket = config.driver.socket.clone();
     let kubernetes = config.kubernetes.as_ref();
     let watched = kubernetes.map(|kubernetes| kubernetes.watched.subscribe());
-    // Kubernetes' room says it, and kubelet's listens: an API server that answers the driver answers kubelet, which may do more.
+    // `k8s` reports it and `kubelet` reads it: an API server that answers the driver also answers kubelet.
     let cluster = kubernetes.map(|kubernetes| kubernetes.answers.subscribe());
     let registration = Registration::new(&kubelet::Config {
         kubelet: config.kubelet_dir,
@@ -107,7 +107,7 @@ pub async fn run(config: Config, shutdown: impl Future<Output = ()>) -> Result<(
     Ok(())
 }
 
-/// Hears from the API server how pods end, and tells it what became of their volumes, until it is time to stop.
+/// Watches pods in the API server and reports events on them, until the drain begins.
 async fn watch_pods(
     kubernetes: Option<(k8s::Config, mpsc::Receiver<Notice>)>,
     engine: Engine,
@@ -115,14 +115,14 @@ async fn watch_pods(
 ) {
     let Some((config, heard)) = kubernetes else {
         tracing::info!(
-            "pods are not watched: how they end is known from `baggageclaim outcome` and markers"
+            "pods are not watched: their outcomes come from `baggageclaim outcome` and markers only"
         );
         return;
     };
     k8s::run(config, engine, heard, drain.begun()).await;
 }
 
-/// Whether the CSI services answer at their path, ready or not: all that kubelet needs, and what it cannot restart itself.
+/// Whether the CSI services answer at their path, ready or not. A restart can repair only this.
 fn alive(socket: &Path, drain: &Drain) -> http::Alive {
     let (socket, drain) = (socket.to_owned(), drain.clone());
     Arc::new(move || {
@@ -136,8 +136,8 @@ fn alive(socket: &Path, drain: &Drain) -> http::Alive {
                 {
                     Err(error.to_string())
                 }
-                // It answers, be it with an error; or it ends, which is no reason to end it; or kubelet's disk does not answer, which
-                // the next driver could not mend.
+                // It answers, even if with an error. Or it is stopping. Or kubelet's disk hangs, which a
+                // restart cannot repair.
                 _ => Ok(()),
             }
         })
@@ -153,14 +153,15 @@ fn find_engine(readiness: watch::Receiver<Readiness>) -> http::FindEngine {
     })
 }
 
-/// Ready when the CSI services answer at their path that they are: what kubelet calls as soon as it hears of the driver.
+/// Ready when the CSI services answer at their path that they are ready: kubelet calls them as soon as
+/// the driver registers.
 async fn answers(socket: &Path) {
     loop {
         match csi::probe(socket, TO_ANSWER).await {
             Ok(true) => return,
             Ok(false) => {}
             Err(error) => {
-                tracing::warn!(socket = %socket.display(), %error, "the driver does not hear itself yet");
+                tracing::warn!(socket = %socket.display(), %error, "the driver does not answer at its own socket yet");
             }
         }
         tokio::time::sleep(TRY_AGAIN).await;

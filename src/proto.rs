@@ -1,7 +1,7 @@
-//! The messages that cross a socket, made by `build.rs` from `proto/*.proto`.
+//! The messages of the gRPC services, which `build.rs` generates from `proto/*.proto`.
 //!
-//! Only generated code lives here. What a message means is decided upstairs (`csi`, `admin`,
-//! `kubelet`, `kubelet_double`); nothing below them may see one, so that the engine can be read and tested without gRPC.
+//! Only `csi`, `admin`, `kubelet` and `kubelet_double` use them. Lower tiers do not, so that the engine can
+//! be read and tested without gRPC.
 
 /// The Container Storage Interface.
 pub mod csi {

@@ -631,7 +631,7 @@ async fn what_is_mounted_outlives_the_driver_and_is_taken_up_again() {
         .output()
         .expect("the binary runs");
     let said = text(&second.stderr);
-    assert!(said.contains("another process answers at"), "{said}");
+    assert!(said.contains("another process already serves"), "{said}");
     assert_eq!(second.status.code(), Some(1));
 
     pod.unpublish("cache").await.expect("unpublish");
@@ -742,7 +742,7 @@ async fn a_socket_whose_disk_does_not_answer_keeps_the_driver_from_ending_no_lon
     drop(frozen);
     let (code, log) = driver.ended();
     assert_eq!(code, 0, "{log}");
-    assert!(log.contains("\"part\":\"removing the socket\""), "{log}");
+    assert!(log.contains("\"part\":\"CSI services\""), "{log}");
 
     // Nor while it makes the socket.
     // In this order, so that it is thawed before anybody waits for the process.

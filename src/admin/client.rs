@@ -1,5 +1,5 @@
-//! The client's side: finds the driver of a pool and asks it.
-//! It returns messages; how they look is the command line's business.
+//! The client side: connects to the driver of a pool. It returns messages; the command line formats them.
+//! Each error says what to do next.
 
 use std::io::ErrorKind;
 use std::path::{Path, PathBuf};
@@ -16,18 +16,18 @@ use crate::sys::{Dir, Errno};
 /// A connection to the driver of a pool.
 pub type Client = AdminClient<Channel>;
 
-/// Why there is nobody to ask.
+/// Why no driver can be asked.
 #[derive(Debug, thiserror::Error)]
 pub enum ClientError {
     /// There is no pool.
-    #[error("there is no pool at {}: give its directory with --pool; a driver makes one when it starts", path.display())]
+    #[error("there is no pool at {}; give its directory with --pool, or start a driver, which makes one", path.display())]
     NoPool {
         /// Where it should be.
         path: PathBuf,
     },
     /// The pool has no driver now.
     #[error(
-        "no driver answers at {}: on a node of a cluster look at the driver's pod; elsewhere start one with \
+        "no driver answers at {}; in a cluster, check the pod of the driver; elsewhere, start one with \
          `baggageclaim standalone --pool {}`",
         pool.join(layout::ADMIN_SOCKET).display(),
         pool.display()
@@ -52,8 +52,8 @@ pub enum ClientError {
         /// What failed.
         source: std::io::Error,
     },
-    /// Somebody answers, and not as the driver would.
-    #[error("{} does not answer as a driver does: {source}", path.display())]
+    /// The process that answers is not the driver.
+    #[error("the process at {} does not answer like a driver: {source}", path.display())]
     Protocol {
         /// Where it is.
         path: PathBuf,
@@ -64,7 +64,7 @@ pub enum ClientError {
 
 fn hint(error: &crate::sys::Error) -> &'static str {
     if error.is(Errno::EACCES) || error.is(Errno::EPERM) {
-        "; a pool is root's: run this as root"
+        "; a pool belongs to root: run this as root"
     } else {
         ""
     }

@@ -1,9 +1,10 @@
-//! What an administrator asks of a running driver: `admin.sock` in the pool, server and client.
+//! The admin service of a running driver: server and client of `admin.sock` in the pool.
 //!
-//! The only code that sees `baggageclaim.admin.v1` messages. It decides nothing: it hands the engine's rows over, and
-//! whoever can open the socket is root on the node (the pool is 0700, the socket 0600).
+//! The only code that sees `baggageclaim.admin.v1` messages. It decides nothing and returns the rows of the
+//! engine. Only root on the node can open the socket (the pool is 0700, the socket 0600).
 //!
-//! The socket is reached by its directory's descriptor, since a pool's path may be longer than a socket's address.
+//! The client connects by the descriptor of the directory, since the path of a pool may be longer than a
+//! socket's address.
 
 mod client;
 mod service;
@@ -20,7 +21,7 @@ use crate::model::layout;
 use crate::proto::admin::v1::admin_server::AdminServer;
 use crate::server::{self, Drain, Routes, Socket, Trace};
 
-/// Makes the socket in a pool. From here on callers queue, so a driver may say that it is ready.
+/// Makes the socket in a pool. Callers queue from here on, so a driver may say that it is ready.
 pub async fn bind(pool: &Path) -> server::Result<Socket> {
     Socket::bind_in(pool, layout::ADMIN_SOCKET.as_ref()).await
 }

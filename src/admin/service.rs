@@ -1,5 +1,5 @@
-//! The server's side: asks the engine and hands over what it says, row by row.
-//! What a row means is said in `proto/admin.proto`; nothing is computed here.
+//! The server side: calls the engine and converts its rows to messages.
+//! `proto/admin.proto` documents the messages; nothing is computed here.
 
 use std::os::unix::ffi::OsStrExt as _;
 
@@ -34,7 +34,7 @@ impl Admin for Service {
     ) -> Result<Response<admin::ListVolumesResponse>, Status> {
         let tenant = tenant_filter(request.into_inner().tenant.as_deref())?;
         let rows = self.engine.volumes(tenant.as_ref());
-        // For whoever asks again.
+        // For the next call.
         self.engine.measure_volumes();
         let volumes = rows.into_iter().map(volume).collect();
         Ok(Response::new(admin::ListVolumesResponse { volumes }))

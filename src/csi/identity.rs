@@ -1,5 +1,5 @@
-//! The Identity service: who this is, what it can do, and whether it can do it now.
-//! It asks nobody: Probe must answer while everything else is busy or broken.
+//! The Identity service: the driver's name, its capabilities, and whether it is ready.
+//! It waits for nothing: Probe must answer while everything else is busy or broken.
 
 use std::collections::BTreeMap;
 
@@ -70,7 +70,7 @@ impl Identity for Service {
         }))
     }
 
-    /// Cheap: it looks at a value, and waits for nobody. Not ready is no failure: after one, an orchestrator may
+    /// Cheap: it reads a value, and waits for nothing. Not ready is no failure: after one, an orchestrator may
     /// restart the driver, which would begin to recover from the start.
     ///
     /// So a pool that takes no changes is no FAILED_PRECONDITION either, which the specification has for it: sidecars that hear it

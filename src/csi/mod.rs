@@ -114,8 +114,8 @@ impl Readiness {
     }
 }
 
-/// Finds who holds the claims, or says why nobody does at the moment. Whoever serves the Controller for a whole cluster
-/// brings another one; the services stay.
+/// Finds the store of the persistent volumes, or says why there is none at the moment. A controller for a
+/// whole cluster passes another one in; the services stay.
 type FindClaims = Arc<dyn Fn() -> Result<Arc<dyn Claims>, Failure> + Send + Sync>;
 
 /// The engine of this node holds them.
@@ -138,7 +138,7 @@ fn engine(readiness: &watch::Receiver<Readiness>) -> Result<Engine, Failure> {
 /// Serves Identity and Node, and Controller and GroupController if they are switched on, on a socket until the drain
 /// closes them; see [`server::serve`] for the end.
 ///
-/// Who wants to know that the socket is there before it is served binds it first; nobody is refused in between.
+/// The caller binds the socket before. So clients can connect, and wait, before it is served.
 pub async fn serve(
     socket: Socket,
     config: Config,
@@ -206,8 +206,8 @@ pub const METHODS: [&str; 34] = [
     "ValidateVolumeCapabilities",
 ];
 
-/// What programs ask again and again, to hear whether something is different, and what changes nothing: kubelet for each mount and each
-/// minute, sidecars at intervals, probes. Not worth a line when it went well, unlike all else, also what is asked once by whoever starts.
+/// Methods that change nothing and that programs poll: kubelet for each mount and each minute, sidecars at
+/// intervals, probes. Their successes have no log line at the default level; all other calls have one.
 const POLLED: [&str; 10] = [
     "ControllerGetVolume",
     "ControllerGetVolumeHealth",

@@ -1,5 +1,5 @@
-//! Asking a driver whether it is ready, through its socket, as an orchestrator does.
-//! For the driver's own use: what it says of itself elsewhere should be what others see.
+//! Calls Probe of a driver through its socket, as an orchestrator does.
+//! The driver calls itself, so that its health pages show what other callers see.
 
 use std::path::{Path, PathBuf};
 use std::sync::Arc;
@@ -17,15 +17,15 @@ use csi::identity_client::IdentityClient;
 /// Why there is no answer.
 #[derive(Debug, thiserror::Error)]
 pub enum ProbeError {
-    /// Nobody takes the call.
-    #[error("nobody answers at {}: {source}", path.display())]
+    /// No process accepts the call.
+    #[error("no driver answers at {}: {source}", path.display())]
     Connect {
         /// The socket.
         path: PathBuf,
         /// Why.
         source: tonic::transport::Error,
     },
-    /// Somebody takes the call, and says nothing. Probe asks nobody, so a driver that works is not so slow.
+    /// A process accepts the call and does not answer. Probe waits for nothing, so a working driver is faster.
     #[error("no answer at {} within {patience:?}", path.display())]
     Silent {
         /// The socket.
@@ -33,7 +33,7 @@ pub enum ProbeError {
         /// How long it was waited for.
         patience: Duration,
     },
-    /// The socket's directory does not answer: nobody can tell who is behind it.
+    /// The directory of the socket hangs, so it is unknown whether a driver is there.
     #[error("the directory of {} does not answer within {patience:?}", path.display())]
     Unreachable {
         /// The socket.
@@ -51,7 +51,7 @@ pub enum ProbeError {
     },
 }
 
-/// Whether the driver at `socket` says that it is ready, if it says so within `patience`.
+/// Whether the driver at `socket` is ready. An error if it does not answer within `patience`.
 pub async fn probe(socket: &Path, patience: Duration) -> Result<bool, ProbeError> {
     let reached = Arc::new(AtomicBool::new(false));
     let asked = tokio::time::timeout(patience, ask(socket, reached.clone())).await;
@@ -65,7 +65,7 @@ pub async fn probe(socket: &Path, patience: Duration) -> Result<bool, ProbeError
     })
 }
 
-/// The same without an end. `reached` becomes true when somebody has taken the call.
+/// As [`probe`], without a time limit. `reached` becomes true when a process has accepted the call.
 async fn ask(socket: &Path, reached: Arc<AtomicBool>) -> Result<bool, ProbeError> {
     let path = socket.to_owned();
     let connector = tower::service_fn(move |_: Uri| {

@@ -1,7 +1,7 @@
-//! How an RPC fails: the three places an error can come from, and what they look like on the wire.
+//! The failures of an RPC, and the gRPC code and message of each.
 //!
-//! RPC bodies return [`Failure`], never `Status`: tonic makes a status of any `std::io::Error` by itself (ENOENT becomes
-//! NOT_FOUND), so a `?` in the wrong place would answer something that the specification gives another meaning.
+//! RPC bodies return [`Failure`], never `Status`: tonic converts any `std::io::Error` to a status (ENOENT
+//! becomes NOT_FOUND). So a `?` in the wrong place would answer a code with another meaning in CSI.
 
 use std::future::Future;
 
@@ -11,36 +11,36 @@ use super::parse::Invalid;
 use crate::engine;
 use crate::server::{code_of, message_of};
 
-/// Why an RPC has no other answer.
+/// Why an RPC failed.
 #[derive(Debug)]
 pub(super) enum Failure {
     /// The request is wrong.
     Invalid(Invalid),
-    /// There is no engine yet.
+    /// The pool is still being opened.
     Recovering,
-    /// There is none while the pool takes no changes; why.
+    /// The pool cannot be opened, for this reason; volumes can only be unmounted.
     UnmountsOnly(String),
-    /// What the engine says.
+    /// An error of the engine.
     Engine(engine::Error),
-    /// An RPC that nothing advertises.
+    /// An RPC that the driver does not advertise.
     NotServed(&'static str),
-    /// Something of a kind that has no such id.
+    /// No object of a kind has this id.
     NotFound(&'static str, String),
-    /// A starting token that is no token of this list.
+    /// The starting token is not from this list.
     BadToken,
-    /// A claim is published that is not staged.
+    /// The persistent volume is not staged.
     NotStaged,
-    /// As many volumes as may be attached are.
+    /// The node has its maximum of attached volumes.
     AllAttached(u32),
-    /// A node is asked for more than the controller made.
+    /// NodeExpandVolume asks for more bytes than the volume has.
     NotGrown { required: u64, capacity: u64 },
-    /// CreateVolume did not begin.
+    /// CreateVolume failed before it began anything.
     NotBegun(Box<Failure>),
 }
 
 impl Failure {
-    /// Of CreateVolume, when nothing was begun and nothing runs: the provisioner takes ABORTED and UNAVAILABLE to mean
-    /// that a volume may be coming, and parks the claim on this node until it is.
+    /// For CreateVolume, when nothing was begun and nothing runs. After ABORTED and UNAVAILABLE the
+    /// provisioner assumes that a volume may be coming, and keeps the claim on this node.
     pub(super) fn not_begun(self) -> Self {
         Self::NotBegun(Box::new(self))
     }
@@ -65,7 +65,7 @@ impl From<Failure> for Status {
     }
 }
 
-/// The one table from failures to codes; what the engine says has its own (`server::code_of`).
+/// The one table from failures to codes. Errors of the engine have their own (`server::code_of`).
 fn described(failure: Failure) -> (Code, String) {
     match failure {
         Failure::Invalid(invalid) => (Code::InvalidArgument, invalid.to_string()),
@@ -75,39 +75,42 @@ fn described(failure: Failure) -> (Code, String) {
         ),
         Failure::UnmountsOnly(why) => (
             Code::Unavailable,
-            format!("{why}; until it takes changes, volumes can be unmounted and nothing else: repair it, then restart the driver"),
+            format!(
+                "{why}; volumes can only be unmounted; make the pool writable, then restart the driver"
+            ),
         ),
         Failure::Engine(error) => (code_of(&error), message_of(&error)),
         Failure::NotServed(method) => (
             Code::Unimplemented,
             format!("{method} is not advertised by this driver"),
         ),
-        Failure::NotFound(what, id) => (
-            Code::NotFound,
-            format!("there is no {what} {:?}", cut(&id)),
-        ),
+        Failure::NotFound(what, id) => {
+            (Code::NotFound, format!("there is no {what} {:?}", cut(&id)))
+        }
         Failure::BadToken => (
             Code::Aborted,
-            "starting_token is not one that this list gave; begin again without one".to_owned(),
+            "starting_token is not from this list; list again without a token".to_owned(),
         ),
         Failure::NotStaged => (
             Code::FailedPrecondition,
-            "staging_target_path is missing: a claim's volume is staged (NodeStageVolume) before it is published"
+            "staging_target_path is missing; call NodeStageVolume before NodePublishVolume"
                 .to_owned(),
         ),
         Failure::AllAttached(most) => (
             Code::ResourceExhausted,
-            format!("{most} volumes are attached to the node, which is as many as it may have; detach one first"),
+            format!("{most} volumes are attached to the node, its maximum; detach one first"),
         ),
         Failure::NotGrown { required, capacity } => (
             Code::OutOfRange,
             format!(
-                "the volume has {capacity} bytes and {required} are asked for; ControllerExpandVolume makes it larger, \
-                 and comes first"
+                "the volume has {capacity} bytes, and the request needs {required}; call ControllerExpandVolume first"
             ),
         ),
         Failure::NotBegun(failure) => match described(*failure) {
-            (Code::Aborted | Code::Unavailable | Code::DeadlineExceeded | Code::Cancelled, message) => (
+            (
+                Code::Aborted | Code::Unavailable | Code::DeadlineExceeded | Code::Cancelled,
+                message,
+            ) => (
                 Code::FailedPrecondition,
                 format!("{message} (nothing was begun)"),
             ),
@@ -116,12 +119,12 @@ fn described(failure: Failure) -> (Code, String) {
     }
 }
 
-/// A caller's text, not longer than a message should be.
+/// A caller's text, cut to a length that fits a message.
 fn cut(text: &str) -> String {
     text.chars().take(128).collect()
 }
 
-/// An RPC's body as tonic wants it.
+/// Converts the result of an RPC body to what tonic expects.
 pub(super) async fn answer<T>(
     body: impl Future<Output = Result<T, Failure>>,
 ) -> Result<Response<T>, Status> {
@@ -139,7 +142,7 @@ mod tests {
             (
                 Failure::UnmountsOnly("the pool is read-only".to_owned()),
                 Code::Unavailable,
-                "volumes can be unmounted and nothing else",
+                "volumes can only be unmounted",
             ),
             (
                 Failure::Engine(engine::Error::ShuttingDown),
@@ -156,7 +159,7 @@ mod tests {
                 Code::NotFound,
                 r#"no snapshot "s""#,
             ),
-            (Failure::BadToken, Code::Aborted, "begin again"),
+            (Failure::BadToken, Code::Aborted, "list again"),
             (
                 Failure::NotStaged,
                 Code::FailedPrecondition,
@@ -173,7 +176,7 @@ mod tests {
                     capacity: 1,
                 },
                 Code::OutOfRange,
-                "has 1 bytes and 2 are asked for",
+                "has 1 bytes, and the request needs 2",
             ),
         ];
         for (failure, code, message) in cases {

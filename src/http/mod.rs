@@ -1,13 +1,13 @@
-//! What a node says over HTTP to those who look after it: `/healthz`, `/readyz`, `/metrics`.
-//! Who asks is not asked back: nothing here changes anything, and nothing tells of a tenant, a pod or a key.
+//! The HTTP port of a node: `/healthz`, `/readyz`, `/metrics`. No client is authenticated, so the pages
+//! change nothing, and name no tenant, pod or key.
 //!
-//! - `/healthz`: 200 while the process does its work; what that is, it is handed. 503: restart it.
-//! - `/readyz`: 200 while there is an engine whose pool can be used. 503: no pods here, for now; the body says why.
+//! - `/healthz`: 200 while the process works; the caller of this module defines that. 503: restart it.
+//! - `/readyz`: 200 while the pool can be used. 503: start no pods here for now; the body says why.
 //! - `/metrics`: see `docs/metrics.md`.
 //!
-//! Whoever can reach the port may ask, and ask often, or not at all, and kubelet must still be answered, or it ends the driver:
-//! connections are short, answer one request, and are bounded in number. One more than that ends the oldest, so that
-//! who holds them holds up nobody.
+//! Any client may connect, often, and send nothing. Kubelet must still get its answer, or it restarts the
+//! driver. So a connection is short and answers one request, and their number is bounded: one more closes
+//! the oldest.
 
 mod pages;
 
@@ -28,17 +28,17 @@ use crate::sys::Errno;
 
 pub use pages::{Alive, FindEngine, Sources};
 
-/// How many may ask at once.
+/// The most connections at a time.
 const CONNECTIONS: usize = 256;
-/// How long a connection may take, slow readers included.
+/// How long a connection may take, also with a slow reader.
 const PATIENCE: Duration = Duration::from_secs(10);
-/// How long to wait when the machine is out of something that a connection needs.
+/// The pause when a connection cannot be accepted, as without descriptors.
 const BREATHE: Duration = Duration::from_millis(100);
 
-/// Why it cannot be served.
+/// Why the port cannot be served.
 #[derive(Debug, thiserror::Error)]
 pub enum Error {
-    /// The address cannot be had.
+    /// The address cannot be bound.
     #[error(
         "cannot serve /healthz, /readyz and /metrics at {address}: {source}; give another address with --http, or --http off"
     )]
@@ -50,12 +50,12 @@ pub enum Error {
     },
 }
 
-/// A port that listens.
+/// A listening port.
 #[derive(Debug)]
 pub struct Listener(TcpListener);
 
 impl Listener {
-    /// Listens at an address. From here on callers queue.
+    /// Listens at an address. Clients queue from here on.
     pub async fn bind(address: SocketAddr) -> Result<Self, Error> {
         let failed = |source| Error::Bind { address, source };
         let listener = match TcpListener::bind(address).await {
@@ -73,7 +73,7 @@ impl Listener {
     /// Answers until it is dropped.
     pub async fn serve(self, sources: Sources) -> Infallible {
         let sources = Arc::new(sources);
-        // The oldest first. With it go those that are not answered yet.
+        // The oldest first. Dropping the queue ends all.
         let mut connections = VecDeque::new();
         loop {
             let stream = match self.0.accept().await {
@@ -106,11 +106,11 @@ async fn answer(stream: TcpStream, sources: Arc<Sources>) {
         .keep_alive(false)
         .header_read_timeout(None)
         .serve_connection(TokioIo::new(stream), service);
-    // Whatever went wrong went wrong at the other end.
+    // An error is the client's.
     let _ = tokio::time::timeout(PATIENCE, connection).await;
 }
 
-/// Whether the machine has no IPv6 at all. Else `[::]` takes the callers of IPv4, too.
+/// Whether the machine has no IPv6 at all. Otherwise `[::]` also accepts IPv4.
 fn lacks_ipv6(error: &io::Error) -> bool {
     [Errno::EAFNOSUPPORT, Errno::EADDRNOTAVAIL]
         .iter()

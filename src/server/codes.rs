@@ -1,8 +1,9 @@
-//! The one table from what the engine says to the code of a gRPC status.
+//! The one table from errors of the engine to gRPC codes.
 //!
-//! CSI gives the codes their meaning: after CANCELLED, DEADLINE_EXCEEDED, UNAVAILABLE and ABORTED "it may still be
-//! running", after any other nothing is, and nothing was left behind. INVALID_ARGUMENT is there for what comes with a request
-//! (an archive), and once else: whatever is wrong with the request itself is found before the engine sees it.
+//! CSI gives the codes their meaning. After CANCELLED, DEADLINE_EXCEEDED, UNAVAILABLE and ABORTED the
+//! operation "may still be running". After any other code nothing runs, and nothing was left behind.
+//! Invalid requests are refused before the engine sees them. INVALID_ARGUMENT is for the content of
+//! an archive, and for one more error.
 
 use std::error::Error as _;
 
@@ -11,11 +12,11 @@ use tonic::Code;
 use crate::archive;
 use crate::engine::Error;
 
-/// The code of an error of the engine. No wildcard: a new variant does not compile until somebody has decided.
+/// The code of an engine error. There is no wildcard: a new variant does not compile without a code.
 #[must_use]
 pub fn code_of(error: &Error) -> Code {
     match error {
-        // Of what is held open the unmount goes on: the kernel has not seen its end.
+        // The unmount of a volume with open files goes on: the kernel has not finished it.
         Error::Busy(_) | Error::HeldOpen(_) | Error::Coming { .. } => Code::Aborted,
         Error::NoSuchContent(_)
         | Error::NoSuchName(_)
@@ -31,7 +32,7 @@ pub fn code_of(error: &Error) -> Code {
         Error::OutOfRange { .. } => Code::OutOfRange,
         Error::Archive { source, .. } => of_archive(source),
         Error::OfGroup { .. } | Error::OtherDigest { .. } => Code::InvalidArgument,
-        // Nothing is wrong with the request as such: something has to be changed first, on the node or in the pool.
+        // The request is valid, but something has to change first on the node or in the pool.
         Error::PublishedElsewhere { .. }
         | Error::Target { .. }
         | Error::Unsupported { .. }
@@ -59,7 +60,7 @@ pub fn code_of(error: &Error) -> Code {
     }
 }
 
-/// Of an archive: what its sender sent, or that one end went away.
+/// Errors of an archive: its content is refused, or one end went away.
 fn of_archive(error: &archive::Error) -> Code {
     match error {
         archive::Error::Truncated { .. }
@@ -81,7 +82,7 @@ fn of_archive(error: &archive::Error) -> Code {
     }
 }
 
-/// An error with all its causes, each once: a cause that its effect has quoted already is not said again.
+/// An error with all its causes, without those that the message quotes already.
 #[must_use]
 pub fn message_of(error: &Error) -> String {
     let mut message = error.to_string();
@@ -97,7 +98,7 @@ pub fn message_of(error: &Error) -> String {
     message
 }
 
-/// A code as gRPC's documents write it.
+/// The name of a code as in the documents of gRPC.
 #[must_use]
 pub fn code_name(code: Code) -> &'static str {
     match code {

@@ -132,9 +132,8 @@ mod tests {
         // The deadline is over; a part that is done has still a moment to say so.
         assert_eq!(drain.finish("third", async { 3 }).await, Some(3));
         assert_eq!(drain.finish("fourth", pending::<()>()).await, None);
-        let took = began.elapsed();
-        assert!(took >= Duration::from_secs(2), "{took:?}");
-        assert!(took < Duration::from_secs(4), "{took:?}");
+        assert!(began.elapsed() >= Duration::from_secs(2));
+        assert_eq!(drain.left(), MOMENT, "the deadline has moved");
     }
 
     #[tokio::test]

@@ -1,7 +1,7 @@
-//! What every gRPC server of the driver shares: its unix socket, its one line of log per RPC, its table of codes, and
-//! its end.
+//! What all gRPC servers of the driver share: the unix socket, one log line per RPC, the table of codes,
+//! and the shutdown.
 //!
-//! It knows gRPC and what can go wrong in the engine, never a message of a protocol: those are `csi`'s and `admin`'s.
+//! It knows gRPC and the errors of the engine. The messages of the protocols belong to `csi` and `admin`.
 //!
 //! # The end
 //!
@@ -43,20 +43,20 @@ pub enum Error {
         /// The path.
         path: PathBuf,
     },
-    /// It does not name a file in a directory.
+    /// The path does not name a file in a directory.
     #[error("socket path {} must be absolute and end with a file's name", path.display())]
     NoName {
         /// The path.
         path: PathBuf,
     },
-    /// Something that is no socket has its name; it may be somebody's.
-    #[error("{} is there already and is not a socket: it was left alone; remove it or choose another path", path.display())]
+    /// The path is not a socket. It may be a user's file.
+    #[error("{} exists and is not a socket; remove it or choose another path", path.display())]
     InTheWay {
         /// The path.
         path: PathBuf,
     },
-    /// Somebody serves it.
-    #[error("another process answers at {} already: stop it first, or choose another path", path.display())]
+    /// Another process serves it.
+    #[error("another process already serves {}; stop that process or choose another path", path.display())]
     Taken {
         /// The path.
         path: PathBuf,
@@ -71,7 +71,7 @@ pub enum Error {
         /// What failed.
         source: std::io::Error,
     },
-    /// Its directory cannot be used.
+    /// The directory cannot be used.
     #[error("socket {}: {source}", path.display())]
     Directory {
         /// The path.
@@ -79,7 +79,7 @@ pub enum Error {
         /// What failed.
         source: crate::sys::Error,
     },
-    /// The server ended by itself.
+    /// The server failed.
     #[error("serving {}: {source}", path.display())]
     Serve {
         /// The path.
@@ -89,10 +89,10 @@ pub enum Error {
     },
 }
 
-/// How long an answer may take to leave, once it is made.
+/// How long a finished answer may take to be sent.
 const TO_FLUSH: Duration = Duration::from_millis(200);
 
-/// How long nothing is accepted after that has failed.
+/// The pause after a connection could not be accepted.
 const TO_RECOVER: Duration = Duration::from_millis(100);
 
 /// Serves `routes` on `socket` until the drain closes the services. Then it answers the calls that run,
@@ -118,7 +118,7 @@ pub async fn serve(socket: Socket, routes: Routes, trace: Trace, drain: Drain) -
         }),
         () = given_up => Ok(()),
     };
-    drain.finish("removing the socket", name.remove()).await;
+    name.remove().await;
     ended
 }
 

@@ -1,5 +1,5 @@
-//! Which service a request is for, by the first part of its path.
-//! (tonic has a router that can more, and brings an HTTP framework for it.)
+//! Finds the service of a request by the first part of its path.
+//! tonic's own router would bring an HTTP framework along.
 
 use std::convert::Infallible;
 use std::future::Future;
@@ -21,13 +21,13 @@ type Boxed = BoxCloneSyncService<http::Request<Body>, http::Response<Body>, Infa
 pub struct Routes(Arc<Vec<(&'static str, Boxed)>>);
 
 impl Routes {
-    /// No services yet.
+    /// Routes without a service.
     #[must_use]
     pub fn new() -> Self {
         Self::default()
     }
 
-    /// One more.
+    /// Adds a service.
     #[must_use]
     pub fn with<S>(mut self, service: S) -> Self
     where

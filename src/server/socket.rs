@@ -1,10 +1,10 @@
-//! A unix socket that is served: how it takes its name and how it gives it back.
+//! The unix socket of a server: how it is bound and how it is removed.
 //!
-//! - What is in its place is removed only if it is a socket that nobody answers at.
-//! - Its mode is set on the descriptor before `bind`, which takes it over (`unix_bind`, minus the umask), so there is no
-//!   moment at which it is wider than 0600; and nobody can connect before `listen`.
-//! - At the end its name is removed only if it is still the same inode: a successor may have taken the place.
-//! - Its directory may be on a disk that does not answer: what asks for anything there has a thread of its own.
+//! - A file in its place is removed only if it is a socket that no process serves.
+//! - The mode is set on the descriptor before `bind`, which applies it (`unix_bind`, minus the umask). So
+//!   the mode is never wider than 0600. No client can connect before `listen`.
+//! - At the end the name is removed only if it is still the same inode: a successor may have replaced it.
+//! - The directory may be on a disk that hangs, so each access to it has a thread of its own.
 
 use std::ffi::{OsStr, OsString};
 use std::io::ErrorKind;
@@ -26,10 +26,10 @@ pub(super) const LONGEST_PATH: usize = 107;
 /// How many connections may wait to be accepted. Kubelet opens one per operation, and a node starts its pods together.
 const BACKLOG: u32 = 1024;
 
-/// How long somebody who holds the socket may take to accept us before we believe that he is there.
+/// How long to wait for the process that serves an existing socket. After that it counts as running.
 const PATIENCE: Duration = Duration::from_secs(1);
 
-/// A socket that listens, and has its name.
+/// A socket that listens and has its name.
 #[derive(Debug)]
 pub struct Socket {
     listener: UnixListener,
@@ -37,7 +37,7 @@ pub struct Socket {
 }
 
 impl Socket {
-    /// Checks that a socket may have this path; its directory, and its name there.
+    /// Checks that a path is valid for a socket. Returns its directory and its name there.
     pub fn check_path(path: &Path) -> Result<(&Path, &OsStr)> {
         if path.as_os_str().len() > LONGEST_PATH {
             return Err(Error::TooLong {
@@ -52,8 +52,8 @@ impl Socket {
         }
     }
 
-    /// Listens at `path`, which whoever connects has to write too: so it must fit a socket's address.
-    /// Its directory is made (0755) when only that is missing.
+    /// Listens at `path`, which must fit a socket's address, since clients use it as it is. Makes the
+    /// directory (0755) if only that is missing.
     pub async fn bind(path: &Path) -> Result<Self> {
         let (parent, name) = Self::check_path(path)?;
         let (parent, name) = (parent.to_owned(), name.to_owned());
@@ -67,7 +67,7 @@ impl Socket {
         .await
     }
 
-    /// Listens at `name` in the directory `parent`, however long that one's path is. Whoever connects uses [`connect`].
+    /// Listens at `name` in the directory `parent`, whose path may have any length. Clients use [`connect`].
     pub async fn bind_in(parent: &Path, name: &OsStr) -> Result<Self> {
         let path = parent.join(name);
         let (parent, name) = (parent.to_owned(), name.to_owned());
@@ -107,7 +107,7 @@ impl Socket {
         Ok(Self { listener, name })
     }
 
-    /// How to tell, while it is served, whether it still has its name.
+    /// A handle that tells, while the socket is served, whether it still has its name.
     #[must_use]
     pub fn place(&self) -> SocketPlace {
         SocketPlace {
@@ -126,7 +126,7 @@ impl Socket {
     }
 }
 
-/// Does something at the place of a socket, on a thread of its own.
+/// Runs work on the directory of a socket on a thread of its own.
 async fn apart<T: Send + 'static>(
     path: &Path,
     job: impl Future<Output = Result<T>> + Send + 'static,
@@ -141,7 +141,7 @@ async fn apart<T: Send + 'static>(
     })
 }
 
-/// Where a socket is to be found by whoever wants to connect to it.
+/// The path at which clients find a socket, and its inode.
 #[derive(Debug, Clone)]
 pub struct SocketPlace {
     path: PathBuf,
@@ -149,7 +149,8 @@ pub struct SocketPlace {
 }
 
 impl SocketPlace {
-    /// Whether the path still leads to that socket: by name, since its directory may have been replaced, too.
+    /// Whether the path still leads to that socket. It looks by name, since the directory may have been
+    /// replaced too.
     pub async fn is_held(&self) -> bool {
         let path = self.path.clone();
         let look = async move { std::fs::symlink_metadata(path).ok() };
@@ -164,14 +165,14 @@ pub async fn connect(dir: &Dir, name: &OsStr) -> std::io::Result<UnixStream> {
     UnixStream::connect(through(dir, name)).await
 }
 
-/// A path of bounded length to a name in a directory.
+/// A path of bounded length to a name in a directory, for a socket's address.
 fn through(dir: &Dir, name: &OsStr) -> PathBuf {
     Path::new("/proc/self/fd")
         .join(dir.as_fd().as_raw_fd().to_string())
         .join(name)
 }
 
-/// Device and inode of what has this name; `None`: nothing, or no socket.
+/// Device and inode of the socket with this name; `None` if there is none.
 fn inode_of(dir: &Dir, name: &OsStr) -> crate::sys::Result<Option<(u64, u64)>> {
     Ok(dir.stat_if_there(name)?.and_then(|stat| {
         let is_socket = FileKind::of_mode(stat.st_mode) == FileKind::Socket;
@@ -193,14 +194,14 @@ async fn remove_stale(dir: &Dir, name: &OsStr, path: &Path) -> Result<()> {
         });
     }
     match tokio::time::timeout(PATIENCE, connect(dir, name)).await {
-        // Its maker is gone: this is how a socket looks after `kill -9`.
+        // The process that made it is gone: a socket looks so after `kill -9`.
         Ok(Err(error)) if error.kind() == ErrorKind::ConnectionRefused => {
             dir.remove_file(name).map_err(directory)
         }
         Ok(Err(error)) if error.kind() == ErrorKind::NotFound => Ok(()),
         Ok(Err(source)) => Err(Error::Io {
             path: path.to_owned(),
-            doing: "ask whether somebody answers there",
+            doing: "check whether another process serves it",
             source,
         }),
         Ok(Ok(_)) | Err(_) => Err(Error::Taken {
@@ -209,12 +210,12 @@ async fn remove_stale(dir: &Dir, name: &OsStr, path: &Path) -> Result<()> {
     }
 }
 
-/// The name of a socket in its directory; removed in `Drop`, if it is still ours.
+/// The name of a socket in its directory. It is removed in `Drop`, if it is still the same inode.
 #[derive(Debug)]
 pub(super) struct SocketName {
     path: PathBuf,
     inode: Option<(u64, u64)>,
-    /// `None`: it is being removed.
+    /// `None` while it is being removed.
     held: Option<Held>,
 }
 
@@ -229,7 +230,7 @@ impl SocketName {
         &self.path
     }
 
-    /// Removes the name, and waits for that as long as the disk that it is on likes.
+    /// Removes the name, and waits however long the disk takes.
     pub(super) async fn remove(mut self) {
         if let Some(removal) = self.removal()
             && let Err(error) = engine::apart("socket", async { removal() }).await
@@ -238,7 +239,7 @@ impl SocketName {
         }
     }
 
-    /// What removes it. Once.
+    /// The work that removes the name; `None` the second time.
     fn removal(&mut self) -> Option<impl FnOnce() + Send + use<>> {
         let Held { dir, name } = self.held.take()?;
         let (path, inode) = (self.path.clone(), self.inode);

@@ -1,11 +1,12 @@
-//! One span and one line of log per RPC: method, volume, code, duration, and the message of a failure. At the default level it is there
-//! for each but those that a program asks again and again, that change nothing, and that succeed.
+//! One span and one log line per RPC: method, volume, code, duration, and the message of a failure. At
+//! the default level, a success of a method that programs poll and that changes nothing has no line.
 //!
-//! A request is never printed, not even a part of it by chance: this layer sees only the path and the answer's
-//! status, and a service adds by hand what may be known ([`Rpc`]). So secrets, `serviceAccount.tokens` and mount flags
-//! cannot get here (CSI specification, "Secrets Requirements"); `tests/secrets.rs` walks the descriptor to prove it.
+//! A request is never printed. This layer sees only the path and the status of the answer. A service adds
+//! by hand the fields that may be logged ([`Rpc`]). So secrets, `serviceAccount.tokens` and mount flags
+//! cannot get here (CSI specification, "Secrets Requirements"); `tests/secrets.rs` proves it.
 //!
-//! An RPC whose caller goes away, or whose deadline passes, is dropped in the middle: it gets its line too, CANCELLED.
+//! An RPC whose caller goes away, or whose deadline passes, is dropped in the middle. It has a line too,
+//! with the code CANCELLED.
 
 use std::collections::BTreeMap;
 use std::convert::Infallible;
@@ -28,10 +29,10 @@ use tracing::{Instrument as _, Span};
 use super::codes::code_name;
 use crate::telemetry::metrics::Rpcs;
 
-/// The longest piece of a request that is put into a span; what is longer is cut.
+/// The most bytes of a field of a request in a span; longer ones are cut.
 const LONGEST_FIELD: usize = 256;
 
-/// The layer. Clones share what is running.
+/// The layer. Clones share the list of running RPCs.
 #[derive(Debug, Clone)]
 pub struct Trace {
     new_span: fn(&str) -> Span,
@@ -42,9 +43,9 @@ pub struct Trace {
 }
 
 impl Trace {
-    /// `new_span` makes an RPC's span from its method's name, with an empty field for all that a service adds later;
-    /// at level ERROR, so that it is there whatever the filter lets through. A success is logged at INFO, but for methods that
-    /// a program asks again and again and that change nothing (`polled`): at DEBUG, or they would be most of the log.
+    /// `new_span` makes the span of an RPC from the name of its method, with an empty field for all that a
+    /// service adds later. The span has level ERROR, so that every filter lets it through. A success is
+    /// logged at INFO, of `polled` methods at DEBUG, or they would be most of the log.
     #[must_use]
     pub fn new(new_span: fn(&str) -> Span, polled: &'static [&'static str]) -> Self {
         Self {
@@ -56,8 +57,8 @@ impl Trace {
         }
     }
 
-    /// Counts too, by `methods`; what is none of them is counted as `other`, so that no caller can make a new series. What somebody is to be
-    /// woken for begins at 0.
+    /// Counts the RPCs by `methods`. Any other method counts as `other`, so that no caller can make a new
+    /// series. Codes that an alert may watch begin at 0.
     #[must_use]
     pub fn counting(mut self, rpcs: Rpcs, methods: &'static [&'static str]) -> Self {
         let wakes = [
@@ -90,7 +91,7 @@ impl Trace {
         }
     }
 
-    /// Ready when nothing has been running for this long.
+    /// Ready when no RPC has been running for `quiet`.
     pub(super) async fn idle(&self, quiet: Duration) {
         const STEP: Duration = Duration::from_millis(10);
         let mut since = Instant::now();
@@ -102,7 +103,7 @@ impl Trace {
         }
     }
 
-    /// Says in the log which RPCs are not answered yet.
+    /// Names the RPCs that are not answered yet in the log.
     pub(super) fn name_the_late(&self, socket: &Path) {
         for rpc in self.running.lock().values() {
             let _in = rpc.0.span.enter();
@@ -111,7 +112,7 @@ impl Trace {
                 method = rpc.0.method,
                 volume = rpc.0.volume.get().map_or("", String::as_str),
                 running_ms = millis(rpc.0.began),
-                "not answered within the grace period; the caller has to ask again"
+                "late: not answered within the grace period; the caller has to call again"
             );
         }
     }
@@ -121,7 +122,7 @@ fn millis(since: Instant) -> u64 {
     u64::try_from(since.elapsed().as_millis()).unwrap_or(u64::MAX)
 }
 
-/// A running RPC, as its service sees it: among the extensions of its request.
+/// A running RPC. A service finds it among the extensions of its request.
 #[derive(Debug, Clone)]
 pub struct Rpc(Arc<Facts>);
 
@@ -130,25 +131,25 @@ struct Facts {
     method: String,
     span: Span,
     volume: OnceLock<String>,
-    /// What is put into the span when the answer is written.
+    /// Fields that are added to the span for the last line.
     late: Mutex<Vec<(&'static str, String)>>,
     began: Instant,
     polled: bool,
 }
 
 impl Rpc {
-    /// The RPC that a request belongs to; none when it came past the layer, as in unit tests.
+    /// The RPC of a request; `None` if the request did not pass the layer, as in unit tests.
     pub fn of<T>(request: &tonic::Request<T>) -> Option<&Self> {
         request.extensions().get()
     }
 
-    /// Says which volume it is about.
+    /// Adds the id of the volume.
     pub fn volume(&self, id: &str) {
         let id = self.0.volume.get_or_init(|| cut(id));
         self.0.span.record("volume.id", id.as_str());
     }
 
-    /// Says something more of it, in a field of its span.
+    /// Adds a field to the span.
     pub fn record(&self, field: &str, value: impl Display) {
         self.0.span.record(field, cut(&value.to_string()));
     }
@@ -159,7 +160,7 @@ impl Rpc {
     }
 }
 
-/// A caller's text, short and on one line.
+/// Cuts and escapes a caller's text to one short line.
 fn cut(text: &str) -> String {
     let is_plain = |byte: u8| byte.is_ascii_alphanumeric() || b" -_./:,".contains(&byte);
     if text.len() <= LONGEST_FIELD && text.bytes().all(is_plain) {
@@ -171,7 +172,7 @@ fn cut(text: &str) -> String {
         .collect()
 }
 
-/// Logs the RPC when it ends, in whatever way.
+/// Logs the RPC when it ends, also when it is cancelled.
 struct Guard {
     trace: Trace,
     key: u64,

@@ -17,7 +17,7 @@ use std::time::{Duration, Instant};
 use baggageclaim::archive::Codec;
 use baggageclaim::backend::{BackendKind, MountApi};
 use baggageclaim::engine::{
-    ArtifactRow, Config, Engine, ImportRequest, PublishRequest, Source, VolumeRow, crash,
+    ArtifactRow, Config, Engine, Finding, ImportRequest, PublishRequest, Source, VolumeRow, crash,
 };
 use baggageclaim::model::{Outcome, Pod, Tenant, VolumeSpec};
 use serde::{Deserialize, Serialize};
@@ -500,7 +500,7 @@ async fn run(engine: &Engine, call: Call) -> Answer {
         Call::Reap => engine.reap().await.map_err(said).map(drop).and(done),
         Call::Check => {
             let findings = engine.check().await.map_err(said)?;
-            let text = |finding| format!("{finding:?}").into();
+            let text = |finding: &Finding| Value::from(format!("{finding:?}"));
             Ok(findings.iter().map(text).collect())
         }
         Call::Artifacts => Ok(engine.artifacts(None).iter().map(artifact).collect()),

@@ -1,6 +1,6 @@
-//! The Controller service: claims and their snapshots as objects, over whoever holds them ([`Claims`](crate::engine::claims::Claims)).
+//! The Controller service: claims and their snapshots as objects, over a store of them ([`Claims`](crate::engine::claims::Claims)).
 //!
-//! Each RPC parses, asks, renders. Where a claim is, and where a new one goes, is for whoever holds them to say; what is decided
+//! Each RPC parses, asks, renders. Where a claim is, and where a new one goes, is for that store to say; what is decided
 //! here is how many attachments a node may have.
 //!
 //! CreateVolume answers ABORTED or UNAVAILABLE only while it really runs: the provisioner takes these to mean that a volume
@@ -145,7 +145,7 @@ fn capabilities(features: Features) -> Vec<rpc::Type> {
     types
 }
 
-/// What CreateVolume answers when whoever holds the claims could not. Busy with the source is not busy with the volume.
+/// What CreateVolume answers after an error of the store of claims. Busy with the source is not busy with the volume.
 fn not_created(error: engine::Error, source: Option<&ClaimSource>) -> Failure {
     let begun = match (&error, source) {
         (engine::Error::Busy(id), Some(ClaimSource::Snapshot(from) | ClaimSource::Claim(from))) => {

@@ -1,5 +1,5 @@
 //! What the Node service is asked for claims: stage, publish, expand, health.
-//! Which claims there are is not known here; an id that no claim has is NOT_FOUND, said by whoever holds them.
+//! Which claims there are is not known here; the engine answers NOT_FOUND for an unknown id.
 
 use std::collections::BTreeMap;
 use std::path::PathBuf;
