@@ -11,7 +11,6 @@ use crate::engine::guard;
 use crate::engine::shared::Inner;
 use crate::model::{Attachment, Claim, MutableChange, VolumeId};
 use crate::store::Change;
-use crate::sys::Errno;
 
 /// Changes a claim, durably, and what bounds it; `change` tells nothing but errors.
 async fn change(
@@ -46,9 +45,8 @@ async fn change(
 
 /// Bounds the content as the claim says, if it is there.
 fn limit(inner: &Inner, claim: &Claim) -> Result<()> {
-    let volume = match inner.dirs.volumes.open_beneath(&claim.id) {
-        Err(error) if error.is(Errno::ENOENT) => return Ok(()),
-        volume => volume.doing("open the volume's directory")?,
+    let Some(volume) = inner.volume_dir_if_there(&claim.id)? else {
+        return Ok(());
     };
     if !inner
         .backend

@@ -5,7 +5,6 @@
 //! and committed together: one `syncfs`, one index transaction. Until that transaction everything is taken back if a step
 //! fails, here or at the next start; `docs/on-disk.md` has the table.
 
-use std::path::Path;
 use std::sync::Arc;
 
 use super::content::{self, is_held_open};
@@ -308,10 +307,9 @@ impl Freezing {
             layer: None,
             moved: false,
         });
-        let volume = match inner.dirs.volumes.open_beneath(id) {
+        let Some(volume) = inner.volume_dir_if_there(id)? else {
             // Never mounted since it was made, cloned or last frozen.
-            Err(error) if error.is(Errno::ENOENT) => return Ok(()),
-            volume => volume.doing("open the volume's directory")?,
+            return Ok(());
         };
         let backend = &inner.backend;
         if !backend
@@ -459,20 +457,17 @@ fn refused(error: backend::Error) -> backend::Error {
 /// Takes a freeze back that is not in the index, here or after a crash: what moved is the claim's again.
 pub(super) fn take_back(inner: &Inner, volume: &Dir, layer: LayerId) -> Result<()> {
     let layers = &inner.dirs.layers;
-    match layers.open_beneath(layer.to_string()) {
-        Err(error) if error.is(Errno::ENOENT) => {}
-        dir => {
-            let dir = dir.doing("open a layer")?;
-            let moved = dir.has(layout::FS).doing("look at a layer")?;
-            let backend = &inner.backend;
-            if moved
-                && !backend
-                    .has_content(volume)
-                    .doing("look at the volume's content")?
-            {
-                backend.unseal(&dir, volume).doing("take a freeze back")?;
-                point(Point::RecoverContentBack);
-            }
+    let dir = layers.open_if_there(layer.to_string());
+    if let Some(dir) = dir.doing("open a layer")? {
+        let moved = dir.has(layout::FS).doing("look at a layer")?;
+        let backend = &inner.backend;
+        if moved
+            && !backend
+                .has_content(volume)
+                .doing("look at the volume's content")?
+        {
+            backend.unseal(&dir, volume).doing("take a freeze back")?;
+            point(Point::RecoverContentBack);
         }
     }
     match volume.remove_dir(marker(Some(layer))) {
@@ -506,22 +501,15 @@ impl Freezing {
             let Some(layer) = frozen.layer else { continue };
             let id = &frozen.claim.id;
             let back = if frozen.moved {
-                let volume = inner
-                    .dirs
-                    .volumes
-                    .open_beneath(id)
-                    .doing("open the volume's directory");
+                let volume = inner.volume_dir(id);
                 volume.and_then(|volume| take_back(&inner, &volume, layer))
             } else {
                 Ok(())
             };
             let back = back.and_then(|()| {
-                match inner.throw_away(&inner.dirs.layers, Path::new(&layer.to_string())) {
-                    Err(error) if !error.is(Errno::ENOENT) => {
-                        Err(error).doing("throw a layer away")
-                    }
-                    _ => Ok(()),
-                }
+                let thrown =
+                    inner.throw_away_if_there(&inner.dirs.layers, layer.to_string().as_ref());
+                thrown.doing("throw a layer away")
             });
             if let Err(error) = back {
                 tracing::error!(volume.id = %id, %error, "a freeze could not be taken back");

@@ -5,13 +5,12 @@ use std::sync::Arc;
 
 use super::content::{self, is_held_open};
 use super::create::delete_now;
-use crate::engine::error::{Doing, Error, Result};
+use crate::engine::error::{Error, Result};
 use crate::engine::guard::Guard;
 use crate::engine::shared::Inner;
 use crate::engine::state::Held;
 use crate::model::VolumeId;
 use crate::store::Change;
-use crate::sys::Errno;
 
 /// One round: how many claims were deleted, and the first failure.
 pub(in crate::engine) fn tidy(inner: &Arc<Inner>) -> (usize, Result<()>) {
@@ -105,13 +104,11 @@ fn correct_records(inner: &Arc<Inner>) {
         let Some(record) = now else {
             continue;
         };
-        let written = match inner.dirs.volumes.open_beneath(&id) {
+        let written = inner.volume_dir_if_there(&id).and_then(|dir| match dir {
             // Its content has become a layer since: there is no record.
-            Err(error) if error.is(Errno::ENOENT) => Ok(()),
-            dir => dir
-                .doing("open the volume's directory")
-                .and_then(|dir| content::write(&dir, &record)),
-        };
+            None => Ok(()),
+            Some(dir) => content::write(&dir, &record),
+        });
         if written.is_ok()
             && let Some(held) = inner.state.lock().claims.get_mut(&id)
         {
