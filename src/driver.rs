@@ -159,6 +159,7 @@ where
         let in_time = tokio::select! {
             () = shutdown => true,
             () = over.cancelled() => true,
+            () = engine.needs_restart() => true,
             // Not told to: it panicked, which was printed where it happened.
             _ = &mut role => false,
         };

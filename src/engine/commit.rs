@@ -133,7 +133,7 @@ fn commit(inner: &Inner, keys: &[LayerId]) -> Result<Vec<Standing>> {
         .map(|(_, artifact)| Change::PutArtifact(artifact.clone()))
         .collect();
     changes.extend((names.iter()).map(|(name, id)| Change::PutName(name.clone(), *id)));
-    inner.commit_index(&changes)?;
+    inner.transact(&changes).result()?;
     let batch = artifacts.iter().map(|(_, artifact)| artifact.id).collect();
     inner.state.lock().indexed(&batch, names);
     drop(named_as_indexed);

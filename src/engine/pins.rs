@@ -31,11 +31,6 @@ impl Pins {
         }
         self.layers.extend_from_slice(layers);
     }
-
-    /// Keeps them until the process ends.
-    pub(super) fn keep(&mut self) {
-        self.layers.clear();
-    }
 }
 
 impl Drop for Pins {

@@ -414,7 +414,7 @@ fn remove(inner: &Inner, ids: &[ArtifactId]) -> Result<Removed> {
         }
     }
     changes.extend(layers.iter().copied().map(Change::RemoveLayer));
-    if let Err(error) = inner.commit_index(&changes) {
+    if let Err(error) = inner.transact(&changes).result() {
         // The index still has them, so they are still there.
         let mut state = inner.state.lock();
         for (artifact, had_name) in removed {
@@ -447,6 +447,9 @@ pub(super) async fn destroy(inner: &Arc<Inner>, name: Name) -> Result<()> {
         }
         if state.closing {
             return Err(Error::ShuttingDown);
+        }
+        if let Some(why) = &state.degraded {
+            return Err(Error::Degraded(why.clone()));
         }
         Ok(state.artifacts.get(id).is_some_and(|sealed| sealed.durable))
     };
@@ -484,7 +487,7 @@ fn destroy_now(inner: &Inner, name: Name) -> Result<bool> {
         state.take_name(&name);
         id
     };
-    if let Err(error) = inner.commit_index(&[Change::RemoveName(name.clone())]) {
+    if let Err(error) = inner.transact(&[Change::RemoveName(name.clone())]).result() {
         inner.state.lock().put_name_back(name, id);
         return Err(error);
     }
@@ -560,7 +563,7 @@ fn measure_layers(inner: &Inner) -> Result<usize> {
         let layers = layers.map(|(layer, usage)| Change::PutLayer(layer, usage));
         let mut changes: Vec<Change> = layers.collect();
         changes.extend(last_uses(inner));
-        inner.commit_index(&changes)?;
+        inner.transact(&changes).result()?;
     }
     failure.map_or(Ok(measured.len()), Err)
 }
@@ -666,7 +669,7 @@ fn remember_uses(inner: &Inner) -> Result<usize> {
     }
     let uses = last_uses(inner);
     if !uses.is_empty() {
-        inner.commit_index(&uses)?;
+        inner.transact(&uses).result()?;
     }
     Ok(uses.len())
 }

@@ -170,6 +170,8 @@ pub(super) struct Inner {
     /// Held from a `syncfs` until the index names what it made durable.
     pub(super) syncing: Mutex<()>,
     pub(super) stop: CancellationToken,
+    /// The engine was degraded, and the next start would not be.
+    pub(super) restart: CancellationToken,
     pub(super) tasks: TaskTracker,
     /// Where tasks run that a job starts.
     pub(super) runtime: tokio::runtime::Handle,

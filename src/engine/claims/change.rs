@@ -25,10 +25,9 @@ async fn change(
         let mut after = before.clone();
         change(&engine, &mut after)?;
         if after != before {
-            if let Some(held) = engine.state.lock().claims.get(&id) {
-                hold::refuse_unsure(held)?;
-            }
-            engine.commit_index(&[Change::PutClaim(after.clone())])?;
+            engine
+                .transact(&[Change::PutClaim(after.clone())])
+                .result()?;
             point(Point::ClaimChanged);
             if let Some(held) = engine.state.lock().claims.get_mut(&id) {
                 held.claim = after.clone();
@@ -149,8 +148,7 @@ pub(super) async fn detach(inner: Arc<Inner>, id: String, node: Option<String>) 
         Ok(())
     };
     match change(inner, id, detach).await {
-        // What may have been made was never attached.
-        Err(Error::NoSuchClaim(_) | Error::Unsure(_)) => Ok(()),
+        Err(Error::NoSuchClaim(_)) => Ok(()),
         result => result.map(drop),
     }
 }

@@ -280,7 +280,7 @@ pub(super) async fn unmount(
 ) -> Result<()> {
     let claim: Option<VolumeId> = claim.parse().ok();
     let guard = match &claim {
-        Some(claim) => Some(Guard::take(inner, claim, guard::deadline()).await?),
+        Some(claim) => Some(Guard::take_to_leave(inner, claim, guard::deadline()).await?),
         None => None,
     };
     let engine = inner.clone();

@@ -25,9 +25,8 @@ pub(in crate::engine) fn tidy(inner: &Arc<Inner>) -> (usize, Result<()>) {
 fn remember_uses(inner: &Arc<Inner>) -> Result<()> {
     let used: Vec<VolumeId> = {
         let state = inner.state.lock();
-        let used = state.claims.values().filter(|held| {
-            held.used && !held.is_unsure() && held.claim.mutable.ttl_seconds.is_some()
-        });
+        let used = state.claims.values();
+        let used = used.filter(|held| held.used && held.claim.mutable.ttl_seconds.is_some());
         used.map(|held| held.claim.id.clone()).collect()
     };
     // An operation that runs writes the claim itself, and must not be overwritten.
@@ -41,14 +40,13 @@ fn remember_uses(inner: &Arc<Inner>) -> Result<()> {
             .iter()
             .filter_map(|guard| state.claims.get(&guard.volume));
         claims
-            .filter(|held| !held.is_unsure())
             .map(|held| Change::PutClaim(held.claim.clone()))
             .collect()
     };
     if changes.is_empty() {
         return Ok(());
     }
-    inner.commit_index(&changes)?;
+    inner.transact(&changes).result()?;
     let mut state = inner.state.lock();
     for guard in &guards {
         if let Some(held) = state.claims.get_mut(&guard.volume) {
@@ -121,7 +119,7 @@ fn correct_records(inner: &Arc<Inner>) {
 pub(in crate::engine) fn uses(inner: &Inner) -> Vec<Change> {
     let state = inner.state.lock();
     let used = state.claims.values();
-    let used = used.filter(|held| held.used && !held.is_unsure());
+    let used = used.filter(|held| held.used);
     used.map(|held| Change::PutClaim(held.claim.clone()))
         .collect()
 }
@@ -154,8 +152,13 @@ fn expire(inner: &Arc<Inner>) -> (usize, Result<()>) {
                 deleted += 1;
             }
             Err(Error::ClaimInUse { .. }) => {}
-            // An index that takes nothing of this one takes nothing of the next, and of what it may have taken nobody knows the end.
-            Err(error @ (Error::Full(_) | Error::Index(_) | Error::ShuttingDown)) => {
+            // An index that takes nothing of this one takes nothing of the next.
+            Err(
+                error @ (Error::Full(_)
+                | Error::Index(_)
+                | Error::Degraded(_)
+                | Error::ShuttingDown),
+            ) => {
                 failure.get_or_insert(error);
                 break;
             }
