@@ -227,20 +227,13 @@ impl Engine {
             runtime: tokio::runtime::Handle::current(),
         });
         let recovered = take_up(&inner, pool.contents, pool.lost).await?;
-        inner.tasks.spawn(commit::commit_loop(
-            inner.clone(),
-            sealed,
-            recovered.standing,
-        ));
+        inner
+            .tasks
+            .spawn(commit::commit_loop(inner.clone(), sealed));
         inner.tasks.spawn(catalog::await_index(inner.clone()));
         inner.tasks.spawn(reap::reap_loop(inner.clone()));
         inner.tasks.spawn(reap::walk_loop(inner.clone()));
         inner.tasks.spawn(watch::watch_loop(inner.clone()));
-        if !recovered.kept.is_empty() {
-            inner
-                .tasks
-                .spawn(kept::watch(inner.clone(), recovered.kept));
-        }
         for (layer, below) in recovered.read {
             seal::keep_while_held(&inner, layer, below, None);
         }
