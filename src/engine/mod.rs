@@ -108,7 +108,7 @@ use recover::Recovered;
 use rounds::Rounds;
 use shared::Inner;
 use spares::Spares;
-use teardown_queue::Ends;
+use teardown_queue::TeardownQueue;
 use threads::Threads;
 use trash::Trash;
 
@@ -196,7 +196,7 @@ impl Engine {
             spares: Spares::new(spares, threads("spares", 1)?),
             seals,
             freezes,
-            ends: Ends::default(),
+            teardown: TeardownQueue::default(),
             pins: Arc::new(Semaphore::new(PINS)),
             watches: UnmountWatches::default(),
             closes: threads("closes", CLOSES)?,
@@ -231,6 +231,7 @@ impl Engine {
             .tasks
             .spawn(commit::commit_loop(inner.clone(), sealed));
         inner.tasks.spawn(catalog::await_index(inner.clone()));
+        inner.tasks.spawn(ends::teardown_loop(inner.clone()));
         inner.tasks.spawn(reap::reap_loop(inner.clone()));
         inner.tasks.spawn(reap::walk_loop(inner.clone()));
         inner.tasks.spawn(watch::watch_loop(inner.clone()));

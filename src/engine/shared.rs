@@ -22,7 +22,7 @@ use super::pool;
 use super::rounds::Rounds;
 use super::spares::Spares;
 use super::state::State;
-use super::teardown_queue::Ends;
+use super::teardown_queue::TeardownQueue;
 use super::threads::Threads;
 use super::trash::Trash;
 use crate::backend::{Backend, BackendKind, MountApi};
@@ -132,7 +132,7 @@ pub(super) struct Inner {
     pub(super) spares: Spares,
     pub(super) seals: Threads,
     pub(super) freezes: Threads,
-    pub(super) ends: Ends,
+    pub(super) teardown: TeardownQueue,
     /// Places for what is unmounted and not put away yet.
     pub(super) pins: Arc<Semaphore>,
     /// Of what claims had mounted.
