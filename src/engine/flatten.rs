@@ -9,7 +9,7 @@ use std::sync::Arc;
 use std::time::{Duration, Instant};
 
 use super::catalog::Transaction;
-use super::claims;
+use super::claims::content;
 use super::crash::{Point, point};
 use super::error::{Doing, Error, Result};
 use super::guard::Guard;
@@ -366,7 +366,7 @@ fn merge(
     let stacks = holders.stacks().count();
     tracing::info!(layer = %merged, layers = count, stacks, "merged layers");
     for claim in &holders.claims {
-        claims::content::restack(inner, &claim.id);
+        content::restack(inner, &claim.id);
     }
     drop((pins, guards));
     trash_unreferenced(inner, newest);

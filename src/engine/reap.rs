@@ -12,6 +12,7 @@ use std::sync::Arc;
 use std::sync::atomic::Ordering;
 use std::time::{Duration, Instant};
 
+use super::claims::tidy;
 use super::crash::{Point, point};
 use super::error::{Doing, Error, Result};
 use super::layers::{confirm, trash_unreferenced};
@@ -20,7 +21,7 @@ use super::shared::SHARE;
 use super::space::{above, evictable, excess, is_nearly_full};
 use super::state::State;
 use super::types::Reaped;
-use super::{claims, flatten, purge, unpublish};
+use super::{flatten, purge, unpublish};
 use crate::backend;
 use crate::model::{Artifact, ArtifactId, Candidate, LayerId, Name, Usage, evict, garbage, layout};
 use crate::store::Change;
@@ -226,7 +227,7 @@ fn round(inner: &Arc<Inner>) -> Round {
     {
         let _one_at_a_time = inner.collector.lock();
         round.done.expired = round.step(collect_garbage(inner));
-        let (expired, tidied) = claims::tidy::tidy(inner);
+        let (expired, tidied) = tidy::tidy(inner);
         round.done.expired += expired;
         round.step(tidied.map(|()| 0));
         round.step(trash_unused_layers(inner).map(|()| 0));

@@ -11,16 +11,17 @@
 use std::collections::{HashMap, HashSet};
 use std::path::{Path, PathBuf};
 
+use super::claims::recover as claims;
 use super::crash::{Point, point};
 use super::error::{Doing, Error, Result};
 use super::kept::{self, Kept, Place};
 use super::layers::confirm;
 use super::mounts::find_mounts;
 use super::notice::{self, NotCommitted};
+use super::seal;
 use super::shared::Inner;
 use super::state::{Goal, Leaving, Left, Live, Measured, State};
 use super::types::VolumeState;
-use super::{claims, seal};
 use crate::model::{Artifact, ArtifactId, LayerId, Outcome, VolumeId, VolumeRecord};
 use crate::store::{self, Change, Contents, Unreadable};
 use crate::sys::{self, Dir, Errno, MountEntry};
@@ -112,7 +113,7 @@ fn recover_index(
         .map(|(layer, _)| Change::RemoveLayer(layer));
     recovered.changes.extend(gone);
     let (claims, snapshots) = (contents.claims, contents.snapshots);
-    claims::recover::recover_index(inner, claims, snapshots, contents.groups, on_disk, state);
+    claims::recover_index(inner, claims, snapshots, contents.groups, on_disk, state);
     state.artifacts = artifacts.into_values().collect();
 }
 
@@ -210,7 +211,7 @@ fn recover_volumes(
                 }
                 dir => {
                     let dir = dir.doing("open a volume's directory")?;
-                    claims::recover::recover_volume(inner, id, &dir, mounts, state)?;
+                    claims::recover_volume(inner, id, &dir, mounts, state)?;
                 }
             }
             continue;

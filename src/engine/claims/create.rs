@@ -94,7 +94,7 @@ struct Content {
     view: OwnerView,
     /// The capacity of what it is a clone of.
     size: u64,
-    pins: Pins,
+    _pins: Pins,
 }
 
 impl Content {
@@ -103,7 +103,7 @@ impl Content {
             layers: Vec::new(),
             view: OwnerView::default(),
             size: 0,
-            pins: Pins::none(inner),
+            _pins: Pins::none(inner),
         }
     }
 
@@ -118,7 +118,7 @@ impl Content {
             layers: snapshot.layers,
             view: snapshot.view,
             size: snapshot.size,
-            pins,
+            _pins: pins,
         })
     }
 }
@@ -171,7 +171,7 @@ async fn clone(
         layers: frozen.stack.clone(),
         view: frozen.claim.view,
         size: frozen.claim.capacity,
-        pins: Pins::none(inner),
+        _pins: Pins::none(inner),
     };
     let claim = inner
         .calls
