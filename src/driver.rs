@@ -149,7 +149,10 @@ where
     ready.send_replace(Readiness::Ready(engine.clone()));
     tracing::info!("ready");
     let role = Part::role(drain, role(Some(engine.clone()), drain.clone()));
-    drain.begun().await;
+    tokio::select! {
+        () = drain.begun() => {}
+        () = engine.needs_restart() => drain.begin(),
+    }
     tracing::info!("stopping: what runs is answered, nothing new is accepted");
     // Calls that come until then are still answered.
     let role = role.end().await;

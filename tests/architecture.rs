@@ -448,9 +448,12 @@ fn inspect_file(src: &Path, file: &Path, text: &str, broken: &mut Vec<String>) {
             (Some(here), Some(there))
                 if there > here || (there == here && here + 1 < TIERS.len()) =>
             {
-                broken.push(format!(
-                    "{place}:{line}: {top} (tier {here}) uses {used} (tier {there}); imports point down"
-                ));
+                once(
+                    broken,
+                    format!(
+                        "{place}:{line}: {top} (tier {here}) uses {used} (tier {there}); imports point down"
+                    ),
+                );
             }
             (_, None) if src.join(used).is_dir() || src.join(format!("{used}.rs")).is_file() => {
                 broken.push(format!(
@@ -462,6 +465,13 @@ fn inspect_file(src: &Path, file: &Path, text: &str, broken: &mut Vec<String>) {
     }
     if top == "engine" {
         inspect_engine(&place, &module, &uses, broken);
+    }
+}
+
+/// Adds a finding, unless it is there: a group may name a module more than once.
+fn once(broken: &mut Vec<String>, finding: String) {
+    if !broken.contains(&finding) {
+        broken.push(finding);
     }
 }
 
@@ -489,12 +499,13 @@ fn inspect_engine(place: &str, module: &[String], uses: &[Import], broken: &mut 
         }
         let (used, there) = module_of_engine(&import.path[1..]);
         if used != name && there >= here {
-            broken.push(format!(
+            let finding = format!(
                 "{place}:{}: {} (engine's tier {here}) uses {} (engine's tier {there}); imports point down",
                 import.line,
                 full(name),
                 full(&used)
-            ));
+            );
+            once(broken, finding);
         }
     }
 }
@@ -565,7 +576,10 @@ fn uses(tokens: &[Token], module: &[String]) -> Vec<Import> {
             "}" => {
                 braces.pop();
             }
-            first @ ("crate" | "super") if at(index + 1) == "::" => {
+            // `pub(in crate::engine)` uses nothing.
+            first @ ("crate" | "super")
+                if at(index + 1) == "::" && (index == 0 || at(index - 1) != "in") =>
+            {
                 let inner = braces.iter().flatten();
                 let in_tests = inner.clone().any(|name| *name == "tests");
                 let mut base = module.to_vec();

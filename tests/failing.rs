@@ -174,6 +174,15 @@ async fn assert_has(bench: &Bench, task: &[(&str, &str)], model: &BTreeMap<Strin
     bench.quiet().await;
 }
 
+/// Collects garbage until an index that fails has degraded the engine: what the collector wrote may be in it.
+async fn reaped_until_degraded(bench: &Bench) {
+    let deadline = Instant::now() + NEVER;
+    while !matches!(bench.engine.reap().await, Err(Error::Degraded(_))) {
+        assert!(Instant::now() < deadline, "the index never fails");
+        tokio::task::yield_now().await;
+    }
+}
+
 /// Collects garbage until none is left. What a volume is a fork of that was looked at stays until that is gone.
 async fn tidied(bench: &Bench) {
     let deadline = Instant::now() + NEVER;
@@ -208,7 +217,7 @@ async fn all_confirmed(bench: &Bench) {
 }
 
 #[tokio::test(flavor = "multi_thread")]
-async fn a_merge_that_the_index_may_have_stays_and_is_not_made_again() {
+async fn a_merge_that_the_index_may_have_stays_until_a_restart() {
     let _mine = my_turn().await;
     for wrote in EITHER {
         let (disk, bench) = require_small_disk!();
@@ -226,15 +235,15 @@ async fn a_merge_that_the_index_may_have_stays_and_is_not_made_again() {
             assert!(model.len() < 64, "nothing is merged");
         };
         broken.is_heard();
+        reaped_until_degraded(&bench).await;
         let layers = names(&bench.pool().join("layers"));
         let before = layers_of(&bench, "task-cache/k");
         assert_eq!(layers.len(), before + 1, "the merged one is there");
         let merged = unconfirmed(&bench.pool());
         assert_eq!(merged.len(), 1, "{merged:?}");
         for _ in 0..3 {
-            bench.engine.reap().await.expect("it is left alone");
+            reaped_until_degraded(&bench).await;
             assert_eq!(names(&bench.pool().join("layers")), layers);
-            assert_has(&bench, &TASK, &model).await;
         }
         let really = |pool: &Path| {
             broken.heals();
@@ -259,7 +268,7 @@ async fn a_merge_that_the_index_may_have_stays_and_is_not_made_again() {
 }
 
 #[tokio::test(flavor = "multi_thread")]
-async fn an_index_that_takes_nothing_gets_no_merged_layers_that_stay() {
+async fn an_index_that_fails_gets_no_more_merged_layers() {
     let _mine = my_turn().await;
     let (disk, bench) = require_small_disk!();
     let disk = Arc::new(disk);
@@ -275,24 +284,18 @@ async fn an_index_that_takes_nothing_gets_no_merged_layers_that_stay() {
             commit(&bench, cache, model).await;
         }
     }
-    // What comes of the first merge nobody knows; of the next it is known that nothing was written.
     let kept = names(&bench.pool().join("layers")).len();
     let fails = index_fails_at(Point::FlattenSynced, &disk, &bench.pool());
     drop(in_the_way);
+    reaped_until_degraded(&bench).await;
     let before = crash::visits(Point::FlattenPlaced);
-    let deadline = Instant::now() + NEVER;
-    while crash::visits(Point::FlattenPlaced) < before + 3 {
-        drop(bench.engine.reap().await);
-        assert!(Instant::now() < deadline, "none is tried again");
-        tokio::time::sleep(Duration::from_millis(20)).await;
+    for _ in 0..3 {
+        reaped_until_degraded(&bench).await;
     }
-    // The engine merges without being asked, too: what it is just merging is there a moment longer.
-    eventually("what was merged in vain is gone", || {
-        let layers = names(&bench.pool().join("layers")).len();
-        let incoming = names(&bench.pool().join("incoming"));
-        (kept..=kept + 1).contains(&layers) && incoming.is_empty()
-    })
-    .await;
+    let layers = names(&bench.pool().join("layers")).len();
+    assert_eq!(layers, kept + 1, "the one that the index may have");
+    assert_eq!(crash::visits(Point::FlattenPlaced), before, "no other one");
+    assert_eq!(names(&bench.pool().join("incoming")), [""; 0]);
     let broken = fails.try_recv().expect("there it failed");
     let bench = bench.restart_after(|_| broken.heals()).await;
     bench.engine.reap().await.expect("reap");
@@ -420,7 +423,7 @@ fn has(pods: &Pods, claim: &Claim) -> bool {
 }
 
 #[tokio::test(flavor = "multi_thread")]
-async fn a_claim_whose_snapshot_nobody_knows_the_end_of_is_not_written_over() {
+async fn a_snapshot_that_the_index_may_have_is_whole_or_taken_back_after_a_restart() {
     let _mine = my_turn().await;
     for wrote in EITHER {
         let (disk, pods) = match pods().await {
@@ -429,7 +432,7 @@ async fn a_claim_whose_snapshot_nobody_knows_the_end_of_is_not_written_over() {
         };
         let claim = pods.create("claim").await;
         let short = short_lived(&pods, "short").await;
-        let witness = short_lived(&pods, "witness").await;
+        let pool = pods.config.pool.clone();
         let both = [claim.id.to_string(), short.id.to_string()];
         let (group, members) = pods.engine.create_group("g", &both).await.expect("empty");
         let emptied = pods.engine.delete_group(group.id.as_str()).await;
@@ -443,10 +446,10 @@ async fn a_claim_whose_snapshot_nobody_knows_the_end_of_is_not_written_over() {
         let error = taken.expect_err("the index fails");
         assert!(matches!(error, Error::Index(_)), "{error}");
         let broken = fails.try_recv().expect("there it failed");
-        broken.heals();
+        let mut changes = Vec::new();
         if wrote == Wrote::All {
             let pool = &pods.config.pool;
-            let mut changes = vec![Change::PutGroup(group)];
+            changes.push(Change::PutGroup(group));
             for layer in unconfirmed(pool) {
                 let of = record_of(pool, &layer).claim.expect("of a claim");
                 let layers = vec![layer.parse().expect("an id")];
@@ -463,10 +466,8 @@ async fn a_claim_whose_snapshot_nobody_knows_the_end_of_is_not_written_over() {
                 }));
             }
             assert_eq!(changes.len(), 5);
-            has_written(pool, &changes);
         }
 
-        // The index takes writes again, and nobody has looked what it has.
         let engine = &pods.engine;
         let mutable = MutableChange {
             size_limit: Some(1 << 20),
@@ -480,22 +481,19 @@ async fn a_claim_whose_snapshot_nobody_knows_the_end_of_is_not_written_over() {
             pods.stage(&claim).await,
         ];
         for refused in refused {
-            let in_use = matches!(&refused, Err(Error::ClaimInUse { .. }));
-            assert!(in_use, "{refused:?}");
-        }
-        // It is used after the other one; when its time is over, so is the other's.
-        pods.write(&witness, "file", "text").await;
-        let deadline = Instant::now() + NEVER;
-        while has(&pods, &witness) {
-            pods.engine.reap().await.expect("reap");
-            assert!(Instant::now() < deadline, "its time is never over");
-            tokio::time::sleep(Duration::from_millis(20)).await;
+            let degraded = matches!(&refused, Err(Error::Degraded(_)));
+            assert!(degraded, "{refused:?}");
         }
         assert!(has(&pods, &short) && has(&pods, &claim));
-        let problems = pods.engine.claim_use(id).await.expect("there").problems;
-        assert_eq!(problems.len(), 1, "{problems:?}");
 
-        let pods = pods.restart().await;
+        let pods = pods
+            .restart_after(|| {
+                broken.heals();
+                if !changes.is_empty() {
+                    has_written(&pool, &changes);
+                }
+            })
+            .await;
         let snapshots = pods.engine.snapshots(&SnapshotFilter::default(), None, 9);
         let mut snapshots = snapshots.expect("a page").items;
         match wrote {
@@ -547,7 +545,7 @@ async fn a_claim_that_is_being_made_is_not_said_to_be_deleted() {
 }
 
 #[tokio::test(flavor = "multi_thread")]
-async fn a_claim_whose_deletion_nobody_knows_the_end_of_can_be_deleted_and_nothing_else() {
+async fn a_claim_whose_deletion_the_index_may_have_is_whole_or_gone_after_a_restart() {
     let _mine = my_turn().await;
     for wrote in EITHER {
         let (disk, pods) = match pods().await {
@@ -562,20 +560,28 @@ async fn a_claim_whose_deletion_nobody_knows_the_end_of_can_be_deleted_and_nothi
         let error = deleted.expect_err("the index fails");
         assert!(matches!(error, Error::Index(_)), "{error}");
         let staged = pods.stage(&claim).await;
-        let gone = matches!(&staged, Err(Error::ClaimInUse { .. }));
+        let refused = matches!(&staged, Err(Error::Degraded(_)));
         assert!(
-            gone,
+            refused,
             "what a pod wrote there might be thrown away: {staged:?}"
         );
-        pods.engine.delete_claim(id).await.expect_err("still fails");
-        broken.heals();
-        if wrote == Wrote::All {
-            let removed = Change::RemoveClaim(claim.id.clone());
-            has_written(&pods.config.pool, &[removed]);
+        let again = pods.engine.delete_claim(id).await;
+        assert!(matches!(&again, Err(Error::Degraded(_))), "{again:?}");
+        let pool = pods.config.pool.clone();
+        let pods = pods
+            .restart_after(|| {
+                broken.heals();
+                if wrote == Wrote::All {
+                    has_written(&pool, &[Change::RemoveClaim(claim.id.clone())]);
+                }
+            })
+            .await;
+        assert_eq!(has(&pods, &claim), wrote == Wrote::Nothing);
+        if wrote == Wrote::Nothing {
+            assert_eq!(pods.read(&claim, "file").await.expect("file"), "text");
         }
-        pods.engine.delete_claim(id).await.expect("deleted");
-        assert!(!has(&pods, &claim));
-        let pods = pods.restart().await;
+        let deleted = bench::again(|| pods.engine.delete_claim(claim.id.as_str())).await;
+        deleted.expect("deleted");
         assert!(!has(&pods, &claim));
         let again = pods.create("claim").await;
         assert!(pods.read(&again, "file").await.is_err());
@@ -585,7 +591,7 @@ async fn a_claim_whose_deletion_nobody_knows_the_end_of_can_be_deleted_and_nothi
 }
 
 #[tokio::test(flavor = "multi_thread")]
-async fn a_claim_of_which_nobody_knows_whether_it_was_made_is_asked_for_again() {
+async fn a_claim_that_the_index_may_have_keeps_what_it_is_made_of() {
     let _mine = my_turn().await;
     for wrote in EITHER {
         let (disk, pods) = match pods().await {
@@ -607,20 +613,23 @@ async fn a_claim_of_which_nobody_knows_whether_it_was_made_is_asked_for_again() 
         let broken = disk.breaks_at(&pods.config.pool.join("index.redb"));
         let error = asked().await.expect_err("the index fails");
         assert!(matches!(error, Error::Index(_)), "{error}");
-        broken.heals();
-        if wrote == Wrote::All {
-            has_written(&pods.config.pool, &[Change::PutClaim(as_it_will_be)]);
-        }
-        // What it may be made of stays, though nothing else has it any more.
-        pods.engine
-            .delete_snapshot(snapshot.id.as_str())
-            .await
-            .expect("deleted");
-        pods.engine
-            .delete_claim(base.id.as_str())
-            .await
-            .expect("deleted");
-        let pods = pods.restart().await;
+        let again = asked().await;
+        assert!(matches!(&again, Err(Error::Degraded(_))), "{again:?}");
+        let pool = pods.config.pool.clone();
+        let pods = pods
+            .restart_after(|| {
+                broken.heals();
+                if wrote == Wrote::All {
+                    has_written(&pool, &[Change::PutClaim(as_it_will_be)]);
+                }
+            })
+            .await;
+        // What it was made of stays, though nothing else has it any more.
+        let deleted = pods.engine.delete_snapshot(snapshot.id.as_str()).await;
+        deleted.expect("deleted");
+        let deleted = pods.engine.delete_claim(base.id.as_str()).await;
+        deleted.expect("deleted");
+        pods.engine.reap().await.expect("reap");
         let known = pods.engine.claims(None, 9).items;
         assert_eq!(known.len(), usize::from(wrote == Wrote::All));
         for claim in &known {
@@ -632,7 +641,7 @@ async fn a_claim_of_which_nobody_knows_whether_it_was_made_is_asked_for_again() 
 }
 
 #[tokio::test(flavor = "multi_thread")]
-async fn a_claim_of_which_nobody_knows_whether_it_was_made_can_be_made_again_or_deleted() {
+async fn a_claim_that_the_index_may_have_can_be_made_again_or_deleted_after_a_restart() {
     let _mine = my_turn().await;
     for wrote in EITHER {
         for again in [true, false] {
@@ -648,17 +657,19 @@ async fn a_claim_of_which_nobody_knows_whether_it_was_made_can_be_made_again_or_
             let broken = disk.breaks_at(&pods.config.pool.join("index.redb"));
             asked().await.expect_err("the index fails");
             let staged = pods.stage(&as_it_will_be).await;
-            assert!(
-                matches!(&staged, Err(Error::ClaimInUse { .. })),
-                "{staged:?}"
-            );
-            broken.heals();
-            if wrote == Wrote::All {
-                let made = Change::PutClaim(as_it_will_be.clone());
-                has_written(&pods.config.pool, &[made]);
-            }
+            assert!(matches!(&staged, Err(Error::Degraded(_))), "{staged:?}");
+            let pool = pods.config.pool.clone();
+            let pods = pods
+                .restart_after(|| {
+                    broken.heals();
+                    if wrote == Wrote::All {
+                        has_written(&pool, &[Change::PutClaim(as_it_will_be.clone())]);
+                    }
+                })
+                .await;
             if again {
-                asked().await.expect("made");
+                let made = pods.engine.create_claim(request("claim")).await;
+                made.expect("made");
             } else {
                 let deleted = pods.engine.delete_claim(id.as_str()).await;
                 deleted.expect("deleted");

@@ -93,8 +93,8 @@ impl GroupController for Service {
             if !named.is_empty() {
                 match claims.group(id).await {
                     Ok(group) => same(&group.what.0, named)?,
-                    // What is not there is deleted; what may be there is to be deleted, whatever it has.
-                    Err(engine::Error::NoSuchSnapshot(_) | engine::Error::Unsure(_)) => {}
+                    // What is not there is deleted.
+                    Err(engine::Error::NoSuchSnapshot(_)) => {}
                     Err(error) => return Err(error.into()),
                 }
             }

@@ -45,11 +45,11 @@ pub(super) fn look_again(looks: usize) -> Duration {
 pub(super) struct Setbacks<K>(Mutex<HashMap<K, Setback>>);
 
 /// What is known of one of them.
-#[derive(Debug, Default)]
+#[derive(Debug)]
 struct Setback {
     failures: u32,
-    /// When it is tried again; `None`: not by this process.
-    again: Option<Instant>,
+    /// When it is tried again.
+    again: Instant,
 }
 
 impl<K> Default for Setbacks<K> {
@@ -67,9 +67,7 @@ impl<K: Eq + Hash + Clone> Setbacks<K> {
         let mut setbacks = self.0.lock();
         setbacks.retain(|what, _| is_there(what));
         let now = Instant::now();
-        let waiting = setbacks
-            .iter()
-            .filter(|(_, setback)| setback.again.is_none_or(|again| again > now));
+        let waiting = setbacks.iter().filter(|(_, setback)| setback.again > now);
         waiting.map(|(what, _)| what.clone()).collect()
     }
 
@@ -86,30 +84,23 @@ impl<K: Eq + Hash + Clone> Setbacks<K> {
             .map_or(0, |setback| setback.failures)
     }
 
-    /// It failed: for how long it is left alone, if it is tried again at all.
-    pub(super) fn put_off(&self, what: &K) -> Option<Duration> {
+    /// It failed: for how long it is left alone.
+    pub(super) fn put_off(&self, what: &K) -> Duration {
         let mut setbacks = self.0.lock();
         let setback = setbacks.entry(what.clone()).or_insert(Setback {
             failures: 0,
-            again: Some(Instant::now()),
+            again: Instant::now(),
         });
-        setback.again?;
         let pause = Self::FIRST.saturating_mul(4_u32.saturating_pow(setback.failures));
         let pause = pause.min(Self::LONGEST);
         setback.failures += 1;
-        setback.again = Some(Instant::now() + pause);
-        Some(pause)
+        setback.again = Instant::now() + pause;
+        pause
     }
 
     /// It went well.
     pub(super) fn forget(&self, what: &K) {
         self.0.lock().remove(what);
-    }
-
-    /// What may have gone well, for all that is known: to try again would only do it twice.
-    pub(super) fn leave_to_the_next_start(&self, all: Vec<K>) {
-        let mut setbacks = self.0.lock();
-        setbacks.extend(all.into_iter().map(|what| (what, Setback::default())));
     }
 }
 
@@ -122,14 +113,10 @@ mod tests {
         let setbacks = Setbacks::default();
         let there = |what: &i32| [1, 2, 3].contains(what);
         assert!(setbacks.waiting(there).is_empty());
-        let pauses: Vec<u64> = (0..8)
-            .filter_map(|_| setbacks.put_off(&1))
-            .map(|pause| pause.as_secs())
-            .collect();
+        let pauses: Vec<u64> = (0..8).map(|_| setbacks.put_off(&1).as_secs()).collect();
         assert_eq!(pauses, [1, 4, 16, 64, 256, 1024, 3600, 3600]);
         assert_eq!((setbacks.failures(&1), setbacks.failures(&2)), (8, 0));
-        setbacks.leave_to_the_next_start(vec![2]);
-        assert_eq!(setbacks.put_off(&2), None);
+        setbacks.put_off(&2);
         assert_eq!(setbacks.waiting(there), HashSet::from([1, 2]));
         assert_eq!(setbacks.waiting(|what| *what == 2), HashSet::from([2]));
         assert!(!setbacks.has(&1), "it was gone");

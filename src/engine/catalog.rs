@@ -2,10 +2,12 @@
 //! Walks over all artifacts and changes of the index belong here; what is changed is decided by the callers.
 
 use std::ops::Bound;
+use std::sync::Arc;
 
 use parking_lot::MutexGuard;
 
 use super::artifacts::Sealed;
+use super::backoff::RETRY;
 use super::error::{Error, Result};
 use super::shared::Inner;
 use super::state::State;
@@ -35,29 +37,105 @@ impl Inner {
         }
     }
 
-    /// Changes the index. When the disk is full, gives the reserve back, reopens the index and tries once more.
-    pub(super) fn commit_index(&self, changes: &[Change]) -> Result<()> {
-        let failed = |error: store::Error| {
-            if error.is_full() && !error.is_unsure() {
-                Error::Full(error.to_string().into())
-            } else {
-                error.into()
+    /// Changes the index: all of it or nothing. Where that is not known, the engine is degraded from then on.
+    pub(super) fn transact(&self, changes: &[Change]) -> Transaction {
+        if let Err(error) = self.refuse_degraded() {
+            return Transaction::RolledBack(error);
+        }
+        match self.write_index(changes) {
+            Ok(()) => Transaction::Committed,
+            Err(error) if error.is_unsure() => {
+                let error = Error::Index(error);
+                self.degrade(&error);
+                Transaction::InDoubt(error)
             }
-        };
+            Err(error) if error.is_full() => {
+                Transaction::RolledBack(Error::Full(error.to_string().into()))
+            }
+            Err(error) => Transaction::RolledBack(error.into()),
+        }
+    }
+
+    /// Writes to the index. When the disk is full, gives the reserve back, reopens the index and tries once more.
+    fn write_index(&self, changes: &[Change]) -> store::Result<()> {
         match self.index.commit(changes) {
             Err(error) if error.is_full() => {
                 tracing::warn!(%error, "the index could not be written");
                 self.give_back_reserve(0);
                 match self.index.reopen() {
-                    Err(_) if error.is_unsure() => Err(Error::Index(error)),
-                    Err(again) => Err(failed(again)),
+                    Err(_) if error.is_unsure() => Err(error),
+                    Err(again) => Err(again),
                     Ok(()) if self.index.has(&error) => Ok(()),
-                    Ok(()) => self.index.commit(changes).map_err(failed),
+                    Ok(()) => self.index.commit(changes),
                 }
             }
-            result => result.map_err(failed),
+            result => result,
         }
     }
+
+    /// From now on nothing is changed in the pool but by unpublish, until the next start. What runs in the background stops as it does
+    /// when the engine ends.
+    fn degrade(&self, why: &Error) {
+        self.state.lock().degraded = Some(why.to_string());
+        tracing::error!(error = %why,
+            "whether the index has its last change is not known: nothing is changed in the pool until the index can be opened again, \
+             and then the driver ends; volumes are still unmounted");
+        self.stop.cancel();
+        self.changed.notify_waiters();
+    }
+
+    /// Refuses what changes the pool while the engine is degraded.
+    pub(super) fn refuse_degraded(&self) -> Result<()> {
+        let degraded = self.state.lock().degraded.clone();
+        degraded.map_or(Ok(()), |why| Err(Error::Degraded(why)))
+    }
+}
+
+/// What came of a transaction.
+#[derive(Debug)]
+#[must_use]
+pub(super) enum Transaction {
+    /// The index has all of it, durably.
+    Committed,
+    /// The index has nothing of it: what was made for it is to be taken back.
+    RolledBack(Error),
+    /// It is not known which: what was made for it stays where it is, for the next start, which knows. Nothing is deleted meanwhile.
+    InDoubt(Error),
+}
+
+impl Transaction {
+    /// For those who take back in memory only. Nothing that is only in memory outlives a doubt.
+    pub(super) fn result(self) -> Result<()> {
+        match self {
+            Self::Committed => Ok(()),
+            Self::RolledBack(error) | Self::InDoubt(error) => Err(error),
+        }
+    }
+}
+
+/// Waits until the index of a degraded engine can be opened again, and says so: then the process is to end, and the next start sorts
+/// out what the index has.
+pub(super) async fn await_index(inner: Arc<Inner>) {
+    inner.stop.cancelled().await;
+    for retry in RETRY
+        .iter()
+        .chain(std::iter::repeat(&RETRY[RETRY.len() - 1]))
+    {
+        tokio::select! {
+            () = tokio::time::sleep(*retry) => {}
+            () = inner.when(|state| state.closing.then_some(())) => return,
+        }
+        let engine = inner.clone();
+        match inner.syncs.run(move || engine.index.reopen()).await {
+            Ok(Ok(())) => break,
+            Ok(Err(error)) => tracing::debug!(%error, "the index cannot be opened yet"),
+            Err(_) => return,
+        }
+    }
+    tracing::info!(
+        "the index can be opened again: the driver ends, so that the next start reads it"
+    );
+    inner.restart.cancel();
 }
 
 #[cfg(test)]

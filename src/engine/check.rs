@@ -32,7 +32,7 @@ impl From<&State> for Named {
             artifacts: artifacts.map(|sealed| sealed.artifact.clone()).collect(),
             names: names.map(|(name, id)| (name.clone(), *id)).collect(),
             claims: claims.map(|held| held.claim.clone()).collect(),
-            snapshots: state.all_snapshots().cloned().collect(),
+            snapshots: state.snapshots.values().cloned().collect(),
             groups: state.groups.values().cloned().collect(),
         }
     }

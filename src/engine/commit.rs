@@ -2,7 +2,7 @@
 //!
 //! First the content, then the index that names it; the other order gave, in a trial with a power cut, an artifact with an
 //! empty file. What follows the index is told of one seal at a time: a layer that does not say that it is named keeps no other
-//! from being durable, nor does a promise that cannot be taken back ([`Standing`]). What is done when the disk
+//! from being durable, nor does a promise that cannot be taken back. What is done when the disk
 //! says that it lost something is `durability`.
 
 use std::collections::HashMap;
@@ -12,54 +12,24 @@ use std::time::Instant;
 use tokio::sync::mpsc;
 
 use super::artifacts::Sealed;
-use super::backoff::{RETRY, retry_after};
+use super::backoff::retry_after;
 use super::crash::{Point, point};
 use super::error::{Error, Result};
 use super::layers::confirm;
 use super::notice;
 use super::pending::unpromise;
 use super::shared::Inner;
-use super::state::{Goal, Leaving, State};
+use super::state::{Goal, Leaving};
 use crate::model::{Artifact, ArtifactId, LayerId, Name};
 use crate::store::Change;
 
-/// A promise in `pending/` whose seal is over, and that could not be taken back: while it is there, a start of this boot that does not
-/// find the artifact in the index would make it anew.
-#[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub(super) struct Standing {
-    pub(super) key: LayerId,
-    /// What was sealed, if anything was. Until the promise is gone it does not count as durable, and so is not deleted.
-    pub(super) artifact: Option<ArtifactId>,
-}
-
-/// Makes durable what was sealed, in batches, until the engine closes; and takes back promises that are left over.
-pub(super) async fn commit_loop(
-    inner: Arc<Inner>,
-    mut sealed: mpsc::UnboundedReceiver<LayerId>,
-    mut standing: Vec<Standing>,
-) {
+/// Makes durable what was sealed, in batches, until the engine closes.
+pub(super) async fn commit_loop(inner: Arc<Inner>, mut sealed: mpsc::UnboundedReceiver<LayerId>) {
     const MOST_AT_ONCE: usize = 4096;
     let mut batch = Vec::new();
-    let mut again = Again::default();
     loop {
         tokio::select! {
             count = sealed.recv_many(&mut batch, MOST_AT_ONCE) => if count == 0 { return },
-            () = again.due(&standing) => {
-                let engine = inner.clone();
-                let before = standing.clone();
-                match inner.syncs.run(move || take_back_again(&engine, before)).await {
-                    Ok(left) => {
-                        again.tried(left.len() < standing.len());
-                        standing = left;
-                    }
-                    Err(Error::ShuttingDown) => return,
-                    Err(error) => {
-                        tracing::error!(%error, "promises whose seals are over are still there");
-                        again.tried(false);
-                    }
-                }
-                continue;
-            }
             () = inner.stop.cancelled() => return,
         }
         let mut attempt = 0;
@@ -69,12 +39,8 @@ pub(super) async fn commit_loop(
             let began = Instant::now();
             let result = inner.syncs.run(move || commit(&engine, &keys)).await;
             match result.and_then(|result| result) {
-                Ok(left) => {
+                Ok(()) => {
                     inner.counters.committed(began.elapsed());
-                    if standing.is_empty() {
-                        again = Again::default();
-                    }
-                    standing.extend(left);
                     break;
                 }
                 Err(Error::ShuttingDown) => return,
@@ -95,34 +61,8 @@ pub(super) async fn commit_loop(
     }
 }
 
-/// When promises that are left over are tried again. A moment in time, not a pause: seals that come meanwhile do not put it off.
-#[derive(Debug, Default)]
-struct Again {
-    attempt: usize,
-    at: Option<Instant>,
-}
-
-impl Again {
-    /// Waits until it is time; for ever, where nothing is left over.
-    async fn due(&mut self, standing: &[Standing]) {
-        if standing.is_empty() {
-            return std::future::pending().await;
-        }
-        let retry = RETRY[self.attempt.min(RETRY.len() - 1)];
-        let at = *self.at.get_or_insert_with(|| Instant::now() + retry);
-        tokio::time::sleep_until(at.into()).await;
-    }
-
-    /// They were; whether one of them went.
-    fn tried(&mut self, with_success: bool) {
-        self.attempt = if with_success { 0 } else { self.attempt + 1 };
-        self.at = None;
-    }
-}
-
-/// One `syncfs`, one transaction: first the content, then the index that names it. What cannot be taken back of the promises is
-/// returned; an error is of the whole batch.
-fn commit(inner: &Inner, keys: &[LayerId]) -> Result<Vec<Standing>> {
+/// One `syncfs`, one transaction: first the content, then the index that names it. An error is of the whole batch.
+fn commit(inner: &Inner, keys: &[LayerId]) -> Result<()> {
     let syncing = inner.syncing.lock();
     // After a failure nothing of this batch is left to be committed.
     inner.sync(&syncing)?;
@@ -133,7 +73,7 @@ fn commit(inner: &Inner, keys: &[LayerId]) -> Result<Vec<Standing>> {
         .map(|(_, artifact)| Change::PutArtifact(artifact.clone()))
         .collect();
     changes.extend((names.iter()).map(|(name, id)| Change::PutName(name.clone(), *id)));
-    inner.commit_index(&changes)?;
+    inner.transact(&changes).result()?;
     let batch = artifacts.iter().map(|(_, artifact)| artifact.id).collect();
     inner.state.lock().indexed(&batch, names);
     drop(named_as_indexed);
@@ -150,14 +90,13 @@ fn commit(inner: &Inner, keys: &[LayerId]) -> Result<Vec<Standing>> {
     let became = artifacts.iter();
     let became: HashMap<LayerId, ArtifactId> =
         became.map(|(key, artifact)| (*key, artifact.id)).collect();
-    let over = keys.iter().map(|key| Standing {
-        key: *key,
-        artifact: became.get(key).copied(),
-    });
-    let (gone, standing) = take_back(inner, over.collect());
+    let gone = keys.iter().filter(|key| takes_back(inner, **key));
+    let gone: Vec<ArtifactId> = gone.filter_map(|key| became.get(key).copied()).collect();
     let left: Vec<Leaving> = {
         let mut state = inner.state.lock();
-        say_durable(&mut state, &gone);
+        for id in &gone {
+            state.artifacts.set_durable(id, true);
+        }
         // Also where the promise stands: the index names it, and whoever hears that the disk lost something must not take it for one
         // that it does not.
         let left = keys.iter().filter_map(|key| state.leaving.remove(key));
@@ -173,42 +112,23 @@ fn commit(inner: &Inner, keys: &[LayerId]) -> Result<Vec<Standing>> {
         }
     }
     inner.changed.notify_waiters();
-    Ok(standing)
+    Ok(())
 }
 
-/// Takes back promises whose seals are over; which of them are gone, and which could not be taken back.
-fn take_back(inner: &Inner, over: Vec<Standing>) -> (Vec<Standing>, Vec<Standing>) {
-    over.into_iter()
-        .partition(|one| match unpromise(inner, one.key) {
-            Ok(()) => {
-                point(Point::CommitPendingTrashed);
-                true
-            }
-            Err(error) => {
-                let path = inner.dirs.pending.path().join(one.key.to_string());
-                tracing::error!(path = %path.display(), %error,
-                "what is sealed is promised still; until that can be taken back it is not deleted");
-                false
-            }
-        })
-}
-
-/// Tries again what could not be taken back; what still cannot.
-fn take_back_again(inner: &Inner, over: Vec<Standing>) -> Vec<Standing> {
-    let (gone, standing) = take_back(inner, over);
-    if !gone.is_empty() {
-        say_durable(&mut inner.state.lock(), &gone);
-        inner.changed.notify_waiters();
-        inner.wake_reaper();
-    }
-    standing
-}
-
-/// What was sealed says that it is durable only when its promise is gone: what is durable may be deleted, and a promise that outlived
-/// its artifact would bring it back.
-fn say_durable(state: &mut State, gone: &[Standing]) {
-    for id in gone.iter().filter_map(|one| one.artifact) {
-        state.artifacts.set_durable(&id, true);
+/// Takes back the promise of a seal that is over; whether it is gone. Where it stays, the artifact does not count as durable until the next
+/// start, and so is not deleted: a promise that outlived its artifact would bring it back.
+fn takes_back(inner: &Inner, key: LayerId) -> bool {
+    match unpromise(inner, key) {
+        Ok(()) => {
+            point(Point::CommitPendingTrashed);
+            true
+        }
+        Err(error) => {
+            let path = inner.dirs.pending.path().join(key.to_string());
+            tracing::error!(path = %path.display(), %error,
+                "what is sealed is promised still; it is not deleted before the next start");
+            false
+        }
     }
 }
 

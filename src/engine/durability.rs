@@ -63,6 +63,10 @@ pub(super) fn doom(inner: &Inner, error: &crate::sys::Error) {
     if let Err(error) = noted {
         tracing::error!(%error, "this cannot be remembered over a restart of the driver");
     }
+    if inner.refuse_degraded().is_err() {
+        // The next start does the rest. What is promised and may be in the index stays as it is.
+        return;
+    }
     inner.spares.forget_mounted();
     doom_claims(inner);
     point(Point::DoomMarked);
@@ -161,6 +165,7 @@ impl Inner {
     /// Writes back all that is dirty. The kernel reports a failure once, to whoever asks first: so nobody else asks.
     /// Whoever goes on to name in the index what is durable now holds the lock meanwhile.
     pub(super) fn sync(&self, _syncing: &parking_lot::MutexGuard<'_, ()>) -> Result<()> {
+        self.refuse_degraded()?;
         let began = self.clock.now();
         let synced = self.dirs.root.sync_filesystem();
         match &synced {

@@ -1,12 +1,10 @@
 //! Ends: how the end of a volume begins, a moment after the unpublish was answered.
 //!
 //! A volume that is thrown away, that nobody holds and in which nothing was written ends here, on one thread and in one go: in CI those are
-//! most, so those of one moment begin together. All others have a task of their own ([`seal::settle`]).
+//! most. All others have a task of their own ([`seal::settle`]). Which of them wait is `teardown_queue`.
 
 use std::sync::Arc;
-use std::time::Duration;
-
-use tokio_util::task::task_tracker::TaskTrackerToken;
+use std::time::{Duration, Instant};
 
 use super::crash::{Point, point};
 use super::error::{Doing, Result};
@@ -22,56 +20,41 @@ use crate::model::LayerId;
 const AFTER_THE_ANSWER: Duration = Duration::from_millis(5);
 
 /// Takes care of a volume that left: soon, so that whoever waits for the answer does not wait for this too.
-pub(super) fn begin_soon(inner: &Arc<Inner>, left: Left) {
-    if inner.is_thrown_away(left.key) {
-        if inner.ends.add(left) {
-            drop(inner.spawn(begin_with_all(All(inner.clone()))));
-        }
-    } else {
-        let one = One(Some((inner.clone(), left)));
-        drop(inner.spawn(async move {
-            tokio::time::sleep(AFTER_THE_ANSWER).await;
-            drop(one);
-        }));
+pub(super) fn begin_soon(inner: &Inner, left: Left) {
+    if is_left_alone(inner, left.key) {
+        return;
     }
+    inner.teardown.add(left, Instant::now() + AFTER_THE_ANSWER);
 }
 
-/// Begins at once with whatever waits: somebody needs the places that these take, and whoever was to begin may be blocked.
+/// Begins at once with whatever waits: somebody needs the places that these take.
 pub(super) fn begin_now(inner: &Arc<Inner>) {
-    drop(All(inner.clone()));
+    for left in inner.teardown.take_all() {
+        begin(inner, left);
+    }
 }
 
-async fn begin_with_all(all: All) {
-    let (inner, mut others) = (&all.0, true);
-    while others {
-        tokio::time::sleep(AFTER_THE_ANSWER).await;
-        let ripe;
-        (ripe, others) = inner.ends.take();
+/// Begins with each volume that left when its moment has come, until the engine ends. What waits then is left to the next start.
+pub(super) async fn teardown_loop(inner: Arc<Inner>) {
+    loop {
+        let ripe = tokio::select! {
+            ripe = inner.teardown.ripe() => ripe,
+            () = inner.stop.cancelled() => {
+                drop(inner.teardown.take_all());
+                return;
+            }
+        };
         for left in ripe {
-            throw_away(inner, left);
+            begin(&inner, left);
         }
     }
 }
 
-/// Begins with all that waits when it is dropped, also by a runtime that ends.
-struct All(Arc<Inner>);
-
-impl Drop for All {
-    fn drop(&mut self) {
-        for left in self.0.ends.take_all() {
-            throw_away(&self.0, left);
-        }
-    }
-}
-
-/// The same with one that has a task of its own.
-struct One(Option<(Arc<Inner>, Left)>);
-
-impl Drop for One {
-    fn drop(&mut self) {
-        if let Some((inner, left)) = self.0.take() {
-            settle(&inner, left, None);
-        }
+fn begin(inner: &Arc<Inner>, left: Left) {
+    if inner.is_thrown_away(left.key) {
+        throw_away(inner, left);
+    } else {
+        settle(inner, left, None);
     }
 }
 
@@ -102,60 +85,30 @@ fn is_left_alone(inner: &Inner, key: LayerId) -> bool {
     stops
 }
 
+/// Ends a volume that is thrown away. If it is held or has content, that goes on in a task.
 fn throw_away(inner: &Arc<Inner>, left: Left) {
-    let end = End {
-        inner: inner.clone(),
-        key: left.key,
-        found: None,
-        is_over: false,
-        _until_then: inner.tasks.token(),
-    };
+    let engine = inner.clone();
+    let until_then = inner.tasks.token();
     // When no job is taken any more, the next start finds what is left.
-    drop(inner.freezes.run(move || end.come(left.pin)));
-}
-
-/// The end of a volume that is thrown away. If it has not come when this is dropped, because the volume is held or has content, or because of
-/// a defect, it goes on in a task.
-struct End {
-    inner: Arc<Inner>,
-    key: LayerId,
-    found: Option<Result<Freeze>>,
-    is_over: bool,
-    _until_then: TaskTrackerToken,
-}
-
-impl End {
-    fn come(mut self, pin: Option<Pin>) {
-        let (inner, key) = (&self.inner, self.key);
-        if inner.stop.is_cancelled() {
+    drop(inner.freezes.run(move || {
+        let _until_then = until_then;
+        let key = left.key;
+        if is_left_alone(&engine, key) {
             return;
         }
-        let found = let_go(inner, key, pin);
-        let is_free = matches!(found, Ok(Freeze::Frozen));
-        self.found = Some(found);
-        if is_free {
+        let found = let_go(&engine, key, left.pin);
+        if matches!(found, Ok(Freeze::Frozen)) {
             point(Point::SealFrozen);
-            let (trash, name) = (&inner.dirs.trash, key.to_string());
+            let (trash, name) = (&engine.dirs.trash, key.to_string());
             // What cannot be deleted here is no failure: that comes from where it is tried again.
-            let is_deleted = inner.backend.delete_untouched(trash, name.as_ref());
-            self.is_over = is_deleted.unwrap_or(false);
+            let deleted = engine.backend.delete_untouched(trash, name.as_ref());
+            if deleted.unwrap_or(false) {
+                discarded(&engine, key);
+                return;
+            }
         }
-        if self.is_over {
-            discarded(inner, key);
-        }
-    }
-}
-
-impl Drop for End {
-    fn drop(&mut self) {
-        if !self.is_over {
-            let left = Left {
-                key: self.key,
-                pin: None,
-            };
-            settle(&self.inner, left, self.found.take());
-        }
-    }
+        settle(&engine, Left { key, pin: None }, Some(found));
+    }));
 }
 
 /// Closes the volume's pin, and finds out whether somebody holds the volume still.

@@ -132,12 +132,13 @@ pub enum Error {
     /// No snapshot, or group of snapshots, of that id.
     #[error("there is no snapshot or group of snapshots {0:?}")]
     NoSuchSnapshot(String),
-    /// A commit that failed made this claim, or took or deleted this snapshot or group: whether it is there the next start knows, and nobody
-    /// before it.
+    /// Whether the index has its last change is not known before it can be opened again: until the driver starts anew, nothing
+    /// is changed in the pool. The text is what failed.
     #[error(
-        "nobody knows whether {0} is there, since the index could not be written when it was made or deleted; do that again"
+        "the driver changes nothing in the pool until its index can be opened again, since a write to it failed: {0}; \
+         volumes are still unmounted, and the driver restarts by itself when the disk answers again"
     )]
-    Unsure(VolumeId),
+    Degraded(String),
     /// A snapshot of a group goes with its group only (CSI specification, "DeleteSnapshot Errors").
     #[error("snapshot {snapshot} is one of group {group}; delete the group instead")]
     OfGroup {
@@ -366,11 +367,6 @@ impl Error {
             path: path.to_owned(),
             problem,
         }
-    }
-
-    /// Whether what was to be in the index may be there all the same: the next start knows, and nobody before it.
-    pub(super) fn may_be_indexed(&self) -> bool {
-        matches!(self, Self::Index(error) if error.is_unsure())
     }
 
     /// Whether the filesystem has failed, at this or at something before that nobody was told of yet.

@@ -8,7 +8,8 @@ use std::collections::HashSet;
 use std::sync::Arc;
 use std::time::{Duration, Instant};
 
-use super::claims;
+use super::catalog::Transaction;
+use super::claims::content;
 use super::crash::{Point, point};
 use super::error::{Doing, Error, Result};
 use super::guard::Guard;
@@ -16,7 +17,7 @@ use super::layers::{self, trash_unreferenced};
 use super::pins::Pins;
 use super::shared::Inner;
 use super::shared::SHARE;
-use super::state::{Problem, State};
+use super::state::State;
 use crate::backend::{self, Stop, Usage};
 use crate::model::{Artifact, Claim, LayerId, LayerRecord, Snapshot, VolumeId, flatten_plan};
 use crate::store::{self, Change};
@@ -106,8 +107,6 @@ pub(super) fn flatten(inner: &Arc<Inner>) -> Merges {
                 let pause = inner.unmerged.put_off(&stack);
                 tracing::warn!(%error, layers = stack.len(), ?pause, "a stack of layers could not be merged");
                 not_now.insert(stack);
-                // Others may be merged now for all that the index says.
-                not_now.extend(unmerged(inner));
                 let is_full = matches!(error, Error::Full(_));
                 failure.get_or_insert(error);
                 if is_full {
@@ -293,16 +292,6 @@ impl Holders {
                 .insert(snapshot.id.clone(), snapshot.clone());
         }
     }
-
-    /// Nothing is written over what the index may have of these claims.
-    fn leave_to_the_next_start(&self, state: &mut State) {
-        for claim in &self.claims {
-            if let Some(held) = state.claims.get_mut(&claim.id) {
-                let why = "the index could not be written while its layers were merged; restart the driver";
-                held.problem = Some(Problem::Unsure(why.to_owned()));
-            }
-        }
-    }
 }
 
 /// A merge of layers that others may want to free: then it is over before it is done ([`stop_merging`]).
@@ -368,7 +357,7 @@ fn merge(
         throw_away(inner, merged)?;
         return Ok(false);
     }
-    give(inner, &mut holders, count, merged, &mut pins)?;
+    give(inner, &mut holders, count, merged)?;
     drop(syncing);
     if let Err(error) = confirm(inner, merged, usage) {
         tracing::warn!(layer = %merged, %error, "not all is said of it yet; it is when it is measured");
@@ -377,7 +366,7 @@ fn merge(
     let stacks = holders.stacks().count();
     tracing::info!(layer = %merged, layers = count, stacks, "merged layers");
     for claim in &holders.claims {
-        claims::content::restack(inner, &claim.id);
+        content::restack(inner, &claim.id);
     }
     drop((pins, guards));
     trash_unreferenced(inner, newest);
@@ -386,25 +375,15 @@ fn merge(
 }
 
 /// Gives all of them the merged layer for their newest `count`: in the index, then in the state. What is known to have failed leaves nothing.
-fn give(
-    inner: &Inner,
-    holders: &mut Holders,
-    count: usize,
-    merged: LayerId,
-    pins: &mut Pins,
-) -> Result<()> {
-    let unmerged = holders.stacks().cloned().collect();
+fn give(inner: &Inner, holders: &mut Holders, count: usize, merged: LayerId) -> Result<()> {
     holders.replace(count, merged);
-    if let Err(error) = inner.commit_index(&holders.changes()) {
-        if error.may_be_indexed() {
-            // Both stay until the next start, which knows.
-            holders.leave_to_the_next_start(&mut inner.state.lock());
-            inner.unmerged.leave_to_the_next_start(unmerged);
-            pins.keep();
-        } else {
+    match inner.transact(&holders.changes()) {
+        Transaction::Committed => {}
+        Transaction::RolledBack(error) => {
             throw_away(inner, merged)?;
+            return Err(error);
         }
-        return Err(error);
+        Transaction::InDoubt(error) => return Err(error),
     }
     point(Point::FlattenIndexed);
     holders.enter(&mut inner.state.lock());
@@ -420,7 +399,8 @@ fn throw_away(inner: &Inner, merged: LayerId) -> Result<()> {
 fn confirm(inner: &Inner, merged: LayerId, usage: Usage) -> Result<()> {
     layers::confirm(inner, merged)?;
     inner.state.lock().usage.insert(merged, usage);
-    inner.commit_index(&[Change::PutLayer(merged, usage)])
+    let measured = inner.transact(&[Change::PutLayer(merged, usage)]);
+    measured.result()
 }
 
 /// Makes the merged layer, in its place. It is pinned: nothing names it yet.

@@ -28,8 +28,18 @@ pub(super) struct Guard {
 }
 
 impl Guard {
-    /// Another caller's operation is told at once (`Busy`); a chore of the driver's own, of which no caller knows, is waited for.
+    /// [`Guard::take_to_leave`] for what may change the pool: refused while the engine is degraded.
     pub(super) async fn take(
+        inner: &Arc<Inner>,
+        volume: &VolumeId,
+        until: Instant,
+    ) -> Result<Self> {
+        inner.refuse_degraded()?;
+        Self::take_to_leave(inner, volume, until).await
+    }
+
+    /// Another caller's operation is told at once (`Busy`); a chore of the driver's own, of which no caller knows, is waited for.
+    pub(super) async fn take_to_leave(
         inner: &Arc<Inner>,
         volume: &VolumeId,
         until: Instant,

@@ -19,9 +19,16 @@ pub(super) fn confirm(inner: &Inner, layer: LayerId) -> Result<()> {
 }
 
 /// Moves those of these layers that nothing refers to into the trash; what they were last found to cost.
+/// None while the engine is degraded: the index may name them.
 pub(super) fn trash_unreferenced(inner: &Inner, layers: &[LayerId]) -> u64 {
     let mut bytes = 0;
-    let free = inner.state.lock().unreferenced(layers.iter());
+    let free = {
+        let state = inner.state.lock();
+        if state.degraded.is_some() {
+            return 0;
+        }
+        state.unreferenced(layers.iter())
+    };
     for layer in free {
         let name = layer.to_string();
         let usage = inner.state.lock().usage.remove(&layer);

@@ -110,7 +110,7 @@ use recover::Recovered;
 use rounds::Rounds;
 use shared::Inner;
 use spares::Spares;
-use teardown_queue::Ends;
+use teardown_queue::TeardownQueue;
 use threads::Threads;
 use trash::Trash;
 
@@ -145,7 +145,7 @@ async fn take_up(
         }
         durability::note_unnoted(&engine);
         if !recovered.changes.is_empty() {
-            engine.commit_index(&recovered.changes)?;
+            engine.transact(&recovered.changes).result()?;
             crash::point(crash::Point::RecoverIndexed);
         }
         let _made_later_if_not_now = engine.keep_reserve();
@@ -198,7 +198,7 @@ impl Engine {
             spares: Spares::new(spares, threads("spares", 1)?),
             seals,
             freezes,
-            ends: Ends::default(),
+            teardown: TeardownQueue::default(),
             pins: Arc::new(Semaphore::new(PINS)),
             watches: UnmountWatches::default(),
             closes: threads("closes", CLOSES)?,
@@ -225,23 +225,19 @@ impl Engine {
             naming: Mutex::new(()),
             syncing: Mutex::new(()),
             stop,
+            restart: CancellationToken::new(),
             tasks: TaskTracker::new(),
             runtime: tokio::runtime::Handle::current(),
         });
         let recovered = take_up(&inner, pool.contents, pool.lost).await?;
-        inner.tasks.spawn(commit::commit_loop(
-            inner.clone(),
-            sealed,
-            recovered.standing,
-        ));
+        inner
+            .tasks
+            .spawn(commit::commit_loop(inner.clone(), sealed));
+        inner.tasks.spawn(catalog::await_index(inner.clone()));
+        inner.tasks.spawn(ends::teardown_loop(inner.clone()));
         inner.tasks.spawn(reap::reap_loop(inner.clone()));
         inner.tasks.spawn(reap::walk_loop(inner.clone()));
         inner.tasks.spawn(watch::watch_loop(inner.clone()));
-        if !recovered.kept.is_empty() {
-            inner
-                .tasks
-                .spawn(kept::watch(inner.clone(), recovered.kept));
-        }
         for (layer, below) in recovered.read {
             seal::keep_while_held(&inner, layer, below, None);
         }
@@ -328,11 +324,13 @@ impl Engine {
 
     /// Collects garbage now, and returns when all that can be deleted is.
     pub async fn reap(&self) -> Result<Reaped> {
+        self.inner.refuse_degraded()?;
         reap::reap(&self.inner).await
     }
 
     /// Compares index, records, directories and mounts; changes nothing. Empty: all is well.
     pub async fn check(&self) -> Result<Vec<Finding>> {
+        self.inner.refuse_degraded()?;
         let inner = self.inner.clone();
         self.inner.walks.run(move || check::check(&inner)).await?
     }
@@ -349,7 +347,7 @@ impl Engine {
     }
 
     /// Waits until every volume that left is sealed durably or gone, but for those whose outcome is not known or whose
-    /// files somebody holds open.
+    /// files somebody holds open. A degraded engine settles nothing more.
     pub async fn settled(&self) {
         loop {
             let changed = self.inner.changed.notified();
@@ -357,10 +355,9 @@ impl Engine {
             changed.as_mut().enable();
             let moving = {
                 let state = self.inner.state.lock();
-                state
-                    .leaving
-                    .values()
-                    .any(|leaving| leaving.state == VolumeState::Sealing)
+                let mut leaving = state.leaving.values();
+                let seals = leaving.any(|leaving| leaving.state == VolumeState::Sealing);
+                state.degraded.is_none() && seals
             };
             if !moving {
                 return;
@@ -410,6 +407,7 @@ impl Engine {
     /// Whether the pool takes changes: tries the smallest. Waits while the disk does not answer, but on one thread only,
     /// however often it is asked.
     pub async fn takes_writes(&self) -> Result<()> {
+        self.inner.refuse_degraded()?;
         let one_at_a_time = self.inner.looking.clone().lock_owned().await;
         let inner = self.inner.clone();
         let job = move || {
@@ -428,6 +426,12 @@ impl Engine {
         let inner = self.inner.clone();
         let job = move || figures::figures(&inner);
         self.inner.calls.run(job).await?
+    }
+
+    /// Waits until the process is to end, so that the next start reads an index of which this engine does not know what it has
+    /// ([`Error::Degraded`]). For most engines that never comes.
+    pub async fn needs_restart(&self) {
+        self.inner.restart.cancelled().await;
     }
 
     /// What it has done since it was opened.
@@ -474,7 +478,7 @@ impl Engine {
             let _one_at_a_time = engine.collector.lock();
             let mut uses = reap::last_uses(&engine);
             uses.extend(claims::tidy::uses(&engine));
-            if let Err(error) = engine.commit_index(&uses) {
+            if let Err(error) = engine.transact(&uses).result() {
                 tracing::warn!(%error, "when artifacts were last used is not remembered");
             }
         };
@@ -522,6 +526,7 @@ impl Engine {
         input: impl Read + Send + 'static,
         progress: Arc<Progress>,
     ) -> Result<Imported> {
+        self.inner.refuse_degraded()?;
         transfer::import(&self.inner, request, input, progress).await
     }
 }

@@ -12,7 +12,7 @@ use super::state::Goal;
 use super::types::VolumeState;
 use crate::model::{LayerId, VolumeRecord};
 use crate::store;
-use crate::sys::{Dir, Errno};
+use crate::sys::Dir;
 
 /// Says, if a process still holds open after a while what is to be sealed: else nobody knows why it is not.
 pub(super) fn tell_if_held_for_long(inner: &Arc<Inner>, key: LayerId) {
@@ -47,10 +47,8 @@ pub(super) fn trash_pending(inner: &Inner, key: LayerId) -> Result<()> {
 
 /// What lies in `pending/` is promised; what lies in the trash is not.
 pub(super) fn unpromise(inner: &Inner, key: LayerId) -> Result<()> {
-    match inner.throw_away(&inner.dirs.pending, key.to_string().as_ref()) {
-        Err(error) if error.is(Errno::ENOENT) => Ok(()),
-        result => result.map(drop).doing("throw the volume away"),
-    }
+    let thrown = inner.throw_away_if_there(&inner.dirs.pending, key.to_string().as_ref());
+    thrown.doing("throw the volume away")
 }
 
 /// A volume that was thrown away is deleted.
@@ -78,24 +76,18 @@ impl Inner {
         let Some(place) = self.place_of(key) else {
             return Ok(None);
         };
-        match place.open_beneath(key.to_string()) {
-            Ok(dir) => Ok(Some(dir)),
-            Err(error) if error.is(Errno::ENOENT) => Ok(None),
-            Err(error) => Err(error).doing("open the volume's directory"),
-        }
+        let dir = place.open_if_there(key.to_string());
+        dir.doing("open the volume's directory")
     }
 
     /// Whether the layer of a pending seal has its record: the decision to seal was made.
     pub(super) fn is_recorded(&self, key: LayerId) -> Result<bool> {
-        match self.dirs.layers.open_beneath(key.to_string()) {
-            Err(error) if error.is(Errno::ENOENT) => Ok(false),
-            layer => {
-                let layer = layer.doing("open the layer's directory")?;
-                Ok(store::read_sealing(&layer)
-                    .doing("read the layer's record")?
-                    .is_ok())
-            }
-        }
+        let layer = self.dirs.layers.open_if_there(key.to_string());
+        let Some(layer) = layer.doing("open the layer's directory")? else {
+            return Ok(false);
+        };
+        let record = store::read_sealing(&layer).doing("read the layer's record")?;
+        Ok(record.is_ok())
     }
 
     pub(super) fn leaving(&self, key: LayerId) -> Option<(Goal, VolumeRecord)> {

@@ -31,28 +31,18 @@ impl Pins {
         }
         self.layers.extend_from_slice(layers);
     }
-
-    /// Lets go of them now.
-    pub(super) fn release(&mut self) {
-        let mut state = self.inner.state.lock();
-        for layer in self.layers.drain(..) {
-            if let Some(count) = state.pinned.get_mut(&layer) {
-                *count -= 1;
-                if *count == 0 {
-                    state.pinned.remove(&layer);
-                }
-            }
-        }
-    }
-
-    /// Keeps them until the process ends.
-    pub(super) fn keep(&mut self) {
-        self.layers.clear();
-    }
 }
 
 impl Drop for Pins {
     fn drop(&mut self) {
-        self.release();
+        let mut state = self.inner.state.lock();
+        for layer in &self.layers {
+            if let Some(count) = state.pinned.get_mut(layer) {
+                *count -= 1;
+                if *count == 0 {
+                    state.pinned.remove(layer);
+                }
+            }
+        }
     }
 }

@@ -12,6 +12,7 @@ use std::sync::Arc;
 use std::sync::atomic::Ordering;
 use std::time::{Duration, Instant};
 
+use super::claims::tidy;
 use super::crash::{Point, point};
 use super::error::{Doing, Error, Result};
 use super::layers::{confirm, trash_unreferenced};
@@ -20,7 +21,7 @@ use super::shared::SHARE;
 use super::space::{above, evictable, excess, is_nearly_full};
 use super::state::State;
 use super::types::Reaped;
-use super::{claims, flatten, purge, unpublish};
+use super::{flatten, purge, unpublish};
 use crate::backend;
 use crate::model::{Artifact, ArtifactId, Candidate, LayerId, Name, Usage, evict, garbage, layout};
 use crate::store::Change;
@@ -226,7 +227,7 @@ fn round(inner: &Arc<Inner>) -> Round {
     {
         let _one_at_a_time = inner.collector.lock();
         round.done.expired = round.step(collect_garbage(inner));
-        let (expired, tidied) = claims::tidy::tidy(inner);
+        let (expired, tidied) = tidy::tidy(inner);
         round.done.expired += expired;
         round.step(tidied.map(|()| 0));
         round.step(trash_unused_layers(inner).map(|()| 0));
@@ -438,7 +439,7 @@ fn remove(inner: &Inner, ids: &[ArtifactId]) -> Result<Removed> {
         }
     }
     changes.extend(layers.iter().copied().map(Change::RemoveLayer));
-    if let Err(error) = inner.commit_index(&changes) {
+    if let Err(error) = inner.transact(&changes).result() {
         // The index still has them, so they are still there.
         let mut state = inner.state.lock();
         for (artifact, had_name) in removed {
@@ -471,6 +472,9 @@ pub(super) async fn destroy(inner: &Arc<Inner>, name: Name) -> Result<()> {
         }
         if state.closing {
             return Err(Error::ShuttingDown);
+        }
+        if let Some(why) = &state.degraded {
+            return Err(Error::Degraded(why.clone()));
         }
         Ok(state.artifacts.get(id).is_some_and(|sealed| sealed.durable))
     };
@@ -508,7 +512,7 @@ fn destroy_now(inner: &Inner, name: Name) -> Result<bool> {
         state.take_name(&name);
         id
     };
-    if let Err(error) = inner.commit_index(&[Change::RemoveName(name.clone())]) {
+    if let Err(error) = inner.transact(&[Change::RemoveName(name.clone())]).result() {
         inner.state.lock().put_name_back(name, id);
         return Err(error);
     }
@@ -584,7 +588,7 @@ fn measure_layers(inner: &Inner) -> Result<usize> {
         let layers = layers.map(|(layer, usage)| Change::PutLayer(layer, usage));
         let mut changes: Vec<Change> = layers.collect();
         changes.extend(last_uses(inner));
-        inner.commit_index(&changes)?;
+        inner.transact(&changes).result()?;
     }
     failure.map_or(Ok(measured.len()), Err)
 }
@@ -690,7 +694,7 @@ fn remember_uses(inner: &Inner) -> Result<usize> {
     }
     let uses = last_uses(inner);
     if !uses.is_empty() {
-        inner.commit_index(&uses)?;
+        inner.transact(&uses).result()?;
     }
     Ok(uses.len())
 }

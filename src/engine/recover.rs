@@ -11,17 +11,17 @@
 use std::collections::{HashMap, HashSet};
 use std::path::{Path, PathBuf};
 
-use super::commit::Standing;
+use super::claims::recover as claims;
 use super::crash::{Point, point};
 use super::error::{Doing, Error, Result};
 use super::kept::{self, Kept, Place};
 use super::layers::confirm;
 use super::mounts::find_mounts;
 use super::notice::{self, NotCommitted};
+use super::seal;
 use super::shared::Inner;
 use super::state::{Goal, Leaving, Left, Live, Measured, State};
 use super::types::VolumeState;
-use super::{claims, seal};
 use crate::model::{Artifact, ArtifactId, LayerId, Outcome, VolumeId, VolumeRecord};
 use crate::store::{self, Change, Contents, Unreadable};
 use crate::sys::{self, Dir, Errno, MountEntry};
@@ -34,9 +34,7 @@ pub(super) struct Recovered {
     /// Changes that the index needs: what it names and is not there.
     pub(super) changes: Vec<Change>,
     /// What somebody may be using, and nobody can say what it is.
-    pub(super) kept: Vec<Kept>,
-    /// Promises whose seals are over, and that could not be taken back.
-    pub(super) standing: Vec<Standing>,
+    kept: Kept,
     /// Layers that were volumes which a process still reads, and what those were mounted over.
     pub(super) read: Vec<(LayerId, Vec<LayerId>)>,
 }
@@ -58,9 +56,9 @@ pub(super) fn recover(inner: &Inner, contents: Contents) -> Result<Recovered> {
     recover_volumes(inner, &mounts, &mut state, &mut recovered)?;
     recover_pending(inner, &mounts, &mut state, &mut recovered)?;
     recover_trash(inner, &mounts, &mut state, &mut recovered)?;
-    if !recovered.kept.is_empty() {
+    if recovered.kept.count() > 0 {
         kept::hold(inner, &on_disk, &mut state);
-        state.kept = recovered.kept.len();
+        state.kept = recovered.kept.count();
     }
     trash_unknown_layers(inner, &on_disk, &state);
     let (volumes, leaving) = (state.volumes.len(), state.leaving.len());
@@ -115,7 +113,7 @@ fn recover_index(
         .map(|(layer, _)| Change::RemoveLayer(layer));
     recovered.changes.extend(gone);
     let (claims, snapshots) = (contents.claims, contents.snapshots);
-    claims::recover::recover_index(inner, claims, snapshots, contents.groups, on_disk, state);
+    claims::recover_index(inner, claims, snapshots, contents.groups, on_disk, state);
     state.artifacts = artifacts.into_values().collect();
 }
 
@@ -151,7 +149,6 @@ fn open(
     inner: &Inner,
     place: Place,
     name: &Path,
-    mounts: &[MountEntry],
     recovered: &mut Recovered,
 ) -> Result<Option<Dir>> {
     let dir = place.dir(inner);
@@ -164,44 +161,34 @@ fn open(
             Ok(None)
         }
         Err(error) if !error.is_of_this_process() => {
-            let unknown = Kept::unknown(place, name, None);
-            leave(inner, unknown, &error, mounts, recovered);
+            leave(inner, place, name, &error, recovered);
             Ok(None)
         }
         Err(error) => Err(error).doing("open a volume's directory"),
     }
 }
 
-/// Leaves a directory where it is that cannot be opened or read, and what it may need if somebody may be using it.
-fn leave(
-    inner: &Inner,
-    mut unknown: Kept,
-    error: &sys::Error,
-    mounts: &[MountEntry],
-    recovered: &mut Recovered,
-) {
-    let path = unknown.path(inner);
+/// Leaves a directory where it is that cannot be opened or read, and what it may need.
+fn leave(inner: &Inner, place: Place, name: &Path, error: &sys::Error, recovered: &mut Recovered) {
+    let path = place.dir(inner).path().join(name);
     tracing::error!(path = %path.display(), %error, "left as it is: nobody can say what it is");
-    if unknown.is_used(inner, mounts) {
-        recovered.kept.push(unknown);
-    }
+    recovered.kept.add_unknown();
 }
 
 /// Throws rubbish away, unless somebody may be using it: a record is written before the mount, and may have been damaged later.
 fn put_away_unless_used(
     inner: &Inner,
-    mut rubbish: Kept,
+    (place, name, dir): (Place, &Path, &Dir),
     why: &str,
     mounts: &[MountEntry],
     recovered: &mut Recovered,
 ) {
-    if rubbish.is_used(inner, mounts) {
-        let path = rubbish.path(inner);
+    let from = place.dir(inner);
+    if recovered.kept.add_if_used(inner, place, name, dir, mounts) {
+        let path = from.path().join(name);
         tracing::error!(path = %path.display(), %why, "kept, because it is mounted");
-        recovered.kept.push(rubbish);
     } else {
-        let (place, name) = rubbish.lies_in(inner);
-        put_away(inner, place, name, why);
+        put_away(inner, from, name, why);
     }
 }
 
@@ -224,12 +211,12 @@ fn recover_volumes(
                 }
                 dir => {
                     let dir = dir.doing("open a volume's directory")?;
-                    claims::recover::recover_volume(inner, id, &dir, mounts, state)?;
+                    claims::recover_volume(inner, id, &dir, mounts, state)?;
                 }
             }
             continue;
         }
-        let Some(dir) = open(inner, Place::Volumes, name, mounts, recovered)? else {
+        let Some(dir) = open(inner, Place::Volumes, name, recovered)? else {
             continue;
         };
         let record = match read(inner, &dir)? {
@@ -241,8 +228,7 @@ fn recover_volumes(
                 continue;
             }
             Holds::Unknown(error) => {
-                let unknown = Kept::unknown(Place::Volumes, name, Some(dir));
-                leave(inner, unknown, &error, mounts, recovered);
+                leave(inner, Place::Volumes, name, &error, recovered);
                 continue;
             }
             rubbish => {
@@ -250,7 +236,7 @@ fn recover_volumes(
                     Holds::Rubbish(why) => why.to_string(),
                     _ => "its record is of another volume".to_owned(),
                 };
-                let rubbish = Kept::rubbish(Place::Volumes, name, dir);
+                let rubbish = (Place::Volumes, name, &dir);
                 put_away_unless_used(inner, rubbish, &why, mounts, recovered);
                 continue;
             }
@@ -329,7 +315,7 @@ fn recover_pending(
     let pending = &inner.dirs.pending;
     for entry in pending.entries().doing("read pending/")? {
         let name = Path::new(&entry.name);
-        let Some(dir) = open(inner, Place::Pending, name, mounts, recovered)? else {
+        let Some(dir) = open(inner, Place::Pending, name, recovered)? else {
             continue;
         };
         let record = match read(inner, &dir)? {
@@ -343,13 +329,12 @@ fn recover_pending(
                 continue;
             }
             Holds::Rubbish(why) => {
-                let rubbish = Kept::rubbish(Place::Pending, name, dir);
+                let rubbish = (Place::Pending, name, &dir);
                 put_away_unless_used(inner, rubbish, &why.to_string(), mounts, recovered);
                 continue;
             }
             Holds::Unknown(error) => {
-                let unknown = Kept::unknown(Place::Pending, name, Some(dir));
-                leave(inner, unknown, &error, mounts, recovered);
+                leave(inner, Place::Pending, name, &error, recovered);
                 continue;
             }
         };
@@ -361,10 +346,8 @@ fn recover_pending(
             let why = "its record says that it is not to be sealed";
             // In the trash its record says what it needs.
             if !put_away(inner, pending, name, why) {
-                let mut rubbish = Kept::rubbish(Place::Pending, name, dir);
-                if rubbish.is_used(inner, mounts) {
-                    recovered.kept.push(rubbish);
-                }
+                let kept = &mut recovered.kept;
+                kept.add_if_used(inner, Place::Pending, name, &dir, mounts);
             }
             continue;
         };
@@ -376,12 +359,8 @@ fn recover_pending(
                 tracing::warn!(layer = %key, %error, "an index made anew would not know this layer");
             }
             if !put_away(inner, pending, name, "it is sealed") {
-                // As if it had been tried just now.
+                // As where it could not be taken back by the commit.
                 state.artifacts.set_durable(&plan.artifact, false);
-                recovered.standing.push(Standing {
-                    key,
-                    artifact: Some(plan.artifact),
-                });
             }
             continue;
         }
@@ -445,8 +424,7 @@ fn recover_trash(
         let dir = match inner.dirs.trash.open_beneath(name) {
             Err(error) if error.is_no_directory() || error.is(Errno::ENOENT) => continue,
             Err(error) if !error.is_of_this_process() => {
-                let unknown = Kept::unknown(Place::Trash, name, None);
-                leave(inner, unknown, &error, mounts, recovered);
+                leave(inner, Place::Trash, name, &error, recovered);
                 continue;
             }
             dir => dir.doing("open a directory in the trash")?,
@@ -474,14 +452,11 @@ fn recover_trash(
             Holds::Stale(_) | Holds::Rubbish(Unreadable::Missing) => {}
             Holds::Rubbish(Unreadable::Damaged(_)) => {
                 // It is where it belongs, and stays there as long as it is in use.
-                let mut rubbish = Kept::rubbish(Place::Trash, name, dir);
-                if rubbish.is_used(inner, mounts) {
-                    recovered.kept.push(rubbish);
-                }
+                let kept = &mut recovered.kept;
+                kept.add_if_used(inner, Place::Trash, name, &dir, mounts);
             }
             Holds::Unknown(error) => {
-                let unknown = Kept::unknown(Place::Trash, name, Some(dir));
-                leave(inner, unknown, &error, mounts, recovered);
+                leave(inner, Place::Trash, name, &error, recovered);
             }
         }
     }

@@ -64,11 +64,7 @@ pub(super) fn publish_again(inner: &Inner, request: &PublishRequest) -> Result<P
         });
     }
     published.already = false;
-    let dir = inner
-        .dirs
-        .volumes
-        .open_beneath(&record.id)
-        .doing("open the volume's directory")?;
+    let dir = inner.volume_dir(&record.id)?;
     let mount = match &elsewhere {
         Some(elsewhere) => second_mount(elsewhere, record.read_only)?,
         None => mount_anew(inner, &dir, &mut record)?,

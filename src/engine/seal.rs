@@ -146,17 +146,11 @@ async fn until_released(inner: &Arc<Inner>, key: LayerId, mut watch: Watch) {
 fn is_held(inner: &Inner, key: LayerId) -> Result<bool> {
     let name = key.to_string();
     for place in [&inner.dirs.pending, &inner.dirs.trash, &inner.dirs.layers] {
-        match place.open_beneath(&name) {
-            Err(error) if error.is(Errno::ENOENT) => {}
-            dir => {
-                let dir = dir.doing("open the volume's directory")?;
-                if inner
-                    .backend
-                    .in_use(&dir)
-                    .doing("ask whether the volume is in use")?
-                {
-                    return Ok(true);
-                }
+        let dir = place.open_if_there(&name);
+        if let Some(dir) = dir.doing("open the volume's directory")? {
+            let in_use = inner.backend.in_use(&dir);
+            if in_use.doing("ask whether the volume is in use")? {
+                return Ok(true);
             }
         }
     }
@@ -529,9 +523,9 @@ fn seal(inner: &Inner, key: LayerId, plan: &SealPlan, record: &VolumeRecord) -> 
 /// the volume itself was mounted over, which are always kept, serve as well.
 fn begun(inner: &Inner, key: LayerId) -> Result<Option<Artifact>> {
     let layers = &inner.dirs.layers;
-    let layer = match layers.open_beneath(key.to_string()) {
-        Err(error) if error.is(Errno::ENOENT) => return Ok(None),
-        layer => layer.doing("open the layer's directory")?,
+    let layer = layers.open_if_there(key.to_string());
+    let Some(layer) = layer.doing("open the layer's directory")? else {
+        return Ok(None);
     };
     if !layer.has(layout::FS).doing("look at the layer")? {
         return Ok(None);

@@ -16,18 +16,19 @@ use tokio_util::task::TaskTracker;
 use super::backoff::Setbacks;
 use super::clock::Clock;
 use super::counters::Counters;
+use super::error::{Doing, Result};
 use super::notice::Notices;
 use super::pool;
 use super::rounds::Rounds;
 use super::spares::Spares;
 use super::state::State;
-use super::teardown_queue::Ends;
+use super::teardown_queue::TeardownQueue;
 use super::threads::Threads;
 use super::trash::Trash;
 use crate::backend::{Backend, BackendKind, MountApi};
-use crate::model::{LayerId, PodUid};
+use crate::model::{LayerId, PodUid, VolumeId};
 use crate::store::{Index, PoolDirs, PoolIdentity};
-use crate::sys::{self, Dir, UnmountWatches};
+use crate::sys::{self, Dir, Errno, UnmountWatches};
 
 /// How long others wait for the thread for walks because of one walk.
 pub(super) const SHARE: Duration = Duration::from_secs(10);
@@ -131,7 +132,7 @@ pub(super) struct Inner {
     pub(super) spares: Spares,
     pub(super) seals: Threads,
     pub(super) freezes: Threads,
-    pub(super) ends: Ends,
+    pub(super) teardown: TeardownQueue,
     /// Places for what is unmounted and not put away yet.
     pub(super) pins: Arc<Semaphore>,
     /// Of what claims had mounted.
@@ -170,6 +171,8 @@ pub(super) struct Inner {
     /// Held from a `syncfs` until the index names what it made durable.
     pub(super) syncing: Mutex<()>,
     pub(super) stop: CancellationToken,
+    /// The engine was degraded, and the next start would not be.
+    pub(super) restart: CancellationToken,
     pub(super) tasks: TaskTracker,
     /// Where tasks run that a job starts.
     pub(super) runtime: tokio::runtime::Handle,
@@ -190,6 +193,26 @@ impl Inner {
     /// Moves a directory into the trash, under a name of its own.
     pub(super) fn throw_away(&self, from: &Dir, name: &Path) -> sys::Result<LayerId> {
         pool::throw_away(&self.dirs, from, name)
+    }
+
+    /// The same; what is not there is away.
+    pub(super) fn throw_away_if_there(&self, from: &Dir, name: &Path) -> sys::Result<()> {
+        match self.throw_away(from, name) {
+            Err(error) if error.is(Errno::ENOENT) => Ok(()),
+            result => result.map(drop),
+        }
+    }
+
+    /// The directory of a volume or claim.
+    pub(super) fn volume_dir(&self, id: &VolumeId) -> Result<Dir> {
+        let dir = self.dirs.volumes.open_beneath(id);
+        dir.doing("open the volume's directory")
+    }
+
+    /// The same; `None`: it has none.
+    pub(super) fn volume_dir_if_there(&self, id: &VolumeId) -> Result<Option<Dir>> {
+        let dir = self.dirs.volumes.open_if_there(id);
+        dir.doing("open the volume's directory")
     }
 
     /// Ends all threads when they have done what they were given, and closes what is open. Blocks.

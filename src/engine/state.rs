@@ -10,7 +10,6 @@
 use std::collections::{BTreeMap, HashMap, HashSet};
 use std::os::fd::OwnedFd;
 use std::path::PathBuf;
-use std::sync::Arc;
 use std::time::Instant;
 
 use tokio::sync::OwnedSemaphorePermit;
@@ -133,23 +132,13 @@ pub(super) enum Problem {
     Broken(String),
     /// It is mounted, and its record cannot be read: nobody knows as what. Once it is mounted nowhere, that is over.
     Unrecorded(String),
-    /// A commit failed, and nobody knows whether the index has it. The next start does: until then nothing is written over it.
-    Unsure(String),
-    /// The same of its deletion: it can be deleted again, and nothing else.
-    HalfDeleted(String),
-    /// The same of its making: it can be made again, or deleted, and nothing else.
-    HalfMade(String),
 }
 
 impl Problem {
     /// In words.
     pub(super) fn why(&self) -> &str {
         match self {
-            Self::Broken(why)
-            | Self::Unrecorded(why)
-            | Self::Unsure(why)
-            | Self::HalfDeleted(why)
-            | Self::HalfMade(why) => why,
+            Self::Broken(why) | Self::Unrecorded(why) => why,
         }
     }
 }
@@ -172,13 +161,6 @@ pub(super) struct Taken {
     pub(super) group: Option<SnapshotGroup>,
 }
 
-impl Taken {
-    fn ids(&self) -> impl Iterator<Item = &SnapshotId> {
-        let snapshots = self.snapshots.iter().map(|snapshot| &snapshot.id);
-        snapshots.chain(self.group.iter().map(|group| &group.id))
-    }
-}
-
 impl Held {
     /// A claim that is not in use.
     pub(super) fn new(claim: Claim) -> Self {
@@ -194,19 +176,6 @@ impl Held {
             used: false,
             stale: false,
         }
-    }
-
-    /// Whether the index may know better what it is.
-    pub(super) fn is_unsure(&self) -> bool {
-        matches!(
-            self.problem,
-            Some(Problem::Unsure(_) | Problem::HalfDeleted(_) | Problem::HalfMade(_))
-        )
-    }
-
-    /// Whether nobody knows whether it was made: it is shown to nobody.
-    pub(super) fn is_half_made(&self) -> bool {
-        matches!(self.problem, Some(Problem::HalfMade(_)))
     }
 
     /// Whether nobody knows as what it is mounted.
@@ -273,9 +242,6 @@ pub(super) struct State {
     pub(super) claims: BTreeMap<VolumeId, Held>,
     pub(super) snapshots: BTreeMap<SnapshotId, Snapshot>,
     pub(super) groups: BTreeMap<SnapshotId, SnapshotGroup>,
-    /// What was taken or deleted by a commit that failed, one and the same under each of its ids: nobody knows whether the index has it before the next
-    /// start does. It is in neither of the two above, and can be taken again or deleted, and nothing else.
-    pub(super) unsure: HashMap<SnapshotId, Arc<Taken>>,
     /// Layers that an operation needs to stay, and how many do.
     pub(super) pinned: HashMap<LayerId, usize>,
     /// Artifacts that are being exported, and how often.
@@ -292,6 +258,8 @@ pub(super) struct State {
     pub(super) synced: Option<Timestamp>,
     /// No new volumes.
     pub(super) closing: bool,
+    /// Why nothing is changed in the pool any more: it is not known what the index has.
+    pub(super) degraded: Option<String>,
 }
 
 /// What a new volume starts from.
@@ -417,20 +385,17 @@ impl State {
                 .iter()
                 .chain(held.lingering.iter().flat_map(|last| &last.layers))
         });
-        let snapshots = self.all_snapshots().flat_map(|snapshot| &snapshot.layers);
+        let snapshots = self
+            .snapshots
+            .values()
+            .flat_map(|snapshot| &snapshot.layers);
         let held = self.held.values().flatten();
         let referenced = chosen.chain(mounted).chain(held).chain(claims);
         referenced.chain(snapshots).chain(self.pinned.keys())
     }
 
-    /// Enters snapshots; `sure`: the index has them.
-    pub(super) fn enter(&mut self, taken: Taken, sure: bool) {
-        self.leave(&taken);
-        if !sure {
-            let taken = Arc::new(taken);
-            let unsure = taken.ids().map(|id| (id.clone(), taken.clone()));
-            return self.unsure.extend(unsure);
-        }
+    /// Enters snapshots that the index has.
+    pub(super) fn enter(&mut self, taken: Taken) {
         let snapshots = taken.snapshots.into_iter();
         self.snapshots
             .extend(snapshots.map(|snapshot| (snapshot.id.clone(), snapshot)));
@@ -439,49 +404,19 @@ impl State {
             .extend(group.map(|group| (group.id.clone(), group)));
     }
 
-    /// Enters snapshots that may be there, or else those that they were to take the place of.
-    pub(super) fn enter_beside(&mut self, mut taken: Taken, earlier: &Taken) {
-        for snapshot in &earlier.snapshots {
-            if taken.snapshots.iter().all(|new| new.id != snapshot.id) {
-                taken.snapshots.push(snapshot.clone());
-                continue;
-            }
-            // Of one id there is one or the other: what both need stays until the next start, which knows.
-            for layer in &snapshot.layers {
-                *self.pinned.entry(*layer).or_default() += 1;
-            }
+    /// Takes snapshots out of sight.
+    pub(super) fn leave(&mut self, taken: &Taken) {
+        for snapshot in &taken.snapshots {
+            self.snapshots.remove(&snapshot.id);
         }
-        self.leave(earlier);
-        self.enter(taken, false);
-    }
-
-    /// Takes snapshots out of sight. Tells whether the index was known to have them.
-    pub(super) fn leave(&mut self, taken: &Taken) -> bool {
-        let mut sure = true;
-        for id in taken.ids() {
-            self.snapshots.remove(id);
-            self.groups.remove(id);
-            sure &= self.unsure.remove(id).is_none();
+        if let Some(group) = &taken.group {
+            self.groups.remove(&group.id);
         }
-        sure
-    }
-
-    /// The snapshots, also those that may be there; each once.
-    pub(super) fn all_snapshots(&self) -> impl Iterator<Item = &Snapshot> {
-        let unsure = self.unsure.keys().filter_map(|id| self.unsure_snapshot(id));
-        self.snapshots.values().chain(unsure)
-    }
-
-    /// The snapshot of this id, if that is one that may be there.
-    pub(super) fn unsure_snapshot(&self, id: &SnapshotId) -> Option<&Snapshot> {
-        let mut snapshots = self.unsure.get(id)?.snapshots.iter();
-        snapshots.find(|snapshot| snapshot.id == *id)
     }
 
     /// The stacks of layers of claims and snapshots, newest layer first.
     pub(super) fn other_stacks(&self) -> impl Iterator<Item = &Vec<LayerId>> {
         let claims = self.claims.values();
-        let claims = claims.filter(|held| !held.is_half_made());
         let claims = claims.map(|held| &held.claim.layers);
         let snapshots = self.snapshots.values().map(|snapshot| &snapshot.layers);
         claims.chain(snapshots)

@@ -1,97 +1,98 @@
-//! The queue of volumes that are to be thrown away and whose end has not begun yet.
-//! Who takes what from it, and what is done then, is `ends`.
+//! The queue of volumes that their pods are done with and whose end has not begun yet, each with the moment before which it does not.
+//! What is done then is `ends`.
 
-use std::time::{Duration, Instant};
+use std::collections::VecDeque;
+use std::time::Instant;
 
 use parking_lot::Mutex;
+use tokio::sync::Notify;
 
 use super::state::Left;
 
-/// How long whoever waits to begin with all is trusted to: the thread where he waits serves calls, and may be blocked by one.
-const TRUSTED: Duration = Duration::from_millis(50);
-
-/// The volumes to be thrown away whose end has not begun yet.
+/// Those whose end has not begun yet, in the order in which they came.
 #[derive(Debug, Default)]
-pub(super) struct Ends(Mutex<Waiting>);
-
-#[derive(Debug, Default)]
-struct Waiting {
-    /// With these whoever waits begins next …
-    next: Vec<Left>,
-    /// … and with those that came meanwhile the time after that.
-    later: Vec<Left>,
-    /// Since when he waits.
-    since: Option<Instant>,
+pub(super) struct TeardownQueue {
+    waiting: Mutex<VecDeque<(Instant, Left)>>,
+    added: Notify,
 }
 
-impl Ends {
-    /// Whether whoever adds this is the one who is to begin with all.
-    pub(super) fn add(&self, left: Left) -> bool {
-        let mut waiting = self.0.lock();
-        if waiting.since.is_some_and(|since| since.elapsed() < TRUSTED) {
-            waiting.later.push(left);
-            return false;
+impl TeardownQueue {
+    /// Adds one. Those that come later have no earlier moment.
+    pub(super) fn add(&self, left: Left, not_before: Instant) {
+        self.waiting.lock().push_back((not_before, left));
+        self.added.notify_one();
+    }
+
+    /// Waits until there are some whose moment has come, and takes them. For one task only.
+    pub(super) async fn ripe(&self) -> Vec<Left> {
+        loop {
+            let first = self.waiting.lock().front().map(|(at, _)| *at);
+            match first {
+                None => self.added.notified().await,
+                Some(at) if at > Instant::now() => tokio::time::sleep_until(at.into()).await,
+                Some(_) => return self.take_until(Instant::now()),
+            }
         }
-        waiting.next.push(left);
-        waiting.since = Some(Instant::now());
-        true
     }
 
-    /// Those that have waited long enough, and whether there are others, for which he waits once more.
-    pub(super) fn take(&self) -> (Vec<Left>, bool) {
-        let mut waiting = self.0.lock();
-        let taken = std::mem::take(&mut waiting.next);
-        waiting.next = std::mem::take(&mut waiting.later);
-        let others = !waiting.next.is_empty();
-        waiting.since = others.then(Instant::now);
-        (taken, others)
+    fn take_until(&self, now: Instant) -> Vec<Left> {
+        let mut waiting = self.waiting.lock();
+        let ripe = waiting.iter().take_while(|(at, _)| *at <= now).count();
+        waiting.drain(..ripe).map(|(_, left)| left).collect()
     }
 
+    /// Takes all, whatever their moment.
     pub(super) fn take_all(&self) -> Vec<Left> {
-        let Waiting { next, later, .. } = std::mem::take(&mut *self.0.lock());
-        next.into_iter().chain(later).collect()
+        let all = std::mem::take(&mut *self.waiting.lock());
+        all.into_iter().map(|(_, left)| left).collect()
     }
 }
 
 #[cfg(test)]
 mod tests {
+    use std::time::Duration;
+
     use super::*;
     use crate::model::LayerId;
 
-    fn left() -> Left {
+    fn left(id: u128) -> Left {
         Left {
-            key: LayerId::from_bits(1),
+            key: LayerId::from_bits(id),
             pin: None,
         }
     }
 
-    #[test]
-    fn one_waits_for_all_and_if_he_does_not_come_the_next_does() {
-        let ends = Ends::default();
-        assert!(ends.add(left()));
-        assert!(!ends.add(left()));
-        let since = Instant::now().checked_sub(TRUSTED);
-        ends.0.lock().since = since;
-        assert!(ends.add(left()), "the first is late");
-        assert!(!ends.add(left()));
-        assert_eq!(ends.take_all().len(), 4);
-        assert!(ends.add(left()), "nobody waits any more");
+    fn ids(all: &[Left]) -> Vec<u128> {
+        all.iter().map(|left| left.key.bits()).collect()
     }
 
-    #[test]
-    fn what_came_while_somebody_waited_is_begun_with_the_next_time() {
-        let ends = Ends::default();
-        assert!(ends.add(left()));
-        assert!(!ends.add(left()));
-        assert!(!ends.add(left()));
-        let begun = || {
-            let (taken, others) = ends.take();
-            (taken.len(), others)
-        };
-        assert_eq!(begun(), (1, true));
-        assert!(!ends.add(left()), "he waits once more");
-        assert_eq!(begun(), (2, true));
-        assert_eq!(begun(), (1, false));
-        assert!(ends.add(left()), "nobody waits any more");
+    #[tokio::test]
+    async fn none_is_taken_before_its_moment_and_none_is_forgotten() {
+        let queue = TeardownQueue::default();
+        let now = Instant::now();
+        let later = now + Duration::from_secs(3600);
+        for (id, at) in [(1, now), (2, now), (3, later), (4, later)] {
+            queue.add(left(id), at);
+        }
+        assert_eq!(ids(&queue.ripe().await), [1, 2]);
+        {
+            let waits = queue.ripe();
+            tokio::pin!(waits);
+            assert!(futures_util::poll!(&mut waits).is_pending());
+        }
+        assert_eq!(ids(&queue.take_until(later)), [3, 4]);
+        queue.add(left(5), later);
+        assert_eq!(ids(&queue.take_all()), [5]);
+        assert_eq!(ids(&queue.take_all()), [0; 0]);
+    }
+
+    #[tokio::test]
+    async fn one_that_comes_wakes_the_task_that_waits() {
+        let queue = TeardownQueue::default();
+        let waits = queue.ripe();
+        tokio::pin!(waits);
+        assert!(futures_util::poll!(&mut waits).is_pending());
+        queue.add(left(1), Instant::now());
+        assert_eq!(ids(&waits.await), [1]);
     }
 }

@@ -204,7 +204,7 @@ pub struct Status {
     pub caches: usize,
     /// Volumes whose seal is promised and not yet durable.
     pub seals_pending: usize,
-    /// Volumes whose records are damaged, and which somebody may be using: where a volume needs its layers nothing is deleted meanwhile that
-    /// was sealed before the start.
+    /// Volumes whose records the start found damaged, and which somebody may be using: where a volume needs its layers nothing that was
+    /// sealed before the start is deleted until the next one.
     pub damaged: usize,
 }

@@ -29,7 +29,7 @@ pub(super) async fn unpublish(inner: &Arc<Inner>, volume: &str, target: &Path) -
     // What is no id of ours was never published here; its target goes all the same.
     let volume: Option<VolumeId> = volume.parse().ok();
     let guard = match &volume {
-        Some(volume) => Some(Guard::take(inner, volume, guard::deadline()).await?),
+        Some(volume) => Some(Guard::take_to_leave(inner, volume, guard::deadline()).await?),
         None => None,
     };
     let engine = inner.clone();

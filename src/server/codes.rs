@@ -42,7 +42,6 @@ pub fn code_of(error: &Error) -> Code {
         | Error::Lost { .. }
         | Error::LostContent { .. }
         | Error::OnNode { .. }
-        | Error::Unsure(_)
         | Error::Pool { .. }
         | Error::PoolReadOnly { .. } => Code::FailedPrecondition,
         Error::Full(_)
@@ -51,7 +50,7 @@ pub fn code_of(error: &Error) -> Code {
         | Error::AtLimit { .. }
         | Error::TooLarge { .. }
         | Error::Elsewhere(_) => Code::ResourceExhausted,
-        Error::ShuttingDown => Code::Unavailable,
+        Error::ShuttingDown | Error::Degraded(_) => Code::Unavailable,
         Error::Defect
         | Error::Doomed
         | Error::Index(_)
@@ -180,7 +179,7 @@ mod tests {
             Error::Doomed => "Doomed",
             Error::NoSuchClaim(_) => "NoSuchClaim",
             Error::NoSuchSnapshot(_) => "NoSuchSnapshot",
-            Error::Unsure(_) => "Unsure",
+            Error::Degraded(_) => "Degraded",
             Error::OfGroup { .. } => "OfGroup",
             Error::Exists { .. } => "Exists",
             Error::OutOfRange { .. } => "OutOfRange",
@@ -265,7 +264,7 @@ mod tests {
             Error::Doomed,
             Error::NoSuchClaim("vol-1".into()),
             Error::NoSuchSnapshot("snap-1".into()),
-            Error::Unsure("snap-1".parse().expect("an id")),
+            Error::Degraded("write to the index: I/O error".into()),
             Error::OfGroup {
                 snapshot: "snap-1".parse().expect("an id"),
                 group: "group-1".parse().expect("an id"),

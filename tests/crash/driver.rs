@@ -408,16 +408,6 @@ async fn serve_caller(
     }
 }
 
-/// Waits until it is known what is in use. Of a process that was killed the kernel puts away the mounts a moment later; until then a volume
-/// whose record was half written is taken for one that is mounted, and nothing is deleted that may lie below it.
-async fn known(engine: &Engine) {
-    let deadline = Instant::now() + Duration::from_secs(10);
-    let kept = async || engine.status().await.is_ok_and(|status| status.damaged > 0);
-    while kept().await && Instant::now() < deadline {
-        tokio::time::sleep(Duration::from_millis(2)).await;
-    }
-}
-
 async fn run(engine: &Engine, call: Call) -> Answer {
     let said = |error: baggageclaim::engine::Error| format!("{error} ({error:?})");
     let done = Ok(Value::Null);
@@ -494,7 +484,6 @@ async fn run(engine: &Engine, call: Call) -> Answer {
         }
         Call::Settle => {
             engine.settled().await;
-            known(engine).await;
             done
         }
         Call::Reap => engine.reap().await.map_err(said).map(drop).and(done),

@@ -1,5 +1,5 @@
-//! Clones, snapshots and groups of claims whose index commit is in doubt. They are not listed, and
-//! can be requested again or deleted, whatever the index turns out to have.
+//! Clones, snapshots and groups of claims whose index commit is in doubt. The engine changes nothing
+//! more, and the next start finds them whole or not at all.
 
 use baggageclaim::engine::Result;
 use baggageclaim::engine::claims::Page;
@@ -77,47 +77,38 @@ async fn restore(pods: &Pods, snapshot: &Snapshot) -> Result<Claim> {
     pods.engine.create_claim(restore).await
 }
 
-/// Nobody sees it, nobody uses it, and it is not said to be gone.
-async fn assert_unsure(pods: &Pods, made: &[Change]) {
-    for change in made {
-        match change {
-            Change::PutClaim(claim) => {
-                let staged = pods.stage(claim).await;
-                let refused = matches!(&staged, Err(Error::ClaimInUse { .. }));
-                assert!(refused, "{staged:?}");
-                let id = claim.id.as_str();
-                let listed = pods.engine.claims(None, 9).items;
-                assert!(listed.iter().all(|other| other.id != claim.id));
-                let seen = [
-                    pods.engine.claim(id).map(drop),
-                    pods.engine.claim_use(id).await.map(drop),
-                    // A change that changes nothing.
-                    pods.engine.expand_claim(id, 0, None).await.map(drop),
-                ];
-                for seen in seen {
-                    assert!(matches!(&seen, Err(Error::Unsure(_))), "{seen:?}");
-                }
-            }
-            Change::PutSnapshot(snapshot) => {
-                let listed = snapshots(pods, None).expect("a page").items;
-                assert!(listed.iter().all(|other| other.id != snapshot.id));
-                let got = snapshots(pods, Some(&snapshot.id));
-                assert!(matches!(&got, Err(Error::Unsure(_))), "{got:?}");
-                let restored = restore(pods, snapshot).await;
-                assert!(matches!(&restored, Err(Error::Unsure(_))), "{restored:?}");
-                if snapshot.group.is_some() {
-                    let alone = pods.engine.delete_snapshot(snapshot.id.as_str()).await;
-                    assert!(matches!(&alone, Err(Error::OfGroup { .. })), "{alone:?}");
-                }
-            }
-            Change::PutGroup(group) => {
-                let got = pods.engine.group(group.id.as_str());
-                assert!(matches!(&got, Err(Error::Unsure(_))), "{got:?}");
-            }
-            other => panic!("{other:?} is not made"),
-        }
+/// It changes nothing, and says why; what is mounted is unmounted; and it is to be restarted when its index can be opened again.
+async fn assert_degraded(pods: &Pods, made: &[Change], mounted: &Claim) {
+    let engine = &pods.engine;
+    let refused = [
+        engine.create_claim(request("other")).await.map(drop),
+        engine.takes_writes().await,
+        engine.reap().await.map(drop),
+        engine.check().await.map(drop),
+        delete(pods, made).await,
+        pods.stage(mounted).await,
+    ];
+    for refused in refused {
+        assert!(matches!(&refused, Err(Error::Degraded(_))), "{refused:?}");
     }
-    delete(pods, made).await.expect_err("the index fails");
+    pods.unmount(mounted).await;
+    let restart = engine.needs_restart();
+    tokio::pin!(restart);
+    assert!(futures_util::poll!(restart.as_mut()).is_pending());
+}
+
+/// What a disk that failed has of a transaction, once the engine has asked for a restart and had it.
+async fn restarted(pods: Pods, broken: Broken, wrote: Wrote, changes: &[Change]) -> Pods {
+    broken.heals();
+    let restart = tokio::time::timeout(NEVER, pods.engine.needs_restart()).await;
+    restart.expect("the index can be opened again");
+    let pool = pods.config.pool.clone();
+    let write = || {
+        if wrote == Wrote::All {
+            has_written(&pool, changes);
+        }
+    };
+    pods.restart_after(write).await
 }
 
 /// All of it is there, and as it must be; or nothing of it is.
@@ -160,38 +151,44 @@ async fn frozen(pods: &Pods, name: &str) -> Claim {
 }
 
 #[tokio::test(flavor = "multi_thread")]
-async fn what_was_made_of_a_claim_and_nobody_knows_of_can_be_made_again_or_deleted() {
+async fn what_the_index_may_have_is_there_or_not_after_a_restart_and_made_or_deleted_again() {
     let _mine = my_turn().await;
     for (wrote, what) in EITHER
         .into_iter()
         .flat_map(|wrote| EACH.map(|what| (wrote, what)))
     {
-        for again in [true, false] {
+        for deletes in [false, true] {
             let (disk, pods) = match pods().await {
                 Ok(made) => made,
                 Err(reason) => return common::skip(&reason),
             };
             let source = frozen(&pods, "source").await;
+            let mounted = pods.create("mounted").await;
+            pods.mount(&mounted).await;
             let made = ask(&pods, what, &source).await.expect("made");
-            delete(&pods, &made).await.expect("deleted");
-            let broken = disk.breaks_at(&pods.config.pool.join("index.redb"));
-            let error = ask(&pods, what, &source)
-                .await
-                .expect_err("the index fails");
-            assert!(matches!(error, Error::Index(_)), "{error}");
-            assert_unsure(&pods, &made).await;
-            broken.heals();
-            if wrote == Wrote::All {
-                has_written(&pods.config.pool, &made);
-            }
-            if again {
-                ask(&pods, what, &source).await.expect("made");
-            } else {
+            if !deletes {
                 delete(&pods, &made).await.expect("deleted");
             }
-            assert_there(&pods, &made, again).await;
-            let pods = pods.restart().await;
-            assert_there(&pods, &made, again).await;
+            let broken = disk.breaks_at(&pods.config.pool.join("index.redb"));
+            let (failed, changes) = if deletes {
+                (delete(&pods, &made).await, removed(&made))
+            } else {
+                (ask(&pods, what, &source).await.map(drop), made.clone())
+            };
+            let error = failed.expect_err("the index fails");
+            assert!(matches!(error, Error::Index(_)), "{error}");
+            assert_degraded(&pods, &made, &mounted).await;
+
+            let pods = restarted(pods, broken, wrote, &changes).await;
+            let there = deletes == (wrote == Wrote::Nothing);
+            assert_there(&pods, &made, there).await;
+            if there {
+                delete(&pods, &made).await.expect("deleted");
+            } else {
+                let again = bench::again(|| ask(&pods, what, &source)).await;
+                again.expect("made");
+            }
+            assert_there(&pods, &made, !there).await;
             pods.finish().await;
             closed(disk);
         }
@@ -199,7 +196,7 @@ async fn what_was_made_of_a_claim_and_nobody_knows_of_can_be_made_again_or_delet
 }
 
 #[tokio::test(flavor = "multi_thread")]
-async fn what_was_made_of_what_has_moved_waits_for_the_next_start_or_is_deleted() {
+async fn what_moved_for_something_that_the_index_has_not_is_back_after_a_restart() {
     let _mine = my_turn().await;
     for what in EACH {
         let (disk, pods) = match pods().await {
@@ -207,6 +204,8 @@ async fn what_was_made_of_what_has_moved_waits_for_the_next_start_or_is_deleted(
             Err(reason) => return common::skip(&reason),
         };
         let source = frozen(&pods, "source").await;
+        let mounted = pods.create("mounted").await;
+        pods.mount(&mounted).await;
         let made = ask(&pods, what, &source).await.expect("made");
         delete(&pods, &made).await.expect("deleted");
         pods.write(&source, "file", "more").await;
@@ -215,112 +214,14 @@ async fn what_was_made_of_what_has_moved_waits_for_the_next_start_or_is_deleted(
         let error = bench::again(|| ask(&pods, what, &source)).await;
         let error = error.expect_err("the index fails");
         assert!(matches!(error, Error::Index(_)), "{error}");
-        assert_unsure(&pods, &made).await;
-        fails.try_recv().expect("there it failed").heals();
-        pods.engine.reap().await.expect("reap");
+        assert_degraded(&pods, &made, &mounted).await;
         let layers = unconfirmed(&pods.config.pool);
-        assert_eq!(layers.len(), 1, "it does not say what nobody knows");
-        let again = ask(&pods, what, &source).await;
-        assert!(matches!(&again, Err(Error::ClaimInUse { .. })), "{again:?}");
-        delete(&pods, &made).await.expect("deleted");
-        assert_there(&pods, &made, false).await;
-        let pods = pods.restart().await;
+        assert_eq!(layers.len(), 1, "it does not say what is not known");
+        let broken = fails.try_recv().expect("there it failed");
+        let pods = restarted(pods, broken, Wrote::Nothing, &[]).await;
         assert_there(&pods, &made, false).await;
         assert_eq!(pods.read(&source, "file").await.expect("file"), "more");
         pods.finish().await;
         closed(disk);
-    }
-}
-
-#[tokio::test(flavor = "multi_thread")]
-async fn a_group_that_may_be_there_is_replaced_by_one_of_other_sources() {
-    let _mine = my_turn().await;
-    let (disk, pods) = match pods().await {
-        Ok(made) => made,
-        Err(reason) => return common::skip(&reason),
-    };
-    let one = frozen(&pods, "one").await;
-    let other = frozen(&pods, "other").await;
-    let both = group(&pods, &[&one, &other]).await.expect("taken");
-    delete(&pods, &both).await.expect("deleted");
-    for sources in [&[&one, &other][..], &[&one]] {
-        let broken = disk.breaks_at(&pods.config.pool.join("index.redb"));
-        let taken = group(&pods, sources).await;
-        taken.expect_err("the index fails");
-        broken.heals();
-        // It has the first, and not the one that was to take its place.
-        if sources.len() > 1 {
-            has_written(&pods.config.pool, &both);
-        }
-        pods.create(&format!("after {}", sources.len())).await;
-    }
-    let made = group(&pods, &[&one]).await.expect("taken");
-    let pods = pods.restart().await;
-    assert_there(&pods, &made, true).await;
-    let members = snapshots(&pods, None).expect("a page").items;
-    let members = members.iter().filter(|snapshot| snapshot.group.is_some());
-    assert_eq!(members.count(), 1, "no other one stays that no group has");
-    pods.finish().await;
-    closed(disk);
-}
-
-/// What is done after a deletion of which nobody knows the end.
-#[derive(Debug, Clone, Copy, PartialEq, Eq)]
-enum Then {
-    Restart,
-    TakeAgain,
-    DeleteAgain,
-}
-
-#[tokio::test(flavor = "multi_thread")]
-async fn a_snapshot_whose_deletion_nobody_knows_the_end_of_is_shown_to_nobody() {
-    let _mine = my_turn().await;
-    let thens = [Then::Restart, Then::TakeAgain, Then::DeleteAgain];
-    for (wrote, then) in EITHER
-        .into_iter()
-        .flat_map(|wrote| thens.map(|then| (wrote, then)))
-    {
-        for what in [What::Snapshot, What::Group] {
-            let (disk, pods) = match pods().await {
-                Ok(made) => made,
-                Err(reason) => return common::skip(&reason),
-            };
-            let source = frozen(&pods, "source").await;
-            let made = ask(&pods, what, &source).await.expect("made");
-            // It alone has these layers.
-            for snapshot in snapshots(&pods, None).expect("a page").items {
-                if snapshot.name == "of source" {
-                    let id = snapshot.id.as_str();
-                    pods.engine.delete_snapshot(id).await.expect("deleted");
-                }
-            }
-            if then != Then::TakeAgain {
-                let id = source.id.as_str();
-                pods.engine.delete_claim(id).await.expect("deleted");
-            }
-            let broken = disk.breaks_at(&pods.config.pool.join("index.redb"));
-            let error = delete(&pods, &made).await.expect_err("the index fails");
-            assert!(matches!(error, Error::Index(_)), "{error}");
-            assert_unsure(&pods, &made).await;
-            drop(pods.engine.reap().await);
-            broken.heals();
-            if wrote == Wrote::All {
-                has_written(&pods.config.pool, &removed(&made));
-            }
-            let there = match then {
-                Then::Restart => wrote == Wrote::Nothing,
-                Then::TakeAgain => true,
-                Then::DeleteAgain => false,
-            };
-            match then {
-                Then::Restart => {}
-                Then::TakeAgain => drop(ask(&pods, what, &source).await.expect("taken")),
-                Then::DeleteAgain => delete(&pods, &made).await.expect("deleted"),
-            }
-            let pods = pods.restart().await;
-            assert_there(&pods, &made, there).await;
-            pods.finish().await;
-            closed(disk);
-        }
     }
 }

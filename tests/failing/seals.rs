@@ -116,6 +116,9 @@ async fn a_promise_that_cannot_be_taken_back_keeps_what_it_was_for_and_nothing_e
     is_kept(&bench).await;
     drop(layer);
     drop(promised);
+    // Nor is it tried again before the next start.
+    is_kept(&bench).await;
+    let bench = bench.restart().await;
     eventually("it is taken back", || is_durable(&bench, "artifact/bad")).await;
     let destroyed = destroy(&bench, "artifact/bad").await;
     destroyed.expect("deleted");

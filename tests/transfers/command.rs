@@ -13,7 +13,7 @@ use std::path::{Path, PathBuf};
 use std::process::{Child, ChildStdin, Command, Output, Stdio};
 use std::time::{Duration, Instant};
 
-use baggageclaim::demo::kubelet::{Kubelet, PublishOptions};
+use baggageclaim::kubelet_double::{Kubelet, PublishOptions};
 use rustix::process::{Pid, Signal, kill_process};
 
 use crate::common::bench::names;

@@ -11,7 +11,6 @@ use crate::engine::guard;
 use crate::engine::shared::Inner;
 use crate::model::{Attachment, Claim, MutableChange, VolumeId};
 use crate::store::Change;
-use crate::sys::Errno;
 
 /// Changes a claim, durably, and what bounds it; `change` tells nothing but errors.
 async fn change(
@@ -26,10 +25,9 @@ async fn change(
         let mut after = before.clone();
         change(&engine, &mut after)?;
         if after != before {
-            if let Some(held) = engine.state.lock().claims.get(&id) {
-                hold::refuse_unsure(held)?;
-            }
-            engine.commit_index(&[Change::PutClaim(after.clone())])?;
+            engine
+                .transact(&[Change::PutClaim(after.clone())])
+                .result()?;
             point(Point::ClaimChanged);
             if let Some(held) = engine.state.lock().claims.get_mut(&id) {
                 held.claim = after.clone();
@@ -46,9 +44,8 @@ async fn change(
 
 /// Bounds the content as the claim says, if it is there.
 fn limit(inner: &Inner, claim: &Claim) -> Result<()> {
-    let volume = match inner.dirs.volumes.open_beneath(&claim.id) {
-        Err(error) if error.is(Errno::ENOENT) => return Ok(()),
-        volume => volume.doing("open the volume's directory")?,
+    let Some(volume) = inner.volume_dir_if_there(&claim.id)? else {
+        return Ok(());
     };
     if !inner
         .backend
@@ -151,8 +148,7 @@ pub(super) async fn detach(inner: Arc<Inner>, id: String, node: Option<String>) 
         Ok(())
     };
     match change(inner, id, detach).await {
-        // What may have been made was never attached.
-        Err(Error::NoSuchClaim(_) | Error::Unsure(_)) => Ok(()),
+        Err(Error::NoSuchClaim(_)) => Ok(()),
         result => result.map(drop),
     }
 }

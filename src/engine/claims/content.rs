@@ -13,13 +13,12 @@ use crate::engine::shared::Inner;
 use crate::engine::state::{ClaimMount, Held};
 use crate::model::{Claim, ClaimRecord, ClaimTarget, LayerId, VolumeId, layout};
 use crate::store;
-use crate::sys::{Dir, Errno};
+use crate::sys::Dir;
 
 /// The claim's directory, if it has its content.
 pub(super) fn find(inner: &Inner, claim: &Claim) -> Result<Option<Dir>> {
-    let dir = match inner.dirs.volumes.open_beneath(&claim.id) {
-        Err(error) if error.is(Errno::ENOENT) => return Ok(None),
-        dir => dir.doing("open the volume's directory")?,
+    let Some(dir) = inner.volume_dir_if_there(&claim.id)? else {
+        return Ok(None);
     };
     let backend = &inner.backend;
     if backend
@@ -67,12 +66,8 @@ pub(super) fn put_aside(inner: &Inner, id: &VolumeId) -> Result<()> {
         let (name, what) = (id.to_string(), "owner: it is a pod's volume");
         return Err(Error::Exists { name, what });
     }
-    match inner.throw_away(&inner.dirs.volumes, id.as_ref()) {
-        Err(error) if !error.is(Errno::ENOENT) => {
-            Err(error).doing("put aside what a deleted volume of that name held")
-        }
-        _ => Ok(()),
-    }
+    let thrown = inner.throw_away_if_there(&inner.dirs.volumes, id.as_ref());
+    thrown.doing("put aside what a deleted volume of that name held")
 }
 
 /// Makes the claim's directory, with its content; and why its limit does not hold.
@@ -94,8 +89,7 @@ pub(super) fn make(inner: &Inner, claim: &Claim) -> Result<(Dir, Option<String>)
     }
     let limit_unenforced = made?;
     keep_place(inner)?;
-    let dir = inner.dirs.volumes.open_beneath(&claim.id);
-    Ok((dir.doing("open the volume's directory")?, limit_unenforced))
+    Ok((inner.volume_dir(&claim.id)?, limit_unenforced))
 }
 
 /// Makes durable that the directories of claims are where they are, before a pod can make durable what is in them.
@@ -191,9 +185,10 @@ pub(super) fn put_off(inner: &Inner, claim: &VolumeId, error: &Error) {
 
 /// Writes the claim down anew in its directory, if it has one: its layers are others now. Nobody has it mounted.
 pub(in crate::engine) fn restack(inner: &Inner, id: &VolumeId) {
-    let dir = match inner.dirs.volumes.open_beneath(id) {
-        Err(error) if error.is(Errno::ENOENT) => return,
-        dir => dir.doing("open the volume's directory"),
+    let dir = match inner.volume_dir_if_there(id) {
+        Ok(None) => return,
+        Ok(Some(dir)) => Ok(dir),
+        Err(error) => Err(error),
     };
     let record = inner
         .state
@@ -210,12 +205,8 @@ pub(in crate::engine) fn restack(inner: &Inner, id: &VolumeId) {
 
 /// Puts away what is left of a claim's directory when its content has moved: records and work directories.
 pub(super) fn clear(inner: &Inner, id: &VolumeId) {
-    match inner.throw_away(&inner.dirs.volumes, id.as_ref()) {
-        Err(error) if error.is(Errno::ENOENT) => {}
-        Err(error) => {
-            tracing::warn!(volume.id = %id, %error, "an empty volume's directory stays until the next start");
-        }
-        Ok(_) => {}
+    if let Err(error) = inner.throw_away_if_there(&inner.dirs.volumes, id.as_ref()) {
+        tracing::warn!(volume.id = %id, %error, "an empty volume's directory stays until the next start");
     }
 }
 
@@ -230,9 +221,8 @@ pub(super) fn is_held_open(inner: &Inner, claim: &VolumeId) -> Result<bool> {
     if !lingers {
         return Ok(false);
     }
-    let dir = match inner.dirs.volumes.open_beneath(claim) {
-        Err(error) if error.is(Errno::ENOENT) => return Ok(false),
-        dir => dir.doing("open the volume's directory")?,
+    let Some(dir) = inner.volume_dir_if_there(claim)? else {
+        return Ok(false);
     };
     let held = inner.backend.in_use(&dir);
     held.doing("ask whether the volume is in use")

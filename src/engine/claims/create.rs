@@ -10,7 +10,7 @@ use tokio::time::Instant;
 
 use super::content::{self, is_held_open};
 use super::freeze::{self, Freezing, Moment};
-use super::hold::{self, refuse_too_large, refuse_unsure_snapshot};
+use super::hold::{self, refuse_too_large};
 use super::types::CreateClaim;
 use crate::engine::crash::{Point, point};
 use crate::engine::durability;
@@ -19,7 +19,7 @@ use crate::engine::guard::{self, Guard};
 use crate::engine::layers;
 use crate::engine::pins::Pins;
 use crate::engine::shared::Inner;
-use crate::engine::state::{Held, Problem, State};
+use crate::engine::state::{Held, State};
 use crate::model::{
     Claim, ClaimSource, LayerId, MutableParameters, OwnerView, RootAttributes, SnapshotId,
     VolumeId, layout,
@@ -31,7 +31,7 @@ pub(super) async fn create(inner: Arc<Inner>, request: CreateClaim) -> Result<Cl
     let id = hold::id_of(hold::CLAIM, &request.name);
     let until = guard::deadline();
     let guard = hold::take(&inner, &id, until).await?;
-    if let Some(claim) = made_before(&inner, &id)? {
+    if let Some(claim) = made_before(&inner, &id) {
         return repeated(claim, &request);
     }
     match request.source.clone() {
@@ -47,27 +47,16 @@ pub(super) async fn create(inner: Arc<Inner>, request: CreateClaim) -> Result<Cl
     }
 }
 
-/// The claim that an earlier request made, if it is known to be there.
-fn made_before(inner: &Inner, id: &VolumeId) -> Result<Option<Claim>> {
+/// The claim that an earlier request made.
+fn made_before(inner: &Inner, id: &VolumeId) -> Option<Claim> {
     let state = inner.state.lock();
-    let Some(held) = state.claims.get(id) else {
-        return Ok(None);
-    };
-    match &held.problem {
-        Some(Problem::HalfMade(_)) => Ok(None),
-        Some(Problem::HalfDeleted(why)) => Err(Error::ClaimInUse {
-            claim: id.clone(),
-            how: format!("not usable: {why}"),
-        }),
-        _ => Ok(Some(held.claim.clone())),
-    }
+    state.claims.get(id).map(|held| held.claim.clone())
 }
 
-/// Whether there is a claim of that name, or was until a deletion that may not be over.
+/// Whether there is a claim of that name. What cannot be used is there all the same.
 pub(super) fn has(inner: &Inner, name: &str) -> bool {
     let id = hold::id_of(hold::CLAIM, name);
-    // What cannot be used is there all the same.
-    !matches!(made_before(inner, &id), Ok(None))
+    inner.state.lock().claims.contains_key(&id)
 }
 
 /// What a repeated request finds, if it is the same request.
@@ -105,7 +94,7 @@ struct Content {
     view: OwnerView,
     /// The capacity of what it is a clone of.
     size: u64,
-    pins: Pins,
+    _pins: Pins,
 }
 
 impl Content {
@@ -114,14 +103,13 @@ impl Content {
             layers: Vec::new(),
             view: OwnerView::default(),
             size: 0,
-            pins: Pins::none(inner),
+            _pins: Pins::none(inner),
         }
     }
 
     fn of_snapshot(inner: &Arc<Inner>, id: &SnapshotId) -> Result<Self> {
         let mut pins = Pins::none(inner);
         let mut state = inner.state.lock();
-        refuse_unsure_snapshot(&state, id)?;
         let snapshot = state.snapshots.get(id).cloned();
         let snapshot = snapshot.ok_or_else(|| Error::NoSuchSnapshot(id.to_string()))?;
         pins.add(&mut state, &snapshot.layers);
@@ -130,7 +118,7 @@ impl Content {
             layers: snapshot.layers,
             view: snapshot.view,
             size: snapshot.size,
-            pins,
+            _pins: pins,
         })
     }
 }
@@ -140,7 +128,7 @@ async fn insert(
     inner: &Arc<Inner>,
     id: VolumeId,
     request: CreateClaim,
-    mut content: Content,
+    content: Content,
     guard: Guard,
 ) -> Result<Claim> {
     let engine = inner.clone();
@@ -149,15 +137,10 @@ async fn insert(
             content::refuse_lost(&engine, snapshot, &content.layers)?;
         }
         let claim = describe(&engine, id, request, &content)?;
-        if let Err(error) = engine.commit_index(&[Change::PutClaim(claim.clone())]) {
-            if error.may_be_indexed() {
-                enter(&mut engine.state.lock(), claim, Some(&error));
-                content.pins.keep();
-            }
-            return Err(error);
-        }
+        let made = engine.transact(&[Change::PutClaim(claim.clone())]);
+        made.result()?;
         point(Point::ClaimIndexed);
-        enter(&mut engine.state.lock(), claim.clone(), None);
+        enter(&mut engine.state.lock(), claim.clone());
         drop((guard, content));
         Ok(claim)
     };
@@ -188,7 +171,7 @@ async fn clone(
         layers: frozen.stack.clone(),
         view: frozen.claim.view,
         size: frozen.claim.capacity,
-        pins: Pins::none(inner),
+        _pins: Pins::none(inner),
     };
     let claim = inner
         .calls
@@ -196,19 +179,13 @@ async fn clone(
     let claim = claim.await??;
     let changes = vec![Change::PutClaim(claim.clone())];
     let made = claim.clone();
-    let enter = |state: &mut State, doubt: Option<&Error>| enter(state, made, doubt);
-    freezing.commit(changes, enter).await?;
+    freezing.commit(changes, |state| enter(state, made)).await?;
     Ok(claim)
 }
 
-/// Enters a new claim, and why nobody knows whether the index has it, if nobody does: a deletion must not take it for one that never was.
-fn enter(state: &mut State, claim: Claim, doubt: Option<&Error>) {
-    let mut held = Held::new(claim);
-    held.problem = doubt.map(|error| {
-        let why = format!("nobody knows whether it was made ({error}); ask for it again");
-        Problem::HalfMade(why)
-    });
-    state.claims.insert(held.claim.id.clone(), held);
+/// Enters a new claim.
+fn enter(state: &mut State, claim: Claim) {
+    state.claims.insert(claim.id.clone(), Held::new(claim));
 }
 
 /// The claim that a request asks for, in whose place nothing is. Its first mount makes the rest.
@@ -323,14 +300,11 @@ pub(super) fn delete_now(inner: &Arc<Inner>, id: &VolumeId) -> Result<()> {
     let Some(held) = removed else {
         return Ok(());
     };
-    if let Err(error) = inner.commit_index(&[Change::RemoveClaim(id.clone())]) {
+    let removed = inner.transact(&[Change::RemoveClaim(id.clone())]);
+    if let Err(error) = removed.result() {
         let since = {
             let mut state = inner.state.lock();
-            let held = state.claims.entry(id.clone()).or_insert(held);
-            if error.may_be_indexed() {
-                let why = format!("it may be deleted by now ({error}); delete it again");
-                held.problem = Some(Problem::HalfDeleted(why));
-            }
+            state.claims.insert(id.clone(), held);
             state.doomed_until
         };
         if since != doomed {
@@ -358,13 +332,6 @@ fn refuse_used(held: &Held) -> Result<()> {
             how,
         })
     };
-    let half = matches!(
-        held.problem,
-        Some(Problem::HalfDeleted(_) | Problem::HalfMade(_))
-    );
-    if !half {
-        hold::refuse_unsure(held)?;
-    }
     if let Some(target) = held.mounts.keys().min() {
         return used(format!("mounted at {}; unmount it first", target.display()));
     }

@@ -20,7 +20,7 @@ impl Engine {
             .await
     }
 
-    /// Whether an earlier request made a claim of that name; not if nobody knows whether it did.
+    /// Whether an earlier request made a claim of that name.
     #[must_use]
     pub fn has_claim_named(&self, name: &str) -> bool {
         create::has(&self.inner, name)

@@ -5,12 +5,14 @@
 //! and committed together: one `syncfs`, one index transaction. Until that transaction everything is taken back if a step
 //! fails, here or at the next start; `docs/on-disk.md` has the table.
 
-use std::path::Path;
 use std::sync::Arc;
+
+use parking_lot::MutexGuard;
 
 use super::content::{self, is_held_open};
 use super::hold::{DAMAGED, held_open, refuse_broken};
 use crate::backend;
+use crate::engine::catalog::Transaction;
 use crate::engine::crash::{Point, point};
 use crate::engine::error::{Doing, Error, Result};
 use crate::engine::guard::Guard;
@@ -111,12 +113,11 @@ fn grows_with_the_tree(inner: &Inner, ids: &[VolumeId]) -> bool {
 }
 
 impl Freezing {
-    /// Makes durable what was frozen, and `changes` with it: all or nothing. `enter` enters them into the state, and is told why nobody
-    /// knows whether the index has them, if nobody does.
+    /// Makes durable what was frozen, and `changes` with it: all or nothing. `enter` enters them into the state.
     pub(super) async fn commit(
         self,
         changes: Vec<Change>,
-        enter: impl FnOnce(&mut State, Option<&Error>) + Send + 'static,
+        enter: impl FnOnce(&mut State) + Send + 'static,
     ) -> Result<()> {
         let engine = self.inner.clone();
         let result = if self.layers().next().is_some() {
@@ -144,26 +145,23 @@ impl Freezing {
     }
 
     /// Returns what is left to be done, which nobody need wait for but who wants one of these claims next.
-    fn commit_now(
-        mut self,
-        changes: Vec<Change>,
-        enter: impl FnOnce(&mut State, Option<&Error>),
-    ) -> Result<Self> {
-        if let Err(error) = self.make_durable(changes) {
-            if error.may_be_indexed() {
-                // The next start knows, and finishes or takes back.
-                self.leave_to_the_next_start(&error);
-                enter(&mut self.inner.state.lock(), Some(&error));
+    fn commit_now(mut self, changes: Vec<Change>, enter: impl FnOnce(&mut State)) -> Result<Self> {
+        match self.make_durable(changes) {
+            Transaction::Committed => self.ended = true,
+            Transaction::RolledBack(error) => {
+                self.take_back();
+                return Err(error);
             }
-            self.take_back();
-            return Err(error);
+            Transaction::InDoubt(error) => {
+                self.ended = true;
+                return Err(error);
+            }
         }
-        self.ended = true;
         point(Point::FreezeIndexed);
         {
             let mut state = self.inner.state.lock();
             self.restack(&mut state);
-            enter(&mut state, None);
+            enter(&mut state);
         }
         // A layer that no claim stacks may be deleted as soon as the answer is there.
         self.confirm(|frozen| !frozen.moved);
@@ -176,17 +174,14 @@ impl Freezing {
     }
 
     /// First the content, then the index that names it.
-    fn make_durable(&self, changes: Vec<Change>) -> Result<()> {
+    fn make_durable(&self, changes: Vec<Change>) -> Transaction {
         let inner = &self.inner;
         // Until the index names it: nobody else hears meanwhile of what the disk lost.
         let made = self.layers().next().is_some();
         let syncing = made.then(|| inner.syncing.lock());
         if let Some(syncing) = &syncing {
-            inner.sync(syncing)?;
-            // Told to somebody else, of what was frozen here. He marked it before he let go of the lock.
-            if self.is_doomed(&inner.state.lock()) {
-                let error = inner.dirs.root.error("syncfs", "", Errno::EIO);
-                return Err(error).doing("write back what the pool holds");
+            if let Err(error) = self.write_back(syncing) {
+                return Transaction::RolledBack(error);
             }
             point(Point::FreezeSynced);
         }
@@ -194,7 +189,19 @@ impl Freezing {
             .moved()
             .map(|frozen| Change::PutClaim(frozen.now(self.since)));
         let all: Vec<Change> = moved.chain(changes).collect();
-        inner.commit_index(&all)
+        inner.transact(&all)
+    }
+
+    /// Makes the content durable.
+    fn write_back(&self, syncing: &MutexGuard<'_, ()>) -> Result<()> {
+        let inner = &self.inner;
+        inner.sync(syncing)?;
+        // Told to somebody else, of what was frozen here. He marked it before he let go of the lock.
+        if self.is_doomed(&inner.state.lock()) {
+            let error = inner.dirs.root.error("syncfs", "", Errno::EIO);
+            return Err(error).doing("write back what the pool holds");
+        }
+        Ok(())
     }
 
     /// The claims whose content moved stack it from now on, and all of them were used. Of those whose content stays the index hears of
@@ -245,19 +252,16 @@ impl Freezing {
         self.frozen.iter().filter(|frozen| frozen.moved)
     }
 
-    fn leave_to_the_next_start(&mut self, error: &Error) {
-        tracing::error!(%error, "what was frozen is left to the next start");
-        self.ended = true;
-        self.pins.keep();
+    /// It could not be taken back: the claims whose content moved cannot be used, and where that is now stays, until the next start.
+    fn leave_as_it_is(&self, error: &Error) {
         let mut state = self.inner.state.lock();
-        for frozen in &self.frozen {
-            if let Some(held) = state
-                .claims
-                .get_mut(&frozen.claim.id)
-                .filter(|_| frozen.moved)
-            {
-                held.problem = Some(Problem::Unsure(format!(
-                    "the index could not be written while it was snapshotted ({error}); restart the driver"
+        state
+            .held
+            .extend(self.layers().map(|layer| (layer, vec![layer])));
+        for frozen in self.moved() {
+            if let Some(held) = state.claims.get_mut(&frozen.claim.id) {
+                held.problem = Some(Problem::Broken(format!(
+                    "a snapshot of it failed and could not be taken back ({error}); restart the driver"
                 )));
             }
         }
@@ -306,10 +310,9 @@ impl Freezing {
             layer: None,
             moved: false,
         });
-        let volume = match inner.dirs.volumes.open_beneath(id) {
+        let Some(volume) = inner.volume_dir_if_there(id)? else {
             // Never mounted since it was made, cloned or last frozen.
-            Err(error) if error.is(Errno::ENOENT) => return Ok(()),
-            volume => volume.doing("open the volume's directory")?,
+            return Ok(());
         };
         let backend = &inner.backend;
         if !backend
@@ -457,20 +460,17 @@ fn refused(error: backend::Error) -> backend::Error {
 /// Takes a freeze back that is not in the index, here or after a crash: what moved is the claim's again.
 pub(super) fn take_back(inner: &Inner, volume: &Dir, layer: LayerId) -> Result<()> {
     let layers = &inner.dirs.layers;
-    match layers.open_beneath(layer.to_string()) {
-        Err(error) if error.is(Errno::ENOENT) => {}
-        dir => {
-            let dir = dir.doing("open a layer")?;
-            let moved = dir.has(layout::FS).doing("look at a layer")?;
-            let backend = &inner.backend;
-            if moved
-                && !backend
-                    .has_content(volume)
-                    .doing("look at the volume's content")?
-            {
-                backend.unseal(&dir, volume).doing("take a freeze back")?;
-                point(Point::RecoverContentBack);
-            }
+    let dir = layers.open_if_there(layer.to_string());
+    if let Some(dir) = dir.doing("open a layer")? {
+        let moved = dir.has(layout::FS).doing("look at a layer")?;
+        let backend = &inner.backend;
+        if moved
+            && !backend
+                .has_content(volume)
+                .doing("look at the volume's content")?
+        {
+            backend.unseal(&dir, volume).doing("take a freeze back")?;
+            point(Point::RecoverContentBack);
         }
     }
     match volume.remove_dir(marker(Some(layer))) {
@@ -504,22 +504,15 @@ impl Freezing {
             let Some(layer) = frozen.layer else { continue };
             let id = &frozen.claim.id;
             let back = if frozen.moved {
-                let volume = inner
-                    .dirs
-                    .volumes
-                    .open_beneath(id)
-                    .doing("open the volume's directory");
+                let volume = inner.volume_dir(id);
                 volume.and_then(|volume| take_back(&inner, &volume, layer))
             } else {
                 Ok(())
             };
             let back = back.and_then(|()| {
-                match inner.throw_away(&inner.dirs.layers, Path::new(&layer.to_string())) {
-                    Err(error) if !error.is(Errno::ENOENT) => {
-                        Err(error).doing("throw a layer away")
-                    }
-                    _ => Ok(()),
-                }
+                let thrown =
+                    inner.throw_away_if_there(&inner.dirs.layers, layer.to_string().as_ref());
+                thrown.doing("throw a layer away")
             });
             if let Err(error) = back {
                 tracing::error!(volume.id = %id, %error, "a freeze could not be taken back");
@@ -527,7 +520,7 @@ impl Freezing {
             }
         }
         if let Some(error) = failed {
-            self.leave_to_the_next_start(&error);
+            self.leave_as_it_is(&error);
         }
     }
 }

@@ -11,7 +11,7 @@ use crate::engine::error::{Doing, Error, Result};
 use crate::engine::guard::Guard;
 use crate::engine::shared::Inner;
 use crate::engine::state::{Held, State};
-use crate::model::{Claim, SnapshotId, VolumeId};
+use crate::model::{Claim, VolumeId};
 
 /// What the id of a claim begins with.
 pub(super) const CLAIM: &str = "vol-";
@@ -58,13 +58,10 @@ pub(super) fn claim(inner: &Inner, id: &VolumeId) -> Result<Claim> {
     known(&inner.state.lock(), id).map(|held| held.claim.clone())
 }
 
-/// The claim, if anybody knows that it was made.
+/// The claim.
 pub(super) fn known<'a>(state: &'a State, id: &VolumeId) -> Result<&'a Held> {
-    match state.claims.get(id) {
-        None => Err(Error::NoSuchClaim(id.to_string())),
-        Some(held) if held.is_half_made() => Err(Error::Unsure(id.clone())),
-        Some(held) => Ok(held),
-    }
+    let held = state.claims.get(id);
+    held.ok_or_else(|| Error::NoSuchClaim(id.to_string()))
 }
 
 /// Refuses a claim that cannot be used.
@@ -87,22 +84,6 @@ pub(super) fn held_open(id: &VolumeId) -> Error {
               try again when that has ended"
             .to_owned(),
     }
-}
-
-/// Refuses to write down of a claim what the index may know better.
-pub(super) fn refuse_unsure(held: &Held) -> Result<()> {
-    if held.is_unsure() {
-        return refuse_broken(held);
-    }
-    Ok(())
-}
-
-/// Refuses a snapshot or group of which nobody knows whether it is there.
-pub(super) fn refuse_unsure_snapshot(state: &State, id: &SnapshotId) -> Result<()> {
-    if state.unsure.contains_key(id) {
-        return Err(Error::Unsure(id.clone()));
-    }
-    Ok(())
 }
 
 /// Claims may together promise more than there is, but none alone.

@@ -79,11 +79,8 @@ fn mount_now(inner: &Inner, request: &MountClaim) -> Result<()> {
     let first = first(request, &known.mounts)?;
     let (dir, mount) = match first {
         Some(path) => {
-            let dir = inner.dirs.volumes.open_beneath(&request.claim);
-            (
-                dir.doing("open the volume's directory")?,
-                bind(&path, request.read_only)?,
-            )
+            let dir = inner.volume_dir(&request.claim)?;
+            (dir, bind(&path, request.read_only)?)
         }
         None => mount_anew(inner, &mut known, request.read_only)?,
     };
@@ -281,7 +278,7 @@ pub(super) async fn unmount(
 ) -> Result<()> {
     let claim: Option<VolumeId> = claim.parse().ok();
     let guard = match &claim {
-        Some(claim) => Some(Guard::take(inner, claim, guard::deadline()).await?),
+        Some(claim) => Some(Guard::take_to_leave(inner, claim, guard::deadline()).await?),
         None => None,
     };
     let engine = inner.clone();
@@ -357,11 +354,7 @@ fn unmount_now(
 fn write_down(inner: &Inner, claim: &VolumeId, record: Option<ClaimRecord>) {
     // What nobody knows of the others is not written down.
     let Some(record) = record else { return };
-    let dir = inner
-        .dirs
-        .volumes
-        .open_beneath(claim)
-        .doing("open the volume's directory");
+    let dir = inner.volume_dir(claim);
     if let Err(error) = dir.and_then(|dir| content::write(&dir, &record)) {
         content::put_off(inner, claim, &error);
     }

@@ -4,7 +4,7 @@
 use std::sync::Arc;
 
 use super::freeze::{self, Freezing, Moment};
-use super::hold::{self, refuse_unsure_snapshot};
+use super::hold;
 use crate::engine::crash::{Point, point};
 use crate::engine::error::{Error, Result};
 use crate::engine::guard::{self, Guard};
@@ -27,17 +27,6 @@ pub(super) async fn create(inner: Arc<Inner>, name: String, source: String) -> R
         let what = "source";
         return Err(Error::Exists { name, what });
     }
-    let member = |state: &State| {
-        state
-            .unsure
-            .get(&id)
-            .is_some_and(|taken| taken.group.is_some())
-    };
-    if member(&inner.state.lock()) {
-        // Of a group that may be there, and that can be taken again, or deleted, as one only. An older version made it: today's
-        // members have ids of their own.
-        return Err(Error::Unsure(id));
-    }
     let source = hold::parse(&source)?;
     hold::claim(&inner, &source)?;
     let guards = vec![hold::take(&inner, &source, until).await?];
@@ -55,26 +44,16 @@ pub(super) async fn create(inner: Arc<Inner>, name: String, source: String) -> R
         group: None,
     };
     drop(snapshots);
-    commit(freezing, &id, taken).await?;
+    commit(freezing, taken).await?;
     Ok(snapshot)
 }
 
-/// Enters what was taken into the index and into the state, over what the index may have of an earlier attempt.
-async fn commit(freezing: Freezing, id: &SnapshotId, taken: Taken) -> Result<()> {
-    let earlier = freezing.inner.state.lock().unsure.get(id).cloned();
-    let mut changes = earlier.as_deref().map(removal).unwrap_or_default();
-    changes.extend(taken.snapshots.iter().cloned().map(Change::PutSnapshot));
-    changes.extend(taken.group.iter().cloned().map(Change::PutGroup));
-    let enter = move |state: &mut State, doubt: Option<&Error>| match (earlier, doubt) {
-        (Some(earlier), Some(_)) => state.enter_beside(taken, &earlier),
-        (earlier, doubt) => {
-            if let Some(earlier) = earlier {
-                state.leave(&earlier);
-            }
-            state.enter(taken, doubt.is_none());
-        }
-    };
-    freezing.commit(changes, enter).await
+/// Enters what was taken into the index and into the state.
+async fn commit(freezing: Freezing, taken: Taken) -> Result<()> {
+    let snapshots = taken.snapshots.iter().cloned().map(Change::PutSnapshot);
+    let group = taken.group.iter().cloned().map(Change::PutGroup);
+    let changes = snapshots.chain(group).collect();
+    freezing.commit(changes, |state| state.enter(taken)).await
 }
 
 fn removal(taken: &Taken) -> Vec<Change> {
@@ -110,11 +89,7 @@ pub(super) async fn delete(inner: Arc<Inner>, id: String) -> Result<()> {
         return Ok(());
     };
     let guard = Guard::take(&inner, &id, guard::deadline()).await?;
-    let snapshot = {
-        let state = inner.state.lock();
-        let unsure = || state.unsure_snapshot(&id);
-        state.snapshots.get(&id).or_else(unsure).cloned()
-    };
+    let snapshot = inner.state.lock().snapshots.get(&id).cloned();
     let Some(snapshot) = snapshot else {
         return Ok(());
     };
@@ -193,7 +168,7 @@ pub(super) async fn create_group(
         snapshots: snapshots.clone(),
         group: Some(group.clone()),
     };
-    commit(freezing, &group.id, taken).await?;
+    commit(freezing, taken).await?;
     Ok((group, snapshots))
 }
 
@@ -201,7 +176,6 @@ pub(super) async fn create_group(
 pub(super) fn group(state: &State, id: &str) -> Result<(SnapshotGroup, Vec<Snapshot>)> {
     let none = || Error::NoSuchSnapshot(id.to_owned());
     let id: SnapshotId = id.parse().map_err(|_| none())?;
-    refuse_unsure_snapshot(state, &id)?;
     known_group(state, &id).ok_or_else(none)
 }
 
@@ -222,17 +196,13 @@ pub(super) async fn delete_group(inner: Arc<Inner>, id: String) -> Result<()> {
     };
     let until = guard::deadline();
     let mut guards = vec![Guard::take(&inner, &id, until).await?];
-    let taken = {
-        let state = inner.state.lock();
-        let known = known_group(&state, &id).map(|(group, snapshots)| Taken {
-            snapshots,
-            group: Some(group),
-        });
-        let unsure = state.unsure.get(&id).filter(|taken| taken.group.is_some());
-        known.or_else(|| unsure.map(|taken| Taken::clone(taken)))
-    };
-    let Some(taken) = taken else {
+    let known = known_group(&inner.state.lock(), &id);
+    let Some((group, snapshots)) = known else {
         return Ok(());
+    };
+    let taken = Taken {
+        snapshots,
+        group: Some(group),
     };
     for snapshot in &taken.snapshots {
         guards.push(Guard::take(&inner, &snapshot.id, until).await?);
@@ -248,14 +218,13 @@ async fn remove(inner: &Arc<Inner>, taken: Taken, guards: Vec<Guard>) -> Result<
         let layers: Vec<LayerId> = layers.copied().collect();
         // What the index names stays in its place.
         let mut pins = Pins::none(&engine);
-        let sure = {
+        {
             let mut state = engine.state.lock();
             pins.add(&mut state, &layers);
-            state.leave(&taken)
-        };
-        if let Err(error) = engine.commit_index(&removal(&taken)) {
-            let sure = sure && !error.may_be_indexed();
-            engine.state.lock().enter(taken, sure);
+            state.leave(&taken);
+        }
+        if let Err(error) = engine.transact(&removal(&taken)).result() {
+            engine.state.lock().enter(taken);
             return Err(error);
         }
         point(Point::SnapshotUnindexed);

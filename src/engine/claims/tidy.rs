@@ -5,13 +5,12 @@ use std::sync::Arc;
 
 use super::content::{self, is_held_open};
 use super::create::delete_now;
-use crate::engine::error::{Doing, Error, Result};
+use crate::engine::error::{Error, Result};
 use crate::engine::guard::Guard;
 use crate::engine::shared::Inner;
 use crate::engine::state::Held;
 use crate::model::VolumeId;
 use crate::store::Change;
-use crate::sys::Errno;
 
 /// One round: how many claims were deleted, and the first failure.
 pub(in crate::engine) fn tidy(inner: &Arc<Inner>) -> (usize, Result<()>) {
@@ -26,9 +25,8 @@ pub(in crate::engine) fn tidy(inner: &Arc<Inner>) -> (usize, Result<()>) {
 fn remember_uses(inner: &Arc<Inner>) -> Result<()> {
     let used: Vec<VolumeId> = {
         let state = inner.state.lock();
-        let used = state.claims.values().filter(|held| {
-            held.used && !held.is_unsure() && held.claim.mutable.ttl_seconds.is_some()
-        });
+        let used = state.claims.values();
+        let used = used.filter(|held| held.used && held.claim.mutable.ttl_seconds.is_some());
         used.map(|held| held.claim.id.clone()).collect()
     };
     // An operation that runs writes the claim itself, and must not be overwritten.
@@ -42,14 +40,13 @@ fn remember_uses(inner: &Arc<Inner>) -> Result<()> {
             .iter()
             .filter_map(|guard| state.claims.get(&guard.volume));
         claims
-            .filter(|held| !held.is_unsure())
             .map(|held| Change::PutClaim(held.claim.clone()))
             .collect()
     };
     if changes.is_empty() {
         return Ok(());
     }
-    inner.commit_index(&changes)?;
+    inner.transact(&changes).result()?;
     let mut state = inner.state.lock();
     for guard in &guards {
         if let Some(held) = state.claims.get_mut(&guard.volume) {
@@ -105,13 +102,11 @@ fn correct_records(inner: &Arc<Inner>) {
         let Some(record) = now else {
             continue;
         };
-        let written = match inner.dirs.volumes.open_beneath(&id) {
+        let written = inner.volume_dir_if_there(&id).and_then(|dir| match dir {
             // Its content has become a layer since: there is no record.
-            Err(error) if error.is(Errno::ENOENT) => Ok(()),
-            dir => dir
-                .doing("open the volume's directory")
-                .and_then(|dir| content::write(&dir, &record)),
-        };
+            None => Ok(()),
+            Some(dir) => content::write(&dir, &record),
+        });
         if written.is_ok()
             && let Some(held) = inner.state.lock().claims.get_mut(&id)
         {
@@ -124,7 +119,7 @@ fn correct_records(inner: &Arc<Inner>) {
 pub(in crate::engine) fn uses(inner: &Inner) -> Vec<Change> {
     let state = inner.state.lock();
     let used = state.claims.values();
-    let used = used.filter(|held| held.used && !held.is_unsure());
+    let used = used.filter(|held| held.used);
     used.map(|held| Change::PutClaim(held.claim.clone()))
         .collect()
 }
@@ -157,8 +152,13 @@ fn expire(inner: &Arc<Inner>) -> (usize, Result<()>) {
                 deleted += 1;
             }
             Err(Error::ClaimInUse { .. }) => {}
-            // An index that takes nothing of this one takes nothing of the next, and of what it may have taken nobody knows the end.
-            Err(error @ (Error::Full(_) | Error::Index(_) | Error::ShuttingDown)) => {
+            // An index that takes nothing of this one takes nothing of the next.
+            Err(
+                error @ (Error::Full(_)
+                | Error::Index(_)
+                | Error::Degraded(_)
+                | Error::ShuttingDown),
+            ) => {
                 failure.get_or_insert(error);
                 break;
             }

@@ -1,39 +1,7 @@
-//! What the state in memory promises about names, snapshots and layers, without a disk. Tests of `state.rs` only.
+//! What the state in memory promises about names and layers, without a disk. Tests of `state.rs` only.
 //! Each builds a state by hand, changes it as the engine does, and looks at what is found.
 
 use super::*;
-
-#[test]
-fn what_may_be_there_is_listed_once_and_kept_whole_until_it_is_known() {
-    let snapshot = |number: u128| Snapshot {
-        id: format!("snap-{number}").parse().expect("id"),
-        name: format!("s-{number}"),
-        source: "vol-1".parse().expect("id"),
-        created: Timestamp(1),
-        size: 0,
-        layers: vec![LayerId::from_bits(number)],
-        view: crate::model::OwnerView::default(),
-        group: Some("group-1".parse().expect("id")),
-    };
-    let snapshots = vec![snapshot(1), snapshot(2)];
-    let group = SnapshotGroup {
-        id: "group-1".parse().expect("id"),
-        name: "g".to_owned(),
-        created: Timestamp(1),
-        snapshots: snapshots.iter().map(|one| one.id.clone()).collect(),
-    };
-    let group = Some(group);
-    let taken = Taken { snapshots, group };
-    let mut state = State::default();
-    state.enter(taken.clone(), false);
-    let mut listed: Vec<&str> = state.all_snapshots().map(|one| one.id.as_str()).collect();
-    listed.sort_unstable();
-    assert_eq!(listed, ["snap-1", "snap-2"]);
-    assert_eq!(state.unsure.len(), 3, "by each of its ids");
-    assert_eq!(state.referenced_layers().len(), 2);
-    assert!(!state.leave(&taken), "nobody knew");
-    assert!(state.unsure.is_empty() && state.referenced_layers().is_empty());
-}
 
 fn artifact(id: u128) -> Artifact {
     Artifact {

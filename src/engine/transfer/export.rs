@@ -372,7 +372,7 @@ fn note_digest(inner: &Inner, id: ArtifactId, digest: Sha256) {
     };
     // What is not durable yet goes to the index as a whole.
     if let Some((true, change)) = change
-        && let Err(error) = inner.commit_index(&[change])
+        && let Err(error) = inner.transact(&[change]).result()
     {
         tracing::warn!(artifact.id = %id, %error, "its digest is not kept");
     }

@@ -23,6 +23,7 @@ use rustix::fs::{Timespec, Timestamps};
 
 use super::space::{self, Gate};
 use crate::archive::{self, Limits, Progress, Unpack, Unpacked};
+use crate::engine::catalog::Transaction;
 use crate::engine::crash::{Point, point};
 use crate::engine::error::{Doing, Error, Result};
 use crate::engine::layers;
@@ -90,7 +91,8 @@ pub(in crate::engine) async fn import(
 struct Half<'a> {
     inner: &'a Inner,
     id: LayerId,
-    pins: Pins,
+    /// `None`: the layer is no longer kept for this import.
+    pins: Option<Pins>,
     placed: bool,
     done: bool,
 }
@@ -107,7 +109,7 @@ impl<'a> Half<'a> {
         let half = Self {
             inner,
             id,
-            pins,
+            pins: Some(pins),
             placed: false,
             done: false,
         };
@@ -134,7 +136,6 @@ impl<'a> Half<'a> {
 
     /// The index may name it: the next start knows.
     fn leave_to_the_next_start(mut self) {
-        self.pins.keep();
         self.done = true;
     }
 }
@@ -145,7 +146,7 @@ impl Drop for Half<'_> {
             return;
         }
         if self.placed {
-            self.pins.release();
+            drop(self.pins.take());
             // It may have been forked already: then it goes with the last fork.
             layers::trash_unreferenced(self.inner, &[self.id]);
         } else {
@@ -322,16 +323,19 @@ fn name(
     let mut changes = vec![Change::PutArtifact(artifact.clone())];
     let put = |(name, id): (&Name, &ArtifactId)| Change::PutName(name.clone(), *id);
     changes.extend(names.iter().map(put));
-    if let Err(error) = inner.commit_index(&changes) {
-        {
-            let mut state = inner.state.lock();
-            state.remove_artifact(artifact.id);
-            state.give_name_back(&artifact.name());
+    match inner.transact(&changes) {
+        Transaction::Committed => {}
+        failed => {
+            {
+                let mut state = inner.state.lock();
+                state.remove_artifact(artifact.id);
+                state.give_name_back(&artifact.name());
+            }
+            if matches!(failed, Transaction::InDoubt(_)) {
+                half.leave_to_the_next_start();
+            }
+            return failed.result().map(|()| false);
         }
-        if error.may_be_indexed() {
-            half.leave_to_the_next_start();
-        }
-        return Err(error);
     }
     let is_named = {
         let mut state = inner.state.lock();
