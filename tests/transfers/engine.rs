@@ -393,7 +393,7 @@ async fn a_full_disk_says_so_and_keeps_nothing() {
             Ok(bench) => bench,
             Err(reason) => return crate::common::skip(&reason),
         };
-        let free = || rustix::fs::statvfs(&bench.pool()).expect("statvfs");
+        let free = || rustix::fs::statvfs(bench.pool()).expect("statvfs");
         let bytes = |stat: rustix::fs::StatVfs| stat.f_bavail * stat.f_frsize;
         // What is known to be too much is refused before a byte of it is read.
         let too_large = ImportRequest {
