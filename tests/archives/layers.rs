@@ -1,6 +1,11 @@
 //! Layers: a stack that overlayfs made is packed and unpacked layer by layer, on each backend, and
 //! shows the same. And layers that lie.
 
+#![expect(
+    clippy::cast_possible_truncation,
+    reason = "generations are few, and their numbers are content"
+)]
+
 use std::ffi::OsStr;
 use std::fs::{self, File};
 use std::os::unix::ffi::OsStrExt;
