@@ -78,7 +78,8 @@ impl Overlay {
             names.join(":")
         );
         if let Some((top, work)) = top {
-            options += &format!(",upperdir={},workdir={}", top.display(), work.display());
+            let (top, work) = (top.display(), work.display());
+            options = format!("{options},upperdir={top},workdir={work}");
         }
         let options = std::ffi::CString::new(options).expect("no NUL");
         let none = MountFlags::empty();
@@ -239,7 +240,6 @@ pub(crate) fn compare_stack(lab: &Lab, layers: &[PathBuf], snapshots: &[Snapshot
             below.push(lab.dir("empty"));
         }
         let merged = Overlay::mount(lab.dir("merged"), &below, None);
-        println!("generation {number}");
         assert_same(&snapshots[number], &merged.snapshot());
     }
 }
@@ -428,6 +428,7 @@ fn what_a_layer_takes_from_those_below() {
 }
 
 #[test]
+#[expect(clippy::too_many_lines, reason = "it is a list")]
 fn layers_that_lie_are_refused() {
     let lab = require_lab!(Fs::Ext4);
     let below = below(&lab);
