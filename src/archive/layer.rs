@@ -161,13 +161,13 @@ pub(super) fn onto<T>(
     tree.create_dir(&name, 0o700)?;
     // The new layer's root begins as a copy of this one.
     tree.set_times(&times)?;
-    let made = make(&tree.open_beneath(&name)?, &[tree.try_clone()?])
+    let result = make(&tree.open_beneath(&name)?, &[tree.try_clone()?])
         .and_then(|made| Ok(tree::apply(tree, OsStr::new(&name), stop).map(|()| made)?));
-    if made.is_err() {
+    if result.is_err() {
         // The first error is the one to tell.
         let _ = tree::delete(tree, Path::new(&name), &|| false);
     }
-    made
+    result
 }
 
 #[cfg(test)]

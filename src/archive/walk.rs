@@ -106,10 +106,10 @@ pub(super) fn walk(
             });
         }
         let xattr_whiteouts = level.xattr_whiteouts;
-        if !walk.is_whiteout(&name, kind, xattr_whiteouts)? {
-            levels.extend(walk.entry(&name, kind, stop)?);
-        } else {
+        if walk.is_whiteout(&name, kind, xattr_whiteouts)? {
             walk.visitor.whiteout(&walk.path)?;
+        } else {
+            levels.extend(walk.entry(&name, kind, stop)?);
         }
         progress.entries.fetch_add(1, Ordering::Relaxed);
     }

@@ -38,11 +38,12 @@ pub fn apply(tree: &Dir, name: &OsStr, stop: Stop<'_>) -> Result<()> {
         if stop() {
             return Err(Error::Stopped);
         }
-        let below = match level.merged {
-            true => job.merge_next(level)?,
-            false => job.strip_next(level)?,
+        let next = if level.merged {
+            job.merge_next(level)?
+        } else {
+            job.strip_next(level)?
         };
-        match below {
+        match next {
             Step::Down(below) => levels.push(below),
             Step::Stay => {}
             Step::Up => {

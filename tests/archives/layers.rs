@@ -1,6 +1,11 @@
 //! Layers: a stack that overlayfs made is packed and unpacked layer by layer, on each backend, and
 //! shows the same. And layers that lie.
 
+#![expect(
+    clippy::cast_possible_truncation,
+    reason = "generations are few, and their numbers are content"
+)]
+
 use std::ffi::OsStr;
 use std::fs::{self, File};
 use std::os::unix::ffi::OsStrExt;
@@ -73,7 +78,8 @@ impl Overlay {
             names.join(":")
         );
         if let Some((top, work)) = top {
-            options += &format!(",upperdir={},workdir={}", top.display(), work.display());
+            let (top, work) = (top.display(), work.display());
+            options = format!("{options},upperdir={top},workdir={work}");
         }
         let options = std::ffi::CString::new(options).expect("no NUL");
         let none = MountFlags::empty();
@@ -234,7 +240,6 @@ pub(crate) fn compare_stack(lab: &Lab, layers: &[PathBuf], snapshots: &[Snapshot
             below.push(lab.dir("empty"));
         }
         let merged = Overlay::mount(lab.dir("merged"), &below, None);
-        println!("generation {number}");
         assert_same(&snapshots[number], &merged.snapshot());
     }
 }
@@ -423,6 +428,7 @@ fn what_a_layer_takes_from_those_below() {
 }
 
 #[test]
+#[expect(clippy::too_many_lines, reason = "it is a list")]
 fn layers_that_lie_are_refused() {
     let lab = require_lab!(Fs::Ext4);
     let below = below(&lab);

@@ -140,6 +140,10 @@ fn a_file_that_shrinks_while_it_is_packed_fails_the_stream() {
 }
 
 /// How long damaged input is tried, and the seed, which is printed: with it a run can be repeated.
+#[expect(
+    clippy::print_stdout,
+    reason = "a test that fails shows what it printed"
+)]
 pub(crate) fn mutation() -> (Duration, Random) {
     let number = |name: &str| std::env::var_os(name)?.to_str()?.parse::<u64>().ok();
     let seconds = number("BAGGAGECLAIM_MUTATION_SECONDS").unwrap_or(30);

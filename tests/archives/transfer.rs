@@ -1,7 +1,9 @@
 //! The format between nodes: tables, frames, holders that stall, are cut, lie or differ.
 
+use std::ffi::OsStr;
 use std::fs::{self, File};
 use std::io::{Read, Write};
+use std::os::unix::ffi::OsStrExt as _;
 use std::os::unix::fs::{FileExt, MetadataExt, PermissionsExt, lchown, symlink};
 use std::os::unix::net::UnixStream;
 use std::path::{Path, PathBuf};
@@ -114,7 +116,9 @@ fn content(root: &Path) {
         ("c", 2 << 20),
         ("d", 5 << 20),
     ] {
-        let bytes: Vec<u8> = (0..size).map(|n: u32| (n * 31 >> 7) as u8).collect();
+        let bytes: Vec<u8> = (0..size)
+            .map(|n: u32| ((n * 31) >> 7).to_le_bytes()[0])
+            .collect();
         fs::write(root.join(name), bytes).expect("write");
     }
     let file = File::create(root.join("e")).expect("create");
@@ -171,12 +175,7 @@ fn a_layer_arrives_whole_and_has_one_name_everywhere() {
         fs::create_dir(from.join("content")).expect("mkdir");
         content(&from.join("content"));
         for path in Snapshot::of(&from).entries.keys().rev() {
-            use std::os::unix::ffi::OsStrExt;
-            made::times(
-                &from.join(std::ffi::OsStr::from_bytes(path)),
-                1_000_000_000,
-                1,
-            );
+            made::times(&from.join(OsStr::from_bytes(path)), 1_000_000_000, 1);
         }
         let held = hold(&lab, &from, "one");
         let name = *first.get_or_insert(held.table.digest());

@@ -364,7 +364,7 @@ impl Receiver {
     fn other(&self, name: &OsStr, row: &Row) -> Result<()> {
         let here = self.here();
         let make = || -> Result<()> {
-            Ok(match &row.kind {
+            match &row.kind {
                 Kind::Symlink(target) => here.symlink(OsStr::from_bytes(target), name)?,
                 Kind::HardLink(target) => {
                     let (parent, target_name) = split(target);
@@ -387,7 +387,8 @@ impl Receiver {
                     here.make_node(name, BLOCK | 0o600, rustix::fs::makedev(*major, *minor))?;
                 }
                 Kind::File { .. } | Kind::Directory { .. } | Kind::End => {}
-            })
+            }
+            Ok(())
         };
         if matches!(row.kind, Kind::Character(..) | Kind::Block(..)) && !self.devices {
             return Ok(());

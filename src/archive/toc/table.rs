@@ -168,7 +168,7 @@ impl Table {
             if sum.entries > self.totals.entries {
                 return Err(malformed(24, "it has more entries than its header says"));
             }
-            if cursor.entry / between >= marks.len() as u64 + 1 && !cursor.ended() {
+            if cursor.entry / between > marks.len() as u64 && !cursor.ended() {
                 marks.push(cursor.mark(end));
                 end += save(&self.paths, &cursor, end)?;
             }
@@ -494,20 +494,17 @@ impl<T: std::ops::Deref<Target = Table>> Cursor<T> {
             let there = at
                 .checked_sub(self.from)
                 .and_then(|skip| usize::try_from(skip).ok());
-            match there.filter(|&skip| skip < self.filled) {
-                Some(skip) => {
-                    let bytes = &self.buffer[skip..self.filled];
-                    let fits = bytes.len().min(into.len());
-                    into[..fits].copy_from_slice(&bytes[..fits]);
-                    into = &mut into[fits..];
-                    at += fits as u64;
-                }
-                None => {
-                    let read = self.table.file.read_at(&mut self.buffer, at);
-                    (self.from, self.filled) = (at, read.map_err(Error::Read)?);
-                    if self.filled == 0 {
-                        return Err(Error::Truncated { at });
-                    }
+            if let Some(skip) = there.filter(|&skip| skip < self.filled) {
+                let bytes = &self.buffer[skip..self.filled];
+                let fits = bytes.len().min(into.len());
+                into[..fits].copy_from_slice(&bytes[..fits]);
+                into = &mut into[fits..];
+                at += fits as u64;
+            } else {
+                let read = self.table.file.read_at(&mut self.buffer, at);
+                (self.from, self.filled) = (at, read.map_err(Error::Read)?);
+                if self.filled == 0 {
+                    return Err(Error::Truncated { at });
                 }
             }
         }
