@@ -325,7 +325,7 @@ impl Pauses {
                 driver,
                 error = why,
                 "kubelet did not register the driver, because it needs the API server, which does not answer here either; \
-                 the driver is offered again when the API server answers"
+                 the driver is offered again when that is back"
             );
         }
     }
