@@ -399,7 +399,7 @@ impl Outcomes<'_> {
         if std::mem::replace(&mut self.away, true) {
             tracing::debug!(%error, "the watch over pods is still broken");
         } else {
-            tracing::warn!(%error, "the watch over pods is broken; outcomes wait until it works again");
+            tracing::warn!(%error, "the watch over pods is broken; outcomes wait for it");
         }
     }
 
