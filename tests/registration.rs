@@ -460,7 +460,7 @@ async fn it_is_not_offered_while_it_cannot_serve() {
     let somebody = UnixListener::bind(socket.join("csi.sock")).expect("bind");
     let (code, log) = NodeProcess::start(&lab, &[]).ended().await;
     assert_eq!(code, Some(1), "{log}");
-    assert!(log.contains("another process answers at"), "{log}");
+    assert!(log.contains("another process already serves"), "{log}");
     drop(somebody);
     assert!(registry.inode().is_none());
 }
