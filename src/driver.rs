@@ -158,8 +158,7 @@ where
         };
         let in_time = tokio::select! {
             () = shutdown => true,
-            () = over.cancelled() => true,
-            () = engine.needs_restart() => true,
+            () = needs_to_end(&over, &engine) => true,
             // Not told to: it panicked, which was printed where it happened.
             _ = &mut role => false,
         };
@@ -255,6 +254,14 @@ async fn open(config: engine::Config) -> Result<(Engine, Socket), Error> {
             engine.shutdown_within(AFTER_GRACE).await;
             Err(error.into())
         }
+    }
+}
+
+/// Waits until a service has ended, or until only a new start can tell what the engine's index has.
+async fn needs_to_end(over: &CancellationToken, engine: &Engine) {
+    tokio::select! {
+        () = over.cancelled() => {}
+        () = engine.needs_restart() => {}
     }
 }
 
