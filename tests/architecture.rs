@@ -53,7 +53,7 @@ const ENGINE_TIERS: [Tier; 15] = [
             "crash",
             "error",
             "notice",
-            "rounds",
+            "gc_cycles",
             "types",
         ],
     ),
@@ -61,7 +61,10 @@ const ENGINE_TIERS: [Tier; 15] = [
         "parts that know no engine",
         &["backoff", "pool", "pool_scan", "state", "target", "threads"],
     ),
-    ("stocks and queues", &["spares", "teardown_queue", "trash"]),
+    (
+        "stocks and queues",
+        &["fsck_input", "names", "prewarm", "teardown_queue", "trash"],
+    ),
     ("what all parts share", &["shared"]),
     (
         "pool, mounts, layers, space",
@@ -71,12 +74,13 @@ const ENGINE_TIERS: [Tier; 15] = [
     (
         "parts of a volume's life",
         &[
-            "claims::content",
-            "claims::hold",
+            "claims::data_dir",
+            "claims::lookup",
             "commit",
             "republish",
+            "quiesce",
+            "release",
             "transfer::space",
-            "writers",
         ],
     ),
     (
@@ -93,31 +97,37 @@ const ENGINE_TIERS: [Tier; 15] = [
     ),
     (
         "their beginning and end",
-        &["claims::create", "claims::snapshot", "ends", "transfer"],
+        &["claims::create", "claims::snapshot", "teardown", "transfer"],
     ),
     (
         "steps of garbage collection",
-        &["claims::tidy", "flatten", "purge", "unpublish"],
+        &[
+            "claims::maintenance",
+            "flatten",
+            "measure",
+            "purge",
+            "unpublish",
+        ],
     ),
     ("garbage collection", &["reap"]),
     (
         "recovery, fsck, queries: their parts",
         &[
-            "check",
+            "fsck",
             "claims::list",
             "claims::recover",
-            "kept",
-            "lists",
+            "orphans",
+            "query",
             "open",
             "outcome",
             "rebuild",
         ],
     ),
-    ("recovery, fsck, queries", &["figures", "recover", "watch"]),
+    ("recovery, fsck, queries", &["figures", "recover", "scrub"]),
     ("the facade", &["engine"]),
     (
         "the facade of claims",
-        &["claims", "claims::facade", "claims::nodes"],
+        &["claims", "claims::facade", "claims::placement"],
     ),
 ];
 
@@ -435,8 +445,8 @@ fn inspect_file(src: &Path, file: &Path, text: &str, broken: &mut Vec<String>) {
     }
     // main.rs and lib.rs may use everything.
     let Some(top) = top else { return };
-    let uses = uses(&tokens, &module);
-    for import in &uses {
+    let imports = uses(&tokens, &module);
+    for import in &imports {
         let Some(used) = import.path.first() else {
             continue;
         };
@@ -464,7 +474,7 @@ fn inspect_file(src: &Path, file: &Path, text: &str, broken: &mut Vec<String>) {
         }
     }
     if top == "engine" {
-        inspect_engine(&place, &module, &uses, broken);
+        inspect_engine(&place, &module, &imports, broken);
     }
 }
 
@@ -476,7 +486,7 @@ fn once(broken: &mut Vec<String>, finding: String) {
 }
 
 /// The same inside the engine.
-fn inspect_engine(place: &str, module: &[String], uses: &[Import], broken: &mut Vec<String>) {
+fn inspect_engine(place: &str, module: &[String], imports: &[Import], broken: &mut Vec<String>) {
     // `state/tests.rs` holds the unit tests of `state.rs`.
     if module.last().is_some_and(|last| last == "tests") {
         return;
@@ -493,7 +503,7 @@ fn inspect_engine(place: &str, module: &[String], uses: &[Import], broken: &mut 
         "engine" => "engine".to_owned(),
         name => format!("engine::{name}"),
     };
-    for import in uses.iter().filter(|import| !import.in_tests) {
+    for import in imports.iter().filter(|import| !import.in_tests) {
         if import.path.first().is_none_or(|first| first != "engine") {
             continue;
         }

@@ -138,6 +138,23 @@ pub(super) async fn await_index(inner: Arc<Inner>) {
     inner.restart.cancel();
 }
 
+/// When artifacts were last used, for the index: written along with something else, if there is something else before long.
+pub(super) fn last_uses(inner: &Inner) -> Vec<Change> {
+    let mut state = inner.state.lock();
+    let state = &mut *state;
+    let mut changes = Vec::new();
+    state.used.retain(|id, _| match state.artifacts.get(id) {
+        Some(sealed) if sealed.durable => {
+            changes.push(Change::PutArtifact(sealed.artifact.clone()));
+            false
+        }
+        // The index is told of it as a whole before long.
+        Some(_) => true,
+        None => false,
+    });
+    changes
+}
+
 #[cfg(test)]
 mod tests {
     use super::*;

@@ -19,7 +19,7 @@ use super::layers::confirm;
 use super::notice;
 use super::pending::unpromise;
 use super::shared::Inner;
-use super::state::{Goal, Leaving};
+use super::state::{Goal, RetiringVolume};
 use crate::model::{Artifact, ArtifactId, LayerId, Name};
 use crate::store::Change;
 
@@ -92,7 +92,7 @@ fn commit(inner: &Inner, keys: &[LayerId]) -> Result<()> {
         became.map(|(key, artifact)| (*key, artifact.id)).collect();
     let gone = keys.iter().filter(|key| takes_back(inner, **key));
     let gone: Vec<ArtifactId> = gone.filter_map(|key| became.get(key).copied()).collect();
-    let left: Vec<Leaving> = {
+    let left: Vec<RetiringVolume> = {
         let mut state = inner.state.lock();
         for id in &gone {
             state.artifacts.set_durable(id, true);

@@ -10,7 +10,7 @@ use super::layers::trash_unreferenced;
 use super::notice::{self, NotCommitted};
 use super::pending::trash_pending;
 use super::shared::Inner;
-use super::state::{Goal, Held};
+use super::state::{Goal, VolumeEntry};
 use super::target::Target;
 use crate::backend::Start;
 use crate::model::{VolumeId, VolumeRecord, layout};
@@ -18,12 +18,12 @@ use crate::store::{self, Doom};
 use crate::sys::Errno;
 
 /// A write-back failed, and the kernel will not say so again: whatever existed may have lost bytes. None of it is sealed.
-pub(super) fn doom(inner: &Inner, error: &crate::sys::Error) {
+pub(super) fn taint(inner: &Inner, error: &crate::sys::Error) {
     let (mut doom, keys, artifacts) = {
         let mut state = inner.state.lock();
         // Under the lock: a fork of what is doomed is made either before this, and is doomed with it, or not at all.
         let until = inner.clock.now();
-        state.doomed_until = Some(until);
+        state.tainted_until = Some(until);
         let visible: Vec<_> = state
             .leaving
             .iter()
@@ -68,7 +68,7 @@ pub(super) fn doom(inner: &Inner, error: &crate::sys::Error) {
         return;
     }
     inner.spares.forget_mounted();
-    doom_claims(inner);
+    taint_claims(inner);
     point(Point::DoomMarked);
     doom.unfinished = false;
     if let Err(error) = store::write_doom(&inner.dirs.root, &doom) {
@@ -103,7 +103,7 @@ fn unnoted(inner: &Inner) -> Option<crate::sys::Error> {
     let live: Vec<(VolumeRecord, PathBuf)> = {
         let state = inner.state.lock();
         let unknown = state.volumes.values();
-        let unknown = unknown.filter(|live| !state.is_doomed(&live.record));
+        let unknown = unknown.filter(|live| !state.is_tainted(&live.record));
         unknown
             .filter_map(|live| Some((live.record.clone(), live.mounts.keys().next()?.clone())))
             .collect()
@@ -118,12 +118,12 @@ fn unnoted(inner: &Inner) -> Option<crate::sys::Error> {
 
 /// Notes such an error of a volume that is about to be sealed.
 pub(super) fn note_remembered(inner: &Inner, record: &VolumeRecord, mount: BorrowedFd<'_>) {
-    if inner.state.lock().is_doomed(record) {
+    if inner.state.lock().is_tainted(record) {
         return;
     }
     let start = Start::of(record);
     if let Some(error) = inner.backend.write_back_error(mount, &start) {
-        note(inner, &error, || inner.state.lock().is_doomed(record));
+        note(inner, &error, || inner.state.lock().is_tainted(record));
     }
 }
 
@@ -136,7 +136,7 @@ fn note(inner: &Inner, error: &crate::sys::Error, is_noted: impl Fn() -> bool) {
     }
     let _dooms_if_it_fails = inner.sync(&syncing);
     if !is_noted() {
-        doom(inner, error);
+        taint(inner, error);
     }
 }
 
@@ -148,11 +148,11 @@ pub(super) fn note_unnoted(inner: &Inner) {
 }
 
 /// Does what a process did not come to that heard of a failed write-back in this boot.
-pub(super) fn finish_doom(inner: &Inner) -> Result<()> {
+pub(super) fn finish_taint(inner: &Inner) -> Result<()> {
     let root = &inner.dirs.root;
     let doom = store::read_doom(root, &inner.boot).doing("read what was doomed")?;
     if let Some(mut doom) = doom.filter(|doom| doom.unfinished) {
-        doom_claims(inner);
+        taint_claims(inner);
         point(Point::DoomMarked);
         doom.unfinished = false;
         store::write_doom(root, &doom).doing("write down what was doomed")?;
@@ -170,7 +170,7 @@ impl Inner {
         let synced = self.dirs.root.sync_filesystem();
         match &synced {
             Ok(()) => self.state.lock().synced = Some(began),
-            Err(error) => doom(self, error),
+            Err(error) => taint(self, error),
         }
         synced.doing("write back what is to be sealed")
     }
@@ -178,21 +178,21 @@ impl Inner {
 
 /// The disk failed to write something back. What claims hold of their own may have lost bytes: pods still have it, nothing is made of it.
 /// Said in their directories, since they outlive the boot.
-fn doom_claims(inner: &Inner) {
+fn taint_claims(inner: &Inner) {
     let claims: Vec<VolumeId> = {
         let state = inner.state.lock();
         // What was on the disk before stays there.
-        let whole = |held: &Held| state.synced.is_some_and(|time| held.is_idle_since(time));
+        let whole = |held: &VolumeEntry| state.synced.is_some_and(|time| held.is_idle_since(time));
         let claims = state.claims.iter().filter(|(_, held)| !whole(held));
         claims.map(|(id, _)| id.clone()).collect()
     };
     for id in claims {
-        doom_one(inner, &id);
+        taint_claim(inner, &id);
     }
 }
 
 /// The same of one claim, if it has content of its own.
-pub(super) fn doom_one(inner: &Inner, id: &VolumeId) {
+pub(super) fn taint_claim(inner: &Inner, id: &VolumeId) {
     let marked = inner.with_reserve(|| {
         let dir = inner.dirs.volumes.open_beneath(id)?;
         dir.create_dir(layout::DAMAGED, 0o700)

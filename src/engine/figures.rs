@@ -4,7 +4,7 @@
 use std::sync::Arc;
 
 use super::error::{Doing, Result};
-use super::lists;
+use super::query;
 use super::shared::Inner;
 use super::state::Goal;
 use super::types::VolumeState;
@@ -144,7 +144,7 @@ pub(super) fn figures(inner: &Arc<Inner>) -> Result<Figures> {
     let live = state
         .volumes
         .values()
-        .map(|live| (live.record.spec.kind.type_name(), lists::state_of(live)));
+        .map(|live| (live.record.spec.kind.type_name(), query::state_of(live)));
     let leaving = state
         .leaving
         .values()

@@ -9,7 +9,7 @@ use std::sync::Arc;
 use std::time::{Duration, Instant};
 
 use super::catalog::Transaction;
-use super::claims::content;
+use super::claims::data_dir;
 use super::crash::{Point, point};
 use super::error::{Doing, Error, Result};
 use super::guard::Guard;
@@ -341,7 +341,7 @@ fn merge(
 ) -> Result<bool> {
     let (newest, rest) = stack.split_at(count);
     let (merged, usage) = make(inner, newest, rest, &mut pins, stop)?;
-    // Held until the index names it. Taken before the collector: no caller is to wait for the disk there.
+    // VolumeEntry until the index names it. SnapshotSet before the collector: no caller is to wait for the disk there.
     let syncing = inner.syncing.lock();
     if let Err(error) = inner.sync(&syncing) {
         throw_away(inner, merged)?;
@@ -366,7 +366,7 @@ fn merge(
     let stacks = holders.stacks().count();
     tracing::info!(layer = %merged, layers = count, stacks, "merged layers");
     for claim in &holders.claims {
-        content::restack(inner, &claim.id);
+        data_dir::restack(inner, &claim.id);
     }
     drop((pins, guards));
     trash_unreferenced(inner, newest);

@@ -11,10 +11,10 @@
 //!   index may know better (reaping, destroying, what is measured or merged). A comparison takes it
 //!   while it reads memory and the names of layers. Never held across a walk.
 //! - One writer of names at a time, from the look at the names in memory to the index: what is written last is what is
-//!   known last. Taken after the collector, before the state.
+//!   known last. SnapshotSet after the collector, before the state.
 //! - One over the spares, a list; never held across a system call, and no other is taken under it.
 //! - One who syncs at a time, until the index names what was synced: the kernel tells of a failure once, to whoever asks
-//!   first. Taken before the collector and the names.
+//!   first. SnapshotSet before the collector and the names.
 //!
 //! # Threads
 //!
@@ -28,50 +28,54 @@
 mod artifacts;
 mod backoff;
 mod catalog;
-mod check;
 pub mod claims;
 mod clock;
 mod commit;
 mod counters;
 pub mod crash;
 mod durability;
-mod ends;
 mod error;
 mod figures;
 mod flatten;
+mod fsck;
+mod fsck_input;
+mod gc_cycles;
 mod guard;
-mod kept;
 mod layers;
-mod lists;
+mod measure;
 mod mounts;
+mod names;
 pub mod notice;
 mod open;
+mod orphans;
 mod outcome;
 mod pending;
 mod pins;
 mod pool;
 mod pool_scan;
+mod prewarm;
 mod publish;
 mod purge;
+mod query;
+mod quiesce;
 mod reap;
 mod rebuild;
 mod recover;
+mod release;
 mod republish;
-mod rounds;
+mod scrub;
 mod seal;
 mod shared;
 mod space;
-mod spares;
 mod state;
 mod target;
+mod teardown;
 mod teardown_queue;
 mod threads;
 mod transfer;
 mod trash;
 mod types;
 mod unpublish;
-mod watch;
-mod writers;
 
 use std::io::{Read, Write};
 use std::path::Path;
@@ -105,11 +109,11 @@ use crate::sys::{self, Dir, UnmountWatches};
 use backoff::Setbacks;
 use clock::Clock;
 use error::Doing;
+use gc_cycles::Rounds;
 use pool::{Pool, boot_id};
+use prewarm::Spares;
 use recover::Recovered;
-use rounds::Rounds;
 use shared::Inner;
-use spares::Spares;
 use teardown_queue::TeardownQueue;
 use threads::Threads;
 use trash::Trash;
@@ -140,8 +144,8 @@ async fn take_up(
     let recovered = inner.calls.run(move || {
         let recovered = recover::recover(&engine, contents)?;
         match lost {
-            Some(lost) => durability::doom(&engine, &lost),
-            None => durability::finish_doom(&engine)?,
+            Some(lost) => durability::taint(&engine, &lost),
+            None => durability::finish_taint(&engine)?,
         }
         durability::note_unnoted(&engine);
         if !recovered.changes.is_empty() {
@@ -234,15 +238,15 @@ impl Engine {
             .tasks
             .spawn(commit::commit_loop(inner.clone(), sealed));
         inner.tasks.spawn(catalog::await_index(inner.clone()));
-        inner.tasks.spawn(ends::teardown_loop(inner.clone()));
+        inner.tasks.spawn(teardown::teardown_loop(inner.clone()));
         inner.tasks.spawn(reap::reap_loop(inner.clone()));
         inner.tasks.spawn(reap::walk_loop(inner.clone()));
-        inner.tasks.spawn(watch::watch_loop(inner.clone()));
+        inner.tasks.spawn(scrub::watch_loop(inner.clone()));
         for (layer, below) in recovered.read {
-            seal::keep_while_held(&inner, layer, below, None);
+            release::keep_while_held(&inner, layer, below, None);
         }
         for left in recovered.leaving {
-            ends::begin_soon(&inner, left);
+            teardown::begin_soon(&inner, left);
         }
         inner.spares.fill();
         inner.wake_reaper();
@@ -271,7 +275,7 @@ impl Engine {
 
     /// What a published volume uses. Never walks: starts a measurement when the last one is old.
     pub async fn stats(&self, volume: &VolumeId, path: &Path) -> Result<VolumeStats> {
-        lists::stats(&self.inner, volume, path).await
+        query::stats(&self.inner, volume, path).await
     }
 
     /// Says how a pod's work ended; returns what its volumes make of it. The first word counts.
@@ -295,18 +299,18 @@ impl Engine {
     /// The volumes, by tenant and id.
     #[must_use]
     pub fn volumes(&self, tenant: Option<&Tenant>) -> Vec<VolumeRow> {
-        lists::volumes(&self.inner.state.lock(), tenant)
+        query::volumes(&self.inner.state.lock(), tenant)
     }
 
     /// Has sizes of volumes found out that are not known, or not of late: some, in the background.
     pub fn measure_volumes(&self) {
-        lists::measure_some(&self.inner);
+        query::measure_some(&self.inner);
     }
 
     /// The artifacts, by tenant and name; caches are the rows whose name is one.
     #[must_use]
     pub fn artifacts(&self, tenant: Option<&Tenant>) -> Vec<ArtifactRow> {
-        lists::artifacts(&self.inner.state.lock(), tenant)
+        query::artifacts(&self.inner.state.lock(), tenant)
     }
 
     /// Deletes what has this name; `InUse` when a volume is a fork of it, unless it is a cache: then the name goes now
@@ -332,12 +336,12 @@ impl Engine {
     pub async fn check(&self) -> Result<Vec<Finding>> {
         self.inner.refuse_degraded()?;
         let inner = self.inner.clone();
-        self.inner.walks.run(move || check::check(&inner)).await?
+        self.inner.walks.run(move || fsck::check(&inner)).await?
     }
 
     /// The same for a pool that no driver has open; nothing of it is made, opened for writing or repaired.
     pub fn check_offline(pool: &Path) -> Result<Vec<Finding>> {
-        check::check_offline(pool, &boot_id()?)
+        fsck::check_offline(pool, &boot_id()?)
     }
 
     /// Makes the index of a pool that no driver has open anew, from what lies beside the layers and in the directories of claims. The
@@ -401,7 +405,7 @@ impl Engine {
     /// The engine as a whole.
     pub async fn status(&self) -> Result<Status> {
         let inner = self.inner.clone();
-        self.inner.calls.run(move || lists::status(&inner)).await?
+        self.inner.calls.run(move || query::status(&inner)).await?
     }
 
     /// Whether the pool takes changes: tries the smallest. Waits while the disk does not answer, but on one thread only,
@@ -476,8 +480,8 @@ impl Engine {
         let job = move || {
             // Looked at here, after whatever is still being deleted or merged: written before, it would be brought back.
             let _one_at_a_time = engine.collector.lock();
-            let mut uses = reap::last_uses(&engine);
-            uses.extend(claims::tidy::uses(&engine));
+            let mut uses = catalog::last_uses(&engine);
+            uses.extend(claims::maintenance::uses(&engine));
             if let Err(error) = engine.transact(&uses).result() {
                 tracing::warn!(%error, "when artifacts were last used is not remembered");
             }

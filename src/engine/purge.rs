@@ -98,12 +98,12 @@ fn delete(inner: &Inner, name: &Path, share: Duration) -> Result<bool> {
 
 /// Whether a directory in the trash is of a sealed volume that a process still reads (`seal::keep_while_held`).
 fn is_read(inner: &Inner, volume: &Dir) -> Result<bool> {
-    if inner.state.lock().held.is_empty() {
+    if inner.state.lock().retained_layers.is_empty() {
         return Ok(false);
     }
     let record = store::read_volume(volume).doing("read a volume's record")?;
     let plan = record.ok().and_then(|record| record.seal);
-    Ok(plan.is_some_and(|plan| inner.state.lock().held.contains_key(&plan.layer)))
+    Ok(plan.is_some_and(|plan| inner.state.lock().retained_layers.contains_key(&plan.layer)))
 }
 
 /// How much of it could not be deleted.

@@ -1,5 +1,5 @@
 //! Rebuild: makes the index of a pool anew from what lies beside the layers, when it is lost; and says when it is missed.
-//! What reads a whole pool to write a new index lives here; what reads it to compare is `check`'s.
+//! What reads a whole pool to write a new index lives here; what reads it to compare is `fsck`'s.
 
 use std::collections::{HashMap, HashSet};
 use std::path::{Path, PathBuf};

@@ -5,7 +5,7 @@
 //! published is lost, nothing half-made is visible, and nothing leaks.
 //!
 //! One odd name must not keep the driver from starting: what cannot be opened, read or moved is told of and left where it is, and
-//! nothing that it may need is deleted (`kept`). Only a whole directory, or the index, that cannot be read ends the start; and what
+//! nothing that it may need is deleted (`orphans`). Only a whole directory, or the index, that cannot be read ends the start; and what
 //! this process lacks itself, which is no fault of the name ([`sys::Error::is_of_this_process`]).
 
 use std::collections::{HashMap, HashSet};
@@ -14,13 +14,13 @@ use std::path::{Path, PathBuf};
 use super::claims::recover as claims;
 use super::crash::{Point, point};
 use super::error::{Doing, Error, Result};
-use super::kept::{self, Kept, Place};
 use super::layers::confirm;
 use super::mounts::find_mounts;
 use super::notice::{self, NotCommitted};
+use super::orphans::{self, Kept, Place};
 use super::seal;
 use super::shared::Inner;
-use super::state::{Goal, Leaving, Left, Live, Measured, State};
+use super::state::{Goal, Live, Measured, RetiringVolume, State, Teardown};
 use super::types::VolumeState;
 use crate::model::{Artifact, ArtifactId, LayerId, Outcome, VolumeId, VolumeRecord};
 use crate::store::{self, Change, Contents, Unreadable};
@@ -30,7 +30,7 @@ use crate::sys::{self, Dir, Errno, MountEntry};
 #[derive(Debug, Default)]
 pub(super) struct Recovered {
     /// Volumes whose end is to be seen to.
-    pub(super) leaving: Vec<Left>,
+    pub(super) leaving: Vec<Teardown>,
     /// Changes that the index needs: what it names and is not there.
     pub(super) changes: Vec<Change>,
     /// What somebody may be using, and nobody can say what it is.
@@ -46,7 +46,7 @@ pub(super) fn recover(inner: &Inner, contents: Contents) -> Result<Recovered> {
     if let Some(doom) =
         store::read_doom(&inner.dirs.root, &inner.boot).doing("read what was doomed")?
     {
-        state.doomed_until = Some(doom.until);
+        state.tainted_until = Some(doom.until);
     }
     inner.spares.sweep()?;
     point(Point::RecoverSwept);
@@ -57,7 +57,7 @@ pub(super) fn recover(inner: &Inner, contents: Contents) -> Result<Recovered> {
     recover_pending(inner, &mounts, &mut state, &mut recovered)?;
     recover_trash(inner, &mounts, &mut state, &mut recovered)?;
     if recovered.kept.count() > 0 {
-        kept::hold(inner, &on_disk, &mut state);
+        orphans::hold(inner, &on_disk, &mut state);
         state.kept = recovered.kept.count();
     }
     trash_unknown_layers(inner, &on_disk, &state);
@@ -364,7 +364,7 @@ fn recover_pending(
             }
             continue;
         }
-        let leaving = Leaving {
+        let leaving = RetiringVolume {
             chosen: chosen(inner, key, &record, state)?,
             record,
             goal: Goal::Seal(plan),
@@ -373,7 +373,7 @@ fn recover_pending(
             usage: None,
         };
         state.leaving.insert(key, leaving);
-        recovered.leaving.push(Left { key, pin: None });
+        recovered.leaving.push(Teardown { key, pin: None });
     }
     Ok(())
 }
@@ -433,11 +433,11 @@ fn recover_trash(
             Holds::Volume(record) => {
                 if let Some(layer) = still_read(inner, &record)? {
                     let layers = record.layers.iter().copied().chain([layer]);
-                    state.held.insert(layer, layers.collect());
+                    state.retained_layers.insert(layer, layers.collect());
                     recovered.read.push((layer, record.layers));
                     continue;
                 }
-                let leaving = Leaving {
+                let leaving = RetiringVolume {
                     record: *record,
                     goal: Goal::Discard,
                     state: VolumeState::Sealing,
@@ -446,7 +446,7 @@ fn recover_trash(
                     chosen: Vec::new(),
                 };
                 state.leaving.insert(key, leaving);
-                recovered.leaving.push(Left { key, pin: None });
+                recovered.leaving.push(Teardown { key, pin: None });
             }
             // Without a record it is no volume, and what is none is never mounted.
             Holds::Stale(_) | Holds::Rubbish(Unreadable::Missing) => {}

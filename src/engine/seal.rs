@@ -1,15 +1,15 @@
 //! What happens to a volume after its pod: it is frozen, its pod's outcome becomes known, and it is sealed or thrown away.
 //!
-//! One task per leaving volume ([`settle`]), but for those that end at once (`ends`). An artifact can be forked as soon as its content is in its place; that it is
+//! One task per leaving volume ([`settle`]), but for those that end at once (`teardown`). An artifact can be forked as soon as its content is in its place; that it is
 //! durable (`commit`) matters to others only.
 
-use std::os::fd::{AsFd, OwnedFd};
+use std::os::fd::AsFd;
 use std::sync::Arc;
 use std::time::{Duration, Instant};
 
 use tokio::sync::MutexGuard;
 
-use super::backoff::{look_again, retry_after};
+use super::backoff::retry_after;
 use super::clock::uptime;
 use super::crash::{Point, point};
 use super::durability::note_remembered;
@@ -17,20 +17,18 @@ use super::error::{Doing, Error, Result};
 use super::layers::trash_unreferenced;
 use super::notice::{NotCommitted, say_not_committed};
 use super::pending::{discarded, tell_if_held_for_long, trash_pending};
+use super::quiesce::until_unwritten;
+use super::release::{Watch, keep_while_held, released, until_released};
 use super::shared::Inner;
-use super::state::{Goal, Left, Pin};
+use super::state::{Goal, Pin, Teardown};
 use super::types::VolumeState;
-use super::writers::until_unwritten;
 use crate::backend::{self, Freeze};
 use crate::model::{
     Artifact, Commit, LayerId, LayerRecord, Maker, Name, Outcome, SealPlan, Timestamp,
     VolumeRecord, layout, takes_name,
 };
 use crate::store;
-use crate::sys::{self, Errno};
-
-/// How long an event is trusted to come; after it the volume is looked at anyway.
-const TRUST_EVENT: Duration = Duration::from_secs(60);
+use crate::sys::Errno;
 
 /// For which part of all the time each process tries, at least, before it gives a copy up that finds no room, however long others found none
 /// before it: while there was no driver nobody evicted anything, and one that begins has only just asked for that.
@@ -38,7 +36,7 @@ const NO_ROOM_AT_LEAST: u32 = 10;
 
 /// Sees a leaving volume to its end, however often a step fails.
 /// `found`: what the first attempt to freeze it came to, if there was one.
-pub(super) async fn settle(inner: &Arc<Inner>, left: Left, found: Option<Result<Freeze>>) {
+pub(super) async fn settle(inner: &Arc<Inner>, left: Teardown, found: Option<Result<Freeze>>) {
     let key = left.key;
     if let Some(watch) = freeze(inner, left, found).await {
         match inner.leaving(key) {
@@ -94,76 +92,13 @@ impl Short {
     }
 }
 
-/// What tells that a volume is let go, if anything does.
-pub(super) type Watch = Option<OwnedFd>;
-
-/// Keeps what a sealed volume shows while a process looks at it. Such a one is of a pod that was deleted by force. Its directory stays in
-/// the trash as long, so that the next start knows of it.
-pub(super) fn keep_while_held(
-    inner: &Arc<Inner>,
-    key: LayerId,
-    mut layers: Vec<LayerId>,
-    watch: Watch,
-) {
-    layers.push(key);
-    inner.state.lock().held.insert(key, layers);
-    let engine = inner.clone();
-    let task = async move {
-        tokio::select! {
-            () = until_released(&engine, key, watch) => {
-                engine.state.lock().held.remove(&key);
-                engine.wake_reaper();
-            }
-            () = engine.stop.cancelled() => {}
-        }
-    };
-    inner.tasks.spawn_on(task, &inner.runtime);
-}
-
-/// Waits until nobody has the volume open any more.
-async fn until_released(inner: &Arc<Inner>, key: LayerId, mut watch: Watch) {
-    let mut looks = 0;
-    loop {
-        released(watch.take(), looks).await;
-        looks += 1;
-        let engine = inner.clone();
-        match inner
-            .seals
-            .run(move || is_held(&engine, key))
-            .await
-            .and_then(|result| result)
-        {
-            Ok(false) => return,
-            Ok(true) => {}
-            Err(error) => {
-                tracing::warn!(layer = %key, %error, "it is not known whether the volume is in use");
-            }
-        }
-    }
-}
-
-/// Whether somebody has open what is, or was, the top of a leaving volume.
-fn is_held(inner: &Inner, key: LayerId) -> Result<bool> {
-    let name = key.to_string();
-    for place in [&inner.dirs.pending, &inner.dirs.trash, &inner.dirs.layers] {
-        let dir = place.open_if_there(&name);
-        if let Some(dir) = dir.doing("open the volume's directory")? {
-            let in_use = inner.backend.in_use(&dir);
-            if in_use.doing("ask whether the volume is in use")? {
-                return Ok(true);
-            }
-        }
-    }
-    Ok(false)
-}
-
 /// Waits until nobody can change the volume's content any more. If somebody still looks at it, what tells the end of that.
 async fn freeze(
     inner: &Arc<Inner>,
-    left: Left,
+    left: Teardown,
     mut found: Option<Result<Freeze>>,
 ) -> Option<Watch> {
-    let Left { key, mut pin } = left;
+    let Teardown { key, mut pin } = left;
     let (mut failures, mut looks) = (0, 0);
     loop {
         let answer = match found.take() {
@@ -210,20 +145,6 @@ async fn try_to_freeze(inner: &Arc<Inner>, key: LayerId, pin: Option<Pin>) -> Re
         frozen.doing("freeze the volume's content")
     });
     frozen.await?
-}
-
-/// Waits for the event that the last holder is gone, or for the time to look again: soon at first, because the kernel lets
-/// go of a top a moment after it has told.
-async fn released(watch: Watch, looks: usize) {
-    let look_again = look_again(looks);
-    let Some(watch) = watch else {
-        return tokio::time::sleep(look_again).await;
-    };
-    // However the wait ends, it leads to the same question to the kernel.
-    if let Ok(Err(error)) = tokio::time::timeout(TRUST_EVENT, sys::readable(watch)).await {
-        tracing::debug!(%error, "no event will come");
-        tokio::time::sleep(look_again).await;
-    }
 }
 
 /// Seals or throws away a volume whose content is final. A copy that finds no room is given up after a while. `alone` is held as long as the
@@ -359,7 +280,7 @@ async fn decide(
     plan: &SealPlan,
     record: &VolumeRecord,
 ) -> Result<Result<(), NotCommitted>> {
-    if inner.state.lock().is_doomed(record) {
+    if inner.state.lock().is_tainted(record) {
         return Ok(Err(NotCommitted::Damaged));
     }
     Ok(match plan.keep.commit {
@@ -504,7 +425,7 @@ fn seal(inner: &Inner, key: LayerId, plan: &SealPlan, record: &VolumeRecord) -> 
     inner.clock.seen(artifact.created);
     {
         let mut state = inner.state.lock();
-        if state.is_doomed(record) {
+        if state.is_tainted(record) {
             // The disk failed while this was under way; the caller comes back and gives it up.
             return Err(Error::Doomed);
         }

@@ -18,9 +18,8 @@ use super::artifacts::{Artifacts, Sealed};
 use super::error::{Error, Result};
 use super::types::{PublishRequest, VolumeState};
 use crate::model::{
-    Artifact, ArtifactId, Claim, LayerId, MountCapability, Name, Outcome, PodUid, Reference,
-    SealPlan, Snapshot, SnapshotGroup, SnapshotId, Tenant, Timestamp, Usage, VolumeId,
-    VolumeRecord, takes_name,
+    ArtifactId, Claim, LayerId, MountCapability, Name, Outcome, PodUid, Reference, SealPlan,
+    Snapshot, SnapshotGroup, SnapshotId, Tenant, Timestamp, Usage, VolumeId, VolumeRecord,
 };
 
 /// A volume that its pod has, or is about to get.
@@ -47,7 +46,7 @@ pub(super) struct Measured {
 
 /// A volume whose pod is done with it: it is sealed or thrown away as soon as that may be.
 #[derive(Debug)]
-pub(super) struct Leaving {
+pub(super) struct RetiringVolume {
     pub(super) record: VolumeRecord,
     pub(super) goal: Goal,
     pub(super) state: VolumeState,
@@ -60,7 +59,7 @@ pub(super) struct Leaving {
 
 /// A leaving volume's name, and what keeps its filesystem alive.
 #[derive(Debug)]
-pub(super) struct Left {
+pub(super) struct Teardown {
     pub(super) key: LayerId,
     pub(super) pin: Option<Pin>,
 }
@@ -83,11 +82,11 @@ pub(super) enum Goal {
 
 /// A claim, and how it is used in this boot.
 #[derive(Debug)]
-pub(super) struct Held {
+pub(super) struct VolumeEntry {
     pub(super) claim: Claim,
     pub(super) mounts: HashMap<PathBuf, ClaimMount>,
     /// Its last mount, until the kernel says that no process holds that mount's files any more.
-    pub(super) lingering: Option<Lingering>,
+    pub(super) busy_layers: Option<BusyLayers>,
     /// Detached mounts of it whose last descriptor is being closed.
     pub(super) closing: usize,
     /// Why it cannot be used.
@@ -104,14 +103,14 @@ pub(super) struct Held {
 
 /// A claim's mount whose files a process may still hold.
 #[derive(Debug)]
-pub(super) struct Lingering {
+pub(super) struct BusyLayers {
     /// The layers that it was mounted over.
     pub(super) layers: Vec<LayerId>,
     /// A start assumed it, and has not asked the kernel yet.
     pub(super) assumed: bool,
 }
 
-impl Lingering {
+impl BusyLayers {
     /// Of a mount that this process made.
     pub(super) fn known(layers: Vec<LayerId>) -> Self {
         let assumed = false;
@@ -156,18 +155,18 @@ pub(super) struct ClaimMount {
 
 /// What is taken, and deleted, in one transaction: a snapshot, or a group with all of its own.
 #[derive(Debug, Clone)]
-pub(super) struct Taken {
+pub(super) struct SnapshotSet {
     pub(super) snapshots: Vec<Snapshot>,
     pub(super) group: Option<SnapshotGroup>,
 }
 
-impl Held {
+impl VolumeEntry {
     /// A claim that is not in use.
     pub(super) fn new(claim: Claim) -> Self {
         Self {
             claim,
             mounts: HashMap::new(),
-            lingering: None,
+            busy_layers: None,
             closing: 0,
             problem: None,
             damaged: false,
@@ -187,7 +186,7 @@ impl Held {
     pub(super) fn is_idle_since(&self, time: Timestamp) -> bool {
         self.mounts.is_empty()
             && self.closing == 0
-            && self.lingering.is_none()
+            && self.busy_layers.is_none()
             && self.claim.last_used < time
     }
 
@@ -196,7 +195,7 @@ impl Held {
     /// A start only assumes such a process. That is no use, or each start would put the claim's end off; except where a
     /// write may be newer than what `synced` says is on the disk.
     pub(super) fn is_let_go(&mut self, now: Timestamp, synced: Option<Timestamp>) {
-        let Some(last) = self.lingering.take() else {
+        let Some(last) = self.busy_layers.take() else {
             return;
         };
         let on_disk = synced.is_none_or(|synced| synced <= self.claim.last_used);
@@ -210,7 +209,7 @@ impl Held {
     pub(super) fn is_quiescent(&self) -> bool {
         self.mounts.is_empty()
             && self.closing == 0
-            && self.lingering.is_none()
+            && self.busy_layers.is_none()
             && self.problem.is_none()
     }
 }
@@ -220,7 +219,7 @@ impl Held {
 pub(super) struct State {
     pub(super) volumes: HashMap<VolumeId, Live>,
     /// By the name of its directory in `pending/` or `trash/`.
-    pub(super) leaving: HashMap<LayerId, Leaving>,
+    pub(super) leaving: HashMap<LayerId, RetiringVolume>,
     pub(super) artifacts: Artifacts,
     /// The current owner of each name: the newest artifact that was sealed under it.
     pub(super) names: BTreeMap<Name, ArtifactId>,
@@ -228,18 +227,18 @@ pub(super) struct State {
     /// error, the newest surviving one gets the name back. Of all owners ([`State::owners`]) only the
     /// oldest may be in the index, and then the index's name points at it. An artifact that is older
     /// than that one has lost the name for good.
-    earlier: HashMap<Name, Vec<ArtifactId>>,
+    pub(super) earlier: HashMap<Name, Vec<ArtifactId>>,
     pub(super) usage: HashMap<LayerId, Usage>,
     /// Artifacts that were used since the index was last told when, and since when it does not know.
     pub(super) used: HashMap<ArtifactId, Timestamp>,
     /// What frozen volumes show that somebody still has open.
-    pub(super) held: HashMap<LayerId, Vec<LayerId>>,
-    /// What those volumes may be forks of that somebody uses, and of which nobody can say what they are (`kept`).
+    pub(super) retained_layers: HashMap<LayerId, Vec<LayerId>>,
+    /// What those volumes may be forks of that somebody uses, and of which nobody can say what they are (`orphans`).
     pub(super) maybe_forked: HashSet<ArtifactId>,
     /// How many such volumes there are, on whatever backend.
     pub(super) kept: usize,
     /// By id, as the other two: lists are in that order, whatever changes meanwhile.
-    pub(super) claims: BTreeMap<VolumeId, Held>,
+    pub(super) claims: BTreeMap<VolumeId, VolumeEntry>,
     pub(super) snapshots: BTreeMap<SnapshotId, Snapshot>,
     pub(super) groups: BTreeMap<SnapshotId, SnapshotGroup>,
     /// Layers that an operation needs to stay, and how many do.
@@ -253,7 +252,7 @@ pub(super) struct State {
     /// What volumes that are being published are forked from, also while they wait for room.
     pub(super) wanted: HashMap<VolumeId, ArtifactId>,
     /// Volumes made until then lost bytes in a failed write-back.
-    pub(super) doomed_until: Option<Timestamp>,
+    pub(super) tainted_until: Option<Timestamp>,
     /// All that was written before this is on the disk: when the last write-back began that went well.
     pub(super) synced: Option<Timestamp>,
     /// No new volumes.
@@ -383,19 +382,19 @@ impl State {
             held.claim
                 .layers
                 .iter()
-                .chain(held.lingering.iter().flat_map(|last| &last.layers))
+                .chain(held.busy_layers.iter().flat_map(|last| &last.layers))
         });
         let snapshots = self
             .snapshots
             .values()
             .flat_map(|snapshot| &snapshot.layers);
-        let held = self.held.values().flatten();
+        let held = self.retained_layers.values().flatten();
         let referenced = chosen.chain(mounted).chain(held).chain(claims);
         referenced.chain(snapshots).chain(self.pinned.keys())
     }
 
     /// Enters snapshots that the index has.
-    pub(super) fn enter(&mut self, taken: Taken) {
+    pub(super) fn enter(&mut self, taken: SnapshotSet) {
         let snapshots = taken.snapshots.into_iter();
         self.snapshots
             .extend(snapshots.map(|snapshot| (snapshot.id.clone(), snapshot)));
@@ -405,7 +404,7 @@ impl State {
     }
 
     /// Takes snapshots out of sight.
-    pub(super) fn leave(&mut self, taken: &Taken) {
+    pub(super) fn leave(&mut self, taken: &SnapshotSet) {
         for snapshot in &taken.snapshots {
             self.snapshots.remove(&snapshot.id);
         }
@@ -475,160 +474,10 @@ impl State {
         live.chain(self.leaving.values().map(|leaving| &leaving.record))
     }
 
-    /// Makes an artifact visible that the index does not have yet, and enters it among the owners of
-    /// its name. Tells whether it is the current owner.
-    pub(super) fn add_artifact(&mut self, artifact: Artifact) -> bool {
-        let name = artifact.name();
-        let mut owners = self.owners(&name);
-        let is_passed = |sealed: &Sealed| takes_name(&artifact, &sealed.artifact);
-        let place = owners
-            .iter()
-            .rposition(|id| self.artifacts.get(id).is_some_and(is_passed));
-        let place = place.map_or(0, |passed| passed + 1);
-        let takes = place == owners.len();
-        if !owners[place..].iter().any(|id| self.is_indexed(id)) {
-            owners.insert(place, artifact.id);
-        }
-        let (indexed, durable) = (false, false);
-        let sealed = Sealed {
-            artifact,
-            indexed,
-            durable,
-        };
-        self.artifacts.insert(sealed);
-        self.set_owners(name, owners);
-        takes
-    }
-
-    /// The current owner of a name and the previous ones that may get it back, oldest first.
-    fn owners(&self, name: &Name) -> Vec<ArtifactId> {
-        let earlier = self.earlier.get(name).into_iter().flatten();
-        let owners = earlier.chain(self.names.get(name)).copied();
-        owners
-            .filter(|id| self.artifacts.contains_key(id))
-            .collect()
-    }
-
-    fn set_owners(&mut self, name: Name, mut owners: Vec<ArtifactId>) {
-        let Some(holder) = owners.pop() else {
-            self.take_name(&name);
-            return;
-        };
-        if owners.is_empty() {
-            self.earlier.remove(&name);
-        } else {
-            self.earlier.insert(name.clone(), owners);
-        }
-        self.names.insert(name, holder);
-    }
-
-    fn is_indexed(&self, id: &ArtifactId) -> bool {
-        self.artifacts.get(id).is_some_and(|sealed| sealed.indexed)
-    }
-
-    /// Whether the index has a name that points at an existing artifact.
-    pub(super) fn is_name_indexed(&self, name: &Name) -> bool {
-        self.owners(name).iter().any(|id| self.is_indexed(id))
-    }
-
-    /// The names that the index gets together with these artifacts. Each points at the artifact that
-    /// would own it if a power cut took everything that the index does not have.
-    pub(super) fn names_of(&self, batch: &HashSet<ArtifactId>) -> HashMap<Name, ArtifactId> {
-        let artifacts = batch.iter().filter_map(|id| self.artifacts.get(id));
-        let names: HashSet<Name> = artifacts.map(|sealed| sealed.artifact.name()).collect();
-        let newest = |name: &Name| self.owners(name).into_iter().rfind(|id| batch.contains(id));
-        let with_owner = |name: Name| newest(&name).map(|id| (name, id));
-        names.into_iter().filter_map(with_owner).collect()
-    }
-
-    /// Notes that the index has these artifacts and names.
-    pub(super) fn indexed(
-        &mut self,
-        batch: &HashSet<ArtifactId>,
-        names: HashMap<Name, ArtifactId>,
-    ) {
-        for id in batch {
-            self.artifacts.set_indexed(id);
-        }
-        for (name, id) in names {
-            let mut owners = self.owners(&name);
-            if let Some(older) = owners.iter().position(|one| *one == id) {
-                owners.drain(..older);
-                self.set_owners(name, owners);
-            }
-        }
-    }
-
-    /// Makes an artifact invisible, and takes its name from it.
-    pub(super) fn remove_artifact(&mut self, id: ArtifactId) -> Option<Sealed> {
-        let sealed = self.artifacts.remove(&id)?;
-        let name = sealed.artifact.name();
-        if self.names.get(&name) == Some(&id) {
-            self.names.remove(&name);
-        }
-        Some(sealed)
-    }
-
-    /// Takes an artifact out of sight that is to be deleted, and tells whether it had its name, which then nobody has.
-    pub(super) fn take_out(&mut self, id: ArtifactId) -> Option<(Artifact, bool)> {
-        let artifact = &self.artifacts.get(&id)?.artifact;
-        let (name, had_name) = (artifact.name(), self.is_named(artifact));
-        if had_name {
-            self.take_name(&name);
-        }
-        self.remove_artifact(id)
-            .map(|sealed| (sealed.artifact, had_name))
-    }
-
-    /// Puts an artifact back that could not be deleted, with its name if it had that: by its age alone another's might be its to take, be it
-    /// that it lost its own for good.
-    pub(super) fn put_back(&mut self, artifact: Artifact, had_name: bool) {
-        let (id, name) = (artifact.id, artifact.name());
-        self.artifacts.insert(Sealed::durable(artifact));
-        if had_name {
-            self.put_name_back(name, id);
-        }
-    }
-
-    /// Takes a name away that is to be deleted: from its holder, and from all who had it before.
-    pub(super) fn take_name(&mut self, name: &Name) -> Option<ArtifactId> {
-        self.earlier.remove(name);
-        self.names.remove(name)
-    }
-
-    /// Puts a name back that could not be deleted. An artifact that took it meanwhile keeps it; if the
-    /// index has that artifact, for good.
-    pub(super) fn put_name_back(&mut self, name: Name, id: ArtifactId) {
-        let mut owners = self.owners(&name);
-        if !owners.iter().any(|id| self.is_indexed(id)) {
-            owners.insert(0, id);
-            self.set_owners(name, owners);
-        }
-    }
-
-    /// Gives a name whose owner was discarded to the newest surviving previous owner. Age alone does
-    /// not decide: an older artifact may have been destroyed, and exist for its forks only.
-    pub(super) fn give_name_back(&mut self, name: &Name) {
-        let owners = self.owners(name);
-        self.set_owners(name.clone(), owners);
-    }
-
     /// Whether this volume existed when the disk last lost bytes.
-    pub(super) fn is_doomed(&self, record: &VolumeRecord) -> bool {
-        self.doomed_until
+    pub(super) fn is_tainted(&self, record: &VolumeRecord) -> bool {
+        self.tainted_until
             .is_some_and(|until| record.created <= until)
-    }
-
-    /// Whether the artifact still has its name.
-    pub(super) fn is_named(&self, artifact: &Artifact) -> bool {
-        self.names.get(&artifact.name()) == Some(&artifact.id)
-    }
-
-    /// Whether the artifact's name points at another for good. While that one would not survive a power cut, this one is
-    /// what the name would point at after it.
-    pub(super) fn is_superseded(&self, artifact: &Artifact) -> bool {
-        let earlier = || self.earlier.get(&artifact.name());
-        !self.is_named(artifact) && !earlier().is_some_and(|ids| ids.contains(&artifact.id))
     }
 
     /// The layers of an equivalent of this volume's parent: as they are now if it was flattened meanwhile.

@@ -7,24 +7,24 @@ use std::time::Instant;
 use parking_lot::Mutex;
 use tokio::sync::Notify;
 
-use super::state::Left;
+use super::state::Teardown;
 
 /// Those whose end has not begun yet, in the order in which they came.
 #[derive(Debug, Default)]
 pub(super) struct TeardownQueue {
-    waiting: Mutex<VecDeque<(Instant, Left)>>,
+    waiting: Mutex<VecDeque<(Instant, Teardown)>>,
     added: Notify,
 }
 
 impl TeardownQueue {
     /// Adds one. Those that come later have no earlier moment.
-    pub(super) fn add(&self, left: Left, not_before: Instant) {
+    pub(super) fn add(&self, left: Teardown, not_before: Instant) {
         self.waiting.lock().push_back((not_before, left));
         self.added.notify_one();
     }
 
     /// Waits until there are some whose moment has come, and takes them. For one task only.
-    pub(super) async fn ripe(&self) -> Vec<Left> {
+    pub(super) async fn ripe(&self) -> Vec<Teardown> {
         loop {
             let first = self.waiting.lock().front().map(|(at, _)| *at);
             match first {
@@ -35,14 +35,14 @@ impl TeardownQueue {
         }
     }
 
-    fn take_until(&self, now: Instant) -> Vec<Left> {
+    fn take_until(&self, now: Instant) -> Vec<Teardown> {
         let mut waiting = self.waiting.lock();
         let ripe = waiting.iter().take_while(|(at, _)| *at <= now).count();
         waiting.drain(..ripe).map(|(_, left)| left).collect()
     }
 
     /// Takes all, whatever their moment.
-    pub(super) fn take_all(&self) -> Vec<Left> {
+    pub(super) fn take_all(&self) -> Vec<Teardown> {
         let all = std::mem::take(&mut *self.waiting.lock());
         all.into_iter().map(|(_, left)| left).collect()
     }
@@ -55,14 +55,14 @@ mod tests {
     use super::*;
     use crate::model::LayerId;
 
-    fn left(id: u128) -> Left {
-        Left {
+    fn left(id: u128) -> Teardown {
+        Teardown {
             key: LayerId::from_bits(id),
             pin: None,
         }
     }
 
-    fn ids(all: &[Left]) -> Vec<u128> {
+    fn ids(all: &[Teardown]) -> Vec<u128> {
         all.iter().map(|left| left.key.bits()).collect()
     }
 

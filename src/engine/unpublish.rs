@@ -12,12 +12,12 @@ use std::sync::Arc;
 use tokio::sync::OwnedSemaphorePermit;
 
 use super::crash::{Point, point};
-use super::ends;
 use super::error::{Doing, Error, Result};
 use super::guard::{self, Guard};
 use super::shared::Inner;
-use super::state::{Goal, Leaving, Left, Pin};
+use super::state::{Goal, Pin, RetiringVolume, Teardown};
 use super::target::{Found, Target};
+use super::teardown;
 use super::types::VolumeState;
 use crate::model::{LayerId, VolumeId};
 use crate::sys::{Errno, MountPoint};
@@ -39,7 +39,7 @@ pub(super) async fn unpublish(inner: &Arc<Inner>, volume: &str, target: &Path) -
         // Here and not by the caller, who may have gone away: what is promised is seen to.
         let answer = left.map(|left| {
             if let Some(left) = left {
-                ends::begin_soon(&engine, left);
+                teardown::begin_soon(&engine, left);
             }
         });
         drop(guard);
@@ -54,7 +54,7 @@ async fn place(inner: &Arc<Inner>) -> Result<OwnedSemaphorePermit> {
     if let Ok(place) = places.clone().try_acquire_owned() {
         return Ok(place);
     }
-    ends::begin_now(inner);
+    teardown::begin_now(inner);
     let place = places.clone().acquire_owned().await;
     place.map_err(|_| Error::ShuttingDown)
 }
@@ -64,7 +64,7 @@ fn unpublish_now(
     volume: Option<&VolumeId>,
     path: &Path,
     place: OwnedSemaphorePermit,
-) -> Result<Option<Left>> {
+) -> Result<Option<Teardown>> {
     let mut pins = Vec::new();
     if let Some(target) = Target::open(path)? {
         pins = target.detach()?;
@@ -88,7 +88,7 @@ fn unpublish_now(
     let pin = mount_id.and_then(|id| pick(pins, id));
     let pin = pin.map(|descriptor| Pin { descriptor, place });
     match promise(inner, volume) {
-        Ok(key) => Ok(Some(Left { key, pin })),
+        Ok(key) => Ok(Some(Teardown { key, pin })),
         // The disk is full, read-only or failing, and not even a name can be moved. The volume is mounted nowhere, and kubelet
         // need not wait for a disk: the reaper tries again, and so does the next start of this boot.
         Err(error) => {
@@ -173,7 +173,7 @@ pub(super) fn promise_abandoned(inner: &Arc<Inner>) -> Result<usize> {
             match promise(inner, &volume) {
                 Ok(key) => {
                     tracing::info!(volume.id = %volume, "nobody will unpublish it any more: its end begins");
-                    ends::begin_soon(inner, Left { key, pin: None });
+                    teardown::begin_soon(inner, Teardown { key, pin: None });
                     promised += 1;
                 }
                 Err(error) => {
@@ -215,7 +215,7 @@ fn promise(inner: &Inner, volume: &VolumeId) -> Result<LayerId> {
     point(Point::UnpublishPromised);
     let mut state = inner.state.lock();
     if let Some(live) = state.volumes.remove(volume) {
-        let leaving = Leaving {
+        let leaving = RetiringVolume {
             record: live.record,
             goal,
             state: VolumeState::Sealing,

@@ -103,12 +103,12 @@ async fn restarted(pods: Pods, broken: Broken, wrote: Wrote, changes: &[Change])
     let restart = tokio::time::timeout(NEVER, pods.engine.needs_restart()).await;
     restart.expect("the index can be opened again");
     let pool = pods.config.pool.clone();
-    let write = || {
+    let between = || {
         if wrote == Wrote::All {
             has_written(&pool, changes);
         }
     };
-    pods.restart_after(write).await
+    pods.restart_after(between).await
 }
 
 /// All of it is there, and as it must be; or nothing of it is.

@@ -3,8 +3,8 @@
 
 use std::sync::Arc;
 
-use super::content;
-use super::hold::{self, refuse_too_large};
+use super::data_dir;
+use super::lookup::{self, refuse_too_large};
 use crate::engine::crash::{Point, point};
 use crate::engine::error::{Doing, Error, Result};
 use crate::engine::guard;
@@ -18,10 +18,10 @@ async fn change(
     id: VolumeId,
     change: impl FnOnce(&Inner, &mut Claim) -> Result<()> + Send + 'static,
 ) -> Result<Claim> {
-    let guard = hold::take(&inner, &id, guard::deadline()).await?;
+    let guard = lookup::take(&inner, &id, guard::deadline()).await?;
     let engine = inner.clone();
     let job = move || {
-        let before = hold::claim(&engine, &id)?;
+        let before = lookup::claim(&engine, &id)?;
         let mut after = before.clone();
         change(&engine, &mut after)?;
         if after != before {
@@ -60,7 +60,7 @@ fn limit(inner: &Inner, claim: &Claim) -> Result<()> {
         .doing("change the volume's limit")?;
     let limit_unenforced = limit.why_unenforced();
     if let Some(why) = &limit_unenforced {
-        content::warn_unenforced(&claim.id, why);
+        data_dir::warn_unenforced(&claim.id, why);
     }
     if let Some(held) = inner.state.lock().claims.get_mut(&claim.id) {
         held.limit_unenforced = limit_unenforced;

@@ -8,9 +8,9 @@ use std::sync::Arc;
 
 use tokio::time::Instant;
 
-use super::content::{self, is_held_open};
+use super::data_dir::{self, is_held_open};
 use super::freeze::{self, Freezing, Moment};
-use super::hold::{self, refuse_too_large};
+use super::lookup::{self, refuse_too_large};
 use super::types::CreateClaim;
 use crate::engine::crash::{Point, point};
 use crate::engine::durability;
@@ -19,7 +19,7 @@ use crate::engine::guard::{self, Guard};
 use crate::engine::layers;
 use crate::engine::pins::Pins;
 use crate::engine::shared::Inner;
-use crate::engine::state::{Held, State};
+use crate::engine::state::{State, VolumeEntry};
 use crate::model::{
     Claim, ClaimSource, LayerId, MutableParameters, OwnerView, RootAttributes, SnapshotId,
     VolumeId, layout,
@@ -28,9 +28,9 @@ use crate::store::Change;
 
 /// Makes a claim, or finds the one that an earlier request of the same name made.
 pub(super) async fn create(inner: Arc<Inner>, request: CreateClaim) -> Result<Claim> {
-    let id = hold::id_of(hold::CLAIM, &request.name);
+    let id = lookup::id_of(lookup::CLAIM, &request.name);
     let until = guard::deadline();
-    let guard = hold::take(&inner, &id, until).await?;
+    let guard = lookup::take(&inner, &id, until).await?;
     if let Some(claim) = made_before(&inner, &id) {
         return repeated(claim, &request);
     }
@@ -55,7 +55,7 @@ fn made_before(inner: &Inner, id: &VolumeId) -> Option<Claim> {
 
 /// Whether there is a claim of that name. What cannot be used is there all the same.
 pub(super) fn has(inner: &Inner, name: &str) -> bool {
-    let id = hold::id_of(hold::CLAIM, name);
+    let id = lookup::id_of(lookup::CLAIM, name);
     inner.state.lock().claims.contains_key(&id)
 }
 
@@ -134,7 +134,7 @@ async fn insert(
     let engine = inner.clone();
     let job = move || {
         if let Some(ClaimSource::Snapshot(snapshot)) = &request.source {
-            content::refuse_lost(&engine, snapshot, &content.layers)?;
+            data_dir::refuse_lost(&engine, snapshot, &content.layers)?;
         }
         let claim = describe(&engine, id, request, &content)?;
         let made = engine.transact(&[Change::PutClaim(claim.clone())]);
@@ -158,9 +158,9 @@ async fn clone(
     until: Instant,
 ) -> Result<Claim> {
     // Looked at before anything is frozen: a request that cannot be met costs nothing.
-    let known = hold::claim(inner, &source)?;
+    let known = lookup::claim(inner, &source)?;
     capacity(&request, known.capacity)?;
-    let guard = hold::take(inner, &source, until).await?;
+    let guard = lookup::take(inner, &source, until).await?;
     let freezing = freeze::freeze(inner, vec![guard], vec![source], Moment::AsItCan);
     let freezing: Freezing = freezing.await?;
     let engine = inner.clone();
@@ -185,12 +185,14 @@ async fn clone(
 
 /// Enters a new claim.
 fn enter(state: &mut State, claim: Claim) {
-    state.claims.insert(claim.id.clone(), Held::new(claim));
+    state
+        .claims
+        .insert(claim.id.clone(), VolumeEntry::new(claim));
 }
 
 /// The claim that a request asks for, in whose place nothing is. Its first mount makes the rest.
 fn describe(inner: &Inner, id: VolumeId, request: CreateClaim, content: &Content) -> Result<Claim> {
-    content::put_aside(inner, &id)?;
+    data_dir::put_aside(inner, &id)?;
     let capacity = capacity(&request, content.size)?;
     refuse_too_large(inner, capacity)?;
     let now = inner.clock.now();
@@ -263,7 +265,7 @@ pub(super) async fn delete(inner: Arc<Inner>, id: String) -> Result<()> {
         return Ok(());
     };
     // First: what is being made is not known yet, and would appear after the answer.
-    let guard = hold::take(&inner, &id, guard::deadline()).await?;
+    let guard = lookup::take(&inner, &id, guard::deadline()).await?;
     if !inner.state.lock().claims.contains_key(&id) {
         return Ok(());
     }
@@ -285,7 +287,7 @@ pub(super) fn delete_now(inner: &Arc<Inner>, id: &VolumeId) -> Result<()> {
     };
     unused?;
     if is_held_open(inner, id)? {
-        return Err(hold::held_open(id));
+        return Err(lookup::held_open(id));
     }
     // What the index names stays in its place.
     let mut pins = Pins::none(inner);
@@ -295,7 +297,7 @@ pub(super) fn delete_now(inner: &Arc<Inner>, id: &VolumeId) -> Result<()> {
         if let Some(held) = &removed {
             pins.add(&mut state, &held.claim.layers);
         }
-        (removed, state.doomed_until)
+        (removed, state.tainted_until)
     };
     let Some(held) = removed else {
         return Ok(());
@@ -305,16 +307,16 @@ pub(super) fn delete_now(inner: &Arc<Inner>, id: &VolumeId) -> Result<()> {
         let since = {
             let mut state = inner.state.lock();
             state.claims.insert(id.clone(), held);
-            state.doomed_until
+            state.tainted_until
         };
         if since != doomed {
             // It was not there when the others were marked.
-            durability::doom_one(inner, id);
+            durability::taint_claim(inner, id);
         }
         return Err(error);
     }
     point(Point::ClaimUnindexed);
-    if let Err(error) = content::put_aside(inner, id) {
+    if let Err(error) = data_dir::put_aside(inner, id) {
         tracing::error!(volume.id = %id, %error, "what it held stays until the next start, and no volume of that name is made");
     }
     point(Point::ClaimTrashed);
@@ -325,7 +327,7 @@ pub(super) fn delete_now(inner: &Arc<Inner>, id: &VolumeId) -> Result<()> {
 }
 
 /// Refuses a claim that somebody uses.
-fn refuse_used(held: &Held) -> Result<()> {
+fn refuse_used(held: &VolumeEntry) -> Result<()> {
     let used = |how| {
         Err(Error::ClaimInUse {
             claim: held.claim.id.clone(),
@@ -356,7 +358,7 @@ mod tests {
             ttl_seconds: Some(seconds),
         };
         let claim = Claim {
-            id: hold::id_of(hold::CLAIM, "c"),
+            id: lookup::id_of(lookup::CLAIM, "c"),
             name: "c".to_owned(),
             created: Timestamp(1),
             last_used: Timestamp(1),

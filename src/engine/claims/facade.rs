@@ -5,7 +5,7 @@ use std::future::Future;
 use std::path::Path;
 
 use super::types::{Capacity, ClaimUse, CreateClaim, Group, MountClaim, Page, SnapshotFilter};
-use super::{change, create, hold, list, mount, snapshot};
+use super::{change, create, list, lookup, mount, snapshot};
 use crate::engine::Engine;
 use crate::engine::error::{Doing, Error, Result};
 use crate::engine::space;
@@ -35,7 +35,7 @@ impl Engine {
 
     /// A claim.
     pub fn claim(&self, id: &str) -> Result<Claim> {
-        hold::claim(&self.inner, &hold::parse(id)?)
+        lookup::claim(&self.inner, &lookup::parse(id)?)
     }
 
     /// Claims after `after`, at most `most`.
@@ -46,7 +46,7 @@ impl Engine {
 
     /// How a claim is used and how it is.
     pub async fn claim_use(&self, id: &str) -> Result<ClaimUse> {
-        let (inner, id) = (self.inner.clone(), hold::parse(id)?);
+        let (inner, id) = (self.inner.clone(), lookup::parse(id)?);
         self.inner
             .calls
             .run(move || list::claim_use(&inner, &id))
@@ -55,21 +55,21 @@ impl Engine {
 
     /// Makes a claim larger; smaller is Ok and changes nothing. [`Error::OutOfRange`] for more than the pool, or than `limit`.
     pub async fn expand_claim(&self, id: &str, required: u64, limit: Option<u64>) -> Result<Claim> {
-        let id = hold::parse(id)?;
+        let id = lookup::parse(id)?;
         self.finish(change::expand(self.inner.clone(), id, required, limit))
             .await
     }
 
     /// Changes what may be changed; what is not named stays.
     pub async fn modify_claim(&self, id: &str, mutable: MutableChange) -> Result<Claim> {
-        let id = hold::parse(id)?;
+        let id = lookup::parse(id)?;
         self.finish(change::modify(self.inner.clone(), id, mutable))
             .await
     }
 
     /// Notes an attachment; the same again is Ok, another one on that node [`Error::Exists`].
     pub async fn attach_claim(&self, id: &str, attachment: Attachment) -> Result<()> {
-        let id = hold::parse(id)?;
+        let id = lookup::parse(id)?;
         self.finish(change::attach(self.inner.clone(), id, attachment))
             .await
     }
@@ -101,7 +101,8 @@ impl Engine {
         after: Option<&SnapshotId>,
         most: usize,
     ) -> Result<Page<Snapshot>> {
-        list::snapshots(&self.inner.state.lock(), filter, after, most)
+        let page = list::snapshots(&self.inner.state.lock(), filter, after, most);
+        Ok(page)
     }
 
     /// Takes snapshots of several claims at one instant; the same name and sources again gives the same, other sources

@@ -9,8 +9,8 @@ use std::sync::Arc;
 
 use parking_lot::MutexGuard;
 
-use super::content::{self, is_held_open};
-use super::hold::{DAMAGED, held_open, refuse_broken};
+use super::data_dir::{self, is_held_open};
+use super::lookup::{DAMAGED, held_open, refuse_broken};
 use crate::backend;
 use crate::engine::catalog::Transaction;
 use crate::engine::crash::{Point, point};
@@ -138,10 +138,11 @@ impl Freezing {
     }
 
     /// Whether the disk lost bytes since this began, or before, of what is frozen here.
-    fn is_doomed(&self, state: &State) -> bool {
+    fn is_tainted(&self, state: &State) -> bool {
         let made = self.frozen.iter().filter(|frozen| frozen.layer.is_some());
         let mut held = made.filter_map(|frozen| state.claims.get(&frozen.claim.id));
-        state.doomed_until.is_some_and(|until| until >= self.since) || held.any(|held| held.damaged)
+        state.tainted_until.is_some_and(|until| until >= self.since)
+            || held.any(|held| held.damaged)
     }
 
     /// Returns what is left to be done, which nobody need wait for but who wants one of these claims next.
@@ -197,7 +198,7 @@ impl Freezing {
         let inner = &self.inner;
         inner.sync(syncing)?;
         // Told to somebody else, of what was frozen here. He marked it before he let go of the lock.
-        if self.is_doomed(&inner.state.lock()) {
+        if self.is_tainted(&inner.state.lock()) {
             let error = inner.dirs.root.error("syncfs", "", Errno::EIO);
             return Err(error).doing("write back what the pool holds");
         }
@@ -205,7 +206,7 @@ impl Freezing {
     }
 
     /// The claims whose content moved stack it from now on, and all of them were used. Of those whose content stays the index hears of
-    /// that later (`tidy`).
+    /// that later (`maintenance`).
     fn restack(&self, state: &mut State) {
         for frozen in &self.frozen {
             let Some(held) = state.claims.get_mut(&frozen.claim.id) else {
@@ -238,7 +239,7 @@ impl Freezing {
         self.confirm(|frozen| frozen.moved);
         point(Point::FreezeConfirmed);
         for frozen in self.moved() {
-            content::clear(&self.inner, &frozen.claim.id);
+            data_dir::clear(&self.inner, &frozen.claim.id);
         }
         point(Point::FreezeCleared);
     }
@@ -256,7 +257,7 @@ impl Freezing {
     fn leave_as_it_is(&self, error: &Error) {
         let mut state = self.inner.state.lock();
         state
-            .held
+            .retained_layers
             .extend(self.layers().map(|layer| (layer, vec![layer])));
         for frozen in self.moved() {
             if let Some(held) = state.claims.get_mut(&frozen.claim.id) {
@@ -302,7 +303,7 @@ impl Freezing {
             self.pins.add(&mut state, &found.0.layers);
             found
         };
-        content::refuse_lost(&inner, id, &claim.layers)?;
+        data_dir::refuse_lost(&inner, id, &claim.layers)?;
         let stack = claim.layers.clone();
         self.frozen.push(Frozen {
             claim,
@@ -553,7 +554,7 @@ mod tests {
 
     use super::*;
     use crate::backend::BackendKind;
-    use crate::engine::claims::{hold, types::CreateClaim};
+    use crate::engine::claims::{lookup, types::CreateClaim};
     use crate::engine::{Config, Engine, guard};
     use crate::model::{ClaimParameters, MutableParameters};
 
@@ -574,8 +575,8 @@ mod tests {
             source: None,
         };
         let claim = engine.create_claim(request).await.expect("made");
-        content::make(inner, &claim).expect("its content");
-        let take = || hold::take(inner, &claim.id, guard::deadline());
+        data_dir::make(inner, &claim).expect("its content");
+        let take = || lookup::take(inner, &claim.id, guard::deadline());
         let guards = vec![take().await.expect("nobody has it")];
         let ids = vec![claim.id.clone()];
         let freezing = freeze(inner, guards, ids, Moment::AsItCan).await;

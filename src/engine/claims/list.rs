@@ -6,7 +6,7 @@ use std::collections::BTreeMap;
 use std::ops::Bound;
 use std::path::PathBuf;
 
-use super::hold;
+use super::lookup;
 use super::types::{ClaimUse, Page, SnapshotFilter};
 use crate::engine::error::Result;
 use crate::engine::shared::Inner;
@@ -23,7 +23,7 @@ pub(super) fn snapshots(
     filter: &SnapshotFilter,
     after: Option<&VolumeId>,
     most: usize,
-) -> Result<Page<Snapshot>> {
+) -> Page<Snapshot> {
     let wanted = |snapshot: &Snapshot| {
         let of = filter.source.as_ref();
         let is = filter.id.as_ref();
@@ -31,7 +31,7 @@ pub(super) fn snapshots(
             && is.is_none_or(|id| snapshot.id.as_str() == id);
         wanted.then(|| snapshot.clone())
     };
-    Ok(page(&state.snapshots, after, most, wanted))
+    page(&state.snapshots, after, most, wanted)
 }
 
 fn page<K, T>(
@@ -56,10 +56,10 @@ fn page<K, T>(
 pub(super) fn claim_use(inner: &Inner, id: &VolumeId) -> Result<ClaimUse> {
     let (mounts, mut problems) = {
         let state = inner.state.lock();
-        let held = hold::known(&state, id)?;
+        let held = lookup::known(&state, id)?;
         let problem = held.problem.iter().map(|problem| problem.why().to_owned());
         let mut problems: Vec<String> = problem.collect();
-        problems.extend(held.damaged.then(|| hold::DAMAGED.to_owned()));
+        problems.extend(held.damaged.then(|| lookup::DAMAGED.to_owned()));
         let unbounded = |why| format!("the volume's size limit does not hold: {why}");
         problems.extend(held.limit_unenforced.as_ref().map(unbounded));
         (held.mounts.clone(), problems)

@@ -1,7 +1,7 @@
 //! Claims: volumes that outlive pods, their clones, snapshots, and groups of snapshots.
 //!
 //! An [`Engine`](super::Engine) holds those of its own pool and knows of no other node. The Controller service talks to [`Claims`], which
-//! does (`nodes`).
+//! does (`placement`).
 //!
 //! A claim is in the index from CreateVolume on; its directory, `volumes/<id>`, is made when it is first mounted, and
 //! again when its content has become a layer (`freeze`). So a claim that no pod has written to since is its stack of
@@ -15,27 +15,27 @@
 //! | `change` | expand, modify, attach, detach |
 //! | `snapshot` | snapshots and groups of them |
 //! | `freeze` | the content of claims at one moment, durable together or not at all |
-//! | `content` | the directory of a claim |
+//! | `data_dir` | the directory of a claim |
 //! | `mount` | stage, publish, unpublish, unstage |
 //! | `list` | pages, and how a claim is used |
-//! | `nodes` | the seam to the Controller service: claims, on whichever node they are |
-//! | `tidy` | what is done now and then |
+//! | `placement` | the seam to the Controller service: claims, on whichever node they are |
+//! | `maintenance` | what is done now and then |
 //! | `recover` | what a crash or a reboot has left |
-//! | `hold` | what operations begin with |
+//! | `lookup` | what operations begin with |
 
 mod change;
-pub(super) mod content;
 mod create;
+pub(super) mod data_dir;
 mod facade;
 mod freeze;
-mod hold;
 mod list;
+mod lookup;
+pub(super) mod maintenance;
 mod mount;
-mod nodes;
+mod placement;
 pub(super) mod recover;
 mod snapshot;
-pub(super) mod tidy;
 mod types;
 
-pub use nodes::{Claims, OneNode};
+pub use placement::{Claims, OneNode};
 pub use types::{Capacity, ClaimUse, CreateClaim, Group, MountClaim, Page, SnapshotFilter};

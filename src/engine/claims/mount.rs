@@ -8,15 +8,15 @@ use std::os::fd::{AsFd, OwnedFd};
 use std::path::{Path, PathBuf};
 use std::sync::Arc;
 
-use super::content::{self, is_held_open};
-use super::hold::{self, refuse_broken};
+use super::data_dir::{self, is_held_open};
+use super::lookup::{self, refuse_broken};
 use super::types::MountClaim;
 use crate::backend::Start;
 use crate::engine::crash::{Point, point};
 use crate::engine::error::{Doing, Error, Result};
 use crate::engine::guard::{self, Guard};
 use crate::engine::shared::Inner;
-use crate::engine::state::{ClaimMount, Lingering, Problem};
+use crate::engine::state::{BusyLayers, ClaimMount, Problem};
 use crate::engine::target::{Found, Target};
 use crate::model::{Claim, ClaimRecord, MountCapability, VolumeId};
 use crate::sys::{self, Dir};
@@ -26,7 +26,7 @@ const GROUP_BITS: u32 = 0o2070;
 
 /// Mounts a claim; repeatable.
 pub(super) async fn mount(inner: &Arc<Inner>, request: MountClaim) -> Result<()> {
-    let guard = hold::take(inner, &request.claim, guard::deadline()).await?;
+    let guard = lookup::take(inner, &request.claim, guard::deadline()).await?;
     let engine = inner.clone();
     let job = move || {
         let mounted = mount_now(&engine, &request);
@@ -173,10 +173,10 @@ fn mount_anew(inner: &Inner, known: &mut Known, read_only: bool) -> Result<(Dir,
         // A pod that was deleted by force still writes. Two mounts of one top would corrupt each other.
         return Err(Error::HeldOpen(id.clone()));
     }
-    let dir = if let Some(dir) = content::find(inner, &known.claim)? {
+    let dir = if let Some(dir) = data_dir::find(inner, &known.claim)? {
         dir
     } else {
-        let (dir, limit_unenforced) = content::make(inner, &known.claim)?;
+        let (dir, limit_unenforced) = data_dir::make(inner, &known.claim)?;
         known.limit_unenforced = limit_unenforced;
         dir
     };
@@ -234,7 +234,7 @@ fn attach(
         }),
     };
     let record = |claim: &Claim, mounts: &HashMap<PathBuf, ClaimMount>| {
-        content::new_record(inner, claim, mounts, known.limit_unenforced.clone())
+        data_dir::new_record(inner, claim, mounts, known.limit_unenforced.clone())
     };
     let claim = Claim {
         last_used: used,
@@ -244,7 +244,7 @@ fn attach(
     mounts.insert(request.target.clone(), here);
     let made = target.make_beside(&inner.dirs.root)?;
     // Recorded first: a target that is recorded and not mounted does no harm after a crash, the opposite leaks a mount.
-    let attached = content::write(dir, &record(&claim, &mounts)).and_then(|()| {
+    let attached = data_dir::write(dir, &record(&claim, &mounts)).and_then(|()| {
         point(Point::ClaimRecorded);
         target.attach(mount.as_fd())
     });
@@ -252,8 +252,8 @@ fn attach(
         if made && let Err(error) = target.remove() {
             tracing::error!(volume.id = %request.claim, %error, "a failed mount left its target behind");
         }
-        if let Err(error) = content::write(dir, &record(&known.claim, &known.mounts)) {
-            content::put_off(inner, &request.claim, &error);
+        if let Err(error) = data_dir::write(dir, &record(&known.claim, &known.mounts)) {
+            data_dir::put_off(inner, &request.claim, &error);
         }
         return Err(error);
     }
@@ -261,7 +261,7 @@ fn attach(
     let mut state = inner.state.lock();
     if let Some(held) = state.claims.get_mut(&request.claim) {
         held.mounts = mounts;
-        held.lingering = Some(Lingering::known(claim.layers));
+        held.busy_layers = Some(BusyLayers::known(claim.layers));
         held.claim.last_used = used;
         held.used = true;
         held.limit_unenforced.clone_from(&known.limit_unenforced);
@@ -326,7 +326,7 @@ fn unmount_now(
             held.problem
                 .take_if(|problem| matches!(problem, Problem::Unrecorded(_)));
         }
-        let record = (!held.is_unrecorded()).then(|| content::record(inner, held));
+        let record = (!held.is_unrecorded()).then(|| data_dir::record(inner, held));
         (held.mounts.is_empty(), record, ours)
     };
     let (last, record, ours) = left;
@@ -355,8 +355,8 @@ fn write_down(inner: &Inner, claim: &VolumeId, record: Option<ClaimRecord>) {
     // What nobody knows of the others is not written down.
     let Some(record) = record else { return };
     let dir = inner.volume_dir(claim);
-    if let Err(error) = dir.and_then(|dir| content::write(&dir, &record)) {
-        content::put_off(inner, claim, &error);
+    if let Err(error) = dir.and_then(|dir| data_dir::write(&dir, &record)) {
+        data_dir::put_off(inner, claim, &error);
     }
 }
 

@@ -7,12 +7,12 @@
 use std::collections::{HashMap, HashSet};
 use std::path::{Path, PathBuf};
 
-use super::content;
+use super::data_dir;
 use super::freeze::{going_to, take_back};
 use crate::engine::error::{Doing, Result};
 use crate::engine::mounts::find_mounts;
 use crate::engine::shared::Inner;
-use crate::engine::state::{ClaimMount, Held, Lingering, Problem, State};
+use crate::engine::state::{BusyLayers, ClaimMount, Problem, State, VolumeEntry};
 use crate::model::{Claim, ClaimRecord, LayerId, Snapshot, SnapshotGroup, VolumeId, layout};
 use crate::store;
 use crate::sys::{Dir, MountEntry};
@@ -35,7 +35,7 @@ pub(in crate::engine) fn recover_index(
     for claim in claims {
         inner.clock.seen(claim.created);
         inner.clock.seen(claim.last_used);
-        let mut held = Held::new(claim);
+        let mut held = VolumeEntry::new(claim);
         if let Some(layer) = missing(&held.claim.layers) {
             tracing::error!(volume.id = %held.claim.id, %layer, "a layer of this volume is missing; it cannot be used");
             held.problem = Some(Problem::Broken(format!("its layer {layer} is missing")));
@@ -76,11 +76,11 @@ pub(in crate::engine) fn recover_volume(
         .has_content(dir)
         .doing("look at the volume's content")?
     {
-        content::clear(inner, id);
+        data_dir::clear(inner, id);
         return Ok(());
     }
     // Whoever put it there may have been killed right after.
-    super::content::keep_place(inner)?;
+    super::data_dir::keep_place(inner)?;
     held.damaged = dir
         .has(layout::DAMAGED)
         .doing("look whether the volume's content is whole")?;
@@ -104,11 +104,11 @@ pub(in crate::engine) fn recover_volume(
         Ok(record) => of_this_boot(inner, held, dir, mounts, record)?,
         Err(why) => {
             // What was unmounted just before may still be held open; the kernel is asked before anything is done.
-            held.lingering = Some(Lingering::assumed(held.claim.layers.clone()));
+            held.busy_layers = Some(BusyLayers::assumed(held.claim.layers.clone()));
             held.mounts = unrecorded(inner, mounts, id)?;
             if held.mounts.is_empty() {
                 // After a power cut a file may have its name and not its content.
-                let written = content::write(dir, &content::record(inner, held));
+                let written = data_dir::write(dir, &data_dir::record(inner, held));
                 if let Err(error) = written {
                     tracing::warn!(volume.id = %id, %error, "its record cannot be read, nor written anew");
                 }
@@ -121,7 +121,7 @@ pub(in crate::engine) fn recover_volume(
             }
         }
     }
-    if let Some(last) = &mut held.lingering {
+    if let Some(last) = &mut held.busy_layers {
         // What is mounted is known.
         last.assumed = held.mounts.is_empty();
     }
@@ -129,13 +129,13 @@ pub(in crate::engine) fn recover_volume(
 }
 
 /// Bounds the content as the index says: whoever changed that may have been killed before he got there, and nobody need come back.
-fn bound(inner: &Inner, held: &mut Held, dir: &Dir) {
+fn bound(inner: &Inner, held: &mut VolumeEntry, dir: &Dir) {
     let limit = inner.backend.set_limit(dir, held.claim.limit());
     held.limit_unenforced = match limit {
         Ok(limit) => {
             let why = limit.why_unenforced();
             if let Some(why) = &why {
-                content::warn_unenforced(&held.claim.id, why);
+                data_dir::warn_unenforced(&held.claim.id, why);
             }
             why
         }
@@ -168,7 +168,7 @@ fn unrecorded(
 
 fn of_this_boot(
     inner: &Inner,
-    held: &mut Held,
+    held: &mut VolumeEntry,
     dir: &Dir,
     mounts: &[MountEntry],
     record: ClaimRecord,
@@ -181,7 +181,7 @@ fn of_this_boot(
     let id = &held.claim.id;
     let found: HashMap<PathBuf, u64> = find_mounts(inner, mounts, id, id.as_str(), &paths)?;
     // What was unmounted just before may still be held open; the kernel is asked before anything is done.
-    held.lingering = Some(Lingering::assumed(record.claim.layers));
+    held.busy_layers = Some(BusyLayers::assumed(record.claim.layers));
     let (there, gone): (Vec<_>, Vec<_>) = record
         .targets
         .into_iter()
@@ -205,10 +205,10 @@ fn of_this_boot(
 }
 
 /// It was in use until nobody knows when: written down, or each start would find it so.
-fn was_used_until_now(inner: &Inner, held: &mut Held, dir: &Dir) {
+fn was_used_until_now(inner: &Inner, held: &mut VolumeEntry, dir: &Dir) {
     held.claim.last_used = inner.clock.now();
     held.used = true;
-    if let Err(error) = content::write(dir, &content::record(inner, held)) {
+    if let Err(error) = data_dir::write(dir, &data_dir::record(inner, held)) {
         tracing::warn!(volume.id = %held.claim.id, %error, "its record names a target where it is not mounted");
         held.stale = true;
     }

@@ -4,20 +4,20 @@
 use std::sync::Arc;
 
 use super::freeze::{self, Freezing, Moment};
-use super::hold;
+use super::lookup;
 use crate::engine::crash::{Point, point};
 use crate::engine::error::{Error, Result};
 use crate::engine::guard::{self, Guard};
 use crate::engine::layers;
 use crate::engine::pins::Pins;
 use crate::engine::shared::Inner;
-use crate::engine::state::{State, Taken};
+use crate::engine::state::{SnapshotSet, State};
 use crate::model::{LayerId, Snapshot, SnapshotGroup, SnapshotId, VolumeId};
 use crate::store::Change;
 
 /// Takes a snapshot of a claim, or finds the one that an earlier request of the same name took.
 pub(super) async fn create(inner: Arc<Inner>, name: String, source: String) -> Result<Snapshot> {
-    let id = hold::id_of(hold::SNAPSHOT, &name);
+    let id = lookup::id_of(lookup::SNAPSHOT, &name);
     let until = guard::deadline();
     let _guard = Guard::take(&inner, &id, until).await?;
     if let Some(snapshot) = inner.state.lock().snapshots.get(&id).cloned() {
@@ -27,9 +27,9 @@ pub(super) async fn create(inner: Arc<Inner>, name: String, source: String) -> R
         let what = "source";
         return Err(Error::Exists { name, what });
     }
-    let source = hold::parse(&source)?;
-    hold::claim(&inner, &source)?;
-    let guards = vec![hold::take(&inner, &source, until).await?];
+    let source = lookup::parse(&source)?;
+    lookup::claim(&inner, &source)?;
+    let guards = vec![lookup::take(&inner, &source, until).await?];
     let freezing = freeze::freeze(&inner, guards, vec![source], Moment::AsItCan).await?;
     let created = inner.clock.now();
     let mut snapshots = freezing
@@ -39,7 +39,7 @@ pub(super) async fn create(inner: Arc<Inner>, name: String, source: String) -> R
     let Some(snapshot) = snapshots.next() else {
         return Err(Error::ShuttingDown);
     };
-    let taken = Taken {
+    let taken = SnapshotSet {
         snapshots: vec![snapshot.clone()],
         group: None,
     };
@@ -49,14 +49,14 @@ pub(super) async fn create(inner: Arc<Inner>, name: String, source: String) -> R
 }
 
 /// Enters what was taken into the index and into the state.
-async fn commit(freezing: Freezing, taken: Taken) -> Result<()> {
+async fn commit(freezing: Freezing, taken: SnapshotSet) -> Result<()> {
     let snapshots = taken.snapshots.iter().cloned().map(Change::PutSnapshot);
     let group = taken.group.iter().cloned().map(Change::PutGroup);
     let changes = snapshots.chain(group).collect();
     freezing.commit(changes, |state| state.enter(taken)).await
 }
 
-fn removal(taken: &Taken) -> Vec<Change> {
+fn removal(taken: &SnapshotSet) -> Vec<Change> {
     let snapshots = taken.snapshots.iter();
     let snapshots = snapshots.map(|snapshot| Change::RemoveSnapshot(snapshot.id.clone()));
     let group = taken.group.iter();
@@ -99,7 +99,7 @@ pub(super) async fn delete(inner: Arc<Inner>, id: String) -> Result<()> {
             group,
         });
     }
-    let taken = Taken {
+    let taken = SnapshotSet {
         snapshots: vec![snapshot],
         group: None,
     };
@@ -112,7 +112,7 @@ pub(super) async fn create_group(
     name: String,
     sources: Vec<String>,
 ) -> Result<(SnapshotGroup, Vec<Snapshot>)> {
-    let id = hold::id_of(hold::GROUP, &name);
+    let id = lookup::id_of(lookup::GROUP, &name);
     let until = guard::deadline();
     let _guard = Guard::take(&inner, &id, until).await?;
     let known = known_group(&inner.state.lock(), &id);
@@ -133,8 +133,8 @@ pub(super) async fn create_group(
     }
     let mut claims: Vec<VolumeId> = Vec::new();
     for source in &sources {
-        let source = hold::parse(source)?;
-        hold::claim(&inner, &source)?;
+        let source = lookup::parse(source)?;
+        lookup::claim(&inner, &source)?;
         if !claims.contains(&source) {
             claims.push(source);
         }
@@ -142,7 +142,7 @@ pub(super) async fn create_group(
     // Nobody waits for one guard with another in hand but for mounts that are being closed, so no order is needed.
     let mut guards = Vec::new();
     for claim in &claims {
-        guards.push(hold::take(&inner, claim, until).await?);
+        guards.push(lookup::take(&inner, claim, until).await?);
     }
     let freezing = freeze::freeze(&inner, guards, claims, Moment::One).await?;
     let created = inner.clock.now();
@@ -151,7 +151,7 @@ pub(super) async fn create_group(
         .iter()
         .map(|frozen| {
             let name = format!("{name}/{}", frozen.claim.id);
-            let member = hold::id_of(hold::MEMBER, &name);
+            let member = lookup::id_of(lookup::MEMBER, &name);
             describe(frozen, &member, &name, created, Some(&id))
         })
         .collect();
@@ -164,7 +164,7 @@ pub(super) async fn create_group(
             .map(|snapshot| snapshot.id.clone())
             .collect(),
     };
-    let taken = Taken {
+    let taken = SnapshotSet {
         snapshots: snapshots.clone(),
         group: Some(group.clone()),
     };
@@ -200,7 +200,7 @@ pub(super) async fn delete_group(inner: Arc<Inner>, id: String) -> Result<()> {
     let Some((group, snapshots)) = known else {
         return Ok(());
     };
-    let taken = Taken {
+    let taken = SnapshotSet {
         snapshots,
         group: Some(group),
     };
@@ -211,7 +211,7 @@ pub(super) async fn delete_group(inner: Arc<Inner>, id: String) -> Result<()> {
 }
 
 /// Takes snapshots out of sight, out of the index, and then what they alone kept out of its place.
-async fn remove(inner: &Arc<Inner>, taken: Taken, guards: Vec<Guard>) -> Result<()> {
+async fn remove(inner: &Arc<Inner>, taken: SnapshotSet, guards: Vec<Guard>) -> Result<()> {
     let engine = inner.clone();
     let job = move || {
         let layers = taken.snapshots.iter().flat_map(|snapshot| &snapshot.layers);

@@ -2,6 +2,7 @@
 //! Each builds a state by hand, changes it as the engine does, and looks at what is found.
 
 use super::*;
+use crate::model::Artifact;
 
 fn artifact(id: u128) -> Artifact {
     Artifact {

@@ -313,7 +313,7 @@ fn name(
     let names = {
         let mut state = inner.state.lock();
         // The disk lost something while the archive came in: maybe of this.
-        if state.doomed_until.is_some_and(|until| began <= until) {
+        if state.tainted_until.is_some_and(|until| began <= until) {
             return Err(Error::Doomed);
         }
         refuse(&state, request)?;

@@ -3,12 +3,12 @@
 
 use std::sync::Arc;
 
-use super::content::{self, is_held_open};
 use super::create::delete_now;
+use super::data_dir::{self, is_held_open};
 use crate::engine::error::{Error, Result};
 use crate::engine::guard::Guard;
 use crate::engine::shared::Inner;
-use crate::engine::state::Held;
+use crate::engine::state::VolumeEntry;
 use crate::model::VolumeId;
 use crate::store::Change;
 
@@ -60,10 +60,9 @@ fn remember_uses(inner: &Arc<Inner>) -> Result<()> {
 fn notice_free(inner: &Arc<Inner>) {
     let gone: Vec<VolumeId> = {
         let state = inner.state.lock();
-        let gone = state
-            .claims
-            .values()
-            .filter(|held| held.mounts.is_empty() && held.closing == 0 && held.lingering.is_some());
+        let gone = state.claims.values().filter(|held| {
+            held.mounts.is_empty() && held.closing == 0 && held.busy_layers.is_some()
+        });
         gone.map(|held| held.claim.id.clone()).collect()
     };
     for id in gone {
@@ -76,7 +75,7 @@ fn notice_free(inner: &Arc<Inner>) {
         if let Some(held) = state.claims.get_mut(&id) {
             if is_free && held.mounts.is_empty() {
                 held.is_let_go(inner.clock.now(), synced);
-            } else if let Some(last) = &mut held.lingering {
+            } else if let Some(last) = &mut held.busy_layers {
                 last.assumed = false;
             }
         }
@@ -97,7 +96,7 @@ fn correct_records(inner: &Arc<Inner>) {
         let now = {
             let state = inner.state.lock();
             let held = state.claims.get(&id);
-            held.map(|held| content::record(inner, held))
+            held.map(|held| data_dir::record(inner, held))
         };
         let Some(record) = now else {
             continue;
@@ -105,7 +104,7 @@ fn correct_records(inner: &Arc<Inner>) {
         let written = inner.volume_dir_if_there(&id).and_then(|dir| match dir {
             // Its content has become a layer since: there is no record.
             None => Ok(()),
-            Some(dir) => content::write(&dir, &record),
+            Some(dir) => data_dir::write(&dir, &record),
         });
         if written.is_ok()
             && let Some(held) = inner.state.lock().claims.get_mut(&id)
@@ -127,7 +126,7 @@ pub(in crate::engine) fn uses(inner: &Inner) -> Vec<Change> {
 /// Claims whose time is over. One that cannot be deleted is in no other one's way.
 fn expire(inner: &Arc<Inner>) -> (usize, Result<()>) {
     let now = inner.clock.now();
-    let is_over = |held: &Held| {
+    let is_over = |held: &VolumeEntry| {
         held.is_quiescent()
             && held.claim.attached.is_empty()
             && held.claim.expires().is_some_and(|at| at <= now)

@@ -11,7 +11,7 @@ use super::error::{Doing, Result};
 use super::pending::discarded;
 use super::seal;
 use super::shared::Inner;
-use super::state::{Left, Pin};
+use super::state::{Pin, Teardown};
 use crate::backend::Freeze;
 use crate::model::LayerId;
 
@@ -20,7 +20,7 @@ use crate::model::LayerId;
 const AFTER_THE_ANSWER: Duration = Duration::from_millis(5);
 
 /// Takes care of a volume that left: soon, so that whoever waits for the answer does not wait for this too.
-pub(super) fn begin_soon(inner: &Inner, left: Left) {
+pub(super) fn begin_soon(inner: &Inner, left: Teardown) {
     if is_left_alone(inner, left.key) {
         return;
     }
@@ -50,7 +50,7 @@ pub(super) async fn teardown_loop(inner: Arc<Inner>) {
     }
 }
 
-fn begin(inner: &Arc<Inner>, left: Left) {
+fn begin(inner: &Arc<Inner>, left: Teardown) {
     if inner.is_thrown_away(left.key) {
         throw_away(inner, left);
     } else {
@@ -59,7 +59,7 @@ fn begin(inner: &Arc<Inner>, left: Left) {
 }
 
 /// Sees to a volume's end in a task of its own. `found`: the answer to the first question whether somebody holds it.
-fn settle(inner: &Arc<Inner>, left: Left, found: Option<Result<Freeze>>) {
+fn settle(inner: &Arc<Inner>, left: Teardown, found: Option<Result<Freeze>>) {
     if is_left_alone(inner, left.key) {
         return;
     }
@@ -86,7 +86,7 @@ fn is_left_alone(inner: &Inner, key: LayerId) -> bool {
 }
 
 /// Ends a volume that is thrown away. If it is held or has content, that goes on in a task.
-fn throw_away(inner: &Arc<Inner>, left: Left) {
+fn throw_away(inner: &Arc<Inner>, left: Teardown) {
     let engine = inner.clone();
     let until_then = inner.tasks.token();
     // When no job is taken any more, the next start finds what is left.
@@ -107,7 +107,7 @@ fn throw_away(inner: &Arc<Inner>, left: Left) {
                 return;
             }
         }
-        settle(&engine, Left { key, pin: None }, Some(found));
+        settle(&engine, Teardown { key, pin: None }, Some(found));
     }));
 }
 

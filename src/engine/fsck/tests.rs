@@ -1,4 +1,4 @@
-//! Comparisons of a pool that is made by hand, without an engine. Tests of `check.rs` only, of what
+//! Comparisons of a pool that is made by hand, without an engine. Tests of `fsck.rs` only, of what
 //! leaves while it is looked at; what counts as a finding is tested in `tests/bad_days`.
 
 use std::cell::Cell;

@@ -1,5 +1,5 @@
 //! Watch: compares index and directories now and then without being asked, since nobody asks as long as all seems well.
-//! What is compared, and how, is `check`'s; who reads the log or the metric decides what to do.
+//! What is compared, and how, is `fsck`'s; who reads the log or the metric decides what to do.
 //!
 //! It runs on the thread for walks, where measuring and merging wait for it. So it is seldom, and
 //! ends at once when the engine does.
@@ -12,7 +12,7 @@ use super::error::{Error, Result};
 use super::shared::Config;
 use super::shared::Inner;
 use super::types::Finding;
-use super::{check, reap};
+use super::{fsck, reap};
 
 /// How many findings are told at a time; a pool that somebody emptied has one for each layer.
 const MOST_TOLD: usize = 100;
@@ -56,7 +56,7 @@ fn until_next(config: &Config, looked: &Result<HashSet<Finding>>) -> Duration {
 async fn look(inner: &Arc<Inner>) -> Result<HashSet<Finding>> {
     let check = || {
         let engine = inner.clone();
-        let checked = inner.walks.run(move || check::check(&engine));
+        let checked = inner.walks.run(move || fsck::check(&engine));
         async { Ok::<HashSet<Finding>, Error>(checked.await??.into_iter().collect()) }
     };
     let mut found = check().await?;

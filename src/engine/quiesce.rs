@@ -45,7 +45,7 @@ pub(super) async fn until_unwritten(
         match asked.await.and_then(|asked| asked) {
             Ok((false, _)) => break,
             Ok((true, took)) => {
-                if inner.state.lock().is_doomed(record) {
+                if inner.state.lock().is_tainted(record) {
                     break;
                 }
                 waits();

@@ -10,7 +10,7 @@ use crate::backend::Start;
 use crate::engine::crash::{Point, point};
 use crate::engine::error::{Doing, Error, Result};
 use crate::engine::shared::Inner;
-use crate::engine::state::{ClaimMount, Held};
+use crate::engine::state::{ClaimMount, VolumeEntry};
 use crate::model::{Claim, ClaimRecord, ClaimTarget, LayerId, VolumeId, layout};
 use crate::store;
 use crate::sys::Dir;
@@ -139,7 +139,7 @@ pub(super) fn warn_unenforced(id: &VolumeId, why: &str) {
 }
 
 /// What a claim's directory says of it: where it is mounted in this boot, and whether its limit holds.
-pub(super) fn record(inner: &Inner, held: &Held) -> ClaimRecord {
+pub(super) fn record(inner: &Inner, held: &VolumeEntry) -> ClaimRecord {
     new_record(
         inner,
         &held.claim,
@@ -175,7 +175,7 @@ pub(super) fn write(dir: &Dir, record: &ClaimRecord) -> Result<()> {
     store::write_claim(dir, record).doing("write the volume's record")
 }
 
-/// Its record names a target where it is not mounted, for want of room: `tidy` writes it again.
+/// Its record names a target where it is not mounted, for want of room: `maintenance` writes it again.
 pub(super) fn put_off(inner: &Inner, claim: &VolumeId, error: &Error) {
     tracing::warn!(volume.id = %claim, %error, "its record names a target where it is not mounted");
     if let Some(held) = inner.state.lock().claims.get_mut(claim) {
@@ -216,7 +216,7 @@ pub(super) fn is_held_open(inner: &Inner, claim: &VolumeId) -> Result<bool> {
     let lingers = {
         let state = inner.state.lock();
         let held = state.claims.get(claim);
-        held.is_none_or(|held| held.lingering.is_some())
+        held.is_none_or(|held| held.busy_layers.is_some())
     };
     if !lingers {
         return Ok(false);

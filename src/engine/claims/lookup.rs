@@ -10,7 +10,7 @@ use tokio::time::Instant;
 use crate::engine::error::{Doing, Error, Result};
 use crate::engine::guard::Guard;
 use crate::engine::shared::Inner;
-use crate::engine::state::{Held, State};
+use crate::engine::state::{State, VolumeEntry};
 use crate::model::{Claim, VolumeId};
 
 /// What the id of a claim begins with.
@@ -59,13 +59,13 @@ pub(super) fn claim(inner: &Inner, id: &VolumeId) -> Result<Claim> {
 }
 
 /// The claim.
-pub(super) fn known<'a>(state: &'a State, id: &VolumeId) -> Result<&'a Held> {
+pub(super) fn known<'a>(state: &'a State, id: &VolumeId) -> Result<&'a VolumeEntry> {
     let held = state.claims.get(id);
     held.ok_or_else(|| Error::NoSuchClaim(id.to_string()))
 }
 
 /// Refuses a claim that cannot be used.
-pub(super) fn refuse_broken(held: &Held) -> Result<()> {
+pub(super) fn refuse_broken(held: &VolumeEntry) -> Result<()> {
     match &held.problem {
         None => Ok(()),
         Some(problem) => Err(Error::ClaimInUse {

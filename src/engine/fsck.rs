@@ -6,114 +6,13 @@ use std::path::{Path, PathBuf};
 
 use super::crash::{Point, point};
 use super::error::{Doing, Error, Result};
+use super::fsck_input::{Moving, Named, Places};
 use super::pool_scan::{Read, entries, names, needs_index, read};
 use super::shared::Inner;
-use super::state::State;
 use super::types::Finding;
-use crate::model::{Artifact, ArtifactId, Claim, LayerId, Name, Snapshot, SnapshotGroup, layout};
-use crate::store::{self, Contents, Index, PoolDirs, PoolView};
+use crate::model::{ArtifactId, LayerId, layout};
+use crate::store::{self, Contents, Index, PoolView};
 use crate::sys::{self, Dir, MountEntry};
-
-/// What the index names, in whatever way it was read.
-struct Named {
-    artifacts: Vec<Artifact>,
-    names: Vec<(Name, ArtifactId)>,
-    claims: Vec<Claim>,
-    snapshots: Vec<Snapshot>,
-    groups: Vec<SnapshotGroup>,
-}
-
-impl From<&State> for Named {
-    fn from(state: &State) -> Self {
-        let artifacts = state.artifacts.values();
-        let names = state.names.iter();
-        let claims = state.claims.values();
-        Self {
-            artifacts: artifacts.map(|sealed| sealed.artifact.clone()).collect(),
-            names: names.map(|(name, id)| (name.clone(), *id)).collect(),
-            claims: claims.map(|held| held.claim.clone()).collect(),
-            snapshots: state.snapshots.values().cloned().collect(),
-            groups: state.groups.values().cloned().collect(),
-        }
-    }
-}
-
-impl From<Contents> for Named {
-    fn from(contents: Contents) -> Self {
-        Self {
-            artifacts: contents.artifacts,
-            names: contents.names,
-            claims: contents.claims,
-            snapshots: contents.snapshots,
-            groups: contents.groups,
-        }
-    }
-}
-
-/// What a running engine knows that is not on disk: moves that are under way.
-#[derive(Default)]
-struct Moving {
-    /// Volumes that an operation is running on.
-    busy: HashSet<String>,
-    /// Directories in `pending/` and `trash/` that somebody takes care of.
-    leaving: HashSet<LayerId>,
-    /// Layers that an operation is making, needs to stay, or may have yet to say of that the index names them.
-    pinned: HashSet<LayerId>,
-    /// All layers that must stay for whatever reason, those too, be it that a process still looks at what nothing names any more.
-    needed: HashSet<LayerId>,
-}
-
-impl From<&State> for Moving {
-    fn from(state: &State) -> Self {
-        // Not made yet; or mounted no more, and to leave as soon as there is room for that.
-        let half_made = state.volumes.values();
-        let half_made = half_made.filter(|live| !live.made || live.done_with);
-        let half_made = half_made.map(|live| &live.record.id);
-        let busy = state.busy.iter().chain(half_made);
-        let worked_on = state.busy.iter().filter_map(|id| state.claims.get(id));
-        let stacked = worked_on.flat_map(|held| &held.claim.layers);
-        Self {
-            busy: busy.map(ToString::to_string).collect(),
-            leaving: state.leaving.keys().copied().collect(),
-            pinned: state.pinned.keys().chain(stacked).copied().collect(),
-            needed: state.referenced_layers(),
-        }
-    }
-}
-
-/// The directories that are compared; `None`: one is missing.
-#[derive(Clone, Copy)]
-struct Places<'a> {
-    root: &'a Dir,
-    volumes: Option<&'a Dir>,
-    pending: Option<&'a Dir>,
-    layers: Option<&'a Dir>,
-    trash: Option<&'a Dir>,
-}
-
-impl<'a> From<&'a PoolDirs> for Places<'a> {
-    fn from(dirs: &'a PoolDirs) -> Self {
-        Self {
-            root: &dirs.root,
-            volumes: Some(&dirs.volumes),
-            pending: Some(&dirs.pending),
-            layers: Some(&dirs.layers),
-            trash: Some(&dirs.trash),
-        }
-    }
-}
-
-impl<'a> From<&'a PoolView> for Places<'a> {
-    fn from(view: &'a PoolView) -> Self {
-        Self {
-            root: &view.root,
-            volumes: view.volumes.as_ref(),
-            pending: view.pending.as_ref(),
-            layers: view.layers.as_ref(),
-            trash: view.trash.as_ref(),
-        }
-    }
-}
 
 /// What was found so far, and whether to go on.
 struct Findings<'a> {

@@ -1,0 +1,161 @@
+//! Measuring layers: each once, early, on the thread for walks; and saying in each that the index names it.
+//! What is done with the sizes is `reap`.
+
+use std::collections::HashSet;
+use std::path::Path;
+use std::sync::atomic::Ordering;
+
+use super::catalog::last_uses;
+use super::error::{Doing, Error, Result};
+use super::layers::confirm;
+use super::shared::Inner;
+use super::state::State;
+use crate::backend;
+use crate::model::{LayerId, Usage, layout};
+use crate::store::Change;
+use crate::sys::Errno;
+
+/// Finds out what layers cost, and remembers it; how many were new. One at which that fails is left alone for a while: it may have been
+/// walked to its last directory, and would be in every round.
+pub(super) fn measure_layers(inner: &Inner) -> Result<usize> {
+    let mut measured = Vec::new();
+    let mut failure = confirm_layers(inner).err();
+    let waiting = {
+        let state = inner.state.lock();
+        inner.unmeasured.waiting(|layer| state.is_stacked(layer))
+    };
+    let is_due = |state: &State, layer: &LayerId| {
+        let is_known = state.usage.contains_key(layer) && !inner.unmeasured.has(layer);
+        !is_known && !waiting.contains(layer)
+    };
+    let due = durable_layers(inner, is_due);
+    for layer in due {
+        if inner.stop.is_cancelled() {
+            break;
+        }
+        match measure_layer(inner, layer) {
+            Ok(Some(usage)) => {
+                inner.unmeasured.forget(&layer);
+                let _one_at_a_time = inner.collector.lock();
+                // What went meanwhile was not measured whole.
+                let is_there = inner.dirs.layers.has(layer.to_string());
+                if is_there.doing("look for a layer")? {
+                    inner.state.lock().usage.insert(layer, usage);
+                    measured.push((layer, usage));
+                }
+            }
+            Ok(None) if inner.stop.is_cancelled() => break,
+            Ok(None) => drop(inner.unmeasured.put_off(&layer)),
+            // The others have nothing to do with it.
+            Err(error) => {
+                leave_alone(inner, layer, &error);
+                failure.get_or_insert(error);
+            }
+        }
+    }
+    if !measured.is_empty() {
+        let _one_at_a_time = inner.collector.lock();
+        {
+            // The index does not hear of what went since.
+            let state = inner.state.lock();
+            measured.retain(|(layer, _)| state.usage.contains_key(layer));
+        }
+        let layers = measured.iter().copied();
+        let layers = layers.map(|(layer, usage)| Change::PutLayer(layer, usage));
+        let mut changes: Vec<Change> = layers.collect();
+        changes.extend(last_uses(inner));
+        inner.transact(&changes).result()?;
+    }
+    failure.map_or(Ok(measured.len()), Err)
+}
+
+/// The layers of everything that is durable, if they `fit`.
+fn durable_layers(inner: &Inner, fit: impl Fn(&State, &LayerId) -> bool) -> HashSet<LayerId> {
+    let mut layers = HashSet::new();
+    inner.look_at_artifacts(|state, sealed| {
+        if sealed.durable {
+            let fitting = sealed.artifact.layers.iter();
+            layers.extend(fitting.filter(|layer| fit(state, layer)));
+        }
+    });
+    let state = inner.state.lock();
+    let others = state.other_stacks().flatten();
+    layers.extend(others.filter(|layer| fit(&state, layer)));
+    layers
+}
+
+/// Says in the layers that the index names that it does, where that is missing: once in the life of this process, since a power cut takes a
+/// renaming that nobody waited for, and leaves the index what was written after it.
+fn confirm_layers(inner: &Inner) -> Result<()> {
+    if inner.confirmed.load(Ordering::SeqCst) {
+        return Ok(());
+    }
+    let named = durable_layers(inner, |_, _| true);
+    let say = |layer: LayerId| {
+        let record = Path::new(&layer.to_string()).join(layout::SEALING_JSON);
+        match inner.dirs.layers.has(&record) {
+            Err(error) if error.is_no_directory() => Ok(()),
+            Ok(false) => Ok(()),
+            found => found.doing("look at a layer").and_then(|_| {
+                match confirm(inner, layer) {
+                    // It went meanwhile.
+                    Err(Error::System { source, .. }) if source.is(Errno::ENOENT) => Ok(()),
+                    confirmed => confirmed,
+                }
+            }),
+        }
+    };
+    let (mut failure, mut confirmed) = (None, true);
+    for layer in named {
+        if inner.stop.is_cancelled() {
+            return Ok(());
+        }
+        // It is tried again where it would be if it could not be measured.
+        if let Err(error) = say(layer) {
+            confirmed &= leave_alone(inner, layer, &error);
+            failure.get_or_insert(error);
+        }
+    }
+    inner.confirmed.store(confirmed, Ordering::SeqCst);
+    failure.map_or(Ok(()), Err)
+}
+
+/// Something failed at a layer that is done once in its life: it is tried again ever more seldom. Not where it failed for want of room, which
+/// is made: then the next round tries again, and this is `false`.
+fn leave_alone(inner: &Inner, layer: LayerId, error: &Error) -> bool {
+    if matches!(error, Error::Full(_)) {
+        return false;
+    }
+    let pause = inner.unmeasured.put_off(&layer);
+    tracing::warn!(%layer, %error, ?pause, "a layer can be neither confirmed nor measured");
+    true
+}
+
+/// What a layer costs; `None` when the engine stops meanwhile, or the layer or its content is not there, or is something else: `check` says
+/// that, and nobody who waits for the rest of a round is to hear of it.
+///
+/// What is measured is confirmed: whoever named it in the index may have been killed before he said so in the layer, or the disk was full
+/// then. No other time is as good, since each layer comes here once, early, and is opened anyway.
+fn measure_layer(inner: &Inner, layer: LayerId) -> Result<Option<Usage>> {
+    let dir = match inner.dirs.layers.open_beneath(layer.to_string()) {
+        Err(error) if error.is(Errno::ENOENT) || error.is_no_directory() => return Ok(None),
+        dir => dir.doing("open a layer")?,
+    };
+    match confirm(inner, layer) {
+        Err(Error::System { source, .. }) if source.is(Errno::ENOENT) => {
+            tracing::warn!(%layer, "a layer has no record: an index made anew would not know it");
+        }
+        confirmed => confirmed?,
+    }
+    let known = inner.state.lock().usage.get(&layer).copied();
+    if known.is_some() {
+        return Ok(known);
+    }
+    if !dir.has(layout::FS).doing("look at a layer")? {
+        return Ok(None);
+    }
+    match inner.backend.usage(&dir, &|| inner.stop.is_cancelled()) {
+        Err(backend::Error::Stopped) => Ok(None),
+        usage => usage.map(Some).doing("measure a layer"),
+    }
+}
