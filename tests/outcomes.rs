@@ -56,7 +56,7 @@ impl Kube {
         api: &Api,
         heard: Option<tokio::sync::mpsc::Receiver<baggageclaim::engine::Notice>>,
         look_again: Duration,
-        known: Arc<k8s::Known>,
+        known: Arc<k8s::PodOutcomes>,
     ) -> Self {
         let config = k8s::Config {
             node: "here".to_owned(),
@@ -261,7 +261,7 @@ async fn a_pods_phase_decides_before_and_after_its_volumes_left() {
 
 #[tokio::test(flavor = "multi_thread")]
 async fn an_artifact_says_which_images_made_it_where_the_watch_has_told() {
-    let known = Arc::<k8s::Known>::default();
+    let known = Arc::<k8s::PodOutcomes>::default();
     let pods = known.clone();
     let bench = require_bench!(|config| config.pods = Some(pods));
     let api = Api::start().await;

@@ -18,7 +18,7 @@ use super::pipe::{Feeder, pipe};
 use super::sparse::{self, GRAIN, Run};
 use super::walk::{Look, Visitor, attributes, guarded, walk};
 use super::{Codec, Digests, Error, Progress, Result, acl, pax, shown};
-use crate::sys::{self, Dir, FileKind, Node, OpenFile, Xattrs};
+use crate::sys::{self, Dir, FileKind, OpenFile, PathFd, Xattrs};
 use crate::tree::Stop;
 
 /// The longest extended header: more would not be read again.
@@ -237,7 +237,7 @@ impl Visitor for Packer<'_> {
         Ok(())
     }
 
-    fn special(&mut self, path: &[u8], node: &Node, stat: &Stat, kind: FileKind) -> Result<()> {
+    fn special(&mut self, path: &[u8], node: &PathFd, stat: &Stat, kind: FileKind) -> Result<()> {
         if matches!(kind, FileKind::CharacterDevice | FileKind::BlockDevice) && !self.devices {
             self.counts.devices_left_out += 1;
             return Ok(());

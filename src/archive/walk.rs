@@ -13,8 +13,8 @@ use rustix::fs::{OFlags, Stat, StatVfsMountFlags};
 
 use super::sorted::{Budget, Sorted};
 use super::{Error, Limits, Progress, Result};
-use crate::sys::{self, Dir, Errno, FileKind, Node, OpenFile, Xattrs};
-use crate::tree::{self, Opacity, Spine, Stop};
+use crate::sys::{self, Dir, Errno, FileKind, OpenFile, PathFd, Xattrs};
+use crate::tree::{self, DirStack, Opacity, Stop};
 
 /// What a walk tells of a tree. Paths are relative and have no slash at their end; the root's is empty.
 pub(super) trait Visitor {
@@ -23,7 +23,7 @@ pub(super) trait Visitor {
     /// A regular file.
     fn file(&mut self, path: &[u8], file: &OpenFile, stat: &Stat) -> Result<()>;
     /// A symlink, a FIFO or a device.
-    fn special(&mut self, path: &[u8], node: &Node, stat: &Stat, kind: FileKind) -> Result<()>;
+    fn special(&mut self, path: &[u8], node: &PathFd, stat: &Stat, kind: FileKind) -> Result<()>;
     /// A name that the layer deletes.
     fn whiteout(&mut self, path: &[u8]) -> Result<()>;
     /// A socket, which no archive holds.
@@ -74,7 +74,7 @@ pub(super) fn walk(
     stop: Stop<'_>,
 ) -> Result<()> {
     let mut walk = Walk {
-        spine: Spine::new(root)?,
+        spine: DirStack::new(root)?,
         path: Vec::new(),
         layer,
         visitor,
@@ -126,7 +126,7 @@ struct Level {
 }
 
 struct Walk<'a, V> {
-    spine: Spine,
+    spine: DirStack,
     path: Vec<u8>,
     layer: bool,
     visitor: &'a mut V,

@@ -19,7 +19,7 @@
 use std::os::fd::OwnedFd;
 use std::path::Path;
 
-use crate::backend::plain::{self, FS_NEW, Place};
+use crate::backend::bind_volume::{self, FS_NEW, PoolRoot};
 use crate::backend::{Backend, BackendKind, Error, Freeze, Limit, Result, Start, Stop, Usage};
 use crate::model::layout::{FS, LAYER_JSON, LAYERS};
 use crate::model::{LayerId, VolumeId};
@@ -31,7 +31,7 @@ use crate::tree;
 pub struct Btrfs {
     pool: Dir,
     layers: Dir,
-    place: Place,
+    pool_root: PoolRoot,
     /// Whether the driver may enable simple quotas.
     may_switch_on: bool,
 }
@@ -53,7 +53,7 @@ impl Btrfs {
         Ok(Self {
             layers: pool.open_beneath(LAYERS)?,
             pool: pool.try_clone()?,
-            place: Place::of(pool)?,
+            pool_root: PoolRoot::of(pool)?,
             may_switch_on: quotas,
         })
     }
@@ -206,7 +206,7 @@ impl Backend for Btrfs {
         };
         // The parent's author must not decide which attributes this root may get.
         fs.clear_guard_flags()?;
-        plain::apply_root(&fs, &start.root, parent.is_some())?;
+        bind_volume::apply_root(&fs, &start.root, parent.is_some())?;
         Ok(limit)
     }
 
@@ -218,11 +218,11 @@ impl Backend for Btrfs {
         read_only: bool,
     ) -> Result<OwnedFd> {
         let fs = volume.open_beneath(FS)?;
-        plain::mount(&fs, self.parent(start)?.as_ref(), start, read_only)
+        bind_volume::mount(&fs, self.parent(start)?.as_ref(), start, read_only)
     }
 
     fn shows(&self, mount: &MountEntry, id: &VolumeId, _label: &str) -> bool {
-        self.place.shows(mount, id)
+        self.pool_root.shows(mount, id)
     }
 
     fn in_use(&self, _volume: &Dir) -> Result<bool> {

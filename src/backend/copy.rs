@@ -11,7 +11,7 @@
 use std::os::fd::OwnedFd;
 use std::path::Path;
 
-use crate::backend::plain::{self, FS_NEW, Place};
+use crate::backend::bind_volume::{self, FS_NEW, PoolRoot};
 use crate::backend::{Backend, BackendKind, Error, Freeze, Limit, Result, Start, Stop, Usage};
 use crate::model::layout::{FS, INCOMING, LAYERS};
 use crate::model::{LayerId, VolumeId};
@@ -24,7 +24,7 @@ const NO_LIMITS: &str = "the copy backend cannot enforce them";
 #[derive(Debug)]
 pub struct Copy {
     layers: Dir,
-    place: Place,
+    pool_root: PoolRoot,
 }
 
 impl Copy {
@@ -34,7 +34,7 @@ impl Copy {
         try_rename(&pool.open_beneath(INCOMING)?)?;
         Ok(Self {
             layers: pool.open_beneath(LAYERS)?,
-            place: Place::of(pool)?,
+            pool_root: PoolRoot::of(pool)?,
         })
     }
 
@@ -87,7 +87,7 @@ impl Backend for Copy {
         if let Some(parent) = &parent {
             tree::copy(parent, &fs, Method::Reflink, Marks::Refuse)?.tell(&fs);
         }
-        plain::apply_root(&fs, &start.root, parent.is_some())?;
+        bind_volume::apply_root(&fs, &start.root, parent.is_some())?;
         self.set_limit(volume, start.size_limit)
     }
 
@@ -99,11 +99,11 @@ impl Backend for Copy {
         read_only: bool,
     ) -> Result<OwnedFd> {
         let fs = volume.open_beneath(FS)?;
-        plain::mount(&fs, self.parent(start)?.as_ref(), start, read_only)
+        bind_volume::mount(&fs, self.parent(start)?.as_ref(), start, read_only)
     }
 
     fn shows(&self, mount: &MountEntry, id: &VolumeId, _label: &str) -> bool {
-        self.place.shows(mount, id)
+        self.pool_root.shows(mount, id)
     }
 
     fn in_use(&self, _volume: &Dir) -> Result<bool> {

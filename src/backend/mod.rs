@@ -10,12 +10,12 @@
 //! | btrfs | `fs` (subvolume) | `fs` (read-only snapshot) | bind | `snapshot -r`, once unwritten |
 //! | copy | `fs/` | `fs/` | bind | copy (reflink if possible), once unwritten |
 
+mod bind_volume;
 mod btrfs;
 mod copy;
-mod look;
 mod overlay;
-mod plain;
 mod probe;
+mod root_attrs;
 
 use std::fmt;
 use std::os::fd::{BorrowedFd, OwnedFd};
@@ -332,14 +332,14 @@ pub trait Backend: fmt::Debug + Send + Sync + 'static {
     /// Makes a directory for imported content in the empty directory `layer`, and opens it. The
     /// caller calls [`Backend::received`] when the content is complete.
     fn receive(&self, layer: &Dir) -> Result<Dir> {
-        layer.create_dir(plain::FS_NEW, 0o755)?;
-        Ok(layer.open_beneath(plain::FS_NEW)?)
+        layer.create_dir(bind_volume::FS_NEW, 0o755)?;
+        Ok(layer.open_beneath(bind_volume::FS_NEW)?)
     }
 
     /// Turns the imported content into `layer`'s `fs`. Syncs nothing. After an error the caller
     /// deletes `layer`.
     fn received(&self, layer: &Dir) -> Result<()> {
-        Ok(layer.rename(plain::FS_NEW, layer, FS)?)
+        Ok(layer.rename(bind_volume::FS_NEW, layer, FS)?)
     }
 
     /// Merges adjacent layers, newest first, into a new `fs` of `into`, by hard links if possible.

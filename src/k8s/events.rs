@@ -16,7 +16,7 @@ use tokio::sync::mpsc;
 
 use super::Config;
 use super::client::Patience;
-use super::outcomes::{Known, UNSEEN};
+use super::outcomes::{PodOutcomes, UNSEEN};
 use super::pod::cut;
 use crate::engine::Awaited;
 use crate::engine::notice::{NotCommitted, Notice, What};
@@ -43,7 +43,7 @@ const LONGEST_NOTE: usize = 1024;
 
 /// An event for a pod.
 #[derive(Debug, Clone, PartialEq, Eq)]
-pub(super) struct Saying {
+pub(super) struct PodEvent {
     tenant: Tenant,
     pod: Pod,
     warns: bool,
@@ -52,7 +52,7 @@ pub(super) struct Saying {
     note: String,
 }
 
-impl Saying {
+impl PodEvent {
     /// A mistake in an annotation of a pod that still runs.
     pub(super) fn bad_annotation(awaited: &Awaited, problem: String) -> Self {
         Self {
@@ -66,7 +66,7 @@ impl Saying {
     }
 
     /// The event for a notice. `known` has the reason why a pod failed.
-    fn of(notice: Notice, known: &Known) -> Self {
+    fn of(notice: Notice, known: &PodOutcomes) -> Self {
         let (warns, reason, action, note) = match notice.what {
             What::WaitingForInput {
                 reference,
@@ -144,7 +144,7 @@ impl Saying {
 /// Notices that become one event.
 #[derive(Debug, Clone, PartialEq, Eq)]
 struct Waiting {
-    saying: Saying,
+    pod_event: PodEvent,
     notes: Vec<String>,
     more: usize,
     since: Instant,
@@ -158,14 +158,14 @@ impl Waiting {
         }
         note.truncate(cut(&note, LONGEST_NOTE).len());
         Event {
-            type_: if self.saying.warns {
+            type_: if self.pod_event.warns {
                 EventType::Warning
             } else {
                 EventType::Normal
             },
-            reason: self.saying.reason.to_owned(),
+            reason: self.pod_event.reason.to_owned(),
             note: Some(note),
-            action: self.saying.action.to_owned(),
+            action: self.pod_event.action.to_owned(),
             secondary: None,
         }
     }
@@ -191,14 +191,15 @@ impl Queue {
         }
     }
 
-    fn add(&mut self, saying: Saying, now: Instant) {
+    fn add(&mut self, pod_event: PodEvent, now: Instant) {
         let mut waiting = self.waiting.iter_mut();
-        if let Some(same) = waiting.find(|waiting| waiting.saying.is_one_event_with(&saying)) {
-            if same.notes.contains(&saying.note) {
+        if let Some(same) = waiting.find(|waiting| waiting.pod_event.is_one_event_with(&pod_event))
+        {
+            if same.notes.contains(&pod_event.note) {
                 return;
             }
             if same.notes.len() < MOST_NOTES {
-                same.notes.push(saying.note);
+                same.notes.push(pod_event.note);
             } else {
                 same.more += 1;
             }
@@ -209,8 +210,8 @@ impl Queue {
             self.dropped += 1;
         }
         self.waiting.push_back(Waiting {
-            notes: vec![saying.note.clone()],
-            saying,
+            notes: vec![pod_event.note.clone()],
+            pod_event,
             more: 0,
             since: now,
         });
@@ -248,9 +249,9 @@ pub(super) async fn say(
     config: &Config,
     client: Client,
     notices: &mut mpsc::Receiver<Notice>,
-    mut sayings: mpsc::Receiver<Saying>,
+    mut pod_events: mpsc::Receiver<PodEvent>,
     count_lost: impl Fn() -> u64,
-    known: Arc<Known>,
+    known: Arc<PodOutcomes>,
 ) {
     let reporter = Reporter {
         controller: config.reporter.clone(),
@@ -264,8 +265,8 @@ pub(super) async fn say(
     loop {
         let due = queue.due();
         tokio::select! {
-            notice = next(notices) => queue.add(Saying::of(notice, &known), Instant::now()),
-            saying = next(&mut sayings) => queue.add(saying, Instant::now()),
+            notice = next(notices) => queue.add(PodEvent::of(notice, &known), Instant::now()),
+            pod_event = next(&mut pod_events) => queue.add(pod_event, Instant::now()),
             () = until(due) => {
                 let Some(waiting) = queue.take(Instant::now()) else { continue };
                 if let Told::Later = tell(&mut recorders, &waiting).await {
@@ -350,8 +351,8 @@ enum Told {
 }
 
 async fn tell(recorders: &mut Recorders, waiting: &Waiting) -> Told {
-    let (saying, event) = (&waiting.saying, waiting.event());
-    let regarding = saying.regarding();
+    let (pod_event, event) = (&waiting.pod_event, waiting.event());
+    let regarding = pod_event.regarding();
     let telling = recorders.of(&event).publish(&event, &regarding);
     let error = match tokio::time::timeout(ANSWER, telling).await {
         Ok(Ok(())) => return Told::Once,
@@ -360,7 +361,7 @@ async fn tell(recorders: &mut Recorders, waiting: &Waiting) -> Told {
     };
     if is_final(&error) {
         // The namespace is being deleted, or the driver lacks permission: a retry does not help.
-        tracing::warn!(pod = %saying.pod.name, tenant = %saying.tenant, reason = saying.reason, %error,
+        tracing::warn!(pod = %pod_event.pod.name, tenant = %pod_event.tenant, reason = pod_event.reason, %error,
             "the API server refused an event; it is dropped");
         return Told::Once;
     }
@@ -382,8 +383,8 @@ fn is_final(error: &kube::Error) -> bool {
 mod tests {
     use super::*;
 
-    fn saying(pod: &str, reason: &'static str, note: &str) -> Saying {
-        Saying {
+    fn pod_event(pod: &str, reason: &'static str, note: &str) -> PodEvent {
+        PodEvent {
             tenant: "ci".parse().expect("a label"),
             pod: Pod {
                 uid: pod.parse().expect("a uid"),
@@ -403,16 +404,16 @@ mod tests {
         let mut queue = Queue::new(now);
         for artifact in 0..12 {
             queue.add(
-                saying(
+                pod_event(
                     "a",
                     "Committed",
                     &format!("artifact/{artifact} is committed"),
                 ),
                 now,
             );
-            queue.add(saying("b", "Committed", "artifact/o is committed"), now);
+            queue.add(pod_event("b", "Committed", "artifact/o is committed"), now);
             queue.add(
-                saying("a", "NotCommitted", "artifact/x is not committed: y"),
+                pod_event("a", "NotCommitted", "artifact/x is not committed: y"),
                 now,
             );
         }
@@ -442,7 +443,7 @@ mod tests {
         let mut queue = Queue::new(start);
         let mut now = start + Duration::from_secs(3600);
         for pod in 0..200 {
-            queue.add(saying(&format!("p{pod}"), "Committed", "x"), now);
+            queue.add(pod_event(&format!("p{pod}"), "Committed", "x"), now);
         }
         now += GATHER;
         let began = now;
@@ -463,10 +464,10 @@ mod tests {
         let now = Instant::now();
         let mut queue = Queue::new(now);
         for pod in 0..=MOST_WAITING {
-            queue.add(saying(&format!("p{pod}"), "Committed", "x"), now);
+            queue.add(pod_event(&format!("p{pod}"), "Committed", "x"), now);
         }
         assert_eq!((queue.waiting.len(), queue.dropped), (MOST_WAITING, 1));
-        assert_eq!(queue.waiting[0].saying.pod.name, "p1");
+        assert_eq!(queue.waiting[0].pod_event.pod.name, "p1");
         let first = queue.take(now).expect("one waits");
         let later = now + Duration::from_secs(30);
         queue.put_back(first.clone(), later);
@@ -483,7 +484,7 @@ mod tests {
     fn a_text_is_cut_where_the_api_would_refuse_it() {
         let now = Instant::now();
         let mut queue = Queue::new(now);
-        queue.add(saying("a", "Committed", &"ä".repeat(1000)), now);
+        queue.add(pod_event("a", "Committed", &"ä".repeat(1000)), now);
         let note = queue.take(now).expect("one").event().note.expect("a note");
         assert_eq!(note.len(), LONGEST_NOTE);
     }

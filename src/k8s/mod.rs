@@ -33,7 +33,7 @@ use tokio::sync::{mpsc, watch};
 
 use crate::engine::{Engine, Notice};
 
-pub use outcomes::Known;
+pub use outcomes::PodOutcomes;
 pub use pod::{OUTCOME, OUTCOME_CONTAINER};
 
 /// The default interval for outcomes that the watch did not report.
@@ -56,7 +56,7 @@ pub struct Config {
     /// Receives whether the API server answers, even if it refuses the watch. Equally late.
     pub answers: watch::Sender<bool>,
     /// Receives the state of this node's pods.
-    pub known: Arc<Known>,
+    pub known: Arc<PodOutcomes>,
 }
 
 /// Watches this node's pods and sends events, until `stop`. Reconnects as often as needed.
@@ -101,8 +101,8 @@ async fn over_defects<T>(
 async fn watch_and_say(config: Config, engine: Engine, notices: &mut mpsc::Receiver<Notice>) {
     let client = client::connect(config.kubeconfig.as_deref()).await;
     let known = &config.known;
-    let (sayings, heard) = mpsc::channel(events::MOST_WAITING);
-    let watch = outcomes::watch(&config, &client, &engine, known, &sayings);
+    let (pod_events, heard) = mpsc::channel(events::MOST_WAITING);
+    let watch = outcomes::watch(&config, &client, &engine, known, &pod_events);
     let lost = || engine.lost_notices();
     let say = events::say(&config, client.clone(), notices, heard, lost, known.clone());
     tokio::join!(watch, say);

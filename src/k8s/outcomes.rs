@@ -32,7 +32,7 @@ use tokio::sync::{mpsc, watch};
 use tokio::time::MissedTickBehavior;
 
 use super::Config;
-use super::events::Saying;
+use super::events::PodEvent;
 use super::pod::{Decision, Pod, decide, images};
 use super::watcher::{self, Event, Watch};
 use crate::engine::{Awaited, Engine, Pods, Told};
@@ -52,7 +52,7 @@ pub(super) const UNSEEN: &str = "the pod is gone, and its end was not observed";
 
 /// The state of this node's pods.
 #[derive(Debug, Default)]
-pub struct Known {
+pub struct PodOutcomes {
     pods: Mutex<HashMap<PodUid, Entry>>,
 }
 
@@ -66,7 +66,7 @@ struct Entry {
     images: Vec<String>,
 }
 
-impl Pods for Known {
+impl Pods for PodOutcomes {
     fn images(&self, pod: &PodUid) -> Vec<String> {
         let pods = self.pods.lock();
         let known = pods.get(pod).map(|entry| entry.images.clone());
@@ -74,7 +74,7 @@ impl Pods for Known {
     }
 }
 
-impl Known {
+impl PodOutcomes {
     /// Why a pod did not succeed.
     pub(super) fn why_failed(&self, pod: &PodUid) -> Option<String> {
         match &self.pods.lock().get(pod)?.decision {
@@ -183,8 +183,8 @@ pub(super) async fn watch(
     config: &Config,
     client: &Client,
     engine: &Engine,
-    known: &Known,
-    sayings: &mpsc::Sender<Saying>,
+    known: &PodOutcomes,
+    pod_events: &mpsc::Sender<PodEvent>,
 ) {
     let kind = ApiResource::erase::<ApiPod>(&());
     let (doubted, doubts) = watch::channel(None);
@@ -196,7 +196,7 @@ pub(super) async fn watch(
         kind: &kind,
         engine,
         known,
-        sayings,
+        pod_events,
         listed: false,
         away: false,
         misnamed: false,
@@ -227,8 +227,8 @@ struct Outcomes<'a> {
     client: &'a Client,
     kind: &'a ApiResource,
     engine: &'a Engine,
-    known: &'a Known,
-    sayings: &'a mpsc::Sender<Saying>,
+    known: &'a PodOutcomes,
+    pod_events: &'a mpsc::Sender<PodEvent>,
     /// Whether a complete list was received.
     listed: bool,
     /// Whether the watch is broken.
@@ -328,8 +328,8 @@ impl Outcomes<'_> {
                     if let Some(problem) = problem {
                         // Dropped if the queue is full, like every event.
                         let _ = self
-                            .sayings
-                            .try_send(Saying::bad_annotation(awaited, problem));
+                            .pod_events
+                            .try_send(PodEvent::bad_annotation(awaited, problem));
                     }
                     // Kubelet unpublishes after the pod ended, so the watch is late or dead.
                     if awaited.unpublished && !self.ask(awaited).await {

@@ -33,7 +33,7 @@ use crate::proto::pluginregistration::registration_server::RegistrationServer;
 use crate::server::{self, Drain, Routes, Socket, SocketPlace, Trace};
 use crate::sys::{Dir, DirWatch};
 
-use service::Told;
+use service::Answer;
 
 /// The directory that kubelet watches, relative to its root directory.
 pub const REGISTRY: &str = "plugins_registry";
@@ -199,19 +199,19 @@ impl Registration {
     }
 
     /// Handles kubelet's answers until the socket must be made again.
-    async fn heard(&self, mut told: mpsc::UnboundedReceiver<Told>, pauses: &mut Pauses) -> End {
+    async fn heard(&self, mut told: mpsc::UnboundedReceiver<Answer>, pauses: &mut Pauses) -> End {
         let mut renew_at = None;
         loop {
             tokio::select! {
                 biased;
                 Some(word) = told.recv() => match word {
-                    Told::Registered => {
+                    Answer::Registered => {
                         tracing::info!(driver = self.driver, "registered with kubelet");
                         self.registered.send_replace(true);
                         pauses.reset();
                         renew_at = None;
                     }
-                    Told::Refused(why) => {
+                    Answer::Refused(why) => {
                         self.registered.send_replace(false);
                         if self.is_away() {
                             pauses.say_away(self.driver, &why);

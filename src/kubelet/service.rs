@@ -14,7 +14,7 @@ const VERSIONS: [&str; 1] = ["1.0.0"];
 
 /// Kubelet's answer to an offer.
 #[derive(Debug, PartialEq, Eq)]
-pub(super) enum Told {
+pub(super) enum Answer {
     Registered,
     /// With the reason.
     Refused(String),
@@ -23,11 +23,15 @@ pub(super) enum Told {
 pub(super) struct Service {
     driver: &'static str,
     endpoint: String,
-    said: UnboundedSender<Told>,
+    said: UnboundedSender<Answer>,
 }
 
 impl Service {
-    pub(super) fn new(driver: &'static str, endpoint: String, said: UnboundedSender<Told>) -> Self {
+    pub(super) fn new(
+        driver: &'static str,
+        endpoint: String,
+        said: UnboundedSender<Answer>,
+    ) -> Self {
         Self {
             driver,
             endpoint,
@@ -56,9 +60,9 @@ impl Registration for Service {
     ) -> Result<Response<kubelet::RegistrationStatusResponse>, Status> {
         let status = request.into_inner();
         let told = if status.plugin_registered {
-            Told::Registered
+            Answer::Registered
         } else {
-            Told::Refused(status.error)
+            Answer::Refused(status.error)
         };
         // The receiver is gone when the offer is being withdrawn.
         let _ = self.said.send(told);

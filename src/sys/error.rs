@@ -81,7 +81,7 @@ impl Error {
     ///
     /// These calls only attach mounts or add watches and write no data. mount(2) is not listed: it
     /// creates a filesystem, which may write. It counts mounts only at the end, inside a
-    /// [`Room`](super::Room), which has few.
+    /// [`PrivateMountNs`](super::PrivateMountNs), which has few.
     #[must_use]
     pub fn limit(&self) -> Option<&'static str> {
         if self.errno != Errno::ENOSPC {

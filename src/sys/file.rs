@@ -1,5 +1,5 @@
 //! A file that is open for reading or writing, with its path for messages. Calls on its descriptor
-//! cost a tenth of those on an `O_PATH` descriptor ([`super::Node`]).
+//! cost a tenth of those on an `O_PATH` descriptor ([`super::PathFd`]).
 
 use std::os::fd::{AsFd, BorrowedFd, OwnedFd};
 use std::path::{Path, PathBuf};

@@ -15,7 +15,7 @@ use rustix::fs::{IFlags, OFlags};
 use super::dir::{Dir, FileKind};
 use super::error::{Error, Result};
 use super::ioctl::{Plain, ioctl};
-use super::node::Node;
+use super::path_fd::PathFd;
 
 /// `FS_XFLAG_PROJINHERIT` of `linux/fs.h`: new files in this directory inherit its project id.
 const PROJECT_INHERITED: u32 = 0x0000_0200;
@@ -77,7 +77,7 @@ impl Dir {
     }
 }
 
-impl Node {
+impl PathFd {
     /// Clears a file's immutable and append-only flags; returns whether one was set.
     ///
     /// Opens only regular files and directories. Other types need CAP_LINUX_IMMUTABLE and Linux

@@ -15,7 +15,7 @@ mod lease;
 mod lock;
 mod mount;
 mod mountinfo;
-mod node;
+mod path_fd;
 mod quota;
 mod reflink;
 #[cfg(test)]
@@ -35,13 +35,13 @@ pub use lease::is_written;
 pub use lease::lease_to_write;
 pub use lock::Lock;
 pub use mount::{
-    ClassicMount, FsContext, MountAttrFlags, MountAttributes, MountPoint, Room, among_descriptors,
-    bind, clone_tree, confined, detach, mount_point, mount_point_at, move_mount_onto,
-    set_mount_attributes, sync_root, touch_mount,
+    ClassicMount, FsContext, MountAttrFlags, MountAttributes, MountPoint, PrivateMountNs, bind,
+    clone_tree, confined, detach, mount_point, mount_point_at, move_mount_onto,
+    set_mount_attributes, sync_root, touch_mount, with_fd_cwd,
 };
 pub use mountinfo::{MountEntry, mount_table};
 pub use nix::errno::Errno;
-pub use node::Node;
+pub use path_fd::PathFd;
 pub use quota::{NoQuota, ProjectUsage};
 pub use reflink::{clone_file, copy_sparse, data_length};
 #[cfg(test)]

@@ -14,7 +14,7 @@ use rustix::io::Errno as RawErrno;
 
 use super::dir::Dir;
 use super::error::{Error, Result};
-use super::node::{Node, proc_path};
+use super::path_fd::{PathFd, proc_path};
 
 /// The result of one system call.
 pub(super) type RawResult<T> = std::result::Result<T, RawErrno>;
@@ -24,7 +24,7 @@ const LONGEST: usize = 64 * 1024;
 /// Fits nearly every value and list. The call is repeated if it does not.
 const USUAL: usize = 512;
 
-/// A file with extended attributes: a [`Node`] or a [`Dir`].
+/// A file with extended attributes: a [`PathFd`] or a [`Dir`].
 pub trait Xattrs: AsFd {
     /// The path for messages.
     fn subject(&self) -> &Path;
@@ -111,7 +111,7 @@ impl Xattrs for Dir {
     }
 }
 
-impl Xattrs for Node {
+impl Xattrs for PathFd {
     fn subject(&self) -> &Path {
         self.path()
     }

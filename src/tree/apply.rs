@@ -12,7 +12,7 @@ use rustix::fs::Stat;
 use super::copy::{Marks, copy_directory_attributes, times_of};
 use super::marks::{Mark, Opacity, is_whiteout_at};
 use super::names::Names;
-use super::{Error, Result, Spine, Stop, delete};
+use super::{DirStack, Error, Result, Stop, delete};
 use crate::sys::{self, Dir, Entry, FileKind, Xattrs};
 
 /// Applies the layer that is the directory `name` of `tree` to the rest of `tree`, and removes it.
@@ -28,8 +28,8 @@ pub fn apply(tree: &Dir, name: &OsStr, stop: Stop<'_>) -> Result<()> {
         });
     }
     let mut job = Applier {
-        layer: Spine::new(&layer)?,
-        tree: Spine::new(tree)?,
+        layer: DirStack::new(&layer)?,
+        tree: DirStack::new(tree)?,
         stop,
     };
     let mut levels = vec![job.merge()?];
@@ -76,8 +76,8 @@ enum Step {
 }
 
 struct Applier<'a> {
-    layer: Spine,
-    tree: Spine,
+    layer: DirStack,
+    tree: DirStack,
     stop: Stop<'a>,
 }
 

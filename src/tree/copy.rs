@@ -11,13 +11,13 @@ use std::path::Path;
 
 use rustix::fs::{OFlags, Stat, Timespec, Timestamps, UTIME_OMIT};
 
-use crate::sys::{self, Dir, Entry, Errno, FileKind, Node, Xattrs};
+use crate::sys::{self, Dir, Entry, Errno, FileKind, PathFd, Xattrs};
 use crate::tree::{Error, Result};
 
 use super::delete;
+use super::dir_stack::DirStack;
 use super::marks::{Mark, is_whiteout};
 use super::names::Names;
-use super::spine::Spine;
 use super::usage::{data, usage};
 
 /// How the bytes of files are copied.
@@ -73,8 +73,8 @@ impl Copied {
 pub fn copy(from: &Dir, to: &Dir, method: Method, marks: Marks) -> Result<Copied> {
     disinherit(to)?;
     let mut job = Copier {
-        from: Spine::new(from)?,
-        to: Spine::new(to)?,
+        from: DirStack::new(from)?,
+        to: DirStack::new(to)?,
         files: Files {
             unchecked: Some((from.try_clone()?, to.try_clone()?)),
             ..Files::new(method, marks)
@@ -196,7 +196,7 @@ fn copy_xattrs(from: &impl Xattrs, to: &impl Xattrs, marks: Marks) -> Result<()>
 
 /// Copies one object that is no directory to `name` in `to`, by reflink where that works.
 /// Overlayfs marks keep their meaning.
-pub fn copy_node(node: &Node, stat: &Stat, to: &Dir, name: &OsStr) -> Result<()> {
+pub fn copy_node(node: &PathFd, stat: &Stat, to: &Dir, name: &OsStr) -> Result<()> {
     Files::new(Method::Reflink, Marks::Keep).copy(node, stat, to, name)
 }
 
@@ -207,8 +207,8 @@ struct Level {
 }
 
 struct Copier {
-    from: Spine,
-    to: Spine,
+    from: DirStack,
+    to: DirStack,
     files: Files,
     links: Links,
     copied: Copied,
@@ -338,7 +338,13 @@ impl Files {
     }
 
     /// Copies a pinned file, symlink, FIFO, socket or device to `name` in `to`.
-    pub(super) fn copy(&mut self, node: &Node, stat: &Stat, to: &Dir, name: &OsStr) -> Result<()> {
+    pub(super) fn copy(
+        &mut self,
+        node: &PathFd,
+        stat: &Stat,
+        to: &Dir,
+        name: &OsStr,
+    ) -> Result<()> {
         match FileKind::of_mode(stat.st_mode) {
             FileKind::File => self.content(node, stat, to, name)?,
             FileKind::Symlink => {
@@ -353,7 +359,7 @@ impl Files {
         Ok(())
     }
 
-    fn content(&mut self, node: &Node, stat: &Stat, to: &Dir, name: &OsStr) -> Result<()> {
+    fn content(&mut self, node: &PathFd, stat: &Stat, to: &Dir, name: &OsStr) -> Result<()> {
         let to = to.create_file(name)?;
         if stat.st_size == 0 {
             return Ok(());
@@ -387,7 +393,7 @@ impl Files {
 }
 
 /// Opens a regular file for reading without changing its access time, which is content.
-pub(super) fn open_content(node: &Node) -> Result<OwnedFd> {
+pub(super) fn open_content(node: &PathFd) -> Result<OwnedFd> {
     let flags = OFlags::RDONLY | OFlags::NONBLOCK | OFlags::NOCTTY;
     match node.open(flags | OFlags::NOATIME) {
         Err(error) if error.is(Errno::EPERM) => Ok(node.open(flags)?),
@@ -396,7 +402,7 @@ pub(super) fn open_content(node: &Node) -> Result<OwnedFd> {
 }
 
 /// Restores a symlink's access time, which reading may have changed: readlink has no `O_NOATIME`.
-fn restore_access_time(link: &Node, before: &Stat) {
+fn restore_access_time(link: &PathFd, before: &Stat) {
     let moved = |after: Stat| {
         (after.st_atime, after.st_atime_nsec) != (before.st_atime, before.st_atime_nsec)
     };
@@ -410,7 +416,7 @@ fn restore_access_time(link: &Node, before: &Stat) {
 
 /// Sets owner, attributes and mode, in this order: a change of owner clears set-id bits and
 /// capabilities, and an ACL changes the mode.
-fn copy_attributes(from: &Node, to: &Node, stat: &Stat, marks: Marks) -> Result<()> {
+fn copy_attributes(from: &PathFd, to: &PathFd, stat: &Stat, marks: Marks) -> Result<()> {
     to.set_owner(Some(stat.st_uid), Some(stat.st_gid))?;
     copy_xattrs(from, to, marks)?;
     if FileKind::of_mode(stat.st_mode) != FileKind::Symlink {

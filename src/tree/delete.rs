@@ -13,7 +13,7 @@ use crate::sys::{self, Dir, Errno, FileKind};
 use crate::tree::{Error, Result};
 
 use super::names::share;
-use super::{Spine, Stop};
+use super::{DirStack, Stop};
 
 /// How often a deletion starts over because a process creates or moves entries in an open
 /// directory. Every round removes the entries that stay; only a process that never stops outlasts
@@ -68,8 +68,8 @@ fn delete_once(trash: &Dir, name: &Path, stop: Stop<'_>) -> Result<()> {
     if FileKind::of_mode(stat.st_mode) != FileKind::Directory {
         return Ok(remove(trash, name, false)?);
     }
-    let mut spine = Spine::new(trash)?;
-    spine.descend(name)?;
+    let mut stack = DirStack::new(trash)?;
+    stack.descend(name)?;
     let mut buffer = vec![MaybeUninit::uninit(); 64 * 1024];
     let mut levels = vec![Level::default()];
     while let Some(level) = levels.last_mut() {
@@ -77,7 +77,7 @@ fn delete_once(trash: &Dir, name: &Path, stop: Stop<'_>) -> Result<()> {
             return Err(Error::Stopped);
         }
         if let Some(name) = level.full.pop() {
-            match spine.descend(&name) {
+            match stack.descend(&name) {
                 Ok(()) => levels.push(Level::default()),
                 Err(error) if error.is(Errno::ENOENT) => {}
                 Err(error) => return Err(error.into()),
@@ -87,18 +87,18 @@ fn delete_once(trash: &Dir, name: &Path, stop: Stop<'_>) -> Result<()> {
         if !level.cleared {
             // One read per non-empty subdirectory would be quadratic (ext4 keeps the emptied
             // blocks). Remembering all of them would take unbounded memory.
-            let pass = clear(spine.here(), share(spine.depth()), &mut buffer, stop)?;
+            let pass = clear(stack.here(), share(stack.depth()), &mut buffer, stop)?;
             level.passes += usize::from(pass.to_the_end);
             level.cleared = pass.to_the_end;
             level.full = pass.full;
             continue;
         }
-        let Some((name, _)) = spine.ascend()? else {
+        let Some((name, _)) = stack.ascend()? else {
             break;
         };
         let passes = levels.pop().map_or(PASSES, |level| level.passes);
-        match remove(spine.here(), Path::new(&name), true) {
-            Err(error) if is_full(&error) && passes < PASSES => match spine.descend(&name) {
+        match remove(stack.here(), Path::new(&name), true) {
+            Err(error) if is_full(&error) && passes < PASSES => match stack.descend(&name) {
                 Ok(()) => levels.push(Level {
                     passes,
                     ..Level::default()
@@ -207,20 +207,20 @@ mod tests {
         let root = Dir::open(folder.path()).expect("open");
         fs::write(folder.path().join("precious"), b"x").expect("write");
         fs::create_dir(folder.path().join("doomed")).expect("mkdir");
-        let mut spine = Spine::new(&root.open_beneath("doomed").expect("open")).expect("spine");
+        let mut stack = DirStack::new(&root.open_beneath("doomed").expect("open")).expect("stack");
         for _ in 0..200 {
             for name in ["a", "b"] {
-                spine.here().create_dir(name, 0).expect("mkdir");
-                spine
+                stack.here().create_dir(name, 0).expect("mkdir");
+                stack
                     .here()
                     .write_new(format!("{name}-file"), b"")
                     .expect("write");
             }
-            spine
+            stack
                 .here()
                 .symlink(folder.path(), "link")
                 .expect("symlink");
-            spine.descend("b").expect("descend");
+            stack.descend("b").expect("descend");
         }
         delete(&root, Path::new("doomed"), &|| false).expect("delete");
         assert!(!root.has("doomed").expect("stat"));

@@ -16,9 +16,9 @@ use crate::tree::{Error, Result};
 
 use super::Stop;
 use super::copy::{Files, Marks, Method, copy_directory_attributes, disinherit};
+use super::dir_stack::DirStack;
 use super::marks::{OPAQUE, ORIGIN, Opacity, has_whiteout_xattr, is_whiteout};
 use super::names::{Names, share};
-use super::spine::Spine;
 
 /// Merges `layers` (their content, newest first, at least one) into a new directory `fs` of `into`.
 ///
@@ -32,8 +32,8 @@ pub fn flatten(layers: &[Dir], into: &Dir, bottom: bool, stop: Stop<'_>) -> Resu
     let fs = into.open_beneath(layout::FS)?;
     disinherit(&fs)?;
     let mut job = Flattener {
-        layers: layers.iter().map(Spine::new).collect::<Result<_, _>>()?,
-        into: Spine::new(&fs)?,
+        layers: layers.iter().map(DirStack::new).collect::<Result<_, _>>()?,
+        into: DirStack::new(&fs)?,
         files: Files::new(Method::Reflink, Marks::Keep),
     };
     // All layers take part in the root despite its marks, as in the kernel.
@@ -85,8 +85,8 @@ enum Sort {
 }
 
 struct Flattener {
-    layers: Vec<Spine>,
-    into: Spine,
+    layers: Vec<DirStack>,
+    into: DirStack,
     files: Files,
 }
 

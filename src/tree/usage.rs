@@ -15,7 +15,7 @@ use crate::tree::{Error, Result};
 
 use super::copy::open_content;
 use super::names::Names;
-use super::{Spine, Stop, is_gone};
+use super::{DirStack, Stop, is_gone};
 
 /// The maximum of inodes with several names to remember: 16 MB.
 const LINKED: usize = 1 << 18;
@@ -65,7 +65,7 @@ fn walk(
 ) -> Result<Usage> {
     let mut usage = Usage::default();
     let mut links = Links::holding(LINKED);
-    let mut spine = Spine::new(root)?;
+    let mut stack = DirStack::new(root)?;
     let mut levels = vec![Names::new()];
     usage.directories = 1;
     usage.bytes = cost(root, OsStr::new("."), &root.stat_self()?)?;
@@ -73,21 +73,21 @@ fn walk(
         if stop() {
             return Err(Error::Stopped);
         }
-        let Some(entry) = names.next(spine.here(), spine.depth())? else {
+        let Some(entry) = names.next(stack.here(), stack.depth())? else {
             levels.pop();
-            if spine.ascend()?.is_none() {
+            if stack.ascend()?.is_none() {
                 break;
             }
             continue;
         };
-        let stat = match spine.here().stat(&entry.name) {
+        let stat = match stack.here().stat(&entry.name) {
             Ok(stat) => stat,
             Err(error) if error.is(Errno::ENOENT) => continue,
             Err(error) => return Err(error.into()),
         };
-        let cost = cost(spine.here(), &entry.name, &stat)?;
+        let cost = cost(stack.here(), &entry.name, &stat)?;
         if FileKind::of_mode(stat.st_mode) == FileKind::Directory {
-            match spine.descend(&entry.name) {
+            match stack.descend(&entry.name) {
                 Ok(()) => {}
                 Err(error) if is_gone(error.errno()) => continue,
                 Err(error) => return Err(error.into()),

@@ -12,7 +12,7 @@ use crate::sys::{self, Dir, Errno, FileKind};
 use crate::tree::{Error, Result};
 
 use super::names::Names;
-use super::{Spine, Stop, is_gone};
+use super::{DirStack, Stop, is_gone};
 
 /// Whether a process may still write to a file below `root`. `false` if the filesystem cannot tell.
 ///
@@ -33,49 +33,49 @@ fn walk(root: &Dir, stop: Stop<'_>) -> Result<bool> {
     // A name may have just become a device. A `nodev` mount keeps open(2) from calling its driver.
     let root = &Dir::from_fd(sys::bind(root, true)?, root.path());
     let device = root.stat_self()?.st_dev;
-    let mut spine = Spine::new(root)?;
+    let mut stack = DirStack::new(root)?;
     let mut levels = vec![Names::new()];
     while let Some(names) = levels.last_mut() {
         if stop() {
             return Err(Error::Stopped);
         }
-        let entry = match names.next(spine.here(), spine.depth()) {
+        let entry = match names.next(stack.here(), stack.depth()) {
             // A directory that was removed during the walk has no names.
             Err(error) if error.is(Errno::ENOENT) => None,
             entry => entry?,
         };
         let Some(entry) = entry else {
             levels.pop();
-            if spine.ascend()?.is_none() {
+            if stack.ascend()?.is_none() {
                 break;
             }
             continue;
         };
         let kind = match entry.kind {
             Some(kind) => kind,
-            None => match spine.here().stat_if_there(&entry.name)? {
+            None => match stack.here().stat_if_there(&entry.name)? {
                 Some(stat) => FileKind::of_mode(stat.st_mode),
                 None => continue,
             },
         };
         match kind {
-            FileKind::Directory => match spine.descend(&entry.name) {
+            FileKind::Directory => match stack.descend(&entry.name) {
                 // A subvolume that was just created; it is no content.
-                Ok(()) if spine.here().stat_self()?.st_dev != device => {
-                    spine.ascend()?;
+                Ok(()) if stack.here().stat_self()?.st_dev != device => {
+                    stack.ascend()?;
                 }
                 Ok(()) => levels.push(Names::new()),
                 Err(error) if is_gone(error.errno()) => {}
                 Err(error) => return Err(error.into()),
             },
-            FileKind::File => match look(spine.here(), entry.name.as_ref())? {
-                Look::Nobody => {}
-                Look::Somebody => {
-                    let path = sys::printable(spine.relative(&entry.name).display());
+            FileKind::File => match writer_of(stack.here(), entry.name.as_ref())? {
+                Writer::Absent => {}
+                Writer::Present => {
+                    let path = sys::printable(stack.relative(&entry.name).display());
                     tracing::debug!(%path, "a process has it open for writing");
                     return Ok(true);
                 }
-                Look::Unknown => return Ok(false),
+                Writer::Unknown => return Ok(false),
             },
             _ => {}
         }
@@ -83,24 +83,26 @@ fn walk(root: &Dir, stop: Stop<'_>) -> Result<bool> {
     Ok(false)
 }
 
-enum Look {
-    Nobody,
-    Somebody,
+enum Writer {
+    Absent,
+    Present,
     Unknown,
 }
 
-fn look(dir: &Dir, name: &Path) -> Result<Look> {
+fn writer_of(dir: &Dir, name: &Path) -> Result<Writer> {
     let file = match open(dir, name) {
         Ok(Some(file)) => file,
-        Ok(None) => return Ok(Look::Nobody),
+        Ok(None) => return Ok(Writer::Absent),
         // A process holds a write lease on it. The kernel now asks for its return.
-        Err(error) if error.is(Errno::EAGAIN) => return Ok(Look::Somebody),
+        Err(error) if error.is(Errno::EAGAIN) => return Ok(Writer::Present),
         Err(error) => return Err(error.into()),
     };
     match sys::is_written(file.as_fd()) {
-        Ok(false) => Ok(Look::Nobody),
-        Ok(true) => Ok(Look::Somebody),
-        Err(Errno::EINVAL | Errno::EACCES | Errno::EOPNOTSUPP | Errno::ENOLCK) => Ok(Look::Unknown),
+        Ok(false) => Ok(Writer::Absent),
+        Ok(true) => Ok(Writer::Present),
+        Err(Errno::EINVAL | Errno::EACCES | Errno::EOPNOTSUPP | Errno::ENOLCK) => {
+            Ok(Writer::Unknown)
+        }
         Err(errno) => Err(dir.error("fcntl", name, errno).into()),
     }
 }

@@ -15,7 +15,7 @@ use super::row::{Kind, Row};
 use super::table::{HEADER, Totals, digest};
 use super::{CHUNK, Sha256Sum, ZEROS, pieces};
 use crate::archive::pack::Counts;
-use crate::sys::{self, Dir, FileKind, Node, OpenFile, Xattrs};
+use crate::sys::{self, Dir, FileKind, OpenFile, PathFd, Xattrs};
 use crate::tree::Stop;
 
 /// How much of a file is read at a time.
@@ -184,7 +184,7 @@ impl Visitor for Scanner<'_> {
         Ok(())
     }
 
-    fn special(&mut self, path: &[u8], node: &Node, stat: &Stat, kind: FileKind) -> Result<()> {
+    fn special(&mut self, path: &[u8], node: &PathFd, stat: &Stat, kind: FileKind) -> Result<()> {
         let device = || {
             let device = stat.st_rdev;
             (rustix::fs::major(device), rustix::fs::minor(device))

@@ -4,7 +4,9 @@
 use std::fmt::Write as _;
 use std::os::fd::{AsFd, AsRawFd, OwnedFd};
 
-use crate::sys::{self, ClassicMount, Dir, Errno, Error, FsContext, MountAttrFlags, Result, Room};
+use crate::sys::{
+    self, ClassicMount, Dir, Errno, Error, FsContext, MountAttrFlags, PrivateMountNs, Result,
+};
 
 /// Explicit, because parameters of the kernel module change the defaults. No metacopy: it leaves
 /// stubs without data in the upper directory. Redirects are neither made nor followed: a layer must
@@ -42,13 +44,13 @@ pub(super) enum How<'a> {
     /// `fsopen`, all layers in one string (at most [`STRING_LAYERS`]).
     Strings,
     /// mount(2) in this namespace; the parts were opened through mounts in it.
-    Classic(&'a Room),
+    Classic(&'a PrivateMountNs),
 }
 
 /// A detached mount of `parts`.
 pub(super) fn assemble(parts: &Parts<'_>, how: How<'_>) -> Result<OwnedFd> {
     match how {
-        How::Classic(room) => classic(parts, room),
+        How::Classic(mount_ns) => classic(parts, mount_ns),
         How::Descriptors => {
             let context = begin(parts.top, parts.work, parts.volatile)?;
             finish(&context, parts.source, parts.lowers, parts.read_only)
@@ -56,7 +58,7 @@ pub(super) fn assemble(parts: &Parts<'_>, how: How<'_>) -> Result<OwnedFd> {
         How::Strings => {
             let context = FsContext::open("overlay")?;
             let lowers: Vec<String> = parts.lowers.iter().map(number).collect();
-            sys::among_descriptors(|| {
+            sys::with_fd_cwd(|| {
                 context.string("lowerdir", &lowers.join(":"))?;
                 context.string("upperdir", &number(parts.top))?;
                 context.string("workdir", &number(parts.work))?;
@@ -79,7 +81,7 @@ pub(super) fn takes_descriptors(dir: &Dir) -> Result<()> {
 pub(super) fn begin(top: &Dir, work: &Dir, volatile: bool) -> Result<FsContext> {
     let context = FsContext::open("overlay")?;
     // A kernel with this API (6.13) resolves each directory in its own call.
-    sys::among_descriptors(|| {
+    sys::with_fd_cwd(|| {
         context.string("workdir", &number(work))?;
         context.string("upperdir", &number(top))
     })?;
@@ -94,7 +96,7 @@ pub(super) fn finish(
     lowers: &[Dir],
     read_only: bool,
 ) -> Result<OwnedFd> {
-    sys::among_descriptors(|| {
+    sys::with_fd_cwd(|| {
         let mut lowers = lowers.iter().map(number);
         lowers.try_for_each(|lower| context.string("lowerdir+", &lower))
     })?;
@@ -126,7 +128,7 @@ fn create(context: &FsContext, source: &str, read_only: bool) -> Result<OwnedFd>
     context.mount(attributes)
 }
 
-fn classic(parts: &Parts<'_>, room: &Room) -> Result<OwnedFd> {
+fn classic(parts: &Parts<'_>, mount_ns: &PrivateMountNs) -> Result<OwnedFd> {
     let mut options = String::with_capacity(512);
     // Writing to a String cannot fail. The numbers are relative to `/proc/self/fd`.
     for (index, lower) in parts.lowers.iter().enumerate() {
@@ -146,7 +148,7 @@ fn classic(parts: &Parts<'_>, room: &Room) -> Result<OwnedFd> {
         return Err(Error::new("mount", parts.source, Errno::E2BIG)
             .with_detail(format!("{} layers", parts.lowers.len())));
     }
-    room.mount_classic(ClassicMount {
+    mount_ns.mount_classic(ClassicMount {
         filesystem: "overlay",
         source: parts.source.to_owned(),
         options,

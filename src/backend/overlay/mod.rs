@@ -10,14 +10,14 @@
 //! | `root` | the attributes of a new volume's root directory |
 //! | `assemble` | the system calls that mount an overlay, by either mount API |
 //! | `project` | size limits |
-//! | `view` | swapped owners, and layers in a private mount namespace |
-//! | `trial` | the features that are tried on a pool before overlay is chosen |
+//! | `idmapped` | swapped owners, and layers in a private mount namespace |
+//! | `self_test` | the features that are tried on a pool before overlay is chosen |
 
 mod assemble;
+mod idmapped;
 mod project;
 mod root;
-mod trial;
-mod view;
+mod self_test;
 
 use std::os::fd::{AsFd, BorrowedFd, OwnedFd};
 use std::path::Path;
@@ -26,12 +26,12 @@ use parking_lot::Mutex;
 use serde::{Deserialize, Serialize};
 
 use self::assemble::{How, Parts, STRING_LAYERS, assemble};
+use self::idmapped::{Owners, Views};
 use self::project::Projects;
-use self::view::{Owners, Views};
 use super::{Backend, BackendKind, Error, Freeze, Limit, Result, Start, Stop, Usage};
 use crate::model::layout::{EMPTY, FS, LAYERS, TOP, VOLUME_JSON, WORK_PREFIX};
 use crate::model::{LayerId, RootAttributes, VolumeId};
-use crate::sys::{self, Dir, Errno, FsContext, MountEntry, Room, Space, UnmountWatches};
+use crate::sys::{self, Dir, Errno, FsContext, MountEntry, PrivateMountNs, Space, UnmountWatches};
 use crate::tree;
 
 /// How overlays are mounted. Production uses both (Linux 5.10 to 6.12, and newer).
@@ -94,10 +94,14 @@ impl Overlay {
             elsewhere,
             watches: UnmountWatches::default(),
             api,
-            views: Views::new(pool.try_clone()?, Room::new()?, api == MountApi::Classic),
+            views: Views::new(
+                pool.try_clone()?,
+                PrivateMountNs::new()?,
+                api == MountApi::Classic,
+            ),
             projects: Projects::of(pool),
         };
-        trial::run(&overlay, pool)?;
+        self_test::run(&overlay, pool)?;
         Ok(overlay)
     }
 
@@ -123,9 +127,9 @@ impl Overlay {
             Some(_) => FIRST_WORK.to_owned(),
             None => self.make_work(volume)?,
         };
-        let in_room = self.api == MountApi::Classic && lowers.need_room();
+        let in_mount_ns = self.api == MountApi::Classic && lowers.need_mount_ns();
         let attempt = |work: &str| -> Result<OwnedFd> {
-            let view = self.views.of(owners, in_room)?;
+            let view = self.views.of(owners, in_mount_ns)?;
             let view = view.as_deref();
             let volume_seen;
             let volume = match view {
@@ -159,8 +163,8 @@ impl Overlay {
                 volatile: !start.durable,
                 read_only,
             };
-            let how = match (view.and_then(view::View::room), self.api) {
-                (Some(room), _) => How::Classic(room),
+            let how = match (view.and_then(idmapped::View::mount_ns), self.api) {
+                (Some(mount_ns), _) => How::Classic(mount_ns),
                 (None, MountApi::Descriptors) => How::Descriptors,
                 (None, MountApi::Classic) => How::Strings,
             };
@@ -179,7 +183,7 @@ impl Overlay {
         };
         match mounted {
             Err(Error::System(error)) if error.is(Errno::EINVAL) && !owners.are_as_they_are() => {
-                Err(view::unsupported(&error))
+                Err(idmapped::unsupported(&error))
             }
             Ok(mount) if !read_only => writable(mount, volume),
             result => result,
@@ -214,23 +218,23 @@ impl Overlay {
 enum Lowers<'a> {
     Layers(&'a [LayerId]),
     /// The self-test's paths in the pool, and whether the classic API must use mount(2).
-    Trial(&'a Dir, &'a [&'a str], bool),
+    SelfTest(&'a Dir, &'a [&'a str], bool),
 }
 
 impl Lowers<'_> {
     /// Whether they are too many for one `fsconfig` string.
-    fn need_room(&self) -> bool {
+    fn need_mount_ns(&self) -> bool {
         match self {
             Self::Layers(ids) => ids.len() > STRING_LAYERS,
-            Self::Trial(.., in_room) => *in_room,
+            Self::SelfTest(.., in_mount_ns) => *in_mount_ns,
         }
     }
 
     fn newest(&self, overlay: &Overlay) -> Result<Option<Dir>> {
         Ok(match self {
             Self::Layers([newest, ..]) => Some(overlay.layers.open_beneath(layer_fs(newest))?),
-            Self::Trial(pool, [newest, ..], _) => Some(pool.open_beneath(newest)?),
-            Self::Layers([]) | Self::Trial(_, [], _) => None,
+            Self::SelfTest(pool, [newest, ..], _) => Some(pool.open_beneath(newest)?),
+            Self::Layers([]) | Self::SelfTest(_, [], _) => None,
         })
     }
 
@@ -238,19 +242,19 @@ impl Lowers<'_> {
     fn open(
         &self,
         overlay: &Overlay,
-        view: Option<&view::View>,
+        view: Option<&idmapped::View>,
         newest: Option<Dir>,
     ) -> Result<Vec<Dir>> {
         let opened: sys::Result<Vec<Dir>> = match self {
             Self::Layers(ids) => {
-                let layers = view.map_or(&overlay.layers, view::View::layers);
+                let layers = view.map_or(&overlay.layers, idmapped::View::layers);
                 let missing = &ids[usize::from(newest.is_some()).min(ids.len())..];
                 let open = |id| layers.open_beneath(layer_fs(id));
                 let newest = newest.into_iter().map(Ok);
                 newest.chain(missing.iter().map(open)).collect()
             }
-            Self::Trial(pool, paths, _) => {
-                let pool = view.map_or(*pool, view::View::root);
+            Self::SelfTest(pool, paths, _) => {
+                let pool = view.map_or(*pool, idmapped::View::root);
                 paths.iter().map(|path| pool.open_beneath(path)).collect()
             }
         };
@@ -401,7 +405,7 @@ impl Backend for Overlay {
     fn create(&self, volume: &Dir, start: &Start<'_>) -> Result<Limit> {
         let parent = Lowers::Layers(start.layers).newest(self)?;
         if let Some(super::Prepared(prepared)) = start.prepared {
-            root::dress(&prepared.top, parent.as_ref(), &start.root)?;
+            root::apply(&prepared.top, parent.as_ref(), &start.root)?;
             *prepared.newest.lock() = parent;
             return Ok(Limit::None);
         }

@@ -5,7 +5,7 @@
 //! does this, so it calls the kernel only for a change.
 
 use crate::backend::Result;
-use crate::backend::look::Look;
+use crate::backend::root_attrs::RootAttrs;
 use crate::model::RootAttributes;
 use crate::model::layout::TOP;
 use crate::sys::{Dir, Xattrs};
@@ -17,39 +17,44 @@ const MKDIR_BITS: u32 = 0o1777;
 
 /// Makes and opens a `top/` with the attributes that most volumes want.
 pub(super) fn prepare(volume: &Dir) -> Result<Dir> {
-    let Look { mode, .. } = Look::of(&RootAttributes::default(), None);
+    let RootAttrs { mode, .. } = RootAttrs::of(&RootAttributes::default(), None);
     volume.create_dir(TOP, mode & MKDIR_BITS)?;
     Ok(volume.open_beneath(TOP)?)
 }
 
 /// Gives a prepared `top/` the attributes that [`make`] would give it.
-pub(super) fn dress(top: &Dir, parent: Option<&Dir>, root: &RootAttributes) -> Result<()> {
+pub(super) fn apply(top: &Dir, parent: Option<&Dir>, root: &RootAttributes) -> Result<()> {
     let sealed = parent.map(Dir::stat_self).transpose()?;
-    let wanted = Look::of(root, sealed.as_ref());
+    let wanted = RootAttrs::of(root, sealed.as_ref());
     let found = top.stat_self()?;
     if parent.is_none() {
         // Its times are those of its preparation.
         top.touch()?;
     }
-    dress_as(top, parent.zip(sealed.as_ref()), wanted, &found)
+    apply_attrs(top, parent.zip(sealed.as_ref()), wanted, &found)
 }
 
 /// Makes `top` in `volume`.
 pub(super) fn make(volume: &Dir, parent: Option<&Dir>, root: &RootAttributes) -> Result<()> {
     let sealed = parent.map(Dir::stat_self).transpose()?;
-    let wanted = Look::of(root, sealed.as_ref());
+    let wanted = RootAttrs::of(root, sealed.as_ref());
     volume.create_dir(TOP, wanted.mode & MKDIR_BITS)?;
     let found = volume.stat(TOP)?;
-    if parent.is_none() && wanted == Look::found(&found) {
+    if parent.is_none() && wanted == RootAttrs::found(&found) {
         return Ok(());
     }
     let top = volume.open_beneath(TOP)?;
-    dress_as(&top, parent.zip(sealed.as_ref()), wanted, &found)
+    apply_attrs(&top, parent.zip(sealed.as_ref()), wanted, &found)
 }
 
-fn dress_as(top: &Dir, parent: Option<(&Dir, &Stat)>, wanted: Look, found: &Stat) -> Result<()> {
-    let Look { mode, uid, gid } = wanted;
-    let differs = Look::mode_of(found) != mode;
+fn apply_attrs(
+    top: &Dir,
+    parent: Option<(&Dir, &Stat)>,
+    wanted: RootAttrs,
+    found: &Stat,
+) -> Result<()> {
+    let RootAttrs { mode, uid, gid } = wanted;
+    let differs = RootAttrs::mode_of(found) != mode;
     if (found.st_uid, found.st_gid) != (uid, gid) {
         top.set_owner(Some(uid), Some(gid))?;
     }

@@ -143,15 +143,15 @@ pub(super) enum Decision {
 
 /// What one object shows.
 #[derive(Debug, Clone, PartialEq, Eq)]
-pub(super) struct Told {
+pub(super) struct Verdict {
     pub(super) decision: Decision,
     /// A mistake in the pod's annotations.
     pub(super) problem: Option<String>,
 }
 
 /// What an object shows about the pod's end. `gone`: it was the last state of a deleted pod.
-pub(super) fn decide(pod: &Pod, gone: bool) -> Told {
-    let no_problem = |decision| Told {
+pub(super) fn decide(pod: &Pod, gone: bool) -> Verdict {
+    let no_problem = |decision| Verdict {
         decision,
         problem: None,
     };
@@ -224,14 +224,14 @@ pub(super) fn cut(text: &str, most: usize) -> &str {
 }
 
 /// A mistake may be corrected while the pod runs.
-fn mistaken(pod: &Pod, gone: bool, problem: String) -> Told {
+fn mistaken(pod: &Pod, gone: bool, problem: String) -> Verdict {
     let over = gone || phase(pod).is_terminal() || pod.metadata.deletion_timestamp.is_some();
     let decision = if over {
         Decision::Decided(Outcome::Failed, problem.clone())
     } else {
         Decision::Undecided
     };
-    Told {
+    Verdict {
         decision,
         problem: Some(problem),
     }

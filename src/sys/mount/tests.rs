@@ -196,11 +196,11 @@ fn a_mount_is_confined_alike_with_and_without_mount_setattr() {
     if !private_namespace() {
         return;
     }
-    let by_room: Confine = |mount, read_only| Room::new()?.confined(mount, read_only);
+    let by_mount_ns: Confine = |mount, read_only| PrivateMountNs::new()?.confined(mount, read_only);
     // Before Linux 5.12 both do the same.
     for (how, confine) in [
         ("the newest way", confined as Confine),
-        ("a namespace", by_room),
+        ("a namespace", by_mount_ns),
     ] {
         for read_only in [true, false] {
             let mount = confine(tmpfs(), read_only).expect(how);
@@ -229,7 +229,7 @@ fn a_room_mounts_and_shows_without_a_trace_outside() {
         return;
     }
     let before = mount_table().expect("mountinfo");
-    let room = Room::new().expect("a namespace");
+    let mount_ns = PrivateMountNs::new().expect("a namespace");
     for read_only in [false, true] {
         let what = ClassicMount {
             filesystem: "tmpfs",
@@ -237,22 +237,22 @@ fn a_room_mounts_and_shows_without_a_trace_outside() {
             options: "size=1m,mode=0711".to_owned(),
             read_only,
         };
-        let mount = room.mount_classic(what).expect("mount(2)");
+        let mount = mount_ns.mount_classic(what).expect("mount(2)");
         let dir = Dir::from_fd(mount, "classic");
         assert_eq!(dir.create_dir("x", 0o755).is_err(), read_only);
     }
-    let shown = room.shown_options(tmpfs()).expect("mountinfo");
+    let shown = mount_ns.shown_options(tmpfs()).expect("mountinfo");
     assert!(shown.starts_with("rw"), "{shown}");
-    room.attach(tmpfs(), 7).expect("attach");
-    room.release(7).expect("release");
-    assert!(room.release(7).is_err());
+    mount_ns.attach(tmpfs(), 7).expect("attach");
+    mount_ns.release(7).expect("release");
+    assert!(mount_ns.release(7).is_err());
     let bad = ClassicMount {
         filesystem: "tmpfs",
         source: String::new(),
         options: "nonsense".to_owned(),
         read_only: false,
     };
-    assert!(room.mount_classic(bad).is_err());
-    drop(room);
+    assert!(mount_ns.mount_classic(bad).is_err());
+    drop(mount_ns);
     assert_eq!(mount_table().expect("mountinfo"), before);
 }

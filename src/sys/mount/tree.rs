@@ -9,7 +9,7 @@ use rustix::fs::{AtFlags, Mode, OFlags};
 use rustix::mount::{MountAttrFlags, MoveMountFlags, OpenTreeFlags, UnmountFlags};
 
 use super::attributes::{MountAttributes, set_mount_attributes};
-use super::room::Room;
+use super::private_ns::PrivateMountNs;
 use crate::sys::dir::{Dir, NOW};
 use crate::sys::error::{Error, Result};
 
@@ -35,7 +35,7 @@ pub fn bind(dir: &Dir, read_only: bool) -> Result<OwnedFd> {
 /// if it may not be cleared: root in a user namespace cannot change flags that were set outside it.
 ///
 /// Private, because a clone of a shared mount would also show mounts made inside the volume in the
-/// pool. Before `mount_setattr` (Linux 5.12) only attached mounts can change: see [`Room`].
+/// pool. Before `mount_setattr` (Linux 5.12) only attached mounts can change: see [`PrivateMountNs`].
 pub fn confined(mount: OwnedFd, read_only: bool) -> Result<OwnedFd> {
     let mut attributes = MountAttributes {
         set: MountAttrFlags::MOUNT_ATTR_NOSUID | MountAttrFlags::MOUNT_ATTR_NODEV,
@@ -49,7 +49,7 @@ pub fn confined(mount: OwnedFd, read_only: bool) -> Result<OwnedFd> {
         attributes.clear |= MountAttrFlags::MOUNT_ATTR_RDONLY;
     }
     match set_mount_attributes(mount.as_fd(), &attributes) {
-        Err(error) if error.is(Errno::ENOSYS) => Room::new()?.confined(mount, read_only),
+        Err(error) if error.is(Errno::ENOSYS) => PrivateMountNs::new()?.confined(mount, read_only),
         result => result.map(|()| mount),
     }
 }

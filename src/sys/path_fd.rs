@@ -16,7 +16,7 @@ use super::error::{Error, Result};
 
 /// A pinned file. Its path is only for messages and is never resolved again.
 #[derive(Debug)]
-pub struct Node {
+pub struct PathFd {
     fd: OwnedFd,
     path: PathBuf,
 }
@@ -24,10 +24,10 @@ pub struct Node {
 impl Dir {
     /// Pins the file that a name in this directory refers to now. Pins a symlink itself. EXDEV if
     /// the name is a mount point.
-    pub fn node(&self, name: impl AsRef<Path>) -> Result<Node> {
+    pub fn node(&self, name: impl AsRef<Path>) -> Result<PathFd> {
         let name = name.as_ref();
         let fd = self.open_file_beneath(name, OFlags::PATH | OFlags::NOFOLLOW, 0)?;
-        Ok(Node {
+        Ok(PathFd {
             fd,
             path: self.path().join(name),
         })
@@ -75,7 +75,7 @@ impl Dir {
     }
 }
 
-impl Node {
+impl PathFd {
     /// `fstat` of the pinned file.
     pub fn stat(&self) -> Result<Stat> {
         rustix::fs::fstat(&self.fd).map_err(|errno| self.error("fstat", errno))
@@ -87,7 +87,7 @@ impl Node {
         &self.path
     }
 
-    /// Opens the pinned file. Only for regular files and directories (see [`Node::stat`]):
+    /// Opens the pinned file. Only for regular files and directories (see [`PathFd::stat`]):
     /// opening a device calls its driver, and opening a FIFO blocks.
     pub fn open(&self, flags: OFlags) -> Result<OwnedFd> {
         // /proc/…/fd/N of an O_PATH descriptor is the pinned inode, even if renamed (proc(5)).
@@ -132,7 +132,7 @@ impl Node {
     }
 }
 
-impl AsFd for Node {
+impl AsFd for PathFd {
     fn as_fd(&self) -> BorrowedFd<'_> {
         self.fd.as_fd()
     }

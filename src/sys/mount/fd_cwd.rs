@@ -14,26 +14,26 @@ use rustix::fs::{Mode, OFlags};
 use crate::sys::error::{Error, Result};
 
 /// `/proc/self/fd`, and the process's original working directory.
-struct Places {
+struct WorkingDirs {
     descriptors: OwnedFd,
     home: OwnedFd,
 }
 
 /// Runs `work` on this thread with `/proc/self/fd` as its working directory (other threads keep
 /// theirs). Then returns to the old one, or to `/` if the process may not open that.
-pub fn among_descriptors<T>(work: impl FnOnce() -> Result<T>) -> Result<T> {
+pub fn with_fd_cwd<T>(work: impl FnOnce() -> Result<T>) -> Result<T> {
     thread_local! {
         static APART: Cell<bool> = const { Cell::new(false) };
     }
-    let places = places()?;
+    let working_dirs = working_dirs()?;
     if !APART.get() {
         nix::sched::unshare(CloneFlags::CLONE_FS)
             .map_err(|errno| Error::new("unshare", "the working directory", errno))?;
         APART.set(true);
     }
-    go(&places.descriptors)?;
+    go(&working_dirs.descriptors)?;
     let done = work();
-    go(&places.home)?;
+    go(&working_dirs.home)?;
     done
 }
 
@@ -41,10 +41,10 @@ fn go(place: &OwnedFd) -> Result<()> {
     rustix::process::fchdir(place).map_err(|errno| Error::new("fchdir", "/proc/self/fd", errno))
 }
 
-fn places() -> Result<&'static Places> {
-    static PLACES: OnceLock<Places> = OnceLock::new();
-    if let Some(places) = PLACES.get() {
-        return Ok(places);
+fn working_dirs() -> Result<&'static WorkingDirs> {
+    static WORKING_DIRS: OnceLock<WorkingDirs> = OnceLock::new();
+    if let Some(working_dirs) = WORKING_DIRS.get() {
+        return Ok(working_dirs);
     }
     let open = |path: &str| {
         let flags = OFlags::PATH | OFlags::DIRECTORY | OFlags::CLOEXEC;
@@ -54,7 +54,7 @@ fn places() -> Result<&'static Places> {
     let descriptors = open("/proc/self/fd")?;
     // Opening `.` may fail, for example in a home directory on an NFS server with root_squash.
     let home = open(".").or_else(|_| open("/"))?;
-    Ok(PLACES.get_or_init(|| Places { descriptors, home }))
+    Ok(WORKING_DIRS.get_or_init(|| WorkingDirs { descriptors, home }))
 }
 
 #[cfg(test)]
@@ -69,11 +69,11 @@ mod tests {
         let here = || std::env::current_dir().expect("a working directory");
         let before = here();
         let file = std::fs::File::open("/").expect("open");
-        let inside = among_descriptors(|| {
+        let inside = with_fd_cwd(|| {
             assert!(std::fs::metadata(file.as_raw_fd().to_string()).is_ok());
             let other = std::thread::scope(|scope| {
                 scope
-                    .spawn(|| among_descriptors(|| Ok(())).map(|()| here()))
+                    .spawn(|| with_fd_cwd(|| Ok(())).map(|()| here()))
                     .join()
                     .expect("it ends")
             });
@@ -83,7 +83,7 @@ mod tests {
         assert!(inside.ends_with("fd"), "{}", inside.display());
         assert_eq!([&before, &before], [&other, &here()]);
 
-        let failed = among_descriptors(|| Err::<(), _>(Error::new("a call", "it", Errno::EIO)));
+        let failed = with_fd_cwd(|| Err::<(), _>(Error::new("a call", "it", Errno::EIO)));
         assert!(failed.expect_err("it fails").is(Errno::EIO));
         assert_eq!(before, here());
     }

@@ -5,7 +5,7 @@
 //! unmapped one would be 65534, and its files could not be copied up (EOVERFLOW).
 //!
 //! Overlay takes layers only from mounts in the mounting process's own namespace, and from detached
-//! mounts since Linux 6.15. For mount(2) and older kernels, the clones are attached in a [`Room`].
+//! mounts since Linux 6.15. For mount(2) and older kernels, the clones are attached in a [`PrivateMountNs`].
 
 use std::os::fd::AsFd;
 use std::path::{Path, PathBuf};
@@ -16,7 +16,7 @@ use parking_lot::Mutex;
 
 use crate::backend::{Error, Result};
 use crate::model::layout::LAYERS;
-use crate::sys::{self, Dir, Errno, IdSwap, MountAttributes, Room};
+use crate::sys::{self, Dir, Errno, IdSwap, MountAttributes, PrivateMountNs};
 
 /// The maximum of clones; each is one kernel mount and two descriptors.
 const KEPT: usize = 64;
@@ -57,7 +57,7 @@ pub(super) struct View {
     owners: Owners,
     root: Dir,
     layers: Dir,
-    attached: Option<(Arc<Room>, u64)>,
+    attached: Option<(Arc<PrivateMountNs>, u64)>,
 }
 
 impl View {
@@ -72,16 +72,16 @@ impl View {
     }
 
     /// The namespace where it is attached, in which its directories can be mounted.
-    pub(super) fn room(&self) -> Option<&Room> {
-        self.attached.as_ref().map(|(room, _)| &**room)
+    pub(super) fn mount_ns(&self) -> Option<&PrivateMountNs> {
+        self.attached.as_ref().map(|(mount_ns, _)| &**mount_ns)
     }
 }
 
 impl Drop for View {
     fn drop(&mut self) {
-        if let Some((room, number)) = &self.attached {
+        if let Some((mount_ns, number)) = &self.attached {
             // A namespace that has ended took its mounts along.
-            let _ = room.release(*number);
+            let _ = mount_ns.release(*number);
         }
     }
 }
@@ -93,25 +93,25 @@ pub(super) struct Views {
     attach: AtomicBool,
     /// Most recently used first.
     made: Mutex<Vec<Arc<View>>>,
-    room: Arc<Room>,
+    mount_ns: Arc<PrivateMountNs>,
     next: AtomicU64,
 }
 
 impl Views {
-    /// `attach`: attach the clones in `room`, for a kernel that takes no detached ones.
-    pub(super) fn new(pool: Dir, room: Room, attach: bool) -> Self {
+    /// `attach`: attach the clones in `mount_ns`, for a kernel that takes no detached ones.
+    pub(super) fn new(pool: Dir, mount_ns: PrivateMountNs, attach: bool) -> Self {
         Self {
             pool,
             attach: AtomicBool::new(attach),
             made: Mutex::default(),
-            room: Arc::new(room),
+            mount_ns: Arc::new(mount_ns),
             next: AtomicU64::new(0),
         }
     }
 
     /// The namespace in which views are attached.
-    pub(super) fn room(&self) -> &Room {
-        &self.room
+    pub(super) fn mount_ns(&self) -> &PrivateMountNs {
+        &self.mount_ns
     }
 
     /// Attaches all views from now on. `false` if that was already so.
@@ -124,8 +124,8 @@ impl Views {
     }
 
     /// The view with these owners. `None` if the pool itself will do, which mount(2) never accepts.
-    pub(super) fn of(&self, owners: Owners, in_room: bool) -> Result<Option<Arc<View>>> {
-        if owners.are_as_they_are() && !in_room {
+    pub(super) fn of(&self, owners: Owners, in_mount_ns: bool) -> Result<Option<Arc<View>>> {
+        if owners.are_as_they_are() && !in_mount_ns {
             return Ok(None);
         }
         // The lock is held while a view is made, so it is made once; others wait 0.3 ms.
@@ -158,8 +158,8 @@ impl Views {
             let mount = clone
                 .try_clone()
                 .map_err(|error| sys::Error::new("fcntl", self.pool.path(), error))?;
-            self.room.attach(mount, number)?;
-            Some((Arc::clone(&self.room), number))
+            self.mount_ns.attach(mount, number)?;
+            Some((Arc::clone(&self.mount_ns), number))
         } else {
             None
         };

@@ -79,7 +79,7 @@ fn first(overlay: &Overlay, pool: &Dir, base: &Dir, lowers: &[&str]) -> Result<(
     let mount = overlay.mount_over(
         &volume,
         "trial",
-        &Lowers::Trial(pool, lowers, false),
+        &Lowers::SelfTest(pool, lowers, false),
         &START,
         false,
     )?;
@@ -197,7 +197,7 @@ fn second(overlay: &Overlay, pool: &Dir, base: &Dir, lowers: &[&str]) -> Result<
     let mount = overlay.mount_over(
         &volume,
         "trial",
-        &Lowers::Trial(pool, lowers, true),
+        &Lowers::SelfTest(pool, lowers, true),
         &START,
         true,
     )?;
@@ -214,7 +214,7 @@ fn second(overlay: &Overlay, pool: &Dir, base: &Dir, lowers: &[&str]) -> Result<
         .try_clone_to_owned()
         .map_err(|error| seen.error("fcntl", "", error))?;
     drop(seen);
-    options_hold(&overlay.views.room().shown_options(mount)?)
+    options_hold(&overlay.views.mount_ns().shown_options(mount)?)
 }
 
 /// Whether the mount has the requested options. The kernel shows no module defaults, so those are

@@ -17,7 +17,7 @@ const OPEN: usize = 32;
 
 /// A walk's position in one tree.
 #[derive(Debug)]
-pub struct Spine {
+pub struct DirStack {
     /// The lowest levels, the current directory last. The root leaves when the walk is deep.
     open: VecDeque<Dir>,
     /// (device, inode) of each level from the root to the current directory.
@@ -27,7 +27,7 @@ pub struct Spine {
     root: PathBuf,
 }
 
-impl Spine {
+impl DirStack {
     /// A walk that begins at `root`.
     pub fn new(root: &Dir) -> sys::Result<Self> {
         let stat = root.stat_self()?;
@@ -132,24 +132,24 @@ mod tests {
     fn a_walk_goes_as_deep_as_it_likes_and_comes_back() {
         let folder = tempfile::tempdir().expect("a temporary folder");
         let root = Dir::open(folder.path()).expect("it opens");
-        let mut spine = Spine::new(&root).expect("spine");
+        let mut stack = DirStack::new(&root).expect("stack");
         for level in 0..OPEN * 4 {
             let name = format!("level-{level}");
-            spine.here().create_dir(&name, 0o700).expect("mkdir");
-            spine.descend(&name).expect("descend");
-            assert!(spine.open.len() <= OPEN);
+            stack.here().create_dir(&name, 0o700).expect("mkdir");
+            stack.descend(&name).expect("descend");
+            assert!(stack.open.len() <= OPEN);
         }
-        let shortened = spine.relative("f");
+        let shortened = stack.relative("f");
         assert!(shortened.starts_with("level-0/level-1/level-2/level-3/…/level-112"));
         assert!(shortened.ends_with("level-127/f"));
         for level in (0..OPEN * 4).rev() {
-            let (name, dir) = spine.ascend().expect("ascend").expect("not the root yet");
+            let (name, dir) = stack.ascend().expect("ascend").expect("not the root yet");
             assert_eq!(name, *format!("level-{level}"));
             drop(dir);
-            spine.here().remove_dir(&name).expect("rmdir");
+            stack.here().remove_dir(&name).expect("rmdir");
         }
-        assert!(spine.ascend().expect("ascend").is_none());
-        assert_eq!(spine.relative("f"), Path::new("f"));
+        assert!(stack.ascend().expect("ascend").is_none());
+        assert_eq!(stack.relative("f"), Path::new("f"));
     }
 
     #[test]
@@ -158,15 +158,15 @@ mod tests {
         let root = Dir::open(folder.path()).expect("it opens");
         root.create_dir("elsewhere", 0o700).expect("mkdir");
         root.create_dir("tree", 0o700).expect("mkdir");
-        let mut spine = Spine::new(&root.open_beneath("tree").expect("tree")).expect("spine");
+        let mut stack = DirStack::new(&root.open_beneath("tree").expect("tree")).expect("stack");
         for _ in 0..=OPEN {
-            spine.here().create_dir("d", 0o700).expect("mkdir");
-            spine.descend("d").expect("descend");
+            stack.here().create_dir("d", 0o700).expect("mkdir");
+            stack.descend("d").expect("descend");
         }
         let moved = root.open_beneath("tree/d").expect("open");
         let to = root.open_beneath("elsewhere").expect("open");
         moved.rename("d", &to, "d").expect("rename");
-        let result = (0..=OPEN).try_for_each(|_| spine.ascend().map(drop));
+        let result = (0..=OPEN).try_for_each(|_| stack.ascend().map(drop));
         assert!(result.expect_err("it was moved").is(Errno::ESTALE));
     }
 }

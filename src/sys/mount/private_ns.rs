@@ -6,7 +6,7 @@
 //! private and ends with the process.
 //!
 //! The thread also has its own root and working directory. In `/proc/self/fd`, a descriptor's
-//! number names a layer: a page of options holds 500 ([`Room::mount_classic`]).
+//! number names a layer: a page of options holds 500 ([`PrivateMountNs::mount_classic`]).
 
 use std::os::fd::{AsFd, OwnedFd};
 use std::sync::mpsc;
@@ -18,14 +18,14 @@ use rustix::mount::{MountAttrFlags, MoveMountFlags, OpenTreeFlags, UnmountFlags}
 use super::context::FsContext;
 use crate::sys::error::{Error, Result};
 
-/// The temporary mount point of [`Room::mount_classic`].
-const STAGE: &str = "/stage";
+/// The temporary mount point of [`PrivateMountNs::mount_classic`].
+const MOUNT_POINT: &str = "/stage";
 
 type Job = Box<dyn FnOnce(&Inside) + Send>;
 
 /// The thread and its namespace. Both end when this is dropped.
 #[derive(Debug)]
-pub struct Room {
+pub struct PrivateMountNs {
     jobs: Option<mpsc::Sender<Job>>,
     thread: Option<std::thread::JoinHandle<()>>,
 }
@@ -43,7 +43,7 @@ pub struct ClassicMount {
     pub read_only: bool,
 }
 
-impl Room {
+impl PrivateMountNs {
     /// Starts the thread. The kernel copies the mount table: about 1 ms per thousand mounts.
     pub fn new() -> Result<Self> {
         let (jobs, queue) = mpsc::channel::<Job>();
@@ -65,12 +65,12 @@ impl Room {
             .map_err(|error| {
                 Error::new("clone", "the thread of the private mount namespace", error)
             })?;
-        let room = Self {
+        let mount_ns = Self {
             jobs: Some(jobs),
             thread: Some(thread),
         };
         started.recv().unwrap_or_else(|_| Err(gone()))?;
-        Ok(room)
+        Ok(mount_ns)
     }
 
     /// Attaches a detached mount until it is released by its number or this is dropped.
@@ -107,7 +107,7 @@ impl Room {
             let flags = MsFlags::MS_NOSUID | MsFlags::MS_NODEV;
             nix::mount::mount(
                 Some(what.source.as_str()),
-                STAGE,
+                MOUNT_POINT,
                 Some(what.filesystem),
                 flags,
                 Some(what.options.as_str()),
@@ -117,13 +117,13 @@ impl Room {
                 if what.read_only {
                     // MS_RDONLY at mount time would make the filesystem and all its mounts
                     // read-only.
-                    change_stage(
+                    change_mount(
                         flags | MsFlags::MS_REMOUNT | MsFlags::MS_BIND | MsFlags::MS_RDONLY,
                     )?;
                 }
-                clone_stage()
+                clone_mount()
             })();
-            unmount(STAGE)?;
+            unmount(MOUNT_POINT)?;
             clone
         })
     }
@@ -132,16 +132,16 @@ impl Room {
     /// mount. Replaces `mount_setattr` before Linux 5.12.
     pub fn confined(&self, mount: OwnedFd, read_only: bool) -> Result<OwnedFd> {
         self.run(move |_| {
-            attach_at(&mount, STAGE)?;
+            attach_at(&mount, MOUNT_POINT)?;
             let clone = (|| {
                 let mut flags = MsFlags::MS_REMOUNT | MsFlags::MS_BIND;
                 flags |= MsFlags::MS_NOSUID | MsFlags::MS_NODEV;
                 flags.set(MsFlags::MS_RDONLY, read_only);
-                change_stage(MsFlags::MS_PRIVATE)?;
-                change_stage(flags)?;
-                clone_stage()
+                change_mount(MsFlags::MS_PRIVATE)?;
+                change_mount(flags)?;
+                clone_mount()
             })();
-            unmount(STAGE)?;
+            unmount(MOUNT_POINT)?;
             clone
         })
     }
@@ -149,13 +149,15 @@ impl Room {
     /// The filesystem options that the mount table shows for a detached mount. Consumes the mount.
     pub fn shown_options(&self, mount: OwnedFd) -> Result<String> {
         self.run(move |inside| {
-            attach_at(&mount, STAGE)?;
+            attach_at(&mount, MOUNT_POINT)?;
             let table = inside.mount_table();
-            unmount(STAGE)?;
+            unmount(MOUNT_POINT)?;
             let table = table?;
-            let line = table
-                .lines()
-                .find(|line| line.split(' ').nth(4).is_some_and(|point| point == STAGE));
+            let line = table.lines().find(|line| {
+                line.split(' ')
+                    .nth(4)
+                    .is_some_and(|point| point == MOUNT_POINT)
+            });
             let options = line.and_then(|line| line.rsplit(' ').next());
             Ok(options.unwrap_or_default().to_owned())
         })
@@ -175,7 +177,7 @@ impl Room {
     }
 }
 
-impl Drop for Room {
+impl Drop for PrivateMountNs {
     fn drop(&mut self) {
         drop(self.jobs.take());
         if let Some(thread) = self.thread.take() {
@@ -204,15 +206,15 @@ fn attach_at(mount: &OwnedFd, place: &str) -> Result<()> {
         .map_err(|errno| Error::new("move_mount", place, errno))
 }
 
-fn change_stage(flags: MsFlags) -> Result<()> {
-    nix::mount::mount(None::<&str>, STAGE, None::<&str>, flags, None::<&str>)
-        .map_err(|errno| Error::new("mount", STAGE, errno))
+fn change_mount(flags: MsFlags) -> Result<()> {
+    nix::mount::mount(None::<&str>, MOUNT_POINT, None::<&str>, flags, None::<&str>)
+        .map_err(|errno| Error::new("mount", MOUNT_POINT, errno))
 }
 
-fn clone_stage() -> Result<OwnedFd> {
+fn clone_mount() -> Result<OwnedFd> {
     let flags = OpenTreeFlags::OPEN_TREE_CLONE | OpenTreeFlags::OPEN_TREE_CLOEXEC;
-    rustix::mount::open_tree(rustix::fs::CWD, STAGE, flags)
-        .map_err(|errno| Error::new("open_tree", STAGE, errno))
+    rustix::mount::open_tree(rustix::fs::CWD, MOUNT_POINT, flags)
+        .map_err(|errno| Error::new("open_tree", MOUNT_POINT, errno))
 }
 
 fn unmount(place: &str) -> Result<()> {
@@ -259,7 +261,7 @@ impl Inside {
         // mounts. A namespace that kept copies of published volumes' mounts would keep them busy.
         rustix::process::pivot_root(".", ".").map_err(failed("pivot_root"))?;
         rustix::mount::unmount(".", UnmountFlags::DETACH).map_err(failed("umount2"))?;
-        rustix::fs::mkdir(STAGE, Mode::from_raw_mode(0o700)).map_err(failed("mkdir"))?;
+        rustix::fs::mkdir(MOUNT_POINT, Mode::from_raw_mode(0o700)).map_err(failed("mkdir"))?;
         rustix::process::fchdir(&descriptors).map_err(failed("fchdir"))?;
         Ok(Self { proc })
     }

@@ -12,17 +12,17 @@ const GROUP_BITS: u32 = 0o2070;
 
 /// Mode and owner of a root directory.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub(super) struct Look {
+pub(super) struct RootAttrs {
     pub(super) mode: u32,
     pub(super) uid: u32,
     pub(super) gid: u32,
 }
 
-impl Look {
+impl RootAttrs {
     /// The requested attributes, on top of those of the parent's sealed root. On disk a fork keeps
     /// its owner, because its mount swaps owners; only the pod's fsGroup is set.
     pub(super) fn of(root: &RootAttributes, sealed: Option<&Stat>) -> Self {
-        let mut look = match sealed {
+        let mut attrs = match sealed {
             Some(sealed) => Self {
                 mode: Self::mode_of(sealed),
                 uid: sealed.st_uid,
@@ -35,13 +35,13 @@ impl Look {
             },
         };
         if let Some(mode) = root.mode {
-            look.mode = mode & PERMISSION_BITS;
+            attrs.mode = mode & PERMISSION_BITS;
         }
         if let (None, Some(group)) = (root.gid, root.mount_group) {
-            look.gid = group;
-            look.mode |= GROUP_BITS;
+            attrs.gid = group;
+            attrs.mode |= GROUP_BITS;
         }
-        look
+        attrs
     }
 
     /// The directory's present attributes.

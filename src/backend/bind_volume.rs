@@ -6,7 +6,7 @@
 use std::os::fd::{AsFd, OwnedFd};
 use std::path::{Path, PathBuf};
 
-use crate::backend::look::Look;
+use crate::backend::root_attrs::RootAttrs;
 use crate::backend::{Error, Result, Start};
 use crate::model::layout::{FS, VOLUMES};
 use crate::model::{RootAttributes, VolumeId};
@@ -18,14 +18,14 @@ pub(super) const FS_NEW: &str = "fs.new";
 /// Sets the requested attributes on a new root. A fork's owner on disk stays; the mount swaps it.
 pub(super) fn apply_root(fs: &Dir, root: &RootAttributes, is_fork: bool) -> Result<()> {
     let mut found = fs.stat_self()?;
-    let look = Look::of(root, is_fork.then_some(&found));
-    if (found.st_uid, found.st_gid) != (look.uid, look.gid) {
-        fs.set_owner(Some(look.uid), Some(look.gid))?;
+    let attrs = RootAttrs::of(root, is_fork.then_some(&found));
+    if (found.st_uid, found.st_gid) != (attrs.uid, attrs.gid) {
+        fs.set_owner(Some(attrs.uid), Some(attrs.gid))?;
         // chown(2) may have cleared set-id bits.
         found = fs.stat_self()?;
     }
-    if look.mode != Look::mode_of(&found) {
-        fs.set_mode(look.mode)?;
+    if attrs.mode != RootAttrs::mode_of(&found) {
+        fs.set_mode(attrs.mode)?;
     }
     Ok(())
 }
@@ -73,12 +73,12 @@ pub(super) fn mount(
 
 /// The pool's device and root as the kernel's mount table names them.
 #[derive(Debug)]
-pub(super) struct Place {
+pub(super) struct PoolRoot {
     device: (u32, u32),
     root: PathBuf,
 }
 
-impl Place {
+impl PoolRoot {
     /// Reads the mount table once.
     pub(super) fn of(pool: &Dir) -> Result<Self> {
         use std::os::fd::AsRawFd;
