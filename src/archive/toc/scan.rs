@@ -1,4 +1,5 @@
-//! Making the table of a layer: one walk that reads all content.
+//! Making the table of a layer: one walk that reads all content and writes an entry for each name.
+//! The form of an entry is in `row`; how a tree is walked safely is in `walk`.
 
 use std::fs::File;
 use std::io::{BufWriter, Seek, SeekFrom, Write};

@@ -1,4 +1,5 @@
-//! A holder: what is wanted of a layer, as frames.
+//! A holder: what is wanted of a layer, as frames. How frames are divided is decided here.
+//! The bytes around a frame are `record`'s, and where they go is the caller's business.
 
 use std::io::Write;
 use std::sync::Arc;
