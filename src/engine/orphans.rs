@@ -14,11 +14,12 @@ use super::state::State;
 use crate::model::{LayerId, VolumeId};
 use crate::sys::{Dir, MountEntry};
 
-/// How long after the first question the kernel is asked again: of a process that was killed it puts away the mounts a moment after
-/// that is gone. Each time it is twice as long …
+/// The first pause between two questions to the kernel; each next one is twice as long. The kernel
+/// unmounts what a killed process had open a moment after the process is gone: 30 to 60 ms, and more
+/// on a busy machine.
 const FIRST_LOOK: Duration = Duration::from_millis(2);
-/// … for so long in all.
-const PATIENCE: Duration = Duration::from_millis(500);
+/// How long a start asks in all. Then it takes the volumes for used, until the next start.
+const PATIENCE: Duration = Duration::from_secs(3);
 
 /// Where such a directory lies.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]

@@ -326,7 +326,7 @@ impl Pauses {
                 driver,
                 error = why,
                 "kubelet did not register the driver, and the API server, which it needs for that, does not answer here either; \
-                 the driver is offered again when the API server answers"
+                 the driver is offered again when that server is back"
             );
         }
     }

@@ -221,7 +221,7 @@ impl Act {
                 calls = vec![
                     publish_also(place, "maker", &output, &second),
                     Call::Unpublish {
-                        volume: "maker".to_owned(),
+                        volume: place.id("maker"),
                         target: second,
                     },
                 ];
@@ -374,7 +374,13 @@ fn ask_until_mounted_beforehand(place: &Place, on: &mut Connection, pairs: &[(&s
         assert!(began.elapsed() < TO_THE_POINT, "none is mounted beforehand");
         let volume = format!("asked-{number}");
         on.must(&publish(place, &volume, pairs));
-        let record = fs::read(place.pool.join("volumes").join(&volume).join("volume.json"));
+        let record = fs::read(
+            place
+                .pool
+                .join("volumes")
+                .join(place.id(&volume))
+                .join("volume.json"),
+        );
         let record: Value = serde_json::from_slice(&record.expect("a record")).expect("JSON");
         on.must(&unpublish(place, &volume));
         if number >= OFTEN && !record["mountedAs"].is_null() {

@@ -27,7 +27,7 @@ fn arm(on: &mut Connection, point: &str) {
 /// Where the volume of a promised seal lies, found by whose it is.
 fn pending(place: &Place, volume: &str) -> PathBuf {
     let pending = place.pool.join("pending");
-    let is_its = |name: &String| record(&pending.join(name))["id"] == volume;
+    let is_its = |name: &String| record(&pending.join(name))["id"] == place.id(volume);
     let name = entries(&pending).into_iter().find(is_its);
     pending.join(name.expect("it is pending"))
 }
@@ -125,10 +125,10 @@ fn after_a_reboot_on_btrfs_too() {
     comes_back_after_a_reboot(&Place::new(require_lab!(Fs::Btrfs), BTRFS));
 }
 
-fn state_of(on: &mut Connection, volume: &str) -> Option<String> {
+fn state_of(place: &Place, on: &mut Connection, volume: &str) -> Option<String> {
     let rows = on.must(&Call::Volumes);
     let rows = rows.as_array().expect("rows");
-    let row = rows.iter().find(|row| row["id"] == volume)?;
+    let row = rows.iter().find(|row| row["id"] == place.id(volume))?;
     Some(row["state"].as_str().expect("a state").to_owned())
 }
 
@@ -160,7 +160,7 @@ fn what_is_held_open_over_a_restart_is_sealed_when_it_is_let_go_and_as_it_is_the
     let mut driver = place.start(None);
     let mut on = driver.connect().expect("it starts");
     until("in use", || {
-        state_of(&mut on, "held").as_deref() == Some("InUse")
+        state_of(&place, &mut on, "held").as_deref() == Some("InUse")
     });
     file.write_all(b"after the restart").expect("it is a pod's");
     assert_eq!(names(&on.must(&Call::Artifacts)), [""; 0], "not sealed yet");
@@ -252,7 +252,7 @@ fn a_volume_at_two_targets_stays_at_the_one_it_has_not_left() {
     on.must(&publish_also(&place, "both", &output, &target));
     assert_no_findings(&mut on);
     let leave = Call::Unpublish {
-        volume: "both".to_owned(),
+        volume: place.id("both"),
         target,
     };
     on.must(&leave);

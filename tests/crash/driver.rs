@@ -102,6 +102,9 @@ pub(crate) struct Died;
 /// An answer: what the engine said, or why it did not.
 pub(crate) type Answer = Result<Value, String>;
 
+/// How many places this process has made.
+static PLACES: AtomicU32 = AtomicU32::new(0);
+
 /// A pool to run processes on, and a place for targets.
 #[derive(Debug)]
 pub(crate) struct Place {
@@ -114,6 +117,8 @@ pub(crate) struct Place {
     logs: PathBuf,
     run: PathBuf,
     next: AtomicU32,
+    /// Which of the places of this process it is.
+    number: u32,
 }
 
 impl Place {
@@ -131,12 +136,19 @@ impl Place {
             logs,
             run,
             next: AtomicU32::new(0),
+            number: PLACES.fetch_add(1, Ordering::Relaxed),
         }
     }
 
     /// A name for messages.
     pub(crate) fn name(&self) -> String {
         format!("{} on {}", self.way.backend, self.lab.fs().name())
+    }
+
+    /// The id of a volume that the tests call `volume`. The driver finds a mount of a volume by its
+    /// id, and the mounts of all tests that run at the same time are in one mount table.
+    pub(crate) fn id(&self, volume: &str) -> String {
+        format!("{volume}-{}", self.number)
     }
 
     pub(crate) fn target(&self, volume: &str) -> PathBuf {

@@ -226,7 +226,11 @@ fn what_a_disk_lost_is_acted_upon_by_whoever_lives_long_enough() {
             .and_then(|file| file.sync_all())
             .expect("sync");
         rustix::fs::syncfs(fs::File::open(place.lab.path()).expect("open")).expect("syncfs");
-        let lies_at = place.pool.join("volumes/older/top/file");
+        let lies_at = place
+            .pool
+            .join("volumes")
+            .join(place.id("older"))
+            .join("top/file");
         let broken = disk.breaks_at(&lies_at);
         arm(&mut on, point);
         // Where it lies: another place is not broken.

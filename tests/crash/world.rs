@@ -44,7 +44,7 @@ pub(crate) fn pod_of(volume: &str) -> String {
 pub(crate) fn publish(place: &Place, volume: &str, pairs: &[(&str, &str)]) -> Call {
     Call::Publish {
         pod: pod_of(volume),
-        volume: volume.to_owned(),
+        volume: place.id(volume),
         target: place.target(volume),
         attributes: attributes(pairs),
         shared: false,
@@ -63,7 +63,7 @@ pub(crate) fn publish_also(place: &Place, volume: &str, pairs: &[(&str, &str)], 
 
 pub(crate) fn unpublish(place: &Place, volume: &str) -> Call {
     Call::Unpublish {
-        volume: volume.to_owned(),
+        volume: place.id(volume),
         target: place.target(volume),
     }
 }

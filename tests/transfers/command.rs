@@ -281,7 +281,7 @@ async fn what_cannot_be_done_is_said_and_leaves_nothing() {
 
     let (code, said) = driver.failure(&["export", "artifact/none", "-n", "ci"]);
     assert!(
-        code == 1 && said.contains("is called artifact/none"),
+        code == 1 && said.contains("has the name or id artifact/none"),
         "{said}"
     );
     // A file is not replaced without a word, and nothing but it is there afterwards.

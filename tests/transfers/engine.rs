@@ -414,7 +414,14 @@ async fn a_full_disk_says_so_and_keeps_nothing() {
             "{ground:?}: {refused:?}"
         );
         assert_left(&bench, 0, "a full disk").await;
-        eventually("the space is back", || bytes(free()) + 4 * MIB > before).await;
+        eventually(
+            &format!(
+                "{ground:?}: the space of {before} is back, {} free",
+                bytes(free())
+            ),
+            || bytes(free()) + 4 * MIB > before,
+        )
+        .await;
         if ground.1 == Fs::Btrfs {
             // It gives the space of what goes back with a later transaction, up to 30 s after: an
             // import does not wait that long, and can be tried again.
