@@ -52,6 +52,7 @@ pub struct Figures {
     /// Resource caches, task caches.
     caches: [u64; 2],
     seals_pending: u64,
+    damaged: u64,
     bytes: u64,
     bytes_available: u64,
     inodes: u64,
@@ -101,6 +102,11 @@ impl Figures {
                 "seals_pending",
                 "Volumes whose seal is promised and not yet durable",
                 self.seals_pending,
+            ),
+            (
+                "damaged_volumes",
+                "Volumes with damaged records that may be in use, counted at the start",
+                self.damaged,
             ),
             (
                 "pool_capacity_bytes",
@@ -171,5 +177,6 @@ pub(super) fn figures(inner: &Arc<Inner>) -> Result<Figures> {
         .values()
         .filter(|leaving| leaving.goal != Goal::Discard);
     figures.seals_pending = u64::try_from(pending.count()).unwrap_or(u64::MAX);
+    figures.damaged = u64::try_from(state.kept).unwrap_or(u64::MAX);
     Ok(figures)
 }
