@@ -12,8 +12,8 @@ use std::task::{Context, Poll, Wake, Waker};
 use std::thread::Thread;
 use std::time::Duration;
 
-use crate::server::Drain;
 use futures_util::{Stream, stream};
+use tokio::runtime::Handle;
 use tokio::sync::mpsc;
 use tonic::{Status, Streaming};
 
@@ -22,7 +22,7 @@ use crate::archive::{Codec, Progress};
 use crate::engine::{Engine, Exported, ImportRequest, Imported, Source, View};
 use crate::model::{Reference, Sha256, Tenant};
 use crate::proto::admin::v1 as admin;
-use crate::server::Rpc;
+use crate::server::{Drain, Rpc};
 
 /// How many bytes go in one message.
 const CHUNK: usize = 128 << 10;
@@ -103,18 +103,24 @@ pub(super) async fn export(
     };
     // There is space for the first of them.
     let _sent = sender.try_send(Ok(head));
-    let engine = engine.clone();
+    let (engine, ended) = (engine.clone(), ending.clone());
     tokio::spawn(async move {
+        let ending = ended;
         let progress = Arc::new(Progress::default());
         let out = Parts {
             sender: sender.clone(),
             progress: progress.clone(),
             buffer: Vec::with_capacity(CHUNK),
+            ending: ending.clone(),
+            runtime: Handle::current(),
         };
         let packed = engine.pack(export, codec, out, progress).await;
         let last = packed.map(end_of_export).map_err(|error| failed(&error));
         // A caller that is gone needs no answer.
-        let _sent = sender.send(last).await;
+        tokio::select! {
+            _sent = sender.send(last) => {}
+            () = ending.closing() => {}
+        }
     });
     Ok(answers(parts, ending))
 }
@@ -144,6 +150,8 @@ struct Parts {
     sender: Sender<admin::ExportPart>,
     progress: Arc<Progress>,
     buffer: Vec<u8>,
+    ending: Drain,
+    runtime: Handle,
 }
 
 impl Parts {
@@ -155,8 +163,17 @@ impl Parts {
             entries: self.progress.entries(),
             ..admin::ExportPart::default()
         };
-        let sent = self.sender.blocking_send(Ok(part));
-        sent.map_err(|_| io::Error::new(ErrorKind::BrokenPipe, "the caller is gone"))
+        // A caller that takes nothing more must not hold the end of the driver up.
+        let sent = self.runtime.block_on(async {
+            tokio::select! {
+                sent = self.sender.send(Ok(part)) => sent.is_ok(),
+                () = self.ending.closing() => false,
+            }
+        });
+        if sent {
+            return Ok(());
+        }
+        Err(io::Error::new(ErrorKind::BrokenPipe, "the caller is gone"))
     }
 }
 

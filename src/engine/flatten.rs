@@ -341,7 +341,7 @@ fn merge(
 ) -> Result<bool> {
     let (newest, rest) = stack.split_at(count);
     let (merged, usage) = make(inner, newest, rest, &mut pins, stop)?;
-    // VolumeEntry until the index names it. SnapshotSet before the collector: no caller is to wait for the disk there.
+    // Held until the index names it. Taken before the collector: no caller is to wait for the disk there.
     let syncing = inner.syncing.lock();
     if let Err(error) = inner.sync(&syncing) {
         throw_away(inner, merged)?;

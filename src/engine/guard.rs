@@ -8,6 +8,7 @@ use tokio::time::Instant;
 
 use super::error::{Error, Result};
 use super::shared::Inner;
+use super::state::State;
 use crate::model::VolumeId;
 
 /// How long an operation waits in all for what nobody asks for: chores of the driver, and the descriptors of earlier mounts being
@@ -34,8 +35,11 @@ impl Guard {
         volume: &VolumeId,
         until: Instant,
     ) -> Result<Self> {
-        inner.refuse_degraded()?;
-        Self::take_to_leave(inner, volume, until).await
+        Self::hold(inner, volume, until, |state| {
+            let degraded = state.degraded.clone();
+            degraded.map_or(Ok(()), |why| Err(Error::Degraded(why)))
+        })
+        .await
     }
 
     /// Another caller's operation is told at once (`Busy`); a chore of the driver's own, of which no caller knows, is waited for.
@@ -44,9 +48,24 @@ impl Guard {
         volume: &VolumeId,
         until: Instant,
     ) -> Result<Self> {
-        let taken = inner.when(|state| match state.begin(volume) {
-            Err(Error::Busy(_)) if state.chores.contains(volume) => None,
-            answer => Some(answer.map(|()| Self::begun(inner, volume))),
+        Self::hold(inner, volume, until, |_| Ok(())).await
+    }
+
+    /// `may_begin` is asked under the lock under which the operation begins.
+    async fn hold(
+        inner: &Arc<Inner>,
+        volume: &VolumeId,
+        until: Instant,
+        may_begin: impl Fn(&State) -> Result<()>,
+    ) -> Result<Self> {
+        let taken = inner.when(|state| {
+            if let Err(error) = may_begin(state) {
+                return Some(Err(error));
+            }
+            match state.begin(volume) {
+                Err(Error::Busy(_)) if state.chores.contains(volume) => None,
+                answer => Some(answer.map(|()| Self::begun(inner, volume))),
+            }
         });
         let taken = tokio::time::timeout_at(until, taken).await;
         taken.unwrap_or_else(|_| Err(Error::Busy(volume.clone())))

@@ -11,10 +11,10 @@
 //!   index may know better (reaping, destroying, what is measured or merged). A comparison takes it
 //!   while it reads memory and the names of layers. Never held across a walk.
 //! - One writer of names at a time, from the look at the names in memory to the index: what is written last is what is
-//!   known last. SnapshotSet after the collector, before the state.
+//!   known last. Taken after the collector, before the state.
 //! - One over the spares, a list; never held across a system call, and no other is taken under it.
 //! - One who syncs at a time, until the index names what was synced: the kernel tells of a failure once, to whoever asks
-//!   first. SnapshotSet before the collector and the names.
+//!   first. Taken before the collector and the names.
 //!
 //! # Threads
 //!
@@ -351,7 +351,7 @@ impl Engine {
     }
 
     /// Waits until every volume that left is sealed durably or gone, but for those whose outcome is not known or whose
-    /// files somebody holds open. A degraded engine settles nothing more.
+    /// files a process holds open. An engine that is degraded or closing settles nothing more.
     pub async fn settled(&self) {
         loop {
             let changed = self.inner.changed.notified();
@@ -361,7 +361,7 @@ impl Engine {
                 let state = self.inner.state.lock();
                 let mut leaving = state.leaving.values();
                 let seals = leaving.any(|leaving| leaving.state == VolumeState::Sealing);
-                state.degraded.is_none() && seals
+                seals && !self.inner.stop.is_cancelled()
             };
             if !moving {
                 return;

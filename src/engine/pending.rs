@@ -47,7 +47,10 @@ pub(super) fn trash_pending(inner: &Inner, key: LayerId) -> Result<()> {
 
 /// What lies in `pending/` is promised; what lies in the trash is not.
 pub(super) fn unpromise(inner: &Inner, key: LayerId) -> Result<()> {
-    let thrown = inner.throw_away_if_there(&inner.dirs.pending, key.to_string().as_ref());
+    // A directory may need a block for one more name.
+    let name = key.to_string();
+    let throw_away = || inner.throw_away_if_there(&inner.dirs.pending, name.as_ref());
+    let thrown = inner.with_reserve(throw_away);
     thrown.doing("throw the volume away")
 }
 

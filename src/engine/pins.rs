@@ -1,6 +1,6 @@
 //! Pins: layers that an operation needs to stay where they are, though nothing that is known may refer to them.
 //!
-//! SnapshotSet under the lock under which the layers were found; given back in `Drop`.
+//! Taken under the lock under which the layers were found; given back in `Drop`.
 
 use std::sync::Arc;
 

@@ -190,6 +190,9 @@ fn decide(
     if state.closing {
         return Err(Error::ShuttingDown);
     }
+    if let Some(why) = &state.degraded {
+        return Err(Error::Degraded(why.clone()));
+    }
     if state.volumes.contains_key(&request.volume) {
         return Ok(Decision::Planned(None));
     }

@@ -17,6 +17,7 @@ use super::crash::{Point, point};
 use super::error::{Doing, Error, Result};
 use super::layers::trash_unreferenced;
 use super::measure::measure_layers;
+use super::pins::Pins;
 use super::shared::{Inner, SHARE};
 use super::space::{above, evictable, excess, is_nearly_full};
 use super::state::State;
@@ -265,7 +266,7 @@ fn empty_trash(inner: &Inner, round: &mut Round) -> bool {
 }
 
 /// Artifacts that expired, or whose name moved on.
-fn collect_garbage(inner: &Inner) -> Result<usize> {
+fn collect_garbage(inner: &Arc<Inner>) -> Result<usize> {
     let now = inner.clock.now();
     let in_use = inner.state.lock().artifacts_in_use();
     let mut gone = Vec::new();
@@ -282,7 +283,7 @@ fn collect_garbage(inner: &Inner) -> Result<usize> {
 
 /// Evicts until the pool is below its low watermark, if it is above the high one or a call found no room; and on, until there is what
 /// the call needs. Nothing goes for a call that needs more than there would be if all went.
-fn make_room(inner: &Inner) -> Result<usize> {
+fn make_room(inner: &Arc<Inner>) -> Result<usize> {
     let asked = std::mem::take(&mut *inner.asked.lock());
     let space = inner.dirs.root.space().doing("ask for the pool's room")?;
     let space = with_what_comes(inner, space);
@@ -358,8 +359,10 @@ fn make_room(inner: &Inner) -> Result<usize> {
             "the pool is nearly full, and everything in it is in use"
         );
     }
-    measure_what_goes(inner, &gone);
-    let removed = remove(inner, &gone)?;
+    let measured = measure_what_goes(inner, &gone);
+    let removed = remove(inner, &gone);
+    forget_sizes(inner, &measured);
+    let removed = removed?;
     inner.counters.evicted(removed.artifacts, removed.bytes);
     Ok(removed.artifacts)
 }
@@ -367,7 +370,7 @@ fn make_room(inner: &Inner) -> Result<usize> {
 /// Measures the layers of artifacts that are evicted before their turn to be measured, so that the
 /// counters tell what came free. A tenant decides how long a walk takes, and callers wait for space:
 /// layers that take longer than [`SLICE`] together count as nothing.
-fn measure_what_goes(inner: &Inner, ids: &[ArtifactId]) {
+fn measure_what_goes(inner: &Inner, ids: &[ArtifactId]) -> Vec<LayerId> {
     let unmeasured: HashSet<LayerId> = {
         let state = inner.state.lock();
         let going = ids.iter().filter_map(|id| state.artifacts.get(id));
@@ -376,6 +379,7 @@ fn measure_what_goes(inner: &Inner, ids: &[ArtifactId]) {
             .filter(|layer| !state.usage.contains_key(layer))
             .collect()
     };
+    let mut measured = Vec::new();
     let patience = inner.patience_of(SLICE);
     for layer in unmeasured {
         let dir = inner.dirs.layers.open_beneath(layer.to_string());
@@ -383,6 +387,19 @@ fn measure_what_goes(inner: &Inner, ids: &[ArtifactId]) {
             && let Ok(usage) = usage
         {
             inner.state.lock().usage.insert(layer, usage);
+            measured.push(layer);
+        }
+    }
+    measured
+}
+
+/// Forgets the sizes of layers that stay: the walk that measures them also confirms them, and tells
+/// the index.
+fn forget_sizes(inner: &Inner, measured: &[LayerId]) {
+    let mut state = inner.state.lock();
+    for layer in measured {
+        if state.is_stacked(layer) {
+            state.usage.remove(layer);
         }
     }
 }
@@ -409,21 +426,24 @@ struct Removed {
 }
 
 /// Removes artifacts: from sight, then from the index, then their layers from their place.
-fn remove(inner: &Inner, ids: &[ArtifactId]) -> Result<Removed> {
-    let removed: Vec<(Artifact, bool)> = {
+fn remove(inner: &Arc<Inner>, ids: &[ArtifactId]) -> Result<Removed> {
+    // The layers stay in their place while the index may name them.
+    let mut pins = Pins::none(inner);
+    let (removed, layers) = {
         let mut state = inner.state.lock();
         // Asked again under the lock: a fork may have been made since the choice.
         let in_use = state.artifacts_in_use();
         let free = ids.iter().filter(|id| !in_use.contains(id));
-        free.filter_map(|id| state.take_out(*id)).collect()
+        let removed: Vec<(Artifact, bool)> = free.filter_map(|id| state.take_out(*id)).collect();
+        let layers = removed.iter().flat_map(|(artifact, _)| &artifact.layers);
+        let layers: Vec<LayerId> = state.unreferenced(layers).into_iter().collect();
+        pins.add(&mut state, &layers);
+        (removed, layers)
     };
     if removed.is_empty() {
         return Ok(Removed::default());
     }
     let artifacts = || removed.iter().map(|(artifact, _)| artifact);
-    let layers = artifacts().flat_map(|artifact| &artifact.layers);
-    let layers = inner.state.lock().unreferenced(layers);
-    let layers: Vec<LayerId> = layers.into_iter().collect();
     flatten::stop_merging(inner, artifacts().flat_map(|artifact| &artifact.layers));
     let mut changes = Vec::new();
     let named_as_indexed = inner.naming.lock();
@@ -451,6 +471,7 @@ fn remove(inner: &Inner, ids: &[ArtifactId]) -> Result<Removed> {
     for artifact in artifacts() {
         tracing::info!(artifact.id = %artifact.id, name = %artifact.name(), "artifact deleted");
     }
+    drop(pins);
     let bytes = trash_unreferenced(inner, &layers);
     inner.counters.freed(bytes);
     Ok(Removed {
@@ -494,7 +515,7 @@ pub(super) async fn destroy(inner: &Arc<Inner>, name: Name) -> Result<()> {
 }
 
 /// Deletes what has this name; `false` when by now that is content which is not durable.
-fn destroy_now(inner: &Inner, name: Name) -> Result<bool> {
+fn destroy_now(inner: &Arc<Inner>, name: Name) -> Result<bool> {
     let _one_at_a_time = inner.collector.lock();
     let named_as_indexed = inner.naming.lock();
     let id = {

@@ -122,7 +122,7 @@ pub(super) struct Inner {
     pub(super) backend: Arc<dyn Backend>,
     pub(super) index: Index,
     pub(super) counters: Counters,
-    /// VolumeEntry by who tries whether the disk answers.
+    /// Held by who tries whether the disk answers.
     pub(super) looking: Arc<tokio::sync::Mutex<()>>,
     pub(super) clock: Clock,
     pub(super) state: Mutex<State>,
@@ -158,7 +158,7 @@ pub(super) struct Inner {
     pub(super) slow: Setbacks<LayerId>,
     /// Layers that could not be confirmed or measured.
     pub(super) unmeasured: Setbacks<LayerId>,
-    /// VolumeEntry by the one seal that copies for another time, since it found no room.
+    /// Held by the one seal that copies for another time, since it found no room.
     pub(super) copying: tokio::sync::Mutex<()>,
     /// Of calls that found no room, how many bytes each needs at once; 0: some blocks, or nobody knows.
     pub(super) asked: Mutex<Vec<u64>>,
@@ -168,7 +168,7 @@ pub(super) struct Inner {
     pub(super) confirmed: AtomicBool,
     pub(super) collector: Mutex<()>,
     pub(super) naming: Mutex<()>,
-    /// VolumeEntry from a `syncfs` until the index names what it made durable.
+    /// Held from a `syncfs` until the index names what it made durable.
     pub(super) syncing: Mutex<()>,
     pub(super) stop: CancellationToken,
     /// The engine was degraded, and the next start would not be.

@@ -175,18 +175,19 @@ impl Drop for Scratch {
     }
 }
 
-/// Opens the content.
+/// Opens the content. Not on the threads of transfers, which may all wait for their callers: a
+/// volume is held meanwhile.
 pub(in crate::engine) async fn open(inner: &Arc<Inner>, source: Source) -> Result<Export> {
     let engine = inner.clone();
     let opened = match source {
-        Source::Artifact(id) => inner.transfers.run(move || open_artifact(&engine, id)),
+        Source::Artifact(id) => inner.calls.run(move || open_artifact(&engine, id)),
         Source::Volume(id) => {
             let guard = Guard::take(inner, &id, guard::deadline()).await?;
             let opened = move || {
                 let _one_at_a_time = guard;
                 open_volume(&engine, &id)
             };
-            return inner.transfers.run(opened).await?;
+            return inner.calls.run(opened).await?;
         }
     };
     let opened = opened.await?;

@@ -81,7 +81,10 @@ pub(in crate::engine) async fn import(
     let engine = inner.clone();
     let job = move || {
         let imported = import_now(&engine, &request, input, &progress);
-        engine.ask_for_room_after(&imported);
+        if let Err(Error::Full(_)) = imported {
+            // The space that it needed was asked for while it ran.
+            engine.ask_for_room(0);
+        }
         imported
     };
     inner.transfers.run(job).await?
