@@ -154,10 +154,11 @@ impl FromIterator<Artifact> for Artifacts {
 }
 
 #[cfg(test)]
-mod tests {
+pub(super) mod tests {
     use super::*;
 
-    fn made(id: u128, layers: &[u128]) -> Artifact {
+    /// An artifact of these layers.
+    pub(in crate::engine) fn made(id: u128, layers: &[u128]) -> Artifact {
         Artifact {
             id: ArtifactId::from_bits(id),
             tenant: "ci".parse().expect("label"),

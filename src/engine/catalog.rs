@@ -160,22 +160,8 @@ mod tests {
     use super::*;
     use crate::backend::BackendKind;
     use crate::engine::artifacts::Artifacts;
+    use crate::engine::artifacts::tests::made;
     use crate::engine::{Config, Engine};
-    use crate::model::{Artifact, ArtifactId, LayerId, Timestamp};
-
-    fn made(id: u128, layers: &[u128]) -> Artifact {
-        Artifact {
-            id: ArtifactId::from_bits(id),
-            tenant: "ci".parse().expect("label"),
-            reference: "task-cache/k".parse().expect("reference"),
-            layers: layers.iter().copied().map(LayerId::from_bits).collect(),
-            created: Timestamp(1),
-            ttl_seconds: None,
-            last_used: Timestamp(1),
-            made_by: None,
-            digests: crate::model::Digests::default(),
-        }
-    }
 
     #[tokio::test]
     async fn a_walk_sees_every_artifact_once() {

@@ -10,7 +10,7 @@ use super::fsck_input::{Moving, Named, Places};
 use super::pool_scan::{Read, entries, names, needs_index, read};
 use super::shared::Inner;
 use super::types::Finding;
-use crate::model::{ArtifactId, LayerId, layout};
+use crate::model::{ArtifactId, LayerId, VolumeRecord, layout};
 use crate::store::{self, Contents, Index, PoolView};
 use crate::sys::{self, Dir, MountEntry};
 
@@ -232,6 +232,34 @@ fn check_confirmed(
     Ok(())
 }
 
+/// The record of a volume, if it is readable and of this boot. Anything else is a finding.
+fn record_of_this_boot(
+    found: Result<Option<Read>>,
+    path: &Path,
+    boot: &str,
+    findings: &mut Findings<'_>,
+) -> Result<Option<VolumeRecord>> {
+    let Some(found) = findings.at(path, found)?.flatten() else {
+        return Ok(None);
+    };
+    let Read::Record(record) = found else {
+        findings.push(stray(path.to_owned()));
+        return Ok(None);
+    };
+    match *record {
+        Err(error) => {
+            findings.push(finding("unreadable-volume", path, error.to_string()));
+            Ok(None)
+        }
+        Ok(record) if record.boot != boot => {
+            let detail = "it is of another boot; the next start removes it";
+            findings.push(finding("stale-volume", path, detail));
+            Ok(None)
+        }
+        Ok(record) => Ok(Some(record)),
+    }
+}
+
 /// Volumes without a record that counts, and volumes whose mount is gone.
 fn check_volumes(
     volumes: Option<&Dir>,
@@ -249,32 +277,17 @@ fn check_volumes(
             continue;
         }
         let path = below(layout::VOLUMES, &name);
-        let Some(found) = findings.at(&path, read(volumes, &name))?.flatten() else {
+        let found = read(volumes, &name);
+        let Some(record) = record_of_this_boot(found, &path, boot, findings)? else {
             continue;
         };
-        let Read::Record(record) = found else {
-            findings.push(stray(path));
-            continue;
-        };
-        match *record {
-            Err(error) => findings.push(finding("unreadable-volume", path, error.to_string())),
-            Ok(record) if record.boot != boot => {
-                findings.push(finding(
-                    "stale-volume",
-                    path,
-                    "it is of another boot; the next start removes it",
-                ));
-            }
-            Ok(record) => {
-                // One place is enough: the record is not written anew when a volume leaves one of several.
-                let mounted = |target: &PathBuf| is_mounted(target, mounts);
-                if !record.targets.iter().any(mounted) {
-                    let first = record.targets.first().map(PathBuf::as_path);
-                    check_targets(&path, first.into_iter(), mounts, findings);
-                }
-                referenced.extend(record.layers);
-            }
+        // One target is enough: the record is not rewritten when a volume leaves one of several.
+        let mounted = |target: &PathBuf| is_mounted(target, mounts);
+        if !record.targets.iter().any(mounted) {
+            let first = record.targets.first().map(PathBuf::as_path);
+            check_targets(&path, first.into_iter(), mounts, findings);
         }
+        referenced.extend(record.layers);
     }
     Ok(referenced)
 }
@@ -390,27 +403,12 @@ fn check_leaving(
     for (dir, name) in entries(places.pending)? {
         findings.go_on()?;
         let path = below(layout::PENDING, &name);
-        let Some(found) = findings.at(&path, read(dir, &name))?.flatten() else {
+        let found = read(dir, &name);
+        let Some(record) = record_of_this_boot(found, &path, boot, findings)? else {
             continue;
         };
-        let Read::Record(record) = found else {
-            findings.push(stray(path));
-            continue;
-        };
-        match *record {
-            Err(error) => findings.push(finding("unreadable-volume", path, error.to_string())),
-            Ok(record) if record.boot != boot => {
-                findings.push(finding(
-                    "stale-volume",
-                    path,
-                    "it is of another boot; the next start removes it",
-                ));
-            }
-            Ok(record) => {
-                referenced.extend(record.layers);
-                referenced.extend(record.seal.map(|plan| plan.layer));
-            }
-        }
+        referenced.extend(record.layers);
+        referenced.extend(record.seal.map(|plan| plan.layer));
     }
     for (dir, name) in entries(places.trash)? {
         findings.go_on()?;

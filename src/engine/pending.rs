@@ -1,5 +1,5 @@
 //! Volumes that their pods are done with: where their directories are, how far they are, and how one is forgotten.
-//! What happens to each of them is `seal` and `ends`.
+//! What happens to each of them is `seal` and `teardown`.
 
 use std::sync::Arc;
 use std::sync::atomic::Ordering;

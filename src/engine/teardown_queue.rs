@@ -1,5 +1,5 @@
 //! The queue of volumes that their pods are done with and whose end has not begun yet, each with the moment before which it does not.
-//! What is done then is `ends`.
+//! What is done then is `teardown`.
 
 use std::collections::VecDeque;
 use std::time::Instant;

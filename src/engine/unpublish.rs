@@ -2,7 +2,7 @@
 //!
 //! Allocates nothing on disk (a rename and an rmdir), so that it works on a full one; and costs the same whatever was done
 //! in the volume: what the kernel has to tidy up happens when the descriptor taken before the detach is closed, in
-//! `ends` or `seal`.
+//! `teardown` or `seal`.
 
 use std::collections::HashMap;
 use std::os::fd::OwnedFd;
