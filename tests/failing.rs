@@ -3,7 +3,7 @@
 //! twice.
 //!
 //! The disk really fails (`common::disk`). To fail one step, a test changes the environment at a
-//! point of `engine::crash`. All engines of a process share the points, so these tests take turns.
+//! point of `engine::failpoint`. All engines of a process share the points, so these tests take turns.
 #![cfg(debug_assertions)]
 #![expect(
     clippy::disallowed_types,
@@ -41,10 +41,10 @@ use std::time::{Duration, Instant};
 
 use baggageclaim::backend::BackendKind;
 use baggageclaim::engine::claims::{CreateClaim, SnapshotFilter};
-use baggageclaim::engine::crash::{self, Point};
+use baggageclaim::engine::failpoint::{self, Point};
 use baggageclaim::engine::{Config, Engine, Error};
 use baggageclaim::model::{
-    Claim, ClaimSource, LayerRecord, MutableChange, MutableParameters, Outcome, Snapshot,
+    ClaimSource, LayerRecord, MutableChange, MutableParameters, Outcome, PersistentVolume, Snapshot,
 };
 use baggageclaim::store::{self, Change, Doom, Index};
 use baggageclaim::sys::Dir;
@@ -407,7 +407,7 @@ async fn pods_on(lab: Lab) -> Pods {
 }
 
 /// A claim that goes when nobody has used it for a while.
-async fn short_lived(pods: &Pods, name: &str) -> Claim {
+async fn short_lived(pods: &Pods, name: &str) -> PersistentVolume {
     let request = CreateClaim {
         mutable: MutableParameters {
             size_limit: None,
@@ -418,7 +418,7 @@ async fn short_lived(pods: &Pods, name: &str) -> Claim {
     pods.engine.create_claim(request).await.expect(name)
 }
 
-fn has(pods: &Pods, claim: &Claim) -> bool {
+fn has(pods: &Pods, claim: &PersistentVolume) -> bool {
     pods.engine.claim(claim.id.as_str()).is_ok()
 }
 
@@ -455,7 +455,7 @@ async fn a_snapshot_that_the_index_may_have_is_whole_or_taken_back_after_a_resta
                 let layers = vec![layer.parse().expect("an id")];
                 let claim = [&claim, &short].into_iter().find(|claim| claim.id == of);
                 let member = members.iter().find(|member| member.source == of);
-                changes.push(Change::PutClaim(Claim {
+                changes.push(Change::PutClaim(PersistentVolume {
                     layers: layers.clone(),
                     made: true,
                     ..claim.expect("one of both").clone()
