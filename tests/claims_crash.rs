@@ -484,7 +484,7 @@ async fn the_process_under_test() {
         say(&listed(&engine));
     }
     engine.shutdown().await;
-    let visits: Vec<usize> = Point::ALL.iter().copied().map(crash::visits).collect();
+    let visits: Vec<usize> = Point::ALL.iter().copied().map(failpoint::visits).collect();
     let visits = serde_json::to_vec(&visits).expect("plain data");
     fs::write(launch.visits, visits).expect("written");
 }
