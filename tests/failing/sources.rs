@@ -52,7 +52,7 @@ fn meanwhile<T: Send + 'static>(
 ) -> Receiver<T> {
     let (sender, result) = mpsc::channel();
     let runtime = Handle::current();
-    crash::at(point, 1, move || {
+    failpoint::at(point, 1, move || {
         sender
             .send(runtime.block_on(act))
             .expect("it is waited for");
