@@ -17,7 +17,8 @@ use std::time::{Duration, Instant};
 use baggageclaim::archive::Codec;
 use baggageclaim::backend::{BackendKind, MountApi};
 use baggageclaim::engine::{
-    ArtifactRow, Config, Engine, Finding, ImportRequest, PublishRequest, Source, VolumeRow, crash,
+    ArtifactRow, Config, Engine, Finding, ImportRequest, PublishRequest, Source, VolumeRow,
+    failpoint,
 };
 use baggageclaim::model::{Outcome, Pod, Tenant, VolumeSpec};
 use serde::{Deserialize, Serialize};
