@@ -16,11 +16,11 @@ use super::backoff::retry_after;
 use super::error::{Error, Result};
 use super::failpoint::{Point, point};
 use super::layers::confirm;
+use super::lifecycle::Observation;
 use super::notice;
-use super::pending::unpromise;
+use super::pending::withdraw_seal_intent;
 use super::shared::Inner;
-use super::state::{Goal, RetiringVolume};
-use crate::model::{Artifact, ArtifactId, LayerId, Name};
+use crate::model::{Artifact, ArtifactId, LayerId, Name, SealPlan, VolumeRecord};
 use crate::store::Change;
 
 /// Makes durable what was sealed, in batches, until the engine closes.
@@ -92,24 +92,27 @@ fn commit(inner: &Inner, keys: &[LayerId]) -> Result<()> {
         became.map(|(key, artifact)| (*key, artifact.id)).collect();
     let gone = keys.iter().filter(|key| takes_back(inner, **key));
     let gone: Vec<ArtifactId> = gone.filter_map(|key| became.get(key).copied()).collect();
-    let left: Vec<RetiringVolume> = {
+    let committed: Vec<(SealPlan, VolumeRecord)> = {
         let mut state = inner.state.lock();
         for id in &gone {
             state.artifacts.set_durable(id, true);
         }
-        // Also where the promise stands: the index names it, and whoever hears that the disk lost something must not take it for one
-        // that it does not.
-        let left = keys.iter().filter_map(|key| state.leaving.remove(key));
-        left.collect()
-    };
-    for leaving in left {
-        if let Goal::Seal(plan) = leaving.goal
-            && became.contains_key(&plan.layer)
-        {
-            let reference = plan.reference;
-            let committed = || notice::What::Committed { reference };
-            notice::say(inner.config.notices.as_ref(), &leaving.record, committed);
+        let seals = state
+            .volumes
+            .seals()
+            .filter(|(key, ..)| became.contains_key(key));
+        let seals = seals.map(|(_, volume, plan)| (plan.clone(), volume.record.clone()));
+        let committed = seals.collect();
+        // Also where the seal intent stays: the index names the artifact, so a write-back error must
+        // not take it back.
+        for key in keys {
+            state.volumes.observe_retiring(*key, Observation::Durable);
         }
+        committed
+    };
+    for (SealPlan { reference, .. }, record) in committed {
+        let committed = || notice::What::Committed { reference };
+        notice::say(inner.config.notices.as_ref(), &record, committed);
     }
     inner.changed.notify_waiters();
     Ok(())
@@ -118,7 +121,7 @@ fn commit(inner: &Inner, keys: &[LayerId]) -> Result<()> {
 /// Takes back the promise of a seal that is over; whether it is gone. Where it stays, the artifact does not count as durable until the next
 /// start, and so is not deleted: a promise that outlived its artifact would bring it back.
 fn takes_back(inner: &Inner, key: LayerId) -> bool {
-    match unpromise(inner, key) {
+    match withdraw_seal_intent(inner, key) {
         Ok(()) => {
             point(Point::CommitPendingTrashed);
             true
@@ -139,12 +142,10 @@ type Batch = (Vec<(LayerId, Artifact)>, HashMap<Name, ArtifactId>);
 /// artifact that was discarded after a write-back error is not among them.
 fn sealed_by(inner: &Inner, keys: &[LayerId]) -> Batch {
     let state = inner.state.lock();
-    let plans = keys
-        .iter()
-        .filter_map(|key| match &state.leaving.get(key)?.goal {
-            Goal::Seal(plan) => Some((*key, plan.artifact)),
-            Goal::Discard => None,
-        });
+    let plans = keys.iter().filter_map(|key| {
+        let plan = state.volumes.retiring(*key)?.seal_intent()?;
+        Some((*key, plan.artifact))
+    });
     let sealed = plans.filter_map(|(key, id)| Some((key, state.artifacts.get(&id)?)));
     let sealed = sealed.map(|(key, Sealed { artifact, .. })| (key, artifact.clone()));
     let sealed: Vec<_> = sealed.collect();

@@ -41,6 +41,7 @@ mod fsck_input;
 mod gc_cycles;
 mod guard;
 mod layers;
+mod lifecycle;
 mod measure;
 mod metrics;
 mod mounts;
@@ -61,7 +62,6 @@ mod quiesce;
 mod reap;
 mod rebuild;
 mod recover;
-mod release;
 mod republish;
 mod scrub;
 mod seal;
@@ -76,6 +76,7 @@ mod transfer;
 mod trash;
 mod types;
 mod unpublish;
+mod volumes;
 
 use std::io::{Read, Write};
 use std::path::Path;
@@ -243,7 +244,7 @@ impl Engine {
         inner.tasks.spawn(reap::walk_loop(inner.clone()));
         inner.tasks.spawn(scrub::watch_loop(inner.clone()));
         for (layer, below) in recovered.read {
-            release::keep_while_held(&inner, layer, below, None);
+            quiesce::keep_while_held(&inner, layer, below, None);
         }
         for left in recovered.leaving {
             teardown::begin_soon(&inner, left);
@@ -359,8 +360,8 @@ impl Engine {
             changed.as_mut().enable();
             let moving = {
                 let state = self.inner.state.lock();
-                let mut leaving = state.leaving.values();
-                let seals = leaving.any(|leaving| leaving.state == VolumeState::Sealing);
+                let mut retiring = state.volumes.all_retiring();
+                let seals = retiring.any(|(_, volume)| volume.state() == VolumeState::Sealing);
                 seals && !self.inner.stop.is_cancelled()
             };
             if !moving {
@@ -397,7 +398,8 @@ impl Engine {
     /// end while the pool cannot be opened.
     pub async fn unmount_offline(target: &Path, staging: bool) -> Result<()> {
         let target = target.to_owned();
-        let unmount = async move { unpublish::unmount(&target, staging) };
+        let unmount =
+            async move { mounts::detach(&target, staging, mounts::UNPUBLISHED).map(drop) };
         let unmounted = threads::apart("unmount", unmount).await;
         unmounted.unwrap_or(Err(Error::Defect))
     }
@@ -453,8 +455,9 @@ impl Engine {
         self.inner.stop.cancel();
         let (operations, leaving) = {
             let state = self.inner.state.lock();
-            let operations = state.busy.iter().map(ToString::to_string);
-            (operations.collect::<Vec<_>>(), state.leaving.len())
+            let operations = state.volumes.busy().iter().map(ToString::to_string);
+            let leaving = state.volumes.all_retiring().count();
+            (operations.collect::<Vec<_>>(), leaving)
         };
         tracing::warn!(
             operations = %operations.join(" "),
@@ -471,7 +474,7 @@ impl Engine {
         // Who waits for something to happen sees that the engine closes. OutcomeReport once, and before we wait ourselves: who
         // tells everybody in a loop wakes itself, and never lets the others run.
         inner.changed.notify_waiters();
-        let none = inner.when(|state| state.busy.is_empty().then_some(()));
+        let none = inner.when(|state| state.volumes.busy().is_empty().then_some(()));
         none.await;
         inner.stop.cancel();
         inner.tasks.close();

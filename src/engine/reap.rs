@@ -243,11 +243,11 @@ fn round(inner: &Arc<Inner>) -> Round {
         freed |= empty_trash(inner, &mut round);
     }
     // There is room again, if there is any: what was put off can begin.
-    round.step(unpublish::promise_abandoned(inner));
+    round.step(unpublish::retire_abandoned(inner));
     let is_reserved = inner.keep_reserve();
     round.done.held = round.step(purge::held(inner));
     counted.gone(round.done.expired + round.done.evicted + usize::from(freed));
-    if round.failure.is_some() || !is_reserved || inner.state.lock().has_put_off() {
+    if round.failure.is_some() || !is_reserved || inner.state.lock().volumes.has_deferred() {
         inner.short.store(true, Ordering::SeqCst);
     }
     round
@@ -485,7 +485,7 @@ pub(super) async fn destroy(inner: &Arc<Inner>, name: Name) -> Result<()> {
     let may_go = |state: &State| {
         let id = state.names.get(&name);
         let id = id.ok_or_else(|| Error::NoSuchName(name.clone()))?;
-        let volumes = state.fork_counts().get(id).copied().unwrap_or(0);
+        let volumes = state.volumes.fork_counts().get(id).copied().unwrap_or(0);
         if volumes > 0 && name.reference.cache().is_none() {
             let name = name.clone();
             return Err(Error::InUse { name, volumes });

@@ -8,78 +8,16 @@
 //! more, for reading either; and by whoever pins it, while a claim or snapshot is being made of it.
 
 use std::collections::{BTreeMap, HashMap, HashSet};
-use std::os::fd::OwnedFd;
 use std::path::PathBuf;
-use std::time::Instant;
-
-use tokio::sync::OwnedSemaphorePermit;
 
 use super::artifacts::{Artifacts, Sealed};
 use super::error::{Error, Result};
-use super::types::{PublishRequest, VolumeState};
+use super::types::{Measured, PublishRequest};
+use super::volumes::Volumes;
 use crate::model::{
-    ArtifactId, LayerId, MountCapability, Name, Outcome, PersistentVolume, PodUid, Reference,
-    SealPlan, Snapshot, SnapshotGroup, SnapshotId, Tenant, Timestamp, Usage, VolumeId,
-    VolumeRecord,
+    ArtifactId, LayerId, MountCapability, Name, PersistentVolume, Reference, Snapshot,
+    SnapshotGroup, SnapshotId, Timestamp, Usage, VolumeId, VolumeRecord,
 };
-
-/// A volume that its pod has, or is about to get.
-#[derive(Debug)]
-pub(super) struct Live {
-    pub(super) record: VolumeRecord,
-    /// Where it is mounted, and the id of the mount there.
-    pub(super) mounts: HashMap<PathBuf, u64>,
-    /// Whether its directory and record exist on disk.
-    pub(super) made: bool,
-    pub(super) outcome: Option<Outcome>,
-    /// Whether its pod is done with it, though its end could not begin yet.
-    pub(super) done_with: bool,
-    pub(super) measured: Measured,
-}
-
-/// What a volume was last found to cost.
-#[derive(Debug, Clone, Copy, Default)]
-pub(super) struct Measured {
-    pub(super) usage: Option<Usage>,
-    pub(super) at: Option<Instant>,
-    pub(super) running: bool,
-}
-
-/// A volume whose pod is done with it: it is sealed or thrown away as soon as that may be.
-#[derive(Debug)]
-pub(super) struct RetiringVolume {
-    pub(super) record: VolumeRecord,
-    pub(super) goal: Goal,
-    pub(super) state: VolumeState,
-    pub(super) outcome: Option<Outcome>,
-    /// What it was last found to cost.
-    pub(super) usage: Option<Usage>,
-    /// The layers of the artifact that it is becoming: chosen already, and not yet an artifact's.
-    pub(super) chosen: Vec<LayerId>,
-}
-
-/// A leaving volume's name, and what keeps its filesystem alive.
-#[derive(Debug)]
-pub(super) struct Teardown {
-    pub(super) key: LayerId,
-    pub(super) pin: Option<Pin>,
-}
-
-/// A descriptor that keeps a filesystem alive which is mounted nowhere any more, and the place among all of them that it takes.
-#[derive(Debug)]
-pub(super) struct Pin {
-    pub(super) descriptor: OwnedFd,
-    pub(super) place: OwnedSemaphorePermit,
-}
-
-/// What becomes of a leaving volume.
-#[derive(Debug, Clone, PartialEq, Eq)]
-pub(super) enum Goal {
-    /// It lies in `pending/`, and becomes this if its pod's outcome allows it.
-    Seal(SealPlan),
-    /// It lies in `trash/`.
-    Discard,
-}
 
 /// A claim, and how it is used in this boot.
 #[derive(Debug)]
@@ -218,9 +156,7 @@ impl VolumeEntry {
 /// All that is known.
 #[derive(Debug, Default)]
 pub(super) struct State {
-    pub(super) volumes: HashMap<VolumeId, Live>,
-    /// By the name of its directory in `pending/` or `trash/`.
-    pub(super) leaving: HashMap<LayerId, RetiringVolume>,
+    pub(super) volumes: Volumes,
     pub(super) artifacts: Artifacts,
     /// The current owner of each name: the newest artifact that was sealed under it.
     pub(super) names: BTreeMap<Name, ArtifactId>,
@@ -232,12 +168,6 @@ pub(super) struct State {
     pub(super) usage: HashMap<LayerId, Usage>,
     /// Artifacts that were used since the index was last told when, and since when it does not know.
     pub(super) used: HashMap<ArtifactId, Timestamp>,
-    /// What frozen volumes show that somebody still has open.
-    pub(super) retained_layers: HashMap<LayerId, Vec<LayerId>>,
-    /// What those volumes may be forks of that somebody uses, and of which nobody can say what they are (`orphans`).
-    pub(super) maybe_forked: HashSet<ArtifactId>,
-    /// How many such volumes there are, on whatever backend.
-    pub(super) kept: usize,
     /// By id, as the other two: lists are in that order, whatever changes meanwhile.
     pub(super) claims: BTreeMap<VolumeId, VolumeEntry>,
     pub(super) snapshots: BTreeMap<SnapshotId, Snapshot>,
@@ -246,12 +176,6 @@ pub(super) struct State {
     pub(super) pinned: HashMap<LayerId, usize>,
     /// Artifacts that are being exported, and how often.
     pub(super) exported: HashMap<ArtifactId, usize>,
-    /// Volumes, claims and snapshots that an operation is running on.
-    pub(super) busy: HashSet<VolumeId>,
-    /// Those of them that only a chore runs on: it is soon done, and a caller waits for it.
-    pub(super) chores: HashSet<VolumeId>,
-    /// What volumes that are being published are forked from, also while they wait for room.
-    pub(super) wanted: HashMap<VolumeId, ArtifactId>,
     /// Volumes made until then lost bytes in a failed write-back.
     pub(super) tainted_until: Option<Timestamp>,
     /// All that was written before this is on the disk: when the last write-back began that went well.
@@ -291,7 +215,10 @@ impl State {
         }
         match (&request.spec.kind, wanted.first()) {
             (crate::model::VolumeKind::Input { .. }, Some(reference)) => {
-                match self.coming(&request.tenant, reference, &request.pod.uid) {
+                match self
+                    .volumes
+                    .coming(&request.tenant, reference, &request.pod.uid)
+                {
                     Some(state) => Resolution::Coming(state),
                     None => Resolution::Missing,
                 }
@@ -300,46 +227,12 @@ impl State {
         }
     }
 
-    /// How far content of this name is that somebody is known to make; `None` when nobody does. A pod does not wait for
-    /// itself: its own output is sealed only after it ended.
-    fn coming(&self, tenant: &Tenant, reference: &Reference, asking: &PodUid) -> Option<String> {
-        let makes = |record: &VolumeRecord| {
-            record.tenant == *tenant
-                && record.pod.uid != *asking
-                && record
-                    .seal
-                    .as_ref()
-                    .is_some_and(|plan| plan.reference == *reference)
-        };
-        let leaving = self
-            .leaving
-            .values()
-            .filter(|leaving| leaving.goal != Goal::Discard && makes(&leaving.record));
-        let leaving = leaving.map(|leaving| {
-            let pod = &leaving.record.pod.name;
-            match leaving.state {
-                VolumeState::AwaitingOutcome => {
-                    format!("the outcome of pod {pod} is not known yet")
-                }
-                VolumeState::InUse => format!("a process of pod {pod} still holds it open"),
-                _ => format!("what pod {pod} made is being sealed"),
-            }
-        });
-        let live = self.volumes.values().filter(|live| makes(&live.record));
-        let live = live.map(|live| format!("pod {} is still making it", live.record.pod.name));
-        leaving.chain(live).next()
-    }
-
     /// Reserves a volume for one operation.
     pub(super) fn begin(&mut self, volume: &VolumeId) -> Result<()> {
         if self.closing {
             return Err(Error::ShuttingDown);
         }
-        if self.busy.insert(volume.clone()) {
-            Ok(())
-        } else {
-            Err(Error::Busy(volume.clone()))
-        }
+        self.volumes.begin(volume)
     }
 
     /// Every layer that something refers to.
@@ -363,8 +256,9 @@ impl State {
         &self,
         layers: impl Iterator<Item = &'a LayerId>,
     ) -> HashSet<LayerId> {
-        let free = layers
-            .filter(|layer| !self.artifacts.stack(layer) && !self.leaving.contains_key(layer));
+        let free = layers.filter(|layer| {
+            !self.artifacts.stack(layer) && self.volumes.retiring(**layer).is_none()
+        });
         let mut free: HashSet<LayerId> = free.copied().collect();
         if !free.is_empty() {
             self.referenced_besides().for_each(|layer| {
@@ -376,8 +270,6 @@ impl State {
 
     /// Every layer that anything but an artifact refers to, some of them twice.
     fn referenced_besides(&self) -> impl Iterator<Item = &LayerId> {
-        let chosen = self.leaving.values().flat_map(|leaving| &leaving.chosen);
-        let mounted = self.records().flat_map(|record| &record.layers);
         let claims = self.claims.values();
         let claims = claims.flat_map(|held| {
             held.claim
@@ -389,8 +281,7 @@ impl State {
             .snapshots
             .values()
             .flat_map(|snapshot| &snapshot.layers);
-        let held = self.retained_layers.values().flatten();
-        let referenced = chosen.chain(mounted).chain(held).chain(claims);
+        let referenced = self.volumes.layers().chain(claims);
         referenced.chain(snapshots).chain(self.pinned.keys())
     }
 
@@ -430,10 +321,8 @@ impl State {
 
     /// The artifacts that volumes were forked from, or are about to be, or may have been.
     pub(super) fn artifacts_in_use(&self) -> HashSet<ArtifactId> {
-        let parents = self.records().filter_map(|record| record.parent);
-        let parents = parents.chain(self.wanted.values().copied());
-        let parents = parents.chain(self.exported.keys().copied());
-        parents.chain(self.maybe_forked.iter().copied()).collect()
+        let exported = self.exported.keys().copied();
+        self.volumes.parents().chain(exported).collect()
     }
 
     /// Whether this volume may be the last that needs something. It is not where its parent has its name and time still, and the same
@@ -450,29 +339,10 @@ impl State {
         }
     }
 
-    /// Whether the end of a volume waits for room.
-    pub(super) fn has_put_off(&self) -> bool {
-        self.volumes.values().any(|live| live.done_with)
-    }
-
-    /// How many volumes were forked from each artifact.
-    pub(super) fn fork_counts(&self) -> HashMap<ArtifactId, usize> {
-        let mut counts = HashMap::new();
-        for parent in self.records().filter_map(|record| record.parent) {
-            *counts.entry(parent).or_default() += 1;
-        }
-        counts
-    }
-
     /// What these layers cost together; `None` while one is not measured yet.
     pub(super) fn usage_of(&self, layers: &[LayerId]) -> Option<Usage> {
         let mut usages = layers.iter().map(|layer| self.usage.get(layer).copied());
         usages.try_fold(Usage::default(), |all, usage| Some(all.and(usage?)))
-    }
-
-    fn records(&self) -> impl Iterator<Item = &VolumeRecord> {
-        let live = self.volumes.values().map(|live| &live.record);
-        live.chain(self.leaving.values().map(|leaving| &leaving.record))
     }
 
     /// Whether this volume existed when the disk last lost bytes.

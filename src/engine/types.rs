@@ -2,7 +2,7 @@
 //! Plain values only: what is done with them is beside, and what they look like outside is upstairs.
 
 use std::path::PathBuf;
-use std::time::Duration;
+use std::time::{Duration, Instant};
 
 use crate::backend::{BackendKind, Usage};
 use crate::model::{
@@ -75,6 +75,14 @@ pub enum VolumeState {
     InUse,
     /// Being sealed.
     Sealing,
+}
+
+/// The last measurement of what a volume costs.
+#[derive(Debug, Clone, Copy, Default)]
+pub(super) struct Measured {
+    pub(super) usage: Option<Usage>,
+    pub(super) at: Option<Instant>,
+    pub(super) running: bool,
 }
 
 /// A volume, for lists.

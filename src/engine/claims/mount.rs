@@ -15,9 +15,10 @@ use crate::backend::Start;
 use crate::engine::error::{Context, Error, Result};
 use crate::engine::failpoint::{Point, point};
 use crate::engine::guard::{self, Guard};
+use crate::engine::mounts;
 use crate::engine::shared::Inner;
 use crate::engine::state::{BusyLayers, ClaimMount, Problem};
-use crate::engine::target::{Found, Target};
+use crate::engine::target::Target;
 use crate::model::{ClaimRecord, MountCapability, PersistentVolume, VolumeId};
 use crate::sys::{self, Dir};
 
@@ -61,7 +62,7 @@ fn mount_now(inner: &Inner, request: &MountClaim) -> Result<()> {
     let mut known = known(inner, &request.claim)?;
     let target = Target::open_for_mount(&request.target)?;
     if let Some(there) = known.mounts.get(&request.target)
-        && shows(&target, there.id)
+        && mounts::shows(&target, there.id)
     {
         return match difference(there, request) {
             None => Ok(()),
@@ -74,15 +75,15 @@ fn mount_now(inner: &Inner, request: &MountClaim) -> Result<()> {
     // What was unmounted behind our back is forgotten.
     known
         .mounts
-        .retain(|path, mount| *path != request.target && is_there(path, mount.id));
+        .retain(|path, mount| *path != request.target && mounts::is_mounted(path, mount.id));
     refuse_second_place(request, &known.mounts)?;
     let first = first(request, &known.mounts)?;
     let (dir, mount) = match first {
         Some(path) => {
             let dir = inner.volume_dir(&request.claim)?;
-            (dir, bind(&path, request.read_only)?)
+            (dir, mounts::bind(&path, request.read_only)?)
         }
-        None => mount_anew(inner, &mut known, request.read_only)?,
+        None => mount_first(inner, &mut known, request.read_only)?,
     };
     point(Point::ClaimMounted);
     if let Some(group) = request.mount_group.filter(|_| !request.read_only) {
@@ -108,15 +109,6 @@ fn difference(there: &ClaimMount, request: &MountClaim) -> Option<&'static str> 
     } else {
         None
     }
-}
-
-fn shows(target: &Target<'_>, mount: u64) -> bool {
-    matches!(target.look(), Ok(Found::Mount(point)) if point.id == mount)
-}
-
-fn is_there(path: &Path, mount: u64) -> bool {
-    let target = Target::open(path).ok().flatten();
-    target.is_some_and(|target| shows(&target, mount))
 }
 
 /// A claim whose access mode allows one place is published in one.
@@ -162,12 +154,8 @@ fn first(request: &MountClaim, mounts: &HashMap<PathBuf, ClaimMount>) -> Result<
     Ok(first.map(|(path, _)| path.clone()))
 }
 
-fn bind(first: &Path, read_only: bool) -> Result<OwnedFd> {
-    Target::open_for_mount(first)?.clone_mount(read_only)
-}
-
 /// The first mount of a claim that is mounted nowhere; makes its content if need be.
-fn mount_anew(inner: &Inner, known: &mut Known, read_only: bool) -> Result<(Dir, OwnedFd)> {
+fn mount_first(inner: &Inner, known: &mut Known, read_only: bool) -> Result<(Dir, OwnedFd)> {
     let id = &known.claim.id;
     if is_held_open(inner, id)? {
         // A pod that was deleted by force still writes. Two mounts of one top would corrupt each other.
@@ -180,10 +168,8 @@ fn mount_anew(inner: &Inner, known: &mut Known, read_only: bool) -> Result<(Dir,
         known.limit_unenforced = limit_unenforced;
         dir
     };
-    let mount = inner
-        .backend
-        .mount(&dir, id.as_str(), &Start::of_claim(&known.claim), false)
-        .context("mount the volume")?;
+    let start = Start::of_claim(&known.claim);
+    let mount = mounts::mount(inner, &dir, id.as_str(), &start, false)?;
     if !read_only {
         return Ok((dir, mount));
     }
@@ -240,18 +226,14 @@ fn attach(
         last_used: used,
         ..known.claim.clone()
     };
-    let mut mounts = known.mounts.clone();
-    mounts.insert(request.target.clone(), here);
-    let made = target.make_beside(&inner.dirs.root)?;
-    // Recorded first: a target that is recorded and not mounted does no harm after a crash, the opposite leaks a mount.
-    let attached = data_dir::write(dir, &record(&claim, &mounts)).and_then(|()| {
+    let mut all = known.mounts.clone();
+    all.insert(request.target.clone(), here);
+    let attached = mounts::attach(inner, &request.claim, target, mount, || {
+        data_dir::write(dir, &record(&claim, &all))?;
         point(Point::ClaimRecorded);
-        target.attach(mount.as_fd())
+        Ok(())
     });
     if let Err(error) = attached {
-        if made && let Err(error) = target.remove() {
-            tracing::error!(volume.id = %request.claim, %error, "a failed mount left its target behind");
-        }
         if let Err(error) = data_dir::write(dir, &record(&known.claim, &known.mounts)) {
             data_dir::put_off(inner, &request.claim, &error);
         }
@@ -260,7 +242,7 @@ fn attach(
     point(Point::ClaimAttached);
     let mut state = inner.state.lock();
     if let Some(held) = state.claims.get_mut(&request.claim) {
-        held.mounts = mounts;
+        held.mounts = all;
         held.busy_layers = Some(BusyLayers::known(claim.layers));
         held.claim.last_used = used;
         held.used = true;
@@ -294,15 +276,7 @@ fn unmount_now(
     staging: bool,
     guard: Option<Guard>,
 ) -> Result<()> {
-    let mut pins = Vec::new();
-    if let Some(target) = Target::open(path)? {
-        pins = target.detach()?;
-        point(Point::ClaimDetached);
-        if !staging {
-            target.remove()?;
-        }
-        point(Point::ClaimTargetRemoved);
-    }
+    let mut pins = mounts::detach(path, staging, mounts::CLAIM_UNMOUNTED)?;
     let Some(claim) = claim else {
         return Ok(());
     };
