@@ -1,9 +1,9 @@
-//! Making durable what was sealed: one `syncfs` and one index transaction for as many seals as wait.
+//! Group commit: one `syncfs` and one index transaction make all seals durable that wait.
 //!
-//! First the content, then the index that names it; the other order gave, in a trial with a power cut, an artifact with an
-//! empty file. What follows the index is told of one seal at a time: a layer that does not say that it is named keeps no other
-//! from being durable, nor does a promise that cannot be taken back. What is done when the disk
-//! says that it lost something is `durability`.
+//! First the content, then the index that names it: in a trial with a power cut, the other order gave
+//! an artifact with an empty file. The steps after the index are done for one seal at a time: a
+//! layer that cannot be confirmed blocks no other, nor does a seal intent that cannot be withdrawn.
+//! `durability` handles write-back errors.
 
 use std::collections::HashMap;
 use std::sync::Arc;
@@ -23,7 +23,7 @@ use super::shared::Inner;
 use crate::model::{Artifact, ArtifactId, LayerId, Name, SealPlan, VolumeRecord};
 use crate::store::Change;
 
-/// Makes durable what was sealed, in batches, until the engine closes.
+/// Makes seals durable, in batches, until the engine closes.
 pub(super) async fn commit_loop(inner: Arc<Inner>, mut sealed: mpsc::UnboundedReceiver<LayerId>) {
     const MOST_AT_ONCE: usize = 4096;
     let mut batch = Vec::new();
@@ -61,7 +61,8 @@ pub(super) async fn commit_loop(inner: Arc<Inner>, mut sealed: mpsc::UnboundedRe
     }
 }
 
-/// One `syncfs`, one transaction: first the content, then the index that names it. An error is of the whole batch.
+/// Makes one batch durable: first the content, then the index that names it. An error is of the whole
+/// batch.
 fn commit(inner: &Inner, keys: &[LayerId]) -> Result<()> {
     let syncing = inner.syncing.lock();
     // After a failure nothing of this batch is left to be committed.
@@ -118,8 +119,9 @@ fn commit(inner: &Inner, keys: &[LayerId]) -> Result<()> {
     Ok(())
 }
 
-/// Takes back the promise of a seal that is over; whether it is gone. Where it stays, the artifact does not count as durable until the next
-/// start, and so is not deleted: a promise that outlived its artifact would bring it back.
+/// Withdraws the intent of a seal that is over; whether that worked. If not, the artifact does not
+/// count as durable until the next start, and so is not deleted: an intent that outlived its
+/// artifact would bring the artifact back.
 fn takes_back(inner: &Inner, key: LayerId) -> bool {
     match withdraw_seal_intent(inner, key) {
         Ok(()) => {

@@ -62,6 +62,7 @@ pub(super) fn publish_again(inner: &Inner, request: &PublishRequest) -> Result<P
             return Err(Error::PublishedElsewhere {
                 volume: request.volume.clone(),
                 target: elsewhere.clone(),
+                why: "the volume of a pod has",
             });
         }
     }

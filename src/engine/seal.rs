@@ -335,7 +335,8 @@ fn seal(inner: &Inner, key: LayerId, plan: &SealPlan, record: &VolumeRecord) -> 
     } else {
         let artifact = describe(inner, key, plan, record);
         if loses_its_name(inner, &artifact) {
-            tracing::info!(volume.id = %record.id, name = %artifact.name(), why = %NotCommitted::NameTaken, "not sealed");
+            tracing::info!(volume.id = %record.id, name = %artifact.name(),
+                why = %NotCommitted::NameTaken, "not sealed");
             say_not_committed(
                 inner.config.notices.as_ref(),
                 record,

@@ -12,7 +12,7 @@ use std::sync::atomic::{AtomicBool, Ordering};
 
 use super::common::{Snapshot, assert_same};
 use super::driver::{Call, Connection, Died, Place};
-use super::world::{World, names, outcome, publish, publish_also, unpublish, write};
+use super::world::{World, names, outcome, publish, unpublish, write};
 
 /// The cache that everybody commits to.
 pub(crate) const SHARED: &str = "task-cache/shared";
@@ -158,7 +158,6 @@ impl Caller {
                         becomes: None,
                     },
                 ];
-                steps.extend(at_another_target(place, &volume, &[]));
                 steps.extend([
                     Step::Leave {
                         volume: volume.clone(),
@@ -199,9 +198,6 @@ impl Caller {
                 becomes: (succeeds || always).then(|| name.clone()),
             },
         ];
-        if self.random.percent(30) {
-            steps.extend(at_another_target(place, volume, &output));
-        }
         if self.random.percent(50) {
             steps.push(told);
             steps.extend(gone);
@@ -314,18 +310,6 @@ fn copy(place: &Place, volume: &str, from: String) -> Vec<Step> {
             file,
         }),
         Step::Copied { from, name },
-    ]
-}
-
-/// A volume that is mounted already, for a while at one more target.
-fn at_another_target(place: &Place, volume: &str, pairs: &[(&str, &str)]) -> [Step; 2] {
-    let target = place.target(&format!("{volume}-also"));
-    [
-        Step::Call(publish_also(place, volume, pairs, &target)),
-        Step::Call(Call::Unpublish {
-            volume: volume.to_owned(),
-            target,
-        }),
     ]
 }
 

@@ -1,7 +1,8 @@
-//! A claim becomes visible and goes away again: staged, published, unpublished, unstaged.
+//! Persistent volumes at paths: staged, published, unpublished, unstaged.
 //!
-//! All mounts of a claim are of one superblock: the first is made of its content, every other is a bind of one that is
-//! there. A staging path is the caller's, and stays. Where the claim is mounted is written down before it is.
+//! All mounts of a volume have one superblock: the first is made from its content, each other is a
+//! bind of one that exists. A staging path is the caller's, and stays. The record names a path
+//! before the volume is mounted there.
 
 use std::collections::HashMap;
 use std::os::fd::{AsFd, OwnedFd};
@@ -22,7 +23,7 @@ use crate::engine::target::Target;
 use crate::model::{ClaimRecord, MountCapability, PersistentVolume, VolumeId};
 use crate::sys::{self, Dir};
 
-/// What a pod's fsGroup adds to the root's mode.
+/// The bits that a pod's fsGroup adds to the root's mode.
 const GROUP_BITS: u32 = 0o2070;
 
 /// Mounts a claim; repeatable.
@@ -72,7 +73,7 @@ fn mount_now(inner: &Inner, request: &MountClaim) -> Result<()> {
             }),
         };
     }
-    // What was unmounted behind our back is forgotten.
+    // Mounts that another program unmounted are forgotten.
     known
         .mounts
         .retain(|path, mount| *path != request.target && mounts::is_mounted(path, mount.id));
@@ -92,11 +93,13 @@ fn mount_now(inner: &Inner, request: &MountClaim) -> Result<()> {
     attach(inner, request, &target, &dir, &known, &mount)
 }
 
-/// What of a repeated request differs from the first, in the words of an error message (CSI specification, "NodePublishVolume": with
-/// other arguments for the same target path it is ALREADY_EXISTS).
+/// The part of a repeated request that differs from the first, in the words of an error message (CSI
+/// specification, "NodePublishVolume": with other arguments for the same target path it is
+/// ALREADY_EXISTS).
 ///
-/// Of a staging path the group is not among it: kubelet stages a claim once for the pods of all groups, and after a restart of its
-/// own again for whichever it meets first. Each has its group when it is published.
+/// The group of a staging path may differ: kubelet stages a volume once for the pods of all groups,
+/// and after a restart of its own again for the pod that it meets first. Each pod has its group from
+/// its publish.
 fn difference(there: &ClaimMount, request: &MountClaim) -> Option<&'static str> {
     if there.read_only != request.read_only {
         return Some("readonly");
@@ -121,11 +124,12 @@ fn refuse_second_place(request: &MountClaim, mounts: &HashMap<PathBuf, ClaimMoun
         Some((elsewhere, _)) => Err(Error::PublishedElsewhere {
             volume: request.claim.clone(),
             target: elsewhere.clone(),
+            why: "its access mode allows",
         }),
     }
 }
 
-/// A mount of the claim of which the new one can be a bind: the one it is staged at, or else any, writable ones first.
+/// The path whose mount the new one is a bind of: the staging path, or else any, writable ones first.
 fn first(request: &MountClaim, mounts: &HashMap<PathBuf, ClaimMount>) -> Result<Option<PathBuf>> {
     if let Some(staged) = &request.staged_at
         && !mounts.contains_key(staged)
@@ -139,7 +143,7 @@ fn first(request: &MountClaim, mounts: &HashMap<PathBuf, ClaimMount>) -> Result<
         });
     }
     if let Some(staged) = &request.staged_at {
-        // For whoever staged it so nobody was to write; that the one who publishes it knows nothing of that changes nothing.
+        // It was staged so that no pod writes, and a publish does not change that.
         if mounts[staged].read_only && !request.read_only {
             return Err(Error::Different {
                 volume: request.claim.clone(),
@@ -154,11 +158,11 @@ fn first(request: &MountClaim, mounts: &HashMap<PathBuf, ClaimMount>) -> Result<
     Ok(first.map(|(path, _)| path.clone()))
 }
 
-/// The first mount of a claim that is mounted nowhere; makes its content if need be.
+/// The first mount of a volume that is mounted nowhere. Makes its content if there is none.
 fn mount_first(inner: &Inner, known: &mut Known, read_only: bool) -> Result<(Dir, OwnedFd)> {
     let id = &known.claim.id;
     if is_held_open(inner, id)? {
-        // A pod that was deleted by force still writes. Two mounts of one top would corrupt each other.
+        // A pod that was deleted by force may still write.
         return Err(Error::HeldOpen(id.clone()));
     }
     let dir = if let Some(dir) = data_dir::find(inner, &known.claim)? {
@@ -173,7 +177,7 @@ fn mount_first(inner: &Inner, known: &mut Known, read_only: bool) -> Result<(Dir
     if !read_only {
         return Ok((dir, mount));
     }
-    // What is seen through this mount only: the superblock stays writable for others.
+    // Only this mount is read-only: the superblock stays writable for others.
     let mount = sys::confined(mount, true).context("make the mount read-only")?;
     Ok((dir, mount))
 }
@@ -310,8 +314,8 @@ fn unmount_now(
         guard.becomes_a_chore();
     }
     let (engine, claim) = (inner.clone(), claim.clone());
-    // Slow: the new record takes the place of one that the disk may be writing, and the end of the last mount evicts the dentries of the
-    // tree and writes back all that the pool holds. Whoever wants the claim next waits for it.
+    // Slow: the new record replaces one that the disk may be writing. The end of the last mount
+    // evicts the dentries of the tree and writes back the whole pool. The next caller waits for it.
     let job = move || {
         write_down(&engine, &claim, record);
         drop((guard, others));
@@ -323,10 +327,10 @@ fn unmount_now(
     Ok(())
 }
 
-/// Writes down where a claim is mounted now. On a full disk it stays as it is, which does no harm, and nor does a crash before this: the next
-/// start looks at what is mounted. It is written when there is room.
+/// Writes down where a volume is mounted now. On a full disk the old record stays until there is
+/// space. That is harmless, as is a crash before this: the next start reads the mount table.
 fn write_down(inner: &Inner, claim: &VolumeId, record: Option<ClaimRecord>) {
-    // What nobody knows of the others is not written down.
+    // The modes of its other mounts are unknown, and must not be written down as known.
     let Some(record) = record else { return };
     let dir = inner.volume_dir(claim);
     if let Err(error) = dir.and_then(|dir| data_dir::write(&dir, &record)) {
@@ -334,9 +338,9 @@ fn write_down(inner: &Inner, claim: &VolumeId, record: Option<ClaimRecord>) {
     }
 }
 
-/// Closes the last hold on a claim's mount that is ours, and sees whether it was the last of all.
+/// Closes our last descriptor of a volume's mount, and finds out whether a process has another.
 fn let_go(inner: &Inner, claim: &VolumeId, pin: Option<OwnedFd>) {
-    // All its mounts are of one superblock: once that is gone nobody has anything of it.
+    // All its mounts have one superblock: once that is gone, no process holds a file of it.
     let watch = pin.as_ref().map(|pin| inner.watches.watch(pin.as_fd()));
     drop(pin);
     let watch = watch.and_then(Result::ok);
