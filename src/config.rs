@@ -519,7 +519,8 @@ fn parse_node(text: &str) -> Result<NodeId, NodeIdError> {
     NodeId::new(text)
 }
 
-fn parse_duration(text: &str) -> Result<Duration, &'static str> {
+/// A duration such as 90s.
+pub(crate) fn parse_duration(text: &str) -> Result<Duration, &'static str> {
     humantime::parse_duration(text).map_err(|_| "expected a duration such as 90s, 5m or 1h30m")
 }
 

@@ -233,8 +233,9 @@ Example, for bash:
     Completion(Completion),
 }
 
+/// The flag `-n`. `destroy` and `import` require it.
 #[derive(Debug, Args)]
-struct List {
+struct Namespace {
     /// Only what belongs to this namespace
     #[arg(
         short = 'n',
@@ -243,6 +244,19 @@ struct List {
         value_name = "NAMESPACE"
     )]
     tenant: Option<Tenant>,
+}
+
+impl Namespace {
+    /// The namespace of a verb that requires one.
+    fn required(self) -> Tenant {
+        self.tenant.expect("clap refuses the verb without -n")
+    }
+}
+
+#[derive(Debug, Args)]
+struct List {
+    #[command(flatten)]
+    namespace: Namespace,
     /// The output format
     #[arg(short, long, value_name = "FORMAT", default_value = "table")]
     output: config::Output,
@@ -258,14 +272,8 @@ struct Inspect {
     /// The name of an artifact or cache, or the id of a volume or artifact, or the first digits of an id
     #[arg(value_name = "NAME|ID", value_parser = clap::builder::NonEmptyStringValueParser::new())]
     what: String,
-    /// Only what belongs to this namespace
-    #[arg(
-        short = 'n',
-        long = "namespace",
-        alias = "tenant",
-        value_name = "NAMESPACE"
-    )]
-    tenant: Option<Tenant>,
+    #[command(flatten)]
+    namespace: Namespace,
     /// The output format
     #[arg(short, long, value_name = "FORMAT", default_value = "yaml")]
     output: config::Data,
@@ -312,17 +320,12 @@ enum OutcomeWord {
 }
 
 #[derive(Debug, Args)]
+#[command(mut_arg("tenant", |arg| arg.required(true).help("The namespace it belongs to")))]
 struct Destroy {
     /// artifact/NAME, resource-cache/KEY or task-cache/KEY
     reference: Reference,
-    /// The namespace it belongs to
-    #[arg(
-        short = 'n',
-        long = "namespace",
-        alias = "tenant",
-        value_name = "NAMESPACE"
-    )]
-    tenant: Tenant,
+    #[command(flatten)]
+    namespace: Namespace,
     /// Show what would be deleted, and delete nothing. Exits with 1 if it would be refused
     #[arg(long)]
     dry_run: bool,
@@ -336,14 +339,8 @@ struct Export {
     /// will do
     #[arg(value_name = "REFERENCE", value_parser = clap::builder::NonEmptyStringValueParser::new())]
     what: String,
-    /// Only what belongs to this namespace
-    #[arg(
-        short = 'n',
-        long = "namespace",
-        alias = "tenant",
-        value_name = "NAMESPACE"
-    )]
-    tenant: Option<Tenant>,
+    #[command(flatten)]
+    namespace: Namespace,
     /// Where the archive goes; `-` is stdout, unless that is a terminal
     #[arg(short, long, value_name = "FILE|-", default_value = "-")]
     output: PathBuf,
@@ -358,6 +355,7 @@ struct Export {
 }
 
 #[derive(Debug, Args)]
+#[command(mut_arg("tenant", |arg| arg.required(true).help("The namespace it will belong to")))]
 struct Import {
     /// The archive; `-` is stdin
     #[arg(value_name = "FILE|-")]
@@ -365,19 +363,14 @@ struct Import {
     /// What it becomes: artifact/NAME, task-cache/KEY or resource-cache/KEY
     #[arg(long = "as", value_name = "REFERENCE")]
     reference: Reference,
-    /// Whose it will be
-    #[arg(
-        short = 'n',
-        long = "namespace",
-        alias = "tenant",
-        value_name = "NAMESPACE"
-    )]
-    tenant: Tenant,
+    #[command(flatten)]
+    namespace: Namespace,
     /// Import it only if it has this digest: the archive as it is, or the tar stream in it
     #[arg(long, value_name = "sha256:DIGITS")]
     digest: Option<Sha256>,
-    /// Delete it so long after the import, or a cache so long after its last use. Without this flag it stays until room is needed
-    #[arg(long, value_name = "DURATION", value_parser = humantime::parse_duration)]
+    /// Delete it after this time: an artifact after the import, a cache after its last use. Without
+    /// this flag it stays until the pool needs the space
+    #[arg(long, value_name = "DURATION", value_parser = config::parse_duration)]
     ttl: Option<Duration>,
     #[command(flatten)]
     pool: config::Pool,
