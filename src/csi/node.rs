@@ -6,7 +6,7 @@ use std::path::PathBuf;
 use tokio::sync::watch;
 use tonic::{Request, Response, Status};
 
-use super::status::{Failure, answer};
+use super::status::{Failure, advertised, answer};
 use super::{Features, NodeId, Readiness, health, note_volume, parse, render, topology};
 use crate::backend::BackendKind;
 use crate::engine::{self, Engine, PublishRequest, Published};
@@ -49,14 +49,6 @@ impl Service {
             return Ok(pool.backend);
         }
         Ok(self.engine()?.backend())
-    }
-
-    fn alpha(&self, method: &'static str) -> Result<(), Failure> {
-        if self.features.alpha {
-            Ok(())
-        } else {
-            Err(Failure::NotServed(method))
-        }
     }
 }
 
@@ -233,7 +225,7 @@ impl Node for Service {
     ) -> Result<Response<csi::NodeGetVolumeHealthResponse>, Status> {
         note_volume(Rpc::of(&request), &request.get_ref().volume_id);
         answer(async {
-            self.alpha("NodeGetVolumeHealth")?;
+            advertised(self.features.alpha, "NodeGetVolumeHealth")?;
             let volume = parse::health(request.get_ref())?;
             let health = if parse::is_claim(volume) {
                 let used = self.engine()?.claim_use(volume).await?;
@@ -256,7 +248,7 @@ impl Node for Service {
         _: Request<csi::NodeGetStorageHealthRequest>,
     ) -> Result<Response<csi::NodeGetStorageHealthResponse>, Status> {
         answer(async {
-            self.alpha("NodeGetStorageHealth")?;
+            advertised(self.features.alpha, "NodeGetStorageHealth")?;
             let engine = self.engine()?;
             // What /readyz asks, too: of a pool that takes no changes statfs(2) tells nothing.
             let look = async {

@@ -103,7 +103,7 @@ pub(super) fn stats(stats: &VolumeStats) -> csi::NodeGetVolumeStatsResponse {
 mod tests {
     use super::*;
     use crate::backend::{BackendKind, Usage};
-    use crate::csi::controller::fake::Fake;
+    use crate::csi::controller::tests::fake::Fake;
     use crate::model::NodeId;
 
     #[test]

@@ -124,6 +124,11 @@ fn cut(text: &str) -> String {
     text.chars().take(128).collect()
 }
 
+/// Refuses a method that is not advertised.
+pub(super) fn advertised(is_on: bool, method: &'static str) -> Result<(), Failure> {
+    is_on.then_some(()).ok_or(Failure::NotServed(method))
+}
+
 /// Converts the result of an RPC body to what tonic expects.
 pub(super) async fn answer<T>(
     body: impl Future<Output = Result<T, Failure>>,

@@ -6,13 +6,9 @@
 //! CreateVolume answers ABORTED or UNAVAILABLE only while it really runs: the provisioner takes these to mean that a volume
 //! may be coming, and does not let go of the claim's node until it knows ([`Failure::not_begun`]).
 
-#[cfg(test)]
-pub(super) mod fake;
 pub(super) mod parse;
 #[cfg(test)]
-mod places;
-#[cfg(test)]
-mod tests;
+pub(super) mod tests;
 
 use std::sync::Arc;
 
@@ -20,7 +16,7 @@ use tokio::sync::Mutex;
 use tonic::{Request, Response, Status};
 
 use super::parse::{Invalid, bounded, given, publish_context};
-use super::status::{Failure, answer};
+use super::status::{Failure, advertised, answer};
 use super::token::List;
 use super::{Features, FindClaims, health, note, note_volume, render, topology};
 use crate::engine;
@@ -52,22 +48,6 @@ impl Service {
 
     fn claims(&self) -> Result<Arc<dyn Claims>, Failure> {
         (self.claims)()
-    }
-
-    fn alpha(&self, method: &'static str) -> Result<(), Failure> {
-        if self.features.alpha {
-            Ok(())
-        } else {
-            Err(Failure::NotServed(method))
-        }
-    }
-
-    fn attach(&self, method: &'static str) -> Result<(), Failure> {
-        if self.features.attach {
-            Ok(())
-        } else {
-            Err(Failure::NotServed(method))
-        }
     }
 
     /// The nodes that ControllerPublishVolume attached a claim to.
@@ -199,7 +179,7 @@ impl Controller for Service {
     ) -> Result<Response<csi::ControllerPublishVolumeResponse>, Status> {
         note_volume(Rpc::of(&request), &request.get_ref().volume_id);
         answer(async {
-            self.attach("ControllerPublishVolume")?;
+            advertised(self.features.attach, "ControllerPublishVolume")?;
             let wanted = parse::attach(request.into_inner())?;
             let (volume, attachment) = (wanted.volume, wanted.attachment);
             let claims = self.claims()?;
@@ -220,7 +200,7 @@ impl Controller for Service {
     ) -> Result<Response<csi::ControllerUnpublishVolumeResponse>, Status> {
         note_volume(Rpc::of(&request), &request.get_ref().volume_id);
         answer(async {
-            self.attach("ControllerUnpublishVolume")?;
+            advertised(self.features.attach, "ControllerUnpublishVolume")?;
             let request = request.into_inner();
             let id = given("volume_id", &request.volume_id)?;
             let node = Some(request.node_id.as_str()).filter(|node| !node.is_empty());
@@ -288,7 +268,7 @@ impl Controller for Service {
         request: Request<csi::ControllerListVolumeHealthRequest>,
     ) -> Result<Response<csi::ControllerListVolumeHealthResponse>, Status> {
         answer(async {
-            self.alpha("ControllerListVolumeHealth")?;
+            advertised(self.features.alpha, "ControllerListVolumeHealth")?;
             let request = request.get_ref();
             let most = parse::page(request.max_entries)?;
             let mut after = List::Health.after(&request.starting_token)?;
@@ -335,7 +315,7 @@ impl Controller for Service {
     ) -> Result<Response<csi::ControllerGetVolumeHealthResponse>, Status> {
         note_volume(Rpc::of(&request), &request.get_ref().volume_id);
         answer(async {
-            self.alpha("ControllerGetVolumeHealth")?;
+            advertised(self.features.alpha, "ControllerGetVolumeHealth")?;
             let id = given("volume_id", &request.get_ref().volume_id)?;
             let used = self.claims()?.claim_use(id).await?;
             Ok(csi::ControllerGetVolumeHealthResponse {
@@ -449,7 +429,7 @@ impl Controller for Service {
         let id = &request.get_ref().snapshot_id;
         note(Rpc::of(&request), "snapshot.id", id);
         answer(async {
-            self.alpha("GetSnapshot")?;
+            advertised(self.features.alpha, "GetSnapshot")?;
             let id = given("snapshot_id", id)?;
             let filter = SnapshotFilter {
                 id: Some(id.to_owned()),
@@ -491,7 +471,7 @@ impl Controller for Service {
     ) -> Result<Response<csi::ControllerGetVolumeResponse>, Status> {
         note_volume(Rpc::of(&request), &request.get_ref().volume_id);
         answer(async {
-            self.alpha("ControllerGetVolume")?;
+            advertised(self.features.alpha, "ControllerGetVolume")?;
             let id = given("volume_id", &request.get_ref().volume_id)?;
             let claim = self.claims()?.claim(id).await?;
             Ok(csi::ControllerGetVolumeResponse {
