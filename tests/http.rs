@@ -14,10 +14,12 @@ use std::net::{Ipv4Addr, Ipv6Addr, SocketAddr};
 use std::os::unix::net::UnixListener;
 use std::path::{Path, PathBuf};
 use std::process::Command;
+use std::task::{Context, Waker};
 use std::time::{Duration, Instant};
 
 use baggageclaim::csi::METHODS;
 use baggageclaim::kubelet_double::{Kubelet, NO_ATTRIBUTES, PublishOptions};
+use baggageclaim::proto::csi::v1 as csi;
 use common::api::{Api, Mood};
 use common::disk::Frozen;
 use common::process::{NodeProcess, PATIENCE, Registry};
@@ -27,6 +29,9 @@ use k8s_openapi::api::apps::v1::DaemonSet;
 use tokio::io::{AsyncReadExt as _, AsyncWriteExt as _};
 use tokio::net::{TcpStream, UnixStream};
 use tonic::transport::{Endpoint, Uri};
+
+/// How many threads of the driver make system calls for RPCs (`--threads`).
+const THREADS: usize = 4;
 
 /// An answer: its status, its head, its body.
 struct Answer(u16, String, String);
@@ -168,18 +173,13 @@ fn value(series: &BTreeMap<String, f64>, id: &str) -> f64 {
         .unwrap_or_else(|| panic!("no {id}: {series:#?}"))
 }
 
-/// In this order, so that what is frozen is thawed before anybody waits for the process.
-fn start_frozen(lab: &Lab) -> (NodeProcess, Frozen) {
-    let frozen = Frozen::new(lab.path());
-    (NodeProcess::start(lab, &[]), frozen)
-}
-
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
 async fn it_is_alive_before_it_is_ready_and_until_it_has_ended() {
     let lab = require_lab!(Fs::Ext4);
     let registry = Registry::new(&lab.kubelet_dir());
     // Making the pool waits for the disk.
-    let (node, frozen) = start_frozen(&lab);
+    let frozen = Frozen::new(lab.path());
+    let node = NodeProcess::start(&lab, &["--threads", &THREADS.to_string()]);
     let address = node.http().await;
     node.logged("\"starting\"", 1).await;
     assert_eq!(get(address, "/healthz").await, (200, "ok\n".into()));
@@ -219,26 +219,34 @@ async fn it_is_alive_before_it_is_ready_and_until_it_has_ended() {
     let inodes = value(&now, "pool_capacity_inodes");
     assert!(inodes > 1000.0 && value(&now, "pool_free_inodes") < inodes);
 
-    // The disk hangs, and with it all threads that serve calls: not ready, and not to be restarted for it.
+    // The disk hangs, and so do all threads for calls. More calls wait for a thread. The driver is
+    // not ready, but alive: a restart would not help.
     let frozen = Frozen::new(lab.path());
     let (mut pods, mut publishes) = (Vec::new(), Vec::new());
-    // As many as there are threads that make system calls for RPCs.
-    for number in 0..4 {
+    for number in 0..THREADS + 2 {
         // A connection of its own, made for the call, as kubelet does.
         let kubelet = node.kubelet().await;
         let pod = kubelet.pod("ci", &format!("build-{number}"));
         pods.push(pod.clone());
         let target = pod.target("s");
-        publishes.push(tokio::spawn(async move {
+        let mut publish = Box::pin(async move {
             let options = PublishOptions::default();
             pod.publish("s", NO_ATTRIBUTES, options).await.map(drop)
-        }));
+        });
+        // The first poll sends the request. The next answer on the same connection therefore shows
+        // that the driver has received it.
+        let sent = publish
+            .as_mut()
+            .poll(&mut Context::from_waker(Waker::noop()));
+        assert!(sent.is_pending(), "{sent:?}");
+        publishes.push(tokio::spawn(publish));
+        let probe = kubelet.identity_client().probe(csi::ProbeRequest {}).await;
+        probe.expect("Probe waits for no disk");
         let began = Instant::now();
-        while !target.exists() {
+        while number < THREADS && !target.exists() {
             assert!(began.elapsed() < PATIENCE, "{}", target.display());
             tokio::task::yield_now().await;
         }
-        // No thread that serves waits for a disk.
         assert_eq!(get(address, "/healthz").await, (200, "ok\n".into()));
     }
     let (status, why) = get(address, "/readyz").await;
