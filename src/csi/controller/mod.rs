@@ -1,10 +1,12 @@
-//! The Controller service: claims and their snapshots as objects, over a store of them ([`Claims`](crate::engine::claims::Claims)).
+//! The Controller service: persistent volumes and their snapshots, in a store
+//! ([`Claims`](crate::engine::claims::Claims)).
 //!
-//! Each RPC parses, asks, renders. Where a claim is, and where a new one goes, is for that store to say; what is decided
-//! here is how many attachments a node may have.
+//! Each RPC parses, calls the store and renders. The store chooses the node of a volume; this
+//! module limits the attachments of a node.
 //!
-//! CreateVolume answers ABORTED or UNAVAILABLE only while it really runs: the provisioner takes these to mean that a volume
-//! may be coming, and does not let go of the claim's node until it knows ([`Failure::not_begun`]).
+//! CreateVolume returns ABORTED or UNAVAILABLE only while it runs. After these codes the
+//! provisioner assumes that a volume may be coming and keeps the claim's node
+//! ([`Failure::not_begun`]).
 
 pub(super) mod parse;
 #[cfg(test)]
@@ -27,13 +29,13 @@ use crate::server::Rpc;
 use csi::controller_server::Controller;
 use csi::controller_service_capability::{Rpc as Capability, Type, rpc};
 
-/// How many claims are looked at in one go where the answer may need all.
+/// The number of volumes per call to the store, where the answer may need all.
 const STRIDE: usize = 1000;
 
 pub(super) struct Service {
     features: Features,
     claims: FindClaims,
-    /// Attachments are counted and made one at a time, or two could both be the last that fits.
+    /// Attachments are counted and added one at a time. Otherwise two could both be the last one.
     attaching: Mutex<()>,
 }
 
@@ -50,7 +52,7 @@ impl Service {
         (self.claims)()
     }
 
-    /// The nodes that ControllerPublishVolume attached a claim to.
+    /// The nodes to which ControllerPublishVolume attached the volume.
     fn attached_to(&self, claim: &PersistentVolume) -> Vec<String> {
         if !self.features.attach {
             return Vec::new();
@@ -63,7 +65,7 @@ impl Service {
         render::snapshot(&snapshot.what, node)
     }
 
-    /// Whether one more claim may be attached to a node.
+    /// Fails if the node has its maximum of attached volumes.
     async fn room_for(
         &self,
         claims: &dyn Claims,
@@ -94,7 +96,7 @@ impl Service {
     }
 }
 
-/// What the controller can do. SINGLE_NODE_MULTI_WRITER is not as alpha as the specification says: see `node`.
+/// The controller's capabilities. For SINGLE_NODE_MULTI_WRITER see `node`.
 fn capabilities(features: Features) -> Vec<rpc::Type> {
     let mut types = vec![
         rpc::Type::CreateDeleteVolume,
@@ -125,7 +127,8 @@ fn capabilities(features: Features) -> Vec<rpc::Type> {
     types
 }
 
-/// What CreateVolume answers after an error of the store of claims. Busy with the source is not busy with the volume.
+/// The failure of CreateVolume after an error of the store. If only the source is busy, the volume
+/// was not begun.
 fn not_created(error: engine::Error, source: Option<&ClaimSource>) -> Failure {
     let begun = match (&error, source) {
         (engine::Error::Busy(id), Some(ClaimSource::Snapshot(from) | ClaimSource::Claim(from))) => {
@@ -193,7 +196,7 @@ impl Controller for Service {
         .await
     }
 
-    /// A volume or a node that does not exist is detached.
+    /// Succeeds for a volume or a node that does not exist.
     async fn controller_unpublish_volume(
         &self,
         request: Request<csi::ControllerUnpublishVolumeRequest>,
@@ -210,7 +213,8 @@ impl Controller for Service {
         .await
     }
 
-    /// What cannot be confirmed is no error, and told in words (CSI specification, "ValidateVolumeCapabilities").
+    /// A capability that the volume lacks is a message, not an error (CSI specification,
+    /// "ValidateVolumeCapabilities").
     async fn validate_volume_capabilities(
         &self,
         request: Request<csi::ValidateVolumeCapabilitiesRequest>,
@@ -262,7 +266,7 @@ impl Controller for Service {
         .await
     }
 
-    /// Only what is not well; a page ends when it is full, or with the last claim.
+    /// Lists only volumes with problems. A page ends when it is full, or with the last volume.
     async fn controller_list_volume_health(
         &self,
         request: Request<csi::ControllerListVolumeHealthRequest>,
@@ -279,7 +283,7 @@ impl Controller for Service {
                 for Placed { what: claim, .. } in &page.items {
                     let used = match claims.claim_use(claim.id.as_str()).await {
                         Ok(used) => used,
-                        // Deleted since the page was made.
+                        // It was deleted since the page was made.
                         Err(engine::Error::NoSuchClaim(_)) => continue,
                         Err(error) => return Err(error.into()),
                     };
@@ -325,7 +329,8 @@ impl Controller for Service {
         .await
     }
 
-    /// What could be made with these capabilities, parameters and topology: nothing, where one of them cannot be.
+    /// The space for a volume with these capabilities, parameters and topology; 0 if one of them is
+    /// not possible.
     async fn get_capacity(
         &self,
         request: Request<csi::GetCapacityRequest>,
@@ -445,7 +450,7 @@ impl Controller for Service {
         .await
     }
 
-    /// The limit is changed where the volume is, at once: nothing is left for the node to do.
+    /// Changes the limit at once, so the node has nothing to do.
     async fn controller_expand_volume(
         &self,
         request: Request<csi::ControllerExpandVolumeRequest>,
@@ -498,7 +503,7 @@ impl Controller for Service {
     }
 }
 
-/// Whether a claim is what it is taken for; the error says what it is not.
+/// Compares a request with the volume; the error names the difference.
 fn confirm(
     claim: &PersistentVolume,
     request: &csi::ValidateVolumeCapabilitiesRequest,
@@ -511,7 +516,7 @@ fn confirm(
         return Err("the volume was made with other parameters".to_owned());
     }
     let mutable = parse::mutable(request.mutable_parameters.clone()).map_err(text)?;
-    // A class that the claim was changed to need not name all that it has.
+    // A VolumeAttributesClass need not name all parameters of the volume.
     if mutable.over(claim.mutable) != claim.mutable {
         return Err("the volume has other mutable parameters".to_owned());
     }
