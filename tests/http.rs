@@ -23,7 +23,7 @@ use baggageclaim::proto::csi::v1 as csi;
 use common::api::{Api, Mood};
 use common::disk::Frozen;
 use common::process::{NodeProcess, PATIENCE, Registry};
-use common::{Fs, Lab, require_lab};
+use common::{Fs, require_lab};
 use hyper_util::rt::TokioIo;
 use k8s_openapi::api::apps::v1::DaemonSet;
 use tokio::io::{AsyncReadExt as _, AsyncWriteExt as _};
@@ -112,7 +112,7 @@ fn series(text: &str) -> BTreeMap<String, f64> {
     series
 }
 
-/// Every word that may label anything: what is not here would be somebody's name.
+/// All allowed values of labels: any other value would be a name.
 fn allowed(key: &str, value: &str) -> bool {
     let one_of = |words: &[&str]| words.contains(&value);
     match key {
@@ -149,7 +149,8 @@ async fn metrics(address: SocketAddr) -> BTreeMap<String, f64> {
     series(&body)
 }
 
-/// Asks until the metrics look so; what is waited for happens in the background, and tells nobody outside.
+/// Repeats until the metrics match. The awaited work runs in the background and signals nothing
+/// outside.
 async fn until(
     address: SocketAddr,
     what: &str,
@@ -256,7 +257,7 @@ async fn it_is_alive_before_it_is_ready_and_until_it_has_ended() {
     assert!(value(&hanging, "ready") == 0.0);
     value(&hanging, "csi_rpcs_total{method=\"Probe\",code=\"OK\"}");
 
-    // The end: what runs is answered, and until then whoever looks sees that it is stopping.
+    // The end: running calls are answered, and until then the pages show that it is stopping.
     node.signal(rustix::process::Signal::TERM);
     registry
         .until("withdrawn", |registry| registry.inode().is_none())
@@ -276,7 +277,7 @@ async fn it_is_alive_before_it_is_ready_and_until_it_has_ended() {
         .await
         .expect_err("nobody listens any more");
 
-    // What was published meanwhile is the next one's.
+    // The next driver has the volumes that were published meanwhile.
     let node = NodeProcess::start(&lab, &[]);
     node.kubelet().await;
     for pod in &pods {
@@ -286,7 +287,7 @@ async fn it_is_alive_before_it_is_ready_and_until_it_has_ended() {
     assert_eq!(lab.close(), [""; 0].map(PathBuf::from));
 }
 
-/// Whoever is called there: to kubelet it is no driver.
+/// Another process answers there: to kubelet it is no driver.
 #[tokio::test]
 async fn a_driver_that_does_not_answer_at_its_socket_is_not_alive() {
     let lab = require_lab!(Fs::Ext4);
@@ -303,7 +304,7 @@ async fn a_driver_that_does_not_answer_at_its_socket_is_not_alive() {
         "{why}"
     );
 
-    // Its connections are taken by the kernel, and by nobody else.
+    // Only the kernel accepts its connections.
     let silent = UnixListener::bind(&node.socket).expect("bind");
     let began = Instant::now();
     let (status, why) = get(address, "/healthz").await;
@@ -517,7 +518,7 @@ async fn by_default_it_listens_at_every_address_of_both_families() {
     assert_eq!(lab.close(), [""; 0].map(PathBuf::from));
 }
 
-/// Calls a method that there is not, with a name that somebody chose.
+/// Calls a method that does not exist, with a name that a caller chose.
 async fn nonsense(socket: &Path, name: &str) {
     use baggageclaim::proto::csi::v1::{ProbeRequest, ProbeResponse};
     let path = socket.to_owned();
@@ -544,7 +545,7 @@ async fn nonsense(socket: &Path, name: &str) {
 #[tokio::test]
 async fn what_made_room_is_counted() {
     let lab = require_lab!(Fs::Ext4);
-    // Everything that nobody uses is too much.
+    // Every unused artifact exceeds the limit.
     let flags = ["--high-watermark", "1", "--low-watermark", "0"];
     let node = NodeProcess::start(&lab, &flags);
     let address = node.http().await;
@@ -565,7 +566,7 @@ async fn what_made_room_is_counted() {
     let bytes = value(&now, "evicted_bytes_total");
     assert!(((1 << 20).into()..1.2e6).contains(&bytes), "{now:#?}");
 
-    // What its step did not mark is given up, and was never an artifact.
+    // Unmarked content is discarded and was never an artifact.
     let given_up = "baggageclaim_seals_total{result=\"given-up\"}";
     assert_eq!(now[given_up], 0.0);
     let marked = [
@@ -642,7 +643,7 @@ async fn only_what_there_is_is_answered_and_a_taken_port_is_told() {
         "{}",
         open.1
     );
-    // Who says nothing holds nobody up, and of many such the first are sent away.
+    // A silent client delays no one, and of many such the first are disconnected.
     let mut silent = Vec::new();
     for _ in 0..300 {
         silent.push(TcpStream::connect(address).await.expect("connect"));

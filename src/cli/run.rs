@@ -226,7 +226,7 @@ pub(super) fn print(show: impl FnOnce(&mut dyn Write) -> io::Result<()>) -> io::
     stdout.flush()
 }
 
-/// Says on stderr that a list is empty: programs read an empty stdout, people get an answer.
+/// Prints on stderr that a list is empty, so that stdout stays empty for programs.
 fn say_none(what: &str, tenant: Option<&Tenant>) {
     let place = tenant.map_or(String::new(), |tenant| format!(" in namespace {tenant}"));
     let _ = writeln!(io::stderr(), "No {what}{place}.");
@@ -403,7 +403,7 @@ async fn check(check: Check) -> Done {
             let answer = client.check(admin::CheckRequest {}).await?;
             answer.into_inner().findings
         }
-        // The pool's lock sees to it that no driver starts meanwhile.
+        // The pool's lock keeps a driver from starting during the check.
         Err(socket::ClientError::NotRunning { .. }) => {
             let findings = Engine::check_offline(pool)?;
             findings.iter().map(admin::Finding::from).collect()

@@ -1,7 +1,8 @@
 //! The failures of an RPC, and the gRPC code and message of each.
 //!
-//! RPC bodies return [`Failure`], never `Status`: tonic converts any `std::io::Error` to a status (ENOENT
-//! becomes NOT_FOUND). So a `?` in the wrong place would answer a code with another meaning in CSI.
+//! RPC bodies return [`Failure`], never `Status`: tonic converts any `std::io::Error` to a status
+//! (ENOENT becomes NOT_FOUND). So a `?` in the wrong place would answer a code with another meaning
+//! in CSI.
 
 use std::future::Future;
 

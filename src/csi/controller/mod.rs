@@ -22,7 +22,7 @@ use super::status::{Failure, advertised, answer};
 use super::token::List;
 use super::{Features, FindClaims, health, note, note_volume, render, topology};
 use crate::engine;
-use crate::engine::claims::{Capacity as Room, Claims, SnapshotFilter};
+use crate::engine::claims::{Capacity, Claims, SnapshotFilter};
 use crate::model::{ClaimSource, PersistentVolume, Placed, Snapshot, VolumeId};
 use crate::proto::csi::v1 as csi;
 use crate::server::Rpc;
@@ -66,7 +66,7 @@ impl Service {
     }
 
     /// Fails if the node has its maximum of attached volumes.
-    async fn room_for(
+    async fn check_limit(
         &self,
         claims: &dyn Claims,
         claim: &PersistentVolume,
@@ -188,7 +188,7 @@ impl Controller for Service {
             let claims = self.claims()?;
             let _alone = self.attaching.lock().await;
             let claim = claims.claim(&volume).await?.what;
-            self.room_for(&*claims, &claim, &attachment.node).await?;
+            self.check_limit(&*claims, &claim, &attachment.node).await?;
             let publish_context = publish_context(attachment.read_only);
             claims.attach_claim(&volume, attachment).await?;
             Ok(csi::ControllerPublishVolumeResponse { publish_context })
@@ -341,15 +341,15 @@ impl Controller for Service {
             parse::parameters(request.parameters)?;
             let wanted = request.volume_capabilities;
             let claims = self.claims()?;
-            let room = if wanted.is_empty() || parse::capabilities(wanted).is_ok() {
+            let capacity = if wanted.is_empty() || parse::capabilities(wanted).is_ok() {
                 let within = topology::topology(request.accessible_topology);
                 claims.capacity(&within).await?
             } else {
-                Room::default()
+                Capacity::default()
             };
             Ok(csi::GetCapacityResponse {
-                available_capacity: render::number(room.available),
-                maximum_volume_size: Some(render::number(room.largest)),
+                available_capacity: render::number(capacity.available),
+                maximum_volume_size: Some(render::number(capacity.largest)),
                 minimum_volume_size: None,
             })
         })

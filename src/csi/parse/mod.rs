@@ -87,11 +87,13 @@ pub(super) enum Invalid {
         snapshots: Vec<String>,
     },
     #[error(
-        "volume_context holds {0:?}, and a claim's volume has no attributes: what it is was said when it was made"
+        "volume_context has {0:?}, but a persistent volume has no attributes there; set parameters in \
+         its StorageClass"
     )]
     ClaimAttribute(String),
     #[error(
-        "publish_context is not one that ControllerPublishVolume of this driver gave: nothing, or readOnly=true"
+        "publish_context is not from ControllerPublishVolume of this driver, which returns nothing or \
+         readOnly=true"
     )]
     PublishContext,
     #[error("parameter {0:?} is unknown; a snapshot's class has none")]

@@ -226,7 +226,8 @@ impl Pipeline<'_> {
         Ok((compiled, program))
     }
 
-    /// Ends a step: measures and unpublishes its volumes, reports its outcome, and waits for the seals.
+    /// Ends a step: measures and unpublishes its volumes, reports its outcome, and waits for the
+    /// seals.
     async fn finish(&mut self, step: Step, succeeded: bool) -> Result<(), Error> {
         for volume in &step.volumes {
             let target = volume.published.target.clone();

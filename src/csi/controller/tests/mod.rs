@@ -1,5 +1,5 @@
-//! The Controller and GroupController services over claims in memory: what they advertise, answer and refuse.
-//! Parsing and rendering have tests of their own beside them.
+//! The Controller and GroupController services over claims in memory: what they advertise, answer
+//! and refuse. Parsing and rendering have tests of their own beside them.
 
 pub(in crate::csi) mod fake;
 mod places;

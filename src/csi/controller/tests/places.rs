@@ -1,5 +1,5 @@
-//! The Controller and GroupController services over claims on two nodes: what is made goes where it is wanted, stays
-//! where it is, and every answer says where that is.
+//! The Controller and GroupController services over claims on two nodes: what is made goes where it
+//! is wanted, stays where it is, and every answer says where that is.
 
 use super::super::*;
 use super::fake::Fake;
