@@ -172,6 +172,22 @@ fn every_module_of_the_engine_that_has_a_tier_exists() {
     }
 }
 
+#[test]
+fn the_map_for_contributors_names_files_that_exist() {
+    let package = Path::new(env!("CARGO_MANIFEST_DIR"));
+    let text = fs::read_to_string(package.join("CONTRIBUTING.md")).expect("read");
+    let words = text
+        .split('`')
+        .filter(|word| word.starts_with("src/") && word.ends_with(".rs"));
+    let named: Vec<&str> = words.collect();
+    assert!(named.len() > 10, "{named:?}");
+    let lost: Vec<&&str> = named
+        .iter()
+        .filter(|file| !package.join(file).is_file())
+        .collect();
+    assert!(lost.is_empty(), "CONTRIBUTING.md names {lost:?}");
+}
+
 const HEADER: &str = "//! What this is.\n//! And what may live here.\n";
 
 /// Writes a tree of sources and says what is wrong with it.
