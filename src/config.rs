@@ -394,7 +394,7 @@ pub enum Error {
     },
     /// A test named no point.
     #[cfg(debug_assertions)]
-    #[error("BAGGAGECLAIM_CRASH_AT names no point of engine::crash")]
+    #[error("BAGGAGECLAIM_CRASH_AT names no point of engine::failpoint")]
     CrashAt,
     /// The machine's name cannot be a node's.
     #[error("this machine's host name cannot be a node's name: {0}; give one with --node-id")]
@@ -402,7 +402,7 @@ pub enum Error {
 }
 
 /// For tests of what `kill -9` leaves, in debug builds only: `BAGGAGECLAIM_CRASH_AT=point[:visit]` names where the process
-/// dies (`engine::crash`). `false` when there is no such point.
+/// dies (`engine::failpoint`). `false` when there is no such point.
 #[cfg(debug_assertions)]
 fn crash_where_told() -> bool {
     let Some(told) = std::env::var_os("BAGGAGECLAIM_CRASH_AT") else {
@@ -412,7 +412,7 @@ fn crash_where_told() -> bool {
     let (point, visit) = told.split_once(':').unwrap_or((told, "1"));
     visit
         .parse()
-        .is_ok_and(|visit| engine::crash::arm(point, visit))
+        .is_ok_and(|visit| engine::failpoint::arm(point, visit))
 }
 
 impl Standalone {

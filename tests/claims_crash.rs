@@ -27,10 +27,10 @@ use std::time::Instant;
 
 use baggageclaim::backend::BackendKind;
 use baggageclaim::engine::claims::{CreateClaim, MountClaim, SnapshotFilter};
-use baggageclaim::engine::crash::{self, Point};
+use baggageclaim::engine::failpoint::{self, Point};
 use baggageclaim::engine::{Config, Engine, Error};
 use baggageclaim::model::{
-    Attachment, Claim, ClaimParameters, ClaimSource, LiveClone, MutableChange, Snapshot,
+    Attachment, ClaimParameters, ClaimSource, LiveClone, MutableChange, PersistentVolume, Snapshot,
     SnapshotId, VolumeId,
 };
 use baggageclaim::sys::{self, Dir};
@@ -166,11 +166,11 @@ async fn patiently<T, F: Future<Output = Result<T, Error>>>(what: &str, ask: imp
 }
 
 /// All claims.
-fn claims(engine: &Engine) -> Vec<Claim> {
+fn claims(engine: &Engine) -> Vec<PersistentVolume> {
     engine.claims(None, 99).items
 }
 
-fn claim(engine: &Engine, name: &str) -> Option<Claim> {
+fn claim(engine: &Engine, name: &str) -> Option<PersistentVolume> {
     let mut all = claims(engine).into_iter();
     all.find(|claim| claim.name == name)
 }
@@ -462,7 +462,7 @@ async fn the_process_under_test() {
         if let Some((point, visit)) = &launch.death
             && in_recovery == point.starts_with("recover-")
         {
-            assert!(crash::arm(point, *visit), "no point is called {point}");
+            assert!(failpoint::arm(point, *visit), "no point is called {point}");
         }
     };
     arm(true);
@@ -484,7 +484,7 @@ async fn the_process_under_test() {
         say(&listed(&engine));
     }
     engine.shutdown().await;
-    let visits: Vec<usize> = Point::ALL.iter().copied().map(crash::visits).collect();
+    let visits: Vec<usize> = Point::ALL.iter().copied().map(failpoint::visits).collect();
     let visits = serde_json::to_vec(&visits).expect("plain data");
     fs::write(launch.visits, visits).expect("written");
 }

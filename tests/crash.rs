@@ -10,7 +10,7 @@
 //! | `starts` | points that no act passes: a first start, recovery, a full disk, a failing one |
 //! | `days` | a reboot, open files, a killed first start, and states between two points |
 //!
-//! The points are those of `engine::crash`. The test fails if a point is not visited, or is visited
+//! The points are those of `engine::failpoint`. The test fails if a point is not visited, or is visited
 //! where it should not be.
 
 #![expect(
@@ -39,7 +39,7 @@ use std::time::{Duration, Instant};
 
 use acts::Act;
 use baggageclaim::backend::{BackendKind, MountApi};
-use baggageclaim::engine::crash::Point;
+use baggageclaim::engine::failpoint::Point;
 use common::{Fs, require_lab};
 use driver::{Call, Connection, Died, Driver, Place, Way};
 use load::{Caller, Random, Together};

@@ -3,7 +3,7 @@
 //! twice.
 //!
 //! The disk really fails (`common::disk`). To fail one step, a test changes the environment at a
-//! point of `engine::crash`. All engines of a process share the points, so these tests take turns.
+//! point of `engine::failpoint`. All engines of a process share the points, so these tests take turns.
 #![cfg(debug_assertions)]
 #![expect(
     clippy::disallowed_types,
@@ -41,10 +41,10 @@ use std::time::{Duration, Instant};
 
 use baggageclaim::backend::BackendKind;
 use baggageclaim::engine::claims::{CreateClaim, SnapshotFilter};
-use baggageclaim::engine::crash::{self, Point};
+use baggageclaim::engine::failpoint::{self, Point};
 use baggageclaim::engine::{Config, Engine, Error};
 use baggageclaim::model::{
-    Claim, ClaimSource, LayerRecord, MutableChange, MutableParameters, Outcome, Snapshot,
+    ClaimSource, LayerRecord, MutableChange, MutableParameters, Outcome, PersistentVolume, Snapshot,
 };
 use baggageclaim::store::{self, Change, Doom, Index};
 use baggageclaim::sys::Dir;
@@ -124,7 +124,7 @@ impl Drop for InTheWay {
 fn index_fails_at(point: Point, disk: &Arc<SmallDisk>, pool: &Path) -> mpsc::Receiver<Broken> {
     let (sender, broken) = mpsc::channel();
     let (disk, index) = (disk.clone(), pool.join("index.redb"));
-    crash::at(point, 1, move || {
+    failpoint::at(point, 1, move || {
         sender
             .send(disk.breaks_at(&index))
             .expect("it is waited for");
@@ -288,13 +288,17 @@ async fn an_index_that_fails_gets_no_more_merged_layers() {
     let fails = index_fails_at(Point::FlattenSynced, &disk, &bench.pool());
     drop(in_the_way);
     reaped_until_degraded(&bench).await;
-    let before = crash::visits(Point::FlattenPlaced);
+    let before = failpoint::visits(Point::FlattenPlaced);
     for _ in 0..3 {
         reaped_until_degraded(&bench).await;
     }
     let layers = names(&bench.pool().join("layers")).len();
     assert_eq!(layers, kept + 1, "the one that the index may have");
-    assert_eq!(crash::visits(Point::FlattenPlaced), before, "no other one");
+    assert_eq!(
+        failpoint::visits(Point::FlattenPlaced),
+        before,
+        "no other one"
+    );
     assert_eq!(names(&bench.pool().join("incoming")), [""; 0]);
     let broken = fails.try_recv().expect("there it failed");
     let bench = bench.restart_after(|_| broken.heals()).await;
@@ -312,7 +316,7 @@ async fn a_merged_layer_that_could_not_be_confirmed_is_kept_and_confirmed_later(
     let bench = require_bench!(on Ground::ALL[0]);
     let (sender, fixed) = mpsc::channel();
     let pool = bench.pool();
-    crash::at(Point::FlattenIndexed, 1, move || {
+    failpoint::at(Point::FlattenIndexed, 1, move || {
         let merged = unconfirmed(&pool).remove(0);
         let fixed = Fixed::new(pool.join("layers").join(merged));
         sender.send(fixed).expect("it is waited for");
@@ -363,8 +367,8 @@ async fn a_stack_that_cannot_be_merged_stops_no_other_one_and_is_tried_again() {
     for _ in 0..2 {
         commit(&bench, &bad, &mut models[0]).await;
     }
-    let before = crash::visits(Point::FlattenConfirmed);
-    while crash::visits(Point::FlattenConfirmed) == before {
+    let before = failpoint::visits(Point::FlattenConfirmed);
+    while failpoint::visits(Point::FlattenConfirmed) == before {
         for (cache, model) in [&bad, &good].into_iter().zip(&mut models) {
             commit(&bench, cache, model).await;
         }
@@ -407,7 +411,7 @@ async fn pods_on(lab: Lab) -> Pods {
 }
 
 /// A claim that goes when nobody has used it for a while.
-async fn short_lived(pods: &Pods, name: &str) -> Claim {
+async fn short_lived(pods: &Pods, name: &str) -> PersistentVolume {
     let request = CreateClaim {
         mutable: MutableParameters {
             size_limit: None,
@@ -418,7 +422,7 @@ async fn short_lived(pods: &Pods, name: &str) -> Claim {
     pods.engine.create_claim(request).await.expect(name)
 }
 
-fn has(pods: &Pods, claim: &Claim) -> bool {
+fn has(pods: &Pods, claim: &PersistentVolume) -> bool {
     pods.engine.claim(claim.id.as_str()).is_ok()
 }
 
@@ -455,7 +459,7 @@ async fn a_snapshot_that_the_index_may_have_is_whole_or_taken_back_after_a_resta
                 let layers = vec![layer.parse().expect("an id")];
                 let claim = [&claim, &short].into_iter().find(|claim| claim.id == of);
                 let member = members.iter().find(|member| member.source == of);
-                changes.push(Change::PutClaim(Claim {
+                changes.push(Change::PutClaim(PersistentVolume {
                     layers: layers.clone(),
                     made: true,
                     ..claim.expect("one of both").clone()
@@ -526,7 +530,7 @@ async fn a_claim_that_is_being_made_is_not_said_to_be_deleted() {
     pods.engine.delete_claim(id).await.expect("deleted");
     let (reached, at_the_point) = tokio::sync::oneshot::channel();
     let (go_on, held) = mpsc::channel::<()>();
-    crash::at(Point::ClaimIndexed, 1, move || {
+    failpoint::at(Point::ClaimIndexed, 1, move || {
         reached.send(()).expect("it is waited for");
         // Also when the test is over.
         let _ = held.recv();
@@ -793,7 +797,7 @@ async fn an_outcome_that_is_told_wakes_who_waits_though_the_next_volume_could_no
         }
     };
     let (sender, fixed) = mpsc::channel();
-    crash::at(Point::OutcomeNoted, 1, move || {
+    failpoint::at(Point::OutcomeNoted, 1, move || {
         let others = untold()
             .into_iter()
             .map(|layer| Fixed::new(pending.join(layer)));
@@ -839,10 +843,10 @@ async fn copies_that_found_no_room_go_on_one_at_a_time() {
     fs::write(&filler, vec![1; usize::try_from(most).expect("small")]).expect("write");
 
     // One has found no room, and is held where it would begin to copy for the second time.
-    let begun = crash::visits(Point::SealLayerRecorded);
-    let attempts = || crash::visits(Point::SealLayerRecorded) - begun;
+    let begun = failpoint::visits(Point::SealLayerRecorded);
+    let attempts = || failpoint::visits(Point::SealLayerRecorded) - begun;
     let (go_on, held) = mpsc::channel::<()>();
-    crash::at(Point::SealLayerRecorded, 2, move || {
+    failpoint::at(Point::SealLayerRecorded, 2, move || {
         // Also when the test is over.
         let _ = held.recv();
     });

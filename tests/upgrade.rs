@@ -32,7 +32,7 @@ use baggageclaim::kubelet_double::{NO_ATTRIBUTES, Pod, PublishOptions};
 use baggageclaim::proto::csi::v1 as csi;
 use common::{Fs, Lab};
 use csi::volume_capability::access_mode::Mode;
-use driver::{Claim, Driver, Place};
+use driver::{Driver, PersistentVolume, Place};
 use older::Age;
 use tonic::Code;
 
@@ -294,9 +294,9 @@ async fn publish(
 /// Claims that are there when the older version ends.
 struct Claims {
     /// It is mounted.
-    mounted: Claim,
+    mounted: PersistentVolume,
     /// It has content of its own over layers that a snapshot holds, too.
-    frozen: Claim,
+    frozen: PersistentVolume,
     snapshot: String,
 }
 

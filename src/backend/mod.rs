@@ -27,7 +27,7 @@ pub use self::copy::Copy;
 pub use self::overlay::{MountApi, Overlay};
 pub use self::probe::{Attempt, Chosen, Facts, Wanted, choose};
 use crate::model::layout::FS;
-use crate::model::{Claim, LayerId, VolumeId, VolumeKind, VolumeRecord};
+use crate::model::{LayerId, PersistentVolume, VolumeId, VolumeKind, VolumeRecord};
 pub use crate::model::{RootAttributes, Usage};
 use crate::sys::{self, Dir};
 use crate::tree;
@@ -163,7 +163,7 @@ impl<'a> Start<'a> {
 
     /// The parameters for a claim's mounts and for its next new upper directory.
     #[must_use]
-    pub fn of_claim(claim: &'a Claim) -> Self {
+    pub fn of_claim(claim: &'a PersistentVolume) -> Self {
         Self {
             layers: &claim.layers,
             root: claim.root(),

@@ -6,7 +6,7 @@ use std::collections::BTreeMap;
 use super::topology;
 use crate::engine::VolumeStats;
 use crate::engine::claims::Group;
-use crate::model::{Claim, ClaimSource, Node, Placed, Snapshot, Timestamp};
+use crate::model::{ClaimSource, Node, PersistentVolume, Placed, Snapshot, Timestamp};
 use crate::proto::csi::v1 as csi;
 use csi::volume_content_source::{SnapshotSource, Type, VolumeSource};
 use csi::volume_usage::Unit;
@@ -17,7 +17,7 @@ pub(super) fn number(n: u64) -> i64 {
 }
 
 /// A claim as a volume. It needs no context: its id says all.
-pub(super) fn volume(placed: &Placed<Claim>) -> csi::Volume {
+pub(super) fn volume(placed: &Placed<PersistentVolume>) -> csi::Volume {
     let claim = &placed.what;
     csi::Volume {
         capacity_bytes: number(claim.capacity),

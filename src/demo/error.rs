@@ -25,10 +25,10 @@ pub(super) enum Error {
     #[error("the demo needs {0}")]
     Missing(String),
     /// A file or directory could not be used.
-    #[error("cannot {doing} {}: {source}", path.display())]
+    #[error("cannot {operation} {}: {source}", path.display())]
     Io {
         /// What was being done.
-        doing: &'static str,
+        operation: &'static str,
         /// To what.
         path: PathBuf,
         /// What the system says.
@@ -62,10 +62,10 @@ pub(super) enum Error {
     #[error(transparent)]
     Admin(#[from] admin::ClientError),
     /// The driver refused something.
-    #[error("{doing}: {}: {}", status.code(), status.message())]
+    #[error("{operation}: {}: {}", status.code(), status.message())]
     Refused {
         /// What was asked of it.
-        doing: String,
+        operation: String,
         /// What it answered.
         status: Box<Status>,
     },
@@ -96,22 +96,22 @@ pub(super) enum Error {
 impl Error {
     /// A file or directory could not be used.
     pub(super) fn io(
-        doing: &'static str,
+        operation: &'static str,
         path: impl Into<PathBuf>,
         source: impl Into<std::io::Error>,
     ) -> Self {
         Self::Io {
-            doing,
+            operation,
             path: path.into(),
             source: source.into(),
         }
     }
 
     /// The driver refused something.
-    pub(super) fn refused(doing: impl Into<String>) -> impl FnOnce(Status) -> Self {
-        let doing = doing.into();
+    pub(super) fn refused(operation: impl Into<String>) -> impl FnOnce(Status) -> Self {
+        let operation = operation.into();
         move |status| Self::Refused {
-            doing,
+            operation,
             status: Box::new(status),
         }
     }

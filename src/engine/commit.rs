@@ -13,8 +13,8 @@ use tokio::sync::mpsc;
 
 use super::artifacts::Sealed;
 use super::backoff::retry_after;
-use super::crash::{Point, point};
 use super::error::{Error, Result};
+use super::failpoint::{Point, point};
 use super::layers::confirm;
 use super::notice;
 use super::pending::unpromise;

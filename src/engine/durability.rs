@@ -4,8 +4,8 @@
 use std::os::fd::{AsFd, BorrowedFd};
 use std::path::PathBuf;
 
-use super::crash::{Point, point};
-use super::error::{Doing, Result};
+use super::error::{Context, Result};
+use super::failpoint::{Point, point};
 use super::layers::trash_unreferenced;
 use super::notice::{self, NotCommitted};
 use super::pending::trash_pending;
@@ -150,12 +150,12 @@ pub(super) fn note_unnoted(inner: &Inner) {
 /// Does what a process did not come to that heard of a failed write-back in this boot.
 pub(super) fn finish_taint(inner: &Inner) -> Result<()> {
     let root = &inner.dirs.root;
-    let doom = store::read_doom(root, &inner.boot).doing("read what was doomed")?;
+    let doom = store::read_doom(root, &inner.boot).context("read what was doomed")?;
     if let Some(mut doom) = doom.filter(|doom| doom.unfinished) {
         taint_claims(inner);
         point(Point::DoomMarked);
         doom.unfinished = false;
-        store::write_doom(root, &doom).doing("write down what was doomed")?;
+        store::write_doom(root, &doom).context("write down what was doomed")?;
     }
     Ok(())
 }
@@ -172,7 +172,7 @@ impl Inner {
             Ok(()) => self.state.lock().synced = Some(began),
             Err(error) => taint(self, error),
         }
-        synced.doing("write back what is to be sealed")
+        synced.context("write back what is to be sealed")
     }
 }
 

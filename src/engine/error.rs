@@ -87,11 +87,11 @@ pub enum Error {
     Full(Shortage),
     /// The pool cannot hold something and a copy of it, whatever goes.
     #[error(
-        "{doing}: the pool is of {pool} bytes, and cannot hold a copy of {needs} beside the original; make it larger"
+        "{operation}: the pool is of {pool} bytes, and cannot hold a copy of {needs} beside the original; make it larger"
     )]
     CopyTooLarge {
         /// What was being done.
-        doing: &'static str,
+        operation: &'static str,
         /// How many bytes the copy takes at least.
         needs: u64,
         /// How many there are in all.
@@ -103,10 +103,12 @@ pub enum Error {
     )]
     TargetFull(String),
     /// A limit of the kernel is reached that has nothing to do with the pool: nothing in it need go for it.
-    #[error("{doing}: {source}; raise it (sysctl {limit}), or end what uses it up, and try again")]
+    #[error(
+        "{operation}: {source}; raise it (sysctl {limit}), or end what uses it up, and try again"
+    )]
     AtLimit {
         /// What was being done.
-        doing: &'static str,
+        operation: &'static str,
         /// The sysctl.
         limit: &'static str,
         /// What failed.
@@ -252,10 +254,10 @@ pub enum Error {
     )]
     NameTaken(Name),
     /// Content was not packed, or an archive not unpacked.
-    #[error("{doing}: {source}")]
+    #[error("{operation}: {source}")]
     Archive {
         /// What was being done.
-        doing: &'static str,
+        operation: &'static str,
         /// What is wrong, with the archive most often.
         source: archive::Error,
     },
@@ -282,18 +284,18 @@ pub enum Error {
     #[error("index: {0}")]
     Index(#[source] store::Error),
     /// A system call failed.
-    #[error("{doing}: {source}")]
+    #[error("{operation}: {source}")]
     System {
         /// What was being done.
-        doing: &'static str,
+        operation: &'static str,
         /// What failed.
         source: sys::Error,
     },
     /// A backend failed in a way that has no answer of its own.
-    #[error("{doing}: {source}")]
+    #[error("{operation}: {source}")]
     Backend {
         /// What was being done.
-        doing: &'static str,
+        operation: &'static str,
         /// What failed.
         source: backend::Error,
     },
@@ -337,17 +339,17 @@ impl From<store::Error> for Error {
 
 impl Error {
     /// A system call failed while this was being done: which of the errors that have an answer of their own that is.
-    fn of_call(doing: &'static str, source: sys::Error) -> Self {
+    fn of_call(operation: &'static str, source: sys::Error) -> Self {
         if source.is_full() {
-            return Self::Full(format!("{doing}: {source}").into());
+            return Self::Full(format!("{operation}: {source}").into());
         }
         match source.limit() {
             Some(limit) => Self::AtLimit {
-                doing,
+                operation,
                 limit,
                 source,
             },
-            None => Self::System { doing, source },
+            None => Self::System { operation, source },
         }
     }
 
@@ -377,49 +379,49 @@ impl Error {
 
 /// Says what was being done when a system call or a backend failed, and finds the failures that have an answer of
 /// their own.
-pub(crate) trait Doing<T> {
+pub(crate) trait Context<T> {
     /// The result with `doing` in its error.
-    fn doing(self, doing: &'static str) -> Result<T>;
+    fn context(self, operation: &'static str) -> Result<T>;
 }
 
-impl<T> Doing<T> for sys::Result<T> {
-    fn doing(self, doing: &'static str) -> Result<T> {
-        self.map_err(|source| Error::of_call(doing, source))
+impl<T> Context<T> for sys::Result<T> {
+    fn context(self, operation: &'static str) -> Result<T> {
+        self.map_err(|source| Error::of_call(operation, source))
     }
 }
 
-impl<T> Doing<T> for archive::Result<T> {
-    fn doing(self, doing: &'static str) -> Result<T> {
+impl<T> Context<T> for archive::Result<T> {
+    fn context(self, operation: &'static str) -> Result<T> {
         self.map_err(|error| match error {
-            archive::Error::System(source) => Error::of_call(doing, source),
+            archive::Error::System(source) => Error::of_call(operation, source),
             // It is told to stop when the engine ends.
             archive::Error::Stopped => Error::ShuttingDown,
-            source => Error::Archive { doing, source },
+            source => Error::Archive { operation, source },
         })
     }
 }
 
-impl<T> Doing<T> for backend::Result<T> {
-    fn doing(self, doing: &'static str) -> Result<T> {
+impl<T> Context<T> for backend::Result<T> {
+    fn context(self, operation: &'static str) -> Result<T> {
         self.map_err(|error| match error {
-            backend::Error::System(source) => Error::of_call(doing, source),
+            backend::Error::System(source) => Error::of_call(operation, source),
             backend::Error::Unsupported { what, why } => Error::Unsupported {
                 what: what.to_owned(),
                 why,
             },
             backend::Error::NoRoom { needs, total, .. } if needs > total.saturating_sub(needs) => {
                 Error::CopyTooLarge {
-                    doing,
+                    operation,
                     needs,
                     pool: total,
                 }
             }
             source @ backend::Error::NoRoom { needs, .. } => Error::Full(Shortage {
-                what: format!("{doing}: {source}"),
+                what: format!("{operation}: {source}"),
                 needs,
             }),
             source @ (backend::Error::Refused { .. } | backend::Error::Stopped) => {
-                Error::Backend { doing, source }
+                Error::Backend { operation, source }
             }
         })
     }
@@ -438,16 +440,16 @@ mod tests {
     #[test]
     fn a_limit_of_the_kernel_is_not_taken_for_a_full_pool() {
         let failed = |call| sys::Error::new(call, "/pods/1/mount", sys::Errno::ENOSPC);
-        let doing = "attach the volume at the target";
-        let error = Err::<(), _>(failed("move_mount")).doing(doing);
+        let operation = "attach the volume at the target";
+        let error = Err::<(), _>(failed("move_mount")).context(operation);
         assert!(
             matches!(&error, Err(Error::AtLimit { limit, .. }) if *limit == "fs.mount-max"),
             "{error:?}"
         );
         let of_backend = backend::Error::System(failed("move_mount"));
-        let error = Err::<(), _>(of_backend).doing(doing);
+        let error = Err::<(), _>(of_backend).context(operation);
         assert!(matches!(error, Err(Error::AtLimit { .. })), "{error:?}");
-        let error = Err::<(), _>(failed("mkdirat")).doing("make the target");
+        let error = Err::<(), _>(failed("mkdirat")).context("make the target");
         assert!(matches!(error, Err(Error::Full(_))), "{error:?}");
     }
 }

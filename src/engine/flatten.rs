@@ -10,8 +10,8 @@ use std::time::{Duration, Instant};
 
 use super::catalog::Transaction;
 use super::claims::data_dir;
-use super::crash::{Point, point};
-use super::error::{Doing, Error, Result};
+use super::error::{Context, Error, Result};
+use super::failpoint::{Point, point};
 use super::guard::Guard;
 use super::layers::{self, trash_unreferenced};
 use super::pins::Pins;
@@ -19,7 +19,9 @@ use super::shared::Inner;
 use super::shared::SHARE;
 use super::state::State;
 use crate::backend::{self, Stop, Usage};
-use crate::model::{Artifact, Claim, LayerId, LayerRecord, Snapshot, VolumeId, flatten_plan};
+use crate::model::{
+    Artifact, LayerId, LayerRecord, PersistentVolume, Snapshot, VolumeId, flatten_plan,
+};
 use crate::store::{self, Change};
 
 /// The most time that one merge is given, which is some ten million files.
@@ -200,7 +202,7 @@ fn longest(
 #[derive(Debug, Default)]
 struct Holders {
     artifacts: Vec<Artifact>,
-    claims: Vec<Claim>,
+    claims: Vec<PersistentVolume>,
     snapshots: Vec<Snapshot>,
 }
 
@@ -392,7 +394,7 @@ fn give(inner: &Inner, holders: &mut Holders, count: usize, merged: LayerId) -> 
 
 fn throw_away(inner: &Inner, merged: LayerId) -> Result<()> {
     let thrown = inner.throw_away(&inner.dirs.layers, merged.to_string().as_ref());
-    thrown.doing("throw a merged layer away").map(drop)
+    thrown.context("throw a merged layer away").map(drop)
 }
 
 /// Says in the merged layer that it is named, and only then in the index what it costs: what is not measured is confirmed when it is.
@@ -417,40 +419,45 @@ fn make(
     let incoming = &inner.dirs.incoming;
     incoming
         .create_dir(&name, 0o700)
-        .doing("make a merged layer")?;
+        .context("make a merged layer")?;
     let result = (|| {
-        let into = incoming.open_beneath(&name).doing("open a merged layer")?;
+        let into = incoming
+            .open_beneath(&name)
+            .context("open a merged layer")?;
         inner
             .backend
             .flatten(newest, &into, rest.is_empty(), stop)
-            .doing("merge layers")?;
+            .context("merge layers")?;
         let record = LayerRecord {
             format: LayerRecord::FORMAT,
             id: merged,
             artifact: artifact(inner, newest, rest, merged),
             claim: None,
         };
-        store::write_sealing(&into, &record).doing("write a merged layer's record")?;
+        store::write_sealing(&into, &record).context("write a merged layer's record")?;
         point(Point::FlattenMerged);
         let usage = inner.backend.usage(&into, stop);
-        let usage = usage.doing("measure a merged layer")?;
+        let usage = usage.context("measure a merged layer")?;
         incoming
             .rename(&name, &inner.dirs.layers, &name)
-            .doing("place a merged layer")?;
+            .context("place a merged layer")?;
         point(Point::FlattenPlaced);
         Ok(usage)
     })();
     match result {
         Ok(usage) => Ok((merged, usage)),
         Err(error) => {
-            let from = if incoming.has(&name).doing("look for a half-merged layer")? {
+            let from = if incoming
+                .has(&name)
+                .context("look for a half-merged layer")?
+            {
                 incoming
             } else {
                 &inner.dirs.layers
             };
             inner
                 .throw_away(from, name.as_ref())
-                .doing("throw a half-merged layer away")?;
+                .context("throw a half-merged layer away")?;
             Err(error)
         }
     }

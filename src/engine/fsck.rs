@@ -4,8 +4,8 @@
 use std::collections::{BTreeSet, HashSet};
 use std::path::{Path, PathBuf};
 
-use super::crash::{Point, point};
-use super::error::{Doing, Error, Result};
+use super::error::{Context, Error, Result};
+use super::failpoint::{Point, point};
 use super::fsck_input::{Moving, Named, Places};
 use super::pool_scan::{Read, entries, names, needs_index, read};
 use super::shared::Inner;
@@ -84,7 +84,7 @@ fn compare(
         stopped,
     };
     check_places(places, &mut findings);
-    let mounts = sys::mount_table().doing("read the mount table")?;
+    let mounts = sys::mount_table().context("read the mount table")?;
     let mut referenced = check_index(named, layers, &mut findings);
     if let Some(dir) = places.layers {
         check_confirmed(dir, &referenced, moving, &mut findings)?;
@@ -219,7 +219,9 @@ fn check_confirmed(
         findings.go_on()?;
         let record = Path::new(&layer.to_string()).join(layout::SEALING_JSON);
         let is_there = match dir.has(&record) {
-            Err(error) if error.is_of_this_process() => return Err(error).doing("look at a layer"),
+            Err(error) if error.is_of_this_process() => {
+                return Err(error).context("look at a layer");
+            }
             // What is no layer at all, or cannot be read, is told of below.
             is_there => is_there.unwrap_or(false),
         };
@@ -361,7 +363,7 @@ fn check_claims(
                 findings.push(stray(path));
                 continue;
             }
-            dir => dir.doing("open a volume's directory"),
+            dir => dir.context("open a volume's directory"),
         };
         let Some(dir) = findings.at(&path, dir)? else {
             continue;
@@ -376,7 +378,7 @@ fn check_claims(
                 findings.push(finding("half-frozen-volume", path.join(name), detail));
             }
         }
-        let record = store::read_claim(&dir).doing("read a volume's record");
+        let record = store::read_claim(&dir).context("read a volume's record");
         let Some(record) = findings.at(&path, record)? else {
             continue;
         };
@@ -459,16 +461,16 @@ fn check_layers(
                 findings.push(finding("empty-layer", path, "it is no directory"));
                 continue;
             }
-            layer => layer.doing("open a layer"),
+            layer => layer.context("open a layer"),
         };
         let Some(layer) = findings.at(&path, layer)? else {
             continue;
         };
-        let has_content = layer.has(layout::FS).doing("look at a layer");
+        let has_content = layer.has(layout::FS).context("look at a layer");
         if findings.at(&path, has_content)? == Some(false) {
             findings.push(finding("empty-layer", path.clone(), "it has no fs"));
         }
-        let record = store::read_sealing(&layer).doing("read a layer's record");
+        let record = store::read_sealing(&layer).context("read a layer's record");
         if let Some(Err(error)) = findings.at(&path, record)? {
             findings.push(finding("unreadable-layer", path, error.to_string()));
         }

@@ -4,7 +4,9 @@
 use std::collections::HashSet;
 
 use super::state::State;
-use crate::model::{Artifact, ArtifactId, Claim, LayerId, Name, Snapshot, SnapshotGroup};
+use crate::model::{
+    Artifact, ArtifactId, LayerId, Name, PersistentVolume, Snapshot, SnapshotGroup,
+};
 use crate::store::{Contents, PoolDirs, PoolView};
 use crate::sys::Dir;
 
@@ -12,7 +14,7 @@ use crate::sys::Dir;
 pub(super) struct Named {
     pub(super) artifacts: Vec<Artifact>,
     pub(super) names: Vec<(Name, ArtifactId)>,
-    pub(super) claims: Vec<Claim>,
+    pub(super) claims: Vec<PersistentVolume>,
     pub(super) snapshots: Vec<Snapshot>,
     pub(super) groups: Vec<SnapshotGroup>,
 }

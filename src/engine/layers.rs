@@ -1,8 +1,8 @@
 //! Layers in the pool: a layer that the index names says so in its record; one that nothing refers to goes to the trash.
 //! How a backend makes and stacks layers is `backend`.
 
-use super::crash::{Point, point};
-use super::error::{Doing, Result};
+use super::error::{Context, Result};
+use super::failpoint::{Point, point};
 use super::shared::Inner;
 use crate::model::LayerId;
 use crate::store;
@@ -14,8 +14,8 @@ pub(super) fn confirm(inner: &Inner, layer: LayerId) -> Result<()> {
         .dirs
         .layers
         .open_beneath(layer.to_string())
-        .doing("open the layer's directory")?;
-    store::confirm_layer(&layer).doing("confirm the layer's record")
+        .context("open the layer's directory")?;
+    store::confirm_layer(&layer).context("confirm the layer's record")
 }
 
 /// Moves those of these layers that nothing refers to into the trash; what they were last found to cost.

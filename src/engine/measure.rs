@@ -6,7 +6,7 @@ use std::path::Path;
 use std::sync::atomic::Ordering;
 
 use super::catalog::last_uses;
-use super::error::{Doing, Error, Result};
+use super::error::{Context, Error, Result};
 use super::layers::confirm;
 use super::shared::Inner;
 use super::state::State;
@@ -39,7 +39,7 @@ pub(super) fn measure_layers(inner: &Inner) -> Result<usize> {
                 let _one_at_a_time = inner.collector.lock();
                 // What went meanwhile was not measured whole.
                 let is_there = inner.dirs.layers.has(layer.to_string());
-                if is_there.doing("look for a layer")? {
+                if is_there.context("look for a layer")? {
                     inner.state.lock().usage.insert(layer, usage);
                     measured.push((layer, usage));
                 }
@@ -96,7 +96,7 @@ fn confirm_layers(inner: &Inner) -> Result<()> {
         match inner.dirs.layers.has(&record) {
             Err(error) if error.is_no_directory() => Ok(()),
             Ok(false) => Ok(()),
-            found => found.doing("look at a layer").and_then(|_| {
+            found => found.context("look at a layer").and_then(|_| {
                 match confirm(inner, layer) {
                     // It went meanwhile.
                     Err(Error::System { source, .. }) if source.is(Errno::ENOENT) => Ok(()),
@@ -139,7 +139,7 @@ fn leave_alone(inner: &Inner, layer: LayerId, error: &Error) -> bool {
 fn measure_layer(inner: &Inner, layer: LayerId) -> Result<Option<Usage>> {
     let dir = match inner.dirs.layers.open_beneath(layer.to_string()) {
         Err(error) if error.is(Errno::ENOENT) || error.is_no_directory() => return Ok(None),
-        dir => dir.doing("open a layer")?,
+        dir => dir.context("open a layer")?,
     };
     match confirm(inner, layer) {
         Err(Error::System { source, .. }) if source.is(Errno::ENOENT) => {
@@ -151,11 +151,11 @@ fn measure_layer(inner: &Inner, layer: LayerId) -> Result<Option<Usage>> {
     if known.is_some() {
         return Ok(known);
     }
-    if !dir.has(layout::FS).doing("look at a layer")? {
+    if !dir.has(layout::FS).context("look at a layer")? {
         return Ok(None);
     }
     match inner.backend.usage(&dir, &|| inner.stop.is_cancelled()) {
         Err(backend::Error::Stopped) => Ok(None),
-        usage => usage.map(Some).doing("measure a layer"),
+        usage => usage.map(Some).context("measure a layer"),
     }
 }

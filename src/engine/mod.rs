@@ -32,10 +32,9 @@ pub mod claims;
 mod clock;
 mod commit;
 mod counters;
-pub mod crash;
 mod durability;
 mod error;
-mod figures;
+pub mod failpoint;
 mod flatten;
 mod fsck;
 mod fsck_input;
@@ -43,6 +42,7 @@ mod gc_cycles;
 mod guard;
 mod layers;
 mod measure;
+mod metrics;
 mod mounts;
 mod names;
 pub mod notice;
@@ -90,14 +90,14 @@ use tokio_util::task::TaskTracker;
 
 pub use counters::Counters;
 pub use error::{Error, Result, Shortage};
-pub use figures::Figures;
+pub use metrics::Metrics;
 pub use notice::{Notice, Notices};
 pub use shared::{Config, Pods};
 pub use threads::apart;
 pub use transfer::{Export, Exported, ImportRequest, Imported, Source, View};
 pub use types::{
-    ArtifactRow, Awaited, Finding, PublishRequest, Published, Reaped, Rebuilt, Status, Told,
-    VolumeRow, VolumeState, VolumeStats,
+    ArtifactRow, Awaited, Finding, OutcomeReport, PublishRequest, Published, Reaped, Rebuilt,
+    Status, VolumeRow, VolumeState, VolumeStats,
 };
 
 use crate::archive::{Codec, Progress};
@@ -108,7 +108,7 @@ use crate::sys::{self, Dir, UnmountWatches};
 
 use backoff::Setbacks;
 use clock::Clock;
-use error::Doing;
+use error::Context;
 use gc_cycles::Rounds;
 use pool::{Pool, boot_id};
 use prewarm::Spares;
@@ -150,7 +150,7 @@ async fn take_up(
         durability::note_unnoted(&engine);
         if !recovered.changes.is_empty() {
             engine.transact(&recovered.changes).result()?;
-            crash::point(crash::Point::RecoverIndexed);
+            failpoint::point(failpoint::Point::RecoverIndexed);
         }
         let _made_later_if_not_now = engine.keep_reserve();
         Ok::<_, Error>(recovered)
@@ -164,7 +164,7 @@ impl Engine {
         let threads = |name, count| {
             Threads::start(name, count)
                 .map_err(|error| sys::Error::new("clone", name, error))
-                .doing("start threads")
+                .context("start threads")
         };
         let calls = threads("calls", config.threads.max(1))?;
         let (commits, sealed) = mpsc::unbounded_channel();
@@ -279,7 +279,7 @@ impl Engine {
     }
 
     /// Says how a pod's work ended; returns what its volumes make of it. The first word counts.
-    pub async fn report_outcome(&self, pod: &PodUid, outcome: Outcome) -> Result<Told> {
+    pub async fn report_outcome(&self, pod: &PodUid, outcome: Outcome) -> Result<OutcomeReport> {
         outcome::report(&self.inner, pod, outcome).await
     }
 
@@ -420,15 +420,15 @@ impl Engine {
                 .dirs
                 .root
                 .touch()
-                .doing("change something in the pool")
+                .context("change something in the pool")
         };
         self.inner.calls.run(job).await?
     }
 
     /// What it has, in numbers; cheap enough to be asked often.
-    pub async fn figures(&self) -> Result<Figures> {
+    pub async fn metrics(&self) -> Result<Metrics> {
         let inner = self.inner.clone();
-        let job = move || figures::figures(&inner);
+        let job = move || metrics::collect(&inner);
         self.inner.calls.run(job).await?
     }
 
@@ -468,7 +468,7 @@ impl Engine {
     pub async fn shutdown(&self) {
         let inner = &self.inner;
         inner.state.lock().closing = true;
-        // Who waits for something to happen sees that the engine closes. Told once, and before we wait ourselves: who
+        // Who waits for something to happen sees that the engine closes. OutcomeReport once, and before we wait ourselves: who
         // tells everybody in a loop wakes itself, and never lets the others run.
         inner.changed.notify_waiters();
         let none = inner.when(|state| state.busy.is_empty().then_some(()));

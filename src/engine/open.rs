@@ -7,8 +7,8 @@ use std::path::{Path, PathBuf};
 use std::sync::Arc;
 
 use super::clock::Clock;
-use super::crash::{Point, point};
-use super::error::{Doing, Error, Result};
+use super::error::{Context, Error, Result};
+use super::failpoint::{Point, point};
 use super::pool::boot_id;
 use super::pool::random;
 use super::pool_scan::needs_index;
@@ -120,7 +120,7 @@ pub(super) fn recorded_backend(pool: &Path) -> Option<BackendKind> {
 
 /// A directory that does not say which pool it is must not be one: its layers are of a backend that is not known any more.
 fn nothing_is_there(path: &Path, dirs: &PoolDirs) -> Result<()> {
-    if dirs.layers.entries().doing("read layers/")?.is_empty() {
+    if dirs.layers.entries().context("read layers/")?.is_empty() {
         return Ok(());
     }
     let problem = format!(
@@ -151,7 +151,7 @@ fn sweep(dirs: &PoolDirs) -> Result<()> {
     if let Err(error) = dirs.root.free_temporary(layout::RESERVE.as_ref()) {
         tracing::warn!(%error, "what is there of a reserve stays");
     }
-    for entry in dirs.incoming.entries().doing("read incoming/")? {
+    for entry in dirs.incoming.entries().context("read incoming/")? {
         let key = LayerId::from_bits(random());
         let swept = dirs
             .incoming
@@ -233,7 +233,7 @@ fn remember_lost(dirs: &PoolDirs, error: &sys::Error) {
             }
             written => written,
         };
-        written.doing("remember that a write was lost")
+        written.context("remember that a write was lost")
     });
     point(Point::DoomNoted);
     tracing::error!(%error, "the disk failed to write back data while no driver was there to hear of it");

@@ -5,11 +5,11 @@
 use std::collections::HashMap;
 use std::sync::Arc;
 
-use super::crash::{Point, point};
-use super::error::{Doing, Result};
+use super::error::{Context, Result};
+use super::failpoint::{Point, point};
 use super::shared::Inner;
 use super::state::Goal;
-use super::types::{Awaited, Told, VolumeState};
+use super::types::{Awaited, OutcomeReport, VolumeState};
 use crate::model::{Commit, LayerId, Outcome, PodUid, VolumeId, VolumeRecord};
 use crate::store;
 use crate::sys::{Dir, Errno};
@@ -22,7 +22,11 @@ enum Place {
 }
 
 /// Tells the volumes of a pod how it ended.
-pub(super) async fn report(inner: &Arc<Inner>, pod: &PodUid, outcome: Outcome) -> Result<Told> {
+pub(super) async fn report(
+    inner: &Arc<Inner>,
+    pod: &PodUid,
+    outcome: Outcome,
+) -> Result<OutcomeReport> {
     let (engine, pod) = (inner.clone(), pod.clone());
     inner
         .calls
@@ -30,7 +34,7 @@ pub(super) async fn report(inner: &Arc<Inner>, pod: &PodUid, outcome: Outcome) -
         .await?
 }
 
-fn note(inner: &Inner, pod: &PodUid, outcome: Outcome) -> Result<Told> {
+fn note(inner: &Inner, pod: &PodUid, outcome: Outcome) -> Result<OutcomeReport> {
     // A volume that moves between two looks is met again in its new place.
     const LOOKS: usize = 8;
     let mut told = known(inner, pod, outcome);
@@ -63,11 +67,11 @@ fn note(inner: &Inner, pod: &PodUid, outcome: Outcome) -> Result<Told> {
             inner.changed.notify_waiters();
         }
     }
-    failure.map_or(Ok(told), Err).doing("note the outcome")
+    failure.map_or(Ok(told), Err).context("note the outcome")
 }
 
 /// What volumes of this pod were told before.
-fn known(inner: &Inner, pod: &PodUid, outcome: Outcome) -> Told {
+fn known(inner: &Inner, pod: &PodUid, outcome: Outcome) -> OutcomeReport {
     let state = inner.state.lock();
     let live = state.volumes.values();
     let live = live.map(|live| (&live.record, live.outcome));
@@ -76,7 +80,7 @@ fn known(inner: &Inner, pod: &PodUid, outcome: Outcome) -> Told {
     let of_pod = live
         .chain(leaving)
         .filter(|(record, _)| record.pod.uid == *pod);
-    let mut told = Told::default();
+    let mut told = OutcomeReport::default();
     for before in of_pod.filter_map(|(_, before)| before) {
         if before == outcome {
             told.same += 1;

@@ -4,8 +4,8 @@
 use std::sync::Arc;
 use std::sync::atomic::Ordering;
 
-use super::crash::{Point, point};
-use super::error::{Doing, Result};
+use super::error::{Context, Result};
+use super::failpoint::{Point, point};
 use super::notice::{What, say};
 use super::shared::Inner;
 use super::state::Goal;
@@ -51,7 +51,7 @@ pub(super) fn unpromise(inner: &Inner, key: LayerId) -> Result<()> {
     let name = key.to_string();
     let throw_away = || inner.throw_away_if_there(&inner.dirs.pending, name.as_ref());
     let thrown = inner.with_reserve(throw_away);
-    thrown.doing("throw the volume away")
+    thrown.context("throw the volume away")
 }
 
 /// A volume that was thrown away is deleted.
@@ -80,16 +80,16 @@ impl Inner {
             return Ok(None);
         };
         let dir = place.open_if_there(key.to_string());
-        dir.doing("open the volume's directory")
+        dir.context("open the volume's directory")
     }
 
     /// Whether the layer of a pending seal has its record: the decision to seal was made.
     pub(super) fn is_recorded(&self, key: LayerId) -> Result<bool> {
         let layer = self.dirs.layers.open_if_there(key.to_string());
-        let Some(layer) = layer.doing("open the layer's directory")? else {
+        let Some(layer) = layer.context("open the layer's directory")? else {
             return Ok(false);
         };
-        let record = store::read_sealing(&layer).doing("read the layer's record")?;
+        let record = store::read_sealing(&layer).context("read the layer's record")?;
         Ok(record.is_ok())
     }
 

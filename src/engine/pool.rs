@@ -6,7 +6,7 @@ use std::sync::Arc;
 
 use tokio_util::sync::CancellationToken;
 
-use super::error::{Doing, Result};
+use super::error::{Context, Result};
 use crate::backend::Backend;
 use crate::model::LayerId;
 use crate::store::PoolDirs;
@@ -39,5 +39,5 @@ pub(super) fn boot_id() -> Result<String> {
     const PATH: &str = "/proc/sys/kernel/random/boot_id";
     let id = std::fs::read_to_string(PATH).map_err(|error| sys::Error::new("read", PATH, error));
     id.map(|id| id.trim().to_owned())
-        .doing("read the kernel's boot id")
+        .context("read the kernel's boot id")
 }

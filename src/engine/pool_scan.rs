@@ -4,13 +4,13 @@
 use std::collections::BTreeSet;
 use std::path::{Path, PathBuf};
 
-use super::error::{Doing, Result};
+use super::error::{Context, Result};
 use crate::model::{VolumeRecord, layout};
 use crate::store;
 use crate::sys::{self, Dir};
 
 pub(super) fn names(dir: &Dir) -> Result<BTreeSet<PathBuf>> {
-    let entries = dir.entries().doing("read a directory of the pool")?;
+    let entries = dir.entries().context("read a directory of the pool")?;
     Ok(entries.into_iter().map(|entry| entry.name.into()).collect())
 }
 
@@ -35,9 +35,9 @@ pub(super) fn read(dir: &Dir, name: &Path) -> Result<Option<Read>> {
         // Gone since it was listed.
         Err(error) if error.is(sys::Errno::ENOENT) => return Ok(None),
         Err(error) if error.is_no_directory() => return Ok(Some(Read::Stray)),
-        Err(error) => return Err(error).doing("open a volume's directory"),
+        Err(error) => return Err(error).context("open a volume's directory"),
     };
-    let record = store::read_volume(&dir).doing("read a volume's record")?;
+    let record = store::read_volume(&dir).context("read a volume's record")?;
     Ok(Some(Read::Record(Box::new(record))))
 }
 
@@ -50,11 +50,11 @@ pub(super) fn needs_index(layers: Option<&Dir>, volumes: Option<&Dir>) -> Result
     for (volumes, name) in entries(volumes)? {
         match volumes.open_beneath(&name) {
             Err(error) if error.is_no_directory() => {}
-            Err(error) => return Err(error).doing("open a volume's directory"),
+            Err(error) => return Err(error).context("open a volume's directory"),
             Ok(volume) => {
                 if volume
                     .has(layout::CLAIM_JSON)
-                    .doing("look for a claim's record")?
+                    .context("look for a claim's record")?
                 {
                     return Ok(true);
                 }

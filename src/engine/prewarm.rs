@@ -15,8 +15,8 @@ use std::sync::atomic::{AtomicBool, Ordering};
 
 use parking_lot::Mutex;
 
-use super::crash::{Point, point};
-use super::error::{Doing, Result};
+use super::error::{Context, Result};
+use super::failpoint::{Point, point};
 use super::pool::{Pool, random, throw_away};
 use super::threads::Threads;
 use crate::backend::{self, Prepared, Start};
@@ -264,7 +264,7 @@ impl Spares {
     pub(super) fn sweep(&self) -> Result<()> {
         let pool = &self.making.pool;
         let spares = &pool.dirs.spares;
-        for entry in spares.entries().doing("read spares/")? {
+        for entry in spares.entries().context("read spares/")? {
             let name = entry.name.as_ref();
             if let Err(error) = pool.backend.delete(spares, name, &|| false) {
                 tracing::debug!(%error, "a spare volume goes to the trash");

@@ -11,8 +11,8 @@ use std::path::Path;
 use std::sync::Arc;
 use std::time::{Duration, Instant};
 
-use super::crash::{Point, point};
-use super::error::{Doing, Error, Result};
+use super::error::{Context, Error, Result};
+use super::failpoint::{Point, point};
 use super::guard::{self, Guard};
 use super::prewarm::Stage;
 use super::shared::Inner;
@@ -373,18 +373,18 @@ impl Place {
                 Err(error) if error.is(Errno::ENOENT) => inner.spares.is_missing(spare, &error),
                 Err(error) => {
                     inner.spares.give_back(spare, record);
-                    return Err(error).doing("make the volume's directory");
+                    return Err(error).context("make the volume's directory");
                 }
             }
         }
         let create = || volumes.create_dir(&record.id, 0o700);
-        enter(inner, record, create).doing("make the volume's directory")?;
+        enter(inner, record, create).context("make the volume's directory")?;
         let dir = volumes.open_beneath(&record.id).inspect_err(|_| {
             // The first error is the one to tell; a directory that stays is swept at the next start.
             let _ = volumes.remove_dir(&record.id);
         });
         Ok(Self {
-            dir: dir.doing("open the volume's directory")?,
+            dir: dir.context("open the volume's directory")?,
             made: None,
         })
     }
@@ -397,7 +397,7 @@ impl Place {
             Some(Stage::Mounted { mount, id, label }) => {
                 if record.layers.is_empty() {
                     // It is as old as its preparation.
-                    sys::touch_mount(mount.as_fd()).doing("make the volume's content")?;
+                    sys::touch_mount(mount.as_fd()).context("make the volume's content")?;
                 }
                 record.mounted_as = Some(label);
                 point(Point::PublishContentMade);
@@ -412,7 +412,7 @@ impl Place {
         let limit = inner
             .backend
             .create(&dir, &Start::of(record).with(prepared))
-            .doing("make the volume's content")?;
+            .context("make the volume's content")?;
         if let Some(why) = limit.why_unenforced() {
             tracing::warn!(volume.id = %record.id, %why, "sizeLimit is not enforced");
             let notices = inner.config.notices.as_ref();
@@ -428,8 +428,8 @@ impl Place {
         let mount = inner
             .backend
             .mount(&dir, record.label(), &start, record.read_only)
-            .doing("mount the volume")?;
-        let point = sys::mount_point(mount.as_fd()).doing("look at the new mount")?;
+            .context("mount the volume")?;
+        let point = sys::mount_point(mount.as_fd()).context("look at the new mount")?;
         Ok((mount, point.id))
     }
 }
@@ -454,7 +454,7 @@ fn write(dir: &Dir, blank: Option<BlankRecord>, record: &VolumeRecord) -> Result
         Some(blank) => blank.fill(dir, record),
         None => store::write_volume(dir, record, false),
     }
-    .doing("write the volume's record")
+    .context("write the volume's record")
 }
 
 /// Takes back what a failed publish made, unless it is told that all went well.

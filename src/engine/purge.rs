@@ -5,7 +5,7 @@
 use std::path::Path;
 use std::time::{Duration, Instant};
 
-use super::error::{Doing, Error, Result};
+use super::error::{Context, Error, Result};
 use super::shared::Inner;
 use super::trash::{MOST_TRIES, order};
 use crate::backend;
@@ -30,7 +30,7 @@ pub(super) struct Emptied {
 /// Deletes what is in the trash and no longer in use, until then.
 pub(super) fn empty(inner: &Inner, until: Instant) -> Result<Emptied> {
     let mut entries = Vec::new();
-    for entry in inner.dirs.trash.entries().doing("read trash/")? {
+    for entry in inner.dirs.trash.entries().context("read trash/")? {
         let name: Option<LayerId> = entry.name.to_str().and_then(|name| name.parse().ok());
         let leaves = |name| inner.state.lock().leaving.contains_key(&name);
         if !name.is_some_and(leaves) {
@@ -79,9 +79,13 @@ fn delete(inner: &Inner, name: &Path, share: Duration) -> Result<bool> {
     let trash = &inner.dirs.trash;
     let in_use = match trash.open_beneath(name) {
         // Only a volume's top can be mounted; a layer comes here when nothing that may be mounted refers to it.
-        Ok(dir) if dir.has(layout::VOLUME_JSON).doing("look into the trash")? => {
+        Ok(dir)
+            if dir
+                .has(layout::VOLUME_JSON)
+                .context("look into the trash")? =>
+        {
             let in_use = inner.backend.in_use(&dir);
-            in_use.doing("ask whether what is in the trash is in use")? || is_read(inner, &dir)?
+            in_use.context("ask whether what is in the trash is in use")? || is_read(inner, &dir)?
         }
         // A layer, or a stray file.
         _ => false,
@@ -92,7 +96,7 @@ fn delete(inner: &Inner, name: &Path, share: Duration) -> Result<bool> {
     inner
         .backend
         .delete(trash, name, &inner.patience_of(share))
-        .doing("delete what is in the trash")?;
+        .context("delete what is in the trash")?;
     Ok(true)
 }
 
@@ -101,12 +105,12 @@ fn is_read(inner: &Inner, volume: &Dir) -> Result<bool> {
     if inner.state.lock().retained_layers.is_empty() {
         return Ok(false);
     }
-    let record = store::read_volume(volume).doing("read a volume's record")?;
+    let record = store::read_volume(volume).context("read a volume's record")?;
     let plan = record.ok().and_then(|record| record.seal);
     Ok(plan.is_some_and(|plan| inner.state.lock().retained_layers.contains_key(&plan.layer)))
 }
 
 /// How much of it could not be deleted.
 pub(super) fn held(inner: &Inner) -> Result<usize> {
-    Ok(inner.dirs.trash.entries().doing("read trash/")?.len())
+    Ok(inner.dirs.trash.entries().context("read trash/")?.len())
 }

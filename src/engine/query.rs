@@ -6,7 +6,7 @@ use std::path::Path;
 use std::sync::Arc;
 use std::time::{Duration, Instant};
 
-use super::error::{Doing, Error, Result};
+use super::error::{Context, Error, Result};
 use super::shared::Inner;
 use super::state::{Goal, Live, Measured, State};
 use super::target::{Found, Target};
@@ -135,7 +135,7 @@ pub(super) async fn stats(
             .transpose()?;
         let there = matches!(found, Some(Found::Mount(point)) if point.id == mount);
         there
-            .then(|| engine.dirs.root.space().doing("ask for the pool's room"))
+            .then(|| engine.dirs.root.space().context("ask for the pool's room"))
             .transpose()
     });
     let space = space.await??.ok_or_else(absent)?;
@@ -203,12 +203,12 @@ fn measure_volume(inner: &Inner, volume: &VolumeId) {
         .dirs
         .volumes
         .open_beneath(volume)
-        .doing("open the volume's directory")
+        .context("open the volume's directory")
         .and_then(|dir| {
             inner
                 .backend
                 .usage(&dir, &inner.patience())
-                .doing("measure the volume")
+                .context("measure the volume")
         });
     if let Err(error) = &usage {
         tracing::debug!(volume.id = %volume, %error, "could not be measured");
@@ -226,7 +226,7 @@ fn measure_volume(inner: &Inner, volume: &VolumeId) {
 
 /// The engine as a whole.
 pub(super) fn status(inner: &Inner) -> Result<Status> {
-    let space = inner.dirs.root.space().doing("ask for the pool's room")?;
+    let space = inner.dirs.root.space().context("ask for the pool's room")?;
     let state = inner.state.lock();
     let sealing = state
         .leaving

@@ -8,7 +8,7 @@ use std::sync::Arc;
 use std::time::{Duration, Instant};
 
 use super::backoff::{look_again, retry_after};
-use super::error::{Doing, Error, Result};
+use super::error::{Context, Error, Result};
 use super::notice::NotCommitted;
 use super::pending::tell_if_held_for_long;
 use super::shared::Inner;
@@ -97,7 +97,7 @@ fn ask(inner: &Inner, key: LayerId) -> Result<(bool, Duration)> {
     let stop = || inner.stop.is_cancelled() || began.elapsed() > ASKING;
     let written = inner.backend.writers(&dir, &stop);
     Ok((
-        written.doing("ask who writes to the volume")?,
+        written.context("ask who writes to the volume")?,
         began.elapsed(),
     ))
 }

@@ -13,8 +13,8 @@ use std::time::{Duration, Instant};
 
 use super::catalog::last_uses;
 use super::claims::maintenance;
-use super::crash::{Point, point};
-use super::error::{Doing, Error, Result};
+use super::error::{Context, Error, Result};
+use super::failpoint::{Point, point};
 use super::layers::trash_unreferenced;
 use super::measure::measure_layers;
 use super::pins::Pins;
@@ -285,7 +285,7 @@ fn collect_garbage(inner: &Arc<Inner>) -> Result<usize> {
 /// the call needs. Nothing goes for a call that needs more than there would be if all went.
 fn make_room(inner: &Arc<Inner>) -> Result<usize> {
     let asked = std::mem::take(&mut *inner.asked.lock());
-    let space = inner.dirs.root.space().doing("ask for the pool's room")?;
+    let space = inner.dirs.root.space().context("ask for the pool's room")?;
     let space = with_what_comes(inner, space);
     // Looks at everything, so only where it decides something. What nobody has come to measure yet may be any size.
     let decides = asked.iter().any(|bytes| *bytes > 0);
@@ -547,7 +547,7 @@ fn destroy_now(inner: &Arc<Inner>, name: Name) -> Result<bool> {
 
 /// Layers that volumes were the last to refer to: they could not go with their artifact.
 fn trash_unused_layers(inner: &Inner) -> Result<()> {
-    let on_disk = inner.dirs.layers.entries().doing("read layers/")?;
+    let on_disk = inner.dirs.layers.entries().context("read layers/")?;
     let layers: Vec<LayerId> = on_disk
         .iter()
         .filter_map(|entry| entry.name.to_str()?.parse().ok())

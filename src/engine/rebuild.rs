@@ -4,12 +4,12 @@
 use std::collections::{HashMap, HashSet};
 use std::path::{Path, PathBuf};
 
-use super::crash::{Point, point};
-use super::error::{Doing, Error, Result};
+use super::error::{Context, Error, Result};
+use super::failpoint::{Point, point};
 use super::pool::boot_id;
 use super::pool_scan::{Read, names, read};
 use super::types::Rebuilt;
-use crate::model::{Artifact, ArtifactId, Claim, LayerId, Name, layout, takes_name};
+use crate::model::{Artifact, ArtifactId, LayerId, Name, PersistentVolume, layout, takes_name};
 use crate::store::{self, Change, NewIndex, PoolDirs};
 use crate::sys::Dir;
 
@@ -30,10 +30,10 @@ pub(super) fn rebuild(path: &Path) -> Result<Rebuilt> {
     for name in names(&dirs.layers)? {
         let layer = match dirs.layers.open_beneath(&name) {
             Err(error) if error.is_no_directory() => continue,
-            layer => layer.doing("open a layer")?,
+            layer => layer.context("open a layer")?,
         };
-        if layer.has(layout::FS).doing("look at a layer")?
-            && let Ok(record) = store::read_layer(&layer).doing("read a layer's record")?
+        if layer.has(layout::FS).context("look at a layer")?
+            && let Ok(record) = store::read_layer(&layer).context("read a layer's record")?
             && Path::new(&record.id.to_string()) == name
             && !unfinished.contains(&name)
         {
@@ -116,14 +116,14 @@ fn unfinished(dirs: &PoolDirs) -> Result<Vec<PathBuf>> {
 
 /// The claims whose directories tell of them, and the directories of those whose records cannot be read. Of one whose layers are missing
 /// the next start says so, and keeps it.
-fn claims(dirs: &PoolDirs) -> Result<(Vec<Claim>, Vec<PathBuf>)> {
+fn claims(dirs: &PoolDirs) -> Result<(Vec<PersistentVolume>, Vec<PathBuf>)> {
     let (mut claims, mut unreadable) = (Vec::new(), Vec::new());
     for name in names(&dirs.volumes)? {
         let dir = match dirs.volumes.open_beneath(&name) {
             Err(error) if error.is_no_directory() => continue,
-            dir => dir.doing("open a volume's directory")?,
+            dir => dir.context("open a volume's directory")?,
         };
-        match store::read_claim(&dir).doing("read a volume's record")? {
+        match store::read_claim(&dir).context("read a volume's record")? {
             Ok(record) if Path::new(record.claim.id.as_str()) == name => claims.push(record.claim),
             // A volume of a pod.
             Err(store::Unreadable::Missing) => {}

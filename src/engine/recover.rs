@@ -12,8 +12,8 @@ use std::collections::{HashMap, HashSet};
 use std::path::{Path, PathBuf};
 
 use super::claims::recover as claims;
-use super::crash::{Point, point};
-use super::error::{Doing, Error, Result};
+use super::error::{Context, Error, Result};
+use super::failpoint::{Point, point};
 use super::layers::confirm;
 use super::mounts::find_mounts;
 use super::notice::{self, NotCommitted};
@@ -44,7 +44,7 @@ pub(super) fn recover(inner: &Inner, contents: Contents) -> Result<Recovered> {
     let mut recovered = Recovered::default();
     let mut state = State::default();
     if let Some(doom) =
-        store::read_doom(&inner.dirs.root, &inner.boot).doing("read what was doomed")?
+        store::read_doom(&inner.dirs.root, &inner.boot).context("read what was doomed")?
     {
         state.tainted_until = Some(doom.until);
     }
@@ -52,7 +52,7 @@ pub(super) fn recover(inner: &Inner, contents: Contents) -> Result<Recovered> {
     point(Point::RecoverSwept);
     let on_disk: HashSet<LayerId> = ids(&inner.dirs.layers)?.into_iter().collect();
     recover_index(inner, contents, &on_disk, &mut state, &mut recovered);
-    let mounts = sys::mount_table().doing("read the mount table")?;
+    let mounts = sys::mount_table().context("read the mount table")?;
     recover_volumes(inner, &mounts, &mut state, &mut recovered)?;
     recover_pending(inner, &mounts, &mut state, &mut recovered)?;
     recover_trash(inner, &mounts, &mut state, &mut recovered)?;
@@ -132,7 +132,7 @@ enum Holds {
 fn read(inner: &Inner, dir: &Dir) -> Result<Holds> {
     Ok(match store::read_volume(dir) {
         Err(error) if !error.is_of_this_process() => Holds::Unknown(error),
-        record => match record.doing("read a volume's record")? {
+        record => match record.context("read a volume's record")? {
             Err(unreadable) => Holds::Rubbish(unreadable),
             Ok(record) if !record.is_of(&inner.boot, inner.superblock) => {
                 Holds::Stale(Box::new(record))
@@ -164,7 +164,7 @@ fn open(
             leave(inner, place, name, &error, recovered);
             Ok(None)
         }
-        Err(error) => Err(error).doing("open a volume's directory"),
+        Err(error) => Err(error).context("open a volume's directory"),
     }
 }
 
@@ -200,7 +200,7 @@ fn recover_volumes(
     recovered: &mut Recovered,
 ) -> Result<()> {
     let volumes = &inner.dirs.volumes;
-    for entry in volumes.entries().doing("read volumes/")? {
+    for entry in volumes.entries().context("read volumes/")? {
         let name = Path::new(&entry.name);
         let id: Option<VolumeId> = entry.name.to_str().and_then(|name| name.parse().ok());
         if let Some(id) = id.as_ref().filter(|id| state.claims.contains_key(id)) {
@@ -210,7 +210,7 @@ fn recover_volumes(
                     put_away(inner, volumes, name, "it is no directory");
                 }
                 dir => {
-                    let dir = dir.doing("open a volume's directory")?;
+                    let dir = dir.context("open a volume's directory")?;
                     claims::recover_volume(inner, id, &dir, mounts, state)?;
                 }
             }
@@ -272,7 +272,7 @@ fn outcome_of(dir: &Dir) -> Result<Option<Outcome>> {
                 "how its pod ended cannot be read: it is as if nobody had said");
             Ok(None)
         }
-        outcome => outcome.doing("read a volume's outcome"),
+        outcome => outcome.context("read a volume's outcome"),
     }
 }
 
@@ -293,8 +293,8 @@ fn mounts_of(
             &[target.as_path()],
         ) {
             Ok(found) => all.extend(found),
-            Err(Error::System { doing, source }) if source.is_of_this_process() => {
-                return Err(Error::System { doing, source });
+            Err(Error::System { operation, source }) if source.is_of_this_process() => {
+                return Err(Error::System { operation, source });
             }
             Err(error) => {
                 tracing::error!(volume.id = %record.id, target = %target.display(), %error,
@@ -313,7 +313,7 @@ fn recover_pending(
     recovered: &mut Recovered,
 ) -> Result<()> {
     let pending = &inner.dirs.pending;
-    for entry in pending.entries().doing("read pending/")? {
+    for entry in pending.entries().context("read pending/")? {
         let name = Path::new(&entry.name);
         let Some(dir) = open(inner, Place::Pending, name, recovered)? else {
             continue;
@@ -405,7 +405,7 @@ fn chosen(
         },
     };
     if error.is_of_this_process() {
-        return Err(error).doing("read what a seal has begun");
+        return Err(error).context("read what a seal has begun");
     }
     tracing::error!(layer = %key, %error, "what a seal has begun cannot be read");
     Ok(state.parent_layers(record))
@@ -427,7 +427,7 @@ fn recover_trash(
                 leave(inner, Place::Trash, name, &error, recovered);
                 continue;
             }
-            dir => dir.doing("open a directory in the trash")?,
+            dir => dir.context("open a directory in the trash")?,
         };
         match read(inner, &dir)? {
             Holds::Volume(record) => {
@@ -472,7 +472,7 @@ fn still_read(inner: &Inner, record: &VolumeRecord) -> Result<Option<LayerId>> {
     let is_read = match inner.dirs.layers.open_if_there(plan.layer.to_string()) {
         Ok(layer) => layer.is_some_and(|layer| inner.backend.in_use(&layer).unwrap_or(true)),
         Err(error) if error.is_no_directory() => false,
-        Err(error) if error.is_of_this_process() => return Err(error).doing("open a layer"),
+        Err(error) if error.is_of_this_process() => return Err(error).context("open a layer"),
         // It is not known, so it may be.
         Err(_) => true,
     };
@@ -511,7 +511,7 @@ fn put_away(inner: &Inner, from: &Dir, name: &Path, why: &str) -> bool {
 
 /// The names in a directory that are ids.
 fn ids(dir: &Dir) -> Result<Vec<LayerId>> {
-    let entries = dir.entries().doing("read a directory of the pool")?;
+    let entries = dir.entries().context("read a directory of the pool")?;
     Ok(entries
         .iter()
         .filter_map(|entry| entry.name.to_str()?.parse().ok())

@@ -6,7 +6,7 @@ use std::sync::Arc;
 use std::time::Duration;
 
 use super::backoff::look_again;
-use super::error::{Doing, Result};
+use super::error::{Context, Result};
 use super::shared::Inner;
 use crate::model::LayerId;
 use crate::sys;
@@ -67,9 +67,9 @@ fn is_held(inner: &Inner, key: LayerId) -> Result<bool> {
     let name = key.to_string();
     for place in [&inner.dirs.pending, &inner.dirs.trash, &inner.dirs.layers] {
         let dir = place.open_if_there(&name);
-        if let Some(dir) = dir.doing("open the volume's directory")? {
+        if let Some(dir) = dir.context("open the volume's directory")? {
             let in_use = inner.backend.in_use(&dir);
-            if in_use.doing("ask whether the volume is in use")? {
+            if in_use.context("ask whether the volume is in use")? {
                 return Ok(true);
             }
         }

@@ -8,8 +8,8 @@ use std::os::fd::{AsFd, OwnedFd};
 use std::path::{Path, PathBuf};
 use std::time::Duration;
 
-use super::crash::{Point, point};
-use super::error::{Doing, Error, Result};
+use super::error::{Context, Error, Result};
+use super::failpoint::{Point, point};
 use super::shared::Inner;
 use super::target::{Found, Target};
 use super::types::{PublishRequest, Published};
@@ -111,7 +111,7 @@ fn mount_anew(inner: &Inner, dir: &Dir, record: &mut VolumeRecord) -> Result<Own
     if inner
         .backend
         .in_use(dir)
-        .doing("ask whether the volume is in use")?
+        .context("ask whether the volume is in use")?
     {
         // A process of the pod, or a copy in another namespace, holds what was detached. Two mounts of one top would
         // corrupt each other.
@@ -122,7 +122,7 @@ fn mount_anew(inner: &Inner, dir: &Dir, record: &mut VolumeRecord) -> Result<Own
     let mount = inner
         .backend
         .mount(dir, record.label(), &Start::of(record), record.read_only);
-    mount.doing("mount the volume")
+    mount.context("mount the volume")
 }
 
 /// Attaches the mount and records it; takes it back if that fails.
@@ -138,12 +138,12 @@ fn attach(
     targets.push(request.target.clone());
     record.targets = targets;
     let mount_id = sys::mount_point(mount.as_fd())
-        .doing("look at the new mount")?
+        .context("look at the new mount")?
         .id;
     let made = target.make_beside(&inner.dirs.root)?;
     // Recorded first: after a crash a target that is recorded and not mounted does no harm, the opposite leaks a mount.
     let attached = store::write_volume(dir, &record, true)
-        .doing("write the volume's record")
+        .context("write the volume's record")
         .and_then(|()| {
             point(Point::PublishAgainRecorded);
             target.attach(mount.as_fd())

@@ -11,9 +11,9 @@ use tokio::sync::MutexGuard;
 
 use super::backoff::retry_after;
 use super::clock::uptime;
-use super::crash::{Point, point};
 use super::durability::note_remembered;
-use super::error::{Doing, Error, Result};
+use super::error::{Context, Error, Result};
+use super::failpoint::{Point, point};
 use super::layers::trash_unreferenced;
 use super::notice::{NotCommitted, say_not_committed};
 use super::pending::{discarded, tell_if_held_for_long, trash_pending};
@@ -142,7 +142,7 @@ async fn try_to_freeze(inner: &Arc<Inner>, key: LayerId, pin: Option<Pin>) -> Re
             note_remembered(&engine, &record, mount.as_fd());
         }
         let frozen = engine.backend.freeze(&dir, descriptor);
-        frozen.doing("freeze the volume's content")
+        frozen.context("freeze the volume's content")
     });
     frozen.await?
 }
@@ -239,7 +239,7 @@ async fn no_longer_short(inner: &Arc<Inner>, key: LayerId) {
     let engine = inner.clone();
     let forgotten = inner.seals.run(move || match engine.leaving_dir(key)? {
         Some(dir) => {
-            store::waits_no_more(&dir, store::Wait::Room).doing("forget that no room was found")
+            store::waits_no_more(&dir, store::Wait::Room).context("forget that no room was found")
         }
         None => Ok(()),
     });
@@ -299,7 +299,7 @@ async fn decide(
                 engine
                     .backend
                     .has_marker(&dir, layout::COMMIT_MARKER)
-                    .doing("look for the commit marker")
+                    .context("look for the commit marker")
             });
             if marked.await?? {
                 Ok(())
@@ -351,7 +351,7 @@ async fn waited_before(inner: &Arc<Inner>, key: LayerId, wait: store::Wait, now:
         let Some(dir) = engine.leaving_dir(key)? else {
             return Ok(Duration::ZERO);
         };
-        let since = store::waiting_since(&dir, wait, now).doing("note since when it waits")?;
+        let since = store::waiting_since(&dir, wait, now).context("note since when it waits")?;
         Ok(Duration::from_secs(now.saturating_sub(since)))
     });
     let waited = noted.await.and_then(|noted: Result<Duration>| noted);
@@ -380,12 +380,12 @@ fn seal(inner: &Inner, key: LayerId, plan: &SealPlan, record: &VolumeRecord) -> 
         .dirs
         .layers
         .ensure_dir(key.to_string(), 0o700)
-        .doing("make the layer's directory")?;
+        .context("make the layer's directory")?;
     let layer = inner
         .dirs
         .layers
         .open_beneath(key.to_string())
-        .doing("open the layer's directory")?;
+        .context("open the layer's directory")?;
     point(Point::SealLayerMade);
     let artifact = if let Some(artifact) = begun(inner, key)? {
         artifact
@@ -400,7 +400,7 @@ fn seal(inner: &Inner, key: LayerId, plan: &SealPlan, record: &VolumeRecord) -> 
             );
             inner
                 .throw_away(&inner.dirs.layers, key.to_string().as_ref())
-                .doing("take back the layer")?;
+                .context("take back the layer")?;
             point(Point::SealGivenUp);
             trash_pending(inner, key)?;
             return Ok(Sealed::Not);
@@ -411,14 +411,14 @@ fn seal(inner: &Inner, key: LayerId, plan: &SealPlan, record: &VolumeRecord) -> 
             artifact: Some(artifact.clone()),
             claim: None,
         };
-        store::write_sealing(&layer, &known).doing("write the layer's record")?;
+        store::write_sealing(&layer, &known).context("write the layer's record")?;
         artifact
     };
     point(Point::SealLayerRecorded);
     inner
         .backend
         .seal(&volume, &layer, layout::COMMIT_MARKER)
-        .doing("seal the volume's content")?;
+        .context("seal the volume's content")?;
     point(Point::SealContentMoved);
     tracing::info!(volume.id = %record.id, artifact.id = %artifact.id, name = %artifact.name(),
         layers = artifact.layers.len(), "sealed");
@@ -445,20 +445,20 @@ fn seal(inner: &Inner, key: LayerId, plan: &SealPlan, record: &VolumeRecord) -> 
 fn begun(inner: &Inner, key: LayerId) -> Result<Option<Artifact>> {
     let layers = &inner.dirs.layers;
     let layer = layers.open_if_there(key.to_string());
-    let Some(layer) = layer.doing("open the layer's directory")? else {
+    let Some(layer) = layer.context("open the layer's directory")? else {
         return Ok(None);
     };
-    if !layer.has(layout::FS).doing("look at the layer")? {
+    if !layer.has(layout::FS).context("look at the layer")? {
         return Ok(None);
     }
-    let Ok(known) = store::read_sealing(&layer).doing("read the layer's record")? else {
+    let Ok(known) = store::read_sealing(&layer).context("read the layer's record")? else {
         return Ok(None);
     };
     let Some(artifact) = known.artifact else {
         return Ok(None);
     };
     for below in &artifact.layers {
-        if !layers.has(below.to_string()).doing("look for a layer")? {
+        if !layers.has(below.to_string()).context("look for a layer")? {
             return Ok(None);
         }
     }
@@ -559,7 +559,7 @@ async fn discard(inner: &Arc<Inner>, key: LayerId) -> Result<()> {
         match inner.deletes.run(job).await? {
             Err(backend::Error::Stopped) if slices < SLICES && !inner.stop.is_cancelled() => {}
             Err(backend::Error::System(error)) if error.is(Errno::ENOENT) => break,
-            result => break result.doing("delete the volume")?,
+            result => break result.context("delete the volume")?,
         }
     }
     discarded(inner, key);

@@ -16,7 +16,7 @@ use tokio_util::task::TaskTracker;
 use super::backoff::Setbacks;
 use super::clock::Clock;
 use super::counters::Counters;
-use super::error::{Doing, Result};
+use super::error::{Context, Result};
 use super::gc_cycles::Rounds;
 use super::notice::Notices;
 use super::pool;
@@ -206,13 +206,13 @@ impl Inner {
     /// The directory of a volume or claim.
     pub(super) fn volume_dir(&self, id: &VolumeId) -> Result<Dir> {
         let dir = self.dirs.volumes.open_beneath(id);
-        dir.doing("open the volume's directory")
+        dir.context("open the volume's directory")
     }
 
     /// The same; `None`: it has none.
     pub(super) fn volume_dir_if_there(&self, id: &VolumeId) -> Result<Option<Dir>> {
         let dir = self.dirs.volumes.open_if_there(id);
-        dir.doing("open the volume's directory")
+        dir.context("open the volume's directory")
     }
 
     /// Ends all threads when they have done what they were given, and closes what is open. Blocks.

@@ -5,8 +5,8 @@ use std::collections::HashSet;
 use std::sync::atomic::Ordering;
 
 use super::artifacts::Sealed;
-use super::crash::{Point, point};
 use super::error::{Error, Result};
+use super::failpoint::{Point, point};
 use super::shared::Inner;
 use crate::model::{LayerId, layout};
 use crate::sys::{Errno, Space};

@@ -18,8 +18,9 @@ use super::artifacts::{Artifacts, Sealed};
 use super::error::{Error, Result};
 use super::types::{PublishRequest, VolumeState};
 use crate::model::{
-    ArtifactId, Claim, LayerId, MountCapability, Name, Outcome, PodUid, Reference, SealPlan,
-    Snapshot, SnapshotGroup, SnapshotId, Tenant, Timestamp, Usage, VolumeId, VolumeRecord,
+    ArtifactId, LayerId, MountCapability, Name, Outcome, PersistentVolume, PodUid, Reference,
+    SealPlan, Snapshot, SnapshotGroup, SnapshotId, Tenant, Timestamp, Usage, VolumeId,
+    VolumeRecord,
 };
 
 /// A volume that its pod has, or is about to get.
@@ -83,7 +84,7 @@ pub(super) enum Goal {
 /// A claim, and how it is used in this boot.
 #[derive(Debug)]
 pub(super) struct VolumeEntry {
-    pub(super) claim: Claim,
+    pub(super) claim: PersistentVolume,
     pub(super) mounts: HashMap<PathBuf, ClaimMount>,
     /// Its last mount, until the kernel says that no process holds that mount's files any more.
     pub(super) busy_layers: Option<BusyLayers>,
@@ -162,7 +163,7 @@ pub(super) struct SnapshotSet {
 
 impl VolumeEntry {
     /// A claim that is not in use.
-    pub(super) fn new(claim: Claim) -> Self {
+    pub(super) fn new(claim: PersistentVolume) -> Self {
         Self {
             claim,
             mounts: HashMap::new(),

@@ -8,7 +8,7 @@ use std::ffi::OsString;
 use std::os::fd::{AsFd, BorrowedFd, OwnedFd};
 use std::path::Path;
 
-use super::error::{Doing, Error, Result};
+use super::error::{Context, Error, Result};
 use crate::sys::{self, Dir, Errno, FileKind, MountPoint};
 
 /// A target path, its parent open.
@@ -52,7 +52,7 @@ impl<'a> Target<'a> {
             {
                 Ok(None)
             }
-            Err(error) => Err(error).doing("open the directory above the target"),
+            Err(error) => Err(error).context("open the directory above the target"),
         }
     }
 
@@ -74,7 +74,7 @@ impl<'a> Target<'a> {
 
     /// What is there. Anything but a directory is an error, and stays untouched.
     pub(super) fn look(&self) -> Result<Found> {
-        let point = sys::mount_point_at(&self.parent, &self.name).doing("look at the target")?;
+        let point = sys::mount_point_at(&self.parent, &self.name).context("look at the target")?;
         let Some(point) = point else {
             return Ok(Found::Nothing);
         };
@@ -95,7 +95,7 @@ impl<'a> Target<'a> {
         match self.parent.create_dir(&self.name, 0o750) {
             Ok(()) => return Ok(true),
             Err(error) if error.is(Errno::EEXIST) => {}
-            Err(error) => return Err(error).doing("make the target"),
+            Err(error) => return Err(error).context("make the target"),
         }
         match self.look()? {
             Found::Mount(_) => {
@@ -106,8 +106,8 @@ impl<'a> Target<'a> {
                 let dir = self
                     .parent
                     .open_beneath(&self.name)
-                    .doing("open the target")?;
-                if dir.entries().doing("read the target")?.is_empty() {
+                    .context("open the target")?;
+                if dir.entries().context("read the target")?.is_empty() {
                     Ok(false)
                 } else {
                     Err(self.problem(
@@ -131,7 +131,7 @@ impl<'a> Target<'a> {
     /// Attaches a detached mount. Nothing is visible before, all of it after.
     pub(super) fn attach(&self, mount: BorrowedFd<'_>) -> Result<()> {
         sys::move_mount_onto(mount, &self.parent, &self.name)
-            .doing("attach the volume at the target")
+            .context("attach the volume at the target")
     }
 
     /// A descriptor of what is visible at the target.
@@ -140,7 +140,7 @@ impl<'a> Target<'a> {
         let flags = OFlags::PATH | OFlags::DIRECTORY | OFlags::NOFOLLOW | OFlags::CLOEXEC;
         rustix::fs::openat(self.parent.as_fd(), &self.name, flags, Mode::empty())
             .map_err(|errno| self.parent.error("openat", &self.name, errno))
-            .doing("open the target")
+            .context("open the target")
     }
 
     /// Detaches everything that is mounted there, however many mounts are stacked. Returns a descriptor of each, topmost
@@ -153,7 +153,7 @@ impl<'a> Target<'a> {
                 Ok(()) => pins.push((point, pin)),
                 // Somebody else detached it in between.
                 Err(error) if error.is(Errno::EINVAL) => {}
-                Err(error) => return Err(error).doing("detach the volume from the target"),
+                Err(error) => return Err(error).context("detach the volume from the target"),
             }
         }
         Ok(pins)
@@ -171,13 +171,13 @@ impl<'a> Target<'a> {
             Err(error) if error.is(Errno::ENOTDIR) => {
                 Err(self.problem("is not a directory, and was not made by this driver; remove it"))
             }
-            Err(error) => Err(error).doing("remove the target"),
+            Err(error) => Err(error).context("remove the target"),
         }
     }
 
     /// A second, detached mount of what is visible at the target.
     pub(super) fn clone_mount(&self, read_only: bool) -> Result<OwnedFd> {
         let root = Dir::from_fd(self.pin()?, self.path);
-        sys::bind(&root, read_only).doing("mount the volume a second time")
+        sys::bind(&root, read_only).context("mount the volume a second time")
     }
 }

@@ -6,8 +6,8 @@
 use std::sync::Arc;
 use std::time::{Duration, Instant};
 
-use super::crash::{Point, point};
-use super::error::{Doing, Result};
+use super::error::{Context, Result};
+use super::failpoint::{Point, point};
 use super::pending::discarded;
 use super::seal;
 use super::shared::Inner;
@@ -118,5 +118,5 @@ fn let_go(inner: &Inner, key: LayerId, pin: Option<Pin>) -> Result<Freeze> {
     };
     let (descriptor, _place) = pin.map(|pin| (pin.descriptor, pin.place)).unzip();
     let found = inner.backend.let_go(&dir, descriptor);
-    found.doing("close the volume")
+    found.context("close the volume")
 }

@@ -100,7 +100,7 @@ pub struct VolumeRow {
 
 /// What the volumes of a pod make of an outcome. All zero: the pod has none here that could.
 #[derive(Debug, Clone, Copy, Default, PartialEq, Eq)]
-pub struct Told {
+pub struct OutcomeReport {
     /// For how many it was news.
     pub news: usize,
     /// How many others had been told the same.

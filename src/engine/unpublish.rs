@@ -11,8 +11,8 @@ use std::sync::Arc;
 
 use tokio::sync::OwnedSemaphorePermit;
 
-use super::crash::{Point, point};
-use super::error::{Doing, Error, Result};
+use super::error::{Context, Error, Result};
+use super::failpoint::{Point, point};
 use super::guard::{self, Guard};
 use super::shared::Inner;
 use super::state::{Goal, Pin, RetiringVolume, Teardown};
@@ -210,7 +210,7 @@ fn promise(inner: &Inner, volume: &VolumeId) -> Result<LayerId> {
         Err(error) if error.is(Errno::ENOENT) => {
             tracing::error!(volume.id = %volume, %error, "the volume's directory is gone");
         }
-        result => result.doing("promise the seal of the volume")?,
+        result => result.context("promise the seal of the volume")?,
     }
     point(Point::UnpublishPromised);
     let mut state = inner.state.lock();

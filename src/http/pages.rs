@@ -147,7 +147,7 @@ async fn measures(sources: &Sources, request: &Request<Incoming>) -> Page {
         pool.get_or_create(&Pool { backend }).set(1);
         registry.register("pool_info", "Always 1; the label says which backend", pool);
         // Without them what was counted is still told: it is wanted most when the engine hangs.
-        match in_time(engine.figures()).await {
+        match in_time(engine.metrics()).await {
             Ok(figures) => figures.register(&mut registry),
             Err(error) => tracing::warn!(error, "metrics without the engine's figures"),
         }

@@ -269,7 +269,7 @@ pub(super) async fn say(
             pod_event = next(&mut pod_events) => queue.add(pod_event, Instant::now()),
             () = until(due) => {
                 let Some(waiting) = queue.take(Instant::now()) else { continue };
-                if let Told::Later = tell(&mut recorders, &waiting).await {
+                if let Delivery::Later = tell(&mut recorders, &waiting).await {
                     let now = Instant::now();
                     queue.put_back(waiting, now + patience.after_failure(now));
                 }
@@ -345,28 +345,28 @@ impl Recorders {
     }
 }
 
-enum Told {
+enum Delivery {
     Once,
     Later,
 }
 
-async fn tell(recorders: &mut Recorders, waiting: &Waiting) -> Told {
+async fn tell(recorders: &mut Recorders, waiting: &Waiting) -> Delivery {
     let (pod_event, event) = (&waiting.pod_event, waiting.event());
     let regarding = pod_event.regarding();
     let telling = recorders.of(&event).publish(&event, &regarding);
     let error = match tokio::time::timeout(ANSWER, telling).await {
-        Ok(Ok(())) => return Told::Once,
+        Ok(Ok(())) => return Delivery::Once,
         Ok(Err(error)) => error,
-        Err(_) => return Told::Later,
+        Err(_) => return Delivery::Later,
     };
     if is_final(&error) {
         // The namespace is being deleted, or the driver lacks permission: a retry does not help.
         tracing::warn!(pod = %pod_event.pod.name, tenant = %pod_event.tenant, reason = pod_event.reason, %error,
             "the API server refused an event; it is dropped");
-        return Told::Once;
+        return Delivery::Once;
     }
     tracing::debug!(%error, "an event could not be sent; retrying");
-    Told::Later
+    Delivery::Later
 }
 
 /// Whether the API server processed the request and refused it.

@@ -35,7 +35,7 @@ use super::Config;
 use super::events::PodEvent;
 use super::pod::{Decision, Pod, decide, images};
 use super::watcher::{self, Event, Watch};
-use crate::engine::{Awaited, Engine, Pods, Told};
+use crate::engine::{Awaited, Engine, OutcomeReport, Pods};
 use crate::model::{Outcome, PodUid};
 
 /// The timeout of a request for a pod.
@@ -293,8 +293,8 @@ impl Outcomes<'_> {
     async fn tell(&self, uid: &PodUid, outcome: Outcome) {
         let told = self.engine.report_outcome(uid, outcome).await;
         match told {
-            Ok(Told { news: 0, .. }) => {}
-            Ok(Told { news: volumes, .. }) => {
+            Ok(OutcomeReport { news: 0, .. }) => {}
+            Ok(OutcomeReport { news: volumes, .. }) => {
                 tracing::info!(pod.uid = %uid, %outcome, volumes, "reported a pod's outcome to its volumes");
             }
             Err(error) => {

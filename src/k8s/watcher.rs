@@ -56,15 +56,15 @@ pub(super) enum Event {
 /// Why the watch failed.
 #[derive(Debug, thiserror::Error)]
 pub(super) enum Error {
-    #[error("{doing}: {error}")]
+    #[error("{operation}: {error}")]
     Refused {
-        doing: &'static str,
+        operation: &'static str,
         #[source]
         error: Box<kube::Error>,
     },
-    #[error("{doing}: no answer within {after:?}")]
+    #[error("{operation}: no answer within {after:?}")]
     Silent {
-        doing: &'static str,
+        operation: &'static str,
         after: Duration,
     },
     #[error("the watch over pods: it was granted, and ended after {after:?}")]
@@ -74,9 +74,9 @@ pub(super) enum Error {
 }
 
 impl Error {
-    fn refused(doing: &'static str, error: kube::Error) -> Self {
+    fn refused(operation: &'static str, error: kube::Error) -> Self {
         let error = Box::new(error);
-        Self::Refused { doing, error }
+        Self::Refused { operation, error }
     }
 
     /// The API server's status code, if it refused.
@@ -174,8 +174,8 @@ impl Watch {
             self.version = None;
             return Ok(());
         }
-        let doing = "the watch over pods";
-        let begun = self.within(doing, self.begin(&version)).await;
+        let operation = "the watch over pods";
+        let begun = self.within(operation, self.begin(&version)).await;
         let mut lines = self.unless_forgotten(begun)?;
         let since = Instant::now();
         let catching_up = tokio::time::sleep(TO_CATCH_UP);
@@ -197,10 +197,10 @@ impl Watch {
                 () = is_doubted(&mut doubted, since), if caught_up => return Ok(()),
                 () = tokio::time::sleep(silence) => {
                     let after = silence;
-                    return Err(Error::Silent { doing, after });
+                    return Err(Error::Silent { operation, after });
                 }
             };
-            let Some(line) = line.map_err(|error| Error::refused(doing, error))? else {
+            let Some(line) = line.map_err(|error| Error::refused(operation, error))? else {
                 break;
             };
             let event = match serde_json::from_slice(&line) {
@@ -220,7 +220,7 @@ impl Watch {
                 WatchEvent::Bookmark(mark) => self.note(Some(mark.metadata.resource_version))?,
                 WatchEvent::Error(status) => {
                     let error = kube::Error::Api(status.boxed());
-                    self.unless_forgotten(Err(Error::refused(doing, error)))?;
+                    self.unless_forgotten(Err(Error::refused(operation, error)))?;
                 }
             }
         }
@@ -290,13 +290,13 @@ impl Watch {
 
     async fn within<T>(
         &self,
-        doing: &'static str,
+        operation: &'static str,
         asking: impl Future<Output = kube::Result<T>>,
     ) -> Result<T, Error> {
         let after = self.limit;
         match tokio::time::timeout(after, asking).await {
-            Ok(answer) => answer.map_err(|error| Error::refused(doing, error)),
-            Err(_) => Err(Error::Silent { doing, after }),
+            Ok(answer) => answer.map_err(|error| Error::refused(operation, error)),
+            Err(_) => Err(Error::Silent { operation, after }),
         }
     }
 

@@ -9,7 +9,7 @@ use std::fmt;
 use super::attributes::{
     AttributeError, list, parse_id, parse_mode, parse_size_limit, parse_ttl, quote,
 };
-use super::claim::{ClaimParameters, LiveClone, MutableChange, Ttl};
+use super::persistent_volume::{ClaimParameters, LiveClone, MutableChange, Ttl};
 use super::root::RootAttributes;
 
 /// An invalid parameter of a class.

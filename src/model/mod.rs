@@ -5,12 +5,12 @@
 
 mod artifact;
 mod attributes;
-mod claim;
 mod class;
 mod digest;
 mod id;
 pub mod layout;
 mod name;
+mod persistent_volume;
 mod place;
 mod quantity;
 mod root;
@@ -23,15 +23,15 @@ pub use artifact::{
     garbage, takes_name,
 };
 pub use attributes::{AttributeError, Commit, DEFAULT_OUTPUT_TTL, Keep, VolumeKind, VolumeSpec};
-pub use claim::{
-    Attachment, Claim, ClaimParameters, ClaimRecord, ClaimSource, ClaimTarget, LiveClone,
-    MountCapability, MutableChange, MutableParameters, OwnerView, Snapshot, SnapshotGroup,
-    SnapshotId, Ttl,
-};
 pub use class::ParameterError;
 pub use digest::{DigestError, Sha256};
 pub use id::{ArtifactId, IdError, LayerId, VolumeId};
 pub use name::{ArtifactName, CacheKey, CacheKind, Name, NameError, Reference, Tenant};
+pub use persistent_volume::{
+    Attachment, ClaimParameters, ClaimRecord, ClaimSource, ClaimTarget, LiveClone, MountCapability,
+    MutableChange, MutableParameters, OwnerView, PersistentVolume, Snapshot, SnapshotGroup,
+    SnapshotId, Ttl,
+};
 pub use place::{Elsewhere, Node, NodeId, NodeIdError, Placed, Requirement, Topology};
 pub use quantity::parse_bytes;
 pub use root::RootAttributes;

@@ -246,13 +246,13 @@ mod tests {
             },
             Error::Full("mkdirat /pool/volumes/csi-1: ENOSPC".to_owned().into()),
             Error::CopyTooLarge {
-                doing: "copy the volume's content",
+                operation: "copy the volume's content",
                 needs: 6 << 30,
                 pool: 10 << 30,
             },
             Error::TargetFull("mkdirat /pods/1/mount: ENOSPC".into()),
             Error::AtLimit {
-                doing: "attach the volume at the target",
+                operation: "attach the volume at the target",
                 limit: "fs.mount-max",
                 source: sys::Error::new("move_mount", "/pods/1/mount", Errno::ENOSPC),
             },
@@ -305,11 +305,11 @@ mod tests {
             },
             Error::NameTaken(name()),
             Error::Archive {
-                doing: "unpack the archive",
+                operation: "unpack the archive",
                 source: archive::Error::Truncated { at: 512 },
             },
             Error::Archive {
-                doing: "unpack the archive",
+                operation: "unpack the archive",
                 source: archive::Error::Read(std::io::ErrorKind::ConnectionReset.into()),
             },
             Error::ShuttingDown,
@@ -326,11 +326,11 @@ mod tests {
                 why: "it is torn; run `baggageclaim check --rebuild`".into(),
             }),
             Error::System {
-                doing: "make the volume's directory",
+                operation: "make the volume's directory",
                 source: system(),
             },
             Error::Backend {
-                doing: "seal",
+                operation: "seal",
                 source: backend::Error::System(system()),
             },
         ]

@@ -62,12 +62,12 @@ pub enum Error {
         path: PathBuf,
     },
     /// A system call failed.
-    #[error("socket {}: {doing}: {source}", path.display())]
+    #[error("socket {}: {operation}: {source}", path.display())]
     Io {
         /// The path.
         path: PathBuf,
         /// What was being done.
-        doing: &'static str,
+        operation: &'static str,
         /// What failed.
         source: std::io::Error,
     },

@@ -80,11 +80,11 @@ impl Socket {
             let path = path.clone();
             Error::Directory { path, source }
         };
-        let io = |doing| {
+        let io = |operation| {
             let path = path.clone();
             move |source| Error::Io {
                 path,
-                doing,
+                operation,
                 source,
             }
         };
@@ -135,7 +135,7 @@ async fn apart<T: Send + 'static>(
     done.unwrap_or_else(|source| {
         Err(Error::Io {
             path: path.to_owned(),
-            doing: "start a thread",
+            operation: "start a thread",
             source,
         })
     })
@@ -201,7 +201,7 @@ async fn remove_stale(dir: &Dir, name: &OsStr, path: &Path) -> Result<()> {
         Ok(Err(error)) if error.kind() == ErrorKind::NotFound => Ok(()),
         Ok(Err(source)) => Err(Error::Io {
             path: path.to_owned(),
-            doing: "check whether another process serves it",
+            operation: "check whether another process serves it",
             source,
         }),
         Ok(Ok(_)) | Err(_) => Err(Error::Taken {

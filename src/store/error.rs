@@ -44,18 +44,20 @@ pub enum Error {
     #[error("the index is closed")]
     Closed,
     /// The database failed. The change was not written.
-    #[error("{doing}: {source}")]
+    #[error("{operation}: {source}")]
     Database {
         /// The operation.
-        doing: &'static str,
+        operation: &'static str,
         /// The cause.
         source: Box<redb::Error>,
     },
     /// The database failed during the commit. The change is in doubt until the index is reopened.
-    #[error("{doing}: {source}; whether it was written is in doubt until the index is reopened")]
+    #[error(
+        "{operation}: {source}; whether it was written is in doubt until the index is reopened"
+    )]
     Unsure {
         /// The operation.
-        doing: &'static str,
+        operation: &'static str,
         /// The cause.
         source: Box<redb::Error>,
         /// The transaction's random number.
@@ -64,16 +66,16 @@ pub enum Error {
 }
 
 impl Error {
-    pub(super) fn database(doing: &'static str, error: impl Into<redb::Error>) -> Self {
+    pub(super) fn database(operation: &'static str, error: impl Into<redb::Error>) -> Self {
         Self::Database {
-            doing,
+            operation,
             source: Box::new(error.into()),
         }
     }
 
-    pub(super) fn unsure(doing: &'static str, error: redb::Error, number: u64) -> Self {
+    pub(super) fn unsure(operation: &'static str, error: redb::Error, number: u64) -> Self {
         Self::Unsure {
-            doing,
+            operation,
             source: Box::new(error),
             number,
         }
@@ -82,7 +84,9 @@ impl Error {
     /// The same failure once it is known that nothing was written.
     pub(super) fn nothing_written(self) -> Self {
         match self {
-            Self::Unsure { doing, source, .. } => Self::Database { doing, source },
+            Self::Unsure {
+                operation, source, ..
+            } => Self::Database { operation, source },
             error => error,
         }
     }

@@ -16,8 +16,8 @@ use serde::{Serialize, de::DeserializeOwned};
 use super::error::{Error, Result};
 use super::index_file::IndexFile;
 use crate::model::{
-    Artifact, ArtifactId, Claim, LayerId, Name, Snapshot, SnapshotGroup, SnapshotId, Usage,
-    VolumeId, layout,
+    Artifact, ArtifactId, LayerId, Name, PersistentVolume, Snapshot, SnapshotGroup, SnapshotId,
+    Usage, VolumeId, layout,
 };
 use crate::sys::{Dir, Errno};
 
@@ -58,7 +58,7 @@ pub enum Change {
     /// Removes a layer.
     RemoveLayer(LayerId),
     /// Adds or replaces a claim.
-    PutClaim(Claim),
+    PutClaim(PersistentVolume),
     /// Removes a claim.
     RemoveClaim(VolumeId),
     /// Adds or replaces a snapshot.
@@ -81,7 +81,7 @@ pub struct Contents {
     /// The size of each measured layer.
     pub layers: Vec<(LayerId, Usage)>,
     /// Every claim.
-    pub claims: Vec<Claim>,
+    pub claims: Vec<PersistentVolume>,
     /// Every snapshot.
     pub snapshots: Vec<Snapshot>,
     /// Every group of snapshots.
@@ -411,29 +411,29 @@ fn format(database: &Database) -> Result<Option<u64>> {
 
 /// A number from the index's metadata.
 fn meta(database: &Database, key: &str) -> Result<Option<u64>> {
-    let doing = "read the index";
+    let operation = "read the index";
     let read = database
         .begin_read()
-        .map_err(|error| Error::database(doing, error))?;
+        .map_err(|error| Error::database(operation, error))?;
     match read.open_table(META) {
         Ok(table) => {
             let number = table
                 .get(key)
-                .map_err(|error| Error::database(doing, error))?;
+                .map_err(|error| Error::database(operation, error))?;
             Ok(number.map(|number| number.value()))
         }
         Err(redb::TableError::TableDoesNotExist(_)) => Ok(None),
-        Err(error) => Err(Error::database(doing, error)),
+        Err(error) => Err(Error::database(operation, error)),
     }
 }
 
 /// Creates the tables in a new index or one of an older format. Refuses a newer format.
 fn initialise(root: &Dir, database: &Database) -> Result<()> {
-    let doing = "make the index";
+    let operation = "make the index";
     match format(database)? {
         Some(FORMAT) => Ok(()),
         None | Some(OLDEST_FORMAT..FORMAT) => {
-            make(database).map_err(|error| Error::database(doing, error))
+            make(database).map_err(|error| Error::database(operation, error))
         }
         Some(found) => Err(newer(root, found)),
     }

@@ -10,7 +10,9 @@ use crate::common::bench::{Bench, NEVER, eventually, names};
 use crate::common::disk::{Broken, SmallDisk, fill, require_small_disk, sync};
 use baggageclaim::engine::Error;
 use baggageclaim::engine::claims::{CreateClaim, MountClaim};
-use baggageclaim::model::{Claim, ClaimParameters, ClaimSource, MutableParameters, Outcome};
+use baggageclaim::model::{
+    ClaimParameters, ClaimSource, MutableParameters, Outcome, PersistentVolume,
+};
 
 /// Overlayfs mounts nothing volatile on a filesystem that failed to write something back and has told nobody.
 #[tokio::test(flavor = "multi_thread")]
@@ -221,7 +223,7 @@ async fn nothing_is_made_of_a_claim_that_may_have_lost_bytes() {
         mutable: MutableParameters::default(),
         source,
     };
-    let mounted = async |bench: &Bench, claim: &Claim| {
+    let mounted = async |bench: &Bench, claim: &PersistentVolume| {
         let target = bench.target(claim.name.as_str());
         let request = MountClaim {
             claim: claim.id.clone(),
@@ -235,7 +237,7 @@ async fn nothing_is_made_of_a_claim_that_may_have_lost_bytes() {
         bench.engine.mount_claim(request).await.expect("mounted");
         target
     };
-    let unmounted = async |bench: &Bench, claim: &Claim| {
+    let unmounted = async |bench: &Bench, claim: &PersistentVolume| {
         let target = bench.target(claim.name.as_str());
         let unmounted = bench
             .engine

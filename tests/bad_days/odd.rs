@@ -71,7 +71,7 @@ async fn what_a_volume_is_mounted_over_stays_though_its_record_is_damaged() {
         collect(&bench).await;
         assert_eq!(layers(&bench), 2, "{damaged:?}");
         assert_eq!(bench.engine.status().await.expect("status").damaged, 1);
-        let figures = bench.engine.figures().await.expect("figures");
+        let figures = bench.engine.metrics().await.expect("metrics");
         assert!(format!("{figures:?}").contains("damaged: 1"), "{figures:?}");
         assert_eq!(unread(&at), "whole");
         fs::write(at.join("g"), "mine").expect("it can be written to");

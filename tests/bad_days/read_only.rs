@@ -7,7 +7,7 @@ use std::time::Instant;
 
 use baggageclaim::engine::claims::{CreateClaim, MountClaim};
 use baggageclaim::engine::{Config, Engine, Error};
-use baggageclaim::model::{Claim, ClaimParameters, MutableParameters};
+use baggageclaim::model::{ClaimParameters, MutableParameters, PersistentVolume};
 use rustix::fs::IFlags;
 
 use crate::common::bench::{Bench, NEVER, names, open_again, request, require_bench};
@@ -40,7 +40,7 @@ async fn unpublish(bench: &Bench, volume: &str) {
     fs::remove_dir(at.parent().expect("kubelet's")).expect("rmdir");
 }
 
-async fn mount(bench: &Bench, claim: &Claim) -> PathBuf {
+async fn mount(bench: &Bench, claim: &PersistentVolume) -> PathBuf {
     let request = MountClaim {
         claim: claim.id.clone(),
         target: bench.target("claim"),
@@ -54,7 +54,7 @@ async fn mount(bench: &Bench, claim: &Claim) -> PathBuf {
     bench.target("claim")
 }
 
-async fn unmount(bench: &Bench, claim: &Claim) {
+async fn unmount(bench: &Bench, claim: &PersistentVolume) {
     let at = bench.target("claim");
     for _ in 0..2 {
         let unmounted = bench.engine.unmount_claim(claim.id.as_str(), &at, false);
@@ -63,7 +63,7 @@ async fn unmount(bench: &Bench, claim: &Claim) {
     }
 }
 
-async fn create_claim(bench: &Bench) -> Claim {
+async fn create_claim(bench: &Bench) -> PersistentVolume {
     let request = CreateClaim {
         name: "claim".to_owned(),
         required_bytes: 0,
@@ -76,7 +76,7 @@ async fn create_claim(bench: &Bench) -> Claim {
 }
 
 /// A base to fork from, and then a volume of each kind, all of it on the disk.
-async fn fill(bench: &Bench) -> Claim {
+async fn fill(bench: &Bench) -> PersistentVolume {
     let write = |at: &Path| fs::write(at.join("f"), "base").expect("write");
     bench.step("base", &BASE, write).await;
     publish(bench, "scratch", &[]).await;

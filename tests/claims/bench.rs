@@ -8,7 +8,9 @@ use std::{fs, io};
 use baggageclaim::backend::BackendKind;
 use baggageclaim::engine::claims::{CreateClaim, MountClaim};
 use baggageclaim::engine::{Config, Engine, Error, Result};
-use baggageclaim::model::{Claim, ClaimParameters, ClaimSource, MutableParameters, Snapshot};
+use baggageclaim::model::{
+    ClaimParameters, ClaimSource, MutableParameters, PersistentVolume, Snapshot,
+};
 
 use super::common::{self, Fs, Lab};
 
@@ -83,11 +85,11 @@ impl Bench {
         })
     }
 
-    pub(crate) async fn create(&self, name: &str) -> Claim {
+    pub(crate) async fn create(&self, name: &str) -> PersistentVolume {
         self.engine.create_claim(request(name)).await.expect(name)
     }
 
-    pub(crate) async fn create_from(&self, name: &str, source: ClaimSource) -> Claim {
+    pub(crate) async fn create_from(&self, name: &str, source: ClaimSource) -> PersistentVolume {
         let request = CreateClaim {
             source: Some(source),
             ..request(name)
@@ -96,17 +98,17 @@ impl Bench {
         made.await.expect(name)
     }
 
-    pub(crate) async fn clone_of(&self, name: &str, source: &Claim) -> Claim {
+    pub(crate) async fn clone_of(&self, name: &str, source: &PersistentVolume) -> PersistentVolume {
         let source = ClaimSource::Claim(source.id.clone());
         self.create_from(name, source).await
     }
 
-    pub(crate) async fn restore(&self, name: &str, snapshot: &Snapshot) -> Claim {
+    pub(crate) async fn restore(&self, name: &str, snapshot: &Snapshot) -> PersistentVolume {
         let source = ClaimSource::Snapshot(snapshot.id.clone());
         self.create_from(name, source).await
     }
 
-    pub(crate) async fn snapshot(&self, name: &str, claim: &Claim) -> Snapshot {
+    pub(crate) async fn snapshot(&self, name: &str, claim: &PersistentVolume) -> Snapshot {
         let taken = again(|| self.engine.create_snapshot(name, claim.id.as_str()));
         taken.await.expect(name)
     }
@@ -115,11 +117,11 @@ impl Bench {
         self.lab.kubelet_dir().join("pods").join(place)
     }
 
-    pub(crate) fn staging(&self, claim: &Claim) -> PathBuf {
+    pub(crate) fn staging(&self, claim: &PersistentVolume) -> PathBuf {
         self.at(&format!("{}-globalmount", claim.id))
     }
 
-    pub(crate) fn publish_request(&self, claim: &Claim, place: &str) -> MountClaim {
+    pub(crate) fn publish_request(&self, claim: &PersistentVolume, place: &str) -> MountClaim {
         MountClaim {
             claim: claim.id.clone(),
             target: self.at(place),
@@ -131,7 +133,7 @@ impl Bench {
         }
     }
 
-    pub(crate) fn stage_request(&self, claim: &Claim) -> MountClaim {
+    pub(crate) fn stage_request(&self, claim: &PersistentVolume) -> MountClaim {
         MountClaim {
             target: self.staging(claim),
             staging: true,
@@ -140,13 +142,13 @@ impl Bench {
         }
     }
 
-    pub(crate) async fn stage(&self, claim: &Claim) -> Result<()> {
+    pub(crate) async fn stage(&self, claim: &PersistentVolume) -> Result<()> {
         let request = self.stage_request(claim);
         fs::create_dir_all(&request.target).expect("the staging path");
         self.engine.mount_claim(request).await
     }
 
-    pub(crate) async fn staged_read_only(&self, claim: &Claim) -> Result<()> {
+    pub(crate) async fn staged_read_only(&self, claim: &PersistentVolume) -> Result<()> {
         let request = MountClaim {
             read_only: true,
             ..self.stage_request(claim)
@@ -156,7 +158,7 @@ impl Bench {
     }
 
     /// Stages and publishes a claim, as kubelet does for a pod; where it is.
-    pub(crate) async fn mount(&self, claim: &Claim) -> PathBuf {
+    pub(crate) async fn mount(&self, claim: &PersistentVolume) -> PathBuf {
         again(|| self.stage(claim)).await.expect("staged");
         let request = self.publish_request(claim, claim.id.as_str());
         let target = request.target.clone();
@@ -165,14 +167,14 @@ impl Bench {
     }
 
     /// Unpublishes what a claim has at a place.
-    pub(crate) async fn unpublish(&self, claim: &Claim, place: &str) {
+    pub(crate) async fn unpublish(&self, claim: &PersistentVolume, place: &str) {
         let path = self.at(place);
         let unpublished = self.engine.unmount_claim(claim.id.as_str(), &path, false);
         unpublished.await.expect("unpublished");
         assert!(!path.exists(), "the target is gone");
     }
 
-    pub(crate) async fn unmount(&self, claim: &Claim) {
+    pub(crate) async fn unmount(&self, claim: &PersistentVolume) {
         self.unpublish(claim, claim.id.as_str()).await;
         let staged = self.staging(claim);
         let unstaged = self.engine.unmount_claim(claim.id.as_str(), &staged, true);
@@ -181,19 +183,23 @@ impl Bench {
     }
 
     /// Does something in a claim as a pod would, and unmounts it.
-    pub(crate) async fn inside<T>(&self, claim: &Claim, work: impl FnOnce(&Path) -> T) -> T {
+    pub(crate) async fn inside<T>(
+        &self,
+        claim: &PersistentVolume,
+        work: impl FnOnce(&Path) -> T,
+    ) -> T {
         let target = self.mount(claim).await;
         let result = work(&target);
         self.unmount(claim).await;
         result
     }
 
-    pub(crate) async fn read(&self, claim: &Claim, file: &str) -> io::Result<String> {
+    pub(crate) async fn read(&self, claim: &PersistentVolume, file: &str) -> io::Result<String> {
         self.inside(claim, |path| fs::read_to_string(path.join(file)))
             .await
     }
 
-    pub(crate) async fn write(&self, claim: &Claim, file: &str, text: &str) {
+    pub(crate) async fn write(&self, claim: &PersistentVolume, file: &str, text: &str) {
         let write = |path: &Path| fs::write(path.join(file), text).expect(file);
         self.inside(claim, write).await;
     }

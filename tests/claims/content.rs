@@ -8,7 +8,7 @@ use std::thread::JoinHandle;
 
 use baggageclaim::engine::Error;
 use baggageclaim::engine::claims::CreateClaim;
-use baggageclaim::model::{Claim, ClaimParameters, ClaimSource, LiveClone};
+use baggageclaim::model::{ClaimParameters, ClaimSource, LiveClone, PersistentVolume};
 
 use super::bench::{ALL, BTRFS, Bench, COPY, OVERLAY, again, request, say};
 use super::common::bench::eventually;
@@ -385,7 +385,7 @@ impl Drop for Writer {
 }
 
 /// Which moment of a [`Writer`] a claim shows: both files of one number, or the first of the next one.
-async fn moment_in(bench: &Bench, claim: &Claim) -> u64 {
+async fn moment_in(bench: &Bench, claim: &PersistentVolume) -> u64 {
     let number = |path: &Path, file: &str| -> u64 {
         let text = fs::read_to_string(path.join(file)).expect(file);
         text.parse().expect("a number")

@@ -3,7 +3,7 @@
 
 use baggageclaim::backend::BackendKind;
 use baggageclaim::engine::claims::CreateClaim;
-use baggageclaim::model::Claim;
+use baggageclaim::model::PersistentVolume;
 use baggageclaim::sys::Dir;
 
 use super::bench::{Bench, request, say};
@@ -29,7 +29,7 @@ async fn a_restart_and_a_delete_change_no_limit_but_their_own_with_quota() {
         };
         let pool = Dir::open(&bench.config.pool).expect("open");
         let limit_of = |project| pool.project_usage(project).map_or(0, |usage| usage.limit);
-        let project_of = |claim: &Claim| {
+        let project_of = |claim: &PersistentVolume| {
             let top = format!("volumes/{}/top", claim.id);
             pool.open_beneath(top)
                 .expect("open")

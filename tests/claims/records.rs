@@ -7,8 +7,8 @@ use std::time::{Duration, Instant};
 use baggageclaim::engine::Error;
 use baggageclaim::engine::claims::{CreateClaim, SnapshotFilter};
 use baggageclaim::model::{
-    Attachment, Claim, ClaimParameters, ClaimSource, LiveClone, MutableChange, MutableParameters,
-    Snapshot, SnapshotGroup, Ttl,
+    Attachment, ClaimParameters, ClaimSource, LiveClone, MutableChange, MutableParameters,
+    PersistentVolume, Snapshot, SnapshotGroup, Ttl,
 };
 use baggageclaim::store::{Change, Index};
 use baggageclaim::sys::Dir;
@@ -246,7 +246,7 @@ async fn a_limit_that_does_not_hold_is_said_in_the_health_of_the_claim() {
     let sized = of_size("sized", 10 * MIB, None);
     let sized = bench.engine.create_claim(sized).await.expect("made");
     let other = bench.create("other").await;
-    let is_said = async |bench: &Bench, claim: &Claim| {
+    let is_said = async |bench: &Bench, claim: &PersistentVolume| {
         let used = bench.engine.claim_use(claim.id.as_str()).await;
         let problems = used.expect("there").problems;
         assert!(problems.len() < 2, "{problems:?}");

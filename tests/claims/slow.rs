@@ -5,7 +5,7 @@ use std::path::Path;
 use std::time::{Duration, Instant};
 
 use baggageclaim::engine::PublishRequest;
-use baggageclaim::model::{Claim, Outcome, PodUid};
+use baggageclaim::model::{Outcome, PersistentVolume, PodUid};
 use baggageclaim::sys;
 use futures_util::future::{Either, join_all, select};
 
@@ -89,7 +89,7 @@ async fn claims_whose_unmount_waits_for_the_disk_hold_up_no_seal() {
     });
     let closed = join_all(closed);
     let seals = async {
-        let is_mounted = |claim: &&Claim| {
+        let is_mounted = |claim: &&PersistentVolume| {
             let staging = bench.staging(claim);
             let table = sys::mount_table().expect("mounts");
             table.iter().any(|mount| mount.mount_point == staging)

@@ -12,7 +12,8 @@ use std::time::{Duration, Instant};
 
 use baggageclaim::backend::BackendKind;
 use baggageclaim::engine::{
-    ArtifactRow, Config, Engine, Error, PublishRequest, Published, Told, VolumeRow, VolumeState,
+    ArtifactRow, Config, Engine, Error, OutcomeReport, PublishRequest, Published, VolumeRow,
+    VolumeState,
 };
 use baggageclaim::model::{Outcome, Pod, PodUid, VolumeId, VolumeSpec};
 use baggageclaim::store::PoolDirs;
@@ -158,7 +159,7 @@ impl Bench {
         self.told(pod, outcome).await.news
     }
 
-    pub async fn told(&self, pod: &str, outcome: Outcome) -> Told {
+    pub async fn told(&self, pod: &str, outcome: Outcome) -> OutcomeReport {
         let pod: PodUid = pod.parse().expect("uid");
         let told = self.engine.report_outcome(&pod, outcome).await;
         told.unwrap_or_else(|error| panic!("outcome of {pod}: {error}"))

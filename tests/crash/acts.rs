@@ -6,7 +6,7 @@
 use std::fs;
 use std::time::{Duration, Instant};
 
-use baggageclaim::engine::crash::Point;
+use baggageclaim::engine::failpoint::Point;
 use baggageclaim::model::layout;
 use rustix::mount::UnmountFlags;
 use serde_json::Value;

@@ -6,7 +6,7 @@ use std::io::Write as _;
 use std::path::{Path, PathBuf};
 use std::time::{Duration, Instant};
 
-use baggageclaim::engine::crash::Point;
+use baggageclaim::engine::failpoint::Point;
 use serde_json::Value;
 
 use super::common::{Fs, Snapshot, require_lab};

@@ -17,7 +17,8 @@ use std::time::{Duration, Instant};
 use baggageclaim::archive::Codec;
 use baggageclaim::backend::{BackendKind, MountApi};
 use baggageclaim::engine::{
-    ArtifactRow, Config, Engine, Finding, ImportRequest, PublishRequest, Source, VolumeRow, crash,
+    ArtifactRow, Config, Engine, Finding, ImportRequest, PublishRequest, Source, VolumeRow,
+    failpoint,
 };
 use baggageclaim::model::{Outcome, Pod, Tenant, VolumeSpec};
 use serde::{Deserialize, Serialize};
@@ -342,7 +343,7 @@ pub(crate) fn serve_if_told_to() {
     let launch = launch.into_string().expect("JSON");
     let launch: Launch = serde_json::from_str(&launch).expect("a launch");
     if let Some((point, visit)) = &launch.armed {
-        assert!(crash::arm(point, *visit), "no point is called {point}");
+        assert!(failpoint::arm(point, *visit), "no point is called {point}");
     }
     if launch.rebuilds {
         Engine::rebuild_index(&launch.pool).expect("the index is made anew");
@@ -507,7 +508,7 @@ async fn run(engine: &Engine, call: Call) -> Answer {
         Call::Artifacts => Ok(engine.artifacts(None).iter().map(artifact).collect()),
         Call::Volumes => Ok(engine.volumes(None).iter().map(volume).collect()),
         Call::Arm { point, visit } => {
-            assert!(crash::arm(&point, visit), "no point is called {point}");
+            assert!(failpoint::arm(&point, visit), "no point is called {point}");
             done
         }
         Call::Shutdown => done,

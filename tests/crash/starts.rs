@@ -6,7 +6,7 @@ use std::fs;
 use std::os::unix::fs::FileExt as _;
 use std::path::{Path, PathBuf};
 
-use baggageclaim::engine::crash::Point;
+use baggageclaim::engine::failpoint::Point;
 use rustix::fs::FallocateFlags;
 
 use super::common::disk::SmallDisk;

@@ -6,7 +6,7 @@ use std::path::Path;
 use std::sync::Arc;
 use std::time::Duration;
 
-use baggageclaim::engine::{Engine, Pods, Told};
+use baggageclaim::engine::{Engine, OutcomeReport, Pods};
 use baggageclaim::model::{Outcome, PodUid};
 
 use crate::common::bench::{Bench, Ground, eventually};
@@ -343,7 +343,7 @@ async fn an_outcome_counts_once_whenever_it_comes() {
     bench.publish("early", "v1", &output("one")).await;
     bench.publish("early", "v2", &output("two")).await;
     bench.publish("early", "s", &[]).await;
-    let told = |news, same, other| Told { news, same, other };
+    let told = |news, same, other| OutcomeReport { news, same, other };
     assert_eq!(bench.told("nobody", Succeeded).await, told(0, 0, 0));
     assert_eq!(bench.told("early", Succeeded).await, told(3, 0, 0));
     assert_eq!(bench.told("early", Succeeded).await, told(0, 3, 0));

@@ -17,7 +17,7 @@ enum What {
 const EACH: [What; 3] = [What::Clone, What::Snapshot, What::Group];
 
 /// Asks for it; tells what the index has then, and last what is deleted to delete all of it.
-async fn ask(pods: &Pods, what: What, source: &Claim) -> Result<Vec<Change>> {
+async fn ask(pods: &Pods, what: What, source: &PersistentVolume) -> Result<Vec<Change>> {
     let id = source.id.as_str();
     Ok(match what {
         What::Clone => {
@@ -35,7 +35,7 @@ async fn ask(pods: &Pods, what: What, source: &Claim) -> Result<Vec<Change>> {
     })
 }
 
-async fn group(pods: &Pods, sources: &[&Claim]) -> Result<Vec<Change>> {
+async fn group(pods: &Pods, sources: &[&PersistentVolume]) -> Result<Vec<Change>> {
     let ids: Vec<String> = sources.iter().map(|claim| claim.id.to_string()).collect();
     let (group, snapshots) = pods.engine.create_group("made", &ids).await?;
     let snapshots = snapshots.into_iter().map(Change::PutSnapshot);
@@ -69,7 +69,7 @@ fn snapshots(pods: &Pods, id: Option<&SnapshotId>) -> Result<Page<Snapshot>> {
     pods.engine.snapshots(&filter, None, 9)
 }
 
-async fn restore(pods: &Pods, snapshot: &Snapshot) -> Result<Claim> {
+async fn restore(pods: &Pods, snapshot: &Snapshot) -> Result<PersistentVolume> {
     let restore = CreateClaim {
         source: Some(ClaimSource::Snapshot(snapshot.id.clone())),
         ..request("restored")
@@ -78,7 +78,7 @@ async fn restore(pods: &Pods, snapshot: &Snapshot) -> Result<Claim> {
 }
 
 /// It changes nothing, and says why; what is mounted is unmounted; and it is to be restarted when its index can be opened again.
-async fn assert_degraded(pods: &Pods, made: &[Change], mounted: &Claim) {
+async fn assert_degraded(pods: &Pods, made: &[Change], mounted: &PersistentVolume) {
     let engine = &pods.engine;
     let refused = [
         engine.create_claim(request("other")).await.map(drop),
@@ -142,7 +142,7 @@ async fn assert_there(pods: &Pods, made: &[Change], there: bool) {
 
 /// A claim that is its stack of layers: nothing of it moves when something is made of it. And no chore is left for which the index
 /// would be written meanwhile.
-async fn frozen(pods: &Pods, name: &str) -> Claim {
+async fn frozen(pods: &Pods, name: &str) -> PersistentVolume {
     let claim = pods.create(name).await;
     pods.write(&claim, "file", "text").await;
     pods.snapshot(&format!("of {name}"), &claim).await;

@@ -171,7 +171,7 @@ async fn layers_that_cannot_be_confirmed_stop_no_other_ones_nor_a_round_for_ever
 async fn held_merge(bench: &Bench, model: &mut BTreeMap<String, String>) -> mpsc::Sender<()> {
     let (reached, mut at_the_point) = tokio::sync::oneshot::channel();
     let (go_on, held) = mpsc::channel::<()>();
-    crash::at(Point::FlattenMerged, 1, move || {
+    failpoint::at(Point::FlattenMerged, 1, move || {
         reached.send(()).expect("it is waited for");
         // Also when the test is over.
         let _ = held.recv();
@@ -189,7 +189,7 @@ async fn an_engine_that_ends_waits_for_no_merge() {
     let _mine = my_turn().await;
     let bench = require_bench!();
     let mut model = BTreeMap::new();
-    let before = crash::visits(Point::FlattenPlaced);
+    let before = failpoint::visits(Point::FlattenPlaced);
     let go_on = held_merge(&bench, &mut model).await;
     let engine = bench.engine.clone();
     let ending = tokio::spawn(async move { engine.shutdown().await });
@@ -203,7 +203,7 @@ async fn an_engine_that_ends_waits_for_no_merge() {
     go_on.send(()).expect("it is held");
     ending.await.expect("no panic");
     assert_eq!(
-        crash::visits(Point::FlattenPlaced),
+        failpoint::visits(Point::FlattenPlaced),
         before,
         "it was finished"
     );
@@ -221,7 +221,7 @@ async fn a_merge_that_takes_long_lets_others_have_their_turn_and_is_done_later()
     let _mine = my_turn().await;
     let bench = require_bench!();
     let mut model = BTreeMap::new();
-    let placed = || crash::visits(Point::FlattenPlaced);
+    let placed = || failpoint::visits(Point::FlattenPlaced);
     let before = placed();
     let go_on = held_merge(&bench, &mut model).await;
     // The share of one chore is ten seconds.

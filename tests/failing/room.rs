@@ -156,7 +156,7 @@ impl LongMerge {
     async fn begin(bench: &Bench) -> Self {
         let (reached, merging) = mpsc::channel();
         let (go_on, told) = mpsc::channel::<()>();
-        crash::at(Point::FlattenMerged, 1, move || {
+        failpoint::at(Point::FlattenMerged, 1, move || {
             reached.send(()).expect("it is waited for");
             // Also when the test has failed.
             let _told_or_over = told.recv();
@@ -208,7 +208,7 @@ async fn room_is_made_while_index_and_directories_are_compared() {
     };
     let (reached, comparing) = mpsc::channel();
     let (go_on, told) = mpsc::channel::<()>();
-    crash::at(Point::CheckListed, 1, move || {
+    failpoint::at(Point::CheckListed, 1, move || {
         reached.send(()).expect("it is waited for");
         // Also when the test has failed.
         let _told_or_over = told.recv();
@@ -237,9 +237,13 @@ async fn a_merge_keeps_no_layers_of_what_is_deleted_meanwhile() {
     let name = name.expect("name");
     let destroyed = bench.engine.destroy(&tenant, &name);
     soon("it is deleted", destroyed).await.expect("destroyed");
-    let placed = crash::visits(Point::FlattenPlaced);
+    let placed = failpoint::visits(Point::FlattenPlaced);
     merge.goes_on().await;
-    assert_eq!(crash::visits(Point::FlattenPlaced), placed, "it went on");
+    assert_eq!(
+        failpoint::visits(Point::FlattenPlaced),
+        placed,
+        "it went on"
+    );
     bench.engine.reap().await.expect("reap");
     assert_eq!(names(&bench.pool().join("layers")), [""; 0]);
     bench.finish().await;

@@ -47,7 +47,7 @@ async fn a_layer_that_cannot_be_confirmed_keeps_no_seal_from_being_durable() {
         let bench = require_bench!();
         let (sender, done) = mpsc::channel();
         let (pool, aside) = (bench.pool(), bench.lab.path().join("aside"));
-        crash::at(Point::CommitIndexed, 1, move || {
+        failpoint::at(Point::CommitIndexed, 1, move || {
             let layer = pool.join("layers").join(unconfirmed(&pool).remove(0));
             let fixed = if is_lost {
                 fs::rename(layer, aside).expect("rename");
@@ -83,7 +83,7 @@ async fn a_promise_that_cannot_be_taken_back_keeps_what_it_was_for_and_nothing_e
     let bench = require_bench!();
     let (sender, fixed) = mpsc::channel();
     let pending = bench.pool().join("pending");
-    crash::at(Point::CommitIndexed, 1, move || {
+    failpoint::at(Point::CommitIndexed, 1, move || {
         let promise = pending.join(names(&pending).remove(0));
         let fixed = Fixed::new(promise);
         sender.send(fixed).expect("it is waited for");
@@ -143,10 +143,10 @@ impl Overtaken {
         let (go_on, may_go_on) = mpsc::channel::<()>();
         let (say_indexed, indexed) = mpsc::channel();
         let (index, aside) = (pool.join("index.redb"), aside.to_owned());
-        crash::at(Point::CommitSynced, 1, move || {
+        failpoint::at(Point::CommitSynced, 1, move || {
             say_synced.send(()).expect("it is waited for");
             may_go_on.recv_timeout(NEVER).expect("it goes on");
-            crash::at(Point::CommitIndexed, 1, move || {
+            failpoint::at(Point::CommitIndexed, 1, move || {
                 fs::copy(index, aside).expect("copy");
                 say_indexed.send(()).expect("it is waited for");
             });

@@ -37,7 +37,7 @@ async fn delete(engine: Engine, source: ClaimSource) -> Result<()> {
     }
 }
 
-async fn make(engine: Engine, source: ClaimSource, name: String) -> Result<Claim> {
+async fn make(engine: Engine, source: ClaimSource, name: String) -> Result<PersistentVolume> {
     let wanted = CreateClaim {
         source: Some(source),
         ..request(&name)
@@ -52,7 +52,7 @@ fn meanwhile<T: Send + 'static>(
 ) -> Receiver<T> {
     let (sender, result) = mpsc::channel();
     let runtime = Handle::current();
-    crash::at(point, 1, move || {
+    failpoint::at(point, 1, move || {
         sender
             .send(runtime.block_on(act))
             .expect("it is waited for");
@@ -65,7 +65,7 @@ fn is_absent<T>(made: &Result<T>) -> bool {
 }
 
 /// That a claim holds what its source did, now, after garbage collection, and for the next driver.
-async fn assert_whole(pods: Pods, claim: &Claim, text: &str) -> Pods {
+async fn assert_whole(pods: Pods, claim: &PersistentVolume, text: &str) -> Pods {
     pods.engine.reap().await.expect("reap");
     assert_eq!(pods.read(claim, "file").await.expect("file"), text);
     let pods = pods.restart().await;

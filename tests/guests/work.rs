@@ -9,7 +9,8 @@ use baggageclaim::backend::BackendKind;
 use baggageclaim::engine::claims::{CreateClaim, MountClaim, SnapshotFilter};
 use baggageclaim::engine::{Config, Engine, Error};
 use baggageclaim::model::{
-    ArtifactId, Claim, ClaimParameters, ClaimSource, MutableParameters, Outcome, Reference,
+    ArtifactId, ClaimParameters, ClaimSource, MutableParameters, Outcome, PersistentVolume,
+    Reference,
 };
 use serde::{Deserialize, Serialize};
 
@@ -131,7 +132,7 @@ pub(crate) struct Work<'a> {
     number: u64,
     outputs: Vec<String>,
     waiting: Vec<String>,
-    claims: Vec<(Claim, String, u64)>,
+    claims: Vec<(PersistentVolume, String, u64)>,
     /// What was begun and did not come to its end: kubelet would go on asking.
     unfinished: Vec<Unfinished>,
     note: &'a dyn Fn(Fact),
@@ -139,7 +140,7 @@ pub(crate) struct Work<'a> {
 
 enum Unfinished {
     Volume(String),
-    Claim(Box<Claim>),
+    Claim(Box<PersistentVolume>),
 }
 
 impl<'a> Work<'a> {
@@ -433,7 +434,7 @@ fn claim(name: &str, source: Option<ClaimSource>) -> CreateClaim {
 }
 
 /// As a driver without staging would: one mount.
-async fn mount(engine: &Engine, place: &Place, claim: &Claim) -> Result<PathBuf, Error> {
+async fn mount(engine: &Engine, place: &Place, claim: &PersistentVolume) -> Result<PathBuf, Error> {
     let target = place.target(claim.id.as_str());
     let staged = place.targets.join(format!("{}-globalmount", claim.id));
     fs::create_dir_all(&staged).expect("mkdir");
@@ -457,7 +458,7 @@ async fn mount(engine: &Engine, place: &Place, claim: &Claim) -> Result<PathBuf,
     Ok(target)
 }
 
-async fn unmount(engine: &Engine, place: &Place, claim: &Claim) -> Result<(), Error> {
+async fn unmount(engine: &Engine, place: &Place, claim: &PersistentVolume) -> Result<(), Error> {
     let id = claim.id.as_str();
     engine.unmount_claim(id, &place.target(id), false).await?;
     let staged = place.targets.join(format!("{id}-globalmount"));

@@ -479,8 +479,8 @@ impl Caller {
         allowed.append(&mut now);
         let input = matches!(what, What::Input(_));
         let absent = allowed.iter().any(|seen| matches!(seen, Seen::Absent));
-        let doing = format!("publish {what:?} of {}", pod.uid());
-        match wire.answered(&doing, answer, &[Code::NotFound, Code::Aborted])? {
+        let operation = format!("publish {what:?} of {}", pod.uid());
+        match wire.answered(&operation, answer, &[Code::NotFound, Code::Aborted])? {
             Ok(_) => {}
             Err(Code::NotFound) if input && absent => {
                 pod.remove().map_err(cannot("remove a pod"))?;
@@ -490,16 +490,16 @@ impl Caller {
             // Somebody makes it, and was not quick enough. It is asked for again, or not any more.
             Err(Code::Aborted) if input => return Ok(()),
             Err(Code::NotFound) => {
-                return Err(Fault::lost(format!("{doing}: NOT_FOUND")).into());
+                return Err(Fault::lost(format!("{operation}: NOT_FOUND")).into());
             }
-            Err(code) => return Err(Fault::wrong(format!("{doing}: {code:?}")).into()),
+            Err(code) => return Err(Fault::wrong(format!("{operation}: {code:?}")).into()),
         }
         let target = pod.target(VOLUME);
         let allowed = allowed
             .iter()
             .filter(|seen| !(input && matches!(seen, Seen::Absent)));
         let allowed: Vec<Seen> = allowed.cloned().collect();
-        let content = content::expect(&target, &allowed).map_err(|fault| fault.at(&doing))?;
+        let content = content::expect(&target, &allowed).map_err(|fault| fault.at(&operation))?;
         let becomes = match what {
             // A resource cache that was found is complete.
             What::Made(5, _) if !content.is_empty() => None,

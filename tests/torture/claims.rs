@@ -343,8 +343,8 @@ impl Claims {
                     let mut controller = wire.kubelet.controller_client();
                     async move { controller.create_snapshot(request).await }
                 };
-                let doing = format!("CreateSnapshot {name}");
-                let made = wire.must(&doing, patiently(ask).await)?.into_inner();
+                let operation = format!("CreateSnapshot {name}");
+                let made = wire.must(&operation, patiently(ask).await)?.into_inner();
                 let id = made.snapshot.map(|made| made.snapshot_id);
                 let id = id.unwrap_or_default();
                 self.snapshots[usize::from(snapshot)] = Some(Kept { name, id, content });
@@ -361,8 +361,8 @@ impl Claims {
                             (wire.kubelet.controller_client(), request.clone());
                         async move { controller.delete_snapshot(request).await }
                     };
-                    let doing = format!("DeleteSnapshot {}", kept.name);
-                    wire.must(&doing, patiently(ask).await)?;
+                    let operation = format!("DeleteSnapshot {}", kept.name);
+                    wire.must(&operation, patiently(ask).await)?;
                 }
                 self.snapshots[at] = None;
             }
@@ -378,8 +378,8 @@ impl Claims {
                             (wire.kubelet.controller_client(), request.clone());
                         async move { controller.delete_volume(request).await }
                     };
-                    let doing = format!("DeleteVolume {}", held.name);
-                    wire.must(&doing, patiently(ask).await)?;
+                    let operation = format!("DeleteVolume {}", held.name);
+                    wire.must(&operation, patiently(ask).await)?;
                 }
                 self.held[at] = None;
             }
@@ -562,7 +562,7 @@ async fn create(wire: &Wire, name: &str, source: Option<Type>) -> Result<String,
         let mut controller = wire.kubelet.controller_client();
         async move { controller.create_volume(request).await }
     };
-    let doing = format!("CreateVolume {name}");
-    let made = wire.must(&doing, patiently(ask).await)?.into_inner();
+    let operation = format!("CreateVolume {name}");
+    let made = wire.must(&operation, patiently(ask).await)?.into_inner();
     Ok(made.volume.map(|made| made.volume_id).unwrap_or_default())
 }

@@ -272,19 +272,19 @@ pub(crate) fn is_death(status: &Status) -> bool {
 }
 
 /// An answer that nothing excuses.
-pub(crate) fn unexpected(doing: &str, status: &Status) -> Stop {
+pub(crate) fn unexpected(operation: &str, status: &Status) -> Stop {
     if is_death(status) {
         return Stop::Died;
     }
     let (code, message) = (status.code(), status.message());
-    Fault::wrong(format!("{doing}: {code:?}: {message}")).into()
+    Fault::wrong(format!("{operation}: {code:?}: {message}")).into()
 }
 
 impl Wire {
     /// Counts an answer; one that is no success must have one of these codes.
     pub(crate) fn answered<T>(
         &self,
-        doing: &str,
+        operation: &str,
         answer: Result<T, Status>,
         excused: &[Code],
     ) -> Result<Result<T, Code>, Stop> {
@@ -297,13 +297,13 @@ impl Wire {
                 count(&self.figures.operations);
                 Ok(Err(status.code()))
             }
-            Err(status) => Err(unexpected(doing, &status)),
+            Err(status) => Err(unexpected(operation, &status)),
         }
     }
 
     /// The same for what must succeed.
-    pub(crate) fn must<T>(&self, doing: &str, answer: Result<T, Status>) -> Result<T, Stop> {
-        let answer = self.answered(doing, answer, &[])?;
+    pub(crate) fn must<T>(&self, operation: &str, answer: Result<T, Status>) -> Result<T, Stop> {
+        let answer = self.answered(operation, answer, &[])?;
         Ok(answer.unwrap_or_else(|_| unreachable!("no code is excused")))
     }
 

@@ -11,7 +11,7 @@ use std::panic::AssertUnwindSafe;
 use std::sync::Arc;
 use std::time::{Duration, Instant};
 
-use baggageclaim::engine::crash::Point;
+use baggageclaim::engine::failpoint::Point;
 use serde::{Deserialize, Serialize};
 use tokio::runtime::Handle;
 

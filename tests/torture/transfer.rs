@@ -32,8 +32,8 @@ impl Caller {
         let Some(row) = rows.into_iter().find(is_it) else {
             return Ok(());
         };
-        let doing = format!("export {reference}");
-        let exported = wire.answered(&doing, export(wire, row.id).await, &EXCUSED)?;
+        let operation = format!("export {reference}");
+        let exported = wire.answered(&operation, export(wire, row.id).await, &EXCUSED)?;
         let Ok((archive, digest)) = exported else {
             return Ok(());
         };
@@ -44,11 +44,11 @@ impl Caller {
             size: Some(archive.len() as u64),
             ttl_seconds: None,
         };
-        let doing = format!("import {reference}");
-        let imported = wire.answered(&doing, import(wire, head, archive).await, &EXCUSED)?;
+        let operation = format!("import {reference}");
+        let imported = wire.answered(&operation, import(wire, head, archive).await, &EXCUSED)?;
         match imported {
             Ok(end) if end.digest != digest => {
-                Err(Fault::wrong(format!("{doing}: {} became {}", digest, end.digest)).into())
+                Err(Fault::wrong(format!("{operation}: {} became {}", digest, end.digest)).into())
             }
             _ => Ok(()),
         }

@@ -130,7 +130,7 @@ pub(crate) struct Driver {
 }
 
 /// A PersistentVolumeClaim's volume, and where it is staged and published.
-pub(crate) struct Claim {
+pub(crate) struct PersistentVolume {
     pub(crate) id: String,
     pub(crate) target: PathBuf,
     staging: PathBuf,
@@ -205,7 +205,11 @@ impl Driver {
         assert_eq!(said.expect("checked").into_inner().findings, []);
     }
 
-    pub(crate) async fn create(&self, name: &str, class: &[(&str, &str)]) -> Result<Claim, Status> {
+    pub(crate) async fn create(
+        &self,
+        name: &str,
+        class: &[(&str, &str)],
+    ) -> Result<PersistentVolume, Status> {
         let class = class.iter().map(|&(key, value)| (key.into(), value.into()));
         self.create_from(csi::CreateVolumeRequest {
             name: name.to_owned(),
@@ -215,7 +219,7 @@ impl Driver {
         .await
     }
 
-    pub(crate) async fn restore(&self, name: &str, snapshot: &str) -> Claim {
+    pub(crate) async fn restore(&self, name: &str, snapshot: &str) -> PersistentVolume {
         let snapshot_id = snapshot.to_owned();
         let made = self.create_from(csi::CreateVolumeRequest {
             name: name.to_owned(),
@@ -227,7 +231,10 @@ impl Driver {
         made.await.expect(name)
     }
 
-    async fn create_from(&self, mut request: csi::CreateVolumeRequest) -> Result<Claim, Status> {
+    async fn create_from(
+        &self,
+        mut request: csi::CreateVolumeRequest,
+    ) -> Result<PersistentVolume, Status> {
         request.volume_capabilities = vec![capability(Mode::SingleNodeWriter)];
         let made = busily(|| {
             let (mut controller, request) = (self.kubelet.controller_client(), request.clone());
@@ -235,7 +242,7 @@ impl Driver {
         });
         let id = made.await?.into_inner().volume.expect("a volume").volume_id;
         let at = |what: &str| self.root.join(format!("{id}-{what}"));
-        Ok(Claim {
+        Ok(PersistentVolume {
             target: at("target"),
             staging: at("staging"),
             id,
@@ -243,12 +250,16 @@ impl Driver {
     }
 
     /// Stages and publishes it.
-    pub(crate) async fn mount(&self, claim: &Claim) {
+    pub(crate) async fn mount(&self, claim: &PersistentVolume) {
         let mounted = self.mount_as(claim, Mode::SingleNodeWriter).await;
         mounted.unwrap_or_else(|status| panic!("{}: {status}", claim.id));
     }
 
-    pub(crate) async fn mount_as(&self, claim: &Claim, mode: Mode) -> Result<(), Status> {
+    pub(crate) async fn mount_as(
+        &self,
+        claim: &PersistentVolume,
+        mode: Mode,
+    ) -> Result<(), Status> {
         fs::create_dir_all(&claim.staging).expect("a staging path");
         let request = csi::NodeStageVolumeRequest {
             volume_id: claim.id.clone(),
@@ -272,7 +283,7 @@ impl Driver {
     }
 
     /// Unpublishes and unstages it.
-    pub(crate) async fn unmount(&self, claim: &Claim) {
+    pub(crate) async fn unmount(&self, claim: &PersistentVolume) {
         let mut node = self.kubelet.node_client();
         let request = csi::NodeUnpublishVolumeRequest {
             volume_id: claim.id.clone(),
@@ -287,7 +298,7 @@ impl Driver {
         node.node_unstage_volume(request).await.expect(&claim.id);
     }
 
-    pub(crate) async fn snapshot(&self, name: &str, claim: &Claim) -> String {
+    pub(crate) async fn snapshot(&self, name: &str, claim: &PersistentVolume) -> String {
         let request = csi::CreateSnapshotRequest {
             source_volume_id: claim.id.clone(),
             name: name.to_owned(),
@@ -301,7 +312,7 @@ impl Driver {
         taken.snapshot.expect("a snapshot").snapshot_id
     }
 
-    pub(crate) async fn delete(&self, claim: &Claim) {
+    pub(crate) async fn delete(&self, claim: &PersistentVolume) {
         let request = csi::DeleteVolumeRequest {
             volume_id: claim.id.clone(),
             ..Default::default()

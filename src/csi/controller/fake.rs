@@ -12,9 +12,9 @@ use crate::csi::{FindClaims, hex, topology};
 use crate::engine::claims::{Capacity, ClaimUse, Claims, CreateClaim, Group, Page, SnapshotFilter};
 use crate::engine::{Error, Result};
 use crate::model::{
-    Attachment, Claim, ClaimParameters, ClaimSource, MutableChange, MutableParameters, Node,
-    NodeId, OwnerView, Placed, Requirement, Snapshot, SnapshotGroup, SnapshotId, Timestamp,
-    Topology, VolumeId,
+    Attachment, ClaimParameters, ClaimSource, MutableChange, MutableParameters, Node, NodeId,
+    OwnerView, PersistentVolume, Placed, Requirement, Snapshot, SnapshotGroup, SnapshotId,
+    Timestamp, Topology, VolumeId,
 };
 
 /// The nodes, and the room on each.
@@ -59,7 +59,7 @@ impl Default for Fake {
 
 #[derive(Debug, Default)]
 struct State {
-    claims: BTreeMap<VolumeId, Placed<Claim>>,
+    claims: BTreeMap<VolumeId, Placed<PersistentVolume>>,
     snapshots: BTreeMap<SnapshotId, Placed<Snapshot>>,
     groups: BTreeMap<SnapshotId, Placed<SnapshotGroup>>,
     problems: BTreeMap<VolumeId, String>,
@@ -94,8 +94,8 @@ impl Fake {
         topology::message(&self.nodes[node].0)
     }
 
-    pub(in crate::csi) fn a_claim(name: &str) -> Claim {
-        Claim {
+    pub(in crate::csi) fn a_claim(name: &str) -> PersistentVolume {
+        PersistentVolume {
             id: id("vol", name),
             name: name.to_owned(),
             created: Timestamp(1),
@@ -134,7 +134,7 @@ impl Fake {
     }
 }
 
-fn find<'a>(state: &'a mut State, id: &str) -> Result<&'a mut Placed<Claim>> {
+fn find<'a>(state: &'a mut State, id: &str) -> Result<&'a mut Placed<PersistentVolume>> {
     let claim = id
         .parse()
         .ok()
@@ -187,9 +187,13 @@ fn page<T: Clone>(
 
 #[async_trait::async_trait]
 impl Claims for Fake {
-    async fn create_claim(&self, request: CreateClaim, at: &Requirement) -> Result<Placed<Claim>> {
+    async fn create_claim(
+        &self,
+        request: CreateClaim,
+        at: &Requirement,
+    ) -> Result<Placed<PersistentVolume>> {
         let mut state = self.state()?;
-        let wanted = Claim {
+        let wanted = PersistentVolume {
             capacity: request.required_bytes,
             parameters: request.parameters,
             mutable: request.mutable,
@@ -245,11 +249,15 @@ impl Claims for Fake {
         Ok(())
     }
 
-    async fn claim(&self, id: &str) -> Result<Placed<Claim>> {
+    async fn claim(&self, id: &str) -> Result<Placed<PersistentVolume>> {
         find(&mut *self.state()?, id).cloned()
     }
 
-    async fn claims(&self, after: Option<&VolumeId>, most: usize) -> Result<Page<Placed<Claim>>> {
+    async fn claims(
+        &self,
+        after: Option<&VolumeId>,
+        most: usize,
+    ) -> Result<Page<Placed<PersistentVolume>>> {
         Ok(page(&self.state()?.claims, after, most, |_| true))
     }
 
@@ -262,14 +270,19 @@ impl Claims for Fake {
         })
     }
 
-    async fn expand_claim(&self, id: &str, required: u64, _: Option<u64>) -> Result<Claim> {
+    async fn expand_claim(
+        &self,
+        id: &str,
+        required: u64,
+        _: Option<u64>,
+    ) -> Result<PersistentVolume> {
         let mut state = self.state()?;
         let claim = &mut find(&mut state, id)?.what;
         claim.capacity = claim.capacity.max(required);
         Ok(claim.clone())
     }
 
-    async fn modify_claim(&self, id: &str, mutable: MutableChange) -> Result<Claim> {
+    async fn modify_claim(&self, id: &str, mutable: MutableChange) -> Result<PersistentVolume> {
         let mut state = self.state()?;
         let claim = &mut find(&mut state, id)?.what;
         claim.mutable = mutable.over(claim.mutable);

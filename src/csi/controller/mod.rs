@@ -25,7 +25,7 @@ use super::token::List;
 use super::{Features, FindClaims, health, note, note_volume, render, topology};
 use crate::engine;
 use crate::engine::claims::{Capacity as Room, Claims, SnapshotFilter};
-use crate::model::{Claim, ClaimSource, Placed, Snapshot, VolumeId};
+use crate::model::{ClaimSource, PersistentVolume, Placed, Snapshot, VolumeId};
 use crate::proto::csi::v1 as csi;
 use crate::server::Rpc;
 use csi::controller_server::Controller;
@@ -71,7 +71,7 @@ impl Service {
     }
 
     /// The nodes that ControllerPublishVolume attached a claim to.
-    fn attached_to(&self, claim: &Claim) -> Vec<String> {
+    fn attached_to(&self, claim: &PersistentVolume) -> Vec<String> {
         if !self.features.attach {
             return Vec::new();
         }
@@ -87,10 +87,10 @@ impl Service {
     async fn room_for(
         &self,
         claims: &dyn Claims,
-        claim: &Claim,
+        claim: &PersistentVolume,
         node: &str,
     ) -> Result<(), Failure> {
-        let here = |claim: &Claim| claim.attached.iter().any(|one| one.node == node);
+        let here = |claim: &PersistentVolume| claim.attached.iter().any(|one| one.node == node);
         let Some(most) = self.features.most_volumes else {
             return Ok(());
         };
@@ -268,7 +268,7 @@ impl Controller for Service {
             let most = parse::page(request.max_entries)?;
             let after = List::Volumes.after(&request.starting_token)?;
             let page = self.claims()?.claims(after.as_ref(), most).await?;
-            let entry = |claim: &Placed<Claim>| csi::list_volumes_response::Entry {
+            let entry = |claim: &Placed<PersistentVolume>| csi::list_volumes_response::Entry {
                 volume: Some(render::volume(claim)),
                 status: Some(csi::list_volumes_response::VolumeStatus {
                     published_node_ids: self.attached_to(&claim.what),
@@ -519,7 +519,10 @@ impl Controller for Service {
 }
 
 /// Whether a claim is what it is taken for; the error says what it is not.
-fn confirm(claim: &Claim, request: &csi::ValidateVolumeCapabilitiesRequest) -> Result<(), String> {
+fn confirm(
+    claim: &PersistentVolume,
+    request: &csi::ValidateVolumeCapabilitiesRequest,
+) -> Result<(), String> {
     let text = |invalid: Invalid| invalid.to_string();
     parse::capabilities(request.volume_capabilities.clone()).map_err(text)?;
     super::parse::no_attributes(&request.volume_context).map_err(text)?;

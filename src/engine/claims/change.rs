@@ -5,19 +5,19 @@ use std::sync::Arc;
 
 use super::data_dir;
 use super::lookup::{self, refuse_too_large};
-use crate::engine::crash::{Point, point};
-use crate::engine::error::{Doing, Error, Result};
+use crate::engine::error::{Context, Error, Result};
+use crate::engine::failpoint::{Point, point};
 use crate::engine::guard;
 use crate::engine::shared::Inner;
-use crate::model::{Attachment, Claim, MutableChange, VolumeId};
+use crate::model::{Attachment, MutableChange, PersistentVolume, VolumeId};
 use crate::store::Change;
 
 /// Changes a claim, durably, and what bounds it; `change` tells nothing but errors.
 async fn change(
     inner: Arc<Inner>,
     id: VolumeId,
-    change: impl FnOnce(&Inner, &mut Claim) -> Result<()> + Send + 'static,
-) -> Result<Claim> {
+    change: impl FnOnce(&Inner, &mut PersistentVolume) -> Result<()> + Send + 'static,
+) -> Result<PersistentVolume> {
     let guard = lookup::take(&inner, &id, guard::deadline()).await?;
     let engine = inner.clone();
     let job = move || {
@@ -43,21 +43,21 @@ async fn change(
 }
 
 /// Bounds the content as the claim says, if it is there.
-fn limit(inner: &Inner, claim: &Claim) -> Result<()> {
+fn limit(inner: &Inner, claim: &PersistentVolume) -> Result<()> {
     let Some(volume) = inner.volume_dir_if_there(&claim.id)? else {
         return Ok(());
     };
     if !inner
         .backend
         .has_content(&volume)
-        .doing("look at the volume's content")?
+        .context("look at the volume's content")?
     {
         return Ok(());
     }
     let limit = inner
         .backend
         .set_limit(&volume, claim.limit())
-        .doing("change the volume's limit")?;
+        .context("change the volume's limit")?;
     let limit_unenforced = limit.why_unenforced();
     if let Some(why) = &limit_unenforced {
         data_dir::warn_unenforced(&claim.id, why);
@@ -74,8 +74,8 @@ pub(super) async fn expand(
     id: VolumeId,
     required: u64,
     most: Option<u64>,
-) -> Result<Claim> {
-    let grow = move |inner: &Inner, claim: &mut Claim| {
+) -> Result<PersistentVolume> {
+    let grow = move |inner: &Inner, claim: &mut PersistentVolume| {
         let capacity = claim.capacity.max(required);
         if let Some(most) = most
             && capacity > most
@@ -110,8 +110,8 @@ pub(super) async fn modify(
     inner: Arc<Inner>,
     id: VolumeId,
     mutable: MutableChange,
-) -> Result<Claim> {
-    let modify = move |_: &Inner, claim: &mut Claim| {
+) -> Result<PersistentVolume> {
+    let modify = move |_: &Inner, claim: &mut PersistentVolume| {
         claim.mutable = mutable.over(claim.mutable);
         Ok(())
     };
@@ -120,7 +120,7 @@ pub(super) async fn modify(
 
 /// Notes an attachment.
 pub(super) async fn attach(inner: Arc<Inner>, id: VolumeId, attachment: Attachment) -> Result<()> {
-    let attach = move |_: &Inner, claim: &mut Claim| {
+    let attach = move |_: &Inner, claim: &mut PersistentVolume| {
         let mut known = claim.attached.iter();
         match known.find(|known| known.node == attachment.node) {
             None => claim.attached.push(attachment),
@@ -142,7 +142,7 @@ pub(super) async fn detach(inner: Arc<Inner>, id: String, node: Option<String>) 
     let Ok(id) = id.parse::<VolumeId>() else {
         return Ok(());
     };
-    let detach = move |_: &Inner, claim: &mut Claim| {
+    let detach = move |_: &Inner, claim: &mut PersistentVolume| {
         let stays = |known: &Attachment| node.as_ref().is_some_and(|node| known.node != *node);
         claim.attached.retain(stays);
         Ok(())

@@ -12,22 +12,22 @@ use super::data_dir::{self, is_held_open};
 use super::freeze::{self, Freezing, Moment};
 use super::lookup::{self, refuse_too_large};
 use super::types::CreateClaim;
-use crate::engine::crash::{Point, point};
 use crate::engine::durability;
-use crate::engine::error::{Doing, Error, Result};
+use crate::engine::error::{Context, Error, Result};
+use crate::engine::failpoint::{Point, point};
 use crate::engine::guard::{self, Guard};
 use crate::engine::layers;
 use crate::engine::pins::Pins;
 use crate::engine::shared::Inner;
 use crate::engine::state::{State, VolumeEntry};
 use crate::model::{
-    Claim, ClaimSource, LayerId, MutableParameters, OwnerView, RootAttributes, SnapshotId,
-    VolumeId, layout,
+    ClaimSource, LayerId, MutableParameters, OwnerView, PersistentVolume, RootAttributes,
+    SnapshotId, VolumeId, layout,
 };
 use crate::store::Change;
 
 /// Makes a claim, or finds the one that an earlier request of the same name made.
-pub(super) async fn create(inner: Arc<Inner>, request: CreateClaim) -> Result<Claim> {
+pub(super) async fn create(inner: Arc<Inner>, request: CreateClaim) -> Result<PersistentVolume> {
     let id = lookup::id_of(lookup::CLAIM, &request.name);
     let until = guard::deadline();
     let guard = lookup::take(&inner, &id, until).await?;
@@ -48,7 +48,7 @@ pub(super) async fn create(inner: Arc<Inner>, request: CreateClaim) -> Result<Cl
 }
 
 /// The claim that an earlier request made.
-fn made_before(inner: &Inner, id: &VolumeId) -> Option<Claim> {
+fn made_before(inner: &Inner, id: &VolumeId) -> Option<PersistentVolume> {
     let state = inner.state.lock();
     state.claims.get(id).map(|held| held.claim.clone())
 }
@@ -60,7 +60,7 @@ pub(super) fn has(inner: &Inner, name: &str) -> bool {
 }
 
 /// What a repeated request finds, if it is the same request.
-fn repeated(claim: Claim, request: &CreateClaim) -> Result<Claim> {
+fn repeated(claim: PersistentVolume, request: &CreateClaim) -> Result<PersistentVolume> {
     let too_small = claim.capacity < request.required_bytes;
     let too_large = request
         .limit_bytes
@@ -84,7 +84,7 @@ fn repeated(claim: Claim, request: &CreateClaim) -> Result<Claim> {
 
 /// Whether a repeated request brings what the claim has, or what it was made with: the provisioner repeats the request that made it,
 /// whatever ControllerModifyVolume changed meanwhile. What older versions made it with nobody knows.
-fn fits(claim: &Claim, mutable: MutableParameters) -> bool {
+fn fits(claim: &PersistentVolume, mutable: MutableParameters) -> bool {
     mutable == claim.mutable || claim.made_with.is_none_or(|made_with| mutable == made_with)
 }
 
@@ -130,7 +130,7 @@ async fn insert(
     request: CreateClaim,
     content: Content,
     guard: Guard,
-) -> Result<Claim> {
+) -> Result<PersistentVolume> {
     let engine = inner.clone();
     let job = move || {
         if let Some(ClaimSource::Snapshot(snapshot)) = &request.source {
@@ -156,7 +156,7 @@ async fn clone(
     request: CreateClaim,
     source: VolumeId,
     until: Instant,
-) -> Result<Claim> {
+) -> Result<PersistentVolume> {
     // Looked at before anything is frozen: a request that cannot be met costs nothing.
     let known = lookup::claim(inner, &source)?;
     capacity(&request, known.capacity)?;
@@ -184,19 +184,24 @@ async fn clone(
 }
 
 /// Enters a new claim.
-fn enter(state: &mut State, claim: Claim) {
+fn enter(state: &mut State, claim: PersistentVolume) {
     state
         .claims
         .insert(claim.id.clone(), VolumeEntry::new(claim));
 }
 
 /// The claim that a request asks for, in whose place nothing is. Its first mount makes the rest.
-fn describe(inner: &Inner, id: VolumeId, request: CreateClaim, content: &Content) -> Result<Claim> {
+fn describe(
+    inner: &Inner,
+    id: VolumeId,
+    request: CreateClaim,
+    content: &Content,
+) -> Result<PersistentVolume> {
     data_dir::put_aside(inner, &id)?;
     let capacity = capacity(&request, content.size)?;
     refuse_too_large(inner, capacity)?;
     let now = inner.clock.now();
-    Ok(Claim {
+    Ok(PersistentVolume {
         id,
         view: view(inner, content, &request.parameters.root)?,
         name: request.name,
@@ -249,7 +254,7 @@ fn view(inner: &Inner, content: &Content, wanted: &RootAttributes) -> Result<Own
     let root = inner.dirs.layers.open_beneath(path);
     let root = root
         .and_then(|root| root.stat_self())
-        .doing("look at a layer")?;
+        .context("look at a layer")?;
     if !as_before(wanted.uid, view.uid) {
         view.uid = wanted.uid.map(|seen| (root.st_uid, seen));
     }
@@ -357,7 +362,7 @@ mod tests {
             size_limit: None,
             ttl_seconds: Some(seconds),
         };
-        let claim = Claim {
+        let claim = PersistentVolume {
             id: lookup::id_of(lookup::CLAIM, "c"),
             name: "c".to_owned(),
             created: Timestamp(1),
@@ -373,11 +378,11 @@ mod tests {
             attached: Vec::new(),
         };
         let mut record = serde_json::to_value(&claim).expect("a record");
-        let known: Claim = serde_json::from_value(record.clone()).expect("read again");
+        let known: PersistentVolume = serde_json::from_value(record.clone()).expect("read again");
         assert_eq!(known, claim);
         let fields = record.as_object_mut().expect("an object");
         fields.remove("madeWith").expect("its name on disk");
-        let older: Claim = serde_json::from_value(record).expect("read all the same");
+        let older: PersistentVolume = serde_json::from_value(record).expect("read all the same");
         assert_eq!(older.made_with, None);
         for (seconds, same) in [(1, true), (2, true), (3, false)] {
             let request = CreateClaim {

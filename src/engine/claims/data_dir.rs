@@ -7,23 +7,23 @@ use std::collections::HashMap;
 use std::path::{Path, PathBuf};
 
 use crate::backend::Start;
-use crate::engine::crash::{Point, point};
-use crate::engine::error::{Doing, Error, Result};
+use crate::engine::error::{Context, Error, Result};
+use crate::engine::failpoint::{Point, point};
 use crate::engine::shared::Inner;
 use crate::engine::state::{ClaimMount, VolumeEntry};
-use crate::model::{Claim, ClaimRecord, ClaimTarget, LayerId, VolumeId, layout};
+use crate::model::{ClaimRecord, ClaimTarget, LayerId, PersistentVolume, VolumeId, layout};
 use crate::store;
 use crate::sys::Dir;
 
 /// The claim's directory, if it has its content.
-pub(super) fn find(inner: &Inner, claim: &Claim) -> Result<Option<Dir>> {
+pub(super) fn find(inner: &Inner, claim: &PersistentVolume) -> Result<Option<Dir>> {
     let Some(dir) = inner.volume_dir_if_there(&claim.id)? else {
         return Ok(None);
     };
     let backend = &inner.backend;
     if backend
         .has_content(&dir)
-        .doing("look at the volume's content")?
+        .context("look at the volume's content")?
     {
         sweep(inner, &dir)?;
         return Ok(Some(dir));
@@ -38,7 +38,7 @@ pub(super) fn find(inner: &Inner, claim: &Claim) -> Result<Option<Dir>> {
 pub(super) fn refuse_lost(inner: &Inner, of: &VolumeId, layers: &[LayerId]) -> Result<()> {
     for layer in layers {
         let there = inner.dirs.layers.has(layer.to_string());
-        if !there.doing("look for a layer")? {
+        if !there.context("look for a layer")? {
             let (of, layer) = (of.clone(), *layer);
             return Err(Error::Lost { of, layer });
         }
@@ -48,12 +48,12 @@ pub(super) fn refuse_lost(inner: &Inner, of: &VolumeId, layers: &[LayerId]) -> R
 
 /// Work directories of earlier mounts: nobody uses the volume, and each mount brings its own.
 fn sweep(inner: &Inner, dir: &Dir) -> Result<()> {
-    for entry in dir.entries().doing("read the volume's directory")? {
+    for entry in dir.entries().context("read the volume's directory")? {
         let name = entry.name.to_str().unwrap_or_default();
         if name.starts_with(layout::WORK_PREFIX) {
             inner
                 .throw_away(dir, Path::new(name))
-                .doing("put a work directory aside")?;
+                .context("put a work directory aside")?;
         }
     }
     Ok(())
@@ -67,11 +67,11 @@ pub(super) fn put_aside(inner: &Inner, id: &VolumeId) -> Result<()> {
         return Err(Error::Exists { name, what });
     }
     let thrown = inner.throw_away_if_there(&inner.dirs.volumes, id.as_ref());
-    thrown.doing("put aside what a deleted volume of that name held")
+    thrown.context("put aside what a deleted volume of that name held")
 }
 
 /// Makes the claim's directory, with its content; and why its limit does not hold.
-pub(super) fn make(inner: &Inner, claim: &Claim) -> Result<(Dir, Option<String>)> {
+pub(super) fn make(inner: &Inner, claim: &PersistentVolume) -> Result<(Dir, Option<String>)> {
     // Nothing of it can be lost before it is in its place.
     if let Some(held) = inner.state.lock().claims.get_mut(&claim.id) {
         held.damaged = false;
@@ -80,7 +80,7 @@ pub(super) fn make(inner: &Inner, claim: &Claim) -> Result<(Dir, Option<String>)
     let name = LayerId::from_bits(inner.random()).to_string();
     incoming
         .create_dir(&name, 0o700)
-        .doing("make the volume's directory")?;
+        .context("make the volume's directory")?;
     let made = fill(inner, claim, &name);
     if made.is_err()
         && let Err(error) = inner.throw_away(incoming, Path::new(&name))
@@ -100,20 +100,20 @@ pub(super) fn make(inner: &Inner, claim: &Claim) -> Result<(Dir, Option<String>)
 pub(super) fn keep_place(inner: &Inner) -> Result<()> {
     if inner.backend.has_snapshots() {
         let volumes = &inner.dirs.volumes;
-        volumes.sync().doing("make the volume's place durable")?;
+        volumes.sync().context("make the volume's place durable")?;
     }
     Ok(())
 }
 
-fn fill(inner: &Inner, claim: &Claim, name: &str) -> Result<Option<String>> {
+fn fill(inner: &Inner, claim: &PersistentVolume, name: &str) -> Result<Option<String>> {
     let incoming = &inner.dirs.incoming;
     let dir = incoming
         .open_beneath(name)
-        .doing("open the volume's directory")?;
+        .context("open the volume's directory")?;
     let limit = inner
         .backend
         .create(&dir, &Start::of_claim(claim))
-        .doing("make the volume's content")?;
+        .context("make the volume's content")?;
     let limit_unenforced = limit.why_unenforced();
     if let Some(why) = &limit_unenforced {
         warn_unenforced(&claim.id, why);
@@ -124,11 +124,11 @@ fn fill(inner: &Inner, claim: &Claim, name: &str) -> Result<Option<String>> {
     if !inner.backend.stacks() && !inner.backend.has_snapshots() && !claim.layers.is_empty() {
         // A copy: its files must be whole before it has its name.
         dir.sync_filesystem()
-            .doing("write the volume's content back")?;
+            .context("write the volume's content back")?;
     }
     incoming
         .rename(name, &inner.dirs.volumes, &claim.id)
-        .doing("put the volume's directory in its place")?;
+        .context("put the volume's directory in its place")?;
     point(Point::ClaimContentPlaced);
     Ok(limit_unenforced)
 }
@@ -151,7 +151,7 @@ pub(super) fn record(inner: &Inner, held: &VolumeEntry) -> ClaimRecord {
 /// The same of one that is about to be so.
 pub(super) fn new_record(
     inner: &Inner,
-    claim: &Claim,
+    claim: &PersistentVolume,
     mounts: &HashMap<PathBuf, ClaimMount>,
     limit_unenforced: Option<String>,
 ) -> ClaimRecord {
@@ -172,7 +172,7 @@ pub(super) fn new_record(
 
 /// Writes the record down.
 pub(super) fn write(dir: &Dir, record: &ClaimRecord) -> Result<()> {
-    store::write_claim(dir, record).doing("write the volume's record")
+    store::write_claim(dir, record).context("write the volume's record")
 }
 
 /// Its record names a target where it is not mounted, for want of room: `maintenance` writes it again.
@@ -225,5 +225,5 @@ pub(super) fn is_held_open(inner: &Inner, claim: &VolumeId) -> Result<bool> {
         return Ok(false);
     };
     let held = inner.backend.in_use(&dir);
-    held.doing("ask whether the volume is in use")
+    held.context("ask whether the volume is in use")
 }

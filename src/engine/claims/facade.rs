@@ -7,15 +7,15 @@ use std::path::Path;
 use super::types::{Capacity, ClaimUse, CreateClaim, Group, MountClaim, Page, SnapshotFilter};
 use super::{change, create, list, lookup, mount, snapshot};
 use crate::engine::Engine;
-use crate::engine::error::{Doing, Error, Result};
+use crate::engine::error::{Context, Error, Result};
 use crate::engine::space;
-use crate::model::{Attachment, Claim, MutableChange, Snapshot, SnapshotId, VolumeId};
+use crate::model::{Attachment, MutableChange, PersistentVolume, Snapshot, SnapshotId, VolumeId};
 
 /// Claims as objects: what a Controller service needs of the node that they are on.
 impl Engine {
     /// Makes a claim, empty or a clone; the same request again gives the same claim, another one of that name
     /// [`Error::Exists`].
-    pub async fn create_claim(&self, request: CreateClaim) -> Result<Claim> {
+    pub async fn create_claim(&self, request: CreateClaim) -> Result<PersistentVolume> {
         self.finish(create::create(self.inner.clone(), request))
             .await
     }
@@ -34,13 +34,13 @@ impl Engine {
     }
 
     /// A claim.
-    pub fn claim(&self, id: &str) -> Result<Claim> {
+    pub fn claim(&self, id: &str) -> Result<PersistentVolume> {
         lookup::claim(&self.inner, &lookup::parse(id)?)
     }
 
     /// Claims after `after`, at most `most`.
     #[must_use]
-    pub fn claims(&self, after: Option<&VolumeId>, most: usize) -> Page<Claim> {
+    pub fn claims(&self, after: Option<&VolumeId>, most: usize) -> Page<PersistentVolume> {
         list::claims(&self.inner.state.lock(), after, most)
     }
 
@@ -54,14 +54,19 @@ impl Engine {
     }
 
     /// Makes a claim larger; smaller is Ok and changes nothing. [`Error::OutOfRange`] for more than the pool, or than `limit`.
-    pub async fn expand_claim(&self, id: &str, required: u64, limit: Option<u64>) -> Result<Claim> {
+    pub async fn expand_claim(
+        &self,
+        id: &str,
+        required: u64,
+        limit: Option<u64>,
+    ) -> Result<PersistentVolume> {
         let id = lookup::parse(id)?;
         self.finish(change::expand(self.inner.clone(), id, required, limit))
             .await
     }
 
     /// Changes what may be changed; what is not named stays.
-    pub async fn modify_claim(&self, id: &str, mutable: MutableChange) -> Result<Claim> {
+    pub async fn modify_claim(&self, id: &str, mutable: MutableChange) -> Result<PersistentVolume> {
         let id = lookup::parse(id)?;
         self.finish(change::modify(self.inner.clone(), id, mutable))
             .await
@@ -128,7 +133,7 @@ impl Engine {
     pub async fn capacity(&self) -> Result<Capacity> {
         let inner = self.inner.clone();
         let job = move || {
-            let space = inner.dirs.root.space().doing("ask for the pool's room")?;
+            let space = inner.dirs.root.space().context("ask for the pool's room")?;
             let free = space
                 .bytes_available
                 .saturating_add(space::evictable(&inner, 0));

@@ -13,14 +13,16 @@ use super::data_dir::{self, is_held_open};
 use super::lookup::{DAMAGED, held_open, refuse_broken};
 use crate::backend;
 use crate::engine::catalog::Transaction;
-use crate::engine::crash::{Point, point};
-use crate::engine::error::{Doing, Error, Result};
+use crate::engine::error::{Context, Error, Result};
+use crate::engine::failpoint::{Point, point};
 use crate::engine::guard::Guard;
 use crate::engine::layers;
 use crate::engine::pins::Pins;
 use crate::engine::shared::Inner;
 use crate::engine::state::{Measured, Problem, State};
-use crate::model::{Claim, LayerId, LayerRecord, LiveClone, Timestamp, VolumeId, layout};
+use crate::model::{
+    LayerId, LayerRecord, LiveClone, PersistentVolume, Timestamp, VolumeId, layout,
+};
 use crate::store::{self, Change};
 use crate::sys::{Dir, Errno};
 
@@ -28,7 +30,7 @@ use crate::sys::{Dir, Errno};
 #[derive(Debug)]
 pub(super) struct Frozen {
     /// The claim, as it was.
-    pub(super) claim: Claim,
+    pub(super) claim: PersistentVolume,
     /// Its content, newest first.
     pub(super) stack: Vec<LayerId>,
     /// The layer that was made of its private content.
@@ -200,7 +202,7 @@ impl Freezing {
         // Told to somebody else, of what was frozen here. He marked it before he let go of the lock.
         if self.is_tainted(&inner.state.lock()) {
             let error = inner.dirs.root.error("syncfs", "", Errno::EIO);
-            return Err(error).doing("write back what the pool holds");
+            return Err(error).context("write back what the pool holds");
         }
         Ok(())
     }
@@ -318,7 +320,7 @@ impl Freezing {
         let backend = &inner.backend;
         if !backend
             .has_content(&volume)
-            .doing("look at the volume's content")?
+            .context("look at the volume's content")?
         {
             return Ok(());
         }
@@ -374,9 +376,9 @@ impl Freezing {
         };
         let name = layer.to_string();
         let layers = &inner.dirs.layers;
-        layers.create_dir(&name, 0o700).doing("make a layer")?;
-        let dir = layers.open_beneath(&name).doing("open a layer")?;
-        store::write_sealing(&dir, &record).doing("write a layer's record")?;
+        layers.create_dir(&name, 0o700).context("make a layer")?;
+        let dir = layers.open_beneath(&name).context("open a layer")?;
+        store::write_sealing(&dir, &record).context("write a layer's record")?;
         point(Point::FreezeLayerMade);
         Ok(dir)
     }
@@ -385,7 +387,9 @@ impl Freezing {
     fn copy(&mut self, volume: &Dir) -> Result<()> {
         let layer = self.make_layer()?;
         let copied = self.inner.backend.copy(volume, &layer);
-        copied.map_err(refused).doing("copy the volume's content")?;
+        copied
+            .map_err(refused)
+            .context("copy the volume's content")?;
         point(Point::FreezeContentMoved);
         let stacks = self.inner.backend.stacks();
         let frozen = self.last();
@@ -411,13 +415,13 @@ impl Freezing {
         let marker = marker(self.last().layer);
         volume
             .create_dir(&marker, 0o700)
-            .doing("say where the content goes")?;
+            .context("say where the content goes")?;
         point(Point::FreezeMarked);
         self.last().moved = true;
         inner
             .backend
             .seal(volume, &layer, layout::NO_MARKER)
-            .doing("freeze the volume's content")?;
+            .context("freeze the volume's content")?;
         point(Point::FreezeContentMoved);
         let frozen = self.last();
         frozen.stack = frozen
@@ -431,8 +435,8 @@ impl Freezing {
 
 impl Frozen {
     /// The claim as it is when its content has moved, for what was begun then.
-    fn now(&self, used: Timestamp) -> Claim {
-        Claim {
+    fn now(&self, used: Timestamp) -> PersistentVolume {
+        PersistentVolume {
             layers: self.stack.clone(),
             made: true,
             last_used: used,
@@ -462,27 +466,27 @@ fn refused(error: backend::Error) -> backend::Error {
 pub(super) fn take_back(inner: &Inner, volume: &Dir, layer: LayerId) -> Result<()> {
     let layers = &inner.dirs.layers;
     let dir = layers.open_if_there(layer.to_string());
-    if let Some(dir) = dir.doing("open a layer")? {
-        let moved = dir.has(layout::FS).doing("look at a layer")?;
+    if let Some(dir) = dir.context("open a layer")? {
+        let moved = dir.has(layout::FS).context("look at a layer")?;
         let backend = &inner.backend;
         if moved
             && !backend
                 .has_content(volume)
-                .doing("look at the volume's content")?
+                .context("look at the volume's content")?
         {
-            backend.unseal(&dir, volume).doing("take a freeze back")?;
+            backend.unseal(&dir, volume).context("take a freeze back")?;
             point(Point::RecoverContentBack);
         }
     }
     match volume.remove_dir(marker(Some(layer))) {
-        Err(error) if !error.is(Errno::ENOENT) => Err(error).doing("take a freeze back"),
+        Err(error) if !error.is(Errno::ENOENT) => Err(error).context("take a freeze back"),
         _ => Ok(()),
     }
 }
 
 /// The layer that a claim's directory says its content was going to.
 pub(super) fn going_to(volume: &Dir) -> Result<Option<LayerId>> {
-    let entries = volume.entries().doing("read a volume's directory")?;
+    let entries = volume.entries().context("read a volume's directory")?;
     let mut layers = entries.iter().filter_map(|entry| {
         let name = entry.name.to_str()?;
         name.strip_prefix(layout::FREEZING_PREFIX)?.parse().ok()
@@ -513,7 +517,7 @@ impl Freezing {
             let back = back.and_then(|()| {
                 let thrown =
                     inner.throw_away_if_there(&inner.dirs.layers, layer.to_string().as_ref());
-                thrown.doing("throw a layer away")
+                thrown.context("throw a layer away")
             });
             if let Err(error) = back {
                 tracing::error!(volume.id = %id, %error, "a freeze could not be taken back");

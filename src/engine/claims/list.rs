@@ -12,9 +12,13 @@ use crate::engine::error::Result;
 use crate::engine::shared::Inner;
 use crate::engine::state::State;
 use crate::engine::target::{Found, Target};
-use crate::model::{Claim, Snapshot, VolumeId};
+use crate::model::{PersistentVolume, Snapshot, VolumeId};
 
-pub(super) fn claims(state: &State, after: Option<&VolumeId>, most: usize) -> Page<Claim> {
+pub(super) fn claims(
+    state: &State,
+    after: Option<&VolumeId>,
+    most: usize,
+) -> Page<PersistentVolume> {
     page(&state.claims, after, most, |held| Some(held.claim.clone()))
 }
 

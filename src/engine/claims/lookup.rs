@@ -7,11 +7,11 @@ use std::sync::Arc;
 use sha2::{Digest, Sha256};
 use tokio::time::Instant;
 
-use crate::engine::error::{Doing, Error, Result};
+use crate::engine::error::{Context, Error, Result};
 use crate::engine::guard::Guard;
 use crate::engine::shared::Inner;
 use crate::engine::state::{State, VolumeEntry};
-use crate::model::{Claim, VolumeId};
+use crate::model::{PersistentVolume, VolumeId};
 
 /// What the id of a claim begins with.
 pub(super) const CLAIM: &str = "vol-";
@@ -54,7 +54,7 @@ pub(super) fn parse(id: &str) -> Result<VolumeId> {
 }
 
 /// The claim as it is now.
-pub(super) fn claim(inner: &Inner, id: &VolumeId) -> Result<Claim> {
+pub(super) fn claim(inner: &Inner, id: &VolumeId) -> Result<PersistentVolume> {
     known(&inner.state.lock(), id).map(|held| held.claim.clone())
 }
 
@@ -88,7 +88,7 @@ pub(super) fn held_open(id: &VolumeId) -> Error {
 
 /// Claims may together promise more than there is, but none alone.
 pub(super) fn refuse_too_large(inner: &Inner, wanted: u64) -> Result<()> {
-    let space = inner.dirs.root.space().doing("ask for the pool's room")?;
+    let space = inner.dirs.root.space().context("ask for the pool's room")?;
     if wanted > space.bytes {
         return Err(Error::TooLarge {
             wanted,

@@ -12,13 +12,13 @@ use super::data_dir::{self, is_held_open};
 use super::lookup::{self, refuse_broken};
 use super::types::MountClaim;
 use crate::backend::Start;
-use crate::engine::crash::{Point, point};
-use crate::engine::error::{Doing, Error, Result};
+use crate::engine::error::{Context, Error, Result};
+use crate::engine::failpoint::{Point, point};
 use crate::engine::guard::{self, Guard};
 use crate::engine::shared::Inner;
 use crate::engine::state::{BusyLayers, ClaimMount, Problem};
 use crate::engine::target::{Found, Target};
-use crate::model::{Claim, ClaimRecord, MountCapability, VolumeId};
+use crate::model::{ClaimRecord, MountCapability, PersistentVolume, VolumeId};
 use crate::sys::{self, Dir};
 
 /// What a pod's fsGroup adds to the root's mode.
@@ -39,7 +39,7 @@ pub(super) async fn mount(inner: &Arc<Inner>, request: MountClaim) -> Result<()>
 
 /// The claim, as an operation that mounts it finds it.
 struct Known {
-    claim: Claim,
+    claim: PersistentVolume,
     mounts: HashMap<PathBuf, ClaimMount>,
     /// Why its limit does not hold.
     limit_unenforced: Option<String>,
@@ -183,12 +183,12 @@ fn mount_anew(inner: &Inner, known: &mut Known, read_only: bool) -> Result<(Dir,
     let mount = inner
         .backend
         .mount(&dir, id.as_str(), &Start::of_claim(&known.claim), false)
-        .doing("mount the volume")?;
+        .context("mount the volume")?;
     if !read_only {
         return Ok((dir, mount));
     }
     // What is seen through this mount only: the superblock stays writable for others.
-    let mount = sys::confined(mount, true).doing("make the mount read-only")?;
+    let mount = sys::confined(mount, true).context("make the mount read-only")?;
     Ok((dir, mount))
 }
 
@@ -197,16 +197,16 @@ fn give_to_group(mount: &OwnedFd, group: u32) -> Result<()> {
     let pin = mount
         .try_clone()
         .map_err(|error| sys::Error::new("dup", "", error));
-    let pin = Dir::from_fd(pin.doing("open the volume")?, "");
-    let root = pin.open_beneath(".").doing("open the volume")?;
-    let found = root.stat_self().doing("look at the volume's root")?;
+    let pin = Dir::from_fd(pin.context("open the volume")?, "");
+    let root = pin.open_beneath(".").context("open the volume")?;
+    let found = root.stat_self().context("look at the volume's root")?;
     if found.st_gid != group {
         root.set_owner(None, Some(group))
-            .doing("give the volume to the pod's group")?;
+            .context("give the volume to the pod's group")?;
     }
     if found.st_gid != group || found.st_mode & GROUP_BITS != GROUP_BITS {
         root.set_mode(found.st_mode & 0o7777 | GROUP_BITS)
-            .doing("give the volume to the pod's group")?;
+            .context("give the volume to the pod's group")?;
     }
     Ok(())
 }
@@ -221,7 +221,7 @@ fn attach(
     mount: &OwnedFd,
 ) -> Result<()> {
     let id = sys::mount_point(mount.as_fd())
-        .doing("look at the new mount")?
+        .context("look at the new mount")?
         .id;
     let used = inner.clock.now();
     let here = ClaimMount {
@@ -233,10 +233,10 @@ fn attach(
             mount_group: request.mount_group,
         }),
     };
-    let record = |claim: &Claim, mounts: &HashMap<PathBuf, ClaimMount>| {
+    let record = |claim: &PersistentVolume, mounts: &HashMap<PathBuf, ClaimMount>| {
         data_dir::new_record(inner, claim, mounts, known.limit_unenforced.clone())
     };
-    let claim = Claim {
+    let claim = PersistentVolume {
         last_used: used,
         ..known.claim.clone()
     };

@@ -10,8 +10,8 @@ use super::types::{Capacity, ClaimUse, CreateClaim, Group, Page, SnapshotFilter}
 use crate::engine::Engine;
 use crate::engine::error::{Error, Result};
 use crate::model::{
-    Attachment, Claim, MutableChange, Node, Placed, Requirement, Snapshot, SnapshotId, Topology,
-    VolumeId,
+    Attachment, MutableChange, Node, PersistentVolume, Placed, Requirement, Snapshot, SnapshotId,
+    Topology, VolumeId,
 };
 
 /// Claims and snapshots, each on one node. What is said of a method of the same name of [`Engine`] holds here too.
@@ -21,19 +21,32 @@ pub trait Claims: std::fmt::Debug + Send + Sync + 'static {
     /// ([`Requirement::choose`]). One that is there already stays where it is. `Error::Elsewhere` when `at` does not allow
     /// that node, `Error::ExistsElsewhere` when it is there already (CSI specification, "CreateVolume Errors": it is incompatible
     /// with the request's `accessibility_requirements`).
-    async fn create_claim(&self, request: CreateClaim, at: &Requirement) -> Result<Placed<Claim>>;
+    async fn create_claim(
+        &self,
+        request: CreateClaim,
+        at: &Requirement,
+    ) -> Result<Placed<PersistentVolume>>;
     /// Deletes a claim.
     async fn delete_claim(&self, id: &str) -> Result<()>;
     /// A claim.
-    async fn claim(&self, id: &str) -> Result<Placed<Claim>>;
+    async fn claim(&self, id: &str) -> Result<Placed<PersistentVolume>>;
     /// Claims of all nodes after `after`, at most `most`.
-    async fn claims(&self, after: Option<&VolumeId>, most: usize) -> Result<Page<Placed<Claim>>>;
+    async fn claims(
+        &self,
+        after: Option<&VolumeId>,
+        most: usize,
+    ) -> Result<Page<Placed<PersistentVolume>>>;
     /// How a claim is used and how it is.
     async fn claim_use(&self, id: &str) -> Result<ClaimUse>;
     /// Makes a claim larger.
-    async fn expand_claim(&self, id: &str, required: u64, limit: Option<u64>) -> Result<Claim>;
+    async fn expand_claim(
+        &self,
+        id: &str,
+        required: u64,
+        limit: Option<u64>,
+    ) -> Result<PersistentVolume>;
     /// Changes what may be changed; what is not named stays.
-    async fn modify_claim(&self, id: &str, mutable: MutableChange) -> Result<Claim>;
+    async fn modify_claim(&self, id: &str, mutable: MutableChange) -> Result<PersistentVolume>;
     /// Notes an attachment. `Error::NoSuchNode` when nobody knows the node, `Error::OnNode` when the claim is on another.
     async fn attach_claim(&self, id: &str, attachment: Attachment) -> Result<()>;
     /// Forgets an attachment.
@@ -95,7 +108,11 @@ impl OneNode {
 
 #[async_trait::async_trait]
 impl Claims for OneNode {
-    async fn create_claim(&self, request: CreateClaim, at: &Requirement) -> Result<Placed<Claim>> {
+    async fn create_claim(
+        &self,
+        request: CreateClaim,
+        at: &Requirement,
+    ) -> Result<Placed<PersistentVolume>> {
         match at.choose([&self.node]) {
             Ok(_) => Ok(self.here(self.engine.create_claim(request).await?)),
             Err(elsewhere) if self.engine.has_claim_named(&request.name) => {
@@ -110,11 +127,15 @@ impl Claims for OneNode {
         self.engine.delete_claim(id).await
     }
 
-    async fn claim(&self, id: &str) -> Result<Placed<Claim>> {
+    async fn claim(&self, id: &str) -> Result<Placed<PersistentVolume>> {
         Ok(self.here(self.engine.claim(id)?))
     }
 
-    async fn claims(&self, after: Option<&VolumeId>, most: usize) -> Result<Page<Placed<Claim>>> {
+    async fn claims(
+        &self,
+        after: Option<&VolumeId>,
+        most: usize,
+    ) -> Result<Page<Placed<PersistentVolume>>> {
         Ok(self.all_here(self.engine.claims(after, most)))
     }
 
@@ -122,11 +143,16 @@ impl Claims for OneNode {
         self.engine.claim_use(id).await
     }
 
-    async fn expand_claim(&self, id: &str, required: u64, limit: Option<u64>) -> Result<Claim> {
+    async fn expand_claim(
+        &self,
+        id: &str,
+        required: u64,
+        limit: Option<u64>,
+    ) -> Result<PersistentVolume> {
         self.engine.expand_claim(id, required, limit).await
     }
 
-    async fn modify_claim(&self, id: &str, mutable: MutableChange) -> Result<Claim> {
+    async fn modify_claim(&self, id: &str, mutable: MutableChange) -> Result<PersistentVolume> {
         self.engine.modify_claim(id, mutable).await
     }
 

@@ -9,18 +9,20 @@ use std::path::{Path, PathBuf};
 
 use super::data_dir;
 use super::freeze::{going_to, take_back};
-use crate::engine::error::{Doing, Result};
+use crate::engine::error::{Context, Result};
 use crate::engine::mounts::find_mounts;
 use crate::engine::shared::Inner;
 use crate::engine::state::{BusyLayers, ClaimMount, Problem, State, VolumeEntry};
-use crate::model::{Claim, ClaimRecord, LayerId, Snapshot, SnapshotGroup, VolumeId, layout};
+use crate::model::{
+    ClaimRecord, LayerId, PersistentVolume, Snapshot, SnapshotGroup, VolumeId, layout,
+};
 use crate::store;
 use crate::sys::{Dir, MountEntry};
 
 /// What the index has of claims.
 pub(in crate::engine) fn recover_index(
     inner: &Inner,
-    claims: Vec<Claim>,
+    claims: Vec<PersistentVolume>,
     snapshots: Vec<Snapshot>,
     groups: Vec<SnapshotGroup>,
     on_disk: &HashSet<LayerId>,
@@ -74,7 +76,7 @@ pub(in crate::engine) fn recover_volume(
     if !inner
         .backend
         .has_content(dir)
-        .doing("look at the volume's content")?
+        .context("look at the volume's content")?
     {
         data_dir::clear(inner, id);
         return Ok(());
@@ -83,9 +85,9 @@ pub(in crate::engine) fn recover_volume(
     super::data_dir::keep_place(inner)?;
     held.damaged = dir
         .has(layout::DAMAGED)
-        .doing("look whether the volume's content is whole")?;
+        .context("look whether the volume's content is whole")?;
     bound(inner, held, dir);
-    let record = store::read_claim(dir).doing("read a volume's record")?;
+    let record = store::read_claim(dir).context("read a volume's record")?;
     if let Ok(record) = &record
         && record.claim.last_used > held.claim.last_used
     {

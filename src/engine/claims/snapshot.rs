@@ -5,8 +5,8 @@ use std::sync::Arc;
 
 use super::freeze::{self, Freezing, Moment};
 use super::lookup;
-use crate::engine::crash::{Point, point};
 use crate::engine::error::{Error, Result};
+use crate::engine::failpoint::{Point, point};
 use crate::engine::guard::{self, Guard};
 use crate::engine::layers;
 use crate::engine::pins::Pins;

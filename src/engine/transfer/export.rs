@@ -13,8 +13,8 @@ use std::sync::Arc;
 
 use crate::archive::{self, Codec, Packed, Progress};
 use crate::backend::{Start, Usage};
-use crate::engine::crash::{Point, point};
-use crate::engine::error::{Doing, Error, Result};
+use crate::engine::error::{Context, Error, Result};
+use crate::engine::failpoint::{Point, point};
 use crate::engine::guard::{self, Guard};
 use crate::engine::pins::Pins;
 use crate::engine::shared::Inner;
@@ -151,10 +151,10 @@ impl Scratch {
         let incoming = &inner.dirs.incoming;
         incoming
             .create_dir(&name, 0o700)
-            .doing("make a directory for the export")?;
+            .context("make a directory for the export")?;
         let dir = incoming
             .open_beneath(&name)
-            .doing("open the export's directory")?;
+            .context("open the export's directory")?;
         Ok(Self {
             inner: inner.clone(),
             name,
@@ -218,7 +218,7 @@ fn open_artifact(inner: &Arc<Inner>, id: ArtifactId) -> Result<Export> {
     let view = inner
         .backend
         .content(&scratch.dir, &scratch.name, &layers)
-        .doing("open the artifact's content")?;
+        .context("open the artifact's content")?;
     Ok(opened(
         View::Sealed,
         usage,
@@ -294,15 +294,15 @@ fn open_volume(inner: &Arc<Inner>, id: &VolumeId) -> Result<Export> {
     let scratch = Scratch::make(inner)?;
     if inner.backend.has_snapshots() {
         let volume = inner.dirs.volumes.open_beneath(id);
-        let volume = volume.doing("open the volume's directory")?;
+        let volume = volume.context("open the volume's directory")?;
         inner
             .backend
             .copy(&volume, &scratch.dir)
-            .doing("take a snapshot of the volume")?;
+            .context("take a snapshot of the volume")?;
         let view = inner
             .backend
             .mount(&scratch.dir, &scratch.name, &Start::of(&record), true)
-            .doing("open the snapshot")?;
+            .context("open the snapshot")?;
         let of = Of::Snapshot;
         return Ok(opened(View::Snapshot, usage, view, scratch, of, None, pins));
     }
@@ -338,7 +338,7 @@ pub(in crate::engine) async fn pack(
         };
         let stop = || engine.stop.is_cancelled();
         let packed =
-            archive::pack(&held.root, out, how, &progress, &stop).doing("export the content")?;
+            archive::pack(&held.root, out, how, &progress, &stop).context("export the content")?;
         match &held.of {
             Of::Artifact(id) => note_digest(&engine, *id, Sha256(packed.digests.plain.sha256)),
             Of::Snapshot => {}

@@ -24,8 +24,8 @@ use rustix::fs::{Timespec, Timestamps};
 use super::space::{self, Gate};
 use crate::archive::{self, Limits, Progress, Unpack, Unpacked};
 use crate::engine::catalog::Transaction;
-use crate::engine::crash::{Point, point};
-use crate::engine::error::{Doing, Error, Result};
+use crate::engine::error::{Context, Error, Result};
+use crate::engine::failpoint::{Point, point};
 use crate::engine::layers;
 use crate::engine::pins::Pins;
 use crate::engine::shared::Inner;
@@ -108,7 +108,7 @@ impl<'a> Half<'a> {
         let incoming = &inner.dirs.incoming;
         incoming
             .create_dir(id.to_string(), 0o700)
-            .doing("make a directory for the archive")?;
+            .context("make a directory for the archive")?;
         let half = Self {
             inner,
             id,
@@ -118,7 +118,7 @@ impl<'a> Half<'a> {
         };
         let dir = incoming
             .open_beneath(id.to_string())
-            .doing("open the archive's directory")?;
+            .context("open the archive's directory")?;
         Ok((half, dir))
     }
 
@@ -127,7 +127,7 @@ impl<'a> Half<'a> {
         let (dirs, name) = (&self.inner.dirs, self.id.to_string());
         dirs.incoming
             .rename(&name, &dirs.layers, &name)
-            .doing("put the archive's content in its place")?;
+            .context("put the archive's content in its place")?;
         self.placed = true;
         Ok(())
     }
@@ -179,7 +179,7 @@ fn import_now(
     inner
         .backend
         .received(&dir)
-        .doing("complete the archive's content")?;
+        .context("complete the archive's content")?;
     let artifact = describe(inner, request, half.id, &unpacked);
     let record = LayerRecord {
         format: LayerRecord::FORMAT,
@@ -187,7 +187,7 @@ fn import_now(
         artifact: Some(artifact.clone()),
         claim: None,
     };
-    store::write_sealing(&dir, &record).doing("write the layer's record")?;
+    store::write_sealing(&dir, &record).context("write the layer's record")?;
     point(Point::ImportRecorded);
     half.place()?;
     point(Point::ImportPlaced);
@@ -228,7 +228,7 @@ fn receive(
         tv_nsec: 0,
     };
     let root = inner.backend.receive(layer);
-    let root = root.doing("make a place for the archive's content")?;
+    let root = root.context("make a place for the archive's content")?;
     // What a root has that the archive does not mention, whatever the umask and the clock.
     let dressed = root.set_mode(0o755).and_then(|()| {
         root.set_times(&Timestamps {
@@ -236,9 +236,13 @@ fn receive(
             last_modification: EPOCH,
         })
     });
-    dressed.doing("make a place for the archive's content")?;
+    dressed.context("make a place for the archive's content")?;
     point(Point::ImportMade);
-    let space = inner.dirs.root.space().doing("ask for the pool's space")?;
+    let space = inner
+        .dirs
+        .root
+        .space()
+        .context("ask for the pool's space")?;
     let most = Limits::default();
     let how = Unpack {
         limits: Limits {
@@ -251,7 +255,7 @@ fn receive(
     let unpacked = archive::unpack(input, &root, how, progress, &|| gate.stops());
     match gate.why() {
         Some(error) => Err(error),
-        None => unpacked.doing("unpack the archive"),
+        None => unpacked.context("unpack the archive"),
     }
 }
 

@@ -8,7 +8,7 @@ use std::cell::{Cell, RefCell};
 use std::time::{Duration, Instant};
 
 use crate::archive::Progress;
-use crate::engine::error::{Doing, Error, Result, Shortage};
+use crate::engine::error::{Context, Error, Result, Shortage};
 use crate::engine::shared::Inner;
 use crate::sys::Space;
 
@@ -31,7 +31,11 @@ fn margin(space: &Space) -> u64 {
 pub(super) fn ask(inner: &Inner, needs: u64) -> Result<()> {
     let began = Instant::now();
     loop {
-        let space = inner.dirs.root.space().doing("ask for the pool's space")?;
+        let space = inner
+            .dirs
+            .root
+            .space()
+            .context("ask for the pool's space")?;
         let wanted = needs.saturating_add(margin(&space));
         if wanted <= space.bytes_available {
             return Ok(());

@@ -1,9 +1,9 @@
-//! What an engine has at this moment, in numbers ([`Figures`]). What it has done since it was opened is `counters`.
+//! What an engine has at this moment, in numbers ([`Metrics`]). What it has done since it was opened is `counters`.
 //! Nothing here walks, waits for a volume, or names a tenant, a pod or a key.
 
 use std::sync::Arc;
 
-use super::error::{Doing, Result};
+use super::error::{Context, Result};
 use super::query;
 use super::shared::Inner;
 use super::state::Goal;
@@ -44,7 +44,7 @@ fn kind(reference: &Reference) -> usize {
 
 /// What an engine has, in numbers.
 #[derive(Debug, Clone, Default, PartialEq, Eq)]
-pub struct Figures {
+pub struct Metrics {
     /// By type and state, in the order of `TYPES` and `STATES`.
     volumes: [[u64; STATES.len()]; TYPES.len()],
     /// By kind, in the order of `KINDS`.
@@ -75,7 +75,7 @@ fn gauge(value: u64) -> i64 {
     i64::try_from(value).unwrap_or(i64::MAX)
 }
 
-impl Figures {
+impl Metrics {
     /// Makes it part of what is asked for. Every series is there, also those that are 0: what vanishes cannot be watched.
     pub fn register(&self, registry: &mut Registry) {
         let volumes = Family::<TypeAndState, Gauge>::default();
@@ -137,14 +137,14 @@ impl Figures {
 }
 
 /// What the engine has now: one statfs, and one pass over what is in memory.
-pub(super) fn figures(inner: &Arc<Inner>) -> Result<Figures> {
-    let space = inner.dirs.root.space().doing("ask for the pool's room")?;
-    let mut figures = Figures {
+pub(super) fn collect(inner: &Arc<Inner>) -> Result<Metrics> {
+    let space = inner.dirs.root.space().context("ask for the pool's room")?;
+    let mut metrics = Metrics {
         bytes: space.bytes,
         bytes_available: space.bytes_available,
         inodes: space.inodes,
         inodes_free: space.inodes_free,
-        ..Figures::default()
+        ..Metrics::default()
     };
     let state = inner.state.lock();
     let live = state
@@ -159,16 +159,16 @@ pub(super) fn figures(inner: &Arc<Inner>) -> Result<Figures> {
         let kind = TYPES.iter().position(|name| *name == kind);
         let state = STATES.iter().position(|(known, _)| *known == state);
         if let (Some(kind), Some(state)) = (kind, state) {
-            figures.volumes[kind][state] += 1;
+            metrics.volumes[kind][state] += 1;
         }
     }
     for sealed in state.artifacts.values() {
-        figures.artifacts[kind(&sealed.artifact.reference)] += 1;
+        metrics.artifacts[kind(&sealed.artifact.reference)] += 1;
     }
     for name in state.names.keys() {
         match name.reference.cache() {
-            Some((CacheKind::Resource, _)) => figures.caches[0] += 1,
-            Some((CacheKind::Task, _)) => figures.caches[1] += 1,
+            Some((CacheKind::Resource, _)) => metrics.caches[0] += 1,
+            Some((CacheKind::Task, _)) => metrics.caches[1] += 1,
             None => {}
         }
     }
@@ -176,7 +176,7 @@ pub(super) fn figures(inner: &Arc<Inner>) -> Result<Figures> {
         .leaving
         .values()
         .filter(|leaving| leaving.goal != Goal::Discard);
-    figures.seals_pending = u64::try_from(pending.count()).unwrap_or(u64::MAX);
-    figures.damaged = u64::try_from(state.kept).unwrap_or(u64::MAX);
-    Ok(figures)
+    metrics.seals_pending = u64::try_from(pending.count()).unwrap_or(u64::MAX);
+    metrics.damaged = u64::try_from(state.kept).unwrap_or(u64::MAX);
+    Ok(metrics)
 }

@@ -113,7 +113,7 @@ impl OwnerView {
 /// A claim in the index. It is durable across boots.
 #[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(rename_all = "camelCase")]
-pub struct Claim {
+pub struct PersistentVolume {
     /// Its id: `vol-` and 32 hex digits, derived from the name so that a repeated request finds it.
     pub id: VolumeId,
     /// The name in the CreateVolume request.
@@ -149,7 +149,7 @@ pub struct Claim {
     pub attached: Vec<Attachment>,
 }
 
-impl Claim {
+impl PersistentVolume {
     /// The effective limit for its private content, in bytes.
     #[must_use]
     pub fn limit(&self) -> Option<u64> {
@@ -200,7 +200,7 @@ pub struct ClaimRecord {
     /// The boot in which the targets are mounted.
     pub boot: String,
     /// The claim when this was written.
-    pub claim: Claim,
+    pub claim: PersistentVolume,
     /// The mounts of the claim.
     pub targets: Vec<ClaimTarget>,
     /// Why its size limit is not enforced, if it is not.
@@ -299,7 +299,7 @@ mod tests {
 
     #[test]
     fn the_smaller_of_capacity_and_size_limit_is_the_limit() {
-        let claim = |capacity, size_limit| Claim {
+        let claim = |capacity, size_limit| PersistentVolume {
             id: "vol-1".parse().expect("id"),
             name: "n".to_owned(),
             created: Timestamp(1),
@@ -332,7 +332,7 @@ mod tests {
             uid: Some(7),
             ..RootAttributes::default()
         };
-        let mut claim = Claim {
+        let mut claim = PersistentVolume {
             id: "vol-1".parse().expect("id"),
             name: "n".to_owned(),
             created: Timestamp(1),
