@@ -28,9 +28,7 @@ use serde::{Deserialize, Serialize};
 use self::assemble::{How, Parts, STRING_LAYERS, assemble};
 use self::idmapped::{Owners, Views};
 use self::project::Projects;
-use super::{
-    Backend, BackendKind, Error, Freeze, Limit, Receiving, Result, Start, Stop, Usage,
-};
+use super::{Backend, BackendKind, Error, Freeze, Limit, Receiving, Result, Start, Stop, Usage};
 use crate::model::layout::{EMPTY, FS, LAYERS, TOP, VOLUME_JSON, WORK_PREFIX};
 use crate::model::{LayerId, RootAttributes, VolumeId};
 use crate::sys::{self, Dir, Errno, FsContext, MountEntry, PrivateMountNs, Space, UnmountWatches};
