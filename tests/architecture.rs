@@ -50,7 +50,7 @@ const ENGINE_TIERS: [Tier; 15] = [
             "claims::types",
             "clock",
             "counters",
-            "crash",
+            "failpoint",
             "error",
             "notice",
             "gc_cycles",
@@ -133,7 +133,7 @@ const ENGINE_TIERS: [Tier; 15] = [
             "rebuild",
         ],
     ),
-    ("recovery, fsck, queries", &["figures", "recover", "scrub"]),
+    ("recovery, fsck, queries", &["metrics", "recover", "scrub"]),
     ("the facade", &["engine"]),
     (
         "the facade of claims",
