@@ -11,13 +11,12 @@
 //! | rename to `layers/<id>/table` | **the table** | found by the next start |
 //!
 //! Nothing refers to a table but its place, so it goes with its layer. A layer may be evicted while
-//! it is read: then its table is not recorded.
+//! it is read: then the job lets go of it.
 
-use std::cell::Cell;
 use std::fs::File;
 use std::path::Path;
 use std::sync::Arc;
-use std::time::{Duration, Instant};
+use std::time::Instant;
 
 use super::error::{Context, Error, Result};
 use super::failpoint::{Point, point};
@@ -29,9 +28,7 @@ use super::threads;
 use crate::archive::{Progress, toc};
 use crate::model::{LayerId, Sha256, layout};
 use crate::sys::{self, Dir, Errno, Xattrs};
-
-/// How often the job asks whether the layer that it reads is still in its place.
-const LOOK: Duration = Duration::from_millis(100);
+use crate::tree::Stop;
 
 /// Makes missing tables whenever a layer may have become durable.
 pub(super) async fn table_loop(inner: Arc<Inner>) {
@@ -81,8 +78,8 @@ fn make_missing(inner: &Inner) {
 /// The digest of a layer's table; `None`: the engine stops, the layer is gone, or the pool has too
 /// little space to spend some on tables.
 fn find_or_make(inner: &Inner, layer: LayerId) -> Result<Option<Sha256>> {
-    let name = layer.to_string();
-    let dir = match inner.dirs.layers.open_beneath(&name) {
+    let reading = inner.tables.read(layer);
+    let dir = match inner.dirs.layers.open_beneath(layer.to_string()) {
         Err(error) if error.is(Errno::ENOENT) => return Ok(None),
         dir => dir.context("open a layer")?,
     };
@@ -96,23 +93,22 @@ fn find_or_make(inner: &Inner, layer: LayerId) -> Result<Option<Sha256>> {
     if is_nearly_full(inner) {
         return Ok(None);
     }
-    let is_there = || inner.dirs.layers.has(&name);
-    match make(inner, &dir, &|| is_there().unwrap_or(true)) {
+    match make(&dir, &|| reading.is_gone() || inner.stop.is_cancelled()) {
         Err(Error::ShuttingDown) => Ok(None),
-        // The table of a layer that is being deleted is not that of the layer.
-        _ if !is_there().context("look for a layer")? => Ok(None),
+        // It may have been read while it was being deleted.
+        _ if reading.is_gone() => Ok(None),
         made => made.map(Some),
     }
 }
 
-/// Makes the table of the layer in this directory, as long as that is in its place.
-fn make(inner: &Inner, layer: &Dir, is_there: &dyn Fn() -> bool) -> Result<Sha256> {
+/// Makes the table of the layer in this directory.
+fn make(layer: &Dir, stop: Stop<'_>) -> Result<Sha256> {
     let began = Instant::now();
     let content = layer.open_beneath(layout::FS);
     let content = content.context("open a layer's content")?;
     let temporary = layer.free_temporary(layout::TABLE.as_ref());
     let temporary = temporary.context("delete an incomplete table of contents")?;
-    let made = write(inner, layer, Path::new(&temporary), &content, is_there);
+    let made = write(layer, Path::new(&temporary), &content, stop);
     let digest = made.inspect_err(|_| {
         // The first error is the one to tell.
         let _ = layer.remove_file(&temporary);
@@ -127,28 +123,12 @@ fn make(inner: &Inner, layer: &Dir, is_there: &dyn Fn() -> bool) -> Result<Sha25
 }
 
 /// Writes the table and its digest, durably.
-fn write(
-    inner: &Inner,
-    layer: &Dir,
-    name: &Path,
-    content: &Dir,
-    is_there: &dyn Fn() -> bool,
-) -> Result<Sha256> {
+fn write(layer: &Dir, name: &Path, content: &Dir, stop: Stop<'_>) -> Result<Sha256> {
     let file = layer
         .create_file(name)
         .context("create a table of contents")?;
     let file = File::from(file);
-    let looked = Cell::new(Instant::now());
-    let stop = || {
-        if looked.get().elapsed() > LOOK {
-            looked.set(Instant::now());
-            if !is_there() {
-                return true;
-            }
-        }
-        inner.stop.is_cancelled()
-    };
-    let scanned = toc::scan(content, &file, false, layer, &Progress::default(), &stop);
+    let scanned = toc::scan(content, &file, false, layer, &Progress::default(), stop);
     let scanned = scanned.context("read a layer for its table of contents")?;
     let digest = Sha256(scanned.digest.sha256);
     let node = layer.node(name).context("open a table of contents")?;

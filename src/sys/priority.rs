@@ -1,4 +1,5 @@
-//! The priority of a thread, for the processor and for the disk.
+//! The priority of a thread, for the processor and for the disk (setpriority(2), ioprio_set(2)).
+//! The caller decides which work may wait.
 
 use nix::libc;
 
