@@ -63,7 +63,14 @@ const ENGINE_TIERS: [Tier; 15] = [
     ),
     (
         "stocks and queues",
-        &["fsck_input", "names", "prewarm", "teardown_queue", "trash"],
+        &[
+            "fsck_input",
+            "names",
+            "prewarm",
+            "table_digests",
+            "teardown_queue",
+            "trash",
+        ],
     ),
     ("what all parts share", &["shared"]),
     (
@@ -109,7 +116,10 @@ const ENGINE_TIERS: [Tier; 15] = [
             "unpublish",
         ],
     ),
-    ("garbage collection", &["reap"]),
+    (
+        "garbage collection, tables of contents",
+        &["reap", "tables"],
+    ),
     (
         "recovery, fsck, queries: their parts",
         &[

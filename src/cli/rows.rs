@@ -122,6 +122,7 @@ pub(super) struct Artifact<'a> {
     made_by: Option<Maker<'a>>,
     digest: Option<&'a str>,
     imported_digest: Option<&'a str>,
+    table_digests: Vec<Option<&'a str>>,
 }
 
 #[derive(Serialize)]
@@ -332,6 +333,11 @@ impl Row for admin::Artifact {
             }),
             digest: some(&self.digest),
             imported_digest: some(&self.imported_digest),
+            table_digests: self
+                .table_digests
+                .iter()
+                .map(|digest| some(digest))
+                .collect(),
         }
     }
 }
