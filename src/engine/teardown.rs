@@ -44,7 +44,9 @@ pub(super) async fn teardown_loop(inner: Arc<Inner>) {
         let ripe = tokio::select! {
             ripe = inner.teardown.ripe() => ripe,
             () = inner.stop.cancelled() => {
-                drop(inner.teardown.take_all());
+                let left = inner.teardown.take_all();
+                // To close a descriptor may take as long as the disk likes.
+                drop(inner.freezes.run(move || drop(left)));
                 return;
             }
         };
