@@ -19,7 +19,7 @@ use super::layers::confirm;
 use super::notice;
 use super::pending::unpromise;
 use super::shared::Inner;
-use super::state::{Goal, RetiringVolume};
+use super::volumes::{Goal, RetiringVolume};
 use crate::model::{Artifact, ArtifactId, LayerId, Name};
 use crate::store::Change;
 
@@ -30,17 +30,21 @@ pub(super) async fn commit_loop(inner: Arc<Inner>, mut sealed: mpsc::UnboundedRe
     loop {
         tokio::select! {
             count = sealed.recv_many(&mut batch, MOST_AT_ONCE) => if count == 0 { return },
-            () = inner.stop.cancelled() => return,
+            () = inner.lifetime.stopping() => return,
         }
         let mut attempt = 0;
         loop {
             let engine = inner.clone();
             let keys = batch.clone();
             let began = Instant::now();
-            let result = inner.syncs.run(move || commit(&engine, &keys)).await;
+            let result = inner
+                .threads
+                .syncs
+                .run(move || commit(&engine, &keys))
+                .await;
             match result.and_then(|result| result) {
                 Ok(()) => {
-                    inner.counters.committed(began.elapsed());
+                    inner.counters().committed(began.elapsed());
                     break;
                 }
                 Err(Error::ShuttingDown) => return,
@@ -49,25 +53,25 @@ pub(super) async fn commit_loop(inner: Arc<Inner>, mut sealed: mpsc::UnboundedRe
                     tracing::error!(%error, seals = batch.len(), ?retry, "what was sealed is not durable yet");
                     tokio::select! {
                         () = tokio::time::sleep(retry) => {}
-                        () = inner.stop.cancelled() => return,
+                        () = inner.lifetime.stopping() => return,
                     }
                     attempt += 1;
                 }
             }
         }
         batch.clear();
-        inner.changed.notify_waiters();
+        inner.state.notify();
         inner.wake_reaper();
     }
 }
 
 /// One `syncfs`, one transaction: first the content, then the index that names it. An error is of the whole batch.
 fn commit(inner: &Inner, keys: &[LayerId]) -> Result<()> {
-    let syncing = inner.syncing.lock();
+    let syncing = inner.durability.lock();
     // After a failure nothing of this batch is left to be committed.
     inner.sync(&syncing)?;
     point(Point::CommitSynced);
-    let named_as_indexed = inner.naming.lock();
+    let named_as_indexed = inner.durability.lock_names();
     let (artifacts, names) = sealed_by(inner, keys);
     let mut changes: Vec<Change> = (artifacts.iter())
         .map(|(_, artifact)| Change::PutArtifact(artifact.clone()))
@@ -75,7 +79,7 @@ fn commit(inner: &Inner, keys: &[LayerId]) -> Result<()> {
     changes.extend((names.iter()).map(|(name, id)| Change::PutName(name.clone(), *id)));
     inner.transact(&changes).result()?;
     let batch = artifacts.iter().map(|(_, artifact)| artifact.id).collect();
-    inner.state.lock().indexed(&batch, names);
+    inner.state.lock().catalog.indexed(&batch, names);
     drop(named_as_indexed);
     point(Point::CommitIndexed);
     for (_, artifact) in &artifacts {
@@ -95,11 +99,13 @@ fn commit(inner: &Inner, keys: &[LayerId]) -> Result<()> {
     let left: Vec<RetiringVolume> = {
         let mut state = inner.state.lock();
         for id in &gone {
-            state.artifacts.set_durable(id, true);
+            state.catalog.set_durable(id, true);
         }
         // Also where the promise stands: the index names it, and whoever hears that the disk lost something must not take it for one
         // that it does not.
-        let left = keys.iter().filter_map(|key| state.leaving.remove(key));
+        let left = keys
+            .iter()
+            .filter_map(|key| state.volumes.retiring.remove(key));
         left.collect()
     };
     for leaving in left {
@@ -111,7 +117,7 @@ fn commit(inner: &Inner, keys: &[LayerId]) -> Result<()> {
             notice::say(inner.config.notices.as_ref(), &leaving.record, committed);
         }
     }
-    inner.changed.notify_waiters();
+    inner.state.notify();
     Ok(())
 }
 
@@ -141,13 +147,15 @@ fn sealed_by(inner: &Inner, keys: &[LayerId]) -> Batch {
     let state = inner.state.lock();
     let plans = keys
         .iter()
-        .filter_map(|key| match &state.leaving.get(key)?.goal {
+        .filter_map(|key| match &state.volumes.retiring.get(key)?.goal {
             Goal::Seal(plan) => Some((*key, plan.artifact)),
             Goal::Discard => None,
         });
-    let sealed = plans.filter_map(|(key, id)| Some((key, state.artifacts.get(&id)?)));
+    let sealed = plans.filter_map(|(key, id)| Some((key, state.catalog.get(&id)?)));
     let sealed = sealed.map(|(key, Sealed { artifact, .. })| (key, artifact.clone()));
     let sealed: Vec<_> = sealed.collect();
-    let names = state.names_of(&sealed.iter().map(|(_, artifact)| artifact.id).collect());
+    let names = state
+        .catalog
+        .names_of(&sealed.iter().map(|(_, artifact)| artifact.id).collect());
     (sealed, names)
 }

@@ -21,15 +21,15 @@ pub(super) struct Named {
 
 impl From<&State> for Named {
     fn from(state: &State) -> Self {
-        let artifacts = state.artifacts.values();
-        let names = state.names.iter();
+        let artifacts = state.catalog.artifacts().values();
+        let names = state.catalog.names().iter();
         let claims = state.claims.values();
         Self {
             artifacts: artifacts.map(|sealed| sealed.artifact.clone()).collect(),
             names: names.map(|(name, id)| (name.clone(), *id)).collect(),
             claims: claims.map(|held| held.claim.clone()).collect(),
-            snapshots: state.snapshots.values().cloned().collect(),
-            groups: state.groups.values().cloned().collect(),
+            snapshots: state.claims.snapshots().values().cloned().collect(),
+            groups: state.claims.groups().values().cloned().collect(),
         }
     }
 }
@@ -62,15 +62,19 @@ pub(super) struct Moving {
 impl From<&State> for Moving {
     fn from(state: &State) -> Self {
         // Not made yet; or mounted no more, and to leave as soon as there is room for that.
-        let half_made = state.volumes.values();
+        let half_made = state.volumes.live.values();
         let half_made = half_made.filter(|live| !live.made || live.done_with);
         let half_made = half_made.map(|live| &live.record.id);
-        let busy = state.busy.iter().chain(half_made);
-        let worked_on = state.busy.iter().filter_map(|id| state.claims.get(id));
+        let busy = state.volumes.busy.iter().chain(half_made);
+        let worked_on = state
+            .volumes
+            .busy
+            .iter()
+            .filter_map(|id| state.claims.get(id));
         let stacked = worked_on.flat_map(|held| &held.claim.layers);
         Self {
             busy: busy.map(ToString::to_string).collect(),
-            leaving: state.leaving.keys().copied().collect(),
+            leaving: state.volumes.retiring.keys().copied().collect(),
             pinned: state.pinned.keys().chain(stacked).copied().collect(),
             needed: state.referenced_layers(),
         }

@@ -35,11 +35,7 @@ impl Guard {
         volume: &VolumeId,
         until: Instant,
     ) -> Result<Self> {
-        Self::hold(inner, volume, until, |state| {
-            let degraded = state.degraded.clone();
-            degraded.map_or(Ok(()), |why| Err(Error::Degraded(why)))
-        })
-        .await
+        Self::hold(inner, volume, until, |state| state.health.refuse_degraded()).await
     }
 
     /// Another caller's operation is told at once (`Busy`); a chore of the driver's own, of which no caller knows, is waited for.
@@ -58,12 +54,12 @@ impl Guard {
         until: Instant,
         may_begin: impl Fn(&State) -> Result<()>,
     ) -> Result<Self> {
-        let taken = inner.when(|state| {
+        let taken = inner.state.when(|state| {
             if let Err(error) = may_begin(state) {
                 return Some(Err(error));
             }
             match state.begin(volume) {
-                Err(Error::Busy(_)) if state.chores.contains(volume) => None,
+                Err(Error::Busy(_)) if state.volumes.chores.contains(volume) => None,
                 answer => Some(answer.map(|()| Self::begun(inner, volume))),
             }
         });
@@ -83,14 +79,14 @@ impl Guard {
     pub(super) fn take_for_chore(inner: &Arc<Inner>, volume: &VolumeId) -> Result<Self> {
         let mut state = inner.state.lock();
         state.begin(volume)?;
-        state.chores.insert(volume.clone());
+        state.volumes.chores.insert(volume.clone());
         Ok(Self::begun(inner, volume))
     }
 
     /// From here on it is for a chore: the caller has his answer, and what is still done is waited for.
     pub(super) fn becomes_a_chore(&self) {
         let mut state = self.inner.state.lock();
-        state.chores.insert(self.volume.clone());
+        state.volumes.chores.insert(self.volume.clone());
     }
 }
 
@@ -98,11 +94,11 @@ impl Drop for Guard {
     fn drop(&mut self) {
         {
             let mut state = self.inner.state.lock();
-            state.busy.remove(&self.volume);
-            state.chores.remove(&self.volume);
-            state.wanted.remove(&self.volume);
+            state.volumes.busy.remove(&self.volume);
+            state.volumes.chores.remove(&self.volume);
+            state.volumes.wanted.remove(&self.volume);
         }
-        self.inner.changed.notify_waiters();
+        self.inner.state.notify();
     }
 }
 

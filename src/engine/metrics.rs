@@ -6,8 +6,8 @@ use std::sync::Arc;
 use super::error::{Context, Result};
 use super::query;
 use super::shared::Inner;
-use super::state::Goal;
 use super::types::VolumeState;
+use super::volumes::Goal;
 use crate::model::{CacheKind, Reference};
 use crate::telemetry::metrics::{EncodeLabelSet, Family, Gauge, Registry};
 
@@ -149,10 +149,12 @@ pub(super) fn collect(inner: &Arc<Inner>) -> Result<Metrics> {
     let state = inner.state.lock();
     let live = state
         .volumes
+        .live
         .values()
         .map(|live| (live.record.spec.kind.type_name(), query::state_of(live)));
     let leaving = state
-        .leaving
+        .volumes
+        .retiring
         .values()
         .map(|leaving| (leaving.record.spec.kind.type_name(), leaving.state));
     for (kind, state) in live.chain(leaving) {
@@ -162,10 +164,10 @@ pub(super) fn collect(inner: &Arc<Inner>) -> Result<Metrics> {
             metrics.volumes[kind][state] += 1;
         }
     }
-    for sealed in state.artifacts.values() {
+    for sealed in state.catalog.artifacts().values() {
         metrics.artifacts[kind(&sealed.artifact.reference)] += 1;
     }
-    for name in state.names.keys() {
+    for name in state.catalog.names().keys() {
         match name.reference.cache() {
             Some((CacheKind::Resource, _)) => metrics.caches[0] += 1,
             Some((CacheKind::Task, _)) => metrics.caches[1] += 1,
@@ -173,10 +175,11 @@ pub(super) fn collect(inner: &Arc<Inner>) -> Result<Metrics> {
         }
     }
     let pending = state
-        .leaving
+        .volumes
+        .retiring
         .values()
         .filter(|leaving| leaving.goal != Goal::Discard);
     metrics.seals_pending = u64::try_from(pending.count()).unwrap_or(u64::MAX);
-    metrics.damaged = u64::try_from(state.kept).unwrap_or(u64::MAX);
+    metrics.damaged = u64::try_from(state.volumes.kept).unwrap_or(u64::MAX);
     Ok(metrics)
 }

@@ -114,6 +114,6 @@ pub(super) fn hold(inner: &Inner, on_disk: &HashSet<LayerId>, state: &mut State)
         layers = layers.len(),
         "nothing of what is sealed is deleted until the next start: nobody knows what is in use"
     );
-    state.retained_layers.insert(held_as(), layers);
-    state.maybe_forked = state.artifacts.keys().copied().collect();
+    state.volumes.retained_layers.insert(held_as(), layers);
+    state.volumes.maybe_forked = state.catalog.artifacts().keys().copied().collect();
 }

@@ -8,8 +8,8 @@ use std::sync::Arc;
 use super::error::{Context, Result};
 use super::failpoint::{Point, point};
 use super::shared::Inner;
-use super::state::Goal;
 use super::types::{Awaited, OutcomeReport, VolumeState};
+use super::volumes::Goal;
 use crate::model::{Commit, LayerId, Outcome, PodUid, VolumeId, VolumeRecord};
 use crate::store;
 use crate::sys::{Dir, Errno};
@@ -29,6 +29,7 @@ pub(super) async fn report(
 ) -> Result<OutcomeReport> {
     let (engine, pod) = (inner.clone(), pod.clone());
     inner
+        .threads
         .calls
         .run(move || note(&engine, &pod, outcome))
         .await?
@@ -64,7 +65,7 @@ fn note(inner: &Inner, pod: &PodUid, outcome: Outcome) -> Result<OutcomeReport> 
             point(Point::OutcomeNoted);
             told.news += usize::from(tell(inner, &place, outcome));
             // Each of them: the next one may take its time.
-            inner.changed.notify_waiters();
+            inner.state.notify();
         }
     }
     failure.map_or(Ok(told), Err).context("note the outcome")
@@ -73,9 +74,9 @@ fn note(inner: &Inner, pod: &PodUid, outcome: Outcome) -> Result<OutcomeReport> 
 /// What volumes of this pod were told before.
 fn known(inner: &Inner, pod: &PodUid, outcome: Outcome) -> OutcomeReport {
     let state = inner.state.lock();
-    let live = state.volumes.values();
+    let live = state.volumes.live.values();
     let live = live.map(|live| (&live.record, live.outcome));
-    let leaving = state.leaving.values();
+    let leaving = state.volumes.retiring.values();
     let leaving = leaving.map(|leaving| (&leaving.record, leaving.outcome));
     let of_pod = live
         .chain(leaving)
@@ -98,13 +99,13 @@ pub(super) fn awaited(inner: &Inner) -> Vec<Awaited> {
         plan.is_some_and(|plan| plan.keep.commit == Commit::OnSuccess)
     };
     let state = inner.state.lock();
-    let live = state.volumes.values();
+    let live = state.volumes.live.values();
     let live = live.filter(|live| live.made && live.outcome.is_none());
-    let leaving = state.leaving.values();
+    let leaving = state.volumes.retiring.values();
     let leaving = leaving
         .filter(|leaving| leaving.outcome.is_none() && leaving.goal != Goal::Discard)
         // Sealed, and only not durable yet: nobody asks any more.
-        .filter(|leaving| !matches!(&leaving.goal, Goal::Seal(plan) if state.artifacts.contains_key(&plan.artifact)));
+        .filter(|leaving| !matches!(&leaving.goal, Goal::Seal(plan) if state.catalog.contains(&plan.artifact)));
     let live = live.map(|live| (&live.record, false));
     let leaving = leaving.map(|leaving| (&leaving.record, true));
     let mut pods: HashMap<&PodUid, Awaited> = HashMap::new();
@@ -124,10 +125,11 @@ fn untold(inner: &Inner, pod: &PodUid) -> Vec<Place> {
     let state = inner.state.lock();
     let live = state
         .volumes
+        .live
         .values()
         .filter(|live| live.made && live.outcome.is_none() && live.record.pod.uid == *pod);
     let live = live.map(|live| Place::Live(live.record.id.clone()));
-    let leaving = state.leaving.iter().filter(|(_, leaving)| {
+    let leaving = state.volumes.retiring.iter().filter(|(_, leaving)| {
         leaving.outcome.is_none() && leaving.goal != Goal::Discard && leaving.record.pod.uid == *pod
     });
     live.chain(leaving.map(|(key, _)| Place::Pending(*key)))
@@ -146,18 +148,18 @@ fn tell(inner: &Inner, place: &Place, outcome: Outcome) -> bool {
     let mut state = inner.state.lock();
     let leaving = match place {
         Place::Live(id) => {
-            if let Some(live) = state.volumes.get_mut(id) {
+            if let Some(live) = state.volumes.live.get_mut(id) {
                 let is_news = live.outcome.is_none();
                 live.outcome.get_or_insert(outcome);
                 return is_news;
             }
-            state.leaving.values_mut().find(|leaving| {
+            state.volumes.retiring.values_mut().find(|leaving| {
                 leaving.record.id == *id
                     && leaving.goal != Goal::Discard
                     && leaving.outcome.is_none()
             })
         }
-        Place::Pending(key) => state.leaving.get_mut(key),
+        Place::Pending(key) => state.volumes.retiring.get_mut(key),
     };
     match leaving {
         Some(leaving) if leaving.outcome.is_none() => {

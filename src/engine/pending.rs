@@ -2,14 +2,13 @@
 //! What happens to each of them is `seal` and `teardown`.
 
 use std::sync::Arc;
-use std::sync::atomic::Ordering;
 
 use super::error::{Context, Result};
 use super::failpoint::{Point, point};
 use super::notice::{What, say};
 use super::shared::Inner;
-use super::state::Goal;
 use super::types::VolumeState;
+use super::volumes::Goal;
 use crate::model::{LayerId, VolumeRecord};
 use crate::store;
 use crate::sys::Dir;
@@ -20,11 +19,11 @@ pub(super) fn tell_if_held_for_long(inner: &Arc<Inner>, key: LayerId) {
     let task = async move {
         tokio::select! {
             () = tokio::time::sleep(engine.config.held_wait) => {}
-            () = engine.stop.cancelled() => return,
+            () = engine.lifetime.stopping() => return,
         }
         let held = {
             let state = engine.state.lock();
-            let leaving = state.leaving.get(&key);
+            let leaving = state.volumes.retiring.get(&key);
             let leaving = leaving.filter(|leaving| leaving.state == VolumeState::InUse);
             leaving.map(|leaving| (leaving.goal.clone(), leaving.record.clone()))
         };
@@ -34,7 +33,7 @@ pub(super) fn tell_if_held_for_long(inner: &Arc<Inner>, key: LayerId) {
             });
         }
     };
-    inner.tasks.spawn_on(task, &inner.runtime);
+    inner.lifetime.spawn(task);
 }
 
 /// `pending/<key>` → trash, where the reaper deletes it. Nobody holds it any more.
@@ -58,7 +57,7 @@ pub(super) fn unpromise(inner: &Inner, key: LayerId) -> Result<()> {
 pub(super) fn discarded(inner: &Inner, key: LayerId) {
     point(Point::DiscardDeleted);
     // Not after each: a round looks at everything that is sealed.
-    if inner.forget_leaving(key) || inner.short.load(Ordering::SeqCst) {
+    if inner.forget_leaving(key) || inner.space.is_short() {
         inner.wake_reaper();
     }
 }
@@ -68,7 +67,7 @@ impl Inner {
     /// What has the directory of a leaving volume; `None` when it is no more one.
     pub(super) fn place_of(&self, key: LayerId) -> Option<&Dir> {
         let state = self.state.lock();
-        Some(match state.leaving.get(&key)?.goal {
+        Some(match state.volumes.retiring.get(&key)?.goal {
             Goal::Seal(_) => &self.dirs.pending,
             Goal::Discard => &self.dirs.trash,
         })
@@ -96,7 +95,8 @@ impl Inner {
     pub(super) fn leaving(&self, key: LayerId) -> Option<(Goal, VolumeRecord)> {
         let state = self.state.lock();
         state
-            .leaving
+            .volumes
+            .retiring
             .get(&key)
             .map(|leaving| (leaving.goal.clone(), leaving.record.clone()))
     }
@@ -104,7 +104,7 @@ impl Inner {
     /// Notes how far a leaving volume is; tells whether that is news.
     pub(super) fn set_leaving_state(&self, key: LayerId, now: VolumeState) -> bool {
         let mut state = self.state.lock();
-        let Some(leaving) = state.leaving.get_mut(&key) else {
+        let Some(leaving) = state.volumes.retiring.get_mut(&key) else {
             return false;
         };
         std::mem::replace(&mut leaving.state, now) != now
@@ -112,20 +112,20 @@ impl Inner {
 
     /// Whether it may have been the last that needed something.
     pub(super) fn forget_leaving(&self, key: LayerId) -> bool {
-        let now = self.clock.now();
+        let now = self.now();
         let last = {
             let mut state = self.state.lock();
-            let left = state.leaving.remove(&key);
+            let left = state.volumes.retiring.remove(&key);
             left.is_none_or(|left| state.may_be_last_of(&left.record, now))
         };
-        self.changed.notify_waiters();
+        self.state.notify();
         last
     }
 
     /// Whether a leaving volume is thrown away, whatever its pod did.
     pub(super) fn is_thrown_away(&self, key: LayerId) -> bool {
         let state = self.state.lock();
-        let leaving = state.leaving.get(&key);
+        let leaving = state.volumes.retiring.get(&key);
         leaving.is_some_and(|leaving| leaving.goal == Goal::Discard)
     }
 }

@@ -16,9 +16,10 @@ use super::failpoint::{Point, point};
 use super::guard::{self, Guard};
 use super::prewarm::Stage;
 use super::shared::Inner;
-use super::state::{Live, Measured, Resolution, State};
+use super::state::{Resolution, State};
 use super::target::Target;
-use super::types::{PublishRequest, Published};
+use super::types::{Measured, PublishRequest, Published};
+use super::volumes::Live;
 use super::{notice, republish};
 use crate::backend::Start;
 use crate::model::{
@@ -52,7 +53,7 @@ pub(super) async fn publish(inner: &Arc<Inner>, request: PublishRequest) -> Resu
     let mut full_since = None;
     let mut last = false;
     let result = loop {
-        let gone = inner.rounds.gone();
+        let gone = inner.collector.cycles.gone();
         let plan = plan(inner, &request, started).await?;
         let (result, held) = attempt(inner, &request, plan, guard).await?;
         let Some(held) = held else { break result };
@@ -71,8 +72,8 @@ pub(super) async fn publish(inner: &Arc<Inner>, request: PublishRequest) -> Resu
         // A volatile overlay is not mounted over a disk that failed to write something back, until somebody has heard of
         // it. Those who seal would hear; but where nothing is published there is nothing to seal.
         let engine = inner.clone();
-        let job = move || engine.sync(&engine.syncing.lock());
-        if let Err(error) = inner.syncs.run(job).await? {
+        let job = move || engine.sync(&engine.durability.lock());
+        if let Err(error) = inner.threads.syncs.run(job).await? {
             tracing::warn!(%error, "publishing failed because of what the disk did not write back");
         }
     }
@@ -98,7 +99,7 @@ async fn attempt(
         engine.spares.fill();
         (result, guard)
     };
-    inner.calls.run(job).await
+    inner.threads.calls.run(job).await
 }
 
 /// Waits for garbage to be collected, so that a publish that found no room has its turn and does not fail while others fill the pool
@@ -111,11 +112,11 @@ async fn make_room(
     gone: u64,
 ) -> bool {
     let left = ROOM_WAIT.saturating_sub(since.elapsed());
-    let round = tokio::time::timeout(left, inner.rounds.next());
+    let round = tokio::time::timeout(left, inner.collector.cycles.next());
     inner.ask_for_room_after(failed);
     let waited = tokio::select! {
         waited = round => waited.is_ok(),
-        () = inner.when(|state| state.closing.then_some(())) => false,
+        () = inner.state.when(|state| state.health.is_closing().then_some(())) => false,
     };
     // Where room comes back later (btrfs, with whatever backend: when a transaction ends, or in the background), round after round would
     // evict all that there is.
@@ -123,7 +124,7 @@ async fn make_room(
         let space = inner.dirs.root.space();
         space.is_ok_and(|space| space.magic == Space::BTRFS)
     };
-    waited && !comes_back_later() && inner.rounds.gone() > gone
+    waited && !comes_back_later() && inner.collector.cycles.gone() > gone
 }
 
 /// Decides what the volume starts from and pins that; `None` when the volume exists already. Waits for content that is about to be
@@ -150,14 +151,16 @@ async fn plan(
         },
     );
     let mut last = state;
-    let decided = inner.when(|state| match decide(inner, state, request, started) {
-        Ok(Decision::Coming(state)) => {
-            last = state;
-            None
-        }
-        Ok(Decision::Planned(plan)) => Some(Ok(plan)),
-        Err(error) => Some(Err(error)),
-    });
+    let decided = inner
+        .state
+        .when(|state| match decide(inner, state, request, started) {
+            Ok(Decision::Coming(state)) => {
+                last = state;
+                None
+            }
+            Ok(Decision::Planned(plan)) => Some(Ok(plan)),
+            Err(error) => Some(Err(error)),
+        });
     let left = inner.config.input_wait.saturating_sub(started.elapsed());
     let decided = tokio::time::timeout(left, decided).await;
     decided.unwrap_or_else(|_| {
@@ -187,16 +190,11 @@ fn decide(
     request: &PublishRequest,
     started: Instant,
 ) -> Result<Decision> {
-    if state.closing {
-        return Err(Error::ShuttingDown);
-    }
-    if let Some(why) = &state.degraded {
-        return Err(Error::Degraded(why.clone()));
-    }
-    if state.volumes.contains_key(&request.volume) {
+    state.health.refuse_changes()?;
+    if state.volumes.live.contains_key(&request.volume) {
         return Ok(Decision::Planned(None));
     }
-    if state.claims.contains_key(&request.volume) {
+    if state.claims.contains(&request.volume) {
         return Err(Error::Different {
             volume: request.volume.clone(),
             what: "kind: it is a claim",
@@ -228,16 +226,15 @@ fn pin(
         Some((reference, parent, layers)) => (Some(reference), Some(parent), layers),
         None => (None, None, Vec::new()),
     };
-    let now = inner.clock.now();
-    if let Some(id) = parent.filter(|id| state.artifacts.used(id, now)) {
-        state.used.entry(id).or_insert(now);
-        state.wanted.insert(request.volume.clone(), id);
+    let now = inner.now();
+    if let Some(id) = parent.filter(|id| state.catalog.touch(*id, now)) {
+        state.volumes.wanted.insert(request.volume.clone(), id);
     }
     let record = VolumeRecord {
         format: VolumeRecord::FORMAT,
         id: request.volume.clone(),
-        boot: inner.boot.clone(),
-        superblock: inner.superblock,
+        boot: inner.boot().to_owned(),
+        superblock: inner.origin().superblock,
         created: now,
         tenant: request.tenant.clone(),
         pod: request.pod.clone(),
@@ -259,7 +256,7 @@ fn pin(
         done_with: false,
         measured: Measured::default(),
     };
-    state.volumes.insert(request.volume.clone(), live);
+    state.volumes.live.insert(request.volume.clone(), live);
     Plan {
         record,
         from,
@@ -330,7 +327,7 @@ fn publish_new(inner: &Inner, request: &PublishRequest, plan: Plan) -> Result<Pu
     };
     inner.spares.note(&record);
     let mut state = inner.state.lock();
-    if let Some(live) = state.volumes.get_mut(&request.volume) {
+    if let Some(live) = state.volumes.live.get_mut(&request.volume) {
         live.mounts.insert(request.target.clone(), mount_id);
         live.made = true;
         live.record = record;
@@ -494,8 +491,8 @@ impl Drop for Undo<'_> {
             tracing::error!(volume.id = %volume, %error, "a failed publish left its directory behind");
         }
         // Last: until here the parent's layers must stay.
-        self.inner.state.lock().volumes.remove(volume);
+        self.inner.state.lock().volumes.live.remove(volume);
         // Who waited for what this volume would have become waits for nothing.
-        self.inner.changed.notify_waiters();
+        self.inner.state.notify();
     }
 }

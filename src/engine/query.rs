@@ -8,9 +8,10 @@ use std::time::{Duration, Instant};
 
 use super::error::{Context, Error, Result};
 use super::shared::Inner;
-use super::state::{Goal, Live, Measured, State};
+use super::state::State;
 use super::target::{Found, Target};
-use super::types::{ArtifactRow, Status, VolumeRow, VolumeState, VolumeStats};
+use super::types::{ArtifactRow, Measured, Status, VolumeRow, VolumeState, VolumeStats};
+use super::volumes::{Goal, Live};
 use crate::model::{Tenant, VolumeId, VolumeRecord};
 
 /// How old a measurement may be before it is made again.
@@ -63,8 +64,8 @@ fn live_row(live: &Live) -> VolumeRow {
 
 /// The volumes, by tenant and id; those that leave included.
 pub(super) fn volumes(state: &State, tenant: Option<&Tenant>) -> Vec<VolumeRow> {
-    let live = state.volumes.values().map(live_row);
-    let leaving = state.leaving.values().map(|leaving| VolumeRow {
+    let live = state.volumes.live.values().map(live_row);
+    let leaving = state.volumes.retiring.values().map(|leaving| VolumeRow {
         usage: leaving.usage,
         ..row(&leaving.record, leaving.state)
     });
@@ -78,9 +79,10 @@ pub(super) fn volumes(state: &State, tenant: Option<&Tenant>) -> Vec<VolumeRow> 
 
 /// The artifacts, by tenant and name.
 pub(super) fn artifacts(state: &State, tenant: Option<&Tenant>) -> Vec<ArtifactRow> {
-    let forks = state.fork_counts();
+    let forks = state.volumes.fork_counts();
     let seen = state
-        .artifacts
+        .catalog
+        .artifacts()
         .values()
         .filter(|sealed| tenant.is_none_or(|t| sealed.artifact.tenant == *t));
     let mut rows: Vec<_> = seen
@@ -89,9 +91,12 @@ pub(super) fn artifacts(state: &State, tenant: Option<&Tenant>) -> Vec<ArtifactR
             ArtifactRow {
                 id: artifact.id,
                 tenant: artifact.tenant.clone(),
-                name: state.is_named(artifact).then(|| artifact.reference.clone()),
+                name: state
+                    .catalog
+                    .is_named(artifact)
+                    .then(|| artifact.reference.clone()),
                 layers: artifact.layers.len(),
-                usage: state.usage_of(&artifact.layers),
+                usage: state.catalog.usage_of(&artifact.layers),
                 created: artifact.created,
                 last_used: artifact.last_used,
                 expires: artifact.expires(),
@@ -125,11 +130,16 @@ pub(super) async fn stats(
     };
     if measure {
         let (engine, volume) = (inner.clone(), volume.clone());
-        drop(inner.walks.run(move || measure_volume(&engine, &volume)));
+        drop(
+            inner
+                .threads
+                .walks
+                .run(move || measure_volume(&engine, &volume)),
+        );
     }
     let engine = inner.clone();
     let target = path.to_owned();
-    let space = inner.calls.run(move || {
+    let space = inner.threads.calls.run(move || {
         let found = Target::open(&target)?
             .map(|target| target.look())
             .transpose()?;
@@ -167,7 +177,7 @@ fn find<'a>(
             .filter(|_| held.limit_unenforced.is_none());
         return Some((&mut held.measured, mount, limit));
     }
-    let live = state.volumes.get_mut(volume)?;
+    let live = state.volumes.live.get_mut(volume)?;
     let mount = *live.mounts.get(path)?;
     let record = &live.record;
     let limit = record.spec.size_limit;
@@ -179,7 +189,7 @@ fn find<'a>(
 pub(super) fn measure_some(inner: &Arc<Inner>) {
     let chosen: Vec<VolumeId> = {
         let mut state = inner.state.lock();
-        let volumes = state.volumes.values_mut().filter(|live| live.made);
+        let volumes = state.volumes.live.values_mut().filter(|live| live.made);
         let (running, mut waiting): (Vec<_>, Vec<_>) = volumes
             .map(|live| (&live.record.id, &mut live.measured))
             .filter(|(_, measured)| measured.running || measured.is_old())
@@ -194,7 +204,12 @@ pub(super) fn measure_some(inner: &Arc<Inner>) {
     };
     for volume in chosen {
         let engine = inner.clone();
-        drop(inner.walks.run(move || measure_volume(&engine, &volume)));
+        drop(
+            inner
+                .threads
+                .walks
+                .run(move || measure_volume(&engine, &volume)),
+        );
     }
 }
 
@@ -215,7 +230,11 @@ fn measure_volume(inner: &Inner, volume: &VolumeId) {
     }
     let mut state = inner.state.lock();
     let state = &mut *state;
-    let live = state.volumes.get_mut(volume).map(|live| &mut live.measured);
+    let live = state
+        .volumes
+        .live
+        .get_mut(volume)
+        .map(|live| &mut live.measured);
     let claim = state.claims.get_mut(volume).map(|held| &mut held.measured);
     if let Some(measured) = live.or(claim) {
         measured.running = false;
@@ -229,26 +248,28 @@ pub(super) fn status(inner: &Inner) -> Result<Status> {
     let space = inner.dirs.root.space().context("ask for the pool's room")?;
     let state = inner.state.lock();
     let sealing = state
-        .leaving
+        .volumes
+        .retiring
         .values()
         .filter(|leaving| leaving.goal != Goal::Discard);
     Ok(Status {
         pool: inner.dirs.root.path().to_owned(),
-        pool_id: inner.identity.id.clone(),
+        pool_id: inner.origin().identity.id.clone(),
         backend: inner.backend.kind(),
-        reason: inner.reason.clone(),
+        reason: inner.origin().reason.clone(),
         total_bytes: space.bytes,
         available_bytes: space.bytes_available,
         total_inodes: space.inodes,
         available_inodes: space.inodes_free,
-        volumes: state.volumes.len(),
-        artifacts: state.artifacts.len(),
+        volumes: state.volumes.live.len(),
+        artifacts: state.catalog.artifacts().len(),
         caches: state
-            .names
+            .catalog
+            .names()
             .keys()
             .filter(|name| name.reference.cache().is_some())
             .count(),
         seals_pending: sealing.count(),
-        damaged: state.kept,
+        damaged: state.volumes.kept,
     })
 }

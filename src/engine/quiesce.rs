@@ -41,11 +41,11 @@ pub(super) async fn until_unwritten(
     let (mut failures, mut looks) = (0, 0);
     loop {
         let engine = inner.clone();
-        let asked = inner.looks.run(move || ask(&engine, key));
+        let asked = inner.threads.looks.run(move || ask(&engine, key));
         match asked.await.and_then(|asked| asked) {
             Ok((false, _)) => break,
             Ok((true, took)) => {
-                if inner.state.lock().is_tainted(record) {
+                if inner.state.lock().write_back.is_tainted(record) {
                     break;
                 }
                 waits();
@@ -58,7 +58,7 @@ pub(super) async fn until_unwritten(
                 tokio::time::sleep(look_again(looks).max(took * REST)).await;
             }
             // What is not known is not sealed by an engine that ends: the next start asks anew.
-            Err(_) if inner.stop.is_cancelled() => std::future::pending().await,
+            Err(_) if inner.lifetime.is_stopping() => std::future::pending().await,
             // Whoever made it so could make it otherwise before it is sealed, and was not waited for.
             Err(Error::Backend {
                 source: backend::Error::Refused { path, why },
@@ -94,7 +94,7 @@ fn ask(inner: &Inner, key: LayerId) -> Result<(bool, Duration)> {
     let Some(dir) = inner.leaving_dir(key)? else {
         return Ok((false, Duration::ZERO));
     };
-    let stop = || inner.stop.is_cancelled() || began.elapsed() > ASKING;
+    let stop = || inner.lifetime.is_stopping() || began.elapsed() > ASKING;
     let written = inner.backend.writers(&dir, &stop);
     Ok((
         written.context("ask who writes to the volume")?,

@@ -8,9 +8,10 @@
 //! nothing that it may need is deleted (`orphans`). Only a whole directory, or the index, that cannot be read ends the start; and what
 //! this process lacks itself, which is no fault of the name ([`sys::Error::is_of_this_process`]).
 
-use std::collections::{HashMap, HashSet};
+use std::collections::{BTreeMap, HashMap, HashSet};
 use std::path::{Path, PathBuf};
 
+use super::catalog::Catalog;
 use super::claims::recover as claims;
 use super::error::{Context, Error, Result};
 use super::failpoint::{Point, point};
@@ -20,8 +21,9 @@ use super::notice::{self, NotCommitted};
 use super::orphans::{self, Kept, Place};
 use super::seal;
 use super::shared::Inner;
-use super::state::{Goal, Live, Measured, RetiringVolume, State, Teardown};
-use super::types::VolumeState;
+use super::state::State;
+use super::types::{Measured, VolumeState};
+use super::volumes::{Goal, Live, RetiringVolume, Teardown};
 use crate::model::{Artifact, ArtifactId, LayerId, Outcome, VolumeId, VolumeRecord};
 use crate::store::{self, Change, Contents, Unreadable};
 use crate::sys::{self, Dir, Errno, MountEntry};
@@ -44,9 +46,9 @@ pub(super) fn recover(inner: &Inner, contents: Contents) -> Result<Recovered> {
     let mut recovered = Recovered::default();
     let mut state = State::default();
     if let Some(doom) =
-        store::read_doom(&inner.dirs.root, &inner.boot).context("read what was doomed")?
+        store::read_doom(&inner.dirs.root, inner.boot()).context("read what was doomed")?
     {
-        state.tainted_until = Some(doom.until);
+        state.write_back.taint(doom.until);
     }
     inner.spares.sweep()?;
     point(Point::RecoverSwept);
@@ -58,15 +60,15 @@ pub(super) fn recover(inner: &Inner, contents: Contents) -> Result<Recovered> {
     recover_trash(inner, &mounts, &mut state, &mut recovered)?;
     if recovered.kept.count() > 0 {
         orphans::hold(inner, &on_disk, &mut state);
-        state.kept = recovered.kept.count();
+        state.volumes.kept = recovered.kept.count();
     }
     trash_unknown_layers(inner, &on_disk, &state);
-    let (volumes, leaving) = (state.volumes.len(), state.leaving.len());
+    let (volumes, leaving) = (state.volumes.live.len(), state.volumes.retiring.len());
     if volumes + leaving > 0 {
         tracing::info!(
             volumes,
             leaving,
-            artifacts = state.artifacts.len(),
+            artifacts = state.catalog.artifacts().len(),
             "recovered"
         );
     }
@@ -84,8 +86,8 @@ fn recover_index(
 ) {
     let mut artifacts: HashMap<ArtifactId, Artifact> = HashMap::new();
     for artifact in contents.artifacts {
-        inner.clock.seen(artifact.created);
-        inner.clock.seen(artifact.last_used);
+        inner.saw(artifact.created);
+        inner.saw(artifact.last_used);
         if let Some(layer) = artifact
             .layers
             .iter()
@@ -98,23 +100,25 @@ fn recover_index(
             artifacts.insert(artifact.id, artifact);
         }
     }
+    let mut names = BTreeMap::new();
     for (name, id) in contents.names {
         if artifacts.contains_key(&id) {
-            state.names.insert(name, id);
+            names.insert(name, id);
         } else {
             recovered.changes.push(Change::RemoveName(name));
         }
     }
     let (there, gone) =
         (contents.layers.into_iter()).partition::<Vec<_>, _>(|(layer, _)| on_disk.contains(layer));
-    state.usage = there.into_iter().collect();
+    let usage = there.into_iter().collect();
     let gone = gone
         .into_iter()
         .map(|(layer, _)| Change::RemoveLayer(layer));
     recovered.changes.extend(gone);
     let (claims, snapshots) = (contents.claims, contents.snapshots);
     claims::recover_index(inner, claims, snapshots, contents.groups, on_disk, state);
-    state.artifacts = artifacts.into_values().collect();
+    let artifacts = artifacts.into_values().collect();
+    state.catalog = Catalog::recovered(artifacts, names, usage);
 }
 
 /// What a directory that should hold a volume holds.
@@ -134,7 +138,7 @@ fn read(inner: &Inner, dir: &Dir) -> Result<Holds> {
         Err(error) if !error.is_of_this_process() => Holds::Unknown(error),
         record => match record.context("read a volume's record")? {
             Err(unreadable) => Holds::Rubbish(unreadable),
-            Ok(record) if !record.is_of(&inner.boot, inner.superblock) => {
+            Ok(record) if !record.is_of(inner.boot(), inner.origin().superblock) => {
                 Holds::Stale(Box::new(record))
             }
             Ok(record) => Holds::Volume(Box::new(record)),
@@ -203,7 +207,7 @@ fn recover_volumes(
     for entry in volumes.entries().context("read volumes/")? {
         let name = Path::new(&entry.name);
         let id: Option<VolumeId> = entry.name.to_str().and_then(|name| name.parse().ok());
-        if let Some(id) = id.as_ref().filter(|id| state.claims.contains_key(id)) {
+        if let Some(id) = id.as_ref().filter(|id| state.claims.contains(id)) {
             // Durable, and not to be guessed at: what is wrong with it ends the start.
             match volumes.open_beneath(name) {
                 Err(error) if error.is_no_directory() => {
@@ -249,8 +253,8 @@ fn recover_volumes(
             done_with: false,
             measured: Measured::default(),
         };
-        inner.clock.seen(live.record.created);
-        state.volumes.insert(live.record.id.clone(), live);
+        inner.saw(live.record.created);
+        state.volumes.live.insert(live.record.id.clone(), live);
     }
     Ok(())
 }
@@ -260,7 +264,7 @@ fn say_rebooted(inner: &Inner, record: &VolumeRecord) {
     if record.seal.is_some() {
         let notices = inner.config.notices.as_ref();
         notice::say_not_committed(notices, record, &NotCommitted::Rebooted);
-        inner.counters.given_up();
+        inner.counters().given_up();
     }
 }
 
@@ -322,7 +326,7 @@ fn recover_pending(
             Holds::Volume(record) => *record,
             Holds::Stale(record) => {
                 let is_sealed = (record.seal.as_ref())
-                    .is_some_and(|plan| state.artifacts.contains_key(&plan.artifact));
+                    .is_some_and(|plan| state.catalog.contains(&plan.artifact));
                 if put_away(inner, pending, name, OTHER_BOOT) && !is_sealed {
                     say_rebooted(inner, &record);
                 }
@@ -351,16 +355,16 @@ fn recover_pending(
             }
             continue;
         };
-        inner.clock.seen(record.created);
+        inner.saw(record.created);
         let key = plan.layer;
-        if state.artifacts.contains_key(&plan.artifact) {
+        if state.catalog.contains(&plan.artifact) {
             // Everything was done but tidying up.
             if let Err(error) = confirm(inner, key) {
                 tracing::warn!(layer = %key, %error, "an index made anew would not know this layer");
             }
             if !put_away(inner, pending, name, "it is sealed") {
                 // As where it could not be taken back by the commit.
-                state.artifacts.set_durable(&plan.artifact, false);
+                state.catalog.set_durable(&plan.artifact, false);
             }
             continue;
         }
@@ -372,7 +376,7 @@ fn recover_pending(
             outcome: outcome_of(&dir)?,
             usage: None,
         };
-        state.leaving.insert(key, leaving);
+        state.volumes.retiring.insert(key, leaving);
         recovered.leaving.push(Teardown { key, pin: None });
     }
     Ok(())
@@ -408,7 +412,7 @@ fn chosen(
         return Err(error).context("read what a seal has begun");
     }
     tracing::error!(layer = %key, %error, "what a seal has begun cannot be read");
-    Ok(state.parent_layers(record))
+    Ok(state.catalog.parent_layers(record))
 }
 
 /// `trash/`: a volume of this boot may still be held open by its pod, and then its parent's layers must stay.
@@ -433,7 +437,10 @@ fn recover_trash(
             Holds::Volume(record) => {
                 if let Some(layer) = still_read(inner, &record)? {
                     let layers = record.layers.iter().copied().chain([layer]);
-                    state.retained_layers.insert(layer, layers.collect());
+                    state
+                        .volumes
+                        .retained_layers
+                        .insert(layer, layers.collect());
                     recovered.read.push((layer, record.layers));
                     continue;
                 }
@@ -445,7 +452,7 @@ fn recover_trash(
                     usage: None,
                     chosen: Vec::new(),
                 };
-                state.leaving.insert(key, leaving);
+                state.volumes.retiring.insert(key, leaving);
                 recovered.leaving.push(Teardown { key, pin: None });
             }
             // Without a record it is no volume, and what is none is never mounted.
@@ -482,7 +489,7 @@ fn still_read(inner: &Inner, record: &VolumeRecord) -> Result<Option<LayerId>> {
 /// Layers that nothing refers to: of a seal that a power cut undid, or of a collection that a crash cut short.
 fn trash_unknown_layers(inner: &Inner, on_disk: &HashSet<LayerId>, state: &State) {
     let mut known = state.referenced_layers();
-    known.extend(state.leaving.keys());
+    known.extend(state.volumes.retiring.keys());
     for layer in on_disk.difference(&known) {
         put_away(
             inner,

@@ -26,18 +26,23 @@ pub(super) fn keep_while_held(
     watch: Watch,
 ) {
     layers.push(key);
-    inner.state.lock().retained_layers.insert(key, layers);
+    inner
+        .state
+        .lock()
+        .volumes
+        .retained_layers
+        .insert(key, layers);
     let engine = inner.clone();
     let task = async move {
         tokio::select! {
             () = until_released(&engine, key, watch) => {
-                engine.state.lock().retained_layers.remove(&key);
+                engine.state.lock().volumes.retained_layers.remove(&key);
                 engine.wake_reaper();
             }
-            () = engine.stop.cancelled() => {}
+            () = engine.lifetime.stopping() => {}
         }
     };
-    inner.tasks.spawn_on(task, &inner.runtime);
+    inner.lifetime.spawn(task);
 }
 
 /// Waits until nobody has the volume open any more.
@@ -48,6 +53,7 @@ pub(super) async fn until_released(inner: &Arc<Inner>, key: LayerId, mut watch: 
         looks += 1;
         let engine = inner.clone();
         match inner
+            .threads
             .seals
             .run(move || is_held(&engine, key))
             .await

@@ -22,7 +22,7 @@ use crate::sys::{self, Dir};
 pub(super) fn publish_again(inner: &Inner, request: &PublishRequest) -> Result<Published> {
     let (mut record, mounts) = {
         let state = inner.state.lock();
-        let live = state.volumes.get(&request.volume);
+        let live = state.volumes.live.get(&request.volume);
         // Its maker gave up between our look and our turn: the caller asks again.
         let live = live.ok_or_else(|| Error::Busy(request.volume.clone()))?;
         (live.record.clone(), live.mounts.clone())
@@ -156,7 +156,7 @@ fn attach(
     }
     point(Point::PublishAgainAttached);
     let mut state = inner.state.lock();
-    if let Some(live) = state.volumes.get_mut(&request.volume) {
+    if let Some(live) = state.volumes.live.get_mut(&request.volume) {
         live.mounts.retain(|path, _| record.targets.contains(path));
         live.mounts.insert(request.target.clone(), mount_id);
         live.record = record;

@@ -20,8 +20,8 @@ use super::pending::{discarded, tell_if_held_for_long, trash_pending};
 use super::quiesce::until_unwritten;
 use super::release::{Watch, keep_while_held, released, until_released};
 use super::shared::Inner;
-use super::state::{Goal, Pin, Teardown};
 use super::types::VolumeState;
+use super::volumes::{Goal, Pin, Teardown};
 use crate::backend::{self, Freeze};
 use crate::model::{
     Artifact, Commit, LayerId, LayerRecord, Maker, Name, Outcome, SealPlan, Timestamp,
@@ -51,7 +51,7 @@ pub(super) async fn settle(inner: &Arc<Inner>, left: Teardown, found: Option<Res
     loop {
         // Copies that found no room go on one at a time: together none of them might ever find it.
         let alone = match short {
-            Some(_) => Some(inner.copying.lock().await),
+            Some(_) => Some(inner.teardown.copying.lock().await),
             None => None,
         };
         match end(inner, key, &mut short, alone).await {
@@ -132,7 +132,7 @@ async fn freeze(
 
 async fn try_to_freeze(inner: &Arc<Inner>, key: LayerId, pin: Option<Pin>) -> Result<Freeze> {
     let engine = inner.clone();
-    let frozen = inner.freezes.run(move || {
+    let frozen = inner.threads.freezes.run(move || {
         let Some(dir) = engine.leaving_dir(key)? else {
             return Ok(Freeze::Frozen);
         };
@@ -170,16 +170,17 @@ async fn end(
                     let engine = inner.clone();
                     let began = Instant::now();
                     let sealed = inner
+                        .threads
                         .seals
                         .run(move || seal(&engine, key, &plan, &record))
                         .await?;
                     match sealed {
                         Ok(Sealed::Visible) => {
-                            inner.counters.sealed(began.elapsed());
+                            inner.counters().sealed(began.elapsed());
                             Ok(())
                         }
                         Ok(Sealed::Not) => {
-                            inner.counters.given_up();
+                            inner.counters().given_up();
                             Ok(())
                         }
                         Err(Error::Backend {
@@ -237,12 +238,14 @@ async fn without_room(
 /// Something else kept a copy from being made than that there is no room: that is counted anew.
 async fn no_longer_short(inner: &Arc<Inner>, key: LayerId) {
     let engine = inner.clone();
-    let forgotten = inner.seals.run(move || match engine.leaving_dir(key)? {
-        Some(dir) => {
-            store::waits_no_more(&dir, store::Wait::Room).context("forget that no room was found")
-        }
-        None => Ok(()),
-    });
+    let forgotten = inner
+        .threads
+        .seals
+        .run(move || match engine.leaving_dir(key)? {
+            Some(dir) => store::waits_no_more(&dir, store::Wait::Room)
+                .context("forget that no room was found"),
+            None => Ok(()),
+        });
     if let Err(error) = forgotten.await.and_then(|forgotten| forgotten) {
         tracing::debug!(layer = %key, %error, "an earlier wait for room is counted too");
     }
@@ -280,7 +283,7 @@ async fn decide(
     plan: &SealPlan,
     record: &VolumeRecord,
 ) -> Result<Result<(), NotCommitted>> {
-    if inner.state.lock().is_tainted(record) {
+    if inner.state.lock().write_back.is_tainted(record) {
         return Ok(Err(NotCommitted::Damaged));
     }
     Ok(match plan.keep.commit {
@@ -288,7 +291,7 @@ async fn decide(
         Commit::Never => Err(NotCommitted::Never),
         Commit::OnMarker => {
             let engine = inner.clone();
-            let marked = inner.seals.run(move || {
+            let marked = inner.threads.seals.run(move || {
                 let Some(dir) = engine.leaving_dir(key)? else {
                     return Ok(false);
                 };
@@ -319,8 +322,8 @@ async fn decide(
 
 /// Waits until the outcome of the volume's pod is known; `None` when it has not become known in time.
 async fn outcome(inner: &Arc<Inner>, key: LayerId) -> Option<Outcome> {
-    let known = inner.when(|state| {
-        let Some(leaving) = state.leaving.get_mut(&key) else {
+    let known = inner.state.when(|state| {
+        let Some(leaving) = state.volumes.retiring.get_mut(&key) else {
             return Some(None);
         };
         if leaving.outcome.is_none() {
@@ -340,14 +343,14 @@ async fn outcome(inner: &Arc<Inner>, key: LayerId) -> Option<Outcome> {
     match tokio::time::timeout(patience, known).await {
         Ok(known) => known,
         // Whoever told it at the last moment was told that it counts.
-        Err(_) => inner.state.lock().leaving.get(&key)?.outcome,
+        Err(_) => inner.state.lock().volumes.retiring.get(&key)?.outcome,
     }
 }
 
 /// How long earlier processes, which began to count, had the volume wait for this when this one began to, at `now`.
 async fn waited_before(inner: &Arc<Inner>, key: LayerId, wait: store::Wait, now: u64) -> Duration {
     let engine = inner.clone();
-    let noted = inner.seals.run(move || {
+    let noted = inner.threads.seals.run(move || {
         let Some(dir) = engine.leaving_dir(key)? else {
             return Ok(Duration::ZERO);
         };
@@ -422,19 +425,18 @@ fn seal(inner: &Inner, key: LayerId, plan: &SealPlan, record: &VolumeRecord) -> 
     point(Point::SealContentMoved);
     tracing::info!(volume.id = %record.id, artifact.id = %artifact.id, name = %artifact.name(),
         layers = artifact.layers.len(), "sealed");
-    inner.clock.seen(artifact.created);
+    inner.saw(artifact.created);
     {
         let mut state = inner.state.lock();
-        if state.is_tainted(record) {
+        if state.write_back.is_tainted(record) {
             // The disk failed while this was under way; the caller comes back and gives it up.
             return Err(Error::Doomed);
         }
-        state.add_artifact(artifact);
+        state.catalog.add_artifact(artifact);
     }
-    inner.changed.notify_waiters();
+    inner.state.notify();
     point(Point::SealVisible);
-    // The receiver lives until the engine is closed; then the next start does the rest.
-    let _received_or_closing = inner.commits.send(key);
+    inner.durability.commit(key);
     Ok(Sealed::Visible)
 }
 
@@ -477,8 +479,8 @@ fn describe(inner: &Inner, key: LayerId, plan: &SealPlan, record: &VolumeRecord)
     let mut layers = vec![plan.layer];
     let mut state = inner.state.lock();
     if inner.backend.stacks() {
-        layers.extend(state.parent_layers(record));
-        if let Some(leaving) = state.leaving.get_mut(&key) {
+        layers.extend(state.catalog.parent_layers(record));
+        if let Some(leaving) = state.volumes.retiring.get_mut(&key) {
             leaving.chosen.clone_from(&layers);
         }
     }
@@ -487,12 +489,9 @@ fn describe(inner: &Inner, key: LayerId, plan: &SealPlan, record: &VolumeRecord)
         tenant: record.tenant.clone(),
         reference: plan.reference.clone(),
     };
-    let holder = state
-        .names
-        .get(&name)
-        .and_then(|id| state.artifacts.get(id));
+    let holder = state.catalog.owner(&name);
     let after_holder = holder.map_or(0, |holder| holder.artifact.created.0 + 1);
-    let created = Timestamp(inner.clock.now().0.max(after_holder));
+    let created = Timestamp(inner.now().0.max(after_holder));
     drop(state);
     let pods = inner.config.pods.as_ref();
     let images = pods.map_or_else(Vec::new, |pods| pods.images(&record.pod.uid));
@@ -511,10 +510,7 @@ fn describe(inner: &Inner, key: LayerId, plan: &SealPlan, record: &VolumeRecord)
 
 fn loses_its_name(inner: &Inner, artifact: &Artifact) -> bool {
     let state = inner.state.lock();
-    let holder = state
-        .names
-        .get(&artifact.name())
-        .and_then(|id| state.artifacts.get(id));
+    let holder = state.catalog.owner(&artifact.name());
     holder.is_some_and(|holder| {
         artifact.reference.first_writer_wins() && !takes_name(artifact, &holder.artifact)
     })
@@ -534,8 +530,8 @@ async fn give_up(inner: &Arc<Inner>, key: LayerId, why: &NotCommitted) -> Result
         trash_unreferenced(&engine, &[key]);
         Ok::<_, Error>(())
     };
-    inner.seals.run(job).await??;
-    inner.counters.given_up();
+    inner.threads.seals.run(job).await??;
+    inner.counters().given_up();
     if let Some((_, record)) = &leaving {
         say_not_committed(inner.config.notices.as_ref(), record, why);
     }
@@ -556,8 +552,8 @@ async fn discard(inner: &Arc<Inner>, key: LayerId) -> Result<()> {
             engine.backend.delete(trash, name.as_ref(), &stop)
         };
         slices += 1;
-        match inner.deletes.run(job).await? {
-            Err(backend::Error::Stopped) if slices < SLICES && !inner.stop.is_cancelled() => {}
+        match inner.threads.deletes.run(job).await? {
+            Err(backend::Error::Stopped) if slices < SLICES && !inner.lifetime.is_stopping() => {}
             Err(backend::Error::System(error)) if error.is(Errno::ENOENT) => break,
             result => break result.context("delete the volume")?,
         }

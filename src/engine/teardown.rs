@@ -11,7 +11,7 @@ use super::failpoint::{Point, point};
 use super::pending::discarded;
 use super::seal;
 use super::shared::Inner;
-use super::state::{Pin, Teardown};
+use super::volumes::{Pin, Teardown};
 use crate::backend::Freeze;
 use crate::model::LayerId;
 
@@ -24,12 +24,15 @@ pub(super) fn begin_soon(inner: &Inner, left: Teardown) {
     if is_left_alone(inner, left.key) {
         return;
     }
-    inner.teardown.add(left, Instant::now() + AFTER_THE_ANSWER);
+    inner
+        .teardown
+        .queue
+        .add(left, Instant::now() + AFTER_THE_ANSWER);
 }
 
 /// Begins at once with whatever waits: somebody needs the places that these take.
 pub(super) fn begin_now(inner: &Arc<Inner>) {
-    for left in inner.teardown.take_all() {
+    for left in inner.teardown.queue.take_all() {
         begin(inner, left);
     }
 }
@@ -38,9 +41,9 @@ pub(super) fn begin_now(inner: &Arc<Inner>) {
 pub(super) async fn teardown_loop(inner: Arc<Inner>) {
     loop {
         let ripe = tokio::select! {
-            ripe = inner.teardown.ripe() => ripe,
-            () = inner.stop.cancelled() => {
-                drop(inner.teardown.take_all());
+            ripe = inner.teardown.queue.ripe() => ripe,
+            () = inner.lifetime.stopping() => {
+                drop(inner.teardown.queue.take_all());
                 return;
             }
         };
@@ -68,17 +71,17 @@ fn settle(inner: &Arc<Inner>, left: Teardown, found: Option<Result<Freeze>>) {
         let key = left.key;
         tokio::select! {
             () = seal::settle(&engine, left, found) => {}
-            () = engine.stop.cancelled() => {
+            () = engine.lifetime.stopping() => {
                 is_left_alone(&engine, key);
             }
         }
     };
-    inner.tasks.spawn_on(task, &inner.runtime);
+    inner.lifetime.spawn(task);
 }
 
 /// Whether the engine stops. Nothing is lost: the directory says what was promised, and the next start takes it up.
 fn is_left_alone(inner: &Inner, key: LayerId) -> bool {
-    let stops = inner.stop.is_cancelled();
+    let stops = inner.lifetime.is_stopping();
     if stops {
         tracing::debug!(layer = %key, "left for the next start");
     }
@@ -88,9 +91,9 @@ fn is_left_alone(inner: &Inner, key: LayerId) -> bool {
 /// Ends a volume that is thrown away. If it is held or has content, that goes on in a task.
 fn throw_away(inner: &Arc<Inner>, left: Teardown) {
     let engine = inner.clone();
-    let until_then = inner.tasks.token();
+    let until_then = inner.lifetime.token();
     // When no job is taken any more, the next start finds what is left.
-    drop(inner.freezes.run(move || {
+    drop(inner.threads.freezes.run(move || {
         let _until_then = until_then;
         let key = left.key;
         if is_left_alone(&engine, key) {

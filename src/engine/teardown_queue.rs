@@ -2,12 +2,41 @@
 //! What is done then is `teardown`.
 
 use std::collections::VecDeque;
+use std::sync::Arc;
 use std::time::Instant;
 
 use parking_lot::Mutex;
-use tokio::sync::Notify;
+use tokio::sync::{Notify, Semaphore};
 
-use super::state::Teardown;
+use super::volumes::Teardown;
+use crate::sys::UnmountWatches;
+
+/// How many unmounted volumes may wait to be put away; the next unpublish waits, too. Each has a descriptor, of which a process may have
+/// as few as some thousands, and when there are no more every call fails.
+const PINS: usize = 512;
+
+/// What the ends of volumes share.
+#[derive(Debug)]
+pub(super) struct Teardowns {
+    pub(super) queue: TeardownQueue,
+    /// Places for what is unmounted and not put away yet.
+    pub(super) pins: Arc<Semaphore>,
+    /// Of mounts of persistent volumes.
+    pub(super) watches: UnmountWatches,
+    /// Held by the one seal that copies for another time, since it found no room.
+    pub(super) copying: tokio::sync::Mutex<()>,
+}
+
+impl Default for Teardowns {
+    fn default() -> Self {
+        Self {
+            queue: TeardownQueue::default(),
+            pins: Arc::new(Semaphore::new(PINS)),
+            watches: UnmountWatches::default(),
+            copying: tokio::sync::Mutex::default(),
+        }
+    }
+}
 
 /// Those whose end has not begun yet, in the order in which they came.
 #[derive(Debug, Default)]

@@ -15,10 +15,10 @@ use super::error::{Context, Error, Result};
 use super::failpoint::{Point, point};
 use super::guard::{self, Guard};
 use super::shared::Inner;
-use super::state::{Goal, Pin, RetiringVolume, Teardown};
 use super::target::{Found, Target};
 use super::teardown;
 use super::types::VolumeState;
+use super::volumes::{Goal, Pin, RetiringVolume, Teardown};
 use crate::model::{LayerId, VolumeId};
 use crate::sys::{Errno, MountPoint};
 
@@ -45,12 +45,12 @@ pub(super) async fn unpublish(inner: &Arc<Inner>, volume: &str, target: &Path) -
         drop(guard);
         answer
     };
-    inner.calls.run(job).await?
+    inner.threads.calls.run(job).await?
 }
 
 /// A place for what is about to be unmounted, once there is one.
 async fn place(inner: &Arc<Inner>) -> Result<OwnedSemaphorePermit> {
-    let places = &inner.pins;
+    let places = &inner.teardown.pins;
     if let Ok(place) = places.clone().try_acquire_owned() {
         return Ok(place);
     }
@@ -77,7 +77,7 @@ fn unpublish_now(
     };
     let (mount_id, others) = {
         let mut state = inner.state.lock();
-        let Some(live) = state.volumes.get_mut(volume) else {
+        let Some(live) = state.volumes.live.get_mut(volume) else {
             return Ok(None);
         };
         (live.mounts.remove(path), live.mounts.clone())
@@ -93,7 +93,7 @@ fn unpublish_now(
         // need not wait for a disk: the reaper tries again, and so does the next start of this boot.
         Err(error) => {
             tracing::warn!(volume.id = %volume, %error, "unmounted; its end is put off until the pool takes changes");
-            if let Some(live) = inner.state.lock().volumes.get_mut(volume) {
+            if let Some(live) = inner.state.lock().volumes.live.get_mut(volume) {
                 live.done_with = true;
             }
             if let Error::Full(shortage) = error {
@@ -144,7 +144,7 @@ pub(super) fn promise_abandoned(inner: &Arc<Inner>) -> Result<usize> {
     let candidates: Vec<(VolumeId, bool, Vec<PathBuf>)> = {
         let state = inner.state.lock();
         // Kubelet is done with one target at least: a volume that has all of its targets is its pod's.
-        let left = state.volumes.values().filter(|live| {
+        let left = state.volumes.live.values().filter(|live| {
             let left = live.mounts.len() < live.record.targets.len();
             live.made && left
         });
@@ -167,7 +167,11 @@ pub(super) fn promise_abandoned(inner: &Arc<Inner>) -> Result<usize> {
         };
         let mounts = {
             let state = inner.state.lock();
-            state.volumes.get(&volume).map(|live| live.mounts.clone())
+            state
+                .volumes
+                .live
+                .get(&volume)
+                .map(|live| live.mounts.clone())
         };
         if mounts.is_some_and(|mounts| !is_mounted(&mounts)) {
             match promise(inner, &volume) {
@@ -192,6 +196,7 @@ fn promise(inner: &Inner, volume: &VolumeId) -> Result<LayerId> {
         let state = inner.state.lock();
         let plan = state
             .volumes
+            .live
             .get(volume)
             .and_then(|live| live.record.seal.clone());
         match plan {
@@ -214,7 +219,7 @@ fn promise(inner: &Inner, volume: &VolumeId) -> Result<LayerId> {
     }
     point(Point::UnpublishPromised);
     let mut state = inner.state.lock();
-    if let Some(live) = state.volumes.remove(volume) {
+    if let Some(live) = state.volumes.live.remove(volume) {
         let leaving = RetiringVolume {
             record: live.record,
             goal,
@@ -223,7 +228,7 @@ fn promise(inner: &Inner, volume: &VolumeId) -> Result<LayerId> {
             usage: live.measured.usage,
             chosen: Vec::new(),
         };
-        state.leaving.insert(key, leaving);
+        state.volumes.retiring.insert(key, leaving);
     }
     Ok(key)
 }
