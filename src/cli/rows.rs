@@ -1,6 +1,7 @@
 //! The rows of lists: what each kind shows in a table, in JSON and YAML, and as a name.
 //!
-//! The fields of JSON and YAML are an interface (docs/cli.md): fields are added, never renamed or removed. Times are RFC 3339 in
+//! The fields of JSON and YAML are an interface (docs/cli.md): fields are added, never renamed or
+//! removed. Times are RFC 3339 in
 //! UTC, sizes are bytes, what is not known is null.
 
 use std::time::{Duration, UNIX_EPOCH};
@@ -38,9 +39,10 @@ impl Now {
 
 /// A row of a list.
 pub(super) trait Row: PartialEq {
-    /// The columns of a short table. Those with `true` hold names, which are cut where a line would be too long.
+    /// The columns of a short table. Those with `true` hold names, which are cut if a line is too
+    /// long.
     const COLUMNS: &'static [(&'static str, bool)];
-    /// What a wide table has beside them.
+    /// The further columns of a wide table.
     const MORE: &'static [&'static str];
 
     /// Its form in JSON and YAML.
@@ -48,9 +50,9 @@ pub(super) trait Row: PartialEq {
     where
         Self: 'a;
 
-    /// What it is told by.
+    /// The id.
     fn id(&self) -> &str;
-    /// What `inspect` takes; where it can be, what `destroy` takes.
+    /// The name that `inspect` accepts, and `destroy` if possible.
     fn name(&self) -> &str;
     /// The cells of [`Row::COLUMNS`] but for the first, which is the id.
     fn cells(&self, now: Now) -> Vec<String>;
@@ -120,6 +122,7 @@ pub(super) struct Artifact<'a> {
     made_by: Option<Maker<'a>>,
     digest: Option<&'a str>,
     imported_digest: Option<&'a str>,
+    table_digests: Vec<Option<&'a str>>,
 }
 
 #[derive(Serialize)]
@@ -151,7 +154,7 @@ fn some(text: &str) -> Option<&str> {
 }
 
 fn time(unix_ms: i64) -> String {
-    // What is before 1970, or after 9999 and so no RFC 3339, is a clock gone wrong; a list must still be shown.
+    // After a clock error, times before 1970 or after 9999 must not break the list.
     let millis = u64::try_from(unix_ms).unwrap_or(0).min(253_402_300_799_000);
     let at = UNIX_EPOCH + Duration::from_millis(millis);
     humantime::format_rfc3339_millis(at).to_string()
@@ -330,6 +333,11 @@ impl Row for admin::Artifact {
             }),
             digest: some(&self.digest),
             imported_digest: some(&self.imported_digest),
+            table_digests: self
+                .table_digests
+                .iter()
+                .map(|digest| some(digest))
+                .collect(),
         }
     }
 }

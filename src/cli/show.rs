@@ -1,5 +1,5 @@
-//! What the driver answers: as a table for people; as JSON, YAML or names for programs.
-//! What a row is made of is in `rows`.
+//! Shows the driver's answers: tables for people; JSON, YAML or names for programs. `rows` defines
+//! the rows.
 
 use std::collections::BTreeMap;
 use std::ffi::OsStr;
@@ -80,7 +80,7 @@ pub(super) fn list<R: Row>(
         Output::Yaml => data(to, &shown(rows), Data::Yaml),
         Output::Name => names(to, rows.iter()),
         Output::Table | Output::Wide => {
-            let mut table = Table::new(header::<R>(output), room(output));
+            let mut table = Table::new(header::<R>(output), width(output));
             for row in rows {
                 table.row(cells(row, output, now));
             }
@@ -100,7 +100,7 @@ fn names<'a, R: Row + 'a>(
     rows.try_for_each(|row| writeln!(to, "{}", printable(row.name())))
 }
 
-fn room(output: Output) -> Option<usize> {
+fn width(output: Output) -> Option<usize> {
     (output != Output::Wide).then_some(WIDTH)
 }
 
@@ -124,7 +124,7 @@ fn cells<R: Row>(row: &R, output: Output, now: Now) -> Vec<String> {
     cells
 }
 
-/// What happened to a row of a list that is watched.
+/// The change of a row in a watched list.
 #[derive(Debug, Clone, Copy, Serialize)]
 #[serde(rename_all = "lowercase")]
 enum Event {
@@ -154,11 +154,11 @@ impl<R: Row> Watch<R> {
         Self {
             output,
             known: BTreeMap::new(),
-            table: Table::new(columns, room(output)),
+            table: Table::new(columns, width(output)),
         }
     }
 
-    /// What the list is now.
+    /// Shows the list's changes since the last call.
     pub(super) fn look(&mut self, to: &mut impl Write, rows: Vec<R>, now: Now) -> io::Result<()> {
         let mut before = std::mem::take(&mut self.known);
         let mut events = Vec::new();
@@ -208,7 +208,7 @@ struct Inspected<T> {
     thing: T,
 }
 
-/// What `inspect` was asked for.
+/// The object that `inspect` shows.
 #[derive(Debug, Clone, Copy)]
 pub(super) enum Thing<'a> {
     Volume(&'a admin::Volume),
@@ -216,7 +216,7 @@ pub(super) enum Thing<'a> {
 }
 
 impl Thing<'_> {
-    /// Whose it is, and its id.
+    /// Its namespace and its id.
     pub(super) fn place(&self) -> (&str, &str) {
         match self {
             Self::Volume(row) => (&row.tenant, &row.id),
@@ -224,7 +224,7 @@ impl Thing<'_> {
         }
     }
 
-    /// Whether it is called so: by its name, or by its id or the beginning of that.
+    /// Whether this is its name, its id, or the beginning of its id.
     pub(super) fn is_called(&self, name: &str) -> bool {
         let (_, id) = self.place();
         let reference = match self {
@@ -249,7 +249,7 @@ pub(super) fn one(to: &mut impl Write, thing: Thing<'_>, form: Data) -> io::Resu
     }
 }
 
-/// What `destroy` would do, where it would.
+/// Shows what `destroy` would delete.
 pub(super) fn destroyed(to: &mut impl Write, row: &admin::Artifact) -> io::Result<()> {
     let size = row
         .usage
@@ -522,6 +522,7 @@ mod tests {
                     ],
                 }),
                 digest: format!("sha256:{}", "d".repeat(64)),
+                table_digests: vec![format!("sha256:{}", "f".repeat(64))],
                 ..Default::default()
             },
             admin::Artifact {

@@ -10,6 +10,7 @@ use tokio::sync::futures::Notified;
 
 use super::backoff::Setbacks;
 use super::gc_cycles::Rounds;
+use super::table_digests::TableDigests;
 use super::trash::Trash;
 use crate::model::LayerId;
 
@@ -23,6 +24,7 @@ pub(super) struct Collector {
     confirmed: AtomicBool,
     pub(super) cycles: Rounds,
     pub(super) trash: Trash,
+    pub(super) tables: TableDigests,
     /// The layers that are being merged. Empty: none are, or the merge is to stop because only the
     /// merge still needs them.
     pub(super) merging: Mutex<HashSet<LayerId>>,

@@ -72,6 +72,8 @@ mod shared;
 mod space;
 mod space_requests;
 mod state;
+mod table_digests;
+mod tables;
 mod target;
 mod teardown;
 mod teardown_queue;
@@ -162,6 +164,7 @@ impl Engine {
         lifetime.spawn(reap::reap_loop(inner.clone()));
         lifetime.spawn(reap::walk_loop(inner.clone()));
         lifetime.spawn(scrub::watch_loop(inner.clone()));
+        lifetime.spawn(tables::table_loop(inner.clone()));
         for (layer, below) in recovered.read {
             release::keep_while_held(&inner, layer, below, None);
         }
@@ -230,7 +233,7 @@ impl Engine {
     /// The artifacts, by tenant and name; caches are the rows whose name is one.
     #[must_use]
     pub fn artifacts(&self, tenant: Option<&Tenant>) -> Vec<ArtifactRow> {
-        query::artifacts(&self.inner.state.lock(), tenant)
+        query::artifacts(&self.inner, tenant)
     }
 
     /// Deletes what has this name; `InUse` when a volume is a fork of it, unless it is a cache: then the name goes now

@@ -32,7 +32,7 @@ pub enum Error {
     Filter {
         /// The filter.
         filter: String,
-        /// What is wrong with it.
+        /// The error.
         source: ParseError,
     },
     /// The log was set up before.
