@@ -30,17 +30,21 @@ pub(super) async fn commit_loop(inner: Arc<Inner>, mut sealed: mpsc::UnboundedRe
     loop {
         tokio::select! {
             count = sealed.recv_many(&mut batch, MOST_AT_ONCE) => if count == 0 { return },
-            () = inner.stop.cancelled() => return,
+            () = inner.lifetime.stopping() => return,
         }
         let mut attempt = 0;
         loop {
             let engine = inner.clone();
             let keys = batch.clone();
             let began = Instant::now();
-            let result = inner.syncs.run(move || commit(&engine, &keys)).await;
+            let result = inner
+                .threads
+                .syncs
+                .run(move || commit(&engine, &keys))
+                .await;
             match result.and_then(|result| result) {
                 Ok(()) => {
-                    inner.counters.committed(began.elapsed());
+                    inner.counters().committed(began.elapsed());
                     break;
                 }
                 Err(Error::ShuttingDown) => return,
@@ -49,14 +53,14 @@ pub(super) async fn commit_loop(inner: Arc<Inner>, mut sealed: mpsc::UnboundedRe
                     tracing::error!(%error, seals = batch.len(), ?retry, "what was sealed is not durable yet");
                     tokio::select! {
                         () = tokio::time::sleep(retry) => {}
-                        () = inner.stop.cancelled() => return,
+                        () = inner.lifetime.stopping() => return,
                     }
                     attempt += 1;
                 }
             }
         }
         batch.clear();
-        inner.changed.notify_waiters();
+        inner.state.notify();
         inner.wake_reaper();
     }
 }
@@ -64,11 +68,11 @@ pub(super) async fn commit_loop(inner: Arc<Inner>, mut sealed: mpsc::UnboundedRe
 /// Makes one batch durable: first the content, then the index that names it. An error is of the whole
 /// batch.
 fn commit(inner: &Inner, keys: &[LayerId]) -> Result<()> {
-    let syncing = inner.syncing.lock();
+    let syncing = inner.durability.lock();
     // After a failure nothing of this batch is left to be committed.
     inner.sync(&syncing)?;
     point(Point::CommitSynced);
-    let named_as_indexed = inner.naming.lock();
+    let named_as_indexed = inner.durability.lock_names();
     let (artifacts, names) = sealed_by(inner, keys);
     let mut changes: Vec<Change> = (artifacts.iter())
         .map(|(_, artifact)| Change::PutArtifact(artifact.clone()))
@@ -76,7 +80,7 @@ fn commit(inner: &Inner, keys: &[LayerId]) -> Result<()> {
     changes.extend((names.iter()).map(|(name, id)| Change::PutName(name.clone(), *id)));
     inner.transact(&changes).result()?;
     let batch = artifacts.iter().map(|(_, artifact)| artifact.id).collect();
-    inner.state.lock().indexed(&batch, names);
+    inner.state.lock().catalog.indexed(&batch, names);
     drop(named_as_indexed);
     point(Point::CommitIndexed);
     for (_, artifact) in &artifacts {
@@ -96,7 +100,7 @@ fn commit(inner: &Inner, keys: &[LayerId]) -> Result<()> {
     let committed: Vec<(SealPlan, VolumeRecord)> = {
         let mut state = inner.state.lock();
         for id in &gone {
-            state.artifacts.set_durable(id, true);
+            state.catalog.set_durable(id, true);
         }
         let seals = state
             .volumes
@@ -115,7 +119,7 @@ fn commit(inner: &Inner, keys: &[LayerId]) -> Result<()> {
         let committed = || notice::What::Committed { reference };
         notice::say(inner.config.notices.as_ref(), &record, committed);
     }
-    inner.changed.notify_waiters();
+    inner.state.notify();
     Ok(())
 }
 
@@ -148,9 +152,11 @@ fn sealed_by(inner: &Inner, keys: &[LayerId]) -> Batch {
         let plan = state.volumes.retiring(*key)?.seal_intent()?;
         Some((*key, plan.artifact))
     });
-    let sealed = plans.filter_map(|(key, id)| Some((key, state.artifacts.get(&id)?)));
+    let sealed = plans.filter_map(|(key, id)| Some((key, state.catalog.get(&id)?)));
     let sealed = sealed.map(|(key, Sealed { artifact, .. })| (key, artifact.clone()));
     let sealed: Vec<_> = sealed.collect();
-    let names = state.names_of(&sealed.iter().map(|(_, artifact)| artifact.id).collect());
+    let names = state
+        .catalog
+        .names_of(&sealed.iter().map(|(_, artifact)| artifact.id).collect());
     (sealed, names)
 }

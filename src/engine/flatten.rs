@@ -8,7 +8,6 @@ use std::collections::HashSet;
 use std::sync::Arc;
 use std::time::{Duration, Instant};
 
-use super::catalog::Transaction;
 use super::claims::data_dir;
 use super::error::{Context, Error, Result};
 use super::failpoint::{Point, point};
@@ -18,6 +17,7 @@ use super::pins::Pins;
 use super::shared::Inner;
 use super::shared::SHARE;
 use super::state::State;
+use super::transaction::Transaction;
 use crate::backend::{self, Stop, Usage};
 use crate::model::{
     Artifact, LayerId, LayerRecord, PersistentVolume, Snapshot, VolumeId, flatten_plan,
@@ -47,9 +47,12 @@ pub(super) fn flatten(inner: &Arc<Inner>) -> Merges {
     let mut not_now = unmerged(inner);
     let mut slow = {
         let state = inner.state.lock();
-        inner.slow.waiting(|lowest| state.is_stacked(lowest))
+        inner
+            .collector
+            .slow
+            .waiting(|lowest| state.is_stacked(lowest))
     };
-    while inner.backend.stacks() && !inner.stop.is_cancelled() {
+    while inner.backend.stacks() && !inner.lifetime.is_stopping() {
         let next = choose(inner, &not_now, &slow);
         let Some((stack, count, pins)) = next else {
             break;
@@ -57,11 +60,12 @@ pub(super) fn flatten(inner: &Arc<Inner>) -> Merges {
         let Some(lowest) = stack.last() else { break };
         if tried > 0 && began.elapsed() > SHARE {
             // Others first, that wait for this thread.
-            inner.walker.notify_one();
+            inner.collector.wake_walker();
             break;
         }
         tried += 1;
-        let share = SHARE.saturating_mul(4_u32.saturating_pow(inner.slow.failures(lowest)));
+        let share =
+            SHARE.saturating_mul(4_u32.saturating_pow(inner.collector.slow.failures(lowest)));
         let share = share.min(LARGEST_SHARE);
         let merging = Merging::begin(inner, &stack[..count]);
         // An eviction before `begin` has not stopped the merge.
@@ -76,14 +80,14 @@ pub(super) fn flatten(inner: &Arc<Inner>) -> Merges {
         drop(merging);
         match merged {
             Ok(true) => {
-                inner.slow.forget(lowest);
+                inner.collector.slow.forget(lowest);
                 done += 1;
             }
             Err(Error::Backend {
                 source: backend::Error::Stopped,
                 ..
             }) => {
-                if inner.stop.is_cancelled() {
+                if inner.lifetime.is_stopping() {
                     break;
                 }
                 if gives_way {
@@ -91,7 +95,7 @@ pub(super) fn flatten(inner: &Arc<Inner>) -> Merges {
                     inner.wake_reaper();
                     continue;
                 }
-                let pause = inner.slow.put_off(lowest);
+                let pause = inner.collector.slow.put_off(lowest);
                 tracing::warn!(
                     layers = stack.len(),
                     ?share,
@@ -102,11 +106,11 @@ pub(super) fn flatten(inner: &Arc<Inner>) -> Merges {
             }
             // It came into use while it was merged: later, and not in the very next round, or others never have theirs.
             Ok(false) => {
-                inner.unmerged.put_off(&stack);
+                inner.collector.unmerged.put_off(&stack);
                 not_now.insert(stack);
             }
             Err(error) => {
-                let pause = inner.unmerged.put_off(&stack);
+                let pause = inner.collector.unmerged.put_off(&stack);
                 tracing::warn!(%error, layers = stack.len(), ?pause, "a stack of layers could not be merged");
                 not_now.insert(stack);
                 let is_full = matches!(error, Error::Full(_));
@@ -130,7 +134,7 @@ pub(super) fn flatten(inner: &Arc<Inner>) -> Merges {
 fn unmerged(inner: &Inner) -> HashSet<Vec<LayerId>> {
     let state = inner.state.lock();
     let is_there = |stack: &Vec<LayerId>| stack.first().is_some_and(|top| state.is_stacked(top));
-    inner.unmerged.waiting(is_there)
+    inner.collector.unmerged.waiting(is_there)
 }
 
 /// The longest stack that is to be merged next, how many of its newest layers, and these layers pinned.
@@ -174,9 +178,9 @@ fn longest(
         }
         let directories = |layer| {
             state
-                .usage
-                .get(layer)
-                .map_or(1, |usage: &Usage| usage.directories)
+                .catalog
+                .usage(layer)
+                .map_or(1, |usage: Usage| usage.directories)
         };
         let directories: Vec<u64> = stack.iter().map(directories).collect();
         if let Some(count) = flatten_plan(&directories) {
@@ -186,14 +190,14 @@ fn longest(
     inner.look_at_artifacts(|state, sealed| {
         let artifact = &sealed.artifact;
         // Most artifacts have one layer: they need no look at their name.
-        if artifact.layers.len() > 1 && sealed.durable && state.is_named(artifact) {
+        if artifact.layers.len() > 1 && sealed.durable && state.catalog.is_named(artifact) {
             look(state, &artifact.layers);
         }
     });
     let state = inner.state.lock();
     let claims = state.claims.values().filter(|held| held.is_quiescent());
     claims.for_each(|held| look(&state, &held.claim.layers));
-    let snapshots = state.snapshots.values();
+    let snapshots = state.claims.snapshots().values();
     snapshots.for_each(|snapshot| look(&state, &snapshot.layers));
     longest
 }
@@ -212,7 +216,7 @@ impl Holders {
         let claims = state.claims.values().filter(|held| held.is_quiescent());
         let claims = claims.map(|held| &held.claim);
         let claims = claims.filter(|claim| fits(&claim.layers));
-        let snapshots = state.snapshots.values();
+        let snapshots = state.claims.snapshots().values();
         let snapshots = snapshots.filter(|snapshot| fits(&snapshot.layers));
         Self {
             artifacts: Vec::new(),
@@ -281,7 +285,7 @@ impl Holders {
 
     fn enter(&self, state: &mut State) {
         for artifact in &self.artifacts {
-            state.artifacts.restack(&artifact.id, &artifact.layers);
+            state.catalog.restack(&artifact.id, &artifact.layers);
         }
         for claim in &self.claims {
             if let Some(held) = state.claims.get_mut(&claim.id) {
@@ -289,9 +293,7 @@ impl Holders {
             }
         }
         for snapshot in &self.snapshots {
-            state
-                .snapshots
-                .insert(snapshot.id.clone(), snapshot.clone());
+            state.claims.put_snapshot(snapshot.clone());
         }
     }
 }
@@ -301,24 +303,24 @@ struct Merging<'a>(&'a Inner);
 
 impl<'a> Merging<'a> {
     fn begin(inner: &'a Inner, layers: &[LayerId]) -> Self {
-        *inner.merging.lock() = layers.iter().copied().collect();
+        *inner.collector.merging.lock() = layers.iter().copied().collect();
         Self(inner)
     }
 
     fn is_over(&self) -> bool {
-        self.0.merging.lock().is_empty()
+        self.0.collector.merging.lock().is_empty()
     }
 }
 
 impl Drop for Merging<'_> {
     fn drop(&mut self) {
-        self.0.merging.lock().clear();
+        self.0.collector.merging.lock().clear();
     }
 }
 
 /// These layers were an artifact's that is gone. If a merge has some of them, and no stack needs what it merges any more, it stops.
 pub(super) fn stop_merging<'a>(inner: &Inner, layers: impl Iterator<Item = &'a LayerId>) {
-    let mut merging = inner.merging.lock();
+    let mut merging = inner.collector.merging.lock();
     let mut layers = layers;
     if !layers.any(|layer| merging.contains(layer)) {
         return;
@@ -344,7 +346,7 @@ fn merge(
     let (newest, rest) = stack.split_at(count);
     let (merged, usage) = make(inner, newest, rest, &mut pins, stop)?;
     // Held until the index names it. Taken before the collector: no caller is to wait for the disk there.
-    let syncing = inner.syncing.lock();
+    let syncing = inner.durability.lock();
     if let Err(error) = inner.sync(&syncing) {
         throw_away(inner, merged)?;
         return Err(error);
@@ -400,7 +402,7 @@ fn throw_away(inner: &Inner, merged: LayerId) -> Result<()> {
 /// Says in the merged layer that it is named, and only then in the index what it costs: what is not measured is confirmed when it is.
 fn confirm(inner: &Inner, merged: LayerId, usage: Usage) -> Result<()> {
     layers::confirm(inner, merged)?;
-    inner.state.lock().usage.insert(merged, usage);
+    inner.state.lock().catalog.set_usage(merged, usage);
     let measured = inner.transact(&[Change::PutLayer(merged, usage)]);
     measured.result()
 }

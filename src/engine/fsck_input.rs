@@ -22,15 +22,15 @@ pub(super) struct Named {
 
 impl From<&State> for Named {
     fn from(state: &State) -> Self {
-        let artifacts = state.artifacts.values();
-        let names = state.names.iter();
+        let artifacts = state.catalog.artifacts().values();
+        let names = state.catalog.names().iter();
         let claims = state.claims.values();
         Self {
             artifacts: artifacts.map(|sealed| sealed.artifact.clone()).collect(),
             names: names.map(|(name, id)| (name.clone(), *id)).collect(),
             claims: claims.map(|held| held.claim.clone()).collect(),
-            snapshots: state.snapshots.values().cloned().collect(),
-            groups: state.groups.values().cloned().collect(),
+            snapshots: state.claims.snapshots().values().cloned().collect(),
+            groups: state.claims.groups().values().cloned().collect(),
         }
     }
 }
@@ -62,7 +62,6 @@ pub(super) struct Moving {
 
 impl From<&State> for Moving {
     fn from(state: &State) -> Self {
-        // Not made yet; or mounted no more, and to leave as soon as there is room for that.
         let changing = state.volumes.all_live().filter(|volume| {
             let lifecycle = volume.lifecycle();
             matches!(

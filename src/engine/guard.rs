@@ -36,11 +36,7 @@ impl Guard {
         volume: &VolumeId,
         until: Instant,
     ) -> Result<Self> {
-        Self::hold(inner, volume, until, |state| {
-            let degraded = state.degraded.clone();
-            degraded.map_or(Ok(()), |why| Err(Error::Degraded(why)))
-        })
-        .await
+        Self::hold(inner, volume, until, |state| state.health.refuse_degraded()).await
     }
 
     /// If another caller's operation runs, the answer is `Busy` at once. A chore is waited for: no
@@ -60,7 +56,7 @@ impl Guard {
         until: Instant,
         may_begin: impl Fn(&State) -> Result<()>,
     ) -> Result<Self> {
-        let taken = inner.when(|state| {
+        let taken = inner.state.when(|state| {
             if let Err(error) = may_begin(state) {
                 return Some(Err(error));
             }
@@ -99,7 +95,7 @@ impl Guard {
 impl Drop for Guard {
     fn drop(&mut self) {
         self.inner.state.lock().volumes.end(&self.volume);
-        self.inner.changed.notify_waiters();
+        self.inner.state.notify();
     }
 }
 

@@ -154,10 +154,10 @@ pub(super) fn collect(inner: &Arc<Inner>) -> Result<Metrics> {
             metrics.volumes[kind][state] += 1;
         }
     }
-    for sealed in state.artifacts.values() {
+    for sealed in state.catalog.artifacts().values() {
         metrics.artifacts[kind(&sealed.artifact.reference)] += 1;
     }
-    for name in state.names.keys() {
+    for name in state.catalog.names().keys() {
         match name.reference.cache() {
             Some((CacheKind::Resource, _)) => metrics.caches[0] += 1,
             Some((CacheKind::Task, _)) => metrics.caches[1] += 1,

@@ -113,5 +113,7 @@ pub(super) fn keep_all(inner: &Inner, on_disk: &HashSet<LayerId>, state: &mut St
         "no sealed content is deleted until the next start: it is unknown what is in use"
     );
     state.volumes.retain(kept_as(), layers);
-    state.volumes.may_be_forked(state.artifacts.keys().copied());
+    state
+        .volumes
+        .may_be_forked(state.catalog.artifacts().keys().copied());
 }

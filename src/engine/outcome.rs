@@ -31,6 +31,7 @@ pub(super) async fn report(
 ) -> Result<OutcomeReport> {
     let (engine, pod) = (inner.clone(), pod.clone());
     inner
+        .threads
         .calls
         .run(move || note(&engine, &pod, outcome))
         .await?
@@ -66,7 +67,7 @@ fn note(inner: &Inner, pod: &PodUid, outcome: Outcome) -> Result<OutcomeReport> 
             point(Point::OutcomeNoted);
             report.news += usize::from(tell(inner, &location, outcome));
             // For each volume: the next one may take long.
-            inner.changed.notify_waiters();
+            inner.state.notify();
         }
     }
     failure.map_or(Ok(report), Err).context("note the outcome")

@@ -2,7 +2,6 @@
 //! What happens to each of them is `teardown`, `quiesce` and `seal`.
 
 use std::sync::Arc;
-use std::sync::atomic::Ordering;
 
 use super::error::{Context, Result};
 use super::failpoint::{Point, point};
@@ -20,7 +19,7 @@ pub(super) fn tell_if_held_for_long(inner: &Arc<Inner>, key: LayerId) {
     let task = async move {
         tokio::select! {
             () = tokio::time::sleep(engine.config.held_wait) => {}
-            () = engine.stop.cancelled() => return,
+            () = engine.lifetime.stopping() => return,
         }
         let held = {
             let state = engine.state.lock();
@@ -34,7 +33,7 @@ pub(super) fn tell_if_held_for_long(inner: &Arc<Inner>, key: LayerId) {
             });
         }
     };
-    inner.tasks.spawn_on(task, &inner.runtime);
+    inner.lifetime.spawn(task);
 }
 
 /// Moves `pending/<key>` to the trash, where the collector deletes it. No process holds it.
@@ -58,7 +57,7 @@ pub(super) fn withdraw_seal_intent(inner: &Inner, key: LayerId) -> Result<()> {
 pub(super) fn deleted(inner: &Inner, key: LayerId) {
     point(Point::DiscardDeleted);
     // Not after each: a collector's cycle looks at every artifact.
-    if inner.forget(key, Observation::Gone) || inner.short.load(Ordering::SeqCst) {
+    if inner.forget(key, Observation::Gone) || inner.space.is_short() {
         inner.wake_reaper();
     }
 }
@@ -107,7 +106,7 @@ impl Inner {
     /// The observation ends the volume's life. Returns whether the volume may have been the last
     /// that needed something.
     pub(super) fn forget(&self, key: LayerId, observation: Observation) -> bool {
-        let now = self.clock.now();
+        let now = self.now();
         let last = {
             let mut state = self.state.lock();
             let volume = state.volumes.retiring(key);
@@ -115,7 +114,7 @@ impl Inner {
             state.volumes.observe_retiring(key, observation);
             last
         };
-        self.changed.notify_waiters();
+        self.state.notify();
         last
     }
 }

@@ -54,7 +54,7 @@ pub(super) async fn publish(inner: &Arc<Inner>, request: PublishRequest) -> Resu
     let mut full_since = None;
     let mut last = false;
     let result = loop {
-        let gone = inner.rounds.gone();
+        let gone = inner.collector.cycles.gone();
         let plan = plan(inner, &request, started).await?;
         let (result, held) = attempt(inner, &request, plan, guard).await?;
         let Some(held) = held else { break result };
@@ -73,8 +73,8 @@ pub(super) async fn publish(inner: &Arc<Inner>, request: PublishRequest) -> Resu
         // The kernel mounts no volatile overlay over a disk with a write-back error until a process
         // has read that error. A seal would read it, but without a publish there is no seal.
         let engine = inner.clone();
-        let job = move || engine.sync(&engine.syncing.lock());
-        if let Err(error) = inner.syncs.run(job).await? {
+        let job = move || engine.sync(&engine.durability.lock());
+        if let Err(error) = inner.threads.syncs.run(job).await? {
             tracing::warn!(%error, "publishing failed because of what the disk did not write back");
         }
     }
@@ -101,7 +101,7 @@ async fn attempt(
         engine.spares.fill();
         (result, guard)
     };
-    inner.calls.run(job).await
+    inner.threads.calls.run(job).await
 }
 
 /// Waits for a cycle of garbage collection. So a publish that found no space does not fail while
@@ -115,11 +115,11 @@ async fn make_room(
     gone: u64,
 ) -> bool {
     let left = ROOM_WAIT.saturating_sub(since.elapsed());
-    let round = tokio::time::timeout(left, inner.rounds.next());
+    let round = tokio::time::timeout(left, inner.collector.cycles.next());
     inner.ask_for_room_after(failed);
     let waited = tokio::select! {
         waited = round => waited.is_ok(),
-        () = inner.when(|state| state.closing.then_some(())) => false,
+        () = inner.state.when(|state| state.health.is_closing().then_some(())) => false,
     };
     // btrfs frees space later, at the end of a transaction or in the background. Cycle after cycle
     // would evict everything.
@@ -127,7 +127,7 @@ async fn make_room(
         let space = inner.dirs.root.space();
         space.is_ok_and(|space| space.magic == Space::BTRFS)
     };
-    waited && !comes_back_later() && inner.rounds.gone() > gone
+    waited && !comes_back_later() && inner.collector.cycles.gone() > gone
 }
 
 /// Decides what the volume starts from and pins that; `None`: the volume exists already. Waits for
@@ -154,14 +154,16 @@ async fn plan(
         },
     );
     let mut last = state;
-    let decided = inner.when(|state| match decide(inner, state, request, started) {
-        Ok(Decision::Coming(state)) => {
-            last = state;
-            None
-        }
-        Ok(Decision::Planned(plan)) => Some(Ok(plan)),
-        Err(error) => Some(Err(error)),
-    });
+    let decided = inner
+        .state
+        .when(|state| match decide(inner, state, request, started) {
+            Ok(Decision::Coming(state)) => {
+                last = state;
+                None
+            }
+            Ok(Decision::Planned(plan)) => Some(Ok(plan)),
+            Err(error) => Some(Err(error)),
+        });
     let left = inner.config.input_wait.saturating_sub(started.elapsed());
     let decided = tokio::time::timeout(left, decided).await;
     decided.unwrap_or_else(|_| {
@@ -191,16 +193,11 @@ fn decide(
     request: &PublishRequest,
     started: Instant,
 ) -> Result<Decision> {
-    if state.closing {
-        return Err(Error::ShuttingDown);
-    }
-    if let Some(why) = &state.degraded {
-        return Err(Error::Degraded(why.clone()));
-    }
+    state.health.refuse_changes()?;
     if state.volumes.live(&request.volume).is_some() {
         return Ok(Decision::Planned(None));
     }
-    if state.claims.contains_key(&request.volume) {
+    if state.claims.contains(&request.volume) {
         return Err(Error::Different {
             volume: request.volume.clone(),
             what: "kind: it is a claim",
@@ -232,16 +229,15 @@ fn pin(
         Some((reference, parent, layers)) => (Some(reference), Some(parent), layers),
         None => (None, None, Vec::new()),
     };
-    let now = inner.clock.now();
-    if let Some(id) = parent.filter(|id| state.artifacts.used(id, now)) {
-        state.used.entry(id).or_insert(now);
+    let now = inner.now();
+    if let Some(id) = parent.filter(|id| state.catalog.touch(*id, now)) {
         state.volumes.want(&request.volume, id);
     }
     let record = VolumeRecord {
         format: VolumeRecord::FORMAT,
         id: request.volume.clone(),
-        boot: inner.boot.clone(),
-        superblock: inner.superblock,
+        boot: inner.boot().to_owned(),
+        superblock: inner.origin().superblock,
         created: now,
         tenant: request.tenant.clone(),
         pod: request.pod.clone(),
@@ -362,7 +358,7 @@ fn take_back(inner: &Inner, request: &PublishRequest, made: &Made) {
     state.volumes.observe(volume, Observation::PublishFailed);
     drop(state);
     // Callers that wait for content of this volume wait for nothing.
-    inner.changed.notify_waiters();
+    inner.state.notify();
 }
 
 /// The first layer of a volume that is missing or has no content: another program deleted it. Only

@@ -34,7 +34,7 @@ pub(super) fn empty(inner: &Inner, until: Instant) -> Result<Emptied> {
         let name: Option<LayerId> = entry.name.to_str().and_then(|name| name.parse().ok());
         let leaves = |name| inner.state.lock().volumes.retiring(name).is_some();
         if !name.is_some_and(leaves) {
-            entries.push((order(&inner.trash.get(name)), name, entry.name));
+            entries.push((order(&inner.collector.trash.get(name)), name, entry.name));
         }
     }
     entries.sort_unstable();
@@ -42,7 +42,7 @@ pub(super) fn empty(inner: &Inner, until: Instant) -> Result<Emptied> {
     let mut left = u32::try_from(entries.len()).unwrap_or(u32::MAX);
     for (_, name, path) in entries {
         let now = Instant::now();
-        if inner.stop.is_cancelled() {
+        if inner.lifetime.is_stopping() {
             break;
         }
         if now >= until {
@@ -54,7 +54,7 @@ pub(super) fn empty(inner: &Inner, until: Instant) -> Result<Emptied> {
         match delete(inner, Path::new(&path), share.max(LEAST)) {
             Ok(true) => {
                 emptied.deleted += 1;
-                emptied.freed |= inner.trash.forget(name);
+                emptied.freed |= inner.collector.trash.forget(name);
             }
             Ok(false) => {}
             Err(Error::Backend {
@@ -62,10 +62,10 @@ pub(super) fn empty(inner: &Inner, until: Instant) -> Result<Emptied> {
                 ..
             }) => {
                 emptied.freed = true;
-                emptied.more |= inner.trash.tried(name) < MOST_TRIES;
+                emptied.more |= inner.collector.trash.tried(name) < MOST_TRIES;
             }
             Err(error) => {
-                inner.trash.forget(name);
+                inner.collector.trash.forget(name);
                 let path = inner.dirs.trash.path().join(&path);
                 tracing::error!(path = %path.display(), %error, "could not be deleted");
             }

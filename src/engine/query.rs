@@ -58,10 +58,11 @@ pub(super) fn volumes(state: &State, tenant: Option<&Tenant>) -> Vec<VolumeRow> 
 /// The artifacts, by tenant and name.
 pub(super) fn artifacts(inner: &Inner, tenant: Option<&Tenant>) -> Vec<ArtifactRow> {
     let state = inner.state.lock();
-    let table = |layer| inner.tables.get(layer);
+    let table = |layer| inner.collector.tables.get(layer);
     let forks = state.volumes.fork_counts();
     let seen = state
-        .artifacts
+        .catalog
+        .artifacts()
         .values()
         .filter(|sealed| tenant.is_none_or(|t| sealed.artifact.tenant == *t));
     let mut rows: Vec<_> = seen
@@ -70,9 +71,12 @@ pub(super) fn artifacts(inner: &Inner, tenant: Option<&Tenant>) -> Vec<ArtifactR
             ArtifactRow {
                 id: artifact.id,
                 tenant: artifact.tenant.clone(),
-                name: state.is_named(artifact).then(|| artifact.reference.clone()),
+                name: state
+                    .catalog
+                    .is_named(artifact)
+                    .then(|| artifact.reference.clone()),
                 layers: artifact.layers.len(),
-                usage: state.usage_of(&artifact.layers),
+                usage: state.catalog.usage_of(&artifact.layers),
                 created: artifact.created,
                 last_used: artifact.last_used,
                 expires: artifact.expires(),
@@ -107,11 +111,16 @@ pub(super) async fn stats(
     };
     if measure {
         let (engine, volume) = (inner.clone(), volume.clone());
-        drop(inner.walks.run(move || measure_volume(&engine, &volume)));
+        drop(
+            inner
+                .threads
+                .walks
+                .run(move || measure_volume(&engine, &volume)),
+        );
     }
     let engine = inner.clone();
     let target = path.to_owned();
-    let space = inner.calls.run(move || {
+    let space = inner.threads.calls.run(move || {
         let found = Target::open(&target)?
             .map(|target| target.look())
             .transpose()?;
@@ -182,7 +191,12 @@ pub(super) fn measure_some(inner: &Arc<Inner>) {
     };
     for volume in chosen {
         let engine = inner.clone();
-        drop(inner.walks.run(move || measure_volume(&engine, &volume)));
+        drop(
+            inner
+                .threads
+                .walks
+                .run(move || measure_volume(&engine, &volume)),
+        );
     }
 }
 
@@ -221,17 +235,18 @@ pub(super) fn status(inner: &Inner) -> Result<Status> {
     let state = inner.state.lock();
     Ok(Status {
         pool: inner.dirs.root.path().to_owned(),
-        pool_id: inner.identity.id.clone(),
+        pool_id: inner.origin().identity.id.clone(),
         backend: inner.backend.kind(),
-        reason: inner.reason.clone(),
+        reason: inner.origin().reason.clone(),
         total_bytes: space.bytes,
         available_bytes: space.bytes_available,
         total_inodes: space.inodes,
         available_inodes: space.inodes_free,
         volumes: state.volumes.all_live().count(),
-        artifacts: state.artifacts.len(),
+        artifacts: state.catalog.artifacts().len(),
         caches: state
-            .names
+            .catalog
+            .names()
             .keys()
             .filter(|name| name.reference.cache().is_some())
             .count(),

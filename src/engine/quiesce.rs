@@ -102,7 +102,7 @@ async fn until_frozen(
 
 async fn try_to_freeze(inner: &Arc<Inner>, key: LayerId, pin: Option<Pin>) -> Result<Freeze> {
     let engine = inner.clone();
-    let frozen = inner.freezes.run(move || {
+    let frozen = inner.threads.freezes.run(move || {
         let Some(dir) = engine.retired_dir(key)? else {
             return Ok(Freeze::Frozen);
         };
@@ -134,10 +134,10 @@ pub(super) fn keep_while_held(
                 engine.state.lock().volumes.release(key);
                 engine.wake_reaper();
             }
-            () = engine.stop.cancelled() => {}
+            () = engine.lifetime.stopping() => {}
         }
     };
-    inner.tasks.spawn_on(task, &inner.runtime);
+    inner.lifetime.spawn(task);
 }
 
 /// Waits until no process has the volume open.
@@ -147,7 +147,7 @@ async fn until_released(inner: &Arc<Inner>, key: LayerId, mut watch: Watch) {
         released(watch.take(), looks).await;
         looks += 1;
         let engine = inner.clone();
-        let held = inner.seals.run(move || is_held(&engine, key)).await;
+        let held = inner.threads.seals.run(move || is_held(&engine, key)).await;
         match held.and_then(|held| held) {
             Ok(false) => return,
             Ok(true) => {}
@@ -204,11 +204,11 @@ pub(super) async fn until_unwritten(
     let (mut failures, mut looks) = (0, 0);
     let ended = loop {
         let engine = inner.clone();
-        let asked = inner.looks.run(move || ask(&engine, key));
+        let asked = inner.threads.looks.run(move || ask(&engine, key));
         match asked.await.and_then(|asked| asked) {
             Ok((false, _)) => break Ok(()),
             Ok((true, took)) => {
-                if inner.state.lock().is_tainted(record) {
+                if inner.state.lock().write_back.is_tainted(record) {
                     break Ok(());
                 }
                 waits();
@@ -222,7 +222,7 @@ pub(super) async fn until_unwritten(
                 tokio::time::sleep(look_again(looks).max(took * REST)).await;
             }
             // An engine that ends seals nothing that it does not know: the next start asks again.
-            Err(_) if inner.stop.is_cancelled() => std::future::pending().await,
+            Err(_) if inner.lifetime.is_stopping() => std::future::pending().await,
             // The content was made so that it cannot be asked. It could have been changed before the
             // seal, too, so it is not waited for.
             Err(Error::Backend {
@@ -261,7 +261,7 @@ fn ask(inner: &Inner, key: LayerId) -> Result<(bool, Duration)> {
     let Some(dir) = inner.retired_dir(key)? else {
         return Ok((false, Duration::ZERO));
     };
-    let stop = || inner.stop.is_cancelled() || began.elapsed() > ASKING;
+    let stop = || inner.lifetime.is_stopping() || began.elapsed() > ASKING;
     let written = inner.backend.writers(&dir, &stop);
     Ok((
         written.context("ask who writes to the volume")?,

@@ -8,9 +8,10 @@
 //! nothing that it may need is deleted (`orphans`). Only a whole directory, or the index, that cannot be read ends the start; and what
 //! this process lacks itself, which is no fault of the name ([`sys::Error::is_of_this_process`]).
 
-use std::collections::{HashMap, HashSet};
+use std::collections::{BTreeMap, HashMap, HashSet};
 use std::path::Path;
 
+use super::catalog::Catalog;
 use super::claims::recover as claims;
 use super::error::{Context, Error, Result};
 use super::failpoint::{Point, point};
@@ -55,9 +56,9 @@ pub(super) fn recover(inner: &Inner, contents: Contents) -> Result<Recovered> {
     let mut recovered = Recovered::default();
     let mut state = State::default();
     if let Some(doom) =
-        store::read_doom(&inner.dirs.root, &inner.boot).context("read what was doomed")?
+        store::read_doom(&inner.dirs.root, inner.boot()).context("read what was doomed")?
     {
-        state.tainted_until = Some(doom.until);
+        state.write_back.taint(doom.until);
     }
     inner.spares.sweep()?;
     point(Point::RecoverSwept);
@@ -78,7 +79,7 @@ pub(super) fn recover(inner: &Inner, contents: Contents) -> Result<Recovered> {
         tracing::info!(
             volumes = live,
             leaving = retiring,
-            artifacts = state.artifacts.len(),
+            artifacts = state.catalog.artifacts().len(),
             "recovered"
         );
     }
@@ -96,8 +97,8 @@ fn recover_index(
 ) {
     let mut artifacts: HashMap<ArtifactId, Artifact> = HashMap::new();
     for artifact in contents.artifacts {
-        inner.clock.seen(artifact.created);
-        inner.clock.seen(artifact.last_used);
+        inner.saw(artifact.created);
+        inner.saw(artifact.last_used);
         if let Some(layer) = artifact
             .layers
             .iter()
@@ -110,23 +111,25 @@ fn recover_index(
             artifacts.insert(artifact.id, artifact);
         }
     }
+    let mut names = BTreeMap::new();
     for (name, id) in contents.names {
         if artifacts.contains_key(&id) {
-            state.names.insert(name, id);
+            names.insert(name, id);
         } else {
             recovered.changes.push(Change::RemoveName(name));
         }
     }
     let (there, gone) =
         (contents.layers.into_iter()).partition::<Vec<_>, _>(|(layer, _)| on_disk.contains(layer));
-    state.usage = there.into_iter().collect();
+    let usage = there.into_iter().collect();
     let gone = gone
         .into_iter()
         .map(|(layer, _)| Change::RemoveLayer(layer));
     recovered.changes.extend(gone);
     let (claims, snapshots) = (contents.claims, contents.snapshots);
     claims::recover_index(inner, claims, snapshots, contents.groups, on_disk, state);
-    state.artifacts = artifacts.into_values().collect();
+    let artifacts = artifacts.into_values().collect();
+    state.catalog = Catalog::recovered(artifacts, names, usage);
 }
 
 /// What a directory that should hold a volume holds.
@@ -146,7 +149,7 @@ fn read(inner: &Inner, dir: &Dir) -> Result<Holds> {
         Err(error) if !error.is_of_this_process() => Holds::Unknown(error),
         record => match record.context("read a volume's record")? {
             Err(unreadable) => Holds::Rubbish(unreadable),
-            Ok(record) if !record.is_of(&inner.boot, inner.superblock) => {
+            Ok(record) if !record.is_of(inner.boot(), inner.origin().superblock) => {
                 Holds::Stale(Box::new(record))
             }
             Ok(record) => Holds::Volume(Box::new(record)),
@@ -224,7 +227,7 @@ fn recover_volumes(
     for entry in volumes.entries().context("read volumes/")? {
         let name = Path::new(&entry.name);
         let id: Option<VolumeId> = entry.name.to_str().and_then(|name| name.parse().ok());
-        if let Some(id) = id.as_ref().filter(|id| state.claims.contains_key(id)) {
+        if let Some(id) = id.as_ref().filter(|id| state.claims.contains(id)) {
             // Durable, and not to be guessed at: what is wrong with it ends the start.
             match volumes.open_beneath(name) {
                 Err(error) if error.is_no_directory() => {
@@ -267,7 +270,7 @@ fn recover_volumes(
         let lifecycle = mount.map_or(Lifecycle::Unpublished, |mount| Lifecycle::Published {
             mount,
         });
-        inner.clock.seen(record.created);
+        inner.saw(record.created);
         let volume = Volume::found(record, lifecycle, outcome);
         state.volumes.add_live(volume);
     }
@@ -279,7 +282,7 @@ fn say_rebooted(inner: &Inner, record: &VolumeRecord) {
     if record.seal.is_some() {
         let notices = inner.config.notices.as_ref();
         notice::say_not_committed(notices, record, &NotCommitted::Rebooted);
-        inner.counters.given_up();
+        inner.counters().given_up();
     }
 }
 
@@ -331,7 +334,7 @@ fn recover_pending(
             Holds::Volume(record) => *record,
             Holds::Stale(record) => {
                 let is_sealed = (record.seal.as_ref())
-                    .is_some_and(|plan| state.artifacts.contains_key(&plan.artifact));
+                    .is_some_and(|plan| state.catalog.contains(&plan.artifact));
                 if put_away(inner, pending, name, OTHER_BOOT) && !is_sealed {
                     say_rebooted(inner, &record);
                 }
@@ -360,16 +363,16 @@ fn recover_pending(
             }
             continue;
         };
-        inner.clock.seen(record.created);
+        inner.saw(record.created);
         let key = plan.layer;
-        if state.artifacts.contains_key(&plan.artifact) {
+        if state.catalog.contains(&plan.artifact) {
             // Everything was done but tidying up.
             if let Err(error) = confirm(inner, key) {
                 tracing::warn!(layer = %key, %error, "an index made anew would not know this layer");
             }
             if !put_away(inner, pending, name, "it is sealed") {
                 // As where it could not be taken back by the commit.
-                state.artifacts.set_durable(&plan.artifact, false);
+                state.catalog.set_durable(&plan.artifact, false);
             }
             continue;
         }
@@ -412,7 +415,7 @@ fn chosen(
         return Err(error).context("read what a seal has begun");
     }
     tracing::error!(layer = %key, %error, "what a seal has begun cannot be read");
-    Ok(state.parent_layers(record))
+    Ok(state.catalog.parent_layers(record))
 }
 
 /// `trash/`: a volume of this boot may still be held open by its pod, and then its parent's layers must stay.

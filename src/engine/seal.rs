@@ -42,7 +42,7 @@ pub(super) async fn drive(inner: &Arc<Inner>, key: LayerId, mut action: Action) 
             Action::Delete => delete(inner, key).await,
             Action::Commit => {
                 // If the engine is closed, the next start does the rest.
-                let _received_or_closing = inner.commits.send(key);
+                inner.durability.commit(key);
                 return;
             }
             _ => return,
@@ -107,7 +107,7 @@ async fn seal_or_give_up(
     // Copies that found no space go on one at a time: together none of them might ever find it. Not
     // held while a process still writes to the volume.
     let mut alone = match short {
-        Some(_) => Some(inner.copying.lock().await),
+        Some(_) => Some(inner.teardown.copying.lock().await),
         None => None,
     };
     match decide_at_rest(inner, key, &plan, &record, || alone = None).await? {
@@ -121,14 +121,17 @@ async fn seal_or_give_up(
     }
     let engine = inner.clone();
     let began = Instant::now();
-    let sealed = inner.seals.run(move || seal(&engine, key, &plan, &record));
+    let sealed = inner
+        .threads
+        .seals
+        .run(move || seal(&engine, key, &plan, &record));
     match sealed.await? {
         Ok(Action::Commit) => {
-            inner.counters.sealed(began.elapsed());
+            inner.counters().sealed(began.elapsed());
             Ok(Action::Commit)
         }
         Ok(action) => {
-            inner.counters.given_up();
+            inner.counters().given_up();
             Ok(action)
         }
         Err(Error::Backend {
@@ -181,12 +184,14 @@ async fn without_room(
 /// from zero.
 async fn no_longer_short(inner: &Arc<Inner>, key: LayerId) {
     let engine = inner.clone();
-    let forgotten = inner.seals.run(move || match engine.retired_dir(key)? {
-        Some(dir) => {
-            store::waits_no_more(&dir, store::Wait::Room).context("forget that no room was found")
-        }
-        None => Ok(()),
-    });
+    let forgotten = inner
+        .threads
+        .seals
+        .run(move || match engine.retired_dir(key)? {
+            Some(dir) => store::waits_no_more(&dir, store::Wait::Room)
+                .context("forget that no room was found"),
+            None => Ok(()),
+        });
     if let Err(error) = forgotten.await.and_then(|forgotten| forgotten) {
         tracing::debug!(layer = %key, %error, "an earlier wait for room is counted too");
     }
@@ -228,7 +233,7 @@ async fn decide(
     plan: &SealPlan,
     record: &VolumeRecord,
 ) -> Result<Verdict> {
-    if inner.state.lock().is_tainted(record) {
+    if inner.state.lock().write_back.is_tainted(record) {
         return Ok(Verdict::GiveUp(NotCommitted::Damaged));
     }
     Ok(match plan.keep.commit {
@@ -236,7 +241,7 @@ async fn decide(
         Commit::Never => Verdict::GiveUp(NotCommitted::Never),
         Commit::OnMarker => {
             let engine = inner.clone();
-            let marked = inner.seals.run(move || {
+            let marked = inner.threads.seals.run(move || {
                 let Some(dir) = engine.retired_dir(key)? else {
                     return Ok(false);
                 };
@@ -284,7 +289,7 @@ async fn await_outcome(inner: &Arc<Inner>, key: LayerId) -> Result<Action> {
     };
     let waited = waited_before(inner, key, store::Wait::Outcome, uptime()).await;
     let patience = inner.config.outcome_wait.saturating_sub(waited);
-    let told = inner.when(|state| (!waits(state)).then_some(()));
+    let told = inner.state.when(|state| (!waits(state)).then_some(()));
     // An outcome that was told in the last moment counts.
     if tokio::time::timeout(patience, told).await.is_err() && waits(&inner.state.lock()) {
         let waited = inner.config.outcome_wait;
@@ -296,7 +301,7 @@ async fn await_outcome(inner: &Arc<Inner>, key: LayerId) -> Result<Action> {
 /// How long the volume waited for this in earlier processes, which counted until `now`.
 async fn waited_before(inner: &Arc<Inner>, key: LayerId, wait: store::Wait, now: u64) -> Duration {
     let engine = inner.clone();
-    let noted = inner.seals.run(move || {
+    let noted = inner.threads.seals.run(move || {
         let Some(dir) = engine.retired_dir(key)? else {
             return Ok(Duration::ZERO);
         };
@@ -366,17 +371,17 @@ fn seal(inner: &Inner, key: LayerId, plan: &SealPlan, record: &VolumeRecord) -> 
     point(Point::SealContentMoved);
     tracing::info!(volume.id = %record.id, artifact.id = %artifact.id, name = %artifact.name(),
         layers = artifact.layers.len(), "sealed");
-    inner.clock.seen(artifact.created);
+    inner.saw(artifact.created);
     let action = {
         let mut state = inner.state.lock();
-        if state.is_tainted(record) {
+        if state.write_back.is_tainted(record) {
             // The disk failed during the seal. The caller tries again, and gives the volume up.
             return Err(Error::Doomed);
         }
-        state.add_artifact(artifact);
+        state.catalog.add_artifact(artifact);
         state.volumes.observe_retiring(key, Observation::Visible)
     };
-    inner.changed.notify_waiters();
+    inner.state.notify();
     point(Point::SealVisible);
     Ok(action)
 }
@@ -420,7 +425,7 @@ fn describe(inner: &Inner, key: LayerId, plan: &SealPlan, record: &VolumeRecord)
     let mut layers = vec![plan.layer];
     let mut state = inner.state.lock();
     if inner.backend.stacks() {
-        layers.extend(state.parent_layers(record));
+        layers.extend(state.catalog.parent_layers(record));
         state.volumes.choose(key, &layers);
     }
     // Newer than the owner of the name, even if the clock was wrong when that one was sealed.
@@ -428,12 +433,9 @@ fn describe(inner: &Inner, key: LayerId, plan: &SealPlan, record: &VolumeRecord)
         tenant: record.tenant.clone(),
         reference: plan.reference.clone(),
     };
-    let owner = state
-        .names
-        .get(&name)
-        .and_then(|id| state.artifacts.get(id));
+    let owner = state.catalog.owner(&name);
     let after_owner = owner.map_or(0, |owner| owner.artifact.created.0 + 1);
-    let created = Timestamp(inner.clock.now().0.max(after_owner));
+    let created = Timestamp(inner.now().0.max(after_owner));
     drop(state);
     let pods = inner.config.pods.as_ref();
     let images = pods.map_or_else(Vec::new, |pods| pods.images(&record.pod.uid));
@@ -452,10 +454,7 @@ fn describe(inner: &Inner, key: LayerId, plan: &SealPlan, record: &VolumeRecord)
 
 fn loses_its_name(inner: &Inner, artifact: &Artifact) -> bool {
     let state = inner.state.lock();
-    let owner = state
-        .names
-        .get(&artifact.name())
-        .and_then(|id| state.artifacts.get(id));
+    let owner = state.catalog.owner(&artifact.name());
     owner.is_some_and(|owner| {
         artifact.reference.first_writer_wins() && !takes_name(artifact, &owner.artifact)
     })
@@ -475,8 +474,8 @@ async fn give_up(inner: &Arc<Inner>, key: LayerId, why: &NotCommitted) -> Result
         trash_unreferenced(&engine, &[key]);
         Ok::<_, Error>(())
     };
-    inner.seals.run(job).await??;
-    inner.counters.given_up();
+    inner.threads.seals.run(job).await??;
+    inner.counters().given_up();
     if let Some((_, record)) = &intent {
         say_not_committed(inner.config.notices.as_ref(), record, why);
     }
@@ -498,8 +497,8 @@ async fn delete(inner: &Arc<Inner>, key: LayerId) -> Result<Action> {
             engine.backend.delete(trash, name.as_ref(), &stop)
         };
         slices += 1;
-        match inner.deletes.run(job).await? {
-            Err(backend::Error::Stopped) if slices < SLICES && !inner.stop.is_cancelled() => {}
+        match inner.threads.deletes.run(job).await? {
+            Err(backend::Error::Stopped) if slices < SLICES && !inner.lifetime.is_stopping() => {}
             Err(backend::Error::System(error)) if error.is(Errno::ENOENT) => break,
             result => break result.context("delete the volume")?,
         }

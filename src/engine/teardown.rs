@@ -28,12 +28,15 @@ pub(super) fn begin_soon(inner: &Inner, left: Teardown) {
     if is_left_to_next_start(inner, left.key) {
         return;
     }
-    inner.teardown.add(left, Instant::now() + AFTER_THE_ANSWER);
+    inner
+        .teardown
+        .queue
+        .add(left, Instant::now() + AFTER_THE_ANSWER);
 }
 
 /// Begins every teardown that waits: an unpublish needs the permits that these have.
 pub(super) fn begin_now(inner: &Arc<Inner>) {
-    for left in inner.teardown.take_all() {
+    for left in inner.teardown.queue.take_all() {
         begin(inner, left);
     }
 }
@@ -42,11 +45,11 @@ pub(super) fn begin_now(inner: &Arc<Inner>) {
 pub(super) async fn teardown_loop(inner: Arc<Inner>) {
     loop {
         let ripe = tokio::select! {
-            ripe = inner.teardown.ripe() => ripe,
-            () = inner.stop.cancelled() => {
-                let left = inner.teardown.take_all();
+            ripe = inner.teardown.queue.ripe() => ripe,
+            () = inner.lifetime.stopping() => {
+                let left = inner.teardown.queue.take_all();
                 // To close a descriptor may take as long as the disk likes.
-                drop(inner.freezes.run(move || drop(left)));
+                drop(inner.threads.freezes.run(move || drop(left)));
                 return;
             }
         };
@@ -83,17 +86,17 @@ fn spawn(inner: &Arc<Inner>, key: LayerId, task: impl Future<Output = ()> + Send
     let until_stop = async move {
         tokio::select! {
             () = task => {}
-            () = engine.stop.cancelled() => {
+            () = engine.lifetime.stopping() => {
                 is_left_to_next_start(&engine, key);
             }
         }
     };
-    inner.tasks.spawn_on(until_stop, &inner.runtime);
+    inner.lifetime.spawn(until_stop);
 }
 
 /// Whether the engine stops. Nothing is lost: the next start finds the volume by its directory.
 fn is_left_to_next_start(inner: &Inner, key: LayerId) -> bool {
-    let stops = inner.stop.is_cancelled();
+    let stops = inner.lifetime.is_stopping();
     if stops {
         tracing::debug!(layer = %key, "left for the next start");
     }
@@ -103,9 +106,9 @@ fn is_left_to_next_start(inner: &Inner, key: LayerId) -> bool {
 /// Deletes a volume that is discarded. If it is held or has content, that goes on in a task.
 fn discard_at_once(inner: &Arc<Inner>, left: Teardown) {
     let engine = inner.clone();
-    let until_then = inner.tasks.token();
+    let until_then = inner.lifetime.token();
     // When no job is accepted any more, the next start finds the volume.
-    drop(inner.freezes.run(move || {
+    drop(inner.threads.freezes.run(move || {
         let _until_then = until_then;
         let key = left.key;
         if is_left_to_next_start(&engine, key) {

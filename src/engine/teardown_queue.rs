@@ -3,12 +3,41 @@
 
 use std::collections::VecDeque;
 use std::os::fd::OwnedFd;
+use std::sync::Arc;
 use std::time::Instant;
 
 use parking_lot::Mutex;
-use tokio::sync::{Notify, OwnedSemaphorePermit};
+use tokio::sync::{Notify, OwnedSemaphorePermit, Semaphore};
 
 use crate::model::LayerId;
+use crate::sys::UnmountWatches;
+
+/// How many unmounted volumes may wait for their teardown; the next unpublish waits, too. Each has a
+/// descriptor. A process may have as few as some thousands, and without one every call fails.
+const PINS: usize = 512;
+
+/// What teardowns share.
+#[derive(Debug)]
+pub(super) struct Teardowns {
+    pub(super) queue: TeardownQueue,
+    /// Permits for the pins of unmounted volumes.
+    pub(super) pins: Arc<Semaphore>,
+    /// Of mounts of persistent volumes.
+    pub(super) watches: UnmountWatches,
+    /// Held by the one seal that repeats a copy which found no space.
+    pub(super) copying: tokio::sync::Mutex<()>,
+}
+
+impl Default for Teardowns {
+    fn default() -> Self {
+        Self {
+            queue: TeardownQueue::default(),
+            pins: Arc::new(Semaphore::new(PINS)),
+            watches: UnmountWatches::default(),
+            copying: tokio::sync::Mutex::default(),
+        }
+    }
+}
 
 /// A retired volume.
 #[derive(Debug)]

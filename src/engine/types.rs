@@ -46,6 +46,14 @@ pub struct Published {
     pub limit_unenforced: Option<String>,
 }
 
+/// What a volume was last found to cost.
+#[derive(Debug, Clone, Copy, Default)]
+pub(super) struct Measured {
+    pub(super) usage: Option<Usage>,
+    pub(super) at: Option<Instant>,
+    pub(super) running: bool,
+}
+
 /// What a volume uses and could use.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub struct VolumeStats {
@@ -76,14 +84,6 @@ pub enum VolumeState {
     InUse,
     /// Being sealed.
     Sealing,
-}
-
-/// The last measurement of what a volume costs.
-#[derive(Debug, Clone, Copy, Default)]
-pub(super) struct Measured {
-    pub(super) usage: Option<Usage>,
-    pub(super) at: Option<Instant>,
-    pub(super) running: bool,
 }
 
 /// A volume, for lists.

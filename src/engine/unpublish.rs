@@ -46,12 +46,12 @@ pub(super) async fn unpublish(inner: &Arc<Inner>, volume: &str, target: &Path) -
         drop(guard);
         answer
     };
-    inner.calls.run(job).await?
+    inner.threads.calls.run(job).await?
 }
 
 /// A permit for one descriptor of an unmounted filesystem, once there is one.
 async fn permit(inner: &Arc<Inner>) -> Result<OwnedSemaphorePermit> {
-    let permits = &inner.pins;
+    let permits = &inner.teardown.pins;
     if let Ok(permit) = permits.clone().try_acquire_owned() {
         return Ok(permit);
     }

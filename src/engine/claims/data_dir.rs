@@ -6,11 +6,11 @@
 use std::collections::HashMap;
 use std::path::{Path, PathBuf};
 
+use super::entries::{ClaimMount, VolumeEntry};
 use crate::backend::Start;
 use crate::engine::error::{Context, Error, Result};
 use crate::engine::failpoint::{Point, point};
 use crate::engine::shared::Inner;
-use crate::engine::state::{ClaimMount, VolumeEntry};
 use crate::model::{ClaimRecord, ClaimTarget, LayerId, PersistentVolume, VolumeId, layout};
 use crate::store;
 use crate::sys::Dir;
@@ -163,7 +163,7 @@ pub(super) fn new_record(
     };
     ClaimRecord {
         format: ClaimRecord::FORMAT,
-        boot: inner.boot.clone(),
+        boot: inner.boot().to_owned(),
         claim: claim.clone(),
         targets: mounts.iter().map(target).collect(),
         limit_unenforced,

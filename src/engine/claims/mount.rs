@@ -10,6 +10,7 @@ use std::path::{Path, PathBuf};
 use std::sync::Arc;
 
 use super::data_dir::{self, is_held_open};
+use super::entries::{BusyLayers, ClaimMount, Problem};
 use super::lookup::{self, refuse_broken};
 use super::types::MountClaim;
 use crate::backend::Start;
@@ -18,7 +19,6 @@ use crate::engine::failpoint::{Point, point};
 use crate::engine::guard::{self, Guard};
 use crate::engine::mounts;
 use crate::engine::shared::Inner;
-use crate::engine::state::{BusyLayers, ClaimMount, Problem};
 use crate::engine::target::Target;
 use crate::model::{ClaimRecord, MountCapability, PersistentVolume, VolumeId};
 use crate::sys::{self, Dir};
@@ -36,7 +36,7 @@ pub(super) async fn mount(inner: &Arc<Inner>, request: MountClaim) -> Result<()>
         drop(guard);
         mounted
     };
-    inner.calls.run(job).await?
+    inner.threads.calls.run(job).await?
 }
 
 /// The claim, as an operation that mounts it finds it.
@@ -213,7 +213,7 @@ fn attach(
     let id = sys::mount_point(mount.as_fd())
         .context("look at the new mount")?
         .id;
-    let used = inner.clock.now();
+    let used = inner.now();
     let here = ClaimMount {
         id,
         staging: request.staging,
@@ -270,7 +270,7 @@ pub(super) async fn unmount(
     let engine = inner.clone();
     let path = path.to_owned();
     let job = move || unmount_now(&engine, claim.as_ref(), &path, staging, guard);
-    inner.calls.run(job).await?
+    inner.threads.calls.run(job).await?
 }
 
 fn unmount_now(
@@ -297,7 +297,7 @@ fn unmount_now(
             let mut pins = pins.iter();
             pins.position(|(point, _)| point.unique && point.id == mounted.id)
         });
-        held.claim.last_used = inner.clock.now();
+        held.claim.last_used = inner.now();
         held.used = true;
         if held.mounts.is_empty() {
             held.closing += 1;
@@ -323,7 +323,7 @@ fn unmount_now(
             let_go(&engine, &claim, ours);
         }
     };
-    drop(inner.closes.run(job));
+    drop(inner.threads.closes.run(job));
     Ok(())
 }
 
@@ -341,20 +341,22 @@ fn write_down(inner: &Inner, claim: &VolumeId, record: Option<ClaimRecord>) {
 /// Closes our last descriptor of a volume's mount, and finds out whether a process has another.
 fn let_go(inner: &Inner, claim: &VolumeId, pin: Option<OwnedFd>) {
     // All its mounts have one superblock: once that is gone, no process holds a file of it.
-    let watch = pin.as_ref().map(|pin| inner.watches.watch(pin.as_fd()));
+    let watch = pin
+        .as_ref()
+        .map(|pin| inner.teardown.watches.watch(pin.as_fd()));
     drop(pin);
     let watch = watch.and_then(Result::ok);
     let gone = watch.is_some_and(|watch| watch.has_fired().is_ok());
     let free = gone || matches!(is_held_open(inner, claim), Ok(false));
     {
         let mut state = inner.state.lock();
-        let synced = state.synced;
+        let synced = state.write_back.synced();
         if let Some(held) = state.claims.get_mut(claim) {
             held.closing = held.closing.saturating_sub(1);
             if free && held.mounts.is_empty() {
-                held.is_let_go(inner.clock.now(), synced);
+                held.is_let_go(inner.now(), synced);
             }
         }
     }
-    inner.changed.notify_waiters();
+    inner.state.notify();
 }

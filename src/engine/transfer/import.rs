@@ -23,13 +23,13 @@ use rustix::fs::{Timespec, Timestamps};
 
 use super::space::{self, Gate};
 use crate::archive::{self, Limits, Progress, Unpack, Unpacked};
-use crate::engine::catalog::Transaction;
 use crate::engine::error::{Context, Error, Result};
 use crate::engine::failpoint::{Point, point};
 use crate::engine::layers;
 use crate::engine::pins::Pins;
 use crate::engine::shared::Inner;
 use crate::engine::state::State;
+use crate::engine::transaction::Transaction;
 use crate::model::{
     Artifact, ArtifactId, Digests, LayerId, LayerRecord, Name, Reference, Sha256, Tenant, Timestamp,
 };
@@ -87,7 +87,7 @@ pub(in crate::engine) async fn import(
         }
         imported
     };
-    inner.transfers.run(job).await?
+    inner.threads.transfers.run(job).await?
 }
 
 /// A layer that is being made. Dropped before it is named, it is thrown away.
@@ -171,7 +171,7 @@ fn import_now(
 ) -> Result<Imported> {
     refuse(&inner.state.lock(), request)?;
     space::ask(inner, request.size.unwrap_or(0))?;
-    let began = inner.clock.now();
+    let began = inner.now();
     let (mut half, dir) = Half::make(inner)?;
     let unpacked = receive(inner, &dir, input, progress)?;
     point(Point::ImportUnpacked);
@@ -194,7 +194,7 @@ fn import_now(
     let named = name(inner, request, began, &artifact, half)?;
     tracing::info!(artifact.id = %artifact.id, name = %artifact.name(), named,
         digest = %unpacked.digests.plain, "imported");
-    inner.changed.notify_waiters();
+    inner.state.notify();
     // What had the name before may go.
     inner.wake_reaper();
     Ok(Imported {
@@ -206,11 +206,9 @@ fn import_now(
 
 /// An import that would come to nothing need not begin.
 fn refuse(state: &State, request: &ImportRequest) -> Result<()> {
-    if state.closing {
-        return Err(Error::ShuttingDown);
-    }
+    state.health.refuse_closing()?;
     let name = request.name();
-    if name.reference.first_writer_wins() && state.names.contains_key(&name) {
+    if name.reference.first_writer_wins() && state.catalog.owner(&name).is_some() {
         return Err(Error::NameTaken(name));
     }
     Ok(())
@@ -280,13 +278,12 @@ fn describe(
     unpacked: &Unpacked,
 ) -> Artifact {
     let state = inner.state.lock();
-    let holder = state.names.get(&request.name());
-    let holder = holder.and_then(|id| state.artifacts.get(id));
+    let holder = state.catalog.owner(&request.name());
     // Newer than what has the name, whatever a clock said that was wrong then.
     let after_holder = holder.map_or(0, |holder| holder.artifact.created.0 + 1);
-    let created = Timestamp(inner.clock.now().0.max(after_holder));
+    let created = Timestamp(inner.now().0.max(after_holder));
     drop(state);
-    inner.clock.seen(created);
+    inner.saw(created);
     Artifact {
         id: ArtifactId::from_bits(inner.random()),
         tenant: request.tenant.clone(),
@@ -312,20 +309,24 @@ fn name(
     artifact: &Artifact,
     half: Half<'_>,
 ) -> Result<bool> {
-    let syncing = inner.syncing.lock();
+    let syncing = inner.durability.lock();
     inner.sync(&syncing)?;
     point(Point::ImportSynced);
-    let named_as_indexed = inner.naming.lock();
+    let named_as_indexed = inner.durability.lock_names();
     let batch = HashSet::from([artifact.id]);
     let names = {
         let mut state = inner.state.lock();
         // The disk lost something while the archive came in: maybe of this.
-        if state.tainted_until.is_some_and(|until| began <= until) {
+        if state
+            .write_back
+            .tainted_until()
+            .is_some_and(|until| began <= until)
+        {
             return Err(Error::Doomed);
         }
         refuse(&state, request)?;
-        state.add_artifact(artifact.clone());
-        state.names_of(&batch)
+        state.catalog.add_artifact(artifact.clone());
+        state.catalog.names_of(&batch)
     };
     let mut changes = vec![Change::PutArtifact(artifact.clone())];
     let put = |(name, id): (&Name, &ArtifactId)| Change::PutName(name.clone(), *id);
@@ -335,8 +336,8 @@ fn name(
         failed => {
             {
                 let mut state = inner.state.lock();
-                state.remove_artifact(artifact.id);
-                state.give_name_back(&artifact.name());
+                state.catalog.remove_artifact(artifact.id);
+                state.catalog.give_name_back(&artifact.name());
             }
             if matches!(failed, Transaction::InDoubt(_)) {
                 half.leave_to_the_next_start();
@@ -346,9 +347,9 @@ fn name(
     }
     let is_named = {
         let mut state = inner.state.lock();
-        state.indexed(&batch, names);
-        state.artifacts.set_durable(&artifact.id, true);
-        state.is_named(artifact)
+        state.catalog.indexed(&batch, names);
+        state.catalog.set_durable(&artifact.id, true);
+        state.catalog.is_named(artifact)
     };
     drop(named_as_indexed);
     drop(syncing);
