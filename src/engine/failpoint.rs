@@ -64,9 +64,9 @@ points! {
     PublishMounted = "publish-mounted",
     /// It is attached at the target; the caller has no answer.
     PublishAttached = "publish-attached",
-    /// The record of a volume names one more target, or one whose mount vanished, where it is not mounted yet.
+    /// The record of a volume whose mount vanished names a target where it is not mounted yet.
     PublishAgainRecorded = "publish-again-recorded",
-    /// It is attached there, too; the caller has no answer.
+    /// It is attached there; the caller has no answer.
     PublishAgainAttached = "publish-again-attached",
     /// A directory that will be a volume's has what every volume begins with.
     SparePrepared = "spare-prepared",

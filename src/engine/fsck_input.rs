@@ -70,9 +70,9 @@ impl From<&State> for Moving {
             )
         });
         let changing = changing.map(|volume| &volume.record.id);
+        let busy = state.volumes.busy().chain(changing);
         let worked_on = state.volumes.busy();
-        let busy = worked_on.iter().chain(changing);
-        let worked_on = worked_on.iter().filter_map(|id| state.claims.get(id));
+        let worked_on = worked_on.filter_map(|id| state.claims.get(id));
         let stacked = worked_on.flat_map(|held| &held.claim.layers);
         Self {
             busy: busy.map(ToString::to_string).collect(),

@@ -376,7 +376,7 @@ impl Engine {
         self.inner.lifetime.stop();
         let (operations, leaving) = {
             let state = self.inner.state.lock();
-            let operations = state.volumes.busy().iter().map(ToString::to_string);
+            let operations = state.volumes.busy().map(ToString::to_string);
             let leaving = state.volumes.all_retiring().count();
             (operations.collect::<Vec<_>>(), leaving)
         };
@@ -397,7 +397,7 @@ impl Engine {
         inner.state.notify();
         let none = inner
             .state
-            .when(|state| state.volumes.busy().is_empty().then_some(()));
+            .when(|state| state.volumes.busy().next().is_none().then_some(()));
         none.await;
         inner.lifetime.stop();
         inner.lifetime.ended().await;

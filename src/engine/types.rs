@@ -25,7 +25,7 @@ pub struct PublishRequest {
     pub spec: VolumeSpec,
     /// Whether the pod may only read it.
     pub read_only: bool,
-    /// Whether it may be published at several targets at once.
+    /// Whether the access mode allows several targets. The volume of a pod has one all the same.
     pub multiple_targets: bool,
 }
 

@@ -4,6 +4,7 @@
 //! What is done to volumes is in `publish`, `unpublish`, `teardown` and `seal`. The state's mutex
 //! guards all of it.
 
+use std::collections::hash_map::Entry;
 use std::collections::{HashMap, HashSet};
 
 use super::error::{Error, Result};
@@ -97,6 +98,15 @@ impl Volume {
     }
 }
 
+/// An operation that is running.
+#[derive(Debug, Default)]
+struct Operation {
+    /// It is the driver's own work, which is soon done: callers wait for it.
+    is_chore: bool,
+    /// The parent of the volume that it publishes, also while it waits for space.
+    wants: Option<ArtifactId>,
+}
+
 /// All inline volumes.
 #[derive(Debug, Default)]
 pub(super) struct Volumes {
@@ -105,12 +115,8 @@ pub(super) struct Volumes {
     /// Those that their pods are done with, by the name of their directory in `pending/` or
     /// `trash/`. The id of such a volume may be published again.
     retiring: HashMap<LayerId, Volume>,
-    /// Volumes, persistent volumes and snapshots that an operation works on.
-    busy: HashSet<VolumeId>,
-    /// Those of them that only the driver's own work is on: it is soon done, and callers wait.
-    chores: HashSet<VolumeId>,
-    /// The parents of volumes that are being published, also while a publish waits for space.
-    wanted: HashMap<VolumeId, ArtifactId>,
+    /// Those on volumes, persistent volumes and snapshots.
+    operations: HashMap<VolumeId, Operation>,
     /// Layers that processes may still read though no volume names them any more.
     retained: HashMap<LayerId, Vec<LayerId>>,
     /// Artifacts whose forks may be volumes with damaged records (`orphans`).
@@ -270,37 +276,42 @@ impl Volumes {
 impl Volumes {
     /// Reserves it for one operation.
     pub(super) fn begin(&mut self, id: &VolumeId) -> Result<()> {
-        if self.busy.insert(id.clone()) {
-            Ok(())
-        } else {
-            Err(Error::Busy(id.clone()))
+        match self.operations.entry(id.clone()) {
+            Entry::Occupied(_) => Err(Error::Busy(id.clone())),
+            Entry::Vacant(free) => {
+                free.insert(Operation::default());
+                Ok(())
+            }
         }
     }
 
     /// The operation goes on without its caller.
     pub(super) fn becomes_a_chore(&mut self, id: &VolumeId) {
-        self.chores.insert(id.clone());
+        if let Some(operation) = self.operations.get_mut(id) {
+            operation.is_chore = true;
+        }
     }
 
     pub(super) fn is_chore(&self, id: &VolumeId) -> bool {
-        self.chores.contains(id)
+        let operation = self.operations.get(id);
+        operation.is_some_and(|operation| operation.is_chore)
     }
 
     /// The operation on it is over.
     pub(super) fn end(&mut self, id: &VolumeId) {
-        self.busy.remove(id);
-        self.chores.remove(id);
-        self.wanted.remove(id);
+        self.operations.remove(id);
     }
 
     /// Those that an operation works on.
-    pub(super) fn busy(&self) -> &HashSet<VolumeId> {
-        &self.busy
+    pub(super) fn busy(&self) -> impl Iterator<Item = &VolumeId> {
+        self.operations.keys()
     }
 
     /// Keeps an artifact for the operation that publishes this volume.
     pub(super) fn want(&mut self, id: &VolumeId, parent: ArtifactId) {
-        self.wanted.insert(id.clone(), parent);
+        if let Some(operation) = self.operations.get_mut(id) {
+            operation.wants = Some(parent);
+        }
     }
 }
 
@@ -327,7 +338,10 @@ impl Volumes {
     /// The artifacts that volumes were forked from, are about to be, or may have been.
     pub(super) fn parents(&self) -> impl Iterator<Item = ArtifactId> {
         let parents = self.records().filter_map(|record| record.parent);
-        let wanted = self.wanted.values().copied();
+        let wanted = self
+            .operations
+            .values()
+            .filter_map(|operation| operation.wants);
         parents
             .chain(wanted)
             .chain(self.maybe_forked.iter().copied())

@@ -129,7 +129,8 @@ pub struct VolumeRecord {
     /// The source of its overlay in the mount table, if it was mounted before the request.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub mounted_as: Option<String>,
-    /// Whether its access mode allows several targets. `None`: an older record, or targets differ.
+    /// Whether its access mode allows several targets; it has one all the same. `None`: an older
+    /// record.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub multiple_targets: Option<bool>,
     /// The target paths.
