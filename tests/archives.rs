@@ -8,6 +8,8 @@
     reason = "what the product does safely, a test of it does in the plain way; GNU tar is run"
 )]
 
+#[path = "archives/backends.rs"]
+mod backends;
 #[path = "archives/bad.rs"]
 mod bad;
 mod common;

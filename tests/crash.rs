@@ -214,6 +214,8 @@ fn is_passed_again(point: Point) -> bool {
             | Point::DoomMarked
             | Point::DoomFinished
             // Passed where nothing is changed.
+            | Point::TableWritten
+            | Point::TablePlaced
             | Point::CheckListed
         // Nothing here passes those of claims.
         | Point::ClaimIndexed

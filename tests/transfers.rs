@@ -4,6 +4,7 @@
 //! | in `tests/transfers/` | |
 //! |---|---|
 //! | `engine` | round trips, names, bad archives, full disks, content that is in use |
+//! | `tables` | tables of contents of layers |
 //! | `command` | the verbs `export` and `import`: GNU tar, files and pipes, signals, processes that are killed |
 
 mod common;
@@ -12,3 +13,5 @@ mod common;
 mod command;
 #[path = "transfers/engine.rs"]
 mod engine;
+#[path = "transfers/tables.rs"]
+mod tables;

@@ -263,6 +263,7 @@ fn artifact(row: ArtifactRow) -> admin::Artifact {
         made_by: row.made_by.map(maker),
         digest: text(row.digests.content),
         imported_digest: text(row.digests.imported),
+        table_digests: row.tables.into_iter().map(text).collect(),
     }
 }
 

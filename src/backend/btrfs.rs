@@ -20,7 +20,9 @@ use std::os::fd::OwnedFd;
 use std::path::Path;
 
 use crate::backend::bind_volume::{self, FS_NEW, PoolRoot};
-use crate::backend::{Backend, BackendKind, Error, Freeze, Limit, Result, Start, Stop, Usage};
+use crate::backend::{
+    Backend, BackendKind, Error, Freeze, Limit, Receiving, Result, Start, Stop, Usage,
+};
 use crate::model::layout::{FS, LAYER_JSON, LAYERS};
 use crate::model::{LayerId, VolumeId};
 use crate::sys::{self, Dir, Errno, FileKind, MountEntry, QuotaGroup, Quotas, Space};
@@ -347,6 +349,14 @@ impl Backend for Btrfs {
     fn receive(&self, layer: &Dir) -> Result<Dir> {
         layer.create_subvolume(FS_NEW)?;
         Ok(layer.open_beneath(FS_NEW)?)
+    }
+
+    fn receive_layer(&self, layer: &Dir, below: &[LayerId]) -> Result<Receiving> {
+        let Some(parent) = self.parent(&Start::of_layers(below))? else {
+            return Ok(Receiving::Onto(self.receive(layer)?));
+        };
+        layer.create_snapshot(FS_NEW, &parent, false)?;
+        Ok(Receiving::Onto(layer.open_beneath(FS_NEW)?))
     }
 
     fn received(&self, layer: &Dir) -> Result<()> {

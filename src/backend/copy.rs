@@ -12,7 +12,9 @@ use std::os::fd::OwnedFd;
 use std::path::Path;
 
 use crate::backend::bind_volume::{self, FS_NEW, PoolRoot};
-use crate::backend::{Backend, BackendKind, Error, Freeze, Limit, Result, Start, Stop, Usage};
+use crate::backend::{
+    Backend, BackendKind, Error, Freeze, Limit, Receiving, Result, Start, Stop, Usage,
+};
 use crate::model::layout::{FS, INCOMING, LAYERS};
 use crate::model::{LayerId, VolumeId};
 use crate::sys::{self, Dir, Errno, MountEntry};
@@ -191,6 +193,14 @@ impl Backend for Copy {
         let content = self.parent(&Start::of_layers(layers))?;
         let content = content.ok_or_else(|| self.layers.error("openat2", FS, Errno::ENOENT))?;
         Ok(sys::bind(&content, true)?)
+    }
+
+    fn receive_layer(&self, layer: &Dir, below: &[LayerId]) -> Result<Receiving> {
+        let new = self.receive(layer)?;
+        if let Some(parent) = self.parent(&Start::of_layers(below))? {
+            tree::copy(&parent, &new, Method::Reflink, Marks::Refuse)?.tell(&new);
+        }
+        Ok(Receiving::Onto(new))
     }
 
     fn flatten(

@@ -216,6 +216,20 @@ pub enum Freeze {
     Busy(Option<OwnedFd>),
 }
 
+/// Where a layer is made that another node sends.
+#[derive(Debug)]
+pub enum Receiving {
+    /// The layer is stacked on others. It is made in overlayfs' form in the empty directory `into`.
+    Stacked {
+        /// The new layer.
+        into: Dir,
+        /// The layers below it, newest first. They are only read.
+        below: Vec<Dir>,
+    },
+    /// A writable copy of all that is below. The layer is applied to it, and no mark stays in it.
+    Onto(Dir),
+}
+
 /// A copy-on-write method, on one pool.
 pub trait Backend: fmt::Debug + Send + Sync + 'static {
     /// The method.
@@ -336,7 +350,14 @@ pub trait Backend: fmt::Debug + Send + Sync + 'static {
         Ok(layer.open_beneath(bind_volume::FS_NEW)?)
     }
 
-    /// Turns the imported content into `layer`'s `fs`. Syncs nothing. After an error the caller
+    /// Makes a place for a layer that comes from another node and belongs on `below`, newest first,
+    /// in the empty directory `layer`. The caller makes or applies the layer there, then calls
+    /// [`Backend::received`].
+    ///
+    /// O(1) for overlay and btrfs. The copy backend copies all that is below.
+    fn receive_layer(&self, layer: &Dir, below: &[LayerId]) -> Result<Receiving>;
+
+    /// Turns the received content into `layer`'s `fs`. Syncs nothing. After an error the caller
     /// deletes `layer`.
     fn received(&self, layer: &Dir) -> Result<()> {
         Ok(layer.rename(bind_volume::FS_NEW, layer, FS)?)

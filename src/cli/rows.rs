@@ -239,6 +239,7 @@ impl Row for admin::Artifact {
                 "images": maker.images,
             })
         });
+        let table_digests = self.table_digests.iter().map(|digest| some(digest));
         json!({
             "id": self.id,
             "tenant": self.tenant,
@@ -253,6 +254,7 @@ impl Row for admin::Artifact {
             "madeBy": made_by,
             "digest": some(&self.digest),
             "importedDigest": some(&self.imported_digest),
+            "tableDigests": table_digests.collect::<Vec<_>>(),
         })
     }
 }

@@ -461,6 +461,7 @@ mod tests {
                     ],
                 }),
                 digest: format!("sha256:{}", "d".repeat(64)),
+                table_digests: vec![format!("sha256:{}", "f".repeat(64))],
                 ..Default::default()
             },
             admin::Artifact {

@@ -118,6 +118,10 @@ points! {
     FlattenIndexed = "flatten-indexed",
     /// The merged layer's record says that it is named.
     FlattenConfirmed = "flatten-confirmed",
+    /// A layer's table of contents is on the disk, under its temporary name.
+    TableWritten = "table-written",
+    /// It has its name.
+    TablePlaced = "table-placed",
     /// A comparison of index and directories has read memory and the names of layers. It holds nothing.
     CheckListed = "check-listed",
     /// What the view of an export needs lies in `incoming/`, and it is open.

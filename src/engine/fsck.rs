@@ -9,6 +9,7 @@ use super::failpoint::{Point, point};
 use super::fsck_input::{Moving, Named, Places};
 use super::pool_scan::{Read, entries, names, needs_index, read};
 use super::shared::Inner;
+use super::table_digests::{Recorded, recorded};
 use super::types::Finding;
 use crate::model::{ArtifactId, LayerId, VolumeRecord, layout};
 use crate::store::{self, Contents, Index, PoolView};
@@ -469,6 +470,11 @@ fn check_layers(
         let has_content = layer.has(layout::FS).context("look at a layer");
         if findings.at(&path, has_content)? == Some(false) {
             findings.push(finding("empty-layer", path.clone(), "it has no fs"));
+        }
+        let table = recorded(&layer).context("read a layer's table of contents");
+        if findings.at(&path, table)? == Some(Recorded::Damaged) {
+            let detail = "it is damaged; the next start makes it again";
+            findings.push(finding("damaged-table", path.join(layout::TABLE), detail));
         }
         let record = store::read_sealing(&layer).context("read a layer's record");
         if let Some(Err(error)) = findings.at(&path, record)? {

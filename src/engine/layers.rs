@@ -39,7 +39,10 @@ pub(super) fn trash_unreferenced(inner: &Inner, layers: &[LayerId]) -> u64 {
             Err(error) => {
                 tracing::error!(%layer, %error, "an unused layer stays until the next start");
             }
-            Ok(()) => point(Point::CollectTrashed),
+            Ok(()) => {
+                inner.tables.let_go(&layer);
+                point(Point::CollectTrashed);
+            }
         }
     }
     bytes

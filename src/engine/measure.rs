@@ -70,7 +70,10 @@ pub(super) fn measure_layers(inner: &Inner) -> Result<usize> {
 }
 
 /// The layers of everything that is durable, if they `fit`.
-fn durable_layers(inner: &Inner, fit: impl Fn(&State, &LayerId) -> bool) -> HashSet<LayerId> {
+pub(super) fn durable_layers(
+    inner: &Inner,
+    fit: impl Fn(&State, &LayerId) -> bool,
+) -> HashSet<LayerId> {
     let mut layers = HashSet::new();
     inner.look_at_artifacts(|state, sealed| {
         if sealed.durable {

@@ -68,6 +68,8 @@ mod seal;
 mod shared;
 mod space;
 mod state;
+mod table_digests;
+mod tables;
 mod target;
 mod teardown;
 mod teardown_queue;
@@ -114,6 +116,7 @@ use pool::{Pool, boot_id};
 use prewarm::Spares;
 use recover::Recovered;
 use shared::Inner;
+use table_digests::TableDigests;
 use teardown_queue::TeardownQueue;
 use threads::Threads;
 use trash::Trash;
@@ -221,6 +224,7 @@ impl Engine {
             unmerged: Setbacks::default(),
             slow: Setbacks::default(),
             unmeasured: Setbacks::default(),
+            tables: TableDigests::default(),
             copying: tokio::sync::Mutex::default(),
             asked: Mutex::default(),
             short: AtomicBool::new(true),
@@ -242,6 +246,7 @@ impl Engine {
         inner.tasks.spawn(reap::reap_loop(inner.clone()));
         inner.tasks.spawn(reap::walk_loop(inner.clone()));
         inner.tasks.spawn(scrub::watch_loop(inner.clone()));
+        inner.tasks.spawn(tables::table_loop(inner.clone()));
         for (layer, below) in recovered.read {
             release::keep_while_held(&inner, layer, below, None);
         }
@@ -310,7 +315,7 @@ impl Engine {
     /// The artifacts, by tenant and name; caches are the rows whose name is one.
     #[must_use]
     pub fn artifacts(&self, tenant: Option<&Tenant>) -> Vec<ArtifactRow> {
-        query::artifacts(&self.inner.state.lock(), tenant)
+        query::artifacts(&self.inner, tenant)
     }
 
     /// Deletes what has this name; `InUse` when a volume is a fork of it, unless it is a cache: then the name goes now

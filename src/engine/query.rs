@@ -77,7 +77,9 @@ pub(super) fn volumes(state: &State, tenant: Option<&Tenant>) -> Vec<VolumeRow> 
 }
 
 /// The artifacts, by tenant and name.
-pub(super) fn artifacts(state: &State, tenant: Option<&Tenant>) -> Vec<ArtifactRow> {
+pub(super) fn artifacts(inner: &Inner, tenant: Option<&Tenant>) -> Vec<ArtifactRow> {
+    let state = inner.state.lock();
+    let table = |layer| inner.tables.get(layer);
     let forks = state.fork_counts();
     let seen = state
         .artifacts
@@ -99,6 +101,7 @@ pub(super) fn artifacts(state: &State, tenant: Option<&Tenant>) -> Vec<ArtifactR
                 durable: sealed.durable,
                 made_by: artifact.made_by.as_deref().cloned(),
                 digests: artifact.digests,
+                tables: artifact.layers.iter().map(table).collect(),
             }
         })
         .collect();

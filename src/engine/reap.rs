@@ -102,6 +102,7 @@ pub(super) async fn walk_loop(inner: Arc<Inner>) {
         if let Some(error) = failure {
             tracing::error!(%error, "layers could not be measured or merged; it is tried again later");
         }
+        inner.tables.wake();
         if is_for_a_round {
             inner.wake_reaper();
         }

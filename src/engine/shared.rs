@@ -22,6 +22,7 @@ use super::notice::Notices;
 use super::pool;
 use super::prewarm::Spares;
 use super::state::State;
+use super::table_digests::TableDigests;
 use super::teardown_queue::TeardownQueue;
 use super::threads::Threads;
 use super::trash::Trash;
@@ -158,6 +159,7 @@ pub(super) struct Inner {
     pub(super) slow: Setbacks<LayerId>,
     /// Layers that could not be confirmed or measured.
     pub(super) unmeasured: Setbacks<LayerId>,
+    pub(super) tables: TableDigests,
     /// Held by the one seal that copies for another time, since it found no room.
     pub(super) copying: tokio::sync::Mutex<()>,
     /// Of calls that found no room, how many bytes each needs at once; 0: some blocks, or nobody knows.

@@ -6,7 +6,8 @@ use std::time::Duration;
 
 use crate::backend::{BackendKind, Usage};
 use crate::model::{
-    ArtifactId, Digests, LayerId, Maker, Pod, Reference, Tenant, Timestamp, VolumeId, VolumeSpec,
+    ArtifactId, Digests, LayerId, Maker, Pod, Reference, Sha256, Tenant, Timestamp, VolumeId,
+    VolumeSpec,
 };
 
 /// What kubelet asks for in `NodePublishVolume`, checked.
@@ -145,6 +146,8 @@ pub struct ArtifactRow {
     pub made_by: Option<Maker>,
     /// The digests of its content that are known.
     pub digests: Digests,
+    /// The digests of its layers' tables of contents, newest layer first; `None`: not made yet.
+    pub tables: Vec<Option<Sha256>>,
 }
 
 /// What a round of garbage collection did.

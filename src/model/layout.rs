@@ -31,6 +31,8 @@ pub const VOLUME_JSON: &str = "volume.json";
 pub const LAYER_JSON: &str = "layer.json";
 /// In a layer that is being sealed: its future record.
 pub const SEALING_JSON: &str = "sealing.json";
+/// In a layer: its table of contents, in the format of `docs/layer-format.md`.
+pub const TABLE: &str = "table";
 /// In a layer, and in a volume of a backend without a top: the content.
 pub const FS: &str = "fs";
 /// In a volume of the overlay backend: the writable top.

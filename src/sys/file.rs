@@ -24,6 +24,12 @@ impl OpenFile {
     }
 }
 
+impl From<OpenFile> for OwnedFd {
+    fn from(file: OpenFile) -> Self {
+        file.fd
+    }
+}
+
 impl AsFd for OpenFile {
     fn as_fd(&self) -> BorrowedFd<'_> {
         self.fd.as_fd()

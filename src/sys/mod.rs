@@ -16,6 +16,7 @@ mod lock;
 mod mount;
 mod mountinfo;
 mod path_fd;
+mod priority;
 mod quota;
 mod reflink;
 #[cfg(test)]
@@ -42,6 +43,7 @@ pub use mount::{
 pub use mountinfo::{MountEntry, mount_table};
 pub use nix::errno::Errno;
 pub use path_fd::PathFd;
+pub use priority::lower_thread_priority;
 pub use quota::{NoQuota, ProjectUsage};
 pub use reflink::{clone_file, copy_sparse, data_length};
 #[cfg(test)]

@@ -41,7 +41,7 @@ pub(crate) fn pack_layer(lab: &Lab, from: &Path, marks: LayerMarks) -> archive::
     Ok(bytes)
 }
 
-fn how() -> Unpack {
+pub(crate) fn how() -> Unpack {
     Unpack {
         devices: true,
         ..Unpack::default()
@@ -99,7 +99,7 @@ impl Drop for Overlay {
 }
 
 /// What is compared: as archives keep it.
-fn shown(tree: &Path) -> Snapshot {
+pub(crate) fn shown(tree: &Path) -> Snapshot {
     kept(found(tree), true)
 }
 

@@ -52,12 +52,12 @@ fn table(lab: &Lab, path: &Path, expected: Option<[u8; 32]>) -> archive::Result<
 }
 
 /// A layer, its table and who holds it.
-struct Held {
+pub(crate) struct Held {
     table: Arc<Table>,
     holder: Holder,
 }
 
-fn hold(lab: &Lab, layer: &Path, name: &str) -> Held {
+pub(crate) fn hold(lab: &Lab, layer: &Path, name: &str) -> Held {
     let (path, scanned) = scanned(lab, layer, name);
     let table = table(lab, &path, Some(scanned.digest.sha256)).expect("table");
     assert_eq!(table.digest(), scanned.digest);
@@ -88,7 +88,7 @@ impl Held {
         Receiver::open(&open(to), Arc::clone(&self.table), true, &never).expect("receiver")
     }
 
-    fn receive(&self, to: &Path) {
+    pub(crate) fn receive(&self, to: &Path) {
         let mut receiver = self.receiver(to);
         let bytes = self.send(&[ALL], 1);
         let taken = receiver.take(&bytes[..], PATIENT, &never).expect("take");

@@ -141,6 +141,8 @@ impl Act {
             | Point::RebuildCleared
             | Point::RebuildPlaced
             // `tests/failing` visits it: nothing is changed there.
+            | Point::TableWritten
+            | Point::TablePlaced
             | Point::CheckListed
             // `tests/claims_crash.rs` visits the points of claims.
             | Point::ClaimIndexed

@@ -462,3 +462,55 @@ fn what_is_made_beforehand_and_not_finished_is_nobodys() {
         driver.shut_down();
     }
 }
+
+/// The layers that have a table of contents, and the names of temporary ones.
+fn tables(place: &Place) -> (usize, usize) {
+    let layers = place.pool.join("layers");
+    let layers: Vec<PathBuf> = entries(&layers).iter().map(|id| layers.join(id)).collect();
+    let count = |name: &str| layers.iter().filter(|id| id.join(name).exists()).count();
+    (count("table"), count(".table.new"))
+}
+
+/// No call waits for a table of contents. The next start makes those that are missing.
+#[test]
+fn a_table_of_contents_whose_making_is_cut_short_is_made_by_the_next_start() {
+    for way in [OVERLAY, BTRFS] {
+        let place = Place::new(require_lab!(Fs::Btrfs), way);
+        let driver = place.start(None);
+        driver.shut_down();
+        let mut world = World::default();
+        for (number, point) in [Point::TableWritten, Point::TablePlaced]
+            .into_iter()
+            .enumerate()
+        {
+            let mut driver = place.start(None);
+            let mut on = driver.connect().expect("a process");
+            until("all tables are made", || tables(&place) == (number, 0));
+            arm(&mut on, point.name());
+            let name = format!("made-{number}");
+            let output = [("type", "output"), ("name", &name)];
+            let becomes: &'static str = ["artifact/made-0", "artifact/made-1"][number];
+            let volume: &'static str = ["maker-0", "maker-1"][number];
+            world.start_pod(&place, &mut on, volume, Some(becomes), &output);
+            on.must(&outcome(volume, true));
+            // It may die before the answers.
+            let _answer = on.call(&unpublish(&place, volume));
+            assert!(driver.dies_within(TO_THE_POINT), "it was not visited");
+            world.pod_ended(volume);
+            let expected = if point == Point::TableWritten {
+                (0, 1)
+            } else {
+                (2, 0)
+            };
+            assert_eq!(tables(&place), expected, "{}", point.name());
+        }
+        let mut driver = place.start(None);
+        let mut on = driver.connect().expect("it starts");
+        on.must(&Call::Settle);
+        until("all tables are made", || tables(&place) == (2, 0));
+        assert_no_findings(&mut on);
+        world.check_sealed(&place, &mut on);
+        world.end(&place, &mut on);
+        driver.shut_down();
+    }
+}

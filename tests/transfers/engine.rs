@@ -51,13 +51,13 @@ async fn pack(bench: &Bench, export: Export, codec: Codec) -> Result<(Vec<u8>, S
     Ok((bytes, Sha256(digests.plain.sha256)))
 }
 
-async fn exported(bench: &Bench, name: &str, codec: Codec) -> (Vec<u8>, Sha256) {
+pub(crate) async fn exported(bench: &Bench, name: &str, codec: Codec) -> (Vec<u8>, Sha256) {
     let export = open(bench, name).await;
     assert_eq!(export.view(), View::Sealed);
     pack(bench, export, codec).await.expect("it is packed")
 }
 
-fn request(name: &str) -> ImportRequest {
+pub(crate) fn request(name: &str) -> ImportRequest {
     ImportRequest {
         tenant: "ci".parse().expect("a tenant"),
         reference: name.parse().expect("a reference"),
@@ -67,7 +67,7 @@ fn request(name: &str) -> ImportRequest {
     }
 }
 
-async fn import(
+pub(crate) async fn import(
     bench: &Bench,
     request: ImportRequest,
     archive: impl Read + Send + 'static,
@@ -124,6 +124,8 @@ macro_rules! bench {
         }
     };
 }
+
+pub(crate) use bench;
 
 const OUTPUT: [(&str, &str); 2] = [("type", "output"), ("name", "odd")];
 

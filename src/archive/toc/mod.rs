@@ -21,7 +21,7 @@ pub use receive::{Patience, Receiver, Taken};
 pub use record::{Offer, State};
 pub use scan::{Scanned, scan};
 pub use send::{Holder, Want};
-pub use table::Table;
+pub use table::{Table, has_whole_length};
 
 /// A chunk of a large file, the longest piece and the longest frame.
 const CHUNK: u64 = 4 << 20;

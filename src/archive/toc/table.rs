@@ -248,6 +248,16 @@ impl Table {
     }
 }
 
+/// Whether a file is as long as a table with its header is. Reads the header only.
+#[must_use]
+pub fn has_whole_length(file: &File) -> bool {
+    let mut header = [0; HEADER];
+    let length = file.metadata().map_or(0, |found| found.len());
+    file.read_exact_at(&mut header, 0).is_ok()
+        && Totals::parse(&header)
+            .is_ok_and(|totals| totals.length.checked_add(HEADER as u64) == Some(length))
+}
+
 /// Length and SHA-256 of a file.
 pub(super) fn digest(file: &File, stop: Stop<'_>) -> Result<Digest> {
     let (mut hash, mut at) = (Sha256::new(), 0);

@@ -28,7 +28,7 @@ use serde::{Deserialize, Serialize};
 use self::assemble::{How, Parts, STRING_LAYERS, assemble};
 use self::idmapped::{Owners, Views};
 use self::project::Projects;
-use super::{Backend, BackendKind, Error, Freeze, Limit, Result, Start, Stop, Usage};
+use super::{Backend, BackendKind, Error, Freeze, Limit, Receiving, Result, Start, Stop, Usage};
 use crate::model::layout::{EMPTY, FS, LAYERS, TOP, VOLUME_JSON, WORK_PREFIX};
 use crate::model::{LayerId, RootAttributes, VolumeId};
 use crate::sys::{self, Dir, Errno, FsContext, MountEntry, PrivateMountNs, Space, UnmountWatches};
@@ -560,6 +560,13 @@ impl Backend for Overlay {
         let start = Start::of_layers(layers);
         self.create(scratch, &start)?;
         self.mount(scratch, label, &start, true)
+    }
+
+    fn receive_layer(&self, layer: &Dir, below: &[LayerId]) -> Result<Receiving> {
+        Ok(Receiving::Stacked {
+            into: self.receive(layer)?,
+            below: Lowers::Layers(below).open(self, None, None)?,
+        })
     }
 
     fn flatten(&self, layers: &[LayerId], into: &Dir, bottom: bool, stop: Stop<'_>) -> Result<()> {

@@ -1,0 +1,165 @@
+//! What the running driver knows of the layers' tables of contents: their digests, and which layer
+//! is being read for one. `tables` makes the tables.
+//!
+//! A table lies beside the layer's content, as `layers/<id>/table`. Its SHA-256 names the layer
+//! between nodes and is an attribute of that file.
+
+use std::collections::{HashMap, HashSet};
+use std::fs::File;
+use std::os::fd::OwnedFd;
+use std::time::Duration;
+
+use parking_lot::{Condvar, Mutex};
+use rustix::fs::OFlags;
+use tokio::sync::Notify;
+
+use super::backoff::Setbacks;
+use crate::archive::toc;
+use crate::model::{LayerId, Sha256, layout};
+use crate::sys::{self, Dir, Errno, OpenFile, Xattrs};
+
+/// The attribute of a table's file that has the table's digest.
+pub(super) const DIGEST: &str = "trusted.baggageclaim.sha256";
+
+/// How long the deletion of a layer waits for the job to close its files.
+const CLOSES: Duration = Duration::from_secs(1);
+
+/// The known digests, and what the background job needs to make the others.
+#[derive(Debug, Default)]
+pub(super) struct TableDigests {
+    known: Mutex<HashMap<LayerId, Sha256>>,
+    reading: Mutex<Option<Reading>>,
+    closed: Condvar,
+    /// A layer may have become durable.
+    pub(super) wanted: Notify,
+    /// Layers whose table could not be made.
+    pub(super) failed: Setbacks<LayerId>,
+}
+
+impl TableDigests {
+    /// The digest of a layer's table; `None`: it is not made yet.
+    pub(super) fn get(&self, layer: &LayerId) -> Option<Sha256> {
+        self.known.lock().get(layer).copied()
+    }
+
+    pub(super) fn insert(&self, layer: LayerId, digest: Sha256) {
+        self.known.lock().insert(layer, digest);
+    }
+
+    /// Forgets all layers but these.
+    pub(super) fn retain(&self, layers: &HashSet<LayerId>) {
+        self.known.lock().retain(|layer, _| layers.contains(layer));
+    }
+
+    /// Begins to read a layer. The caller closes its files before it drops the guard.
+    pub(super) fn read(&self, layer: LayerId) -> ReadGuard<'_> {
+        let is_gone = false;
+        *self.reading.lock() = Some(Reading { layer, is_gone });
+        ReadGuard(self)
+    }
+
+    /// Stops the job if it reads this layer, which left its place. Waits a moment until the job has
+    /// closed its files: an open file keeps its space, and eviction counts on that.
+    pub(super) fn let_go(&self, layer: &LayerId) {
+        let mut reading = self.reading.lock();
+        let is_it = |reading: &Reading| reading.layer == *layer;
+        if let Some(reading) = reading.as_mut().filter(|reading| is_it(reading)) {
+            reading.is_gone = true;
+        }
+        let still = |reading: &mut Option<Reading>| reading.as_ref().is_some_and(is_it);
+        let waited = self.closed.wait_while_for(&mut reading, still, CLOSES);
+        if waited.timed_out() {
+            tracing::debug!(%layer, "the job that makes tables of contents still has a file of the layer open");
+        }
+    }
+
+    /// Lets the background job look for layers without a table.
+    pub(super) fn wake(&self) {
+        self.wanted.notify_one();
+    }
+}
+
+/// The layer whose table is being made.
+#[derive(Debug)]
+struct Reading {
+    layer: LayerId,
+    /// It left its place.
+    is_gone: bool,
+}
+
+/// A layer is being read, until this is dropped.
+pub(super) struct ReadGuard<'a>(&'a TableDigests);
+
+impl ReadGuard<'_> {
+    /// Whether the layer is to be let go.
+    pub(super) fn is_gone(&self) -> bool {
+        let reading = self.0.reading.lock();
+        reading.as_ref().is_none_or(|reading| reading.is_gone)
+    }
+}
+
+impl Drop for ReadGuard<'_> {
+    fn drop(&mut self) {
+        *self.0.reading.lock() = None;
+        self.0.closed.notify_all();
+    }
+}
+
+/// What lies beside a layer's content under the name of its table.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub(super) enum Recorded {
+    /// Nothing.
+    Missing,
+    /// A table without its digest, of another length than its header says, or no table at all.
+    Damaged,
+    /// The table with this digest.
+    Whole(Sha256),
+}
+
+/// Looks at the table of the layer in this directory. Does not read all of it: a transfer does.
+pub(super) fn recorded(layer: &Dir) -> sys::Result<Recorded> {
+    let flags = OFlags::RDONLY | OFlags::NOFOLLOW | OFlags::NONBLOCK;
+    let fd = match layer.open_file_beneath(layout::TABLE, flags, 0) {
+        Err(error) if error.is(Errno::ENOENT) => return Ok(Recorded::Missing),
+        Err(error) if error.is(Errno::ELOOP) || error.is(Errno::ENXIO) => {
+            return Ok(Recorded::Damaged);
+        }
+        fd => OpenFile::new(fd?, layer.path().join(layout::TABLE)),
+    };
+    let digest = fd.xattr(DIGEST)?;
+    let digest = digest.and_then(|text| String::from_utf8(text).ok()?.parse().ok());
+    let file = File::from(OwnedFd::from(fd));
+    Ok(match digest {
+        Some(digest) if toc::has_whole_length(&file) => Recorded::Whole(digest),
+        _ => Recorded::Damaged,
+    })
+}
+
+#[cfg(test)]
+mod tests {
+    use std::sync::atomic::{AtomicBool, Ordering};
+
+    use super::*;
+
+    #[test]
+    fn a_layer_that_is_deleted_is_let_go_first_and_others_are_not_waited_for() {
+        let tables = TableDigests::default();
+        let (read, other) = (LayerId::from_bits(1), LayerId::from_bits(2));
+        let is_closed = AtomicBool::new(false);
+        let reading = tables.read(read);
+        std::thread::scope(|scope| {
+            scope.spawn(|| {
+                let reading = reading;
+                while !reading.is_gone() {
+                    std::thread::yield_now();
+                }
+                is_closed.store(true, Ordering::SeqCst);
+            });
+            tables.let_go(&other);
+            assert!(!is_closed.load(Ordering::SeqCst), "another layer");
+            tables.let_go(&read);
+            assert!(is_closed.load(Ordering::SeqCst), "it is closed by now");
+        });
+        assert!(tables.reading.lock().is_none());
+    }
+}

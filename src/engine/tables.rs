@@ -1,0 +1,142 @@
+//! Makes each durable layer's table of contents in the background, so that the first transfer of the
+//! layer does not wait for it.
+//!
+//! One thread makes them one by one, at the lowest priority. It reads all content of a layer, once
+//! in the layer's life.
+//!
+//! | step | on disk | after `kill -9` or a power cut here |
+//! |---|---|---|
+//! | written to `layers/<id>/.table.new`, with its digest | incomplete | overwritten later |
+//! | fsync | whole | the same |
+//! | rename to `layers/<id>/table` | **the table** | found by the next start |
+//!
+//! Nothing refers to a table but its place, so it goes with its layer. A layer may be evicted while
+//! it is read: then the job lets go of it.
+
+use std::fs::File;
+use std::path::Path;
+use std::sync::Arc;
+use std::time::Instant;
+
+use super::error::{Context, Error, Result};
+use super::failpoint::{Point, point};
+use super::measure::durable_layers;
+use super::shared::Inner;
+use super::space::is_nearly_full;
+use super::table_digests::{DIGEST, Recorded, recorded};
+use super::threads;
+use crate::archive::{Progress, toc};
+use crate::model::{LayerId, Sha256, layout};
+use crate::sys::{self, Dir, Errno, Xattrs};
+use crate::tree::Stop;
+
+/// Makes missing tables whenever a layer may have become durable.
+pub(super) async fn table_loop(inner: Arc<Inner>) {
+    loop {
+        tokio::select! {
+            () = inner.tables.wanted.notified() => {}
+            () = inner.stop.cancelled() => return,
+        }
+        let engine = inner.clone();
+        // A thread that has the lowest priority cannot get another one back: it ends.
+        let made = threads::apart("tables", async move { make_missing(&engine) }).await;
+        if let Err(error) = made {
+            tracing::error!(%error, "tables of contents could not be made; the next round tries again");
+        }
+    }
+}
+
+fn make_missing(inner: &Inner) {
+    if let Err(error) = sys::lower_thread_priority() {
+        tracing::debug!(%error, "tables of contents are made at normal priority");
+    }
+    let tables = &inner.tables;
+    let durable = durable_layers(inner, |_, _| true);
+    tables.retain(&durable);
+    let waiting = tables.failed.waiting(|layer| durable.contains(layer));
+    for layer in durable {
+        if inner.stop.is_cancelled() || inner.refuse_degraded().is_err() {
+            return;
+        }
+        if tables.get(&layer).is_some() || waiting.contains(&layer) {
+            continue;
+        }
+        match find_or_make(inner, layer) {
+            Ok(Some(digest)) => {
+                tables.failed.forget(&layer);
+                tables.insert(layer, digest);
+            }
+            Ok(None) => {}
+            Err(error) => {
+                let pause = tables.failed.put_off(&layer);
+                tracing::warn!(%layer, %error, ?pause, "a layer's table of contents cannot be made");
+            }
+        }
+    }
+}
+
+/// The digest of a layer's table; `None`: the engine stops, the layer is gone, or the pool has too
+/// little space to spend some on tables.
+fn find_or_make(inner: &Inner, layer: LayerId) -> Result<Option<Sha256>> {
+    let reading = inner.tables.read(layer);
+    let dir = match inner.dirs.layers.open_beneath(layer.to_string()) {
+        Err(error) if error.is(Errno::ENOENT) => return Ok(None),
+        dir => dir.context("open a layer")?,
+    };
+    let found = recorded(&dir).context("read a layer's table of contents")?;
+    if let Recorded::Whole(digest) = found {
+        return Ok(Some(digest));
+    }
+    if found == Recorded::Damaged {
+        tracing::warn!(%layer, "the layer's table of contents is damaged; it is made again");
+    }
+    if is_nearly_full(inner) {
+        return Ok(None);
+    }
+    match make(&dir, &|| reading.is_gone() || inner.stop.is_cancelled()) {
+        Err(Error::ShuttingDown) => Ok(None),
+        // It may have been read while it was being deleted.
+        _ if reading.is_gone() => Ok(None),
+        made => made.map(Some),
+    }
+}
+
+/// Makes the table of the layer in this directory.
+fn make(layer: &Dir, stop: Stop<'_>) -> Result<Sha256> {
+    let began = Instant::now();
+    let content = layer.open_beneath(layout::FS);
+    let content = content.context("open a layer's content")?;
+    let temporary = layer.free_temporary(layout::TABLE.as_ref());
+    let temporary = temporary.context("delete an incomplete table of contents")?;
+    let made = write(layer, Path::new(&temporary), &content, stop);
+    let digest = made.inspect_err(|_| {
+        // The first error is the one to tell.
+        let _ = layer.remove_file(&temporary);
+    })?;
+    point(Point::TableWritten);
+    layer
+        .rename_over(&temporary, layer, layout::TABLE)
+        .context("place a layer's table of contents")?;
+    point(Point::TablePlaced);
+    tracing::debug!(layer = %layer.path().display(), %digest, took = ?began.elapsed(), "made a table of contents");
+    Ok(digest)
+}
+
+/// Writes the table and its digest, durably.
+fn write(layer: &Dir, name: &Path, content: &Dir, stop: Stop<'_>) -> Result<Sha256> {
+    let file = layer
+        .create_file(name)
+        .context("create a table of contents")?;
+    let file = File::from(file);
+    let scanned = toc::scan(content, &file, false, layer, &Progress::default(), stop);
+    let scanned = scanned.context("read a layer for its table of contents")?;
+    let digest = Sha256(scanned.digest.sha256);
+    let node = layer.node(name).context("open a table of contents")?;
+    node.set_xattr(DIGEST, digest.to_string().as_bytes())
+        .and_then(|()| {
+            let synced = file.sync_all();
+            synced.map_err(|error| layer.error("fsync", name, error))
+        })
+        .context("write a table of contents")?;
+    Ok(digest)
+}
