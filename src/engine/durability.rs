@@ -2,7 +2,6 @@
 //! The kernel reports a failed write-back once, to whoever asks first: so nothing else in the engine calls `syncfs` on the pool.
 
 use std::os::fd::{AsFd, BorrowedFd};
-use std::path::PathBuf;
 
 use super::claims::entries::VolumeEntry;
 use super::error::{Context, Result};
@@ -12,7 +11,6 @@ use super::notice::{self, NotCommitted};
 use super::pending::trash_pending;
 use super::shared::Inner;
 use super::target::Target;
-use super::volumes::Goal;
 use crate::backend::Start;
 use crate::model::{VolumeId, VolumeRecord, layout};
 use crate::store::{self, Doom};
@@ -25,14 +23,9 @@ pub(super) fn taint(inner: &Inner, error: &crate::sys::Error) {
         // Under the lock: a fork of what is doomed is made either before this, and is doomed with it, or not at all.
         let until = inner.now();
         state.write_back.taint(until);
-        let visible: Vec<_> = state
-            .volumes
-            .retiring
-            .iter()
-            .filter_map(|(key, leaving)| match &leaving.goal {
-                Goal::Seal(plan) => Some((*key, plan.artifact)),
-                Goal::Discard => None,
-            })
+        let seals = state.volumes.seals();
+        let seals = seals.map(|(key, _, plan)| (key, plan.artifact));
+        let visible: Vec<_> = seals
             .filter(|(_, id)| {
                 let sealed = state.catalog.get(id);
                 sealed.is_some_and(|sealed| !sealed.durable)
@@ -78,14 +71,7 @@ pub(super) fn taint(inner: &Inner, error: &crate::sys::Error) {
     }
     point(Point::DoomFinished);
     for key in keys {
-        let leaving = inner
-            .state
-            .lock()
-            .volumes
-            .retiring
-            .get(&key)
-            .map(|leaving| leaving.record.clone());
-        if let Some(record) = leaving {
+        if let Some((_, record)) = inner.seal_intent(key) {
             let notices = inner.config.notices.as_ref();
             notice::say_not_committed(notices, &record, &NotCommitted::Damaged);
         }
@@ -103,16 +89,15 @@ pub(super) fn taint(inner: &Inner, error: &crate::sys::Error) {
 /// An error that the overlay of a live volume remembers, and that no process has noted: the kernel told it to one that died, or to
 /// another one while no driver ran. What left before that, and is mounted nowhere, remembers nothing.
 fn unnoted(inner: &Inner) -> Option<crate::sys::Error> {
-    let live: Vec<(VolumeRecord, PathBuf)> = {
+    let mounted: Vec<VolumeRecord> = {
         let state = inner.state.lock();
-        let unknown = state.volumes.live.values();
-        let unknown = unknown.filter(|live| !state.write_back.is_tainted(&live.record));
-        unknown
-            .filter_map(|live| Some((live.record.clone(), live.mounts.keys().next()?.clone())))
-            .collect()
+        let unknown = state.volumes.all_live();
+        let unknown = unknown.filter(|volume| !state.write_back.is_tainted(&volume.record));
+        let mounted = unknown.filter(|volume| volume.mount().is_some());
+        mounted.map(|volume| volume.record.clone()).collect()
     };
-    live.iter().find_map(|(record, path)| {
-        let target = Target::open(path).ok().flatten()?;
+    mounted.iter().find_map(|record| {
+        let target = Target::open(record.targets.first()?).ok().flatten()?;
         let mount = target.pin().ok()?;
         let start = Start::of(record);
         inner.backend.write_back_error(mount.as_fd(), &start)

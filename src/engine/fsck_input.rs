@@ -3,6 +3,7 @@
 
 use std::collections::HashSet;
 
+use super::lifecycle::Lifecycle;
 use super::state::State;
 use crate::model::{
     Artifact, ArtifactId, LayerId, Name, PersistentVolume, Snapshot, SnapshotGroup,
@@ -61,20 +62,21 @@ pub(super) struct Moving {
 
 impl From<&State> for Moving {
     fn from(state: &State) -> Self {
-        // Not made yet; or mounted no more, and to leave as soon as there is room for that.
-        let half_made = state.volumes.live.values();
-        let half_made = half_made.filter(|live| !live.made || live.done_with);
-        let half_made = half_made.map(|live| &live.record.id);
-        let busy = state.volumes.busy.iter().chain(half_made);
-        let worked_on = state
-            .volumes
-            .busy
-            .iter()
-            .filter_map(|id| state.claims.get(id));
+        let changing = state.volumes.all_live().filter(|volume| {
+            let lifecycle = volume.lifecycle();
+            matches!(
+                lifecycle,
+                Lifecycle::Preparing | Lifecycle::TeardownDeferred
+            )
+        });
+        let changing = changing.map(|volume| &volume.record.id);
+        let worked_on = state.volumes.busy();
+        let busy = worked_on.iter().chain(changing);
+        let worked_on = worked_on.iter().filter_map(|id| state.claims.get(id));
         let stacked = worked_on.flat_map(|held| &held.claim.layers);
         Self {
             busy: busy.map(ToString::to_string).collect(),
-            leaving: state.volumes.retiring.keys().copied().collect(),
+            leaving: state.volumes.all_retiring().map(|(key, _)| key).collect(),
             pinned: state.pinned.keys().chain(stacked).copied().collect(),
             needed: state.referenced_layers(),
         }

@@ -4,10 +4,8 @@
 use std::sync::Arc;
 
 use super::error::{Context, Result};
-use super::query;
 use super::shared::Inner;
 use super::types::VolumeState;
-use super::volumes::Goal;
 use crate::model::{CacheKind, Reference};
 use crate::telemetry::metrics::{EncodeLabelSet, Family, Gauge, Registry};
 
@@ -147,18 +145,10 @@ pub(super) fn collect(inner: &Arc<Inner>) -> Result<Metrics> {
         ..Metrics::default()
     };
     let state = inner.state.lock();
-    let live = state
-        .volumes
-        .live
-        .values()
-        .map(|live| (live.record.spec.kind.type_name(), query::state_of(live)));
-    let leaving = state
-        .volumes
-        .retiring
-        .values()
-        .map(|leaving| (leaving.record.spec.kind.type_name(), leaving.state));
-    for (kind, state) in live.chain(leaving) {
+    for volume in state.volumes.all() {
+        let kind = volume.record.spec.kind.type_name();
         let kind = TYPES.iter().position(|name| *name == kind);
+        let state = volume.state();
         let state = STATES.iter().position(|(known, _)| *known == state);
         if let (Some(kind), Some(state)) = (kind, state) {
             metrics.volumes[kind][state] += 1;
@@ -174,12 +164,8 @@ pub(super) fn collect(inner: &Arc<Inner>) -> Result<Metrics> {
             None => {}
         }
     }
-    let pending = state
-        .volumes
-        .retiring
-        .values()
-        .filter(|leaving| leaving.goal != Goal::Discard);
+    let pending = state.volumes.seals();
     metrics.seals_pending = u64::try_from(pending.count()).unwrap_or(u64::MAX);
-    metrics.damaged = u64::try_from(state.volumes.kept).unwrap_or(u64::MAX);
+    metrics.damaged = u64::try_from(state.volumes.orphans()).unwrap_or(u64::MAX);
     Ok(metrics)
 }

@@ -43,6 +43,7 @@ mod gc_cycles;
 mod guard;
 mod health;
 mod layers;
+mod lifecycle;
 mod lifetime;
 mod measure;
 mod metrics;
@@ -64,7 +65,6 @@ mod quiesce;
 mod reap;
 mod rebuild;
 mod recover;
-mod release;
 mod republish;
 mod scrub;
 mod seal;
@@ -166,7 +166,7 @@ impl Engine {
         lifetime.spawn(scrub::watch_loop(inner.clone()));
         lifetime.spawn(tables::table_loop(inner.clone()));
         for (layer, below) in recovered.read {
-            release::keep_while_held(&inner, layer, below, None);
+            quiesce::keep_while_held(&inner, layer, below, None);
         }
         for left in recovered.leaving {
             teardown::begin_soon(&inner, left);
@@ -284,8 +284,8 @@ impl Engine {
         const LOOK_AGAIN: Duration = Duration::from_millis(20);
         let settled = || {
             self.inner.state.when(|state| {
-                let mut retiring = state.volumes.retiring.values();
-                let moves = retiring.any(|retiring| retiring.state == VolumeState::Sealing);
+                let mut retiring = state.volumes.all_retiring();
+                let moves = retiring.any(|(_, volume)| volume.state() == VolumeState::Sealing);
                 (!moves || self.inner.lifetime.is_stopping()).then_some(())
             })
         };
@@ -315,7 +315,8 @@ impl Engine {
     /// end while the pool cannot be opened.
     pub async fn unmount_offline(target: &Path, staging: bool) -> Result<()> {
         let target = target.to_owned();
-        let unmount = async move { unpublish::unmount(&target, staging) };
+        let unmount =
+            async move { mounts::detach(&target, staging, mounts::UNPUBLISHED).map(drop) };
         let unmounted = threads::apart("unmount", unmount).await;
         unmounted.unwrap_or(Err(Error::Defect))
     }
@@ -375,8 +376,9 @@ impl Engine {
         self.inner.lifetime.stop();
         let (operations, leaving) = {
             let state = self.inner.state.lock();
-            let operations = state.volumes.busy.iter().map(ToString::to_string);
-            (operations.collect::<Vec<_>>(), state.volumes.retiring.len())
+            let operations = state.volumes.busy().iter().map(ToString::to_string);
+            let leaving = state.volumes.all_retiring().count();
+            (operations.collect::<Vec<_>>(), leaving)
         };
         tracing::warn!(
             operations = %operations.join(" "),
@@ -395,7 +397,7 @@ impl Engine {
         inner.state.notify();
         let none = inner
             .state
-            .when(|state| state.volumes.busy.is_empty().then_some(()));
+            .when(|state| state.volumes.busy().is_empty().then_some(()));
         none.await;
         inner.lifetime.stop();
         inner.lifetime.ended().await;

@@ -31,7 +31,7 @@ pub(super) fn empty(inner: &Inner, until: Instant) -> Result<Emptied> {
     let mut entries = Vec::new();
     for entry in inner.dirs.trash.entries().context("read trash/")? {
         let name: Option<LayerId> = entry.name.to_str().and_then(|name| name.parse().ok());
-        let leaves = |name| inner.state.lock().volumes.retiring.contains_key(&name);
+        let leaves = |name| inner.state.lock().volumes.retiring(name).is_some();
         if !name.is_some_and(leaves) {
             entries.push((order(&inner.collector.trash.get(name)), name, entry.name));
         }
@@ -96,21 +96,14 @@ fn delete(inner: &Inner, name: &Path, share: Duration) -> Result<bool> {
     Ok(true)
 }
 
-/// Whether a directory in the trash is of a sealed volume that a process still reads (`seal::keep_while_held`).
+/// Whether a directory in the trash is of a sealed volume that a process still reads (`quiesce::keep_while_held`).
 fn is_read(inner: &Inner, volume: &Dir) -> Result<bool> {
-    if inner.state.lock().volumes.retained_layers.is_empty() {
+    if !inner.state.lock().volumes.retains_any() {
         return Ok(false);
     }
     let record = store::read_volume(volume).context("read a volume's record")?;
     let plan = record.ok().and_then(|record| record.seal);
-    Ok(plan.is_some_and(|plan| {
-        inner
-            .state
-            .lock()
-            .volumes
-            .retained_layers
-            .contains_key(&plan.layer)
-    }))
+    Ok(plan.is_some_and(|plan| inner.state.lock().volumes.retains(plan.layer)))
 }
 
 /// How much of it could not be deleted.

@@ -251,11 +251,11 @@ fn round(inner: &Arc<Inner>) -> Round {
         freed |= empty_trash(inner, &mut round);
     }
     // There is room again, if there is any: what was put off can begin.
-    round.step(unpublish::promise_abandoned(inner));
+    round.step(unpublish::retire_abandoned(inner));
     let is_reserved = inner.keep_reserve();
     round.done.held = round.step(purge::held(inner));
     counted.gone(round.done.expired + round.done.evicted + usize::from(freed));
-    if round.failure.is_some() || !is_reserved || inner.state.lock().volumes.has_put_off() {
+    if round.failure.is_some() || !is_reserved || inner.state.lock().volumes.has_deferred() {
         inner.space.set_short(true);
     }
     round

@@ -108,7 +108,7 @@ impl State {
         layers: impl Iterator<Item = &'a LayerId>,
     ) -> HashSet<LayerId> {
         let free = layers.filter(|layer| {
-            !self.catalog.artifacts().stack(layer) && !self.volumes.retiring.contains_key(layer)
+            !self.catalog.artifacts().stack(layer) && self.volumes.retiring(**layer).is_none()
         });
         let mut free: HashSet<LayerId> = free.copied().collect();
         if !free.is_empty() {

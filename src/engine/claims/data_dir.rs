@@ -62,7 +62,7 @@ fn sweep(inner: &Inner, dir: &Dir) -> Result<()> {
 /// Puts aside what lies where the directory of a claim would, of which the index has none: what is left of one that was deleted. An
 /// id is made of a name, so the next claim of that name would show it.
 pub(super) fn put_aside(inner: &Inner, id: &VolumeId) -> Result<()> {
-    if inner.state.lock().volumes.live.contains_key(id) {
+    if inner.state.lock().volumes.live(id).is_some() {
         let (name, what) = (id.to_string(), "owner: it is a pod's volume");
         return Err(Error::Exists { name, what });
     }

@@ -263,10 +263,9 @@ impl Freezing {
     /// It could not be taken back: the claims whose content moved cannot be used, and where that is now stays, until the next start.
     fn leave_as_it_is(&self, error: &Error) {
         let mut state = self.inner.state.lock();
-        state
-            .volumes
-            .retained_layers
-            .extend(self.layers().map(|layer| (layer, vec![layer])));
+        for layer in self.layers() {
+            state.volumes.retain(layer, vec![layer]);
+        }
         for frozen in self.moved() {
             if let Some(held) = state.claims.get_mut(&frozen.claim.id) {
                 held.problem = Some(Problem::Broken(format!(

@@ -11,7 +11,7 @@ use super::data_dir;
 use super::entries::{BusyLayers, ClaimMount, Problem, VolumeEntry};
 use super::freeze::{going_to, take_back};
 use crate::engine::error::{Context, Result};
-use crate::engine::mounts::find_mounts;
+use crate::engine::mounts::find_all;
 use crate::engine::shared::Inner;
 use crate::engine::state::State;
 use crate::model::{
@@ -159,7 +159,7 @@ fn unrecorded(
     let shown = |mount: &&MountEntry| inner.backend.shows(mount, id, id.as_str());
     let paths = mounts.iter().filter(shown);
     let paths: Vec<&Path> = paths.map(|mount| mount.mount_point.as_path()).collect();
-    let found = find_mounts(inner, mounts, id, id.as_str(), &paths)?;
+    let found = find_all(inner, mounts, id, id.as_str(), &paths)?;
     let unknown = |id| ClaimMount {
         id,
         staging: false,
@@ -183,7 +183,7 @@ fn of_this_boot(
         .map(|target| target.path.as_path())
         .collect();
     let id = &held.claim.id;
-    let found: HashMap<PathBuf, u64> = find_mounts(inner, mounts, id, id.as_str(), &paths)?;
+    let found: HashMap<PathBuf, u64> = find_all(inner, mounts, id, id.as_str(), &paths)?;
     // What was unmounted just before may still be held open; the kernel is asked before anything is done.
     held.busy_layers = Some(BusyLayers::assumed(record.claim.layers));
     let (there, gone): (Vec<_>, Vec<_>) = record

@@ -254,23 +254,18 @@ fn live(
         why: why.to_owned(),
     };
     let state = inner.state.lock();
-    let Some(live) = state.volumes.live.get(id) else {
-        let leaves = |record: &VolumeRecord| record.id == *id;
-        if state
-            .volumes
-            .retiring
-            .values()
-            .any(|leaving| leaves(&leaving.record))
-        {
+    let Some(volume) = state.volumes.live(id) else {
+        if state.volumes.records().any(|record| record.id == *id) {
             return Err(not("its pod is done with it; export what it was sealed as"));
         }
         return Err(Error::NoSuchClaim(id.to_string()));
     };
-    let Some((target, mount)) = live.mounts.iter().next() else {
+    let target = volume.record.targets.first();
+    let Some((target, mount)) = target.zip(volume.mount()) else {
         return Err(not("it is not mounted now"));
     };
-    let usage = live.measured.usage;
-    Ok((live.record.clone(), usage, target.clone(), *mount))
+    let usage = volume.measured.usage;
+    Ok((volume.record.clone(), usage, target.clone(), mount))
 }
 
 fn open_volume(inner: &Arc<Inner>, id: &VolumeId) -> Result<Export> {
@@ -343,8 +338,8 @@ pub(in crate::engine) async fn pack(
 /// Whether the volume was its pod's all the time.
 fn still_there(inner: &Inner, id: &VolumeId, made: Timestamp) -> Result<()> {
     let state = inner.state.lock();
-    let live = state.volumes.live.get(id);
-    if live.is_some_and(|live| live.record.created == made && !live.mounts.is_empty()) {
+    let volume = state.volumes.live(id);
+    if volume.is_some_and(|volume| volume.record.created == made && volume.mount().is_some()) {
         return Ok(());
     }
     Err(Error::NotExportable {
