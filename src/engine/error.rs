@@ -358,6 +358,14 @@ impl Error {
         }
     }
 
+    /// Whether a backend stopped because it was told to.
+    pub(super) fn is_stopped(&self) -> bool {
+        let Self::Backend { source, .. } = self else {
+            return false;
+        };
+        matches!(source, backend::Error::Stopped)
+    }
+
     /// What is wrong with a pool, for the person who starts the driver.
     pub(super) fn of_pool(path: &Path, error: store::Error) -> Self {
         let problem = match error {

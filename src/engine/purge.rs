@@ -5,10 +5,9 @@
 use std::path::Path;
 use std::time::{Duration, Instant};
 
-use super::error::{Context, Error, Result};
+use super::error::{Context, Result};
 use super::shared::Inner;
 use super::trash::{MOST_TRIES, order};
-use crate::backend;
 use crate::model::{LayerId, layout};
 use crate::store;
 use crate::sys::Dir;
@@ -57,10 +56,7 @@ pub(super) fn empty(inner: &Inner, until: Instant) -> Result<Emptied> {
                 emptied.freed |= inner.collector.trash.forget(name);
             }
             Ok(false) => {}
-            Err(Error::Backend {
-                source: backend::Error::Stopped,
-                ..
-            }) => {
+            Err(error) if error.is_stopped() => {
                 emptied.freed = true;
                 emptied.more |= inner.collector.trash.tried(name) < MOST_TRIES;
             }

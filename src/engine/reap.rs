@@ -84,7 +84,7 @@ pub(super) async fn walk_loop(inner: Arc<Inner>) {
             // What is left of merges, also of those that came to nothing, is to be deleted; and what is evicted is chosen by its size.
             let is_for_a_round =
                 merges.tried > 0 || matches!(measured, Ok(1..)) && is_nearly_full(&engine);
-            let failure = measured.err().or(merges.result.err());
+            let failure = measured.err().or(merges.failure);
             if failure.is_some() {
                 engine.space.set_short(true);
             }
@@ -144,7 +144,7 @@ pub(super) async fn reap(inner: &Arc<Inner>) -> Result<Reaped> {
         .run(move || flatten::flatten(&engine))
         .await?;
     all.done.flattened = merges.done;
-    all.step(merges.result.map(|()| 0));
+    all.step(merges.failure.map_or(Ok(0), Err));
     if merges.tried > 0 {
         rounds(inner, &mut all).await?;
     }

@@ -12,15 +12,11 @@ impl Catalog {
     pub(in crate::engine) fn add_artifact(&mut self, artifact: Artifact) -> bool {
         let name = artifact.name();
         let mut owners = self.owners(&name);
-        let is_passed = |sealed: &Sealed| takes_name(&artifact, &sealed.artifact);
-        let place = owners
-            .iter()
-            .rposition(|id| self.artifacts.get(id).is_some_and(is_passed));
-        let place = place.map_or(0, |passed| passed + 1);
-        let takes = place == owners.len();
-        if !owners[place..].iter().any(|id| self.is_indexed(id)) {
+        let place = self.place_of(&artifact, &owners);
+        if let Some(place) = place {
             owners.insert(place, artifact.id);
         }
+        let takes = owners.last() == Some(&artifact.id);
         let (indexed, durable) = (false, false);
         let sealed = Sealed {
             artifact,
@@ -30,6 +26,36 @@ impl Catalog {
         self.artifacts.insert(sealed);
         self.set_owners(name, owners);
         takes
+    }
+
+    /// Where an artifact stands among the owners of its name; `None`: a later owner is in the index,
+    /// so the artifact has lost the name for good.
+    fn place_of(&self, artifact: &Artifact, owners: &[ArtifactId]) -> Option<usize> {
+        let is_passed = |sealed: &Sealed| takes_name(artifact, &sealed.artifact);
+        let passed = owners
+            .iter()
+            .rposition(|id| self.artifacts.get(id).is_some_and(is_passed));
+        let place = passed.map_or(0, |passed| passed + 1);
+        let is_late = owners[place..].iter().any(|id| self.is_indexed(id));
+        (!is_late).then_some(place)
+    }
+
+    /// Whether the index may get the name of an artifact that is not visible yet.
+    pub(in crate::engine) fn may_take_name(&self, artifact: &Artifact) -> bool {
+        let owners = self.owners(&artifact.name());
+        self.place_of(artifact, &owners).is_some()
+    }
+
+    /// Enters an artifact that the index has, durably; with its name if the index has that, too.
+    pub(in crate::engine) fn add_indexed(&mut self, artifact: Artifact, named: bool) {
+        let (id, name) = (artifact.id, artifact.name());
+        if named {
+            self.add_artifact(artifact);
+            self.indexed(&HashSet::from([id]), HashMap::from([(name, id)]));
+            self.artifacts.set_durable(&id, true);
+        } else {
+            self.artifacts.insert(Sealed::durable(artifact));
+        }
     }
 
     /// The current owner of a name and the previous ones that may get it back, oldest first.

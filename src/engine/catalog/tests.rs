@@ -184,3 +184,36 @@ fn an_artifact_is_superseded_only_by_one_that_survives_a_power_cut() {
     catalog.names.clear();
     assert!(catalog.is_superseded(&new), "its name was deleted");
 }
+
+#[test]
+fn an_import_takes_its_name_only_with_the_index_and_from_no_later_owner_there() {
+    let named = |reference: &str, id| Artifact {
+        reference: reference.parse().expect("reference"),
+        ..artifact(id)
+    };
+    for (reference, sealed, imported) in [("task-cache/k", 3, 2), ("resource-cache/k", 2, 3)] {
+        let (sealed, imported) = (named(reference, sealed), named(reference, imported));
+        let mut catalog = Catalog::default();
+        assert!(catalog.may_take_name(&imported));
+        assert!(
+            catalog.owner(&imported.name()).is_none(),
+            "it was only asked"
+        );
+        // A seal that the index does not have yet may be lost: then the name is the import's.
+        assert!(catalog.add_artifact(sealed.clone()));
+        assert!(catalog.may_take_name(&imported));
+        catalog.add_indexed(imported.clone(), true);
+        assert!(catalog.is_named(&sealed) && catalog.is_name_indexed(&sealed.name()));
+        assert_eq!(
+            holder_after_doom(&mut catalog, &sealed.name()),
+            Some(imported.id)
+        );
+        // A later owner that the index has keeps it.
+        let mut catalog = Catalog::default();
+        catalog.add_artifact(sealed.clone());
+        commit(&mut catalog, &[&sealed]);
+        assert!(!catalog.may_take_name(&imported));
+        catalog.add_indexed(imported.clone(), false);
+        assert!(catalog.is_named(&sealed) && catalog.contains(&imported.id));
+    }
+}

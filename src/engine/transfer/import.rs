@@ -14,7 +14,6 @@
 //! That is the order of a seal (`commit`) and of a merge (`flatten`). The rules of names are those
 //! of commits: a resource cache keeps its first content, all else has the newest.
 
-use std::collections::HashSet;
 use std::io::Read;
 use std::sync::Arc;
 use std::time::Duration;
@@ -300,8 +299,8 @@ fn describe(
     }
 }
 
-/// Makes it durable, and gives it its name: in the index, then for all to see. Whether it has the
-/// name.
+/// Makes it durable, and gives it its name: in the index, and only then in memory. A failure takes
+/// no name from content that is sealed meanwhile. Tells whether it has the name.
 fn name(
     inner: &Inner,
     request: &ImportRequest,
@@ -313,42 +312,30 @@ fn name(
     inner.sync(&syncing)?;
     point(Point::ImportSynced);
     let named_as_indexed = inner.durability.lock_names();
-    let batch = HashSet::from([artifact.id]);
-    let names = {
-        let mut state = inner.state.lock();
-        // The disk lost something while the archive came in: maybe of this.
-        if state
-            .write_back
-            .tainted_until()
-            .is_some_and(|until| began <= until)
-        {
+    let takes_name = {
+        let state = inner.state.lock();
+        // A write-back failed while the archive came in: its content may have lost bytes.
+        if state.write_back.is_tainted_since(began) {
             return Err(Error::Doomed);
         }
         refuse(&state, request)?;
-        state.catalog.add_artifact(artifact.clone());
-        state.catalog.names_of(&batch)
+        state.catalog.may_take_name(artifact)
     };
     let mut changes = vec![Change::PutArtifact(artifact.clone())];
-    let put = |(name, id): (&Name, &ArtifactId)| Change::PutName(name.clone(), *id);
-    changes.extend(names.iter().map(put));
+    if takes_name {
+        changes.push(Change::PutName(artifact.name(), artifact.id));
+    }
     match inner.transact(&changes) {
         Transaction::Committed => {}
-        failed => {
-            {
-                let mut state = inner.state.lock();
-                state.catalog.remove_artifact(artifact.id);
-                state.catalog.give_name_back(&artifact.name());
-            }
-            if matches!(failed, Transaction::InDoubt(_)) {
-                half.leave_to_the_next_start();
-            }
-            return failed.result().map(|()| false);
+        Transaction::RolledBack(error) => return Err(error),
+        Transaction::InDoubt(error) => {
+            half.leave_to_the_next_start();
+            return Err(error);
         }
     }
     let is_named = {
         let mut state = inner.state.lock();
-        state.catalog.indexed(&batch, names);
-        state.catalog.set_durable(&artifact.id, true);
+        state.catalog.add_indexed(artifact.clone(), takes_name);
         state.catalog.is_named(artifact)
     };
     drop(named_as_indexed);
