@@ -1,9 +1,9 @@
 //! Group commit: one `syncfs` and one index transaction make all seals durable that wait.
 //!
-//! First the content, then the index that names it: in a trial with a power cut, the other order gave
-//! an artifact with an empty file. The steps after the index are done for one seal at a time: a
-//! layer that cannot be confirmed blocks no other, nor does a seal intent that cannot be withdrawn.
-//! `durability` handles write-back errors.
+//! First the content, then the index that names it: in a trial with a power cut, the other order
+//! gave an artifact with an empty file. The steps after the index are done for one seal at a time:
+//! a layer that cannot be confirmed blocks no other, nor does a seal intent that cannot be
+//! withdrawn. `durability` handles write-back errors.
 
 use std::collections::HashMap;
 use std::sync::Arc;
@@ -65,8 +65,8 @@ pub(super) async fn commit_loop(inner: Arc<Inner>, mut sealed: mpsc::UnboundedRe
     }
 }
 
-/// Makes one batch durable: first the content, then the index that names it. An error is of the whole
-/// batch.
+/// Makes one batch durable: first the content, then the index that names it. An error is of the
+/// whole batch.
 fn commit(inner: &Inner, keys: &[LayerId]) -> Result<()> {
     let syncing = inner.durability.lock();
     // After a failure nothing of this batch is left to be committed.
@@ -108,8 +108,8 @@ fn commit(inner: &Inner, keys: &[LayerId]) -> Result<()> {
             .filter(|(key, ..)| became.contains_key(key));
         let seals = seals.map(|(_, volume, plan)| (plan.clone(), volume.record.clone()));
         let committed = seals.collect();
-        // Also where the seal intent stays: the index names the artifact, so a write-back error must
-        // not take it back.
+        // Also where the seal intent stays: the index names the artifact, so a write-back error
+        // must not take it back.
         for key in keys {
             state.volumes.observe_retiring(*key, Observation::Durable);
         }

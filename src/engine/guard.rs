@@ -114,7 +114,7 @@ mod tests {
         let engine = Engine::open(config).await.expect("it opens");
         let volume: VolumeId = "fork".parse().expect("an id");
         let target = folder.path().join("target");
-        // Of what is not there, so that nothing need be mounted.
+        // Its content does not exist, so that nothing need be mounted.
         let attributes = [("type", "input"), ("from", "artifact/none")];
         let attributes = attributes.map(|(key, value)| (key.to_owned(), value.to_owned()));
         let request = PublishRequest {
@@ -137,10 +137,10 @@ mod tests {
         assert!(published.as_ref().is_err_and(is_busy), "{published:?}");
         let unpublished = engine.unpublish("fork", &target).await;
         assert!(unpublished.as_ref().is_err_and(is_busy), "{unpublished:?}");
-        drop(other.expect("nobody has it"));
+        drop(other.expect("it is free"));
 
         // Begun first, each is answered after the chore has ended.
-        let chore = || Guard::take_for_chore(&engine.inner, &volume).expect("nobody has it");
+        let chore = || Guard::take_for_chore(&engine.inner, &volume).expect("it is free");
         let held = chore();
         let publish = engine.publish(request);
         let (published, ()) = tokio::join!(biased; publish, async { drop(held) });

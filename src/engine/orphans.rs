@@ -70,7 +70,8 @@ impl Orphans {
         used
     }
 
-    /// The label of its mount was perhaps in the record: so the kernel is asked who uses its content.
+    /// The label of its mount was perhaps in the record: so the kernel is asked who uses its
+    /// content.
     fn is_held(&mut self, inner: &Inner, dir: &Dir) -> bool {
         let until = *self.until.get_or_insert_with(|| Instant::now() + PATIENCE);
         let mut pause = FIRST_LOOK;

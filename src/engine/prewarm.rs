@@ -2,9 +2,9 @@
 //!
 //! A third of a publish makes directories and files that are the same for every volume. In another
 //! third the kernel builds an overlay that is the same for every volume of one content. So a few
-//! plain spares are kept ready. Of volumes that were published twice lately, a few spares are already
-//! mounted, attached nowhere. A publish takes one by a rename. Without one (a burst of pods, a full
-//! disk, a volume with a size limit) it makes everything itself.
+//! plain spares are kept ready. Of volumes that were published twice lately, a few spares are
+//! already mounted, attached nowhere. A publish takes one by a rename. Without one (a burst of
+//! pods, a full disk, a volume with a size limit) it makes everything itself.
 //!
 //! Only the process that made the spares knows them, by descriptors that it keeps open. A start
 //! deletes the spares of an earlier process in `spares/`.
@@ -29,7 +29,8 @@ use crate::sys::{self, Dir};
 /// Each costs four inodes.
 const MOST: usize = 32;
 
-/// With so few left, more are made. Many at a time: publishes seldom meet the thread that makes them.
+/// With so few left, more are made. Many at a time: publishes seldom meet the thread that makes
+/// them.
 const FEW: usize = 16;
 
 /// Of how many shapes mounted spares are kept: the steps of one pipeline ask for so many at a time.
@@ -262,8 +263,8 @@ impl Spares {
         }
     }
 
-    /// Deletes the spares of an earlier process. At once and not through the trash: otherwise a driver
-    /// that is killed again and again before it empties the trash would fill the pool.
+    /// Deletes the spares of an earlier process. At once and not through the trash: otherwise a
+    /// driver that is killed again and again before it empties the trash would fill the pool.
     pub(super) fn sweep(&self) -> Result<()> {
         let pool = &self.making.pool;
         let spares = &pool.dirs.spares;
@@ -356,15 +357,15 @@ impl Spares {
         }
     }
 
-    /// Unmounts the spares over this layer, which is about to be deleted. A spare that is just being
-    /// mounted goes a moment later.
+    /// Unmounts the spares over this layer, which is about to be deleted. A spare that is just
+    /// being mounted goes a moment later.
     pub(super) fn forget(&self, layer: &LayerId) {
         self.making
             .delete_where(|shape| shape.layers.contains(layer));
     }
 
-    /// Unmounts all spares. Either space is short, or there was a write-back error: then every fsync
-    /// of a `volatile` overlay that was mounted before fails.
+    /// Unmounts all spares. Either space is short, or there was a write-back error: then every
+    /// fsync of a `volatile` overlay that was mounted before fails.
     pub(super) fn forget_mounted(&self) {
         self.making.delete_where(|_| true);
     }
@@ -385,8 +386,8 @@ impl Spares {
         }));
     }
 
-    /// Deletes all spares: the next start may need the space on a full disk. Blocks until the thread
-    /// has ended.
+    /// Deletes all spares: the next start may need the space on a full disk. Blocks until the
+    /// thread has ended.
     pub(super) fn finish(&self) {
         self.thread.finish();
         let stock = std::mem::take(&mut *self.making.stock.lock());

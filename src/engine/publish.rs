@@ -374,7 +374,7 @@ fn lost_layer(inner: &Inner, record: &VolumeRecord) -> Option<LayerId> {
 /// The directory of a new volume, and what it contains already.
 struct VolumeDir {
     dir: Dir,
-    /// Of a spare.
+    /// Those of a spare.
     made: Option<(BlankRecord, Stage)>,
 }
 
@@ -402,7 +402,8 @@ impl VolumeDir {
         let create = || volumes.create_dir(&record.id, 0o700);
         enter(inner, record, create).context("make the volume's directory")?;
         let dir = volumes.open_beneath(&record.id).inspect_err(|_| {
-            // The first error is the one to tell; a directory that stays is swept at the next start.
+            // The first error is the one to tell; a directory that stays is swept at the next
+            // start.
             let _ = volumes.remove_dir(&record.id);
         });
         Ok(Self {

@@ -223,8 +223,8 @@ pub(super) async fn until_unwritten(
             }
             // An engine that ends seals nothing that it does not know: the next start asks again.
             Err(_) if inner.lifetime.is_stopping() => std::future::pending().await,
-            // The content was made so that it cannot be asked. It could have been changed before the
-            // seal, too, so it is not waited for.
+            // The content was made so that it cannot be asked. It could have been changed before
+            // the seal, too, so it is not waited for.
             Err(Error::Backend {
                 source: backend::Error::Refused { path, why },
                 ..

@@ -1,8 +1,9 @@
-//! The end of a retired volume: it is decided whether the volume is sealed, then it is sealed, given
-//! up, or deleted.
+//! The end of a retired volume: it is decided whether the volume is sealed, then it is sealed,
+//! given up, or deleted.
 //!
 //! [`drive`] does the actions of `lifecycle` in a task of each volume. An artifact can be forked as
-//! soon as its content is in place. Whether it is durable (`commit`) matters only to other programs.
+//! soon as its content is in place. Whether it is durable (`commit`) matters only to other
+//! programs.
 
 use std::sync::Arc;
 use std::time::{Duration, Instant};

@@ -1,8 +1,8 @@
 //! Target paths: the mount point that kubelet names, and the operations that are safe on it.
 //!
-//! The directory above is kubelet's and trusted, symlinks included (kubelet's root often is one). The
-//! last component is never followed: a symlink there would let us unmount or delete files of other
-//! programs. It is made with `mkdir` and removed with `rmdir`, never more.
+//! The directory above is kubelet's and trusted, symlinks included (kubelet's root often is one).
+//! The last component is never followed: a symlink there would let us unmount or delete files of
+//! other programs. It is made with `mkdir` and removed with `rmdir`, never more.
 
 use std::ffi::OsString;
 use std::os::fd::{AsFd, BorrowedFd, OwnedFd};

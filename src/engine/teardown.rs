@@ -18,8 +18,8 @@ use super::teardown_queue::{Pin, Teardown};
 use crate::backend::Freeze;
 use crate::model::LayerId;
 
-/// How long a teardown waits before it begins, at least. The kernel evicts a tree's dentries without
-/// a pause, which takes milliseconds for thousands of files. A caller that is woken on that
+/// How long a teardown waits before it begins, at least. The kernel evicts a tree's dentries
+/// without a pause, which takes milliseconds for thousands of files. A caller that is woken on that
 /// processor to read the answer would wait for it, and no event tells that it has read the answer.
 const AFTER_THE_ANSWER: Duration = Duration::from_millis(5);
 
@@ -41,7 +41,8 @@ pub(super) fn begin_now(inner: &Arc<Inner>) {
     }
 }
 
-/// Begins each teardown when its time has come, until the engine ends. The next start does the rest.
+/// Begins each teardown when its time has come, until the engine ends. The next start does the
+/// rest.
 pub(super) async fn teardown_loop(inner: Arc<Inner>) {
     loop {
         let ripe = tokio::select! {

@@ -12,8 +12,8 @@ use tokio::sync::{Notify, OwnedSemaphorePermit, Semaphore};
 use crate::model::LayerId;
 use crate::sys::UnmountWatches;
 
-/// How many unmounted volumes may wait for their teardown; the next unpublish waits, too. Each has a
-/// descriptor. A process may have as few as some thousands, and without one every call fails.
+/// How many unmounted volumes may wait for their teardown; the next unpublish waits, too. Each has
+/// a descriptor. A process may have as few as some thousands, and without one every call fails.
 const PINS: usize = 512;
 
 /// What teardowns share.

@@ -85,9 +85,9 @@ fn unpublish_now(
     let pin = descriptor.map(|descriptor| Pin { descriptor, permit });
     match retire(inner, volume) {
         Ok(key) => Ok(key.map(|key| Teardown { key, pin })),
-        // The disk is full, read-only or failing, and cannot move even a name. The volume is mounted
-        // nowhere, so kubelet need not wait for a disk. The collector tries again, and so does the
-        // next start in this boot.
+        // The disk is full, read-only or failing, and cannot move even a name. The volume is
+        // mounted nowhere, so kubelet need not wait for a disk. The collector tries again, and so
+        // does the next start in this boot.
         Err(error) => {
             tracing::warn!(volume.id = %volume, %error,
                 "unmounted; its teardown is deferred until the pool takes changes");
@@ -106,9 +106,9 @@ fn pick(pins: Vec<(MountPoint, OwnedFd)>, mount: u64) -> Option<OwnedFd> {
     ours.map(|(_, pin)| pin)
 }
 
-/// Retires the volumes that kubelet will not unpublish: those whose teardown was deferred, and those
-/// whose pod directory is gone with all mounts, removed by another program. A volume that cannot be
-/// retired does not block the others. Returns the first failure.
+/// Retires the volumes that kubelet will not unpublish: those whose teardown was deferred, and
+/// those whose pod directory is gone with all mounts, removed by another program. A volume that
+/// cannot be retired does not block the others. Returns the first failure.
 pub(super) fn retire_abandoned(inner: &Arc<Inner>) -> Result<usize> {
     let candidates: Vec<(VolumeId, Lifecycle, Vec<PathBuf>)> = {
         let state = inner.state.lock();

@@ -93,13 +93,13 @@ fn mount_now(inner: &Inner, request: &MountClaim) -> Result<()> {
     attach(inner, request, &target, &dir, &known, &mount)
 }
 
-/// The part of a repeated request that differs from the first, in the words of an error message (CSI
-/// specification, "NodePublishVolume": with other arguments for the same target path it is
+/// The part of a repeated request that differs from the first, in the words of an error message
+/// (CSI specification, "NodePublishVolume": with other arguments for the same target path it is
 /// ALREADY_EXISTS).
 ///
 /// The group of a staging path may differ: kubelet stages a volume once for the pods of all groups,
-/// and after a restart of its own again for the pod that it meets first. Each pod has its group from
-/// its publish.
+/// and after a restart of its own again for the pod that it meets first. Each pod has its group
+/// from its publish.
 fn difference(there: &ClaimMount, request: &MountClaim) -> Option<&'static str> {
     if there.read_only != request.read_only {
         return Some("readonly");
@@ -129,7 +129,8 @@ fn refuse_second_place(request: &MountClaim, mounts: &HashMap<PathBuf, ClaimMoun
     }
 }
 
-/// The path whose mount the new one is a bind of: the staging path, or else any, writable ones first.
+/// The path whose mount the new one is a bind of: the staging path, or else any, writable ones
+/// first.
 fn first(request: &MountClaim, mounts: &HashMap<PathBuf, ClaimMount>) -> Result<Option<PathBuf>> {
     if let Some(staged) = &request.staged_at
         && !mounts.contains_key(staged)
