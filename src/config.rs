@@ -1,5 +1,5 @@
 //! Every flag, every name of the environment and every default of the command line.
-//! What a flag does is done elsewhere; this file has its name, its meaning and its default.
+//! Every flag's meaning and default; other modules implement the flags.
 
 use std::net::SocketAddr;
 use std::path::PathBuf;
@@ -8,7 +8,7 @@ use std::sync::Arc;
 use std::time::Duration;
 
 use clap::builder::BoolishValueParser;
-use clap::{Args, ValueEnum};
+use clap::{Arg, Args, ValueEnum};
 use tokio::sync::watch;
 
 use crate::backend::{BackendKind, MountApi};
@@ -20,11 +20,17 @@ use crate::{driver, engine, k8s, node, telemetry};
 /// The default of `--pool`.
 const DEFAULT_POOL: &str = "/var/lib/baggageclaim";
 
+/// Help names the environment variable of a flag, and never its value.
+fn hide_env_value(arg: Arg) -> Arg {
+    arg.hide_env_values(true)
+}
+
 /// The flag that names a pool.
 #[derive(Debug, Clone, Args)]
+#[command(mut_args(hide_env_value))]
 pub struct Pool {
     /// The pool: the directory that holds all content of this node
-    #[arg(long, value_name = "DIR", env = "BAGGAGECLAIM_POOL", hide_env_values = true, default_value = DEFAULT_POOL)]
+    #[arg(long, value_name = "DIR", env = "BAGGAGECLAIM_POOL", default_value = DEFAULT_POOL)]
     pub pool: PathBuf,
 }
 
@@ -37,37 +43,18 @@ pub struct Log {
         long,
         value_name = "FORMAT",
         env = "BAGGAGECLAIM_LOG_FORMAT",
-        hide_env_values = true,
         default_value = "text"
     )]
-    pub log_format: LogFormat,
-    /// The least level to log: error, warn, info, debug or trace; per module: `warn,baggageclaim::engine=debug`
+    pub log_format: telemetry::LogFormat,
+    /// The least level to log: error, warn, info, debug or trace; per module:
+    /// `warn,baggageclaim::engine=debug`
     #[arg(
         long,
         value_name = "FILTER",
         env = "BAGGAGECLAIM_LOG",
-        hide_env_values = true,
         default_value = "info"
     )]
     pub log: String,
-}
-
-/// The format of log lines.
-#[derive(Debug, Clone, Copy, ValueEnum)]
-pub enum LogFormat {
-    /// A line of text.
-    Text,
-    /// A line of JSON.
-    Json,
-}
-
-impl From<LogFormat> for telemetry::LogFormat {
-    fn from(format: LogFormat) -> Self {
-        match format {
-            LogFormat::Text => Self::Text,
-            LogFormat::Json => Self::Json,
-        }
-    }
 }
 
 /// How copy-on-write is done.
@@ -173,30 +160,31 @@ pub enum Data {
 
 /// The flags of `standalone`.
 #[derive(Debug, Clone, Args)]
+#[command(mut_args(hide_env_value))]
 pub struct Standalone {
     /// The pool.
     #[command(flatten)]
     pub pool: Pool,
-    /// The unix socket of the CSI services. The driver makes it, with mode 0600. The path has at most 107 bytes
+    /// The unix socket of the CSI services. The driver makes it, with mode 0600. The path has at
+    /// most 107 bytes
     #[arg(
         long,
         value_name = "PATH",
         env = "BAGGAGECLAIM_SOCKET",
-        hide_env_values = true,
         default_value = "/run/baggageclaim/csi.sock"
     )]
     pub socket: PathBuf,
-    /// Serve the Controller services on the same socket: PersistentVolumeClaims, their clones and snapshots
+    /// Serve the Controller services on the same socket: PersistentVolumeClaims, their clones and
+    /// snapshots
     #[arg(
         long,
         value_name = "SWITCH",
         env = "BAGGAGECLAIM_CONTROLLER",
-        hide_env_values = true,
         default_value = "on"
     )]
     pub controller: Switch,
     /// Serve ControllerPublishVolume, for a CSIDriver object with `attachRequired: true`
-    #[arg(long, env = "BAGGAGECLAIM_ATTACH", hide_env_values = true, value_parser = BoolishValueParser::new())]
+    #[arg(long, env = "BAGGAGECLAIM_ATTACH", value_parser = BoolishValueParser::new())]
     pub attach: bool,
     /// The flags of every role.
     #[command(flatten)]
@@ -208,44 +196,40 @@ const DEFAULT_KUBELET: &str = "/var/lib/kubelet";
 
 /// The flags of `node`.
 #[derive(Debug, Clone, Args)]
+#[command(mut_args(hide_env_value))]
 pub struct Node {
     /// The pool.
     #[command(flatten)]
     pub pool: Pool,
     /// The root directory of this node's kubelet, at the path by which kubelet knows it
-    #[arg(long, value_name = "DIR", env = "BAGGAGECLAIM_KUBELET_DIR", hide_env_values = true, default_value = DEFAULT_KUBELET)]
+    #[arg(long, value_name = "DIR", env = "BAGGAGECLAIM_KUBELET_DIR", default_value = DEFAULT_KUBELET)]
     pub kubelet_dir: PathBuf,
-    /// The unix socket of the CSI services, at the path by which kubelet reaches it. The driver makes it, with mode
-    /// 0600. The path has at most 107 bytes [default: plugins/baggageclaim.csi.concourse-ci.org/csi.sock in kubelet's
-    /// directory]
-    #[arg(
-        long,
-        value_name = "PATH",
-        env = "BAGGAGECLAIM_SOCKET",
-        hide_env_values = true
-    )]
+    /// The unix socket of the CSI services, at the path by which kubelet reaches it. The driver
+    /// makes it, with mode
+    /// 0600. The path has at most 107 bytes [default:
+    ///   plugins/baggageclaim.csi.concourse-ci.org/csi.sock in kubelet's directory]
+    #[arg(long, value_name = "PATH", env = "BAGGAGECLAIM_SOCKET")]
     pub socket: Option<PathBuf>,
-    /// ADDRESS:PORT that serves /healthz, /readyz and /metrics; [::] is every address, also of IPv4. With `off`, remove
-    /// the probes from the pod too, or kubelet restarts it again and again
+    /// ADDRESS:PORT that serves /healthz, /readyz and /metrics; [::] is every address, also of
+    /// IPv4. With `off`, remove the probes from the pod too, or kubelet restarts it again and again
     #[arg(
         long,
         value_name = "ADDR",
         env = "BAGGAGECLAIM_HTTP",
-        hide_env_values = true,
         default_value = "[::]:9808"
     )]
     pub http: Http,
-    /// Watch the pods of this node in the API server, to learn their outcomes, and report events on them
+    /// Watch the pods of this node in the API server, to learn their outcomes, and report events on
+    /// them
     #[arg(
         long,
         value_name = "SWITCH",
         env = "BAGGAGECLAIM_KUBERNETES",
-        hide_env_values = true,
         default_value = "on"
     )]
     pub kubernetes: Switch,
     /// The kubeconfig for the API server [default: the service account of this pod]
-    #[arg(long, value_name = "PATH", env = "KUBECONFIG", hide_env_values = true)]
+    #[arg(long, value_name = "PATH", env = "KUBECONFIG")]
     pub kubeconfig: Option<PathBuf>,
     /// The flags of every role.
     #[command(flatten)]
@@ -274,14 +258,13 @@ impl FromStr for Http {
 #[derive(Debug, Clone, Args)]
 pub struct Driver {
     /// The name of this node [default: its host name]
-    #[arg(long, value_name = "NAME", env = "BAGGAGECLAIM_NODE_ID", hide_env_values = true, value_parser = parse_node)]
+    #[arg(long, value_name = "NAME", env = "BAGGAGECLAIM_NODE_ID", value_parser = parse_node)]
     pub node_id: Option<NodeId>,
     /// How copy-on-write is done. A pool keeps the backend it was made with
     #[arg(
         long,
         value_name = "KIND",
         env = "BAGGAGECLAIM_BACKEND",
-        hide_env_values = true,
         default_value = "auto"
     )]
     pub backend: Backend,
@@ -290,44 +273,47 @@ pub struct Driver {
         long,
         value_name = "API",
         env = "BAGGAGECLAIM_MOUNT_API",
-        hide_env_values = true,
         default_value = "auto"
     )]
     pub mount_api: Api,
-    /// Let the driver switch on simple quotas, which size limits on btrfs need, if the filesystem has no quotas. They
-    /// apply to the whole filesystem. Linux before 6.7 cannot mount it any more, even after they are switched off
-    #[arg(long, env = "BAGGAGECLAIM_BTRFS_QUOTA", hide_env_values = true, value_parser = BoolishValueParser::new())]
+    /// Let the driver switch on simple quotas, which size limits on btrfs need, if the filesystem
+    /// has no quotas. They apply to the whole filesystem. Linux before 6.7 cannot mount it any
+    /// more, even after they are switched off
+    #[arg(long, env = "BAGGAGECLAIM_BTRFS_QUOTA", value_parser = BoolishValueParser::new())]
     pub btrfs_quota: bool,
-    /// How many threads make the system calls of RPCs. More than a few only wait for each other in the kernel
-    #[arg(long, value_name = "NUMBER", env = "BAGGAGECLAIM_THREADS", hide_env_values = true, default_value = "4", value_parser = clap::value_parser!(u16).range(1..=256))]
+    /// How many threads make the system calls of RPCs. More than a few only wait for each other in
+    /// the kernel
+    #[arg(long, value_name = "NUMBER", env = "BAGGAGECLAIM_THREADS", default_value = "4", value_parser = clap::value_parser!(u16).range(1..=256))]
     pub threads: u16,
     /// How long a publish waits for an input whose maker is about to finish
-    #[arg(long, value_name = "TIME", env = "BAGGAGECLAIM_INPUT_WAIT", hide_env_values = true, default_value = "90s", value_parser = parse_duration)]
+    #[arg(long, value_name = "TIME", env = "BAGGAGECLAIM_INPUT_WAIT", default_value = "90s", value_parser = parse_duration)]
     pub input_wait: Duration,
     /// How long a finished volume waits for the outcome of its pod before it is discarded
-    #[arg(long, value_name = "TIME", env = "BAGGAGECLAIM_OUTCOME_WAIT", hide_env_values = true, default_value = "1h", value_parser = parse_duration)]
+    #[arg(long, value_name = "TIME", env = "BAGGAGECLAIM_OUTCOME_WAIT", default_value = "1h", value_parser = parse_duration)]
     pub outcome_wait: Duration,
-    /// Evict unused content, least recently used first, when more than this percentage of the pool is in use
-    #[arg(long, value_name = "PERCENT", env = "BAGGAGECLAIM_HIGH_WATERMARK", hide_env_values = true, default_value = "85", value_parser = clap::value_parser!(u8).range(1..=100))]
+    /// Evict unused content, least recently used first, when more than this percentage of the pool
+    /// is in use
+    #[arg(long, value_name = "PERCENT", env = "BAGGAGECLAIM_HIGH_WATERMARK", default_value = "85", value_parser = clap::value_parser!(u8).range(1..=100))]
     pub high_watermark: u8,
     /// Evict until at most this percentage of the pool is in use
-    #[arg(long, value_name = "PERCENT", env = "BAGGAGECLAIM_LOW_WATERMARK", hide_env_values = true, default_value = "70", value_parser = clap::value_parser!(u8).range(0..=99))]
+    #[arg(long, value_name = "PERCENT", env = "BAGGAGECLAIM_LOW_WATERMARK", default_value = "70", value_parser = clap::value_parser!(u8).range(0..=99))]
     pub low_watermark: u8,
     /// How often the garbage collector runs
-    #[arg(long, value_name = "TIME", env = "BAGGAGECLAIM_REAP_INTERVAL", hide_env_values = true, default_value = "1m", value_parser = parse_duration)]
+    #[arg(long, value_name = "TIME", env = "BAGGAGECLAIM_REAP_INTERVAL", default_value = "1m", value_parser = parse_duration)]
     pub reap_interval: Duration,
     /// Space in reserve for deletions on a full disk, a quantity such as 64Mi; 0 for none
-    #[arg(long, value_name = "BYTES", env = "BAGGAGECLAIM_RESERVE", hide_env_values = true, default_value = "64Mi", value_parser = parse_bytes)]
+    #[arg(long, value_name = "BYTES", env = "BAGGAGECLAIM_RESERVE", default_value = "64Mi", value_parser = parse_bytes)]
     pub reserve: u64,
-    /// Serve the alpha features of CSI 1.13: health of volumes and storage; with a Controller (`standalone`) also
-    /// GetSnapshot, ControllerGetVolume and snapshots with a topology
-    #[arg(long, env = "BAGGAGECLAIM_ALPHA", hide_env_values = true, value_parser = BoolishValueParser::new())]
+    /// Serve the alpha features of CSI 1.13: health of volumes and storage; with a Controller
+    /// (`standalone`) also GetSnapshot, ControllerGetVolume and snapshots with a topology
+    #[arg(long, env = "BAGGAGECLAIM_ALPHA", value_parser = BoolishValueParser::new())]
     pub alpha: bool,
     /// How many persistent volumes this node may have attached [default: no limit]
-    #[arg(long, value_name = "NUMBER", env = "BAGGAGECLAIM_MAX_VOLUMES", hide_env_values = true, value_parser = clap::value_parser!(u32).range(1..))]
+    #[arg(long, value_name = "NUMBER", env = "BAGGAGECLAIM_MAX_VOLUMES", value_parser = clap::value_parser!(u32).range(1..))]
     pub max_volumes: Option<u32>,
-    /// How long shutdown may take, to answer running calls and close the pool. The next start does what is left
-    #[arg(long, value_name = "TIME", env = "BAGGAGECLAIM_GRACE", hide_env_values = true, default_value = "25s", value_parser = parse_duration)]
+    /// How long shutdown may take, to answer running calls and close the pool. The next start does
+    /// what is left
+    #[arg(long, value_name = "TIME", env = "BAGGAGECLAIM_GRACE", default_value = "25s", value_parser = parse_duration)]
     pub grace: Duration,
     /// End with the parent process, for tests and the demo.
     #[arg(long, hide = true, env = "BAGGAGECLAIM_END_WITH_PARENT", value_parser = BoolishValueParser::new())]
@@ -339,6 +325,7 @@ pub struct Driver {
 
 /// The flags of `demo`.
 #[derive(Debug, Clone, Args)]
+#[command(mut_args(hide_env_value))]
 pub struct Demo {
     /// The directory for the pool [default: a filesystem image in the temporary directory]
     #[arg(long, value_name = "DIR")]
@@ -361,7 +348,7 @@ pub struct Demo {
     #[arg(long)]
     pub keep: bool,
     /// Cargo's home, with the unpacked sources [default: ~/.cargo]
-    #[arg(long, value_name = "DIR", env = "CARGO_HOME", hide_env_values = true)]
+    #[arg(long, value_name = "DIR", env = "CARGO_HOME")]
     pub cargo_home: Option<PathBuf>,
     /// No colours; the same as a non-empty NO_COLOR in the environment
     #[arg(long)]
@@ -401,8 +388,8 @@ pub enum Error {
     HostName(NodeIdError),
 }
 
-/// For tests of what `kill -9` leaves, in debug builds only: `BAGGAGECLAIM_CRASH_AT=point[:visit]` names where the process
-/// dies (`engine::failpoint`). `false` when there is no such point.
+/// In debug builds, `BAGGAGECLAIM_CRASH_AT=point[:visit]` names the point where the process dies
+/// (`engine::failpoint`). `false` if there is no such point.
 #[cfg(debug_assertions)]
 fn crash_where_told() -> bool {
     let Some(told) = std::env::var_os("BAGGAGECLAIM_CRASH_AT") else {
@@ -519,7 +506,8 @@ fn parse_node(text: &str) -> Result<NodeId, NodeIdError> {
     NodeId::new(text)
 }
 
-fn parse_duration(text: &str) -> Result<Duration, &'static str> {
+/// A duration such as 90s.
+pub(crate) fn parse_duration(text: &str) -> Result<Duration, &'static str> {
     humantime::parse_duration(text).map_err(|_| "expected a duration such as 90s, 5m or 1h30m")
 }
 

@@ -1,13 +1,13 @@
-//! What every role of the driver does: it serves a pool, over the CSI socket and the admin socket, from
-//! start to end. What a role adds is passed in; the roles are `standalone` and `node`.
+//! Serves a pool over the CSI socket and the admin socket, from start to end: the part that all
+//! roles share. The roles are `standalone` and `node`, and pass in the rest.
 //!
-//! The CSI socket comes first, and answers Probe while the pool is being opened. The admin socket comes
-//! with the pool. Then the role's own task begins.
+//! The CSI socket comes first, and answers Probe while the pool is being opened. The admin socket
+//! comes with the pool. Then the role's own task begins.
 //!
-//! The driver ends in the reverse order, with one deadline for all of it ([`Drain`]). The role withdraws
-//! what it added. Then the services accept nothing new and answer the calls that run, the engine stops
-//! at a safe point, and the sockets go. Mounts stay: pods use them. What a disk keeps from being done in
-//! time is named in the log, and left to the next start, as after a `kill -9`.
+//! The driver ends in the reverse order, with one deadline for all of it ([`Drain`]). The role
+//! withdraws what it added. Then the services accept nothing new and answer the calls that run, the
+//! engine stops at a safe point, and the sockets go. Mounts stay: pods use them. What a disk keeps
+//! from being done in time is named in the log, and left to the next start, as after a `kill -9`.
 
 use std::convert::Infallible;
 use std::future::{Future, pending};
@@ -55,9 +55,9 @@ pub enum Error {
     Exited(&'static str),
 }
 
-/// Prepares the process before it makes its first file. It clears the umask, so that files get exactly
-/// the modes given. It raises the limit of descriptors to the machine's maximum, since a volume that is
-/// being sealed holds some.
+/// Prepares the process before it makes its first file. It clears the umask, so that files get
+/// exactly the modes given. It raises the limit of descriptors to the machine's maximum, since a
+/// volume that is being sealed holds some.
 pub fn prepare_process() {
     umask(Mode::empty());
     let limit = getrlimit(Resource::Nofile);
@@ -72,9 +72,9 @@ pub fn prepare_process() {
 
 /// Serves a pool until `shutdown` is ready and the drain is over.
 ///
-/// `ready` says whether there is an engine. `role` makes the task that runs beside the services: once
-/// there is an engine, or without one when volumes can only be unmounted. The task ends when the drain
-/// begins, and not before. The services end after it.
+/// `ready` says whether there is an engine. `role` makes the task that runs beside the services:
+/// once there is an engine, or without one when volumes can only be unmounted. The task ends when
+/// the drain begins, and not before. The services end after it.
 pub async fn run<Role>(
     config: Config,
     drain: Drain,
@@ -157,15 +157,15 @@ where
     // Calls that come until then are still answered.
     let role = role.end().await;
     drain.close();
-    // While the services end: it tells a publish that waits for content that it waits in vain.
+    // A publish that waits for content learns that the driver ends, while the services close.
     engine.shutdown_within(drain.left()).await;
     let admin = admin.end().await;
     role.and(admin)
 }
 
-/// Serves without a pool, if the pool could not be opened because its filesystem is read-only: pods can
-/// end, which needs nothing of the pool. Until the drain begins, or the pool takes changes; the next
-/// start opens it then. Any other error is returned.
+/// Serves without a pool, if the pool could not be opened because its filesystem is read-only: pods
+/// can end, which needs nothing of the pool. Until the drain begins, or the pool takes changes; the
+/// next start opens it then. Any other error is returned.
 async fn unmount_only<Role>(
     error: engine::Error,
     drain: &Drain,
@@ -200,8 +200,8 @@ where
     role.end().await
 }
 
-/// Opens the pool and makes its admin socket. That is there before the driver says that it is ready,
-/// since a caller that waits for that may connect the next moment.
+/// Opens the pool and makes its admin socket. That is there before the driver says that it is
+/// ready, since a caller that waits for that may connect the next moment.
 async fn open(config: engine::Config) -> Result<(Engine, Socket), Error> {
     let pool = config.pool.clone();
     let engine = Engine::open(config).await.map_err(Error::Engine)?;
@@ -214,7 +214,7 @@ async fn open(config: engine::Config) -> Result<(Engine, Socket), Error> {
     }
 }
 
-/// A task that runs until the drain tells it to end. It is aborted when it is dropped.
+/// A task that runs until the drain ends it. Dropping it aborts the task.
 struct Part {
     name: &'static str,
     drain: Drain,

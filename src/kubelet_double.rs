@@ -1,20 +1,21 @@
-//! A double of kubelet: pods without containers, whose inline volumes are asked for exactly as kubelet does.
+//! A test double of kubelet: pods without containers, and exactly kubelet's calls for their inline
+//! volumes.
 //!
-//! The tests, the bench and the binary's `demo` share it. It is a client only: it knows the protocol and
-//! kubelet's habits, never the driver's types, so that a mistake in the driver cannot hide in code that
-//! both share. It prints nothing.
+//! The tests, the bench and `demo` share it. It is only a client: it knows the protocol and
+//! kubelet's habits, and none of the driver's types. So a mistake in the driver cannot hide in
+//! shared code. It prints nothing.
 //!
-//! # What is like kubelet
+//! # Same as kubelet
 //!
-//! The directories and their modes, `vol_data.json`, the volume's id, the keys written over the user's, the
-//! access mode, the deadline, and what is removed after an answer (`csi_mounter.go`, `csi_client.go`,
-//! `csi_util.go` in Kubernetes 1.37.1).
+//! The directories and their modes, `vol_data.json`, the volume's id, the keys that overwrite the
+//! user's, the access mode, the deadline, and the cleanup after an answer (`csi_mounter.go`,
+//! `csi_client.go`, `csi_util.go` in Kubernetes 1.37.1).
 //!
-//! # What is not
+//! # Different from kubelet
 //!
-//! Kubelet opens a connection for every operation and asks for the capabilities each time; this keeps one
-//! connection and asks once, so that what is measured is the driver. Kubelet retries with back-off; this
-//! leaves that to the caller.
+//! Kubelet opens a connection and asks for the capabilities in every operation. The double does
+//! both once, so that a bench measures the driver. Kubelet retries with back-off; here the caller
+//! retries.
 
 use std::collections::BTreeMap;
 use std::fmt::Write as _;
@@ -39,39 +40,39 @@ use csi::node_client::NodeClient;
 use csi::node_service_capability::{Type, rpc};
 use csi::volume_capability::{AccessMode, AccessType, MountVolume, access_mode};
 
-/// How long kubelet waits for an answer.
+/// Kubelet's deadline for a call.
 pub const DEADLINE: Duration = Duration::from_secs(120);
 
-/// No attributes, for the type that needs none.
+/// For a volume that needs no attributes.
 pub const NO_ATTRIBUTES: [(&str, &str); 0] = [];
 
-/// Why there is nobody to talk to.
+/// Why the double cannot connect.
 #[derive(Debug, Error)]
 pub enum ConnectError {
-    /// The socket does not answer.
+    /// No process answers at the socket.
     #[error("cannot connect to {socket}")]
     Socket {
-        /// Where it should be.
+        /// The socket.
         socket: PathBuf,
-        /// What the transport says.
+        /// The cause.
         source: tonic::transport::Error,
     },
-    /// The driver does not say who it is, or what it can do.
+    /// The driver does not return its name or its capabilities.
     #[error("{method} at {socket} failed: {status}")]
     Rpc {
-        /// Where the driver is.
+        /// The socket.
         socket: PathBuf,
-        /// What it was asked.
+        /// The method.
         method: &'static str,
-        /// What it answered.
+        /// The driver's answer.
         status: Box<Status>,
     },
-    /// It answers, but was not ready in time.
+    /// The driver answers, but was not ready in time.
     #[error("the driver at {socket} was not ready within {waited:?}")]
     NotReady {
-        /// Where the driver is.
+        /// The socket.
         socket: PathBuf,
-        /// How long it was given.
+        /// The timeout.
         waited: Duration,
     },
 }
@@ -97,7 +98,7 @@ pub struct Pod {
     service_account: String,
 }
 
-/// What a pod's spec says beside the attributes.
+/// The fields of a pod's spec beside the attributes.
 #[derive(Debug, Clone, Copy, Default, PartialEq, Eq)]
 pub struct PublishOptions {
     /// `volumes[].csi.readOnly`.
@@ -106,19 +107,19 @@ pub struct PublishOptions {
     pub fs_group: Option<u32>,
 }
 
-/// A volume that is there.
+/// A published volume.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct Published {
-    /// Where its content is.
+    /// Its mount point.
     pub target: PathBuf,
-    /// How the driver knows it.
+    /// Its id.
     pub volume_id: String,
-    /// How long the driver took to answer.
+    /// The duration of the call.
     pub took: Duration,
 }
 
 impl Kubelet {
-    /// Connects to the driver at `socket`; pods live in `root`, which kubelet calls its root directory
+    /// Connects to the driver at `socket`. Pods live in `root`, kubelet's root directory
     /// (`/var/lib/kubelet`).
     pub async fn connect(
         socket: impl AsRef<Path>,
@@ -167,7 +168,7 @@ impl Kubelet {
         })
     }
 
-    /// Connects as soon as the driver says that it is ready, asking every few milliseconds until `patience`
+    /// Connects as soon as the driver is ready. Probes it every few milliseconds until `patience`
     /// is over.
     pub async fn connect_when_ready(
         socket: impl AsRef<Path>,
@@ -196,10 +197,10 @@ impl Kubelet {
         }
     }
 
-    /// A new pod, with a uid that no other has.
+    /// A new pod with a unique uid.
     ///
     /// # Panics
-    /// When the kernel has no random bytes, which is not a state that a booted Linux can be in.
+    /// If the kernel has no random bytes, which a booted Linux always has.
     #[must_use]
     pub fn pod(&self, namespace: &str, name: &str) -> Pod {
         let mut bytes = [0; 16];
@@ -216,7 +217,7 @@ impl Kubelet {
         self.pod_with_uid(namespace, name, uid)
     }
 
-    /// A pod that was there before: after a restart of kubelet or of the machine it is the same one.
+    /// An existing pod, as kubelet sees it after a restart of itself or of the machine.
     #[must_use]
     pub fn pod_with_uid(&self, namespace: &str, name: &str, uid: impl Into<String>) -> Pod {
         Pod {
@@ -228,19 +229,19 @@ impl Kubelet {
         }
     }
 
-    /// The bare Node service, for requests that kubelet would never make.
+    /// The Node service, for requests that kubelet would never make.
     #[must_use]
     pub fn node_client(&self) -> NodeClient<Channel> {
         NodeClient::new(self.channel.clone())
     }
 
-    /// The bare Controller service, which kubelet itself never asks.
+    /// The Controller service, which kubelet never calls.
     #[must_use]
     pub fn controller_client(&self) -> ControllerClient<Channel> {
         ControllerClient::new(self.channel.clone())
     }
 
-    /// The bare Identity service.
+    /// The Identity service.
     #[must_use]
     pub fn identity_client(&self) -> IdentityClient<Channel> {
         IdentityClient::new(self.channel.clone())
@@ -252,13 +253,13 @@ impl Kubelet {
         &self.root
     }
 
-    /// The driver's name, as it said itself.
+    /// The driver's name, from GetPluginInfo.
     #[must_use]
     pub fn driver(&self) -> &str {
         &self.driver
     }
 
-    /// The node's id, as the driver said.
+    /// The node's id, from NodeGetInfo.
     #[must_use]
     pub fn node(&self) -> &str {
         &self.node
@@ -284,36 +285,32 @@ impl Pod {
         &self.uid
     }
 
-    /// Where the pod's files are.
+    /// The pod's directory.
     #[must_use]
     pub fn dir(&self) -> PathBuf {
         self.kubelet.root.join("pods").join(&self.uid)
     }
 
-    /// Where a volume is mounted.
+    /// The target path of a volume.
     #[must_use]
     pub fn target(&self, volume: &str) -> PathBuf {
         self.volume_dir(volume).join("mount")
     }
 
-    /// The id under which the driver knows a volume of this pod.
+    /// The id of a volume of this pod.
     #[must_use]
     pub fn volume_id(&self, volume: &str) -> String {
         format!("csi-{}", sha256(&[&self.uid, volume]))
     }
 
-    /// The request that [`Pod::publish`] sends, to be spoilt before it is sent through
+    /// The request that [`Pod::publish`] sends. A test can change it and send it through
     /// [`Kubelet::node_client`].
-    pub fn publish_request<K, V>(
+    pub fn publish_request(
         &self,
         volume: &str,
-        attributes: impl IntoIterator<Item = (K, V)>,
+        attributes: impl IntoIterator<Item = (impl Into<String>, impl Into<String>)>,
         options: PublishOptions,
-    ) -> csi::NodePublishVolumeRequest
-    where
-        K: Into<String>,
-        V: Into<String>,
-    {
+    ) -> csi::NodePublishVolumeRequest {
         let mut volume_context: BTreeMap<String, String> = attributes
             .into_iter()
             .map(|(key, value)| (key.into(), value.into()))
@@ -349,7 +346,7 @@ impl Pod {
         }
     }
 
-    /// Makes what has to be there before the driver is called: the volume's directory and `vol_data.json`.
+    /// Makes the volume's directory and `vol_data.json`, which must exist before the call.
     pub fn prepare(&self, volume: &str) -> io::Result<()> {
         let dir = self.volume_dir(volume);
         fs::DirBuilder::new()
@@ -370,42 +367,34 @@ impl Pod {
         fs::write(dir.join("vol_data.json"), format!("{data}\n"))
     }
 
-    /// Publishes a volume of the pod. After an answer that is final, what [`Pod::prepare`] made is removed.
+    /// Publishes a volume of the pod. After a final error, removes the files of [`Pod::prepare`].
     ///
-    /// What fails on this side of the socket is `UNKNOWN`, which the driver never answers.
-    pub async fn publish<K, V>(
+    /// A failure on this side of the socket is `UNKNOWN`, which the driver never returns.
+    pub async fn publish(
         &self,
         volume: &str,
-        attributes: impl IntoIterator<Item = (K, V)>,
+        attributes: impl IntoIterator<Item = (impl Into<String>, impl Into<String>)>,
         options: PublishOptions,
-    ) -> Result<Published, Status>
-    where
-        K: Into<String>,
-        V: Into<String>,
-    {
+    ) -> Result<Published, Status> {
         let answer = self.republish(volume, attributes, options).await;
         if let Err(status) = &answer
             && is_final(status.code())
             && !is_broken(status)
         {
-            // As kubelet does, whose own failure here goes to its log only.
+            // Kubelet only logs a failure of this cleanup.
             let _ = self.clean(volume);
         }
         answer
     }
 
-    /// What kubelet does after its own restart: publishes a volume that may be published already, and leaves
-    /// everything where it is when that fails.
-    pub async fn republish<K, V>(
+    /// Publishes as kubelet does after its restart: the volume may be published already, and after
+    /// an error all files stay.
+    pub async fn republish(
         &self,
         volume: &str,
-        attributes: impl IntoIterator<Item = (K, V)>,
+        attributes: impl IntoIterator<Item = (impl Into<String>, impl Into<String>)>,
         options: PublishOptions,
-    ) -> Result<Published, Status>
-    where
-        K: Into<String>,
-        V: Into<String>,
-    {
+    ) -> Result<Published, Status> {
         let message = self.publish_request(volume, attributes, options);
         self.prepare(volume)
             .map_err(|error| here("prepare", &self.volume_dir(volume), &error))?;
@@ -429,7 +418,8 @@ impl Pod {
         }
     }
 
-    /// Unpublishes a volume and removes what [`Pod::prepare`] made; says how long the driver took.
+    /// Unpublishes a volume and removes the files of [`Pod::prepare`]; returns the duration of the
+    /// call.
     pub async fn unpublish(&self, volume: &str) -> Result<Duration, Status> {
         let message = self.unpublish_request(volume);
         let mut client = self.kubelet.node_client();
@@ -441,7 +431,7 @@ impl Pod {
         Ok(took)
     }
 
-    /// Asks how full a volume is.
+    /// Calls NodeGetVolumeStats.
     pub async fn stats(&self, volume: &str) -> Result<csi::NodeGetVolumeStatsResponse, Status> {
         let message = csi::NodeGetVolumeStatsRequest {
             volume_id: self.volume_id(volume),
@@ -456,8 +446,8 @@ impl Pod {
         Ok(answer.into_inner())
     }
 
-    /// Removes the pod's own directories once all its volumes are unpublished. What is not empty stays, as an
-    /// error.
+    /// Removes the pod's directories after all its volumes are unpublished. A directory that is not
+    /// empty is an error.
     pub fn remove(&self) -> io::Result<()> {
         let dir = self.dir();
         for part in ["volumes/kubernetes.io~csi", "volumes", ""] {
@@ -470,8 +460,8 @@ impl Pod {
         self.dir().join("volumes/kubernetes.io~csi").join(volume)
     }
 
-    /// Kubelet's own cleaning after an unpublish: nothing at all while the target is a mount; never more than empty directories
-    /// and its own file.
+    /// Kubelet's cleanup after an unpublish. Removes nothing while the target is a mount, and never
+    /// more than empty directories and kubelet's own file.
     pub fn clean(&self, volume: &str) -> io::Result<()> {
         let target = self.target(volume);
         if is_mount(&target)? {
@@ -487,8 +477,8 @@ impl Pod {
     }
 }
 
-/// Whether kubelet believes after an error that nothing runs any more on the driver's side. If not, an
-/// unpublish will come. RESOURCE_EXHAUSTED is kubelet's own addition to those that CSI names.
+/// Whether kubelet assumes after this error that the driver does nothing more. Otherwise it will
+/// unpublish. RESOURCE_EXHAUSTED is kubelet's addition to the codes in CSI.
 #[must_use]
 pub fn is_final(code: Code) -> bool {
     !matches!(
@@ -501,20 +491,20 @@ pub fn is_final(code: Code) -> bool {
     )
 }
 
-/// Whether this is no answer but the end of a connection, which is UNAVAILABLE to kubelet whatever it is called here: the
-/// driver was killed, and may have done what it was asked to.
+/// Whether the connection broke, which kubelet treats as UNAVAILABLE: the driver was killed, and
+/// may have done the work.
 fn is_broken(status: &Status) -> bool {
     std::error::Error::source(status).is_some()
 }
 
-/// A connection that is made anew by itself after the driver was restarted.
+/// A channel that reconnects by itself after a restart of the driver.
 async fn channel(socket: &Path) -> Result<Channel, ConnectError> {
     let path = socket.to_owned();
     let connector = tower::service_fn(move |_: Uri| {
         let path = path.clone();
         async move { UnixStream::connect(path).await.map(TokioIo::new) }
     });
-    // The address is never looked up, and what it says is what gRPC over a unix socket says as its authority.
+    // The address is never resolved; it becomes the `:authority` of the requests.
     Endpoint::from_static("http://localhost")
         .connect_with_connector(connector)
         .await
@@ -549,7 +539,7 @@ fn here(action: &str, path: &Path, error: &io::Error) -> Status {
     ))
 }
 
-/// Paths are strings in the protocol. Kubelet's root is chosen by who runs this, its other parts are text.
+/// The protocol has paths as strings. The caller chose kubelet's root; the rest is text.
 fn text(path: PathBuf) -> String {
     path.into_os_string()
         .into_string()

@@ -1,9 +1,10 @@
 //! `baggageclaim-csi`: copy-on-write volumes for CI steps on Kubernetes.
 //!
-//! A step pod names what it wants in its volume spec (a cache, another step's output, an empty place whose content outlives
-//! the pod) and gets a private, writable view of it, at once and whatever its size. Two nouns and two verbs make all of
-//! it: a **volume** is a working copy, an **artifact** is sealed content; to **fork** is to make a volume from an artifact,
-//! to **seal** is to make an artifact from a volume. Both take the time of a few system calls.
+//! The pod of a step names content in its volume spec: a cache, the output of another step, or an
+//! empty volume whose content outlives the pod. It gets a private, writable view of that content at
+//! once, whatever its size. A **volume** is a working copy; an **artifact** is sealed content. To
+//! **fork** is to make a volume from an artifact; to **seal** is to make an artifact from a volume.
+//! Each takes a few system calls.
 //!
 //! ```text
 //!    kubelet ── CSI ──▶ csi ─┐                  ┌─▶ backend ─▶ sys ─▶ the kernel
@@ -31,10 +32,17 @@
 //!
 //! Imports point down: `tests/architecture.rs` fails on one that does not.
 //!
-//! What must never break: a sealed artifact never changes; what is written in a volume is seen in that volume only; after
-//! `kill -9` at any instruction nothing published is lost, nothing half-made is visible and nothing leaks; what is
-//! referenced is never deleted; no name or path reaches outside its volume or its tenant; unpublish always converges; every
-//! call can be repeated and can race itself. How the disk looks at each step is in `docs/on-disk.md`.
+//! # Invariants
+//!
+//! - A sealed artifact never changes.
+//! - A write in a volume is visible in that volume only.
+//! - After `kill -9` at any instruction, nothing published is lost, nothing incomplete is visible,
+//!   and nothing leaks.
+//! - Referenced content is never deleted.
+//! - No name or path reaches outside its volume or its tenant.
+//! - Unpublish always converges. Every call can be repeated, and can race itself.
+//!
+//! `docs/on-disk.md` describes the disk at each step. CONTRIBUTING.md maps common changes to files.
 
 pub mod admin;
 pub mod archive;

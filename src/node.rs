@@ -1,5 +1,6 @@
-//! The driver of one node of a cluster: the CSI services for the kubelet of that node, and registration
-//! with it. `driver` has what all roles share; this file has what a cluster adds, and the order.
+//! The driver of one node of a cluster: the CSI services for the kubelet of that node, and
+//! registration with it. `driver` has what all roles share; this file has what a cluster adds, and
+//! the order.
 //!
 //! The driver registers with kubelet when it can serve, and withdraws that first when it ends.
 
@@ -58,7 +59,8 @@ pub async fn run(config: Config, shutdown: impl Future<Output = ()>) -> Result<(
     let socket = config.driver.socket.clone();
     let kubernetes = config.kubernetes.as_ref();
     let watched = kubernetes.map(|kubernetes| kubernetes.watched.subscribe());
-    // `k8s` reports it and `kubelet` reads it: an API server that answers the driver also answers kubelet.
+    // `k8s` reports it and `kubelet` reads it: an API server that answers the driver also answers
+    // kubelet.
     let cluster = kubernetes.map(|kubernetes| kubernetes.answers.subscribe());
     let registration = Registration::new(&kubelet::Config {
         kubelet: config.kubelet_dir,
@@ -129,15 +131,16 @@ fn alive(socket: &Path, drain: &Drain) -> http::Alive {
         let (socket, drain) = (socket.clone(), drain.clone());
         Box::pin(async move {
             match csi::probe(&socket, TO_ANSWER).await {
-                // Kubelet would get no answer either. A driver that starts, or whose disk hangs, answers
-                // this: no system call that waits for a disk runs on the threads that serve.
+                // Kubelet would get no answer either. A driver that starts, or whose disk hangs,
+                // answers this: no system call that waits for a disk runs on the threads that
+                // serve.
                 Err(error @ (ProbeError::Connect { .. } | ProbeError::Silent { .. }))
                     if !drain.has_begun() =>
                 {
                     Err(error.to_string())
                 }
-                // It answers, even if with an error. Or it is stopping. Or kubelet's disk hangs, which a
-                // restart cannot repair.
+                // It answers, even if with an error. Or it is stopping. Or kubelet's disk hangs,
+                // which a restart cannot repair.
                 _ => Ok(()),
             }
         })
@@ -153,8 +156,8 @@ fn find_engine(readiness: watch::Receiver<Readiness>) -> http::FindEngine {
     })
 }
 
-/// Ready when the CSI services answer at their path that they are ready: kubelet calls them as soon as
-/// the driver registers.
+/// Ready when the CSI services answer at their path that they are ready: kubelet calls them as soon
+/// as the driver registers.
 async fn answers(socket: &Path) {
     loop {
         match csi::probe(socket, TO_ANSWER).await {

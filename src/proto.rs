@@ -1,7 +1,7 @@
 //! The messages of the gRPC services, which `build.rs` generates from `proto/*.proto`.
 //!
-//! Only `csi`, `admin`, `kubelet` and `kubelet_double` use them. Lower tiers do not, so that the engine can
-//! be read and tested without gRPC.
+//! Only `csi`, `admin`, `kubelet` and `kubelet_double` use them. Lower tiers do not, so that the
+//! engine can be read and tested without gRPC.
 
 /// The Container Storage Interface.
 pub mod csi {
@@ -39,6 +39,6 @@ pub mod pluginregistration {
     tonic::include_proto!("pluginregistration");
 }
 
-/// The encoded `FileDescriptorSet` of all packages and what they import, custom options included:
-/// it says which fields are secrets.
+/// The encoded `FileDescriptorSet` of all packages and their imports, with custom options. It marks
+/// the fields that are secrets.
 pub const DESCRIPTOR: &[u8] = include_bytes!(concat!(env!("OUT_DIR"), "/descriptor.bin"));

@@ -1,5 +1,5 @@
-//! The rules of the architecture, read from the source: which module may use which, where `unsafe` may stand, and that
-//! every file says what may live in it.
+//! The rules of the architecture, read from the source: which module may use which, where `unsafe`
+//! may stand, and that every file says what may live in it.
 //!
 //! The rules are in CONTRIBUTING.md. Each rule is also tried on a small tree that breaks it.
 
@@ -10,8 +10,8 @@ use std::path::{Path, PathBuf};
 /// A tier: what it holds, in words, and its modules.
 type Tier = (&'static str, &'static [&'static str]);
 
-/// The tiers of `src/`, from the ground up. A module may use the modules of every tier below its own. Modules of one
-/// tier do not use each other, except in the top tier.
+/// The tiers of `src/`, from the ground up. A module may use the modules of every tier below its
+/// own. Modules of one tier do not use each other, except in the top tier.
 const TIERS: [Tier; 8] = [
     ("used by all, use none", &["error", "model", "sys"]),
     ("logs and metrics", &["telemetry"]),
@@ -40,8 +40,8 @@ const TIERS: [Tier; 8] = [
     ),
 ];
 
-/// The tiers inside `src/engine/`, from the ground up; `engine` is its `mod.rs`. Modules of one tier do not use each
-/// other. Unit tests may use everything: they open an engine.
+/// The tiers inside `src/engine/`, from the ground up; `engine` is its `mod.rs`. Modules of one
+/// tier do not use each other. Unit tests may use everything: they open an engine.
 const ENGINE_TIERS: [Tier; 15] = [
     (
         "types, errors, failpoints",
@@ -141,8 +141,20 @@ const ENGINE_TIERS: [Tier; 15] = [
     ),
 ];
 
-/// Files longer than this hold more than one thing.
-const MOST_LINES: usize = 900;
+/// A file with more lines than this has more than one subject. Inline unit tests do not count.
+const MOST_LINES: usize = 600;
+
+/// Files that may be longer, with the reason.
+const LONGER: [(&str, &str); 2] = [
+    (
+        "archive/read.rs",
+        "one reader of entries, whose parts share its position",
+    ),
+    (
+        "backend/overlay/mod.rs",
+        "one method for each of the backend's operations",
+    ),
+];
 
 /// The only module where `unsafe` may stand.
 const UNSAFE_MODULE: &str = "sys";
@@ -177,6 +189,22 @@ fn every_module_of_the_engine_that_has_a_tier_exists() {
             || path.join("mod.rs").is_file();
         assert!(exists, "{module}");
     }
+}
+
+#[test]
+fn the_map_for_contributors_names_files_that_exist() {
+    let package = Path::new(env!("CARGO_MANIFEST_DIR"));
+    let text = fs::read_to_string(package.join("CONTRIBUTING.md")).expect("read");
+    let words = text
+        .split('`')
+        .filter(|word| word.starts_with("src/") && word.ends_with(".rs"));
+    let named: Vec<&str> = words.collect();
+    assert!(named.len() > 10, "{named:?}");
+    let lost: Vec<&&str> = named
+        .iter()
+        .filter(|file| !package.join(file).is_file())
+        .collect();
+    assert!(lost.is_empty(), "CONTRIBUTING.md names {lost:?}");
 }
 
 const HEADER: &str = "//! What this is.\n//! And what may live here.\n";
@@ -280,7 +308,7 @@ fn a_module_without_a_tier_is_found() {
             .any(|line| line.starts_with("engine/mod.rs:3: uses attic")),
         "{broken:?}"
     );
-    // What the crate's root itself declares is no module.
+    // Items of the crate's root are no modules.
     assert_eq!(
         broken_by_one("engine/mod.rs", "use crate::VERSION;\n"),
         [""; 0]
@@ -318,9 +346,16 @@ fn a_file_that_is_too_long_is_found() {
     while text.lines().count() < MOST_LINES {
         text.push_str("// more\n");
     }
+    let tests = format!("{text}#[cfg(test)]\nmod tests {{}}\n");
+    assert_eq!(broken_by(&[("engine/mod.rs", &tests)]), [""; 0]);
+    assert_eq!(
+        broken_by(&[("engine/tests.rs", &format!("{text}// more\n"))]),
+        [""; 0]
+    );
+    text.push_str("// more\n");
     assert_eq!(
         broken_by(&[("engine/mod.rs", &text)]),
-        ["engine/mod.rs: 900 lines; a file has fewer than 900"]
+        ["engine/mod.rs: 601 lines without tests; a file has at most 600"]
     );
 }
 
@@ -344,7 +379,7 @@ fn an_upward_import_inside_the_engine_is_found_however_it_is_written() {
     let same =
         "engine::claims::create (engine's tier 8) uses engine::claims::snapshot (engine's tier 8)";
     assert!(broken[0].contains(same), "{broken:?}");
-    // What the facade passes on is the facade's.
+    // A re-export of the facade belongs to the facade.
     let broken = broken_by_one("engine/claims/create.rs", "use crate::engine::Engine;\n");
     let facade = "engine::claims::create (engine's tier 8) uses engine (engine's tier 13)";
     assert!(broken[0].contains(facade), "{broken:?}");
@@ -427,14 +462,15 @@ fn inspect_file(src: &Path, file: &Path, text: &str, broken: &mut Vec<String>) {
             "{place}: begins with `//!`, two lines or more, saying what it is and what may live in it"
         ));
     }
-    let lines = text.lines().count();
-    if lines >= MOST_LINES {
+    let module = module_of(&name);
+    let lines = product_lines(text, &module);
+    let may_be_longer = LONGER.iter().any(|(longer, _)| *longer == place);
+    if lines > MOST_LINES && !may_be_longer {
         broken.push(format!(
-            "{place}: {lines} lines; a file has fewer than {MOST_LINES}"
+            "{place}: {lines} lines without tests; a file has at most {MOST_LINES}"
         ));
     }
 
-    let module = module_of(&name);
     let top = module.first().map(String::as_str);
     if let Some(top) = top
         && tier(&TIERS, top).is_none()
@@ -488,6 +524,15 @@ fn inspect_file(src: &Path, file: &Path, text: &str, broken: &mut Vec<String>) {
     }
 }
 
+/// The lines of a file without its unit tests, which are its end or the whole file.
+fn product_lines(text: &str, module: &[String]) -> usize {
+    if module.iter().any(|part| part == "tests") {
+        return 0;
+    }
+    let product = text.split_once("\n#[cfg(test)]\nmod tests {");
+    product.map_or(text, |(product, _)| product).lines().count()
+}
+
 /// Adds a finding, unless it is there: a group may name a module more than once.
 fn once(broken: &mut Vec<String>, finding: String) {
     if !broken.contains(&finding) {
@@ -530,8 +575,8 @@ fn inspect_engine(place: &str, module: &[String], imports: &[Import], broken: &m
     }
 }
 
-/// The module of the engine that a path below it leads to, and its tier: the longest beginning of the path that is one.
-/// What is none is the facade's.
+/// The module of the engine that a path below it names, and its tier: the longest known prefix of
+/// the path. An unknown path is the facade's.
 fn module_of_engine(path: &[String]) -> (String, usize) {
     let beginnings = (1..=path.len()).rev();
     let modules = beginnings.map(|length| path[..length].join("::"));
@@ -580,7 +625,8 @@ struct Import {
     in_tests: bool,
 }
 
-/// The paths that begin with `crate::` or `super::`, each member of a group for itself. `module` is the file's.
+/// The paths that begin with `crate::` or `super::`, each member of a group for itself. `module` is
+/// the file's.
 fn uses(tokens: &[Token], module: &[String]) -> Vec<Import> {
     let at = |index: usize| tokens.get(index).map_or("", |token| token.text.as_str());
     let mut found = Vec::new();
@@ -626,7 +672,8 @@ fn uses(tokens: &[Token], module: &[String]) -> Vec<Import> {
     found
 }
 
-/// The path that goes on at `index` below `base`, or those of the group there. Returns where it ends.
+/// The path that goes on at `index` below `base`, or those of the group there. Returns where it
+/// ends.
 fn paths(
     tokens: &[Token],
     mut index: usize,
@@ -673,8 +720,8 @@ struct Token {
     text: String,
 }
 
-/// Names and punctuation, without comments and without what stands in quotes. Knows as much of Rust as this
-/// test needs.
+/// Names and punctuation, without comments and without what stands in quotes. Knows as much of Rust
+/// as this test needs.
 fn tokens(text: &str) -> Vec<Token> {
     let chars: Vec<char> = text.chars().collect();
     let at = |index: usize| chars.get(index).copied().unwrap_or('\0');

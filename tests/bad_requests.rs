@@ -295,7 +295,8 @@ async fn mistakes_are_the_same_on_btrfs_and_by_copy() {
     }
 }
 
-/// More than the specification allows, and what kubelet sends: a token has up to 2 KiB, and a CSIDriver object may ask for several.
+/// More than the specification allows, and what kubelet sends: a token has up to 2 KiB, and a
+/// CSIDriver object may ask for several.
 #[tokio::test]
 async fn tokens_of_a_service_account_are_no_mistake_however_long() {
     let driver = Driver::start(require_lab!(Fs::Ext4), Some(BackendKind::Overlay)).await;

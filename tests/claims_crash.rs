@@ -40,7 +40,7 @@ use common::{Fs, Lab};
 use rustix::process::{Signal, getpid, kill_process};
 use serde::{Deserialize, Serialize};
 
-/// What makes this test binary the process under test.
+/// Makes this test binary the process under test.
 const LAUNCH: &str = "BAGGAGECLAIM_CLAIMS_CRASH_LAUNCH";
 
 /// How many processes die at a time on one ground. Mostly they wait for the disk.
@@ -125,8 +125,9 @@ const LIFE: &[Step] = &[
     Step::Unpublish("w"),
     Step::Unstage("w"),
     Step::Restore("l", "k"),
-    // On overlay its directory goes with its content. A start that finds one of a claim that is deleted asks by the id whether that is
-    // mounted, and lives that go on beside this one have a claim of the same name mounted.
+    // On overlay its directory goes with its content. A start that finds one of a claim that is
+    // deleted asks by the id whether that is mounted, and lives that go on beside this one have a
+    // claim of the same name mounted.
     Step::Snapshot("w", "m"),
     Step::Delete("w"),
     Step::DeleteSnapshot("m"),
@@ -136,7 +137,7 @@ const LIFE: &[Step] = &[
 /// How many files a crowd has: so many that a copy of it takes a while.
 const CROWD: usize = 300;
 
-/// What the claims that are left hold in the end.
+/// The final content of the remaining claims.
 const LEFT: [(&str, &[&str]); 4] = [
     ("d", &["one", "two"]),
     ("e", &["one", "three"]),
@@ -144,15 +145,15 @@ const LEFT: [(&str, &[&str]); 4] = [
     ("k", &[]),
 ];
 
-/// What claims that have one hold of a crowd.
+/// The content of the claims of a crowd.
 const CROWDED: [&str; 1] = ["k"];
 
 fn is_of_crowd(name: &str) -> bool {
     name.starts_with("crowd-")
 }
 
-/// Asks until nobody is in the way: other tests start processes, and between its fork and its exec such a process holds all that
-/// this one has open.
+/// Repeats a busy call. Other tests start processes, and between fork and exec such a process holds
+/// all descriptors of this one.
 async fn patiently<T, F: Future<Output = Result<T, Error>>>(what: &str, ask: impl Fn() -> F) -> T {
     let deadline = Instant::now() + NEVER;
     loop {
@@ -199,7 +200,7 @@ fn listed(engine: &Engine) -> Vec<String> {
     claims.chain(snapshots).collect()
 }
 
-/// The process under test, or whoever goes on after it.
+/// The process under test, or its successor.
 struct Actor<'a> {
     engine: &'a Engine,
     targets: &'a Path,
@@ -288,6 +289,7 @@ impl Actor<'_> {
         snapshots.find_map(|snapshot| snapshot.group)
     }
 
+    #[expect(clippy::too_many_lines, reason = "one entry for each case")]
     async fn take(&self, step: Step) {
         let engine = self.engine;
         match step {
@@ -333,7 +335,7 @@ impl Actor<'_> {
             }
             Step::Snapshot(of, name) => {
                 let mut all = snapshots(engine).into_iter();
-                // Who asks again knows whose it is, also when that is deleted.
+                // A repeated call knows the owner, even if that is deleted.
                 let id = match all.find(|snapshot| snapshot.name == name) {
                     Some(taken) => taken.source,
                     None => self.id(of),
@@ -388,7 +390,7 @@ impl Actor<'_> {
     }
 }
 
-/// What the process under test is told.
+/// The orders for the process under test.
 #[derive(Debug, Serialize, Deserialize)]
 struct Launch {
     pool: PathBuf,
@@ -396,7 +398,8 @@ struct Launch {
     targets: PathBuf,
     /// Where it writes down what is listed, before the first step and after each.
     answers: PathBuf,
-    /// Where it dies, and at which visit; `None`: it lives, and writes down how often each point was passed.
+    /// Where it dies, and at which visit; `None`: it lives, and writes down how often each point
+    /// was passed.
     death: Option<(String, usize)>,
     /// Whether it dies where there is no point: in the middle of a copy.
     in_a_copy: bool,
@@ -495,7 +498,7 @@ struct Ended {
     config: Config,
     targets: PathBuf,
     died: bool,
-    /// What was listed before the first step and after each that was answered.
+    /// The lists before the first step and after each answered one.
     listed: Vec<Vec<String>>,
     /// How often each point was passed, if it did not die.
     visits: Vec<usize>,
@@ -551,7 +554,7 @@ fn live_in(lab: Lab, ground: Ground, death: Option<Death>) -> Ended {
     }
 }
 
-/// What bounds the content of a claim, asked of the filesystem; `None` where it is not asked to.
+/// The limit of a claim's content, read from the filesystem; `None` if it is not checked.
 fn bound(lab: &Lab, config: &Config, claim: &VolumeId) -> Option<u64> {
     let volume = config.pool.join("volumes").join(claim.as_str());
     match (config.backend, lab.fs()) {
@@ -570,7 +573,7 @@ fn bound(lab: &Lab, config: &Config, claim: &VolumeId) -> Option<u64> {
     }
 }
 
-/// What a btrfs says in sysfs of the limit of a quota group.
+/// The limit of a quota group in sysfs of btrfs.
 fn btrfs_limit(root: &Path, group: &str) -> u64 {
     let table = sys::mount_table().expect("mounts");
     let mount = table.iter().find(|mount| mount.mount_point == root);
@@ -661,7 +664,8 @@ async fn visit_all(ground: Ground) {
         let moves = ground.0 == BackendKind::Overlay;
         let passed = moves || point != Point::FreezeMarked;
         assert_eq!(visits > 0, passed, "{}", point.name());
-        // An emulated machine takes seconds for a death, and is taken to hang when it says nothing for minutes.
+        // An emulated machine takes seconds for a death, and is taken to hang when it says nothing
+        // for minutes.
         let most = if common::in_a_guest() { 1 } else { visits };
         deaths.extend((1..=visits.min(most)).map(|visit| (point, visit)));
     }
@@ -731,7 +735,8 @@ async fn every_point_of_claims_by_copies() {
     visit_all(COPY).await;
 }
 
-/// Between the points: a copy of what a pod writes to is begun and not whole, and no snapshot is made of that.
+/// Between the points: a copy of what a pod writes to is begun and not whole, and no snapshot is
+/// made of that.
 #[tokio::test(flavor = "multi_thread")]
 async fn a_copy_of_a_claim_under_its_pod_is_cut_short_in_the_middle() {
     const MOST: usize = 20;
@@ -749,7 +754,7 @@ async fn a_copy_of_a_claim_under_its_pod_is_cut_short_in_the_middle() {
             assert!(ended.died, "nothing was copied");
             let begun = crowds(&ended.config.pool.join("layers"));
             take_over(ended, &calm, "in the middle of a copy").await;
-            // Whoever kills is late where others work, too.
+            // The kill may come late on a busy machine.
             if matches!(begun[..], [count] if count < CROWD) {
                 break;
             }

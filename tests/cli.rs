@@ -38,7 +38,7 @@ fn text(bytes: &[u8]) -> String {
     String::from_utf8(bytes.to_vec()).expect("text")
 }
 
-/// What a verb prints that goes well.
+/// The output of a successful verb.
 fn answer(pool: &Path, arguments: &[&str]) -> String {
     let output = ask(pool, arguments);
     let (out, err) = (text(&output.stdout), text(&output.stderr));
@@ -50,7 +50,7 @@ fn json(pool: &Path, arguments: &[&str]) -> serde_json::Value {
     serde_json::from_str(&answer(pool, arguments)).expect("JSON")
 }
 
-/// What a verb says on stderr that fails, and its exit code.
+/// The stderr and the exit code of a failed verb.
 fn failure(pool: &Path, arguments: &[&str]) -> (i32, String) {
     let output = ask(pool, arguments);
     let code = output.status.code().expect("an exit code");
@@ -176,8 +176,7 @@ fn refused(lab: &Lab, by: &[&str], flags: &[&str]) -> (i32, String) {
     (code, text(&output.stderr))
 }
 
-/// In a user namespace of its own a process may not clear what whoever mounted the filesystem has
-/// set.
+/// In its own user namespace a process may not clear flags that the owner of the mount has set.
 #[test]
 fn a_noexec_pool_whose_flag_may_not_be_cleared_is_refused() {
     for (fs, backend) in [
@@ -332,7 +331,7 @@ async fn an_output_is_made_listed_and_forgotten() {
     assert_eq!(code, 1, "{said}");
     assert!(said.contains("a driver runs on this pool"), "{said}");
 
-    // Nobody but who lists volumes asks for their size here.
+    // Only a list of volumes requests their sizes here.
     let size = || json(&pool, &["volumes", "-o", "json"])[0]["usage"]["bytes"].as_u64();
     until("its size is known", || size().is_some()).await;
     pod.unpublish("out").await.expect("unpublish");
@@ -385,6 +384,7 @@ async fn an_output_is_made_listed_and_forgotten() {
 }
 
 #[tokio::test]
+#[expect(clippy::too_many_lines, reason = "one scenario, told in order")]
 async fn lists_and_single_things_come_in_the_usual_forms() {
     let lab = require_lab!(Fs::Ext4);
     let driver = Standalone::start(&lab);
@@ -447,7 +447,7 @@ async fn lists_and_single_things_come_in_the_usual_forms() {
         "{said}"
     );
 
-    // What a destroy would do, and what it does.
+    // The dry run of destroy, and destroy.
     let destroy = ["destroy", "artifact/binaries", "-n", "ci"];
     let try_it = [&destroy[..], &["--dry-run"]].concat();
     let (code, said) = failure(&pool, &try_it);
@@ -510,7 +510,7 @@ fn a_shell_is_told_every_verb() {
 /// At the default level, for every method that there is.
 #[tokio::test]
 async fn each_call_is_one_line_of_the_log_but_what_programs_ask_again_and_again() {
-    // These change nothing, and somebody asks them at intervals or before each mount.
+    // These change nothing. Programs call them at intervals or before each mount.
     const POLLED: [&str; 10] = [
         "ControllerGetVolume",
         "ControllerGetVolumeHealth",
@@ -611,7 +611,7 @@ async fn what_is_mounted_outlives_the_driver_and_is_taken_up_again() {
     drop(driver);
     assert!(published.target.join("file").exists(), "the mount went");
 
-    // The sockets are still there, and nobody answers at them.
+    // The sockets still exist, and no process answers at them.
     let driver = Standalone::start(&lab);
     let _ = driver.kubelet(&lab).await;
     let volumes = json(&driver.pool, &["volumes", "-o", "json"]);
@@ -646,7 +646,7 @@ async fn what_is_mounted_outlives_the_driver_and_is_taken_up_again() {
     let pool = driver.pool.clone();
     let (code, log) = driver.ended();
     assert_eq!(code, 0, "{log}");
-    // And the index can be made anew.
+    // The index can be rebuilt, too.
     let said = answer(&pool, &["check", "--rebuild"]);
     assert!(said.contains("names 1 artifact"), "{said}");
     assert_eq!(json(&pool, &["check", "-o", "json"]), serde_json::json!([]));
@@ -687,8 +687,8 @@ async fn a_disk_that_does_not_answer_keeps_the_driver_from_ending_no_longer_than
     let answered = unpublish.await.expect("no panic");
     assert!(answered.is_err(), "nobody was there to say so");
 
-    // Nor while it opens the pool.
-    // In this order, so that it is thawed before anybody waits for the process.
+    // The same while it opens the pool. In this order, the disk is thawed before the test waits for
+    // the process.
     let (driver, frozen) = {
         let frozen = Frozen::new(lab.path());
         (Standalone::start_with(&lab, &["--grace", "1s"]), frozen)
@@ -744,8 +744,8 @@ async fn a_socket_whose_disk_does_not_answer_keeps_the_driver_from_ending_no_lon
     assert_eq!(code, 0, "{log}");
     assert!(log.contains("\"part\":\"CSI services\""), "{log}");
 
-    // Nor while it makes the socket.
-    // In this order, so that it is thawed before anybody waits for the process.
+    // The same while it makes the socket. In this order, the disk is thawed before the test waits
+    // for the process.
     let (driver, frozen) = {
         let frozen = Frozen::new(sockets.path());
         (start(), frozen)
@@ -758,7 +758,7 @@ async fn a_socket_whose_disk_does_not_answer_keeps_the_driver_from_ending_no_lon
     assert_eq!(code, 0, "{log}");
     assert!(log.contains("\"part\":\"making the CSI socket\""), "{log}");
 
-    // What either has left behind is in nobody's way.
+    // Neither left anything in the way of the other.
     let driver = start();
     let _ = driver.kubelet(&lab).await;
     driver.signal(rustix::process::Signal::TERM);
@@ -771,7 +771,8 @@ async fn a_socket_whose_disk_does_not_answer_keeps_the_driver_from_ending_no_lon
     }
 }
 
-/// A claim's volume at its staging path and at a pod's, with the publish context that the controller gave.
+/// A claim's volume at its staging path and at a pod's, with the publish context that the
+/// controller gave.
 async fn stage_and_publish(
     kubelet: &Kubelet,
     volume: &csi::Volume,
@@ -902,13 +903,13 @@ async fn a_check_without_a_driver_changes_nothing_and_needs_nothing_that_can_be_
         assert_same(&before, &Snapshot::of(&pool));
     }
     lab.set_read_only(false);
-    // A pool whose lock is gone is nobody's, and gets none by being looked at.
+    // A pool without a lock file has no owner, and a check makes no lock file.
     std::fs::remove_file(pool.join("lock")).expect("it was there");
     let before = Snapshot::of(&pool);
     let found = ask(&pool, &["check"]);
     assert_eq!(found.status.code(), Some(1), "{}", text(&found.stderr));
     assert_same(&before, &Snapshot::of(&pool));
-    // What mends it may write.
+    // A repair may write.
     let said = answer(&pool, &["check", "--rebuild"]);
     assert!(said.contains("names 1 artifact"), "{said}");
     assert_eq!(json(&pool, &["check", "-o", "json"]), serde_json::json!([]));

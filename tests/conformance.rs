@@ -74,7 +74,8 @@ impl Volume {
 
 impl Bench {
     fn new(lab: &Lab, open: Open) -> Self {
-        // The pool is not the filesystem's root: what it is called in the mount table must be found out.
+        // The pool is not the filesystem's root: what it is called in the mount table must be found
+        // out.
         let path = lab.dir("below/pool");
         for name in ["volumes", "pending", "layers", "incoming", "trash", "empty"] {
             fs::create_dir(path.join(name)).expect("mkdir");
@@ -91,7 +92,8 @@ impl Bench {
         }
     }
 
-    /// A number that nothing in this process has: the pools that are tested at the same time share one mount table.
+    /// A number that nothing in this process has: the pools that are tested at the same time share
+    /// one mount table.
     fn number() -> u32 {
         static NEXT: AtomicU32 = AtomicU32::new(1);
         NEXT.fetch_add(1, Ordering::Relaxed)
@@ -148,7 +150,7 @@ impl Bench {
         result
     }
 
-    /// Whoever held it goes.
+    /// Its holder goes.
     fn wait_until_free(&self, volume: &Volume) {
         let free = (0..500).any(|_| {
             std::thread::sleep(std::time::Duration::from_millis(10));
@@ -189,7 +191,7 @@ impl Bench {
         self.seal(&volume)
     }
 
-    /// What an artifact shows, by a fork of its own.
+    /// The content of an artifact, seen through a fork.
     fn shown(&self, layers: &[LayerId]) -> Snapshot {
         let fork = self.fork(layers);
         let seen = self.see(&fork);
@@ -282,7 +284,8 @@ fn what_is_sealed_is_what_forks_show(bench: &Bench) {
     assert_same(&before, &bench.shown(&layers));
 }
 
-/// An ACL of version 2 (`linux/posix_acl_xattr.h`): the owner, user 1234, the group, the mask, the others.
+/// An ACL of version 2 (`linux/posix_acl_xattr.h`): the owner, user 1234, the group, the mask, the
+/// others.
 fn default_acl() -> Vec<u8> {
     let mut acl = 2_u32.to_le_bytes().to_vec();
     for (tag, permissions, id) in [
@@ -474,11 +477,11 @@ fn the_mount_table_tells_whose_a_mount_is(bench: &Bench) {
         let line = options.lines().find(|line| line.contains(place));
         let line = line.expect("it is there");
         assert!(line.contains("nosuid,nodev"), "{line}");
-        // Whoever reads the table pays for its length; and where the pool is is no pod's affair.
+        // The length of the table costs each reader, and the pool's place is no business of a pod.
         let source = line.split(" - ").nth(1).expect("its second half");
         let pool = bench.path.to_str().expect("text");
         assert!(!source.contains(pool), "{line}");
-        // What a pod mounts in its volume must not be seen in the pool: there a delete would meet it.
+        // The pool must not see a pod's mount in its volume: a delete would find it there.
         let inside = root.join("inside");
         fs::create_dir(&inside).expect("mkdir");
         rustix::mount::mount_bind("/proc", &inside).expect("bind");
@@ -526,7 +529,7 @@ fn only_a_volume_in_which_nothing_was_written_is_deleted_at_once(bench: &Bench) 
             .delete(&trash, Path::new(&left.name), &|| false);
         deleted.expect("deleted");
     }
-    // Whoever only looks holds it, too.
+    // A reader holds it, too.
     let held = bench.fork(&[]);
     let pin = bench.mount(&held, false).expect("mounted");
     let holder = pin.try_clone().expect("dup");
@@ -557,7 +560,7 @@ fn writers_are_noticed_where_the_backend_promises_it(bench: &Bench) {
         .freeze(&volume.dir, Some(pin))
         .expect("freeze");
     assert_eq!(matches!(answer, Freeze::Busy(_)), overlay);
-    // Where nobody knows of holders the files are asked.
+    // If holders are unknown, the files are checked.
     assert_eq!(bench.backend.knows_holders(), overlay);
     let written = || bench.backend.writers(&volume.dir, &|| false);
     assert_eq!(written().expect("writers"), !overlay);
@@ -636,7 +639,8 @@ fn owners_are_a_view(bench: &Bench) {
     let volume = bench.create(&layers, root, None);
     let space = bench.pool.space().expect("statfs");
     if !common::bench::maps_owners(bench.backend.kind(), space.filesystem().unwrap_or_default()) {
-        // Its owners cannot be mapped: that is said, and nobody gets a view with the wrong ones.
+        // Its owners cannot be mapped. The error says so, and no view with the wrong owners is
+        // made.
         let mounted = bench.mount(&volume, false);
         assert!(
             matches!(&mounted, Err(Error::Unsupported { what, .. }) if what.contains("fork")),
@@ -738,7 +742,8 @@ fn nested_subvolumes_are_refused_by_name_and_deleted(bench: &Bench) {
         let file = root.join("some/where/nested/inner/f");
         writer = Some(fs::File::create(file).expect("create"));
     });
-    // It is refused at once: nobody is waited for, and its files, of which there may be any number, are not asked.
+    // It is refused at once: the engine waits for no process and checks none of its files, whose
+    // number is unlimited.
     let asked = std::cell::Cell::new(false);
     let ask = || asked.replace(true);
     let writers = bench.backend.writers(&volume.dir, &ask).map(drop);
@@ -811,7 +816,8 @@ fn run_in(lab: Lab, open: Open) {
     let bench = Bench::new(&lab, open);
     let mut failed = Vec::new();
     for (name, case) in CASES {
-        // Counting changes nothing about depth, and where there is quota a processor may be emulated.
+        // Counting changes nothing about depth, and where there is quota a processor may be
+        // emulated.
         if *name == "depth" && bench.must_limit {
             continue;
         }
@@ -875,7 +881,7 @@ fn classic_overlay_on_xfs() {
     run(Fs::XfsReflink, classic_overlay);
 }
 
-/// What a pool on btrfs gets where nothing else is asked for.
+/// The default backend of a pool on btrfs.
 #[test]
 fn overlay_on_btrfs() {
     run(Fs::Btrfs, overlay);
@@ -917,7 +923,8 @@ fn btrfs() {
     });
 }
 
-/// Simple quotas are the whole filesystem's, and keep older kernels from mounting it for ever after.
+/// Simple quotas are the whole filesystem's, and keep older kernels from mounting it for ever
+/// after.
 #[test]
 fn btrfs_quotas_are_switched_on_only_where_they_may_be_and_only_for_a_limit() {
     let lab = require_lab!(Fs::Btrfs);

@@ -90,7 +90,7 @@ fn trace(driver: &Process, output: &Path) -> Option<Process> {
         assert!(Instant::now() < deadline, "strace does not attach");
         std::thread::sleep(Duration::from_millis(5));
     }
-    // What it says later is not read; it must not get a broken pipe for it.
+    // Its later output is not read, but it must not get a broken pipe.
     std::thread::spawn(move || said.for_each(drop));
     Some(strace)
 }
@@ -104,7 +104,7 @@ async fn outcome(client: &mut admin::Client, pod: &Pod) {
     client.report_outcome(request).await.expect("outcome");
 }
 
-/// What never is among the calls: whatever waits for the disk, and other programs.
+/// Calls that must never occur: waits for the disk, and other programs.
 const NEVER: [&str; 10] = [
     "fsync",
     "fdatasync",
@@ -120,7 +120,7 @@ const NEVER: [&str; 10] = [
 
 const FORK: [(&str, &str); 2] = [("type", "input"), ("from", "artifact/tree")];
 
-/// A driver that can be traced, whoever asks it, and its filesystem.
+/// A driver that can be traced, the caller that calls it, and its filesystem.
 struct Traceable {
     driver: Process,
     kubelet: Kubelet,
@@ -203,8 +203,8 @@ async fn what_was_mounted_beforehand_is_asked_whether_it_is_sound_and_flushes_no
     assert!(trace.contains("move_mount("), "it was seen:\n{trace}");
     let is_banned = |line: &&str| name_of(line).is_some_and(|call| NEVER.contains(&call));
     let banned: Vec<&str> = trace.lines().filter(is_banned).collect();
-    // Of the root of a mount that is attached nowhere: what is the pool's own has a path there. That it succeeded is known,
-    // since the mount was taken; its end may be in another line.
+    // For the root of a detached mount: the pool's own calls have a path there. It succeeded, since
+    // the mount was used; its end may be in another line.
     assert!(
         matches!(banned[..], [one] if one.contains(" fsync(") && one.contains("</>")),
         "{}\n\nof\n\n{trace}",
@@ -238,7 +238,7 @@ async fn a_publish_and_an_unpublish_flush_nothing_and_walk_nothing() {
     let pod = kubelet.pod("ci", "measured");
     pod.publish("v", FORK, options).await.expect("published");
     pod.unpublish("v").await.expect("unpublished");
-    // What is put off is put off to here, and must be as frugal.
+    // Deferred work runs here, and must be as frugal.
     tokio::time::sleep(Duration::from_millis(300)).await;
     strace.end(Signal::INT);
 
@@ -253,8 +253,8 @@ async fn a_publish_and_an_unpublish_flush_nothing_and_walk_nothing() {
     driver.end(Signal::TERM);
     let scratch = fs::read_to_string(&scratch_path).expect("a trace");
     assert!(scratch.contains("umount2"), "{scratch}");
-    // An overlay that is only tried leaves a line in the kernel's log, and that may be slow. What is configured for a volume to come
-    // is not tried.
+    // An overlay that is only tried leaves a line in the kernel's log, and that may be slow. What
+    // is configured for a volume to come is not tried.
     assert!(!scratch.contains("FSCONFIG_CMD_CREATE"), "{scratch}");
 
     let trace = fs::read_to_string(&trace_path).expect("a trace");
@@ -263,8 +263,8 @@ async fn a_publish_and_an_unpublish_flush_nothing_and_walk_nothing() {
     for line in trace.lines() {
         let Some(call) = name_of(line) else { continue };
         *counts.entry(call).or_default() += 1;
-        // Nor in the background: nothing was written in the volume, so it is deleted by the names that are known; and nobody
-        // has become unnecessary with it, so no garbage is looked for.
+        // The background adds none either. The volume is unchanged, so it is deleted by its known
+        // names. Nothing became unreferenced, so no garbage collection runs.
         let walks = call == "getdents64";
         let mounts = line.contains("mountinfo") || line.contains("/proc/mounts");
         if NEVER.contains(&call) || walks || mounts {
@@ -282,8 +282,8 @@ async fn a_publish_and_an_unpublish_flush_nothing_and_walk_nothing() {
     assert!(left.is_empty(), "{left:?}");
 }
 
-/// The call that a line of strace begins: `123 openat(AT_FDCWD…`. What was interrupted in print goes on in another line,
-/// which is not counted again.
+/// The call at the start of a line of strace: `123 openat(AT_FDCWD…`. The rest of an interrupted
+/// call is in another line, which does not count.
 fn name_of(line: &str) -> Option<&str> {
     let rest = line
         .trim_start_matches(|c: char| c.is_ascii_digit())

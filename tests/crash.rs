@@ -10,8 +10,8 @@
 //! | `starts` | points that no act passes: a first start, recovery, a full disk, a failing one |
 //! | `days` | a reboot, open files, a killed first start, and states between two points |
 //!
-//! The points are those of `engine::failpoint`. The test fails if a point is not visited, or is visited
-//! where it should not be.
+//! The points are those of `engine::failpoint`. The test fails if a point is not visited, or is
+//! visited where it should not be.
 
 #![expect(
     clippy::disallowed_types,
@@ -54,7 +54,7 @@ fn the_process_under_test() {
     driver::serve_if_told_to();
 }
 
-/// What every act finds: two artifacts, and pods that have volumes and keep them.
+/// The world before every act: two artifacts, and pods that have volumes and keep them.
 fn settle_in(place: &Place, on: &mut Connection) -> World {
     let mut world = World::default();
     let base = [("type", "output"), ("name", "base")];
@@ -90,7 +90,7 @@ fn repeat(on: &mut Connection, calls: &[Call], answered: usize) -> Result<(), Di
     for call in &calls[answered.saturating_sub(1)..] {
         match (on.call(call)?, call) {
             (Ok(_), _) => {}
-            // It was done, and nobody said so.
+            // It was done, but not acknowledged.
             (Err(error), Call::Destroy { .. }) if error.contains("NoSuchName") => {}
             (Err(error), _) => panic!("repeated: {call:?}: {error}"),
         }
@@ -98,8 +98,9 @@ fn repeat(on: &mut Connection, calls: &[Call], answered: usize) -> Result<(), Di
     Ok(())
 }
 
-/// Dies at a point during an act, starts again, dies there once more if recovery or the repeated call passes it, and
-/// checks everything. Returns a process that lives, and whether the second one died.
+/// Dies at a point during an act, starts again, dies there once more if recovery or the repeated
+/// call passes it, and checks everything. Returns a process that lives, and whether the second one
+/// died.
 fn visit(place: &Place, mut driver: Driver, point: Point, act: Act) -> (Driver, bool) {
     let mut on = driver.connect().expect("a process");
     let mut world = settle_in(place, &mut on);
@@ -147,6 +148,7 @@ fn visit(place: &Place, mut driver: Driver, point: Point, act: Act) -> (Driver, 
 }
 
 /// The points that a process passes that takes up what another left at the same point.
+#[expect(clippy::too_many_lines, reason = "one scenario, told in order")]
 fn is_passed_again(point: Point) -> bool {
     match point {
         // The repeated call does it all again.
@@ -164,7 +166,7 @@ fn is_passed_again(point: Point) -> bool {
         | Point::SealContentMoved
         | Point::SealVisible
         | Point::CommitSynced
-        // What lay in `incoming/` or was not named is thrown away, and merged anew.
+        // Unnamed content and content in `incoming/` is deleted, and merged again.
         | Point::FlattenMerged
         | Point::FlattenPlaced
         | Point::FlattenSynced
@@ -314,7 +316,8 @@ fn every_point_of_copy_on_xfs() {
     visit_all(&Place::new(require_lab!(Fs::XfsReflink), COPY));
 }
 
-/// Eight callers, and the process dies under them again and again: where it is told to, or when it pleases chance.
+/// Eight callers, and the process dies under them again and again: where it is told to, or when it
+/// pleases chance.
 struct Storm<'a> {
     place: &'a Place,
     random: Random,

@@ -3,7 +3,8 @@
 //! twice.
 //!
 //! The disk really fails (`common::disk`). To fail one step, a test changes the environment at a
-//! point of `engine::failpoint`. All engines of a process share the points, so these tests take turns.
+//! point of `engine::failpoint`. All engines of a process share the points, so these tests take
+//! turns.
 #![cfg(debug_assertions)]
 #![expect(
     clippy::disallowed_types,
@@ -62,7 +63,7 @@ async fn my_turn() -> MutexGuard<'static, ()> {
     TURN.lock().await
 }
 
-/// What a disk that said that it failed to write the index has written of it all the same.
+/// The content that a disk wrote of the index although it reported a failure.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 enum Wrote {
     Nothing,
@@ -87,12 +88,13 @@ impl Drop for Fixed {
     }
 }
 
-/// What the first step of a chain makes.
+/// The output of the first step of a chain.
 fn a_directory(at: &Path) {
     fs::create_dir(at.join("directory")).expect("mkdir");
 }
 
-/// Another filesystem within a layer, which no merge goes into. A mount of the layer does not show it.
+/// Another filesystem within a layer, which no merge goes into. A mount of the layer does not show
+/// it.
 struct InTheWay(PathBuf);
 
 impl InTheWay {
@@ -132,14 +134,15 @@ fn index_fails_at(point: Point, disk: &Arc<SmallDisk>, pool: &Path) -> mpsc::Rec
     broken
 }
 
-/// Writes into the index, which no engine can open, what one tried to: as a disk does that has written more than it says.
+/// Writes into the index, which no engine can open, what one tried to: as a disk does that has
+/// written more than it says.
 fn has_written(pool: &Path, changes: &[Change]) {
     let root = Dir::open(pool).expect("the pool");
     let (index, _) = Index::open_existing(&root).expect("it is well again");
     index.commit(changes).expect("written");
 }
 
-/// What a layer says of itself that is not confirmed.
+/// The own record of an unconfirmed layer.
 fn record_of(pool: &Path, layer: &str) -> LayerRecord {
     let layer = Dir::open(&pool.join("layers").join(layer)).expect("open");
     store::read_sealing(&layer)
@@ -174,7 +177,8 @@ async fn assert_has(bench: &Bench, task: &[(&str, &str)], model: &BTreeMap<Strin
     bench.quiet().await;
 }
 
-/// Collects garbage until an index that fails has degraded the engine: what the collector wrote may be in it.
+/// Collects garbage until an index that fails has degraded the engine: what the collector wrote may
+/// be in it.
 async fn reaped_until_degraded(bench: &Bench) {
     let deadline = Instant::now() + NEVER;
     while !matches!(bench.engine.reap().await, Err(Error::Degraded(_))) {
@@ -183,7 +187,8 @@ async fn reaped_until_degraded(bench: &Bench) {
     }
 }
 
-/// Collects garbage until none is left. What a volume is a fork of that was looked at stays until that is gone.
+/// Collects garbage until none is left. The parent of a checked volume stays until the volume is
+/// gone.
 async fn tidied(bench: &Bench) {
     let deadline = Instant::now() + NEVER;
     while bench.engine.reap().await.expect("reap").held > 0 {
@@ -206,7 +211,8 @@ fn unconfirmed(pool: &Path) -> Vec<String> {
     all
 }
 
-/// Collects garbage until all layers say so. What failed is not tried again in every round.
+/// Collects garbage until all layers are in that state. A failed layer is not tried again in every
+/// round.
 async fn all_confirmed(bench: &Bench) {
     let deadline = Instant::now() + NEVER;
     while !unconfirmed(&bench.pool()).is_empty() {
@@ -410,7 +416,7 @@ async fn pods_on(lab: Lab) -> Pods {
     }
 }
 
-/// A claim that goes when nobody has used it for a while.
+/// A claim that goes when it is unused for a while.
 async fn short_lived(pods: &Pods, name: &str) -> PersistentVolume {
     let request = CreateClaim {
         mutable: MutableParameters {
@@ -427,6 +433,7 @@ fn has(pods: &Pods, claim: &PersistentVolume) -> bool {
 }
 
 #[tokio::test(flavor = "multi_thread")]
+#[expect(clippy::too_many_lines, reason = "one scenario, told in order")]
 async fn a_snapshot_that_the_index_may_have_is_whole_or_taken_back_after_a_restart() {
     let _mine = my_turn().await;
     for wrote in EITHER {
@@ -628,7 +635,7 @@ async fn a_claim_that_the_index_may_have_keeps_what_it_is_made_of() {
                 }
             })
             .await;
-        // What it was made of stays, though nothing else has it any more.
+        // Its sources stay, though nothing else refers to them.
         let deleted = pods.engine.delete_snapshot(snapshot.id.as_str()).await;
         deleted.expect("deleted");
         let deleted = pods.engine.delete_claim(base.id.as_str()).await;
@@ -687,7 +694,8 @@ async fn a_claim_that_the_index_may_have_can_be_made_again_or_deleted_after_a_re
     }
 }
 
-/// Overlayfs mounts nothing on a filesystem that has lost a write and told nobody; the driver tries one when it starts.
+/// Overlayfs mounts nothing on a filesystem with an unreported lost write; the driver tries a mount
+/// when it starts.
 #[tokio::test(flavor = "multi_thread")]
 async fn a_lost_write_that_nobody_heard_of_stops_no_start_and_is_remembered() {
     let _mine = my_turn().await;
@@ -704,7 +712,7 @@ async fn a_lost_write_that_nobody_heard_of_stops_no_start_and_is_remembered() {
     made.expect_err("the index fails");
     let pods = pods.restart_after(|| broken.heals_unheard()).await;
     assert!(pods.config.pool.join("doomed").exists());
-    // What it had of its own may have lost bytes; what is in layers was on the disk.
+    // Its own part may have lost bytes; its layers were on the disk.
     let taken = bench::again(|| pods.engine.create_snapshot("t", base.id.as_str())).await;
     assert!(matches!(taken, Err(Error::ClaimInUse { .. })), "{taken:?}");
     assert_eq!(pods.read(&base, "file").await.expect("file"), "more");
@@ -822,7 +830,8 @@ async fn an_outcome_that_is_told_wakes_who_waits_though_the_next_volume_could_no
     bench.finish().await;
 }
 
-/// Two seals that are copies, each with room alone and none beside the other: together none of them might ever find it.
+/// Two seals that are copies, each with room alone and none beside the other: together none of them
+/// might ever find it.
 #[tokio::test(flavor = "multi_thread")]
 async fn copies_that_found_no_room_go_on_one_at_a_time() {
     const MIB: u64 = 1 << 20;
@@ -852,7 +861,8 @@ async fn copies_that_found_no_room_go_on_one_at_a_time() {
     });
     bench.unpublish("one").await;
     eventually("it is tried again", || attempts() == 2).await;
-    // The other finds none either, and would begin again after 50 and 250 ms: nothing tells that something waits.
+    // The other finds none either, and would begin again after 50 and 250 ms: nothing tells that
+    // something waits.
     bench.unpublish("two").await;
     eventually("the other is tried", || attempts() == 3).await;
     tokio::time::sleep(Duration::from_secs(1)).await;

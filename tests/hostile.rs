@@ -40,7 +40,7 @@ use parking_lot::Mutex;
 const OUTPUT: &[(&str, &str)] = &[("type", "output"), ("name", "o"), ("commit", "always")];
 const INPUT: &[(&str, &str)] = &[("type", "input"), ("from", "artifact/o")];
 
-/// Somebody else's tree, on the pool's filesystem, with the names that the pods here use.
+/// A foreign tree on the pool's filesystem, with the names that the pods here use.
 struct Victim {
     path: PathBuf,
     before: Snapshot,
@@ -77,7 +77,7 @@ impl Victim {
     }
 }
 
-/// What a new fork of an artifact shows.
+/// The content of a new fork of an artifact.
 async fn seen(bench: &Bench, volume: &str, attributes: &[(&str, &str)]) -> Snapshot {
     let (at, _) = bench.publish(volume, volume, attributes).await;
     let snapshot = Snapshot::of(&at);

@@ -14,19 +14,24 @@ use std::net::{Ipv4Addr, Ipv6Addr, SocketAddr};
 use std::os::unix::net::UnixListener;
 use std::path::{Path, PathBuf};
 use std::process::Command;
+use std::task::{Context, Waker};
 use std::time::{Duration, Instant};
 
 use baggageclaim::csi::METHODS;
 use baggageclaim::kubelet_double::{Kubelet, NO_ATTRIBUTES, PublishOptions};
+use baggageclaim::proto::csi::v1 as csi;
 use common::api::{Api, Mood};
 use common::disk::Frozen;
 use common::process::{NodeProcess, PATIENCE, Registry};
-use common::{Fs, Lab, require_lab};
+use common::{Fs, require_lab};
 use hyper_util::rt::TokioIo;
 use k8s_openapi::api::apps::v1::DaemonSet;
 use tokio::io::{AsyncReadExt as _, AsyncWriteExt as _};
 use tokio::net::{TcpStream, UnixStream};
 use tonic::transport::{Endpoint, Uri};
+
+/// How many threads of the driver make system calls for RPCs (`--threads`).
+const THREADS: usize = 4;
 
 /// An answer: its status, its head, its body.
 struct Answer(u16, String, String);
@@ -107,7 +112,7 @@ fn series(text: &str) -> BTreeMap<String, f64> {
     series
 }
 
-/// Every word that may label anything: what is not here would be somebody's name.
+/// All allowed values of labels: any other value would be a name.
 fn allowed(key: &str, value: &str) -> bool {
     let one_of = |words: &[&str]| words.contains(&value);
     match key {
@@ -144,7 +149,8 @@ async fn metrics(address: SocketAddr) -> BTreeMap<String, f64> {
     series(&body)
 }
 
-/// Asks until the metrics look so; what is waited for happens in the background, and tells nobody outside.
+/// Repeats until the metrics match. The awaited work runs in the background and signals nothing
+/// outside.
 async fn until(
     address: SocketAddr,
     what: &str,
@@ -168,18 +174,14 @@ fn value(series: &BTreeMap<String, f64>, id: &str) -> f64 {
         .unwrap_or_else(|| panic!("no {id}: {series:#?}"))
 }
 
-/// In this order, so that what is frozen is thawed before anybody waits for the process.
-fn start_frozen(lab: &Lab) -> (NodeProcess, Frozen) {
-    let frozen = Frozen::new(lab.path());
-    (NodeProcess::start(lab, &[]), frozen)
-}
-
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+#[expect(clippy::too_many_lines, reason = "one scenario, told in order")]
 async fn it_is_alive_before_it_is_ready_and_until_it_has_ended() {
     let lab = require_lab!(Fs::Ext4);
     let registry = Registry::new(&lab.kubelet_dir());
     // Making the pool waits for the disk.
-    let (node, frozen) = start_frozen(&lab);
+    let frozen = Frozen::new(lab.path());
+    let node = NodeProcess::start(&lab, &["--threads", &THREADS.to_string()]);
     let address = node.http().await;
     node.logged("\"starting\"", 1).await;
     assert_eq!(get(address, "/healthz").await, (200, "ok\n".into()));
@@ -219,26 +221,34 @@ async fn it_is_alive_before_it_is_ready_and_until_it_has_ended() {
     let inodes = value(&now, "pool_capacity_inodes");
     assert!(inodes > 1000.0 && value(&now, "pool_free_inodes") < inodes);
 
-    // The disk hangs, and with it all threads that serve calls: not ready, and not to be restarted for it.
+    // The disk hangs, and so do all threads for calls. More calls wait for a thread. The driver is
+    // not ready, but alive: a restart would not help.
     let frozen = Frozen::new(lab.path());
     let (mut pods, mut publishes) = (Vec::new(), Vec::new());
-    // As many as there are threads that make system calls for RPCs.
-    for number in 0..4 {
+    for number in 0..THREADS + 2 {
         // A connection of its own, made for the call, as kubelet does.
         let kubelet = node.kubelet().await;
         let pod = kubelet.pod("ci", &format!("build-{number}"));
         pods.push(pod.clone());
         let target = pod.target("s");
-        publishes.push(tokio::spawn(async move {
+        let mut publish = Box::pin(async move {
             let options = PublishOptions::default();
             pod.publish("s", NO_ATTRIBUTES, options).await.map(drop)
-        }));
+        });
+        // The first poll sends the request. The next answer on the same connection therefore shows
+        // that the driver has received it.
+        let sent = publish
+            .as_mut()
+            .poll(&mut Context::from_waker(Waker::noop()));
+        assert!(sent.is_pending(), "{sent:?}");
+        publishes.push(tokio::spawn(publish));
+        let probe = kubelet.identity_client().probe(csi::ProbeRequest {}).await;
+        probe.expect("Probe waits for no disk");
         let began = Instant::now();
-        while !target.exists() {
+        while number < THREADS && !target.exists() {
             assert!(began.elapsed() < PATIENCE, "{}", target.display());
             tokio::task::yield_now().await;
         }
-        // No thread that serves waits for a disk.
         assert_eq!(get(address, "/healthz").await, (200, "ok\n".into()));
     }
     let (status, why) = get(address, "/readyz").await;
@@ -248,7 +258,7 @@ async fn it_is_alive_before_it_is_ready_and_until_it_has_ended() {
     assert!(value(&hanging, "ready") == 0.0);
     value(&hanging, "csi_rpcs_total{method=\"Probe\",code=\"OK\"}");
 
-    // The end: what runs is answered, and until then whoever looks sees that it is stopping.
+    // The end: running calls are answered, and until then the pages show that it is stopping.
     node.signal(rustix::process::Signal::TERM);
     registry
         .until("withdrawn", |registry| registry.inode().is_none())
@@ -268,7 +278,7 @@ async fn it_is_alive_before_it_is_ready_and_until_it_has_ended() {
         .await
         .expect_err("nobody listens any more");
 
-    // What was published meanwhile is the next one's.
+    // The next driver has the volumes that were published meanwhile.
     let node = NodeProcess::start(&lab, &[]);
     node.kubelet().await;
     for pod in &pods {
@@ -278,7 +288,7 @@ async fn it_is_alive_before_it_is_ready_and_until_it_has_ended() {
     assert_eq!(lab.close(), [""; 0].map(PathBuf::from));
 }
 
-/// Whoever is called there: to kubelet it is no driver.
+/// Another process answers there: to kubelet it is no driver.
 #[tokio::test]
 async fn a_driver_that_does_not_answer_at_its_socket_is_not_alive() {
     let lab = require_lab!(Fs::Ext4);
@@ -295,7 +305,7 @@ async fn a_driver_that_does_not_answer_at_its_socket_is_not_alive() {
         "{why}"
     );
 
-    // Its connections are taken by the kernel, and by nobody else.
+    // Only the kernel accepts its connections.
     let silent = UnixListener::bind(&node.socket).expect("bind");
     let began = Instant::now();
     let (status, why) = get(address, "/healthz").await;
@@ -509,7 +519,7 @@ async fn by_default_it_listens_at_every_address_of_both_families() {
     assert_eq!(lab.close(), [""; 0].map(PathBuf::from));
 }
 
-/// Calls a method that there is not, with a name that somebody chose.
+/// Calls a method that does not exist, with a name that a caller chose.
 async fn nonsense(socket: &Path, name: &str) {
     use baggageclaim::proto::csi::v1::{ProbeRequest, ProbeResponse};
     let path = socket.to_owned();
@@ -536,7 +546,7 @@ async fn nonsense(socket: &Path, name: &str) {
 #[tokio::test]
 async fn what_made_room_is_counted() {
     let lab = require_lab!(Fs::Ext4);
-    // Everything that nobody uses is too much.
+    // Every unused artifact exceeds the limit.
     let flags = ["--high-watermark", "1", "--low-watermark", "0"];
     let node = NodeProcess::start(&lab, &flags);
     let address = node.http().await;
@@ -557,7 +567,7 @@ async fn what_made_room_is_counted() {
     let bytes = value(&now, "evicted_bytes_total");
     assert!(((1 << 20).into()..1.2e6).contains(&bytes), "{now:#?}");
 
-    // What its step did not mark is given up, and was never an artifact.
+    // Unmarked content is discarded and was never an artifact.
     let given_up = "baggageclaim_seals_total{result=\"given-up\"}";
     assert_eq!(now[given_up], 0.0);
     let marked = [
@@ -634,7 +644,7 @@ async fn only_what_there_is_is_answered_and_a_taken_port_is_told() {
         "{}",
         open.1
     );
-    // Who says nothing holds nobody up, and of many such the first are sent away.
+    // A silent client delays no one, and of many such the first are disconnected.
     let mut silent = Vec::new();
     for _ in 0..300 {
         silent.push(TcpStream::connect(address).await.expect("connect"));

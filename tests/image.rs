@@ -17,7 +17,7 @@ fn the_image_is_one_static_binary_and_nothing_else() {
         .iter()
         .rposition(|line| line.starts_with("FROM "));
     let (build, image) = instructions.split_at(last.expect("a stage"));
-    // What it is built with is said in one place, so that it can be another, or the same again.
+    // The builder image is named in one place, so that it can be replaced.
     let [variable, build @ ..] = build else {
         panic!("instructions: {build:?}");
     };
@@ -68,7 +68,7 @@ fn make_image_builds_with_the_image_that_it_is_told() {
 fn the_builder_gets_all_that_the_binary_is_made_of() {
     let sent = tempfile::tempdir().expect("a temporary directory");
     send(sent.path());
-    // What is copied from there; `--from` is another stage's.
+    // The source of a copy; `--from` names another build stage.
     for line in instructions() {
         let words: Vec<&str> = line.split(' ').collect();
         if let ["COPY", sources @ .., _] = &words[..]
@@ -145,7 +145,7 @@ fn copy(from: &Path, to: &Path) {
     }
 }
 
-/// What the binary's sources and its build script read, beside each other.
+/// The files that the build reads besides the sources and the build script.
 fn wanted() -> Vec<PathBuf> {
     let mut wanted = Vec::new();
     let mut waiting = vec![root().join("src")];

@@ -106,7 +106,7 @@ fn two_odd_trees_are_the_same() {
     let (a, b) = (lab.dir("a"), lab.dir("b"));
     tree::odd(&a);
     tree::odd(&b);
-    // Files that nobody dates are as old as the run.
+    // Files without an explicit time are as old as the run.
     assert_same(
         &Snapshot::of(&a).without_times(),
         &Snapshot::of(&b).without_times(),

@@ -140,7 +140,7 @@ fn a_pod_that_the_api_server_would_refuse_is_found() {
 #[test]
 fn every_attribute_that_the_parser_knows_is_documented_and_shown() {
     let page = fs::read_to_string(root().join(ATTRIBUTES)).expect(ATTRIBUTES);
-    // The parser says itself what it knows, to whoever makes a mistake.
+    // The parser itself lists the known keys in its error.
     let known = named_by("known are ", &[("?", "")]);
     let types = named_by("allowed are ", &[("type", "?")]);
     assert!(known.len() > 10 && types.len() > 4, "{known:?} {types:?}");
@@ -159,7 +159,8 @@ fn every_attribute_that_the_parser_knows_is_documented_and_shown() {
         .collect();
     for attribute in &known {
         assert!(row(attribute), "{ATTRIBUTES}: no table has `{attribute}`");
-        // What goes with nothing but imports cannot be shown: they are read, and not made yet.
+        // Attributes that only work with imports cannot be shown: imports are parsed, but not
+        // implemented yet.
         let misplaced = problem(&[(attribute, "?")]);
         let is_shown = shown.iter().any(|asked| asked.contains_key(attribute));
         assert!(
@@ -199,7 +200,7 @@ fn every_mistake_in_the_documentation_is_answered_as_it_says() {
             serde_saphyr::from_str(written).expect("attributes");
         let error = VolumeSpec::parse(&attributes).expect_err(written);
         let error = error.to_string();
-        // What stands for more does so in the message, too, in its order.
+        // A placeholder stands for several values in the message, too, in its order.
         let mut rest = error
             .strip_prefix("volume attribute ")
             .expect("as the page says");
@@ -249,7 +250,7 @@ fn every_link_of_the_documentation_leads_somewhere() {
 #[test]
 fn every_code_that_the_engine_answers_with_is_explained() {
     let page = fs::read_to_string(root().join("docs/troubleshooting.md")).expect("a page");
-    // What each error of the engine is on the wire, as its own test has it: `Busy -> ABORTED: …`.
+    // The code of each engine error, from its own test: `Busy -> ABORTED: …`.
     let table = "src/server/snapshots/baggageclaim__server__codes__tests__\
                  every_error_has_its_code_and_a_message_that_says_things_once.snap";
     let table = fs::read_to_string(root().join(table)).expect("a snapshot");
@@ -352,7 +353,8 @@ fn the_driver_is_neither_refused_nor_cut_off_where_others_would_be() {
     let daemons = read("daemonset.yaml");
     let pod = &daemons["spec"]["template"]["spec"];
     let priority = pod["priorityClassName"].as_str().expect("a priority");
-    // The API server takes such a priority elsewhere than in kube-system from who has a quota that matches it.
+    // The API server takes such a priority elsewhere than in kube-system from who has a quota that
+    // matches it.
     let quota = read("resourcequota.yaml");
     assert_eq!(
         quota["metadata"]["namespace"],
@@ -376,7 +378,8 @@ fn the_driver_is_neither_refused_nor_cut_off_where_others_would_be() {
         *egress,
         serde_json::json!([{"ports": [{"protocol": "TCP"}]}])
     );
-    // The one port that is let in is the one at which the driver is asked for health and numbers, by its name.
+    // The one port that is let in is the one at which the driver is asked for health and numbers,
+    // by its name.
     let ports = &pod["containers"][0]["ports"];
     let [port] = &ports.as_array().expect("a list")[..] else {
         panic!("one port: {ports}");
@@ -404,7 +407,8 @@ type Rule = (
     &'static [&'static str],
 );
 
-/// All that the driver may do in the API: the least that works, and what docs/events.md and docs/security.md tell of it.
+/// All that the driver may do in the API: the least that works, and what docs/events.md and
+/// docs/security.md tell of it.
 const RULES: &[Rule] = &[
     (&[""], &["pods"], &["get", "list", "watch"]),
     (&["events.k8s.io"], &["events"], &["create", "patch"]),
@@ -424,7 +428,8 @@ fn the_driver_may_do_the_least_that_works() {
     {
         assert!(patch.get("patch").is_none(), "a file of its own: {patch}");
     }
-    // OpenShift's own right is looked at in `platforms`, and what the policy lets others bind in `policy`.
+    // OpenShift's own right is looked at in `platforms`, and what the policy lets others bind in
+    // `policy`.
     let others = ["deploy/overlays/openshift/", "deploy/components/"];
     let rights: Vec<&Manifest> = deployed
         .iter()
@@ -530,7 +535,8 @@ fn complaint(manifest: &Manifest) -> Result<(), String> {
         ("rbac.authorization.k8s.io/v1", "RoleBinding") => reread::<RoleBinding>,
         ("storage.k8s.io/v1", "CSIDriver") => reread::<CSIDriver>,
         ("storage.k8s.io/v1", "StorageClass") => reread::<StorageClass>,
-        // Newer than the types that this test knows, a component's own, and kustomize's, which only kubectl reads.
+        // Newer than the types that this test knows, a component's own, and kustomize's, which only
+        // kubectl reads.
         ("storage.k8s.io/v1", "VolumeAttributesClass")
         | ("snapshot.storage.k8s.io/v1" | "groupsnapshot.storage.k8s.io/v1", _)
         | ("kustomize.config.k8s.io/v1beta1", "Kustomization")
@@ -545,7 +551,8 @@ fn complaint(manifest: &Manifest) -> Result<(), String> {
         .map_err(|error| format!("{place}: {}: {error}", word("kind")))
 }
 
-/// What a patch asks for: a list may begin with how kustomize is to put it together with the other one.
+/// The request of a patch: a list may begin with the way in which kustomize merges it with the
+/// other one.
 fn without_directives(object: &Value) -> Value {
     match object {
         Value::Array(all) => {
@@ -601,7 +608,7 @@ fn volumes(object: &Value) -> Vec<&Value> {
         .collect()
 }
 
-/// What a volume asks this driver for.
+/// The attributes of a volume of this driver.
 fn attributes_of(volume: &Value) -> BTreeMap<String, String> {
     volume["csi"]
         .get("volumeAttributes")
@@ -609,7 +616,7 @@ fn attributes_of(volume: &Value) -> BTreeMap<String, String> {
         .unwrap_or_default()
 }
 
-/// What the parser says of attributes with a mistake in them.
+/// The parser's error for attributes with a mistake.
 fn problem(attributes: &[(&str, &str)]) -> String {
     let owned = attributes
         .iter()
@@ -664,7 +671,7 @@ fn manifests() -> Vec<Manifest> {
     for directory in ["deploy", "examples", "tests/e2e/manifests"] {
         for file in files(&root().join(directory), "yaml") {
             let text = fs::read_to_string(&file).expect("it can be read");
-            // What a case would put there.
+            // A value for a placeholder.
             let text = text
                 .replace("{{FROM}}", "artifact/name")
                 .replace("{{NAME}}", "name")
@@ -679,7 +686,7 @@ fn manifests() -> Vec<Manifest> {
     found
 }
 
-/// What the program says of itself, or of one of its verbs.
+/// The program's help, or a verb's.
 fn help(verb: &str) -> String {
     let verb = Some(verb).filter(|verb| !verb.is_empty());
     let help = std::process::Command::new(env!("CARGO_BIN_EXE_baggageclaim"))
@@ -690,7 +697,7 @@ fn help(verb: &str) -> String {
     String::from_utf8(help.stdout).expect("text")
 }
 
-/// What follows each `before`, as far as it is a name.
+/// The name after each `before`.
 fn words_after<'a>(text: &'a str, before: &'a str) -> impl Iterator<Item = &'a str> {
     let in_name = |c: char| c.is_ascii_alphanumeric() || c == '_';
     text.split(before)
@@ -698,7 +705,7 @@ fn words_after<'a>(text: &'a str, before: &'a str) -> impl Iterator<Item = &'a s
         .map(move |rest| &rest[..rest.find(|c| !in_name(c)).unwrap_or(rest.len())])
 }
 
-/// What a link to a heading is called.
+/// The anchor of a heading.
 fn anchor(heading: &str) -> String {
     let kept = |c: &char| c.is_alphanumeric() || matches!(c, ' ' | '-' | '_');
     let heading = heading.trim_start_matches('#').trim().to_lowercase();

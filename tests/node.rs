@@ -121,8 +121,9 @@ async fn the_same_target_with_other_parameters_already_exists() {
     driver.stop().await;
 }
 
-/// The same volume at a second place: what a CO may do in the modes for many, and csi-sanity tries. The pod's path holds
-/// its uid and the volume's name, so the second place is under another kubelet root.
+/// The same volume at a second place: what a CO may do in the modes for many, and csi-sanity tries.
+/// The pod's path holds its uid and the volume's name, so the second place is under another kubelet
+/// root.
 #[tokio::test]
 async fn a_second_target_is_for_the_mode_that_allows_it() {
     let driver = Driver::start(require_lab!(Fs::Ext4), Some(BackendKind::Overlay)).await;
@@ -266,7 +267,7 @@ async fn stats_are_for_a_volume_where_it_is_published() {
     for (id, path) in [
         (id.as_str(), first.target.with_file_name("other")),
         ("csi-0", first.target.clone()),
-        // What no volume can be called is no volume's, as for all that only asks.
+        // An invalid id is no volume's, in every query.
         ("../../x", first.target.clone()),
         ("a b", first.target.clone()),
         (&"x".repeat(500), first.target.clone()),
@@ -405,7 +406,8 @@ async fn a_running_call_is_answered_at_the_end() {
     tokio::time::sleep(Duration::from_millis(100)).await;
     driver.begin_to_stop();
     tokio::time::sleep(Duration::from_millis(100)).await;
-    // Straight to the engine: the socket takes no new calls any more, and the running one still waits.
+    // Straight to the engine: the socket takes no new calls any more, and the running one still
+    // waits.
     driver
         .engine
         .unpublish(&maker.volume_id("out"), &maker.target("out"))
@@ -448,7 +450,8 @@ async fn the_driver_says_what_it_is_and_can() {
     driver.stop().await;
 }
 
-/// The kernel takes its time to put away what was unmounted, and until then each volume has a descriptor.
+/// The kernel takes its time to put away what was unmounted, and until then each volume has a
+/// descriptor.
 #[tokio::test(flavor = "multi_thread")]
 async fn however_many_volumes_leave_at_once_no_call_lacks_a_descriptor() {
     const MANY: usize = 1500;
@@ -493,7 +496,7 @@ async fn until_the_pool_is_open_probe_answers_and_nothing_else() {
     assert!(status.message().contains("recovering"), "{status}");
 }
 
-/// What is told of the pool: reason and message of each trouble.
+/// The pool's problems: reason and message of each.
 async fn storage_health(node: &NodeProcess) -> Vec<(StorageHealthErrorType, String, String)> {
     let mut client = node.kubelet().await.node_client();
     let request = csi::NodeGetStorageHealthRequest::default();
@@ -505,7 +508,7 @@ async fn storage_health(node: &NodeProcess) -> Vec<(StorageHealthErrorType, Stri
     told.collect()
 }
 
-/// Whoever asks after the storage hears it, and Probe stays as it is: a driver that is restarted for it cannot start.
+/// Storage health reports it, and Probe stays as it is: a restarted driver could not start.
 #[tokio::test]
 async fn a_pool_that_takes_no_changes_is_unreachable_storage_and_no_reason_to_restart() {
     let lab = require_lab!(Fs::Ext4);

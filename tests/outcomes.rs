@@ -24,7 +24,7 @@ use common::{Fs, require_bench, require_lab};
 
 const OUTPUT: &[(&str, &str)] = &[("type", "output"), ("name", "o")];
 
-/// What runs beside the engine in `node`.
+/// The tasks that run beside the engine in `node`.
 struct Kube {
     stop: oneshot::Sender<()>,
     watched: watch::Receiver<bool>,
@@ -33,7 +33,8 @@ struct Kube {
 }
 
 impl Kube {
-    /// As `node` starts it. Asks often where the watch did not tell, so that no test has to wait for it.
+    /// As `node` starts it. Asks often where the watch did not tell, so that no test has to wait
+    /// for it.
     fn start(
         bench: &Bench,
         api: &Api,
@@ -95,7 +96,8 @@ impl Kube {
     }
 }
 
-/// An API server that is watched, and its pod `a`, which runs and has its [`OUTPUT`] published as `v`.
+/// An API server that is watched, and its pod `a`, which runs and has its [`OUTPUT`] published as
+/// `v`.
 async fn with_a_running_pod(bench: &Bench) -> (Api, Kube) {
     let api = Api::start().await;
     let kube = Kube::start(bench, &api, None);
@@ -144,7 +146,7 @@ async fn event(api: &Api, pod: &str, kind: &str, reason: &str, note: &str) {
     }
 }
 
-/// What is logged on this thread while it lives.
+/// The log of this thread while it lives.
 #[derive(Clone, Default)]
 struct Log(Arc<Mutex<Vec<u8>>>);
 
@@ -188,7 +190,7 @@ async fn notices_that_found_no_room_are_counted_in_the_log() {
         bench.publish(name, name, &kept).await;
         bench.unpublish(name).await;
     }
-    // Nobody has listened yet.
+    // No receiver exists yet.
     eventually("all but one are lost", || bench.engine.lost_notices() == 2).await;
     let (log, _here) = Log::begin();
     let api = Api::start().await;
@@ -291,7 +293,7 @@ async fn an_artifact_says_which_images_made_it_where_the_watch_has_told() {
     let expected = ["golang:1.25@sha256:0123", "git"].map(str::to_owned);
     assert_eq!(images("artifact/a"), ("a".to_owned(), expected.to_vec()));
 
-    // A pod of which the API server has told nothing is waited for by nobody.
+    // No one waits for a pod that the API server never reported.
     let always = [("type", "output"), ("name", "b"), ("commit", "always")];
     publish("b", &always).await;
     bench.unpublish("b").await;
@@ -311,7 +313,7 @@ async fn a_watch_that_is_cut_goes_on_where_it_was() {
     bench.publish("a", "v", OUTPUT).await;
     bench.unpublish("v").await;
     api.be(Mood::Away);
-    // It ends, and is gone, while nobody can see it: the history has both.
+    // It ends and is deleted unobserved: the history has both.
     api.put(&Pod::new("a").succeeded());
     api.remove(&Pod::new("a"));
     api.be(Mood::Serving);
@@ -329,7 +331,8 @@ async fn however_long_nobody_answers_the_watch_goes_on_where_it_was() {
     api.be(Mood::Away);
     api.put(&Pod::new("a").succeeded());
     api.remove(&Pod::new("a"));
-    // Many rounds long, and so long that the watch comes back a good while after the first that finds no such pod.
+    // Many rounds long, and so long that the watch comes back a good while after the first that
+    // finds no such pod.
     eventually("it was tried again and again", || api.turned_away() >= 4).await;
     api.be(Mood::Serving);
     committed(&bench, "artifact/o").await;
@@ -442,7 +445,7 @@ async fn after_a_gap_the_list_tells_and_who_is_missing_there_did_not_succeed() {
     }
     api.be(Mood::Away);
     api.put(&Pod::new("there").succeeded());
-    // It succeeded, and nobody will ever know.
+    // It succeeded, but no one will ever know.
     api.put(&Pod::new("missing").succeeded());
     api.remove(&Pod::new("missing"));
     // Another pod of the same name is not the same pod.
@@ -459,7 +462,7 @@ async fn after_a_gap_the_list_tells_and_who_is_missing_there_did_not_succeed() {
     assert!(bench.artifact("artifact/missing").is_none());
     let why = "artifact/missing is not committed: the pod is gone, and its end was not observed";
     event(&api, "missing", "Warning", "NotCommitted", why).await;
-    // Who runs is left alone.
+    // A running pod stays undecided.
     assert_eq!(bench.engine.awaited_outcomes().len(), 1);
     api.put(&Pod::new("running").succeeded());
     bench.unpublish("running").await;
@@ -533,7 +536,8 @@ async fn a_watch_that_says_nothing_any_more_costs_no_outcome() {
     bench.finish().await;
 }
 
-/// A pod succeeds and is gone while those who would watch get this, and others ask by name and are answered.
+/// A pod succeeds and is gone while those who would watch get this, and others ask by name and are
+/// answered.
 async fn costs_no_outcome(bench: Bench, watches: Watches) {
     let api = Api::start().await;
     let mut kube = Kube::start(&bench, &api, None);
@@ -549,7 +553,7 @@ async fn costs_no_outcome(bench: Bench, watches: Watches) {
     let row = bench.row("v").expect("it waits for a watch that tells");
     assert_eq!(row.state, VolumeState::AwaitingOutcome);
     assert!(!*kube.watched.borrow());
-    // Somebody may have put the API server back meanwhile: that is asked after a failure only.
+    // The API server may have been restored: that is checked only after a failure.
     assert!(api.asked("GET /api/v1/namespaces/default/pods") > 0);
     api.answer_watches(Watches::Served);
     committed(&bench, "artifact/o").await;
@@ -627,7 +631,7 @@ async fn an_api_server_that_has_too_much_to_do_answers() {
 async fn what_the_watch_tells_while_it_is_asked_by_name_is_heard_first() {
     let bench = require_bench!();
     let (api, kube) = with_a_running_pod(&bench).await;
-    // The watch that runs tells nothing; the next one does, at the last moment, and in the middle of a question.
+    // The running watch reports nothing; the next one does, at the last moment, during a query.
     api.go_deaf();
     api.be_slow(Duration::from_millis(1450), Duration::from_millis(1600));
     api.put(&Pod::new("a").succeeded());
@@ -656,7 +660,8 @@ async fn what_was_decided_survives_the_driver_and_the_list_stands_for_what_it_mi
     bench.unpublish("waits").await;
     kube.stop().await;
     let bench = bench.restart().await;
-    // While nobody watched: one ended and is there, two are gone, and one of those had told its end before.
+    // Without a watch: one pod ended and exists, two are deleted, and one of those had reported its
+    // end before.
     api.remove(&Pod::new("decided"));
     api.put(&Pod::new("listed").succeeded());
     api.remove(&Pod::new("vanished"));
@@ -664,7 +669,7 @@ async fn what_was_decided_survives_the_driver_and_the_list_stands_for_what_it_mi
     for volume in ["decided", "listed", "vanished"] {
         bench.unpublish(volume).await;
     }
-    // The word of the one is on disk; nobody need be asked.
+    // The outcome of one is on disk, so no query is needed.
     committed(&bench, "artifact/decided").await;
     let kube = Kube::start(&bench, &api, None);
     for name in ["artifact/listed", "artifact/waits"] {
@@ -703,7 +708,7 @@ async fn annotations_decide_and_one_with_a_mistake_is_told_and_is_no_success() {
         bench.publish(pod, pod, &output(pod)).await;
     }
     api.put(&Pod::new("execed").annotated("outcome", "succeeded"));
-    // What the end of a pod that only slept looks like.
+    // The end of a pod that only slept.
     api.put(
         &Pod::new("execed")
             .annotated("outcome", "succeeded")
@@ -794,7 +799,7 @@ async fn a_pod_that_was_told_to_end_did_not_succeed_whatever_it_exits_with() {
         api.put(&Pod::new(pod).phase("Running"));
         bench.publish(pod, pod, &output(pod)).await;
     }
-    // Told to end, and exits with 0. Its clock is slow; nobody asks it.
+    // It was asked to end, and exits with 0. Its clock is slow; no one reads it.
     api.put(&Pod::new("cancelled").phase("Running").deleted(20));
     api.put(
         &Pod::new("cancelled")
@@ -805,7 +810,7 @@ async fn a_pod_that_was_told_to_end_did_not_succeed_whatever_it_exits_with() {
     api.remove(&Pod::new("cancelled"));
     // Deleted with grace 0: gone from one moment to the next.
     api.remove(&Pod::new("forced"));
-    // Ended by kubelet, and exits with 0. Nobody deletes it.
+    // Kubelet ends it, and it exits with 0. It is not deleted.
     api.put(&Pod::new("evicted").succeeded().evicted());
     // Deleted after its end, as CI systems do.
     api.put(&Pod::new("done").succeeded());
@@ -945,7 +950,7 @@ async fn the_binary_serves_without_an_api_server_and_remembers_over_kill_9_what_
     api.put(&Pod::new("a").succeeded());
     api.be(Mood::Serving);
     event(&api, "a", "Normal", "Committed", "artifact/o is committed").await;
-    // What is committed is there for the next, and what is not known is refused as before.
+    // Committed content exists for the next driver, and unknown content is refused as before.
     let user = kubelet.pod_with_uid("ci", "user", "user");
     let input = [("type", "input"), ("from", "artifact/o")];
     user.publish("in", input, PublishOptions::default())

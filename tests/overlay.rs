@@ -130,7 +130,8 @@ impl Pool {
             Ok(Freeze::Frozen | Freeze::Held(_)) => {}
             other => panic!("not frozen: {other:?}"),
         }
-        // Another test may start a program at this moment, whose process holds copies of our descriptors until it execs.
+        // Another test may start a program at this moment, whose process holds copies of our
+        // descriptors until it execs.
         eventually("it is free", || {
             !self.backend().in_use(volume).expect("in_use")
         });
@@ -152,7 +153,8 @@ fn top_of(volume: &Dir) -> PathBuf {
     volume.path().join(layout::TOP)
 }
 
-/// Runs a case on every filesystem through every API; nothing may be mounted afterwards that was not before.
+/// Runs a case on every filesystem through every API; nothing may be mounted afterwards that was
+/// not before.
 fn everywhere(case: impl Fn(&Pool)) {
     for fs in FILESYSTEMS {
         let lab = require_lab!(fs);
@@ -223,7 +225,8 @@ fn the_probe_picks_overlay_says_why_and_leaves_nothing() {
     }
 }
 
-/// What a project may hold is enforced where the probe says so, and nowhere else: ext4 may count and not enforce.
+/// The limit of a project is enforced only where the probe says so: ext4 may count without
+/// enforcing.
 #[test]
 fn the_probe_knows_whether_limits_are_enforced() {
     require_root!();
@@ -304,7 +307,8 @@ fn a_fork_sees_exactly_what_was_sealed_and_a_chain_of_forks_too() {
         let (volume, mounted) = pool.made("two", &fork(&layers));
         let root = mounted.path();
         assert_same(&sealed, &Snapshot::of(&root));
-        // A whiteout, an opaque directory, a file in the place of a directory and the other way round.
+        // A whiteout, an opaque directory, a file in the place of a directory and the other way
+        // round.
         fs::remove_file(root.join("gone/below/file")).expect("unlink");
         fs::remove_dir_all(root.join("gone")).expect("rm -r");
         fs::create_dir(root.join("gone")).expect("mkdir over a whiteout");
@@ -457,7 +461,8 @@ fn a_mapping_keeps_a_volume_busy_and_what_it_stores_is_sealed() {
             .write(true)
             .open(mounted.path().join("map"))
             .expect("open");
-        // SAFETY: a fresh shared mapping of a file of that length; unmapped once, below, and not used after that.
+        // SAFETY: a fresh shared mapping of a file of that length; unmapped once, below, and not
+        // used after that.
         let memory = unsafe {
             let memory = libc::mmap(
                 std::ptr::null_mut(),
@@ -496,7 +501,7 @@ fn a_working_directory_is_in_use_but_writes_nothing_once_frozen() {
     everywhere(|pool| {
         let (volume, mounted) = pool.made("v", &START);
         let child = sitting_in(&mounted.path());
-        // Nobody has a file open for writing, so it can be frozen at once …
+        // No process has a file open for writing, so it can be frozen at once …
         let pin = mounted.pin();
         assert!(matches!(
             pool.backend().freeze(&volume, Some(pin)),
@@ -504,7 +509,7 @@ fn a_working_directory_is_in_use_but_writes_nothing_once_frozen() {
         ));
         let error = fs::write(format!("/proc/{}/cwd/late", child.id()), "x").expect_err("frozen");
         assert_eq!(error.raw_os_error(), Some(Errno::EROFS as i32));
-        // … though a driver that starts anew, and has no pin, must wait until it is free.
+        // … but a restarted driver has no pin, so it must wait until the volume is free.
         drop(mounted);
         assert!(pool.backend().in_use(&volume).expect("in_use"));
         assert!(matches!(
@@ -578,7 +583,7 @@ fn a_fork_with_another_owner_is_a_view_and_the_disk_keeps_its_own() {
         assert_eq!(owner(&root.join("roots")), (1000, 1000));
         assert_eq!(owner(&root.join("users")), (0, 0));
         assert_eq!(owner(&root.join("others")), (7, 7));
-        // What the pod's user makes and changes lands as the sealed owner's.
+        // Changes by the pod's user are stored with the sealed owner.
         fs::write(root.join("new"), "x").expect("write");
         std::os::unix::fs::chown(root.join("new"), Some(1000), Some(1000)).expect("chown");
         fs::write(root.join("roots"), "changed").expect("copy-up");

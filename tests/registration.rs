@@ -36,7 +36,8 @@ async fn it_is_offered_when_it_serves_and_withdrawn_first() {
     assert_eq!(kubelet.node(), "here");
     registry.notify(None).await;
 
-    // A call that runs when the end is asked for: the registration goes first, the call is answered.
+    // A call that runs when the end is asked for: the registration goes first, the call is
+    // answered.
     let pod = kubelet.pod("ci", "maker");
     let output = [("type", "output"), ("name", "src"), ("commit", "always")];
     pod.publish("out", output, PublishOptions::default())
@@ -115,7 +116,7 @@ async fn a_kubelet_whose_disk_does_not_answer_keeps_the_driver_from_ending_no_lo
         "{log}"
     );
 
-    // What it has left behind is in nobody's way.
+    // Its remains are in no one's way.
     let node = NodeProcess::start_at(&lab, kubelets.path(), &[]);
     node.logged("offered to kubelet", 1).await;
     node.terminate().await;
@@ -165,11 +166,12 @@ async fn told_no_it_comes_again_and_later_each_time() {
     assert!(registry.inode().is_none());
 }
 
-/// What kubelet says while the API server is away.
+/// Kubelet's error while the API server is away.
 const NO_API: &str =
     "RegisterPlugin error -- plugin registration failed with err: connection refused";
 
-/// A driver that was started while the API server is away, was refused by kubelet for that, and waits.
+/// A driver that was started while the API server is away, was refused by kubelet for that, and
+/// waits.
 async fn refused_without_api(lab: &Lab, registry: &Registry) -> (Api, NodeProcess) {
     let api = Api::start().await;
     api.be(Mood::Away);
@@ -256,7 +258,7 @@ async fn an_api_server_that_forbids_is_not_away() {
     api.be(Mood::Forbidding);
     node.logged("the API server answers", 1).await;
     registry.info().await;
-    // Whatever kubelet says now is not explained by an API server that is away.
+    // From now on an outage of the API server does not explain kubelet's error.
     registry.notify(Some("not yet")).await;
     registry.notify(None).await;
     node.logged("registered with kubelet", 1).await;
@@ -283,7 +285,7 @@ async fn what_kubelet_sweeps_away_comes_back() {
     registry.notify(None).await;
     node.logged("registered with kubelet", 2).await;
 
-    // As when kubelet is installed anew: the directory goes, and another comes.
+    // As in a new installation of kubelet: the directory goes, and another comes.
     let dir = lab.kubelet_dir().join("plugins_registry");
     std::fs::rename(&dir, lab.kubelet_dir().join("old")).expect("rename");
     let registry = Registry::new(&lab.kubelet_dir());
@@ -291,7 +293,7 @@ async fn what_kubelet_sweeps_away_comes_back() {
     registry.notify(None).await;
     node.logged("registered with kubelet", 3).await;
 
-    // Somebody's file has the name: it is left alone, and the name is taken when it is free.
+    // A foreign file has the name: it is kept, and the name is taken when it is free.
     node.signal(rustix::process::Signal::STOP);
     std::fs::remove_file(registry.socket()).expect("unlink");
     std::fs::write(registry.socket(), "somebody's").expect("write");
@@ -367,7 +369,8 @@ async fn a_killed_drivers_socket_is_replaced_and_its_mounts_are_taken_up() {
     assert_eq!(lab.close(), [""; 0].map(std::path::PathBuf::from));
 }
 
-/// The part of a role that runs beside the services may not end, or panic, unnoticed: the driver puts all away and says so.
+/// The part of a role that runs beside the services may not end, or panic, unnoticed: the driver
+/// puts all away and says so.
 #[tokio::test]
 async fn a_part_that_ends_by_itself_ends_the_driver() {
     for panics in [false, true] {
@@ -454,7 +457,7 @@ async fn it_is_not_offered_while_it_cannot_serve() {
     let (code, log) = node.ended().await;
     assert_eq!(code, Some(1), "{log}");
     assert!(!log.contains("offered to kubelet"), "{log}");
-    // A live socket of somebody's in the driver's place is not taken over.
+    // A foreign live socket in the driver's place is not taken over.
     let socket = lab.kubelet_dir().join("plugins").join(DRIVER_NAME);
     std::fs::create_dir_all(&socket).expect("mkdir");
     let somebody = UnixListener::bind(socket.join("csi.sock")).expect("bind");

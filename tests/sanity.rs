@@ -37,10 +37,10 @@ use proxy::Proxy;
 use report::Report;
 
 const MIB: u64 = 1 << 20;
-/// What is in `csi-sanity/secrets.yaml`.
+/// The content of `csi-sanity/secrets.yaml`.
 const CANARY: &str = "hunter2-the-canary";
 
-/// The specs that upstream has switched off. What they would ask is asked by a test of this project; see
+/// The specs that upstream has switched off. A test of this project covers them; see
 /// `csi-sanity/README.md`.
 const PENDING: [&str; 1] = [
     "Controller Service [Controller Server] ListVolumes pagination should detect volumes added between pages and accept \
@@ -100,7 +100,7 @@ fn on(fs: Fs, backend: &str) {
     ));
 }
 
-/// The driver's log, kept when the test fails and somebody says where.
+/// The driver's log, kept after a failure if a place is given.
 struct Kept<'a>(&'a Setup);
 
 impl Drop for Kept<'_> {

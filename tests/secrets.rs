@@ -65,7 +65,8 @@ fn is_secret(field: &FieldDescriptor) -> bool {
     marked || field.name() == "secrets" || field.name() == "mount_flags"
 }
 
-/// Fills every field: what is secret with the canary, other text with `plain`; returns how many were secret.
+/// Fills every field: what is secret with the canary, other text with `plain`; returns how many
+/// were secret.
 fn fill(message: &mut DynamicMessage, depth: usize) -> usize {
     let mut secrets = 0;
     for field in message.descriptor().fields() {
@@ -99,7 +100,7 @@ fn fill(message: &mut DynamicMessage, depth: usize) -> usize {
             }
         };
         secrets += usize::from(is_secret(&field));
-        // Of a oneof the last one stays: `mount` comes after `block`.
+        // The last member of a oneof stays: `mount` comes after `block`.
         message.set_field(&field, value);
     }
     secrets

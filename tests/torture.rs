@@ -57,7 +57,7 @@ use kills::Program;
 use random::Random;
 use tokio::runtime::Handle;
 
-/// How long all of it takes when nobody says how long.
+/// The default duration.
 const SHORT: Duration = Duration::from_secs(130);
 
 /// How long it still is.
@@ -70,7 +70,7 @@ fn say(line: &str) {
     println!("{line}");
 }
 
-/// What the environment says.
+/// The settings from the environment.
 struct Settings {
     long: Option<Duration>,
     seed: Option<u64>,
@@ -140,7 +140,8 @@ fn main() -> ExitCode {
                 let wanted = trials.iter().filter(|(name, ..)| settings.wants(name));
                 let mut rest: u32 = wanted.clone().map(|(_, parts, _)| parts).sum();
                 for (_, parts, trial) in wanted {
-                    // Also where one before took more than its own: a day on a full disk is played to its end.
+                    // Also where one before took more than its own: a day on a full disk is played
+                    // to its end.
                     let least = length * *parts / 8;
                     let share = (left(until) * *parts / rest).max(least);
                     trial(own.fork(), Instant::now() + share, on, figures);

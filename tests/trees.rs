@@ -183,7 +183,8 @@ fn a_directory_with_very_many_full_directories_goes_in_one_sweep() {
     assert!(!doomed.exists());
 }
 
-/// A small generator of numbers: the same seed, the same tree, on every machine (xorshift, Marsaglia 2003).
+/// A small generator of numbers: the same seed, the same tree, on every machine (xorshift,
+/// Marsaglia 2003).
 struct Random(u64);
 
 impl Random {
@@ -219,7 +220,8 @@ impl Random {
                 let _ = rustix::fs::lsetxattr(&path, "user.x", b"v", XattrFlags::empty());
             }
             _ => {
-                // A directory in the place of another: opaque, and its old content must not shine through.
+                // A directory in the place of another: opaque, and its old content must not shine
+                // through.
                 if path != root && fs::remove_dir_all(&path).is_ok() {
                     drop(fs::create_dir(&path));
                 }
@@ -228,7 +230,8 @@ impl Random {
     }
 }
 
-/// Mounts the layers (newest first) as overlay does, with a top or read-only, shows them to `look`, unmounts.
+/// Mounts the layers (newest first) as overlay does, with a top or read-only, shows them to `look`,
+/// unmounts.
 fn overlaid<T>(
     lab: &Path,
     layers: &[PathBuf],
@@ -266,7 +269,8 @@ fn overlaid<T>(
     result
 }
 
-/// What a stack shows. Overlay gives directories that it merges times and attributes of the topmost, as flatten must.
+/// The content of a stack. Overlay gives merged directories the times and attributes of the
+/// topmost, so flatten must do that, too.
 fn shown(lab: &Path, layers: &[PathBuf]) -> Snapshot {
     overlaid(lab, layers, None, Snapshot::of)
 }
@@ -293,8 +297,8 @@ fn a_flattened_stack_shows_what_the_stack_showed() {
             mark_by_hand(&mut random, &layer);
             layers.insert(0, layer);
         }
-        // The kernel itself lists a whiteout that is a file, and then says ENOENT, where its directory is merged with
-        // nothing: such stacks have no truth to compare with.
+        // The kernel itself lists a whiteout that is a file, and then says ENOENT, where its
+        // directory is merged with nothing: such stacks have no truth to compare with.
         if !overlaid(&lab.path(), &layers, None, is_consistent) {
             skipped += 1;
             tree::delete(&open(&lab.path()), Path::new("round"), &|| false).expect("delete");
@@ -317,8 +321,8 @@ fn a_flattened_stack_shows_what_the_stack_showed() {
             layers.len()
         );
         if bottom && first == 0 {
-            // Then it is a plain tree: it needs no overlay to be seen as it is. Linked files still say what they were
-            // copied up from, which nobody sees through an overlay.
+            // It is then a plain tree, which needs no overlay. Linked files still have the
+            // attribute of their copy-up, which is invisible through an overlay.
             let mut plain = Snapshot::of(&into.join("fs"));
             for entry in plain.entries.values_mut() {
                 entry.xattrs.remove(&b"trusted.overlay.origin"[..]);
@@ -344,8 +348,9 @@ fn is_consistent(dir: &Path) -> bool {
 
 /// Now and then puts a mark into a layer that overlay itself does not write there, or not always.
 fn mark_by_hand(random: &mut Random, layer: &Path) {
-    // As overlay does on each directory that it copies up. A directory that is merged with nothing and does not say so is
-    // listed whiteouts and all (ovl_get_inode: "non-merge dir that may have whiteouts").
+    // As overlay does on each directory that it copies up. A directory that is merged with nothing
+    // and does not say so is listed whiteouts and all (ovl_get_inode: "non-merge dir that may have
+    // whiteouts").
     let copied_up = |dir: &Path| {
         rustix::fs::lsetxattr(dir, "trusted.overlay.origin", b"", XattrFlags::empty())
             .expect("setxattr");
@@ -401,7 +406,8 @@ fn files_that_cannot_be_linked_are_copied() {
     assert!(lab.close().is_empty());
 }
 
-/// Access times are content, and the default `relatime` moves those that are as old as the last change.
+/// Access times are content, and the default `relatime` moves those that are as old as the last
+/// change.
 #[test]
 fn reading_a_tree_leaves_its_access_times_alone() {
     for fs in [Fs::Ext4, Fs::XfsReflink, Fs::Btrfs] {
@@ -508,8 +514,9 @@ fn what_does_not_fit_leaves_no_torn_file() {
     assert_eq!(dir.entries().expect("entries").len(), 1);
 }
 
-/// More names than are held at a time, with links between the pieces and deletions in the middle of them.
-/// As large as the filesystem has bytes free, and as it would have if nothing else were there.
+/// More names than are held at a time, with links between the pieces and deletions in the middle of
+/// them. As large as the filesystem has bytes free, and as it would have if nothing else were
+/// there.
 #[test]
 fn bytes_are_copied_if_there_is_room_for_all_of_them() {
     const MIB: u64 = 1 << 20;

@@ -58,7 +58,8 @@ const CACHE: [(&str, &str); 3] = [
     ("key", "tree"),
     ("commit", "always"),
 ];
-/// Such a root has no other volume here: there is no mount of it that was made beforehand, as older versions made none.
+/// Such a root has no other volume here: there is no mount of it that was made beforehand, as older
+/// versions made none.
 const LATER: [(&str, &str); 4] = [
     ("type", "output"),
     ("name", "later"),
@@ -142,9 +143,10 @@ fn read(dir: &Path, file: &str) -> String {
 struct Pods {
     /// It runs on.
     runs: Pod,
-    /// It has ended, and nobody has said how.
+    /// It has ended, and its outcome is not reported.
     ended: Pod,
-    /// The output of one that has ended, open for somebody who is none of its processes: overlay seals what nobody writes to.
+    /// The output of an ended pod, open in a process of none of its containers: overlay seals only
+    /// a volume without writers.
     held: Option<File>,
 }
 
@@ -190,7 +192,8 @@ impl Pods {
 
     async fn go_on(self, driver: &Driver) {
         let runs = driver.again(&self.runs);
-        // Kubelet asks again for all of them, and finds what is there. (The one that runs has written meanwhile.)
+        // Kubelet asks again for all of them, and finds what is there. (The one that runs has
+        // written meanwhile.)
         for (volume, attributes, options) in [
             ("scratch", &NO_ATTRIBUTES[..], OPTIONS),
             ("later", &LATER, OPTIONS),
@@ -224,7 +227,7 @@ impl Pods {
         }
         runs.remove().expect("its directories are empty");
 
-        // What was promised is done: as soon as it is known how the pod ended, and nobody writes any more.
+        // Promises are kept as soon as the pod's outcome is known and no process writes any more.
         let waits = 1 + usize::from(self.held.is_some());
         driver.leaving(waits).await;
         assert_eq!(driver.succeeded(self.ended.uid()).await, 1);
@@ -300,7 +303,7 @@ struct Claims {
     snapshot: String,
 }
 
-/// What a VolumeAttributesClass said, and what another says.
+/// The parameters of two VolumeAttributesClasses.
 const TTL: [(&str, &str); 1] = [("ttl", "1h")];
 const OTHER_TTL: [(&str, &str); 1] = [("ttl", "2h")];
 
@@ -330,7 +333,8 @@ impl Claims {
             frozen,
             snapshot,
         } = self;
-        // What it was made with was not written down, and so is not compared; nor is as what it was asked for.
+        // Its original parameters were not recorded, so they are not compared; nor is its requested
+        // size.
         for class in [&TTL, &OTHER_TTL] {
             let again = driver.create("mounted", class).await.expect("the same");
             assert_eq!(again.id, mounted.id);

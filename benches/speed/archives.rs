@@ -262,7 +262,7 @@ fn rise(act: impl FnOnce()) -> f64 {
             .expect("a number");
         number.parse::<f64>().expect("a number") / 1024.0
     };
-    // The peak begins anew (proc(5)).
+    // Resets the peak (proc(5)).
     fs::write("/proc/self/clear_refs", "5").expect("clear_refs");
     let before = field("VmRSS:");
     act();

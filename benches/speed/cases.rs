@@ -31,7 +31,7 @@ pub struct Bench<'a> {
     pub lab: &'a Lab,
     pub plan: &'a Plan,
     pub rows: Vec<Row>,
-    /// What empty calls took, in microseconds: the medians of the turns.
+    /// The medians of the turns' empty calls, in microseconds.
     pub empty: Vec<f64>,
 }
 

@@ -1,5 +1,5 @@
-//! The client side: connects to the driver of a pool. It returns messages; the command line formats them.
-//! Each error says what to do next.
+//! The client side: connects to the driver of a pool. It returns messages; the command line formats
+//! them. Each error says what to do next.
 
 use std::io::ErrorKind;
 use std::path::{Path, PathBuf};
@@ -41,7 +41,7 @@ pub enum ClientError {
     Pool {
         /// Where it is.
         path: PathBuf,
-        /// What failed.
+        /// The cause.
         source: crate::sys::Error,
     },
     /// The socket is there and cannot be used.
@@ -49,7 +49,7 @@ pub enum ClientError {
     Socket {
         /// Where it is.
         path: PathBuf,
-        /// What failed.
+        /// The cause.
         source: std::io::Error,
     },
     /// The process that answers is not the driver.
@@ -57,7 +57,7 @@ pub enum ClientError {
     Protocol {
         /// Where it is.
         path: PathBuf,
-        /// What failed.
+        /// The cause.
         source: tonic::transport::Error,
     },
 }

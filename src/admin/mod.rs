@@ -1,10 +1,11 @@
 //! The admin service of a running driver: server and client of `admin.sock` in the pool.
 //!
-//! The only code that sees `baggageclaim.admin.v1` messages. It decides nothing and returns the rows of the
-//! engine. Only root on the node can open the socket (the pool is 0700, the socket 0600).
+//! The only code that sees `baggageclaim.admin.v1` messages. It decides nothing and returns the
+//! rows of the engine. Only root on the node can open the socket (the pool is 0700, the socket
+//! 0600).
 //!
-//! The client connects by the descriptor of the directory, since the path of a pool may be longer than a
-//! socket's address.
+//! The client connects by the descriptor of the directory, since the path of a pool may be longer
+//! than a socket's address.
 
 mod client;
 mod service;

@@ -32,7 +32,7 @@ pub const STALL: Duration = Duration::from_secs(5 * 60);
 const CHUNK: usize = 128 << 10;
 /// How many messages wait between the two sides.
 const WAITING: usize = 4;
-/// How often an importer is told how far it is.
+/// How often an importer gets progress.
 const TELL: Duration = Duration::from_millis(200);
 /// How soon an import that waits for its caller sees that it has failed.
 const LOOK: Duration = Duration::from_millis(50);
@@ -59,7 +59,7 @@ impl Ends {
 pub(super) type Answers<T> = Pin<Box<dyn Stream<Item = Result<T, Status>> + Send>>;
 type Sender<T> = mpsc::Sender<Result<T, Status>>;
 
-/// What comes through a channel, until the driver ends.
+/// The messages of a channel, until the driver ends.
 fn answers<T: Send + 'static>(
     from: mpsc::Receiver<Result<T, Status>>,
     ending: &Drain,
@@ -83,7 +83,7 @@ fn ends() -> Status {
     failed(&crate::engine::Error::ShuttingDown)
 }
 
-/// Opens what is asked for, and sends it.
+/// Opens the source of an export and sends it.
 pub(super) async fn export(
     engine: &Engine,
     ends: Ends,
@@ -168,7 +168,7 @@ fn end_of_export(Exported { packed }: Exported) -> admin::ExportPart {
     }
 }
 
-/// What an export writes to, on a thread of the engine: messages to the caller.
+/// The output of an export, on a thread of the engine: messages to the caller.
 struct Parts {
     sender: Sender<admin::ExportPart>,
     progress: Arc<Progress>,
@@ -321,7 +321,7 @@ fn end_of_import(progress: &Progress, imported: &Imported) -> admin::ImportProgr
     }
 }
 
-/// What an import is given.
+/// A message of an import.
 enum Received {
     Bytes(Vec<u8>),
     /// That was all.
@@ -348,7 +348,7 @@ async fn feed(mut parts: Streaming<admin::ImportPart>, to: mpsc::Sender<Received
     }
 }
 
-/// What an import reads from, on a thread of the engine.
+/// The input of an import, on a thread of the engine.
 struct Input {
     received: mpsc::Receiver<Received>,
     ends: Ends,

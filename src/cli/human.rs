@@ -3,7 +3,7 @@
 
 use std::time::Duration;
 
-/// A duration as kubectl writes ages: the two largest units where the second still says something.
+/// A duration as kubectl shows ages: two units where the second matters.
 pub(super) fn age(duration: Duration) -> String {
     const MINUTE: u64 = 60;
     const HOUR: u64 = 60 * MINUTE;

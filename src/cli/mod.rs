@@ -1,5 +1,5 @@
 //! The command line: its verbs, what they print, and their exit codes.
-//! The driver does what a verb asks for. This module asks it through the admin socket and shows the answer.
+//! A verb asks the driver through the admin socket and shows the answer; the driver does the work.
 
 mod human;
 mod progress;
@@ -95,12 +95,14 @@ struct Cli {
 enum Verb {
     /// Serve a pool on this machine, without Kubernetes
     ///
-    /// Opens the pool, and makes it if its directory is missing or empty. Recovers what an earlier process left. Then
-    /// serves CSI on a unix socket: Identity, Node and, unless `--controller off`, Controller and GroupController.
-    /// Needs root. Only one process at a time can open a pool.
+    /// Opens the pool, and makes it if its directory is missing or empty. Recovers what an earlier
+    /// process left. Then serves CSI on a unix socket: Identity, Node and, unless `--controller
+    /// off`, Controller and GroupController. Needs root. Only one process at a time can open a
+    /// pool.
     ///
-    /// On SIGTERM or SIGINT the driver answers the running calls within the grace period and ends. Mounts stay. A
-    /// second signal ends it at once. That is safe: everything that was acknowledged is on disk.
+    /// On SIGTERM or SIGINT the driver answers the running calls within the grace period and ends.
+    /// Mounts stay. A second signal ends it at once. That is safe: everything that was acknowledged
+    /// is on disk.
     #[command(after_long_help = "\
 Example:
   baggageclaim standalone --pool /srv/pool --socket /run/baggageclaim/csi.sock --backend overlay
@@ -110,14 +112,16 @@ Report how each pod ended; nothing else tells the driver here: baggageclaim outc
 
     /// Serve one node of a Kubernetes cluster
     ///
-    /// Opens the pool, and makes it if its directory is missing or empty. Recovers what an earlier process left. Then
-    /// serves the CSI services Identity and Node (only `standalone` has the Controller), and registers with the kubelet
-    /// of this node, again after kubelet restarts or refuses. Serves health and metrics over HTTP. Needs root, and
-    /// kubelet's directory at the path by which kubelet knows it.
+    /// Opens the pool, and makes it if its directory is missing or empty. Recovers what an earlier
+    /// process left. Then serves the CSI services Identity and Node (only `standalone` has the
+    /// Controller), and registers with the kubelet of this node, again after kubelet restarts or
+    /// refuses. Serves health and metrics over HTTP. Needs root, and kubelet's directory at the
+    /// path by which kubelet knows it.
     ///
-    /// On SIGTERM or SIGINT the driver withdraws its registration, answers the running calls within the grace period
-    /// and ends. Mounts stay: running pods go on, and the next process takes the mounts over. A second signal ends it at
-    /// once. That is safe: everything that was acknowledged is on disk.
+    /// On SIGTERM or SIGINT the driver withdraws its registration, answers the running calls within
+    /// the grace period and ends. Mounts stay: running pods go on, and the next process takes the
+    /// mounts over. A second signal ends it at once. That is safe: everything that was acknowledged
+    /// is on disk.
     #[command(after_long_help = "\
 Example:
   baggageclaim node --pool /var/lib/baggageclaim --node-id \"$NODE_NAME\"")]
@@ -125,35 +129,38 @@ Example:
 
     /// Run a pipeline with real trees, and show what it costs
     ///
-    /// Starts a driver on a filesystem of its own and calls it as kubelet does. One step fetches a tree. Others change
-    /// it without seeing each other's changes. One compiles a program, the next runs it. A second build uses the cache
-    /// of the first. Takes less than two minutes. Exits with 0 only if every claim on the screen was verified.
+    /// Starts a driver on a filesystem of its own and calls it as kubelet does. One step fetches a
+    /// tree. Others change it without seeing each other's changes. One compiles a program, the next
+    /// runs it. A second build uses the cache of the first. Takes less than two minutes. Exits with
+    /// 0 only if every claim on the screen was verified.
     ///
     /// Needs root. Makes all mounts in a mount namespace of its own, and leaves nothing behind.
     ///
-    /// With `--pool` and the backend btrfs or copy, the space that a fork alone takes is unknown. Then each row shows
-    /// `shared`, and the demo does not verify that a fork is no copy.
+    /// With `--pool` and the backend btrfs or copy, the space that a fork alone takes is unknown.
+    /// Then each row shows `shared`, and the demo does not verify that a fork is no copy.
     Demo(config::Demo),
 
     /// List the volumes: the working copies of pods
     ///
-    /// SIZE is the space that the volume takes on disk at its last measurement, without what it shares with its parent.
-    /// Listing starts new measurements in the background where SIZE is `-` or old: list again to see them.
+    /// SIZE is the space that the volume takes on disk at its last measurement, without what it
+    /// shares with its parent. Listing starts new measurements in the background where SIZE is `-`
+    /// or old: list again to see them.
     ///
-    /// STATE is preparing, published (mounted for a pod), unpublished (the same pod may mount it again),
-    /// awaiting-outcome (the pod is done, its outcome is unknown), in-use (the pod is done, but a process still has files
-    /// open), or sealing.
+    /// STATE is preparing, published (mounted for a pod), unpublished (the same pod may mount it
+    /// again), awaiting-outcome (the pod is done, its outcome is unknown), in-use (the pod is done,
+    /// but a process still has files open), or sealing.
     Volumes(List),
 
     /// List the artifacts: sealed content, and the names that point at it
     ///
-    /// REFERENCE is the value for `from` of an input. An artifact without one was replaced by newer content, and is
-    /// deleted when no volume uses it any more.
+    /// REFERENCE is the value for `from` of an input. An artifact without one was replaced by newer
+    /// content, and is deleted when no volume uses it any more.
     Artifacts(List),
 
     /// List the caches
     ///
-    /// A resource cache keeps its first content, a task cache its newest. AGE is the age of that content.
+    /// A resource cache keeps its first content, a task cache its newest. AGE is the age of that
+    /// content.
     Caches(List),
 
     /// Show one volume or artifact with all its fields
@@ -167,60 +174,68 @@ Examples:
 
     /// Report how a pod ended
     ///
-    /// The driver seals outputs and caches with `commit: on-success` if their pod succeeded, and discards them
-    /// otherwise. Without Kubernetes only this command tells it. The first report wins. Report after the volumes are
-    /// published, and at the latest `--outcome-wait` after they are unpublished.
+    /// The driver seals outputs and caches with `commit: on-success` if their pod succeeded, and
+    /// discards them otherwise. Without Kubernetes only this command tells it. The first report
+    /// wins. Report after the volumes are published, and at the latest `--outcome-wait` after they
+    /// are unpublished.
     ///
     /// Exits with 1 if the pod has no such volumes, or if the other outcome was reported before.
     Outcome(Outcome),
 
     /// Delete an artifact or a cache by its name
     ///
-    /// An output is refused while volumes are forks of it. A cache loses its name at once, and its content when the
-    /// last fork of it is gone. A running step with such a fork is not fenced: if it succeeds, it commits the old content
-    /// with its changes under the same name. So end those steps before you delete a cache with bad content.
+    /// An output is refused while volumes are forks of it. A cache loses its name at once, and its
+    /// content when the last fork of it is gone. A running step with such a fork is not fenced: if
+    /// it succeeds, it commits the old content with its changes under the same name. So end those
+    /// steps before you delete a cache with bad content.
     Destroy(Destroy),
 
     /// Write an artifact, a cache or a volume as an archive
     ///
-    /// The archive is a tar stream (POSIX pax) that GNU tar reads, with owners, times, holes, extended attributes and
-    /// ACLs. The same content gives the same stream, so its SHA-256 names the content: it is told at the end, and by
-    /// `inspect` from then on.
+    /// The archive is a tar stream (POSIX pax) that GNU tar reads, with owners, times, holes,
+    /// extended attributes and ACLs. The same content gives the same stream, so its SHA-256 names
+    /// the content: it is told at the end, and by `inspect` from then on.
     ///
-    /// A volume's pod may go on while it is exported. On btrfs the archive shows one moment. Elsewhere it has each file as
-    /// it was when it was read, and the command says so.
+    /// A volume's pod may go on while it is exported. On btrfs the archive shows one moment.
+    /// Elsewhere it has each file as it was when it was read, and the command says so.
     ///
-    /// FILE appears when it is complete. If the command ends before, by ^C for example, nothing is left.
+    /// FILE appears when it is complete. If the command ends before, by ^C for example, nothing is
+    /// left.
     #[command(after_long_help = EXPORT_EXAMPLES)]
     Export(Export),
 
     /// Make an artifact or a cache of an archive
     ///
-    /// Reads tar streams as GNU tar and others write them, plain or compressed by gzip, zstd or Snappy. Device nodes, and
-    /// attributes that no archive may set, are left out and counted. An archive that is damaged, incomplete, too large, or
-    /// that names something outside of itself is refused.
+    /// Reads tar streams as GNU tar and others write them, plain or compressed by gzip, zstd or
+    /// Snappy. Device nodes, and attributes that no archive may set, are left out and counted. An
+    /// archive that is damaged, incomplete, too large, or that names something outside of itself is
+    /// refused.
     ///
-    /// The artifact appears whole and durable, or not at all. A resource cache keeps its first content; a task cache or
-    /// an artifact gets the newest. Unused caches are evicted if the archive needs the space.
+    /// The artifact appears whole and durable, or not at all. A resource cache keeps its first
+    /// content; a task cache or an artifact gets the newest. Unused caches are evicted if the
+    /// archive needs the space.
     #[command(after_long_help = IMPORT_EXAMPLES)]
     Import(Import),
 
     /// Collect garbage now
     ///
-    /// Deletes expired artifacts and, if the pool is above its high watermark, the least recently used ones. Never
-    /// deletes what a volume uses. The driver also does this by itself.
+    /// Deletes expired artifacts and, if the pool is above its high watermark, the least recently
+    /// used ones. Never deletes what a volume uses. The driver also does this by itself.
     Reap(Plain),
 
     /// Compare the index with the files on disk; changes nothing
     ///
-    /// Asks the running driver, or reads the pool itself if no driver runs. Exits with 1 if there are findings.
+    /// Asks the running driver, or reads the pool itself if no driver runs. Exits with 1 if there
+    /// are findings.
     ///
-    /// With `--rebuild`, and only while no driver runs, makes a new index from the records beside the layers, for an
-    /// index that is lost or damaged. Names come back as they were when their content was sealed.
+    /// With `--rebuild`, and only while no driver runs, makes a new index from the records beside
+    /// the layers, for an index that is lost or damaged. Names come back as they were when their
+    /// content was sealed.
     ///
-    /// It cannot restore what only the index had: snapshots, snapshot groups, and persistent volumes without a directory
-    /// in `volumes/` of the pool. These were never mounted or, on overlay, were cloned or snapshotted and not mounted
-    /// since. The next start deletes the content that only they had.
+    /// It cannot restore what only the index had: snapshots, snapshot groups, and persistent
+    /// volumes without a directory in `volumes/` of the pool. These were never mounted or, on
+    /// overlay, were cloned or snapshotted and not mounted since. The next start deletes the
+    /// content that only they had.
     Check(Check),
 
     /// Show the pool: backend, free space, and what it contains
@@ -233,8 +248,9 @@ Example, for bash:
     Completion(Completion),
 }
 
+/// The flag `-n`. `destroy` and `import` require it.
 #[derive(Debug, Args)]
-struct List {
+struct Namespace {
     /// Only what belongs to this namespace
     #[arg(
         short = 'n',
@@ -243,10 +259,24 @@ struct List {
         value_name = "NAMESPACE"
     )]
     tenant: Option<Tenant>,
+}
+
+impl Namespace {
+    /// The namespace of a verb that requires one.
+    fn required(self) -> Tenant {
+        self.tenant.expect("clap refuses the verb without -n")
+    }
+}
+
+#[derive(Debug, Args)]
+struct List {
+    #[command(flatten)]
+    namespace: Namespace,
     /// The output format
     #[arg(short, long, value_name = "FORMAT", default_value = "table")]
     output: config::Output,
-    /// Keep running and print one line per change, checked every second; as JSON, one object per line
+    /// Keep running and print one line per change, checked every second; as JSON, one object per
+    /// line
     #[arg(short, long)]
     watch: bool,
     #[command(flatten)]
@@ -255,17 +285,12 @@ struct List {
 
 #[derive(Debug, Args)]
 struct Inspect {
-    /// The name of an artifact or cache, or the id of a volume or artifact, or the first digits of an id
+    /// The name of an artifact or cache, or the id of a volume or artifact, or the first digits of
+    /// an id
     #[arg(value_name = "NAME|ID", value_parser = clap::builder::NonEmptyStringValueParser::new())]
     what: String,
-    /// Only what belongs to this namespace
-    #[arg(
-        short = 'n',
-        long = "namespace",
-        alias = "tenant",
-        value_name = "NAMESPACE"
-    )]
-    tenant: Option<Tenant>,
+    #[command(flatten)]
+    namespace: Namespace,
     /// The output format
     #[arg(short, long, value_name = "FORMAT", default_value = "yaml")]
     output: config::Data,
@@ -295,8 +320,8 @@ struct Outcome {
     /// How it ended
     #[arg(value_name = "OUTCOME")]
     ended: OutcomeWord,
-    /// Wait until no volume of this node is being sealed or deleted, except volumes with an unknown outcome and volumes
-    /// whose files a process has open
+    /// Wait until no volume of this node is being sealed or deleted, except volumes with an unknown
+    /// outcome and volumes whose files a process has open
     #[arg(long)]
     wait: bool,
     #[command(flatten)]
@@ -312,17 +337,12 @@ enum OutcomeWord {
 }
 
 #[derive(Debug, Args)]
+#[command(mut_arg("tenant", |arg| arg.required(true).help("The namespace it belongs to")))]
 struct Destroy {
     /// artifact/NAME, resource-cache/KEY or task-cache/KEY
     reference: Reference,
-    /// The namespace it belongs to
-    #[arg(
-        short = 'n',
-        long = "namespace",
-        alias = "tenant",
-        value_name = "NAMESPACE"
-    )]
-    tenant: Tenant,
+    #[command(flatten)]
+    namespace: Namespace,
     /// Show what would be deleted, and delete nothing. Exits with 1 if it would be refused
     #[arg(long)]
     dry_run: bool,
@@ -332,18 +352,12 @@ struct Destroy {
 
 #[derive(Debug, Args)]
 struct Export {
-    /// artifact/NAME, resource-cache/KEY, task-cache/KEY, volume/ID, or an id as `inspect` takes it; the beginning of an id
-    /// will do
+    /// artifact/NAME, resource-cache/KEY, task-cache/KEY, volume/ID, or an id as `inspect` takes
+    /// it; the beginning of an id will do
     #[arg(value_name = "REFERENCE", value_parser = clap::builder::NonEmptyStringValueParser::new())]
     what: String,
-    /// Only what belongs to this namespace
-    #[arg(
-        short = 'n',
-        long = "namespace",
-        alias = "tenant",
-        value_name = "NAMESPACE"
-    )]
-    tenant: Option<Tenant>,
+    #[command(flatten)]
+    namespace: Namespace,
     /// Where the archive goes; `-` is stdout, unless that is a terminal
     #[arg(short, long, value_name = "FILE|-", default_value = "-")]
     output: PathBuf,
@@ -358,26 +372,22 @@ struct Export {
 }
 
 #[derive(Debug, Args)]
+#[command(mut_arg("tenant", |arg| arg.required(true).help("The namespace it will belong to")))]
 struct Import {
     /// The archive; `-` is stdin
     #[arg(value_name = "FILE|-")]
     file: PathBuf,
-    /// What it becomes: artifact/NAME, task-cache/KEY or resource-cache/KEY
+    /// The name of the result: artifact/NAME, task-cache/KEY or resource-cache/KEY
     #[arg(long = "as", value_name = "REFERENCE")]
     reference: Reference,
-    /// Whose it will be
-    #[arg(
-        short = 'n',
-        long = "namespace",
-        alias = "tenant",
-        value_name = "NAMESPACE"
-    )]
-    tenant: Tenant,
+    #[command(flatten)]
+    namespace: Namespace,
     /// Import it only if it has this digest: the archive as it is, or the tar stream in it
     #[arg(long, value_name = "sha256:DIGITS")]
     digest: Option<Sha256>,
-    /// Delete it so long after the import, or a cache so long after its last use. Without this flag it stays until room is needed
-    #[arg(long, value_name = "DURATION", value_parser = humantime::parse_duration)]
+    /// Delete it after this time: an artifact after the import, a cache after its last use. Without
+    /// this flag it stays until the pool needs the space
+    #[arg(long, value_name = "DURATION", value_parser = config::parse_duration)]
     ttl: Option<Duration>,
     #[command(flatten)]
     pool: config::Pool,
@@ -436,7 +446,7 @@ mod tests {
 
     use super::*;
 
-    /// What `arguments` print that print help.
+    /// The help or error that `arguments` print.
     fn help(arguments: &[&str]) -> String {
         let arguments = std::iter::once(&"baggageclaim").chain(arguments);
         // Not as wide as the terminal that the test happens to run in.
@@ -514,7 +524,7 @@ mod tests {
                 ("no", false),
                 ("false", false),
             ] {
-                // A default is read as the environment is, which a test cannot change: other tests read it, too.
+                // Clap parses a default as it parses the environment, which other tests read, too.
                 let matches = Cli::command()
                     .mut_subcommand(verb, |verb| {
                         verb.mut_arg(flag, |flag| flag.env(None::<&str>).default_value(word))

@@ -1,5 +1,5 @@
 //! How far an export or import is: a line on a terminal that is written again and again, plain
-//! lines now and then elsewhere. All of it goes to stderr. What is counted the caller says.
+//! lines now and then elsewhere. All of it goes to stderr. The caller says what it counts.
 
 use std::fmt::Write as _;
 use std::io::{self, IsTerminal as _, Write as _};
@@ -44,7 +44,7 @@ impl Bar {
         }
     }
 
-    /// Says how many bytes there will be.
+    /// Sets the expected number of bytes.
     pub(super) fn expect(&mut self, total: Option<u64>) {
         self.total = total;
     }
@@ -57,7 +57,7 @@ impl Bar {
         }
         self.shown = Instant::now();
         let line = line(done, self.total, self.began.elapsed());
-        // Whoever does not read this loses nothing.
+        // Ignore a closed stderr.
         let _shown = if self.on_terminal {
             write!(io::stderr(), "\r\x1b[K{line}")
         } else {
@@ -65,7 +65,7 @@ impl Bar {
         };
     }
 
-    /// Writes a line of its own.
+    /// Writes a separate line.
     pub(super) fn say(&self, line: &str) {
         self.clear();
         let _said = writeln!(io::stderr(), "{line}");

@@ -170,7 +170,7 @@ where
         let signal = Some(rustix::process::Signal::TERM);
         rustix::process::set_parent_process_death_signal(signal).map_err(io::Error::from)?;
     }
-    telemetry::init(flags.log.log_format.into(), &flags.log.log)?;
+    telemetry::init(flags.log.log_format, &flags.log.log)?;
     driver::prepare_process();
     let cores = std::thread::available_parallelism().map_or(1, usize::from);
     let runtime = Builder::new_multi_thread()
@@ -226,7 +226,7 @@ pub(super) fn print(show: impl FnOnce(&mut dyn Write) -> io::Result<()>) -> io::
     stdout.flush()
 }
 
-/// Says on stderr that a list is empty: programs read an empty stdout, people get an answer.
+/// Prints on stderr that a list is empty, so that stdout stays empty for programs.
 fn say_none(what: &str, tenant: Option<&Tenant>) {
     let place = tenant.map_or(String::new(), |tenant| format!(" in namespace {tenant}"));
     let _ = writeln!(io::stderr(), "No {what}{place}.");
@@ -268,7 +268,7 @@ async fn list<R: Row>(
     ask: impl AsyncFn(&mut socket::Client, Option<&Tenant>) -> Listed<R>,
 ) -> Done {
     let mut client = socket::connect(&list.pool.pool).await?;
-    let tenant = list.tenant.as_ref();
+    let tenant = list.namespace.tenant.as_ref();
     if list.watch {
         let mut watch = show::Watch::new(list.output);
         loop {
@@ -289,7 +289,7 @@ async fn list<R: Row>(
 
 async fn inspect(what: Inspect) -> Done {
     let mut client = socket::connect(&what.pool.pool).await?;
-    let tenant = what.tenant.as_ref();
+    let tenant = what.namespace.tenant.as_ref();
     let volumes = volumes(&mut client, tenant).await?;
     let artifacts = artifacts(&mut client, tenant).await?;
     let all = volumes.iter().map(Thing::Volume);
@@ -363,9 +363,10 @@ async fn outcome(said: Outcome) -> Done {
 
 async fn destroy(what: Destroy) -> Done {
     let mut client = socket::connect(&what.pool.pool).await?;
+    let tenant = what.namespace.required();
     if what.dry_run {
         // Decided here: an older driver would ignore the flag and delete.
-        let all = artifacts(&mut client, Some(&what.tenant)).await?;
+        let all = artifacts(&mut client, Some(&tenant)).await?;
         let name = what.reference.to_string();
         let row = all.into_iter().find(|row| row.reference == name);
         let row = row.ok_or(Failure::NothingCalled(name))?;
@@ -376,12 +377,12 @@ async fn destroy(what: Destroy) -> Done {
         return Ok(ExitCode::SUCCESS);
     }
     let answer = client.destroy(admin::DestroyRequest {
-        tenant: what.tenant.to_string(),
+        tenant: tenant.to_string(),
         reference: what.reference.to_string(),
     });
     answer.await?;
-    let name = crate::sys::printable(&what.reference);
-    print(|to| writeln!(to, "{name} of namespace {} is deleted.", what.tenant))?;
+    let name = printable(&what.reference);
+    print(|to| writeln!(to, "{name} of namespace {tenant} is deleted."))?;
     Ok(ExitCode::SUCCESS)
 }
 
@@ -402,7 +403,7 @@ async fn check(check: Check) -> Done {
             let answer = client.check(admin::CheckRequest {}).await?;
             answer.into_inner().findings
         }
-        // The pool's lock sees to it that no driver starts meanwhile.
+        // The pool's lock keeps a driver from starting during the check.
         Err(socket::ClientError::NotRunning { .. }) => {
             let findings = Engine::check_offline(pool)?;
             findings.iter().map(admin::Finding::from).collect()

@@ -1,5 +1,5 @@
-//! Tables as kubectl prints them: a header, columns as wide as their widest cell, three spaces between.
-//! It knows nothing of what is in them.
+//! Tables as kubectl prints them: a header, columns as wide as their widest cell, three spaces
+//! between. It knows nothing of what is in them.
 
 use std::io::{self, Write};
 
@@ -12,17 +12,18 @@ const NARROWEST: usize = 12;
 
 /// A table of text, written at once or piece by piece.
 pub(super) struct Table {
-    /// What is not written yet, the header first.
+    /// The rows to write, the header first.
     rows: Vec<Vec<String>>,
     /// Whether a column may be cut.
     flexible: Vec<bool>,
     widths: Vec<usize>,
-    room: Option<usize>,
+    width: Option<usize>,
 }
 
 impl Table {
-    /// Of each column, its name and whether it may be cut so that a line fits into `room` characters.
-    pub(super) fn new(columns: Vec<(&str, bool)>, room: Option<usize>) -> Self {
+    /// The name of each column, and whether it may be cut so that a line fits into `width`
+    /// characters.
+    pub(super) fn new(columns: Vec<(&str, bool)>, width: Option<usize>) -> Self {
         let (header, flexible): (Vec<String>, Vec<bool>) = columns
             .into_iter()
             .map(|(name, flexible)| (name.to_owned(), flexible))
@@ -31,7 +32,7 @@ impl Table {
             widths: vec![0; header.len()],
             rows: vec![header],
             flexible,
-            room,
+            width,
         }
     }
 
@@ -65,9 +66,9 @@ impl Table {
 
     /// Cuts the widest of those columns that may be cut until a line fits.
     fn fit(&mut self) {
-        let Some(room) = self.room else { return };
+        let Some(width) = self.width else { return };
         let gaps = GAP * self.widths.len().saturating_sub(1);
-        while self.widths.iter().sum::<usize>() + gaps > room {
+        while self.widths.iter().sum::<usize>() + gaps > width {
             let cuttable = self.widths.iter_mut().zip(&self.flexible);
             let cuttable = cuttable.filter(|(width, flexible)| **flexible && **width > NARROWEST);
             match cuttable.map(|(width, _)| width).max() {
@@ -97,7 +98,7 @@ mod tests {
             written(&mut table),
             "KEY      SIZE\ngrößer   1 B\n-        10 MiB\n"
         );
-        // What comes later goes below it.
+        // Later rows continue the table.
         table.row(vec!["a".into(), "2 B".into()]);
         assert_eq!(written(&mut table), "a        2 B\n");
         assert_eq!(written(&mut table), "");

@@ -160,7 +160,7 @@ async fn find(
     flags: &Export,
 ) -> Result<(admin::export_request::Source, String), run::Failure> {
     use admin::export_request::Source;
-    let tenant = flags.tenant.as_ref();
+    let tenant = flags.namespace.tenant.as_ref();
     let volumes = run::volumes(client, tenant).await?;
     let artifacts = run::artifacts(client, tenant).await?;
     let (name, may_be_artifact) = match flags.what.strip_prefix("volume/") {
@@ -388,8 +388,9 @@ impl Writer {
 pub(super) async fn import(flags: Import) -> Done {
     let mut client = socket::connect(&flags.pool.pool).await?;
     let (file, size) = input(&flags.file)?;
+    let tenant = flags.namespace.required();
     let head = admin::ImportHead {
-        tenant: flags.tenant.to_string(),
+        tenant: tenant.to_string(),
         reference: flags.reference.to_string(),
         digest: flags.digest.map(String::from).unwrap_or_default(),
         size,
@@ -397,7 +398,7 @@ pub(super) async fn import(flags: Import) -> Done {
     };
     let mut bar = Bar::new(size);
     let name = printable(&flags.reference);
-    bar.say(&format!("importing {name} of namespace {}", flags.tenant));
+    bar.say(&format!("importing {name} of namespace {tenant}"));
     let end = tokio::select! {
         end = send(&mut client, head, file, &flags.file, &mut bar) => end?,
         () = interrupted()? => return Err(Failure::InterruptedImport.into()),
@@ -418,8 +419,7 @@ pub(super) async fn import(flags: Import) -> Done {
     run::print(|to| {
         writeln!(
             to,
-            "{name} of namespace {} is artifact {}: {} files and {} directories, {}, in {took}.",
-            flags.tenant,
+            "{name} of namespace {tenant} is artifact {}: {} files and {} directories, {}, in {took}.",
             end.artifact_id,
             end.files,
             end.directories,

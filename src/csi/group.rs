@@ -1,5 +1,5 @@
-//! The GroupController service: snapshots of several claims, all of one instant.
-//! A group belongs together: its snapshots go with it, and not one by one.
+//! The GroupController service: snapshots of several volumes at one moment. The snapshots of a
+//! group are deleted only with the group.
 
 use tonic::{Request, Response, Status};
 
@@ -30,8 +30,8 @@ impl Service {
     }
 }
 
-/// Whether the caller knows what is in the group (CSI specification, "Snapshot list mismatch"); one that names nothing
-/// does not say.
+/// Checks the snapshots that the caller names against the group (CSI specification, "Snapshot list
+/// mismatch"). An empty list is not checked.
 fn same(group: &SnapshotGroup, named: &[String]) -> Result<(), Invalid> {
     let mut ours: Vec<&str> = group.snapshots.iter().map(SnapshotId::as_str).collect();
     let mut theirs: Vec<&str> = named.iter().map(String::as_str).collect();
@@ -93,7 +93,7 @@ impl GroupController for Service {
             if !named.is_empty() {
                 match claims.group(id).await {
                     Ok(group) => same(&group.what.0, named)?,
-                    // What is not there is deleted.
+                    // A group that does not exist counts as deleted.
                     Err(engine::Error::NoSuchSnapshot(_)) => {}
                     Err(error) => return Err(error.into()),
                 }

@@ -1,5 +1,5 @@
-//! Health, alpha in CSI 1.13: what is wrong with a volume or a pool, as messages say it. No entry means no trouble known.
-//! What is wrong is found out elsewhere; here it only gets its word.
+//! Health, alpha in CSI 1.13: converts problems of volumes and of the pool to messages. No entry
+//! means that no problem is known.
 
 use std::time::Duration;
 
@@ -10,10 +10,10 @@ use csi::node_get_storage_health_response::StorageBackendHealth;
 use csi::volume_health::VolumeHealthEntry;
 use csi::{StorageHealthErrorType, VolumeHealthErrorType};
 
-/// How long a pool may take to show that it takes changes: who asks after its health wants to hear it also when the disk hangs.
+/// How long the pool may take to accept a change. A disk that hangs must not delay the answer.
 pub(super) const PATIENCE: Duration = Duration::from_secs(2);
 
-/// How a claim is.
+/// The health of a persistent volume.
 pub(super) fn of_claim(id: &str, used: &ClaimUse) -> csi::VolumeHealth {
     let entry = |problem: &String| VolumeHealthEntry {
         status: VolumeHealthErrorType::Degraded.into(),
@@ -26,7 +26,7 @@ pub(super) fn of_claim(id: &str, used: &ClaimUse) -> csi::VolumeHealth {
     }
 }
 
-/// How an inline volume is: it works; its limit may not.
+/// The health of an inline volume: its size limit may not be enforced.
 pub(super) fn of_volume(row: &VolumeRow) -> csi::VolumeHealth {
     let entry = |why: &String| VolumeHealthEntry {
         status: VolumeHealthErrorType::Degraded.into(),
@@ -39,14 +39,14 @@ pub(super) fn of_volume(row: &VolumeRow) -> csi::VolumeHealth {
     }
 }
 
-/// How the pool is, or why it cannot be used.
+/// The health of the pool, or why it cannot be used.
 pub(super) fn of_pool(status: &Result<Status, String>) -> Vec<StorageBackendHealth> {
     let entry =
         |status: StorageHealthErrorType, reason: &str, message: String| StorageBackendHealth {
             status: status.into(),
             reason: reason.to_owned(),
             message,
-            // Whatever kind of volume: all are in the one pool.
+            // All kinds of volumes are in the one pool.
             volume_capability: None,
         };
     let status = match status {

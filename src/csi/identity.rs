@@ -31,12 +31,12 @@ fn capabilities(features: Features) -> Vec<csi::PluginCapability> {
             r#type: kind.into(),
         })
     };
-    // NodeGetInfo tells a topology, which only a plugin with this capability may.
+    // NodeGetInfo returns a topology, which requires this capability.
     let mut types = vec![service(service::Type::VolumeAccessibilityConstraints)];
     if features.controller {
         types.push(service(service::Type::ControllerService));
         types.push(service(service::Type::GroupControllerService));
-        // A limit is a number in the pool; what is mounted need not be unmounted for it.
+        // The limit is a number in the pool, so it can change while the volume is mounted.
         types.push(Type::VolumeExpansion(VolumeExpansion {
             r#type: volume_expansion::Type::Online.into(),
         }));
@@ -70,12 +70,15 @@ impl Identity for Service {
         }))
     }
 
-    /// Cheap: it reads a value, and waits for nothing. Not ready is no failure: after one, an orchestrator may
-    /// restart the driver, which would begin to recover from the start.
+    /// Reads a value and waits for nothing.
     ///
-    /// So a pool that takes no changes is no FAILED_PRECONDITION either, which the specification has for it: sidecars that hear it
-    /// end (`ProbeForever` of csi-lib-utils) or have the driver restarted (livenessprobe), which mends no disk, and the volumes of
-    /// pods that end are unpublished all the same. NodeGetStorageHealth and /readyz tell of the pool.
+    /// A driver that recovers answers "not ready" instead of an error: after an error an
+    /// orchestrator may restart it, and recovery would begin again.
+    ///
+    /// A pool that accepts no changes is not FAILED_PRECONDITION either, although the specification
+    /// names it for that. Sidecars that get it exit (`ProbeForever` of csi-lib-utils) or restart
+    /// the driver (livenessprobe), which repairs no disk. Volumes can still be unpublished.
+    /// NodeGetStorageHealth and /readyz report the pool.
     async fn probe(
         &self,
         _: Request<csi::ProbeRequest>,

@@ -1,13 +1,15 @@
-//! The Container Storage Interface, CSI 1.13: Identity, Node, Controller and GroupController, for inline ephemeral volumes
-//! and for claims.
+//! The Container Storage Interface, CSI 1.13: Identity, Node, Controller and GroupController, for
+//! inline ephemeral volumes and persistent volumes.
 //!
-//! The only code that sees `csi.v1` messages. Each RPC is three lines: parse (where every INVALID_ARGUMENT is born),
-//! call the engine, render. What a pod may ask for is `model`'s word, what becomes of it the engine's.
+//! Only this module sees `csi.v1` messages. Each RPC parses (all INVALID_ARGUMENT come from here),
+//! calls the engine, and renders. `model` defines the attributes of volumes; the engine implements
+//! them.
 //!
-//! The services are there before the engine is: a pool with much in it takes a moment to recover, and an orchestrator
-//! that gets no answer to Probe in that moment kills the driver. So they look at a [`Readiness`] that changes.
+//! The services run before the engine does. A large pool takes a moment to recover, and an
+//! orchestrator kills a driver that does not answer Probe. So each RPC looks at a [`Readiness`]
+//! first.
 //!
-//! What is alpha in the specification, and what only some want, is behind [`Features`]; what is advertised follows them.
+//! [`Features`] switches alpha and optional parts on. The advertised capabilities follow it.
 
 mod controller;
 mod group;
@@ -41,35 +43,37 @@ pub use probe::{ProbeError, probe};
 
 use status::Failure;
 
-/// The driver's name: the key by which everything in Kubernetes finds it.
+/// The driver's name in Kubernetes.
 pub const DRIVER_NAME: &str = "baggageclaim.csi.concourse-ci.org";
 
-/// How the services are set up.
+/// The configuration of the services.
 #[derive(Debug, Clone)]
 pub struct Config {
-    /// Which node this is.
+    /// The node's id.
     pub node: NodeId,
-    /// What is switched on.
+    /// The features that are on.
     pub features: Features,
-    /// Where calls are counted.
+    /// The counters of calls.
     pub rpcs: Rpcs,
 }
 
-/// What is served and advertised.
+/// The parts that are served and advertised.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub struct Features {
-    /// Controller and GroupController are served on this socket, too.
+    /// Serve Controller and GroupController on this socket.
     pub controller: bool,
-    /// What is alpha in CSI 1.13: health, GetSnapshot, ControllerGetVolume, snapshots with a topology.
+    /// The alpha parts of CSI 1.13: health, GetSnapshot, ControllerGetVolume, snapshots with a
+    /// topology.
     pub alpha: bool,
-    /// ControllerPublishVolume, for a CSIDriver object that says `attachRequired: true`.
+    /// ControllerPublishVolume, for a CSIDriver object with `attachRequired: true`.
     pub attach: bool,
-    /// How many claims a node may have attached; `None`: as many as the orchestrator likes.
+    /// The most attached volumes of a node; `None`: no limit.
     pub most_volumes: Option<u32>,
 }
 
 impl Features {
-    /// Where a snapshot can be used: told only by who advertises `SNAPSHOT_ACCESSIBILITY_CONSTRAINTS`.
+    /// A snapshot's node. Only a driver that advertises `SNAPSHOT_ACCESSIBILITY_CONSTRAINTS`
+    /// returns it.
     fn told_of_snapshots(self, node: &Node) -> Option<&Node> {
         self.alpha.then_some(node)
     }
@@ -86,39 +90,40 @@ impl Default for Features {
     }
 }
 
-/// Whether there is an engine to ask.
+/// Whether the engine is available.
 #[derive(Debug, Clone)]
 pub enum Readiness {
-    /// Not yet: the pool is being opened.
+    /// The pool is being opened.
     Recovering,
-    /// There is none, since the pool's filesystem takes no changes: volumes are unmounted, so that pods can end, and nothing else.
+    /// The pool's filesystem accepts no changes. Volumes can only be unmounted, so that pods can
+    /// end.
     UnmountsOnly(UnmountsOnly),
-    /// There is. A driver whose pool cannot be opened for another reason ends, and says why.
+    /// The engine runs. If the pool cannot be opened for another reason, the driver exits.
     Ready(Engine),
 }
 
 /// A driver without an engine.
 #[derive(Debug, Clone)]
 pub struct UnmountsOnly {
-    /// The backend that the pool was made with: kubelet asks for it when the driver is registered.
+    /// The backend of the pool. Kubelet asks for the topology when the driver registers.
     pub backend: BackendKind,
     /// Why the pool cannot be opened.
     pub why: String,
 }
 
 impl Readiness {
-    /// A readiness that never changes: the engine is there already.
+    /// A readiness that never changes, for an engine that runs already.
     #[must_use]
     pub fn ready(engine: Engine) -> watch::Receiver<Self> {
         watch::channel(Self::Ready(engine)).1
     }
 }
 
-/// Finds the store of the persistent volumes, or says why there is none at the moment. A controller for a
-/// whole cluster passes another one in; the services stay.
+/// Finds the store of the persistent volumes, or returns why there is none now. A controller for a
+/// whole cluster passes another store.
 type FindClaims = Arc<dyn Fn() -> Result<Arc<dyn Claims>, Failure> + Send + Sync>;
 
-/// The engine of this node holds them.
+/// The store in this node's engine.
 fn here(node: NodeId, readiness: watch::Receiver<Readiness>) -> FindClaims {
     Arc::new(move || {
         let engine = engine(&readiness)?;
@@ -135,10 +140,10 @@ fn engine(readiness: &watch::Receiver<Readiness>) -> Result<Engine, Failure> {
     }
 }
 
-/// Serves Identity and Node, and Controller and GroupController if they are switched on, on a socket until the drain
-/// closes them; see [`server::serve`] for the end.
+/// Serves Identity and Node, and with that feature Controller and GroupController, until the drain
+/// closes the socket; see [`server::serve`].
 ///
-/// The caller binds the socket before. So clients can connect, and wait, before it is served.
+/// The caller has bound the socket, so clients can already connect and wait.
 pub async fn serve(
     socket: Socket,
     config: Config,
@@ -168,7 +173,7 @@ pub async fn serve(
     .await
 }
 
-/// Every method of CSI: the words that a count of calls may be labelled with.
+/// All methods of CSI: the allowed values of a metric's label.
 pub const METHODS: [&str; 34] = [
     "ControllerExpandVolume",
     "ControllerGetCapabilities",
@@ -206,8 +211,8 @@ pub const METHODS: [&str; 34] = [
     "ValidateVolumeCapabilities",
 ];
 
-/// Methods that change nothing and that programs poll: kubelet for each mount and each minute, sidecars at
-/// intervals, probes. Their successes have no log line at the default level; all other calls have one.
+/// Methods that change nothing and that kubelet, sidecars and probes poll. Their successes have no
+/// log line at the default level; all other calls have one.
 const POLLED: [&str; 10] = [
     "ControllerGetVolume",
     "ControllerGetVolumeHealth",

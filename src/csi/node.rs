@@ -1,12 +1,12 @@
-//! The Node service: stage, publish, unpublish, measure and grow the volumes of pods, inline ones and claims.
-//! What came in is `parse`'s business, what becomes of it the engine's; here is only how they meet, and how it is said.
+//! The Node service: stages, publishes, unpublishes, measures and expands inline and persistent
+//! volumes. It connects `parse`, the engine and `render`.
 
 use std::path::PathBuf;
 
 use tokio::sync::watch;
 use tonic::{Request, Response, Status};
 
-use super::status::{Failure, answer};
+use super::status::{Failure, advertised, answer};
 use super::{Features, NodeId, Readiness, health, note_volume, parse, render, topology};
 use crate::backend::BackendKind;
 use crate::engine::{self, Engine, PublishRequest, Published};
@@ -38,30 +38,22 @@ impl Service {
         super::engine(&self.readiness)
     }
 
-    /// Whether there is no engine and volumes are unmounted all the same.
+    /// Whether there is no engine, but volumes can be unmounted.
     fn unmounts_only(&self) -> bool {
         matches!(&*self.readiness.borrow(), Readiness::UnmountsOnly(_))
     }
 
-    /// The backend of the pool, also of one that cannot be opened.
+    /// The backend of the pool, even if the pool cannot be opened.
     fn backend(&self) -> Result<BackendKind, Failure> {
         if let Readiness::UnmountsOnly(pool) = &*self.readiness.borrow() {
             return Ok(pool.backend);
         }
         Ok(self.engine()?.backend())
     }
-
-    fn alpha(&self, method: &'static str) -> Result<(), Failure> {
-        if self.features.alpha {
-            Ok(())
-        } else {
-            Err(Failure::NotServed(method))
-        }
-    }
 }
 
-/// What the node can do. SINGLE_NODE_MULTI_WRITER is alpha in the specification and what Kubernetes' ReadWriteOncePod, which
-/// is not, stands on; so it is always there.
+/// The node's capabilities. SINGLE_NODE_MULTI_WRITER is alpha in the specification, but
+/// ReadWriteOncePod of Kubernetes needs it, so it is always on.
 fn capabilities(features: Features) -> Vec<rpc::Type> {
     let mut types = vec![
         rpc::Type::StageUnstageVolume,
@@ -200,7 +192,7 @@ impl Node for Service {
         .await
     }
 
-    /// The limit grew with ControllerExpandVolume, on the node itself; what remains is to see that it did.
+    /// ControllerExpandVolume has raised the limit on this node. This only verifies it.
     async fn node_expand_volume(
         &self,
         request: Request<csi::NodeExpandVolumeRequest>,
@@ -233,7 +225,7 @@ impl Node for Service {
     ) -> Result<Response<csi::NodeGetVolumeHealthResponse>, Status> {
         note_volume(Rpc::of(&request), &request.get_ref().volume_id);
         answer(async {
-            self.alpha("NodeGetVolumeHealth")?;
+            advertised(self.features.alpha, "NodeGetVolumeHealth")?;
             let volume = parse::health(request.get_ref())?;
             let health = if parse::is_claim(volume) {
                 let used = self.engine()?.claim_use(volume).await?;
@@ -256,9 +248,9 @@ impl Node for Service {
         _: Request<csi::NodeGetStorageHealthRequest>,
     ) -> Result<Response<csi::NodeGetStorageHealthResponse>, Status> {
         answer(async {
-            self.alpha("NodeGetStorageHealth")?;
+            advertised(self.features.alpha, "NodeGetStorageHealth")?;
             let engine = self.engine()?;
-            // What /readyz asks, too: of a pool that takes no changes statfs(2) tells nothing.
+            // The same check as /readyz: statfs(2) succeeds on a pool that accepts no changes.
             let look = async {
                 engine.takes_writes().await?;
                 engine.status().await

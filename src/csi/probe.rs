@@ -25,7 +25,8 @@ pub enum ProbeError {
         /// Why.
         source: tonic::transport::Error,
     },
-    /// A process accepts the call and does not answer. Probe waits for nothing, so a working driver is faster.
+    /// A process accepts the call and does not answer. Probe waits for nothing, so a working driver
+    /// is faster.
     #[error("no answer at {} within {patience:?}", path.display())]
     Silent {
         /// The socket.

@@ -1,5 +1,5 @@
-//! From the model to messages: claims, snapshots, groups and figures as CSI says them.
-//! Nothing is decided here.
+//! Converts the model to messages: volumes, snapshots, groups and figures.
+//! Makes no decisions.
 
 use std::collections::BTreeMap;
 
@@ -11,12 +11,12 @@ use crate::proto::csi::v1 as csi;
 use csi::volume_content_source::{SnapshotSource, Type, VolumeSource};
 use csi::volume_usage::Unit;
 
-/// A number of the model in a field that is int64 and must not be negative.
+/// A number as int64, which must not be negative.
 pub(super) fn number(n: u64) -> i64 {
     i64::try_from(n).unwrap_or(i64::MAX)
 }
 
-/// A claim as a volume. It needs no context: its id says all.
+/// A persistent volume. Its id is enough, so it has no context.
 pub(super) fn volume(placed: &Placed<PersistentVolume>) -> csi::Volume {
     let claim = &placed.what;
     csi::Volume {
@@ -40,7 +40,7 @@ fn content_source(source: &ClaimSource) -> csi::VolumeContentSource {
     csi::VolumeContentSource { r#type: Some(kind) }
 }
 
-/// A snapshot. It is ready as soon as it exists. `node`: where it is, if that is told.
+/// A snapshot, ready as soon as it exists. `node`: its node, if the caller gets it.
 pub(super) fn snapshot(snapshot: &Snapshot, node: Option<&Node>) -> csi::Snapshot {
     csi::Snapshot {
         size_bytes: number(snapshot.size),
@@ -71,14 +71,14 @@ fn timestamp(time: Timestamp) -> prost_types::Timestamp {
     let Timestamp(millis) = time;
     prost_types::Timestamp {
         seconds: number(millis / 1000),
-        // Below 1000 × 10⁶, which fits.
+        // Less than 10⁹, so it fits.
         nanos: i32::try_from(millis % 1000 * 1_000_000).unwrap_or_default(),
     }
 }
 
-/// Bytes and inodes. `used` is what the volume itself holds, and absent until it was measured once: a pool's figure
-/// would be counted once for every volume in it. `total` minus `used` is therefore more than `available` in a pool
-/// that others use too.
+/// Bytes and inodes. `used` is the volume's own space, or 0 before its first measurement. The
+/// pool's usage would be counted once per volume. So `total` minus `used` is more than `available`
+/// in a shared pool.
 pub(super) fn stats(stats: &VolumeStats) -> csi::NodeGetVolumeStatsResponse {
     let used = stats.usage.unwrap_or_default();
     let mut usage = vec![csi::VolumeUsage {
@@ -87,7 +87,7 @@ pub(super) fn stats(stats: &VolumeStats) -> csi::NodeGetVolumeStatsResponse {
         available: number(stats.available_bytes),
         used: number(used.bytes),
     }];
-    // A filesystem that makes inodes as needed has no total, and the field is required.
+    // A filesystem without a fixed number of inodes has no total, and the field is required.
     if stats.total_inodes > 0 {
         usage.push(csi::VolumeUsage {
             unit: Unit::Inodes.into(),
@@ -103,7 +103,7 @@ pub(super) fn stats(stats: &VolumeStats) -> csi::NodeGetVolumeStatsResponse {
 mod tests {
     use super::*;
     use crate::backend::{BackendKind, Usage};
-    use crate::csi::controller::fake::Fake;
+    use crate::csi::controller::tests::fake::Fake;
     use crate::model::NodeId;
 
     #[test]

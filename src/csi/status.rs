@@ -1,7 +1,8 @@
 //! The failures of an RPC, and the gRPC code and message of each.
 //!
-//! RPC bodies return [`Failure`], never `Status`: tonic converts any `std::io::Error` to a status (ENOENT
-//! becomes NOT_FOUND). So a `?` in the wrong place would answer a code with another meaning in CSI.
+//! RPC bodies return [`Failure`], never `Status`: tonic converts any `std::io::Error` to a status
+//! (ENOENT becomes NOT_FOUND). So a `?` in the wrong place would answer a code with another meaning
+//! in CSI.
 
 use std::future::Future;
 
@@ -122,6 +123,11 @@ fn described(failure: Failure) -> (Code, String) {
 /// A caller's text, cut to a length that fits a message.
 fn cut(text: &str) -> String {
     text.chars().take(128).collect()
+}
+
+/// Refuses a method that is not advertised.
+pub(super) fn advertised(is_on: bool, method: &'static str) -> Result<(), Failure> {
+    is_on.then_some(()).ok_or(Failure::NotServed(method))
 }
 
 /// Converts the result of an RPC body to what tonic expects.

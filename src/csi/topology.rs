@@ -1,5 +1,5 @@
-//! Where things are, as CSI says it: topologies and requirements from messages and to them.
-//! What follows from them is decided elsewhere ([`Requirement::choose`]).
+//! Converts topologies and requirements from messages and to them. [`Requirement::choose`] decides
+//! with them.
 
 use std::collections::BTreeMap;
 
@@ -13,7 +13,7 @@ use crate::proto::csi::v1 as csi;
 /// The prefix of the topology's keys.
 const PREFIX: &str = "topology.baggageclaim.csi.concourse-ci.org";
 
-/// A node, with the labels that it carries.
+/// A node with its labels.
 pub(super) fn node(id: &NodeId, backend: BackendKind) -> Node {
     Node {
         id: id.clone(),
@@ -24,8 +24,9 @@ pub(super) fn node(id: &NodeId, backend: BackendKind) -> Node {
     }
 }
 
-/// A node's id as a label's value: at most 63 letters, digits, `-`, `_` and `.`, beginning and ending with a letter or
-/// digit. What does not fit (names of nodes may have 253 bytes) becomes the beginning of its sha256.
+/// A node's id as a label's value: at most 63 letters, digits, `-`, `_` and `.`, with a letter or
+/// digit at both ends. Another id, such as a name of 253 bytes, becomes the beginning of its
+/// sha256.
 fn label_value(id: &NodeId) -> String {
     let inner = |b: u8| b.is_ascii_alphanumeric() || matches!(b, b'-' | b'_' | b'.');
     let outer = |b: Option<&u8>| b.is_some_and(u8::is_ascii_alphanumeric);
@@ -41,19 +42,19 @@ fn label_value(id: &NodeId) -> String {
     }
 }
 
-/// Where a node is, as a message.
+/// A node's topology as a message.
 pub(super) fn message(node: &Node) -> csi::Topology {
     csi::Topology {
         segments: node.topology.0.clone(),
     }
 }
 
-/// Labels by which nodes are asked for; none: any node.
+/// The requested labels; none means any node.
 pub(super) fn topology(wanted: Option<csi::Topology>) -> Topology {
     Topology(wanted.map(|wanted| wanted.segments).unwrap_or_default())
 }
 
-/// Where something is wanted; no requirement: anywhere.
+/// The requested places; no requirement means any node.
 pub(super) fn requirement(wanted: Option<csi::TopologyRequirement>) -> Requirement {
     let all = |topologies: Vec<csi::Topology>| {
         let topologies = topologies.into_iter();

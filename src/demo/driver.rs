@@ -1,5 +1,5 @@
-//! The driver, as a process of its own: the same binary, started as a person would start it, and ended as an
-//! orchestrator ends it. It holds the process and its log; what is asked of the driver, the story asks.
+//! The driver's process and its log: the same binary, started as a user starts it and stopped as an
+//! orchestrator stops it.
 
 #![expect(
     clippy::disallowed_types,
@@ -13,11 +13,11 @@ use std::time::{Duration, Instant};
 
 use rustix::process::{Pid, Signal, kill_process};
 
-use super::stage::Place;
+use super::sandbox::Paths;
 use super::{Error, Options};
 use baggageclaim::kubelet_double::Kubelet;
 
-/// Long enough to open a pool with much in it.
+/// The longest wait for a large pool to open.
 const PATIENCE: Duration = Duration::from_secs(30);
 /// How long the driver may take to end.
 const GRACE: Duration = Duration::from_secs(20);
@@ -31,16 +31,16 @@ pub(super) struct Driver {
 
 impl Driver {
     /// Starts it, and connects to it as kubelet does.
-    pub(super) async fn start(place: &Place, options: &Options) -> Result<(Self, Kubelet), Error> {
-        let log = place.log.clone();
+    pub(super) async fn start(paths: &Paths, options: &Options) -> Result<(Self, Kubelet), Error> {
+        let log = paths.log.clone();
         let failed = |source| Error::io("write", &log, source);
         let file = File::create(&log).map_err(failed)?;
         let child = Command::new(&options.program)
             .arg("standalone")
             .arg("--pool")
-            .arg(&place.pool)
+            .arg(&paths.pool)
             .arg("--socket")
-            .arg(&place.socket)
+            .arg(&paths.socket)
             .args(["--node-id", "demo", "--end-with-parent"])
             .stdin(Stdio::null())
             .stdout(file.try_clone().map_err(failed)?)
@@ -49,7 +49,7 @@ impl Driver {
             .map_err(|source| Error::io("start", &options.program, source))?;
         let mut driver = Self { child, log };
         let connected = tokio::select! {
-            connected = Kubelet::connect_when_ready(&place.socket, &place.kubelet, PATIENCE) => connected,
+            connected = Kubelet::connect_when_ready(&paths.socket, &paths.kubelet, PATIENCE) => connected,
             how = driver.ended() => {
                 let log = driver.last_words();
                 return Err(Error::Driver { how, log });
@@ -64,7 +64,7 @@ impl Driver {
         }
     }
 
-    /// Ready when the driver has ended by itself; says how.
+    /// Returns how the driver ended, if it ends by itself.
     async fn ended(&mut self) -> String {
         loop {
             match self.child.try_wait() {
@@ -75,7 +75,7 @@ impl Driver {
         }
     }
 
-    /// Asks it to end, and waits until it has.
+    /// Stops it and waits for its end.
     pub(super) fn stop(mut self) -> Result<(), Error> {
         let status = self.end();
         match status {
@@ -96,7 +96,7 @@ impl Driver {
             return Some(status);
         }
         if let Some(pid) = i32::try_from(self.child.id()).ok().and_then(Pid::from_raw) {
-            // It is our child and not waited for, so the number is still its own.
+            // The child is not waited for yet, so the pid cannot be reused.
             let _ = kill_process(pid, Signal::TERM);
         }
         let began = Instant::now();

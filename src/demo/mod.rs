@@ -1,21 +1,21 @@
-//! The product shown at work on one machine: a pipeline of steps over the real socket. It is a module of
-//! the binary, and a client of the library: what it needs from the driver it asks for as an orchestrator
-//! would, through the kubelet double and the admin verbs, from a driver that is a process of its own.
+//! `baggageclaim demo`: runs a pipeline on one machine and shows what each step cost. It starts a
+//! driver as a process, and calls it through the kubelet double and the admin verbs. It belongs to
+//! the binary and uses the library only as a client.
 //!
-//! - `stage`: where it runs; a mount namespace of its own, a filesystem, everything gone at the end;
+//! - `sandbox`: a private mount namespace with a filesystem of its own;
 //! - `driver`: the driver's process;
-//! - `step`: what runs in a pod, seeing its volumes where a container would;
-//! - `tree`, `project`: what the steps work on;
-//! - `story`: the pipeline itself, and what it has to prove; `story/transfer`: its part in another pool;
-//! - `report`: how that looks.
+//! - `step`: runs work as in a pod's container;
+//! - `tree`, `project`: the files that the steps work on;
+//! - `pipeline`: the steps and what each proves;
+//! - `report`: the output.
 
 mod driver;
 mod error;
+mod pipeline;
 mod project;
 mod report;
-mod stage;
+mod sandbox;
 mod step;
-mod story;
 mod tree;
 
 use std::path::PathBuf;
@@ -29,19 +29,19 @@ use error::Error;
 struct Options {
     /// The binary that is the driver.
     program: PathBuf,
-    /// Where to make the pool; `None`: on a filesystem of the demo's own.
+    /// Where to make the pool; `None`: on a filesystem that the demo makes.
     pool: Option<PathBuf>,
-    /// The filesystem of its own to make.
+    /// The filesystem that the demo makes.
     filesystem: Filesystem,
-    /// Leave the pool, or the image that holds it, and the driver's log.
+    /// Keep the pool, or the image that holds it, and the driver's log.
     keep: bool,
-    /// How many compilers may run at once; `None`: as cargo likes.
+    /// The most compilers at once; `None`: cargo's default.
     jobs: Option<u16>,
-    /// What the `get` step fetches beside the crates; `None`: what this machine has.
+    /// What the `get` step fetches besides the crates; `None`: directories of this machine.
     tree: Option<PathBuf>,
     /// Cargo's home, where the sources of this project's dependencies are.
     cargo_home: Option<PathBuf>,
-    /// Whether the screen may be coloured.
+    /// Whether the output may have colours.
     colour: bool,
 }
 
@@ -64,10 +64,11 @@ impl Options {
     }
 }
 
-/// Runs the pipeline and shows it. An error when something could not be done, or was done and not proved.
+/// Runs the pipeline and prints the report. Returns an error if a step fails or a claim is not
+/// proved.
 ///
-/// It runs on a thread of its own with a private mount namespace, which that thread's children share.
-/// Nothing is left of the mounts when the last of these is gone, however they end.
+/// Runs on a thread with a private mount namespace, which the thread's children share. The kernel
+/// removes the mounts when the last of these processes ends.
 pub(crate) fn run(flags: config::Demo) -> Result<(), Box<dyn std::error::Error>> {
     if !rustix::process::geteuid().is_root() {
         return Err(Error::NeedsRoot.into());
@@ -82,7 +83,7 @@ pub(crate) fn run(flags: config::Demo) -> Result<(), Box<dyn std::error::Error>>
 }
 
 fn play(options: &Options) -> Result<(), Error> {
-    let stage = stage::Stage::set(options)?;
+    let sandbox = sandbox::Sandbox::make(options)?;
     let runtime = tokio::runtime::Builder::new_multi_thread()
         .worker_threads(2)
         .enable_all()
@@ -90,17 +91,17 @@ fn play(options: &Options) -> Result<(), Error> {
         .map_err(|source| Error::io("start threads for", "/proc/self/task", source))?;
     let result = runtime.block_on(async {
         tokio::select! {
-            result = story::tell(&stage, options) => result,
+            result = pipeline::run(&sandbox, options) => result,
             signal = interrupted() => signal.and(Err(Error::Interrupted)),
         }
     });
-    // A step that is being interrupted may still be in a system call; only that is waited for.
-    stage.end_steps();
+    // A step may still be in a system call; wait for no more than that.
+    sandbox.end_steps();
     runtime.shutdown_timeout(std::time::Duration::from_secs(5));
-    match (result, stage.clear()) {
+    match (result, sandbox.clear()) {
         (Err(failed), Err(left)) => {
-            // The first is the cause; the second is still to be known.
-            stage::say(&left.to_string());
+            // The first error is the cause; print the second one, too.
+            sandbox::say(&left.to_string());
             Err(failed)
         }
         (result, cleared) => result.and(cleared),

@@ -1,17 +1,18 @@
-//! The program that the pipeline builds: a small Cargo project whose dependencies come from the tree that the `get`
-//! step fetched, without any network. What it is and how it is built; when, the story says.
+//! The program that the pipeline builds: a small Cargo project that needs no network. Its
+//! dependencies come from the tree that the `get` step fetched.
 
 use std::fs;
 use std::path::Path;
 
-use super::step::Room;
+use super::step::Container;
 use super::tree::Source;
 use super::{Error, tree};
 
-/// What is fetched first: the crates that this project is itself built of.
+/// The crates that this project is built of are fetched first.
 const LOCKFILE: &str = include_str!("../../Cargo.lock");
 
-/// The crates that the program needs. None has dependencies of one platform only, which cargo would want to see, too.
+/// The crates that the program needs. Cargo would also demand dependencies of other platforms, so
+/// none of these has any.
 const NEEDED: [&str; 4] = [
     "clap_builder-",
     "regex-automata-",
@@ -43,7 +44,7 @@ replace-with = "fetched"
 directory = "../crates"
 "#;
 
-/// Counts the functions in the crates that it is itself made of.
+/// Counts the functions in the program's own dependencies.
 const MAIN: &str = r#"use clap::Parser;
 
 const EDITION: u32 = 1;
@@ -79,8 +80,12 @@ fn main() -> std::io::Result<()> {
 }
 "#;
 
-/// What the `get` step does: fetches the tree and puts the project beside it.
-pub(super) fn fetch(room: &Room, source: &Source, to: &Path) -> Result<tree::Size, Error> {
+/// The `get` step: fetches the tree and writes the project beside it.
+pub(super) fn fetch(
+    container: &Container,
+    source: &Source,
+    to: &Path,
+) -> Result<tree::Size, Error> {
     let mut first = Vec::new();
     let mut name = "";
     for line in LOCKFILE.lines() {
@@ -111,31 +116,32 @@ pub(super) fn fetch(room: &Room, source: &Source, to: &Path) -> Result<tree::Siz
         fs::create_dir_all(parent).map_err(|source| Error::io("make", parent, source))?;
         fs::write(&path, text).map_err(|source| Error::io("write", &path, source))?;
     }
-    room.run("cargo", |cargo| {
+    container.run("cargo", |cargo| {
         cargo
             .args(["generate-lockfile", "--offline", "--quiet"])
             .current_dir(&project)
-            .env("CARGO_HOME", room.volume("scratch"));
+            .env("CARGO_HOME", container.volume("scratch"));
         forget_ourselves(cargo);
     })?;
     Ok(size)
 }
 
-/// What the build step's person did since the last run: a change in one file.
+/// The edit between two builds: changes one file.
 pub(super) fn edit(sources: &Path, edition: u32) -> Result<(), Error> {
     let path = sources.join("project/src/main.rs");
     let text = MAIN.replace("EDITION: u32 = 1", &format!("EDITION: u32 = {edition}"));
     fs::write(&path, text).map_err(|source| Error::io("write", &path, source))
 }
 
-/// Builds the program from `src` with `cache` and leaves it in `out`; returns how many crates were compiled.
-pub(super) fn build(room: &Room, jobs: Option<u16>) -> Result<usize, Error> {
-    let target = room.volume("cache").join("target");
-    let output = room.run("cargo", |cargo| {
+/// Builds the program from `src` with `cache`, copies it to `out`, and returns the number of
+/// compiled crates.
+pub(super) fn build(container: &Container, jobs: Option<u16>) -> Result<usize, Error> {
+    let target = container.volume("cache").join("target");
+    let output = container.run("cargo", |cargo| {
         cargo
             .args(["build", "--frozen", "--color", "never"])
-            .current_dir(room.volume("src").join("project"))
-            .env("CARGO_HOME", room.volume("scratch"))
+            .current_dir(container.volume("src").join("project"))
+            .env("CARGO_HOME", container.volume("scratch"))
             .env("CARGO_TARGET_DIR", &target);
         if let Some(jobs) = jobs {
             cargo.args(["--jobs", &jobs.to_string()]);
@@ -144,7 +150,7 @@ pub(super) fn build(room: &Room, jobs: Option<u16>) -> Result<usize, Error> {
     })?;
     let (from, to) = (
         target.join("debug/census"),
-        room.volume("out").join("census"),
+        container.volume("out").join("census"),
     );
     fs::copy(&from, &to).map_err(|source| Error::io("copy", from, source))?;
     let said = String::from_utf8_lossy(&output.stderr);
@@ -154,16 +160,16 @@ pub(super) fn build(room: &Room, jobs: Option<u16>) -> Result<usize, Error> {
     Ok(compiled.count())
 }
 
-/// Runs the program that lies in a volume on the sources that it was built of; returns what it says.
-pub(super) fn run(room: &Room, volume: &str) -> Result<String, Error> {
-    let program = room.volume(volume).join("census");
-    let output = room.run(&program.display().to_string(), |census| {
-        census.arg(room.volume("src").join("crates"));
+/// Runs the program in a volume on its own sources; returns its output.
+pub(super) fn run(container: &Container, volume: &str) -> Result<String, Error> {
+    let program = container.volume(volume).join("census");
+    let output = container.run(&program.display().to_string(), |census| {
+        census.arg(container.volume("src").join("crates"));
     })?;
     Ok(String::from_utf8_lossy(&output.stdout).trim().to_owned())
 }
 
-/// Under `cargo run` and `make`, the environment speaks of this project; a step knows nothing of it.
+/// Removes variables that `cargo run` and `make` set for this project.
 #[expect(
     clippy::disallowed_types,
     reason = "a step is the user's work: it compiles. The driver itself executes nothing"

@@ -1,5 +1,5 @@
-//! What a person sees: lines of progress while it runs, then a table, the builds, and what was proved.
-//! Text in, text out; where it comes from is the story's business.
+//! The output: lines of progress during the run, then a table of volumes, the builds, and the
+//! claims.
 
 use std::fmt::Write as _;
 use std::io::{self, IsTerminal, Write as _};
@@ -11,41 +11,42 @@ const WIDTH: usize = 100;
 /// A volume, as the table shows it.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub(super) struct Row {
-    /// Whose it was.
+    /// The step that had it.
     pub(super) step: String,
-    /// What it was: its type, and its name.
+    /// Its type and its name.
     pub(super) volume: String,
-    /// How long its publish took, as kubelet saw it.
+    /// The duration of its publish, as kubelet saw it.
     pub(super) took: Duration,
-    /// How long of it was spent waiting for the content to be sealed.
+    /// Whether the publish waited for the content to be sealed.
     pub(super) waited: bool,
-    /// What the step saw in it at its end.
+    /// The files that the step saw at its end.
     pub(super) files: u64,
-    /// What the step saw in it at its end.
+    /// The bytes that the step saw at its end.
     pub(super) bytes: u64,
-    /// What of it is its own, on disk; `None` where the backend shares blocks, which no walk can tell.
+    /// The disk space that it alone takes; `None` on a backend that shares blocks, where a walk
+    /// cannot tell.
     pub(super) cost: Option<u64>,
 }
 
 /// A build, as the comparison shows it.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub(super) struct Build {
-    /// With what.
+    /// The cache that it used.
     pub(super) label: &'static str,
     /// How long it took.
     pub(super) took: Duration,
-    /// How many crates it had to compile.
+    /// The number of crates that it compiled.
     pub(super) compiled: usize,
 }
 
-/// Something that is so, or is not.
+/// A claim, and whether this run proved it.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub(super) struct Claim {
-    /// What is claimed.
+    /// The claim.
     pub(super) text: String,
-    /// What was seen.
+    /// The evidence.
     pub(super) seen: String,
-    /// Whether that proves it.
+    /// Whether the evidence proves it.
     pub(super) proved: bool,
 }
 
@@ -65,13 +66,13 @@ impl Screen {
         }
     }
 
-    /// Prints a paragraph. Whoever closed the pipe wants no more of it, but the demo goes on to its exit code.
+    /// Prints a paragraph. Ignores a closed pipe: the demo runs on to its exit code.
     pub(super) fn print(text: &str) {
         let mut out = io::stdout().lock();
         let _ = writeln!(out, "{text}").and_then(|()| out.flush());
     }
 
-    /// Prints the table and all that follows.
+    /// Prints the table, the builds and the claims.
     pub(super) fn report(&self, rows: &[Row], builds: &[Build], claims: &[Claim]) {
         Self::print(&format!(
             "\n{}\n{}\n{}",
@@ -81,7 +82,7 @@ impl Screen {
         ));
     }
 
-    /// Says what is being done; the returned line is completed when it is.
+    /// Begins a line of progress.
     pub(super) fn begin(&self, step: &str, what: &str) -> Line {
         let text = format!("  {step:<10}  {what}");
         if self.live {
@@ -123,7 +124,7 @@ impl Line {
     }
 }
 
-/// The volumes.
+/// The table of volumes.
 pub(super) fn table(rows: &[Row]) -> String {
     let head = ["STEP", "VOLUME", "PUBLISH", "FILES", "SHOWS", "ON DISK"];
     let mut cells = vec![head.map(str::to_owned)];
@@ -168,7 +169,7 @@ pub(super) fn table(rows: &[Row]) -> String {
     text
 }
 
-/// The builds, and how much faster the others were than the first.
+/// The builds, and how much faster each was than the first.
 pub(super) fn comparison(builds: &[Build]) -> String {
     const BAR: f64 = 24.0;
     let Some(first) = builds.first() else {
@@ -207,7 +208,7 @@ pub(super) fn comparison(builds: &[Build]) -> String {
     text
 }
 
-/// What was proved, and what not.
+/// The claims, proved or not.
 pub(super) fn checklist(claims: &[Claim], colour: bool) -> String {
     let paint = |text: &str, code: &str| {
         if colour {
@@ -233,7 +234,7 @@ pub(super) fn checklist(claims: &[Claim], colour: bool) -> String {
     text
 }
 
-/// Microseconds, up to where milliseconds are easier to read.
+/// Microseconds below 10 ms, milliseconds above.
 pub(super) fn micros(duration: Duration) -> String {
     let micros = duration.as_micros();
     if micros < 10_000 {

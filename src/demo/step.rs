@@ -1,7 +1,6 @@
-//! What runs in a pod: a step, which sees its volumes and nothing of other pods', at the paths where its container
-//! would have them, on threads and in processes of its own. The one place that executes programs, as users' steps do.
-//!
-//! The paths are the same in every run, though a pod's directories never are: build tools remember paths.
+//! Runs a step as its container would: on a thread with a mount namespace in which the pod's
+//! volumes have fixed paths, because build tools remember paths. Only this module of the binary
+//! executes programs.
 
 #![expect(
     clippy::disallowed_types,
@@ -18,22 +17,22 @@ use rustix::mount::MountPropagationFlags;
 use rustix::process::Pid;
 
 use super::Error;
-use super::stage::{Groups, Stage};
+use super::sandbox::{Groups, Sandbox};
 
-/// Where a step's volumes are, as it sees them.
+/// A step's container: where the step sees its volumes.
 #[derive(Debug, Clone)]
-pub(super) struct Room {
+pub(super) struct Container {
     root: PathBuf,
     groups: Groups,
 }
 
-impl Room {
+impl Container {
     /// A volume of the step.
     pub(super) fn volume(&self, name: &str) -> PathBuf {
         self.root.join(name)
     }
 
-    /// Runs a program to its end, with what it prints.
+    /// Runs a program to its end and returns its output.
     pub(super) fn run(
         &self,
         program: &str,
@@ -46,7 +45,7 @@ impl Room {
             .stdin(Stdio::null())
             .stdout(Stdio::piped())
             .stderr(Stdio::piped())
-            // A group of its own, so that its compilers end with it.
+            // A process group, so that its compilers can be killed with it.
             .process_group(0);
         let child = command.spawn().map_err(|source| not_run(program, source))?;
         let leader = i32::try_from(child.id()).ok().and_then(Pid::from_raw);
@@ -65,16 +64,16 @@ impl Room {
     }
 }
 
-/// Runs `work` in a container's stead: on a thread with a mount namespace of its own, in which the volumes of a pod are
-/// bound to the names that the step knows.
-pub(super) async fn in_room<T: Send + 'static>(
-    stage: &Stage,
+/// Runs `work` on a thread with a private mount namespace, in which the volumes are bound to the
+/// names that the step uses.
+pub(super) async fn in_container<T: Send + 'static>(
+    sandbox: &Sandbox,
     volumes: Vec<(String, PathBuf)>,
-    work: impl FnOnce(&Room) -> Result<T, Error> + Send + 'static,
+    work: impl FnOnce(&Container) -> Result<T, Error> + Send + 'static,
 ) -> Result<T, Error> {
-    let room = Room {
-        root: stage.step_root(),
-        groups: stage.groups.clone(),
+    let container = Container {
+        root: sandbox.step_root(),
+        groups: sandbox.groups.clone(),
     };
     on_thread(move || {
         nix::sched::unshare(nix::sched::CloneFlags::CLONE_NEWNS).map_err(Error::NeedsMounts)?;
@@ -82,17 +81,17 @@ pub(super) async fn in_room<T: Send + 'static>(
         rustix::mount::mount_change("/", private)
             .map_err(|errno| Error::io("make private", "/", errno))?;
         for (name, target) in &volumes {
-            let seen = room.volume(name);
+            let seen = container.volume(name);
             std::fs::create_dir_all(&seen).map_err(|source| Error::io("make", &seen, source))?;
             rustix::mount::mount_bind(target, &seen)
                 .map_err(|errno| Error::io("bind", &seen, errno))?;
         }
-        work(&room)
+        work(&container)
     })
     .await
 }
 
-/// Runs what blocks on a thread of its own.
+/// Runs blocking work on a thread.
 pub(super) async fn on_thread<T: Send + 'static>(
     work: impl FnOnce() -> Result<T, Error> + Send + 'static,
 ) -> Result<T, Error> {
@@ -104,7 +103,7 @@ pub(super) async fn on_thread<T: Send + 'static>(
     answered.await.unwrap_or(Err(Error::Panicked))
 }
 
-/// Runs a program that prepares the stage; looks where administrators' programs are, too.
+/// Runs a program that prepares the sandbox. Also looks in the directories of root's programs.
 pub(super) fn run_program(program: &str, arguments: &[&str], paths: &[&Path]) -> Result<(), Error> {
     for prefix in ["", "/usr/sbin/", "/sbin/"] {
         let mut command = Command::new(format!("{prefix}{program}"));
@@ -119,7 +118,7 @@ pub(super) fn run_program(program: &str, arguments: &[&str], paths: &[&Path]) ->
     Err(Error::Missing(format!("{program} (`make deps`)")))
 }
 
-/// Runs a command to its end, which must go well.
+/// Runs a command, which must succeed.
 pub(super) fn output(command: &mut Command) -> Result<Output, Error> {
     let output = command.stdin(Stdio::null()).output();
     let output = output.map_err(|source| not_run("baggageclaim", source))?;

@@ -1,6 +1,5 @@
-//! Trees of files: the real one that a `get` step fetches, and what can be said of any tree without believing
-//! anybody: its fingerprint, and what it takes on disk. Plain walks with the standard library, on purpose: what proves
-//! the driver right shares no code with it.
+//! Trees of files: the one that the `get` step fetches, and fingerprints and sizes of any tree.
+//! Walks with the standard library only: a proof must share no code with the driver.
 
 use std::collections::BTreeMap;
 use std::fs::{self, Metadata};
@@ -12,24 +11,24 @@ use sha2::{Digest, Sha256};
 
 use super::Error;
 
-/// Enough to be tens of thousands of files, little enough to be fetched in seconds.
+/// Tens of thousands of files, yet fetched in seconds.
 const ENOUGH_FILES: u64 = 30_000;
 const ENOUGH_BYTES: u64 = 450 << 20;
 
-/// How much there is.
+/// The size of a tree.
 #[derive(Debug, Clone, Copy, Default, PartialEq, Eq)]
 pub(super) struct Size {
-    /// What is no directory.
+    /// Everything but directories.
     pub(super) files: u64,
     /// Directories below the root.
     pub(super) directories: u64,
-    /// Bytes in files, as a reader sees them.
+    /// Lengths of files.
     pub(super) bytes: u64,
-    /// Bytes in blocks, directories too.
+    /// Allocated blocks, also of directories.
     pub(super) blocks: u64,
 }
 
-/// A tree as a value: names, kinds, modes, owners, times and every byte.
+/// A digest of names, kinds, modes, owners, times and content.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(super) struct Fingerprint {
     pub(super) files: u64,
@@ -37,7 +36,7 @@ pub(super) struct Fingerprint {
     digest: [u8; 32],
 }
 
-/// Counts a tree; of a root that is not there, nothing.
+/// Counts a tree; zero if it does not exist.
 pub(super) fn size(root: &Path) -> Result<Size, Error> {
     let mut size = Size::default();
     let mut todo = vec![root.to_owned()];
@@ -63,13 +62,13 @@ pub(super) fn size(root: &Path) -> Result<Size, Error> {
     Ok(size)
 }
 
-/// Takes a tree's fingerprint: reads every byte of it.
+/// Reads every byte of a tree.
 pub(super) fn fingerprint(root: &Path) -> Result<Fingerprint, Error> {
     let mut hasher = Sha256::new();
     let (mut files, mut bytes) = (0, 0);
     let mut todo = vec![PathBuf::new()];
     while let Some(relative) = todo.pop() {
-        // Joined with nothing, a path gets a slash at its end, which says that it is a directory.
+        // A path joined with nothing ends in a slash and so would name a directory.
         let path = if relative.as_os_str().is_empty() {
             root.to_owned()
         } else {
@@ -113,7 +112,7 @@ pub(super) fn fingerprint(root: &Path) -> Result<Fingerprint, Error> {
     })
 }
 
-/// The same content, whatever the root directory itself is like, which is each volume's own.
+/// The fingerprint without the root directory, whose mode and times are the volume's own.
 pub(super) fn content(root: &Path) -> Result<Fingerprint, Error> {
     let mut parts = BTreeMap::new();
     for entry in fs::read_dir(root).map_err(|source| Error::io("read", root, source))? {
@@ -136,21 +135,22 @@ pub(super) fn content(root: &Path) -> Result<Fingerprint, Error> {
     })
 }
 
-/// Where a real tree comes from: directories of this machine, and what they are called in the copy.
+/// Directories of this machine from which a real tree is copied.
 #[derive(Debug, Clone)]
 pub(super) struct Source {
     /// The crates of cargo's registry by `name-version`.
     pub(super) crates: BTreeMap<String, PathBuf>,
-    /// Other directories, with the name of the copy; taken in this order until there is enough.
+    /// Other directories with their names in the copy, used in this order until there is enough.
     others: Vec<(&'static str, PathBuf)>,
 }
 
 impl Source {
-    /// Looks for the sources that cargo unpacked to build this project, and for what else may fill up the tree.
+    /// Finds the sources that cargo unpacked to build this project, and directories that fill up
+    /// the tree.
     pub(super) fn find(cargo_home: Option<&Path>, more: Option<&Path>) -> Result<Self, Error> {
         let mut crates = BTreeMap::new();
         if let Some(home) = cargo_home {
-            // One directory for each registry.
+            // One directory per registry.
             for registry in children(&home.join("registry/src")) {
                 for path in children(&registry) {
                     if let Some(name) = path.file_name().and_then(|name| name.to_str()) {
@@ -179,8 +179,8 @@ impl Source {
         Ok(Self { crates, others })
     }
 
-    /// Copies the tree: crates into `crates/`, then others until there is enough. The crates named in `first` are
-    /// always part of it.
+    /// Copies the crates into `crates/`, then the other directories until there is enough. Always
+    /// includes the crates named in `first`.
     pub(super) fn fetch(&self, to: &Path, first: &[String]) -> Result<Size, Error> {
         let mut copied = Size::default();
         let crates = to.join("crates");
@@ -194,7 +194,7 @@ impl Source {
             }
             let to = crates.join(name);
             copy(from, &to, &mut copied, &|_| false)?;
-            // What `cargo vendor` writes, without the checksums.
+            // As `cargo vendor` writes it, without the checksums.
             let checksums = to.join(".cargo-checksum.json");
             let text = br#"{"files":{}}"#;
             fs::write(&checksums, text).map_err(|source| Error::io("write", &checksums, source))?;
@@ -203,7 +203,7 @@ impl Source {
             if enough(copied) {
                 break;
             }
-            // Somebody else's directories: what changes or vanishes meanwhile is not part of the tree.
+            // These directories may change meanwhile; files that vanish are skipped.
             copy(from, &to.join(name), &mut copied, &enough)?;
         }
         Ok(copied)
@@ -222,7 +222,7 @@ fn children(dir: &Path) -> Vec<PathBuf> {
         .collect()
 }
 
-/// Copies directories, files and symbolic links with their modes and times; nothing else, and no other filesystem's.
+/// Copies directories, files and symbolic links with modes and times, within one filesystem.
 fn copy(
     from: &Path,
     to: &Path,

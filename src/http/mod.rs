@@ -1,13 +1,14 @@
-//! The HTTP port of a node: `/healthz`, `/readyz`, `/metrics`. No client is authenticated, so the pages
-//! change nothing, and name no tenant, pod or key.
+//! The HTTP port of a node: `/healthz`, `/readyz`, `/metrics`. No client is authenticated, so the
+//! pages change nothing, and name no tenant, pod or key.
 //!
-//! - `/healthz`: 200 while the process works; the caller of this module defines that. 503: restart it.
+//! - `/healthz`: 200 while the process works; the caller of this module defines that. 503: restart
+//!   it.
 //! - `/readyz`: 200 while the pool can be used. 503: start no pods here for now; the body says why.
 //! - `/metrics`: see `docs/metrics.md`.
 //!
-//! Any client may connect, often, and send nothing. Kubelet must still get its answer, or it restarts the
-//! driver. So a connection is short and answers one request, and their number is bounded: one more closes
-//! the oldest.
+//! Any client may connect, often, and send nothing. Kubelet must still get its answer, or it
+//! restarts the driver. So a connection is short and answers one request, and their number is
+//! bounded: one more closes the oldest.
 
 mod pages;
 

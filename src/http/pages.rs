@@ -1,5 +1,5 @@
-//! The pages: which there are, and what is on each.
-//! What is measured is defined where it is measured; here it is put together, anew for each who asks.
+//! The pages: which there are, and what is on each. What is measured is defined where it is
+//! measured; here it is put together, anew for each who asks.
 
 use std::fmt;
 use std::future::Future;
@@ -17,7 +17,8 @@ use crate::engine::{self, Engine};
 use crate::server::{Drain, message_of};
 use crate::telemetry::metrics::{self, EncodeLabelSet, Family, Gauge, Registry, Rpcs};
 
-/// How long the engine may take for its figures. It does not wait for volumes, but its threads may all wait for a disk.
+/// How long the engine may take for its figures. It waits for no volume, but all its threads may
+/// wait for a disk.
 const PATIENCE: Duration = Duration::from_secs(2);
 
 const OPENMETRICS: &str = "application/openmetrics-text";
@@ -42,7 +43,7 @@ pub struct Sources {
     pub rpcs: Rpcs,
     /// Whether kubelet has the driver.
     pub registered: watch::Receiver<bool>,
-    /// Whether the API server tells how pods end, if it is asked at all.
+    /// Whether the API server reports how pods end, if it is used.
     pub watched: Option<watch::Receiver<bool>>,
 }
 
@@ -54,7 +55,7 @@ impl fmt::Debug for Sources {
 
 type Page = Response<Full<Bytes>>;
 
-/// The page that is asked for.
+/// The requested page.
 pub(super) async fn answer(sources: &Sources, request: &Request<Incoming>) -> Page {
     if !matches!(*request.method(), Method::GET | Method::HEAD) {
         let mut page = plain(StatusCode::METHOD_NOT_ALLOWED, "only GET and HEAD\n".into());
@@ -88,7 +89,7 @@ fn verdict(verdict: Result<(), String>) -> Page {
     }
 }
 
-/// What the engine answers, if it does.
+/// The engine's answer, if it comes in time.
 async fn in_time<T>(answer: impl Future<Output = engine::Result<T>>) -> Result<T, String> {
     match tokio::time::timeout(PATIENCE, answer).await {
         Ok(answer) => answer.map_err(|error| message_of(&error)),
@@ -115,7 +116,7 @@ struct Pool {
     backend: String,
 }
 
-/// A gauge that says yes or no.
+/// A gauge of 1 or 0.
 fn yes(registry: &mut Registry, name: &str, help: &str, yes: bool) {
     let gauge = Gauge::<i64>::default();
     gauge.set(yes.into());

@@ -125,7 +125,7 @@ mod tests {
         };
         let (sender, mut notices) = mpsc::channel(2);
         for number in [1, 2] {
-            sender.send(number).await.expect("room");
+            sender.send(number).await.expect("a receiver");
         }
         let mut began = 0;
         let work = over_defects(

@@ -161,7 +161,7 @@ impl Registration {
         tracing::info!(%socket, "registration withdrawn");
     }
 
-    /// Makes the socket and serves it until there is a reason to make it anew, or to stop. Then its file is gone.
+    /// Makes the socket and serves it until it must be remade or the driver stops. Then removes it.
     async fn offer(&self, pauses: &mut Pauses, drain: &Drain) -> End {
         let bound = tokio::select! {
             bound = self.bind() => bound,
@@ -296,7 +296,7 @@ struct Pauses {
     vanished: bool,
     /// The failures in a row while the API server is away.
     away_in_a_row: u32,
-    /// Whether the log says that the API server is away.
+    /// Whether the log reports that the API server is away.
     away_said: bool,
 }
 

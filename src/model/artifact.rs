@@ -26,7 +26,8 @@ pub struct Artifact {
     pub layers: Vec<LayerId>,
     /// When it was sealed.
     pub created: Timestamp,
-    /// Its time to live: since the seal (output) or last use (cache). `None`: until space is needed.
+    /// Its time to live: since the seal (output) or last use (cache). `None`: until space is
+    /// needed.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub ttl_seconds: Option<u64>,
     /// When it was last forked or sealed.
@@ -34,7 +35,7 @@ pub struct Artifact {
     /// Its origin. Older records lack it.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub made_by: Option<Box<Maker>>,
-    /// What is known of its digests. Records from before this field lack it.
+    /// The known digests. Records from before this field lack it.
     #[serde(default, skip_serializing_if = "Digests::is_empty")]
     pub digests: Digests,
 }
@@ -43,10 +44,10 @@ pub struct Artifact {
 #[derive(Debug, Clone, Copy, Default, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(rename_all = "camelCase")]
 pub struct Digests {
-    /// Of the tar stream that an export writes. The same content gives the same stream, so this names it.
+    /// The digest of the tar stream that an export writes. The same content gives the same stream.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub content: Option<Sha256>,
-    /// Of the tar stream that the artifact was imported from. Another program may have written the same
+    /// The digest of the tar stream that was imported. Another program may have written the same
     /// content differently.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub imported: Option<Sha256>,

@@ -141,7 +141,7 @@ pub struct PersistentVolume {
     /// and not from the class.
     #[serde(default, skip_serializing_if = "std::ops::Not::not")]
     pub made: bool,
-    /// How its owners are seen.
+    /// How owners appear in it.
     #[serde(default, skip_serializing_if = "OwnerView::is_identity")]
     pub view: OwnerView,
     /// The nodes that ControllerPublishVolume attached it to, and whether read-only.

@@ -16,7 +16,7 @@ pub struct Usage {
 }
 
 impl Usage {
-    /// What both cost together.
+    /// The sum of both.
     #[must_use]
     pub fn and(self, other: Self) -> Self {
         Self {

@@ -1,9 +1,9 @@
 //! The one table from errors of the engine to gRPC codes.
 //!
-//! CSI gives the codes their meaning. After CANCELLED, DEADLINE_EXCEEDED, UNAVAILABLE and ABORTED the
-//! operation "may still be running". After any other code nothing runs, and nothing was left behind.
-//! Invalid requests are refused before the engine sees them. INVALID_ARGUMENT is for the content of
-//! an archive, and for one more error.
+//! CSI gives the codes their meaning. After CANCELLED, DEADLINE_EXCEEDED, UNAVAILABLE and ABORTED
+//! the operation "may still be running". After any other code nothing runs, and nothing was left
+//! behind. Invalid requests are refused before the engine sees them. INVALID_ARGUMENT is for the
+//! content of an archive, and for one more error.
 
 use std::error::Error as _;
 
@@ -12,7 +12,8 @@ use tonic::Code;
 use crate::archive;
 use crate::engine::Error;
 
-/// The code of an engine error. There is no wildcard: a new variant does not compile without a code.
+/// The code of an engine error. There is no wildcard: a new variant does not compile without a
+/// code.
 #[must_use]
 pub fn code_of(error: &Error) -> Code {
     match error {
@@ -137,7 +138,7 @@ mod tests {
     use crate::sys::{self, Errno};
     use crate::{backend, store};
 
-    /// What is not where it is wanted.
+    /// Objects that are not where the caller expects them.
     fn misplaced() -> [Error; 4] {
         let topology = |node: &str| Topology([("node".to_owned(), node.to_owned())].into());
         let here = Node {

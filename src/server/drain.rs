@@ -1,7 +1,7 @@
 //! How the driver ends: one drain with one deadline, which everything long-lived takes part in.
 //!
-//! It has two phases, because kubelet must be able to call until it knows that the driver goes. First,
-//! what brings calls is withdrawn. Then the services answer the calls that run, and close.
+//! It has two phases, because kubelet must be able to call until it knows that the driver goes.
+//! First, what brings calls is withdrawn. Then the services answer the calls that run, and close.
 
 use std::future::Future;
 use std::time::Duration;
@@ -9,8 +9,8 @@ use std::time::Duration;
 use tokio::sync::watch;
 use tokio::time::{Instant, sleep};
 
-/// The least time that a part has from when it is waited for, also when others have used up the rest:
-/// enough to stop where no disk hangs.
+/// The least time that a part has from when it is waited for, also when others have used up the
+/// rest: enough to stop where no disk hangs.
 const MOMENT: Duration = Duration::from_millis(500);
 
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
@@ -37,7 +37,8 @@ impl Drain {
         }
     }
 
-    /// Begins: what brings calls is to be withdrawn, and the deadline is set. Only the first call counts.
+    /// Begins: what brings calls is to be withdrawn, and the deadline is set. Only the first call
+    /// counts.
     pub fn begin(&self) {
         let until = Instant::now() + self.grace;
         self.phase.send_if_modified(|phase| {
@@ -83,7 +84,8 @@ impl Drain {
         let _ = self.phase.subscribe().wait_for(is_it).await;
     }
 
-    /// How long is left until the deadline, but a moment at least. The whole grace period before it begins.
+    /// How long is left until the deadline, but a moment at least. The whole grace period before it
+    /// begins.
     #[must_use]
     pub fn left(&self) -> Duration {
         match *self.phase.borrow() {
@@ -100,7 +102,8 @@ impl Drain {
         sleep(self.left()).await;
     }
 
-    /// Waits for a part of the driver until the deadline. `None` if it was late: then the log names it.
+    /// Waits for a part of the driver until the deadline. `None` if it was late: then the log names
+    /// it.
     pub async fn finish<T>(&self, part: &str, work: impl Future<Output = T>) -> Option<T> {
         tokio::select! {
             biased;

@@ -1,12 +1,13 @@
-//! What all gRPC servers of the driver share: the unix socket, one log line per RPC, the table of codes,
-//! and the shutdown.
+//! What all gRPC servers of the driver share: the unix socket, one log line per RPC, the table of
+//! codes, and the shutdown.
 //!
-//! It knows gRPC and the errors of the engine. The messages of the protocols belong to `csi` and `admin`.
+//! It knows gRPC and the errors of the engine. The messages of the protocols belong to `csi` and
+//! `admin`.
 //!
 //! # The end
 //!
-//! On shutdown the server accepts nothing new and answers the calls that run, for a grace period. It names
-//! the calls that are late in the log. Then the socket's file goes, if it is still ours.
+//! On shutdown the server accepts nothing new and answers the calls that run, for a grace period.
+//! It names the calls that are late in the log. Then the socket's file goes, if it is still ours.
 
 mod codes;
 mod drain;
@@ -66,9 +67,9 @@ pub enum Error {
     Io {
         /// The path.
         path: PathBuf,
-        /// What was being done.
+        /// The operation.
         operation: &'static str,
-        /// What failed.
+        /// The cause.
         source: std::io::Error,
     },
     /// The directory cannot be used.
@@ -76,7 +77,7 @@ pub enum Error {
     Directory {
         /// The path.
         path: PathBuf,
-        /// What failed.
+        /// The cause.
         source: crate::sys::Error,
     },
     /// The server failed.
@@ -95,8 +96,8 @@ const TO_FLUSH: Duration = Duration::from_millis(200);
 /// The pause after a connection could not be accepted.
 const TO_RECOVER: Duration = Duration::from_millis(100);
 
-/// Serves `routes` on `socket` until the drain closes the services. Then it answers the calls that run,
-/// until the deadline at most.
+/// Serves `routes` on `socket` until the drain closes the services. Then it answers the calls that
+/// run, until the deadline at most.
 pub async fn serve(socket: Socket, routes: Routes, trace: Trace, drain: Drain) -> Result<()> {
     let (listener, name) = socket.into_parts();
     let incoming = connections(listener, name.path());
@@ -122,8 +123,8 @@ pub async fn serve(socket: Socket, routes: Routes, trace: Trace, drain: Drain) -
     ended
 }
 
-/// The connections that clients open. After an error, such as too few descriptors, it pauses: nothing
-/// tells when there are some again.
+/// The connections that clients open. After an error, such as too few descriptors, it pauses: no
+/// event reports that descriptors are available again.
 fn connections(
     listener: UnixListener,
     path: &Path,
@@ -196,7 +197,8 @@ mod tests {
             .expect("connect")
     }
 
-    /// Calls a service that takes `takes`, ends the server at once, and says what the caller got and when it was over.
+    /// Calls a service that takes `takes` and ends the server at once. Returns the caller's code
+    /// and the time that the end took.
     async fn end_during_a_call(takes: Duration, grace: Duration) -> (tonic::Code, Duration) {
         let dir = tempfile::tempdir().expect("a temporary directory");
         let path = dir.path().join("s");

@@ -1,9 +1,10 @@
 //! The unix socket of a server: how it is bound and how it is removed.
 //!
 //! - A file in its place is removed only if it is a socket that no process serves.
-//! - The mode is set on the descriptor before `bind`, which applies it (`unix_bind`, minus the umask). So
-//!   the mode is never wider than 0600. No client can connect before `listen`.
-//! - At the end the name is removed only if it is still the same inode: a successor may have replaced it.
+//! - The mode is set on the descriptor before `bind`, which applies it (`unix_bind`, minus the
+//!   umask). So the mode is never wider than 0600. No client can connect before `listen`.
+//! - At the end the name is removed only if it is still the same inode: a successor may have
+//!   replaced it.
 //! - The directory may be on a disk that hangs, so each access to it has a thread of its own.
 
 use std::ffi::{OsStr, OsString};
@@ -23,10 +24,12 @@ use crate::sys::{Dir, FileKind};
 /// The longest path of a socket: `sun_path` has 108 bytes and ends with a NUL.
 pub(super) const LONGEST_PATH: usize = 107;
 
-/// How many connections may wait to be accepted. Kubelet opens one per operation, and a node starts its pods together.
+/// How many connections may wait to be accepted. Kubelet opens one per operation, and a node starts
+/// its pods together.
 const BACKLOG: u32 = 1024;
 
-/// How long to wait for the process that serves an existing socket. After that it counts as running.
+/// How long to wait for the process that serves an existing socket. After that it counts as
+/// running.
 const PATIENCE: Duration = Duration::from_secs(1);
 
 /// A socket that listens and has its name.
@@ -52,14 +55,14 @@ impl Socket {
         }
     }
 
-    /// Listens at `path`, which must fit a socket's address, since clients use it as it is. Makes the
-    /// directory (0755) if only that is missing.
+    /// Listens at `path`, which must fit a socket's address, since clients use it as it is. Makes
+    /// the directory (0755) if only that is missing.
     pub async fn bind(path: &Path) -> Result<Self> {
         let (parent, name) = Self::check_path(path)?;
         let (parent, name) = (parent.to_owned(), name.to_owned());
         apart(path, async move {
             match rustix::fs::mkdir(&parent, Mode::from(0o755)) {
-                // Whatever is wrong with it, opening it says so better.
+                // If it cannot be used, opening it gives the better error.
                 Ok(()) | Err(_) => {}
             }
             Self::bind_now(&parent, &name).await
@@ -67,7 +70,8 @@ impl Socket {
         .await
     }
 
-    /// Listens at `name` in the directory `parent`, whose path may have any length. Clients use [`connect`].
+    /// Listens at `name` in the directory `parent`, whose path may have any length. Clients use
+    /// [`connect`].
     pub async fn bind_in(parent: &Path, name: &OsStr) -> Result<Self> {
         let path = parent.join(name);
         let (parent, name) = (parent.to_owned(), name.to_owned());
@@ -107,7 +111,7 @@ impl Socket {
         Ok(Self { listener, name })
     }
 
-    /// A handle that tells, while the socket is served, whether it still has its name.
+    /// A handle that shows, while the socket is served, whether it still has its name.
     #[must_use]
     pub fn place(&self) -> SocketPlace {
         SocketPlace {
@@ -149,7 +153,8 @@ pub struct SocketPlace {
 }
 
 impl SocketPlace {
-    /// Whether the path still leads to that socket. It looks by name, since the directory may have been
+    /// Whether the path still leads to that socket. It looks by name, since the directory may have
+    /// been
     /// replaced too.
     pub async fn is_held(&self) -> bool {
         let path = self.path.clone();
@@ -254,8 +259,8 @@ impl SocketName {
 }
 
 impl Drop for SocketName {
-    /// Where nothing waits for the removal: a thread of its own does it, for the disk may hang. If the
-    /// process ends before, the socket stays, and the next bind replaces it.
+    /// Removes the socket on a thread, since the disk may hang. If the process ends first, the
+    /// socket stays and the next bind replaces it.
     fn drop(&mut self) {
         let Some(removal) = self.removal() else {
             return;

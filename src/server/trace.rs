@@ -1,12 +1,14 @@
-//! One span and one log line per RPC: method, volume, code, duration, and the message of a failure. At
-//! the default level, a success of a method that programs poll and that changes nothing has no line.
+//! One span and one log line per RPC: method, volume, code, duration, and the message of a failure.
+//! At the default level, a success of a method that programs poll and that changes nothing has no
+//! line.
 //!
-//! A request is never printed. This layer sees only the path and the status of the answer. A service adds
-//! by hand the fields that may be logged ([`Rpc`]). So secrets, `serviceAccount.tokens` and mount flags
-//! cannot get here (CSI specification, "Secrets Requirements"); `tests/secrets.rs` proves it.
+//! A request is never printed. This layer sees only the path and the status of the answer. A
+//! service adds by hand the fields that may be logged ([`Rpc`]). So secrets,
+//! `serviceAccount.tokens` and mount flags cannot get here (CSI specification, "Secrets
+//! Requirements"); `tests/secrets.rs` proves it.
 //!
-//! An RPC whose caller goes away, or whose deadline passes, is dropped in the middle. It has a line too,
-//! with the code CANCELLED.
+//! An RPC whose caller goes away, or whose deadline passes, is dropped in the middle. It has a line
+//! too, with the code CANCELLED.
 
 use std::collections::BTreeMap;
 use std::convert::Infallible;
@@ -43,9 +45,10 @@ pub struct Trace {
 }
 
 impl Trace {
-    /// `new_span` makes the span of an RPC from the name of its method, with an empty field for all that a
-    /// service adds later. The span has level ERROR, so that every filter lets it through. A success is
-    /// logged at INFO, of `polled` methods at DEBUG, or they would be most of the log.
+    /// `new_span` makes the span of an RPC from the name of its method, with an empty field for
+    /// each value that a service adds later. The span has level ERROR, so that every filter lets it
+    /// through. Successes are logged at INFO, those of `polled` methods at DEBUG, because these
+    /// would be most of the log.
     #[must_use]
     pub fn new(new_span: fn(&str) -> Span, polled: &'static [&'static str]) -> Self {
         Self {
@@ -57,8 +60,8 @@ impl Trace {
         }
     }
 
-    /// Counts the RPCs by `methods`. Any other method counts as `other`, so that no caller can make a new
-    /// series. Codes that an alert may watch begin at 0.
+    /// Counts the RPCs by `methods`. Any other method counts as `other`, so that no caller can make
+    /// a new series. Codes that an alert may watch begin at 0.
     #[must_use]
     pub fn counting(mut self, rpcs: Rpcs, methods: &'static [&'static str]) -> Self {
         let wakes = [
@@ -154,7 +157,8 @@ impl Rpc {
         self.0.span.record(field, cut(&value.to_string()));
     }
 
-    /// As [`Rpc::record`], for results, which only the last line shows: the span is formatted once for all of them.
+    /// As [`Rpc::record`], for results, which only the last line shows: the span is formatted once
+    /// for all of them.
     pub fn record_result(&self, field: &'static str, value: impl Display) {
         self.0.late.lock().push((field, value.to_string()));
     }
@@ -268,8 +272,8 @@ where
         let answer = span.in_scope(|| self.inner.call(request));
         Box::pin(async move {
             let response = answer.instrument(span).await?;
-            // A unary answer with an error has its status in the headers; without one it is OK, which comes in the
-            // trailers, after the message.
+            // A unary answer with an error has its status in the headers; without one it is OK,
+            // which comes in the trailers, after the message.
             let status = Status::from_header_map(response.headers());
             guard.end(status.unwrap_or_else(|| Status::new(Code::Ok, "")));
             Ok(response)

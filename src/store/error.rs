@@ -37,7 +37,7 @@ pub enum Error {
     Damaged {
         /// The file.
         path: PathBuf,
-        /// What is wrong with it, and what to do.
+        /// The error and the remedy.
         why: String,
     },
     /// The index was closed for good. Nothing was written.

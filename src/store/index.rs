@@ -7,86 +7,19 @@ use std::fs::File;
 use std::io::Read;
 
 use parking_lot::Mutex;
-use redb::{
-    Database, ReadableDatabase, ReadableTable, StorageBackend, TableDefinition, WriteTransaction,
-};
+use redb::{Database, StorageBackend};
 use rustix::fs::{Advice, OFlags};
-use serde::{Serialize, de::DeserializeOwned};
 
 use super::error::{Error, Result};
 use super::index_file::IndexFile;
-use crate::model::{
-    Artifact, ArtifactId, LayerId, Name, PersistentVolume, Snapshot, SnapshotGroup, SnapshotId,
-    Usage, VolumeId, layout,
+use super::tables::{
+    self, Change, Contents, FORMAT, OLDEST_FORMAT, WRITING, format, last_transaction, write,
 };
+use crate::model::layout;
 use crate::sys::{Dir, Errno};
 
-const META: TableDefinition<&str, u64> = TableDefinition::new("meta");
-const ARTIFACTS: TableDefinition<u128, &[u8]> = TableDefinition::new("artifacts");
-const NAMES: TableDefinition<(&str, &str), u128> = TableDefinition::new("names");
-const LAYERS: TableDefinition<u128, &[u8]> = TableDefinition::new("layers");
-/// From id to JSON. Since format 2.
-type Records = TableDefinition<'static, &'static str, &'static [u8]>;
-const CLAIMS: Records = TableDefinition::new("claims");
-const SNAPSHOTS: Records = TableDefinition::new("snapshots");
-const GROUPS: Records = TableDefinition::new("groups");
-
-const FORMAT_KEY: &str = "format";
-/// The random number of the last transaction, by which one in doubt is recognised. A counter could
-/// repeat the number of a failed transaction.
-const LAST_KEY: &str = "last-transaction";
-/// Format 1 had no claims; this version upgrades it. A version without claims would delete their
-/// layers as unreferenced, so it must refuse this format.
-const FORMAT: u64 = 2;
-const OLDEST_FORMAT: u64 = 1;
 /// redb's default is up to a gigabyte. The whole index is a few megabytes and is read once.
 const CACHE_BYTES: usize = 4 << 20;
-
-/// One change of the index.
-#[derive(Debug, Clone, PartialEq)]
-pub enum Change {
-    /// Adds or replaces an artifact.
-    PutArtifact(Artifact),
-    /// Removes an artifact.
-    RemoveArtifact(ArtifactId),
-    /// Points a name at an artifact.
-    PutName(Name, ArtifactId),
-    /// Removes a name.
-    RemoveName(Name),
-    /// Sets a layer's size.
-    PutLayer(LayerId, Usage),
-    /// Removes a layer.
-    RemoveLayer(LayerId),
-    /// Adds or replaces a claim.
-    PutClaim(PersistentVolume),
-    /// Removes a claim.
-    RemoveClaim(VolumeId),
-    /// Adds or replaces a snapshot.
-    PutSnapshot(Snapshot),
-    /// Removes a snapshot.
-    RemoveSnapshot(SnapshotId),
-    /// Adds a group of snapshots.
-    PutGroup(SnapshotGroup),
-    /// Removes a group of snapshots.
-    RemoveGroup(SnapshotId),
-}
-
-/// The whole content of the index.
-#[derive(Debug, Default)]
-pub struct Contents {
-    /// Every artifact.
-    pub artifacts: Vec<Artifact>,
-    /// Every name and its artifact.
-    pub names: Vec<(Name, ArtifactId)>,
-    /// The size of each measured layer.
-    pub layers: Vec<(LayerId, Usage)>,
-    /// Every claim.
-    pub claims: Vec<PersistentVolume>,
-    /// Every snapshot.
-    pub snapshots: Vec<Snapshot>,
-    /// Every group of snapshots.
-    pub groups: Vec<SnapshotGroup>,
-}
 
 /// The open index.
 #[derive(Debug)]
@@ -107,13 +40,9 @@ impl<'a> NewIndex<'a> {
     /// Writes it as `index.redb.new`.
     pub fn make(root: &'a Dir, changes: &[Change]) -> Result<Self> {
         let name = format!("{}.new", layout::INDEX);
-        match root.remove_file(&name) {
-            Err(error) if !error.is(Errno::ENOENT) => return Err(error.into()),
-            _ => {}
-        }
-        let database = open_file(root, &name, OFlags::RDWR | OFlags::CREATE)?;
-        make(&database).map_err(|error| Error::database("make the index", error))?;
-        write(&database, changes, made_up())?;
+        let database = create(root, &name)?;
+        tables::make(&database).map_err(|error| Error::database("make the index", error))?;
+        write(&database, changes, random_number())?;
         Ok(Self { root, name })
     }
 
@@ -183,9 +112,9 @@ impl Index {
     }
 
     fn opened(root: &Dir, database: Database) -> Result<(Self, Contents)> {
-        let contents = read(root, &database)?;
+        let contents = tables::read(&database).map_err(|error| damaged(root, &error))?;
         let opened = Opened {
-            last: meta(&database, LAST_KEY)?,
+            last: last_transaction(&database)?,
             database: Some(database),
             closed: false,
         };
@@ -203,7 +132,7 @@ impl Index {
             let database = copy_of(root, file)?;
             match format(&database)? {
                 Some(found) if found > FORMAT => Err(newer(root, found)),
-                _ => read(root, &database),
+                _ => tables::read(&database).map_err(|error| damaged(root, &error)),
             }
         })
     }
@@ -223,7 +152,7 @@ impl Index {
         let Some(database) = &opened.database else {
             return Err(Error::database(WRITING, redb::Error::PreviousIo));
         };
-        let number = made_up();
+        let number = random_number();
         match write(database, changes, number) {
             Ok(()) => {
                 opened.last = Some(number);
@@ -278,7 +207,7 @@ impl Opened {
         self.database = None;
         let (database, last) = guarded(root, || {
             let database = open_database(root)?;
-            let last = meta(&database, LAST_KEY)?;
+            let last = last_transaction(&database)?;
             Ok((database, last))
         })?;
         (self.database, self.last) = (Some(database), last);
@@ -296,15 +225,27 @@ fn guarded<T>(root: &Dir, reading: impl FnOnce() -> Result<T>) -> Result<T> {
 /// demand a rebuild of it.
 fn make_new(root: &Dir) -> Result<()> {
     let half_made = format!(".{}.new", layout::INDEX);
-    match root.remove_file(&half_made) {
-        Err(error) if !error.is(Errno::ENOENT) => return Err(error.into()),
-        _ => {}
-    }
-    let database = open_file(root, &half_made, OFlags::RDWR | OFlags::CREATE)?;
+    let database = create(root, &half_made)?;
     initialise(root, &database)?;
     drop(database);
     root.rename(&half_made, root, layout::INDEX)?;
     Ok(())
+}
+
+/// A random transaction number.
+fn random_number() -> u64 {
+    let mut bits = [0; 8];
+    getrandom::fill(&mut bits).expect("a booted Linux has random bytes");
+    u64::from_ne_bytes(bits)
+}
+
+/// Creates a database in place of one that was not completed.
+fn create(root: &Dir, name: &str) -> Result<Database> {
+    match root.remove_file(name) {
+        Err(error) if !error.is(Errno::ENOENT) => return Err(error.into()),
+        _ => {}
+    }
+    open_file(root, name, OFlags::RDWR | OFlags::CREATE)
 }
 
 fn open_database(root: &Dir) -> Result<Database> {
@@ -319,7 +260,7 @@ fn open_file(root: &Dir, name: &str, flags: OFlags) -> Result<Database> {
         0
     };
     let file = File::from(root.open_file_beneath(name, flags, mode)?);
-    read_anew(root, &file)?;
+    read_from_disk(root, &file)?;
     redb::Builder::new()
         .set_cache_size(CACHE_BYTES)
         .create_with_backend(IndexFile::new(file, root.try_clone()?))
@@ -346,8 +287,8 @@ fn copy_of(root: &Dir, mut file: File) -> Result<Database> {
 /// The number of the last transaction on disk.
 fn last_on_disk(root: &Dir) -> Result<Option<u64>> {
     let file = File::from(root.open_file_beneath(layout::INDEX, OFlags::RDONLY, 0)?);
-    read_anew(root, &file)?;
-    guarded(root, || meta(&copy_of(root, file)?, LAST_KEY))
+    read_from_disk(root, &file)?;
+    guarded(root, || last_transaction(&copy_of(root, file)?))
 }
 
 /// The kernel's default read-ahead.
@@ -357,7 +298,7 @@ const READ_AHEAD: usize = 128 << 10;
 ///
 /// After a failed write-back the kernel marks the pages as clean, although they are not on disk. A
 /// database opened from them would write references to them and be corrupt after a power cut.
-fn read_anew(root: &Dir, file: &File) -> Result<()> {
+fn read_from_disk(root: &Dir, file: &File) -> Result<()> {
     // fsync writes what it can. Failed pages become clean and can then be dropped. A disk that
     // still fails reports it again in the repair.
     if let Err(error) = file.sync_all() {
@@ -390,6 +331,7 @@ fn damaged(root: &Dir, error: &redb::Error) -> Error {
             let errno = io.raw_os_error().map_or(Errno::EIO, Errno::from_raw);
             crate::sys::Error::new("open", path, errno).into()
         }
+        redb::Error::Corrupted(why) => lost(root, why),
         _ => lost(root, &error.to_string()),
     }
 }
@@ -404,36 +346,13 @@ fn lost(root: &Dir, why: &str) -> Error {
     }
 }
 
-/// The index's format; `None` if its creation was not completed.
-fn format(database: &Database) -> Result<Option<u64>> {
-    meta(database, FORMAT_KEY)
-}
-
-/// A number from the index's metadata.
-fn meta(database: &Database, key: &str) -> Result<Option<u64>> {
-    let operation = "read the index";
-    let read = database
-        .begin_read()
-        .map_err(|error| Error::database(operation, error))?;
-    match read.open_table(META) {
-        Ok(table) => {
-            let number = table
-                .get(key)
-                .map_err(|error| Error::database(operation, error))?;
-            Ok(number.map(|number| number.value()))
-        }
-        Err(redb::TableError::TableDoesNotExist(_)) => Ok(None),
-        Err(error) => Err(Error::database(operation, error)),
-    }
-}
-
 /// Creates the tables in a new index or one of an older format. Refuses a newer format.
 fn initialise(root: &Dir, database: &Database) -> Result<()> {
     let operation = "make the index";
     match format(database)? {
         Some(FORMAT) => Ok(()),
         None | Some(OLDEST_FORMAT..FORMAT) => {
-            make(database).map_err(|error| Error::database(operation, error))
+            tables::make(database).map_err(|error| Error::database(operation, error))
         }
         Some(found) => Err(newer(root, found)),
     }
@@ -447,172 +366,11 @@ fn newer(root: &Dir, found: u64) -> Error {
     }
 }
 
-fn make(database: &Database) -> Result<(), redb::Error> {
-    let transaction = database.begin_write()?;
-    transaction.open_table(META)?.insert(FORMAT_KEY, FORMAT)?;
-    transaction.open_table(ARTIFACTS)?;
-    transaction.open_table(NAMES)?;
-    transaction.open_table(LAYERS)?;
-    for table in [CLAIMS, SNAPSHOTS, GROUPS] {
-        transaction.open_table(table)?;
-    }
-    transaction.commit()?;
-    Ok(())
-}
-
-/// The operation that write errors name.
-const WRITING: &str = "write to the index";
-
-/// A random transaction number.
-fn made_up() -> u64 {
-    let mut bits = [0; 8];
-    getrandom::fill(&mut bits).expect("a booted Linux has random bytes");
-    u64::from_ne_bytes(bits)
-}
-
-/// Writes the changes as transaction `number`.
-fn write(database: &Database, changes: &[Change], number: u64) -> Result<()> {
-    let begun = begin(database, changes, number);
-    let begun = begun.map_err(|error| Error::database(WRITING, error))?;
-    // Before commit, no data refers to the change. During commit it becomes visible at once.
-    let committed = begun.commit();
-    committed.map_err(|error| Error::unsure(WRITING, error.into(), number))
-}
-
-/// An uncommitted transaction with all changes.
-fn begin(
-    database: &Database,
-    changes: &[Change],
-    number: u64,
-) -> Result<WriteTransaction, redb::Error> {
-    let transaction = database.begin_write()?;
-    // Open tables only for their changes: opening a table costs as much as a change.
-    transaction.open_table(META)?.insert(LAST_KEY, number)?;
-    let records = |table: Records| transaction.open_table(table);
-    for change in changes {
-        match change {
-            Change::PutArtifact(artifact) => {
-                let mut artifacts = transaction.open_table(ARTIFACTS)?;
-                artifacts.insert(artifact.id.bits(), json(artifact).as_slice())?;
-            }
-            Change::RemoveArtifact(id) => {
-                drop(transaction.open_table(ARTIFACTS)?.remove(id.bits())?);
-            }
-            Change::PutName(name, id) => {
-                let reference = name.reference.to_string();
-                let key = (name.tenant.as_str(), reference.as_str());
-                transaction.open_table(NAMES)?.insert(key, id.bits())?;
-            }
-            Change::RemoveName(name) => {
-                let reference = name.reference.to_string();
-                let key = (name.tenant.as_str(), reference.as_str());
-                transaction.open_table(NAMES)?.remove(key)?;
-            }
-            Change::PutLayer(id, usage) => {
-                let mut layers = transaction.open_table(LAYERS)?;
-                layers.insert(id.bits(), json(usage).as_slice())?;
-            }
-            Change::RemoveLayer(id) => {
-                drop(transaction.open_table(LAYERS)?.remove(id.bits())?);
-            }
-            Change::PutClaim(claim) => {
-                records(CLAIMS)?.insert(claim.id.as_str(), json(claim).as_slice())?;
-            }
-            Change::RemoveClaim(id) => drop(records(CLAIMS)?.remove(id.as_str())?),
-            Change::PutSnapshot(snapshot) => {
-                records(SNAPSHOTS)?.insert(snapshot.id.as_str(), json(snapshot).as_slice())?;
-            }
-            Change::RemoveSnapshot(id) => drop(records(SNAPSHOTS)?.remove(id.as_str())?),
-            Change::PutGroup(group) => {
-                records(GROUPS)?.insert(group.id.as_str(), json(group).as_slice())?;
-            }
-            Change::RemoveGroup(id) => drop(records(GROUPS)?.remove(id.as_str())?),
-        }
-    }
-    Ok(transaction)
-}
-
-fn json(value: &impl Serialize) -> Vec<u8> {
-    serde_json::to_vec(value).expect("plain data serialises")
-}
-
-/// All rows of a table; empty if an older version did not create it.
-fn records<T: DeserializeOwned>(
-    transaction: &redb::ReadTransaction,
-    table: Records,
-    wrong: impl Fn(String) -> Error,
-    failed: impl Fn(redb::Error) -> Error,
-) -> Result<Vec<T>> {
-    let rows = match transaction.open_table(table) {
-        Ok(rows) => rows,
-        Err(redb::TableError::TableDoesNotExist(_)) => return Ok(Vec::new()),
-        Err(error) => return Err(failed(error.into())),
-    };
-    let mut found = Vec::new();
-    for row in rows.iter().map_err(|error| failed(error.into()))? {
-        let (key, value) = row.map_err(|error| failed(error.into()))?;
-        let record = serde_json::from_slice(value.value())
-            .map_err(|error| wrong(format!("{}: {error}", key.value())))?;
-        found.push(record);
-    }
-    Ok(found)
-}
-
-fn read(root: &Dir, database: &Database) -> Result<Contents> {
-    let failed = |error: redb::Error| damaged(root, &error);
-    let wrong = |what: String| lost(root, &what);
-    let mut contents = Contents::default();
-    let transaction = database
-        .begin_read()
-        .map_err(|error| failed(error.into()))?;
-    let artifacts = transaction
-        .open_table(ARTIFACTS)
-        .map_err(|error| failed(error.into()))?;
-    for row in artifacts.iter().map_err(|error| failed(error.into()))? {
-        let (_, value) = row.map_err(|error| failed(error.into()))?;
-        let artifact = serde_json::from_slice(value.value())
-            .map_err(|error| wrong(format!("an artifact: {error}")))?;
-        contents.artifacts.push(artifact);
-    }
-    let names = transaction
-        .open_table(NAMES)
-        .map_err(|error| failed(error.into()))?;
-    for row in names.iter().map_err(|error| failed(error.into()))? {
-        let (key, id) = row.map_err(|error| failed(error.into()))?;
-        let (tenant, reference) = key.value();
-        let name = tenant.parse().and_then(|tenant| {
-            Ok(Name {
-                tenant,
-                reference: reference.parse()?,
-            })
-        });
-        let name =
-            name.map_err(|error| wrong(format!("the name {tenant:?} {reference:?} {error}")))?;
-        contents
-            .names
-            .push((name, ArtifactId::from_bits(id.value())));
-    }
-    let layers = transaction
-        .open_table(LAYERS)
-        .map_err(|error| failed(error.into()))?;
-    for row in layers.iter().map_err(|error| failed(error.into()))? {
-        let (id, value) = row.map_err(|error| failed(error.into()))?;
-        let usage = serde_json::from_slice(value.value())
-            .map_err(|error| wrong(format!("a layer: {error}")))?;
-        contents
-            .layers
-            .push((LayerId::from_bits(id.value()), usage));
-    }
-    contents.claims = records(&transaction, CLAIMS, wrong, failed)?;
-    contents.snapshots = records(&transaction, SNAPSHOTS, wrong, failed)?;
-    contents.groups = records(&transaction, GROUPS, wrong, failed)?;
-    Ok(contents)
-}
-
 #[cfg(test)]
 mod tests {
+    use super::super::tables::{ARTIFACTS, FORMAT_KEY, LAYERS, META, NAMES};
     use super::*;
-    use crate::model::Timestamp;
+    use crate::model::{Artifact, ArtifactId, LayerId, Snapshot, Timestamp, Usage};
 
     fn artifact(id: u128) -> Artifact {
         Artifact {
@@ -727,7 +485,7 @@ mod tests {
             transaction.open_table(NAMES).expect("names");
             transaction.open_table(LAYERS).expect("layers");
             let mut artifacts = transaction.open_table(ARTIFACTS).expect("artifacts");
-            let bytes = json(&artifact(1));
+            let bytes = serde_json::to_vec(&artifact(1)).expect("JSON");
             artifacts.insert(1, bytes.as_slice()).expect("put");
         }
         transaction.commit().expect("committed");

@@ -13,12 +13,11 @@ use tracing_subscriber::filter::ParseError;
 const TOLD_ELSEWHERE: &str = "kube_client::client::builder";
 
 /// The format of log lines.
-#[derive(Debug, Clone, Copy, Default, PartialEq, Eq)]
+#[derive(Debug, Clone, Copy, clap::ValueEnum)]
 pub enum LogFormat {
-    /// Text, for people.
-    #[default]
+    /// A line of text.
     Text,
-    /// JSON, for programs.
+    /// A line of JSON.
     Json,
 }
 
@@ -32,7 +31,7 @@ pub enum Error {
     Filter {
         /// The filter.
         filter: String,
-        /// What is wrong with it.
+        /// The error.
         source: ParseError,
     },
     /// The log was set up before.

@@ -57,7 +57,7 @@ const FILLED: [(&str, &str); 4] = [
     ("two", "artifact/o"),
 ];
 
-/// What every name shows.
+/// The content of every name.
 async fn content(bench: &Bench) -> BTreeMap<String, Snapshot> {
     let mut content = BTreeMap::new();
     for (tenant, from) in FILLED {
@@ -140,7 +140,8 @@ impl Closed {
         error
     }
 
-    /// Waits until nobody has the pool: a program that another test starts may hold its lock a moment longer.
+    /// Waits until no process has the pool: a program that another test starts may hold its lock a
+    /// moment longer.
     async fn let_go(&self) {
         eventually("the pool is let go", || PoolDirs::open(&self.pool).is_ok()).await;
     }
@@ -470,7 +471,7 @@ async fn an_artifact_whose_layer_is_missing_is_forgotten_and_the_others_stay() {
         let bench = closed.opened().await;
         before.remove("ci task-cache/chain");
         assert_same_content(&before, &content(&bench).await);
-        // The cache begins anew.
+        // The cache starts again, empty.
         let chain = [("type", "task-cache"), ("key", "chain")];
         bench
             .step("again", &chain, |at| {
@@ -527,7 +528,7 @@ async fn a_file_in_the_place_of_a_layer_is_a_finding_and_stops_no_round() {
     bench.finish().await;
 }
 
-/// Disks fail in single places, and whoever looks for damage is told of all.
+/// Disks fail in single places, and a check reports all damage.
 #[tokio::test(flavor = "multi_thread")]
 async fn a_place_that_cannot_be_read_is_a_finding_and_hides_no_other_one() {
     let bench = require_bench!();
@@ -547,7 +548,7 @@ async fn a_place_that_cannot_be_read_is_a_finding_and_hides_no_other_one() {
     let claim = bench.engine.create_claim(claim).await.expect("made");
     bench.assert_whole().await;
 
-    // Nobody can open a socket as a file, and no disk is needed that fails.
+    // No process can open a socket as a file, so this needs no failing disk.
     let layer = format!("layers/{}", names(&bench.pool().join("layers"))[0]);
     let records = [
         format!("{layer}/layer.json"),
@@ -591,7 +592,8 @@ async fn a_place_that_cannot_be_read_is_a_finding_and_hides_no_other_one() {
     bench.finish().await;
 }
 
-/// A power cut takes a renaming that nobody waited for, and leaves what the index was told after it: that the layer is measured.
+/// A power cut undoes a rename that no call waited for. The index keeps the later fact that the
+/// layer is measured.
 #[tokio::test(flavor = "multi_thread")]
 async fn a_layer_that_no_longer_says_that_it_is_named_says_so_again() {
     let bench = require_bench!();

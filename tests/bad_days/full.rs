@@ -160,7 +160,7 @@ async fn what_was_promised_holds_and_room_that_comes_back_is_used() {
             if !told {
                 let deadline = Instant::now() + NEVER;
                 while !names(&bench.pool().join("trash")).is_empty() {
-                    // What another test's program holds for a moment is left to the next sweep.
+                    // If another test's program holds it for a moment, the next sweep takes it.
                     assert_full(bench.engine.reap().await, &what);
                     assert!(Instant::now() < deadline, "{what}: the trash stays");
                 }
@@ -210,12 +210,14 @@ async fn what_was_promised_holds_and_room_that_comes_back_is_used() {
     }
 }
 
-/// How large the cache is that nobody uses.
+/// The size of the unused cache.
 const UNUSED: u64 = 8 * MIB;
 
-/// A bench where seals and forks are copies that share nothing, in which one cache lies that goes as soon as that helps somebody.
+/// A bench where seals and forks are copies that share nothing. It has one cache, which is evicted
+/// when that frees space for a caller.
 ///
-/// Who is there to hear of it hears soon that there was no room. Else it is waited for, however busy the machine is.
+/// A caller that waits soon learns that there was no space. Otherwise the test waits, however busy
+/// the machine is.
 async fn of_copies(notices: Option<Notices>, low_watermark: u8) -> Result<Bench, String> {
     let lab = Lab::try_sized(Fs::Ext4, 48 * MIB)?;
     let bench = Bench::with(lab, |config| {
@@ -252,7 +254,8 @@ async fn make(bench: &Bench, name: &str, bytes: u64) {
     fs::write(at.join("f"), vec![7; size(bytes)]).expect("room for one");
 }
 
-/// What is said of a fork of `other` while another volume, `filler`, leaves no room for a copy of it.
+/// The error for a fork of `other` while another volume, `filler`, leaves no space for a copy of
+/// it.
 async fn no_room_for_a_fork(bench: &Bench) -> String {
     let (filler, _) = bench.publish("pod", "filler", &[]).await;
     let most = space(bench).bytes_available - MIB;
@@ -271,7 +274,8 @@ async fn why_not_committed(heard: &mut mpsc::Receiver<Notice>) -> NotCommitted {
     }
 }
 
-/// A seal that is a copy may need more room than there will ever be, or than is there while others have theirs.
+/// A seal that is a copy may need more room than there will ever be, or than is there while others
+/// have theirs.
 #[tokio::test(flavor = "multi_thread")]
 async fn nothing_goes_for_a_copy_that_would_have_no_room_for_all_that() {
     let (notices, mut heard) = Notices::channel(64);
@@ -322,7 +326,7 @@ async fn nothing_goes_for_a_copy_that_would_have_no_room_for_all_that() {
     bench.finish().await;
 }
 
-/// What is lost before anybody has measured it may have been of any size, and none of that comes free.
+/// A layer that is lost before it is measured has an unknown size, and losing it frees nothing.
 #[tokio::test(flavor = "multi_thread")]
 async fn nothing_goes_for_a_copy_because_of_content_that_is_lost() {
     let bench = match of_copies(None, 1).await {
@@ -413,7 +417,8 @@ async fn what_is_unused_goes_for_a_copy_also_below_the_watermark() {
         Ok(bench) => bench,
         Err(reason) => return crate::common::skip(&reason),
     };
-    // Of what would be free without the cache it is less than half; of what is, more.
+    // It is less than half of the space that would be free without the cache, and more than half of
+    // the free space.
     make(
         &bench,
         "v",
@@ -430,7 +435,8 @@ async fn what_is_unused_goes_for_a_copy_also_below_the_watermark() {
 /// Copies that are too large only for a time.
 #[tokio::test(flavor = "multi_thread")]
 async fn a_copy_for_which_room_comes_is_sealed() {
-    // No more goes than must: the one that is sealed first may go for the other where there is to be more room than that.
+    // No more goes than must: the one that is sealed first may go for the other where there is to
+    // be more room than that.
     let bench = match of_copies(None, 99).await {
         Ok(bench) => bench,
         Err(reason) => return crate::common::skip(&reason),
@@ -486,12 +492,13 @@ async fn a_pod_that_filled_the_disk_with_its_cache_does_not_leave_it_full() {
         let cache = [("type", "task-cache"), ("key", "k")];
         let (at, _) = bench.publish("pod", "v", &cache).await;
         fill_up(&at);
-        // The word finds room too, or nobody could ever say it: what fills the disk goes only once it is sealed.
+        // The outcome finds space too. Otherwise no outcome could be reported, because the volume
+        // that fills the disk goes only after its seal.
         assert_eq!(bench.outcome("pod", Outcome::Succeeded).await, 1, "{what}");
         bench.unpublish("v").await;
         if backend == BackendKind::Copy && fs == Fs::Ext4 {
-            // Its seal is a copy, for which there is no room while the original is there: all that can be asked is an
-            // answer that says so.
+            // Its seal is a copy, for which there is no room while the original is there: all that
+            // can be asked is an answer that says so.
             assert_full(bench.try_publish("next", "w", &[]).await, &what);
             bench.assert_whole().await;
             bench.engine.shutdown().await;
@@ -545,7 +552,8 @@ async fn a_publish_that_finds_no_room_waits_for_what_nobody_uses_to_go() {
         let input = [("type", "input"), ("from", "task-cache/unused-3")];
         let publish = async |number| {
             let volume = format!("next-{number}");
-            // Few, since some backends copy; and the first of all, since nobody is asked whether he will come.
+            // Few, because some backends copy. It is the first of all, because the engine asks no
+            // caller in advance.
             let attributes = if number % 10 == 0 { input } else { output };
             bench.try_publish("next", &volume, &attributes).await
         };
@@ -554,7 +562,7 @@ async fn a_publish_that_finds_no_room_waits_for_what_nobody_uses_to_go() {
             result.unwrap_or_else(|error| panic!("{what}: {error}"));
         }
         assert!(bench.artifact("task-cache/unused-0").is_none(), "{what}");
-        // What was about to be forked did not go to make room for its fork.
+        // Content that was about to be forked was not evicted for its own fork.
         assert!(bench.artifact("task-cache/unused-3").is_some(), "{what}");
         for number in 0..40 {
             bench.unpublish(&format!("next-{number}")).await;
@@ -565,8 +573,8 @@ async fn a_publish_that_finds_no_room_waits_for_what_nobody_uses_to_go() {
     }
 }
 
-/// btrfs gives room back when its cleaner wakes, up to half a minute later: who waited there for room to come would see round after round
-/// evict, and find none after the last cache either.
+/// btrfs gives room back when its cleaner wakes, up to half a minute later: who waited there for
+/// room to come would see round after round evict, and find none after the last cache either.
 #[tokio::test(flavor = "multi_thread")]
 async fn where_room_comes_back_later_not_all_goes_for_a_publish_that_finds_none() {
     const CACHES: usize = 12;
@@ -577,7 +585,8 @@ async fn where_room_comes_back_later_not_all_goes_for_a_publish_that_finds_none(
     let bench = Bench::with(lab, |config| {
         config.backend = Some(BackendKind::Btrfs);
         config.reserve = MIB;
-        // Nothing goes but because a call found no room; and then one of the caches is enough for a round.
+        // Nothing goes but because a call found no room; and then one of the caches is enough for a
+        // round.
         config.high_watermark = 100;
         config.low_watermark = 99;
     })
@@ -707,7 +716,8 @@ async fn a_new_pool_on_a_full_disk_is_made_when_there_is_room_and_as_it_would_ha
         fs::write(one_block(number), "one block").expect("room");
     }
     fill_up(&full);
-    // Block by block: at first there is no room for the pool's directories, then for one call after the other of the trial.
+    // Block by block: at first there is no room for the pool's directories, then for one call after
+    // the other of the trial.
     let mut trials = 0;
     for number in 0..64 {
         let opened = Engine::open(config.clone()).await;
@@ -787,7 +797,8 @@ async fn a_pool_without_a_reserve_starts_on_a_full_disk_if_there_is_rubbish_in_i
     assert!(lab.close().is_empty());
 }
 
-/// A reserve that a kill left half-made is as large as a whole one, and would be what its next making lacks.
+/// A reserve that a kill left half-made is as large as a whole one, and would be what its next
+/// making lacks.
 #[tokio::test(flavor = "multi_thread")]
 async fn a_reserve_grows_under_one_name_which_the_next_start_frees() {
     let bench = match small(BackendKind::Overlay, Fs::Ext4, 48).await {

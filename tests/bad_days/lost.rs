@@ -14,7 +14,7 @@ use baggageclaim::model::{
     ClaimParameters, ClaimSource, MutableParameters, Outcome, PersistentVolume,
 };
 
-/// Overlayfs mounts nothing volatile on a filesystem that failed to write something back and has told nobody.
+/// Overlayfs mounts no volatile overlay on a filesystem with an unreported write-back error.
 #[tokio::test(flavor = "multi_thread")]
 async fn a_failed_write_back_that_nobody_heard_of_stops_no_publish_for_long() {
     let (disk, bench) = require_small_disk!();
@@ -30,8 +30,8 @@ async fn a_failed_write_back_that_nobody_heard_of_stops_no_publish_for_long() {
     file.write_all(&vec![2; 1 << 20])
         .expect("the page cache takes it");
 
-    // The pages are written when nobody waits for them, and are lost. Whatever seals, or may yet,
-    // could be told of it instead: an input does not.
+    // The pages are written back later and lost. A volume that may be sealed could get the report
+    // instead; an input cannot.
     let input = [("type", "input"), ("from", "artifact/o")];
     let deadline = Instant::now() + NEVER;
     let mut tries = 0;
@@ -106,7 +106,7 @@ async fn nothing_that_is_older_than_a_failed_write_back_is_sealed() {
     );
     assert_eq!(bench.artifact("task-cache/k").expect("there").id, base.id);
 
-    // What is made from now on is as good as ever.
+    // Content from now on is sound.
     bench
         .step("new", &task, |at| {
             fs::write(at.join("new"), "new").expect("write");
@@ -129,8 +129,8 @@ async fn nothing_that_is_older_than_a_failed_write_back_is_sealed() {
     assert_eq!(disk.close(), Vec::<std::path::PathBuf>::new());
 }
 
-/// Mounts over the artifact are made beforehand; then the disk fails to write something back. `heard`: somebody who is not the
-/// driver is told of it.
+/// Mounts over the artifact exist before the disk fails to write back. `heard`: another process
+/// than the driver gets the report.
 async fn publish_after_a_failed_write_back(heard: bool) {
     let (disk, bench) = require_small_disk!();
     let output = [("type", "output"), ("name", "base"), ("commit", "always")];
@@ -171,11 +171,12 @@ async fn publish_after_a_failed_write_back(heard: bool) {
     if heard {
         rustix::fs::syncfs(&pool).expect_err("it is lost");
     } else {
-        // Until the driver is the first to hear of it. The write-back may fail right between the publish and the sync, once.
+        // Until the driver is the first to hear of it. The write-back may fail right between the
+        // publish and the sync, once.
         let deadline = Instant::now() + NEVER;
         let (mut number, mut broken) = (0, 0);
         loop {
-            // It is written back, and nobody waits for it.
+            // It is written back, and no call waits for it.
             rustix::fs::fadvise(&file, 0, None, rustix::fs::Advice::DontNeed).expect("fadvise");
             match is_given_one_that_syncs(&format!("before-{number}")).await {
                 Ok(synced) => broken += usize::from(!synced),
@@ -212,7 +213,7 @@ async fn nor_when_somebody_else_was_told_of_it() {
 
 /// A claim outlives the boot, and so does the word that it may have lost bytes.
 #[tokio::test(flavor = "multi_thread")]
-#[expect(clippy::too_many_lines, reason = "one story, told in order")]
+#[expect(clippy::too_many_lines, reason = "one scenario, told in order")]
 async fn nothing_is_made_of_a_claim_that_may_have_lost_bytes() {
     let (disk, bench) = require_small_disk!();
     let make = |name: &str, source| CreateClaim {
@@ -260,8 +261,8 @@ async fn nothing_is_made_of_a_claim_that_may_have_lost_bytes() {
     let idle = claims.create_claim(make("idle", None)).await.expect("made");
     fs::write(mounted(&bench, &idle).await.join("f"), "idle").expect("write");
     unmounted(&bench, &idle).await;
-    // What may still be written to when the disk is synced may have lost bytes, too. The kernel closes
-    // it after the answer, and the next call for it waits for that.
+    // A volume that was writable during the sync may have lost bytes, too. The kernel closes it
+    // after the answer, and the next call for it waits for that.
     let unchanged = claims.expand_claim(idle.id.as_str(), 0, None).await;
     unchanged.expect("it is as large as that");
     bench.engine.reap().await.expect("reap");
@@ -316,7 +317,7 @@ async fn nothing_is_made_of_a_claim_that_may_have_lost_bytes() {
         assert!(at.join("big").exists());
         unmounted(&bench, &victim).await;
     }
-    // What was in a layer before is whole, and what is made from now on.
+    // Earlier layers are whole, and so is content from now on.
     let claims = &bench.engine;
     let source = Some(ClaimSource::Snapshot(before.id.clone()));
     let restored = claims
@@ -361,7 +362,8 @@ fn lose(disk: &SmallDisk, bench: &Bench, volume: &str) -> Broken {
     broken
 }
 
-/// The kernel reports a lost write once, and somebody else is told. An overlay remembers it as long as it is mounted.
+/// The kernel reports a lost write once, here to another process. An overlay remembers it as long
+/// as it is mounted.
 #[tokio::test(flavor = "multi_thread")]
 async fn a_lost_write_that_another_process_was_told_of_is_found_when_the_volume_is_frozen() {
     let (disk, bench) = require_small_disk!();
@@ -370,7 +372,7 @@ async fn a_lost_write_that_another_process_was_told_of_is_found_when_the_volume_
     let broken = lose(&disk, &bench, "victim");
     broken.is_heard();
     broken.works_again();
-    // Nobody says how its pod ended, so nothing is sealed that would wait for the disk.
+    // The pod's outcome stays unknown, so no seal waits for the disk.
     bench.unpublish("victim").await;
     eventually("it is noted", || bench.pool().join("doomed").exists()).await;
     bench.outcome("victim", Outcome::Succeeded).await;
@@ -403,7 +405,7 @@ async fn a_lost_write_that_was_told_while_no_driver_ran_is_found_by_the_next_sta
         .await;
     assert!(bench.pool().join("doomed").exists(), "nobody has noted it");
     let noted = fs::read(bench.pool().join("doomed")).expect("read");
-    // What is made from now on is as good as ever, also after one more start that finds the same overlay.
+    // Content from now on is sound, also after one more start that finds the same overlay.
     let later = [("type", "output"), ("name", "later"), ("commit", "always")];
     let (at, _) = bench.publish("later", "later", &later).await;
     fs::write(at.join("f"), "later").expect("write");
@@ -455,7 +457,8 @@ async fn a_lost_write_is_noted_on_a_full_disk_too() {
     assert_eq!(disk.close(), Vec::<std::path::PathBuf>::new());
 }
 
-/// A process of a pod that was deleted by force writes to a claim after it was unmounted, and after a write-back that went well.
+/// A process of a pod that was deleted by force writes to a claim after it was unmounted, and after
+/// a write-back that went well.
 #[tokio::test(flavor = "multi_thread")]
 async fn a_claim_whose_last_writer_came_late_may_have_lost_bytes() {
     let (disk, bench) = require_small_disk!();
@@ -503,7 +506,7 @@ async fn a_claim_whose_last_writer_came_late_may_have_lost_bytes() {
     late.write_all(&vec![2; 1 << 20])
         .expect("the page cache takes it");
     drop(late);
-    // A round notices that nobody has it any more.
+    // A round notices that no process has it any more.
     bench.engine.reap().await.expect("reap");
     assert!(!sealed("after").await, "the disk lost something meanwhile");
     broken.works_again();

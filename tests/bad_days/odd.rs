@@ -22,7 +22,7 @@ fn layers(bench: &Bench) -> usize {
     names(&bench.pool().join("layers")).len()
 }
 
-/// The cache has content that no process has read yet; and no name once somebody uses it.
+/// The cache has content that no process has read yet, and loses its name when a process uses it.
 async fn fill(bench: &Bench) {
     let write = |at: &Path| {
         fs::create_dir(at.join("below")).expect("mkdir");
@@ -90,7 +90,7 @@ async fn what_a_volume_is_mounted_over_stays_though_its_record_is_damaged() {
     }
 }
 
-/// What goes for want of room would free nothing, and be made again by every step that comes.
+/// Evicting it for space would free nothing, and each later step would make it again.
 #[tokio::test(flavor = "multi_thread")]
 async fn nothing_is_evicted_while_nobody_knows_what_is_in_use() {
     let mut bench = require_bench!();
@@ -99,7 +99,7 @@ async fn nothing_is_evicted_while_nobody_knows_what_is_in_use() {
     let write = |at: &Path| fs::write(at.join("f"), "other").expect("write");
     let other = [("type", "task-cache"), ("key", "other")];
     bench.step("other", &other, write).await;
-    // Whatever is unused goes at once.
+    // Everything unused goes at once.
     bench.config.high_watermark = 0;
     bench.config.low_watermark = 0;
     let record = bench.pool().join("volumes/reader/volume.json");
@@ -151,13 +151,13 @@ async fn so_does_it_where_the_volume_has_left_and_a_process_still_looks_at_it() 
     }
 }
 
-/// The cache has its name no more. What is left of it is its user's.
+/// The cache has lost its name. Its user keeps the rest.
 async fn destroy_when_possible(bench: &Bench) {
     destroy(bench, "task-cache/k").await;
     assert_eq!(layers(bench), 1);
 }
 
-/// What cannot be read may be well again: it is not rubbish.
+/// A layer that cannot be read now may be readable later, so it is no rubbish.
 #[tokio::test(flavor = "multi_thread")]
 async fn a_record_that_cannot_be_read_is_read_by_the_start_that_can() {
     let bench = require_bench!();
@@ -199,7 +199,7 @@ async fn a_record_that_cannot_be_read_is_read_by_the_start_that_can() {
     bench.finish().await;
 }
 
-/// What keeps a name where it is: `chattr +i`, or that something is mounted there.
+/// Keeps a name in place: `chattr +i`, or a mount on it.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 enum Stuck {
     Immutable,

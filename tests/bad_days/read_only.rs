@@ -15,7 +15,8 @@ use crate::common::disk::sync;
 
 const BASE: [(&str, &str); 2] = [("type", "output"), ("name", "base")];
 
-/// Where kubelet has a volume mounted: in a directory that kubelet makes, and removes when the volume is unpublished.
+/// Where kubelet has a volume mounted: in a directory that kubelet makes, and removes when the
+/// volume is unpublished.
 fn target(bench: &Bench, volume: &str) -> PathBuf {
     bench.target(volume).join("mount")
 }
@@ -109,7 +110,7 @@ async fn refused(config: &Config) -> Error {
 async fn pods_of_a_pool_that_turned_read_only_end_and_nothing_of_them_is_sealed() {
     let bench = require_bench!();
     let claim = fill(&bench).await;
-    // What the disk never gets.
+    // A write that never reaches the disk.
     fs::write(target(&bench, "out").join("g"), "lost").expect("write");
     bench.lab.disk_fails();
     for volume in ["scratch", "in", "out"] {

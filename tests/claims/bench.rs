@@ -41,8 +41,8 @@ pub(crate) fn request(name: &str) -> CreateClaim {
     }
 }
 
-/// What is busy is asked for again, as kubelet and the sidecars do: other tests start processes, and between its fork and
-/// its exec such a process holds all that this one has open.
+/// Repeats a busy call, as kubelet and the sidecars do. Other tests start processes, and between
+/// fork and exec such a process holds all descriptors of this one.
 pub(crate) async fn again<T, F: Future<Output = Result<T>>>(ask: impl Fn() -> F) -> Result<T> {
     for _ in 0..3000 {
         match ask().await {
@@ -204,7 +204,7 @@ impl Bench {
         self.inside(claim, write).await;
     }
 
-    /// The driver is upgraded: the engine ends and begins anew; mounts stay.
+    /// An upgrade of the driver: the engine ends and starts again; mounts stay.
     pub(crate) async fn restart(self) -> Self {
         self.restart_after(|| ()).await
     }

@@ -65,7 +65,7 @@ async fn clones_and_snapshots_show_one_moment_and_nothing_later() {
             })
             .await;
 
-        // What was made of it stays whole when it goes, and through a restart.
+        // Copies of it stay whole when it is deleted, and through a restart.
         bench
             .engine
             .delete_claim(source.id.as_str())
@@ -105,7 +105,8 @@ async fn what_was_not_touched_since_is_snapshotted_without_anything_on_disk() {
     bench.write(&claim, "file", "text").await;
     let one = bench.snapshot("one", &claim).await;
     assert_eq!(one.layers.len(), 1);
-    // What was left of its directory is put away after the answer, and whoever wants the claim next waits for that.
+    // The rest of its directory is deleted after the answer, and the next call for the claim waits
+    // for that.
     let two = bench.snapshot("two", &claim).await;
     assert!(
         bench.names_in("volumes").is_empty(),
@@ -241,6 +242,7 @@ async fn a_mounted_claim_is_cloned_exactly_or_on_demand_or_not_at_all() {
 }
 
 #[tokio::test(flavor = "multi_thread")]
+#[expect(clippy::too_many_lines, reason = "one scenario, told in order")]
 async fn a_group_is_one_instant_or_nothing() {
     for ground in ALL {
         say(ground);
@@ -333,7 +335,7 @@ async fn a_group_is_one_instant_or_nothing() {
 
 /// A pod that replaces `a` and then `b` by rising numbers, until it is dropped.
 struct Writer {
-    /// What both have been.
+    /// The former content of both.
     both: Arc<AtomicU64>,
     stop: Arc<AtomicBool>,
     thread: Option<JoinHandle<()>>,
@@ -384,7 +386,8 @@ impl Drop for Writer {
     }
 }
 
-/// Which moment of a [`Writer`] a claim shows: both files of one number, or the first of the next one.
+/// Which moment of a [`Writer`] a claim shows: both files of one number, or the first of the next
+/// one.
 async fn moment_in(bench: &Bench, claim: &PersistentVolume) -> u64 {
     let number = |path: &Path, file: &str| -> u64 {
         let text = fs::read_to_string(path.join(file)).expect(file);

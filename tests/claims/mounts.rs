@@ -15,7 +15,7 @@ use super::common::bench::maps_owners;
 use super::common::too_old;
 
 #[tokio::test(flavor = "multi_thread")]
-#[expect(clippy::too_many_lines, reason = "one story, told in order")]
+#[expect(clippy::too_many_lines, reason = "one scenario, told in order")]
 async fn staged_once_and_published_as_its_access_mode_allows() {
     for ground in ALL {
         say(ground);
@@ -233,7 +233,7 @@ async fn what_a_mount_was_asked_for_with_is_remembered_and_not_guessed() {
     bench.finish().await;
 }
 
-/// Whoever staged it so meant that nobody writes to it, whatever the one who publishes it knows of that.
+/// The stage was read-only, so no one may write to it, even if the publish is not read-only.
 #[tokio::test(flavor = "multi_thread")]
 async fn what_is_staged_for_reading_only_is_published_for_reading_only() {
     for ground in ALL {
@@ -286,7 +286,7 @@ async fn a_claim_is_not_published_while_nobody_knows_as_what_it_is_mounted() {
         let record = record.join("claim.json");
         fs::write(&record, "").expect("torn");
         for mounts in [2, 1] {
-            // What one start has seen is not taken for what was written down by the next.
+            // A fact that one start only observed is not a recorded fact for the next start.
             for _ in 0..2 {
                 bench = bench.restart().await;
                 let findings = bench.engine.check().await.expect("check");

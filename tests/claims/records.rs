@@ -27,6 +27,7 @@ fn of_size(name: &str, required: u64, limit: Option<u64>) -> CreateClaim {
 }
 
 #[tokio::test(flavor = "multi_thread")]
+#[expect(clippy::too_many_lines, reason = "one scenario, told in order")]
 async fn sizes_are_kept_within_what_was_asked_and_what_there_is() {
     let Some(bench) = Bench::new(OVERLAY).await else {
         return;
@@ -122,7 +123,8 @@ async fn sizes_are_kept_within_what_was_asked_and_what_there_is() {
     bench.finish().await;
 }
 
-/// CSI specification, "CreateVolume": a repeated request is compared by its `mutable_parameters`, too.
+/// CSI specification, "CreateVolume": a repeated request is compared by its `mutable_parameters`,
+/// too.
 #[tokio::test(flavor = "multi_thread")]
 async fn a_repeated_request_may_bring_what_the_claim_was_made_with_or_what_it_has() {
     let Some(mut bench) = Bench::new(OVERLAY).await else {
@@ -194,7 +196,8 @@ async fn the_largest_claim_that_is_told_can_be_made_and_one_byte_more_cannot() {
 
 #[tokio::test(flavor = "multi_thread")]
 async fn a_size_limit_above_the_size_holds_once_the_claim_has_grown_beyond_it() {
-    // Before it there are no simple quotas, and no limit holds on btrfs; conformance has a test of that.
+    // Before it there are no simple quotas, and no limit holds on btrfs; conformance has a test of
+    // that.
     if !kernel_is(6, 7) {
         return;
     }
@@ -515,8 +518,8 @@ async fn a_clone_and_a_snapshot_are_uses_of_their_source() {
             let grouped = last_used(&bench);
             assert!(grouped > snapshotted, "{} is one of a group", claim.name);
 
-            // The driver is killed after a round of garbage collection. That leaves out what is still being put away after an
-            // answer, which this waits for.
+            // The driver is killed after a round of garbage collection. That leaves out what is
+            // still being put away after an answer, which this waits for.
             let waits = bench
                 .engine
                 .modify_claim(claim.id.as_str(), MutableChange::default());
@@ -528,7 +531,8 @@ async fn a_clone_and_a_snapshot_are_uses_of_their_source() {
             bench = bench
                 .restart_after(|| fs::rename(&as_killed, &index).expect("in its place"))
                 .await;
-            // A start asks whether a process still holds its files: the answer that none does is no use.
+            // A start asks whether a process still holds its files: the answer that none does is no
+            // use.
             bench.engine.reap().await.expect("reap");
             assert_eq!(last_used(&bench), grouped, "{}", claim.name);
         }
@@ -536,7 +540,8 @@ async fn a_clone_and_a_snapshot_are_uses_of_their_source() {
     }
 }
 
-/// A driver that is killed has not told the index when claims were last used; their own records know.
+/// A driver that is killed has not told the index when claims were last used; their own records
+/// know.
 #[tokio::test(flavor = "multi_thread")]
 async fn a_killed_driver_does_not_forget_what_was_used() {
     let Some(bench) = Bench::new(OVERLAY).await else {
@@ -576,6 +581,7 @@ async fn a_killed_driver_does_not_forget_what_was_used() {
 }
 
 #[tokio::test(flavor = "multi_thread")]
+#[expect(clippy::too_many_lines, reason = "one scenario, told in order")]
 async fn ten_thousand_claims_are_paged_while_others_come_and_go() {
     const MANY: usize = 10_000;
     let Some(bench) = Bench::new(OVERLAY).await else {

@@ -82,7 +82,7 @@ async fn claims_whose_unmount_waits_for_the_disk_hold_up_no_seal() {
         Err(reason) => return skip(&reason),
     };
     let began = Instant::now();
-    // Whoever wants a claim next waits until the disk has it.
+    // The next call for a claim waits until it is on disk.
     let closed = made.iter().map(|claim| async {
         bench.unmount(claim).await;
         again(|| bench.stage(claim)).await.expect("staged");

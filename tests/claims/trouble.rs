@@ -35,7 +35,7 @@ async fn what_a_process_still_holds_is_neither_frozen_nor_deleted() {
         let cloned = bench.engine.create_claim(request).await;
         for error in [taken, cloned.expect_err("held open")] {
             let said = message_of(&error);
-            // Nothing runs, and nothing will come of it unless somebody asks again.
+            // Nothing runs, and nothing happens until the call is repeated.
             assert_eq!(code_of(&error), Code::FailedPrecondition, "{said}");
             assert!(
                 said.contains("not mounted any more, but a process still holds files of it open"),
@@ -114,7 +114,8 @@ async fn a_group_of_one_claim_is_not_copied_while_pods_write() {
     }
 }
 
-/// After a power cut a file may have its name and not its content; the content of a claim is not in its record.
+/// After a power cut a file may have its name and not its content; the content of a claim is not in
+/// its record.
 #[tokio::test(flavor = "multi_thread")]
 async fn a_record_without_content_is_made_anew() {
     for ground in ALL {
@@ -124,7 +125,8 @@ async fn a_record_without_content_is_made_anew() {
         let claim = bench.create("unrecorded").await;
         bench.write(&claim, "file", "text").await;
         let record = bench.config.pool.join("volumes").join(claim.id.as_str());
-        // The record may be written after the answer of an unmount, and before the end of the engine.
+        // The record may be written after the answer of an unmount, and before the end of the
+        // engine.
         let truncate = || {
             let mut file = File::options();
             let file = file.write(true).truncate(true);
@@ -248,7 +250,7 @@ async fn an_index_that_is_lost_makes_no_rubbish_of_claims() {
         .restart_after(|| {
             fs::remove_file(pool.join("index.redb")).expect("it is lost");
             let rebuilt = Engine::rebuild_index(&pool).expect("made anew");
-            // Whose layer it is, nothing else says.
+            // Nothing else records the owner of the layer.
             assert_eq!((rebuilt.claims, rebuilt.nameless), (0, snapshot.layers));
         })
         .await;

@@ -54,9 +54,9 @@ impl Fs {
         }
     }
 
-    /// The mount options of one in an image. `noinit_itable`: within seconds ext4 would zero its inode
-    /// tables in the background, by which a loop device makes holes in the file. A disk whose memory
-    /// is full ([`super::disk`]) then loses metadata, too.
+    /// The mount options of one in an image. `noinit_itable`: within seconds ext4 would zero its
+    /// inode tables in the background, by which a loop device makes holes in the file. A disk whose
+    /// memory is full ([`super::disk`]) then loses metadata, too.
     fn options(self) -> &'static str {
         match self {
             Self::Ext4 => "loop,noinit_itable",

@@ -87,8 +87,10 @@ fn assert_forgotten(bench: &Bench, project: u32) {
     assert!(forgotten, "project {project}: {:?}", known());
 }
 
-/// A fork with a limit is changed in every way, and what it becomes lives on without: in forks that have a limit of their
-/// own, merged, and deleted. Whatever moves between projects is EXDEV, which nobody here may meet.
+/// A fork with a limit is changed in every way. Its content lives on without the limit: in forks
+/// that have their own limit, merged, and deleted. A move between projects is EXDEV, which must not
+/// happen here.
+#[expect(clippy::too_many_lines, reason = "one scenario, told in order")]
 pub(super) fn a_limited_fork_can_do_what_others_can(bench: &Bench) {
     const MIB: usize = 1 << 20;
     if !bench.must_limit {
@@ -115,7 +117,7 @@ pub(super) fn a_limited_fork_can_do_what_others_can(bench: &Bench) {
     let projects = [base_project, project_of(&fork)];
     assert_ne!(projects[0], projects[1]);
     let after = bench.within(&fork, |root| {
-        // Copied up, deleted, made anew over a deletion, renamed, linked.
+        // Copied up, deleted, recreated over a deletion, renamed, linked.
         fs::set_permissions(root.join("d0000"), fs::Permissions::from_mode(0o700)).expect("chmod");
         fs::write(root.join("f"), b"changed").expect("write");
         fs::remove_dir_all(root.join("goes")).expect("rm");
@@ -126,7 +128,7 @@ pub(super) fn a_limited_fork_can_do_what_others_can(bench: &Bench) {
         fs::rename(root.join("new"), root.join("newer")).expect("rename");
         Snapshot::of(root)
     });
-    // What lies below is not its own: there is room for nearly all of the limit, and for no more.
+    // Shared content does not count: nearly the whole limit can be written, and no more.
     let used = fork.dir.project_usage(projects[1]).expect("counted");
     assert!(used.bytes < 2 << 20, "{used:?}");
     assert_eq!(used.limit, 8 << 20);
@@ -179,8 +181,8 @@ pub(super) fn a_limited_fork_can_do_what_others_can(bench: &Bench) {
 /// A project that is the administrator's, with a limit of his.
 const FOREIGN: (u32, u64) = (4711, 3 << 20);
 
-/// The owner of a file may put it into any project, through overlay too. What a limit is set and
-/// lifted for is what the driver chose, whatever the content says by then.
+/// The owner of a file may put it into any project, even through overlay. The limit applies to the
+/// project that the driver chose, whatever the files have by then.
 pub(super) fn a_tenant_changes_only_its_own_limit(bench: &Bench) {
     const MIB: u64 = 1 << 20;
     if !bench.must_limit {
@@ -267,8 +269,8 @@ pub(super) fn a_tenant_changes_only_its_own_limit(bench: &Bench) {
         .expect("the administrator may");
 }
 
-/// An older version kept a volume's project in its content only. What it says there is believed
-/// once, at the first start of this version, and not where two volumes say the same.
+/// An older version kept a volume's project only in its content. This version trusts that once, at
+/// its first start, and not if two volumes have the same project.
 pub(super) fn projects_of_an_older_version_are_recorded_once(bench: &Bench) {
     const LIMIT: Option<u64> = Some(4 << 20);
     if !bench.must_limit {

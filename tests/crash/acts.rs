@@ -31,13 +31,13 @@ pub(crate) enum Act {
     PublishScratch,
     /// A volume that is mounted already, at one more target.
     PublishSecondTarget,
-    /// A volume whose mount somebody took away, once more where it was.
+    /// Remounts a volume whose mount another process removed.
     PublishVanished,
     /// A step is done with what it made.
     UnpublishOutput,
     /// A step is done with its cache, and left the marker.
     UnpublishFork,
-    /// A step is done with what nobody wants.
+    /// Ends a step whose output is unwanted.
     UnpublishScratch,
     /// The pod's end becomes known while its volume is mounted.
     OutcomeWhileMounted,
@@ -62,13 +62,13 @@ pub(crate) enum Act {
 /// An act about to be made.
 #[derive(Debug)]
 pub(crate) struct Prepared {
-    /// What is called, in this order, by a caller who repeats what was not answered.
+    /// The calls of a caller that repeats unanswered ones, in this order.
     pub(crate) calls: Vec<Call>,
-    /// What is different when all of it was answered.
+    /// The difference after all were answered.
     pub(crate) done: Done,
 }
 
-/// What an act does to the world.
+/// The effect of an act on the world.
 #[derive(Debug)]
 pub(crate) enum Done {
     Published(&'static str, Option<&'static str>, Snapshot),
@@ -80,6 +80,7 @@ pub(crate) enum Done {
 
 impl Act {
     /// The acts that pass a point.
+    #[expect(clippy::too_many_lines, reason = "one entry for each case")]
     pub(crate) fn passing(point: Point) -> &'static [Self] {
         match point {
             Point::PublishTargetMade
@@ -119,7 +120,7 @@ impl Act {
             Point::CollectUnindexed | Point::CollectTrashed => {
                 &[Self::Supersede, Self::Expire, Self::Destroy]
             }
-            // What a start does, a full disk and a failing one: `starts` visits them.
+            // `starts` visits the points of a start, of a full disk and of a failing one.
             Point::OpenLocked
             | Point::OpenSwept
             | Point::OpenFounded
@@ -133,7 +134,7 @@ impl Act {
             | Point::DoomNoted
             | Point::DoomMarked
             | Point::DoomFinished
-            // What no call waits for, and what no driver does: `days` visits them.
+            // `days` visits the points that no call waits for or that run without a driver.
             | Point::SparePrepared
             | Point::SpareMounted
             | Point::RebuildMade
@@ -143,7 +144,7 @@ impl Act {
             | Point::TableWritten
             | Point::TablePlaced
             | Point::CheckListed
-            // Of claims: `tests/claims_crash.rs` visits them.
+            // `tests/claims_crash.rs` visits the points of claims.
             | Point::ClaimIndexed
             | Point::ClaimChanged
             | Point::ClaimLimited
@@ -182,7 +183,8 @@ impl Act {
         }
     }
 
-    /// Whether only a backend passes anything by it that keeps an artifact as a stack of layers, mounted for each volume.
+    /// Whether only a backend passes anything by it that keeps an artifact as a stack of layers,
+    /// mounted for each volume.
     pub(crate) fn needs_stacks(self) -> bool {
         matches!(self, Self::Flatten | Self::PublishMountedBeforehand)
     }
@@ -366,7 +368,7 @@ fn export(place: &Place) -> Call {
 
 /// Publishes such volumes until one was mounted beforehand, and the next will be.
 fn ask_until_mounted_beforehand(place: &Place, on: &mut Connection, pairs: &[(&str, &str)]) {
-    // Who was asked for so often has a few of them.
+    // Repeated calls leave a few of them.
     const OFTEN: usize = 10;
     let spares = place.pool.join("spares");
     // A mount makes directories of the kernel's.
@@ -401,7 +403,7 @@ fn ask_until_mounted_beforehand(place: &Place, on: &mut Connection, pairs: &[(&s
     }
 }
 
-/// What an empty volume shows. Its times are nobody's business.
+/// The content of an empty volume. Its times do not matter.
 fn empty() -> Snapshot {
     let folder = tempfile::tempdir().expect("a temporary folder");
     rustix::fs::chmod(folder.path(), 0o777.into()).expect("chmod");
@@ -409,7 +411,8 @@ fn empty() -> Snapshot {
 }
 
 impl Done {
-    /// What has begun and will be brought to its end, whatever happens; names that may be listed until then.
+    /// Operations that have begun and will complete in any case, and names that may be listed until
+    /// then.
     pub(crate) fn begun(&self, world: &mut World) -> Vec<String> {
         match self {
             Self::Published(..) | Self::Nothing => Vec::new(),
@@ -425,7 +428,7 @@ impl Done {
         }
     }
 
-    /// What is there when it is answered.
+    /// The content after the answer.
     pub(crate) fn answered(self, place: &Place, world: &mut World) {
         if let Self::Imported(name, content) = self {
             world.sealed.insert(name.to_owned(), content);

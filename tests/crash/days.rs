@@ -37,7 +37,8 @@ fn record(directory: &Path) -> Value {
     serde_json::from_slice(&bytes).expect("JSON")
 }
 
-/// What of a reboot a test can do: no process, no mount, no page cache, and records of a boot that is over.
+/// The parts of a reboot that a test can do: no process, no mount, no page cache, and records of an
+/// earlier boot.
 fn reboot(place: &Place) {
     place.lab.remount();
     for directory in ["volumes", "pending", "trash"] {
@@ -108,7 +109,8 @@ fn comes_back_after_a_reboot(place: &Place) {
     assert!(found.is_empty(), "it starts anew: {found}");
     world.note_live(place, "bystander-maker", Some("artifact/later"));
     world.use_live(place);
-    // And a pod that does not come back: kubelet unpublishes what nobody has heard of.
+    // And a pod that does not come back: kubelet unpublishes a volume that the driver does not
+    // know.
     on.must(&unpublish(place, "bystander-scratch"));
     on.must(&unpublish(place, "never-heard-of"));
     world.end(place, &mut on);
@@ -149,7 +151,8 @@ fn what_is_held_open_over_a_restart_is_sealed_when_it_is_let_go_and_as_it_is_the
     let mut world = World::default();
     let output = [("type", "output"), ("name", "held")];
     world.start_pod(&place, &mut on, "held", Some("artifact/held"), &output);
-    // This process is the pod's that will not die. The volume's root shows what is written when it is not mounted.
+    // This process is the pod's that will not die. The volume's root shows what is written when it
+    // is not mounted.
     let root = fs::File::open(place.target("held")).expect("the root");
     let mut file = fs::File::create(place.target("held").join("log")).expect("a file");
     file.write_all(b"before the end, ").expect("write");
@@ -205,7 +208,8 @@ fn a_seal_that_took_its_marker_away_already_goes_on() {
     driver.shut_down();
 }
 
-/// Two steps fetched the same; the first to be sealed dies half-way, and the other takes the name meanwhile.
+/// Two steps fetched the same; the first to be sealed dies half-way, and the other takes the name
+/// meanwhile.
 #[test]
 fn the_loser_of_a_resource_cache_lets_go_of_the_layer_that_it_began() {
     let place = Place::new(require_lab!(Fs::Ext4), OVERLAY);
@@ -277,7 +281,7 @@ fn a_first_start_that_is_killed_leaves_a_pool_that_the_next_one_completes() {
         // The binary needs a few milliseconds to get there.
         std::thread::sleep(Duration::from_millis(4 + 2 * attempt));
         driver.kill();
-        // What a kill between two instructions leaves, whether or not this one did.
+        // The state that a kill between two instructions leaves, whether or not this kill did.
         if place.pool.is_dir() {
             for name in [".reserve.new", ".index.redb.new", ".doomed.new"] {
                 fs::write(place.pool.join(name), "half").expect("write");
@@ -366,7 +370,8 @@ fn last_used(on: &mut Connection, name: &str) -> u64 {
     row["lastUsed"].as_u64().expect("a time")
 }
 
-/// A node where caches are only read writes nothing else into its index, and they must not expire by a use that was long ago.
+/// A node where caches are only read writes nothing else into its index, and they must not expire
+/// by a use that was long ago.
 #[test]
 fn when_an_artifact_was_used_is_known_after_a_kill() {
     // Not in each round: only what the index has not known for long.
@@ -394,7 +399,7 @@ fn when_an_artifact_was_used_is_known_after_a_kill() {
     }
 }
 
-/// The index is made anew by processes that die at each of its steps.
+/// Processes rebuild the index and die at each of its steps.
 #[test]
 fn an_index_is_made_anew_however_often_that_is_cut_short() {
     let place = Place::new(require_lab!(Fs::Ext4), OVERLAY);
@@ -425,7 +430,7 @@ fn an_index_is_made_anew_however_often_that_is_cut_short() {
     driver.shut_down();
 }
 
-/// A process dies while it makes what nobody has asked for yet.
+/// A process dies while it prepares something in advance.
 #[test]
 fn what_is_made_beforehand_and_not_finished_is_nobodys() {
     for point in [Point::SparePrepared, Point::SpareMounted] {

@@ -26,7 +26,7 @@ use serde_json::{Value, json};
 
 use super::common::Lab;
 
-/// What makes this test binary the process under test: a [`Launch`] in JSON.
+/// Makes this test binary the process under test: a [`Launch`] in JSON.
 const LAUNCH: &str = "BAGGAGECLAIM_CRASH_TEST_LAUNCH";
 /// The test that is the process under test.
 const ENTRY: &str = "the_process_under_test";
@@ -49,11 +49,11 @@ struct Launch {
     way: Way,
     uses_unwritten: Option<Duration>,
     armed: Option<(String, usize)>,
-    /// Makes the index anew, and ends.
+    /// Rebuilds the index and ends.
     rebuilds: bool,
 }
 
-/// What can be asked of the process.
+/// The requests to the process.
 #[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
 pub(crate) enum Call {
     Publish {
@@ -161,7 +161,7 @@ impl Place {
         self.launch(armed, false)
     }
 
-    /// Starts one that makes the index anew.
+    /// Starts a process that rebuilds the index.
     pub(crate) fn rebuild(&self, armed: Option<(&str, usize)>) -> Driver {
         self.launch(armed, true)
     }
@@ -332,7 +332,7 @@ pub(crate) fn serve_if_told_to() {
     let Some(launch) = std::env::var_os(LAUNCH) else {
         return;
     };
-    // The test that started this may be killed itself; then nobody else would end it.
+    // The test that started this may be killed itself; no one else would end it.
     let parent_dies = rustix::process::Signal::KILL;
     rustix::process::set_parent_process_death_signal(Some(parent_dies)).expect("prctl");
     baggageclaim::standalone::prepare_process();
@@ -421,6 +421,7 @@ async fn serve_caller(
     }
 }
 
+#[expect(clippy::too_many_lines, reason = "one entry for each case")]
 async fn run(engine: &Engine, call: Call) -> Answer {
     let said = |error: baggageclaim::engine::Error| format!("{error} ({error:?})");
     let done = Ok(Value::Null);

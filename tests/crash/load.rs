@@ -44,10 +44,10 @@ impl Random {
     }
 }
 
-/// What all callers share.
+/// The state that all callers share.
 #[derive(Debug, Default)]
 pub(crate) struct Together {
-    /// What the shared cache may show, by what its file `newest` says.
+    /// The allowed content of the shared cache, by its file `newest`.
     generations: Mutex<BTreeMap<String, Snapshot>>,
     /// Whether a commit of it was promised.
     promised: AtomicBool,
@@ -64,9 +64,9 @@ enum Step {
         volume: String,
         becomes: Option<String>,
     },
-    /// What is mounted there is exactly this artifact.
+    /// The mount shows exactly this artifact.
     Compare { volume: String, name: String },
-    /// What is mounted there is some generation of the shared cache, whole; the next one is written.
+    /// The mount shows some whole generation of the shared cache; the next one is written.
     Continue { volume: String, slot: u64 },
     /// The pod is about to go.
     Leave { volume: String },
@@ -135,7 +135,7 @@ impl Caller {
         }
     }
 
-    /// What the next round consists of.
+    /// The plan of the next round.
     fn plan(&mut self, place: &Place) {
         self.round += 1;
         let volume = format!("c{}-{}", self.index, self.round);
@@ -374,7 +374,7 @@ impl Together {
     }
 }
 
-/// What was answered holds, right after a start: mounts at once, promised seals once they are settled.
+/// Every answer holds right after a start: mounts at once, promised seals once they are settled.
 pub(crate) fn check_answered(
     place: &Place,
     on: &mut Connection,
@@ -419,7 +419,8 @@ pub(crate) fn check_answered(
     Ok(())
 }
 
-/// All rounds are over: what is there is exactly what was answered; deletes it all and sees that nothing is left.
+/// All rounds are over: what is there is exactly what was answered; deletes it all and sees that
+/// nothing is left.
 pub(crate) fn check_all(
     place: &Place,
     on: &mut Connection,

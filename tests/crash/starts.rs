@@ -66,7 +66,8 @@ fn layers(place: &Place) -> BTreeSet<String> {
     entries(&place.pool.join("layers")).into_iter().collect()
 }
 
-/// A pool with something for each step of recovery, and what of it is to be there afterwards. A pod has ended whose outcome nobody knows.
+/// A pool with something for each step of recovery, and the parts that must exist afterwards. The
+/// outcome of one ended pod is unknown.
 fn left_behind(place: &Place) -> World {
     let (driver, mut on) = starts(place);
     let mut world = settle_in(place, &mut on);
@@ -82,7 +83,7 @@ fn left_behind(place: &Place) -> World {
     world.end_pod(place, &mut on, "lost");
     on.must(&Call::Reap);
     driver.kill();
-    // Somebody else deleted its layer.
+    // An administrator deleted its layer.
     let lost: Vec<String> = layers(place).difference(&before).cloned().collect();
     assert_eq!(lost.len(), 1);
     fs::rename(
@@ -91,7 +92,7 @@ fn left_behind(place: &Place) -> World {
     )
     .expect("rename");
     world.sealed.remove("artifact/lost");
-    // What a process leaves that dies half-way.
+    // The remains of a process that dies half-way.
     let id = |digit: char| String::from(digit).repeat(32);
     for half_made in [
         Path::new("volumes").join("csi-half-made"),
@@ -156,14 +157,15 @@ fn fill(place: &Place) -> PathBuf {
     ballast
 }
 
-/// The reserve is given back when a seal finds no room, and made again by a start that finds some: the process dies right after each.
+/// The reserve is given back when a seal finds no room, and made again by a start that finds some:
+/// the process dies right after each.
 #[test]
 fn a_reserve_that_was_given_back_by_a_process_that_dies_is_made_again() {
     let place = Place::new(require_lab!(Fs::Ext4), OVERLAY);
     let reserve = place.pool.join("reserve");
     let (mut driver, mut on) = starts(&place);
     let mut world = settle_in(&place, &mut on);
-    // What nobody uses may go where there is no room.
+    // Unused content may be evicted when space is short.
     let fork = [("type", "input"), ("from", "task-cache/t")];
     world.start_pod(&place, &mut on, "user", None, &fork);
     let output = [("type", "output"), ("name", "made")];
@@ -195,7 +197,8 @@ fn a_reserve_that_was_given_back_by_a_process_that_dies_is_made_again() {
     driver.shut_down();
 }
 
-/// The disk loses what a pod writes, and the process that hears of it dies before it has done all that follows.
+/// The disk loses what a pod writes, and the process that hears of it dies before it has done all
+/// that follows.
 #[test]
 fn what_a_disk_lost_is_acted_upon_by_whoever_lives_long_enough() {
     for point in [

@@ -21,7 +21,7 @@ pub(crate) struct Live {
     pub(crate) content: Snapshot,
 }
 
-/// What should be there.
+/// The expected state.
 #[derive(Debug, Default)]
 pub(crate) struct World {
     /// By volume.
@@ -123,7 +123,8 @@ fn mount_points() -> Vec<String> {
     table.lines().map(point).collect()
 }
 
-/// The names in a list of artifacts, each as often as it is there; without those that lost theirs and are still in use.
+/// The names in a list of artifacts, each as often as it is there; without those that lost theirs
+/// and are still in use.
 pub(crate) fn names(rows: &Value) -> Vec<String> {
     let counts = |row: &&Value| !row["name"].is_null() || row["inUseBy"] == 0;
     let name = |row: &Value| row["name"].as_str().unwrap_or("(no name)").to_owned();
@@ -163,7 +164,7 @@ impl World {
         connection.must(&Call::Settle);
     }
 
-    /// What is different once a pod has succeeded and its volume is unpublished.
+    /// The difference after a pod succeeded and its volume is unpublished.
     pub(crate) fn pod_ended(&mut self, volume: &str) {
         let live = self
             .live
@@ -231,7 +232,8 @@ impl World {
         connection.must(&unpublish(place, &probe));
     }
 
-    /// Ends every pod with success, looks at what they sealed, deletes all of it, and makes sure that nothing is left.
+    /// Ends every pod with success, looks at what they sealed, deletes all of it, and makes sure
+    /// that nothing is left.
     pub(crate) fn end(mut self, place: &Place, connection: &mut Connection) {
         let volumes: Vec<String> = self.live.keys().cloned().collect();
         for volume in volumes {

@@ -12,7 +12,8 @@ use rustix::process::{Pid, Signal, kill_process};
 use serde_json::Value;
 use tempfile::NamedTempFile;
 
-/// How long something may take that takes seconds when all is well. The machine may be busy with other things.
+/// How long something may take that takes seconds when all is well. The machine may be busy with
+/// other things.
 pub(crate) const PATIENCE: Duration = Duration::from_secs(120);
 
 /// Where deploy/ puts the pool, on the node.
@@ -54,7 +55,7 @@ impl Cluster {
         command
     }
 
-    /// What an object looks like, or a list of them.
+    /// An object, or a list of objects.
     pub(crate) fn get(&self, arguments: &[&str]) -> Value {
         let output = succeed(
             self.kubectl(&["get", "--output=json"])
@@ -100,7 +101,8 @@ impl Cluster {
             .expect("a pid")
     }
 
-    /// One of the driver's own verbs. It is asked from the host, whose paths lead to the node's as well.
+    /// One of the driver's own verbs. It is asked from the host, whose paths lead to the node's as
+    /// well.
     pub(crate) fn driver(&self, arguments: &[&str]) -> Output {
         self.program("baggageclaim")
             .args(arguments)
@@ -121,7 +123,7 @@ impl Cluster {
         })
     }
 
-    /// What is mounted on the node for pods' volumes, by whoever it was asked: a line of the mount table each.
+    /// The mounts of pods' volumes on the node, of any driver: lines of the mount table.
     pub(crate) fn volume_mounts(&self) -> Vec<String> {
         self.mount_table()
             .lines()
@@ -153,7 +155,8 @@ impl Cluster {
             .expect("the node's mount table")
     }
 
-    /// Runs a command of the documentation as it stands there: in the repository, or on the node. It has to succeed.
+    /// Runs a command of the documentation as it stands there: in the repository, or on the node.
+    /// It has to succeed.
     pub(crate) fn shell(&self, command: &str, on_node: bool) -> String {
         let repository = Path::new(env!("CARGO_MANIFEST_DIR"));
         let shell = ["bash", "-o", "pipefail", "-euc", command];
@@ -184,7 +187,7 @@ impl Cluster {
         names(&self.on_node(&format!("{}/pods", self.kubelet())))
     }
 
-    /// What lies in a directory of the pool.
+    /// The entries of a directory of the pool.
     pub(crate) fn in_pool(&self, directory: &str) -> Vec<String> {
         names(&self.on_node(POOL).join(directory))
     }
@@ -194,7 +197,8 @@ impl Cluster {
         PathBuf::from(format!("/proc/{}/root{path}", self.init()))
     }
 
-    /// Starts, stops (SIGTERM) or kills (SIGKILL) one of the node's daemons, or anything else that `cluster.sh` can.
+    /// Starts, stops (SIGTERM) or kills (SIGKILL) one of the node's daemons, or anything else that
+    /// `cluster.sh` can.
     pub(crate) fn script(&self, arguments: &[&str]) {
         let script = Path::new(env!("CARGO_MANIFEST_DIR")).join("tests/e2e/cluster.sh");
         succeed(
@@ -205,8 +209,8 @@ impl Cluster {
         );
     }
 
-    /// Kills one of the node's daemons. It is started again when what is returned is dropped, also by a case that fails: the
-    /// next one needs it.
+    /// Kills one of the node's daemons. It is started again when what is returned is dropped, also
+    /// by a case that fails: the next one needs it.
     pub(crate) fn without<'a>(&'a self, daemon: &'a str) -> Without<'a> {
         self.script(&["daemon", "kill", daemon]);
         Without {
@@ -215,8 +219,8 @@ impl Cluster {
         }
     }
 
-    /// The pid of the driver's process as the host sees it. Its container is known by the cgroup that all of the node's
-    /// are below, so another checkout's driver is not meant.
+    /// The pid of the driver's process as the host sees it. Its container is known by the cgroup
+    /// that all of the node's are below, so another checkout's driver is not meant.
     pub(crate) fn driver_process(&self) -> u32 {
         let mut found = self.driver_processes();
         assert_eq!(found.len(), 1, "driver processes: {found:?}");
@@ -264,17 +268,18 @@ impl Cluster {
         });
     }
 
-    /// What the driver has logged since then.
+    /// The driver's log since then.
     pub(crate) fn driver_log(&self, since: SystemTime) -> String {
         self.log("--previous=false", since)
     }
 
-    /// What the driver that was killed last has logged since then.
+    /// The log since then of the driver that was killed last.
     pub(crate) fn last_driver_log(&self, since: SystemTime) -> String {
         self.log("--previous", since)
     }
 
-    /// Follows what the driver that runs logs from now on. When it has ended, nobody can be asked for that any more.
+    /// Follows the log of the running driver from now on. After its end the API no longer has the
+    /// log.
     pub(crate) fn follow_driver_log(&self) -> Followed {
         let log = NamedTempFile::new().expect("a temporary file");
         let child = self
@@ -291,9 +296,11 @@ impl Cluster {
         Followed { child, log }
     }
 
-    /// Whether the driver that runs has logged this, read on the node: for when nobody can be asked.
+    /// Whether the running driver has logged this, read on the node, for cases without an API
+    /// server.
     pub(crate) fn has_logged(&self, what: &str) -> bool {
-        // There may be directories of pods that were there before it, and kubelet removes those when it likes.
+        // There may be directories of pods that were there before it, and kubelet removes those
+        // when it likes.
         let ours = format!("_{}", self.driver_pod());
         let pods = self.on_node("/var/log/pods");
         let mut found = names_if_any(&pods).into_iter();
@@ -363,7 +370,7 @@ impl Drop for Without<'_> {
     }
 }
 
-/// What a driver has logged. No more of it is heard when this is dropped.
+/// A driver's log. Dropping it ends the reader.
 pub(crate) struct Followed {
     child: Child,
     log: NamedTempFile,
@@ -446,7 +453,8 @@ pub(crate) fn feed(command: &mut Command, text: &str) -> Output {
     child.wait_with_output().expect("it ends")
 }
 
-/// Asks again and again, where nothing would tell: what the kernel or the driver has finished in the background.
+/// Asks again and again, where nothing would tell: what the kernel or the driver has finished in
+/// the background.
 pub(crate) fn eventually<T>(what: &str, look: impl FnMut() -> Option<T>) -> T {
     ask(what, Duration::from_millis(50), look)
 }
@@ -476,7 +484,7 @@ fn names(directory: &Path) -> Vec<String> {
     read_names(directory).unwrap_or_else(|error| panic!("{}: {error}", directory.display()))
 }
 
-/// The same of a directory that somebody may have removed.
+/// The same for a directory that may be gone.
 fn names_if_any(directory: &Path) -> Vec<String> {
     match read_names(directory) {
         Err(error) if error.kind() == ErrorKind::NotFound => Vec::new(),

@@ -8,17 +8,18 @@ use std::time::{Instant, SystemTime};
 use crate::cluster::{PATIENCE, Watch};
 use crate::stage::{Stage, condition, phase};
 
-/// What a pod's volumes are.
+/// The volumes of a pod.
 #[derive(Clone, Copy, PartialEq, Eq, Hash)]
 pub(crate) enum Volumes {
     /// A directory of the pod's own, which is mounted nowhere but in its containers.
     EmptyDir,
-    /// The same in memory: kubelet's own volume that the node has to mount, and so the least that a mount takes.
+    /// The same in memory: kubelet's own volume that the node has to mount, and so the least that a
+    /// mount takes.
     Memory,
     Ours,
 }
 
-/// What pods are forks of: an output and a cache, as a pipeline would have left them.
+/// The parents of the forks: an output and a cache, as a pipeline leaves them.
 pub(crate) fn make_inputs(stage: &Stage) {
     stage.apply("speed-inputs.yaml");
     stage.succeeded("inputs");
@@ -27,8 +28,9 @@ pub(crate) fn make_inputs(stage: &Stage) {
     stage.clear();
 }
 
-/// A pod that runs a command (in YAML) and ends. Our volumes, at `/v0` and so on, are what a build step has: views of what
-/// others made, a cache, an output that is thrown away, and a place to work. Its group is a label.
+/// A pod that runs a command (in YAML) and ends. Our volumes, at `/v0` and so on, are what a build
+/// step has: views of what others made, a cache, an output that is thrown away, and a place to
+/// work. Its group is a label.
 pub(crate) fn pod(group: &str, name: &str, volumes: usize, kind: Volumes, command: &str) -> String {
     let driver = "driver: baggageclaim.csi.concourse-ci.org";
     let mut mounts = String::new();

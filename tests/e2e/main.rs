@@ -39,13 +39,13 @@ pub(crate) struct Case {
     pub(crate) play: fn(&Stage),
 }
 
-/// What is asked for as a case is, and is a report.
+/// A report that is requested as a case.
 const SPEED: &str = "speed";
 
 fn main() -> ExitCode {
     let wanted: Vec<String> = std::env::args()
         .skip(1)
-        // What `cargo test` itself hands on.
+        // Arguments that `cargo test` itself passes.
         .filter(|word| !word.starts_with("--"))
         .collect();
     let all = cases::all();
@@ -55,7 +55,8 @@ fn main() -> ExitCode {
         .collect();
     let asked = wanted.iter().any(|word| word == SPEED);
     let reports = wanted.is_empty() || asked;
-    // Each word: one that is misspelled beside one that is not would leave out what was asked for, and pass.
+    // Each word: one that is misspelled beside one that is not would leave out what was asked for,
+    // and pass.
     let unknown: Vec<&String> = wanted
         .iter()
         .filter(|word| *word != SPEED && !all.iter().any(|case| case.name.contains(*word)))
@@ -119,10 +120,11 @@ fn play(cluster: &Cluster, number: usize, case: &Case) -> (bool, Duration) {
     }))
     .is_ok();
     if !passed {
-        // For whoever reads the log of a machine that is gone.
+        // For a reader of the log when the machine is gone.
         eprintln!("---- {}, in {}:", case.name, stage.namespace());
         stage.explain();
-        // The next one is not to find what this one has left. That it can be cleared up at all was not promised any more.
+        // The next one is not to find what this one has left. That it can be cleared up at all was
+        // not promised any more.
         let _ = catch_unwind(AssertUnwindSafe(|| stage.clear()));
     }
     stage.close();

@@ -12,15 +12,16 @@ use crate::cluster::{Cluster, eventually};
 use crate::crowd::{Volumes, follow, make_inputs, pod};
 use crate::stage::Stage;
 
-/// How often each is measured. The kinds take turns, so that what else the machine does is spread over them.
+/// How often each is measured. The kinds take turns, so that what else the machine does is spread
+/// over them.
 const ROUNDS: usize = 5;
 /// How many pods come at once in the burst.
 const BURST: usize = 100;
 /// How many times as long as without our volumes it may take.
 const GOAL: f64 = 1.1;
 
-/// Measures, and prints the tables. The burst is long, and all but its times is a case of its own: it is measured when
-/// somebody asks.
+/// Measures, and prints the tables. The burst is long and a case of its own, so it is measured only
+/// on request.
 pub(crate) fn report(cluster: &Cluster, with_burst: bool) {
     let stage = Stage::new(cluster, "speed");
     starts(&stage);
@@ -44,7 +45,7 @@ fn starts(stage: &Stage) {
     let mut taken: HashMap<(usize, Volumes), Vec<Duration>> = HashMap::new();
     for round in 0..ROUNDS {
         for count in counts {
-            // Who comes first changes, too.
+            // The order changes, too.
             let mut kinds = [Volumes::EmptyDir, Volumes::Ours];
             kinds.rotate_left(round % 2);
             for kind in kinds {
@@ -137,8 +138,8 @@ struct Times {
     end: Duration,
 }
 
-/// Makes a group of pods, waits for their end, and takes their times. What is left of them is in nobody's way: they have no
-/// process and no volume any more.
+/// Makes a group of pods, waits for their end, and records their times. The ended pods stay: they
+/// have no process and no volume any more.
 fn measure(stage: &Stage, group: &str, count: usize, pod: impl Fn(&str) -> String) -> Vec<Times> {
     let pods: Vec<String> = (0..count)
         .map(|number| pod(&format!("{group}-{number}")))
@@ -158,8 +159,8 @@ fn measure(stage: &Stage, group: &str, count: usize, pod: impl Fn(&str) -> Strin
         .collect()
 }
 
-/// When the containers of a group's pods printed their first line: the runtime's own time stamps. The lines may come a little
-/// after the end.
+/// When the containers of a group's pods printed their first line: the runtime's own time stamps.
+/// The lines may come a little after the end.
 fn first_lines(stage: &Stage, group: &str, count: usize) -> HashMap<String, SystemTime> {
     eventually("the pods have printed a line each", || {
         let selector = format!("--selector=group={group}");

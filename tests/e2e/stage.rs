@@ -14,10 +14,11 @@ use serde_json::Value;
 
 use crate::cluster::{Cluster, PATIENCE, Watch, eventually, feed, succeed};
 
-/// What all stages are known by.
+/// The label of all cases.
 const LABEL: &str = "baggageclaim-e2e=case";
 
-/// Takes away what an earlier run has left on a node that stayed up, because it was ended in the middle.
+/// Takes away what an earlier run has left on a node that stayed up, because it was ended in the
+/// middle.
 pub(crate) fn sweep(cluster: &Cluster) {
     succeed(&mut cluster.kubectl(&[
         "delete",
@@ -34,7 +35,8 @@ pub(crate) fn sweep(cluster: &Cluster) {
 fn make_namespace(cluster: &Cluster, namespace: &str) {
     succeed(&mut cluster.kubectl(&["create", "namespace", namespace]));
     succeed(&mut cluster.kubectl(&["label", "namespace", namespace, LABEL]));
-    // Without it no pod is admitted. Who makes it may be slow to hear of the namespace when the API server was away.
+    // No pod is admitted without it. After an outage of the API server, its controller may notice
+    // the namespace late.
     succeed(&mut cluster.kubectl(&[
         "wait",
         "--for=create",
@@ -70,7 +72,8 @@ pub(crate) struct Stage<'a> {
     namespace: String,
     /// How many pods have read something for the case.
     readers: Cell<usize>,
-    /// The uid of the pod that was last made under each name: it is known by that also when it is gone.
+    /// The uid of the pod that was last made under each name: it is known by that also when it is
+    /// gone.
     made: RefCell<HashMap<String, String>>,
 }
 
@@ -90,7 +93,8 @@ impl<'a> Stage<'a> {
         &self.namespace
     }
 
-    /// Another namespace, for cases about who sees what. When it is dropped it is cleared and looked at as this one is.
+    /// Another namespace, for cases about who sees what. When it is dropped it is cleared and
+    /// looked at as this one is.
     pub(crate) fn neighbour(&self) -> Neighbour<'a> {
         Neighbour(Self::new(
             self.cluster,
@@ -107,7 +111,8 @@ impl<'a> Stage<'a> {
         succeed(self.cluster.kubectl(&[&self.within()]).args(arguments))
     }
 
-    /// Applies a file: of `tests/e2e/manifests/`, or any other of the repository by its path from there.
+    /// Applies a file: of `tests/e2e/manifests/`, or any other of the repository by its path from
+    /// there.
     pub(crate) fn apply(&self, file: &str) {
         self.apply_text(&Self::manifest(file));
     }
@@ -118,7 +123,8 @@ impl<'a> Stage<'a> {
         std::fs::read_to_string(&path).unwrap_or_else(|error| panic!("{path}: {error}"))
     }
 
-    /// Applies a file of `tests/e2e/manifests/` that has `{{NAME}}`s in it, with what they stand for.
+    /// Applies a file of `tests/e2e/manifests/` that has `{{NAME}}`s in it, with what they stand
+    /// for.
     pub(crate) fn apply_with(&self, file: &str, values: &[(&str, &str)]) {
         self.apply_text(&Self::filled(file, values));
     }
@@ -206,8 +212,8 @@ impl<'a> Stage<'a> {
         assert_eq!(self.ended(pod), "Failed", "pod {pod}: {}", self.logs(pod));
     }
 
-    /// Has a pod make an output, a task cache and a resource cache of one name, and waits until they can be used. In each is
-    /// a file `text`, with the text that is returned.
+    /// Has a pod make an output, a task cache and a resource cache of one name, and waits until
+    /// they can be used. In each is a file `text`, with the text that is returned.
     pub(crate) fn make(&self, name: &str) -> String {
         self.apply_with("maker.yaml", &[("NAME", name), ("THEN", "exit 0")]);
         self.succeeded(name);
@@ -225,8 +231,8 @@ impl<'a> Stage<'a> {
         self.logs(&reader)
     }
 
-    /// Artifacts and caches that hold these files and nothing else: of what, a name, and what is in it. Several files of one
-    /// stand beside each other, in order.
+    /// Artifacts and caches that hold these files and nothing else: of what, a name, and what is in
+    /// it. Several files of one stand beside each other, in order.
     pub(crate) fn hold(&self, expected: &[(&str, &str, &str)]) {
         let mut references: Vec<&str> = expected.iter().map(|(reference, ..)| *reference).collect();
         references.dedup();
@@ -282,7 +288,7 @@ impl<'a> Stage<'a> {
         });
     }
 
-    /// What a pod's containers have printed.
+    /// The output of a pod's containers.
     pub(crate) fn logs(&self, pod: &str) -> String {
         self.kubectl(&["logs", "--all-containers", pod])
     }
@@ -315,7 +321,8 @@ impl<'a> Stage<'a> {
         String::from_utf8_lossy(&output.stderr).into_owned()
     }
 
-    /// Makes a file in a pod's volume from outside, on the node: for when there is no API server to exec through.
+    /// Makes a file in a pod's volume from outside, on the node: for when there is no API server to
+    /// exec through.
     pub(crate) fn touch_from_outside(&self, uid: &str, volume: &str, file: &str) {
         let path = self.volume_from_outside(uid, volume).join(file);
         std::fs::write(&path, "").unwrap_or_else(|error| panic!("{}: {error}", path.display()));
@@ -350,15 +357,16 @@ impl<'a> Stage<'a> {
         pod["metadata"]["uid"].as_str().expect("a uid").to_owned()
     }
 
-    /// What picks the events on a pod: on this one, and not on another that had its name before.
+    /// Selects the events on this pod, and not on an earlier one of its name.
     fn events_on(&self, pod: &str) -> String {
         let made = self.made.borrow().get(pod).cloned();
-        // What a controller makes has a name of its own.
+        // A controller gives its pods generated names.
         let uid = made.unwrap_or_else(|| self.uid(pod));
         format!("--field-selector=involvedObject.uid={uid}")
     }
 
-    /// Waits for an event on a pod whose message has all of these words in it, and says it. The pod may be gone already.
+    /// Waits for an event on a pod whose message has all of these words in it, and says it. The pod
+    /// may be gone already.
     pub(crate) fn event(&self, pod: &str, words: &[&str]) -> String {
         let watch = self.watch("events", &[&self.events_on(pod)]);
         let deadline = Instant::now() + PATIENCE;
@@ -373,7 +381,7 @@ impl<'a> Stage<'a> {
         panic!("no event on {pod} has {words:?} in it; there were {heard:#?}")
     }
 
-    /// What there is to be warned of on a pod, in the words of its events.
+    /// The warnings on a pod, in the text of its events.
     pub(crate) fn warnings(&self, pod: &str) -> Vec<String> {
         let warnings = format!("{},type=Warning", self.events_on(pod));
         let events = self.cluster.get(&[&self.within(), "events", &warnings]);
@@ -405,7 +413,7 @@ impl<'a> Stage<'a> {
         self.kubectl(&["annotate", "--overwrite", "pod", pod, &annotation]);
     }
 
-    /// Deletes an object as anybody would, and waits until it is gone.
+    /// Deletes an object as a user would, and waits until it is gone.
     pub(crate) fn delete(&self, object: &str) {
         self.kubectl(&["delete", object, "--wait", "--timeout=120s"]);
     }
@@ -438,7 +446,8 @@ impl<'a> Stage<'a> {
             .driver_list(&[what, "--tenant", &self.namespace])
     }
 
-    /// Waits until the driver has done what it does in the background: nothing is published, pending or being sealed.
+    /// Waits until the driver has done what it does in the background: nothing is published,
+    /// pending or being sealed.
     pub(crate) fn settled(&self) {
         let mut left = Vec::new();
         let mut look = || {
@@ -457,7 +466,7 @@ impl<'a> Stage<'a> {
         })
     }
 
-    /// What is sealed here: references, sorted.
+    /// The sealed references, sorted.
     pub(crate) fn artifacts(&self) -> Vec<String> {
         let artifacts = self.list("artifacts");
         let mut references: Vec<String> = artifacts
@@ -474,8 +483,8 @@ impl<'a> Stage<'a> {
         forget(self.cluster, &["artifacts", "--tenant", &self.namespace]);
     }
 
-    /// That nothing is left of the case once its pods are gone: no mount, no directory, no record. What it has sealed is
-    /// meant to stay, so that is looked at and then forgotten.
+    /// Checks that the case leaves nothing once its pods are gone: no mount, no directory, no
+    /// record. Sealed content is meant to stay, so it is checked and then destroyed.
     pub(crate) fn assert_nothing_left(&self) {
         self.settled();
         let mounts = self.cluster.volume_mounts();
@@ -509,7 +518,7 @@ impl<'a> Stage<'a> {
         );
     }
 
-    /// Prints what somebody would look at first.
+    /// Prints the first things that a person would look at.
     pub(crate) fn explain(&self) {
         let within = self.within();
         for arguments in [
@@ -548,8 +557,8 @@ impl<'a> Stage<'a> {
         make_namespace(self.cluster, &self.namespace);
     }
 
-    /// Takes the namespace away with all that is in it, however the case went. The next one has another name, so it need
-    /// not wait.
+    /// Takes the namespace away with all that is in it, however the case went. The next one has
+    /// another name, so it need not wait.
     pub(crate) fn close(self) {
         self.delete_namespace();
     }

@@ -8,12 +8,13 @@ use crate::stage::Stage;
 
 const CACHE: &str = "task-cache/long-step";
 
-/// The pod of `long-step.yaml`: with a cache and an output, and a scratch volume where it looks for the file `end`.
+/// The pod of `long-step.yaml`: with a cache and an output, and a scratch volume where it looks for
+/// the file `end`.
 pub(crate) struct Step<'a> {
     stage: &'a Stage<'a>,
     name: &'a str,
     uid: String,
-    /// What was added to its output: lines, and each tells how many there are.
+    /// The lines added to its output; each has their number.
     added: String,
 }
 
@@ -40,7 +41,8 @@ impl<'a> Step<'a> {
         &self.uid
     }
 
-    /// It has its volumes, each of them once, and in them all that it wrote; and one line more is written.
+    /// It has its volumes, each of them once, and in them all that it wrote; and one line more is
+    /// written.
     pub(crate) fn works(&mut self) {
         let line = self.added.lines().count() + 1;
         let _ = writeln!(self.added, "{line}");
@@ -65,7 +67,7 @@ impl<'a> Step<'a> {
         self.ended();
     }
 
-    /// The same from outside, for when there is nobody to exec through. It may take its time.
+    /// The same from outside, for a pod that cannot exec. It may take its time.
     pub(crate) fn told_to_end(&self) {
         self.stage.touch_from_outside(&self.uid, "scratch", "end");
     }

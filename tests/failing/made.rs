@@ -1,5 +1,5 @@
-//! Clones, snapshots and groups of claims whose index commit is in doubt. The engine changes nothing
-//! more, and the next start finds them whole or not at all.
+//! Clones, snapshots and groups of claims whose index commit is in doubt. The engine changes
+//! nothing more, and the next start finds them whole or not at all.
 
 use baggageclaim::engine::Result;
 use baggageclaim::engine::claims::Page;
@@ -77,7 +77,8 @@ async fn restore(pods: &Pods, snapshot: &Snapshot) -> Result<PersistentVolume> {
     pods.engine.create_claim(restore).await
 }
 
-/// It changes nothing, and says why; what is mounted is unmounted; and it is to be restarted when its index can be opened again.
+/// It changes nothing, and says why; what is mounted is unmounted; and it is to be restarted when
+/// its index can be opened again.
 async fn assert_degraded(pods: &Pods, made: &[Change], mounted: &PersistentVolume) {
     let engine = &pods.engine;
     let refused = [
@@ -97,7 +98,8 @@ async fn assert_degraded(pods: &Pods, made: &[Change], mounted: &PersistentVolum
     assert!(futures_util::poll!(restart.as_mut()).is_pending());
 }
 
-/// What a disk that failed has of a transaction, once the engine has asked for a restart and had it.
+/// The part of a transaction that a failed disk has, after the engine requested a restart and got
+/// it.
 async fn restarted(pods: Pods, broken: Broken, wrote: Wrote, changes: &[Change]) -> Pods {
     broken.heals();
     let restart = tokio::time::timeout(NEVER, pods.engine.needs_restart()).await;
@@ -140,8 +142,8 @@ async fn assert_there(pods: &Pods, made: &[Change], there: bool) {
     }
 }
 
-/// A claim that is its stack of layers: nothing of it moves when something is made of it. And no chore is left for which the index
-/// would be written meanwhile.
+/// A claim that is its stack of layers: nothing of it moves when something is made of it. And no
+/// chore is left for which the index would be written meanwhile.
 async fn frozen(pods: &Pods, name: &str) -> PersistentVolume {
     let claim = pods.create(name).await;
     pods.write(&claim, "file", "text").await;
@@ -210,7 +212,7 @@ async fn what_moved_for_something_that_the_index_has_not_is_back_after_a_restart
         delete(&pods, &made).await.expect("deleted");
         pods.write(&source, "file", "more").await;
         let fails = index_fails_at(Point::FreezeSynced, &disk, &pods.config.pool);
-        // What a process of another test holds open is asked for again.
+        // A volume that a process of another test holds open is retried.
         let error = bench::again(|| ask(&pods, what, &source)).await;
         let error = error.expect_err("the index fails");
         assert!(matches!(error, Error::Index(_)), "{error}");

@@ -13,7 +13,7 @@ fn half_of(directory: &Path) -> Vec<Fixed> {
         .collect()
 }
 
-/// What the driver no longer finds, and what it finds in its place, whatever it fails at.
+/// The name that the driver no longer finds, and its replacement, wherever it fails.
 #[tokio::test(flavor = "multi_thread")]
 async fn what_was_destroyed_has_its_name_no_more_though_it_cannot_be_deleted() {
     let _mine = my_turn().await;
@@ -34,7 +34,7 @@ async fn what_was_destroyed_has_its_name_no_more_though_it_cannot_be_deleted() {
         let destroyed = bench.engine.destroy(&tenant, &reference).await;
         destroyed.expect("a cache may be cleared at any time");
     }
-    // One of both has a newer content; older ones win there, where nobody destroyed them.
+    // One of both has newer content; older content wins there, because it was not destroyed.
     let resource = [("type", "resource-cache"), ("key", "k")];
     bench.step("new", &resource, write("new")).await;
     bench.engine.reap().await.expect("reap");
@@ -133,7 +133,7 @@ async fn volumes_whose_end_cannot_begin_stop_no_other_ones() {
     bench.finish().await;
 }
 
-/// As a power cut leaves them, which takes a renaming that nobody waited for.
+/// As a power cut leaves them, which undoes a rename that no call waited for.
 #[tokio::test(flavor = "multi_thread")]
 async fn layers_that_cannot_be_confirmed_stop_no_other_ones_nor_a_round_for_ever() {
     let _mine = my_turn().await;
@@ -198,7 +198,7 @@ async fn an_engine_that_ends_waits_for_no_merge() {
     while !matches!(late().await, Err(Error::ShuttingDown)) {
         tokio::task::yield_now().await;
     }
-    // What was begun before that has ended, so this is all that is left.
+    // Earlier operations have ended, so this is all that is left.
     tokio::time::sleep(Duration::from_millis(500)).await;
     go_on.send(()).expect("it is held");
     ending.await.expect("no panic");

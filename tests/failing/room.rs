@@ -11,7 +11,7 @@ const SOON: Duration = Duration::from_secs(2);
 const TREES: usize = 6;
 /// How many names a tree has, if `BAGGAGECLAIM_TEST_FILES` does not say.
 const FILES: usize = 100_000;
-/// How many caches that nobody uses, of which each has so many bytes.
+/// The number of unused caches, and the bytes of each.
 const CACHES: usize = 8;
 const BYTES: usize = 8 << 20;
 
@@ -24,7 +24,8 @@ fn files() -> usize {
     told.map_or(FILES, |told| told.parse().expect("a number"))
 }
 
-/// Makes a tree of so many names, and of few inodes: it is soon made, and takes as long as any other to walk.
+/// Makes a tree of so many names, and of few inodes: it is soon made, and takes as long as any
+/// other to walk.
 fn grow(at: &Path, files: usize) {
     const LINKS: usize = 50_000;
     let directory = Dir::open(at).expect("open");
@@ -47,7 +48,7 @@ fn grow(at: &Path, files: usize) {
     }
 }
 
-/// A pool with caches that nobody uses, the first of which is a tree.
+/// A pool with unused caches, the first of which is a tree.
 async fn with_unused_caches(trees: usize) -> Result<Bench, String> {
     let bytes = (256 << 20) + trees * files() * 64;
     let lab = Lab::try_sized(Fs::Ext4, bytes as u64)?;

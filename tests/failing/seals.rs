@@ -128,8 +128,8 @@ async fn a_promise_that_cannot_be_taken_back_keeps_what_it_was_for_and_nothing_e
     bench.finish().await;
 }
 
-/// A commit that stops after its `syncfs` until a later seal of the same name can be forked. Then the
-/// index is copied: a power cut leaves this.
+/// A commit that stops after its `syncfs` until a later seal of the same name can be forked. Then
+/// the index is copied: a power cut leaves this.
 struct Overtaken {
     synced: mpsc::Receiver<()>,
     go_on: mpsc::Sender<()>,
@@ -158,8 +158,8 @@ impl Overtaken {
         }
     }
 
-    /// Waits for the first commit, starts the later seal with `leave`, and ends the first commit when
-    /// the later artifact can be forked.
+    /// Waits for the first commit, starts the later seal with `leave`, and ends the first commit
+    /// when the later artifact can be forked.
     #[expect(
         clippy::disallowed_methods,
         reason = "a test waits for the driver's thread, which is no task"

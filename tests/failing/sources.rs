@@ -168,7 +168,8 @@ async fn a_claim_that_races_the_deletion_of_its_source_is_whole_or_not_made() {
                 let text = format!("{kind:?} {round}");
                 let from = source(&pods, kind, &text).await;
                 let (engine, at) = (pods.engine.clone(), from.clone());
-                // One of them later, and more so from round to round: before all of the other, and after.
+                // One of them later, and more so from round to round: before all of the other, and
+                // after.
                 let later = round * round;
                 let [first, second] = if round % 2 == 0 {
                     [later, 0]

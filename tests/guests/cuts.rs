@@ -124,8 +124,8 @@ pub(crate) struct Field<'a> {
     pub(crate) room: &'a Path,
 }
 
-/// Cuts at `count` moments, spread over the whole life, and looks at what is left each time. `tell` hears of each: the
-/// moment, and what was found.
+/// Cuts at `count` moments, spread over the whole life, and looks at what is left each time. `tell`
+/// hears of each: the moment, and what was found.
 pub(crate) fn sweep(field: &Field<'_>, count: u64, tell: &mut dyn FnMut(String, Verdict)) {
     let log = Log::read(File::open(field.log).expect("the log")).expect("a log");
     let first = log.after(FORMATTED).expect("the mark");
@@ -138,7 +138,8 @@ pub(crate) fn sweep(field: &Field<'_>, count: u64, tell: &mut dyn FnMut(String, 
     moments.sort_unstable();
     let mut replay = Replay::new(&log);
     if let Some(first) = moments.first() {
-        // Whoever finds nothing missing here would find nothing anywhere: what is promised only later is not there yet.
+        // A check that misses nothing here would never find anything: content that is promised only
+        // later is not there yet.
         let disk = replay
             .disk(*first, Cut::Whole)
             .expect("the log can be read");
@@ -178,7 +179,7 @@ pub(crate) fn sweep(field: &Field<'_>, count: u64, tell: &mut dyn FnMut(String, 
     }
 }
 
-/// What was promised before an entry.
+/// The promises before an entry.
 fn facts(log: &Log, moment: usize) -> Vec<Fact> {
     let marks = log.marks(moment);
     marks

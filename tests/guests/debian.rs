@@ -10,7 +10,7 @@ use std::fs;
 use std::path::{Path, PathBuf};
 use std::process::Command;
 
-/// What could not be had, in words.
+/// The missing thing, in words.
 pub(crate) type Result<T> = std::result::Result<T, String>;
 
 /// A kernel, unpacked.
@@ -104,7 +104,8 @@ struct Apt {
 }
 
 impl Apt {
-    /// For another release, from the mirrors of this machine's. Its lists are kept, and touch none of the machine's.
+    /// For another release, from this machine's mirrors. Its lists are kept apart from the
+    /// machine's.
     fn of_release(release: &str) -> Result<Self> {
         const KEYRING: &str = "/usr/share/keyrings/debian-archive-keyring.gpg";
         let signed = if Path::new(KEYRING).exists() {
@@ -174,7 +175,8 @@ fn numbers(name: &str) -> Vec<u64> {
     words.filter_map(|word| word.parse().ok()).collect()
 }
 
-/// Programs that a guest or its keeper needs and that may not be installed: where they are, with their libraries.
+/// Programs that a guest or its keeper needs and that may not be installed: where they are, with
+/// their libraries.
 #[derive(Debug)]
 pub(crate) struct Tools {
     root: PathBuf,

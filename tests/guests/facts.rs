@@ -30,7 +30,7 @@ pub(crate) enum Fact {
     Snapshot(String, String, u64),
 }
 
-/// What must be there.
+/// The content that must exist.
 #[derive(Debug, Clone, Default)]
 pub(crate) struct Promised {
     pub(crate) outputs: BTreeSet<String>,
@@ -93,7 +93,7 @@ impl Random {
     }
 }
 
-/// What is called so: its bytes.
+/// The bytes of the file with this name.
 pub(crate) fn bytes(tag: &str) -> Vec<u8> {
     let seed = tag.bytes().fold(0xcbf2_9ce4_8422_2325_u64, |hash, byte| {
         (hash ^ u64::from(byte)).wrapping_mul(0x0100_0000_01b3)
@@ -106,7 +106,7 @@ pub(crate) fn bytes(tag: &str) -> Vec<u8> {
         .collect()
 }
 
-/// What an output of this name consists of.
+/// The content of an output with this name.
 fn output(name: &str) -> Vec<(PathBuf, Vec<u8>)> {
     let count = 3 + bytes(name).len() % 7;
     (0..count)
@@ -127,7 +127,7 @@ pub(crate) fn write_output(root: &Path, name: &str) -> std::io::Result<()> {
     Ok(())
 }
 
-/// What is wrong with what is found under the name of an output.
+/// The differences between an output and its expected content.
 pub(crate) fn wrong_with_output(root: &Path, name: &str) -> Option<String> {
     let mut found = BTreeMap::new();
     if let Err(error) = collect(root, root, &mut found) {

@@ -19,7 +19,7 @@ pub(crate) struct Figures {
 }
 
 impl Figures {
-    /// What was found after a cut.
+    /// The findings after a cut.
     pub(crate) fn hear(&mut self, what: &str, verdict: &Verdict) {
         self.lost += verdict.lost.len();
         self.leaked += verdict.leaked.len();
@@ -37,7 +37,7 @@ impl Figures {
         self.found.push(what.to_owned());
     }
 
-    /// What cannot be had on this machine, and so does not run. On CI that is a failure: there, everything runs.
+    /// Tests that this machine cannot run. On CI they are failures: there, everything runs.
     pub(crate) fn missing(&mut self, what: &str, why: &str) {
         if std::env::var_os("CI").is_some() {
             self.failed(&format!("CI is set, so {what} has to run: {why}"));
@@ -46,7 +46,7 @@ impl Figures {
         }
     }
 
-    /// What nobody promises to offer. It is said, also on CI, and is no failure.
+    /// Features that no kernel promises. They are reported, also on CI, and are no failure.
     pub(crate) fn not_offered(&mut self, what: &str, why: &str) {
         self.missing.push(format!("{what}: {why}"));
     }

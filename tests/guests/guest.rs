@@ -14,14 +14,15 @@ use std::time::{Duration, Instant};
 use super::debian::{Kernel, Result, Tools};
 use super::job::{Job, Report};
 
-/// For how long a guest may say nothing: an emulated processor is slow, and this machine may do much else.
+/// For how long a guest may say nothing: an emulated processor is slow, and this machine may do
+/// much else.
 const SILENCE: Duration = Duration::from_secs(300);
 /// How often a machine is switched on before it is given up.
 const BOOTS: usize = 3;
 /// How much of the console is kept for a message.
 const CONSOLE_LINES: usize = 120;
 
-/// What is needed to start guests of one kernel.
+/// The parts to start guests of one kernel.
 #[derive(Debug)]
 pub(crate) struct Machine<'a> {
     pub(crate) tools: &'a Tools,
@@ -51,8 +52,9 @@ enum Event {
 impl Machine<'_> {
     /// Starts a guest that does `job`; `drives` are what qemu's `-drive` takes.
     ///
-    /// A kernel that rewrites its own code while it starts can trip over that in an emulated machine on a busy host. Nothing of
-    /// ours has run by then and no disk was touched: it is switched on again, and said so.
+    /// A kernel that rewrites its own code while it starts can trip over that in an emulated
+    /// machine on a busy host. Nothing of ours has run by then and no disk was touched: it is
+    /// switched on again, and said so.
     pub(crate) fn start(&self, job: &Job, drives: &[String]) -> Result<Guest> {
         for _ in 0..BOOTS {
             let mut guest = self.switch_on(job, drives)?;
@@ -94,8 +96,9 @@ impl Machine<'_> {
             .arg(&self.image)
             .arg("-append")
             .arg(format!(
-                // Whether its clocks are good is tried in real time, which an emulated machine has not got. A kernel that finds
-                // one bad rewrites its own code, and the emulator may run what is half rewritten (int3 in sched_clock_…).
+                // Whether its clocks are good is tried in real time, which an emulated machine has
+                // not got. A kernel that finds one bad rewrites its own code, and the emulator may
+                // run what is half rewritten (int3 in sched_clock_…).
                 "console=ttyS0 panic=-1 loglevel=3 no_timer_check tsc=reliable {}",
                 job.argument()
             ))
@@ -128,7 +131,7 @@ impl Machine<'_> {
             if let Ok((stream, _)) = listener.accept() {
                 for line in BufReader::new(stream).lines() {
                     let Ok(line) = line else { break };
-                    // What the killed machine did not finish is no report.
+                    // An unfinished line of the killed machine is no report.
                     if let Ok(report) = serde_json::from_str(line.trim())
                         && sender.send(Event::Report(report)).is_err()
                     {
@@ -208,7 +211,7 @@ impl Guest {
         }
     }
 
-    /// What the console showed last.
+    /// The last lines of the console.
     pub(crate) fn console(&self) -> String {
         let console = self.console.lock().expect("no reader panicked");
         let lines: Vec<&str> = console.iter().map(String::as_str).collect();
@@ -219,7 +222,7 @@ impl Guest {
         self.started.elapsed()
     }
 
-    /// Pulls the plug; what the machine had said, and nobody had heard yet.
+    /// Cuts the power; returns the lines that were not read yet.
     pub(crate) fn kill(mut self) -> Vec<Report> {
         self.child.kill().expect("kill");
         self.child.wait().expect("wait");
@@ -231,7 +234,7 @@ impl Guest {
     }
 }
 
-/// What came.
+/// The lines that arrived.
 #[derive(Debug)]
 pub(crate) enum Next {
     Report(Report),

@@ -12,7 +12,8 @@ use std::process::Command;
 
 use super::debian::{Kernel, Result, Tools, run};
 
-/// Where modules are in a guest, and what says which need which: a line for each, the module and then what it needs.
+/// Where modules are in a guest, and what says which need which: a line for each, the module and
+/// then what it needs.
 pub(crate) const MODULES: &str = "modules";
 pub(crate) const NEEDS: &str = "modules/needs";
 /// Where Debian's loader looks for libraries.
@@ -58,7 +59,7 @@ impl Image {
         Ok(())
     }
 
-    /// Modules with all that they need. What is built into the kernel needs no file.
+    /// Modules with their dependencies. A built-in module needs no file.
     pub(crate) fn modules(&mut self, kernel: &Kernel, wanted: &[&str]) -> Result<()> {
         let mut found = BTreeMap::new();
         find_modules(&kernel.modules.join("kernel"), &mut found)?;
@@ -194,7 +195,7 @@ fn unpacked(path: &Path) -> Result<Vec<u8>> {
     read(path)
 }
 
-/// What a module says of itself in its section `.modinfo`, which is text: `depends=a,b`.
+/// The section `.modinfo` of a module, which is text: `depends=a,b`.
 fn needed_by(module: &[u8]) -> Vec<String> {
     const KEY: &[u8] = b"\0depends=";
     let at = module.windows(KEY.len()).position(|window| window == KEY);

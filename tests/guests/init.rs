@@ -19,7 +19,7 @@ const DISK: &str = "/dev/vda";
 /// The port of reports.
 static REPORTS: Mutex<Option<File>> = Mutex::new(None);
 
-/// Tells whoever started the guest.
+/// Reports to the process that started the guest.
 pub(crate) fn tell(report: &Report) {
     let mut line = serde_json::to_vec(report).expect("plain data serialises");
     line.push(b'\n');
@@ -117,8 +117,8 @@ fn prepare() {
     tell(&Report::Up);
 }
 
-/// Moves everything to another file system, which becomes the root: `pivot_root(2)`, by which a program gets a place of
-/// its own, does not work where the root is what the kernel began with.
+/// Moves everything to another file system, which becomes the root: `pivot_root(2)`, by which a
+/// program gets a place of its own, does not work where the root is what the kernel began with.
 fn leave_the_initial_root() {
     const NEW: &str = "/new";
     let old: Vec<_> = fs::read_dir("/").expect("the root").flatten().collect();
@@ -150,7 +150,8 @@ fn move_tree(from: &Path, to: &Path) {
     }
 }
 
-/// Loads a module after all that it needs. What is not listed is built in, or loaded already.
+/// Loads a module after its dependencies. A module that is not listed is built in, or loaded
+/// already.
 fn load<'a>(name: &'a str, modules: &mut BTreeMap<&'a str, Vec<&'a str>>) {
     let Some(needs) = modules.remove(name) else {
         return;

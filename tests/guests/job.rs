@@ -10,7 +10,7 @@ use super::work::{Ground, Verdict};
 /// The word of the kernel's command line that has the job.
 const KEY: &str = "guest.job=";
 
-/// What a guest does.
+/// The task of a guest.
 #[derive(Debug, Clone, Serialize, Deserialize)]
 pub(crate) enum Job {
     /// Runs test programs that are in its image.
@@ -21,7 +21,8 @@ pub(crate) enum Job {
         seed: u64,
         steps: u64,
     },
-    /// Looks at what the life with the seed `before` left on the first disk, and lives until the machine dies.
+    /// Looks at what the life with the seed `before` left on the first disk, and lives until the
+    /// machine dies.
     Live {
         ground: Ground,
         seed: u64,
@@ -41,7 +42,7 @@ pub(crate) enum Job {
     },
 }
 
-/// What of a filesystem lies on the disk that refuses.
+/// The parts of a filesystem on the disk that refuses writes.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Serialize, Deserialize)]
 pub(crate) enum Shaken {
     /// All of it.
@@ -55,16 +56,16 @@ pub(crate) enum Shaken {
 pub(crate) struct Suite {
     /// Its name, as cargo knows it.
     pub(crate) name: String,
-    /// What is passed to it: which tests to run, or not to.
+    /// The arguments: tests to run or to skip.
     pub(crate) arguments: Vec<String>,
 }
 
-/// What a guest tells.
+/// The reports of a guest.
 #[derive(Debug, Clone, Serialize, Deserialize)]
 pub(crate) enum Report {
     /// The kernel is up; the job begins.
     Up,
-    /// A line for whoever looks on.
+    /// A line for a person who watches.
     Said(String),
     /// A test ended.
     Test {
@@ -80,7 +81,7 @@ pub(crate) enum Report {
     Worked(u64),
     /// The power was cut, so and so, and this was found.
     Looked(String, Verdict),
-    /// What could not be done, with all that is to be said of it.
+    /// A failed operation with its details.
     Failed(String),
     /// All is done.
     Done,

@@ -25,7 +25,8 @@ const AT: &str = "/tmp/disk";
 /// Room for what was promised.
 const FACTS: u64 = 4 << 20;
 
-/// In the guest: looks at what a life left, if there was one, and lives the next until the machine dies.
+/// In the guest: looks at what a life left, if there was one, and lives the next until the machine
+/// dies.
 pub(crate) fn live(ground: Ground, seed: u64, before: Option<u64>) {
     fs::create_dir(AT).expect("mkdir");
     let (disk, at) = (Path::new(DISK), Path::new(AT));
@@ -124,7 +125,7 @@ pub(crate) fn kill_again_and_again(
             }
         }
         figures.kills += 1;
-        // What was on its way out of the machine had been promised.
+        // Output on its way out of the machine had been promised.
         facts.extend(guest.kill().into_iter().filter_map(|report| match report {
             Report::Promised(fact) => Some(fact),
             _ => None,

@@ -20,7 +20,7 @@ const MARK: u64 = 8;
 /// Sector sizes of the log are at least that.
 const HEADER: usize = 32;
 
-/// What one entry is.
+/// The kind of an entry.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub(crate) enum Entry {
     /// Bytes at an offset of the disk; they are in the log at `data`.
@@ -33,11 +33,11 @@ pub(crate) enum Entry {
         /// All before it was made durable first.
         flushed: bool,
     },
-    /// What is there means nothing any more.
+    /// Existing content there has no meaning any more.
     Discard { at: u64, length: u64 },
     /// Everything before it is durable.
     Flush,
-    /// Somebody said something.
+    /// A mark.
     Mark(String),
 }
 
@@ -184,7 +184,8 @@ impl Disk {
     }
 }
 
-/// The blocks that some bytes of a disk lie in: the block's number, where in it, and which of the bytes.
+/// The blocks that some bytes of a disk lie in: the block's number, where in it, and which of the
+/// bytes.
 fn pieces(at: u64, length: usize) -> impl Iterator<Item = (u64, usize, std::ops::Range<usize>)> {
     let mut done = 0;
     std::iter::from_fn(move || {
@@ -200,14 +201,14 @@ fn pieces(at: u64, length: usize) -> impl Iterator<Item = (u64, usize, std::ops:
     })
 }
 
-/// What a disk may be after a power cut right before an entry.
+/// The possible disks after a power cut right before an entry.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(crate) enum Cut {
     /// Everything before it is there.
     Whole,
-    /// Of what was not made durable, nothing is there.
+    /// Without any write that was not durable.
     Bare,
-    /// Of what was not made durable, some is there and some is not, by this seed.
+    /// With some of the writes that were not durable, chosen by this seed.
     Some(u64),
 }
 

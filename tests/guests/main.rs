@@ -68,7 +68,7 @@ pub(crate) const IN_A_GUEST: &str = "BAGGAGECLAIM_IN_A_GUEST";
 /// The kernels, oldest first.
 const SERIES: [&str; 3] = ["5.10", "6.1", "6.12"];
 
-/// What the tests use of a kernel.
+/// The features of a kernel that the tests use.
 const MODULES: [&str; 11] = [
     "virtio_pci",
     "virtio_blk",
@@ -83,7 +83,7 @@ const MODULES: [&str; 11] = [
     "dm_log_writes",
 ];
 
-/// What the tests use of a system.
+/// The features of a system that the tests use.
 const PROGRAMS: [&str; 8] = [
     "mount",
     "losetup",
@@ -101,8 +101,8 @@ const SUITES: [&str; 5] = ["conformance", "overlay", "engine", "claims", "claims
 /// The parts of all this.
 const PARTS: [&str; 4] = ["suites", "cuts", "kills", "shakes"];
 
-/// The tests of a short run: what only these kernels can show. The last is everything on filesystems with quota, and is left
-/// to the oldest kernel that can set limits there.
+/// The tests of a short run: what only these kernels can show. The last is everything on
+/// filesystems with quota, and is left to the oldest kernel that can set limits there.
 const SHORT: [&str; 3] = ["limit", "the_probe", "with_quota"];
 
 /// The suite that a short run has all of: calls that each kernel understands in a way of its own.
@@ -190,7 +190,7 @@ fn keep(figures: &mut Figures) -> Result<()> {
     plan.follow(&machines, seed, figures)
 }
 
-/// What guests are made of, as far as this machine can have it: tools, and at least one of the kernels.
+/// The parts of guests, as far as this machine has them: tools, and at least one of the kernels.
 fn provide(figures: &mut Figures) -> Option<(Tools, Vec<Kernel>)> {
     let found = Tools::find().and_then(|tools| {
         PROGRAMS
@@ -219,7 +219,7 @@ fn provide(figures: &mut Figures) -> Option<(Tools, Vec<Kernel>)> {
     (!kernels.is_empty()).then_some((tools, kernels))
 }
 
-/// What is done to pools at work.
+/// The faults for pools at work.
 struct Plan {
     parts: Vec<&'static str>,
     short: bool,
@@ -287,7 +287,8 @@ impl Plan {
         Ok(())
     }
 
-    /// Records a life in a guest and cuts its power: in a guest, and, because that is twenty times faster, here.
+    /// Records a life in a guest and cuts its power: in a guest, and, because that is twenty times
+    /// faster, here.
     fn cut(
         &self,
         machine: &Machine<'_>,

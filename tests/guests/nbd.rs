@@ -66,7 +66,7 @@ impl VolatileDisk {
         })
     }
 
-    /// What qemu's `-drive` takes.
+    /// The argument of qemu's `-drive`.
     pub(crate) fn drive(&self) -> String {
         format!(
             "if=virtio,format=raw,file=nbd+unix:///?socket={}",

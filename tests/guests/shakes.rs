@@ -157,12 +157,14 @@ pub(crate) fn shake(ground: Ground, shaken: Shaken, seed: u64) {
             for _ in 0..5 + random.below(8) {
                 heard(tokio::time::timeout(PATIENCE, work.step()).await);
             }
-            // What a filesystem shows that has given itself up by now may be nowhere but in memory (ext4, Linux 6.1: what cannot be written stays
-            // dirty). A claim is one transaction of the index: what that promises is looked for afterwards.
+            // The content of a filesystem that has shut down may exist only in memory (ext4, Linux
+            // 6.1: unwritable pages stay dirty). A claim is one transaction of the index; its
+            // promises are checked afterwards.
             heard(tokio::time::timeout(PATIENCE, work.one_more_claim()).await);
             shaky.recover();
             if under.shaken == Shaken::Data {
-                // What was written meanwhile may still come up as lost; after that everything works.
+                // Writes during the failure may still be reported as lost; after that everything
+                // works.
                 let mut tries = 0;
                 while let Err(why) = work.prove().await {
                     tries += 1;
@@ -195,7 +197,8 @@ pub(crate) fn shake(ground: Ground, shaken: Shaken, seed: u64) {
     tell(&Report::Looked(what, verdict));
 }
 
-/// As after a reboot: nothing is mounted, the page cache is gone, and the kernel's boot has another name.
+/// As after a reboot: nothing is mounted, the page cache is gone, and the kernel's boot has another
+/// name.
 fn another_boot() {
     for _ in 0..100 {
         let mounts = baggageclaim::sys::mount_table().expect("the mount table");

@@ -21,7 +21,7 @@ fn run(suite: &Suite) {
         .args(&suite.arguments)
         .arg("--test-threads=2")
         .env("PATH", "/usr/sbin:/usr/bin:/sbin:/bin")
-        // Whatever does not run here does not run anywhere.
+        // A test that does not run here does not run anywhere.
         .env(super::IN_A_GUEST, "1")
         .env("CI", "1")
         .current_dir("/tmp")

@@ -51,7 +51,7 @@ impl Ground {
         }
     }
 
-    /// The smallest disk on which it is as it is on large ones.
+    /// The smallest disk on which it behaves as on large ones.
     pub(crate) fn disk(self) -> u64 {
         match self {
             Self::Ext4 => 192 << 20,
@@ -90,7 +90,7 @@ pub(crate) struct Place {
     pub(crate) seed: u64,
 }
 
-/// What was found where it should not be, or not where it should.
+/// Content that should not be there, or that is missing.
 #[derive(Debug, Default, Clone, Serialize, Deserialize)]
 pub(crate) struct Verdict {
     pub(crate) lost: Vec<String>,
@@ -137,7 +137,7 @@ pub(crate) struct Work<'a> {
     outputs: Vec<String>,
     waiting: Vec<String>,
     claims: Vec<(PersistentVolume, String, u64)>,
-    /// What was begun and did not come to its end: kubelet would go on asking.
+    /// Operations that began and did not complete: kubelet would repeat them.
     unfinished: Vec<Unfinished>,
     note: &'a dyn Fn(Fact),
 }
@@ -236,7 +236,7 @@ impl<'a> Work<'a> {
         self.engine.shutdown().await;
     }
 
-    /// What is durable now and was not known to be.
+    /// Content that is durable now, but was not known to be.
     fn hear_of_seals(&mut self) {
         let rows = self.engine.artifacts(None);
         let is_durable = |reference: &str| {
@@ -292,7 +292,7 @@ impl<'a> Work<'a> {
             .publish(&name, &[("type", "output"), ("name", &name)])
             .await?;
         let written = facts::write_output(&target, &name);
-        // What a pod could not write makes its step fail.
+        // A failed write in a pod makes its step fail.
         let outcome = match written {
             Ok(()) => Outcome::Succeeded,
             Err(_) => Outcome::Failed,
@@ -342,7 +342,7 @@ impl<'a> Work<'a> {
         self.end_of(&volume, outcome).await?;
         self.settled().await;
         let after = self.durable_cache();
-        // What became durable is this commit only where none before it was on its way.
+        // The durable content is this commit's only if no earlier commit was in flight.
         let ours = after.is_some() && after != before && (before.is_some() || next == 0);
         if ours && outcome == Outcome::Succeeded {
             self.tell(Fact::Cached(next));
@@ -402,7 +402,8 @@ impl<'a> Work<'a> {
         }
         let at = usize::try_from(self.random.below(self.claims.len() as u64)).expect("few");
         let (claim, name, mut generation) = self.claims[at].clone();
-        // The driver says what it will not do with it, and does it no more when the disk is well again.
+        // The driver says what it will not do with it, and does it no more when the disk is well
+        // again.
         let known = self.engine.claim_use(claim.id.as_str()).await;
         if known.is_ok_and(|known| !known.problems.is_empty()) {
             self.claims.swap_remove(at);

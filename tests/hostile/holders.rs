@@ -15,7 +15,7 @@ use crate::common::bench::{Ground, eventually};
 use crate::common::{assert_same, require_bench};
 use crate::{INPUT, OUTPUT, Process, seen};
 
-/// What a played pod holds.
+/// The thing that a simulated pod holds.
 #[derive(Default)]
 pub(crate) struct Played {
     file: Option<File>,
@@ -29,7 +29,7 @@ impl Played {
                 let file = OpenOptions::new().append(true).create(true).open(path);
                 self.file = Some(file.expect("open"));
             }
-            // What it writes is the name of the path that it is told.
+            // It writes the name of the given path.
             "write" => {
                 let mut file = self.file.as_ref().expect("opened before");
                 let name = path.as_os_str().as_encoded_bytes();

@@ -28,7 +28,7 @@ fn link(to: impl AsRef<Path>, at: impl AsRef<Path>) {
     symlink(to, at).unwrap_or_else(|e| panic!("{}: {e}", at.display()));
 }
 
-/// Links to the victim and to everything, under every name that somebody may look for.
+/// Links to the victim and to everything else, under every name that a program may look for.
 fn links_everywhere(at: &Path, victim: &Victim) {
     for name in ["top", "fs", "fs.new", "work.1", "work", "layers", "trash"] {
         link(&victim.path, at.join(name));
@@ -79,7 +79,8 @@ async fn links_are_content_and_lead_nowhere() {
                 }
             })
             .await;
-        // A fork, in which directories of below become links, is committed; and thrown away; and never committed.
+        // A fork, in which directories of below become links, is committed; and thrown away; and
+        // never committed.
         let task = [("type", "task-cache"), ("key", "k")];
         for (volume, outcome, attributes) in [
             ("committed", Outcome::Succeeded, &task[..]),
@@ -184,7 +185,7 @@ async fn the_commit_marker_is_a_file_and_nothing_else_is_one() {
             soon("its end", bench.quiet()).await;
             let what = format!("{shape}, {}", ground.name());
             assert_eq!(bench.artifact(&name).is_some(), shape == "file", "{what}");
-            // What is committed anyway keeps it, but for a true marker.
+            // Content that is committed anyway keeps it, except for a real marker.
             let (at, _) = bench.publish("pod", "w", &always).await;
             let dir = fs::File::open(&at).expect("open");
             let short = format!("/proc/self/fd/{}/", std::os::fd::AsRawFd::as_raw_fd(&dir));
@@ -256,7 +257,8 @@ async fn stacks_in_which_directories_and_links_take_turns_are_merged_to_what_the
     bench.finish().await;
 }
 
-/// Threads that swap directories of a volume with links to the victim, as fast as they can, until they are stopped.
+/// Threads that swap directories of a volume with links to the victim, as fast as they can, until
+/// they are stopped.
 struct Swapping {
     done: Arc<AtomicBool>,
     swaps: Arc<AtomicUsize>,
@@ -298,7 +300,7 @@ impl Swapping {
                             swaps.fetch_add(1, Ordering::Relaxed);
                         }
                     }
-                    // What was emptied is filled again, as long as the directory is there.
+                    // Refills an emptied directory as long as it exists.
                     let _ = rustix::fs::mkdirat(&dir, "e", Mode::RWXU);
                     let _ = rustix::fs::symlinkat("../../../../../victim", &dir, "to-e");
                     std::thread::yield_now();
@@ -380,7 +382,7 @@ async fn directories_swapped_with_links_at_any_moment_lead_nowhere() {
             let input = [("type", "input"), ("from", from.as_str())];
             let look = seen(&bench, &format!("in{round}"), &input).await;
             victim.is_not_in(&look);
-            // What was sealed under them is no more theirs.
+            // Content sealed under them is no longer theirs.
             assert_same(&look, &seen(&bench, &format!("again{round}"), &input).await);
             if ground.0 == BackendKind::Overlay {
                 assert!(look.len() > 60, "{look}");

@@ -49,7 +49,7 @@ fn mark(at: &Path, kind: &str) -> usize {
             let device = FileType::CharacterDevice;
             note(rustix::fs::mknodat(CWD, &place, device, Mode::RUSR, 0));
         }
-        // What leaves one behind.
+        // An operation that leaves one behind.
         let flags = RenameFlags::WHITEOUT;
         note(rustix::fs::renameat_with(
             CWD,
@@ -166,7 +166,8 @@ async fn names_of_any_bytes_and_full_length_come_back() {
         let bench = require_bench!(on ground);
         let left = bench
             .step("v", OUTPUT, |at| {
-                // Every byte that may be in a name, at the begin and in the middle of names as long as may be.
+                // Every byte that may be in a name, at the begin and in the middle of names as long
+                // as may be.
                 let bytes = (1..=255_u8).filter(|byte| *byte != b'/');
                 for byte in bytes {
                     let mut name = [byte; 255];
@@ -255,8 +256,9 @@ async fn what_may_not_be_changed_is_sealed_forked_and_deleted() {
     }
 }
 
-/// A process that still has the root does `chattr +i` at the moment of the snapshot: what has the flag can be neither renamed nor
-/// destroyed. Of a claim that is mounted it is in the snapshot whenever it was done.
+/// A process that still has the root runs `chattr +i` during the snapshot: a file with the flag can
+/// be neither renamed nor deleted. A snapshot of a mounted claim contains the flag whenever it was
+/// set.
 #[tokio::test(flavor = "multi_thread")]
 async fn a_root_that_may_not_be_changed_when_it_is_snapshotted_stops_nothing() {
     let bench = require_bench!(on Ground(BackendKind::Btrfs, Fs::Btrfs));

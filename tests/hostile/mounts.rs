@@ -20,7 +20,8 @@ fn mounts_below(path: &Path) -> usize {
     table.iter().filter(below).count()
 }
 
-/// A mount namespace of its own, as a container's: what is unmounted outside is unmounted there, not the other way round.
+/// A mount namespace of its own, as a container's: what is unmounted outside is unmounted there,
+/// not the other way round.
 #[allow(
     unsafe_code,
     reason = "rustix calls it so for who shares descriptors; only mounts are unshared"
@@ -120,7 +121,8 @@ async fn mounts_in_another_namespace_hold_no_unpublish_up_and_are_no_content() {
             bench.unpublish("v").await;
             assert_eq!(mounts_below(&at), 0);
             if sits {
-                // Held by whoever is in a mount below it, or not; either way it ends with that process.
+                // Held by a process in a mount below it, or not; either way it ends with that
+                // process.
                 victim.is_untouched();
                 process.kill();
                 ended(&bench, "v").await;

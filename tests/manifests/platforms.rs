@@ -37,7 +37,8 @@ fn the_driver_is_shown_three_parts_of_kubelets_directory() {
         let volume = volume.unwrap_or_else(|| panic!("{name} is no volume"));
         // Kubelet says paths as it sees them.
         assert_eq!(volume["hostPath"]["path"], path, "{name}");
-        // What is mounted there has to be seen on the node, and what is unmounted there has to be gone here.
+        // The node must see mounts that are made there, and the container must lose mounts that are
+        // removed there.
         let is_mounted_in = parts[..2].iter().any(|part| part == path);
         let propagation = &mount["mountPropagation"];
         assert_eq!(propagation == "Bidirectional", is_mounted_in, "{name}");
@@ -105,7 +106,8 @@ fn every_overlay_is_on_the_page_about_installing() {
 
 #[test]
 fn openshift_admits_the_driver_and_the_pods_that_use_it() {
-    // Its admission would let only privileged namespaces have inline volumes of a driver that does not say so.
+    // Its admission would let only privileged namespaces have inline volumes of a driver that does
+    // not say so.
     let driver = read("base/csidriver.yaml");
     let label = "security.openshift.io/csi-ephemeral-volume-profile";
     assert_eq!(driver["metadata"]["labels"][label], "restricted");

@@ -25,7 +25,7 @@ fn the_policy_takes_for_written_what_the_driver_may_keep() {
         written.contains(&format!("in [{}]", list.join(", "))),
         "{written}"
     );
-    // What holds when a pod says nothing.
+    // The rule for a pod without the label.
     for default in [
         "a[?'type'].orValue('scratch')",
         "a[?'commit'].orValue('on-success')",
@@ -130,7 +130,7 @@ fn of_kind(file: &str, kind: &str) -> Value {
     found.next().unwrap_or_else(|| panic!("{path}: no {kind}"))
 }
 
-/// What a policy's variable is.
+/// The value of a policy's variable.
 fn variable(file: &str, name: &str) -> String {
     let policy = of_kind(file, "ValidatingAdmissionPolicy");
     let variables = policy["spec"]["variables"].as_array().expect("a list");

@@ -23,7 +23,8 @@ use crate::random::Random;
 /// How many volumes a caller has at once; one more only looks.
 pub(crate) const SLOTS: u8 = 3;
 const LOOKING: u8 = SLOTS;
-/// The names that a caller has for itself: outputs, task caches, a resource cache; and one that is everybody's.
+/// The names that a caller has for itself: outputs, task caches, a resource cache; and one that is
+/// everybody's.
 pub(crate) const NAMES: u8 = 6;
 pub(crate) const SHARED: u8 = NAMES;
 
@@ -47,7 +48,7 @@ impl Commit {
     }
 }
 
-/// What a volume is.
+/// The kind of a volume.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Serialize, Deserialize)]
 pub(crate) enum What {
     Scratch,
@@ -55,11 +56,12 @@ pub(crate) enum What {
     Made(u8, Commit),
 }
 
-/// One thing that a caller does. One that does not fit what is there does nothing, so that any list of them is a program.
+/// One action of a caller. An action that does not fit the state does nothing, so any list of
+/// actions is a program.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Serialize, Deserialize)]
 pub(crate) enum Op {
     Publish(u8, What),
-    /// Kubelet was started anew and asks again for what is there.
+    /// Kubelet was restarted and publishes existing volumes again.
     Again(u8),
     Write(u8, u64),
     Outcome(u8, bool),
@@ -109,10 +111,11 @@ impl Op {
     }
 }
 
-/// What all callers know.
+/// The state that all callers know.
 #[derive(Debug, Default)]
 pub(crate) struct Together {
-    /// By tenant: what the cache that everybody commits to may hold, by what its file `newest` says.
+    /// By tenant: what the cache that everybody commits to may hold, by what its file `newest`
+    /// says.
     pub(crate) generations: Mutex<BTreeMap<(String, String), Arc<Snapshot>>>,
     /// Unused content may be evicted at any time.
     pub(crate) evicting: bool,
@@ -125,13 +128,13 @@ struct Coming {
     seen: Seen,
     /// It was promised.
     certain: bool,
-    /// What promises it is not answered yet.
+    /// The call that promises it is not answered yet.
     open: bool,
     /// All was settled meanwhile: it may have come, and gone again, before it is answered.
     overtaken: bool,
 }
 
-/// What a name may hold.
+/// The allowed content of a name.
 #[derive(Debug)]
 struct Name {
     now: Vec<Seen>,
@@ -166,7 +169,7 @@ struct Live {
     pod: Pod,
     what: What,
     content: Arc<Snapshot>,
-    /// What will be sealed if it is.
+    /// The content that will be sealed.
     becomes: Option<u8>,
     told: Option<bool>,
     /// That was asked and not answered.
@@ -177,12 +180,12 @@ struct Live {
 #[derive(Debug)]
 struct Leaving {
     pod: Pod,
-    /// What it promises.
+    /// Its promise.
     promises: Vec<u64>,
     certain: bool,
     /// It waits for a word: for which name, and what it holds.
     awaits: Option<(u8, Arc<Snapshot>)>,
-    /// The pod never had it, so nobody will say that it succeeded.
+    /// The pod never had it, so no one will report success.
     disowned: bool,
 }
 
@@ -192,7 +195,7 @@ struct Awaiting {
     uid: String,
     name: u8,
     content: Arc<Snapshot>,
-    /// What is being said, and what it will promise.
+    /// The report in progress, and its promise.
     telling: Option<(bool, Option<u64>)>,
 }
 
@@ -273,7 +276,7 @@ impl Caller {
         attributes
     }
 
-    /// What a name may be found to hold now. Not for the shared one.
+    /// The content that a name may have now. Not for the shared one.
     fn possible(&self, name: u8) -> Vec<Seen> {
         let known = &self.names[usize::from(name)];
         let mut possible = known.now.clone();
@@ -284,7 +287,7 @@ impl Caller {
         possible
     }
 
-    /// What a volume may start from.
+    /// The possible parents of a volume.
     fn starts_from(&self, what: What) -> Vec<Seen> {
         match what {
             What::Scratch | What::Made(0..=2, _) => vec![Seen::Empty],
@@ -309,7 +312,7 @@ impl Caller {
         }
     }
 
-    /// What becomes of a name's content by a promise that is being asked for.
+    /// The content of a name after a promise in progress.
     fn comes(&mut self, name: u8, seen: Seen) -> Option<u64> {
         if name == SHARED {
             return None;
@@ -358,7 +361,8 @@ impl Caller {
         }
     }
 
-    /// Does one thing; what an earlier death has left open on the same volume is brought to its end first.
+    /// Does one thing; what an earlier death has left open on the same volume is brought to its end
+    /// first.
     pub(crate) async fn act(&mut self, wire: &Wire, op: Op) -> Result<(), Stop> {
         match op {
             Op::Publish(slot, what) => {
@@ -429,7 +433,8 @@ impl Caller {
         Ok(())
     }
 
-    /// Brings to its end what a death has interrupted. A publish only if somebody still wants the volume.
+    /// Completes an operation that a death interrupted; a publish only if the volume is still
+    /// wanted.
     async fn finish(&mut self, wire: &Wire, slot: u8, wanted: bool) -> Result<(), Stop> {
         match &self.slots[usize::from(slot)] {
             Slot::Asked { .. } if wanted => self.ask(wire, slot).await,
@@ -440,7 +445,8 @@ impl Caller {
     }
 
     async fn publish(&mut self, wire: &Wire, slot: u8, what: What) -> Result<(), Stop> {
-        // One that is everybody's is always committed: what it may hold is known by what was written.
+        // One that is everybody's is always committed: what it may hold is known by what was
+        // written.
         let what = match what {
             What::Made(SHARED, _) => What::Made(SHARED, Commit::Always),
             // A resource cache may only narrow when it is sealed.
@@ -487,7 +493,7 @@ impl Caller {
                 self.slots[usize::from(slot)] = Slot::Empty;
                 return Ok(());
             }
-            // Somebody makes it, and was not quick enough. It is asked for again, or not any more.
+            // Its maker was too slow. The caller repeats it, or does not.
             Err(Code::Aborted) if input => return Ok(()),
             Err(Code::NotFound) => {
                 return Err(Fault::lost(format!("{operation}: NOT_FOUND")).into());
@@ -680,7 +686,7 @@ impl Caller {
             Slot::Empty => false,
             Slot::Asked { what, .. } => *what == What::Input(name),
             Slot::Live(live) => live.what == What::Input(name),
-            // What is left of it may be waited for by the kernel.
+            // The kernel may wait for the rest of it.
             Slot::Leaving(_) => true,
         };
         let in_use = self.slots.iter().any(forked);
@@ -828,12 +834,12 @@ pub(crate) fn again_at(wire: &Wire, pod: &Pod) -> Pod {
         .pod_with_uid(pod.namespace(), pod.name(), pod.uid())
 }
 
-/// What fails in a pod, or in kubelet's own directories.
+/// Failures in a pod, or in kubelet's own directories.
 pub(crate) fn cannot(what: &'static str) -> impl Fn(std::io::Error) -> Stop {
     move |error| Fault::wrong(format!("cannot {what}: {error}")).into()
 }
 
-/// Everybody's cache is there if anybody has committed to it, and is deleted.
+/// The common cache exists if a pod has committed to it, and is deleted.
 pub(crate) async fn clear_shared(wire: &Wire) -> Result<(), Stop> {
     for row in wire.artifacts().await? {
         if row.reference != "task-cache/shared" {

@@ -22,7 +22,7 @@ use crate::random::Random;
 const CLAIMS: u8 = 3;
 const SNAPSHOTS: u8 = 2;
 
-/// What a caller does with its claims.
+/// The actions of a caller with its claims.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Serialize, Deserialize)]
 pub(crate) enum ClaimOp {
     Create(u8),
@@ -78,7 +78,7 @@ struct Kept {
     content: Seen,
 }
 
-/// What was asked for and not answered yet.
+/// Calls that are not answered yet.
 #[derive(Debug, Clone)]
 enum Open {
     Create {
@@ -121,7 +121,7 @@ fn capability() -> csi::VolumeCapability {
     }
 }
 
-/// What CreateVolume is asked.
+/// The request of CreateVolume.
 pub(crate) fn create_request(name: &str, source: Option<Type>) -> csi::CreateVolumeRequest {
     csi::CreateVolumeRequest {
         name: name.to_owned(),
@@ -138,7 +138,7 @@ pub(crate) fn from_snapshot(snapshot_id: String) -> Type {
     Type::Snapshot(SnapshotSource { snapshot_id })
 }
 
-/// What CreateSnapshot is asked.
+/// The request of CreateSnapshot.
 pub(crate) fn snapshot_request(name: &str, claim: &str) -> csi::CreateSnapshotRequest {
     csi::CreateSnapshotRequest {
         source_volume_id: claim.to_owned(),
@@ -147,7 +147,7 @@ pub(crate) fn snapshot_request(name: &str, claim: &str) -> csi::CreateSnapshotRe
     }
 }
 
-/// What NodeStageVolume is asked.
+/// The request of NodeStageVolume.
 pub(crate) fn stage_request(claim: &str, staging: &Path) -> csi::NodeStageVolumeRequest {
     csi::NodeStageVolumeRequest {
         volume_id: claim.to_owned(),
@@ -157,7 +157,7 @@ pub(crate) fn stage_request(claim: &str, staging: &Path) -> csi::NodeStageVolume
     }
 }
 
-/// What NodeUnstageVolume is asked.
+/// The request of NodeUnstageVolume.
 pub(crate) fn unstage_request(claim: &str, staging: &Path) -> csi::NodeUnstageVolumeRequest {
     csi::NodeUnstageVolumeRequest {
         volume_id: claim.to_owned(),

@@ -1,5 +1,5 @@
-//! What pods write: small trees that change at random, and what a new mount may show of them. Trees
-//! stay small despite many writes, because they are compared all the time.
+//! The content of pods: small trees that change at random, and the content that a new mount may
+//! show. Trees stay small despite many writes, because they are compared all the time.
 
 use std::fs;
 use std::io;
@@ -11,7 +11,7 @@ use crate::common::Snapshot;
 use crate::figures::Fault;
 use crate::random::Random;
 
-/// What a name or a volume may be found to hold.
+/// The allowed content of a name or a volume.
 #[derive(Debug, Clone)]
 pub(crate) enum Seen {
     /// There is no such name; what starts from it starts empty.
@@ -22,7 +22,8 @@ pub(crate) enum Seen {
     Exactly(Arc<Snapshot>),
 }
 
-/// A marker is made and removed in the root, whose time that is; a content with a time of 0 is compared without it.
+/// A marker is made and removed in the root, whose time that is; a content with a time of 0 is
+/// compared without it.
 pub(crate) fn without_root_time(content: &Snapshot) -> Arc<Snapshot> {
     let mut content = content.clone();
     if let Some(root) = content.entries.get_mut(&Vec::new()) {
@@ -31,7 +32,7 @@ pub(crate) fn without_root_time(content: &Snapshot) -> Arc<Snapshot> {
     Arc::new(content)
 }
 
-/// What is different, a line each; none when they are the same.
+/// The differences, one per line; none if both are equal.
 pub(crate) fn differences(expected: &Snapshot, found: &Snapshot) -> Vec<String> {
     let root = expected.entries.get(&Vec::new());
     if root.is_some_and(|root| root.mtime == (0, 0)) {
@@ -51,7 +52,8 @@ impl Seen {
     }
 }
 
-/// Reads a tree that may turn out not to be readable, which is a failure and not the end of the trial.
+/// Reads a tree that may turn out not to be readable, which is a failure and not the end of the
+/// trial.
 pub(crate) fn read(root: &Path) -> Result<Snapshot, Fault> {
     let result = std::panic::catch_unwind(|| Snapshot::of(root));
     result.map_err(|panic| {

@@ -19,7 +19,8 @@ use tonic::{Code, Status};
 use crate::common::{Fs, Lab};
 use crate::figures::{Fault, Figures, Stop, count};
 
-/// Longer than anything here takes, on a machine that does much else and is stopped for a minute now and then.
+/// Longer than anything here takes, on a machine that does much else and is stopped for a minute
+/// now and then.
 pub(crate) const PATIENCE: Duration = Duration::from_secs(150);
 
 /// A pool's filesystem, and how the driver is told to use it.
@@ -98,7 +99,7 @@ impl Place {
         let _noted = log.and_then(|mut log| writeln!(log, "=== {line}"));
     }
 
-    /// Leaves all that was said and noted where somebody can read it.
+    /// Saves the log and the notes where a person can read them.
     pub(crate) fn keep_log(&self, path: &Path) {
         let _kept = fs::copy(self.log(), path);
     }
@@ -339,8 +340,8 @@ impl Wire {
         self.must("Reap", answer).map(drop)
     }
 
-    /// Waits until all that was promised is sealed durably, or gone: also of what somebody seemed to hold open, which a
-    /// program does that is just being started beside it, until it execs.
+    /// Waits until all promises are sealed durably, or gone. A program that starts beside it holds
+    /// volumes open until its exec, which delays some.
     pub(crate) async fn settle(&self) -> Result<(), Stop> {
         let began = Instant::now();
         loop {
@@ -367,7 +368,7 @@ impl Wire {
         }
     }
 
-    /// What still moves when nothing should.
+    /// Operations that still run when none should.
     async fn never_settles(&self) -> Stop {
         match self.volumes().await {
             Ok(volumes) => {
@@ -382,8 +383,8 @@ impl Wire {
         self.check_but(&[]).await
     }
 
-    /// No finding but that one of these volumes is not mounted where it is recorded: whoever asked for that to begin or to
-    /// end has no answer yet, and will ask again.
+    /// No finding except that one of these volumes is not mounted where it is recorded: the caller
+    /// that began or ended that has no answer yet, and will repeat the call.
     pub(crate) async fn check_but(&self, open: &[String]) -> Result<(), Stop> {
         let answer = self.admin.clone().check(api::CheckRequest {}).await;
         let mut findings = self.must("Check", answer)?.into_inner().findings;

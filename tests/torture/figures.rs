@@ -6,11 +6,11 @@ use std::sync::atomic::{AtomicU64, Ordering};
 /// Three ways to break a promise.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(crate) enum Sort {
-    /// What was acknowledged is not there.
+    /// Acknowledged content is missing.
     Lost,
-    /// What should be gone is there.
+    /// Deleted content exists.
     Leaked,
-    /// What is there is not what it should be, or an answer is none that may be given.
+    /// Content is wrong, or an answer is not allowed.
     Wrong,
 }
 
@@ -56,7 +56,7 @@ impl fmt::Display for Fault {
     }
 }
 
-/// Why somebody stops before the end.
+/// The reason for an early stop.
 #[derive(Debug, Clone)]
 pub(crate) enum Stop {
     /// The driver is gone.
@@ -71,7 +71,7 @@ impl From<Fault> for Stop {
     }
 }
 
-/// What has been done, and what was found; shared by all trials.
+/// The counts of actions and findings; shared by all trials.
 #[derive(Debug, Default)]
 pub(crate) struct Figures {
     pub(crate) operations: AtomicU64,

@@ -22,7 +22,8 @@ use crate::driver::{Driver, Ground, PATIENCE, Place, Wire, nothing_left};
 use crate::figures::{Fault, Figures, Stop, count};
 use crate::random::Random;
 
-/// The inodes of volumes that are mounted beforehand, at most eight of eight kinds (`engine/spares`), of seven each.
+/// The inodes of volumes that are mounted beforehand, at most eight of eight kinds
+/// (`engine/spares`), of seven each.
 const READY: u64 = 8 * 8 * 7;
 const GROUNDS: [Ground; 4] = [
     Ground::new("overlay", Fs::Ext4, 96),
@@ -34,10 +35,10 @@ const GROUNDS: [Ground; 4] = [
 const FULL: &[Code] = &[Code::ResourceExhausted];
 const VOLUME: &str = "v";
 
-/// What takes the room away.
+/// The user of the space.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 enum Filler {
-    /// Somebody beside the pool, who leaves so many blocks.
+    /// A program beside the pool that leaves this many blocks.
     Beside(u64),
     /// A pod, with bytes in its scratch volume.
     Pod,
@@ -210,7 +211,7 @@ impl Day<'_> {
         fs::remove_dir(self.staging()).map_err(cannot("remove a staging path"))
     }
 
-    /// A whole step: whether it found room for all that it wanted. What was promised is noted.
+    /// A whole step: returns whether it found all the space that it needs. Promises are noted.
     async fn make(&mut self, bytes: usize) -> Result<bool, Stop> {
         let pod = self.pod();
         let name = format!("o{}", self.next);
@@ -261,7 +262,8 @@ impl Day<'_> {
             wait: false,
         };
         let answer = self.wire.admin.clone().report_outcome(request).await;
-        // One that cannot be told now ends when its time is over; here the day ends with it being told again.
+        // One that cannot be told now ends when its time is over; here the day ends with it being
+        // told again.
         self.wire.answered("ReportOutcome", answer, FULL).map(drop)
     }
 
@@ -320,7 +322,8 @@ impl Day<'_> {
             fill(&at, filler).map_err(cannot("fill the disk"))?;
             driver.kill();
             count(&self.place.figures.kills);
-            // A driver cannot start without any room: what it tries before it believes in overlay needs some.
+            // A driver cannot start without any room: what it tries before it believes in overlay
+            // needs some.
             content::remove(&at.join("big")).map_err(cannot("make room"))?;
             *driver = self.place.start(None);
             self.wire = driver.connect().await?;
@@ -333,7 +336,8 @@ impl Day<'_> {
         self.all_works_again().await
     }
 
-    /// One of each thing that takes room, each of which may find none; and of each that gives it back, which must not.
+    /// One of each thing that takes room, each of which may find none; and of each that gives it
+    /// back, which must not.
     async fn everything(&mut self) -> Result<(), Stop> {
         let bytes = *self.random.pick(&[0, 5_000, 300_000]);
         self.make(bytes).await?;
@@ -364,7 +368,7 @@ impl Day<'_> {
         self.use_claim(&id, &bytes).await
     }
 
-    /// What was fsynced before the flood is there, if the claim can be mounted at all.
+    /// Content that was fsynced before the flood exists, if the claim can be mounted at all.
     async fn use_claim(&self, id: &str, bytes: &[u8]) -> Result<(), Stop> {
         if self.stage(id).await? {
             let found = fs::read(self.staging().join("kept")).map_err(cannot("read a claim"))?;
@@ -379,7 +383,8 @@ impl Day<'_> {
         content::remove(&self.staging()).map_err(cannot("remove a staging path"))
     }
 
-    /// Repeated until there is room for the change of the index, which the reserve, or eviction, makes.
+    /// Repeated until there is room for the change of the index, which the reserve, or eviction,
+    /// makes.
     async fn delete(&self, id: &str) -> Result<(), Stop> {
         let request = baggageclaim::proto::csi::v1::DeleteVolumeRequest {
             volume_id: id.to_owned(),
@@ -400,14 +405,16 @@ impl Day<'_> {
         self.wire.answered("DeleteSnapshot", answer, FULL).map(drop)
     }
 
-    /// Without a restart: a step finds room, what was promised is there or was evicted, nothing is left of the rest.
+    /// Without a restart: a step finds room, what was promised is there or was evicted, nothing is
+    /// left of the rest.
     async fn all_works_again(&mut self) -> Result<(), Stop> {
         let began = Instant::now();
         while !self.make(300_000).await? {
             if began.elapsed() > PATIENCE {
                 return Err(Fault::wrong("there is room, and the driver finds none").into());
             }
-            // btrfs gives room back when a transaction ends: by itself every 30 s, which is all the time that there is.
+            // btrfs gives room back when a transaction ends: by itself every 30 s, which is all the
+            // time that there is.
             let ended = File::open(self.place.lab.path())
                 .and_then(|dir| rustix::fs::syncfs(dir).map_err(Into::into));
             ended.map_err(cannot("end a transaction"))?;
@@ -488,7 +495,7 @@ impl Day<'_> {
         for (pod, _) in std::mem::take(&mut self.pinned) {
             self.unpublish(&pod).await?;
         }
-        // Pods that nobody could be told of when there was no room.
+        // Pods whose outcome could not be reported without space.
         for volume in self.wire.volumes().await? {
             self.wire.outcome(&volume.pod_uid, false).await?;
         }
@@ -522,7 +529,7 @@ fn room(result: std::io::Result<()>) -> Result<bool, Stop> {
     match result {
         Ok(()) => Ok(true),
         Err(error) if error.kind() == ErrorKind::StorageFull => Ok(false),
-        // What could not be made is not there.
+        // A file that could not be made does not exist.
         Err(error) if error.kind() == ErrorKind::NotFound => Ok(false),
         Err(error) => Err(cannot("write")(error)),
     }
@@ -545,7 +552,7 @@ fn fill(at: &Path, filler: Filler) -> std::io::Result<()> {
             Err(error) => return Err(error.into()),
         }
     }
-    // What only small files find.
+    // Space that only small files find.
     for number in 0..64 {
         match fs::write(at.join(format!("small-{number}")), [1; 4096]) {
             Err(error) if error.kind() == ErrorKind::StorageFull => break,

@@ -71,7 +71,7 @@ impl Life {
 pub(crate) struct Program {
     seed: u64,
     ground: usize,
-    /// What is unused is evicted whenever garbage is collected.
+    /// Unused content is evicted in every garbage collection.
     evicting: bool,
     callers: Vec<Vec<Op>>,
     lives: Vec<Life>,
@@ -225,7 +225,7 @@ impl<'a> Episode<'a> {
         for stop in stops {
             match stop {
                 Err(Stop::Fault(fault)) => {
-                    // What is said by a driver that is stopping is no answer.
+                    // An answer of a driver that is stopping does not count.
                     if ended_in_order && fault.what.contains("shutting down") {
                         continue;
                     }
@@ -315,7 +315,7 @@ impl<'a> Episode<'a> {
         })
     }
 
-    /// Right after a start, when nobody asks for anything.
+    /// Right after a start, without any call.
     async fn check(&mut self, wire: &Wire) -> Result<(), Stop> {
         for caller in &self.callers {
             caller.check_live()?;
@@ -431,7 +431,7 @@ const SHRINKING: Duration = Duration::from_secs(90);
 /// A smaller program that fails too, as small as it gets in the time there is.
 fn shrink(program: &Program, fault: Fault, on: &Handle) -> (Program, Fault) {
     let began = Instant::now();
-    // What a trial of a smaller one does is no part of the figures.
+    // A smaller trial's actions do not count in the figures.
     let fails = |smaller: &Program| {
         (0..3).find_map(|_| {
             let late = began.elapsed() > SHRINKING;

@@ -17,28 +17,30 @@ use crate::driver::{Ground, Place, Wire, nothing_left};
 use crate::figures::{Fault, Figures, Stop, count};
 use crate::random::Random;
 
-/// As many as anybody has asked for.
+/// The largest requested number.
 const MOST: u64 = 100_000;
 const CALLERS: u64 = 3;
 /// After so many a caller waits until all that left is gone.
 const TURN: u64 = 20;
 /// One in so many is sealed, over the one before.
 const SEALED: u64 = 40;
-/// What the allocator may keep for itself however often it is asked: memory is not flat to the page.
+/// The memory that the allocator may keep however often it is asked: usage is not flat to the page.
 const MEMORY: f64 = 6.0 * 1024.0;
-/// By how many descriptors what a driver keeps ready for the next publishes varies: sixteen volumes more or less, of four
-/// descriptors each (`engine/spares`), and up to eight of each of some shapes that are mounted already, of three.
+/// By how many descriptors what a driver keeps ready for the next publishes varies: sixteen volumes
+/// more or less, of four descriptors each (`engine/spares`), and up to eight of each of some shapes
+/// that are mounted already, of three.
 const READY: f64 = 160.0;
 
 const GROUNDS: [Ground; 3] = [
     Ground::new("overlay", Fs::Ext4, 512),
-    // What is deleted there is room again with the filesystem's next transaction, up to 30 s later. Where that is hundreds of subvolumes a
-    // second, 512 MiB have no room for the trees meanwhile, and the base goes for those who ask for some.
+    // Deleted content frees space with the filesystem's next transaction, up to 30 s later. With
+    // hundreds of subvolumes a second, 512 MiB have no space for the trees until then, and the base
+    // is evicted for callers that need some.
     Ground::new("btrfs", Fs::Btrfs, 4096),
     Ground::new("copy", Fs::XfsReflink, 512),
 ];
 
-/// What is held at one moment.
+/// The resources held at one moment.
 #[derive(Debug, Clone, Copy)]
 struct Held {
     cycles: u64,
@@ -117,7 +119,7 @@ fn one(
         .fetch_add(cycles.load(Ordering::Relaxed), Ordering::Relaxed);
     judge(ground, &samples)?;
     on.block_on(async {
-        // What is promised takes the name again.
+        // A promise takes the name again.
         wire.settle().await?;
         let request = api::DestroyRequest {
             tenant: "ci".to_owned(),
@@ -194,8 +196,8 @@ async fn cycle(
         wire.must("unpublish", pod.unpublish("v").await)?;
         pod.remove().map_err(cannot("remove a pod"))?;
         count(cycles);
-        // What left is put away in the background, slower than a caller who does nothing else can unpublish. A queue is no
-        // leak, but hides one.
+        // The remains are deleted in the background, slower than a fast caller can unpublish. A
+        // queue is no leak, but hides one.
         if number % TURN == 0 {
             wire.settle().await?;
         }

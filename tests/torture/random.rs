@@ -10,7 +10,7 @@ impl Random {
         Self(seed)
     }
 
-    /// Another one, for somebody who draws at a pace of their own.
+    /// Another generator, for a caller that draws at its own pace.
     pub(crate) fn fork(&mut self) -> Self {
         Self(self.next())
     }

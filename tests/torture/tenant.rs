@@ -29,7 +29,7 @@ const GROUNDS: [Ground; 3] = [
     Ground::new("copy", Fs::XfsReflink, 512),
 ];
 
-/// What is in every file of the victim, and may be in no other.
+/// The content of every file of the victim, which no other file may have.
 const CANARY: &str = "canary: of somebody else";
 const VOLUME: &str = "v";
 const HOSTILE: &str = "hostile";
@@ -38,7 +38,8 @@ const GOOD: &str = "good";
 /// Attack after attack on one ground after the other.
 pub(crate) fn trial(mut random: Random, until: Instant, on: &Handle, figures: &Arc<Figures>) {
     for (number, ground) in GROUNDS.into_iter().enumerate() {
-        // The first is what most pools are: it has half of the time, and the others half of what is left, or all of it.
+        // The first is what most pools are: it has half of the time, and the others half of what is
+        // left, or all of it.
         let share = if number + 1 < GROUNDS.len() { 0.5 } else { 1.0 };
         let until = Instant::now() + crate::left(until).mul_f64(share);
         let seed = random.next();
@@ -50,7 +51,7 @@ pub(crate) fn trial(mut random: Random, until: Instant, on: &Handle, figures: &A
     }
 }
 
-/// Somebody else's trees: beside the pool, in kubelet's directory, in a volume, and sealed.
+/// Foreign trees: beside the pool, in kubelet's directory, in a volume, and sealed.
 struct Victim {
     trees: Vec<(PathBuf, Snapshot)>,
     pod: Pod,
@@ -75,7 +76,7 @@ fn one(
         })?;
         let most = Instant::now() + crate::left(until).mul_f64(0.6);
         attacks(&place, &wire, &victim, random.clone(), most, on)?;
-        // What is made has to be deleted, too.
+        // Created files must be deleted, too.
         let most = Instant::now() + crate::left(until).mul_f64(0.5);
         many(&place, &wire, most, on)?;
         victim.is_untouched()?;
@@ -151,8 +152,8 @@ impl Victim {
     }
 }
 
-/// One process of the tenant, on a thread of its own whose root is the volume's: as in a container, an absolute link leads
-/// nowhere else, for itself. It goes on when the volume is unpublished.
+/// One process of the tenant, on a thread of its own whose root is the volume's: as in a container,
+/// an absolute link leads nowhere else, for itself. It goes on when the volume is unpublished.
 struct Attacker {
     victims: Vec<PathBuf>,
     /// Something to mount, from outside.
@@ -211,7 +212,8 @@ impl Attacker {
                     let _refused = rustix::fs::ioctl_setflags(&file, flags);
                 }
             }
-            // Mounted in the driver's own namespace: worse than a container can. Nobody here writes below it.
+            // Mounted in the driver's own namespace: worse than a container can. No process here
+            // writes below it.
             13 => self.mount_bait(),
             14 => drop(rustix::mount::mount(
                 "tenant",
@@ -245,7 +247,7 @@ impl Attacker {
         }
     }
 
-    /// What overlayfs takes for its own.
+    /// The names that overlayfs treats as its own.
     fn mark(here: &Path, victim: &Path) {
         for key in ["opaque", "redirect", "metacopy", "whiteout"] {
             for space in ["trusted", "user"] {
@@ -336,7 +338,8 @@ fn attacks(
     Ok(())
 }
 
-/// All that the driver does with a volume while its pod is in it, and how it ends; and somebody else at the same time.
+/// All actions of the driver on a volume while its pod is in it, and its end; another tenant works
+/// at the same time.
 async fn race(
     wire: &Wire,
     pod: &Pod,
@@ -350,7 +353,8 @@ async fn race(
     for _ in 0..random.below(3) {
         let options = PublishOptions::default();
         let again = pod.republish(VOLUME, kind.iter().copied(), options).await;
-        // It may be measured at this moment; or the tenant mounted something over what it has, which is not taken away.
+        // It may be measured at this moment; or the tenant mounted something over what it has,
+        // which is not taken away.
         let excused = [Code::Aborted, Code::FailedPrecondition];
         let _either = wire.answered("publish again, under attack", again, &excused)?;
         // Measures, in the background.
@@ -367,7 +371,7 @@ async fn race(
     bystander(wire, random.next()).await.map(drop)
 }
 
-/// Somebody else's step works as ever, and sees what it always saw.
+/// Another tenant's step works as ever, and sees the same content as ever.
 async fn bystander(wire: &Wire, number: u64) -> Result<Duration, Stop> {
     let uid = format!("good-{number}");
     let pod = wire.kubelet.pod_with_uid(GOOD, &uid, &uid);
@@ -386,7 +390,7 @@ async fn bystander(wire: &Wire, number: u64) -> Result<Duration, Stop> {
     Ok(took)
 }
 
-/// Whatever the tenant has sealed holds nothing of anybody else's; nor does it get at what it must not know of.
+/// No sealed content of the tenant contains another tenant's data, and the tenant cannot read it.
 async fn look(wire: &Wire, victim: &Victim, number: u64) -> Result<(), Stop> {
     let canary = victim
         .sealed
@@ -400,7 +404,8 @@ async fn look(wire: &Wire, victim: &Victim, number: u64) -> Result<(), Stop> {
         let pod = wire.kubelet.pod_with_uid(HOSTILE, &uid, &uid);
         let input = [("type", "input"), ("from", from)];
         let answer = pod.publish(VOLUME, input, PublishOptions::default()).await;
-        // What holds marks of overlayfs may be refused to be sealed; and another tenant's is not there.
+        // Content with marks of overlayfs may be refused at the seal; another tenant's content is
+        // not in it.
         if wire
             .answered("publish a look", answer, &[Code::NotFound])?
             .is_err()
@@ -443,7 +448,8 @@ async fn clear(wire: &Wire) -> Result<(), Stop> {
     Ok(())
 }
 
-/// Caches without end, directories full of names and very deep ones; somebody else is served as ever.
+/// Caches without end, directories full of names and very deep ones; other tenants are served as
+/// ever.
 fn many(place: &Place, wire: &Wire, until: Instant, on: &Handle) -> Result<(), Stop> {
     let stop = AtomicBool::new(false);
     let caches = AtomicU64::new(0);

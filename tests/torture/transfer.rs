@@ -9,8 +9,8 @@ use crate::caller::{Caller, SHARED};
 use crate::driver::Wire;
 use crate::figures::{Fault, Stop};
 
-/// What may be refused: content that is evicted meanwhile or destroyed, a cache that keeps its
-/// first, a full disk.
+/// The allowed refusals: content that is evicted or destroyed during the call, a cache that keeps
+/// its first content, a full disk.
 const EXCUSED: [Code; 4] = [
     Code::NotFound,
     Code::AlreadyExists,

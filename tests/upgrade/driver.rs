@@ -345,14 +345,14 @@ fn text(path: &Path) -> String {
     path.to_str().expect("text").to_owned()
 }
 
-/// What is mounted there, as the kernel numbers it.
+/// The kernel's id of the mount there.
 pub(crate) fn mount_id(path: &Path) -> u64 {
     let seen = statx(CWD, path, AtFlags::empty(), StatxFlags::MNT_ID);
     seen.expect("it is there").stx_mnt_id
 }
 
-/// Repeats what something on its way out is in the way of: the sidecars do, and other tests start programs, which hold all
-/// that this process has open until they are executed.
+/// Repeats what something on its way out is in the way of: the sidecars do, and other tests start
+/// programs, which hold all that this process has open until they are executed.
 async fn busily<T, F: Future<Output = Result<T, Status>>>(
     call: impl Fn() -> F,
 ) -> Result<T, Status> {

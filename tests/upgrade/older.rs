@@ -42,7 +42,7 @@ pub(crate) fn make(place: &Place, age: Age) {
     let volumes = Dir::open(&pool.join("volumes")).expect("open");
     let taken = volumes.remove_xattr("trusted.baggageclaim.projects-recorded");
     assert_eq!(taken.expect("removed"), place.is_overlay());
-    // What lay there was of use to the process that made it only.
+    // Its content was of use only to the process that made it.
     #[expect(
         clippy::disallowed_methods,
         reason = "no pod has anything there, and nothing is mounted there"
@@ -65,7 +65,7 @@ fn records(pool: &Path, age: Age) {
         if dir.join("volume.json").exists() {
             volumes += 1;
             rewrite(&dir.join("volume.json"), |record| {
-                // What the kernel calls the mount cannot be changed.
+                // The kernel's name of the mount cannot be changed.
                 assert_eq!(record.get("mountedAs"), None, "{}", dir.display());
                 take(record, "multipleTargets");
                 forget(record, "superblock");
@@ -98,7 +98,7 @@ fn records(pool: &Path, age: Age) {
         for record in [&sealing, &dir.join("layer.json")] {
             if record.exists() {
                 rewrite(record, |record| {
-                    // Of a claim's layer there is no artifact.
+                    // A claim's layer has no artifact.
                     if let Some(artifact) = record.get_mut("artifact") {
                         take(artifact, "madeBy");
                     }

@@ -1,18 +1,16 @@
-//! The Controller service: claims and their snapshots as objects, over a store of them ([`Claims`](crate::engine::claims::Claims)).
+//! The Controller service: persistent volumes and their snapshots, in a store
+//! ([`Claims`](crate::engine::claims::Claims)).
 //!
-//! Each RPC parses, asks, renders. Where a claim is, and where a new one goes, is for that store to say; what is decided
-//! here is how many attachments a node may have.
+//! Each RPC parses, calls the store and renders. The store chooses the node of a volume; this
+//! module limits the attachments of a node.
 //!
-//! CreateVolume answers ABORTED or UNAVAILABLE only while it really runs: the provisioner takes these to mean that a volume
-//! may be coming, and does not let go of the claim's node until it knows ([`Failure::not_begun`]).
+//! CreateVolume returns ABORTED or UNAVAILABLE only while it runs. After these codes the
+//! provisioner assumes that a volume may be coming and keeps the claim's node
+//! ([`Failure::not_begun`]).
 
-#[cfg(test)]
-pub(super) mod fake;
 pub(super) mod parse;
 #[cfg(test)]
-mod places;
-#[cfg(test)]
-mod tests;
+pub(super) mod tests;
 
 use std::sync::Arc;
 
@@ -20,24 +18,24 @@ use tokio::sync::Mutex;
 use tonic::{Request, Response, Status};
 
 use super::parse::{Invalid, bounded, given, publish_context};
-use super::status::{Failure, answer};
+use super::status::{Failure, advertised, answer};
 use super::token::List;
 use super::{Features, FindClaims, health, note, note_volume, render, topology};
 use crate::engine;
-use crate::engine::claims::{Capacity as Room, Claims, SnapshotFilter};
+use crate::engine::claims::{Capacity, Claims, SnapshotFilter};
 use crate::model::{ClaimSource, PersistentVolume, Placed, Snapshot, VolumeId};
 use crate::proto::csi::v1 as csi;
 use crate::server::Rpc;
 use csi::controller_server::Controller;
 use csi::controller_service_capability::{Rpc as Capability, Type, rpc};
 
-/// How many claims are looked at in one go where the answer may need all.
+/// The number of volumes per call to the store, where the answer may need all.
 const STRIDE: usize = 1000;
 
 pub(super) struct Service {
     features: Features,
     claims: FindClaims,
-    /// Attachments are counted and made one at a time, or two could both be the last that fits.
+    /// Attachments are counted and added one at a time. Otherwise two could both be the last one.
     attaching: Mutex<()>,
 }
 
@@ -54,23 +52,7 @@ impl Service {
         (self.claims)()
     }
 
-    fn alpha(&self, method: &'static str) -> Result<(), Failure> {
-        if self.features.alpha {
-            Ok(())
-        } else {
-            Err(Failure::NotServed(method))
-        }
-    }
-
-    fn attach(&self, method: &'static str) -> Result<(), Failure> {
-        if self.features.attach {
-            Ok(())
-        } else {
-            Err(Failure::NotServed(method))
-        }
-    }
-
-    /// The nodes that ControllerPublishVolume attached a claim to.
+    /// The nodes to which ControllerPublishVolume attached the volume.
     fn attached_to(&self, claim: &PersistentVolume) -> Vec<String> {
         if !self.features.attach {
             return Vec::new();
@@ -83,8 +65,8 @@ impl Service {
         render::snapshot(&snapshot.what, node)
     }
 
-    /// Whether one more claim may be attached to a node.
-    async fn room_for(
+    /// Fails if the node has its maximum of attached volumes.
+    async fn check_limit(
         &self,
         claims: &dyn Claims,
         claim: &PersistentVolume,
@@ -114,7 +96,7 @@ impl Service {
     }
 }
 
-/// What the controller can do. SINGLE_NODE_MULTI_WRITER is not as alpha as the specification says: see `node`.
+/// The controller's capabilities. For SINGLE_NODE_MULTI_WRITER see `node`.
 fn capabilities(features: Features) -> Vec<rpc::Type> {
     let mut types = vec![
         rpc::Type::CreateDeleteVolume,
@@ -145,7 +127,8 @@ fn capabilities(features: Features) -> Vec<rpc::Type> {
     types
 }
 
-/// What CreateVolume answers after an error of the store of claims. Busy with the source is not busy with the volume.
+/// The failure of CreateVolume after an error of the store. If only the source is busy, the volume
+/// was not begun.
 fn not_created(error: engine::Error, source: Option<&ClaimSource>) -> Failure {
     let begun = match (&error, source) {
         (engine::Error::Busy(id), Some(ClaimSource::Snapshot(from) | ClaimSource::Claim(from))) => {
@@ -199,13 +182,13 @@ impl Controller for Service {
     ) -> Result<Response<csi::ControllerPublishVolumeResponse>, Status> {
         note_volume(Rpc::of(&request), &request.get_ref().volume_id);
         answer(async {
-            self.attach("ControllerPublishVolume")?;
+            advertised(self.features.attach, "ControllerPublishVolume")?;
             let wanted = parse::attach(request.into_inner())?;
             let (volume, attachment) = (wanted.volume, wanted.attachment);
             let claims = self.claims()?;
             let _alone = self.attaching.lock().await;
             let claim = claims.claim(&volume).await?.what;
-            self.room_for(&*claims, &claim, &attachment.node).await?;
+            self.check_limit(&*claims, &claim, &attachment.node).await?;
             let publish_context = publish_context(attachment.read_only);
             claims.attach_claim(&volume, attachment).await?;
             Ok(csi::ControllerPublishVolumeResponse { publish_context })
@@ -213,14 +196,14 @@ impl Controller for Service {
         .await
     }
 
-    /// A volume or a node that does not exist is detached.
+    /// Succeeds for a volume or a node that does not exist.
     async fn controller_unpublish_volume(
         &self,
         request: Request<csi::ControllerUnpublishVolumeRequest>,
     ) -> Result<Response<csi::ControllerUnpublishVolumeResponse>, Status> {
         note_volume(Rpc::of(&request), &request.get_ref().volume_id);
         answer(async {
-            self.attach("ControllerUnpublishVolume")?;
+            advertised(self.features.attach, "ControllerUnpublishVolume")?;
             let request = request.into_inner();
             let id = given("volume_id", &request.volume_id)?;
             let node = Some(request.node_id.as_str()).filter(|node| !node.is_empty());
@@ -230,7 +213,8 @@ impl Controller for Service {
         .await
     }
 
-    /// What cannot be confirmed is no error, and told in words (CSI specification, "ValidateVolumeCapabilities").
+    /// A capability that the volume lacks is a message, not an error (CSI specification,
+    /// "ValidateVolumeCapabilities").
     async fn validate_volume_capabilities(
         &self,
         request: Request<csi::ValidateVolumeCapabilitiesRequest>,
@@ -282,13 +266,13 @@ impl Controller for Service {
         .await
     }
 
-    /// Only what is not well; a page ends when it is full, or with the last claim.
+    /// Lists only volumes with problems. A page ends when it is full, or with the last volume.
     async fn controller_list_volume_health(
         &self,
         request: Request<csi::ControllerListVolumeHealthRequest>,
     ) -> Result<Response<csi::ControllerListVolumeHealthResponse>, Status> {
         answer(async {
-            self.alpha("ControllerListVolumeHealth")?;
+            advertised(self.features.alpha, "ControllerListVolumeHealth")?;
             let request = request.get_ref();
             let most = parse::page(request.max_entries)?;
             let mut after = List::Health.after(&request.starting_token)?;
@@ -299,7 +283,7 @@ impl Controller for Service {
                 for Placed { what: claim, .. } in &page.items {
                     let used = match claims.claim_use(claim.id.as_str()).await {
                         Ok(used) => used,
-                        // Deleted since the page was made.
+                        // It was deleted since the page was made.
                         Err(engine::Error::NoSuchClaim(_)) => continue,
                         Err(error) => return Err(error.into()),
                     };
@@ -335,7 +319,7 @@ impl Controller for Service {
     ) -> Result<Response<csi::ControllerGetVolumeHealthResponse>, Status> {
         note_volume(Rpc::of(&request), &request.get_ref().volume_id);
         answer(async {
-            self.alpha("ControllerGetVolumeHealth")?;
+            advertised(self.features.alpha, "ControllerGetVolumeHealth")?;
             let id = given("volume_id", &request.get_ref().volume_id)?;
             let used = self.claims()?.claim_use(id).await?;
             Ok(csi::ControllerGetVolumeHealthResponse {
@@ -345,7 +329,8 @@ impl Controller for Service {
         .await
     }
 
-    /// What could be made with these capabilities, parameters and topology: nothing, where one of them cannot be.
+    /// The space for a volume with these capabilities, parameters and topology; 0 if one of them is
+    /// not possible.
     async fn get_capacity(
         &self,
         request: Request<csi::GetCapacityRequest>,
@@ -356,15 +341,15 @@ impl Controller for Service {
             parse::parameters(request.parameters)?;
             let wanted = request.volume_capabilities;
             let claims = self.claims()?;
-            let room = if wanted.is_empty() || parse::capabilities(wanted).is_ok() {
+            let capacity = if wanted.is_empty() || parse::capabilities(wanted).is_ok() {
                 let within = topology::topology(request.accessible_topology);
                 claims.capacity(&within).await?
             } else {
-                Room::default()
+                Capacity::default()
             };
             Ok(csi::GetCapacityResponse {
-                available_capacity: render::number(room.available),
-                maximum_volume_size: Some(render::number(room.largest)),
+                available_capacity: render::number(capacity.available),
+                maximum_volume_size: Some(render::number(capacity.largest)),
                 minimum_volume_size: None,
             })
         })
@@ -449,7 +434,7 @@ impl Controller for Service {
         let id = &request.get_ref().snapshot_id;
         note(Rpc::of(&request), "snapshot.id", id);
         answer(async {
-            self.alpha("GetSnapshot")?;
+            advertised(self.features.alpha, "GetSnapshot")?;
             let id = given("snapshot_id", id)?;
             let filter = SnapshotFilter {
                 id: Some(id.to_owned()),
@@ -465,7 +450,7 @@ impl Controller for Service {
         .await
     }
 
-    /// The limit is changed where the volume is, at once: nothing is left for the node to do.
+    /// Changes the limit at once, so the node has nothing to do.
     async fn controller_expand_volume(
         &self,
         request: Request<csi::ControllerExpandVolumeRequest>,
@@ -491,7 +476,7 @@ impl Controller for Service {
     ) -> Result<Response<csi::ControllerGetVolumeResponse>, Status> {
         note_volume(Rpc::of(&request), &request.get_ref().volume_id);
         answer(async {
-            self.alpha("ControllerGetVolume")?;
+            advertised(self.features.alpha, "ControllerGetVolume")?;
             let id = given("volume_id", &request.get_ref().volume_id)?;
             let claim = self.claims()?.claim(id).await?;
             Ok(csi::ControllerGetVolumeResponse {
@@ -518,7 +503,7 @@ impl Controller for Service {
     }
 }
 
-/// Whether a claim is what it is taken for; the error says what it is not.
+/// Compares a request with the volume; the error names the difference.
 fn confirm(
     claim: &PersistentVolume,
     request: &csi::ValidateVolumeCapabilitiesRequest,
@@ -531,7 +516,7 @@ fn confirm(
         return Err("the volume was made with other parameters".to_owned());
     }
     let mutable = parse::mutable(request.mutable_parameters.clone()).map_err(text)?;
-    // A class that the claim was changed to need not name all that it has.
+    // A VolumeAttributesClass need not name all parameters of the volume.
     if mutable.over(claim.mutable) != claim.mutable {
         return Err("the volume has other mutable parameters".to_owned());
     }

@@ -1,5 +1,5 @@
-//! What Controller and GroupController are asked for, checked.
-//! Every INVALID_ARGUMENT of theirs is born here; what is shared with the node is in `csi::parse`.
+//! Parses the requests of Controller and GroupController; all their INVALID_ARGUMENT come from
+//! here. `csi::parse` has the part that the Node service shares.
 
 use std::collections::BTreeMap;
 
@@ -16,12 +16,10 @@ use crate::model::{
 use crate::proto::csi::v1 as csi;
 use csi::volume_content_source::Type;
 
-/// What CreateVolume asks for.
+/// A parsed CreateVolume.
 #[derive(Debug, Clone, PartialEq)]
 pub(super) struct Create {
-    /// What is to be made.
     pub claim: CreateClaim,
-    /// Where.
     pub at: Requirement,
 }
 
@@ -48,8 +46,8 @@ pub(super) fn create(request: csi::CreateVolumeRequest) -> Result<Create, Failur
     })
 }
 
-/// A new thing's name (CSI specification, `CreateVolumeRequest.name`): any Unicode but control characters other than common
-/// white space, within the general limit of 128 bytes.
+/// The name of a new object (CSI specification, `CreateVolumeRequest.name`): at most 128 bytes
+/// without control characters, except common white space.
 fn name(field: &'static str, text: String) -> Result<String, Invalid> {
     given(field, &text)?;
     let problem = |problem| Invalid::Name { field, problem };
@@ -63,7 +61,7 @@ fn name(field: &'static str, text: String) -> Result<String, Invalid> {
     Ok(text)
 }
 
-/// Each is judged: one that cannot be, and the volume is of no use.
+/// Every capability must be possible, or the volume is of no use.
 pub(super) fn capabilities(wanted: Vec<csi::VolumeCapability>) -> Result<(), Invalid> {
     if wanted.is_empty() {
         return Err(Invalid::Missing("volume_capabilities"));
@@ -81,7 +79,7 @@ pub(super) fn mutable(all: BTreeMap<String, String>) -> Result<MutableChange, In
     Ok(MutableChange::parse(&own(all))?)
 }
 
-/// A class of snapshots has no parameters yet.
+/// A class of snapshots has no parameters.
 pub(super) fn no_parameters(all: BTreeMap<String, String>) -> Result<(), Invalid> {
     match own(all).into_keys().next() {
         Some(key) => Err(Invalid::SnapshotParameter(key.chars().take(64).collect())),
@@ -89,13 +87,13 @@ pub(super) fn no_parameters(all: BTreeMap<String, String>) -> Result<(), Invalid
     }
 }
 
-/// What the class says, without what Kubernetes' sidecars add (`--extra-create-metadata`).
+/// The class's parameters, without those that Kubernetes' sidecars add (`--extra-create-metadata`).
 fn own(all: BTreeMap<String, String>) -> BTreeMap<String, String> {
     let theirs = |key: &String| key.starts_with(KUBELET);
     all.into_iter().filter(|(key, _)| !theirs(key)).collect()
 }
 
-/// A source whose id cannot be one of ours is one that does not exist.
+/// A source with an invalid id does not exist.
 fn source(source: csi::VolumeContentSource) -> Result<ClaimSource, Failure> {
     let kind = source.r#type.ok_or(Invalid::NoSourceType)?;
     match kind {
@@ -112,7 +110,7 @@ fn source(source: csi::VolumeContentSource) -> Result<ClaimSource, Failure> {
     }
 }
 
-/// What ControllerPublishVolume asks for.
+/// A parsed ControllerPublishVolume.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub(super) struct Attach {
     pub volume: String,
@@ -141,7 +139,7 @@ pub(super) fn attach(request: csi::ControllerPublishVolumeRequest) -> Result<Att
     })
 }
 
-/// What ValidateVolumeCapabilities names, before it is compared with what there is.
+/// Checks ValidateVolumeCapabilities, before its values are compared with the volume.
 pub(super) fn confirmed(request: &csi::ValidateVolumeCapabilitiesRequest) -> Result<(), Invalid> {
     given("volume_id", &request.volume_id)?;
     if request.volume_capabilities.is_empty() {
@@ -155,7 +153,7 @@ pub(super) fn confirmed(request: &csi::ValidateVolumeCapabilitiesRequest) -> Res
     ])
 }
 
-/// How many entries a page may have; 0 in the request: as many as there are.
+/// The most entries of a page; 0 in the request means all.
 pub(super) fn page(max_entries: i32) -> Result<usize, Invalid> {
     match usize::try_from(max_entries) {
         Ok(0) => Ok(usize::MAX),
@@ -167,7 +165,7 @@ pub(super) fn page(max_entries: i32) -> Result<usize, Invalid> {
     }
 }
 
-/// What CreateSnapshot asks for.
+/// A parsed CreateSnapshot.
 #[derive(Debug, Clone, PartialEq)]
 pub(super) struct Snap {
     pub name: String,
@@ -198,7 +196,7 @@ pub(super) fn filter(request: &csi::ListSnapshotsRequest) -> SnapshotFilter {
     }
 }
 
-/// What ControllerExpandVolume asks for.
+/// A parsed ControllerExpandVolume.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub(super) struct Expand {
     pub volume: String,
@@ -223,7 +221,7 @@ pub(super) fn expand(request: csi::ControllerExpandVolumeRequest) -> Result<Expa
     })
 }
 
-/// What ControllerModifyVolume asks for. A class without parameters changes nothing on purpose, so it is a mistake.
+/// Parses ControllerModifyVolume. A class without parameters is a mistake: it would change nothing.
 pub(super) fn modify(
     request: csi::ControllerModifyVolumeRequest,
 ) -> Result<(String, MutableChange), Invalid> {
@@ -238,7 +236,7 @@ pub(super) fn modify(
     Ok((request.volume_id, mutable(request.mutable_parameters)?))
 }
 
-/// What CreateVolumeGroupSnapshot asks for.
+/// Parses CreateVolumeGroupSnapshot.
 pub(in crate::csi) fn group(
     request: csi::CreateVolumeGroupSnapshotRequest,
 ) -> Result<(String, Vec<String>), Invalid> {
@@ -253,7 +251,7 @@ pub(in crate::csi) fn group(
         ("parameters", &request.parameters),
     ])?;
     no_parameters(request.parameters)?;
-    // A group is a set: the same one in another order is the same request.
+    // A group is a set, so the order does not matter.
     sources.sort_unstable();
     match sources.windows(2).find(|pair| pair[0] == pair[1]) {
         Some(pair) => Err(Invalid::Twice(FIELD, pair[0].chars().take(128).collect())),
@@ -425,6 +423,7 @@ mod tests {
     }
 
     #[test]
+    #[expect(clippy::too_many_lines, reason = "one scenario, told in order")]
     fn each_call_that_brings_maps_has_them_bounded() {
         let long = || map(&[("k", &"v".repeat(70_000))]);
         let attach_with = |secrets, volume_context| {

@@ -1,5 +1,5 @@
-//! What the Node service is asked for claims: stage, publish, expand, health.
-//! Which claims there are is not known here; the engine answers NOT_FOUND for an unknown id.
+//! Parses the Node service's requests for persistent volumes: stage, publish, expand, health. The
+//! engine answers NOT_FOUND for an unknown id.
 
 use std::collections::BTreeMap;
 use std::path::PathBuf;
@@ -8,20 +8,21 @@ use super::{Invalid, KUBELET, bounded, capability, csi, given, mount_group, path
 use crate::engine::claims::MountClaim;
 use csi::volume_capability::access_mode::Mode;
 
-/// The key by which the provisioner marks what it made; it stands in the attributes of every PersistentVolume.
+/// The key that the provisioner adds to the attributes of every PersistentVolume.
 const PROVISIONER: &str = "storage.kubernetes.io/csiProvisionerIdentity";
 
-/// The key in a publish context that says what ControllerPublishVolume said: the volume is attached for reading only.
+/// The key in a publish context that says "attached for reading only".
 const READ_ONLY: &str = "readOnly";
 
-/// What ControllerPublishVolume gives to the node, which cannot ask: what it is attached for. Empty for reading and writing.
+/// The publish context that ControllerPublishVolume returns for the node. It is empty for reading
+/// and writing.
 pub(in crate::csi) fn publish_context(read_only: bool) -> BTreeMap<String, String> {
     let context = read_only.then(|| (READ_ONLY.to_owned(), "true".to_owned()));
     context.into_iter().collect()
 }
 
-/// Whether a publish context is one that says "for reading only". One that [`publish_context`] does not make is somebody's
-/// mistake, and ignoring it would let a pod write that was not to.
+/// Reads a publish context. One that [`publish_context`] never makes is refused: if it were
+/// ignored, a pod could write to a volume that is attached for reading only.
 fn attached_read_only(context: &BTreeMap<String, String>) -> Result<bool, Invalid> {
     let read_only = context.contains_key(READ_ONLY);
     if *context == publish_context(read_only) {
@@ -31,7 +32,7 @@ fn attached_read_only(context: &BTreeMap<String, String>) -> Result<bool, Invali
     }
 }
 
-/// What `NodeStageVolume` asks for. The staging path is the orchestrator's: it exists (CSI specification,
+/// Parses `NodeStageVolume`. The orchestrator has created the staging path (CSI specification,
 /// `NodeStageVolumeRequest.staging_target_path`).
 pub(in crate::csi) fn stage(request: csi::NodeStageVolumeRequest) -> Result<MountClaim, Invalid> {
     let claim = volume_id(&request.volume_id)?;
@@ -58,7 +59,7 @@ pub(in crate::csi) fn stage(request: csi::NodeStageVolumeRequest) -> Result<Moun
     })
 }
 
-/// What `NodePublishVolume` asks for when the volume is a claim's.
+/// Parses `NodePublishVolume` of a persistent volume.
 pub(super) fn publish(request: csi::NodePublishVolumeRequest) -> Result<MountClaim, Invalid> {
     let claim = volume_id(&request.volume_id)?;
     let target = path("target_path", &request.target_path)?;
@@ -72,7 +73,7 @@ pub(super) fn publish(request: csi::NodePublishVolumeRequest) -> Result<MountCla
         "" => None,
         text => Some(path("staging_target_path", text)?),
     };
-    // What is mounted there is the staged claim, which would be taken for the published one, or a path within a tenant's content.
+    // A mount there would look like the staged volume, or be inside a tenant's content.
     if staged_at.as_ref().is_some_and(|at| target.starts_with(at)) {
         return Err(Invalid::Path {
             field: "target_path",
@@ -90,7 +91,7 @@ pub(super) fn publish(request: csi::NodePublishVolumeRequest) -> Result<MountCla
     })
 }
 
-/// What `NodeUnstageVolume` asks for. The id is not parsed: what cannot exist is not staged.
+/// Parses `NodeUnstageVolume`. The id is not parsed: a volume with an invalid id is not staged.
 pub(in crate::csi) fn unstage(
     request: &csi::NodeUnstageVolumeRequest,
 ) -> Result<(&str, PathBuf), Invalid> {
@@ -99,18 +100,18 @@ pub(in crate::csi) fn unstage(
     Ok((volume, target))
 }
 
-/// What `NodeExpandVolume` asks for.
+/// A parsed `NodeExpandVolume`.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub(in crate::csi) struct Expand<'a> {
-    /// Which volume; NOT_FOUND when it cannot be one.
+    /// The volume; NOT_FOUND if the id is invalid.
     pub volume: &'a str,
-    /// Where it is said to be; NOT_FOUND when it is not there.
+    /// Its path; NOT_FOUND if it is not mounted there.
     pub path: &'a str,
-    /// How large it is to be at least.
+    /// The least capacity.
     pub required: u64,
 }
 
-/// What `NodeExpandVolume` asks for.
+/// Parses `NodeExpandVolume`.
 pub(in crate::csi) fn expand(
     request: &csi::NodeExpandVolumeRequest,
 ) -> Result<Expand<'_>, Invalid> {
@@ -128,7 +129,7 @@ pub(in crate::csi) fn expand(
     })
 }
 
-/// What `NodeGetVolumeHealth` asks for: the paths are looked at only to be paths.
+/// Parses `NodeGetVolumeHealth`. It only checks that the paths are paths.
 pub(in crate::csi) fn health(request: &csi::NodeGetVolumeHealthRequest) -> Result<&str, Invalid> {
     let volume = given("volume_id", &request.volume_id)?;
     for (field, text) in [
@@ -142,7 +143,8 @@ pub(in crate::csi) fn health(request: &csi::NodeGetVolumeHealthRequest) -> Resul
     Ok(volume)
 }
 
-/// At least and at most that many bytes (CSI specification, `CapacityRange`: 0 is not given, negative is wrong).
+/// The least and the most bytes (CSI specification, `CapacityRange`: 0 is absent, negative is
+/// invalid).
 pub(in crate::csi) fn capacity_range(
     range: Option<&csi::CapacityRange>,
 ) -> Result<(u64, Option<u64>), Invalid> {
@@ -162,8 +164,8 @@ pub(in crate::csi) fn capacity_range(
     Ok((required, (limit > 0).then_some(limit)))
 }
 
-/// A claim's volume brings nothing but what Kubernetes adds: a PersistentVolume with attributes of an inline volume, written
-/// by hand, would else be believed to have an effect.
+/// Refuses attributes of a persistent volume, except those that Kubernetes adds. A user may have
+/// written attributes of an inline volume, which have no effect here.
 pub(in crate::csi) fn no_attributes(context: &BTreeMap<String, String>) -> Result<(), Invalid> {
     let ours = |key: &&String| !key.starts_with(KUBELET) && key.as_str() != PROVISIONER;
     match context.keys().find(ours) {
@@ -325,7 +327,7 @@ mod tests {
                 |r| {
                     r.volume_context.insert("type".into(), "output".into());
                 },
-                r#"volume_context holds "type", and a claim's volume has no attributes"#,
+                r#"volume_context has "type", but a persistent volume has no attributes"#,
             ),
         ];
         for (spoil, expected) in mistakes {

@@ -1,20 +1,20 @@
-//! How large the maps of a request may be: keys and values in all, whatever they are.
-//! What may stand in them is judged where they are used.
+//! Limits the size of the maps in a request: the sum of all keys and values.
+//! The parsers of the requests check the content.
 
 use std::collections::BTreeMap;
 
 use super::Invalid;
 
-/// As the CSI specification has it ("Size Limits"): 4 KiB for a map of strings.
+/// The limit of the CSI specification for a map of strings ("Size Limits").
 const LIMIT: usize = 4 << 10;
 
-/// For what Kubernetes fills without regard to that. Kubelet adds the tokens of the pod's service account to `volume_context`, or to the
-/// `secrets` if the CSIDriver object asks for that: 1 to 2 KiB for each audience of its `tokenRequests`. And `secrets` is all of a
-/// Secret. A pod must not fail for what the driver does not even read, only be kept from having it hold what it likes.
+/// A wider limit for maps that Kubernetes fills. Kubelet adds the tokens of the pod's service
+/// account to `volume_context` or `secrets`, 1 to 2 KiB per audience in `tokenRequests`. `secrets`
+/// holds a whole Secret. The driver reads neither; it only limits the memory that they take.
 const WIDE: usize = 64 << 10;
 
-/// Refuses maps that are too large, each by the name of its field. Calls that take something away are not asked: they read none, and what
-/// they are refused stays for ever.
+/// Refuses maps that are too large, and names the field. Calls that remove something are not
+/// checked: they read no map, and a refusal would keep the object for ever.
 pub(in crate::csi) fn bounded(
     maps: &[(&'static str, &BTreeMap<String, String>)],
 ) -> Result<(), Invalid> {

@@ -1,18 +1,20 @@
-//! From messages to the model: every INVALID_ARGUMENT is born here. What all services share, and the inline volumes of
-//! pods; what claims are asked for is in `claim` and in `controller::parse`.
+//! Parses messages into the model; all INVALID_ARGUMENT come from here. This file has the shared
+//! part and the inline volumes of pods. `claim` and `controller::parse` parse requests for
+//! persistent volumes.
 //!
-//! # Inline or a claim?
+//! # Inline or persistent volume?
 //!
-//! A claim's volume has an id that this driver made, `vol-…`, and its context is not marked ephemeral. Everything else is
-//! an inline volume, and has to look like one.
+//! A persistent volume has an id that this driver made (`vol-…`), and its context is not marked as
+//! ephemeral. All other requests must be for an inline volume.
 //!
 //! # Whose pod is it?
 //!
-//! The tenant is the pod's namespace, and kubelet tells it in the volume context, among attributes that the pod's author
-//! wrote. Kubelet writes its keys over the author's only where the CSIDriver object says `podInfoOnMount`; the API
-//! server lets anybody write such keys. So they are believed only when kubelet's own words agree with them, which
-//! nobody can forge who does not know the pod's uid before the pod exists: the target path holds the uid, and the
-//! volume's id is the hash of uid and volume name (`makeVolumeHandle` in kubelet's `csi_mounter.go`).
+//! The tenant is the pod's namespace. Kubelet writes it into the volume context, among attributes
+//! of the pod's author. Kubelet overwrites the author's keys only if the CSIDriver object says
+//! `podInfoOnMount`, and the API server accepts such keys from any author. So the driver trusts
+//! these keys only if they match two values that kubelet makes: the target path contains the pod's
+//! uid, and the volume's id is the hash of uid and volume name (`makeVolumeHandle` in kubelet's
+//! `csi_mounter.go`). To forge them, an author would have to know the uid before the pod exists.
 
 mod claim;
 mod maps;
@@ -37,18 +39,18 @@ pub(super) use claim::{
 };
 pub(super) use maps::bounded;
 
-/// The prefix of the keys that kubelet adds to a pod's attributes, and Kubernetes' sidecars to parameters.
+/// The prefix of the keys that kubelet adds to a pod's attributes, and sidecars to parameters.
 pub(super) const KUBELET: &str = "csi.storage.k8s.io/";
 
-/// The longest path: Linux' PATH_MAX, less the final NUL.
+/// Linux' PATH_MAX without the final NUL.
 const LONGEST_PATH: usize = 4095;
 
 /// The highest group id of Kubernetes (`fsGroup` is an int64 that must fit a positive int32).
 const HIGHEST_GROUP: u32 = 2_147_483_647;
 
-/// What is wrong with a request.
+/// An invalid request.
 ///
-/// Values of mount flags, secrets and tokens are in none of these, so that they cannot get into a log.
+/// No variant holds a value of mount flags, secrets or tokens, so none can get into a log.
 #[derive(Debug, Clone, PartialEq, Eq, thiserror::Error)]
 pub(super) enum Invalid {
     #[error("{0} is missing")]
@@ -85,11 +87,13 @@ pub(super) enum Invalid {
         snapshots: Vec<String>,
     },
     #[error(
-        "volume_context holds {0:?}, and a claim's volume has no attributes: what it is was said when it was made"
+        "volume_context has {0:?}, but a persistent volume has no attributes there; set parameters in \
+         its StorageClass"
     )]
     ClaimAttribute(String),
     #[error(
-        "publish_context is not one that ControllerPublishVolume of this driver gave: nothing, or readOnly=true"
+        "publish_context is not from ControllerPublishVolume of this driver, which returns nothing or \
+         readOnly=true"
     )]
     PublishContext,
     #[error("parameter {0:?} is unknown; a snapshot's class has none")]
@@ -159,16 +163,16 @@ pub(super) enum Invalid {
     Parameter(#[from] ParameterError),
 }
 
-/// What `NodePublishVolume` is about.
+/// A parsed `NodePublishVolume`.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub(super) enum Publish {
-    /// A volume that a pod has inline.
+    /// An inline volume of a pod.
     Inline(PublishRequest),
-    /// A claim's; not staged when there is no `staged_at`.
+    /// A persistent volume; not staged if `staged_at` is `None`.
     Claim(MountClaim),
 }
 
-/// What `NodePublishVolume` asks for.
+/// Parses `NodePublishVolume`.
 pub(super) fn publish(request: csi::NodePublishVolumeRequest) -> Result<Publish, Invalid> {
     bounded(&[
         ("publish_context", &request.publish_context),
@@ -183,14 +187,14 @@ pub(super) fn publish(request: csi::NodePublishVolumeRequest) -> Result<Publish,
     }
 }
 
-/// Whether an id is one that this driver makes for claims: `vol-` and 32 hex digits.
+/// Whether this driver makes such ids for persistent volumes: `vol-` and 32 hex digits.
 pub(super) fn is_claim(id: &str) -> bool {
     let hex = |b: u8| b.is_ascii_digit() || (b'a'..=b'f').contains(&b);
     id.strip_prefix("vol-")
         .is_some_and(|digits| digits.len() == 32 && digits.bytes().all(hex))
 }
 
-/// What `NodePublishVolume` asks for when the pod has the volume inline; the fields are looked at in the order of the
+/// Parses `NodePublishVolume` of an inline volume, field by field in the order of the
 /// specification.
 fn inline(request: csi::NodePublishVolumeRequest) -> Result<PublishRequest, Invalid> {
     let volume = volume_id(&request.volume_id)?;
@@ -216,7 +220,8 @@ fn inline(request: csi::NodePublishVolumeRequest) -> Result<PublishRequest, Inva
     })
 }
 
-/// What `NodeUnpublishVolume` asks for. The id is not parsed: an unpublish of a volume that cannot exist succeeds too.
+/// Parses `NodeUnpublishVolume`. The id is not parsed: an unpublish of a volume that cannot exist
+/// succeeds.
 pub(super) fn unpublish(
     request: csi::NodeUnpublishVolumeRequest,
 ) -> Result<(String, PathBuf), Invalid> {
@@ -227,8 +232,8 @@ pub(super) fn unpublish(
     Ok((request.volume_id, target))
 }
 
-/// What `NodeGetVolumeStats` asks for. Id and path are only compared with those of volumes that are there: any others, however
-/// they are written, are of none (NOT_FOUND).
+/// Parses `NodeGetVolumeStats`. The id and the path are only compared with those of existing
+/// volumes, so an invalid one is NOT_FOUND.
 pub(super) fn stats(request: &csi::NodeGetVolumeStatsRequest) -> Result<(&str, PathBuf), Invalid> {
     let volume = given("volume_id", &request.volume_id)?;
     let path = given("volume_path", &request.volume_path)?;
@@ -252,7 +257,7 @@ fn volume_id(text: &str) -> Result<VolumeId, Invalid> {
     }
 }
 
-/// A path that means the same to everybody: absolute, and written in the one way that a path can be written.
+/// A path with only one meaning: absolute, and in its only spelling.
 fn path(field: &'static str, text: &str) -> Result<PathBuf, Invalid> {
     let problem = |problem| Invalid::Path { field, problem };
     if text.is_empty() {
@@ -281,7 +286,7 @@ fn path(field: &'static str, text: &str) -> Result<PathBuf, Invalid> {
     Ok(PathBuf::from(text))
 }
 
-/// Whether a volume can be used as a capability says (CSI specification, `VolumeCapability`).
+/// Checks a capability (CSI specification, `VolumeCapability`).
 pub(super) fn capability(
     capability: csi::VolumeCapability,
 ) -> Result<(MountVolume, Mode), Invalid> {
@@ -311,7 +316,7 @@ fn mount_group(mount: &MountVolume) -> Result<Option<u32>, Invalid> {
     if text.is_empty() {
         return Ok(None);
     }
-    // `parse` alone would take "+5".
+    // `parse` alone would accept "+5".
     let digits = text.bytes().all(|b| b.is_ascii_digit());
     let group = digits.then(|| text.parse().ok()).flatten();
     match group.filter(|group| *group <= HIGHEST_GROUP) {
@@ -335,8 +340,8 @@ fn access_mode(mode: Option<csi::volume_capability::AccessMode>) -> Result<Mode,
     }
 }
 
-/// Takes kubelet's keys out of the attributes. Those that nobody here asks for, service account tokens among them, are
-/// gone with it.
+/// Takes kubelet's keys out of the attributes. Keys that the driver does not need, such as tokens
+/// of service accounts, are dropped.
 fn take_kubelets_keys(attributes: &mut BTreeMap<String, String>) -> BTreeMap<String, String> {
     let (kubelets, users) = std::mem::take(attributes)
         .into_iter()
@@ -345,7 +350,7 @@ fn take_kubelets_keys(attributes: &mut BTreeMap<String, String>) -> BTreeMap<Str
     kubelets
 }
 
-/// Whose pod it is, when there is reason to believe it.
+/// The pod and its tenant, if kubelet's keys can be trusted.
 fn believe(
     kubelets: &BTreeMap<String, String>,
     volume: &VolumeId,
@@ -376,7 +381,7 @@ fn believe(
     if volume.as_str() != format!("csi-{}", hex(&handle)) {
         return Err(Invalid::OtherVolume);
     }
-    // Nothing is decided by it, so it is no reason to refuse a volume.
+    // It decides nothing, so an odd one is no reason to refuse the volume.
     let account = get("serviceAccount.name").ok();
     let pod = Pod {
         uid,
@@ -386,7 +391,7 @@ fn believe(
     Ok((tenant, pod))
 }
 
-/// The pod's uid and the volume's name in a target path that kubelet made.
+/// The pod's uid and the volume's name in a target path of kubelet.
 fn kubelets_target(target: &Path) -> Option<(&str, &str)> {
     let parts: Vec<&str> = target
         .components()
@@ -424,7 +429,7 @@ mod tests {
         format!("/var/lib/kubelet/pods/{uid}/volumes/kubernetes.io~csi/{volume}/mount")
     }
 
-    /// What kubelet sends for a volume `src`.
+    /// The context that kubelet sends for a volume `src`.
     fn request(attributes: &[(&str, &str)]) -> csi::NodePublishVolumeRequest {
         let kubelets = [
             ("csi.storage.k8s.io/ephemeral", "true"),
@@ -652,7 +657,7 @@ mod tests {
 
     #[test]
     fn a_pod_that_claims_another_namespace_cannot_also_forge_what_kubelet_says() {
-        // A PersistentVolume of this driver, written by a user: the attributes are his, path and handle are not.
+        // The user wrote the attributes of this PersistentVolume, but not the path and the handle.
         let mut forged = request(&[("type", "input"), ("from", "artifact/secret")]);
         forged.volume_id = "my-volume".into();
         forged.target_path = target(UID, "my-volume");

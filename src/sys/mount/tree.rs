@@ -35,7 +35,8 @@ pub fn bind(dir: &Dir, read_only: bool) -> Result<OwnedFd> {
 /// if it may not be cleared: root in a user namespace cannot change flags that were set outside it.
 ///
 /// Private, because a clone of a shared mount would also show mounts made inside the volume in the
-/// pool. Before `mount_setattr` (Linux 5.12) only attached mounts can change: see [`PrivateMountNs`].
+/// pool. Before `mount_setattr` (Linux 5.12) only attached mounts can change: see
+/// [`PrivateMountNs`].
 pub fn confined(mount: OwnedFd, read_only: bool) -> Result<OwnedFd> {
     let mut attributes = MountAttributes {
         set: MountAttrFlags::MOUNT_ATTR_NOSUID | MountAttrFlags::MOUNT_ATTR_NODEV,

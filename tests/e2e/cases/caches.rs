@@ -64,7 +64,7 @@ pub(super) fn pipeline_of_jobs(stage: &Stage) {
     );
 }
 
-/// What is told of a volume whose pod was deleted while it ran.
+/// The event on a volume whose pod was deleted while it ran.
 const DELETED: &str = "deleted before it had ended";
 
 pub(super) fn task_cache(stage: &Stage) {
@@ -120,7 +120,7 @@ pub(super) fn deleted_maker(stage: &Stage) {
     }
     stage.settled();
     assert!(stage.artifacts().is_empty(), "{:?}", stage.artifacts());
-    // Whoever comes next finds nothing (the maker sees to that), and is the first.
+    // The next pod finds nothing (the maker ensures that), and is the first.
     let text = stage.make("made");
     stage.hold(&[("resource-cache/made", "text", &text)]);
 }

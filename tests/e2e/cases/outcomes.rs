@@ -29,7 +29,7 @@ pub(super) fn annotation(stage: &Stage) {
         stage.event("bad", &[&verdict, "the annotation"]);
     }
 
-    // Nobody says anything: it was deleted while it ran.
+    // It was deleted while it ran, so no outcome is reported.
     worker(stage, "cancelled");
     stage.delete("pod/cancelled");
     stage.event(

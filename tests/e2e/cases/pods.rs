@@ -65,7 +65,8 @@ pub(super) fn dry_run(stage: &Stage) {
     );
 }
 
-/// Those in the documentation. Snapshot classes are a CRD, which this cluster has not; what has no kind is a kustomization's patch.
+/// Those in the documentation. Snapshot classes are a CRD, which this cluster has not; what has no
+/// kind is a kustomization's patch.
 fn documented() -> Vec<String> {
     let blocks = docs::manifests();
     let parts = blocks.iter().flat_map(|(_, block)| block.split("---\n"));
@@ -108,7 +109,8 @@ pub(super) fn mistake(stage: &Stage) {
     stage.ready("scratch");
 }
 
-/// What the driver's container can see of kubelet's directory. Kubelet's client key lies beside these.
+/// The part of kubelet's directory that the driver's container can see. Kubelet's client key lies
+/// beside it.
 pub(super) fn kubelets_directory(stage: &Stage) {
     let cluster = stage.cluster;
     let kubelet = cluster.kubelet();

@@ -13,7 +13,8 @@ const EXAMPLE: &str = "examples/pull-requests";
 /// The namespace in the example.
 const THEIRS: &str = "ci-builds";
 
-/// The example's policy, in force for the case's namespace. Without the namespace's label it looks at none, but it would stay.
+/// The example's policy, in force for the case's namespace. Without the namespace's label it looks
+/// at none, but it would stay.
 struct Policy<'a> {
     cluster: &'a Cluster,
     objects: String,
@@ -63,8 +64,8 @@ fn text(file: &str) -> String {
     fs::read_to_string(&path).unwrap_or_else(|error| panic!("{path}: {error}"))
 }
 
-/// A command on the stage, in the name of one of its service accounts or, without one, of the administrator; with something
-/// to read.
+/// A command on the stage, in the name of one of its service accounts or, without one, of the
+/// administrator; with something to read.
 fn command(stage: &Stage, account: &str, arguments: &[&str], input: &str) -> Output {
     let within = format!("--namespace={}", stage.namespace());
     let mut command = stage.cluster.kubectl(&[&within]);
@@ -75,7 +76,8 @@ fn command(stage: &Stage, account: &str, arguments: &[&str], input: &str) -> Out
     feed(command.args(arguments), input)
 }
 
-/// A pod that is not made, whatever would become of it: what the API server says to that, if it refuses.
+/// A pod that is not made, whatever would become of it: what the API server says to that, if it
+/// refuses.
 fn verdict(stage: &Stage, account: &str, pod: &str) -> Option<String> {
     let create = ["create", "--dry-run=server", "--filename=-"];
     let output = command(stage, account, &create, pod);
@@ -94,7 +96,7 @@ fn refused(output: &Output, words: &[&str]) {
 }
 
 pub(super) fn write_policy(stage: &Stage) {
-    // Nobody has turned it on here.
+    // It is not turned on here.
     let other = stage.neighbour();
     let policy = Policy::of(stage);
     // The API server takes a moment to hear of it.
@@ -120,7 +122,7 @@ pub(super) fn write_policy(stage: &Stage) {
     writers(stage, &pull_request, &main);
     outcomes(stage, &main);
 
-    // Whoever does not turn it on has all as before.
+    // A cluster that does not turn it on works as before.
     other.make("made");
     drop(policy);
 }
@@ -133,7 +135,8 @@ fn writers(stage: &Stage, pull_request: &str, main: &str) {
         pull_request.replace(from, to)
     };
     let cache = "key: pr/1234/compile";
-    // A name that is not its own; a value of commit; the first writer's privilege; and what it does not know.
+    // A name that is not its own; a value of commit; the first writer's privilege; and what it does
+    // not know.
     for (from, to, why) in [
         (
             cache,
@@ -174,7 +177,7 @@ fn writers(stage: &Stage, pull_request: &str, main: &str) {
     what_is_allowed(stage, pull_request, main);
 }
 
-/// What accounts may that are not the pod's, or of which nothing is said.
+/// The rights of accounts that are not the pod's, or that have no rule.
 fn others(stage: &Stage, pull_request: &str, main: &str) {
     let account = format!("{}.pull-request", stage.namespace());
     // An account of which nothing is said may write nothing, and read all.
@@ -195,8 +198,8 @@ fn others(stage: &Stage, pull_request: &str, main: &str) {
     );
     let read_only = read_only.replace("serviceAccountName: main", "serviceAccountName: default");
     assert_eq!(verdict(stage, "", &read_only), None);
-    // An account of the namespace cannot lend its pods another's rights; the one that may write all can, and so can
-    // an administrator.
+    // An account of the namespace cannot lend its pods another's rights; the one that may write all
+    // can, and so can an administrator.
     let said = verdict(stage, "pull-request", main).expect("it runs its pods as main");
     assert!(
         said.contains("task-cache/main/compile") && said.contains(&account),
@@ -207,7 +210,7 @@ fn others(stage: &Stage, pull_request: &str, main: &str) {
     }
 }
 
-/// What is allowed does what it did without a policy.
+/// Allowed actions work as without a policy.
 fn what_is_allowed(stage: &Stage, pull_request: &str, main: &str) {
     stage.apply_text(main);
     stage.succeeded("main");
@@ -317,7 +320,8 @@ fn outcomes(stage: &Stage, main: &str) {
     told_by_who_may(stage, &annotate, &why);
 }
 
-/// Who has the right tells it, and it counts. It is not taken back by who has not.
+/// An account with the right reports it, and it counts. An account without the right cannot take it
+/// back.
 fn told_by_who_may(stage: &Stage, annotate: &[&str], why: &[&str]) {
     let by_ci = command(stage, "ci-system", annotate, "");
     assert!(by_ci.status.success(), "{by_ci:?}");

@@ -28,7 +28,8 @@ pub(super) fn reboot(stage: &Stage) {
     });
     stage.cluster.driver_ready();
 
-    // The same pod, by its uid, so its volumes have the same ids; what it had written in them is of another boot.
+    // The same pod, by its uid, so its volumes have the same ids; what it had written in them is of
+    // another boot.
     stage.until("pods", &name, "started again", |pod| {
         let statuses = pod["status"]["containerStatuses"].as_array();
         let restarts = statuses.into_iter().flatten();
@@ -44,7 +45,7 @@ pub(super) fn reboot(stage: &Stage) {
         stage.exec(&name, "cat /scratch/text /input/text /cache/text"),
         "changed\n".repeat(3)
     );
-    // What is not started again is over, and nobody knows what its volumes would have held.
+    // A pod that does not start again is over, and the content of its volumes is unknown.
     stage.failed("once");
     for lost in ["artifact/once", "task-cache/long-step"] {
         stage.event(
@@ -59,7 +60,7 @@ pub(super) fn reboot(stage: &Stage) {
         (volumes(stage).len() == 4).then_some(())
     });
 
-    // What was sealed before is whole.
+    // Earlier seals are whole.
     stage.hold(
         &["artifact/made", "task-cache/made", "resource-cache/made"]
             .map(|reference| (reference, "text", &*made)),
@@ -82,7 +83,7 @@ pub(super) fn reboot(stage: &Stage) {
     );
 }
 
-/// What the node calls its boot.
+/// The node's boot id.
 fn boot(stage: &Stage) -> String {
     let nodes = stage.cluster.get(&["nodes"]);
     let mut boots = items(&nodes).map(|node| &node["status"]["nodeInfo"]["bootID"]);

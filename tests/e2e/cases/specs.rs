@@ -30,7 +30,7 @@ pub(super) fn read_only(stage: &Stage) {
             assert!(why.contains("Read-only file system"), "{change}: {why}");
         }
     }
-    // What is read-only is the mount of that container, or the volume of that pod: nothing else.
+    // Only the mount of that container, or the volume of that pod, is read-only.
     stage.exec_in("read-only", "writes", "echo changed > /view/text");
     assert_eq!(stage.exec("read-only", "cat /view/text"), "changed\n");
     stage.delete("pod/read-only");
@@ -90,13 +90,14 @@ pub(super) fn fs_group(stage: &Stage) {
             "{volume}"
         );
     }
-    // A group of the step's that is not the pod's, and one that is nobody's here.
+    // A supplementary group of the step, and a group that does not exist here.
     assert_eq!(step("stat -c %u:%g:%a /closed"), "0:3000:770\n");
     step("echo x > /closed/file");
     let why = stage.fails("fs-group", "ls /foreign");
     assert!(why.contains("Permission denied"), "{why}");
 
-    // Of a fork it is the root alone: what others made stays theirs. New files can be made, and old ones replaced.
+    // In a fork only the root changes: files keep their owners. New files can be made, and old ones
+    // replaced.
     assert_eq!(
         step("stat -c %u:%g:%a /input; stat -c %u:%g /input/text"),
         format!("{new}0:0\n")
@@ -108,7 +109,7 @@ pub(super) fn fs_group(stage: &Stage) {
         step("cd /input; echo x > new; mv new text; stat -c %u:%g text"),
         "1000:2000\n"
     );
-    // Who wants to write in them says whose they are to be.
+    // A step that wants to write in them names their owner.
     assert_eq!(
         step("stat -c %u:%g /owned /owned/text"),
         "1000:1000\n1000:1000\n"
@@ -211,7 +212,7 @@ pub(super) fn many_volumes(stage: &Stage) {
             "task-cache/many: ä, /../ or anything",
         ]
     );
-    // Of two volumes on one cache the one that may be committed was, with what was written in it.
+    // Of two volumes of one cache, the allowed one was committed, with its content.
     let text = format!("==> ./own <==\n8\n\n==> ./text <==\n{made}8\n");
     assert_eq!(stage.read("task-cache/made"), text);
     stage.hold(&[("artifact/made", "text", &made)]);
@@ -245,7 +246,7 @@ pub(super) fn crowd(stage: &Stage) {
     stage.apply_text(&pods.join("---\n"));
     assert_eq!(follow(&watch, CROWD).len(), CROWD);
     stage.clear();
-    // Nobody has changed what all have changed their views of.
+    // No view's changes are visible in another view.
     stage.apply_text(&pod(
         "after",
         "after",

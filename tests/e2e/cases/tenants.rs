@@ -7,7 +7,8 @@ use crate::stage::Stage;
 pub(super) fn same_names(stage: &Stage) {
     let other = stage.neighbour();
     let theirs = other.make("made");
-    // What the neighbour has is not there, and is refused in the words for what nobody has.
+    // The neighbour's content is invisible, and the refusal is the same as for content that does
+    // not exist.
     let refusal = |name: &str| {
         let reference = format!("artifact/{name}");
         stage.apply_with("reader.yaml", &[("NAME", "refused"), ("FROM", &reference)]);
@@ -22,7 +23,7 @@ pub(super) fn same_names(stage: &Stage) {
     assert_ne!(ours, theirs);
     holds_made(stage, &ours);
     holds_made(&other, &theirs);
-    // What is gone here is still there.
+    // Content that is gone here still exists there.
     stage.forget();
     assert!(stage.artifacts().is_empty());
     holds_made(&other, &theirs);
@@ -36,7 +37,8 @@ fn holds_made(stage: &Stage, text: &str) {
     );
 }
 
-/// As docs/security.md says of it: a tenant is a name, and what it kept is there for the next namespace that has it.
+/// As docs/security.md says of it: a tenant is a name, and what it kept is there for the next
+/// namespace that has it.
 pub(super) fn same_name_again(stage: &Stage) {
     let theirs = stage.make("made");
     let uid = |stage: &Stage| {
@@ -69,7 +71,8 @@ pub(super) fn forged(stage: &Stage) {
     );
     stage.delete("pod/forged");
 
-    // Somebody's CSIDriver object has kubelet say nothing, and what is forged arrives: it is not believed.
+    // With a wrong CSIDriver object kubelet adds nothing, and forged keys arrive: they are not
+    // trusted.
     let silent = Silent::kubelet(stage.cluster);
     forge();
     stage.event("forged", &["belongs to another pod"]);

@@ -32,14 +32,15 @@ pub(super) fn driver_killed(stage: &Stage) {
 pub(super) fn kubelet_restarted(stage: &Stage) {
     let mut before = Step::runs(stage, "before");
     drop(stage.cluster.without("kubelet"));
-    // It publishes everything again, and has to be registered with anew; a new pod starts only when both are done.
+    // It publishes everything again and needs a new registration; a new pod starts only after both.
     let after = new_step_starts(stage, "after");
     before.works();
     before.ends();
     after.ends();
 }
 
-/// A file that lies where a volume is to be mounted. It goes with this, also in a case that fails: else the pod could not go.
+/// A file that lies where a volume is to be mounted. It goes with this, also in a case that fails:
+/// else the pod could not go.
 struct Obstacle(PathBuf);
 
 impl Drop for Obstacle {
@@ -48,11 +49,12 @@ impl Drop for Obstacle {
     }
 }
 
-/// A pod for which the driver refuses the volume `scratch`, so that kubelet asks for it again and again, until what is returned
-/// is dropped.
+/// A pod for which the driver refuses the volume `scratch`, so that kubelet asks for it again and
+/// again, until what is returned is dropped.
 fn refused(stage: &Stage, name: &str, from: &str) -> Obstacle {
     let pod = Stage::filled("consumer.yaml", &[("NAME", name), ("FROM", from)]);
-    // Kubelet hears of it only when the obstacle is there. And it asks the API server for nothing, which may be gone in a moment.
+    // Kubelet hears of it only when the obstacle is there. And it asks the API server for nothing,
+    // which may be gone in a moment.
     let gated =
         "spec:\n  automountServiceAccountToken: false\n  schedulingGates: [{name: e2e/obstacle}]\n";
     stage.apply_text(&pod.replacen("spec:\n", gated, 1));
@@ -69,12 +71,12 @@ fn refused(stage: &Stage, name: &str, from: &str) -> Obstacle {
     obstacle
 }
 
-/// What the driver says when it is not entered in the API.
+/// The driver's message when the API lacks it.
 const REFUSED: &str = "kubelet did not register the driver";
 
 pub(super) fn api_server_away(stage: &Stage) {
     let running = Step::runs(stage, "running");
-    // What it has marked is kept without anybody being asked, and another pod waits for that.
+    // Marked content is kept without a query, and another pod waits for it.
     let then = "until [ -e /cache-unmarked/end ]; do sleep 0.1; done";
     stage.apply_with("marker.yaml", &[("NAME", "marks"), ("THEN", then)]);
     stage.ready("marks");
@@ -86,7 +88,7 @@ pub(super) fn api_server_away(stage: &Stage) {
 
     let begin = SystemTime::now();
     let away = stage.cluster.without("kube-apiserver");
-    // Nobody can be asked how it ended, so nothing is committed, and nothing thrown away.
+    // The outcome cannot be queried, so nothing is committed and nothing is discarded.
     running.told_to_end();
     let wait_for_outcome = || {
         let volumes = stage.list("volumes");
@@ -99,7 +101,7 @@ pub(super) fn api_server_away(stage: &Stage) {
         (wait_for_outcome() == 2).then_some(())
     });
     assert!(stage.artifacts().is_empty(), "{:?}", stage.artifacts());
-    // A pod is given its volumes, and starts: one whose volume was asked for before, and one for which kubelet asks anew.
+    // A pod gets its volumes and starts: one volume was requested before, one is requested again.
     drop(obstacle);
     stage.touch_from_outside(&marks, "cache-unmarked", "end");
     for pod in [&waits, &refused] {
@@ -112,7 +114,8 @@ pub(super) fn api_server_away(stage: &Stage) {
     }
     let marked = ["artifact/marks", "task-cache/marks"];
     assert_eq!(stage.artifacts(), marked);
-    // The next driver knows what this one knew, and mounts stay. (Kubelet has no calls for it before it can enter it in the API.)
+    // The next driver knows what this one knew, and mounts stay. (Kubelet has no calls for it
+    // before it can enter it in the API.)
     stage.cluster.replace_driver();
     stage.cluster.driver_answers();
     assert_eq!(stage.artifacts(), marked);
@@ -142,7 +145,7 @@ pub(super) fn api_server_away(stage: &Stage) {
         assert_eq!(stage.logs(pod), "marks\n");
     }
     stage.hold(&marked.map(|reference| (reference, "file", "marks\n")));
-    // It is said, and nobody is alarmed: it is no failure of the driver's.
+    // It is an event, not an alert: the driver did not fail.
     let broken = "the watch over pods is broken";
     // The API server was away when that one was killed, and may not know yet which it was.
     let last = eventually("the log of the driver that was killed", || {
@@ -156,13 +159,15 @@ pub(super) fn api_server_away(stage: &Stage) {
     };
     assert_eq!(alarming(&last), [""; 0]);
     assert!(log.contains(broken), "{log}");
-    // But by kubelet, perhaps, once: it may be a moment later than the driver to hear that the API server is back.
+    // But by kubelet, perhaps, once: it may be a moment later than the driver to hear that the API
+    // server is back.
     let late = alarming(&log);
     assert!(late.len() <= 1, "{late:#?}");
     let is_late = |line: &String| line.contains(REFUSED) && line.contains("offering it again");
     assert!(late.iter().all(is_late), "{late:#?}");
-    // The next one was refused by kubelet, which is said once, however often it was offered; and is registered now. Whether it
-    // heard of the API server itself before that depends on how long that took to come up: it is offered now and then in any case.
+    // The next one was refused by kubelet, which is said once, however often it was offered; and is
+    // registered now. Whether it heard of the API server itself before that depends on how long
+    // that took to come up: it is offered now and then in any case.
     let warned = |line: &&str| line.contains("\"WARN\"") && line.contains(REFUSED);
     assert_eq!(log.lines().filter(warned).count(), 1, "{log}");
     let at = |what: &str| log.find(what).unwrap_or_else(|| panic!("{what}: {log}"));
@@ -184,7 +189,8 @@ pub(super) fn driver_killed_again_and_again(stage: &Stage) {
             Stage::filled("killed.yaml", &[("NAME", name), ("THEN", then)])
         })
         .collect();
-    // Each has three volumes. A volume has a directory from the first moment of its publish to the last of its unpublish.
+    // Each has three volumes. A volume has a directory from the first moment of its publish to the
+    // last of its unpublish.
     let published = |cluster: &Cluster| cluster.in_pool("volumes").len();
     stage.apply_text(&manifests.join("---\n"));
     for least in [6, 24] {
@@ -263,7 +269,8 @@ pub(super) fn force_deleted(stage: &Stage) {
     force("writes");
     stage.settled();
 
-    // Something that is none of the pod's processes has a file open, and goes on writing when the pod is gone.
+    // Something that is none of the pod's processes has a file open, and goes on writing when the
+    // pod is gone.
     let uid = Step::runs(stage, "held").uid().to_owned();
     let held = stage.volume_from_outside(&uid, "out").join("held");
     let mut held =

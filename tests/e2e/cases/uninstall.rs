@@ -7,11 +7,11 @@ use std::path::Path;
 use crate::cluster::{Cluster, eventually, succeed};
 use crate::stage::{Stage, items};
 
-/// What people copy from, and the driver's name in it.
+/// The manifest that people copy, and the driver's name in it.
 const PAGE: &str = "docs/install.md";
 const DRIVER: &str = "baggageclaim.csi.concourse-ci.org";
 const POOL: &str = "/var/lib/baggageclaim";
-/// What the overlay for trying out mounts there.
+/// The mount of the overlay for trials.
 const POOL_IMAGE: &str = "/var/lib/baggageclaim.img";
 /// Kubelet's directory, on the page.
 const KUBELET: &str = "/var/lib/kubelet";
@@ -27,7 +27,7 @@ pub(super) fn uninstalled(stage: &Stage) {
     stage.apply("scratch.yaml");
     stage.ready("scratch");
 
-    // What of this is not there could not be missed when it is looked for in the end.
+    // Only existing things can be missed at the end.
     let nodes = cluster.get(&["csinodes"]);
     for node in items(&nodes) {
         let drivers = node["spec"]["drivers"].as_array().into_iter().flatten();
@@ -43,7 +43,8 @@ pub(super) fn uninstalled(stage: &Stage) {
     let [users, volumes, delete, on_nodes @ .., labels] = &mut commands[..] else {
         panic!("{PAGE} tells too little: {commands:?}");
     };
-    // Who still needs the driver is named, and those whose pods have ended are not in the way.
+    // The refusal names the pods that still need the driver. Pods that have ended are not in the
+    // way.
     stage.delete("pod/made");
     assert_eq!(
         users.run(cluster),
@@ -51,7 +52,8 @@ pub(super) fn uninstalled(stage: &Stage) {
     );
     stage.delete("pod/scratch");
     assert_eq!(users.run(cluster), "");
-    // It was deleted without grace, so kubelet may not have heard of it yet; without the driver its volume would stay.
+    // It was deleted without grace, so kubelet may not have heard of it yet; without the driver its
+    // volume would stay.
     assert!(
         volumes.text.contains("/baggageclaim volumes"),
         "{volumes:?}"
@@ -86,7 +88,7 @@ pub(super) fn uninstalled(stage: &Stage) {
     assert_eq!(cluster.driver_processes(), [0; 0]);
     let mounts = cluster.volume_mounts();
     assert!(mounts.is_empty(), "mounts are left: {mounts:#?}");
-    // In case somebody comes back.
+    // In case it returns.
     assert!(cluster.on_node(POOL).join("pool.json").exists());
     assert!(!cluster.in_pool("layers").is_empty());
 
@@ -123,7 +125,8 @@ pub(super) fn uninstalled(stage: &Stage) {
     stage.make("made");
 }
 
-/// That nothing on the node tells that the driver was there, but an empty disk where it had one of its own.
+/// That nothing on the node tells that the driver was there, but an empty disk where it had one of
+/// its own.
 fn assert_none_left(cluster: &Cluster) {
     for directory in ["plugins", "plugins_registry"] {
         let path = cluster.on_node(&format!("{}/{directory}", cluster.kubelet()));
@@ -161,7 +164,7 @@ fn is_mounted(cluster: &Cluster, path: &str) -> bool {
 #[derive(Debug)]
 struct Told {
     text: String,
-    /// After the prompt `#`: root's, on each node. After `$` it is for whoever has kubectl.
+    /// Lines after the prompt `#` are for root on each node, lines after `$` for a user of kubectl.
     on_node: bool,
     /// When it is to be run, in the page's words.
     only: Option<String>,

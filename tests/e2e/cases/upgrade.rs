@@ -26,7 +26,8 @@ pub(super) fn upgraded(stage: &Stage) {
 
     let (begin, followed) = (SystemTime::now(), cluster.follow_driver_log());
     let upgrade = Upgrade::begin(cluster);
-    // A pod that comes in the middle of it starts, whichever of the two drivers is there when kubelet has got so far.
+    // A pod that comes in the middle of it starts, whichever of the two drivers is there when
+    // kubelet has got so far.
     let mut meanwhile = Step::comes(stage, "meanwhile");
     cluster.driver_ready();
     assert_ne!(cluster.driver_process(), old);
@@ -42,7 +43,7 @@ pub(super) fn upgraded(stage: &Stage) {
     drop(followed);
     meanwhile.works();
     before.works();
-    // What was set counts, also for who asks for what the last driver has published.
+    // The new setting applies even to volumes that the last driver published.
     stage.apply_with(
         "reader.yaml",
         &[("NAME", "asks"), ("FROM", "artifact/before")],
@@ -71,7 +72,7 @@ fn has_published(log: &str, stage: &Stage, pod: &str) -> bool {
     })
 }
 
-/// What the driver's pod is made of.
+/// The spec of the driver's pod.
 fn image(cluster: &Cluster) -> String {
     let pods = cluster.get(&["pods", "--namespace=baggageclaim"]);
     let [pod] = &items(&pods).collect::<Vec<_>>()[..] else {
@@ -81,7 +82,8 @@ fn image(cluster: &Cluster) -> String {
     image.expect("it has one").to_owned()
 }
 
-/// Another version of the driver is installed. When this is dropped it is the old one again: the next case needs it.
+/// Another version of the driver is installed. When this is dropped it is the old one again: the
+/// next case needs it.
 struct Upgrade<'a>(&'a Cluster);
 
 impl<'a> Upgrade<'a> {

@@ -1,8 +1,8 @@
-//! Where the demo plays: a mount namespace of its own, a directory for its sockets and pods, and a filesystem for the
-//! pool. Made once, cleared at the end; what it holds for others to use are paths.
+//! Where the demo runs: a private mount namespace with a directory for sockets and pods, and a
+//! filesystem for the pool.
 //!
-//! The namespace ends with the last process in it, and the image of the filesystem has no name any more once it is
-//! mounted: after a `kill -9` two empty directories in the temporary directory are all that is left.
+//! The namespace ends with its last process, and the mounted image is unlinked. So a `kill -9`
+//! leaves only two empty directories in the temporary directory.
 
 use std::collections::HashSet;
 use std::fs;
@@ -17,10 +17,10 @@ use rustix::process::{Pid, Signal};
 use super::step::run_program;
 use super::{Error, Filesystem, Options};
 
-/// Sparse: what is not written takes nothing.
+/// A sparse file.
 const IMAGE_BYTES: u64 = 16 << 30;
 
-/// The process groups of the steps that run.
+/// The process groups of the running steps.
 #[derive(Debug, Clone, Default)]
 pub(super) struct Groups(Arc<Mutex<HashSet<Pid>>>);
 
@@ -35,45 +35,42 @@ impl Groups {
 
     fn kill(&self) {
         for leader in self.0.lock().iter() {
-            // Already gone is as good.
+            // It may have ended already.
             let _ = rustix::process::kill_process_group(*leader, Signal::KILL);
         }
     }
 }
 
-/// Where a driver and its pool are.
+/// The paths of one driver and its pool.
 #[derive(Debug)]
-pub(super) struct Place {
+pub(super) struct Paths {
     pub(super) pool: PathBuf,
     pub(super) socket: PathBuf,
     /// Kubelet's root directory.
     pub(super) kubelet: PathBuf,
-    /// Where the driver writes what it has to say.
     pub(super) log: PathBuf,
-    /// A file that an archive may lie in.
+    /// Where an archive can be written.
     pub(super) archive: PathBuf,
 }
 
-/// The stage.
 #[derive(Debug)]
-pub(super) struct Stage {
+pub(super) struct Sandbox {
     /// A directory in memory: sockets, pods, logs.
     base: PathBuf,
-    /// The pool's directory.
     pub(super) pool: PathBuf,
-    /// What the pool lies on, for people.
+    /// The filesystem of the pool, as text.
     pub(super) ground: String,
     image: Option<PathBuf>,
     keep: bool,
     cleared: bool,
-    /// What runs.
+    /// The running steps.
     pub(super) groups: Groups,
 }
 
-impl Stage {
-    /// Leaves the mount namespace that this thread shares with others, and sets the stage in a new one. Every process
-    /// and thread that this thread starts from here on is in it.
-    pub(super) fn set(options: &Options) -> Result<Self, Error> {
+impl Sandbox {
+    /// Gives this thread a new mount namespace and mounts everything there. Processes and threads
+    /// that it starts from then on share the namespace.
+    pub(super) fn make(options: &Options) -> Result<Self, Error> {
         nix::sched::unshare(nix::sched::CloneFlags::CLONE_NEWNS).map_err(Error::NeedsMounts)?;
         rustix::mount::mount_change(
             "/",
@@ -83,7 +80,7 @@ impl Stage {
         let name = format!("baggageclaim-demo-{}", std::process::id());
         let base = std::env::temp_dir().join(&name);
         make_dir(&base)?;
-        let mut stage = Self {
+        let mut sandbox = Self {
             pool: base.join("fs/pool"),
             ground: String::new(),
             image: None,
@@ -94,23 +91,23 @@ impl Stage {
         };
         rustix::mount::mount(
             "baggageclaim-demo",
-            &stage.base,
+            &sandbox.base,
             "tmpfs",
             MountFlags::NOSUID | MountFlags::NODEV,
             c"mode=0755",
         )
-        .map_err(|errno| Error::io("mount a tmpfs on", &stage.base, errno))?;
+        .map_err(|errno| Error::io("mount a tmpfs on", &sandbox.base, errno))?;
         for dir in ["kubelet", "step", "fs"] {
-            make_dir(&stage.base.join(dir))?;
+            make_dir(&sandbox.base.join(dir))?;
         }
         if let Some(pool) = &options.pool {
-            stage.pool =
+            sandbox.pool =
                 std::path::absolute(pool).map_err(|source| Error::io("find", pool, source))?;
-            stage.ground = stage.pool.display().to_string();
+            sandbox.ground = sandbox.pool.display().to_string();
         } else {
-            stage.ground = stage.make_filesystem(options.filesystem)?;
+            sandbox.ground = sandbox.make_filesystem(options.filesystem)?;
         }
-        Ok(stage)
+        Ok(sandbox)
     }
 
     /// Kubelet's root directory.
@@ -118,9 +115,9 @@ impl Stage {
         self.base.join("kubelet")
     }
 
-    /// Where the driver is.
-    pub(super) fn place(&self) -> Place {
-        Place {
+    /// The paths of the driver.
+    pub(super) fn paths(&self) -> Paths {
+        Paths {
             pool: self.pool.clone(),
             socket: self.base.join("csi.sock"),
             kubelet: self.kubelet(),
@@ -129,10 +126,10 @@ impl Stage {
         }
     }
 
-    /// Where another driver is, with a fresh pool.
-    pub(super) fn second_place(&self) -> Result<Place, Error> {
+    /// The paths of a second driver with a new pool.
+    pub(super) fn second_paths(&self) -> Result<Paths, Error> {
         let base = self.base.join("second");
-        let place = Place {
+        let paths = Paths {
             pool: self.base.join("fs/second-pool"),
             socket: base.join("csi.sock"),
             kubelet: base.join("kubelet"),
@@ -140,21 +137,20 @@ impl Stage {
             archive: base.join("archive.tar.zst"),
         };
         make_dir(&base)?;
-        make_dir(&place.kubelet)?;
-        Ok(place)
+        make_dir(&paths.kubelet)?;
+        Ok(paths)
     }
 
-    /// Where the driver writes what it has to say.
     pub(super) fn log(&self) -> PathBuf {
         self.base.join("driver.log")
     }
 
-    /// Where a step sees its volumes.
+    /// The directory of a step's volumes.
     pub(super) fn step_root(&self) -> PathBuf {
         self.base.join("step")
     }
 
-    /// Makes an image in the temporary directory and mounts it; says what it is.
+    /// Makes an image in the temporary directory and mounts it; returns its description.
     fn make_filesystem(&mut self, wanted: Filesystem) -> Result<String, Error> {
         let kinds: &[Filesystem] = match wanted {
             Filesystem::Auto => &[Filesystem::Ext4, Filesystem::Xfs, Filesystem::Btrfs],
@@ -178,7 +174,7 @@ impl Stage {
                 Ok(()) => {
                     let shown = std::env::temp_dir();
                     if !self.keep {
-                        // The mount keeps it, and a killed demo leaves nothing.
+                        // The mount keeps the content, and a killed demo leaves no file.
                         fs::remove_file(&image)
                             .map_err(|source| Error::io("remove", &image, source))?;
                         self.image = None;
@@ -194,17 +190,17 @@ impl Stage {
         )))
     }
 
-    /// Kills what steps still run.
+    /// Kills the running steps.
     pub(super) fn end_steps(&self) {
         self.groups.kill();
     }
 
-    /// Takes everything down, and says when something stays.
+    /// Unmounts and removes everything; returns an error if something remains.
     pub(super) fn clear(mut self) -> Result<(), Error> {
         self.take_down()
     }
 
-    /// Mount points at or below the stage's directory, deepest first.
+    /// Mount points at or below the base directory, deepest first.
     fn mounts(&self) -> Result<Vec<PathBuf>, Error> {
         let table = baggageclaim::sys::mount_table().map_err(|error| Error::Left {
             path: self.base.clone(),
@@ -219,7 +215,7 @@ impl Stage {
         Ok(mounts)
     }
 
-    /// Mounts of pods that are still there.
+    /// The number of mounts of pods.
     pub(super) fn pods_mounts(&self) -> Result<usize, Error> {
         let kubelet = self.kubelet();
         let below = |point: &PathBuf| point.starts_with(&kubelet);
@@ -236,7 +232,7 @@ impl Stage {
             let kept = self.base.with_extension("log");
             log = fs::copy(self.log(), &kept).ok().map(|_| kept);
         }
-        // Mounts stack, so more than one round may be needed.
+        // Mounts stack, so this may need several rounds.
         for _ in 0..64 {
             let mounts = self.mounts()?;
             if mounts.is_empty() {
@@ -244,7 +240,7 @@ impl Stage {
             }
             for point in mounts {
                 let flags = UnmountFlags::NOFOLLOW | UnmountFlags::DETACH;
-                // What fails is seen in the next round.
+                // The next round sees a mount that failed to go.
                 let _ = rustix::mount::unmount(&point, flags);
             }
         }
@@ -270,7 +266,7 @@ impl Stage {
     }
 }
 
-impl Drop for Stage {
+impl Drop for Sandbox {
     fn drop(&mut self) {
         if let Err(error) = self.take_down() {
             say(&error.to_string());
@@ -278,10 +274,9 @@ impl Drop for Stage {
     }
 }
 
-/// Prints a line about the stage itself.
 pub(super) fn say(line: &str) {
     use std::io::Write as _;
-    // Nobody may be there to read it.
+    // Stdout may be closed.
     let _ = writeln!(std::io::stdout(), "  {line}");
 }
 
@@ -292,8 +287,8 @@ fn make_dir(path: &Path) -> Result<(), Error> {
         .map_err(|source| Error::io("make", path, source))
 }
 
-/// The name of a filesystem, the program that makes it, and its arguments: nothing is written that the kernel can
-/// write later.
+/// The name of a filesystem, its mkfs program, and the arguments. They leave to the kernel all that
+/// can be written later.
 fn mkfs(kind: Filesystem) -> (&'static str, &'static str, &'static [&'static str]) {
     match kind {
         Filesystem::Auto | Filesystem::Ext4 => (

@@ -1,9 +1,9 @@
-//! The Controller and GroupController services over claims on two nodes: what is made goes where it is wanted, stays
-//! where it is, and every answer says where that is.
+//! The Controller and GroupController services over claims on two nodes: what is made goes where it
+//! is wanted, stays where it is, and every answer says where that is.
 
+use super::super::*;
 use super::fake::Fake;
-use super::tests::{ALL, attach, create, empty, made, service};
-use super::*;
+use super::{ALL, attach, create, empty, made, service};
 use crate::csi::group;
 use csi::group_controller_server::GroupController;
 use csi::volume_content_source::{SnapshotSource, Type as From, VolumeSource};

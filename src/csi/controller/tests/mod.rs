@@ -1,25 +1,28 @@
-//! The Controller and GroupController services over claims in memory: what they advertise, answer and refuse.
-//! Parsing and rendering have tests of their own beside them.
+//! The Controller and GroupController services over claims in memory: what they advertise, answer
+//! and refuse. Parsing and rendering have tests of their own beside them.
+
+pub(in crate::csi) mod fake;
+mod places;
 
 use std::sync::Arc;
 
 use tonic::Code;
 
-use super::fake::Fake;
 use super::*;
 use crate::csi::group;
 use csi::group_controller_server::GroupController;
 use csi::volume_capability::access_mode::Mode;
 use csi::volume_capability::{AccessMode, AccessType, BlockVolume, MountVolume};
+use fake::Fake;
 
-pub(super) const ALL: Features = Features {
+const ALL: Features = Features {
     controller: true,
     alpha: true,
     attach: true,
     most_volumes: None,
 };
 
-pub(super) fn service(fake: &Arc<Fake>, features: Features) -> Service {
+fn service(fake: &Arc<Fake>, features: Features) -> Service {
     Service::new(features, fake.found())
 }
 
@@ -30,7 +33,7 @@ fn wanted(mode: Mode) -> csi::VolumeCapability {
     }
 }
 
-pub(super) fn create(name: &str) -> csi::CreateVolumeRequest {
+fn create(name: &str) -> csi::CreateVolumeRequest {
     csi::CreateVolumeRequest {
         name: name.into(),
         volume_capabilities: vec![wanted(Mode::SingleNodeWriter)],
@@ -38,12 +41,12 @@ pub(super) fn create(name: &str) -> csi::CreateVolumeRequest {
     }
 }
 
-pub(super) async fn made(service: &Service, name: &str) -> csi::Volume {
+async fn made(service: &Service, name: &str) -> csi::Volume {
     let answer = service.create_volume(Request::new(create(name))).await;
     answer.expect(name).into_inner().volume.expect("required")
 }
 
-pub(super) fn empty<T: Default>() -> Request<T> {
+fn empty<T: Default>() -> Request<T> {
     Request::new(T::default())
 }
 
@@ -51,7 +54,7 @@ fn code<T>(answer: Result<Response<T>, Status>) -> Code {
     answer.map_or_else(|status| status.code(), |_| Code::Ok)
 }
 
-pub(super) fn attach(volume: &str, node: &str) -> csi::ControllerPublishVolumeRequest {
+fn attach(volume: &str, node: &str) -> csi::ControllerPublishVolumeRequest {
     csi::ControllerPublishVolumeRequest {
         volume_id: volume.into(),
         node_id: node.into(),
@@ -358,6 +361,7 @@ async fn what_is_not_advertised_is_not_served() {
 type Change = fn(&mut csi::ValidateVolumeCapabilitiesRequest);
 
 #[tokio::test]
+#[expect(clippy::too_many_lines, reason = "one scenario, told in order")]
 async fn what_a_volume_is_not_is_told_and_no_error() {
     let service = service(&Arc::default(), ALL);
     let id = made(&service, "pvc-1").await.volume_id;

@@ -1,5 +1,5 @@
-//! The part of the pipeline in another pool: the program leaves as an archive, comes in by its
-//! digest, and runs there. The commands are run as a person would run them, and timed.
+//! The part of the pipeline in a second pool: exports the program as an archive, imports it by its
+//! digest, and runs it there. Calls the commands as a user does, and times them.
 
 #![expect(
     clippy::disallowed_types,
@@ -10,16 +10,17 @@ use std::path::PathBuf;
 use std::process::Command;
 use std::time::{Duration, Instant};
 
-use super::{PROGRAM, Pipeline, SOURCES};
+use super::steps::read_and_run;
+use super::{PROGRAM, Pipeline};
 use crate::demo::driver::Driver;
-use crate::demo::report::{bytes, seconds};
-use crate::demo::step::{in_room, on_thread};
-use crate::demo::tree::{Fingerprint, content};
-use crate::demo::{Error, Options, project};
+use crate::demo::report::{bytes, micros, seconds};
+use crate::demo::step::{in_container, on_thread};
+use crate::demo::tree::Fingerprint;
+use crate::demo::{Error, Options};
 use baggageclaim::kubelet_double::{Kubelet, PublishOptions};
 
 impl Pipeline<'_> {
-    /// Copies the program to a fresh pool with a driver of its own, and runs it there.
+    /// Copies the program to a new pool with its own driver, and runs it there.
     pub(super) async fn another_pool(
         &mut self,
         built: Fingerprint,
@@ -30,7 +31,7 @@ impl Pipeline<'_> {
             "copy",
             "exports the program, imports it by its digest into a fresh pool, and runs it there",
         );
-        let (here, there) = (self.stage.place(), self.stage.second_place()?);
+        let (here, there) = (self.sandbox.paths(), self.sandbox.second_paths()?);
         let archive = there.archive.clone();
         let (driver, kubelet) = Driver::start(&there, options).await?;
         let verb = |pool: &PathBuf, arguments: &[&str]| {
@@ -64,7 +65,7 @@ impl Pipeline<'_> {
             bytes(size.len()),
             seconds(exporting),
             seconds(importing),
-            super::micros(fork),
+            micros(fork),
         ));
         self.claim(
             received == built && runs == said && !digest.is_empty(),
@@ -74,19 +75,14 @@ impl Pipeline<'_> {
         Ok(())
     }
 
-    /// Runs the program of the other pool over the sources of this one: what it holds, what it
-    /// says, and what its fork took.
+    /// Runs the program of the second pool on the sources of the first. Returns its fingerprint,
+    /// its output, and the duration of its fork's publish.
     async fn run_there(
         &mut self,
         kubelet: &Kubelet,
     ) -> Result<(Fingerprint, String, Duration), Error> {
         let mut step = self.step("copy");
-        self.mount(
-            &mut step,
-            "src",
-            &["type=input", &format!("from={SOURCES}")],
-        )
-        .await?;
+        self.mount_sources(&mut step).await?;
         let pod = kubelet.pod(&self.namespace, "copy");
         let input = [("type", "input"), ("from", PROGRAM)];
         let published = pod.publish("program", input, PublishOptions::default());
@@ -95,13 +91,7 @@ impl Pipeline<'_> {
             .map_err(Error::refused("publish the program in the other pool"))?;
         let mut mounts = step.mounts();
         mounts.push(("program".to_owned(), published.target.clone()));
-        let (received, runs) = in_room(self.stage, mounts, |room| {
-            Ok((
-                content(&room.volume("program"))?,
-                project::run(room, "program")?,
-            ))
-        })
-        .await?;
+        let (received, runs) = in_container(self.sandbox, mounts, read_and_run).await?;
         pod.unpublish("program")
             .await
             .map_err(Error::refused("unpublish the program in the other pool"))?;
@@ -113,7 +103,7 @@ impl Pipeline<'_> {
     }
 }
 
-/// Runs a command to its end; what it printed, and how long it took.
+/// Runs a command to its end; returns its output and its duration.
 async fn run(mut command: Command) -> Result<(Vec<u8>, Duration), Error> {
     on_thread(move || {
         let began = Instant::now();
