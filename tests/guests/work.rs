@@ -310,7 +310,7 @@ impl<'a> Work<'a> {
     /// An archive becomes an artifact, which is durable when the answer comes.
     async fn import(&mut self) -> Result<(), Error> {
         let name = format!("{OUTPUT}-{}-{}", self.place.seed, self.number);
-        let archive = archive_of(self.place, &name);
+        let archive = archive_of(&name);
         let request = ImportRequest {
             tenant: "ci".parse().expect("a tenant"),
             reference: format!("artifact/{name}").parse().expect("a reference"),
@@ -446,12 +446,11 @@ impl<'a> Work<'a> {
     }
 }
 
-/// An archive of what an output of this name holds. It is made in memory, beside the targets.
-fn archive_of(place: &Place, name: &str) -> Vec<u8> {
-    let root = place.targets.with_file_name(format!("archive-{name}"));
-    fs::create_dir(&root).expect("mkdir");
-    facts::write_output(&root, name).expect("memory");
-    let tree = Dir::open(&root).expect("open");
+/// An archive of what an output of this name holds. It is made in memory.
+fn archive_of(name: &str) -> Vec<u8> {
+    let root = tempfile::tempdir().expect("a temporary folder");
+    facts::write_output(root.path(), name).expect("memory");
+    let tree = Dir::open(root.path()).expect("open");
     let how = Pack {
         codec: Codec::Zstd(1),
         devices: false,
@@ -459,7 +458,6 @@ fn archive_of(place: &Place, name: &str) -> Vec<u8> {
     };
     let mut bytes = Vec::new();
     archive::pack(&tree, &mut bytes, how, &Progress::default(), &|| false).expect("pack");
-    fs::remove_dir_all(root).expect("rm");
     bytes
 }
 

@@ -2,18 +2,21 @@
 //! turn.
 
 use std::fs;
+use std::sync::Arc;
 use std::time::Duration;
 
 use baggageclaim::admin;
+use baggageclaim::archive::Codec;
 use baggageclaim::engine::Source;
 use baggageclaim::proto::admin::v1 as api;
 use baggageclaim::server::Drain;
 use tokio::sync::mpsc;
+use tokio::task::JoinHandle;
 use tokio_stream::wrappers::ReceiverStream;
-use tonic::Code;
+use tonic::{Code, Streaming};
 
-use crate::common::bench::{Ground, eventually, names, soon};
-use crate::engine::{bench, request};
+use crate::common::bench::{Bench, Ground, soon};
+use crate::engine::bench;
 
 /// How many transfers have a thread.
 const AT_A_TIME: usize = 4;
@@ -29,6 +32,55 @@ fn head(reference: &str) -> api::ImportPart {
     }
 }
 
+/// A service that waits this long for its callers.
+struct Served {
+    bench: Bench,
+    drain: Drain,
+    serving: JoinHandle<baggageclaim::server::Result<()>>,
+}
+
+const STALL: Duration = Duration::from_millis(300);
+
+impl Served {
+    async fn new(bench: Bench) -> Self {
+        let socket = admin::bind(&bench.pool()).await.expect("bind");
+        let drain = Drain::new(Duration::ZERO);
+        let serving = admin::serve(socket, bench.engine.clone(), drain.clone(), STALL);
+        let serving = tokio::spawn(serving);
+        Self {
+            bench,
+            drain,
+            serving,
+        }
+    }
+
+    /// A connection of its own: a full window of one must not stop another.
+    async fn connect(&self) -> admin::Client {
+        admin::connect(&self.bench.pool()).await.expect("connect")
+    }
+
+    async fn finish(self) {
+        self.drain.begin();
+        self.drain.close();
+        let served = soon("the end of the service", self.serving).await;
+        served.expect("no panic").expect("it is served");
+        self.bench.finish().await;
+    }
+}
+
+/// Reads until the error that ends the stream.
+async fn ends_with<T>(mut answers: Streaming<T>, why: &str) {
+    let status = loop {
+        match soon("an answer", answers.message()).await {
+            Ok(Some(_)) => {}
+            Ok(None) => panic!("it ended without an error"),
+            Err(status) => break status,
+        }
+    };
+    assert!(status.message().contains(why), "{status}");
+    assert_eq!(status.code(), Code::DeadlineExceeded, "{status}");
+}
+
 #[tokio::test(flavor = "multi_thread")]
 async fn callers_that_stall_do_not_keep_others_from_their_turn() {
     let bench = bench!(Ground::ALL[0]);
@@ -40,109 +92,61 @@ async fn callers_that_stall_do_not_keep_others_from_their_turn() {
         })
         .await;
     let id = bench.artifact("artifact/large").expect("it is there").id;
-    let export = || api::ExportRequest {
-        format: api::Format::Tar.into(),
-        source: Some(api::export_request::Source::ArtifactId(id.to_string())),
-    };
-    let socket = admin::bind(&bench.pool()).await.expect("bind");
-    let drain = Drain::new(Duration::ZERO);
-    let stall = Duration::from_millis(300);
-    let serving = admin::serve(socket, bench.engine.clone(), drain.clone(), stall);
-    let serving = tokio::spawn(serving);
-    let client = admin::connect(&bench.pool()).await.expect("connect");
-
+    let served = Served::new(bench).await;
     // Half of them take nothing, the others send nothing.
-    let mut exports = Vec::new();
-    let mut imports = Vec::new();
-    let mut senders = Vec::new();
+    let (mut exports, mut imports, mut senders) = (Vec::new(), Vec::new(), Vec::new());
     for number in 0..AT_A_TIME / 2 {
-        // One connection each: a full window of one must not stop another.
-        let mut client = admin::connect(&bench.pool()).await.expect("connect");
-        exports.push(
-            client
-                .export(export())
-                .await
-                .expect("it begins")
-                .into_inner(),
-        );
-        let mut client = admin::connect(&bench.pool()).await.expect("connect");
+        let request = api::ExportRequest {
+            format: api::Format::Tar.into(),
+            source: Some(api::export_request::Source::ArtifactId(id.to_string())),
+        };
+        let answers = served.connect().await.export(request).await;
+        exports.push(answers.expect("it begins").into_inner());
         let (parts, sent) = mpsc::channel(1);
         let part = head(&format!("artifact/stalls-{number}"));
         parts.send(part).await.expect("sent");
         senders.push(parts);
-        let answers = client.import(ReceiverStream::new(sent)).await;
+        let sent = ReceiverStream::new(sent);
+        let answers = served.connect().await.import(sent).await;
         imports.push(answers.expect("it begins").into_inner());
     }
-    let incoming = bench.pool().join("incoming");
-    eventually("all of them run", || names(&incoming).len() == AT_A_TIME).await;
-
+    let engine = &served.bench.engine;
     // The next one waits for its turn, and gets it.
-    let opened = bench
-        .engine
-        .export(Source::Artifact(id))
-        .await
-        .expect("open");
-    let packed = bench.engine.pack(
-        opened,
-        baggageclaim::archive::Codec::Plain,
-        std::io::sink(),
-        std::sync::Arc::default(),
-    );
+    let opened = engine.export(Source::Artifact(id)).await.expect("open");
+    let packed = engine.pack(opened, Codec::Plain, std::io::sink(), Arc::default());
     soon("its turn", packed).await.expect("it is packed");
-
-    for mut answers in imports {
-        let status = loop {
-            match soon("an answer", answers.message()).await {
-                Ok(Some(_)) => {}
-                Ok(None) => panic!("it ended without an error"),
-                Err(status) => break status,
-            }
-        };
-        assert!(
-            status
-                .message()
-                .contains("the caller sent nothing for 300ms"),
-            "{status}"
-        );
-        assert_eq!(status.code(), Code::DeadlineExceeded, "{status}");
+    for answers in imports {
+        ends_with(answers, "the caller sent nothing for 300ms").await;
     }
-    for mut answers in exports {
+    for answers in exports {
         // It reads again, and is told.
-        let status = loop {
-            match soon("an answer", answers.message()).await {
-                Ok(Some(_)) => {}
-                Ok(None) => panic!("it ended without an error"),
-                Err(status) => break status,
-            }
-        };
-        assert!(
-            status
-                .message()
-                .contains("the caller took nothing for 300ms"),
-            "{status}"
-        );
-        assert_eq!(status.code(), Code::DeadlineExceeded, "{status}");
+        ends_with(answers, "the caller took nothing for 300ms").await;
     }
-    // One that goes on, however slowly, is not ended.
+    drop(senders);
+    served.finish().await;
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn a_caller_that_is_slow_does_not_stall() {
+    let served = Served::new(bench!(Ground::ALL[0])).await;
     let (parts, sent) = mpsc::channel(1);
-    let slow = tokio::spawn({
-        let mut client = client.clone();
-        async move {
-            let answers = client.import(ReceiverStream::new(sent)).await;
-            let mut answers = answers.expect("it begins").into_inner();
-            let mut end = None;
-            while let Some(answer) = answers.message().await.expect("it is imported") {
-                end = answer.end.or(end);
-            }
-            end
+    let mut client = served.connect().await;
+    let importing = tokio::spawn(async move {
+        let answers = client.import(ReceiverStream::new(sent)).await;
+        let mut answers = answers.expect("it begins").into_inner();
+        let mut end = None;
+        while let Some(answer) = answers.message().await.expect("it is imported") {
+            end = answer.end.or(end);
         }
+        end
     });
     parts.send(head("artifact/slow")).await.expect("sent");
-    let zeros = vec![0; 1024];
-    for byte in zeros.chunks(256) {
-        tokio::time::sleep(stall / 2).await;
+    // The end of an archive, which takes longer than a caller may say nothing.
+    for part in [0; 1024].chunks(256) {
+        tokio::time::sleep(STALL / 2).await;
+        let data = part.to_vec();
         let part = api::ImportPart {
-            data: byte.to_vec(),
+            data,
             ..api::ImportPart::default()
         };
         parts.send(part).await.expect("sent");
@@ -152,18 +156,7 @@ async fn callers_that_stall_do_not_keep_others_from_their_turn() {
         ..api::ImportPart::default()
     };
     parts.send(end).await.expect("sent");
-    assert!(slow.await.expect("no panic").expect("an end").named);
-    assert!(
-        bench
-            .artifact(&request("artifact/slow").reference.to_string())
-            .is_some()
-    );
-    drop((client, senders));
-    drain.begin();
-    drain.close();
-    soon("the end of the service", serving)
-        .await
-        .expect("no panic")
-        .expect("it is served");
-    bench.finish().await;
+    let end = importing.await.expect("no panic").expect("an end");
+    assert!(end.named && served.bench.artifact("artifact/slow").is_some());
+    served.finish().await;
 }
