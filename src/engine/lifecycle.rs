@@ -101,7 +101,7 @@ pub(super) enum Action {
     /// Wait for its pod's outcome for a bounded time.
     AwaitOutcome,
     /// Make its artifact durable.
-    Commit,
+    MakeDurable,
     /// Delete its directory.
     Delete,
     /// Forget it: its life is over.
@@ -194,7 +194,7 @@ pub(super) fn step(state: Lifecycle, observed: Observation) -> (Lifecycle, Actio
             Observation::OutcomeTold,
         ) => (state, Action::Nothing),
 
-        (Sealing, Observation::Visible) => (Sealed, Action::Commit),
+        (Sealing, Observation::Visible) => (Sealed, Action::MakeDurable),
         (Sealed, Observation::Durable) => (state, Action::Forget),
         // A write-back error takes a sealed volume back as long as it is not durable.
         (
@@ -262,7 +262,7 @@ mod tests {
         ("report", Action::ReportHeld),
         ("seal", Action::Seal),
         ("await", Action::AwaitOutcome),
-        ("commit", Action::Commit),
+        ("durable", Action::MakeDurable),
         ("delete", Action::Delete),
         ("forget", Action::Forget),
     ];
@@ -322,7 +322,7 @@ mod tests {
         Sing  Held              QSe!  report
         Sing  OutcomeMissing    Wait  await
         Sing  OutcomeTold       =
-        Sing  Visible           Sled  commit
+        Sing  Visible           Sled  durable
         Sing  GivenUp           =     forget
         Sing  Gone              =     forget
 

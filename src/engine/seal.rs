@@ -41,7 +41,7 @@ pub(super) async fn drive(inner: &Arc<Inner>, key: LayerId, mut action: Action) 
             Action::Seal => seal_or_give_up(inner, key, &mut short).await,
             Action::AwaitOutcome => await_outcome(inner, key).await,
             Action::Delete => delete(inner, key).await,
-            Action::Commit => {
+            Action::MakeDurable => {
                 // If the engine is closed, the next start does the rest.
                 inner.durability.commit(key);
                 return;
@@ -127,9 +127,9 @@ async fn seal_or_give_up(
         .seals
         .run(move || seal(&engine, key, &plan, &record));
     match sealed.await? {
-        Ok(Action::Commit) => {
+        Ok(Action::MakeDurable) => {
             inner.counters().sealed(began.elapsed());
-            Ok(Action::Commit)
+            Ok(Action::MakeDurable)
         }
         Ok(action) => {
             inner.counters().given_up();

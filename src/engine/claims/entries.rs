@@ -18,7 +18,7 @@ pub(in crate::engine) struct VolumeEntry {
     /// Its last mount, until the kernel says that no process holds that mount's files any more.
     pub(in crate::engine) busy_layers: Option<BusyLayers>,
     /// Detached mounts of it whose last descriptor is being closed.
-    pub(in crate::engine) closing: usize,
+    pub(in crate::engine) detached: usize,
     /// Why it cannot be used.
     pub(in crate::engine) problem: Option<Problem>,
     /// Its private content was there when the disk failed to write something back: nothing is made of it any more.
@@ -97,7 +97,7 @@ impl VolumeEntry {
             claim,
             mounts: HashMap::new(),
             busy_layers: None,
-            closing: 0,
+            detached: 0,
             problem: None,
             damaged: false,
             limit_unenforced: None,
@@ -115,7 +115,7 @@ impl VolumeEntry {
     /// Whether nobody has written to it since.
     pub(in crate::engine) fn is_idle_since(&self, time: Timestamp) -> bool {
         self.mounts.is_empty()
-            && self.closing == 0
+            && self.detached == 0
             && self.busy_layers.is_none()
             && self.claim.last_used < time
     }
@@ -138,7 +138,7 @@ impl VolumeEntry {
     /// Whether nobody has it mounted, or may still hold files of a mount that is gone.
     pub(in crate::engine) fn is_quiescent(&self) -> bool {
         self.mounts.is_empty()
-            && self.closing == 0
+            && self.detached == 0
             && self.busy_layers.is_none()
             && self.problem.is_none()
     }

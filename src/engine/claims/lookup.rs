@@ -42,7 +42,7 @@ pub(super) async fn take(inner: &Arc<Inner>, id: &VolumeId, until: Instant) -> R
     let guard = Guard::take(inner, id, until).await?;
     let closed = inner.state.when(|state| {
         let held = state.claims.get(id);
-        held.is_none_or(|held| held.closing == 0).then_some(())
+        held.is_none_or(|held| held.detached == 0).then_some(())
     });
     let closed = tokio::time::timeout_at(until, closed).await;
     closed.map_err(|_| Error::Busy(id.clone()))?;
@@ -124,11 +124,11 @@ mod tests {
             source: None,
         };
         let id = engine.create_claim(request).await.expect("made").id;
-        let closing = |count| {
+        let detached = |count| {
             let mut state = engine.inner.state.lock();
-            state.claims.get_mut(&id).expect("there").closing = count;
+            state.claims.get_mut(&id).expect("there").detached = count;
         };
-        closing(1);
+        detached(1);
         let chore = Guard::take_for_chore(&engine.inner, &id).expect("nobody has it");
         let begun = Instant::now();
         let patience = Duration::from_secs(2);
@@ -140,7 +140,7 @@ mod tests {
         assert!(matches!(taken, Err(Error::Busy(_))), "{taken:?}");
         let waited = begun.elapsed();
         assert!(waited < patience * 3 / 2, "{waited:?}");
-        closing(0);
+        detached(0);
         let taken = take(&engine.inner, &id, guard::deadline()).await;
         drop(taken.expect("nobody has it any more"));
         engine.shutdown().await;

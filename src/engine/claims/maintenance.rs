@@ -61,7 +61,7 @@ fn notice_free(inner: &Arc<Inner>) {
     let gone: Vec<VolumeId> = {
         let state = inner.state.lock();
         let gone = state.claims.values().filter(|held| {
-            held.mounts.is_empty() && held.closing == 0 && held.busy_layers.is_some()
+            held.mounts.is_empty() && held.detached == 0 && held.busy_layers.is_some()
         });
         gone.map(|held| held.claim.id.clone()).collect()
     };

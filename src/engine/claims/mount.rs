@@ -301,7 +301,7 @@ fn unmount_now(
         held.claim.last_used = inner.now();
         held.used = true;
         if held.mounts.is_empty() {
-            held.closing += 1;
+            held.detached += 1;
             held.problem
                 .take_if(|problem| matches!(problem, Problem::Unrecorded(_)));
         }
@@ -353,7 +353,7 @@ fn let_go(inner: &Inner, claim: &VolumeId, pin: Option<OwnedFd>) {
         let mut state = inner.state.lock();
         let synced = state.write_back.synced();
         if let Some(held) = state.claims.get_mut(claim) {
-            held.closing = held.closing.saturating_sub(1);
+            held.detached = held.detached.saturating_sub(1);
             if free && held.mounts.is_empty() {
                 held.is_let_go(inner.now(), synced);
             }
