@@ -81,7 +81,7 @@ fn known(inner: &Inner, pod: &PodUid, outcome: Outcome) -> OutcomeReport {
         .all()
         .filter(|volume| volume.record.pod.uid == *pod);
     let mut report = OutcomeReport::default();
-    for before in of_pod.filter_map(|volume| volume.outcome()) {
+    for before in of_pod.filter_map(Volume::outcome) {
         if before == outcome {
             report.same += 1;
         } else {

@@ -19,6 +19,7 @@ use super::pending::{deleted, trash_pending};
 use super::quiesce::until_unwritten;
 use super::shared::Inner;
 use super::state::State;
+use super::volumes::Volume;
 use crate::backend;
 use crate::model::{
     Artifact, Commit, LayerId, LayerRecord, Maker, Name, Outcome, SealPlan, Timestamp,
@@ -267,7 +268,7 @@ async fn decide(
             // waited for.
             let mut state = inner.state.lock();
             let volume = state.volumes.retiring(key);
-            match volume.and_then(|volume| volume.outcome()) {
+            match volume.and_then(Volume::outcome) {
                 Some(Outcome::Succeeded) => Verdict::Seal,
                 Some(Outcome::Failed) => Verdict::GiveUp(NotCommitted::PodFailed),
                 None => {

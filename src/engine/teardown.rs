@@ -135,7 +135,7 @@ fn discard_at_once(inner: &Arc<Inner>, left: Teardown) {
         }
         let task = engine.clone();
         spawn(&engine, key, async move {
-            seal::drive(&task, key, action).await
+            seal::drive(&task, key, action).await;
         });
     }));
 }

@@ -20,7 +20,7 @@ use super::shared::Inner;
 use super::target::Target;
 use super::teardown;
 use super::teardown_queue::{Pin, Teardown};
-use crate::model::{LayerId, SealPlan, VolumeId};
+use crate::model::{LayerId, VolumeId};
 use crate::sys::{Errno, MountPoint};
 
 /// Unpublishes whatever is at `target`, and retires the volume unless it is mounted elsewhere.
@@ -165,21 +165,22 @@ pub(super) fn retire_abandoned(inner: &Arc<Inner>) -> Result<usize> {
 /// Moves a volume that is mounted nowhere out of `volumes/`. Kubelet need not ask for it again. In
 /// `pending/` the directory is the seal intent that the next start would find.
 fn retire(inner: &Inner, id: &VolumeId) -> Result<Option<LayerId>> {
-    let plan: Option<SealPlan> = {
+    let layer: Option<LayerId> = {
         let mut state = inner.state.lock();
         if state.volumes.observe(id, Observation::Unmounted) != Action::Retire {
             return Ok(None);
         }
-        let volume = state.volumes.live(id);
-        volume.and_then(|volume| volume.record.seal.clone())
+        let plan = state
+            .volumes
+            .live(id)
+            .and_then(|volume| volume.record.seal.as_ref());
+        plan.map(|plan| plan.layer)
     };
-    let (key, goal, to) = match plan {
-        Some(plan) => (plan.layer, Goal::Seal, &inner.dirs.pending),
-        None => {
-            let key = LayerId::from_bits(inner.random());
-            (key, Goal::Discard, &inner.dirs.trash)
-        }
+    let (goal, to) = match layer {
+        Some(_) => (Goal::Seal, &inner.dirs.pending),
+        None => (Goal::Discard, &inner.dirs.trash),
     };
+    let key = layer.unwrap_or_else(|| LayerId::from_bits(inner.random()));
     // A directory may need a block for one more name.
     let rename = || inner.dirs.volumes.rename(id, to, key.to_string());
     match inner.with_reserve(rename) {
