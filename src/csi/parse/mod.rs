@@ -668,7 +668,7 @@ mod tests {
     }
 
     #[test]
-    fn only_what_this_driver_named_and_nobody_marks_as_ephemeral_is_a_claim() {
+    fn only_an_id_of_this_driver_that_is_not_marked_ephemeral_is_a_claim() {
         let id = "vol-0123456789abcdef0123456789abcdef";
         assert!(is_claim(id));
         for other in ["vol-1", &id[1..], &id.to_uppercase(), &format!("{id}0")] {
