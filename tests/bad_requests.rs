@@ -515,7 +515,7 @@ async fn an_empty_directory_in_the_targets_place_is_no_obstacle() {
 }
 
 #[tokio::test]
-async fn unpublish_converges_for_what_nobody_has_heard_of() {
+async fn unpublish_converges_for_unknown_volumes() {
     let driver = Driver::start(require_lab!(Fs::Ext4), Some(BackendKind::Overlay)).await;
     let nowhere = text(&driver.pods().join("x/volumes/kubernetes.io~csi/y/mount"));
     for volume in [

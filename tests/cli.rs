@@ -566,7 +566,7 @@ async fn each_call_is_one_line_of_the_log_but_what_programs_ask_again_and_again(
 }
 
 #[tokio::test]
-async fn an_outcome_that_reaches_nobody_is_an_error() {
+async fn an_outcome_of_an_unknown_pod_is_an_error() {
     let lab = require_lab!(Fs::Ext4);
     let driver = Standalone::start(&lab);
     let kubelet = driver.kubelet(&lab).await;

@@ -24,8 +24,8 @@ mod made;
 #[path = "failing/others.rs"]
 mod others;
 
-#[path = "failing/room.rs"]
-mod room;
+#[path = "failing/space.rs"]
+mod space;
 
 #[path = "failing/seals.rs"]
 mod seals;
@@ -697,7 +697,7 @@ async fn a_claim_that_the_index_may_have_can_be_made_again_or_deleted_after_a_re
 /// Overlayfs mounts nothing on a filesystem with an unreported lost write; the driver tries a mount
 /// when it starts.
 #[tokio::test(flavor = "multi_thread")]
-async fn a_lost_write_that_nobody_heard_of_stops_no_start_and_is_remembered() {
+async fn an_unreported_lost_write_stops_no_start_and_is_remembered() {
     let _mine = my_turn().await;
     let (disk, pods) = match pods().await {
         Ok(made) => made,
@@ -830,10 +830,10 @@ async fn an_outcome_that_is_told_wakes_who_waits_though_the_next_volume_could_no
     bench.finish().await;
 }
 
-/// Two seals that are copies, each with room alone and none beside the other: together none of them
+/// Two seals that are copies, each with space alone and none beside the other: together none of them
 /// might ever find it.
 #[tokio::test(flavor = "multi_thread")]
-async fn copies_that_found_no_room_go_on_one_at_a_time() {
+async fn copies_that_found_no_space_go_on_one_at_a_time() {
     const MIB: u64 = 1 << 20;
     let _turn = my_turn().await;
     let lab = match Lab::try_sized(Fs::Ext4, 48 * MIB) {
@@ -851,7 +851,7 @@ async fn copies_that_found_no_room_go_on_one_at_a_time() {
     let most = space().expect("statfs").bytes_available - MIB;
     fs::write(&filler, vec![1; usize::try_from(most).expect("small")]).expect("write");
 
-    // One has found no room, and is held where it would begin to copy for the second time.
+    // One has found no space, and is held where it would begin to copy for the second time.
     let begun = failpoint::visits(Point::SealLayerRecorded);
     let attempts = || failpoint::visits(Point::SealLayerRecorded) - begun;
     let (go_on, held) = mpsc::channel::<()>();

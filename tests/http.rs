@@ -397,7 +397,7 @@ async fn work(node: &NodeProcess, kubelet: &Kubelet) -> String {
 }
 
 #[tokio::test]
-async fn the_numbers_move_by_what_was_done_and_name_nobody() {
+async fn each_metric_moves_by_the_work_done_and_contains_no_names() {
     let lab = require_lab!(Fs::Ext4);
     let api = Api::start().await;
     let node = NodeProcess::start_with_api(&lab, &api, &[]);
@@ -544,7 +544,7 @@ async fn nonsense(socket: &Path, name: &str) {
 }
 
 #[tokio::test]
-async fn what_made_room_is_counted() {
+async fn evictions_are_counted() {
     let lab = require_lab!(Fs::Ext4);
     // Every unused artifact exceeds the limit.
     let flags = ["--high-watermark", "1", "--low-watermark", "0"];

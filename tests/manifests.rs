@@ -61,7 +61,7 @@ fn every_field_of_every_manifest_is_known_to_kubernetes() {
 }
 
 #[test]
-fn a_field_that_nobody_knows_is_found() {
+fn an_unknown_field_is_found() {
     let read = |text: &str| {
         complaint(&Manifest {
             place: "here".to_owned(),

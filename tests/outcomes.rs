@@ -182,7 +182,7 @@ impl Log {
 }
 
 #[tokio::test]
-async fn notices_that_found_no_room_are_counted_in_the_log() {
+async fn notices_that_a_full_queue_lost_are_counted_in_the_log() {
     let (notices, heard) = Notices::channel(1);
     let bench = require_bench!(|config| config.notices = Some(notices));
     for name in ["a", "b", "c"] {
@@ -324,7 +324,7 @@ async fn a_watch_that_is_cut_goes_on_where_it_was() {
 }
 
 #[tokio::test(flavor = "multi_thread")]
-async fn however_long_nobody_answers_the_watch_goes_on_where_it_was() {
+async fn a_watch_resumes_after_any_outage_of_the_api_server() {
     let bench = require_bench!();
     let (api, kube) = with_a_running_pod(&bench).await;
     bench.unpublish("v").await;
@@ -368,7 +368,7 @@ async fn a_watch_of_an_api_server_that_lost_its_power_costs_no_outcome_while_ano
 }
 
 #[tokio::test(flavor = "multi_thread")]
-async fn a_list_and_a_watch_that_nobody_answers_any_more_are_given_up() {
+async fn a_list_and_a_watch_without_answers_time_out() {
     let bench = require_bench!();
     let api = Api::start().await;
     api.be(Mood::Dead);

@@ -502,13 +502,13 @@ fn what_does_not_fit_leaves_no_torn_file() {
     dir.write_new("old", b"old").expect("write");
     let much = vec![1; 2 << 20];
     for error in [dir.write_new("new", &much), dir.replace("old", &much)] {
-        assert!(error.expect_err("no room").is_full());
+        assert!(error.expect_err("no space").is_full());
     }
     assert_eq!(dir.entries().expect("entries").len(), 1);
     assert_eq!(dir.read("old", 3).expect("read"), b"old");
     assert!(
         dir.reserve("reserve", 2 << 20)
-            .expect_err("no room")
+            .expect_err("no space")
             .is_full()
     );
     assert_eq!(dir.entries().expect("entries").len(), 1);
@@ -518,7 +518,7 @@ fn what_does_not_fit_leaves_no_torn_file() {
 /// them. As large as the filesystem has bytes free, and as it would have if nothing else were
 /// there.
 #[test]
-fn bytes_are_copied_if_there_is_room_for_all_of_them() {
+fn bytes_are_copied_if_there_is_space_for_all_of_them() {
     const MIB: u64 = 1 << 20;
     let lab = match Lab::try_sized(Fs::Ext4, 48 * MIB) {
         Ok(lab) => lab,
@@ -529,7 +529,7 @@ fn bytes_are_copied_if_there_is_room_for_all_of_them() {
     let copied = || tree::copy(&from, &to, Method::Reflink, Marks::Refuse);
     // Allocated and never written to: no copy has it.
     let set_aside = fs::File::create(path("set-aside")).expect("create");
-    rustix::fs::fallocate(&set_aside, FallocateFlags::empty(), 0, 20 * MIB).expect("room");
+    rustix::fs::fallocate(&set_aside, FallocateFlags::empty(), 0, 20 * MIB).expect("space");
     fs::write(path("a"), vec![1; 4 << 20]).expect("write");
     fs::hard_link(path("a"), path("b")).expect("link");
     let free = || to.space().expect("statfs").bytes_free;

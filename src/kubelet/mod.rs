@@ -153,7 +153,7 @@ impl Registration {
                 () = tokio::time::sleep(pause) => {}
                 () = self.answers(), if is_away => {
                     tracing::info!("the API server answers: offering the driver to kubelet again");
-                    pauses.begin_anew();
+                    pauses.start_over();
                 }
                 () = drain.begun() => break,
             }
@@ -332,7 +332,7 @@ impl Pauses {
     }
 
     /// The cause of kubelet's refusals is over.
-    fn begin_anew(&mut self) {
+    fn start_over(&mut self) {
         (self.in_a_row, self.away_in_a_row) = (0, 0);
     }
 
@@ -359,7 +359,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn the_pauses_grow_to_a_minute_and_begin_anew_after_success() {
+    fn the_pauses_grow_to_a_minute_and_start_over_after_success() {
         let mut pauses = Pauses::default();
         let seconds: Vec<u64> = (0..8).map(|_| pauses.next().as_secs()).collect();
         assert_eq!(seconds, [1, 2, 4, 8, 16, 32, 60, 60]);
@@ -377,7 +377,7 @@ mod tests {
         for longer in [1, 2] {
             assert_eq!(pauses.next(), FIRST_PAUSE * longer);
         }
-        pauses.begin_anew();
+        pauses.start_over();
         assert_eq!(pauses.next(), FIRST_PAUSE);
         assert_eq!(pauses.next_away(), FIRST_PAUSE_AWAY);
     }

@@ -9,6 +9,7 @@ use std::time::Duration;
 
 use serde::{Deserialize, Serialize};
 
+use super::digest::Sha256;
 use super::name::{ArtifactName, CacheKey, Reference};
 use super::quantity;
 use super::root::RootAttributes;
@@ -178,12 +179,12 @@ impl AttributeError {
             problem: problem.to_string(),
         }
     }
-}
 
-/// An attribute's name and the types for which it is valid.
-struct Attribute {
-    name: &'static str,
-    types: &'static [&'static str],
+    /// A value that is not what the attribute takes.
+    fn expected(attribute: &str, value: &str, expected: &str) -> Self {
+        let problem = format_args!("is {}; expected {expected}", quote(value));
+        Self::new(attribute, problem)
+    }
 }
 
 const ALL: &[&str] = &[
@@ -197,69 +198,33 @@ const ALL: &[&str] = &[
 const KEPT: &[&str] = &["output", "resource-cache", "task-cache"];
 const CACHES: &[&str] = &["resource-cache", "task-cache"];
 
-const TABLE: &[Attribute] = &[
-    Attribute {
-        name: "type",
-        types: ALL,
-    },
-    Attribute {
-        name: "from",
-        types: &["input"],
-    },
-    Attribute {
-        name: "name",
-        types: &["output"],
-    },
-    Attribute {
-        name: "key",
-        types: CACHES,
-    },
-    Attribute {
-        name: "restoreKeys",
-        types: &["task-cache"],
-    },
-    Attribute {
-        name: "commit",
-        types: KEPT,
-    },
-    Attribute {
-        name: "ttl",
-        types: KEPT,
-    },
-    Attribute {
-        name: "source",
-        types: &["import"],
-    },
-    Attribute {
-        name: "digest",
-        types: &["import"],
-    },
-    Attribute {
-        name: "uid",
-        types: ALL,
-    },
-    Attribute {
-        name: "gid",
-        types: ALL,
-    },
-    Attribute {
-        name: "mode",
-        types: ALL,
-    },
-    Attribute {
-        name: "sizeLimit",
-        types: ALL,
-    },
+/// Each attribute and the types for which it is valid.
+const TABLE: &[(&str, &[&str])] = &[
+    ("type", ALL),
+    ("from", &["input"]),
+    ("name", &["output"]),
+    ("key", CACHES),
+    ("restoreKeys", &["task-cache"]),
+    ("commit", KEPT),
+    ("ttl", KEPT),
+    ("source", &["import"]),
+    ("digest", &["import"]),
+    ("uid", ALL),
+    ("gid", ALL),
+    ("mode", ALL),
+    ("sizeLimit", ALL),
 ];
 
 impl VolumeSpec {
     /// Parses the user's attributes. The caller removes kubelet's keys first.
     pub fn parse(attributes: &BTreeMap<String, String>) -> Result<Self, AttributeError> {
         let get = |name: &str| attributes.get(name).map(String::as_str);
-        for name in attributes.keys() {
-            if !TABLE.iter().any(|attribute| attribute.name == name) {
-                return Err(AttributeError::new(name, unknown(name)));
-            }
+        let names: Vec<&str> = TABLE.iter().map(|(name, _)| *name).collect();
+        if let Some(name) = attributes
+            .keys()
+            .find(|name| !names.contains(&name.as_str()))
+        {
+            return Err(AttributeError::new(name, unknown(name, &names)));
         }
         let type_name = get("type").unwrap_or("scratch");
         if !ALL.contains(&type_name) {
@@ -268,18 +233,18 @@ impl VolumeSpec {
                 format_args!("is {}; allowed are {}", quote(type_name), list(ALL)),
             ));
         }
-        for attribute in TABLE {
-            if attributes.contains_key(attribute.name) && !attribute.types.contains(&type_name) {
+        for (name, types) in TABLE {
+            if attributes.contains_key(*name) && !types.contains(&type_name) {
                 let hint = if get("type").is_none() {
                     ", which is the default when `type` is not given"
                 } else {
                     ""
                 };
                 return Err(AttributeError::new(
-                    attribute.name,
+                    name,
                     format_args!(
                         "is not valid for type {type_name:?}{hint}; it is valid for {}",
-                        list(attribute.types)
+                        list(types)
                     ),
                 ));
             }
@@ -321,12 +286,7 @@ impl VolumeSpec {
             },
             _ => VolumeKind::Scratch,
         };
-        let root = RootAttributes {
-            mode: get("mode").map(parse_mode).transpose()?,
-            uid: get("uid").map(|value| parse_id("uid", value)).transpose()?,
-            gid: get("gid").map(|value| parse_id("gid", value)).transpose()?,
-            mount_group: None,
-        };
+        let root = parse_root(attributes)?;
         let size_limit = get("sizeLimit").map(parse_size_limit).transpose()?;
         Ok(Self {
             kind,
@@ -373,13 +333,8 @@ fn parse_keep(
 
 pub(super) fn parse_ttl(text: &str) -> Result<Duration, AttributeError> {
     let wrong = || {
-        AttributeError::new(
-            "ttl",
-            format_args!(
-                "is {}; expected a duration such as 30m, 12h or 7d, from 1s to ten years",
-                quote(text)
-            ),
-        )
+        let expected = "a duration such as 30m, 12h or 7d, from 1s to ten years";
+        AttributeError::expected("ttl", text, expected)
     };
     let ttl = humantime::parse_duration(text).map_err(|_| wrong())?;
     let whole_seconds = Duration::from_secs(ttl.as_secs());
@@ -433,74 +388,66 @@ fn parse_source(text: &str) -> Result<String, AttributeError> {
 }
 
 fn parse_digest(text: &str) -> Result<String, AttributeError> {
-    let hex = |b: u8| b.is_ascii_digit() || (b'a'..=b'f').contains(&b);
-    match text.strip_prefix("sha256:") {
-        Some(digits) if digits.len() == 64 && digits.bytes().all(hex) => Ok(text.to_owned()),
-        _ => {
-            let problem = format_args!(
-                "is {}; expected sha256: and 64 lower-case hex digits",
-                quote(text)
-            );
-            Err(AttributeError::new("digest", problem))
-        }
-    }
-}
-
-pub(super) fn parse_mode(text: &str) -> Result<u32, AttributeError> {
-    let octal =
-        !text.is_empty() && text.len() <= 5 && text.bytes().all(|b| (b'0'..=b'7').contains(&b));
-    let mode = octal
-        .then(|| u32::from_str_radix(text, 8).ok())
-        .flatten()
-        .filter(|mode| *mode <= 0o7777);
-    mode.ok_or_else(|| {
-        AttributeError::new(
-            "mode",
-            format_args!(
-                "is {}; expected an octal number from 0 to 7777",
-                quote(text)
-            ),
-        )
+    let digest = text.parse::<Sha256>().ok().map(String::from);
+    let digest = digest.filter(|digest| digest == text);
+    digest.ok_or_else(|| {
+        let expected = "sha256: and 64 lower-case hex digits";
+        AttributeError::expected("digest", text, expected)
     })
 }
 
-pub(super) fn parse_id(attribute: &str, text: &str) -> Result<u32, AttributeError> {
+/// The owner and mode of a volume's root, from a pod's attributes or a class's parameters.
+pub(super) fn parse_root(
+    attributes: &BTreeMap<String, String>,
+) -> Result<RootAttributes, AttributeError> {
+    let id = |name| {
+        let text: Option<&String> = attributes.get(name);
+        text.map(|text| parse_id(name, text)).transpose()
+    };
+    let mode = attributes.get("mode").map(|text| parse_mode(text));
+    Ok(RootAttributes {
+        mode: mode.transpose()?,
+        uid: id("uid")?,
+        gid: id("gid")?,
+        mount_group: None,
+    })
+}
+
+fn parse_mode(text: &str) -> Result<u32, AttributeError> {
+    // `from_str_radix` alone would accept "+7".
+    let is_octal = text.len() <= 5 && text.bytes().all(|b| (b'0'..=b'7').contains(&b));
+    let mode = u32::from_str_radix(text, 8).ok();
+    let mode = mode.filter(|mode| is_octal && *mode <= 0o7777);
+    mode.ok_or_else(|| AttributeError::expected("mode", text, "an octal number from 0 to 7777"))
+}
+
+fn parse_id(attribute: &str, text: &str) -> Result<u32, AttributeError> {
     // 4294967295 is the kernel's invalid id; Kubernetes allows up to 2147483647.
     const MAX: u32 = 2_147_483_647;
-    let digits = !text.is_empty() && text.bytes().all(|b| b.is_ascii_digit());
-    let id = digits
-        .then(|| text.parse::<u32>().ok())
-        .flatten()
-        .filter(|id| *id <= MAX);
+    // `parse` alone would accept "+5".
+    let is_number = text.bytes().all(|b| b.is_ascii_digit());
+    let id = text.parse().ok().filter(|id| is_number && *id <= MAX);
     id.ok_or_else(|| {
-        AttributeError::new(
-            attribute,
-            format_args!("is {}; expected a number from 0 to {MAX}", quote(text)),
-        )
+        AttributeError::expected(attribute, text, &format!("a number from 0 to {MAX}"))
     })
 }
 
 pub(super) fn parse_size_limit(text: &str) -> Result<u64, AttributeError> {
-    quantity::parse_bytes(text)
-        .filter(|bytes| *bytes > 0)
-        .ok_or_else(|| {
-            let problem = format_args!(
-                "is {}; expected a positive Kubernetes quantity such as 500Mi or 2Gi",
-                quote(text)
-            );
-            AttributeError::new("sizeLimit", problem)
-        })
+    let bytes = quantity::parse_bytes(text).filter(|bytes| *bytes > 0);
+    bytes.ok_or_else(|| {
+        let expected = "a positive Kubernetes quantity such as 500Mi or 2Gi";
+        AttributeError::expected("sizeLimit", text, expected)
+    })
 }
 
-fn unknown(name: &str) -> String {
-    let near = TABLE
-        .iter()
-        .find(|attribute| attribute.name.eq_ignore_ascii_case(name.trim()));
-    if let Some(attribute) = near {
-        return format!("is unknown; did you mean {:?}?", attribute.name);
+/// The problem of a name that is none of `names`.
+pub(super) fn unknown(name: &str, names: &[&str]) -> String {
+    let name = name.trim();
+    let near = names.iter().find(|known| known.eq_ignore_ascii_case(name));
+    match near {
+        Some(near) => format!("is unknown; did you mean {near:?}?"),
+        None => format!("is unknown; known are {}", list(names)),
     }
-    let names: Vec<&str> = TABLE.iter().map(|attribute| attribute.name).collect();
-    format!("is unknown; known are {}", list(&names))
 }
 
 /// A value as messages quote it: escaped, and truncated if it is long.

@@ -7,10 +7,9 @@ use std::collections::BTreeMap;
 use std::fmt;
 
 use super::attributes::{
-    AttributeError, list, parse_id, parse_mode, parse_size_limit, parse_ttl, quote,
+    AttributeError, list, parse_root, parse_size_limit, parse_ttl, quote, unknown,
 };
 use super::persistent_volume::{ClaimParameters, LiveClone, MutableChange, Ttl};
-use super::root::RootAttributes;
 
 /// An invalid parameter of a class.
 #[derive(Debug, Clone, PartialEq, Eq, thiserror::Error)]
@@ -36,22 +35,10 @@ impl ClaimParameters {
     /// Parses a StorageClass's parameters. The caller removes the sidecars' keys first.
     pub fn parse(parameters: &BTreeMap<String, String>) -> Result<Self, ParameterError> {
         known(FIXED, FIXED_NAMES, MUTABLE_NAMES, parameters)?;
-        let get = |name: &str| parameters.get(name).map(String::as_str);
         let wrong = |error| of_attribute(FIXED, error);
         Ok(Self {
-            root: RootAttributes {
-                mode: get("mode").map(parse_mode).transpose().map_err(wrong)?,
-                uid: get("uid")
-                    .map(|text| parse_id("uid", text))
-                    .transpose()
-                    .map_err(wrong)?,
-                gid: get("gid")
-                    .map(|text| parse_id("gid", text))
-                    .transpose()
-                    .map_err(wrong)?,
-                mount_group: None,
-            },
-            live_clone: match get("liveClone") {
+            root: parse_root(parameters).map_err(wrong)?,
+            live_clone: match parameters.get("liveClone").map(String::as_str) {
                 None | Some("refuse") => LiveClone::Refuse,
                 Some("copy") => LiveClone::Copy,
                 Some(other) => {
@@ -105,12 +92,7 @@ fn known(
     else {
         return Ok(());
     };
-    let near = names
-        .iter()
-        .find(|known| known.eq_ignore_ascii_case(name.trim()));
-    let problem = if let Some(near) = near {
-        format!("is unknown; did you mean {near:?}?")
-    } else if elsewhere.contains(&name.as_str()) {
+    let problem = if elsewhere.contains(&name.as_str()) {
         let class = if table == FIXED {
             "a VolumeAttributesClass"
         } else {
@@ -118,7 +100,7 @@ fn known(
         };
         format!("belongs in {class}; known here are {}", list(names))
     } else {
-        format!("is unknown; known are {}", list(names))
+        unknown(name, names)
     };
     Err(error(table, name, problem))
 }

@@ -447,7 +447,7 @@ mod tests {
     }
 
     #[test]
-    fn an_index_that_a_crash_kept_from_being_made_is_made_anew() {
+    fn an_index_that_a_crash_left_half_made_is_remade() {
         let folder = tempfile::tempdir().expect("a temporary folder");
         let root = Dir::open(folder.path()).expect("it opens");
         // As redb leaves it after a crash: full length, but without its first bytes.

@@ -467,7 +467,7 @@ impl Dir {
     }
 }
 
-/// Copies a name into an ioctl's field and leaves room for the final NUL.
+/// Copies a name into an ioctl's field and leaves space for the final NUL.
 fn fill(field: &mut [u8], name: &OsStr) -> std::result::Result<(), Errno> {
     let name = name.as_bytes();
     if name.len() >= field.len() {

@@ -115,7 +115,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn the_second_waits_for_nobody_and_gets_it_when_the_first_is_gone() {
+    fn the_second_does_not_wait_and_gets_it_when_the_first_is_gone() {
         let folder = tempfile::tempdir().expect("a temporary folder");
         let dir = Dir::open(folder.path()).expect("it opens");
         let first = dir.try_lock("lock").expect("flock");

@@ -118,7 +118,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn a_filesystem_has_room_and_a_reserve_takes_it() {
+    fn a_filesystem_has_space_and_a_reserve_takes_it() {
         let folder = tempfile::tempdir().expect("a temporary folder");
         let dir = Dir::open(folder.path()).expect("it opens");
         let space = dir.space().expect("statfs");

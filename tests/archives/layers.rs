@@ -114,6 +114,7 @@ fn mv(from: &Path, to: &Path) {
 }
 
 /// What each generation does to the tree that it inherits.
+#[expect(clippy::too_many_lines, reason = "one scenario, told in order")]
 fn generation(root: &Path, number: usize, marks: LayerMarks) {
     let at = |name: &str| root.join(name);
     if number == 0 {

@@ -204,6 +204,7 @@ pub(crate) fn mutate(bytes: &mut Vec<u8>, random: &mut Random) {
 }
 
 #[test]
+#[expect(clippy::too_many_lines, reason = "one scenario, told in order")]
 fn damaged_archives_never_panic_and_never_leave_the_tree() {
     let (duration, mut random) = mutation();
     let lab = require_lab!(Fs::Tmpfs);

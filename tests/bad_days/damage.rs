@@ -182,7 +182,7 @@ fn torn(index: &Path, how: &str) {
 }
 
 #[tokio::test(flavor = "multi_thread")]
-async fn an_index_that_is_lost_is_made_anew_and_names_the_same_content() {
+async fn a_lost_index_is_rebuilt_and_names_the_same_content() {
     for ground in Ground::ALL {
         let bench = require_bench!(on ground);
         fill(&bench).await;
@@ -361,7 +361,7 @@ async fn a_pool_on_a_read_only_filesystem_says_so() {
 }
 
 #[tokio::test(flavor = "multi_thread")]
-async fn nobody_looks_at_or_repairs_a_pool_that_a_driver_has() {
+async fn a_pool_with_a_driver_is_neither_checked_offline_nor_repaired() {
     for ground in Ground::ALL {
         let bench = require_bench!(on ground);
         for result in [
@@ -382,7 +382,7 @@ async fn nobody_looks_at_or_repairs_a_pool_that_a_driver_has() {
 }
 
 #[tokio::test(flavor = "multi_thread")]
-async fn what_does_not_belong_into_a_pool_is_reported_and_in_nobodys_way() {
+async fn a_foreign_file_in_a_pool_is_reported_and_in_no_ones_way() {
     const ID: &str = "0123456789abcdef0123456789abcdef";
     for ground in Ground::ALL {
         let bench = require_bench!(on ground);

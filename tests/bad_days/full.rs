@@ -34,7 +34,7 @@ async fn small(backend: BackendKind, fs: Fs, mib: u64) -> Result<Bench, String> 
     Ok(Bench::with(lab, |config| {
         config.backend = Some(backend);
         config.reserve = 4 * MIB;
-        // Nothing goes but because a call found no room.
+        // Nothing goes but because a call found no space.
         config.high_watermark = 100;
         config.low_watermark = 50;
     })
@@ -77,7 +77,7 @@ fn assert_full(result: Result<impl std::fmt::Debug, Error>, what: &str) -> bool 
     }
 }
 
-/// Publishes until there is no room for one more; returns how many there was room for.
+/// Publishes until there is no space for one more; returns how many there was space for.
 async fn publish_until_full(bench: &Bench, what: &str, attributes: &[(&str, &str)]) -> usize {
     for number in 0..20_000 {
         let volume = format!("more-{number}");
@@ -96,7 +96,7 @@ async fn publish_until_full(bench: &Bench, what: &str, attributes: &[(&str, &str
     clippy::too_many_lines,
     reason = "one day, told from morning to evening"
 )]
-async fn what_was_promised_holds_and_room_that_comes_back_is_used() {
+async fn promises_hold_and_freed_space_is_used() {
     for (backend, fs, mib) in SMALL {
         for restarted in [false, true] {
             if restarted && fs != Fs::Ext4 {
@@ -178,7 +178,7 @@ async fn what_was_promised_holds_and_room_that_comes_back_is_used() {
             })
             .await;
             let input = [("type", "input"), ("from", "artifact/o")];
-            // The room that comes back may still be coming.
+            // The space that comes back may still be coming.
             let deadline = Instant::now() + NEVER;
             while assert_full(bench.try_publish("user", "in", &input).await, &what) {
                 assert!(Instant::now() < deadline, "{what}: no room came back");
@@ -191,7 +191,7 @@ async fn what_was_promised_holds_and_room_that_comes_back_is_used() {
             );
             bench.unpublish("in").await;
             bench.quiet().await;
-            // btrfs gives room back when its cleaner wakes, up to half a minute later.
+            // btrfs gives space back when its cleaner wakes, up to half a minute later.
             let deadline = Instant::now() + NEVER;
             while fs != Fs::Btrfs && !bench.pool().join("reserve").exists() {
                 bench.engine.reap().await.expect("reap");
@@ -251,18 +251,18 @@ fn space(bench: &Bench) -> Space {
 async fn make(bench: &Bench, name: &str, bytes: u64) {
     let cache = [("type", "task-cache"), ("key", name), ("commit", "always")];
     let (at, _) = bench.publish(name, name, &cache).await;
-    fs::write(at.join("f"), vec![7; size(bytes)]).expect("room for one");
+    fs::write(at.join("f"), vec![7; size(bytes)]).expect("space for one");
 }
 
 /// The error for a fork of `other` while another volume, `filler`, leaves no space for a copy of
 /// it.
-async fn no_room_for_a_fork(bench: &Bench) -> String {
+async fn no_space_for_a_fork(bench: &Bench) -> String {
     let (filler, _) = bench.publish("pod", "filler", &[]).await;
     let most = space(bench).bytes_available - MIB;
     fs::write(filler.join("f"), vec![1; size(most)]).expect("write");
     let fork = [("type", "input"), ("from", "task-cache/other")];
     let forked = bench.try_publish("fork", "fork", &fork).await;
-    forked.expect_err("no room").to_string()
+    forked.expect_err("no space").to_string()
 }
 
 async fn why_not_committed(heard: &mut mpsc::Receiver<Notice>) -> NotCommitted {
@@ -274,10 +274,10 @@ async fn why_not_committed(heard: &mut mpsc::Receiver<Notice>) -> NotCommitted {
     }
 }
 
-/// A seal that is a copy may need more room than there will ever be, or than is there while others
+/// A seal that is a copy may need more space than there will ever be, or than is there while others
 /// have theirs.
 #[tokio::test(flavor = "multi_thread")]
-async fn nothing_goes_for_a_copy_that_would_have_no_room_for_all_that() {
+async fn nothing_is_evicted_for_a_copy_that_would_not_fit() {
     let (notices, mut heard) = Notices::channel(64);
     let bench = match of_copies(Some(notices), 1).await {
         Ok(bench) => bench,
@@ -318,7 +318,7 @@ async fn nothing_goes_for_a_copy_that_would_have_no_room_for_all_that() {
     bench.unpublish("other").await;
     bench.quiet().await;
     bench.engine.reap().await.expect("reap");
-    let error = no_room_for_a_fork(&bench).await;
+    let error = no_space_for_a_fork(&bench).await;
     let needs = format!("a copy takes {} bytes", total * 3 / 8);
     assert!(error.contains(&needs), "{error}");
     assert_spared("a fork").await;
@@ -356,7 +356,7 @@ async fn nothing_goes_for_a_copy_because_of_content_that_is_lost() {
     bench.quiet().await;
     bench.engine.reap().await.expect("reap");
 
-    let error = no_room_for_a_fork(&bench).await;
+    let error = no_space_for_a_fork(&bench).await;
     assert!(error.contains(&format!("takes {needs} bytes")), "{error}");
     bench.engine.reap().await.expect("reap");
     for name in ["task-cache/unused", "artifact/lost"] {
@@ -368,7 +368,7 @@ async fn nothing_goes_for_a_copy_because_of_content_that_is_lost() {
 }
 
 #[tokio::test(flavor = "multi_thread")]
-async fn a_copy_finds_no_room_for_as_long_in_all_however_often_the_driver_restarts() {
+async fn a_copy_waits_for_space_equally_long_however_often_the_driver_restarts() {
     let (notices, mut heard) = Notices::channel(64);
     let mut bench = match of_copies(Some(notices), 1).await {
         Ok(bench) => bench,
@@ -434,9 +434,9 @@ async fn what_is_unused_goes_for_a_copy_also_below_the_watermark() {
 
 /// Copies that are too large only for a time.
 #[tokio::test(flavor = "multi_thread")]
-async fn a_copy_for_which_room_comes_is_sealed() {
+async fn a_copy_that_gets_space_in_time_is_sealed() {
     // No more goes than must: the one that is sealed first may go for the other where there is to
-    // be more room than that.
+    // be more space than that.
     let bench = match of_copies(None, 99).await {
         Ok(bench) => bench,
         Err(reason) => return crate::common::skip(&reason),
@@ -497,7 +497,7 @@ async fn a_pod_that_filled_the_disk_with_its_cache_does_not_leave_it_full() {
         assert_eq!(bench.outcome("pod", Outcome::Succeeded).await, 1, "{what}");
         bench.unpublish("v").await;
         if backend == BackendKind::Copy && fs == Fs::Ext4 {
-            // Its seal is a copy, for which there is no room while the original is there: all that
+            // Its seal is a copy, for which there is no space while the original is there: all that
             // can be asked is an answer that says so.
             assert_full(bench.try_publish("next", "w", &[]).await, &what);
             bench.assert_whole().await;
@@ -524,9 +524,9 @@ async fn a_pod_that_filled_the_disk_with_its_cache_does_not_leave_it_full() {
 }
 
 #[tokio::test(flavor = "multi_thread")]
-async fn a_publish_that_finds_no_room_waits_for_what_nobody_uses_to_go() {
+async fn a_publish_without_space_waits_for_the_eviction_of_unused_content() {
     for (backend, fs, mib) in SMALL {
-        // btrfs gives room back when its cleaner wakes, up to half a minute later.
+        // btrfs gives space back when its cleaner wakes, up to half a minute later.
         if fs == Fs::Btrfs {
             continue;
         }
@@ -573,10 +573,10 @@ async fn a_publish_that_finds_no_room_waits_for_what_nobody_uses_to_go() {
     }
 }
 
-/// btrfs gives room back when its cleaner wakes, up to half a minute later: who waited there for
-/// room to come would see round after round evict, and find none after the last cache either.
+/// btrfs gives space back when its cleaner wakes, up to half a minute later: who waited there for
+/// space to come would see round after round evict, and find none after the last cache either.
 #[tokio::test(flavor = "multi_thread")]
-async fn where_room_comes_back_later_not_all_goes_for_a_publish_that_finds_none() {
+async fn where_space_is_freed_late_one_publish_does_not_evict_everything() {
     const CACHES: usize = 12;
     let lab = match Lab::try_sized(Fs::Btrfs, 160 * MIB) {
         Ok(lab) => lab,
@@ -585,7 +585,7 @@ async fn where_room_comes_back_later_not_all_goes_for_a_publish_that_finds_none(
     let bench = Bench::with(lab, |config| {
         config.backend = Some(BackendKind::Btrfs);
         config.reserve = MIB;
-        // Nothing goes but because a call found no room; and then one of the caches is enough for a
+        // Nothing goes but because a call found no space; and then one of the caches is enough for a
         // round.
         config.high_watermark = 100;
         config.low_watermark = 99;
@@ -601,7 +601,7 @@ async fn where_room_comes_back_later_not_all_goes_for_a_publish_that_finds_none(
     bench.engine.reap().await.expect("reap");
     let (scratch, _) = bench.publish("filler", "scratch", &[]).await;
     fill_up(&scratch);
-    // Small files lie among the names, where a new volume needs room.
+    // Small files lie among the names, where a new volume needs space.
     let mut small = 0..;
     while small.next().is_some_and(|number: u32| {
         fs::write(scratch.join(format!("small-{number}")), [1; 1500]).is_ok()
@@ -628,7 +628,7 @@ async fn where_room_comes_back_later_not_all_goes_for_a_publish_that_finds_none(
 /// A bench in which one cache lies that goes as soon as a call finds the pool full.
 async fn with_an_unused_cache() -> Result<Bench, String> {
     let bench = Bench::with(Lab::try_sized(Fs::Ext4, 48 * MIB)?, |config| {
-        // Without it the index finds room for what is deleted by chance only.
+        // Without it the index finds space for what is deleted by chance only.
         config.reserve = MIB;
         config.high_watermark = 100;
         config.low_watermark = 1;
@@ -675,7 +675,7 @@ async fn kubelets_full_disk_is_not_the_pools() {
     rustix::mount::unmount(&target, flags).expect("umount");
     assert_refused().await;
 
-    fs::remove_file(pods.join("big")).expect("room");
+    fs::remove_file(pods.join("big")).expect("space");
     let published = bench.engine.publish(elsewhere.clone()).await;
     published.expect("there is room for the target");
     bench.unpublish("v").await;
@@ -706,7 +706,7 @@ async fn kubelets_full_disk_is_the_pools_where_they_are_one() {
 
 /// The copy backend writes nothing before it is chosen, so a new pool would be its for good.
 #[tokio::test(flavor = "multi_thread")]
-async fn a_new_pool_on_a_full_disk_is_made_when_there_is_room_and_as_it_would_have_been() {
+async fn a_new_pool_on_a_full_disk_is_made_when_there_is_space_and_as_on_an_empty_one() {
     let lab = match Lab::try_sized(Fs::Ext4, 48 * MIB) {
         Ok(lab) => lab,
         Err(reason) => return crate::common::skip(&reason),
@@ -715,10 +715,10 @@ async fn a_new_pool_on_a_full_disk_is_made_when_there_is_room_and_as_it_would_ha
     let full = lab.dir("full");
     let one_block = |number| full.join(format!("{number}"));
     for number in 0..64 {
-        fs::write(one_block(number), "one block").expect("room");
+        fs::write(one_block(number), "one block").expect("space");
     }
     fill_up(&full);
-    // Block by block: at first there is no room for the pool's directories, then for one call after
+    // Block by block: at first there is no space for the pool's directories, then for one call after
     // the other of the trial.
     let mut trials = 0;
     for number in 0..64 {
@@ -791,7 +791,7 @@ async fn a_pool_without_a_reserve_starts_on_a_full_disk_if_there_is_rubbish_in_i
             &"task-cache/kept".parse().expect("a name"),
         )
         .await;
-    // If it was not evicted meanwhile, which needs room to delete, too.
+    // If it was not evicted meanwhile, which needs space to delete, too.
     let gone = matches!(&destroyed, Ok(()) | Err(Error::NoSuchName(_)));
     assert!(gone, "there is room to delete: {destroyed:?}");
     engine.shutdown().await;
@@ -815,9 +815,9 @@ async fn a_reserve_grows_under_one_name_which_the_next_start_frees() {
         let space = || Dir::open(pool).and_then(|dir| dir.space()).expect("statfs");
         fs::remove_file(pool.join("reserve")).expect("it was made");
         let plant = fs::File::create(&half_made).expect("create");
-        // With it there is less room than a reserve is made in.
+        // With it there is less space than a reserve is made in.
         let bytes = space().bytes_available - whole;
-        rustix::fs::fallocate(&plant, FallocateFlags::empty(), 0, bytes).expect("room");
+        rustix::fs::fallocate(&plant, FallocateFlags::empty(), 0, bytes).expect("space");
         assert!(space().bytes_available < 2 * whole, "{:?}", space());
         let watch = Inotify::init(InitFlags::IN_NONBLOCK | InitFlags::IN_CLOEXEC).expect("init");
         watch
@@ -842,7 +842,7 @@ async fn a_reserve_grows_under_one_name_which_the_next_start_frees() {
 }
 
 #[test]
-fn subvolumes_share_their_room_and_filesystems_do_not() {
+fn subvolumes_share_their_space_and_filesystems_do_not() {
     let labs: Result<Vec<Lab>, String> = [Fs::Btrfs, Fs::Ext4, Fs::Ext4]
         .map(|fs| Lab::try_sized(fs, 160 * MIB))
         .into_iter()

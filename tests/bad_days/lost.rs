@@ -16,7 +16,7 @@ use baggageclaim::model::{
 
 /// Overlayfs mounts no volatile overlay on a filesystem with an unreported write-back error.
 #[tokio::test(flavor = "multi_thread")]
-async fn a_failed_write_back_that_nobody_heard_of_stops_no_publish_for_long() {
+async fn an_unreported_write_back_error_stops_no_publish_for_long() {
     let (disk, bench) = require_small_disk!();
     let output = [("type", "output"), ("name", "o"), ("commit", "always")];
     let write = |at: &Path| fs::write(at.join("f"), "x").expect("write");
@@ -207,7 +207,7 @@ async fn after_a_write_back_failed_no_pod_gets_an_overlay_of_before() {
 }
 
 #[tokio::test(flavor = "multi_thread")]
-async fn nor_when_somebody_else_was_told_of_it() {
+async fn nor_when_another_process_got_the_report() {
     publish_after_a_failed_write_back(true).await;
 }
 
@@ -432,7 +432,7 @@ async fn a_lost_write_is_noted_on_a_full_disk_too() {
     let bench = Bench::with(lab, |config| config.reserve = 4 << 20).await;
     let spares = bench.pool().join("spares");
     let is_made = |name: &String| spares.join(name).join("work.1").exists();
-    // One that the full disk cut short would give its room back.
+    // One that the full disk cut short would give its space back.
     eventually("all spares are made", || {
         names(&spares).iter().filter(|name| is_made(name)).count() == 32
     })

@@ -92,7 +92,7 @@ async fn what_a_volume_is_mounted_over_stays_though_its_record_is_damaged() {
 
 /// Evicting it for space would free nothing, and each later step would make it again.
 #[tokio::test(flavor = "multi_thread")]
-async fn nothing_is_evicted_while_nobody_knows_what_is_in_use() {
+async fn nothing_is_evicted_while_the_layers_in_use_are_unknown() {
     let mut bench = require_bench!();
     fill(&bench).await;
     let (at, _) = bench.publish("reader", "reader", &INPUT).await;
@@ -233,7 +233,7 @@ fn flag(path: &Path, flags: IFlags) {
 }
 
 #[tokio::test(flavor = "multi_thread")]
-async fn what_cannot_be_moved_is_left_where_it_is_and_in_nobodys_way() {
+async fn an_immovable_file_stays_and_is_in_no_ones_way() {
     for (place, name, stuck) in [
         ("volumes", "csi-odd", Stuck::Immutable),
         ("pending", ID, Stuck::Immutable),

@@ -266,7 +266,7 @@ async fn what_is_staged_for_reading_only_is_published_for_reading_only() {
 
 /// The record of a claim that is mounted is lost, and the driver restarts.
 #[tokio::test(flavor = "multi_thread")]
-async fn a_claim_is_not_published_while_nobody_knows_as_what_it_is_mounted() {
+async fn a_claim_is_not_published_while_its_mount_mode_is_unknown() {
     for ground in ALL {
         say(ground);
         let Some(mut bench) = Bench::new(ground).await else {

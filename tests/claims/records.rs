@@ -407,7 +407,7 @@ async fn attachments_are_remembered_and_hold_a_claim() {
 }
 
 #[tokio::test(flavor = "multi_thread")]
-async fn what_nobody_used_for_its_ttl_goes_and_what_is_in_use_stays() {
+async fn a_claim_unused_for_its_ttl_goes_and_one_in_use_stays() {
     let Some(bench) = Bench::new(OVERLAY).await else {
         return;
     };

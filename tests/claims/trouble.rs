@@ -117,7 +117,7 @@ async fn a_group_of_one_claim_is_not_copied_while_pods_write() {
 /// After a power cut a file may have its name and not its content; the content of a claim is not in
 /// its record.
 #[tokio::test(flavor = "multi_thread")]
-async fn a_record_without_content_is_made_anew() {
+async fn a_record_without_content_is_remade() {
     for ground in ALL {
         let Some(bench) = Bench::new(ground).await else {
             return;
@@ -198,7 +198,7 @@ async fn a_freeze_that_was_cut_short_is_taken_back_and_one_that_was_indexed_is_f
 }
 
 #[tokio::test(flavor = "multi_thread")]
-async fn the_index_is_made_anew_with_the_claims_whose_directories_tell_of_them() {
+async fn the_index_is_rebuilt_with_the_claims_that_have_directories() {
     let Some(bench) = Bench::new(OVERLAY).await else {
         return;
     };
@@ -489,7 +489,7 @@ async fn a_full_disk_is_said_so_and_what_is_there_stays_and_can_be_deleted() {
         refused_at > 0,
         "a pool of 64 MiB has no room for that many names"
     );
-    // Deleting needs no room that there is not.
+    // Deleting needs no space that there is not.
     let some = bench.engine.claims(None, 5).items;
     for claim in some.iter().filter(|other| other.id != claim.id) {
         let deleted = bench.engine.delete_claim(claim.id.as_str()).await;
@@ -498,7 +498,7 @@ async fn a_full_disk_is_said_so_and_what_is_there_stays_and_can_be_deleted() {
             "{deleted:?}"
         );
     }
-    fs::remove_file(&filler).expect("room again");
+    fs::remove_file(&filler).expect("space again");
     let bench = bench.restart().await;
     bench.assert_sound().await;
     assert_eq!(bench.read(&claim, "file").await.expect("file"), "text");

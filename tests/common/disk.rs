@@ -79,7 +79,7 @@ impl SmallDisk {
                 .expect("punch");
         }
         let ballast = self.memory.path().join("ballast");
-        take_all_room(&ballast);
+        take_all_space(&ballast);
         Broken {
             image: self.image.try_clone().expect("dup"),
             ballast,
@@ -236,7 +236,7 @@ pub fn fill(path: &Path) {
 }
 
 /// A file that fills a small tmpfs.
-fn take_all_room(path: &Path) {
+fn take_all_space(path: &Path) {
     use std::io::Write as _;
     let mut file = File::create(path).expect("create");
     let mut size = 1 << 20;

@@ -37,7 +37,7 @@ pub(super) fn a_size_limit_holds_or_says_why_not(bench: &Bench) {
                 "{error}"
             );
             if bench.backend.kind() == BackendKind::Btrfs {
-                fs::remove_file(root.join("much")).expect("room again");
+                fs::remove_file(root.join("much")).expect("space again");
                 rustix::fs::syncfs(fs::File::open(root).expect("open")).expect("syncfs");
                 let dir = Dir::open(root).expect("open");
                 dir.create_subvolume("nested").expect("a pod can do this");

@@ -118,7 +118,7 @@ fn comes_back_after_a_reboot(place: &Place) {
 }
 
 #[test]
-fn after_a_reboot_what_is_sealed_is_there_and_the_same_pods_start_anew() {
+fn after_a_reboot_sealed_content_exists_and_the_same_pods_start_again() {
     comes_back_after_a_reboot(&Place::new(require_lab!(Fs::Ext4), OVERLAY));
 }
 
@@ -403,7 +403,7 @@ fn when_an_artifact_was_used_is_known_after_a_kill() {
 
 /// Processes rebuild the index and die at each of its steps.
 #[test]
-fn an_index_is_made_anew_however_often_that_is_cut_short() {
+fn an_index_is_rebuilt_however_often_that_is_interrupted() {
     let place = Place::new(require_lab!(Fs::Ext4), OVERLAY);
     let mut driver = place.start(None);
     let mut on = driver.connect().expect("a process");
@@ -434,7 +434,7 @@ fn an_index_is_made_anew_however_often_that_is_cut_short() {
 
 /// A process dies while it prepares something in advance.
 #[test]
-fn what_is_made_beforehand_and_not_finished_is_nobodys() {
+fn unfinished_prewarmed_volumes_belong_to_no_pod() {
     for point in [Point::SparePrepared, Point::SpareMounted] {
         let place = Place::new(require_lab!(Fs::Ext4), OVERLAY);
         let mut driver = place.start(None);

@@ -157,7 +157,7 @@ fn fill(place: &Place) -> PathBuf {
     ballast
 }
 
-/// The reserve is given back when a seal finds no room, and made again by a start that finds some:
+/// The reserve is given back when a seal finds no space, and made again by a start that finds some:
 /// the process dies right after each.
 #[test]
 fn a_reserve_that_was_given_back_by_a_process_that_dies_is_made_again() {
@@ -200,7 +200,7 @@ fn a_reserve_that_was_given_back_by_a_process_that_dies_is_made_again() {
 /// The disk loses what a pod writes, and the process that hears of it dies before it has done all
 /// that follows.
 #[test]
-fn what_a_disk_lost_is_acted_upon_by_whoever_lives_long_enough() {
+fn a_lost_write_is_handled_by_the_process_that_lives_long_enough() {
     for point in [
         Point::DoomHeard,
         Point::DoomNoted,

@@ -6,7 +6,7 @@ use std::fmt::Write as _;
 use std::time::{Instant, SystemTime};
 
 use crate::cluster::{PATIENCE, Watch};
-use crate::stage::{Stage, condition, phase};
+use crate::env::{Env, condition, phase};
 
 /// The volumes of a pod.
 #[derive(Clone, Copy, PartialEq, Eq, Hash)]
@@ -20,12 +20,12 @@ pub(crate) enum Volumes {
 }
 
 /// The parents of the forks: an output and a cache, as a pipeline leaves them.
-pub(crate) fn make_inputs(stage: &Stage) {
-    stage.apply("speed-inputs.yaml");
-    stage.succeeded("inputs");
-    stage.sealed("artifact/sources");
-    stage.sealed("task-cache/objects");
-    stage.clear();
+pub(crate) fn make_inputs(env: &Env) {
+    env.apply("speed-inputs.yaml");
+    env.succeeded("inputs");
+    env.sealed("artifact/sources");
+    env.sealed("task-cache/objects");
+    env.clear();
 }
 
 /// A pod that runs a command (in YAML) and ends. Our volumes, at `/v0` and so on, are what a build

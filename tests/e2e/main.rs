@@ -4,7 +4,7 @@
 //! | | |
 //! |---|---|
 //! | `cluster` | the node: kubectl, its daemons, its mount table, the driver's own verbs |
-//! | `stage` | the environment of one case: a namespace, waits, and the check for leftovers |
+//! | `env` | the environment of one case: a namespace, waits, and the check for leftovers |
 //! | `cases` | the cases; a new one is a function there, a line in its list, and a manifest |
 //! | `step` | a pod that keeps running while its environment changes |
 //! | `crowd` | many pods, or pods with many volumes |
@@ -22,8 +22,8 @@ mod cluster;
 mod crowd;
 #[path = "../common/docs.rs"]
 mod docs;
+mod env;
 mod speed;
-mod stage;
 mod step;
 
 use std::panic::{AssertUnwindSafe, catch_unwind};
@@ -31,12 +31,12 @@ use std::process::ExitCode;
 use std::time::{Duration, Instant};
 
 use cluster::Cluster;
-use stage::Stage;
+use env::Env;
 
 /// A case: its name says what is so when it passes.
 pub(crate) struct Case {
     pub(crate) name: &'static str,
-    pub(crate) play: fn(&Stage),
+    pub(crate) play: fn(&Env),
 }
 
 /// A report that is requested as a case.
@@ -77,7 +77,7 @@ fn main() -> ExitCode {
         }
     };
 
-    stage::sweep(&cluster);
+    env::sweep(&cluster);
 
     let start = Instant::now();
     let mut failed = Vec::new();
@@ -109,24 +109,24 @@ fn main() -> ExitCode {
     }
 }
 
-/// Plays a case on a stage of its own, and looks at what is left of it.
+/// Runs a case in its own environment and checks for leftovers.
 fn play(cluster: &Cluster, number: usize, case: &Case) -> (bool, Duration) {
     let start = Instant::now();
-    let stage = Stage::new(cluster, &format!("case-{number}"));
+    let env = Env::new(cluster, &format!("case-{number}"));
     let passed = catch_unwind(AssertUnwindSafe(|| {
-        (case.play)(&stage);
-        stage.clear();
-        stage.assert_nothing_left();
+        (case.play)(&env);
+        env.clear();
+        env.assert_nothing_left();
     }))
     .is_ok();
     if !passed {
         // For a reader of the log when the machine is gone.
-        eprintln!("---- {}, in {}:", case.name, stage.namespace());
-        stage.explain();
+        eprintln!("---- {}, in {}:", case.name, env.namespace());
+        env.explain();
         // The next one is not to find what this one has left. That it can be cleared up at all was
         // not promised any more.
-        let _ = catch_unwind(AssertUnwindSafe(|| stage.clear()));
+        let _ = catch_unwind(AssertUnwindSafe(|| env.clear()));
     }
-    stage.close();
+    env.close();
     (passed, start.elapsed())
 }

@@ -10,7 +10,7 @@ use std::time::{Duration, SystemTime};
 
 use crate::cluster::{Cluster, eventually};
 use crate::crowd::{Volumes, follow, make_inputs, pod};
-use crate::stage::Stage;
+use crate::env::Env;
 
 /// How often each is measured. The kinds take turns, so that what else the machine does is spread
 /// over them.
@@ -23,22 +23,22 @@ const GOAL: f64 = 1.1;
 /// Measures, and prints the tables. The burst is long and a case of its own, so it is measured only
 /// on request.
 pub(crate) fn report(cluster: &Cluster, with_burst: bool) {
-    let stage = Stage::new(cluster, "speed");
-    starts(&stage);
+    let env = Env::new(cluster, "speed");
+    starts(&env);
     if with_burst {
         for volumes in [1, 2] {
-            burst(&stage, volumes);
+            burst(&env, volumes);
         }
     }
-    stage.clear();
-    stage.assert_nothing_left();
-    stage.close();
+    env.clear();
+    env.assert_nothing_left();
+    env.close();
 }
 
-fn starts(stage: &Stage) {
-    make_inputs(stage);
+fn starts(env: &Env) {
+    make_inputs(env);
     // The first pod of a namespace pays for what the others find.
-    measure(stage, "warm-up", 1, |name| {
+    measure(env, "warm-up", 1, |name| {
         short("warm-up", name, 5, Volumes::Ours)
     });
     let counts = [1, 5, 20];
@@ -50,11 +50,11 @@ fn starts(stage: &Stage) {
             kinds.rotate_left(round % 2);
             for kind in kinds {
                 let group = format!("pod-{round}-{count}-{}", kind as usize);
-                let times = measure(stage, &group, 1, |name| short(&group, name, count, kind));
+                let times = measure(env, &group, 1, |name| short(&group, name, count, kind));
                 taken.entry((count, kind)).or_default().push(times[0].start);
             }
         }
-        stage.clear();
+        env.clear();
     }
     println!("\nfrom scheduled to started, median of {ROUNDS} (least to most)");
     println!(
@@ -72,7 +72,7 @@ fn starts(stage: &Stage) {
     }
 }
 
-fn burst(stage: &Stage, volumes: usize) {
+fn burst(env: &Env, volumes: usize) {
     println!("\n{BURST} short pods at once, volumes of each: {volumes}");
     println!(
         "  {:<10} {:>24} {:>24} {:>12}",
@@ -95,10 +95,10 @@ fn burst(stage: &Stage, volumes: usize) {
             Volumes::Ours => "ours",
         };
         let group = format!("burst-{volumes}-{turn}");
-        let times = measure(stage, &group, BURST, |name| {
+        let times = measure(env, &group, BURST, |name| {
             short(&group, name, volumes, kind)
         });
-        stage.clear();
+        env.clear();
         let start = Spread::of(&times.iter().map(|times| times.start).collect::<Vec<_>>());
         let end = Spread::of(&times.iter().map(|times| times.end).collect::<Vec<_>>());
         println!("  {what:<10} {start:>24} {end:>24} {:>10.1} s", end.most);
@@ -140,16 +140,16 @@ struct Times {
 
 /// Makes a group of pods, waits for their end, and records their times. The ended pods stay: they
 /// have no process and no volume any more.
-fn measure(stage: &Stage, group: &str, count: usize, pod: impl Fn(&str) -> String) -> Vec<Times> {
+fn measure(env: &Env, group: &str, count: usize, pod: impl Fn(&str) -> String) -> Vec<Times> {
     let pods: Vec<String> = (0..count)
         .map(|number| pod(&format!("{group}-{number}")))
         .collect();
-    let watch = stage.watch("pods", &[&format!("--selector=group={group}")]);
+    let watch = env.watch("pods", &[&format!("--selector=group={group}")]);
     let begin = SystemTime::now();
-    stage.apply_text(&pods.join("---\n"));
+    env.apply_text(&pods.join("---\n"));
     let seen = follow(&watch, count);
-    let lines = first_lines(stage, group, count);
-    stage.settled();
+    let lines = first_lines(env, group, count);
+    env.settled();
     let since = |from: SystemTime, to: SystemTime| to.duration_since(from).unwrap_or_default();
     seen.iter()
         .map(|(name, seen)| Times {
@@ -161,11 +161,11 @@ fn measure(stage: &Stage, group: &str, count: usize, pod: impl Fn(&str) -> Strin
 
 /// When the containers of a group's pods printed their first line: the runtime's own time stamps.
 /// The lines may come a little after the end.
-fn first_lines(stage: &Stage, group: &str, count: usize) -> HashMap<String, SystemTime> {
+fn first_lines(env: &Env, group: &str, count: usize) -> HashMap<String, SystemTime> {
     eventually("the pods have printed a line each", || {
         let selector = format!("--selector=group={group}");
         // A line is `[pod/NAME/CONTAINER] TIME TEXT`.
-        let lines = stage.kubectl(&["logs", &selector, "--prefix", "--timestamps"]);
+        let lines = env.kubectl(&["logs", &selector, "--prefix", "--timestamps"]);
         let found: HashMap<String, SystemTime> = lines
             .lines()
             .map(|line| {

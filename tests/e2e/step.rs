@@ -4,14 +4,14 @@
 use std::fmt::Write as _;
 
 use crate::cluster::eventually;
-use crate::stage::Stage;
+use crate::env::Env;
 
 const CACHE: &str = "task-cache/long-step";
 
 /// The pod of `long-step.yaml`: with a cache and an output, and a scratch volume where it looks for
 /// the file `end`.
 pub(crate) struct Step<'a> {
-    stage: &'a Stage<'a>,
+    env: &'a Env<'a>,
     name: &'a str,
     uid: String,
     /// The lines added to its output; each has their number.
@@ -20,20 +20,20 @@ pub(crate) struct Step<'a> {
 
 impl<'a> Step<'a> {
     /// One that is made, and starts when it can.
-    pub(crate) fn comes(stage: &'a Stage, name: &'a str) -> Self {
-        stage.apply_with("long-step.yaml", &[("NAME", name)]);
+    pub(crate) fn comes(env: &'a Env, name: &'a str) -> Self {
+        env.apply_with("long-step.yaml", &[("NAME", name)]);
         Self {
-            stage,
+            env,
             name,
-            uid: stage.uid(name),
+            uid: env.uid(name),
             added: String::new(),
         }
     }
 
     /// One that has written what it begins with.
-    pub(crate) fn runs(stage: &'a Stage, name: &'a str) -> Self {
-        let step = Self::comes(stage, name);
-        stage.ready(name);
+    pub(crate) fn runs(env: &'a Env, name: &'a str) -> Self {
+        let step = Self::comes(env, name);
+        env.ready(name);
         step
     }
 
@@ -50,11 +50,11 @@ impl<'a> Step<'a> {
             "cat /cache/begun /out/begun; echo {line} >> /out/more; cat /out/more; mount | grep -cE ' /(cache|out|scratch) '"
         );
         assert_eq!(
-            self.stage.exec(self.name, &look),
+            self.env.exec(self.name, &look),
             format!("{}\nbegun\n{}3\n", self.name, self.added)
         );
         assert_eq!(
-            self.stage.mounted(&self.uid),
+            self.env.mounted(&self.uid),
             ["cache", "out", "scratch"],
             "{}",
             self.name
@@ -63,21 +63,21 @@ impl<'a> Step<'a> {
 
     /// It is told to end, and ends well.
     pub(crate) fn ends(self) {
-        self.stage.exec(self.name, "touch /scratch/end");
+        self.env.exec(self.name, "touch /scratch/end");
         self.ended();
     }
 
     /// The same from outside, for a pod that cannot exec. It may take its time.
     pub(crate) fn told_to_end(&self) {
-        self.stage.touch_from_outside(&self.uid, "scratch", "end");
+        self.env.touch_from_outside(&self.uid, "scratch", "end");
     }
 
     /// It has ended well: what it wrote all the time is kept, to the letter.
     pub(crate) fn ended(self) {
-        self.stage.succeeded(self.name);
+        self.env.succeeded(self.name);
         let output = format!("artifact/{}", self.name);
         eventually("all of it is sealed", || {
-            let volumes = self.stage.list("volumes");
+            let volumes = self.env.list("volumes");
             let mut left = volumes
                 .iter()
                 .filter(|volume| volume["pod"]["uid"] == *self.uid);
@@ -90,6 +90,6 @@ impl<'a> Step<'a> {
             (CACHE, "begun", &*name),
         ];
         files.retain(|(_, _, content)| !content.is_empty());
-        self.stage.hold(&files);
+        self.env.hold(&files);
     }
 }

@@ -276,7 +276,7 @@ async fn a_target_that_is_no_mount_and_not_empty_stays_untouched() {
 }
 
 #[tokio::test(flavor = "multi_thread")]
-async fn unpublish_converges_for_what_nobody_has_heard_of() {
+async fn unpublish_converges_for_unknown_volumes() {
     let bench = require_bench!();
     let somewhere = bench.target("somewhere");
     for volume in ["unknown", "", "../..", "a/b", "\u{1f9f3}"] {

@@ -194,7 +194,7 @@ impl Day<'_> {
         self.place.lab.kubelet_dir().join("staging")
     }
 
-    /// Whether there was room for it.
+    /// Whether there was space for it.
     async fn stage(&self, id: &str) -> Result<bool, Stop> {
         fs::create_dir_all(self.staging()).map_err(cannot("make a staging path"))?;
         let request = crate::claims::stage_request(id, &self.staging());
@@ -244,7 +244,7 @@ impl Day<'_> {
         };
         self.unpublish(&pod).await?;
         if !told {
-            self.tell_when_there_is_room(&pod).await?;
+            self.report_when_there_is_space(&pod).await?;
             return Ok(false);
         }
         self.promised.push(Promised {
@@ -255,7 +255,7 @@ impl Day<'_> {
     }
 
     /// Says that a pod failed, as often as it takes.
-    async fn tell_when_there_is_room(&self, pod: &Pod) -> Result<(), Stop> {
+    async fn report_when_there_is_space(&self, pod: &Pod) -> Result<(), Stop> {
         let request = api::ReportOutcomeRequest {
             pod_uid: pod.uid().to_owned(),
             outcome: api::Outcome::Failed.into(),
@@ -296,7 +296,7 @@ impl Day<'_> {
         Ok(())
     }
 
-    /// The disk fills up; everything is tried; there is room again; all works.
+    /// The disk fills up; everything is tried; there is space again; all works.
     async fn round(
         &mut self,
         driver: &mut Driver,
@@ -322,7 +322,7 @@ impl Day<'_> {
             fill(&at, filler).map_err(cannot("fill the disk"))?;
             driver.kill();
             count(&self.place.figures.kills);
-            // A driver cannot start without any room: what it tries before it believes in overlay
+            // A driver cannot start without any space: what it tries before it believes in overlay
             // needs some.
             content::remove(&at.join("big")).map_err(cannot("make room"))?;
             *driver = self.place.start(None);
@@ -336,7 +336,7 @@ impl Day<'_> {
         self.all_works_again().await
     }
 
-    /// One of each thing that takes room, each of which may find none; and of each that gives it
+    /// One of each thing that takes space, each of which may find none; and of each that gives it
     /// back, which must not.
     async fn everything(&mut self) -> Result<(), Stop> {
         let bytes = *self.random.pick(&[0, 5_000, 300_000]);
@@ -383,7 +383,7 @@ impl Day<'_> {
         content::remove(&self.staging()).map_err(cannot("remove a staging path"))
     }
 
-    /// Repeated until there is room for the change of the index, which the reserve, or eviction,
+    /// Repeated until there is space for the change of the index, which the reserve, or eviction,
     /// makes.
     async fn delete(&self, id: &str) -> Result<(), Stop> {
         let request = baggageclaim::proto::csi::v1::DeleteVolumeRequest {
@@ -405,7 +405,7 @@ impl Day<'_> {
         self.wire.answered("DeleteSnapshot", answer, FULL).map(drop)
     }
 
-    /// Without a restart: a step finds room, what was promised is there or was evicted, nothing is
+    /// Without a restart: a step finds space, what was promised is there or was evicted, nothing is
     /// left of the rest.
     async fn all_works_again(&mut self) -> Result<(), Stop> {
         let began = Instant::now();
@@ -413,7 +413,7 @@ impl Day<'_> {
             if began.elapsed() > PATIENCE {
                 return Err(Fault::wrong("there is room, and the driver finds none").into());
             }
-            // btrfs gives room back when a transaction ends: by itself every 30 s, which is all the
+            // btrfs gives space back when a transaction ends: by itself every 30 s, which is all the
             // time that there is.
             let ended = File::open(self.place.lab.path())
                 .and_then(|dir| rustix::fs::syncfs(dir).map_err(Into::into));
@@ -446,7 +446,7 @@ impl Day<'_> {
                 }
             }
         }
-        // All but what is pinned goes, so that each round has the same room.
+        // All but what is pinned goes, so that each round has the same space.
         self.wire.settle().await?;
         let mut kept = Vec::new();
         for (index, promised) in std::mem::take(&mut self.promised).into_iter().enumerate() {
@@ -473,7 +473,7 @@ impl Day<'_> {
         Ok(())
     }
 
-    /// Deletes claims and snapshots that could not be deleted when there was no room.
+    /// Deletes claims and snapshots that could not be deleted when there was no space.
     async fn clear_claims(&self, but_ours: bool) -> Result<(), Stop> {
         let (claims, snapshots) = crate::claims::lists(&self.wire).await?;
         for snapshot in snapshots {
@@ -524,7 +524,7 @@ fn claim_request(
     crate::claims::create_request(name, snapshot.map(crate::claims::from_snapshot))
 }
 
-/// Whether there was room; any other failure is one.
+/// Whether there was space; any other failure is one.
 fn room(result: std::io::Result<()>) -> Result<bool, Stop> {
     match result {
         Ok(()) => Ok(true),
@@ -535,7 +535,7 @@ fn room(result: std::io::Result<()>) -> Result<bool, Stop> {
     }
 }
 
-/// Takes all the room there is, or all but what is to be left.
+/// Takes all the space there is, or all but what is to be left.
 fn fill(at: &Path, filler: Filler) -> std::io::Result<()> {
     fs::create_dir_all(at)?;
     if filler == Filler::Names {

@@ -114,24 +114,27 @@ pub(super) enum Invalid {
     #[error("access mode {0} is not possible: a volume lives on one node; use a SINGLE_NODE mode")]
     ManyNodes(&'static str),
     #[error(
-        "fs_type is given; a volume has the filesystem of its node's pool: remove `fsType` from the volume"
+        "fs_type is given; a volume has the filesystem of its node's pool: remove `fsType` from the \
+         volume"
     )]
     FsType,
     #[error(
-        "mount_flags are given, and this driver honours none: it chooses the options of its mounts itself; remove \
-         `mountOptions`"
+        "mount_flags are given, and this driver honours none: it chooses the options of its mounts \
+         itself; remove `mountOptions`"
     )]
     MountFlags,
     #[error("volume_mount_group must be a group id, a number from 0 to {HIGHEST_GROUP}")]
     MountGroup,
     #[error(
-        "volume_id is no claim's (vol-…), and the request is not marked as an inline volume's: volume_context lacks \
-         {KUBELET}ephemeral=true, which kubelet adds when the pod has the volume inline (`volumes[].csi`) and the \
-         CSIDriver object says podInfoOnMount: true and lists Ephemeral"
+        "volume_id is no claim's (vol-…), and the request is not marked as an inline volume's: \
+         volume_context lacks {KUBELET}ephemeral=true, which kubelet adds when the pod has the \
+         volume inline (`volumes[].csi`) and the CSIDriver object says podInfoOnMount: true and \
+         lists Ephemeral"
     )]
     NotEphemeral,
     #[error(
-        "volume_context lacks {KUBELET}{0}, which kubelet adds when the CSIDriver object says podInfoOnMount: true"
+        "volume_context lacks {KUBELET}{0}, which kubelet adds when the CSIDriver object says \
+         podInfoOnMount: true"
     )]
     NoPodInfo(&'static str),
     #[error("{KUBELET}pod.uid {0}")]
@@ -141,20 +144,20 @@ pub(super) enum Invalid {
     #[error("{KUBELET}pod.name has 1 to 253 bytes and no control characters")]
     PodName,
     #[error(
-        "target_path must end with pods/<pod uid>/volumes/kubernetes.io~csi/<volume>/mount, as kubelet's do: without \
-         that nothing confirms whose pod it is"
+        "target_path must end with pods/<pod uid>/volumes/kubernetes.io~csi/<volume>/mount, as \
+         kubelet's do: otherwise nothing confirms the pod"
     )]
     NotKubeletsPath,
     #[error(
-        "target_path belongs to another pod than {KUBELET}pod.uid says: the volume's attributes are not believed; \
-         remove the {KUBELET}… keys that were written by hand, and see that the CSIDriver object says \
-         podInfoOnMount: true"
+        "target_path belongs to another pod than {KUBELET}pod.uid says, so the volume's attributes \
+         are not trusted; remove the {KUBELET}… keys from the pod's spec, and check that the \
+         CSIDriver object says podInfoOnMount: true"
     )]
     OtherPod,
     #[error(
-        "volume_id is not the one that kubelet makes of this pod's uid and the volume's name: the volume's attributes \
-         are not believed; remove the {KUBELET}… keys that were written by hand, and see that the CSIDriver object \
-         says podInfoOnMount: true"
+        "volume_id is not the one that kubelet makes of this pod's uid and the volume's name, so the \
+         volume's attributes are not trusted; remove the {KUBELET}… keys from the pod's spec, and \
+         check that the CSIDriver object says podInfoOnMount: true"
     )]
     OtherVolume,
     #[error(transparent)]
@@ -668,7 +671,7 @@ mod tests {
     }
 
     #[test]
-    fn only_what_this_driver_named_and_nobody_marks_as_ephemeral_is_a_claim() {
+    fn only_an_id_of_this_driver_that_is_not_marked_ephemeral_is_a_claim() {
         let id = "vol-0123456789abcdef0123456789abcdef";
         assert!(is_claim(id));
         for other in ["vol-1", &id[1..], &id.to_uppercase(), &format!("{id}0")] {

@@ -161,10 +161,15 @@ impl Pipeline<'_> {
         let what = "runs the program that the build left as its output";
         let (received, said) = self.work(&test, what, found, read_and_run).await?;
         self.finish(test, true).await?;
+        let digests = if received == built {
+            "the same digest"
+        } else {
+            "another digest"
+        };
         self.claim(
             received == built && said.starts_with("1 "),
             "an output of one step is an input of the next, byte for byte, and the program in it runs",
-            format!("{}, {}", bytes(built.bytes), if received == built { "the same digest" } else { "another digest" }),
+            format!("{}, {digests}", bytes(built.bytes)),
         );
         Ok(said)
     }

@@ -323,7 +323,7 @@ fn at_the_end(phase: &str, change: fn(&mut Value)) -> [String; 2] {
 }
 
 #[test]
-fn a_pod_that_kubelet_ended_did_not_succeed_though_it_exits_with_0_and_nobody_deletes_it() {
+fn a_pod_that_kubelet_ended_did_not_succeed_though_it_exits_with_0_and_is_not_deleted() {
     let evicted = "failed: the pod was told to end: Evicted";
     let late = "failed: the pod was told to end: DeadlineExceeded";
     // If all exited with 0, kubelet drops the reason. It sets its condition after the last end.
@@ -359,7 +359,7 @@ fn a_pod_that_kubelet_ended_did_not_succeed_though_it_exits_with_0_and_nobody_de
 }
 
 #[test]
-fn a_pod_that_ended_before_somebody_wanted_its_room_succeeded() {
+fn a_pod_that_ended_before_its_eviction_succeeded() {
     // Others set the condition before they delete the pod.
     let before = at_the_end("Succeeded", |p| disrupt(p, "EvictionByEvictionAPI", 11));
     assert_eq!(before, [POD_OK, MAIN_OK]);

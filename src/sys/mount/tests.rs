@@ -224,7 +224,7 @@ fn a_mount_is_confined_alike_with_and_without_mount_setattr() {
 }
 
 #[test]
-fn a_room_mounts_and_shows_without_a_trace_outside() {
+fn a_private_namespace_mounts_and_leaves_no_trace_outside() {
     if !private_namespace() {
         return;
     }

@@ -3,31 +3,31 @@
 
 use std::fs::File;
 
-use crate::stage::Stage;
+use crate::env::Env;
 use crate::step::Step;
 
-pub(super) fn pipeline_of_pods(stage: &Stage) {
+pub(super) fn pipeline_of_pods(env: &Env) {
     let build = |number: usize| {
-        stage.apply("../../../examples/pipeline/pods/1-get.yaml");
-        stage.succeeded("get");
-        stage.apply("../../../examples/pipeline/pods/2-build.yaml");
-        stage.succeeded("build-amd64");
-        stage.succeeded("build-arm64");
-        stage.apply("../../../examples/pipeline/pods/3-test.yaml");
-        stage.succeeded("test");
+        env.apply("../../../examples/pipeline/pods/1-get.yaml");
+        env.succeeded("get");
+        env.apply("../../../examples/pipeline/pods/2-build.yaml");
+        env.succeeded("build-amd64");
+        env.succeeded("build-arm64");
+        env.apply("../../../examples/pipeline/pods/3-test.yaml");
+        env.succeeded("test");
         assert_eq!(
-            stage.logs("test"),
+            env.logs("test"),
             "hello from amd64\nhello from arm64\n",
             "build {number}"
         );
-        (stage.logs("get"), stage.logs("build-amd64"))
+        (env.logs("get"), env.logs("build-amd64"))
     };
     assert_eq!(
         build(1),
         ("fetching\n".into(), "the cache holds 0 objects\n".into())
     );
     // Everybody is told what became of what he made.
-    stage.event(
+    env.event(
         "build-amd64",
         &[
             "artifact/hello-amd64",
@@ -35,8 +35,8 @@ pub(super) fn pipeline_of_pods(stage: &Stage) {
             "committed",
         ],
     );
-    stage.clear();
-    stage.settled();
+    env.clear();
+    env.settled();
     assert_eq!(
         build(2),
         (
@@ -46,10 +46,10 @@ pub(super) fn pipeline_of_pods(stage: &Stage) {
     );
 }
 
-pub(super) fn pipeline_of_jobs(stage: &Stage) {
+pub(super) fn pipeline_of_jobs(env: &Env) {
     for (file, step) in [("1-get", "get"), ("2-build", "build"), ("3-test", "test")] {
-        stage.apply(&format!("../../../examples/pipeline/jobs/{file}.yaml"));
-        stage.kubectl(&[
+        env.apply(&format!("../../../examples/pipeline/jobs/{file}.yaml"));
+        env.kubectl(&[
             "wait",
             "--for=condition=complete",
             "job",
@@ -59,7 +59,7 @@ pub(super) fn pipeline_of_jobs(stage: &Stage) {
         ]);
     }
     assert_eq!(
-        stage.kubectl(&["logs", "job/test"]),
+        env.kubectl(&["logs", "job/test"]),
         "hello from amd64\nhello from arm64\n"
     );
 }
@@ -67,91 +67,91 @@ pub(super) fn pipeline_of_jobs(stage: &Stage) {
 /// The event on a volume whose pod was deleted while it ran.
 const DELETED: &str = "deleted before it had ended";
 
-pub(super) fn task_cache(stage: &Stage) {
+pub(super) fn task_cache(env: &Env) {
     // A step that adds a line to its cache, shows it, and ends as it is told.
     let step = |name: &str, then: &str| {
-        stage.apply_with("task-cache.yaml", &[("NAME", name), ("THEN", then)]);
+        env.apply_with("task-cache.yaml", &[("NAME", name), ("THEN", then)]);
     };
-    let content = |name: &str| stage.logs(name);
+    let content = |name: &str| env.logs(name);
 
     step("first", "exit 0");
-    stage.succeeded("first");
+    env.succeeded("first");
     assert_eq!(content("first"), "first\n");
-    stage.event("first", &["task-cache/steps", "is committed"]);
+    env.event("first", &["task-cache/steps", "is committed"]);
 
     step("fails", "exit 1");
-    stage.failed("fails");
+    env.failed("fails");
     assert_eq!(content("fails"), "first\nfails\n");
-    stage.event("fails", &["task-cache/steps is not committed"]);
+    env.event("fails", &["task-cache/steps is not committed"]);
 
-    stage.apply("failing-job.yaml");
-    stage.kubectl(&[
+    env.apply("failing-job.yaml");
+    env.kubectl(&[
         "wait",
         "--for=condition=failed",
         "job/job",
         "--timeout=120s",
     ]);
-    let job = stage.only_pod("job-name=job");
+    let job = env.only_pod("job-name=job");
     assert_eq!(content(&job), "first\njob\n");
     let verdict = "task-cache/steps is not committed: container step exited with 3";
-    stage.event(&job, &[verdict]);
+    env.event(&job, &[verdict]);
 
     // It is ready when its line is there.
     step("deleted", "exec sleep 1000");
-    stage.ready("deleted");
+    env.ready("deleted");
     assert_eq!(content("deleted"), "first\ndeleted\n");
-    stage.delete("pod/deleted");
-    stage.event("deleted", &["task-cache/steps is not committed", DELETED]);
-    stage.settled();
+    env.delete("pod/deleted");
+    env.event("deleted", &["task-cache/steps is not committed", DELETED]);
+    env.settled();
 
     step("last", "exit 0");
-    stage.succeeded("last");
+    env.succeeded("last");
     assert_eq!(content("last"), "first\nlast\n");
 }
 
-pub(super) fn deleted_maker(stage: &Stage) {
+pub(super) fn deleted_maker(env: &Env) {
     let then = "exec sleep 1000";
-    stage.apply_with("maker.yaml", &[("NAME", "made"), ("THEN", then)]);
-    stage.ready("made");
-    stage.delete("pod/made");
+    env.apply_with("maker.yaml", &[("NAME", "made"), ("THEN", then)]);
+    env.ready("made");
+    env.delete("pod/made");
     for kind in ["artifact", "task-cache", "resource-cache"] {
         let verdict = format!("{kind}/made is not committed");
-        stage.event("made", &[&verdict, DELETED]);
+        env.event("made", &[&verdict, DELETED]);
     }
-    stage.settled();
-    assert!(stage.artifacts().is_empty(), "{:?}", stage.artifacts());
+    env.settled();
+    assert!(env.artifacts().is_empty(), "{:?}", env.artifacts());
     // The next pod finds nothing (the maker ensures that), and is the first.
-    let text = stage.make("made");
-    stage.hold(&[("resource-cache/made", "text", &text)]);
+    let text = env.make("made");
+    env.hold(&[("resource-cache/made", "text", &text)]);
 }
 
-pub(super) fn waiting_for_input(stage: &Stage) {
-    let mut maker = Step::runs(stage, "maker");
+pub(super) fn waiting_for_input(env: &Env) {
+    let mut maker = Step::runs(env, "maker");
     maker.works();
     let comes = |name: &str, why: &str| {
         let from = "artifact/maker";
-        stage.apply_with("reader.yaml", &[("NAME", name), ("FROM", from)]);
-        stage.event(name, &["waiting up to ", from, why]);
+        env.apply_with("reader.yaml", &[("NAME", name), ("FROM", from)]);
+        env.event(name, &["waiting up to ", from, why]);
     };
     comes("early", "pod maker is still making it");
     // Its step is over, but not all that writes there.
-    let output = stage.volume_from_outside(maker.uid(), "out").join("more");
+    let output = env.volume_from_outside(maker.uid(), "out").join("more");
     let held = File::options().append(true).open(&output);
     let held = held.unwrap_or_else(|error| panic!("{}: {error}", output.display()));
     maker.told_to_end();
-    stage.succeeded("maker");
+    env.succeeded("maker");
     comes("late", "a process of pod maker still holds it open");
-    assert!(!stage.artifacts().contains(&"artifact/maker".to_owned()));
+    assert!(!env.artifacts().contains(&"artifact/maker".to_owned()));
     drop(held);
     for name in ["early", "late"] {
-        stage.succeeded(name);
+        env.succeeded(name);
         assert_eq!(
-            stage.logs(name),
+            env.logs(name),
             "==> ./begun <==\nbegun\n\n==> ./more <==\n1\n"
         );
         // It waited, and was not refused and tried again. Kubelet tells things in their order.
-        stage.event(name, &["ontainer started"]);
-        assert_eq!(stage.warnings(name), [""; 0]);
+        env.event(name, &["ontainer started"]);
+        assert_eq!(env.warnings(name), [""; 0]);
     }
     maker.ended();
 }

@@ -1,5 +1,5 @@
 //! The cases. A new one is a function in one of these files, a line in the list below, and a
-//! manifest in `manifests/`. It uses the verbs of `stage`, which also checks for leftovers.
+//! manifest in `manifests/`. It uses the verbs of `env`, which also checks for leftovers.
 
 mod caches;
 mod outcomes;

@@ -3,17 +3,17 @@
 
 use crate::cluster::{feed, succeed};
 use crate::docs;
-use crate::stage::Stage;
+use crate::env::Env;
 
 /// The API server finds nothing in them that it does not know, and nothing that it does not allow.
-pub(super) fn dry_run(stage: &Stage) {
+pub(super) fn dry_run(env: &Env) {
     let root = env!("CARGO_MANIFEST_DIR");
     let overlays = std::fs::read_dir(format!("{root}/deploy/overlays")).expect("overlays");
     let mut names = Vec::new();
     for overlay in overlays {
         let overlay = overlay.expect("an entry").path();
         let overlay = overlay.to_str().expect("a plain path");
-        succeed(&mut stage.cluster.kubectl(&[
+        succeed(&mut env.cluster.kubectl(&[
             "apply",
             "--dry-run=server",
             "--validate=strict",
@@ -22,7 +22,7 @@ pub(super) fn dry_run(stage: &Stage) {
         ]));
         names.push(overlay.rsplit('/').next().expect("a name").to_owned());
         // Where kubelet is elsewhere, nothing that is put together may still be where it mostly is.
-        let rendered = succeed(&mut stage.cluster.kubectl(&["kustomize", overlay]));
+        let rendered = succeed(&mut env.cluster.kubectl(&["kustomize", overlay]));
         let is_elsewhere = matches!(&**names.last().expect("one"), "k0s" | "microk8s");
         assert_eq!(
             rendered.contains(" /var/lib/kubelet"),
@@ -37,7 +37,7 @@ pub(super) fn dry_run(stage: &Stage) {
     for overlay in ["host", "loop", "k0s", "microk8s", "openshift"] {
         assert!(names.iter().any(|name| name == overlay), "{names:?}");
     }
-    stage.kubectl(&[
+    env.kubectl(&[
         "apply",
         "--dry-run=server",
         "--validate=strict",
@@ -49,7 +49,7 @@ pub(super) fn dry_run(stage: &Stage) {
     let manifests = documented();
     assert!(manifests.len() > 10, "{manifests:#?}");
     let output = feed(
-        &mut stage.cluster.kubectl(&[
+        &mut env.cluster.kubectl(&[
             "apply",
             "--dry-run=server",
             "--validate=strict",
@@ -77,42 +77,42 @@ fn documented() -> Vec<String> {
     known.map(str::to_owned).collect()
 }
 
-pub(super) fn scratch(stage: &Stage) {
-    stage.apply("scratch.yaml");
-    stage.ready("scratch");
+pub(super) fn scratch(env: &Env) {
+    env.apply("scratch.yaml");
+    env.ready("scratch");
     assert_eq!(
-        stage.exec(
+        env.exec(
             "scratch",
             "ls -A /tmp/work; touch /tmp/work/file && ls /tmp/work"
         ),
         "file\n"
     );
-    let volumes = stage.list("volumes");
+    let volumes = env.list("volumes");
     assert_eq!(volumes.len(), 1, "{volumes:#?}");
     assert_eq!(volumes[0]["type"], "scratch");
     assert_eq!(volumes[0]["state"], "published");
-    assert_eq!(stage.cluster.volume_mounts().len(), 1);
-    stage.delete("pod/scratch");
+    assert_eq!(env.cluster.volume_mounts().len(), 1);
+    env.delete("pod/scratch");
 }
 
-pub(super) fn mistake(stage: &Stage) {
-    let right = Stage::manifest("scratch.yaml");
+pub(super) fn mistake(env: &Env) {
+    let right = Env::manifest("scratch.yaml");
     let wrong = right.replace("type: scratch", "type: scrtach");
     assert_ne!(right, wrong);
-    stage.apply_text(&wrong);
+    env.apply_text(&wrong);
     // The name of the attribute, what was written, and what could have been.
-    stage.event("scratch", &["type", "scrtach", "task-cache"]);
-    assert!(stage.list("volumes").is_empty());
+    env.event("scratch", &["type", "scrtach", "task-cache"]);
+    assert!(env.list("volumes").is_empty());
     // A pod's volumes cannot be changed, so people delete it and come again.
-    stage.delete("pod/scratch");
-    stage.apply_text(&right);
-    stage.ready("scratch");
+    env.delete("pod/scratch");
+    env.apply_text(&right);
+    env.ready("scratch");
 }
 
 /// The part of kubelet's directory that the driver's container can see. Kubelet's client key lies
 /// beside it.
-pub(super) fn kubelets_directory(stage: &Stage) {
-    let cluster = stage.cluster;
+pub(super) fn kubelets_directory(env: &Env) {
+    let cluster = env.cluster;
     let kubelet = cluster.kubelet();
     let seen = format!("/proc/{}/root{kubelet}", cluster.driver_process());
     let names = |path: &str| -> Vec<String> {

@@ -7,7 +7,7 @@ use std::process::Output;
 use serde_json::Value;
 
 use crate::cluster::{Cluster, eventually, feed, succeed};
-use crate::stage::Stage;
+use crate::env::Env;
 
 const EXAMPLE: &str = "examples/pull-requests";
 /// The namespace in the example.
@@ -21,17 +21,17 @@ struct Policy<'a> {
 }
 
 impl<'a> Policy<'a> {
-    fn of(stage: &'a Stage) -> Self {
-        let cluster = stage.cluster;
+    fn of(env: &'a Env) -> Self {
+        let cluster = env.cluster;
         let rendered = succeed(&mut cluster.kubectl(&["kustomize", &example("")]));
-        let rendered = rendered.replace(THEIRS, stage.namespace());
+        let rendered = rendered.replace(THEIRS, env.namespace());
         let applied = feed(
             &mut cluster.kubectl(&["apply", "--validate=strict", "--filename=-"]),
             &rendered,
         );
         let complaint = String::from_utf8_lossy(&applied.stderr);
         assert!(applied.status.success(), "{complaint}\n{rendered}");
-        // The namespace is the stage's, and goes with it.
+        // The namespace belongs to the case, and goes with it.
         let is_namespace = |object: &&str| object.contains("\nkind: Namespace\n");
         let objects: Vec<&str> = rendered
             .split("---\n")
@@ -64,13 +64,13 @@ fn text(file: &str) -> String {
     fs::read_to_string(&path).unwrap_or_else(|error| panic!("{path}: {error}"))
 }
 
-/// A command on the stage, in the name of one of its service accounts or, without one, of the
+/// A kubectl command, as one of the case's service accounts or, without one, as the
 /// administrator; with something to read.
-fn command(stage: &Stage, account: &str, arguments: &[&str], input: &str) -> Output {
-    let within = format!("--namespace={}", stage.namespace());
-    let mut command = stage.cluster.kubectl(&[&within]);
+fn command(env: &Env, account: &str, arguments: &[&str], input: &str) -> Output {
+    let within = format!("--namespace={}", env.namespace());
+    let mut command = env.cluster.kubectl(&[&within]);
     if !account.is_empty() {
-        let namespace = stage.namespace();
+        let namespace = env.namespace();
         command.arg(format!("--as=system:serviceaccount:{namespace}:{account}"));
     }
     feed(command.args(arguments), input)
@@ -78,9 +78,9 @@ fn command(stage: &Stage, account: &str, arguments: &[&str], input: &str) -> Out
 
 /// A pod that is not made, whatever would become of it: what the API server says to that, if it
 /// refuses.
-fn verdict(stage: &Stage, account: &str, pod: &str) -> Option<String> {
+fn verdict(env: &Env, account: &str, pod: &str) -> Option<String> {
     let create = ["create", "--dry-run=server", "--filename=-"];
-    let output = command(stage, account, &create, pod);
+    let output = command(env, account, &create, pod);
     let said = String::from_utf8_lossy(&output.stderr).into_owned();
     (!output.status.success()).then_some(said)
 }
@@ -95,22 +95,22 @@ fn refused(output: &Output, words: &[&str]) {
     );
 }
 
-pub(super) fn write_policy(stage: &Stage) {
+pub(super) fn write_policy(env: &Env) {
     // It is not turned on here.
-    let other = stage.neighbour();
-    let policy = Policy::of(stage);
+    let other = env.neighbour();
+    let policy = Policy::of(env);
     // The API server takes a moment to hear of it.
     let [pull_request, main] = ["pods/pull-request.yaml", "pods/main.yaml"].map(text);
     let stolen = pull_request.replace("key: pr/1234/compile", "key: main/compile");
     eventually("the policy is in force", || {
-        let said = verdict(stage, "", &stolen)?;
+        let said = verdict(env, "", &stolen)?;
         said.contains("task-cache/main/compile").then_some(())
     });
     // So that only the policy is in the way.
     for account in ["ci-system", "main", "pull-request", "default"] {
         let name = format!("edit-{account}");
-        let account = format!("--serviceaccount={}:{account}", stage.namespace());
-        stage.kubectl(&[
+        let account = format!("--serviceaccount={}:{account}", env.namespace());
+        env.kubectl(&[
             "create",
             "rolebinding",
             &name,
@@ -119,8 +119,8 @@ pub(super) fn write_policy(stage: &Stage) {
         ]);
     }
 
-    writers(stage, &pull_request, &main);
-    outcomes(stage, &main);
+    writers(env, &pull_request, &main);
+    outcomes(env, &main);
 
     // A cluster that does not turn it on works as before.
     other.make("made");
@@ -128,8 +128,8 @@ pub(super) fn write_policy(stage: &Stage) {
 }
 
 /// Which account may write what.
-fn writers(stage: &Stage, pull_request: &str, main: &str) {
-    let account = format!("{}.pull-request", stage.namespace());
+fn writers(env: &Env, pull_request: &str, main: &str) {
+    let account = format!("{}.pull-request", env.namespace());
     let changed = |from: &str, to: &str| {
         assert!(pull_request.contains(from), "{from}");
         pull_request.replace(from, to)
@@ -166,68 +166,68 @@ fn writers(stage: &Stage, pull_request: &str, main: &str) {
         ),
     ] {
         let pod = changed(from, to);
-        let said = verdict(stage, "", &pod).unwrap_or_else(|| panic!("{to} is allowed"));
+        let said = verdict(env, "", &pod).unwrap_or_else(|| panic!("{to} is allowed"));
         assert!(
             said.contains(why) && said.contains(&account),
             "{to}: {said}"
         );
         assert!(said.contains("baggageclaim-cache-writers"), "{said}");
     }
-    others(stage, pull_request, main);
-    what_is_allowed(stage, pull_request, main);
+    others(env, pull_request, main);
+    what_is_allowed(env, pull_request, main);
 }
 
 /// The rights of accounts that are not the pod's, or that have no rule.
-fn others(stage: &Stage, pull_request: &str, main: &str) {
-    let account = format!("{}.pull-request", stage.namespace());
+fn others(env: &Env, pull_request: &str, main: &str) {
+    let account = format!("{}.pull-request", env.namespace());
     // An account of which nothing is said may write nothing, and read all.
     let other = pull_request.replace(
         "serviceAccountName: pull-request",
         "serviceAccountName: default",
     );
-    let said = verdict(stage, "", &other).expect("default is allowed");
+    let said = verdict(env, "", &other).expect("default is allowed");
     assert!(said.contains("artifact/pr-1234-binary"), "{said}");
-    let reads = Stage::filled(
+    let reads = Env::filled(
         "reader.yaml",
         &[("NAME", "reads"), ("FROM", "task-cache/main/compile")],
     );
-    assert_eq!(verdict(stage, "", &reads), None);
+    assert_eq!(verdict(env, "", &reads), None);
     let read_only = main.replace(
         "      driver: baggageclaim.csi.concourse-ci.org\n",
         "      driver: baggageclaim.csi.concourse-ci.org\n      readOnly: true\n",
     );
     let read_only = read_only.replace("serviceAccountName: main", "serviceAccountName: default");
-    assert_eq!(verdict(stage, "", &read_only), None);
+    assert_eq!(verdict(env, "", &read_only), None);
     // An account of the namespace cannot lend its pods another's rights; the one that may write all
     // can, and so can an administrator.
-    let said = verdict(stage, "pull-request", main).expect("it runs its pods as main");
+    let said = verdict(env, "pull-request", main).expect("it runs its pods as main");
     assert!(
         said.contains("task-cache/main/compile") && said.contains(&account),
         "{said}"
     );
     for trusted in ["ci-system", "main", ""] {
-        assert_eq!(verdict(stage, trusted, main), None, "{trusted}");
+        assert_eq!(verdict(env, trusted, main), None, "{trusted}");
     }
 }
 
 /// Allowed actions work as without a policy.
-fn what_is_allowed(stage: &Stage, pull_request: &str, main: &str) {
-    stage.apply_text(main);
-    stage.succeeded("main");
-    stage.sealed("task-cache/main/compile");
+fn what_is_allowed(env: &Env, pull_request: &str, main: &str) {
+    env.apply_text(main);
+    env.succeeded("main");
+    env.sealed("task-cache/main/compile");
     let made = command(
-        stage,
+        env,
         "pull-request",
         &["create", "--filename=-"],
         pull_request,
     );
     let complaint = String::from_utf8_lossy(&made.stderr);
     assert!(made.status.success(), "{complaint}");
-    stage.succeeded("pr-1234");
-    assert_eq!(stage.logs("pr-1234"), "main\n");
-    stage.settled();
+    env.succeeded("pr-1234");
+    assert_eq!(env.logs("pr-1234"), "main\n");
+    env.settled();
     assert_eq!(
-        stage.artifacts(),
+        env.artifacts(),
         [
             "artifact/pr-1234-binary",
             "task-cache/main/compile",
@@ -235,39 +235,39 @@ fn what_is_allowed(stage: &Stage, pull_request: &str, main: &str) {
         ]
     );
     let theirs = "main\npull request 1234\n";
-    stage.hold(&[
+    env.hold(&[
         ("task-cache/main/compile", "runs", "main\n"),
         ("task-cache/pr/1234/compile", "runs", theirs),
     ]);
 }
 
 /// Which account may tell an outcome, in each of the ways in which an annotation can come to a pod.
-fn outcomes(stage: &Stage, main: &str) {
+fn outcomes(env: &Env, main: &str) {
     let outcome = "baggageclaim.concourse-ci.org/outcome=succeeded";
     let why = [
         "may not set, change or remove the annotation",
         "baggageclaim.concourse-ci.org/outcome",
     ];
     // A worker of main's, in which steps are exec'ed.
-    let worker = Stage::filled("worker.yaml", &[("NAME", "worker")]);
+    let worker = Env::filled("worker.yaml", &[("NAME", "worker")]);
     let worker = worker.replace(
         "spec:\n  restart",
         "spec:\n  serviceAccountName: main\n  restart",
     );
-    stage.apply_text(&worker);
-    stage.ready("worker");
-    stage.exec("worker", "echo kept > /out/file");
+    env.apply_text(&worker);
+    env.ready("worker");
+    env.exec("worker", "echo kept > /out/file");
 
     let annotate = ["annotate", "--overwrite", "pod", "worker", outcome];
-    refused(&command(stage, "main", &annotate, ""), &why);
-    let namespace = stage.namespace();
+    refused(&command(env, "main", &annotate, ""), &why);
+    let namespace = env.namespace();
     // With all rights to pods but that one: by way of the status, and of the binding.
     let role = r#"{"apiVersion": "rbac.authorization.k8s.io/v1", "kind": "Role", "metadata": {"name": "pods"}, "rules":
         [{"apiGroups": [""], "resources": ["pods", "pods/status", "pods/binding", "bindings"], "verbs": ["*"]}]}"#;
-    let made = command(stage, "", &["create", "--filename=-"], role);
+    let made = command(env, "", &["create", "--filename=-"], role);
     assert!(made.status.success(), "{made:?}");
     let account = format!("--serviceaccount={namespace}:main");
-    stage.kubectl(&["create", "rolebinding", "pods", "--role=pods", &account]);
+    env.kubectl(&["create", "rolebinding", "pods", "--role=pods", &account]);
     let patch =
         r#"{"metadata": {"annotations": {"baggageclaim.concourse-ci.org/outcome": "succeeded"}}}"#;
     let patch = [
@@ -280,15 +280,15 @@ fn outcomes(stage: &Stage, main: &str) {
         patch,
     ];
     eventually("the role counts", || {
-        let said = String::from_utf8_lossy(&command(stage, "main", &patch, "").stderr).into_owned();
+        let said = String::from_utf8_lossy(&command(env, "main", &patch, "").stderr).into_owned();
         (!said.contains("cannot patch resource")).then_some(())
     });
-    refused(&command(stage, "main", &patch, ""), &why);
+    refused(&command(env, "main", &patch, ""), &why);
     let waiting = main.replace(
         "name: main\nspec:",
         "name: waiting\nspec:\n  schedulerName: nobody",
     );
-    stage.apply_text(&waiting);
+    env.apply_text(&waiting);
     let binding = |annotations: &str| {
         format!(
             r#"{{"apiVersion": "v1", "kind": "Binding", "metadata": {{"name": "waiting", "annotations": {annotations}}},
@@ -299,7 +299,7 @@ fn outcomes(stage: &Stage, main: &str) {
     for resource in ["pods/waiting/binding", "bindings"] {
         let place = format!("/api/v1/namespaces/{namespace}/{resource}");
         let bind = ["create", "--raw", &place, "--filename=-"];
-        refused(&command(stage, "main", &bind, &binding(told)), &why);
+        refused(&command(env, "main", &bind, &binding(told)), &why);
     }
     // And from the first moment.
     let born = main.replace(
@@ -307,23 +307,23 @@ fn outcomes(stage: &Stage, main: &str) {
         &format!("name: born\n  annotations: {told}\nspec:"),
     );
     assert!(born.contains(told), "{born}");
-    let said = verdict(stage, "main", &born).expect("it is allowed");
+    let said = verdict(env, "main", &born).expect("it is allowed");
     assert!(why.iter().all(|why| said.contains(why)), "{said}");
-    let annotations = &stage.get("pod/worker")["metadata"]["annotations"];
+    let annotations = &env.get("pod/worker")["metadata"]["annotations"];
     let told = annotations.as_object().into_iter().flatten();
     let told = told.filter(|(name, _)| name.starts_with("baggageclaim"));
     assert_eq!(told.collect::<Vec<(&String, &Value)>>(), []);
     // Anything else of the pod is its own affair.
-    let label = command(stage, "main", &["label", "pod", "worker", "a=b"], "");
+    let label = command(env, "main", &["label", "pod", "worker", "a=b"], "");
     assert!(label.status.success(), "{label:?}");
 
-    told_by_who_may(stage, &annotate, &why);
+    told_by_who_may(env, &annotate, &why);
 }
 
 /// An account with the right reports it, and it counts. An account without the right cannot take it
 /// back.
-fn told_by_who_may(stage: &Stage, annotate: &[&str], why: &[&str]) {
-    let by_ci = command(stage, "ci-system", annotate, "");
+fn told_by_who_may(env: &Env, annotate: &[&str], why: &[&str]) {
+    let by_ci = command(env, "ci-system", annotate, "");
     assert!(by_ci.status.success(), "{by_ci:?}");
     let remove = [
         "annotate",
@@ -331,9 +331,9 @@ fn told_by_who_may(stage: &Stage, annotate: &[&str], why: &[&str]) {
         "worker",
         "baggageclaim.concourse-ci.org/outcome-",
     ];
-    refused(&command(stage, "main", &remove, ""), why);
-    stage.delete("pod/worker");
-    stage.event("worker", &["artifact/worker is committed"]);
-    stage.settled();
-    stage.hold(&[("artifact/worker", "file", "kept\n")]);
+    refused(&command(env, "main", &remove, ""), why);
+    env.delete("pod/worker");
+    env.event("worker", &["artifact/worker is committed"]);
+    env.settled();
+    env.hold(&[("artifact/worker", "file", "kept\n")]);
 }

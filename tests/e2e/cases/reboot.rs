@@ -2,35 +2,35 @@
 //! same pods return. The machine below stays on; `make guests` tests the loss of unwritten data.
 
 use crate::cluster::eventually;
-use crate::stage::{Stage, items};
+use crate::env::{Env, items};
 
-pub(super) fn reboot(stage: &Stage) {
-    let made = stage.make("made");
+pub(super) fn reboot(env: &Env) {
+    let made = env.make("made");
     // One that is started again wherever it was, and one that is not.
-    stage.apply("rebooted.yaml");
-    let name = stage.only_pod("app=rebooted");
-    stage.ready(&name);
-    let uid = stage.uid(&name);
-    let first = stage.logs(&name);
+    env.apply("rebooted.yaml");
+    let name = env.only_pod("app=rebooted");
+    env.ready(&name);
+    let uid = env.uid(&name);
+    let first = env.logs(&name);
     assert!(
         first.contains("can't open '/scratch/text'") && first.ends_with(&made.repeat(2)),
         "{first}"
     );
-    stage.apply_with("long-step.yaml", &[("NAME", "once")]);
-    stage.ready("once");
-    let booted = boot(stage);
-    let claimed: Vec<_> = volumes(stage);
+    env.apply_with("long-step.yaml", &[("NAME", "once")]);
+    env.ready("once");
+    let booted = boot(env);
+    let claimed: Vec<_> = volumes(env);
     assert_eq!(claimed.len(), 7, "{claimed:?}");
 
-    stage.cluster.script(&["reboot"]);
+    env.cluster.script(&["reboot"]);
     eventually("the node tells of a new boot", || {
-        (boot(stage) != booted).then_some(())
+        (boot(env) != booted).then_some(())
     });
-    stage.cluster.driver_ready();
+    env.cluster.driver_ready();
 
     // The same pod, by its uid, so its volumes have the same ids; what it had written in them is of
     // another boot.
-    stage.until("pods", &name, "started again", |pod| {
+    env.until("pods", &name, "started again", |pod| {
         let statuses = pod["status"]["containerStatuses"].as_array();
         let restarts = statuses.into_iter().flatten();
         restarts
@@ -38,17 +38,17 @@ pub(super) fn reboot(stage: &Stage) {
             .sum::<u64>()
             > 0
     });
-    stage.ready(&name);
-    assert_eq!(stage.uid(&name), uid);
-    assert_eq!(stage.logs(&name), first);
+    env.ready(&name);
+    assert_eq!(env.uid(&name), uid);
+    assert_eq!(env.logs(&name), first);
     assert_eq!(
-        stage.exec(&name, "cat /scratch/text /input/text /cache/text"),
+        env.exec(&name, "cat /scratch/text /input/text /cache/text"),
         "changed\n".repeat(3)
     );
     // A pod that does not start again is over, and the content of its volumes is unknown.
-    stage.failed("once");
+    env.failed("once");
     for lost in ["artifact/once", "task-cache/long-step"] {
-        stage.event(
+        env.event(
             "once",
             &[
                 lost,
@@ -57,20 +57,20 @@ pub(super) fn reboot(stage: &Stage) {
         );
     }
     eventually("its volumes are gone", || {
-        (volumes(stage).len() == 4).then_some(())
+        (volumes(env).len() == 4).then_some(())
     });
 
     // Earlier seals are whole.
-    stage.hold(
+    env.hold(
         &["artifact/made", "task-cache/made", "resource-cache/made"]
             .map(|reference| (reference, "text", &*made)),
     );
     // And what is written now counts again.
-    stage.kubectl(&["delete", "deployment", "rebooted", "--wait"]);
-    stage.gone(&name);
-    stage.settled();
+    env.kubectl(&["delete", "deployment", "rebooted", "--wait"]);
+    env.gone(&name);
+    env.settled();
     assert_eq!(
-        stage.artifacts(),
+        env.artifacts(),
         [
             "artifact/made",
             "artifact/rebooted",
@@ -78,14 +78,14 @@ pub(super) fn reboot(stage: &Stage) {
             "task-cache/made"
         ]
     );
-    stage.hold(
+    env.hold(
         &["artifact/rebooted", "task-cache/made"].map(|reference| (reference, "text", "changed\n")),
     );
 }
 
 /// The node's boot id.
-fn boot(stage: &Stage) -> String {
-    let nodes = stage.cluster.get(&["nodes"]);
+fn boot(env: &Env) -> String {
+    let nodes = env.cluster.get(&["nodes"]);
     let mut boots = items(&nodes).map(|node| &node["status"]["nodeInfo"]["bootID"]);
     boots
         .next()
@@ -95,8 +95,8 @@ fn boot(stage: &Stage) -> String {
 }
 
 /// The ids of all volumes.
-fn volumes(stage: &Stage) -> Vec<String> {
-    let volumes = stage.list("volumes");
+fn volumes(env: &Env) -> Vec<String> {
+    let volumes = env.list("volumes");
     let ids = volumes.iter().filter_map(|volume| volume["id"].as_str());
     ids.map(str::to_owned).collect()
 }

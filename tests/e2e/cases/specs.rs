@@ -4,21 +4,18 @@
 use std::fmt::Write as _;
 
 use crate::crowd::{Volumes, follow, make_inputs, pod};
-use crate::stage::Stage;
+use crate::env::Env;
 
 /// How many pods come at once.
 const CROWD: usize = 100;
 
-pub(super) fn read_only(stage: &Stage) {
-    let made = stage.make("made");
-    let cache = stage.sealed("task-cache/made")["id"].clone();
-    stage.apply("read-only.yaml");
-    stage.ready("read-only");
+pub(super) fn read_only(env: &Env) {
+    let made = env.make("made");
+    let cache = env.sealed("task-cache/made")["id"].clone();
+    env.apply("read-only.yaml");
+    env.ready("read-only");
     for volume in ["input", "cache", "view"] {
-        assert_eq!(
-            stage.exec("read-only", &format!("cat /{volume}/text")),
-            made
-        );
+        assert_eq!(env.exec("read-only", &format!("cat /{volume}/text")), made);
         for change in [
             "echo x > FILE",
             "rm FILE",
@@ -26,26 +23,26 @@ pub(super) fn read_only(stage: &Stage) {
             "touch FILE.new",
         ] {
             let change = change.replace("FILE", &format!("/{volume}/text"));
-            let why = stage.fails("read-only", &change);
+            let why = env.fails("read-only", &change);
             assert!(why.contains("Read-only file system"), "{change}: {why}");
         }
     }
     // Only the mount of that container, or the volume of that pod, is read-only.
-    stage.exec_in("read-only", "writes", "echo changed > /view/text");
-    assert_eq!(stage.exec("read-only", "cat /view/text"), "changed\n");
-    stage.delete("pod/read-only");
+    env.exec_in("read-only", "writes", "echo changed > /view/text");
+    assert_eq!(env.exec("read-only", "cat /view/text"), "changed\n");
+    env.delete("pod/read-only");
     // `commit: always` is about content, and a view that cannot be changed has none of its own.
-    stage.settled();
-    assert_eq!(stage.sealed("task-cache/made")["id"], cache);
-    stage.hold(&[("artifact/made", "text", &made)]);
+    env.settled();
+    assert_eq!(env.sealed("task-cache/made")["id"], cache);
+    env.hold(&[("artifact/made", "text", &made)]);
 }
 
-pub(super) fn sub_path(stage: &Stage) {
-    let made = stage.make("made");
-    stage.apply("sub-path.yaml");
+pub(super) fn sub_path(env: &Env) {
+    let made = env.make("made");
+    env.apply("sub-path.yaml");
     // The other two containers have ended, with their mounts, while this one goes on.
     for container in ["first", "second"] {
-        stage.until("pods", "sub-path", "past its parts", |pod| {
+        env.until("pods", "sub-path", "past its parts", |pod| {
             let statuses = pod["status"]["containerStatuses"].as_array();
             statuses.into_iter().flatten().any(|status| {
                 status["name"] == container && status["state"]["terminated"]["exitCode"] == 0
@@ -53,25 +50,25 @@ pub(super) fn sub_path(stage: &Stage) {
         });
     }
     assert_eq!(
-        stage.kubectl(&["logs", "--container=first", "sub-path"]),
+        env.kubectl(&["logs", "--container=first", "sub-path"]),
         made
     );
-    let parts = stage.exec_in("sub-path", "whole", "cd /out && cat parts/*/file");
+    let parts = env.exec_in("sub-path", "whole", "cd /out && cat parts/*/file");
     assert_eq!(parts, "first\nsecond\n");
-    stage.exec_in("sub-path", "whole", "touch /out/end");
-    stage.succeeded("sub-path");
-    stage.sealed("artifact/sub-path");
+    env.exec_in("sub-path", "whole", "touch /out/end");
+    env.succeeded("sub-path");
+    env.sealed("artifact/sub-path");
     assert_eq!(
-        stage.read("artifact/sub-path"),
+        env.read("artifact/sub-path"),
         "==> ./end <==\n\n==> ./parts/first/file <==\nfirst\n\n==> ./parts/second/file <==\nsecond\n"
     );
 }
 
-pub(super) fn fs_group(stage: &Stage) {
-    let made = stage.make("made");
-    stage.apply("fs-group.yaml");
-    stage.ready("fs-group");
-    let step = |command: &str| stage.exec("fs-group", command);
+pub(super) fn fs_group(env: &Env) {
+    let made = env.make("made");
+    env.apply("fs-group.yaml");
+    env.ready("fs-group");
+    let step = |command: &str| env.exec("fs-group", command);
     assert_eq!(step("id -u; id -G"), "1000\n1000 2000 3000\n");
 
     // A new volume is as an emptyDir: the group's, which may write, and so is what is made in it.
@@ -93,7 +90,7 @@ pub(super) fn fs_group(stage: &Stage) {
     // A supplementary group of the step, and a group that does not exist here.
     assert_eq!(step("stat -c %u:%g:%a /closed"), "0:3000:770\n");
     step("echo x > /closed/file");
-    let why = stage.fails("fs-group", "ls /foreign");
+    let why = env.fails("fs-group", "ls /foreign");
     assert!(why.contains("Permission denied"), "{why}");
 
     // In a fork only the root changes: files keep their owners. New files can be made, and old ones
@@ -103,7 +100,7 @@ pub(super) fn fs_group(stage: &Stage) {
         format!("{new}0:0\n")
     );
     assert_eq!(step("cat /input/text"), made);
-    let why = stage.fails("fs-group", "echo x >> /input/text");
+    let why = env.fails("fs-group", "echo x >> /input/text");
     assert!(why.contains("Permission denied"), "{why}");
     assert_eq!(
         step("cd /input; echo x > new; mv new text; stat -c %u:%g text"),
@@ -121,24 +118,24 @@ pub(super) fn fs_group(stage: &Stage) {
         step("stat -c %u:%g /cache /cache/text"),
         "1000:2000\n1000:0\n"
     );
-    stage.delete("pod/fs-group");
+    env.delete("pod/fs-group");
 }
 
-pub(super) fn restricted(stage: &Stage) {
+pub(super) fn restricted(env: &Env) {
     let policy = "pod-security.kubernetes.io/enforce=restricted";
-    stage.kubectl(&["label", "namespace", stage.namespace(), policy]);
+    env.kubectl(&["label", "namespace", env.namespace(), policy]);
     let run = |uid: &str| {
         let pod = format!("user-{uid}");
-        stage.apply_with("restricted.yaml", &[("UID", uid)]);
-        stage.succeeded(&pod);
+        env.apply_with("restricted.yaml", &[("UID", uid)]);
+        env.succeeded(&pod);
         for reference in [
             &format!("artifact/{pod}"),
             "task-cache/open",
             "task-cache/owned",
         ] {
-            stage.event(&pod, &[&format!("{reference} is committed")]);
+            env.event(&pod, &[&format!("{reference} is committed")]);
         }
-        stage.logs(&pod)
+        env.logs(&pod)
     };
     assert_eq!(run("1000"), "1000\n1000:1000:700\n1000:1000:600\n0:0:777\n");
     assert_eq!(
@@ -147,21 +144,21 @@ pub(super) fn restricted(stage: &Stage) {
     );
 }
 
-pub(super) fn init_containers(stage: &Stage) {
-    stage.apply_with("init.yaml", &[("NAME", "good"), ("THEN", "exit 0")]);
-    stage.succeeded("good");
+pub(super) fn init_containers(env: &Env) {
+    env.apply_with("init.yaml", &[("NAME", "good"), ("THEN", "exit 0")]);
+    env.succeeded("good");
     assert_eq!(
-        stage.kubectl(&["logs", "--container=build", "good"]),
+        env.kubectl(&["logs", "--container=build", "good"]),
         "sources\ngot\nprepared\n"
     );
-    stage.settled();
-    stage.hold(&[
+    env.settled();
+    env.hold(&[
         ("artifact/good", "file", "sources\ngot\nbuilt\n"),
         ("resource-cache/sources-good", "file", "sources\n"),
         ("task-cache/good", "file", "prepared\n"),
     ]);
     assert_eq!(
-        stage.artifacts(),
+        env.artifacts(),
         [
             "artifact/good",
             "resource-cache/sources-good",
@@ -169,37 +166,37 @@ pub(super) fn init_containers(stage: &Stage) {
         ]
     );
     // The first has succeeded, but the pod has not.
-    stage.apply_with("init.yaml", &[("NAME", "bad"), ("THEN", "exit 7")]);
-    stage.failed("bad");
-    let why = stage.event("bad", &["artifact/bad", "not committed"]);
+    env.apply_with("init.yaml", &[("NAME", "bad"), ("THEN", "exit 7")]);
+    env.failed("bad");
+    let why = env.event("bad", &["artifact/bad", "not committed"]);
     assert!(why.contains("container prepare exited with 7"), "{why}");
-    stage.settled();
-    assert_eq!(stage.artifacts().len(), 3, "{:?}", stage.artifacts());
+    env.settled();
+    assert_eq!(env.artifacts().len(), 3, "{:?}", env.artifacts());
 }
 
-pub(super) fn many_volumes(stage: &Stage) {
-    let made = stage.make("made");
-    stage.apply("many.yaml");
-    stage.ready("many");
-    let volumes = stage.list("volumes");
+pub(super) fn many_volumes(env: &Env) {
+    let made = env.make("made");
+    env.apply("many.yaml");
+    env.ready("many");
+    let volumes = env.list("volumes");
     assert_eq!(volumes.len(), 20, "{volumes:#?}");
     assert!(
         volumes.iter().all(|volume| volume["state"] == "published"),
         "{volumes:#?}"
     );
-    assert_eq!(stage.cluster.volume_mounts().len(), 20);
+    assert_eq!(env.cluster.volume_mounts().len(), 20);
     assert_eq!(
-        stage.logs("many"),
+        env.logs("many"),
         format!(
             "{}700 0\n1777 1000\n777 1000\n644 1000\n750 0\n",
             made.repeat(10)
         )
     );
-    stage.exec("many", "touch /new/1/end");
-    stage.succeeded("many");
-    stage.settled();
+    env.exec("many", "touch /new/1/end");
+    env.succeeded("many");
+    env.settled();
     assert_eq!(
-        stage.artifacts(),
+        env.artifacts(),
         [
             "artifact/made",
             "artifact/many",
@@ -214,12 +211,12 @@ pub(super) fn many_volumes(stage: &Stage) {
     );
     // Of two volumes of one cache, the allowed one was committed, with its content.
     let text = format!("==> ./own <==\n8\n\n==> ./text <==\n{made}8\n");
-    assert_eq!(stage.read("task-cache/made"), text);
-    stage.hold(&[("artifact/made", "text", &made)]);
+    assert_eq!(env.read("task-cache/made"), text);
+    env.hold(&[("artifact/made", "text", &made)]);
 }
 
-pub(super) fn crowd(stage: &Stage) {
-    make_inputs(stage);
+pub(super) fn crowd(env: &Env) {
+    make_inputs(env);
     let pods: Vec<String> = (0..CROWD)
         .map(|number| {
             let volumes = 1 + number % 2;
@@ -242,17 +239,17 @@ pub(super) fn crowd(stage: &Stage) {
             pod("crowd", &name, volumes, Volumes::Ours, &script)
         })
         .collect();
-    let watch = stage.watch("pods", &[]);
-    stage.apply_text(&pods.join("---\n"));
+    let watch = env.watch("pods", &[]);
+    env.apply_text(&pods.join("---\n"));
     assert_eq!(follow(&watch, CROWD).len(), CROWD);
-    stage.clear();
+    env.clear();
     // No view's changes are visible in another view.
-    stage.apply_text(&pod(
+    env.apply_text(&pod(
         "after",
         "after",
         2,
         Volumes::Ours,
         "[sh, -ceu, 'for v in 0 1; do cd /v$v; [ $(cat * | sort -n | tr -d \"\\n\") = $(seq 300 | tr -d \"\\n\") ]; done']",
     ));
-    stage.succeeded("after");
+    env.succeeded("after");
 }

@@ -2,36 +2,36 @@
 //! driver trusts kubelet, but any user can write kubelet's own attributes into a pod's spec.
 
 use crate::cluster::{Cluster, succeed};
-use crate::stage::Stage;
+use crate::env::Env;
 
-pub(super) fn same_names(stage: &Stage) {
-    let other = stage.neighbour();
+pub(super) fn same_names(env: &Env) {
+    let other = env.neighbour();
     let theirs = other.make("made");
     // The neighbour's content is invisible, and the refusal is the same as for content that does
     // not exist.
     let refusal = |name: &str| {
         let reference = format!("artifact/{name}");
-        stage.apply_with("reader.yaml", &[("NAME", "refused"), ("FROM", &reference)]);
-        let why = stage.event("refused", &["NotFound", &reference]);
-        stage.delete("pod/refused");
+        env.apply_with("reader.yaml", &[("NAME", "refused"), ("FROM", &reference)]);
+        let why = env.event("refused", &["NotFound", &reference]);
+        env.delete("pod/refused");
         why.replace(name, "NAME")
     };
     assert_eq!(refusal("made"), refusal("none"));
 
     // `make` fails unless what it finds is empty.
-    let ours = stage.make("made");
+    let ours = env.make("made");
     assert_ne!(ours, theirs);
-    holds_made(stage, &ours);
+    holds_made(env, &ours);
     holds_made(&other, &theirs);
     // Content that is gone here still exists there.
-    stage.forget();
-    assert!(stage.artifacts().is_empty());
+    env.forget();
+    assert!(env.artifacts().is_empty());
     holds_made(&other, &theirs);
     assert_eq!(refusal("made"), refusal("none"));
 }
 
-fn holds_made(stage: &Stage, text: &str) {
-    stage.hold(
+fn holds_made(env: &Env, text: &str) {
+    env.hold(
         &["artifact/made", "task-cache/made", "resource-cache/made"]
             .map(|reference| (reference, "text", text)),
     );
@@ -39,47 +39,47 @@ fn holds_made(stage: &Stage, text: &str) {
 
 /// As docs/security.md says of it: a tenant is a name, and what it kept is there for the next
 /// namespace that has it.
-pub(super) fn same_name_again(stage: &Stage) {
-    let theirs = stage.make("made");
-    let uid = |stage: &Stage| {
-        let namespace = stage.get(&format!("namespace/{}", stage.namespace()));
+pub(super) fn same_name_again(env: &Env) {
+    let theirs = env.make("made");
+    let uid = |env: &Env| {
+        let namespace = env.get(&format!("namespace/{}", env.namespace()));
         namespace["metadata"]["uid"].clone()
     };
-    let before = uid(stage);
-    stage.begin_again();
-    assert_ne!(uid(stage), before);
-    holds_made(stage, &theirs);
+    let before = uid(env);
+    env.begin_again();
+    assert_ne!(uid(env), before);
+    holds_made(env, &theirs);
 }
 
-pub(super) fn forged(stage: &Stage) {
-    let other = stage.neighbour();
+pub(super) fn forged(env: &Env) {
+    let other = env.neighbour();
     let theirs = other.make("made");
-    let forge = || stage.apply_with("forged.yaml", &[("NAME", other.namespace())]);
+    let forge = || env.apply_with("forged.yaml", &[("NAME", other.namespace())]);
 
     // kubelet writes what is true over it, and here there is no such thing.
     forge();
-    stage.event("forged", &["NotFound", "artifact/made"]);
-    stage.delete("pod/forged");
+    env.event("forged", &["NotFound", "artifact/made"]);
+    env.delete("pod/forged");
 
-    let ours = stage.make("made");
+    let ours = env.make("made");
     forge();
-    stage.succeeded("forged");
-    assert_eq!(stage.logs("forged"), ours.repeat(2));
-    stage.settled();
-    stage.hold(
+    env.succeeded("forged");
+    assert_eq!(env.logs("forged"), ours.repeat(2));
+    env.settled();
+    env.hold(
         &["artifact/made", "task-cache/made"].map(|reference| (reference, "text", "forged\n")),
     );
-    stage.delete("pod/forged");
+    env.delete("pod/forged");
 
     // With a wrong CSIDriver object kubelet adds nothing, and forged keys arrive: they are not
     // trusted.
-    let silent = Silent::kubelet(stage.cluster);
+    let silent = Silent::kubelet(env.cluster);
     forge();
-    stage.event("forged", &["belongs to another pod"]);
-    stage.event("forged", &["not marked as an inline volume"]);
+    env.event("forged", &["belongs to another pod"]);
+    env.event("forged", &["not marked as an inline volume"]);
     drop(silent);
-    stage.succeeded("forged");
-    assert_eq!(stage.logs("forged"), "forged\n".repeat(2));
+    env.succeeded("forged");
+    assert_eq!(env.logs("forged"), "forged\n".repeat(2));
 
     assert_eq!(other.artifacts().len(), 3);
     holds_made(&other, &theirs);

@@ -7,33 +7,33 @@ use std::path::PathBuf;
 use std::time::SystemTime;
 
 use crate::cluster::{Cluster, eventually};
-use crate::stage::Stage;
+use crate::env::Env;
 use crate::step::Step;
 
 /// A pod that starts now has its volumes.
-fn new_step_starts<'a>(stage: &'a Stage, name: &'a str) -> Step<'a> {
-    let mut step = Step::runs(stage, name);
+fn new_step_starts<'a>(env: &'a Env, name: &'a str) -> Step<'a> {
+    let mut step = Step::runs(env, name);
     step.works();
     step
 }
 
-pub(super) fn driver_killed(stage: &Stage) {
-    let mut before = Step::runs(stage, "before");
-    stage.cluster.kill_driver();
+pub(super) fn driver_killed(env: &Env) {
+    let mut before = Step::runs(env, "before");
+    env.cluster.kill_driver();
     // There is none now.
     before.works();
-    stage.cluster.driver_ready();
+    env.cluster.driver_ready();
     before.works();
-    let after = new_step_starts(stage, "after");
+    let after = new_step_starts(env, "after");
     before.ends();
     after.ends();
 }
 
-pub(super) fn kubelet_restarted(stage: &Stage) {
-    let mut before = Step::runs(stage, "before");
-    drop(stage.cluster.without("kubelet"));
+pub(super) fn kubelet_restarted(env: &Env) {
+    let mut before = Step::runs(env, "before");
+    drop(env.cluster.without("kubelet"));
     // It publishes everything again and needs a new registration; a new pod starts only after both.
-    let after = new_step_starts(stage, "after");
+    let after = new_step_starts(env, "after");
     before.works();
     before.ends();
     after.ends();
@@ -51,14 +51,14 @@ impl Drop for Obstacle {
 
 /// A pod for which the driver refuses the volume `scratch`, so that kubelet asks for it again and
 /// again, until what is returned is dropped.
-fn refused(stage: &Stage, name: &str, from: &str) -> Obstacle {
-    let pod = Stage::filled("consumer.yaml", &[("NAME", name), ("FROM", from)]);
+fn refused(env: &Env, name: &str, from: &str) -> Obstacle {
+    let pod = Env::filled("consumer.yaml", &[("NAME", name), ("FROM", from)]);
     // Kubelet hears of it only when the obstacle is there. And it asks the API server for nothing,
     // which may be gone in a moment.
     let gated =
         "spec:\n  automountServiceAccountToken: false\n  schedulingGates: [{name: e2e/obstacle}]\n";
-    stage.apply_text(&pod.replacen("spec:\n", gated, 1));
-    let target = stage.volume_from_outside(&stage.uid(name), "scratch");
+    env.apply_text(&pod.replacen("spec:\n", gated, 1));
+    let target = env.volume_from_outside(&env.uid(name), "scratch");
     let obstacle = Obstacle(target.join("obstacle"));
     // Directories of pods that kubelet does not know it takes away as long as they are empty.
     eventually("there is something in the way", || {
@@ -66,32 +66,32 @@ fn refused(stage: &Stage, name: &str, from: &str) -> Obstacle {
         fs::write(&obstacle.0, "").ok()
     });
     let open = r#"[{"op": "remove", "path": "/spec/schedulingGates"}]"#;
-    stage.kubectl(&["patch", "pod", name, "--type=json", "--patch", open]);
-    stage.event(name, &["is a directory that is not empty"]);
+    env.kubectl(&["patch", "pod", name, "--type=json", "--patch", open]);
+    env.event(name, &["is a directory that is not empty"]);
     obstacle
 }
 
 /// The driver's message when the API lacks it.
 const REFUSED: &str = "kubelet did not register the driver";
 
-pub(super) fn api_server_away(stage: &Stage) {
-    let running = Step::runs(stage, "running");
+pub(super) fn api_server_away(env: &Env) {
+    let running = Step::runs(env, "running");
     // Marked content is kept without a query, and another pod waits for it.
     let then = "until [ -e /cache-unmarked/end ]; do sleep 0.1; done";
-    stage.apply_with("marker.yaml", &[("NAME", "marks"), ("THEN", then)]);
-    stage.ready("marks");
+    env.apply_with("marker.yaml", &[("NAME", "marks"), ("THEN", then)]);
+    env.ready("marks");
     let from = "artifact/marks";
-    stage.apply_with("consumer.yaml", &[("NAME", "waits"), ("FROM", from)]);
-    stage.event("waits", &[from, "pod marks is still making it"]);
-    let obstacle = refused(stage, "refused", from);
-    let [marks, waits, refused] = ["marks", "waits", "refused"].map(|pod| stage.uid(pod));
+    env.apply_with("consumer.yaml", &[("NAME", "waits"), ("FROM", from)]);
+    env.event("waits", &[from, "pod marks is still making it"]);
+    let obstacle = refused(env, "refused", from);
+    let [marks, waits, refused] = ["marks", "waits", "refused"].map(|pod| env.uid(pod));
 
     let begin = SystemTime::now();
-    let away = stage.cluster.without("kube-apiserver");
+    let away = env.cluster.without("kube-apiserver");
     // The outcome cannot be queried, so nothing is committed and nothing is discarded.
     running.told_to_end();
     let wait_for_outcome = || {
-        let volumes = stage.list("volumes");
+        let volumes = env.list("volumes");
         let waiting = volumes
             .iter()
             .filter(|volume| volume["state"] == "awaiting-outcome");
@@ -100,12 +100,12 @@ pub(super) fn api_server_away(stage: &Stage) {
     eventually("its volumes wait for an outcome", || {
         (wait_for_outcome() == 2).then_some(())
     });
-    assert!(stage.artifacts().is_empty(), "{:?}", stage.artifacts());
+    assert!(env.artifacts().is_empty(), "{:?}", env.artifacts());
     // A pod gets its volumes and starts: one volume was requested before, one is requested again.
     drop(obstacle);
-    stage.touch_from_outside(&marks, "cache-unmarked", "end");
+    env.touch_from_outside(&marks, "cache-unmarked", "end");
     for pod in [&waits, &refused] {
-        let copied = stage.volume_from_outside(pod, "scratch").join("file");
+        let copied = env.volume_from_outside(pod, "scratch").join("file");
         eventually("what is marked has reached who waits for it", || {
             fs::read_to_string(&copied)
                 .is_ok_and(|text| text == "marks\n")
@@ -113,24 +113,24 @@ pub(super) fn api_server_away(stage: &Stage) {
         });
     }
     let marked = ["artifact/marks", "task-cache/marks"];
-    assert_eq!(stage.artifacts(), marked);
+    assert_eq!(env.artifacts(), marked);
     // The next driver knows what this one knew, and mounts stay. (Kubelet has no calls for it
     // before it can enter it in the API.)
-    stage.cluster.replace_driver();
-    stage.cluster.driver_answers();
-    assert_eq!(stage.artifacts(), marked);
+    env.cluster.replace_driver();
+    env.cluster.driver_answers();
+    assert_eq!(env.artifacts(), marked);
     assert_eq!(wait_for_outcome(), 2);
     for pod in [&waits, &refused] {
-        assert_eq!(stage.mounted(pod), ["in", "scratch"]);
-        stage.touch_from_outside(pod, "scratch", "end");
+        assert_eq!(env.mounted(pod), ["in", "scratch"]);
+        env.touch_from_outside(pod, "scratch", "end");
     }
     eventually("kubelet has refused it", || {
-        stage.cluster.has_logged(REFUSED).then_some(())
+        env.cluster.has_logged(REFUSED).then_some(())
     });
     drop(away);
 
     eventually("the API server answers", || {
-        let ready = stage
+        let ready = env
             .cluster
             .kubectl(&["get", "--raw=/readyz"])
             .output()
@@ -139,20 +139,20 @@ pub(super) fn api_server_away(stage: &Stage) {
     });
     running.ended();
     for pod in ["marks", "waits", "refused"] {
-        stage.succeeded(pod);
+        env.succeeded(pod);
     }
     for pod in ["waits", "refused"] {
-        assert_eq!(stage.logs(pod), "marks\n");
+        assert_eq!(env.logs(pod), "marks\n");
     }
-    stage.hold(&marked.map(|reference| (reference, "file", "marks\n")));
+    env.hold(&marked.map(|reference| (reference, "file", "marks\n")));
     // It is an event, not an alert: the driver did not fail.
     let broken = "the watch over pods is broken";
     // The API server was away when that one was killed, and may not know yet which it was.
     let last = eventually("the log of the driver that was killed", || {
-        let last = stage.cluster.last_driver_log(begin);
+        let last = env.cluster.last_driver_log(begin);
         last.contains(broken).then_some(last)
     });
-    let log = stage.cluster.driver_log(begin);
+    let log = env.cluster.driver_log(begin);
     let alarming = |log: &str| -> Vec<String> {
         let lines = log.lines().filter(|line| line.contains("\"ERROR\""));
         lines.map(str::to_owned).collect()
@@ -177,8 +177,8 @@ pub(super) fn api_server_away(stage: &Stage) {
 /// How many pods there are while the driver is killed again and again.
 const PODS: usize = 12;
 
-pub(super) fn driver_killed_again_and_again(stage: &Stage) {
-    stage.make("made");
+pub(super) fn driver_killed_again_and_again(env: &Env) {
+    env.make("made");
     // A third of them succeeds, a third fails, and a third is deleted.
     let pods: Vec<String> = (0..PODS).map(|number| format!("pod-{number}")).collect();
     let manifests: Vec<String> = pods
@@ -186,47 +186,45 @@ pub(super) fn driver_killed_again_and_again(stage: &Stage) {
         .enumerate()
         .map(|(number, name)| {
             let then = if number % 3 == 1 { "exit 1" } else { "exit 0" };
-            Stage::filled("killed.yaml", &[("NAME", name), ("THEN", then)])
+            Env::filled("killed.yaml", &[("NAME", name), ("THEN", then)])
         })
         .collect();
     // Each has three volumes. A volume has a directory from the first moment of its publish to the
     // last of its unpublish.
     let published = |cluster: &Cluster| cluster.in_pool("volumes").len();
-    stage.apply_text(&manifests.join("---\n"));
+    env.apply_text(&manifests.join("---\n"));
     for least in [6, 24] {
-        stage
-            .cluster
+        env.cluster
             .kill_driver_when("more volumes are published", |cluster| {
                 published(cluster) >= least
             });
     }
     for pod in &pods {
-        stage.ready(pod);
+        env.ready(pod);
     }
 
-    let uids: Vec<String> = pods.iter().map(|pod| stage.uid(pod)).collect();
+    let uids: Vec<String> = pods.iter().map(|pod| env.uid(pod)).collect();
     for (uid, number) in uids.iter().zip(0..) {
         if number % 3 != 2 {
-            stage.touch_from_outside(uid, "scratch", "end");
+            env.touch_from_outside(uid, "scratch", "end");
         }
     }
     let deleted = pods.iter().skip(2).step_by(3).map(String::as_str);
     let delete = ["delete", "pods", "--wait=false"];
-    stage.kubectl(&delete.into_iter().chain(deleted).collect::<Vec<_>>());
+    env.kubectl(&delete.into_iter().chain(deleted).collect::<Vec<_>>());
     for most in [28, 8] {
-        stage
-            .cluster
+        env.cluster
             .kill_driver_when("more volumes are unpublished", |cluster| {
                 published(cluster) <= most
             });
     }
     for pods in pods.chunks(3) {
-        stage.succeeded(&pods[0]);
-        stage.failed(&pods[1]);
+        env.succeeded(&pods[0]);
+        env.failed(&pods[1]);
     }
-    stage.cluster.driver_ready();
-    stage.settled();
-    let sealed = stage.artifacts();
+    env.cluster.driver_ready();
+    env.settled();
+    let sealed = env.artifacts();
     let outputs = pods.iter().step_by(3);
     let mut expected: Vec<String> = outputs.map(|pod| format!("artifact/{pod}")).collect();
     expected
@@ -242,52 +240,52 @@ pub(super) fn driver_killed_again_and_again(stage: &Stage) {
         .iter()
         .map(|(reference, text)| (&**reference, "text", &**text))
         .collect();
-    stage.hold(&holding);
+    env.hold(&holding);
 }
 
-pub(super) fn containerd_restarted(stage: &Stage) {
-    let mut before = Step::runs(stage, "before");
-    let meanwhile = Step::runs(stage, "meanwhile");
-    let away = stage.cluster.without("containerd");
+pub(super) fn containerd_restarted(env: &Env) {
+    let mut before = Step::runs(env, "before");
+    let meanwhile = Step::runs(env, "meanwhile");
+    let away = env.cluster.without("containerd");
     // A container's process is no child of it, and neither is who waits for its end.
     meanwhile.told_to_end();
     drop(away);
-    let after = new_step_starts(stage, "after");
+    let after = new_step_starts(env, "after");
     before.works();
     meanwhile.ended();
     before.ends();
     after.ends();
 }
 
-pub(super) fn force_deleted(stage: &Stage) {
+pub(super) fn force_deleted(env: &Env) {
     let force = |pod: &str| {
-        stage.kubectl(&["delete", "pod", pod, "--force", "--grace-period=0"]);
+        env.kubectl(&["delete", "pod", pod, "--force", "--grace-period=0"]);
     };
     // Its step writes all the time, in all of them.
-    stage.apply_with("writes.yaml", &[("NAME", "writes")]);
-    stage.ready("writes");
+    env.apply_with("writes.yaml", &[("NAME", "writes")]);
+    env.ready("writes");
     force("writes");
-    stage.settled();
+    env.settled();
 
     // Something that is none of the pod's processes has a file open, and goes on writing when the
     // pod is gone.
-    let uid = Step::runs(stage, "held").uid().to_owned();
-    let held = stage.volume_from_outside(&uid, "out").join("held");
+    let uid = Step::runs(env, "held").uid().to_owned();
+    let held = env.volume_from_outside(&uid, "out").join("held");
     let mut held =
         File::create(&held).unwrap_or_else(|error| panic!("{}: {error}", held.display()));
     force("held");
     let states = || -> Vec<String> {
-        let volumes = stage.list("volumes");
+        let volumes = env.list("volumes");
         let states = volumes.iter().filter_map(|volume| volume["state"].as_str());
         states.map(str::to_owned).collect()
     };
     eventually("the pod's directory is gone, and one volume waits", || {
-        let gone = !stage.cluster.pod_directories().contains(&uid);
+        let gone = !env.cluster.pod_directories().contains(&uid);
         (gone && states().len() == 1).then_some(())
     });
     held.write_all(b"still").expect("nobody has taken it away");
     assert_eq!(states(), ["in-use"]);
     drop(held);
-    stage.settled();
-    assert!(stage.artifacts().is_empty(), "{:?}", stage.artifacts());
+    env.settled();
+    assert!(env.artifacts().is_empty(), "{:?}", env.artifacts());
 }

@@ -5,7 +5,7 @@ use std::fs;
 use std::path::Path;
 
 use crate::cluster::{Cluster, eventually, succeed};
-use crate::stage::{Stage, items};
+use crate::env::{Env, items};
 
 /// The manifest that people copy, and the driver's name in it.
 const PAGE: &str = "docs/install.md";
@@ -21,11 +21,11 @@ const TOPOLOGY: [&str; 2] = [
     "topology.baggageclaim.csi.concourse-ci.org/node",
 ];
 
-pub(super) fn uninstalled(stage: &Stage) {
-    let cluster = stage.cluster;
-    stage.make("made");
-    stage.apply("scratch.yaml");
-    stage.ready("scratch");
+pub(super) fn uninstalled(env: &Env) {
+    let cluster = env.cluster;
+    env.make("made");
+    env.apply("scratch.yaml");
+    env.ready("scratch");
 
     // Only existing things can be missed at the end.
     let nodes = cluster.get(&["csinodes"]);
@@ -45,12 +45,9 @@ pub(super) fn uninstalled(stage: &Stage) {
     };
     // The refusal names the pods that still need the driver. Pods that have ended are not in the
     // way.
-    stage.delete("pod/made");
-    assert_eq!(
-        users.run(cluster),
-        format!("{}/scratch\n", stage.namespace())
-    );
-    stage.delete("pod/scratch");
+    env.delete("pod/made");
+    assert_eq!(users.run(cluster), format!("{}/scratch\n", env.namespace()));
+    env.delete("pod/scratch");
     assert_eq!(users.run(cluster), "");
     // It was deleted without grace, so kubelet may not have heard of it yet; without the driver its
     // volume would stay.
@@ -121,8 +118,8 @@ pub(super) fn uninstalled(stage: &Stage) {
         command.run(cluster);
     }
     cluster.driver_ready();
-    assert!(stage.artifacts().is_empty(), "{:?}", stage.artifacts());
-    stage.make("made");
+    assert!(env.artifacts().is_empty(), "{:?}", env.artifacts());
+    env.make("made");
 }
 
 /// That nothing on the node tells that the driver was there, but an empty disk where it had one of

@@ -9,7 +9,7 @@ use serde_json::Value;
 use tempfile::TempDir;
 
 use crate::cluster::{Cluster, eventually, succeed};
-use crate::stage::{Stage, items};
+use crate::env::{Env, items};
 use crate::step::Step;
 
 const IMAGE: &str = "docker.io/library/baggageclaim-csi";
@@ -18,9 +18,9 @@ const NEW: &str = "next";
 /// A setting that can be seen from outside.
 const SETTING: [&str; 2] = ["BAGGAGECLAIM_INPUT_WAIT", "44s"];
 
-pub(super) fn upgraded(stage: &Stage) {
-    let cluster = stage.cluster;
-    let mut before = Step::runs(stage, "before");
+pub(super) fn upgraded(env: &Env) {
+    let cluster = env.cluster;
+    let mut before = Step::runs(env, "before");
     let old = cluster.driver_process();
     assert_eq!(image(cluster), format!("{IMAGE}:{OLD}"));
 
@@ -28,29 +28,27 @@ pub(super) fn upgraded(stage: &Stage) {
     let upgrade = Upgrade::begin(cluster);
     // A pod that comes in the middle of it starts, whichever of the two drivers is there when
     // kubelet has got so far.
-    let mut meanwhile = Step::comes(stage, "meanwhile");
+    let mut meanwhile = Step::comes(env, "meanwhile");
     cluster.driver_ready();
     assert_ne!(cluster.driver_process(), old);
     assert_eq!(image(cluster), format!("{IMAGE}:{NEW}"));
-    stage.ready("meanwhile");
+    env.ready("meanwhile");
     eventually("it is logged who has given it its volumes", || {
         let logs = [followed.so_far(), cluster.driver_log(begin)];
-        let published = logs
-            .iter()
-            .any(|log| has_published(log, stage, "meanwhile"));
+        let published = logs.iter().any(|log| has_published(log, env, "meanwhile"));
         published.then_some(())
     });
     drop(followed);
     meanwhile.works();
     before.works();
     // The new setting applies even to volumes that the last driver published.
-    stage.apply_with(
+    env.apply_with(
         "reader.yaml",
         &[("NAME", "asks"), ("FROM", "artifact/before")],
     );
-    stage.event("asks", &[SETTING[1], "pod before is still making it"]);
+    env.event("asks", &[SETTING[1], "pod before is still making it"]);
     before.ends();
-    stage.succeeded("asks");
+    env.succeeded("asks");
 
     drop(upgrade);
     assert_eq!(image(cluster), format!("{IMAGE}:{OLD}"));
@@ -59,7 +57,7 @@ pub(super) fn upgraded(stage: &Stage) {
 }
 
 /// Whether a log has a publish for a pod that succeeded.
-fn has_published(log: &str, stage: &Stage, pod: &str) -> bool {
+fn has_published(log: &str, env: &Env, pod: &str) -> bool {
     let lines = log.lines().map(serde_json::from_str::<Value>);
     // The last one may not be whole yet.
     let mut answers = lines.filter_map(Result::ok).filter(|line| {
@@ -68,7 +66,7 @@ fn has_published(log: &str, stage: &Stage, pod: &str) -> bool {
     });
     answers.any(|line| {
         let span = &line["span"];
-        span["tenant"] == *stage.namespace() && span["pod"] == *pod
+        span["tenant"] == *env.namespace() && span["pod"] == *pod
     })
 }
 

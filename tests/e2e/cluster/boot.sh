@@ -1,16 +1,16 @@
 #!/bin/bash
-# Runs inside the node's namespaces: gives it disks and a network, and starts its daemons. Returns when the node is ready
-# for pods.
+# Runs inside the node's namespaces: gives it disks and a network, and starts its daemons. Returns
+# when the node is ready for pods.
 set -euo pipefail
 source "$(dirname "${BASH_SOURCE[0]}")/lib.sh"
 source "$here/pki.sh"
 
 # ---- disks ----
-# As systemd does, and as Kubernetes expects: what is mounted in one place shows up in the containers that share it. All of
-# this is in a namespace that nothing of the host's shares.
+# As systemd does, and as Kubernetes expects: what is mounted in one place shows up in the
+# containers that share it. All of this is in a namespace that nothing of the host's shares.
 #
-# The disks are bound before that: a bind of what is shared shares with its origin, and each mount beneath it would be there
-# twice.
+# The disks are bound before that: a bind of what is shared shares with its origin, and each mount
+# beneath it would be there twice.
 mkdir -p "$node"/var/{lib,log}
 mount --bind "$node/var/lib" /var/lib
 mount --bind "$node/var/log" /var/log
@@ -23,8 +23,8 @@ mount --make-rshared /
 mount -t tmpfs -o mode=755 run /run
 mkdir -p /run/netns /run/lock
 
-# kubelet sets these, and they are the whole machine's: they have no namespace. Where it finds what it wants it writes
-# nothing, so it finds that.
+# kubelet sets these, and they are the whole machine's: they have no namespace. Where it finds what
+# it wants it writes nothing, so it finds that.
 while read -r name value; do
   echo "$value" > "/run/${name##*/}"
   mount --bind "/run/${name##*/}" "/proc/sys/$name"
@@ -37,23 +37,25 @@ kernel/keys/root_maxkeys 1000000
 kernel/keys/root_maxbytes 25000000
 E
 
-# A node that is switched off and on has another boot, and this kernel does not know that it was. What is bound here is seen by
-# the daemons, and by containers, since daemons.sh has the runtime bind it there.
+# A node that is switched off and on has a new boot id, which this kernel does not change by itself.
+# The file bound here is visible to the daemons, and to containers through daemons.sh.
 cat /proc/sys/kernel/random/uuid > /run/boot_id
 mount --bind /run/boot_id /proc/sys/kernel/random/boot_id
 
 # ---- network ----
 ip link set lo up
-# A bridge, because there is no `dummy` device in small kernels: it carries the node's address and no cable.
+# A bridge, because there is no `dummy` device in small kernels: it carries the node's address and
+# no cable.
 ip link add e2e-node type bridge
 ip address add "$node_address/32" dev e2e-node
 ip link set e2e-node up
-# Services are addresses that kube-proxy rewrites; before it can, there must be a way for them to leave by.
+# Services are addresses that kube-proxy rewrites; before it can, there must be a way for them to
+# leave by.
 ip route add "$services_range" dev e2e-node
 echo 1 > /proc/sys/net/ipv4/ip_forward
 
 # ---- the control plane ----
-# Of the boot before, and the numbers are somebody else's now.
+# Left over from the earlier boot; other processes may have these pids now.
 rm -rf "$node/pids"
 [ -e "$node/pki/admin.kubeconfig" ] || make_pki
 source "$here/daemons.sh"

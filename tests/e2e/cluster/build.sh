@@ -1,11 +1,12 @@
 # Sourced by cluster.sh. Makes target/e2e/bin and target/e2e/images.
 #
-# Each product has a key beside it, a hash of all that it was made of: as long as the key is the same, the product is.
+# Each product has a key beside it, a hash of all that it was made of: as long as the key is the
+# same, the product is.
 
 build() {
   packages
   mkdir -p "$bin" "$images"
-  # Of a build that was ended in the middle.
+  # Left over from an interrupted build.
   rm -rf "$home"/image.*
   components
   pause
@@ -16,10 +17,12 @@ build() {
   image_of_driver
 }
 
-# The container runtime and the small programs that the node's daemons execute, and what commands of the documentation use that
-# the cases run. Versions are Debian's: the release of the machine decides.
+# The container runtime and the small programs that the node's daemons execute, and what commands of
+# the documentation use that the cases run. Versions are Debian's: the release of the machine
+# decides.
 #
-# The first word of each is a program. The shell finds what it has built in, `kill` for one, on a machine that has no such program.
+# The first word of each is a program. The shell finds what it has built in, `kill` for one, on a
+# machine that has no such program.
 packages() {
   local missing= pair
   for pair in containerd:containerd runc:runc /usr/lib/cni/bridge:containernetworking-plugins \
@@ -41,8 +44,8 @@ packages() {
     > "$home/packages.log" 2>&1 || { tail -20 "$home/packages.log" >&2; die "could not install$missing"; }
 }
 
-# fits PRODUCT KEY: whether it is there and was made of what the key says. Else the old one is removed, so that a build
-# that fails leaves none.
+# fits PRODUCT KEY: whether it is there and was made of what the key says. Else the old one is
+# removed, so that a build that fails leaves none.
 fits() {
   [ -e "$1" ] && [ "$(cat "$1.key" 2> /dev/null)" = "$2" ] && return
   rm -f "$1" "$1.key"
@@ -59,7 +62,8 @@ components() {
   if ! fits "$bin/components" "$key"; then
     version=$(awk '$1 == "k8s.io/kubernetes" { print $2 }' "$modules/go.mod")
     say "building Kubernetes $version from source; cold, this takes all processors for some minutes"
-    # What it answers when asked for its version; without this kubelet's would be v0.0.0 and be refused as too old.
+    # The version that it reports. Without this, kubelet's would be v0.0.0 and be refused as too
+    # old.
     local minor=${version#v1.} flags='-s -w' package
     for package in k8s.io/component-base/version k8s.io/client-go/pkg/version; do
       flags+=" -X $package.gitVersion=$version -X $package.gitMajor=1 -X $package.gitMinor=${minor%%.*}"
@@ -80,7 +84,8 @@ pause() {
   made "$bin/pause" "$key"
 }
 
-# The driver as the Dockerfile builds it: one static binary. cargo knows best whether it has to be built again.
+# The driver as the Dockerfile builds it: one static binary. cargo knows best whether it has to be
+# built again.
 driver() {
   local target; target=$(rustc -vV | sed -n 's/^host: //p')
   patiently env -C "$repository" RUSTFLAGS="-C target-feature=+crt-static" \
@@ -93,8 +98,9 @@ driver() {
   say "made bin/baggageclaim"
 }
 
-# The images, each one layer, in the layout that `ctr images import` reads. No registry is asked: what stands under a
-# public name here is made of what this machine has, so that deploy/ and examples/ run as they are.
+# The images, each one layer, in the layout that `ctr images import` reads. No registry is asked:
+# what stands under a public name here is made of what this machine has, so that deploy/ and
+# examples/ run as they are.
 
 image_of_pause() {
   local key; key=$(hash_of "$bin/pause" "$here/image.sh")
@@ -119,7 +125,7 @@ add_busybox() {
   printf 'root:x:0:\nnogroup:x:65534:\n' > "$1/etc/group"
 }
 
-# What deploy/overlays/loop takes from Debian's image: a shell, mkfs.ext4 and mount.
+# The programs that deploy/overlays/loop takes from Debian's image: a shell, mkfs.ext4 and mount.
 image_of_debian() {
   local key; key=$(hash_of "$(command -v mkfs.ext4)" "$(command -v mount)" "$(command -v busybox)" "$here/image.sh" "$here/build.sh")
   fits "$images/debian.tar" "$key" && return

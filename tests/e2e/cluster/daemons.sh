@@ -1,6 +1,6 @@
 #!/bin/bash
-# The node's daemons: what each is told, and how they are started and stopped. Runs inside the node's namespaces; sourced
-# by boot.sh, and called by `cluster.sh daemon`.
+# The node's daemons: what each is told, and how they are started and stopped. Runs inside the
+# node's namespaces; sourced by boot.sh, and called by `cluster.sh daemon`.
 #
 #   daemons.sh start|stop|kill NAME    stop: SIGTERM; kill: SIGKILL. Both return when it is gone.
 
@@ -16,8 +16,8 @@ daemon_etcd() {
 }
 
 daemon_kube-apiserver() {
-  # Node and NodeRestriction as in production: kubelet may see what its own pods need and nothing more.
-  # shellcheck disable=SC2086 # words
+  # Node and NodeRestriction as in production: kubelet may see what its own pods need and nothing
+  # more. shellcheck disable=SC2086 # words
   exec kube-apiserver --etcd-servers=http://127.0.0.1:2379 \
     --bind-address="$node_address" --advertise-address="$node_address" --secure-port=6443 \
     --service-cluster-ip-range="$services_range" --allow-privileged=true \
@@ -60,8 +60,7 @@ write_configuration() {
   "ipam": {"type": "host-local", "dataDir": "/run/cni", "ranges": [[{"subnet": "$pods_range"}]], "routes": [{"dst": "0.0.0.0/0"}]}
 }]}
 E
-  # What containerd begins with for each container; and when its mounts are made, and it stands in its root directory, it gets
-  # the node's boot id (boot.sh).
+  # The base spec of each container. After its mounts are made it gets the node's boot id (boot.sh).
   local hook='"path": "'$(command -v busybox)'", "args": ["mount", "-o", "bind", "/run/boot_id", "proc/sys/kernel/random/boot_id"]'
   ctr oci spec | sed "1s|{|{\"hooks\": {\"createContainer\": [{$hook}]},|" > "$node/etc/container.json"
   cat > "$node/etc/containerd.toml" <<E
@@ -75,8 +74,8 @@ disabled_plugins = [$(printf '"io.containerd.snapshotter.v1.%s", ' btrfs zfs auf
 [plugins."io.containerd.grpc.v1.cri"]
   sandbox_image = "e2e.local/pause:1"
   disable_apparmor = true
-  # Inside a virtual machine or container without CAP_SYS_RESOURCE no score below one's own can be set, and runc would
-  # give up: "can't get final child's PID from pipe: EOF".
+  # Inside a virtual machine or container without CAP_SYS_RESOURCE no score below one's own can be
+  # set, and runc would give up: "can't get final child's PID from pipe: EOF".
   restrict_oom_score_adj = true
   [plugins."io.containerd.grpc.v1.cri".cni]
     bin_dir = "/usr/lib/cni"
@@ -106,13 +105,14 @@ tlsPrivateKeyFile: "$node/pki/kubelet.key"
 address: $node_address
 healthzBindAddress: 127.0.0.1
 readOnlyPort: 0
-# There is no name to resolve and nobody to ask, but without an address every pod gets a warning.
+# There is no name to resolve and no server, but without an address every pod gets a warning.
 resolvConf: ""
 clusterDNS: [10.96.0.10]
 maxPods: 200 # the burst of 100, and some
-# The cases kill the driver again and again, and that it is started later each time says nothing about it.
+# The cases kill the driver again and again, and that it is started later each time says nothing
+# about it.
 crashLoopBackOff: {maxContainerRestartPeriod: 1s}
-# The machine's disk is somebody else's concern.
+# This test does not care for the machine's disk.
 evictionHard: {memory.available: 50Mi, nodefs.available: 1%, imagefs.available: 1%}
 imageGCHighThresholdPercent: 100
 imageGCLowThresholdPercent: 99

@@ -1,6 +1,6 @@
 #!/bin/bash
-# `make e2e` takes all down again, also when it is ended in the middle: tried on runs that have a home of their own, below
-# that of the real one, which comes next. What is built is shared. Called by run.sh.
+# `make e2e` removes everything, even when it is interrupted. This tries it on runs with their own
+# home, below that of the real run, which comes next. They share its build. Called by run.sh.
 set -euo pipefail
 source "$(dirname "${BASH_SOURCE[0]}")/lib.sh"
 
@@ -11,13 +11,14 @@ cluster=$here/../cluster.sh
 trap 'exit 143' INT TERM HUP
 there() { E2E_HOME=$other "$cluster" "$@"; }
 
-# cut_short HOW MOMENT SEEN [NAME=VALUE...]: runs `make e2e` until its output says MOMENT and then SEEN succeeds, and ends it: INT to
-# all of it, as a terminal does; TERM to make alone; KILL to make alone, or to make and its shell.
+# cut_short HOW MOMENT SEEN [NAME=VALUE...]: runs `make e2e` until its output says MOMENT and then
+# SEEN succeeds, and ends it: INT to all of it, as a terminal does; TERM to make alone; KILL to make
+# alone, or to make and its shell.
 cut_short() {
   local how=$1 moment=$2 seen=$3 group ended=0 line=; shift 3
   rm -f "$other/output" && mkfifo "$other/output"
-  # A session of its own, so a group of its own; and it hears what a run in a terminal hears: a shell has ignore SIGINT whatever
-  # it starts in the background.
+  # A session of its own, so a group of its own; and it hears what a run in a terminal hears: a
+  # shell has ignore SIGINT whatever it starts in the background.
   env -u MAKEFLAGS -u MAKELEVEL -u MFLAGS -u start_time -u tied setsid env --default-signal=INT \
     make --no-print-directory --directory="$repository" e2e E2E_HOME="$other" "$@" < /dev/null > "$other/output" 2>&1 &
   group=$!
@@ -29,20 +30,20 @@ cut_short() {
     printf '%s\n' "$line" >> "$other/log"
   done
   wait_for "moment to end the run at" 120 "$seen"
-  # Who looks for what is left would see it.
+  # A check for leftovers would see it.
   [ "$(rest | wc -l)" -gt 5 ] || failed "there should be more to see: $(rest)"
   case $how in
     INT | KILL-ALL) kill "-${how%-*}" -- "-$group" ;;
     *)              kill "-$how" "$group" ;;
   esac
-  # As long as anybody has it open, something of the run is there.
+  # Something of the run exists as long as a process has it open.
   cat <&8 >> "$other/log" &
   local reader=$!
   exec 8<&-
   # Without what the shell has to say of a death.
   wait "$group" 2> /dev/null || ended=$?
   [ $ended != 0 ] || failed "make e2e succeeds though SIG$how came"
-  # Who is killed cannot clear up. But its processes end, and who comes next can.
+  # A killed run cannot clean up. But its processes end, and the next run can.
   case $how in
     KILL-ALL) wait_for "end of a node whose run was killed" 60 ended ;;&
     KILL*)    there down ;;
@@ -61,7 +62,7 @@ failed() {
   die "$*"
 }
 
-# What there is of that run.
+# The remains of that run.
 rest() {
   local place
   there left

@@ -3,7 +3,7 @@
 here=$(cd "$(dirname "${BASH_SOURCE[0]}")" && pwd)
 repository=$(cd "$here/../../.." && pwd)
 
-# What is built is kept here between runs; what a node leaves on its disks goes with the node.
+# The build is kept here between runs; a node's disks go with the node.
 home=${E2E_HOME:-$repository/target/e2e}
 bin=$home/bin
 images=$home/images
@@ -20,7 +20,8 @@ api_service=10.96.0.1
 cgroup_of() { echo "baggageclaim-e2e-$(printf %s "$1" | sha256sum | cut -c 1-8)"; }
 cgroup=$(cgroup_of "$home")
 
-# Kubelet's directory: where the overlay that is to be installed expects it. Not MicroK8s': the node has no /var/snap of its own.
+# Kubelet's directory: where the overlay that is to be installed expects it. Not MicroK8s': the node
+# has no /var/snap of its own.
 kubelet_directory() {
   case $(cat "$node/overlay") in
     k0s) echo /var/lib/k0s/kubelet ;;
@@ -30,7 +31,7 @@ kubelet_directory() {
 
 export PATH=$bin:/usr/sbin:/sbin:$PATH
 export KUBECONFIG=$node/kubeconfig
-# What kubectl remembers of a server, in a directory for each. This one is new each time.
+# Kubectl's cache of a server, in a directory for each server. This one is new each time.
 export KUBECACHEDIR=$node/kubectl
 
 say() { printf '%7.1fs  %s\n' "$(since)" "$*" >&2; }
@@ -40,7 +41,8 @@ die() { printf 'e2e: %s\n' "$*" >&2; exit 1; }
 export start_time=${start_time:-${EPOCHREALTIME/,/.}}
 since() { awk -v from="$start_time" -v to="${EPOCHREALTIME/,/.}" 'BEGIN { print to - from }'; }
 
-# wait_for WHAT SECONDS COMMAND...: until the command succeeds. What has an event to wait for does not use this.
+# wait_for WHAT SECONDS COMMAND...: repeats the command until it succeeds. Only for states without
+# an event.
 wait_for() {
   local what=$1 deadline=$((SECONDS + $2)); shift 2
   until "$@" > /dev/null 2>&1; do
@@ -49,29 +51,31 @@ wait_for() {
   done
 }
 
-# One at a time in one checkout; two checkouts do not meet. The lock goes with this process, and is not inherited by what it
-# starts: `9>&-`. Whose it is stands in it.
+# One run at a time in one checkout; two checkouts do not meet. The lock goes with this process; its
+# children do not inherit it: `9>&-`. The file holds the pid of the owner.
 lock() {
   exec 9>> "$home/lock"
   flock --nonblock 9 || die "another run is at work in $home; wait for it, or set E2E_HOME to a directory of your own"
   echo $$ > "$home/lock"
 }
 
-# The same for who comes to take all away: a run that is at work is told to end, and does that itself.
+# The same for who comes to take all away: a run that is at work is told to end, and does that
+# itself.
 take_lock() {
   exec 9>> "$home/lock"
   if ! flock --nonblock 9; then
     local owner; owner=$(cat "$home/lock")
     say "a run is at work (process $owner): it is told to end"
-    # Nobody else's: its number may be in use again when it has just ended.
+    # Only our own process: the number may be in use again if it has just ended.
     ! grep -qs cluster.sh "/proc/$owner/cmdline" || kill -TERM "$owner" 2> /dev/null || true
     flock --timeout 120 9 || die "the run does not end: process $owner"
   fi
   echo $$ > "$home/lock"
 }
 
-# Runs a program that may take long. A shell hears signals only when it waits, so this waits; and since the program with all
-# that it starts is a group of its own, it is ended as one when this is (cluster.sh).
+# Runs a program that may take long. A shell hears signals only when it waits, so this waits; and
+# since the program with all that it starts is a group of its own, it is ended as one when this is
+# (cluster.sh).
 patiently() {
   local code=0
   setsid "$@" 9>&- &
@@ -92,7 +96,7 @@ hurry() {
   kill -KILL -- "-$slow" 2> /dev/null || true
 }
 
-# Whether a process of ours is there. A zombie is not: nobody may have reaped it yet.
+# Whether a process of ours exists. A zombie that is not reaped yet does not count.
 alive() {
   local stat
   stat=$(cat "/proc/$1/stat" 2> /dev/null) || return 1
@@ -100,9 +104,9 @@ alive() {
   [ "${stat%% *}" != Z ]
 }
 
-# pid_from NAME: the pid of one of the processes that the host sees of a node: `init`, which its namespaces live and die
-# with, `unshare`, which made them, `door`, and `watch` (updown.sh). A pid may have been given to somebody else meanwhile, so it is believed
-# only when it runs the program that it should.
+# pid_from NAME: the pid of one of the node's processes as the host sees it: `init`, which its
+# namespaces live and die with, `unshare`, which made them, `door`, and `watch` (updown.sh). Another
+# process may have the pid by now, so it counts only if it runs the right program.
 pid_from() {
   local pid program
   pid=$(cat "$node/$1.pid" 2> /dev/null) || return 1

@@ -1,4 +1,5 @@
-# Sourced by boot.sh. Who is who: an authority for this node's life, and what it vouches for.
+# Sourced by boot.sh. The certificates: an authority for this node's life, and the identities that
+# it signs.
 
 make_pki() {
   mkdir -p "$node/pki"
@@ -12,8 +13,8 @@ make_pki() {
     certificate kubelet "/O=system:nodes/CN=system:node:$node_name" serverAuth,clientAuth "IP:$node_address,DNS:$node_name"
     certificate scheduler /CN=system:kube-scheduler clientAuth
     certificate proxy /CN=system:kube-proxy clientAuth
-    # One of the masters: with a role of its own it would wait some seconds for the first service account to be there, and
-    # every start of the node with it.
+    # One of the masters: with a role of its own it would wait some seconds for the first service
+    # account to be there, and every start of the node with it.
     certificate controllers /O=system:masters/CN=system:kube-controller-manager clientAuth
     certificate admin /O=system:masters/CN=admin clientAuth
     # Service accounts' tokens are signed with it and checked against it.
@@ -24,7 +25,8 @@ make_pki() {
 
 key() { openssl ecparam -name prime256v1 -genkey -noout -out "$1.key"; }
 
-# certificate NAME SUBJECT USAGE [NAMES]: NAME.key, NAME.crt, and NAME.kubeconfig for who calls with it.
+# certificate NAME SUBJECT USAGE [NAMES]: NAME.key, NAME.crt, and NAME.kubeconfig for who calls with
+# it.
 certificate() {
   key "$1"
   openssl req -new -key "$1.key" -subj "$2" | openssl x509 -req -CA ca.crt -CAkey ca.key -CAcreateserial -days 7 -out "$1.crt" \

@@ -13,8 +13,9 @@ run() {
   build
   if [ $# = 0 ]; then
     patiently "$here/interrupted.sh"
-    # The overlay for trying out, as far as it differs: that a pod gets a volume; that the pool, which a container mounts, is there
-    # for the next driver, and after the node was off; and how it is taken away.
+    # The overlay for trying out, as far as it differs: that a pod gets a volume; that the pool,
+    # which a container mounts, is there for the next driver, and after the node was off; and how it
+    # is taken away.
     up loop
     play scratch upgraded 'switched off' uninstalled
     down
@@ -27,7 +28,8 @@ run() {
   play "$@"
 }
 
-# Plays the cases. No backtraces: a case that fails says what it waited for, and what Kubernetes and the driver said.
+# Plays the cases. No backtraces: a case that fails says what it waited for, and what Kubernetes and
+# the driver said.
 play() {
   patiently env -C "$repository" RUST_BACKTRACE=0 cargo test --quiet --locked --test e2e -- "$@"
 }
@@ -47,10 +49,10 @@ finish() {
   exit $code
 }
 
-# A node that was up stays up: only the driver is made anew, for trying out a change.
+# A node that was up stays up: only the driver is rebuilt, to try a change.
 reinstall() {
   enter ctr --address /run/containerd.sock --namespace k8s.io images import "$images/driver.tar" > /dev/null
   kubectl --namespace baggageclaim delete pods --selector app.kubernetes.io/name=baggageclaim > /dev/null 2>&1 || true
-  # As it was made: what overlays/loop mounts, nobody would mount again when the node was off.
+  # As it was made: after the node was off, no one else would mount the file of overlays/loop.
   install_driver "$(cat "$node/overlay")"
 }

@@ -1,9 +1,11 @@
-# Sourced by cluster.sh. The node's life as the host sees it: a process, and what it has in namespaces of its own.
+# Sourced by cluster.sh. The node's life as the host sees it: a process, and what it has in
+# namespaces of its own.
 
 # up OVERLAY: starts a node on empty disks, and installs the driver on it.
 up() {
   local place overlay=$1
-  # The node has its own /var/lib, /var/log and /run, so what is built must not lie beneath the host's.
+  # The node has its own /var/lib, /var/log and /run, so what is built must not lie beneath the
+  # host's.
   for place in /var/lib /var/log /run /proc /sys; do
     [[ $home/ != "$place"/* ]] || die "$home is beneath $place, which the node has its own of: set E2E_HOME"
   done
@@ -12,8 +14,8 @@ up() {
   # For who installs the driver again on this node.
   echo "$overlay" > "$node/overlay"
   if [ "$overlay" != loop ]; then
-    # The pool has a filesystem of its own, as docs/install.md advises: the machine's may be so full already that the driver
-    # would evict all that nobody uses, as it should.
+    # The pool has its own filesystem, as docs/install.md advises: the machine's may be so full
+    # already that the driver would evict all unused content, as it should.
     truncate --size 10G "$node/pool.img"
     mkfs.ext4 -q -m 0 "$node/pool.img"
   fi
@@ -27,9 +29,10 @@ boot() {
   mkdir -p "$node/log"
   echo "$cgroup" > "$node/cgroup"
   make_cgroup
-  # The daemons are killed with their pid namespace, which ends with its first process, which ends with `unshare`. Not of the
-  # caller's session: a case that is ended while the node is booted again must not take it along.
-  # It writes down who it is itself, before there is anything to clear up: this may be killed at any moment.
+  # The daemons are killed with their pid namespace, which ends with its first process, which ends
+  # with `unshare`. Not of the caller's session: a case that is ended while the node is booted again
+  # must not take it along. It writes down who it is itself, before there is anything to clear up:
+  # this may be killed at any moment.
   setsid bash -c 'echo $$ > "$0/unshare.pid" && exec "$@"' "$node" \
     unshare --mount --net --pid --ipc --fork --mount-proc --kill-child --propagation private \
     "$bin/pause" < /dev/null > "$node/log/init.log" 2>&1 9>&- &
@@ -51,39 +54,41 @@ boot() {
   say "the node is ready"
 }
 
-# A run that brings its own node ($tied) holds the lock as long as it lives, and does not leave the node behind however it
-# ends: who waits for the lock gets it then, also when the run was ended with `kill -9`.
+# A run that brings its own node ($tied) holds the lock as long as it lives, and does not leave the
+# node behind however it ends: who waits for the lock gets it then, also when the run was ended with
+# `kill -9`.
 watch_over() {
   setsid flock "$home/lock" kill -KILL "$1" < /dev/null > /dev/null 2>&1 9>&- &
   echo $! > "$node/watch.pid"
   disown
 }
 
-# Takes away whatever there is of a node, and looks whether it is gone. Can be repeated, and knows nothing but where things
-# are: it also clears up after a run that was killed.
+# Takes away whatever there is of a node, and looks whether it is gone. Can be repeated, and knows
+# nothing but where things are: it also clears up after a run that was killed.
 down() {
   local found deadline=$((SECONDS + 30))
   # That of interrupted.sh, should it have been ended itself.
   [ ! -d "$home/interrupted" ] || { E2E_HOME=$home/interrupted "$here/../cluster.sh" down; rm -rf "$home/interrupted"; }
   halt
   remove_cgroup
-  # What ends a little later than the node: a loop device, a kubectl whose server is gone.
+  # Things that end a little later than the node: a loop device, a kubectl whose server is gone.
   until found=$(left) && [ -z "$found" ]; do
     [ $SECONDS -lt $deadline ] || die "this is left of the node: $found"
     sleep 0.05
   done
-  # No mount of the node's is seen here, since its namespace was private. Should there be one all the same, it is not
-  # walked into.
+  # No mount of the node's is seen here, since its namespace was private. Should there be one all
+  # the same, it is not walked into.
   rm -rf --one-file-system "$node"
 }
 
-# What there is of a node beside its directory and its cgroups, a line each.
+# Everything of a node beside its directory and its cgroups, one per line.
 left() {
   local inside pid file programs
   for file in init unshare door watch; do
     ! pid=$(pid_from "$file") || echo "$file is process $pid"
   done
-  # The processes in its mount namespace: there /var/lib is a directory of the node's, whose name stands as it is on its filesystem.
+  # The processes in its mount namespace: there /var/lib is a directory of the node's, whose name
+  # stands as it is on its filesystem.
   inside=${node#"$(stat -c %m "$home")"} inside=/${inside#/}
   # In its cgroups; and on the host what was built for it and speaks to it.
   programs=$(realpath "$bin" 2> /dev/null) || true
@@ -103,11 +108,12 @@ left() {
   grep -F -- " $node" /proc/self/mountinfo || true
 }
 
-# What a power cut does.
+# A simulated power cut.
 halt() {
   local name pid init=
-  # The first process takes the others with it. Its parent, and the door's, wait for a child on the host's side; they stop
-  # themselves when that child is stopped by somebody, and then would never see it end. So they are not relied upon.
+  # The first process takes the others with it. Its parent, and the door's, wait for a child on the
+  # host's side. They stop themselves when another process stops that child, and then would never
+  # see it end. So this does not rely on them.
   for name in watch init unshare door; do
     pid=$(pid_from "$name") || continue
     [ "$name" != init ] || init=$pid
@@ -149,7 +155,8 @@ remove_cgroup() {
   for hierarchy in $(hierarchies); do
     hierarchy=${hierarchy%/}
     [ -d "$hierarchy/$cgroup" ] || continue
-    # A cgroup can be removed when its last process is gone, zombies included, and somebody else may be slow to reap them.
+    # A cgroup can be removed when its last process is gone, zombies included, and its parent may be
+    # slow to reap them.
     wait_for "end of the cgroup $hierarchy/$cgroup" 30 remove_directories "$hierarchy/$cgroup"
   done
 }

@@ -17,7 +17,7 @@ use crate::model::{
     Timestamp, Topology, VolumeId,
 };
 
-/// The nodes, and the room on each.
+/// The nodes, with the capacity of each.
 const NODES: [(&str, BackendKind, Capacity); 2] = [
     (
         "node-1",

@@ -72,7 +72,7 @@ async fn with_unused_caches(trees: usize) -> Result<Bench, String> {
     Ok(bench)
 }
 
-/// Leaves no room in the pool.
+/// Leaves no space in the pool.
 fn fill_up(at: &Path) {
     use std::io::Write as _;
     let mut file = fs::File::create(at.join("big")).expect("create");
@@ -84,8 +84,8 @@ fn fill_up(at: &Path) {
     }
 }
 
-/// Publishes until room was made for it; how long the longest took.
-async fn publish_until_room_is_made(bench: &Bench) -> Duration {
+/// Publishes until space was made for it; how long the longest took.
+async fn publish_until_space_is_freed(bench: &Bench) -> Duration {
     let mut longest = Duration::ZERO;
     for number in 0.. {
         if bench.artifact("task-cache/unused-1").is_none() {
@@ -133,7 +133,7 @@ async fn room_is_made_while_large_trees_are_measured_and_deleted() {
         assert!(stats.usage.is_none(), "it is measured from now on");
     }
     bench.unpublish("tree-0").await;
-    let longest = publish_until_room_is_made(&bench).await;
+    let longest = publish_until_space_is_freed(&bench).await;
     eprintln!(
         "{} names each: the longest publish took {longest:?}",
         files()
@@ -190,7 +190,7 @@ async fn room_is_made_while_layers_are_merged() {
     let merge = LongMerge::begin(&bench).await;
     let (at, _) = bench.publish("filler", "filler", &[]).await;
     fill_up(&at);
-    let longest = publish_until_room_is_made(&bench).await;
+    let longest = publish_until_space_is_freed(&bench).await;
     assert!(longest < SOON, "{longest:?}");
     merge.goes_on().await;
     unpublish_all(&bench).await;
@@ -219,7 +219,7 @@ async fn room_is_made_while_index_and_directories_are_compared() {
     eventually("they are compared", || comparing.try_recv().is_ok()).await;
     let (at, _) = bench.publish("filler", "filler", &[]).await;
     fill_up(&at);
-    let longest = publish_until_room_is_made(&bench).await;
+    let longest = publish_until_space_is_freed(&bench).await;
     assert!(longest < SOON, "{longest:?}");
     // Its next look is at layers that were evicted meanwhile.
     go_on.send(()).expect("it waits");

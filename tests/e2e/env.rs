@@ -67,7 +67,7 @@ fn forget(cluster: &Cluster, list: &[&str]) {
 }
 
 /// A namespace, and what is done in it.
-pub(crate) struct Stage<'a> {
+pub(crate) struct Env<'a> {
     pub(crate) cluster: &'a Cluster,
     namespace: String,
     /// How many pods have read something for the case.
@@ -77,7 +77,7 @@ pub(crate) struct Stage<'a> {
     made: RefCell<HashMap<String, String>>,
 }
 
-impl<'a> Stage<'a> {
+impl<'a> Env<'a> {
     /// Makes the namespace.
     pub(crate) fn new(cluster: &'a Cluster, namespace: &str) -> Self {
         make_namespace(cluster, namespace);
@@ -573,12 +573,12 @@ impl<'a> Stage<'a> {
 }
 
 /// Another namespace than the case's own.
-pub(crate) struct Neighbour<'a>(Stage<'a>);
+pub(crate) struct Neighbour<'a>(Env<'a>);
 
 impl<'a> Deref for Neighbour<'a> {
-    type Target = Stage<'a>;
+    type Target = Env<'a>;
 
-    fn deref(&self) -> &Stage<'a> {
+    fn deref(&self) -> &Env<'a> {
         &self.0
     }
 }
