@@ -5,9 +5,10 @@
 //! therefore releases the state now and then (`catalog`), and sees no single
 //! moment. The caller checks again under the lock before it deletes something.
 
-use std::collections::{BTreeMap, HashMap};
+use std::collections::BTreeMap;
 use std::ops::Bound;
 
+use super::multiset::Multiset;
 use crate::model::{Artifact, ArtifactId, LayerId, Sha256, Timestamp};
 
 /// An artifact in memory.
@@ -37,7 +38,7 @@ pub(super) struct Artifacts {
     /// Sorted, so that a walk can continue where it released the state.
     all: BTreeMap<ArtifactId, Sealed>,
     /// How many artifacts stack each layer.
-    stacked: HashMap<LayerId, usize>,
+    stacked: Multiset<LayerId>,
 }
 
 impl Artifacts {
@@ -71,7 +72,7 @@ impl Artifacts {
 
     /// Whether an artifact stacks this layer.
     pub(super) fn stack(&self, layer: &LayerId) -> bool {
-        self.stacked.contains_key(layer)
+        self.stacked.contains(layer)
     }
 
     /// Enters an artifact; it replaces one of the same id.
@@ -126,18 +127,13 @@ impl Artifacts {
 
     fn count(&mut self, layers: &[LayerId]) {
         for layer in layers {
-            *self.stacked.entry(*layer).or_default() += 1;
+            self.stacked.add(*layer);
         }
     }
 
     fn count_no_more(&mut self, layers: &[LayerId]) {
         for layer in layers {
-            if let Some(count) = self.stacked.get_mut(layer) {
-                *count -= 1;
-                if *count == 0 {
-                    self.stacked.remove(layer);
-                }
-            }
+            self.stacked.remove(layer);
         }
     }
 }

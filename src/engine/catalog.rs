@@ -1,185 +1,152 @@
-//! The catalog: what is sealed, in memory and in the index, kept in step.
-//! Walks over all artifacts and changes of the index belong here; what is changed is decided by the callers.
+//! The catalog in memory: sealed content, its names, its sizes, and when it was last used.
+//! It is kept in step with the index by `transaction`; who refers to which layer is `state`'s.
 
-use std::ops::Bound;
-use std::sync::Arc;
+use std::collections::{BTreeMap, HashMap};
 
-use parking_lot::MutexGuard;
+use super::artifacts::{Artifacts, Sealed};
+use super::multiset::Multiset;
+use crate::model::{Artifact, ArtifactId, LayerId, Name, Sha256, Timestamp, Usage, VolumeRecord};
 
-use super::artifacts::Sealed;
-use super::backoff::RETRY;
-use super::error::{Error, Result};
-use super::shared::Inner;
-use super::state::State;
-use crate::store::{self, Change};
+mod names;
 
-/// A walk looks at this many artifacts before it releases the state: a fraction of a millisecond.
-const AT_A_TIME: usize = 256;
-
-impl Inner {
-    /// Looks at all artifacts, and releases the state now and then. An artifact that is sealed
-    /// meanwhile may be missed.
-    pub(super) fn look_at_artifacts(&self, mut look: impl FnMut(&State, &Sealed)) {
-        let mut from = Bound::Unbounded;
-        loop {
-            let state = self.state.lock();
-            let mut left = AT_A_TIME;
-            for (id, sealed) in state.artifacts.after(from).take(left) {
-                look(&state, sealed);
-                from = Bound::Excluded(*id);
-                left -= 1;
-            }
-            // A plain unlock lets this thread take the lock again before a waiting one wakes.
-            MutexGuard::unlock_fair(state);
-            if left > 0 {
-                return;
-            }
-        }
-    }
-
-    /// Changes the index: all of it or nothing. Where that is not known, the engine is degraded from then on.
-    pub(super) fn transact(&self, changes: &[Change]) -> Transaction {
-        if let Err(error) = self.refuse_degraded() {
-            return Transaction::RolledBack(error);
-        }
-        match self.write_index(changes) {
-            Ok(()) => Transaction::Committed,
-            Err(error) if error.is_unsure() => {
-                let error = Error::Index(error);
-                self.degrade(&error);
-                Transaction::InDoubt(error)
-            }
-            Err(error) if error.is_full() => {
-                Transaction::RolledBack(Error::Full(error.to_string().into()))
-            }
-            Err(error) => Transaction::RolledBack(error.into()),
-        }
-    }
-
-    /// Writes to the index. When the disk is full, gives the reserve back, reopens the index and tries once more.
-    fn write_index(&self, changes: &[Change]) -> store::Result<()> {
-        match self.index.commit(changes) {
-            Err(error) if error.is_full() => {
-                tracing::warn!(%error, "the index could not be written");
-                self.give_back_reserve(0);
-                match self.index.reopen() {
-                    Err(_) if error.is_unsure() => Err(error),
-                    Err(again) => Err(again),
-                    Ok(()) if self.index.has(&error) => Ok(()),
-                    Ok(()) => self.index.commit(changes),
-                }
-            }
-            result => result,
-        }
-    }
-
-    /// From now on nothing is changed in the pool but by unpublish, until the next start. What runs in the background stops as it does
-    /// when the engine ends.
-    fn degrade(&self, why: &Error) {
-        self.state.lock().degraded = Some(why.to_string());
-        tracing::error!(error = %why,
-            "whether the index has its last change is not known: nothing is changed in the pool until the index can be opened again, \
-             and then the driver ends; volumes are still unmounted");
-        self.stop.cancel();
-        self.changed.notify_waiters();
-    }
-
-    /// Refuses what changes the pool while the engine is degraded.
-    pub(super) fn refuse_degraded(&self) -> Result<()> {
-        let degraded = self.state.lock().degraded.clone();
-        degraded.map_or(Ok(()), |why| Err(Error::Degraded(why)))
-    }
+/// What is sealed.
+#[derive(Debug, Default)]
+pub(super) struct Catalog {
+    artifacts: Artifacts,
+    /// The current owner of each name: the newest artifact that was sealed under it.
+    names: BTreeMap<Name, ArtifactId>,
+    /// Previous owners of a name, oldest first. If the current owner is discarded after a write-back
+    /// error, the newest surviving one gets the name back. Of all owners ([`Catalog::owners`]) only
+    /// the oldest may be in the index, and then the index's name points at it. An artifact that is
+    /// older than that one has lost the name for good.
+    earlier: HashMap<Name, Vec<ArtifactId>>,
+    usage: HashMap<LayerId, Usage>,
+    /// Artifacts that were used since the index was last told when, and since when it does not know.
+    used: HashMap<ArtifactId, Timestamp>,
+    /// Artifacts that are being exported.
+    exported: Multiset<ArtifactId>,
 }
 
-/// What came of a transaction.
-#[derive(Debug)]
-#[must_use]
-pub(super) enum Transaction {
-    /// The index has all of it, durably.
-    Committed,
-    /// The index has nothing of it: what was made for it is to be taken back.
-    RolledBack(Error),
-    /// It is not known which: what was made for it stays where it is, for the next start, which knows. Nothing is deleted meanwhile.
-    InDoubt(Error),
-}
-
-impl Transaction {
-    /// For those who take back in memory only. Nothing that is only in memory outlives a doubt.
-    pub(super) fn result(self) -> Result<()> {
-        match self {
-            Self::Committed => Ok(()),
-            Self::RolledBack(error) | Self::InDoubt(error) => Err(error),
+impl Catalog {
+    /// What the index had at the start, and is still there.
+    pub(super) fn recovered(
+        artifacts: Artifacts,
+        names: BTreeMap<Name, ArtifactId>,
+        usage: HashMap<LayerId, Usage>,
+    ) -> Self {
+        Self {
+            artifacts,
+            names,
+            usage,
+            ..Self::default()
         }
     }
-}
 
-/// Waits until the index of a degraded engine can be opened again, and says so: then the process is to end, and the next start sorts
-/// out what the index has.
-pub(super) async fn await_index(inner: Arc<Inner>) {
-    inner.stop.cancelled().await;
-    for retry in RETRY
-        .iter()
-        .chain(std::iter::repeat(&RETRY[RETRY.len() - 1]))
-    {
-        tokio::select! {
-            () = tokio::time::sleep(*retry) => {}
-            () = inner.when(|state| state.closing.then_some(())) => return,
-        }
-        let engine = inner.clone();
-        match inner.syncs.run(move || engine.index.reopen()).await {
-            Ok(Ok(())) => break,
-            Ok(Err(error)) => tracing::debug!(%error, "the index cannot be opened yet"),
-            Err(_) => return,
-        }
+    pub(super) fn artifacts(&self) -> &Artifacts {
+        &self.artifacts
     }
-    tracing::info!(
-        "the index can be opened again: the driver ends, so that the next start reads it"
-    );
-    inner.restart.cancel();
-}
 
-/// When artifacts were last used, for the index: written along with something else, if there is something else before long.
-pub(super) fn last_uses(inner: &Inner) -> Vec<Change> {
-    let mut state = inner.state.lock();
-    let state = &mut *state;
-    let mut changes = Vec::new();
-    state.used.retain(|id, _| match state.artifacts.get(id) {
-        Some(sealed) if sealed.durable => {
-            changes.push(Change::PutArtifact(sealed.artifact.clone()));
-            false
+    pub(super) fn get(&self, id: &ArtifactId) -> Option<&Sealed> {
+        self.artifacts.get(id)
+    }
+
+    pub(super) fn contains(&self, id: &ArtifactId) -> bool {
+        self.artifacts.contains_key(id)
+    }
+
+    /// The names, each with its current owner.
+    pub(super) fn names(&self) -> &BTreeMap<Name, ArtifactId> {
+        &self.names
+    }
+
+    /// The artifact that this name points at.
+    pub(super) fn owner(&self, name: &Name) -> Option<&Sealed> {
+        self.artifacts.get(self.names.get(name)?)
+    }
+
+    /// The layers of an equivalent of this volume's parent, which may have been flattened since.
+    pub(super) fn parent_layers(&self, record: &VolumeRecord) -> Vec<LayerId> {
+        let parent = record.parent.and_then(|id| self.artifacts.get(&id));
+        let layers = parent.map_or(&record.layers, |sealed| &sealed.artifact.layers);
+        layers.clone()
+    }
+
+    /// Replaces an artifact's layers by others of the same content.
+    pub(super) fn restack(&mut self, id: &ArtifactId, layers: &[LayerId]) {
+        self.artifacts.restack(id, layers);
+    }
+
+    pub(super) fn set_durable(&mut self, id: &ArtifactId, durable: bool) {
+        self.artifacts.set_durable(id, durable);
+    }
+
+    /// Notes the digest of an artifact's content; the artifact, if that is news.
+    pub(super) fn set_digest(&mut self, id: &ArtifactId, digest: Sha256) -> Option<&Sealed> {
+        self.artifacts.set_digest(id, digest)
+    }
+
+    /// Notes that an artifact is used now; tells whether it exists.
+    pub(super) fn touch(&mut self, id: ArtifactId, now: Timestamp) -> bool {
+        let exists = self.artifacts.used(&id, now);
+        if exists {
+            self.used.entry(id).or_insert(now);
         }
-        // The index is told of it as a whole before long.
-        Some(_) => true,
-        None => false,
-    });
-    changes
+        exists
+    }
+
+    /// Since when the index does not know of a use.
+    pub(super) fn unwritten_since(&self) -> Option<Timestamp> {
+        self.used.values().min().copied()
+    }
+
+    /// Artifacts of whose last use the index does not know; from here on it counts as told.
+    pub(super) fn take_unwritten_uses(&mut self) -> Vec<Artifact> {
+        let mut artifacts = Vec::new();
+        self.used.retain(|id, _| match self.artifacts.get(id) {
+            Some(sealed) if sealed.durable => {
+                artifacts.push(sealed.artifact.clone());
+                false
+            }
+            // The index is told of it as a whole before long.
+            Some(_) => true,
+            None => false,
+        });
+        artifacts
+    }
+
+    /// An export of this artifact began: it counts as in use.
+    pub(super) fn begin_export(&mut self, id: ArtifactId) {
+        self.exported.add(id);
+    }
+
+    pub(super) fn end_export(&mut self, id: &ArtifactId) {
+        self.exported.remove(id);
+    }
+
+    /// The artifacts that are being exported.
+    pub(super) fn exported(&self) -> impl Iterator<Item = &ArtifactId> {
+        self.exported.keys()
+    }
+
+    /// What a layer costs; `None` while it is not measured.
+    pub(super) fn usage(&self, layer: &LayerId) -> Option<Usage> {
+        self.usage.get(layer).copied()
+    }
+
+    /// What these layers cost together; `None` while one is not measured yet.
+    pub(super) fn usage_of(&self, layers: &[LayerId]) -> Option<Usage> {
+        let mut usages = layers.iter().map(|layer| self.usage(layer));
+        usages.try_fold(Usage::default(), |all, usage| Some(all.and(usage?)))
+    }
+
+    pub(super) fn set_usage(&mut self, layer: LayerId, usage: Usage) {
+        self.usage.insert(layer, usage);
+    }
+
+    pub(super) fn forget_usage(&mut self, layer: &LayerId) -> Option<Usage> {
+        self.usage.remove(layer)
+    }
 }
 
 #[cfg(test)]
-mod tests {
-    use super::*;
-    use crate::backend::BackendKind;
-    use crate::engine::artifacts::Artifacts;
-    use crate::engine::artifacts::tests::made;
-    use crate::engine::{Config, Engine};
-
-    #[tokio::test]
-    async fn a_walk_sees_every_artifact_once() {
-        let folder = tempfile::tempdir().expect("a temporary folder");
-        let mut config = Config::new(folder.path().join("pool"));
-        config.backend = Some(BackendKind::Copy);
-        let engine = Engine::open(config).await.expect("it opens");
-        let part = AT_A_TIME as u128;
-        for count in [0, 1, part, part + 1, 2 * part, 2 * part + 1] {
-            let artifacts = (0..count).map(|id| made(id, &[id]));
-            engine.inner.state.lock().artifacts = artifacts.collect();
-            let mut seen = Vec::new();
-            engine
-                .inner
-                .look_at_artifacts(|_, sealed| seen.push(sealed.artifact.id.bits()));
-            assert!(seen.into_iter().eq(0..count), "{count}");
-        }
-        engine.inner.state.lock().artifacts = Artifacts::default();
-        engine.shutdown().await;
-    }
-}
+mod tests;

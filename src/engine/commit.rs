@@ -1,9 +1,9 @@
-//! Making durable what was sealed: one `syncfs` and one index transaction for as many seals as wait.
+//! Group commit: one `syncfs` and one index transaction make all seals durable that wait.
 //!
-//! First the content, then the index that names it; the other order gave, in a trial with a power cut, an artifact with an
-//! empty file. What follows the index is told of one seal at a time: a layer that does not say that it is named keeps no other
-//! from being durable, nor does a promise that cannot be taken back. What is done when the disk
-//! says that it lost something is `durability`.
+//! First the content, then the index that names it: in a trial with a power cut, the other order gave
+//! an artifact with an empty file. The steps after the index are done for one seal at a time: a
+//! layer that cannot be confirmed blocks no other, nor does a seal intent that cannot be withdrawn.
+//! `durability` handles write-back errors.
 
 use std::collections::HashMap;
 use std::sync::Arc;
@@ -16,31 +16,35 @@ use super::backoff::retry_after;
 use super::error::{Error, Result};
 use super::failpoint::{Point, point};
 use super::layers::confirm;
+use super::lifecycle::Observation;
 use super::notice;
-use super::pending::unpromise;
+use super::pending::withdraw_seal_intent;
 use super::shared::Inner;
-use super::state::{Goal, RetiringVolume};
-use crate::model::{Artifact, ArtifactId, LayerId, Name};
+use crate::model::{Artifact, ArtifactId, LayerId, Name, SealPlan, VolumeRecord};
 use crate::store::Change;
 
-/// Makes durable what was sealed, in batches, until the engine closes.
+/// Makes seals durable, in batches, until the engine closes.
 pub(super) async fn commit_loop(inner: Arc<Inner>, mut sealed: mpsc::UnboundedReceiver<LayerId>) {
     const MOST_AT_ONCE: usize = 4096;
     let mut batch = Vec::new();
     loop {
         tokio::select! {
             count = sealed.recv_many(&mut batch, MOST_AT_ONCE) => if count == 0 { return },
-            () = inner.stop.cancelled() => return,
+            () = inner.lifetime.stopping() => return,
         }
         let mut attempt = 0;
         loop {
             let engine = inner.clone();
             let keys = batch.clone();
             let began = Instant::now();
-            let result = inner.syncs.run(move || commit(&engine, &keys)).await;
+            let result = inner
+                .threads
+                .syncs
+                .run(move || commit(&engine, &keys))
+                .await;
             match result.and_then(|result| result) {
                 Ok(()) => {
-                    inner.counters.committed(began.elapsed());
+                    inner.counters().committed(began.elapsed());
                     break;
                 }
                 Err(Error::ShuttingDown) => return,
@@ -49,25 +53,26 @@ pub(super) async fn commit_loop(inner: Arc<Inner>, mut sealed: mpsc::UnboundedRe
                     tracing::error!(%error, seals = batch.len(), ?retry, "what was sealed is not durable yet");
                     tokio::select! {
                         () = tokio::time::sleep(retry) => {}
-                        () = inner.stop.cancelled() => return,
+                        () = inner.lifetime.stopping() => return,
                     }
                     attempt += 1;
                 }
             }
         }
         batch.clear();
-        inner.changed.notify_waiters();
+        inner.state.notify();
         inner.wake_reaper();
     }
 }
 
-/// One `syncfs`, one transaction: first the content, then the index that names it. An error is of the whole batch.
+/// Makes one batch durable: first the content, then the index that names it. An error is of the whole
+/// batch.
 fn commit(inner: &Inner, keys: &[LayerId]) -> Result<()> {
-    let syncing = inner.syncing.lock();
+    let syncing = inner.durability.lock();
     // After a failure nothing of this batch is left to be committed.
     inner.sync(&syncing)?;
     point(Point::CommitSynced);
-    let named_as_indexed = inner.naming.lock();
+    let named_as_indexed = inner.durability.lock_names();
     let (artifacts, names) = sealed_by(inner, keys);
     let mut changes: Vec<Change> = (artifacts.iter())
         .map(|(_, artifact)| Change::PutArtifact(artifact.clone()))
@@ -75,7 +80,7 @@ fn commit(inner: &Inner, keys: &[LayerId]) -> Result<()> {
     changes.extend((names.iter()).map(|(name, id)| Change::PutName(name.clone(), *id)));
     inner.transact(&changes).result()?;
     let batch = artifacts.iter().map(|(_, artifact)| artifact.id).collect();
-    inner.state.lock().indexed(&batch, names);
+    inner.state.lock().catalog.indexed(&batch, names);
     drop(named_as_indexed);
     point(Point::CommitIndexed);
     for (_, artifact) in &artifacts {
@@ -92,33 +97,37 @@ fn commit(inner: &Inner, keys: &[LayerId]) -> Result<()> {
         became.map(|(key, artifact)| (*key, artifact.id)).collect();
     let gone = keys.iter().filter(|key| takes_back(inner, **key));
     let gone: Vec<ArtifactId> = gone.filter_map(|key| became.get(key).copied()).collect();
-    let left: Vec<RetiringVolume> = {
+    let committed: Vec<(SealPlan, VolumeRecord)> = {
         let mut state = inner.state.lock();
         for id in &gone {
-            state.artifacts.set_durable(id, true);
+            state.catalog.set_durable(id, true);
         }
-        // Also where the promise stands: the index names it, and whoever hears that the disk lost something must not take it for one
-        // that it does not.
-        let left = keys.iter().filter_map(|key| state.leaving.remove(key));
-        left.collect()
+        let seals = state
+            .volumes
+            .seals()
+            .filter(|(key, ..)| became.contains_key(key));
+        let seals = seals.map(|(_, volume, plan)| (plan.clone(), volume.record.clone()));
+        let committed = seals.collect();
+        // Also where the seal intent stays: the index names the artifact, so a write-back error must
+        // not take it back.
+        for key in keys {
+            state.volumes.observe_retiring(*key, Observation::Durable);
+        }
+        committed
     };
-    for leaving in left {
-        if let Goal::Seal(plan) = leaving.goal
-            && became.contains_key(&plan.layer)
-        {
-            let reference = plan.reference;
-            let committed = || notice::What::Committed { reference };
-            notice::say(inner.config.notices.as_ref(), &leaving.record, committed);
-        }
+    for (SealPlan { reference, .. }, record) in committed {
+        let committed = || notice::What::Committed { reference };
+        notice::say(inner.config.notices.as_ref(), &record, committed);
     }
-    inner.changed.notify_waiters();
+    inner.state.notify();
     Ok(())
 }
 
-/// Takes back the promise of a seal that is over; whether it is gone. Where it stays, the artifact does not count as durable until the next
-/// start, and so is not deleted: a promise that outlived its artifact would bring it back.
+/// Withdraws the intent of a seal that is over; whether that worked. If not, the artifact does not
+/// count as durable until the next start, and so is not deleted: an intent that outlived its
+/// artifact would bring the artifact back.
 fn takes_back(inner: &Inner, key: LayerId) -> bool {
-    match unpromise(inner, key) {
+    match withdraw_seal_intent(inner, key) {
         Ok(()) => {
             point(Point::CommitPendingTrashed);
             true
@@ -139,15 +148,15 @@ type Batch = (Vec<(LayerId, Artifact)>, HashMap<Name, ArtifactId>);
 /// artifact that was discarded after a write-back error is not among them.
 fn sealed_by(inner: &Inner, keys: &[LayerId]) -> Batch {
     let state = inner.state.lock();
-    let plans = keys
-        .iter()
-        .filter_map(|key| match &state.leaving.get(key)?.goal {
-            Goal::Seal(plan) => Some((*key, plan.artifact)),
-            Goal::Discard => None,
-        });
-    let sealed = plans.filter_map(|(key, id)| Some((key, state.artifacts.get(&id)?)));
+    let plans = keys.iter().filter_map(|key| {
+        let plan = state.volumes.retiring(*key)?.seal_intent()?;
+        Some((*key, plan.artifact))
+    });
+    let sealed = plans.filter_map(|(key, id)| Some((key, state.catalog.get(&id)?)));
     let sealed = sealed.map(|(key, Sealed { artifact, .. })| (key, artifact.clone()));
     let sealed: Vec<_> = sealed.collect();
-    let names = state.names_of(&sealed.iter().map(|(_, artifact)| artifact.id).collect());
+    let names = state
+        .catalog
+        .names_of(&sealed.iter().map(|(_, artifact)| artifact.id).collect());
     (sealed, names)
 }

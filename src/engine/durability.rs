@@ -2,15 +2,14 @@
 //! The kernel reports a failed write-back once, to whoever asks first: so nothing else in the engine calls `syncfs` on the pool.
 
 use std::os::fd::{AsFd, BorrowedFd};
-use std::path::PathBuf;
 
+use super::claims::entries::VolumeEntry;
 use super::error::{Context, Result};
 use super::failpoint::{Point, point};
 use super::layers::trash_unreferenced;
 use super::notice::{self, NotCommitted};
 use super::pending::trash_pending;
 use super::shared::Inner;
-use super::state::{Goal, VolumeEntry};
 use super::target::Target;
 use crate::backend::Start;
 use crate::model::{VolumeId, VolumeRecord, layout};
@@ -22,17 +21,13 @@ pub(super) fn taint(inner: &Inner, error: &crate::sys::Error) {
     let (mut doom, keys, artifacts) = {
         let mut state = inner.state.lock();
         // Under the lock: a fork of what is doomed is made either before this, and is doomed with it, or not at all.
-        let until = inner.clock.now();
-        state.tainted_until = Some(until);
-        let visible: Vec<_> = state
-            .leaving
-            .iter()
-            .filter_map(|(key, leaving)| match &leaving.goal {
-                Goal::Seal(plan) => Some((*key, plan.artifact)),
-                Goal::Discard => None,
-            })
+        let until = inner.now();
+        state.write_back.taint(until);
+        let seals = state.volumes.seals();
+        let seals = seals.map(|(key, _, plan)| (key, plan.artifact));
+        let visible: Vec<_> = seals
             .filter(|(_, id)| {
-                let sealed = state.artifacts.get(id);
+                let sealed = state.catalog.get(id);
                 sealed.is_some_and(|sealed| !sealed.durable)
             })
             .collect();
@@ -40,12 +35,12 @@ pub(super) fn taint(inner: &Inner, error: &crate::sys::Error) {
         let mut keys = Vec::new();
         for (key, id) in visible {
             keys.push(key);
-            artifacts.extend(state.remove_artifact(id));
+            artifacts.extend(state.catalog.remove_artifact(id));
         }
         for sealed in &artifacts {
-            state.give_name_back(&sealed.artifact.name());
+            state.catalog.give_name_back(&sealed.artifact.name());
         }
-        let boot = inner.boot.clone();
+        let boot = inner.boot().to_owned();
         let unfinished = true;
         let doom = Doom {
             boot,
@@ -76,13 +71,7 @@ pub(super) fn taint(inner: &Inner, error: &crate::sys::Error) {
     }
     point(Point::DoomFinished);
     for key in keys {
-        let leaving = inner
-            .state
-            .lock()
-            .leaving
-            .get(&key)
-            .map(|leaving| leaving.record.clone());
-        if let Some(record) = leaving {
+        if let Some((_, record)) = inner.seal_intent(key) {
             let notices = inner.config.notices.as_ref();
             notice::say_not_committed(notices, &record, &NotCommitted::Damaged);
         }
@@ -94,22 +83,21 @@ pub(super) fn taint(inner: &Inner, error: &crate::sys::Error) {
         // Forks of it keep its layer until they are gone.
         trash_unreferenced(inner, &sealed.artifact.layers);
     }
-    inner.changed.notify_waiters();
+    inner.state.notify();
 }
 
 /// An error that the overlay of a live volume remembers, and that no process has noted: the kernel told it to one that died, or to
 /// another one while no driver ran. What left before that, and is mounted nowhere, remembers nothing.
 fn unnoted(inner: &Inner) -> Option<crate::sys::Error> {
-    let live: Vec<(VolumeRecord, PathBuf)> = {
+    let mounted: Vec<VolumeRecord> = {
         let state = inner.state.lock();
-        let unknown = state.volumes.values();
-        let unknown = unknown.filter(|live| !state.is_tainted(&live.record));
-        unknown
-            .filter_map(|live| Some((live.record.clone(), live.mounts.keys().next()?.clone())))
-            .collect()
+        let unknown = state.volumes.all_live();
+        let unknown = unknown.filter(|volume| !state.write_back.is_tainted(&volume.record));
+        let mounted = unknown.filter(|volume| volume.mount().is_some());
+        mounted.map(|volume| volume.record.clone()).collect()
     };
-    live.iter().find_map(|(record, path)| {
-        let target = Target::open(path).ok().flatten()?;
+    mounted.iter().find_map(|record| {
+        let target = Target::open(record.targets.first()?).ok().flatten()?;
         let mount = target.pin().ok()?;
         let start = Start::of(record);
         inner.backend.write_back_error(mount.as_fd(), &start)
@@ -118,19 +106,21 @@ fn unnoted(inner: &Inner) -> Option<crate::sys::Error> {
 
 /// Notes such an error of a volume that is about to be sealed.
 pub(super) fn note_remembered(inner: &Inner, record: &VolumeRecord, mount: BorrowedFd<'_>) {
-    if inner.state.lock().is_tainted(record) {
+    if inner.state.lock().write_back.is_tainted(record) {
         return;
     }
     let start = Start::of(record);
     if let Some(error) = inner.backend.write_back_error(mount, &start) {
-        note(inner, &error, || inner.state.lock().is_tainted(record));
+        note(inner, &error, || {
+            inner.state.lock().write_back.is_tainted(record)
+        });
     }
 }
 
 /// Notes an error that an overlay remembers. The pool is synced first: a report of the same error that waits for this process comes
 /// now, and does not doom what is made after this.
 fn note(inner: &Inner, error: &crate::sys::Error, is_noted: impl Fn() -> bool) {
-    let syncing = inner.syncing.lock();
+    let syncing = inner.durability.lock();
     if is_noted() {
         return;
     }
@@ -150,7 +140,7 @@ pub(super) fn note_unnoted(inner: &Inner) {
 /// Does what a process did not come to that heard of a failed write-back in this boot.
 pub(super) fn finish_taint(inner: &Inner) -> Result<()> {
     let root = &inner.dirs.root;
-    let doom = store::read_doom(root, &inner.boot).context("read what was doomed")?;
+    let doom = store::read_doom(root, inner.boot()).context("read what was doomed")?;
     if let Some(mut doom) = doom.filter(|doom| doom.unfinished) {
         taint_claims(inner);
         point(Point::DoomMarked);
@@ -166,10 +156,10 @@ impl Inner {
     /// Whoever goes on to name in the index what is durable now holds the lock meanwhile.
     pub(super) fn sync(&self, _syncing: &parking_lot::MutexGuard<'_, ()>) -> Result<()> {
         self.refuse_degraded()?;
-        let began = self.clock.now();
+        let began = self.now();
         let synced = self.dirs.root.sync_filesystem();
         match &synced {
-            Ok(()) => self.state.lock().synced = Some(began),
+            Ok(()) => self.state.lock().write_back.set_synced(began),
             Err(error) => taint(self, error),
         }
         synced.context("write back what is to be sealed")
@@ -182,8 +172,13 @@ fn taint_claims(inner: &Inner) {
     let claims: Vec<VolumeId> = {
         let state = inner.state.lock();
         // What was on the disk before stays there.
-        let whole = |held: &VolumeEntry| state.synced.is_some_and(|time| held.is_idle_since(time));
-        let claims = state.claims.iter().filter(|(_, held)| !whole(held));
+        let synced = state.write_back.synced();
+        let whole = |held: &VolumeEntry| synced.is_some_and(|time| held.is_idle_since(time));
+        let claims = state
+            .claims
+            .entries()
+            .iter()
+            .filter(|(_, held)| !whole(held));
         claims.map(|(id, _)| id.clone()).collect()
     };
     for id in claims {

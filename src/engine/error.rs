@@ -58,13 +58,18 @@ pub enum Error {
         /// What differs.
         what: &'static str,
     },
-    /// The volume is published elsewhere, and its access mode allows one place.
-    #[error("volume {volume} is published at {} already, and its access mode allows one target; unpublish it there first", target.display())]
+    /// The volume is published elsewhere, and may have one target.
+    #[error(
+        "volume {volume} is published at {} already, and {why} one target; unpublish it there first",
+        target.display()
+    )]
     PublishedElsewhere {
         /// Which volume.
         volume: VolumeId,
         /// Where it is.
         target: PathBuf,
+        /// What limits it.
+        why: &'static str,
     },
     /// The target path is not what it must be.
     #[error("target path {}: {problem}", path.display())]
@@ -351,6 +356,14 @@ impl Error {
             },
             None => Self::System { operation, source },
         }
+    }
+
+    /// Whether a backend stopped because it was told to.
+    pub(super) fn is_stopped(&self) -> bool {
+        let Self::Backend { source, .. } = self else {
+            return false;
+        };
+        matches!(source, backend::Error::Stopped)
     }
 
     /// What is wrong with a pool, for the person who starts the driver.

@@ -5,10 +5,10 @@
 //! takes as long as its tenants decide, and only its last step, which enters it, holds the collector.
 
 use std::collections::HashSet;
+use std::ops::ControlFlow;
 use std::sync::Arc;
 use std::time::{Duration, Instant};
 
-use super::catalog::Transaction;
 use super::claims::data_dir;
 use super::error::{Context, Error, Result};
 use super::failpoint::{Point, point};
@@ -18,7 +18,8 @@ use super::pins::Pins;
 use super::shared::Inner;
 use super::shared::SHARE;
 use super::state::State;
-use crate::backend::{self, Stop, Usage};
+use super::transaction::Transaction;
+use crate::backend::{Stop, Usage};
 use crate::model::{
     Artifact, LayerId, LayerRecord, PersistentVolume, Snapshot, VolumeId, flatten_plan,
 };
@@ -28,126 +29,150 @@ use crate::store::{self, Change};
 const LARGEST_SHARE: Duration = Duration::from_secs(15 * 60);
 
 /// What came of a round of merges.
+#[derive(Default)]
 pub(super) struct Merges {
     /// How many were tried: of each something may lie in the trash.
     pub(super) tried: usize,
     /// How many stacks were merged.
     pub(super) done: usize,
     /// The first failure.
-    pub(super) result: Result<()>,
+    pub(super) failure: Option<Error>,
+    /// Stacks that this round leaves alone because their merge failed.
+    not_now: HashSet<Vec<LayerId>>,
+    /// The lowest layers of stacks that it leaves alone because their merge took too long. By its
+    /// lowest layer such a stack is known again: a cache in use is another stack by then.
+    slow: HashSet<LayerId>,
 }
 
-/// Merges the newest layers of stacks that grew long. One that fails is in no other one's way, and nor is one that takes long, which its
-/// tenant decides: it is stopped and tried again later with more time, and with more each time, so that it is merged in the end. By its
-/// lowest layer it is known again, since a cache in use is another stack by then.
+/// A stack that is to be merged.
+struct Next {
+    stack: Vec<LayerId>,
+    /// How many of its newest layers.
+    count: usize,
+    lowest: LayerId,
+    /// Keeps these layers.
+    pins: Pins,
+}
+
+/// Merges the newest layers of stacks that grew long. A merge that fails delays no other one. Nor does a merge that takes long, which its
+/// tenant decides: it is stopped and tried again later, with more time each time, so that it is merged in the end.
 pub(super) fn flatten(inner: &Arc<Inner>) -> Merges {
     let began = Instant::now();
-    let (mut tried, mut done) = (0, 0);
-    let mut failure = None;
-    let mut not_now = unmerged(inner);
-    let mut slow = {
-        let state = inner.state.lock();
-        inner.slow.waiting(|lowest| state.is_stacked(lowest))
-    };
-    while inner.backend.stacks() && !inner.stop.is_cancelled() {
-        let next = choose(inner, &not_now, &slow);
-        let Some((stack, count, pins)) = next else {
+    let mut merges = Merges::begin(inner);
+    while inner.backend.stacks() && !inner.lifetime.is_stopping() {
+        let Some(next) = choose(inner, &merges) else {
             break;
         };
-        let Some(lowest) = stack.last() else { break };
-        if tried > 0 && began.elapsed() > SHARE {
+        if merges.tried > 0 && began.elapsed() > SHARE {
             // Others first, that wait for this thread.
-            inner.walker.notify_one();
+            inner.collector.wake_walker();
             break;
         }
-        tried += 1;
-        let share = SHARE.saturating_mul(4_u32.saturating_pow(inner.slow.failures(lowest)));
-        let share = share.min(LARGEST_SHARE);
-        let merging = Merging::begin(inner, &stack[..count]);
-        // An eviction before `begin` has not stopped the merge.
-        if !is_stacked(&inner.state.lock(), &stack) {
-            continue;
+        merges.tried += 1;
+        if merges.merge(inner, next).is_break() {
+            break;
         }
+    }
+    merges
+}
+
+impl Merges {
+    /// A setback is forgotten when nothing stacks the layer any more that it is known by.
+    fn begin(inner: &Inner) -> Self {
+        let state = inner.state.lock();
+        let is_top = |stack: &Vec<LayerId>| stack.first().is_some_and(|top| state.is_stacked(top));
+        let collector = &inner.collector;
+        Self {
+            not_now: collector.unmerged.waiting(is_top),
+            slow: collector.slow.waiting(|lowest| state.is_stacked(lowest)),
+            ..Self::default()
+        }
+    }
+
+    /// Merges one stack; whether the round goes on.
+    fn merge(&mut self, inner: &Arc<Inner>, next: Next) -> ControlFlow<()> {
+        let collector = &inner.collector;
+        let merging = Merging::begin(inner, &next.stack[..next.count]);
+        // An eviction before `begin` has not stopped the merge.
+        if !is_stacked(&inner.state.lock(), &next.stack) {
+            return ControlFlow::Continue(());
+        }
+        let longer = 4_u32.saturating_pow(collector.slow.failures(&next.lowest));
+        let share = SHARE.saturating_mul(longer).min(LARGEST_SHARE);
         let patience = inner.patience_of(share);
-        let merged = merge(inner, &stack, count, pins, &|| {
-            patience() || merging.is_over()
-        });
-        let gives_way = merging.is_over();
-        drop(merging);
+        let stop = || patience() || merging.is_over();
+        let merged = merge(inner, &next.stack, next.count, next.pins, &stop);
         match merged {
             Ok(true) => {
-                inner.slow.forget(lowest);
-                done += 1;
+                collector.slow.forget(&next.lowest);
+                self.done += 1;
             }
-            Err(Error::Backend {
-                source: backend::Error::Stopped,
-                ..
-            }) => {
-                if inner.stop.is_cancelled() {
-                    break;
+            // It came into use while it was merged: later, and not in the very next round, or others never have theirs.
+            Ok(false) => drop(self.leave_alone(inner, next.stack)),
+            Err(error) if error.is_stopped() => {
+                if inner.lifetime.is_stopping() {
+                    return ControlFlow::Break(());
                 }
-                if gives_way {
-                    // What it kept can go.
+                if merging.is_over() {
+                    // Only the merge kept its layers. They can go now.
                     inner.wake_reaper();
-                    continue;
+                    return ControlFlow::Continue(());
                 }
-                let pause = inner.slow.put_off(lowest);
+                let pause = collector.slow.put_off(&next.lowest);
                 tracing::warn!(
-                    layers = stack.len(),
+                    layers = next.stack.len(),
                     ?share,
                     ?pause,
                     "a stack of layers takes long to merge: others have their turn, and then it has more time"
                 );
-                slow.insert(*lowest);
-            }
-            // It came into use while it was merged: later, and not in the very next round, or others never have theirs.
-            Ok(false) => {
-                inner.unmerged.put_off(&stack);
-                not_now.insert(stack);
+                self.slow.insert(next.lowest);
             }
             Err(error) => {
-                let pause = inner.unmerged.put_off(&stack);
-                tracing::warn!(%error, layers = stack.len(), ?pause, "a stack of layers could not be merged");
-                not_now.insert(stack);
+                let layers = next.stack.len();
+                let pause = self.leave_alone(inner, next.stack);
+                tracing::warn!(%error, layers, ?pause, "a stack of layers could not be merged");
                 let is_full = matches!(error, Error::Full(_));
-                failure.get_or_insert(error);
+                self.failure.get_or_insert(error);
                 if is_full {
-                    break;
+                    return ControlFlow::Break(());
                 }
             }
         }
+        ControlFlow::Continue(())
     }
-    let result = failure.map_or(Ok(()), Err);
-    Merges {
-        tried,
-        done,
-        result,
+
+    fn leave_alone(&mut self, inner: &Inner, stack: Vec<LayerId>) -> Duration {
+        let pause = inner.collector.unmerged.put_off(&stack);
+        self.not_now.insert(stack);
+        pause
+    }
+
+    /// Whether this round leaves the stack alone.
+    fn leaves_alone(&self, stack: &Vec<LayerId>) -> bool {
+        let is_slow = stack
+            .last()
+            .is_some_and(|lowest| self.slow.contains(lowest));
+        is_slow || self.not_now.contains(stack)
     }
 }
 
-/// Stacks whose merge failed, and that this round leaves alone. A setback is forgotten when nothing
-/// stacks the top layer any more.
-fn unmerged(inner: &Inner) -> HashSet<Vec<LayerId>> {
-    let state = inner.state.lock();
-    let is_there = |stack: &Vec<LayerId>| stack.first().is_some_and(|top| state.is_stacked(top));
-    inner.unmerged.waiting(is_there)
-}
-
-/// The longest stack that is to be merged next, how many of its newest layers, and these layers pinned.
-fn choose(
-    inner: &Arc<Inner>,
-    not_now: &HashSet<Vec<LayerId>>,
-    slow: &HashSet<LayerId>,
-) -> Option<(Vec<LayerId>, usize, Pins)> {
+/// The longest stack that is to be merged next.
+fn choose(inner: &Arc<Inner>, merges: &Merges) -> Option<Next> {
     let mut pins = Pins::none(inner);
     loop {
-        let (stack, count) = longest(inner, not_now, slow)?;
+        let (stack, count) = longest(inner, merges)?;
+        let lowest = *stack.last()?;
         let mut state = inner.state.lock();
         // Its last owner may have gone since the look.
         if is_stacked(&state, &stack) {
             pins.add(&mut state, &stack[..count]);
             drop(state);
-            return Some((stack, count, pins));
+            return Some(Next {
+                stack,
+                count,
+                lowest,
+                pins,
+            });
         }
     }
 }
@@ -158,25 +183,20 @@ fn is_stacked(state: &State, stack: &[LayerId]) -> bool {
 }
 
 /// The longest stack that is to be merged, none of those that are left alone for now, and how many of its newest layers.
-fn longest(
-    inner: &Inner,
-    not_now: &HashSet<Vec<LayerId>>,
-    slow: &HashSet<LayerId>,
-) -> Option<(Vec<LayerId>, usize)> {
+fn longest(inner: &Inner, merges: &Merges) -> Option<(Vec<LayerId>, usize)> {
     let mut longest: Option<(Vec<LayerId>, usize)> = None;
     let mut look = |state: &State, stack: &Vec<LayerId>| {
         let is_longer = longest
             .as_ref()
             .is_none_or(|(known, _)| known.len() < stack.len());
-        let is_slow = stack.last().is_some_and(|lowest| slow.contains(lowest));
-        if !is_longer || is_slow || not_now.contains(stack) {
+        if !is_longer || merges.leaves_alone(stack) {
             return;
         }
         let directories = |layer| {
             state
-                .usage
-                .get(layer)
-                .map_or(1, |usage: &Usage| usage.directories)
+                .catalog
+                .usage(layer)
+                .map_or(1, |usage: Usage| usage.directories)
         };
         let directories: Vec<u64> = stack.iter().map(directories).collect();
         if let Some(count) = flatten_plan(&directories) {
@@ -186,14 +206,14 @@ fn longest(
     inner.look_at_artifacts(|state, sealed| {
         let artifact = &sealed.artifact;
         // Most artifacts have one layer: they need no look at their name.
-        if artifact.layers.len() > 1 && sealed.durable && state.is_named(artifact) {
+        if artifact.layers.len() > 1 && sealed.durable && state.catalog.is_named(artifact) {
             look(state, &artifact.layers);
         }
     });
     let state = inner.state.lock();
     let claims = state.claims.values().filter(|held| held.is_quiescent());
     claims.for_each(|held| look(&state, &held.claim.layers));
-    let snapshots = state.snapshots.values();
+    let snapshots = state.claims.snapshots().values();
     snapshots.for_each(|snapshot| look(&state, &snapshot.layers));
     longest
 }
@@ -212,7 +232,7 @@ impl Holders {
         let claims = state.claims.values().filter(|held| held.is_quiescent());
         let claims = claims.map(|held| &held.claim);
         let claims = claims.filter(|claim| fits(&claim.layers));
-        let snapshots = state.snapshots.values();
+        let snapshots = state.claims.snapshots().values();
         let snapshots = snapshots.filter(|snapshot| fits(&snapshot.layers));
         Self {
             artifacts: Vec::new(),
@@ -281,7 +301,7 @@ impl Holders {
 
     fn enter(&self, state: &mut State) {
         for artifact in &self.artifacts {
-            state.artifacts.restack(&artifact.id, &artifact.layers);
+            state.catalog.restack(&artifact.id, &artifact.layers);
         }
         for claim in &self.claims {
             if let Some(held) = state.claims.get_mut(&claim.id) {
@@ -289,9 +309,7 @@ impl Holders {
             }
         }
         for snapshot in &self.snapshots {
-            state
-                .snapshots
-                .insert(snapshot.id.clone(), snapshot.clone());
+            state.claims.put_snapshot(snapshot.clone());
         }
     }
 }
@@ -301,24 +319,24 @@ struct Merging<'a>(&'a Inner);
 
 impl<'a> Merging<'a> {
     fn begin(inner: &'a Inner, layers: &[LayerId]) -> Self {
-        *inner.merging.lock() = layers.iter().copied().collect();
+        *inner.collector.merging.lock() = layers.iter().copied().collect();
         Self(inner)
     }
 
     fn is_over(&self) -> bool {
-        self.0.merging.lock().is_empty()
+        self.0.collector.merging.lock().is_empty()
     }
 }
 
 impl Drop for Merging<'_> {
     fn drop(&mut self) {
-        self.0.merging.lock().clear();
+        self.0.collector.merging.lock().clear();
     }
 }
 
 /// These layers were an artifact's that is gone. If a merge has some of them, and no stack needs what it merges any more, it stops.
 pub(super) fn stop_merging<'a>(inner: &Inner, layers: impl Iterator<Item = &'a LayerId>) {
-    let mut merging = inner.merging.lock();
+    let mut merging = inner.collector.merging.lock();
     let mut layers = layers;
     if !layers.any(|layer| merging.contains(layer)) {
         return;
@@ -344,7 +362,7 @@ fn merge(
     let (newest, rest) = stack.split_at(count);
     let (merged, usage) = make(inner, newest, rest, &mut pins, stop)?;
     // Held until the index names it. Taken before the collector: no caller is to wait for the disk there.
-    let syncing = inner.syncing.lock();
+    let syncing = inner.durability.lock();
     if let Err(error) = inner.sync(&syncing) {
         throw_away(inner, merged)?;
         return Err(error);
@@ -400,7 +418,7 @@ fn throw_away(inner: &Inner, merged: LayerId) -> Result<()> {
 /// Says in the merged layer that it is named, and only then in the index what it costs: what is not measured is confirmed when it is.
 fn confirm(inner: &Inner, merged: LayerId, usage: Usage) -> Result<()> {
     layers::confirm(inner, merged)?;
-    inner.state.lock().usage.insert(merged, usage);
+    inner.state.lock().catalog.set_usage(merged, usage);
     let measured = inner.transact(&[Change::PutLayer(merged, usage)]);
     measured.result()
 }

@@ -63,8 +63,8 @@ pub(super) fn check(inner: &Inner) -> Result<Vec<Finding>> {
         (named, moving, layer_names(places)?)
     };
     point(Point::CheckListed);
-    let stopped = || inner.stop.is_cancelled();
-    compare(places, &inner.boot, &named, &moving, &layers, &stopped)
+    let stopped = || inner.lifetime.is_stopping();
+    compare(places, inner.boot(), &named, &moving, &layers, &stopped)
 }
 
 fn layer_names(places: Places<'_>) -> Result<BTreeSet<PathBuf>> {

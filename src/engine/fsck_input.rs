@@ -3,6 +3,7 @@
 
 use std::collections::HashSet;
 
+use super::lifecycle::Lifecycle;
 use super::state::State;
 use crate::model::{
     Artifact, ArtifactId, LayerId, Name, PersistentVolume, Snapshot, SnapshotGroup,
@@ -21,15 +22,15 @@ pub(super) struct Named {
 
 impl From<&State> for Named {
     fn from(state: &State) -> Self {
-        let artifacts = state.artifacts.values();
-        let names = state.names.iter();
+        let artifacts = state.catalog.artifacts().values();
+        let names = state.catalog.names().iter();
         let claims = state.claims.values();
         Self {
             artifacts: artifacts.map(|sealed| sealed.artifact.clone()).collect(),
             names: names.map(|(name, id)| (name.clone(), *id)).collect(),
             claims: claims.map(|held| held.claim.clone()).collect(),
-            snapshots: state.snapshots.values().cloned().collect(),
-            groups: state.groups.values().cloned().collect(),
+            snapshots: state.claims.snapshots().values().cloned().collect(),
+            groups: state.claims.groups().values().cloned().collect(),
         }
     }
 }
@@ -61,16 +62,21 @@ pub(super) struct Moving {
 
 impl From<&State> for Moving {
     fn from(state: &State) -> Self {
-        // Not made yet; or mounted no more, and to leave as soon as there is room for that.
-        let half_made = state.volumes.values();
-        let half_made = half_made.filter(|live| !live.made || live.done_with);
-        let half_made = half_made.map(|live| &live.record.id);
-        let busy = state.busy.iter().chain(half_made);
-        let worked_on = state.busy.iter().filter_map(|id| state.claims.get(id));
+        let changing = state.volumes.all_live().filter(|volume| {
+            let lifecycle = volume.lifecycle();
+            matches!(
+                lifecycle,
+                Lifecycle::Preparing | Lifecycle::TeardownDeferred
+            )
+        });
+        let changing = changing.map(|volume| &volume.record.id);
+        let worked_on = state.volumes.busy();
+        let busy = worked_on.iter().chain(changing);
+        let worked_on = worked_on.iter().filter_map(|id| state.claims.get(id));
         let stacked = worked_on.flat_map(|held| &held.claim.layers);
         Self {
             busy: busy.map(ToString::to_string).collect(),
-            leaving: state.leaving.keys().copied().collect(),
+            leaving: state.volumes.all_retiring().map(|(key, _)| key).collect(),
             pinned: state.pinned.keys().chain(stacked).copied().collect(),
             needed: state.referenced_layers(),
         }

@@ -1,5 +1,6 @@
-//! The guard of one operation on one volume, claim or snapshot: at most one runs at a time, and its end is told. Who comes meanwhile is told
-//! that it is busy, or waits where only a chore of the driver has it, and for how long stands here, too. What is reserved stands in `state`.
+//! The guard of one operation on one volume, persistent volume or snapshot: at most one runs at a
+//! time. A caller that comes meanwhile is told `Busy`, or waits if only a chore of the driver runs.
+//! `volumes` keeps which ones are guarded.
 
 use std::sync::Arc;
 use std::time::Duration;
@@ -11,12 +12,12 @@ use super::shared::Inner;
 use super::state::State;
 use crate::model::VolumeId;
 
-/// How long an operation waits in all for what nobody asks for: chores of the driver, and the descriptors of earlier mounts being
-/// closed, which evicts a tree's dentries and writes it back. The answer is there before callers give up: kubelet does so after two minutes, and
-/// what follows takes its time, too.
+/// How long an operation waits in all for work of the driver's own: chores, and the close of the
+/// descriptors of earlier mounts, which evicts a tree's dentries and writes it back. Kubelet gives
+/// up after two minutes; the rest of that is for the operation.
 const PATIENCE: Duration = Duration::from_secs(60);
 
-/// Until when an operation that begins now waits, for all that it takes.
+/// Until when an operation that begins now waits in all.
 pub(super) fn deadline() -> Instant {
     Instant::now() + PATIENCE
 }
@@ -35,14 +36,11 @@ impl Guard {
         volume: &VolumeId,
         until: Instant,
     ) -> Result<Self> {
-        Self::hold(inner, volume, until, |state| {
-            let degraded = state.degraded.clone();
-            degraded.map_or(Ok(()), |why| Err(Error::Degraded(why)))
-        })
-        .await
+        Self::hold(inner, volume, until, |state| state.health.refuse_degraded()).await
     }
 
-    /// Another caller's operation is told at once (`Busy`); a chore of the driver's own, of which no caller knows, is waited for.
+    /// If another caller's operation runs, the answer is `Busy` at once. A chore is waited for: no
+    /// caller knows of it.
     pub(super) async fn take_to_leave(
         inner: &Arc<Inner>,
         volume: &VolumeId,
@@ -58,12 +56,12 @@ impl Guard {
         until: Instant,
         may_begin: impl Fn(&State) -> Result<()>,
     ) -> Result<Self> {
-        let taken = inner.when(|state| {
+        let taken = inner.state.when(|state| {
             if let Err(error) = may_begin(state) {
                 return Some(Err(error));
             }
             match state.begin(volume) {
-                Err(Error::Busy(_)) if state.chores.contains(volume) => None,
+                Err(Error::Busy(_)) if state.volumes.is_chore(volume) => None,
                 answer => Some(answer.map(|()| Self::begun(inner, volume))),
             }
         });
@@ -71,7 +69,7 @@ impl Guard {
         taken.unwrap_or_else(|_| Err(Error::Busy(volume.clone())))
     }
 
-    /// Of what was just begun in the state.
+    /// The guard of an operation that was just begun in the state.
     fn begun(inner: &Arc<Inner>, volume: &VolumeId) -> Self {
         Self {
             inner: inner.clone(),
@@ -79,30 +77,25 @@ impl Guard {
         }
     }
 
-    /// The same for what the driver does of its own accord: no caller is told that somebody is busy because of it.
+    /// The same for a chore, which the driver does of its own accord: callers wait for its end.
     pub(super) fn take_for_chore(inner: &Arc<Inner>, volume: &VolumeId) -> Result<Self> {
         let mut state = inner.state.lock();
         state.begin(volume)?;
-        state.chores.insert(volume.clone());
+        state.volumes.becomes_a_chore(volume);
         Ok(Self::begun(inner, volume))
     }
 
-    /// From here on it is for a chore: the caller has his answer, and what is still done is waited for.
+    /// From here on it guards a chore: the caller has its answer, and the next one waits.
     pub(super) fn becomes_a_chore(&self) {
         let mut state = self.inner.state.lock();
-        state.chores.insert(self.volume.clone());
+        state.volumes.becomes_a_chore(&self.volume);
     }
 }
 
 impl Drop for Guard {
     fn drop(&mut self) {
-        {
-            let mut state = self.inner.state.lock();
-            state.busy.remove(&self.volume);
-            state.chores.remove(&self.volume);
-            state.wanted.remove(&self.volume);
-        }
-        self.inner.changed.notify_waiters();
+        self.inner.state.lock().volumes.end(&self.volume);
+        self.inner.state.notify();
     }
 }
 

@@ -24,23 +24,23 @@ pub(super) fn trash_unreferenced(inner: &Inner, layers: &[LayerId]) -> u64 {
     let mut bytes = 0;
     let free = {
         let state = inner.state.lock();
-        if state.degraded.is_some() {
+        if state.health.is_degraded() {
             return 0;
         }
         state.unreferenced(layers.iter())
     };
     for layer in free {
         let name = layer.to_string();
-        let usage = inner.state.lock().usage.remove(&layer);
+        let usage = inner.state.lock().catalog.forget_usage(&layer);
         bytes += usage.map_or(0, |usage| usage.bytes);
         inner.spares.forget(&layer);
-        match inner.trash.throw_away(&inner.dirs, &name, usage) {
+        match inner.collector.trash.throw_away(&inner.dirs, &name, usage) {
             Err(error) if error.is(Errno::ENOENT) => {}
             Err(error) => {
                 tracing::error!(%layer, %error, "an unused layer stays until the next start");
             }
             Ok(()) => {
-                inner.tables.let_go(&layer);
+                inner.collector.tables.let_go(&layer);
                 point(Point::CollectTrashed);
             }
         }

@@ -3,13 +3,12 @@
 
 use std::collections::HashSet;
 use std::path::Path;
-use std::sync::atomic::Ordering;
 
-use super::catalog::last_uses;
 use super::error::{Context, Error, Result};
 use super::layers::confirm;
 use super::shared::Inner;
 use super::state::State;
+use super::transaction::last_uses;
 use crate::backend;
 use crate::model::{LayerId, Usage, layout};
 use crate::store::Change;
@@ -22,30 +21,34 @@ pub(super) fn measure_layers(inner: &Inner) -> Result<usize> {
     let mut failure = confirm_layers(inner).err();
     let waiting = {
         let state = inner.state.lock();
-        inner.unmeasured.waiting(|layer| state.is_stacked(layer))
+        inner
+            .collector
+            .unmeasured
+            .waiting(|layer| state.is_stacked(layer))
     };
     let is_due = |state: &State, layer: &LayerId| {
-        let is_known = state.usage.contains_key(layer) && !inner.unmeasured.has(layer);
+        let is_known =
+            state.catalog.usage(layer).is_some() && !inner.collector.unmeasured.has(layer);
         !is_known && !waiting.contains(layer)
     };
     let due = durable_layers(inner, is_due);
     for layer in due {
-        if inner.stop.is_cancelled() {
+        if inner.lifetime.is_stopping() {
             break;
         }
         match measure_layer(inner, layer) {
             Ok(Some(usage)) => {
-                inner.unmeasured.forget(&layer);
+                inner.collector.unmeasured.forget(&layer);
                 let _one_at_a_time = inner.collector.lock();
                 // What went meanwhile was not measured whole.
                 let is_there = inner.dirs.layers.has(layer.to_string());
                 if is_there.context("look for a layer")? {
-                    inner.state.lock().usage.insert(layer, usage);
+                    inner.state.lock().catalog.set_usage(layer, usage);
                     measured.push((layer, usage));
                 }
             }
-            Ok(None) if inner.stop.is_cancelled() => break,
-            Ok(None) => drop(inner.unmeasured.put_off(&layer)),
+            Ok(None) if inner.lifetime.is_stopping() => break,
+            Ok(None) => drop(inner.collector.unmeasured.put_off(&layer)),
             // The others have nothing to do with it.
             Err(error) => {
                 leave_alone(inner, layer, &error);
@@ -58,7 +61,7 @@ pub(super) fn measure_layers(inner: &Inner) -> Result<usize> {
         {
             // The index does not hear of what went since.
             let state = inner.state.lock();
-            measured.retain(|(layer, _)| state.usage.contains_key(layer));
+            measured.retain(|(layer, _)| state.catalog.usage(layer).is_some());
         }
         let layers = measured.iter().copied();
         let layers = layers.map(|(layer, usage)| Change::PutLayer(layer, usage));
@@ -82,7 +85,7 @@ pub(super) fn durable_layers(
         }
     });
     let state = inner.state.lock();
-    let others = state.other_stacks().flatten();
+    let others = state.claims.stacks().flatten();
     layers.extend(others.filter(|layer| fit(&state, layer)));
     layers
 }
@@ -90,7 +93,7 @@ pub(super) fn durable_layers(
 /// Says in the layers that the index names that it does, where that is missing: once in the life of this process, since a power cut takes a
 /// renaming that nobody waited for, and leaves the index what was written after it.
 fn confirm_layers(inner: &Inner) -> Result<()> {
-    if inner.confirmed.load(Ordering::SeqCst) {
+    if inner.collector.is_confirmed() {
         return Ok(());
     }
     let named = durable_layers(inner, |_, _| true);
@@ -110,7 +113,7 @@ fn confirm_layers(inner: &Inner) -> Result<()> {
     };
     let (mut failure, mut confirmed) = (None, true);
     for layer in named {
-        if inner.stop.is_cancelled() {
+        if inner.lifetime.is_stopping() {
             return Ok(());
         }
         // It is tried again where it would be if it could not be measured.
@@ -119,7 +122,7 @@ fn confirm_layers(inner: &Inner) -> Result<()> {
             failure.get_or_insert(error);
         }
     }
-    inner.confirmed.store(confirmed, Ordering::SeqCst);
+    inner.collector.set_confirmed(confirmed);
     failure.map_or(Ok(()), Err)
 }
 
@@ -129,7 +132,7 @@ fn leave_alone(inner: &Inner, layer: LayerId, error: &Error) -> bool {
     if matches!(error, Error::Full(_)) {
         return false;
     }
-    let pause = inner.unmeasured.put_off(&layer);
+    let pause = inner.collector.unmeasured.put_off(&layer);
     tracing::warn!(%layer, %error, ?pause, "a layer can be neither confirmed nor measured");
     true
 }
@@ -150,14 +153,14 @@ fn measure_layer(inner: &Inner, layer: LayerId) -> Result<Option<Usage>> {
         }
         confirmed => confirmed?,
     }
-    let known = inner.state.lock().usage.get(&layer).copied();
+    let known = inner.state.lock().catalog.usage(&layer);
     if known.is_some() {
         return Ok(known);
     }
     if !dir.has(layout::FS).context("look at a layer")? {
         return Ok(None);
     }
-    match inner.backend.usage(&dir, &|| inner.stop.is_cancelled()) {
+    match inner.backend.usage(&dir, &|| inner.lifetime.is_stopping()) {
         Err(backend::Error::Stopped) => Ok(None),
         usage => usage.map(Some).context("measure a layer"),
     }

@@ -4,9 +4,7 @@
 use std::sync::Arc;
 
 use super::error::{Context, Result};
-use super::query;
 use super::shared::Inner;
-use super::state::Goal;
 use super::types::VolumeState;
 use crate::model::{CacheKind, Reference};
 use crate::telemetry::metrics::{EncodeLabelSet, Family, Gauge, Registry};
@@ -147,36 +145,27 @@ pub(super) fn collect(inner: &Arc<Inner>) -> Result<Metrics> {
         ..Metrics::default()
     };
     let state = inner.state.lock();
-    let live = state
-        .volumes
-        .values()
-        .map(|live| (live.record.spec.kind.type_name(), query::state_of(live)));
-    let leaving = state
-        .leaving
-        .values()
-        .map(|leaving| (leaving.record.spec.kind.type_name(), leaving.state));
-    for (kind, state) in live.chain(leaving) {
+    for volume in state.volumes.all() {
+        let kind = volume.record.spec.kind.type_name();
         let kind = TYPES.iter().position(|name| *name == kind);
+        let state = volume.state();
         let state = STATES.iter().position(|(known, _)| *known == state);
         if let (Some(kind), Some(state)) = (kind, state) {
             metrics.volumes[kind][state] += 1;
         }
     }
-    for sealed in state.artifacts.values() {
+    for sealed in state.catalog.artifacts().values() {
         metrics.artifacts[kind(&sealed.artifact.reference)] += 1;
     }
-    for name in state.names.keys() {
+    for name in state.catalog.names().keys() {
         match name.reference.cache() {
             Some((CacheKind::Resource, _)) => metrics.caches[0] += 1,
             Some((CacheKind::Task, _)) => metrics.caches[1] += 1,
             None => {}
         }
     }
-    let pending = state
-        .leaving
-        .values()
-        .filter(|leaving| leaving.goal != Goal::Discard);
+    let pending = state.volumes.seals();
     metrics.seals_pending = u64::try_from(pending.count()).unwrap_or(u64::MAX);
-    metrics.damaged = u64::try_from(state.kept).unwrap_or(u64::MAX);
+    metrics.damaged = u64::try_from(state.volumes.orphans()).unwrap_or(u64::MAX);
     Ok(metrics)
 }

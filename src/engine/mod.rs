@@ -30,6 +30,7 @@ mod backoff;
 mod catalog;
 pub mod claims;
 mod clock;
+mod collector;
 mod commit;
 mod counters;
 mod durability;
@@ -40,11 +41,14 @@ mod fsck;
 mod fsck_input;
 mod gc_cycles;
 mod guard;
+mod health;
 mod layers;
+mod lifecycle;
+mod lifetime;
 mod measure;
 mod metrics;
 mod mounts;
-mod names;
+mod multiset;
 pub mod notice;
 mod open;
 mod orphans;
@@ -61,12 +65,12 @@ mod quiesce;
 mod reap;
 mod rebuild;
 mod recover;
-mod release;
 mod republish;
 mod scrub;
 mod seal;
 mod shared;
 mod space;
+mod space_requests;
 mod state;
 mod table_digests;
 mod tables;
@@ -74,21 +78,19 @@ mod target;
 mod teardown;
 mod teardown_queue;
 mod threads;
+mod transaction;
 mod transfer;
 mod trash;
 mod types;
 mod unpublish;
+mod volumes;
+mod watched;
+mod write_back;
 
 use std::io::{Read, Write};
 use std::path::Path;
 use std::sync::Arc;
-use std::sync::atomic::AtomicBool;
 use std::time::{Duration, Instant};
-
-use parking_lot::Mutex;
-use tokio::sync::{Notify, Semaphore, mpsc};
-use tokio_util::sync::CancellationToken;
-use tokio_util::task::TaskTracker;
 
 pub use counters::Counters;
 pub use error::{Error, Result, Shortage};
@@ -106,30 +108,12 @@ use crate::archive::{Codec, Progress};
 use crate::backend::BackendKind;
 use crate::model::{Name, Outcome, PodUid, Reference, Tenant, VolumeId};
 use crate::store::Contents;
-use crate::sys::{self, Dir, UnmountWatches};
+use crate::sys::{self, Dir};
 
-use backoff::Setbacks;
-use clock::Clock;
 use error::Context;
-use gc_cycles::Rounds;
-use pool::{Pool, boot_id};
-use prewarm::Spares;
+use pool::boot_id;
 use recover::Recovered;
 use shared::Inner;
-use table_digests::TableDigests;
-use teardown_queue::TeardownQueue;
-use threads::Threads;
-use trash::Trash;
-
-/// How many unmounted filesystems are put away at a time: as fast as 16 callers unmount them on two cores (64 were no faster).
-const FREEZES: usize = 8;
-
-/// How many unmounted claims are put away at a time. Each waits for the disk, and all of them for the write-back of the same pool.
-const CLOSES: usize = 8;
-
-/// How many unmounted volumes may wait for that; the next unpublish waits, too. Each has a descriptor, of which a process may have as few
-/// as some thousands, and when there are no more every call fails.
-const PINS: usize = 512;
 
 /// One pool, in the care of this process. Cheap to clone: clones share it.
 #[derive(Debug, Clone)]
@@ -144,7 +128,7 @@ async fn take_up(
     lost: Option<sys::Error>,
 ) -> Result<Recovered> {
     let engine = inner.clone();
-    let recovered = inner.calls.run(move || {
+    let recovered = inner.threads.calls.run(move || {
         let recovered = recover::recover(&engine, contents)?;
         match lost {
             Some(lost) => durability::taint(&engine, &lost),
@@ -164,91 +148,25 @@ async fn take_up(
 impl Engine {
     /// Opens the pool, makes it when it is new, and recovers what an earlier process left. Must run in a tokio runtime.
     pub async fn open(config: Config) -> Result<Self> {
-        let threads = |name, count| {
-            Threads::start(name, count)
-                .map_err(|error| sys::Error::new("clone", name, error))
-                .context("start threads")
+        let opened = async move {
+            let opened = open::open(&config)?;
+            Ok::<_, Error>((config, opened))
         };
-        let calls = threads("calls", config.threads.max(1))?;
-        let (commits, sealed) = mpsc::unbounded_channel();
-        let seals = threads("seals", 2)?;
-        let freezes = threads("freezes", FREEZES)?;
-        let looks = threads("looks", 1)?;
-        let syncs = threads("syncs", 1)?;
-        let opened = calls.run(move || {
-            let pool = open::open(&config)?;
-            Ok::<_, Error>((config, pool))
-        });
-        let (config, pool) = opened.await??;
-        let dirs = Arc::new(pool.dirs);
-        let stop = CancellationToken::new();
-        let spares = Pool {
-            dirs: dirs.clone(),
-            backend: pool.backend.clone(),
-            stop: stop.clone(),
-        };
-        let inner = Arc::new(Inner {
-            config,
-            boot: pool.boot,
-            superblock: sys::superblock(&dirs.root),
-            identity: pool.identity,
-            reason: pool.reason,
-            dirs,
-            backend: pool.backend,
-            index: pool.index,
-            counters: Counters::default(),
-            looking: Arc::default(),
-            clock: Clock::default(),
-            state: Mutex::default(),
-            changed: Notify::new(),
-            calls,
-            spares: Spares::new(spares, threads("spares", 1)?),
-            seals,
-            freezes,
-            teardown: TeardownQueue::default(),
-            pins: Arc::new(Semaphore::new(PINS)),
-            watches: UnmountWatches::default(),
-            closes: threads("closes", CLOSES)?,
-            room: threads("room", 1)?,
-            deletes: threads("deletes", 1)?,
-            walks: threads("walks", 1)?,
-            looks,
-            syncs,
-            transfers: threads("transfers", transfer::AT_A_TIME)?,
-            commits,
-            reaper: Notify::new(),
-            walker: Notify::new(),
-            rounds: Rounds::default(),
-            trash: Trash::default(),
-            merging: Mutex::default(),
-            unmerged: Setbacks::default(),
-            slow: Setbacks::default(),
-            unmeasured: Setbacks::default(),
-            tables: TableDigests::default(),
-            copying: tokio::sync::Mutex::default(),
-            asked: Mutex::default(),
-            short: AtomicBool::new(true),
-            confirmed: AtomicBool::new(false),
-            collector: Mutex::new(()),
-            naming: Mutex::new(()),
-            syncing: Mutex::new(()),
-            stop,
-            restart: CancellationToken::new(),
-            tasks: TaskTracker::new(),
-            runtime: tokio::runtime::Handle::current(),
-        });
+        let opened = threads::apart("open", opened).await;
+        let (config, pool) = opened.unwrap_or(Err(Error::Defect))?;
+        let (inner, sealed) =
+            Inner::start(config, pool.origin, pool.dirs, pool.backend, pool.index)?;
         let recovered = take_up(&inner, pool.contents, pool.lost).await?;
-        inner
-            .tasks
-            .spawn(commit::commit_loop(inner.clone(), sealed));
-        inner.tasks.spawn(catalog::await_index(inner.clone()));
-        inner.tasks.spawn(teardown::teardown_loop(inner.clone()));
-        inner.tasks.spawn(reap::reap_loop(inner.clone()));
-        inner.tasks.spawn(reap::walk_loop(inner.clone()));
-        inner.tasks.spawn(scrub::watch_loop(inner.clone()));
-        inner.tasks.spawn(tables::table_loop(inner.clone()));
+        let lifetime = &inner.lifetime;
+        lifetime.spawn(commit::commit_loop(inner.clone(), sealed));
+        lifetime.spawn(transaction::await_index(inner.clone()));
+        lifetime.spawn(teardown::teardown_loop(inner.clone()));
+        lifetime.spawn(reap::reap_loop(inner.clone()));
+        lifetime.spawn(reap::walk_loop(inner.clone()));
+        lifetime.spawn(scrub::watch_loop(inner.clone()));
+        lifetime.spawn(tables::table_loop(inner.clone()));
         for (layer, below) in recovered.read {
-            release::keep_while_held(&inner, layer, below, None);
+            quiesce::keep_while_held(&inner, layer, below, None);
         }
         for left in recovered.leaving {
             teardown::begin_soon(&inner, left);
@@ -264,7 +182,7 @@ impl Engine {
         let (kind, began) = (request.spec.kind.type_name(), Instant::now());
         let published = publish::publish(&self.inner, request).await?;
         if !published.already {
-            self.inner.counters.published(kind, began.elapsed());
+            self.inner.counters().published(kind, began.elapsed());
         }
         Ok(published)
     }
@@ -341,7 +259,11 @@ impl Engine {
     pub async fn check(&self) -> Result<Vec<Finding>> {
         self.inner.refuse_degraded()?;
         let inner = self.inner.clone();
-        self.inner.walks.run(move || fsck::check(&inner)).await?
+        self.inner
+            .threads
+            .walks
+            .run(move || fsck::check(&inner))
+            .await?
     }
 
     /// The same for a pool that no driver has open; nothing of it is made, opened for writing or repaired.
@@ -358,25 +280,16 @@ impl Engine {
     /// Waits until every volume that left is sealed durably or gone, but for those whose outcome is not known or whose
     /// files a process holds open. An engine that is degraded or closing settles nothing more.
     pub async fn settled(&self) {
-        loop {
-            let changed = self.inner.changed.notified();
-            tokio::pin!(changed);
-            changed.as_mut().enable();
-            let moving = {
-                let state = self.inner.state.lock();
-                let mut leaving = state.leaving.values();
-                let seals = leaving.any(|leaving| leaving.state == VolumeState::Sealing);
-                seals && !self.inner.stop.is_cancelled()
-            };
-            if !moving {
-                return;
-            }
-            tokio::select! {
-                () = changed => {}
-                // A state may pass without a word (a volume found to be held); this is a query, not a decision.
-                () = tokio::time::sleep(Duration::from_millis(20)) => {}
-            }
-        }
+        // A state may pass without a word (a volume found to be held); this is a query, not a decision.
+        const LOOK_AGAIN: Duration = Duration::from_millis(20);
+        let settled = || {
+            self.inner.state.when(|state| {
+                let mut retiring = state.volumes.all_retiring();
+                let moves = retiring.any(|(_, volume)| volume.state() == VolumeState::Sealing);
+                (!moves || self.inner.lifetime.is_stopping()).then_some(())
+            })
+        };
+        while tokio::time::timeout(LOOK_AGAIN, settled()).await.is_err() {}
     }
 
     /// Which backend the pool has.
@@ -402,7 +315,8 @@ impl Engine {
     /// end while the pool cannot be opened.
     pub async fn unmount_offline(target: &Path, staging: bool) -> Result<()> {
         let target = target.to_owned();
-        let unmount = async move { unpublish::unmount(&target, staging) };
+        let unmount =
+            async move { mounts::detach(&target, staging, mounts::UNPUBLISHED).map(drop) };
         let unmounted = threads::apart("unmount", unmount).await;
         unmounted.unwrap_or(Err(Error::Defect))
     }
@@ -410,14 +324,18 @@ impl Engine {
     /// The engine as a whole.
     pub async fn status(&self) -> Result<Status> {
         let inner = self.inner.clone();
-        self.inner.calls.run(move || query::status(&inner)).await?
+        self.inner
+            .threads
+            .calls
+            .run(move || query::status(&inner))
+            .await?
     }
 
     /// Whether the pool takes changes: tries the smallest. Waits while the disk does not answer, but on one thread only,
     /// however often it is asked.
     pub async fn takes_writes(&self) -> Result<()> {
         self.inner.refuse_degraded()?;
-        let one_at_a_time = self.inner.looking.clone().lock_owned().await;
+        let one_at_a_time = self.inner.durability.probe().await;
         let inner = self.inner.clone();
         let job = move || {
             let _one_at_a_time = one_at_a_time;
@@ -427,26 +345,26 @@ impl Engine {
                 .touch()
                 .context("change something in the pool")
         };
-        self.inner.calls.run(job).await?
+        self.inner.threads.calls.run(job).await?
     }
 
     /// What it has, in numbers; cheap enough to be asked often.
     pub async fn metrics(&self) -> Result<Metrics> {
         let inner = self.inner.clone();
         let job = move || metrics::collect(&inner);
-        self.inner.calls.run(job).await?
+        self.inner.threads.calls.run(job).await?
     }
 
     /// Waits until the process is to end, so that the next start reads an index of which this engine does not know what it has
     /// ([`Error::Degraded`]). For most engines that never comes.
     pub async fn needs_restart(&self) {
-        self.inner.restart.cancelled().await;
+        self.inner.lifetime.restart_asked().await;
     }
 
     /// What it has done since it was opened.
     #[must_use]
     pub fn counters(&self) -> &Counters {
-        &self.inner.counters
+        self.inner.counters()
     }
 
     /// The same as [`Engine::shutdown`] for so long at most: a disk may never answer. What is not done then is left to the next start, as
@@ -455,11 +373,12 @@ impl Engine {
         if tokio::time::timeout(at_most, self.shutdown()).await.is_ok() {
             return;
         }
-        self.inner.stop.cancel();
+        self.inner.lifetime.stop();
         let (operations, leaving) = {
             let state = self.inner.state.lock();
-            let operations = state.busy.iter().map(ToString::to_string);
-            (operations.collect::<Vec<_>>(), state.leaving.len())
+            let operations = state.volumes.busy().iter().map(ToString::to_string);
+            let leaving = state.volumes.all_retiring().count();
+            (operations.collect::<Vec<_>>(), leaving)
         };
         tracing::warn!(
             operations = %operations.join(" "),
@@ -472,26 +391,27 @@ impl Engine {
     /// as long as the disk likes, on no thread that others need.
     pub async fn shutdown(&self) {
         let inner = &self.inner;
-        inner.state.lock().closing = true;
-        // Who waits for something to happen sees that the engine closes. OutcomeReport once, and before we wait ourselves: who
+        inner.state.lock().health.close();
+        // Who waits for something to happen sees that the engine closes. Told once, and before we wait ourselves: who
         // tells everybody in a loop wakes itself, and never lets the others run.
-        inner.changed.notify_waiters();
-        let none = inner.when(|state| state.busy.is_empty().then_some(()));
+        inner.state.notify();
+        let none = inner
+            .state
+            .when(|state| state.volumes.busy().is_empty().then_some(()));
         none.await;
-        inner.stop.cancel();
-        inner.tasks.close();
-        inner.tasks.wait().await;
+        inner.lifetime.stop();
+        inner.lifetime.ended().await;
         let engine = inner.clone();
         let job = move || {
             // Looked at here, after whatever is still being deleted or merged: written before, it would be brought back.
             let _one_at_a_time = engine.collector.lock();
-            let mut uses = catalog::last_uses(&engine);
+            let mut uses = transaction::last_uses(&engine);
             uses.extend(claims::maintenance::uses(&engine));
             if let Err(error) = engine.transact(&uses).result() {
                 tracing::warn!(%error, "when artifacts were last used is not remembered");
             }
         };
-        if inner.room.run(job).await.is_err() {
+        if inner.threads.room.run(job).await.is_err() {
             tracing::debug!("closed twice");
         }
         let engine = inner.clone();

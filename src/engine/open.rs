@@ -9,8 +9,7 @@ use std::sync::Arc;
 use super::clock::Clock;
 use super::error::{Context, Error, Result};
 use super::failpoint::{Point, point};
-use super::pool::boot_id;
-use super::pool::random;
+use super::pool::{Origin, boot_id, random};
 use super::pool_scan::needs_index;
 use super::shared::Config;
 use crate::backend::{self, Backend, BackendKind, Chosen, Wanted};
@@ -21,12 +20,9 @@ use crate::tree;
 
 /// A pool, opened but not yet recovered.
 pub(super) struct Opened {
-    pub(super) boot: String,
+    pub(super) origin: Origin,
     pub(super) dirs: PoolDirs,
-    pub(super) identity: PoolIdentity,
     pub(super) backend: Arc<dyn Backend>,
-    /// Why this backend.
-    pub(super) reason: String,
     pub(super) index: Index,
     pub(super) contents: Contents,
     /// The filesystem has lost a write, of which we are the first to hear.
@@ -71,11 +67,14 @@ pub(super) fn open(config: &Config) -> Result<Opened> {
     let (index, contents) = index.map_err(of_pool)?;
     point(Point::OpenIndexed);
     Ok(Opened {
-        boot: boot_id()?,
+        origin: Origin {
+            boot: boot_id()?,
+            superblock: sys::superblock(&dirs.root),
+            identity,
+            reason: chosen.reason,
+        },
         dirs,
-        identity,
         backend: chosen.backend,
-        reason: chosen.reason,
         index,
         contents,
         lost,

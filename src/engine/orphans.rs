@@ -1,9 +1,9 @@
-//! Kept: directories of volumes that somebody may be using, and of which nobody can say what they are mounted over, since their
-//! record is damaged or cannot be read.
+//! Orphans: directories of volumes that a process may be using and whose record is damaged or
+//! unreadable, so the layers that they need are unknown.
 //!
-//! A mount goes on without the driver, but not without the layers below it; and which they are the kernel tells nobody. So if a start
-//! finds such a directory, all layers that were in the pool then stay until the next start, and what was sealed counts as in
-//! use. What is found at a start is `recover`'s.
+//! A mount works without the driver, but not without the layers below it, and the kernel does not
+//! tell which those are. So if a start finds an orphan, all layers that are in the pool then stay
+//! until the next start, and all artifacts count as in use. `recover` finds the directories.
 
 use std::collections::HashSet;
 use std::path::Path;
@@ -15,22 +15,21 @@ use crate::model::{LayerId, VolumeId};
 use crate::sys::{Dir, MountEntry};
 
 /// The first pause between two questions to the kernel; each next one is twice as long. The kernel
-/// unmounts what a killed process had open a moment after the process is gone: 30 to 60 ms, and more
-/// on a busy machine.
+/// unmounts the files of a killed process a moment after its end: 30 to 60 ms, and more on a busy
+/// machine.
 const FIRST_LOOK: Duration = Duration::from_millis(2);
-/// How long a start asks in all. Then it takes the volumes for used, until the next start.
+/// How long a start asks in all. Then it takes the volumes for used until the next start.
 const PATIENCE: Duration = Duration::from_secs(3);
 
-/// Where such a directory lies.
+/// The directory of the pool that an orphan is in.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub(super) enum Place {
+pub(super) enum Parent {
     Volumes,
     Pending,
     Trash,
 }
 
-impl Place {
-    /// The directory that it lies in.
+impl Parent {
     pub(super) fn dir(self, inner: &Inner) -> &Dir {
         match self {
             Self::Volumes => &inner.dirs.volumes,
@@ -40,39 +39,38 @@ impl Place {
     }
 }
 
-/// How many there are, and how long the kernel is asked whether there are more.
+/// How many orphans there are, and how long the kernel is asked whether there are more.
 #[derive(Debug, Default)]
-pub(super) struct Kept {
+pub(super) struct Orphans {
     count: usize,
     until: Option<Instant>,
 }
 
-impl Kept {
-    /// How many there are.
+impl Orphans {
     pub(super) fn count(&self) -> usize {
         self.count
     }
 
-    /// One more, which cannot be read: it is taken for one that is used, and may be a promise.
+    /// One more, which cannot be read: it is taken for one that is used, and may be a seal intent.
     pub(super) fn add_unknown(&mut self) {
         self.count += 1;
     }
 
-    /// Whether somebody uses what has no record, so that it is kept.
+    /// Whether a process uses a directory without a record, which is kept then.
     pub(super) fn add_if_used(
         &mut self,
         inner: &Inner,
-        place: Place,
+        parent: Parent,
         name: &Path,
         dir: &Dir,
         mounts: &[MountEntry],
     ) -> bool {
-        let used = is_mounted(inner, place, name, mounts) || self.is_held(inner, dir);
+        let used = is_mounted(inner, parent, name, mounts) || self.is_held(inner, dir);
         self.count += usize::from(used);
         used
     }
 
-    /// What its mount is called stood in the record, perhaps: so the kernel is asked who uses its content.
+    /// The label of its mount was perhaps in the record: so the kernel is asked who uses its content.
     fn is_held(&mut self, inner: &Inner, dir: &Dir) -> bool {
         let until = *self.until.get_or_insert_with(|| Instant::now() + PATIENCE);
         let mut pause = FIRST_LOOK;
@@ -87,10 +85,10 @@ impl Kept {
     }
 }
 
-/// Whether it is mounted under its own name. Asked first: it costs the kernel no line of its log, and is all that tells of a volume that is
-/// no overlay.
-fn is_mounted(inner: &Inner, place: Place, name: &Path, mounts: &[MountEntry]) -> bool {
-    let id = name.to_str().filter(|_| place == Place::Volumes);
+/// Whether it is mounted under its own name. Asked first: the kernel logs nothing for it, and it is
+/// the only question that works where a volume is no overlay.
+fn is_mounted(inner: &Inner, parent: Parent, name: &Path, mounts: &[MountEntry]) -> bool {
+    let id = name.to_str().filter(|_| parent == Parent::Volumes);
     let id: Option<VolumeId> = id.and_then(|name| name.parse().ok());
     let shows = |id: &VolumeId| {
         let mut mounts = mounts.iter();
@@ -99,21 +97,23 @@ fn is_mounted(inner: &Inner, place: Place, name: &Path, mounts: &[MountEntry]) -
     id.is_some_and(|id| shows(&id))
 }
 
-/// Under which name all that may be needed is held: no directory has it, for those are random.
-fn held_as() -> LayerId {
+/// The key of the layers that are kept. Keys are random, so no volume has it.
+fn kept_as() -> LayerId {
     LayerId::from_bits(0)
 }
 
-/// Keeps all that was in the pool when the driver started. Where a volume does not need its layers, there is nothing to be kept.
-pub(super) fn hold(inner: &Inner, on_disk: &HashSet<LayerId>, state: &mut State) {
+/// Keeps all layers that were in the pool at the start, unless the backend's volumes need none.
+pub(super) fn keep_all(inner: &Inner, on_disk: &HashSet<LayerId>, state: &mut State) {
     if !inner.backend.stacks() {
         return;
     }
     let layers: Vec<LayerId> = on_disk.iter().copied().collect();
     tracing::warn!(
         layers = layers.len(),
-        "nothing of what is sealed is deleted until the next start: nobody knows what is in use"
+        "no sealed content is deleted until the next start: it is unknown what is in use"
     );
-    state.retained_layers.insert(held_as(), layers);
-    state.maybe_forked = state.artifacts.keys().copied().collect();
+    state.volumes.retain(kept_as(), layers);
+    state
+        .volumes
+        .may_be_forked(state.catalog.artifacts().keys().copied());
 }

@@ -1,22 +1,24 @@
-//! Outcomes: somebody says how a pod's work ended, and its volumes remember it.
+//! Outcomes: a caller reports how a pod's work ended, and the pod's volumes remember it.
 //!
-//! The word is in memory for this process and in each volume's directory for the next. The first word counts.
+//! The outcome is in memory for this process, and in each volume's directory for the next one. The
+//! first report counts.
 
 use std::collections::HashMap;
 use std::sync::Arc;
 
 use super::error::{Context, Result};
 use super::failpoint::{Point, point};
+use super::lifecycle::Lifecycle;
 use super::shared::Inner;
-use super::state::Goal;
-use super::types::{Awaited, OutcomeReport, VolumeState};
-use crate::model::{Commit, LayerId, Outcome, PodUid, VolumeId, VolumeRecord};
+use super::types::{Awaited, OutcomeReport};
+use super::volumes::Volume;
+use crate::model::{Commit, LayerId, Outcome, PodUid, VolumeId};
 use crate::store;
 use crate::sys::{Dir, Errno};
 
-/// Where a volume's directory is.
+/// Where the directory of a volume is.
 #[derive(Debug, Clone, PartialEq, Eq)]
-enum Place {
+enum Location {
     Live(VolumeId),
     Pending(LayerId),
 }
@@ -29,86 +31,83 @@ pub(super) async fn report(
 ) -> Result<OutcomeReport> {
     let (engine, pod) = (inner.clone(), pod.clone());
     inner
+        .threads
         .calls
         .run(move || note(&engine, &pod, outcome))
         .await?
 }
 
 fn note(inner: &Inner, pod: &PodUid, outcome: Outcome) -> Result<OutcomeReport> {
-    // A volume that moves between two looks is met again in its new place.
+    // A volume that moves between two looks is met again in its new location.
     const LOOKS: usize = 8;
-    let mut told = known(inner, pod, outcome);
+    let mut report = known(inner, pod, outcome);
     let (mut failed, mut failure) = (Vec::new(), None);
     for _ in 0..LOOKS {
-        let mut places = untold(inner, pod);
-        places.retain(|place| !failed.contains(place));
-        if places.is_empty() {
+        let mut locations = untold(inner, pod);
+        locations.retain(|location| !failed.contains(location));
+        if locations.is_empty() {
             break;
         }
-        for place in places {
-            // On disk first: what is acted upon must not be forgotten by a crash.
-            // What its pods filled the disk with may come free only when they are sealed, and so known.
+        for location in locations {
+            // On disk first: a crash must not forget an outcome that was acted upon. On a full disk
+            // it may be the seal that frees space.
             let written = inner.with_reserve(|| {
-                open(inner, &place).and_then(|dir| store::write_outcome(&dir, outcome))
+                open(inner, &location).and_then(|dir| store::write_outcome(&dir, outcome))
             });
             match written {
                 Ok(()) => {}
                 Err(error) if error.is(Errno::ENOENT) => continue,
-                // Whoever told it comes again for this one. The others have nothing to do with it.
+                // The caller comes again for this volume. The others do not depend on it.
                 Err(error) => {
                     failure.get_or_insert(error);
-                    failed.push(place);
+                    failed.push(location);
                     continue;
                 }
             }
             point(Point::OutcomeNoted);
-            told.news += usize::from(tell(inner, &place, outcome));
-            // Each of them: the next one may take its time.
-            inner.changed.notify_waiters();
+            report.news += usize::from(tell(inner, &location, outcome));
+            // For each volume: the next one may take long.
+            inner.state.notify();
         }
     }
-    failure.map_or(Ok(told), Err).context("note the outcome")
+    failure.map_or(Ok(report), Err).context("note the outcome")
 }
 
-/// What volumes of this pod were told before.
+/// The outcomes that volumes of this pod were told before, compared with this one.
 fn known(inner: &Inner, pod: &PodUid, outcome: Outcome) -> OutcomeReport {
     let state = inner.state.lock();
-    let live = state.volumes.values();
-    let live = live.map(|live| (&live.record, live.outcome));
-    let leaving = state.leaving.values();
-    let leaving = leaving.map(|leaving| (&leaving.record, leaving.outcome));
-    let of_pod = live
-        .chain(leaving)
-        .filter(|(record, _)| record.pod.uid == *pod);
-    let mut told = OutcomeReport::default();
-    for before in of_pod.filter_map(|(_, before)| before) {
+    let of_pod = state
+        .volumes
+        .all()
+        .filter(|volume| volume.record.pod.uid == *pod);
+    let mut report = OutcomeReport::default();
+    for before in of_pod.filter_map(|volume| volume.outcome()) {
         if before == outcome {
-            told.same += 1;
+            report.same += 1;
         } else {
-            told.other += 1;
+            report.other += 1;
         }
     }
-    told
+    report
 }
 
 /// The pods whose outcome decides about a volume, and was not told yet.
 pub(super) fn awaited(inner: &Inner) -> Vec<Awaited> {
-    let decides = |record: &VolumeRecord| {
-        let plan = record.seal.as_ref();
-        plan.is_some_and(|plan| plan.keep.commit == Commit::OnSuccess)
-    };
     let state = inner.state.lock();
-    let live = state.volumes.values();
-    let live = live.filter(|live| live.made && live.outcome.is_none());
-    let leaving = state.leaving.values();
-    let leaving = leaving
-        .filter(|leaving| leaving.outcome.is_none() && leaving.goal != Goal::Discard)
-        // Sealed, and only not durable yet: nobody asks any more.
-        .filter(|leaving| !matches!(&leaving.goal, Goal::Seal(plan) if state.artifacts.contains_key(&plan.artifact)));
-    let live = live.map(|live| (&live.record, false));
-    let leaving = leaving.map(|leaving| (&leaving.record, true));
     let mut pods: HashMap<&PodUid, Awaited> = HashMap::new();
-    for (record, unpublished) in live.chain(leaving).filter(|(record, _)| decides(record)) {
+    for volume in state.volumes.all() {
+        let (record, lifecycle) = (&volume.record, volume.lifecycle());
+        let unpublished = lifecycle.goal().is_some();
+        let plan = record.seal.as_ref();
+        let decides = plan.is_some_and(|plan| plan.keep.commit == Commit::OnSuccess);
+        // The fate of a sealed volume is decided, though it is not durable yet.
+        let is_decided = match lifecycle {
+            Lifecycle::Preparing | Lifecycle::Sealed => true,
+            _ => unpublished && volume.seal_intent().is_none(),
+        };
+        if !decides || is_decided || volume.outcome().is_some() {
+            continue;
+        }
         let awaited = pods.entry(&record.pod.uid).or_insert_with(|| Awaited {
             tenant: record.tenant.clone(),
             pod: record.pod.clone(),
@@ -119,55 +118,43 @@ pub(super) fn awaited(inner: &Inner) -> Vec<Awaited> {
     pods.into_values().collect()
 }
 
-/// The volumes of this pod that await a word.
-fn untold(inner: &Inner, pod: &PodUid) -> Vec<Place> {
+/// The volumes of this pod that were not told an outcome.
+fn untold(inner: &Inner, pod: &PodUid) -> Vec<Location> {
     let state = inner.state.lock();
-    let live = state
-        .volumes
-        .values()
-        .filter(|live| live.made && live.outcome.is_none() && live.record.pod.uid == *pod);
-    let live = live.map(|live| Place::Live(live.record.id.clone()));
-    let leaving = state.leaving.iter().filter(|(_, leaving)| {
-        leaving.outcome.is_none() && leaving.goal != Goal::Discard && leaving.record.pod.uid == *pod
-    });
-    live.chain(leaving.map(|(key, _)| Place::Pending(*key)))
+    let is_untold = |volume: &Volume| volume.outcome().is_none() && volume.record.pod.uid == *pod;
+    let live = state.volumes.all_live();
+    let live = live.filter(|volume| volume.is_made() && is_untold(volume));
+    let live = live.map(|volume| Location::Live(volume.record.id.clone()));
+    let pending = state.volumes.seals();
+    let pending = pending.filter(|(_, volume, _)| is_untold(volume));
+    live.chain(pending.map(|(key, ..)| Location::Pending(key)))
         .collect()
 }
 
-fn open(inner: &Inner, place: &Place) -> crate::sys::Result<Dir> {
-    match place {
-        Place::Live(id) => inner.dirs.volumes.open_beneath(id),
-        Place::Pending(key) => inner.dirs.pending.open_beneath(key.to_string()),
+fn open(inner: &Inner, location: &Location) -> crate::sys::Result<Dir> {
+    match location {
+        Location::Live(id) => inner.dirs.volumes.open_beneath(id),
+        Location::Pending(key) => inner.dirs.pending.open_beneath(key.to_string()),
     }
 }
 
-/// Notes the outcome in memory, where the volume is now: it may have moved since its directory was opened.
-fn tell(inner: &Inner, place: &Place, outcome: Outcome) -> bool {
+/// Notes the outcome in memory, and whether that is news. The volume may have moved since its
+/// directory was opened.
+fn tell(inner: &Inner, location: &Location, outcome: Outcome) -> bool {
     let mut state = inner.state.lock();
-    let leaving = match place {
-        Place::Live(id) => {
-            if let Some(live) = state.volumes.get_mut(id) {
-                let is_news = live.outcome.is_none();
-                live.outcome.get_or_insert(outcome);
-                return is_news;
+    let volumes = &mut state.volumes;
+    let key = match location {
+        Location::Pending(key) => Some(*key),
+        Location::Live(id) => {
+            if let Some(volume) = volumes.live_mut(id) {
+                return volume.tell(outcome);
             }
-            state.leaving.values_mut().find(|leaving| {
-                leaving.record.id == *id
-                    && leaving.goal != Goal::Discard
-                    && leaving.outcome.is_none()
-            })
+            let mut seals = volumes.seals();
+            let moved =
+                seals.find(|(_, volume, _)| volume.record.id == *id && volume.outcome().is_none());
+            moved.map(|(key, ..)| key)
         }
-        Place::Pending(key) => state.leaving.get_mut(key),
     };
-    match leaving {
-        Some(leaving) if leaving.outcome.is_none() => {
-            leaving.outcome = Some(outcome);
-            // It waits no longer, though nobody has taken it up yet: whoever waits for it to be settled has to wait.
-            if leaving.state == VolumeState::AwaitingOutcome {
-                leaving.state = VolumeState::Sealing;
-            }
-            true
-        }
-        _ => false,
-    }
+    let volume = key.and_then(|key| volumes.retiring_mut(key));
+    volume.is_some_and(|volume| volume.tell(outcome))
 }

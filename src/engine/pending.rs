@@ -1,52 +1,51 @@
-//! Volumes that their pods are done with: where their directories are, how far they are, and how one is forgotten.
-//! What happens to each of them is `seal` and `teardown`.
+//! Retired volumes: where their directories are, and how one is given up or forgotten.
+//! What happens to each of them is `teardown`, `quiesce` and `seal`.
 
 use std::sync::Arc;
-use std::sync::atomic::Ordering;
 
 use super::error::{Context, Result};
 use super::failpoint::{Point, point};
+use super::lifecycle::{Action, Goal, Observation};
 use super::notice::{What, say};
 use super::shared::Inner;
-use super::state::Goal;
 use super::types::VolumeState;
-use crate::model::{LayerId, VolumeRecord};
+use crate::model::{LayerId, SealPlan, VolumeRecord};
 use crate::store;
 use crate::sys::Dir;
 
-/// Says, if a process still holds open after a while what is to be sealed: else nobody knows why it is not.
+/// Tells the pod's owners if a process still holds open, after a while, what is to be sealed.
 pub(super) fn tell_if_held_for_long(inner: &Arc<Inner>, key: LayerId) {
     let engine = inner.clone();
     let task = async move {
         tokio::select! {
             () = tokio::time::sleep(engine.config.held_wait) => {}
-            () = engine.stop.cancelled() => return,
+            () = engine.lifetime.stopping() => return,
         }
         let held = {
             let state = engine.state.lock();
-            let leaving = state.leaving.get(&key);
-            let leaving = leaving.filter(|leaving| leaving.state == VolumeState::InUse);
-            leaving.map(|leaving| (leaving.goal.clone(), leaving.record.clone()))
+            let volume = state.volumes.retiring(key);
+            let held = volume.filter(|volume| volume.state() == VolumeState::InUse);
+            held.and_then(|volume| Some((volume.seal_intent()?.clone(), volume.record.clone())))
         };
-        if let Some((Goal::Seal(plan), record)) = held {
+        if let Some((plan, record)) = held {
             say(engine.config.notices.as_ref(), &record, || What::HeldOpen {
                 reference: plan.reference,
             });
         }
     };
-    inner.tasks.spawn_on(task, &inner.runtime);
+    inner.lifetime.spawn(task);
 }
 
-/// `pending/<key>` → trash, where the reaper deletes it. Nobody holds it any more.
+/// Moves `pending/<key>` to the trash, where the collector deletes it. No process holds it.
 pub(super) fn trash_pending(inner: &Inner, key: LayerId) -> Result<()> {
-    unpromise(inner, key)?;
-    inner.forget_leaving(key);
+    withdraw_seal_intent(inner, key)?;
+    inner.forget(key, Observation::GivenUp);
     inner.wake_reaper();
     Ok(())
 }
 
-/// What lies in `pending/` is promised; what lies in the trash is not.
-pub(super) fn unpromise(inner: &Inner, key: LayerId) -> Result<()> {
+/// A directory in `pending/` is an intent to seal; in the trash it is none.
+pub(super) fn withdraw_seal_intent(inner: &Inner, key: LayerId) -> Result<()> {
     // A directory may need a block for one more name.
     let name = key.to_string();
     let throw_away = || inner.throw_away_if_there(&inner.dirs.pending, name.as_ref());
@@ -54,32 +53,31 @@ pub(super) fn unpromise(inner: &Inner, key: LayerId) -> Result<()> {
     thrown.context("throw the volume away")
 }
 
-/// A volume that was thrown away is deleted.
-pub(super) fn discarded(inner: &Inner, key: LayerId) {
+/// The directory of a discarded volume is deleted.
+pub(super) fn deleted(inner: &Inner, key: LayerId) {
     point(Point::DiscardDeleted);
-    // Not after each: a round looks at everything that is sealed.
-    if inner.forget_leaving(key) || inner.short.load(Ordering::SeqCst) {
+    // Not after each: a collector's cycle looks at every artifact.
+    if inner.forget(key, Observation::Gone) || inner.space.is_short() {
         inner.wake_reaper();
     }
 }
 
-/// How the directory of a leaving volume is found.
+/// Retired volumes in memory and on disk.
 impl Inner {
-    /// What has the directory of a leaving volume; `None` when it is no more one.
-    pub(super) fn place_of(&self, key: LayerId) -> Option<&Dir> {
+    /// What becomes of a retired volume; `None`: there is none of this key.
+    pub(super) fn goal(&self, key: LayerId) -> Option<Goal> {
         let state = self.state.lock();
-        Some(match state.leaving.get(&key)?.goal {
-            Goal::Seal(_) => &self.dirs.pending,
-            Goal::Discard => &self.dirs.trash,
-        })
+        state.volumes.retiring(key)?.lifecycle().goal()
     }
 
-    /// The directory of a leaving volume; `None` when it is gone.
-    pub(super) fn leaving_dir(&self, key: LayerId) -> Result<Option<Dir>> {
-        let Some(place) = self.place_of(key) else {
-            return Ok(None);
+    /// The directory of a retired volume; `None`: it is gone.
+    pub(super) fn retired_dir(&self, key: LayerId) -> Result<Option<Dir>> {
+        let parent = match self.goal(key) {
+            Some(Goal::Seal) => &self.dirs.pending,
+            Some(Goal::Discard) => &self.dirs.trash,
+            None => return Ok(None),
         };
-        let dir = place.open_if_there(key.to_string());
+        let dir = parent.open_if_there(key.to_string());
         dir.context("open the volume's directory")
     }
 
@@ -93,39 +91,30 @@ impl Inner {
         Ok(record.is_ok())
     }
 
-    pub(super) fn leaving(&self, key: LayerId) -> Option<(Goal, VolumeRecord)> {
+    /// The plan and record of a volume that is to be sealed.
+    pub(super) fn seal_intent(&self, key: LayerId) -> Option<(SealPlan, VolumeRecord)> {
         let state = self.state.lock();
-        state
-            .leaving
-            .get(&key)
-            .map(|leaving| (leaving.goal.clone(), leaving.record.clone()))
+        let volume = state.volumes.retiring(key)?;
+        Some((volume.seal_intent()?.clone(), volume.record.clone()))
     }
 
-    /// Notes how far a leaving volume is; tells whether that is news.
-    pub(super) fn set_leaving_state(&self, key: LayerId, now: VolumeState) -> bool {
-        let mut state = self.state.lock();
-        let Some(leaving) = state.leaving.get_mut(&key) else {
-            return false;
-        };
-        std::mem::replace(&mut leaving.state, now) != now
+    /// What follows from an observation of a retired volume.
+    pub(super) fn observe(&self, key: LayerId, observation: Observation) -> Action {
+        self.state.lock().volumes.observe_retiring(key, observation)
     }
 
-    /// Whether it may have been the last that needed something.
-    pub(super) fn forget_leaving(&self, key: LayerId) -> bool {
-        let now = self.clock.now();
+    /// The observation ends the volume's life. Returns whether the volume may have been the last
+    /// that needed something.
+    pub(super) fn forget(&self, key: LayerId, observation: Observation) -> bool {
+        let now = self.now();
         let last = {
             let mut state = self.state.lock();
-            let left = state.leaving.remove(&key);
-            left.is_none_or(|left| state.may_be_last_of(&left.record, now))
+            let volume = state.volumes.retiring(key);
+            let last = volume.is_none_or(|volume| state.may_be_last_of(&volume.record, now));
+            state.volumes.observe_retiring(key, observation);
+            last
         };
-        self.changed.notify_waiters();
+        self.state.notify();
         last
-    }
-
-    /// Whether a leaving volume is thrown away, whatever its pod did.
-    pub(super) fn is_thrown_away(&self, key: LayerId) -> bool {
-        let state = self.state.lock();
-        let leaving = state.leaving.get(&key);
-        leaving.is_some_and(|leaving| leaving.goal == Goal::Discard)
     }
 }

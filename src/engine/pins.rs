@@ -27,7 +27,7 @@ impl Pins {
     /// Pins more; under the lock under which they were found.
     pub(super) fn add(&mut self, state: &mut State, layers: &[LayerId]) {
         for layer in layers {
-            *state.pinned.entry(*layer).or_default() += 1;
+            state.pinned.add(*layer);
         }
         self.layers.extend_from_slice(layers);
     }
@@ -37,12 +37,7 @@ impl Drop for Pins {
     fn drop(&mut self) {
         let mut state = self.inner.state.lock();
         for layer in &self.layers {
-            if let Some(count) = state.pinned.get_mut(layer) {
-                *count -= 1;
-                if *count == 0 {
-                    state.pinned.remove(layer);
-                }
-            }
+            state.pinned.remove(layer);
         }
     }
 }

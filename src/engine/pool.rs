@@ -9,7 +9,7 @@ use tokio_util::sync::CancellationToken;
 use super::error::{Context, Result};
 use crate::backend::Backend;
 use crate::model::LayerId;
-use crate::store::PoolDirs;
+use crate::store::{PoolDirs, PoolIdentity};
 use crate::sys::{self, Dir};
 
 /// A pool that is open. Cheap to clone: clones share it.
@@ -19,6 +19,18 @@ pub(super) struct Pool {
     pub(super) backend: Arc<dyn Backend>,
     /// Cancelled when the engine ends.
     pub(super) stop: CancellationToken,
+}
+
+/// What a pool is, and in which boot it is open.
+#[derive(Debug)]
+pub(super) struct Origin {
+    /// The kernel's boot id: ephemeral content is of one boot.
+    pub(super) boot: String,
+    /// And of one mount of the pool's filesystem, where the kernel tells which.
+    pub(super) superblock: Option<u64>,
+    pub(super) identity: PoolIdentity,
+    /// Why this backend.
+    pub(super) reason: String,
 }
 
 /// Moves a directory into the trash, under a name of its own.

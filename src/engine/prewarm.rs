@@ -1,12 +1,13 @@
-//! Spares: directories that will be volumes', made before anybody asks for one.
+//! Prewarming: directories of future volumes, made before a pod asks for one.
 //!
-//! A third of what a publish does is making directories and files that are the same for every volume; another third is the kernel
-//! putting an overlay together, which is the same for every volume of one content. So a few plain spares are kept ready, and of
-//! what was published twice lately a few that are mounted already, attached nowhere. A publish takes one by a rename. Where there
-//! is none (a burst of pods, a full disk, a volume with a size limit) it makes all itself.
+//! A third of a publish makes directories and files that are the same for every volume. In another
+//! third the kernel builds an overlay that is the same for every volume of one content. So a few
+//! plain spares are kept ready. Of volumes that were published twice lately, a few spares are already
+//! mounted, attached nowhere. A publish takes one by a rename. Without one (a burst of pods, a full
+//! disk, a volume with a size limit) it makes everything itself.
 //!
-//! Only the process that made them knows them, by descriptors it keeps open; what an earlier one left in `spares/` is swept at
-//! start.
+//! Only the process that made the spares knows them, by descriptors that it keeps open. A start
+//! deletes the spares of an earlier process in `spares/`.
 
 use std::collections::VecDeque;
 use std::os::fd::{AsFd, OwnedFd};
@@ -24,19 +25,21 @@ use crate::model::{LayerId, RootAttributes, VolumeRecord};
 use crate::store::{self, BlankRecord};
 use crate::sys::{self, Dir};
 
-/// How many plain ones are kept ready: a pod has a few volumes, and pods come some at a time. Each costs four inodes.
+/// How many plain spares are kept ready: a pod has a few volumes, and a few pods come at a time.
+/// Each costs four inodes.
 const MOST: usize = 32;
 
 /// With so few left, more are made. Many at a time: publishes seldom meet the thread that makes them.
 const FEW: usize = 16;
 
-/// Of how many shapes mounted ones are kept: what one pipeline's steps ask for at a time.
+/// Of how many shapes mounted spares are kept: the steps of one pipeline ask for so many at a time.
 const SHAPES: usize = 8;
 
-/// How many are kept mounted of each at most. Each costs a superblock in the kernel's memory, some kilobytes.
+/// How many spares of a shape are kept mounted at most. Each costs a superblock in the kernel's
+/// memory, some kilobytes.
 const MOST_MOUNTED: usize = 8;
 
-/// What of a volume has to be known for its mount to be made.
+/// The properties of a volume on which its mount depends.
 #[derive(Debug, Clone, PartialEq, Eq)]
 struct Shape {
     layers: Vec<LayerId>,
@@ -46,7 +49,7 @@ struct Shape {
 }
 
 impl Shape {
-    /// Of this volume; `None`: there can be no spares of it.
+    /// The shape of this volume; `None`: there can be no spares of it.
     fn of(record: &VolumeRecord) -> Option<Self> {
         let Start {
             root,
@@ -54,8 +57,8 @@ impl Shape {
             sealable,
             ..
         } = Start::of(record);
-        // A limit has to be set before anything is made in the directory. What starts empty gets the time of its publish, which
-        // cannot be written through a mount that is read-only.
+        // A limit is set before anything is made in the directory. The root of an empty volume gets
+        // the time of its publish, which cannot be written through a read-only mount.
         let possible = size_limit.is_none() && !(record.layers.is_empty() && record.read_only);
         possible.then(|| Self {
             layers: record.layers.clone(),
@@ -81,13 +84,13 @@ impl Shape {
 /// How far a spare is made.
 #[derive(Debug)]
 pub(super) enum Stage {
-    /// What every volume begins with.
+    /// It has what every volume begins with.
     Plain(Option<Prepared>),
-    /// All of its content, mounted, attached nowhere.
+    /// It has all of its content, and is mounted, attached nowhere.
     Mounted {
         mount: OwnedFd,
         id: u64,
-        /// What it is called in the kernel's mount table.
+        /// Its label in the kernel's mount table.
         label: String,
     },
 }
@@ -142,7 +145,7 @@ impl Spare {
         })
     }
 
-    /// Unmounts and deletes it: it is little, and nobody ever saw it.
+    /// Unmounts and deletes it. It is small, and no pod has seen it.
     fn delete(self, pool: &Pool) {
         drop(self.stage);
         if let Err(error) = pool
@@ -170,7 +173,7 @@ impl Spare {
 #[derive(Debug)]
 struct Batch {
     shape: Shape,
-    /// How often it was published. Most are once, and what was asked for seldom is soon asked for no more.
+    /// How often it was published. Most shapes are published once.
     asked: usize,
     ready: Vec<Spare>,
 }
@@ -182,13 +185,13 @@ impl Batch {
     }
 }
 
-/// What is ready.
+/// The spares that are ready.
 #[derive(Debug, Default)]
 struct Stock {
     plain: Vec<Spare>,
     /// The one published last comes first.
     mounted: VecDeque<Batch>,
-    /// What nobody will ask for any more, and is to be deleted.
+    /// Those of shapes that are not kept any more. They are to be deleted.
     discarded: Vec<Spare>,
 }
 
@@ -199,7 +202,7 @@ impl Stock {
         self.plain.len() < FEW || !self.discarded.is_empty() || self.mounted.iter().any(few)
     }
 
-    /// What to do next; `None`: there is enough of everything.
+    /// The next piece of work; `None`: there are enough spares of all shapes.
     fn next(&mut self) -> Option<Work> {
         if let Some(spare) = self.discarded.pop() {
             return Some(Work::Discard(spare));
@@ -214,7 +217,7 @@ impl Stock {
         (self.plain.len() < MOST).then_some(Work::Make(None))
     }
 
-    /// Takes what nobody will ask for any more, with what was put aside before.
+    /// Takes the spares of these shapes out, and those that are to be deleted anyway.
     fn take_where(&mut self, gone: impl Fn(&Shape) -> bool) -> Vec<Spare> {
         let mut taken = std::mem::take(&mut self.discarded);
         self.mounted.retain_mut(|batch| {
@@ -228,7 +231,7 @@ impl Stock {
     }
 }
 
-/// What the thread does.
+/// A piece of work for the thread.
 enum Work {
     Make(Option<Shape>),
     Discard(Spare),
@@ -259,8 +262,8 @@ impl Spares {
         }
     }
 
-    /// Deletes what an earlier process made and did not use. At once, not by way of the trash: it is little, and a driver that is killed
-    /// again and again before it has emptied that would fill the pool.
+    /// Deletes the spares of an earlier process. At once and not through the trash: otherwise a driver
+    /// that is killed again and again before it empties the trash would fill the pool.
     pub(super) fn sweep(&self) -> Result<()> {
         let pool = &self.making.pool;
         let spares = &pool.dirs.spares;
@@ -269,8 +272,9 @@ impl Spares {
             if let Err(error) = pool.backend.delete(spares, name, &|| false) {
                 tracing::debug!(%error, "a spare volume goes to the trash");
                 if let Err(error) = throw_away(&pool.dirs, spares, name) {
-                    // In nobody's way: each has a name of its own.
-                    tracing::error!(%error, "a spare volume of an earlier process stays until the next start");
+                    // It blocks nothing: each spare has a name of its own.
+                    tracing::error!(%error,
+                        "a spare volume of an earlier process stays until the next start");
                 }
             }
         }
@@ -316,14 +320,16 @@ impl Spares {
         }
     }
 
-    /// Something other than the driver deleted the directory of this spare: no volume is made of it.
+    /// Another program deleted the directory of this spare: no volume is made of it.
     pub(super) fn is_missing(&self, spare: Spare, error: &sys::Error) {
-        tracing::warn!(%error, "a spare volume is missing: the publish goes on without it; nothing but the driver may delete what lies in the pool");
+        tracing::warn!(%error,
+            "a spare volume is missing: the publish goes on without it; only the driver may delete \
+             files in the pool");
         // Its mount, if it has one.
         self.making.delete(vec![spare]);
     }
 
-    /// A volume was published. What is asked for twice is asked for again.
+    /// Counts a published volume. A shape that was published twice is likely to be published again.
     pub(super) fn note(&self, volume: &VolumeRecord) {
         let mounts = self.making.pool.backend.mounts_beforehand();
         let Some(shape) = Shape::of(volume).filter(|_| mounts) else {
@@ -350,15 +356,15 @@ impl Spares {
         }
     }
 
-    /// This layer is about to be deleted, and nobody asks for it any more: what is mounted over it is unmounted. What is just being
+    /// Unmounts the spares over this layer, which is about to be deleted. A spare that is just being
     /// mounted goes a moment later.
     pub(super) fn forget(&self, layer: &LayerId) {
         self.making
             .delete_where(|shape| shape.layers.contains(layer));
     }
 
-    /// Nothing shall be mounted beforehand of what was asked for until now: there is little room; or the disk did not write something
-    /// back, as we have heard, and an overlay that was mounted before fails every fsync from now on (`volatile`).
+    /// Unmounts all spares. Either space is short, or there was a write-back error: then every fsync
+    /// of a `volatile` overlay that was mounted before fails.
     pub(super) fn forget_mounted(&self) {
         self.making.delete_where(|_| true);
     }
@@ -370,16 +376,17 @@ impl Spares {
             return;
         }
         let (making, being_filled) = (self.making.clone(), self.being_filled.clone());
-        // Nobody waits for it; and when no job is taken any more, none is needed.
+        // If no job is accepted any more, no spare is needed.
         drop(self.thread.run(move || {
             making.fill();
             being_filled.store(false, Ordering::SeqCst);
-            // Whoever found too few a moment ago was not heard.
+            // A publish that found too few before the store was ignored.
             making.fill();
         }));
     }
 
-    /// Deletes all: the next start may need the room on a full disk. Blocks until the thread has ended.
+    /// Deletes all spares: the next start may need the space on a full disk. Blocks until the thread
+    /// has ended.
     pub(super) fn finish(&self) {
         self.thread.finish();
         let stock = std::mem::take(&mut *self.making.stock.lock());
@@ -424,7 +431,7 @@ impl Making {
         match made {
             Ok(spare) => batch.ready.push(spare),
             Err(error) => {
-                // Not again for everyone who asks for plain ones.
+                // Not tried again with each plain spare.
                 batch.asked = 0;
                 return Err(error);
             }
@@ -432,7 +439,7 @@ impl Making {
         Ok(())
     }
 
-    /// Deletes those of such shapes, which nobody will ask for any more.
+    /// Deletes the spares of these shapes.
     fn delete_where(&self, gone: impl Fn(&Shape) -> bool) {
         let taken = self.stock.lock().take_where(gone);
         self.delete(taken);

@@ -1,11 +1,11 @@
 //! Publish: from a request to a mount at its target.
 //!
-//! The path of one call, nothing of which grows with the size of the tree: make the mount point, make the volume's
-//! directory and content, write its record, mount it detached, attach it. Whatever fails, everything made so far is
-//! taken back, in the opposite order; whatever is cut short by a crash, the next start sorts out (`recover`). Who finds no room
-//! waits for a round of garbage collection and begins again.
+//! The path of one call; the cost of no step grows with the size of the tree: make the mount point,
+//! make the volume's directory and content, write its record, mount it detached, attach it. If a
+//! step fails, everything made so far is taken back, in the opposite order. The next start sorts
+//! out what a crash cut short (`recover`). A publish that finds no space waits for a cycle of
+//! garbage collection and begins again.
 
-use std::collections::HashMap;
 use std::os::fd::{AsFd, OwnedFd};
 use std::path::Path;
 use std::sync::Arc;
@@ -14,9 +14,10 @@ use std::time::{Duration, Instant};
 use super::error::{Context, Error, Result};
 use super::failpoint::{Point, point};
 use super::guard::{self, Guard};
+use super::lifecycle::Observation;
 use super::prewarm::Stage;
 use super::shared::Inner;
-use super::state::{Live, Measured, Resolution, State};
+use super::state::{Resolution, State};
 use super::target::Target;
 use super::types::{PublishRequest, Published};
 use super::{notice, republish};
@@ -27,10 +28,11 @@ use crate::model::{
 use crate::store::{self, BlankRecord};
 use crate::sys::{self, Dir, Errno, Space};
 
-/// How long a publish that found the pool full goes on making room, while there is something to evict. Kubelet gives a call two minutes.
+/// How long a publish that found the pool full goes on making space, while there is something to
+/// evict. Kubelet gives a call two minutes.
 const ROOM_WAIT: Duration = Duration::from_secs(10);
 
-/// What a publish works on, once it is known what the volume starts from.
+/// A publish whose volume is known to start from this.
 struct Plan {
     record: VolumeRecord,
     from: Option<Reference>,
@@ -52,12 +54,12 @@ pub(super) async fn publish(inner: &Arc<Inner>, request: PublishRequest) -> Resu
     let mut full_since = None;
     let mut last = false;
     let result = loop {
-        let gone = inner.rounds.gone();
+        let gone = inner.collector.cycles.gone();
         let plan = plan(inner, &request, started).await?;
         let (result, held) = attempt(inner, &request, plan, guard).await?;
         let Some(held) = held else { break result };
         if last {
-            // For a copy it was asked before: from now on what it is a copy of could go for it.
+            // A copy asked before. From now on its source could be evicted for it.
             if !matches!(&result, Err(Error::Full(shortage)) if shortage.needs > 0) {
                 inner.ask_for_room_after(&result);
             }
@@ -68,18 +70,19 @@ pub(super) async fn publish(inner: &Arc<Inner>, request: PublishRequest) -> Resu
         last = !make_room(inner, &result, since, gone).await;
     };
     if result.as_ref().is_err_and(Error::is_lost_write) {
-        // A volatile overlay is not mounted over a disk that failed to write something back, until somebody has heard of
-        // it. Those who seal would hear; but where nothing is published there is nothing to seal.
+        // The kernel mounts no volatile overlay over a disk with a write-back error until a process
+        // has read that error. A seal would read it, but without a publish there is no seal.
         let engine = inner.clone();
-        let job = move || engine.sync(&engine.syncing.lock());
-        if let Err(error) = inner.syncs.run(job).await? {
+        let job = move || engine.sync(&engine.durability.lock());
+        if let Err(error) = inner.threads.syncs.run(job).await? {
             tracing::warn!(%error, "publishing failed because of what the disk did not write back");
         }
     }
     result
 }
 
-/// Does what is planned. What failed because the pool is full comes with the hold on the volume, for another attempt.
+/// Does what is planned. A failure because the pool is full comes with the guard of the volume, for
+/// another attempt.
 async fn attempt(
     inner: &Arc<Inner>,
     request: &Arc<PublishRequest>,
@@ -93,17 +96,18 @@ async fn attempt(
             Some(plan) => publish_new(&engine, &request, plan),
             None => republish::publish_again(&engine, &request),
         };
-        // Else given up before the answer, so that a caller who has it can go on with the same volume at once.
+        // Otherwise released before the answer: the caller may go on with this volume at once.
         let guard = matches!(result, Err(Error::Full(_))).then_some(guard);
         engine.spares.fill();
         (result, guard)
     };
-    inner.calls.run(job).await
+    inner.threads.calls.run(job).await
 }
 
-/// Waits for garbage to be collected, so that a publish that found no room has its turn and does not fail while others fill the pool
-/// faster than it is emptied. Says whether it may come back after one more attempt: `false` when there was nothing to evict or delete since
-/// `gone` was counted, when it has waited for long, or when the engine is closing.
+/// Waits for a cycle of garbage collection. So a publish that found no space does not fail while
+/// others fill the pool faster than it is emptied. Returns whether it may wait again after one more
+/// attempt. It may not if nothing was evicted or deleted since `gone` was counted, if it has waited
+/// for long, or if the engine closes.
 async fn make_room(
     inner: &Arc<Inner>,
     failed: &Result<Published>,
@@ -111,23 +115,23 @@ async fn make_room(
     gone: u64,
 ) -> bool {
     let left = ROOM_WAIT.saturating_sub(since.elapsed());
-    let round = tokio::time::timeout(left, inner.rounds.next());
+    let round = tokio::time::timeout(left, inner.collector.cycles.next());
     inner.ask_for_room_after(failed);
     let waited = tokio::select! {
         waited = round => waited.is_ok(),
-        () = inner.when(|state| state.closing.then_some(())) => false,
+        () = inner.state.when(|state| state.health.is_closing().then_some(())) => false,
     };
-    // Where room comes back later (btrfs, with whatever backend: when a transaction ends, or in the background), round after round would
-    // evict all that there is.
+    // btrfs frees space later, at the end of a transaction or in the background. Cycle after cycle
+    // would evict everything.
     let comes_back_later = || {
         let space = inner.dirs.root.space();
         space.is_ok_and(|space| space.magic == Space::BTRFS)
     };
-    waited && !comes_back_later() && inner.rounds.gone() > gone
+    waited && !comes_back_later() && inner.collector.cycles.gone() > gone
 }
 
-/// Decides what the volume starts from and pins that; `None` when the volume exists already. Waits for content that is about to be
-/// sealed.
+/// Decides what the volume starts from and pins that; `None`: the volume exists already. Waits for
+/// content that is about to be sealed.
 async fn plan(
     inner: &Arc<Inner>,
     request: &PublishRequest,
@@ -150,14 +154,16 @@ async fn plan(
         },
     );
     let mut last = state;
-    let decided = inner.when(|state| match decide(inner, state, request, started) {
-        Ok(Decision::Coming(state)) => {
-            last = state;
-            None
-        }
-        Ok(Decision::Planned(plan)) => Some(Ok(plan)),
-        Err(error) => Some(Err(error)),
-    });
+    let decided = inner
+        .state
+        .when(|state| match decide(inner, state, request, started) {
+            Ok(Decision::Coming(state)) => {
+                last = state;
+                None
+            }
+            Ok(Decision::Planned(plan)) => Some(Ok(plan)),
+            Err(error) => Some(Err(error)),
+        });
     let left = inner.config.input_wait.saturating_sub(started.elapsed());
     let decided = tokio::time::timeout(left, decided).await;
     decided.unwrap_or_else(|_| {
@@ -175,7 +181,7 @@ async fn plan(
     reason = "there is one at a time, and it is taken apart at once"
 )]
 enum Decision {
-    /// What is to be done; `None` when the volume exists already.
+    /// What is to be done; `None`: the volume exists already.
     Planned(Option<Plan>),
     /// Its content is about to be sealed; how far that is.
     Coming(String),
@@ -187,16 +193,11 @@ fn decide(
     request: &PublishRequest,
     started: Instant,
 ) -> Result<Decision> {
-    if state.closing {
-        return Err(Error::ShuttingDown);
-    }
-    if let Some(why) = &state.degraded {
-        return Err(Error::Degraded(why.clone()));
-    }
-    if state.volumes.contains_key(&request.volume) {
+    state.health.refuse_changes()?;
+    if state.volumes.live(&request.volume).is_some() {
         return Ok(Decision::Planned(None));
     }
-    if state.claims.contains_key(&request.volume) {
+    if state.claims.contains(&request.volume) {
         return Err(Error::Different {
             volume: request.volume.clone(),
             what: "kind: it is a claim",
@@ -228,16 +229,15 @@ fn pin(
         Some((reference, parent, layers)) => (Some(reference), Some(parent), layers),
         None => (None, None, Vec::new()),
     };
-    let now = inner.clock.now();
-    if let Some(id) = parent.filter(|id| state.artifacts.used(id, now)) {
-        state.used.entry(id).or_insert(now);
-        state.wanted.insert(request.volume.clone(), id);
+    let now = inner.now();
+    if let Some(id) = parent.filter(|id| state.catalog.touch(*id, now)) {
+        state.volumes.want(&request.volume, id);
     }
     let record = VolumeRecord {
         format: VolumeRecord::FORMAT,
         id: request.volume.clone(),
-        boot: inner.boot.clone(),
-        superblock: inner.superblock,
+        boot: inner.boot().to_owned(),
+        superblock: inner.origin().superblock,
         created: now,
         tenant: request.tenant.clone(),
         pod: request.pod.clone(),
@@ -251,15 +251,7 @@ fn pin(
         multiple_targets: Some(request.multiple_targets),
         targets: vec![request.target.clone()],
     };
-    let live = Live {
-        record: record.clone(),
-        mounts: HashMap::new(),
-        made: false,
-        outcome: None,
-        done_with: false,
-        measured: Measured::default(),
-    };
-    state.volumes.insert(request.volume.clone(), live);
+    state.volumes.prepare(record.clone());
     Plan {
         record,
         from,
@@ -274,7 +266,7 @@ fn seal_plan(
     from: Option<&Reference>,
 ) -> Option<SealPlan> {
     let (reference, keep) = request.spec.kind.committed_as()?;
-    // A resource cache that was found is complete; what a step does to its view of it is its own affair.
+    // A resource cache that was found is complete. What a step changes in its view is not kept.
     let found_complete = reference.first_writer_wins() && from == Some(&reference);
     let never = keep.commit == crate::model::Commit::Never;
     if request.read_only || never || found_complete {
@@ -290,25 +282,36 @@ fn seal_plan(
 
 /// Makes and mounts a volume that does not exist yet.
 fn publish_new(inner: &Inner, request: &PublishRequest, plan: Plan) -> Result<Published> {
-    let mut undo = Undo {
-        inner,
-        request,
-        target: None,
-        target_made: false,
-        directory_made: false,
-        done: false,
-    };
+    let mut made = Made::default();
+    let published = make_new(inner, request, plan, &mut made);
+    if published.is_err() {
+        take_back(inner, request, &made);
+    }
+    published
+}
+
+/// Everything that a publish has made on disk until now.
+#[derive(Debug, Default)]
+struct Made {
+    target: bool,
+    directory: bool,
+}
+
+fn make_new(
+    inner: &Inner,
+    request: &PublishRequest,
+    plan: Plan,
+    made: &mut Made,
+) -> Result<Published> {
     let target = Target::open_for_mount(&request.target)?;
-    let target_made = target.make_beside(&inner.dirs.root)?;
-    let target = undo.target.insert(target);
-    undo.target_made = target_made;
+    made.target = target.make_beside(&inner.dirs.root)?;
     point(Point::PublishTargetMade);
 
     let mut record = plan.record;
-    let place = Place::make(inner, &record)?;
-    undo.directory_made = true;
+    let dir = VolumeDir::make(inner, &record)?;
+    made.directory = true;
     point(Point::PublishDirectoryMade);
-    let furnished = place.furnish(inner, &mut record);
+    let furnished = dir.furnish(inner, &mut record);
     let (mount, mount_id) = furnished.map_err(|error| {
         let lost = plan.from.as_ref().zip(lost_layer(inner, &record));
         lost.map_or(error, |(reference, layer)| Error::LostContent {
@@ -329,18 +332,37 @@ fn publish_new(inner: &Inner, request: &PublishRequest, plan: Plan) -> Result<Pu
         limit_unenforced: record.limit_unenforced.clone(),
     };
     inner.spares.note(&record);
-    let mut state = inner.state.lock();
-    if let Some(live) = state.volumes.get_mut(&request.volume) {
-        live.mounts.insert(request.target.clone(), mount_id);
-        live.made = true;
-        live.record = record;
-    }
-    drop(state);
-    undo.done = true;
+    inner.state.lock().volumes.mounted(record, mount_id);
     Ok(published)
 }
 
-/// The first of a volume's layers that is not there, or has no content: somebody else deleted it. Asked where something failed only.
+/// Takes back what a failed publish made.
+fn take_back(inner: &Inner, request: &PublishRequest, made: &Made) {
+    let volume = &request.volume;
+    if made.target {
+        let target = Target::open(&request.target);
+        let removed = target.and_then(|target| target.map_or(Ok(()), |target| target.remove()));
+        if let Err(error) = removed {
+            tracing::error!(volume.id = %volume, %error, "a failed publish left its target behind");
+        }
+    }
+    // The trash may need a block for one more name, if lack of space made the publish fail.
+    let throw_away = || inner.throw_away(&inner.dirs.volumes, volume.as_ref());
+    if made.directory
+        && let Err(error) = inner.with_reserve(throw_away)
+    {
+        tracing::error!(volume.id = %volume, %error, "a failed publish left its directory behind");
+    }
+    // Last: until here the parent's layers must stay.
+    let mut state = inner.state.lock();
+    state.volumes.observe(volume, Observation::PublishFailed);
+    drop(state);
+    // Callers that wait for content of this volume wait for nothing.
+    inner.state.notify();
+}
+
+/// The first layer of a volume that is missing or has no content: another program deleted it. Only
+/// looked for after a failure.
 fn lost_layer(inner: &Inner, record: &VolumeRecord) -> Option<LayerId> {
     let is_lost = |layer: &&LayerId| {
         let content = Path::new(&layer.to_string()).join(layout::FS);
@@ -349,14 +371,14 @@ fn lost_layer(inner: &Inner, record: &VolumeRecord) -> Option<LayerId> {
     record.layers.iter().find(is_lost).copied()
 }
 
-/// A volume's directory, and what is in it already.
-struct Place {
+/// The directory of a new volume, and what it contains already.
+struct VolumeDir {
     dir: Dir,
     /// Of a spare.
     made: Option<(BlankRecord, Stage)>,
 }
 
-impl Place {
+impl VolumeDir {
     /// Makes `volumes/<id>`: of a spare if there is one.
     fn make(inner: &Inner, record: &VolumeRecord) -> Result<Self> {
         let volumes = &inner.dirs.volumes;
@@ -389,14 +411,15 @@ impl Place {
         })
     }
 
-    /// Makes what is not made yet of the volume's content, its record, and a detached mount of it; and which that is.
+    /// Makes the rest of the volume's content, its record, and a detached mount of it. Returns the
+    /// mount and its id.
     fn furnish(self, inner: &Inner, record: &mut VolumeRecord) -> Result<(OwnedFd, u64)> {
         let Self { dir, made } = self;
         let (blank, stage) = made.unzip();
         let prepared = match stage {
             Some(Stage::Mounted { mount, id, label }) => {
                 if record.layers.is_empty() {
-                    // It is as old as its preparation.
+                    // Otherwise the root would have the time of its preparation.
                     sys::touch_mount(mount.as_fd()).context("make the volume's content")?;
                 }
                 record.mounted_as = Some(label);
@@ -434,7 +457,8 @@ impl Place {
     }
 }
 
-/// Has a directory enter `volumes/` under the volume's id. What is there under that name is no volume we know of, so it is rubbish.
+/// Has a directory enter `volumes/` under the volume's id. An unknown entry of that name is no
+/// volume, and goes to the trash.
 fn enter(
     inner: &Inner,
     record: &VolumeRecord,
@@ -448,54 +472,11 @@ fn enter(
     }
 }
 
-/// Writes a new volume's record, into the file that was made for it if there is one.
+/// Writes the record of a new volume, into the file that was made for it if there is one.
 fn write(dir: &Dir, blank: Option<BlankRecord>, record: &VolumeRecord) -> Result<()> {
     match blank {
         Some(blank) => blank.fill(dir, record),
         None => store::write_volume(dir, record, false),
     }
     .context("write the volume's record")
-}
-
-/// Takes back what a failed publish made, unless it is told that all went well.
-struct Undo<'a> {
-    inner: &'a Inner,
-    request: &'a PublishRequest,
-    target: Option<Target<'a>>,
-    target_made: bool,
-    directory_made: bool,
-    done: bool,
-}
-
-impl Drop for Undo<'_> {
-    fn drop(&mut self) {
-        if self.done {
-            return;
-        }
-        let volume = &self.request.volume;
-        if let Some(target) = &self.target {
-            let removed = if self.target_made {
-                target.detach().and_then(|_pins| target.remove())
-            } else {
-                target.detach().map(drop)
-            };
-            if let Err(error) = removed {
-                tracing::error!(volume.id = %volume, %error, "a failed publish left its target behind");
-            }
-        }
-        // The trash may need a block for one more name, where it was want of room that made it fail.
-        let throw_away = || {
-            let volumes = &self.inner.dirs.volumes;
-            self.inner.throw_away(volumes, volume.as_ref())
-        };
-        if self.directory_made
-            && let Err(error) = self.inner.with_reserve(throw_away)
-        {
-            tracing::error!(volume.id = %volume, %error, "a failed publish left its directory behind");
-        }
-        // Last: until here the parent's layers must stay.
-        self.inner.state.lock().volumes.remove(volume);
-        // Who waited for what this volume would have become waits for nothing.
-        self.inner.changed.notify_waiters();
-    }
 }

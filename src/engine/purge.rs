@@ -5,10 +5,9 @@
 use std::path::Path;
 use std::time::{Duration, Instant};
 
-use super::error::{Context, Error, Result};
+use super::error::{Context, Result};
 use super::shared::Inner;
 use super::trash::{MOST_TRIES, order};
-use crate::backend;
 use crate::model::{LayerId, layout};
 use crate::store;
 use crate::sys::Dir;
@@ -32,9 +31,9 @@ pub(super) fn empty(inner: &Inner, until: Instant) -> Result<Emptied> {
     let mut entries = Vec::new();
     for entry in inner.dirs.trash.entries().context("read trash/")? {
         let name: Option<LayerId> = entry.name.to_str().and_then(|name| name.parse().ok());
-        let leaves = |name| inner.state.lock().leaving.contains_key(&name);
+        let leaves = |name| inner.state.lock().volumes.retiring(name).is_some();
         if !name.is_some_and(leaves) {
-            entries.push((order(&inner.trash.get(name)), name, entry.name));
+            entries.push((order(&inner.collector.trash.get(name)), name, entry.name));
         }
     }
     entries.sort_unstable();
@@ -42,7 +41,7 @@ pub(super) fn empty(inner: &Inner, until: Instant) -> Result<Emptied> {
     let mut left = u32::try_from(entries.len()).unwrap_or(u32::MAX);
     for (_, name, path) in entries {
         let now = Instant::now();
-        if inner.stop.is_cancelled() {
+        if inner.lifetime.is_stopping() {
             break;
         }
         if now >= until {
@@ -54,18 +53,15 @@ pub(super) fn empty(inner: &Inner, until: Instant) -> Result<Emptied> {
         match delete(inner, Path::new(&path), share.max(LEAST)) {
             Ok(true) => {
                 emptied.deleted += 1;
-                emptied.freed |= inner.trash.forget(name);
+                emptied.freed |= inner.collector.trash.forget(name);
             }
             Ok(false) => {}
-            Err(Error::Backend {
-                source: backend::Error::Stopped,
-                ..
-            }) => {
+            Err(error) if error.is_stopped() => {
                 emptied.freed = true;
-                emptied.more |= inner.trash.tried(name) < MOST_TRIES;
+                emptied.more |= inner.collector.trash.tried(name) < MOST_TRIES;
             }
             Err(error) => {
-                inner.trash.forget(name);
+                inner.collector.trash.forget(name);
                 let path = inner.dirs.trash.path().join(&path);
                 tracing::error!(path = %path.display(), %error, "could not be deleted");
             }
@@ -100,14 +96,14 @@ fn delete(inner: &Inner, name: &Path, share: Duration) -> Result<bool> {
     Ok(true)
 }
 
-/// Whether a directory in the trash is of a sealed volume that a process still reads (`seal::keep_while_held`).
+/// Whether a directory in the trash is of a sealed volume that a process still reads (`quiesce::keep_while_held`).
 fn is_read(inner: &Inner, volume: &Dir) -> Result<bool> {
-    if inner.state.lock().retained_layers.is_empty() {
+    if !inner.state.lock().volumes.retains_any() {
         return Ok(false);
     }
     let record = store::read_volume(volume).context("read a volume's record")?;
     let plan = record.ok().and_then(|record| record.seal);
-    Ok(plan.is_some_and(|plan| inner.state.lock().retained_layers.contains_key(&plan.layer)))
+    Ok(plan.is_some_and(|plan| inner.state.lock().volumes.retains(plan.layer)))
 }
 
 /// How much of it could not be deleted.

@@ -8,10 +8,11 @@ use std::time::{Duration, Instant};
 
 use super::error::{Context, Error, Result};
 use super::shared::Inner;
-use super::state::{Goal, Live, Measured, State};
+use super::state::State;
 use super::target::{Found, Target};
-use super::types::{ArtifactRow, Status, VolumeRow, VolumeState, VolumeStats};
-use crate::model::{Tenant, VolumeId, VolumeRecord};
+use super::types::{ArtifactRow, Measured, Status, VolumeRow, VolumeStats};
+use super::volumes::Volume;
+use crate::model::{Tenant, VolumeId};
 
 /// How old a measurement may be before it is made again.
 const MEASURED_FOR: Duration = Duration::from_secs(60);
@@ -24,7 +25,11 @@ impl Measured {
     }
 }
 
-fn row(record: &VolumeRecord, state: VolumeState) -> VolumeRow {
+fn row(volume: &Volume) -> VolumeRow {
+    let record = &volume.record;
+    let targets = volume
+        .mount()
+        .map_or_else(Vec::new, |_| record.targets.clone());
     VolumeRow {
         id: record.id.clone(),
         tenant: record.tenant.clone(),
@@ -32,46 +37,20 @@ fn row(record: &VolumeRecord, state: VolumeState) -> VolumeRow {
         spec: record.spec.clone(),
         parent: record.parent,
         layers: record.layers.len(),
-        state,
+        state: volume.state(),
         read_only: record.read_only,
-        targets: Vec::new(),
-        created: record.created,
-        usage: None,
-        limit_unenforced: record.limit_unenforced.clone(),
-    }
-}
-
-/// How far a volume is that its pod has.
-pub(super) fn state_of(live: &Live) -> VolumeState {
-    match (live.made, live.mounts.is_empty()) {
-        (false, _) => VolumeState::Preparing,
-        (true, false) => VolumeState::Published,
-        (true, true) => VolumeState::Unpublished,
-    }
-}
-
-fn live_row(live: &Live) -> VolumeRow {
-    let state = state_of(live);
-    let mut targets: Vec<_> = live.mounts.keys().cloned().collect();
-    targets.sort();
-    VolumeRow {
         targets,
-        usage: live.measured.usage,
-        ..row(&live.record, state)
+        created: record.created,
+        usage: volume.measured.usage,
+        limit_unenforced: record.limit_unenforced.clone(),
     }
 }
 
 /// The volumes, by tenant and id; those that leave included.
 pub(super) fn volumes(state: &State, tenant: Option<&Tenant>) -> Vec<VolumeRow> {
-    let live = state.volumes.values().map(live_row);
-    let leaving = state.leaving.values().map(|leaving| VolumeRow {
-        usage: leaving.usage,
-        ..row(&leaving.record, leaving.state)
-    });
-    let mut rows: Vec<_> = live
-        .chain(leaving)
-        .filter(|row| tenant.is_none_or(|tenant| row.tenant == *tenant))
-        .collect();
+    let all = state.volumes.all();
+    let seen = all.filter(|volume| tenant.is_none_or(|tenant| volume.record.tenant == *tenant));
+    let mut rows: Vec<_> = seen.map(row).collect();
     rows.sort_by(|a, b| (&a.tenant, &a.id, a.created).cmp(&(&b.tenant, &b.id, b.created)));
     rows
 }
@@ -79,10 +58,11 @@ pub(super) fn volumes(state: &State, tenant: Option<&Tenant>) -> Vec<VolumeRow> 
 /// The artifacts, by tenant and name.
 pub(super) fn artifacts(inner: &Inner, tenant: Option<&Tenant>) -> Vec<ArtifactRow> {
     let state = inner.state.lock();
-    let table = |layer| inner.tables.get(layer);
-    let forks = state.fork_counts();
+    let table = |layer| inner.collector.tables.get(layer);
+    let forks = state.volumes.fork_counts();
     let seen = state
-        .artifacts
+        .catalog
+        .artifacts()
         .values()
         .filter(|sealed| tenant.is_none_or(|t| sealed.artifact.tenant == *t));
     let mut rows: Vec<_> = seen
@@ -91,9 +71,12 @@ pub(super) fn artifacts(inner: &Inner, tenant: Option<&Tenant>) -> Vec<ArtifactR
             ArtifactRow {
                 id: artifact.id,
                 tenant: artifact.tenant.clone(),
-                name: state.is_named(artifact).then(|| artifact.reference.clone()),
+                name: state
+                    .catalog
+                    .is_named(artifact)
+                    .then(|| artifact.reference.clone()),
                 layers: artifact.layers.len(),
-                usage: state.usage_of(&artifact.layers),
+                usage: state.catalog.usage_of(&artifact.layers),
                 created: artifact.created,
                 last_used: artifact.last_used,
                 expires: artifact.expires(),
@@ -128,11 +111,16 @@ pub(super) async fn stats(
     };
     if measure {
         let (engine, volume) = (inner.clone(), volume.clone());
-        drop(inner.walks.run(move || measure_volume(&engine, &volume)));
+        drop(
+            inner
+                .threads
+                .walks
+                .run(move || measure_volume(&engine, &volume)),
+        );
     }
     let engine = inner.clone();
     let target = path.to_owned();
-    let space = inner.calls.run(move || {
+    let space = inner.threads.calls.run(move || {
         let found = Target::open(&target)?
             .map(|target| target.look())
             .transpose()?;
@@ -170,21 +158,27 @@ fn find<'a>(
             .filter(|_| held.limit_unenforced.is_none());
         return Some((&mut held.measured, mount, limit));
     }
-    let live = state.volumes.get_mut(volume)?;
-    let mount = *live.mounts.get(path)?;
-    let record = &live.record;
+    let volume = state.volumes.live_mut(volume)?;
+    let mount = volume.mount()?;
+    let record = &volume.record;
+    if !record.targets.iter().any(|target| target == path) {
+        return None;
+    }
     let limit = record.spec.size_limit;
     let limit = limit.filter(|_| record.limit_unenforced.is_none());
-    Some((&mut live.measured, mount, limit))
+    Some((&mut volume.measured, mount, limit))
 }
 
 /// Has some of the volumes measured whose size is not known, or old: first those that were never measured.
 pub(super) fn measure_some(inner: &Arc<Inner>) {
     let chosen: Vec<VolumeId> = {
         let mut state = inner.state.lock();
-        let volumes = state.volumes.values_mut().filter(|live| live.made);
+        let volumes = state
+            .volumes
+            .all_live_mut()
+            .filter(|volume| volume.is_made());
         let (running, mut waiting): (Vec<_>, Vec<_>) = volumes
-            .map(|live| (&live.record.id, &mut live.measured))
+            .map(|volume| (&volume.record.id, &mut volume.measured))
             .filter(|(_, measured)| measured.running || measured.is_old())
             .partition(|(_, measured)| measured.running);
         waiting.sort_by_key(|(_, measured)| measured.at);
@@ -197,7 +191,12 @@ pub(super) fn measure_some(inner: &Arc<Inner>) {
     };
     for volume in chosen {
         let engine = inner.clone();
-        drop(inner.walks.run(move || measure_volume(&engine, &volume)));
+        drop(
+            inner
+                .threads
+                .walks
+                .run(move || measure_volume(&engine, &volume)),
+        );
     }
 }
 
@@ -218,9 +217,12 @@ fn measure_volume(inner: &Inner, volume: &VolumeId) {
     }
     let mut state = inner.state.lock();
     let state = &mut *state;
-    let live = state.volumes.get_mut(volume).map(|live| &mut live.measured);
+    let inline = state
+        .volumes
+        .live_mut(volume)
+        .map(|volume| &mut volume.measured);
     let claim = state.claims.get_mut(volume).map(|held| &mut held.measured);
-    if let Some(measured) = live.or(claim) {
+    if let Some(measured) = inline.or(claim) {
         measured.running = false;
         measured.at = Some(Instant::now());
         measured.usage = usage.ok().or(measured.usage);
@@ -231,27 +233,24 @@ fn measure_volume(inner: &Inner, volume: &VolumeId) {
 pub(super) fn status(inner: &Inner) -> Result<Status> {
     let space = inner.dirs.root.space().context("ask for the pool's room")?;
     let state = inner.state.lock();
-    let sealing = state
-        .leaving
-        .values()
-        .filter(|leaving| leaving.goal != Goal::Discard);
     Ok(Status {
         pool: inner.dirs.root.path().to_owned(),
-        pool_id: inner.identity.id.clone(),
+        pool_id: inner.origin().identity.id.clone(),
         backend: inner.backend.kind(),
-        reason: inner.reason.clone(),
+        reason: inner.origin().reason.clone(),
         total_bytes: space.bytes,
         available_bytes: space.bytes_available,
         total_inodes: space.inodes,
         available_inodes: space.inodes_free,
-        volumes: state.volumes.len(),
-        artifacts: state.artifacts.len(),
+        volumes: state.volumes.all_live().count(),
+        artifacts: state.catalog.artifacts().len(),
         caches: state
-            .names
+            .catalog
+            .names()
             .keys()
             .filter(|name| name.reference.cache().is_some())
             .count(),
-        seals_pending: sealing.count(),
-        damaged: state.kept,
+        seals_pending: state.volumes.seals().count(),
+        damaged: state.volumes.orphans(),
     })
 }

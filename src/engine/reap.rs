@@ -8,10 +8,8 @@
 
 use std::collections::HashSet;
 use std::sync::Arc;
-use std::sync::atomic::Ordering;
 use std::time::{Duration, Instant};
 
-use super::catalog::last_uses;
 use super::claims::maintenance;
 use super::error::{Context, Error, Result};
 use super::failpoint::{Point, point};
@@ -21,6 +19,7 @@ use super::pins::Pins;
 use super::shared::{Inner, SHARE};
 use super::space::{above, evictable, excess, is_nearly_full};
 use super::state::State;
+use super::transaction::last_uses;
 use super::types::Reaped;
 use super::{flatten, purge, unpublish};
 use crate::model::{Artifact, ArtifactId, Candidate, LayerId, Name, evict, garbage};
@@ -44,10 +43,10 @@ pub(super) async fn reap_loop(inner: Arc<Inner>) {
         tokio::select! {
             () = wanted(&inner, rested) => {}
             () = tokio::time::sleep(inner.config.reap_interval) => {}
-            () = inner.stop.cancelled() => return,
+            () = inner.lifetime.stopping() => return,
         }
         let engine = inner.clone();
-        let round = match inner.room.run(move || round(&engine)).await {
+        let round = match inner.threads.room.run(move || round(&engine)).await {
             Ok(round) => round,
             Err(Error::ShuttingDown) => return,
             Err(error) => Round::failed(error),
@@ -57,17 +56,17 @@ pub(super) async fn reap_loop(inner: Arc<Inner>) {
             // On a full disk a round asks for the next one: without a pause they would never end.
             tokio::select! {
                 () = tokio::time::sleep(PAUSE) => {}
-                () = inner.stop.cancelled() => return,
+                () = inner.lifetime.stopping() => return,
             }
         }
         rested = Instant::now();
         if round.more {
             inner.wake_reaper();
         } else {
-            let artifacts = inner.state.lock().artifacts.len();
+            let artifacts = inner.state.lock().catalog.artifacts().len();
             rested += REST.saturating_mul(u32::try_from(artifacts).unwrap_or(u32::MAX));
         }
-        inner.walker.notify_one();
+        inner.collector.wake_walker();
     }
 }
 
@@ -75,8 +74,8 @@ pub(super) async fn reap_loop(inner: Arc<Inner>) {
 pub(super) async fn walk_loop(inner: Arc<Inner>) {
     loop {
         tokio::select! {
-            () = inner.walker.notified() => {}
-            () = inner.stop.cancelled() => return,
+            () = inner.collector.walker_woken() => {}
+            () = inner.lifetime.stopping() => return,
         }
         let engine = inner.clone();
         let walk = move || {
@@ -85,13 +84,13 @@ pub(super) async fn walk_loop(inner: Arc<Inner>) {
             // What is left of merges, also of those that came to nothing, is to be deleted; and what is evicted is chosen by its size.
             let is_for_a_round =
                 merges.tried > 0 || matches!(measured, Ok(1..)) && is_nearly_full(&engine);
-            let failure = measured.err().or(merges.result.err());
+            let failure = measured.err().or(merges.failure);
             if failure.is_some() {
-                engine.short.store(true, Ordering::SeqCst);
+                engine.space.set_short(true);
             }
             (is_for_a_round, merges.done, failure)
         };
-        let (is_for_a_round, flattened, failure) = match inner.walks.run(walk).await {
+        let (is_for_a_round, flattened, failure) = match inner.threads.walks.run(walk).await {
             Ok(walked) => walked,
             Err(Error::ShuttingDown) => return,
             Err(error) => (false, 0, Some(error)),
@@ -102,7 +101,7 @@ pub(super) async fn walk_loop(inner: Arc<Inner>) {
         if let Some(error) = failure {
             tracing::error!(%error, "layers could not be measured or merged; it is tried again later");
         }
-        inner.tables.wake();
+        inner.collector.tables.wake();
         if is_for_a_round {
             inner.wake_reaper();
         }
@@ -115,10 +114,10 @@ async fn wanted(inner: &Inner, rested: Instant) {
     let mut is_asked_for = false;
     loop {
         tokio::select! {
-            () = inner.reaper.notified() => is_asked_for = true,
+            () = inner.collector.woken() => is_asked_for = true,
             () = tokio::time::sleep_until(rested.into()), if is_asked_for => return,
         }
-        if !inner.asked.lock().is_empty() {
+        if inner.space.is_asked() {
             return;
         }
     }
@@ -129,20 +128,28 @@ pub(super) async fn reap(inner: &Arc<Inner>) -> Result<Reaped> {
     let mut all = Round::default();
     rounds(inner, &mut all).await?;
     let engine = inner.clone();
-    let measured = inner.walks.run(move || measure_layers(&engine)).await?;
+    let measured = inner
+        .threads
+        .walks
+        .run(move || measure_layers(&engine))
+        .await?;
     // What is evicted is chosen by its size.
     if all.step(measured) > 0 {
         rounds(inner, &mut all).await?;
     }
     let engine = inner.clone();
-    let merges = inner.walks.run(move || flatten::flatten(&engine)).await?;
+    let merges = inner
+        .threads
+        .walks
+        .run(move || flatten::flatten(&engine))
+        .await?;
     all.done.flattened = merges.done;
-    all.step(merges.result.map(|()| 0));
+    all.step(merges.failure.map_or(Ok(0), Err));
     if merges.tried > 0 {
         rounds(inner, &mut all).await?;
     }
     if all.failure.is_some() {
-        inner.short.store(true, Ordering::SeqCst);
+        inner.space.set_short(true);
     }
     all.failure.map_or(Ok(all.done), Err)
 }
@@ -152,13 +159,13 @@ async fn rounds(inner: &Arc<Inner>, all: &mut Round) -> Result<()> {
     let mut deleted = Instant::now();
     loop {
         let engine = inner.clone();
-        let round = inner.room.run(move || round(&engine)).await?;
+        let round = inner.threads.room.run(move || round(&engine)).await?;
         if round.done.deleted > 0 {
             deleted = Instant::now();
         }
         let more = round.more && deleted.elapsed() < SHARE;
         all.add(round);
-        if !more || inner.stop.is_cancelled() {
+        if !more || inner.lifetime.is_stopping() {
             return Ok(());
         }
     }
@@ -222,8 +229,8 @@ impl Round {
 
 /// All steps, each of them also when the one before it failed: on a full disk it is the later ones that make room.
 fn round(inner: &Arc<Inner>) -> Round {
-    let mut counted = inner.rounds.begin();
-    inner.short.store(false, Ordering::SeqCst);
+    let mut counted = inner.collector.cycles.begin();
+    inner.space.set_short(false);
     let mut round = Round::default();
     {
         let _one_at_a_time = inner.collector.lock();
@@ -244,12 +251,12 @@ fn round(inner: &Arc<Inner>) -> Round {
         freed |= empty_trash(inner, &mut round);
     }
     // There is room again, if there is any: what was put off can begin.
-    round.step(unpublish::promise_abandoned(inner));
+    round.step(unpublish::retire_abandoned(inner));
     let is_reserved = inner.keep_reserve();
     round.done.held = round.step(purge::held(inner));
     counted.gone(round.done.expired + round.done.evicted + usize::from(freed));
-    if round.failure.is_some() || !is_reserved || inner.state.lock().has_put_off() {
-        inner.short.store(true, Ordering::SeqCst);
+    if round.failure.is_some() || !is_reserved || inner.state.lock().volumes.has_deferred() {
+        inner.space.set_short(true);
     }
     round
 }
@@ -268,13 +275,13 @@ fn empty_trash(inner: &Inner, round: &mut Round) -> bool {
 
 /// Artifacts that expired, or whose name moved on.
 fn collect_garbage(inner: &Arc<Inner>) -> Result<usize> {
-    let now = inner.clock.now();
+    let now = inner.now();
     let in_use = inner.state.lock().artifacts_in_use();
     let mut gone = Vec::new();
     inner.look_at_artifacts(|state, sealed| {
         let artifact = &sealed.artifact;
         if sealed.durable {
-            let named = !state.is_superseded(artifact);
+            let named = !state.catalog.is_superseded(artifact);
             let candidate = Candidate { artifact, named };
             gone.extend(garbage(std::iter::once(candidate), &in_use, now));
         }
@@ -285,7 +292,7 @@ fn collect_garbage(inner: &Arc<Inner>) -> Result<usize> {
 /// Evicts until the pool is below its low watermark, if it is above the high one or a call found no room; and on, until there is what
 /// the call needs. Nothing goes for a call that needs more than there would be if all went.
 fn make_room(inner: &Arc<Inner>) -> Result<usize> {
-    let asked = std::mem::take(&mut *inner.asked.lock());
+    let asked = inner.space.take();
     let space = inner.dirs.root.space().context("ask for the pool's room")?;
     let space = with_what_comes(inner, space);
     // Looks at everything, so only where it decides something. What nobody has come to measure yet may be any size.
@@ -331,16 +338,17 @@ fn make_room(inner: &Arc<Inner>) -> Result<usize> {
         let state = inner.state.lock();
         let in_use = state.artifacts_in_use();
         let durable = state
-            .artifacts
+            .catalog
+            .artifacts()
             .values()
             .filter(|sealed| sealed.durable)
             .map(|sealed| &sealed.artifact);
         let cost = |layer: LayerId| {
-            match state.usage.get(&layer) {
+            match state.catalog.usage(&layer) {
                 Some(usage) if short_of_inodes => usage.files + usage.directories,
                 Some(usage) => usage.bytes,
                 // It cannot be measured.
-                None if inner.unmeasured.has(&layer) => 0,
+                None if inner.collector.unmeasured.has(&layer) => 0,
                 // It is not measured yet. It may be enough: the next round knows.
                 None => u64::MAX,
             }
@@ -364,7 +372,7 @@ fn make_room(inner: &Arc<Inner>) -> Result<usize> {
     let removed = remove(inner, &gone);
     forget_sizes(inner, &measured);
     let removed = removed?;
-    inner.counters.evicted(removed.artifacts, removed.bytes);
+    inner.counters().evicted(removed.artifacts, removed.bytes);
     Ok(removed.artifacts)
 }
 
@@ -374,10 +382,10 @@ fn make_room(inner: &Arc<Inner>) -> Result<usize> {
 fn measure_what_goes(inner: &Inner, ids: &[ArtifactId]) -> Vec<LayerId> {
     let unmeasured: HashSet<LayerId> = {
         let state = inner.state.lock();
-        let going = ids.iter().filter_map(|id| state.artifacts.get(id));
+        let going = ids.iter().filter_map(|id| state.catalog.get(id));
         let layers = going.flat_map(|sealed| &sealed.artifact.layers).copied();
         layers
-            .filter(|layer| !state.usage.contains_key(layer))
+            .filter(|layer| state.catalog.usage(layer).is_none())
             .collect()
     };
     let mut measured = Vec::new();
@@ -387,7 +395,7 @@ fn measure_what_goes(inner: &Inner, ids: &[ArtifactId]) -> Vec<LayerId> {
         if let Ok(usage) = dir.map(|dir| inner.backend.usage(&dir, &patience))
             && let Ok(usage) = usage
         {
-            inner.state.lock().usage.insert(layer, usage);
+            inner.state.lock().catalog.set_usage(layer, usage);
             measured.push(layer);
         }
     }
@@ -400,14 +408,14 @@ fn forget_sizes(inner: &Inner, measured: &[LayerId]) {
     let mut state = inner.state.lock();
     for layer in measured {
         if state.is_stacked(layer) {
-            state.usage.remove(layer);
+            state.catalog.forget_usage(layer);
         }
     }
 }
 
 /// The pool's room, and that of layers which wait to be deleted: nothing need go for what comes free anyway.
 fn with_what_comes(inner: &Inner, space: Space) -> Space {
-    let (bytes, inodes) = inner.trash.coming();
+    let (bytes, inodes) = inner.collector.trash.coming();
     let used = space.bytes.saturating_sub(space.bytes_free);
     let bytes = bytes.min(used);
     let used = space.inodes.saturating_sub(space.inodes_free);
@@ -435,7 +443,8 @@ fn remove(inner: &Arc<Inner>, ids: &[ArtifactId]) -> Result<Removed> {
         // Asked again under the lock: a fork may have been made since the choice.
         let in_use = state.artifacts_in_use();
         let free = ids.iter().filter(|id| !in_use.contains(id));
-        let removed: Vec<(Artifact, bool)> = free.filter_map(|id| state.take_out(*id)).collect();
+        let removed: Vec<(Artifact, bool)> =
+            free.filter_map(|id| state.catalog.take_out(*id)).collect();
         let layers = removed.iter().flat_map(|(artifact, _)| &artifact.layers);
         let layers: Vec<LayerId> = state.unreferenced(layers).into_iter().collect();
         pins.add(&mut state, &layers);
@@ -447,13 +456,13 @@ fn remove(inner: &Arc<Inner>, ids: &[ArtifactId]) -> Result<Removed> {
     let artifacts = || removed.iter().map(|(artifact, _)| artifact);
     flatten::stop_merging(inner, artifacts().flat_map(|artifact| &artifact.layers));
     let mut changes = Vec::new();
-    let named_as_indexed = inner.naming.lock();
+    let named_as_indexed = inner.durability.lock_names();
     {
         let state = inner.state.lock();
         for artifact in artifacts() {
             changes.push(Change::RemoveArtifact(artifact.id));
             // The index has no later owner of the name yet: the name would dangle there.
-            if !state.is_name_indexed(&artifact.name()) {
+            if !state.catalog.is_name_indexed(&artifact.name()) {
                 changes.push(Change::RemoveName(artifact.name()));
             }
         }
@@ -463,7 +472,7 @@ fn remove(inner: &Arc<Inner>, ids: &[ArtifactId]) -> Result<Removed> {
         // The index still has them, so they are still there.
         let mut state = inner.state.lock();
         for (artifact, had_name) in removed {
-            state.put_back(artifact, had_name);
+            state.catalog.put_back(artifact, had_name);
         }
         return Err(error);
     }
@@ -474,7 +483,7 @@ fn remove(inner: &Arc<Inner>, ids: &[ArtifactId]) -> Result<Removed> {
     }
     drop(pins);
     let bytes = trash_unreferenced(inner, &layers);
-    inner.counters.freed(bytes);
+    inner.counters().freed(bytes);
     Ok(Removed {
         artifacts: removed.len(),
         bytes,
@@ -484,30 +493,27 @@ fn remove(inner: &Arc<Inner>, ids: &[ArtifactId]) -> Result<Removed> {
 /// Deletes what has this name. Waits until it is durable, so that the index is told of one thing at a time.
 pub(super) async fn destroy(inner: &Arc<Inner>, name: Name) -> Result<()> {
     let may_go = |state: &State| {
-        let id = state.names.get(&name);
-        let id = id.ok_or_else(|| Error::NoSuchName(name.clone()))?;
-        let volumes = state.fork_counts().get(id).copied().unwrap_or(0);
+        let owner = state.catalog.owner(&name);
+        let owner = owner.ok_or_else(|| Error::NoSuchName(name.clone()))?;
+        let id = &owner.artifact.id;
+        let volumes = state.volumes.fork_counts().get(id).copied().unwrap_or(0);
         if volumes > 0 && name.reference.cache().is_none() {
             let name = name.clone();
             return Err(Error::InUse { name, volumes });
         }
-        if state.closing {
-            return Err(Error::ShuttingDown);
-        }
-        if let Some(why) = &state.degraded {
-            return Err(Error::Degraded(why.clone()));
-        }
-        Ok(state.artifacts.get(id).is_some_and(|sealed| sealed.durable))
+        state.health.refuse_changes()?;
+        Ok(state.catalog.get(id).is_some_and(|sealed| sealed.durable))
     };
     loop {
         inner
+            .state
             .when(|state| match may_go(state) {
                 Ok(false) => None,
                 answer => Some(answer),
             })
             .await?;
         let (engine, name) = (inner.clone(), name.clone());
-        let destroyed = inner.room.run(move || destroy_now(&engine, name));
+        let destroyed = inner.threads.room.run(move || destroy_now(&engine, name));
         if destroyed.await?? {
             inner.wake_reaper();
             return Ok(());
@@ -518,23 +524,20 @@ pub(super) async fn destroy(inner: &Arc<Inner>, name: Name) -> Result<()> {
 /// Deletes what has this name; `false` when by now that is content which is not durable.
 fn destroy_now(inner: &Arc<Inner>, name: Name) -> Result<bool> {
     let _one_at_a_time = inner.collector.lock();
-    let named_as_indexed = inner.naming.lock();
+    let named_as_indexed = inner.durability.lock_names();
     let id = {
         let mut state = inner.state.lock();
-        let id = state.names.get(&name).copied();
-        let id = id.ok_or_else(|| Error::NoSuchName(name.clone()))?;
-        if !state
-            .artifacts
-            .get(&id)
-            .is_some_and(|sealed| sealed.durable)
-        {
+        let owner = state.catalog.owner(&name);
+        let owner = owner.ok_or_else(|| Error::NoSuchName(name.clone()))?;
+        if !owner.durable {
             return Ok(false);
         }
-        state.take_name(&name);
+        let id = owner.artifact.id;
+        state.catalog.take_name(&name);
         id
     };
     if let Err(error) = inner.transact(&[Change::RemoveName(name.clone())]).result() {
-        inner.state.lock().put_name_back(name, id);
+        inner.state.lock().catalog.put_name_back(name, id);
         return Err(error);
     }
     drop(named_as_indexed);
@@ -555,7 +558,7 @@ fn trash_unused_layers(inner: &Inner) -> Result<()> {
         .collect();
     // In batches: other threads take the state in between.
     for some in layers.chunks(256) {
-        inner.counters.freed(trash_unreferenced(inner, some));
+        inner.counters().freed(trash_unreferenced(inner, some));
     }
     Ok(())
 }
@@ -563,8 +566,8 @@ fn trash_unused_layers(inner: &Inner) -> Result<()> {
 /// Tells the index when artifacts were last used, if it has not known for long: where caches are only read nothing else is written, and after
 /// a crash they would expire by a use that was long ago. How many it was told of.
 fn remember_uses(inner: &Inner) -> Result<usize> {
-    let now = inner.clock.now();
-    let since = inner.state.lock().used.values().min().copied();
+    let now = inner.now();
+    let since = inner.state.lock().catalog.unwritten_since();
     if since.is_none_or(|since| since.after(inner.config.uses_unwritten) > now) {
         return Ok(0);
     }
@@ -589,10 +592,9 @@ mod tests {
         let engine = Engine::open(config).await.expect("it opens");
         let inner = &engine.inner;
         // Ends the collector's own loop: this test waits in its place.
-        inner.stop.cancel();
-        inner.tasks.close();
-        inner.tasks.wait().await;
-        inner.asked.lock().clear();
+        inner.lifetime.stop();
+        inner.lifetime.ended().await;
+        inner.space.take();
 
         inner.wake_reaper();
         wanted(inner, Instant::now()).await;
@@ -603,7 +605,7 @@ mod tests {
         assert!(futures_util::poll!(&mut rests).is_pending(), "it rests");
         inner.ask_for_room(0);
         rests.await;
-        inner.asked.lock().clear();
+        inner.space.take();
 
         // A reason that came during the rest is not forgotten at its end.
         inner.wake_reaper();

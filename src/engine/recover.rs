@@ -8,23 +8,35 @@
 //! nothing that it may need is deleted (`orphans`). Only a whole directory, or the index, that cannot be read ends the start; and what
 //! this process lacks itself, which is no fault of the name ([`sys::Error::is_of_this_process`]).
 
-use std::collections::{HashMap, HashSet};
-use std::path::{Path, PathBuf};
+use std::collections::{BTreeMap, HashMap, HashSet};
+use std::path::Path;
 
+use super::catalog::Catalog;
 use super::claims::recover as claims;
 use super::error::{Context, Error, Result};
 use super::failpoint::{Point, point};
 use super::layers::confirm;
-use super::mounts::find_mounts;
+use super::lifecycle::{Goal, Lifecycle};
+use super::mounts;
 use super::notice::{self, NotCommitted};
-use super::orphans::{self, Kept, Place};
+use super::orphans::{self, Orphans, Parent};
 use super::seal;
 use super::shared::Inner;
-use super::state::{Goal, Live, Measured, RetiringVolume, State, Teardown};
-use super::types::VolumeState;
+use super::state::State;
+use super::teardown_queue::Teardown;
+use super::volumes::Volume;
 use crate::model::{Artifact, ArtifactId, LayerId, Outcome, VolumeId, VolumeRecord};
 use crate::store::{self, Change, Contents, Unreadable};
 use crate::sys::{self, Dir, Errno, MountEntry};
+
+const TO_BE_SEALED: Lifecycle = Lifecycle::Quiescing {
+    goal: Goal::Seal,
+    held: false,
+};
+const TO_BE_DISCARDED: Lifecycle = Lifecycle::Quiescing {
+    goal: Goal::Discard,
+    held: false,
+};
 
 /// What recovery found to be done once the engine runs.
 #[derive(Debug, Default)]
@@ -34,7 +46,7 @@ pub(super) struct Recovered {
     /// Changes that the index needs: what it names and is not there.
     pub(super) changes: Vec<Change>,
     /// What somebody may be using, and nobody can say what it is.
-    kept: Kept,
+    orphans: Orphans,
     /// Layers that were volumes which a process still reads, and what those were mounted over.
     pub(super) read: Vec<(LayerId, Vec<LayerId>)>,
 }
@@ -44,9 +56,9 @@ pub(super) fn recover(inner: &Inner, contents: Contents) -> Result<Recovered> {
     let mut recovered = Recovered::default();
     let mut state = State::default();
     if let Some(doom) =
-        store::read_doom(&inner.dirs.root, &inner.boot).context("read what was doomed")?
+        store::read_doom(&inner.dirs.root, inner.boot()).context("read what was doomed")?
     {
-        state.tainted_until = Some(doom.until);
+        state.write_back.taint(doom.until);
     }
     inner.spares.sweep()?;
     point(Point::RecoverSwept);
@@ -56,17 +68,18 @@ pub(super) fn recover(inner: &Inner, contents: Contents) -> Result<Recovered> {
     recover_volumes(inner, &mounts, &mut state, &mut recovered)?;
     recover_pending(inner, &mounts, &mut state, &mut recovered)?;
     recover_trash(inner, &mounts, &mut state, &mut recovered)?;
-    if recovered.kept.count() > 0 {
-        orphans::hold(inner, &on_disk, &mut state);
-        state.kept = recovered.kept.count();
+    if recovered.orphans.count() > 0 {
+        orphans::keep_all(inner, &on_disk, &mut state);
+        state.volumes.add_orphans(recovered.orphans.count());
     }
     trash_unknown_layers(inner, &on_disk, &state);
-    let (volumes, leaving) = (state.volumes.len(), state.leaving.len());
-    if volumes + leaving > 0 {
+    let live = state.volumes.all_live().count();
+    let retiring = state.volumes.all_retiring().count();
+    if live + retiring > 0 {
         tracing::info!(
-            volumes,
-            leaving,
-            artifacts = state.artifacts.len(),
+            volumes = live,
+            leaving = retiring,
+            artifacts = state.catalog.artifacts().len(),
             "recovered"
         );
     }
@@ -84,8 +97,8 @@ fn recover_index(
 ) {
     let mut artifacts: HashMap<ArtifactId, Artifact> = HashMap::new();
     for artifact in contents.artifacts {
-        inner.clock.seen(artifact.created);
-        inner.clock.seen(artifact.last_used);
+        inner.saw(artifact.created);
+        inner.saw(artifact.last_used);
         if let Some(layer) = artifact
             .layers
             .iter()
@@ -98,23 +111,25 @@ fn recover_index(
             artifacts.insert(artifact.id, artifact);
         }
     }
+    let mut names = BTreeMap::new();
     for (name, id) in contents.names {
         if artifacts.contains_key(&id) {
-            state.names.insert(name, id);
+            names.insert(name, id);
         } else {
             recovered.changes.push(Change::RemoveName(name));
         }
     }
     let (there, gone) =
         (contents.layers.into_iter()).partition::<Vec<_>, _>(|(layer, _)| on_disk.contains(layer));
-    state.usage = there.into_iter().collect();
+    let usage = there.into_iter().collect();
     let gone = gone
         .into_iter()
         .map(|(layer, _)| Change::RemoveLayer(layer));
     recovered.changes.extend(gone);
     let (claims, snapshots) = (contents.claims, contents.snapshots);
     claims::recover_index(inner, claims, snapshots, contents.groups, on_disk, state);
-    state.artifacts = artifacts.into_values().collect();
+    let artifacts = artifacts.into_values().collect();
+    state.catalog = Catalog::recovered(artifacts, names, usage);
 }
 
 /// What a directory that should hold a volume holds.
@@ -134,7 +149,7 @@ fn read(inner: &Inner, dir: &Dir) -> Result<Holds> {
         Err(error) if !error.is_of_this_process() => Holds::Unknown(error),
         record => match record.context("read a volume's record")? {
             Err(unreadable) => Holds::Rubbish(unreadable),
-            Ok(record) if !record.is_of(&inner.boot, inner.superblock) => {
+            Ok(record) if !record.is_of(inner.boot(), inner.origin().superblock) => {
                 Holds::Stale(Box::new(record))
             }
             Ok(record) => Holds::Volume(Box::new(record)),
@@ -147,11 +162,11 @@ const OTHER_BOOT: &str = "it is of another boot, or of an earlier mount of the p
 /// Opens what should be the directory of a volume; `None`: it is none, or cannot be opened. What is none is put aside.
 fn open(
     inner: &Inner,
-    place: Place,
+    parent: Parent,
     name: &Path,
     recovered: &mut Recovered,
 ) -> Result<Option<Dir>> {
-    let dir = place.dir(inner);
+    let dir = parent.dir(inner);
     match dir.open_beneath(name) {
         Ok(dir) => Ok(Some(dir)),
         // Nobody else should, but it is gone.
@@ -161,7 +176,7 @@ fn open(
             Ok(None)
         }
         Err(error) if !error.is_of_this_process() => {
-            leave(inner, place, name, &error, recovered);
+            leave(inner, parent, name, &error, recovered);
             Ok(None)
         }
         Err(error) => Err(error).context("open a volume's directory"),
@@ -169,22 +184,31 @@ fn open(
 }
 
 /// Leaves a directory where it is that cannot be opened or read, and what it may need.
-fn leave(inner: &Inner, place: Place, name: &Path, error: &sys::Error, recovered: &mut Recovered) {
-    let path = place.dir(inner).path().join(name);
+fn leave(
+    inner: &Inner,
+    parent: Parent,
+    name: &Path,
+    error: &sys::Error,
+    recovered: &mut Recovered,
+) {
+    let path = parent.dir(inner).path().join(name);
     tracing::error!(path = %path.display(), %error, "left as it is: nobody can say what it is");
-    recovered.kept.add_unknown();
+    recovered.orphans.add_unknown();
 }
 
 /// Throws rubbish away, unless somebody may be using it: a record is written before the mount, and may have been damaged later.
 fn put_away_unless_used(
     inner: &Inner,
-    (place, name, dir): (Place, &Path, &Dir),
+    (parent, name, dir): (Parent, &Path, &Dir),
     why: &str,
     mounts: &[MountEntry],
     recovered: &mut Recovered,
 ) {
-    let from = place.dir(inner);
-    if recovered.kept.add_if_used(inner, place, name, dir, mounts) {
+    let from = parent.dir(inner);
+    if recovered
+        .orphans
+        .add_if_used(inner, parent, name, dir, mounts)
+    {
         let path = from.path().join(name);
         tracing::error!(path = %path.display(), %why, "kept, because it is mounted");
     } else {
@@ -203,7 +227,7 @@ fn recover_volumes(
     for entry in volumes.entries().context("read volumes/")? {
         let name = Path::new(&entry.name);
         let id: Option<VolumeId> = entry.name.to_str().and_then(|name| name.parse().ok());
-        if let Some(id) = id.as_ref().filter(|id| state.claims.contains_key(id)) {
+        if let Some(id) = id.as_ref().filter(|id| state.claims.contains(id)) {
             // Durable, and not to be guessed at: what is wrong with it ends the start.
             match volumes.open_beneath(name) {
                 Err(error) if error.is_no_directory() => {
@@ -216,7 +240,7 @@ fn recover_volumes(
             }
             continue;
         }
-        let Some(dir) = open(inner, Place::Volumes, name, recovered)? else {
+        let Some(dir) = open(inner, Parent::Volumes, name, recovered)? else {
             continue;
         };
         let record = match read(inner, &dir)? {
@@ -228,7 +252,7 @@ fn recover_volumes(
                 continue;
             }
             Holds::Unknown(error) => {
-                leave(inner, Place::Volumes, name, &error, recovered);
+                leave(inner, Parent::Volumes, name, &error, recovered);
                 continue;
             }
             rubbish => {
@@ -236,21 +260,19 @@ fn recover_volumes(
                     Holds::Rubbish(why) => why.to_string(),
                     _ => "its record is of another volume".to_owned(),
                 };
-                let rubbish = (Place::Volumes, name, &dir);
+                let rubbish = (Parent::Volumes, name, &dir);
                 put_away_unless_used(inner, rubbish, &why, mounts, recovered);
                 continue;
             }
         };
-        let live = Live {
-            mounts: mounts_of(inner, mounts, &record)?,
-            outcome: outcome_of(&dir)?,
-            record,
-            made: true,
-            done_with: false,
-            measured: Measured::default(),
-        };
-        inner.clock.seen(live.record.created);
-        state.volumes.insert(live.record.id.clone(), live);
+        let mount = mount_of(inner, mounts, &record)?;
+        let outcome = outcome_of(&dir)?;
+        let lifecycle = mount.map_or(Lifecycle::Unpublished, |mount| Lifecycle::Published {
+            mount,
+        });
+        inner.saw(record.created);
+        let volume = Volume::found(record, lifecycle, outcome);
+        state.volumes.add_live(volume);
     }
     Ok(())
 }
@@ -260,7 +282,7 @@ fn say_rebooted(inner: &Inner, record: &VolumeRecord) {
     if record.seal.is_some() {
         let notices = inner.config.notices.as_ref();
         notice::say_not_committed(notices, record, &NotCommitted::Rebooted);
-        inner.counters.given_up();
+        inner.counters().given_up();
     }
 }
 
@@ -276,23 +298,13 @@ fn outcome_of(dir: &Dir) -> Result<Option<Outcome>> {
     }
 }
 
-/// Where a volume is mounted, as far as that can be seen. Where it cannot, it counts as not mounted: it is unmounted all the same when
-/// kubelet asks, and nothing is done to it before the kernel was asked.
-fn mounts_of(
-    inner: &Inner,
-    mounts: &[MountEntry],
-    record: &VolumeRecord,
-) -> Result<HashMap<PathBuf, u64>> {
-    let mut all = HashMap::new();
+/// The mount of a volume, as far as that can be seen. Otherwise it counts as not mounted: it is still
+/// unmounted when kubelet asks, and the kernel is asked before anything is done to it.
+fn mount_of(inner: &Inner, mounts: &[MountEntry], record: &VolumeRecord) -> Result<Option<u64>> {
     for target in &record.targets {
-        match find_mounts(
-            inner,
-            mounts,
-            &record.id,
-            record.label(),
-            &[target.as_path()],
-        ) {
-            Ok(found) => all.extend(found),
+        match mounts::find(inner, mounts, &record.id, record.label(), target) {
+            Ok(None) => {}
+            Ok(found) => return Ok(found),
             Err(Error::System { operation, source }) if source.is_of_this_process() => {
                 return Err(Error::System { operation, source });
             }
@@ -302,10 +314,10 @@ fn mounts_of(
             }
         }
     }
-    Ok(all)
+    Ok(None)
 }
 
-/// `pending/`: promised seals.
+/// `pending/`: seal intents.
 fn recover_pending(
     inner: &Inner,
     mounts: &[MountEntry],
@@ -315,26 +327,26 @@ fn recover_pending(
     let pending = &inner.dirs.pending;
     for entry in pending.entries().context("read pending/")? {
         let name = Path::new(&entry.name);
-        let Some(dir) = open(inner, Place::Pending, name, recovered)? else {
+        let Some(dir) = open(inner, Parent::Pending, name, recovered)? else {
             continue;
         };
         let record = match read(inner, &dir)? {
             Holds::Volume(record) => *record,
             Holds::Stale(record) => {
                 let is_sealed = (record.seal.as_ref())
-                    .is_some_and(|plan| state.artifacts.contains_key(&plan.artifact));
+                    .is_some_and(|plan| state.catalog.contains(&plan.artifact));
                 if put_away(inner, pending, name, OTHER_BOOT) && !is_sealed {
                     say_rebooted(inner, &record);
                 }
                 continue;
             }
             Holds::Rubbish(why) => {
-                let rubbish = (Place::Pending, name, &dir);
+                let rubbish = (Parent::Pending, name, &dir);
                 put_away_unless_used(inner, rubbish, &why.to_string(), mounts, recovered);
                 continue;
             }
             Holds::Unknown(error) => {
-                leave(inner, Place::Pending, name, &error, recovered);
+                leave(inner, Parent::Pending, name, &error, recovered);
                 continue;
             }
         };
@@ -346,33 +358,28 @@ fn recover_pending(
             let why = "its record says that it is not to be sealed";
             // In the trash its record says what it needs.
             if !put_away(inner, pending, name, why) {
-                let kept = &mut recovered.kept;
-                kept.add_if_used(inner, Place::Pending, name, &dir, mounts);
+                let orphans = &mut recovered.orphans;
+                orphans.add_if_used(inner, Parent::Pending, name, &dir, mounts);
             }
             continue;
         };
-        inner.clock.seen(record.created);
+        inner.saw(record.created);
         let key = plan.layer;
-        if state.artifacts.contains_key(&plan.artifact) {
+        if state.catalog.contains(&plan.artifact) {
             // Everything was done but tidying up.
             if let Err(error) = confirm(inner, key) {
                 tracing::warn!(layer = %key, %error, "an index made anew would not know this layer");
             }
             if !put_away(inner, pending, name, "it is sealed") {
                 // As where it could not be taken back by the commit.
-                state.artifacts.set_durable(&plan.artifact, false);
+                state.catalog.set_durable(&plan.artifact, false);
             }
             continue;
         }
-        let leaving = RetiringVolume {
-            chosen: chosen(inner, key, &record, state)?,
-            record,
-            goal: Goal::Seal(plan),
-            state: VolumeState::Sealing,
-            outcome: outcome_of(&dir)?,
-            usage: None,
-        };
-        state.leaving.insert(key, leaving);
+        let chosen = chosen(inner, key, &record, state)?;
+        let volume = Volume::found(record, TO_BE_SEALED, outcome_of(&dir)?);
+        state.volumes.add_retiring(key, volume);
+        state.volumes.choose(key, &chosen);
         recovered.leaving.push(Teardown { key, pin: None });
     }
     Ok(())
@@ -408,7 +415,7 @@ fn chosen(
         return Err(error).context("read what a seal has begun");
     }
     tracing::error!(layer = %key, %error, "what a seal has begun cannot be read");
-    Ok(state.parent_layers(record))
+    Ok(state.catalog.parent_layers(record))
 }
 
 /// `trash/`: a volume of this boot may still be held open by its pod, and then its parent's layers must stay.
@@ -424,7 +431,7 @@ fn recover_trash(
         let dir = match inner.dirs.trash.open_beneath(name) {
             Err(error) if error.is_no_directory() || error.is(Errno::ENOENT) => continue,
             Err(error) if !error.is_of_this_process() => {
-                leave(inner, Place::Trash, name, &error, recovered);
+                leave(inner, Parent::Trash, name, &error, recovered);
                 continue;
             }
             dir => dir.context("open a directory in the trash")?,
@@ -433,30 +440,23 @@ fn recover_trash(
             Holds::Volume(record) => {
                 if let Some(layer) = still_read(inner, &record)? {
                     let layers = record.layers.iter().copied().chain([layer]);
-                    state.retained_layers.insert(layer, layers.collect());
+                    state.volumes.retain(layer, layers.collect());
                     recovered.read.push((layer, record.layers));
                     continue;
                 }
-                let leaving = RetiringVolume {
-                    record: *record,
-                    goal: Goal::Discard,
-                    state: VolumeState::Sealing,
-                    outcome: None,
-                    usage: None,
-                    chosen: Vec::new(),
-                };
-                state.leaving.insert(key, leaving);
+                let volume = Volume::found(*record, TO_BE_DISCARDED, None);
+                state.volumes.add_retiring(key, volume);
                 recovered.leaving.push(Teardown { key, pin: None });
             }
             // Without a record it is no volume, and what is none is never mounted.
             Holds::Stale(_) | Holds::Rubbish(Unreadable::Missing) => {}
             Holds::Rubbish(Unreadable::Damaged(_)) => {
                 // It is where it belongs, and stays there as long as it is in use.
-                let kept = &mut recovered.kept;
-                kept.add_if_used(inner, Place::Trash, name, &dir, mounts);
+                let orphans = &mut recovered.orphans;
+                orphans.add_if_used(inner, Parent::Trash, name, &dir, mounts);
             }
             Holds::Unknown(error) => {
-                leave(inner, Place::Trash, name, &error, recovered);
+                leave(inner, Parent::Trash, name, &error, recovered);
             }
         }
     }
@@ -482,7 +482,7 @@ fn still_read(inner: &Inner, record: &VolumeRecord) -> Result<Option<LayerId>> {
 /// Layers that nothing refers to: of a seal that a power cut undid, or of a collection that a crash cut short.
 fn trash_unknown_layers(inner: &Inner, on_disk: &HashSet<LayerId>, state: &State) {
     let mut known = state.referenced_layers();
-    known.extend(state.leaving.keys());
+    known.extend(state.volumes.all_retiring().map(|(key, _)| key));
     for layer in on_disk.difference(&known) {
         put_away(
             inner,

@@ -1,39 +1,41 @@
 //! Publish, once more: a volume that exists is asked for again.
 //!
-//! Kubelet repeats calls whose answer it did not get, and after a restart of its own those of live volumes. A repeated call
-//! finds its mount and does nothing; a mount that vanished is brought back; a further target is a bind of the first.
+//! Kubelet repeats a call whose answer it did not get, and after a restart of its own the calls for
+//! live volumes. A repeated call finds its mount and does nothing. A mount that vanished is made
+//! again, also at another target. A second target beside a mounted one is refused: kubelet names
+//! one target for each volume of a pod.
 
-use std::collections::HashMap;
-use std::os::fd::{AsFd, OwnedFd};
-use std::path::{Path, PathBuf};
+use std::os::fd::AsFd;
 use std::time::Duration;
 
 use super::error::{Context, Error, Result};
 use super::failpoint::{Point, point};
+use super::mounts;
 use super::shared::Inner;
-use super::target::{Found, Target};
+use super::target::Target;
 use super::types::{PublishRequest, Published};
 use crate::backend::Start;
 use crate::model::VolumeRecord;
 use crate::store;
-use crate::sys::{self, Dir};
+use crate::sys;
 
 /// Publishes a volume that exists. A failure here never touches a mount that is alive.
 pub(super) fn publish_again(inner: &Inner, request: &PublishRequest) -> Result<Published> {
-    let (mut record, mounts) = {
+    let (record, mount) = {
         let state = inner.state.lock();
-        let live = state.volumes.get(&request.volume);
-        // Its maker gave up between our look and our turn: the caller asks again.
-        let live = live.ok_or_else(|| Error::Busy(request.volume.clone()))?;
-        (live.record.clone(), live.mounts.clone())
+        let volume = state.volumes.live(&request.volume);
+        // Its first publish failed between our look and our turn: the caller asks again.
+        let volume = volume.filter(|volume| volume.is_made());
+        let volume = volume.ok_or_else(|| Error::Busy(request.volume.clone()))?;
+        (volume.record.clone(), volume.mount())
+    };
+    let different = |what| Error::Different {
+        volume: request.volume.clone(),
+        what,
     };
     if let Some(what) = difference(&record, request) {
-        return Err(Error::Different {
-            volume: request.volume.clone(),
-            what,
-        });
+        return Err(different(what));
     }
-    let target = Target::open_for_mount(&request.target)?;
     let mut published = Published {
         from: None,
         parent: record.parent,
@@ -42,131 +44,66 @@ pub(super) fn publish_again(inner: &Inner, request: &PublishRequest) -> Result<P
         waited: Duration::ZERO,
         limit_unenforced: record.limit_unenforced.clone(),
     };
-    let mounted_there = mounts.get(&request.target);
-    if mounted_there.is_some_and(|id| shows(&target, *id)) {
-        let same_mode = |known| known == request.multiple_targets;
-        if !record.multiple_targets.is_none_or(same_mode) {
-            return Err(Error::Different {
+    let target = Target::open_for_mount(&request.target)?;
+    if let Some(mount) = mount {
+        if record.targets.contains(&request.target) && mounts::shows(&target, mount) {
+            let mode = record.multiple_targets;
+            return if mode.is_none_or(|mode| mode == request.multiple_targets) {
+                Ok(published)
+            } else {
+                Err(different("access mode"))
+            };
+        }
+        let mut others = record
+            .targets
+            .iter()
+            .filter(|path| **path != request.target);
+        if let Some(elsewhere) = others.find(|path| mounts::is_mounted(path, mount)) {
+            return Err(Error::PublishedElsewhere {
                 volume: request.volume.clone(),
-                what: "access mode",
+                target: elsewhere.clone(),
+                why: "the volume of a pod has",
             });
         }
-        return Ok(published);
-    }
-    let elsewhere = still_mounted(&mounts, &request.target);
-    if let Some(elsewhere) = &elsewhere
-        && !request.multiple_targets
-    {
-        let volume = request.volume.clone();
-        return Err(Error::PublishedElsewhere {
-            volume,
-            target: elsewhere.clone(),
-        });
     }
     published.already = false;
-    let dir = inner.volume_dir(&record.id)?;
-    let mount = match &elsewhere {
-        Some(elsewhere) => second_mount(elsewhere, record.read_only)?,
-        None => mount_anew(inner, &dir, &mut record)?,
-    };
-    let targets = match &elsewhere {
-        Some(_) => mounts
-            .keys()
-            .filter(|path| **path != request.target)
-            .cloned()
-            .collect(),
-        // What is recorded as mounted and is not any more was unmounted behind our back.
-        None => Vec::new(),
-    };
-    let wanted = Some(request.multiple_targets);
-    record.multiple_targets =
-        wanted.filter(|_| targets.is_empty() || record.multiple_targets == wanted);
-    attach(inner, request, &target, &dir, record, targets, &mount)?;
+    mount_again(inner, request, &target, record)?;
     Ok(published)
 }
 
-/// Whether this mount is what is visible at the target.
-fn shows(target: &Target<'_>, mount: u64) -> bool {
-    matches!(target.look(), Ok(Found::Mount(point)) if point.id == mount)
-}
-
-/// A target other than `target` where the volume really is mounted.
-fn still_mounted(mounts: &HashMap<PathBuf, u64>, target: &Path) -> Option<PathBuf> {
-    let others = mounts.iter().filter(|(path, _)| *path != target);
-    let mut alive = others.filter(|(path, id)| {
-        let other = Target::open(path).ok().flatten();
-        other.is_some_and(|other| shows(&other, **id))
-    });
-    alive.next().map(|(path, _)| path.clone())
-}
-
-/// One top, one superblock: a second target is a bind of the first.
-fn second_mount(first: &Path, read_only: bool) -> Result<OwnedFd> {
-    let first = Target::open_for_mount(first)?;
-    first.clone_mount(read_only)
-}
-
-/// A new mount of a volume that is mounted nowhere.
-fn mount_anew(inner: &Inner, dir: &Dir, record: &mut VolumeRecord) -> Result<OwnedFd> {
-    if inner
-        .backend
-        .in_use(dir)
-        .context("ask whether the volume is in use")?
-    {
-        // A process of the pod, or a copy in another namespace, holds what was detached. Two mounts of one top would
-        // corrupt each other.
-        return Err(Error::HeldOpen(record.id.clone()));
-    }
-    record.mounted_as = None;
-    let record = &*record;
-    let mount = inner
-        .backend
-        .mount(dir, record.label(), &Start::of(record), record.read_only);
-    mount.context("mount the volume")
-}
-
-/// Attaches the mount and records it; takes it back if that fails.
-fn attach(
+/// Mounts a volume that is mounted nowhere, and that no process holds.
+fn mount_again(
     inner: &Inner,
     request: &PublishRequest,
     target: &Target<'_>,
-    dir: &Dir,
-    mut record: VolumeRecord,
-    mut targets: Vec<PathBuf>,
-    mount: &OwnedFd,
+    record: VolumeRecord,
 ) -> Result<()> {
-    targets.push(request.target.clone());
-    record.targets = targets;
-    let mount_id = sys::mount_point(mount.as_fd())
-        .context("look at the new mount")?
-        .id;
-    let made = target.make_beside(&inner.dirs.root)?;
-    // Recorded first: after a crash a target that is recorded and not mounted does no harm, the opposite leaks a mount.
-    let attached = store::write_volume(dir, &record, true)
-        .context("write the volume's record")
-        .and_then(|()| {
-            point(Point::PublishAgainRecorded);
-            target.attach(mount.as_fd())
-        });
-    if let Err(error) = attached {
-        if made && let Err(error) = target.remove() {
-            tracing::error!(volume.id = %record.id, %error, "a failed publish left its target behind");
-        }
-        return Err(error);
+    let dir = inner.volume_dir(&record.id)?;
+    let in_use = inner.backend.in_use(&dir);
+    if in_use.context("ask whether the volume is in use")? {
+        // A process of the pod, or a copy in another namespace, holds the detached mount.
+        return Err(Error::HeldOpen(record.id));
     }
+    let record = VolumeRecord {
+        mounted_as: None,
+        multiple_targets: Some(request.multiple_targets),
+        targets: vec![request.target.clone()],
+        ..record
+    };
+    let start = Start::of(&record);
+    let mount = mounts::mount(inner, &dir, record.label(), &start, record.read_only)?;
+    let mount_id = sys::mount_point(mount.as_fd()).context("look at the new mount")?;
+    mounts::attach(inner, &record.id, target, &mount, || {
+        store::write_volume(&dir, &record, true).context("write the volume's record")?;
+        point(Point::PublishAgainRecorded);
+        Ok(())
+    })?;
     point(Point::PublishAgainAttached);
-    let mut state = inner.state.lock();
-    if let Some(live) = state.volumes.get_mut(&request.volume) {
-        live.mounts.retain(|path, _| record.targets.contains(path));
-        live.mounts.insert(request.target.clone(), mount_id);
-        live.record = record;
-        // Its pod is back.
-        live.done_with = false;
-    }
+    inner.state.lock().volumes.mounted(record, mount_id.id);
     Ok(())
 }
 
-/// What of a repeated request differs from the first, in the words of an error message.
+/// The part of a repeated request that differs from the first, in the words of an error message.
 fn difference(record: &VolumeRecord, request: &PublishRequest) -> Option<&'static str> {
     if record.tenant != request.tenant || record.pod.uid != request.pod.uid {
         Some("pod")

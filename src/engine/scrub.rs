@@ -24,14 +24,14 @@ pub(super) async fn watch_loop(inner: Arc<Inner>) {
     loop {
         tokio::select! {
             () = tokio::time::sleep(wait) => {}
-            () = inner.stop.cancelled() => return,
+            () = inner.lifetime.stopping() => return,
         }
         let looked = look(&inner).await;
         wait = until_next(&inner.config, &looked);
         match looked {
             Ok(found) => {
                 tell(&told, &found);
-                inner.counters.found(found.len());
+                inner.counters().found(found.len());
                 told = found;
             }
             Err(Error::ShuttingDown) => return,
@@ -56,7 +56,7 @@ fn until_next(config: &Config, looked: &Result<HashSet<Finding>>) -> Duration {
 async fn look(inner: &Arc<Inner>) -> Result<HashSet<Finding>> {
     let check = || {
         let engine = inner.clone();
-        let checked = inner.walks.run(move || fsck::check(&engine));
+        let checked = inner.threads.walks.run(move || fsck::check(&engine));
         async { Ok::<HashSet<Finding>, Error>(checked.await??.into_iter().collect()) }
     };
     let mut found = check().await?;

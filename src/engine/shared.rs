@@ -1,35 +1,30 @@
 //! What all parts of the engine share: its configuration and [`Inner`], the one struct that each of them is given.
 //! A part that one module alone uses belongs in that module; what works on a subsystem belongs there.
 
-use std::collections::HashSet;
 use std::path::{Path, PathBuf};
 use std::sync::Arc;
-use std::sync::atomic::AtomicBool;
 use std::time::{Duration, Instant};
 
-use parking_lot::Mutex;
-use tokio::sync::{Notify, Semaphore, mpsc};
-use tokio::task::JoinHandle;
-use tokio_util::sync::CancellationToken;
-use tokio_util::task::TaskTracker;
+use tokio::sync::mpsc;
 
-use super::backoff::Setbacks;
 use super::clock::Clock;
+use super::collector::Collector;
 use super::counters::Counters;
 use super::error::{Context, Result};
-use super::gc_cycles::Rounds;
+use super::lifetime::Lifetime;
 use super::notice::Notices;
-use super::pool;
+use super::pool::{self, Origin, Pool};
 use super::prewarm::Spares;
+use super::space_requests::SpaceRequests;
 use super::state::State;
-use super::table_digests::TableDigests;
-use super::teardown_queue::TeardownQueue;
-use super::threads::Threads;
-use super::trash::Trash;
+use super::teardown_queue::Teardowns;
+use super::threads::{ThreadPools, Threads};
+use super::watched::Watched;
+use super::write_back::Durability;
 use crate::backend::{Backend, BackendKind, MountApi};
-use crate::model::{LayerId, PodUid, VolumeId};
-use crate::store::{Index, PoolDirs, PoolIdentity};
-use crate::sys::{self, Dir, Errno, UnmountWatches};
+use crate::model::{LayerId, PodUid, Timestamp, VolumeId};
+use crate::store::{Index, PoolDirs};
+use crate::sys::{self, Dir, Errno};
 
 /// How long others wait for the thread for walks because of one walk.
 pub(super) const SHARE: Duration = Duration::from_secs(10);
@@ -109,80 +104,89 @@ impl Config {
     }
 }
 
-/// What the parts of the engine share.
+/// What the parts of the engine share: one subsystem a field, and each keeps its state to itself.
 #[derive(Debug)]
 pub(super) struct Inner {
     pub(super) config: Config,
-    /// The kernel's boot id: what is ephemeral is of one boot.
-    pub(super) boot: String,
-    /// And of one mount of the pool's filesystem, where the kernel tells which.
-    pub(super) superblock: Option<u64>,
-    pub(super) identity: PoolIdentity,
-    /// Why this backend.
-    pub(super) reason: String,
-    pub(super) backend: Arc<dyn Backend>,
+    pub(super) state: Watched<State>,
     pub(super) index: Index,
-    pub(super) counters: Counters,
-    /// Held by who tries whether the disk answers.
-    pub(super) looking: Arc<tokio::sync::Mutex<()>>,
-    pub(super) clock: Clock,
-    pub(super) state: Mutex<State>,
-    /// Something in the state changed that somebody may be waiting for.
-    pub(super) changed: Notify,
-    pub(super) calls: Threads,
+    pub(super) durability: Durability,
+    pub(super) space: SpaceRequests,
+    pub(super) collector: Collector,
+    pub(super) teardown: Teardowns,
     pub(super) spares: Spares,
-    pub(super) seals: Threads,
-    pub(super) freezes: Threads,
-    pub(super) teardown: TeardownQueue,
-    /// Places for what is unmounted and not put away yet.
-    pub(super) pins: Arc<Semaphore>,
-    /// Of what claims had mounted.
-    pub(super) watches: UnmountWatches,
-    pub(super) closes: Threads,
-    pub(super) room: Threads,
-    pub(super) deletes: Threads,
-    pub(super) walks: Threads,
-    pub(super) looks: Threads,
-    pub(super) transfers: Threads,
-    pub(super) syncs: Threads,
-    pub(super) commits: mpsc::UnboundedSender<LayerId>,
-    pub(super) reaper: Notify,
-    /// Something may be there to be measured or merged.
-    pub(super) walker: Notify,
-    pub(super) rounds: Rounds,
-    pub(super) trash: Trash,
-    /// The layers that are being merged; none: none are, or the merge is to stop, since nobody but it needs them any more.
-    pub(super) merging: Mutex<HashSet<LayerId>>,
-    /// Stacks whose merge failed.
-    pub(super) unmerged: Setbacks<Vec<LayerId>>,
-    /// The lowest layers of stacks whose merge was stopped, for the time that it took.
-    pub(super) slow: Setbacks<LayerId>,
-    /// Layers that could not be confirmed or measured.
-    pub(super) unmeasured: Setbacks<LayerId>,
-    pub(super) tables: TableDigests,
-    /// Held by the one seal that copies for another time, since it found no room.
-    pub(super) copying: tokio::sync::Mutex<()>,
-    /// Of calls that found no room, how many bytes each needs at once; 0: some blocks, or nobody knows.
-    pub(super) asked: Mutex<Vec<u64>>,
-    /// Something waits for room, or may: whenever some comes free the reaper looks.
-    pub(super) short: AtomicBool,
-    /// Every layer that the index names says so.
-    pub(super) confirmed: AtomicBool,
-    pub(super) collector: Mutex<()>,
-    pub(super) naming: Mutex<()>,
-    /// Held from a `syncfs` until the index names what it made durable.
-    pub(super) syncing: Mutex<()>,
-    pub(super) stop: CancellationToken,
-    /// The engine was degraded, and the next start would not be.
-    pub(super) restart: CancellationToken,
-    pub(super) tasks: TaskTracker,
-    /// Where tasks run that a job starts.
-    pub(super) runtime: tokio::runtime::Handle,
-    /// Last: with it goes the pool's lock, and until then nobody else may find something of the pool open.
+    pub(super) threads: ThreadPools,
+    pub(super) lifetime: Lifetime,
+    pub(super) backend: Arc<dyn Backend>,
+    origin: Origin,
+    counters: Counters,
+    clock: Clock,
+    /// Last: with it goes the pool's lock, and until then no other process may find something of the
+    /// pool open.
     pub(super) dirs: Arc<PoolDirs>,
 }
 
 impl Inner {
+    /// With the queue of seals that the commit loop reads. Must be called in a tokio runtime.
+    pub(super) fn start(
+        config: Config,
+        origin: Origin,
+        dirs: PoolDirs,
+        backend: Arc<dyn Backend>,
+        index: Index,
+    ) -> Result<(Arc<Self>, mpsc::UnboundedReceiver<LayerId>)> {
+        let dirs = Arc::new(dirs);
+        let lifetime = Lifetime::begin();
+        let pool = Pool {
+            dirs: dirs.clone(),
+            backend: backend.clone(),
+            stop: lifetime.stop_token(),
+        };
+        let (durability, sealed) = Durability::new();
+        let inner = Self {
+            threads: ThreadPools::start(config.threads)?,
+            spares: Spares::new(pool, Threads::start("spares", 1)?),
+            config,
+            state: Watched::default(),
+            index,
+            durability,
+            space: SpaceRequests::default(),
+            collector: Collector::default(),
+            teardown: Teardowns::default(),
+            lifetime,
+            backend,
+            origin,
+            counters: Counters::default(),
+            clock: Clock::default(),
+            dirs,
+        };
+        Ok((Arc::new(inner), sealed))
+    }
+
+    /// What this pool is, and in which boot.
+    pub(super) fn origin(&self) -> &Origin {
+        &self.origin
+    }
+
+    /// The kernel's id of this boot: ephemeral content is of one boot.
+    pub(super) fn boot(&self) -> &str {
+        &self.origin.boot
+    }
+
+    pub(super) fn counters(&self) -> &Counters {
+        &self.counters
+    }
+
+    /// The time; later than every time that was given or seen before.
+    pub(super) fn now(&self) -> Timestamp {
+        self.clock.now()
+    }
+
+    /// A remembered time: the clock goes on after it.
+    pub(super) fn saw(&self, time: Timestamp) {
+        self.clock.seen(time);
+    }
+
     /// 128 random bits.
     #[expect(
         clippy::unused_self,
@@ -219,20 +223,7 @@ impl Inner {
 
     /// Ends all threads when they have done what they were given, and closes what is open. Blocks.
     pub(super) fn put_away(&self) {
-        for threads in [
-            &self.calls,
-            &self.seals,
-            &self.freezes,
-            &self.closes,
-            &self.syncs,
-            &self.room,
-            &self.deletes,
-            &self.walks,
-            &self.looks,
-            &self.transfers,
-        ] {
-            threads.finish();
-        }
+        self.threads.finish();
         self.spares.finish();
         self.index.close();
     }
@@ -246,35 +237,11 @@ impl Inner {
     /// The same, of so long.
     pub(super) fn patience_of(&self, share: Duration) -> impl Fn() -> bool + '_ {
         let began = Instant::now();
-        move || self.stop.is_cancelled() || began.elapsed() > share
+        move || self.lifetime.is_stopping() || began.elapsed() > share
     }
 
     /// Makes garbage collection run soon.
     pub(super) fn wake_reaper(&self) {
-        self.reaper.notify_one();
-    }
-
-    /// Waits until what is looked for is found in the state. Looked for may be what is told of (`changed`): the end of a call or chore, a
-    /// mount that was closed, how a pod ended, what became durable or was doomed, and that the engine closes.
-    pub(super) async fn when<T>(&self, mut look: impl FnMut(&mut State) -> Option<T>) -> T {
-        loop {
-            // Asked for before the look: a change in between is not missed.
-            let changed = self.changed.notified();
-            tokio::pin!(changed);
-            changed.as_mut().enable();
-            let found = look(&mut self.state.lock());
-            if let Some(found) = found {
-                return found;
-            }
-            changed.await;
-        }
-    }
-
-    /// Starts a task that the shutdown waits for; also from a thread that is not the runtime's.
-    pub(super) fn spawn<T: Send + 'static>(
-        &self,
-        task: impl Future<Output = T> + Send + 'static,
-    ) -> JoinHandle<T> {
-        self.tasks.spawn_on(task, &self.runtime)
+        self.collector.wake();
     }
 }

@@ -2,7 +2,6 @@
 //! What is evicted, and when, is the collector's (`reap`).
 
 use std::collections::HashSet;
-use std::sync::atomic::Ordering;
 
 use super::artifacts::Sealed;
 use super::error::{Error, Result};
@@ -18,14 +17,18 @@ pub(super) fn evictable(inner: &Inner, unmeasured: u64) -> u64 {
     let in_use = state.artifacts_in_use();
     let goes = |sealed: &Sealed| sealed.durable && !in_use.contains(&sealed.artifact.id);
     let kept = state.referenced_without(goes);
-    let going = state.artifacts.values().filter(|sealed| goes(sealed));
+    let going = state
+        .catalog
+        .artifacts()
+        .values()
+        .filter(|sealed| goes(sealed));
     let going: HashSet<&LayerId> = going
         .flat_map(|sealed| &sealed.artifact.layers)
         .filter(|layer| !kept.contains(layer))
         .collect();
-    let bytes = |layer| match state.usage.get(layer) {
+    let bytes = |layer| match state.catalog.usage(layer) {
         Some(usage) => usage.bytes,
-        None if inner.unmeasured.has(layer) => 0,
+        None if inner.collector.unmeasured.has(layer) => 0,
         None => unmeasured,
     };
     going.into_iter().map(bytes).fold(0, u64::saturating_add)
@@ -52,8 +55,7 @@ pub(super) fn excess(total: u64, available: u64, percent: u8) -> u64 {
 impl Inner {
     /// The same because a call found no room for so many bytes (see [`Inner::asked`]): what is unused goes if that is enough.
     pub(super) fn ask_for_room(&self, bytes: u64) {
-        self.asked.lock().push(bytes);
-        self.short.store(true, Ordering::SeqCst);
+        self.space.ask(bytes);
         self.wake_reaper();
     }
 

@@ -34,8 +34,8 @@ use crate::tree::Stop;
 pub(super) async fn table_loop(inner: Arc<Inner>) {
     loop {
         tokio::select! {
-            () = inner.tables.wanted.notified() => {}
-            () = inner.stop.cancelled() => return,
+            () = inner.collector.tables.wanted.notified() => {}
+            () = inner.lifetime.stopping() => return,
         }
         let engine = inner.clone();
         // A thread that has the lowest priority cannot get another one back: it ends.
@@ -50,12 +50,12 @@ fn make_missing(inner: &Inner) {
     if let Err(error) = sys::lower_thread_priority() {
         tracing::debug!(%error, "tables of contents are made at normal priority");
     }
-    let tables = &inner.tables;
+    let tables = &inner.collector.tables;
     let durable = durable_layers(inner, |_, _| true);
     tables.retain(&durable);
     let waiting = tables.failed.waiting(|layer| durable.contains(layer));
     for layer in durable {
-        if inner.stop.is_cancelled() || inner.refuse_degraded().is_err() {
+        if inner.lifetime.is_stopping() || inner.refuse_degraded().is_err() {
             return;
         }
         if tables.get(&layer).is_some() || waiting.contains(&layer) {
@@ -78,7 +78,7 @@ fn make_missing(inner: &Inner) {
 /// The digest of a layer's table; `None`: the engine stops, the layer is gone, or the pool has too
 /// little space to spend some on tables.
 fn find_or_make(inner: &Inner, layer: LayerId) -> Result<Option<Sha256>> {
-    let reading = inner.tables.read(layer);
+    let reading = inner.collector.tables.read(layer);
     let dir = match inner.dirs.layers.open_beneath(layer.to_string()) {
         Err(error) if error.is(Errno::ENOENT) => return Ok(None),
         dir => dir.context("open a layer")?,
@@ -93,7 +93,7 @@ fn find_or_make(inner: &Inner, layer: LayerId) -> Result<Option<Sha256>> {
     if is_nearly_full(inner) {
         return Ok(None);
     }
-    match make(&dir, &|| reading.is_gone() || inner.stop.is_cancelled()) {
+    match make(&dir, &|| reading.is_gone() || inner.lifetime.is_stopping()) {
         Err(Error::ShuttingDown) => Ok(None),
         // It may have been read while it was being deleted.
         _ if reading.is_gone() => Ok(None),

@@ -1,8 +1,8 @@
-//! Target paths: the mount point that kubelet names, and what may be done to it.
+//! Target paths: the mount point that kubelet names, and the operations that are safe on it.
 //!
-//! The directory above is kubelet's and trusted, symlinks included (kubelet's root often is one). The last component is
-//! never followed: a symlink there would let us unmount or delete somebody else's things. It is made with `mkdir` and
-//! removed with `rmdir`, never more.
+//! The directory above is kubelet's and trusted, symlinks included (kubelet's root often is one). The
+//! last component is never followed: a symlink there would let us unmount or delete files of other
+//! programs. It is made with `mkdir` and removed with `rmdir`, never more.
 
 use std::ffi::OsString;
 use std::os::fd::{AsFd, BorrowedFd, OwnedFd};
@@ -19,7 +19,7 @@ pub(super) struct Target<'a> {
     name: OsString,
 }
 
-/// What was found at a target.
+/// The result of a look at a target.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(super) enum Found {
     /// Nothing.
@@ -72,7 +72,7 @@ impl<'a> Target<'a> {
         }
     }
 
-    /// What is there. Anything but a directory is an error, and stays untouched.
+    /// Looks at the target. Anything but a directory is an error, and stays untouched.
     pub(super) fn look(&self) -> Result<Found> {
         let point = sys::mount_point_at(&self.parent, &self.name).context("look at the target")?;
         let Some(point) = point else {
@@ -118,7 +118,8 @@ impl<'a> Target<'a> {
         }
     }
 
-    /// The same, and says of a full disk whether it is the pool's: another's is none that anything could be evicted for.
+    /// The same. The error of a full disk tells whether that is the pool's: on another disk an
+    /// eviction would free nothing.
     pub(super) fn make_beside(&self, pool: &Dir) -> Result<bool> {
         match self.make() {
             Err(Error::Full(why)) if !self.parent.shares_room_with(pool).unwrap_or(true) => {
@@ -143,15 +144,16 @@ impl<'a> Target<'a> {
             .context("open the target")
     }
 
-    /// Detaches everything that is mounted there, however many mounts are stacked. Returns a descriptor of each, topmost
-    /// first: they keep the filesystems alive, so that detaching costs the same whatever was done in the volume.
+    /// Detaches everything that is mounted there, however many mounts are stacked. Returns a
+    /// descriptor of each, topmost first. They keep the filesystems alive, so that the cost of the
+    /// detach does not depend on the content.
     pub(super) fn detach(&self) -> Result<Vec<(MountPoint, OwnedFd)>> {
         let mut pins = Vec::new();
         while let Found::Mount(point) = self.look()? {
             let pin = self.pin()?;
             match sys::detach(&self.parent, &self.name) {
                 Ok(()) => pins.push((point, pin)),
-                // Somebody else detached it in between.
+                // Another program detached it in between.
                 Err(error) if error.is(Errno::EINVAL) => {}
                 Err(error) => return Err(error).context("detach the volume from the target"),
             }
@@ -159,7 +161,8 @@ impl<'a> Target<'a> {
         Ok(pins)
     }
 
-    /// Removes the mount point if it is there. What is in it, if anything, is not ours: an error, and it stays.
+    /// Removes the mount point if it is there. If it is not empty, its content is not ours: that is
+    /// an error, and it stays.
     pub(super) fn remove(&self) -> Result<()> {
         match self.parent.remove_dir(&self.name) {
             Ok(()) => Ok(()),

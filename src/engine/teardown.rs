@@ -1,46 +1,55 @@
-//! Ends: how the end of a volume begins, a moment after the unpublish was answered.
+//! Teardown: how it begins, a moment after the unpublish was answered.
 //!
-//! A volume that is thrown away, that nobody holds and in which nothing was written ends here, on one thread and in one go: in CI those are
-//! most. All others have a task of their own ([`seal::settle`]). Which of them wait is `teardown_queue`.
+//! A volume that is discarded, that no process holds and that nothing was written to ends here, on
+//! one thread and in one go: most volumes in CI are of this kind. Each other volume has a task of
+//! its own ([`seal::drive`]). The queue is in `teardown_queue`.
 
 use std::sync::Arc;
 use std::time::{Duration, Instant};
 
 use super::error::{Context, Result};
 use super::failpoint::{Point, point};
-use super::pending::discarded;
+use super::lifecycle::{Action, Goal, Observation};
+use super::pending::deleted;
+use super::quiesce::quiesce;
 use super::seal;
 use super::shared::Inner;
-use super::state::{Pin, Teardown};
+use super::teardown_queue::{Pin, Teardown};
 use crate::backend::Freeze;
 use crate::model::LayerId;
 
-/// How long a volume's end waits before it begins, at least. The kernel evicts a tree's dentries without a pause, milliseconds for thousands
-/// of files, and a caller who is woken on that processor to read the answer would wait for it; nothing tells when he has read it.
+/// How long a teardown waits before it begins, at least. The kernel evicts a tree's dentries without
+/// a pause, which takes milliseconds for thousands of files. A caller that is woken on that
+/// processor to read the answer would wait for it, and no event tells that it has read the answer.
 const AFTER_THE_ANSWER: Duration = Duration::from_millis(5);
 
-/// Takes care of a volume that left: soon, so that whoever waits for the answer does not wait for this too.
+/// Begins the teardown soon, so that a caller that waits for its answer does not wait for it, too.
 pub(super) fn begin_soon(inner: &Inner, left: Teardown) {
-    if is_left_alone(inner, left.key) {
+    if is_left_to_next_start(inner, left.key) {
         return;
     }
-    inner.teardown.add(left, Instant::now() + AFTER_THE_ANSWER);
+    inner
+        .teardown
+        .queue
+        .add(left, Instant::now() + AFTER_THE_ANSWER);
 }
 
-/// Begins at once with whatever waits: somebody needs the places that these take.
+/// Begins every teardown that waits: an unpublish needs the permits that these have.
 pub(super) fn begin_now(inner: &Arc<Inner>) {
-    for left in inner.teardown.take_all() {
+    for left in inner.teardown.queue.take_all() {
         begin(inner, left);
     }
 }
 
-/// Begins with each volume that left when its moment has come, until the engine ends. What waits then is left to the next start.
+/// Begins each teardown when its time has come, until the engine ends. The next start does the rest.
 pub(super) async fn teardown_loop(inner: Arc<Inner>) {
     loop {
         let ripe = tokio::select! {
-            ripe = inner.teardown.ripe() => ripe,
-            () = inner.stop.cancelled() => {
-                drop(inner.teardown.take_all());
+            ripe = inner.teardown.queue.ripe() => ripe,
+            () = inner.lifetime.stopping() => {
+                let left = inner.teardown.queue.take_all();
+                // To close a descriptor may take as long as the disk likes.
+                drop(inner.threads.freezes.run(move || drop(left)));
                 return;
             }
         };
@@ -51,72 +60,91 @@ pub(super) async fn teardown_loop(inner: Arc<Inner>) {
 }
 
 fn begin(inner: &Arc<Inner>, left: Teardown) {
-    if inner.is_thrown_away(left.key) {
-        throw_away(inner, left);
+    if inner.goal(left.key) == Some(Goal::Discard) {
+        discard_at_once(inner, left);
     } else {
-        settle(inner, left, None);
+        quiesce_and_drive(inner, left, None);
     }
 }
 
-/// Sees to a volume's end in a task of its own. `found`: the answer to the first question whether somebody holds it.
-fn settle(inner: &Arc<Inner>, left: Teardown, found: Option<Result<Freeze>>) {
-    if is_left_alone(inner, left.key) {
+/// Does the teardown in a task of its own. `first`: the answer to the first question whether a
+/// process holds the volume.
+fn quiesce_and_drive(inner: &Arc<Inner>, left: Teardown, first: Option<Result<Freeze>>) {
+    let (engine, key) = (inner.clone(), left.key);
+    spawn(inner, key, async move {
+        let action = quiesce(&engine, left, first).await;
+        seal::drive(&engine, key, action).await;
+    });
+}
+
+/// Runs a task until the engine stops.
+fn spawn(inner: &Arc<Inner>, key: LayerId, task: impl Future<Output = ()> + Send + 'static) {
+    if is_left_to_next_start(inner, key) {
         return;
     }
     let engine = inner.clone();
-    let task = async move {
-        let key = left.key;
+    let until_stop = async move {
         tokio::select! {
-            () = seal::settle(&engine, left, found) => {}
-            () = engine.stop.cancelled() => {
-                is_left_alone(&engine, key);
+            () = task => {}
+            () = engine.lifetime.stopping() => {
+                is_left_to_next_start(&engine, key);
             }
         }
     };
-    inner.tasks.spawn_on(task, &inner.runtime);
+    inner.lifetime.spawn(until_stop);
 }
 
-/// Whether the engine stops. Nothing is lost: the directory says what was promised, and the next start takes it up.
-fn is_left_alone(inner: &Inner, key: LayerId) -> bool {
-    let stops = inner.stop.is_cancelled();
+/// Whether the engine stops. Nothing is lost: the next start finds the volume by its directory.
+fn is_left_to_next_start(inner: &Inner, key: LayerId) -> bool {
+    let stops = inner.lifetime.is_stopping();
     if stops {
         tracing::debug!(layer = %key, "left for the next start");
     }
     stops
 }
 
-/// Ends a volume that is thrown away. If it is held or has content, that goes on in a task.
-fn throw_away(inner: &Arc<Inner>, left: Teardown) {
+/// Deletes a volume that is discarded. If it is held or has content, that goes on in a task.
+fn discard_at_once(inner: &Arc<Inner>, left: Teardown) {
     let engine = inner.clone();
-    let until_then = inner.tasks.token();
-    // When no job is taken any more, the next start finds what is left.
-    drop(inner.freezes.run(move || {
+    let until_then = inner.lifetime.token();
+    // When no job is accepted any more, the next start finds the volume.
+    drop(inner.threads.freezes.run(move || {
         let _until_then = until_then;
         let key = left.key;
-        if is_left_alone(&engine, key) {
+        if is_left_to_next_start(&engine, key) {
             return;
         }
-        let found = let_go(&engine, key, left.pin);
-        if matches!(found, Ok(Freeze::Frozen)) {
-            point(Point::SealFrozen);
-            let (trash, name) = (&engine.dirs.trash, key.to_string());
-            // What cannot be deleted here is no failure: that comes from where it is tried again.
-            let deleted = engine.backend.delete_untouched(trash, name.as_ref());
-            if deleted.unwrap_or(false) {
-                discarded(&engine, key);
-                return;
-            }
+        let found = close(&engine, key, left.pin);
+        if !matches!(found, Ok(Freeze::Frozen)) {
+            quiesce_and_drive(&engine, Teardown { key, pin: None }, Some(found));
+            return;
         }
-        settle(&engine, Teardown { key, pin: None }, Some(found));
+        point(Point::SealFrozen);
+        let action = engine.observe(key, Observation::Quiet);
+        let (trash, name) = (&engine.dirs.trash, key.to_string());
+        // A failure here is not reported: the task tries again and reports it.
+        let is_deleted = action == Action::Delete
+            && engine
+                .backend
+                .delete_untouched(trash, name.as_ref())
+                .unwrap_or(false);
+        if is_deleted {
+            deleted(&engine, key);
+            return;
+        }
+        let task = engine.clone();
+        spawn(&engine, key, async move {
+            seal::drive(&task, key, action).await
+        });
     }));
 }
 
-/// Closes the volume's pin, and finds out whether somebody holds the volume still.
-fn let_go(inner: &Inner, key: LayerId, pin: Option<Pin>) -> Result<Freeze> {
-    let Some(dir) = inner.leaving_dir(key)? else {
+/// Closes the volume's pin, and finds out whether a process still holds the volume.
+fn close(inner: &Inner, key: LayerId, pin: Option<Pin>) -> Result<Freeze> {
+    let Some(dir) = inner.retired_dir(key)? else {
         return Ok(Freeze::Frozen);
     };
-    let (descriptor, _place) = pin.map(|pin| (pin.descriptor, pin.place)).unzip();
+    let (descriptor, _permit) = pin.map(|pin| (pin.descriptor, pin.permit)).unzip();
     let found = inner.backend.let_go(&dir, descriptor);
     found.context("close the volume")
 }

@@ -1,15 +1,61 @@
-//! The queue of volumes that their pods are done with and whose end has not begun yet, each with the moment before which it does not.
-//! What is done then is `teardown`.
+//! The queue of retired volumes whose teardown has not begun yet, each with a not-before time.
+//! The teardown itself is in `teardown`.
 
 use std::collections::VecDeque;
+use std::os::fd::OwnedFd;
+use std::sync::Arc;
 use std::time::Instant;
 
 use parking_lot::Mutex;
-use tokio::sync::Notify;
+use tokio::sync::{Notify, OwnedSemaphorePermit, Semaphore};
 
-use super::state::Teardown;
+use crate::model::LayerId;
+use crate::sys::UnmountWatches;
 
-/// Those whose end has not begun yet, in the order in which they came.
+/// How many unmounted volumes may wait for their teardown; the next unpublish waits, too. Each has a
+/// descriptor. A process may have as few as some thousands, and without one every call fails.
+const PINS: usize = 512;
+
+/// What teardowns share.
+#[derive(Debug)]
+pub(super) struct Teardowns {
+    pub(super) queue: TeardownQueue,
+    /// Permits for the pins of unmounted volumes.
+    pub(super) pins: Arc<Semaphore>,
+    /// Of mounts of persistent volumes.
+    pub(super) watches: UnmountWatches,
+    /// Held by the one seal that repeats a copy which found no space.
+    pub(super) copying: tokio::sync::Mutex<()>,
+}
+
+impl Default for Teardowns {
+    fn default() -> Self {
+        Self {
+            queue: TeardownQueue::default(),
+            pins: Arc::new(Semaphore::new(PINS)),
+            watches: UnmountWatches::default(),
+            copying: tokio::sync::Mutex::default(),
+        }
+    }
+}
+
+/// A retired volume.
+#[derive(Debug)]
+pub(super) struct Teardown {
+    /// The name of its directory.
+    pub(super) key: LayerId,
+    pub(super) pin: Option<Pin>,
+}
+
+/// A descriptor that keeps a filesystem alive which is mounted nowhere. The number of them is
+/// bounded by permits.
+#[derive(Debug)]
+pub(super) struct Pin {
+    pub(super) descriptor: OwnedFd,
+    pub(super) permit: OwnedSemaphorePermit,
+}
+
+/// Those whose teardown has not begun yet, in the order in which they came.
 #[derive(Debug, Default)]
 pub(super) struct TeardownQueue {
     waiting: Mutex<VecDeque<(Instant, Teardown)>>,
@@ -17,13 +63,13 @@ pub(super) struct TeardownQueue {
 }
 
 impl TeardownQueue {
-    /// Adds one. Those that come later have no earlier moment.
+    /// Adds one. Its time is not before those of earlier ones.
     pub(super) fn add(&self, left: Teardown, not_before: Instant) {
         self.waiting.lock().push_back((not_before, left));
         self.added.notify_one();
     }
 
-    /// Waits until there are some whose moment has come, and takes them. For one task only.
+    /// Waits until the time of some has come, and takes them. For one task only.
     pub(super) async fn ripe(&self) -> Vec<Teardown> {
         loop {
             let first = self.waiting.lock().front().map(|(at, _)| *at);
@@ -41,7 +87,7 @@ impl TeardownQueue {
         waiting.drain(..ripe).map(|(_, left)| left).collect()
     }
 
-    /// Takes all, whatever their moment.
+    /// Takes all, whatever their time.
     pub(super) fn take_all(&self) -> Vec<Teardown> {
         let all = std::mem::take(&mut *self.waiting.lock());
         all.into_iter().map(|(_, left)| left).collect()
@@ -53,7 +99,6 @@ mod tests {
     use std::time::Duration;
 
     use super::*;
-    use crate::model::LayerId;
 
     fn left(id: u128) -> Teardown {
         Teardown {

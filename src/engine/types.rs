@@ -2,7 +2,7 @@
 //! Plain values only: what is done with them is beside, and what they look like outside is upstairs.
 
 use std::path::PathBuf;
-use std::time::Duration;
+use std::time::{Duration, Instant};
 
 use crate::backend::{BackendKind, Usage};
 use crate::model::{
@@ -44,6 +44,14 @@ pub struct Published {
     pub waited: Duration,
     /// Why its size limit does not hold.
     pub limit_unenforced: Option<String>,
+}
+
+/// What a volume was last found to cost.
+#[derive(Debug, Clone, Copy, Default)]
+pub(super) struct Measured {
+    pub(super) usage: Option<Usage>,
+    pub(super) at: Option<Instant>,
+    pub(super) running: bool,
 }
 
 /// What a volume uses and could use.

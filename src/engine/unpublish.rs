@@ -1,10 +1,10 @@
-//! Unpublish: detach, remove the mount point, promise what becomes of the content, answer.
+//! Unpublish: detach, remove the mount point, move the volume's directory to `pending/` or
+//! `trash/`, answer. Also the same for volumes that kubelet will not ask for.
 //!
-//! Allocates nothing on disk (a rename and an rmdir), so that it works on a full one; and costs the same whatever was done
-//! in the volume: what the kernel has to tidy up happens when the descriptor taken before the detach is closed, in
-//! `teardown` or `seal`.
+//! It works on a full disk: it allocates nothing there (a rename and an rmdir). Its cost does not
+//! depend on the content: the kernel frees the filesystem when the descriptor that was opened
+//! before the detach is closed, in `teardown` or `seal`.
 
-use std::collections::HashMap;
 use std::os::fd::OwnedFd;
 use std::path::{Path, PathBuf};
 use std::sync::Arc;
@@ -14,19 +14,20 @@ use tokio::sync::OwnedSemaphorePermit;
 use super::error::{Context, Error, Result};
 use super::failpoint::{Point, point};
 use super::guard::{self, Guard};
+use super::lifecycle::{Action, Goal, Lifecycle, Observation};
+use super::mounts;
 use super::shared::Inner;
-use super::state::{Goal, Pin, RetiringVolume, Teardown};
-use super::target::{Found, Target};
+use super::target::Target;
 use super::teardown;
-use super::types::VolumeState;
-use crate::model::{LayerId, VolumeId};
+use super::teardown_queue::{Pin, Teardown};
+use crate::model::{LayerId, SealPlan, VolumeId};
 use crate::sys::{Errno, MountPoint};
 
-/// Unpublishes whatever is at `target`, and with it the volume if it is mounted nowhere else.
+/// Unpublishes whatever is at `target`, and retires the volume unless it is mounted elsewhere.
 pub(super) async fn unpublish(inner: &Arc<Inner>, volume: &str, target: &Path) -> Result<()> {
-    // Before it holds the volume: a repetition waits with it, and is not told that it is busy.
-    let place = place(inner).await?;
-    // What is no id of ours was never published here; its target goes all the same.
+    // Before the guard: a repeated call then waits for a permit too, and is not told `Busy`.
+    let permit = permit(inner).await?;
+    // The target of an id that is not ours is unmounted all the same.
     let volume: Option<VolumeId> = volume.parse().ok();
     let guard = match &volume {
         Some(volume) => Some(Guard::take_to_leave(inner, volume, guard::deadline()).await?),
@@ -35,8 +36,8 @@ pub(super) async fn unpublish(inner: &Arc<Inner>, volume: &str, target: &Path) -
     let engine = inner.clone();
     let target = target.to_owned();
     let job = move || {
-        let left = unpublish_now(&engine, volume.as_ref(), &target, place);
-        // Here and not by the caller, who may have gone away: what is promised is seen to.
+        let left = unpublish_now(&engine, volume.as_ref(), &target, permit);
+        // Here, because the caller may have gone away.
         let answer = left.map(|left| {
             if let Some(left) = left {
                 teardown::begin_soon(&engine, left);
@@ -45,57 +46,51 @@ pub(super) async fn unpublish(inner: &Arc<Inner>, volume: &str, target: &Path) -
         drop(guard);
         answer
     };
-    inner.calls.run(job).await?
+    inner.threads.calls.run(job).await?
 }
 
-/// A place for what is about to be unmounted, once there is one.
-async fn place(inner: &Arc<Inner>) -> Result<OwnedSemaphorePermit> {
-    let places = &inner.pins;
-    if let Ok(place) = places.clone().try_acquire_owned() {
-        return Ok(place);
+/// A permit for one descriptor of an unmounted filesystem, once there is one.
+async fn permit(inner: &Arc<Inner>) -> Result<OwnedSemaphorePermit> {
+    let permits = &inner.teardown.pins;
+    if let Ok(permit) = permits.clone().try_acquire_owned() {
+        return Ok(permit);
     }
     teardown::begin_now(inner);
-    let place = places.clone().acquire_owned().await;
-    place.map_err(|_| Error::ShuttingDown)
+    let permit = permits.clone().acquire_owned().await;
+    permit.map_err(|_| Error::ShuttingDown)
 }
 
 fn unpublish_now(
     inner: &Inner,
     volume: Option<&VolumeId>,
     path: &Path,
-    place: OwnedSemaphorePermit,
+    permit: OwnedSemaphorePermit,
 ) -> Result<Option<Teardown>> {
-    let mut pins = Vec::new();
-    if let Some(target) = Target::open(path)? {
-        pins = target.detach()?;
-        point(Point::UnpublishDetached);
-        target.remove()?;
-        point(Point::UnpublishTargetRemoved);
-    }
+    let pins = mounts::detach(path, false, mounts::UNPUBLISHED)?;
     let Some(volume) = volume else {
         return Ok(None);
     };
-    let (mount_id, others) = {
-        let mut state = inner.state.lock();
-        let Some(live) = state.volumes.get_mut(volume) else {
+    let (mount, targets) = {
+        let state = inner.state.lock();
+        let Some(volume) = state.volumes.live(volume) else {
             return Ok(None);
         };
-        (live.mounts.remove(path), live.mounts.clone())
+        (volume.mount(), volume.record.targets.clone())
     };
-    if is_mounted(&others) {
+    let is_mounted = |mount| targets.iter().any(|at| mounts::may_be_mounted(at, mount));
+    if mount.is_some_and(is_mounted) {
         return Ok(None);
     }
-    let pin = mount_id.and_then(|id| pick(pins, id));
-    let pin = pin.map(|descriptor| Pin { descriptor, place });
-    match promise(inner, volume) {
-        Ok(key) => Ok(Some(Teardown { key, pin })),
-        // The disk is full, read-only or failing, and not even a name can be moved. The volume is mounted nowhere, and kubelet
-        // need not wait for a disk: the reaper tries again, and so does the next start of this boot.
+    let descriptor = mount.and_then(|mount| pick(pins, mount));
+    let pin = descriptor.map(|descriptor| Pin { descriptor, permit });
+    match retire(inner, volume) {
+        Ok(key) => Ok(key.map(|key| Teardown { key, pin })),
+        // The disk is full, read-only or failing, and cannot move even a name. The volume is mounted
+        // nowhere, so kubelet need not wait for a disk. The collector tries again, and so does the
+        // next start in this boot.
         Err(error) => {
-            tracing::warn!(volume.id = %volume, %error, "unmounted; its end is put off until the pool takes changes");
-            if let Some(live) = inner.state.lock().volumes.get_mut(volume) {
-                live.done_with = true;
-            }
+            tracing::warn!(volume.id = %volume, %error,
+                "unmounted; its teardown is deferred until the pool takes changes");
             if let Error::Full(shortage) = error {
                 inner.ask_for_room(shortage.needs);
             }
@@ -104,126 +99,103 @@ fn unpublish_now(
     }
 }
 
-/// Unmounts all that is mounted at a path, of any volume, and removes the mount point unless that is a staging path: all that can be
-/// done without a pool.
-pub(super) fn unmount(path: &Path, staging: bool) -> Result<()> {
-    let Some(target) = Target::open(path)? else {
-        return Ok(());
-    };
-    drop(target.detach()?);
-    if staging {
-        return Ok(());
-    }
-    target.remove()
-}
-
-/// The descriptor of our own mount among those that were stacked at the target. Never of another's: what is to be sealed is made
-/// read-only through it.
-fn pick(pins: Vec<(MountPoint, OwnedFd)>, mount_id: u64) -> Option<OwnedFd> {
-    let ours = pins.into_iter().find(|(point, _)| point.id == mount_id);
+/// The descriptor of our own mount among those that were stacked at the target. A seal makes the
+/// content read-only through it, so it must not be of another mount.
+fn pick(pins: Vec<(MountPoint, OwnedFd)>, mount: u64) -> Option<OwnedFd> {
+    let ours = pins.into_iter().find(|(point, _)| point.id == mount);
     ours.map(|(_, pin)| pin)
 }
 
-/// Whether one of these mounts is there, or may be. A mount that another process unmounted is not.
-fn is_mounted(mounts: &HashMap<PathBuf, u64>) -> bool {
-    mounts.iter().any(|(path, id)| match Target::open(path) {
-        Ok(None) => false,
-        Ok(Some(target)) => match target.look() {
-            Ok(Found::Mount(point)) => point.id == *id,
-            Ok(Found::Nothing | Found::Directory) => false,
-            Err(_) => true,
-        },
-        Err(_) => true,
-    })
-}
-
-/// Takes up the volumes that nobody will unpublish any more: those whose end was put off, and those whose pod's directory
-/// is gone, with all mounts, by another hand than the driver's (kubelet then never calls). One whose end cannot begin is in no other
-/// one's way; the first failure is the answer.
-pub(super) fn promise_abandoned(inner: &Arc<Inner>) -> Result<usize> {
-    let candidates: Vec<(VolumeId, bool, Vec<PathBuf>)> = {
+/// Retires the volumes that kubelet will not unpublish: those whose teardown was deferred, and those
+/// whose pod directory is gone with all mounts, removed by another program. A volume that cannot be
+/// retired does not block the others. Returns the first failure.
+pub(super) fn retire_abandoned(inner: &Arc<Inner>) -> Result<usize> {
+    let candidates: Vec<(VolumeId, Lifecycle, Vec<PathBuf>)> = {
         let state = inner.state.lock();
-        // Kubelet is done with one target at least: a volume that has all of its targets is its pod's.
-        let left = state.volumes.values().filter(|live| {
-            let left = live.mounts.len() < live.record.targets.len();
-            live.made && left
+        let all = state.volumes.all_live();
+        let unmounted = all.filter(|volume| volume.is_made() && volume.mount().is_none());
+        let rows = unmounted.map(|volume| {
+            let record = &volume.record;
+            (
+                record.id.clone(),
+                volume.lifecycle(),
+                record.targets.clone(),
+            )
         });
-        left.map(|live| {
-            let targets = live.record.targets.clone();
-            (live.record.id.clone(), live.done_with, targets)
-        })
-        .collect()
+        rows.collect()
     };
-    let (mut promised, mut failure) = (0, None);
-    for (volume, done_with, targets) in candidates {
-        // Looked at before it is held: a caller who comes for a volume that is not abandoned need not wait.
+    let (mut retired, mut failure) = (0, None);
+    for (volume, lifecycle, targets) in candidates {
+        // Examined without the guard: a caller that comes for a volume which is not abandoned need
+        // not wait.
         let gone = |target: &PathBuf| matches!(Target::open(target), Ok(None));
-        if !done_with && !targets.iter().all(gone) {
+        if lifecycle != Lifecycle::TeardownDeferred && !targets.iter().all(gone) {
             continue;
         }
-        // Somebody works on it: it is not abandoned.
+        // A volume that an operation works on is not abandoned.
         let Ok(_guard) = Guard::take_for_chore(inner, &volume) else {
             continue;
         };
-        let mounts = {
+        let is_mounted = {
             let state = inner.state.lock();
-            state.volumes.get(&volume).map(|live| live.mounts.clone())
+            let volume = state.volumes.live(&volume);
+            volume.is_none_or(|volume| volume.mount().is_some())
         };
-        if mounts.is_some_and(|mounts| !is_mounted(&mounts)) {
-            match promise(inner, &volume) {
-                Ok(key) => {
-                    tracing::info!(volume.id = %volume, "nobody will unpublish it any more: its end begins");
-                    teardown::begin_soon(inner, Teardown { key, pin: None });
-                    promised += 1;
-                }
-                Err(error) => {
-                    tracing::warn!(volume.id = %volume, %error, "nobody will unpublish it any more, and its end cannot begin");
-                    failure.get_or_insert(error);
-                }
+        if is_mounted {
+            continue;
+        }
+        match retire(inner, &volume) {
+            Ok(Some(key)) => {
+                tracing::info!(volume.id = %volume,
+                    "kubelet will not unpublish it any more: its teardown begins");
+                teardown::begin_soon(inner, Teardown { key, pin: None });
+                retired += 1;
+            }
+            Ok(None) => {}
+            Err(error) => {
+                tracing::warn!(volume.id = %volume, %error,
+                    "kubelet will not unpublish it any more, and its teardown cannot begin");
+                failure.get_or_insert(error);
             }
         }
     }
-    failure.map_or(Ok(promised), Err)
+    failure.map_or(Ok(retired), Err)
 }
 
-/// Moves a volume that is mounted nowhere to where its end is waited for. From here on kubelet need not ask again.
-fn promise(inner: &Inner, volume: &VolumeId) -> Result<LayerId> {
-    let (key, goal) = {
-        let state = inner.state.lock();
-        let plan = state
-            .volumes
-            .get(volume)
-            .and_then(|live| live.record.seal.clone());
-        match plan {
-            Some(plan) => (plan.layer, Goal::Seal(plan)),
-            None => (LayerId::from_bits(inner.random()), Goal::Discard),
+/// Moves a volume that is mounted nowhere out of `volumes/`. Kubelet need not ask for it again. In
+/// `pending/` the directory is the seal intent that the next start would find.
+fn retire(inner: &Inner, id: &VolumeId) -> Result<Option<LayerId>> {
+    let plan: Option<SealPlan> = {
+        let mut state = inner.state.lock();
+        if state.volumes.observe(id, Observation::Unmounted) != Action::Retire {
+            return Ok(None);
         }
+        let volume = state.volumes.live(id);
+        volume.and_then(|volume| volume.record.seal.clone())
     };
-    let to = match goal {
-        Goal::Seal(_) => &inner.dirs.pending,
-        Goal::Discard => &inner.dirs.trash,
+    let (key, goal, to) = match plan {
+        Some(plan) => (plan.layer, Goal::Seal, &inner.dirs.pending),
+        None => {
+            let key = LayerId::from_bits(inner.random());
+            (key, Goal::Discard, &inner.dirs.trash)
+        }
     };
     // A directory may need a block for one more name.
-    let renamed = inner.with_reserve(|| inner.dirs.volumes.rename(volume, to, key.to_string()));
-    match renamed {
-        // Somebody removed it behind our back: there is nothing to seal, and kubelet must not be kept waiting for ever.
+    let rename = || inner.dirs.volumes.rename(id, to, key.to_string());
+    match inner.with_reserve(rename) {
+        Ok(()) => {}
+        // Another program removed it: there is nothing to seal, and kubelet must not wait for ever.
         Err(error) if error.is(Errno::ENOENT) => {
-            tracing::error!(volume.id = %volume, %error, "the volume's directory is gone");
+            tracing::error!(volume.id = %id, %error, "the volume's directory is gone");
         }
-        result => result.context("promise the seal of the volume")?,
+        Err(error) => {
+            let mut state = inner.state.lock();
+            state.volumes.observe(id, Observation::RetireFailed);
+            return Err(error).context("move the volume out of volumes/");
+        }
     }
     point(Point::UnpublishPromised);
     let mut state = inner.state.lock();
-    if let Some(live) = state.volumes.remove(volume) {
-        let leaving = RetiringVolume {
-            record: live.record,
-            goal,
-            state: VolumeState::Sealing,
-            outcome: live.outcome,
-            usage: live.measured.usage,
-            chosen: Vec::new(),
-        };
-        state.leaving.insert(key, leaving);
-    }
-    Ok(key)
+    state.volumes.retired(id, key, goal);
+    Ok(Some(key))
 }

@@ -242,6 +242,7 @@ mod tests {
             Error::PublishedElsewhere {
                 volume: volume(),
                 target: path(),
+                why: "its access mode allows",
             },
             Error::Target {
                 path: path(),

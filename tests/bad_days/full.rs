@@ -653,8 +653,7 @@ async fn kubelets_full_disk_is_not_the_pools() {
     };
     let pods = other.dir("pods");
     fill_up(&pods);
-    let mut request = bench.request("pod", "v", &[]);
-    request.multiple_targets = true;
+    let request = bench.request("pod", "v", &[]);
     let elsewhere = PublishRequest {
         target: pods.join("v"),
         ..request.clone()
@@ -669,8 +668,11 @@ async fn kubelets_full_disk_is_not_the_pools() {
     };
     assert_refused().await;
     assert!(bench.row("v").is_none());
-    // Nor is it of a volume that is there already.
+    // Nor is it of a volume that is there already, and mounted nowhere.
+    let target = request.target.clone();
     bench.engine.publish(request).await.expect("publish");
+    let flags = rustix::mount::UnmountFlags::NOFOLLOW;
+    rustix::mount::unmount(&target, flags).expect("umount");
     assert_refused().await;
 
     fs::remove_file(pods.join("big")).expect("room");

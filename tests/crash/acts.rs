@@ -14,9 +14,7 @@ use serde_json::Value;
 use super::TO_THE_POINT;
 use super::common::Snapshot;
 use super::driver::{Call, Connection, Place};
-use super::world::{
-    World, entries, outcome, publish, publish_also, unpublish, without_root_time, write,
-};
+use super::world::{World, entries, outcome, publish, unpublish, without_root_time, write};
 
 /// An operation.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
@@ -29,8 +27,6 @@ pub(crate) enum Act {
     PublishOutput,
     /// Empty, never sealed.
     PublishScratch,
-    /// A volume that is mounted already, at one more target.
-    PublishSecondTarget,
     /// Remounts a volume whose mount another process removed.
     PublishVanished,
     /// A step is done with what it made.
@@ -103,7 +99,7 @@ impl Act {
                 Self::UnpublishScratch,
             ],
             Point::PublishAgainRecorded | Point::PublishAgainAttached => {
-                &[Self::PublishSecondTarget, Self::PublishVanished]
+                &[Self::PublishVanished]
             }
             Point::DiscardDeleted => &[Self::UnpublishScratch],
             Point::SealGivenUp => &[Self::LoseName],
@@ -217,19 +213,6 @@ impl Act {
             Self::PublishScratch => {
                 calls = vec![publish(place, "scratch", &[])];
                 done = Done::Published("scratch", None, empty());
-            }
-            Self::PublishSecondTarget => {
-                let output = [("type", "output"), ("name", "made")];
-                world.start_pod(place, on, "maker", Some("artifact/made"), &output);
-                let second = place.target("second-target");
-                calls = vec![
-                    publish_also(place, "maker", &output, &second),
-                    Call::Unpublish {
-                        volume: place.id("maker"),
-                        target: second,
-                    },
-                ];
-                done = Done::Nothing;
             }
             Self::PublishVanished => {
                 let output = [("type", "output"), ("name", "made")];

@@ -243,9 +243,9 @@ fn the_loser_of_a_resource_cache_lets_go_of_the_layer_that_it_began() {
     driver.shut_down();
 }
 
-/// A volume at two targets, and the process dies when it has left one.
+/// A second target is refused, kubelet unpublishes it, and the process dies.
 #[test]
-fn a_volume_at_two_targets_stays_at_the_one_it_has_not_left() {
+fn a_volume_stays_at_its_target_when_a_refused_one_is_unpublished() {
     let place = Place::new(require_lab!(Fs::Ext4), OVERLAY);
     let mut driver = place.start(None);
     let mut on = driver.connect().expect("a process");
@@ -253,7 +253,9 @@ fn a_volume_at_two_targets_stays_at_the_one_it_has_not_left() {
     let output = [("type", "output"), ("name", "both")];
     world.start_pod(&place, &mut on, "both", Some("artifact/both"), &output);
     let target = place.target("second-target");
-    on.must(&publish_also(&place, "both", &output, &target));
+    let refused = on.call(&publish_also(&place, "both", &output, &target));
+    let refused = refused.expect("it lives").expect_err("one target only");
+    assert!(refused.contains("PublishedElsewhere"), "{refused}");
     assert_no_findings(&mut on);
     let leave = Call::Unpublish {
         volume: place.id("both"),

@@ -10,9 +10,11 @@ use std::path::Path;
 use std::sync::Mutex;
 use std::sync::atomic::{AtomicBool, Ordering};
 
+use rustix::mount::{UnmountFlags, unmount};
+
 use super::common::{Snapshot, assert_same};
 use super::driver::{Call, Connection, Died, Place};
-use super::world::{World, names, outcome, publish, publish_also, unpublish, write};
+use super::world::{World, names, outcome, publish, unpublish, write};
 
 /// The cache that everybody commits to.
 pub(crate) const SHARED: &str = "task-cache/shared";
@@ -59,6 +61,8 @@ pub(crate) struct Together {
 enum Step {
     /// Repeated until it is answered.
     Call(Call),
+    /// Another program unmounts the volume.
+    Vanish { volume: String },
     /// The pod writes.
     Write {
         volume: String,
@@ -151,15 +155,12 @@ impl Caller {
             (8, Some(name)) => copy(place, &volume, name),
             (4..=6, _) => self.commit_shared(place, &volume),
             (7, _) => {
-                let mut steps = vec![
-                    Step::Call(publish(place, &volume, &[])),
+                let mut steps = vanish(place, &volume, &[]).to_vec();
+                steps.extend([
                     Step::Write {
                         volume: volume.clone(),
                         becomes: None,
                     },
-                ];
-                steps.extend(at_another_target(place, &volume, &[]));
-                steps.extend([
                     Step::Leave {
                         volume: volume.clone(),
                     },
@@ -192,16 +193,14 @@ impl Caller {
             },
             Step::Call(unpublish(place, volume)),
         ];
-        let mut steps = vec![
-            Step::Call(publish(place, volume, &output)),
-            Step::Write {
-                volume: volume.to_owned(),
-                becomes: (succeeds || always).then(|| name.clone()),
-            },
-        ];
+        let mut steps = vec![Step::Call(publish(place, volume, &output))];
         if self.random.percent(30) {
-            steps.extend(at_another_target(place, volume, &output));
+            steps.extend(vanish(place, volume, &output));
         }
+        steps.extend([Step::Write {
+            volume: volume.to_owned(),
+            becomes: (succeeds || always).then(|| name.clone()),
+        }]);
         if self.random.percent(50) {
             steps.push(told);
             steps.extend(gone);
@@ -261,6 +260,11 @@ impl Caller {
                     (Err(error), _) => panic!("{call:?}: {error}"),
                 }
             },
+            Step::Vanish { volume } => {
+                let target = place.target(&volume);
+                // A step is repeated if the process dies meanwhile.
+                let _mounted_no_more = unmount(&target, UnmountFlags::NOFOLLOW);
+            }
             Step::Write { volume, becomes } => {
                 write(&place.target(&volume), &volume);
                 self.world.note_live(place, &volume, becomes.as_deref());
@@ -317,16 +321,11 @@ fn copy(place: &Place, volume: &str, from: String) -> Vec<Step> {
     ]
 }
 
-/// A volume that is mounted already, for a while at one more target.
-fn at_another_target(place: &Place, volume: &str, pairs: &[(&str, &str)]) -> [Step; 2] {
-    let target = place.target(&format!("{volume}-also"));
-    [
-        Step::Call(publish_also(place, volume, pairs, &target)),
-        Step::Call(Call::Unpublish {
-            volume: volume.to_owned(),
-            target,
-        }),
-    ]
+/// A volume whose mount vanishes, and that is published again.
+fn vanish(place: &Place, volume: &str, pairs: &[(&str, &str)]) -> [Step; 3] {
+    let publish = Step::Call(publish(place, volume, pairs));
+    let volume = volume.to_owned();
+    [publish.clone(), Step::Vanish { volume }, publish]
 }
 
 /// A pod that only looks.

@@ -1,4 +1,4 @@
-//! Target paths: repeated calls, second targets, mounts that others remove or add. Targets that are
+//! Target paths: repeated calls, second targets, mounts that other programs remove or add. Targets that are
 //! wrong from the start are tested over the socket, in `tests/node.rs`.
 
 use std::fs;
@@ -98,112 +98,72 @@ async fn a_publish_that_is_repeated_does_nothing_and_one_that_differs_is_refused
 }
 
 #[tokio::test(flavor = "multi_thread")]
-async fn a_second_target_is_the_same_volume_and_the_last_one_ends_it() {
+async fn a_second_target_is_refused_whatever_the_access_mode_and_the_first_stays() {
     for ground in Ground::ALL {
-        let bench = require_bench!(on ground);
-        for attributes in [&[][..], OUTPUT] {
-            let (one, two) = (bench.target("one"), bench.target("two"));
-            publish_at(&bench, "one", attributes).await.expect("first");
-            fs::write(one.join("f"), "by one").expect("write");
-            publish_at(&bench, "two", attributes).await.expect("second");
-            assert!(
-                publish_at(&bench, "two", attributes)
-                    .await
-                    .expect("again")
-                    .already
-            );
-            assert!(
-                publish_at(&bench, "one", attributes)
-                    .await
-                    .expect("again")
-                    .already
-            );
-            assert_eq!(fs::read_to_string(two.join("f")).expect("read"), "by one");
-            fs::write(two.join("g"), "by two").expect("write");
-            assert_eq!(fs::read_to_string(one.join("g")).expect("read"), "by two");
-            assert_eq!(
-                bench.row("v").expect("row").targets,
-                [one.clone(), two.clone()]
-            );
-            let mut single = bench.request("pod", "v", attributes);
-            single.target = bench.target("three");
-            let error = bench
-                .engine
-                .publish(single)
-                .await
-                .expect_err("one target only");
-            assert!(matches!(error, Error::PublishedElsewhere { .. }), "{error}");
-            assert!(!bench.target("three").exists());
-
-            let bench_ = &bench;
-            let unpublish = |target| async move {
-                let target = bench_.target(target);
-                bench_
+        let mut bench = require_bench!(on ground);
+        publish_at(&bench, "one", OUTPUT).await.expect("first");
+        let one = bench.target("one");
+        fs::write(one.join("f"), "by one").expect("write");
+        for restart in [false, true] {
+            if restart {
+                bench = bench.restart().await;
+            }
+            for multiple in [false, true] {
+                let mut second = bench.request("pod", "v", OUTPUT);
+                second.target = bench.target("two");
+                second.multiple_targets = multiple;
+                let error = bench
                     .engine
-                    .unpublish("v", &target)
+                    .publish(second)
                     .await
-                    .expect("unpublish");
-                assert!(!target.exists());
-            };
-            unpublish("one").await;
-            assert_eq!(bench.row("v").expect("row").state, VolumeState::Published);
-            assert_eq!(fs::read_to_string(two.join("g")).expect("read"), "by two");
-            unpublish("one").await;
-            // The first may come back while the second is there, and both are known after a restart.
-            publish_at(&bench, "one", attributes).await.expect("back");
-            unpublish("two").await;
-            unpublish("one").await;
-            bench.quiet().await;
-            assert!(bench.row("v").is_none());
+                    .expect_err("one target only");
+                assert!(
+                    matches!(&error, Error::PublishedElsewhere { target, .. } if *target == one),
+                    "{error}"
+                );
+                assert!(!bench.target("two").exists());
+            }
+            // Kubelet may unpublish what was refused.
+            let refused = bench.engine.unpublish("v", &bench.target("two")).await;
+            refused.expect("unpublish");
+            let row = bench.row("v").expect("row");
+            assert_eq!(row.state, VolumeState::Published);
+            assert_eq!(row.targets, [one.clone()]);
+            let again = publish_at(&bench, "one", OUTPUT).await;
+            assert!(again.expect("again").already);
         }
-        let look = bench.look("in", INPUT, "g").await;
-        assert_eq!(look.as_deref(), Some("by two"), "{}", ground.name());
+        bench.engine.unpublish("v", &one).await.expect("unpublish");
+        bench.quiet().await;
+        let look = bench.look("in", INPUT, "f").await;
+        assert_eq!(look.as_deref(), Some("by one"), "{}", ground.name());
         bench.finish().await;
     }
 }
 
 #[tokio::test(flavor = "multi_thread")]
-async fn two_targets_are_known_after_a_restart() {
+async fn a_volume_whose_mount_vanished_may_come_back_at_another_target() {
     for ground in Ground::ALL {
         let bench = require_bench!(on ground);
         publish_at(&bench, "one", OUTPUT).await.expect("first");
-        publish_at(&bench, "two", OUTPUT).await.expect("second");
-        fs::write(bench.target("one").join("f"), "by one").expect("write");
+        let (one, two) = (bench.target("one"), bench.target("two"));
+        fs::write(one.join("f"), "by one").expect("write");
+        unmount_behind(&one);
+        let moved = publish_at(&bench, "two", OUTPUT).await.expect("second");
+        assert!(!moved.already);
+        assert_eq!(fs::read_to_string(two.join("f")).expect("read"), "by one");
         let bench = bench.restart().await;
-        assert_eq!(
-            bench.row("v").expect("row").targets.len(),
-            2,
-            "{}",
-            ground.name()
-        );
-        for target in ["one", "two"] {
-            assert!(
-                publish_at(&bench, target, OUTPUT)
-                    .await
-                    .expect("again")
-                    .already
-            );
-        }
-        bench
-            .engine
-            .unpublish("v", &bench.target("one"))
-            .await
-            .expect("unpublish");
-        assert!(
-            bench
-                .row("v")
-                .is_some_and(|row| row.state == VolumeState::Published)
-        );
-        bench
-            .engine
-            .unpublish("v", &bench.target("two"))
-            .await
-            .expect("unpublish");
+        assert_eq!(bench.row("v").expect("row").targets, [two.clone()]);
+        let again = publish_at(&bench, "two", OUTPUT).await;
+        assert!(again.expect("again").already);
+        // The first target is of no volume any more.
+        bench.engine.unpublish("v", &one).await.expect("unpublish");
+        assert!(!one.exists());
+        let row = bench.row("v").expect("row");
+        assert_eq!(row.state, VolumeState::Published);
+        bench.engine.unpublish("v", &two).await.expect("unpublish");
         bench.quiet().await;
-        assert_eq!(
-            bench.look("in", INPUT, "f").await.as_deref(),
-            Some("by one")
-        );
+        let look = bench.look("in", INPUT, "f").await;
+        assert_eq!(look.as_deref(), Some("by one"), "{}", ground.name());
         bench.finish().await;
     }
 }
@@ -376,35 +336,32 @@ async fn the_same_volume_may_come_back_while_its_predecessor_is_held_open() {
     bench.finish().await;
 }
 
-/// Somebody unmounts one of two targets by hand. Kubelet unpublishes the other one, and never comes for the first.
+/// An administrator unmounts the target and removes the pod's directory. Kubelet unpublishes the
+/// volume, or the next start finds that it will not.
 #[tokio::test(flavor = "multi_thread")]
 async fn a_target_that_was_unmounted_from_outside_keeps_no_volume() {
     for ground in Ground::ALL {
-        let bench = require_bench!(on ground);
-        for before in [true, false] {
-            for target in ["one/mount", "two/mount"] {
-                fs::create_dir_all(bench.target(target).parent().expect("a pod's")).expect("mkdir");
-                publish_at(&bench, target, OUTPUT).await.expect("published");
-            }
+        let mut bench = require_bench!(on ground);
+        for kubelet_comes in [true, false] {
+            let target = bench.target("one/mount");
+            let parent = target.parent().expect("a pod's");
+            fs::create_dir_all(parent).expect("mkdir");
+            let published = publish_at(&bench, "one/mount", OUTPUT).await;
+            published.expect("published");
             bench.outcome("pod", Outcome::Succeeded).await;
-            let (one, two) = (bench.target("one/mount"), bench.target("two/mount"));
-            let by_hand = || {
-                unmount_behind(&two);
-                fs::remove_dir(&two).expect("rmdir");
-                fs::remove_dir(two.parent().expect("a pod's")).expect("rmdir");
-            };
-            if before {
-                by_hand();
-            }
-            let unpublished = bench.engine.unpublish("v", &one).await;
-            unpublished.expect("unpublished");
-            fs::remove_dir(one.parent().expect("a pod's")).expect("rmdir");
-            if !before {
-                assert!(
-                    bench.row("v").is_some(),
-                    "it is mounted at the other target"
-                );
-                by_hand();
+            unmount_behind(&target);
+            fs::remove_dir(&target).expect("rmdir");
+            fs::remove_dir(parent).expect("rmdir");
+            if kubelet_comes {
+                let unpublished = bench.engine.unpublish("v", &target).await;
+                unpublished.expect("unpublished");
+            } else {
+                bench.engine.reap().await.expect("reap");
+                let row = bench
+                    .row("v")
+                    .expect("kubelet may come until the next start");
+                assert_eq!(row.state, VolumeState::Published);
+                bench = bench.restart().await;
                 bench.engine.reap().await.expect("reap");
             }
             eventually("it is sealed", || {

@@ -39,7 +39,7 @@ async fn change(
         drop(guard);
         Ok(after)
     };
-    inner.calls.run(job).await?
+    inner.threads.calls.run(job).await?
 }
 
 /// Bounds the content as the claim says, if it is there.

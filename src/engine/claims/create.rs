@@ -9,6 +9,7 @@ use std::sync::Arc;
 use tokio::time::Instant;
 
 use super::data_dir::{self, is_held_open};
+use super::entries::VolumeEntry;
 use super::freeze::{self, Freezing, Moment};
 use super::lookup::{self, refuse_too_large};
 use super::types::CreateClaim;
@@ -19,7 +20,7 @@ use crate::engine::guard::{self, Guard};
 use crate::engine::layers;
 use crate::engine::pins::Pins;
 use crate::engine::shared::Inner;
-use crate::engine::state::{State, VolumeEntry};
+use crate::engine::state::State;
 use crate::model::{
     ClaimSource, LayerId, MutableParameters, OwnerView, PersistentVolume, RootAttributes,
     SnapshotId, VolumeId, layout,
@@ -56,7 +57,7 @@ fn made_before(inner: &Inner, id: &VolumeId) -> Option<PersistentVolume> {
 /// Whether there is a claim of that name. What cannot be used is there all the same.
 pub(super) fn has(inner: &Inner, name: &str) -> bool {
     let id = lookup::id_of(lookup::CLAIM, name);
-    inner.state.lock().claims.contains_key(&id)
+    inner.state.lock().claims.contains(&id)
 }
 
 /// What a repeated request finds, if it is the same request.
@@ -110,7 +111,7 @@ impl Content {
     fn of_snapshot(inner: &Arc<Inner>, id: &SnapshotId) -> Result<Self> {
         let mut pins = Pins::none(inner);
         let mut state = inner.state.lock();
-        let snapshot = state.snapshots.get(id).cloned();
+        let snapshot = state.claims.snapshots().get(id).cloned();
         let snapshot = snapshot.ok_or_else(|| Error::NoSuchSnapshot(id.to_string()))?;
         pins.add(&mut state, &snapshot.layers);
         drop(state);
@@ -144,7 +145,7 @@ async fn insert(
         drop((guard, content));
         Ok(claim)
     };
-    let made = inner.calls.run(job).await?;
+    let made = inner.threads.calls.run(job).await?;
     inner.ask_for_room_after(&made);
     made
 }
@@ -174,6 +175,7 @@ async fn clone(
         _pins: Pins::none(inner),
     };
     let claim = inner
+        .threads
         .calls
         .run(move || describe(&engine, id, request, &content));
     let claim = claim.await??;
@@ -185,9 +187,7 @@ async fn clone(
 
 /// Enters a new claim.
 fn enter(state: &mut State, claim: PersistentVolume) {
-    state
-        .claims
-        .insert(claim.id.clone(), VolumeEntry::new(claim));
+    state.claims.insert(VolumeEntry::new(claim));
 }
 
 /// The claim that a request asks for, in whose place nothing is. Its first mount makes the rest.
@@ -200,7 +200,7 @@ fn describe(
     data_dir::put_aside(inner, &id)?;
     let capacity = capacity(&request, content.size)?;
     refuse_too_large(inner, capacity)?;
-    let now = inner.clock.now();
+    let now = inner.now();
     Ok(PersistentVolume {
         id,
         view: view(inner, content, &request.parameters.root)?,
@@ -271,7 +271,7 @@ pub(super) async fn delete(inner: Arc<Inner>, id: String) -> Result<()> {
     };
     // First: what is being made is not known yet, and would appear after the answer.
     let guard = lookup::take(&inner, &id, guard::deadline()).await?;
-    if !inner.state.lock().claims.contains_key(&id) {
+    if !inner.state.lock().claims.contains(&id) {
         return Ok(());
     }
     let engine = inner.clone();
@@ -280,7 +280,7 @@ pub(super) async fn delete(inner: Arc<Inner>, id: String) -> Result<()> {
         drop(guard);
         deleted
     };
-    inner.calls.run(job).await??;
+    inner.threads.calls.run(job).await??;
     inner.wake_reaper();
     Ok(())
 }
@@ -302,7 +302,7 @@ pub(super) fn delete_now(inner: &Arc<Inner>, id: &VolumeId) -> Result<()> {
         if let Some(held) = &removed {
             pins.add(&mut state, &held.claim.layers);
         }
-        (removed, state.tainted_until)
+        (removed, state.write_back.tainted_until())
     };
     let Some(held) = removed else {
         return Ok(());
@@ -311,8 +311,8 @@ pub(super) fn delete_now(inner: &Arc<Inner>, id: &VolumeId) -> Result<()> {
     if let Err(error) = removed.result() {
         let since = {
             let mut state = inner.state.lock();
-            state.claims.insert(id.clone(), held);
-            state.tainted_until
+            state.claims.insert(held);
+            state.write_back.tainted_until()
         };
         if since != doomed {
             // It was not there when the others were marked.

@@ -6,11 +6,11 @@
 use std::collections::HashMap;
 use std::path::{Path, PathBuf};
 
+use super::entries::{ClaimMount, VolumeEntry};
 use crate::backend::Start;
 use crate::engine::error::{Context, Error, Result};
 use crate::engine::failpoint::{Point, point};
 use crate::engine::shared::Inner;
-use crate::engine::state::{ClaimMount, VolumeEntry};
 use crate::model::{ClaimRecord, ClaimTarget, LayerId, PersistentVolume, VolumeId, layout};
 use crate::store;
 use crate::sys::Dir;
@@ -62,7 +62,7 @@ fn sweep(inner: &Inner, dir: &Dir) -> Result<()> {
 /// Puts aside what lies where the directory of a claim would, of which the index has none: what is left of one that was deleted. An
 /// id is made of a name, so the next claim of that name would show it.
 pub(super) fn put_aside(inner: &Inner, id: &VolumeId) -> Result<()> {
-    if inner.state.lock().volumes.contains_key(id) {
+    if inner.state.lock().volumes.live(id).is_some() {
         let (name, what) = (id.to_string(), "owner: it is a pod's volume");
         return Err(Error::Exists { name, what });
     }
@@ -163,7 +163,7 @@ pub(super) fn new_record(
     };
     ClaimRecord {
         format: ClaimRecord::FORMAT,
-        boot: inner.boot.clone(),
+        boot: inner.boot().to_owned(),
         claim: claim.clone(),
         targets: mounts.iter().map(target).collect(),
         limit_unenforced,

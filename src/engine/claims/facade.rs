@@ -48,6 +48,7 @@ impl Engine {
     pub async fn claim_use(&self, id: &str) -> Result<ClaimUse> {
         let (inner, id) = (self.inner.clone(), lookup::parse(id)?);
         self.inner
+            .threads
             .calls
             .run(move || list::claim_use(&inner, &id))
             .await?
@@ -142,7 +143,7 @@ impl Engine {
                 largest: space.bytes,
             })
         };
-        self.inner.calls.run(job).await?
+        self.inner.threads.calls.run(job).await?
     }
 }
 
@@ -163,7 +164,7 @@ impl Engine {
     pub fn has_claim(&self, id: &str) -> bool {
         let id: Option<VolumeId> = id.parse().ok();
         let state = self.inner.state.lock();
-        id.is_some_and(|id| state.claims.contains_key(&id))
+        id.is_some_and(|id| state.claims.contains(&id))
     }
 
     /// An operation of several steps that runs to its end, also when its caller goes away. When the thread that serves the call ends it
@@ -172,7 +173,7 @@ impl Engine {
         &self,
         operation: impl Future<Output = Result<T>> + Send + 'static,
     ) -> Result<T> {
-        let running = self.inner.spawn(operation);
+        let running = self.inner.lifetime.spawn(operation);
         running.await.unwrap_or(Err(Error::ShuttingDown))
     }
 }

@@ -10,16 +10,18 @@ use std::sync::Arc;
 use parking_lot::MutexGuard;
 
 use super::data_dir::{self, is_held_open};
+use super::entries::Problem;
 use super::lookup::{DAMAGED, held_open, refuse_broken};
 use crate::backend;
-use crate::engine::catalog::Transaction;
 use crate::engine::error::{Context, Error, Result};
 use crate::engine::failpoint::{Point, point};
 use crate::engine::guard::Guard;
 use crate::engine::layers;
 use crate::engine::pins::Pins;
 use crate::engine::shared::Inner;
-use crate::engine::state::{Measured, Problem, State};
+use crate::engine::state::State;
+use crate::engine::transaction::Transaction;
+use crate::engine::types::Measured;
 use crate::model::{
     LayerId, LayerRecord, LiveClone, PersistentVolume, Timestamp, VolumeId, layout,
 };
@@ -73,7 +75,7 @@ pub(super) async fn freeze(
     let engine = inner.clone();
     let job = move || {
         let mut freezing = Freezing {
-            since: engine.clock.now(),
+            since: engine.now(),
             pins: Pins::none(&engine),
             inner: engine,
             frozen: Vec::new(),
@@ -92,9 +94,9 @@ pub(super) async fn freeze(
         Ok(freezing)
     };
     let frozen = if long {
-        inner.seals.run(job).await?
+        inner.threads.seals.run(job).await?
     } else {
-        inner.calls.run(job).await?
+        inner.threads.calls.run(job).await?
     };
     inner.ask_for_room_after(&frozen);
     frozen
@@ -130,10 +132,10 @@ impl Freezing {
                 };
                 (answer, || frozen.into_iter().for_each(Self::tidy))
             };
-            engine.syncs.run_on(job).await?
+            engine.threads.syncs.run_on(job).await?
         } else {
             let job = move || self.commit_now(changes, enter).map(Self::tidy);
-            engine.calls.run(job).await?
+            engine.threads.calls.run(job).await?
         };
         engine.ask_for_room_after(&result);
         result
@@ -143,7 +145,10 @@ impl Freezing {
     fn is_tainted(&self, state: &State) -> bool {
         let made = self.frozen.iter().filter(|frozen| frozen.layer.is_some());
         let mut held = made.filter_map(|frozen| state.claims.get(&frozen.claim.id));
-        state.tainted_until.is_some_and(|until| until >= self.since)
+        state
+            .write_back
+            .tainted_until()
+            .is_some_and(|until| until >= self.since)
             || held.any(|held| held.damaged)
     }
 
@@ -181,7 +186,7 @@ impl Freezing {
         let inner = &self.inner;
         // Until the index names it: nobody else hears meanwhile of what the disk lost.
         let made = self.layers().next().is_some();
-        let syncing = made.then(|| inner.syncing.lock());
+        let syncing = made.then(|| inner.durability.lock());
         if let Some(syncing) = &syncing {
             if let Err(error) = self.write_back(syncing) {
                 return Transaction::RolledBack(error);
@@ -258,9 +263,9 @@ impl Freezing {
     /// It could not be taken back: the claims whose content moved cannot be used, and where that is now stays, until the next start.
     fn leave_as_it_is(&self, error: &Error) {
         let mut state = self.inner.state.lock();
-        state
-            .retained_layers
-            .extend(self.layers().map(|layer| (layer, vec![layer])));
+        for layer in self.layers() {
+            state.volumes.retain(layer, vec![layer]);
+        }
         for frozen in self.moved() {
             if let Some(held) = state.claims.get_mut(&frozen.claim.id) {
                 held.problem = Some(Problem::Broken(format!(
@@ -548,7 +553,7 @@ impl Drop for Freezing {
             ended: true,
             guards: std::mem::take(&mut self.guards),
         };
-        drop(self.inner.calls.run(move || left.undo()));
+        drop(self.inner.threads.calls.run(move || left.undo()));
     }
 }
 
@@ -589,7 +594,7 @@ mod tests {
         let is_there = || inner.dirs.layers.has(&layer).expect("stat");
 
         let (go_on, told) = mpsc::channel();
-        let busy = inner.calls.run(move || told.recv());
+        let busy = inner.threads.calls.run(move || told.recv());
         drop(freezing);
         assert!(is_there(), "it was taken back on this thread");
         go_on.send(()).expect("it waits");

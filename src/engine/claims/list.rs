@@ -19,7 +19,9 @@ pub(super) fn claims(
     after: Option<&VolumeId>,
     most: usize,
 ) -> Page<PersistentVolume> {
-    page(&state.claims, after, most, |held| Some(held.claim.clone()))
+    page(state.claims.entries(), after, most, |held| {
+        Some(held.claim.clone())
+    })
 }
 
 pub(super) fn snapshots(
@@ -35,7 +37,7 @@ pub(super) fn snapshots(
             && is.is_none_or(|id| snapshot.id.as_str() == id);
         wanted.then(|| snapshot.clone())
     };
-    page(&state.snapshots, after, most, wanted)
+    page(state.claims.snapshots(), after, most, wanted)
 }
 
 fn page<K, T>(

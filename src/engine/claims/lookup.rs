@@ -7,10 +7,11 @@ use std::sync::Arc;
 use sha2::{Digest, Sha256};
 use tokio::time::Instant;
 
+use super::entries::VolumeEntry;
 use crate::engine::error::{Context, Error, Result};
 use crate::engine::guard::Guard;
 use crate::engine::shared::Inner;
-use crate::engine::state::{State, VolumeEntry};
+use crate::engine::state::State;
 use crate::model::{PersistentVolume, VolumeId};
 
 /// What the id of a claim begins with.
@@ -39,7 +40,7 @@ pub(super) fn id_of(prefix: &str, name: &str) -> VolumeId {
 /// Reserves a claim, and waits until mounts of it that were detached are closed.
 pub(super) async fn take(inner: &Arc<Inner>, id: &VolumeId, until: Instant) -> Result<Guard> {
     let guard = Guard::take(inner, id, until).await?;
-    let closed = inner.when(|state| {
+    let closed = inner.state.when(|state| {
         let held = state.claims.get(id);
         held.is_none_or(|held| held.closing == 0).then_some(())
     });

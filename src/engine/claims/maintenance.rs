@@ -5,10 +5,10 @@ use std::sync::Arc;
 
 use super::create::delete_now;
 use super::data_dir::{self, is_held_open};
+use super::entries::VolumeEntry;
 use crate::engine::error::{Error, Result};
 use crate::engine::guard::Guard;
 use crate::engine::shared::Inner;
-use crate::engine::state::VolumeEntry;
 use crate::model::VolumeId;
 use crate::store::Change;
 
@@ -71,10 +71,10 @@ fn notice_free(inner: &Arc<Inner>) {
         };
         let is_free = matches!(is_held_open(inner, &id), Ok(false));
         let mut state = inner.state.lock();
-        let synced = state.synced;
+        let synced = state.write_back.synced();
         if let Some(held) = state.claims.get_mut(&id) {
             if is_free && held.mounts.is_empty() {
-                held.is_let_go(inner.clock.now(), synced);
+                held.is_let_go(inner.now(), synced);
             } else if let Some(last) = &mut held.busy_layers {
                 last.assumed = false;
             }
@@ -125,7 +125,7 @@ pub(in crate::engine) fn uses(inner: &Inner) -> Vec<Change> {
 
 /// Claims whose time is over. One that cannot be deleted is in no other one's way.
 fn expire(inner: &Arc<Inner>) -> (usize, Result<()>) {
-    let now = inner.clock.now();
+    let now = inner.now();
     let is_over = |held: &VolumeEntry| {
         held.is_quiescent()
             && held.claim.attached.is_empty()

@@ -15,6 +15,7 @@
 //! | `change` | expand, modify, attach, detach |
 //! | `snapshot` | snapshots and groups of them |
 //! | `freeze` | the content of claims at one moment, durable together or not at all |
+//! | `entries` | what is known of them in memory |
 //! | `data_dir` | the directory of a claim |
 //! | `mount` | stage, publish, unpublish, unstage |
 //! | `list` | pages, and how a claim is used |
@@ -26,6 +27,7 @@
 mod change;
 mod create;
 pub(super) mod data_dir;
+pub(super) mod entries;
 mod facade;
 mod freeze;
 mod list;

@@ -1,7 +1,8 @@
-//! A claim becomes visible and goes away again: staged, published, unpublished, unstaged.
+//! Persistent volumes at paths: staged, published, unpublished, unstaged.
 //!
-//! All mounts of a claim are of one superblock: the first is made of its content, every other is a bind of one that is
-//! there. A staging path is the caller's, and stays. Where the claim is mounted is written down before it is.
+//! All mounts of a volume have one superblock: the first is made from its content, each other is a
+//! bind of one that exists. A staging path is the caller's, and stays. The record names a path
+//! before the volume is mounted there.
 
 use std::collections::HashMap;
 use std::os::fd::{AsFd, OwnedFd};
@@ -9,19 +10,20 @@ use std::path::{Path, PathBuf};
 use std::sync::Arc;
 
 use super::data_dir::{self, is_held_open};
+use super::entries::{BusyLayers, ClaimMount, Problem};
 use super::lookup::{self, refuse_broken};
 use super::types::MountClaim;
 use crate::backend::Start;
 use crate::engine::error::{Context, Error, Result};
 use crate::engine::failpoint::{Point, point};
 use crate::engine::guard::{self, Guard};
+use crate::engine::mounts;
 use crate::engine::shared::Inner;
-use crate::engine::state::{BusyLayers, ClaimMount, Problem};
-use crate::engine::target::{Found, Target};
+use crate::engine::target::Target;
 use crate::model::{ClaimRecord, MountCapability, PersistentVolume, VolumeId};
 use crate::sys::{self, Dir};
 
-/// What a pod's fsGroup adds to the root's mode.
+/// The bits that a pod's fsGroup adds to the root's mode.
 const GROUP_BITS: u32 = 0o2070;
 
 /// Mounts a claim; repeatable.
@@ -34,7 +36,7 @@ pub(super) async fn mount(inner: &Arc<Inner>, request: MountClaim) -> Result<()>
         drop(guard);
         mounted
     };
-    inner.calls.run(job).await?
+    inner.threads.calls.run(job).await?
 }
 
 /// The claim, as an operation that mounts it finds it.
@@ -61,7 +63,7 @@ fn mount_now(inner: &Inner, request: &MountClaim) -> Result<()> {
     let mut known = known(inner, &request.claim)?;
     let target = Target::open_for_mount(&request.target)?;
     if let Some(there) = known.mounts.get(&request.target)
-        && shows(&target, there.id)
+        && mounts::shows(&target, there.id)
     {
         return match difference(there, request) {
             None => Ok(()),
@@ -71,18 +73,18 @@ fn mount_now(inner: &Inner, request: &MountClaim) -> Result<()> {
             }),
         };
     }
-    // What was unmounted behind our back is forgotten.
+    // Mounts that another program unmounted are forgotten.
     known
         .mounts
-        .retain(|path, mount| *path != request.target && is_there(path, mount.id));
+        .retain(|path, mount| *path != request.target && mounts::is_mounted(path, mount.id));
     refuse_second_place(request, &known.mounts)?;
     let first = first(request, &known.mounts)?;
     let (dir, mount) = match first {
         Some(path) => {
             let dir = inner.volume_dir(&request.claim)?;
-            (dir, bind(&path, request.read_only)?)
+            (dir, mounts::bind(&path, request.read_only)?)
         }
-        None => mount_anew(inner, &mut known, request.read_only)?,
+        None => mount_first(inner, &mut known, request.read_only)?,
     };
     point(Point::ClaimMounted);
     if let Some(group) = request.mount_group.filter(|_| !request.read_only) {
@@ -91,11 +93,13 @@ fn mount_now(inner: &Inner, request: &MountClaim) -> Result<()> {
     attach(inner, request, &target, &dir, &known, &mount)
 }
 
-/// What of a repeated request differs from the first, in the words of an error message (CSI specification, "NodePublishVolume": with
-/// other arguments for the same target path it is ALREADY_EXISTS).
+/// The part of a repeated request that differs from the first, in the words of an error message (CSI
+/// specification, "NodePublishVolume": with other arguments for the same target path it is
+/// ALREADY_EXISTS).
 ///
-/// Of a staging path the group is not among it: kubelet stages a claim once for the pods of all groups, and after a restart of its
-/// own again for whichever it meets first. Each has its group when it is published.
+/// The group of a staging path may differ: kubelet stages a volume once for the pods of all groups,
+/// and after a restart of its own again for the pod that it meets first. Each pod has its group from
+/// its publish.
 fn difference(there: &ClaimMount, request: &MountClaim) -> Option<&'static str> {
     if there.read_only != request.read_only {
         return Some("readonly");
@@ -110,15 +114,6 @@ fn difference(there: &ClaimMount, request: &MountClaim) -> Option<&'static str> 
     }
 }
 
-fn shows(target: &Target<'_>, mount: u64) -> bool {
-    matches!(target.look(), Ok(Found::Mount(point)) if point.id == mount)
-}
-
-fn is_there(path: &Path, mount: u64) -> bool {
-    let target = Target::open(path).ok().flatten();
-    target.is_some_and(|target| shows(&target, mount))
-}
-
 /// A claim whose access mode allows one place is published in one.
 fn refuse_second_place(request: &MountClaim, mounts: &HashMap<PathBuf, ClaimMount>) -> Result<()> {
     if request.staging || request.multiple_targets {
@@ -129,11 +124,12 @@ fn refuse_second_place(request: &MountClaim, mounts: &HashMap<PathBuf, ClaimMoun
         Some((elsewhere, _)) => Err(Error::PublishedElsewhere {
             volume: request.claim.clone(),
             target: elsewhere.clone(),
+            why: "its access mode allows",
         }),
     }
 }
 
-/// A mount of the claim of which the new one can be a bind: the one it is staged at, or else any, writable ones first.
+/// The path whose mount the new one is a bind of: the staging path, or else any, writable ones first.
 fn first(request: &MountClaim, mounts: &HashMap<PathBuf, ClaimMount>) -> Result<Option<PathBuf>> {
     if let Some(staged) = &request.staged_at
         && !mounts.contains_key(staged)
@@ -147,7 +143,7 @@ fn first(request: &MountClaim, mounts: &HashMap<PathBuf, ClaimMount>) -> Result<
         });
     }
     if let Some(staged) = &request.staged_at {
-        // For whoever staged it so nobody was to write; that the one who publishes it knows nothing of that changes nothing.
+        // It was staged so that no pod writes, and a publish does not change that.
         if mounts[staged].read_only && !request.read_only {
             return Err(Error::Different {
                 volume: request.claim.clone(),
@@ -162,15 +158,11 @@ fn first(request: &MountClaim, mounts: &HashMap<PathBuf, ClaimMount>) -> Result<
     Ok(first.map(|(path, _)| path.clone()))
 }
 
-fn bind(first: &Path, read_only: bool) -> Result<OwnedFd> {
-    Target::open_for_mount(first)?.clone_mount(read_only)
-}
-
-/// The first mount of a claim that is mounted nowhere; makes its content if need be.
-fn mount_anew(inner: &Inner, known: &mut Known, read_only: bool) -> Result<(Dir, OwnedFd)> {
+/// The first mount of a volume that is mounted nowhere. Makes its content if there is none.
+fn mount_first(inner: &Inner, known: &mut Known, read_only: bool) -> Result<(Dir, OwnedFd)> {
     let id = &known.claim.id;
     if is_held_open(inner, id)? {
-        // A pod that was deleted by force still writes. Two mounts of one top would corrupt each other.
+        // A pod that was deleted by force may still write.
         return Err(Error::HeldOpen(id.clone()));
     }
     let dir = if let Some(dir) = data_dir::find(inner, &known.claim)? {
@@ -180,14 +172,12 @@ fn mount_anew(inner: &Inner, known: &mut Known, read_only: bool) -> Result<(Dir,
         known.limit_unenforced = limit_unenforced;
         dir
     };
-    let mount = inner
-        .backend
-        .mount(&dir, id.as_str(), &Start::of_claim(&known.claim), false)
-        .context("mount the volume")?;
+    let start = Start::of_claim(&known.claim);
+    let mount = mounts::mount(inner, &dir, id.as_str(), &start, false)?;
     if !read_only {
         return Ok((dir, mount));
     }
-    // What is seen through this mount only: the superblock stays writable for others.
+    // Only this mount is read-only: the superblock stays writable for others.
     let mount = sys::confined(mount, true).context("make the mount read-only")?;
     Ok((dir, mount))
 }
@@ -223,7 +213,7 @@ fn attach(
     let id = sys::mount_point(mount.as_fd())
         .context("look at the new mount")?
         .id;
-    let used = inner.clock.now();
+    let used = inner.now();
     let here = ClaimMount {
         id,
         staging: request.staging,
@@ -240,18 +230,14 @@ fn attach(
         last_used: used,
         ..known.claim.clone()
     };
-    let mut mounts = known.mounts.clone();
-    mounts.insert(request.target.clone(), here);
-    let made = target.make_beside(&inner.dirs.root)?;
-    // Recorded first: a target that is recorded and not mounted does no harm after a crash, the opposite leaks a mount.
-    let attached = data_dir::write(dir, &record(&claim, &mounts)).and_then(|()| {
+    let mut all = known.mounts.clone();
+    all.insert(request.target.clone(), here);
+    let attached = mounts::attach(inner, &request.claim, target, mount, || {
+        data_dir::write(dir, &record(&claim, &all))?;
         point(Point::ClaimRecorded);
-        target.attach(mount.as_fd())
+        Ok(())
     });
     if let Err(error) = attached {
-        if made && let Err(error) = target.remove() {
-            tracing::error!(volume.id = %request.claim, %error, "a failed mount left its target behind");
-        }
         if let Err(error) = data_dir::write(dir, &record(&known.claim, &known.mounts)) {
             data_dir::put_off(inner, &request.claim, &error);
         }
@@ -260,7 +246,7 @@ fn attach(
     point(Point::ClaimAttached);
     let mut state = inner.state.lock();
     if let Some(held) = state.claims.get_mut(&request.claim) {
-        held.mounts = mounts;
+        held.mounts = all;
         held.busy_layers = Some(BusyLayers::known(claim.layers));
         held.claim.last_used = used;
         held.used = true;
@@ -284,7 +270,7 @@ pub(super) async fn unmount(
     let engine = inner.clone();
     let path = path.to_owned();
     let job = move || unmount_now(&engine, claim.as_ref(), &path, staging, guard);
-    inner.calls.run(job).await?
+    inner.threads.calls.run(job).await?
 }
 
 fn unmount_now(
@@ -294,15 +280,7 @@ fn unmount_now(
     staging: bool,
     guard: Option<Guard>,
 ) -> Result<()> {
-    let mut pins = Vec::new();
-    if let Some(target) = Target::open(path)? {
-        pins = target.detach()?;
-        point(Point::ClaimDetached);
-        if !staging {
-            target.remove()?;
-        }
-        point(Point::ClaimTargetRemoved);
-    }
+    let mut pins = mounts::detach(path, staging, mounts::CLAIM_UNMOUNTED)?;
     let Some(claim) = claim else {
         return Ok(());
     };
@@ -319,7 +297,7 @@ fn unmount_now(
             let mut pins = pins.iter();
             pins.position(|(point, _)| point.unique && point.id == mounted.id)
         });
-        held.claim.last_used = inner.clock.now();
+        held.claim.last_used = inner.now();
         held.used = true;
         if held.mounts.is_empty() {
             held.closing += 1;
@@ -336,8 +314,8 @@ fn unmount_now(
         guard.becomes_a_chore();
     }
     let (engine, claim) = (inner.clone(), claim.clone());
-    // Slow: the new record takes the place of one that the disk may be writing, and the end of the last mount evicts the dentries of the
-    // tree and writes back all that the pool holds. Whoever wants the claim next waits for it.
+    // Slow: the new record replaces one that the disk may be writing. The end of the last mount
+    // evicts the dentries of the tree and writes back the whole pool. The next caller waits for it.
     let job = move || {
         write_down(&engine, &claim, record);
         drop((guard, others));
@@ -345,14 +323,14 @@ fn unmount_now(
             let_go(&engine, &claim, ours);
         }
     };
-    drop(inner.closes.run(job));
+    drop(inner.threads.closes.run(job));
     Ok(())
 }
 
-/// Writes down where a claim is mounted now. On a full disk it stays as it is, which does no harm, and nor does a crash before this: the next
-/// start looks at what is mounted. It is written when there is room.
+/// Writes down where a volume is mounted now. On a full disk the old record stays until there is
+/// space. That is harmless, as is a crash before this: the next start reads the mount table.
 fn write_down(inner: &Inner, claim: &VolumeId, record: Option<ClaimRecord>) {
-    // What nobody knows of the others is not written down.
+    // The modes of its other mounts are unknown, and must not be written down as known.
     let Some(record) = record else { return };
     let dir = inner.volume_dir(claim);
     if let Err(error) = dir.and_then(|dir| data_dir::write(&dir, &record)) {
@@ -360,23 +338,25 @@ fn write_down(inner: &Inner, claim: &VolumeId, record: Option<ClaimRecord>) {
     }
 }
 
-/// Closes the last hold on a claim's mount that is ours, and sees whether it was the last of all.
+/// Closes our last descriptor of a volume's mount, and finds out whether a process has another.
 fn let_go(inner: &Inner, claim: &VolumeId, pin: Option<OwnedFd>) {
-    // All its mounts are of one superblock: once that is gone nobody has anything of it.
-    let watch = pin.as_ref().map(|pin| inner.watches.watch(pin.as_fd()));
+    // All its mounts have one superblock: once that is gone, no process holds a file of it.
+    let watch = pin
+        .as_ref()
+        .map(|pin| inner.teardown.watches.watch(pin.as_fd()));
     drop(pin);
     let watch = watch.and_then(Result::ok);
     let gone = watch.is_some_and(|watch| watch.has_fired().is_ok());
     let free = gone || matches!(is_held_open(inner, claim), Ok(false));
     {
         let mut state = inner.state.lock();
-        let synced = state.synced;
+        let synced = state.write_back.synced();
         if let Some(held) = state.claims.get_mut(claim) {
             held.closing = held.closing.saturating_sub(1);
             if free && held.mounts.is_empty() {
-                held.is_let_go(inner.clock.now(), synced);
+                held.is_let_go(inner.now(), synced);
             }
         }
     }
-    inner.changed.notify_waiters();
+    inner.state.notify();
 }

@@ -8,11 +8,12 @@ use std::collections::{HashMap, HashSet};
 use std::path::{Path, PathBuf};
 
 use super::data_dir;
+use super::entries::{BusyLayers, ClaimMount, Problem, VolumeEntry};
 use super::freeze::{going_to, take_back};
 use crate::engine::error::{Context, Result};
-use crate::engine::mounts::find_mounts;
+use crate::engine::mounts::find_all;
 use crate::engine::shared::Inner;
-use crate::engine::state::{BusyLayers, ClaimMount, Problem, State, VolumeEntry};
+use crate::engine::state::State;
 use crate::model::{
     ClaimRecord, LayerId, PersistentVolume, Snapshot, SnapshotGroup, VolumeId, layout,
 };
@@ -35,25 +36,26 @@ pub(in crate::engine) fn recover_index(
             .find(|layer| !on_disk.contains(layer))
     };
     for claim in claims {
-        inner.clock.seen(claim.created);
-        inner.clock.seen(claim.last_used);
+        inner.saw(claim.created);
+        inner.saw(claim.last_used);
         let mut held = VolumeEntry::new(claim);
         if let Some(layer) = missing(&held.claim.layers) {
             tracing::error!(volume.id = %held.claim.id, %layer, "a layer of this volume is missing; it cannot be used");
             held.problem = Some(Problem::Broken(format!("its layer {layer} is missing")));
         }
-        state.claims.insert(held.claim.id.clone(), held);
+        state.claims.insert(held);
     }
     for snapshot in snapshots {
-        inner.clock.seen(snapshot.created);
+        inner.saw(snapshot.created);
         if let Some(layer) = missing(&snapshot.layers) {
             // It stays, so that whoever restores it is told.
             tracing::error!(snapshot.id = %snapshot.id, %layer, "a layer of this snapshot is missing");
         }
-        state.snapshots.insert(snapshot.id.clone(), snapshot);
+        state.claims.put_snapshot(snapshot);
     }
-    let groups = groups.into_iter().map(|group| (group.id.clone(), group));
-    state.groups.extend(groups);
+    for group in groups {
+        state.claims.put_group(group);
+    }
 }
 
 /// The directory of a claim that the index has.
@@ -92,12 +94,12 @@ pub(in crate::engine) fn recover_volume(
         && record.claim.last_used > held.claim.last_used
     {
         // The index is told later, and by a killed driver never.
-        inner.clock.seen(record.claim.last_used);
+        inner.saw(record.claim.last_used);
         held.claim.last_used = record.claim.last_used;
         held.used = true;
     }
     match record {
-        Ok(record) if record.boot != inner.boot => {
+        Ok(record) if record.boot != inner.boot() => {
             if !record.targets.is_empty() {
                 // It was in use when the boot ended, which nobody wrote down.
                 was_used_until_now(inner, held, dir);
@@ -157,7 +159,7 @@ fn unrecorded(
     let shown = |mount: &&MountEntry| inner.backend.shows(mount, id, id.as_str());
     let paths = mounts.iter().filter(shown);
     let paths: Vec<&Path> = paths.map(|mount| mount.mount_point.as_path()).collect();
-    let found = find_mounts(inner, mounts, id, id.as_str(), &paths)?;
+    let found = find_all(inner, mounts, id, id.as_str(), &paths)?;
     let unknown = |id| ClaimMount {
         id,
         staging: false,
@@ -181,7 +183,7 @@ fn of_this_boot(
         .map(|target| target.path.as_path())
         .collect();
     let id = &held.claim.id;
-    let found: HashMap<PathBuf, u64> = find_mounts(inner, mounts, id, id.as_str(), &paths)?;
+    let found: HashMap<PathBuf, u64> = find_all(inner, mounts, id, id.as_str(), &paths)?;
     // What was unmounted just before may still be held open; the kernel is asked before anything is done.
     held.busy_layers = Some(BusyLayers::assumed(record.claim.layers));
     let (there, gone): (Vec<_>, Vec<_>) = record
@@ -208,7 +210,7 @@ fn of_this_boot(
 
 /// It was in use until nobody knows when: written down, or each start would find it so.
 fn was_used_until_now(inner: &Inner, held: &mut VolumeEntry, dir: &Dir) {
-    held.claim.last_used = inner.clock.now();
+    held.claim.last_used = inner.now();
     held.used = true;
     if let Err(error) = data_dir::write(dir, &data_dir::record(inner, held)) {
         tracing::warn!(volume.id = %held.claim.id, %error, "its record names a target where it is not mounted");

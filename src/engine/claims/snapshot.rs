@@ -3,6 +3,7 @@
 
 use std::sync::Arc;
 
+use super::entries::SnapshotSet;
 use super::freeze::{self, Freezing, Moment};
 use super::lookup;
 use crate::engine::error::{Error, Result};
@@ -11,7 +12,7 @@ use crate::engine::guard::{self, Guard};
 use crate::engine::layers;
 use crate::engine::pins::Pins;
 use crate::engine::shared::Inner;
-use crate::engine::state::{SnapshotSet, State};
+use crate::engine::state::State;
 use crate::model::{LayerId, Snapshot, SnapshotGroup, SnapshotId, VolumeId};
 use crate::store::Change;
 
@@ -20,7 +21,7 @@ pub(super) async fn create(inner: Arc<Inner>, name: String, source: String) -> R
     let id = lookup::id_of(lookup::SNAPSHOT, &name);
     let until = guard::deadline();
     let _guard = Guard::take(&inner, &id, until).await?;
-    if let Some(snapshot) = inner.state.lock().snapshots.get(&id).cloned() {
+    if let Some(snapshot) = inner.state.lock().claims.snapshots().get(&id).cloned() {
         if snapshot.source.as_str() == source && snapshot.group.is_none() {
             return Ok(snapshot);
         }
@@ -31,7 +32,7 @@ pub(super) async fn create(inner: Arc<Inner>, name: String, source: String) -> R
     lookup::claim(&inner, &source)?;
     let guards = vec![lookup::take(&inner, &source, until).await?];
     let freezing = freeze::freeze(&inner, guards, vec![source], Moment::AsItCan).await?;
-    let created = inner.clock.now();
+    let created = inner.now();
     let mut snapshots = freezing
         .frozen
         .iter()
@@ -53,7 +54,9 @@ async fn commit(freezing: Freezing, taken: SnapshotSet) -> Result<()> {
     let snapshots = taken.snapshots.iter().cloned().map(Change::PutSnapshot);
     let group = taken.group.iter().cloned().map(Change::PutGroup);
     let changes = snapshots.chain(group).collect();
-    freezing.commit(changes, |state| state.enter(taken)).await
+    freezing
+        .commit(changes, |state| state.claims.enter(taken))
+        .await
 }
 
 fn removal(taken: &SnapshotSet) -> Vec<Change> {
@@ -89,7 +92,7 @@ pub(super) async fn delete(inner: Arc<Inner>, id: String) -> Result<()> {
         return Ok(());
     };
     let guard = Guard::take(&inner, &id, guard::deadline()).await?;
-    let snapshot = inner.state.lock().snapshots.get(&id).cloned();
+    let snapshot = inner.state.lock().claims.snapshots().get(&id).cloned();
     let Some(snapshot) = snapshot else {
         return Ok(());
     };
@@ -145,7 +148,7 @@ pub(super) async fn create_group(
         guards.push(lookup::take(&inner, claim, until).await?);
     }
     let freezing = freeze::freeze(&inner, guards, claims, Moment::One).await?;
-    let created = inner.clock.now();
+    let created = inner.now();
     let snapshots: Vec<Snapshot> = freezing
         .frozen
         .iter()
@@ -180,11 +183,11 @@ pub(super) fn group(state: &State, id: &str) -> Result<(SnapshotGroup, Vec<Snaps
 }
 
 fn known_group(state: &State, id: &SnapshotId) -> Option<(SnapshotGroup, Vec<Snapshot>)> {
-    let group = state.groups.get(id)?.clone();
+    let group = state.claims.groups().get(id)?.clone();
     let snapshots = group
         .snapshots
         .iter()
-        .filter_map(|id| state.snapshots.get(id).cloned());
+        .filter_map(|id| state.claims.snapshots().get(id).cloned());
     let snapshots = snapshots.collect();
     Some((group, snapshots))
 }
@@ -221,10 +224,10 @@ async fn remove(inner: &Arc<Inner>, taken: SnapshotSet, guards: Vec<Guard>) -> R
         {
             let mut state = engine.state.lock();
             pins.add(&mut state, &layers);
-            state.leave(&taken);
+            state.claims.leave(&taken);
         }
         if let Err(error) = engine.transact(&removal(&taken)).result() {
-            engine.state.lock().enter(taken);
+            engine.state.lock().claims.enter(taken);
             return Err(error);
         }
         point(Point::SnapshotUnindexed);
@@ -234,7 +237,7 @@ async fn remove(inner: &Arc<Inner>, taken: SnapshotSet, guards: Vec<Guard>) -> R
         drop(guards);
         Ok(())
     };
-    inner.calls.run(job).await??;
+    inner.threads.calls.run(job).await??;
     inner.wake_reaper();
     Ok(())
 }

@@ -73,7 +73,7 @@ impl Drop for Export {
             let inner = held.scratch.inner.clone();
             // Closing a view and deleting what it needed blocks. When the engine ends, the next
             // start sweeps.
-            drop(inner.transfers.run(move || drop(held)));
+            drop(inner.threads.transfers.run(move || drop(held)));
         }
     }
 }
@@ -114,7 +114,7 @@ struct Use {
 impl Use {
     /// Under the lock under which it was found.
     fn begin(inner: &Arc<Inner>, state: &mut State, artifact: ArtifactId) -> Self {
-        *state.exported.entry(artifact).or_default() += 1;
+        state.catalog.begin_export(artifact);
         Self {
             inner: inner.clone(),
             artifact,
@@ -125,12 +125,7 @@ impl Use {
 impl Drop for Use {
     fn drop(&mut self) {
         let mut state = self.inner.state.lock();
-        if let Some(count) = state.exported.get_mut(&self.artifact) {
-            *count -= 1;
-            if *count == 0 {
-                state.exported.remove(&self.artifact);
-            }
-        }
+        state.catalog.end_export(&self.artifact);
         drop(state);
         // It may have been the last that kept something.
         self.inner.wake_reaper();
@@ -180,14 +175,14 @@ impl Drop for Scratch {
 pub(in crate::engine) async fn open(inner: &Arc<Inner>, source: Source) -> Result<Export> {
     let engine = inner.clone();
     let opened = match source {
-        Source::Artifact(id) => inner.calls.run(move || open_artifact(&engine, id)),
+        Source::Artifact(id) => inner.threads.calls.run(move || open_artifact(&engine, id)),
         Source::Volume(id) => {
             let guard = Guard::take(inner, &id, guard::deadline()).await?;
             let opened = move || {
                 let _one_at_a_time = guard;
                 open_volume(&engine, &id)
             };
-            return inner.calls.run(opened).await?;
+            return inner.threads.calls.run(opened).await?;
         }
     };
     let opened = opened.await?;
@@ -200,18 +195,13 @@ fn open_artifact(inner: &Arc<Inner>, id: ArtifactId) -> Result<Export> {
     let (layers, usage, held) = {
         let mut state = inner.state.lock();
         let state = &mut *state;
-        if state.closing {
-            return Err(Error::ShuttingDown);
-        }
-        let sealed = state.artifacts.get(&id);
+        state.health.refuse_closing()?;
+        let sealed = state.catalog.get(&id);
         let sealed = sealed.ok_or_else(|| Error::NoSuchArtifact(id))?;
         let layers = sealed.artifact.layers.clone();
-        let usage = state.usage_of(&layers);
+        let usage = state.catalog.usage_of(&layers);
         pins.add(state, &layers);
-        let now = inner.clock.now();
-        if state.artifacts.used(&id, now) {
-            state.used.entry(id).or_insert(now);
-        }
+        state.catalog.touch(id, inner.now());
         (layers, usage, Use::begin(inner, state, id))
     };
     let scratch = Scratch::make(inner)?;
@@ -264,22 +254,18 @@ fn live(
         why: why.to_owned(),
     };
     let state = inner.state.lock();
-    let Some(live) = state.volumes.get(id) else {
-        let leaves = |record: &VolumeRecord| record.id == *id;
-        if state
-            .leaving
-            .values()
-            .any(|leaving| leaves(&leaving.record))
-        {
+    let Some(volume) = state.volumes.live(id) else {
+        if state.volumes.records().any(|record| record.id == *id) {
             return Err(not("its pod is done with it; export what it was sealed as"));
         }
         return Err(Error::NoSuchClaim(id.to_string()));
     };
-    let Some((target, mount)) = live.mounts.iter().next() else {
+    let target = volume.record.targets.first();
+    let Some((target, mount)) = target.zip(volume.mount()) else {
         return Err(not("it is not mounted now"));
     };
-    let usage = live.measured.usage;
-    Ok((live.record.clone(), usage, target.clone(), *mount))
+    let usage = volume.measured.usage;
+    Ok((volume.record.clone(), usage, target.clone(), mount))
 }
 
 fn open_volume(inner: &Arc<Inner>, id: &VolumeId) -> Result<Export> {
@@ -288,7 +274,7 @@ fn open_volume(inner: &Arc<Inner>, id: &VolumeId) -> Result<Export> {
     let usage = {
         let mut state = inner.state.lock();
         pins.add(&mut state, &record.layers);
-        let below = state.usage_of(&record.layers);
+        let below = state.catalog.usage_of(&record.layers);
         below.zip(own).map(|(below, own)| below.and(own))
     };
     let scratch = Scratch::make(inner)?;
@@ -336,7 +322,7 @@ pub(in crate::engine) async fn pack(
             devices: false,
             temporary: &held.scratch.dir,
         };
-        let stop = || engine.stop.is_cancelled();
+        let stop = || engine.lifetime.is_stopping();
         let packed =
             archive::pack(&held.root, out, how, &progress, &stop).context("export the content")?;
         match &held.of {
@@ -346,14 +332,14 @@ pub(in crate::engine) async fn pack(
         }
         Ok(Exported { packed })
     };
-    inner.transfers.run(job).await?
+    inner.threads.transfers.run(job).await?
 }
 
 /// Whether the volume was its pod's all the time.
 fn still_there(inner: &Inner, id: &VolumeId, made: Timestamp) -> Result<()> {
     let state = inner.state.lock();
-    let live = state.volumes.get(id);
-    if live.is_some_and(|live| live.record.created == made && !live.mounts.is_empty()) {
+    let volume = state.volumes.live(id);
+    if volume.is_some_and(|volume| volume.record.created == made && volume.mount().is_some()) {
         return Ok(());
     }
     Err(Error::NotExportable {
@@ -368,7 +354,7 @@ fn note_digest(inner: &Inner, id: ArtifactId, digest: Sha256) {
     let _one_at_a_time = inner.collector.lock();
     let change = {
         let mut state = inner.state.lock();
-        let sealed = state.artifacts.set_digest(&id, digest);
+        let sealed = state.catalog.set_digest(&id, digest);
         sealed.map(|sealed| (sealed.durable, Change::PutArtifact(sealed.artifact.clone())))
     };
     // What is not durable yet goes to the index as a whole.

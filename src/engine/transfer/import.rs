@@ -14,7 +14,6 @@
 //! That is the order of a seal (`commit`) and of a merge (`flatten`). The rules of names are those
 //! of commits: a resource cache keeps its first content, all else has the newest.
 
-use std::collections::HashSet;
 use std::io::Read;
 use std::sync::Arc;
 use std::time::Duration;
@@ -23,13 +22,13 @@ use rustix::fs::{Timespec, Timestamps};
 
 use super::space::{self, Gate};
 use crate::archive::{self, Limits, Progress, Unpack, Unpacked};
-use crate::engine::catalog::Transaction;
 use crate::engine::error::{Context, Error, Result};
 use crate::engine::failpoint::{Point, point};
 use crate::engine::layers;
 use crate::engine::pins::Pins;
 use crate::engine::shared::Inner;
 use crate::engine::state::State;
+use crate::engine::transaction::Transaction;
 use crate::model::{
     Artifact, ArtifactId, Digests, LayerId, LayerRecord, Name, Reference, Sha256, Tenant, Timestamp,
 };
@@ -87,7 +86,7 @@ pub(in crate::engine) async fn import(
         }
         imported
     };
-    inner.transfers.run(job).await?
+    inner.threads.transfers.run(job).await?
 }
 
 /// A layer that is being made. Dropped before it is named, it is thrown away.
@@ -171,7 +170,7 @@ fn import_now(
 ) -> Result<Imported> {
     refuse(&inner.state.lock(), request)?;
     space::ask(inner, request.size.unwrap_or(0))?;
-    let began = inner.clock.now();
+    let began = inner.now();
     let (mut half, dir) = Half::make(inner)?;
     let unpacked = receive(inner, &dir, input, progress)?;
     point(Point::ImportUnpacked);
@@ -194,7 +193,7 @@ fn import_now(
     let named = name(inner, request, began, &artifact, half)?;
     tracing::info!(artifact.id = %artifact.id, name = %artifact.name(), named,
         digest = %unpacked.digests.plain, "imported");
-    inner.changed.notify_waiters();
+    inner.state.notify();
     // What had the name before may go.
     inner.wake_reaper();
     Ok(Imported {
@@ -206,11 +205,9 @@ fn import_now(
 
 /// An import that would come to nothing need not begin.
 fn refuse(state: &State, request: &ImportRequest) -> Result<()> {
-    if state.closing {
-        return Err(Error::ShuttingDown);
-    }
+    state.health.refuse_closing()?;
     let name = request.name();
-    if name.reference.first_writer_wins() && state.names.contains_key(&name) {
+    if name.reference.first_writer_wins() && state.catalog.owner(&name).is_some() {
         return Err(Error::NameTaken(name));
     }
     Ok(())
@@ -280,13 +277,12 @@ fn describe(
     unpacked: &Unpacked,
 ) -> Artifact {
     let state = inner.state.lock();
-    let holder = state.names.get(&request.name());
-    let holder = holder.and_then(|id| state.artifacts.get(id));
+    let holder = state.catalog.owner(&request.name());
     // Newer than what has the name, whatever a clock said that was wrong then.
     let after_holder = holder.map_or(0, |holder| holder.artifact.created.0 + 1);
-    let created = Timestamp(inner.clock.now().0.max(after_holder));
+    let created = Timestamp(inner.now().0.max(after_holder));
     drop(state);
-    inner.clock.seen(created);
+    inner.saw(created);
     Artifact {
         id: ArtifactId::from_bits(inner.random()),
         tenant: request.tenant.clone(),
@@ -303,8 +299,8 @@ fn describe(
     }
 }
 
-/// Makes it durable, and gives it its name: in the index, then for all to see. Whether it has the
-/// name.
+/// Makes it durable, and gives it its name: in the index, and only then in memory. A failure takes
+/// no name from content that is sealed meanwhile. Tells whether it has the name.
 fn name(
     inner: &Inner,
     request: &ImportRequest,
@@ -312,43 +308,35 @@ fn name(
     artifact: &Artifact,
     half: Half<'_>,
 ) -> Result<bool> {
-    let syncing = inner.syncing.lock();
+    let syncing = inner.durability.lock();
     inner.sync(&syncing)?;
     point(Point::ImportSynced);
-    let named_as_indexed = inner.naming.lock();
-    let batch = HashSet::from([artifact.id]);
-    let names = {
-        let mut state = inner.state.lock();
-        // The disk lost something while the archive came in: maybe of this.
-        if state.tainted_until.is_some_and(|until| began <= until) {
+    let named_as_indexed = inner.durability.lock_names();
+    let takes_name = {
+        let state = inner.state.lock();
+        // A write-back failed while the archive came in: its content may have lost bytes.
+        if state.write_back.is_tainted_since(began) {
             return Err(Error::Doomed);
         }
         refuse(&state, request)?;
-        state.add_artifact(artifact.clone());
-        state.names_of(&batch)
+        state.catalog.may_take_name(artifact)
     };
     let mut changes = vec![Change::PutArtifact(artifact.clone())];
-    let put = |(name, id): (&Name, &ArtifactId)| Change::PutName(name.clone(), *id);
-    changes.extend(names.iter().map(put));
+    if takes_name {
+        changes.push(Change::PutName(artifact.name(), artifact.id));
+    }
     match inner.transact(&changes) {
         Transaction::Committed => {}
-        failed => {
-            {
-                let mut state = inner.state.lock();
-                state.remove_artifact(artifact.id);
-                state.give_name_back(&artifact.name());
-            }
-            if matches!(failed, Transaction::InDoubt(_)) {
-                half.leave_to_the_next_start();
-            }
-            return failed.result().map(|()| false);
+        Transaction::RolledBack(error) => return Err(error),
+        Transaction::InDoubt(error) => {
+            half.leave_to_the_next_start();
+            return Err(error);
         }
     }
     let is_named = {
         let mut state = inner.state.lock();
-        state.indexed(&batch, names);
-        state.artifacts.set_durable(&artifact.id, true);
-        state.is_named(artifact)
+        state.catalog.add_indexed(artifact.clone(), takes_name);
+        state.catalog.is_named(artifact)
     };
     drop(named_as_indexed);
     drop(syncing);

@@ -12,6 +12,3 @@ pub use export::{Export, Exported, Source, View};
 pub(super) use export::{open, pack};
 pub(super) use import::import;
 pub use import::{ImportRequest, Imported};
-
-/// How many exports and imports run at a time; further ones wait for their turn.
-pub(super) const AT_A_TIME: usize = 4;

@@ -55,7 +55,7 @@ pub(super) fn ask(inner: &Inner, needs: u64) -> Result<()> {
         let needs = wanted.saturating_add(reserved);
         let full = Error::Full(Shortage { what, needs });
         let left = PATIENCE.saturating_sub(began.elapsed());
-        if left.is_zero() || inner.stop.is_cancelled() || !evicts(inner, needs, left) {
+        if left.is_zero() || inner.lifetime.is_stopping() || !evicts(inner, needs, left) {
             return Err(full);
         }
     }
@@ -63,16 +63,16 @@ pub(super) fn ask(inner: &Inner, needs: u64) -> Result<()> {
 
 /// Has caches evicted for so many bytes; whether that may have helped.
 fn evicts(inner: &Inner, bytes: u64, left: Duration) -> bool {
-    let gone = inner.rounds.gone();
-    let next = inner.rounds.next();
+    let gone = inner.collector.cycles.gone();
+    let next = inner.collector.cycles.next();
     inner.ask_for_room(bytes);
     let waited = async {
         tokio::select! {
             waited = tokio::time::timeout(left, next) => waited.is_ok(),
-            () = inner.stop.cancelled() => false,
+            () = inner.lifetime.stopping() => false,
         }
     };
-    let helped = inner.runtime.block_on(waited) && inner.rounds.gone() > gone;
+    let helped = inner.lifetime.block_on(waited) && inner.collector.cycles.gone() > gone;
     if helped {
         wait_for_btrfs(inner, bytes, left);
     }
@@ -87,7 +87,7 @@ fn wait_for_btrfs(inner: &Inner, bytes: u64, left: Duration) {
         let space = inner.dirs.root.space();
         space.is_ok_and(|space| space.magic == Space::BTRFS && space.bytes_free < bytes)
     };
-    while is_waited_for() && began.elapsed() < left && !inner.stop.is_cancelled() {
+    while is_waited_for() && began.elapsed() < left && !inner.lifetime.is_stopping() {
         std::thread::sleep(LOOK_AGAIN);
     }
 }
@@ -112,7 +112,7 @@ impl<'a> Gate<'a> {
 
     /// Whether the import is to stop here.
     pub(super) fn stops(&self) -> bool {
-        if self.inner.stop.is_cancelled() {
+        if self.inner.lifetime.is_stopping() {
             return true;
         }
         let plain = self.progress.plain();

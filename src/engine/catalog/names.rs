@@ -1,27 +1,22 @@
 //! Which artifact has a name: the owners of each, as artifacts are sealed, indexed, deleted and lost.
-//! A part of [`State`], in memory only; the tests are with those of the state.
+//! A part of [`Catalog`], in memory only.
 
 use std::collections::{HashMap, HashSet};
 
-use super::artifacts::Sealed;
-use super::state::State;
+use super::{Catalog, Sealed};
 use crate::model::{Artifact, ArtifactId, Name, takes_name};
 
-impl State {
+impl Catalog {
     /// Makes an artifact visible that the index does not have yet, and enters it among the owners of
     /// its name. Tells whether it is the current owner.
-    pub(super) fn add_artifact(&mut self, artifact: Artifact) -> bool {
+    pub(in crate::engine) fn add_artifact(&mut self, artifact: Artifact) -> bool {
         let name = artifact.name();
         let mut owners = self.owners(&name);
-        let is_passed = |sealed: &Sealed| takes_name(&artifact, &sealed.artifact);
-        let place = owners
-            .iter()
-            .rposition(|id| self.artifacts.get(id).is_some_and(is_passed));
-        let place = place.map_or(0, |passed| passed + 1);
-        let takes = place == owners.len();
-        if !owners[place..].iter().any(|id| self.is_indexed(id)) {
+        let place = self.place_of(&artifact, &owners);
+        if let Some(place) = place {
             owners.insert(place, artifact.id);
         }
+        let takes = owners.last() == Some(&artifact.id);
         let (indexed, durable) = (false, false);
         let sealed = Sealed {
             artifact,
@@ -31,6 +26,36 @@ impl State {
         self.artifacts.insert(sealed);
         self.set_owners(name, owners);
         takes
+    }
+
+    /// Where an artifact stands among the owners of its name; `None`: a later owner is in the index,
+    /// so the artifact has lost the name for good.
+    fn place_of(&self, artifact: &Artifact, owners: &[ArtifactId]) -> Option<usize> {
+        let is_passed = |sealed: &Sealed| takes_name(artifact, &sealed.artifact);
+        let passed = owners
+            .iter()
+            .rposition(|id| self.artifacts.get(id).is_some_and(is_passed));
+        let place = passed.map_or(0, |passed| passed + 1);
+        let is_late = owners[place..].iter().any(|id| self.is_indexed(id));
+        (!is_late).then_some(place)
+    }
+
+    /// Whether the index may get the name of an artifact that is not visible yet.
+    pub(in crate::engine) fn may_take_name(&self, artifact: &Artifact) -> bool {
+        let owners = self.owners(&artifact.name());
+        self.place_of(artifact, &owners).is_some()
+    }
+
+    /// Enters an artifact that the index has, durably; with its name if the index has that, too.
+    pub(in crate::engine) fn add_indexed(&mut self, artifact: Artifact, named: bool) {
+        let (id, name) = (artifact.id, artifact.name());
+        if named {
+            self.add_artifact(artifact);
+            self.indexed(&HashSet::from([id]), HashMap::from([(name, id)]));
+            self.artifacts.set_durable(&id, true);
+        } else {
+            self.artifacts.insert(Sealed::durable(artifact));
+        }
     }
 
     /// The current owner of a name and the previous ones that may get it back, oldest first.
@@ -60,13 +85,16 @@ impl State {
     }
 
     /// Whether the index has a name that points at an existing artifact.
-    pub(super) fn is_name_indexed(&self, name: &Name) -> bool {
+    pub(in crate::engine) fn is_name_indexed(&self, name: &Name) -> bool {
         self.owners(name).iter().any(|id| self.is_indexed(id))
     }
 
     /// The names that the index gets together with these artifacts. Each points at the artifact that
     /// would own it if a power cut took everything that the index does not have.
-    pub(super) fn names_of(&self, batch: &HashSet<ArtifactId>) -> HashMap<Name, ArtifactId> {
+    pub(in crate::engine) fn names_of(
+        &self,
+        batch: &HashSet<ArtifactId>,
+    ) -> HashMap<Name, ArtifactId> {
         let artifacts = batch.iter().filter_map(|id| self.artifacts.get(id));
         let names: HashSet<Name> = artifacts.map(|sealed| sealed.artifact.name()).collect();
         let newest = |name: &Name| self.owners(name).into_iter().rfind(|id| batch.contains(id));
@@ -75,7 +103,7 @@ impl State {
     }
 
     /// Notes that the index has these artifacts and names.
-    pub(super) fn indexed(
+    pub(in crate::engine) fn indexed(
         &mut self,
         batch: &HashSet<ArtifactId>,
         names: HashMap<Name, ArtifactId>,
@@ -93,7 +121,7 @@ impl State {
     }
 
     /// Makes an artifact invisible, and takes its name from it.
-    pub(super) fn remove_artifact(&mut self, id: ArtifactId) -> Option<Sealed> {
+    pub(in crate::engine) fn remove_artifact(&mut self, id: ArtifactId) -> Option<Sealed> {
         let sealed = self.artifacts.remove(&id)?;
         let name = sealed.artifact.name();
         if self.names.get(&name) == Some(&id) {
@@ -103,7 +131,7 @@ impl State {
     }
 
     /// Takes an artifact out of sight that is to be deleted, and tells whether it had its name, which then nobody has.
-    pub(super) fn take_out(&mut self, id: ArtifactId) -> Option<(Artifact, bool)> {
+    pub(in crate::engine) fn take_out(&mut self, id: ArtifactId) -> Option<(Artifact, bool)> {
         let artifact = &self.artifacts.get(&id)?.artifact;
         let (name, had_name) = (artifact.name(), self.is_named(artifact));
         if had_name {
@@ -115,7 +143,7 @@ impl State {
 
     /// Puts an artifact back that could not be deleted, with its name if it had that: by its age alone another's might be its to take, be it
     /// that it lost its own for good.
-    pub(super) fn put_back(&mut self, artifact: Artifact, had_name: bool) {
+    pub(in crate::engine) fn put_back(&mut self, artifact: Artifact, had_name: bool) {
         let (id, name) = (artifact.id, artifact.name());
         self.artifacts.insert(Sealed::durable(artifact));
         if had_name {
@@ -124,14 +152,14 @@ impl State {
     }
 
     /// Takes a name away that is to be deleted: from its holder, and from all who had it before.
-    pub(super) fn take_name(&mut self, name: &Name) -> Option<ArtifactId> {
+    pub(in crate::engine) fn take_name(&mut self, name: &Name) -> Option<ArtifactId> {
         self.earlier.remove(name);
         self.names.remove(name)
     }
 
     /// Puts a name back that could not be deleted. An artifact that took it meanwhile keeps it; if the
     /// index has that artifact, for good.
-    pub(super) fn put_name_back(&mut self, name: Name, id: ArtifactId) {
+    pub(in crate::engine) fn put_name_back(&mut self, name: Name, id: ArtifactId) {
         let mut owners = self.owners(&name);
         if !owners.iter().any(|id| self.is_indexed(id)) {
             owners.insert(0, id);
@@ -141,19 +169,19 @@ impl State {
 
     /// Gives a name whose owner was discarded to the newest surviving previous owner. Age alone does
     /// not decide: an older artifact may have been destroyed, and exist for its forks only.
-    pub(super) fn give_name_back(&mut self, name: &Name) {
+    pub(in crate::engine) fn give_name_back(&mut self, name: &Name) {
         let owners = self.owners(name);
         self.set_owners(name.clone(), owners);
     }
 
     /// Whether the artifact still has its name.
-    pub(super) fn is_named(&self, artifact: &Artifact) -> bool {
+    pub(in crate::engine) fn is_named(&self, artifact: &Artifact) -> bool {
         self.names.get(&artifact.name()) == Some(&artifact.id)
     }
 
     /// Whether the artifact's name points at another for good. While that one would not survive a power cut, this one is
     /// what the name would point at after it.
-    pub(super) fn is_superseded(&self, artifact: &Artifact) -> bool {
+    pub(in crate::engine) fn is_superseded(&self, artifact: &Artifact) -> bool {
         let earlier = || self.earlier.get(&artifact.name());
         !self.is_named(artifact) && !earlier().is_some_and(|ids| ids.contains(&artifact.id))
     }

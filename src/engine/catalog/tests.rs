@@ -1,0 +1,219 @@
+//! What the catalog in memory promises about names, without a disk. Tests of `catalog` only.
+//! Each builds a catalog by hand, changes it as the engine does, and looks at what is found.
+
+use std::collections::HashSet;
+
+use super::*;
+use crate::model::Artifact;
+
+fn artifact(id: u128) -> Artifact {
+    Artifact {
+        id: ArtifactId::from_bits(id),
+        tenant: "ci".parse().expect("label"),
+        reference: "task-cache/k".parse().expect("reference"),
+        layers: vec![LayerId::from_bits(id)],
+        created: Timestamp(u64::try_from(id).expect("small")),
+        ttl_seconds: None,
+        last_used: Timestamp(1),
+        made_by: None,
+        digests: crate::model::Digests::default(),
+    }
+}
+
+/// Makes artifacts durable, as a commit does.
+fn commit(catalog: &mut Catalog, ids: &[&Artifact]) {
+    let batch = ids.iter().map(|artifact| artifact.id).collect();
+    let names = catalog.names_of(&batch);
+    catalog.indexed(&batch, names);
+    for id in &batch {
+        catalog.artifacts.set_durable(id, true);
+    }
+}
+
+/// The owner of the name after a write-back error has taken everything that is not durable.
+fn holder_after_doom(catalog: &mut Catalog, name: &Name) -> Option<ArtifactId> {
+    let artifacts = catalog.artifacts.values();
+    let doomed = artifacts.filter(|sealed| !sealed.durable);
+    let doomed: Vec<ArtifactId> = doomed.map(|sealed| sealed.artifact.id).collect();
+    for id in &doomed {
+        catalog.remove_artifact(*id).expect("it was added");
+    }
+    catalog.give_name_back(name);
+    catalog.names.get(name).copied()
+}
+
+#[test]
+fn a_name_goes_back_to_whom_it_was_taken_from_and_to_nobody_who_lost_it() {
+    let (a, b, c) = (artifact(1), artifact(2), artifact(3));
+    let name = a.name();
+    let holder = |added: &[(&Artifact, bool)], destroyed_after: Option<usize>| {
+        let mut catalog = Catalog::default();
+        for (number, (artifact, durable)) in added.iter().enumerate() {
+            assert!(catalog.add_artifact((*artifact).clone()));
+            if *durable {
+                commit(&mut catalog, &[artifact]);
+            }
+            if destroyed_after == Some(number) {
+                assert_eq!(catalog.take_name(&name), Some(artifact.id));
+            }
+        }
+        holder_after_doom(&mut catalog, &name)
+    };
+    let whose = holder(&[(&a, true), (&b, false)], None);
+    assert_eq!(whose, Some(a.id));
+    let whose = holder(&[(&a, true), (&b, false), (&c, false)], None);
+    assert_eq!(whose, Some(a.id));
+    let whose = holder(&[(&a, true), (&b, true), (&c, false)], None);
+    assert_eq!(whose, Some(b.id));
+    let whose = holder(&[(&a, true), (&b, false)], Some(0));
+    assert_eq!(whose, None, "it was destroyed, and is here for its forks");
+    let whose = holder(&[(&a, true), (&b, true), (&c, false)], Some(1));
+    assert_eq!(whose, None, "nor is it his who lost it to that one");
+}
+
+#[test]
+fn the_index_names_the_newest_that_is_durable_in_whatever_order_they_are_made() {
+    let orders = [
+        [1, 2, 3],
+        [1, 3, 2],
+        [2, 1, 3],
+        [2, 3, 1],
+        [3, 1, 2],
+        [3, 2, 1],
+    ];
+    for reference in ["task-cache/k", "resource-cache/k"] {
+        let made = |id| Artifact {
+            reference: reference.parse().expect("reference"),
+            ..artifact(id)
+        };
+        let name = made(1).name();
+        // The first writer keeps a resource cache.
+        let newest = |ids: &[u128]| {
+            let ids = ids.iter().copied();
+            let newest = if made(1).reference.first_writer_wins() {
+                ids.min()
+            } else {
+                ids.max()
+            };
+            newest.map(ArtifactId::from_bits)
+        };
+        for (added, committed) in orders
+            .iter()
+            .flat_map(|a| orders.iter().map(move |b| (a, b)))
+        {
+            for durable in 1..=3 {
+                let mut catalog = Catalog::default();
+                for id in added {
+                    catalog.add_artifact(made(*id));
+                }
+                assert_eq!(catalog.names.get(&name).copied(), newest(added));
+                let mut index = None;
+                for (number, id) in committed[..durable].iter().enumerate() {
+                    let batch = HashSet::from([ArtifactId::from_bits(*id)]);
+                    index = catalog.names_of(&batch).get(&name).copied().or(index);
+                    commit(&mut catalog, &[&made(*id)]);
+                    let what = format!("{reference} {added:?} {committed:?} {number}");
+                    assert_eq!(index, newest(&committed[..=number]), "{what}");
+                    assert!(catalog.is_name_indexed(&name));
+                    let is_superseded = |id: u128| catalog.is_superseded(&made(id));
+                    assert!(!is_superseded(index.expect("some").bits()), "{what}");
+                }
+                let holder = holder_after_doom(&mut catalog, &name);
+                assert_eq!(
+                    holder, index,
+                    "{reference} {added:?} {committed:?} {durable}"
+                );
+            }
+        }
+    }
+}
+
+#[test]
+fn of_those_that_become_durable_together_the_newest_has_the_name() {
+    let (a, b, c) = (artifact(1), artifact(2), artifact(3));
+    let mut catalog = Catalog::default();
+    for artifact in [&a, &b, &c] {
+        catalog.add_artifact(artifact.clone());
+    }
+    let batch = HashSet::from([a.id, b.id]);
+    let names = catalog.names_of(&batch);
+    assert_eq!(names, HashMap::from([(a.name(), b.id)]));
+    catalog.indexed(&batch, names);
+    assert!(catalog.is_superseded(&a) && !catalog.is_superseded(&b) && catalog.is_named(&c));
+    // A deleted artifact takes the index's name with it, though a later one owns the name here.
+    catalog.remove_artifact(b.id);
+    assert!(catalog.is_named(&c) && !catalog.is_name_indexed(&b.name()));
+}
+
+#[test]
+fn what_could_not_be_deleted_has_its_name_again_if_it_had_it() {
+    let (old, new) = (artifact(1), artifact(2));
+    let name = old.name();
+    let mut catalog = Catalog::default();
+    catalog.add_artifact(old.clone());
+    commit(&mut catalog, &[&old]);
+    let (taken, had_name) = catalog.take_out(old.id).expect("it is there");
+    assert!(had_name && catalog.names.is_empty());
+    catalog.put_back(taken, had_name);
+    assert!(catalog.is_named(&old));
+    // Without its name it comes back without it, though that is free.
+    catalog.take_name(&name);
+    let (taken, had_name) = catalog.take_out(old.id).expect("it is there");
+    catalog.put_back(taken, had_name);
+    assert!(!catalog.is_named(&old) && catalog.artifacts.contains_key(&old.id));
+    // Who took a name while it was to be deleted keeps it, as long as he is not doomed.
+    catalog.put_name_back(name.clone(), old.id);
+    let deleted = catalog.take_name(&name).expect("it has it");
+    catalog.add_artifact(new.clone());
+    catalog.put_name_back(name.clone(), deleted);
+    assert!(catalog.is_named(&new));
+    catalog.remove_artifact(new.id);
+    catalog.give_name_back(&name);
+    assert!(catalog.is_named(&old));
+}
+
+#[test]
+fn an_artifact_is_superseded_only_by_one_that_survives_a_power_cut() {
+    let (old, new) = (artifact(1), artifact(2));
+    let mut catalog = Catalog::default();
+    assert!(catalog.add_artifact(old.clone()) && !catalog.is_superseded(&old));
+    commit(&mut catalog, &[&old]);
+    assert!(catalog.add_artifact(new.clone()) && !catalog.is_superseded(&old));
+    commit(&mut catalog, &[&new]);
+    assert!(catalog.is_superseded(&old) && !catalog.is_superseded(&new));
+    catalog.names.clear();
+    assert!(catalog.is_superseded(&new), "its name was deleted");
+}
+
+#[test]
+fn an_import_takes_its_name_only_with_the_index_and_from_no_later_owner_there() {
+    let named = |reference: &str, id| Artifact {
+        reference: reference.parse().expect("reference"),
+        ..artifact(id)
+    };
+    for (reference, sealed, imported) in [("task-cache/k", 3, 2), ("resource-cache/k", 2, 3)] {
+        let (sealed, imported) = (named(reference, sealed), named(reference, imported));
+        let mut catalog = Catalog::default();
+        assert!(catalog.may_take_name(&imported));
+        assert!(
+            catalog.owner(&imported.name()).is_none(),
+            "it was only asked"
+        );
+        // A seal that the index does not have yet may be lost: then the name is the import's.
+        assert!(catalog.add_artifact(sealed.clone()));
+        assert!(catalog.may_take_name(&imported));
+        catalog.add_indexed(imported.clone(), true);
+        assert!(catalog.is_named(&sealed) && catalog.is_name_indexed(&sealed.name()));
+        assert_eq!(
+            holder_after_doom(&mut catalog, &sealed.name()),
+            Some(imported.id)
+        );
+        // A later owner that the index has keeps it.
+        let mut catalog = Catalog::default();
+        catalog.add_artifact(sealed.clone());
+        commit(&mut catalog, &[&sealed]);
+        assert!(!catalog.may_take_name(&imported));
+        catalog.add_indexed(imported.clone(), false);
+        assert!(catalog.is_named(&sealed) && catalog.contains(&imported.id));
+    }
+}

@@ -1,0 +1,73 @@
+//! What the steps of garbage collection share: its turn, its wake-up calls, and what is left alone
+//! for a while because it failed. What a step does belongs to its own module.
+
+use std::collections::HashSet;
+use std::sync::atomic::{AtomicBool, Ordering};
+
+use parking_lot::{Mutex, MutexGuard};
+use tokio::sync::Notify;
+use tokio::sync::futures::Notified;
+
+use super::backoff::Setbacks;
+use super::gc_cycles::Rounds;
+use super::table_digests::TableDigests;
+use super::trash::Trash;
+use crate::model::LayerId;
+
+/// The garbage collector of an engine.
+#[derive(Debug, Default)]
+pub(super) struct Collector {
+    turn: Mutex<()>,
+    reaper: Notify,
+    walker: Notify,
+    /// Every layer that the index names says so.
+    confirmed: AtomicBool,
+    pub(super) cycles: Rounds,
+    pub(super) trash: Trash,
+    pub(super) tables: TableDigests,
+    /// The layers that are being merged. Empty: none are, or the merge is to stop because only the
+    /// merge still needs them.
+    pub(super) merging: Mutex<HashSet<LayerId>>,
+    /// Stacks whose merge failed.
+    pub(super) unmerged: Setbacks<Vec<LayerId>>,
+    /// The lowest layers of stacks whose merge was stopped because it took too long.
+    pub(super) slow: Setbacks<LayerId>,
+    /// Layers that could not be confirmed or measured.
+    pub(super) unmeasured: Setbacks<LayerId>,
+}
+
+impl Collector {
+    /// Held by whatever takes artifacts out of the index, or writes of them what the index may know
+    /// better; never across a walk.
+    pub(super) fn lock(&self) -> MutexGuard<'_, ()> {
+        self.turn.lock()
+    }
+
+    /// A cycle runs soon.
+    pub(super) fn wake(&self) {
+        self.reaper.notify_one();
+    }
+
+    /// Waits until a cycle is asked for.
+    pub(super) fn woken(&self) -> Notified<'_> {
+        self.reaper.notified()
+    }
+
+    /// Layers may be there to be measured or merged.
+    pub(super) fn wake_walker(&self) {
+        self.walker.notify_one();
+    }
+
+    /// Waits until that is said.
+    pub(super) fn walker_woken(&self) -> Notified<'_> {
+        self.walker.notified()
+    }
+
+    pub(super) fn is_confirmed(&self) -> bool {
+        self.confirmed.load(Ordering::SeqCst)
+    }
+
+    pub(super) fn set_confirmed(&self, confirmed: bool) {
+        self.confirmed.store(confirmed, Ordering::SeqCst);
+    }
+}

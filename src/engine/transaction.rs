@@ -1,0 +1,176 @@
+//! Transactions: changes of the index, and what follows when their result is not known.
+//! Walks over all artifacts belong here, too; what is changed is decided by the callers.
+
+use std::ops::Bound;
+use std::sync::Arc;
+
+use parking_lot::MutexGuard;
+
+use super::artifacts::Sealed;
+use super::backoff::RETRY;
+use super::error::{Error, Result};
+use super::shared::Inner;
+use super::state::State;
+use crate::store::{self, Change};
+
+/// A walk looks at this many artifacts before it releases the state: a fraction of a millisecond.
+const AT_A_TIME: usize = 256;
+
+impl Inner {
+    /// Looks at all artifacts, and releases the state now and then. An artifact that is sealed
+    /// meanwhile may be missed.
+    pub(super) fn look_at_artifacts(&self, mut look: impl FnMut(&State, &Sealed)) {
+        let mut from = Bound::Unbounded;
+        loop {
+            let state = self.state.lock();
+            let mut left = AT_A_TIME;
+            for (id, sealed) in state.catalog.artifacts().after(from).take(left) {
+                look(&state, sealed);
+                from = Bound::Excluded(*id);
+                left -= 1;
+            }
+            // A plain unlock lets this thread take the lock again before a waiting one wakes.
+            MutexGuard::unlock_fair(state);
+            if left > 0 {
+                return;
+            }
+        }
+    }
+
+    /// Changes the index: all of it or nothing. Where that is not known, the engine is degraded from then on.
+    pub(super) fn transact(&self, changes: &[Change]) -> Transaction {
+        if let Err(error) = self.refuse_degraded() {
+            return Transaction::RolledBack(error);
+        }
+        match self.write_index(changes) {
+            Ok(()) => Transaction::Committed,
+            Err(error) if error.is_unsure() => {
+                let error = Error::Index(error);
+                self.degrade(&error);
+                Transaction::InDoubt(error)
+            }
+            Err(error) if error.is_full() => {
+                Transaction::RolledBack(Error::Full(error.to_string().into()))
+            }
+            Err(error) => Transaction::RolledBack(error.into()),
+        }
+    }
+
+    /// Writes to the index. When the disk is full, gives the reserve back, reopens the index and tries once more.
+    fn write_index(&self, changes: &[Change]) -> store::Result<()> {
+        match self.index.commit(changes) {
+            Err(error) if error.is_full() => {
+                tracing::warn!(%error, "the index could not be written");
+                self.give_back_reserve(0);
+                match self.index.reopen() {
+                    Err(_) if error.is_unsure() => Err(error),
+                    Err(again) => Err(again),
+                    Ok(()) if self.index.has(&error) => Ok(()),
+                    Ok(()) => self.index.commit(changes),
+                }
+            }
+            result => result,
+        }
+    }
+
+    /// From now on nothing is changed in the pool but by unpublish, until the next start. What runs in the background stops as it does
+    /// when the engine ends.
+    fn degrade(&self, why: &Error) {
+        self.state.lock().health.degrade(why.to_string());
+        tracing::error!(error = %why,
+            "whether the index has its last change is not known: nothing is changed in the pool until the index can be opened again, \
+             and then the driver ends; volumes are still unmounted");
+        self.lifetime.stop();
+        self.state.notify();
+    }
+
+    /// Refuses what changes the pool while the engine is degraded.
+    pub(super) fn refuse_degraded(&self) -> Result<()> {
+        self.state.lock().health.refuse_degraded()
+    }
+}
+
+/// What came of a transaction.
+#[derive(Debug)]
+#[must_use]
+pub(super) enum Transaction {
+    /// The index has all of it, durably.
+    Committed,
+    /// The index has nothing of it: what was made for it is to be taken back.
+    RolledBack(Error),
+    /// It is not known which: what was made for it stays where it is, for the next start, which knows. Nothing is deleted meanwhile.
+    InDoubt(Error),
+}
+
+impl Transaction {
+    /// For those who take back in memory only. Nothing that is only in memory outlives a doubt.
+    pub(super) fn result(self) -> Result<()> {
+        match self {
+            Self::Committed => Ok(()),
+            Self::RolledBack(error) | Self::InDoubt(error) => Err(error),
+        }
+    }
+}
+
+/// Waits until the index of a degraded engine can be opened again, and says so: then the process is to end, and the next start sorts
+/// out what the index has.
+pub(super) async fn await_index(inner: Arc<Inner>) {
+    inner.lifetime.stopping().await;
+    for retry in RETRY
+        .iter()
+        .chain(std::iter::repeat(&RETRY[RETRY.len() - 1]))
+    {
+        tokio::select! {
+            () = tokio::time::sleep(*retry) => {}
+            () = inner.state.when(|state| state.health.is_closing().then_some(())) => return,
+        }
+        let engine = inner.clone();
+        match inner.threads.syncs.run(move || engine.index.reopen()).await {
+            Ok(Ok(())) => break,
+            Ok(Err(error)) => tracing::debug!(%error, "the index cannot be opened yet"),
+            Err(_) => return,
+        }
+    }
+    tracing::info!(
+        "the index can be opened again: the driver ends, so that the next start reads it"
+    );
+    inner.lifetime.ask_for_restart();
+}
+
+/// When artifacts were last used, for the index: written along with something else, if there is something else before long.
+pub(super) fn last_uses(inner: &Inner) -> Vec<Change> {
+    let uses = inner.state.lock().catalog.take_unwritten_uses();
+    uses.into_iter().map(Change::PutArtifact).collect()
+}
+
+#[cfg(test)]
+mod tests {
+    use std::collections::{BTreeMap, HashMap};
+
+    use super::*;
+    use crate::backend::BackendKind;
+    use crate::engine::artifacts::tests::made;
+    use crate::engine::catalog::Catalog;
+    use crate::engine::{Config, Engine};
+
+    #[tokio::test]
+    async fn a_walk_sees_every_artifact_once() {
+        let folder = tempfile::tempdir().expect("a temporary folder");
+        let mut config = Config::new(folder.path().join("pool"));
+        config.backend = Some(BackendKind::Copy);
+        let engine = Engine::open(config).await.expect("it opens");
+        let part = AT_A_TIME as u128;
+        for count in [0, 1, part, part + 1, 2 * part, 2 * part + 1] {
+            let artifacts = (0..count).map(|id| made(id, &[id]));
+            engine.inner.state.lock().catalog =
+                Catalog::recovered(artifacts.collect(), BTreeMap::new(), HashMap::new());
+            let mut seen = Vec::new();
+            engine
+                .inner
+                .look_at_artifacts(|_, sealed| seen.push(sealed.artifact.id.bits()));
+            assert!(seen.into_iter().eq(0..count), "{count}");
+        }
+        engine.inner.state.lock().catalog = Catalog::default();
+        engine.shutdown().await;
+    }
+}

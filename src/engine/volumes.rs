@@ -1,0 +1,377 @@
+//! Inline volumes in memory: those that pods have, those that pods are done with, and which of them
+//! an operation works on. Only [`lifecycle::step`] changes the state of a volume.
+//!
+//! What is done to volumes is in `publish`, `unpublish`, `teardown` and `seal`. The state's mutex
+//! guards all of it.
+
+use std::collections::{HashMap, HashSet};
+
+use super::error::{Error, Result};
+use super::lifecycle::{self, Action, Goal, Lifecycle, Observation};
+use super::types::{Measured, VolumeState};
+use crate::model::{
+    ArtifactId, LayerId, Outcome, PodUid, Reference, SealPlan, Tenant, VolumeId, VolumeRecord,
+};
+
+/// An inline volume.
+#[derive(Debug)]
+pub(super) struct Volume {
+    pub(super) record: VolumeRecord,
+    /// How its pod's work ended, if that was told.
+    outcome: Option<Outcome>,
+    pub(super) measured: Measured,
+    lifecycle: Lifecycle,
+    /// The layers of the artifact that it is becoming.
+    chosen: Vec<LayerId>,
+}
+
+impl Volume {
+    /// A volume that a start found.
+    pub(super) fn found(
+        record: VolumeRecord,
+        lifecycle: Lifecycle,
+        outcome: Option<Outcome>,
+    ) -> Self {
+        Self {
+            record,
+            outcome,
+            measured: Measured::default(),
+            lifecycle,
+            chosen: Vec::new(),
+        }
+    }
+
+    pub(super) fn outcome(&self) -> Option<Outcome> {
+        self.outcome
+    }
+
+    /// How far it is.
+    pub(super) fn lifecycle(&self) -> Lifecycle {
+        self.lifecycle
+    }
+
+    /// How far it is, for lists and metrics.
+    pub(super) fn state(&self) -> VolumeState {
+        self.lifecycle.shown()
+    }
+
+    /// The id of its mount.
+    pub(super) fn mount(&self) -> Option<u64> {
+        match self.lifecycle {
+            Lifecycle::Published { mount } => Some(mount),
+            _ => None,
+        }
+    }
+
+    /// Whether its directory and record are in `volumes/`.
+    pub(super) fn is_made(&self) -> bool {
+        self.lifecycle != Lifecycle::Preparing
+    }
+
+    /// The plan of its seal, if that is what it is retired for.
+    pub(super) fn seal_intent(&self) -> Option<&SealPlan> {
+        let plan = self.record.seal.as_ref();
+        plan.filter(|_| self.lifecycle.goal() == Some(Goal::Seal))
+    }
+
+    /// Notes how its pod's work ended; whether that is news. The first report counts.
+    pub(super) fn tell(&mut self, outcome: Outcome) -> bool {
+        if self.outcome.is_some() {
+            return false;
+        }
+        self.outcome = Some(outcome);
+        // Its task does what follows: `Inner.changed` wakes it.
+        self.observe(Observation::OutcomeTold);
+        true
+    }
+
+    /// The state after this observation becomes its state.
+    fn observe(&mut self, observation: Observation) -> Action {
+        let (next, action) = lifecycle::step(self.lifecycle, observation);
+        if action == Action::Refuse {
+            tracing::error!(volume.id = %self.record.id, state = ?self.lifecycle, ?observation,
+                "a defect of the driver: this cannot be observed of a volume in this state");
+        }
+        self.lifecycle = next;
+        action
+    }
+}
+
+/// All inline volumes.
+#[derive(Debug, Default)]
+pub(super) struct Volumes {
+    /// Those that their pods have, or are about to get.
+    live: HashMap<VolumeId, Volume>,
+    /// Those that their pods are done with, by the name of their directory in `pending/` or
+    /// `trash/`. The id of such a volume may be published again.
+    retiring: HashMap<LayerId, Volume>,
+    /// Volumes, persistent volumes and snapshots that an operation works on.
+    busy: HashSet<VolumeId>,
+    /// Those of them that only the driver's own work is on: it is soon done, and callers wait.
+    chores: HashSet<VolumeId>,
+    /// The parents of volumes that are being published, also while a publish waits for space.
+    wanted: HashMap<VolumeId, ArtifactId>,
+    /// Layers that processes may still read though no volume names them any more.
+    retained: HashMap<LayerId, Vec<LayerId>>,
+    /// Artifacts whose forks may be volumes with damaged records (`orphans`).
+    maybe_forked: HashSet<ArtifactId>,
+    /// How many volumes with damaged records may be in use.
+    orphans: usize,
+}
+
+/// Volumes that their pods have.
+impl Volumes {
+    pub(super) fn live(&self, id: &VolumeId) -> Option<&Volume> {
+        self.live.get(id)
+    }
+
+    pub(super) fn live_mut(&mut self, id: &VolumeId) -> Option<&mut Volume> {
+        self.live.get_mut(id)
+    }
+
+    pub(super) fn all_live(&self) -> impl Iterator<Item = &Volume> {
+        self.live.values()
+    }
+
+    /// Whether the teardown of a volume waits for space.
+    pub(super) fn has_deferred(&self) -> bool {
+        let deferred = |volume: &Volume| volume.lifecycle == Lifecycle::TeardownDeferred;
+        self.live.values().any(deferred)
+    }
+
+    pub(super) fn all_live_mut(&mut self) -> impl Iterator<Item = &mut Volume> {
+        self.live.values_mut()
+    }
+
+    /// Enters a volume that a publish is about to make. Its parent's layers stay from here on.
+    pub(super) fn prepare(&mut self, record: VolumeRecord) {
+        let volume = Volume::found(record, Lifecycle::Preparing, None);
+        self.add_live(volume);
+    }
+
+    /// Enters a volume that has its pod.
+    pub(super) fn add_live(&mut self, volume: Volume) {
+        self.live.insert(volume.record.id.clone(), volume);
+    }
+
+    /// A publish mounted it, and wrote this record.
+    pub(super) fn mounted(&mut self, record: VolumeRecord, mount: u64) {
+        if let Some(volume) = self.live.get_mut(&record.id) {
+            volume.observe(Observation::Mounted(mount));
+            volume.record = record;
+        }
+    }
+
+    /// What follows from an observation. A volume that is not there needs nothing.
+    pub(super) fn observe(&mut self, id: &VolumeId, observation: Observation) -> Action {
+        let Some(volume) = self.live.get_mut(id) else {
+            return Action::Nothing;
+        };
+        let action = volume.observe(observation);
+        if action == Action::Forget {
+            self.live.remove(id);
+        }
+        action
+    }
+
+    /// Its directory is now in `pending/` or `trash/` under the name of `key`.
+    pub(super) fn retired(&mut self, id: &VolumeId, key: LayerId, goal: Goal) -> Action {
+        let action = self.observe(id, Observation::Retired(goal));
+        if action == Action::Quiesce
+            && let Some(volume) = self.live.remove(id)
+        {
+            self.retiring.insert(key, volume);
+        }
+        action
+    }
+}
+
+/// Volumes that their pods are done with.
+impl Volumes {
+    pub(super) fn retiring(&self, key: LayerId) -> Option<&Volume> {
+        self.retiring.get(&key)
+    }
+
+    pub(super) fn all_retiring(&self) -> impl Iterator<Item = (LayerId, &Volume)> {
+        self.retiring.iter().map(|(key, volume)| (*key, volume))
+    }
+
+    /// Enters one that a start found.
+    pub(super) fn add_retiring(&mut self, key: LayerId, volume: Volume) {
+        self.retiring.insert(key, volume);
+    }
+
+    /// The same as [`Volumes::observe`], of a volume whose pod is done with it.
+    pub(super) fn observe_retiring(&mut self, key: LayerId, observation: Observation) -> Action {
+        let Some(volume) = self.retiring.get_mut(&key) else {
+            return Action::Nothing;
+        };
+        let action = volume.observe(observation);
+        if action == Action::Forget {
+            self.retiring.remove(&key);
+        }
+        action
+    }
+
+    /// Keeps the layers of the artifact that it is becoming.
+    pub(super) fn choose(&mut self, key: LayerId, layers: &[LayerId]) {
+        if let Some(volume) = self.retiring.get_mut(&key) {
+            volume.chosen = layers.to_vec();
+        }
+    }
+
+    pub(super) fn retiring_mut(&mut self, key: LayerId) -> Option<&mut Volume> {
+        self.retiring.get_mut(&key)
+    }
+
+    /// Those that are in `pending/`: their content may become an artifact.
+    pub(super) fn seals(&self) -> impl Iterator<Item = (LayerId, &Volume, &SealPlan)> {
+        let all = self.all_retiring();
+        all.filter_map(|(key, volume)| Some((key, volume, volume.seal_intent()?)))
+    }
+}
+
+/// Content that volumes are about to become.
+impl Volumes {
+    /// How far content of this name is, in words; `None`: no volume becomes it. A pod does not wait
+    /// for itself: its own output is sealed only after its end.
+    pub(super) fn coming(
+        &self,
+        tenant: &Tenant,
+        reference: &Reference,
+        asking: &PodUid,
+    ) -> Option<String> {
+        let makes = |volume: &&Volume| {
+            let record = &volume.record;
+            let plan = record.seal.as_ref();
+            record.tenant == *tenant
+                && record.pod.uid != *asking
+                && plan.is_some_and(|plan| plan.reference == *reference)
+        };
+        let seals = self.seals().map(|(_, volume, _)| volume);
+        let mut all = seals.chain(self.live.values()).filter(makes);
+        all.next().map(|volume| {
+            let pod = &volume.record.pod.name;
+            match volume.state() {
+                VolumeState::AwaitingOutcome => {
+                    format!("the outcome of pod {pod} is not known yet")
+                }
+                VolumeState::InUse => format!("a process of pod {pod} still holds it open"),
+                VolumeState::Sealing => format!("what pod {pod} made is being sealed"),
+                VolumeState::Preparing | VolumeState::Published | VolumeState::Unpublished => {
+                    format!("pod {pod} is still making it")
+                }
+            }
+        })
+    }
+}
+
+/// Operations: at most one works on a volume, persistent volume or snapshot.
+impl Volumes {
+    /// Reserves it for one operation.
+    pub(super) fn begin(&mut self, id: &VolumeId) -> Result<()> {
+        if self.busy.insert(id.clone()) {
+            Ok(())
+        } else {
+            Err(Error::Busy(id.clone()))
+        }
+    }
+
+    /// The operation goes on without its caller.
+    pub(super) fn becomes_a_chore(&mut self, id: &VolumeId) {
+        self.chores.insert(id.clone());
+    }
+
+    pub(super) fn is_chore(&self, id: &VolumeId) -> bool {
+        self.chores.contains(id)
+    }
+
+    /// The operation on it is over.
+    pub(super) fn end(&mut self, id: &VolumeId) {
+        self.busy.remove(id);
+        self.chores.remove(id);
+        self.wanted.remove(id);
+    }
+
+    /// Those that an operation works on.
+    pub(super) fn busy(&self) -> &HashSet<VolumeId> {
+        &self.busy
+    }
+
+    /// Keeps an artifact for the operation that publishes this volume.
+    pub(super) fn want(&mut self, id: &VolumeId, parent: ArtifactId) {
+        self.wanted.insert(id.clone(), parent);
+    }
+}
+
+/// References: layers and artifacts that must stay because of volumes.
+impl Volumes {
+    /// All volumes, also those that their pods are done with.
+    pub(super) fn all(&self) -> impl Iterator<Item = &Volume> {
+        self.live.values().chain(self.retiring.values())
+    }
+
+    /// The records of all volumes.
+    pub(super) fn records(&self) -> impl Iterator<Item = &VolumeRecord> {
+        self.all().map(|volume| &volume.record)
+    }
+
+    /// All layers that must stay, some of them twice.
+    pub(super) fn layers(&self) -> impl Iterator<Item = &LayerId> {
+        let chosen = self.retiring.values().flat_map(|volume| &volume.chosen);
+        let mounted = self.records().flat_map(|record| &record.layers);
+        let retained = self.retained.values().flatten();
+        chosen.chain(mounted).chain(retained)
+    }
+
+    /// The artifacts that volumes were forked from, are about to be, or may have been.
+    pub(super) fn parents(&self) -> impl Iterator<Item = ArtifactId> {
+        let parents = self.records().filter_map(|record| record.parent);
+        let wanted = self.wanted.values().copied();
+        parents
+            .chain(wanted)
+            .chain(self.maybe_forked.iter().copied())
+    }
+
+    /// How many volumes were forked from each artifact.
+    pub(super) fn fork_counts(&self) -> HashMap<ArtifactId, usize> {
+        let mut counts = HashMap::new();
+        for parent in self.records().filter_map(|record| record.parent) {
+            *counts.entry(parent).or_default() += 1;
+        }
+        counts
+    }
+
+    /// Keeps layers that processes may still read.
+    pub(super) fn retain(&mut self, key: LayerId, layers: Vec<LayerId>) {
+        self.retained.insert(key, layers);
+    }
+
+    /// No process reads them any more.
+    pub(super) fn release(&mut self, key: LayerId) {
+        self.retained.remove(&key);
+    }
+
+    pub(super) fn retains(&self, key: LayerId) -> bool {
+        self.retained.contains_key(&key)
+    }
+
+    pub(super) fn retains_any(&self) -> bool {
+        !self.retained.is_empty()
+    }
+
+    /// How many volumes with damaged records may be in use.
+    pub(super) fn orphans(&self) -> usize {
+        self.orphans
+    }
+
+    /// So many volumes with damaged records may be in use.
+    pub(super) fn add_orphans(&mut self, count: usize) {
+        self.orphans += count;
+    }
+
+    /// Any of these may have a fork among the volumes with damaged records.
+    pub(super) fn may_be_forked(&mut self, artifacts: impl Iterator<Item = ArtifactId>) {
+        self.maybe_forked.extend(artifacts);
+    }
+}

@@ -1,0 +1,93 @@
+//! Write-back: which content is known to be on the disk, which may have lost bytes, and the locks
+//! on the way from `syncfs` to the index. What follows a failed write-back is `durability`'s.
+
+use std::sync::Arc;
+
+use parking_lot::{Mutex, MutexGuard};
+use tokio::sync::{OwnedMutexGuard, mpsc};
+
+use crate::model::{LayerId, Timestamp, VolumeRecord};
+
+/// What this boot knows of write-back.
+#[derive(Debug, Default)]
+pub(super) struct WriteBack {
+    tainted_until: Option<Timestamp>,
+    synced: Option<Timestamp>,
+}
+
+impl WriteBack {
+    /// A write-back failed: content that existed until now may have lost bytes.
+    pub(super) fn taint(&mut self, until: Timestamp) {
+        self.tainted_until = Some(until);
+    }
+
+    /// When the last failed write-back was noted.
+    pub(super) fn tainted_until(&self) -> Option<Timestamp> {
+        self.tainted_until
+    }
+
+    /// Whether content that was begun at this time may have lost bytes.
+    pub(super) fn is_tainted_since(&self, begun: Timestamp) -> bool {
+        self.tainted_until.is_some_and(|until| begun <= until)
+    }
+
+    /// Whether this volume existed when the last write-back failed.
+    pub(super) fn is_tainted(&self, record: &VolumeRecord) -> bool {
+        self.is_tainted_since(record.created)
+    }
+
+    /// A write-back that began then succeeded.
+    pub(super) fn set_synced(&mut self, began: Timestamp) {
+        self.synced = Some(began);
+    }
+
+    /// All that was written before this time is on the disk.
+    pub(super) fn synced(&self) -> Option<Timestamp> {
+        self.synced
+    }
+}
+
+/// The locks on the way to the index, and the queue of seals that wait for a commit.
+#[derive(Debug)]
+pub(super) struct Durability {
+    syncing: Mutex<()>,
+    naming: Mutex<()>,
+    commits: mpsc::UnboundedSender<LayerId>,
+    probing: Arc<tokio::sync::Mutex<()>>,
+}
+
+impl Durability {
+    /// With the end of the queue that the commit loop reads.
+    pub(super) fn new() -> (Self, mpsc::UnboundedReceiver<LayerId>) {
+        let (commits, sealed) = mpsc::unbounded_channel();
+        let durability = Self {
+            syncing: Mutex::default(),
+            naming: Mutex::default(),
+            commits,
+            probing: Arc::default(),
+        };
+        (durability, sealed)
+    }
+
+    /// Held from a `syncfs` until the index names what it made durable.
+    pub(super) fn lock(&self) -> MutexGuard<'_, ()> {
+        self.syncing.lock()
+    }
+
+    /// Held from a look at the names in memory until the index has them: the last writer of a name
+    /// is then its last owner, in memory and in the index.
+    pub(super) fn lock_names(&self) -> MutexGuard<'_, ()> {
+        self.naming.lock()
+    }
+
+    /// Queues a seal for the next commit.
+    pub(super) fn commit(&self, key: LayerId) {
+        // The receiver lives until the engine is closed; then the next start does the rest.
+        let _received_or_closing = self.commits.send(key);
+    }
+
+    /// Held while one caller tries whether the disk answers.
+    pub(super) async fn probe(&self) -> OwnedMutexGuard<()> {
+        self.probing.clone().lock_owned().await
+    }
+}
