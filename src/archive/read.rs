@@ -1,4 +1,5 @@
-//! A tar stream as entries, one after the other: pax, GNU, ustar, v7. What can be understood in two ways is an error.
+//! A tar stream as entries, one after the other: pax, GNU, ustar, v7. What can be understood in two
+//! ways is an error.
 //!
 //! Nothing is made of an entry here, and of its path only the form is checked.
 
@@ -148,7 +149,8 @@ impl Reader {
         }
     }
 
-    /// The next bytes of the entry's content, some at least; none: that was all. Then [`Reader::consume`].
+    /// The next bytes of the entry's content, some at least; none: that was all. Then
+    /// [`Reader::consume`].
     pub(super) fn content(&mut self) -> Result<&[u8]> {
         if self.left == 0 {
             return Ok(&[]);
@@ -223,7 +225,8 @@ impl Reader {
         }
     }
 
-    /// The content of an extended header. Its size is that of its own block, whatever other headers said.
+    /// The content of an extended header. Its size is that of its own block, whatever other headers
+    /// said.
     fn special(&mut self, header: &Header, at: u64) -> Result<Vec<u8>> {
         let size = unsigned(header, SIZE, "size", at)?;
         if size > MOST_SPECIAL {

@@ -1,5 +1,5 @@
-//! One entry of a table: written, and read by rules that leave nothing to choose. The order of entries
-//! is the table's business.
+//! One entry of a table: written, and read by rules that leave nothing to choose. The order of
+//! entries is the table's business.
 
 use super::super::header::malformed;
 use super::super::walk::{ACLS, Attribute, Look};
