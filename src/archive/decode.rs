@@ -1,5 +1,5 @@
-//! The thread before an unpacker: input, digests, decompression. The first bytes tell how the input is compressed.
-//! What the plain bytes mean is not looked at.
+//! The thread before an unpacker: input, digests, decompression. The first bytes tell how the input
+//! is compressed. What the plain bytes mean is not looked at.
 
 use std::error::Error as StdError;
 use std::fmt;
@@ -13,7 +13,8 @@ use super::pipe::{CHUNK, Feeder};
 use super::s2::S2Decoder;
 use super::{Digest, Digests, Error, Progress, Result};
 
-/// The largest window of zstd that is accepted, 128 MiB, as a power of two: what `zstd --ultra -22` makes.
+/// The largest window of zstd that is accepted, 128 MiB, as a power of two: what `zstd --ultra -22`
+/// makes.
 const WINDOW_LOG: u32 = 27;
 /// Before so many plain bytes the ratio is not looked at: a small archive of zeros does no harm.
 const RATIO_FROM: u64 = 64 << 20;
@@ -25,7 +26,8 @@ const ZSTD_SKIPPABLE: &[u8] = &[0x2a, 0x4d, 0x18];
 const SNAPPY: &[u8] = b"\xff\x06\x00\x00sNaPpY";
 const S2: &[u8] = b"\xff\x06\x00\x00S2sTwO";
 
-/// Sends all of the plain bytes of `input` into `feeder`. On an error the other side sees that it was cut off.
+/// Sends all of the plain bytes of `input` into `feeder`. On an error the other side sees that it
+/// was cut off.
 pub(super) fn decode(
     input: impl Read,
     mut feeder: Feeder,
@@ -70,7 +72,8 @@ pub(super) fn decode(
     Ok(Digests { plain, packed })
 }
 
-/// Moves all that `from` has into the pipe. `plain` is the digest of all so far; none where nothing is compressed.
+/// Moves all that `from` has into the pipe. `plain` is the digest of all so far; none where nothing
+/// is compressed.
 fn pump(
     feeder: &mut Feeder,
     plain: &mut Option<Sha256>,
@@ -210,7 +213,8 @@ impl<'a, R: Read> Input<'a, R> {
         })
     }
 
-    /// Whether another part follows that begins like this. Zeros up to the end, as tapes have them, are not one.
+    /// Whether another part follows that begins like this. Zeros up to the end, as tapes have them,
+    /// are not one.
     fn another(&mut self, magic: &[u8]) -> Result<bool> {
         let failed = |error: io::Error| damaged(&error);
         if self.end - self.at < magic.len() {

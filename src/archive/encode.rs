@@ -1,5 +1,5 @@
-//! The thread behind a packer: digests, compression, output.
-//! What it sends depends on the plain bytes, the codec and its level only, never on how many threads compress.
+//! The thread behind a packer: digests, compression, output. What it sends depends on the plain
+//! bytes, the codec and its level only, never on how many threads compress.
 
 use std::io::{self, Write};
 use std::sync::atomic::Ordering;
@@ -11,7 +11,8 @@ use sha2::{Digest as _, Sha256};
 use super::pipe::Drain;
 use super::{Codec, Digest, Digests, Error, Progress, Result};
 
-/// Sends all that comes out of `drain` to `out`. If `drain` is cut off, the stream is left unfinished.
+/// Sends all that comes out of `drain` to `out`. If `drain` is cut off, the stream is left
+/// unfinished.
 pub(super) fn encode(
     mut drain: Drain,
     out: impl Write,

@@ -1,9 +1,9 @@
 //! The blocks of 512 bytes of which tar streams are made: their fields, read and written.
 //! Paths, records and what an entry means as a whole are not decided here.
 //!
-//! The crate `tar` does not supply them. Its version 0.4.46 splits pax records at newlines, which the
-//! values of attributes may hold, and takes base-256 numbers that overflow or are negative for others.
-//! Since it is no dependency, clippy.toml needs no ban of its `unpack*` functions.
+//! The crate `tar` does not supply them. Its version 0.4.46 splits pax records at newlines, which
+//! the values of attributes may hold, and takes base-256 numbers that overflow or are negative for
+//! others. Since it is no dependency, clippy.toml needs no ban of its `unpack*` functions.
 
 use super::{Error, Result};
 
@@ -120,7 +120,8 @@ fn text(field: &[u8]) -> &[u8] {
     &field[..end.unwrap_or(field.len())]
 }
 
-/// Octal digits, or GNU's base 256 (two's complement, big-endian, the first bit of the first byte set as a mark).
+/// Octal digits, or GNU's base 256 (two's complement, big-endian, the first bit of the first byte
+/// set as a mark).
 pub(super) fn number(field: &[u8]) -> Option<i64> {
     let (&first, rest) = field.split_first()?;
     if first & 0x80 == 0 {

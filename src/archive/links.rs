@@ -1,7 +1,7 @@
 //! Files with several names: by which path each of them was packed.
 //!
-//! In memory up to a bound, then in a temporary file (redb, without a name, a small cache). A file of which every name was
-//! met is forgotten.
+//! In memory up to a bound, then in a temporary file (redb, without a name, a small cache). A file
+//! of which every name was met is forgotten.
 
 use std::collections::HashMap;
 use std::fs::File;
@@ -80,7 +80,7 @@ impl<'a> Links<'a> {
         };
         let database = self.file.insert(database);
         let mut transaction = database.begin_write().map_err(spill)?;
-        // Nobody reads it after this process.
+        // No other process reads it.
         transaction
             .set_durability(Durability::None)
             .map_err(spill)?;

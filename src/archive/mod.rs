@@ -1,20 +1,22 @@
-//! Trees as tar streams: packing, reading, unpacking. `docs/archives.md` says what a stream holds, byte by byte.
+//! Trees as tar streams: packing, reading, unpacking. `docs/archives.md` says what a stream holds,
+//! byte by byte.
 //!
 //! ```text
 //! pack:    tree ─▶ walk, headers ─▶ bounded pipe ─▶ digest, compress, digest ─▶ output
 //! unpack:  input ─▶ digest, decompress, digest ─▶ bounded pipe ─▶ headers ─▶ tree
 //! ```
 //!
-//! Each direction has two threads, the caller's and one for the codec. The slower of them slows the other. Neither's
-//! memory grows with the tree: see `sorted` (names), `links` (files with several names) and `unpack` (times of
-//! directories).
+//! Each direction has two threads, the caller's and one for the codec. The slower of them slows the
+//! other. Neither's memory grows with the tree: see `sorted` (names), `links` (files with several
+//! names) and `unpack` (times of directories).
 //!
-//! An archive is hostile until it is unpacked, and so is a tree that is being packed: no path is resolved twice, no
-//! symlink followed, no mount point crossed, nothing recurses. A tree may be one layer of a stack, in overlayfs' form
-//! (`layer`). Nothing here knows of volumes or the pool.
+//! An archive is hostile until it is unpacked, and so is a tree that is being packed: no path is
+//! resolved twice, no symlink followed, no mount point crossed, nothing recurses. A tree may be one
+//! layer of a stack, in overlayfs' form (`layer`). Nothing here knows of volumes or the pool.
 //!
-//! The blocks and records are read and written here, not by the crate `tar` (0.4.46). That crate splits pax records at
-//! newlines, which attributes may hold. It also takes base-256 numbers that overflow or are negative for others.
+//! The blocks and records are read and written here, not by the crate `tar` (0.4.46). That crate
+//! splits pax records at newlines, which attributes may hold. It also takes base-256 numbers that
+//! overflow or are negative for others.
 
 mod acl;
 mod decode;
@@ -190,7 +192,8 @@ pub struct Progress {
 }
 
 impl Progress {
-    /// Whether the archive is refused already: an input that waits for more bytes need not wait any longer.
+    /// Whether the archive is refused already: an input that waits for more bytes need not wait any
+    /// longer.
     #[must_use]
     pub fn has_failed(&self) -> bool {
         self.failed.load(Ordering::Relaxed)

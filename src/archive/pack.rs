@@ -1,7 +1,8 @@
 //! Writing a tree as an archive: what each entry says, the content of files. The walk is in `walk`.
 //!
-//! The same content gives the same bytes, so what differs between filesystems (the order of names, which blocks are
-//! allocated, access times) must not be seen in it. Every byte is in `docs/archives.md`.
+//! The same content gives the same bytes, so what differs between filesystems (the order of names,
+//! which blocks are allocated, access times) must not be seen in it. Every byte is in
+//! `docs/archives.md`.
 
 use std::io::Write;
 use std::os::unix::ffi::OsStrExt;
@@ -65,7 +66,8 @@ pub struct Counts {
     pub whiteouts: u64,
 }
 
-/// Writes all below `root`, and how itself looks, to `out`. On an error the archive is incomplete, and its reader knows it.
+/// Writes all below `root`, and how itself looks, to `out`. On an error the archive is incomplete,
+/// and its reader knows it.
 ///
 /// `out` is written by another thread, which ends when `out` fails or takes no more.
 pub fn pack(

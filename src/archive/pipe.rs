@@ -1,5 +1,5 @@
-//! A bounded pipe of bytes between two threads, with an end mark: what was cut off is never taken for complete.
-//! Buffers go round, so nothing is allocated once it runs.
+//! A bounded pipe of bytes between two threads, with an end mark: what was cut off is never taken
+//! for complete. Buffers go round, so nothing is allocated once it runs.
 
 use std::sync::mpsc::{Receiver, SyncSender, sync_channel};
 

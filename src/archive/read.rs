@@ -1,25 +1,27 @@
-//! A tar stream as entries, one after the other: pax, GNU, ustar, v7. What can be understood in two ways is an error.
+//! A tar stream as entries, one after the other: pax, GNU, ustar, v7. What can be understood in two
+//! ways is an error.
 //!
 //! Nothing is made of an entry here, and of its path only the form is checked.
 
+mod records;
+
+use self::records::{Facts, id, optional, time};
 use super::header::{
     BLOCK, Block, Dialect, Field, GID, Header, LINK, MAJOR, MINOR, MODE, MTIME, OLD_SPARSE_MORE,
     OLD_SPARSE_SIZE, SIZE, UID, malformed, padding, unsigned,
 };
-use super::layer::{self, Mark};
+use super::layer::Mark;
 use super::pax::{self, Record};
 use super::pipe::Drain;
 use super::sparse::{self, MapReader, Run};
 use super::walk::Look;
-use super::{Error, Limits, Result, acl, shown};
+use super::{Error, Limits, Result, shown};
 
 /// The longest extended header, and the longest of GNU's long names.
 const MOST_SPECIAL: u64 = 1 << 20;
 /// The longest name between slashes, and the longest target of a symlink: what Linux has.
 const MOST_NAME: usize = 255;
 const MOST_TARGET: usize = 4095;
-/// How many attributes an entry may have: more than the kernel can list.
-const MOST_ATTRIBUTES: usize = 1024;
 /// To chown(2) this means "leave it".
 const NO_ID: u32 = u32::MAX;
 
@@ -147,7 +149,8 @@ impl Reader {
         }
     }
 
-    /// The next bytes of the entry's content, some at least; none: that was all. Then [`Reader::consume`].
+    /// The next bytes of the entry's content, some at least; none: that was all. Then
+    /// [`Reader::consume`].
     pub(super) fn content(&mut self) -> Result<&[u8]> {
         if self.left == 0 {
             return Ok(&[]);
@@ -222,7 +225,8 @@ impl Reader {
         }
     }
 
-    /// The content of an extended header. Its size is that of its own block, whatever other headers said.
+    /// The content of an extended header. Its size is that of its own block, whatever other headers
+    /// said.
     fn special(&mut self, header: &Header, at: u64) -> Result<Vec<u8>> {
         let size = unsigned(header, SIZE, "size", at)?;
         if size > MOST_SPECIAL {
@@ -452,129 +456,6 @@ impl Reader {
         }
         Ok(path)
     }
-}
-
-/// What the records of an extended header say.
-#[derive(Default)]
-struct Facts {
-    path: Option<Vec<u8>>,
-    link: Option<Vec<u8>>,
-    size: Option<u64>,
-    uid: Option<u32>,
-    gid: Option<u32>,
-    mtime: Option<(i64, u32)>,
-    sparse: bool,
-    sparse_version: (Option<u64>, Option<u64>),
-    sparse_name: Option<Vec<u8>>,
-    sparse_size: Option<u64>,
-    xattrs: Vec<(Vec<u8>, Vec<u8>)>,
-    /// After the others: the mode and the owner are settled then.
-    acls: Vec<(Vec<u8>, Vec<u8>)>,
-    left_out: u64,
-    mark: Option<Mark>,
-}
-
-impl Facts {
-    fn take(&mut self, key: &[u8], value: &[u8]) -> Result<(), &'static str> {
-        match key {
-            b"path" => self.path = text(value)?,
-            b"linkpath" => self.link = text(value)?,
-            b"size" => self.size = optional(value, number)?,
-            b"uid" => self.uid = optional(value, id)?,
-            b"gid" => self.gid = optional(value, id)?,
-            b"mtime" => self.mtime = optional(value, time)?,
-            b"GNU.sparse.name" => {
-                self.sparse = true;
-                self.sparse_name = text(value)?;
-            }
-            b"GNU.sparse.major" => {
-                self.sparse = true;
-                self.sparse_version.0 = Some(number(value)?);
-            }
-            b"GNU.sparse.minor" => {
-                self.sparse = true;
-                self.sparse_version.1 = Some(number(value)?);
-            }
-            b"GNU.sparse.realsize" | b"GNU.sparse.size" => {
-                self.sparse = true;
-                self.sparse_size = Some(number(value)?);
-            }
-            key if key.starts_with(b"GNU.sparse.") => self.sparse = true,
-            // star's own way of sparse files.
-            b"SCHILY.realsize" => return Err("it is sparse in a way that is not understood"),
-            layer::RECORD => self.mark = optional(value, Mark::parse)?,
-            key if key.starts_with(b"BAGGAGECLAIM.") => return Err("it is a record of no version"),
-            b"SCHILY.acl.access" => self.acl(b"system.posix_acl_access", value)?,
-            b"SCHILY.acl.default" => self.acl(b"system.posix_acl_default", value)?,
-            key => {
-                if let Some(name) = key.strip_prefix(b"SCHILY.xattr.") {
-                    self.attribute(pax::unescape(name), value)?;
-                }
-            }
-        }
-        Ok(())
-    }
-
-    fn acl(&mut self, name: &[u8], value: &[u8]) -> Result<(), &'static str> {
-        replace(&mut self.acls, name.to_vec(), acl::from_text(value)?)
-    }
-
-    fn attribute(&mut self, name: Vec<u8>, value: &[u8]) -> Result<(), &'static str> {
-        if name.len() > MOST_NAME || name.contains(&0) {
-            return Err("an attribute's name is too long or has a NUL");
-        }
-        match &*name {
-            // Not an empty name behind the dot.
-            [b'u', b's', b'e', b'r', b'.', _, ..] | b"security.capability" => {
-                replace(&mut self.xattrs, name, value.to_vec())?;
-            }
-            b"system.posix_acl_access" | b"system.posix_acl_default" => {
-                replace(&mut self.acls, name, value.to_vec())?;
-            }
-            _ => self.left_out += 1,
-        }
-        Ok(())
-    }
-}
-
-/// The last of several records of a key counts (POSIX, pax Header Block).
-fn replace(
-    list: &mut Vec<(Vec<u8>, Vec<u8>)>,
-    name: Vec<u8>,
-    value: Vec<u8>,
-) -> Result<(), &'static str> {
-    list.retain(|(there, _)| *there != name);
-    list.push((name, value));
-    let fits = list.len() <= MOST_ATTRIBUTES;
-    fits.then_some(()).ok_or("it has too many attributes")
-}
-
-/// An empty value takes back what was said before it.
-fn optional<T>(
-    value: &[u8],
-    parse: impl Fn(&[u8]) -> Result<T, &'static str>,
-) -> Result<Option<T>, &'static str> {
-    (!value.is_empty()).then(|| parse(value)).transpose()
-}
-
-fn text(value: &[u8]) -> Result<Option<Vec<u8>>, &'static str> {
-    if value.contains(&0) {
-        return Err("it has a NUL");
-    }
-    Ok((!value.is_empty()).then(|| value.to_vec()))
-}
-
-fn number(value: &[u8]) -> Result<u64, &'static str> {
-    pax::parse_number(value).ok_or("it is no number, negative or too large")
-}
-
-fn id(value: &[u8]) -> Result<u32, &'static str> {
-    let id = u32::try_from(number(value)?).ok();
-    id.filter(|&id| id != NO_ID).ok_or("it is too large")
-}
-
-fn time(value: &[u8]) -> Result<(i64, u32), &'static str> {
-    pax::parse_time(value).ok_or("it is no time")
 }
 
 fn of(header: &Header, field: Field, what: &str, at: u64) -> Result<i64> {

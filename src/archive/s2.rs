@@ -1,5 +1,6 @@
-//! Snappy's framing format and S2, which extends it: larger blocks, and copies that repeat the last distance. One decoder
-//! reads both (google/snappy `framing_format.txt` and `format_description.txt`; klauspost/compress `s2`, "Format Extensions").
+//! Snappy's framing format and S2, which extends it: larger blocks, and copies that repeat the last
+//! distance. One decoder reads both (google/snappy `framing_format.txt` and
+//! `format_description.txt`; klauspost/compress `s2`, "Format Extensions").
 
 use std::io::{self, BufRead, Read};
 
@@ -65,7 +66,8 @@ impl<R: BufRead> S2Decoder<R> {
         Ok(true)
     }
 
-    /// A stream's name, which may come again where streams were joined; or something that may be left out.
+    /// A stream's name, which may come again where streams were joined; or something that may be
+    /// left out.
     fn skip(&mut self, kind: u8, length: usize) -> io::Result<()> {
         if kind == 0xff {
             let mut name = [0; 6];
@@ -289,7 +291,8 @@ mod tests {
     #[test]
     fn snappy_and_s2_blocks_are_read() {
         let name = frame(0xff, b"S2sTwO");
-        // "abcd" as a literal; a copy of 6 from 4 back; a repeat of 4; a repeat of 3 + 8, in one more byte.
+        // "abcd" as a literal; a copy of 6 from 4 back; a repeat of 4; a repeat of 3 + 8, in one
+        // more byte.
         let block = [
             25, 0b1100, b'a', b'b', b'c', b'd', 0b1001, 4, 1, 0, 0b10101, 0, 3,
         ];

@@ -1,15 +1,16 @@
 //! The names of a directory, sorted, however many there are.
 //!
-//! A directory is read from its beginning as often as it takes: each pass picks the smallest of the names that are still
-//! to come, as many as may be held. So a directory of usual size costs one pass, and a giant one time instead of memory,
-//! and no temporary file.
+//! A directory is read from its beginning as often as it takes: each pass picks the smallest of the
+//! names that are still to come, as many as may be held. So a directory of usual size costs one
+//! pass, and a giant one time instead of memory, and no temporary file.
 
 use std::collections::{BinaryHeap, VecDeque};
 use std::ffi::OsString;
 
 use crate::sys::{self, Dir, FileKind};
 
-/// How many bytes of names a walk holds, all levels together. A level takes at most half of what the levels above it left.
+/// How many bytes of names a walk holds, all levels together. A level takes at most half of what
+/// the levels above it left.
 const MOST: usize = 16 << 20;
 /// What a name costs beside its bytes.
 const EACH: usize = 64;
@@ -89,7 +90,7 @@ impl Sorted {
         self.last = picked.peek().map(|top| top.0.clone());
         budget.left = budget.left.saturating_sub(held);
         let sorted = picked.into_sorted_vec().into_iter();
-        // Somebody may be renaming things while the directory is read: a name may come twice.
+        // A process may rename entries while the directory is read: a name may come twice.
         let mut names: Vec<Name> = sorted.map(|Picked(name, kind)| (name, kind)).collect();
         names.dedup_by(|later, earlier| {
             let same = later.0 == earlier.0;

@@ -1,5 +1,5 @@
-//! Which parts of a file are data and which are holes: found in a file, written as a map, read from a map and checked.
-//! Maps only; the bytes themselves are moved by who packs and unpacks.
+//! Which parts of a file are data and which are holes: found in a file, written as a map, read from
+//! a map and checked. Maps only; the bytes themselves are moved by who packs and unpacks.
 
 use std::os::fd::AsFd;
 
@@ -34,7 +34,8 @@ pub(super) fn whole(size: u64) -> Vec<Run> {
     Vec::from_iter((size > 0).then_some(run))
 }
 
-/// The runs of data of an open file of `size` bytes, by its content alone. `scratch` has at least a grain.
+/// The runs of data of an open file of `size` bytes, by its content alone. `scratch` has at least a
+/// grain.
 pub(super) fn find(file: impl AsFd, size: u64, scratch: &mut [u8]) -> Result<Vec<Run>, Errno> {
     let mut runs: Vec<Run> = Vec::new();
     let mut start = 0;
@@ -65,7 +66,8 @@ pub(super) fn find(file: impl AsFd, size: u64, scratch: &mut [u8]) -> Result<Vec
     Ok(runs)
 }
 
-/// Where the hole ends that goes on at `at`, if it does. Where the filesystem knows of a hole, nothing is read.
+/// Where the hole ends that goes on at `at`, if it does. Where the filesystem knows of a hole,
+/// nothing is read.
 fn zeros_end(file: impl AsFd, mut at: u64, size: u64, scratch: &mut [u8]) -> Result<u64, Errno> {
     while at + GRAIN <= size {
         let data = match rustix::fs::seek(&file, SeekFrom::Data(at)) {
@@ -83,7 +85,8 @@ fn zeros_end(file: impl AsFd, mut at: u64, size: u64, scratch: &mut [u8]) -> Res
     Ok(at)
 }
 
-/// Whether a grain is all zeros. One that is cut short is not: then the file has shrunk, which is found when it is read.
+/// Whether a grain is all zeros. One that is cut short is not: then the file has shrunk, which is
+/// found when it is read.
 fn is_zero(file: impl AsFd, at: u64, scratch: &mut [u8]) -> Result<bool, Errno> {
     let grain = &mut scratch[..usize::try_from(GRAIN).expect("it is small")];
     for part in [0..GLANCE, GLANCE..grain.len()] {
@@ -125,7 +128,8 @@ pub(super) fn map(runs: &[Run], size: u64) -> Vec<u8> {
     text
 }
 
-/// The runs that a map told, checked: in order, apart, within the file, and as long together as what follows.
+/// The runs that a map told, checked: in order, apart, within the file, and as long together as
+/// what follows.
 pub(super) fn checked(
     mut runs: Vec<Run>,
     size: u64,
@@ -234,7 +238,8 @@ pub(super) fn from_records(records: &[Record<'_>]) -> Result<Vec<Run>, &'static 
     Ok(pairs(&numbers))
 }
 
-/// GNU's old map: some runs in the header block, the others in blocks of their own. Feed these to [`old_block`].
+/// GNU's old map: some runs in the header block, the others in blocks of their own. Feed these to
+/// [`old_block`].
 pub(super) fn old(header: &Header) -> Result<Vec<Run>, &'static str> {
     let mut runs = Vec::new();
     old_block(header.bytes(OLD_SPARSE), &mut runs)?;

@@ -1,11 +1,13 @@
 //! Making a tree of an archive, beneath a descriptor.
 //!
-//! The parent of what is made is open; a change of parent is one `openat2` that follows no symlink and leaves neither the
-//! tree nor its mount. What an entry meets under its name it replaces, and never goes through.
+//! The parent of what is made is open; a change of parent is one `openat2` that follows no symlink
+//! and leaves neither the tree nor its mount. What an entry meets under its name it replaces, and
+//! never goes through.
 //!
-//! What is made in a directory changes its times, and takes its default ACL over. So both are read, and the ACL taken
-//! away, when a directory becomes the parent, and put back when it no longer is: nothing has to be remembered of the
-//! others, however many there are and in whatever order they come.
+//! What is made in a directory changes its times, and takes its default ACL over. So both are read,
+//! and the ACL taken away, when a directory becomes the parent, and put back when it no longer is:
+//! nothing has to be remembered of the others, however many there are and in whatever order they
+//! come.
 
 use std::ffi::OsStr;
 use std::fs::File;
@@ -95,10 +97,11 @@ pub struct Made {
     pub whiteouts: u64,
 }
 
-/// Makes a tree of an archive in `into`, a directory that is empty or is to be added to. On an error a part of it is there.
+/// Makes a tree of an archive in `into`, a directory that is empty or is to be added to. On an
+/// error a part of it is there.
 ///
-/// `input` is read to its end by another thread, and from there `progress` is set. That thread ends when `input` does: who
-/// lets `stop` say yes sees to that, too.
+/// `input` is read to its end by another thread, and from there `progress` is set. That thread ends
+/// when `input` does: who lets `stop` say yes sees to that, too.
 pub fn unpack(
     input: impl Read + Send,
     into: &Dir,
@@ -513,8 +516,8 @@ fn blocked(error: Error, entry: &Entry) -> Error {
     }
 }
 
-/// Opens a directory of the tree `root`: from `there` (a path and its directory) if it is below that, else
-/// from the root, in as few steps as can be.
+/// Opens a directory of the tree `root`: from `there` (a path and its directory) if it is below
+/// that, else from the root, in as few steps as can be.
 pub(super) fn open_below(root: &Dir, there: Option<(&[u8], &Dir)>, path: &[u8]) -> Result<Dir> {
     if path.is_empty() {
         return Ok(root.try_clone()?);

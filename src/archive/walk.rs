@@ -1,8 +1,8 @@
 //! The walk over a tree that is packed or listed: names in order, files opened safely, marks of a
 //! layer recognised. What is written of each name is the visitor's business.
 //!
-//! The tree may be hostile and may change meanwhile: no path is resolved twice, no symlink followed,
-//! no mount point crossed, no device or FIFO opened, and nothing recurses.
+//! The tree may be hostile and may change meanwhile: no path is resolved twice, no symlink
+//! followed, no mount point crossed, no device or FIFO opened, and nothing recurses.
 
 use std::ffi::OsStr;
 use std::os::fd::OwnedFd;
@@ -16,7 +16,8 @@ use super::{Error, Limits, Progress, Result};
 use crate::sys::{self, Dir, Errno, FileKind, OpenFile, PathFd, Xattrs};
 use crate::tree::{self, DirStack, Opacity, Stop};
 
-/// What a walk tells of a tree. Paths are relative and have no slash at their end; the root's is empty.
+/// What a walk tells of a tree. Paths are relative and have no slash at their end; the root's is
+/// empty.
 pub(super) trait Visitor {
     /// A directory is entered. `opaque`: it hides what the layers below have of it.
     fn directory(&mut self, path: &[u8], dir: &Dir, stat: &Stat, opaque: bool) -> Result<()>;

@@ -31,6 +31,20 @@ pub(super) fn age(duration: Duration) -> String {
     }
 }
 
+/// How long something took: with tenths where a second is much.
+pub(super) fn took(duration: Duration) -> String {
+    let tenths = duration.as_millis() / 100;
+    if tenths < 100 {
+        return format!("{}.{}s", tenths / 10, tenths % 10);
+    }
+    age(duration)
+}
+
+/// A number of things: `1 file`, `2 files`.
+pub(super) fn counted(count: u64, one: &str, many: &str) -> String {
+    format!("{count} {}", if count == 1 { one } else { many })
+}
+
 /// Bytes in powers of 1024, with one decimal where it matters.
 pub(super) fn bytes(bytes: u64) -> String {
     const UNITS: [&str; 6] = ["KiB", "MiB", "GiB", "TiB", "PiB", "EiB"];
@@ -102,6 +116,13 @@ mod tests {
             (u64::MAX, "15 EiB"),
         ] {
             assert_eq!(bytes(n), expected, "{n}");
+        }
+    }
+
+    #[test]
+    fn short_times_have_tenths() {
+        for (millis, expected) in [(0, "0.0s"), (940, "0.9s"), (9_999, "9.9s"), (10_000, "10s")] {
+            assert_eq!(took(Duration::from_millis(millis)), expected, "{millis}");
         }
     }
 

@@ -5,7 +5,7 @@ use std::fmt::Write as _;
 use std::io::{self, IsTerminal as _, Write as _};
 use std::time::{Duration, Instant};
 
-use super::human::{age, bytes};
+use super::human::{age, bytes, counted};
 
 /// How often a terminal's line is written again.
 const REDRAW: Duration = Duration::from_millis(100);
@@ -59,7 +59,8 @@ impl Bar {
         let line = line(done, self.total, self.began.elapsed());
         // Ignore a closed stderr.
         let _shown = if self.on_terminal {
-            write!(io::stderr(), "\r\x1b[K{line}")
+            // A narrow terminal cuts the line. One that is wrapped could not be cleared.
+            write!(io::stderr(), "\r\x1b[K\x1b[?7l{line}\x1b[?7h")
         } else {
             writeln!(io::stderr(), "{line}")
         };
@@ -105,12 +106,15 @@ fn line(done: Done, total: Option<u64>, took: Duration) -> String {
         line = format!("[{full}{empty}] {percent:>3}%  ");
     }
     let (size, rate_of) = (bytes(done.bytes), bytes(rate));
+    let files = counted(done.entries, "file", "files");
     // Writing to a String cannot fail.
-    let _ = write!(line, "{size}, {rate_of}/s, {} files", done.entries);
+    let _ = write!(line, "{size}, {rate_of}/s, {files}");
     if let (Some(total), 1..) = (total, rate) {
-        let left = total.saturating_sub(done.bytes) / rate;
-        let left = age(Duration::from_secs(left));
-        let _ = write!(line, ", about {left} left");
+        let left = total.saturating_sub(done.bytes).div_ceil(rate);
+        if left > 0 {
+            let left = age(Duration::from_secs(left));
+            let _ = write!(line, ", about {left} left");
+        }
     }
     line
 }
@@ -133,7 +137,7 @@ mod tests {
         );
         assert_eq!(
             line(done(150, 1), Some(100), ten),
-            "[####################] 100%  150 B, 15 B/s, 1 files, about 0s left"
+            "[####################] 100%  150 B, 15 B/s, 1 file"
         );
         assert_eq!(
             line(done(0, 0), Some(100), Duration::ZERO),

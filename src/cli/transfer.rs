@@ -18,7 +18,7 @@ use tokio::signal::unix::{SignalKind, signal};
 use tokio::sync::{mpsc, oneshot};
 use tokio_stream::wrappers::ReceiverStream;
 
-use super::human::{age, bytes};
+use super::human::{bytes, counted, took};
 use super::progress::{Bar, Done as Far};
 use super::run::{self, Done};
 use super::show::Thing;
@@ -127,11 +127,10 @@ pub(super) async fn export(flags: Export) -> Done {
         printable(flags.output.display())
     };
     bar.say(&format!(
-        "{} files and {} directories, {} in {}, to {place}{}",
-        end.files,
-        end.directories,
+        "{}, {} in {}, to {place}{}",
+        contents(end.files, end.directories),
         bytes(end.plain_bytes),
-        age(bar.took()),
+        took(bar.took()),
         packed(format, end.packed_bytes),
     ));
     if end.left_out > 0 {
@@ -145,6 +144,12 @@ pub(super) async fn export(flags: Export) -> Done {
         bar.say(&format!("digest of the archive   {}", end.packed_digest));
     }
     Ok(ExitCode::SUCCESS)
+}
+
+fn contents(files: u64, directories: u64) -> String {
+    let files = counted(files, "file", "files");
+    let directories = counted(directories, "directory", "directories");
+    format!("{files} and {directories}")
 }
 
 fn packed(format: Format, size: u64) -> String {
@@ -414,15 +419,14 @@ pub(super) async fn import(flags: Import) -> Done {
             "{name} has newer content by now, which came while this was imported"
         ));
     }
-    let took = age(bar.took());
+    let took = took(bar.took());
     drop(bar);
     run::print(|to| {
         writeln!(
             to,
-            "{name} of namespace {tenant} is artifact {}: {} files and {} directories, {}, in {took}.",
+            "{name} of namespace {tenant} is artifact {}: {}, {}, in {took}.",
             end.artifact_id,
-            end.files,
-            end.directories,
+            contents(end.files, end.directories),
             bytes(end.bytes)
         )?;
         writeln!(to, "digest of the tar stream   {}", end.digest)

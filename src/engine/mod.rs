@@ -24,6 +24,7 @@
 //! (one thread) deletes volumes that are thrown away, `walks` (one thread) measures, merges and compares, `looks` (one thread) asks who
 //! still writes to what is to be sealed, and who uses what nobody knows, `transfers` reads and writes archives, `spares` (one thread)
 //! makes beforehand what a publish needs: what is slow delays only its like. A queued job runs to its end, also when its caller goes away.
+//! `tables` is one thread of the lowest priority that makes tables of contents; it ends when there are none to make.
 
 mod artifacts;
 mod backoff;

@@ -1,8 +1,8 @@
-//! Applying a layer to a full tree: the tree then is what overlayfs would show of the layer over it.
-//! For backends whose layers are whole trees. Nothing is copied; names are moved.
+//! Applying a layer to a full tree: the tree then is what overlayfs would show of the layer over
+//! it. For backends whose layers are whole trees. Nothing is copied; names are moved.
 //!
-//! The layer is in overlayfs' form and is consumed. A directory that the tree does not have, or that
-//! the layer hides it by, is moved as a whole; the marks in it are taken out afterwards.
+//! The layer is in overlayfs' form and is consumed. A directory that the tree does not have, or
+//! that the layer hides it by, is moved as a whole; the marks in it are taken out afterwards.
 
 use std::ffi::OsStr;
 use std::path::Path;
@@ -17,8 +17,8 @@ use crate::sys::{self, Dir, Entry, FileKind, Xattrs};
 
 /// Applies the layer that is the directory `name` of `tree` to the rest of `tree`, and removes it.
 ///
-/// Both are on one filesystem, on btrfs in one subvolume (else EXDEV). On an error `tree` is neither
-/// the old nor the new one. Ends early with [`Error::Stopped`].
+/// Both are on one filesystem, on btrfs in one subvolume (else EXDEV). On an error `tree` is
+/// neither the old nor the new one. Ends early with [`Error::Stopped`].
 pub fn apply(tree: &Dir, name: &OsStr, stop: Stop<'_>) -> Result<()> {
     let layer = tree.open_beneath(name)?;
     if layer.has(name)? {

@@ -1,5 +1,6 @@
 //! What a stack of layers has under a path, by the rules by which overlayfs looks names up
-//! (Documentation/filesystems/overlayfs.rst). For single names; whole trees are merged in `flatten`.
+//! (Documentation/filesystems/overlayfs.rst). For single names; whole trees are merged in
+//! `flatten`.
 
 use std::ffi::{OsStr, OsString};
 use std::os::unix::ffi::OsStrExt;

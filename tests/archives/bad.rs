@@ -558,7 +558,8 @@ fn headers_that_lie_or_can_be_read_in_two_ways_are_refused() {
     }
 }
 
-/// CVE-2025-62518 and RUSTSEC-2026-0068: what follows an entry is where the pax size says, and nowhere else.
+/// CVE-2025-62518 and RUSTSEC-2026-0068: what follows an entry is where the pax size says, and
+/// nowhere else.
 #[test]
 fn the_pax_size_decides_where_the_next_header_is() {
     let lab = require_lab!(Fs::Ext4);

@@ -54,7 +54,8 @@ fn gnu_tar_unpacks_what_was_packed() {
     }
 }
 
-/// GNU tar 1.34 writes the names of users into ACLs, whatever it is told of owners; as attributes it writes numbers.
+/// GNU tar 1.34 writes the names of users into ACLs, whatever it is told of owners; as attributes
+/// it writes numbers.
 #[test]
 fn acls_of_users_that_have_names_here() {
     let lab = require_lab!(Fs::Ext4);
@@ -256,8 +257,8 @@ fn joined_members_and_frames_are_one_stream() {
     }
 }
 
-/// The streams hold the document's test vector. Go's `s2` wrote them: as fast as it can, as small as it can (with an index
-/// and padding), and so that Snappy reads it.
+/// The streams hold the document's test vector. Go's `s2` wrote them: as fast as it can, as small
+/// as it can (with an index and padding), and so that Snappy reads it.
 #[test]
 fn what_s2_writes_is_read() {
     let lab = require_lab!(Fs::Tmpfs);

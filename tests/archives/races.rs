@@ -17,7 +17,8 @@ use crate::{CODECS, open, pack, unpack};
 /// How many exchanges there are to be, half in each direction.
 const SWAPS: u64 = 50_000;
 
-/// Exchanges two names again and again while something is done, until it was done often enough and so were they.
+/// Exchanges two names again and again while something is done, until it was done often enough and
+/// so were they.
 fn swapping(one: &Path, other: &Path, least: u64, mut act: impl FnMut()) {
     let (stop, swaps) = (AtomicBool::new(false), AtomicU64::new(0));
     std::thread::scope(|scope| {

@@ -32,7 +32,8 @@ pub(crate) fn set(path: &Path, name: &str, value: &[u8]) {
         .unwrap_or_else(|error| panic!("{name} of {}: {error}", path.display()));
 }
 
-/// `tree::odd`, and what only archives care for: ACLs, holes of all kinds, long paths, FIFOs and symlinks with two names.
+/// `tree::odd`, and what only archives care for: ACLs, holes of all kinds, long paths, FIFOs and
+/// symlinks with two names.
 pub(crate) fn odd(root: &Path) {
     tree::odd(root);
     let file = root.join("shared");

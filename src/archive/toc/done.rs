@@ -1,5 +1,5 @@
-//! Which pieces of a layer were verified: one bit each, in a file, so that a transfer goes on after the
-//! process was killed. The file names the table that it belongs to.
+//! Which pieces of a layer were verified: one bit each, in a file, so that a transfer goes on after
+//! the process was killed. The file names the table that it belongs to.
 
 use std::fs::File;
 use std::os::unix::fs::FileExt;

@@ -6,8 +6,8 @@
 //! receiver:  table ─▶ directories          records ─▶ decompress ─▶ verify ─▶ files ─▶ finish
 //! ```
 //!
-//! Nothing here knows of a network: a holder writes to any `Write`, a receiver reads from any `Read`.
-//! A receiver makes a layer in overlayfs' form; `tree::apply` puts it onto a full tree.
+//! Nothing here knows of a network: a holder writes to any `Write`, a receiver reads from any
+//! `Read`. A receiver makes a layer in overlayfs' form; `tree::apply` puts it onto a full tree.
 
 mod done;
 mod receive;

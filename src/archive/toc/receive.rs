@@ -67,8 +67,8 @@ pub struct Receiver {
 }
 
 impl Receiver {
-    /// Begins in the directory `into`, or goes on with what an earlier receiver of the same layer did
-    /// there. `devices`: device nodes are made.
+    /// Begins in the directory `into`, or goes on with what an earlier receiver of the same layer
+    /// did there. `devices`: device nodes are made.
     pub fn open(into: &Dir, table: Arc<Table>, devices: bool, stop: Stop<'_>) -> Result<Self> {
         into.ensure_dir(FS, 0o700)?;
         let mut receiver = Self {
@@ -273,8 +273,8 @@ impl Receiver {
         Ok(())
     }
 
-    /// Opens a file for writing. One that is to hold a single piece is made anew: what may be there
-    /// was left by a process that was killed.
+    /// Opens a file for writing. One that is to hold a single piece is created again: what may be
+    /// there was left by a process that was killed.
     fn create(&self, name: &OsStr, mode: u32, whole: bool) -> Result<OwnedFd> {
         loop {
             match self.here().create_file_with(name, mode & 0o777) {

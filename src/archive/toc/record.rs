@@ -177,8 +177,8 @@ pub(super) fn read<R: Read>(from: &mut Paced<R>) -> Result<Record> {
     }
 }
 
-/// Input of which each record must arrive within a time. The source itself must not block for longer:
-/// a socket has a read timeout.
+/// Input of which each record must arrive within a time. The source itself must not block for
+/// longer: a socket has a read timeout.
 pub(super) struct Paced<R> {
     inner: R,
     patience: Duration,

@@ -1,5 +1,5 @@
-//! One entry of a table: written, and read by rules that leave nothing to choose. The order of entries
-//! is the table's business.
+//! One entry of a table: written, and read by rules that leave nothing to choose. The order of
+//! entries is the table's business.
 
 use super::super::header::malformed;
 use super::super::walk::{ACLS, Attribute, Look};
@@ -191,7 +191,17 @@ pub(super) fn read(from: &mut impl Source, is_root: bool, limits: Limits) -> Res
         row.look = look(from, at)?;
         row.attributes = attributes(from, at)?;
     }
-    row.kind = match tag {
+    row.kind = kind(from, at, tag, opaque, limits)?;
+    let is_directory = matches!(row.kind, Kind::Directory { .. });
+    if is_root && !is_directory {
+        return Err(malformed(at, "the root is no directory"));
+    }
+    Ok(row)
+}
+
+/// Reads what of an entry only its kind has.
+fn kind(from: &mut impl Source, at: u64, tag: u8, opaque: bool, limits: Limits) -> Result<Kind> {
+    Ok(match tag {
         1 => Kind::Directory { opaque },
         2 => {
             let size = u64::from_le_bytes(array(from)?);
@@ -238,12 +248,7 @@ pub(super) fn read(from: &mut impl Source, is_root: bool, limits: Limits) -> Res
         }
         8 => Kind::Whiteout,
         _ => return Err(malformed(at, format!("an entry is of the kind {tag}"))),
-    };
-    let is_directory = matches!(row.kind, Kind::Directory { .. });
-    if is_root && !is_directory {
-        return Err(malformed(at, "the root is no directory"));
-    }
-    Ok(row)
+    })
 }
 
 fn is_name(name: &[u8]) -> bool {

@@ -70,8 +70,8 @@ impl Holder {
         self.table.write_to(out)
     }
 
-    /// Sends what is wanted, in frames compressed by zstd at `level`, and the end record; returns how
-    /// many frames. Pieces that `has` denies are passed over: a holder may still be filling.
+    /// Sends what is wanted, in frames compressed by zstd at `level`, and the end record; returns
+    /// how many frames. Pieces that `has` denies are passed over: a holder may still be filling.
     ///
     /// Memory: two frames.
     pub fn send(

@@ -1,7 +1,7 @@
 //! A table on disk: checked once from end to end, then read from any file on.
 //!
-//! Memory does not grow with the table. Every so many entries there is a mark, at most 16,384 of them;
-//! the path at each mark is in a temporary file without a name.
+//! Memory does not grow with the table. Every so many entries there is a mark, at most 16,384 of
+//! them; the path at each mark is in a temporary file without a name.
 
 use std::fs::File;
 use std::io::{Read, Write};

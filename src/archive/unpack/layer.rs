@@ -1,8 +1,8 @@
 //! Making a layer of an archive: overlayfs' marks, and what is copied up from the layers below.
 //!
 //! The layer is made in overlayfs' own form on every backend, so that an archive means the same
-//! everywhere. Where an archive tells of one path twice, the later entry counts, as if all were done
-//! one after the other on a full tree: a directory that takes the place of anything is opaque.
+//! everywhere. Where an archive tells of one path twice, the later entry counts, as if all were
+//! done one after the other on a full tree: a directory that takes the place of anything is opaque.
 
 use std::ffi::OsStr;
 use std::os::unix::ffi::OsStrExt;

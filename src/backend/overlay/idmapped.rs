@@ -5,7 +5,8 @@
 //! unmapped one would be 65534, and its files could not be copied up (EOVERFLOW).
 //!
 //! Overlay takes layers only from mounts in the mounting process's own namespace, and from detached
-//! mounts since Linux 6.15. For mount(2) and older kernels, the clones are attached in a [`PrivateMountNs`].
+//! mounts since Linux 6.15. For mount(2) and older kernels, the clones are attached in a
+//! [`PrivateMountNs`].
 
 use std::os::fd::AsFd;
 use std::path::{Path, PathBuf};

@@ -9,15 +9,19 @@
 //! |---|---|
 //! | `root` | the attributes of a new volume's root directory |
 //! | `assemble` | the system calls that mount an overlay, by either mount API |
+//! | `lowers` | the layers below |
+//! | `work` | the work directories |
 //! | `project` | size limits |
 //! | `idmapped` | swapped owners, and layers in a private mount namespace |
 //! | `self_test` | the features that are tried on a pool before overlay is chosen |
 
 mod assemble;
 mod idmapped;
+mod lowers;
 mod project;
 mod root;
 mod self_test;
+mod work;
 
 use std::os::fd::{AsFd, BorrowedFd, OwnedFd};
 use std::path::Path;
@@ -25,11 +29,13 @@ use std::path::Path;
 use parking_lot::Mutex;
 use serde::{Deserialize, Serialize};
 
-use self::assemble::{How, Parts, STRING_LAYERS, assemble};
+use self::assemble::{How, Parts, assemble};
 use self::idmapped::{Owners, Views};
+use self::lowers::Lowers;
 use self::project::Projects;
+use self::work::{FIRST_WORK, delete_frame, next_work, was_mounted};
 use super::{Backend, BackendKind, Error, Freeze, Limit, Receiving, Result, Start, Stop, Usage};
-use crate::model::layout::{EMPTY, FS, LAYERS, TOP, VOLUME_JSON, WORK_PREFIX};
+use crate::model::layout::{EMPTY, FS, LAYERS, TOP};
 use crate::model::{LayerId, RootAttributes, VolumeId};
 use crate::sys::{self, Dir, Errno, FsContext, MountEntry, PrivateMountNs, Space, UnmountWatches};
 use crate::tree;
@@ -214,62 +220,10 @@ impl Overlay {
     }
 }
 
-/// The layers of a volume, newest first: the pool's, or the self-test's directories.
-enum Lowers<'a> {
-    Layers(&'a [LayerId]),
-    /// The self-test's paths in the pool, and whether the classic API must use mount(2).
-    SelfTest(&'a Dir, &'a [&'a str], bool),
-}
-
-impl Lowers<'_> {
-    /// Whether they are too many for one `fsconfig` string.
-    fn need_mount_ns(&self) -> bool {
-        match self {
-            Self::Layers(ids) => ids.len() > STRING_LAYERS,
-            Self::SelfTest(.., in_mount_ns) => *in_mount_ns,
-        }
-    }
-
-    fn newest(&self, overlay: &Overlay) -> Result<Option<Dir>> {
-        Ok(match self {
-            Self::Layers([newest, ..]) => Some(overlay.layers.open_beneath(layer_fs(newest))?),
-            Self::SelfTest(pool, [newest, ..], _) => Some(pool.open_beneath(newest)?),
-            Self::Layers([]) | Self::SelfTest(_, [], _) => None,
-        })
-    }
-
-    /// Opens all of them, except the newest if it is open already.
-    fn open(
-        &self,
-        overlay: &Overlay,
-        view: Option<&idmapped::View>,
-        newest: Option<Dir>,
-    ) -> Result<Vec<Dir>> {
-        let opened: sys::Result<Vec<Dir>> = match self {
-            Self::Layers(ids) => {
-                let layers = view.map_or(&overlay.layers, idmapped::View::layers);
-                let missing = &ids[usize::from(newest.is_some()).min(ids.len())..];
-                let open = |id| layers.open_beneath(layer_fs(id));
-                let newest = newest.into_iter().map(Ok);
-                newest.chain(missing.iter().map(open)).collect()
-            }
-            Self::SelfTest(pool, paths, _) => {
-                let pool = view.map_or(*pool, idmapped::View::root);
-                paths.iter().map(|path| pool.open_beneath(path)).collect()
-            }
-        };
-        Ok(opened?)
-    }
-}
-
 /// The part of a label that the mount table shows.
 fn shortened(label: &str) -> &str {
     let start = label.len().saturating_sub(SOURCE_LENGTH);
     label.get(start..).unwrap_or(label)
-}
-
-fn layer_fs(id: &LayerId) -> String {
-    format!("{id}/{FS}")
 }
 
 /// Fails if a mount is read-only by the kernel's decision. Without space for its own directory in
@@ -291,38 +245,6 @@ fn writable(mount: OwnedFd, volume: &Dir) -> Result<OwnedFd> {
     Err(volume.error("fsmount", "", why).into())
 }
 
-/// The work directory of every volume's first overlay mount.
-const FIRST_WORK: &str = "work.1";
-
-/// The directories of a volume in which nothing was written, innermost first.
-const FRAME: [&str; 5] = [
-    "work.1/work/incompat/volatile",
-    "work.1/work/incompat",
-    "work.1/work",
-    FIRST_WORK,
-    TOP,
-];
-
-/// The only file there; the kernel makes it for a `volatile` overlay.
-const DIRTY: &str = "work.1/work/incompat/volatile/dirty";
-
-/// Deletes a volume that holds only its frame and its record. Fails if there is more.
-///
-/// Walking these directories would take six times the calls. The paths are safe: only the kernel
-/// writes below `work.1`, and no pod can reach it.
-fn delete_frame(trash: &Dir, name: &Path, volume: &Dir) -> sys::Result<()> {
-    let unless_gone = |result: sys::Result<()>| match result {
-        Err(error) if error.is(Errno::ENOENT) => Ok(()),
-        result => result,
-    };
-    unless_gone(volume.remove_file(DIRTY))?;
-    for dir in FRAME {
-        unless_gone(volume.remove_dir(dir))?;
-    }
-    unless_gone(volume.remove_file(VOLUME_JSON))?;
-    trash.remove_dir(name)
-}
-
 /// The result of closing a pin.
 enum Closed {
     /// It was the last reference to the filesystem.
@@ -340,27 +262,6 @@ fn of_overlay(volume: &Dir, pin: Option<OwnedFd>) -> Result<Option<Dir>> {
     };
     let is_overlay = pin.space()?.magic == Space::OVERLAY;
     Ok(is_overlay.then_some(pin))
-}
-
-/// Whether this ever was an overlay: each mount makes a directory in its work directory.
-fn was_mounted(volume: &Dir) -> Result<bool> {
-    Ok(match volume.open_if_there(FIRST_WORK)? {
-        Some(work) => work.has("work")?,
-        None => false,
-    })
-}
-
-/// Makes the next `work.N` of a volume. A volatile mount leaves a marker even after a clean
-/// unmount, and a second mount with it fails with EINVAL. A first mount costs only one mkdir.
-fn next_work(volume: &Dir) -> Result<String> {
-    let mut number = 1_u32;
-    loop {
-        let name = format!("{WORK_PREFIX}{number}");
-        if volume.ensure_dir(&name, 0o700)? {
-            return Ok(name);
-        }
-        number += 1;
-    }
 }
 
 /// Whether the volume is `top/` itself rather than an overlay.
@@ -640,6 +541,7 @@ impl Overlay {
 
 #[cfg(test)]
 mod tests {
+    use super::lowers::layer_fs;
     use super::*;
     use crate::model::RootAttributes;
     use crate::model::layout::INCOMING;
