@@ -127,6 +127,12 @@ pub enum Error {
         /// How many volumes.
         volumes: usize,
     },
+    /// The intent of its seal cannot be withdrawn: deleted, the artifact would come back with the next start.
+    #[error(
+        "{0} cannot be destroyed: the record of its seal in pending/ cannot be moved (the driver's log has the path); \
+         mend that and restart the driver"
+    )]
+    SealIntentStays(Name),
     /// The disk failed to write back data that the operation was about.
     #[error("the disk failed to write back data")]
     Doomed,

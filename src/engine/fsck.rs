@@ -7,7 +7,7 @@ use std::path::{Path, PathBuf};
 use super::error::{Context, Error, Result};
 use super::failpoint::{Point, point};
 use super::fsck_input::{Moving, Named, Places};
-use super::pool_scan::{Read, entries, names, needs_index, read};
+use super::pool_scan::{Found, entries, look, names, needs_index};
 use super::shared::Inner;
 use super::table_digests::{Recorded, recorded};
 use super::types::Finding;
@@ -237,30 +237,27 @@ fn check_confirmed(
 
 /// The record of a volume, if it is readable and of this boot. Anything else is a finding.
 fn record_of_this_boot(
-    found: Result<Option<Read>>,
+    (dir, name): (&Dir, &Path),
     path: &Path,
     boot: &str,
     findings: &mut Findings<'_>,
 ) -> Result<Option<VolumeRecord>> {
-    let Some(found) = findings.at(path, found)?.flatten() else {
-        return Ok(None);
-    };
-    let Read::Record(record) = found else {
-        findings.push(stray(path.to_owned()));
-        return Ok(None);
-    };
-    match *record {
-        Err(error) => {
-            findings.push(finding("unreadable-volume", path, error.to_string()));
-            Ok(None)
+    match look(dir, name)? {
+        Found::Gone => {}
+        Found::Stray => findings.push(stray(path.to_owned())),
+        Found::Unreadable(error) => {
+            findings.push(finding("unreadable", path, error.to_string()));
         }
-        Ok(record) if record.boot != boot => {
+        Found::Unrecorded(_, why) => {
+            findings.push(finding("unreadable-volume", path, why.to_string()));
+        }
+        Found::Volume(_, record) if record.boot != boot => {
             let detail = "it is of another boot; the next start removes it";
             findings.push(finding("stale-volume", path, detail));
-            Ok(None)
         }
-        Ok(record) => Ok(Some(record)),
+        Found::Volume(_, record) => return Ok(Some(*record)),
     }
+    Ok(None)
 }
 
 /// Volumes without a record that counts, and volumes whose mount is gone.
@@ -280,8 +277,8 @@ fn check_volumes(
             continue;
         }
         let path = below(layout::VOLUMES, &name);
-        let found = read(volumes, &name);
-        let Some(record) = record_of_this_boot(found, &path, boot, findings)? else {
+        let at = (volumes, name.as_path());
+        let Some(record) = record_of_this_boot(at, &path, boot, findings)? else {
             continue;
         };
         // One target is enough: the record is not rewritten when a volume leaves one of several.
@@ -406,8 +403,8 @@ fn check_leaving(
     for (dir, name) in entries(places.pending)? {
         findings.go_on()?;
         let path = below(layout::PENDING, &name);
-        let found = read(dir, &name);
-        let Some(record) = record_of_this_boot(found, &path, boot, findings)? else {
+        let at = (dir, name.as_path());
+        let Some(record) = record_of_this_boot(at, &path, boot, findings)? else {
             continue;
         };
         referenced.extend(record.layers);
@@ -419,12 +416,15 @@ fn check_leaving(
             .to_str()
             .and_then(|name| name.parse().ok())
             .is_some_and(|key| moving.leaving.contains(&key));
-        let found = findings.at(&below(layout::TRASH, &name), read(dir, &name))?;
-        if let Some(Read::Record(record)) = found.flatten()
-            && let Ok(record) = *record
-            && (held || record.boot == boot)
-        {
-            referenced.extend(record.layers);
+        match look(dir, &name)? {
+            Found::Unreadable(error) => {
+                let path = below(layout::TRASH, &name);
+                findings.push(finding("unreadable", path, error.to_string()));
+            }
+            Found::Volume(_, record) if held || record.boot == boot => {
+                referenced.extend(record.layers);
+            }
+            _ => {}
         }
     }
     Ok(referenced)

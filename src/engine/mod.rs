@@ -35,6 +35,7 @@ mod commit;
 mod counters;
 mod durability;
 mod error;
+mod evict;
 pub mod failpoint;
 mod flatten;
 mod fsck;
@@ -65,6 +66,7 @@ mod quiesce;
 mod reap;
 mod rebuild;
 mod recover;
+mod remove;
 mod republish;
 mod scrub;
 mod seal;
@@ -239,7 +241,7 @@ impl Engine {
     /// Deletes what has this name; `InUse` when a volume is a fork of it, unless it is a cache: then the name goes now
     /// and the content when its last fork does.
     pub async fn destroy(&self, tenant: &Tenant, reference: &Reference) -> Result<()> {
-        reap::destroy(
+        remove::destroy(
             &self.inner,
             Name {
                 tenant: tenant.clone(),

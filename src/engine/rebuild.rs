@@ -7,7 +7,7 @@ use std::path::{Path, PathBuf};
 use super::error::{Context, Error, Result};
 use super::failpoint::{Point, point};
 use super::pool::boot_id;
-use super::pool_scan::{Read, names, read};
+use super::pool_scan::{Found, look, names};
 use super::types::Rebuilt;
 use crate::model::{Artifact, ArtifactId, LayerId, Name, PersistentVolume, layout, takes_name};
 use crate::store::{self, Change, NewIndex, PoolDirs};
@@ -101,14 +101,11 @@ fn unfinished(dirs: &PoolDirs) -> Result<Vec<PathBuf>> {
     let boot = boot_id()?;
     let mut unfinished = Vec::new();
     for name in names(&dirs.pending)? {
-        match read(&dirs.pending, &name)? {
-            Some(Read::Record(record))
-                if record
-                    .as_ref()
-                    .as_ref()
-                    .is_ok_and(|record| record.boot == boot) => {}
-            Some(_) => unfinished.push(name),
-            None => {}
+        match look(&dirs.pending, &name)? {
+            Found::Gone => {}
+            Found::Volume(_, record) if record.boot == boot => {}
+            Found::Unreadable(error) => return Err(error).context("read a volume's record"),
+            Found::Stray | Found::Unrecorded(..) | Found::Volume(..) => unfinished.push(name),
         }
     }
     Ok(unfinished)

@@ -20,6 +20,7 @@ use super::lifecycle::{Goal, Lifecycle};
 use super::mounts;
 use super::notice::{self, NotCommitted};
 use super::orphans::{self, Orphans, Parent};
+use super::pool_scan::{Found, keys, look};
 use super::seal;
 use super::shared::Inner;
 use super::state::State;
@@ -27,7 +28,7 @@ use super::teardown_queue::Teardown;
 use super::volumes::Volume;
 use crate::model::{Artifact, ArtifactId, LayerId, Outcome, VolumeId, VolumeRecord};
 use crate::store::{self, Change, Contents, Unreadable};
-use crate::sys::{self, Dir, Errno, MountEntry};
+use crate::sys::{self, Dir, MountEntry};
 
 const TO_BE_SEALED: Lifecycle = Lifecycle::Quiescing {
     goal: Goal::Seal,
@@ -62,7 +63,7 @@ pub(super) fn recover(inner: &Inner, contents: Contents) -> Result<Recovered> {
     }
     inner.spares.sweep()?;
     point(Point::RecoverSwept);
-    let on_disk: HashSet<LayerId> = ids(&inner.dirs.layers)?.into_iter().collect();
+    let on_disk: HashSet<LayerId> = keys(&inner.dirs.layers)?.into_iter().collect();
     recover_index(inner, contents, &on_disk, &mut state, &mut recovered);
     let mounts = sys::mount_table().context("read the mount table")?;
     recover_volumes(inner, &mounts, &mut state, &mut recovered)?;
@@ -132,55 +133,40 @@ fn recover_index(
     state.catalog = Catalog::recovered(artifacts, names, usage);
 }
 
-/// What a directory that should hold a volume holds.
-enum Holds {
-    /// A volume of this boot.
-    Volume(Box<VolumeRecord>),
-    /// One of another boot, or of an earlier mount of the pool's filesystem, which nobody has any more.
-    Stale(Box<VolumeRecord>),
-    /// Nothing that says what it is: never a volume, or one whose record was damaged.
-    Rubbish(Unreadable),
-    /// Its record could not be read.
-    Unknown(sys::Error),
-}
-
-fn read(inner: &Inner, dir: &Dir) -> Result<Holds> {
-    Ok(match store::read_volume(dir) {
-        Err(error) if !error.is_of_this_process() => Holds::Unknown(error),
-        record => match record.context("read a volume's record")? {
-            Err(unreadable) => Holds::Rubbish(unreadable),
-            Ok(record) if !record.is_of(inner.boot(), inner.origin().superblock) => {
-                Holds::Stale(Box::new(record))
-            }
-            Ok(record) => Holds::Volume(Box::new(record)),
-        },
-    })
-}
-
-const OTHER_BOOT: &str = "it is of another boot, or of an earlier mount of the pool's filesystem";
-
-/// Opens what should be the directory of a volume; `None`: it is none, or cannot be opened. What is none is put aside.
-fn open(
+/// A volume of this boot, if that is under this name in `volumes/` or `pending/`. All else is put
+/// aside here, unless it cannot be read or is in use; `stale` hears of a volume of another boot.
+fn volume_at(
     inner: &Inner,
-    parent: Parent,
-    name: &Path,
+    (parent, name): (Parent, &Path),
+    mounts: &[MountEntry],
     recovered: &mut Recovered,
-) -> Result<Option<Dir>> {
-    let dir = parent.dir(inner);
-    match dir.open_beneath(name) {
-        Ok(dir) => Ok(Some(dir)),
-        // Nobody else should, but it is gone.
-        Err(error) if error.is(Errno::ENOENT) => Ok(None),
-        Err(error) if error.is_no_directory() => {
-            put_away(inner, dir, name, "it is no directory");
-            Ok(None)
+    stale: impl FnOnce(&VolumeRecord),
+) -> Result<Option<(Dir, VolumeRecord)>> {
+    let from = parent.dir(inner);
+    match look(from, name)? {
+        Found::Gone => {}
+        Found::Stray => {
+            put_away(inner, from, name, "it is no directory");
         }
-        Err(error) if !error.is_of_this_process() => {
-            leave(inner, parent, name, &error, recovered);
-            Ok(None)
+        Found::Unreadable(error) => leave(inner, parent, name, &error, recovered),
+        Found::Unrecorded(dir, why) => {
+            let why = why.to_string();
+            put_away_unless_used(inner, (parent, name, &dir), &why, mounts, recovered);
         }
-        Err(error) => Err(error).context("open a volume's directory"),
+        Found::Volume(_, record) if !is_of_this_boot(inner, &record) => {
+            let why = "it is of another boot, or of an earlier mount of the pool's filesystem";
+            if put_away(inner, from, name, why) {
+                stale(&record);
+            }
+        }
+        Found::Volume(dir, record) => return Ok(Some((dir, *record))),
     }
+    Ok(None)
+}
+
+/// Whether this boot made the volume, on this mount of the pool's filesystem. No process has any other volume.
+fn is_of_this_boot(inner: &Inner, record: &VolumeRecord) -> bool {
+    record.is_of(inner.boot(), inner.origin().superblock)
 }
 
 /// Leaves a directory where it is that cannot be opened or read, and what it may need.
@@ -240,31 +226,16 @@ fn recover_volumes(
             }
             continue;
         }
-        let Some(dir) = open(inner, Parent::Volumes, name, recovered)? else {
+        let at = (Parent::Volumes, name);
+        let stale = |record: &VolumeRecord| say_rebooted(inner, record);
+        let Some((dir, record)) = volume_at(inner, at, mounts, recovered, stale)? else {
             continue;
         };
-        let record = match read(inner, &dir)? {
-            Holds::Volume(record) if id.as_ref() == Some(&record.id) => *record,
-            Holds::Stale(record) => {
-                if put_away(inner, volumes, name, OTHER_BOOT) {
-                    say_rebooted(inner, &record);
-                }
-                continue;
-            }
-            Holds::Unknown(error) => {
-                leave(inner, Parent::Volumes, name, &error, recovered);
-                continue;
-            }
-            rubbish => {
-                let why = match rubbish {
-                    Holds::Rubbish(why) => why.to_string(),
-                    _ => "its record is of another volume".to_owned(),
-                };
-                let rubbish = (Parent::Volumes, name, &dir);
-                put_away_unless_used(inner, rubbish, &why, mounts, recovered);
-                continue;
-            }
-        };
+        if id.as_ref() != Some(&record.id) {
+            let why = "its record is of another volume";
+            put_away_unless_used(inner, (at.0, name, &dir), why, mounts, recovered);
+            continue;
+        }
         let mount = mount_of(inner, mounts, &record)?;
         let outcome = outcome_of(&dir)?;
         let lifecycle = mount.map_or(Lifecycle::Unpublished, |mount| Lifecycle::Published {
@@ -327,28 +298,15 @@ fn recover_pending(
     let pending = &inner.dirs.pending;
     for entry in pending.entries().context("read pending/")? {
         let name = Path::new(&entry.name);
-        let Some(dir) = open(inner, Parent::Pending, name, recovered)? else {
-            continue;
+        let at = (Parent::Pending, name);
+        let stale = |record: &VolumeRecord| {
+            let plan = record.seal.as_ref();
+            if !plan.is_some_and(|plan| state.catalog.contains(&plan.artifact)) {
+                say_rebooted(inner, record);
+            }
         };
-        let record = match read(inner, &dir)? {
-            Holds::Volume(record) => *record,
-            Holds::Stale(record) => {
-                let is_sealed = (record.seal.as_ref())
-                    .is_some_and(|plan| state.catalog.contains(&plan.artifact));
-                if put_away(inner, pending, name, OTHER_BOOT) && !is_sealed {
-                    say_rebooted(inner, &record);
-                }
-                continue;
-            }
-            Holds::Rubbish(why) => {
-                let rubbish = (Parent::Pending, name, &dir);
-                put_away_unless_used(inner, rubbish, &why.to_string(), mounts, recovered);
-                continue;
-            }
-            Holds::Unknown(error) => {
-                leave(inner, Parent::Pending, name, &error, recovered);
-                continue;
-            }
+        let Some((dir, record)) = volume_at(inner, at, mounts, recovered, stale)? else {
+            continue;
         };
         let plan = record
             .seal
@@ -425,19 +383,11 @@ fn recover_trash(
     state: &mut State,
     recovered: &mut Recovered,
 ) -> Result<()> {
-    for key in ids(&inner.dirs.trash)? {
+    for key in keys(&inner.dirs.trash)? {
         let name = key.to_string();
         let name = Path::new(&name);
-        let dir = match inner.dirs.trash.open_beneath(name) {
-            Err(error) if error.is_no_directory() || error.is(Errno::ENOENT) => continue,
-            Err(error) if !error.is_of_this_process() => {
-                leave(inner, Parent::Trash, name, &error, recovered);
-                continue;
-            }
-            dir => dir.context("open a directory in the trash")?,
-        };
-        match read(inner, &dir)? {
-            Holds::Volume(record) => {
+        match look(&inner.dirs.trash, name)? {
+            Found::Volume(_, record) if is_of_this_boot(inner, &record) => {
                 if let Some(layer) = still_read(inner, &record)? {
                     let layers = record.layers.iter().copied().chain([layer]);
                     state.volumes.retain(layer, layers.collect());
@@ -448,16 +398,15 @@ fn recover_trash(
                 state.volumes.add_retiring(key, volume);
                 recovered.leaving.push(Teardown { key, pin: None });
             }
-            // Without a record it is no volume, and what is none is never mounted.
-            Holds::Stale(_) | Holds::Rubbish(Unreadable::Missing) => {}
-            Holds::Rubbish(Unreadable::Damaged(_)) => {
+            Found::Unrecorded(dir, Unreadable::Damaged(_)) => {
                 // It is where it belongs, and stays there as long as it is in use.
                 let orphans = &mut recovered.orphans;
                 orphans.add_if_used(inner, Parent::Trash, name, &dir, mounts);
             }
-            Holds::Unknown(error) => {
-                leave(inner, Parent::Trash, name, &error, recovered);
-            }
+            Found::Unreadable(error) => leave(inner, Parent::Trash, name, &error, recovered),
+            // A directory without a record is no volume, and only volumes are mounted.
+            Found::Gone | Found::Stray | Found::Volume(..) => {}
+            Found::Unrecorded(_, Unreadable::Missing) => {}
         }
     }
     Ok(())
@@ -507,13 +456,4 @@ fn put_away(inner: &Inner, from: &Dir, name: &Path, why: &str) -> bool {
             false
         }
     }
-}
-
-/// The names in a directory that are ids.
-fn ids(dir: &Dir) -> Result<Vec<LayerId>> {
-    let entries = dir.entries().context("read a directory of the pool")?;
-    Ok(entries
-        .iter()
-        .filter_map(|entry| entry.name.to_str()?.parse().ok())
-        .collect())
 }
