@@ -45,7 +45,7 @@ pub struct Log {
         env = "BAGGAGECLAIM_LOG_FORMAT",
         default_value = "text"
     )]
-    pub log_format: LogFormat,
+    pub log_format: telemetry::LogFormat,
     /// The least level to log: error, warn, info, debug or trace; per module:
     /// `warn,baggageclaim::engine=debug`
     #[arg(
@@ -55,24 +55,6 @@ pub struct Log {
         default_value = "info"
     )]
     pub log: String,
-}
-
-/// The format of log lines.
-#[derive(Debug, Clone, Copy, ValueEnum)]
-pub enum LogFormat {
-    /// A line of text.
-    Text,
-    /// A line of JSON.
-    Json,
-}
-
-impl From<LogFormat> for telemetry::LogFormat {
-    fn from(format: LogFormat) -> Self {
-        match format {
-            LogFormat::Text => Self::Text,
-            LogFormat::Json => Self::Json,
-        }
-    }
 }
 
 /// How copy-on-write is done.

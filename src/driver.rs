@@ -144,7 +144,7 @@ async fn serve_pool<Role>(
 where
     Role: Future<Output = ()> + Send + 'static,
 {
-    let admin = admin::serve(socket, engine.clone(), drain.clone());
+    let admin = admin::serve(socket, engine.clone(), drain.clone(), admin::STALL);
     let admin = Part::start("admin service", drain, admin);
     ready.send_replace(Readiness::Ready(engine.clone()));
     tracing::info!("ready");

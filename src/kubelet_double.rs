@@ -305,16 +305,12 @@ impl Pod {
 
     /// The request that [`Pod::publish`] sends. A test can change it and send it through
     /// [`Kubelet::node_client`].
-    pub fn publish_request<K, V>(
+    pub fn publish_request(
         &self,
         volume: &str,
-        attributes: impl IntoIterator<Item = (K, V)>,
+        attributes: impl IntoIterator<Item = (impl Into<String>, impl Into<String>)>,
         options: PublishOptions,
-    ) -> csi::NodePublishVolumeRequest
-    where
-        K: Into<String>,
-        V: Into<String>,
-    {
+    ) -> csi::NodePublishVolumeRequest {
         let mut volume_context: BTreeMap<String, String> = attributes
             .into_iter()
             .map(|(key, value)| (key.into(), value.into()))
@@ -374,16 +370,12 @@ impl Pod {
     /// Publishes a volume of the pod. After a final error, removes the files of [`Pod::prepare`].
     ///
     /// A failure on this side of the socket is `UNKNOWN`, which the driver never returns.
-    pub async fn publish<K, V>(
+    pub async fn publish(
         &self,
         volume: &str,
-        attributes: impl IntoIterator<Item = (K, V)>,
+        attributes: impl IntoIterator<Item = (impl Into<String>, impl Into<String>)>,
         options: PublishOptions,
-    ) -> Result<Published, Status>
-    where
-        K: Into<String>,
-        V: Into<String>,
-    {
+    ) -> Result<Published, Status> {
         let answer = self.republish(volume, attributes, options).await;
         if let Err(status) = &answer
             && is_final(status.code())
@@ -397,16 +389,12 @@ impl Pod {
 
     /// Publishes as kubelet does after its restart: the volume may be published already, and after
     /// an error all files stay.
-    pub async fn republish<K, V>(
+    pub async fn republish(
         &self,
         volume: &str,
-        attributes: impl IntoIterator<Item = (K, V)>,
+        attributes: impl IntoIterator<Item = (impl Into<String>, impl Into<String>)>,
         options: PublishOptions,
-    ) -> Result<Published, Status>
-    where
-        K: Into<String>,
-        V: Into<String>,
-    {
+    ) -> Result<Published, Status> {
         let message = self.publish_request(volume, attributes, options);
         self.prepare(volume)
             .map_err(|error| here("prepare", &self.volume_dir(volume), &error))?;

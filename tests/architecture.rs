@@ -164,7 +164,16 @@ const ENGINE_TIERS: [Tier; 19] = [
 const MOST_LINES: usize = 600;
 
 /// Files that may be longer, with the reason.
-const LONGER: [(&str, &str); 0] = [];
+const LONGER: [(&str, &str); 2] = [
+    (
+        "archive/read.rs",
+        "one reader of entries, whose parts share its position",
+    ),
+    (
+        "backend/overlay/mod.rs",
+        "one method for each of the backend's operations",
+    ),
+];
 
 /// A struct of the engine with more fields than this that other modules can reach is no owner of its
 /// state. Types of the engine's interface (`pub`) are values and do not count.

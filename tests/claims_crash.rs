@@ -289,6 +289,7 @@ impl Actor<'_> {
         snapshots.find_map(|snapshot| snapshot.group)
     }
 
+    #[expect(clippy::too_many_lines, reason = "one entry for each case")]
     async fn take(&self, step: Step) {
         let engine = self.engine;
         match step {

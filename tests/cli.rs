@@ -384,6 +384,7 @@ async fn an_output_is_made_listed_and_forgotten() {
 }
 
 #[tokio::test]
+#[expect(clippy::too_many_lines, reason = "one scenario, told in order")]
 async fn lists_and_single_things_come_in_the_usual_forms() {
     let lab = require_lab!(Fs::Ext4);
     let driver = Standalone::start(&lab);

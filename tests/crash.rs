@@ -148,6 +148,7 @@ fn visit(place: &Place, mut driver: Driver, point: Point, act: Act) -> (Driver, 
 }
 
 /// The points that a process passes that takes up what another left at the same point.
+#[expect(clippy::too_many_lines, reason = "one scenario, told in order")]
 fn is_passed_again(point: Point) -> bool {
     match point {
         // The repeated call does it all again.

@@ -433,6 +433,7 @@ fn has(pods: &Pods, claim: &PersistentVolume) -> bool {
 }
 
 #[tokio::test(flavor = "multi_thread")]
+#[expect(clippy::too_many_lines, reason = "one scenario, told in order")]
 async fn a_snapshot_that_the_index_may_have_is_whole_or_taken_back_after_a_restart() {
     let _mine = my_turn().await;
     for wrote in EITHER {

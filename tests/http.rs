@@ -175,6 +175,7 @@ fn value(series: &BTreeMap<String, f64>, id: &str) -> f64 {
 }
 
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+#[expect(clippy::too_many_lines, reason = "one scenario, told in order")]
 async fn it_is_alive_before_it_is_ready_and_until_it_has_ended() {
     let lab = require_lab!(Fs::Ext4);
     let registry = Registry::new(&lab.kubelet_dir());

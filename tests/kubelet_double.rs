@@ -180,6 +180,7 @@ fn serve(socket: &Path, capable: bool) -> Notebook {
 }
 
 #[tokio::test]
+#[expect(clippy::too_many_lines, reason = "one scenario, told in order")]
 async fn an_inline_volume_is_published_and_unpublished_as_kubelet_does() {
     let dir = tempfile::tempdir().expect("a temporary directory");
     let socket = dir.path().join("csi.sock");

@@ -12,10 +12,12 @@ mod service;
 mod transfer;
 
 use std::path::Path;
+use std::time::Duration;
 
 use tracing::field::Empty;
 
 pub use client::{Client, ClientError, connect};
+pub use transfer::STALL;
 
 use crate::engine::Engine;
 use crate::model::layout;
@@ -28,9 +30,15 @@ pub async fn bind(pool: &Path) -> server::Result<Socket> {
 }
 
 /// Serves the admin verbs of an engine until the drain closes the services. Exports and imports may
-/// take hours: they end when the services are to close, not with the grace period.
-pub async fn serve(socket: Socket, engine: Engine, drain: Drain) -> server::Result<()> {
-    let service = service::Service::new(engine, drain.clone());
+/// take hours: they end when the services are to close, not with the grace period. One whose caller
+/// neither sends nor takes a byte for as long as `stall` fails ([`STALL`]).
+pub async fn serve(
+    socket: Socket,
+    engine: Engine,
+    drain: Drain,
+    stall: Duration,
+) -> server::Result<()> {
+    let service = service::Service::new(engine, drain.clone(), stall);
     let routes = Routes::new().with(AdminServer::new(service));
     let trace = Trace::new(new_span, &[]);
     server::serve(socket, routes, trace, drain).await

@@ -2,6 +2,7 @@
 //! `proto/admin.proto` documents the messages; nothing is computed here.
 
 use std::os::unix::ffi::OsStrExt as _;
+use std::time::Duration;
 
 use crate::server::Drain;
 use tonic::{Code, Request, Response, Status, Streaming};
@@ -18,11 +19,25 @@ pub(super) struct Service {
     engine: Engine,
     /// The driver ends.
     ending: Drain,
+    /// How long a transfer waits for its caller.
+    stall: Duration,
 }
 
 impl Service {
-    pub(super) fn new(engine: Engine, ending: Drain) -> Self {
-        Self { engine, ending }
+    pub(super) fn new(engine: Engine, ending: Drain, stall: Duration) -> Self {
+        Self {
+            engine,
+            ending,
+            stall,
+        }
+    }
+
+    /// What ends a transfer before its end.
+    fn ends(&self) -> transfer::Ends {
+        transfer::Ends {
+            closing: self.ending.clone(),
+            stall: self.stall,
+        }
     }
 }
 
@@ -74,7 +89,7 @@ impl Admin for Service {
         request: Request<admin::ExportRequest>,
     ) -> Result<Response<Self::ExportStream>, Status> {
         let request = request.into_inner();
-        let parts = transfer::export(&self.engine, &self.ending, &request).await?;
+        let parts = transfer::export(&self.engine, self.ends(), &request).await?;
         Ok(Response::new(parts))
     }
 
@@ -86,7 +101,7 @@ impl Admin for Service {
     ) -> Result<Response<Self::ImportStream>, Status> {
         let rpc = Rpc::of(&request).cloned();
         let parts = request.into_inner();
-        let progress = transfer::import(&self.engine, &self.ending, rpc, parts).await?;
+        let progress = transfer::import(&self.engine, self.ends(), rpc, parts).await?;
         Ok(Response::new(progress))
     }
 

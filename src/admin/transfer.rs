@@ -10,7 +10,7 @@ use std::pin::Pin;
 use std::sync::Arc;
 use std::task::{Context, Poll, Wake, Waker};
 use std::thread::Thread;
-use std::time::Duration;
+use std::time::{Duration, Instant};
 
 use futures_util::{Stream, stream};
 use tokio::runtime::Handle;
@@ -24,6 +24,10 @@ use crate::model::{Reference, Sha256, Tenant};
 use crate::proto::admin::v1 as admin;
 use crate::server::{Drain, Rpc};
 
+/// How long an export or import waits for its caller to take or send a byte. Each has one of a few
+/// threads, so a caller that stalled for ever would keep others from theirs.
+pub const STALL: Duration = Duration::from_secs(5 * 60);
+
 /// How many bytes go in one message.
 const CHUNK: usize = 128 << 10;
 /// How many messages wait between the two sides.
@@ -32,6 +36,24 @@ const WAITING: usize = 4;
 const TELL: Duration = Duration::from_millis(200);
 /// How soon an import that waits for its caller sees that it has failed.
 const LOOK: Duration = Duration::from_millis(50);
+
+/// What ends a transfer before its end.
+#[derive(Debug, Clone)]
+pub(super) struct Ends {
+    /// The driver ends.
+    pub(super) closing: Drain,
+    /// The caller neither takes nor sends a byte for so long.
+    pub(super) stall: Duration,
+}
+
+impl Ends {
+    /// The error of a caller that `does` nothing.
+    fn stalled(&self, does: &str) -> io::Error {
+        let stall = humantime::format_duration(self.stall);
+        let why = format!("the caller {does} nothing for {stall}");
+        io::Error::new(ErrorKind::TimedOut, why)
+    }
+}
 
 /// Messages to a caller.
 pub(super) type Answers<T> = Pin<Box<dyn Stream<Item = Result<T, Status>> + Send>>;
@@ -64,7 +86,7 @@ fn ends() -> Status {
 /// Opens the source of an export and sends it.
 pub(super) async fn export(
     engine: &Engine,
-    ending: &Drain,
+    ends: Ends,
     request: &admin::ExportRequest,
 ) -> Result<Answers<admin::ExportPart>, Status> {
     use admin::export_request::Source as Asked;
@@ -103,15 +125,16 @@ pub(super) async fn export(
     };
     // There is space for the first of them.
     let _sent = sender.try_send(Ok(head));
-    let (engine, ended) = (engine.clone(), ending.clone());
+    let engine = engine.clone();
+    let closing = ends.closing.clone();
     tokio::spawn(async move {
-        let ending = ended;
+        let ending = ends.closing.clone();
         let progress = Arc::new(Progress::default());
         let out = Parts {
             sender: sender.clone(),
             progress: progress.clone(),
             buffer: Vec::with_capacity(CHUNK),
-            ending: ending.clone(),
+            ends,
             runtime: Handle::current(),
         };
         let packed = engine.pack(export, codec, out, progress).await;
@@ -122,7 +145,7 @@ pub(super) async fn export(
             () = ending.closing() => {}
         }
     });
-    Ok(answers(parts, ending))
+    Ok(answers(parts, &closing))
 }
 
 fn end_of_export(Exported { packed }: Exported) -> admin::ExportPart {
@@ -150,7 +173,7 @@ struct Parts {
     sender: Sender<admin::ExportPart>,
     progress: Arc<Progress>,
     buffer: Vec<u8>,
-    ending: Drain,
+    ends: Ends,
     runtime: Handle,
 }
 
@@ -165,15 +188,17 @@ impl Parts {
         };
         // A caller that takes nothing more must not hold the end of the driver up.
         let sent = self.runtime.block_on(async {
+            let sending = tokio::time::timeout(self.ends.stall, self.sender.send(Ok(part)));
             tokio::select! {
-                sent = self.sender.send(Ok(part)) => sent.is_ok(),
-                () = self.ending.closing() => false,
+                sent = sending => sent.map(|sent| sent.is_ok()),
+                () = self.ends.closing.closing() => Ok(false),
             }
         });
-        if sent {
-            return Ok(());
+        match sent {
+            Ok(true) => Ok(()),
+            Ok(false) => Err(io::Error::new(ErrorKind::BrokenPipe, "the caller is gone")),
+            Err(_elapsed) => Err(self.ends.stalled("took")),
         }
-        Err(io::Error::new(ErrorKind::BrokenPipe, "the caller is gone"))
     }
 }
 
@@ -198,7 +223,7 @@ impl Write for Parts {
 /// Reads what the archive is to become, and imports it.
 pub(super) async fn import(
     engine: &Engine,
-    ending: &Drain,
+    ends: Ends,
     rpc: Option<Rpc>,
     mut parts: Streaming<admin::ImportPart>,
 ) -> Result<Answers<admin::ImportProgress>, Status> {
@@ -215,14 +240,16 @@ pub(super) async fn import(
     let (sender, answered) = mpsc::channel(WAITING);
     let (bytes, received) = mpsc::channel(WAITING);
     let progress = Arc::new(Progress::default());
+    let closing = ends.closing.clone();
     let input = Input {
         received,
+        ends,
         progress: progress.clone(),
         part: Vec::new(),
         at: 0,
         ended: false,
     };
-    let feeding = feed(parts, bytes, ending.clone());
+    let feeding = feed(parts, bytes, closing.clone());
     let imported = {
         let (engine, progress) = (engine.clone(), progress.clone());
         async move { engine.import(request, input, progress).await }
@@ -248,7 +275,7 @@ pub(super) async fn import(
         // A caller that is gone needs no answer.
         let _sent = sender.send(last.map_err(|error| failed(&error))).await;
     });
-    Ok(answers(answered, ending))
+    Ok(answers(answered, &closing))
 }
 
 fn request(head: &admin::ImportHead) -> Result<ImportRequest, Status> {
@@ -324,6 +351,7 @@ async fn feed(mut parts: Streaming<admin::ImportPart>, to: mpsc::Sender<Received
 /// The input of an import, on a thread of the engine.
 struct Input {
     received: mpsc::Receiver<Received>,
+    ends: Ends,
     progress: Arc<Progress>,
     part: Vec<u8>,
     at: usize,
@@ -335,6 +363,7 @@ impl Input {
     fn next(&mut self) -> io::Result<Received> {
         let waker = Waker::from(Arc::new(Unpark(std::thread::current())));
         let mut context = Context::from_waker(&waker);
+        let began = Instant::now();
         loop {
             match self.received.poll_recv(&mut context) {
                 Poll::Ready(Some(part)) => return Ok(part),
@@ -344,6 +373,9 @@ impl Input {
                 }
                 Poll::Pending if self.progress.has_failed() => {
                     return Err(io::Error::other("it is refused"));
+                }
+                Poll::Pending if began.elapsed() > self.ends.stall => {
+                    return Err(self.ends.stalled("sent"));
                 }
                 Poll::Pending => std::thread::park_timeout(LOOK),
             }

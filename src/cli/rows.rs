@@ -6,7 +6,7 @@
 
 use std::time::{Duration, UNIX_EPOCH};
 
-use serde::Serialize;
+use serde_json::{Value, json};
 
 use super::human::{age, bytes};
 use crate::proto::admin::v1 as admin;
@@ -45,11 +45,6 @@ pub(super) trait Row: PartialEq {
     /// The further columns of a wide table.
     const MORE: &'static [&'static str];
 
-    /// Its form in JSON and YAML.
-    type Shown<'a>: Serialize
-    where
-        Self: 'a;
-
     /// The id.
     fn id(&self) -> &str;
     /// The name that `inspect` accepts, and `destroy` if possible.
@@ -58,7 +53,8 @@ pub(super) trait Row: PartialEq {
     fn cells(&self, now: Now) -> Vec<String>;
     /// The cells of [`Row::MORE`].
     fn more(&self, now: Now) -> Vec<String>;
-    fn shown(&self) -> Self::Shown<'_>;
+    /// Its form in JSON and YAML.
+    fn shown(&self) -> Value;
 }
 
 /// An id as short tables show it: the first digits, as git and docker do.
@@ -74,81 +70,6 @@ pub(super) fn digits(id: &str) -> &str {
     digits.next().unwrap_or(id)
 }
 
-#[derive(Serialize)]
-#[serde(rename_all = "camelCase")]
-pub(super) struct Volume<'a> {
-    id: &'a str,
-    tenant: &'a str,
-    pod: Pod<'a>,
-    r#type: &'a str,
-    reference: Option<&'a str>,
-    parent: Option<&'a str>,
-    layers: u64,
-    state: &'a str,
-    read_only: bool,
-    targets: &'a [String],
-    created: String,
-    usage: Option<Usage>,
-    size_limit: Option<u64>,
-    limit_unenforced: Option<&'a str>,
-}
-
-#[derive(Serialize)]
-struct Pod<'a> {
-    name: &'a str,
-    uid: &'a str,
-}
-
-#[derive(Serialize)]
-struct Usage {
-    bytes: u64,
-    files: u64,
-    directories: u64,
-}
-
-#[derive(Serialize)]
-#[serde(rename_all = "camelCase")]
-pub(super) struct Artifact<'a> {
-    id: &'a str,
-    tenant: &'a str,
-    reference: Option<&'a str>,
-    layers: u64,
-    usage: Option<Usage>,
-    created: String,
-    last_used: String,
-    expires: Option<String>,
-    in_use_by: u64,
-    durable: bool,
-    made_by: Option<Maker<'a>>,
-    digest: Option<&'a str>,
-    imported_digest: Option<&'a str>,
-    table_digests: Vec<Option<&'a str>>,
-}
-
-#[derive(Serialize)]
-#[serde(rename_all = "camelCase")]
-struct Maker<'a> {
-    pod: Pod<'a>,
-    service_account: Option<&'a str>,
-    images: &'a [String],
-}
-
-#[derive(Serialize)]
-#[serde(rename_all = "camelCase")]
-pub(super) struct ShownCache<'a> {
-    tenant: &'a str,
-    kind: &'a str,
-    key: &'a str,
-    artifact: &'a str,
-    layers: u64,
-    usage: Option<Usage>,
-    updated: String,
-    last_used: String,
-    expires: Option<String>,
-    in_use_by: u64,
-    durable: bool,
-}
-
 fn some(text: &str) -> Option<&str> {
     (!text.is_empty()).then_some(text)
 }
@@ -160,12 +81,18 @@ fn time(unix_ms: i64) -> String {
     humantime::format_rfc3339_millis(at).to_string()
 }
 
-fn usage(usage: Option<&admin::Usage>) -> Option<Usage> {
-    usage.map(|usage| Usage {
-        bytes: usage.bytes,
-        files: usage.files,
-        directories: usage.directories,
+fn usage(usage: Option<&admin::Usage>) -> Value {
+    usage.map_or(Value::Null, |usage| {
+        json!({
+            "bytes": usage.bytes,
+            "files": usage.files,
+            "directories": usage.directories,
+        })
     })
+}
+
+fn pod(name: &str, uid: &str) -> Value {
+    json!({"name": name, "uid": uid})
 }
 
 fn size(usage: Option<&admin::Usage>) -> String {
@@ -194,8 +121,6 @@ impl Row for admin::Volume {
     ];
     const MORE: &'static [&'static str] =
         &["LAYERS", "LIMIT", "WRITABLE", "POD-UID", "PARENT", "TARGET"];
-
-    type Shown<'a> = Volume<'a>;
 
     fn id(&self) -> &str {
         &self.id
@@ -232,26 +157,23 @@ impl Row for admin::Volume {
         ]
     }
 
-    fn shown(&self) -> Volume<'_> {
-        Volume {
-            id: &self.id,
-            tenant: &self.tenant,
-            pod: Pod {
-                name: &self.pod_name,
-                uid: &self.pod_uid,
-            },
-            r#type: &self.r#type,
-            reference: some(&self.reference),
-            parent: some(&self.parent_artifact_id),
-            layers: self.layers,
-            state: &self.state,
-            read_only: self.read_only,
-            targets: &self.target_paths,
-            created: time(self.created_unix_ms),
-            usage: usage(self.usage.as_ref()),
-            size_limit: self.size_limit,
-            limit_unenforced: some(&self.limit_unenforced),
-        }
+    fn shown(&self) -> Value {
+        json!({
+            "id": self.id,
+            "tenant": self.tenant,
+            "pod": pod(&self.pod_name, &self.pod_uid),
+            "type": self.r#type,
+            "reference": some(&self.reference),
+            "parent": some(&self.parent_artifact_id),
+            "layers": self.layers,
+            "state": self.state,
+            "readOnly": self.read_only,
+            "targets": self.target_paths,
+            "created": time(self.created_unix_ms),
+            "usage": usage(self.usage.as_ref()),
+            "sizeLimit": self.size_limit,
+            "limitUnenforced": some(&self.limit_unenforced),
+        })
     }
 }
 
@@ -275,8 +197,6 @@ impl Row for admin::Artifact {
         "SERVICE-ACCOUNT",
         "IMAGES",
     ];
-
-    type Shown<'a> = Artifact<'a>;
 
     fn id(&self) -> &str {
         &self.id
@@ -311,34 +231,31 @@ impl Row for admin::Artifact {
         ]
     }
 
-    fn shown(&self) -> Artifact<'_> {
-        Artifact {
-            id: &self.id,
-            tenant: &self.tenant,
-            reference: some(&self.reference),
-            layers: self.layers,
-            usage: usage(self.usage.as_ref()),
-            created: time(self.created_unix_ms),
-            last_used: time(self.last_used_unix_ms),
-            expires: self.expires_unix_ms.map(time),
-            in_use_by: self.in_use_by,
-            durable: self.durable,
-            made_by: self.made_by.as_ref().map(|maker| Maker {
-                pod: Pod {
-                    name: &maker.pod_name,
-                    uid: &maker.pod_uid,
-                },
-                service_account: some(&maker.service_account),
-                images: &maker.images,
-            }),
-            digest: some(&self.digest),
-            imported_digest: some(&self.imported_digest),
-            table_digests: self
-                .table_digests
-                .iter()
-                .map(|digest| some(digest))
-                .collect(),
-        }
+    fn shown(&self) -> Value {
+        let made_by = self.made_by.as_ref().map(|maker| {
+            json!({
+                "pod": pod(&maker.pod_name, &maker.pod_uid),
+                "serviceAccount": some(&maker.service_account),
+                "images": maker.images,
+            })
+        });
+        let table_digests = self.table_digests.iter().map(|digest| some(digest));
+        json!({
+            "id": self.id,
+            "tenant": self.tenant,
+            "reference": some(&self.reference),
+            "layers": self.layers,
+            "usage": usage(self.usage.as_ref()),
+            "created": time(self.created_unix_ms),
+            "lastUsed": time(self.last_used_unix_ms),
+            "expires": self.expires_unix_ms.map(time),
+            "inUseBy": self.in_use_by,
+            "durable": self.durable,
+            "madeBy": made_by,
+            "digest": some(&self.digest),
+            "importedDigest": some(&self.imported_digest),
+            "tableDigests": table_digests.collect::<Vec<_>>(),
+        })
     }
 }
 
@@ -377,8 +294,6 @@ impl Row for Cache {
     ];
     const MORE: &'static [&'static str] = &["LAYERS", "USED-BY", "DURABLE"];
 
-    type Shown<'a> = ShownCache<'a>;
-
     fn id(&self) -> &str {
         &self.0.id
     }
@@ -410,20 +325,20 @@ impl Row for Cache {
         ]
     }
 
-    fn shown(&self) -> ShownCache<'_> {
+    fn shown(&self) -> Value {
         let (row, (kind, key)) = (&self.0, self.kind_and_key());
-        ShownCache {
-            tenant: &row.tenant,
-            kind,
-            key,
-            artifact: &row.id,
-            layers: row.layers,
-            usage: usage(row.usage.as_ref()),
-            updated: time(row.created_unix_ms),
-            last_used: time(row.last_used_unix_ms),
-            expires: row.expires_unix_ms.map(time),
-            in_use_by: row.in_use_by,
-            durable: row.durable,
-        }
+        json!({
+            "tenant": row.tenant,
+            "kind": kind,
+            "key": key,
+            "artifact": row.id,
+            "layers": row.layers,
+            "usage": usage(row.usage.as_ref()),
+            "updated": time(row.created_unix_ms),
+            "lastUsed": time(row.last_used_unix_ms),
+            "expires": row.expires_unix_ms.map(time),
+            "inUseBy": row.in_use_by,
+            "durable": row.durable,
+        })
     }
 }

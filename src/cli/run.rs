@@ -170,7 +170,7 @@ where
         let signal = Some(rustix::process::Signal::TERM);
         rustix::process::set_parent_process_death_signal(signal).map_err(io::Error::from)?;
     }
-    telemetry::init(flags.log.log_format.into(), &flags.log.log)?;
+    telemetry::init(flags.log.log_format, &flags.log.log)?;
     driver::prepare_process();
     let cores = std::thread::available_parallelism().map_or(1, usize::from);
     let runtime = Builder::new_multi_thread()

@@ -6,7 +6,7 @@ use std::ffi::OsStr;
 use std::io::{self, Write};
 use std::os::unix::ffi::OsStrExt as _;
 
-use serde::Serialize;
+use serde_json::{Value, json};
 
 use super::human::bytes;
 use super::rows::{Now, Row, digits, short};
@@ -19,43 +19,7 @@ use crate::sys::printable;
 /// How wide a table may be that is not `wide`.
 const WIDTH: usize = 120;
 
-#[derive(Serialize)]
-struct Finding<'a> {
-    kind: &'a str,
-    path: String,
-    detail: &'a str,
-}
-
-#[derive(Serialize)]
-#[serde(rename_all = "camelCase")]
-struct Reaped {
-    expired: u64,
-    evicted: u64,
-    deleted: u64,
-    held: u64,
-    flattened: u64,
-}
-
-#[derive(Serialize)]
-#[serde(rename_all = "camelCase")]
-struct Status<'a> {
-    version: &'a str,
-    pool: &'a str,
-    pool_id: &'a str,
-    backend: &'a str,
-    reason: &'a str,
-    total_bytes: u64,
-    available_bytes: u64,
-    total_inodes: u64,
-    available_inodes: u64,
-    volumes: u64,
-    artifacts: u64,
-    caches: u64,
-    seals_pending: u64,
-    damaged: u64,
-}
-
-fn data(to: &mut impl Write, value: &impl Serialize, form: Data) -> io::Result<()> {
+fn data(to: &mut impl Write, value: &Value, form: Data) -> io::Result<()> {
     match form {
         Data::Json => {
             serde_json::to_writer_pretty(&mut *to, value)?;
@@ -89,7 +53,7 @@ pub(super) fn list<R: Row>(
     }
 }
 
-fn shown<R: Row>(rows: &[R]) -> Vec<R::Shown<'_>> {
+fn shown<R: Row>(rows: &[R]) -> Value {
     rows.iter().map(Row::shown).collect()
 }
 
@@ -125,19 +89,11 @@ fn cells<R: Row>(row: &R, output: Output, now: Now) -> Vec<String> {
 }
 
 /// The change of a row in a watched list.
-#[derive(Debug, Clone, Copy, Serialize)]
-#[serde(rename_all = "lowercase")]
+#[derive(Debug, Clone, Copy)]
 enum Event {
     Added,
     Changed,
     Gone,
-}
-
-/// One line of a list that is watched, for programs.
-#[derive(Serialize)]
-struct Happened<T> {
-    event: Event,
-    object: T,
 }
 
 /// A list that is watched: each look shows what differs from the look before.
@@ -182,8 +138,8 @@ impl<R: Row> Watch<R> {
             Output::Name => names(to, events.into_iter().map(|(_, row)| row))?,
             Output::Json | Output::Yaml => {
                 for (event, row) in events {
-                    let object = row.shown();
-                    let happened = Happened { event, object };
+                    let event = format!("{event:?}").to_lowercase();
+                    let happened = json!({"event": event, "object": row.shown()});
                     if self.output == Output::Json {
                         serde_json::to_writer(&mut *to, &happened)?;
                         writeln!(to)?;
@@ -198,14 +154,6 @@ impl<R: Row> Watch<R> {
         self.known = rows.collect();
         Ok(())
     }
-}
-
-/// One thing, with what it is.
-#[derive(Serialize)]
-struct Inspected<T> {
-    kind: &'static str,
-    #[serde(flatten)]
-    thing: T,
 }
 
 /// The object that `inspect` shows.
@@ -237,16 +185,15 @@ impl Thing<'_> {
 }
 
 pub(super) fn one(to: &mut impl Write, thing: Thing<'_>, form: Data) -> io::Result<()> {
-    match thing {
-        Thing::Volume(row) => {
-            let (kind, thing) = ("volume", row.shown());
-            data(to, &Inspected { kind, thing }, form)
-        }
-        Thing::Artifact(row) => {
-            let (kind, thing) = ("artifact", row.shown());
-            data(to, &Inspected { kind, thing }, form)
-        }
+    let (kind, fields) = match thing {
+        Thing::Volume(row) => ("volume", row.shown()),
+        Thing::Artifact(row) => ("artifact", row.shown()),
+    };
+    let mut object = json!({"kind": kind});
+    if let (Value::Object(object), Value::Object(fields)) = (&mut object, fields) {
+        object.extend(fields);
     }
+    data(to, &object, form)
 }
 
 /// Shows what `destroy` would delete.
@@ -280,12 +227,10 @@ pub(super) fn findings(
 ) -> io::Result<()> {
     let path = |row: &admin::Finding| OsStr::from_bytes(&row.path).display().to_string();
     if let Some(form) = output.data() {
-        let rows = rows.iter().map(|row| Finding {
-            kind: &row.kind,
-            path: path(row),
-            detail: &row.detail,
-        });
-        return data(to, &rows.collect::<Vec<_>>(), form);
+        let rows = rows
+            .iter()
+            .map(|row| json!({"kind": row.kind, "path": path(row), "detail": row.detail}));
+        return data(to, &rows.collect(), form);
     }
     if rows.is_empty() {
         return writeln!(to, "The index agrees with the files on disk.");
@@ -335,17 +280,14 @@ pub(super) fn reaped(
     output: PlainOutput,
 ) -> io::Result<()> {
     if let Some(form) = output.data() {
-        return data(
-            to,
-            &Reaped {
-                expired: reaped.expired,
-                evicted: reaped.evicted,
-                deleted: reaped.deleted,
-                held: reaped.held,
-                flattened: reaped.flattened,
-            },
-            form,
-        );
+        let fields = json!({
+            "expired": reaped.expired,
+            "evicted": reaped.evicted,
+            "deleted": reaped.deleted,
+            "held": reaped.held,
+            "flattened": reaped.flattened,
+        });
+        return data(to, &fields, form);
     }
     lines(
         to,
@@ -365,26 +307,23 @@ pub(super) fn status(
     output: PlainOutput,
 ) -> io::Result<()> {
     if let Some(form) = output.data() {
-        return data(
-            to,
-            &Status {
-                version: &status.version,
-                pool: &status.pool_path,
-                pool_id: &status.pool_id,
-                backend: &status.backend,
-                reason: &status.backend_reason,
-                total_bytes: status.total_bytes,
-                available_bytes: status.available_bytes,
-                total_inodes: status.total_inodes,
-                available_inodes: status.available_inodes,
-                volumes: status.volumes,
-                artifacts: status.artifacts,
-                caches: status.caches,
-                seals_pending: status.seals_pending,
-                damaged: status.damaged,
-            },
-            form,
-        );
+        let fields = json!({
+            "version": status.version,
+            "pool": status.pool_path,
+            "poolId": status.pool_id,
+            "backend": status.backend,
+            "reason": status.backend_reason,
+            "totalBytes": status.total_bytes,
+            "availableBytes": status.available_bytes,
+            "totalInodes": status.total_inodes,
+            "availableInodes": status.available_inodes,
+            "volumes": status.volumes,
+            "artifacts": status.artifacts,
+            "caches": status.caches,
+            "sealsPending": status.seals_pending,
+            "damaged": status.damaged,
+        });
+        return data(to, &fields, form);
     }
     let inodes = if status.total_inodes == 0 {
         "made as needed".to_owned()
@@ -407,7 +346,7 @@ pub(super) fn status(
             ("backend", status.backend.clone()),
             ("because", printable(&status.backend_reason)),
             (
-                "room",
+                "space",
                 format!(
                     "{} of {} free",
                     bytes(status.available_bytes),

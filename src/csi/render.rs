@@ -1,4 +1,5 @@
-//! Converts the model to messages: volumes, snapshots, groups and figures. Makes no decisions.
+//! Converts the model to messages: volumes, snapshots, groups and figures.
+//! Makes no decisions.
 
 use std::collections::BTreeMap;
 

@@ -56,7 +56,7 @@ pub struct PodOutcomes {
     pods: Mutex<HashMap<PodUid, Entry>>,
 }
 
-#[derive(Debug)]
+#[derive(Debug, Default)]
 struct Entry {
     /// The first decision wins.
     decision: Decision,
@@ -87,13 +87,7 @@ impl PodOutcomes {
     fn note(&self, uid: &PodUid, pod: &Pod, gone: bool) -> Option<Outcome> {
         let told = decide(pod, gone);
         let mut pods = self.pods.lock();
-        let entry = pods.entry(uid.clone()).or_insert_with(|| Entry {
-            decision: Decision::Undecided,
-            problem: None,
-            problem_said: false,
-            gone: None,
-            images: Vec::new(),
-        });
+        let entry = pods.entry(uid.clone()).or_default();
         if entry.problem != told.problem {
             entry.problem = told.problem;
             entry.problem_said = false;
@@ -115,13 +109,7 @@ impl PodOutcomes {
     /// Records that the pod no longer exists and its end was not observed. Returns its outcome.
     fn note_unseen(&self, uid: &PodUid) -> Outcome {
         let mut pods = self.pods.lock();
-        let entry = pods.entry(uid.clone()).or_insert_with(|| Entry {
-            decision: Decision::Undecided,
-            problem: None,
-            problem_said: false,
-            gone: None,
-            images: Vec::new(),
-        });
+        let entry = pods.entry(uid.clone()).or_default();
         entry.gone = Some(Instant::now());
         if let Decision::Decided(outcome, _) = entry.decision {
             return outcome;

@@ -41,7 +41,7 @@ const TO_CATCH_UP: Duration = Duration::from_secs(2);
 const MOST_SAID: usize = 64 * 1024;
 const MOST_REPEATED: usize = 200;
 
-/// What the watch reports.
+/// A report of the watch.
 pub(super) enum Event {
     /// All pods of this node.
     Listed(Vec<Pod>),

@@ -630,6 +630,7 @@ mod tests {
     }
 
     #[test]
+    #[expect(clippy::too_many_lines, reason = "one scenario, told in order")]
     fn each_mistake_has_its_own_message() {
         let cases: &[(&[(&str, &str)], &str)] = &[
             (

@@ -69,6 +69,12 @@ fn of_archive(error: &archive::Error) -> Code {
         | archive::Error::Malformed { .. }
         | archive::Error::Refused { .. }
         | archive::Error::Limit { .. } => Code::InvalidArgument,
+        // The caller stalled.
+        archive::Error::Read(error) | archive::Error::Write(error)
+            if error.kind() == std::io::ErrorKind::TimedOut =>
+        {
+            Code::DeadlineExceeded
+        }
         archive::Error::Read(_) | archive::Error::Write(_) | archive::Error::Stopped => {
             Code::Cancelled
         }

@@ -13,12 +13,11 @@ use tracing_subscriber::filter::ParseError;
 const TOLD_ELSEWHERE: &str = "kube_client::client::builder";
 
 /// The format of log lines.
-#[derive(Debug, Clone, Copy, Default, PartialEq, Eq)]
+#[derive(Debug, Clone, Copy, clap::ValueEnum)]
 pub enum LogFormat {
-    /// Text, for people.
-    #[default]
+    /// A line of text.
     Text,
-    /// JSON, for programs.
+    /// A line of JSON.
     Json,
 }
 

@@ -213,7 +213,7 @@ async fn nor_when_somebody_else_was_told_of_it() {
 
 /// A claim outlives the boot, and so does the word that it may have lost bytes.
 #[tokio::test(flavor = "multi_thread")]
-#[expect(clippy::too_many_lines, reason = "one story, told in order")]
+#[expect(clippy::too_many_lines, reason = "one scenario, told in order")]
 async fn nothing_is_made_of_a_claim_that_may_have_lost_bytes() {
     let (disk, bench) = require_small_disk!();
     let make = |name: &str, source| CreateClaim {

@@ -242,6 +242,7 @@ async fn a_mounted_claim_is_cloned_exactly_or_on_demand_or_not_at_all() {
 }
 
 #[tokio::test(flavor = "multi_thread")]
+#[expect(clippy::too_many_lines, reason = "one scenario, told in order")]
 async fn a_group_is_one_instant_or_nothing() {
     for ground in ALL {
         say(ground);

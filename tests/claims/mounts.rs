@@ -15,7 +15,7 @@ use super::common::bench::maps_owners;
 use super::common::too_old;
 
 #[tokio::test(flavor = "multi_thread")]
-#[expect(clippy::too_many_lines, reason = "one story, told in order")]
+#[expect(clippy::too_many_lines, reason = "one scenario, told in order")]
 async fn staged_once_and_published_as_its_access_mode_allows() {
     for ground in ALL {
         say(ground);

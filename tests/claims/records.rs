@@ -27,6 +27,7 @@ fn of_size(name: &str, required: u64, limit: Option<u64>) -> CreateClaim {
 }
 
 #[tokio::test(flavor = "multi_thread")]
+#[expect(clippy::too_many_lines, reason = "one scenario, told in order")]
 async fn sizes_are_kept_within_what_was_asked_and_what_there_is() {
     let Some(bench) = Bench::new(OVERLAY).await else {
         return;
@@ -580,6 +581,7 @@ async fn a_killed_driver_does_not_forget_what_was_used() {
 }
 
 #[tokio::test(flavor = "multi_thread")]
+#[expect(clippy::too_many_lines, reason = "one scenario, told in order")]
 async fn ten_thousand_claims_are_paged_while_others_come_and_go() {
     const MANY: usize = 10_000;
     let Some(bench) = Bench::new(OVERLAY).await else {

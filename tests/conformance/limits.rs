@@ -90,6 +90,7 @@ fn assert_forgotten(bench: &Bench, project: u32) {
 /// A fork with a limit is changed in every way. Its content lives on without the limit: in forks
 /// that have their own limit, merged, and deleted. A move between projects is EXDEV, which must not
 /// happen here.
+#[expect(clippy::too_many_lines, reason = "one scenario, told in order")]
 pub(super) fn a_limited_fork_can_do_what_others_can(bench: &Bench) {
     const MIB: usize = 1 << 20;
     if !bench.must_limit {

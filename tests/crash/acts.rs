@@ -76,6 +76,7 @@ pub(crate) enum Done {
 
 impl Act {
     /// The acts that pass a point.
+    #[expect(clippy::too_many_lines, reason = "one entry for each case")]
     pub(crate) fn passing(point: Point) -> &'static [Self] {
         match point {
             Point::PublishTargetMade

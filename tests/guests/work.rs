@@ -2,16 +2,20 @@
 //! pool after a power cut, which finds broken promises.
 
 use std::fs;
+use std::io::Cursor;
 use std::path::PathBuf;
+use std::sync::Arc;
 use std::time::{Duration, Instant};
 
+use baggageclaim::archive::{self, Codec, Pack, Progress};
 use baggageclaim::backend::BackendKind;
 use baggageclaim::engine::claims::{CreateClaim, MountClaim, SnapshotFilter};
-use baggageclaim::engine::{Config, Engine, Error};
+use baggageclaim::engine::{Config, Engine, Error, ImportRequest};
 use baggageclaim::model::{
     ArtifactId, ClaimParameters, ClaimSource, MutableParameters, Outcome, PersistentVolume,
     Reference,
 };
+use baggageclaim::sys::Dir;
 use serde::{Deserialize, Serialize};
 
 use super::common::bench::request;
@@ -177,7 +181,8 @@ impl<'a> Work<'a> {
             return finished.map_err(|error| error.to_string());
         }
         let done = match self.random.below(16) {
-            0..=4 => self.output().await,
+            0..=3 => self.output().await,
+            4 => self.import().await,
             5..=7 => self.cache().await,
             8..=11 => self.claim().await,
             12 => self.scratch().await,
@@ -302,6 +307,24 @@ impl<'a> Work<'a> {
         Ok(())
     }
 
+    /// An archive becomes an artifact, which is durable when the answer comes.
+    async fn import(&mut self) -> Result<(), Error> {
+        let name = format!("{OUTPUT}-{}-{}", self.place.seed, self.number);
+        let archive = archive_of(&name);
+        let request = ImportRequest {
+            tenant: "ci".parse().expect("a tenant"),
+            reference: format!("artifact/{name}").parse().expect("a reference"),
+            digest: None,
+            size: (self.random.below(2) == 0).then_some(archive.len() as u64),
+            ttl: None,
+        };
+        let input = Cursor::new(archive);
+        self.engine.import(request, input, Arc::default()).await?;
+        self.tell(Fact::Sealed(name.clone()));
+        self.outputs.push(name);
+        Ok(())
+    }
+
     async fn cache(&mut self) -> Result<(), Error> {
         let volume = format!("cache-{}", self.number);
         let attributes = [("type", "task-cache"), ("key", "shared")];
@@ -421,6 +444,21 @@ impl<'a> Work<'a> {
         self.tell(Fact::Unclaimed(name));
         Ok(())
     }
+}
+
+/// An archive of what an output of this name holds. It is made in memory.
+fn archive_of(name: &str) -> Vec<u8> {
+    let root = tempfile::tempdir().expect("a temporary folder");
+    facts::write_output(root.path(), name).expect("memory");
+    let tree = Dir::open(root.path()).expect("open");
+    let how = Pack {
+        codec: Codec::Zstd(1),
+        devices: false,
+        temporary: &tree,
+    };
+    let mut bytes = Vec::new();
+    archive::pack(&tree, &mut bytes, how, &Progress::default(), &|| false).expect("pack");
+    bytes
 }
 
 fn claim(name: &str, source: Option<ClaimSource>) -> CreateClaim {

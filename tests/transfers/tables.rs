@@ -107,7 +107,7 @@ async fn a_table_survives_restarts_and_a_damaged_one_is_made_again() {
         ];
         let mut bench = bench;
         for (damage, does) in damages {
-            let damaged = |pool: &Path| {
+            let break_it = |pool: &Path| {
                 does();
                 let found = Engine::check_offline(pool).expect("check");
                 let kinds: Vec<&str> = found.iter().map(|finding| finding.kind).collect();
@@ -116,7 +116,7 @@ async fn a_table_survives_restarts_and_a_damaged_one_is_made_again() {
                 let expected: &[&str] = if is_there { &["damaged-table"] } else { &[] };
                 assert_eq!(kinds, expected, "{damage}");
             };
-            bench = bench.restart_after(damaged).await;
+            bench = bench.restart_after(break_it).await;
             assert_eq!(tables(&bench, "artifact/made").await, before, "{damage}");
             assert!(!temporary.exists(), "{damage}");
             bench.assert_whole().await;

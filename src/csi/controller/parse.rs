@@ -423,6 +423,7 @@ mod tests {
     }
 
     #[test]
+    #[expect(clippy::too_many_lines, reason = "one scenario, told in order")]
     fn each_call_that_brings_maps_has_them_bounded() {
         let long = || map(&[("k", &"v".repeat(70_000))]);
         let attach_with = |secrets, volume_context| {

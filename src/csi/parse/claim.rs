@@ -327,7 +327,7 @@ mod tests {
                 |r| {
                     r.volume_context.insert("type".into(), "output".into());
                 },
-                r#"volume_context holds "type", and a claim's volume has no attributes"#,
+                r#"volume_context has "type", but a persistent volume has no attributes"#,
             ),
         ];
         for (spoil, expected) in mistakes {

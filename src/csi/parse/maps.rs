@@ -1,4 +1,5 @@
 //! Limits the size of the maps in a request: the sum of all keys and values.
+//! The parsers of the requests check the content.
 
 use std::collections::BTreeMap;
 

@@ -133,15 +133,16 @@ struct Terminated {
 }
 
 /// A pod's outcome, as far as one object shows it.
-#[derive(Debug, Clone, PartialEq, Eq)]
+#[derive(Debug, Clone, Default, PartialEq, Eq)]
 pub(super) enum Decision {
     /// Not known yet.
+    #[default]
     Undecided,
     /// The outcome, and the reason as it follows "because".
     Decided(Outcome, String),
 }
 
-/// What one object shows.
+/// The facts that one object shows.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub(super) struct Verdict {
     pub(super) decision: Decision,
@@ -149,7 +150,7 @@ pub(super) struct Verdict {
     pub(super) problem: Option<String>,
 }
 
-/// What an object shows about the pod's end. `gone`: it was the last state of a deleted pod.
+/// The facts that an object shows about the pod's end. `gone`: it was the last state of a deleted pod.
 pub(super) fn decide(pod: &Pod, gone: bool) -> Verdict {
     let no_problem = |decision| Verdict {
         decision,

@@ -150,6 +150,7 @@ fn who_ended_only_when_told_to_did_not_succeed() {
 }
 
 #[test]
+#[expect(clippy::too_many_lines, reason = "one scenario, told in order")]
 fn a_container_decides_when_it_ended_for_good() {
     let statuses = |list: &[Value]| json!(list);
     let seen = |policy: &str, name: &str, gone: bool, status: Value| {

@@ -361,6 +361,7 @@ async fn what_is_not_advertised_is_not_served() {
 type Change = fn(&mut csi::ValidateVolumeCapabilitiesRequest);
 
 #[tokio::test]
+#[expect(clippy::too_many_lines, reason = "one scenario, told in order")]
 async fn what_a_volume_is_not_is_told_and_no_error() {
     let service = service(&Arc::default(), ALL);
     let id = made(&service, "pvc-1").await.volume_id;
