@@ -16,8 +16,9 @@ use crate::sys::Space;
 /// The next round goes on at once.
 pub(super) const SLICE: Duration = Duration::from_millis(250);
 
-/// Evicts until the pool is below its low watermark, if it is above the high one or a call found no space; and on, until there is what
-/// the call needs. Nothing goes for a call that needs more than there would be if all unused artifacts went.
+/// Evicts until the pool is below its low watermark, if it is above the high one or a call found no
+/// space; and on, until there is what the call needs. Nothing goes for a call that needs more than
+/// there would be if all unused artifacts went.
 pub(super) fn make_room(inner: &Arc<Inner>) -> Result<usize> {
     let space = inner.dirs.root.space().context("ask for the pool's room")?;
     let space = with_what_comes(inner, space);
@@ -101,8 +102,8 @@ fn choose(inner: &Inner, space: &Space, missing: u64) -> Vec<ArtifactId> {
 }
 
 /// Measures the layers of artifacts that are evicted before their turn to be measured, so that the
-/// counters tell what came free. A tenant decides how long a walk takes, and callers wait for space:
-/// layers that take longer than [`SLICE`] together count as nothing.
+/// counters tell what came free. A tenant decides how long a walk takes, and callers wait for
+/// space: layers that take longer than [`SLICE`] together count as nothing.
 fn measure_what_goes(inner: &Inner, ids: &[ArtifactId]) -> Vec<LayerId> {
     let unmeasured: HashSet<LayerId> = {
         let state = inner.state.lock();
@@ -137,7 +138,8 @@ fn forget_sizes(inner: &Inner, measured: &[LayerId]) {
     }
 }
 
-/// The pool's room, and that of layers which wait to be deleted: nothing need go for what comes free anyway.
+/// The pool's room, and that of layers which wait to be deleted: nothing need go for what comes
+/// free anyway.
 fn with_what_comes(inner: &Inner, space: Space) -> Space {
     let (bytes, inodes) = inner.collector.trash.coming();
     let used = space.bytes.saturating_sub(space.bytes_free);

@@ -1,5 +1,5 @@
-//! Check: compares index, records, directories and mounts, and changes nothing. What looks at the pool and tells lives here; what makes
-//! anything anew does not (`rebuild`).
+//! Check: compares index, records, directories and mounts, and changes nothing. What looks at the
+//! pool and tells lives here; what makes anything anew does not (`rebuild`).
 
 use std::collections::{BTreeSet, HashSet};
 use std::path::{Path, PathBuf};
@@ -26,8 +26,9 @@ impl Findings<'_> {
         self.all.push(finding);
     }
 
-    /// What was found out about one place; `None` when nothing could be, which is a finding too: whoever looks for damage wants to know of all
-    /// of it, and that disks fail in single places is why he looks.
+    /// What was found out about one place; `None` when nothing could be, which is a finding too:
+    /// whoever looks for damage wants to know of all of it, and that disks fail in single places is
+    /// why he looks.
     fn at<T>(&mut self, path: &Path, found: Result<T>) -> Result<Option<T>> {
         match found {
             Ok(found) => Ok(Some(found)),
@@ -71,7 +72,8 @@ fn layer_names(places: Places<'_>) -> Result<BTreeSet<PathBuf>> {
     places.layers.map_or_else(|| Ok(BTreeSet::new()), names)
 }
 
-/// Compares everything. `layers` are the names in `layers/`, read together with `named` and `moving`.
+/// Compares everything. `layers` are the names in `layers/`, read together with `named` and
+/// `moving`.
 fn compare(
     places: Places<'_>,
     boot: &str,
@@ -392,7 +394,7 @@ fn check_claims(
     Ok(())
 }
 
-/// Promised seals that nobody works on, and what the trash still refers to.
+/// Seal intents that no task works on, and layers that the trash still refers to.
 fn check_leaving(
     places: Places<'_>,
     boot: &str,
@@ -489,7 +491,7 @@ fn check_rest(root: &Dir, findings: &mut Findings<'_>) -> Result<()> {
     const KNOWN: &[&str] = &[
         layout::POOL_JSON,
         layout::LOCK,
-        // Of earlier versions; nobody reads it.
+        // Made by earlier versions and no longer read.
         "lock.pid",
         layout::INDEX,
         layout::VOLUMES,

@@ -1,10 +1,11 @@
-//! Reap: what nobody needs any more goes, and what is left is kept in shape.
+//! Garbage collection: cycles that free space, and the walks after them.
 //!
-//! What frees space runs in rounds, on a thread of its own and in this order: expired and unnamed artifacts, layers that nothing
-//! refers to, the trash, eviction when room is short, ends that were put off, the reserve. How long a round takes no tenant decides:
-//! a call that found no room waits for it. What walks their trees runs after each round, on the thread for walks: sizes that are not
-//! known yet, then stacks that grew long (`flatten`). An artifact leaves the index before its layers leave their place; a layer leaves
-//! its place before it is deleted.
+//! What frees space runs in rounds, on a thread of its own and in this order: expired and unnamed
+//! artifacts, layers that nothing refers to, the trash, eviction when room is short, ends that were
+//! put off, the reserve. How long a round takes no tenant decides: a call that found no room waits
+//! for it. What walks their trees runs after each round, on the thread for walks: sizes that are
+//! not known yet, then stacks that grew long (`flatten`). An artifact leaves the index before its
+//! layers leave their place; a layer leaves its place before it is deleted.
 
 use std::sync::Arc;
 use std::time::{Duration, Instant};
@@ -75,7 +76,8 @@ pub(super) async fn walk_loop(inner: Arc<Inner>) {
         let walk = move || {
             let measured = measure_layers(&engine);
             let merges = flatten::flatten(&engine);
-            // What is left of merges, also of those that came to nothing, is to be deleted; and what is evicted is chosen by its size.
+            // What is left of merges, also of those that came to nothing, is to be deleted; and
+            // what is evicted is chosen by its size.
             let is_for_a_round =
                 merges.tried > 0 || matches!(measured, Ok(1..)) && is_nearly_full(&engine);
             let failure = measured.err().or(merges.failure);
@@ -117,7 +119,8 @@ async fn wanted(inner: &Inner, rested: Instant) {
     }
 }
 
-/// Everything, until all that can be deleted is; each step also when the one before it failed. The first failure is the answer.
+/// Everything, until all that can be deleted is; each step also when the one before it failed. The
+/// first failure is the answer.
 pub(super) async fn reap(inner: &Arc<Inner>) -> Result<Reaped> {
     let mut all = Round::default();
     rounds(inner, &mut all).await?;
@@ -221,7 +224,8 @@ impl Round {
     }
 }
 
-/// All steps, each of them also when the one before it failed: on a full disk it is the later ones that make room.
+/// All steps, each of them also when the one before it failed: on a full disk it is the later ones
+/// that make room.
 fn round(inner: &Arc<Inner>) -> Round {
     let mut counted = inner.collector.cycles.begin();
     inner.space.set_short(false);
@@ -292,8 +296,9 @@ fn trash_unused_layers(inner: &Inner) -> Result<()> {
     Ok(())
 }
 
-/// Tells the index when artifacts were last used, if it has not known for long: where caches are only read nothing else is written, and after
-/// a crash they would expire by a use that was long ago. How many it was told of.
+/// Tells the index when artifacts were last used, if it has not known for long: where caches are
+/// only read nothing else is written, and after a crash they would expire by a use that was long
+/// ago. How many it was told of.
 fn remember_uses(inner: &Inner) -> Result<usize> {
     let now = inner.now();
     let since = inner.state.lock().catalog.unwritten_since();

@@ -1,12 +1,14 @@
 //! Recover: what the last process, or the last boot, left behind becomes what this one knows.
 //!
-//! Sources of truth: the index for what is sealed, the records for what is ephemeral, the kernel's mount table for what is
-//! mounted. `docs/on-disk.md` has the rules; rule 3 of the product is that after `kill -9` at any instruction nothing
-//! published is lost, nothing half-made is visible, and nothing leaks.
+//! Sources of truth: the index for what is sealed, the records for what is ephemeral, the kernel's
+//! mount table for what is mounted. `docs/on-disk.md` has the rules; rule 3 of the product is that
+//! after `kill -9` at any instruction nothing published is lost, nothing half-made is visible, and
+//! nothing leaks.
 //!
-//! One odd name must not keep the driver from starting: what cannot be opened, read or moved is told of and left where it is, and
-//! nothing that it may need is deleted (`orphans`). Only a whole directory, or the index, that cannot be read ends the start; and what
-//! this process lacks itself, which is no fault of the name ([`sys::Error::is_of_this_process`]).
+//! One odd name must not keep the driver from starting: what cannot be opened, read or moved is
+//! told of and left where it is, and nothing that it may need is deleted (`orphans`). Only a whole
+//! directory, or the index, that cannot be read ends the start; and what this process lacks itself,
+//! which is no fault of the name ([`sys::Error::is_of_this_process`]).
 
 use std::collections::{BTreeMap, HashMap, HashSet};
 use std::path::Path;
@@ -46,7 +48,7 @@ pub(super) struct Recovered {
     pub(super) leaving: Vec<Teardown>,
     /// Changes that the index needs: what it names and is not there.
     pub(super) changes: Vec<Change>,
-    /// What somebody may be using, and nobody can say what it is.
+    /// Directories that a process may be using and whose content is unknown.
     orphans: Orphans,
     /// Layers that were volumes which a process still reads, and what those were mounted over.
     pub(super) read: Vec<(LayerId, Vec<LayerId>)>,
@@ -164,7 +166,8 @@ fn volume_at(
     Ok(None)
 }
 
-/// Whether this boot made the volume, on this mount of the pool's filesystem. No process has any other volume.
+/// Whether this boot made the volume, on this mount of the pool's filesystem. No process has any
+/// other volume.
 fn is_of_this_boot(inner: &Inner, record: &VolumeRecord) -> bool {
     record.is_of(inner.boot(), inner.origin().superblock)
 }
@@ -182,7 +185,8 @@ fn leave(
     recovered.orphans.add_unknown();
 }
 
-/// Throws rubbish away, unless somebody may be using it: a record is written before the mount, and may have been damaged later.
+/// Throws rubbish away, unless a process may be using it: a record is written before the mount, and
+/// may have been damaged later.
 fn put_away_unless_used(
     inner: &Inner,
     (parent, name, dir): (Parent, &Path, &Dir),
@@ -248,7 +252,8 @@ fn recover_volumes(
     Ok(())
 }
 
-/// Says that what was to be kept of a volume did not survive the end of its boot. Once: it is put away.
+/// Says that what was to be kept of a volume did not survive the end of its boot. Once: it is put
+/// away.
 fn say_rebooted(inner: &Inner, record: &VolumeRecord) {
     if record.seal.is_some() {
         let notices = inner.config.notices.as_ref();
@@ -257,7 +262,8 @@ fn say_rebooted(inner: &Inner, record: &VolumeRecord) {
     }
 }
 
-/// How the pod's work ended, if that is noted where it can be read. Else it is asked for again; what nobody says is not sealed.
+/// How the pod's work ended, if that is noted where it can be read. Else it is asked for again;
+/// what nobody says is not sealed.
 fn outcome_of(dir: &Dir) -> Result<Option<Outcome>> {
     match store::read_outcome(dir) {
         Err(error) if !error.is_of_this_process() => {
@@ -269,8 +275,8 @@ fn outcome_of(dir: &Dir) -> Result<Option<Outcome>> {
     }
 }
 
-/// The mount of a volume, as far as that can be seen. Otherwise it counts as not mounted: it is still
-/// unmounted when kubelet asks, and the kernel is asked before anything is done to it.
+/// The mount of a volume, as far as that can be seen. Otherwise it counts as not mounted: it is
+/// still unmounted when kubelet asks, and the kernel is asked before anything is done to it.
 fn mount_of(inner: &Inner, mounts: &[MountEntry], record: &VolumeRecord) -> Result<Option<u64>> {
     for target in &record.targets {
         match mounts::find(inner, mounts, &record.id, record.label(), target) {
@@ -343,8 +349,8 @@ fn recover_pending(
     Ok(())
 }
 
-/// The layers that a seal has chosen which was cut short. Where that cannot be read it is what it would choose now: what it did choose and
-/// is not there when it goes on, it does not stack.
+/// The layers that a seal has chosen which was cut short. Where that cannot be read it is what it
+/// would choose now: what it did choose and is not there when it goes on, it does not stack.
 fn chosen(
     inner: &Inner,
     key: LayerId,
@@ -376,7 +382,8 @@ fn chosen(
     Ok(state.catalog.parent_layers(record))
 }
 
-/// `trash/`: a volume of this boot may still be held open by its pod, and then its parent's layers must stay.
+/// `trash/`: a volume of this boot may still be held open by its pod, and then its parent's layers
+/// must stay.
 fn recover_trash(
     inner: &Inner,
     mounts: &[MountEntry],
@@ -412,8 +419,8 @@ fn recover_trash(
     Ok(())
 }
 
-/// The layer that a sealed volume became, if a process still reads it; its promise lies in the trash until that is over. What it was
-/// mounted over must stay, whatever became of the artifact.
+/// The layer that a sealed volume became, if a process still reads it; its promise lies in the
+/// trash until that is over. What it was mounted over must stay, whatever became of the artifact.
 fn still_read(inner: &Inner, record: &VolumeRecord) -> Result<Option<LayerId>> {
     let Some(plan) = &record.seal else {
         return Ok(None);
@@ -428,7 +435,8 @@ fn still_read(inner: &Inner, record: &VolumeRecord) -> Result<Option<LayerId>> {
     Ok(is_read.then_some(plan.layer))
 }
 
-/// Layers that nothing refers to: of a seal that a power cut undid, or of a collection that a crash cut short.
+/// Layers that nothing refers to: of a seal that a power cut undid, or of a collection that a crash
+/// cut short.
 fn trash_unknown_layers(inner: &Inner, on_disk: &HashSet<LayerId>, state: &State) {
     let mut known = state.referenced_layers();
     known.extend(state.volumes.all_retiring().map(|(key, _)| key));
@@ -442,7 +450,8 @@ fn trash_unknown_layers(inner: &Inner, on_disk: &HashSet<LayerId>, state: &State
     }
 }
 
-/// Moves something into the trash. What cannot be moved stays where it is, in nobody's way; whether it went.
+/// Moves something into the trash. What cannot be moved stays where it is, in nobody's way; whether
+/// it went.
 fn put_away(inner: &Inner, from: &Dir, name: &Path, why: &str) -> bool {
     let path = from.path().join(name);
     match inner.throw_away(from, name) {

@@ -76,7 +76,8 @@ pub(super) fn remove(inner: &Arc<Inner>, ids: &[ArtifactId]) -> Result<Removed> 
     })
 }
 
-/// Deletes what has this name. Waits until it is durable, so that the index is told of one thing at a time.
+/// Deletes what has this name. Waits until it is durable, so that the index is told of one thing at
+/// a time.
 pub(super) async fn destroy(inner: &Arc<Inner>, name: Name) -> Result<()> {
     loop {
         inner
@@ -140,7 +141,8 @@ fn destroy_now(inner: &Arc<Inner>, name: Name) -> Result<bool> {
     drop(named_as_indexed);
     point(Point::DestroyUnnamed);
     if let Err(error) = remove(inner, &[id]) {
-        // Nobody finds it any more, as was asked for; whoever asks again is told that there is none.
+        // Nobody finds it any more, as was asked for; whoever asks again is told that there is
+        // none.
         tracing::warn!(artifact.id = %id, %error, "its name is destroyed; what it was of goes later");
     }
     Ok(true)
