@@ -231,8 +231,8 @@ fn recover_volumes(
             continue;
         }
         let at = (Parent::Volumes, name);
-        let stale = |record: &VolumeRecord| say_rebooted(inner, record);
-        let Some((dir, record)) = volume_at(inner, at, mounts, recovered, stale)? else {
+        let rebooted = |record: &VolumeRecord| say_rebooted(inner, record);
+        let Some((dir, record)) = volume_at(inner, at, mounts, recovered, rebooted)? else {
             continue;
         };
         if id.as_ref() != Some(&record.id) {
@@ -305,13 +305,13 @@ fn recover_pending(
     for entry in pending.entries().context("read pending/")? {
         let name = Path::new(&entry.name);
         let at = (Parent::Pending, name);
-        let stale = |record: &VolumeRecord| {
+        let rebooted = |record: &VolumeRecord| {
             let plan = record.seal.as_ref();
             if !plan.is_some_and(|plan| state.catalog.contains(&plan.artifact)) {
                 say_rebooted(inner, record);
             }
         };
-        let Some((dir, record)) = volume_at(inner, at, mounts, recovered, stale)? else {
+        let Some((dir, record)) = volume_at(inner, at, mounts, recovered, rebooted)? else {
             continue;
         };
         let plan = record
@@ -412,8 +412,10 @@ fn recover_trash(
             }
             Found::Unreadable(error) => leave(inner, Parent::Trash, name, &error, recovered),
             // A directory without a record is no volume, and only volumes are mounted.
-            Found::Gone | Found::Stray | Found::Volume(..) => {}
-            Found::Unrecorded(_, Unreadable::Missing) => {}
+            Found::Gone
+            | Found::Stray
+            | Found::Volume(..)
+            | Found::Unrecorded(_, Unreadable::Missing) => {}
         }
     }
     Ok(())

@@ -128,7 +128,7 @@ async fn a_second_target_is_refused_whatever_the_access_mode_and_the_first_stays
             refused.expect("unpublish");
             let row = bench.row("v").expect("row");
             assert_eq!(row.state, VolumeState::Published);
-            assert_eq!(row.targets, [one.clone()]);
+            assert_eq!(row.targets, std::slice::from_ref(&one));
             let again = publish_at(&bench, "one", OUTPUT).await;
             assert!(again.expect("again").already);
         }
@@ -152,7 +152,8 @@ async fn a_volume_whose_mount_vanished_may_come_back_at_another_target() {
         assert!(!moved.already);
         assert_eq!(fs::read_to_string(two.join("f")).expect("read"), "by one");
         let bench = bench.restart().await;
-        assert_eq!(bench.row("v").expect("row").targets, [two.clone()]);
+        let row = bench.row("v").expect("row");
+        assert_eq!(row.targets, std::slice::from_ref(&two));
         let again = publish_at(&bench, "two", OUTPUT).await;
         assert!(again.expect("again").already);
         // The first target is of no volume any more.

@@ -155,7 +155,6 @@ fn bytes(from: &mut impl Source, length: usize) -> Result<Vec<u8>> {
 }
 
 /// Reads an entry up to a file's digests. `is_root`: it is the first of the table.
-#[expect(clippy::too_many_lines, reason = "one field of a row after the other")]
 pub(super) fn read(from: &mut impl Source, is_root: bool, limits: Limits) -> Result<Row> {
     let at = from.at();
     let [tag] = array(from)?;

@@ -74,6 +74,10 @@ fn refused(env: &Env, name: &str, from: &str) -> Obstacle {
 /// The driver's message when the API lacks it.
 const REFUSED: &str = "kubelet did not register the driver";
 
+#[expect(
+    clippy::too_many_lines,
+    reason = "one outage, in the order in which it happens"
+)]
 pub(super) fn api_server_away(env: &Env) {
     let running = Step::runs(env, "running");
     // Marked content is kept without a query, and another pod waits for it.

@@ -21,6 +21,10 @@ const TOPOLOGY: [&str; 2] = [
     "topology.baggageclaim.csi.concourse-ci.org/node",
 ];
 
+#[expect(
+    clippy::too_many_lines,
+    reason = "the uninstallation, in the order of the documentation"
+)]
 pub(super) fn uninstalled(env: &Env) {
     let cluster = env.cluster;
     env.make("made");
