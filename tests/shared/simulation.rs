@@ -281,10 +281,10 @@ impl World {
             if layer.digest != digest || !layer.object.is_listed(self.now, &mut self.random) {
                 continue;
             }
-            let marked = marker.is_some_and(|it| it.is_listed(self.now, &mut self.random));
+            let condemned = marker.is_some_and(|it| it.is_listed(self.now, &mut self.random));
             // The footer is read: what is gone is not used.
             let is_there = self.layers[place].object.deleted.is_none();
-            if is_there && (self.rules.reuses_marked || decide::may_reuse(marked)) {
+            if is_there && (self.rules.reuses_marked || decide::may_reuse(condemned)) {
                 found = Some(place);
             }
         }
@@ -325,13 +325,7 @@ impl World {
         self.after(pause, Step::Manifests(collection));
     }
 
-    fn seen(
-        &mut self,
-        object: Object,
-        marker: Option<Object>,
-        shown: bool,
-        clock: u64,
-    ) -> Option<Verdict> {
+    fn seen(&mut self, object: Object, marker: Option<Object>, shown: bool, clock: u64) -> Verdict {
         let is_there = object.is_listed(self.now, &mut self.random);
         let marker = marker.filter(|it| it.is_listed(self.now, &mut self.random));
         let age = |it: Object| minutes(clock.saturating_sub(it.written));
@@ -340,7 +334,7 @@ impl World {
             marker: marker.map(age),
             shown,
         };
-        Some(decide::judge(seen, self.rules.grace))
+        decide::judge(seen, self.rules.grace)
     }
 
     fn list_manifests(&mut self, mut collection: Collection) {
@@ -356,11 +350,11 @@ impl World {
             }
             let shown = collection.shown.contains(&place);
             match self.seen(object, marker, shown, collection.clock) {
-                Some(Verdict::Condemn) if self.rules.deletes_at_once => {
+                Verdict::Condemn if self.rules.deletes_at_once => {
                     collection.actions.push(Action::DeleteManifest(place));
                 }
-                Some(Verdict::Condemn) => collection.actions.push(Action::MarkManifest(place)),
-                Some(Verdict::Delete) => collection.actions.push(Action::DeleteManifest(place)),
+                Verdict::Condemn => collection.actions.push(Action::MarkManifest(place)),
+                Verdict::Delete => collection.actions.push(Action::DeleteManifest(place)),
                 _ => {}
             }
         }
@@ -373,11 +367,11 @@ impl World {
             let (object, marker) = (self.layers[place].object, self.layers[place].marker);
             let shown = collection.used.contains(&place);
             match self.seen(object, marker, shown, collection.clock) {
-                Some(Verdict::Condemn) if self.rules.deletes_at_once => {
+                Verdict::Condemn if self.rules.deletes_at_once => {
                     collection.actions.push(Action::DeleteLayer(place));
                 }
-                Some(Verdict::Condemn) => collection.actions.push(Action::MarkLayer(place)),
-                Some(Verdict::Delete) => collection.actions.push(Action::DeleteLayer(place)),
+                Verdict::Condemn => collection.actions.push(Action::MarkLayer(place)),
+                Verdict::Delete => collection.actions.push(Action::DeleteLayer(place)),
                 _ => {}
             }
         }

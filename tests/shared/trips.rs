@@ -146,16 +146,16 @@ fn a_large_layer_travels_in_parts_and_ranges_and_is_uploaded_once() {
             1 + layer.bytes.div_ceil(16 << 20)
         );
         // The object is valid zstd, and its plain bytes are the content.
-        let key = format!("{}/{}", hex(&layer.digest.0), layer.upload);
+        let key = format!(
+            "{}/{}",
+            &layer.digest.to_string()["sha256:".len()..],
+            layer.upload
+        );
         let object = fs::File::open(tier.files.join("v1/ci/layers").join(key)).expect("open");
         let mut plain = zstd::stream::read::Decoder::new(object).expect("zstd");
         let bytes = std::io::copy(&mut plain, &mut std::io::sink()).expect("decompress");
         assert_eq!(bytes, layer.content);
     }
-}
-
-fn hex(bytes: &[u8]) -> String {
-    bytes.iter().map(|byte| format!("{byte:02x}")).collect()
 }
 
 #[test]
