@@ -43,7 +43,7 @@ const TIERS: [Tier; 9] = [
 
 /// The tiers inside `src/engine/`, from the ground up; `engine` is its `mod.rs`. Modules of one
 /// tier do not use each other. Unit tests may use everything: they open an engine.
-const ENGINE_TIERS: [Tier; 17] = [
+const ENGINE_TIERS: [Tier; 19] = [
     (
         "types, errors, failpoints",
         &[
@@ -134,6 +134,8 @@ const ENGINE_TIERS: [Tier; 17] = [
             "unpublish",
         ],
     ),
+    ("removal", &["remove"]),
+    ("eviction", &["evict"]),
     (
         "garbage collection, tables of contents",
         &["reap", "tables"],
@@ -173,6 +175,10 @@ const LONGER: [(&str, &str); 2] = [
         "one method for each of the backend's operations",
     ),
 ];
+
+/// A struct of the engine with more fields than this that other modules can reach is no owner of its
+/// state. Types of the engine's interface (`pub`) are values and do not count.
+const MOST_OPEN_FIELDS: usize = 12;
 
 /// The only module where `unsafe` may stand.
 const UNSAFE_MODULE: &str = "sys";
@@ -446,6 +452,35 @@ fn a_module_of_the_engine_without_a_tier_is_found() {
     );
 }
 
+#[test]
+fn a_struct_of_the_engine_that_everyone_can_reach_into_is_found() {
+    let with = |count: usize, field: &str| {
+        let fields =
+            (0..count).map(|number| format!("    {field} f{number}: HashMap<u8, [u8; 2]>,\n"));
+        let fields: String = fields.collect();
+        format!("#[derive(Debug)]\npub(super) struct S<'a> {{\n{fields}}}\nfn f() {{}}\n")
+    };
+    for field in [
+        "pub(super)",
+        "pub(crate)",
+        "pub(in crate::engine)",
+        "/// Why.\n    pub",
+    ] {
+        let broken = broken_by_one("engine/space.rs", &with(MOST_OPEN_FIELDS + 1, field));
+        assert_eq!(
+            broken,
+            ["engine/space.rs:4: struct S has 13 fields that other modules reach into; at most 12"],
+            "{field}"
+        );
+        let broken = broken_by_one("engine/space.rs", &with(MOST_OPEN_FIELDS, field));
+        assert_eq!(broken, [""; 0], "{field}");
+    }
+    assert_eq!(broken_by_one("engine/space.rs", &with(20, "")), [""; 0]);
+    assert_eq!(broken_by_one("csi/x.rs", &with(20, "pub(super)")), [""; 0]);
+    let public = with(20, "pub").replace("pub(super) struct", "pub struct");
+    assert_eq!(broken_by_one("engine/space.rs", &public), [""; 0]);
+}
+
 // ---- The inspector ----------------------------------------------------------------------------
 
 /// Every broken rule below `src`, a line each.
@@ -543,6 +578,7 @@ fn inspect_file(src: &Path, file: &Path, text: &str, broken: &mut Vec<String>) {
         }
     }
     if top == "engine" {
+        inspect_fields(&place, &tokens, broken);
         inspect_engine(&place, &module, &imports, broken);
     }
 }
@@ -590,6 +626,44 @@ fn inspect_engine(place: &str, module: &[String], imports: &[Import], broken: &m
                 full_name(&used)
             );
             once(broken, finding);
+        }
+    }
+}
+
+/// Structs with too many fields that other modules can reach.
+fn inspect_fields(place: &str, tokens: &[Token], broken: &mut Vec<String>) {
+    let at = |index: usize| tokens.get(index).map_or("", |token| token.text.as_str());
+    for index in (0..tokens.len()).filter(|&index| at(index) == "struct") {
+        if index > 0 && at(index - 1) == "pub" {
+            continue;
+        }
+        let mut next = index + 1;
+        while !matches!(at(next), "{" | ";" | "(" | "") {
+            next += 1;
+        }
+        if at(next) != "{" {
+            continue;
+        }
+        let (mut depth, mut open) = (0, 0);
+        loop {
+            match at(next) {
+                "{" => depth += 1,
+                "}" => depth -= 1,
+                "pub" if depth == 1 => open += 1,
+                _ => {}
+            }
+            next += 1;
+            if depth == 0 || next >= tokens.len() {
+                break;
+            }
+        }
+        if open > MOST_OPEN_FIELDS {
+            broken.push(format!(
+                "{place}:{}: struct {} has {open} fields that other modules reach into; at most \
+                 {MOST_OPEN_FIELDS}",
+                tokens[index].line,
+                at(index + 1)
+            ));
         }
     }
 }

@@ -22,7 +22,9 @@ use std::time::{Duration, Instant};
 
 use baggageclaim::admin;
 use baggageclaim::kubelet_double::{Kubelet, Pod, PublishOptions};
+use baggageclaim::model::layout;
 use baggageclaim::proto::admin::v1 as api;
+use common::bench::{eventually, names};
 use common::{Fs, Lab};
 use rustix::process::{Pid, Signal, kill_process};
 
@@ -159,6 +161,14 @@ async fn traceable() -> Result<Traceable, String> {
     }
     maker.unpublish("v").await.expect("unpublished");
     outcome(&mut client, &maker).await;
+    // The table of contents is made once in a layer's life, and reads all of it.
+    let layers = lab.path().join("pool").join(layout::LAYERS);
+    eventually("the table of contents is made", || {
+        let made = |layer: &String| layers.join(layer).join(layout::TABLE).exists();
+        let sealed = names(&layers);
+        !sealed.is_empty() && sealed.iter().all(made)
+    })
+    .await;
     Ok(Traceable {
         driver,
         kubelet,

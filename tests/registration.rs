@@ -441,7 +441,8 @@ async fn pods_end_though_the_driver_starts_on_a_pool_that_takes_no_changes() {
     assert_eq!(code, Some(0), "{log}");
     assert!(log.contains("the pool takes changes again"), "{log}");
     let node = NodeProcess::start(&lab, &[]);
-    node.logged("nobody will unpublish it any more", 2).await;
+    node.logged("kubelet will not unpublish it any more", 2)
+        .await;
     node.terminate().await;
     assert_eq!(lab.close(), [""; 0].map(std::path::PathBuf::from));
 }

@@ -2,8 +2,8 @@
 //! artifacts and layers, so its cost does not depend on the number of artifacts.
 //!
 //! A node may have 100,000 artifacts, and a walk over all of them takes longer than a commit. A walk
-//! therefore releases the state now and then (`catalog`), and sees no single
-//! moment. The caller checks again under the lock before it deletes something.
+//! therefore releases the state now and then (`transaction`), and sees no single moment. The caller
+//! checks again under the lock before it deletes something.
 
 use std::collections::BTreeMap;
 use std::ops::Bound;

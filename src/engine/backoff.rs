@@ -1,7 +1,9 @@
-//! Back-off: how long to wait before something that failed is tried again, and what is left alone until then ([`Setbacks`]).
+//! Back-off: how long to wait before something that failed is tried again, and what is left alone
+//! until then ([`Setbacks`]).
 //!
-//! What costs much and fails every time must not be done in every round of the collector, and a round that fails has the next one come soon.
-//! Setbacks are in memory only: the next start tries everything. What a failure means is the business of whoever failed.
+//! What costs much and fails every time must not be done in every round of the collector, and a
+//! round that fails has the next one come soon. Setbacks are in memory only: the next start tries
+//! everything. The caller decides what a failure means.
 
 use std::collections::{HashMap, HashSet};
 use std::hash::Hash;
@@ -24,7 +26,7 @@ pub(super) const RETRY: [Duration; 6] = [
     Duration::from_secs(60),
 ];
 
-/// Room may come back at any moment, by the hand of somebody whom we do not hear.
+/// Space may come free at any moment, and nothing tells the driver.
 const RETRY_WHEN_FULL: Duration = Duration::from_secs(5);
 
 pub(super) fn retry_after(attempt: usize, error: &Error) -> Duration {

@@ -15,13 +15,14 @@ pub(super) struct Catalog {
     artifacts: Artifacts,
     /// The current owner of each name: the newest artifact that was sealed under it.
     names: BTreeMap<Name, ArtifactId>,
-    /// Previous owners of a name, oldest first. If the current owner is discarded after a write-back
-    /// error, the newest surviving one gets the name back. Of all owners ([`Catalog::owners`]) only
-    /// the oldest may be in the index, and then the index's name points at it. An artifact that is
-    /// older than that one has lost the name for good.
+    /// Previous owners of a name, oldest first. If the current owner is discarded after a
+    /// write-back error, the newest surviving one gets the name back. Of all owners
+    /// ([`Catalog::owners`]) only the oldest may be in the index, and then the index's name points
+    /// at it. An artifact that is older than that one has lost the name for good.
     earlier: HashMap<Name, Vec<ArtifactId>>,
     usage: HashMap<LayerId, Usage>,
-    /// Artifacts that were used since the index was last told when, and since when it does not know.
+    /// Artifacts that were used since the index was last told when, and since when it does not
+    /// know.
     used: HashMap<ArtifactId, Timestamp>,
     /// Artifacts that are being exported.
     exported: Multiset<ArtifactId>,

@@ -1,7 +1,7 @@
 //! The engine's clock: wall time that never repeats and never goes back while the process runs.
 //!
-//! Who wrote first and who wrote last is decided by these times, and they are compared across restarts; so the clock
-//! starts no earlier than anything that was remembered.
+//! Who wrote first and who wrote last is decided by these times, and they are compared across
+//! restarts; so the clock starts no earlier than anything that was remembered.
 
 use std::sync::atomic::{AtomicU64, Ordering};
 use std::time::{SystemTime, UNIX_EPOCH};
@@ -27,7 +27,8 @@ impl Clock {
 
     /// Makes the clock start after a time that is remembered.
     pub(super) fn seen(&self, time: Timestamp) {
-        // What lies far ahead was written by a clock that was wrong; following it would stop ours for good.
+        // What lies far ahead was written by a clock that was wrong; following it would stop ours
+        // for good.
         const FAR_MS: u64 = 24 * 60 * 60 * 1000;
         if time.0 < wall().saturating_add(FAR_MS) {
             self.last.fetch_max(time.0, Ordering::SeqCst);
@@ -35,7 +36,8 @@ impl Clock {
     }
 }
 
-/// Seconds since the boot, suspended ones too. Nobody sets this clock: for how long something of this boot lasts, over restarts.
+/// Seconds since the boot, suspended ones too. Nobody sets this clock: for how long something of
+/// this boot lasts, over restarts.
 pub(super) fn uptime() -> u64 {
     u64::try_from(rustix::system::sysinfo().uptime).unwrap_or_default()
 }

@@ -1,5 +1,6 @@
 //! Writing back what the pool holds, and what follows when the disk says that it lost something.
-//! The kernel reports a failed write-back once, to whoever asks first: so nothing else in the engine calls `syncfs` on the pool.
+//! The kernel reports a failed write-back once, to the first caller of `syncfs`: so nothing else in
+//! the engine calls `syncfs` on the pool.
 
 use std::os::fd::{AsFd, BorrowedFd};
 
@@ -16,11 +17,13 @@ use crate::model::{VolumeId, VolumeRecord, layout};
 use crate::store::{self, Doom};
 use crate::sys::Errno;
 
-/// A write-back failed, and the kernel will not say so again: whatever existed may have lost bytes. None of it is sealed.
+/// A write-back failed, and the kernel will not say so again: whatever existed may have lost bytes.
+/// None of it is sealed.
 pub(super) fn taint(inner: &Inner, error: &crate::sys::Error) {
     let (mut doom, keys, artifacts) = {
         let mut state = inner.state.lock();
-        // Under the lock: a fork of what is doomed is made either before this, and is doomed with it, or not at all.
+        // Under the lock: a fork of what is doomed is made either before this, and is doomed with
+        // it, or not at all.
         let until = inner.now();
         state.write_back.taint(until);
         let seals = state.volumes.seals();
@@ -50,7 +53,8 @@ pub(super) fn taint(inner: &Inner, error: &crate::sys::Error) {
         (doom, keys, artifacts)
     };
     point(Point::DoomHeard);
-    // Before all else, even a line of the log: the kernel has said it once, and this process may be killed.
+    // Before all else, even a line of the log: the kernel has said it once, and this process may be
+    // killed.
     let noted = inner.with_reserve(|| store::write_doom(&inner.dirs.root, &doom));
     point(Point::DoomNoted);
     tracing::error!(%error, seals = keys.len(),
@@ -86,8 +90,9 @@ pub(super) fn taint(inner: &Inner, error: &crate::sys::Error) {
     inner.state.notify();
 }
 
-/// An error that the overlay of a live volume remembers, and that no process has noted: the kernel told it to one that died, or to
-/// another one while no driver ran. What left before that, and is mounted nowhere, remembers nothing.
+/// An error that the overlay of a live volume remembers, and that no process has noted: the kernel
+/// told it to one that died, or to another one while no driver ran. What left before that, and is
+/// mounted nowhere, remembers nothing.
 fn unnoted(inner: &Inner) -> Option<crate::sys::Error> {
     let mounted: Vec<VolumeRecord> = {
         let state = inner.state.lock();
@@ -117,8 +122,8 @@ pub(super) fn note_remembered(inner: &Inner, record: &VolumeRecord, mount: Borro
     }
 }
 
-/// Notes an error that an overlay remembers. The pool is synced first: a report of the same error that waits for this process comes
-/// now, and does not doom what is made after this.
+/// Notes an error that an overlay remembers. The pool is synced first: a report of the same error
+/// that waits for this process comes now, and does not doom what is made after this.
 fn note(inner: &Inner, error: &crate::sys::Error, is_noted: impl Fn() -> bool) {
     let syncing = inner.durability.lock();
     if is_noted() {
@@ -152,8 +157,9 @@ pub(super) fn finish_taint(inner: &Inner) -> Result<()> {
 
 /// Waiting for the disk, in the one place that hears of what it lost.
 impl Inner {
-    /// Writes back all that is dirty. The kernel reports a failure once, to whoever asks first: so nobody else asks.
-    /// Whoever goes on to name in the index what is durable now holds the lock meanwhile.
+    /// Writes back all that is dirty. The kernel reports a failure once, to whoever asks first: so
+    /// nobody else asks. Whoever goes on to name in the index what is durable now holds the lock
+    /// meanwhile.
     pub(super) fn sync(&self, _syncing: &parking_lot::MutexGuard<'_, ()>) -> Result<()> {
         self.refuse_degraded()?;
         let began = self.now();
@@ -166,8 +172,8 @@ impl Inner {
     }
 }
 
-/// The disk failed to write something back. What claims hold of their own may have lost bytes: pods still have it, nothing is made of it.
-/// Said in their directories, since they outlive the boot.
+/// The disk failed to write something back. What claims hold of their own may have lost bytes: pods
+/// still have it, nothing is made of it. Said in their directories, since they outlive the boot.
 fn taint_claims(inner: &Inner) {
     let claims: Vec<VolumeId> = {
         let state = inner.state.lock();

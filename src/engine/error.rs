@@ -1,5 +1,5 @@
-//! Why the engine could not do what it was asked to. One variant per answer that a caller would act on differently;
-//! the tier above maps each to a gRPC code, exhaustively.
+//! Why the engine could not do what it was asked to. One variant per answer that a caller would act
+//! on differently; the tier above maps each to a gRPC code, exhaustively.
 
 use std::fmt;
 use std::path::{Path, PathBuf};
@@ -17,7 +17,8 @@ pub enum Error {
     /// Another operation on this volume is running.
     #[error("another operation on volume {0} is running; try again")]
     Busy(VolumeId),
-    /// A volume is to be mounted that is mounted nowhere, and whose last mount has not ended: a process has files of it open.
+    /// A volume is to be mounted that is mounted nowhere, and whose last mount has not ended: a
+    /// process has files of it open.
     #[error(
         "volume {0} is not mounted any more, but a process still holds files of it open, of a pod that was deleted by force \
          most often; it can be mounted when that has ended, try again"
@@ -102,12 +103,14 @@ pub enum Error {
         /// How many there are in all.
         pool: u64,
     },
-    /// The disk that kubelet has its directory on is full, and it is not the pool's: nothing in the pool need go for it.
+    /// The disk that kubelet has its directory on is full, and it is not the pool's: nothing in the
+    /// pool need go for it.
     #[error(
         "there is no room left where the target is: {0}; that is not the pool's filesystem, make room there"
     )]
     TargetFull(String),
-    /// A limit of the kernel is reached that has nothing to do with the pool: nothing in it need go for it.
+    /// A limit of the kernel is reached that has nothing to do with the pool: nothing in it need go
+    /// for it.
     #[error(
         "{operation}: {source}; raise it (sysctl {limit}), or end what uses it up, and try again"
     )]
@@ -127,6 +130,13 @@ pub enum Error {
         /// How many volumes.
         volumes: usize,
     },
+    /// The intent of its seal cannot be withdrawn: deleted, the artifact would come back with the
+    /// next start.
+    #[error(
+        "{0} cannot be destroyed: the record of its seal in pending/ cannot be moved (the driver's log has the path); \
+         mend that and restart the driver"
+    )]
+    SealIntentStays(Name),
     /// The disk failed to write back data that the operation was about.
     #[error("the disk failed to write back data")]
     Doomed,
@@ -139,8 +149,8 @@ pub enum Error {
     /// No snapshot, or group of snapshots, of that id.
     #[error("there is no snapshot or group of snapshots {0:?}")]
     NoSuchSnapshot(String),
-    /// Whether the index has its last change is not known before it can be opened again: until the driver starts anew, nothing
-    /// is changed in the pool. The text is what failed.
+    /// Whether the index has its last change is not known before it can be opened again: until the
+    /// driver starts anew, nothing is changed in the pool. The text is what failed.
     #[error(
         "the driver changes nothing in the pool until its index can be opened again, since a write to it failed: {0}; \
          volumes are still unmounted, and the driver restarts by itself when the disk answers again"
@@ -162,7 +172,8 @@ pub enum Error {
         /// What differs.
         what: &'static str,
     },
-    /// A size that cannot be given, because of what there is or because of the request's own bounds.
+    /// A size that cannot be given, because of what there is or because of the request's own
+    /// bounds.
     #[error("{wanted} bytes are not possible: {why}")]
     OutOfRange {
         /// What was asked for.
@@ -181,7 +192,8 @@ pub enum Error {
     /// It is wanted where it cannot be.
     #[error(transparent)]
     Elsewhere(#[from] Elsewhere),
-    /// A claim of that name is there, and cannot be where it is wanted now. Unlike what is not there yet it stays where it is.
+    /// A claim of that name is there, and cannot be where it is wanted now. Unlike what is not
+    /// there yet it stays where it is.
     #[error("{name:?} exists already: {elsewhere}")]
     ExistsElsewhere {
         /// The name.
@@ -209,7 +221,8 @@ pub enum Error {
         /// How it is used, and what to do.
         how: String,
     },
-    /// Content that a claim or snapshot shares with others is gone: somebody else deleted it. Nothing is made of what is left.
+    /// Content that a claim or snapshot shares with others is gone: somebody else deleted it.
+    /// Nothing is made of what is left.
     #[error("{of} cannot be used: its layer {layer} is missing; delete it")]
     Lost {
         /// The claim or snapshot.
@@ -343,7 +356,8 @@ impl From<store::Error> for Error {
 }
 
 impl Error {
-    /// A system call failed while this was being done: which of the errors that have an answer of their own that is.
+    /// A system call failed while this was being done: which of the errors that have an answer of
+    /// their own that is.
     fn of_call(operation: &'static str, source: sys::Error) -> Self {
         if source.is_full() {
             return Self::Full(format!("{operation}: {source}").into());
@@ -384,14 +398,15 @@ impl Error {
         }
     }
 
-    /// Whether the filesystem has failed, at this or at something before that nobody was told of yet.
+    /// Whether the filesystem has failed, at this or at something before that nobody was told of
+    /// yet.
     pub(super) fn is_lost_write(&self) -> bool {
         matches!(self, Self::System { source, .. } if source.is(sys::Errno::EIO))
     }
 }
 
-/// Says what was being done when a system call or a backend failed, and finds the failures that have an answer of
-/// their own.
+/// Says what was being done when a system call or a backend failed, and finds the failures that
+/// have an answer of their own.
 pub(crate) trait Context<T> {
     /// The result with `doing` in its error.
     fn context(self, operation: &'static str) -> Result<T>;

@@ -1,8 +1,9 @@
 //! Flattening: the newest layers of a stack that grew long become one layer of the same content.
 //!
-//! Artifacts, claims and snapshots that begin with the same layers get the merged one together, in one transaction. A claim
-//! that is mounted, or that a process may still hold open, keeps what it is mounted over. On the thread for walks: a merge
-//! takes as long as its tenants decide, and only its last step, which enters it, holds the collector.
+//! Artifacts, claims and snapshots that begin with the same layers get the merged one together, in
+//! one transaction. A claim that is mounted, or that a process may still hold open, keeps what it
+//! is mounted over. On the thread for walks: a merge takes as long as its tenants decide, and only
+//! its last step, which enters it, holds the collector.
 
 use std::collections::HashSet;
 use std::ops::ControlFlow;
@@ -54,8 +55,9 @@ struct Next {
     pins: Pins,
 }
 
-/// Merges the newest layers of stacks that grew long. A merge that fails delays no other one. Nor does a merge that takes long, which its
-/// tenant decides: it is stopped and tried again later, with more time each time, so that it is merged in the end.
+/// Merges the newest layers of stacks that grew long. A merge that fails delays no other one. Nor
+/// does a merge that takes long, which its tenant decides: it is stopped and tried again later,
+/// with more time each time, so that it is merged in the end.
 pub(super) fn flatten(inner: &Arc<Inner>) -> Merges {
     let began = Instant::now();
     let mut merges = Merges::begin(inner);
@@ -107,7 +109,8 @@ impl Merges {
                 collector.slow.forget(&next.lowest);
                 self.done += 1;
             }
-            // It came into use while it was merged: later, and not in the very next round, or others never have theirs.
+            // It came into use while it was merged: later, and not in the very next round, or
+            // others never have theirs.
             Ok(false) => drop(self.leave_alone(inner, next.stack)),
             Err(error) if error.is_stopped() => {
                 if inner.lifetime.is_stopping() {
@@ -182,7 +185,8 @@ fn is_stacked(state: &State, stack: &[LayerId]) -> bool {
     stack.iter().all(|layer| state.is_stacked(layer))
 }
 
-/// The longest stack that is to be merged, none of those that are left alone for now, and how many of its newest layers.
+/// The longest stack that is to be merged, none of those that are left alone for now, and how many
+/// of its newest layers.
 fn longest(inner: &Inner, merges: &Merges) -> Option<(Vec<LayerId>, usize)> {
     let mut longest: Option<(Vec<LayerId>, usize)> = None;
     let mut look = |state: &State, stack: &Vec<LayerId>| {
@@ -252,7 +256,7 @@ impl Holders {
         let guards = guards.filter_map(|id| Guard::take_for_chore(inner, id).ok());
         let guards: Vec<Guard> = guards.collect();
         let held = |id: &VolumeId| guards.iter().any(|guard| guard.volume == *id);
-        // Anew: until there was the guard it may have changed.
+        // Read again: it may have changed before the guard was there.
         let mut holders = Self::besides_artifacts(&inner.state.lock(), &fits);
         holders.claims.retain(|claim| held(&claim.id));
         holders.snapshots.retain(|snapshot| held(&snapshot.id));
@@ -314,7 +318,8 @@ impl Holders {
     }
 }
 
-/// A merge of layers that others may want to free: then it is over before it is done ([`stop_merging`]).
+/// A merge of layers that others may want to free: then it is over before it is done
+/// ([`stop_merging`]).
 struct Merging<'a>(&'a Inner);
 
 impl<'a> Merging<'a> {
@@ -334,7 +339,8 @@ impl Drop for Merging<'_> {
     }
 }
 
-/// These layers were an artifact's that is gone. If a merge has some of them, and no stack needs what it merges any more, it stops.
+/// These layers were an artifact's that is gone. If a merge has some of them, and no stack needs
+/// what it merges any more, it stops.
 pub(super) fn stop_merging<'a>(inner: &Inner, layers: impl Iterator<Item = &'a LayerId>) {
     let mut merging = inner.collector.merging.lock();
     let mut layers = layers;
@@ -350,8 +356,8 @@ pub(super) fn stop_merging<'a>(inner: &Inner, layers: impl Iterator<Item = &'a L
     }
 }
 
-/// Replaces the newest `count` layers of a stack, which are pinned, by one of the same content, for all that begin with them; `false`:
-/// no stack is left for which that may be done.
+/// Replaces the newest `count` layers of a stack, which are pinned, by one of the same content, for
+/// all that begin with them; `false`: no stack is left for which that may be done.
 fn merge(
     inner: &Arc<Inner>,
     stack: &[LayerId],
@@ -361,7 +367,8 @@ fn merge(
 ) -> Result<bool> {
     let (newest, rest) = stack.split_at(count);
     let (merged, usage) = make(inner, newest, rest, &mut pins, stop)?;
-    // Held until the index names it. Taken before the collector: no caller is to wait for the disk there.
+    // Held until the index names it. Taken before the collector: no caller is to wait for the disk
+    // there.
     let syncing = inner.durability.lock();
     if let Err(error) = inner.sync(&syncing) {
         throw_away(inner, merged)?;
@@ -394,7 +401,8 @@ fn merge(
     Ok(true)
 }
 
-/// Gives all of them the merged layer for their newest `count`: in the index, then in the state. What is known to have failed leaves nothing.
+/// Gives all of them the merged layer for their newest `count`: in the index, then in the state.
+/// What is known to have failed leaves nothing.
 fn give(inner: &Inner, holders: &mut Holders, count: usize, merged: LayerId) -> Result<()> {
     holders.replace(count, merged);
     match inner.transact(&holders.changes()) {
@@ -415,7 +423,8 @@ fn throw_away(inner: &Inner, merged: LayerId) -> Result<()> {
     thrown.context("throw a merged layer away").map(drop)
 }
 
-/// Says in the merged layer that it is named, and only then in the index what it costs: what is not measured is confirmed when it is.
+/// Says in the merged layer that it is named, and only then in the index what it costs: what is not
+/// measured is confirmed when it is.
 fn confirm(inner: &Inner, merged: LayerId, usage: Usage) -> Result<()> {
     layers::confirm(inner, merged)?;
     inner.state.lock().catalog.set_usage(merged, usage);
@@ -481,7 +490,8 @@ fn make(
     }
 }
 
-/// The artifact of exactly this stack, if there is one, as it will be: what makes the index anew needs to know.
+/// The artifact of exactly this stack, if there is one, as it will be: what makes the index anew
+/// needs to know.
 fn artifact(
     inner: &Inner,
     newest: &[LayerId],

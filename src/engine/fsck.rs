@@ -1,5 +1,5 @@
-//! Check: compares index, records, directories and mounts, and changes nothing. What looks at the pool and tells lives here; what makes
-//! anything anew does not (`rebuild`).
+//! Check: compares index, records, directories and mounts, and changes nothing. What looks at the
+//! pool and tells lives here; what makes anything anew does not (`rebuild`).
 
 use std::collections::{BTreeSet, HashSet};
 use std::path::{Path, PathBuf};
@@ -7,7 +7,7 @@ use std::path::{Path, PathBuf};
 use super::error::{Context, Error, Result};
 use super::failpoint::{Point, point};
 use super::fsck_input::{Moving, Named, Places};
-use super::pool_scan::{Read, entries, names, needs_index, read};
+use super::pool_scan::{Found, entries, look, names, needs_index};
 use super::shared::Inner;
 use super::table_digests::{Recorded, recorded};
 use super::types::Finding;
@@ -26,8 +26,9 @@ impl Findings<'_> {
         self.all.push(finding);
     }
 
-    /// What was found out about one place; `None` when nothing could be, which is a finding too: whoever looks for damage wants to know of all
-    /// of it, and that disks fail in single places is why he looks.
+    /// What was found out about one place; `None` when nothing could be, which is a finding too:
+    /// whoever looks for damage wants to know of all of it, and that disks fail in single places is
+    /// why he looks.
     fn at<T>(&mut self, path: &Path, found: Result<T>) -> Result<Option<T>> {
         match found {
             Ok(found) => Ok(Some(found)),
@@ -71,7 +72,8 @@ fn layer_names(places: Places<'_>) -> Result<BTreeSet<PathBuf>> {
     places.layers.map_or_else(|| Ok(BTreeSet::new()), names)
 }
 
-/// Compares everything. `layers` are the names in `layers/`, read together with `named` and `moving`.
+/// Compares everything. `layers` are the names in `layers/`, read together with `named` and
+/// `moving`.
 fn compare(
     places: Places<'_>,
     boot: &str,
@@ -237,30 +239,27 @@ fn check_confirmed(
 
 /// The record of a volume, if it is readable and of this boot. Anything else is a finding.
 fn record_of_this_boot(
-    found: Result<Option<Read>>,
+    (dir, name): (&Dir, &Path),
     path: &Path,
     boot: &str,
     findings: &mut Findings<'_>,
 ) -> Result<Option<VolumeRecord>> {
-    let Some(found) = findings.at(path, found)?.flatten() else {
-        return Ok(None);
-    };
-    let Read::Record(record) = found else {
-        findings.push(stray(path.to_owned()));
-        return Ok(None);
-    };
-    match *record {
-        Err(error) => {
-            findings.push(finding("unreadable-volume", path, error.to_string()));
-            Ok(None)
+    match look(dir, name)? {
+        Found::Gone => {}
+        Found::Stray => findings.push(stray(path.to_owned())),
+        Found::Unreadable(error) => {
+            findings.push(finding("unreadable", path, error.to_string()));
         }
-        Ok(record) if record.boot != boot => {
+        Found::Unrecorded(_, why) => {
+            findings.push(finding("unreadable-volume", path, why.to_string()));
+        }
+        Found::Volume(_, record) if record.boot != boot => {
             let detail = "it is of another boot; the next start removes it";
             findings.push(finding("stale-volume", path, detail));
-            Ok(None)
         }
-        Ok(record) => Ok(Some(record)),
+        Found::Volume(_, record) => return Ok(Some(*record)),
     }
+    Ok(None)
 }
 
 /// Volumes without a record that counts, and volumes whose mount is gone.
@@ -280,8 +279,8 @@ fn check_volumes(
             continue;
         }
         let path = below(layout::VOLUMES, &name);
-        let found = read(volumes, &name);
-        let Some(record) = record_of_this_boot(found, &path, boot, findings)? else {
+        let at = (volumes, name.as_path());
+        let Some(record) = record_of_this_boot(at, &path, boot, findings)? else {
             continue;
         };
         // One target is enough: the record is not rewritten when a volume leaves one of several.
@@ -395,7 +394,7 @@ fn check_claims(
     Ok(())
 }
 
-/// Promised seals that nobody works on, and what the trash still refers to.
+/// Seal intents that no task works on, and layers that the trash still refers to.
 fn check_leaving(
     places: Places<'_>,
     boot: &str,
@@ -406,8 +405,8 @@ fn check_leaving(
     for (dir, name) in entries(places.pending)? {
         findings.go_on()?;
         let path = below(layout::PENDING, &name);
-        let found = read(dir, &name);
-        let Some(record) = record_of_this_boot(found, &path, boot, findings)? else {
+        let at = (dir, name.as_path());
+        let Some(record) = record_of_this_boot(at, &path, boot, findings)? else {
             continue;
         };
         referenced.extend(record.layers);
@@ -419,12 +418,15 @@ fn check_leaving(
             .to_str()
             .and_then(|name| name.parse().ok())
             .is_some_and(|key| moving.leaving.contains(&key));
-        let found = findings.at(&below(layout::TRASH, &name), read(dir, &name))?;
-        if let Some(Read::Record(record)) = found.flatten()
-            && let Ok(record) = *record
-            && (held || record.boot == boot)
-        {
-            referenced.extend(record.layers);
+        match look(dir, &name)? {
+            Found::Unreadable(error) => {
+                let path = below(layout::TRASH, &name);
+                findings.push(finding("unreadable", path, error.to_string()));
+            }
+            Found::Volume(_, record) if held || record.boot == boot => {
+                referenced.extend(record.layers);
+            }
+            _ => {}
         }
     }
     Ok(referenced)
@@ -489,7 +491,7 @@ fn check_rest(root: &Dir, findings: &mut Findings<'_>) -> Result<()> {
     const KNOWN: &[&str] = &[
         layout::POOL_JSON,
         layout::LOCK,
-        // Of earlier versions; nobody reads it.
+        // Made by earlier versions and no longer read.
         "lock.pid",
         layout::INDEX,
         layout::VOLUMES,

@@ -1,5 +1,5 @@
-//! What a check compares: what the index names, what a running engine moves, and the directories of the pool.
-//! How it is compared is `fsck`.
+//! What a check compares: what the index names, what a running engine moves, and the directories of
+//! the pool. How it is compared is `fsck`.
 
 use std::collections::HashSet;
 
@@ -52,11 +52,13 @@ impl From<Contents> for Named {
 pub(super) struct Moving {
     /// Volumes that an operation is running on.
     pub(super) busy: HashSet<String>,
-    /// Directories in `pending/` and `trash/` that somebody takes care of.
+    /// Directories in `pending/` and `trash/` that a task takes care of.
     pub(super) leaving: HashSet<LayerId>,
-    /// Layers that an operation is making, needs to stay, or may have yet to say of that the index names them.
+    /// Layers that an operation is making, needs to stay, or may have yet to say of that the index
+    /// names them.
     pub(super) pinned: HashSet<LayerId>,
-    /// All layers that must stay for whatever reason, those too, be it that a process still looks at what nothing names any more.
+    /// All layers that must stay for whatever reason, those too, be it that a process still looks
+    /// at what nothing names any more.
     pub(super) needed: HashSet<LayerId>,
 }
 

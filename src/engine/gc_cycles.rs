@@ -1,5 +1,5 @@
-//! Rounds of garbage collection, counted: whoever found no room waits for one that began after he asked, together with all others
-//! who did. What a round does is `reap`'s.
+//! Rounds of garbage collection, counted: whoever found no room waits for one that began after he
+//! asked, together with all others who did. What a round does is `reap`'s.
 
 use std::future::Future;
 
@@ -38,7 +38,8 @@ impl Rounds {
         Round { rounds, gone: 0 }
     }
 
-    /// How many artifacts have gone in all rounds that have ended, and in how many room came free of what lay in the trash.
+    /// How many artifacts have gone in all rounds that have ended, and in how many room came free
+    /// of what lay in the trash.
     pub(super) fn gone(&self) -> u64 {
         self.0.borrow().gone
     }

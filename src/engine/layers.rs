@@ -1,5 +1,5 @@
-//! Layers in the pool: a layer that the index names says so in its record; one that nothing refers to goes to the trash.
-//! How a backend makes and stacks layers is `backend`.
+//! Layers in the pool: a layer that the index names says so in its record; one that nothing refers
+//! to goes to the trash. How a backend makes and stacks layers is `backend`.
 
 use super::error::{Context, Result};
 use super::failpoint::{Point, point};
@@ -18,8 +18,8 @@ pub(super) fn confirm(inner: &Inner, layer: LayerId) -> Result<()> {
     store::confirm_layer(&layer).context("confirm the layer's record")
 }
 
-/// Moves those of these layers that nothing refers to into the trash; what they were last found to cost.
-/// None while the engine is degraded: the index may name them.
+/// Moves those of these layers that nothing refers to into the trash; what they were last found to
+/// cost. None while the engine is degraded: the index may name them.
 pub(super) fn trash_unreferenced(inner: &Inner, layers: &[LayerId]) -> u64 {
     let mut bytes = 0;
     let free = {

@@ -1,5 +1,5 @@
-//! Measuring layers: each once, early, on the thread for walks; and saying in each that the index names it.
-//! What is done with the sizes is `reap`.
+//! Measuring layers: each once, early, on the thread for walks; and saying in each that the index
+//! names it. What is done with the sizes is `reap`.
 
 use std::collections::HashSet;
 use std::path::Path;
@@ -14,8 +14,8 @@ use crate::model::{LayerId, Usage, layout};
 use crate::store::Change;
 use crate::sys::Errno;
 
-/// Finds out what layers cost, and remembers it; how many were new. One at which that fails is left alone for a while: it may have been
-/// walked to its last directory, and would be in every round.
+/// Finds out what layers cost, and remembers it; how many were new. One at which that fails is left
+/// alone for a while: it may have been walked to its last directory, and would be in every round.
 pub(super) fn measure_layers(inner: &Inner) -> Result<usize> {
     let mut measured = Vec::new();
     let mut failure = confirm_layers(inner).err();
@@ -90,8 +90,9 @@ pub(super) fn durable_layers(
     layers
 }
 
-/// Says in the layers that the index names that it does, where that is missing: once in the life of this process, since a power cut takes a
-/// renaming that nobody waited for, and leaves the index what was written after it.
+/// Says in the layers that the index names that it does, where that is missing: once in the life of
+/// this process, since a power cut takes a renaming that nobody waited for, and leaves the index
+/// what was written after it.
 fn confirm_layers(inner: &Inner) -> Result<()> {
     if inner.collector.is_confirmed() {
         return Ok(());
@@ -126,8 +127,9 @@ fn confirm_layers(inner: &Inner) -> Result<()> {
     failure.map_or(Ok(()), Err)
 }
 
-/// Something failed at a layer that is done once in its life: it is tried again ever more seldom. Not where it failed for want of room, which
-/// is made: then the next round tries again, and this is `false`.
+/// Something failed at a layer that is done once in its life: it is tried again ever more seldom.
+/// Not where it failed for want of room, which is made: then the next round tries again, and this
+/// is `false`.
 fn leave_alone(inner: &Inner, layer: LayerId, error: &Error) -> bool {
     if matches!(error, Error::Full(_)) {
         return false;
@@ -137,11 +139,13 @@ fn leave_alone(inner: &Inner, layer: LayerId, error: &Error) -> bool {
     true
 }
 
-/// What a layer costs; `None` when the engine stops meanwhile, or the layer or its content is not there, or is something else: `check` says
-/// that, and nobody who waits for the rest of a round is to hear of it.
+/// What a layer costs; `None` when the engine stops meanwhile, or the layer or its content is not
+/// there, or is something else: `check` says that, and nobody who waits for the rest of a round is
+/// to hear of it.
 ///
-/// What is measured is confirmed: whoever named it in the index may have been killed before he said so in the layer, or the disk was full
-/// then. No other time is as good, since each layer comes here once, early, and is opened anyway.
+/// What is measured is confirmed: whoever named it in the index may have been killed before he said
+/// so in the layer, or the disk was full then. No other time is as good, since each layer comes
+/// here once, early, and is opened anyway.
 fn measure_layer(inner: &Inner, layer: LayerId) -> Result<Option<Usage>> {
     let dir = match inner.dirs.layers.open_beneath(layer.to_string()) {
         Err(error) if error.is(Errno::ENOENT) || error.is_no_directory() => return Ok(None),

@@ -1,5 +1,5 @@
-//! What an engine has at this moment, in numbers ([`Metrics`]). What it has done since it was opened is `counters`.
-//! Nothing here walks, waits for a volume, or names a tenant, a pod or a key.
+//! What an engine has at this moment, in numbers ([`Metrics`]). What it has done since it was
+//! opened is `counters`. Nothing here walks, waits for a volume, or names a tenant, a pod or a key.
 
 use std::sync::Arc;
 
@@ -68,13 +68,14 @@ struct Kind {
     kind: &'static str,
 }
 
-/// Counts as long as nobody has so many of anything.
+/// The value of a gauge; a count beyond its range is shown as the largest one.
 fn gauge(value: u64) -> i64 {
     i64::try_from(value).unwrap_or(i64::MAX)
 }
 
 impl Metrics {
-    /// Makes it part of what is asked for. Every series is there, also those that are 0: what vanishes cannot be watched.
+    /// Makes it part of what is asked for. Every series is there, also those that are 0: what
+    /// vanishes cannot be watched.
     pub fn register(&self, registry: &mut Registry) {
         let volumes = Family::<TypeAndState, Gauge>::default();
         for (r#type, by_state) in TYPES.into_iter().zip(self.volumes) {

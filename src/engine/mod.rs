@@ -1,30 +1,33 @@
-//! The heart: fork, seal, publish, unpublish, commit, destroy, list, recover, reap.
+//! The engine: fork, seal, publish, unpublish, commit, destroy, list, recover, collect garbage.
 //!
-//! It decides *whether* and *when*; a backend knows *how*, the store remembers. It knows nothing of CSI, gRPC or Kubernetes.
+//! It decides *whether* and *when*. A backend knows *how*, and the store remembers. The engine knows
+//! nothing of CSI, gRPC or Kubernetes.
+//!
+//! # State
+//!
+//! Every module gets [`Inner`]: one subsystem a field. `state` is what is known in memory, in parts
+//! that keep their fields private: `volumes`, `catalog`, `claims`, `write_back`, `health`. Who refers
+//! to which layer is computed from them, in `state`, and never stored. The other subsystems are
+//! `durability`, `collector`, `space`, `teardown`, `spares`, `threads` and `lifetime`.
 //!
 //! # Locking
 //!
-//! - One [`Guard`] per volume: at most one operation runs on it; the second is told at once ([`Error::Busy`]), or waits if the
-//!   first is a chore of the driver's own.
-//! - One mutex over the state in memory, never held across a system call.
-//! - One collector at a time: whatever takes artifacts out of the index, or writes of them what the
-//!   index may know better (reaping, destroying, what is measured or merged). A comparison takes it
-//!   while it reads memory and the names of layers. Never held across a walk.
-//! - One writer of names at a time, from the look at the names in memory to the index: what is written last is what is
-//!   known last. Taken after the collector, before the state.
-//! - One over the spares, a list; never held across a system call, and no other is taken under it.
-//! - One who syncs at a time, until the index names what was synced: the kernel tells of a failure once, to whoever asks
-//!   first. Taken before the collector and the names.
+//! - One [`Guard`] per volume: at most one operation runs on it. A second caller is told at once
+//!   ([`Error::Busy`]), or waits if the first is a chore of the driver's own.
+//! - `state`: one mutex, never held across a system call.
+//! - `collector.lock`: held by whatever takes artifacts out of the index, or writes of them what the
+//!   index may know better. A comparison holds it while it reads memory and the names of layers. It
+//!   is never held across a walk.
+//! - `durability.lock_names`: held from the look at the names in memory until the index has them, so
+//!   that the last writer of a name is its owner. Taken after the collector, before the state.
+//! - `durability.lock`: held from `syncfs` until the index names what was synced. The kernel reports
+//!   a failed write-back once, to the first caller. Taken before the collector and the names.
+//! - The stock of spares: never held across a system call, and no other lock is taken under it.
 //!
 //! # Threads
 //!
-//! Nothing that blocks runs on the async runtime. `calls` serves RPCs, `freezes` lets the kernel put away what was unmounted, with what
-//! is left of a volume in which nothing was written, `closes` does the same for claims, whose unmount writes back all that the pool holds,
-//! `seals` ends volumes, `syncs` (one thread) waits for the disk, `room` (one thread) frees space, in rounds of a bounded time, `deletes`
-//! (one thread) deletes volumes that are thrown away, `walks` (one thread) measures, merges and compares, `looks` (one thread) asks who
-//! still writes to what is to be sealed, and who uses what nobody knows, `transfers` reads and writes archives, `spares` (one thread)
-//! makes beforehand what a publish needs: what is slow delays only its like. A queued job runs to its end, also when its caller goes away.
-//! `tables` is one thread of the lowest priority that makes tables of contents; it ends when there are none to make.
+//! Nothing that blocks runs on the async runtime: each slow kind of work has a pool of its own
+//! (`threads`) and delays only its like. A queued job runs to its end, also when its caller goes away.
 
 mod artifacts;
 mod backoff;
@@ -36,6 +39,7 @@ mod commit;
 mod counters;
 mod durability;
 mod error;
+mod evict;
 pub mod failpoint;
 mod flatten;
 mod fsck;
@@ -66,6 +70,7 @@ mod quiesce;
 mod reap;
 mod rebuild;
 mod recover;
+mod remove;
 mod republish;
 mod scrub;
 mod seal;
@@ -240,7 +245,7 @@ impl Engine {
     /// Deletes what has this name; `InUse` when a volume is a fork of it, unless it is a cache: then the name goes now
     /// and the content when its last fork does.
     pub async fn destroy(&self, tenant: &Tenant, reference: &Reference) -> Result<()> {
-        reap::destroy(
+        remove::destroy(
             &self.inner,
             Name {
                 tenant: tenant.clone(),

@@ -1,7 +1,9 @@
-//! Open: a directory becomes a pool in our care, made when it is new, with the backend that works there and its index read.
+//! Open: a directory becomes a pool in our care, made when it is new, with the backend that works
+//! there and its index read.
 //!
-//! What is decided here needs no engine yet: whose pool it is, of which form, and what is wrong with it, said to the person who
-//! starts the driver. What an earlier process left is recovered later (`recover`).
+//! What is decided here needs no engine yet: whose pool it is, of which form, and what is wrong
+//! with it, said to the person who starts the driver. What an earlier process left is recovered
+//! later (`recover`).
 
 use std::path::{Path, PathBuf};
 use std::sync::Arc;
@@ -117,7 +119,8 @@ pub(super) fn recorded_backend(pool: &Path) -> Option<BackendKind> {
     serde_json::from_value(backend.into()).ok()
 }
 
-/// A directory that does not say which pool it is must not be one: its layers are of a backend that is not known any more.
+/// A directory that does not say which pool it is must not be one: its layers are of a backend that
+/// is not known any more.
 fn nothing_is_there(path: &Path, dirs: &PoolDirs) -> Result<()> {
     if dirs.layers.entries().context("read layers/")?.is_empty() {
         return Ok(());
@@ -146,7 +149,7 @@ fn found(dirs: &PoolDirs, backend: BackendKind) -> store::Result<PoolIdentity> {
 
 /// Removes what was half received, or half made of a reserve.
 fn sweep(dirs: &PoolDirs) -> Result<()> {
-    // Before anything needs room: as large as the reserve, and nobody else gives it back.
+    // Before anything needs room: as large as the reserve, and nothing else frees it.
     if let Err(error) = dirs.root.free_temporary(layout::RESERVE.as_ref()) {
         tracing::warn!(%error, "what is there of a reserve stays");
     }
@@ -156,14 +159,15 @@ fn sweep(dirs: &PoolDirs) -> Result<()> {
             .incoming
             .rename(&entry.name, &dirs.trash, key.to_string());
         if let Err(error) = swept {
-            // In nobody's way: what is received gets a name of its own.
+            // It does no harm: each import has a directory name of its own.
             tracing::error!(%error, "what was half received stays until the next start");
         }
     }
     Ok(())
 }
 
-/// Tries the backend that is wanted. And whether the filesystem has lost a write, if we are the first to hear of it.
+/// Tries the backend that is wanted. And whether the filesystem has lost a write, if we are the
+/// first to hear of it.
 fn choose_backend(
     dirs: &PoolDirs,
     wanted: Wanted,
@@ -174,7 +178,7 @@ fn choose_backend(
     if first.is_ok() {
         return (first, None);
     }
-    // Overlayfs mounts nothing where a write-back failed and nobody was told.
+    // Overlayfs refuses to mount after a failed write-back that no process has been told of.
     let lost = dirs.root.sync_filesystem().err();
     if let Some(error) = &lost {
         remember_lost(dirs, error);
@@ -213,8 +217,8 @@ fn free_some(dirs: &PoolDirs) {
     }
 }
 
-/// Writes down that what exists until now is not to be believed, before anything else can fail: the kernel says it once, and this start may
-/// not come to where it is acted upon.
+/// Writes down that what exists until now is not to be believed, before anything else can fail: the
+/// kernel says it once, and this start may not come to where it is acted upon.
 fn remember_lost(dirs: &PoolDirs, error: &sys::Error) {
     let clock = Clock::default();
     let written = boot_id().and_then(|boot| {

@@ -1,4 +1,5 @@
-//! Pins: layers that an operation needs to stay where they are, though nothing that is known may refer to them.
+//! Pins: layers that an operation needs to stay where they are, though nothing that is known may
+//! refer to them.
 //!
 //! Taken under the lock under which the layers were found; given back in `Drop`.
 

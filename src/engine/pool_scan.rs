@@ -1,12 +1,12 @@
 //! Reading the directories of a pool, whether a driver has it open or not.
-//! What is made of what was found belongs to `check`, `rebuild` and `recover`.
+//! What follows from what is found belongs to `fsck`, `rebuild` and `recover`.
 
 use std::collections::BTreeSet;
 use std::path::{Path, PathBuf};
 
 use super::error::{Context, Result};
-use crate::model::{VolumeRecord, layout};
-use crate::store;
+use crate::model::{LayerId, VolumeRecord, layout};
+use crate::store::{self, Unreadable};
 use crate::sys::{self, Dir};
 
 pub(super) fn names(dir: &Dir) -> Result<BTreeSet<PathBuf>> {
@@ -23,22 +23,42 @@ pub(super) fn entries(dir: Option<&Dir>) -> Result<Vec<(&Dir, PathBuf)>> {
     Ok(entries)
 }
 
-/// What a name stands for, where each is the directory of a volume.
-pub(super) enum Read {
-    Stray,
-    Record(Box<Result<VolumeRecord, store::Unreadable>>),
+/// The names in a directory that are keys of volumes or layers.
+pub(super) fn keys(dir: &Dir) -> Result<Vec<LayerId>> {
+    let entries = dir.entries().context("read a directory of the pool")?;
+    let keys = entries
+        .iter()
+        .map(|entry| entry.name.to_str()?.parse().ok());
+    Ok(keys.flatten().collect())
 }
 
-pub(super) fn read(dir: &Dir, name: &Path) -> Result<Option<Read>> {
-    let dir = match dir.open_beneath(name) {
+/// What is under one name in `volumes/`, `pending/` or `trash/`.
+pub(super) enum Found {
+    /// It went since the directory was listed.
+    Gone,
+    /// It is no directory.
+    Stray,
+    /// It cannot be opened or read, for a reason that is not this process's own.
+    Unreadable(sys::Error),
+    /// A directory without a record, or with a damaged one.
+    Unrecorded(Dir, Unreadable),
+    Volume(Dir, Box<VolumeRecord>),
+}
+
+pub(super) fn look(parent: &Dir, name: &Path) -> Result<Found> {
+    let dir = match parent.open_beneath(name) {
         Ok(dir) => dir,
-        // Gone since it was listed.
-        Err(error) if error.is(sys::Errno::ENOENT) => return Ok(None),
-        Err(error) if error.is_no_directory() => return Ok(Some(Read::Stray)),
+        Err(error) if error.is(sys::Errno::ENOENT) => return Ok(Found::Gone),
+        Err(error) if error.is_no_directory() => return Ok(Found::Stray),
+        Err(error) if !error.is_of_this_process() => return Ok(Found::Unreadable(error)),
         Err(error) => return Err(error).context("open a volume's directory"),
     };
-    let record = store::read_volume(&dir).context("read a volume's record")?;
-    Ok(Some(Read::Record(Box::new(record))))
+    match store::read_volume(&dir) {
+        Ok(Ok(record)) => Ok(Found::Volume(dir, Box::new(record))),
+        Ok(Err(why)) => Ok(Found::Unrecorded(dir, why)),
+        Err(error) if !error.is_of_this_process() => Ok(Found::Unreadable(error)),
+        Err(error) => Err(error).context("read a volume's record"),
+    }
 }
 
 /// Whether there is content that only an index can name: with a new one the layers, and the content of claims, would be rubbish.

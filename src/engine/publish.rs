@@ -119,7 +119,7 @@ async fn make_room(
     inner.ask_for_room_after(failed);
     let waited = tokio::select! {
         waited = round => waited.is_ok(),
-        () = inner.state.when(|state| state.health.is_closing().then_some(())) => false,
+        _refusal = inner.state.when(|state| state.health.refuse_changes().err()) => false,
     };
     // btrfs frees space later, at the end of a transaction or in the background. Cycle after cycle
     // would evict everything.

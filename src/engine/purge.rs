@@ -1,6 +1,7 @@
 //! Emptying the trash, a slice at a time: a tenant decides how long the deletion of a tree takes.
 //!
-//! What a round of the collector leaves, the next ones go on with. What is known of each thing in the trash is `trash`.
+//! What a round of the collector leaves, the next ones go on with. What is known of each thing in
+//! the trash is `trash`.
 
 use std::path::Path;
 use std::time::{Duration, Instant};
@@ -74,7 +75,8 @@ pub(super) fn empty(inner: &Inner, until: Instant) -> Result<Emptied> {
 fn delete(inner: &Inner, name: &Path, share: Duration) -> Result<bool> {
     let trash = &inner.dirs.trash;
     let in_use = match trash.open_beneath(name) {
-        // Only a volume's top can be mounted; a layer comes here when nothing that may be mounted refers to it.
+        // Only a volume's top can be mounted; a layer comes here when nothing that may be mounted
+        // refers to it.
         Ok(dir)
             if dir
                 .has(layout::VOLUME_JSON)
@@ -96,7 +98,8 @@ fn delete(inner: &Inner, name: &Path, share: Duration) -> Result<bool> {
     Ok(true)
 }
 
-/// Whether a directory in the trash is of a sealed volume that a process still reads (`quiesce::keep_while_held`).
+/// Whether a directory in the trash is of a sealed volume that a process still reads
+/// (`quiesce::keep_while_held`).
 fn is_read(inner: &Inner, volume: &Dir) -> Result<bool> {
     if !inner.state.lock().volumes.retains_any() {
         return Ok(false);

@@ -16,7 +16,8 @@ use crate::model::{Tenant, VolumeId};
 
 /// How old a measurement may be before it is made again.
 const MEASURED_FOR: Duration = Duration::from_secs(60);
-/// How many volumes wait to be measured at most because somebody lists them: garbage collection waits behind them.
+/// How many volumes wait to be measured at most because somebody lists them: garbage collection
+/// waits behind them.
 const MEASURED_TOGETHER: usize = 16;
 
 impl Measured {
@@ -144,7 +145,8 @@ pub(super) async fn stats(
     })
 }
 
-/// What is known of the volume or claim that is mounted at a path: its cost, the mount, the limit that holds.
+/// What is known of the volume or claim that is mounted at a path: its cost, the mount, the limit
+/// that holds.
 fn find<'a>(
     state: &'a mut State,
     volume: &VolumeId,
@@ -169,7 +171,8 @@ fn find<'a>(
     Some((&mut volume.measured, mount, limit))
 }
 
-/// Has some of the volumes measured whose size is not known, or old: first those that were never measured.
+/// Has some of the volumes measured whose size is not known, or old: first those that were never
+/// measured.
 pub(super) fn measure_some(inner: &Arc<Inner>) {
     let chosen: Vec<VolumeId> = {
         let mut state = inner.state.lock();

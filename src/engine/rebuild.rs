@@ -1,5 +1,6 @@
-//! Rebuild: makes the index of a pool anew from what lies beside the layers, when it is lost; and says when it is missed.
-//! What reads a whole pool to write a new index lives here; what reads it to compare is `fsck`'s.
+//! Rebuild: makes the index of a pool anew from what lies beside the layers, when it is lost; and
+//! says when it is missed. What reads a whole pool to write a new index lives here; what reads it
+//! to compare is `fsck`'s.
 
 use std::collections::{HashMap, HashSet};
 use std::path::{Path, PathBuf};
@@ -7,19 +8,20 @@ use std::path::{Path, PathBuf};
 use super::error::{Context, Error, Result};
 use super::failpoint::{Point, point};
 use super::pool::boot_id;
-use super::pool_scan::{Read, names, read};
+use super::pool_scan::{Found, look, names};
 use super::types::Rebuilt;
 use crate::model::{Artifact, ArtifactId, LayerId, Name, PersistentVolume, layout, takes_name};
 use crate::store::{self, Change, NewIndex, PoolDirs};
 use crate::sys::Dir;
 
-/// Makes the index of a pool that no driver has open anew, from what lies beside the layers. The old one is kept as
-/// `index.redb.old`.
+/// Makes the index of a pool that no driver has open anew, from what lies beside the layers. The
+/// old one is kept as `index.redb.old`.
 ///
-/// Only what was durable once is named: a layer without its `layer.json` was being sealed, and is taken up from `pending/`
-/// or thrown away by the next start. Claims are found by the records in their directories, with what they are over: those that were
-/// mounted since they were made, or since they were last cloned or snapshotted. What the index alone knows is lost: when artifacts were
-/// last used, names deleted while their content was in use, all other claims, snapshots.
+/// Only what was durable once is named: a layer without its `layer.json` was being sealed, and is
+/// taken up from `pending/` or thrown away by the next start. Claims are found by the records in
+/// their directories, with what they are over: those that were mounted since they were made, or
+/// since they were last cloned or snapshotted. What the index alone knows is lost: when artifacts
+/// were last used, names deleted while their content was in use, all other claims, snapshots.
 pub(super) fn rebuild(path: &Path) -> Result<Rebuilt> {
     let dirs = PoolDirs::open_existing(path).map_err(|error| Error::of_pool(path, error))?;
     let mut artifacts: HashMap<ArtifactId, Artifact> = HashMap::new();
@@ -46,7 +48,8 @@ pub(super) fn rebuild(path: &Path) -> Result<Rebuilt> {
         }
     }
     for artifact in records.into_iter().filter_map(|record| record.artifact) {
-        // A merged layer tells of the same artifact as the layers that it replaced: the shorter stack is the newer.
+        // A merged layer tells of the same artifact as the layers that it replaced: the shorter
+        // stack is the newer.
         let known = artifacts.get(&artifact.id);
         let newer = known.is_none_or(|known| artifact.layers.len() < known.layers.len());
         if newer && artifact.layers.iter().all(|layer| whole.contains(layer)) {
@@ -96,26 +99,24 @@ fn replace(root: &Dir, changes: &[Change]) -> store::Result<()> {
     Ok(())
 }
 
-/// Layers whose seal was promised in an earlier boot and not seen to its end: a power cut may have taken bytes of them.
+/// Layers whose seal was promised in an earlier boot and not seen to its end: a power cut may have
+/// taken bytes of them.
 fn unfinished(dirs: &PoolDirs) -> Result<Vec<PathBuf>> {
     let boot = boot_id()?;
     let mut unfinished = Vec::new();
     for name in names(&dirs.pending)? {
-        match read(&dirs.pending, &name)? {
-            Some(Read::Record(record))
-                if record
-                    .as_ref()
-                    .as_ref()
-                    .is_ok_and(|record| record.boot == boot) => {}
-            Some(_) => unfinished.push(name),
-            None => {}
+        match look(&dirs.pending, &name)? {
+            Found::Gone => {}
+            Found::Volume(_, record) if record.boot == boot => {}
+            Found::Unreadable(error) => return Err(error).context("read a volume's record"),
+            Found::Stray | Found::Unrecorded(..) | Found::Volume(..) => unfinished.push(name),
         }
     }
     Ok(unfinished)
 }
 
-/// The claims whose directories tell of them, and the directories of those whose records cannot be read. Of one whose layers are missing
-/// the next start says so, and keeps it.
+/// The claims whose directories tell of them, and the directories of those whose records cannot be
+/// read. Of one whose layers are missing the next start says so, and keeps it.
 fn claims(dirs: &PoolDirs) -> Result<(Vec<PersistentVolume>, Vec<PathBuf>)> {
     let (mut claims, mut unreadable) = (Vec::new(), Vec::new());
     for name in names(&dirs.volumes)? {

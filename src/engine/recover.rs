@@ -1,12 +1,14 @@
 //! Recover: what the last process, or the last boot, left behind becomes what this one knows.
 //!
-//! Sources of truth: the index for what is sealed, the records for what is ephemeral, the kernel's mount table for what is
-//! mounted. `docs/on-disk.md` has the rules; rule 3 of the product is that after `kill -9` at any instruction nothing
-//! published is lost, nothing half-made is visible, and nothing leaks.
+//! Sources of truth: the index for what is sealed, the records for what is ephemeral, the kernel's
+//! mount table for what is mounted. `docs/on-disk.md` has the rules; rule 3 of the product is that
+//! after `kill -9` at any instruction nothing published is lost, nothing half-made is visible, and
+//! nothing leaks.
 //!
-//! One odd name must not keep the driver from starting: what cannot be opened, read or moved is told of and left where it is, and
-//! nothing that it may need is deleted (`orphans`). Only a whole directory, or the index, that cannot be read ends the start; and what
-//! this process lacks itself, which is no fault of the name ([`sys::Error::is_of_this_process`]).
+//! One odd name must not keep the driver from starting: what cannot be opened, read or moved is
+//! told of and left where it is, and nothing that it may need is deleted (`orphans`). Only a whole
+//! directory, or the index, that cannot be read ends the start; and what this process lacks itself,
+//! which is no fault of the name ([`sys::Error::is_of_this_process`]).
 
 use std::collections::{BTreeMap, HashMap, HashSet};
 use std::path::Path;
@@ -20,6 +22,7 @@ use super::lifecycle::{Goal, Lifecycle};
 use super::mounts;
 use super::notice::{self, NotCommitted};
 use super::orphans::{self, Orphans, Parent};
+use super::pool_scan::{Found, keys, look};
 use super::seal;
 use super::shared::Inner;
 use super::state::State;
@@ -27,7 +30,7 @@ use super::teardown_queue::Teardown;
 use super::volumes::Volume;
 use crate::model::{Artifact, ArtifactId, LayerId, Outcome, VolumeId, VolumeRecord};
 use crate::store::{self, Change, Contents, Unreadable};
-use crate::sys::{self, Dir, Errno, MountEntry};
+use crate::sys::{self, Dir, MountEntry};
 
 const TO_BE_SEALED: Lifecycle = Lifecycle::Quiescing {
     goal: Goal::Seal,
@@ -45,7 +48,7 @@ pub(super) struct Recovered {
     pub(super) leaving: Vec<Teardown>,
     /// Changes that the index needs: what it names and is not there.
     pub(super) changes: Vec<Change>,
-    /// What somebody may be using, and nobody can say what it is.
+    /// Directories that a process may be using and whose content is unknown.
     orphans: Orphans,
     /// Layers that were volumes which a process still reads, and what those were mounted over.
     pub(super) read: Vec<(LayerId, Vec<LayerId>)>,
@@ -62,7 +65,7 @@ pub(super) fn recover(inner: &Inner, contents: Contents) -> Result<Recovered> {
     }
     inner.spares.sweep()?;
     point(Point::RecoverSwept);
-    let on_disk: HashSet<LayerId> = ids(&inner.dirs.layers)?.into_iter().collect();
+    let on_disk: HashSet<LayerId> = keys(&inner.dirs.layers)?.into_iter().collect();
     recover_index(inner, contents, &on_disk, &mut state, &mut recovered);
     let mounts = sys::mount_table().context("read the mount table")?;
     recover_volumes(inner, &mounts, &mut state, &mut recovered)?;
@@ -132,55 +135,41 @@ fn recover_index(
     state.catalog = Catalog::recovered(artifacts, names, usage);
 }
 
-/// What a directory that should hold a volume holds.
-enum Holds {
-    /// A volume of this boot.
-    Volume(Box<VolumeRecord>),
-    /// One of another boot, or of an earlier mount of the pool's filesystem, which nobody has any more.
-    Stale(Box<VolumeRecord>),
-    /// Nothing that says what it is: never a volume, or one whose record was damaged.
-    Rubbish(Unreadable),
-    /// Its record could not be read.
-    Unknown(sys::Error),
-}
-
-fn read(inner: &Inner, dir: &Dir) -> Result<Holds> {
-    Ok(match store::read_volume(dir) {
-        Err(error) if !error.is_of_this_process() => Holds::Unknown(error),
-        record => match record.context("read a volume's record")? {
-            Err(unreadable) => Holds::Rubbish(unreadable),
-            Ok(record) if !record.is_of(inner.boot(), inner.origin().superblock) => {
-                Holds::Stale(Box::new(record))
-            }
-            Ok(record) => Holds::Volume(Box::new(record)),
-        },
-    })
-}
-
-const OTHER_BOOT: &str = "it is of another boot, or of an earlier mount of the pool's filesystem";
-
-/// Opens what should be the directory of a volume; `None`: it is none, or cannot be opened. What is none is put aside.
-fn open(
+/// A volume of this boot, if that is under this name in `volumes/` or `pending/`. All else is put
+/// aside here, unless it cannot be read or is in use; `stale` hears of a volume of another boot.
+fn volume_at(
     inner: &Inner,
-    parent: Parent,
-    name: &Path,
+    (parent, name): (Parent, &Path),
+    mounts: &[MountEntry],
     recovered: &mut Recovered,
-) -> Result<Option<Dir>> {
-    let dir = parent.dir(inner);
-    match dir.open_beneath(name) {
-        Ok(dir) => Ok(Some(dir)),
-        // Nobody else should, but it is gone.
-        Err(error) if error.is(Errno::ENOENT) => Ok(None),
-        Err(error) if error.is_no_directory() => {
-            put_away(inner, dir, name, "it is no directory");
-            Ok(None)
+    stale: impl FnOnce(&VolumeRecord),
+) -> Result<Option<(Dir, VolumeRecord)>> {
+    let from = parent.dir(inner);
+    match look(from, name)? {
+        Found::Gone => {}
+        Found::Stray => {
+            put_away(inner, from, name, "it is no directory");
         }
-        Err(error) if !error.is_of_this_process() => {
-            leave(inner, parent, name, &error, recovered);
-            Ok(None)
+        Found::Unreadable(error) => leave(inner, parent, name, &error, recovered),
+        Found::Unrecorded(dir, why) => {
+            let why = why.to_string();
+            put_away_unless_used(inner, (parent, name, &dir), &why, mounts, recovered);
         }
-        Err(error) => Err(error).context("open a volume's directory"),
+        Found::Volume(_, record) if !is_of_this_boot(inner, &record) => {
+            let why = "it is of another boot, or of an earlier mount of the pool's filesystem";
+            if put_away(inner, from, name, why) {
+                stale(&record);
+            }
+        }
+        Found::Volume(dir, record) => return Ok(Some((dir, *record))),
     }
+    Ok(None)
+}
+
+/// Whether this boot made the volume, on this mount of the pool's filesystem. No process has any
+/// other volume.
+fn is_of_this_boot(inner: &Inner, record: &VolumeRecord) -> bool {
+    record.is_of(inner.boot(), inner.origin().superblock)
 }
 
 /// Leaves a directory where it is that cannot be opened or read, and what it may need.
@@ -196,7 +185,8 @@ fn leave(
     recovered.orphans.add_unknown();
 }
 
-/// Throws rubbish away, unless somebody may be using it: a record is written before the mount, and may have been damaged later.
+/// Throws rubbish away, unless a process may be using it: a record is written before the mount, and
+/// may have been damaged later.
 fn put_away_unless_used(
     inner: &Inner,
     (parent, name, dir): (Parent, &Path, &Dir),
@@ -240,31 +230,16 @@ fn recover_volumes(
             }
             continue;
         }
-        let Some(dir) = open(inner, Parent::Volumes, name, recovered)? else {
+        let at = (Parent::Volumes, name);
+        let stale = |record: &VolumeRecord| say_rebooted(inner, record);
+        let Some((dir, record)) = volume_at(inner, at, mounts, recovered, stale)? else {
             continue;
         };
-        let record = match read(inner, &dir)? {
-            Holds::Volume(record) if id.as_ref() == Some(&record.id) => *record,
-            Holds::Stale(record) => {
-                if put_away(inner, volumes, name, OTHER_BOOT) {
-                    say_rebooted(inner, &record);
-                }
-                continue;
-            }
-            Holds::Unknown(error) => {
-                leave(inner, Parent::Volumes, name, &error, recovered);
-                continue;
-            }
-            rubbish => {
-                let why = match rubbish {
-                    Holds::Rubbish(why) => why.to_string(),
-                    _ => "its record is of another volume".to_owned(),
-                };
-                let rubbish = (Parent::Volumes, name, &dir);
-                put_away_unless_used(inner, rubbish, &why, mounts, recovered);
-                continue;
-            }
-        };
+        if id.as_ref() != Some(&record.id) {
+            let why = "its record is of another volume";
+            put_away_unless_used(inner, (at.0, name, &dir), why, mounts, recovered);
+            continue;
+        }
         let mount = mount_of(inner, mounts, &record)?;
         let outcome = outcome_of(&dir)?;
         let lifecycle = mount.map_or(Lifecycle::Unpublished, |mount| Lifecycle::Published {
@@ -277,7 +252,8 @@ fn recover_volumes(
     Ok(())
 }
 
-/// Says that what was to be kept of a volume did not survive the end of its boot. Once: it is put away.
+/// Says that what was to be kept of a volume did not survive the end of its boot. Once: it is put
+/// away.
 fn say_rebooted(inner: &Inner, record: &VolumeRecord) {
     if record.seal.is_some() {
         let notices = inner.config.notices.as_ref();
@@ -286,7 +262,8 @@ fn say_rebooted(inner: &Inner, record: &VolumeRecord) {
     }
 }
 
-/// How the pod's work ended, if that is noted where it can be read. Else it is asked for again; what nobody says is not sealed.
+/// How the pod's work ended, if that is noted where it can be read. Else it is asked for again;
+/// what nobody says is not sealed.
 fn outcome_of(dir: &Dir) -> Result<Option<Outcome>> {
     match store::read_outcome(dir) {
         Err(error) if !error.is_of_this_process() => {
@@ -298,8 +275,8 @@ fn outcome_of(dir: &Dir) -> Result<Option<Outcome>> {
     }
 }
 
-/// The mount of a volume, as far as that can be seen. Otherwise it counts as not mounted: it is still
-/// unmounted when kubelet asks, and the kernel is asked before anything is done to it.
+/// The mount of a volume, as far as that can be seen. Otherwise it counts as not mounted: it is
+/// still unmounted when kubelet asks, and the kernel is asked before anything is done to it.
 fn mount_of(inner: &Inner, mounts: &[MountEntry], record: &VolumeRecord) -> Result<Option<u64>> {
     for target in &record.targets {
         match mounts::find(inner, mounts, &record.id, record.label(), target) {
@@ -327,28 +304,15 @@ fn recover_pending(
     let pending = &inner.dirs.pending;
     for entry in pending.entries().context("read pending/")? {
         let name = Path::new(&entry.name);
-        let Some(dir) = open(inner, Parent::Pending, name, recovered)? else {
-            continue;
+        let at = (Parent::Pending, name);
+        let stale = |record: &VolumeRecord| {
+            let plan = record.seal.as_ref();
+            if !plan.is_some_and(|plan| state.catalog.contains(&plan.artifact)) {
+                say_rebooted(inner, record);
+            }
         };
-        let record = match read(inner, &dir)? {
-            Holds::Volume(record) => *record,
-            Holds::Stale(record) => {
-                let is_sealed = (record.seal.as_ref())
-                    .is_some_and(|plan| state.catalog.contains(&plan.artifact));
-                if put_away(inner, pending, name, OTHER_BOOT) && !is_sealed {
-                    say_rebooted(inner, &record);
-                }
-                continue;
-            }
-            Holds::Rubbish(why) => {
-                let rubbish = (Parent::Pending, name, &dir);
-                put_away_unless_used(inner, rubbish, &why.to_string(), mounts, recovered);
-                continue;
-            }
-            Holds::Unknown(error) => {
-                leave(inner, Parent::Pending, name, &error, recovered);
-                continue;
-            }
+        let Some((dir, record)) = volume_at(inner, at, mounts, recovered, stale)? else {
+            continue;
         };
         let plan = record
             .seal
@@ -385,8 +349,8 @@ fn recover_pending(
     Ok(())
 }
 
-/// The layers that a seal has chosen which was cut short. Where that cannot be read it is what it would choose now: what it did choose and
-/// is not there when it goes on, it does not stack.
+/// The layers that a seal has chosen which was cut short. Where that cannot be read it is what it
+/// would choose now: what it did choose and is not there when it goes on, it does not stack.
 fn chosen(
     inner: &Inner,
     key: LayerId,
@@ -418,26 +382,19 @@ fn chosen(
     Ok(state.catalog.parent_layers(record))
 }
 
-/// `trash/`: a volume of this boot may still be held open by its pod, and then its parent's layers must stay.
+/// `trash/`: a volume of this boot may still be held open by its pod, and then its parent's layers
+/// must stay.
 fn recover_trash(
     inner: &Inner,
     mounts: &[MountEntry],
     state: &mut State,
     recovered: &mut Recovered,
 ) -> Result<()> {
-    for key in ids(&inner.dirs.trash)? {
+    for key in keys(&inner.dirs.trash)? {
         let name = key.to_string();
         let name = Path::new(&name);
-        let dir = match inner.dirs.trash.open_beneath(name) {
-            Err(error) if error.is_no_directory() || error.is(Errno::ENOENT) => continue,
-            Err(error) if !error.is_of_this_process() => {
-                leave(inner, Parent::Trash, name, &error, recovered);
-                continue;
-            }
-            dir => dir.context("open a directory in the trash")?,
-        };
-        match read(inner, &dir)? {
-            Holds::Volume(record) => {
+        match look(&inner.dirs.trash, name)? {
+            Found::Volume(_, record) if is_of_this_boot(inner, &record) => {
                 if let Some(layer) = still_read(inner, &record)? {
                     let layers = record.layers.iter().copied().chain([layer]);
                     state.volumes.retain(layer, layers.collect());
@@ -448,23 +405,22 @@ fn recover_trash(
                 state.volumes.add_retiring(key, volume);
                 recovered.leaving.push(Teardown { key, pin: None });
             }
-            // Without a record it is no volume, and what is none is never mounted.
-            Holds::Stale(_) | Holds::Rubbish(Unreadable::Missing) => {}
-            Holds::Rubbish(Unreadable::Damaged(_)) => {
+            Found::Unrecorded(dir, Unreadable::Damaged(_)) => {
                 // It is where it belongs, and stays there as long as it is in use.
                 let orphans = &mut recovered.orphans;
                 orphans.add_if_used(inner, Parent::Trash, name, &dir, mounts);
             }
-            Holds::Unknown(error) => {
-                leave(inner, Parent::Trash, name, &error, recovered);
-            }
+            Found::Unreadable(error) => leave(inner, Parent::Trash, name, &error, recovered),
+            // A directory without a record is no volume, and only volumes are mounted.
+            Found::Gone | Found::Stray | Found::Volume(..) => {}
+            Found::Unrecorded(_, Unreadable::Missing) => {}
         }
     }
     Ok(())
 }
 
-/// The layer that a sealed volume became, if a process still reads it; its promise lies in the trash until that is over. What it was
-/// mounted over must stay, whatever became of the artifact.
+/// The layer that a sealed volume became, if a process still reads it; its promise lies in the
+/// trash until that is over. What it was mounted over must stay, whatever became of the artifact.
 fn still_read(inner: &Inner, record: &VolumeRecord) -> Result<Option<LayerId>> {
     let Some(plan) = &record.seal else {
         return Ok(None);
@@ -479,7 +435,8 @@ fn still_read(inner: &Inner, record: &VolumeRecord) -> Result<Option<LayerId>> {
     Ok(is_read.then_some(plan.layer))
 }
 
-/// Layers that nothing refers to: of a seal that a power cut undid, or of a collection that a crash cut short.
+/// Layers that nothing refers to: of a seal that a power cut undid, or of a collection that a crash
+/// cut short.
 fn trash_unknown_layers(inner: &Inner, on_disk: &HashSet<LayerId>, state: &State) {
     let mut known = state.referenced_layers();
     known.extend(state.volumes.all_retiring().map(|(key, _)| key));
@@ -493,7 +450,8 @@ fn trash_unknown_layers(inner: &Inner, on_disk: &HashSet<LayerId>, state: &State
     }
 }
 
-/// Moves something into the trash. What cannot be moved stays where it is, in nobody's way; whether it went.
+/// Moves something into the trash. What cannot be moved stays where it is, in nobody's way; whether
+/// it went.
 fn put_away(inner: &Inner, from: &Dir, name: &Path, why: &str) -> bool {
     let path = from.path().join(name);
     match inner.throw_away(from, name) {
@@ -507,13 +465,4 @@ fn put_away(inner: &Inner, from: &Dir, name: &Path, why: &str) -> bool {
             false
         }
     }
-}
-
-/// The names in a directory that are ids.
-fn ids(dir: &Dir) -> Result<Vec<LayerId>> {
-    let entries = dir.entries().context("read a directory of the pool")?;
-    Ok(entries
-        .iter()
-        .filter_map(|entry| entry.name.to_str()?.parse().ok())
-        .collect())
 }

@@ -1,5 +1,6 @@
-//! Watch: compares index and directories now and then without being asked, since nobody asks as long as all seems well.
-//! What is compared, and how, is `fsck`'s; who reads the log or the metric decides what to do.
+//! Watch: compares index and directories now and then without being asked, since nobody asks as
+//! long as all seems well. What is compared, and how, is `fsck`'s; who reads the log or the metric
+//! decides what to do.
 //!
 //! It runs on the thread for walks, where measuring and merging wait for it. So it is seldom, and
 //! ends at once when the engine does.
@@ -46,13 +47,15 @@ pub(super) async fn watch_loop(inner: Arc<Inner>) {
 fn until_next(config: &Config, looked: &Result<HashSet<Finding>>) -> Duration {
     match looked {
         Ok(found) if found.is_empty() => config.check_interval,
-        // Whoever mends it wants to hear soon that all is well; and what could not be compared may be anything.
+        // Whoever mends it wants to hear soon that all is well; and what could not be compared may
+        // be anything.
         _ => config.check_interval.min(config.first_check),
     }
 }
 
-/// What two looks find, with a round of the collector in between. Volumes come and go between the looks at memory and at the disk, and
-/// what they leave waits for its round; what one look finds for that alone the other does not.
+/// What two looks find, with a round of the collector in between. Volumes come and go between the
+/// looks at memory and at the disk, and what they leave waits for its round; what one look finds
+/// for that alone the other does not.
 async fn look(inner: &Arc<Inner>) -> Result<HashSet<Finding>> {
     let check = || {
         let engine = inner.clone();

@@ -1,5 +1,6 @@
-//! What all parts of the engine share: its configuration and [`Inner`], the one struct that each of them is given.
-//! A part that one module alone uses belongs in that module; what works on a subsystem belongs there.
+//! What all parts of the engine share: its configuration and [`Inner`], the one struct that each of
+//! them is given. A part that one module alone uses belongs in that module; what works on a
+//! subsystem belongs there.
 
 use std::path::{Path, PathBuf};
 use std::sync::Arc;
@@ -29,7 +30,8 @@ use crate::sys::{self, Dir, Errno};
 /// How long others wait for the thread for walks because of one walk.
 pub(super) const SHARE: Duration = Duration::from_secs(10);
 
-/// What others know of the pods whose volumes are here. The engine asks while it seals, so an answer waits for nothing.
+/// What others know of the pods whose volumes are here. The engine asks while it seals, so an
+/// answer waits for nothing.
 pub trait Pods: std::fmt::Debug + Send + Sync {
     /// The images of a pod's containers; none where they are not known.
     fn images(&self, pod: &PodUid) -> Vec<String>;
@@ -44,7 +46,8 @@ pub struct Config {
     pub backend: Option<BackendKind>,
     /// The mount API to use; `None`: the newest that works.
     pub mount_api: Option<MountApi>,
-    /// Whether btrfs's simple quotas may be switched on for the whole filesystem when a volume has a limit.
+    /// Whether btrfs's simple quotas may be switched on for the whole filesystem when a volume has
+    /// a limit.
     pub btrfs_quota: bool,
     /// How many threads run the system calls of RPCs.
     pub threads: usize,
@@ -54,8 +57,9 @@ pub struct Config {
     pub outcome_wait: Duration,
     /// How long a process may hold a finished volume open before its pod's people are told.
     pub held_wait: Duration,
-    /// How long a seal that is a copy finds no room for it, while caches are evicted, before the volume is thrown away. (Where a seal is
-    /// no copy it needs a few blocks, and waits for them as long as it takes.)
+    /// How long a seal that is a copy finds no room for it, while caches are evicted, before the
+    /// volume is thrown away. (Where a seal is no copy it needs a few blocks, and waits for them as
+    /// long as it takes.)
     pub room_wait: Duration,
     /// Percent of the pool's bytes or inodes in use above which unused artifacts are evicted …
     pub high_watermark: u8,
@@ -67,7 +71,8 @@ pub struct Config {
     pub first_check: Duration,
     /// … and how often from then on.
     pub check_interval: Duration,
-    /// How long the index may not know that an artifact was used, before it is told for that alone: what a crash forgets of it.
+    /// How long the index may not know that an artifact was used, before it is told for that alone:
+    /// what a crash forgets of it.
     pub uses_unwritten: Duration,
     /// Bytes kept in reserve for the day the disk is full; at most a sixteenth of the pool.
     pub reserve: u64,
@@ -121,8 +126,8 @@ pub(super) struct Inner {
     origin: Origin,
     counters: Counters,
     clock: Clock,
-    /// Last: with it goes the pool's lock, and until then no other process may find something of the
-    /// pool open.
+    /// Last: with it goes the pool's lock, and until then no other process may find something of
+    /// the pool open.
     pub(super) dirs: Arc<PoolDirs>,
 }
 
@@ -228,8 +233,8 @@ impl Inner {
         self.index.close();
     }
 
-    /// How long a walk may take whose length somebody else decides, who may be hostile: until the engine stops, or others have
-    /// waited for the thread long enough. It is repeated later.
+    /// How long a walk may take whose length somebody else decides, who may be hostile: until the
+    /// engine stops, or others have waited for the thread long enough. It is repeated later.
     pub(super) fn patience(&self) -> impl Fn() -> bool + '_ {
         self.patience_of(SHARE)
     }

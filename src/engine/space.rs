@@ -1,5 +1,5 @@
-//! Room in the pool: who asks for how much, what eviction would free, and the reserve that is held back for a full disk.
-//! What is evicted, and when, is the collector's (`reap`).
+//! Room in the pool: who asks for how much, what eviction would free, and the reserve that is held
+//! back for a full disk. What is evicted, and when, is the collector's (`reap`).
 
 use std::collections::HashSet;
 
@@ -10,8 +10,9 @@ use super::shared::Inner;
 use crate::model::{LayerId, layout};
 use crate::sys::{Errno, Space};
 
-/// How many bytes would come free if all went that nobody uses; a layer that is not measured yet counts as `unmeasured`, and one that
-/// cannot be as nothing: what may be lost, or is not to be deleted either, is no room to count on.
+/// How many bytes would come free if all went that nobody uses; a layer that is not measured yet
+/// counts as `unmeasured`, and one that cannot be as nothing: what may be lost, or is not to be
+/// deleted either, is no room to count on.
 pub(super) fn evictable(inner: &Inner, unmeasured: u64) -> u64 {
     let state = inner.state.lock();
     let in_use = state.artifacts_in_use();
@@ -53,7 +54,8 @@ pub(super) fn excess(total: u64, available: u64, percent: u8) -> u64 {
 
 /// Asking for room, and the reserve.
 impl Inner {
-    /// The same because a call found no room for so many bytes (see [`Inner::asked`]): what is unused goes if that is enough.
+    /// The same because a call found no room for so many bytes (see [`Inner::asked`]): what is
+    /// unused goes if that is enough.
     pub(super) fn ask_for_room(&self, bytes: u64) {
         self.space.ask(bytes);
         self.wake_reaper();
@@ -66,7 +68,8 @@ impl Inner {
         }
     }
 
-    /// Does what must be possible on a full disk too: once more with the room that is held back, if it found none.
+    /// Does what must be possible on a full disk too: once more with the room that is held back, if
+    /// it found none.
     pub(super) fn with_reserve<T>(
         &self,
         attempt: impl Fn() -> crate::sys::Result<T>,
@@ -80,7 +83,8 @@ impl Inner {
         }
     }
 
-    /// Makes room for what must be possible on a full disk too, and asks for more room to be made ([`Inner::ask_for_room`]).
+    /// Makes room for what must be possible on a full disk too, and asks for more room to be made
+    /// ([`Inner::ask_for_room`]).
     pub(super) fn give_back_reserve(&self, bytes: u64) {
         match self.dirs.root.remove_file(layout::RESERVE) {
             Ok(()) => {
@@ -93,8 +97,8 @@ impl Inner {
         self.ask_for_room(bytes);
     }
 
-    /// Makes the reserve if it is not there and there is room for it: at most a sixteenth of a small pool. Whether all is there that
-    /// is to be held back.
+    /// Makes the reserve if it is not there and there is room for it: at most a sixteenth of a
+    /// small pool. Whether all is there that is to be held back.
     pub(super) fn keep_reserve(&self) -> bool {
         let made = || -> crate::sys::Result<bool> {
             let root = &self.dirs.root;

@@ -1,12 +1,14 @@
 //! What the engine knows, in memory: volumes, the catalog, persistent volumes, write-back, health.
 //!
-//! One mutex guards all of it, and is held for look-ups and moves only, never across a system call. Everything here can be
-//! computed again from the index, the records and the mount table; nothing here is the only copy of anything.
+//! One mutex guards all of it, and is held for look-ups and moves only, never across a system call.
+//! Everything here can be computed again from the index, the records and the mount table; nothing
+//! here is the only copy of anything.
 //!
-//! **References.** A layer is referred to by the artifacts, claims and snapshots that stack it and by the volumes mounted
-//! over it, from the moment a publish picks its parent (under this lock) until no process holds the volume's files open any
-//! more, for reading either; and by operations that pin it, while a claim or snapshot is being made of it. References are
-//! computed here from all of them, and never stored.
+//! **References.** A layer is referred to by the artifacts, claims and snapshots that stack it and
+//! by the volumes mounted over it, from the moment a publish picks its parent (under this lock)
+//! until no process holds the volume's files open any more, for reading either; and by operations
+//! that pin it, while a claim or snapshot is being made of it. References are computed here from
+//! all of them, and never stored.
 
 use std::collections::HashSet;
 
@@ -44,7 +46,7 @@ pub(super) enum Resolution {
     Fork(Reference, ArtifactId, Vec<LayerId>),
     /// Content that is not there yet; in words, how far it is.
     Coming(String),
-    /// Content that nobody has and nobody will make.
+    /// Content that does not exist, and that no volume will become.
     Missing,
 }
 
@@ -138,8 +140,9 @@ impl State {
         self.volumes.parents().chain(exported).collect()
     }
 
-    /// Whether this volume may be the last that needs something. It is not where its parent has its name and time still, and the same
-    /// layers: most volumes are forks of what the next ones are forked from, too, or of nothing.
+    /// Whether this volume may be the last that needs something. It is not where its parent has its
+    /// name and time still, and the same layers: most volumes are forks of what the next ones are
+    /// forked from, too, or of nothing.
     pub(super) fn may_be_last_of(&self, record: &VolumeRecord, now: Timestamp) -> bool {
         let parent = record.parent.and_then(|id| self.catalog.get(&id));
         match parent {

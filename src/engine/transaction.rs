@@ -37,7 +37,8 @@ impl Inner {
         }
     }
 
-    /// Changes the index: all of it or nothing. Where that is not known, the engine is degraded from then on.
+    /// Changes the index: all of it or nothing. Where that is not known, the engine is degraded
+    /// from then on.
     pub(super) fn transact(&self, changes: &[Change]) -> Transaction {
         if let Err(error) = self.refuse_degraded() {
             return Transaction::RolledBack(error);
@@ -56,7 +57,8 @@ impl Inner {
         }
     }
 
-    /// Writes to the index. When the disk is full, gives the reserve back, reopens the index and tries once more.
+    /// Writes to the index. When the disk is full, gives the reserve back, reopens the index and
+    /// tries once more.
     fn write_index(&self, changes: &[Change]) -> store::Result<()> {
         match self.index.commit(changes) {
             Err(error) if error.is_full() => {
@@ -73,8 +75,8 @@ impl Inner {
         }
     }
 
-    /// From now on nothing is changed in the pool but by unpublish, until the next start. What runs in the background stops as it does
-    /// when the engine ends.
+    /// From now on nothing is changed in the pool but by unpublish, until the next start. What runs
+    /// in the background stops as it does when the engine ends.
     fn degrade(&self, why: &Error) {
         self.state.lock().health.degrade(why.to_string());
         tracing::error!(error = %why,
@@ -98,7 +100,8 @@ pub(super) enum Transaction {
     Committed,
     /// The index has nothing of it: what was made for it is to be taken back.
     RolledBack(Error),
-    /// It is not known which: what was made for it stays where it is, for the next start, which knows. Nothing is deleted meanwhile.
+    /// It is not known which: what was made for it stays where it is, for the next start, which
+    /// knows. Nothing is deleted meanwhile.
     InDoubt(Error),
 }
 
@@ -112,8 +115,8 @@ impl Transaction {
     }
 }
 
-/// Waits until the index of a degraded engine can be opened again, and says so: then the process is to end, and the next start sorts
-/// out what the index has.
+/// Waits until the index of a degraded engine can be opened again, and says so: then the process is
+/// to end, and the next start sorts out what the index has.
 pub(super) async fn await_index(inner: Arc<Inner>) {
     inner.lifetime.stopping().await;
     for retry in RETRY
@@ -137,7 +140,8 @@ pub(super) async fn await_index(inner: Arc<Inner>) {
     inner.lifetime.ask_for_restart();
 }
 
-/// When artifacts were last used, for the index: written along with something else, if there is something else before long.
+/// When artifacts were last used, for the index: written along with something else, if there is
+/// something else before long.
 pub(super) fn last_uses(inner: &Inner) -> Vec<Change> {
     let uses = inner.state.lock().catalog.take_unwritten_uses();
     uses.into_iter().map(Change::PutArtifact).collect()

@@ -1,7 +1,9 @@
-//! What is known of the trash: how often the deletion of each thing was tried, and which room comes free by it.
+//! What is known of the trash: how often the deletion of each thing was tried, and which room comes
+//! free by it.
 //!
-//! What was tried least comes first, and of that what holds most for the names that it has: so a tree of millions of files holds up no large
-//! file that was thrown away with it. Deleting is `purge`.
+//! What was tried least comes first, and of that what holds most for the names that it has: so a
+//! tree of millions of files holds up no large file that was thrown away with it. Deleting is
+//! `purge`.
 
 use std::collections::HashMap;
 
@@ -12,7 +14,8 @@ use crate::model::{LayerId, Usage};
 use crate::store::PoolDirs;
 use crate::sys;
 
-/// After so many tries nothing is done at once for the sake of a thing that is not deleted yet: a process may be filling it as fast.
+/// After so many tries nothing is done at once for the sake of a thing that is not deleted yet: a
+/// process may be filling it as fast.
 pub(super) const MOST_TRIES: u32 = 2000;
 
 /// So many slices of deletion, some seconds, the room of a measured layer is counted on.
@@ -61,7 +64,8 @@ impl Trash {
         self.0.lock().insert(name, Thrown { layer, tries: 0 });
     }
 
-    /// How many bytes and inodes come free soon without anything being evicted; a layer that is not measured may hold any number.
+    /// How many bytes and inodes come free soon without anything being evicted; a layer that is not
+    /// measured may hold any number.
     pub(super) fn coming(&self) -> (u64, u64) {
         let known = self.0.lock();
         let soon = known.values().filter(|thrown| thrown.comes_soon());

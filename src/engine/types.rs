@@ -1,5 +1,6 @@
 //! What goes into the engine and what comes out: requests, answers, and the rows of its lists.
-//! Plain values only: what is done with them is beside, and what they look like outside is upstairs.
+//! Plain values only: what is done with them is beside, and what they look like outside is
+//! upstairs.
 
 use std::path::PathBuf;
 use std::time::{Duration, Instant};
@@ -80,7 +81,7 @@ pub enum VolumeState {
     Unpublished,
     /// Its pod is done with it, and its outcome is not known yet.
     AwaitingOutcome,
-    /// Its pod is done with it, and somebody still holds its files open.
+    /// Its pod is done with it, and a process still holds its files open.
     InUse,
     /// Being sealed.
     Sealing,
@@ -167,7 +168,7 @@ pub struct Reaped {
     pub evicted: usize,
     /// Directories deleted from the trash.
     pub deleted: usize,
-    /// Directories that somebody still holds open.
+    /// Directories that a process still holds open.
     pub held: usize,
     /// Stacks merged.
     pub flattened: usize,
@@ -176,7 +177,8 @@ pub struct Reaped {
 /// Something that index and directories disagree about.
 #[derive(Debug, Clone, PartialEq, Eq, Hash)]
 pub struct Finding {
-    /// What kind of disagreement, a word that programs may compare: `missing-layer`, `unknown-layer`, ….
+    /// What kind of disagreement, a word that programs may compare: `missing-layer`,
+    /// `unknown-layer`, ….
     pub kind: &'static str,
     /// Where, relative to the pool.
     pub path: PathBuf,
@@ -184,7 +186,7 @@ pub struct Finding {
     pub detail: String,
 }
 
-/// What an index that was made anew names.
+/// What a rebuilt index names.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct Rebuilt {
     /// How many artifacts.
@@ -215,7 +217,8 @@ pub struct Status {
     pub caches: usize,
     /// Volumes whose seal is promised and not yet durable.
     pub seals_pending: usize,
-    /// Volumes whose records the start found damaged, and which somebody may be using: where a volume needs its layers nothing that was
-    /// sealed before the start is deleted until the next one.
+    /// Volumes whose records the start found damaged, and which somebody may be using: where a
+    /// volume needs its layers nothing that was sealed before the start is deleted until the next
+    /// one.
     pub damaged: usize,
 }

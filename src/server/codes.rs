@@ -38,6 +38,7 @@ pub fn code_of(error: &Error) -> Code {
         | Error::Target { .. }
         | Error::Unsupported { .. }
         | Error::InUse { .. }
+        | Error::SealIntentStays(_)
         | Error::NotExportable { .. }
         | Error::ClaimInUse { .. }
         | Error::Lost { .. }
@@ -182,6 +183,7 @@ mod tests {
             Error::TargetFull(_) => "TargetFull",
             Error::AtLimit { .. } => "AtLimit",
             Error::InUse { .. } => "InUse",
+            Error::SealIntentStays(_) => "SealIntentStays",
             Error::Defect => "Defect",
             Error::Doomed => "Doomed",
             Error::NoSuchClaim(_) => "NoSuchClaim",
@@ -312,6 +314,7 @@ mod tests {
                 packed: Sha256([3; 32]),
             },
             Error::NameTaken(name()),
+            Error::SealIntentStays(name()),
             Error::Archive {
                 operation: "unpack the archive",
                 source: archive::Error::Truncated { at: 512 },

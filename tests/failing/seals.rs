@@ -3,7 +3,7 @@
 
 use std::io::{Seek as _, Write as _};
 
-use common::bench::{soon, waits};
+use common::bench::soon;
 
 use super::*;
 
@@ -97,8 +97,13 @@ async fn a_promise_that_cannot_be_taken_back_keeps_what_it_was_for_and_nothing_e
         assert_eq!(seen.as_deref(), Some("bad"));
         bench.engine.reap().await.expect("reap");
         // Deleted it would come back, made by the next start of what was promised.
-        let mut destroyed = Box::pin(destroy(bench, "artifact/bad"));
-        assert!(waits(&mut destroyed).await, "it is not deleted");
+        let destroyed = soon("it is refused", destroy(bench, "artifact/bad")).await;
+        let is_refused = matches!(destroyed, Err(Error::SealIntentStays(_)));
+        assert!(is_refused, "{destroyed:?}");
+        assert!(
+            bench.artifact("artifact/bad").is_some(),
+            "it is not deleted"
+        );
     };
     is_kept(&bench).await;
 

@@ -130,7 +130,8 @@ impl Catalog {
         Some(sealed)
     }
 
-    /// Takes an artifact out of sight that is to be deleted, and tells whether it had its name, which then nobody has.
+    /// Takes an artifact out of sight that is to be deleted, and tells whether it had its name. The
+    /// name then has no owner.
     pub(in crate::engine) fn take_out(&mut self, id: ArtifactId) -> Option<(Artifact, bool)> {
         let artifact = &self.artifacts.get(&id)?.artifact;
         let (name, had_name) = (artifact.name(), self.is_named(artifact));

@@ -1,5 +1,6 @@
-//! What may change of a claim that exists: its capacity, what its class lets one modify, and where it is attached.
-//! Each is one transaction on one claim; its content is not touched, its limit follows.
+//! What may change of a claim that exists: its capacity, what its class lets one modify, and where
+//! it is attached. Each is one transaction on one claim; its content is not touched, its limit
+//! follows.
 
 use std::sync::Arc;
 
@@ -94,7 +95,8 @@ pub(super) async fn expand(
     change(inner, id, grow).await
 }
 
-/// What is more than there is: of a volume that exists, a range that it cannot have (CSI specification, "ControllerExpandVolume Errors").
+/// What is more than there is: of a volume that exists, a range that it cannot have (CSI
+/// specification, "ControllerExpandVolume Errors").
 fn out_of_range(error: Error) -> Error {
     match error {
         Error::TooLarge { wanted, pool } => Error::OutOfRange {
@@ -105,7 +107,8 @@ fn out_of_range(error: Error) -> Error {
     }
 }
 
-/// Changes what may be changed, and of that what is named (CSI specification, `ControllerModifyVolumeRequest.mutable_parameters`).
+/// Changes what may be changed, and of that what is named (CSI specification,
+/// `ControllerModifyVolumeRequest.mutable_parameters`).
 pub(super) async fn modify(
     inner: Arc<Inner>,
     id: VolumeId,

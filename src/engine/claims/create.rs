@@ -1,7 +1,7 @@
 //! Claims come and go: made empty, or as a clone of a snapshot or of another claim; deleted.
 //!
-//! Making one is one index transaction: its directory is made when it is first mounted. Deleting one is a transaction
-//! and then a rename; what was made of it keeps the layers.
+//! Making one is one index transaction: its directory is made when it is first mounted. Deleting
+//! one is a transaction and then a rename; what was made of it keeps the layers.
 
 use std::path::Path;
 use std::sync::Arc;
@@ -83,8 +83,9 @@ fn repeated(claim: PersistentVolume, request: &CreateClaim) -> Result<Persistent
     })
 }
 
-/// Whether a repeated request brings what the claim has, or what it was made with: the provisioner repeats the request that made it,
-/// whatever ControllerModifyVolume changed meanwhile. What older versions made it with nobody knows.
+/// Whether a repeated request brings what the claim has, or what it was made with: the provisioner
+/// repeats the request that made it, whatever ControllerModifyVolume changed meanwhile. What older
+/// versions made it with nobody knows.
 fn fits(claim: &PersistentVolume, mutable: MutableParameters) -> bool {
     mutable == claim.mutable || claim.made_with.is_none_or(|made_with| mutable == made_with)
 }
@@ -264,7 +265,7 @@ fn view(inner: &Inner, content: &Content, wanted: &RootAttributes) -> Result<Own
     Ok(view)
 }
 
-/// Deletes a claim that nobody uses; what is no id of a claim is deleted already.
+/// Deletes a claim that is not in use. An id that no claim has counts as deleted.
 pub(super) async fn delete(inner: Arc<Inner>, id: String) -> Result<()> {
     let Ok(id) = id.parse::<VolumeId>() else {
         return Ok(());
@@ -285,7 +286,8 @@ pub(super) async fn delete(inner: Arc<Inner>, id: String) -> Result<()> {
     Ok(())
 }
 
-/// Deletes a claim for which the caller has the guard: from the index, then from its place, then what it alone stacked.
+/// Deletes a claim for which the caller has the guard: from the index, then from its place, then
+/// what it alone stacked.
 pub(super) fn delete_now(inner: &Arc<Inner>, id: &VolumeId) -> Result<()> {
     let Some(unused) = inner.state.lock().claims.get(id).map(refuse_used) else {
         return Ok(());
@@ -331,7 +333,7 @@ pub(super) fn delete_now(inner: &Arc<Inner>, id: &VolumeId) -> Result<()> {
     Ok(())
 }
 
-/// Refuses a claim that somebody uses.
+/// Refuses a claim that is in use.
 fn refuse_used(held: &VolumeEntry) -> Result<()> {
     let used = |how| {
         Err(Error::ClaimInUse {

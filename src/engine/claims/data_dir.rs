@@ -1,7 +1,9 @@
-//! A claim's directory: made whole when the claim is first mounted, or mounted again after its content became a layer.
+//! A claim's directory: made whole when the claim is first mounted, or mounted again after its
+//! content became a layer.
 //!
-//! It is made in `incoming/` and renamed: what lies in `volumes/` under a claim's id is the claim's content, also after a
-//! power cut, when the content of a file that was not synced may be anything but a name is in order with other names.
+//! It is made in `incoming/` and renamed: what lies in `volumes/` under a claim's id is the claim's
+//! content, also after a power cut, when the content of a file that was not synced may be anything
+//! but a name is in order with other names.
 
 use std::collections::HashMap;
 use std::path::{Path, PathBuf};
@@ -33,8 +35,8 @@ pub(super) fn find(inner: &Inner, claim: &PersistentVolume) -> Result<Option<Dir
     Ok(None)
 }
 
-/// Refuses to make anything of layers of which one is gone, by whatever hand: it would be answered as made, and no pod could mount it.
-/// One stat each.
+/// Refuses to make anything of layers of which one is gone, by whatever hand: it would be answered
+/// as made, and no pod could mount it. One stat each.
 pub(super) fn refuse_lost(inner: &Inner, of: &VolumeId, layers: &[LayerId]) -> Result<()> {
     for layer in layers {
         let there = inner.dirs.layers.has(layer.to_string());
@@ -46,7 +48,7 @@ pub(super) fn refuse_lost(inner: &Inner, of: &VolumeId, layers: &[LayerId]) -> R
     Ok(())
 }
 
-/// Work directories of earlier mounts: nobody uses the volume, and each mount brings its own.
+/// Work directories of earlier mounts: the volume is not in use, and each mount makes its own.
 fn sweep(inner: &Inner, dir: &Dir) -> Result<()> {
     for entry in dir.entries().context("read the volume's directory")? {
         let name = entry.name.to_str().unwrap_or_default();
@@ -59,8 +61,9 @@ fn sweep(inner: &Inner, dir: &Dir) -> Result<()> {
     Ok(())
 }
 
-/// Puts aside what lies where the directory of a claim would, of which the index has none: what is left of one that was deleted. An
-/// id is made of a name, so the next claim of that name would show it.
+/// Puts aside what lies where the directory of a claim would, of which the index has none: what is
+/// left of one that was deleted. An id is made of a name, so the next claim of that name would show
+/// it.
 pub(super) fn put_aside(inner: &Inner, id: &VolumeId) -> Result<()> {
     if inner.state.lock().volumes.live(id).is_some() {
         let (name, what) = (id.to_string(), "owner: it is a pod's volume");
@@ -92,11 +95,12 @@ pub(super) fn make(inner: &Inner, claim: &PersistentVolume) -> Result<(Dir, Opti
     Ok((inner.volume_dir(&claim.id)?, limit_unenforced))
 }
 
-/// Makes durable that the directories of claims are where they are, before a pod can make durable what is in them.
+/// Makes durable that the directories of claims are where they are, before a pod can make durable
+/// what is in them.
 ///
-/// In a journal the rename stands before whatever is fsynced later. btrfs has no such order: a claim's content is a
-/// subvolume of its own, and an fsync in there writes down nothing of the pool's, where the directory would still be
-/// in `incoming/`, which is swept at start.
+/// In a journal the rename stands before whatever is fsynced later. btrfs has no such order: a
+/// claim's content is a subvolume of its own, and an fsync in there writes down nothing of the
+/// pool's, where the directory would still be in `incoming/`, which is swept at start.
 pub(super) fn keep_place(inner: &Inner) -> Result<()> {
     if inner.backend.has_snapshots() {
         let volumes = &inner.dirs.volumes;
@@ -138,7 +142,8 @@ pub(super) fn warn_unenforced(id: &VolumeId, why: &str) {
     tracing::warn!(volume.id = %id, %why, "the volume's size limit is not enforced");
 }
 
-/// What a claim's directory says of it: where it is mounted in this boot, and whether its limit holds.
+/// What a claim's directory says of it: where it is mounted in this boot, and whether its limit
+/// holds.
 pub(super) fn record(inner: &Inner, held: &VolumeEntry) -> ClaimRecord {
     new_record(
         inner,
@@ -175,7 +180,8 @@ pub(super) fn write(dir: &Dir, record: &ClaimRecord) -> Result<()> {
     store::write_claim(dir, record).context("write the volume's record")
 }
 
-/// Its record names a target where it is not mounted, for want of room: `maintenance` writes it again.
+/// Its record names a target where it is not mounted, for want of room: `maintenance` writes it
+/// again.
 pub(super) fn put_off(inner: &Inner, claim: &VolumeId, error: &Error) {
     tracing::warn!(volume.id = %claim, %error, "its record names a target where it is not mounted");
     if let Some(held) = inner.state.lock().claims.get_mut(claim) {
@@ -183,7 +189,8 @@ pub(super) fn put_off(inner: &Inner, claim: &VolumeId, error: &Error) {
     }
 }
 
-/// Writes the claim down anew in its directory, if it has one: its layers are others now. Nobody has it mounted.
+/// Writes the claim down anew in its directory, if it has one: its layers are others now. Nobody
+/// has it mounted.
 pub(in crate::engine) fn restack(inner: &Inner, id: &VolumeId) {
     let dir = match inner.volume_dir_if_there(id) {
         Ok(None) => return,
@@ -203,15 +210,17 @@ pub(in crate::engine) fn restack(inner: &Inner, id: &VolumeId) {
     }
 }
 
-/// Puts away what is left of a claim's directory when its content has moved: records and work directories.
+/// Puts away what is left of a claim's directory when its content has moved: records and work
+/// directories.
 pub(super) fn clear(inner: &Inner, id: &VolumeId) {
     if let Err(error) = inner.throw_away_if_there(&inner.dirs.volumes, id.as_ref()) {
         tracing::warn!(volume.id = %id, %error, "an empty volume's directory stays until the next start");
     }
 }
 
-/// Whether a process holds files of a claim that is mounted nowhere. The kernel is asked only where nobody saw the end of the last
-/// mount: it answers with a line in its log, which on a serial console is a millisecond.
+/// Whether a process holds files of a claim that is mounted nowhere. The kernel is asked only where
+/// nobody saw the end of the last mount: it answers with a line in its log, which on a serial
+/// console is a millisecond.
 pub(super) fn is_held_open(inner: &Inner, claim: &VolumeId) -> Result<bool> {
     let lingers = {
         let state = inner.state.lock();

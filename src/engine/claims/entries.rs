@@ -21,7 +21,8 @@ pub(in crate::engine) struct VolumeEntry {
     pub(in crate::engine) detached: usize,
     /// Why it cannot be used.
     pub(in crate::engine) problem: Option<Problem>,
-    /// Its private content was there when the disk failed to write something back: nothing is made of it any more.
+    /// Its private content was there when the disk failed to write something back: nothing is made
+    /// of it any more.
     pub(in crate::engine) damaged: bool,
     pub(in crate::engine) limit_unenforced: Option<String>,
     pub(in crate::engine) measured: Measured,
@@ -59,7 +60,8 @@ impl BusyLayers {
 pub(in crate::engine) enum Problem {
     /// Something of it is gone.
     Broken(String),
-    /// It is mounted, and its record cannot be read: nobody knows as what. Once it is mounted nowhere, that is over.
+    /// It is mounted, and its record cannot be read: nobody knows as what. Once it is mounted
+    /// nowhere, that is over.
     Unrecorded(String),
 }
 
@@ -107,12 +109,12 @@ impl VolumeEntry {
         }
     }
 
-    /// Whether nobody knows as what it is mounted.
+    /// Whether it is mounted and its record cannot be read.
     pub(in crate::engine) fn is_unrecorded(&self) -> bool {
         matches!(self.problem, Some(Problem::Unrecorded(_)))
     }
 
-    /// Whether nobody has written to it since.
+    /// Whether no pod can have written to it since.
     pub(in crate::engine) fn is_idle_since(&self, time: Timestamp) -> bool {
         self.mounts.is_empty()
             && self.detached == 0
@@ -120,10 +122,11 @@ impl VolumeEntry {
             && self.claim.last_used < time
     }
 
-    /// No process holds files of its last mount any more. One that did may have written until now, which is use as before.
+    /// No process holds files of its last mount any more. One that did may have written until now,
+    /// which is use as before.
     ///
-    /// A start only assumes such a process. That is no use, or each start would put the claim's end off; except where a
-    /// write may be newer than what `synced` says is on the disk.
+    /// A start only assumes such a process. That is no use, or each start would put the claim's end
+    /// off; except where a write may be newer than what `synced` says is on the disk.
     pub(in crate::engine) fn is_let_go(&mut self, now: Timestamp, synced: Option<Timestamp>) {
         let Some(last) = self.busy_layers.take() else {
             return;
@@ -135,7 +138,7 @@ impl VolumeEntry {
         }
     }
 
-    /// Whether nobody has it mounted, or may still hold files of a mount that is gone.
+    /// Whether it is mounted nowhere, and no process may still hold files of an earlier mount.
     pub(in crate::engine) fn is_quiescent(&self) -> bool {
         self.mounts.is_empty()
             && self.detached == 0

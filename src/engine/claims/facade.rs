@@ -13,8 +13,8 @@ use crate::model::{Attachment, MutableChange, PersistentVolume, Snapshot, Snapsh
 
 /// Claims as objects: what a Controller service needs of the node that they are on.
 impl Engine {
-    /// Makes a claim, empty or a clone; the same request again gives the same claim, another one of that name
-    /// [`Error::Exists`].
+    /// Makes a claim, empty or a clone; the same request again gives the same claim, another one of
+    /// that name [`Error::Exists`].
     pub async fn create_claim(&self, request: CreateClaim) -> Result<PersistentVolume> {
         self.finish(create::create(self.inner.clone(), request))
             .await
@@ -26,8 +26,8 @@ impl Engine {
         create::has(&self.inner, name)
     }
 
-    /// Deletes a claim; what is not there is deleted. Clones and snapshots stay whole. [`Error::ClaimInUse`] when it
-    /// is mounted, held open or attached.
+    /// Deletes a claim; what is not there is deleted. Clones and snapshots stay whole.
+    /// [`Error::ClaimInUse`] when it is mounted, held open or attached.
     pub async fn delete_claim(&self, id: &str) -> Result<()> {
         self.finish(create::delete(self.inner.clone(), id.to_owned()))
             .await
@@ -54,7 +54,8 @@ impl Engine {
             .await?
     }
 
-    /// Makes a claim larger; smaller is Ok and changes nothing. [`Error::OutOfRange`] for more than the pool, or than `limit`.
+    /// Makes a claim larger; smaller is Ok and changes nothing. [`Error::OutOfRange`] for more than
+    /// the pool, or than `limit`.
     pub async fn expand_claim(
         &self,
         id: &str,
@@ -87,7 +88,8 @@ impl Engine {
             .await
     }
 
-    /// Takes a snapshot; the same name and source again gives the same, another source [`Error::Exists`].
+    /// Takes a snapshot; the same name and source again gives the same, another source
+    /// [`Error::Exists`].
     pub async fn create_snapshot(&self, name: &str, source: &str) -> Result<Snapshot> {
         let (name, source) = (name.to_owned(), source.to_owned());
         self.finish(snapshot::create(self.inner.clone(), name, source))
@@ -111,8 +113,8 @@ impl Engine {
         Ok(page)
     }
 
-    /// Takes snapshots of several claims at one instant; the same name and sources again gives the same, other sources
-    /// [`Error::Exists`].
+    /// Takes snapshots of several claims at one instant; the same name and sources again gives the
+    /// same, other sources [`Error::Exists`].
     pub async fn create_group(&self, name: &str, sources: &[String]) -> Result<Group> {
         let (name, sources) = (name.to_owned(), sources.to_vec());
         self.finish(snapshot::create_group(self.inner.clone(), name, sources))
@@ -153,8 +155,8 @@ impl Engine {
         mount::mount(&self.inner, request).await
     }
 
-    /// Unmounts what is at `target` (NodeUnpublishVolume, NodeUnstageVolume), also of claims that nobody has heard of.
-    /// The claim stays. A staging path itself stays too.
+    /// Unmounts what is at `target` (NodeUnpublishVolume, NodeUnstageVolume), also of claims that
+    /// nobody has heard of. The claim stays. A staging path itself stays too.
     pub async fn unmount_claim(&self, claim: &str, target: &Path, staging: bool) -> Result<()> {
         mount::unmount(&self.inner, claim, target, staging).await
     }
@@ -167,8 +169,8 @@ impl Engine {
         id.is_some_and(|id| state.claims.contains(&id))
     }
 
-    /// An operation of several steps that runs to its end, also when its caller goes away. When the thread that serves the call ends it
-    /// is dropped between two steps, which takes it back.
+    /// An operation of several steps that runs to its end, also when its caller goes away. When the
+    /// thread that serves the call ends it is dropped between two steps, which takes it back.
     async fn finish<T: Send + 'static>(
         &self,
         operation: impl Future<Output = Result<T>> + Send + 'static,

@@ -1,9 +1,11 @@
-//! Freezing: the content of claims at one moment as stacks of layers, of which a snapshot or a clone is made.
+//! Freezing: the content of claims at one moment as stacks of layers, of which a snapshot or a
+//! clone is made.
 //!
-//! A claim that was not mounted since the last time is its stack already. Otherwise its private content becomes a layer:
-//! by a rename where nobody has it mounted (overlay), by a snapshot (btrfs), by a copy. Several claims are frozen first
-//! and committed together: one `syncfs`, one index transaction. Until that transaction everything is taken back if a step
-//! fails, here or at the next start; `docs/on-disk.md` has the table.
+//! A claim that was not mounted since the last time is its stack already. Otherwise its private
+//! content becomes a layer: by a rename where it is not mounted (overlay), by a snapshot
+//! (btrfs), by a copy. Several claims are frozen first and committed together: one `syncfs`, one
+//! index transaction. Until that transaction everything is taken back if a step fails, here or at
+//! the next start; `docs/on-disk.md` has the table.
 
 use std::sync::Arc;
 
@@ -46,8 +48,8 @@ pub(super) struct Frozen {
 pub(super) struct Freezing {
     pub(super) inner: Arc<Inner>,
     pub(super) frozen: Vec<Frozen>,
-    /// When this began, which is when the claims were used last. Not later: what was used before a write-back began, and is not mounted,
-    /// is on the disk after it.
+    /// When this began, which is when the claims were used last. Not later: what was used before a
+    /// write-back began, and is not mounted, is on the disk after it.
     since: Timestamp,
     pins: Pins,
     ended: bool,
@@ -117,7 +119,8 @@ fn grows_with_the_tree(inner: &Inner, ids: &[VolumeId]) -> bool {
 }
 
 impl Freezing {
-    /// Makes durable what was frozen, and `changes` with it: all or nothing. `enter` enters them into the state.
+    /// Makes durable what was frozen, and `changes` with it: all or nothing. `enter` enters them
+    /// into the state.
     pub(super) async fn commit(
         self,
         changes: Vec<Change>,
@@ -152,7 +155,8 @@ impl Freezing {
             || held.any(|held| held.damaged)
     }
 
-    /// Returns what is left to be done, which nobody need wait for but who wants one of these claims next.
+    /// Returns what is left to be done, which nobody need wait for but who wants one of these
+    /// claims next.
     fn commit_now(mut self, changes: Vec<Change>, enter: impl FnOnce(&mut State)) -> Result<Self> {
         match self.make_durable(changes) {
             Transaction::Committed => self.ended = true,
@@ -184,7 +188,7 @@ impl Freezing {
     /// First the content, then the index that names it.
     fn make_durable(&self, changes: Vec<Change>) -> Transaction {
         let inner = &self.inner;
-        // Until the index names it: nobody else hears meanwhile of what the disk lost.
+        // Held until the index names it: no other caller learns of a failed write-back meanwhile.
         let made = self.layers().next().is_some();
         let syncing = made.then(|| inner.durability.lock());
         if let Some(syncing) = &syncing {
@@ -204,7 +208,8 @@ impl Freezing {
     fn write_back(&self, syncing: &MutexGuard<'_, ()>) -> Result<()> {
         let inner = &self.inner;
         inner.sync(syncing)?;
-        // Told to somebody else, of what was frozen here. He marked it before he let go of the lock.
+        // Told to somebody else, of what was frozen here. He marked it before he let go of the
+        // lock.
         if self.is_tainted(&inner.state.lock()) {
             let error = inner.dirs.root.error("syncfs", "", Errno::EIO);
             return Err(error).context("write back what the pool holds");
@@ -212,8 +217,8 @@ impl Freezing {
         Ok(())
     }
 
-    /// The claims whose content moved stack it from now on, and all of them were used. Of those whose content stays the index hears of
-    /// that later (`maintenance`).
+    /// The claims whose content moved stack it from now on, and all of them were used. Of those
+    /// whose content stays the index hears of that later (`maintenance`).
     fn restack(&self, state: &mut State) {
         for frozen in &self.frozen {
             let Some(held) = state.claims.get_mut(&frozen.claim.id) else {
@@ -241,7 +246,8 @@ impl Freezing {
         }
     }
 
-    /// Says that the layers which the claims stack are named, and puts away what they have left behind.
+    /// Says that the layers which the claims stack are named, and puts away what they have left
+    /// behind.
     fn tidy(self) {
         self.confirm(|frozen| frozen.moved);
         point(Point::FreezeConfirmed);
@@ -260,7 +266,8 @@ impl Freezing {
         self.frozen.iter().filter(|frozen| frozen.moved)
     }
 
-    /// It could not be taken back: the claims whose content moved cannot be used, and where that is now stays, until the next start.
+    /// It could not be taken back: the claims whose content moved cannot be used, and where that is
+    /// now stays, until the next start.
     fn leave_as_it_is(&self, error: &Error) {
         let mut state = self.inner.state.lock();
         for layer in self.layers() {
@@ -275,9 +282,10 @@ impl Freezing {
         }
     }
 
-    /// Claims have one moment when nobody writes to them, or when one is written to and the backend can take it whole. A copy that is
-    /// made while pods write is of no moment, whatever the class says: a group of snapshots, be it of one claim, is of
-    /// one, or fails (CSI specification, "CreateVolumeGroupSnapshot").
+    /// Claims have one moment when nobody writes to them, or when one is written to and the backend
+    /// can take it whole. A copy that is made while pods write is of no moment, whatever the class
+    /// says: a group of snapshots, be it of one claim, is of one, or fails (CSI specification,
+    /// "CreateVolumeGroupSnapshot").
     fn refuse_several_moments(&self, ids: &[VolumeId]) -> Result<()> {
         let state = self.inner.state.lock();
         let claims = ids.iter().filter_map(|id| state.claims.get(id));
@@ -415,7 +423,8 @@ impl Freezing {
             // A pod that was deleted by force still writes.
             return Err(held_open(&id));
         }
-        // Chosen first: a name is in order with the renames after a power cut, the content of a file is not.
+        // Chosen first: a name is in order with the renames after a power cut, the content of a
+        // file is not.
         let layer = self.make_layer()?;
         let marker = marker(self.last().layer);
         volume
@@ -467,7 +476,8 @@ fn refused(error: backend::Error) -> backend::Error {
     }
 }
 
-/// Takes a freeze back that is not in the index, here or after a crash: what moved is the claim's again.
+/// Takes a freeze back that is not in the index, here or after a crash: what moved is the claim's
+/// again.
 pub(super) fn take_back(inner: &Inner, volume: &Dir, layer: LayerId) -> Result<()> {
     let layers = &inner.dirs.layers;
     let dir = layers.open_if_there(layer.to_string());
@@ -536,7 +546,8 @@ impl Freezing {
 }
 
 impl Drop for Freezing {
-    /// Takes it back on a thread for calls, since this may be one of the runtime's. A caller who comes for one of the claims waits for that.
+    /// Takes it back on a thread for calls, since this may be one of the runtime's. A caller who
+    /// comes for one of the claims waits for that.
     fn drop(&mut self) {
         if self.ended || self.layers().next().is_none() {
             return;

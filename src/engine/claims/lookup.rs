@@ -18,8 +18,9 @@ use crate::model::{PersistentVolume, VolumeId};
 pub(super) const CLAIM: &str = "vol-";
 /// What the id of a snapshot begins with.
 pub(super) const SNAPSHOT: &str = "snap-";
-/// What the id of a snapshot of a group begins with: not as that of a single one, whose name may be any text, also one that a group
-/// gives a member. (Older versions gave both the same; such groups keep their ids.)
+/// What the id of a snapshot of a group begins with: not as that of a single one, whose name may be
+/// any text, also one that a group gives a member. (Older versions gave both the same; such groups
+/// keep their ids.)
 pub(super) const MEMBER: &str = "member-";
 /// What the id of a group of snapshots begins with.
 pub(super) const GROUP: &str = "group-";
@@ -27,7 +28,8 @@ pub(super) const GROUP: &str = "group-";
 /// What is said of a claim of which nothing may be made any more.
 pub(super) const DAMAGED: &str = "not to be snapshotted or cloned, since the disk failed to write something back while it held its content";
 
-/// The id of what has this name: always the same, so that a repeated request finds what the first one made.
+/// The id of what has this name: always the same, so that a repeated request finds what the first
+/// one made.
 pub(super) fn id_of(prefix: &str, name: &str) -> VolumeId {
     let digest = Sha256::digest(name.as_bytes());
     let mut id = prefix.to_owned();
@@ -76,8 +78,9 @@ pub(super) fn refuse_broken(held: &VolumeEntry) -> Result<()> {
     }
 }
 
-/// What is said of a claim that is mounted nowhere and must not change yet. Nothing of it runs, so whoever asks is told to come
-/// back, not to wait; which process it is cannot be seen from a container of one's own.
+/// What is said of a claim that is mounted nowhere and must not change yet. Nothing of it runs, so
+/// whoever asks is told to come back, not to wait; which process it is cannot be seen from a
+/// container of one's own.
 pub(super) fn held_open(id: &VolumeId) -> Error {
     Error::ClaimInUse {
         claim: id.clone(),

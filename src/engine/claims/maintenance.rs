@@ -1,5 +1,6 @@
-//! What is done for claims now and then: notice that a mount that is gone is held by nobody any more, remember when they
-//! were used, delete those that were unused for longer than their class says. On the thread that frees space.
+//! What is done for claims now and then: notice that a mount that is gone is held by nobody any
+//! more, remember when they were used, delete those that were unused for longer than their class
+//! says. On the thread that frees space.
 
 use std::sync::Arc;
 

@@ -1,11 +1,12 @@
 //! Claims: volumes that outlive pods, their clones, snapshots, and groups of snapshots.
 //!
-//! An [`Engine`](super::Engine) holds those of its own pool and knows of no other node. The Controller service talks to [`Claims`], which
-//! does (`placement`).
+//! An [`Engine`](super::Engine) holds those of its own pool and knows of no other node. The
+//! Controller service talks to [`Claims`], which does (`placement`).
 //!
-//! A claim is in the index from CreateVolume on; its directory, `volumes/<id>`, is made when it is first mounted, and
-//! again when its content has become a layer (`freeze`). So a claim that no pod has written to since is its stack of
-//! layers, and making, cloning and snapshotting it is one index transaction.
+//! A claim is in the index from CreateVolume on; its directory, `volumes/<id>`, is made when it is
+//! first mounted, and again when its content has become a layer (`freeze`). So a claim that no pod
+//! has written to since is its stack of layers, and making, cloning and snapshotting it is one
+//! index transaction.
 //!
 //! | file | |
 //! |---|---|

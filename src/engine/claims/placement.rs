@@ -1,8 +1,8 @@
 //! The seam to the Controller service: claims, on whichever node they are.
 //!
-//! [`Claims`] says where each of them is, and whoever implements it decides where a new one goes. In one process that is
-//! [`OneNode`]: the engine of this node, and no other. In a cluster it will be custom resources that ask the engine of the
-//! right node. Nothing above it changes then.
+//! [`Claims`] says where each of them is, and whoever implements it decides where a new one goes.
+//! In one process that is [`OneNode`]: the engine of this node, and no other. In a cluster it will
+//! be custom resources that ask the engine of the right node. Nothing above it changes then.
 
 use std::sync::Arc;
 
@@ -14,13 +14,15 @@ use crate::model::{
     Topology, VolumeId,
 };
 
-/// Claims and snapshots, each on one node. What is said of a method of the same name of [`Engine`] holds here too.
+/// Claims and snapshots, each on one node. What is said of a method of the same name of [`Engine`]
+/// holds here too.
 #[async_trait::async_trait]
 pub trait Claims: std::fmt::Debug + Send + Sync + 'static {
-    /// Makes a claim: a clone where its source is, an empty one on the best of the nodes that may have it and can
-    /// ([`Requirement::choose`]). One that is there already stays where it is. `Error::Elsewhere` when `at` does not allow
-    /// that node, `Error::ExistsElsewhere` when it is there already (CSI specification, "CreateVolume Errors": it is incompatible
-    /// with the request's `accessibility_requirements`).
+    /// Makes a claim: a clone where its source is, an empty one on the best of the nodes that may
+    /// have it and can ([`Requirement::choose`]). One that is there already stays where it is.
+    /// `Error::Elsewhere` when `at` does not allow that node, `Error::ExistsElsewhere` when it is
+    /// there already (CSI specification, "CreateVolume Errors": it is incompatible with the
+    /// request's `accessibility_requirements`).
     async fn create_claim(
         &self,
         request: CreateClaim,
@@ -47,11 +49,13 @@ pub trait Claims: std::fmt::Debug + Send + Sync + 'static {
     ) -> Result<PersistentVolume>;
     /// Changes what may be changed; what is not named stays.
     async fn modify_claim(&self, id: &str, mutable: MutableChange) -> Result<PersistentVolume>;
-    /// Notes an attachment. `Error::NoSuchNode` when nobody knows the node, `Error::OnNode` when the claim is on another.
+    /// Notes an attachment. `Error::NoSuchNode` when the node is unknown, `Error::OnNode` when
+    /// the claim is on another.
     async fn attach_claim(&self, id: &str, attachment: Attachment) -> Result<()>;
     /// Forgets an attachment.
     async fn detach_claim(&self, id: &str, node: Option<&str>) -> Result<()>;
-    /// Takes a snapshot, where its source is. `Error::Elsewhere` when `at` does not allow that node.
+    /// Takes a snapshot, where its source is. `Error::Elsewhere` when `at` does not allow that
+    /// node.
     async fn create_snapshot(
         &self,
         name: &str,
@@ -67,13 +71,15 @@ pub trait Claims: std::fmt::Debug + Send + Sync + 'static {
         after: Option<&SnapshotId>,
         most: usize,
     ) -> Result<Page<Placed<Snapshot>>>;
-    /// Takes snapshots of several claims at one instant. `Error::Unsupported` when they are not all on one node.
+    /// Takes snapshots of several claims at one instant. `Error::Unsupported` when they are not all
+    /// on one node.
     async fn create_group(&self, name: &str, sources: &[String]) -> Result<Placed<Group>>;
     /// Deletes a group and its snapshots.
     async fn delete_group(&self, id: &str) -> Result<()>;
     /// A group and its snapshots.
     async fn group(&self, id: &str) -> Result<Placed<Group>>;
-    /// How much new claims may take on all nodes that carry these labels: together, and the largest on any of them.
+    /// How much new claims may take on all nodes that carry these labels: together, and the largest
+    /// on any of them.
     async fn capacity(&self, within: &Topology) -> Result<Capacity>;
 }
 

@@ -1,8 +1,8 @@
 //! Claims at the start: what the index says of them, and what of it lies in `volumes/`.
 //!
-//! A claim's directory stays whatever the boot; only where it was mounted is forgotten. A freeze that did not get into the
-//! index is taken back. A directory of a claim that the index does not have was being deleted, and is thrown away by
-//! whoever reads `volumes/`.
+//! A claim's directory stays whatever the boot; only where it was mounted is forgotten. A freeze
+//! that did not get into the index is taken back. A directory of a claim that the index does not
+//! have was being deleted, and is thrown away by whoever reads `volumes/`.
 
 use std::collections::{HashMap, HashSet};
 use std::path::{Path, PathBuf};
@@ -48,7 +48,7 @@ pub(in crate::engine) fn recover_index(
     for snapshot in snapshots {
         inner.saw(snapshot.created);
         if let Some(layer) = missing(&snapshot.layers) {
-            // It stays, so that whoever restores it is told.
+            // It stays, so that a restore of it fails with the reason.
             tracing::error!(snapshot.id = %snapshot.id, %layer, "a layer of this snapshot is missing");
         }
         state.claims.put_snapshot(snapshot);
@@ -83,7 +83,7 @@ pub(in crate::engine) fn recover_volume(
         data_dir::clear(inner, id);
         return Ok(());
     }
-    // Whoever put it there may have been killed right after.
+    // The process that put it there may have been killed right after.
     super::data_dir::keep_place(inner)?;
     held.damaged = dir
         .has(layout::DAMAGED)
@@ -101,13 +101,14 @@ pub(in crate::engine) fn recover_volume(
     match record {
         Ok(record) if record.boot != inner.boot() => {
             if !record.targets.is_empty() {
-                // It was in use when the boot ended, which nobody wrote down.
+                // It was in use when the boot ended, and its last use is not recorded.
                 was_used_until_now(inner, held, dir);
             }
         }
         Ok(record) => of_this_boot(inner, held, dir, mounts, record)?,
         Err(why) => {
-            // What was unmounted just before may still be held open; the kernel is asked before anything is done.
+            // What was unmounted just before may still be held open; the kernel is asked before
+            // anything is done.
             held.busy_layers = Some(BusyLayers::assumed(held.claim.layers.clone()));
             held.mounts = unrecorded(inner, mounts, id)?;
             if held.mounts.is_empty() {
@@ -132,7 +133,8 @@ pub(in crate::engine) fn recover_volume(
     Ok(())
 }
 
-/// Bounds the content as the index says: whoever changed that may have been killed before he got there, and nobody need come back.
+/// Bounds the content as the index says: whoever changed that may have been killed before he got
+/// there, and nobody need come back.
 fn bound(inner: &Inner, held: &mut VolumeEntry, dir: &Dir) {
     let limit = inner.backend.set_limit(dir, held.claim.limit());
     held.limit_unenforced = match limit {
@@ -150,7 +152,8 @@ fn bound(inner: &Inner, held: &mut VolumeEntry, dir: &Dir) {
     };
 }
 
-/// Where a claim is mounted of which there is no record. As what nobody knows, and nobody asks while it is so.
+/// Where a claim is mounted of which there is no record. As what nobody knows, and nobody asks
+/// while it is so.
 fn unrecorded(
     inner: &Inner,
     mounts: &[MountEntry],
@@ -184,7 +187,8 @@ fn of_this_boot(
         .collect();
     let id = &held.claim.id;
     let found: HashMap<PathBuf, u64> = find_all(inner, mounts, id, id.as_str(), &paths)?;
-    // What was unmounted just before may still be held open; the kernel is asked before anything is done.
+    // What was unmounted just before may still be held open; the kernel is asked before anything is
+    // done.
     held.busy_layers = Some(BusyLayers::assumed(record.claim.layers));
     let (there, gone): (Vec<_>, Vec<_>) = record
         .targets

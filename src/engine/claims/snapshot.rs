@@ -1,5 +1,5 @@
-//! Snapshots and groups of them: taken and deleted. A snapshot is a record that keeps a stack of layers.
-//! How a claim becomes a stack is `freeze`'s.
+//! Snapshots and groups of them: taken and deleted. A snapshot is a record that keeps a stack of
+//! layers. How a claim becomes a stack is `freeze`'s.
 
 use std::sync::Arc;
 
@@ -142,7 +142,8 @@ pub(super) async fn create_group(
             claims.push(source);
         }
     }
-    // Nobody waits for one guard with another in hand but for mounts that are being closed, so no order is needed.
+    // Nobody waits for one guard with another in hand but for mounts that are being closed, so no
+    // order is needed.
     let mut guards = Vec::new();
     for claim in &claims {
         guards.push(lookup::take(&inner, claim, until).await?);

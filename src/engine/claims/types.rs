@@ -73,7 +73,8 @@ pub struct MountClaim {
     pub mount_group: Option<u32>,
 }
 
-/// How much new claims may still take. Their sizes are limits and set nothing aside, so the two are not compared.
+/// How much new claims may still take. Their sizes are limits and set nothing aside, so the two are
+/// not compared.
 #[derive(Debug, Clone, Copy, Default, PartialEq, Eq)]
 pub struct Capacity {
     /// Bytes that can be written: those that are free, and those that eviction would free.

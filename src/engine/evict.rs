@@ -1,0 +1,154 @@
+//! Eviction: unused artifacts go when the pool is nearly full, or when a call found no space.
+//! What is chosen is `model::evict`'s rule; when eviction runs is decided by `reap`.
+
+use std::collections::HashSet;
+use std::sync::Arc;
+use std::time::Duration;
+
+use super::error::{Context, Result};
+use super::remove::remove;
+use super::shared::Inner;
+use super::space::{above, evictable, excess};
+use crate::model::{ArtifactId, LayerId, evict};
+use crate::sys::Space;
+
+/// How long a round deletes, before it evicts and after; and how long it measures what it evicts.
+/// The next round goes on at once.
+pub(super) const SLICE: Duration = Duration::from_millis(250);
+
+/// Evicts until the pool is below its low watermark, if it is above the high one or a call found no
+/// space; and on, until there is what the call needs. Nothing goes for a call that needs more than
+/// there would be if all unused artifacts went.
+pub(super) fn make_room(inner: &Arc<Inner>) -> Result<usize> {
+    let space = inner.dirs.root.space().context("ask for the pool's room")?;
+    let space = with_what_comes(inner, space);
+    let most = largest_request(inner, &space);
+    let high = if most.is_some() {
+        inner.config.low_watermark
+    } else {
+        inner.config.high_watermark
+    };
+    let missing = most.unwrap_or(0).saturating_sub(space.bytes_free);
+    if missing == 0 && !above(&space, high) {
+        return Ok(0);
+    }
+    // A convenience, and each costs inodes. What is asked for twice again comes back.
+    inner.spares.forget_mounted();
+    let gone = choose(inner, &space, missing);
+    if gone.is_empty() {
+        tracing::warn!(
+            available_bytes = space.bytes_available,
+            available_inodes = space.inodes_free,
+            "the pool is nearly full, and everything in it is in use"
+        );
+    }
+    let measured = measure_what_goes(inner, &gone);
+    let removed = remove(inner, &gone);
+    forget_sizes(inner, &measured);
+    let removed = removed?;
+    inner.counters().evicted(removed.artifacts, removed.bytes);
+    Ok(removed.artifacts)
+}
+
+/// The most bytes that a waiting call needs which can be helped; `None`: no call waits.
+fn largest_request(inner: &Inner, space: &Space) -> Option<u64> {
+    let asked = inner.space.take();
+    // Looks at all artifacts, so only where it decides something. An unmeasured layer may be of any
+    // size.
+    let decides = asked.iter().any(|bytes| *bytes > 0);
+    let evictable = if decides {
+        evictable(inner, u64::MAX)
+    } else {
+        0
+    };
+    let possible = space.bytes_free.saturating_add(evictable);
+    // A call for which there is space by now needs no eviction.
+    let waits = |bytes: &u64| *bytes == 0 || *bytes > space.bytes_free;
+    let asked = asked.into_iter().filter(waits);
+    let (helped, others): (Vec<u64>, Vec<u64>) = asked.partition(|bytes| *bytes <= possible);
+    if let Some(needs) = others.into_iter().min() {
+        tracing::info!(
+            needs,
+            possible,
+            "nothing goes for a copy that would have no room if all unused went"
+        );
+    }
+    helped.into_iter().max()
+}
+
+/// The artifacts to evict: least recently used first.
+fn choose(inner: &Inner, space: &Space, missing: u64) -> Vec<ArtifactId> {
+    let low = inner.config.low_watermark;
+    let bytes = excess(space.bytes, space.bytes_available, low).max(missing);
+    // Where bytes suffice, inodes are short.
+    let short_of_inodes = bytes == 0;
+    let inodes = excess(space.inodes, space.inodes_free, low);
+    let state = inner.state.lock();
+    let in_use = state.artifacts_in_use();
+    let sealed = state.catalog.artifacts().values();
+    let durable = sealed.filter(|sealed| sealed.durable);
+    let cost = |layer: LayerId| {
+        match state.catalog.usage(&layer) {
+            Some(usage) if short_of_inodes => usage.files + usage.directories,
+            Some(usage) => usage.bytes,
+            // It cannot be measured.
+            None if inner.collector.unmeasured.has(&layer) => 0,
+            // It is not measured yet. It may be enough: the next round knows.
+            None => u64::MAX,
+        }
+    };
+    let goal = if short_of_inodes { inodes } else { bytes };
+    evict(durable.map(|sealed| &sealed.artifact), &in_use, cost, goal)
+}
+
+/// Measures the layers of artifacts that are evicted before their turn to be measured, so that the
+/// counters tell what came free. A tenant decides how long a walk takes, and callers wait for
+/// space: layers that take longer than [`SLICE`] together count as nothing.
+fn measure_what_goes(inner: &Inner, ids: &[ArtifactId]) -> Vec<LayerId> {
+    let unmeasured: HashSet<LayerId> = {
+        let state = inner.state.lock();
+        let going = ids.iter().filter_map(|id| state.catalog.get(id));
+        let layers = going.flat_map(|sealed| &sealed.artifact.layers).copied();
+        layers
+            .filter(|layer| state.catalog.usage(layer).is_none())
+            .collect()
+    };
+    let mut measured = Vec::new();
+    let patience = inner.patience_of(SLICE);
+    for layer in unmeasured {
+        let dir = inner.dirs.layers.open_beneath(layer.to_string());
+        if let Ok(usage) = dir.map(|dir| inner.backend.usage(&dir, &patience))
+            && let Ok(usage) = usage
+        {
+            inner.state.lock().catalog.set_usage(layer, usage);
+            measured.push(layer);
+        }
+    }
+    measured
+}
+
+/// Forgets the sizes of layers that stay: the walk that measures them also confirms them, and tells
+/// the index.
+fn forget_sizes(inner: &Inner, measured: &[LayerId]) {
+    let mut state = inner.state.lock();
+    for layer in measured {
+        if state.is_stacked(layer) {
+            state.catalog.forget_usage(layer);
+        }
+    }
+}
+
+/// The pool's room, and that of layers which wait to be deleted: nothing need go for what comes
+/// free anyway.
+fn with_what_comes(inner: &Inner, space: Space) -> Space {
+    let (bytes, inodes) = inner.collector.trash.coming();
+    let used = space.bytes.saturating_sub(space.bytes_free);
+    let bytes = bytes.min(used);
+    let used = space.inodes.saturating_sub(space.inodes_free);
+    Space {
+        bytes_free: space.bytes_free + bytes,
+        bytes_available: space.bytes_available + bytes,
+        inodes_free: space.inodes_free + inodes.min(used),
+        ..space
+    }
+}

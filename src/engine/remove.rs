@@ -1,0 +1,149 @@
+//! Removal of artifacts: from sight, then from the index, then their layers from their place.
+//! `destroy` removes by name; `reap` and `evict` choose what else goes.
+
+use std::sync::Arc;
+
+use super::error::{Error, Result};
+use super::failpoint::{Point, point};
+use super::flatten;
+use super::layers::trash_unreferenced;
+use super::pins::Pins;
+use super::shared::Inner;
+use super::state::State;
+use crate::model::{Artifact, ArtifactId, LayerId, Name};
+use crate::store::Change;
+
+/// What went, and the bytes of the layers that went with it.
+#[derive(Default)]
+pub(super) struct Removed {
+    pub(super) artifacts: usize,
+    pub(super) bytes: u64,
+}
+
+/// Removes artifacts: from sight, then from the index, then their layers from their place.
+pub(super) fn remove(inner: &Arc<Inner>, ids: &[ArtifactId]) -> Result<Removed> {
+    // The layers stay in their place while the index may name them.
+    let mut pins = Pins::none(inner);
+    let (removed, layers) = {
+        let mut state = inner.state.lock();
+        // Asked again under the lock: a fork may have been made since the choice.
+        let in_use = state.artifacts_in_use();
+        let free = ids.iter().filter(|id| !in_use.contains(id));
+        let removed: Vec<(Artifact, bool)> =
+            free.filter_map(|id| state.catalog.take_out(*id)).collect();
+        let layers = removed.iter().flat_map(|(artifact, _)| &artifact.layers);
+        let layers: Vec<LayerId> = state.unreferenced(layers).into_iter().collect();
+        pins.add(&mut state, &layers);
+        (removed, layers)
+    };
+    if removed.is_empty() {
+        return Ok(Removed::default());
+    }
+    let artifacts = || removed.iter().map(|(artifact, _)| artifact);
+    flatten::stop_merging(inner, artifacts().flat_map(|artifact| &artifact.layers));
+    let mut changes = Vec::new();
+    let named_as_indexed = inner.durability.lock_names();
+    {
+        let state = inner.state.lock();
+        for artifact in artifacts() {
+            changes.push(Change::RemoveArtifact(artifact.id));
+            // The index has no later owner of the name yet: the name would dangle there.
+            if !state.catalog.is_name_indexed(&artifact.name()) {
+                changes.push(Change::RemoveName(artifact.name()));
+            }
+        }
+    }
+    changes.extend(layers.iter().copied().map(Change::RemoveLayer));
+    if let Err(error) = inner.transact(&changes).result() {
+        // The index still has them, so they are still there.
+        let mut state = inner.state.lock();
+        for (artifact, had_name) in removed {
+            state.catalog.put_back(artifact, had_name);
+        }
+        return Err(error);
+    }
+    drop(named_as_indexed);
+    point(Point::CollectUnindexed);
+    for artifact in artifacts() {
+        tracing::info!(artifact.id = %artifact.id, name = %artifact.name(), "artifact deleted");
+    }
+    drop(pins);
+    let bytes = trash_unreferenced(inner, &layers);
+    inner.counters().freed(bytes);
+    Ok(Removed {
+        artifacts: removed.len(),
+        bytes,
+    })
+}
+
+/// Deletes what has this name. Waits until it is durable, so that the index is told of one thing at
+/// a time.
+pub(super) async fn destroy(inner: &Arc<Inner>, name: Name) -> Result<()> {
+    loop {
+        inner
+            .state
+            .when(|state| match may_go(state, &name) {
+                Ok(false) => None,
+                answer => Some(answer),
+            })
+            .await?;
+        let (engine, name) = (inner.clone(), name.clone());
+        let destroyed = inner.threads.room.run(move || destroy_now(&engine, name));
+        if destroyed.await?? {
+            inner.wake_reaper();
+            return Ok(());
+        }
+    }
+}
+
+/// Whether what has this name may be deleted now; `false`: it is not durable yet.
+fn may_go(state: &State, name: &Name) -> Result<bool> {
+    let owner = state.catalog.owner(name);
+    let owner = owner.ok_or_else(|| Error::NoSuchName(name.clone()))?;
+    let id = owner.artifact.id;
+    let volumes = state.volumes.fork_counts().get(&id).copied().unwrap_or(0);
+    if volumes > 0 && name.reference.cache().is_none() {
+        let name = name.clone();
+        return Err(Error::InUse { name, volumes });
+    }
+    state.health.refuse_changes()?;
+    let is_sealing = || {
+        state
+            .volumes
+            .seals()
+            .any(|(_, _, plan)| plan.artifact == id)
+    };
+    if owner.indexed && !owner.durable && !is_sealing() {
+        return Err(Error::SealIntentStays(name.clone()));
+    }
+    Ok(owner.durable)
+}
+
+/// Deletes what has this name; `false` when by now that is content which is not durable.
+fn destroy_now(inner: &Arc<Inner>, name: Name) -> Result<bool> {
+    let _one_at_a_time = inner.collector.lock();
+    let named_as_indexed = inner.durability.lock_names();
+    let id = {
+        let mut state = inner.state.lock();
+        let owner = state.catalog.owner(&name);
+        let owner = owner.ok_or_else(|| Error::NoSuchName(name.clone()))?;
+        if !owner.durable {
+            return Ok(false);
+        }
+        let id = owner.artifact.id;
+        state.catalog.take_name(&name);
+        id
+    };
+    if let Err(error) = inner.transact(&[Change::RemoveName(name.clone())]).result() {
+        inner.state.lock().catalog.put_name_back(name, id);
+        return Err(error);
+    }
+    drop(named_as_indexed);
+    point(Point::DestroyUnnamed);
+    if let Err(error) = remove(inner, &[id]) {
+        // Nobody finds it any more, as was asked for; whoever asks again is told that there is
+        // none.
+        tracing::warn!(artifact.id = %id, %error, "its name is destroyed; what it was of goes later");
+    }
+    Ok(true)
+}
