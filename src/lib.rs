@@ -18,6 +18,7 @@
 //! | [`sys`] | system calls, one idea a file; the only `unsafe` |
 //! | [`tree`] | whole trees of files: walked, copied, measured, merged, deleted |
 //! | [`archive`] | trees as tar streams: packed, read, unpacked |
+//! | [`shared`] | content in object storage: uploaded, found, fetched, collected |
 //! | [`backend`] | how copy-on-write is done on one pool |
 //! | [`store`] | what a pool remembers: index and records |
 //! | [`engine`] | the heart: whether and when something is published, sealed, collected |
@@ -60,6 +61,7 @@ pub mod model;
 pub mod node;
 pub mod proto;
 pub mod server;
+pub mod shared;
 pub mod standalone;
 pub mod store;
 pub mod sys;

@@ -270,7 +270,7 @@ fn every_code_that_the_engine_answers_with_is_explained() {
 
 #[test]
 fn what_the_documentation_calls_by_name_is_called_so() {
-    let help = ["", "node", "standalone"].map(help);
+    let help = ["", "node", "standalone", "shared ls"].map(help);
     let verbs: Vec<&str> = help[0]
         .lines()
         .skip_while(|line| !line.starts_with("Verbs:"))
@@ -688,9 +688,8 @@ fn manifests() -> Vec<Manifest> {
 
 /// The program's help, or a verb's.
 fn help(verb: &str) -> String {
-    let verb = Some(verb).filter(|verb| !verb.is_empty());
     let help = std::process::Command::new(env!("CARGO_BIN_EXE_baggageclaim"))
-        .args(verb)
+        .args(verb.split_whitespace())
         .arg("--help")
         .output()
         .expect("it starts");

@@ -5,6 +5,7 @@ mod human;
 mod progress;
 mod rows;
 mod run;
+mod shared;
 mod show;
 mod table;
 mod transfer;
@@ -241,6 +242,11 @@ Examples:
     /// Show the pool: backend, free space, and what it contains
     Status(Plain),
 
+    /// Look at a shared tier in object storage, and collect its garbage
+    ///
+    /// Works on the bucket itself and needs no driver. The driver of this version does not use a shared tier yet.
+    Shared(shared::Shared),
+
     /// Print the completion script for a shell
     #[command(after_long_help = "\
 Example, for bash:
@@ -473,6 +479,14 @@ mod tests {
         for verb in Cli::command().get_subcommands() {
             let name = verb.get_name();
             insta::assert_snapshot!(format!("help-{name}"), help(&[name, "--help"]));
+        }
+    }
+
+    #[test]
+    fn every_verb_of_shared_explains_itself() {
+        for verb in ["ls", "du", "verify", "gc"] {
+            let text = help(&["shared", verb, "--help"]);
+            insta::assert_snapshot!(format!("help-shared-{verb}"), text);
         }
     }
 

@@ -74,7 +74,7 @@ fn some(text: &str) -> Option<&str> {
     (!text.is_empty()).then_some(text)
 }
 
-fn time(unix_ms: i64) -> String {
+pub(super) fn time(unix_ms: i64) -> String {
     // After a clock error, times before 1970 or after 9999 must not break the list.
     let millis = u64::try_from(unix_ms).unwrap_or(0).min(253_402_300_799_000);
     let at = UNIX_EPOCH + Duration::from_millis(millis);

@@ -15,7 +15,8 @@ use tonic::Status;
 use super::rows::{Cache, Now, Row};
 use super::show::{self, Thing};
 use super::{
-    Check, Cli, Destroy, Inspect, List, Outcome, OutcomeWord, Plain, RunDemo, Verb, transfer,
+    Check, Cli, Destroy, Inspect, List, Outcome, OutcomeWord, Plain, RunDemo, Verb, shared,
+    transfer,
 };
 use crate::config::{self, Output};
 use crate::engine::{self, Engine};
@@ -90,6 +91,8 @@ pub(super) enum Failure {
     Demo(Box<dyn std::error::Error>),
     #[error(transparent)]
     Transfer(#[from] transfer::Failure),
+    #[error(transparent)]
+    Shared(#[from] shared::Failure),
     #[error("cannot write: {0}")]
     Output(#[from] io::Error),
 }
@@ -110,7 +113,8 @@ impl Failure {
         ExitCode::from(match self {
             Self::Usage(_)
             | Self::Log(telemetry::Error::Filter { .. })
-            | Self::Transfer(transfer::Failure::Terminal { .. }) => USAGE,
+            | Self::Transfer(transfer::Failure::Terminal { .. })
+            | Self::Shared(shared::Failure::Url(_)) => USAGE,
             Self::NoDriver(_) => NO_DRIVER,
             _ => FAILED,
         })
@@ -136,6 +140,7 @@ pub(super) fn run(verb: Verb, demo: RunDemo) -> Done {
         Verb::Reap(plain) => asking(reap(plain)),
         Verb::Check(check) => asking(self::check(check)),
         Verb::Status(plain) => asking(status(plain)),
+        Verb::Shared(flags) => shared::run(&flags),
         Verb::Completion(flags) => completion(flags.shell),
     }
 }

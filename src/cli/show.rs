@@ -19,7 +19,7 @@ use crate::sys::printable;
 /// How wide a table may be that is not `wide`.
 const WIDTH: usize = 120;
 
-fn data(to: &mut impl Write, value: &Value, form: Data) -> io::Result<()> {
+pub(super) fn data(to: &mut impl Write, value: &Value, form: Data) -> io::Result<()> {
     match form {
         Data::Json => {
             serde_json::to_writer_pretty(&mut *to, value)?;

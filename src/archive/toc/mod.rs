@@ -10,6 +10,7 @@
 //! `Read`. A receiver makes a layer in overlayfs' form; `tree::apply` puts it onto a full tree.
 
 mod done;
+mod frames;
 mod receive;
 mod record;
 mod row;
@@ -17,6 +18,7 @@ mod scan;
 mod send;
 mod table;
 
+pub use frames::{FrameAt, Noted, end_record, frames_of};
 pub use receive::{Patience, Receiver, Taken};
 pub use record::{Offer, State};
 pub use scan::{Scanned, scan};

@@ -16,6 +16,8 @@ const END: u8 = 5;
 /// How many bytes of a record of another kind are passed over.
 const MOST_SKIPPED: u32 = 16 << 20;
 const FRAME_LENGTH: u32 = 57;
+/// Bytes of a frame's record, its head included.
+pub(super) const FRAME_RECORD: usize = 65;
 const OFFER_LENGTH: u32 = 50;
 const END_LENGTH: u32 = 9;
 
@@ -119,6 +121,31 @@ pub(super) fn table(bytes: u64, out: &mut impl Write) -> Result<()> {
 /// The longest zstd frame of `plain` bytes (ZSTD_COMPRESSBOUND, rounded up).
 pub(super) fn most_packed(plain: u64) -> u64 {
     plain + (plain >> 7) + 1024
+}
+
+/// How many bytes [`noted`] needs of a record that begins like this.
+pub(super) fn head_length(begun: &[u8]) -> usize {
+    match begun.get(8) {
+        Some(&FRAME) => FRAME_RECORD,
+        _ => 9,
+    }
+}
+
+/// The frame that this record announces, and how many bytes follow that belong to either of them.
+pub(super) fn noted(head: &[u8]) -> Result<(Option<Frame>, u64), &'static str> {
+    let length = head[..8].strip_prefix(&MAGIC[..]);
+    let length = length.map(|bytes| u32::from_le_bytes(bytes.try_into().expect("four bytes")));
+    let length = length
+        .filter(|length| *length > 0)
+        .ok_or("it is no record")?;
+    if head[8] != FRAME {
+        return Ok((None, u64::from(length) - 1));
+    }
+    let mut from = Paced::new(head, Duration::MAX);
+    match read(&mut from) {
+        Ok(Record::Frame(frame)) => Ok((Some(frame), u64::from(frame.packed))),
+        _ => Err("it is no record of a frame"),
+    }
 }
 
 /// Reads a record, and nothing of what follows it.

@@ -1,0 +1,415 @@
+//! The verb `shared`: what is in a shared tier, how much, whether it is whole, and the collection
+//! of garbage. It works on the bucket itself; no driver takes part.
+
+use std::cell::Cell;
+use std::io::{self, IsTerminal as _, Write};
+use std::process::ExitCode;
+use std::time::{Duration, Instant, SystemTime, UNIX_EPOCH};
+
+use clap::{Args, Subcommand};
+use serde_json::{Value, json};
+use tokio::runtime::Builder;
+
+use super::human::{age, bytes};
+use super::rows::time;
+use super::run::{Done, print};
+use super::show::data;
+use super::table::Table;
+use crate::config::PlainOutput;
+use crate::model::{Tenant, Timestamp};
+use crate::shared::{
+    Collected, Collector, NameRecord, NameState, ObjectId, Store, Times, Url, UrlError, Usage,
+    Verified, list, usage, verify,
+};
+use crate::sys::{Dir, printable};
+use crate::{shared, sys};
+
+/// How often a terminal's line is written again.
+const REDRAW: Duration = Duration::from_millis(100);
+
+/// Why the verb did not do what it should.
+#[derive(Debug, thiserror::Error)]
+pub(super) enum Failure {
+    #[error("the URL of --shared {0}")]
+    Url(#[from] UrlError),
+    #[error(transparent)]
+    Tier(#[from] shared::Error),
+    #[error(transparent)]
+    System(#[from] sys::Error),
+    #[error("cannot start: {0}")]
+    Start(io::Error),
+}
+
+#[derive(Debug, Args)]
+#[command(
+    subcommand_value_name = "VERB",
+    subcommand_help_heading = "Verbs",
+    disable_help_subcommand = true
+)]
+pub(super) struct Shared {
+    #[command(subcommand)]
+    verb: Verb,
+}
+
+#[derive(Debug, Subcommand)]
+enum Verb {
+    /// List the names
+    ///
+    /// STATE is content, cleared (by a person: content from before is refused) or expired (its time
+    /// to live is over).
+    #[command(after_long_help = "\
+Example:
+  baggageclaim shared ls --shared s3://ci-cache/prod -n ci")]
+    Ls(Tier),
+    /// Show the space that each namespace uses
+    ///
+    /// CONDEMNED is the part that has no use any more and will be deleted.
+    #[command(after_long_help = "\
+Example:
+  baggageclaim shared du --shared s3://ci-cache/prod")]
+    Du(Tier),
+    /// Follow every name and check what it shows
+    ///
+    /// Checks the digest of each manifest, and of each layer the length, the index and the digest
+    /// of its table. Does not read the content, which is verified whenever it is fetched. Exits
+    /// with 1 if something is damaged. A node that has the content mends it with its next commit.
+    #[command(after_long_help = "\
+Example:
+  baggageclaim shared verify --shared s3://ci-cache/prod -n ci")]
+    Verify(Tier),
+    /// Delete what no name shows
+    ///
+    /// Expires names whose time to live is over. Marks manifests and layers that nothing shows once
+    /// they are a day old, and deletes them a day after that. So the first runs delete nothing. It
+    /// is safe while nodes upload, and while another collector runs. Run it once a day.
+    #[command(after_long_help = "\
+Example:
+  baggageclaim shared gc --shared s3://ci-cache/prod --dry-run")]
+    Gc(Gc),
+}
+
+#[derive(Debug, Args)]
+struct Tier {
+    /// The tier: s3://BUCKET/PREFIX, gs://BUCKET/PREFIX, az://CONTAINER/PREFIX or file:///DIR.
+    /// Options follow a `?`: endpoint=URL, region=NAME, path-style=true|false, allow-http=true,
+    /// account=NAME. Credentials come from the environment or the machine's identity, never from
+    /// here
+    #[arg(
+        long,
+        value_name = "URL",
+        env = "BAGGAGECLAIM_SHARED",
+        hide_env_values = true
+    )]
+    shared: String,
+    /// Only this namespace
+    #[arg(
+        short = 'n',
+        long = "namespace",
+        alias = "tenant",
+        value_name = "NAMESPACE"
+    )]
+    tenant: Option<Tenant>,
+    /// The output format
+    #[arg(short, long, value_name = "FORMAT", default_value = "text")]
+    output: PlainOutput,
+}
+
+#[derive(Debug, Args)]
+struct Gc {
+    #[command(flatten)]
+    tier: Tier,
+    /// Show what would be done, and write nothing
+    #[arg(long)]
+    dry_run: bool,
+}
+
+pub(super) fn run(shared: &Shared) -> Done {
+    let tier = match &shared.verb {
+        Verb::Ls(tier) | Verb::Du(tier) | Verb::Verify(tier) => tier,
+        Verb::Gc(gc) => &gc.tier,
+    };
+    // Not by clap, whose message would repeat a URL that holds a password.
+    let url: Url = tier.shared.parse().map_err(Failure::Url)?;
+    let runtime = Builder::new_multi_thread()
+        .worker_threads(2)
+        .enable_all()
+        .build()
+        .map_err(Failure::Start)?;
+    let store = url
+        .open(runtime.handle().clone(), Times::default())
+        .map_err(Failure::Tier)?;
+    let tenants = match &tier.tenant {
+        Some(tenant) => vec![tenant.clone()],
+        None => store.tenants().map_err(Failure::Tier)?,
+    };
+    let done = match &shared.verb {
+        Verb::Ls(tier) => ls(&store, &tenants, tier.output),
+        Verb::Du(tier) => du(&store, &tenants, tier.output),
+        Verb::Verify(tier) => self::verify_all(&store, &tenants, tier.output),
+        Verb::Gc(gc) => collect(&store, &tenants, gc),
+    };
+    // A request that hangs does not keep the process.
+    runtime.shutdown_background();
+    done
+}
+
+fn never() -> bool {
+    false
+}
+
+fn now() -> Timestamp {
+    let since = SystemTime::now().duration_since(UNIX_EPOCH);
+    let millis = since.map_or(0, |since| since.as_millis());
+    Timestamp(u64::try_from(millis).unwrap_or(u64::MAX))
+}
+
+/// A line on a terminal that tells how far it is; elsewhere nothing.
+struct Progress {
+    shown: Cell<Option<Instant>>,
+    on_terminal: bool,
+}
+
+impl Progress {
+    fn new() -> Self {
+        Self {
+            shown: Cell::new(None),
+            on_terminal: io::stderr().is_terminal(),
+        }
+    }
+
+    fn show(&self, line: &str) {
+        let is_time = self.shown.get().is_none_or(|at| at.elapsed() >= REDRAW);
+        if self.on_terminal && is_time {
+            self.shown.set(Some(Instant::now()));
+            let _shown = write!(io::stderr(), "\r\x1b[K{line}");
+        }
+    }
+}
+
+impl Drop for Progress {
+    fn drop(&mut self) {
+        if self.on_terminal {
+            let _cleared = write!(io::stderr(), "\r\x1b[K");
+        }
+    }
+}
+
+fn state(state: &NameState) -> &'static str {
+    match state {
+        NameState::Content { .. } => "content",
+        NameState::Cleared => "cleared",
+        NameState::Expired => "expired",
+    }
+}
+
+fn ls(store: &Store, tenants: &[Tenant], output: PlainOutput) -> Done {
+    let (mut records, mut unreadable): (Vec<NameRecord>, u64) = (Vec::new(), 0);
+    for tenant in tenants {
+        let (names, damage) = list(store, tenant).map_err(Failure::Tier)?;
+        records.extend(names.into_iter().map(|name| name.record));
+        unreadable += damage.len() as u64;
+    }
+    if unreadable > 0 {
+        let _said = writeln!(
+            io::stderr(),
+            "{unreadable} records cannot be read; `baggageclaim shared verify` names them."
+        );
+    }
+    if let Some(form) = output.data() {
+        let rows: Value = records.iter().map(row).collect();
+        print(|mut to| data(&mut to, &rows, form))?;
+        return Ok(ExitCode::SUCCESS);
+    }
+    if records.is_empty() {
+        let _said = writeln!(io::stderr(), "No names.");
+        return Ok(ExitCode::SUCCESS);
+    }
+    let columns = ["NAMESPACE", "REFERENCE", "STATE", "NUMBER", "AGE"];
+    let mut table = Table::new(columns.map(|name| (name, false)).to_vec(), None);
+    let now = now();
+    for record in &records {
+        table.row(vec![
+            record.tenant.to_string(),
+            printable(&record.reference),
+            state(&record.state).to_owned(),
+            record.number.to_string(),
+            age(now.since(record.committed)),
+        ]);
+    }
+    print(|mut to| table.write(&mut to))?;
+    Ok(ExitCode::SUCCESS)
+}
+
+/// A name for programs.
+fn row(record: &NameRecord) -> Value {
+    let (artifact, ttl) = match &record.state {
+        NameState::Content {
+            artifact,
+            ttl_seconds,
+            ..
+        } => (Some(artifact), *ttl_seconds),
+        NameState::Cleared | NameState::Expired => (None, None),
+    };
+    let committed = i64::try_from(record.committed.0).unwrap_or(i64::MAX);
+    json!({
+        "tenant": record.tenant,
+        "reference": record.reference,
+        "state": state(&record.state),
+        "number": record.number,
+        "artifact": artifact,
+        "ttlSeconds": ttl,
+        "committed": time(committed),
+    })
+}
+
+/// An object for programs: the fields of a value and its namespace.
+fn of_tenant(tenant: &Tenant, value: &impl serde::Serialize) -> io::Result<Value> {
+    let mut row = serde_json::to_value(value)?;
+    row["tenant"] = json!(tenant);
+    Ok(row)
+}
+
+fn du(store: &Store, tenants: &[Tenant], output: PlainOutput) -> Done {
+    let mut rows: Vec<(&Tenant, Usage)> = Vec::new();
+    for tenant in tenants {
+        rows.push((tenant, usage(store, tenant, &never).map_err(Failure::Tier)?));
+    }
+    if let Some(form) = output.data() {
+        let rows: io::Result<Vec<Value>> = rows
+            .iter()
+            .map(|(tenant, usage)| of_tenant(tenant, usage))
+            .collect();
+        let rows = Value::from(rows?);
+        print(|mut to| data(&mut to, &rows, form))?;
+        return Ok(ExitCode::SUCCESS);
+    }
+    let columns = [
+        "NAMESPACE",
+        "NAMES",
+        "MANIFESTS",
+        "LAYERS",
+        "SIZE",
+        "CONDEMNED",
+    ];
+    let mut table = Table::new(columns.map(|name| (name, false)).to_vec(), None);
+    for (tenant, usage) in &rows {
+        table.row(vec![
+            tenant.to_string(),
+            usage.names.to_string(),
+            usage.manifests.to_string(),
+            usage.layers.to_string(),
+            bytes(usage.bytes),
+            bytes(usage.condemned_bytes),
+        ]);
+    }
+    print(|mut to| table.write(&mut to))?;
+    Ok(ExitCode::SUCCESS)
+}
+
+fn verify_all(store: &Store, tenants: &[Tenant], output: PlainOutput) -> Done {
+    let temporary = Dir::open(&std::env::temp_dir()).map_err(Failure::System)?;
+    let mut all = Verified::default();
+    let progress = Progress::new();
+    for tenant in tenants {
+        let told = |so_far: &Verified| {
+            let (names, layers) = (so_far.names, so_far.layers);
+            progress.show(&format!("{tenant}: {names} names, {layers} layers"));
+        };
+        let found = verify(store, tenant, &temporary, &told, &never).map_err(Failure::Tier)?;
+        all.names += found.names;
+        all.layers += found.layers;
+        all.damage.extend(found.damage);
+    }
+    drop(progress);
+    if let Some(form) = output.data() {
+        let value = serde_json::to_value(&all).map_err(io::Error::from)?;
+        print(|mut to| data(&mut to, &value, form))?;
+    } else {
+        print(|to| {
+            for damage in &all.damage {
+                writeln!(
+                    to,
+                    "{}: {}",
+                    printable(&damage.object),
+                    printable(&damage.cause)
+                )?;
+            }
+            let (names, layers, damaged) = (all.names, all.layers, all.damage.len());
+            writeln!(
+                to,
+                "{names} names and {layers} layers checked, {damaged} damaged."
+            )
+        })?;
+    }
+    Ok(ExitCode::from(u8::from(!all.damage.is_empty())))
+}
+
+fn collect(store: &Store, tenants: &[Tenant], gc: &Gc) -> Done {
+    let mut rows: Vec<(&Tenant, Collected)> = Vec::new();
+    let progress = Progress::new();
+    for tenant in tenants {
+        let mut id = [0; 16];
+        getrandom::fill(&mut id).map_err(|error| Failure::Start(io::Error::other(error)))?;
+        let told = |so_far: &Collected| {
+            let (names, layers) = (so_far.names, so_far.layers);
+            let (marked, deleted) = (so_far.condemned, so_far.deleted);
+            progress.show(&format!(
+                "{tenant}: {names} names, {layers} layers; {marked} marked, {deleted} deleted"
+            ));
+        };
+        let collector = Collector {
+            dry_run: gc.dry_run,
+            progress: &told,
+            ..Collector::new(store, tenant, ObjectId::from_bits(u128::from_le_bytes(id)))
+        };
+        rows.push((tenant, collector.run(now(), &never).map_err(Failure::Tier)?));
+    }
+    drop(progress);
+    if let Some(form) = gc.tier.output.data() {
+        let rows: io::Result<Vec<Value>> = rows
+            .iter()
+            .map(|(tenant, done)| of_tenant(tenant, done))
+            .collect();
+        let rows = Value::from(rows?);
+        print(|mut to| data(&mut to, &rows, form))?;
+        return Ok(ExitCode::SUCCESS);
+    }
+    print(|to| {
+        rows.iter()
+            .try_for_each(|(tenant, done)| summary(to, tenant, done, gc.dry_run))
+    })?;
+    Ok(ExitCode::SUCCESS)
+}
+
+fn summary(to: &mut dyn Write, tenant: &Tenant, done: &Collected, dry: bool) -> io::Result<()> {
+    let (would, size) = (if dry { "would be " } else { "" }, bytes(done.bytes));
+    writeln!(
+        to,
+        "{tenant}: {} names, {} manifests, {} layers with {size}.",
+        done.names, done.manifests, done.layers
+    )?;
+    writeln!(
+        to,
+        "  {} objects with {} {would}deleted, {} with {} {would}marked for deletion.",
+        done.deleted,
+        bytes(done.deleted_bytes),
+        done.condemned,
+        bytes(done.condemned_bytes)
+    )?;
+    writeln!(
+        to,
+        "  {} names {would}expired, {} old records of names {would}deleted.",
+        done.expired, done.deleted_names
+    )?;
+    if done.unreadable > 0 {
+        let count = done.unreadable;
+        writeln!(
+            to,
+            "  {count} records cannot be read; `baggageclaim shared verify` names them."
+        )?;
+    }
+    if done.unknown > 0 {
+        writeln!(to, "  {} unknown objects were left alone.", done.unknown)?;
+    }
+    Ok(())
+}

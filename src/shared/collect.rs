@@ -1,0 +1,410 @@
+//! The collector of one tenant's part of the tier: what it reads, writes and deletes, and in which
+//! order. What it decides is in `decide`; why that is right with any number of collectors is in
+//! `docs/shared-tier.md`.
+
+use std::collections::{BTreeMap, HashSet};
+use std::time::{Duration, Instant};
+
+use serde::Serialize;
+
+use super::commit::{check_format, withdraw};
+use super::decide::{self, GRACE, LIST_WITHIN, NameVerdict, Seen, Verdict};
+use super::error::{Error, Result};
+use super::keys::{Keys, Listed};
+use super::record::{
+    FORMAT, Lease, MOST_MANIFEST, MOST_NAME, Manifest, NameRecord, NameState, ObjectId, encode,
+};
+use super::store::{Item, Store, Version};
+use crate::model::{ArtifactId, Tenant, Timestamp};
+use crate::tree::Stop;
+
+/// How long a collector has the lease. It saves double work; nothing else depends on it.
+const LEASE: Duration = Duration::from_hours(2);
+
+/// What a collection saw and did. In a dry run: what it would do.
+#[derive(Debug, Clone, Copy, Default, PartialEq, Eq, Serialize)]
+#[serde(rename_all = "camelCase")]
+pub struct Collected {
+    /// Names that show content.
+    pub names: u64,
+    /// Manifests.
+    pub manifests: u64,
+    /// Objects of layers.
+    pub layers: u64,
+    /// Bytes of these.
+    pub bytes: u64,
+    /// Names that expired now.
+    pub expired: u64,
+    /// Records of names that were deleted.
+    pub deleted_names: u64,
+    /// Objects that got a marker now.
+    pub condemned: u64,
+    /// Bytes of these.
+    pub condemned_bytes: u64,
+    /// Manifests and layers that were deleted.
+    pub deleted: u64,
+    /// Bytes of these.
+    pub deleted_bytes: u64,
+    /// Records that cannot be read; `verify` names them.
+    pub unreadable: u64,
+    /// Objects that this version does not know. It leaves them alone.
+    pub unknown: u64,
+}
+
+/// A collection of one tenant.
+pub struct Collector<'a> {
+    /// The tier.
+    pub store: &'a Store,
+    /// The tenant.
+    pub tenant: &'a Tenant,
+    /// Only tells what it would do; writes nothing.
+    pub dry_run: bool,
+    /// A fresh random id.
+    pub id: ObjectId,
+    /// [`GRACE`], except in tests.
+    pub grace: Duration,
+    /// Called now and then with what was done so far.
+    pub progress: &'a dyn Fn(&Collected),
+}
+
+/// What the lists showed.
+#[derive(Default)]
+struct Lists {
+    /// Records that expire or are deleted, with their verdicts.
+    names: Vec<(String, NameVerdict)>,
+    /// Manifests that a name shows.
+    shown: HashSet<(ArtifactId, ObjectId)>,
+    /// Layers that a manifest shows.
+    used: HashSet<([u8; 32], ObjectId)>,
+    /// Manifests and layers.
+    objects: BTreeMap<Listed, Object>,
+}
+
+#[derive(Default)]
+struct Object {
+    item: Option<Item>,
+    marker: Option<Item>,
+}
+
+impl<'a> Collector<'a> {
+    /// A collector with the usual grace period and without progress.
+    #[must_use]
+    pub fn new(store: &'a Store, tenant: &'a Tenant, id: ObjectId) -> Self {
+        Self {
+            store,
+            tenant,
+            dry_run: false,
+            id,
+            grace: GRACE,
+            progress: &|_| {},
+        }
+    }
+
+    /// Collects. `now` is this machine's clock: it decides only whether a lease is over.
+    pub fn run(&self, now: Timestamp, stop: Stop<'_>) -> Result<Collected> {
+        let keys = Keys::new(self.tenant);
+        check_format(self.store, &keys, false)?;
+        let mut done = Collected::default();
+        let clock = if self.dry_run {
+            now
+        } else {
+            self.take_lease(&keys, now)?
+        };
+        let begun = Instant::now();
+        let lists = self.lists(&keys, clock, &mut done, stop)?;
+        if begun.elapsed() > LIST_WITHIN {
+            return Err(Error::Late {
+                object: keys.base().to_owned(),
+            });
+        }
+        self.names(&lists, now, &mut done, stop)?;
+        for (listed, object) in &lists.objects {
+            if stop() {
+                return Err(Error::Stopped);
+            }
+            self.object(listed, object, &lists, clock, &mut done)?;
+            (self.progress)(&done);
+        }
+        if !self.dry_run {
+            self.give_lease_back(&keys)?;
+        }
+        Ok(done)
+    }
+
+    /// Takes the lease; the time by the storage's clock.
+    fn take_lease(&self, keys: &Keys, now: Timestamp) -> Result<Timestamp> {
+        let key = keys.lease();
+        let lease = |seconds| {
+            encode(&Lease {
+                format: FORMAT,
+                holder: self.id,
+                seconds,
+            })
+        };
+        let taken = match self.store.get(&key, MOST_NAME)? {
+            None => self.store.create(&key, lease(LEASE.as_secs())),
+            Some((bytes, version)) => {
+                // An unreadable lease does not count.
+                let seconds = match Lease::parse(&key, &bytes) {
+                    Ok(lease) => lease.seconds.min(LEASE.as_secs()),
+                    Err(error @ Error::Newer { .. }) => return Err(error),
+                    Err(_) => 0,
+                };
+                let age = now.since(self.store.modified(&key)?);
+                let left = Duration::from_secs(seconds).saturating_sub(age);
+                if !left.is_zero() {
+                    return Err(self.leased(&key, left));
+                }
+                self.store.replace(&key, lease(LEASE.as_secs()), &version)
+            }
+        };
+        match taken {
+            Ok(()) => self.store.modified(&key),
+            Err(Error::Conflict { .. }) => Err(self.leased(&key, LEASE)),
+            Err(error) => Err(error),
+        }
+    }
+
+    fn leased(&self, key: &str, left: Duration) -> Error {
+        Error::Leased {
+            object: format!("{}/{key}", self.store),
+            minutes: left.as_secs().div_ceil(60),
+        }
+    }
+
+    fn give_lease_back(&self, keys: &Keys) -> Result<()> {
+        let key = keys.lease();
+        let Some((bytes, version)) = self.store.get(&key, MOST_NAME)? else {
+            return Ok(());
+        };
+        if !Lease::parse(&key, &bytes).is_ok_and(|lease| lease.holder == self.id) {
+            return Ok(());
+        }
+        let lease = encode(&Lease {
+            format: FORMAT,
+            holder: self.id,
+            seconds: 0,
+        });
+        match self.store.replace(&key, lease, &version) {
+            Err(Error::Conflict { .. }) => Ok(()),
+            result => result,
+        }
+    }
+
+    fn lists(
+        &self,
+        keys: &Keys,
+        clock: Timestamp,
+        done: &mut Collected,
+        stop: Stop<'_>,
+    ) -> Result<Lists> {
+        let mut lists = Lists::default();
+        self.list_names(keys, clock, &mut lists, done, stop)?;
+        let list = |prefix: String, lists: &mut Lists, done: &mut Collected| {
+            self.store.list(&prefix, &mut |item| {
+                if stop() {
+                    return Err(Error::Stopped);
+                }
+                match keys.parse(&item.key) {
+                    Some(Listed::Marker(object)) => {
+                        lists.objects.entry(*object).or_default().marker = Some(item);
+                    }
+                    Some(object @ (Listed::Manifest(..) | Listed::Layer(..))) => {
+                        lists.objects.entry(object).or_default().item = Some(item);
+                    }
+                    Some(Listed::Name) | None => done.unknown += 1,
+                }
+                (self.progress)(done);
+                Ok(())
+            })
+        };
+        list(keys.manifests(), &mut lists, done)?;
+        self.read_manifests(keys, &mut lists, done)?;
+        list(keys.layers(), &mut lists, done)?;
+        for (listed, object) in &lists.objects {
+            if let (Listed::Layer(..), Some(item)) = (listed, &object.item) {
+                done.layers += 1;
+                done.bytes += item.bytes;
+            }
+        }
+        Ok(lists)
+    }
+
+    fn list_names(
+        &self,
+        keys: &Keys,
+        clock: Timestamp,
+        lists: &mut Lists,
+        done: &mut Collected,
+        stop: Stop<'_>,
+    ) -> Result<()> {
+        let mut items: BTreeMap<String, Timestamp> = BTreeMap::new();
+        self.store.list(&keys.names(), &mut |item| {
+            if stop() {
+                return Err(Error::Stopped);
+            }
+            match keys.parse(&item.key) {
+                Some(Listed::Name) => drop(items.insert(item.key, item.modified)),
+                _ => done.unknown += 1,
+            }
+            Ok(())
+        })?;
+        let found: Vec<String> = items.keys().cloned().collect();
+        self.store.get_many(&found, MOST_NAME, &mut |key, bytes| {
+            let record = bytes.and_then(|bytes| NameRecord::parse(key, &bytes, self.tenant, None));
+            let record = match record {
+                Ok(record) => record,
+                // Readers refuse it, so it shows nothing.
+                Err(Error::Corrupt { .. }) => {
+                    done.unreadable += 1;
+                    return Ok(());
+                }
+                Err(error) => return Err(error),
+            };
+            if let Some((artifact, publication, _)) = record.content() {
+                lists.shown.insert((artifact, publication));
+                done.names += 1;
+            }
+            let age = clock.since(items.get(key).copied().unwrap_or(clock));
+            match decide::judge_name(&record, age) {
+                NameVerdict::Keep => {}
+                verdict => lists.names.push((key.to_owned(), verdict)),
+            }
+            (self.progress)(done);
+            Ok(())
+        })
+    }
+
+    fn read_manifests(&self, keys: &Keys, lists: &mut Lists, done: &mut Collected) -> Result<()> {
+        let found: Vec<String> = lists
+            .objects
+            .values()
+            .filter_map(|object| object.item.as_ref().map(|item| item.key.clone()))
+            .collect();
+        done.manifests = found.len() as u64;
+        let mut used = HashSet::new();
+        self.store
+            .get_many(&found, MOST_MANIFEST, &mut |key, bytes| {
+                let Some(Listed::Manifest(artifact, publication)) = keys.parse(key) else {
+                    return Ok(());
+                };
+                let id = (artifact, publication);
+                let parsed =
+                    bytes.and_then(|bytes| Manifest::parse(key, &bytes, self.tenant, id, None));
+                match parsed {
+                    Ok(manifest) => used.extend(
+                        manifest
+                            .layers
+                            .iter()
+                            .map(|layer| (layer.digest.0, layer.upload)),
+                    ),
+                    Err(Error::Corrupt { .. }) => done.unreadable += 1,
+                    Err(error) => return Err(error),
+                }
+                (self.progress)(done);
+                Ok(())
+            })?;
+        lists.used = used;
+        Ok(())
+    }
+
+    /// Expires names and deletes records.
+    fn names(
+        &self,
+        lists: &Lists,
+        now: Timestamp,
+        done: &mut Collected,
+        stop: Stop<'_>,
+    ) -> Result<()> {
+        for (key, verdict) in &lists.names {
+            if stop() {
+                return Err(Error::Stopped);
+            }
+            if self.dry_run {
+                match verdict {
+                    NameVerdict::Expire => done.expired += 1,
+                    _ => done.deleted_names += 1,
+                }
+                continue;
+            }
+            // Read again: a commit may have come meanwhile.
+            let Some((record, version)) = self.read_again(key)? else {
+                continue;
+            };
+            match (verdict, &record.state) {
+                (NameVerdict::Expire, NameState::Content { .. }) => {
+                    done.expired +=
+                        u64::from(withdraw(self.store, record, &version, self.id, now)?);
+                }
+                (NameVerdict::Delete, NameState::Cleared | NameState::Expired) => {
+                    self.store.delete(key)?;
+                    done.deleted_names += 1;
+                }
+                _ => {}
+            }
+            (self.progress)(done);
+        }
+        Ok(())
+    }
+
+    fn read_again(&self, key: &str) -> Result<Option<(NameRecord, Version)>> {
+        let Some((bytes, version)) = self.store.get(key, MOST_NAME)? else {
+            return Ok(None);
+        };
+        match NameRecord::parse(key, &bytes, self.tenant, None) {
+            Ok(record) => Ok(Some((record, version))),
+            Err(Error::Corrupt { .. }) => Ok(None),
+            Err(error) => Err(error),
+        }
+    }
+
+    fn object(
+        &self,
+        listed: &Listed,
+        object: &Object,
+        lists: &Lists,
+        clock: Timestamp,
+        done: &mut Collected,
+    ) -> Result<()> {
+        let shown = match listed {
+            Listed::Manifest(artifact, publication) => {
+                lists.shown.contains(&(*artifact, *publication))
+            }
+            Listed::Layer(digest, upload) => lists.used.contains(&(*digest, *upload)),
+            Listed::Marker(_) | Listed::Name => true,
+        };
+        let age = |item: &Item| clock.since(item.modified);
+        let seen = Seen {
+            age: object.item.as_ref().map(age),
+            marker: object.marker.as_ref().map(age),
+            shown,
+        };
+        let bytes = object.item.as_ref().map_or(0, |item| item.bytes);
+        match (
+            decide::judge(seen, self.grace),
+            &object.item,
+            &object.marker,
+        ) {
+            (Verdict::Condemn, Some(item), _) => {
+                done.condemned += 1;
+                done.condemned_bytes += bytes;
+                if !self.dry_run {
+                    self.store.write(&Keys::marker(&item.key), Vec::new())?;
+                }
+            }
+            (Verdict::Delete, Some(item), Some(marker)) => {
+                done.deleted += 1;
+                done.deleted_bytes += bytes;
+                if !self.dry_run {
+                    self.store.delete(&item.key)?;
+                    self.store.delete(&marker.key)?;
+                }
+            }
+            (Verdict::Unmark, None, Some(marker)) if !self.dry_run => {
+                self.store.delete(&marker.key)?;
+            }
+            _ => {}
+        }
+        Ok(())
+    }
+}

@@ -1,0 +1,490 @@
+//! One publication of an artifact: layers that are missing, the manifest, and the name by a
+//! conditional write. The order makes it safe: nothing is referred to before it is there. The
+//! decisions are `decide`'s.
+
+use std::time::{Duration, Instant, SystemTime};
+
+use super::decide::{self, Decision};
+use super::error::{Error, Result};
+use super::keys::{Keys, Listed};
+use super::object::{FOOTER_BYTES, Footer};
+use super::record::{
+    FORMAT, Format, LayerRef, MOST_MANIFEST, MOST_NAME, Manifest, NameRecord, NameState, ObjectId,
+    Root, encode, sha256,
+};
+use super::store::{Answer, Item, Store, Version};
+use super::upload::{Upload, upload};
+use crate::archive::toc::{Holder, Table};
+use crate::model::{ArtifactId, Maker, Reference, Sha256, Tenant, Timestamp};
+use crate::tree::Stop;
+
+/// A layer with less content is uploaded without asking whether another node did so: a list costs
+/// as much.
+const WORTH_A_LIST: u64 = 1 << 20;
+/// How often a name is read again because another writer was faster.
+const ATTEMPTS: u32 = 20;
+
+/// What is committed.
+#[derive(Debug, Clone)]
+pub struct Commit {
+    /// The reference.
+    pub reference: Reference,
+    /// The artifact.
+    pub artifact: ArtifactId,
+    /// Its layers, newest first, as [`Publication::layer`] gave them.
+    pub layers: Vec<LayerRef>,
+    /// The root, if it differs from that of the newest layer.
+    pub root: Root,
+    /// When it was sealed.
+    pub made: Timestamp,
+    /// Its origin.
+    pub made_by: Option<Maker>,
+    /// The artifact that it was forked from.
+    pub parent: Option<ArtifactId>,
+    /// The number of the name when the fork began; see [`decide::commit`].
+    pub base: Option<u64>,
+    /// How long the name lives.
+    pub ttl_seconds: Option<u64>,
+}
+
+/// What came of a commit.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub enum Committed {
+    /// The name shows the artifact; its record has this number.
+    Named(u64),
+    /// The name shows older content, which keeps it: first writer wins.
+    KeptFirst,
+    /// The name was cleared after the fork began, or that is not known.
+    Cleared,
+}
+
+/// Time since something happened, also across a suspended machine.
+#[derive(Debug, Clone, Copy)]
+struct Since(Instant, SystemTime);
+
+impl Since {
+    fn now() -> Self {
+        Self(Instant::now(), SystemTime::now())
+    }
+
+    /// The longer one of both clocks: the monotonic one stands still while a machine is suspended.
+    fn elapsed(&self) -> Duration {
+        self.0.elapsed().max(self.1.elapsed().unwrap_or_default())
+    }
+}
+
+/// A publication. It must end within [`decide::PUBLISH_WITHIN`], or begin again.
+#[derive(Debug)]
+pub struct Publication<'a> {
+    store: &'a Store,
+    tenant: Tenant,
+    keys: Keys,
+    /// Random: of the manifest and of all layers that it uploads.
+    id: ObjectId,
+    looked: Since,
+    /// The name that was looked at, and its record.
+    seen: Option<(Reference, Current)>,
+    /// The layers of what the name showed: they can be used without asking.
+    shown: Vec<LayerRef>,
+}
+
+impl<'a> Publication<'a> {
+    /// Begins one with a fresh random id. Checks the format of the tenant's part of the tier.
+    pub fn begin(store: &'a Store, tenant: &Tenant, id: ObjectId) -> Result<Self> {
+        check_format(store, &Keys::new(tenant), true)?;
+        Ok(Self::resume(store, tenant, id))
+    }
+
+    /// The same for a tenant whose format this process has checked before.
+    #[must_use]
+    pub fn resume(store: &'a Store, tenant: &Tenant, id: ObjectId) -> Self {
+        Self {
+            store,
+            tenant: tenant.clone(),
+            keys: Keys::new(tenant),
+            id,
+            looked: Since::now(),
+            seen: None,
+            shown: Vec::new(),
+        }
+    }
+
+    /// Reads what the name shows, so that its layers need not be uploaded. A name or manifest that
+    /// is damaged counts as none.
+    pub fn look(&mut self, reference: &Reference) -> Result<Option<NameRecord>> {
+        let current = read_current(self.store, &self.keys, &self.tenant, reference)?;
+        let record = current.0.clone();
+        self.seen = Some((reference.clone(), current));
+        if let Some(record) = &record {
+            match read_manifest(self.store, &self.keys, &self.tenant, record) {
+                Ok(manifest) => self
+                    .shown
+                    .extend(manifest.into_iter().flat_map(|it| it.layers)),
+                Err(Error::Corrupt { .. } | Error::Missing { .. }) => {}
+                Err(error) => return Err(error),
+            }
+        }
+        Ok(record)
+    }
+
+    /// The object of this layer if the tier has one that may be used. `content`: its bytes.
+    pub fn find(&self, digest: &Sha256, content: u64) -> Result<Option<LayerRef>> {
+        if let Some(layer) = self.shown.iter().find(|layer| layer.digest == *digest) {
+            return Ok(Some(*layer));
+        }
+        if content < WORTH_A_LIST {
+            return Ok(None);
+        }
+        let mut items: Vec<Item> = Vec::new();
+        self.store.list(&self.keys.layers_of(digest), &mut |item| {
+            items.push(item);
+            Ok(())
+        })?;
+        let Some((item, upload)) = newest_unmarked(&self.keys, &items) else {
+            return Ok(None);
+        };
+        let Some(start) = item.bytes.checked_sub(FOOTER_BYTES) else {
+            return Ok(None);
+        };
+        let bytes = match self.store.range(&item.key, start..item.bytes) {
+            Ok(bytes) => bytes,
+            Err(Error::Missing { .. } | Error::Corrupt { .. }) => return Ok(None),
+            Err(error) => return Err(error),
+        };
+        let footer = Footer::parse(&bytes, item.bytes).ok();
+        let footer = footer.filter(|footer| footer.digest == *digest);
+        Ok(footer.map(|footer| LayerRef {
+            digest: *digest,
+            upload,
+            bytes: item.bytes,
+            tail: footer.tail,
+            content,
+            table: footer.table,
+        }))
+    }
+
+    /// A layer in the tier: one that is there, or the upload of this one.
+    pub fn layer(
+        &self,
+        (table, holder): (&Table, &Holder),
+        how: Upload<'_>,
+        stop: Stop<'_>,
+    ) -> Result<LayerRef> {
+        let digest = Sha256(table.digest().sha256);
+        match self.find(&digest, table.bytes())? {
+            Some(layer) => Ok(layer),
+            None => upload(self.store, &self.keys, (table, holder), self.id, how, stop),
+        }
+    }
+
+    /// Writes the manifest and then the name. `now`: this node's clock. [`Error::Late`]: begin
+    /// again.
+    pub fn commit(self, commit: Commit, now: Timestamp) -> Result<Committed> {
+        let manifest = Manifest {
+            format: FORMAT,
+            tenant: self.tenant.clone(),
+            reference: commit.reference.clone(),
+            artifact: commit.artifact,
+            publication: self.id,
+            layers: commit.layers,
+            root: commit.root,
+            made: commit.made,
+            made_by: commit.made_by,
+            parent: commit.parent,
+        };
+        let bytes = encode(&manifest);
+        let state = NameState::Content {
+            artifact: commit.artifact,
+            publication: self.id,
+            manifest: sha256(&bytes),
+            ttl_seconds: commit.ttl_seconds,
+        };
+        let key = self.keys.manifest(commit.artifact, self.id);
+        in_time(&key, self.looked)?;
+        if bytes.len() as u64 > MOST_MANIFEST {
+            return Err(Error::corrupt(key, "the manifest would be too large"));
+        }
+        self.store.write(&key, bytes)?;
+        let written = Since::now();
+        let name = Name {
+            store: self.store,
+            keys: &self.keys,
+            tenant: &self.tenant,
+            reference: &commit.reference,
+            write: self.id,
+            now,
+        };
+        // What was seen before may be old; then the conditional write fails, and it is read again.
+        let seen = self
+            .seen
+            .filter(|(reference, _)| *reference == commit.reference);
+        name.write(seen.map(|(_, current)| current), &|current| {
+            in_time(&key, written)?;
+            let decision = decide::commit(current, name.reference, commit.base, now.0.max(1));
+            let cleared = current.map_or(0, |current| current.cleared);
+            Ok(match decision {
+                Decision::Write(number) => Ok((number, cleared, state.clone())),
+                Decision::KeepsFirst => Err(Committed::KeptFirst),
+                Decision::Cleared => Err(Committed::Cleared),
+            })
+        })
+    }
+}
+
+fn in_time(object: &str, since: Since) -> Result<()> {
+    if decide::in_time(since.elapsed()) {
+        return Ok(());
+    }
+    Err(Error::Late {
+        object: object.to_owned(),
+    })
+}
+
+/// Clears a name: what was committed before it, or forked before it, never comes back. `write` is a
+/// fresh random id. Returns the record's number.
+pub fn clear(
+    store: &Store,
+    tenant: &Tenant,
+    reference: &Reference,
+    write: ObjectId,
+    now: Timestamp,
+) -> Result<u64> {
+    let keys = Keys::new(tenant);
+    check_format(store, &keys, true)?;
+    let name = Name {
+        store,
+        keys: &keys,
+        tenant,
+        reference,
+        write,
+        now,
+    };
+    let committed = name.write(None, &|current| {
+        let number = decide::clear(current, now.0.max(1));
+        Ok(Ok((number, number, NameState::Cleared)))
+    })?;
+    match committed {
+        Committed::Named(number) => Ok(number),
+        Committed::KeptFirst | Committed::Cleared => Err(Error::Conflict {
+            object: keys.name(reference),
+        }),
+    }
+}
+
+/// Reports that the object of a layer is damaged: no commit uses it from now on, and the name shows
+/// nothing, so that a node that has the content uploads it again. `record` is what the reader
+/// followed, `write` a fresh random id. Tells whether the name still showed that.
+pub fn report_damage(
+    store: &Store,
+    record: &NameRecord,
+    layer: &LayerRef,
+    write: ObjectId,
+    now: Timestamp,
+) -> Result<bool> {
+    let keys = Keys::new(&record.tenant);
+    let object = keys.layer(&layer.digest, layer.upload);
+    store.write(&Keys::marker(&object), Vec::new())?;
+    let current = read_name(store, &keys, &record.tenant, &record.reference)?;
+    let Some((current, version)) = current.filter(|(current, _)| current == record) else {
+        return Ok(false);
+    };
+    withdraw(store, current, &version, write, now)
+}
+
+/// Lets a name show nothing, as if it had expired. Tells whether no other writer was faster.
+pub(super) fn withdraw(
+    store: &Store,
+    record: NameRecord,
+    version: &Version,
+    write: ObjectId,
+    now: Timestamp,
+) -> Result<bool> {
+    let key = Keys::new(&record.tenant).name(&record.reference);
+    let expired = NameRecord {
+        number: record.number.saturating_add(1),
+        write,
+        committed: now,
+        state: NameState::Expired,
+        ..record
+    };
+    match store.replace(&key, encode(&expired), version) {
+        Ok(()) => Ok(true),
+        Err(Error::Conflict { .. }) => Ok(false),
+        Err(error) => Err(error),
+    }
+}
+
+/// The record of a name, and so the `base` of a fork that begins now.
+pub fn look(store: &Store, tenant: &Tenant, reference: &Reference) -> Result<Option<NameRecord>> {
+    let record = read_name(store, &Keys::new(tenant), tenant, reference)?;
+    Ok(record.map(|(record, _)| record))
+}
+
+/// A name that is being written.
+struct Name<'a> {
+    store: &'a Store,
+    keys: &'a Keys,
+    tenant: &'a Tenant,
+    reference: &'a Reference,
+    write: ObjectId,
+    now: Timestamp,
+}
+
+/// A record that was read, and its version. A version without a record: it is damaged.
+type Current = (Option<NameRecord>, Option<Version>);
+
+/// The number of the next record, of the last clear, and what it says; or why there is none.
+type Choice = Result<(u64, u64, NameState), Committed>;
+
+impl Name<'_> {
+    /// Writes what `choose` says over the record that is there, until no other writer comes
+    /// between.
+    fn write(
+        &self,
+        mut seen: Option<Current>,
+        choose: &dyn Fn(Option<&NameRecord>) -> Result<Choice>,
+    ) -> Result<Committed> {
+        let key = self.keys.name(self.reference);
+        let mut last = Error::Conflict {
+            object: key.clone(),
+        };
+        for _ in 0..ATTEMPTS {
+            let (current, version) = match seen.take() {
+                Some(current) => current,
+                None => self.read()?,
+            };
+            if let Some(number) = self.is_ours(current.as_ref()) {
+                return Ok(Committed::Named(number));
+            }
+            let (number, cleared, state) = match choose(current.as_ref())? {
+                Ok(choice) => choice,
+                Err(refusal) => return Ok(refusal),
+            };
+            let record = NameRecord {
+                format: FORMAT,
+                tenant: self.tenant.clone(),
+                reference: self.reference.clone(),
+                number,
+                cleared,
+                write: self.write,
+                committed: self.now,
+                state,
+            };
+            let bytes = encode(&record);
+            let written = match &version {
+                None => self.store.create(&key, bytes),
+                Some(version) => self.store.replace(&key, bytes, version),
+            };
+            match written {
+                Ok(()) => return Ok(Committed::Named(number)),
+                Err(error @ Error::Conflict { .. }) => last = error,
+                // The acknowledgement may be lost, and the write not.
+                Err(error @ (Error::Away { .. } | Error::SlowDown { .. })) => {
+                    let ours = self
+                        .read()
+                        .ok()
+                        .and_then(|(current, _)| self.is_ours(current.as_ref()));
+                    return ours.map(Committed::Named).ok_or(error);
+                }
+                Err(error) => return Err(error),
+            }
+        }
+        Err(last)
+    }
+
+    fn is_ours(&self, current: Option<&NameRecord>) -> Option<u64> {
+        current
+            .filter(|record| record.write == self.write)
+            .map(|record| record.number)
+    }
+
+    fn read(&self) -> Result<Current> {
+        read_current(self.store, self.keys, self.tenant, self.reference)
+    }
+}
+
+/// The record of a name for a writer. One that is damaged is written over: it shows nothing to
+/// readers.
+fn read_current(
+    store: &Store,
+    keys: &Keys,
+    tenant: &Tenant,
+    reference: &Reference,
+) -> Result<Current> {
+    let key = keys.name(reference);
+    let Some((bytes, version)) = store.get(&key, MOST_NAME)? else {
+        return Ok((None, None));
+    };
+    match NameRecord::parse(&key, &bytes, tenant, Some(reference)) {
+        Ok(record) => Ok((Some(record), Some(version))),
+        Err(Error::Corrupt { .. }) => Ok((None, Some(version))),
+        Err(error) => Err(error),
+    }
+}
+
+/// Which object of a layer may be used: the newest one without a marker.
+fn newest_unmarked<'a>(keys: &Keys, items: &'a [Item]) -> Option<(&'a Item, ObjectId)> {
+    let mut found: Option<(&Item, ObjectId)> = None;
+    for item in items {
+        let Some(Listed::Layer(_, upload)) = keys.parse(&item.key) else {
+            continue;
+        };
+        let marker = Keys::marker(&item.key);
+        let has_marker = items.iter().any(|other| other.key == marker);
+        let is_newer = found.is_none_or(|(newest, _)| item.modified > newest.modified);
+        if decide::may_reuse(has_marker) && is_newer {
+            found = Some((item, upload));
+        }
+    }
+    found
+}
+
+/// Checks the format of a tenant's part; `write`: writes it if it is not there.
+pub(super) fn check_format(store: &Store, keys: &Keys, write: bool) -> Result<()> {
+    let key = keys.format();
+    if let Some((bytes, _)) = store.get(&key, MOST_NAME)? {
+        return Format::parse(&key, &bytes).map(|_| ());
+    }
+    if !write {
+        return Ok(());
+    }
+    match store.create(&key, encode(&Format { format: FORMAT })) {
+        // Another node was faster.
+        Ok(()) | Err(Error::Conflict { .. }) => Ok(()),
+        Err(error) => Err(error),
+    }
+}
+
+/// The record of a name and its version.
+pub(super) fn read_name(
+    store: &Store,
+    keys: &Keys,
+    tenant: &Tenant,
+    reference: &Reference,
+) -> Result<Option<(NameRecord, Version)>> {
+    let key = keys.name(reference);
+    match store.read(&key, MOST_NAME, None)? {
+        Answer::Bytes(bytes, version) => {
+            let record = NameRecord::parse(&key, &bytes, tenant, Some(reference))?;
+            Ok(Some((record, version)))
+        }
+        Answer::NotModified | Answer::None => Ok(None),
+    }
+}
+
+/// The manifest that a record shows; `None` if it shows nothing.
+pub(super) fn read_manifest(
+    store: &Store,
+    keys: &Keys,
+    tenant: &Tenant,
+    record: &NameRecord,
+) -> Result<Option<Manifest>> {
+    let Some((artifact, publication, digest)) = record.content() else {
+        return Ok(None);
+    };
+    let key = keys.manifest(artifact, publication);
+    let Some((bytes, _)) = store.get(&key, MOST_MANIFEST)? else {
+        return Err(Error::Missing { object: key });
+    };
+    Manifest::parse(&key, &bytes, tenant, (artifact, publication), Some(digest)).map(Some)
+}

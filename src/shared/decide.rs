@@ -1,0 +1,261 @@
+//! The decisions of the protocol, without I/O and without a clock: whether a commit gets a name,
+//! whether a publication is in time, what the collector does with an object. `docs/shared-tier.md`
+//! argues why they are right.
+
+use std::time::Duration;
+
+use super::record::{NameRecord, NameState};
+use crate::model::Reference;
+
+/// A publication writes its manifest at most this long after it looked, and its name at most this
+/// long after that.
+pub const PUBLISH_WITHIN: Duration = Duration::from_hours(4);
+/// How old something without references is when it gets a marker, and how old the marker is at the
+/// deletion.
+pub const GRACE: Duration = Duration::from_hours(24);
+/// A list that took longer is not used: too much changed meanwhile.
+pub const LIST_WITHIN: Duration = Duration::from_hours(1);
+/// How long the record of a cleared name stays. A step that runs longer may bring old content back.
+pub const KEEP_CLEARED: Duration = Duration::from_hours(30 * 24);
+
+/// What a commit does to a name.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub enum Decision {
+    /// It writes a record with this number.
+    Write(u64),
+    /// Nothing: the first writer of a resource cache keeps the name.
+    KeepsFirst,
+    /// Nothing: the name was cleared after the fork began, or it is unknown when the fork began.
+    Cleared,
+}
+
+/// Whether a commit gets a name. `base`: the number of the name when the volume's fork began, 0 if
+/// there was no record then, `None` if that is not known. `fresh`: the number if there is no record
+/// now.
+#[must_use]
+pub fn commit(
+    current: Option<&NameRecord>,
+    reference: &Reference,
+    base: Option<u64>,
+    fresh: u64,
+) -> Decision {
+    let Some(current) = current else {
+        return Decision::Write(fresh);
+    };
+    let shows = matches!(current.state, NameState::Content { .. });
+    if shows && reference.first_writer_wins() {
+        return Decision::KeepsFirst;
+    }
+    if current.cleared > 0 && base.is_none_or(|base| base < current.cleared) {
+        return Decision::Cleared;
+    }
+    Decision::Write(current.number.saturating_add(1))
+}
+
+/// The number of the record that clears a name.
+#[must_use]
+pub fn clear(current: Option<&NameRecord>, fresh: u64) -> u64 {
+    current.map_or(fresh, |current| current.number.saturating_add(1))
+}
+
+/// Whether a manifest may be written so long after the look, or a name so long after its manifest.
+#[must_use]
+pub fn in_time(elapsed: Duration) -> bool {
+    elapsed <= PUBLISH_WITHIN
+}
+
+/// What the collector does with a name.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub enum NameVerdict {
+    /// Nothing.
+    Keep,
+    /// Writes that it is expired.
+    Expire,
+    /// Deletes the record.
+    Delete,
+}
+
+/// What the collector does with a name whose record is so old by the storage's clock.
+#[must_use]
+pub fn judge_name(record: &NameRecord, age: Duration) -> NameVerdict {
+    let keep = if record.cleared > 0 {
+        KEEP_CLEARED
+    } else {
+        GRACE
+    };
+    match &record.state {
+        NameState::Content { ttl_seconds, .. } => {
+            let over = ttl_seconds.is_some_and(|ttl| age >= Duration::from_secs(ttl));
+            if over {
+                NameVerdict::Expire
+            } else {
+                NameVerdict::Keep
+            }
+        }
+        NameState::Cleared | NameState::Expired if age >= keep => NameVerdict::Delete,
+        NameState::Cleared | NameState::Expired => NameVerdict::Keep,
+    }
+}
+
+/// A manifest or a layer, as one list showed it. Ages are by the storage's clock, from before the
+/// list began.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub struct Seen {
+    /// Its age; `None`: only its marker is there.
+    pub age: Option<Duration>,
+    /// The age of its marker.
+    pub marker: Option<Duration>,
+    /// Whether a name shows this manifest, or a manifest this layer.
+    pub shown: bool,
+}
+
+/// What the collector does with a manifest or a layer.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub enum Verdict {
+    /// Nothing.
+    Keep,
+    /// Writes a marker.
+    Condemn,
+    /// Deletes the object, then the marker.
+    Delete,
+    /// Deletes the marker of what is gone.
+    Unmark,
+}
+
+/// What the collector does with what it saw.
+#[must_use]
+pub fn judge(seen: Seen, grace: Duration) -> Verdict {
+    match (seen.age, seen.marker) {
+        (None, Some(_)) => Verdict::Unmark,
+        // A marker stays on what is shown: no publication begins to use it any more.
+        _ if seen.shown => Verdict::Keep,
+        (Some(age), None) if age >= grace => Verdict::Condemn,
+        (Some(_), Some(marker)) if marker >= grace => Verdict::Delete,
+        _ => Verdict::Keep,
+    }
+}
+
+/// Whether a publication may use a layer's object that a list of that layer showed: never one with
+/// a marker.
+#[must_use]
+pub fn may_reuse(has_marker: bool) -> bool {
+    !has_marker
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::model::{ArtifactId, Sha256, Timestamp};
+    use crate::shared::ObjectId;
+
+    fn record(number: u64, state: NameState) -> NameRecord {
+        NameRecord {
+            format: 1,
+            tenant: "ci".parse().expect("a label"),
+            reference: "task-cache/x".parse().expect("a reference"),
+            number,
+            cleared: 0,
+            write: ObjectId::from_bits(1),
+            committed: Timestamp(0),
+            state,
+        }
+    }
+
+    fn content(ttl_seconds: Option<u64>) -> NameState {
+        NameState::Content {
+            artifact: ArtifactId::from_bits(1),
+            publication: ObjectId::from_bits(1),
+            manifest: Sha256([0; 32]),
+            ttl_seconds,
+        }
+    }
+
+    #[test]
+    fn who_gets_a_name() {
+        let last: Reference = "task-cache/x".parse().expect("a reference");
+        let first: Reference = "resource-cache/x".parse().expect("a reference");
+        let output: Reference = "artifact/x".parse().expect("a reference");
+        for reference in [&last, &first, &output] {
+            for base in [None, Some(0), Some(9)] {
+                assert_eq!(commit(None, reference, base, 100), Decision::Write(100));
+                let expired = record(5, NameState::Expired);
+                assert_eq!(
+                    commit(Some(&expired), reference, base, 100),
+                    Decision::Write(6)
+                );
+            }
+            for state in [NameState::Cleared, NameState::Expired, content(None)] {
+                let shows = matches!(state, NameState::Content { .. });
+                if shows && reference.first_writer_wins() {
+                    continue;
+                }
+                // Content that came after the clear does not let older content in.
+                let after = NameRecord {
+                    cleared: 5,
+                    ..record(7, state)
+                };
+                for (base, decision) in [
+                    (None, Decision::Cleared),
+                    (Some(0), Decision::Cleared),
+                    (Some(4), Decision::Cleared),
+                    (Some(5), Decision::Write(8)),
+                    (Some(7), Decision::Write(8)),
+                ] {
+                    assert_eq!(commit(Some(&after), reference, base, 100), decision);
+                }
+            }
+        }
+        let taken = record(5, content(None));
+        assert_eq!(
+            commit(Some(&taken), &first, Some(0), 100),
+            Decision::KeepsFirst
+        );
+        assert_eq!(
+            commit(Some(&taken), &last, Some(0), 100),
+            Decision::Write(6)
+        );
+        assert_eq!(commit(Some(&taken), &output, None, 100), Decision::Write(6));
+        assert_eq!((clear(Some(&taken), 100), clear(None, 100)), (6, 100));
+    }
+
+    #[test]
+    fn what_the_collector_does() {
+        let (young, old) = (
+            GRACE
+                .checked_sub(Duration::from_secs(1))
+                .expect("it is longer"),
+            GRACE,
+        );
+        for (age, marker, shown, verdict) in [
+            (Some(old), None, false, Verdict::Condemn),
+            (Some(young), None, false, Verdict::Keep),
+            (Some(old), None, true, Verdict::Keep),
+            (Some(old), Some(young), false, Verdict::Keep),
+            (Some(old), Some(old), false, Verdict::Delete),
+            (Some(old), Some(old), true, Verdict::Keep),
+            (None, Some(young), false, Verdict::Unmark),
+            (None, None, false, Verdict::Keep),
+        ] {
+            let seen = Seen { age, marker, shown };
+            assert_eq!(judge(seen, GRACE), verdict, "{seen:?}");
+        }
+        let day = Duration::from_hours(24);
+        for (state, cleared, days, verdict) in [
+            (content(None), 0, 1000, NameVerdict::Keep),
+            (content(Some(86_400)), 0, 1, NameVerdict::Expire),
+            (content(Some(86_401)), 0, 1, NameVerdict::Keep),
+            (NameState::Cleared, 3, 29, NameVerdict::Keep),
+            (NameState::Cleared, 3, 30, NameVerdict::Delete),
+            (NameState::Expired, 0, 1, NameVerdict::Delete),
+            (NameState::Expired, 3, 29, NameVerdict::Keep),
+        ] {
+            let record = NameRecord {
+                cleared,
+                ..record(7, state)
+            };
+            assert_eq!(judge_name(&record, day * days), verdict, "{record:?}");
+        }
+        // The bounds that the proof in docs/shared-tier.md needs.
+        assert!(GRACE >= 2 * PUBLISH_WITHIN + 4 * LIST_WITHIN);
+    }
+}

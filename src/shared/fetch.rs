@@ -1,0 +1,174 @@
+//! One engine for every source: a layer's table is verified, its pieces are verified one by one, a
+//! transfer that was cut goes on, and the next source is asked for what the last one did not give.
+//! Single flight is the caller's: two fetches into one directory at once are not allowed.
+
+use std::fs::File;
+use std::sync::Arc;
+use std::sync::atomic::{AtomicU64, Ordering};
+
+use rustix::fs::{Mode, OFlags};
+
+use super::error::{Error, Result, is_of_the_source};
+use super::record::LayerRef;
+use super::source::Source;
+use super::upload::ours;
+use crate::archive::toc::{Patience, Receiver, Table};
+use crate::archive::{self, Limits};
+use crate::model::Tenant;
+use crate::sys::Dir;
+use crate::tree::Stop;
+
+/// How many wants are asked for at once.
+const WANTS: usize = 4096;
+/// How often a source is asked again after it gave something new and then failed.
+const RETRIES: u32 = 3;
+
+/// Where a layer is made, and how.
+#[derive(Clone, Copy)]
+pub struct Room<'a> {
+    /// The directory of this layer: empty, or of an earlier fetch of the same layer.
+    pub into: &'a Dir,
+    /// May hold temporary files.
+    pub temporary: &'a Dir,
+    /// The limits of imports.
+    pub limits: Limits,
+    /// Whether device nodes are made.
+    pub devices: bool,
+    /// How long a record and its frame may take.
+    pub patience: Patience,
+    /// Verified bytes are added to this.
+    pub progress: &'a AtomicU64,
+}
+
+/// A layer that was fetched.
+#[derive(Debug)]
+pub struct Fetched {
+    /// Its root, `fs` in the directory.
+    pub root: Dir,
+    /// Its table.
+    pub table: Arc<Table>,
+    /// Bytes of content that came.
+    pub bytes: u64,
+}
+
+/// Fetches a layer. The sources are asked in their order, each for what is still missing. The error
+/// is the first one that no source made good.
+pub fn fetch(
+    sources: &[&dyn Source],
+    tenant: &Tenant,
+    layer: &LayerRef,
+    room: Room<'_>,
+    stop: Stop<'_>,
+) -> Result<Fetched> {
+    if layer.content > room.limits.bytes {
+        return Err(archive::Error::Limit {
+            what: "the content of its files",
+            limit: room.limits.bytes,
+        }
+        .into());
+    }
+    let mut job = Job {
+        tenant,
+        layer,
+        room,
+        stop,
+        receiver: None,
+        bytes: 0,
+    };
+    let mut first = None;
+    for source in sources {
+        match job.from(*source) {
+            Ok(()) => return job.finish(),
+            Err(error) if error.is_of_the_source() => first = first.or(Some(error)),
+            Err(error) => return Err(error),
+        }
+    }
+    Err(first.unwrap_or_else(|| Error::Missing {
+        object: format!("layer {}", layer.digest),
+    }))
+}
+
+struct Job<'a> {
+    tenant: &'a Tenant,
+    layer: &'a LayerRef,
+    room: Room<'a>,
+    stop: Stop<'a>,
+    /// Once the table was verified.
+    receiver: Option<(Arc<Table>, Receiver)>,
+    bytes: u64,
+}
+
+impl Job<'_> {
+    /// Takes what is missing from one source.
+    fn from(&mut self, source: &dyn Source) -> Result<()> {
+        let file = self.temporary()?;
+        let content = source.open(self.tenant, self.layer, &file)?;
+        let (layer, stop) = (self.layer, self.stop);
+        let object = || format!("layer {} of {}", layer.digest, source.name());
+        let wrong = |error: archive::Error| match ours(error) {
+            Error::Layer(
+                error @ (archive::Error::Truncated { .. } | archive::Error::Stalled { .. }),
+            ) => Error::away(object(), error),
+            Error::Layer(error) if is_of_the_source(&error) => Error::corrupt(object(), error),
+            error => error,
+        };
+        let (_, receiver) = match &mut self.receiver {
+            Some(receiver) => receiver,
+            none => {
+                let (limits, digest) = (self.room.limits, layer.digest.0);
+                let table = Table::open(file, Some(digest), self.room.temporary, limits, stop);
+                let table = table.map_err(wrong)?;
+                if table.bytes() != layer.content || table.digest().bytes != layer.table {
+                    return Err(Error::corrupt(
+                        object(),
+                        "its size is not what the manifest says",
+                    ));
+                }
+                let devices = self.room.devices;
+                let receiver = Receiver::open(self.room.into, Arc::clone(&table), devices, stop);
+                none.insert((table, receiver.map_err(ours)?))
+            }
+        };
+        let mut left = RETRIES;
+        loop {
+            let wants = receiver.missing(WANTS).map_err(ours)?;
+            if wants.is_empty() {
+                return Ok(());
+            }
+            let frames = content.frames(&wants)?;
+            let mut progressed = 0;
+            let taken = receiver.take(frames.stream, self.room.patience, stop);
+            if let Ok(taken) = &taken {
+                progressed = taken.bytes;
+                self.bytes += taken.bytes;
+                self.room.progress.fetch_add(taken.bytes, Ordering::Relaxed);
+            }
+            match taken.map_err(wrong) {
+                Ok(_) if progressed > 0 => left = RETRIES,
+                Ok(_) => {
+                    return Err(Error::corrupt(object(), "it lacks some of its content"));
+                }
+                Err(error) if error.is_temporary() && left > 0 => left -= 1,
+                Err(error) => return Err(error),
+            }
+        }
+    }
+
+    fn temporary(&self) -> Result<File> {
+        let flags = OFlags::TMPFILE | OFlags::RDWR | OFlags::CLOEXEC;
+        let dir = self.room.temporary;
+        let fd = rustix::fs::openat(dir, ".", flags, Mode::from_raw_mode(0o600))
+            .map_err(|errno| dir.error("openat", ".", errno))?;
+        Ok(File::from(fd))
+    }
+
+    fn finish(self) -> Result<Fetched> {
+        let (table, receiver) = self.receiver.ok_or(Error::Stopped)?;
+        let root = receiver.finish(self.stop).map_err(ours)?;
+        Ok(Fetched {
+            root,
+            table,
+            bytes: self.bytes,
+        })
+    }
+}

@@ -1,0 +1,198 @@
+//! A directory of a shared filesystem as an object store. The crate's one cannot replace
+//! conditionally. Every write takes a lock; the ETag of a small object is the hash of its content.
+
+use std::fmt;
+use std::sync::Arc;
+use std::time::Duration;
+
+use async_trait::async_trait;
+use futures_util::StreamExt as _;
+use futures_util::stream::BoxStream;
+use hyper::body::Bytes;
+use object_store::local::LocalFileSystem;
+use object_store::path::Path;
+use object_store::{
+    CopyOptions, Error, GetOptions, GetResult, GetResultPayload, ListResult, MultipartUpload,
+    ObjectMeta, ObjectStore, ObjectStoreExt as _, PutMode, PutMultipartOptions, PutOptions,
+    PutPayload, PutResult, Result, UpdateVersion,
+};
+
+use super::record::sha256;
+use crate::sys::{self, Dir, Lock};
+
+/// The file that is locked.
+const LOCK: &str = ".lock";
+/// Objects of at most so many bytes have an ETag and can be replaced conditionally.
+const SMALL: u64 = 64 << 10;
+/// How long a writer waits for the lock. Each holder has it for one small write.
+const PATIENCE: Duration = Duration::from_secs(20);
+const PAUSE: Duration = Duration::from_millis(3);
+
+/// The store.
+#[derive(Debug)]
+pub(super) struct Directory {
+    inner: LocalFileSystem,
+    root: Dir,
+}
+
+impl Directory {
+    /// Opens the directory, which must exist.
+    pub(super) fn open(path: &std::path::Path) -> Result<Self> {
+        let root = Dir::open(path).map_err(|error| generic(&error))?;
+        let inner = LocalFileSystem::new_with_prefix(path)?.with_fsync(true);
+        Ok(Self { inner, root })
+    }
+
+    /// Waits for the lock without holding a thread.
+    async fn lock(&self) -> Result<Lock> {
+        let locked = async {
+            loop {
+                match self.root.try_lock(LOCK) {
+                    Ok(Some(lock)) => return Ok(lock),
+                    Ok(None) => tokio::time::sleep(PAUSE).await,
+                    Err(error) => return Err(generic(&error)),
+                }
+            }
+        };
+        match tokio::time::timeout(PATIENCE, locked).await {
+            Ok(lock) => lock,
+            Err(_) => Err(Error::Generic {
+                store: "file",
+                source: Box::new(std::io::Error::new(
+                    std::io::ErrorKind::TimedOut,
+                    "the lock of the directory is not free",
+                )),
+            }),
+        }
+    }
+
+    /// The content and the version of a small object.
+    async fn small(&self, location: &Path) -> Result<Option<(Bytes, ObjectMeta)>> {
+        let answer = self.inner.get(location).await?;
+        let mut meta = answer.meta.clone();
+        if meta.size > SMALL {
+            return Ok(None);
+        }
+        let bytes = answer.bytes().await?;
+        meta.e_tag = Some(etag(&bytes));
+        Ok(Some((bytes, meta)))
+    }
+
+    async fn put_locked(
+        &self,
+        location: &Path,
+        payload: PutPayload,
+        options: PutOptions,
+    ) -> Result<PutResult> {
+        let _lock = self.lock().await?;
+        if let PutMode::Update(UpdateVersion { e_tag, .. }) = &options.mode {
+            let current = match self.small(location).await {
+                Ok(current) => current.and_then(|(_, meta)| meta.e_tag),
+                Err(Error::NotFound { .. }) => None,
+                Err(error) => return Err(error),
+            };
+            if current.is_none() || current != *e_tag {
+                return Err(Error::Precondition {
+                    path: location.to_string(),
+                    source: "another version is there".into(),
+                });
+            }
+        }
+        let mode = match options.mode {
+            PutMode::Create => PutMode::Create,
+            PutMode::Update(_) | PutMode::Overwrite => PutMode::Overwrite,
+        };
+        let length = payload.content_length() as u64;
+        let e_tag = (length <= SMALL).then(|| {
+            let bytes: Vec<u8> = payload
+                .iter()
+                .flat_map(|part| part.iter().copied())
+                .collect();
+            etag(&bytes)
+        });
+        let put = self
+            .inner
+            .put_opts(location, payload, PutOptions::from(mode))
+            .await?;
+        Ok(PutResult { e_tag, ..put })
+    }
+}
+
+fn etag(bytes: &[u8]) -> String {
+    format!("\"{}\"", sha256(bytes))
+}
+
+fn generic(error: &sys::Error) -> Error {
+    let kind: std::io::Error = error.errno().into();
+    Error::Generic {
+        store: "file",
+        source: Box::new(std::io::Error::new(kind.kind(), error.to_string())),
+    }
+}
+
+impl fmt::Display for Directory {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        self.inner.fmt(f)
+    }
+}
+
+#[async_trait]
+impl ObjectStore for Directory {
+    async fn put_opts(
+        &self,
+        location: &Path,
+        payload: PutPayload,
+        options: PutOptions,
+    ) -> Result<PutResult> {
+        self.put_locked(location, payload, options).await
+    }
+
+    async fn put_multipart_opts(
+        &self,
+        location: &Path,
+        options: PutMultipartOptions,
+    ) -> Result<Box<dyn MultipartUpload>> {
+        self.inner.put_multipart_opts(location, options).await
+    }
+
+    async fn get_opts(&self, location: &Path, options: GetOptions) -> Result<GetResult> {
+        let whole = options.range.is_none() && !options.head;
+        if whole && let Some((bytes, meta)) = self.small(location).await? {
+            options.check_preconditions(&meta)?;
+            let range = 0..meta.size;
+            let stream = futures_util::stream::once(async { Ok(bytes) }).boxed();
+            return Ok(GetResult {
+                payload: GetResultPayload::Stream(stream),
+                meta,
+                range,
+                attributes: object_store::Attributes::default(),
+                extensions: object_store::Extensions::default(),
+            });
+        }
+        self.inner.get_opts(location, options).await
+    }
+
+    fn delete_stream(
+        &self,
+        locations: BoxStream<'static, Result<Path>>,
+    ) -> BoxStream<'static, Result<Path>> {
+        self.inner.delete_stream(locations)
+    }
+
+    fn list(&self, prefix: Option<&Path>) -> BoxStream<'static, Result<ObjectMeta>> {
+        self.inner.list(prefix)
+    }
+
+    async fn list_with_delimiter(&self, prefix: Option<&Path>) -> Result<ListResult> {
+        self.inner.list_with_delimiter(prefix).await
+    }
+
+    async fn copy_opts(&self, from: &Path, to: &Path, options: CopyOptions) -> Result<()> {
+        self.inner.copy_opts(from, to, options).await
+    }
+}
+
+/// The store of a directory.
+pub(super) fn open(path: &std::path::Path) -> Result<Arc<dyn ObjectStore>> {
+    Ok(Arc::new(Directory::open(path)?))
+}

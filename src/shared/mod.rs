@@ -1,0 +1,42 @@
+//! The shared tier: content in object storage, so that it outlives its node and reaches every node.
+//! `docs/shared-tier.md` is the layout and the protocol; this module is the code of both.
+//!
+//! ```text
+//! url ─▶ store ─▶ object_store (S3, GCS, Azure) or file (a shared filesystem)
+//! upload:  toc::Holder ─▶ frames, table, index ─▶ one object        (object, upload)
+//! commit:  layers ─▶ manifest ─▶ name, by conditional writes        (commit, decide)
+//! fetch:   name ─▶ manifest ─▶ table ─▶ ranges ─▶ toc::Receiver      (source, fetch)
+//! collect: names, manifests, layers ─▶ markers ─▶ deletions         (collect, decide)
+//! ```
+//!
+//! Every decision is a function without I/O in `decide`; `tests/shared` runs those in a simulation.
+//! Calls block: they belong on the driver's own threads, never on those of the async runtime.
+//! Nothing here knows of volumes, pools or the engine.
+
+mod collect;
+mod commit;
+pub mod decide;
+mod error;
+mod fetch;
+mod file;
+mod keys;
+mod object;
+mod record;
+mod report;
+mod source;
+mod store;
+mod upload;
+mod url;
+
+pub use collect::{Collected, Collector};
+pub use commit::{Commit, Committed, Publication, clear, look, report_damage};
+pub use error::{Error, Result};
+pub use fetch::{Fetched, Room, fetch};
+pub use keys::Keys;
+pub use object::{Footer, Index};
+pub use record::{FORMAT, LayerRef, Manifest, NameRecord, NameState, ObjectId, Root};
+pub use report::{Damage, Listed, Usage, Verified, list, usage, verify};
+pub use source::{Bucket, Content, Found, Frames, Known, Resolved, Source};
+pub use store::{Item, Store, Times, Version};
+pub use upload::{Upload, upload};
+pub use url::{Url, UrlError};

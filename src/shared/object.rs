@@ -1,0 +1,302 @@
+//! A layer as one object: frames, then the table, then the index of the frames, then a footer.
+//! `docs/shared-tier.md` is the layout, byte by byte. Who reads and writes the object is `source`
+//! and `upload`.
+
+use sha2::{Digest as _, Sha256 as Hasher};
+
+use crate::archive::toc::{FrameAt, end_record};
+use crate::model::Sha256;
+
+/// A zstd skippable frame, as in `docs/layer-format.md`.
+const MAGIC: [u8; 4] = 0x184D_2A5B_u32.to_le_bytes();
+/// The head of a record: magic number, length, kind.
+pub(super) const HEAD: usize = 9;
+pub(super) const TABLE: u8 = 6;
+pub(super) const INDEX: u8 = 7;
+pub(super) const FOOTER: u8 = 8;
+const NAME: [u8; 8] = *b"bc-layer";
+/// The version of the object's layout.
+const VERSION: u16 = 1;
+const COMPRESSED: u16 = 1;
+/// Bytes of a frame in the index.
+const ENTRY: usize = 24;
+/// Bytes of the footer without its head.
+const BODY: usize = 112;
+/// Bytes of the footer.
+pub(super) const FOOTER_BYTES: u64 = (HEAD + BODY) as u64;
+
+/// The end of an object: where everything is.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub struct Footer {
+    /// Whether the table is compressed by zstd.
+    pub compressed: bool,
+    /// Where the frames and their end record end.
+    pub tail: u64,
+    /// Bytes of the table in the object.
+    pub packed: u64,
+    /// Bytes of the table.
+    pub table: u64,
+    /// How many frames there are.
+    pub frames: u64,
+    /// SHA-256 of the table: the layer's name.
+    pub digest: Sha256,
+    /// SHA-256 of the index.
+    pub index: Sha256,
+}
+
+/// The frames of an object, in the order of the table. They follow each other from its beginning.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub struct Index {
+    frames: Vec<FrameAt>,
+    /// Where each of them begins, and where the last one ends.
+    offsets: Vec<u64>,
+}
+
+/// Begins a record; `None` if it would be too long.
+pub(super) fn head(kind: u8, body: u64) -> Option<[u8; HEAD]> {
+    let length = u32::try_from(body.checked_add(1)?).ok()?;
+    let mut head = [0; HEAD];
+    head[..4].copy_from_slice(&MAGIC);
+    head[4..8].copy_from_slice(&length.to_le_bytes());
+    head[8] = kind;
+    Some(head)
+}
+
+/// The bytes that follow this head, which is of this kind.
+pub(super) fn parse_head(head: [u8; HEAD], kind: u8) -> Result<u64, String> {
+    let length: [u8; 4] = head[4..8].try_into().expect("four bytes");
+    let length = u64::from(u32::from_le_bytes(length));
+    if head[..4] != MAGIC || head[8] != kind || length == 0 {
+        return Err(format!(
+            "where its record {kind} should be is something else"
+        ));
+    }
+    Ok(length - 1)
+}
+
+impl Footer {
+    /// The footer with its head.
+    #[must_use]
+    pub fn encode(&self) -> Vec<u8> {
+        let mut out = Vec::with_capacity(HEAD + BODY);
+        out.extend(head(FOOTER, BODY as u64).expect("112 bytes"));
+        out.extend(NAME);
+        out.extend(VERSION.to_le_bytes());
+        out.extend(u16::from(self.compressed).to_le_bytes());
+        out.extend([0; 4]);
+        for number in [self.tail, self.packed, self.table, self.frames] {
+            out.extend(number.to_le_bytes());
+        }
+        out.extend(self.digest.0);
+        out.extend(self.index.0);
+        out
+    }
+
+    /// The bytes of an object with this footer; `None` for numbers that no object has.
+    #[must_use]
+    pub fn object(&self) -> Option<u64> {
+        let index = self.frames.checked_mul(ENTRY as u64)?;
+        let heads = 2 * HEAD as u64 + FOOTER_BYTES;
+        let sum = self.tail.checked_add(self.packed)?.checked_add(index)?;
+        sum.checked_add(heads)
+    }
+
+    /// Parses the last bytes of an object of so many bytes.
+    pub fn parse(bytes: &[u8], object: u64) -> Result<Self, String> {
+        let (start, body) = bytes
+            .split_first_chunk::<HEAD>()
+            .filter(|(_, body)| body.len() == BODY)
+            .ok_or("it has no footer")?;
+        if parse_head(*start, FOOTER)? != BODY as u64 || body[..8] != NAME {
+            return Err("its end is no footer of a layer".to_owned());
+        }
+        let number = |at: usize| u64::from_le_bytes(body[at..at + 8].try_into().expect("eight"));
+        let short = |at: usize| u16::from_le_bytes(body[at..at + 2].try_into().expect("two"));
+        if short(8) != VERSION {
+            return Err(format!(
+                "its layout has version {}, known is {VERSION}",
+                short(8)
+            ));
+        }
+        let flags = short(10);
+        if flags & !COMPRESSED != 0 || body[12..16] != [0; 4] {
+            return Err("its footer has unknown flags".to_owned());
+        }
+        let digest = |at: usize| Sha256(body[at..at + 32].try_into().expect("32 bytes"));
+        let footer = Self {
+            compressed: flags & COMPRESSED != 0,
+            tail: number(16),
+            packed: number(24),
+            table: number(32),
+            frames: number(40),
+            digest: digest(48),
+            index: digest(80),
+        };
+        if footer.object() != Some(object) {
+            return Err("its parts do not add up to its length".to_owned());
+        }
+        if !footer.compressed && footer.packed != footer.table {
+            return Err("its table has two lengths".to_owned());
+        }
+        Ok(footer)
+    }
+}
+
+impl Index {
+    /// The index of these frames, which follow each other from the beginning of an object.
+    #[must_use]
+    pub fn new(frames: Vec<FrameAt>) -> Self {
+        let mut offsets = Vec::with_capacity(frames.len() + 1);
+        let mut at: u64 = 0;
+        offsets.push(at);
+        for frame in &frames {
+            at = at.saturating_add(frame.length());
+            offsets.push(at);
+        }
+        Self { frames, offsets }
+    }
+
+    /// The frames.
+    #[must_use]
+    pub fn frames(&self) -> &[FrameAt] {
+        &self.frames
+    }
+
+    /// Where the frames from `first` to before `end` are in the object.
+    #[must_use]
+    pub fn bytes_of(&self, first: usize, end: usize) -> std::ops::Range<u64> {
+        self.offsets[first]..self.offsets[end]
+    }
+
+    /// The bytes of the index.
+    #[must_use]
+    pub fn encode(&self) -> Vec<u8> {
+        let mut out = Vec::with_capacity(self.frames.len() * ENTRY);
+        for frame in &self.frames {
+            out.extend(frame.file.to_le_bytes());
+            out.extend(frame.offset.to_le_bytes());
+            out.extend(frame.plain.to_le_bytes());
+            out.extend(frame.packed.to_le_bytes());
+        }
+        out
+    }
+
+    /// Parses the index of an object with this footer.
+    pub fn parse(bytes: &[u8], footer: &Footer) -> Result<Self, String> {
+        if <[u8; 32]>::from(Hasher::digest(bytes)) != footer.index.0 {
+            return Err("the SHA-256 of its index is not the one in its footer".to_owned());
+        }
+        if footer.frames.checked_mul(ENTRY as u64) != Some(bytes.len() as u64) {
+            return Err("its index has another number of frames than its footer says".to_owned());
+        }
+        let frames: Vec<FrameAt> = bytes
+            .chunks_exact(ENTRY)
+            .map(|entry| {
+                let long = |at: usize| u64::from_le_bytes(entry[at..at + 8].try_into().expect("8"));
+                let short =
+                    |at: usize| u32::from_le_bytes(entry[at..at + 4].try_into().expect("4"));
+                FrameAt {
+                    file: long(0),
+                    offset: long(8),
+                    plain: short(16),
+                    packed: short(20),
+                }
+            })
+            .collect();
+        let place = |frame: &FrameAt| (frame.file, frame.offset);
+        let ordered = frames
+            .windows(2)
+            .all(|pair| place(&pair[0]) < place(&pair[1]));
+        if !ordered || !frames.iter().all(FrameAt::is_possible) {
+            return Err("its index is not in order".to_owned());
+        }
+        let index = Self::new(frames);
+        let end = end_record(footer.frames).len() as u64;
+        if index.offsets.last().and_then(|at| at.checked_add(end)) != Some(footer.tail) {
+            return Err("its frames do not add up to its index".to_owned());
+        }
+        Ok(index)
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn frames() -> Vec<FrameAt> {
+        let at = |file, offset, plain, packed| FrameAt {
+            file,
+            offset,
+            plain,
+            packed,
+        };
+        vec![
+            at(0, 0, 10, 20),
+            at(4, 0, 4 << 20, 100),
+            at(4, 4 << 20, 5, 14),
+        ]
+    }
+
+    fn footer(index: &Index) -> Footer {
+        let bytes = index.encode();
+        Footer {
+            compressed: true,
+            tail: 3 * 65 + 134 + 17,
+            packed: 300,
+            table: 419,
+            frames: 3,
+            digest: Sha256([7; 32]),
+            index: Sha256(Hasher::digest(&bytes).into()),
+        }
+    }
+
+    #[test]
+    fn index_and_footer_come_back_and_no_byte_of_them_can_change() {
+        let index = Index::new(frames());
+        let footer = footer(&index);
+        let object = footer.object().expect("small");
+        let (bytes, list) = (footer.encode(), index.encode());
+        assert_eq!(bytes.len() as u64, FOOTER_BYTES);
+        assert_eq!(Footer::parse(&bytes, object), Ok(footer));
+        assert_eq!(Index::parse(&list, &footer), Ok(index.clone()));
+        assert_eq!(index.bytes_of(1, 3), 85..85 + 165 + 79);
+        for at in 0..bytes.len() {
+            for bit in [1, 0x80] {
+                let mut bad = bytes.clone();
+                bad[at] ^= bit;
+                // Another digest is a footer, of another layer or index.
+                match Footer::parse(&bad, object) {
+                    Ok(other) => {
+                        let differs = other.digest != footer.digest || other.index != footer.index;
+                        assert!(differs || other.table != footer.table, "byte {at}");
+                    }
+                    Err(_) => assert!(at < HEAD + 48, "byte {at}"),
+                }
+            }
+        }
+        for at in 0..list.len() {
+            let mut bad = list.clone();
+            bad[at] ^= 1;
+            Index::parse(&bad, &footer).expect_err("its digest differs");
+        }
+        Footer::parse(&bytes, object + 1).expect_err("another length");
+        Footer::parse(&bytes[1..], object).expect_err("cut");
+    }
+
+    #[test]
+    fn an_index_whose_digest_is_right_may_still_lie() {
+        let lies: [fn(&mut Vec<FrameAt>); 5] = [
+            |frames| frames.swap(0, 1),
+            |frames| frames[1].offset = 5,
+            |frames| frames[0].plain = 0,
+            |frames| frames[0].packed = u32::MAX,
+            |frames| frames[2].packed += 1,
+        ];
+        for lie in lies {
+            let mut frames = frames();
+            lie(&mut frames);
+            let index = Index::new(frames);
+            Index::parse(&index.encode(), &footer(&index)).expect_err("it lies");
+        }
+    }
+}

@@ -1,0 +1,350 @@
+//! What the small objects of the tier hold: JSON with a format version. `docs/shared-tier.md` lists
+//! the fields. Each is checked when it is read: an object is hostile until its digest and its
+//! fields are.
+
+use serde::de::DeserializeOwned;
+use serde::{Deserialize, Serialize};
+use sha2::{Digest as _, Sha256 as Hasher};
+
+use super::error::{Error, Result};
+use crate::model::{
+    ArtifactId, LayerId, Maker, Reference, RootAttributes, Sha256, Tenant, Timestamp,
+};
+
+/// The format that this version reads and writes.
+pub const FORMAT: u64 = 1;
+/// The largest record of a name, in bytes.
+pub(super) const MOST_NAME: u64 = 16 << 10;
+/// The largest manifest, in bytes.
+pub(super) const MOST_MANIFEST: u64 = 1 << 20;
+/// The most layers of a manifest.
+const MOST_LAYERS: usize = 4096;
+
+/// A random id in a key: of an upload or a publication.
+pub type ObjectId = LayerId;
+/// How the root of an artifact differs from that of its layers.
+pub type Root = RootAttributes;
+
+#[expect(
+    clippy::trivially_copy_pass_by_ref,
+    reason = "serde passes a reference"
+)]
+fn is_zero(number: &u64) -> bool {
+    *number == 0
+}
+
+/// What a name shows.
+#[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
+#[serde(rename_all = "camelCase", tag = "state")]
+pub enum NameState {
+    /// An artifact.
+    #[serde(rename_all = "camelCase")]
+    Content {
+        /// The artifact.
+        artifact: ArtifactId,
+        /// The publication that wrote its manifest.
+        publication: ObjectId,
+        /// SHA-256 of the manifest's bytes.
+        manifest: Sha256,
+        /// How long the name lives after `committed`. `None`: no limit.
+        #[serde(default, skip_serializing_if = "Option::is_none")]
+        ttl_seconds: Option<u64>,
+    },
+    /// Nothing: a person cleared it.
+    Cleared,
+    /// Nothing: its time to live was over. Refuses nothing.
+    Expired,
+}
+
+/// The record of a name.
+#[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
+#[serde(rename_all = "camelCase")]
+pub struct NameRecord {
+    /// The format's version.
+    pub format: u64,
+    /// The tenant.
+    pub tenant: Tenant,
+    /// The reference.
+    pub reference: Reference,
+    /// Grows by one with each write of the name.
+    pub number: u64,
+    /// The number of the record that last cleared the name; 0: none did.
+    #[serde(default, skip_serializing_if = "is_zero")]
+    pub cleared: u64,
+    /// Random, of this write: it tells two writes apart that say the same.
+    pub write: ObjectId,
+    /// When it was written, by the writer's clock. For display.
+    pub committed: Timestamp,
+    /// What it shows.
+    #[serde(flatten)]
+    pub state: NameState,
+}
+
+/// One layer of a manifest.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Serialize, Deserialize)]
+#[serde(rename_all = "camelCase")]
+pub struct LayerRef {
+    /// SHA-256 of the layer's table.
+    pub digest: Sha256,
+    /// The upload that wrote the object.
+    pub upload: ObjectId,
+    /// Bytes of the object.
+    pub bytes: u64,
+    /// Where the frames end, and table, index and footer begin.
+    pub tail: u64,
+    /// Bytes of the content.
+    pub content: u64,
+    /// Bytes of the table.
+    pub table: u64,
+}
+
+/// An artifact as one publication of it wrote it down.
+#[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
+#[serde(rename_all = "camelCase")]
+pub struct Manifest {
+    /// The format's version.
+    pub format: u64,
+    /// The tenant.
+    pub tenant: Tenant,
+    /// The reference under which it was sealed.
+    pub reference: Reference,
+    /// The artifact.
+    pub artifact: ArtifactId,
+    /// The publication.
+    pub publication: ObjectId,
+    /// The layers, newest first.
+    pub layers: Vec<LayerRef>,
+    /// The attributes of the root, as far as they differ from those in the newest layer.
+    #[serde(default)]
+    pub root: Root,
+    /// When it was sealed.
+    pub made: Timestamp,
+    /// The pod, service account and images that made it. For display.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub made_by: Option<Maker>,
+    /// The artifact that it was forked from. For display.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub parent: Option<ArtifactId>,
+}
+
+/// The version of a tenant's layout.
+#[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
+pub(super) struct Format {
+    pub(super) format: u64,
+}
+
+/// The collector's lease.
+#[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
+#[serde(rename_all = "camelCase")]
+pub(super) struct Lease {
+    pub(super) format: u64,
+    pub(super) holder: ObjectId,
+    /// How long the holder has it from the time that the storage wrote it. 0: given back.
+    pub(super) seconds: u64,
+}
+
+/// Parses an object whose format is known.
+fn parse<T: DeserializeOwned>(key: &str, bytes: &[u8]) -> Result<T> {
+    let format: Format = serde_json::from_slice(bytes)
+        .map_err(|error| Error::corrupt(key, format!("it is no JSON with a format: {error}")))?;
+    if format.format > FORMAT {
+        return Err(Error::Newer {
+            object: key.to_owned(),
+            found: format.format,
+            known: FORMAT,
+        });
+    }
+    if format.format == 0 {
+        return Err(Error::corrupt(key, "there is no format 0"));
+    }
+    serde_json::from_slice(bytes).map_err(|error| Error::corrupt(key, error))
+}
+
+pub(super) fn encode<T: Serialize>(record: &T) -> Vec<u8> {
+    serde_json::to_vec(record).expect("records have no maps with other keys than text")
+}
+
+pub(super) fn sha256(bytes: &[u8]) -> Sha256 {
+    Sha256(Hasher::digest(bytes).into())
+}
+
+impl Format {
+    pub(super) fn parse(key: &str, bytes: &[u8]) -> Result<Self> {
+        parse(key, bytes)
+    }
+}
+
+impl Lease {
+    pub(super) fn parse(key: &str, bytes: &[u8]) -> Result<Self> {
+        parse(key, bytes)
+    }
+}
+
+impl NameRecord {
+    /// Parses the record of this name.
+    pub(super) fn parse(
+        key: &str,
+        bytes: &[u8],
+        tenant: &Tenant,
+        reference: Option<&Reference>,
+    ) -> Result<Self> {
+        let record: Self = parse(key, bytes)?;
+        let same = record.tenant == *tenant && reference.is_none_or(|it| record.reference == *it);
+        if !same {
+            let cause = format!(
+                "it is of {} of namespace {}",
+                record.reference, record.tenant
+            );
+            return Err(Error::corrupt(key, cause));
+        }
+        if record.number == 0 || record.number == u64::MAX || record.cleared > record.number {
+            return Err(Error::corrupt(key, "its number is out of range"));
+        }
+        Ok(record)
+    }
+
+    /// The artifact, the publication and the manifest's digest, if it shows content.
+    #[must_use]
+    pub fn content(&self) -> Option<(ArtifactId, ObjectId, Sha256)> {
+        match self.state {
+            NameState::Content {
+                artifact,
+                publication,
+                manifest,
+                ..
+            } => Some((artifact, publication, manifest)),
+            NameState::Cleared | NameState::Expired => None,
+        }
+    }
+}
+
+impl Manifest {
+    /// Parses the manifest of a tenant. `expected`: the digest that the name's record tells.
+    pub(super) fn parse(
+        key: &str,
+        bytes: &[u8],
+        tenant: &Tenant,
+        id: (ArtifactId, ObjectId),
+        expected: Option<Sha256>,
+    ) -> Result<Self> {
+        if expected.is_some_and(|expected| expected != sha256(bytes)) {
+            return Err(Error::corrupt(
+                key,
+                "its SHA-256 is not the one in the name's record",
+            ));
+        }
+        let manifest: Self = parse(key, bytes)?;
+        if manifest.tenant != *tenant || (manifest.artifact, manifest.publication) != id {
+            return Err(Error::corrupt(key, "it is of another artifact"));
+        }
+        if manifest.layers.is_empty() || manifest.layers.len() > MOST_LAYERS {
+            return Err(Error::corrupt(key, "it has no layers, or too many"));
+        }
+        if manifest
+            .layers
+            .iter()
+            .any(|layer| layer.tail >= layer.bytes)
+        {
+            return Err(Error::corrupt(key, "a layer has no table"));
+        }
+        Ok(manifest)
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    /// The example of `docs/shared-tier.md`.
+    const NAME: &str = concat!(
+        r#"{"format":1,"tenant":"ci","reference":"task-cache/go/build","number":7,"#,
+        r#""write":"0000000000000000000000000000000b","committed":1700000000000,"#,
+        r#""state":"content","artifact":"0000000000000000000000000000000a","#,
+        r#""publication":"0000000000000000000000000000000b","#,
+        r#""manifest":"sha256:abababababababababababababababababababababababababababababababab","#,
+        r#""ttlSeconds":86400}"#
+    );
+
+    fn tenant(name: &str) -> Tenant {
+        name.parse().expect("a label")
+    }
+
+    fn name() -> NameRecord {
+        NameRecord {
+            format: 1,
+            tenant: tenant("ci"),
+            reference: "task-cache/go/build".parse().expect("a reference"),
+            number: 7,
+            cleared: 0,
+            write: ObjectId::from_bits(11),
+            committed: Timestamp(1_700_000_000_000),
+            state: NameState::Content {
+                artifact: ArtifactId::from_bits(10),
+                publication: ObjectId::from_bits(11),
+                manifest: Sha256([0xab; 32]),
+                ttl_seconds: Some(86_400),
+            },
+        }
+    }
+
+    #[test]
+    fn a_names_record_is_what_the_documentation_shows() {
+        let bytes = encode(&name());
+        assert_eq!(String::from_utf8(bytes.clone()).expect("text"), NAME);
+        let docs =
+            std::fs::read_to_string(concat!(env!("CARGO_MANIFEST_DIR"), "/docs/shared-tier.md"));
+        let docs: String = docs.expect("docs").split_whitespace().collect();
+        assert!(
+            docs.contains(NAME),
+            "docs/shared-tier.md has another example"
+        );
+        let parsed = NameRecord::parse("x", &bytes, &tenant("ci"), Some(&name().reference));
+        assert_eq!(parsed.expect("parse"), name());
+        for state in [NameState::Cleared, NameState::Expired] {
+            let record = NameRecord { state, ..name() };
+            let parsed = NameRecord::parse("x", &encode(&record), &tenant("ci"), None);
+            assert_eq!(parsed.expect("parse"), record);
+        }
+    }
+
+    #[test]
+    fn records_of_others_of_newer_formats_and_without_sense_are_refused() {
+        let other: Reference = "task-cache/other".parse().expect("a reference");
+        let parse = |bytes: &[u8], of: &str, reference| {
+            NameRecord::parse("x", bytes, &tenant(of), reference).expect_err("it is refused")
+        };
+        let bytes = encode(&name());
+        assert!(matches!(parse(&bytes, "ci2", None), Error::Corrupt { .. }));
+        assert!(matches!(
+            parse(&bytes, "ci", Some(&other)),
+            Error::Corrupt { .. }
+        ));
+        let newer = NAME.replacen(":1,", ":2,", 1);
+        let error = parse(newer.as_bytes(), "ci", None);
+        assert!(matches!(error, Error::Newer { found: 2, .. }));
+        assert!(error.to_string().contains("upgrade this node"), "{error}");
+        // A newer format may lack every other field.
+        assert!(matches!(
+            parse(br#"{"format":9}"#, "ci", None),
+            Error::Newer { .. }
+        ));
+        for bad in [
+            &b""[..],
+            b"{}",
+            b"[]",
+            b"\xff",
+            br#"{"format":1}"#,
+            br#"{"format":0}"#,
+        ] {
+            assert!(
+                matches!(parse(bad, "ci", None), Error::Corrupt { .. }),
+                "{bad:?}"
+            );
+        }
+        let zero = NAME.replacen("\"number\":7", "\"number\":0", 1);
+        assert!(matches!(
+            parse(zero.as_bytes(), "ci", None),
+            Error::Corrupt { .. }
+        ));
+    }
+}

@@ -1,0 +1,457 @@
+//! The requests that the tier makes: each with a time limit, each error translated, all below one
+//! prefix. What the objects hold is not known here.
+
+use std::fmt;
+use std::io::{self, Read};
+use std::ops::Range;
+use std::sync::Arc;
+use std::time::Duration;
+
+use futures_util::StreamExt as _;
+use hyper::body::Bytes;
+use object_store::path::Path;
+use object_store::{
+    GetOptions, GetResult, MultipartUpload, ObjectStore, ObjectStoreExt as _, PutMode,
+    PutMultipartOptions, PutOptions, PutPayload, UpdateVersion,
+};
+use tokio::runtime::Handle;
+use tokio::sync::mpsc;
+
+use super::error::{Error, Result};
+use crate::model::Timestamp;
+
+/// How long requests may take, the crate's own retries included.
+#[derive(Debug, Clone, Copy)]
+pub struct Times {
+    /// A request with a small answer.
+    pub request: Duration,
+    /// A part of an upload, or the next bytes of a download.
+    pub transfer: Duration,
+    /// How often a download that was cut is taken up again without any new byte.
+    pub retries: u32,
+    /// The pause before that.
+    pub pause: Duration,
+}
+
+impl Default for Times {
+    fn default() -> Self {
+        Self {
+            request: Duration::from_secs(30),
+            transfer: Duration::from_secs(120),
+            retries: 3,
+            pause: Duration::from_millis(200),
+        }
+    }
+}
+
+/// One version of an object, for a conditional request.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub struct Version(UpdateVersion);
+
+/// An object in a list.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub struct Item {
+    /// The key, relative to the tier's URL.
+    pub key: String,
+    /// Bytes.
+    pub bytes: u64,
+    /// When it was last written, by the storage's clock.
+    pub modified: Timestamp,
+}
+
+/// The answer to a conditional read.
+#[derive(Debug)]
+pub(super) enum Answer {
+    Bytes(Bytes, Version),
+    NotModified,
+    None,
+}
+
+/// A bucket, or a directory of a shared filesystem. A clone shares the connections.
+#[derive(Clone)]
+pub struct Store {
+    objects: Arc<dyn ObjectStore>,
+    prefix: Path,
+    /// As messages may show it.
+    name: Arc<str>,
+    runtime: Handle,
+    times: Times,
+}
+
+impl fmt::Debug for Store {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.debug_tuple("Store").field(&self.name).finish()
+    }
+}
+
+impl fmt::Display for Store {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.write_str(&self.name)
+    }
+}
+
+impl Store {
+    /// The part of a store below a prefix. `name` is shown in messages. The requests run on
+    /// `runtime`.
+    pub fn new(
+        objects: Arc<dyn ObjectStore>,
+        prefix: &str,
+        name: &str,
+        runtime: Handle,
+        times: Times,
+    ) -> Self {
+        Self {
+            objects,
+            prefix: prefix.trim_matches('/').into(),
+            name: name.trim_end_matches('/').into(),
+            runtime,
+            times,
+        }
+    }
+
+    fn path(&self, key: &str) -> Path {
+        key.split('/').fold(self.prefix.clone(), Path::join)
+    }
+
+    /// The object as a message names it.
+    fn shown(&self, key: &str) -> String {
+        format!("{}/{key}", self.name)
+    }
+
+    fn wait<T>(
+        &self,
+        key: &str,
+        most: Duration,
+        request: impl Future<Output = object_store::Result<T>>,
+    ) -> Result<T> {
+        let answer = self
+            .runtime
+            .block_on(async { tokio::time::timeout(most, request).await });
+        match answer {
+            Ok(Ok(answer)) => Ok(answer),
+            Ok(Err(error)) => Err(Error::of_store(&self.shown(key), &error)),
+            Err(_) => Err(Error::away(self.shown(key), "no answer in time")),
+        }
+    }
+
+    /// Reads an object of at most `most` bytes. `known`: unless it is still this version.
+    pub(super) fn read(&self, key: &str, most: u64, known: Option<&Version>) -> Result<Answer> {
+        let options = GetOptions {
+            if_none_match: known.and_then(|known| known.0.e_tag.clone()),
+            ..GetOptions::default()
+        };
+        let path = self.path(key);
+        let request = async {
+            let answer = self.objects.get_opts(&path, options).await?;
+            let version = version_of(&answer);
+            let length = answer.meta.size;
+            if length > most {
+                return Ok((None, length, version));
+            }
+            Ok((Some(answer.bytes().await?), length, version))
+        };
+        let answer = match self.wait(key, self.times.request, request) {
+            Ok(answer) => answer,
+            Err(Error::Missing { .. }) => return Ok(Answer::None),
+            // The only condition of a read is that the version is another one.
+            Err(Error::Conflict { .. }) if known.is_some() => return Ok(Answer::NotModified),
+            Err(error) => return Err(error),
+        };
+        match answer {
+            (Some(bytes), _, version) => Ok(Answer::Bytes(bytes, version)),
+            (None, length, _) => {
+                let cause = format!("it has {length} bytes, at most {most} are allowed");
+                Err(Error::corrupt(self.shown(key), cause))
+            }
+        }
+    }
+
+    /// Reads an object of at most `most` bytes, if it exists.
+    pub(super) fn get(&self, key: &str, most: u64) -> Result<Option<(Bytes, Version)>> {
+        match self.read(key, most, None)? {
+            Answer::Bytes(bytes, version) => Ok(Some((bytes, version))),
+            Answer::NotModified | Answer::None => Ok(None),
+        }
+    }
+
+    /// Reads many objects of at most `most` bytes each, some at once, and tells of each that
+    /// exists.
+    pub(super) fn get_many(
+        &self,
+        keys: &[String],
+        most: u64,
+        each: &mut dyn FnMut(&str, Result<Bytes>) -> Result<()>,
+    ) -> Result<()> {
+        for keys in keys.chunks(AT_ONCE) {
+            let reads = keys.iter().map(|key| async move {
+                let limit = self.times.request;
+                let read = tokio::time::timeout(limit, self.objects.get(&self.path(key))).await;
+                let shown = self.shown(key);
+                let answer = match read {
+                    Err(_) => return Some(Err(Error::away(shown, "no answer in time"))),
+                    Ok(Err(object_store::Error::NotFound { .. })) => return None,
+                    Ok(Err(error)) => return Some(Err(Error::of_store(&shown, &error))),
+                    Ok(Ok(answer)) => answer,
+                };
+                if answer.meta.size > most {
+                    return Some(Err(Error::corrupt(shown, "it is too large")));
+                }
+                match tokio::time::timeout(limit, answer.bytes()).await {
+                    Err(_) => Some(Err(Error::away(shown, "no answer in time"))),
+                    Ok(bytes) => Some(bytes.map_err(|error| Error::of_store(&shown, &error))),
+                }
+            });
+            let answers = self.runtime.block_on(futures_util::future::join_all(reads));
+            for (key, answer) in keys.iter().zip(answers) {
+                if let Some(answer) = answer {
+                    each(key, answer)?;
+                }
+            }
+        }
+        Ok(())
+    }
+
+    /// Reads a part of an object into memory.
+    pub(super) fn range(&self, key: &str, range: Range<u64>) -> Result<Bytes> {
+        let path = self.path(key);
+        let wanted = range.end - range.start;
+        let request = self.objects.get_range(&path, range);
+        let bytes = self.wait(key, self.times.transfer, request)?;
+        if bytes.len() as u64 != wanted {
+            return Err(Error::corrupt(
+                self.shown(key),
+                "it is shorter than it should be",
+            ));
+        }
+        Ok(bytes)
+    }
+
+    /// Writes an object that must not exist. [`Error::Conflict`]: it does.
+    pub(super) fn create(&self, key: &str, bytes: Vec<u8>) -> Result<()> {
+        self.put(key, bytes, PutMode::Create)
+    }
+
+    /// Writes over this version of an object. [`Error::Conflict`]: it is another one by now.
+    pub(super) fn replace(&self, key: &str, bytes: Vec<u8>, version: &Version) -> Result<()> {
+        self.put(key, bytes, PutMode::Update(version.0.clone()))
+    }
+
+    /// Writes an object whose key is random, so no other writer has it.
+    pub(super) fn write(&self, key: &str, bytes: Vec<u8>) -> Result<()> {
+        self.put(key, bytes, PutMode::Overwrite)
+    }
+
+    fn put(&self, key: &str, bytes: Vec<u8>, mode: PutMode) -> Result<()> {
+        let (path, options) = (self.path(key), PutOptions::from(mode));
+        let most = if bytes.len() < 1 << 20 {
+            self.times.request
+        } else {
+            self.times.transfer
+        };
+        let request = self
+            .objects
+            .put_opts(&path, PutPayload::from(bytes), options);
+        self.wait(key, most, request).map(|_| ())
+    }
+
+    /// Deletes an object; that it does not exist is no error.
+    pub(super) fn delete(&self, key: &str) -> Result<()> {
+        let path = self.path(key);
+        match self.wait(key, self.times.request, self.objects.delete(&path)) {
+            Err(Error::Missing { .. }) => Ok(()),
+            result => result,
+        }
+    }
+
+    /// When an object was last written, by the storage's clock.
+    pub(super) fn modified(&self, key: &str) -> Result<Timestamp> {
+        let path = self.path(key);
+        let meta = self.wait(key, self.times.request, self.objects.head(&path))?;
+        Ok(timestamp(meta.last_modified.timestamp_millis()))
+    }
+
+    /// Tells of every object below a prefix, in any order.
+    pub(super) fn list(
+        &self,
+        prefix: &str,
+        each: &mut dyn FnMut(Item) -> Result<()>,
+    ) -> Result<()> {
+        let path = self.path(prefix);
+        let mut items = self.objects.list(Some(&path));
+        loop {
+            let next = async { items.next().await.transpose() };
+            let Some(meta) = self.wait(prefix, self.times.transfer, next)? else {
+                return Ok(());
+            };
+            let Some(parts) = meta.location.prefix_match(&self.prefix) else {
+                continue;
+            };
+            let parts: Vec<String> = parts.map(|part| part.as_ref().to_owned()).collect();
+            each(Item {
+                key: parts.join("/"),
+                bytes: meta.size,
+                modified: timestamp(meta.last_modified.timestamp_millis()),
+            })?;
+        }
+    }
+
+    /// The names directly below a prefix that have something below them.
+    pub(super) fn children(&self, prefix: &str) -> Result<Vec<String>> {
+        let path = self.path(prefix);
+        let request = self.objects.list_with_delimiter(Some(&path));
+        let listed = self.wait(prefix, self.times.transfer, request)?;
+        let names = listed.common_prefixes.iter();
+        Ok(names
+            .filter_map(|path| path.filename().map(str::to_owned))
+            .collect())
+    }
+
+    /// Begins an upload in parts.
+    pub(super) fn multipart(&self, key: &str) -> Result<Box<dyn MultipartUpload>> {
+        let path = self.path(key);
+        let options = PutMultipartOptions::default();
+        let request = self.objects.put_multipart_opts(&path, options);
+        self.wait(key, self.times.request, request)
+    }
+
+    /// Waits for what an upload does.
+    pub(super) fn transfer<T>(
+        &self,
+        key: &str,
+        request: impl Future<Output = object_store::Result<T>>,
+    ) -> Result<T> {
+        self.wait(key, self.times.transfer, request)
+    }
+
+    pub(super) fn runtime(&self) -> &Handle {
+        &self.runtime
+    }
+
+    /// Reads a part of an object as a stream that runs ahead by at most `ahead` bytes. A stream
+    /// that is cut is taken up again where it ended.
+    pub(super) fn stream(&self, key: &str, range: Range<u64>, ahead: usize) -> Download {
+        let (sender, receiver) = mpsc::channel((ahead / PIECE).max(1));
+        let job = Job {
+            store: self.clone(),
+            path: self.path(key),
+            object: self.shown(key),
+            range,
+            sender,
+        };
+        self.runtime.spawn(job.run());
+        Download {
+            receiver,
+            piece: Bytes::new(),
+        }
+    }
+}
+
+fn timestamp(millis: i64) -> Timestamp {
+    Timestamp(u64::try_from(millis).unwrap_or(0))
+}
+
+fn version_of(answer: &GetResult) -> Version {
+    Version(UpdateVersion {
+        e_tag: answer.meta.e_tag.clone(),
+        version: answer.meta.version.clone(),
+    })
+}
+
+/// How many small objects are read at once.
+const AT_ONCE: usize = 32;
+
+/// The bytes of a download that travel between two threads at once.
+const PIECE: usize = 256 << 10;
+
+/// A part of an object that is being read. Dropping it ends the download.
+pub(super) struct Download {
+    receiver: mpsc::Receiver<Result<Bytes>>,
+    piece: Bytes,
+}
+
+impl Read for Download {
+    fn read(&mut self, into: &mut [u8]) -> io::Result<usize> {
+        while self.piece.is_empty() {
+            match self.receiver.blocking_recv() {
+                None => return Ok(0),
+                Some(Ok(piece)) => self.piece = piece,
+                Some(Err(error)) => return Err(io::Error::other(error)),
+            }
+        }
+        let length = self.piece.len().min(into.len());
+        into[..length].copy_from_slice(&self.piece.split_to(length));
+        Ok(length)
+    }
+}
+
+struct Job {
+    store: Store,
+    path: Path,
+    object: String,
+    range: Range<u64>,
+    sender: mpsc::Sender<Result<Bytes>>,
+}
+
+impl Job {
+    async fn run(mut self) {
+        let mut left = self.store.times.retries;
+        loop {
+            let before = self.range.start;
+            let Err(error) = self.attempt().await else {
+                return;
+            };
+            if self.range.start > before {
+                left = self.store.times.retries;
+            }
+            if left == 0 || !error.is_temporary() {
+                let _gone = self.sender.send(Err(error)).await;
+                return;
+            }
+            left -= 1;
+            tokio::time::sleep(self.store.times.pause).await;
+        }
+    }
+
+    /// Sends what comes, until all of it or the reader is gone.
+    async fn attempt(&mut self) -> Result<()> {
+        let most = self.store.times.transfer;
+        let object = self.object.clone();
+        let late = |_| Error::away(&object, "no answer in time");
+        let failed = |error| Error::of_store(&object, &error);
+        if self.range.is_empty() {
+            return Ok(());
+        }
+        let options = GetOptions {
+            range: Some(self.range.clone().into()),
+            ..GetOptions::default()
+        };
+        let request = self.store.objects.get_opts(&self.path, options);
+        let answer = tokio::time::timeout(most, request)
+            .await
+            .map_err(late)?
+            .map_err(failed)?;
+        let mut stream = answer.into_stream();
+        while !self.range.is_empty() {
+            let next = tokio::time::timeout(most, stream.next())
+                .await
+                .map_err(late)?;
+            let Some(piece) = next.transpose().map_err(failed)? else {
+                return Err(Error::away(&object, "it ended before its end"));
+            };
+            let wanted = self.range.end - self.range.start;
+            let mut piece = piece;
+            if piece.len() as u64 > wanted {
+                piece.truncate(usize::try_from(wanted).expect("it is less than a length"));
+            }
+            while !piece.is_empty() {
+                let part = piece.split_to(piece.len().min(PIECE));
+                self.range.start += part.len() as u64;
+                if self.sender.send(Ok(part)).await.is_err() {
+                    self.range.start = self.range.end;
+                    return Ok(());
+                }
+            }
+        }
+        Ok(())
+    }
+}

@@ -1,0 +1,268 @@
+//! Writing a layer as one object, in parts, with bounded memory. Where the bytes come from is a
+//! holder's business.
+
+use std::collections::VecDeque;
+use std::io::{self, Write};
+
+use hyper::body::Bytes;
+use object_store::{MultipartUpload, PutPayload};
+use tokio::task::JoinHandle;
+
+use super::error::{Error, Result};
+use super::keys::Keys;
+use super::object::{FOOTER_BYTES, Footer, INDEX, Index, TABLE, head};
+use super::record::{LayerRef, ObjectId, sha256};
+use super::store::Store;
+use crate::archive;
+use crate::archive::toc::{Holder, Noted, Table, Want};
+use crate::model::Sha256;
+use crate::tree::Stop;
+
+/// A storage takes at most 10,000 parts.
+const MOST_PARTS: u64 = 9000;
+/// The level at which tables are compressed.
+const TABLE_LEVEL: i32 = 3;
+
+/// How a layer is uploaded. Memory: `part` × (`parallel` + 1), and two frames.
+#[derive(Clone, Copy)]
+pub struct Upload<'a> {
+    /// The level of zstd for frames.
+    pub level: i32,
+    /// Bytes of a part, at least 5 MiB. Larger for layers that would have too many.
+    pub part: usize,
+    /// How many parts travel at once.
+    pub parallel: usize,
+    /// Called before each part with its length: it may wait, to limit the bandwidth.
+    pub pace: &'a dyn Fn(usize),
+}
+
+impl Default for Upload<'_> {
+    fn default() -> Self {
+        Self {
+            level: 1,
+            part: 8 << 20,
+            parallel: 3,
+            pace: &|_| {},
+        }
+    }
+}
+
+/// Writes the layer of this holder, whose table this is, as the object `id`. What fails leaves no
+/// object; a process that is killed may leave parts, which a lifecycle rule of the bucket removes.
+pub fn upload(
+    store: &Store,
+    keys: &Keys,
+    (table, holder): (&Table, &Holder),
+    id: ObjectId,
+    how: Upload<'_>,
+    stop: Stop<'_>,
+) -> Result<LayerRef> {
+    let digest = Sha256(table.digest().sha256);
+    let key = keys.layer(&digest, id);
+    let expected = (table.bytes() + table.digest().bytes).div_ceil(MOST_PARTS);
+    let parts = Parts {
+        store,
+        key: &key,
+        part: how
+            .part
+            .max(usize::try_from(expected).unwrap_or(usize::MAX)),
+        how,
+        buffer: Vec::new(),
+        upload: None,
+        running: VecDeque::new(),
+    };
+    let mut out = Noted::new(parts);
+    let all = Want::Files {
+        first: 0,
+        count: table.files(),
+    };
+    let mut has = |_| Ok(true);
+    holder
+        .send(&[all], &mut out, how.level, &mut has, stop)
+        .map_err(ours)?;
+    let (mut parts, frames, tail) = out.into_parts();
+    let index = Index::new(frames);
+    let footer = write_tail(&mut parts, table, &index, tail)?;
+    parts.finish(&footer)?;
+    Ok(LayerRef {
+        digest,
+        upload: id,
+        bytes: footer.object().expect("it was written"),
+        tail,
+        content: table.bytes(),
+        table: table.digest().bytes,
+    })
+}
+
+fn write_tail(parts: &mut Parts<'_>, table: &Table, index: &Index, tail: u64) -> Result<Footer> {
+    let packed = packed_length(table)?;
+    let plain = table.digest().bytes;
+    let compressed = packed < plain;
+    let list = index.encode();
+    let footer = Footer {
+        compressed,
+        tail,
+        packed: packed.min(plain),
+        table: plain,
+        frames: index.frames().len() as u64,
+        digest: Sha256(table.digest().sha256),
+        index: sha256(&list),
+    };
+    let limit = || archive::Error::Limit {
+        what: "the length of its table or index",
+        limit: u64::from(u32::MAX) - 1,
+    };
+    let write = |result: io::Result<()>| result.map_err(|error| ours(archive::Error::Write(error)));
+    write(parts.write_all(&head(TABLE, footer.packed).ok_or_else(limit)?))?;
+    if compressed {
+        let mut encoder = encoder(&mut *parts)?;
+        table.write_to(&mut encoder).map_err(ours)?;
+        write(encoder.finish().map(|_| ()))?;
+    } else {
+        table.write_to(parts).map_err(ours)?;
+    }
+    write(parts.write_all(&head(INDEX, list.len() as u64).ok_or_else(limit)?))?;
+    write(parts.write_all(&list))?;
+    write(parts.write_all(&footer.encode()))?;
+    Ok(footer)
+}
+
+fn encoder<W: Write>(out: W) -> Result<zstd::stream::write::Encoder<'static, W>> {
+    zstd::stream::write::Encoder::new(out, TABLE_LEVEL)
+        .map_err(|error| archive::Error::Write(error).into())
+}
+
+/// The length of the compressed table. It is compressed twice: a record begins with its length.
+fn packed_length(table: &Table) -> Result<u64> {
+    let mut encoder = encoder(Counter(0))?;
+    table.write_to(&mut encoder)?;
+    let counter = encoder.finish().map_err(archive::Error::Write)?;
+    Ok(counter.0)
+}
+
+struct Counter(u64);
+
+impl Write for Counter {
+    fn write(&mut self, bytes: &[u8]) -> io::Result<usize> {
+        self.0 += bytes.len() as u64;
+        Ok(bytes.len())
+    }
+
+    fn flush(&mut self) -> io::Result<()> {
+        Ok(())
+    }
+}
+
+/// An error of the storage that came through a holder or a receiver is itself again.
+pub(super) fn ours(error: archive::Error) -> Error {
+    match error {
+        archive::Error::Stopped => Error::Stopped,
+        archive::Error::Write(error) | archive::Error::Read(error) if is_ours(&error) => {
+            let inner = error.into_inner().expect("it is ours");
+            *inner.downcast::<Error>().expect("it is ours")
+        }
+        error => error.into(),
+    }
+}
+
+fn is_ours(error: &io::Error) -> bool {
+    matches!(error.get_ref(), Some(inner) if inner.is::<Error>())
+}
+
+/// Output that becomes one object: in one request if it is small, else in parts.
+struct Parts<'a> {
+    store: &'a Store,
+    key: &'a str,
+    part: usize,
+    how: Upload<'a>,
+    buffer: Vec<u8>,
+    upload: Option<Box<dyn MultipartUpload>>,
+    running: VecDeque<JoinHandle<object_store::Result<()>>>,
+}
+
+impl Parts<'_> {
+    /// Sends the buffer as a part.
+    fn send(&mut self) -> Result<()> {
+        while self.running.len() >= self.how.parallel.max(1) {
+            self.wait_for_one()?;
+        }
+        (self.how.pace)(self.buffer.len());
+        let bytes = std::mem::take(&mut self.buffer);
+        let upload = match &mut self.upload {
+            Some(upload) => upload,
+            none => none.insert(self.store.multipart(self.key)?),
+        };
+        let part = upload.put_part(PutPayload::from(Bytes::from(bytes)));
+        self.running.push_back(self.store.runtime().spawn(part));
+        Ok(())
+    }
+
+    fn wait_for_one(&mut self) -> Result<()> {
+        let Some(part) = self.running.pop_front() else {
+            return Ok(());
+        };
+        self.store.transfer(self.key, async {
+            part.await.unwrap_or_else(|error| Err(error.into()))
+        })
+    }
+
+    /// Completes the object, which ends with this footer.
+    fn finish(mut self, footer: &Footer) -> Result<()> {
+        if self.upload.is_none() {
+            (self.how.pace)(self.buffer.len());
+            let bytes = std::mem::take(&mut self.buffer);
+            return self.store.write(self.key, bytes);
+        }
+        if !self.buffer.is_empty() {
+            self.send()?;
+        }
+        while !self.running.is_empty() {
+            self.wait_for_one()?;
+        }
+        let Some(mut upload) = self.upload.take() else {
+            return Ok(());
+        };
+        let length = footer.object().expect("it was written");
+        match self.store.transfer(self.key, upload.complete()) {
+            Ok(_) => Ok(()),
+            // The acknowledgement may be lost: the object is there if its end is.
+            Err(error) => match self.store.range(self.key, length - FOOTER_BYTES..length) {
+                Ok(bytes) if bytes == footer.encode() => Ok(()),
+                _ => {
+                    self.upload = Some(upload);
+                    Err(error)
+                }
+            },
+        }
+    }
+}
+
+impl Write for Parts<'_> {
+    fn write(&mut self, bytes: &[u8]) -> io::Result<usize> {
+        let room = self.part - self.buffer.len();
+        let taken = bytes.len().min(room);
+        self.buffer.extend(&bytes[..taken]);
+        if self.buffer.len() == self.part {
+            self.send().map_err(io::Error::other)?;
+        }
+        Ok(taken)
+    }
+
+    fn flush(&mut self) -> io::Result<()> {
+        Ok(())
+    }
+}
+
+impl Drop for Parts<'_> {
+    fn drop(&mut self) {
+        for part in &self.running {
+            part.abort();
+        }
+        if let Some(mut upload) = self.upload.take() {
+            // What cannot be aborted the lifecycle rule of the bucket removes.
+            let _aborted = self
+                .store
+                .transfer(self.key, async { upload.abort().await });
+        }
+    }
+}

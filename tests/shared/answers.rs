@@ -1,0 +1,118 @@
+//! Real responses of a server that fails, as the crate reads them, and what becomes of them in a
+//! message.
+
+use std::io::{Read as _, Write as _};
+use std::net::TcpListener;
+use std::sync::Arc;
+
+use baggageclaim::shared::{Error, Store, look};
+use object_store::aws::AmazonS3Builder;
+use object_store::{ClientOptions, RetryConfig};
+
+use crate::server::{KEY, SECRET, Server};
+use crate::tier::{TIMES, reference, runtime, tenant};
+
+/// A server that gives this answer to everything, until the test ends.
+fn server(answer: String) -> String {
+    let listener = TcpListener::bind("127.0.0.1:0").expect("a port");
+    let address = listener.local_addr().expect("an address");
+    std::thread::spawn(move || {
+        for stream in listener.incoming() {
+            let Ok(mut stream) = stream else { return };
+            let mut request = [0; 4096];
+            let _read = stream.read(&mut request);
+            let _written = stream.write_all(answer.as_bytes());
+        }
+    });
+    format!("http://{address}")
+}
+
+fn ask(endpoint: &str, secret: &str, bucket: &str) -> Error {
+    let _chosen = rustls::crypto::ring::default_provider().install_default();
+    let retry = RetryConfig {
+        max_retries: 1,
+        ..RetryConfig::default()
+    };
+    let store = AmazonS3Builder::new()
+        .with_bucket_name(bucket)
+        .with_endpoint(endpoint)
+        .with_region("us-east-1")
+        .with_access_key_id(KEY)
+        .with_secret_access_key(secret)
+        .with_retry(retry)
+        .with_client_options(ClientOptions::new().with_allow_http(true))
+        .build()
+        .expect("a store");
+    let runtime = runtime();
+    let handle = runtime.handle().clone();
+    let store = Store::new(Arc::new(store), "p", "s3://bucket/p", handle, TIMES);
+    look(&store, &tenant(), &reference("task-cache/x")).expect_err("it fails")
+}
+
+#[test]
+fn every_answer_has_its_kind_and_its_message_no_secret() {
+    let answer = |status: &str, more: &str, body: &str| {
+        let length = body.len();
+        let head =
+            format!("HTTP/1.1 {status}\r\nContent-Length: {length}\r\nConnection: close\r\n");
+        format!("{head}{more}\r\n{body}")
+    };
+    let forbidden = "<Error><Code>AccessDenied</Code><AWSAccessKeyId>tests-key</AWSAccessKeyId>\
+                     <StringToSign>hunter2</StringToSign></Error>";
+    let forbidden = answer("403 Forbidden", "", forbidden);
+    let busy = answer(
+        "503 Slow Down",
+        "Retry-After: 1\r\n",
+        "<Code>SlowDown</Code>hunter2",
+    );
+    let times = "ETag: \"x\"\r\nLast-Modified: Mon, 02 Jan 2023 03:04:05 GMT\r\n";
+    let cut = answer("200 OK", times, &" ".repeat(100));
+    let cut = cut[..cut.len() - 50].to_owned();
+    for (answer, kind) in [
+        (forbidden, "permanent"),
+        (answer("500 Internal Server Error", "", ""), "away"),
+        (busy, "slow down"),
+        (cut, "away"),
+        ("hello\r\n\r\n".to_owned(), "away"),
+    ] {
+        let error = ask(&server(answer.clone()), SECRET, "bucket");
+        let found = match error {
+            Error::Permanent { .. } => "permanent",
+            Error::Away { .. } => "away",
+            Error::SlowDown { .. } => "slow down",
+            _ => "other",
+        };
+        assert_eq!(found, kind, "{answer}: {error:?}");
+        let text = format!("{error:?} {error}");
+        for secret in ["hunter2", KEY, "127.0.0.1"] {
+            assert!(!text.contains(secret), "{text}");
+        }
+        assert!(
+            text.contains("s3://bucket/p/v1/ci/names/task-cache/x"),
+            "{text}"
+        );
+    }
+    // Nothing listens.
+    let free = TcpListener::bind("127.0.0.1:0").expect("a port");
+    let address = free.local_addr().expect("an address");
+    drop(free);
+    let error = ask(&format!("http://{address}"), SECRET, "bucket");
+    assert!(matches!(error, Error::Away { .. }), "{error:?}");
+    assert!(error.to_string().contains("Connection refused"), "{error}");
+}
+
+#[test]
+fn a_real_server_refuses_a_wrong_key_and_a_wrong_bucket() {
+    let server = match Server::start() {
+        Ok(server) => server,
+        Err(reason) => return crate::common::skip(reason),
+    };
+    let error = ask(&server.endpoint, "wrong", "bucket");
+    assert!(matches!(error, Error::Permanent { .. }), "{error:?}");
+    let error = ask(&server.endpoint, SECRET, "no-such-bucket");
+    assert!(matches!(error, Error::Permanent { .. }), "{error:?}");
+    assert!(
+        error.to_string().contains("bucket does not exist"),
+        "{error}"
+    );
+}

@@ -1,0 +1,287 @@
+//! The collector on real objects: what it marks, deletes and keeps, beside uploads and a second
+//! collector.
+
+use std::fs::{self, File};
+use std::path::{Path, PathBuf};
+use std::time::{Duration, SystemTime};
+
+use baggageclaim::model::Timestamp;
+use baggageclaim::shared::{
+    Collected, Collector, Error, Publication, Resolved, Source as _, clear, look, usage,
+};
+
+use crate::common::{Fs, require_lab};
+use crate::failing::{Fault, Op};
+use crate::tier::{
+    Tier, bucket, commit, down, hold, id, never, publish, reference, small_parts, tenant,
+};
+
+fn now() -> Timestamp {
+    let since = SystemTime::now()
+        .duration_since(SystemTime::UNIX_EPOCH)
+        .expect("after 1970");
+    Timestamp(u64::try_from(since.as_millis()).expect("soon"))
+}
+
+fn collect(tier: &Tier) -> Collected {
+    let collected = Collector::new(&tier.store, &tenant(), id()).run(now(), &never);
+    collected.expect("collect")
+}
+
+/// Makes everything that is there older, as the storage's clock shows it.
+fn age(tier: &Tier, by: Duration) {
+    let mut waiting = vec![tier.files.join("v1")];
+    while let Some(dir) = waiting.pop() {
+        for entry in fs::read_dir(dir).expect("list") {
+            let path = entry.expect("entry").path();
+            if path.is_dir() {
+                waiting.push(path);
+            } else {
+                let file = File::options().append(true).open(&path).expect("open");
+                let old = file.metadata().expect("stat").modified().expect("mtime") - by;
+                file.set_modified(old).expect("utimes");
+            }
+        }
+    }
+}
+
+const HOUR: Duration = Duration::from_secs(3600);
+
+fn small(lab: &crate::common::Lab, text: &str) -> crate::tier::Held {
+    let dir = lab.dir(&format!("layer-{}", id()));
+    fs::write(dir.join("file"), text).expect("write");
+    hold(lab, &dir)
+}
+
+fn markers(tier: &Tier) -> usize {
+    let (mut count, mut waiting) = (0, vec![tier.files.join("v1")]);
+    while let Some(dir) = waiting.pop() {
+        for entry in fs::read_dir(dir).expect("list") {
+            let path: PathBuf = entry.expect("entry").path();
+            count += usize::from(path.extension().is_some_and(|it| it == "condemned"));
+            waiting.extend(Some(path).filter(|path: &PathBuf| path.is_dir()));
+        }
+    }
+    count
+}
+
+#[test]
+fn what_nothing_shows_goes_after_two_graces_and_nothing_else() {
+    let lab = require_lab!(Fs::Ext4);
+    // Both tiers keep their objects as files, whose times the test sets back.
+    for tier in Tier::both() {
+        let (old, new, kept) = (small(&lab, "old"), small(&lab, "new"), small(&lab, "kept"));
+        publish(&tier.store, "task-cache/x", &[&old, &kept]).expect("publish");
+        publish(&tier.store, "task-cache/x", &[&new, &kept]).expect("publish");
+        publish(&tier.store, "artifact/y", &[&kept]).expect("publish");
+        assert_eq!(collect(&tier).condemned, 0, "everything is young");
+        age(&tier, 25 * HOUR);
+        let ci = tenant();
+        let dry = Collector {
+            dry_run: true,
+            ..Collector::new(&tier.store, &ci, id())
+        };
+        let would = dry.run(now(), &never).expect("collect");
+        // The old manifest. Its layer is shown by it until it is gone.
+        assert_eq!((would.condemned, markers(&tier)), (1, 0));
+        let done = collect(&tier);
+        assert_eq!((done.condemned, done.deleted, markers(&tier)), (1, 0, 1));
+        assert_eq!(collect(&tier).condemned, 0, "once");
+        age(&tier, 25 * HOUR);
+        let done = collect(&tier);
+        assert_eq!(
+            (done.condemned, done.deleted, markers(&tier)),
+            (0, 1, 0),
+            "{done:?}"
+        );
+        let done = collect(&tier);
+        assert_eq!((done.condemned, done.deleted), (1, 0), "the layer");
+        age(&tier, 25 * HOUR);
+        assert_eq!(collect(&tier).deleted, 1);
+        let left = usage(&tier.store, &tenant(), &never).expect("usage");
+        // `kept` is small, and was uploaded for each name.
+        assert_eq!((left.names, left.manifests, left.layers), (2, 2, 3));
+        for name in ["task-cache/x", "artifact/y"] {
+            let found = bucket(&tier.store).resolve(&tenant(), &reference(name), None);
+            let Resolved::Found(found) = found.expect("resolve") else {
+                panic!("{name}")
+            };
+            for layer in &found.manifest.layers {
+                let into = lab.dir(&format!("down-{}", id()));
+                down(&lab, &[&bucket(&tier.store)], layer, &into).expect("fetch");
+            }
+        }
+        assert_eq!(
+            collect(&tier),
+            Collected {
+                names: 2,
+                manifests: 2,
+                layers: 3,
+                bytes: left.bytes,
+                ..Collected::default()
+            }
+        );
+    }
+}
+
+#[test]
+fn names_expire_and_tombstones_go() {
+    let lab = require_lab!(Fs::Ext4);
+    let tier = Tier::file();
+    let held = small(&lab, "x");
+    let publication = Publication::begin(&tier.store, &tenant(), id()).expect("begin");
+    let layer = publication.layer((&held.table, &held.holder), small_parts(), &never);
+    let mut expires = commit("task-cache/x", vec![layer.expect("upload")]);
+    expires.ttl_seconds = Some(3600);
+    publication.commit(expires, now()).expect("commit");
+    assert_eq!(collect(&tier).expired, 0);
+    age(&tier, 2 * HOUR);
+    assert_eq!(collect(&tier).expired, 1);
+    let nothing = bucket(&tier.store).resolve(&tenant(), &reference("task-cache/x"), None);
+    assert!(matches!(nothing.expect("resolve"), Resolved::Nothing(number) if number > 0));
+    // It refuses no commit, and goes when none comes.
+    publish(&tier.store, "task-cache/x", &[&held]).expect("publish");
+    clear(
+        &tier.store,
+        &tenant(),
+        &reference("task-cache/gone"),
+        id(),
+        now(),
+    )
+    .expect("clear");
+    age(&tier, 29 * 24 * HOUR);
+    assert_eq!(collect(&tier).deleted_names, 0);
+    age(&tier, 2 * 24 * HOUR);
+    assert_eq!(collect(&tier).deleted_names, 1);
+    let gone = look(&tier.store, &tenant(), &reference("task-cache/gone"));
+    assert!(gone.expect("look").is_none());
+}
+
+#[test]
+fn a_condemned_layer_is_not_found_and_one_that_is_shown_again_lives() {
+    let lab = require_lab!(Fs::Ext4);
+    let tier = Tier::file();
+    let dir = lab.dir("large");
+    fs::write(dir.join("file"), vec![b'x'; 3 << 20]).expect("write");
+    let held = hold(&lab, &dir);
+    let up = || {
+        let publication = Publication::begin(&tier.store, &tenant(), id()).expect("begin");
+        let layer = publication.layer((&held.table, &held.holder), small_parts(), &never);
+        (publication, layer.expect("upload"))
+    };
+    let (_, first) = up();
+    age(&tier, 25 * HOUR);
+    // Found before the collector marks it, and shown after that.
+    let (publication, found) = up();
+    assert_eq!(found, first);
+    assert_eq!(collect(&tier).condemned, 1);
+    publication
+        .commit(commit("task-cache/x", vec![found]), now())
+        .expect("commit");
+    let (_, second) = up();
+    assert_ne!(second.upload, first.upload, "what has a marker is not used");
+    age(&tier, 25 * HOUR);
+    let done = collect(&tier);
+    assert_eq!(done.deleted, 0, "a name shows it");
+    down(&lab, &[&bucket(&tier.store)], &first, &lab.dir("down")).expect("fetch");
+}
+
+#[test]
+fn the_lease_and_a_storage_that_fails() {
+    let lab = require_lab!(Fs::Ext4);
+    let Some(tier) = Tier::s3() else { return };
+    let held = small(&lab, "x");
+    publish(&tier.store, "task-cache/x", &[&held]).expect("publish");
+    publish(&tier.store, "task-cache/x", &[&held]).expect("publish");
+    age(&tier, 25 * HOUR);
+    // A collector that dies with the lease: the next one waits for its end.
+    let (dies, _) = tier.failing(|op, path| match op {
+        Op::List if path.ends_with("layers") => Fault::Status(500),
+        _ => Fault::None,
+    });
+    let error = Collector::new(&dies, &tenant(), id())
+        .run(now(), &never)
+        .expect_err("it fails");
+    assert!(matches!(error, Error::Away { .. }), "{error:?}");
+    assert_eq!(markers(&tier), 0, "it knows nothing, so it does nothing");
+    let error = Collector::new(&tier.store, &tenant(), id()).run(now(), &never);
+    let error = error.expect_err("the lease is taken");
+    assert!(
+        matches!(
+            error,
+            Error::Leased {
+                minutes: 1..=120,
+                ..
+            }
+        ),
+        "{error:?}"
+    );
+    let later = Timestamp(now().0 + 3 * 3_600_000);
+    let done = Collector::new(&tier.store, &tenant(), id())
+        .run(later, &never)
+        .expect("collect");
+    assert_eq!(done.condemned, 1);
+    // A stale list shows too little. Nothing is lost by that.
+    let (stale, _) = tier.failing(|op, path| match op {
+        Op::List if path.ends_with("layers") => Fault::Empty,
+        _ => Fault::None,
+    });
+    age(&tier, 3 * HOUR);
+    Collector::new(&stale, &tenant(), id())
+        .run(now(), &never)
+        .expect("collect");
+    let found = bucket(&tier.store).resolve(&tenant(), &reference("task-cache/x"), None);
+    assert!(matches!(found.expect("resolve"), Resolved::Found(_)));
+    // A newer layout is not touched.
+    fs::write(tier.files.join("v1/ci/format"), "{\"format\":2}").expect("write");
+    let error = Collector::new(&tier.store, &tenant(), id()).run(later, &never);
+    assert!(matches!(error, Err(Error::Newer { .. })), "{error:?}");
+}
+
+#[test]
+fn nodes_publish_while_two_collectors_work() {
+    let lab = require_lab!(Fs::Ext4);
+    let tier = Tier::file();
+    let held: Vec<_> = (0..4)
+        .map(|number| small(&lab, &format!("content {number}")))
+        .collect();
+    // Old garbage with markers: all but the last publication.
+    for held in held.iter().cycle().take(20) {
+        publish(&tier.store, "task-cache/x", &[held]).expect("publish");
+    }
+    age(&tier, 25 * HOUR);
+    assert_eq!(collect(&tier).condemned, 19);
+    age(&tier, 25 * HOUR);
+    let collector = || {
+        let (mut deleted, ci) = (0, tenant());
+        for _ in 0..10 {
+            match Collector::new(&tier.store, &ci, id()).run(now(), &never) {
+                Ok(done) => deleted += done.deleted,
+                Err(Error::Leased { .. }) => {}
+                Err(error) => panic!("{error}"),
+            }
+        }
+        deleted
+    };
+    let node = |held| {
+        for _ in 0..10 {
+            publish(&tier.store, "task-cache/x", &[held]).expect("publish");
+        }
+    };
+    let deleted: u64 = std::thread::scope(|scope| {
+        let collectors = [scope.spawn(collector), scope.spawn(collector)];
+        for held in &held {
+            scope.spawn(move || node(held));
+        }
+        let collectors = collectors.into_iter();
+        collectors.map(|it| it.join().expect("join")).sum()
+    });
+    assert!(deleted >= 19, "{deleted}");
+    let found = bucket(&tier.store).resolve(&tenant(), &reference("task-cache/x"), None);
+    let Resolved::Found(found) = found.expect("resolve") else {
+        panic!("it is gone")
+    };
+    let into: &Path = &lab.dir("down");
+    let layer = &found.manifest.layers[0];
+    down(&lab, &[&bucket(&tier.store)], layer, into).expect("fetch");
+}

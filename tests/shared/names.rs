@@ -1,0 +1,235 @@
+//! Names: two writers at once, first and last writer, clears, lost acknowledgements, races that
+//! never end.
+
+use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
+
+use baggageclaim::model::Sha256;
+use baggageclaim::shared::{
+    Committed, Error, LayerRef, ObjectId, Publication, Resolved, Source as _, Store, clear, look,
+};
+
+use crate::failing::{Fault, Op};
+use crate::tier::{NOW, Tier, bucket, commit, id, reference, tenant};
+
+/// A layer that no test here reads.
+fn some_layer() -> LayerRef {
+    LayerRef {
+        digest: Sha256([3; 32]),
+        upload: ObjectId::from_bits(1),
+        bytes: 1000,
+        tail: 100,
+        content: 5,
+        table: 600,
+    }
+}
+
+fn write(store: &Store, name: &str, base: Option<u64>) -> Result<Committed, Error> {
+    let publication = Publication::resume(store, &tenant(), id());
+    let mut commit = commit(name, vec![some_layer()]);
+    commit.base = base;
+    publication.commit(commit, NOW)
+}
+
+fn number(store: &Store, name: &str) -> u64 {
+    let record = look(store, &tenant(), &reference(name)).expect("look");
+    record.map_or(0, |record| record.number)
+}
+
+#[test]
+fn two_nodes_commit_one_name_at_once() {
+    const WRITERS: u64 = 6;
+    for tier in Tier::both() {
+        for name in ["task-cache/x", "resource-cache/x", "artifact/x"] {
+            let results: Vec<Committed> = std::thread::scope(|scope| {
+                let threads: Vec<_> = (0..WRITERS)
+                    .map(|_| scope.spawn(|| write(&tier.store, name, None).expect("commit")))
+                    .collect();
+                threads
+                    .into_iter()
+                    .map(|thread| thread.join().expect("join"))
+                    .collect()
+            });
+            let mut numbers: Vec<u64> = results
+                .iter()
+                .filter_map(|it| match it {
+                    Committed::Named(number) => Some(*number),
+                    _ => None,
+                })
+                .collect();
+            numbers.sort_unstable();
+            if name.starts_with("resource") {
+                assert_eq!(numbers.len(), 1, "{results:?}");
+                let kept = results
+                    .iter()
+                    .filter(|it| **it == Committed::KeptFirst)
+                    .count() as u64;
+                assert_eq!(kept, WRITERS - 1);
+            } else {
+                // No write was lost: each one has a number of its own.
+                let expected: Vec<u64> = (0..WRITERS).map(|more| NOW.0 + more).collect();
+                assert_eq!(numbers, expected);
+            }
+            assert_eq!(number(&tier.store, name), numbers[numbers.len() - 1]);
+        }
+    }
+}
+
+#[test]
+fn what_was_cleared_does_not_come_back() {
+    for tier in Tier::both() {
+        for name in ["task-cache/x", "resource-cache/x"] {
+            let store = &tier.store;
+            write(store, name, Some(0)).expect("commit");
+            let before = number(store, name);
+            let cleared = clear(store, &tenant(), &reference(name), id(), NOW).expect("clear");
+            assert_eq!(cleared, before + 1);
+            let nothing = bucket(store).resolve(&tenant(), &reference(name), None);
+            assert!(
+                matches!(nothing.expect("resolve"), Resolved::Nothing(number) if number == cleared)
+            );
+            for base in [None, Some(0), Some(before)] {
+                assert_eq!(
+                    write(store, name, base).expect("decide"),
+                    Committed::Cleared
+                );
+            }
+            let written = write(store, name, Some(cleared)).expect("commit");
+            assert_eq!(written, Committed::Named(cleared + 1));
+            // Nor after that.
+            let late = write(store, name, Some(before)).expect("decide");
+            assert!(
+                matches!(late, Committed::Cleared | Committed::KeptFirst),
+                "{late:?}"
+            );
+            // A name that never was can be cleared, and twice.
+            let other = reference("task-cache/never");
+            let first = clear(store, &tenant(), &other, id(), NOW).expect("clear");
+            assert_eq!(
+                clear(store, &tenant(), &other, id(), NOW).expect("clear"),
+                first + 1
+            );
+        }
+    }
+}
+
+#[test]
+fn a_write_whose_acknowledgement_is_lost_was_made() {
+    for tier in Tier::both() {
+        for op in [Op::Create, Op::Replace] {
+            if op == Op::Replace && tier.server.is_none() {
+                // The failing store wraps the crate's directory, which cannot replace.
+                continue;
+            }
+            let lost = AtomicBool::new(false);
+            let (store, _) = tier.failing(move |it, path| {
+                let is_it = it == op && path.contains("/names/");
+                if is_it && !lost.swap(true, Ordering::Relaxed) {
+                    return Fault::LostAnswer;
+                }
+                Fault::None
+            });
+            let committed = write(&store, "task-cache/lost", None).expect("commit");
+            assert_eq!(
+                committed,
+                Committed::Named(number(&tier.store, "task-cache/lost"))
+            );
+        }
+    }
+}
+
+#[test]
+fn a_race_is_decided_again_and_one_that_never_ends_is_reported() {
+    let Some(tier) = Tier::s3() else { return };
+    write(&tier.store, "task-cache/x", None).expect("commit");
+    // Another writer comes between, twice.
+    let (between, count) = (tier.store.clone(), AtomicU64::new(0));
+    let (store, _) = tier.failing(move |op, path| {
+        let races = op == Op::Replace && path.contains("/names/");
+        if races && count.fetch_add(1, Ordering::Relaxed) < 2 {
+            let between = between.clone();
+            let other = std::thread::spawn(move || write(&between, "task-cache/x", None));
+            assert!(matches!(
+                other.join().expect("join"),
+                Ok(Committed::Named(_))
+            ));
+        }
+        Fault::None
+    });
+    let committed = write(&store, "task-cache/x", None).expect("commit");
+    assert_eq!(committed, Committed::Named(NOW.0 + 3));
+    let (store, requests) = tier.failing(|op, _| match op {
+        Op::Replace => Fault::Status(412),
+        _ => Fault::None,
+    });
+    let failed = write(&store, "task-cache/x", None);
+    assert!(matches!(failed, Err(Error::Conflict { .. })), "{failed:?}");
+    assert!(requests.load(Ordering::Relaxed) < 100);
+    // A publication after a clear that came between its look and its name is refused.
+    let mut publication = Publication::resume(&tier.store, &tenant(), id());
+    let seen = publication.look(&reference("task-cache/x"));
+    assert!(
+        matches!(seen, Ok(Some(_)) | Err(Error::Missing { .. })),
+        "{seen:?}"
+    );
+    clear(
+        &tier.store,
+        &tenant(),
+        &reference("task-cache/x"),
+        id(),
+        NOW,
+    )
+    .expect("clear");
+    let mut late = commit("task-cache/x", vec![some_layer()]);
+    late.base = Some(NOW.0 + 3);
+    assert_eq!(
+        publication.commit(late, NOW).expect("decide"),
+        Committed::Cleared
+    );
+}
+
+#[test]
+fn errors_of_the_storage_have_their_kinds() {
+    let tier = Tier::file();
+    for status in [403_u16, 500, 503, 412] {
+        let (store, _) = tier.failing(move |op, path| {
+            if op == Op::Create && path.contains("/names/") {
+                return Fault::Status(status);
+            }
+            Fault::None
+        });
+        let error = write(&store, "task-cache/x", None).expect_err("it fails");
+        let is_right = match status {
+            403 => matches!(error, Error::Permanent { .. }),
+            500 => matches!(error, Error::Away { .. }),
+            503 => matches!(error, Error::SlowDown { .. }),
+            _ => matches!(error, Error::Conflict { .. }),
+        };
+        assert!(is_right, "{status}: {error:?}");
+        assert_eq!(error.is_temporary(), status != 403);
+        assert_eq!(number(&tier.store, "task-cache/x"), 0);
+    }
+    // A storage that does not answer.
+    let times = baggageclaim::shared::Times {
+        request: std::time::Duration::from_millis(50),
+        ..crate::tier::TIMES
+    };
+    let hangs = crate::failing::Failing::new(std::sync::Arc::clone(&tier.objects), |_, _| {
+        Fault::Slow(std::time::Duration::from_secs(3600))
+    });
+    let handle = tier.runtime.handle().clone();
+    let store = Store::new(
+        std::sync::Arc::new(hangs),
+        "",
+        "test://hangs",
+        handle,
+        times,
+    );
+    let error = look(&store, &tenant(), &reference("task-cache/x")).expect_err("it hangs");
+    assert!(matches!(error, Error::Away { .. }), "{error:?}");
+    assert!(
+        error
+            .to_string()
+            .contains("test://hangs/v1/ci/names/task-cache/x"),
+        "{error}"
+    );
+}
