@@ -3,7 +3,7 @@
 //! | in `tests/shared/` | |
 //! |---|---|
 //! | `tier` | a tier, layers, and what goes up and down |
-//! | `server` | versitygw, built from `s3-server/` |
+//! | `server` | versitygw, built from `tests/s3-server/` |
 //! | `failing` | a store that is slow, cuts, refuses, races, loses acknowledgements and lists late |
 //! | `trips` | layers up and down, resumed, from the next source |
 //! | `names` | two writers, lost acknowledgements, clears |

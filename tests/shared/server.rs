@@ -1,5 +1,5 @@
 //! A real S3 server for the tests: versitygw over a directory, one process for all of them.
-//! It is built from `s3-server/` through Go's module proxy, and stays in `target/tmp`.
+//! It is built from `tests/s3-server/` through Go's module proxy, and stays in `target/tmp`.
 
 use std::net::TcpListener;
 use std::path::{Path, PathBuf};
@@ -36,7 +36,7 @@ fn program() -> Result<&'static Path, &'static str> {
             .arg(&program)
             .arg("github.com/versity/versitygw/cmd/versitygw")
             .env("CGO_ENABLED", "0")
-            .current_dir(Path::new(env!("CARGO_MANIFEST_DIR")).join("s3-server"))
+            .current_dir(Path::new(env!("CARGO_MANIFEST_DIR")).join("tests/s3-server"))
             .output();
         match built {
             Err(error) => Err(format!(
