@@ -514,7 +514,7 @@ async fn an_api_server_that_is_away_for_too_long_costs_the_commit_and_hears_of_i
     gone(&bench, "v").await;
     assert!(bench.artifact("artifact/o").is_none());
     api.be(Mood::Serving);
-    let why = "artifact/o is not committed: nobody told within 100ms whether its pod succeeded";
+    let why = "artifact/o is not committed: the outcome of its pod was not reported within 100ms";
     event(&api, "a", "Warning", "NotCommitted", why).await;
     assert!(
         bench.artifact("artifact/o").is_none(),

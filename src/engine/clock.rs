@@ -36,7 +36,7 @@ impl Clock {
     }
 }
 
-/// Seconds since the boot, suspended ones too. Nobody sets this clock: for how long something of
+/// Seconds since the boot, suspended ones too. This clock cannot be set: for how long something of
 /// this boot lasts, over restarts.
 pub(super) fn uptime() -> u64 {
     u64::try_from(rustix::system::sysinfo().uptime).unwrap_or_default()

@@ -88,7 +88,7 @@ fn commit(inner: &Inner, keys: &[LayerId]) -> Result<()> {
             && let Err(error) = confirm(inner, *newest)
         {
             // It is tried again when the layer is measured; and where it is gone, `check` says so.
-            tracing::warn!(layer = %newest, name = %artifact.name(), %error, "an index made anew would not know this layer");
+            tracing::warn!(layer = %newest, name = %artifact.name(), %error, "a rebuilt index would not know this layer");
         }
     }
     point(Point::CommitConfirmed);

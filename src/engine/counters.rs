@@ -39,7 +39,7 @@ impl Default for Counters {
     fn default() -> Self {
         let ended = Family::default();
         for result in [SEALED, GIVEN_UP] {
-            // Whoever watches by how much it grew does not see the event that a series comes with.
+            // A reader of the increase does not see the first event of a new series.
             let _: &Counter = &ended.get_or_create(&result);
         }
         Self {

@@ -150,7 +150,7 @@ pub enum Error {
     #[error("there is no snapshot or group of snapshots {0:?}")]
     NoSuchSnapshot(String),
     /// Whether the index has its last change is not known before it can be opened again: until the
-    /// driver starts anew, nothing is changed in the pool. The text is what failed.
+    /// driver starts again, nothing is changed in the pool. The text is what failed.
     #[error(
         "the driver changes nothing in the pool until its index can be opened again, since a write to it failed: {0}; \
          volumes are still unmounted, and the driver restarts by itself when the disk answers again"
@@ -221,7 +221,7 @@ pub enum Error {
         /// How it is used, and what to do.
         how: String,
     },
-    /// Content that a claim or snapshot shares with others is gone: somebody else deleted it.
+    /// Content that a claim or snapshot shares with others is gone: another program deleted it.
     /// Nothing is made of what is left.
     #[error("{of} cannot be used: its layer {layer} is missing; delete it")]
     Lost {
@@ -323,7 +323,7 @@ pub enum Error {
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct Shortage {
     pub(super) what: String,
-    /// How many bytes must be free at once; 0: some blocks, or nobody knows.
+    /// How many bytes must be free at once; 0: some blocks, or unknown.
     pub(super) needs: u64,
 }
 
@@ -348,7 +348,7 @@ impl fmt::Display for Shortage {
 impl From<store::Error> for Error {
     fn from(error: store::Error) -> Self {
         match error {
-            // It is closed when all else of the engine has ended, and by nobody else.
+            // Only the end of the engine closes it, after everything else.
             store::Error::Closed => Self::ShuttingDown,
             error => Self::Index(error),
         }

@@ -1,7 +1,7 @@
 //! Named places where a test lets the process die as by `kill -9`, one by one.
 //!
-//! They lie between the steps whose order matters; what one step changes on disk is one name, or is told apart by the next
-//! start. In release builds they are nothing.
+//! They lie between the steps whose order matters. One step changes one name on disk, or the next
+//! start can tell how far it came. Release builds have none.
 
 /// Defines the points, their names, and the list of all of them.
 macro_rules! points {
@@ -36,7 +36,8 @@ points! {
     RecoverSwept = "recover-swept",
     /// One thing that an earlier process, or boot, left over is in the trash.
     RecoverThrownAway = "recover-thrown-away",
-    /// The content of a claim is back from the layer that a freeze moved it to; that it went there is written still.
+    /// The content of a persistent volume is back from the layer that a freeze moved it to. The note of
+    /// that move still exists.
     RecoverContentBack = "recover-content-back",
     /// The index no longer names what is not there.
     RecoverIndexed = "recover-indexed",
@@ -44,7 +45,7 @@ points! {
     ReserveMade = "reserve-made",
     /// It is given back; what it was given for is not done.
     ReserveGivenBack = "reserve-given-back",
-    /// The kernel has said that the disk lost something, and says it no more; nothing is written down.
+    /// The kernel has reported a write-back error, which it does once. The error is not noted yet.
     DoomHeard = "doom-heard",
     /// That the disk lost something is written down, and nothing is done about it.
     DoomNoted = "doom-noted",
@@ -70,7 +71,7 @@ points! {
     PublishAgainAttached = "publish-again-attached",
     /// A directory that will be a volume's has what every volume begins with.
     SparePrepared = "spare-prepared",
-    /// A volume that nobody has asked for yet is mounted, attached nowhere.
+    /// A prewarmed mount exists, attached nowhere.
     SpareMounted = "spare-mounted",
     /// The target is detached.
     UnpublishDetached = "unpublish-detached",
@@ -80,7 +81,7 @@ points! {
     UnpublishPromised = "unpublish-promised",
     /// The outcome is noted in the volume's directory.
     OutcomeNoted = "outcome-noted",
-    /// The content is frozen, or nobody holds it that is to be thrown away.
+    /// The content is frozen, or no process holds the content that is to be deleted.
     SealFrozen = "seal-frozen",
     /// What is not to be sealed is deleted; the process knows of it still.
     DiscardDeleted = "discard-deleted",
@@ -112,7 +113,7 @@ points! {
     FlattenMerged = "flatten-merged",
     /// A merged layer lies in `layers/`, and the index still names the old ones.
     FlattenPlaced = "flatten-placed",
-    /// All that lies in the pool is on the disk, the merged layer too; the index still names the old ones.
+    /// The whole pool is on the disk, with the merged layer. The index still names the old layers.
     FlattenSynced = "flatten-synced",
     /// The index names the merged layer.
     FlattenIndexed = "flatten-indexed",
@@ -122,7 +123,7 @@ points! {
     TableWritten = "table-written",
     /// It has its name.
     TablePlaced = "table-placed",
-    /// A comparison of index and directories has read memory and the names of layers. It holds nothing.
+    /// fsck has read memory and the names of layers. It holds no lock.
     CheckListed = "check-listed",
     /// What the view of an export needs lies in `incoming/`, and it is open.
     ExportOpened = "export-opened",
@@ -140,7 +141,7 @@ points! {
     ImportIndexed = "import-indexed",
     /// The layer says so; the caller has no answer.
     ImportConfirmed = "import-confirmed",
-    /// An index made anew lies beside the old one.
+    /// A rebuilt index lies beside the old one.
     RebuildMade = "rebuild-made",
     /// The old one is put aside: there is none now.
     RebuildCleared = "rebuild-cleared",
@@ -223,7 +224,7 @@ mod armed {
     static VISITS: [AtomicUsize; Point::ALL.len()] =
         [const { AtomicUsize::new(0) }; Point::ALL.len()];
 
-    /// Names the point at which this process dies, and at which visit of it (1 is the first); `false` when there is none of
+    /// Sets the point and the visit (1 is the first) at which this process dies. `false`: no point has
     /// that name.
     #[must_use]
     pub fn arm(name: &str, visit: usize) -> bool {
@@ -235,8 +236,8 @@ mod armed {
         })
     }
 
-    /// Has something happen at a visit of a point, on the thread that passes it: for tests in which the world changes between
-    /// two steps. One at a time: the last word counts.
+    /// Runs `act` at a visit of a point, on the thread that passes it, for tests in which something
+    /// changes between two steps. A later call replaces an earlier one.
     pub fn at(point: Point, visit: usize, act: impl FnOnce() + Send + 'static) {
         *ARMED.lock() = Some(Armed {
             point,
@@ -268,7 +269,8 @@ mod armed {
         }
     }
 
-    /// SIGKILL runs no destructor, no exit handler, no flush: what is not on disk or in the kernel is gone.
+    /// SIGKILL runs no destructor, no exit handler and no flush. Only what is on disk or in the kernel
+    /// survives.
     fn die() {
         let _killed = nix::sys::signal::kill(nix::unistd::Pid::this(), nix::sys::signal::SIGKILL);
         loop {

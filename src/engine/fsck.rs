@@ -1,5 +1,5 @@
 //! Check: compares index, records, directories and mounts, and changes nothing. What looks at the
-//! pool and tells lives here; what makes anything anew does not (`rebuild`).
+//! pool and reports lives here; repair does not (`rebuild`).
 
 use std::collections::{BTreeSet, HashSet};
 use std::path::{Path, PathBuf};
@@ -230,7 +230,7 @@ fn check_confirmed(
         };
         if is_there {
             let path = below(layout::LAYERS, layer.to_string());
-            let detail = "an index made anew would not know it; garbage collection sees to that";
+            let detail = "a rebuilt index would not know it; garbage collection sees to that";
             findings.push(finding("unconfirmed-layer", path, detail));
         }
     }

@@ -153,7 +153,7 @@ fn measure_layer(inner: &Inner, layer: LayerId) -> Result<Option<Usage>> {
     };
     match confirm(inner, layer) {
         Err(Error::System { source, .. }) if source.is(Errno::ENOENT) => {
-            tracing::warn!(%layer, "a layer has no record: an index made anew would not know it");
+            tracing::warn!(%layer, "a layer has no record: a rebuilt index would not know it");
         }
         confirmed => confirmed?,
     }

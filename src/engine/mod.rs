@@ -152,7 +152,8 @@ async fn take_up(
 }
 
 impl Engine {
-    /// Opens the pool, makes it when it is new, and recovers what an earlier process left. Must run in a tokio runtime.
+    /// Opens the pool, makes it when it is new, and recovers what an earlier process left.
+    /// Must run in a tokio runtime.
     pub async fn open(config: Config) -> Result<Self> {
         let opened = async move {
             let opened = open::open(&config)?;
@@ -182,8 +183,8 @@ impl Engine {
         Ok(Self { inner })
     }
 
-    /// Makes a volume's content if need be and mounts it at its target. Repeatable. Once begun it is finished, also
-    /// when the caller goes away.
+    /// Makes a volume's content if it has none, and mounts it at its target. Idempotent. A call that
+    /// has begun is finished, also when the caller goes away.
     pub async fn publish(&self, request: PublishRequest) -> Result<Published> {
         let (kind, began) = (request.spec.kind.type_name(), Instant::now());
         let published = publish::publish(&self.inner, request).await?;
@@ -193,8 +194,9 @@ impl Engine {
         Ok(published)
     }
 
-    /// Detaches whatever is mounted at `target`, removes the mount point, and promises the volume's seal. Also for
-    /// volumes that nobody has heard of; `volume` need not even be an id. A claim is unmounted and stays.
+    /// Detaches what is mounted at `target`, removes the mount point, and records the volume's seal
+    /// intent. Also for unknown volumes; `volume` need not be an id. A persistent volume is unmounted
+    /// and stays.
     pub async fn unpublish(&self, volume: &str, target: &Path) -> Result<()> {
         if self.has_claim(volume) {
             return self.unmount_claim(volume, target, false).await;
@@ -207,7 +209,7 @@ impl Engine {
         query::stats(&self.inner, volume, path).await
     }
 
-    /// Says how a pod's work ended; returns what its volumes make of it. The first word counts.
+    /// Reports how a pod's work ended, and returns what follows for its volumes. The first report wins.
     pub async fn report_outcome(&self, pod: &PodUid, outcome: Outcome) -> Result<OutcomeReport> {
         outcome::report(&self.inner, pod, outcome).await
     }
@@ -218,7 +220,7 @@ impl Engine {
         outcome::awaited(&self.inner)
     }
 
-    /// How many notices were lost: more came than anybody heard.
+    /// How many notices were dropped, because the channel was full.
     #[must_use]
     pub fn lost_notices(&self) -> u64 {
         let notices = self.inner.config.notices.as_ref();
@@ -242,8 +244,8 @@ impl Engine {
         query::artifacts(&self.inner, tenant)
     }
 
-    /// Deletes what has this name; `InUse` when a volume is a fork of it, unless it is a cache: then the name goes now
-    /// and the content when its last fork does.
+    /// Deletes the artifact of this name. `InUse`: a volume is a fork of it. A cache loses its name at
+    /// once, and its content with its last fork.
     pub async fn destroy(&self, tenant: &Tenant, reference: &Reference) -> Result<()> {
         remove::destroy(
             &self.inner,
@@ -272,21 +274,22 @@ impl Engine {
             .await?
     }
 
-    /// The same for a pool that no driver has open; nothing of it is made, opened for writing or repaired.
+    /// Compares the parts of a pool that no driver has open. Writes and repairs nothing.
     pub fn check_offline(pool: &Path) -> Result<Vec<Finding>> {
         fsck::check_offline(pool, &boot_id()?)
     }
 
-    /// Makes the index of a pool that no driver has open anew, from what lies beside the layers and in the directories of claims. The
-    /// old index is kept beside it.
+    /// Rebuilds the index of a pool that no driver has open, from the records beside the layers and in
+    /// the directories of persistent volumes. The old index is kept beside it.
     pub fn rebuild_index(pool: &Path) -> Result<Rebuilt> {
         rebuild::rebuild(pool)
     }
 
-    /// Waits until every volume that left is sealed durably or gone, but for those whose outcome is not known or whose
-    /// files a process holds open. An engine that is degraded or closing settles nothing more.
+    /// Waits until every retired volume is sealed durably or gone, except those whose outcome is not
+    /// known or whose files a process holds open. A degraded or closing engine seals nothing more.
     pub async fn settled(&self) {
-        // A state may pass without a word (a volume found to be held); this is a query, not a decision.
+        // Not every change of state is signalled (a volume found to be held). This is a query,
+        // not a decision.
         const LOOK_AGAIN: Duration = Duration::from_millis(20);
         let settled = || {
             self.inner.state.when(|state| {
@@ -317,8 +320,8 @@ impl Engine {
         threads::apart("look", touch).await.unwrap_or(false)
     }
 
-    /// Unmounts whatever is at `target` and removes the mount point, unless it is a staging path: all that can be done for pods that
-    /// end while the pool cannot be opened.
+    /// Unmounts what is at `target`, and removes the mount point unless it is a staging path. Nothing
+    /// more can be done for pods that end while the pool cannot be opened.
     pub async fn unmount_offline(target: &Path, staging: bool) -> Result<()> {
         let target = target.to_owned();
         let unmount =
@@ -337,8 +340,8 @@ impl Engine {
             .await?
     }
 
-    /// Whether the pool takes changes: tries the smallest. Waits while the disk does not answer, but on one thread only,
-    /// however often it is asked.
+    /// Whether the pool takes changes: tries the smallest one. Waits while the disk does not answer,
+    /// on one thread for all callers.
     pub async fn takes_writes(&self) -> Result<()> {
         self.inner.refuse_degraded()?;
         let one_at_a_time = self.inner.durability.probe().await;
@@ -361,8 +364,8 @@ impl Engine {
         self.inner.threads.calls.run(job).await?
     }
 
-    /// Waits until the process is to end, so that the next start reads an index of which this engine does not know what it has
-    /// ([`Error::Degraded`]). For most engines that never comes.
+    /// Waits until the process must end, so that the next start reads the index whose content this
+    /// engine does not know ([`Error::Degraded`]). Most engines wait for ever.
     pub async fn needs_restart(&self) {
         self.inner.lifetime.restart_asked().await;
     }
@@ -373,8 +376,8 @@ impl Engine {
         self.inner.counters()
     }
 
-    /// The same as [`Engine::shutdown`] for so long at most: a disk may never answer. What is not done then is left to the next start, as
-    /// after a `kill -9`.
+    /// Does the same as [`Engine::shutdown`], for a limited time: a disk may never answer. The next
+    /// start does the rest, as after a `kill -9`.
     pub async fn shutdown_within(&self, at_most: Duration) {
         if tokio::time::timeout(at_most, self.shutdown()).await.is_ok() {
             return;
@@ -393,13 +396,13 @@ impl Engine {
         );
     }
 
-    /// Ends: running operations finish, background work stops at its next safe point, the index is closed. Mounts stay. Takes
-    /// as long as the disk likes, on no thread that others need.
+    /// Ends: running operations finish, background work stops at its next safe point, and the index is
+    /// closed. Mounts stay. Takes as long as the disk needs, on a thread that others do not need.
     pub async fn shutdown(&self) {
         let inner = &self.inner;
         inner.state.lock().health.close();
-        // Who waits for something to happen sees that the engine closes. Told once, and before we wait ourselves: who
-        // tells everybody in a loop wakes itself, and never lets the others run.
+        // Waiters see that the engine closes. They are notified once, before this call waits: a loop
+        // that notifies would wake itself, and never let the others run.
         inner.state.notify();
         let none = inner
             .state
@@ -409,7 +412,7 @@ impl Engine {
         inner.lifetime.ended().await;
         let engine = inner.clone();
         let job = move || {
-            // Looked at here, after whatever is still being deleted or merged: written before, it would be brought back.
+            // After the last deletion and merge: written before, a deleted entry would come back.
             let _one_at_a_time = engine.collector.lock();
             let mut uses = transaction::last_uses(&engine);
             uses.extend(claims::maintenance::uses(&engine));
@@ -423,7 +426,7 @@ impl Engine {
         let engine = inner.clone();
         let put_away = async move {
             engine.put_away();
-            // Who hears of the end may open the pool again.
+            // After this signal, another engine may open the pool.
             drop(engine);
         };
         if let Err(error) = threads::apart("end", put_away).await {
@@ -434,13 +437,14 @@ impl Engine {
 
 /// Export and import.
 impl Engine {
-    /// Opens the content of an artifact, or of a volume that is mounted, for reading. What it reads stays where it is
-    /// until the export is dropped.
+    /// Opens the content of an artifact, or of a mounted volume, for reading. The content stays until
+    /// the export is dropped.
     pub async fn export(&self, source: Source) -> Result<Export> {
         transfer::open(&self.inner, source).await
     }
 
-    /// Writes it as an archive to `out`, on a thread of the engine. `out` is left incomplete on an error.
+    /// Writes the content as an archive to `out`, on a thread of the engine. An error leaves `out`
+    /// incomplete.
     pub async fn pack(
         &self,
         export: Export,
@@ -451,10 +455,11 @@ impl Engine {
         transfer::pack(&self.inner, export, codec, out, progress).await
     }
 
-    /// Makes an artifact of the archive that `input` brings, on a thread of the engine: whole and durable, or nothing.
+    /// Makes an artifact of the archive from `input`, on a thread of the engine. It becomes whole and
+    /// durable, or nothing.
     ///
-    /// An input whose other end is gone must say so by an error. It must not wait any longer once `progress` says that
-    /// the archive is refused ([`Progress::has_failed`]).
+    /// `input` must return an error when its other end is gone. It must not wait any longer once
+    /// `progress` says that the archive is refused ([`Progress::has_failed`]).
     pub async fn import(
         &self,
         request: ImportRequest,

@@ -1,8 +1,8 @@
 //! Notices: what a pod's people should hear about its volumes, beside the answers that callers get.
 //!
-//! The engine says it and forgets it: the channel is bounded, and nothing here ever waits. Who listens, and in which words it
-//! reaches people, is decided upstairs; without a listener a notice is not even made. What a caller is told in an error is
-//! no notice: kubelet makes an event of that itself.
+//! The engine sends a notice and forgets it: the channel is bounded, and nothing here waits. The
+//! caller of the engine decides who listens and in which words. Without a listener no notice is made.
+//! The error of a call is no notice: kubelet makes an event of that itself.
 
 use std::fmt;
 use std::sync::Arc;
@@ -36,7 +36,7 @@ pub enum What {
         /// How long it waits at most.
         at_most: Duration,
     },
-    /// The volume's pod is over, and what it wrote cannot be sealed: somebody could still change it.
+    /// The volume's pod is over, and its content cannot be sealed: a process could still change it.
     HeldOpen {
         /// As what it is to be sealed.
         reference: Reference,
@@ -65,7 +65,7 @@ pub enum What {
 pub enum NotCommitted {
     /// Its pod's outcome was told, and is not success.
     PodFailed,
-    /// Nobody told the outcome in time.
+    /// The outcome was not reported in time.
     OutcomeUnknown {
         /// How long it was waited for.
         waited: Duration,
@@ -82,7 +82,8 @@ pub enum NotCommitted {
     Damaged,
     /// Its directory vanished from the pool.
     Lost,
-    /// The node was switched off or rebooted, or the pool's filesystem unmounted, before it was sealed and on the disk.
+    /// The node rebooted, or the pool's filesystem was unmounted, before the volume was sealed and on
+    /// the disk.
     Rebooted,
     /// A seal is a copy here, and there was no room for it in time.
     NoRoom {
@@ -111,7 +112,7 @@ impl fmt::Display for NotCommitted {
             Self::PodFailed => f.write_str("its pod failed"),
             Self::OutcomeUnknown { waited } => {
                 let waited = humantime::format_duration(*waited);
-                write!(f, "nobody told within {waited} whether its pod succeeded")
+                write!(f, "the outcome of its pod was not reported within {waited}")
             }
             Self::Never => f.write_str("its commit is `never`"),
             Self::NoMarker => write!(f, "its step left no {}", layout::COMMIT_MARKER),
@@ -147,7 +148,7 @@ pub struct Notices {
 }
 
 impl Notices {
-    /// A channel for `most` notices that nobody has heard yet.
+    /// A channel for at most `most` notices that are not received yet.
     #[must_use]
     pub fn channel(most: usize) -> (Self, mpsc::Receiver<Notice>) {
         let (sender, receiver) = mpsc::channel(most);
@@ -155,7 +156,7 @@ impl Notices {
         (Self { sender, lost }, receiver)
     }
 
-    /// How many notices were lost because nobody was there to hear them.
+    /// How many notices were dropped, because the channel was full.
     #[must_use]
     pub fn lost(&self) -> u64 {
         self.lost.load(Ordering::Relaxed)

@@ -194,7 +194,7 @@ fn choose_backend(
     (second, lost)
 }
 
-/// Frees the reserve, which is there for that; where there is none, some of what is nobody's.
+/// Frees the reserve, which exists for that. Without a reserve, it frees some of the garbage.
 fn free_some(dirs: &PoolDirs) {
     const ENOUGH: u64 = 4 << 20;
     let is_enough = || matches!(dirs.root.space(), Ok(space) if space.bytes_available >= ENOUGH);

@@ -1,4 +1,4 @@
-//! The pool as the lowest modules of the engine know it: its directories, its backend, ids for what is made in it, and
+//! The pool as the lowest modules of the engine know it: its directories, its backend, new ids, and
 //! whether the engine ends. Nothing that knows of volumes or artifacts belongs here.
 
 use std::path::Path;

@@ -16,7 +16,7 @@ use crate::model::{Tenant, VolumeId};
 
 /// How old a measurement may be before it is made again.
 const MEASURED_FOR: Duration = Duration::from_secs(60);
-/// How many volumes wait to be measured at most because somebody lists them: garbage collection
+/// How many volumes wait to be measured at most because of a list: garbage collection
 /// waits behind them.
 const MEASURED_TOGETHER: usize = 16;
 

@@ -1,4 +1,4 @@
-//! Rebuild: makes the index of a pool anew from what lies beside the layers, when it is lost; and
+//! Rebuilds a lost index from the records beside the layers, and
 //! says when it is missed. What reads a whole pool to write a new index lives here; what reads it
 //! to compare is `fsck`'s.
 
@@ -14,7 +14,7 @@ use crate::model::{Artifact, ArtifactId, LayerId, Name, PersistentVolume, layout
 use crate::store::{self, Change, NewIndex, PoolDirs};
 use crate::sys::Dir;
 
-/// Makes the index of a pool that no driver has open anew, from what lies beside the layers. The
+/// Rebuilds the index of a pool that no driver has open, from the records beside the layers. The
 /// old one is kept as `index.redb.old`.
 ///
 /// Only what was durable once is named: a layer without its `layer.json` was being sealed, and is

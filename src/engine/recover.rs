@@ -181,7 +181,7 @@ fn leave(
     recovered: &mut Recovered,
 ) {
     let path = parent.dir(inner).path().join(name);
-    tracing::error!(path = %path.display(), %error, "left as it is: nobody can say what it is");
+    tracing::error!(path = %path.display(), %error, "left as it is: nothing tells what it is");
     recovered.orphans.add_unknown();
 }
 
@@ -332,7 +332,7 @@ fn recover_pending(
         if state.catalog.contains(&plan.artifact) {
             // Everything was done but tidying up.
             if let Err(error) = confirm(inner, key) {
-                tracing::warn!(layer = %key, %error, "an index made anew would not know this layer");
+                tracing::warn!(layer = %key, %error, "a rebuilt index would not know this layer");
             }
             if !put_away(inner, pending, name, "it is sealed") {
                 // As where it could not be taken back by the commit.

@@ -15,7 +15,7 @@ use super::shared::Inner;
 use super::types::Finding;
 use super::{fsck, reap};
 
-/// How many findings are told at a time; a pool that somebody emptied has one for each layer.
+/// How many findings are logged at a time; an emptied pool has one for each layer.
 const MOST_TOLD: usize = 100;
 
 /// Compares some minutes after the start, when what was left over is put away, and then seldom.

@@ -78,7 +78,7 @@ pub struct Config {
     pub reserve: u64,
     /// Where people's notices go; `None`: nowhere.
     pub notices: Option<Notices>,
-    /// Who knows more of pods than a publish tells; `None`: nobody.
+    /// The source of what a publish does not tell about pods; `None`: there is none.
     pub pods: Option<Arc<dyn Pods>>,
 }
 

@@ -10,7 +10,7 @@ use super::shared::Inner;
 use crate::model::{LayerId, layout};
 use crate::sys::{Errno, Space};
 
-/// How many bytes would come free if all went that nobody uses; a layer that is not measured yet
+/// How many bytes the eviction of all unused artifacts would free; a layer that is not measured yet
 /// counts as `unmeasured`, and one that cannot be as nothing: what may be lost, or is not to be
 /// deleted either, is no room to count on.
 pub(super) fn evictable(inner: &Inner, unmeasured: u64) -> u64 {

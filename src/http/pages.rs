@@ -1,5 +1,5 @@
 //! The pages: which there are, and what is on each. What is measured is defined where it is
-//! measured; here it is put together, anew for each who asks.
+//! measured; here it is put together for each request.
 
 use std::fmt;
 use std::future::Future;

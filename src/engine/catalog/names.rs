@@ -142,8 +142,8 @@ impl Catalog {
             .map(|sealed| (sealed.artifact, had_name))
     }
 
-    /// Puts an artifact back that could not be deleted, with its name if it had that: by its age alone another's might be its to take, be it
-    /// that it lost its own for good.
+    /// Puts an artifact back that could not be deleted. `had_name`: it gets its name back, too. Its age
+    /// does not decide that, since it may have lost the name for good.
     pub(in crate::engine) fn put_back(&mut self, artifact: Artifact, had_name: bool) {
         let (id, name) = (artifact.id, artifact.name());
         self.artifacts.insert(Sealed::durable(artifact));
@@ -180,8 +180,8 @@ impl Catalog {
         self.names.get(&artifact.name()) == Some(&artifact.id)
     }
 
-    /// Whether the artifact's name points at another for good. While that one would not survive a power cut, this one is
-    /// what the name would point at after it.
+    /// Whether the artifact's name points at another one for good. While the other would not survive a
+    /// power cut, the name would point at this one after it.
     pub(in crate::engine) fn is_superseded(&self, artifact: &Artifact) -> bool {
         let earlier = || self.earlier.get(&artifact.name());
         !self.is_named(artifact) && !earlier().is_some_and(|ids| ids.contains(&artifact.id))

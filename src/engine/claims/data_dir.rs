@@ -189,8 +189,8 @@ pub(super) fn put_off(inner: &Inner, claim: &VolumeId, error: &Error) {
     }
 }
 
-/// Writes the claim down anew in its directory, if it has one: its layers are others now. Nobody
-/// has it mounted.
+/// Writes the volume's record again, if it has a directory: its layers have changed. It is not
+/// mounted.
 pub(in crate::engine) fn restack(inner: &Inner, id: &VolumeId) {
     let dir = match inner.volume_dir_if_there(id) {
         Ok(None) => return,
@@ -218,9 +218,9 @@ pub(super) fn clear(inner: &Inner, id: &VolumeId) {
     }
 }
 
-/// Whether a process holds files of a claim that is mounted nowhere. The kernel is asked only where
-/// nobody saw the end of the last mount: it answers with a line in its log, which on a serial
-/// console is a millisecond.
+/// Whether a process holds files of a claim that is mounted nowhere. The driver asks the
+/// kernel only where it did not see the end of the last mount: the kernel answers with a line in its
+/// log, which on a serial console takes a millisecond.
 pub(super) fn is_held_open(inner: &Inner, claim: &VolumeId) -> Result<bool> {
     let lingers = {
         let state = inner.state.lock();

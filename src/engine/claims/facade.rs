@@ -156,7 +156,7 @@ impl Engine {
     }
 
     /// Unmounts what is at `target` (NodeUnpublishVolume, NodeUnstageVolume), also of claims that
-    /// nobody has heard of. The claim stays. A staging path itself stays too.
+    /// are unknown. The claim stays. A staging path itself stays too.
     pub async fn unmount_claim(&self, claim: &str, target: &Path, staging: bool) -> Result<()> {
         mount::unmount(&self.inner, claim, target, staging).await
     }

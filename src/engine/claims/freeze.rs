@@ -155,8 +155,7 @@ impl Freezing {
             || held.any(|held| held.damaged)
     }
 
-    /// Returns what is left to be done, which nobody need wait for but who wants one of these
-    /// claims next.
+    /// Returns the work that is left. Only the next operation on one of these volumes waits for it.
     fn commit_now(mut self, changes: Vec<Change>, enter: impl FnOnce(&mut State)) -> Result<Self> {
         match self.make_durable(changes) {
             Transaction::Committed => self.ended = true,
@@ -208,8 +207,8 @@ impl Freezing {
     fn write_back(&self, syncing: &MutexGuard<'_, ()>) -> Result<()> {
         let inner = &self.inner;
         inner.sync(syncing)?;
-        // Told to somebody else, of what was frozen here. He marked it before he let go of the
-        // lock.
+        // Another caller got the error for what was frozen here. It marked that before it released
+        // the lock.
         if self.is_tainted(&inner.state.lock()) {
             let error = inner.dirs.root.error("syncfs", "", Errno::EIO);
             return Err(error).context("write back what the pool holds");
@@ -241,7 +240,7 @@ impl Freezing {
         let which = self.frozen.iter().filter(|frozen| which(frozen));
         for layer in which.filter_map(|frozen| frozen.layer) {
             if let Err(error) = layers::confirm(&self.inner, layer) {
-                tracing::warn!(%layer, %error, "an index made anew would not know this layer");
+                tracing::warn!(%layer, %error, "a rebuilt index would not know this layer");
             }
         }
     }
@@ -282,10 +281,10 @@ impl Freezing {
         }
     }
 
-    /// Claims have one moment when nobody writes to them, or when one is written to and the backend
-    /// can take it whole. A copy that is made while pods write is of no moment, whatever the class
-    /// says: a group of snapshots, be it of one claim, is of one, or fails (CSI specification,
-    /// "CreateVolumeGroupSnapshot").
+    /// A group of snapshots shows one moment, or fails (CSI specification,
+    /// "CreateVolumeGroupSnapshot"). Volumes have one moment while no pod writes to them. A single
+    /// volume that is written to has one if the backend can take it whole. A copy that is made while
+    /// pods write has none, whatever the class says.
     fn refuse_several_moments(&self, ids: &[VolumeId]) -> Result<()> {
         let state = self.inner.state.lock();
         let claims = ids.iter().filter_map(|id| state.claims.get(id));

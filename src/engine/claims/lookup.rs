@@ -78,9 +78,9 @@ pub(super) fn refuse_broken(held: &VolumeEntry) -> Result<()> {
     }
 }
 
-/// What is said of a claim that is mounted nowhere and must not change yet. Nothing of it runs, so
-/// whoever asks is told to come back, not to wait; which process it is cannot be seen from a
-/// container of one's own.
+/// The error for a persistent volume that is not mounted, while a process still holds its files.
+/// No operation runs on it, so the caller is told to try again, not to wait. The driver's container
+/// cannot see which process it is.
 pub(super) fn held_open(id: &VolumeId) -> Error {
     Error::ClaimInUse {
         claim: id.clone(),

@@ -1,6 +1,6 @@
-//! What is done for claims now and then: notice that a mount that is gone is held by nobody any
-//! more, remember when they were used, delete those that were unused for longer than their class
-//! says. On the thread that frees space.
+//! Periodic work on persistent volumes: notice that no process holds a mount that is gone, record
+//! the last use, delete volumes that were unused for longer than their class allows. Runs on the
+//! thread that frees space.
 
 use std::sync::Arc;
 

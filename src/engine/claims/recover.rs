@@ -2,7 +2,7 @@
 //!
 //! A claim's directory stays whatever the boot; only where it was mounted is forgotten. A freeze
 //! that did not get into the index is taken back. A directory of a claim that the index does not
-//! have was being deleted, and is thrown away by whoever reads `volumes/`.
+//! have was being deleted, and the recovery of `volumes/` moves it to the trash.
 
 use std::collections::{HashMap, HashSet};
 use std::path::{Path, PathBuf};
@@ -115,12 +115,12 @@ pub(in crate::engine) fn recover_volume(
                 // After a power cut a file may have its name and not its content.
                 let written = data_dir::write(dir, &data_dir::record(inner, held));
                 if let Err(error) = written {
-                    tracing::warn!(volume.id = %id, %error, "its record cannot be read, nor written anew");
+                    tracing::warn!(volume.id = %id, %error, "its record cannot be read, nor written again");
                 }
             } else {
-                tracing::error!(volume.id = %id, %why, "it is mounted, and nobody knows whether for reading only");
+                tracing::error!(volume.id = %id, %why, "it is mounted, and whether for reading only is unknown");
                 let why = format!(
-                    "{why}, so nobody knows whether it is mounted for reading only; unmount it everywhere"
+                    "{why}, so it is unknown whether it is mounted for reading only; unmount it everywhere"
                 );
                 held.problem.get_or_insert(Problem::Unrecorded(why));
             }
@@ -133,8 +133,8 @@ pub(in crate::engine) fn recover_volume(
     Ok(())
 }
 
-/// Bounds the content as the index says: whoever changed that may have been killed before he got
-/// there, and nobody need come back.
+/// Sets the size limit that the index has: the driver may have been killed after it changed the
+/// index and before it set the limit, and no caller need repeat that.
 fn bound(inner: &Inner, held: &mut VolumeEntry, dir: &Dir) {
     let limit = inner.backend.set_limit(dir, held.claim.limit());
     held.limit_unenforced = match limit {
@@ -152,8 +152,8 @@ fn bound(inner: &Inner, held: &mut VolumeEntry, dir: &Dir) {
     };
 }
 
-/// Where a claim is mounted of which there is no record. As what nobody knows, and nobody asks
-/// while it is so.
+/// The mounts of a persistent volume without a readable record. Their access modes are unknown, and
+/// no publish compares them meanwhile.
 fn unrecorded(
     inner: &Inner,
     mounts: &[MountEntry],
@@ -212,7 +212,8 @@ fn of_this_boot(
     Ok(())
 }
 
-/// It was in use until nobody knows when: written down, or each start would find it so.
+/// Records that the volume was in use until now: the true time is unknown, and without a record each
+/// start would find it so again.
 fn was_used_until_now(inner: &Inner, held: &mut VolumeEntry, dir: &Dir) {
     held.claim.last_used = inner.now();
     held.used = true;

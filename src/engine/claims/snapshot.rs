@@ -142,7 +142,7 @@ pub(super) async fn create_group(
             claims.push(source);
         }
     }
-    // Nobody waits for one guard with another in hand but for mounts that are being closed, so no
+    // A caller that holds one guard waits for another only while mounts are being closed, so no
     // order is needed.
     let mut guards = Vec::new();
     for claim in &claims {
