@@ -9,6 +9,7 @@ use std::fs;
 use std::path::Path;
 use std::sync::Mutex;
 use std::sync::atomic::{AtomicBool, Ordering};
+use std::time::Duration;
 
 use rustix::mount::{UnmountFlags, unmount};
 
@@ -247,10 +248,18 @@ impl Caller {
         together: &Together,
         step: Step,
     ) -> Result<(), Died> {
+        let mut held = 0;
         match step {
             Step::Call(call) => loop {
                 match (on.call(&call)?, &call) {
                     (Ok(_), _) => break,
+                    // The kernel closes a mount that vanished a little later, or a program that is
+                    // being started has its descriptors for a moment. Kubelet tries again, too.
+                    (Err(error), Call::Publish { .. }) if error.contains("HeldOpen") => {
+                        held += 1;
+                        assert!(held < 10_000, "{call:?}: {error}");
+                        std::thread::sleep(Duration::from_millis(3));
+                    }
                     // It was done, and the answer was lost.
                     (Err(error), Call::Destroy { .. }) if error.contains("NoSuchName") => break,
                     // A fork of ours is gone, and not yet deleted.
