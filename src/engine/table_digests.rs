@@ -21,8 +21,10 @@ use crate::sys::{self, Dir, Errno, OpenFile, Xattrs};
 /// The attribute of a table's file that has the table's digest.
 pub(super) const DIGEST: &str = "trusted.baggageclaim.sha256";
 
-/// How long the deletion of a layer waits for the job to close its files.
-const CLOSES: Duration = Duration::from_secs(1);
+/// How long the deletion of a layer waits for the job to close its files. The job looks after each
+/// read whether it must, which takes milliseconds. On a node whose processors are all busy, its
+/// thread of the lowest priority may not run for more than a second.
+const CLOSES: Duration = Duration::from_secs(10);
 
 /// The known digests, and what the background job needs to make the others.
 #[derive(Debug, Default)]
