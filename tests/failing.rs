@@ -830,6 +830,42 @@ async fn an_outcome_that_is_told_wakes_who_waits_though_the_next_volume_could_no
     bench.finish().await;
 }
 
+/// Between the move of a volume's directory and the note of it in memory, the outcome finds the
+/// volume in neither place. It waits for the end of the move, however slow that is.
+#[tokio::test(flavor = "multi_thread")]
+async fn an_outcome_that_is_told_while_the_volume_moves_is_not_lost() {
+    let _mine = my_turn().await;
+    let bench = require_bench!();
+    let output = [("type", "output"), ("name", "made")];
+    bench.publish("pod", "volume", &output).await;
+    let (at_point, moved) = mpsc::channel();
+    let (release, released) = mpsc::channel();
+    failpoint::at(Point::UnpublishPromised, 1, move || {
+        at_point.send(()).expect("the test listens");
+        released
+            .recv_timeout(NEVER)
+            .expect("the test lets it go on");
+    });
+    let engine = bench.engine.clone();
+    let target = bench.target("volume");
+    let unpublished = tokio::spawn(async move { engine.unpublish("volume", &target).await });
+    let moved = tokio::task::spawn_blocking(move || moved.recv_timeout(NEVER));
+    moved.await.expect("join").expect("the directory was moved");
+    let engine = bench.engine.clone();
+    let pod = "pod".parse().expect("uid");
+    let told = tokio::spawn(async move { engine.report_outcome(&pod, Outcome::Succeeded).await });
+    // Long enough for many looks: an outcome that gives up would be back.
+    tokio::time::sleep(Duration::from_millis(200)).await;
+    assert!(!told.is_finished(), "the outcome was given up");
+    release.send(()).expect("it waits");
+    unpublished.await.expect("join").expect("unpublished");
+    let told = told.await.expect("join").expect("told");
+    assert_eq!(told.news, 1);
+    bench.quiet().await;
+    assert!(bench.artifact("artifact/made").is_some(), "it is sealed");
+    bench.finish().await;
+}
+
 /// Two seals that are copies, each with space alone and none beside the other: together none of them
 /// might ever find it.
 #[tokio::test(flavor = "multi_thread")]

@@ -10,6 +10,7 @@ use super::error::{Context, Result};
 use super::failpoint::{Point, point};
 use super::lifecycle::Lifecycle;
 use super::shared::Inner;
+use super::state::State;
 use super::types::{Awaited, OutcomeReport};
 use super::volumes::Volume;
 use crate::model::{Commit, LayerId, Outcome, PodUid, VolumeId};
@@ -29,48 +30,65 @@ pub(super) async fn report(
     pod: &PodUid,
     outcome: Outcome,
 ) -> Result<OutcomeReport> {
-    let (engine, pod) = (inner.clone(), pod.clone());
-    inner
-        .threads
-        .calls
-        .run(move || note(&engine, &pod, outcome))
-        .await?
-}
-
-fn note(inner: &Inner, pod: &PodUid, outcome: Outcome) -> Result<OutcomeReport> {
     // A volume that moves between two looks is met again in its new location.
     const LOOKS: usize = 8;
     let mut report = known(inner, pod, outcome);
-    let (mut failed, mut failure) = (Vec::new(), None);
     for _ in 0..LOOKS {
-        let mut locations = untold(inner, pod);
-        locations.retain(|location| !failed.contains(location));
-        if locations.is_empty() {
+        let (engine, pod) = (inner.clone(), pod.clone());
+        let job = move || note(&engine, &pod, outcome);
+        let told = inner.threads.calls.run(job).await??;
+        report.news += told.news;
+        if told.moving.is_empty() {
             break;
         }
-        for location in locations {
-            // On disk first: a crash must not forget an outcome that was acted upon. On a full disk
-            // it may be the seal that frees space.
-            let written = inner.with_reserve(|| {
-                open(inner, &location).and_then(|dir| store::write_outcome(&dir, outcome))
-            });
-            match written {
-                Ok(()) => {}
-                Err(error) if error.is(Errno::ENOENT) => continue,
-                // The caller comes again for this volume. The others do not depend on it.
-                Err(error) => {
-                    failure.get_or_insert(error);
-                    failed.push(location);
-                    continue;
-                }
-            }
-            point(Point::OutcomeNoted);
-            report.news += usize::from(tell(inner, &location, outcome));
-            // For each volume: the next one may take long.
-            inner.state.notify();
-        }
+        // The operation that moves the directory may be slow between the disk and the state.
+        let moved = |state: &mut State| {
+            let is_moving = |id| state.volumes.has_operation(id);
+            (!told.moving.iter().any(is_moving)).then_some(())
+        };
+        inner.state.when(moved).await;
     }
-    failure.map_or(Ok(report), Err).context("note the outcome")
+    Ok(report)
+}
+
+/// What one look came to.
+#[derive(Debug, Default)]
+struct Look {
+    /// How many volumes learned the outcome.
+    news: usize,
+    /// Live volumes whose directory is not in its place.
+    moving: Vec<VolumeId>,
+}
+
+/// Tells all volumes of the pod that were not told, each in its place.
+fn note(inner: &Inner, pod: &PodUid, outcome: Outcome) -> Result<Look> {
+    let (mut told, mut failure) = (Look::default(), None);
+    for location in untold(inner, pod) {
+        // On disk first: a crash must not forget an outcome that was acted upon. On a full disk
+        // it may be the seal that frees space.
+        let written = inner.with_reserve(|| {
+            open(inner, &location).and_then(|dir| store::write_outcome(&dir, outcome))
+        });
+        match written {
+            Ok(()) => {}
+            Err(error) if error.is(Errno::ENOENT) => {
+                if let Location::Live(id) = location {
+                    told.moving.push(id);
+                }
+                continue;
+            }
+            // The caller comes again for this volume. The others do not depend on it.
+            Err(error) => {
+                failure.get_or_insert(error);
+                continue;
+            }
+        }
+        point(Point::OutcomeNoted);
+        told.news += usize::from(tell(inner, &location, outcome));
+        // For each volume: the next one may take long.
+        inner.state.notify();
+    }
+    failure.map_or(Ok(told), Err).context("note the outcome")
 }
 
 /// The outcomes that volumes of this pod were told before, compared with this one.

@@ -302,6 +302,11 @@ impl Volumes {
         self.operations.remove(id);
     }
 
+    /// Whether an operation works on it.
+    pub(super) fn has_operation(&self, id: &VolumeId) -> bool {
+        self.operations.contains_key(id)
+    }
+
     /// Those that an operation works on.
     pub(super) fn busy(&self) -> impl Iterator<Item = &VolumeId> {
         self.operations.keys()
