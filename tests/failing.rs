@@ -838,7 +838,7 @@ async fn an_outcome_that_is_told_while_the_volume_moves_is_not_lost() {
     let bench = require_bench!();
     let output = [("type", "output"), ("name", "made")];
     bench.publish("pod", "volume", &output).await;
-    let (at_point, moved) = mpsc::channel();
+    let (at_point, moved) = tokio::sync::oneshot::channel();
     let (release, released) = mpsc::channel();
     failpoint::at(Point::UnpublishPromised, 1, move || {
         at_point.send(()).expect("the test listens");
@@ -849,8 +849,7 @@ async fn an_outcome_that_is_told_while_the_volume_moves_is_not_lost() {
     let engine = bench.engine.clone();
     let target = bench.target("volume");
     let unpublished = tokio::spawn(async move { engine.unpublish("volume", &target).await });
-    let moved = tokio::task::spawn_blocking(move || moved.recv_timeout(NEVER));
-    moved.await.expect("join").expect("the directory was moved");
+    moved.await.expect("the directory was moved");
     let engine = bench.engine.clone();
     let pod = "pod".parse().expect("uid");
     let told = tokio::spawn(async move { engine.report_outcome(&pod, Outcome::Succeeded).await });
