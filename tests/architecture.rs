@@ -164,8 +164,8 @@ const ENGINE_TIERS: [Tier; 19] = [
 /// A file with more lines than this has more than one subject. Inline unit tests do not count.
 const MOST_LINES: usize = 600;
 
-/// A struct of the engine with more fields than this that other modules can reach is no owner of its
-/// state. Types of the engine's interface (`pub`) are values and do not count.
+/// A struct of the engine with more fields than this that other modules can reach is no owner of
+/// its state. Types of the engine's interface (`pub`) are values and do not count.
 const MOST_OPEN_FIELDS: usize = 12;
 
 /// The only module where `unsafe` may stand.

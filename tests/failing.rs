@@ -865,8 +865,8 @@ async fn an_outcome_that_is_told_while_the_volume_moves_is_not_lost() {
     bench.finish().await;
 }
 
-/// Two seals that are copies, each with space alone and none beside the other: together none of them
-/// might ever find it.
+/// Two seals that are copies, each with space alone and none beside the other: together none of
+/// them might ever find it.
 #[tokio::test(flavor = "multi_thread")]
 async fn copies_that_found_no_space_go_on_one_at_a_time() {
     const MIB: u64 = 1 << 20;

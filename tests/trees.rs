@@ -275,6 +275,27 @@ fn shown(lab: &Path, layers: &[PathBuf]) -> Snapshot {
     overlaid(lab, layers, None, Snapshot::of)
 }
 
+/// xfs frees the space of deleted files in the background; the others free it at once.
+#[test]
+fn the_space_of_deleted_files_is_counted_as_free_once_it_was_waited_for() {
+    for fs in [Fs::Ext4, Fs::Xfs, Fs::Tmpfs] {
+        let lab = require_lab!(fs);
+        let dir = lab.dir("dir");
+        for _ in 0..8 {
+            let bytes = vec![1_u8; 32 << 20];
+            fs::write(dir.join("file"), &bytes).expect("write");
+            let dir = open(&dir);
+            rustix::fs::syncfs(&dir).expect("syncfs");
+            let before = dir.space().expect("statfs").bytes_free;
+            dir.remove_file("file").expect("unlink");
+            dir.wait_for_freed_space().expect("wait");
+            let freed = dir.space().expect("statfs").bytes_free - before;
+            assert!(freed > 31 << 20, "{}: {freed} bytes", fs.name());
+        }
+        assert!(lab.close().is_empty());
+    }
+}
+
 #[test]
 fn a_flattened_stack_shows_what_the_stack_showed() {
     const ROUNDS: u64 = 100;

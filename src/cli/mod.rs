@@ -244,7 +244,8 @@ Examples:
 
     /// Look at a shared tier in object storage, and collect its garbage
     ///
-    /// Works on the bucket itself and needs no driver. The driver of this version does not use a shared tier yet.
+    /// Works on the bucket itself and needs no driver. The driver of this version does not use a
+    /// shared tier yet.
     Shared(shared::Shared),
 
     /// Print the completion script for a shell

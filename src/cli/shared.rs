@@ -10,6 +10,7 @@ use clap::{Args, Subcommand};
 use serde_json::{Value, json};
 use tokio::runtime::Builder;
 
+use super::Namespace;
 use super::human::{age, bytes};
 use super::rows::time;
 use super::run::{Done, print};
@@ -101,14 +102,8 @@ struct Tier {
         hide_env_values = true
     )]
     shared: String,
-    /// Only this namespace
-    #[arg(
-        short = 'n',
-        long = "namespace",
-        alias = "tenant",
-        value_name = "NAMESPACE"
-    )]
-    tenant: Option<Tenant>,
+    #[command(flatten)]
+    namespace: Namespace,
     /// The output format
     #[arg(short, long, value_name = "FORMAT", default_value = "text")]
     output: PlainOutput,
@@ -138,7 +133,7 @@ pub(super) fn run(shared: &Shared) -> Done {
     let store = url
         .open(runtime.handle().clone(), Times::default())
         .map_err(Failure::Tier)?;
-    let tenants = match &tier.tenant {
+    let tenants = match &tier.namespace.tenant {
         Some(tenant) => vec![tenant.clone()],
         None => store.tenants().map_err(Failure::Tier)?,
     };

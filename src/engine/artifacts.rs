@@ -1,9 +1,9 @@
 //! The artifacts in memory, and how many of them stack each layer. A commit asks for single
 //! artifacts and layers, so its cost does not depend on the number of artifacts.
 //!
-//! A node may have 100,000 artifacts, and a walk over all of them takes longer than a commit. A walk
-//! therefore releases the state now and then (`transaction`), and sees no single moment. The caller
-//! checks again under the lock before it deletes something.
+//! A node may have 100,000 artifacts, and a walk over all of them takes longer than a commit. A
+//! walk therefore releases the state now and then (`transaction`), and sees no single moment. The
+//! caller checks again under the lock before it deletes something.
 
 use std::collections::BTreeMap;
 use std::ops::Bound;

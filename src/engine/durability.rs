@@ -157,9 +157,9 @@ pub(super) fn finish_taint(inner: &Inner) -> Result<()> {
 
 /// Waiting for the disk, in the one place that hears of what it lost.
 impl Inner {
-    /// Writes back all that is dirty. The kernel reports a failure once, to whoever asks first: so
-    /// nobody else asks. Whoever goes on to name in the index what is durable now holds the lock
-    /// meanwhile.
+    /// Writes back all that is dirty. The kernel reports a failure once, to the first caller, so
+    /// only this function asks. A caller that names durable content in the index holds the lock
+    /// until the index has it.
     pub(super) fn sync(&self, _syncing: &parking_lot::MutexGuard<'_, ()>) -> Result<()> {
         self.refuse_degraded()?;
         let began = self.now();

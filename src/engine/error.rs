@@ -398,8 +398,8 @@ impl Error {
         }
     }
 
-    /// Whether the filesystem has failed, at this or at something before that nobody was told of
-    /// yet.
+    /// Whether the filesystem has lost a write: in this call, or in an earlier one whose error was
+    /// not reported yet.
     pub(super) fn is_lost_write(&self) -> bool {
         matches!(self, Self::System { source, .. } if source.is(sys::Errno::EIO))
     }

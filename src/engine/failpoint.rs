@@ -36,8 +36,8 @@ points! {
     RecoverSwept = "recover-swept",
     /// One thing that an earlier process, or boot, left over is in the trash.
     RecoverThrownAway = "recover-thrown-away",
-    /// The content of a persistent volume is back from the layer that a freeze moved it to. The note of
-    /// that move still exists.
+    /// The content of a persistent volume is back from the layer that a freeze moved it to. The
+    /// note of that move still exists.
     RecoverContentBack = "recover-content-back",
     /// The index no longer names what is not there.
     RecoverIndexed = "recover-indexed",
@@ -224,8 +224,8 @@ mod armed {
     static VISITS: [AtomicUsize; Point::ALL.len()] =
         [const { AtomicUsize::new(0) }; Point::ALL.len()];
 
-    /// Sets the point and the visit (1 is the first) at which this process dies. `false`: no point has
-    /// that name.
+    /// Sets the point and the visit (1 is the first) at which this process dies. `false`: no point
+    /// has that name.
     #[must_use]
     pub fn arm(name: &str, visit: usize) -> bool {
         let mut points = Point::ALL.iter().copied();
@@ -269,8 +269,8 @@ mod armed {
         }
     }
 
-    /// SIGKILL runs no destructor, no exit handler and no flush. Only what is on disk or in the kernel
-    /// survives.
+    /// SIGKILL runs no destructor, no exit handler and no flush. Only what is on disk or in the
+    /// kernel survives.
     fn die() {
         let _killed = nix::sys::signal::kill(nix::unistd::Pid::this(), nix::sys::signal::SIGKILL);
         loop {

@@ -490,8 +490,8 @@ fn make(
     }
 }
 
-/// The artifact of exactly this stack, if there is one, as it will be: what makes the index anew
-/// needs to know.
+/// The artifact of exactly this stack, as it will be after the merge; `None`: no artifact has it.
+/// The layer's record names it for a rebuilt index.
 fn artifact(
     inner: &Inner,
     newest: &[LayerId],

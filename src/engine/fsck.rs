@@ -26,9 +26,8 @@ impl Findings<'_> {
         self.all.push(finding);
     }
 
-    /// What was found out about one place; `None` when nothing could be, which is a finding too:
-    /// whoever looks for damage wants to know of all of it, and that disks fail in single places is
-    /// why he looks.
+    /// The result for one path; `None`: the path cannot be read. That is a finding too and does not
+    /// end fsck, since disks fail in single places.
     fn at<T>(&mut self, path: &Path, found: Result<T>) -> Result<Option<T>> {
         match found {
             Ok(found) => Ok(Some(found)),

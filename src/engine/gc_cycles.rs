@@ -1,5 +1,5 @@
-//! Rounds of garbage collection, counted: whoever found no room waits for one that began after he
-//! asked, together with all others who did. What a round does is `reap`'s.
+//! Counts the rounds of garbage collection. A caller that found no space waits for a round that
+//! began after its request, together with all other such callers. `reap` does the work of a round.
 
 use std::future::Future;
 

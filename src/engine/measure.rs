@@ -90,9 +90,9 @@ pub(super) fn durable_layers(
     layers
 }
 
-/// Says in the layers that the index names that it does, where that is missing: once in the life of
-/// this process, since a power cut takes a renaming that nobody waited for, and leaves the index
-/// what was written after it.
+/// Records in each layer that the index names it, where that record is missing. Runs once in the
+/// life of this process: a power cut can undo a rename without an fsync, and keep the index that
+/// was written after it.
 fn confirm_layers(inner: &Inner) -> Result<()> {
     if inner.collector.is_confirmed() {
         return Ok(());
@@ -139,13 +139,11 @@ fn leave_alone(inner: &Inner, layer: LayerId, error: &Error) -> bool {
     true
 }
 
-/// What a layer costs; `None` when the engine stops meanwhile, or the layer or its content is not
-/// there, or is something else: `check` says that, and nobody who waits for the rest of a round is
-/// to hear of it.
+/// The usage of a layer. `None`: the engine stops, or the layer or its content is missing or is not
+/// a directory. `check` reports the latter, and the rest of the round goes on.
 ///
-/// What is measured is confirmed: whoever named it in the index may have been killed before he said
-/// so in the layer, or the disk was full then. No other time is as good, since each layer comes
-/// here once, early, and is opened anyway.
+/// A measured layer is confirmed, too: the driver may have been killed, or the disk full, between
+/// the index and the layer's record. Each layer comes here once, early, and is opened anyway.
 fn measure_layer(inner: &Inner, layer: LayerId) -> Result<Option<Usage>> {
     let dir = match inner.dirs.layers.open_beneath(layer.to_string()) {
         Err(error) if error.is(Errno::ENOENT) || error.is_no_directory() => return Ok(None),

@@ -74,8 +74,8 @@ fn gauge(value: u64) -> i64 {
 }
 
 impl Metrics {
-    /// Makes it part of what is asked for. Every series is there, also those that are 0: what
-    /// vanishes cannot be watched.
+    /// Adds these metrics to a registry. Every series is present, also with the value 0: an alert
+    /// cannot watch a series that vanishes.
     pub fn register(&self, registry: &mut Registry) {
         let volumes = Family::<TypeAndState, Gauge>::default();
         for (r#type, by_state) in TYPES.into_iter().zip(self.volumes) {

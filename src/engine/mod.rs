@@ -1,33 +1,35 @@
 //! The engine: fork, seal, publish, unpublish, commit, destroy, list, recover, collect garbage.
 //!
-//! It decides *whether* and *when*. A backend knows *how*, and the store remembers. The engine knows
-//! nothing of CSI, gRPC or Kubernetes.
+//! It decides *whether* and *when*. A backend knows *how*, and the store remembers. The engine
+//! knows nothing of CSI, gRPC or Kubernetes.
 //!
 //! # State
 //!
 //! Every module gets [`Inner`]: one subsystem a field. `state` is what is known in memory, in parts
-//! that keep their fields private: `volumes`, `catalog`, `claims`, `write_back`, `health`. Who refers
-//! to which layer is computed from them, in `state`, and never stored. The other subsystems are
-//! `durability`, `collector`, `space`, `teardown`, `spares`, `threads` and `lifetime`.
+//! that keep their fields private: `volumes`, `catalog`, `claims`, `write_back`, `health`. Who
+//! refers to which layer is computed from them, in `state`, and never stored. The other subsystems
+//! are `durability`, `collector`, `space`, `teardown`, `spares`, `threads` and `lifetime`.
 //!
 //! # Locking
 //!
 //! - One [`Guard`] per volume: at most one operation runs on it. A second caller is told at once
 //!   ([`Error::Busy`]), or waits if the first is a chore of the driver's own.
 //! - `state`: one mutex, never held across a system call.
-//! - `collector.lock`: held by whatever takes artifacts out of the index, or writes of them what the
-//!   index may know better. A comparison holds it while it reads memory and the names of layers. It
-//!   is never held across a walk.
-//! - `durability.lock_names`: held from the look at the names in memory until the index has them, so
-//!   that the last writer of a name is its owner. Taken after the collector, before the state.
-//! - `durability.lock`: held from `syncfs` until the index names what was synced. The kernel reports
-//!   a failed write-back once, to the first caller. Taken before the collector and the names.
+//! - `collector.lock`: held while artifacts are removed from the index, or their entries rewritten.
+//!   A comparison holds it while it reads memory and the names of layers. It is never held across a
+//!   walk.
+//! - `durability.lock_names`: held from the look at the names in memory until the index has them.
+//!   So the last writer of a name is its owner. Taken after the collector, before the state.
+//! - `durability.lock`: held from `syncfs` until the index names the synced content. The kernel
+//!   reports a failed write-back once, to the first caller. Taken before the collector and the
+//!   names.
 //! - The stock of spares: never held across a system call, and no other lock is taken under it.
 //!
 //! # Threads
 //!
 //! Nothing that blocks runs on the async runtime: each slow kind of work has a pool of its own
-//! (`threads`) and delays only its like. A queued job runs to its end, also when its caller goes away.
+//! (`threads`) and delays only its like. A queued job runs to its end, also when its caller goes
+//! away.
 
 mod artifacts;
 mod backoff;
@@ -183,8 +185,8 @@ impl Engine {
         Ok(Self { inner })
     }
 
-    /// Makes a volume's content if it has none, and mounts it at its target. Idempotent. A call that
-    /// has begun is finished, also when the caller goes away.
+    /// Makes a volume's content if it has none, and mounts it at its target. Idempotent. A call
+    /// that has begun is finished, also when the caller goes away.
     pub async fn publish(&self, request: PublishRequest) -> Result<Published> {
         let (kind, began) = (request.spec.kind.type_name(), Instant::now());
         let published = publish::publish(&self.inner, request).await?;
@@ -195,8 +197,8 @@ impl Engine {
     }
 
     /// Detaches what is mounted at `target`, removes the mount point, and records the volume's seal
-    /// intent. Also for unknown volumes; `volume` need not be an id. A persistent volume is unmounted
-    /// and stays.
+    /// intent. Also for unknown volumes; `volume` need not be an id. A persistent volume is
+    /// unmounted and stays.
     pub async fn unpublish(&self, volume: &str, target: &Path) -> Result<()> {
         if self.has_claim(volume) {
             return self.unmount_claim(volume, target, false).await;
@@ -209,7 +211,8 @@ impl Engine {
         query::stats(&self.inner, volume, path).await
     }
 
-    /// Reports how a pod's work ended, and returns what follows for its volumes. The first report wins.
+    /// Reports how a pod's work ended, and returns what follows for its volumes. The first report
+    /// wins.
     pub async fn report_outcome(&self, pod: &PodUid, outcome: Outcome) -> Result<OutcomeReport> {
         outcome::report(&self.inner, pod, outcome).await
     }
@@ -244,8 +247,8 @@ impl Engine {
         query::artifacts(&self.inner, tenant)
     }
 
-    /// Deletes the artifact of this name. `InUse`: a volume is a fork of it. A cache loses its name at
-    /// once, and its content with its last fork.
+    /// Deletes the artifact of this name. `InUse`: a volume is a fork of it. A cache loses its name
+    /// at once, and its content with its last fork.
     pub async fn destroy(&self, tenant: &Tenant, reference: &Reference) -> Result<()> {
         remove::destroy(
             &self.inner,
@@ -279,14 +282,15 @@ impl Engine {
         fsck::check_offline(pool, &boot_id()?)
     }
 
-    /// Rebuilds the index of a pool that no driver has open, from the records beside the layers and in
-    /// the directories of persistent volumes. The old index is kept beside it.
+    /// Rebuilds the index of a pool that no driver has open, from the records beside the layers and
+    /// in the directories of persistent volumes. The old index is kept beside it.
     pub fn rebuild_index(pool: &Path) -> Result<Rebuilt> {
         rebuild::rebuild(pool)
     }
 
-    /// Waits until every retired volume is sealed durably or gone, except those whose outcome is not
-    /// known or whose files a process holds open. A degraded or closing engine seals nothing more.
+    /// Waits until every retired volume is sealed durably or gone, except those whose outcome is
+    /// not known or whose files a process holds open. A degraded or closing engine seals nothing
+    /// more.
     pub async fn settled(&self) {
         // Not every change of state is signalled (a volume found to be held). This is a query,
         // not a decision.
@@ -320,8 +324,8 @@ impl Engine {
         threads::apart("look", touch).await.unwrap_or(false)
     }
 
-    /// Unmounts what is at `target`, and removes the mount point unless it is a staging path. Nothing
-    /// more can be done for pods that end while the pool cannot be opened.
+    /// Unmounts what is at `target`, and removes the mount point unless it is a staging path.
+    /// Nothing more can be done for pods that end while the pool cannot be opened.
     pub async fn unmount_offline(target: &Path, staging: bool) -> Result<()> {
         let target = target.to_owned();
         let unmount =
@@ -340,8 +344,8 @@ impl Engine {
             .await?
     }
 
-    /// Whether the pool takes changes: tries the smallest one. Waits while the disk does not answer,
-    /// on one thread for all callers.
+    /// Whether the pool takes changes: tries the smallest one. Waits while the disk does not
+    /// answer, on one thread for all callers.
     pub async fn takes_writes(&self) -> Result<()> {
         self.inner.refuse_degraded()?;
         let one_at_a_time = self.inner.durability.probe().await;
@@ -396,13 +400,14 @@ impl Engine {
         );
     }
 
-    /// Ends: running operations finish, background work stops at its next safe point, and the index is
-    /// closed. Mounts stay. Takes as long as the disk needs, on a thread that others do not need.
+    /// Ends: running operations finish, background work stops at its next safe point, and the index
+    /// is closed. Mounts stay. Takes as long as the disk needs, on a thread that others do not
+    /// need.
     pub async fn shutdown(&self) {
         let inner = &self.inner;
         inner.state.lock().health.close();
-        // Waiters see that the engine closes. They are notified once, before this call waits: a loop
-        // that notifies would wake itself, and never let the others run.
+        // Waiters see that the engine closes. They are notified once, before this call waits: a
+        // loop that notifies would wake itself, and never let the others run.
         inner.state.notify();
         let none = inner
             .state
@@ -437,8 +442,8 @@ impl Engine {
 
 /// Export and import.
 impl Engine {
-    /// Opens the content of an artifact, or of a mounted volume, for reading. The content stays until
-    /// the export is dropped.
+    /// Opens the content of an artifact, or of a mounted volume, for reading. The content stays
+    /// until the export is dropped.
     pub async fn export(&self, source: Source) -> Result<Export> {
         transfer::open(&self.inner, source).await
     }
@@ -455,8 +460,8 @@ impl Engine {
         transfer::pack(&self.inner, export, codec, out, progress).await
     }
 
-    /// Makes an artifact of the archive from `input`, on a thread of the engine. It becomes whole and
-    /// durable, or nothing.
+    /// Makes an artifact of the archive from `input`, on a thread of the engine. It becomes whole
+    /// and durable, or nothing.
     ///
     /// `input` must return an error when its other end is gone. It must not wait any longer once
     /// `progress` says that the archive is refused ([`Progress::has_failed`]).

@@ -1,8 +1,8 @@
 //! Notices: what a pod's people should hear about its volumes, beside the answers that callers get.
 //!
 //! The engine sends a notice and forgets it: the channel is bounded, and nothing here waits. The
-//! caller of the engine decides who listens and in which words. Without a listener no notice is made.
-//! The error of a call is no notice: kubelet makes an event of that itself.
+//! caller of the engine decides who listens and in which words. Without a listener no notice is
+//! made. The error of a call is no notice: kubelet makes an event of that itself.
 
 use std::fmt;
 use std::sync::Arc;
@@ -82,8 +82,8 @@ pub enum NotCommitted {
     Damaged,
     /// Its directory vanished from the pool.
     Lost,
-    /// The node rebooted, or the pool's filesystem was unmounted, before the volume was sealed and on
-    /// the disk.
+    /// The node rebooted, or the pool's filesystem was unmounted, before the volume was sealed and
+    /// on the disk.
     Rebooted,
     /// A seal is a copy here, and there was no room for it in time.
     NoRoom {

@@ -61,8 +61,8 @@ pub(super) fn look(parent: &Dir, name: &Path) -> Result<Found> {
     }
 }
 
-/// Whether there is content that only an index can name. Under a new index, layers and the content of
-/// persistent volumes would be garbage. `None`: the directory is missing.
+/// Whether there is content that only an index can name. Under a new index, layers and the content
+/// of persistent volumes would be garbage. `None`: the directory is missing.
 pub(super) fn needs_index(layers: Option<&Dir>, volumes: Option<&Dir>) -> Result<bool> {
     if !entries(layers)?.is_empty() {
         return Ok(true);

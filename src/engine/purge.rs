@@ -68,6 +68,11 @@ pub(super) fn empty(inner: &Inner, until: Instant) -> Result<Emptied> {
             }
         }
     }
+    if emptied.freed
+        && let Err(error) = inner.dirs.root.wait_for_freed_space()
+    {
+        tracing::debug!(%error, "the pool's free space may be counted too low");
+    }
     Ok(emptied)
 }
 

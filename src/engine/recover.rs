@@ -262,13 +262,13 @@ fn say_rebooted(inner: &Inner, record: &VolumeRecord) {
     }
 }
 
-/// How the pod's work ended, if that is noted where it can be read. Else it is asked for again;
-/// what nobody says is not sealed.
+/// The recorded outcome of the pod; `None`: there is no readable record. Then the driver asks
+/// again, and does not seal without an answer.
 fn outcome_of(dir: &Dir) -> Result<Option<Outcome>> {
     match store::read_outcome(dir) {
         Err(error) if !error.is_of_this_process() => {
             tracing::error!(path = %dir.path().display(), %error,
-                "how its pod ended cannot be read: it is as if nobody had said");
+                "how its pod ended cannot be read; the outcome counts as not reported");
             Ok(None)
         }
         outcome => outcome.context("read a volume's outcome"),
@@ -452,8 +452,8 @@ fn trash_unknown_layers(inner: &Inner, on_disk: &HashSet<LayerId>, state: &State
     }
 }
 
-/// Moves something into the trash. What cannot be moved stays where it is, in nobody's way; whether
-/// it went.
+/// Moves an entry into the trash; whether it could be moved. Otherwise it stays in its place, where
+/// it does no harm.
 fn put_away(inner: &Inner, from: &Dir, name: &Path, why: &str) -> bool {
     let path = from.path().join(name);
     match inner.throw_away(from, name) {

@@ -141,8 +141,8 @@ fn destroy_now(inner: &Arc<Inner>, name: Name) -> Result<bool> {
     drop(named_as_indexed);
     point(Point::DestroyUnnamed);
     if let Err(error) = remove(inner, &[id]) {
-        // Nobody finds it any more, as was asked for; whoever asks again is told that there is
-        // none.
+        // The name is gone, as the caller wants. A repeated call answers that there is no such
+        // artifact.
         tracing::warn!(artifact.id = %id, %error, "its name is destroyed; what it was of goes later");
     }
     Ok(true)

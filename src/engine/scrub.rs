@@ -1,8 +1,7 @@
-//! Watch: compares index and directories now and then without being asked, since nobody asks as
-//! long as all seems well. What is compared, and how, is `fsck`'s; who reads the log or the metric
-//! decides what to do.
+//! Scrub: runs `fsck` periodically in the background, and reports findings in the log and in a
+//! metric.
 //!
-//! It runs on the thread for walks, where measuring and merging wait for it. So it is seldom, and
+//! It runs on the thread for walks, where measuring and merging wait for it. So it runs seldom, and
 //! ends at once when the engine does.
 
 use std::collections::HashSet;
@@ -47,8 +46,7 @@ pub(super) async fn watch_loop(inner: Arc<Inner>) {
 fn until_next(config: &Config, looked: &Result<HashSet<Finding>>) -> Duration {
     match looked {
         Ok(found) if found.is_empty() => config.check_interval,
-        // Whoever mends it wants to hear soon that all is well; and what could not be compared may
-        // be anything.
+        // After a repair the operator wants a good result soon. A failed comparison says nothing.
         _ => config.check_interval.min(config.first_check),
     }
 }

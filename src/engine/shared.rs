@@ -233,13 +233,14 @@ impl Inner {
         self.index.close();
     }
 
-    /// How long a walk may take whose length somebody else decides, who may be hostile: until the
-    /// engine stops, or others have waited for the thread long enough. It is repeated later.
+    /// Bounds a walk over a tree that a pod made, which may be hostile. The walk ends when the
+    /// engine stops or after [`SHARE`], because other work waits for its thread. It is repeated
+    /// later.
     pub(super) fn patience(&self) -> impl Fn() -> bool + '_ {
         self.patience_of(SHARE)
     }
 
-    /// The same, of so long.
+    /// Bounds a walk like [`Inner::patience`], by this share.
     pub(super) fn patience_of(&self, share: Duration) -> impl Fn() -> bool + '_ {
         let began = Instant::now();
         move || self.lifetime.is_stopping() || began.elapsed() > share

@@ -1,5 +1,5 @@
-//! Makes each durable layer's table of contents in the background, so that the first transfer of the
-//! layer does not wait for it.
+//! Makes each durable layer's table of contents in the background, so that the first transfer of
+//! the layer does not wait for it.
 //!
 //! One thread makes them one by one, at the lowest priority. It reads all content of a layer, once
 //! in the layer's life.

@@ -1,8 +1,8 @@
 //! Bounded pools of threads for work that blocks: system calls never run on the async runtime.
 //!
-//! Each pool has a name and a fixed number of threads. A mount takes the kernel's namespace lock, and
-//! a filesystem commits one transaction at a time, so more than a few threads only wait for each
-//! other (measured: no gain past two, and a longer tail).
+//! Each pool has a name and a fixed number of threads. A mount takes the kernel's namespace lock,
+//! and a filesystem commits one transaction at a time, so more than a few threads only wait for
+//! each other (measured: no gain past two, and a longer tail).
 //!
 //! A queued job runs to its end, also when its caller goes away: a publish whose caller hung up is
 //! never left half-made.
@@ -23,8 +23,8 @@ use crate::sys;
 /// cores (64 were no faster).
 const FREEZES: usize = 8;
 
-/// How many unmounted persistent volumes are put away at a time. Each waits for the disk, and all of
-/// them for the write-back of the same pool.
+/// How many unmounted persistent volumes are put away at a time. Each waits for the disk, and all
+/// of them for the write-back of the same pool.
 const CLOSES: usize = 8;
 
 /// How many exports and imports run at a time; further ones wait for their turn.
@@ -100,8 +100,8 @@ pub(super) struct Threads {
     handles: Mutex<Vec<JoinHandle<()>>>,
 }
 
-/// The queued jobs. An idle thread sleeps; it does not spin, as queues for short waits do, since that
-/// takes the processor from the threads that have work.
+/// The queued jobs. An idle thread sleeps; it does not spin, as queues for short waits do, since
+/// that takes the processor from the threads that have work.
 #[derive(Default)]
 struct Queue {
     jobs: Mutex<Jobs>,
@@ -169,8 +169,8 @@ pub async fn apart<T: Send + 'static>(
     answered.await.map_err(std::io::Error::other)
 }
 
-/// Runs jobs until the queue is closed. A job that panics must not end the thread: the jobs behind it
-/// would wait for ever.
+/// Runs jobs until the queue is closed. A job that panics must not end the thread: the jobs behind
+/// it would wait for ever.
 fn work(queue: &Queue) {
     while let Some(job) = queue.pop() {
         // The panic was printed where it happened. The job's caller gets an error: no answer came.

@@ -217,8 +217,8 @@ pub struct Status {
     pub caches: usize,
     /// Volumes whose seal is promised and not yet durable.
     pub seals_pending: usize,
-    /// Volumes whose records the start found damaged, and which somebody may be using: where a
-    /// volume needs its layers nothing that was sealed before the start is deleted until the next
-    /// one.
+    /// Volumes whose records the start found damaged, and which a pod may be using. On a backend
+    /// whose volumes need their layers, nothing that was sealed before this start is deleted until
+    /// the next one.
     pub damaged: usize,
 }

@@ -153,8 +153,8 @@ pub struct SocketPlace {
 }
 
 impl SocketPlace {
-    /// Whether the path still leads to that socket. Looks it up by name, since the directory may have
-    /// been replaced, too.
+    /// Whether the path still leads to that socket. Looks it up by name, since the directory may
+    /// have been replaced, too.
     pub async fn is_held(&self) -> bool {
         let path = self.path.clone();
         let look = async move { std::fs::symlink_metadata(path).ok() };

@@ -25,7 +25,7 @@ const RETRIES: u32 = 3;
 
 /// Where a layer is made, and how.
 #[derive(Clone, Copy)]
-pub struct Room<'a> {
+pub struct Destination<'a> {
     /// The directory of this layer: empty, or of an earlier fetch of the same layer.
     pub into: &'a Dir,
     /// May hold temporary files.
@@ -57,20 +57,20 @@ pub fn fetch(
     sources: &[&dyn Source],
     tenant: &Tenant,
     layer: &LayerRef,
-    room: Room<'_>,
+    destination: Destination<'_>,
     stop: Stop<'_>,
 ) -> Result<Fetched> {
-    if layer.content > room.limits.bytes {
+    if layer.content > destination.limits.bytes {
         return Err(archive::Error::Limit {
             what: "the content of its files",
-            limit: room.limits.bytes,
+            limit: destination.limits.bytes,
         }
         .into());
     }
     let mut job = Job {
         tenant,
         layer,
-        room,
+        destination,
         stop,
         receiver: None,
         bytes: 0,
@@ -91,7 +91,7 @@ pub fn fetch(
 struct Job<'a> {
     tenant: &'a Tenant,
     layer: &'a LayerRef,
-    room: Room<'a>,
+    destination: Destination<'a>,
     stop: Stop<'a>,
     /// Once the table was verified.
     receiver: Option<(Arc<Table>, Receiver)>,
@@ -115,8 +115,9 @@ impl Job<'_> {
         let (_, receiver) = match &mut self.receiver {
             Some(receiver) => receiver,
             none => {
-                let (limits, digest) = (self.room.limits, layer.digest.0);
-                let table = Table::open(file, Some(digest), self.room.temporary, limits, stop);
+                let (limits, digest) = (self.destination.limits, layer.digest.0);
+                let table =
+                    Table::open(file, Some(digest), self.destination.temporary, limits, stop);
                 let table = table.map_err(wrong)?;
                 if table.bytes() != layer.content || table.digest().bytes != layer.table {
                     return Err(Error::corrupt(
@@ -124,8 +125,9 @@ impl Job<'_> {
                         "its size is not what the manifest says",
                     ));
                 }
-                let devices = self.room.devices;
-                let receiver = Receiver::open(self.room.into, Arc::clone(&table), devices, stop);
+                let devices = self.destination.devices;
+                let receiver =
+                    Receiver::open(self.destination.into, Arc::clone(&table), devices, stop);
                 none.insert((table, receiver.map_err(ours)?))
             }
         };
@@ -137,11 +139,13 @@ impl Job<'_> {
             }
             let frames = content.frames(&wants)?;
             let mut progressed = 0;
-            let taken = receiver.take(frames.stream, self.room.patience, stop);
+            let taken = receiver.take(frames.stream, self.destination.patience, stop);
             if let Ok(taken) = &taken {
                 progressed = taken.bytes;
                 self.bytes += taken.bytes;
-                self.room.progress.fetch_add(taken.bytes, Ordering::Relaxed);
+                self.destination
+                    .progress
+                    .fetch_add(taken.bytes, Ordering::Relaxed);
             }
             match taken.map_err(wrong) {
                 Ok(_) if progressed > 0 => left = RETRIES,
@@ -156,7 +160,7 @@ impl Job<'_> {
 
     fn temporary(&self) -> Result<File> {
         let flags = OFlags::TMPFILE | OFlags::RDWR | OFlags::CLOEXEC;
-        let dir = self.room.temporary;
+        let dir = self.destination.temporary;
         let fd = rustix::fs::openat(dir, ".", flags, Mode::from_raw_mode(0o600))
             .map_err(|errno| dir.error("openat", ".", errno))?;
         Ok(File::from(fd))

@@ -31,7 +31,7 @@ mod url;
 pub use collect::{Collected, Collector};
 pub use commit::{Commit, Committed, Publication, clear, look, report_damage};
 pub use error::{Error, Result};
-pub use fetch::{Fetched, Room, fetch};
+pub use fetch::{Destination, Fetched, fetch};
 pub use keys::Keys;
 pub use object::{Footer, Index};
 pub use record::{FORMAT, LayerRef, Manifest, NameRecord, NameState, ObjectId, Root};

@@ -25,6 +25,7 @@ mod statfs;
 mod superblock;
 mod user_namespace;
 mod xattr;
+mod xfs;
 
 pub use btrfs::{NestedSubvolume, QuotaGroup, Quotas};
 pub use dir::{Blank, Dir, Entry, FileKind};

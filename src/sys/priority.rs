@@ -12,7 +12,8 @@ pub fn lower_thread_priority() -> Result<()> {
     // ioprio_set(2): `IOPRIO_WHO_PROCESS` is one thread, and 0 is the calling one.
     const WHO: libc::c_int = 1;
     const IDLE_CLASS: libc::c_int = 3 << 13;
-    // On Linux each thread has its own niceness, and 0 (`None`) is the calling one (setpriority(2)).
+    // On Linux each thread has its own niceness, and 0 (`None`) is the calling one
+    // (setpriority(2)).
     rustix::process::setpriority_process(None, NICE)
         .map_err(|errno| Error::new("setpriority", "", errno))?;
     // SAFETY: the system call takes three integers and touches no memory.

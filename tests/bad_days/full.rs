@@ -585,8 +585,8 @@ async fn where_space_is_freed_late_one_publish_does_not_evict_everything() {
     let bench = Bench::with(lab, |config| {
         config.backend = Some(BackendKind::Btrfs);
         config.reserve = MIB;
-        // Nothing goes but because a call found no space; and then one of the caches is enough for a
-        // round.
+        // Nothing goes but because a call found no space; and then one of the caches is enough for
+        // a round.
         config.high_watermark = 100;
         config.low_watermark = 99;
     })
@@ -718,8 +718,8 @@ async fn a_new_pool_on_a_full_disk_is_made_when_there_is_space_and_as_on_an_empt
         fs::write(one_block(number), "one block").expect("space");
     }
     fill_up(&full);
-    // Block by block: at first there is no space for the pool's directories, then for one call after
-    // the other of the trial.
+    // Block by block: at first there is no space for the pool's directories, then for one call
+    // after the other of the trial.
     let mut trials = 0;
     for number in 0..64 {
         let opened = Engine::open(config.clone()).await;

@@ -297,8 +297,8 @@ async fn limited(bench: Bench, ground: Ground) {
         fs::write(other.join("big"), vec![1; 8 << 20]).expect("write");
         bench.unpublish("w").await;
     }
-    // At its limit a volume can still get its outcome, be unpublished, sealed and forked; nobody else has to make room for
-    // it.
+    // At its limit a volume can still get its outcome, be unpublished, sealed and forked; nobody
+    // else has to make room for it.
     assert_eq!(bench.outcome("pod", Outcome::Succeeded).await, 1);
     bench.unpublish("v").await;
     bench.quiet().await;

@@ -201,7 +201,8 @@ async fn an_index_made_anew_names_what_was_durable_and_nothing_half_made() {
             fs::write(target.join("f"), "whole").expect("write");
         })
         .await;
-    // A second one of that name is being sealed when the driver dies: its process holds the volume open.
+    // A second one of that name is being sealed when the driver dies: its process holds the volume
+    // open.
     let (target, _) = bench.publish("p", "b", OUTPUT).await;
     let held = fs::File::create(target.join("f")).expect("create");
     bench.unpublish("b").await;

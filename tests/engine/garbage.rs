@@ -354,7 +354,8 @@ fn fill_up(path: &Path) {
     }
 }
 
-/// One commit of the model test: changes a few names, in a way that needs whiteouts and opaque directories.
+/// One commit of the model test: changes a few names, in a way that needs whiteouts and opaque
+/// directories.
 fn change(at: &Path, round: usize, model: &mut BTreeMap<String, String>) {
     let dir = format!("d{}", round % 7);
     if round.is_multiple_of(13) && at.join(&dir).exists() {

@@ -25,7 +25,8 @@ fn mounted_spares(bench: &Bench) -> usize {
         .count()
 }
 
-/// Publishes such volumes one after the other, whose pods fail, until the last one was mounted beforehand. That one stays.
+/// Publishes such volumes one after the other, whose pods fail, until the last one was mounted
+/// beforehand. That one stays.
 async fn until_mounted_beforehand(bench: &Bench, attributes: &[(&str, &str)]) -> String {
     for number in 0..10_000 {
         let volume = format!("v{number}");

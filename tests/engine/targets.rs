@@ -1,5 +1,5 @@
-//! Target paths: repeated calls, second targets, mounts that other programs remove or add. Targets that are
-//! wrong from the start are tested over the socket, in `tests/node.rs`.
+//! Target paths: repeated calls, second targets, mounts that other programs remove or add. Targets
+//! that are wrong from the start are tested over the socket, in `tests/node.rs`.
 
 use std::fs;
 use std::path::Path;

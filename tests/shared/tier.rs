@@ -10,7 +10,7 @@ use baggageclaim::archive::toc::{Holder, Patience, Table, scan};
 use baggageclaim::archive::{Limits, Progress};
 use baggageclaim::model::{ArtifactId, Reference, Tenant, Timestamp};
 use baggageclaim::shared::{
-    Bucket, Commit, Committed, Fetched, LayerRef, ObjectId, Publication, Result, Room, Root,
+    Bucket, Commit, Committed, Destination, Fetched, LayerRef, ObjectId, Publication, Result, Root,
     Source, Store, Times, Upload, Url, fetch,
 };
 use baggageclaim::sys::Dir;
@@ -211,7 +211,7 @@ pub(crate) fn down(
     into: &Path,
 ) -> Result<Fetched> {
     let (into, temporary) = (open(into), open(&lab.dir("temporary")));
-    let room = Room {
+    let destination = Destination {
         into: &into,
         temporary: &temporary,
         limits: Limits::default(),
@@ -219,7 +219,7 @@ pub(crate) fn down(
         patience: Patience(Duration::from_secs(60)),
         progress: &AtomicU64::new(0),
     };
-    fetch(sources, &tenant(), layer, room, &never)
+    fetch(sources, &tenant(), layer, destination, &never)
 }
 
 pub(crate) fn bucket(store: &Store) -> Bucket {

@@ -327,7 +327,7 @@ fn what_one_source_does_not_give_the_next_one_does() {
         crate::tier::open(&lab.dir("limited")),
         crate::tier::open(&lab.dir("temporary")),
     );
-    let room = baggageclaim::shared::Room {
+    let destination = baggageclaim::shared::Destination {
         into: &dir,
         temporary: &temporary,
         limits: baggageclaim::archive::Limits {
@@ -338,8 +338,13 @@ fn what_one_source_does_not_give_the_next_one_does() {
         patience: baggageclaim::archive::toc::Patience(std::time::Duration::from_secs(9)),
         progress: &AtomicU64::new(0),
     };
-    let refused =
-        baggageclaim::shared::fetch(&[&bucket(&tier.store)], &tenant(), &layer, room, &never);
+    let refused = baggageclaim::shared::fetch(
+        &[&bucket(&tier.store)],
+        &tenant(),
+        &layer,
+        destination,
+        &never,
+    );
     assert!(matches!(refused, Err(Error::Layer(_))), "{refused:?}");
 }
 

@@ -413,8 +413,8 @@ impl Day<'_> {
             if began.elapsed() > PATIENCE {
                 return Err(Fault::wrong("there is room, and the driver finds none").into());
             }
-            // btrfs gives space back when a transaction ends: by itself every 30 s, which is all the
-            // time that there is.
+            // btrfs gives space back when a transaction ends: by itself every 30 s, which is all
+            // the time that there is.
             let ended = File::open(self.place.lab.path())
                 .and_then(|dir| rustix::fs::syncfs(dir).map_err(Into::into));
             ended.map_err(cannot("end a transaction"))?;

@@ -1,5 +1,5 @@
-//! Which artifact has a name: the owners of each, as artifacts are sealed, indexed, deleted and lost.
-//! A part of [`Catalog`], in memory only.
+//! Which artifact has a name: the owners of each, as artifacts are sealed, indexed, deleted and
+//! lost. A part of [`Catalog`], in memory only.
 
 use std::collections::{HashMap, HashSet};
 
@@ -7,8 +7,8 @@ use super::{Catalog, Sealed};
 use crate::model::{Artifact, ArtifactId, Name, takes_name};
 
 impl Catalog {
-    /// Makes an artifact visible that the index does not have yet, and enters it among the owners of
-    /// its name. Tells whether it is the current owner.
+    /// Makes an artifact visible that the index does not have yet, and enters it among the owners
+    /// of its name. Tells whether it is the current owner.
     pub(in crate::engine) fn add_artifact(&mut self, artifact: Artifact) -> bool {
         let name = artifact.name();
         let mut owners = self.owners(&name);
@@ -28,8 +28,8 @@ impl Catalog {
         takes
     }
 
-    /// Where an artifact stands among the owners of its name; `None`: a later owner is in the index,
-    /// so the artifact has lost the name for good.
+    /// Where an artifact stands among the owners of its name; `None`: a later owner is in the
+    /// index, so the artifact has lost the name for good.
     fn place_of(&self, artifact: &Artifact, owners: &[ArtifactId]) -> Option<usize> {
         let is_passed = |sealed: &Sealed| takes_name(artifact, &sealed.artifact);
         let passed = owners
@@ -89,8 +89,8 @@ impl Catalog {
         self.owners(name).iter().any(|id| self.is_indexed(id))
     }
 
-    /// The names that the index gets together with these artifacts. Each points at the artifact that
-    /// would own it if a power cut took everything that the index does not have.
+    /// The names that the index gets together with these artifacts. Each points at the artifact
+    /// that would own it if a power cut took everything that the index does not have.
     pub(in crate::engine) fn names_of(
         &self,
         batch: &HashSet<ArtifactId>,
@@ -142,8 +142,8 @@ impl Catalog {
             .map(|sealed| (sealed.artifact, had_name))
     }
 
-    /// Puts an artifact back that could not be deleted. `had_name`: it gets its name back, too. Its age
-    /// does not decide that, since it may have lost the name for good.
+    /// Puts an artifact back that could not be deleted. `had_name`: it gets its name back, too. Its
+    /// age does not decide that, since it may have lost the name for good.
     pub(in crate::engine) fn put_back(&mut self, artifact: Artifact, had_name: bool) {
         let (id, name) = (artifact.id, artifact.name());
         self.artifacts.insert(Sealed::durable(artifact));
@@ -158,8 +158,8 @@ impl Catalog {
         self.names.remove(name)
     }
 
-    /// Puts a name back that could not be deleted. An artifact that took it meanwhile keeps it; if the
-    /// index has that artifact, for good.
+    /// Puts a name back that could not be deleted. An artifact that took it meanwhile keeps it; if
+    /// the index has that artifact, for good.
     pub(in crate::engine) fn put_name_back(&mut self, name: Name, id: ArtifactId) {
         let mut owners = self.owners(&name);
         if !owners.iter().any(|id| self.is_indexed(id)) {
@@ -168,8 +168,8 @@ impl Catalog {
         }
     }
 
-    /// Gives a name whose owner was discarded to the newest surviving previous owner. Age alone does
-    /// not decide: an older artifact may have been destroyed, and exist for its forks only.
+    /// Gives a name whose owner was discarded to the newest surviving previous owner. Age alone
+    /// does not decide: an older artifact may have been destroyed, and exist for its forks only.
     pub(in crate::engine) fn give_name_back(&mut self, name: &Name) {
         let owners = self.owners(name);
         self.set_owners(name.clone(), owners);
@@ -180,8 +180,8 @@ impl Catalog {
         self.names.get(&artifact.name()) == Some(&artifact.id)
     }
 
-    /// Whether the artifact's name points at another one for good. While the other would not survive a
-    /// power cut, the name would point at this one after it.
+    /// Whether the artifact's name points at another one for good. While the other would not
+    /// survive a power cut, the name would point at this one after it.
     pub(in crate::engine) fn is_superseded(&self, artifact: &Artifact) -> bool {
         let earlier = || self.earlier.get(&artifact.name());
         !self.is_named(artifact) && !earlier().is_some_and(|ids| ids.contains(&artifact.id))

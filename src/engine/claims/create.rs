@@ -84,8 +84,8 @@ fn repeated(claim: PersistentVolume, request: &CreateClaim) -> Result<Persistent
 }
 
 /// Whether a repeated request brings what the claim has, or what it was made with: the provisioner
-/// repeats the request that made it, whatever ControllerModifyVolume changed meanwhile. Records of older
-/// versions do not tell the first parameters.
+/// repeats the request that made it, whatever ControllerModifyVolume changed meanwhile. Records of
+/// older versions do not tell the first parameters.
 fn fits(claim: &PersistentVolume, mutable: MutableParameters) -> bool {
     mutable == claim.mutable || claim.made_with.is_none_or(|made_with| mutable == made_with)
 }

@@ -218,9 +218,9 @@ pub(super) fn clear(inner: &Inner, id: &VolumeId) {
     }
 }
 
-/// Whether a process holds files of a claim that is mounted nowhere. The driver asks the
-/// kernel only where it did not see the end of the last mount: the kernel answers with a line in its
-/// log, which on a serial console takes a millisecond.
+/// Whether a process holds files of a claim that is mounted nowhere. The driver asks the kernel
+/// only where it did not see the end of the last mount: the kernel answers with a line in its log,
+/// which on a serial console takes a millisecond.
 pub(super) fn is_held_open(inner: &Inner, claim: &VolumeId) -> Result<bool> {
     let lingers = {
         let state = inner.state.lock();

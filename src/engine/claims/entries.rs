@@ -60,8 +60,8 @@ impl BusyLayers {
 pub(in crate::engine) enum Problem {
     /// Something of it is gone.
     Broken(String),
-    /// It is mounted, and its record cannot be read, so its access mode is unknown. That ends with its
-    /// last mount.
+    /// It is mounted, and its record cannot be read, so its access mode is unknown. That ends with
+    /// its last mount.
     Unrecorded(String),
 }
 

@@ -283,8 +283,8 @@ impl Freezing {
 
     /// A group of snapshots shows one moment, or fails (CSI specification,
     /// "CreateVolumeGroupSnapshot"). Volumes have one moment while no pod writes to them. A single
-    /// volume that is written to has one if the backend can take it whole. A copy that is made while
-    /// pods write has none, whatever the class says.
+    /// volume that is written to has one if the backend can take it whole. A copy that is made
+    /// while pods write has none, whatever the class says.
     fn refuse_several_moments(&self, ids: &[VolumeId]) -> Result<()> {
         let state = self.inner.state.lock();
         let claims = ids.iter().filter_map(|id| state.claims.get(id));

@@ -212,8 +212,8 @@ fn of_this_boot(
     Ok(())
 }
 
-/// Records that the volume was in use until now: the true time is unknown, and without a record each
-/// start would find it so again.
+/// Records that the volume was in use until now: the true time is unknown, and without a record
+/// each start would find it so again.
 fn was_used_until_now(inner: &Inner, held: &mut VolumeEntry, dir: &Dir) {
     held.claim.last_used = inner.now();
     held.used = true;

@@ -13,7 +13,7 @@ use crate::engine::shared::Inner;
 use crate::sys::Space;
 
 /// How long an import waits for eviction each time that it finds too little space.
-const PATIENCE: Duration = Duration::from_secs(10);
+const PATIENCE: Duration = Duration::from_secs(30);
 /// How often the space is looked at where it comes back later than what was deleted is gone
 /// (btrfs).
 const LOOK_AGAIN: Duration = Duration::from_millis(100);

@@ -150,7 +150,8 @@ pub(super) struct Verdict {
     pub(super) problem: Option<String>,
 }
 
-/// The facts that an object shows about the pod's end. `gone`: it was the last state of a deleted pod.
+/// The facts that an object shows about the pod's end. `gone`: it was the last state of a deleted
+/// pod.
 pub(super) fn decide(pod: &Pod, gone: bool) -> Verdict {
     let no_problem = |decision| Verdict {
         decision,
