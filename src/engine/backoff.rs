@@ -78,14 +78,6 @@ impl<K: Eq + Hash + Clone> Setbacks<K> {
         self.0.lock().contains_key(what)
     }
 
-    /// How often it has failed.
-    pub(super) fn failures(&self, what: &K) -> u32 {
-        self.0
-            .lock()
-            .get(what)
-            .map_or(0, |setback| setback.failures)
-    }
-
     /// It failed: for how long it is left alone.
     pub(super) fn put_off(&self, what: &K) -> Duration {
         let mut setbacks = self.0.lock();
@@ -117,7 +109,7 @@ mod tests {
         assert!(setbacks.waiting(there).is_empty());
         let pauses: Vec<u64> = (0..8).map(|_| setbacks.put_off(&1).as_secs()).collect();
         assert_eq!(pauses, [1, 4, 16, 64, 256, 1024, 3600, 3600]);
-        assert_eq!((setbacks.failures(&1), setbacks.failures(&2)), (8, 0));
+        assert!(setbacks.has(&1) && !setbacks.has(&2));
         setbacks.put_off(&2);
         assert_eq!(setbacks.waiting(there), HashSet::from([1, 2]));
         assert_eq!(setbacks.waiting(|what| *what == 2), HashSet::from([2]));

@@ -20,6 +20,7 @@ pub(super) struct Collector {
     turn: Mutex<()>,
     reaper: Notify,
     walker: Notify,
+    merger: Notify,
     /// Every layer that the index names says so.
     confirmed: AtomicBool,
     pub(super) cycles: Rounds,
@@ -28,10 +29,9 @@ pub(super) struct Collector {
     /// The layers that are being merged. Empty: none are, or the merge is to stop because only the
     /// merge still needs them.
     pub(super) merging: Mutex<HashSet<LayerId>>,
-    /// Stacks whose merge failed.
+    /// Stacks whose merge came to nothing. If it failed or took too long, the lowest layer stands for
+    /// the stack: a cache in use is another stack by then.
     pub(super) unmerged: Setbacks<Vec<LayerId>>,
-    /// The lowest layers of stacks whose merge was stopped because it took too long.
-    pub(super) slow: Setbacks<LayerId>,
     /// Layers that could not be confirmed or measured.
     pub(super) unmeasured: Setbacks<LayerId>,
 }
@@ -53,7 +53,7 @@ impl Collector {
         self.reaper.notified()
     }
 
-    /// Layers may be there to be measured or merged.
+    /// Layers may be there to be measured.
     pub(super) fn wake_walker(&self) {
         self.walker.notify_one();
     }
@@ -61,6 +61,16 @@ impl Collector {
     /// Waits until that is said.
     pub(super) fn walker_woken(&self) -> Notified<'_> {
         self.walker.notified()
+    }
+
+    /// Layers may be there to be merged, and their sizes are known.
+    pub(super) fn wake_merger(&self) {
+        self.merger.notify_one();
+    }
+
+    /// Waits until that is said.
+    pub(super) fn merger_woken(&self) -> Notified<'_> {
+        self.merger.notified()
     }
 
     pub(super) fn is_confirmed(&self) -> bool {

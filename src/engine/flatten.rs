@@ -2,13 +2,13 @@
 //!
 //! Artifacts, claims and snapshots that begin with the same layers get the merged one together, in
 //! one transaction. A claim that is mounted, or that a process may still hold open, keeps what it
-//! is mounted over. On the thread for walks: a merge takes as long as its tenants decide, and only
-//! its last step, which enters it, holds the collector.
+//! is mounted over. Merges have a thread of their own: a merge takes as long as its tenants decide,
+//! and only its last step, which enters it, holds the collector.
 
 use std::collections::HashSet;
 use std::ops::ControlFlow;
 use std::sync::Arc;
-use std::time::{Duration, Instant};
+use std::time::Duration;
 
 use super::claims::data_dir;
 use super::error::{Context, Error, Result};
@@ -17,7 +17,6 @@ use super::guard::Guard;
 use super::layers::{self, trash_unreferenced};
 use super::pins::Pins;
 use super::shared::Inner;
-use super::shared::SHARE;
 use super::state::State;
 use super::transaction::Transaction;
 use crate::backend::{Stop, Usage};
@@ -26,8 +25,9 @@ use crate::model::{
 };
 use crate::store::{self, Change};
 
-/// The most time that one merge is given, which is some ten million files.
-const LARGEST_SHARE: Duration = Duration::from_secs(15 * 60);
+/// The most time that one merge is given, which is some ten million files. Then others have their
+/// turn.
+const LONGEST: Duration = Duration::from_secs(15 * 60);
 
 /// What came of a round of merges.
 #[derive(Default)]
@@ -38,11 +38,9 @@ pub(super) struct Merges {
     pub(super) done: usize,
     /// The first failure.
     pub(super) failure: Option<Error>,
-    /// Stacks that this round leaves alone because their merge failed.
+    /// Stacks that this round leaves alone because their merge came to nothing, or their lowest
+    /// layers.
     not_now: HashSet<Vec<LayerId>>,
-    /// The lowest layers of stacks that it leaves alone because their merge took too long. By its
-    /// lowest layer such a stack is known again: a cache in use is another stack by then.
-    slow: HashSet<LayerId>,
 }
 
 /// A stack that is to be merged.
@@ -55,21 +53,14 @@ struct Next {
     pins: Pins,
 }
 
-/// Merges the newest layers of stacks that grew long. A merge that fails delays no other one. Nor
-/// does a merge that takes long, which its tenant decides: it is stopped and tried again later,
-/// with more time each time, so that it is merged in the end.
+/// Merges the newest layers of stacks that grew long. A merge that fails or takes too long delays no
+/// other one for longer than [`LONGEST`]: it is tried again later.
 pub(super) fn flatten(inner: &Arc<Inner>) -> Merges {
-    let began = Instant::now();
     let mut merges = Merges::begin(inner);
     while inner.backend.stacks() && !inner.lifetime.is_stopping() {
         let Some(next) = choose(inner, &merges) else {
             break;
         };
-        if merges.tried > 0 && began.elapsed() > SHARE {
-            // Others first, that wait for this thread.
-            inner.collector.wake_walker();
-            break;
-        }
         merges.tried += 1;
         if merges.merge(inner, next).is_break() {
             break;
@@ -83,63 +74,61 @@ impl Merges {
     fn begin(inner: &Inner) -> Self {
         let state = inner.state.lock();
         let is_top = |stack: &Vec<LayerId>| stack.first().is_some_and(|top| state.is_stacked(top));
-        let collector = &inner.collector;
         Self {
-            not_now: collector.unmerged.waiting(is_top),
-            slow: collector.slow.waiting(|lowest| state.is_stacked(lowest)),
+            not_now: inner.collector.unmerged.waiting(is_top),
+            ..Self::default()
+        }
+    }
+
+    /// A round that ended by a defect.
+    pub(super) fn failed(error: Error) -> Self {
+        Self {
+            failure: Some(error),
             ..Self::default()
         }
     }
 
     /// Merges one stack; whether the round goes on.
     fn merge(&mut self, inner: &Arc<Inner>, next: Next) -> ControlFlow<()> {
-        let collector = &inner.collector;
         let merging = Merging::begin(inner, &next.stack[..next.count]);
         // An eviction before `begin` has not stopped the merge.
         if !is_stacked(&inner.state.lock(), &next.stack) {
             return ControlFlow::Continue(());
         }
-        let longer = 4_u32.saturating_pow(collector.slow.failures(&next.lowest));
-        let share = SHARE.saturating_mul(longer).min(LARGEST_SHARE);
-        let patience = inner.patience_of(share);
+        let patience = inner.patience_of(LONGEST);
         let stop = || patience() || merging.is_over();
-        let merged = merge(inner, &next.stack, next.count, next.pins, &stop);
-        match merged {
+        let layers = next.stack.len();
+        let error = match merge(inner, &next.stack, next.count, next.pins, &stop) {
             Ok(true) => {
-                collector.slow.forget(&next.lowest);
+                inner.collector.unmerged.forget(&vec![next.lowest]);
                 self.done += 1;
+                return ControlFlow::Continue(());
             }
             // It came into use while it was merged: later, and not in the very next round, or
             // others never have theirs.
-            Ok(false) => drop(self.leave_alone(inner, next.stack)),
-            Err(error) if error.is_stopped() => {
-                if inner.lifetime.is_stopping() {
-                    return ControlFlow::Break(());
-                }
-                if merging.is_over() {
-                    // Only the merge kept its layers. They can go now.
-                    inner.wake_reaper();
-                    return ControlFlow::Continue(());
-                }
-                let pause = collector.slow.put_off(&next.lowest);
-                tracing::warn!(
-                    layers = next.stack.len(),
-                    ?share,
-                    ?pause,
-                    "a stack of layers takes long to merge: others have their turn, and then it has more time"
-                );
-                self.slow.insert(next.lowest);
+            Ok(false) => {
+                self.leave_alone(inner, next.stack);
+                return ControlFlow::Continue(());
             }
-            Err(error) => {
-                let layers = next.stack.len();
-                let pause = self.leave_alone(inner, next.stack);
-                tracing::warn!(%error, layers, ?pause, "a stack of layers could not be merged");
-                let is_full = matches!(error, Error::Full(_));
-                self.failure.get_or_insert(error);
-                if is_full {
-                    return ControlFlow::Break(());
-                }
-            }
+            Err(error) => error,
+        };
+        if error.is_stopped() && inner.lifetime.is_stopping() {
+            return ControlFlow::Break(());
+        }
+        if error.is_stopped() && merging.is_over() {
+            // Only the merge kept its layers. They can go now.
+            inner.wake_reaper();
+            return ControlFlow::Continue(());
+        }
+        let pause = self.leave_alone(inner, vec![next.lowest]);
+        tracing::warn!(%error, layers, ?pause, "a stack of layers could not be merged");
+        if error.is_stopped() {
+            return ControlFlow::Continue(());
+        }
+        let is_full = matches!(error, Error::Full(_));
+        self.failure.get_or_insert(error);
+        if is_full {
+            return ControlFlow::Break(());
         }
         ControlFlow::Continue(())
     }
@@ -151,11 +140,9 @@ impl Merges {
     }
 
     /// Whether this round leaves the stack alone.
-    fn leaves_alone(&self, stack: &Vec<LayerId>) -> bool {
-        let is_slow = stack
-            .last()
-            .is_some_and(|lowest| self.slow.contains(lowest));
-        is_slow || self.not_now.contains(stack)
+    fn leaves_alone(&self, stack: &[LayerId]) -> bool {
+        let lowest = &stack[stack.len().saturating_sub(1)..];
+        self.not_now.contains(stack) || self.not_now.contains(lowest)
     }
 }
 

@@ -172,6 +172,7 @@ impl Engine {
         lifetime.spawn(teardown::teardown_loop(inner.clone()));
         lifetime.spawn(reap::reap_loop(inner.clone()));
         lifetime.spawn(reap::walk_loop(inner.clone()));
+        lifetime.spawn(reap::merge_loop(inner.clone()));
         lifetime.spawn(scrub::watch_loop(inner.clone()));
         lifetime.spawn(tables::table_loop(inner.clone()));
         for (layer, below) in recovered.read {

@@ -65,7 +65,7 @@ pub(super) async fn reap_loop(inner: Arc<Inner>) {
     }
 }
 
-/// Measures and merges after rounds; one that comes meanwhile does not wait for it.
+/// Measures layers after rounds; a round that comes meanwhile does not wait for it.
 pub(super) async fn walk_loop(inner: Arc<Inner>) {
     loop {
         tokio::select! {
@@ -73,32 +73,49 @@ pub(super) async fn walk_loop(inner: Arc<Inner>) {
             () = inner.lifetime.stopping() => return,
         }
         let engine = inner.clone();
-        let walk = move || {
-            let measured = measure_layers(&engine);
-            let merges = flatten::flatten(&engine);
-            // What is left of merges, also of those that came to nothing, is to be deleted; and
-            // what is evicted is chosen by its size.
-            let is_for_a_round =
-                merges.tried > 0 || matches!(measured, Ok(1..)) && is_nearly_full(&engine);
-            let failure = measured.err().or(merges.failure);
-            if failure.is_some() {
-                engine.space.set_short(true);
-            }
-            (is_for_a_round, merges.done, failure)
-        };
-        let (is_for_a_round, flattened, failure) = match inner.threads.walks.run(walk).await {
-            Ok(walked) => walked,
+        let walked = inner.threads.walks.run(move || measure_layers(&engine));
+        match walked.await.and_then(|measured| measured) {
             Err(Error::ShuttingDown) => return,
-            Err(error) => (false, 0, Some(error)),
-        };
-        if flattened > 0 {
-            tracing::info!(flattened, "merged layers of stacks that grew long");
-        }
-        if let Some(error) = failure {
-            tracing::error!(%error, "layers could not be measured or merged; it is tried again later");
+            Err(error) => {
+                tracing::error!(%error, "layers could not be measured; it is tried again later");
+                inner.space.set_short(true);
+            }
+            // What is evicted is chosen by its size.
+            Ok(measured) if measured > 0 && is_nearly_full(&inner) => inner.wake_reaper(),
+            Ok(_) => {}
         }
         inner.collector.tables.wake();
-        if is_for_a_round {
+        inner.collector.wake_merger();
+    }
+}
+
+/// Merges layers once they are measured. Their tenants decide how long that takes.
+pub(super) async fn merge_loop(inner: Arc<Inner>) {
+    loop {
+        tokio::select! {
+            () = inner.collector.merger_woken() => {}
+            () = inner.lifetime.stopping() => return,
+        }
+        let engine = inner.clone();
+        let merges = inner.threads.merges.run(move || flatten::flatten(&engine));
+        let merges = match merges.await {
+            Ok(merges) => merges,
+            Err(Error::ShuttingDown) => return,
+            Err(error) => flatten::Merges::failed(error),
+        };
+        if merges.done > 0 {
+            tracing::info!(
+                flattened = merges.done,
+                "merged layers of stacks that grew long"
+            );
+            inner.collector.tables.wake();
+        }
+        if let Some(error) = merges.failure {
+            tracing::error!(%error, "layers could not be merged; it is tried again later");
+            inner.space.set_short(true);
+        }
+        if merges.tried > 0 {
+            // What is left of merges, also of those that came to nothing, is to be deleted.
             inner.wake_reaper();
         }
     }
@@ -137,7 +154,7 @@ pub(super) async fn reap(inner: &Arc<Inner>) -> Result<Reaped> {
     let engine = inner.clone();
     let merges = inner
         .threads
-        .walks
+        .merges
         .run(move || flatten::flatten(&engine))
         .await?;
     all.done.flattened = merges.done;

@@ -48,8 +48,10 @@ pub(super) struct ThreadPools {
     pub(super) room: Threads,
     /// Deletes discarded volumes. One thread.
     pub(super) deletes: Threads,
-    /// Measures, merges and compares. One thread.
+    /// Measures and compares. One thread.
     pub(super) walks: Threads,
+    /// Merges layers. One thread.
+    pub(super) merges: Threads,
     /// Asks which processes still write to a volume that is to be sealed. One thread.
     pub(super) looks: Threads,
     /// Reads and writes archives.
@@ -67,6 +69,7 @@ impl ThreadPools {
             room: Threads::start("room", 1)?,
             deletes: Threads::start("deletes", 1)?,
             walks: Threads::start("walks", 1)?,
+            merges: Threads::start("merges", 1)?,
             looks: Threads::start("looks", 1)?,
             transfers: Threads::start("transfers", TRANSFERS)?,
         })
@@ -83,6 +86,7 @@ impl ThreadPools {
             &self.room,
             &self.deletes,
             &self.walks,
+            &self.merges,
             &self.looks,
             &self.transfers,
         ] {
