@@ -8,7 +8,7 @@ use std::io::Read;
 use std::path::Path;
 
 use super::read::refused;
-use super::unpack::unpack_into_layer;
+use super::unpack::unpack_layer;
 use super::{Error, Progress, Result, Unpack, Unpacked, shown};
 use crate::sys::{Dir, Errno};
 use crate::tree::{self, Stop};
@@ -106,24 +106,6 @@ pub(super) fn oci_mark(path: &[u8]) -> Result<Option<(Mark, Vec<u8>)>> {
     }
 }
 
-/// Unpacks one layer into the empty directory `into`, in overlayfs' form: deletions are character
-/// devices 0:0, opaque directories have the attribute `trusted.overlay.opaque`.
-///
-/// `below` are the layers below it, newest first. They are only read: a hard link to a file of
-/// theirs, and a directory that the archive implies, are copied up as overlayfs does it.
-/// On an error a part of the layer is there.
-pub fn unpack_layer(
-    input: impl Read + Send,
-    into: &Dir,
-    below: &[Dir],
-    marks: LayerMarks,
-    how: Unpack,
-    progress: &Progress,
-    stop: Stop<'_>,
-) -> Result<Unpacked> {
-    unpack_into_layer(input, into, below, marks, how, progress, stop)
-}
-
 /// Unpacks one layer onto `tree`, a snapshot or copy of all that is below it: the tree is then what
 /// overlayfs shows of the stack. No mark stays in it.
 ///
@@ -139,7 +121,7 @@ pub fn unpack_onto(
 ) -> Result<Unpacked> {
     onto(
         tree,
-        |layer, below| unpack_into_layer(input, layer, below, marks, how, progress, stop),
+        |layer, below| unpack_layer(input, layer, below, marks, how, progress, stop),
         stop,
     )
 }

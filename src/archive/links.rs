@@ -7,7 +7,7 @@ use std::collections::HashMap;
 use std::fs::File;
 
 use redb::{Database, Durability, ReadableDatabase, TableDefinition};
-use rustix::fs::{Mode, OFlags};
+use rustix::fs::{Mode, OFlags, Stat};
 
 use super::{Error, Result};
 use crate::sys::Dir;
@@ -18,7 +18,7 @@ const MOST: usize = 16_384;
 const CACHE: usize = 4 << 20;
 
 /// Device and inode.
-pub(super) type Identity = (u64, u64);
+type Identity = (u64, u64);
 
 const TABLE: TableDefinition<'_, Identity, &[u8]> = TableDefinition::new("links");
 
@@ -36,7 +36,7 @@ impl<'a> Links<'a> {
         Self::holding(MOST, spill)
     }
 
-    pub(super) fn holding(most: usize, spill: &'a Dir) -> Self {
+    fn holding(most: usize, spill: &'a Dir) -> Self {
         Self {
             most,
             spill,
@@ -45,8 +45,25 @@ impl<'a> Links<'a> {
         }
     }
 
-    /// By which path the file was packed before; `None`: not yet.
-    pub(super) fn find(&mut self, file: Identity) -> Result<Option<Vec<u8>>> {
+    /// By which path the file was packed before; `None`: not yet, and it is `path` from now on.
+    #[allow(
+        clippy::useless_conversion,
+        reason = "st_nlink's type differs between architectures"
+    )]
+    pub(super) fn first_path(&mut self, path: &[u8], stat: &Stat) -> Result<Option<Vec<u8>>> {
+        let names = u64::from(stat.st_nlink);
+        if names < 2 {
+            return Ok(None);
+        }
+        let file = (stat.st_dev, stat.st_ino);
+        let first = self.find(file)?;
+        if first.is_none() {
+            self.insert(file, path, names)?;
+        }
+        Ok(first)
+    }
+
+    fn find(&mut self, file: Identity) -> Result<Option<Vec<u8>>> {
         if let Some((path, names)) = self.memory.get_mut(&file) {
             *names = names.saturating_sub(1);
             if *names > 0 {
@@ -64,7 +81,7 @@ impl<'a> Links<'a> {
     }
 
     /// Remembers by which path a file with so many names was packed.
-    pub(super) fn insert(&mut self, file: Identity, path: &[u8], names: u64) -> Result<()> {
+    fn insert(&mut self, file: Identity, path: &[u8], names: u64) -> Result<()> {
         if self.memory.len() >= self.most {
             self.flush()?;
         }

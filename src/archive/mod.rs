@@ -40,9 +40,9 @@ use std::fmt;
 use std::io;
 use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
 
-pub use layer::{LayerMarks, unpack_layer, unpack_onto};
+pub use layer::{LayerMarks, unpack_onto};
 pub use pack::{Pack, Packed, pack, pack_layer};
-pub use unpack::{Limits, Unpack, Unpacked, unpack};
+pub use unpack::{Limits, Unpack, Unpacked, unpack, unpack_layer};
 
 use crate::{sys, tree};
 

@@ -329,18 +329,8 @@ impl Packer<'_> {
     }
 
     /// Makes a hard link of a file that was packed under another name; tells whether it was.
-    #[allow(
-        clippy::useless_conversion,
-        reason = "st_nlink's type differs between architectures"
-    )]
     fn again(&mut self, path: &[u8], stat: &Stat) -> Result<bool> {
-        let names = u64::from(stat.st_nlink);
-        if names < 2 {
-            return Ok(false);
-        }
-        let identity = (stat.st_dev, stat.st_ino);
-        let Some(first) = self.links.find(identity)? else {
-            self.links.insert(identity, path, names)?;
+        let Some(first) = self.links.first_path(path, stat)? else {
             return Ok(false);
         };
         let head = Head {

@@ -112,8 +112,13 @@ pub fn unpack(
     unpack_as(input, into, None, how, progress, stop)
 }
 
-/// The same of one layer: see [`super::unpack_layer`].
-pub(super) fn unpack_into_layer(
+/// Unpacks one layer into the empty directory `into`, in overlayfs' form: deletions are character
+/// devices 0:0, opaque directories have the attribute `trusted.overlay.opaque`.
+///
+/// `below` are the layers below it, newest first. They are only read: a hard link to a file of
+/// theirs, and a directory that the archive implies, are copied up as overlayfs does it.
+/// On an error a part of the layer is there.
+pub fn unpack_layer(
     input: impl Read + Send,
     into: &Dir,
     below: &[Dir],

@@ -12,9 +12,7 @@ use std::os::fd::OwnedFd;
 use std::path::Path;
 
 use crate::backend::bind_volume::{self, FS_NEW, PoolRoot};
-use crate::backend::{
-    Backend, BackendKind, Error, Freeze, Limit, Receiving, Result, Start, Stop, Usage,
-};
+use crate::backend::{Backend, BackendKind, Error, Limit, Receiving, Result, Start, Stop, Usage};
 use crate::model::layout::{FS, INCOMING, LAYERS};
 use crate::model::{LayerId, VolumeId};
 use crate::sys::{self, Dir, Errno, MountEntry};
@@ -106,15 +104,6 @@ impl Backend for Copy {
 
     fn shows(&self, mount: &MountEntry, id: &VolumeId, _label: &str) -> bool {
         self.pool_root.shows(mount, id)
-    }
-
-    fn in_use(&self, _volume: &Dir) -> Result<bool> {
-        Ok(false)
-    }
-
-    fn freeze(&self, _volume: &Dir, pin: Option<OwnedFd>) -> Result<Freeze> {
-        drop(pin);
-        Ok(Freeze::Frozen)
     }
 
     fn knows_holders(&self) -> bool {

@@ -100,18 +100,8 @@ impl Scanner<'_> {
     }
 
     /// A further name of a file, or of what is none.
-    #[allow(
-        clippy::useless_conversion,
-        reason = "st_nlink's type differs between architectures"
-    )]
     fn again(&mut self, path: &[u8], stat: &Stat) -> Result<bool> {
-        let names = u64::from(stat.st_nlink);
-        if names < 2 {
-            return Ok(false);
-        }
-        let identity = (stat.st_dev, stat.st_ino);
-        let Some(first) = self.links.find(identity)? else {
-            self.links.insert(identity, path, names)?;
+        let Some(first) = self.links.first_path(path, stat)? else {
             return Ok(false);
         };
         self.put(Kind::HardLink(first), path, Look::default(), None::<&Dir>)?;
