@@ -118,6 +118,8 @@ const ENGINE_TIERS: [Tier; 19] = [
             "seal",
             "transfer::export",
             "transfer::import",
+            "transfer::open_layers",
+            "transfer::receive",
         ],
     ),
     (
@@ -135,7 +137,7 @@ const ENGINE_TIERS: [Tier; 19] = [
         ],
     ),
     ("removal", &["remove"]),
-    ("eviction", &["evict"]),
+    ("eviction, the shared tier", &["evict", "sharing"]),
     (
         "garbage collection, tables of contents",
         &["reap", "tables"],
