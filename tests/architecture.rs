@@ -122,6 +122,8 @@ const ENGINE_TIERS: [Tier; 19] = [
             "seal",
             "transfer::export",
             "transfer::import",
+            "transfer::open_layers",
+            "transfer::receive",
         ],
     ),
     (
@@ -139,7 +141,7 @@ const ENGINE_TIERS: [Tier; 19] = [
         ],
     ),
     ("removal", &["remove"]),
-    ("eviction", &["evict"]),
+    ("eviction, the shared tier", &["evict", "sharing"]),
     (
         "garbage collection, tables of contents",
         &["reap", "tables"],
