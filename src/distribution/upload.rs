@@ -17,8 +17,8 @@ use crate::engine::notice::What;
 use crate::engine::{self, OpenArtifact};
 use crate::model::{Artifact, Sha256, Sharing, Timestamp};
 use crate::shared::{
-    Commit, Committed, Error, Keys, LayerRef, NameRecord, ObjectId, Publication, Root, Upload, decide, look,
-    upload,
+    Commit, Committed, Error, Keys, LayerRef, NameRecord, ObjectId, Publication, Root, Upload,
+    decide, look, upload,
 };
 
 /// How often an upload looks whether its artifact still has its name.
