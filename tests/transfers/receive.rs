@@ -459,7 +459,10 @@ async fn content_from_before_a_clear_loses_its_name_here_too() {
     assert!(local(&bench).expect("it is there").sharing.never);
     assert!(bench.engine.to_share().is_empty());
     assert!(!discard(9).await, "it has nothing to do with the tier");
+    commit("follower", None, true).await;
+    let follower = local(&bench).expect("it is there").sharing;
+    assert!(follower.never, "it has private content in it");
     bench.engine.reap().await.expect("reap");
-    assert_eq!(names(&bench.pool().join("layers")).len(), 1);
+    assert_eq!(names(&bench.pool().join("layers")).len(), 2);
     bench.finish().await;
 }
