@@ -11,7 +11,13 @@ use crate::nodes::{INPUT, Node, OUTPUT, RESOURCE, Shared, TASK, require, text, t
 
 #[tokio::test(flavor = "multi_thread")]
 async fn content_of_one_node_reaches_another() {
-    let (tier, a, b) = two_nodes!();
+    content_reaches_another(Shared::file()).await;
+    content_reaches_another(require!(Shared::s3())).await;
+}
+
+async fn content_reaches_another(tier: Shared) {
+    let a = require!(Node::new(&tier.store).await);
+    let b = require!(Node::new(&tier.store).await);
     a.share("output", &OUTPUT, "made on a").await;
     a.share("resource", &RESOURCE, "fetched on a").await;
     a.share("task", &TASK, "cached on a").await;

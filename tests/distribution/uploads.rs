@@ -191,3 +191,40 @@ async fn a_drain_uploads_what_waits_within_its_limit() {
     );
     node.finish().await;
 }
+
+#[tokio::test(flavor = "multi_thread")]
+async fn a_commit_takes_five_requests_and_a_fetch_three() {
+    let tier = require!(Shared::s3());
+    let requests = Arc::new(AtomicU64::new(0));
+    let counted = Arc::clone(&requests);
+    let store = tier.failing(move |_, _| {
+        counted.fetch_add(1, Ordering::SeqCst);
+        Fault::None
+    });
+    let taken = || requests.swap(0, Ordering::SeqCst);
+    let a = require!(Node::new(&store).await);
+    let b = require!(Node::new(&store).await);
+    // The first operation of a process reads the version of the layout.
+    a.share("o", &OUTPUT, "made on a").await;
+    b.sees("i", &INPUT).await;
+    a.publish("t-1", &TASK).await;
+    write(&a.bench.target("t-1"), "first");
+    taken();
+    a.end("t-1", Outcome::Succeeded).await;
+    a.shared().await;
+    assert_eq!(taken(), 5, "name, format, layer, manifest, name");
+    assert_eq!(b.sees("t-2", &TASK).await, text("first"));
+    assert_eq!(taken(), 3, "name, manifest, layer");
+    assert_eq!(b.sees("t-3", &TASK).await, text("first"));
+    assert_eq!(taken(), 1, "the name has not changed");
+    a.publish("t-4", &TASK).await;
+    write(&a.bench.target("t-4"), "second");
+    taken();
+    a.end("t-4", Outcome::Succeeded).await;
+    a.shared().await;
+    assert_eq!(taken(), 5, "name, manifest, layer, manifest, name");
+    assert_eq!(b.sees("t-5", &TASK).await, text("second"));
+    assert_eq!(taken(), 3, "name, manifest, the one layer that is new");
+    a.finish().await;
+    b.finish().await;
+}
