@@ -4,6 +4,7 @@
 //! killed; like kubelet, the test repeats them until they are answered.
 
 use std::fs;
+use std::sync::atomic::{AtomicU32, Ordering};
 use std::time::{Duration, Instant};
 
 use baggageclaim::engine::failpoint::Point;
@@ -368,9 +369,9 @@ impl Act {
 
 /// An output of two layers that another node made, and what it shows.
 pub(crate) fn receive(place: &Place, name: &str) -> (Call, Snapshot) {
-    let at = place.lab.run_dir().join(format!("layers-{name}"));
-    // An earlier act may have left it.
-    let _gone = fs::remove_dir_all(&at);
+    static MADE: AtomicU32 = AtomicU32::new(0);
+    let number = MADE.fetch_add(1, Ordering::Relaxed);
+    let at = place.lab.run_dir().join(format!("layers-{number}"));
     let (layers, shown) = layers::two(&at, name);
     let reference = format!("artifact/{name}");
     (Call::Receive { reference, layers }, shown)

@@ -513,8 +513,8 @@ async fn run(engine: &Engine, call: Call) -> Answer {
                 reference: reference.parse().expect("a reference"),
             };
             let engine = engine.clone();
-            let received = tokio::task::spawn_blocking(move || receive(&engine, name, &layers));
-            received.await.expect("no panic").map_err(said)?;
+            let received = layers::apart(move || receive(&engine, name, &layers));
+            received.await.map_err(said)?;
             done
         }
         Call::Share { reference } => {
@@ -522,10 +522,10 @@ async fn run(engine: &Engine, call: Call) -> Answer {
             engine.settled().await;
             let local = engine.local(&tenant, &reference).expect("it is there");
             let engine = engine.clone();
-            let set = tokio::task::spawn_blocking(move || {
+            let set = layers::apart(move || {
                 engine.set_sharing(local.id, |sharing| sharing.number = Some(1))
             });
-            assert!(set.await.expect("no panic").map_err(said)?);
+            assert!(set.await.map_err(said)?);
             done
         }
         Call::Settle => {
