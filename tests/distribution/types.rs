@@ -138,12 +138,15 @@ async fn an_input_waits_for_what_another_node_makes() {
     a.share("other-1", &again, "first").await;
     b.publish("other-2", &again).await;
     write(&b.bench.target("other-2"), "second");
+    let before = (b.questions(), b.distribution.metrics().fetches);
     let waits = async { assert_eq!(b.sees("input-2", &input).await, text("second")) };
     let makes = async {
         b.bench.outcome("pod-other-2", Outcome::Succeeded).await;
         b.bench.unpublish("other-2").await;
     };
     tokio::join!(waits, makes);
+    let after = (b.questions(), b.distribution.metrics().fetches);
+    assert_eq!(after, before, "the tier was not asked");
     a.finish().await;
     b.finish().await;
 }
