@@ -9,7 +9,7 @@ use std::collections::BTreeMap;
 use std::ops::Bound;
 
 use super::multiset::Multiset;
-use crate::model::{Artifact, ArtifactId, LayerId, Sha256, Timestamp};
+use crate::model::{Artifact, ArtifactId, LayerId, Sha256, Sharing, Timestamp};
 
 /// An artifact in memory.
 #[derive(Debug)]
@@ -112,6 +112,13 @@ impl Artifacts {
         (known != Some(digest)).then_some(sealed)
     }
 
+    /// Notes what is known of an artifact in the shared tier.
+    pub(super) fn set_sharing(&mut self, id: &ArtifactId, sharing: Sharing) {
+        if let Some(sealed) = self.all.get_mut(id) {
+            sealed.artifact.sharing = sharing;
+        }
+    }
+
     /// Notes that the index has an artifact.
     pub(super) fn set_indexed(&mut self, id: &ArtifactId) {
         if let Some(sealed) = self.all.get_mut(id) {
@@ -165,6 +172,7 @@ pub(super) mod tests {
             last_used: Timestamp(1),
             made_by: None,
             digests: crate::model::Digests::default(),
+            sharing: crate::model::Sharing::default(),
         }
     }
 

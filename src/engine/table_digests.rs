@@ -36,6 +36,8 @@ pub(super) struct TableDigests {
     pub(super) wanted: Notify,
     /// Layers whose table could not be made.
     pub(super) failed: Setbacks<LayerId>,
+    /// A layer became durable, or got its table.
+    changed: Notify,
 }
 
 impl TableDigests {
@@ -46,6 +48,11 @@ impl TableDigests {
 
     pub(super) fn insert(&self, layer: LayerId, digest: Sha256) {
         self.known.lock().insert(layer, digest);
+    }
+
+    /// The layer's table is gone.
+    pub(super) fn forget(&self, layer: &LayerId) {
+        self.known.lock().remove(layer);
     }
 
     /// Forgets all layers but these.
@@ -73,6 +80,16 @@ impl TableDigests {
         if waited.timed_out() {
             tracing::debug!(%layer, "the job that makes tables of contents still has a file of the layer open");
         }
+    }
+
+    /// Layers that became durable were looked at, or one got its table.
+    pub(super) fn tell(&self) {
+        self.changed.notify_one();
+    }
+
+    /// Waits until that is told. For one caller.
+    pub(super) async fn content_changed(&self) {
+        self.changed.notified().await;
     }
 
     /// Lets the background job look for layers without a table.

@@ -38,6 +38,56 @@ pub struct Artifact {
     /// The known digests. Records from before this field lack it.
     #[serde(default, skip_serializing_if = "Digests::is_empty")]
     pub digests: Digests,
+    /// Its place in the shared tier. Records from before this field lack it.
+    #[serde(default, skip_serializing_if = "Sharing::is_default")]
+    pub sharing: Sharing,
+}
+
+/// The known facts about an artifact and the shared tier.
+#[derive(Debug, Clone, Copy, Default, PartialEq, Eq, Serialize, Deserialize)]
+#[serde(rename_all = "camelCase", default)]
+pub struct Sharing {
+    /// It never leaves this node.
+    #[serde(skip_serializing_if = "is_false")]
+    pub never: bool,
+    /// The number of its name in the tier when the fork began. `None`: the tier was not asked.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    pub base: Option<u64>,
+    /// The number with which its name in the tier showed it. `None`: it is not in the tier.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    pub number: Option<u64>,
+    /// The tier refused it for good: an older resource cache has the name, or the name was cleared.
+    #[serde(skip_serializing_if = "is_false")]
+    pub refused: bool,
+}
+
+impl Sharing {
+    /// Whether nothing is known.
+    #[must_use]
+    pub fn is_default(&self) -> bool {
+        *self == Self::default()
+    }
+
+    /// Whether it may still be uploaded.
+    #[must_use]
+    pub fn is_wanted(&self) -> bool {
+        !self.never && !self.refused && self.number.is_none()
+    }
+
+    /// The newest number of its name in the tier that its content is known to follow. `None`: none
+    /// is known.
+    #[must_use]
+    pub fn follows(&self) -> Option<u64> {
+        self.number.max(self.base)
+    }
+}
+
+#[expect(
+    clippy::trivially_copy_pass_by_ref,
+    reason = "the signature is serde's"
+)]
+pub(super) fn is_false(value: &bool) -> bool {
+    !value
 }
 
 /// The digests of an artifact's content, as far as they are known.
@@ -186,8 +236,9 @@ pub fn garbage<'a>(
         .collect()
 }
 
-/// The artifacts to evict to free `bytes`: least recently used first, none in use. The last
-/// artifact with a shared layer counts it.
+/// The artifacts to evict to free `bytes`: first those that the shared tier has, which can come
+/// back, then the others; least recently used first, none in use. The last artifact with a shared
+/// layer counts it.
 #[must_use]
 pub fn evict<'a>(
     artifacts: impl Iterator<Item = &'a Artifact>,
@@ -204,7 +255,8 @@ pub fn evict<'a>(
         .into_iter()
         .filter(|artifact| !in_use.contains(&artifact.id))
         .collect();
-    candidates.sort_by_key(|artifact| (artifact.last_used, artifact.id));
+    let is_only_here = |artifact: &Artifact| artifact.sharing.number.is_none();
+    candidates.sort_by_key(|artifact| (is_only_here(artifact), artifact.last_used, artifact.id));
     let mut freed = 0u64;
     let mut chosen = Vec::new();
     for artifact in candidates {
@@ -272,6 +324,7 @@ mod tests {
             last_used: Timestamp(created),
             made_by: None,
             digests: Digests::default(),
+            sharing: Sharing::default(),
         }
     }
 
@@ -361,6 +414,48 @@ mod tests {
         assert_eq!(chosen(&[], 21), [base.id, child.id, other.id]);
         assert_eq!(chosen(&[child.id, base.id], 100), [other.id]);
         assert!(chosen(&[], 0).is_empty());
+    }
+
+    #[test]
+    fn eviction_takes_first_what_the_shared_tier_has() {
+        let shared = |number, id, used| {
+            let mut artifact = artifact(id, "task-cache/a", used, &[id]);
+            artifact.sharing.number = number;
+            artifact
+        };
+        let all = [
+            shared(None, 1, 1),
+            shared(Some(9), 2, 4),
+            shared(Some(8), 3, 3),
+            shared(None, 4, 2),
+        ];
+        let chosen = evict(all.iter(), &HashSet::new(), |_| 10, 100);
+        assert_eq!(chosen, [3, 2, 1, 4].map(ArtifactId::from_bits));
+    }
+
+    #[test]
+    fn a_record_from_before_sharing_is_read_and_nothing_known_is_not_written() {
+        let plain = artifact(1, "task-cache/a", 1, &[1]);
+        let json = serde_json::to_string(&plain).expect("plain data serialises");
+        assert!(!json.contains("sharing"), "{json}");
+        let read: Artifact = serde_json::from_str(&json).expect("an older record");
+        assert_eq!(read, plain);
+        let known = Artifact {
+            sharing: Sharing {
+                never: false,
+                base: Some(3),
+                number: Some(5),
+                refused: true,
+            },
+            ..plain
+        };
+        let json = serde_json::to_string(&known).expect("plain data serialises");
+        let written = r#""sharing":{"base":3,"number":5,"refused":true}"#;
+        assert!(json.contains(written), "{json}");
+        let read: Artifact = serde_json::from_str(&json).expect("it is read");
+        assert_eq!(read, known);
+        assert!(!known.sharing.is_wanted() && Sharing::default().is_wanted());
+        assert_eq!(known.sharing.follows(), Some(5));
     }
 
     #[test]

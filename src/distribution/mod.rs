@@ -1,0 +1,194 @@
+//! Takes content between this node and the shared tier.
+//!
+//! The engine knows no bucket, and the tier knows no volume: this module knows both.
+//!
+//! ```text
+//! publish ─▶ bring ─▶ question ─▶ decide ─▶ fetch ─▶ Engine::receive      (bring, ask, fetch)
+//! commit  ─▶ Engine::to_share ─▶ layers, manifest, name ─▶ set_sharing    (upload)
+//! ```
+//!
+//! Which content is used, and what a volume waits for, is decided in `decide`, without I/O.
+//!
+//! # Waiting
+//!
+//! Calls of the tier block. They run on threads of their own, of which there are few (`work`), and
+//! never under a lock. Equal calls are one call (`flight`): a caller that gives up leaves the call
+//! running, and the next caller joins it. No caller waits longer than its setting.
+//!
+//! # State
+//!
+//! The queue of uploads is what the engine's index says is not in the tier. Nothing is stored
+//! here, and a restart loses counters only.
+
+mod ask;
+mod bring;
+mod context;
+mod decide;
+mod fetch;
+mod flight;
+mod health;
+mod pace;
+mod queue;
+mod types;
+mod upload;
+mod work;
+
+use std::collections::HashMap;
+use std::sync::Arc;
+use std::time::Duration;
+
+pub use types::{Drained, Metrics, Moving, Settings, Status};
+
+use crate::engine::{self, Engine, PublishRequest};
+use crate::model::{ArtifactId, Name, Reference, Tenant};
+use crate::shared::{self, Store};
+
+use ask::Asker;
+use bring::Bringer;
+use context::{Context, object_id, value};
+use fetch::Fetcher;
+use health::{Access, now};
+use queue::Queue;
+use work::Workers;
+
+/// How long `clear` waits for the tier.
+const CLEAR: Duration = Duration::from_secs(30);
+/// How long `stop` waits for threads: a network may not answer.
+const STOP: Duration = Duration::from_secs(5);
+
+/// The shared tier of one engine. Ends with [`Distribution::stop`].
+#[derive(Debug)]
+pub struct Distribution {
+    context: Arc<Context>,
+    fetcher: Arc<Fetcher>,
+    queue: Arc<Queue>,
+    bringer: Bringer,
+    clears: Workers,
+}
+
+impl Distribution {
+    /// Starts the background work. Must run in a tokio runtime, and does not wait for the tier.
+    #[must_use]
+    pub fn start(engine: Engine, store: Store, settings: Settings) -> Arc<Self> {
+        let context = Arc::new(Context::new(engine, store, settings));
+        let asker = Arc::new(Asker::new(Arc::clone(&context)));
+        let fetcher = Arc::new(Fetcher::new(Arc::clone(&context), Arc::clone(&asker)));
+        let queue = Arc::new(Queue::new(Arc::clone(&context)));
+        context.tasks.spawn(Arc::clone(&queue).run());
+        Arc::new(Self {
+            bringer: Bringer::new(
+                Arc::clone(&context),
+                asker,
+                Arc::clone(&fetcher),
+                Arc::clone(&queue),
+            ),
+            clears: context.workers("shared-clear", 4),
+            context,
+            fetcher,
+            queue,
+        })
+    }
+
+    /// Brings the content that a volume starts from to this node, if it is not here and the tier
+    /// has it, and notes the number of its name. To be called before each `Engine::publish`.
+    ///
+    /// Fails only for an input whose content is neither here nor came in time.
+    pub async fn bring(&self, request: &mut PublishRequest) -> engine::Result<()> {
+        self.bringer.bring(request).await
+    }
+
+    /// The number of a name in the tier at this moment, for an artifact that is made now without a
+    /// volume (`baggageclaim import`). `None`: the tier did not answer in time.
+    pub async fn base(&self, tenant: &Tenant, reference: &Reference) -> Option<u64> {
+        let (tenant, reference) = (tenant.clone(), reference.clone());
+        self.bringer.number(&Name { tenant, reference }).await
+    }
+
+    /// Clears a name in the tier: content that exists, or that was forked, before does not come
+    /// back. Returns the number of the clear. The caller removes the content on this node.
+    pub async fn clear(&self, tenant: &Tenant, reference: &Reference) -> shared::Result<u64> {
+        let context = Arc::clone(&self.context);
+        let (of, name) = (tenant.clone(), reference.clone());
+        let call = move || {
+            let cleared = shared::clear(&context.store, &of, &name, object_id(), now());
+            context.health.note(Access::Write, &cleared);
+            cleared
+        };
+        let cleared = tokio::time::timeout(CLEAR, self.clears.run(|| true, call));
+        cleared.await.ok().flatten().unwrap_or_else(|| {
+            Err(shared::Error::Away {
+                object: format!(
+                    "{reference} of namespace {tenant} in {}",
+                    self.context.store
+                ),
+                cause: "no answer in time".to_owned(),
+            })
+        })
+    }
+
+    /// What is moving, what waits, and what is wrong.
+    #[must_use]
+    pub fn status(&self) -> Status {
+        let context = &self.context;
+        let waiting = context.engine.to_share();
+        let rows = context.engine.artifacts(None).into_iter();
+        let bytes: HashMap<ArtifactId, u64> = rows
+            .filter_map(|row| Some((row.id, row.usage?.bytes)))
+            .collect();
+        let bytes = waiting
+            .iter()
+            .filter_map(|artifact| bytes.get(&artifact.id));
+        Status {
+            url: context.store.to_string(),
+            permanent_error: context.health.permanent(),
+            last_error: context.health.last(),
+            uploads_waiting: waiting.len() as u64,
+            bytes_waiting: bytes.sum(),
+            uploading: self.queue.uploader.running(),
+            fetching: self.fetcher.running(),
+        }
+    }
+
+    /// Cheap numbers.
+    #[must_use]
+    pub fn metrics(&self) -> Metrics {
+        let counters = &self.context.counters;
+        Metrics {
+            uploads_waiting: self.context.engine.to_share().len() as u64,
+            uploads: value(&counters.uploads),
+            uploaded_bytes: value(&counters.uploaded_bytes),
+            upload_failures: value(&counters.upload_failures),
+            uploads_refused: value(&counters.uploads_refused),
+            fetching: self.fetcher.running().len() as u64,
+            fetches: value(&counters.fetches),
+            fetched_bytes: value(&counters.fetched_bytes),
+            fetch_failures: value(&counters.fetch_failures),
+            questions: value(&counters.questions),
+            questions_failed: value(&counters.questions_failed),
+            misses: value(&counters.misses),
+            damage_reported: value(&counters.damage_reported),
+            permanent_error: self.context.health.permanent().is_some(),
+        }
+    }
+
+    /// Uploads what waits, at most for so long. Uploads go on afterwards, until `stop`.
+    pub async fn drain(&self, within: Duration) -> Drained {
+        self.queue.drain(within).await
+    }
+
+    /// Ends all work at its next safe point, and waits a few seconds for it. What is not uploaded
+    /// stays in the queue. To be called before `Engine::shutdown`.
+    pub async fn stop(&self) {
+        self.context.stop.cancel();
+        self.context.tasks.close();
+        if tokio::time::timeout(STOP, self.context.tasks.wait())
+            .await
+            .is_err()
+        {
+            tracing::warn!(
+                threads = self.context.tasks.len(),
+                "calls of the shared tier do not end in time; they are left to the end of the process"
+            );
+        }
+    }
+}

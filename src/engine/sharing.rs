@@ -1,0 +1,101 @@
+//! The shared tier as the engine sees it: what this node has under a name, what is still to be
+//! uploaded, and what the tier said about an artifact. Nothing here knows where the tier is.
+
+use std::sync::Arc;
+
+use super::error::{Context, Result};
+use super::failpoint::{Point, point};
+use super::remove;
+use super::shared::Inner;
+use super::types::{LocalArtifact, PublishRequest};
+use crate::model::{Artifact, ArtifactId, Name, Sharing, VolumeKind};
+use crate::store::{self, Change};
+
+/// What this node has under a name.
+pub(super) fn local(inner: &Inner, name: &Name) -> Option<LocalArtifact> {
+    let state = inner.state.lock();
+    let sealed = state.catalog.owner(name)?;
+    Some(LocalArtifact {
+        id: sealed.artifact.id,
+        sharing: sealed.artifact.sharing,
+        created: sealed.artifact.created,
+        durable: sealed.durable,
+    })
+}
+
+/// Whether a volume on this node will become the content that this request waits for.
+pub(super) fn is_coming(inner: &Inner, request: &PublishRequest) -> bool {
+    let VolumeKind::Input { from } = &request.spec.kind else {
+        return false;
+    };
+    let state = inner.state.lock();
+    let coming = state
+        .volumes
+        .coming(&request.tenant, from, &request.pod.uid);
+    coming.is_some()
+}
+
+/// The artifacts that the tier should get, newest first.
+pub(super) fn to_share(inner: &Inner) -> Vec<Artifact> {
+    let mut wanted = Vec::new();
+    inner.look_at_artifacts(|state, sealed| {
+        let artifact = &sealed.artifact;
+        if sealed.durable && artifact.sharing.is_wanted() && state.catalog.is_named(artifact) {
+            wanted.push(artifact.clone());
+        }
+    });
+    wanted.sort_by_key(|artifact| std::cmp::Reverse((artifact.created, artifact.id)));
+    wanted
+}
+
+/// Changes what is known of a durable artifact in the tier: in the index, in memory, and in the
+/// record of its newest layer. `false`: there is none of that id.
+pub(super) fn set_sharing(
+    inner: &Inner,
+    id: ArtifactId,
+    change: impl FnOnce(&mut Sharing),
+) -> Result<bool> {
+    let _one_at_a_time = inner.collector.lock();
+    let artifact = {
+        let state = inner.state.lock();
+        let sealed = state.catalog.get(&id).filter(|sealed| sealed.durable);
+        let Some(sealed) = sealed else {
+            return Ok(false);
+        };
+        let mut artifact = sealed.artifact.clone();
+        change(&mut artifact.sharing);
+        artifact
+    };
+    let put = [Change::PutArtifact(artifact.clone())];
+    inner.transact(&put).result()?;
+    point(Point::SharingIndexed);
+    let mut state = inner.state.lock();
+    state.catalog.set_sharing(&id, artifact.sharing);
+    drop(state);
+    if let Err(error) = note(inner, &artifact) {
+        // The tier gets it once more if the index is lost.
+        tracing::warn!(artifact.id = %id, %error, "a rebuilt index would not know that it was shared");
+    }
+    point(Point::SharingNoted);
+    Ok(true)
+}
+
+/// Notes it in the record of the artifact's newest layer, for a rebuilt index: an old commit that
+/// is uploaded again would replace newer content in the tier.
+fn note(inner: &Inner, artifact: &Artifact) -> Result<()> {
+    let Some(newest) = artifact.layers.first() else {
+        return Ok(());
+    };
+    let layer = inner.dirs.layers.open_beneath(newest.to_string());
+    let layer = layer.context("open the layer's directory")?;
+    store::note_sharing(&layer, artifact).context("write the layer's record")
+}
+
+/// Takes a name from content that began before the tier cleared that name.
+pub(super) async fn discard_cleared(inner: &Arc<Inner>, name: &Name, cleared: u64) -> Result<bool> {
+    let began_before = move |artifact: &Artifact| {
+        let sharing = &artifact.sharing;
+        !sharing.never && sharing.follows().is_none_or(|number| number < cleared)
+    };
+    remove::discard(inner, name, began_before).await
+}
