@@ -11,6 +11,7 @@
 
 use std::convert::Infallible;
 use std::future::{Future, pending};
+use std::num::NonZeroU64;
 use std::path::PathBuf;
 use std::time::Duration;
 
@@ -24,6 +25,7 @@ use crate::admin;
 use crate::csi::{self, Readiness, UnmountsOnly};
 use crate::engine::{self, Engine};
 use crate::server::{self, Drain, Socket};
+use crate::shared::Url;
 
 /// How often it is tried whether a pool that could not be opened takes changes again.
 const LOOK_AGAIN: Duration = Duration::from_secs(5);
@@ -37,8 +39,27 @@ pub struct Config {
     pub csi: csi::Config,
     /// The pool and its limits.
     pub engine: engine::Config,
+    /// The shared tier, if there is one.
+    pub shared: Option<Shared>,
     /// How long the end may take.
     pub grace: Duration,
+}
+
+/// The shared tier, and how this node uses it.
+#[derive(Debug, Clone)]
+pub struct Shared {
+    /// Where it is.
+    pub url: Url,
+    /// Whether content is uploaded if its volume does not say.
+    pub share: bool,
+    /// The most bytes per second of all uploads; `None`: no limit.
+    pub bandwidth: Option<NonZeroU64>,
+    /// How long the end of the driver waits for uploads.
+    pub drain: Duration,
+    /// How long a cache waits for the tier's answer.
+    pub ask: Duration,
+    /// How long a cache waits for its bytes.
+    pub fetch_wait: Duration,
 }
 
 /// Why the driver does not run.

@@ -55,7 +55,9 @@ fn every_file_of_the_component_is_used() {
     named.sort();
     let files = fs::read_dir(root().join(COMPONENT)).expect("the component");
     let files = files.map(|file| file.expect("an entry").file_name());
-    let mut files: Vec<String> = files.map(|file| file.into_string().expect("text")).collect();
+    let mut files: Vec<String> = files
+        .map(|file| file.into_string().expect("text"))
+        .collect();
     files.sort();
     assert_eq!(named, files);
 }
