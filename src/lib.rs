@@ -22,6 +22,7 @@
 //! | [`backend`] | how copy-on-write is done on one pool |
 //! | [`store`] | what a pool remembers: index and records |
 //! | [`engine`] | the heart: whether and when something is published, sealed, collected |
+//! | [`distribution`] | content between this node and the shared tier: brought, uploaded, cleared |
 //! | [`csi`] | the only code that sees `csi.v1` |
 //! | [`kubelet`] | registration with kubelet |
 //! | [`http`] | health and metrics, for those who look after a node |
@@ -51,6 +52,7 @@ pub mod backend;
 pub mod cli;
 pub mod config;
 pub mod csi;
+pub mod distribution;
 pub mod driver;
 pub mod engine;
 pub mod http;

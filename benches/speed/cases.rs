@@ -576,6 +576,7 @@ pub fn make_sealed(pool: &Path, count: usize) {
             last_used: now,
             made_by: None,
             digests: baggageclaim::model::Digests::default(),
+            sharing: baggageclaim::model::Sharing::default(),
         };
         let name = layer.to_string();
         dirs.layers.create_dir(&name, 0o700).expect("a directory");

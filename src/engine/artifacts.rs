@@ -165,6 +165,7 @@ pub(super) mod tests {
             last_used: Timestamp(1),
             made_by: None,
             digests: crate::model::Digests::default(),
+            sharing: crate::model::Sharing::default(),
         }
     }
 

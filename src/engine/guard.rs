@@ -129,6 +129,8 @@ mod tests {
             spec: VolumeSpec::parse(&attributes.into()).expect("attributes"),
             read_only: false,
             multiple_targets: false,
+            base: None,
+            share: true,
         };
         let is_busy = |error: &Error| matches!(error, Error::Busy(_));
 

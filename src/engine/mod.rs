@@ -77,6 +77,7 @@ mod republish;
 mod scrub;
 mod seal;
 mod shared;
+mod sharing;
 mod space;
 mod space_requests;
 mod state;
@@ -98,6 +99,7 @@ mod write_back;
 use std::io::{Read, Write};
 use std::path::Path;
 use std::sync::Arc;
+use std::sync::atomic::AtomicU64;
 use std::time::{Duration, Instant};
 
 pub use counters::Counters;
@@ -106,15 +108,21 @@ pub use metrics::Metrics;
 pub use notice::{Notice, Notices};
 pub use shared::{Config, Pods};
 pub use threads::apart;
-pub use transfer::{Export, Exported, ImportRequest, Imported, Source, View};
+pub use transfer::{
+    Export, Exported, ImportRequest, Imported, LayerPlace, OpenArtifact, OpenLayer, ReceiveError,
+    ReceiveLayer, ReceiveRequest, Received, Source, View,
+};
 pub use types::{
-    ArtifactRow, Awaited, Finding, OutcomeReport, PublishRequest, Published, Reaped, Rebuilt,
-    Status, VolumeRow, VolumeState, VolumeStats,
+    ArtifactRow, Awaited, Finding, LocalArtifact, OutcomeReport, PublishRequest, Published, Reaped,
+    Rebuilt, Status, VolumeRow, VolumeState, VolumeStats,
 };
 
+use crate::archive::toc::Table;
 use crate::archive::{Codec, Progress};
 use crate::backend::BackendKind;
-use crate::model::{Name, Outcome, PodUid, Reference, Tenant, VolumeId};
+use crate::model::{
+    Artifact, ArtifactId, Name, Outcome, PodUid, Reference, Sharing, Tenant, VolumeId,
+};
 use crate::store::Contents;
 use crate::sys::{self, Dir};
 
@@ -473,5 +481,72 @@ impl Engine {
     ) -> Result<Imported> {
         self.inner.refuse_degraded()?;
         transfer::import(&self.inner, request, input, progress).await
+    }
+}
+
+/// The shared tier. Where it is, and when it is asked, the caller decides.
+impl Engine {
+    /// The content on this node that a name points at.
+    #[must_use]
+    pub fn local(&self, tenant: &Tenant, reference: &Reference) -> Option<LocalArtifact> {
+        let (tenant, reference) = (tenant.clone(), reference.clone());
+        sharing::local(&self.inner, &Name { tenant, reference })
+    }
+
+    /// Whether a volume on this node will become the input that is wanted.
+    #[must_use]
+    pub fn is_coming(&self, request: &PublishRequest) -> bool {
+        sharing::is_coming(&self.inner, request)
+    }
+
+    /// Whether this volume exists: a publish of it waits for no content.
+    #[must_use]
+    pub fn has_volume(&self, id: &VolumeId) -> bool {
+        self.inner.state.lock().volumes.live(id).is_some()
+    }
+
+    /// The artifacts that are to be uploaded, newest first.
+    #[must_use]
+    pub fn to_share(&self) -> Vec<Artifact> {
+        sharing::to_share(&self.inner)
+    }
+
+    /// Waits until [`Engine::to_share`] or [`Engine::open_layers`] may have a new answer. For one
+    /// caller: a change that happened before the call wakes it, too.
+    pub async fn content_changed(&self) {
+        self.inner.collector.tables.content_changed().await;
+    }
+
+    /// Opens an artifact layer by layer. `None`: it is gone, or a layer has no table of contents
+    /// yet. Blocks.
+    pub fn open_layers(&self, id: ArtifactId) -> Result<Option<OpenArtifact>> {
+        transfer::open_layers(&self.inner, id)
+    }
+
+    /// Changes what is known of a durable artifact in the tier, in the index first. `false`: there
+    /// is none of that id. Blocks.
+    pub fn set_sharing(&self, id: ArtifactId, change: impl FnOnce(&mut Sharing)) -> Result<bool> {
+        sharing::set_sharing(&self.inner, id, change)
+    }
+
+    /// Takes a name from content that follows no number of the tier from `cleared` on: the tier
+    /// cleared the name after that content began. Volumes that are forks of it keep it. `false`:
+    /// there is no such content.
+    pub async fn discard_cleared(&self, name: &Name, cleared: u64) -> Result<bool> {
+        sharing::discard_cleared(&self.inner, name, cleared).await
+    }
+
+    /// Receives an artifact of another node. `make` makes one layer at the place that it is given,
+    /// and returns its table. It is called for each layer that this node lacks, oldest first, with
+    /// the layer's place in the request. The artifact becomes whole and durable, or nothing.
+    /// Blocks. Two calls for one artifact at once are not allowed.
+    pub fn receive<E>(
+        &self,
+        request: &ReceiveRequest,
+        progress: &AtomicU64,
+        make: impl FnMut(usize, &LayerPlace<'_>) -> std::result::Result<Arc<Table>, E>,
+    ) -> std::result::Result<Received, ReceiveError<E>> {
+        self.inner.refuse_degraded()?;
+        transfer::receive(&self.inner, request, progress, make)
     }
 }

@@ -53,6 +53,38 @@ pub enum What {
         /// Why not.
         why: NotCommitted,
     },
+    /// A publish waits for content that is being fetched from the shared tier.
+    Fetching {
+        /// The content.
+        reference: Reference,
+        /// Its bytes, without layers that are on this node.
+        bytes: u64,
+    },
+    /// A volume starts without content that the shared tier has.
+    NotFetched {
+        /// The content.
+        reference: Reference,
+        /// The cause.
+        why: String,
+    },
+    /// The content is in the shared tier: other nodes can use it.
+    Shared {
+        /// The content.
+        reference: Reference,
+    },
+    /// The shared tier refused the content; it stays on this node.
+    NotShared {
+        /// The content.
+        reference: Reference,
+        /// The cause.
+        why: String,
+    },
+    /// The shared tier fails until a person changes something. Told once, to the first pod that
+    /// could have used the tier.
+    SharedTierUnusable {
+        /// The error.
+        why: String,
+    },
     /// The volume has a size limit that does not hold.
     SizeLimitNotEnforced {
         /// Why not.
@@ -162,7 +194,8 @@ impl Notices {
         self.lost.load(Ordering::Relaxed)
     }
 
-    fn say(&self, notice: Notice) {
+    /// Sends a notice, or counts it as lost.
+    pub fn say(&self, notice: Notice) {
         // Rather lost than waited for: it is told to people, and nothing depends on it.
         if self.sender.try_send(notice).is_err() {
             self.lost.fetch_add(1, Ordering::Relaxed);

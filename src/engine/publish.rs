@@ -245,7 +245,7 @@ fn pin(
         read_only: request.read_only,
         parent,
         layers,
-        seal: seal_plan(inner, request, from.as_ref()),
+        seal: seal_plan(inner, state, request, parent, from.as_ref()),
         limit_unenforced: None,
         mounted_as: None,
         multiple_targets: Some(request.multiple_targets),
@@ -262,7 +262,9 @@ fn pin(
 /// What the volume's content will be sealed as, if ever.
 fn seal_plan(
     inner: &Inner,
+    state: &State,
     request: &PublishRequest,
+    parent: Option<ArtifactId>,
     from: Option<&Reference>,
 ) -> Option<SealPlan> {
     let (reference, keep) = request.spec.kind.committed_as()?;
@@ -272,11 +274,18 @@ fn seal_plan(
     if request.read_only || never || found_complete {
         return None;
     }
+    // Content that follows a commit of its own name follows that commit's number, too. A clear of
+    // the name in the shared tier is older or newer than that number.
+    let parent = parent.filter(|_| from == Some(&reference));
+    let parent = parent.and_then(|id| state.catalog.get(&id));
+    let follows = parent.and_then(|sealed| sealed.artifact.sharing.follows());
     Some(SealPlan {
         artifact: ArtifactId::from_bits(inner.random()),
         layer: LayerId::from_bits(inner.random()),
         reference,
         keep,
+        base: request.base.max(follows),
+        never_shared: !request.share,
     })
 }
 

@@ -22,7 +22,7 @@ use super::state::State;
 use super::volumes::Volume;
 use crate::backend;
 use crate::model::{
-    Artifact, Commit, LayerId, LayerRecord, Maker, Name, Outcome, SealPlan, Timestamp,
+    Artifact, Commit, LayerId, LayerRecord, Maker, Name, Outcome, SealPlan, Sharing, Timestamp,
     VolumeRecord, layout, takes_name,
 };
 use crate::store;
@@ -451,6 +451,11 @@ fn describe(inner: &Inner, key: LayerId, plan: &SealPlan, record: &VolumeRecord)
         last_used: created,
         made_by: Some(Box::new(Maker::new(record.pod.clone(), images))),
         digests: crate::model::Digests::default(),
+        sharing: Sharing {
+            never: plan.never_shared,
+            base: plan.base,
+            ..Sharing::default()
+        },
     }
 }
 

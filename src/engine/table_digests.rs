@@ -36,6 +36,8 @@ pub(super) struct TableDigests {
     pub(super) wanted: Notify,
     /// Layers whose table could not be made.
     pub(super) failed: Setbacks<LayerId>,
+    /// A layer became durable, or got its table.
+    changed: Notify,
 }
 
 impl TableDigests {
@@ -73,6 +75,16 @@ impl TableDigests {
         if waited.timed_out() {
             tracing::debug!(%layer, "the job that makes tables of contents still has a file of the layer open");
         }
+    }
+
+    /// Layers that became durable were looked at, or one got its table.
+    pub(super) fn tell(&self) {
+        self.changed.notify_one();
+    }
+
+    /// Waits until that is told. For one caller.
+    pub(super) async fn content_changed(&self) {
+        self.changed.notified().await;
     }
 
     /// Lets the background job look for layers without a table.

@@ -65,6 +65,7 @@ fn make_missing(inner: &Inner) {
             Ok(Some(digest)) => {
                 tables.failed.forget(&layer);
                 tables.insert(layer, digest);
+                tables.tell();
             }
             Ok(None) => {}
             Err(error) => {

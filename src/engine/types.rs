@@ -7,8 +7,8 @@ use std::time::{Duration, Instant};
 
 use crate::backend::{BackendKind, Usage};
 use crate::model::{
-    ArtifactId, Digests, LayerId, Maker, Pod, Reference, Sha256, Tenant, Timestamp, VolumeId,
-    VolumeSpec,
+    ArtifactId, Digests, LayerId, Maker, Pod, Reference, Sha256, Sharing, Tenant, Timestamp,
+    VolumeId, VolumeSpec,
 };
 
 /// What kubelet asks for in `NodePublishVolume`, checked.
@@ -28,6 +28,23 @@ pub struct PublishRequest {
     pub read_only: bool,
     /// Whether the access mode allows several targets. The volume of a pod has one all the same.
     pub multiple_targets: bool,
+    /// The number in the shared tier of the name that it commits to. `None`: the tier was not asked.
+    pub base: Option<u64>,
+    /// Whether its content may leave this node: `share`, after the node's default.
+    pub share: bool,
+}
+
+/// The content on this node that a name points at.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub struct LocalArtifact {
+    /// Its id.
+    pub id: ArtifactId,
+    /// What is known of it in the shared tier.
+    pub sharing: Sharing,
+    /// When it was sealed.
+    pub created: Timestamp,
+    /// Whether it would survive a power cut.
+    pub durable: bool,
 }
 
 /// What a publish did.

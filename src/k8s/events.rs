@@ -110,6 +110,27 @@ impl PodEvent {
                 let note = format!("{reference} is not committed: {why}");
                 (warns, "NotCommitted", "Commit", note)
             }
+            What::Fetching { reference, bytes } => {
+                let note =
+                    format!("fetching {reference} from the shared tier, up to {bytes} bytes");
+                (false, "Fetching", "Publish", note)
+            }
+            What::NotFetched { reference, why } => {
+                let note = format!("starting without {reference} of the shared tier: {why}");
+                (true, "NotFetched", "Publish", note)
+            }
+            What::Shared { reference } => {
+                let note = format!("{reference} is in the shared tier");
+                (false, "Shared", "Share", note)
+            }
+            What::NotShared { reference, why } => {
+                let note = format!("{reference} stays on this node: {why}");
+                (false, "NotShared", "Share", note)
+            }
+            What::SharedTierUnusable { why } => {
+                let note = format!("content is neither fetched nor shared: {why}");
+                (true, "SharedTierUnusable", "Share", note)
+            }
             What::SizeLimitNotEnforced { why } => {
                 let note = format!("sizeLimit is not enforced: {why}");
                 (true, "SizeLimitNotEnforced", "Publish", note)

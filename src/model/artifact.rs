@@ -38,6 +38,56 @@ pub struct Artifact {
     /// The known digests. Records from before this field lack it.
     #[serde(default, skip_serializing_if = "Digests::is_empty")]
     pub digests: Digests,
+    /// Its place in the shared tier. Records from before this field lack it.
+    #[serde(default, skip_serializing_if = "Sharing::is_default")]
+    pub sharing: Sharing,
+}
+
+/// The known facts about an artifact and the shared tier.
+#[derive(Debug, Clone, Copy, Default, PartialEq, Eq, Serialize, Deserialize)]
+#[serde(rename_all = "camelCase", default)]
+pub struct Sharing {
+    /// It never leaves this node.
+    #[serde(skip_serializing_if = "is_false")]
+    pub never: bool,
+    /// The number of its name in the tier when the fork began. `None`: the tier was not asked.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    pub base: Option<u64>,
+    /// The number with which its name in the tier showed it. `None`: it is not in the tier.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    pub number: Option<u64>,
+    /// The tier refused it for good: an older resource cache has the name, or the name was cleared.
+    #[serde(skip_serializing_if = "is_false")]
+    pub refused: bool,
+}
+
+impl Sharing {
+    /// Whether nothing is known.
+    #[must_use]
+    pub fn is_default(&self) -> bool {
+        *self == Self::default()
+    }
+
+    /// Whether it may still be uploaded.
+    #[must_use]
+    pub fn is_wanted(&self) -> bool {
+        !self.never && !self.refused && self.number.is_none()
+    }
+
+    /// The newest number of its name in the tier that its content is known to follow. `None`: none
+    /// is known.
+    #[must_use]
+    pub fn follows(&self) -> Option<u64> {
+        self.number.max(self.base)
+    }
+}
+
+#[expect(
+    clippy::trivially_copy_pass_by_ref,
+    reason = "the signature is serde's"
+)]
+pub(super) fn is_false(value: &bool) -> bool {
+    !value
 }
 
 /// The digests of an artifact's content, as far as they are known.
@@ -272,6 +322,7 @@ mod tests {
             last_used: Timestamp(created),
             made_by: None,
             digests: Digests::default(),
+            sharing: Sharing::default(),
         }
     }
 

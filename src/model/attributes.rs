@@ -158,6 +158,33 @@ pub struct VolumeSpec {
     /// The limit for its private content, in bytes.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub size_limit: Option<u64>,
+    /// Whether its content goes to the shared tier. `None`: the node's default.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub share: Option<Share>,
+    /// Whether the shared tier is asked for newer content. `None`: the default.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub freshness: Option<Freshness>,
+}
+
+/// Whether committed content goes to the shared tier.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Serialize, Deserialize)]
+#[serde(rename_all = "kebab-case")]
+pub enum Share {
+    /// It does where the node has a tier.
+    Auto,
+    /// It stays on its node.
+    Never,
+}
+
+/// Where a task cache that this node has is looked for before it is used.
+#[derive(Debug, Clone, Copy, Default, PartialEq, Eq, Serialize, Deserialize)]
+#[serde(rename_all = "kebab-case")]
+pub enum Freshness {
+    /// In the shared tier, which may have a newer commit.
+    #[default]
+    Tier,
+    /// Only on this node.
+    Local,
 }
 
 /// An invalid attribute.
@@ -207,6 +234,8 @@ const TABLE: &[(&str, &[&str])] = &[
     ("restoreKeys", &["task-cache"]),
     ("commit", KEPT),
     ("ttl", KEPT),
+    ("share", KEPT),
+    ("freshness", &["task-cache"]),
     ("source", &["import"]),
     ("digest", &["import"]),
     ("uid", ALL),
@@ -292,8 +321,28 @@ impl VolumeSpec {
             kind,
             root,
             size_limit,
+            share: parse_choice("share", get("share"), SHARES)?,
+            freshness: parse_choice("freshness", get("freshness"), FRESHNESSES)?,
         })
     }
+}
+
+const SHARES: &[(&str, Share)] = &[("auto", Share::Auto), ("never", Share::Never)];
+const FRESHNESSES: &[(&str, Freshness)] = &[("tier", Freshness::Tier), ("local", Freshness::Local)];
+
+/// The value that this text names, if there is one.
+fn parse_choice<T: Copy>(
+    attribute: &str,
+    text: Option<&str>,
+    allowed: &[(&str, T)],
+) -> Result<Option<T>, AttributeError> {
+    let Some(text) = text else { return Ok(None) };
+    let found = allowed.iter().find(|(name, _)| *name == text);
+    found.map(|(_, value)| Some(*value)).ok_or_else(|| {
+        let names: Vec<&str> = allowed.iter().map(|(name, _)| *name).collect();
+        let problem = format_args!("is {}; allowed here are {}", quote(text), list(&names));
+        AttributeError::new(attribute, problem)
+    })
 }
 
 const COMMITS: &[(&str, Commit)] = &[
@@ -313,20 +362,7 @@ fn parse_keep(
     ttl: Option<&str>,
     allowed: &[(&str, Commit)],
 ) -> Result<Keep, AttributeError> {
-    let commit = match commit {
-        None => Commit::default(),
-        Some(text) => allowed
-            .iter()
-            .find(|(name, _)| *name == text)
-            .map(|(_, commit)| *commit)
-            .ok_or_else(|| {
-                let names: Vec<&str> = allowed.iter().map(|(name, _)| *name).collect();
-                AttributeError::new(
-                    "commit",
-                    format_args!("is {}; allowed here are {}", quote(text), list(&names)),
-                )
-            })?,
-    };
+    let commit = parse_choice("commit", commit, allowed)?.unwrap_or_default();
     let ttl = ttl.map(parse_ttl).transpose()?;
     Ok(Keep { commit, ttl })
 }

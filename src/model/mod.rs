@@ -19,10 +19,12 @@ mod usage;
 mod volume;
 
 pub use artifact::{
-    Artifact, Candidate, Digests, FLATTEN_ABOVE_LAYERS, LayerRecord, Maker, evict, flatten_plan,
-    garbage, takes_name,
+    Artifact, Candidate, Digests, FLATTEN_ABOVE_LAYERS, LayerRecord, Maker, Sharing, evict,
+    flatten_plan, garbage, takes_name,
 };
-pub use attributes::{AttributeError, Commit, DEFAULT_OUTPUT_TTL, Keep, VolumeKind, VolumeSpec};
+pub use attributes::{
+    AttributeError, Commit, DEFAULT_OUTPUT_TTL, Freshness, Keep, Share, VolumeKind, VolumeSpec,
+};
 pub use class::ParameterError;
 pub use digest::{DigestError, Sha256};
 pub use id::{ArtifactId, IdError, LayerId, VolumeId};

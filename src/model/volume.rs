@@ -7,6 +7,7 @@ use std::str::FromStr;
 
 use serde::{Deserialize, Serialize};
 
+use super::artifact::is_false;
 use super::attributes::{Keep, VolumeSpec};
 use super::id::{ArtifactId, LayerId, VolumeId};
 use super::name::{Reference, Tenant};
@@ -88,6 +89,12 @@ pub struct SealPlan {
     /// The condition for the seal, and the time to live.
     #[serde(flatten)]
     pub keep: Keep,
+    /// The artifact's [`Sharing::base`](super::Sharing::base).
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub base: Option<u64>,
+    /// Whether the artifact never leaves this node.
+    #[serde(default, skip_serializing_if = "is_false")]
+    pub never_shared: bool,
 }
 
 /// A volume's record, `volume.json`: all of an ephemeral volume's state that survives the process.

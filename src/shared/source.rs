@@ -27,7 +27,8 @@ const GAP: u64 = 64 << 10;
 const PARALLEL: usize = 3;
 const AHEAD: usize = 8 << 20;
 
-/// What a name showed, for a later question that is cheap if it has not changed.
+/// What a name showed, for a later question that is cheap if it has not changed. Kept in memory
+/// only: a bucket that was restored may show other content with the same version.
 #[derive(Debug, Clone)]
 pub struct Known(Version);
 
@@ -49,9 +50,13 @@ pub enum Resolved {
     Found(Box<Found>),
     /// The same as before.
     NotModified,
-    /// Nothing. The number of the record that says so is the `base` of a fork; 0: there is no
-    /// record.
-    Nothing(u64),
+    /// Nothing.
+    Nothing {
+        /// The number of the record that says so: the `base` of a fork. 0: there is no record.
+        number: u64,
+        /// The number of the last clear; 0: none is known. Content that began before is not used.
+        cleared: u64,
+    },
 }
 
 /// A source of content.
@@ -123,12 +128,18 @@ impl Source for Bucket {
         for _ in 0..3 {
             let (bytes, now) = match self.store.read(&key, MOST_NAME, version.as_ref())? {
                 Answer::NotModified => return Ok(Resolved::NotModified),
-                Answer::None => return Ok(Resolved::Nothing(0)),
+                Answer::None => {
+                    let (number, cleared) = (0, 0);
+                    return Ok(Resolved::Nothing { number, cleared });
+                }
                 Answer::Bytes(bytes, now) => (bytes, now),
             };
             let record = NameRecord::parse(&key, &bytes, tenant, Some(reference))?;
             match read_manifest(&self.store, &keys, tenant, &record) {
-                Ok(None) => return Ok(Resolved::Nothing(record.number)),
+                Ok(None) => {
+                    let (number, cleared) = (record.number, record.cleared);
+                    return Ok(Resolved::Nothing { number, cleared });
+                }
                 Ok(Some(manifest)) => {
                     let known = Known(now);
                     return Ok(Resolved::Found(Box::new(Found {

@@ -383,6 +383,7 @@ mod tests {
             last_used: Timestamp(2),
             made_by: None,
             digests: crate::model::Digests::default(),
+            sharing: crate::model::Sharing::default(),
         }
     }
 

@@ -362,6 +362,8 @@ pub fn request(
         spec: VolumeSpec::parse(&attributes).expect("attributes"),
         read_only: false,
         multiple_targets: false,
+        base: None,
+        share: true,
     }
 }
 

@@ -446,6 +446,8 @@ async fn run(engine: &Engine, call: Call) -> Answer {
                 spec: VolumeSpec::parse(&attributes).expect("attributes"),
                 read_only: false,
                 multiple_targets: shared,
+                base: None,
+                share: true,
             };
             let published = engine.publish(request).await.map_err(said)?;
             Ok(published.already.into())

@@ -138,7 +138,7 @@ fn names_expire_and_tombstones_go() {
     age(&tier, 2 * HOUR);
     assert_eq!(collect(&tier).expired, 1);
     let nothing = bucket(&tier.store).resolve(&tenant(), &reference("task-cache/x"), None);
-    assert!(matches!(nothing.expect("resolve"), Resolved::Nothing(number) if number > 0));
+    assert!(matches!(nothing.expect("resolve"), Resolved::Nothing { number, .. } if number > 0));
     // It refuses no commit, and goes when none comes.
     publish(&tier.store, "task-cache/x", &[&held]).expect("publish");
     clear(

@@ -264,7 +264,10 @@ fn damage_is_told_and_a_node_that_has_the_content_mends_it() {
         "only what shows it is withdrawn"
     );
     let nothing = bucket(&world.tier.store).resolve(&tenant(), &reference(NAME), None);
-    assert!(matches!(nothing.expect("resolve"), Resolved::Nothing(_)));
+    assert!(matches!(
+        nothing.expect("resolve"),
+        Resolved::Nothing { cleared: 0, .. }
+    ));
     // The name's record and manifest are damaged, too: the commit writes all of it again.
     let name = world.tier.files.join("v1/ci/names/task-cache/x");
     fs::write(&name, "garbage").expect("write");

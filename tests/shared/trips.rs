@@ -95,7 +95,16 @@ fn ten_generations_go_up_and_come_down_as_they_were() {
         assert!(matches!(again, Resolved::NotModified), "{again:?}");
         let other = "other".parse().expect("a label");
         let none = source.resolve(&other, &name, None).expect("resolve");
-        assert!(matches!(none, Resolved::Nothing(0)), "{none:?}");
+        assert!(
+            matches!(
+                none,
+                Resolved::Nothing {
+                    number: 0,
+                    cleared: 0
+                }
+            ),
+            "{none:?}"
+        );
     }
 }
 

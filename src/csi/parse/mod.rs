@@ -28,7 +28,8 @@ use super::hex;
 use crate::engine::PublishRequest;
 use crate::engine::claims::MountClaim;
 use crate::model::{
-    AttributeError, IdError, NameError, ParameterError, Pod, PodUid, Tenant, VolumeId, VolumeSpec,
+    AttributeError, IdError, NameError, ParameterError, Pod, PodUid, Share, Tenant, VolumeId,
+    VolumeSpec,
 };
 use crate::proto::csi::v1 as csi;
 use csi::volume_capability::access_mode::Mode;
@@ -212,6 +213,7 @@ fn inline(request: csi::NodePublishVolumeRequest) -> Result<PublishRequest, Inva
     let (tenant, pod) = believe(&kubelets, &volume, &target)?;
     let mut spec = VolumeSpec::parse(&attributes)?;
     spec.root.mount_group = mount_group(&mount)?;
+    let share = spec.share != Some(Share::Never);
     Ok(PublishRequest {
         volume,
         target,
@@ -220,6 +222,8 @@ fn inline(request: csi::NodePublishVolumeRequest) -> Result<PublishRequest, Inva
         spec,
         read_only: request.readonly || mode == Mode::SingleNodeReaderOnly,
         multiple_targets: mode == Mode::SingleNodeMultiWriter,
+        base: None,
+        share,
     })
 }
 

@@ -17,6 +17,7 @@ fn artifact(id: u128) -> Artifact {
         last_used: Timestamp(1),
         made_by: None,
         digests: crate::model::Digests::default(),
+        sharing: crate::model::Sharing::default(),
     }
 }
 

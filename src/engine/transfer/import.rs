@@ -30,7 +30,8 @@ use crate::engine::shared::Inner;
 use crate::engine::state::State;
 use crate::engine::transaction::Transaction;
 use crate::model::{
-    Artifact, ArtifactId, Digests, LayerId, LayerRecord, Name, Reference, Sha256, Tenant, Timestamp,
+    Artifact, ArtifactId, Digests, LayerId, LayerRecord, Name, Reference, Sha256, Sharing, Tenant,
+    Timestamp,
 };
 use crate::store::{self, Change};
 use crate::sys::Dir;
@@ -296,6 +297,7 @@ fn describe(
             content: None,
             imported: Some(Sha256(unpacked.digests.plain.sha256)),
         },
+        sharing: Sharing::default(),
     }
 }
 

@@ -6,9 +6,15 @@
 
 mod export;
 mod import;
+mod open_layers;
+mod receive;
 mod space;
 
 pub use export::{Export, Exported, Source, View};
 pub(super) use export::{open, pack};
 pub(super) use import::import;
 pub use import::{ImportRequest, Imported};
+pub(super) use open_layers::open_layers;
+pub use open_layers::{OpenArtifact, OpenLayer};
+pub(super) use receive::receive;
+pub use receive::{LayerPlace, ReceiveError, ReceiveLayer, ReceiveRequest, Received};

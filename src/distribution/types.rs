@@ -1,0 +1,121 @@
+//! What goes into the distribution and what comes out: settings, the answer to `status`, and plain
+//! counters. What they look like outside is the concern of `admin`, `http` and `cli`.
+
+use std::num::NonZeroU64;
+use std::time::Duration;
+
+use crate::engine::Notices;
+use crate::model::{Reference, Tenant, Timestamp};
+
+/// How content is taken to and from the tier.
+#[derive(Debug, Clone)]
+pub struct Settings {
+    /// Whether content is shared if its volume does not say. The caller of `bring` applies it, too:
+    /// `PublishRequest::share` is the volume's attribute, or else this.
+    pub share: bool,
+    /// How long a cache that is not on this node waits for the tier's answer.
+    pub ask: Duration,
+    /// How long a cache waits for its bytes.
+    pub fetch_wait: Duration,
+    /// How long content that is on this node, or that starts empty, waits for the tier's answer.
+    pub fresh_wait: Duration,
+    /// How long an input waits for its content.
+    pub input_wait: Duration,
+    /// How many parts of a layer are uploaded at once.
+    pub uploads: usize,
+    /// The most bytes per second that are uploaded. `None`: no limit.
+    pub bandwidth: Option<NonZeroU64>,
+    /// Where people's notices go. `None`: nowhere.
+    pub notices: Option<Notices>,
+}
+
+impl Default for Settings {
+    fn default() -> Self {
+        Self {
+            share: true,
+            ask: Duration::from_secs(2),
+            fetch_wait: Duration::from_secs(90),
+            fresh_wait: Duration::from_millis(200),
+            input_wait: Duration::from_secs(90),
+            uploads: 3,
+            bandwidth: None,
+            notices: None,
+        }
+    }
+}
+
+/// The distribution at this moment.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub struct Status {
+    /// The tier, without the options of its URL.
+    pub url: String,
+    /// An error that lasts until a person changes something: no permission, no bucket.
+    pub permanent_error: Option<String>,
+    /// The last error, and when it happened. An operation that succeeds later does not remove it.
+    pub last_error: Option<(Timestamp, String)>,
+    /// Artifacts that are not in the tier yet.
+    pub uploads_waiting: u64,
+    /// Their bytes on this node, at most: layers that the tier has are not uploaded again.
+    pub bytes_waiting: u64,
+    /// What is being uploaded.
+    pub uploading: Option<Moving>,
+    /// What is being fetched.
+    pub fetching: Vec<Moving>,
+}
+
+/// Content on its way.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub struct Moving {
+    /// Its tenant.
+    pub tenant: Tenant,
+    /// Its reference.
+    pub reference: Reference,
+    /// The bytes that arrived: of an upload packed ones, of a fetch plain ones.
+    pub bytes: u64,
+    /// How many bytes there are: plain ones, without layers that need not be moved.
+    pub of: u64,
+    /// When it began.
+    pub since: Timestamp,
+}
+
+/// What `drain` did.
+#[derive(Debug, Clone, Copy, Default, PartialEq, Eq)]
+pub struct Drained {
+    /// Artifacts that were uploaded meanwhile.
+    pub uploaded: u64,
+    /// Artifacts that are still on this node only. The next start uploads them.
+    pub left: u64,
+}
+
+/// What the distribution did since it was started, and has at this moment.
+#[derive(Debug, Clone, Copy, Default, PartialEq, Eq)]
+pub struct Metrics {
+    /// Artifacts that are not in the tier yet.
+    pub uploads_waiting: u64,
+    /// Artifacts that were uploaded, or found in the tier.
+    pub uploads: u64,
+    /// Packed bytes of layers that were sent.
+    pub uploaded_bytes: u64,
+    /// Uploads that failed, and are tried again.
+    pub upload_failures: u64,
+    /// Artifacts that the tier refused: an older resource cache has the name, or it was cleared.
+    pub uploads_refused: u64,
+    /// Fetches that run.
+    pub fetching: u64,
+    /// Artifacts that were fetched.
+    pub fetches: u64,
+    /// Plain bytes of content that came.
+    pub fetched_bytes: u64,
+    /// Fetches that failed.
+    pub fetch_failures: u64,
+    /// Questions about names.
+    pub questions: u64,
+    /// Questions that the tier answered with an error, or not at all.
+    pub questions_failed: u64,
+    /// Volumes that needed content of the tier and started without it, or waited in vain.
+    pub misses: u64,
+    /// Damaged objects that were reported to the other nodes.
+    pub damage_reported: u64,
+    /// Whether an error lasts until a person changes something.
+    pub permanent_error: bool,
+}
