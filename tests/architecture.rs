@@ -109,6 +109,8 @@ const ENGINE_TIERS: [Tier; 19] = [
             "commit",
             "republish",
             "quiesce",
+            "transfer::half",
+            "transfer::in_use",
             "transfer::space",
         ],
     ),

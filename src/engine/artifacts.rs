@@ -9,7 +9,7 @@ use std::collections::BTreeMap;
 use std::ops::Bound;
 
 use super::multiset::Multiset;
-use crate::model::{Artifact, ArtifactId, LayerId, Sha256, Timestamp};
+use crate::model::{Artifact, ArtifactId, LayerId, Sha256, Sharing, Timestamp};
 
 /// An artifact in memory.
 #[derive(Debug)]
@@ -110,6 +110,13 @@ impl Artifacts {
         let sealed = self.all.get_mut(id)?;
         let known = sealed.artifact.digests.content.replace(digest);
         (known != Some(digest)).then_some(sealed)
+    }
+
+    /// Notes what is known of an artifact in the shared tier.
+    pub(super) fn set_sharing(&mut self, id: &ArtifactId, sharing: Sharing) {
+        if let Some(sealed) = self.all.get_mut(id) {
+            sealed.artifact.sharing = sharing;
+        }
     }
 
     /// Notes that the index has an artifact.

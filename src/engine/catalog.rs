@@ -5,7 +5,9 @@ use std::collections::{BTreeMap, HashMap};
 
 use super::artifacts::{Artifacts, Sealed};
 use super::multiset::Multiset;
-use crate::model::{Artifact, ArtifactId, LayerId, Name, Sha256, Timestamp, Usage, VolumeRecord};
+use crate::model::{
+    Artifact, ArtifactId, LayerId, Name, Sha256, Sharing, Timestamp, Usage, VolumeRecord,
+};
 
 mod names;
 
@@ -84,6 +86,11 @@ impl Catalog {
     /// Notes the digest of an artifact's content; the artifact, if that is news.
     pub(super) fn set_digest(&mut self, id: &ArtifactId, digest: Sha256) -> Option<&Sealed> {
         self.artifacts.set_digest(id, digest)
+    }
+
+    /// Notes what is known of an artifact in the shared tier.
+    pub(super) fn set_sharing(&mut self, id: &ArtifactId, sharing: Sharing) {
+        self.artifacts.set_sharing(id, sharing);
     }
 
     /// Notes that an artifact is used now; tells whether it exists.

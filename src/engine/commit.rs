@@ -61,6 +61,7 @@ pub(super) async fn commit_loop(inner: Arc<Inner>, mut sealed: mpsc::UnboundedRe
         }
         batch.clear();
         inner.state.notify();
+        inner.collector.tables.wake();
         inner.wake_reaper();
     }
 }

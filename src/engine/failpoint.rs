@@ -141,6 +141,26 @@ points! {
     ImportIndexed = "import-indexed",
     /// The layer says so; the caller has no answer.
     ImportConfirmed = "import-confirmed",
+    /// There is a place in `incoming/` for a layer of another node.
+    ReceiveMade = "receive-made",
+    /// The layer is there.
+    ReceiveFilled = "receive-filled",
+    /// Its table of contents lies beside it.
+    ReceiveTabled = "receive-tabled",
+    /// It says what it will be.
+    ReceiveRecorded = "receive-recorded",
+    /// It lies in `layers/`, and nothing names it.
+    ReceivePlaced = "receive-placed",
+    /// All layers are on the disk.
+    ReceiveSynced = "receive-synced",
+    /// The index names the artifact.
+    ReceiveIndexed = "receive-indexed",
+    /// The layers say so; the caller has no answer.
+    ReceiveConfirmed = "receive-confirmed",
+    /// The index knows that an artifact is in the shared tier, and its layer's record does not.
+    SharingIndexed = "sharing-indexed",
+    /// The record does, too; the caller has no answer.
+    SharingNoted = "sharing-noted",
     /// A rebuilt index lies beside the old one.
     RebuildMade = "rebuild-made",
     /// The old one is put aside: there is none now.

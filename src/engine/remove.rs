@@ -3,6 +3,7 @@
 
 use std::sync::Arc;
 
+use super::artifacts::Sealed;
 use super::error::{Error, Result};
 use super::failpoint::{Point, point};
 use super::flatten;
@@ -88,10 +89,44 @@ pub(super) async fn destroy(inner: &Arc<Inner>, name: Name) -> Result<()> {
             })
             .await?;
         let (engine, name) = (inner.clone(), name.clone());
-        let destroyed = inner.threads.room.run(move || destroy_now(&engine, name));
-        if destroyed.await?? {
+        let job = move || destroy_now(&engine, name, |_| true);
+        if inner.threads.room.run(job).await?? {
             inner.wake_reaper();
             return Ok(());
+        }
+    }
+}
+
+/// Takes this name from the content that has it, if that fits. Its forks keep it. Waits until it is
+/// durable. `false`: no such content has the name.
+pub(super) async fn discard(
+    inner: &Arc<Inner>,
+    name: &Name,
+    fits: impl Fn(&Artifact) -> bool + Copy + Send + 'static,
+) -> Result<bool> {
+    loop {
+        let is_durable = |state: &mut State| {
+            let owner = state.catalog.owner(name);
+            let Some(owner) = owner.filter(|owner| fits(&owner.artifact)) else {
+                return Some(Ok(false));
+            };
+            match is_settled(state, owner) {
+                Ok(false) => None,
+                settled => Some(settled),
+            }
+        };
+        if !inner.state.when(is_durable).await? {
+            return Ok(false);
+        }
+        let (engine, named) = (inner.clone(), name.clone());
+        let job = move || destroy_now(&engine, named, fits);
+        match inner.threads.room.run(job).await? {
+            Err(Error::NoSuchName(_)) => return Ok(false),
+            Ok(false) => {}
+            done => {
+                inner.wake_reaper();
+                return done;
+            }
         }
     }
 }
@@ -106,26 +141,32 @@ fn may_go(state: &State, name: &Name) -> Result<bool> {
         let name = name.clone();
         return Err(Error::InUse { name, volumes });
     }
+    is_settled(state, owner)
+}
+
+/// Whether the index can be told that an artifact goes; `false`: it is not durable yet.
+fn is_settled(state: &State, sealed: &Sealed) -> Result<bool> {
     state.health.refuse_changes()?;
     let is_sealing = || {
         state
             .volumes
             .seals()
-            .any(|(_, _, plan)| plan.artifact == id)
+            .any(|(_, _, plan)| plan.artifact == sealed.artifact.id)
     };
-    if owner.indexed && !owner.durable && !is_sealing() {
-        return Err(Error::SealIntentStays(name.clone()));
+    if sealed.indexed && !sealed.durable && !is_sealing() {
+        return Err(Error::SealIntentStays(sealed.artifact.name()));
     }
-    Ok(owner.durable)
+    Ok(sealed.durable)
 }
 
-/// Deletes what has this name; `false` when by now that is content which is not durable.
-fn destroy_now(inner: &Arc<Inner>, name: Name) -> Result<bool> {
+/// Deletes what has this name, if it fits; `false` when by now that is content which is not durable.
+fn destroy_now(inner: &Arc<Inner>, name: Name, fits: impl Fn(&Artifact) -> bool) -> Result<bool> {
     let _one_at_a_time = inner.collector.lock();
     let named_as_indexed = inner.durability.lock_names();
     let id = {
         let mut state = inner.state.lock();
         let owner = state.catalog.owner(&name);
+        let owner = owner.filter(|owner| fits(&owner.artifact));
         let owner = owner.ok_or_else(|| Error::NoSuchName(name.clone()))?;
         if !owner.durable {
             return Ok(false);

@@ -3,10 +3,13 @@
 
 use std::sync::Arc;
 
-use super::error::Result;
+use super::error::{Context, Result};
+use super::failpoint::{Point, point};
+use super::remove;
 use super::shared::Inner;
 use super::types::{LocalArtifact, PublishRequest};
 use crate::model::{Artifact, ArtifactId, Name, Sharing, VolumeKind};
+use crate::store::{self, Change};
 
 /// What this node has under a name.
 pub(super) fn local(inner: &Inner, name: &Name) -> Option<LocalArtifact> {
@@ -45,18 +48,54 @@ pub(super) fn to_share(inner: &Inner) -> Vec<Artifact> {
     wanted
 }
 
-/// Changes what is known of an artifact in the tier.
+/// Changes what is known of a durable artifact in the tier: in the index, in memory, and in the
+/// record of its newest layer. `false`: there is none of that id.
 pub(super) fn set_sharing(
     inner: &Inner,
     id: ArtifactId,
     change: impl FnOnce(&mut Sharing),
 ) -> Result<bool> {
-    let _ = (inner, id, change);
-    Ok(false)
+    let _one_at_a_time = inner.collector.lock();
+    let artifact = {
+        let state = inner.state.lock();
+        let sealed = state.catalog.get(&id).filter(|sealed| sealed.durable);
+        let Some(sealed) = sealed else {
+            return Ok(false);
+        };
+        let mut artifact = sealed.artifact.clone();
+        change(&mut artifact.sharing);
+        artifact
+    };
+    let put = [Change::PutArtifact(artifact.clone())];
+    inner.transact(&put).result()?;
+    point(Point::SharingIndexed);
+    let mut state = inner.state.lock();
+    state.catalog.set_sharing(&id, artifact.sharing);
+    drop(state);
+    if let Err(error) = note(inner, &artifact) {
+        // The tier gets it once more if the index is lost.
+        tracing::warn!(artifact.id = %id, %error, "a rebuilt index would not know that it was shared");
+    }
+    point(Point::SharingNoted);
+    Ok(true)
+}
+
+/// Notes it in the record of the artifact's newest layer, for a rebuilt index: an old commit that
+/// is uploaded again would replace newer content in the tier.
+fn note(inner: &Inner, artifact: &Artifact) -> Result<()> {
+    let Some(newest) = artifact.layers.first() else {
+        return Ok(());
+    };
+    let layer = inner.dirs.layers.open_beneath(newest.to_string());
+    let layer = layer.context("open the layer's directory")?;
+    store::note_sharing(&layer, artifact).context("write the layer's record")
 }
 
 /// Takes a name from content that began before the tier cleared that name.
 pub(super) async fn discard_cleared(inner: &Arc<Inner>, name: &Name, cleared: u64) -> Result<bool> {
-    let _ = (inner, name, cleared);
-    Ok(false)
+    let began_before = move |artifact: &Artifact| {
+        let sharing = &artifact.sharing;
+        !sharing.never && sharing.follows().is_none_or(|number| number < cleared)
+    };
+    remove::discard(inner, name, began_before).await
 }

@@ -50,6 +50,11 @@ impl TableDigests {
         self.known.lock().insert(layer, digest);
     }
 
+    /// The layer's table is gone.
+    pub(super) fn forget(&self, layer: &LayerId) {
+        self.known.lock().remove(layer);
+    }
+
     /// Forgets all layers but these.
     pub(super) fn retain(&self, layers: &HashSet<LayerId>) {
         self.known.lock().retain(|layer, _| layers.contains(layer));

@@ -5,7 +5,7 @@
 
 use serde::{Deserialize, Serialize, de::DeserializeOwned};
 
-use crate::model::{ClaimRecord, LayerRecord, Outcome, Timestamp, VolumeRecord, layout};
+use crate::model::{Artifact, ClaimRecord, LayerRecord, Outcome, Timestamp, VolumeRecord, layout};
 use crate::sys::{self, Dir, Errno};
 
 /// Records are small. A larger file is not one.
@@ -98,6 +98,21 @@ pub fn confirm_layer(layer: &Dir) -> sys::Result<()> {
         Err(error) if error.is(Errno::ENOENT) && layer.has(layout::LAYER_JSON)? => Ok(()),
         result => result,
     }
+}
+
+/// Changes the sharing of this artifact in the record of its newest layer. A layer that is not
+/// confirmed yet, or whose record names another artifact, stays as it is.
+pub fn note_sharing(layer: &Dir, artifact: &Artifact) -> sys::Result<()> {
+    let Ok(mut record) = read_layer(layer)? else {
+        return Ok(());
+    };
+    let recorded = record.artifact.as_mut();
+    let Some(recorded) = recorded.filter(|recorded| recorded.id == artifact.id) else {
+        return Ok(());
+    };
+    recorded.sharing = artifact.sharing;
+    let bytes = serde_json::to_vec(&record).expect("plain data serialises");
+    layer.replace(layout::LAYER_JSON, &bytes)
 }
 
 /// Reads the record of a layer that has been durable.

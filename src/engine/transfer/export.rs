@@ -11,6 +11,7 @@ use std::io::Write;
 use std::os::fd::OwnedFd;
 use std::sync::Arc;
 
+use super::in_use::Use;
 use crate::archive::{self, Codec, Packed, Progress};
 use crate::backend::{Start, Usage};
 use crate::engine::error::{Context, Error, Result};
@@ -18,7 +19,6 @@ use crate::engine::failpoint::{Point, point};
 use crate::engine::guard::{self, Guard};
 use crate::engine::pins::Pins;
 use crate::engine::shared::Inner;
-use crate::engine::state::State;
 use crate::engine::target::{Found, Target};
 use crate::model::{ArtifactId, LayerId, Sha256, Timestamp, VolumeId, VolumeRecord};
 use crate::store::Change;
@@ -102,34 +102,6 @@ enum Of {
     Snapshot,
     /// A volume, and when it was made: another may have its id later.
     Live(VolumeId, Timestamp),
-}
-
-/// An artifact that counts as in use.
-#[derive(Debug)]
-struct Use {
-    inner: Arc<Inner>,
-    artifact: ArtifactId,
-}
-
-impl Use {
-    /// Under the lock under which it was found.
-    fn begin(inner: &Arc<Inner>, state: &mut State, artifact: ArtifactId) -> Self {
-        state.catalog.begin_export(artifact);
-        Self {
-            inner: inner.clone(),
-            artifact,
-        }
-    }
-}
-
-impl Drop for Use {
-    fn drop(&mut self) {
-        let mut state = self.inner.state.lock();
-        state.catalog.end_export(&self.artifact);
-        drop(state);
-        // It may have been the last that kept something.
-        self.inner.wake_reaper();
-    }
 }
 
 /// A directory in `incoming/` for what a view needs.

@@ -20,20 +20,16 @@ use std::time::Duration;
 
 use rustix::fs::{Timespec, Timestamps};
 
+use super::half::{self, Half, Points};
 use super::space::{self, Gate};
 use crate::archive::{self, Limits, Progress, Unpack, Unpacked};
 use crate::engine::error::{Context, Error, Result};
 use crate::engine::failpoint::{Point, point};
-use crate::engine::layers;
-use crate::engine::pins::Pins;
 use crate::engine::shared::Inner;
 use crate::engine::state::State;
-use crate::engine::transaction::Transaction;
 use crate::model::{
-    Artifact, ArtifactId, Digests, LayerId, LayerRecord, Name, Reference, Sha256, Sharing, Tenant,
-    Timestamp,
+    Artifact, ArtifactId, Digests, LayerId, Name, Reference, Sha256, Sharing, Tenant, Timestamp,
 };
-use crate::store::{self, Change};
 use crate::sys::Dir;
 
 /// What an archive is to become.
@@ -71,6 +67,12 @@ pub struct Imported {
     pub named: bool,
 }
 
+const POINTS: Points = Points {
+    synced: Point::ImportSynced,
+    indexed: Point::ImportIndexed,
+    confirmed: Point::ImportConfirmed,
+};
+
 /// Imports an archive.
 pub(in crate::engine) async fn import(
     inner: &Arc<Inner>,
@@ -88,79 +90,6 @@ pub(in crate::engine) async fn import(
         imported
     };
     inner.threads.transfers.run(job).await?
-}
-
-/// A layer that is being made. Dropped before it is named, it is thrown away.
-struct Half<'a> {
-    inner: &'a Inner,
-    id: LayerId,
-    /// `None`: the layer is no longer kept for this import.
-    pins: Option<Pins>,
-    placed: bool,
-    done: bool,
-}
-
-impl<'a> Half<'a> {
-    fn make(inner: &'a Arc<Inner>) -> Result<(Self, Dir)> {
-        let id = LayerId::from_bits(inner.random());
-        let mut pins = Pins::none(inner);
-        pins.add(&mut inner.state.lock(), &[id]);
-        let incoming = &inner.dirs.incoming;
-        incoming
-            .create_dir(id.to_string(), 0o700)
-            .context("make a directory for the archive")?;
-        let half = Self {
-            inner,
-            id,
-            pins: Some(pins),
-            placed: false,
-            done: false,
-        };
-        let dir = incoming
-            .open_beneath(id.to_string())
-            .context("open the archive's directory")?;
-        Ok((half, dir))
-    }
-
-    /// Puts it where layers are. Nothing names it there.
-    fn place(&mut self) -> Result<()> {
-        let (dirs, name) = (&self.inner.dirs, self.id.to_string());
-        dirs.incoming
-            .rename(&name, &dirs.layers, &name)
-            .context("put the archive's content in its place")?;
-        self.placed = true;
-        Ok(())
-    }
-
-    /// The index names it.
-    fn keep(mut self) {
-        self.done = true;
-    }
-
-    /// The index may name it: the next start knows.
-    fn leave_to_the_next_start(mut self) {
-        self.done = true;
-    }
-}
-
-impl Drop for Half<'_> {
-    fn drop(&mut self) {
-        if self.done {
-            return;
-        }
-        if self.placed {
-            drop(self.pins.take());
-            // It may have been forked already: then it goes with the last fork.
-            layers::trash_unreferenced(self.inner, &[self.id]);
-        } else {
-            let name = self.id.to_string();
-            let incoming = &self.inner.dirs.incoming;
-            if let Err(error) = self.inner.throw_away(incoming, name.as_ref()) {
-                tracing::error!(layer = %self.id, %error, "a half-made import stays until the next start");
-            }
-        }
-        self.inner.wake_reaper();
-    }
 }
 
 fn import_now(
@@ -181,17 +110,12 @@ fn import_now(
         .received(&dir)
         .context("complete the archive's content")?;
     let artifact = describe(inner, request, half.id, &unpacked);
-    let record = LayerRecord {
-        format: LayerRecord::FORMAT,
-        id: half.id,
-        artifact: Some(artifact.clone()),
-        claim: None,
-    };
-    store::write_sealing(&dir, &record).context("write the layer's record")?;
+    half.record(&dir, Some(&artifact))?;
     point(Point::ImportRecorded);
     half.place()?;
     point(Point::ImportPlaced);
-    let named = name(inner, request, began, &artifact, half)?;
+    let described = |state: &State| refuse(state, request).map(|()| artifact.clone());
+    let named = half::enter(inner, vec![half], began, described, &POINTS)?;
     tracing::info!(artifact.id = %artifact.id, name = %artifact.name(), named,
         digest = %unpacked.digests.plain, "imported");
     inner.state.notify();
@@ -249,7 +173,8 @@ fn receive(
         },
         devices: false,
     };
-    let gate = Gate::new(inner, progress);
+    let plain = || progress.plain();
+    let gate = Gate::new(inner, &plain);
     let unpacked = archive::unpack(input, &root, how, progress, &|| gate.stops());
     match gate.why() {
         Some(error) => Err(error),
@@ -299,55 +224,4 @@ fn describe(
         },
         sharing: Sharing::default(),
     }
-}
-
-/// Makes it durable, and gives it its name: in the index, and only then in memory. A failure takes
-/// no name from content that is sealed meanwhile. Tells whether it has the name.
-fn name(
-    inner: &Inner,
-    request: &ImportRequest,
-    began: Timestamp,
-    artifact: &Artifact,
-    half: Half<'_>,
-) -> Result<bool> {
-    let syncing = inner.durability.lock();
-    inner.sync(&syncing)?;
-    point(Point::ImportSynced);
-    let named_as_indexed = inner.durability.lock_names();
-    let takes_name = {
-        let state = inner.state.lock();
-        // A write-back failed while the archive came in: its content may have lost bytes.
-        if state.write_back.is_tainted_since(began) {
-            return Err(Error::Doomed);
-        }
-        refuse(&state, request)?;
-        state.catalog.may_take_name(artifact)
-    };
-    let mut changes = vec![Change::PutArtifact(artifact.clone())];
-    if takes_name {
-        changes.push(Change::PutName(artifact.name(), artifact.id));
-    }
-    match inner.transact(&changes) {
-        Transaction::Committed => {}
-        Transaction::RolledBack(error) => return Err(error),
-        Transaction::InDoubt(error) => {
-            half.leave_to_the_next_start();
-            return Err(error);
-        }
-    }
-    let is_named = {
-        let mut state = inner.state.lock();
-        state.catalog.add_indexed(artifact.clone(), takes_name);
-        state.catalog.is_named(artifact)
-    };
-    drop(named_as_indexed);
-    drop(syncing);
-    point(Point::ImportIndexed);
-    if let Err(error) = layers::confirm(inner, half.id) {
-        // It is tried again when the layer is measured.
-        tracing::warn!(layer = %half.id, %error, "a rebuilt index would not know this layer");
-    }
-    point(Point::ImportConfirmed);
-    half.keep();
-    Ok(is_named)
 }

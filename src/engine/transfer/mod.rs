@@ -5,7 +5,9 @@
 //! the other end, the caller.
 
 mod export;
+mod half;
 mod import;
+mod in_use;
 mod open_layers;
 mod receive;
 mod space;

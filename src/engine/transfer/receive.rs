@@ -1,17 +1,39 @@
 //! Receive: an artifact of another node appears here, layer by layer, whole and durable, or not at
-//! all.
+//! all. Where its layers come from, the caller knows.
+//!
+//! | step | on disk |
+//! |---|---|
+//! | layers that are here are pinned, space is asked for | nothing |
+//! | each missing layer, oldest first: made in `incoming/<layer id>` | incomplete: swept at a start |
+//! | its table of contents and `sealing.json` written | the same |
+//! | rename to `layers/<layer id>` (pinned) | not named by the index: thrown away at a start |
+//! | `syncfs`, one index transaction | **an artifact** |
+//! | `sealing.json` → `layer.json` | the same |
+//!
+//! Where an artifact is a stack, a layer that is here already is used if all below it are here, too.
+//! Elsewhere all layers are applied to one tree.
 
+use std::fs::File;
 use std::sync::Arc;
-use std::sync::atomic::AtomicU64;
+use std::sync::atomic::{AtomicU64, Ordering};
 use std::time::Duration;
 
-use crate::archive::Limits;
+use super::half::{self, Half, Points};
+use super::space::{self, Gate};
 use crate::archive::toc::Table;
-use crate::engine::error::Error;
+use crate::archive::{self, Limits};
+use crate::backend::Receiving;
+use crate::engine::error::{Context, Error};
+use crate::engine::failpoint::{Point, point};
+use crate::engine::pins::Pins;
 use crate::engine::shared::Inner;
-use crate::model::{ArtifactId, Maker, Name, Sha256, Timestamp};
-use crate::sys::Dir;
-use crate::tree::Stop;
+use crate::engine::state::State;
+use crate::engine::table_digests::DIGEST;
+use crate::model::{
+    Artifact, ArtifactId, Digests, LayerId, Maker, Name, Sha256, Sharing, Timestamp, layout,
+};
+use crate::sys::{Dir, Xattrs};
+use crate::tree::{self, Stop};
 
 /// An artifact that is to be received.
 #[derive(Debug, Clone, PartialEq, Eq)]
@@ -73,6 +95,9 @@ pub enum ReceiveError<E> {
     /// The engine failed, ends, or has no space.
     #[error(transparent)]
     Engine(#[from] Error),
+    /// Another artifact of this node has its id.
+    #[error("artifact {0} is here under another name; the request is refused")]
+    Taken(ArtifactId),
     /// A layer could not be made. The error is the caller's own.
     #[error("make layer {layer}: {source}")]
     Layer {
@@ -83,6 +108,21 @@ pub enum ReceiveError<E> {
     },
 }
 
+const POINTS: Points = Points {
+    synced: Point::ReceiveSynced,
+    indexed: Point::ReceiveIndexed,
+    confirmed: Point::ReceiveConfirmed,
+};
+
+/// Where a layer is made in its directory.
+const PART: &str = "part";
+
+const MAKE: &str = "make a place for a layer";
+const FINISH: &str = "complete a layer";
+
+/// A stack has at most so many layers here: the kernel bounds the options of a mount.
+const MOST_LAYERS: usize = 64;
+
 /// Receives an artifact. `make` makes one layer at the place that it is given, and returns its
 /// table. It is called for each layer that this node lacks, oldest first, with the layer's place in
 /// the request.
@@ -92,6 +132,342 @@ pub(in crate::engine) fn receive<E>(
     progress: &AtomicU64,
     make: impl FnMut(usize, &LayerPlace<'_>) -> Result<Arc<Table>, E>,
 ) -> Result<Received, ReceiveError<E>> {
-    let _ = (inner, request, progress, make);
-    Err(Error::ShuttingDown.into())
+    let received = receive_now(inner, request, progress, make);
+    if let Err(ReceiveError::Engine(Error::Full(_))) = received {
+        // The space that it needed was asked for while it ran.
+        inner.ask_for_room(0);
+    }
+    // A reused layer may have lost its last artifact meanwhile, or the name its old content.
+    inner.wake_reaper();
+    received
+}
+
+fn receive_now<E>(
+    inner: &Arc<Inner>,
+    request: &ReceiveRequest,
+    progress: &AtomicU64,
+    make: impl FnMut(usize, &LayerPlace<'_>) -> Result<Arc<Table>, E>,
+) -> Result<Received, ReceiveError<E>> {
+    if let Some(received) = look(inner, request)? {
+        return Ok(received);
+    }
+    let began = inner.now();
+    let mut pins = Pins::none(inner);
+    let reused = reuse(inner, request, &mut pins);
+    let missing = &request.layers[..request.layers.len() - reused.len()];
+    let bytes = missing.iter().map(|layer| layer.bytes);
+    space::ask(inner, bytes.fold(0, u64::saturating_add))?;
+    let space = inner.dirs.root.space();
+    let space = space.context("ask for the pool's space")?;
+    let most = Limits::default();
+    let limits = Limits {
+        bytes: most.bytes.min(space.bytes),
+        ..most
+    };
+    let plain = || progress.load(Ordering::Relaxed);
+    let count = reused.len();
+    let mut job = Job {
+        inner,
+        request,
+        progress,
+        limits,
+        gate: Gate::new(inner, &plain),
+        make,
+        layers: reused,
+        halves: Vec::new(),
+        tables: Vec::new(),
+    };
+    if inner.backend.stacks() {
+        for layer in (0..missing.len()).rev() {
+            job.stacked(layer)?;
+        }
+    } else if !missing.is_empty() {
+        job.whole()?;
+    }
+    let Job {
+        layers,
+        halves,
+        tables,
+        ..
+    } = job;
+    let described = |state: &State| {
+        // Two calls for one artifact at once are not allowed.
+        if state.catalog.contains(&request.artifact) {
+            return Err(Error::Defect);
+        }
+        Ok(describe(inner, state, request, &layers))
+    };
+    let named = half::enter(inner, halves, began, described, &POINTS)?;
+    for (layer, digest) in tables {
+        inner.collector.tables.insert(layer, digest);
+    }
+    tracing::info!(artifact.id = %request.artifact, name = %request.name, named,
+        layers = layers.len(), reused = count, "received");
+    inner.state.notify();
+    Ok(Received {
+        artifact: request.artifact,
+        named,
+        reused: count,
+    })
+}
+
+/// Refuses what cannot be received. An answer if nothing need be made: the artifact is here, or
+/// other content keeps the name.
+fn look<E>(inner: &Inner, request: &ReceiveRequest) -> Result<Option<Received>, ReceiveError<E>> {
+    let state = inner.state.lock();
+    state.health.refuse_changes()?;
+    if let Some(sealed) = state.catalog.get(&request.artifact) {
+        if sealed.artifact.name() != request.name {
+            return Err(ReceiveError::Taken(request.artifact));
+        }
+        return Ok(Some(Received {
+            artifact: request.artifact,
+            named: state.catalog.is_named(&sealed.artifact),
+            reused: request.layers.len(),
+        }));
+    }
+    let limit = u64::try_from(MOST_LAYERS).expect("small");
+    if request.layers.len() > MOST_LAYERS {
+        let what = "the number of its layers";
+        return Err(refused(archive::Error::Limit { what, limit }).into());
+    }
+    if request.layers.is_empty() {
+        let (at, why) = (0, "it has no layers".to_owned());
+        return Err(refused(archive::Error::Malformed { at, why }).into());
+    }
+    let described = describe(inner, &state, request, &[]);
+    if state.catalog.may_take_name(&described) {
+        return Ok(None);
+    }
+    Ok(Some(Received {
+        artifact: request.artifact,
+        named: false,
+        reused: 0,
+    }))
+}
+
+fn refused(source: archive::Error) -> Error {
+    let operation = "receive an artifact";
+    Error::Archive { operation, source }
+}
+
+/// The artifact as it will be here. Its layers are not among what decides about its name.
+fn describe(
+    inner: &Inner,
+    state: &State,
+    request: &ReceiveRequest,
+    layers: &[LayerId],
+) -> Artifact {
+    let now = inner.now();
+    // The clock of another node may be ahead.
+    let mut created = request.created.min(now);
+    let holder = state.catalog.owner(&request.name);
+    let holder = holder.map(|holder| &holder.artifact);
+    if let Some(holder) = holder
+        && !request.name.reference.first_writer_wins()
+        && holder
+            .sharing
+            .number
+            .is_some_and(|number| number < request.number)
+    {
+        // The tier has numbered both, so clocks do not matter.
+        created = created.max(Timestamp(holder.created.0 + 1));
+    }
+    Artifact {
+        id: request.artifact,
+        tenant: request.name.tenant.clone(),
+        reference: request.name.reference.clone(),
+        layers: layers.to_vec(),
+        created,
+        ttl_seconds: request.ttl.map(|ttl| ttl.as_secs()),
+        last_used: now,
+        made_by: request.made_by.clone(),
+        digests: Digests::default(),
+        sharing: Sharing {
+            number: Some(request.number),
+            ..Sharing::default()
+        },
+    }
+}
+
+/// The layers of the request that this node has, newest first, from the oldest layer on; pinned.
+/// Only the tenant's own artifacts are looked at.
+fn reuse(inner: &Inner, request: &ReceiveRequest, pins: &mut Pins) -> Vec<LayerId> {
+    loop {
+        let mut best = None;
+        inner.look_at_artifacts(|_, sealed| {
+            let artifact = &sealed.artifact;
+            if sealed.durable && artifact.tenant == request.name.tenant {
+                let count = common(inner, request, &artifact.layers);
+                best = best.max(Some((count, artifact.id)));
+            }
+        });
+        let Some((count @ 1.., id)) = best else {
+            return Vec::new();
+        };
+        // It may have gone or been merged since.
+        let mut state = inner.state.lock();
+        let sealed = state.catalog.get(&id);
+        let layers = sealed.map_or(Vec::new(), |sealed| sealed.artifact.layers.clone());
+        if common(inner, request, &layers) == count {
+            let layers = layers[layers.len() - count..].to_vec();
+            pins.add(&mut state, &layers);
+            return layers;
+        }
+    }
+}
+
+/// How many layers of the request, from the oldest on, this stack begins with.
+fn common(inner: &Inner, request: &ReceiveRequest, stack: &[LayerId]) -> usize {
+    let wanted = &request.layers;
+    if !inner.backend.stacks() && (stack.len(), wanted.len()) != (1, 1) {
+        return 0;
+    }
+    let pairs = stack.iter().rev().zip(wanted.iter().rev());
+    let is_same = |(layer, wanted): &(&LayerId, &ReceiveLayer)| {
+        inner.collector.tables.get(layer) == Some(wanted.digest)
+    };
+    pairs.take_while(is_same).count()
+}
+
+/// The layers of one artifact on their way.
+struct Job<'a, M> {
+    inner: &'a Arc<Inner>,
+    request: &'a ReceiveRequest,
+    progress: &'a AtomicU64,
+    limits: Limits,
+    gate: Gate<'a>,
+    make: M,
+    /// The layers that are here by now, newest first.
+    layers: Vec<LayerId>,
+    halves: Vec<Half<'a>>,
+    /// The digests of the tables that were kept.
+    tables: Vec<(LayerId, Sha256)>,
+}
+
+impl<'a, M, E> Job<'a, M>
+where
+    M: FnMut(usize, &LayerPlace<'_>) -> Result<Arc<Table>, E>,
+{
+    /// Makes a layer over those that are here.
+    fn stacked(&mut self, layer: usize) -> Result<(), ReceiveError<E>> {
+        let (half, dir) = Half::make(self.inner)?;
+        dir.create_dir(PART, 0o700).context(MAKE)?;
+        let part = dir.open_beneath(PART).context(MAKE)?;
+        point(Point::ReceiveMade);
+        let table = self.fill(layer, &part, &dir)?;
+        // What a stacking backend calls a layer is a directory in overlayfs' form.
+        part.rename(layout::FS, &dir, layout::FS).context(FINISH)?;
+        remove(&dir, PART)?;
+        point(Point::ReceiveFilled);
+        keep(&dir, &table).context("keep a layer's table of contents")?;
+        self.tables
+            .push((half.id, self.request.layers[layer].digest));
+        point(Point::ReceiveTabled);
+        self.place(half, &dir, layer == 0)
+    }
+
+    /// Makes one layer of all, where a layer is a whole tree. Its table is another one.
+    fn whole(&mut self) -> Result<(), ReceiveError<E>> {
+        let (half, dir) = Half::make(self.inner)?;
+        let receiving = self.inner.backend.receive_layer(&dir, &[]).context(MAKE)?;
+        let Receiving::Onto(tree) = receiving else {
+            return Err(Error::Defect.into());
+        };
+        point(Point::ReceiveMade);
+        for layer in (0..self.request.layers.len()).rev() {
+            self.apply(layer, &tree, &dir)?;
+        }
+        self.inner.backend.received(&dir).context(FINISH)?;
+        point(Point::ReceiveFilled);
+        self.place(half, &dir, true)
+    }
+
+    /// Makes a layer in a directory of `tree`, since a rename does not leave a subvolume, and
+    /// applies it.
+    fn apply(&mut self, layer: usize, tree: &Dir, temporary: &Dir) -> Result<(), ReceiveError<E>> {
+        // No layer can guess the name: the directory must not be a part of the layer.
+        let name = format!(".layer-{:032x}", self.inner.random());
+        let made = format!("{name}.fs");
+        tree.create_dir(&name, 0o700).context(MAKE)?;
+        let part = tree.open_beneath(&name).context(MAKE)?;
+        // Directories would inherit it.
+        part.remove_xattr("system.posix_acl_default")
+            .context(MAKE)?;
+        self.fill(layer, &part, temporary)?;
+        part.rename(layout::FS, tree, &made).context(FINISH)?;
+        remove(tree, &name)?;
+        let stop = || self.gate.stops();
+        let applied = tree::apply(tree, made.as_ref(), &stop);
+        match self.gate.why() {
+            Some(error) => Err(error.into()),
+            None => Ok(applied.map_err(archive::Error::from).context(FINISH)?),
+        }
+    }
+
+    /// Has a layer made in `into`, and checks that it is the one that was asked for.
+    fn fill(
+        &mut self,
+        layer: usize,
+        into: &Dir,
+        temporary: &Dir,
+    ) -> Result<Arc<Table>, ReceiveError<E>> {
+        let stop = || self.gate.stops();
+        let place = LayerPlace {
+            into,
+            temporary,
+            limits: self.limits,
+            stop: &stop,
+            progress: self.progress,
+        };
+        match (self.make)(layer, &place) {
+            Ok(table) if table.digest().sha256 == self.request.layers[layer].digest.0 => Ok(table),
+            Ok(_) => Err(Error::Defect.into()),
+            Err(source) => {
+                let shortage = self.gate.why().or_else(|| space::shortage(self.inner));
+                Err(match shortage {
+                    Some(error) => error.into(),
+                    None if self.inner.lifetime.is_stopping() => Error::ShuttingDown.into(),
+                    None => ReceiveError::Layer { layer, source },
+                })
+            }
+        }
+    }
+
+    /// Records a layer and puts it in its place. The record of the newest one has the artifact.
+    fn place(
+        &mut self,
+        mut half: Half<'a>,
+        dir: &Dir,
+        is_newest: bool,
+    ) -> Result<(), ReceiveError<E>> {
+        self.layers.insert(0, half.id);
+        let artifact = is_newest.then(|| {
+            let state = self.inner.state.lock();
+            describe(self.inner, &state, self.request, &self.layers)
+        });
+        half.record(dir, artifact.as_ref())?;
+        point(Point::ReceiveRecorded);
+        half.place()?;
+        point(Point::ReceivePlaced);
+        self.halves.push(half);
+        Ok(())
+    }
+}
+
+/// Deletes a part that is no longer needed.
+fn remove(dir: &Dir, name: &str) -> Result<(), Error> {
+    let deleted = tree::delete(dir, name.as_ref(), &|| false);
+    deleted.map_err(archive::Error::from).context(FINISH)
+}
+
+/// Keeps a layer's table beside its content, as the background job would make it.
+fn keep(layer: &Dir, table: &Table) -> archive::Result<()> {
+    let mut file = File::from(layer.create_file(layout::TABLE)?);
+    table.write_to(&mut file)?;
+    let digest = Sha256(table.digest().sha256).to_string();
+    layer
+        .node(layout::TABLE)?
+        .set_xattr(DIGEST, digest.as_bytes())?;
+    Ok(())
 }

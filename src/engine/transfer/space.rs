@@ -7,7 +7,6 @@
 use std::cell::{Cell, RefCell};
 use std::time::{Duration, Instant};
 
-use crate::archive::Progress;
 use crate::engine::error::{Context, Error, Result, Shortage};
 use crate::engine::shared::Inner;
 use crate::sys::Space;
@@ -61,6 +60,21 @@ pub(super) fn ask(inner: &Inner, needs: u64) -> Result<()> {
     }
 }
 
+/// The error of a transfer that failed where the pool has no space or no inodes left; `None`: it has
+/// some.
+pub(super) fn shortage(inner: &Inner) -> Option<Error> {
+    let space = inner.dirs.root.space().ok()?;
+    let has_inodes = space.inodes == 0 || space.inodes_free > 0;
+    if space.bytes_available >= margin(&space) && has_inodes {
+        return None;
+    }
+    let what = format!(
+        "{} of the pool's {} bytes are free, and {} inodes",
+        space.bytes_available, space.bytes, space.inodes_free
+    );
+    Some(Error::Full(what.into()))
+}
+
 /// Has caches evicted for so many bytes; whether that may have helped.
 fn evicts(inner: &Inner, bytes: u64, left: Duration) -> bool {
     let gone = inner.collector.cycles.gone();
@@ -95,16 +109,17 @@ fn wait_for_btrfs(inner: &Inner, bytes: u64, left: Duration) {
 /// Looks at the space as an archive comes in, and stops it where there is none to be had.
 pub(super) struct Gate<'a> {
     inner: &'a Inner,
-    progress: &'a Progress,
+    plain: &'a dyn Fn() -> u64,
     looked_at: Cell<u64>,
     failed: RefCell<Option<Error>>,
 }
 
 impl<'a> Gate<'a> {
-    pub(super) fn new(inner: &'a Inner, progress: &'a Progress) -> Self {
+    /// `plain`: how many bytes came in until now.
+    pub(super) fn new(inner: &'a Inner, plain: &'a dyn Fn() -> u64) -> Self {
         Self {
             inner,
-            progress,
+            plain,
             looked_at: Cell::new(0),
             failed: RefCell::default(),
         }
@@ -115,7 +130,7 @@ impl<'a> Gate<'a> {
         if self.inner.lifetime.is_stopping() {
             return true;
         }
-        let plain = self.progress.plain();
+        let plain = (self.plain)();
         if plain < self.looked_at.get().saturating_add(STEP) {
             return false;
         }
@@ -130,7 +145,7 @@ impl<'a> Gate<'a> {
     }
 
     /// Why it stopped, if for want of space.
-    pub(super) fn why(self) -> Option<Error> {
-        self.failed.into_inner()
+    pub(super) fn why(&self) -> Option<Error> {
+        self.failed.take()
     }
 }

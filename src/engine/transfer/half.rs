@@ -1,0 +1,157 @@
+//! New layers on their way to an artifact: in `incoming/`, then in `layers/`, then in the index.
+//! Imports and received artifacts share the way; its table is in `import`.
+
+use std::sync::Arc;
+
+use crate::engine::error::{Context, Result};
+use crate::engine::failpoint::{Point, point};
+use crate::engine::layers;
+use crate::engine::pins::Pins;
+use crate::engine::shared::Inner;
+use crate::engine::state::State;
+use crate::engine::transaction::Transaction;
+use crate::model::{Artifact, LayerId, LayerRecord, Timestamp};
+use crate::store::{self, Change};
+use crate::sys::Dir;
+
+/// A layer that is being made. Dropped before it is named, it is thrown away.
+pub(super) struct Half<'a> {
+    inner: &'a Inner,
+    pub(super) id: LayerId,
+    /// `None`: the layer is no longer kept for this transfer.
+    pins: Option<Pins>,
+    placed: bool,
+    done: bool,
+}
+
+impl<'a> Half<'a> {
+    /// Makes `incoming/<id>`.
+    pub(super) fn make(inner: &'a Arc<Inner>) -> Result<(Self, Dir)> {
+        let id = LayerId::from_bits(inner.random());
+        let mut pins = Pins::none(inner);
+        pins.add(&mut inner.state.lock(), &[id]);
+        let incoming = &inner.dirs.incoming;
+        incoming
+            .create_dir(id.to_string(), 0o700)
+            .context("make a directory for a new layer")?;
+        let half = Self {
+            inner,
+            id,
+            pins: Some(pins),
+            placed: false,
+            done: false,
+        };
+        let dir = incoming
+            .open_beneath(id.to_string())
+            .context("open a new layer's directory")?;
+        Ok((half, dir))
+    }
+
+    /// Records what the layer, whose directory this is, will be. `artifact`: its newest layer is
+    /// this one.
+    pub(super) fn record(&self, dir: &Dir, artifact: Option<&Artifact>) -> Result<()> {
+        let record = LayerRecord {
+            format: LayerRecord::FORMAT,
+            id: self.id,
+            artifact: artifact.cloned(),
+            claim: None,
+        };
+        store::write_sealing(dir, &record).context("write the layer's record")
+    }
+
+    /// Puts it where layers are. Nothing names it there.
+    pub(super) fn place(&mut self) -> Result<()> {
+        let (dirs, name) = (&self.inner.dirs, self.id.to_string());
+        dirs.incoming
+            .rename(&name, &dirs.layers, &name)
+            .context("put the new layer in its place")?;
+        self.placed = true;
+        Ok(())
+    }
+}
+
+impl Drop for Half<'_> {
+    fn drop(&mut self) {
+        if self.done {
+            return;
+        }
+        if self.placed {
+            drop(self.pins.take());
+            // It may have been forked already: then it goes with the last fork.
+            layers::trash_unreferenced(self.inner, &[self.id]);
+        } else {
+            let name = self.id.to_string();
+            let incoming = &self.inner.dirs.incoming;
+            if let Err(error) = self.inner.throw_away(incoming, name.as_ref()) {
+                tracing::error!(layer = %self.id, %error, "a half-made layer stays until the next start");
+            }
+        }
+        self.inner.wake_reaper();
+    }
+}
+
+/// The points that an artifact passes on its way into the index.
+pub(super) struct Points {
+    pub(super) synced: Point,
+    pub(super) indexed: Point,
+    pub(super) confirmed: Point,
+}
+
+/// Makes an artifact of placed layers durable and gives it its name: in the index, and only then in
+/// memory. A failure takes no name from content that is sealed meanwhile. Returns whether it has
+/// the name.
+///
+/// `began`: when the first layer was made. `describe` returns the artifact, or refuses it, under
+/// the lock under which its name is looked at.
+pub(super) fn enter(
+    inner: &Inner,
+    mut halves: Vec<Half<'_>>,
+    began: Timestamp,
+    describe: impl Fn(&State) -> Result<Artifact>,
+    points: &Points,
+) -> Result<bool> {
+    let syncing = inner.durability.lock();
+    inner.sync(&syncing)?;
+    point(points.synced);
+    let named_as_indexed = inner.durability.lock_names();
+    let (artifact, takes_name) = {
+        let state = inner.state.lock();
+        // A write-back failed while the content came in: it may have lost bytes.
+        if state.write_back.is_tainted_since(began) {
+            return Err(crate::engine::error::Error::Doomed);
+        }
+        let artifact = describe(&state)?;
+        let takes_name = state.catalog.may_take_name(&artifact);
+        (artifact, takes_name)
+    };
+    let mut changes = vec![Change::PutArtifact(artifact.clone())];
+    if takes_name {
+        changes.push(Change::PutName(artifact.name(), artifact.id));
+    }
+    match inner.transact(&changes) {
+        Transaction::Committed => {}
+        Transaction::RolledBack(error) => return Err(error),
+        Transaction::InDoubt(error) => {
+            // The index may name them: the next start knows.
+            halves.iter_mut().for_each(|half| half.done = true);
+            return Err(error);
+        }
+    }
+    let is_named = {
+        let mut state = inner.state.lock();
+        state.catalog.add_indexed(artifact.clone(), takes_name);
+        state.catalog.is_named(&artifact)
+    };
+    drop(named_as_indexed);
+    drop(syncing);
+    point(points.indexed);
+    for half in &mut halves {
+        half.done = true;
+        if let Err(error) = layers::confirm(inner, half.id) {
+            // It is tried again when the layer is measured.
+            tracing::warn!(layer = %half.id, %error, "a rebuilt index would not know this layer");
+        }
+    }
+    point(points.confirmed);
+    Ok(is_named)
+}
