@@ -499,6 +499,7 @@ impl Driver {
                 features: csi::Features {
                     alpha: self.alpha,
                     most_volumes: self.max_volumes,
+                    share: self.shared.share == Share::Auto,
                     ..features
                 },
             },

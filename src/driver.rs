@@ -4,7 +4,10 @@
 //! The CSI socket comes first, and answers Probe while the pool is being opened. The admin socket
 //! comes with the pool. Then the role's own task begins.
 //!
-//! The driver ends in the reverse order, with one deadline for all of it ([`Drain`]). The role
+//! With a shared tier, a driver that is told to end first uploads the content that waits, within
+//! its own limit. Everything serves meanwhile, so that pods can still start on this node.
+//!
+//! Then it ends in the reverse order, with one deadline for all of it ([`Drain`]). The role
 //! withdraws what it added. Then the services accept nothing new and answer the calls that run, the
 //! engine stops at a safe point, and the sockets go. Mounts stay: pods use them. What a disk keeps
 //! from being done in time is named in the log, and left to the next start, as after a `kill -9`.
@@ -13,19 +16,22 @@ use std::convert::Infallible;
 use std::future::{Future, pending};
 use std::num::NonZeroU64;
 use std::path::PathBuf;
+use std::sync::Arc;
 use std::time::Duration;
 
 use rustix::fs::Mode;
 use rustix::process::{Resource, Rlimit, getrlimit, setrlimit, umask};
+use tokio::runtime::Handle;
 use tokio::sync::watch;
 use tokio::time::sleep;
 use tokio_util::task::AbortOnDropHandle;
 
 use crate::admin;
 use crate::csi::{self, Readiness, UnmountsOnly};
+use crate::distribution::{self, Distribution};
 use crate::engine::{self, Engine};
 use crate::server::{self, Drain, Socket};
-use crate::shared::Url;
+use crate::shared::{Times, Url};
 
 /// How often it is tried whether a pool that could not be opened takes changes again.
 const LOOK_AGAIN: Duration = Duration::from_secs(5);
@@ -50,8 +56,6 @@ pub struct Config {
 pub struct Shared {
     /// Where it is.
     pub url: Url,
-    /// Whether content is uploaded if its volume does not say.
-    pub share: bool,
     /// The most bytes per second of all uploads; `None`: no limit.
     pub bandwidth: Option<NonZeroU64>,
     /// How long the end of the driver waits for uploads.
@@ -60,6 +64,16 @@ pub struct Shared {
     pub ask: Duration,
     /// How long a cache waits for its bytes.
     pub fetch_wait: Duration,
+}
+
+impl Shared {
+    /// Starts to use the tier. A tier that cannot be opened, or does not answer, keeps no pod from
+    /// its content on this node: `status` and the log have the error.
+    fn start(self, engine: Engine, settings: distribution::Settings) -> Arc<Distribution> {
+        tracing::info!(tier = %self.url, share = settings.share, "a shared tier is used");
+        let store = self.url.open_later(Handle::current(), Times::default());
+        Distribution::start(engine, store, settings)
+    }
 }
 
 /// Why the driver does not run.
@@ -106,14 +120,40 @@ pub async fn run<Role>(
 where
     Role: Future<Output = ()> + Send + 'static,
 {
+    let most = config.shared.as_ref().map(|shared| shared.drain);
     let told = async {
         shutdown.await;
+        upload_rest(&ready, &drain, most.unwrap_or_default()).await;
         drain.begin();
         pending::<Infallible>().await
     };
     tokio::select! {
         ended = serve(config, &drain, &ready, role) => ended,
         never = told => match never {},
+    }
+}
+
+/// Uploads the content that waits. Returns early if the driver ends for another reason.
+async fn upload_rest(ready: &watch::Sender<Readiness>, drain: &Drain, within: Duration) {
+    let Readiness::Ready(_, Some(distribution)) = ready.borrow().clone() else {
+        return;
+    };
+    let waiting = distribution.status().uploads_waiting;
+    tracing::info!(
+        waiting,
+        ?within,
+        "told to end: content that waits is uploaded first"
+    );
+    tokio::select! {
+        drained = distribution.drain(within) => {
+            let (uploaded, left) = (drained.uploaded, drained.left);
+            if left == 0 {
+                tracing::info!(uploaded, left, "uploaded");
+            } else {
+                tracing::warn!(uploaded, left, "not all content was uploaded in time; the next start on this pool goes on");
+            }
+        }
+        () = drain.begun() => {}
     }
 }
 
@@ -137,11 +177,28 @@ where
         version = env!("CARGO_PKG_VERSION"),
         "starting"
     );
+    let share = config.csi.features.share;
     let csi = csi::serve(socket, config.csi, ready.subscribe(), drain.clone());
     let csi = Part::start("CSI services", drain, csi);
+    let (shared, notices) = (config.shared, config.engine.notices.clone());
+    let input_wait = config.engine.input_wait;
     let opened = drain.finish("opening the pool", open(config.engine));
     let served = match opened.await {
-        Some(Ok((engine, socket))) => serve_pool(engine, socket, drain, ready, role).await,
+        Some(Ok((engine, socket))) => {
+            let distribution = shared.map(|shared| {
+                let settings = distribution::Settings {
+                    share,
+                    ask: shared.ask,
+                    fetch_wait: shared.fetch_wait,
+                    input_wait,
+                    bandwidth: shared.bandwidth,
+                    notices,
+                    ..distribution::Settings::default()
+                };
+                shared.start(engine.clone(), settings)
+            });
+            serve_pool(engine, distribution, socket, drain, ready, role).await
+        }
         Some(Err(Error::Engine(error))) => unmount_only(error, drain, ready, role).await,
         Some(Err(error)) => Err(error),
         None => Ok(()),
@@ -157,6 +214,7 @@ where
 /// Serves an open pool until the drain begins, then ends all but the CSI services.
 async fn serve_pool<Role>(
     engine: Engine,
+    distribution: Option<Arc<Distribution>>,
     socket: Socket,
     drain: &Drain,
     ready: &watch::Sender<Readiness>,
@@ -165,9 +223,10 @@ async fn serve_pool<Role>(
 where
     Role: Future<Output = ()> + Send + 'static,
 {
-    let admin = admin::serve(socket, engine.clone(), drain.clone(), admin::STALL);
+    let (asked, moves) = (engine.clone(), distribution.clone());
+    let admin = admin::serve(socket, asked, moves, drain.clone(), admin::STALL);
     let admin = Part::start("admin service", drain, admin);
-    ready.send_replace(Readiness::Ready(engine.clone()));
+    ready.send_replace(Readiness::Ready(engine.clone(), distribution.clone()));
     tracing::info!("ready");
     let role = Part::role(drain, role(Some(engine.clone()), drain.clone()));
     tokio::select! {
@@ -179,6 +238,10 @@ where
     let role = role.end().await;
     drain.close();
     // A publish that waits for content learns that the driver ends, while the services close.
+    if let Some(distribution) = distribution {
+        let stopped = distribution.stop();
+        drain.finish("uploads and fetches", stopped).await;
+    }
     engine.shutdown_within(drain.left()).await;
     let admin = admin.end().await;
     role.and(admin)

@@ -65,7 +65,6 @@ impl Shared {
         };
         Ok(Some(driver::Shared {
             url: url.parse().map_err(Error::Shared)?,
-            share: self.share == Share::Auto,
             bandwidth: self.shared_bandwidth,
             drain: self.shared_drain,
             ask: self.ask,
@@ -105,11 +104,8 @@ mod tests {
         let flags = ["--shared=s3://b/p?region=r", "--shared-bandwidth=100Mi"];
         let tier = resolve(&flags).expect("a URL").expect("a tier");
         assert_eq!(tier.url.to_string(), "s3://b/p");
-        assert!(tier.share);
         assert_eq!(tier.bandwidth.map(NonZeroU64::get), Some(100 << 20));
         assert_eq!(tier.drain, Duration::from_secs(30));
-        let never = resolve(&["--shared=file:///tier", "--share=never"]);
-        assert!(!never.expect("a URL").expect("a tier").share);
     }
 
     #[test]

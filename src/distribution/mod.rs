@@ -21,11 +21,13 @@
 //! here, and a restart loses counters only.
 
 mod types;
+mod waiting;
 
 use std::sync::Arc;
 use std::time::Duration;
 
 pub use types::{Drained, Metrics, Moving, Settings, Status};
+pub use waiting::{Waiting, WaitingVolume};
 
 use crate::engine::{self, Engine, PublishRequest};
 use crate::model::{Reference, Tenant};
@@ -37,6 +39,7 @@ pub struct Distribution {
     engine: Engine,
     store: Store,
     settings: Settings,
+    waiting: Waiting,
 }
 
 impl Distribution {
@@ -47,7 +50,14 @@ impl Distribution {
             engine,
             store,
             settings,
+            waiting: Waiting::default(),
         })
+    }
+
+    /// The publishes that wait in [`Distribution::bring`].
+    #[must_use]
+    pub fn waiting(&self) -> &Waiting {
+        &self.waiting
     }
 
     /// Brings the content that a volume starts from to this node, if it is not here and the tier

@@ -19,6 +19,7 @@ const ALL: Features = Features {
     controller: true,
     alpha: true,
     attach: true,
+    share: true,
     most_volumes: None,
 };
 
