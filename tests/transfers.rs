@@ -4,6 +4,7 @@
 //! | in `tests/transfers/` | |
 //! |---|---|
 //! | `engine` | round trips, names, bad archives, full disks, content that is in use |
+//! | `receive` | artifacts of another node, layer by layer |
 //! | `stall` | callers that stall |
 //! | `tables` | tables of contents of layers |
 //! | `command` | the verbs `export` and `import`: GNU tar, files and pipes, signals, processes that are killed |
@@ -14,6 +15,8 @@ mod common;
 mod command;
 #[path = "transfers/engine.rs"]
 mod engine;
+#[path = "transfers/receive.rs"]
+mod receive;
 #[path = "transfers/stall.rs"]
 mod stall;
 #[path = "transfers/tables.rs"]

@@ -20,9 +20,21 @@
 //! The queue of uploads is what the engine's index says is not in the tier. Nothing is stored
 //! here, and a restart loses counters only.
 
+mod ask;
+mod bring;
+mod context;
+mod decide;
+mod fetch;
+mod flight;
+mod health;
+mod pace;
+mod queue;
 mod types;
+mod upload;
 mod waiting;
+mod work;
 
+use std::collections::HashMap;
 use std::sync::Arc;
 use std::time::Duration;
 
@@ -30,27 +42,54 @@ pub use types::{Drained, Metrics, Moving, Settings, Status};
 pub use waiting::{Waiting, WaitingVolume};
 
 use crate::engine::{self, Engine, PublishRequest};
-use crate::model::{Reference, Tenant};
+use crate::model::{ArtifactId, Name, Reference, Tenant};
 use crate::shared::{self, Store};
+
+use ask::Asker;
+use bring::Bringer;
+use context::{Context, object_id, value};
+use fetch::Fetcher;
+use health::{Access, now};
+use queue::Queue;
+use work::Workers;
+
+/// How long `clear` waits for the tier.
+const CLEAR: Duration = Duration::from_secs(30);
+/// How long `stop` waits for threads: a network may not answer.
+const STOP: Duration = Duration::from_secs(5);
 
 /// The shared tier of one engine. Ends with [`Distribution::stop`].
 #[derive(Debug)]
 pub struct Distribution {
-    engine: Engine,
-    store: Store,
-    settings: Settings,
     waiting: Waiting,
+    context: Arc<Context>,
+    fetcher: Arc<Fetcher>,
+    queue: Arc<Queue>,
+    bringer: Bringer,
+    clears: Workers,
 }
 
 impl Distribution {
     /// Starts the background work. Must run in a tokio runtime, and does not wait for the tier.
     #[must_use]
     pub fn start(engine: Engine, store: Store, settings: Settings) -> Arc<Self> {
+        let context = Arc::new(Context::new(engine, store, settings));
+        let asker = Arc::new(Asker::new(Arc::clone(&context)));
+        let fetcher = Arc::new(Fetcher::new(Arc::clone(&context), Arc::clone(&asker)));
+        let queue = Arc::new(Queue::new(Arc::clone(&context)));
+        context.tasks.spawn(Arc::clone(&queue).run());
         Arc::new(Self {
-            engine,
-            store,
-            settings,
             waiting: Waiting::default(),
+            bringer: Bringer::new(
+                Arc::clone(&context),
+                asker,
+                Arc::clone(&fetcher),
+                Arc::clone(&queue),
+            ),
+            clears: context.workers("shared-clear", 4),
+            context,
+            fetcher,
+            queue,
         })
     }
 
@@ -65,53 +104,101 @@ impl Distribution {
     ///
     /// Fails only for an input whose content is neither here nor came in time.
     pub async fn bring(&self, request: &mut PublishRequest) -> engine::Result<()> {
-        let _ = (&self.engine, request, &self.settings);
-        std::future::ready(Ok(())).await
+        self.bringer.bring(request).await
     }
 
     /// The number of a name in the tier at this moment, for an artifact that is made now without a
     /// volume (`baggageclaim import`). `None`: the tier did not answer in time.
     pub async fn base(&self, tenant: &Tenant, reference: &Reference) -> Option<u64> {
-        let _ = (tenant, reference);
-        std::future::ready(None).await
+        let (tenant, reference) = (tenant.clone(), reference.clone());
+        self.bringer.number(&Name { tenant, reference }).await
     }
 
     /// Clears a name in the tier: content that exists, or that was forked, before does not come
     /// back. Returns the number of the clear. The caller removes the content on this node.
     pub async fn clear(&self, tenant: &Tenant, reference: &Reference) -> shared::Result<u64> {
-        let _ = (tenant, reference);
-        std::future::ready(Err(shared::Error::Stopped)).await
+        let context = Arc::clone(&self.context);
+        let (of, name) = (tenant.clone(), reference.clone());
+        let call = move || {
+            let cleared = shared::clear(&context.store, &of, &name, object_id(), now());
+            context.health.note(Access::Write, &cleared);
+            cleared
+        };
+        let cleared = tokio::time::timeout(CLEAR, self.clears.run(|| true, call));
+        cleared.await.ok().flatten().unwrap_or_else(|| {
+            Err(shared::Error::Away {
+                object: format!(
+                    "{reference} of namespace {tenant} in {}",
+                    self.context.store
+                ),
+                cause: "no answer in time".to_owned(),
+            })
+        })
     }
 
     /// What is moving, what waits, and what is wrong.
     #[must_use]
     pub fn status(&self) -> Status {
+        let context = &self.context;
+        let waiting = context.engine.to_share();
+        let rows = context.engine.artifacts(None).into_iter();
+        let bytes: HashMap<ArtifactId, u64> = rows
+            .filter_map(|row| Some((row.id, row.usage?.bytes)))
+            .collect();
+        let bytes = waiting
+            .iter()
+            .filter_map(|artifact| bytes.get(&artifact.id));
         Status {
-            url: self.store.to_string(),
-            permanent_error: None,
-            last_error: None,
-            uploads_waiting: 0,
-            bytes_waiting: 0,
-            uploading: None,
-            fetching: Vec::new(),
+            url: context.store.to_string(),
+            permanent_error: context.health.permanent(),
+            last_error: context.health.last(),
+            uploads_waiting: waiting.len() as u64,
+            bytes_waiting: bytes.sum(),
+            uploading: self.queue.uploader.running(),
+            fetching: self.fetcher.running(),
         }
     }
 
     /// Cheap numbers.
     #[must_use]
     pub fn metrics(&self) -> Metrics {
-        Metrics::default()
+        let counters = &self.context.counters;
+        Metrics {
+            uploads_waiting: self.context.engine.to_share().len() as u64,
+            uploads: value(&counters.uploads),
+            uploaded_bytes: value(&counters.uploaded_bytes),
+            upload_failures: value(&counters.upload_failures),
+            uploads_refused: value(&counters.uploads_refused),
+            fetching: self.fetcher.running().len() as u64,
+            fetches: value(&counters.fetches),
+            fetched_bytes: value(&counters.fetched_bytes),
+            fetch_failures: value(&counters.fetch_failures),
+            questions: value(&counters.questions),
+            questions_failed: value(&counters.questions_failed),
+            misses: value(&counters.misses),
+            damage_reported: value(&counters.damage_reported),
+            permanent_error: self.context.health.permanent().is_some(),
+        }
     }
 
     /// Uploads what waits, at most for so long. Uploads go on afterwards, until `stop`.
     pub async fn drain(&self, within: Duration) -> Drained {
-        let _ = within;
-        std::future::ready(Drained::default()).await
+        self.queue.drain(within).await
     }
 
     /// Ends all work at its next safe point, and waits a few seconds for it. What is not uploaded
     /// stays in the queue. To be called before `Engine::shutdown`.
     pub async fn stop(&self) {
-        std::future::ready(()).await;
+        self.context.stop.cancel();
+        self.context.tasks.close();
+        if tokio::time::timeout(STOP, self.context.tasks.wait())
+            .await
+            .is_err()
+        {
+            tracing::warn!(
+                threads = self.context.tasks.len(),
+                "calls of the shared tier do not end in time; they are left to the end of the process"
+            );
+        }
     }
 }

@@ -3,10 +3,10 @@
 
 use std::collections::HashMap;
 use std::sync::Arc;
-use std::time::{SystemTime, UNIX_EPOCH};
 
 use parking_lot::Mutex;
 
+use super::health::now;
 use crate::engine::PublishRequest;
 use crate::model::{Pod, Tenant, Timestamp, VolumeId, VolumeSpec};
 
@@ -61,12 +61,6 @@ impl Waiting {
         volumes.sort_by(|a, b| (&a.tenant, &a.id).cmp(&(&b.tenant, &b.id)));
         volumes
     }
-}
-
-fn now() -> Timestamp {
-    let since = SystemTime::now().duration_since(UNIX_EPOCH);
-    let millis = since.map_or(0, |since| since.as_millis());
-    Timestamp(u64::try_from(millis).unwrap_or(u64::MAX))
 }
 
 /// Ends a wait when it is dropped.

@@ -4,13 +4,14 @@
 //! - [`process`]: a node's driver as a process, and its registration with kubelet.
 //! - [`disk`]: a disk that loses writes, one that does not answer, and a slow one.
 //! - [`lab`]: a filesystem of some kind in an image in memory, removed after the test.
+//! - [`layers`]: layers that go from one engine to another.
 //! - [`tree`]: trees of files, plain and odd.
 //! - [`snapshot`]: every visible property of a tree, as a value to compare.
 //! - [`api`]: a fake API server.
 //! - [`raw`]: calls whose messages are bytes.
 //! - [`bench`]: an engine on such a filesystem, with short method names.
 //!
-//! Only the bench knows the product. The rest is tested on its own (`tests/lab.rs`).
+//! Only the bench and the layers know the product. The rest is tested on its own (`tests/lab.rs`).
 
 #![allow(
     dead_code,
@@ -31,6 +32,7 @@ pub mod calls;
 pub mod disk;
 pub mod driver;
 pub mod lab;
+pub mod layers;
 pub mod process;
 pub mod raw;
 pub mod snapshot;

@@ -76,7 +76,7 @@ pub(crate) async fn import(
 }
 
 /// What a fork of it shows.
-async fn shown(bench: &Bench, volume: &str, name: &str) -> Snapshot {
+pub(crate) async fn shown(bench: &Bench, volume: &str, name: &str) -> Snapshot {
     let fork = [("type", "input"), ("from", name)];
     let pod = format!("looks-at-{volume}");
     let (target, _) = bench.publish(&pod, volume, &fork).await;
@@ -91,7 +91,7 @@ async fn shown(bench: &Bench, volume: &str, name: &str) -> Snapshot {
 }
 
 /// What an archive keeps of it.
-fn kept(mut snapshot: Snapshot) -> Snapshot {
+pub(crate) fn kept(mut snapshot: Snapshot) -> Snapshot {
     let gone = |kind| matches!(kind, 's' | 'b' | 'c');
     snapshot.entries.retain(|_, entry| !gone(entry.kind));
     for entry in snapshot.entries.values_mut() {
@@ -102,7 +102,7 @@ fn kept(mut snapshot: Snapshot) -> Snapshot {
 }
 
 /// Whether nothing is left but these layers.
-async fn assert_left(bench: &Bench, layers: usize, after: &str) {
+pub(crate) async fn assert_left(bench: &Bench, layers: usize, after: &str) {
     bench.engine.reap().await.expect("reap");
     for directory in ["incoming", "pending", "trash"] {
         let left = names(&bench.pool().join(directory));
@@ -338,10 +338,10 @@ impl Read for Broken {
     }
 }
 
-const MIB: u64 = 1 << 20;
+pub(crate) const MIB: u64 = 1 << 20;
 
 /// A bench with a small disk.
-async fn small(ground: Ground) -> Result<Bench, String> {
+pub(crate) async fn small(ground: Ground) -> Result<Bench, String> {
     let lab = Lab::try_sized(ground.1, 320 * MIB)?;
     let change = |config: &mut Config| {
         config.backend = Some(ground.0);

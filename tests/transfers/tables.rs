@@ -20,7 +20,7 @@ use crate::engine::{bench, exported, import, request};
 const OUTPUT: [(&str, &str); 2] = [("type", "output"), ("name", "made")];
 
 /// Waits until all layers of an artifact have a table; their digests, newest layer first.
-async fn tables(bench: &Bench, name: &str) -> Vec<Sha256> {
+pub(crate) async fn tables(bench: &Bench, name: &str) -> Vec<Sha256> {
     let found = || bench.artifact(name).expect("it is there").tables;
     eventually("all tables are made", || {
         found().iter().all(Option::is_some)

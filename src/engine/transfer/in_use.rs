@@ -1,4 +1,5 @@
-//! Artifacts that count as in use while they are read: neither eviction nor a merge takes them away.
+//! Artifacts that count as in use while they are read: neither eviction nor a merge takes them
+//! away. Pins keep single layers.
 
 use std::sync::Arc;
 

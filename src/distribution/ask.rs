@@ -1,0 +1,213 @@
+//! Questions about names: what the tier shows under a name, at this moment. Equal questions at the
+//! same time are one. What an answer means is decided in `decide`.
+
+use std::collections::{HashMap, HashSet};
+use std::sync::Arc;
+
+use parking_lot::Mutex;
+
+use super::context::{Context, count};
+use super::decide::There;
+use super::flight::Flights;
+use super::health::Access;
+use super::work::Workers;
+use crate::model::{ArtifactId, Name};
+use crate::shared::{Bucket, Found, Known, ObjectId, Resolved, Result, Source as _, look};
+
+/// How many questions are asked at once. With a tier that hangs, the others wait for their turn,
+/// and most of their callers give up before it comes.
+const AT_ONCE: usize = 16;
+/// How many names and refused publications are remembered.
+const REMEMBERED: usize = 4096;
+
+/// The answer to a question.
+#[derive(Debug, Clone)]
+pub(super) enum Answer {
+    /// An error, in words.
+    Failed(Arc<str>),
+    /// No content.
+    Nothing { number: u64, cleared: u64 },
+    /// Content. `found`: if it was asked for, and is not what this node has.
+    Content {
+        number: u64,
+        cleared: u64,
+        artifact: ArtifactId,
+        found: Option<Arc<Found>>,
+    },
+}
+
+impl Answer {
+    pub(super) fn there(&self) -> There {
+        match *self {
+            Self::Failed(_) => There::Unknown,
+            Self::Nothing { number, cleared } => There::Nothing { number, cleared },
+            Self::Content {
+                number,
+                cleared,
+                artifact,
+                ..
+            } => There::Content {
+                number,
+                cleared,
+                artifact,
+            },
+        }
+    }
+}
+
+/// How much of the answer is needed.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Hash)]
+pub(super) enum Detail {
+    /// The record of the name: one request.
+    Number,
+    /// The manifest, too, unless the name shows the artifact that this node has.
+    Manifest(Option<ArtifactId>),
+}
+
+/// Asks the tier.
+#[derive(Debug)]
+pub(super) struct Asker {
+    context: Arc<Context>,
+    workers: Workers,
+    flights: Flights<(Name, Detail), Answer>,
+    memory: Arc<Memory>,
+}
+
+/// What is remembered of earlier answers.
+#[derive(Debug, Default)]
+struct Memory {
+    /// By name: what it showed last, to ask whether that changed.
+    known: Mutex<HashMap<Name, Shown>>,
+    /// Publications that this node refused: damaged, or beyond its limits. Their names show nothing
+    /// to this node.
+    refused: Mutex<HashSet<ObjectId>>,
+}
+
+#[derive(Debug, Clone)]
+struct Shown {
+    known: Known,
+    number: u64,
+    cleared: u64,
+    artifact: ArtifactId,
+}
+
+impl Asker {
+    pub(super) fn new(context: Arc<Context>) -> Self {
+        Self {
+            workers: context.workers("shared-ask", AT_ONCE),
+            flights: context.flights(),
+            memory: Arc::default(),
+            context,
+        }
+    }
+
+    /// What the tier shows under a name. The caller limits how long it waits.
+    pub(super) async fn ask(self: &Arc<Self>, name: &Name, detail: Detail) -> Answer {
+        let answer = self.flights.join((name.clone(), detail), |callers| {
+            let (asker, name) = (Arc::clone(self), name.clone());
+            async move {
+                let this = Arc::clone(&asker);
+                let call = move || this.ask_now(&name, detail);
+                let answer = asker.workers.run(|| !callers.are_gone(), call).await;
+                answer.unwrap_or_else(|| Answer::Failed("the question was given up".into()))
+            }
+        });
+        let answer = answer.answer().await;
+        answer.unwrap_or_else(|| Answer::Failed("the question ended in a panic".into()))
+    }
+
+    /// Asks on this thread.
+    pub(super) fn ask_now(&self, name: &Name, detail: Detail) -> Answer {
+        let context = &self.context;
+        count(&context.counters.questions);
+        let result = match detail {
+            Detail::Number => self.number(name),
+            Detail::Manifest(here) => self.manifest(name, here),
+        };
+        context.health.note(Access::Read, &result);
+        result.unwrap_or_else(|error| {
+            count(&context.counters.questions_failed);
+            Answer::Failed(error.to_string().into())
+        })
+    }
+
+    fn number(&self, name: &Name) -> Result<Answer> {
+        self.context.check_format(&name.tenant)?;
+        let record = look(&self.context.store, &name.tenant, &name.reference)?;
+        Ok(record.map_or(
+            Answer::Nothing {
+                number: 0,
+                cleared: 0,
+            },
+            |record| match record.content() {
+                None => Answer::Nothing {
+                    number: record.number,
+                    cleared: record.cleared,
+                },
+                Some((artifact, ..)) => Answer::Content {
+                    number: record.number,
+                    cleared: record.cleared,
+                    artifact,
+                    found: None,
+                },
+            },
+        ))
+    }
+
+    fn manifest(&self, name: &Name, here: Option<ArtifactId>) -> Result<Answer> {
+        self.context.check_format(&name.tenant)?;
+        let shown = self.memory.known.lock().get(name).cloned();
+        // Only where nothing is to be done if the name did not change.
+        let shown = shown.filter(|shown| here == Some(shown.artifact));
+        let bucket = Bucket::new(self.context.store.clone());
+        let known = shown.as_ref().map(|shown| &shown.known);
+        let resolved = bucket.resolve(&name.tenant, &name.reference, known)?;
+        Ok(match (resolved, shown) {
+            (Resolved::Nothing { number, cleared }, _) => Answer::Nothing { number, cleared },
+            (Resolved::Found(found), _) => self.found(name, *found),
+            (Resolved::NotModified, Some(shown)) => Answer::Content {
+                number: shown.number,
+                cleared: shown.cleared,
+                artifact: shown.artifact,
+                found: None,
+            },
+            (Resolved::NotModified, None) => Answer::Failed("an answer to another question".into()),
+        })
+    }
+
+    fn found(&self, name: &Name, found: Found) -> Answer {
+        let (number, cleared) = (found.record.number, found.record.cleared);
+        if self.memory.refused.lock().contains(&found.record.write) {
+            return Answer::Nothing { number, cleared };
+        }
+        let artifact = found.manifest.artifact;
+        let shown = Shown {
+            known: found.known.clone(),
+            number,
+            cleared,
+            artifact,
+        };
+        let mut known = self.memory.known.lock();
+        if known.len() >= REMEMBERED {
+            known.clear();
+        }
+        known.insert(name.clone(), shown);
+        drop(known);
+        let found = Some(Arc::new(found));
+        Answer::Content {
+            number,
+            cleared,
+            artifact,
+            found,
+        }
+    }
+
+    /// This node cannot use a publication: its name shows nothing from now on.
+    pub(super) fn refuse(&self, publication: ObjectId) {
+        let mut refused = self.memory.refused.lock();
+        if refused.len() >= REMEMBERED {
+            refused.clear();
+        }
+        refused.insert(publication);
+    }
+}

@@ -1,0 +1,374 @@
+//! Brings the content that a volume starts from. Follows the decisions of `decide`, and limits each
+//! wait. A call that gives up leaves fetches running for the next one.
+
+use std::sync::Arc;
+use std::time::Duration;
+
+use futures_util::future::join_all;
+use tokio::time::{Instant, timeout_at};
+
+use super::ask::{Answer, Asker, Detail};
+use super::context::{Context, count};
+use super::decide::{Decision, Here, Question, Step, There, Want, base, decide, question};
+use super::fetch::{Fetched, Fetcher};
+use super::flight::Flights;
+use super::health::say;
+use super::queue::Queue;
+use super::work::Workers;
+use crate::engine::notice::What;
+use crate::engine::{self, Error, LocalArtifact, PublishRequest};
+use crate::model::{Commit, Name, Reference, VolumeKind};
+use crate::shared::Found;
+
+/// The pauses between two questions about an input: the first, and the longest.
+const FIRST: Duration = Duration::from_millis(250);
+const LONGEST: Duration = Duration::from_secs(2);
+
+/// Brings content.
+#[derive(Debug)]
+pub(super) struct Bringer {
+    context: Arc<Context>,
+    asker: Arc<Asker>,
+    fetcher: Arc<Fetcher>,
+    queue: Arc<Queue>,
+    /// Writes into the engine's index.
+    notes: Arc<Workers>,
+    /// Pods that wait for one input ask together.
+    rounds: Flights<Name, Answer>,
+}
+
+/// A reference that a cache may start from, with what is known of it.
+struct Candidate {
+    name: Name,
+    here: Option<Here>,
+    answer: Answer,
+}
+
+impl Here {
+    fn of(local: &LocalArtifact) -> Self {
+        Self {
+            artifact: local.id,
+            sharing: local.sharing,
+        }
+    }
+}
+
+fn unasked() -> Answer {
+    Answer::Failed("the shared tier did not answer in time".into())
+}
+
+fn name_of(request: &PublishRequest, reference: &Reference) -> Name {
+    Name {
+        tenant: request.tenant.clone(),
+        reference: reference.clone(),
+    }
+}
+
+/// What a volume needs of each name that it may start from.
+fn want(request: &PublishRequest) -> Option<Want> {
+    match &request.spec.kind {
+        VolumeKind::Scratch | VolumeKind::Import { .. } => None,
+        VolumeKind::Input { .. } => Some(Want::Input),
+        VolumeKind::ResourceCache { .. } => Some(Want::ResourceCache),
+        VolumeKind::TaskCache { .. } => {
+            Some(Want::TaskCache(request.spec.freshness.unwrap_or_default()))
+        }
+        VolumeKind::Output { keep, .. } => {
+            let is_shared = request.share && !request.read_only && keep.commit != Commit::Never;
+            is_shared.then_some(Want::Number)
+        }
+    }
+}
+
+impl Bringer {
+    pub(super) fn new(
+        context: Arc<Context>,
+        asker: Arc<Asker>,
+        fetcher: Arc<Fetcher>,
+        queue: Arc<Queue>,
+    ) -> Self {
+        Self {
+            rounds: context.flights(),
+            notes: Arc::new(context.workers("shared-note", 1)),
+            context,
+            asker,
+            fetcher,
+            queue,
+        }
+    }
+
+    pub(super) async fn bring(&self, request: &mut PublishRequest) -> engine::Result<()> {
+        // A volume that exists is mounted again, whatever the tier has by now.
+        if self.context.engine.has_volume(&request.volume) {
+            return Ok(());
+        }
+        let notices = self.context.settings.notices.as_ref();
+        self.context.health.tell(notices, request);
+        match want(request) {
+            None => Ok(()),
+            Some(Want::Input) => self.bring_input(request).await,
+            Some(Want::Number) => {
+                if let Some((reference, _)) = request.spec.kind.committed_as() {
+                    let name = name_of(request, &reference);
+                    request.base = self.number(&name).await;
+                }
+                Ok(())
+            }
+            Some(want @ (Want::ResourceCache | Want::TaskCache(_))) => {
+                self.bring_cache(request, want).await
+            }
+        }
+    }
+
+    /// The number of a name at this moment, if the tier answers soon.
+    pub(super) async fn number(&self, name: &Name) -> Option<u64> {
+        let until = Instant::now() + self.context.settings.fresh_wait;
+        let answer = timeout_at(until, self.asker.ask(name, Detail::Number)).await;
+        let there = answer.map_or(There::Unknown, |answer| answer.there());
+        base(None, there)
+    }
+
+    fn here(&self, name: &Name) -> Option<Here> {
+        let local = self.context.engine.local(&name.tenant, &name.reference);
+        local.as_ref().map(Here::of)
+    }
+
+    /// Takes a name from content that the tier cleared.
+    async fn discard(&self, name: &Name, decision: Decision) -> engine::Result<()> {
+        if let Some(cleared) = decision.discard {
+            tracing::info!(
+                tenant = %name.tenant, reference = %name.reference, cleared,
+                "the name was cleared in the shared tier; the content on this node loses it"
+            );
+            self.context.engine.discard_cleared(name, cleared).await?;
+        }
+        Ok(())
+    }
+}
+
+/// Caches.
+impl Bringer {
+    async fn bring_cache(&self, request: &mut PublishRequest, want: Want) -> engine::Result<()> {
+        let options = self.look(request, want).await;
+        if let Some(first) = options.first() {
+            request.base = base(first.here.as_ref(), first.answer.there());
+        }
+        let until = Instant::now() + self.context.settings.fetch_wait;
+        for option in &options {
+            let name = &option.name;
+            let decision = decide(want, option.here.as_ref(), option.answer.there());
+            self.discard(name, decision).await?;
+            match decision.step {
+                Step::Use => return Ok(()),
+                Step::UseAndShare => {
+                    self.share_again(name, option);
+                    return Ok(());
+                }
+                Step::Fetch => {
+                    let fetched = self.fetch(request, option, until).await;
+                    if fetched || self.here(name).is_some() {
+                        return Ok(());
+                    }
+                }
+                Step::Without | Step::Wait => {}
+            }
+        }
+        count(&self.context.counters.misses);
+        Ok(())
+    }
+
+    /// The references up to the first one that is on this node, with the tier's answers. All
+    /// questions are asked at once.
+    async fn look(&self, request: &PublishRequest, want: Want) -> Vec<Candidate> {
+        let mut names = Vec::new();
+        for reference in request.spec.kind.starts_from() {
+            let name = name_of(request, &reference);
+            let here = self.here(&name);
+            let is_last = here.is_some();
+            names.push((name, here));
+            if is_last {
+                break;
+            }
+        }
+        let settings = &self.context.settings;
+        let starts_here = names.first().is_some_and(|(_, here)| here.is_some());
+        let patience = if starts_here {
+            settings.fresh_wait
+        } else {
+            settings.ask
+        };
+        let until = Instant::now() + patience;
+        let questions = names.into_iter().map(|(name, here)| async move {
+            let answer = if question(want, here.is_some()) == Question::None {
+                unasked()
+            } else {
+                let detail = Detail::Manifest(here.map(|here| here.artifact));
+                let answer = timeout_at(until, self.asker.ask(&name, detail)).await;
+                answer.unwrap_or_else(|_| unasked())
+            };
+            Candidate { name, here, answer }
+        });
+        join_all(questions).await
+    }
+
+    /// Fetches what the tier shows. `false`: it did not come in time, or not at all.
+    async fn fetch(&self, request: &PublishRequest, option: &Candidate, until: Instant) -> bool {
+        let Answer::Content {
+            found: Some(found), ..
+        } = &option.answer
+        else {
+            return false;
+        };
+        let why = match self.fetched(request, &option.name, found, until).await {
+            Some(Ok(())) => return true,
+            Some(Err(error)) => error.to_string(),
+            None => self.how_far(found),
+        };
+        let notices = self.context.settings.notices.as_ref();
+        let reference = option.name.reference.clone();
+        let what = What::NotFetched { reference, why };
+        say(notices, &request.tenant, &request.pod, what);
+        false
+    }
+
+    /// Has an artifact uploaded again that the tier lost.
+    fn share_again(&self, name: &Name, option: &Candidate) {
+        let Some(here) = option.here else { return };
+        tracing::info!(
+            tenant = %name.tenant, reference = %name.reference, artifact = %here.artifact,
+            "the shared tier lost this content; it is uploaded again"
+        );
+        let (engine, queue) = (self.context.engine.clone(), Arc::clone(&self.queue));
+        let workers = Arc::clone(&self.notes);
+        self.context.tasks.spawn(async move {
+            let note = move || {
+                engine.set_sharing(here.artifact, |sharing| {
+                    sharing.base = sharing.follows();
+                    sharing.number = None;
+                })
+            };
+            match workers.run(|| true, note).await {
+                Some(Err(error)) => tracing::warn!(%error, "content is not uploaded again"),
+                _ => queue.look(),
+            }
+        });
+    }
+
+    /// Waits for a fetch. `None`: it goes on.
+    async fn fetched(
+        &self,
+        request: &PublishRequest,
+        name: &Name,
+        found: &Arc<Found>,
+        until: Instant,
+    ) -> Option<Fetched> {
+        let bytes = found.manifest.layers.iter().map(|layer| layer.content);
+        let what = What::Fetching {
+            reference: name.reference.clone(),
+            bytes: bytes.sum(),
+        };
+        let notices = self.context.settings.notices.as_ref();
+        say(notices, &request.tenant, &request.pod, what);
+        timeout_at(until, self.fetcher.fetch(name, found))
+            .await
+            .ok()
+    }
+
+    fn how_far(&self, found: &Found) -> String {
+        let progress = self.fetcher.progress(found.manifest.artifact);
+        progress.unwrap_or_else(|| "its fetch from the shared tier waits for others".to_owned())
+    }
+}
+
+/// Inputs.
+impl Bringer {
+    async fn bring_input(&self, request: &PublishRequest) -> engine::Result<()> {
+        let VolumeKind::Input { from } = &request.spec.kind else {
+            return Ok(());
+        };
+        let name = name_of(request, from);
+        let waited = self.context.settings.input_wait;
+        let until = Instant::now() + waited;
+        let mut pause = Duration::ZERO;
+        let mut state = unasked_state();
+        let mut told = false;
+        loop {
+            // The engine itself waits for what a volume on this node becomes.
+            let is_here = question(Want::Input, self.here(&name).is_some()) == Question::None;
+            if is_here || self.context.engine.is_coming(request) {
+                return Ok(());
+            }
+            if Instant::now() >= until || self.context.is_stopping() {
+                count(&self.context.counters.misses);
+                let reference = name.reference;
+                return Err(Error::Coming {
+                    reference,
+                    state,
+                    waited,
+                });
+            }
+            if let Ok(answer) = timeout_at(until, self.round(&name, pause)).await {
+                state = state_of(&answer);
+                let decision = decide(Want::Input, None, answer.there());
+                if let (
+                    Step::Fetch,
+                    Answer::Content {
+                        found: Some(found), ..
+                    },
+                ) = (decision.step, &answer)
+                {
+                    match self.fetched(request, &name, found, until).await {
+                        Some(Ok(())) => {}
+                        Some(Err(error)) => state = error.to_string(),
+                        None => state = self.how_far(found),
+                    }
+                } else if !told {
+                    told = true;
+                    self.say_waiting(request, &name, &state);
+                }
+            }
+            pause = (pause * 2).clamp(FIRST, LONGEST);
+        }
+    }
+
+    /// A pause, and then a question, for all pods that wait for this name.
+    async fn round(&self, name: &Name, pause: Duration) -> Answer {
+        let answer = self.rounds.join(name.clone(), |callers| {
+            let (asker, name) = (Arc::clone(&self.asker), name.clone());
+            async move {
+                tokio::time::sleep(pause).await;
+                if callers.are_gone() {
+                    return unasked();
+                }
+                asker.ask(&name, Detail::Manifest(None)).await
+            }
+        });
+        answer.answer().await.unwrap_or_else(unasked)
+    }
+
+    fn say_waiting(&self, request: &PublishRequest, name: &Name, state: &str) {
+        let what = What::WaitingForInput {
+            reference: name.reference.clone(),
+            state: state.to_owned(),
+            at_most: self.context.settings.input_wait,
+        };
+        let notices = self.context.settings.notices.as_ref();
+        say(notices, &request.tenant, &request.pod, what);
+    }
+}
+
+/// How far the search for an input is, in words.
+fn state_of(answer: &Answer) -> String {
+    match answer {
+        Answer::Failed(error) => error.to_string(),
+        Answer::Nothing { .. } => {
+            "no node has put it into the shared tier yet, and no step on this node makes it"
+                .to_owned()
+        }
+        Answer::Content { .. } => "it is being fetched from the shared tier".to_owned(),
+    }
+}
+
+fn unasked_state() -> String {
+    "the shared tier did not answer in time".to_owned()
+}

@@ -1,0 +1,152 @@
+//! What all parts of the distribution share. A part that one module alone uses belongs there.
+
+use std::collections::HashSet;
+use std::sync::atomic::{AtomicU64, Ordering};
+use std::time::Duration;
+
+use parking_lot::Mutex;
+use tokio::runtime::Handle;
+use tokio_util::sync::CancellationToken;
+use tokio_util::task::TaskTracker;
+
+use super::flight::Flights;
+use super::health::Health;
+use super::types::Settings;
+use super::work::Workers;
+use crate::engine::Engine;
+use crate::model::{Reference, Tenant};
+use crate::shared::{Bucket, NameRecord, ObjectId, Publication, Result, Store};
+
+/// What each part gets.
+#[derive(Debug)]
+pub(super) struct Context {
+    pub(super) engine: Engine,
+    pub(super) store: Store,
+    pub(super) settings: Settings,
+    pub(super) health: Health,
+    pub(super) counters: Counters,
+    pub(super) stop: CancellationToken,
+    pub(super) tasks: TaskTracker,
+    runtime: Handle,
+    /// The tenants whose format this process has read.
+    checked: Mutex<HashSet<Tenant>>,
+    /// The tenants whose format it has written, unless it was there.
+    prepared: Mutex<HashSet<Tenant>>,
+}
+
+/// What was done since the start.
+#[derive(Debug, Default)]
+pub(super) struct Counters {
+    pub(super) uploads: AtomicU64,
+    pub(super) uploaded_bytes: AtomicU64,
+    pub(super) upload_failures: AtomicU64,
+    pub(super) uploads_refused: AtomicU64,
+    pub(super) fetches: AtomicU64,
+    pub(super) fetched_bytes: AtomicU64,
+    pub(super) fetch_failures: AtomicU64,
+    pub(super) questions: AtomicU64,
+    pub(super) questions_failed: AtomicU64,
+    pub(super) misses: AtomicU64,
+    pub(super) damage_reported: AtomicU64,
+}
+
+/// Counts one.
+pub(super) fn count(counter: &AtomicU64) {
+    counter.fetch_add(1, Ordering::Relaxed);
+}
+
+/// The value of a counter.
+pub(super) fn value(counter: &AtomicU64) -> u64 {
+    counter.load(Ordering::Relaxed)
+}
+
+/// 64 random bits.
+pub(super) fn random() -> u64 {
+    let mut bytes = [0; 8];
+    getrandom::fill(&mut bytes).expect("Linux has had getrandom(2) since 3.17");
+    u64::from_le_bytes(bytes)
+}
+
+/// A fresh id of an object.
+pub(super) fn object_id() -> ObjectId {
+    ObjectId::from_bits(u128::from(random()) << 64 | u128::from(random()))
+}
+
+impl Context {
+    /// Must be called in a tokio runtime.
+    pub(super) fn new(engine: Engine, store: Store, settings: Settings) -> Self {
+        Self {
+            engine,
+            store,
+            settings,
+            health: Health::default(),
+            counters: Counters::default(),
+            stop: CancellationToken::new(),
+            tasks: TaskTracker::new(),
+            runtime: Handle::current(),
+            checked: Mutex::default(),
+            prepared: Mutex::default(),
+        }
+    }
+
+    pub(super) fn workers(&self, name: &'static str, most: usize) -> Workers {
+        Workers::new(name, most, self.tasks.clone())
+    }
+
+    pub(super) fn flights<K, V>(&self) -> Flights<K, V>
+    where
+        K: Eq + std::hash::Hash + Clone + Send + 'static,
+        V: Clone + Send + Sync + 'static,
+    {
+        Flights::new(self.tasks.clone(), self.runtime.clone())
+    }
+
+    pub(super) fn is_stopping(&self) -> bool {
+        self.stop.is_cancelled()
+    }
+
+    /// Waits on a thread that may block. `false`: everything stops.
+    pub(super) fn sleep(&self, pause: Duration) -> bool {
+        let stopped = self.stop.cancelled();
+        let waited = async { tokio::time::timeout(pause, stopped).await };
+        self.runtime.block_on(waited).is_err()
+    }
+
+    /// Waits for a future on a thread that may block.
+    pub(super) fn block_on<T>(&self, wait: impl Future<Output = T>) -> T {
+        self.runtime.block_on(wait)
+    }
+
+    /// Reads the version of a tenant's layout, once in the life of this process. Blocks.
+    pub(super) fn check_format(&self, tenant: &Tenant) -> Result<()> {
+        if self.checked.lock().contains(tenant) {
+            return Ok(());
+        }
+        Bucket::new(self.store.clone()).check_format(tenant)?;
+        self.checked.lock().insert(tenant.clone());
+        Ok(())
+    }
+
+    /// Begins a publication, and looks at what its name shows. The version of the tenant's layout
+    /// is read or written once, and each time that the name does not exist: the bucket may have
+    /// been wiped. Blocks.
+    pub(super) fn look(
+        &self,
+        tenant: &Tenant,
+        reference: &Reference,
+        id: ObjectId,
+    ) -> Result<(Publication<'_>, Option<NameRecord>)> {
+        let is_prepared = self.prepared.lock().contains(tenant);
+        let mut publication = if is_prepared {
+            Publication::resume(&self.store, tenant, id)
+        } else {
+            Publication::begin(&self.store, tenant, id)?
+        };
+        let record = publication.look(reference)?;
+        if is_prepared && record.is_none() {
+            Publication::begin(&self.store, tenant, id)?;
+        }
+        self.prepared.lock().insert(tenant.clone());
+        Ok((publication, record))
+    }
+}

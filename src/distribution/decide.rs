@@ -1,0 +1,404 @@
+//! The decisions of the distribution, without I/O and without a clock: whether the tier is asked,
+//! which content a volume starts from, which number its commit follows, and what an error means for
+//! the queue of uploads.
+
+use std::time::Duration;
+
+use crate::model::{ArtifactId, Freshness, Reference, Sharing, Timestamp};
+use crate::shared::Error;
+
+/// What a volume needs of a name.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub(super) enum Want {
+    /// Content; without it the volume cannot exist.
+    Input,
+    /// The first content of a name, if there is some.
+    ResourceCache,
+    /// The newest content of a name, if there is some.
+    TaskCache(Freshness),
+    /// Only the number of the name: the volume starts empty, and commits to it.
+    Number,
+}
+
+/// The content on this node that has the name.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub(super) struct Here {
+    pub(super) artifact: ArtifactId,
+    pub(super) sharing: Sharing,
+}
+
+/// What the tier says of a name.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub(super) enum There {
+    /// It was not asked, did not answer in time, or failed.
+    Unknown,
+    /// No content.
+    Nothing { number: u64, cleared: u64 },
+    /// Content.
+    Content {
+        number: u64,
+        cleared: u64,
+        artifact: ArtifactId,
+    },
+}
+
+/// How long the answer of the tier is waited for.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub(super) enum Question {
+    /// It is not asked.
+    None,
+    /// For a moment: the volume can start without the answer.
+    Brief,
+    /// For the setting `ask`.
+    Full,
+    /// Until the content is there.
+    Repeated,
+}
+
+/// What the volume does.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub(super) enum Step {
+    /// It starts from the content on this node.
+    Use,
+    /// The same, and the tier lost that content: it is uploaded again.
+    UseAndShare,
+    /// It fetches what the tier shows.
+    Fetch,
+    /// It asks again.
+    Wait,
+    /// It starts without this name: from its next restore key, or empty.
+    Without,
+}
+
+/// What the volume does, and before that with the content on this node.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub(super) struct Decision {
+    /// The name is taken from the content on this node: the tier cleared it with this number,
+    /// after that content began.
+    pub(super) discard: Option<u64>,
+    pub(super) step: Step,
+}
+
+/// Whether the tier is asked about a name, and for how long its answer is waited for.
+pub(super) fn question(want: Want, is_here: bool) -> Question {
+    match (want, is_here) {
+        (Want::Number, _) | (Want::TaskCache(Freshness::Tier), true) => Question::Brief,
+        (Want::TaskCache(Freshness::Local) | Want::Input | Want::ResourceCache, true) => {
+            Question::None
+        }
+        (Want::Input, false) => Question::Repeated,
+        (Want::ResourceCache | Want::TaskCache(_), false) => Question::Full,
+    }
+}
+
+/// What a volume does about one name.
+pub(super) fn decide(want: Want, here: Option<&Here>, there: There) -> Decision {
+    let cleared = match there {
+        There::Unknown => 0,
+        There::Nothing { cleared, .. } | There::Content { cleared, .. } => cleared,
+    };
+    let stays = here.filter(|here| {
+        // What is never shared is this node's own: no clear elsewhere is about it.
+        here.sharing.never || !is_older_than_clear(&here.sharing, cleared)
+    });
+    let discard = (here.is_some() && stays.is_none()).then_some(cleared);
+    let step = match (stays, there) {
+        (None, There::Content { .. }) => Step::Fetch,
+        (None, There::Unknown | There::Nothing { .. }) if want == Want::Input => Step::Wait,
+        (None, There::Unknown | There::Nothing { .. }) => Step::Without,
+        (Some(here), There::Nothing { .. }) if here.sharing.number.is_some() => Step::UseAndShare,
+        (
+            Some(here),
+            There::Content {
+                number, artifact, ..
+            },
+        ) if is_newer(here, number, artifact) => Step::Fetch,
+        (Some(_), _) => Step::Use,
+    };
+    Decision { discard, step }
+}
+
+/// Whether the tier shows a commit that is newer than the content on this node.
+fn is_newer(here: &Here, number: u64, artifact: ArtifactId) -> bool {
+    // What will be uploaded will be the last commit: this node reads its own writes.
+    let is_last = here.artifact == artifact || here.sharing.is_wanted();
+    !is_last && here.sharing.follows().is_some_and(|it| number > it)
+}
+
+/// Whether content began before the name was cleared. Content that follows no known number counts
+/// as older: another node's clear must reach what was made here before the tier was known.
+fn is_older_than_clear(sharing: &Sharing, cleared: u64) -> bool {
+    cleared > 0 && sharing.follows().is_none_or(|follows| follows < cleared)
+}
+
+/// Whether content that the tier refused as cleared loses its name on this node. Without a known
+/// number an output keeps it: a step of this node may wait for it, and it is in no other place.
+pub(super) fn loses_name(reference: &Reference, sharing: &Sharing, cleared: u64) -> bool {
+    let may_be_newer = matches!(reference, Reference::Artifact(_)) && sharing.follows().is_none();
+    is_older_than_clear(sharing, cleared) && !may_be_newer
+}
+
+/// The number that the volume's commit follows. `here`: the content that has the committed name.
+/// An older number than the true one is safe: at most a commit is refused that need not be.
+pub(super) fn base(here: Option<&Here>, there: There) -> Option<u64> {
+    match there {
+        There::Nothing { number, .. } | There::Content { number, .. } => Some(number),
+        There::Unknown => here.and_then(|here| here.sharing.follows()),
+    }
+}
+
+/// The time of making with which the engine enters fetched content. The engine orders commits by
+/// it, and the clock of the other node may be wrong: it is never later than now, and later than the
+/// content that it replaces.
+pub(super) fn created(
+    reference: &Reference,
+    made: Timestamp,
+    replaces: Option<Timestamp>,
+    now: Timestamp,
+) -> Timestamp {
+    let made = made.min(now);
+    match replaces {
+        Some(older) if !reference.first_writer_wins() => made.max(Timestamp(older.0 + 1)),
+        _ => made,
+    }
+}
+
+/// What an error means for the queue of uploads.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub(super) enum Setback {
+    /// The publication begins again at once.
+    Again,
+    /// The storage is away: all uploads wait.
+    Storage,
+    /// The storage asks for fewer requests: all uploads wait longer.
+    Busy,
+    /// A person must change something: all uploads wait for minutes.
+    Permanent,
+    /// This artifact waits.
+    Artifact,
+    /// The upload was stopped on purpose.
+    Stopped,
+}
+
+pub(super) fn setback(error: &Error) -> Setback {
+    match error {
+        Error::Late { .. } => Setback::Again,
+        Error::Away { .. } | Error::Conflict { .. } | Error::Leased { .. } => Setback::Storage,
+        Error::SlowDown { .. } => Setback::Busy,
+        Error::Permanent { .. } => Setback::Permanent,
+        Error::Missing { .. }
+        | Error::Corrupt { .. }
+        | Error::Newer { .. }
+        | Error::Layer(_)
+        | Error::System(_) => Setback::Artifact,
+        Error::Stopped => Setback::Stopped,
+    }
+}
+
+/// How long all uploads wait, or one artifact. `random`: spreads the nodes, any number.
+pub(super) fn pause(setback: Setback, failures: u32, random: u64) -> Duration {
+    let (first, longest) = match setback {
+        Setback::Again | Setback::Stopped => return Duration::ZERO,
+        Setback::Storage => (1, 60),
+        Setback::Busy => (5, 120),
+        Setback::Permanent => (300, 300),
+        Setback::Artifact => (5, 1800),
+    };
+    let whole = first * 1000 * 2_u64.saturating_pow(failures.min(16));
+    let whole = whole.min(longest * 1000);
+    // Permanent errors are tried again after at least that time.
+    let spread = whole / 4;
+    let less = if setback == Setback::Permanent {
+        0
+    } else {
+        random % spread.max(1)
+    };
+    Duration::from_millis(whole - less)
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    const ID: ArtifactId = ArtifactId::from_bits(1);
+    const OTHER: ArtifactId = ArtifactId::from_bits(2);
+    const TASK: Want = Want::TaskCache(Freshness::Tier);
+
+    fn here(base: Option<u64>, number: Option<u64>) -> Here {
+        Here {
+            artifact: ID,
+            sharing: Sharing {
+                base,
+                number,
+                ..Sharing::default()
+            },
+        }
+    }
+
+    fn never(base: Option<u64>) -> Here {
+        let mut here = here(base, None);
+        here.sharing.never = true;
+        here
+    }
+
+    fn nothing(number: u64, cleared: u64) -> There {
+        There::Nothing { number, cleared }
+    }
+
+    fn content(number: u64, cleared: u64, artifact: ArtifactId) -> There {
+        There::Content {
+            number,
+            cleared,
+            artifact,
+        }
+    }
+
+    #[test]
+    fn only_what_is_not_here_or_may_be_newer_elsewhere_is_asked_for() {
+        let local = Want::TaskCache(Freshness::Local);
+        for (want, is_here, question_) in [
+            (Want::Input, true, Question::None),
+            (Want::Input, false, Question::Repeated),
+            (Want::ResourceCache, true, Question::None),
+            (Want::ResourceCache, false, Question::Full),
+            (TASK, true, Question::Brief),
+            (TASK, false, Question::Full),
+            (local, true, Question::None),
+            (local, false, Question::Full),
+            (Want::Number, true, Question::Brief),
+            (Want::Number, false, Question::Brief),
+        ] {
+            assert_eq!(question(want, is_here), question_, "{want:?} {is_here}");
+        }
+    }
+
+    #[test]
+    fn without_content_here_the_tier_decides() {
+        for (want, missing) in [
+            (Want::Input, Step::Wait),
+            (Want::ResourceCache, Step::Without),
+            (TASK, Step::Without),
+        ] {
+            for (there, step) in [
+                (There::Unknown, missing),
+                (nothing(0, 0), missing),
+                (nothing(9, 9), missing),
+                (content(3, 0, OTHER), Step::Fetch),
+                (content(3, 2, OTHER), Step::Fetch),
+            ] {
+                let decision = decide(want, None, there);
+                assert_eq!(
+                    decision,
+                    Decision {
+                        discard: None,
+                        step
+                    },
+                    "{there:?}"
+                );
+            }
+        }
+    }
+
+    #[test]
+    fn content_here_is_used_unless_the_tier_has_a_newer_commit_or_cleared_it() {
+        let shared = here(Some(4), Some(5));
+        let waiting = here(Some(4), None);
+        let unknown = here(None, None);
+        let fetch = (None, Step::Fetch);
+        let uses = (None, Step::Use);
+        for (here, there, (discard, step)) in [
+            (shared, There::Unknown, uses),
+            (shared, content(5, 0, ID), uses),
+            // A node that reports damage, or publishes again, changes the number only.
+            (shared, content(7, 0, ID), uses),
+            (shared, content(6, 0, OTHER), fetch),
+            // A bucket that was restored.
+            (shared, content(4, 0, OTHER), uses),
+            (shared, content(9, 5, OTHER), fetch),
+            (shared, content(9, 6, OTHER), (Some(6), Step::Fetch)),
+            (shared, nothing(6, 6), (Some(6), Step::Without)),
+            (shared, nothing(9, 5), (None, Step::UseAndShare)),
+            (shared, nothing(0, 0), (None, Step::UseAndShare)),
+            (waiting, There::Unknown, uses),
+            (waiting, content(4, 0, OTHER), uses),
+            (waiting, content(6, 0, OTHER), uses),
+            (waiting, content(6, 4, OTHER), uses),
+            (waiting, content(6, 5, OTHER), (Some(5), Step::Fetch)),
+            (waiting, nothing(0, 0), uses),
+            (waiting, nothing(5, 5), (Some(5), Step::Without)),
+            (unknown, content(6, 0, OTHER), uses),
+            (unknown, nothing(6, 0), uses),
+            (unknown, nothing(6, 5), (Some(5), Step::Without)),
+            (never(Some(4)), content(4, 0, OTHER), uses),
+            (never(Some(4)), content(5, 0, OTHER), fetch),
+            (never(None), content(5, 0, OTHER), uses),
+            (never(Some(4)), nothing(5, 5), uses),
+        ] {
+            let decision = decide(TASK, Some(&here), there);
+            assert_eq!(decision, Decision { discard, step }, "{here:?} {there:?}");
+        }
+        let decision = decide(Want::Input, Some(&shared), nothing(6, 6));
+        assert_eq!((decision.discard, decision.step), (Some(6), Step::Wait));
+    }
+
+    #[test]
+    fn a_commit_follows_the_answer_or_else_the_content_here() {
+        let shared = here(Some(4), Some(5));
+        assert_eq!(base(Some(&shared), content(9, 0, OTHER)), Some(9));
+        assert_eq!(base(Some(&shared), nothing(0, 0)), Some(0));
+        assert_eq!(base(Some(&shared), There::Unknown), Some(5));
+        assert_eq!(base(Some(&here(Some(4), None)), There::Unknown), Some(4));
+        assert_eq!(base(None, There::Unknown), None);
+        assert_eq!(base(None, nothing(8, 8)), Some(8));
+    }
+
+    #[test]
+    fn only_an_output_of_unknown_age_keeps_its_name_after_a_clear() {
+        let (output, cache) = ("artifact/x", "resource-cache/x");
+        for (reference, follows, cleared, loses) in [
+            (output, Some(4), 5, true),
+            (output, Some(5), 5, false),
+            (output, None, 5, false),
+            (cache, None, 5, true),
+            (cache, Some(4), 5, true),
+            (cache, Some(4), 0, false),
+        ] {
+            let reference: Reference = reference.parse().expect("a reference");
+            let sharing = here(follows, None).sharing;
+            assert_eq!(loses_name(&reference, &sharing, cleared), loses);
+        }
+    }
+
+    #[test]
+    fn a_wrong_clock_elsewhere_neither_hides_fetched_content_nor_later_commits() {
+        let (first, last) = ("resource-cache/x", "task-cache/x");
+        for (reference, made, replaces, expected) in [
+            (last, 50, None, 50),
+            (last, 500, None, 100),
+            (last, 50, Some(70), 71),
+            (last, 80, Some(70), 80),
+            (last, 500, Some(70), 100),
+            (first, 50, Some(70), 50),
+            (first, 500, None, 100),
+        ] {
+            let reference: Reference = reference.parse().expect("a reference");
+            let replaces = replaces.map(Timestamp);
+            let found = created(&reference, Timestamp(made), replaces, Timestamp(100));
+            assert_eq!(found, Timestamp(expected));
+        }
+    }
+
+    #[test]
+    fn pauses_grow_and_are_bounded() {
+        let seconds = |setback, failures| pause(setback, failures, 0).as_secs();
+        let storage: Vec<u64> = (0..8).map(|n| seconds(Setback::Storage, n)).collect();
+        assert_eq!(storage, [1, 2, 4, 8, 16, 32, 60, 60]);
+        assert_eq!(seconds(Setback::Busy, 0), 5);
+        assert_eq!(seconds(Setback::Artifact, 40), 1800);
+        for random in [0, 1, u64::MAX] {
+            assert_eq!(pause(Setback::Permanent, 3, random).as_secs(), 300);
+            let waited = pause(Setback::Storage, 9, random);
+            assert!(waited > Duration::from_secs(44) && waited <= Duration::from_secs(60));
+        }
+    }
+}

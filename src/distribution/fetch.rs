@@ -1,0 +1,286 @@
+//! Fetches: content of the tier becomes an artifact of this node. One fetch of an artifact at a
+//! time; it goes on when its callers give up, and ends with the distribution or for lack of space.
+
+use std::collections::HashMap;
+use std::sync::Arc;
+use std::sync::atomic::{AtomicU64, Ordering};
+use std::time::Duration;
+
+use parking_lot::Mutex;
+
+use super::ask::{Answer, Asker, Detail};
+use super::context::{Context, count, object_id, value};
+use super::decide;
+use super::flight::Flights;
+use super::health::{Access, now};
+use super::types::Moving;
+use super::work::Workers;
+use crate::archive::toc::{Patience, Table};
+use crate::engine::{LayerPlace, ReceiveError, ReceiveLayer, ReceiveRequest};
+use crate::model::{ArtifactId, Name, Timestamp};
+use crate::shared::{
+    Bucket, Destination, Error, Found, LayerRef, NameState, Result, fetch, report_damage,
+};
+
+/// How many artifacts are fetched at once.
+const AT_ONCE: usize = 4;
+/// How often a layer whose transfer failed is taken up where it ended, and the first pause.
+const RETRIES: u32 = 5;
+const PAUSE: Duration = Duration::from_millis(500);
+/// How often a name is resolved again because an object vanished in the middle.
+const RESOLVES: u32 = 3;
+/// How long a record of the format and its frame may take.
+const PATIENCE: Patience = Patience(Duration::from_secs(120));
+
+/// What came of a fetch: an error in words.
+pub(super) type Fetched = std::result::Result<(), Arc<str>>;
+
+/// Fetches artifacts.
+#[derive(Debug)]
+pub(super) struct Fetcher {
+    context: Arc<Context>,
+    asker: Arc<Asker>,
+    workers: Workers,
+    flights: Flights<ArtifactId, Fetched>,
+    /// For `status`.
+    running: Mutex<HashMap<ArtifactId, Arc<Running>>>,
+}
+
+/// A fetch that runs.
+#[derive(Debug)]
+struct Running {
+    name: Name,
+    since: Timestamp,
+    of: AtomicU64,
+    bytes: AtomicU64,
+}
+
+/// Removes a fetch from the running ones.
+struct Ends<'a>(&'a Fetcher, ArtifactId);
+
+impl Drop for Ends<'_> {
+    fn drop(&mut self) {
+        self.0.running.lock().remove(&self.1);
+    }
+}
+
+type Failure = ReceiveError<Error>;
+
+impl Fetcher {
+    pub(super) fn new(context: Arc<Context>, asker: Arc<Asker>) -> Self {
+        Self {
+            workers: context.workers("shared-fetch", AT_ONCE),
+            flights: context.flights(),
+            running: Mutex::default(),
+            asker,
+            context,
+        }
+    }
+
+    /// Fetches what a name shows. The caller limits how long it waits.
+    pub(super) async fn fetch(self: &Arc<Self>, name: &Name, found: &Arc<Found>) -> Fetched {
+        let artifact = found.manifest.artifact;
+        let fetched = self.flights.join(artifact, |callers| {
+            let (fetcher, name, found) = (Arc::clone(self), name.clone(), Arc::clone(found));
+            async move {
+                let this = Arc::clone(&fetcher);
+                let call = move || this.fetch_now(&name, found);
+                // One that was given up before it began is not begun.
+                let result = fetcher.workers.run(|| !callers.are_gone(), call).await;
+                result.unwrap_or_else(|| Err("the fetch was given up".into()))
+            }
+        });
+        let fetched = fetched.answer().await;
+        fetched.unwrap_or_else(|| Err("the fetch ended in a panic".into()))
+    }
+
+    /// What is being fetched.
+    pub(super) fn running(&self) -> Vec<Moving> {
+        let running = self.running.lock();
+        let mut moving: Vec<Moving> = running
+            .values()
+            .map(|running| Moving {
+                tenant: running.name.tenant.clone(),
+                reference: running.name.reference.clone(),
+                bytes: value(&running.bytes),
+                of: value(&running.of),
+                since: running.since,
+            })
+            .collect();
+        moving.sort_by_key(|moving| moving.since);
+        moving
+    }
+
+    /// How far the fetch of an artifact is, in words.
+    pub(super) fn progress(&self, artifact: ArtifactId) -> Option<String> {
+        let running = self.running.lock().get(&artifact).cloned()?;
+        let (bytes, of) = (value(&running.bytes), value(&running.of));
+        Some(format!(
+            "{bytes} of {of} bytes came from the shared tier so far"
+        ))
+    }
+
+    fn fetch_now(&self, name: &Name, mut found: Arc<Found>) -> Fetched {
+        let artifact = found.manifest.artifact;
+        let layers = found.manifest.layers.iter();
+        let running = Arc::new(Running {
+            name: name.clone(),
+            since: now(),
+            of: AtomicU64::new(layers.map(|layer| layer.content).sum()),
+            bytes: AtomicU64::new(0),
+        });
+        self.running.lock().insert(artifact, Arc::clone(&running));
+        let _ends = Ends(self, artifact);
+        let mut left = RESOLVES;
+        let failure = loop {
+            match self.receive(name, &found, &running) {
+                Ok(()) => return Ok(()),
+                Err(failure) => {
+                    left -= 1;
+                    match self.again(name, &found, &failure).filter(|_| left > 0) {
+                        Some(newer) => found = newer,
+                        None => break failure,
+                    }
+                }
+            }
+        };
+        self.failed(name, &found, &failure);
+        Err(failure.to_string().into())
+    }
+
+    /// What the name shows by now, if an object vanished because the artifact was published again.
+    fn again(&self, name: &Name, found: &Found, failure: &Failure) -> Option<Arc<Found>> {
+        let ReceiveError::Layer { source, .. } = failure else {
+            return None;
+        };
+        if !matches!(source, Error::Missing { .. }) {
+            return None;
+        }
+        let Answer::Content { found: newer, .. } = self.asker.ask_now(name, Detail::Manifest(None))
+        else {
+            return None;
+        };
+        // Another artifact has a flight of its own.
+        newer.filter(|newer| {
+            newer.record.write != found.record.write
+                && newer.manifest.artifact == found.manifest.artifact
+        })
+    }
+
+    /// One attempt to receive all layers that this node lacks.
+    fn receive(&self, name: &Name, found: &Found, running: &Running) -> Result<(), Failure> {
+        let (context, manifest) = (&self.context, &found.manifest);
+        let here = context.engine.local(&name.tenant, &name.reference);
+        let replaces = here.map(|here| here.created);
+        let ttl = match found.record.state {
+            NameState::Content { ttl_seconds, .. } => ttl_seconds.map(Duration::from_secs),
+            NameState::Cleared | NameState::Expired => None,
+        };
+        let request = ReceiveRequest {
+            name: name.clone(),
+            artifact: manifest.artifact,
+            created: decide::created(&name.reference, manifest.made, replaces, now()),
+            made_by: manifest.made_by.clone().map(Box::new),
+            ttl,
+            number: found.record.number,
+            layers: manifest
+                .layers
+                .iter()
+                .map(|layer| ReceiveLayer {
+                    digest: layer.digest,
+                    bytes: layer.content,
+                })
+                .collect(),
+        };
+        running.bytes.store(0, Ordering::Relaxed);
+        let mut is_first = true;
+        let make = |index: usize, place: &LayerPlace<'_>| {
+            if std::mem::take(&mut is_first) {
+                // The older layers are on this node.
+                let missing = manifest.layers[..=index].iter();
+                let missing = missing.map(|layer| layer.content).sum();
+                running.of.store(missing, Ordering::Relaxed);
+            }
+            self.layer(name, &manifest.layers[index], place)
+        };
+        let received = context.engine.receive(&request, &running.bytes, make)?;
+        let bytes = value(&running.bytes);
+        count(&context.counters.fetches);
+        let all = &context.counters.fetched_bytes;
+        all.fetch_add(bytes, Ordering::Relaxed);
+        tracing::info!(
+            tenant = %name.tenant, reference = %name.reference, artifact = %received.artifact,
+            number = request.number, bytes, reused = received.reused, named = received.named,
+            "fetched from the shared tier"
+        );
+        Ok(())
+    }
+
+    /// Fetches one layer. A transfer that fails is taken up where it ended.
+    fn layer(&self, name: &Name, layer: &LayerRef, place: &LayerPlace<'_>) -> Result<Arc<Table>> {
+        let context = &self.context;
+        let bucket = Bucket::new(context.store.clone());
+        let stop = || context.is_stopping() || (place.stop)();
+        let mut pause = PAUSE;
+        let mut left = RETRIES;
+        loop {
+            let destination = Destination {
+                into: place.into,
+                temporary: place.temporary,
+                limits: place.limits,
+                devices: false,
+                patience: PATIENCE,
+                progress: place.progress,
+            };
+            let fetched = fetch(&[&bucket], &name.tenant, layer, destination, &stop);
+            context.health.note(Access::Read, &fetched);
+            match fetched {
+                Ok(fetched) => return Ok(fetched.table),
+                Err(error) if error.is_temporary() && left > 0 => {
+                    left -= 1;
+                    tracing::debug!(%error, ?pause, "a fetch is taken up again after a pause");
+                    if !context.sleep(pause) {
+                        return Err(Error::Stopped);
+                    }
+                    pause *= 2;
+                }
+                Err(error) => return Err(error),
+            }
+        }
+    }
+
+    /// Notes why a fetch failed, and tells the other nodes of damage.
+    fn failed(&self, name: &Name, found: &Found, failure: &Failure) {
+        let context = &self.context;
+        count(&context.counters.fetch_failures);
+        tracing::warn!(
+            tenant = %name.tenant, reference = %name.reference, number = found.record.number,
+            error = %failure, "content was not fetched from the shared tier"
+        );
+        let ReceiveError::Layer { layer, source } = failure else {
+            return;
+        };
+        let lasts = !matches!(
+            source,
+            Error::Permanent { .. } | Error::Newer { .. } | Error::Missing { .. }
+        );
+        if source.is_of_the_source() && !source.is_temporary() && lasts {
+            self.asker.refuse(found.record.write);
+        }
+        let Some(layer) = found.manifest.layers.get(*layer) else {
+            return;
+        };
+        if !matches!(source, Error::Corrupt { .. }) {
+            return;
+        }
+        let reported = report_damage(&context.store, &found.record, layer, object_id(), now());
+        context.health.note(Access::Write, &reported);
+        match reported {
+            Ok(_) => count(&context.counters.damage_reported),
+            Err(error) => tracing::warn!(
+                digest = %layer.digest, %error,
+                "damage in the shared tier could not be reported to the other nodes"
+            ),
+        }
+    }
+}

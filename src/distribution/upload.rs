@@ -1,0 +1,297 @@
+//! One upload: the layers of an artifact that the tier lacks, its manifest, and its name. What the
+//! tier answers is written into the engine's index. Which artifact is next is decided in `queue`.
+
+use std::cell::Cell;
+use std::sync::Arc;
+use std::sync::atomic::{AtomicU64, Ordering};
+use std::time::{Duration, Instant};
+
+use parking_lot::Mutex;
+
+use super::context::{Context, count, object_id, value};
+use super::decide::loses_name;
+use super::health::{Access, now, say};
+use super::pace::Pace;
+use super::types::Moving;
+use crate::engine::notice::What;
+use crate::engine::{self, OpenArtifact};
+use crate::model::{Artifact, Sha256, Sharing, Timestamp};
+use crate::shared::{
+    Commit, Committed, Error, Keys, LayerRef, NameRecord, ObjectId, Publication, Root, Upload,
+    decide, look, upload,
+};
+
+/// How often an upload looks whether its artifact still has its name.
+const LOOK: Duration = Duration::from_millis(500);
+
+/// What came of an upload.
+#[derive(Debug)]
+pub(super) enum Outcome {
+    /// The tier has the artifact, or refused it for good.
+    Done,
+    /// The artifact is gone, or newer content has its name.
+    Gone,
+    /// A layer has no table of contents yet.
+    NotReady,
+    /// The tier, or a layer, failed.
+    Failed(Error),
+    /// The engine failed.
+    Engine(engine::Error),
+}
+
+/// Uploads artifacts, one at a time.
+#[derive(Debug)]
+pub(super) struct Uploader {
+    context: Arc<Context>,
+    pace: Pace,
+    /// For `status`.
+    running: Mutex<Option<Arc<Running>>>,
+}
+
+#[derive(Debug)]
+struct Running {
+    artifact: Artifact,
+    since: Timestamp,
+    of: AtomicU64,
+    bytes: AtomicU64,
+}
+
+/// Ends the entry for `status`.
+struct Ends<'a>(&'a Uploader);
+
+impl Drop for Ends<'_> {
+    fn drop(&mut self) {
+        *self.0.running.lock() = None;
+    }
+}
+
+/// What the tier answered to a publication.
+enum Answer {
+    Named(u64),
+    KeptFirst,
+    /// With the number of the clear.
+    Cleared(u64),
+}
+
+impl Uploader {
+    pub(super) fn new(context: Arc<Context>) -> Self {
+        Self {
+            pace: Pace::new(context.settings.bandwidth),
+            running: Mutex::default(),
+            context,
+        }
+    }
+
+    /// What is being uploaded.
+    pub(super) fn running(&self) -> Option<Moving> {
+        let running = self.running.lock().clone()?;
+        Some(Moving {
+            tenant: running.artifact.tenant.clone(),
+            reference: running.artifact.reference.clone(),
+            bytes: value(&running.bytes),
+            of: value(&running.of),
+            since: running.since,
+        })
+    }
+
+    /// Uploads one artifact. Blocks.
+    pub(super) fn upload(&self, artifact: &Artifact) -> Outcome {
+        let engine = &self.context.engine;
+        let open = match engine.open_layers(artifact.id) {
+            Ok(Some(open)) => open,
+            Ok(None) if self.has_name(artifact) => return Outcome::NotReady,
+            Ok(None) => return Outcome::Gone,
+            Err(error) => return Outcome::Engine(error),
+        };
+        let running = Arc::new(Running {
+            artifact: artifact.clone(),
+            since: now(),
+            of: AtomicU64::new(0),
+            bytes: AtomicU64::new(0),
+        });
+        *self.running.lock() = Some(Arc::clone(&running));
+        let _ends = Ends(self);
+        let began = Instant::now();
+        let answer = self.publish(artifact, &open, &running);
+        drop(open);
+        self.context.health.note(Access::Write, &answer);
+        match answer {
+            Ok(answer) => match self.enter(artifact, &answer) {
+                Ok(()) => {
+                    self.tell(artifact, &answer, value(&running.bytes), began.elapsed());
+                    Outcome::Done
+                }
+                Err(error) => Outcome::Engine(error),
+            },
+            Err(Error::Stopped) if !self.context.is_stopping() => Outcome::Gone,
+            Err(error) => Outcome::Failed(error),
+        }
+    }
+
+    /// Whether the artifact's name still points at it. A newer commit is uploaded instead.
+    fn has_name(&self, artifact: &Artifact) -> bool {
+        let local = self
+            .context
+            .engine
+            .local(&artifact.tenant, &artifact.reference);
+        local.is_some_and(|local| local.id == artifact.id)
+    }
+
+    fn publish(
+        &self,
+        artifact: &Artifact,
+        open: &OpenArtifact,
+        running: &Running,
+    ) -> Result<Answer, Error> {
+        let (store, tenant, id) = (&self.context.store, &artifact.tenant, object_id());
+        let (publication, record) = self.context.look(tenant, &artifact.reference, id)?;
+        if let Some(answer) = known_answer(artifact, record.as_ref()) {
+            return Ok(answer);
+        }
+        let looked = Cell::new(Instant::now());
+        let is_gone = Cell::new(false);
+        let stop = || {
+            if looked.get().elapsed() >= LOOK {
+                looked.set(Instant::now());
+                is_gone.set(!self.has_name(artifact));
+            }
+            is_gone.get() || self.context.is_stopping()
+        };
+        let layers = self.layers(&publication, id, open, running, &stop)?;
+        if !self.has_name(artifact) {
+            return Err(Error::Stopped);
+        }
+        let commit = Commit {
+            reference: artifact.reference.clone(),
+            artifact: artifact.id,
+            layers,
+            root: Root::default(),
+            made: artifact.created,
+            made_by: artifact.made_by.as_deref().cloned(),
+            parent: None,
+            base: artifact.sharing.base,
+            ttl_seconds: artifact.ttl_seconds,
+        };
+        Ok(match publication.commit(commit, now())? {
+            Committed::Named(number) => Answer::Named(number),
+            Committed::KeptFirst => Answer::KeptFirst,
+            Committed::Cleared => {
+                let record = look(store, tenant, &artifact.reference)?;
+                Answer::Cleared(record.map_or(0, |record| record.cleared))
+            }
+        })
+    }
+
+    /// The layers in the tier, newest first. Uploads those that it lacks.
+    fn layers(
+        &self,
+        publication: &Publication<'_>,
+        id: ObjectId,
+        open: &OpenArtifact,
+        running: &Running,
+        stop: &dyn Fn() -> bool,
+    ) -> Result<Vec<LayerRef>, Error> {
+        let mut found = Vec::with_capacity(open.layers.len());
+        for layer in &open.layers {
+            let digest = Sha256(layer.table.digest().sha256);
+            let there = publication.find(&digest, layer.table.bytes())?;
+            if there.is_none() {
+                let bytes = layer.table.bytes();
+                running.of.fetch_add(bytes, Ordering::Relaxed);
+            }
+            found.push(there);
+        }
+        let pace = |bytes: usize| {
+            self.pace.wait(bytes, &self.context);
+            let bytes = bytes as u64;
+            running.bytes.fetch_add(bytes, Ordering::Relaxed);
+            let all = &self.context.counters.uploaded_bytes;
+            all.fetch_add(bytes, Ordering::Relaxed);
+        };
+        let how = Upload {
+            parallel: self.context.settings.uploads,
+            pace: &pace,
+            ..Upload::default()
+        };
+        let keys = Keys::new(&open.artifact.tenant);
+        let mut layers = Vec::with_capacity(found.len());
+        for (layer, found) in open.layers.iter().zip(found) {
+            let layer = if let Some(found) = found {
+                found
+            } else {
+                let store = &self.context.store;
+                upload(store, &keys, (&layer.table, &layer.holder), id, how, stop)?
+            };
+            layers.push(layer);
+        }
+        Ok(layers)
+    }
+
+    /// Writes the answer into the index.
+    fn enter(&self, artifact: &Artifact, answer: &Answer) -> engine::Result<()> {
+        let engine = &self.context.engine;
+        let change = |sharing: &mut Sharing| match *answer {
+            Answer::Named(number) => sharing.number = Some(number),
+            Answer::KeptFirst | Answer::Cleared(_) => sharing.refused = true,
+        };
+        engine.set_sharing(artifact.id, change)?;
+        if let Answer::Cleared(cleared) = *answer
+            && loses_name(&artifact.reference, &artifact.sharing, cleared)
+            && self.has_name(artifact)
+        {
+            let name = artifact.name();
+            let discarded = engine.discard_cleared(&name, cleared);
+            self.context.block_on(discarded)?;
+        }
+        Ok(())
+    }
+
+    fn tell(&self, artifact: &Artifact, answer: &Answer, bytes: u64, took: Duration) {
+        let reference = artifact.reference.clone();
+        let refused = |why: &str| What::NotShared {
+            reference: artifact.reference.clone(),
+            why: why.to_owned(),
+        };
+        let what = match answer {
+            Answer::Named(number) => {
+                count(&self.context.counters.uploads);
+                tracing::info!(
+                    tenant = %artifact.tenant, %reference, artifact = %artifact.id, number, bytes,
+                    ?took, "uploaded to the shared tier"
+                );
+                What::Shared { reference }
+            }
+            Answer::KeptFirst => refused(
+                "content of another node has this name in the shared tier, and the first one \
+                 keeps it",
+            ),
+            Answer::Cleared(_) => refused(
+                "the name was cleared in the shared tier after this step began, or the tier did \
+                 not answer then",
+            ),
+        };
+        if let What::NotShared { reference, why } = &what {
+            count(&self.context.counters.uploads_refused);
+            tracing::info!(tenant = %artifact.tenant, %reference, why, "not uploaded");
+        }
+        if let Some(maker) = &artifact.made_by {
+            let notices = self.context.settings.notices.as_ref();
+            say(notices, &artifact.tenant, &maker.pod, what);
+        }
+    }
+}
+
+/// The answer, if the record of the name tells it already: nothing is uploaded then. An upload
+/// whose end this node did not note, because it was killed, finds its own artifact.
+fn known_answer(artifact: &Artifact, record: Option<&NameRecord>) -> Option<Answer> {
+    let record = record?;
+    if record.content().is_some_and(|(id, ..)| id == artifact.id) {
+        return Some(Answer::Named(record.number));
+    }
+    let base = artifact.sharing.base;
+    match decide::commit(Some(record), &artifact.reference, base, 1) {
+        decide::Decision::Write(_) => None,
+        decide::Decision::KeepsFirst => Some(Answer::KeptFirst),
+        decide::Decision::Cleared => Some(Answer::Cleared(record.cleared)),
+    }
+}

@@ -1,0 +1,52 @@
+//! Threads for calls of the tier, which block for as long as a network does. Each kind of work has a
+//! bounded number of them, so a tier that hangs delays only its like.
+
+use std::sync::Arc;
+
+use tokio::sync::{Semaphore, oneshot};
+use tokio_util::task::TaskTracker;
+
+/// One kind of work.
+#[derive(Debug)]
+pub(super) struct Workers {
+    name: &'static str,
+    free: Arc<Semaphore>,
+    /// Counts the threads that run.
+    tasks: TaskTracker,
+}
+
+impl Workers {
+    /// At most `most` calls at once.
+    pub(super) fn new(name: &'static str, most: usize, tasks: TaskTracker) -> Self {
+        let free = Arc::new(Semaphore::new(most));
+        Self { name, free, tasks }
+    }
+
+    /// Waits for a free thread, and runs the call there. `is_wanted` is asked when the thread is
+    /// free. `None`: it is not wanted any more, or it panicked. A call that runs is not stopped if
+    /// its caller goes away.
+    pub(super) async fn run<T: Send + 'static>(
+        &self,
+        is_wanted: impl FnOnce() -> bool,
+        call: impl FnOnce() -> T + Send + 'static,
+    ) -> Option<T> {
+        let permit = Arc::clone(&self.free).acquire_owned().await.ok()?;
+        if !is_wanted() {
+            return None;
+        }
+        let token = self.tasks.token();
+        let (answer, answered) = oneshot::channel();
+        let started = std::thread::Builder::new()
+            .name(self.name.to_owned())
+            .spawn(move || {
+                let _counted = (permit, token);
+                drop(answer.send(call()));
+            });
+        if let Err(error) = started {
+            tracing::error!(%error, "no thread can be started for the shared tier");
+            return None;
+        }
+        // A panic was printed where it happened.
+        answered.await.ok()
+    }
+}
