@@ -22,8 +22,8 @@ use std::time::Duration;
 use rustix::fs::Mode;
 use rustix::process::{Resource, Rlimit, getrlimit, setrlimit, umask};
 use tokio::runtime::Handle;
-use tokio::sync::watch;
-use tokio::time::sleep;
+use tokio::sync::{oneshot, watch};
+use tokio::time::{Instant, sleep, timeout_at};
 use tokio_util::task::AbortOnDropHandle;
 
 use crate::admin;
@@ -72,7 +72,39 @@ impl Shared {
     fn start(self, engine: Engine, settings: distribution::Settings) -> Arc<Distribution> {
         tracing::info!(tier = %self.url, share = settings.share, "a shared tier is used");
         let store = self.url.open_later(Handle::current(), Times::default());
-        Distribution::start(engine, store, settings)
+        let distribution = Distribution::start(engine.clone(), store, settings);
+        tokio::spawn(probe(self.url, engine, distribution.clone()));
+        distribution
+    }
+}
+
+/// A namespace and a name to ask about where there is no content.
+const UNKNOWN: (&str, &str) = ("default", "task-cache/probe");
+
+/// Whether the tier can be opened. That can block on a filesystem.
+async fn opens(url: Url) -> bool {
+    let (tell, told) = oneshot::channel();
+    let runtime = Handle::current();
+    let open = move || tell.send(url.open(runtime, Times::default()).is_ok());
+    let thread = std::thread::Builder::new().name("shared-open".to_owned());
+    // Without a thread, a pod meets the error first.
+    thread.spawn(open).is_err() || told.await.unwrap_or(true)
+}
+
+/// Asks the tier one question, so that the log and `status` have an error that lasts before the
+/// first pod meets it. A credential may be limited to some namespaces, so the question is about one
+/// that has content here. Without any, it is asked only if the tier cannot be opened at all.
+async fn probe(url: Url, engine: Engine, distribution: Arc<Distribution>) {
+    let artifacts = engine.artifacts(None);
+    let name = artifacts
+        .into_iter()
+        .find_map(|row| Some((row.tenant, row.name?)));
+    let name = match name {
+        None if !opens(url).await => UNKNOWN.0.parse().ok().zip(UNKNOWN.1.parse().ok()),
+        name => name,
+    };
+    if let Some((tenant, reference)) = name {
+        distribution.base(&tenant, &reference).await;
     }
 }
 
@@ -135,17 +167,19 @@ where
 
 /// Uploads the content that waits. Returns early if the driver ends for another reason.
 async fn upload_rest(ready: &watch::Sender<Readiness>, drain: &Drain, within: Duration) {
-    let Readiness::Ready(_, Some(distribution)) = ready.borrow().clone() else {
+    let Readiness::Ready(engine, Some(distribution)) = ready.borrow().clone() else {
         return;
     };
-    let waiting = distribution.status().uploads_waiting;
-    tracing::info!(
-        waiting,
-        ?within,
-        "told to end: content that waits is uploaded first"
-    );
+    tracing::info!(?within, "told to end: content that waits is uploaded first");
+    let until = Instant::now() + within;
+    let upload = async {
+        // A seal that is not durable yet is not in the queue.
+        let _in_time = timeout_at(until, engine.settled()).await;
+        let left = until.saturating_duration_since(Instant::now());
+        distribution.drain(left).await
+    };
     tokio::select! {
-        drained = distribution.drain(within) => {
+        drained = upload => {
             let (uploaded, left) = (drained.uploaded, drained.left);
             if left == 0 {
                 tracing::info!(uploaded, left, "uploaded");
