@@ -178,7 +178,17 @@ fn is_passed_again(point: Point) -> bool {
         | Point::ImportPlaced
         | Point::ImportSynced
         | Point::ImportIndexed
-        | Point::ImportConfirmed => true,
+        | Point::ImportConfirmed
+        // The same of a layer of another node.
+        | Point::ReceiveMade
+        | Point::ReceiveFilled
+        | Point::ReceiveTabled
+        | Point::ReceiveRecorded
+        | Point::ReceivePlaced
+        | Point::ReceiveSynced
+        // The repeated call notes it again.
+        | Point::SharingIndexed
+        | Point::SharingNoted => true,
         Point::PublishRecorded
         | Point::PublishMounted
         | Point::PublishAttached
@@ -189,6 +199,9 @@ fn is_passed_again(point: Point) -> bool {
         | Point::CommitIndexed
         | Point::CommitConfirmed
         | Point::CommitPendingTrashed
+        // The artifact is there, so the repeated call makes nothing.
+        | Point::ReceiveIndexed
+        | Point::ReceiveConfirmed
         | Point::DestroyUnnamed
         | Point::CollectUnindexed
         | Point::CollectTrashed
@@ -404,13 +417,12 @@ impl<'a> Storm<'a> {
 /// Dies at every point, but not at the first visit, while eight callers are at work.
 fn later_visits(place: &Place) {
     let mut storm = Storm::new(place);
-    let merges = |point: &Point| Act::passing(*point).contains(&Act::Flatten);
-    let passed = |point: &Point| !Act::passing(*point).is_empty();
     let stacks = place.way.backend == BackendKind::Overlay;
-    for point in Point::ALL
-        .iter()
-        .filter(|point| passed(point) && (stacks || !merges(point)))
-    {
+    let passed = |point: &&Point| {
+        let mut acts = Act::passing(**point).iter();
+        acts.any(|act| stacks || !act.needs_stacks())
+    };
+    for point in Point::ALL.iter().filter(passed) {
         let visit = 2 + usize::try_from(storm.random.below(3)).expect("small");
         eprintln!("{} at visit {visit}", point.name());
         storm.one_life(Some((point.name(), visit)));

@@ -20,7 +20,8 @@ use crate::engine::{self, Error, LocalArtifact, PublishRequest};
 use crate::model::{Commit, Name, Reference, VolumeKind};
 use crate::shared::Found;
 
-/// The pauses between two questions about an input: the first, and the longest.
+/// The shortest and the longest pause between two questions about an input. In between it is a
+/// twentieth of the time waited so far.
 const FIRST: Duration = Duration::from_millis(250);
 const LONGEST: Duration = Duration::from_secs(2);
 
@@ -34,8 +35,11 @@ pub(super) struct Bringer {
     /// Writes into the engine's index.
     notes: Arc<Workers>,
     /// Pods that wait for one input ask together.
-    rounds: Flights<Name, Answer>,
+    rounds: Flights<(Name, IsFirst), Answer>,
 }
+
+/// Whether a pod asks for the first time: then it does not wait for the pause of the others.
+type IsFirst = bool;
 
 /// A reference that a cache may start from, with what is known of it.
 struct Candidate {
@@ -288,7 +292,8 @@ impl Bringer {
         };
         let name = name_of(request, from);
         let waited = self.context.settings.input_wait;
-        let until = Instant::now() + waited;
+        let began = Instant::now();
+        let until = began + waited;
         let mut pause = Duration::ZERO;
         let mut state = unasked_state();
         let mut told = false;
@@ -299,13 +304,7 @@ impl Bringer {
                 return Ok(());
             }
             if Instant::now() >= until || self.context.is_stopping() {
-                count(&self.context.counters.misses);
-                let reference = name.reference;
-                return Err(Error::Coming {
-                    reference,
-                    state,
-                    waited,
-                });
+                return self.gives_up(name.reference, state, began);
             }
             if let Ok(answer) = timeout_at(until, self.round(&name, pause)).await {
                 state = state_of(&answer);
@@ -327,22 +326,37 @@ impl Bringer {
                     self.say_waiting(request, &name, &state);
                 }
             }
-            pause = (pause * 2).clamp(FIRST, LONGEST);
+            if self.context.health.permanent().is_some() {
+                // Asking again is of no use until a person changes something.
+                return self.gives_up(name.reference, state, began);
+            }
+            pause = (began.elapsed() / 20).clamp(FIRST, LONGEST);
         }
+    }
+
+    fn gives_up(&self, reference: Reference, state: String, began: Instant) -> engine::Result<()> {
+        count(&self.context.counters.misses);
+        Err(Error::Coming {
+            reference,
+            state,
+            waited: Duration::from_secs(began.elapsed().as_secs()),
+        })
     }
 
     /// A pause, and then a question, for all pods that wait for this name.
     async fn round(&self, name: &Name, pause: Duration) -> Answer {
-        let answer = self.rounds.join(name.clone(), |callers| {
-            let (asker, name) = (Arc::clone(&self.asker), name.clone());
-            async move {
-                tokio::time::sleep(pause).await;
-                if callers.are_gone() {
-                    return unasked();
+        let answer = self
+            .rounds
+            .join((name.clone(), pause.is_zero()), |callers| {
+                let (asker, name) = (Arc::clone(&self.asker), name.clone());
+                async move {
+                    tokio::time::sleep(pause).await;
+                    if callers.are_gone() {
+                        return unasked();
+                    }
+                    asker.ask(&name, Detail::Manifest(None)).await
                 }
-                asker.ask(&name, Detail::Manifest(None)).await
-            }
-        });
+            });
         answer.answer().await.unwrap_or_else(unasked)
     }
 

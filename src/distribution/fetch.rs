@@ -16,7 +16,7 @@ use super::health::{Access, now};
 use super::types::Moving;
 use super::work::Workers;
 use crate::archive::toc::{Patience, Table};
-use crate::engine::{LayerPlace, ReceiveError, ReceiveLayer, ReceiveRequest};
+use crate::engine::{self, LayerPlace, ReceiveError, ReceiveLayer, ReceiveRequest};
 use crate::model::{ArtifactId, Name, Timestamp};
 use crate::shared::{
     Bucket, Destination, Error, Found, LayerRef, NameState, Result, fetch, report_damage,
@@ -257,8 +257,14 @@ impl Fetcher {
             tenant = %name.tenant, reference = %name.reference, number = found.record.number,
             error = %failure, "content was not fetched from the shared tier"
         );
-        let ReceiveError::Layer { layer, source } = failure else {
-            return;
+        let (layer, source) = match failure {
+            ReceiveError::Layer { layer, source } => (layer, source),
+            // What is wrong with the manifest does not change.
+            ReceiveError::Taken(_) | ReceiveError::Engine(engine::Error::Archive { .. }) => {
+                self.asker.refuse(found.record.write);
+                return;
+            }
+            ReceiveError::Engine(_) => return,
         };
         let lasts = !matches!(
             source,

@@ -49,9 +49,21 @@ impl Health {
     pub(super) fn note<T>(&self, access: Access, result: &Result<T>) {
         match result {
             Ok(_) => self.succeeded(access),
-            // These say nothing about the storage.
-            Err(Error::Stopped | Error::Layer(_) | Error::System(_) | Error::Late { .. }) => {}
-            Err(error) => self.failed(access, error),
+            Err(
+                error @ (Error::Permanent { .. } | Error::Away { .. } | Error::SlowDown { .. }),
+            ) => self.failed(access, error),
+            // What the tier holds is wrong, and the storage is well.
+            Err(error @ (Error::Corrupt { .. } | Error::Missing { .. } | Error::Newer { .. })) => {
+                self.0.lock().last = Some((now(), error.to_string()));
+            }
+            Err(
+                Error::Stopped
+                | Error::Layer(_)
+                | Error::System(_)
+                | Error::Late { .. }
+                | Error::Conflict { .. }
+                | Error::Leased { .. },
+            ) => {}
         }
     }
 

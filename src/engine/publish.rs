@@ -274,18 +274,21 @@ fn seal_plan(
     if request.read_only || never || found_complete {
         return None;
     }
+    let parent = parent.and_then(|id| state.catalog.get(&id));
+    let parent = parent.map(|sealed| sealed.artifact.sharing);
     // Content that follows a commit of its own name follows that commit's number, too. A clear of
     // the name in the shared tier is older or newer than that number.
-    let parent = parent.filter(|_| from == Some(&reference));
-    let parent = parent.and_then(|id| state.catalog.get(&id));
-    let follows = parent.and_then(|sealed| sealed.artifact.sharing.follows());
+    let of_name = parent.filter(|_| from == Some(&reference));
+    let follows = of_name.and_then(|sharing| sharing.follows());
+    // It holds content of its parent.
+    let never_shared = !request.share || parent.is_some_and(|sharing| sharing.never);
     Some(SealPlan {
         artifact: ArtifactId::from_bits(inner.random()),
         layer: LayerId::from_bits(inner.random()),
         reference,
         keep,
         base: request.base.max(follows),
-        never_shared: !request.share,
+        never_shared,
     })
 }
 

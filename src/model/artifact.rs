@@ -236,8 +236,9 @@ pub fn garbage<'a>(
         .collect()
 }
 
-/// The artifacts to evict to free `bytes`: least recently used first, none in use. The last
-/// artifact with a shared layer counts it.
+/// The artifacts to evict to free `bytes`: first those that the shared tier has, which can come
+/// back, then the others; least recently used first, none in use. The last artifact with a shared
+/// layer counts it.
 #[must_use]
 pub fn evict<'a>(
     artifacts: impl Iterator<Item = &'a Artifact>,
@@ -254,7 +255,8 @@ pub fn evict<'a>(
         .into_iter()
         .filter(|artifact| !in_use.contains(&artifact.id))
         .collect();
-    candidates.sort_by_key(|artifact| (artifact.last_used, artifact.id));
+    let is_only_here = |artifact: &Artifact| artifact.sharing.number.is_none();
+    candidates.sort_by_key(|artifact| (is_only_here(artifact), artifact.last_used, artifact.id));
     let mut freed = 0u64;
     let mut chosen = Vec::new();
     for artifact in candidates {
@@ -412,6 +414,48 @@ mod tests {
         assert_eq!(chosen(&[], 21), [base.id, child.id, other.id]);
         assert_eq!(chosen(&[child.id, base.id], 100), [other.id]);
         assert!(chosen(&[], 0).is_empty());
+    }
+
+    #[test]
+    fn eviction_takes_first_what_the_shared_tier_has() {
+        let shared = |number, id, used| {
+            let mut artifact = artifact(id, "task-cache/a", used, &[id]);
+            artifact.sharing.number = number;
+            artifact
+        };
+        let all = [
+            shared(None, 1, 1),
+            shared(Some(9), 2, 4),
+            shared(Some(8), 3, 3),
+            shared(None, 4, 2),
+        ];
+        let chosen = evict(all.iter(), &HashSet::new(), |_| 10, 100);
+        assert_eq!(chosen, [3, 2, 1, 4].map(ArtifactId::from_bits));
+    }
+
+    #[test]
+    fn a_record_from_before_sharing_is_read_and_nothing_known_is_not_written() {
+        let plain = artifact(1, "task-cache/a", 1, &[1]);
+        let json = serde_json::to_string(&plain).expect("plain data serialises");
+        assert!(!json.contains("sharing"), "{json}");
+        let read: Artifact = serde_json::from_str(&json).expect("an older record");
+        assert_eq!(read, plain);
+        let known = Artifact {
+            sharing: Sharing {
+                never: false,
+                base: Some(3),
+                number: Some(5),
+                refused: true,
+            },
+            ..plain
+        };
+        let json = serde_json::to_string(&known).expect("plain data serialises");
+        let written = r#""sharing":{"base":3,"number":5,"refused":true}"#;
+        assert!(json.contains(written), "{json}");
+        let read: Artifact = serde_json::from_str(&json).expect("it is read");
+        assert_eq!(read, known);
+        assert!(!known.sharing.is_wanted() && Sharing::default().is_wanted());
+        assert_eq!(known.sharing.follows(), Some(5));
     }
 
     #[test]

@@ -571,6 +571,8 @@ mod tests {
                 ("type", "task-cache"),
                 ("key", "k"),
                 ("restoreKeys", "a, b/c,ü"),
+                ("share", "never"),
+                ("freshness", "local"),
             ]),
             parse(&[
                 ("type", "import"),
@@ -597,6 +599,19 @@ mod tests {
             ("artifact/a", Some(DEFAULT_OUTPUT_TTL))
         );
         assert_eq!(keep.commit, Commit::OnSuccess);
+    }
+
+    #[test]
+    fn sharing_is_the_nodes_choice_unless_the_pod_says() {
+        let asked = |pairs: &[(&str, &str)]| {
+            let output = [("type", "task-cache"), ("key", "k")];
+            let spec = parse(&[&output, pairs].concat()).expect("ok");
+            (spec.share, spec.freshness)
+        };
+        assert_eq!(asked(&[]), (None, None));
+        let (share, freshness) = (("share", "auto"), ("freshness", "tier"));
+        assert_eq!(asked(&[share]), (Some(Share::Auto), None));
+        assert_eq!(asked(&[freshness]), (None, Some(Freshness::Tier)));
     }
 
     #[test]
@@ -675,6 +690,18 @@ mod tests {
             (
                 &[("type", "output"), ("name", "a"), ("ttl", "-1h")],
                 r#""ttl" is "-1h""#,
+            ),
+            (
+                &[("type", "output"), ("name", "a"), ("share", "yes")],
+                r#""share" is "yes"; allowed here are auto, never"#,
+            ),
+            (
+                &[("type", "input"), ("from", "artifact/a"), ("share", "auto")],
+                r#""share" is not valid for type "input"; it is valid for output, resource-cache"#,
+            ),
+            (
+                &[("type", "task-cache"), ("key", "k"), ("freshness", "Tier")],
+                r#""freshness" is "Tier"; allowed here are tier, local"#,
             ),
             (
                 &[("mode", "0o777")],

@@ -59,7 +59,14 @@ pub fn holder(layer: &Path) -> (Arc<Table>, Holder) {
     (table, holder)
 }
 
-/// Makes two layers of a stack in this directory. Returns them, newest first, and what they show.
+/// Runs a job that blocks on a thread that belongs to no runtime.
+pub async fn apart<T: Send + 'static>(job: impl FnOnce() -> T + Send + 'static) -> T {
+    let (answer, answered) = tokio::sync::oneshot::channel();
+    std::thread::spawn(move || drop(answer.send(job())));
+    answered.await.expect("it did not panic")
+}
+
+/// Makes two layers of a stack in this directory, which is new. Returns them, newest first, and what they show.
 pub fn two(at: &Path, text: &str) -> (Vec<PathBuf>, Snapshot) {
     let [old, new, shown] = ["old", "new", "shown"].map(|name| at.join(name));
     fs::create_dir_all(old.join("directory")).expect("mkdir");

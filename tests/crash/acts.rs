@@ -4,6 +4,7 @@
 //! killed; like kubelet, the test repeats them until they are answered.
 
 use std::fs;
+use std::sync::atomic::{AtomicU32, Ordering};
 use std::time::{Duration, Instant};
 
 use baggageclaim::engine::failpoint::Point;
@@ -12,7 +13,7 @@ use rustix::mount::UnmountFlags;
 use serde_json::Value;
 
 use super::TO_THE_POINT;
-use super::common::Snapshot;
+use super::common::{Snapshot, layers};
 use super::driver::{Call, Connection, Place};
 use super::world::{World, entries, outcome, publish, unpublish, without_root_time, write};
 
@@ -53,6 +54,12 @@ pub(crate) enum Act {
     Export,
     /// It comes back under another name.
     Import,
+    /// An artifact of two layers comes from another node.
+    Receive,
+    /// The same, where each layer gets its table.
+    ReceiveStack,
+    /// An artifact was uploaded.
+    Share,
 }
 
 /// An act about to be made.
@@ -176,13 +183,25 @@ impl Act {
             | Point::ImportSynced
             | Point::ImportIndexed
             | Point::ImportConfirmed => &[Self::Import],
+            Point::ReceiveMade
+            | Point::ReceiveFilled
+            | Point::ReceiveRecorded
+            | Point::ReceivePlaced
+            | Point::ReceiveSynced
+            | Point::ReceiveIndexed
+            | Point::ReceiveConfirmed => &[Self::Receive],
+            Point::ReceiveTabled => &[Self::ReceiveStack],
+            Point::SharingIndexed | Point::SharingNoted => &[Self::Share],
         }
     }
 
     /// Whether only a backend passes anything by it that keeps an artifact as a stack of layers,
     /// mounted for each volume.
     pub(crate) fn needs_stacks(self) -> bool {
-        matches!(self, Self::Flatten | Self::PublishMountedBeforehand)
+        matches!(
+            self,
+            Self::Flatten | Self::PublishMountedBeforehand | Self::ReceiveStack
+        )
     }
 
     /// Does all that comes before.
@@ -333,9 +352,29 @@ impl Act {
                 }];
                 done = Done::Imported("artifact/imported", world.sealed["artifact/base"].clone());
             }
+            Self::Receive | Self::ReceiveStack => {
+                let (call, content) = receive(place, "received");
+                calls = vec![call];
+                done = Done::Imported("artifact/received", content);
+            }
+            Self::Share => {
+                let reference = "artifact/base".to_owned();
+                calls = vec![Call::Share { reference }];
+                done = Done::Nothing;
+            }
         }
         Prepared { calls, done }
     }
+}
+
+/// An output of two layers that another node made, and what it shows.
+pub(crate) fn receive(place: &Place, name: &str) -> (Call, Snapshot) {
+    static MADE: AtomicU32 = AtomicU32::new(0);
+    let number = MADE.fetch_add(1, Ordering::Relaxed);
+    let at = place.lab.run_dir().join(format!("layers-{number}"));
+    let (layers, shown) = layers::two(&at, name);
+    let reference = format!("artifact/{name}");
+    (Call::Receive { reference, layers }, shown)
 }
 
 fn archive(place: &Place) -> std::path::PathBuf {

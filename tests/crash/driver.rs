@@ -11,20 +11,20 @@ use std::os::unix::process::ExitStatusExt;
 use std::path::{Path, PathBuf};
 use std::process::{Child, Command, ExitStatus, Stdio};
 use std::sync::Arc;
-use std::sync::atomic::{AtomicU32, Ordering};
+use std::sync::atomic::{AtomicU32, AtomicU64, Ordering};
 use std::time::{Duration, Instant};
 
 use baggageclaim::archive::Codec;
 use baggageclaim::backend::{BackendKind, MountApi};
 use baggageclaim::engine::{
-    ArtifactRow, Config, Engine, Finding, ImportRequest, PublishRequest, Source, VolumeRow,
-    failpoint,
+    ArtifactRow, Config, Engine, Error, Finding, ImportRequest, PublishRequest, ReceiveError,
+    ReceiveLayer, ReceiveRequest, Source, VolumeRow, failpoint,
 };
-use baggageclaim::model::{Outcome, Pod, Tenant, VolumeSpec};
+use baggageclaim::model::{ArtifactId, Name, Outcome, Pod, Sha256, Tenant, Timestamp, VolumeSpec};
 use serde::{Deserialize, Serialize};
 use serde_json::{Value, json};
 
-use super::common::Lab;
+use super::common::{Lab, layers};
 
 /// Makes this test binary the process under test: a [`Launch`] in JSON.
 const LAUNCH: &str = "BAGGAGECLAIM_CRASH_TEST_LAUNCH";
@@ -82,6 +82,15 @@ pub(crate) enum Call {
     Import {
         reference: String,
         file: PathBuf,
+    },
+    /// These layers, newest first, come from another node.
+    Receive {
+        reference: String,
+        layers: Vec<PathBuf>,
+    },
+    /// It is in the shared tier now.
+    Share {
+        reference: String,
     },
     Settle,
     Reap,
@@ -498,6 +507,27 @@ async fn run(engine: &Engine, call: Call) -> Answer {
             let imported = engine.import(request, file, Arc::default()).await;
             Ok(imported.map_err(said)?.named.into())
         }
+        Call::Receive { reference, layers } => {
+            let name = Name {
+                tenant,
+                reference: reference.parse().expect("a reference"),
+            };
+            let engine = engine.clone();
+            let received = layers::apart(move || receive(&engine, name, &layers));
+            received.await.map_err(said)?;
+            done
+        }
+        Call::Share { reference } => {
+            let reference = reference.parse().expect("a reference");
+            engine.settled().await;
+            let local = engine.local(&tenant, &reference).expect("it is there");
+            let engine = engine.clone();
+            let set = layers::apart(move || {
+                engine.set_sharing(local.id, |sharing| sharing.number = Some(1))
+            });
+            assert!(set.await.map_err(said)?);
+            done
+        }
         Call::Settle => {
             engine.settled().await;
             done
@@ -516,6 +546,36 @@ async fn run(engine: &Engine, call: Call) -> Answer {
         }
         Call::Shutdown => done,
     }
+}
+
+/// The id of the artifact is made of its name, so that a repeated call asks for the same.
+fn receive(engine: &Engine, name: Name, layers: &[PathBuf]) -> Result<(), Error> {
+    let holders: Vec<_> = layers.iter().map(|layer| layers::holder(layer)).collect();
+    let wanted = holders.iter().map(|(table, _)| ReceiveLayer {
+        digest: Sha256(table.digest().sha256),
+        bytes: table.bytes(),
+    });
+    let text = name.to_string();
+    let fold = |id: u128, byte: u8| id.wrapping_mul(257).wrapping_add(byte.into());
+    let request = ReceiveRequest {
+        artifact: ArtifactId::from_bits(text.bytes().fold(0, fold)),
+        name,
+        created: Timestamp(1),
+        made_by: None,
+        ttl: None,
+        number: 1,
+        layers: wanted.collect(),
+    };
+    let received = engine.receive(&request, &AtomicU64::new(0), |layer, place| {
+        let (table, holder) = &holders[layer];
+        layers::make(table, holder, place)
+    });
+    match received {
+        Ok(received) => assert!(received.named),
+        Err(ReceiveError::Engine(error)) => return Err(error),
+        Err(error) => panic!("{error}"),
+    }
+    Ok(())
 }
 
 fn artifact(row: &ArtifactRow) -> Value {

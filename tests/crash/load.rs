@@ -13,6 +13,7 @@ use std::time::Duration;
 
 use rustix::mount::{UnmountFlags, unmount};
 
+use super::acts::receive;
 use super::common::{Snapshot, assert_same};
 use super::driver::{Call, Connection, Died, Place};
 use super::world::{World, names, outcome, publish, unpublish, write};
@@ -87,6 +88,8 @@ enum Step {
     Copy { name: String },
     /// … and was.
     Copied { from: String, name: String },
+    /// An artifact came from another node.
+    Received { name: String, content: Snapshot },
 }
 
 /// One caller.
@@ -145,7 +148,7 @@ impl Caller {
         self.round += 1;
         let volume = format!("c{}-{}", self.index, self.round);
         let any_promised = self.any_promised();
-        let steps = match (self.random.below(10), any_promised) {
+        let steps = match (self.random.below(12), any_promised) {
             (0..=1, Some(name)) => look(place, &volume, name),
             (2..=3, Some(name)) => vec![
                 Step::Call(Call::Settle),
@@ -154,6 +157,11 @@ impl Caller {
                 Step::Forgotten,
             ],
             (8, Some(name)) => copy(place, &volume, name),
+            (10, Some(name)) => vec![
+                Step::Call(Call::Settle),
+                Step::Call(Call::Share { reference: name }),
+            ],
+            (11, _) => receive_new(place, &volume),
             (4..=6, _) => self.commit_shared(place, &volume),
             (7, _) => {
                 let mut steps = vanish(place, &volume, &[]).to_vec();
@@ -306,6 +314,11 @@ impl Caller {
                 self.promised.insert(name);
                 self.going = None;
             }
+            Step::Received { name, content } => {
+                self.world.sealed.insert(name.clone(), content);
+                self.promised.insert(name);
+                self.going = None;
+            }
             Step::Forgotten => self.going = None,
         }
         Ok(())
@@ -327,6 +340,17 @@ fn copy(place: &Place, volume: &str, from: String) -> Vec<Step> {
             file,
         }),
         Step::Copied { from, name },
+    ]
+}
+
+/// An artifact comes from another node.
+fn receive_new(place: &Place, volume: &str) -> Vec<Step> {
+    let name = format!("artifact/{volume}");
+    let (call, content) = receive(place, volume);
+    vec![
+        Step::Copy { name: name.clone() },
+        Step::Call(call),
+        Step::Received { name, content },
     ]
 }
 

@@ -133,7 +133,9 @@ pub(super) fn enter(
         Transaction::RolledBack(error) => return Err(error),
         Transaction::InDoubt(error) => {
             // The index may name them: the next start knows.
-            halves.iter_mut().for_each(|half| half.done = true);
+            for half in &mut halves {
+                half.done = true;
+            }
             return Err(error);
         }
     }

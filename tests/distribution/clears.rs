@@ -1,0 +1,211 @@
+//! What leaves a node, and what comes back: cleared names, refused commits, `share: never`, tenants.
+
+use std::time::Duration;
+
+use baggageclaim::engine::notice::What;
+use baggageclaim::model::Outcome;
+use baggageclaim::shared::NameState;
+
+use crate::common::bench::eventually;
+use crate::nodes::{
+    INPUT, Node, OUTPUT, RESOURCE, Shared, TASK, reference, require, tenant, text, two_nodes, write,
+};
+
+#[tokio::test(flavor = "multi_thread")]
+async fn a_step_that_began_before_a_clear_brings_nothing_back() {
+    let (tier, mut a, b) = two_nodes!();
+    a.share("old", &TASK, "poisoned").await;
+    assert_eq!(b.sees("look", &TASK).await, text("poisoned"));
+    // One step runs on each node while the name is cleared; one began with an empty volume.
+    a.publish("running-a", &TASK).await;
+    b.publish("running-b", &TASK).await;
+    a.publish("output", &OUTPUT).await;
+    for name in ["task-cache/go", "artifact/built"] {
+        let cleared = b.distribution.clear(&tenant("ci"), &reference(name)).await;
+        assert!(cleared.expect("clear") > 0);
+    }
+    // This node learns it from the tier, before and after its step ends.
+    assert_eq!(a.sees("after-clear", &TASK).await, None);
+    for (node, volume) in [(&a, "running-a"), (&b, "running-b"), (&a, "output")] {
+        write(&node.bench.target(volume), "poisoned");
+        node.end(volume, Outcome::Succeeded).await;
+        node.shared().await;
+    }
+    assert_eq!(
+        tier.record("task-cache/go").expect("it stays").state,
+        NameState::Cleared
+    );
+    assert_eq!(
+        tier.record("artifact/built").expect("it stays").state,
+        NameState::Cleared
+    );
+    for node in [&a, &b] {
+        assert!(
+            node.bench.artifact("task-cache/go").is_none(),
+            "it is gone here, too"
+        );
+        assert!(node.bench.artifact("artifact/built").is_none());
+    }
+    assert_eq!(a.distribution.metrics().uploads_refused, 2);
+    let told = a.heard();
+    let refused = |what: &&What| matches!(what, What::NotShared { .. });
+    assert_eq!(told.iter().filter(refused).count(), 2, "{told:?}");
+    // An ordinary commit after it is not refused.
+    a.share("new", &TASK, "clean").await;
+    a.share("new-output", &OUTPUT, "built again").await;
+    assert_eq!(b.sees("look-2", &TASK).await, text("clean"));
+    assert_eq!(b.sees("look-3", &INPUT).await, text("built again"));
+    a.finish().await;
+    b.finish().await;
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn content_from_before_the_tier_was_known_is_uploaded_unless_its_name_was_cleared() {
+    let tier = Shared::file();
+    let a = require!(Node::new(&tier.store).await);
+    // As an older version, or a node without a tier, commits it.
+    for (volume, attributes) in [("t", TASK), ("o", OUTPUT), ("r", RESOURCE)] {
+        a.bench
+            .step(volume, &attributes, |root| write(root, "from before"))
+            .await;
+    }
+    a.shared().await;
+    assert!(
+        tier.record("task-cache/go")
+            .expect("it is there")
+            .content()
+            .is_some()
+    );
+    let b = require!(Node::new(&tier.store).await);
+    b.distribution.stop().await;
+    for (volume, attributes) in [("t", TASK), ("o", OUTPUT)] {
+        b.bench
+            .step(volume, &attributes, |root| write(root, "also"))
+            .await;
+    }
+    for name in ["task-cache/go", "artifact/built"] {
+        let cleared = a.distribution.clear(&tenant("ci"), &reference(name)).await;
+        cleared.expect("clear");
+    }
+    let b = Node::start(b.stop().await, &tier.store, |_| {});
+    b.shared().await;
+    assert!(b.bench.artifact("task-cache/go").is_none());
+    // A step of this node may wait for the output.
+    assert!(b.bench.artifact("artifact/built").is_some());
+    assert_eq!(
+        tier.record("artifact/built").expect("it stays").state,
+        NameState::Cleared
+    );
+    a.finish().await;
+    b.finish().await;
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn two_nodes_commit_one_cache_at_once() {
+    let (tier, a, b) = two_nodes!();
+    for node in [&a, &b] {
+        node.publish("r", &RESOURCE).await;
+        node.publish("t", &TASK).await;
+    }
+    for (node, made) in [(&a, "by a"), (&b, "by b")] {
+        for volume in ["r", "t"] {
+            write(&node.bench.target(volume), made);
+            node.bench
+                .outcome(&format!("pod-{volume}"), Outcome::Succeeded)
+                .await;
+        }
+    }
+    let end = async |node: &Node| {
+        for volume in ["r", "t"] {
+            node.bench.unpublish(volume).await;
+        }
+        node.bench.quiet().await;
+        node.shared().await;
+    };
+    tokio::join!(end(&a), end(&b));
+    let refused = [&a, &b].map(|node| node.distribution.metrics().uploads_refused);
+    assert_eq!(
+        refused[0] + refused[1],
+        1,
+        "the first writer of the resource cache wins"
+    );
+    let number = tier.record("task-cache/go").expect("it is there").number;
+    let c = require!(Node::new(&tier.store).await);
+    let winner = if refused[0] == 0 { "by a" } else { "by b" };
+    assert_eq!(c.sees("r", &RESOURCE).await, text(winner));
+    // Both writers of the task cache were first and last once; a third node has the last.
+    let last = c.sees("t", &TASK).await.expect("it is there");
+    for node in [&a, &b] {
+        assert_eq!(node.sees("look", &TASK).await, Some(last.clone()));
+        // Its own resource cache is complete, and the node goes on with it.
+        assert!(node.sees("look-r", &RESOURCE).await.is_some());
+    }
+    assert_eq!(
+        tier.record("task-cache/go").expect("it is there").number,
+        number
+    );
+    for node in [a, b, c] {
+        node.finish().await;
+    }
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn what_is_never_shared_stays_on_its_node_and_tenants_do_not_see_each_other() {
+    let (tier, a, b) = two_nodes!();
+    let never = [TASK[0], TASK[1], ("share", "never")];
+    a.share("private", &never, "private").await;
+    a.share("output", &OUTPUT, "of ci").await;
+    assert!(tier.record("task-cache/go").is_none());
+    assert_eq!(a.sees("here", &never).await, text("private"));
+    assert_eq!(b.sees("there", &TASK).await, None);
+    // The tier's newer commit replaces it, and a commit without the attribute is shared.
+    b.share("public", &TASK, "public").await;
+    assert_eq!(a.sees("newer", &TASK).await, text("public"));
+
+    let mut request = b.bench.request("pod-x", "x", &INPUT);
+    request.tenant = tenant("other");
+    let error = tokio::time::timeout(
+        Duration::from_millis(500),
+        b.distribution.bring(&mut request),
+    );
+    assert!(
+        error.await.is_err(),
+        "it waits for the output of its own tenant"
+    );
+    let asks = || b.distribution.metrics().questions;
+    let before = asks();
+    assert!(
+        before > 0 && b.distribution.metrics().fetches == 0,
+        "{before}"
+    );
+    // Another tenant that names the artifact of this one does not get it.
+    let files = tier.files.join("v1");
+    let copy = |from: &str, to: &str| {
+        let bytes = std::fs::read_to_string(files.join(from)).expect("read");
+        let path = files.join(to);
+        std::fs::create_dir_all(path.parent().expect("a parent")).expect("mkdir");
+        std::fs::write(
+            path,
+            bytes.replace("\"tenant\":\"ci\"", "\"tenant\":\"other\""),
+        )
+        .expect("write");
+    };
+    copy("ci/names/artifact/built", "other/names/artifact/built");
+    let mut request = b.bench.request("pod-y", "y", &INPUT);
+    request.tenant = tenant("other");
+    let brought = tokio::time::timeout(
+        Duration::from_millis(700),
+        b.distribution.bring(&mut request),
+    );
+    assert!(
+        brought.await.is_err(),
+        "it is not in its own part of the tier"
+    );
+    assert_eq!(b.distribution.metrics().fetches, 0);
+    eventually("the questions end", || {
+        b.distribution.status().fetching.is_empty()
+    })
+    .await;
+    a.finish().await;
+    b.finish().await;
+}

@@ -1,0 +1,187 @@
+//! A tier that is away, hangs, refuses, was wiped, or holds damaged objects.
+
+use std::fs;
+use std::path::{Path, PathBuf};
+use std::sync::Arc;
+use std::sync::atomic::{AtomicU8, Ordering};
+use std::time::{Duration, Instant};
+
+use baggageclaim::distribution::Settings;
+use baggageclaim::engine::Error;
+use baggageclaim::engine::notice::What;
+
+use crate::common::bench::{NEVER, eventually};
+use crate::failing::{Fault, Op};
+use crate::nodes::{INPUT, Node, OUTPUT, RESOURCE, Shared, TASK, require, text, two_nodes};
+
+const WELL: u8 = 0;
+const AWAY: u8 = 1;
+const HANGS: u8 = 2;
+const FORBIDS: u8 = 3;
+
+/// A way in which every request fails, and can be changed.
+fn plan(mode: &Arc<AtomicU8>) -> impl Fn(Op, &str) -> Fault + Send + Sync + use<> {
+    let mode = Arc::clone(mode);
+    move |_, _| match mode.load(Ordering::SeqCst) {
+        AWAY => Fault::Status(500),
+        HANGS => Fault::Slow(Duration::from_secs(3600)),
+        FORBIDS => Fault::Status(403),
+        _ => Fault::None,
+    }
+}
+
+fn short(settings: &mut Settings) {
+    settings.ask = Duration::from_millis(300);
+    settings.fresh_wait = Duration::from_millis(100);
+    settings.input_wait = Duration::from_millis(700);
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn pods_whose_content_is_here_run_whatever_the_tier_does() {
+    let tier = Shared::file();
+    let mode = Arc::new(AtomicU8::new(WELL));
+    let store = tier.failing(plan(&mode));
+    let node = require!(Node::with(&store, short).await);
+    node.share("o", &OUTPUT, "output").await;
+    node.share("r", &RESOURCE, "resource").await;
+    node.share("t", &TASK, "task").await;
+    for (number, fault) in [AWAY, HANGS, FORBIDS].into_iter().enumerate() {
+        mode.store(fault, Ordering::SeqCst);
+        let began = Instant::now();
+        for (volume, attributes, expected) in [
+            ("i", INPUT, "output"),
+            ("r", RESOURCE, "resource"),
+            ("t", TASK, "task"),
+        ] {
+            let volume = format!("{volume}-{number}");
+            assert_eq!(node.sees(&volume, &attributes).await, text(expected));
+        }
+        // A miss is a miss.
+        let miss = [("type", "task-cache"), ("key", "other")];
+        assert_eq!(node.sees(&format!("m-{number}"), &miss).await, None);
+        assert!(began.elapsed() < NEVER / 4, "{:?}", began.elapsed());
+        let input = [("type", "input"), ("from", "artifact/nowhere")];
+        let volume = format!("n-{number}");
+        let error = node
+            .try_publish(&volume, &input)
+            .await
+            .expect_err("nowhere");
+        assert!(matches!(error, Error::Coming { .. }), "{error:?}");
+        assert!(
+            error.to_string().contains("shared tier") || error.to_string().contains("test://"),
+            "{error}"
+        );
+    }
+    node.finish().await;
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn uploads_wait_for_the_tier_and_a_permanent_error_is_told_once() {
+    let tier = Shared::file();
+    let mode = Arc::new(AtomicU8::new(FORBIDS));
+    let store = tier.failing(plan(&mode));
+    let mut node = require!(Node::with(&store, short).await);
+    for number in 0..3 {
+        let key = format!("key-{number}");
+        let attributes = [("type", "task-cache"), ("key", &*key)];
+        node.commit(&format!("t-{number}"), &attributes, "text")
+            .await;
+    }
+    let status = || node.distribution.status();
+    eventually("the error is known", || status().permanent_error.is_some()).await;
+    eventually("all are durable", || status().uploads_waiting == 3).await;
+    let error = status().permanent_error.expect("it is known");
+    assert!(error.contains("access is denied"), "{error}");
+    assert!(status().bytes_waiting > 0 && node.distribution.metrics().permanent_error);
+    let began = Instant::now();
+    let drained = node.distribution.drain(NEVER).await;
+    assert_eq!((drained.uploaded, drained.left), (0, 3));
+    assert!(
+        began.elapsed() < NEVER / 2,
+        "a drain does not wait for a person"
+    );
+    for number in 3..6 {
+        assert_eq!(node.sees(&format!("t-{number}"), &TASK).await, None);
+    }
+    let told = node.heard();
+    let unusable = |what: &&What| matches!(what, What::SharedTierUnusable { .. });
+    assert!(
+        (1..=2).contains(&told.iter().filter(unusable).count()),
+        "{told:?}"
+    );
+
+    mode.store(AWAY, Ordering::SeqCst);
+    let drained = node.distribution.drain(Duration::from_millis(1500)).await;
+    assert_eq!((drained.uploaded, drained.left), (0, 3));
+    mode.store(WELL, Ordering::SeqCst);
+    let drained = node.distribution.drain(NEVER).await;
+    assert_eq!((drained.uploaded, drained.left), (3, 0));
+    assert_eq!(node.sees("well", &TASK).await, None);
+    let status = node.distribution.status();
+    assert!(
+        status.permanent_error.is_none() && status.last_error.is_some(),
+        "{status:?}"
+    );
+    let told = node.heard();
+    let shared = |what: &&What| matches!(what, What::Shared { .. });
+    assert_eq!(told.iter().filter(shared).count(), 3, "{told:?}");
+    node.finish().await;
+}
+
+/// The files below a directory.
+fn files(dir: &Path) -> Vec<PathBuf> {
+    let entries = fs::read_dir(dir).expect("list");
+    let mut found = Vec::new();
+    for entry in entries {
+        let path = entry.expect("an entry").path();
+        if path.is_dir() {
+            found.extend(files(&path));
+        } else {
+            found.push(path);
+        }
+    }
+    found
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn damage_is_reported_once_and_a_node_that_has_the_content_mends_it() {
+    let (tier, a, b) = two_nodes!();
+    a.share("t", &TASK, "whole").await;
+    for object in files(&tier.files.join("v1/ci/layers")) {
+        let mut bytes = fs::read(&object).expect("read");
+        let last = bytes.len() - 200;
+        bytes[last] ^= 1;
+        fs::write(&object, &bytes).expect("write");
+    }
+    assert_eq!(b.sees("miss", &TASK).await, None);
+    let metrics = b.distribution.metrics();
+    assert_eq!((metrics.fetch_failures, metrics.damage_reported), (1, 1));
+    assert_eq!(b.sees("miss-2", &TASK).await, None);
+    assert_eq!(b.distribution.metrics().damage_reported, 1);
+    // The node that has it learns it from its next question.
+    assert_eq!(a.sees("look", &TASK).await, text("whole"));
+    eventually("it waits", || {
+        a.distribution.status().uploads_waiting == 1 || a.distribution.metrics().uploads == 2
+    })
+    .await;
+    a.shared().await;
+    assert_eq!(b.sees("mended", &TASK).await, text("whole"));
+    a.finish().await;
+    b.finish().await;
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn a_bucket_that_was_wiped_is_filled_again() {
+    let (tier, a, b) = two_nodes!();
+    a.share("t", &TASK, "first").await;
+    fs::remove_dir_all(tier.files.join("v1")).expect("wipe");
+    assert_eq!(b.sees("miss", &TASK).await, None);
+    assert_eq!(a.sees("look", &TASK).await, text("first"));
+    eventually("it is uploaded", || a.distribution.metrics().uploads == 2).await;
+    assert!(tier.files.join("v1/ci/format").is_file());
+    assert_eq!(b.sees("again", &TASK).await, text("first"));
+    a.share("t-2", &TASK, "second").await;
+    assert_eq!(b.sees("newer", &TASK).await, text("second"));
+    a.finish().await;
+    b.finish().await;
+}

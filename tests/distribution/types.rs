@@ -1,0 +1,149 @@
+//! Each type of volume, and its content on this node, in the tier, in both, nowhere, or being made
+//! on another node.
+
+use std::time::{Duration, Instant};
+
+use baggageclaim::engine::Error;
+use baggageclaim::model::Outcome;
+
+use crate::common::bench::eventually;
+use crate::nodes::{INPUT, Node, OUTPUT, RESOURCE, Shared, TASK, require, text, two_nodes, write};
+
+#[tokio::test(flavor = "multi_thread")]
+async fn content_of_one_node_reaches_another() {
+    content_reaches_another(Shared::file()).await;
+    content_reaches_another(require!(Shared::s3())).await;
+}
+
+async fn content_reaches_another(tier: Shared) {
+    let a = require!(Node::new(&tier.store).await);
+    let b = require!(Node::new(&tier.store).await);
+    a.share("output", &OUTPUT, "made on a").await;
+    a.share("resource", &RESOURCE, "fetched on a").await;
+    a.share("task", &TASK, "cached on a").await;
+    for (volume, attributes, expected) in [
+        ("i", INPUT, "made on a"),
+        ("r", RESOURCE, "fetched on a"),
+        ("t", TASK, "cached on a"),
+    ] {
+        assert_eq!(b.sees(volume, &attributes).await, text(expected));
+    }
+    assert_eq!(b.distribution.metrics().fetches, 3);
+    // The artifact is the same one on both nodes, and neither uploads it again.
+    for name in ["artifact/built", "resource-cache/git", "task-cache/go"] {
+        let ids = [&a, &b].map(|node| node.bench.artifact(name).expect("it is there").id);
+        assert_eq!(ids[0], ids[1]);
+        assert_eq!(
+            tier.record(name).and_then(|it| it.content()).map(|it| it.0),
+            Some(ids[0])
+        );
+    }
+    assert_eq!(b.distribution.status().uploads_waiting, 0);
+    a.finish().await;
+    b.finish().await;
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn content_on_this_node_is_used_without_a_question_except_a_task_cache() {
+    let (_tier, a, b) = two_nodes!();
+    a.share("output", &OUTPUT, "made on a").await;
+    a.share("resource", &RESOURCE, "fetched on a").await;
+    a.share("task", &TASK, "cached on a").await;
+    let before = a.questions();
+    assert_eq!(a.sees("i", &INPUT).await, text("made on a"));
+    assert_eq!(a.sees("r", &RESOURCE).await, text("fetched on a"));
+    let local = [TASK[0], TASK[1], ("freshness", "local")];
+    assert_eq!(a.sees("l", &local).await, text("cached on a"));
+    assert_eq!(a.questions(), before);
+    assert_eq!(a.sees("t", &TASK).await, text("cached on a"));
+    assert_eq!(a.questions(), before + 1);
+    a.finish().await;
+    b.finish().await;
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn only_a_task_cache_is_replaced_by_a_newer_one_of_the_tier() {
+    let (_tier, a, b) = two_nodes!();
+    for (volume, attributes) in [("o", OUTPUT), ("t", TASK)] {
+        a.share(&format!("{volume}-1"), &attributes, "first").await;
+    }
+    assert_eq!(b.sees("i-1", &INPUT).await, text("first"));
+    assert_eq!(b.sees("t-1", &TASK).await, text("first"));
+    for (volume, attributes) in [("o", OUTPUT), ("t", TASK)] {
+        a.share(&format!("{volume}-2"), &attributes, "second").await;
+    }
+    let local = [TASK[0], TASK[1], ("freshness", "local")];
+    assert_eq!(b.sees("l", &local).await, text("first"));
+    assert_eq!(b.sees("t-2", &TASK).await, text("second"));
+    assert_eq!(b.sees("i-2", &INPUT).await, text("first"));
+    // What a node committed itself is the last commit, for this node.
+    b.share("t-3", &TASK, "third").await;
+    assert_eq!(b.sees("t-4", &TASK).await, text("third"));
+    assert_eq!(a.sees("t-5", &TASK).await, text("third"));
+    a.finish().await;
+    b.finish().await;
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn a_restore_key_is_used_wherever_it_is_and_the_own_key_first() {
+    let (_tier, a, b) = two_nodes!();
+    a.share("main", &TASK, "of main").await;
+    let branch = [
+        ("type", "task-cache"),
+        ("key", "branch"),
+        ("restoreKeys", "none,go"),
+    ];
+    assert_eq!(b.sees("restored", &branch).await, text("of main"));
+    a.share("own", &branch, "of the branch").await;
+    assert_eq!(b.sees("again", &branch).await, text("of the branch"));
+    a.finish().await;
+    b.finish().await;
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn content_that_is_nowhere_fails_an_input_only() {
+    let tier = Shared::file();
+    let node = Node::with(&tier.store, |settings| {
+        settings.input_wait = Duration::from_millis(600);
+    });
+    let node = require!(node.await);
+    assert_eq!(node.sees("r", &RESOURCE).await, None);
+    assert_eq!(node.sees("t", &TASK).await, None);
+    assert_eq!(node.sees("o", &OUTPUT).await, None);
+    let began = Instant::now();
+    let error = node.try_publish("i", &INPUT).await.expect_err("nowhere");
+    assert!(matches!(error, Error::Coming { .. }), "{error:?}");
+    assert!(error.to_string().contains("no node has put it"), "{error}");
+    assert!(began.elapsed() >= Duration::from_millis(600));
+    node.finish().await;
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn an_input_waits_for_what_another_node_makes() {
+    let (_tier, a, b) = two_nodes!();
+    a.publish("output", &OUTPUT).await;
+    write(&a.bench.target("output"), "made on a");
+    let waits = async {
+        let seen = b.sees("input", &INPUT).await;
+        assert_eq!(seen, text("made on a"));
+    };
+    let makes = async {
+        eventually("the input asked", || b.questions() > 0).await;
+        a.end("output", Outcome::Succeeded).await;
+    };
+    tokio::join!(waits, makes);
+    // What this node makes itself the engine waits for; the tier's older content is not used.
+    let again = [("type", "output"), ("name", "other")];
+    let input = [("type", "input"), ("from", "artifact/other")];
+    a.share("other-1", &again, "first").await;
+    b.publish("other-2", &again).await;
+    write(&b.bench.target("other-2"), "second");
+    let waits = async { assert_eq!(b.sees("input-2", &input).await, text("second")) };
+    let makes = async {
+        b.bench.outcome("pod-other-2", Outcome::Succeeded).await;
+        b.bench.unpublish("other-2").await;
+    };
+    tokio::join!(waits, makes);
+    a.finish().await;
+    b.finish().await;
+}

@@ -1,0 +1,230 @@
+//! The queue of uploads, and many callers of one fetch.
+
+use std::fs;
+use std::sync::Arc;
+use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
+use std::time::{Duration, Instant};
+
+use baggageclaim::model::Outcome;
+use futures_util::future::join_all;
+
+use crate::common::bench::{NEVER, eventually};
+use crate::failing::{Fault, Op};
+use crate::nodes::{INPUT, Node, OUTPUT, Shared, TASK, require, text, two_nodes, write};
+
+#[tokio::test(flavor = "multi_thread")]
+async fn a_hundred_publishes_of_one_artifact_are_one_fetch() {
+    let (_tier, a, b) = two_nodes!();
+    a.share("o", &OUTPUT, "made on a").await;
+    let publishes = (0..100).map(|number| {
+        let b = &b;
+        async move {
+            let volume = format!("i-{number}");
+            b.publish(&volume, &INPUT).await;
+            let path = b.bench.target(&volume).join("text");
+            assert_eq!(fs::read_to_string(path).expect("read"), "made on a");
+        }
+    });
+    join_all(publishes).await;
+    let metrics = b.distribution.metrics();
+    assert_eq!((metrics.fetches, metrics.fetch_failures), (1, 0));
+    assert!(metrics.questions < 10, "{metrics:?}");
+    for number in 0..100 {
+        b.bench.unpublish(&format!("i-{number}")).await;
+    }
+    a.finish().await;
+    b.finish().await;
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn a_fetch_goes_on_without_its_caller_and_serves_the_next() {
+    let tier = Shared::file();
+    let a = require!(Node::new(&tier.store).await);
+    a.share("t", &TASK, "slow").await;
+    let slow = Arc::new(AtomicBool::new(true));
+    let (held, layers) = (Arc::clone(&slow), Arc::new(AtomicU64::new(0)));
+    let counted = Arc::clone(&layers);
+    let store = tier.failing(move |op, path| {
+        if op == Op::Get && path.contains("/layers/") {
+            counted.fetch_add(1, Ordering::SeqCst);
+            if held.load(Ordering::SeqCst) {
+                return Fault::Slow(Duration::from_millis(700));
+            }
+        }
+        Fault::None
+    });
+    let b = Node::with(&store, |settings| {
+        settings.fetch_wait = Duration::from_millis(100);
+    });
+    let mut b = require!(b.await);
+    assert_eq!(b.sees("early", &TASK).await, None, "it starts empty");
+    eventually("the fetch ends", || b.distribution.metrics().fetches == 1).await;
+    assert_eq!(b.sees("late", &TASK).await, text("slow"));
+    assert_eq!(layers.load(Ordering::SeqCst), 1);
+    let told = b.heard();
+    let is = |what: &str| {
+        told.iter()
+            .any(|told| format!("{told:?}").starts_with(what))
+    };
+    assert!(is("Fetching") && is("NotFetched"), "{told:?}");
+    a.finish().await;
+    b.finish().await;
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn what_was_not_uploaded_is_uploaded_after_a_restart_and_only_once() {
+    let tier = Shared::file();
+    let forbidden = tier.failing(|_, _| Fault::Status(403));
+    let a = Node::with(&forbidden, |settings| {
+        settings.fresh_wait = Duration::from_millis(100);
+        settings.ask = Duration::from_millis(100);
+    });
+    let a = require!(a.await);
+    a.commit("t", &TASK, "kept").await;
+    a.commit("o", &OUTPUT, "kept, too").await;
+    let bench = a.stop().await.restart().await;
+    let a = Node::start(bench, &tier.store, |_| {});
+    a.shared().await;
+    assert_eq!(a.distribution.metrics().uploads, 2);
+    let record = tier.record("task-cache/go").expect("it is there");
+    // A node that was killed before it noted the end finds its own artifact.
+    let id = a.bench.artifact("task-cache/go").expect("it is there").id;
+    let engine = a.bench.engine.clone();
+    let change = move || engine.set_sharing(id, |sharing| sharing.number = None);
+    let forgot = tokio::task::spawn_blocking(change).await.expect("no panic");
+    assert!(forgot.expect("it is noted"));
+    a.shared().await;
+    assert_eq!(tier.record("task-cache/go"), Some(record));
+    assert_eq!(a.distribution.status().uploads_waiting, 0);
+    let bench = a.stop().await.restart().await;
+    let a = Node::start(bench, &tier.store, |_| {});
+    a.shared().await;
+    assert_eq!(a.distribution.metrics().uploads, 0);
+    a.finish().await;
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn an_upload_ends_when_a_newer_commit_takes_the_name() {
+    // Commits over commits need conditional writes.
+    let tier = require!(Shared::s3());
+    let holds = Arc::new(AtomicBool::new(true));
+    let (hold, manifests) = (Arc::clone(&holds), Arc::new(AtomicU64::new(0)));
+    let counted = Arc::clone(&manifests);
+    let store = tier.failing(move |op, path| {
+        if op == Op::Put && path.contains("/manifests/") {
+            counted.fetch_add(1, Ordering::SeqCst);
+        }
+        let is_layer = op == Op::Put && path.contains("/layers/");
+        if is_layer && hold.load(Ordering::SeqCst) {
+            return Fault::Slow(Duration::from_millis(600));
+        }
+        Fault::None
+    });
+    let a = require!(Node::new(&store).await);
+    a.commit("t-1", &TASK, "first").await;
+    eventually("it is uploaded", || {
+        a.distribution.status().uploading.is_some()
+    })
+    .await;
+    a.commit("t-2", &TASK, "second").await;
+    holds.store(false, Ordering::SeqCst);
+    a.shared().await;
+    assert_eq!(manifests.load(Ordering::SeqCst), 1, "the first was skipped");
+    let b = require!(Node::new(&tier.store).await);
+    assert_eq!(b.sees("t", &TASK).await, text("second"));
+    // Ten generations over it: each uploads one layer.
+    for number in 0..5 {
+        b.share(
+            &format!("g-{number}"),
+            &TASK,
+            &format!("generation {number}"),
+        )
+        .await;
+        let seen = a.sees(&format!("s-{number}"), &TASK).await;
+        assert_eq!(seen, text(&format!("generation {number}")));
+    }
+    a.finish().await;
+    b.finish().await;
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn a_drain_uploads_what_waits_within_its_limit() {
+    let tier = Shared::file();
+    let node = Node::with(&tier.store, |settings| {
+        settings.bandwidth = std::num::NonZeroU64::new(20_000);
+    });
+    let node = require!(node.await);
+    // The first part goes at once; the next one would wait for seconds.
+    for number in 0..3_u64 {
+        let volume = format!("o-{number}");
+        let name = format!("built-{number}");
+        let attributes = [("type", "output"), ("name", &*name)];
+        node.publish(&volume, &attributes).await;
+        let mut state = number + 1;
+        let noise: Vec<u8> = (0..400_000)
+            .map(|_| {
+                state ^= state << 13;
+                state ^= state >> 7;
+                state ^= state << 17;
+                state.to_le_bytes()[3]
+            })
+            .collect();
+        fs::write(node.bench.target(&volume).join("noise"), noise).expect("write");
+        write(&node.bench.target(&volume), "text");
+        node.end(&volume, Outcome::Succeeded).await;
+    }
+    eventually("one is uploaded", || {
+        node.distribution.metrics().uploads == 1
+    })
+    .await;
+    let began = Instant::now();
+    let drained = node.distribution.drain(Duration::from_millis(300)).await;
+    assert_eq!((drained.uploaded, drained.left), (0, 2));
+    assert!(began.elapsed() < NEVER / 2);
+    // The end of the driver does not wait for the pace.
+    let began = Instant::now();
+    node.distribution.stop().await;
+    assert!(
+        began.elapsed() < Duration::from_secs(4),
+        "{:?}",
+        began.elapsed()
+    );
+    node.finish().await;
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn a_commit_takes_five_requests_and_a_fetch_three() {
+    let tier = require!(Shared::s3());
+    let requests = Arc::new(AtomicU64::new(0));
+    let counted = Arc::clone(&requests);
+    let store = tier.failing(move |_, _| {
+        counted.fetch_add(1, Ordering::SeqCst);
+        Fault::None
+    });
+    let taken = || requests.swap(0, Ordering::SeqCst);
+    let a = require!(Node::new(&store).await);
+    let b = require!(Node::new(&store).await);
+    // The first operation of a process reads the version of the layout.
+    a.share("o", &OUTPUT, "made on a").await;
+    b.sees("i", &INPUT).await;
+    a.publish("t-1", &TASK).await;
+    write(&a.bench.target("t-1"), "first");
+    taken();
+    a.end("t-1", Outcome::Succeeded).await;
+    a.shared().await;
+    assert_eq!(taken(), 5, "name, format, layer, manifest, name");
+    assert_eq!(b.sees("t-2", &TASK).await, text("first"));
+    assert_eq!(taken(), 3, "name, manifest, layer");
+    assert_eq!(b.sees("t-3", &TASK).await, text("first"));
+    assert_eq!(taken(), 1, "the name has not changed");
+    a.publish("t-4", &TASK).await;
+    write(&a.bench.target("t-4"), "second");
+    taken();
+    a.end("t-4", Outcome::Succeeded).await;
+    a.shared().await;
+    assert_eq!(taken(), 5, "name, manifest, layer, manifest, name");
+    assert_eq!(b.sees("t-5", &TASK).await, text("second"));
+    assert_eq!(taken(), 3, "name, manifest, the one layer that is new");
+    a.finish().await;
+    b.finish().await;
+}
