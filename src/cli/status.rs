@@ -1,4 +1,5 @@
 //! The answer of the verb `status`: the pool, what is in it, and the shared tier.
+//! For people as lines, for programs as data.
 
 use std::io::{self, Write};
 

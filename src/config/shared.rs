@@ -1,4 +1,5 @@
 //! The flags of the shared tier, and the settings that they mean.
+//! All other flags are in `config`.
 
 use std::num::NonZeroU64;
 use std::time::Duration;

@@ -1,4 +1,5 @@
-//! The metrics of the shared tier. All series are present where a tier is used, and none elsewhere.
+//! The metrics of the shared tier, as docs/metrics.md names them.
+//! All series are present where a tier is used, and none elsewhere.
 
 use crate::distribution::Metrics;
 use crate::telemetry::metrics::{ConstCounter, Gauge, Registry};
