@@ -1,4 +1,5 @@
-//! What all parts of the distribution share. A part that one module alone uses belongs there.
+//! What all parts of the distribution share: engine, store, settings, counters, the end. State that
+//! one module alone uses belongs there.
 
 use std::collections::HashSet;
 use std::sync::atomic::{AtomicU64, Ordering};

@@ -76,6 +76,8 @@ pub struct Config {
     pub uses_unwritten: Duration,
     /// Bytes kept in reserve for the day the disk is full; at most a sixteenth of the pool.
     pub reserve: u64,
+    /// Whether imported content may leave this node. A publish says so of its own content.
+    pub share: bool,
     /// Where people's notices go; `None`: nowhere.
     pub notices: Option<Notices>,
     /// The source of what a publish does not tell about pods; `None`: there is none.
@@ -103,6 +105,7 @@ impl Config {
             check_interval: Duration::from_secs(24 * 60 * 60),
             uses_unwritten: Duration::from_secs(10 * 60),
             reserve: 64 << 20,
+            share: true,
             notices: None,
             pods: None,
         }

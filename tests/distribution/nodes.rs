@@ -62,7 +62,7 @@ impl Shared {
         let prefix = self.server.as_ref().map_or("", |_| "some/prefix");
         let times = Times {
             request: Duration::from_secs(1),
-            transfer: Duration::from_secs(1),
+            transfer: Duration::from_secs(20),
             retries: 1,
             pause: Duration::from_millis(1),
         };

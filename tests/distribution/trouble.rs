@@ -185,3 +185,46 @@ async fn a_bucket_that_was_wiped_is_filled_again() {
     a.finish().await;
     b.finish().await;
 }
+
+#[tokio::test(flavor = "multi_thread")]
+async fn an_older_cache_on_this_node_is_used_if_the_newer_one_cannot_be_fetched() {
+    let tier = Shared::file();
+    let a = require!(Node::new(&tier.store).await);
+    a.share("t-1", &TASK, "first").await;
+    let mode = Arc::new(AtomicU8::new(WELL));
+    let fault = plan(&mode);
+    let store = tier.failing(move |op, path| {
+        if path.contains("/layers/") {
+            fault(op, path)
+        } else {
+            Fault::None
+        }
+    });
+    let b = Node::with(&store, |settings| {
+        settings.fetch_wait = Duration::from_millis(300);
+    });
+    let b = require!(b.await);
+    eventually_sees(&b, "first").await;
+    a.share("t-2", &TASK, "second").await;
+    for (number, fault) in [AWAY, FORBIDS].into_iter().enumerate() {
+        mode.store(fault, Ordering::SeqCst);
+        let volume = format!("older-{number}");
+        assert_eq!(b.sees(&volume, &TASK).await, text("first"));
+    }
+    mode.store(WELL, Ordering::SeqCst);
+    eventually_sees(&b, "second").await;
+    a.finish().await;
+    b.finish().await;
+}
+
+/// Publishes until the fetch that an earlier publish began is done.
+async fn eventually_sees(node: &Node, expected: &str) {
+    let began = Instant::now();
+    for number in 0.. {
+        let volume = format!("sees-{expected}-{number}");
+        if node.sees(&volume, &TASK).await == text(expected) {
+            return;
+        }
+        assert!(began.elapsed() < NEVER, "it never sees {expected}");
+    }
+}

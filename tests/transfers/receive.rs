@@ -12,7 +12,7 @@ use baggageclaim::engine::{
 };
 use baggageclaim::model::{ArtifactId, Name, Outcome, Sha256, Sharing, Timestamp};
 
-use crate::common::bench::{Bench, Ground, names};
+use crate::common::bench::{Bench, Ground, NEVER, names, waits};
 use crate::common::{Fs, assert_same, layers, tree};
 use crate::engine::{MIB, assert_left, bench, kept, shown, small};
 use crate::tables::tables;
@@ -469,4 +469,78 @@ async fn content_from_before_a_clear_loses_its_name_here_too() {
     bench.engine.reap().await.expect("reap");
     assert_eq!(names(&bench.pool().join("layers")).len(), 2);
     bench.finish().await;
+}
+
+#[tokio::test]
+async fn what_is_about_to_be_made_here_is_known() {
+    let bench = bench!(OVERLAY);
+    let input = [("type", "input"), ("from", "artifact/made")];
+    let asks = |pod: &str| bench.request(pod, "asks", &input);
+    assert!(!bench.engine.is_coming(&asks("other")));
+    let output = [("type", "output"), ("name", "made")];
+    bench.publish("maker", "makes", &output).await;
+    assert!(bench.engine.is_coming(&asks("other")));
+    assert!(!bench.engine.is_coming(&asks("maker")), "by itself");
+    let cache = bench.request("other", "cache", &CACHE);
+    assert!(!bench.engine.is_coming(&cache), "it waits for nothing");
+    let known = |id: &str| bench.engine.has_volume(&id.parse().expect("an id"));
+    assert!(known("makes") && !known("asks"));
+    let engine = bench.engine.clone();
+    let mut changed = Box::pin(async move { engine.content_changed().await });
+    assert!(waits(&mut changed).await);
+    bench.outcome("maker", Outcome::Succeeded).await;
+    bench.unpublish("makes").await;
+    bench.quiet().await;
+    assert!(!bench.engine.is_coming(&asks("other")) && !known("makes"));
+    tokio::time::timeout(NEVER, changed)
+        .await
+        .expect("it is told");
+    let made = bench.engine.to_share().remove(0);
+    let engine = bench.engine.clone();
+    let open = layers::apart(move || engine.open_layers(made.id)).await;
+    let open = open.expect("it opens").expect("its table is made");
+    assert_eq!(open.artifact.reference.to_string(), "artifact/made");
+    drop(open);
+    bench.finish().await;
+}
+
+#[tokio::test]
+async fn what_is_open_stays_until_it_is_sent() {
+    let Some((source, other, open)) = two_nodes().await else {
+        return;
+    };
+    let name = open.artifact.name();
+    let destroyed = source.engine.destroy(&name.tenant, &name.reference).await;
+    destroyed.expect("destroyed");
+    source.engine.reap().await.expect("reap");
+    assert!(receive(&other, &open, 1).await.named);
+    assert!(sees(&other, "looks", "second").await);
+    drop(open);
+    assert_left(&source, 0, "the end of the upload").await;
+    source.finish().await;
+    other.finish().await;
+}
+
+#[tokio::test]
+async fn a_damaged_table_is_noticed_and_made_again() {
+    let Some((source, other, open)) = two_nodes().await else {
+        return;
+    };
+    let id = open.artifact.id;
+    let newest = open.artifact.layers[0].to_string();
+    drop(open);
+    let table = source.pool().join("layers").join(newest).join("table");
+    let mut bytes = fs::read(&table).expect("read");
+    *bytes.last_mut().expect("a byte") ^= 1;
+    // The attribute stays.
+    let file = fs::File::options().write(true).open(&table).expect("open");
+    std::os::unix::fs::FileExt::write_all_at(&file, &bytes, 0).expect("write");
+    let engine = source.engine.clone();
+    let damaged = layers::apart(move || engine.open_layers(id)).await;
+    assert!(damaged.expect("it answers").is_none());
+    let open = opened(&source, NAME).await;
+    assert!(receive(&other, &open, 1).await.named);
+    drop(open);
+    source.finish().await;
+    other.finish().await;
 }

@@ -222,6 +222,9 @@ fn describe(
             content: None,
             imported: Some(Sha256(unpacked.digests.plain.sha256)),
         },
-        sharing: Sharing::default(),
+        sharing: Sharing {
+            never: !inner.config.share,
+            ..Sharing::default()
+        },
     }
 }
