@@ -489,6 +489,7 @@ impl Driver {
             low_watermark: low,
             reap_interval: self.reap_interval,
             reserve: self.reserve,
+            share: self.shared.share == Share::Auto,
             ..defaults
         };
         Ok(driver::Config {
@@ -499,7 +500,7 @@ impl Driver {
                 features: csi::Features {
                     alpha: self.alpha,
                     most_volumes: self.max_volumes,
-                    share: self.shared.share == Share::Auto,
+                    share: self.shared.share.into(),
                     ..features
                 },
             },

@@ -30,6 +30,7 @@ use crate::admin;
 use crate::csi::{self, Readiness, UnmountsOnly};
 use crate::distribution::{self, Distribution};
 use crate::engine::{self, Engine};
+use crate::model::Share;
 use crate::server::{self, Drain, Socket};
 use crate::shared::{Times, Url};
 
@@ -211,7 +212,7 @@ where
         version = env!("CARGO_PKG_VERSION"),
         "starting"
     );
-    let share = config.csi.features.share;
+    let share = config.csi.features.share == Share::Auto;
     let csi = csi::serve(socket, config.csi, ready.subscribe(), drain.clone());
     let csi = Part::start("CSI services", drain, csi);
     let (shared, notices) = (config.shared, config.engine.notices.clone());

@@ -93,12 +93,11 @@ impl Admin for Service {
             rpc.record("tenant", &tenant);
             rpc.record("reference", &reference);
         }
-        match &self.distribution {
-            Some(tier) => shared::destroy(&self.engine, tier, &tenant, &reference).await?,
-            None => {
-                let done = self.engine.destroy(&tenant, &reference).await;
-                done.map_err(|error| failed(&error))?;
-            }
+        if let Some(tier) = &self.distribution {
+            shared::destroy(&self.engine, tier, &tenant, &reference).await?;
+        } else {
+            let done = self.engine.destroy(&tenant, &reference).await;
+            done.map_err(|error| failed(&error))?;
         }
         Ok(Response::new(admin::DestroyResponse {}))
     }
@@ -122,7 +121,14 @@ impl Admin for Service {
     ) -> Result<Response<Self::ImportStream>, Status> {
         let rpc = Rpc::of(&request).cloned();
         let parts = request.into_inner();
-        let progress = transfer::import(&self.engine, self.ends(), rpc, parts).await?;
+        let progress = transfer::import(
+            &self.engine,
+            self.distribution.as_deref(),
+            self.ends(),
+            rpc,
+            parts,
+        )
+        .await?;
         Ok(Response::new(progress))
     }
 

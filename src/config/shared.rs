@@ -7,7 +7,7 @@ use std::time::Duration;
 use clap::{Args, ValueEnum};
 
 use super::{Error, parse_bytes, parse_duration};
-use crate::driver;
+use crate::{driver, model};
 
 /// Whether content may leave its node.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, ValueEnum)]
@@ -16,6 +16,15 @@ pub enum Share {
     Auto,
     /// Only content of volumes that say `share: auto` is uploaded.
     Never,
+}
+
+impl From<Share> for model::Share {
+    fn from(share: Share) -> Self {
+        match share {
+            Share::Auto => Self::Auto,
+            Share::Never => Self::Never,
+        }
+    }
 }
 
 /// The flags of the shared tier.

@@ -32,7 +32,7 @@ use crate::backend::BackendKind;
 use crate::distribution::Distribution;
 use crate::engine::Engine;
 use crate::engine::claims::{Claims, OneNode};
-use crate::model::{Node, NodeId};
+use crate::model::{Node, NodeId, Share};
 use crate::proto::csi::v1::controller_server::ControllerServer;
 use crate::proto::csi::v1::group_controller_server::GroupControllerServer;
 use crate::proto::csi::v1::identity_server::IdentityServer;
@@ -71,7 +71,7 @@ pub struct Features {
     /// The most attached volumes of a node; `None`: no limit.
     pub most_volumes: Option<u32>,
     /// Whether content may leave this node if its volume does not say.
-    pub share: bool,
+    pub share: Share,
 }
 
 impl Features {
@@ -89,7 +89,7 @@ impl Default for Features {
             alpha: false,
             attach: false,
             most_volumes: None,
-            share: true,
+            share: Share::Auto,
         }
     }
 }

@@ -41,8 +41,7 @@ impl Service {
 
     /// Publishes a volume. Content that only the shared tier has comes first.
     async fn publish(&self, mut wanted: PublishRequest) -> Result<Published, Failure> {
-        let share = wanted.spec.share.map(|share| share == Share::Auto);
-        wanted.share = share.unwrap_or(self.features.share);
+        wanted.share = wanted.spec.share.unwrap_or(self.features.share) == Share::Auto;
         let (engine, distribution) = super::serving(&self.readiness)?;
         if let Some(distribution) = distribution {
             let _waits = distribution.waiting().enter(&wanted);

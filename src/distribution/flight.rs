@@ -138,7 +138,7 @@ mod tests {
         let wait = Arc::clone(&go);
         let caller = flights.join(1, |callers| async move {
             wait.notified().await;
-            drop(told.send(callers.are_gone()));
+            let _told = told.send(callers.are_gone());
             true
         });
         drop(caller);

@@ -25,14 +25,13 @@ impl Pipeline<'_> {
         first: &str,
         options: &Options,
     ) -> Result<(), Error> {
-        let line = self.screen.begin(
-            "node 2",
-            "waits until the shared tier has what the first node committed",
-        );
+        let line = self
+            .screen
+            .begin("node 2", "waits until all of it is in the shared tier");
         self.uploaded().await?;
         let tier = self.sandbox.tier();
         let stored = on_thread(move || size(&tier)).await?.bytes;
-        line.done(&format!("{} in the tier", bytes(stored)));
+        line.done(&bytes(stored));
 
         let paths = self.sandbox.node_paths("node-2")?;
         let (driver, kubelet) = Driver::start(&paths, "demo-2", options).await?;
@@ -67,7 +66,7 @@ impl Pipeline<'_> {
                 seconds(took)
             ),
         );
-        let label = "on a second node, from the tier";
+        let label = "on a second node";
         let (compiled, _) = self.build(&step, label, 3, options).await?;
         let said = in_container(self.sandbox, step.mounts(), |container| {
             project::run(container, "out")

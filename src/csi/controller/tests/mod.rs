@@ -19,7 +19,7 @@ const ALL: Features = Features {
     controller: true,
     alpha: true,
     attach: true,
-    share: true,
+    share: crate::model::Share::Auto,
     most_volumes: None,
 };
 
