@@ -1,6 +1,8 @@
 //! Every flag, every name of the environment and every default of the command line.
 //! Every flag's meaning and default; other modules implement the flags.
 
+mod shared;
+
 use std::net::SocketAddr;
 use std::path::PathBuf;
 use std::str::FromStr;
@@ -14,8 +16,11 @@ use tokio::sync::watch;
 use crate::backend::{BackendKind, MountApi};
 use crate::csi;
 use crate::model::{NodeId, NodeIdError};
+use crate::shared::UrlError;
 use crate::telemetry::metrics::Rpcs;
 use crate::{driver, engine, k8s, node, telemetry};
+
+pub use shared::{Share, Shared};
 
 /// The default of `--pool`.
 const DEFAULT_POOL: &str = "/var/lib/baggageclaim";
@@ -315,6 +320,9 @@ pub struct Driver {
     /// what is left
     #[arg(long, value_name = "TIME", env = "BAGGAGECLAIM_GRACE", default_value = "25s", value_parser = parse_duration)]
     pub grace: Duration,
+    /// The shared tier.
+    #[command(flatten)]
+    pub shared: Shared,
     /// End with the parent process, for tests and the demo.
     #[arg(long, hide = true, env = "BAGGAGECLAIM_END_WITH_PARENT", value_parser = BoolishValueParser::new())]
     pub end_with_parent: bool,
@@ -383,6 +391,9 @@ pub enum Error {
     #[cfg(debug_assertions)]
     #[error("BAGGAGECLAIM_CRASH_AT names no point of engine::failpoint")]
     CrashAt,
+    /// The shared tier has no valid URL.
+    #[error("the URL of --shared {0}")]
+    Shared(UrlError),
     /// The machine's name cannot be a node's.
     #[error("this machine's host name cannot be a node's name: {0}; give one with --node-id")]
     HostName(NodeIdError),
@@ -478,6 +489,7 @@ impl Driver {
             low_watermark: low,
             reap_interval: self.reap_interval,
             reserve: self.reserve,
+            share: self.shared.share == Share::Auto,
             ..defaults
         };
         Ok(driver::Config {
@@ -488,10 +500,12 @@ impl Driver {
                 features: csi::Features {
                     alpha: self.alpha,
                     most_volumes: self.max_volumes,
+                    share: self.shared.share.into(),
                     ..features
                 },
             },
             engine,
+            shared: self.shared.resolve()?,
             grace: self.grace,
         })
     }

@@ -4,26 +4,35 @@
 //! The CSI socket comes first, and answers Probe while the pool is being opened. The admin socket
 //! comes with the pool. Then the role's own task begins.
 //!
-//! The driver ends in the reverse order, with one deadline for all of it ([`Drain`]). The role
+//! With a shared tier, a driver that is told to end first uploads the content that waits, within
+//! its own limit. Everything serves meanwhile, so that pods can still start on this node.
+//!
+//! Then it ends in the reverse order, with one deadline for all of it ([`Drain`]). The role
 //! withdraws what it added. Then the services accept nothing new and answer the calls that run, the
 //! engine stops at a safe point, and the sockets go. Mounts stay: pods use them. What a disk keeps
 //! from being done in time is named in the log, and left to the next start, as after a `kill -9`.
 
 use std::convert::Infallible;
 use std::future::{Future, pending};
+use std::num::NonZeroU64;
 use std::path::PathBuf;
+use std::sync::Arc;
 use std::time::Duration;
 
 use rustix::fs::Mode;
 use rustix::process::{Resource, Rlimit, getrlimit, setrlimit, umask};
-use tokio::sync::watch;
-use tokio::time::sleep;
+use tokio::runtime::Handle;
+use tokio::sync::{oneshot, watch};
+use tokio::time::{Instant, sleep, timeout_at};
 use tokio_util::task::AbortOnDropHandle;
 
 use crate::admin;
 use crate::csi::{self, Readiness, UnmountsOnly};
+use crate::distribution::{self, Distribution};
 use crate::engine::{self, Engine};
+use crate::model::Share;
 use crate::server::{self, Drain, Socket};
+use crate::shared::{Times, Url};
 
 /// How often it is tried whether a pool that could not be opened takes changes again.
 const LOOK_AGAIN: Duration = Duration::from_secs(5);
@@ -37,8 +46,67 @@ pub struct Config {
     pub csi: csi::Config,
     /// The pool and its limits.
     pub engine: engine::Config,
+    /// The shared tier, if there is one.
+    pub shared: Option<Shared>,
     /// How long the end may take.
     pub grace: Duration,
+}
+
+/// The shared tier, and how this node uses it.
+#[derive(Debug, Clone)]
+pub struct Shared {
+    /// Where it is.
+    pub url: Url,
+    /// The most bytes per second of all uploads; `None`: no limit.
+    pub bandwidth: Option<NonZeroU64>,
+    /// How long the end of the driver waits for uploads.
+    pub drain: Duration,
+    /// How long a cache waits for the tier's answer.
+    pub ask: Duration,
+    /// How long a cache waits for its bytes.
+    pub fetch_wait: Duration,
+}
+
+impl Shared {
+    /// Starts to use the tier. A tier that cannot be opened, or does not answer, keeps no pod from
+    /// its content on this node: `status` and the log have the error.
+    fn start(self, engine: Engine, settings: distribution::Settings) -> Arc<Distribution> {
+        tracing::info!(tier = %self.url, share = settings.share, "a shared tier is used");
+        let store = self.url.open_later(Handle::current(), Times::default());
+        let distribution = Distribution::start(engine.clone(), store, settings);
+        tokio::spawn(probe(self.url, engine, distribution.clone()));
+        distribution
+    }
+}
+
+/// A namespace and a name to ask about where there is no content.
+const UNKNOWN: (&str, &str) = ("default", "task-cache/probe");
+
+/// Whether the tier can be opened. That can block on a filesystem.
+async fn opens(url: Url) -> bool {
+    let (tell, told) = oneshot::channel();
+    let runtime = Handle::current();
+    let open = move || tell.send(url.open(runtime, Times::default()).is_ok());
+    let thread = std::thread::Builder::new().name("shared-open".to_owned());
+    // Without a thread, a pod meets the error first.
+    thread.spawn(open).is_err() || told.await.unwrap_or(true)
+}
+
+/// Asks the tier one question, so that the log and `status` have an error that lasts before the
+/// first pod meets it. A credential may be limited to some namespaces, so the question is about one
+/// that has content here. Without any, it is asked only if the tier cannot be opened at all.
+async fn probe(url: Url, engine: Engine, distribution: Arc<Distribution>) {
+    let artifacts = engine.artifacts(None);
+    let name = artifacts
+        .into_iter()
+        .find_map(|row| Some((row.tenant, row.name?)));
+    let name = match name {
+        None if !opens(url).await => UNKNOWN.0.parse().ok().zip(UNKNOWN.1.parse().ok()),
+        name => name,
+    };
+    if let Some((tenant, reference)) = name {
+        distribution.base(&tenant, &reference).await;
+    }
 }
 
 /// Why the driver does not run.
@@ -85,14 +153,42 @@ pub async fn run<Role>(
 where
     Role: Future<Output = ()> + Send + 'static,
 {
+    let most = config.shared.as_ref().map(|shared| shared.drain);
     let told = async {
         shutdown.await;
+        upload_rest(&ready, &drain, most.unwrap_or_default()).await;
         drain.begin();
         pending::<Infallible>().await
     };
     tokio::select! {
         ended = serve(config, &drain, &ready, role) => ended,
         never = told => match never {},
+    }
+}
+
+/// Uploads the content that waits. Returns early if the driver ends for another reason.
+async fn upload_rest(ready: &watch::Sender<Readiness>, drain: &Drain, within: Duration) {
+    let Readiness::Ready(engine, Some(distribution)) = ready.borrow().clone() else {
+        return;
+    };
+    tracing::info!(?within, "told to end: content that waits is uploaded first");
+    let until = Instant::now() + within;
+    let upload = async {
+        // A seal that is not durable yet is not in the queue.
+        let _in_time = timeout_at(until, engine.settled()).await;
+        let left = until.saturating_duration_since(Instant::now());
+        distribution.drain(left).await
+    };
+    tokio::select! {
+        drained = upload => {
+            let (uploaded, left) = (drained.uploaded, drained.left);
+            if left == 0 {
+                tracing::info!(uploaded, left, "uploaded");
+            } else {
+                tracing::warn!(uploaded, left, "not all content was uploaded in time; the next start on this pool goes on");
+            }
+        }
+        () = drain.begun() => {}
     }
 }
 
@@ -116,11 +212,28 @@ where
         version = env!("CARGO_PKG_VERSION"),
         "starting"
     );
+    let share = config.csi.features.share == Share::Auto;
     let csi = csi::serve(socket, config.csi, ready.subscribe(), drain.clone());
     let csi = Part::start("CSI services", drain, csi);
+    let (shared, notices) = (config.shared, config.engine.notices.clone());
+    let input_wait = config.engine.input_wait;
     let opened = drain.finish("opening the pool", open(config.engine));
     let served = match opened.await {
-        Some(Ok((engine, socket))) => serve_pool(engine, socket, drain, ready, role).await,
+        Some(Ok((engine, socket))) => {
+            let distribution = shared.map(|shared| {
+                let settings = distribution::Settings {
+                    share,
+                    ask: shared.ask,
+                    fetch_wait: shared.fetch_wait,
+                    input_wait,
+                    bandwidth: shared.bandwidth,
+                    notices,
+                    ..distribution::Settings::default()
+                };
+                shared.start(engine.clone(), settings)
+            });
+            serve_pool(engine, distribution, socket, drain, ready, role).await
+        }
         Some(Err(Error::Engine(error))) => unmount_only(error, drain, ready, role).await,
         Some(Err(error)) => Err(error),
         None => Ok(()),
@@ -136,6 +249,7 @@ where
 /// Serves an open pool until the drain begins, then ends all but the CSI services.
 async fn serve_pool<Role>(
     engine: Engine,
+    distribution: Option<Arc<Distribution>>,
     socket: Socket,
     drain: &Drain,
     ready: &watch::Sender<Readiness>,
@@ -144,9 +258,10 @@ async fn serve_pool<Role>(
 where
     Role: Future<Output = ()> + Send + 'static,
 {
-    let admin = admin::serve(socket, engine.clone(), drain.clone(), admin::STALL);
+    let (asked, moves) = (engine.clone(), distribution.clone());
+    let admin = admin::serve(socket, asked, moves, drain.clone(), admin::STALL);
     let admin = Part::start("admin service", drain, admin);
-    ready.send_replace(Readiness::Ready(engine.clone()));
+    ready.send_replace(Readiness::Ready(engine.clone(), distribution.clone()));
     tracing::info!("ready");
     let role = Part::role(drain, role(Some(engine.clone()), drain.clone()));
     tokio::select! {
@@ -158,6 +273,10 @@ where
     let role = role.end().await;
     drain.close();
     // A publish that waits for content learns that the driver ends, while the services close.
+    if let Some(distribution) = distribution {
+        let stopped = distribution.stop();
+        drain.finish("uploads and fetches", stopped).await;
+    }
     engine.shutdown_within(drain.left()).await;
     let admin = admin.end().await;
     role.and(admin)

@@ -79,7 +79,8 @@ pub async fn run(config: Config, shutdown: impl Future<Output = ()>) -> Result<(
     let drain = Drain::new(driver.grace);
     let pages = http::Sources {
         alive: alive(&socket, &drain),
-        engine: find_engine(readiness),
+        engine: find_engine(readiness.clone()),
+        distribution: find_distribution(readiness),
         drain: drain.clone(),
         rpcs: driver.csi.rpcs.clone(),
         registered: registration.registered(),
@@ -152,7 +153,15 @@ fn find_engine(readiness: watch::Receiver<Readiness>) -> http::FindEngine {
     Arc::new(move || match &*readiness.borrow() {
         Readiness::Recovering => Err("the pool is being opened".to_owned()),
         Readiness::UnmountsOnly(pool) => Err(pool.why.clone()),
-        Readiness::Ready(engine) => Ok(engine.clone()),
+        Readiness::Ready(engine, _) => Ok(engine.clone()),
+    })
+}
+
+/// The shared tier, once there is an engine.
+fn find_distribution(readiness: watch::Receiver<Readiness>) -> http::FindDistribution {
+    Arc::new(move || match &*readiness.borrow() {
+        Readiness::Ready(_, distribution) => distribution.clone(),
+        Readiness::Recovering | Readiness::UnmountsOnly(_) => None,
     })
 }
 

@@ -16,6 +16,8 @@ mod docs;
 mod platforms;
 #[path = "manifests/policy.rs"]
 mod policy;
+#[path = "manifests/shared.rs"]
+mod shared;
 
 use std::collections::{BTreeMap, BTreeSet};
 use std::fs;
@@ -28,7 +30,7 @@ use k8s_openapi::api::admissionregistration::v1::{
     ValidatingAdmissionPolicy, ValidatingAdmissionPolicyBinding,
 };
 use k8s_openapi::api::apps::v1::{DaemonSet, Deployment};
-use k8s_openapi::api::batch::v1::Job;
+use k8s_openapi::api::batch::v1::{CronJob, Job};
 use k8s_openapi::api::core::v1::{
     ConfigMap, Namespace, PersistentVolumeClaim, Pod, ResourceQuota, ServiceAccount,
 };
@@ -528,6 +530,7 @@ fn complaint(manifest: &Manifest) -> Result<(), String> {
         ("apps/v1", "DaemonSet") => reread::<DaemonSet>,
         ("apps/v1", "Deployment") => reread::<Deployment>,
         ("batch/v1", "Job") => reread::<Job>,
+        ("batch/v1", "CronJob") => reread::<CronJob>,
         ("networking.k8s.io/v1", "NetworkPolicy") => reread::<NetworkPolicy>,
         ("rbac.authorization.k8s.io/v1", "ClusterRole") => reread::<ClusterRole>,
         ("rbac.authorization.k8s.io/v1", "ClusterRoleBinding") => reread::<ClusterRoleBinding>,

@@ -384,6 +384,7 @@ async fn a_part_that_ends_by_itself_ends_the_driver() {
                 rpcs: Rpcs::default(),
             },
             engine: engine::Config::new(lab.path().join("pool")),
+            shared: None,
             grace: Duration::from_secs(5),
         };
         let drain = Drain::new(config.grace);

@@ -9,9 +9,11 @@
 
 mod client;
 mod service;
+mod shared;
 mod transfer;
 
 use std::path::Path;
+use std::sync::Arc;
 use std::time::Duration;
 
 use tracing::field::Empty;
@@ -19,6 +21,7 @@ use tracing::field::Empty;
 pub use client::{Client, ClientError, connect};
 pub use transfer::STALL;
 
+use crate::distribution::Distribution;
 use crate::engine::Engine;
 use crate::model::layout;
 use crate::proto::admin::v1::admin_server::AdminServer;
@@ -35,10 +38,11 @@ pub async fn bind(pool: &Path) -> server::Result<Socket> {
 pub async fn serve(
     socket: Socket,
     engine: Engine,
+    distribution: Option<Arc<Distribution>>,
     drain: Drain,
     stall: Duration,
 ) -> server::Result<()> {
-    let service = service::Service::new(engine, drain.clone(), stall);
+    let service = service::Service::new(engine, distribution, drain.clone(), stall);
     let routes = Routes::new().with(AdminServer::new(service));
     let trace = Trace::new(new_span, &[]);
     server::serve(socket, routes, trace, drain).await

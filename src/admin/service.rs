@@ -2,13 +2,16 @@
 //! `proto/admin.proto` documents the messages; nothing is computed here.
 
 use std::os::unix::ffi::OsStrExt as _;
+use std::sync::Arc;
 use std::time::Duration;
 
 use crate::server::Drain;
 use tonic::{Code, Request, Response, Status, Streaming};
 
+use super::shared;
 use super::transfer::{self, Answers};
 use crate::backend;
+use crate::distribution::Distribution;
 use crate::engine::{self, ArtifactRow, Engine, VolumeRow, VolumeState};
 use crate::model::{Maker, Outcome, PodUid, Reference, Sha256, Tenant, Timestamp, VolumeKind};
 use crate::proto::admin::v1 as admin;
@@ -17,6 +20,8 @@ use admin::admin_server::Admin;
 
 pub(super) struct Service {
     engine: Engine,
+    /// The shared tier, if there is one.
+    distribution: Option<Arc<Distribution>>,
     /// The driver ends.
     ending: Drain,
     /// How long a transfer waits for its caller.
@@ -24,9 +29,15 @@ pub(super) struct Service {
 }
 
 impl Service {
-    pub(super) fn new(engine: Engine, ending: Drain, stall: Duration) -> Self {
+    pub(super) fn new(
+        engine: Engine,
+        distribution: Option<Arc<Distribution>>,
+        ending: Drain,
+        stall: Duration,
+    ) -> Self {
         Self {
             engine,
+            distribution,
             ending,
             stall,
         }
@@ -51,7 +62,10 @@ impl Admin for Service {
         let rows = self.engine.volumes(tenant.as_ref());
         // For the next call.
         self.engine.measure_volumes();
-        let volumes = rows.into_iter().map(volume).collect();
+        let mut volumes: Vec<_> = rows.into_iter().map(volume).collect();
+        if let Some(distribution) = &self.distribution {
+            shared::add_waiting(distribution, tenant.as_ref(), &mut volumes);
+        }
         Ok(Response::new(admin::ListVolumesResponse { volumes }))
     }
 
@@ -61,7 +75,9 @@ impl Admin for Service {
     ) -> Result<Response<admin::ListArtifactsResponse>, Status> {
         let tenant = tenant_filter(request.into_inner().tenant.as_deref())?;
         let rows = self.engine.artifacts(tenant.as_ref());
-        let artifacts = rows.into_iter().map(artifact).collect();
+        let has_tier = self.distribution.is_some();
+        let artifacts = rows.into_iter().map(|row| artifact(row, has_tier));
+        let artifacts = artifacts.collect();
         Ok(Response::new(admin::ListArtifactsResponse { artifacts }))
     }
 
@@ -77,8 +93,12 @@ impl Admin for Service {
             rpc.record("tenant", &tenant);
             rpc.record("reference", &reference);
         }
-        let done = self.engine.destroy(&tenant, &reference).await;
-        done.map_err(|error| failed(&error))?;
+        if let Some(tier) = &self.distribution {
+            shared::destroy(&self.engine, tier, &tenant, &reference).await?;
+        } else {
+            let done = self.engine.destroy(&tenant, &reference).await;
+            done.map_err(|error| failed(&error))?;
+        }
         Ok(Response::new(admin::DestroyResponse {}))
     }
 
@@ -101,7 +121,14 @@ impl Admin for Service {
     ) -> Result<Response<Self::ImportStream>, Status> {
         let rpc = Rpc::of(&request).cloned();
         let parts = request.into_inner();
-        let progress = transfer::import(&self.engine, self.ends(), rpc, parts).await?;
+        let progress = transfer::import(
+            &self.engine,
+            self.distribution.as_deref(),
+            self.ends(),
+            rpc,
+            parts,
+        )
+        .await?;
         Ok(Response::new(progress))
     }
 
@@ -179,6 +206,10 @@ impl Admin for Service {
             caches: count(status.caches),
             seals_pending: count(status.seals_pending),
             damaged: count(status.damaged),
+            shared: self
+                .distribution
+                .as_ref()
+                .map(|tier| shared::status(tier.status())),
         }))
     }
 }
@@ -199,11 +230,11 @@ pub(super) fn parse<T: std::str::FromStr<Err: std::fmt::Display>>(
         .map_err(|error| Status::new(Code::InvalidArgument, format!("{field} {error}")))
 }
 
-fn count(n: usize) -> u64 {
+pub(super) fn count(n: usize) -> u64 {
     u64::try_from(n).unwrap_or(u64::MAX)
 }
 
-fn time(at: Timestamp) -> i64 {
+pub(super) fn time(at: Timestamp) -> i64 {
     i64::try_from(at.0).unwrap_or(i64::MAX)
 }
 
@@ -228,24 +259,13 @@ fn state(state: VolumeState) -> &'static str {
 }
 
 fn volume(row: VolumeRow) -> admin::Volume {
-    let reference = match &row.spec.kind {
-        VolumeKind::Scratch => String::new(),
-        VolumeKind::Input { from } => from.to_string(),
-        VolumeKind::Import { source, .. } => source.clone(),
-        kind @ (VolumeKind::Output { .. }
-        | VolumeKind::ResourceCache { .. }
-        | VolumeKind::TaskCache { .. }) => kind
-            .committed_as()
-            .map(|(reference, _)| reference.to_string())
-            .unwrap_or_default(),
-    };
     admin::Volume {
         id: row.id.into(),
         tenant: row.tenant.into(),
         pod_name: row.pod.name,
         pod_uid: row.pod.uid.to_string(),
         r#type: row.spec.kind.type_name().to_owned(),
-        reference,
+        reference: reference_of(&row.spec.kind),
         parent_artifact_id: row.parent.map(|id| id.to_string()).unwrap_or_default(),
         layers: count(row.layers),
         state: state(row.state).to_owned(),
@@ -260,11 +280,32 @@ fn volume(row: VolumeRow) -> admin::Volume {
         usage: row.usage.map(usage),
         size_limit: row.spec.size_limit,
         limit_unenforced: row.limit_unenforced.unwrap_or_default(),
+        fetch: None,
     }
 }
 
-fn artifact(row: ArtifactRow) -> admin::Artifact {
+/// The content that a volume starts from, or that it becomes.
+pub(super) fn reference_of(kind: &VolumeKind) -> String {
+    match kind {
+        VolumeKind::Scratch => String::new(),
+        VolumeKind::Input { from } => from.to_string(),
+        VolumeKind::Import { source, .. } => source.clone(),
+        kind @ (VolumeKind::Output { .. }
+        | VolumeKind::ResourceCache { .. }
+        | VolumeKind::TaskCache { .. }) => kind
+            .committed_as()
+            .map(|(reference, _)| reference.to_string())
+            .unwrap_or_default(),
+    }
+}
+
+fn artifact(row: ArtifactRow, has_tier: bool) -> admin::Artifact {
+    let shared = match row.name {
+        Some(_) if has_tier => shared::word(row.sharing),
+        _ => "",
+    };
     admin::Artifact {
+        shared: shared.to_owned(),
         id: row.id.to_string(),
         tenant: row.tenant.into(),
         reference: row.name.map(String::from).unwrap_or_default(),

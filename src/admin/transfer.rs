@@ -19,6 +19,7 @@ use tonic::{Status, Streaming};
 
 use super::service::{failed, parse, usage};
 use crate::archive::{Codec, Progress};
+use crate::distribution::Distribution;
 use crate::engine::{Engine, Exported, ImportRequest, Imported, Source, View};
 use crate::model::{Reference, Sha256, Tenant};
 use crate::proto::admin::v1 as admin;
@@ -223,6 +224,7 @@ impl Write for Parts {
 /// Reads what the archive is to become, and imports it.
 pub(super) async fn import(
     engine: &Engine,
+    distribution: Option<&Distribution>,
     ends: Ends,
     rpc: Option<Rpc>,
     mut parts: Streaming<admin::ImportPart>,
@@ -232,10 +234,14 @@ pub(super) async fn import(
         let what = "the first part must say what the archive is to become (head)";
         return Err(Status::invalid_argument(what));
     };
-    let request = request(&head)?;
+    let mut request = request(&head)?;
     if let Some(rpc) = rpc {
         rpc.record("tenant", &request.tenant);
         rpc.record("reference", &request.reference);
+    }
+    if let Some(distribution) = distribution {
+        let base = distribution.base(&request.tenant, &request.reference);
+        request.base = base.await;
     }
     let (sender, answered) = mpsc::channel(WAITING);
     let (bytes, received) = mpsc::channel(WAITING);
@@ -291,6 +297,7 @@ fn request(head: &admin::ImportHead) -> Result<ImportRequest, Status> {
         digest,
         size: head.size,
         ttl: head.ttl_seconds.map(Duration::from_secs),
+        base: None,
     })
 }
 

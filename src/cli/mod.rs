@@ -7,6 +7,7 @@ mod rows;
 mod run;
 mod shared;
 mod show;
+mod status;
 mod table;
 mod transfer;
 

@@ -108,6 +108,25 @@ fn yes(yes: bool) -> String {
     if yes { "yes" } else { "no" }.to_owned()
 }
 
+/// How much of moving content is there.
+pub(super) fn percent(moving: &admin::Moving) -> String {
+    match moving.of {
+        0 => "0 %".to_owned(),
+        of => format!("{} %", moving.bytes.min(of).saturating_mul(100) / of),
+    }
+}
+
+/// Moving content for programs.
+pub(super) fn moving(moving: &admin::Moving) -> Value {
+    json!({
+        "tenant": moving.tenant,
+        "reference": moving.reference,
+        "bytes": moving.bytes,
+        "of": moving.of,
+        "since": time(moving.since_unix_ms),
+    })
+}
+
 impl Row for admin::Volume {
     const COLUMNS: &'static [(&'static str, bool)] = &[
         ("ID", false),
@@ -136,7 +155,10 @@ impl Row for admin::Volume {
             printable(&self.pod_name),
             self.r#type.clone(),
             printable(&self.reference),
-            self.state.clone(),
+            self.fetch.as_ref().map_or_else(
+                || self.state.clone(),
+                |fetch| format!("{} {}", self.state, percent(fetch)),
+            ),
             size(self.usage.as_ref()),
             now.since(self.created_unix_ms),
         ]
@@ -173,6 +195,7 @@ impl Row for admin::Volume {
             "usage": usage(self.usage.as_ref()),
             "sizeLimit": self.size_limit,
             "limitUnenforced": some(&self.limit_unenforced),
+            "fetch": self.fetch.as_ref().map(moving),
         })
     }
 }
@@ -192,6 +215,7 @@ impl Row for admin::Artifact {
     const MORE: &'static [&'static str] = &[
         "LAST-USED",
         "DURABLE",
+        "SHARED",
         "POD",
         "POD-UID",
         "SERVICE-ACCOUNT",
@@ -224,6 +248,7 @@ impl Row for admin::Artifact {
         vec![
             now.since(self.last_used_unix_ms),
             yes(self.durable),
+            self.shared.clone(),
             printable(&maker.pod_name),
             maker.pod_uid,
             printable(&maker.service_account),
@@ -255,6 +280,7 @@ impl Row for admin::Artifact {
             "digest": some(&self.digest),
             "importedDigest": some(&self.imported_digest),
             "tableDigests": table_digests.collect::<Vec<_>>(),
+            "shared": some(&self.shared),
         })
     }
 }
@@ -292,7 +318,7 @@ impl Row for Cache {
         ("AGE", false),
         ("EXPIRES", false),
     ];
-    const MORE: &'static [&'static str] = &["LAYERS", "USED-BY", "DURABLE"];
+    const MORE: &'static [&'static str] = &["LAYERS", "USED-BY", "DURABLE", "SHARED"];
 
     fn id(&self) -> &str {
         &self.0.id
@@ -322,6 +348,7 @@ impl Row for Cache {
             row.layers.to_string(),
             row.in_use_by.to_string(),
             yes(row.durable),
+            row.shared.clone(),
         ]
     }
 
@@ -339,6 +366,7 @@ impl Row for Cache {
             "expires": row.expires_unix_ms.map(time),
             "inUseBy": row.in_use_by,
             "durable": row.durable,
+            "shared": some(&row.shared),
         })
     }
 }

@@ -14,6 +14,7 @@ use tonic::Status;
 
 use super::rows::{Cache, Now, Row};
 use super::show::{self, Thing};
+use super::status as status_answer;
 use super::{
     Check, Cli, Destroy, Inspect, List, Outcome, OutcomeWord, Plain, RunDemo, Verb, shared,
     transfer,
@@ -437,6 +438,6 @@ async fn rebuild(pool: &Path) -> Done {
 async fn status(plain: Plain) -> Done {
     let mut client = socket::connect(&plain.pool.pool).await?;
     let status = client.status(admin::StatusRequest {}).await?.into_inner();
-    print(|mut to| show::status(&mut to, &status, plain.output))?;
+    print(|mut to| status_answer::show(&mut to, &status, plain.output))?;
     Ok(ExitCode::SUCCESS)
 }

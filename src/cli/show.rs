@@ -301,69 +301,7 @@ pub(super) fn reaped(
     )
 }
 
-pub(super) fn status(
-    to: &mut impl Write,
-    status: &admin::StatusResponse,
-    output: PlainOutput,
-) -> io::Result<()> {
-    if let Some(form) = output.data() {
-        let fields = json!({
-            "version": status.version,
-            "pool": status.pool_path,
-            "poolId": status.pool_id,
-            "backend": status.backend,
-            "reason": status.backend_reason,
-            "totalBytes": status.total_bytes,
-            "availableBytes": status.available_bytes,
-            "totalInodes": status.total_inodes,
-            "availableInodes": status.available_inodes,
-            "volumes": status.volumes,
-            "artifacts": status.artifacts,
-            "caches": status.caches,
-            "sealsPending": status.seals_pending,
-            "damaged": status.damaged,
-        });
-        return data(to, &fields, form);
-    }
-    let inodes = if status.total_inodes == 0 {
-        "made as needed".to_owned()
-    } else {
-        format!(
-            "{} of {} free",
-            status.available_inodes, status.total_inodes
-        )
-    };
-    let damaged = match status.damaged {
-        0 => "none".to_owned(),
-        many => format!("{many} that may be in use: baggageclaim check"),
-    };
-    lines(
-        to,
-        &[
-            ("pool", printable(&status.pool_path)),
-            ("pool id", status.pool_id.clone()),
-            ("driver", format!("baggageclaim {}", status.version)),
-            ("backend", status.backend.clone()),
-            ("because", printable(&status.backend_reason)),
-            (
-                "space",
-                format!(
-                    "{} of {} free",
-                    bytes(status.available_bytes),
-                    bytes(status.total_bytes)
-                ),
-            ),
-            ("inodes", inodes),
-            ("volumes", status.volumes.to_string()),
-            ("artifacts", status.artifacts.to_string()),
-            ("caches", status.caches.to_string()),
-            ("seals pending", status.seals_pending.to_string()),
-            ("damaged", damaged),
-        ],
-    )
-}
-
-fn lines(to: &mut impl Write, lines: &[(&str, String)]) -> io::Result<()> {
+pub(super) fn lines(to: &mut impl Write, lines: &[(&str, String)]) -> io::Result<()> {
     let width = lines.iter().map(|(name, _)| name.len()).max().unwrap_or(0);
     for (name, value) in lines {
         writeln!(to, "{name:<width$}   {value}")?;
@@ -374,6 +312,7 @@ fn lines(to: &mut impl Write, lines: &[(&str, String)]) -> io::Result<()> {
 #[cfg(test)]
 mod tests {
     use super::super::rows::Cache;
+    use super::super::status;
     use super::*;
 
     const NOW: Now = Now(1_800_000_000_000);
@@ -409,6 +348,7 @@ mod tests {
                 }),
                 size_limit: Some(5 << 30),
                 limit_unenforced: "ext4 is mounted without prjquota".into(),
+                fetch: None,
             },
             admin::Volume {
                 id: id("2"),
@@ -431,6 +371,24 @@ mod tests {
                 created_unix_ms: NOW.0 + HOUR, // the clock was set back
                 ..Default::default()
             },
+            admin::Volume {
+                id: id("4"),
+                tenant: "other".into(),
+                pod_name: "far".into(),
+                pod_uid: "far".into(),
+                r#type: "input".into(),
+                reference: "artifact/far".into(),
+                state: "fetching".into(),
+                created_unix_ms: NOW.0 - 2_000,
+                fetch: Some(admin::Moving {
+                    tenant: "other".into(),
+                    reference: "artifact/far".into(),
+                    bytes: 35 << 20,
+                    of: 100 << 20,
+                    since_unix_ms: NOW.0 - 2_000,
+                }),
+                ..Default::default()
+            },
         ]
     }
 
@@ -448,6 +406,7 @@ mod tests {
                 }),
                 created_unix_ms: NOW.0 - 30 * HOUR,
                 last_used_unix_ms: NOW.0 - 60_000,
+                shared: "yes".into(),
                 expires_unix_ms: Some(NOW.0 + 12 * HOUR),
                 in_use_by: 2,
                 durable: true,
@@ -610,7 +569,7 @@ mod tests {
 
     #[test]
     fn the_pool() {
-        let status = admin::StatusResponse {
+        let pool = admin::StatusResponse {
             version: "0.1.0".into(),
             pool_path: "/var/lib/baggageclaim".into(),
             pool_id: "0".repeat(32),
@@ -644,7 +603,7 @@ mod tests {
             insta::assert_snapshot!(
                 format!("pool{suffix}"),
                 shown(|to| {
-                    super::status(to, &status, output)?;
+                    status::show(to, &pool, output)?;
                     super::findings(to, &findings, output)?;
                     super::findings(to, &[], output)?;
                     super::reaped(to, &reaped, output)

@@ -85,7 +85,7 @@ impl Identity for Service {
     ) -> Result<Response<csi::ProbeResponse>, Status> {
         let ready = match &*self.readiness.borrow() {
             Readiness::Recovering => false,
-            Readiness::UnmountsOnly(_) | Readiness::Ready(_) => true,
+            Readiness::UnmountsOnly(_) | Readiness::Ready(..) => true,
         };
         Ok(Response::new(csi::ProbeResponse { ready: Some(ready) }))
     }

@@ -29,9 +29,10 @@ use tokio::sync::watch;
 use tracing::field::Empty;
 
 use crate::backend::BackendKind;
+use crate::distribution::Distribution;
 use crate::engine::Engine;
 use crate::engine::claims::{Claims, OneNode};
-use crate::model::{Node, NodeId};
+use crate::model::{Node, NodeId, Share};
 use crate::proto::csi::v1::controller_server::ControllerServer;
 use crate::proto::csi::v1::group_controller_server::GroupControllerServer;
 use crate::proto::csi::v1::identity_server::IdentityServer;
@@ -69,6 +70,8 @@ pub struct Features {
     pub attach: bool,
     /// The most attached volumes of a node; `None`: no limit.
     pub most_volumes: Option<u32>,
+    /// Whether content may leave this node if its volume does not say.
+    pub share: Share,
 }
 
 impl Features {
@@ -86,6 +89,7 @@ impl Default for Features {
             alpha: false,
             attach: false,
             most_volumes: None,
+            share: Share::Auto,
         }
     }
 }
@@ -98,8 +102,9 @@ pub enum Readiness {
     /// The pool's filesystem accepts no changes. Volumes can only be unmounted, so that pods can
     /// end.
     UnmountsOnly(UnmountsOnly),
-    /// The engine runs. If the pool cannot be opened for another reason, the driver exits.
-    Ready(Engine),
+    /// The engine runs, with the shared tier if there is one. If the pool cannot be opened for
+    /// another reason, the driver exits.
+    Ready(Engine, Option<Arc<Distribution>>),
 }
 
 /// A driver without an engine.
@@ -112,10 +117,10 @@ pub struct UnmountsOnly {
 }
 
 impl Readiness {
-    /// A readiness that never changes, for an engine that runs already.
+    /// A readiness that never changes, for an engine that runs already, without a shared tier.
     #[must_use]
     pub fn ready(engine: Engine) -> watch::Receiver<Self> {
-        watch::channel(Self::Ready(engine)).1
+        watch::channel(Self::Ready(engine, None)).1
     }
 }
 
@@ -133,10 +138,17 @@ fn here(node: NodeId, readiness: watch::Receiver<Readiness>) -> FindClaims {
 }
 
 fn engine(readiness: &watch::Receiver<Readiness>) -> Result<Engine, Failure> {
+    serving(readiness).map(|(engine, _)| engine)
+}
+
+/// The engine and its shared tier.
+fn serving(
+    readiness: &watch::Receiver<Readiness>,
+) -> Result<(Engine, Option<Arc<Distribution>>), Failure> {
     match &*readiness.borrow() {
         Readiness::Recovering => Err(Failure::Recovering),
         Readiness::UnmountsOnly(pool) => Err(Failure::UnmountsOnly(pool.why.clone())),
-        Readiness::Ready(engine) => Ok(engine.clone()),
+        Readiness::Ready(engine, distribution) => Ok((engine.clone(), distribution.clone())),
     }
 }
 

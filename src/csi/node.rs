@@ -10,6 +10,7 @@ use super::status::{Failure, advertised, answer};
 use super::{Features, NodeId, Readiness, health, note_volume, parse, render, topology};
 use crate::backend::BackendKind;
 use crate::engine::{self, Engine, PublishRequest, Published};
+use crate::model::Share;
 use crate::proto::csi::v1 as csi;
 use crate::server::{Rpc, message_of};
 use csi::node_server::Node;
@@ -36,6 +37,17 @@ impl Service {
 
     fn engine(&self) -> Result<Engine, Failure> {
         super::engine(&self.readiness)
+    }
+
+    /// Publishes a volume. Content that only the shared tier has comes first.
+    async fn publish(&self, mut wanted: PublishRequest) -> Result<Published, Failure> {
+        wanted.share = wanted.spec.share.unwrap_or(self.features.share) == Share::Auto;
+        let (engine, distribution) = super::serving(&self.readiness)?;
+        if let Some(distribution) = distribution {
+            let _waits = distribution.waiting().enter(&wanted);
+            distribution.bring(&mut wanted).await?;
+        }
+        Ok(engine.publish(wanted).await?)
     }
 
     /// Whether there is no engine, but volumes can be unmounted.
@@ -80,7 +92,7 @@ impl Node for Service {
             match parse::publish(request.into_inner())? {
                 parse::Publish::Inline(wanted) => {
                     note_wanted(rpc.as_ref(), &wanted);
-                    let published = self.engine()?.publish(wanted).await?;
+                    let published = self.publish(wanted).await?;
                     note_published(rpc.as_ref(), &published);
                 }
                 parse::Publish::Claim(mount) => {

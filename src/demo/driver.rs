@@ -31,7 +31,11 @@ pub(super) struct Driver {
 
 impl Driver {
     /// Starts it, and connects to it as kubelet does.
-    pub(super) async fn start(paths: &Paths, options: &Options) -> Result<(Self, Kubelet), Error> {
+    pub(super) async fn start(
+        paths: &Paths,
+        node: &str,
+        options: &Options,
+    ) -> Result<(Self, Kubelet), Error> {
         let log = paths.log.clone();
         let failed = |source| Error::io("write", &log, source);
         let file = File::create(&log).map_err(failed)?;
@@ -41,7 +45,8 @@ impl Driver {
             .arg(&paths.pool)
             .arg("--socket")
             .arg(&paths.socket)
-            .args(["--node-id", "demo", "--end-with-parent"])
+            .args(["--node-id", node, "--end-with-parent"])
+            .args(paths.tier.as_ref().map(|tier| format!("--shared={tier}")))
             .stdin(Stdio::null())
             .stdout(file.try_clone().map_err(failed)?)
             .stderr(file)

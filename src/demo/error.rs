@@ -41,6 +41,8 @@ pub(super) enum Error {
         operation: String,
         status: Box<Status>,
     },
+    #[error("content does not reach the shared tier: {0}")]
+    NotShared(String),
     #[error("{failed} of {all} claims were not proved")]
     NotProved { failed: usize, all: usize },
     #[error("the demo could not clean up {}: {why}", path.display())]

@@ -51,6 +51,8 @@ pub(super) struct Paths {
     pub(super) log: PathBuf,
     /// Where an archive can be written.
     pub(super) archive: PathBuf,
+    /// The URL of the shared tier, if the driver has one.
+    pub(super) tier: Option<String>,
 }
 
 #[derive(Debug)]
@@ -107,6 +109,7 @@ impl Sandbox {
         } else {
             sandbox.ground = sandbox.make_filesystem(options.filesystem)?;
         }
+        make_dir(&sandbox.tier())?;
         Ok(sandbox)
     }
 
@@ -123,18 +126,38 @@ impl Sandbox {
             kubelet: self.kubelet(),
             log: self.log(),
             archive: self.base.join("archive.tar.zst"),
+            tier: Some(self.tier_url()),
         }
     }
 
-    /// The paths of a second driver with a new pool.
+    /// The directory of the shared tier.
+    pub(super) fn tier(&self) -> PathBuf {
+        self.base.join("fs/tier")
+    }
+
+    fn tier_url(&self) -> String {
+        format!("file://{}", self.tier().display())
+    }
+
+    /// The paths of a second driver with a new pool, and without a tier.
     pub(super) fn second_paths(&self) -> Result<Paths, Error> {
-        let base = self.base.join("second");
+        let paths = self.node_paths("second")?;
+        Ok(Paths {
+            tier: None,
+            ..paths
+        })
+    }
+
+    /// The paths of a further driver with a new pool.
+    pub(super) fn node_paths(&self, name: &str) -> Result<Paths, Error> {
+        let base = self.base.join(name);
         let paths = Paths {
-            pool: self.base.join("fs/second-pool"),
+            pool: self.base.join("fs").join(format!("{name}-pool")),
             socket: base.join("csi.sock"),
             kubelet: base.join("kubelet"),
             log: base.join("driver.log"),
             archive: base.join("archive.tar.zst"),
+            tier: Some(self.tier_url()),
         };
         make_dir(&base)?;
         make_dir(&paths.kubelet)?;

@@ -31,6 +31,7 @@ mod pace;
 mod queue;
 mod types;
 mod upload;
+mod waiting;
 mod work;
 
 use std::collections::HashMap;
@@ -38,6 +39,7 @@ use std::sync::Arc;
 use std::time::Duration;
 
 pub use types::{Drained, Metrics, Moving, Settings, Status};
+pub use waiting::{Waiting, WaitingVolume};
 
 use crate::engine::{self, Engine, PublishRequest};
 use crate::model::{ArtifactId, Name, Reference, Tenant};
@@ -59,6 +61,7 @@ const STOP: Duration = Duration::from_secs(5);
 /// The shared tier of one engine. Ends with [`Distribution::stop`].
 #[derive(Debug)]
 pub struct Distribution {
+    waiting: Waiting,
     context: Arc<Context>,
     fetcher: Arc<Fetcher>,
     queue: Arc<Queue>,
@@ -76,6 +79,7 @@ impl Distribution {
         let queue = Arc::new(Queue::new(Arc::clone(&context)));
         context.tasks.spawn(Arc::clone(&queue).run());
         Arc::new(Self {
+            waiting: Waiting::default(),
             bringer: Bringer::new(
                 Arc::clone(&context),
                 asker,
@@ -87,6 +91,12 @@ impl Distribution {
             fetcher,
             queue,
         })
+    }
+
+    /// The publishes that wait in [`Distribution::bring`].
+    #[must_use]
+    pub fn waiting(&self) -> &Waiting {
+        &self.waiting
     }
 
     /// Brings the content that a volume starts from to this node, if it is not here and the tier

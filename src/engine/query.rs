@@ -83,6 +83,7 @@ pub(super) fn artifacts(inner: &Inner, tenant: Option<&Tenant>) -> Vec<ArtifactR
                 expires: artifact.expires(),
                 in_use_by: forks.get(&artifact.id).copied().unwrap_or(0),
                 durable: sealed.durable,
+                sharing: artifact.sharing,
                 made_by: artifact.made_by.as_deref().cloned(),
                 digests: artifact.digests,
                 tables: artifact.layers.iter().map(table).collect(),

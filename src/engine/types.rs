@@ -168,6 +168,8 @@ pub struct ArtifactRow {
     pub in_use_by: usize,
     /// Whether it would survive a power cut.
     pub durable: bool,
+    /// What is known of it in the shared tier.
+    pub sharing: Sharing,
     /// Who made it; `None`: a version made it that did not note that.
     pub made_by: Option<Maker>,
     /// The digests of its content that are known.

@@ -11,6 +11,7 @@
 //! bounded: one more closes the oldest.
 
 mod pages;
+mod shared;
 
 use std::collections::VecDeque;
 use std::convert::Infallible;
@@ -27,7 +28,7 @@ use tokio_util::task::AbortOnDropHandle;
 
 use crate::sys::Errno;
 
-pub use pages::{Alive, FindEngine, Sources};
+pub use pages::{Alive, FindDistribution, FindEngine, Sources};
 
 /// The most connections at a time.
 const CONNECTIONS: usize = 256;

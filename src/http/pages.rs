@@ -13,6 +13,8 @@ use hyper::header::{ACCEPT, ALLOW, CONTENT_TYPE, HeaderValue};
 use hyper::{Method, Request, Response, StatusCode};
 use tokio::sync::watch;
 
+use super::shared;
+use crate::distribution::Distribution;
 use crate::engine::{self, Engine};
 use crate::server::{Drain, message_of};
 use crate::telemetry::metrics::{self, EncodeLabelSet, Family, Gauge, Registry, Rpcs};
@@ -30,6 +32,9 @@ pub type Alive =
 /// The engine, or why there is none.
 pub type FindEngine = Arc<dyn Fn() -> Result<Engine, String> + Send + Sync>;
 
+/// The shared tier, once there is an engine, and if there is a tier.
+pub type FindDistribution = Arc<dyn Fn() -> Option<Arc<Distribution>> + Send + Sync>;
+
 /// Where the pages take from what they say.
 #[derive(Clone)]
 pub struct Sources {
@@ -37,6 +42,8 @@ pub struct Sources {
     pub alive: Alive,
     /// For `/readyz` and `/metrics`.
     pub engine: FindEngine,
+    /// For `/metrics`.
+    pub distribution: FindDistribution,
     /// Whether the driver is about to end.
     pub drain: Drain,
     /// The calls that were answered.
@@ -152,6 +159,9 @@ async fn measures(sources: &Sources, request: &Request<Incoming>) -> Page {
             Ok(figures) => figures.register(&mut registry),
             Err(error) => tracing::warn!(error, "metrics without the engine's figures"),
         }
+    }
+    if let Some(distribution) = (sources.distribution)() {
+        shared::register(&distribution.metrics(), &mut registry);
     }
     let help = "Whether volumes can be published, as /readyz says it";
     yes(&mut registry, "ready", help, ready(sources).await.is_ok());

@@ -20,6 +20,7 @@ mod error;
 mod fetch;
 mod file;
 mod keys;
+mod later;
 mod object;
 mod record;
 mod report;

@@ -15,6 +15,7 @@ use tokio::runtime::Handle;
 
 use super::error::{Error, Result};
 use super::file;
+use super::later::Later;
 use super::store::{Store, Times};
 
 /// Why a text is no URL of a tier. No message repeats the text, since it may hold a password.
@@ -151,15 +152,33 @@ impl Url {
 
     /// Opens the tier. Asks nothing of it yet.
     pub fn open(&self, runtime: Handle, times: Times) -> Result<Store> {
-        let name = self.to_string();
-        let failed = |error: object_store::Error| Error::of_store(&name, &error);
-        let (objects, prefix) = match self.scheme {
-            Scheme::File => (file::open(&self.directory()).map_err(failed)?, ""),
-            Scheme::S3 => (self.s3().map_err(failed)?, &*self.path),
-            Scheme::Gs => (self.gs().map_err(failed)?, &*self.path),
-            Scheme::Az => (self.az().map_err(failed)?, &*self.path),
+        let objects = self.objects();
+        let objects = objects.map_err(|error| Error::of_store(&self.to_string(), &error))?;
+        Ok(self.store(objects, runtime, times))
+    }
+
+    /// The tier, which its first request opens. If that fails, the request does, and the next one
+    /// tries again.
+    #[must_use]
+    pub fn open_later(&self, runtime: Handle, times: Times) -> Store {
+        self.store(Arc::new(Later::new(self.clone())), runtime, times)
+    }
+
+    fn store(&self, objects: Arc<dyn ObjectStore>, runtime: Handle, times: Times) -> Store {
+        let prefix = match self.scheme {
+            Scheme::File => "",
+            Scheme::S3 | Scheme::Gs | Scheme::Az => &self.path,
         };
-        Ok(Store::new(objects, prefix, &name, runtime, times))
+        Store::new(objects, prefix, &self.to_string(), runtime, times)
+    }
+
+    pub(super) fn objects(&self) -> object_store::Result<Arc<dyn ObjectStore>> {
+        match self.scheme {
+            Scheme::File => file::open(&self.directory()),
+            Scheme::S3 => self.s3(),
+            Scheme::Gs => self.gs(),
+            Scheme::Az => self.az(),
+        }
     }
 
     fn directory(&self) -> PathBuf {
@@ -254,6 +273,28 @@ impl fmt::Display for Url {
 #[cfg(test)]
 mod tests {
     use super::*;
+
+    #[test]
+    fn a_directory_that_is_made_later_can_be_used_then() {
+        let runtime = tokio::runtime::Builder::new_multi_thread()
+            .worker_threads(1)
+            .enable_all()
+            .build()
+            .expect("a runtime");
+        let base = tempfile::tempdir().expect("a temporary directory");
+        let directory = base.path().join("tier");
+        let url: Url = format!("file://{}", directory.display())
+            .parse()
+            .expect("a URL");
+        let store = url.open_later(runtime.handle().clone(), Times::default());
+        for _ in 0..2 {
+            let error = store.tenants().expect_err("there is no directory");
+            assert!(matches!(error, Error::Permanent { .. }), "{error:?}");
+            assert!(!directory.exists(), "only a person makes the directory");
+        }
+        std::fs::create_dir(&directory).expect("it is new");
+        assert_eq!(store.tenants().expect("it is there"), []);
+    }
 
     #[test]
     fn urls_name_a_bucket_or_a_directory_and_a_prefix() {

@@ -9,7 +9,7 @@ use std::time::Duration;
 
 pub use prometheus_client::encoding::EncodeLabelSet;
 use prometheus_client::encoding::text;
-pub use prometheus_client::metrics::counter::Counter;
+pub use prometheus_client::metrics::counter::{ConstCounter, Counter};
 pub use prometheus_client::metrics::family::Family;
 pub use prometheus_client::metrics::gauge::Gauge;
 pub use prometheus_client::metrics::histogram::Histogram;

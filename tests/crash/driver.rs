@@ -502,6 +502,7 @@ async fn run(engine: &Engine, call: Call) -> Answer {
                 digest: None,
                 size: None,
                 ttl: None,
+                base: None,
             };
             let file = std::fs::File::open(file).expect("the archive");
             let imported = engine.import(request, file, Arc::default()).await;

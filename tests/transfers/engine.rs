@@ -64,6 +64,7 @@ pub(crate) fn request(name: &str) -> ImportRequest {
         digest: None,
         size: None,
         ttl: None,
+        base: None,
     }
 }
 

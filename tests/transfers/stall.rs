@@ -45,7 +45,7 @@ impl Served {
     async fn new(bench: Bench) -> Self {
         let socket = admin::bind(&bench.pool()).await.expect("bind");
         let drain = Drain::new(Duration::ZERO);
-        let serving = admin::serve(socket, bench.engine.clone(), drain.clone(), STALL);
+        let serving = admin::serve(socket, bench.engine.clone(), None, drain.clone(), STALL);
         let serving = tokio::spawn(serving);
         Self {
             bench,

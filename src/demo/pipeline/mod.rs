@@ -1,9 +1,11 @@
 //! The pipeline: a step as the demo runs it, with its pod and volumes, and the helpers that every
-//! step needs. `steps` has what each step does and proves; `transfer` the part in another pool.
+//! step needs. `steps` has what each step does and proves; `transfer` the part in another pool;
+//! `second_node` the part on another node.
 //!
 //! A claim on the screen compares bytes, modes, counts or times that this run saw, through the
 //! mounts as a step sees them or in the pool's directories, with plain walks.
 
+mod second_node;
 mod steps;
 mod transfer;
 
@@ -71,7 +73,7 @@ pub(super) async fn run(sandbox: &Sandbox, options: &Options) -> Result<(), Erro
         "baggageclaim demo: a pipeline whose steps get their volumes through the real CSI socket\n",
     );
     let source = Source::find(options.cargo_home.as_deref(), options.tree.as_deref())?;
-    let (driver, kubelet) = Driver::start(&sandbox.paths(), options).await?;
+    let (driver, kubelet) = Driver::start(&sandbox.paths(), "demo", options).await?;
     let mut admin = admin::connect(&sandbox.pool).await?;
     let status = admin
         .status(api::StatusRequest {})

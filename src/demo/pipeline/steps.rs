@@ -28,6 +28,8 @@ impl Pipeline<'_> {
         self.another_pool(built, &first, options).await?;
         let committed = self.warm_build(options, &first).await?;
         self.failed_step(committed).await?;
+        self.second_node(fetched, committed, &first, options)
+            .await?;
         self.one_view_costs_nothing();
         self.nothing_is_left(options).await
     }

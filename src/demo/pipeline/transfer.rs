@@ -33,7 +33,7 @@ impl Pipeline<'_> {
         );
         let (here, there) = (self.sandbox.paths(), self.sandbox.second_paths()?);
         let archive = there.archive.clone();
-        let (driver, kubelet) = Driver::start(&there, options).await?;
+        let (driver, kubelet) = Driver::start(&there, "demo-copy", options).await?;
         let verb = |pool: &PathBuf, arguments: &[&str]| {
             let mut command = Command::new(&options.program);
             command.env("BAGGAGECLAIM_POOL", pool);

@@ -45,6 +45,8 @@ pub struct ImportRequest {
     pub size: Option<u64>,
     /// How long it is kept, as of an output or cache. `None`: until room is needed.
     pub ttl: Option<Duration>,
+    /// The number of its name in the shared tier. `None`: the tier was not asked.
+    pub base: Option<u64>,
 }
 
 impl ImportRequest {
@@ -224,6 +226,7 @@ fn describe(
         },
         sharing: Sharing {
             never: !inner.config.share,
+            base: request.base,
             ..Sharing::default()
         },
     }

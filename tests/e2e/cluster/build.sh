@@ -148,12 +148,17 @@ add_debian() {
 
 # The version stands in Cargo.toml, and deploy/ asks for the image of that version.
 image_of_driver() {
-  local key; key=$(hash_of "$bin/baggageclaim" "$here/image.sh")
+  local key; key=$(hash_of "$bin/baggageclaim" "$here/image.sh" "$here/build.sh")
   fits "$images/driver.tar" "$key" && return
   image driver "docker.io/library/baggageclaim-csi:$(driver_version)" '{"Entrypoint": ["/baggageclaim"]}' add_driver
   made "$images/driver.tar" "$key"
 }
-add_driver() { install "$bin/baggageclaim" "$1/baggageclaim"; }
+add_driver() {
+  local certificates=/etc/ssl/certs/ca-certificates.crt
+  mkdir -p "$1" && install "$bin/baggageclaim" "$1/baggageclaim"
+  # As in the Dockerfile: without any, no client of a shared tier can be made.
+  if [ -e $certificates ]; then install -D -m 644 $certificates "$1$certificates"; fi
+}
 driver_version() { sed -n 's/^version = "\(.*\)"/\1/p' "$repository/Cargo.toml" | head -1; }
 
 source "$here/image.sh"

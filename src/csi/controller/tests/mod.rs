@@ -19,6 +19,7 @@ const ALL: Features = Features {
     controller: true,
     alpha: true,
     attach: true,
+    share: crate::model::Share::Auto,
     most_volumes: None,
 };
 

@@ -1,0 +1,147 @@
+//! The shared tier in the answers of the admin service: what waits, what moves, what is wrong. And
+//! `destroy`, which clears a name in the tier before it deletes the content on this node.
+
+use tonic::{Code, Status};
+
+use super::service::{failed, reference_of, time};
+use crate::distribution::{self, Distribution, Moving, WaitingVolume};
+use crate::engine::{self, Engine};
+use crate::model::{Reference, Sharing, Tenant};
+use crate::proto::admin::v1 as admin;
+
+/// The state of a volume that waits for content of the tier; programs read it.
+const FETCHING: &str = "fetching";
+
+/// The word for an artifact's place in the tier; programs read it.
+pub(super) fn word(sharing: Sharing) -> &'static str {
+    if sharing.number.is_some() {
+        "yes"
+    } else if sharing.never {
+        "never"
+    } else if sharing.refused {
+        "refused"
+    } else {
+        "waiting"
+    }
+}
+
+pub(super) fn status(status: distribution::Status) -> admin::SharedTier {
+    let (at, last_error) = status.last_error.unzip();
+    admin::SharedTier {
+        url: status.url,
+        permanent_error: status.permanent_error.unwrap_or_default(),
+        last_error: last_error.unwrap_or_default(),
+        last_error_unix_ms: at.map(time),
+        uploads_waiting: status.uploads_waiting,
+        bytes_waiting: status.bytes_waiting,
+        uploading: status.uploading.map(moving),
+        fetching: status.fetching.into_iter().map(moving).collect(),
+    }
+}
+
+fn moving(moving: Moving) -> admin::Moving {
+    admin::Moving {
+        tenant: moving.tenant.into(),
+        reference: moving.reference.to_string(),
+        bytes: moving.bytes,
+        of: moving.of,
+        since_unix_ms: time(moving.since),
+    }
+}
+
+/// Adds the volumes that the engine does not know yet, since their content is not here.
+pub(super) fn add_waiting(
+    distribution: &Distribution,
+    tenant: Option<&Tenant>,
+    volumes: &mut Vec<admin::Volume>,
+) {
+    let waiting = distribution.waiting().list(tenant);
+    if waiting.is_empty() {
+        return;
+    }
+    let fetching = distribution.status().fetching;
+    for volume in waiting {
+        if volumes.iter().all(|row| row.id != volume.id.as_str()) {
+            volumes.push(waiting_row(volume, &fetching));
+        }
+    }
+    volumes.sort_by(|a, b| (&a.tenant, &a.id).cmp(&(&b.tenant, &b.id)));
+}
+
+fn waiting_row(volume: WaitingVolume, fetching: &[Moving]) -> admin::Volume {
+    let reference = reference_of(&volume.spec.kind);
+    let fetch = fetching
+        .iter()
+        .find(|fetch| fetch.tenant == volume.tenant && fetch.reference.to_string() == reference);
+    admin::Volume {
+        id: volume.id.into(),
+        tenant: volume.tenant.into(),
+        pod_name: volume.pod.name,
+        pod_uid: volume.pod.uid.to_string(),
+        r#type: volume.spec.kind.type_name().to_owned(),
+        fetch: fetch.cloned().map(moving),
+        reference,
+        state: FETCHING.to_owned(),
+        read_only: volume.read_only,
+        created_unix_ms: time(volume.since),
+        size_limit: volume.spec.size_limit,
+        ..admin::Volume::default()
+    }
+}
+
+/// Clears a name in the tier, and deletes its content on this node. In this order: otherwise a pod
+/// that starts in between would fetch the content again.
+pub(super) async fn destroy(
+    engine: &Engine,
+    distribution: &Distribution,
+    tenant: &Tenant,
+    reference: &Reference,
+) -> Result<(), Status> {
+    // The engine would refuse it after the tier has forgotten the name.
+    let forks = engine
+        .artifacts(Some(tenant))
+        .into_iter()
+        .find(|row| row.name.as_ref() == Some(reference))
+        .map_or(0, |row| row.in_use_by);
+    let is_refused = forks > 0 && reference.cache().is_none();
+    if !is_refused {
+        let cleared = distribution.clear(tenant, reference).await;
+        cleared.map_err(|error| {
+            let code = if error.is_temporary() {
+                Code::Unavailable
+            } else {
+                Code::FailedPrecondition
+            };
+            let what = format!("{reference} is not cleared in the shared tier, and not deleted");
+            Status::new(code, format!("{what}: {error}"))
+        })?;
+    }
+    match engine.destroy(tenant, reference).await {
+        // The tier alone had it.
+        Err(engine::Error::NoSuchName(_)) if !is_refused => Ok(()),
+        done => done.map_err(|error| failed(&error)),
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn the_word_says_whether_other_nodes_can_have_it() {
+        let waiting = Sharing::default();
+        assert_eq!(word(waiting), "waiting");
+        let refused = Sharing {
+            refused: true,
+            ..waiting
+        };
+        assert_eq!(word(refused), "refused");
+        let never = Sharing {
+            never: true,
+            ..waiting
+        };
+        assert_eq!(word(never), "never");
+        let number = Some(7);
+        assert_eq!(word(Sharing { number, ..waiting }), "yes");
+    }
+}

@@ -1,0 +1,133 @@
+//! The flags of the shared tier, and the settings that they mean.
+//! All other flags are in `config`.
+
+use std::num::NonZeroU64;
+use std::time::Duration;
+
+use clap::{Args, ValueEnum};
+
+use super::{Error, parse_bytes, parse_duration};
+use crate::{driver, model};
+
+/// Whether content may leave its node.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, ValueEnum)]
+pub enum Share {
+    /// What is committed here is uploaded, unless its volume says `share: never`.
+    Auto,
+    /// Only content of volumes that say `share: auto` is uploaded.
+    Never,
+}
+
+impl From<Share> for model::Share {
+    fn from(share: Share) -> Self {
+        match share {
+            Share::Auto => Self::Auto,
+            Share::Never => Self::Never,
+        }
+    }
+}
+
+/// The flags of the shared tier.
+#[derive(Debug, Clone, Args)]
+#[command(next_help_heading = "Shared tier")]
+pub struct Shared {
+    /// Also keep committed content in this shared tier, and fetch from there what this node lacks:
+    /// s3://BUCKET/PREFIX, gs://BUCKET/PREFIX, az://CONTAINER/PREFIX or file:///DIR. Options follow a
+    /// `?`: endpoint=URL, region=NAME, path-style=true|false, allow-http=true, account=NAME.
+    /// Credentials come from the environment or the machine's identity, never from here [default:
+    /// no tier]
+    #[arg(long, value_name = "URL", env = "BAGGAGECLAIM_SHARED")]
+    pub shared: Option<String>,
+    /// Whether a volume's content is uploaded if its attribute `share` does not say. A node with
+    /// `never` still fetches
+    #[arg(
+        long,
+        value_name = "WHEN",
+        env = "BAGGAGECLAIM_SHARE",
+        default_value = "auto"
+    )]
+    pub share: Share,
+    /// The most bytes per second that this node uploads, a quantity such as 100Mi [default: no
+    /// limit]
+    #[arg(long, value_name = "BYTES", env = "BAGGAGECLAIM_SHARED_BANDWIDTH", value_parser = parse_bandwidth)]
+    pub shared_bandwidth: Option<NonZeroU64>,
+    /// How long the driver goes on when it is told to end, to upload the content that waits. The
+    /// grace period begins after that
+    #[arg(long, value_name = "TIME", env = "BAGGAGECLAIM_SHARED_DRAIN", default_value = "30s", value_parser = parse_duration)]
+    pub shared_drain: Duration,
+    /// How long a publish of a cache waits for the tier's answer. Without one, the cache begins
+    /// with what is on this node, or empty
+    #[arg(long, value_name = "TIME", env = "BAGGAGECLAIM_ASK", default_value = "2s", value_parser = parse_duration)]
+    pub ask: Duration,
+    /// How long a publish of a cache waits until its content is fetched. Then it begins without
+    /// that, and the fetch goes on. Kubelet waits two minutes for a publish
+    #[arg(long, value_name = "TIME", env = "BAGGAGECLAIM_FETCH_WAIT", default_value = "90s", value_parser = parse_duration)]
+    pub fetch_wait: Duration,
+}
+
+impl Shared {
+    /// The tier, if one is named.
+    pub(super) fn resolve(self) -> Result<Option<driver::Shared>, Error> {
+        // An empty variable is as good as none. The URL is not parsed by clap, whose message would
+        // repeat one that holds a password.
+        let Some(url) = self.shared.filter(|url| !url.is_empty()) else {
+            return Ok(None);
+        };
+        Ok(Some(driver::Shared {
+            url: url.parse().map_err(Error::Shared)?,
+            bandwidth: self.shared_bandwidth,
+            drain: self.shared_drain,
+            ask: self.ask,
+            fetch_wait: self.fetch_wait,
+        }))
+    }
+}
+
+fn parse_bandwidth(text: &str) -> Result<NonZeroU64, &'static str> {
+    let bytes = parse_bytes(text)?;
+    NonZeroU64::new(bytes).ok_or("expected more than 0; without the flag there is no limit")
+}
+
+#[cfg(test)]
+mod tests {
+    use clap::Parser;
+
+    use super::*;
+
+    #[derive(Debug, Parser)]
+    struct Flags {
+        #[command(flatten)]
+        shared: Shared,
+    }
+
+    /// Without the environment, which other tests read, too.
+    fn resolve(flags: &[&str]) -> Result<Option<driver::Shared>, Error> {
+        let flags = std::iter::once(&"baggageclaim").chain(flags);
+        Flags::parse_from(flags).shared.resolve()
+    }
+
+    #[test]
+    fn there_is_no_tier_unless_one_is_named() {
+        assert!(resolve(&[]).expect("no flags").is_none());
+        let some = ["--shared=", "--share=never", "--shared-drain=1s"];
+        assert!(resolve(&some).expect("an empty URL").is_none());
+        let flags = ["--shared=s3://b/p?region=r", "--shared-bandwidth=100Mi"];
+        let tier = resolve(&flags).expect("a URL").expect("a tier");
+        assert_eq!(tier.url.to_string(), "s3://b/p");
+        assert_eq!(tier.bandwidth.map(NonZeroU64::get), Some(100 << 20));
+        assert_eq!(tier.drain, Duration::from_secs(30));
+    }
+
+    #[test]
+    fn a_password_in_the_url_is_refused_and_not_repeated() {
+        let refused = resolve(&["--shared=s3://key:hunter2@b/p"]).expect_err("a password");
+        let said = refused.to_string();
+        assert!(
+            said.starts_with("the URL of --shared must not hold"),
+            "{said}"
+        );
+        assert!(!said.contains("hunter2"), "{said}");
+        assert!(parse_bandwidth("0").is_err());
+        assert!(parse_bandwidth("fast").is_err());
+    }
+}

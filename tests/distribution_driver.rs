@@ -1,0 +1,189 @@
+//! Two drivers as processes with one shared tier: content that one commits reaches the other, the
+//! end of a driver uploads what waits, and a tier that is not there keeps no pod from its content.
+
+#![expect(
+    clippy::disallowed_types,
+    reason = "the binary is run as people run it"
+)]
+
+mod common;
+
+use std::fs;
+use std::io::{Read as _, Write as _};
+use std::net::TcpStream;
+use std::path::Path;
+use std::process::{Command, Output};
+
+use baggageclaim::kubelet_double::{Kubelet, PublishOptions};
+use common::process::NodeProcess;
+use common::{Fs, Lab, require_lab};
+use rustix::process::Signal;
+use serde_json::Value;
+use tempfile::TempDir;
+
+/// A message of the log.
+const SHARED: &str = "uploaded to the shared tier";
+
+fn tier() -> (TempDir, String) {
+    let directory = tempfile::tempdir().expect("a temporary directory");
+    let url = format!("file://{}", directory.path().display());
+    (directory, url)
+}
+
+fn ask(node: &NodeProcess, arguments: &[&str]) -> Output {
+    let mut command = Command::new(env!("CARGO_BIN_EXE_baggageclaim"));
+    command.env("BAGGAGECLAIM_POOL", &node.pool).args(arguments);
+    command.output().expect("the binary runs")
+}
+
+/// The answer of a verb, as JSON.
+fn json(node: &NodeProcess, arguments: &[&str]) -> Value {
+    let output = ask(node, &[arguments, &["-o", "json"]].concat());
+    let error = String::from_utf8_lossy(&output.stderr);
+    assert!(output.status.success(), "{arguments:?}: {error}");
+    serde_json::from_slice(&output.stdout).expect("JSON")
+}
+
+/// Runs a step with the task cache `go`: returns what it found in the file `runs`, and leaves its
+/// own text there.
+async fn step(kubelet: &Kubelet, name: &str, leaves: &[u8]) -> Option<Vec<u8>> {
+    let attributes = [("type", "task-cache"), ("key", "go"), ("commit", "always")];
+    let pod = kubelet.pod("ci", name);
+    let published = pod.publish("cache", attributes, PublishOptions::default());
+    let published = published.await.expect("publish");
+    let file = published.target.join("runs");
+    let found = fs::read(&file).ok();
+    fs::write(&file, leaves).expect("write");
+    pod.unpublish("cache").await.expect("unpublish");
+    pod.remove().expect("remove the pod's directory");
+    found
+}
+
+fn end(lab: Lab) {
+    assert_eq!(lab.close(), [""; 0].map(std::path::PathBuf::from));
+}
+
+#[tokio::test]
+async fn what_one_node_commits_the_other_one_forks_until_it_is_destroyed() {
+    let (one, two) = (require_lab!(Fs::Ext4), require_lab!(Fs::Ext4));
+    let (_tier, url) = tier();
+    let (first, second) = (
+        NodeProcess::start(&one, &["--shared", &url]),
+        NodeProcess::start(&two, &["--shared", &url]),
+    );
+    let (here, there) = (first.kubelet().await, second.kubelet().await);
+    assert_eq!(step(&here, "one", b"first").await, None);
+    first.logged(SHARED, 1).await;
+    let made = json(&first, &["artifacts"]);
+    assert_eq!(made[0]["shared"], "yes", "{made}");
+    // The other node has none of it: it comes from the tier, under the same id.
+    assert_eq!(
+        step(&there, "two", b"second").await.as_deref(),
+        Some(&b"first"[..])
+    );
+    second.logged(SHARED, 1).await;
+    // Both have the cache now, and the first one has the older commit.
+    assert_eq!(
+        step(&here, "three", b"third").await.as_deref(),
+        Some(&b"second"[..])
+    );
+    first.logged(SHARED, 2).await;
+    let status = json(&second, &["status"]);
+    assert_eq!(status["shared"]["url"], url);
+    assert_eq!(status["shared"]["permanentError"], Value::Null);
+    assert_eq!(status["shared"]["uploadsWaiting"], 0);
+    // A name that is destroyed on one node shows nothing on any.
+    let destroyed = ask(&first, &["destroy", "task-cache/go", "-n", "ci"]);
+    assert!(destroyed.status.success(), "{destroyed:?}");
+    assert_eq!(step(&here, "four", b"").await, None);
+    assert_eq!(step(&there, "five", b"").await, None);
+    for node in [first, second] {
+        node.terminate().await;
+    }
+    end(one);
+    end(two);
+}
+
+#[tokio::test]
+async fn a_driver_that_is_told_to_end_uploads_what_waits_and_serves_meanwhile() {
+    let (one, two) = (require_lab!(Fs::Ext4), require_lab!(Fs::Ext4));
+    let (_tier, url) = tier();
+    // The content takes seconds to upload, and a moment to be committed.
+    let flags = ["--shared", &url, "--shared-bandwidth", "512Ki"];
+    let first = NodeProcess::start(&one, &flags);
+    let here = first.kubelet().await;
+    let mut content = vec![0; 2 << 20];
+    getrandom::fill(&mut content).expect("random bytes");
+    step(&here, "one", &content).await;
+    first.logged("\"message\":\"sealed\"", 1).await;
+    first.signal(Signal::TERM);
+    first.logged("told to end", 1).await;
+    // Kubelet does not wait for an upload.
+    let pod = here.pod("ci", "late");
+    let scratch = pod.publish("work", [("type", "scratch")], PublishOptions::default());
+    scratch.await.expect("publish while it uploads");
+    pod.unpublish("work").await.expect("unpublish");
+    let (code, log) = first.ended().await;
+    assert_eq!(code, Some(0), "{log}");
+    let drained = log.lines().filter(|line| line.contains("\"left\":0"));
+    assert_eq!(drained.count(), 1, "{log}");
+    drop(here);
+
+    let second = NodeProcess::start(&two, &["--shared", &url]);
+    let there = second.kubelet().await;
+    assert_eq!(step(&there, "two", b"").await, Some(content));
+    second.terminate().await;
+    end(one);
+    end(two);
+}
+
+#[tokio::test]
+async fn a_tier_that_does_not_exist_is_reported_and_keeps_no_pod_from_its_content() {
+    let lab = require_lab!(Fs::Ext4);
+    let (directory, url) = tier();
+    drop(directory);
+    let flags = ["--shared", &url, "--shared-drain", "1s"];
+    let node = NodeProcess::start(&lab, &flags);
+    let kubelet = node.kubelet().await;
+    // Once, before there is any pod.
+    node.logged("cannot be used until this is mended", 1).await;
+    assert_eq!(step(&kubelet, "one", b"first").await, None);
+    node.logged("\"message\":\"sealed\"", 1).await;
+    assert_eq!(
+        step(&kubelet, "two", b"second").await.as_deref(),
+        Some(&b"first"[..])
+    );
+    let status = json(&node, &["status"]);
+    let error = status["shared"]["permanentError"]
+        .as_str()
+        .expect("an error");
+    assert!(error.contains("cannot be used"), "{error}");
+    assert_eq!(json(&node, &["artifacts"])[0]["shared"], "waiting");
+    let mut stream = TcpStream::connect(node.http().await).expect("it listens");
+    let request = b"GET /metrics HTTP/1.0\r\n\r\n";
+    stream.write_all(request).expect("write");
+    let mut metrics = String::new();
+    stream.read_to_string(&mut metrics).expect("read");
+    assert!(
+        metrics.contains("\nbaggageclaim_shared_usable 0\n"),
+        "{metrics}"
+    );
+    // Otherwise the content would come back from the tier.
+    let destroyed = ask(&node, &["destroy", "task-cache/go", "-n", "ci"]);
+    let error = String::from_utf8_lossy(&destroyed.stderr).into_owned();
+    assert_eq!(destroyed.status.code(), Some(1), "{error}");
+    assert!(
+        error.contains("not cleared in the shared tier, and not deleted"),
+        "{error}"
+    );
+    assert!(!Path::new(url.trim_start_matches("file://")).exists());
+    let log = node.terminate().await;
+    // Once for each kind of access, and not for each pod.
+    for access in ["Read", "Write"] {
+        let lines = log.lines().filter(|line| {
+            line.contains("cannot be used until") && line.contains(&format!("\"{access}\""))
+        });
+        assert_eq!(lines.count(), 1, "{access}: {log}");
+    }
+    end(lab);
+}
