@@ -95,6 +95,10 @@ async fn what_one_node_commits_the_other_one_forks_until_it_is_destroyed() {
     // A name that is destroyed on one node shows nothing on any.
     let destroyed = ask(&first, &["destroy", "task-cache/go", "-n", "ci"]);
     assert!(destroyed.status.success(), "{destroyed:?}");
+    let mistaken = ask(&first, &["destroy", "task-cache/og", "-n", "ci"]);
+    assert!(!mistaken.status.success(), "{mistaken:?}");
+    let error = String::from_utf8_lossy(&mistaken.stderr);
+    assert!(error.contains("task-cache/og"), "{error}");
     assert_eq!(step(&here, "four", b"").await, None);
     assert_eq!(step(&there, "five", b"").await, None);
     for node in [first, second] {
