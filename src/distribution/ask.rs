@@ -3,16 +3,19 @@
 
 use std::collections::{HashMap, HashSet};
 use std::sync::Arc;
+use std::time::Duration;
 
 use parking_lot::Mutex;
 
 use super::context::{Context, count};
 use super::decide::There;
 use super::flight::Flights;
-use super::health::Access;
+use super::health::{Access, now};
 use super::work::Workers;
 use crate::model::{ArtifactId, Name};
-use crate::shared::{Bucket, Found, Known, ObjectId, Resolved, Result, Source as _, look};
+use crate::shared::{
+    Bucket, Found, Known, NameState, ObjectId, Resolved, Result, Source as _, look,
+};
 
 /// How many questions are asked at once. With a tier that hangs, the others wait for their turn,
 /// and most of their callers give up before it comes.
@@ -27,7 +30,7 @@ pub(super) enum Answer {
     Failed(Arc<str>),
     /// No content.
     Nothing { number: u64, cleared: u64 },
-    /// Content. `found`: if it was asked for, and is not what this node has.
+    /// Content. `found`: if it was asked for, is not what this node has, and was not refused.
     Content {
         number: u64,
         cleared: u64,
@@ -78,8 +81,8 @@ pub(super) struct Asker {
 struct Memory {
     /// By name: what it showed last, to ask whether that changed.
     known: Mutex<HashMap<Name, Shown>>,
-    /// Publications that this node refused: damaged, or beyond its limits. Their names show nothing
-    /// to this node.
+    /// Publications that this node refused: damaged, or beyond its limits. It does not fetch them
+    /// again.
     refused: Mutex<HashSet<ObjectId>>,
 }
 
@@ -89,6 +92,15 @@ struct Shown {
     number: u64,
     cleared: u64,
     artifact: ArtifactId,
+}
+
+/// Whether the time to live of an output is over.
+fn expired(found: &Found) -> bool {
+    let NameState::Content { ttl_seconds, .. } = found.record.state else {
+        return false;
+    };
+    let ttl = ttl_seconds.map(Duration::from_secs);
+    ttl.is_some_and(|ttl| found.manifest.made.after(ttl) <= now())
 }
 
 impl Asker {
@@ -177,10 +189,19 @@ impl Asker {
 
     fn found(&self, name: &Name, found: Found) -> Answer {
         let (number, cleared) = (found.record.number, found.record.cleared);
+        let artifact = found.manifest.artifact;
         if self.memory.refused.lock().contains(&found.record.write) {
+            return Answer::Content {
+                number,
+                cleared,
+                artifact,
+                found: None,
+            };
+        }
+        // It would be collected as soon as it is here.
+        if name.reference.cache().is_none() && expired(&found) {
             return Answer::Nothing { number, cleared };
         }
-        let artifact = found.manifest.artifact;
         let shown = Shown {
             known: found.known.clone(),
             number,
@@ -202,7 +223,7 @@ impl Asker {
         }
     }
 
-    /// This node cannot use a publication: its name shows nothing from now on.
+    /// This node cannot use a publication, and does not fetch it again.
     pub(super) fn refuse(&self, publication: ObjectId) {
         let mut refused = self.memory.refused.lock();
         if refused.len() >= REMEMBERED {

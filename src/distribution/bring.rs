@@ -308,6 +308,11 @@ impl Bringer {
             }
             if let Ok(answer) = timeout_at(until, self.round(&name, pause)).await {
                 state = state_of(&answer);
+                let has_failed = matches!(answer, Answer::Failed(_));
+                if has_failed && self.context.health.permanent().is_some() {
+                    // Asking again is of no use until a person changes something.
+                    return self.gives_up(name.reference, state, began);
+                }
                 let decision = decide(Want::Input, None, answer.there());
                 if let (
                     Step::Fetch,
@@ -325,10 +330,6 @@ impl Bringer {
                     told = true;
                     self.say_waiting(request, &name, &state);
                 }
-            }
-            if self.context.health.permanent().is_some() {
-                // Asking again is of no use until a person changes something.
-                return self.gives_up(name.reference, state, began);
             }
             pause = (began.elapsed() / 20).clamp(FIRST, LONGEST);
         }
@@ -378,6 +379,9 @@ fn state_of(answer: &Answer) -> String {
         Answer::Nothing { .. } => {
             "no node has put it into the shared tier yet, and no step on this node makes it"
                 .to_owned()
+        }
+        Answer::Content { found: None, .. } => {
+            "what the shared tier has is damaged, or too large for this node".to_owned()
         }
         Answer::Content { .. } => "it is being fetched from the shared tier".to_owned(),
     }

@@ -1,7 +1,7 @@
 //! What all parts of the distribution share: engine, store, settings, counters, the end. State that
 //! one module alone uses belongs there.
 
-use std::collections::HashSet;
+use std::collections::{HashMap, HashSet};
 use std::sync::atomic::{AtomicU64, Ordering};
 use std::time::Duration;
 
@@ -15,8 +15,11 @@ use super::health::Health;
 use super::types::Settings;
 use super::work::Workers;
 use crate::engine::Engine;
-use crate::model::{Reference, Tenant};
+use crate::model::{Name, Reference, Tenant};
 use crate::shared::{Bucket, NameRecord, ObjectId, Publication, Result, Store};
+
+/// How many cleared names are remembered.
+const REMEMBERED: usize = 4096;
 
 /// What each part gets.
 #[derive(Debug)]
@@ -33,6 +36,8 @@ pub(super) struct Context {
     checked: Mutex<HashSet<Tenant>>,
     /// The tenants whose format it has written, unless it was there.
     prepared: Mutex<HashSet<Tenant>>,
+    /// The names that this node cleared: a fetch that began before may end later.
+    cleared: Mutex<HashMap<Name, u64>>,
 }
 
 /// What was done since the start.
@@ -87,6 +92,7 @@ impl Context {
             runtime: Handle::current(),
             checked: Mutex::default(),
             prepared: Mutex::default(),
+            cleared: Mutex::default(),
         }
     }
 
@@ -116,6 +122,20 @@ impl Context {
     /// Waits for a future on a thread that may block.
     pub(super) fn block_on<T>(&self, wait: impl Future<Output = T>) -> T {
         self.runtime.block_on(wait)
+    }
+
+    /// Notes that this node cleared a name, with this number.
+    pub(super) fn note_clear(&self, name: Name, number: u64) {
+        let mut cleared = self.cleared.lock();
+        if cleared.len() >= REMEMBERED {
+            cleared.clear();
+        }
+        cleared.insert(name, number);
+    }
+
+    /// The number with which this node last cleared a name.
+    pub(super) fn cleared(&self, name: &Name) -> Option<u64> {
+        self.cleared.lock().get(name).copied()
     }
 
     /// Reads the version of a tenant's layout, once in the life of this process. Blocks.

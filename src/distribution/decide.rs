@@ -106,7 +106,9 @@ pub(super) fn decide(want: Want, here: Option<&Here>, there: There) -> Decision 
         (None, There::Content { .. }) => Step::Fetch,
         (None, There::Unknown | There::Nothing { .. }) if want == Want::Input => Step::Wait,
         (None, There::Unknown | There::Nothing { .. }) => Step::Without,
-        (Some(here), There::Nothing { .. }) if here.sharing.number.is_some() => Step::UseAndShare,
+        (Some(here), There::Nothing { number, .. }) if is_last_lost(here, number) => {
+            Step::UseAndShare
+        }
         (
             Some(here),
             There::Content {
@@ -118,11 +120,19 @@ pub(super) fn decide(want: Want, here: Option<&Here>, there: There) -> Decision 
     Decision { discard, step }
 }
 
+/// Whether the tier lost exactly this content: its bucket was wiped, or the next record of the name
+/// withdrew it. Older content must not take the place of newer content that was lost.
+fn is_last_lost(here: &Here, number: u64) -> bool {
+    let shown = here.sharing.number;
+    shown.is_some_and(|shown| number == 0 || number == shown.saturating_add(1))
+}
+
 /// Whether the tier shows a commit that is newer than the content on this node.
 fn is_newer(here: &Here, number: u64, artifact: ArtifactId) -> bool {
     // What will be uploaded will be the last commit: this node reads its own writes.
     let is_last = here.artifact == artifact || here.sharing.is_wanted();
-    !is_last && here.sharing.follows().is_some_and(|it| number > it)
+    let is_older = here.sharing.follows().is_some_and(|it| number > it);
+    !is_last && (here.sharing.refused || is_older)
 }
 
 /// Whether content began before the name was cleared. Content that follows no known number counts
@@ -304,6 +314,8 @@ mod tests {
         let shared = here(Some(4), Some(5));
         let waiting = here(Some(4), None);
         let unknown = here(None, None);
+        let mut refused = unknown;
+        refused.sharing.refused = true;
         let fetch = (None, Step::Fetch);
         let uses = (None, Step::Use);
         for (here, there, (discard, step)) in [
@@ -317,8 +329,13 @@ mod tests {
             (shared, content(9, 5, OTHER), fetch),
             (shared, content(9, 6, OTHER), (Some(6), Step::Fetch)),
             (shared, nothing(6, 6), (Some(6), Step::Without)),
-            (shared, nothing(9, 5), (None, Step::UseAndShare)),
+            // Newer commits were lost: the node that has the last one uploads it again.
+            (shared, nothing(9, 5), uses),
+            (shared, nothing(6, 5), (None, Step::UseAndShare)),
             (shared, nothing(0, 0), (None, Step::UseAndShare)),
+            (refused, There::Unknown, uses),
+            (refused, content(6, 0, OTHER), fetch),
+            (refused, nothing(6, 0), uses),
             (waiting, There::Unknown, uses),
             (waiting, content(4, 0, OTHER), uses),
             (waiting, content(6, 0, OTHER), uses),

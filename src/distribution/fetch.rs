@@ -15,6 +15,7 @@ use super::flight::Flights;
 use super::health::{Access, now};
 use super::types::Moving;
 use super::work::Workers;
+use crate::archive;
 use crate::archive::toc::{Patience, Table};
 use crate::engine::{self, LayerPlace, ReceiveError, ReceiveLayer, ReceiveRequest};
 use crate::model::{ArtifactId, Name, Timestamp};
@@ -204,6 +205,10 @@ impl Fetcher {
             self.layer(name, &manifest.layers[index], place)
         };
         let received = context.engine.receive(&request, &running.bytes, make)?;
+        if let Some(cleared) = context.cleared(name).filter(|it| request.number < *it) {
+            // `destroy` came between the answer and now.
+            context.block_on(context.engine.discard_cleared(name, cleared))?;
+        }
         let bytes = value(&running.bytes);
         count(&context.counters.fetches);
         let all = &context.counters.fetched_bytes;
@@ -260,7 +265,11 @@ impl Fetcher {
         let (layer, source) = match failure {
             ReceiveError::Layer { layer, source } => (layer, source),
             // What is wrong with the manifest does not change.
-            ReceiveError::Taken(_) | ReceiveError::Engine(engine::Error::Archive { .. }) => {
+            ReceiveError::Taken(_)
+            | ReceiveError::Engine(engine::Error::Archive {
+                source: archive::Error::Limit { .. } | archive::Error::Malformed { .. },
+                ..
+            }) => {
                 self.asker.refuse(found.record.write);
                 return;
             }

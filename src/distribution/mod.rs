@@ -122,6 +122,10 @@ impl Distribution {
         let call = move || {
             let cleared = shared::clear(&context.store, &of, &name, object_id(), now());
             context.health.note(Access::Write, &cleared);
+            if let Ok(number) = cleared {
+                let (tenant, reference) = (of, name);
+                context.note_clear(Name { tenant, reference }, number);
+            }
             cleared
         };
         let cleared = tokio::time::timeout(CLEAR, self.clears.run(|| true, call));

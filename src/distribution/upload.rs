@@ -69,6 +69,8 @@ impl Drop for Ends<'_> {
 enum Answer {
     Named(u64),
     KeptFirst,
+    /// The name shows a newer commit.
+    KeptNewer,
     /// With the number of the clear.
     Cleared(u64),
 }
@@ -227,14 +229,10 @@ impl Uploader {
         Ok(layers)
     }
 
-    /// Writes the answer into the index.
+    /// Writes the answer into the index. The name goes first: once the refusal is in the index, the
+    /// artifact is not tried again.
     fn enter(&self, artifact: &Artifact, answer: &Answer) -> engine::Result<()> {
         let engine = &self.context.engine;
-        let change = |sharing: &mut Sharing| match *answer {
-            Answer::Named(number) => sharing.number = Some(number),
-            Answer::KeptFirst | Answer::Cleared(_) => sharing.refused = true,
-        };
-        engine.set_sharing(artifact.id, change)?;
         if let Answer::Cleared(cleared) = *answer
             && loses_name(&artifact.reference, &artifact.sharing, cleared)
             && self.has_name(artifact)
@@ -243,6 +241,11 @@ impl Uploader {
             let discarded = engine.discard_cleared(&name, cleared);
             self.context.block_on(discarded)?;
         }
+        let change = |sharing: &mut Sharing| match *answer {
+            Answer::Named(number) => sharing.number = Some(number),
+            Answer::KeptFirst | Answer::KeptNewer | Answer::Cleared(_) => sharing.refused = true,
+        };
+        engine.set_sharing(artifact.id, change)?;
         Ok(())
     }
 
@@ -265,6 +268,7 @@ impl Uploader {
                 "content of another node has this name in the shared tier, and the first one \
                  keeps it",
             ),
+            Answer::KeptNewer => refused("the shared tier has a newer commit of this name"),
             Answer::Cleared(_) => refused(
                 "the name was cleared in the shared tier after this step began, or the tier did \
                  not answer then",
@@ -289,6 +293,10 @@ fn known_answer(artifact: &Artifact, record: Option<&NameRecord>) -> Option<Answ
         return Some(Answer::Named(record.number));
     }
     let base = artifact.sharing.base;
+    // It was sealed while the tier was not known or did not answer. A newer commit stays.
+    if base.is_none() && record.content().is_some() && record.committed > artifact.created {
+        return Some(Answer::KeptNewer);
+    }
     match decide::commit(Some(record), &artifact.reference, base, 1) {
         decide::Decision::Write(_) => None,
         decide::Decision::KeepsFirst => Some(Answer::KeptFirst),

@@ -1,12 +1,14 @@
 //! What leaves a node, and what comes back: cleared names, refused commits, `share: never`, tenants.
 
-use std::time::Duration;
+use std::time::{Duration, Instant};
 
+use baggageclaim::engine::Error;
 use baggageclaim::engine::notice::What;
 use baggageclaim::model::Outcome;
 use baggageclaim::shared::NameState;
 
 use crate::common::bench::eventually;
+use crate::failing::{Fault, Op};
 use crate::nodes::{
     INPUT, Node, OUTPUT, RESOURCE, Shared, TASK, reference, require, tenant, text, two_nodes, write,
 };
@@ -96,6 +98,74 @@ async fn content_from_before_the_tier_was_known_is_uploaded_unless_its_name_was_
         tier.record("artifact/built").expect("it stays").state,
         NameState::Cleared
     );
+    a.finish().await;
+    b.finish().await;
+}
+
+/// `destroy` on a node while that node fetches the name.
+#[tokio::test(flavor = "multi_thread")]
+async fn a_fetch_that_ends_after_a_clear_leaves_nothing() {
+    let Some(tier) = Shared::s3() else { return };
+    let a = require!(Node::new(&tier.store).await);
+    a.share("r", &RESOURCE, "poisoned").await;
+    let slow = tier.failing(|op, path| {
+        if op == Op::Get && path.contains("/layers/") {
+            return Fault::Slow(Duration::from_secs(1));
+        }
+        Fault::None
+    });
+    let b = Node::with(&slow, |settings| {
+        settings.fetch_wait = Duration::from_millis(100);
+    });
+    let b = require!(b.await);
+    assert_eq!(b.sees("early", &RESOURCE).await, None, "it starts empty");
+    let name = reference("resource-cache/git");
+    let cleared = b.distribution.clear(&tenant("ci"), &name).await;
+    cleared.expect("clear");
+    assert_eq!(b.distribution.metrics().fetches, 0, "it is still fetched");
+    eventually("the fetch ends", || b.distribution.metrics().fetching == 0).await;
+    assert!(b.bench.artifact("resource-cache/git").is_none());
+    assert_eq!(b.sees("late", &RESOURCE).await, None);
+    a.finish().await;
+    b.finish().await;
+}
+
+/// A node that gets its first tier has an old cache, and the tier has a newer one.
+#[tokio::test(flavor = "multi_thread")]
+async fn an_old_cache_that_follows_no_number_replaces_no_newer_one() {
+    let tier = Shared::file();
+    let old = require!(Node::new(&tier.store).await);
+    old.distribution.stop().await;
+    old.bench
+        .step("old", &TASK, |root| write(root, "old"))
+        .await;
+    let a = require!(Node::new(&tier.store).await);
+    a.share("new", &TASK, "new").await;
+    let old = Node::start(old.stop().await, &tier.store, |_| {});
+    old.shared().await;
+    assert_eq!(old.distribution.metrics().uploads_refused, 1);
+    assert_eq!(old.sees("look", &TASK).await, text("new"));
+    assert_eq!(a.sees("look", &TASK).await, text("new"));
+    a.finish().await;
+    old.finish().await;
+}
+
+/// An output whose time is over would be deleted as soon as it is fetched.
+#[tokio::test(flavor = "multi_thread")]
+async fn an_output_that_expired_is_not_fetched() {
+    let tier = Shared::file();
+    let a = require!(Node::new(&tier.store).await);
+    let brief = [OUTPUT[0], OUTPUT[1], ("ttl", "1s")];
+    a.share("o", &brief, "expired").await;
+    let made = Instant::now();
+    let b = Node::with(&tier.store, |settings| {
+        settings.input_wait = Duration::from_millis(300);
+    });
+    let b = require!(b.await);
+    tokio::time::sleep_until((made + Duration::from_millis(1100)).into()).await;
+    let error = b.try_publish("i", &INPUT).await.expect_err("it expired");
+    assert!(matches!(error, Error::Coming { .. }), "{error:?}");
+    assert_eq!(b.distribution.metrics().fetches, 0);
     a.finish().await;
     b.finish().await;
 }

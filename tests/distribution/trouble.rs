@@ -171,6 +171,32 @@ async fn damage_is_reported_once_and_a_node_that_has_the_content_mends_it() {
 }
 
 #[tokio::test(flavor = "multi_thread")]
+async fn a_node_with_an_older_commit_does_not_take_the_place_of_one_that_was_lost() {
+    let (tier, a, b) = two_nodes!();
+    a.share("t-1", &TASK, "first").await;
+    assert_eq!(b.sees("look", &TASK).await, text("first"));
+    a.share("t-2", &TASK, "second").await;
+    // A third node finds the damage.
+    for object in files(&tier.files.join("v1/ci/layers")) {
+        let mut bytes = fs::read(&object).expect("read");
+        let last = bytes.len() - 200;
+        bytes[last] ^= 1;
+        fs::write(&object, &bytes).expect("write");
+    }
+    let c = require!(Node::new(&tier.store).await);
+    assert_eq!(c.sees("miss", &TASK).await, None);
+    assert_eq!(b.sees("older", &TASK).await, text("first"));
+    b.shared().await;
+    assert_eq!(b.distribution.metrics().uploads, 0);
+    assert_eq!(a.sees("newer", &TASK).await, text("second"));
+    eventually("it is uploaded", || a.distribution.metrics().uploads == 3).await;
+    assert_eq!(b.sees("mended", &TASK).await, text("second"));
+    for node in [a, b, c] {
+        node.finish().await;
+    }
+}
+
+#[tokio::test(flavor = "multi_thread")]
 async fn a_bucket_that_was_wiped_is_filled_again() {
     let (tier, a, b) = two_nodes!();
     a.share("t", &TASK, "first").await;
