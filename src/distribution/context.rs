@@ -1,5 +1,5 @@
-//! What all parts of the distribution share: engine, store, settings, counters, the end. State that
-//! one module alone uses belongs there.
+//! The state that all parts of the distribution share: engine, store, settings, counters, the end.
+//! State that one module alone uses belongs to that module.
 
 use std::collections::HashSet;
 use std::sync::atomic::{AtomicU64, Ordering};
@@ -18,7 +18,7 @@ use crate::engine::Engine;
 use crate::model::{Reference, Tenant};
 use crate::shared::{Bucket, NameRecord, ObjectId, Publication, Result, Store};
 
-/// What each part gets.
+/// The state that each part gets.
 #[derive(Debug)]
 pub(super) struct Context {
     pub(super) engine: Engine,
@@ -35,7 +35,7 @@ pub(super) struct Context {
     prepared: Mutex<HashSet<Tenant>>,
 }
 
-/// What was done since the start.
+/// Counts since the start.
 #[derive(Debug, Default)]
 pub(super) struct Counters {
     pub(super) uploads: AtomicU64,
