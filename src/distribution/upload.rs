@@ -1,5 +1,5 @@
-//! One upload: the layers of an artifact that the tier lacks, its manifest, and its name. The tier's
-//! answer goes into the engine's index. `queue` decides which artifact is next.
+//! One upload: the layers of an artifact that the tier lacks, its manifest, and its name. Notes the
+//! answer in the engine's index. `queue` decides which artifact is next.
 
 use std::cell::Cell;
 use std::sync::Arc;
