@@ -13,6 +13,7 @@ use std::io::{Read as _, Write as _};
 use std::net::TcpStream;
 use std::path::Path;
 use std::process::{Command, Output};
+use std::time::Duration;
 
 use baggageclaim::kubelet_double::{Kubelet, PublishOptions};
 use common::process::NodeProcess;
@@ -95,6 +96,10 @@ async fn what_one_node_commits_the_other_one_forks_until_it_is_destroyed() {
     // A name that is destroyed on one node shows nothing on any.
     let destroyed = ask(&first, &["destroy", "task-cache/go", "-n", "ci"]);
     assert!(destroyed.status.success(), "{destroyed:?}");
+    let mistaken = ask(&first, &["destroy", "task-cache/og", "-n", "ci"]);
+    assert!(!mistaken.status.success(), "{mistaken:?}");
+    let error = String::from_utf8_lossy(&mistaken.stderr);
+    assert!(error.contains("task-cache/og"), "{error}");
     assert_eq!(step(&here, "four", b"").await, None);
     assert_eq!(step(&there, "five", b"").await, None);
     for node in [first, second] {
@@ -135,6 +140,81 @@ async fn a_driver_that_is_told_to_end_uploads_what_waits_and_serves_meanwhile() 
     second.terminate().await;
     end(one);
     end(two);
+}
+
+/// Waits for a random part of this time, so that a kill comes at another moment each time.
+async fn a_moment(most: Duration) {
+    let part = f64::from(getrandom::u32().expect("random bytes")) / f64::from(u32::MAX);
+    tokio::time::sleep(most.mul_f64(part)).await;
+}
+
+/// Fails unless this verb succeeds.
+fn passes(arguments: &[&str]) {
+    let mut command = Command::new(env!("CARGO_BIN_EXE_baggageclaim"));
+    let output = command.args(arguments).output().expect("the binary runs");
+    assert!(output.status.success(), "{arguments:?}: {output:?}");
+}
+
+#[tokio::test]
+async fn kills_at_any_moment_of_an_upload_or_a_fetch_lose_nothing_and_leave_nothing() {
+    const ROUNDS: usize = 10;
+    let (one, two) = (require_lab!(Fs::Ext4), require_lab!(Fs::Ext4));
+    let three = require_lab!(Fs::Ext4);
+    let (_tier, url) = tier();
+    let mut generations: Vec<Vec<u8>> = Vec::new();
+    for round in 0..ROUNDS {
+        let maker = NodeProcess::start(&one, &["--shared", &url, "--shared-bandwidth", "8Mi"]);
+        let here = maker.kubelet().await;
+        let mut content = vec![0; 1 << 20];
+        getrandom::fill(&mut content).expect("random bytes");
+        let found = step(&here, &format!("maker-{round}"), &content).await;
+        assert_eq!(found.as_ref(), generations.last(), "round {round}");
+        generations.push(content);
+        a_moment(Duration::from_millis(250)).await;
+        maker.kill().await;
+
+        let reader = NodeProcess::start(&two, &["--shared", &url]);
+        let there = reader.kubelet().await;
+        // The pod of the killed driver ends.
+        let pod = |round: usize| there.pod_with_uid("ci", "reader", format!("reader-{round}"));
+        if let Some(round) = round.checked_sub(1) {
+            pod(round).unpublish("cache").await.expect("unpublish");
+            pod(round).remove().expect("remove the pod's directory");
+        }
+        let attributes = [("type", "task-cache"), ("key", "go"), ("commit", "never")];
+        let reads = async {
+            let pod = pod(round);
+            let published = pod.publish("cache", attributes, PublishOptions::default());
+            let found = fs::read(published.await.expect("publish").target.join("runs")).ok();
+            assert!(found.is_none_or(|found| generations.contains(&found)));
+        };
+        tokio::select! {
+            () = reads => {}
+            () = a_moment(Duration::from_millis(60)) => {}
+        }
+        reader.kill().await;
+    }
+    // The last commit reaches the tier, and from there a node that has nothing.
+    let maker = NodeProcess::start(&one, &["--shared", &url]);
+    drop(maker.kubelet().await);
+    maker.terminate().await;
+    let reader = NodeProcess::start(&two, &["--shared", &url]);
+    let there = reader.kubelet().await;
+    let last = there.pod_with_uid("ci", "reader", format!("reader-{}", ROUNDS - 1));
+    last.unpublish("cache").await.expect("unpublish");
+    last.remove().expect("remove the pod's directory");
+    reader.terminate().await;
+    let patient = ["--shared", &url, "--ask", "30s", "--fetch-wait", "60s"];
+    let fresh = NodeProcess::start(&three, &patient);
+    let found = step(&fresh.kubelet().await, "last", b"").await;
+    assert_eq!(found.as_ref(), generations.last());
+    fresh.terminate().await;
+    passes(&["shared", "verify", "--shared", &url, "-n", "ci"]);
+    for lab in [one, two, three] {
+        let pool = lab.path().join("pool");
+        passes(&["check", "--pool", pool.to_str().expect("text")]);
+        end(lab);
+    }
 }
 
 #[tokio::test]

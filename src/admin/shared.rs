@@ -6,7 +6,7 @@ use tonic::{Code, Status};
 use super::service::{failed, reference_of, time};
 use crate::distribution::{self, Distribution, Moving, WaitingVolume};
 use crate::engine::{self, Engine};
-use crate::model::{Reference, Sharing, Tenant};
+use crate::model::{Name, Reference, Sharing, Tenant};
 use crate::proto::admin::v1 as admin;
 
 /// The state of a volume that waits for content of the tier; programs read it.
@@ -97,6 +97,15 @@ pub(super) async fn destroy(
     tenant: &Tenant,
     reference: &Reference,
 ) -> Result<(), Status> {
+    // A name that no node ever committed is a mistake of the caller.
+    let is_here = engine.local(tenant, reference).is_some();
+    if !is_here && distribution.base(tenant, reference).await == Some(0) {
+        let name = Name {
+            tenant: tenant.clone(),
+            reference: reference.clone(),
+        };
+        return Err(failed(&engine::Error::NoSuchName(name)));
+    }
     // The engine would refuse it after the tier has forgotten the name.
     let forks = engine
         .artifacts(Some(tenant))

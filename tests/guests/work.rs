@@ -317,6 +317,7 @@ impl<'a> Work<'a> {
             digest: None,
             size: (self.random.below(2) == 0).then_some(archive.len() as u64),
             ttl: None,
+            base: None,
         };
         let input = Cursor::new(archive);
         self.engine.import(request, input, Arc::default()).await?;
