@@ -1,5 +1,5 @@
-//! Questions about names: what the tier shows under a name, at this moment. Equal questions at the
-//! same time are one. What an answer means is decided in `decide`.
+//! Questions about names: the record that the tier has under a name at this moment. Equal questions
+//! at the same time are one. `decide` says what an answer means.
 
 use std::collections::{HashMap, HashSet};
 use std::sync::Arc;
@@ -76,7 +76,7 @@ pub(super) struct Asker {
     memory: Arc<Memory>,
 }
 
-/// What is remembered of earlier answers.
+/// The earlier answers that are remembered.
 #[derive(Debug, Default)]
 struct Memory {
     /// By name: what it showed last, to ask whether that changed.
@@ -113,7 +113,7 @@ impl Asker {
         }
     }
 
-    /// What the tier shows under a name. The caller limits how long it waits.
+    /// Asks what the tier shows under a name. The caller limits how long it waits.
     pub(super) async fn ask(self: &Arc<Self>, name: &Name, detail: Detail) -> Answer {
         let answer = self.flights.join((name.clone(), detail), |callers| {
             let (asker, name) = (Arc::clone(self), name.clone());

@@ -1,5 +1,5 @@
-//! What all parts of the distribution share: engine, store, settings, counters, the end. State that
-//! one module alone uses belongs there.
+//! The state that all parts of the distribution share: engine, store, settings, counters, the end.
+//! State that one module alone uses belongs to that module.
 
 use std::collections::{HashMap, HashSet};
 use std::sync::atomic::{AtomicU64, Ordering};
@@ -21,7 +21,7 @@ use crate::shared::{Bucket, NameRecord, ObjectId, Publication, Result, Store};
 /// How many cleared names are remembered.
 const REMEMBERED: usize = 4096;
 
-/// What each part gets.
+/// The state that each part gets.
 #[derive(Debug)]
 pub(super) struct Context {
     pub(super) engine: Engine,
@@ -40,7 +40,7 @@ pub(super) struct Context {
     cleared: Mutex<HashMap<Name, u64>>,
 }
 
-/// What was done since the start.
+/// Counts since the start.
 #[derive(Debug, Default)]
 pub(super) struct Counters {
     pub(super) uploads: AtomicU64,

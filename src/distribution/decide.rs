@@ -60,7 +60,7 @@ pub(super) enum Question {
 pub(super) enum Step {
     /// It starts from the content on this node.
     Use,
-    /// The same, and the tier lost that content: it is uploaded again.
+    /// The same step, and the content is uploaded again: the tier lost it.
     UseAndShare,
     /// It fetches what the tier shows.
     Fetch,
@@ -70,7 +70,7 @@ pub(super) enum Step {
     Without,
 }
 
-/// What the volume does, and before that with the content on this node.
+/// The step of the volume, and what happens before to the content on this node.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(super) struct Decision {
     /// The name is taken from the content on this node: the tier cleared it with this number,
@@ -98,7 +98,7 @@ pub(super) fn decide(want: Want, here: Option<&Here>, there: There) -> Decision 
         There::Nothing { cleared, .. } | There::Content { cleared, .. } => cleared,
     };
     let stays = here.filter(|here| {
-        // What is never shared is this node's own: no clear elsewhere is about it.
+        // Content that is never shared is this node's own: no clear elsewhere is about it.
         here.sharing.never || !is_older_than_clear(&here.sharing, cleared)
     });
     let discard = (here.is_some() && stays.is_none()).then_some(cleared);
@@ -129,7 +129,7 @@ fn is_last_lost(here: &Here, number: u64) -> bool {
 
 /// Whether the tier shows a commit that is newer than the content on this node.
 fn is_newer(here: &Here, number: u64, artifact: ArtifactId) -> bool {
-    // What will be uploaded will be the last commit: this node reads its own writes.
+    // Content that waits for its upload will be the last commit: this node reads its own writes.
     let is_last = here.artifact == artifact || here.sharing.is_wanted();
     let is_older = here.sharing.follows().is_some_and(|it| number > it);
     !is_last && (here.sharing.refused || is_older)

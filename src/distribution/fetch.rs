@@ -33,7 +33,7 @@ const RESOLVES: u32 = 3;
 /// How long a record of the format and its frame may take.
 const PATIENCE: Patience = Patience(Duration::from_secs(120));
 
-/// What came of a fetch: an error in words.
+/// The result of a fetch: an error in words.
 pub(super) type Fetched = std::result::Result<(), Arc<str>>;
 
 /// Fetches artifacts.
@@ -95,7 +95,7 @@ impl Fetcher {
         fetched.unwrap_or_else(|| Err("the fetch ended in a panic".into()))
     }
 
-    /// What is being fetched.
+    /// The fetches that run.
     pub(super) fn running(&self) -> Vec<Moving> {
         let running = self.running.lock();
         let mut moving: Vec<Moving> = running
@@ -149,7 +149,8 @@ impl Fetcher {
         Err(failure.to_string().into())
     }
 
-    /// What the name shows by now, if an object vanished because the artifact was published again.
+    /// The publication that the name shows now, if an object vanished because the artifact was
+    /// published again.
     fn again(&self, name: &Name, found: &Found, failure: &Failure) -> Option<Arc<Found>> {
         let ReceiveError::Layer { source, .. } = failure else {
             return None;
@@ -264,7 +265,7 @@ impl Fetcher {
         );
         let (layer, source) = match failure {
             ReceiveError::Layer { layer, source } => (layer, source),
-            // What is wrong with the manifest does not change.
+            // A wrong manifest stays wrong: the name gets another one with its next commit.
             ReceiveError::Taken(_)
             | ReceiveError::Engine(engine::Error::Archive {
                 source: archive::Error::Limit { .. } | archive::Error::Malformed { .. },

@@ -1,5 +1,5 @@
-//! Which errors the tier gave of late. An error that lasts until a person changes something is told
-//! once: in the log, and to one pod. The next success of the same kind of access ends it.
+//! The recent errors of the tier. An error that lasts until a person changes something is told once
+//! for each kind of access: in the log, and to one pod. The next success of that kind ends it.
 
 use std::time::{SystemTime, UNIX_EPOCH};
 
@@ -52,7 +52,7 @@ impl Health {
             Err(
                 error @ (Error::Permanent { .. } | Error::Away { .. } | Error::SlowDown { .. }),
             ) => self.failed(access, error),
-            // What the tier holds is wrong, and the storage is well.
+            // The content of the tier is wrong; the storage works.
             Err(error @ (Error::Corrupt { .. } | Error::Missing { .. } | Error::Newer { .. })) => {
                 self.0.lock().last = Some((now(), error.to_string()));
             }

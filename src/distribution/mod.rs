@@ -140,7 +140,7 @@ impl Distribution {
         })
     }
 
-    /// What is moving, what waits, and what is wrong.
+    /// The content that moves or waits, and the errors.
     #[must_use]
     pub fn status(&self) -> Status {
         let context = &self.context;
@@ -190,8 +190,8 @@ impl Distribution {
         self.queue.drain(within).await
     }
 
-    /// Ends all work at its next safe point, and waits a few seconds for it. What is not uploaded
-    /// stays in the queue. To be called before `Engine::shutdown`.
+    /// Ends all work at its next safe point, and waits a few seconds for it. Content that is not
+    /// uploaded stays in the queue. To be called before `Engine::shutdown`.
     pub async fn stop(&self) {
         self.context.stop.cancel();
         self.context.tasks.close();

@@ -42,7 +42,7 @@ struct Waiting {
     for_tables: bool,
 }
 
-/// What the loop remembers.
+/// The memory of the loop.
 #[derive(Debug, Default)]
 struct Memory {
     waiting: HashMap<ArtifactId, Waiting>,
@@ -50,7 +50,7 @@ struct Memory {
     failures: u32,
 }
 
-/// What the loop does after an upload.
+/// The next action of the loop after an upload.
 enum After {
     /// It goes on.
     Next,
@@ -226,7 +226,7 @@ impl Queue {
                 }
             }
         };
-        // What is left is told below.
+        // The result says how much is left.
         let _in_time = tokio::time::timeout(within, all).await;
         self.draining.store(false, Ordering::Relaxed);
         Drained {

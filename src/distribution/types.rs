@@ -1,5 +1,5 @@
-//! What goes into the distribution and what comes out: settings, the answer to `status`, and plain
-//! counters. What they look like outside is the concern of `admin`, `http` and `cli`.
+//! The input and output of the distribution: settings, the answer to `status`, and plain counters.
+//! `admin`, `http` and `cli` decide how they are shown.
 
 use std::num::NonZeroU64;
 use std::time::Duration;
@@ -17,7 +17,7 @@ pub struct Settings {
     pub ask: Duration,
     /// How long a cache waits for its bytes.
     pub fetch_wait: Duration,
-    /// How long content that is on this node, or that starts empty, waits for the tier's answer.
+    /// How long a task cache that is on this node, or an output, waits for the tier's answer.
     pub fresh_wait: Duration,
     /// How long an input waits for its content.
     pub input_wait: Duration,
@@ -25,7 +25,7 @@ pub struct Settings {
     pub uploads: usize,
     /// The most bytes per second that are uploaded. `None`: no limit.
     pub bandwidth: Option<NonZeroU64>,
-    /// Where people's notices go. `None`: nowhere.
+    /// Where notices for the users of pods go. `None`: nowhere.
     pub notices: Option<Notices>,
 }
 
@@ -57,9 +57,9 @@ pub struct Status {
     pub uploads_waiting: u64,
     /// Their bytes on this node, at most: layers that the tier has are not uploaded again.
     pub bytes_waiting: u64,
-    /// What is being uploaded.
+    /// The upload that runs.
     pub uploading: Option<Moving>,
-    /// What is being fetched.
+    /// The fetches that run.
     pub fetching: Vec<Moving>,
 }
 
@@ -87,7 +87,7 @@ pub struct Drained {
     pub left: u64,
 }
 
-/// What the distribution did since it was started, and has at this moment.
+/// Counters since the start, and gauges of this moment.
 #[derive(Debug, Clone, Copy, Default, PartialEq, Eq)]
 pub struct Metrics {
     /// Artifacts that are not in the tier yet.
@@ -112,7 +112,7 @@ pub struct Metrics {
     pub questions: u64,
     /// Questions that the tier answered with an error, or not at all.
     pub questions_failed: u64,
-    /// Volumes that needed content of the tier and started without it, or waited in vain.
+    /// Caches that began empty, and inputs that waited in vain.
     pub misses: u64,
     /// Damaged objects that were reported to the other nodes.
     pub damage_reported: u64,

@@ -1,5 +1,5 @@
-//! One upload: the layers of an artifact that the tier lacks, its manifest, and its name. What the
-//! tier answers is written into the engine's index. Which artifact is next is decided in `queue`.
+//! One upload: the layers of an artifact that the tier lacks, its manifest, and its name. Notes the
+//! answer in the engine's index. `queue` decides which artifact is next.
 
 use std::cell::Cell;
 use std::sync::Arc;
@@ -24,7 +24,7 @@ use crate::shared::{
 /// How often an upload looks whether its artifact still has its name.
 const LOOK: Duration = Duration::from_millis(500);
 
-/// What came of an upload.
+/// The result of an upload.
 #[derive(Debug)]
 pub(super) enum Outcome {
     /// The tier has the artifact, or refused it for good.
@@ -65,7 +65,7 @@ impl Drop for Ends<'_> {
     }
 }
 
-/// What the tier answered to a publication.
+/// The tier's answer to a publication.
 enum Answer {
     Named(u64),
     KeptFirst,
@@ -84,7 +84,7 @@ impl Uploader {
         }
     }
 
-    /// What is being uploaded.
+    /// The upload that runs.
     pub(super) fn running(&self) -> Option<Moving> {
         let running = self.running.lock().clone()?;
         Some(Moving {

@@ -1,5 +1,5 @@
-//! The shared tier as the engine sees it: what this node has under a name, what is still to be
-//! uploaded, and what the tier said about an artifact. Nothing here knows where the tier is.
+//! The shared tier as the engine sees it: the content of this node under a name, the artifacts that
+//! wait for their upload, and the tier's answer about each. Nothing here knows where the tier is.
 
 use std::sync::Arc;
 
@@ -11,7 +11,7 @@ use super::types::{LocalArtifact, PublishRequest};
 use crate::model::{Artifact, ArtifactId, Name, Sharing, VolumeKind};
 use crate::store::{self, Change};
 
-/// What this node has under a name.
+/// The content of this node under a name.
 pub(super) fn local(inner: &Inner, name: &Name) -> Option<LocalArtifact> {
     let state = inner.state.lock();
     let sealed = state.catalog.owner(name)?;

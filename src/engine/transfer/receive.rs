@@ -1,5 +1,5 @@
 //! Receive: an artifact of another node appears here, layer by layer, whole and durable, or not at
-//! all. Where its layers come from, the caller knows.
+//! all. The caller knows where its layers come from.
 //!
 //! | step | on disk |
 //! |---|---|
@@ -356,7 +356,7 @@ where
         let part = dir.open_beneath(PART).context(MAKE)?;
         point(Point::ReceiveMade);
         let table = self.fill(layer, &part, &dir)?;
-        // What a stacking backend calls a layer is a directory in overlayfs' form.
+        // A layer of a stacking backend is a directory in overlayfs' form.
         part.rename(layout::FS, &dir, layout::FS).context(FINISH)?;
         remove(&dir, PART)?;
         point(Point::ReceiveFilled);
