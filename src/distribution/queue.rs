@@ -1,11 +1,13 @@
 //! The queue of uploads: which artifact is next, and what waits after an error. The queue itself is
 //! what the engine's index says; only the waiting times are kept here.
 
-use std::collections::HashMap;
+use std::cmp::Reverse;
+use std::collections::{HashMap, HashSet};
 use std::sync::Arc;
-use std::sync::atomic::{AtomicBool, Ordering};
+use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
 use std::time::{Duration, Instant};
 
+use parking_lot::Mutex;
 use tokio::sync::{Notify, watch};
 
 use super::context::{Context, count, random, value};
@@ -13,10 +15,12 @@ use super::decide::{Setback, pause, setback};
 use super::types::Drained;
 use super::upload::{Outcome, Uploader};
 use super::work::Workers;
-use crate::model::{Artifact, ArtifactId};
+use crate::model::{Artifact, ArtifactId, Tenant};
 
-/// How long an artifact waits for tables of contents, if nothing tells that they were made.
-const TABLES: Duration = Duration::from_secs(30);
+/// How often the queue is looked at if no event tells of a change.
+const LOOK: Duration = Duration::from_secs(30);
+/// How long an artifact waits that changed before its upload began.
+const CHANGED: Duration = Duration::from_secs(1);
 /// The longest pause while the driver ends.
 const WHILE_DRAINING: Duration = Duration::from_secs(1);
 
@@ -26,36 +30,47 @@ pub(super) struct Queue {
     context: Arc<Context>,
     pub(super) uploader: Arc<Uploader>,
     workers: Workers,
+    memory: Mutex<Memory>,
     draining: AtomicBool,
+    /// How often `drain` began.
+    drains: AtomicU64,
     /// The queue is to be looked at.
     look: Notify,
-    /// How often the queue was looked at, and whether it can do nothing more at this moment.
+    /// The last drain that the queue took notice of, and whether the queue can do nothing more at
+    /// this moment.
     turn: watch::Sender<(u64, bool)>,
 }
 
-/// An artifact that is not tried at this moment.
+/// An artifact that was not uploaded.
 #[derive(Debug)]
 struct Waiting {
     failures: u32,
+    /// It is not tried before. Later it is tried after all artifacts that did not fail.
     until: Instant,
-    /// Waits for tables of contents only.
-    for_tables: bool,
 }
 
 /// The memory of the loop.
 #[derive(Debug, Default)]
 struct Memory {
     waiting: HashMap<ArtifactId, Waiting>,
+    /// Tenants whose part of the tier a person must mend, or one object in it.
+    tenants: HashMap<Tenant, Instant>,
     /// Failures of the storage in a row.
     failures: u32,
+    /// The last drain that was taken notice of.
+    drain: u64,
 }
 
-/// The next action of the loop after an upload.
-enum After {
-    /// It goes on.
-    Next,
-    /// It waits, and then goes on. `stuck`: a person must change something.
-    Pause { pause: Duration, stuck: bool },
+/// What a look at the queue found.
+#[derive(Debug, Default)]
+struct Looked {
+    next: Option<Artifact>,
+    /// When the first of the artifacts that wait may be tried.
+    again: Option<Instant>,
+    /// An artifact has a layer without a table of contents.
+    lacks_tables: bool,
+    /// The last drain that had begun before.
+    drain: u64,
 }
 
 impl Queue {
@@ -63,7 +78,9 @@ impl Queue {
         Self {
             uploader: Arc::new(Uploader::new(Arc::clone(&context))),
             workers: context.workers("shared-upload", 1),
+            memory: Mutex::default(),
             draining: AtomicBool::new(false),
+            drains: AtomicU64::new(0),
             look: Notify::new(),
             turn: watch::Sender::new((0, false)),
             context,
@@ -77,64 +94,89 @@ impl Queue {
 
     /// Uploads until everything stops.
     pub(super) async fn run(self: Arc<Self>) {
-        let mut memory = Memory::default();
         while !self.context.is_stopping() {
-            match self.next(&mut memory) {
-                Some(artifact) => {
-                    let uploader = Arc::clone(&self.uploader);
-                    let next = artifact.clone();
-                    let call = move || uploader.upload(&next);
-                    let outcome = self.workers.run(|| true, call).await;
-                    if let After::Pause { pause, stuck } =
-                        self.after(&mut memory, &artifact, outcome)
-                    {
-                        self.turn(stuck);
-                        self.pause(pause).await;
-                    }
-                }
-                None => self.idle(&mut memory).await,
+            let queue = Arc::clone(&self);
+            let looked = self.workers.run(|| true, move || queue.next()).await;
+            let looked = looked.unwrap_or_default();
+            let Some(artifact) = looked.next else {
+                self.idle(&looked).await;
+                continue;
+            };
+            let uploader = Arc::clone(&self.uploader);
+            let next = artifact.clone();
+            let call = move || uploader.upload(&next);
+            let outcome = self.workers.run(|| true, call).await;
+            if let Some(pause) = self.after(&artifact, outcome) {
+                self.pause(pause).await;
             }
         }
     }
 
-    /// The newest artifact that does not wait.
-    fn next(&self, memory: &mut Memory) -> Option<Artifact> {
-        let to_share = self.context.engine.to_share();
-        let ids: Vec<ArtifactId> = to_share.iter().map(|artifact| artifact.id).collect();
-        memory.waiting.retain(|id, _| ids.contains(id));
-        let now = Instant::now();
-        let waits = |artifact: &Artifact| {
-            let waiting = memory.waiting.get(&artifact.id);
-            waiting.is_some_and(|waiting| waiting.until > now)
+    /// Looks for the artifact that is next: the newest one that did not fail, else the one that
+    /// waited for the longest time. Takes as long as a walk over all artifacts.
+    fn next(&self) -> Looked {
+        let mut memory = self.memory.lock();
+        let memory = &mut *memory;
+        let drain = self.drains.load(Ordering::Relaxed);
+        if memory.drain < drain {
+            // A person may have mended it, and this is the last chance of this process.
+            memory.tenants.clear();
+            memory.drain = drain;
+        }
+        let mut looked = Looked {
+            drain,
+            ..Looked::default()
         };
-        to_share.into_iter().find(|artifact| !waits(artifact))
+        let now = Instant::now();
+        let mut wanted = HashSet::new();
+        let mut first = None;
+        self.context.engine.each_to_share(|artifact, has_tables| {
+            let waiting = memory.waiting.get(&artifact.id).map(|it| it.until);
+            if waiting.is_some() {
+                wanted.insert(artifact.id);
+            }
+            let until = waiting.max(memory.tenants.get(&artifact.tenant).copied());
+            if !has_tables {
+                looked.lacks_tables = true;
+            } else if let Some(until) = until.filter(|until| *until > now) {
+                let again = looked.again.map_or(until, |again| again.min(until));
+                looked.again = Some(again);
+            } else {
+                let place = (waiting, Reverse((artifact.created, artifact.id)));
+                if first.is_none_or(|first| place < first) {
+                    first = Some(place);
+                    looked.next = Some(artifact.clone());
+                }
+            }
+        });
+        memory.waiting.retain(|id, _| wanted.contains(id));
+        memory.tenants.retain(|_, until| *until > now);
+        looked
     }
 
-    fn after(&self, memory: &mut Memory, artifact: &Artifact, outcome: Option<Outcome>) -> After {
+    /// Notes what came of an upload. Returns how long all uploads wait.
+    fn after(&self, artifact: &Artifact, outcome: Option<Outcome>) -> Option<Duration> {
+        let mut memory = self.memory.lock();
         let error = match outcome {
             Some(Outcome::Done) => {
                 memory.failures = 0;
                 memory.waiting.remove(&artifact.id);
-                return After::Next;
+                return None;
             }
-            // Not in the queue any more; otherwise a moment later.
-            Some(Outcome::Gone) => {
-                memory.wait(artifact.id, Duration::from_secs(1), false);
-                return After::Next;
-            }
-            Some(Outcome::NotReady) => {
-                memory.wait(artifact.id, TABLES, true);
-                return After::Next;
+            // It is not in the queue any more, lacks tables by now, or is tried again.
+            Some(Outcome::Gone | Outcome::NotReady) => {
+                memory.wait(artifact, CHANGED);
+                return None;
             }
             Some(Outcome::Failed(error)) => error,
             Some(Outcome::Engine(error)) => {
                 tracing::warn!(artifact = %artifact.id, %error, "an artifact cannot be uploaded; it is tried again");
                 memory.put_off(artifact);
-                return After::Next;
+                return None;
             }
             None => {
                 memory.put_off(artifact);
-                return After::Next;
+                return None;
             }
         };
         let setback = setback(&error);
@@ -142,34 +184,42 @@ impl Queue {
             count(&self.context.counters.upload_failures);
         }
         match setback {
-            Setback::Again | Setback::Stopped => After::Next,
+            Setback::Again | Setback::Stopped => None,
             Setback::Artifact => {
                 tracing::warn!(
                     tenant = %artifact.tenant, reference = %artifact.reference, %error,
                     "an artifact cannot be uploaded; it is tried again"
                 );
                 memory.put_off(artifact);
-                After::Next
+                None
             }
-            Setback::Storage | Setback::Busy | Setback::Permanent => {
+            Setback::Permanent => {
+                // A credential may be valid for some tenants only.
+                let until = Instant::now() + pause(setback, 0, random());
+                memory.tenants.insert(artifact.tenant.clone(), until);
+                // Only this artifact's objects may be at fault: the others go first.
+                memory.wait(artifact, Duration::ZERO);
+                None
+            }
+            Setback::Storage | Setback::Busy => {
                 let pause = pause(setback, memory.failures, random());
                 memory.failures += 1;
-                let stuck = setback == Setback::Permanent;
-                After::Pause { pause, stuck }
+                memory.wait(artifact, Duration::ZERO);
+                Some(pause)
             }
         }
     }
 
     /// Waits until there may be something to do.
-    async fn idle(&self, memory: &mut Memory) {
-        let tables = memory.waiting.values().any(|waiting| waiting.for_tables);
-        self.turn(!tables);
-        let until = memory.waiting.values().map(|waiting| waiting.until).min();
-        let until = until.unwrap_or_else(|| Instant::now() + TABLES);
+    async fn idle(&self, looked: &Looked) {
+        let now = Instant::now();
+        let soon = now + WHILE_DRAINING;
+        let nothing_more = !looked.lacks_tables && looked.again.is_none_or(|again| again > soon);
+        self.turn.send_replace((looked.drain, nothing_more));
+        let later = now + LOOK;
+        let until = looked.again.map_or(later, |again| again.min(later));
         tokio::select! {
-            () = self.context.engine.content_changed() => {
-                memory.waiting.retain(|_, waiting| !waiting.for_tables);
-            }
+            () = self.context.engine.content_changed() => {}
             () = self.look.notified() => {}
             () = tokio::time::sleep_until(until.into()) => {}
             () = self.context.stop.cancelled() => {}
@@ -201,27 +251,23 @@ impl Queue {
         }
     }
 
-    /// Tells `drain` that everything was tried once more.
-    fn turn(&self, nothing_more: bool) {
-        self.turn
-            .send_modify(|turn| *turn = (turn.0 + 1, nothing_more));
-    }
-
     /// Uploads what waits, at most for so long. Ends earlier if all is uploaded, or the rest cannot
     /// be uploaded at this moment.
     pub(super) async fn drain(&self, within: Duration) -> Drained {
         let before = value(&self.context.counters.uploads);
         let mut turns = self.turn.subscribe();
-        let (first, _) = *turns.borrow_and_update();
+        turns.mark_unchanged();
         self.draining.store(true, Ordering::Relaxed);
+        let drain = self.drains.fetch_add(1, Ordering::Relaxed) + 1;
         self.look();
         let all = async {
             while !self.context.engine.to_share().is_empty() {
                 if turns.changed().await.is_err() {
                     return;
                 }
-                let (turn, nothing_more) = *turns.borrow_and_update();
-                if turn > first && nothing_more {
+                // An earlier look may have found less.
+                let (looked, nothing_more) = *turns.borrow_and_update();
+                if looked >= drain && nothing_more {
                     return;
                 }
             }
@@ -237,26 +283,18 @@ impl Queue {
 }
 
 impl Memory {
+    /// The artifact waits for longer after each failure.
     fn put_off(&mut self, artifact: &Artifact) {
         let failures = self.waiting.get(&artifact.id).map_or(0, |it| it.failures);
-        self.wait(
-            artifact.id,
-            pause(Setback::Artifact, failures, random()),
-            false,
-        );
-        if let Some(waiting) = self.waiting.get_mut(&artifact.id) {
-            waiting.failures = failures + 1;
-        }
+        let waiting = self.wait(artifact, pause(Setback::Artifact, failures, random()));
+        waiting.failures = failures + 1;
     }
 
-    fn wait(&mut self, id: ArtifactId, pause: Duration, for_tables: bool) {
+    fn wait(&mut self, artifact: &Artifact, pause: Duration) -> &mut Waiting {
         let until = Instant::now() + pause;
-        let waiting = self.waiting.entry(id).or_insert(Waiting {
-            failures: 0,
-            until,
-            for_tables,
-        });
+        let waiting = self.waiting.entry(artifact.id);
+        let waiting = waiting.or_insert(Waiting { failures: 0, until });
         waiting.until = until;
-        waiting.for_tables = for_tables;
+        waiting
     }
 }

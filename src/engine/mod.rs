@@ -512,6 +512,12 @@ impl Engine {
         sharing::to_share(&self.inner)
     }
 
+    /// Looks at the artifacts that are to be uploaded, in no order. `true`: all layers of the
+    /// artifact have a table of contents. `look` must be quick, and must not call the engine.
+    pub fn each_to_share(&self, look: impl FnMut(&Artifact, bool)) {
+        sharing::each_to_share(&self.inner, look);
+    }
+
     /// Waits until [`Engine::to_share`] or [`Engine::open_layers`] may have a new answer. For one
     /// caller: a change that happened before the call wakes it, too.
     pub async fn content_changed(&self) {

@@ -35,15 +35,23 @@ pub(super) fn is_coming(inner: &Inner, request: &PublishRequest) -> bool {
     coming.is_some()
 }
 
-/// The artifacts that the tier should get, newest first.
-pub(super) fn to_share(inner: &Inner) -> Vec<Artifact> {
-    let mut wanted = Vec::new();
+/// Looks at the artifacts that the tier should get, in no order. `true`: all layers of the artifact
+/// have a table of contents. The state is locked during each call.
+pub(super) fn each_to_share(inner: &Inner, mut look: impl FnMut(&Artifact, bool)) {
+    let tables = &inner.collector.tables;
     inner.look_at_artifacts(|state, sealed| {
         let artifact = &sealed.artifact;
         if sealed.durable && artifact.sharing.is_wanted() && state.catalog.is_named(artifact) {
-            wanted.push(artifact.clone());
+            let has_table = |layer| tables.get(layer).is_some();
+            look(artifact, artifact.layers.iter().all(has_table));
         }
     });
+}
+
+/// The artifacts that the tier should get, newest first.
+pub(super) fn to_share(inner: &Inner) -> Vec<Artifact> {
+    let mut wanted = Vec::new();
+    each_to_share(inner, |artifact, _| wanted.push(artifact.clone()));
     wanted.sort_by_key(|artifact| std::cmp::Reverse((artifact.created, artifact.id)));
     wanted
 }

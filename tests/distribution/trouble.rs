@@ -7,12 +7,16 @@ use std::sync::atomic::{AtomicU8, Ordering};
 use std::time::{Duration, Instant};
 
 use baggageclaim::distribution::Settings;
-use baggageclaim::engine::Error;
 use baggageclaim::engine::notice::What;
+use baggageclaim::engine::{ArtifactRow, Error};
+use baggageclaim::model::Outcome;
 
-use crate::common::bench::{NEVER, eventually};
+use crate::common::bench::{Ground, NEVER, eventually};
+use crate::common::skip;
 use crate::failing::{Fault, Op};
-use crate::nodes::{INPUT, Node, OUTPUT, RESOURCE, Shared, TASK, require, text, two_nodes};
+use crate::nodes::{
+    INPUT, Node, OUTPUT, RESOURCE, Shared, TASK, require, tenant, text, two_nodes, write,
+};
 
 const WELL: u8 = 0;
 const AWAY: u8 = 1;
@@ -125,6 +129,68 @@ async fn uploads_wait_for_the_tier_and_a_permanent_error_is_told_once() {
     let told = node.heard();
     let shared = |what: &&What| matches!(what, What::Shared { .. });
     assert_eq!(told.iter().filter(shared).count(), 3, "{told:?}");
+    node.finish().await;
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn what_a_person_must_mend_for_one_tenant_or_object_stops_no_other_uploads() {
+    const PREFIX: u8 = 0;
+    const OBJECT: u8 = 1;
+    const NOTHING: u8 = 2;
+    let tier = Shared::file();
+    let bench = match Ground::ALL[0].bench().await {
+        Ok(bench) => bench,
+        Err(reason) => return skip(&reason),
+    };
+    // All of it is there before the queue is looked at, and the forbidden content is the newest.
+    for (tenant_, key) in [("other", "older"), ("ci", "good"), ("ci", "bad")] {
+        let attributes = [("type", "task-cache"), ("key", key)];
+        let mut request = bench.request(key, key, &attributes);
+        request.tenant = tenant(tenant_);
+        request.share = true;
+        bench.engine.publish(request).await.expect("publish");
+        write(&bench.target(key), key);
+        bench.outcome(key, Outcome::Succeeded).await;
+        bench.unpublish(key).await;
+        bench.quiet().await;
+    }
+    eventually("all have their tables", || {
+        let rows = bench.engine.artifacts(None);
+        let has_tables = |row: &ArtifactRow| row.durable && row.tables.iter().all(Option::is_some);
+        rows.iter().all(has_tables)
+    })
+    .await;
+    let mode = Arc::new(AtomicU8::new(PREFIX));
+    let modes = Arc::clone(&mode);
+    let store = tier.failing(move |_, path| match modes.load(Ordering::SeqCst) {
+        PREFIX if path.starts_with("v1/ci/") => Fault::Status(403),
+        OBJECT if path.ends_with("/task-cache/bad") => Fault::Status(400),
+        _ => Fault::None,
+    });
+    let node = Node::start(bench, &store, short);
+    eventually("the other tenant's older content is uploaded", || {
+        node.distribution.metrics().uploads == 1
+    })
+    .await;
+    let failures = || node.distribution.metrics().upload_failures;
+    assert_eq!(
+        failures(),
+        1,
+        "one request tells that a prefix is forbidden"
+    );
+    let began = Instant::now();
+    // The object that failed is tried last.
+    mode.store(OBJECT, Ordering::SeqCst);
+    let drained = node.distribution.drain(NEVER).await;
+    assert_eq!((drained.uploaded, drained.left), (1, 1));
+    mode.store(PREFIX, Ordering::SeqCst);
+    let drained = node.distribution.drain(NEVER).await;
+    assert_eq!((drained.uploaded, drained.left), (0, 1));
+    assert_eq!(failures(), 3, "each drain tries once more");
+    mode.store(NOTHING, Ordering::SeqCst);
+    let drained = node.distribution.drain(NEVER).await;
+    assert_eq!((drained.uploaded, drained.left), (1, 0));
+    assert!(began.elapsed() < NEVER / 2, "{:?}", began.elapsed());
     node.finish().await;
 }
 
