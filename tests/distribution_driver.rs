@@ -16,11 +16,13 @@ use std::process::{Command, Output};
 use std::time::Duration;
 
 use baggageclaim::kubelet_double::{Kubelet, PublishOptions};
+use common::bench::eventually;
 use common::process::NodeProcess;
 use common::{Fs, Lab, require_lab};
 use rustix::process::Signal;
 use serde_json::Value;
 use tempfile::TempDir;
+use tonic::{Code, Status};
 
 /// A message of the log.
 const SHARED: &str = "uploaded to the shared tier";
@@ -266,4 +268,44 @@ async fn a_tier_that_does_not_exist_is_reported_and_keeps_no_pod_from_its_conten
         assert_eq!(lines.count(), 1, "{access}: {log}");
     }
     end(lab);
+}
+
+#[tokio::test]
+async fn an_unpublish_does_not_overtake_a_publish_that_waits_for_the_tier() {
+    const INPUT: [(&str, &str); 2] = [("type", "input"), ("from", "artifact/none")];
+    let lab = require_lab!(Fs::Ext4);
+    let (_tier, url) = tier();
+    let node = NodeProcess::start(&lab, &["--shared", &url]);
+    let pod = node.kubelet().await.pod("ci", "waits");
+    let waiting = pod.clone();
+    let publish = tokio::spawn(async move {
+        let published = waiting.publish("in", INPUT, PublishOptions::default());
+        published.await.map(drop)
+    });
+    eventually("it waits", || {
+        json(&node, &["volumes"])[0]["id"] == pod.volume_id("in")
+    })
+    .await;
+    let unpublished = pod.unpublish("in").await;
+    assert!(is_aborted(&unpublished), "{unpublished:?}");
+    let again = pod.republish("in", INPUT, PublishOptions::default()).await;
+    assert!(is_aborted(&again), "{again:?}");
+    assert!(!publish.is_finished());
+    // Kubelet gives up, and unpublishes until that succeeds.
+    publish.abort();
+    let unpublished = loop {
+        let unpublished = pod.unpublish("in").await;
+        if !is_aborted(&unpublished) {
+            break unpublished;
+        }
+    };
+    unpublished.expect("unpublish");
+    pod.remove().expect("remove the pod's directory");
+    node.terminate().await;
+    end(lab);
+}
+
+fn is_aborted<T>(answer: &Result<T, Status>) -> bool {
+    let status = answer.as_ref().err();
+    status.is_some_and(|status| status.code() == Code::Aborted)
 }

@@ -5,6 +5,7 @@
 //! |---|---|
 //! | `engine` | round trips, names, bad archives, full disks, content that is in use |
 //! | `receive` | artifacts of another node, layer by layer |
+//! | `sharing` | what is known of an artifact in the shared tier is not lost |
 //! | `stall` | callers that stall |
 //! | `tables` | tables of contents of layers |
 //! | `command` | the verbs `export` and `import`: GNU tar, files and pipes, signals, processes that are killed |
@@ -17,6 +18,8 @@ mod command;
 mod engine;
 #[path = "transfers/receive.rs"]
 mod receive;
+#[path = "transfers/sharing.rs"]
+mod sharing;
 #[path = "transfers/stall.rs"]
 mod stall;
 #[path = "transfers/tables.rs"]

@@ -9,6 +9,7 @@ use tonic::{Request, Response, Status};
 use super::status::{Failure, advertised, answer};
 use super::{Features, NodeId, Readiness, health, note_volume, parse, render, topology};
 use crate::backend::BackendKind;
+use crate::distribution::Distribution;
 use crate::engine::{self, Engine, PublishRequest, Published};
 use crate::model::Share;
 use crate::proto::csi::v1 as csi;
@@ -43,10 +44,13 @@ impl Service {
     async fn publish(&self, mut wanted: PublishRequest) -> Result<Published, Failure> {
         wanted.share = wanted.spec.share.unwrap_or(self.features.share) == Share::Auto;
         let (engine, distribution) = super::serving(&self.readiness)?;
-        if let Some(distribution) = distribution {
-            let _waits = distribution.waiting().enter(&wanted);
-            distribution.bring(&mut wanted).await?;
-        }
+        let Some(distribution) = distribution else {
+            return Ok(engine.publish(wanted).await?);
+        };
+        // Until the end of the publish: an unpublish must not overtake it.
+        let entered = distribution.waiting().enter(&wanted);
+        let _waits = entered.ok_or_else(|| engine::Error::Busy(wanted.volume.clone()))?;
+        distribution.bring(&mut wanted).await?;
         Ok(engine.publish(wanted).await?)
     }
 
@@ -118,10 +122,11 @@ impl Node for Service {
                 Engine::unmount_offline(&target, false).await?;
                 return Ok(csi::NodeUnpublishVolumeResponse {});
             }
-            let engine = self.engine()?;
+            let (engine, distribution) = super::serving(&self.readiness)?;
             if parse::is_claim(&volume) {
                 engine.unmount_claim(&volume, &target, false).await?;
             } else {
+                refuse_waiting(distribution.as_deref(), &volume)?;
                 engine.unpublish(&volume, &target).await?;
             }
             Ok(csi::NodeUnpublishVolumeResponse {})
@@ -280,6 +285,15 @@ impl Node for Service {
             })
         })
         .await
+    }
+}
+
+/// Refuses to unpublish a volume whose publish waits for content. The engine does not know it yet.
+fn refuse_waiting(distribution: Option<&Distribution>, volume: &str) -> Result<(), engine::Error> {
+    let waiting = distribution.map(Distribution::waiting);
+    match volume.parse() {
+        Ok(id) if waiting.is_some_and(|waiting| waiting.has(&id)) => Err(engine::Error::Busy(id)),
+        _ => Ok(()),
     }
 }
 

@@ -155,7 +155,11 @@ impl Bringer {
     async fn bring_cache(&self, request: &mut PublishRequest, want: Want) -> engine::Result<()> {
         let options = self.look(request, want).await;
         if let Some(first) = options.first() {
-            request.base = base(first.here.as_ref(), first.answer.there());
+            let there = first.answer.there();
+            request.base = base(first.here.as_ref(), there);
+            if let There::Nothing { cleared, .. } | There::Content { cleared, .. } = there {
+                request.cleared = cleared;
+            }
         }
         let until = Instant::now() + self.context.settings.fetch_wait;
         for option in &options {

@@ -1,7 +1,8 @@
-//! The publishes that wait for content at this moment, for lists. The engine does not know their
-//! volumes yet.
+//! The publishes that wait for content at this moment, for lists and for other calls on their
+//! volumes. The engine does not know these volumes yet.
 
 use std::collections::HashMap;
+use std::collections::hash_map::Entry;
 use std::sync::Arc;
 
 use parking_lot::Mutex;
@@ -32,9 +33,10 @@ pub struct WaitingVolume {
 pub struct Waiting(Arc<Mutex<HashMap<VolumeId, WaitingVolume>>>);
 
 impl Waiting {
-    /// Notes a publish until the guard is dropped.
+    /// Notes a publish until the guard is dropped. `None`: another publish of this volume has not
+    /// ended.
     #[must_use]
-    pub fn enter(&self, request: &PublishRequest) -> impl Drop + use<> {
+    pub fn enter(&self, request: &PublishRequest) -> Option<impl Drop + use<>> {
         let volume = WaitingVolume {
             id: request.volume.clone(),
             tenant: request.tenant.clone(),
@@ -43,11 +45,20 @@ impl Waiting {
             read_only: request.read_only,
             since: now(),
         };
-        self.0.lock().insert(request.volume.clone(), volume);
-        Left {
+        match self.0.lock().entry(request.volume.clone()) {
+            Entry::Occupied(_) => return None,
+            Entry::Vacant(place) => place.insert(volume),
+        };
+        Some(Left {
             waiting: self.clone(),
             volume: request.volume.clone(),
-        }
+        })
+    }
+
+    /// Whether a publish of this volume has not ended.
+    #[must_use]
+    pub fn has(&self, volume: &VolumeId) -> bool {
+        self.0.lock().contains_key(volume)
     }
 
     /// All of them, by tenant and id.
@@ -72,5 +83,49 @@ struct Left {
 impl Drop for Left {
     fn drop(&mut self) {
         self.waiting.0.lock().remove(&self.volume);
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn request(volume: &str) -> PublishRequest {
+        let attributes = [("type", "input"), ("from", "artifact/none")];
+        let attributes = attributes.map(|(key, value)| (key.to_owned(), value.to_owned()));
+        PublishRequest {
+            volume: volume.parse().expect("an id"),
+            target: "/target".into(),
+            tenant: "ci".parse().expect("a tenant"),
+            pod: Pod {
+                uid: "uid".parse().expect("a uid"),
+                name: "pod".to_owned(),
+                service_account: None,
+            },
+            spec: VolumeSpec::parse(&attributes.into()).expect("attributes"),
+            read_only: false,
+            multiple_targets: false,
+            base: None,
+            cleared: 0,
+            share: true,
+        }
+    }
+
+    #[test]
+    fn one_publish_of_a_volume_waits_and_it_is_known_until_its_end() {
+        let waiting = Waiting::default();
+        let (one, other) = (request("one"), request("other"));
+        let first = waiting.enter(&one);
+        assert!(first.is_some() && waiting.has(&one.volume));
+        // The refused one does not end the wait of the first.
+        assert!(waiting.enter(&one).is_none());
+        assert!(waiting.has(&one.volume) && !waiting.has(&other.volume));
+        let second = waiting.enter(&other);
+        assert_eq!(waiting.list(None).len(), 2);
+        drop(first);
+        assert!(!waiting.has(&one.volume) && waiting.has(&other.volume));
+        assert!(waiting.enter(&one).is_some());
+        drop(second);
+        assert!(waiting.list(None).is_empty());
     }
 }

@@ -376,6 +376,10 @@ fn merge(
     if let Err(error) = confirm(inner, merged, usage) {
         tracing::warn!(layer = %merged, %error, "not all is said of it yet; it is when it is measured");
     }
+    // An upload may have ended after `make` wrote the record.
+    for artifact in &holders.artifacts {
+        layers::note_sharing(inner, artifact);
+    }
     point(Point::FlattenConfirmed);
     let stacks = holders.stacks().count();
     tracing::info!(layer = %merged, layers = count, stacks, "merged layers");

@@ -130,6 +130,7 @@ mod tests {
             read_only: false,
             multiple_targets: false,
             base: None,
+            cleared: 0,
             share: true,
         };
         let is_busy = |error: &Error| matches!(error, Error::Busy(_));

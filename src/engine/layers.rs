@@ -4,7 +4,7 @@
 use super::error::{Context, Result};
 use super::failpoint::{Point, point};
 use super::shared::Inner;
-use crate::model::LayerId;
+use crate::model::{Artifact, LayerId};
 use crate::store;
 use crate::sys::Errno;
 
@@ -16,6 +16,21 @@ pub(super) fn confirm(inner: &Inner, layer: LayerId) -> Result<()> {
         .open_beneath(layer.to_string())
         .context("open the layer's directory")?;
     store::confirm_layer(&layer).context("confirm the layer's record")
+}
+
+/// Notes what is known of an artifact in the shared tier in the record of its newest layer, for a
+/// rebuilt index. An old commit that is uploaded again would replace newer content in the tier.
+pub(super) fn note_sharing(inner: &Inner, artifact: &Artifact) {
+    let Some(newest) = artifact.layers.first() else {
+        return;
+    };
+    let layer = inner.dirs.layers.open_beneath(newest.to_string());
+    let noted = layer.and_then(|layer| store::note_sharing(&layer, artifact));
+    if let Err(error) = noted {
+        // The tier gets it once more if the index is lost.
+        tracing::warn!(artifact.id = %artifact.id, %error,
+            "a rebuilt index would not know that it was shared");
+    }
 }
 
 /// Moves those of these layers that nothing refers to into the trash; what they were last found to

@@ -524,10 +524,10 @@ impl Engine {
         self.inner.collector.tables.content_changed().await;
     }
 
-    /// Opens an artifact layer by layer. `None`: it is gone, or a layer has no table of contents
-    /// yet. Blocks.
+    /// Opens an artifact layer by layer. `None`: it is gone, a layer has no table of contents yet,
+    /// or it turns out that the tier is not to get it. Blocks.
     pub fn open_layers(&self, id: ArtifactId) -> Result<Option<OpenArtifact>> {
-        transfer::open_layers(&self.inner, id)
+        sharing::open_layers(&self.inner, id)
     }
 
     /// Changes what is known of a durable artifact in the tier, in the index first. `false`: there

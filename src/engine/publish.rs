@@ -280,6 +280,16 @@ fn seal_plan(
     // the name in the shared tier is older or newer than that number.
     let of_name = parent.filter(|_| from == Some(&reference));
     let follows = of_name.and_then(|sharing| sharing.follows());
+    // A step that began before a clear may have ended after the tier's answer. A commit of its
+    // content is as old as that content, so the tier refuses it.
+    let is_older_than_clear = request.cleared > 0
+        && of_name.is_some()
+        && follows.is_none_or(|number| number < request.cleared);
+    let base = if is_older_than_clear {
+        follows
+    } else {
+        request.base.max(follows)
+    };
     // It holds content of its parent.
     let never_shared = !request.share || parent.is_some_and(|sharing| sharing.never);
     Some(SealPlan {
@@ -287,7 +297,7 @@ fn seal_plan(
         layer: LayerId::from_bits(inner.random()),
         reference,
         keep,
-        base: request.base.max(follows),
+        base,
         never_shared,
     })
 }

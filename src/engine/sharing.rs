@@ -3,11 +3,14 @@
 
 use std::sync::Arc;
 
+use parking_lot::MutexGuard;
+
 use super::error::{Context, Result};
 use super::failpoint::{Point, point};
-use super::remove;
 use super::shared::Inner;
+use super::transfer::{self, OpenArtifact};
 use super::types::{LocalArtifact, PublishRequest};
+use super::{layers, remove};
 use crate::model::{Artifact, ArtifactId, Name, Sharing, VolumeKind};
 use crate::store::{self, Change};
 
@@ -63,7 +66,16 @@ pub(super) fn set_sharing(
     id: ArtifactId,
     change: impl FnOnce(&mut Sharing),
 ) -> Result<bool> {
-    let _one_at_a_time = inner.collector.lock();
+    let one_at_a_time = inner.collector.lock();
+    enter(inner, id, change, &one_at_a_time)
+}
+
+fn enter(
+    inner: &Inner,
+    id: ArtifactId,
+    change: impl FnOnce(&mut Sharing),
+    _one_at_a_time: &MutexGuard<'_, ()>,
+) -> Result<bool> {
     let artifact = {
         let state = inner.state.lock();
         let sealed = state.catalog.get(&id).filter(|sealed| sealed.durable);
@@ -80,23 +92,49 @@ pub(super) fn set_sharing(
     let mut state = inner.state.lock();
     state.catalog.set_sharing(&id, artifact.sharing);
     drop(state);
-    if let Err(error) = note(inner, &artifact) {
-        // The tier gets it once more if the index is lost.
-        tracing::warn!(artifact.id = %id, %error, "a rebuilt index would not know that it was shared");
-    }
+    layers::note_sharing(inner, &artifact);
     point(Point::SharingNoted);
     Ok(true)
 }
 
-/// Notes it in the record of the artifact's newest layer, for a rebuilt index: an old commit that
-/// is uploaded again would replace newer content in the tier.
-fn note(inner: &Inner, artifact: &Artifact) -> Result<()> {
+/// Opens an artifact layer by layer. `None`: it is gone, a layer has no table of contents yet, or
+/// the record of its newest layer says that the tier is not to get it.
+pub(super) fn open_layers(inner: &Arc<Inner>, id: ArtifactId) -> Result<Option<OpenArtifact>> {
+    // It keeps the layers.
+    let Some(open) = transfer::open_layers(inner, id)? else {
+        return Ok(None);
+    };
+    let one_at_a_time = inner.collector.lock();
+    let is_wanted = {
+        let state = inner.state.lock();
+        let sealed = state.catalog.get(&id);
+        sealed.is_some_and(|sealed| sealed.artifact.sharing.is_wanted())
+    };
+    let recorded = recorded(inner, &open.artifact)?;
+    let Some(recorded) = recorded.filter(|recorded| is_wanted && !recorded.is_wanted()) else {
+        return Ok(Some(open));
+    };
+    // An older version of this driver has written the artifact into the index.
+    let recall = |sharing: &mut Sharing| {
+        sharing.never |= recorded.never;
+        sharing.refused |= recorded.refused;
+        sharing.number = sharing.number.max(recorded.number);
+    };
+    enter(inner, id, recall, &one_at_a_time)?;
+    Ok(None)
+}
+
+/// What the record of an artifact's newest layer says of it, if that layer was made for it.
+fn recorded(inner: &Inner, artifact: &Artifact) -> Result<Option<Sharing>> {
     let Some(newest) = artifact.layers.first() else {
-        return Ok(());
+        return Ok(None);
     };
     let layer = inner.dirs.layers.open_beneath(newest.to_string());
     let layer = layer.context("open the layer's directory")?;
-    store::note_sharing(&layer, artifact).context("write the layer's record")
+    let record = store::read_layer(&layer).context("read the layer's record")?;
+    let recorded = record.ok().and_then(|record| record.artifact);
+    let recorded = recorded.filter(|recorded| recorded.id == artifact.id);
+    Ok(recorded.map(|recorded| recorded.sharing))
 }
 
 /// Takes a name from content that began before the tier cleared that name.

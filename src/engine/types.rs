@@ -30,6 +30,8 @@ pub struct PublishRequest {
     pub multiple_targets: bool,
     /// The number in the shared tier of the name that it commits to. `None`: the tier was not asked.
     pub base: Option<u64>,
+    /// The number of the last clear of that name in the shared tier. 0: none is known.
+    pub cleared: u64,
     /// Whether its content may leave this node: `share`, after the node's default.
     pub share: bool,
 }

@@ -363,6 +363,7 @@ pub fn request(
         read_only: false,
         multiple_targets: false,
         base: None,
+        cleared: 0,
         share: true,
     }
 }

@@ -456,6 +456,7 @@ async fn run(engine: &Engine, call: Call) -> Answer {
                 read_only: false,
                 multiple_targets: shared,
                 base: None,
+                cleared: 0,
                 share: true,
             };
             let published = engine.publish(request).await.map_err(said)?;

@@ -62,6 +62,33 @@ async fn a_step_that_began_before_a_clear_brings_nothing_back() {
 }
 
 #[tokio::test(flavor = "multi_thread")]
+async fn a_step_that_ends_between_the_answer_and_the_fork_brings_nothing_back() {
+    let (tier, a, b) = two_nodes!();
+    a.share("old", &TASK, "poisoned").await;
+    a.publish("running", &TASK).await;
+    let name = reference("task-cache/go");
+    let cleared = b.distribution.clear(&tenant("ci"), &name).await;
+    cleared.expect("clear");
+    // The next step has its answer. Before it forks, the running one ends.
+    let mut request = a.bench.request("pod-next", "next", &TASK);
+    a.distribution.bring(&mut request).await.expect("bring");
+    assert!(a.bench.artifact("task-cache/go").is_none());
+    a.distribution.stop().await;
+    a.end("running", Outcome::Succeeded).await;
+    let published = a.bench.engine.publish(request).await.expect("publish");
+    assert!(published.from.is_some(), "it is a fork of the old content");
+    a.end("next", Outcome::Succeeded).await;
+    let a = Node::start(a.stop().await, &tier.store, |_| {});
+    a.shared().await;
+    let record = tier.record("task-cache/go").expect("it stays");
+    assert_eq!(record.state, NameState::Cleared);
+    assert!(a.bench.artifact("task-cache/go").is_none());
+    assert_eq!(b.sees("look", &TASK).await, None);
+    a.finish().await;
+    b.finish().await;
+}
+
+#[tokio::test(flavor = "multi_thread")]
 async fn content_from_before_the_tier_was_known_is_uploaded_unless_its_name_was_cleared() {
     let tier = Shared::file();
     let a = require!(Node::new(&tier.store).await);

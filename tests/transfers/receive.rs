@@ -17,14 +17,14 @@ use crate::common::{Fs, assert_same, layers, tree};
 use crate::engine::{MIB, assert_left, bench, kept, shown, small};
 use crate::tables::tables;
 
-const CACHE: [(&str, &str); 2] = [("type", "task-cache"), ("key", "k")];
-const NAME: &str = "task-cache/k";
-const OVERLAY: Ground = Ground::ALL[0];
+pub(crate) const CACHE: [(&str, &str); 2] = [("type", "task-cache"), ("key", "k")];
+pub(crate) const NAME: &str = "task-cache/k";
+pub(crate) const OVERLAY: Ground = Ground::ALL[0];
 
 type Answer = Result<Received, ReceiveError<archive::Error>>;
 
 /// What a node sends.
-async fn opened(bench: &Bench, name: &str) -> Arc<OpenArtifact> {
+pub(crate) async fn opened(bench: &Bench, name: &str) -> Arc<OpenArtifact> {
     tables(bench, name).await;
     let id = bench.artifact(name).expect("it is there").id;
     let engine = bench.engine.clone();
@@ -170,7 +170,7 @@ async fn two_nodes() -> Option<(Bench, Bench, Arc<OpenArtifact>)> {
     Some((source, other, open))
 }
 
-async fn write(bench: &Bench, volume: &str, text: &str) {
+pub(crate) async fn write(bench: &Bench, volume: &str, text: &str) {
     let work = |root: &Path| fs::write(root.join(text), text).expect("write");
     bench.step(volume, &CACHE, work).await;
 }
@@ -201,7 +201,7 @@ async fn a_rebuilt_index_knows_what_was_received() {
     other.finish().await;
 }
 
-fn local(bench: &Bench) -> Option<baggageclaim::engine::LocalArtifact> {
+pub(crate) fn local(bench: &Bench) -> Option<baggageclaim::engine::LocalArtifact> {
     let tenant = "ci".parse().expect("a tenant");
     let reference = NAME.parse().expect("a reference");
     bench.engine.local(&tenant, &reference)

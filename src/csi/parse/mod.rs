@@ -223,6 +223,7 @@ fn inline(request: csi::NodePublishVolumeRequest) -> Result<PublishRequest, Inva
         read_only: request.readonly || mode == Mode::SingleNodeReaderOnly,
         multiple_targets: mode == Mode::SingleNodeMultiWriter,
         base: None,
+        cleared: 0,
         share,
     })
 }
