@@ -261,23 +261,28 @@ impl Bench {
         names
     }
 
+    /// Deletes a claim that no pod has any more.
+    pub(crate) async fn delete(&self, claim: &str) {
+        // Another test's process, on its way to exec, may hold what was just unmounted.
+        let deadline = std::time::Instant::now() + std::time::Duration::from_secs(60);
+        loop {
+            match self.engine.delete_claim(claim).await {
+                Err(Error::Busy(_) | Error::ClaimInUse { .. })
+                    if std::time::Instant::now() < deadline =>
+                {
+                    tokio::task::yield_now().await;
+                }
+                deleted => break deleted.expect("deleted"),
+            }
+        }
+    }
+
     /// Deletes all that there is, and makes sure that nothing is left of it.
     pub(crate) async fn finish(self) {
         self.assert_sound().await;
         let engine = &self.engine;
         for claim in engine.claims(None, usize::MAX).items {
-            // Another test's process, on its way to exec, may hold what was just unmounted.
-            let deadline = std::time::Instant::now() + std::time::Duration::from_secs(60);
-            loop {
-                match engine.delete_claim(claim.id.as_str()).await {
-                    Err(Error::Busy(_) | Error::ClaimInUse { .. })
-                        if std::time::Instant::now() < deadline =>
-                    {
-                        tokio::task::yield_now().await;
-                    }
-                    deleted => break deleted.expect("deleted"),
-                }
-            }
+            self.delete(claim.id.as_str()).await;
         }
         let filter = baggageclaim::engine::claims::SnapshotFilter::default();
         for snapshot in engine

@@ -129,8 +129,7 @@ async fn assert_there(pods: &Pods, made: &[Change], there: bool) {
                 if there {
                     let restored = restore(pods, snapshot).await.expect("restored");
                     assert_eq!(pods.read(&restored, "file").await.expect("file"), "text");
-                    let deleted = pods.engine.delete_claim(restored.id.as_str()).await;
-                    deleted.expect("deleted");
+                    pods.delete(restored.id.as_str()).await;
                 }
             }
             Change::PutGroup(group) => {
