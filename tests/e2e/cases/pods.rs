@@ -65,14 +65,15 @@ pub(super) fn dry_run(env: &Env) {
     );
 }
 
-/// Those in the documentation. Snapshot classes are a CRD, which this cluster has not; what has no
-/// kind is a kustomization's patch.
+/// Those in the documentation. Snapshot classes are a CRD, which this cluster has not. A part
+/// without a kind is a kustomization's patch, and a kustomization is for kubectl alone.
 fn documented() -> Vec<String> {
     let blocks = docs::manifests();
     let parts = blocks.iter().flat_map(|(_, block)| block.split("---\n"));
     let known = parts.filter(|part| {
         part.lines().any(|line| line.starts_with("kind:"))
             && !part.contains("apiVersion: snapshot.storage.k8s.io/")
+            && !part.contains("apiVersion: kustomize.config.k8s.io/")
     });
     known.map(str::to_owned).collect()
 }
