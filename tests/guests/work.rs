@@ -96,6 +96,10 @@ pub(crate) struct Verdict {
     pub(crate) lost: Vec<String>,
     pub(crate) leaked: Vec<String>,
     pub(crate) wrong: Vec<String>,
+    /// Imports that were sealed before the cut, and are whole.
+    pub(crate) imports: u64,
+    /// Imports that the cut interrupted, and that are whole or not there.
+    pub(crate) cut_imports: u64,
 }
 
 impl Verdict {
@@ -105,6 +109,9 @@ impl Verdict {
 }
 
 const OUTPUT: &str = "output";
+const IMPORT: &str = "import";
+/// One of so many steps is an import.
+const IMPORTS: u64 = 6;
 const CACHE: &str = "task-cache/shared";
 
 impl Place {
@@ -181,8 +188,9 @@ impl<'a> Work<'a> {
             return finished.map_err(|error| error.to_string());
         }
         let done = match self.random.below(16) {
-            0..=3 => self.output().await,
-            4 => self.import().await,
+            // Each life has some, so that cuts find them.
+            _ if self.number.is_multiple_of(IMPORTS) => self.import().await,
+            0..=4 => self.output().await,
             5..=7 => self.cache().await,
             8..=11 => self.claim().await,
             12 => self.scratch().await,
@@ -309,7 +317,7 @@ impl<'a> Work<'a> {
 
     /// An archive becomes an artifact, which is durable when the answer comes.
     async fn import(&mut self) -> Result<(), Error> {
-        let name = format!("{OUTPUT}-{}-{}", self.place.seed, self.number);
+        let name = format!("{IMPORT}-{}-{}", self.place.seed, self.number);
         let archive = archive_of(&name);
         let request = ImportRequest {
             tenant: "ci".parse().expect("a tenant"),
@@ -320,6 +328,7 @@ impl<'a> Work<'a> {
             base: None,
         };
         let input = Cursor::new(archive);
+        self.tell(Fact::Importing(name.clone()));
         self.engine.import(request, input, Arc::default()).await?;
         self.tell(Fact::Sealed(name.clone()));
         self.outputs.push(name);
@@ -596,6 +605,9 @@ async fn look_at_outputs(
     if promised.cached.is_some() && !names.iter().any(|name| name == CACHE) {
         verdict.lost.push("the cache was durable".to_owned());
     }
+    let is_there = |name: &&String| names.contains(&format!("artifact/{name}"));
+    let absent = promised.importing.iter().filter(|name| !is_there(name));
+    verdict.cut_imports += absent.count() as u64;
     for (number, reference) in names.iter().enumerate() {
         let volume = format!("look-{number}");
         let target = place.target(&volume);
@@ -617,9 +629,12 @@ async fn look_at_outputs(
             if promised.destroyed.contains(name) {
                 verdict.wrong.push(format!("{name} was destroyed"));
             }
-            verdict
-                .wrong
-                .extend(facts::wrong_with_output(&target, name));
+            // An import that was cut is here, too, if it is there at all: it must be whole.
+            let wrong = facts::wrong_with_output(&target, name);
+            verdict.imports += u64::from(wrong.is_none() && promised.imported.contains(name));
+            let interrupted = promised.importing.contains(name);
+            verdict.cut_imports += u64::from(wrong.is_none() && interrupted);
+            verdict.wrong.extend(wrong);
         }
         engine.unpublish(&volume, &target).await?;
         engine
