@@ -15,6 +15,7 @@ use baggageclaim::shared::{
 };
 use rustix::fs::{CWD, FileType, Mode, XattrFlags};
 
+use crate::common::random::Random;
 use crate::common::{Fs, Lab, assert_same, require_lab, tree as made};
 use crate::failing::{Fault, Op};
 use crate::tier::{
@@ -111,20 +112,12 @@ fn ten_generations_go_up_and_come_down_as_they_were() {
 /// Content that does not compress: 24 MiB in files of all sizes.
 fn large(lab: &Lab) -> PathBuf {
     let layer = lab.dir("large");
-    let mut state = 1_u64;
+    let mut random = Random::new(1);
     for (number, size) in [300, 70_000, 900_000, 3 << 20, 9 << 20, 11 << 20]
         .into_iter()
         .enumerate()
     {
-        let bytes: Vec<u8> = (0..size)
-            .map(|_| {
-                state ^= state << 13;
-                state ^= state >> 7;
-                state ^= state << 17;
-                state.to_le_bytes()[3]
-            })
-            .collect();
-        fs::write(layer.join(format!("f{number}")), bytes).expect("write");
+        fs::write(layer.join(format!("f{number}")), random.bytes(size)).expect("write");
     }
     layer
 }
