@@ -165,9 +165,15 @@ fn the_pages_test_vector() {
     let chunks = [[0; 32], Sha256::digest(b"tail").into()].concat();
     let bytes = fs::read(path).expect("read");
     assert!(bytes.windows(chunks.len()).any(|there| there == chunks));
-    let of_large: [u8; 32] = Sha256::digest(&chunks).into();
-    let of_large: String = of_large.iter().map(|byte| format!("{byte:02x}")).collect();
-    assert!(page.contains(&format!("`{of_large}`")), "{of_large}");
+    let of_large = archive::Digest {
+        bytes: chunks.len() as u64,
+        sha256: Sha256::digest(&chunks).into(),
+    };
+    let of_large = of_large.to_string();
+    assert!(
+        page.contains(&format!("`{}`", &of_large[7..])),
+        "{of_large}"
+    );
     let digest = scanned.digest.to_string();
     assert!(page.contains(&format!("`{}`", &digest[7..])), "{digest}");
     assert!(page.contains(&format!("a table of {} bytes", scanned.digest.bytes)));

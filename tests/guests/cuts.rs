@@ -17,7 +17,8 @@ use super::facts::{Fact, Promised, Random};
 use super::init::tell;
 use super::job::Report;
 use super::log_writes::{Cut, Disk, Entry, Log, Replay};
-use super::work::{self, Ground, Place, Verdict, Work};
+use super::verdict::{self, Verdict};
+use super::work::{Ground, Place, Work};
 
 const DEVICE: &str = "logged";
 /// Made when the filesystem is: cuts before it are of no interest.
@@ -248,5 +249,5 @@ pub(crate) fn look(
         targets: targets.to_owned(),
         seed,
     };
-    runtime().block_on(work::look(&place, promised))
+    runtime().block_on(verdict::look(&place, promised))
 }

@@ -2,7 +2,7 @@
 
 use std::fmt;
 
-use super::work::Verdict;
+use super::verdict::Verdict;
 
 /// The counts, and what was found in words.
 #[derive(Debug, Default)]
