@@ -3,7 +3,7 @@
 SHELL := /bin/bash
 .SHELLFLAGS := -euo pipefail -c
 .DEFAULT_GOAL := help
-.PHONY: help build test fuzz guests torture sanity e2e e2e-up e2e-down lint fmt demo bench deps audit image clean
+.PHONY: help build test fuzz guests torture sanity e2e e2e-up e2e-down crds lint fmt demo bench deps audit image clean
 
 # Tests mount in a private mount namespace: no mount reaches the host, even if a test is killed.
 ROOT := $(shell [ "$$(id -u)" = 0 ] && echo yes)
@@ -73,6 +73,10 @@ e2e-up: ## start that node and keep it; prints how to use kubectl
 
 e2e-down: ## remove that node
 	@tests/e2e/cluster.sh down
+
+crds: ## generate deploy/crds from the types in src/api
+	cargo run --quiet --locked -- crds > target/crds.yaml
+	cp target/crds.yaml deploy/crds/crds.yaml
 
 lint: ## formatting and lints, warnings are errors
 	cargo fmt --check
