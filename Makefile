@@ -22,7 +22,7 @@ test: ## formatting, lints, unit and integration tests (as root: all of them)
 	$(if $(ROOT),,@$(MAKE) --no-print-directory warn-no-root)
 	cargo fmt --check
 	cargo clippy --all-targets --locked -- -D warnings
-	cargo clippy --test torture --test guests --test e2e --locked -- -D warnings
+	cargo clippy --test torture --test guests --test e2e --test control_plane --locked -- -D warnings
 	cargo test --no-run --locked
 	$(ALONE) cargo test --locked --no-fail-fast
 	$(ALONE) cargo test --locked --quiet --test torture
@@ -81,7 +81,7 @@ crds: ## generate deploy/crds from the types in src/api
 lint: ## formatting and lints, warnings are errors
 	cargo fmt --check
 	cargo clippy --all-targets --locked -- -D warnings
-	cargo clippy --test torture --test guests --test e2e --locked -- -D warnings
+	cargo clippy --test torture --test guests --test e2e --test control_plane --locked -- -D warnings
 
 fmt: ## format the sources
 	cargo fmt

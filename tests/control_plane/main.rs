@@ -3,6 +3,11 @@
 //!
 //! `make e2e` runs it, since it builds the control plane.
 
+#![expect(
+    clippy::disallowed_types,
+    reason = "the control plane and the driver are processes"
+)]
+
 #[path = "../common/mod.rs"]
 mod common;
 
@@ -60,7 +65,7 @@ async fn await_pools(plane: &ControlPlane, count: usize) {
 }
 
 #[tokio::test]
-async fn a_claim_its_clones_and_its_snapshots_are_on_the_selected_node() {
+async fn a_claim_is_on_the_selected_node_until_an_order_deletes_it() {
     let Some(plane) = ControlPlane::start().await else {
         return;
     };
@@ -94,6 +99,24 @@ async fn a_claim_its_clones_and_its_snapshots_are_on_the_selected_node() {
     let (id, _) = create(&mut client, asked).await.expect("made again");
     let target = mount(&kubelet, &id).await;
     assert!(!target.join("file").exists(), "the data came back");
+    unmount(&kubelet, &id).await;
+}
+
+#[tokio::test]
+async fn clones_snapshots_and_changes_follow_their_volume() {
+    let Some(plane) = ControlPlane::start().await else {
+        return;
+    };
+    let lab = require_lab!(Fs::Ext4);
+    let controller = controller(&plane);
+    let _one = node(&plane, "node-1", &lab.dir("one"));
+    let two = node(&plane, "node-2", &lab.dir("two"));
+    let mut client = client(&controller).await;
+    let kubelet = kubelet(&plane, "node-2", &two).await;
+    await_pools(&plane, 2).await;
+    let asked = request("pvc-1", Some(selected("node-2")), None);
+    let (id, _) = create(&mut client, asked).await.expect("made");
+    let target = mount(&kubelet, &id).await;
     fs::write(target.join("file"), "content").expect("write");
     unmount(&kubelet, &id).await;
 
@@ -172,7 +195,7 @@ async fn a_claim_its_clones_and_its_snapshots_are_on_the_selected_node() {
         "the refused size is taken back"
     );
     assert_eq!(status.mutable.ttl_seconds, Some(7 * 24 * 3600));
-    println!("{}", plane.kubectl(&["get", "volumes,snapshots,pools"]));
+    show(&plane);
 
     delete_snapshot(&mut client, &taken).await.expect("deleted");
     for id in [&clone, &restored] {
@@ -182,6 +205,30 @@ async fn a_claim_its_clones_and_its_snapshots_are_on_the_selected_node() {
     let snapshots: Api<Snapshot> = Api::all(plane.client.clone());
     let snapshots = snapshots.list(&ListParams::default()).await.expect("list");
     assert!(snapshots.items.is_empty() && volumes(&plane).await.is_empty());
+}
+
+/// The tables that people see name the node, the state and the source.
+fn show(plane: &ControlPlane) {
+    let table = |kind: &str| {
+        let kind = format!("{kind}.baggageclaim.concourse-ci.org");
+        plane.kubectl(&["get", &kind, "--output=wide"])
+    };
+    let volumes = table("volumes");
+    let clone = volumes.lines().find(|line| line.contains(" clone "));
+    let clone = clone.unwrap_or_else(|| panic!("{volumes}"));
+    for cell in ["node-2", "Present", "Ready", "2097152", "vol-"] {
+        assert!(clone.contains(cell), "{cell}: {volumes}");
+    }
+    let snapshots = table("snapshots");
+    assert!(
+        snapshots.contains("s-1") && snapshots.contains("Ready"),
+        "{snapshots}"
+    );
+    let pools = table("pools");
+    assert!(
+        pools.contains("node-1") && pools.contains("overlay"),
+        "{pools}"
+    );
 }
 
 #[tokio::test]

@@ -94,9 +94,11 @@ pub async fn run(
 }
 
 /// A failure of the watch or of a job; each is retried.
-fn note<T, E: fmt::Display>(done: Result<T, E>) -> std::future::Ready<()> {
-    if let Err(error) = done {
-        tracing::warn!(%error, "an order of the controller waits");
+fn note<T>(done: Result<T, controller::Error<Error, watcher::Error>>) -> std::future::Ready<()> {
+    match done {
+        // An object that was deleted before its job began.
+        Ok(_) | Err(controller::Error::ObjectNotFound(_)) => {}
+        Err(error) => tracing::warn!(%error, "an order of the controller waits"),
     }
     std::future::ready(())
 }
@@ -207,12 +209,12 @@ async fn snapshot(object: Arc<Snapshot>, agent: Arc<Agent>) -> Result<Action, Er
             decide::taken(&object, pool, finally(taken)?)
         }
         SnapshotStep::Delete => {
-            let deleted = if spec.group {
+            let done = if spec.group {
                 engine.delete_group(&id).await
             } else {
                 engine.delete_snapshot(&id).await
             };
-            decide::dropped(&object, pool, finally(deleted)?.err())
+            decide::dropped(&object, pool, finally(done)?.err())
         }
     };
     let action = after(status.error.as_ref(), deletes);

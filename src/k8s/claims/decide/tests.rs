@@ -70,7 +70,7 @@ fn volume(at: &str, wanted: Wanted, status: Option<(Phase, i64)>) -> Volume {
         pool: "pool".to_owned(),
         capacity: 50,
         mutable: Mutable::default(),
-        error: (phase == Phase::Failed).then(|| full()),
+        error: (phase == Phase::Failed).then(full),
     });
     volume
 }
@@ -97,6 +97,7 @@ fn word(asked: &Asked<'_>, volumes: &[Volume]) -> String {
 }
 
 #[test]
+#[expect(clippy::too_many_lines, reason = "it is a table")]
 fn an_empty_volume_goes_to_the_selected_node_and_moves_only_before_it_is_ready() {
     use Phase::{Failed, Gone, Lost, Ready};
     use Wanted::{Absent, Present};
