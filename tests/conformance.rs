@@ -32,6 +32,7 @@ use baggageclaim::backend::{
 use baggageclaim::model::{LayerId, RootAttributes, VolumeId};
 use baggageclaim::sys::{self, Dir, Quotas};
 use baggageclaim::tree;
+use common::random::Random;
 use common::{Fs, Lab, Snapshot, assert_same, require_lab, require_quota_lab, tree as trees};
 use rustix::fs::IFlags;
 
@@ -329,58 +330,46 @@ fn forks_do_not_see_each_other(bench: &Bench) {
     bench.discard(other);
 }
 
-/// A small generator of numbers (xorshift, Marsaglia 2003).
-struct Random(u64);
+fn path(random: &mut Random) -> PathBuf {
+    (0..=random.index(3))
+        .map(|_| ["a", "b", "c", "d", "e"][random.index(5)])
+        .collect()
+}
 
-impl Random {
-    fn below(&mut self, limit: usize) -> usize {
-        self.0 ^= self.0 << 13;
-        self.0 ^= self.0 >> 7;
-        self.0 ^= self.0 << 17;
-        usize::try_from((self.0 >> 11) % limit as u64).expect("it is below limit")
-    }
-
-    fn path(&mut self) -> PathBuf {
-        (0..=self.below(3))
-            .map(|_| ["a", "b", "c", "d", "e"][self.below(5)])
-            .collect()
-    }
-
-    /// Changes a tree in some way; what is not possible just fails.
-    fn change(&mut self, root: &Path) {
-        let path = root.join(self.path());
-        match self.below(9) {
-            0..=1 => drop(fs::create_dir_all(&path)),
-            2..=3 => drop(fs::write(&path, [self.0.to_le_bytes()[0]; 20])),
-            4 => drop(fs::remove_file(&path)),
-            5 => drop(fs::remove_dir_all(&path)),
-            6 => drop(fs::rename(&path, root.join(self.path()))),
-            7 => {
-                // A directory becomes a file, a file a directory.
-                if fs::remove_dir_all(&path).is_ok() {
-                    drop(fs::write(&path, b"was a directory"));
-                } else if fs::remove_file(&path).is_ok() {
-                    drop(fs::create_dir(&path));
-                }
+/// Changes a tree in some way; what is not possible just fails.
+fn change(random: &mut Random, root: &Path) {
+    let at = root.join(path(random));
+    match random.index(9) {
+        0..=1 => drop(fs::create_dir_all(&at)),
+        2..=3 => drop(fs::write(&at, [random.next().to_le_bytes()[0]; 20])),
+        4 => drop(fs::remove_file(&at)),
+        5 => drop(fs::remove_dir_all(&at)),
+        6 => drop(fs::rename(&at, root.join(path(random)))),
+        7 => {
+            // A directory becomes a file, a file a directory.
+            if fs::remove_dir_all(&at).is_ok() {
+                drop(fs::write(&at, b"was a directory"));
+            } else if fs::remove_file(&at).is_ok() {
+                drop(fs::create_dir(&at));
             }
-            _ => {
-                if fs::remove_dir_all(&path).is_ok() {
-                    drop(fs::create_dir(&path));
-                }
+        }
+        _ => {
+            if fs::remove_dir_all(&at).is_ok() {
+                drop(fs::create_dir(&at));
             }
         }
     }
 }
 
 fn chains_of_forks_show_what_each_of_them_left(bench: &Bench) {
-    let mut random = Random(0x9e37_79b9_7f4a_7c15);
+    let mut random = Random::new(1);
     let mut layers: Vec<LayerId> = Vec::new();
     let mut history: Vec<(Vec<LayerId>, Snapshot)> = Vec::new();
     for _ in 0..20 {
         let volume = bench.fork(&layers);
         let left = bench.within(&volume, |root| {
             for _ in 0..15 {
-                random.change(root);
+                change(&mut random, root);
             }
             Snapshot::of(root)
         });

@@ -40,9 +40,10 @@ use std::time::{Duration, Instant};
 use acts::Act;
 use baggageclaim::backend::{BackendKind, MountApi};
 use baggageclaim::engine::failpoint::Point;
+use common::random::Random;
 use common::{Fs, require_lab};
 use driver::{Call, Connection, Died, Driver, Place, Way};
-use load::{Caller, Random, Together};
+use load::{Caller, Together};
 use world::World;
 
 /// How long a process that is going to die may take to get there.

@@ -41,8 +41,6 @@ mod full;
 mod kills;
 #[path = "torture/leaks.rs"]
 mod leaks;
-#[path = "torture/random.rs"]
-mod random;
 #[path = "torture/tenant.rs"]
 mod tenant;
 #[path = "torture/transfer.rs"]
@@ -52,9 +50,9 @@ use std::process::ExitCode;
 use std::sync::Arc;
 use std::time::{Duration, Instant};
 
+use common::random::Random;
 use figures::Figures;
 use kills::Program;
-use random::Random;
 use tokio::runtime::Handle;
 
 /// The default duration.

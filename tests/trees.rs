@@ -17,6 +17,7 @@ use std::time::{Duration, Instant};
 
 use baggageclaim::sys::{Dir, Errno};
 use baggageclaim::tree::{self, Error, Marks, Method};
+use common::random::Random;
 use common::{Fs, Lab, Snapshot, assert_same, require_lab, tree as trees};
 use rustix::fs::{CWD, FallocateFlags, FileType, IFlags, Mode, XattrFlags};
 use rustix::mount::{MountFlags, UnmountFlags};
@@ -183,48 +184,35 @@ fn a_directory_with_very_many_full_directories_goes_in_one_sweep() {
     assert!(!doomed.exists());
 }
 
-/// A small generator of numbers: the same seed, the same tree, on every machine (xorshift,
-/// Marsaglia 2003).
-struct Random(u64);
-
-impl Random {
-    fn below(&mut self, limit: usize) -> usize {
-        self.0 ^= self.0 << 13;
-        self.0 ^= self.0 >> 7;
-        self.0 ^= self.0 << 17;
-        usize::try_from((self.0 >> 11) % limit as u64).expect("it is below limit")
+/// A path of up to three levels out of few names, so that layers meet.
+fn path(random: &mut Random) -> PathBuf {
+    let mut path = PathBuf::new();
+    for _ in 0..=random.index(3) {
+        path.push(["a", "b", "c", "d"][random.index(4)]);
     }
+    path
+}
 
-    /// A path of up to three levels out of few names, so that layers meet.
-    fn path(&mut self) -> PathBuf {
-        let mut path = PathBuf::new();
-        for _ in 0..=self.below(3) {
-            path.push(["a", "b", "c", "d"][self.below(4)]);
+/// Changes a mounted tree in some way; what is not possible just fails.
+fn change(random: &mut Random, root: &Path) {
+    let at = root.join(path(random));
+    match random.index(11) {
+        0..=2 => drop(fs::create_dir_all(&at)),
+        3..=4 => drop(fs::write(&at, [random.next().to_le_bytes()[0]; 20])),
+        5 => drop(fs::remove_file(&at)),
+        6 => drop(fs::remove_dir_all(&at)),
+        7 => drop(fs::rename(&at, root.join(path(random)))),
+        8 => drop(fs::hard_link(&at, root.join(path(random)))),
+        9 => {
+            let mode = 0o700 + u32::try_from(random.index(0o100)).expect("small");
+            drop(fs::set_permissions(&at, fs::Permissions::from_mode(mode)));
+            let _ = rustix::fs::lsetxattr(&at, "user.x", b"v", XattrFlags::empty());
         }
-        path
-    }
-
-    /// Changes a mounted tree in some way; what is not possible just fails.
-    fn change(&mut self, root: &Path) {
-        let path = root.join(self.path());
-        match self.below(11) {
-            0..=2 => drop(fs::create_dir_all(&path)),
-            3..=4 => drop(fs::write(&path, [self.0.to_le_bytes()[0]; 20])),
-            5 => drop(fs::remove_file(&path)),
-            6 => drop(fs::remove_dir_all(&path)),
-            7 => drop(fs::rename(&path, root.join(self.path()))),
-            8 => drop(fs::hard_link(&path, root.join(self.path()))),
-            9 => {
-                let mode = 0o700 + u32::try_from(self.below(0o100)).expect("small");
-                drop(fs::set_permissions(&path, fs::Permissions::from_mode(mode)));
-                let _ = rustix::fs::lsetxattr(&path, "user.x", b"v", XattrFlags::empty());
-            }
-            _ => {
-                // A directory in the place of another: opaque, and its old content must not shine
-                // through.
-                if path != root && fs::remove_dir_all(&path).is_ok() {
-                    drop(fs::create_dir(&path));
-                }
+        _ => {
+            // A directory in the place of another: opaque, and its old content must not shine
+            // through.
+            if at != root && fs::remove_dir_all(&at).is_ok() {
+                drop(fs::create_dir(&at));
             }
         }
     }
@@ -305,14 +293,14 @@ fn a_flattened_stack_shows_what_the_stack_showed() {
     }
     let mut skipped = 0;
     for seed in 1..=ROUNDS {
-        let mut random = Random(seed.wrapping_mul(0x9e37_79b9_7f4a_7c15));
+        let mut random = Random::new(seed);
         let base = lab.dir("round");
         let mut layers: Vec<PathBuf> = Vec::new();
-        for number in 0..2 + random.below(5) {
+        for number in 0..2 + random.index(5) {
             let layer = lab.dir(&format!("round/layer{number}"));
             overlaid(&lab.path(), &layers, Some(&layer), |root| {
-                for _ in 0..5 + random.below(40) {
-                    random.change(root);
+                for _ in 0..5 + random.index(40) {
+                    change(&mut random, root);
                 }
             });
             mark_by_hand(&mut random, &layer);
@@ -326,8 +314,8 @@ fn a_flattened_stack_shows_what_the_stack_showed() {
             continue;
         }
         let before = shown(&lab.path(), &layers);
-        let first = random.below(layers.len());
-        let last = first + 1 + random.below(layers.len() - first);
+        let first = random.index(layers.len());
+        let last = first + 1 + random.index(layers.len() - first);
         let bottom = last == layers.len();
         let into = lab.dir("round/into");
         let merged: Vec<Dir> = layers[first..last].iter().map(|path| open(path)).collect();
@@ -376,8 +364,8 @@ fn mark_by_hand(random: &mut Random, layer: &Path) {
         rustix::fs::lsetxattr(dir, "trusted.overlay.origin", b"", XattrFlags::empty())
             .expect("setxattr");
     };
-    let path = layer.join(random.path());
-    match random.below(4) {
+    let path = layer.join(path(random));
+    match random.index(4) {
         0 => {
             let device = FileType::CharacterDevice;
             if rustix::fs::mknodat(CWD, &path, device, Mode::empty(), 0).is_ok() {
@@ -395,7 +383,7 @@ fn mark_by_hand(random: &mut Random, layer: &Path) {
             // The kernel looks for such whiteouts only in layers whose root says so as well.
             set(layer, "trusted.overlay.opaque", b"x");
             set(&path, "trusted.overlay.opaque", b"x");
-            let file = path.join(["a", "b", "c", "d"][random.below(4)]);
+            let file = path.join(["a", "b", "c", "d"][random.index(4)]);
             if fs::File::create_new(&file).is_ok() {
                 set(&file, "trusted.overlay.whiteout", b"");
                 copied_up(&path);

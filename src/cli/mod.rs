@@ -260,8 +260,8 @@ Examples:
 
     /// Look at a shared tier in object storage, and collect its garbage
     ///
-    /// Works on the bucket itself and needs no driver. The flag `--shared` of a driver has it use the
-    /// tier.
+    /// Works on the bucket itself and needs no driver. The flag `--shared` of a driver has it use
+    /// the tier.
     Shared(shared::Shared),
 
     /// Print the completion script for a shell

@@ -32,8 +32,8 @@ impl From<Share> for model::Share {
 #[command(next_help_heading = "Shared tier")]
 pub struct Shared {
     /// Also keep committed content in this shared tier, and fetch from there what this node lacks:
-    /// s3://BUCKET/PREFIX, gs://BUCKET/PREFIX, az://CONTAINER/PREFIX or file:///DIR. Options follow a
-    /// `?`: endpoint=URL, region=NAME, path-style=true|false, allow-http=true, account=NAME.
+    /// s3://BUCKET/PREFIX, gs://BUCKET/PREFIX, az://CONTAINER/PREFIX or file:///DIR. Options follow
+    /// a `?`: endpoint=URL, region=NAME, path-style=true|false, allow-http=true, account=NAME.
     /// Credentials come from the environment or the machine's identity, never from here [default:
     /// no tier]
     #[arg(long, value_name = "URL", env = "BAGGAGECLAIM_SHARED")]

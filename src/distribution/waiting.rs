@@ -90,31 +90,13 @@ impl Drop for Left {
 mod tests {
     use super::*;
 
-    fn request(volume: &str) -> PublishRequest {
-        let attributes = [("type", "input"), ("from", "artifact/none")];
-        let attributes = attributes.map(|(key, value)| (key.to_owned(), value.to_owned()));
-        PublishRequest {
-            volume: volume.parse().expect("an id"),
-            target: "/target".into(),
-            tenant: "ci".parse().expect("a tenant"),
-            pod: Pod {
-                uid: "uid".parse().expect("a uid"),
-                name: "pod".to_owned(),
-                service_account: None,
-            },
-            spec: VolumeSpec::parse(&attributes.into()).expect("attributes"),
-            read_only: false,
-            multiple_targets: false,
-            base: None,
-            cleared: 0,
-            share: true,
-        }
-    }
-
     #[test]
     fn one_publish_of_a_volume_waits_and_it_is_known_until_its_end() {
         let waiting = Waiting::default();
-        let (one, other) = (request("one"), request("other"));
+        let (one, other) = (
+            PublishRequest::of_nothing("one"),
+            PublishRequest::of_nothing("other"),
+        );
         let first = waiting.enter(&one);
         assert!(first.is_some() && waiting.has(&one.volume));
         // The refused one does not end the wait of the first.

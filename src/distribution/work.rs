@@ -1,5 +1,5 @@
-//! Threads for calls of the tier, which block for as long as a network does. Each kind of work has a
-//! bounded number of them, so a tier that hangs delays only work of the same kind.
+//! Threads for calls of the tier, which block for as long as a network does. Each kind of work has
+//! a bounded number of them, so a tier that hangs delays only work of the same kind.
 
 use std::sync::Arc;
 

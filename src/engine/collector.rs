@@ -29,8 +29,8 @@ pub(super) struct Collector {
     /// The layers that are being merged. Empty: none are, or the merge is to stop because only the
     /// merge still needs them.
     pub(super) merging: Mutex<HashSet<LayerId>>,
-    /// Stacks whose merge came to nothing. If it failed or took too long, the lowest layer stands for
-    /// the stack: a cache in use is another stack by then.
+    /// Stacks whose merge came to nothing. If it failed or took too long, the lowest layer stands
+    /// for the stack: a cache in use is another stack by then.
     pub(super) unmerged: Setbacks<Vec<LayerId>>,
     /// Layers that could not be confirmed or measured.
     pub(super) unmeasured: Setbacks<LayerId>,

@@ -53,8 +53,8 @@ struct Next {
     pins: Pins,
 }
 
-/// Merges the newest layers of stacks that grew long. A merge that fails or takes too long delays no
-/// other one for longer than [`LONGEST`]: it is tried again later.
+/// Merges the newest layers of stacks that grew long. A merge that fails or takes too long delays
+/// no other one for longer than [`LONGEST`]: it is tried again later.
 pub(super) fn flatten(inner: &Arc<Inner>) -> Merges {
     let mut merges = Merges::begin(inner);
     while inner.backend.stacks() && !inner.lifetime.is_stopping() {

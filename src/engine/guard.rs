@@ -104,7 +104,6 @@ mod tests {
     use super::*;
     use crate::backend::BackendKind;
     use crate::engine::{Config, Engine, PublishRequest};
-    use crate::model::{Pod, VolumeSpec};
 
     #[tokio::test]
     async fn a_chore_is_waited_for_and_another_caller_is_told() {
@@ -114,24 +113,9 @@ mod tests {
         let engine = Engine::open(config).await.expect("it opens");
         let volume: VolumeId = "fork".parse().expect("an id");
         let target = folder.path().join("target");
-        // Its content does not exist, so that nothing need be mounted.
-        let attributes = [("type", "input"), ("from", "artifact/none")];
-        let attributes = attributes.map(|(key, value)| (key.to_owned(), value.to_owned()));
         let request = PublishRequest {
-            volume: volume.clone(),
             target: target.clone(),
-            tenant: "ci".parse().expect("a tenant"),
-            pod: Pod {
-                uid: "uid".parse().expect("a uid"),
-                name: "pod".to_owned(),
-                service_account: None,
-            },
-            spec: VolumeSpec::parse(&attributes.into()).expect("attributes"),
-            read_only: false,
-            multiple_targets: false,
-            base: None,
-            cleared: 0,
-            share: true,
+            ..PublishRequest::of_nothing("fork")
         };
         let is_busy = |error: &Error| matches!(error, Error::Busy(_));
 

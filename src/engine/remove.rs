@@ -159,7 +159,8 @@ fn is_settled(state: &State, sealed: &Sealed) -> Result<bool> {
     Ok(sealed.durable)
 }
 
-/// Deletes what has this name, if it fits; `false` when by now that is content which is not durable.
+/// Deletes what has this name, if it fits; `false` when by now that is content which is not
+/// durable.
 fn destroy_now(inner: &Arc<Inner>, name: Name, fits: impl Fn(&Artifact) -> bool) -> Result<bool> {
     let _one_at_a_time = inner.collector.lock();
     let named_as_indexed = inner.durability.lock_names();

@@ -28,12 +28,38 @@ pub struct PublishRequest {
     pub read_only: bool,
     /// Whether the access mode allows several targets. The volume of a pod has one all the same.
     pub multiple_targets: bool,
-    /// The number in the shared tier of the name that it commits to. `None`: the tier was not asked.
+    /// The number in the shared tier of the name that it commits to. `None`: the tier was not
+    /// asked.
     pub base: Option<u64>,
     /// The number of the last clear of that name in the shared tier. 0: none is known.
     pub cleared: u64,
     /// Whether its content may leave this node: `share`, after the node's default.
     pub share: bool,
+}
+
+#[cfg(test)]
+impl PublishRequest {
+    /// An input whose content does not exist: nothing is mounted for it.
+    pub(crate) fn of_nothing(volume: &str) -> Self {
+        let attributes = [("type", "input"), ("from", "artifact/none")];
+        let attributes = attributes.map(|(key, value)| (key.to_owned(), value.to_owned()));
+        Self {
+            volume: volume.parse().expect("an id"),
+            target: "/target".into(),
+            tenant: "ci".parse().expect("a tenant"),
+            pod: Pod {
+                uid: "uid".parse().expect("a uid"),
+                name: "pod".to_owned(),
+                service_account: None,
+            },
+            spec: VolumeSpec::parse(&attributes.into()).expect("attributes"),
+            read_only: false,
+            multiple_targets: false,
+            base: None,
+            cleared: 0,
+            share: true,
+        }
+    }
 }
 
 /// The content on this node that a name points at.

@@ -66,7 +66,8 @@ pub async fn apart<T: Send + 'static>(job: impl FnOnce() -> T + Send + 'static) 
     answered.await.expect("it did not panic")
 }
 
-/// Makes two layers of a stack in this directory, which is new. Returns them, newest first, and what they show.
+/// Makes two layers of a stack in this directory, which is new. Returns them, newest first, and
+/// what they show.
 pub fn two(at: &Path, text: &str) -> (Vec<PathBuf>, Snapshot) {
     let [old, new, shown] = ["old", "new", "shown"].map(|name| at.join(name));
     fs::create_dir_all(old.join("directory")).expect("mkdir");

@@ -8,6 +8,7 @@
 //! - [`tree`]: trees of files, plain and odd.
 //! - [`snapshot`]: every visible property of a tree, as a value to compare.
 //! - [`api`]: a fake API server.
+//! - [`random`]: numbers that are the same for the same seed.
 //! - [`raw`]: calls whose messages are bytes.
 //! - [`bench`]: an engine on such a filesystem, with short method names.
 //!
@@ -34,6 +35,7 @@ pub mod driver;
 pub mod lab;
 pub mod layers;
 pub mod process;
+pub mod random;
 pub mod raw;
 pub mod snapshot;
 pub mod tree;

@@ -14,39 +14,13 @@ use std::time::Duration;
 use rustix::mount::{UnmountFlags, unmount};
 
 use super::acts::receive;
+use super::common::random::Random;
 use super::common::{Snapshot, assert_same};
 use super::driver::{Call, Connection, Died, Place};
 use super::world::{World, names, outcome, publish, unpublish, write};
 
 /// The cache that everybody commits to.
 pub(crate) const SHARED: &str = "task-cache/shared";
-
-/// Numbers that are the same for the same seed.
-#[derive(Debug)]
-pub(crate) struct Random(u64);
-
-impl Random {
-    pub(crate) fn new(seed: u64) -> Self {
-        Self(seed)
-    }
-
-    /// splitmix64.
-    fn next(&mut self) -> u64 {
-        self.0 = self.0.wrapping_add(0x9e37_79b9_7f4a_7c15);
-        let mut mixed = self.0;
-        mixed = (mixed ^ (mixed >> 30)).wrapping_mul(0xbf58_476d_1ce4_e5b9);
-        mixed = (mixed ^ (mixed >> 27)).wrapping_mul(0x94d0_49bb_1331_11eb);
-        mixed ^ (mixed >> 31)
-    }
-
-    pub(crate) fn below(&mut self, end: u64) -> u64 {
-        self.next() % end
-    }
-
-    fn percent(&mut self, chance: u64) -> bool {
-        self.below(100) < chance
-    }
-}
 
 /// The state that all callers share.
 #[derive(Debug, Default)]

@@ -1,4 +1,5 @@
-//! What leaves a node, and what comes back: cleared names, refused commits, `share: never`, tenants.
+//! What leaves a node, and what comes back: cleared names, refused commits, `share: never`,
+//! tenants.
 
 use std::time::{Duration, Instant};
 

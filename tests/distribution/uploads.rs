@@ -9,6 +9,7 @@ use baggageclaim::model::Outcome;
 use futures_util::future::join_all;
 
 use crate::common::bench::{NEVER, eventually};
+use crate::common::random::Random;
 use crate::failing::{Fault, Op};
 use crate::nodes::{INPUT, Node, OUTPUT, Shared, TASK, require, text, two_nodes, write};
 
@@ -160,15 +161,7 @@ async fn a_drain_uploads_what_waits_within_its_limit() {
         let name = format!("built-{number}");
         let attributes = [("type", "output"), ("name", &*name)];
         node.publish(&volume, &attributes).await;
-        let mut state = number + 1;
-        let noise: Vec<u8> = (0..400_000)
-            .map(|_| {
-                state ^= state << 13;
-                state ^= state >> 7;
-                state ^= state << 17;
-                state.to_le_bytes()[3]
-            })
-            .collect();
+        let noise = Random::new(number).bytes(400_000);
         fs::write(node.bench.target(&volume).join("noise"), noise).expect("write");
         write(&node.bench.target(&volume), "text");
         node.end(&volume, Outcome::Succeeded).await;

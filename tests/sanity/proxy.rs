@@ -21,6 +21,7 @@ use tonic::transport::Channel;
 use tonic::{Code, Request, Response, Status};
 
 use super::driver::{Driver, Setup};
+use crate::common::random::Random;
 use crate::common::raw::Raw;
 
 /// The same fates in every run: what fails once fails again.
@@ -51,7 +52,7 @@ impl Proxy {
                     setup,
                     driver,
                     channel,
-                    random: SEED,
+                    random: Random::new(SEED),
                     kills: 0,
                 }));
                 let listener = UnixListener::bind(&path).expect("the path is free");
@@ -88,19 +89,11 @@ struct World {
     setup: Setup,
     driver: Driver,
     channel: Channel,
-    random: u64,
+    random: Random,
     kills: u32,
 }
 
 impl World {
-    /// A number below `below`; xorshift is random enough.
-    fn random(&mut self, below: u64) -> u64 {
-        self.random ^= self.random << 13;
-        self.random ^= self.random >> 7;
-        self.random ^= self.random << 17;
-        self.random % below
-    }
-
     async fn restart(&mut self) {
         self.driver.kill();
         self.kills += 1;
@@ -109,10 +102,10 @@ impl World {
     }
 
     async fn call(&mut self, path: PathAndQuery, message: Vec<u8>) -> Result<Vec<u8>, Status> {
-        match self.random(3) {
+        match self.random.below(3) {
             0 => self.restart().await,
             1 => {
-                let delay = Duration::from_micros(self.random(4_000));
+                let delay = Duration::from_micros(self.random.below(4_000));
                 let asked = ask(self.channel.clone(), path.clone(), message.clone());
                 let answer = tokio::time::timeout(delay, asked).await;
                 self.restart().await;

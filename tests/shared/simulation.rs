@@ -5,6 +5,7 @@
 use std::collections::{BTreeMap, BTreeSet, BinaryHeap};
 use std::time::Duration;
 
+use crate::common::random::Random;
 use baggageclaim::shared::decide::{self, GRACE, Seen, Verdict};
 
 const SCHEDULES: u64 = 100_000;
@@ -28,23 +29,16 @@ const RIGHT: Rules = Rules {
     deletes_at_once: false,
 };
 
-struct Random(u64);
-
-impl Random {
-    fn next(&mut self, below: u64) -> u64 {
-        self.0 ^= self.0 << 13;
-        self.0 ^= self.0 >> 7;
-        self.0 ^= self.0 << 17;
-        (self.0 >> 11) % below
-    }
-
-    /// Minutes between two steps: near the limits that matter.
-    fn pause(&mut self) -> u64 {
-        const PAUSES: [u64; 12] = [0, 1, 5, 30, 60, 119, 239, 241, 600, 1439, 1441, 2900];
-        // Mostly short: a long one ends the publication.
-        let most = if self.next(3) == 0 { PAUSES.len() } else { 6 };
-        PAUSES[usize::try_from(self.next(most as u64)).expect("few")]
-    }
+/// Minutes between two steps: near the limits that matter.
+fn pause(random: &mut Random) -> u64 {
+    const PAUSES: [u64; 12] = [0, 1, 5, 30, 60, 119, 239, 241, 600, 1439, 1441, 2900];
+    // Mostly short: a long one ends the publication.
+    let most = if random.below(3) == 0 {
+        PAUSES.len()
+    } else {
+        6
+    };
+    PAUSES[random.index(most)]
 }
 
 #[derive(Debug, Clone, Copy)]
@@ -64,9 +58,9 @@ impl Object {
     /// Whether a list at this time may show it, and whether it must.
     fn is_listed(&self, now: u64, random: &mut Random) -> bool {
         if let Some(deleted) = self.deleted {
-            return now < deleted + STALE && random.next(2) == 0;
+            return now < deleted + STALE && random.below(2) == 0;
         }
-        now >= self.written + STALE || (now >= self.written && random.next(2) == 0)
+        now >= self.written + STALE || (now >= self.written && random.below(2) == 0)
     }
 }
 
@@ -137,7 +131,7 @@ impl World {
     fn new(seed: u64, rules: Rules) -> Self {
         let mut world = Self {
             now: 0,
-            random: Random(seed.wrapping_mul(0x9e37_79b9_7f4a_7c15) | 1),
+            random: Random::new(seed),
             rules,
             names: BTreeMap::new(),
             manifests: Vec::new(),
@@ -163,7 +157,7 @@ impl World {
     }
 
     fn later(&mut self, step: Step) {
-        let pause = self.random.pause();
+        let pause = pause(&mut self.random);
         self.after(pause, step);
     }
 
@@ -204,7 +198,7 @@ impl World {
     fn step(&mut self, step: Step) {
         match step {
             Step::Look => {
-                let name = self.random.next(3);
+                let name = self.random.below(3);
                 let shown = self
                     .names
                     .get(&name)
@@ -222,8 +216,8 @@ impl World {
             Step::Name(publication, manifest, written) => {
                 if self.is_in_time(written) {
                     // It takes effect late, or never.
-                    let delay = self.random.next(STALE);
-                    if self.random.next(8) > 0 {
+                    let delay = self.random.below(STALE);
+                    if self.random.below(8) > 0 {
                         self.after(delay, Step::Effect(publication.name, manifest));
                     }
                 }
@@ -243,11 +237,10 @@ impl World {
 
     /// Adds a layer: of the parent, found by a list, or uploaded.
     fn layer(&mut self, mut publication: Publication) {
-        let choice = self.random.next(3);
+        let choice = self.random.below(3);
         let found = match choice {
             0 if !publication.shown.is_empty() => {
-                let count = publication.shown.len() as u64;
-                let place = usize::try_from(self.random.next(count)).expect("few");
+                let place = self.random.index(publication.shown.len());
                 Some(publication.shown[place])
             }
             // A list shows this moment, so it is a new look only for this layer: the time of the
@@ -256,7 +249,7 @@ impl World {
             _ => None,
         };
         let layer = found.unwrap_or_else(|| {
-            let digest = self.random.next(3);
+            let digest = self.random.below(3);
             self.layers.push(Layer {
                 object: Object::new(self.now),
                 marker: None,
@@ -265,7 +258,7 @@ impl World {
             self.layers.len() - 1
         });
         publication.layers.push(layer);
-        if self.random.next(2) == 0 {
+        if self.random.below(2) == 0 {
             self.later(Step::Layers(publication));
         } else {
             self.later(Step::Manifest(publication));
@@ -273,7 +266,7 @@ impl World {
     }
 
     fn find(&mut self) -> Option<usize> {
-        let digest = self.random.next(3);
+        let digest = self.random.below(3);
         let mut found = None;
         for place in 0..self.layers.len() {
             let layer = &self.layers[place];
@@ -296,7 +289,7 @@ impl World {
         if !self.is_in_time(publication.looked) {
             return self.later(Step::Look);
         }
-        let delay = self.random.next(STALE);
+        let delay = self.random.below(STALE);
         // The request may take effect late; the name is written after its answer.
         self.manifests.push(Manifest {
             object: Object::new(self.now + delay),
@@ -304,7 +297,7 @@ impl World {
             layers: publication.layers.clone(),
         });
         let written = self.now + delay;
-        let pause = delay + self.random.pause();
+        let pause = delay + pause(&mut self.random);
         let place = self.manifests.len() - 1;
         self.after(pause, Step::Name(publication, place, written));
     }
@@ -321,7 +314,7 @@ impl World {
             used: BTreeSet::new(),
             actions: Vec::new(),
         };
-        let pause = self.random.next(30);
+        let pause = self.random.below(30);
         self.after(pause, Step::Manifests(collection));
     }
 
@@ -358,7 +351,7 @@ impl World {
                 _ => {}
             }
         }
-        let pause = self.random.next(30);
+        let pause = self.random.below(30);
         self.after(pause, Step::LayersOf(collection));
     }
 
@@ -381,7 +374,7 @@ impl World {
     /// Does one action, then the next after a pause: a collector may stall for days.
     fn act(&mut self, mut actions: Vec<Action>) {
         let Some(action) = actions.pop() else {
-            let pause = 60 + self.random.pause();
+            let pause = 60 + pause(&mut self.random);
             return self.after(pause, Step::Begin);
         };
         let now = self.now;
@@ -401,8 +394,8 @@ impl World {
                 self.deletions += 1;
             }
         }
-        let pause = if self.random.next(6) == 0 {
-            self.random.pause()
+        let pause = if self.random.below(6) == 0 {
+            pause(&mut self.random)
         } else {
             0
         };

@@ -9,12 +9,13 @@ use std::path::{Path, PathBuf};
 use std::sync::atomic::{AtomicU64, Ordering};
 
 use baggageclaim::archive::toc::Want;
-use baggageclaim::model::{Reference, Tenant};
+use baggageclaim::model::{ArtifactId, Reference, Tenant};
 use baggageclaim::shared::{
     Committed, Content, Error, Frames, Known, LayerRef, Publication, Resolved, Result, Source,
 };
 use rustix::fs::{CWD, FileType, Mode, XattrFlags};
 
+use crate::common::random::Random;
 use crate::common::{Fs, Lab, assert_same, require_lab, tree as made};
 use crate::failing::{Fault, Op};
 use crate::tier::{
@@ -93,6 +94,16 @@ fn ten_generations_go_up_and_come_down_as_they_were() {
         let known = Some(&found.known);
         let again = source.resolve(&tenant(), &name, known).expect("resolve");
         assert!(matches!(again, Resolved::NotModified), "{again:?}");
+        // A node that has the artifact needs no manifest; another one does.
+        for (has, is_same) in [
+            (found.manifest.artifact, true),
+            (ArtifactId::from_bits(1), false),
+        ] {
+            let again = source.resolve(&tenant(), &name, Some(&Known::artifact(has)));
+            let again = again.expect("resolve");
+            let same = matches!(&again, Resolved::Same { record, .. } if **record == found.record);
+            assert_eq!(same, is_same, "{again:?}");
+        }
         let other = "other".parse().expect("a label");
         let none = source.resolve(&other, &name, None).expect("resolve");
         assert!(
@@ -111,20 +122,12 @@ fn ten_generations_go_up_and_come_down_as_they_were() {
 /// Content that does not compress: 24 MiB in files of all sizes.
 fn large(lab: &Lab) -> PathBuf {
     let layer = lab.dir("large");
-    let mut state = 1_u64;
+    let mut random = Random::new(1);
     for (number, size) in [300, 70_000, 900_000, 3 << 20, 9 << 20, 11 << 20]
         .into_iter()
         .enumerate()
     {
-        let bytes: Vec<u8> = (0..size)
-            .map(|_| {
-                state ^= state << 13;
-                state ^= state >> 7;
-                state ^= state << 17;
-                state.to_le_bytes()[3]
-            })
-            .collect();
-        fs::write(layer.join(format!("f{number}")), bytes).expect("write");
+        fs::write(layer.join(format!("f{number}")), random.bytes(size)).expect("write");
     }
     layer
 }

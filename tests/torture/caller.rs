@@ -15,10 +15,10 @@ use tonic::Code;
 
 use crate::claims::{self, ClaimOp, Claims};
 use crate::common::Snapshot;
+use crate::common::random::Random;
 use crate::content::{self, Seen};
 use crate::driver::{Wire, unexpected};
 use crate::figures::{Fault, Stop, count};
-use crate::random::Random;
 
 /// How many volumes a caller has at once; one more only looks.
 pub(crate) const SLOTS: u8 = 3;

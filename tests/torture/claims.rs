@@ -14,10 +14,10 @@ use serde::{Deserialize, Serialize};
 use tonic::{Code, Status};
 
 use crate::caller::cannot;
+use crate::common::random::Random;
 use crate::content::{self, Seen};
 use crate::driver::{Wire, is_death};
 use crate::figures::{Fault, Stop, count};
-use crate::random::Random;
 
 const CLAIMS: u8 = 3;
 const SNAPSHOTS: u8 = 2;

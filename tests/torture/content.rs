@@ -8,8 +8,8 @@ use std::path::Path;
 use std::sync::Arc;
 
 use crate::common::Snapshot;
+use crate::common::random::Random;
 use crate::figures::Fault;
-use crate::random::Random;
 
 /// The allowed content of a name or a volume.
 #[derive(Debug, Clone)]

@@ -16,11 +16,11 @@ use tokio::runtime::Handle;
 use tonic::Code;
 
 use crate::caller::{again_at, cannot};
+use crate::common::random::Random;
 use crate::common::{Fs, Snapshot};
 use crate::content::{self, Seen};
 use crate::driver::{Driver, Ground, PATIENCE, Place, Wire, nothing_left};
 use crate::figures::{Fault, Figures, Stop, count};
-use crate::random::Random;
 
 /// The inodes of volumes that are mounted beforehand, at most eight of eight kinds
 /// (`engine/spares`), of seven each.

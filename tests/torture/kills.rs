@@ -18,9 +18,9 @@ use tokio::runtime::Handle;
 use crate::caller::{self, Caller, Op, Together};
 use crate::claims;
 use crate::common::Fs;
+use crate::common::random::Random;
 use crate::driver::{Driver, Ground, PATIENCE, Place, Wire, nothing_left};
 use crate::figures::{Fault, Figures, Stop, count};
-use crate::random::Random;
 
 /// The grounds; the first ones more often, see [`Program::of`].
 const GROUNDS: [Ground; 5] = [

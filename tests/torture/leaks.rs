@@ -13,9 +13,9 @@ use tokio::runtime::Handle;
 
 use crate::caller::cannot;
 use crate::common::Fs;
+use crate::common::random::Random;
 use crate::driver::{Ground, Place, Wire, nothing_left};
 use crate::figures::{Fault, Figures, Stop, count};
-use crate::random::Random;
 
 /// The largest requested number.
 const MOST: u64 = 100_000;

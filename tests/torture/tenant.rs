@@ -17,11 +17,11 @@ use tokio::runtime::Handle;
 use tonic::Code;
 
 use crate::caller::cannot;
+use crate::common::random::Random;
 use crate::common::{Fs, Snapshot};
 use crate::content::{self, Seen};
 use crate::driver::{Ground, Place, Wire, nothing_left};
 use crate::figures::{Fault, Figures, Stop, count};
-use crate::random::Random;
 
 const GROUNDS: [Ground; 3] = [
     Ground::new("overlay", Fs::Ext4, 1024),

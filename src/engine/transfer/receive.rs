@@ -10,8 +10,8 @@
 //! | `syncfs`, one index transaction | **an artifact** |
 //! | `sealing.json` → `layer.json` | the same |
 //!
-//! Where an artifact is a stack, a layer that is here already is used if all below it are here, too.
-//! Elsewhere all layers are applied to one tree.
+//! Where an artifact is a stack, a layer that is here already is used if all below it are here,
+//! too. Elsewhere all layers are applied to one tree.
 
 use std::fs::File;
 use std::sync::Arc;

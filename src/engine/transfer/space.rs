@@ -60,8 +60,8 @@ pub(super) fn ask(inner: &Inner, needs: u64) -> Result<()> {
     }
 }
 
-/// The error of a transfer that failed where the pool has no space or no inodes left; `None`: it has
-/// some.
+/// The error of a transfer that failed where the pool has no space or no inodes left; `None`: it
+/// has some.
 pub(super) fn shortage(inner: &Inner) -> Option<Error> {
     let space = inner.dirs.root.space().ok()?;
     let has_inodes = space.inodes == 0 || space.inodes_free > 0;
