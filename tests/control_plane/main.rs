@@ -150,8 +150,23 @@ async fn clones_snapshots_and_changes_follow_their_volume() {
         unmount(&kubelet, id).await;
     }
 
+    grow_and_modify(&plane, &mut client, &clone).await;
+    show(&plane);
+
+    delete_snapshot(&mut client, &taken).await.expect("deleted");
+    for id in [&clone, &restored] {
+        delete(&mut client, id).await.expect("deleted");
+        delete(&mut client, id).await.expect("deleted already");
+    }
+    let snapshots: Api<Snapshot> = Api::all(plane.client.clone());
+    let snapshots = snapshots.list(&ListParams::default()).await.expect("list");
+    assert!(snapshots.items.is_empty() && volumes(&plane).await.is_empty());
+}
+
+/// A larger size and other parameters apply; a size that the node refuses is taken back.
+async fn grow_and_modify(plane: &ControlPlane, client: &mut calls::Client, clone: &str) {
     let larger = csi::ControllerExpandVolumeRequest {
-        volume_id: clone.clone(),
+        volume_id: clone.to_owned(),
         capacity_range: Some(csi::CapacityRange {
             required_bytes: 2 << 20,
             limit_bytes: 0,
@@ -175,7 +190,7 @@ async fn clones_snapshots_and_changes_follow_their_volume() {
         .expect_err("too large");
     assert_eq!(refused.code(), Code::OutOfRange, "{refused}");
     let changed = csi::ControllerModifyVolumeRequest {
-        volume_id: clone.clone(),
+        volume_id: clone.to_owned(),
         mutable_parameters: [("ttl".to_owned(), "7d".to_owned())].into(),
         ..Default::default()
     };
@@ -183,7 +198,7 @@ async fn clones_snapshots_and_changes_follow_their_volume() {
         .controller_modify_volume(changed)
         .await
         .expect("changed");
-    let seen = volumes(&plane).await;
+    let seen = volumes(plane).await;
     let seen = seen
         .iter()
         .find(|volume| volume.spec.name == "clone")
@@ -195,16 +210,6 @@ async fn clones_snapshots_and_changes_follow_their_volume() {
         "the refused size is taken back"
     );
     assert_eq!(status.mutable.ttl_seconds, Some(7 * 24 * 3600));
-    show(&plane);
-
-    delete_snapshot(&mut client, &taken).await.expect("deleted");
-    for id in [&clone, &restored] {
-        delete(&mut client, id).await.expect("deleted");
-        delete(&mut client, id).await.expect("deleted already");
-    }
-    let snapshots: Api<Snapshot> = Api::all(plane.client.clone());
-    let snapshots = snapshots.list(&ListParams::default()).await.expect("list");
-    assert!(snapshots.items.is_empty() && volumes(&plane).await.is_empty());
 }
 
 /// The tables that people see name the node, the state and the source.
