@@ -1,4 +1,5 @@
 //! `Pool`: what one node offers.
+//! It has no order of the controller: the node writes all of it.
 
 #![expect(
     unreachable_pub,

@@ -1,4 +1,5 @@
 //! `Snapshot`: a snapshot, or a group of snapshots of one moment, on one node.
+//! The order of the controller, and the answer of the node.
 
 #![expect(
     unreachable_pub,

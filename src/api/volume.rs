@@ -1,4 +1,5 @@
 //! `Volume`: one persistent volume on one node.
+//! The order of the controller, and the answer of the node.
 
 #![expect(
     unreachable_pub,

@@ -1,4 +1,5 @@
 //! Answers of the objects in the words of the model: one, or pages from the watches.
+//! Makes no decisions on volumes.
 
 use std::sync::Arc;
 use std::time::{SystemTime, UNIX_EPOCH};

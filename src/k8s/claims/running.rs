@@ -1,4 +1,5 @@
 //! The calls that run: at most one for each id (CSI specification, "Error Scheme").
+//! It orders nothing between controllers: conditional writes do.
 
 use std::collections::HashSet;
 use std::sync::Arc;

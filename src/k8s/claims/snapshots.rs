@@ -1,4 +1,5 @@
 //! Takes and deletes snapshots, and groups of snapshots, by orders to their nodes.
+//! The steps come from `decide`.
 
 use tokio::time::Instant;
 use tonic::Code;

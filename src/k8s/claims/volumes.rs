@@ -1,4 +1,5 @@
 //! Creates, deletes and changes volumes by orders to their nodes.
+//! The steps come from `decide`.
 
 use std::sync::Arc;
 

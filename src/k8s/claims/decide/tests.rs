@@ -1,4 +1,5 @@
 //! Tables of the controller's decisions: objects in, step out.
+//! No I/O, and no API server.
 
 use super::*;
 use crate::api::VolumeStatus;
