@@ -18,7 +18,7 @@ use super::work::Workers;
 use crate::archive;
 use crate::archive::toc::{Patience, Table};
 use crate::engine::{self, LayerPlace, ReceiveError, ReceiveLayer, ReceiveRequest};
-use crate::model::{ArtifactId, Name, Timestamp};
+use crate::model::{ArtifactId, Name, Timestamp, readable_bytes};
 use crate::shared::{
     Bucket, Destination, Error, Found, LayerRef, NameState, Result, fetch, report_damage,
 };
@@ -117,7 +117,9 @@ impl Fetcher {
         let running = self.running.lock().get(&artifact).cloned()?;
         let (bytes, of) = (value(&running.bytes), value(&running.of));
         Some(format!(
-            "{bytes} of {of} bytes came from the shared tier so far"
+            "{} of {} came from the shared tier so far",
+            readable_bytes(bytes),
+            readable_bytes(of)
         ))
     }
 

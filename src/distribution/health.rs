@@ -91,7 +91,7 @@ impl Health {
         }
         drop(state);
         if is_news {
-            tracing::error!(?access, %error, "the shared tier cannot be used until this is mended");
+            tracing::error!(?access, %error, "the shared tier cannot be used until a person corrects this");
         } else if !was_failing {
             tracing::warn!(?access, %error, "the shared tier failed; it is tried again");
         } else {
