@@ -54,6 +54,8 @@ struct Running {
     since: Timestamp,
     of: AtomicU64,
     bytes: AtomicU64,
+    /// Packed bytes that came.
+    moved: AtomicU64,
 }
 
 /// Removes a fetch from the running ones.
@@ -112,6 +114,21 @@ impl Fetcher {
         moving
     }
 
+    /// Waits until the fetch of an artifact brought no byte for this time.
+    pub(super) async fn stalls(&self, artifact: ArtifactId, limit: Duration) {
+        let moved = || {
+            let running = self.running.lock();
+            running.get(&artifact).map(|it| value(&it.moved))
+        };
+        loop {
+            let before = moved();
+            tokio::time::sleep(limit).await;
+            if moved() == before {
+                return;
+            }
+        }
+    }
+
     /// How far the fetch of an artifact is, in words.
     pub(super) fn progress(&self, artifact: ArtifactId) -> Option<String> {
         let running = self.running.lock().get(&artifact).cloned()?;
@@ -131,6 +148,7 @@ impl Fetcher {
             since: now(),
             of: AtomicU64::new(layers.map(|layer| layer.content).sum()),
             bytes: AtomicU64::new(0),
+            moved: AtomicU64::new(0),
         });
         self.running.lock().insert(artifact, Arc::clone(&running));
         let _ends = Ends(self, artifact);
@@ -205,7 +223,7 @@ impl Fetcher {
                 let missing = missing.map(|layer| layer.content).sum();
                 running.of.store(missing, Ordering::Relaxed);
             }
-            self.layer(name, &manifest.layers[index], place)
+            self.layer(name, &manifest.layers[index], place, &running.moved)
         };
         let received = context.engine.receive(&request, &running.bytes, make)?;
         if let Some(cleared) = context.cleared(name).filter(|it| request.number < *it) {
@@ -225,7 +243,13 @@ impl Fetcher {
     }
 
     /// Fetches one layer. A transfer that fails is taken up where it ended.
-    fn layer(&self, name: &Name, layer: &LayerRef, place: &LayerPlace<'_>) -> Result<Arc<Table>> {
+    fn layer(
+        &self,
+        name: &Name,
+        layer: &LayerRef,
+        place: &LayerPlace<'_>,
+        moved: &AtomicU64,
+    ) -> Result<Arc<Table>> {
         let context = &self.context;
         let bucket = Bucket::new(context.store.clone());
         let stop = || context.is_stopping() || (place.stop)();
@@ -239,9 +263,10 @@ impl Fetcher {
                 devices: false,
                 patience: PATIENCE,
                 progress: place.progress,
+                moved,
             };
             let fetched = fetch(&[&bucket], &name.tenant, layer, destination, &stop);
-            context.health.note(Access::Read, &fetched);
+            context.health.note(&name.tenant, Access::Read, &fetched);
             match fetched {
                 Ok(fetched) => return Ok(fetched.table),
                 Err(error) if error.is_temporary() && left > 0 => {
@@ -292,7 +317,7 @@ impl Fetcher {
             return;
         }
         let reported = report_damage(&context.store, &found.record, layer, object_id(), now());
-        context.health.note(Access::Write, &reported);
+        context.health.note(&name.tenant, Access::Write, &reported);
         match reported {
             Ok(_) => count(&context.counters.damage_reported),
             Err(error) => tracing::warn!(

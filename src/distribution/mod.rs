@@ -123,7 +123,7 @@ impl Distribution {
         let (of, name) = (tenant.clone(), reference.clone());
         let call = move || {
             let cleared = shared::clear(&context.store, &of, &name, object_id(), now());
-            context.health.note(Access::Write, &cleared);
+            context.health.note(&of, Access::Write, &cleared);
             if let Ok(number) = cleared {
                 let (tenant, reference) = (of, name);
                 context.note_clear(Name { tenant, reference }, number);
@@ -198,7 +198,7 @@ impl Distribution {
             questions_failed: value(&counters.questions_failed),
             misses: value(&counters.misses),
             damage_reported: value(&counters.damage_reported),
-            permanent_error: self.context.health.permanent().is_some(),
+            permanent_error: self.context.health.is_unusable(),
         }
     }
 
