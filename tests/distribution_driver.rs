@@ -228,7 +228,8 @@ async fn a_tier_that_does_not_exist_is_reported_and_keeps_no_pod_from_its_conten
     let node = NodeProcess::start(&lab, &flags);
     let kubelet = node.kubelet().await;
     // Once, before there is any pod.
-    node.logged("cannot be used until this is mended", 1).await;
+    node.logged("cannot be used until a person corrects this", 1)
+        .await;
     assert_eq!(step(&kubelet, "one", b"first").await, None);
     node.logged("\"message\":\"sealed\"", 1).await;
     assert_eq!(

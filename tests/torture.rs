@@ -10,6 +10,7 @@
 //! | `full` | full disks |
 //! | `tenant` | a hostile tenant |
 //! | `transfer` | content that leaves as an archive and comes back |
+//! | `tier`, `tier_model` | two nodes with one shared tier, and the collector of garbage |
 //! | `leaks` | the same operations many times |
 //! | `figures`, `random` | the counters, and the random numbers |
 //!
@@ -43,6 +44,10 @@ mod kills;
 mod leaks;
 #[path = "torture/tenant.rs"]
 mod tenant;
+#[path = "torture/tier.rs"]
+mod tier;
+#[path = "torture/tier_model.rs"]
+mod tier_model;
 #[path = "torture/transfer.rs"]
 mod transfer;
 
@@ -130,9 +135,10 @@ fn main() -> ExitCode {
             let settings = &settings;
             // One after the other, beside the kills.
             scope.spawn(move || {
-                let trials: [(&str, u32, Trial); 3] = [
+                let trials: [(&str, u32, Trial); 4] = [
                     ("full", 1, full::trial),
                     ("tenant", 1, tenant::trial),
+                    ("tier", 2, tier::trial),
                     ("leaks", 2, leaks::trial),
                 ];
                 let wanted = trials.iter().filter(|(name, ..)| settings.wants(name));
@@ -140,7 +146,7 @@ fn main() -> ExitCode {
                 for (_, parts, trial) in wanted {
                     // Also where one before took more than its own: a day on a full disk is played
                     // to its end.
-                    let least = length * *parts / 8;
+                    let least = length * *parts / 12;
                     let share = (left(until) * *parts / rest).max(least);
                     trial(own.fork(), Instant::now() + share, on, figures);
                     rest -= parts;

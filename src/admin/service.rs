@@ -191,6 +191,10 @@ impl Admin for Service {
         _: Request<admin::StatusRequest>,
     ) -> Result<Response<admin::StatusResponse>, Status> {
         let status = self.engine.status().await.map_err(|error| failed(&error))?;
+        let shared = match &self.distribution {
+            Some(tier) => tier.apart(Distribution::status).await.map(shared::status),
+            None => None,
+        };
         Ok(Response::new(admin::StatusResponse {
             version: env!("CARGO_PKG_VERSION").to_owned(),
             pool_path: status.pool.display().to_string(),
@@ -206,10 +210,7 @@ impl Admin for Service {
             caches: count(status.caches),
             seals_pending: count(status.seals_pending),
             damaged: count(status.damaged),
-            shared: self
-                .distribution
-                .as_ref()
-                .map(|tier| shared::status(tier.status())),
+            shared,
         }))
     }
 }

@@ -59,7 +59,7 @@ pub(super) fn add_waiting(
     if waiting.is_empty() {
         return;
     }
-    let fetching = distribution.status().fetching;
+    let fetching = distribution.fetching();
     for volume in waiting {
         if volumes.iter().all(|row| row.id != volume.id.as_str()) {
             volumes.push(waiting_row(volume, &fetching));

@@ -3,6 +3,8 @@
 
 use std::time::Duration;
 
+pub(super) use crate::model::readable_bytes as bytes;
+
 /// A duration as kubectl shows ages: two units where the second matters.
 pub(super) fn age(duration: Duration) -> String {
     const MINUTE: u64 = 60;
@@ -45,28 +47,6 @@ pub(super) fn counted(count: u64, one: &str, many: &str) -> String {
     format!("{count} {}", if count == 1 { one } else { many })
 }
 
-/// Bytes in powers of 1024, with one decimal where it matters.
-pub(super) fn bytes(bytes: u64) -> String {
-    const UNITS: [&str; 6] = ["KiB", "MiB", "GiB", "TiB", "PiB", "EiB"];
-    if bytes < 1024 {
-        return format!("{bytes} B");
-    }
-    let mut unit = 0;
-    let mut shift = 10;
-    // The next unit as soon as this one would show 1000.
-    while unit + 1 < UNITS.len() && (bytes >> shift) >= 1000 {
-        unit += 1;
-        shift += 10;
-    }
-    // Tenths, rounded down: never more than there is.
-    let tenths = (u128::from(bytes) * 10) >> shift;
-    if tenths < 100 {
-        format!("{}.{} {}", tenths / 10, tenths % 10, UNITS[unit])
-    } else {
-        format!("{} {}", tenths / 10, UNITS[unit])
-    }
-}
-
 /// At most `width` characters of a text; the end is what is left out.
 pub(super) fn cut(text: &str, width: usize) -> String {
     if text.chars().count() <= width {
@@ -100,22 +80,6 @@ mod tests {
             (9 * 365 * 86400, "9y"),
         ] {
             assert_eq!(age(Duration::from_secs(seconds)), expected, "{seconds}");
-        }
-    }
-
-    #[test]
-    fn sizes_have_three_digits_at_most() {
-        for (n, expected) in [
-            (0, "0 B"),
-            (1023, "1023 B"),
-            (1024, "1.0 KiB"),
-            (10 * 1024, "10 KiB"),
-            (1000 * 1024, "0.9 MiB"),
-            (12_345_678, "11 MiB"),
-            (5 << 30, "5.0 GiB"),
-            (u64::MAX, "15 EiB"),
-        ] {
-            assert_eq!(bytes(n), expected, "{n}");
         }
     }
 

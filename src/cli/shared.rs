@@ -3,6 +3,7 @@
 
 use std::cell::Cell;
 use std::io::{self, IsTerminal as _, Write};
+use std::path::Path;
 use std::process::ExitCode;
 use std::time::{Duration, Instant, SystemTime, UNIX_EPOCH};
 
@@ -301,8 +302,16 @@ fn du(store: &Store, tenants: &[Tenant], output: PlainOutput) -> Done {
     Ok(ExitCode::SUCCESS)
 }
 
+/// A directory for temporary files. The image has no `/tmp`, and each container has memory there.
+fn temporary() -> sys::Result<Dir> {
+    match Dir::open(&std::env::temp_dir()) {
+        Err(error) if error.is(sys::Errno::ENOENT) => Dir::open(Path::new("/dev/shm")),
+        opened => opened,
+    }
+}
+
 fn verify_all(store: &Store, tenants: &[Tenant], output: PlainOutput) -> Done {
-    let temporary = Dir::open(&std::env::temp_dir()).map_err(Failure::System)?;
+    let temporary = temporary().map_err(Failure::System)?;
     let mut all = Verified::default();
     let progress = Progress::new();
     for tenant in tenants {

@@ -49,8 +49,9 @@ impl Service {
         };
         // Until the end of the publish: an unpublish must not overtake it.
         let entered = distribution.waiting().enter(&wanted);
-        let _waits = entered.ok_or_else(|| engine::Error::Busy(wanted.volume.clone()))?;
+        let entered = entered.ok_or_else(|| engine::Error::Busy(wanted.volume.clone()))?;
         distribution.bring(&mut wanted).await?;
+        entered.brought();
         Ok(engine.publish(wanted).await?)
     }
 

@@ -148,7 +148,7 @@ impl Asker {
             Detail::Number => self.number(name),
             Detail::Manifest(here) => self.manifest(name, here),
         };
-        context.health.note(Access::Read, &result);
+        context.health.note(&name.tenant, Access::Read, &result);
         result.unwrap_or_else(|error| {
             count(&context.counters.questions_failed);
             Answer::Failed(error.to_string().into())

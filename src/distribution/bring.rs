@@ -173,7 +173,9 @@ impl Bringer {
                     return Ok(());
                 }
                 Step::Fetch => {
-                    let fetched = self.fetch(request, option, until).await;
+                    let is_here = self.here(name).is_some();
+                    let stall = is_here.then_some(self.context.settings.stall);
+                    let fetched = self.fetch(request, option, until, stall).await;
                     if fetched || self.here(name).is_some() {
                         return Ok(());
                     }
@@ -220,14 +222,23 @@ impl Bringer {
     }
 
     /// Fetches what the tier shows. `false`: it did not come in time, or not at all.
-    async fn fetch(&self, request: &PublishRequest, option: &Candidate, until: Instant) -> bool {
+    async fn fetch(
+        &self,
+        request: &PublishRequest,
+        option: &Candidate,
+        until: Instant,
+        stall: Option<Duration>,
+    ) -> bool {
         let Answer::Content {
             found: Some(found), ..
         } = &option.answer
         else {
             return false;
         };
-        let why = match self.fetched(request, &option.name, found, until).await {
+        let why = match self
+            .fetched(request, &option.name, found, (until, stall))
+            .await
+        {
             Some(Ok(())) => return true,
             Some(Err(error)) => error.to_string(),
             None => self.how_far(found),
@@ -262,13 +273,13 @@ impl Bringer {
         });
     }
 
-    /// Waits for a fetch. `None`: it goes on.
+    /// Waits for a fetch. `stall`: only while it brings bytes. `None`: it goes on.
     async fn fetched(
         &self,
         request: &PublishRequest,
         name: &Name,
         found: &Arc<Found>,
-        until: Instant,
+        (until, stall): (Instant, Option<Duration>),
     ) -> Option<Fetched> {
         let bytes = found.manifest.layers.iter().map(|layer| layer.content);
         let what = What::Fetching {
@@ -277,9 +288,17 @@ impl Bringer {
         };
         let notices = self.context.settings.notices.as_ref();
         say(notices, &request.tenant, &request.pod, what);
-        timeout_at(until, self.fetcher.fetch(name, found))
-            .await
-            .ok()
+        let stalls = async {
+            match stall {
+                Some(limit) => self.fetcher.stalls(found.manifest.artifact, limit).await,
+                None => std::future::pending().await,
+            }
+        };
+        tokio::select! {
+            fetched = self.fetcher.fetch(name, found) => Some(fetched),
+            () = stalls => None,
+            () = tokio::time::sleep_until(until) => None,
+        }
     }
 
     fn how_far(&self, found: &Found) -> String {
@@ -313,7 +332,7 @@ impl Bringer {
             if let Ok(answer) = timeout_at(until, self.round(&name, pause)).await {
                 state = state_of(&answer);
                 let has_failed = matches!(answer, Answer::Failed(_));
-                if has_failed && self.context.health.permanent().is_some() {
+                if has_failed && self.context.health.permanent_of(&name.tenant) {
                     // Asking again is of no use until a person changes something.
                     return self.gives_up(name.reference, state, began);
                 }
@@ -325,7 +344,7 @@ impl Bringer {
                     },
                 ) = (decision.step, &answer)
                 {
-                    match self.fetched(request, &name, found, until).await {
+                    match self.fetched(request, &name, found, (until, None)).await {
                         Some(Ok(())) => {}
                         Some(Err(error)) => state = error.to_string(),
                         None => state = self.how_far(found),

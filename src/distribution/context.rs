@@ -124,6 +124,13 @@ impl Context {
         self.runtime.block_on(wait)
     }
 
+    /// How many artifacts wait for their upload. Walks over all artifacts.
+    pub(super) fn waiting(&self) -> u64 {
+        let mut waiting = 0;
+        self.engine.each_to_share(|_, _| waiting += 1);
+        waiting
+    }
+
     /// Notes that this node cleared a name, with this number.
     pub(super) fn note_clear(&self, name: Name, number: u64) {
         let mut cleared = self.cleared.lock();

@@ -97,10 +97,7 @@ pub(super) fn decide(want: Want, here: Option<&Here>, there: There) -> Decision 
         There::Unknown => 0,
         There::Nothing { cleared, .. } | There::Content { cleared, .. } => cleared,
     };
-    let stays = here.filter(|here| {
-        // Content that is never shared is this node's own: no clear elsewhere is about it.
-        here.sharing.never || !is_older_than_clear(&here.sharing, cleared)
-    });
+    let stays = here.filter(|here| !here.sharing.is_older_than_clear(cleared));
     let discard = (here.is_some() && stays.is_none()).then_some(cleared);
     let step = match (stays, there) {
         (None, There::Content { .. }) => Step::Fetch,
@@ -135,17 +132,11 @@ fn is_newer(here: &Here, number: u64, artifact: ArtifactId) -> bool {
     !is_last && (here.sharing.refused || is_older)
 }
 
-/// Whether content began before the name was cleared. Content that follows no known number counts
-/// as older: another node's clear must reach what was made here before the tier was known.
-fn is_older_than_clear(sharing: &Sharing, cleared: u64) -> bool {
-    cleared > 0 && sharing.follows().is_none_or(|follows| follows < cleared)
-}
-
 /// Whether content that the tier refused as cleared loses its name on this node. Without a known
 /// number an output keeps it: a step of this node may wait for it, and it is in no other place.
 pub(super) fn loses_name(reference: &Reference, sharing: &Sharing, cleared: u64) -> bool {
     let may_be_newer = matches!(reference, Reference::Artifact(_)) && sharing.follows().is_none();
-    is_older_than_clear(sharing, cleared) && !may_be_newer
+    sharing.is_older_than_clear(cleared) && !may_be_newer
 }
 
 /// The number that the volume's commit follows. `here`: the content that has the committed name.

@@ -18,7 +18,7 @@ use super::work::Workers;
 use crate::archive;
 use crate::archive::toc::{Patience, Table};
 use crate::engine::{self, LayerPlace, ReceiveError, ReceiveLayer, ReceiveRequest};
-use crate::model::{ArtifactId, Name, Timestamp};
+use crate::model::{ArtifactId, Name, Timestamp, readable_bytes};
 use crate::shared::{
     Bucket, Destination, Error, Found, LayerRef, NameState, Result, fetch, report_damage,
 };
@@ -54,6 +54,8 @@ struct Running {
     since: Timestamp,
     of: AtomicU64,
     bytes: AtomicU64,
+    /// Packed bytes that came.
+    moved: AtomicU64,
 }
 
 /// Removes a fetch from the running ones.
@@ -112,12 +114,29 @@ impl Fetcher {
         moving
     }
 
+    /// Waits until the fetch of an artifact brought no byte for this time.
+    pub(super) async fn stalls(&self, artifact: ArtifactId, limit: Duration) {
+        let moved = || {
+            let running = self.running.lock();
+            running.get(&artifact).map(|it| value(&it.moved))
+        };
+        loop {
+            let before = moved();
+            tokio::time::sleep(limit).await;
+            if moved() == before {
+                return;
+            }
+        }
+    }
+
     /// How far the fetch of an artifact is, in words.
     pub(super) fn progress(&self, artifact: ArtifactId) -> Option<String> {
         let running = self.running.lock().get(&artifact).cloned()?;
         let (bytes, of) = (value(&running.bytes), value(&running.of));
         Some(format!(
-            "{bytes} of {of} bytes came from the shared tier so far"
+            "{} of {} came from the shared tier so far",
+            readable_bytes(bytes),
+            readable_bytes(of)
         ))
     }
 
@@ -129,6 +148,7 @@ impl Fetcher {
             since: now(),
             of: AtomicU64::new(layers.map(|layer| layer.content).sum()),
             bytes: AtomicU64::new(0),
+            moved: AtomicU64::new(0),
         });
         self.running.lock().insert(artifact, Arc::clone(&running));
         let _ends = Ends(self, artifact);
@@ -203,7 +223,7 @@ impl Fetcher {
                 let missing = missing.map(|layer| layer.content).sum();
                 running.of.store(missing, Ordering::Relaxed);
             }
-            self.layer(name, &manifest.layers[index], place)
+            self.layer(name, &manifest.layers[index], place, &running.moved)
         };
         let received = context.engine.receive(&request, &running.bytes, make)?;
         if let Some(cleared) = context.cleared(name).filter(|it| request.number < *it) {
@@ -223,7 +243,13 @@ impl Fetcher {
     }
 
     /// Fetches one layer. A transfer that fails is taken up where it ended.
-    fn layer(&self, name: &Name, layer: &LayerRef, place: &LayerPlace<'_>) -> Result<Arc<Table>> {
+    fn layer(
+        &self,
+        name: &Name,
+        layer: &LayerRef,
+        place: &LayerPlace<'_>,
+        moved: &AtomicU64,
+    ) -> Result<Arc<Table>> {
         let context = &self.context;
         let bucket = Bucket::new(context.store.clone());
         let stop = || context.is_stopping() || (place.stop)();
@@ -237,9 +263,10 @@ impl Fetcher {
                 devices: false,
                 patience: PATIENCE,
                 progress: place.progress,
+                moved,
             };
             let fetched = fetch(&[&bucket], &name.tenant, layer, destination, &stop);
-            context.health.note(Access::Read, &fetched);
+            context.health.note(&name.tenant, Access::Read, &fetched);
             match fetched {
                 Ok(fetched) => return Ok(fetched.table),
                 Err(error) if error.is_temporary() && left > 0 => {
@@ -290,7 +317,7 @@ impl Fetcher {
             return;
         }
         let reported = report_damage(&context.store, &found.record, layer, object_id(), now());
-        context.health.note(Access::Write, &reported);
+        context.health.note(&name.tenant, Access::Write, &reported);
         match reported {
             Ok(_) => count(&context.counters.damage_reported),
             Err(error) => tracing::warn!(

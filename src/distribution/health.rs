@@ -1,6 +1,9 @@
-//! The recent errors of the tier. An error that lasts until a person changes something is told once
-//! for each kind of access: in the log, and to one pod. The next success of that kind ends it.
+//! The recent errors of the tier. An error that lasts until a person changes something is kept by
+//! tenant, since a credential may be valid for some prefixes only. The log has it once for each
+//! tenant and kind of access, and one pod of the tenant is told. The next success of that kind ends
+//! it.
 
+use std::collections::BTreeMap;
 use std::time::{SystemTime, UNIX_EPOCH};
 
 use parking_lot::Mutex;
@@ -23,17 +26,31 @@ pub(super) struct Health(Mutex<State>);
 
 #[derive(Debug, Default)]
 struct State {
-    /// By access.
-    failing: [Failing; 2],
+    /// By access: whether the last call of any tenant failed.
+    failing: [bool; 2],
+    /// The tenants whose part of the tier was used.
+    tenants: BTreeMap<Tenant, Part>,
+    /// How many calls had a result.
+    calls: u64,
+    /// The number of the last one that succeeded.
+    worked: u64,
     last: Option<(Timestamp, String)>,
 }
 
+/// The part of one tenant.
 #[derive(Debug, Default)]
-struct Failing {
-    /// Whether the last call failed.
-    now: bool,
-    /// An error that lasts, and whether a pod was told.
-    permanent: Option<(String, bool)>,
+struct Part {
+    /// By access: the error that lasts, and the number of its first call.
+    permanent: [Option<(String, u64)>; 2],
+    /// Whether a pod was told.
+    told: bool,
+}
+
+impl Part {
+    /// That of reading first.
+    fn error(&self) -> Option<&(String, u64)> {
+        self.permanent.iter().flatten().next()
+    }
 }
 
 /// The wall clock.
@@ -45,13 +62,13 @@ pub(super) fn now() -> Timestamp {
 }
 
 impl Health {
-    /// Notes the result of a call of the tier.
-    pub(super) fn note<T>(&self, access: Access, result: &Result<T>) {
+    /// Notes the result of a call for a tenant.
+    pub(super) fn note<T>(&self, tenant: &Tenant, access: Access, result: &Result<T>) {
         match result {
-            Ok(_) => self.succeeded(access),
+            Ok(_) => self.succeeded(tenant, access),
             Err(
                 error @ (Error::Permanent { .. } | Error::Away { .. } | Error::SlowDown { .. }),
-            ) => self.failed(access, error),
+            ) => self.failed(tenant, access, error),
             // The content of the tier is wrong; the storage works.
             Err(error @ (Error::Corrupt { .. } | Error::Missing { .. } | Error::Newer { .. })) => {
                 self.0.lock().last = Some((now(), error.to_string()));
@@ -67,43 +84,70 @@ impl Health {
         }
     }
 
-    fn succeeded(&self, access: Access) {
+    fn succeeded(&self, tenant: &Tenant, access: Access) {
         let mut state = self.0.lock();
-        let failing = &mut state.failing[access as usize];
-        if !failing.now {
-            return;
-        }
-        *failing = Failing::default();
+        state.calls += 1;
+        state.worked = state.calls;
+        let part = state.tenants.entry(tenant.clone()).or_default();
+        let was_permanent = part.permanent[access as usize].take().is_some();
+        part.told &= part.error().is_some();
+        let was_failing = std::mem::take(&mut state.failing[access as usize]);
         drop(state);
-        tracing::info!(?access, "the shared tier works again");
+        if was_permanent || was_failing {
+            tracing::info!(%tenant, ?access, "the shared tier works again");
+        }
     }
 
-    fn failed(&self, access: Access, error: &Error) {
+    fn failed(&self, tenant: &Tenant, access: Access, error: &Error) {
         let text = error.to_string();
-        let is_permanent = matches!(error, Error::Permanent { .. });
         let mut state = self.0.lock();
         state.last = Some((now(), text.clone()));
-        let failing = &mut state.failing[access as usize];
-        let was_failing = std::mem::replace(&mut failing.now, true);
-        let is_news = is_permanent && failing.permanent.is_none();
+        state.calls += 1;
+        let number = state.calls;
+        let was_failing = std::mem::replace(&mut state.failing[access as usize], true);
+        let part = state.tenants.entry(tenant.clone()).or_default();
+        let permanent = &mut part.permanent[access as usize];
+        let is_news = matches!(error, Error::Permanent { .. }) && permanent.is_none();
         if is_news {
-            failing.permanent = Some((text, false));
+            *permanent = Some((text, number));
         }
         drop(state);
         if is_news {
-            tracing::error!(?access, %error, "the shared tier cannot be used until this is mended");
+            tracing::error!(
+                %tenant, ?access, %error,
+                "the shared tier cannot be used until a person corrects this"
+            );
         } else if !was_failing {
-            tracing::warn!(?access, %error, "the shared tier failed; it is tried again");
+            tracing::warn!(%tenant, ?access, %error, "the shared tier failed; it is tried again");
         } else {
-            tracing::debug!(?access, %error, "the shared tier still fails");
+            tracing::debug!(%tenant, ?access, %error, "the shared tier still fails");
         }
     }
 
-    /// The error that lasts, if there is one: that of reading first.
+    /// An error that lasts, of the first tenant that has one.
     pub(super) fn permanent(&self) -> Option<String> {
         let state = self.0.lock();
-        let mut errors = state.failing.iter();
-        errors.find_map(|failing| Some(failing.permanent.as_ref()?.0.clone()))
+        let error = state.tenants.values().find_map(Part::error);
+        error.map(|(text, _)| text.clone())
+    }
+
+    /// The error that lasts for this tenant.
+    pub(super) fn permanent_of(&self, tenant: &Tenant) -> bool {
+        let state = self.0.lock();
+        let part = state.tenants.get(tenant);
+        part.is_some_and(|part| part.error().is_some())
+    }
+
+    /// Whether there is an error that lasts, and no call of any tenant succeeded since it began.
+    pub(super) fn is_unusable(&self) -> bool {
+        let state = self.0.lock();
+        let mut parts = state.tenants.values();
+        parts.any(|part| {
+            part.permanent
+                .iter()
+                .flatten()
+                .any(|it| it.1 > state.worked)
+        })
     }
 
     /// The last error, and when it happened.
@@ -111,21 +155,18 @@ impl Health {
         self.0.lock().last.clone()
     }
 
-    /// Tells this pod of an error that lasts, unless a pod was told before.
+    /// Tells this pod of an error that lasts, unless a pod of its tenant was told before.
     pub(super) fn tell(&self, notices: Option<&Notices>, request: &PublishRequest) {
-        let Some(notices) = notices else { return };
         let mut state = self.0.lock();
-        let mut untold = None;
-        for failing in &mut state.failing {
-            if let Some((text, told @ false)) = &mut failing.permanent {
-                *told = true;
-                untold = untold.or(Some(text.clone()));
-            }
-        }
+        let Some(part) = state.tenants.get_mut(&request.tenant) else {
+            return;
+        };
+        let error = part.error().filter(|_| !part.told).cloned();
+        part.told |= error.is_some();
         drop(state);
-        if let Some(why) = untold {
+        if let Some((why, _)) = error {
             let what = What::SharedTierUnusable { why };
-            say(Some(notices), &request.tenant, &request.pod, what);
+            say(notices, &request.tenant, &request.pod, what);
         }
     }
 }
@@ -159,18 +200,37 @@ mod tests {
         })
     }
 
+    fn tenant(name: &str) -> Tenant {
+        name.parse().expect("a label")
+    }
+
     #[test]
     fn reading_does_not_end_an_error_of_writing() {
-        let health = Health::default();
+        let (health, ci) = (Health::default(), tenant("ci"));
         assert!(health.permanent().is_none() && health.last().is_none());
-        health.note(Access::Read, &away());
+        health.note(&ci, Access::Read, &away());
         assert!(health.permanent().is_none() && health.last().is_some());
-        health.note(Access::Write, &permanent());
-        health.note(Access::Read, &Ok(()));
-        health.note(Access::Write, &away());
+        health.note(&ci, Access::Write, &permanent());
+        health.note(&ci, Access::Read, &Ok(()));
+        health.note(&ci, Access::Write, &away());
         let text = health.permanent().expect("it lasts");
         assert!(text.contains("access is denied"), "{text}");
-        health.note(Access::Write, &Ok(()));
+        health.note(&ci, Access::Write, &Ok(()));
         assert!(health.permanent().is_none() && health.last().is_some());
+    }
+
+    #[test]
+    fn an_error_of_one_prefix_is_not_one_of_the_whole_tier() {
+        let (health, ci, other) = (Health::default(), tenant("ci"), tenant("other"));
+        assert!(!health.is_unusable());
+        health.note(&other, Access::Read, &permanent());
+        assert!(health.is_unusable(), "no part of it is known to work");
+        health.note(&ci, Access::Read, &Ok(()));
+        assert!(!health.is_unusable() && health.permanent().is_some());
+        assert!(health.permanent_of(&other) && !health.permanent_of(&ci));
+        health.note(&ci, Access::Write, &permanent());
+        assert!(health.is_unusable());
+        health.note(&ci, Access::Write, &Ok(()));
+        assert!(health.permanent_of(&other) && !health.permanent_of(&ci));
     }
 }

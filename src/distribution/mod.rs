@@ -39,7 +39,7 @@ use std::sync::Arc;
 use std::time::Duration;
 
 pub use types::{Drained, Metrics, Moving, Settings, Status};
-pub use waiting::{Waiting, WaitingVolume};
+pub use waiting::{Entered, Waiting, WaitingVolume};
 
 use crate::engine::{self, Engine, PublishRequest};
 use crate::model::{ArtifactId, Name, Reference, Tenant};
@@ -67,6 +67,7 @@ pub struct Distribution {
     queue: Arc<Queue>,
     bringer: Bringer,
     clears: Workers,
+    looks: Workers,
 }
 
 impl Distribution {
@@ -87,6 +88,7 @@ impl Distribution {
                 Arc::clone(&queue),
             ),
             clears: context.workers("shared-clear", 4),
+            looks: context.workers("shared-look", 2),
             context,
             fetcher,
             queue,
@@ -121,7 +123,7 @@ impl Distribution {
         let (of, name) = (tenant.clone(), reference.clone());
         let call = move || {
             let cleared = shared::clear(&context.store, &of, &name, object_id(), now());
-            context.health.note(Access::Write, &cleared);
+            context.health.note(&of, Access::Write, &cleared);
             if let Ok(number) = cleared {
                 let (tenant, reference) = (of, name);
                 context.note_clear(Name { tenant, reference }, number);
@@ -140,7 +142,22 @@ impl Distribution {
         })
     }
 
-    /// The content that moves or waits, and the errors.
+    /// Looks at this on a thread that may block. `None`: the look panicked.
+    pub async fn apart<T: Send + 'static>(
+        self: &Arc<Self>,
+        look: impl FnOnce(&Self) -> T + Send + 'static,
+    ) -> Option<T> {
+        let this = Arc::clone(self);
+        self.looks.run(|| true, move || look(&this)).await
+    }
+
+    /// The fetches that run.
+    #[must_use]
+    pub fn fetching(&self) -> Vec<Moving> {
+        self.fetcher.running()
+    }
+
+    /// The content that moves or waits, and the errors. Walks over all artifacts.
     #[must_use]
     pub fn status(&self) -> Status {
         let context = &self.context;
@@ -159,16 +176,16 @@ impl Distribution {
             uploads_waiting: waiting.len() as u64,
             bytes_waiting: bytes.sum(),
             uploading: self.queue.uploader.running(),
-            fetching: self.fetcher.running(),
+            fetching: self.fetching(),
         }
     }
 
-    /// Cheap numbers.
+    /// The counters. Walks over all artifacts.
     #[must_use]
     pub fn metrics(&self) -> Metrics {
         let counters = &self.context.counters;
         Metrics {
-            uploads_waiting: self.context.engine.to_share().len() as u64,
+            uploads_waiting: self.context.waiting(),
             uploads: value(&counters.uploads),
             uploaded_bytes: value(&counters.uploaded_bytes),
             upload_failures: value(&counters.upload_failures),
@@ -181,7 +198,7 @@ impl Distribution {
             questions_failed: value(&counters.questions_failed),
             misses: value(&counters.misses),
             damage_reported: value(&counters.damage_reported),
-            permanent_error: self.context.health.permanent().is_some(),
+            permanent_error: self.context.health.is_unusable(),
         }
     }
 

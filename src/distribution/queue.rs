@@ -30,6 +30,7 @@ pub(super) struct Queue {
     context: Arc<Context>,
     pub(super) uploader: Arc<Uploader>,
     workers: Workers,
+    counts: Workers,
     memory: Mutex<Memory>,
     draining: AtomicBool,
     /// How often `drain` began.
@@ -78,6 +79,7 @@ impl Queue {
         Self {
             uploader: Arc::new(Uploader::new(Arc::clone(&context))),
             workers: context.workers("shared-upload", 1),
+            counts: context.workers("shared-count", 1),
             memory: Mutex::default(),
             draining: AtomicBool::new(false),
             drains: AtomicU64::new(0),
@@ -251,6 +253,13 @@ impl Queue {
         }
     }
 
+    async fn waiting(&self) -> u64 {
+        let context = Arc::clone(&self.context);
+        let counted = self.counts.run(|| true, move || context.waiting()).await;
+        // A look that panicked found something.
+        counted.unwrap_or(1)
+    }
+
     /// Uploads what waits, at most for so long. Ends earlier if all is uploaded, or the rest cannot
     /// be uploaded at this moment.
     pub(super) async fn drain(&self, within: Duration) -> Drained {
@@ -261,7 +270,7 @@ impl Queue {
         let drain = self.drains.fetch_add(1, Ordering::Relaxed) + 1;
         self.look();
         let all = async {
-            while !self.context.engine.to_share().is_empty() {
+            while self.waiting().await > 0 {
                 if turns.changed().await.is_err() {
                     return;
                 }
@@ -277,7 +286,7 @@ impl Queue {
         self.draining.store(false, Ordering::Relaxed);
         Drained {
             uploaded: value(&self.context.counters.uploads) - before,
-            left: self.context.engine.to_share().len() as u64,
+            left: self.waiting().await,
         }
     }
 }

@@ -17,6 +17,8 @@ pub struct Settings {
     pub ask: Duration,
     /// How long a cache waits for its bytes.
     pub fetch_wait: Duration,
+    /// How long a transfer may bring no byte while a pod waits that has older content here.
+    pub stall: Duration,
     /// How long a task cache that is on this node, or an output, waits for the tier's answer.
     pub fresh_wait: Duration,
     /// How long an input waits for its content.
@@ -35,6 +37,7 @@ impl Default for Settings {
             share: true,
             ask: Duration::from_secs(2),
             fetch_wait: Duration::from_secs(90),
+            stall: Duration::from_secs(5),
             fresh_wait: Duration::from_millis(200),
             input_wait: Duration::from_secs(90),
             uploads: 3,
@@ -49,7 +52,8 @@ impl Default for Settings {
 pub struct Status {
     /// The tier, without the options of its URL.
     pub url: String,
-    /// An error that lasts until a person changes something: no permission, no bucket.
+    /// An error that lasts until a person changes something: no permission, no bucket. It may be
+    /// one of a single namespace.
     pub permanent_error: Option<String>,
     /// The last error, and when it happened. An operation that succeeds later does not remove it.
     pub last_error: Option<(Timestamp, String)>,
@@ -116,6 +120,6 @@ pub struct Metrics {
     pub misses: u64,
     /// Damaged objects that were reported to the other nodes.
     pub damage_reported: u64,
-    /// Whether an error lasts until a person changes something.
+    /// Whether an error lasts until a person changes something, and nothing succeeded since.
     pub permanent_error: bool,
 }

@@ -116,7 +116,8 @@ impl Uploader {
         let began = Instant::now();
         let answer = self.publish(artifact, &open, &running);
         drop(open);
-        self.context.health.note(Access::Write, &answer);
+        let health = &self.context.health;
+        health.note(&artifact.tenant, Access::Write, &answer);
         match answer {
             Ok(answer) => match self.enter(artifact, &answer) {
                 Ok(()) => {

@@ -1,5 +1,5 @@
-//! The publishes that wait for content at this moment, for lists and for other calls on their
-//! volumes. The engine does not know these volumes yet.
+//! The publishes that run at this moment, for other calls on their volumes; and those of them that
+//! wait for content of the tier, for lists. The engine does not know these volumes yet.
 
 use std::collections::HashMap;
 use std::collections::hash_map::Entry;
@@ -28,15 +28,15 @@ pub struct WaitingVolume {
     pub since: Timestamp,
 }
 
-/// The waiting volumes. Clones share them.
+/// The volumes whose publish runs, and what is listed of each. Clones share them.
 #[derive(Debug, Clone, Default)]
-pub struct Waiting(Arc<Mutex<HashMap<VolumeId, WaitingVolume>>>);
+pub struct Waiting(Arc<Mutex<HashMap<VolumeId, Option<WaitingVolume>>>>);
 
 impl Waiting {
     /// Notes a publish until the guard is dropped. `None`: another publish of this volume has not
     /// ended.
     #[must_use]
-    pub fn enter(&self, request: &PublishRequest) -> Option<impl Drop + use<>> {
+    pub fn enter(&self, request: &PublishRequest) -> Option<Entered> {
         let volume = WaitingVolume {
             id: request.volume.clone(),
             tenant: request.tenant.clone(),
@@ -47,9 +47,9 @@ impl Waiting {
         };
         match self.0.lock().entry(request.volume.clone()) {
             Entry::Occupied(_) => return None,
-            Entry::Vacant(place) => place.insert(volume),
+            Entry::Vacant(place) => place.insert(Some(volume)),
         };
-        Some(Left {
+        Some(Entered {
             waiting: self.clone(),
             volume: request.volume.clone(),
         })
@@ -61,12 +61,13 @@ impl Waiting {
         self.0.lock().contains_key(volume)
     }
 
-    /// All of them, by tenant and id.
+    /// Those that wait for content of the tier, by tenant and id.
     #[must_use]
     pub fn list(&self, tenant: Option<&Tenant>) -> Vec<WaitingVolume> {
         let all = self.0.lock();
         let seen = all
             .values()
+            .flatten()
             .filter(|volume| tenant.is_none_or(|tenant| volume.tenant == *tenant));
         let mut volumes: Vec<WaitingVolume> = seen.cloned().collect();
         volumes.sort_by(|a, b| (&a.tenant, &a.id).cmp(&(&b.tenant, &b.id)));
@@ -74,13 +75,23 @@ impl Waiting {
     }
 }
 
-/// Ends a wait when it is dropped.
-struct Left {
+/// A publish that runs. It ends when this is dropped.
+#[derive(Debug)]
+pub struct Entered {
     waiting: Waiting,
     volume: VolumeId,
 }
 
-impl Drop for Left {
+impl Entered {
+    /// It waits for nothing of the tier any more. Only the engine knows what it waits for.
+    pub fn brought(&self) {
+        if let Some(listed) = self.waiting.0.lock().get_mut(&self.volume) {
+            *listed = None;
+        }
+    }
+}
+
+impl Drop for Entered {
     fn drop(&mut self) {
         self.waiting.0.lock().remove(&self.volume);
     }
@@ -104,6 +115,10 @@ mod tests {
         assert!(waiting.has(&one.volume) && !waiting.has(&other.volume));
         let second = waiting.enter(&other);
         assert_eq!(waiting.list(None).len(), 2);
+        // The engine's own wait is no fetch.
+        second.as_ref().expect("it was entered").brought();
+        assert!(waiting.has(&other.volume));
+        assert_eq!(waiting.list(None).len(), 1);
         drop(first);
         assert!(!waiting.has(&one.volume) && waiting.has(&other.volume));
         assert!(waiting.enter(&one).is_some());

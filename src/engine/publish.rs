@@ -23,7 +23,7 @@ use super::types::{PublishRequest, Published};
 use super::{notice, republish};
 use crate::backend::Start;
 use crate::model::{
-    ArtifactId, LayerId, Name, Reference, SealPlan, VolumeKind, VolumeRecord, layout,
+    ArtifactId, LayerId, Name, Reference, SealPlan, Sharing, VolumeKind, VolumeRecord, layout,
 };
 use crate::store::{self, BlankRecord};
 use crate::sys::{self, Dir, Errno, Space};
@@ -282,10 +282,8 @@ fn seal_plan(
     let follows = of_name.and_then(|sharing| sharing.follows());
     // A step that began before a clear may have ended after the tier's answer. A commit of its
     // content is as old as that content, so the tier refuses it.
-    let is_older_than_clear = request.cleared > 0
-        && of_name.is_some()
-        && follows.is_none_or(|number| number < request.cleared);
-    let base = if is_older_than_clear {
+    let is_older = |sharing: Sharing| sharing.is_older_than_clear(request.cleared);
+    let base = if of_name.is_some_and(is_older) {
         follows
     } else {
         request.base.max(follows)

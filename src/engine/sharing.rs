@@ -139,9 +139,6 @@ fn recorded(inner: &Inner, artifact: &Artifact) -> Result<Option<Sharing>> {
 
 /// Takes a name from content that began before the tier cleared that name.
 pub(super) async fn discard_cleared(inner: &Arc<Inner>, name: &Name, cleared: u64) -> Result<bool> {
-    let began_before = move |artifact: &Artifact| {
-        let sharing = &artifact.sharing;
-        !sharing.never && sharing.follows().is_none_or(|number| number < cleared)
-    };
+    let began_before = move |artifact: &Artifact| artifact.sharing.is_older_than_clear(cleared);
     remove::discard(inner, name, began_before).await
 }

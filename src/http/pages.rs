@@ -163,6 +163,16 @@ fn of_node(registry: &mut Registry, registered: bool, watched: Option<bool>) {
     }
 }
 
+/// The metrics of the shared tier.
+async fn of_tier(registry: &mut Registry, distribution: &Arc<Distribution>) {
+    let figures = distribution.apart(Distribution::metrics);
+    if let Ok(Some(figures)) = tokio::time::timeout(PATIENCE, figures).await {
+        shared::register(&figures, registry);
+    } else {
+        tracing::warn!("metrics without those of the shared tier: no answer in time");
+    }
+}
+
 async fn of_engine(registry: &mut Registry, engine: &Engine) {
     engine.counters().register(registry);
     let pool = Family::<Pool, Gauge>::default();
@@ -201,7 +211,7 @@ async fn measures(sources: &Sources, request: &Request<Incoming>) -> Page {
             of_engine(&mut registry, &engine).await;
         }
         if let Some(distribution) = distribution() {
-            shared::register(&distribution.metrics(), &mut registry);
+            of_tier(&mut registry, &distribution).await;
         }
     }
     let help = "Whether volumes can be published, as /readyz says it";

@@ -20,7 +20,7 @@ use super::outcomes::{PodOutcomes, UNSEEN};
 use super::pod::cut;
 use crate::engine::Awaited;
 use crate::engine::notice::{NotCommitted, Notice, What};
-use crate::model::{Pod, Tenant};
+use crate::model::{Pod, Tenant, readable_bytes};
 
 /// The most waiting events.
 pub(super) const MOST_WAITING: usize = 1024;
@@ -111,8 +111,8 @@ impl PodEvent {
                 (warns, "NotCommitted", "Commit", note)
             }
             What::Fetching { reference, bytes } => {
-                let note =
-                    format!("fetching {reference} from the shared tier, up to {bytes} bytes");
+                let bytes = readable_bytes(bytes);
+                let note = format!("fetching {reference} from the shared tier, up to {bytes}");
                 (false, "Fetching", "Publish", note)
             }
             What::NotFetched { reference, why } => {

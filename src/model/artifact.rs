@@ -80,6 +80,16 @@ impl Sharing {
     pub fn follows(&self) -> Option<u64> {
         self.number.max(self.base)
     }
+
+    /// Whether its content began before the clear of its name that has this number. 0: the name was
+    /// never cleared. Content that follows no known number counts as older: a clear of another node
+    /// must reach content from before the tier was known. Content that is never shared is this
+    /// node's own, so no clear in the tier is about it.
+    #[must_use]
+    pub fn is_older_than_clear(&self, cleared: u64) -> bool {
+        let follows_it = self.follows().is_some_and(|number| number >= cleared);
+        !self.never && cleared > 0 && !follows_it
+    }
 }
 
 #[expect(

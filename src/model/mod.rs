@@ -35,7 +35,7 @@ pub use persistent_volume::{
     SnapshotId, Ttl,
 };
 pub use place::{Elsewhere, NODE_LABEL, Node, NodeId, NodeIdError, Placed, Requirement, Topology};
-pub use quantity::parse_bytes;
+pub use quantity::{parse_bytes, readable_bytes};
 pub use root::RootAttributes;
 pub use time::Timestamp;
 pub use usage::Usage;

@@ -1,4 +1,4 @@
-//! Kubernetes quantities as numbers of bytes.
+//! Numbers of bytes as text: Kubernetes quantities that are read, and sizes that people read.
 //!
 //! The grammar is `k8s.io/apimachinery/pkg/api/resource.Quantity`: a decimal number and one suffix
 //! of `Ki Mi Gi Ti Pi Ei`, `m k M G T P E`, or an exponent. Fractions of a byte round up, as there.
@@ -54,9 +54,48 @@ pub fn parse_bytes(text: &str) -> Option<u64> {
         .filter(|bytes| i64::try_from(*bytes).is_ok())
 }
 
+/// Bytes in powers of 1024, with one decimal where it matters.
+#[must_use]
+pub fn readable_bytes(bytes: u64) -> String {
+    const UNITS: [&str; 6] = ["KiB", "MiB", "GiB", "TiB", "PiB", "EiB"];
+    if bytes < 1024 {
+        return format!("{bytes} B");
+    }
+    let mut unit = 0;
+    let mut shift = 10;
+    // The next unit as soon as this one would show 1000.
+    while unit + 1 < UNITS.len() && (bytes >> shift) >= 1000 {
+        unit += 1;
+        shift += 10;
+    }
+    // Tenths, rounded down: never more than there is.
+    let tenths = (u128::from(bytes) * 10) >> shift;
+    if tenths < 100 {
+        format!("{}.{} {}", tenths / 10, tenths % 10, UNITS[unit])
+    } else {
+        format!("{} {}", tenths / 10, UNITS[unit])
+    }
+}
+
 #[cfg(test)]
 mod tests {
-    use super::parse_bytes;
+    use super::{parse_bytes, readable_bytes};
+
+    #[test]
+    fn sizes_have_three_digits_at_most() {
+        for (n, expected) in [
+            (0, "0 B"),
+            (1023, "1023 B"),
+            (1024, "1.0 KiB"),
+            (10 * 1024, "10 KiB"),
+            (1000 * 1024, "0.9 MiB"),
+            (12_345_678, "11 MiB"),
+            (5 << 30, "5.0 GiB"),
+            (u64::MAX, "15 EiB"),
+        ] {
+            assert_eq!(readable_bytes(n), expected, "{n}");
+        }
+    }
 
     #[test]
     fn quantities_are_read_as_kubernetes_reads_them() {

@@ -3,6 +3,7 @@
 //! Single flight is the caller's: two fetches into one directory at once are not allowed.
 
 use std::fs::File;
+use std::io::{self, Read};
 use std::sync::Arc;
 use std::sync::atomic::{AtomicU64, Ordering};
 
@@ -38,6 +39,8 @@ pub struct Destination<'a> {
     pub patience: Patience,
     /// Verified bytes are added to this.
     pub progress: &'a AtomicU64,
+    /// Bytes are added to this as they come, before they are verified.
+    pub moved: &'a AtomicU64,
 }
 
 /// A layer that was fetched.
@@ -86,6 +89,17 @@ pub fn fetch(
     Err(first.unwrap_or_else(|| Error::Missing {
         object: format!("layer {}", layer.digest),
     }))
+}
+
+/// A stream whose bytes are counted as they come.
+struct Counted<'a>(Box<dyn Read + Send>, &'a AtomicU64);
+
+impl Read for Counted<'_> {
+    fn read(&mut self, into: &mut [u8]) -> io::Result<usize> {
+        let read = self.0.read(into)?;
+        self.1.fetch_add(read as u64, Ordering::Relaxed);
+        Ok(read)
+    }
 }
 
 struct Job<'a> {
@@ -139,7 +153,9 @@ impl Job<'_> {
             }
             let frames = content.frames(&wants)?;
             let mut progressed = 0;
-            let taken = receiver.take(frames.stream, self.destination.patience, stop);
+            let moved = self.destination.moved;
+            let stream = Counted(frames.stream, moved);
+            let taken = receiver.take(stream, self.destination.patience, stop);
             if let Ok(taken) = &taken {
                 progressed = taken.bytes;
                 self.bytes += taken.bytes;

@@ -217,6 +217,7 @@ pub(crate) fn down(
         limits: Limits::default(),
         devices: true,
         patience: Patience(Duration::from_secs(60)),
+        moved: &std::sync::atomic::AtomicU64::new(0),
         progress: &AtomicU64::new(0),
     };
     fetch(sources, &tenant(), layer, destination, &never)

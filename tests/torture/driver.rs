@@ -54,6 +54,8 @@ pub(crate) struct Place {
     pub(crate) ground: Ground,
     pub(crate) pool: PathBuf,
     pub(crate) figures: Arc<Figures>,
+    /// The name of the node.
+    pub(crate) node: &'static str,
     arguments: Vec<String>,
 }
 
@@ -70,6 +72,7 @@ impl Place {
             lab,
             ground,
             figures: figures.clone(),
+            node: "torture",
             arguments: arguments.iter().map(|&one| one.to_owned()).collect(),
         })
     }
@@ -121,7 +124,7 @@ impl Place {
             .arg(&socket)
             .args(["--backend", self.ground.backend])
             .args(["--mount-api", self.ground.api])
-            .args(["--node-id", "torture", "--end-with-parent"])
+            .args(["--node-id", self.node, "--end-with-parent"])
             .args(&self.arguments)
             .stdin(Stdio::null())
             .stdout(log.try_clone().expect("a log"))

@@ -79,6 +79,10 @@ pub(crate) struct Figures {
     pub(crate) full_disks: AtomicU64,
     pub(crate) cycles: AtomicU64,
     pub(crate) attacks: AtomicU64,
+    pub(crate) tiers: AtomicU64,
+    pub(crate) uploads: AtomicU64,
+    pub(crate) fetches: AtomicU64,
+    pub(crate) collected: AtomicU64,
     pub(crate) lost: AtomicU64,
     pub(crate) leaked: AtomicU64,
     pub(crate) wrong: AtomicU64,
@@ -87,6 +91,11 @@ pub(crate) struct Figures {
 /// One more.
 pub(crate) fn count(figure: &AtomicU64) {
     figure.fetch_add(1, Ordering::Relaxed);
+}
+
+/// So many more.
+pub(crate) fn add(figure: &AtomicU64, more: u64) {
+    figure.fetch_add(more, Ordering::Relaxed);
 }
 
 impl Figures {
@@ -110,12 +119,17 @@ impl fmt::Display for Figures {
         let n = |figure: &AtomicU64| figure.load(Ordering::Relaxed);
         write!(
             f,
-            "figures: operations={} kills={} cuts=0 full_disks={} cycles={} attacks={} lost={} leaked={} wrong={}",
+            "figures: operations={} kills={} cuts=0 full_disks={} cycles={} attacks={} \
+             tiers={} uploads={} fetches={} collected={} lost={} leaked={} wrong={}",
             n(&self.operations),
             n(&self.kills),
             n(&self.full_disks),
             n(&self.cycles),
             n(&self.attacks),
+            n(&self.tiers),
+            n(&self.uploads),
+            n(&self.fetches),
+            n(&self.collected),
             n(&self.lost),
             n(&self.leaked),
             n(&self.wrong)

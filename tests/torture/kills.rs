@@ -40,7 +40,7 @@ const LIVES: usize = 24;
 
 /// How a driver ends.
 #[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
-enum Life {
+pub(crate) enum Life {
     /// Killed so many microseconds after it serves.
     Serving(u64),
     /// Killed so many microseconds after it was started, which may be before it serves.
@@ -63,6 +63,57 @@ impl Life {
             }
             _ => Self::Stopped(random.below(200_000)),
         }
+    }
+
+    /// The same for a driver that uploads and fetches, which takes longer.
+    pub(crate) fn of_tier(random: &mut Random) -> Self {
+        let moves = |point: &&Point| {
+            let name = point.name();
+            name.starts_with("receive") || name.starts_with("sharing") || name.starts_with("seal")
+        };
+        let points: Vec<Point> = Point::ALL.iter().filter(moves).copied().collect();
+        match random.below(100) {
+            0..=64 => Self::Serving(random.below(1_500_000)),
+            65..=94 => {
+                let visit = 1 + random.below(4);
+                Self::At(random.pick(&points).name().to_owned(), visit)
+            }
+            _ => Self::Stopped(random.below(500_000)),
+        }
+    }
+
+    /// Where the driver is told to die.
+    pub(crate) fn armed(&self) -> Option<String> {
+        match self {
+            Self::At(point, visit) => Some(format!("{point}:{visit}")),
+            _ => None,
+        }
+    }
+
+    /// Waits for the end of the driver, or makes it. `idle`: no caller has anything to do.
+    pub(crate) fn end(&self, driver: &mut Driver, idle: &dyn Fn() -> bool) -> Result<(), Stop> {
+        let began = Instant::now();
+        match self {
+            Self::Serving(after) | Self::Stopped(after) => {
+                let after = Duration::from_micros(*after);
+                while began.elapsed() < after && !idle() {
+                    std::thread::sleep(Duration::from_micros(500));
+                }
+            }
+            Self::At(..) => {
+                let patience = Duration::from_millis(400);
+                while !driver.dies_within(Duration::from_millis(2))
+                    && began.elapsed() < patience
+                    && !idle()
+                {}
+            }
+            Self::Starting(_) => {}
+        }
+        if let Self::Stopped(_) = self {
+            return driver.terminate().map_err(Stop::Fault);
+        }
+        driver.kill();
+        Ok(())
     }
 }
 
@@ -198,10 +249,7 @@ impl<'a> Episode<'a> {
 
     /// One driver, from its start to its end.
     fn live(&mut self, life: &Life) -> Result<(), Fault> {
-        let armed = match life {
-            Life::At(point, visit) => Some(format!("{point}:{visit}")),
-            _ => None,
-        };
+        let armed = life.armed();
         self.place.note(&format!("{life:?}"));
         let mut driver = self.place.start(armed.as_deref());
         if let Life::Starting(after) = life {
@@ -276,35 +324,12 @@ impl<'a> Episode<'a> {
                     })
                 })
                 .collect();
-            let began = Instant::now();
             let idle = || {
                 callers
                     .iter()
                     .all(std::thread::ScopedJoinHandle::is_finished)
             };
-            let nap = || std::thread::sleep(Duration::from_micros(500));
-            match life {
-                Life::Serving(after) | Life::Stopped(after) => {
-                    let after = Duration::from_micros(*after);
-                    while began.elapsed() < after && !idle() {
-                        nap();
-                    }
-                }
-                Life::At(..) => {
-                    let patience = Duration::from_millis(400);
-                    while !driver.dies_within(Duration::from_millis(2))
-                        && began.elapsed() < patience
-                        && !idle()
-                    {}
-                }
-                Life::Starting(_) => {}
-            }
-            let stopped = if let Life::Stopped(_) = life {
-                driver.terminate().map_err(Stop::Fault)
-            } else {
-                driver.kill();
-                Ok(())
-            };
+            let stopped = life.end(driver, &idle);
             let ends = callers.into_iter().map(|caller| match caller.join() {
                 Ok(end) => end,
                 Err(panic) => std::panic::resume_unwind(panic),
