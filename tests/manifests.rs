@@ -37,6 +37,7 @@ use k8s_openapi::api::core::v1::{
 use k8s_openapi::api::networking::v1::NetworkPolicy;
 use k8s_openapi::api::rbac::v1::{ClusterRole, ClusterRoleBinding, Role, RoleBinding};
 use k8s_openapi::api::storage::v1::{CSIDriver, StorageClass};
+use k8s_openapi::apiextensions_apiserver::pkg::apis::apiextensions::v1::CustomResourceDefinition;
 use serde::Serialize;
 use serde::de::DeserializeOwned;
 use serde_json::Value;
@@ -501,10 +502,10 @@ fn wildcard(object: &Value, path: &str) -> Option<String> {
             let mut all = all.iter().enumerate();
             all.find_map(|(n, each)| wildcard(each, &format!("{path}[{n}]")))
         }
-        // An expression is code, and gives no right.
+        // An expression or a path is code, and gives no right.
         Value::Object(fields) => fields
             .iter()
-            .filter(|(name, _)| *name != "expression")
+            .filter(|(name, _)| !matches!(name.as_str(), "expression" | "jsonPath"))
             .find_map(|(name, value)| wildcard(value, &format!("{path}.{name}"))),
         _ => None,
     }
@@ -527,6 +528,9 @@ fn complaint(manifest: &Manifest) -> Result<(), String> {
         ("v1", "Pod") => reread::<Pod>,
         ("v1", "ResourceQuota") => reread::<ResourceQuota>,
         ("v1", "ServiceAccount") => reread::<ServiceAccount>,
+        ("apiextensions.k8s.io/v1", "CustomResourceDefinition") => {
+            reread::<CustomResourceDefinition>
+        }
         ("apps/v1", "DaemonSet") => reread::<DaemonSet>,
         ("apps/v1", "Deployment") => reread::<Deployment>,
         ("batch/v1", "Job") => reread::<Job>,
