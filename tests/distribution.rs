@@ -6,6 +6,7 @@
 //! | `nodes` | nodes, and steps on them |
 //! | `types` | each type of volume, and where its content is |
 //! | `clears` | cleared names, refused commits, `share: never`, tenants |
+//! | `requests` | how many requests each operation makes |
 //! | `trouble` | a tier that is away, hangs, refuses, was wiped, or holds damaged objects |
 //! | `uploads` | the queue: drain, restart, a commit during an upload, many callers of one fetch |
 //!
@@ -26,6 +27,8 @@ mod clears;
 mod failing;
 #[path = "distribution/nodes.rs"]
 mod nodes;
+#[path = "distribution/requests.rs"]
+mod requests;
 #[path = "shared/server.rs"]
 mod server;
 #[path = "shared/tier.rs"]

@@ -198,7 +198,7 @@ impl Bench<'_> {
 }
 
 /// A tree and its table.
-struct Held {
+pub struct Held {
     table: Arc<Table>,
     holder: Holder,
     place: PathBuf,
@@ -206,7 +206,7 @@ struct Held {
 }
 
 impl Held {
-    fn of(place: PathBuf, tree: &Path) -> Self {
+    pub fn of(place: PathBuf, tree: &Path) -> Self {
         let path = place.join("table");
         let mut options = fs::File::options();
         let options = options.read(true).write(true).create(true).truncate(true);
@@ -228,7 +228,7 @@ impl Held {
         }
     }
 
-    fn send(&self, out: impl std::io::Write) {
+    pub fn send(&self, out: impl std::io::Write) {
         let count = self.table.files();
         let wants = [Want::Files { first: 0, count }];
         let sent = self
@@ -238,7 +238,7 @@ impl Held {
     }
 
     /// From the table on: a receiver checks it first.
-    fn receive(&self, input: impl std::io::Read + Send, to: &Path) {
+    pub fn receive(&self, input: impl std::io::Read + Send, to: &Path) {
         let temporary = Dir::open(&self.place).expect("open");
         let file = fs::File::open(&self.path).expect("open");
         let name = Some(self.table.digest().sha256);
@@ -270,7 +270,7 @@ fn rise(act: impl FnOnce()) -> f64 {
 }
 
 /// Milliseconds.
-fn timed(act: impl FnOnce()) -> f64 {
+pub fn timed(act: impl FnOnce()) -> f64 {
     let began = Instant::now();
     act();
     began.elapsed().as_secs_f64() * 1000.0
@@ -292,7 +292,7 @@ fn from(input: impl std::io::Read + Send, to: &Path) {
     unpack(input, &to, how, &Progress::default(), &|| false).expect("unpack");
 }
 
-fn shell(script: &str, arguments: &[&Path]) {
+pub fn shell(script: &str, arguments: &[&Path]) {
     let mut shell = Command::new("sh");
     shell.arg("-c").arg(script).args(arguments);
     let mut child = shell.stderr(Stdio::piped()).spawn().expect("sh starts");
@@ -303,10 +303,10 @@ fn shell(script: &str, arguments: &[&Path]) {
 }
 
 /// Text of frequent and rare words, which compresses like source code.
-struct Words(u64);
+pub struct Words(pub u64);
 
 impl Words {
-    fn text(&mut self, bytes: usize) -> Vec<u8> {
+    pub fn text(&mut self, bytes: usize) -> Vec<u8> {
         let mut text = Vec::with_capacity(bytes + 16);
         while text.len() < bytes {
             self.0 ^= self.0 << 13;

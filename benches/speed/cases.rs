@@ -124,6 +124,9 @@ impl Bench<'_> {
         if self.wants("archives") {
             self.archives();
         }
+        if self.wants("tier") {
+            self.tier().await;
+        }
         if self.wants("start") {
             self.start().await;
         }
@@ -163,7 +166,12 @@ impl Bench<'_> {
     }
 
     /// One turn of the driver; the median time of a publish.
-    async fn ours(&self, driver: &mut Driver, attributes: &[(&str, &str)], count: usize) -> f64 {
+    pub async fn ours(
+        &self,
+        driver: &mut Driver,
+        attributes: &[(&str, &str)],
+        count: usize,
+    ) -> f64 {
         let mut took = Vec::with_capacity(count);
         for _ in 0..count {
             let pod = driver.pod();

@@ -35,6 +35,16 @@ pub struct Driver {
 impl Driver {
     /// Starts one on the pool of this name, and creates the pool if it is new.
     pub async fn start(lab: &Lab, pool: &str) -> Self {
+        Self::with(lab, pool, &[], &[]).await
+    }
+
+    /// The same with further arguments and environment variables.
+    pub async fn with(
+        lab: &Lab,
+        pool: &str,
+        arguments: &[&str],
+        variables: &[(&str, &str)],
+    ) -> Self {
         let socket = lab.run_dir().join(format!("{pool}.sock"));
         let log_path = lab.run_dir().join(format!("{pool}.log"));
         let log = File::create(&log_path).expect("a log");
@@ -54,6 +64,8 @@ impl Driver {
                 "--high-watermark",
                 "99",
             ])
+            .args(arguments)
+            .envs(variables.iter().copied())
             .stdin(Stdio::null())
             .stdout(log.try_clone().expect("a log"))
             .stderr(log)
@@ -77,6 +89,17 @@ impl Driver {
             pool,
             started,
         }
+    }
+
+    /// The path of its log.
+    pub fn log(&self) -> PathBuf {
+        self.socket.with_extension("log")
+    }
+
+    /// Lets `VmHWM`, the highest resident memory, begin at the memory of this moment (proc(5)).
+    pub fn forget_peak(&self) {
+        let path = format!("/proc/{}/clear_refs", self.child.id());
+        fs::write(path, "5").expect("clear_refs");
     }
 
     /// A field of `/proc/PID/status`, in KiB.

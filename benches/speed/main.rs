@@ -25,7 +25,11 @@ mod commits;
 #[path = "../../tests/common/mod.rs"]
 mod common;
 mod driver;
+#[path = "../../tests/shared/server.rs"]
+#[expect(dead_code, reason = "this bench uses a part of it")]
+mod server;
 mod table;
+mod tier;
 mod wire;
 
 use std::path::{Path, PathBuf};
@@ -67,7 +71,7 @@ pub struct Plan {
 }
 
 /// Families of rows; arguments select from them.
-const FAMILIES: [&str; 11] = [
+const FAMILIES: [&str; 12] = [
     "fork",
     "scratch",
     "unpublish",
@@ -77,6 +81,7 @@ const FAMILIES: [&str; 11] = [
     "claims",
     "commits",
     "archives",
+    "tier",
     "start",
     "memory",
 ];

@@ -14,6 +14,8 @@ pub enum Goal {
     Share(f64),
     /// The result is at most this, in the row's unit.
     AtMost(f64),
+    /// None: the row reports.
+    None,
 }
 
 /// A row.
@@ -43,6 +45,7 @@ impl Row {
             Goal::Ratio(most) => (format!("<= {most} x"), compared <= most),
             Goal::Share(least) => (format!(">= {:.0} %", least * 100.0), compared >= least),
             Goal::AtMost(most) => (format!("<= {most} {unit}"), ours <= most),
+            Goal::None => ("-".to_owned(), true),
         };
         Self {
             name: name.into(),

@@ -94,6 +94,18 @@ struct Shown {
     artifact: ArtifactId,
 }
 
+impl From<Shown> for Answer {
+    /// The artifact is on this node.
+    fn from(shown: Shown) -> Self {
+        Self::Content {
+            number: shown.number,
+            cleared: shown.cleared,
+            artifact: shown.artifact,
+            found: None,
+        }
+    }
+}
+
 /// Whether the time to live of an output is over.
 fn expired(found: &Found) -> bool {
     let NameState::Content { ttl_seconds, .. } = found.record.state else {
@@ -171,20 +183,36 @@ impl Asker {
         let shown = self.memory.known.lock().get(name).cloned();
         // Only where nothing is to be done if the name did not change.
         let shown = shown.filter(|shown| here == Some(shown.artifact));
+        let known = shown.as_ref().map(|shown| shown.known.clone());
+        let known = known.or(here.map(Known::artifact));
         let bucket = Bucket::new(self.context.store.clone());
-        let known = shown.as_ref().map(|shown| &shown.known);
-        let resolved = bucket.resolve(&name.tenant, &name.reference, known)?;
-        Ok(match (resolved, shown) {
-            (Resolved::Nothing { number, cleared }, _) => Answer::Nothing { number, cleared },
-            (Resolved::Found(found), _) => self.found(name, *found),
-            (Resolved::NotModified, Some(shown)) => Answer::Content {
-                number: shown.number,
-                cleared: shown.cleared,
-                artifact: shown.artifact,
-                found: None,
-            },
-            (Resolved::NotModified, None) => Answer::Failed("an answer to another question".into()),
+        let resolved = bucket.resolve(&name.tenant, &name.reference, known.as_ref())?;
+        Ok(match (resolved, shown, here) {
+            (Resolved::Nothing { number, cleared }, ..) => Answer::Nothing { number, cleared },
+            (Resolved::Found(found), ..) => self.found(name, *found),
+            (Resolved::Same { record, known }, _, Some(artifact)) => {
+                let shown = Shown {
+                    known,
+                    number: record.number,
+                    cleared: record.cleared,
+                    artifact,
+                };
+                self.remember(name, shown.clone());
+                shown.into()
+            }
+            (Resolved::NotModified, Some(shown), _) => shown.into(),
+            (Resolved::Same { .. } | Resolved::NotModified, ..) => {
+                Answer::Failed("an answer to another question".into())
+            }
         })
+    }
+
+    fn remember(&self, name: &Name, shown: Shown) {
+        let mut known = self.memory.known.lock();
+        if known.len() >= REMEMBERED {
+            known.clear();
+        }
+        known.insert(name.clone(), shown);
     }
 
     fn found(&self, name: &Name, found: Found) -> Answer {
@@ -208,12 +236,7 @@ impl Asker {
             cleared,
             artifact,
         };
-        let mut known = self.memory.known.lock();
-        if known.len() >= REMEMBERED {
-            known.clear();
-        }
-        known.insert(name.clone(), shown);
-        drop(known);
+        self.remember(name, shown);
         let found = Some(Arc::new(found));
         Answer::Content {
             number,

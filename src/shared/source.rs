@@ -15,7 +15,7 @@ use super::object::{FOOTER, FOOTER_BYTES, Footer, HEAD, INDEX, Index, TABLE, par
 use super::record::{LayerRef, MOST_NAME, Manifest, NameRecord};
 use super::store::{Answer, Download, Store, Version};
 use crate::archive::toc::{Table, Want, end_record, frames_of};
-use crate::model::{Reference, Tenant};
+use crate::model::{ArtifactId, Reference, Tenant};
 
 /// An object of at most so many bytes is read at once.
 const WHOLE: u64 = 16 << 20;
@@ -27,10 +27,25 @@ const GAP: u64 = 64 << 10;
 const PARALLEL: usize = 3;
 const AHEAD: usize = 8 << 20;
 
-/// What a name showed, for a later question that is cheap if it has not changed. Kept in memory
+/// What the caller knows of a name: the question is cheap if the name shows that. Kept in memory
 /// only: a bucket that was restored may show other content with the same version.
 #[derive(Debug, Clone)]
-pub struct Known(Version);
+pub struct Known {
+    artifact: ArtifactId,
+    /// The record's, if it was read.
+    version: Option<Version>,
+}
+
+impl Known {
+    /// The caller has this artifact, and has not read the record that shows it.
+    #[must_use]
+    pub fn artifact(artifact: ArtifactId) -> Self {
+        Self {
+            artifact,
+            version: None,
+        }
+    }
+}
 
 /// What a name shows.
 #[derive(Debug)]
@@ -48,7 +63,14 @@ pub struct Found {
 pub enum Resolved {
     /// Content.
     Found(Box<Found>),
-    /// The same as before.
+    /// The known artifact, by a record that was not known. Its manifest is not read.
+    Same {
+        /// The record.
+        record: Box<NameRecord>,
+        /// For the next question.
+        known: Known,
+    },
+    /// The record is the known one.
     NotModified,
     /// Nothing.
     Nothing {
@@ -64,7 +86,7 @@ pub trait Source: Send + Sync {
     /// The source as a message may show it.
     fn name(&self) -> String;
 
-    /// What a name shows. `known`: what it showed before.
+    /// What a name shows.
     fn resolve(
         &self,
         tenant: &Tenant,
@@ -123,7 +145,8 @@ impl Source for Bucket {
     ) -> Result<Resolved> {
         let keys = Keys::new(tenant);
         let key = keys.name(reference);
-        let mut version = known.map(|known| known.0.clone());
+        let has = known.map(|known| known.artifact);
+        let mut version = known.and_then(|known| known.version.clone());
         // A name that changes while its manifest is collected is read again.
         for _ in 0..3 {
             let (bytes, now) = match self.store.read(&key, MOST_NAME, version.as_ref())? {
@@ -135,13 +158,26 @@ impl Source for Bucket {
                 Answer::Bytes(bytes, now) => (bytes, now),
             };
             let record = NameRecord::parse(&key, &bytes, tenant, Some(reference))?;
+            let artifact = record.content().map(|(artifact, ..)| artifact);
+            let known = |artifact| Known {
+                artifact,
+                version: Some(now),
+            };
+            if let (Some(artifact), Some(has)) = (artifact, has)
+                && artifact == has
+            {
+                return Ok(Resolved::Same {
+                    record: Box::new(record),
+                    known: known(artifact),
+                });
+            }
             match read_manifest(&self.store, &keys, tenant, &record) {
                 Ok(None) => {
                     let (number, cleared) = (record.number, record.cleared);
                     return Ok(Resolved::Nothing { number, cleared });
                 }
                 Ok(Some(manifest)) => {
-                    let known = Known(now);
+                    let known = known(manifest.artifact);
                     return Ok(Resolved::Found(Box::new(Found {
                         record,
                         manifest,

@@ -55,6 +55,11 @@ fn program() -> Result<&'static Path, &'static str> {
 impl Server {
     /// Starts a server with the bucket `bucket`. The error is a sentence.
     pub(crate) fn start() -> Result<Self, &'static str> {
+        Self::with(&[])
+    }
+
+    /// The same with further arguments of the program.
+    pub(crate) fn with(arguments: &[&str]) -> Result<Self, &'static str> {
         let program = program()?;
         let root = tempfile::tempdir().expect("a directory");
         std::fs::create_dir_all(root.path().join("data/bucket")).expect("mkdir");
@@ -65,6 +70,7 @@ impl Server {
             let address = free.local_addr().expect("an address").to_string();
             drop(free);
             let mut child = Command::new(program)
+                .args(arguments)
                 .args(["--port", &address, "posix"])
                 .arg(root.path().join("data"))
                 .env("ROOT_ACCESS_KEY", KEY)

@@ -9,7 +9,7 @@ use std::path::{Path, PathBuf};
 use std::sync::atomic::{AtomicU64, Ordering};
 
 use baggageclaim::archive::toc::Want;
-use baggageclaim::model::{Reference, Tenant};
+use baggageclaim::model::{ArtifactId, Reference, Tenant};
 use baggageclaim::shared::{
     Committed, Content, Error, Frames, Known, LayerRef, Publication, Resolved, Result, Source,
 };
@@ -94,6 +94,16 @@ fn ten_generations_go_up_and_come_down_as_they_were() {
         let known = Some(&found.known);
         let again = source.resolve(&tenant(), &name, known).expect("resolve");
         assert!(matches!(again, Resolved::NotModified), "{again:?}");
+        // A node that has the artifact needs no manifest; another one does.
+        for (has, is_same) in [
+            (found.manifest.artifact, true),
+            (ArtifactId::from_bits(1), false),
+        ] {
+            let again = source.resolve(&tenant(), &name, Some(&Known::artifact(has)));
+            let again = again.expect("resolve");
+            let same = matches!(&again, Resolved::Same { record, .. } if **record == found.record);
+            assert_eq!(same, is_same, "{again:?}");
+        }
         let other = "other".parse().expect("a label");
         let none = source.resolve(&other, &name, None).expect("resolve");
         assert!(

@@ -6,6 +6,7 @@ mod outcomes;
 mod pods;
 mod policy;
 mod reboot;
+mod shared;
 mod specs;
 mod tenants;
 mod trouble;
@@ -120,6 +121,10 @@ pub(crate) fn all() -> Vec<Case> {
         case(
             "pods are deleted by force while their files are open",
             trouble::force_deleted,
+        ),
+        case(
+            "the shared tier: content outlives the node's disk, and a wrong key harms no pod",
+            shared::shared_tier,
         ),
         case("the node is switched off and on", reboot::reboot),
         case(

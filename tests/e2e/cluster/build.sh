@@ -9,6 +9,7 @@ build() {
   # Left over from an interrupted build.
   rm -rf "$home"/image.*
   components
+  storage
   pause
   driver
   image_of_pause
@@ -75,6 +76,16 @@ components() {
   for name in etcd kube-apiserver kube-controller-manager kube-scheduler kube-proxy kubelet kubectl door; do
     ln -sf components "$bin/$name"
   done
+}
+
+# versitygw, an S3 server for the cases about the shared tier: the program of `make test`.
+storage() {
+  local key modules=$repository/tests/s3-server
+  key=$(hash_of "$modules/go.mod" "$modules/go.sum" "$here/build.sh")-$(go env GOVERSION)
+  fits "$bin/versitygw" "$key" && return
+  patiently env -C "$modules" CGO_ENABLED=0 nice -n 10 \
+    go build -trimpath -buildvcs=false -mod=readonly -o "$bin/versitygw" github.com/versity/versitygw/cmd/versitygw
+  made "$bin/versitygw" "$key"
 }
 
 pause() {

@@ -52,6 +52,12 @@ daemon_kubelet() {
     --hostname-override="$node_name" --node-ip="$node_address"
 }
 
+# An S3 server, started by a case: a bucket is a directory.
+daemon_versitygw() {
+  export ROOT_ACCESS_KEY=e2e ROOT_SECRET_KEY=e2e-secret
+  exec versitygw --quiet --port "$node_address:7070" posix /var/lib/s3
+}
+
 write_configuration() {
   mkdir -p "$node/etc/cni"
   cat > "$node/etc/cni/10-pods.conflist" <<E
