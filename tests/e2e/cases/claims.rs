@@ -75,7 +75,7 @@ pub(super) fn claims(env: &Env) {
         controller.objects("volumes").is_empty().then_some(())
     });
     eventually("no claim is left on the node", || {
-        cluster.in_pool("claims").is_empty().then_some(())
+        cluster.in_pool("volumes").is_empty().then_some(())
     });
 }
 
