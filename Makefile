@@ -49,8 +49,20 @@ torture: ## kills, full disks, hostile tenants, leaks, power cuts: MINUTES=60 (r
 	  $(foreach target,torture $(GUESTS),target/torture/$(target).log) || failed=1; \
 	exit $$failed
 
-fuzz: ## damaged archives, tables and streams, each for MINUTES=10 (root); BAGGAGECLAIM_MUTATION_SEED= repeats a run
+# Coverage-guided, by libFuzzer (needs a C++ compiler): tests/fuzz/. Each unpacks into a tmpfs of its own.
+FUZZ ?= reader extraction table
+
+fuzz: ## hostile archives, tables and streams: FUZZ= by coverage, then by seed, each for MINUTES=10 (root)
+	cd tests/fuzz && cargo build --locked
 	cargo test --no-run --locked --test archives
+	@for target in $(FUZZ); do \
+	  echo "fuzz: $$target: $(MINUTES) minutes; inputs: target/fuzz/$$target"; \
+	  mkdir -p target/fuzz/$$target; \
+	  (cd tests/fuzz && $(ALONE) sh -c 'mount -t tmpfs fuzz /mnt && TMPDIR=/mnt exec "$$@"' sh \
+	    cargo run --locked --quiet --bin $$target -- ../../target/fuzz/$$target \
+	    -artifact_prefix=../../target/fuzz/$$target- -max_total_time=$$(( $(MINUTES) * 60 )) \
+	    -max_len=32768 -timeout=60 -rss_limit_mb=2048 -print_final_stats=1 -verbosity=0); \
+	done
 	BAGGAGECLAIM_MUTATION_SECONDS=$$(( $(MINUTES) * 60 )) $(ALONE) cargo test --locked --test archives -- --nocapture damaged_
 
 guests: ## tests, power cuts, a broken disk on Debian's 5.10, 6.1, 6.12 in qemu (apt, x86-64; an hour)

@@ -14,8 +14,8 @@ use crate::common::{Fs, Snapshot, assert_same, require_lab};
 use crate::tar::Tar;
 use crate::{CODECS, open, pack, unpack};
 
-/// How many exchanges there are to be, half in each direction.
-const SWAPS: u64 = 50_000;
+/// How many exchanges there are while packing, and as many while unpacking.
+const SWAPS: u64 = 100_000;
 
 /// Exchanges two names again and again while something is done, until it was done often enough and
 /// so were they.

@@ -13,6 +13,7 @@ use std::time::{Duration, Instant};
 use baggageclaim::archive::toc::{Holder, Patience, Receiver, Scanned, Table, Want, scan};
 use baggageclaim::archive::{self, Error, LayerMarks, Limits, Progress};
 use baggageclaim::tree;
+use sha2::{Digest as _, Sha256};
 
 use crate::common::{Fs, Lab, Snapshot, assert_same, require_lab, tree as made};
 use crate::layers::{compare_stack, stack};
@@ -158,8 +159,21 @@ fn the_pages_test_vector() {
     made::times(&at("a/link"), 1_000_000_000, 0);
     look("a", 0o750, (0, 0), (1_000_000_000, 0));
     look(".", 0o755, (0, 0), (0, 0));
-    let (_, scanned) = scanned(&lab, &root, "vector");
+    let (path, scanned) = scanned(&lab, &root, "vector");
     let page = include_str!("../../docs/layer-format.md");
+    // The digest of a file of two chunks is that of their digests, which stand together.
+    let chunks = [[0; 32], Sha256::digest(b"tail").into()].concat();
+    let bytes = fs::read(path).expect("read");
+    assert!(bytes.windows(chunks.len()).any(|there| there == chunks));
+    let of_large = archive::Digest {
+        bytes: chunks.len() as u64,
+        sha256: Sha256::digest(&chunks).into(),
+    };
+    let of_large = of_large.to_string();
+    assert!(
+        page.contains(&format!("`{}`", &of_large[7..])),
+        "{of_large}"
+    );
     let digest = scanned.digest.to_string();
     assert!(page.contains(&format!("`{}`", &digest[7..])), "{digest}");
     assert!(page.contains(&format!("a table of {} bytes", scanned.digest.bytes)));

@@ -17,7 +17,8 @@ use super::facts::{Fact, Promised, Random};
 use super::init::tell;
 use super::job::Report;
 use super::log_writes::{Cut, Disk, Entry, Log, Replay};
-use super::work::{self, Ground, Place, Verdict, Work};
+use super::verdict::{self, Verdict};
+use super::work::{Ground, Place, Work};
 
 const DEVICE: &str = "logged";
 /// Made when the filesystem is: cuts before it are of no interest.
@@ -124,16 +125,21 @@ pub(crate) struct Field<'a> {
     pub(crate) room: &'a Path,
 }
 
-/// Cuts at `count` moments, spread over the whole life, and looks at what is left each time. `tell`
-/// hears of each: the moment, and what was found.
+/// Cuts at `count` moments, and looks at what is left each time. Every third moment is within an
+/// import; the others are spread over the whole life. `tell` hears of each: the moment, and what
+/// was found.
 pub(crate) fn sweep(field: &Field<'_>, count: u64, tell: &mut dyn FnMut(String, Verdict)) {
     let log = Log::read(File::open(field.log).expect("the log")).expect("a log");
     let first = log.after(FORMATTED).expect("the mark");
     let mut random = Random::new(field.seed ^ 0x5eed);
     let last = log.entries.len();
-    let span = (last - first) as u64;
+    let imports = during_imports(&log);
+    let mut below = |end: usize| usize::try_from(random.below(end as u64)).expect("it is below");
     let mut moments: Vec<usize> = (0..count)
-        .map(|_| first + usize::try_from(random.below(span + 1)).expect("it is below"))
+        .map(|number| match imports.len() {
+            1.. if number % 3 == 0 => imports[below(imports.len())],
+            _ => first + below(last - first + 1),
+        })
         .collect();
     moments.sort_unstable();
     let mut replay = Replay::new(&log);
@@ -177,6 +183,24 @@ pub(crate) fn sweep(field: &Field<'_>, count: u64, tell: &mut dyn FnMut(String, 
             verdict,
         );
     }
+}
+
+/// The moments, as numbers of the next entry, at which an import was under way. A life does one
+/// thing at a time, so that the next fact ends the import.
+fn during_imports(log: &Log) -> Vec<usize> {
+    let mut moments = Vec::new();
+    let mut under_way = false;
+    for (number, entry) in log.entries.iter().enumerate() {
+        if let Entry::Mark(mark) = entry
+            && let Ok(fact) = serde_json::from_str(mark)
+        {
+            under_way = matches!(fact, Fact::Importing(_));
+        }
+        if under_way {
+            moments.push(number + 1);
+        }
+    }
+    moments
 }
 
 /// The promises before an entry.
@@ -225,5 +249,5 @@ pub(crate) fn look(
         targets: targets.to_owned(),
         seed,
     };
-    runtime().block_on(work::look(&place, promised))
+    runtime().block_on(verdict::look(&place, promised))
 }

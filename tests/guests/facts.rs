@@ -11,8 +11,10 @@ use serde::{Deserialize, Serialize};
 /// Something that the engine, or a filesystem, has promised; or is about to undo.
 #[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
 pub(crate) enum Fact {
-    /// An output is durable.
+    /// An output, or an import, is durable.
     Sealed(String),
+    /// An import begins. Until it is sealed, it may exist whole, or not at all.
+    Importing(String),
     /// From here on it may be gone …
     Destroying(String),
     /// … and from here on it is.
@@ -34,6 +36,10 @@ pub(crate) enum Fact {
 #[derive(Debug, Clone, Default)]
 pub(crate) struct Promised {
     pub(crate) outputs: BTreeSet<String>,
+    /// Imports that began and did not end: each is whole, or not there.
+    pub(crate) importing: BTreeSet<String>,
+    /// Imports that ended and were not destroyed since.
+    pub(crate) imported: BTreeSet<String>,
     pub(crate) destroyed: BTreeSet<String>,
     pub(crate) cached: Option<u64>,
     /// Claims, and the generation that was synced last.
@@ -54,8 +60,17 @@ impl Promised {
 
     fn hear(&mut self, fact: &Fact) {
         match fact.clone() {
-            Fact::Sealed(name) => drop(self.outputs.insert(name)),
-            Fact::Destroying(name) => drop(self.outputs.remove(&name)),
+            Fact::Sealed(name) => {
+                if self.importing.remove(&name) {
+                    self.imported.insert(name.clone());
+                }
+                self.outputs.insert(name);
+            }
+            Fact::Importing(name) => drop(self.importing.insert(name)),
+            Fact::Destroying(name) => {
+                self.imported.remove(&name);
+                self.outputs.remove(&name);
+            }
             Fact::Destroyed(name) => drop(self.destroyed.insert(name)),
             Fact::Cached(generation) => self.cached = self.cached.max(Some(generation)),
             Fact::Claimed(name) => drop(self.claims.insert(name, None)),

@@ -2,7 +2,7 @@
 
 use std::fmt;
 
-use super::work::Verdict;
+use super::verdict::Verdict;
 
 /// The counts, and what was found in words.
 #[derive(Debug, Default)]
@@ -11,6 +11,8 @@ pub(crate) struct Figures {
     pub(crate) kills: u64,
     pub(crate) cuts: u64,
     pub(crate) full_disks: u64,
+    imports: u64,
+    cut_imports: u64,
     lost: usize,
     leaked: usize,
     wrong: usize,
@@ -21,6 +23,8 @@ pub(crate) struct Figures {
 impl Figures {
     /// The findings after a cut.
     pub(crate) fn hear(&mut self, what: &str, verdict: &Verdict) {
+        self.imports += verdict.imports;
+        self.cut_imports += verdict.cut_imports;
         self.lost += verdict.lost.len();
         self.leaked += verdict.leaked.len();
         self.wrong += verdict.wrong.len();
@@ -56,11 +60,14 @@ impl fmt::Display for Figures {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         write!(
             f,
-            "figures: operations={} kills={} cuts={} full_disks={} lost={} leaked={} wrong={}",
+            "figures: operations={} kills={} cuts={} full_disks={} imports={} cut_imports={} \
+             lost={} leaked={} wrong={}",
             self.operations,
             self.kills,
             self.cuts,
             self.full_disks,
+            self.imports,
+            self.cut_imports,
             self.lost,
             self.leaked,
             self.wrong

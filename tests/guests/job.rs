@@ -5,7 +5,8 @@ use std::fmt::Write as _;
 use serde::{Deserialize, Serialize};
 
 use super::facts::Fact;
-use super::work::{Ground, Verdict};
+use super::verdict::Verdict;
+use super::work::Ground;
 
 /// The word of the kernel's command line that has the job.
 const KEY: &str = "guest.job=";

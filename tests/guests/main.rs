@@ -13,7 +13,7 @@
 //! | `job` | the messages in both directions |
 //! | `init` | its first process |
 //! | `suites` | the test programs in it |
-//! | `work`, `facts` | a workload, its promises, and the check afterwards |
+//! | `work`, `facts`, `verdict` | a workload, its promises, and the check afterwards |
 //! | `cuts`, `log_writes` | power cuts between any two writes |
 //! | `kills`, `nbd` | killed machines, and their disk with a volatile cache |
 //! | `shakes` | a disk that refuses to write for a while |
@@ -47,6 +47,7 @@ mod log_writes;
 mod nbd;
 mod shakes;
 mod suites;
+mod verdict;
 mod work;
 
 use std::fs::File;
