@@ -3,7 +3,7 @@
 SHELL := /bin/bash
 .SHELLFLAGS := -euo pipefail -c
 .DEFAULT_GOAL := help
-.PHONY: help build test fuzz guests torture sanity e2e e2e-up e2e-down lint fmt demo bench deps audit image clean
+.PHONY: help build test fuzz guests torture sanity e2e e2e-up e2e-down crds lint fmt demo bench deps audit image clean
 
 # Tests mount in a private mount namespace: no mount reaches the host, even if a test is killed.
 ROOT := $(shell [ "$$(id -u)" = 0 ] && echo yes)
@@ -22,7 +22,7 @@ test: ## formatting, lints, unit and integration tests (as root: all of them)
 	$(if $(ROOT),,@$(MAKE) --no-print-directory warn-no-root)
 	cargo fmt --check
 	cargo clippy --all-targets --locked -- -D warnings
-	cargo clippy --test torture --test guests --test e2e --locked -- -D warnings
+	cargo clippy --test torture --test guests --test e2e --test control_plane --locked -- -D warnings
 	cargo test --no-run --locked
 	$(ALONE) cargo test --locked --no-fail-fast
 	$(ALONE) cargo test --locked --quiet --test torture
@@ -86,10 +86,14 @@ e2e-up: ## start that node and keep it; prints how to use kubectl
 e2e-down: ## remove that node
 	@tests/e2e/cluster.sh down
 
+crds: ## generate deploy/crds from the types in src/api
+	cargo run --quiet --locked -- crds > target/crds.yaml
+	cp target/crds.yaml deploy/crds/crds.yaml
+
 lint: ## formatting and lints, warnings are errors
 	cargo fmt --check
 	cargo clippy --all-targets --locked -- -D warnings
-	cargo clippy --test torture --test guests --test e2e --locked -- -D warnings
+	cargo clippy --test torture --test guests --test e2e --test control_plane --locked -- -D warnings
 
 fmt: ## format the sources
 	cargo fmt

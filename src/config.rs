@@ -18,7 +18,7 @@ use crate::csi;
 use crate::model::{NodeId, NodeIdError};
 use crate::shared::UrlError;
 use crate::telemetry::metrics::Rpcs;
-use crate::{driver, engine, k8s, node, telemetry};
+use crate::{controller, driver, engine, k8s, node, telemetry};
 
 pub use shared::{Share, Shared};
 
@@ -236,6 +236,15 @@ pub struct Node {
     /// The kubeconfig for the API server [default: the service account of this pod]
     #[arg(long, value_name = "PATH", env = "KUBECONFIG")]
     pub kubeconfig: Option<PathBuf>,
+    /// Make and delete persistent volumes by order of `baggageclaim controller`, and publish this
+    /// node's Pool. Needs `--kubernetes on` and the definitions in deploy/crds
+    #[arg(
+        long,
+        value_name = "SWITCH",
+        env = "BAGGAGECLAIM_CLUSTER",
+        default_value = "off"
+    )]
+    pub cluster: Switch,
     /// The flags of every role.
     #[command(flatten)]
     pub driver: Driver,
@@ -453,7 +462,57 @@ impl Node {
             kubelet_dir: self.kubelet_dir,
             http: self.http.0,
             kubernetes,
+            cluster: self.cluster == Switch::On,
         })
+    }
+}
+
+/// The flags of `controller`.
+#[derive(Debug, Clone, Args)]
+#[command(mut_args(hide_env_value))]
+pub struct Controller {
+    /// The unix socket of the CSI services, for the sidecars in the same pod. The controller makes
+    /// it, with mode 0600. The path has at most 107 bytes
+    #[arg(
+        long,
+        value_name = "PATH",
+        env = "BAGGAGECLAIM_SOCKET",
+        default_value = "/run/baggageclaim/csi.sock"
+    )]
+    pub socket: PathBuf,
+    /// ADDRESS:PORT that serves /healthz, /readyz and /metrics, or `off`
+    #[arg(
+        long,
+        value_name = "ADDR",
+        env = "BAGGAGECLAIM_HTTP",
+        default_value = "[::]:9808"
+    )]
+    pub http: Http,
+    /// The kubeconfig for the API server [default: the service account of this pod]
+    #[arg(long, value_name = "PATH", env = "KUBECONFIG")]
+    pub kubeconfig: Option<PathBuf>,
+    /// How long shutdown may take, to answer running calls
+    #[arg(long, value_name = "TIME", env = "BAGGAGECLAIM_GRACE", default_value = "25s", value_parser = parse_duration)]
+    pub grace: Duration,
+    /// End with the parent process, for tests.
+    #[arg(long, hide = true, env = "BAGGAGECLAIM_END_WITH_PARENT", value_parser = BoolishValueParser::new())]
+    pub end_with_parent: bool,
+    /// The log.
+    #[command(flatten)]
+    pub log: Log,
+}
+
+impl Controller {
+    /// The flags as what runs takes them.
+    #[must_use]
+    pub fn resolve(self) -> controller::Config {
+        controller::Config {
+            socket: self.socket,
+            http: self.http.0,
+            // An empty variable is as good as none.
+            kubeconfig: self.kubeconfig.filter(|path| !path.as_os_str().is_empty()),
+            grace: self.grace,
+        }
     }
 }
 

@@ -24,12 +24,14 @@
 //! | [`engine`] | the heart: whether and when something is published, sealed, collected |
 //! | [`distribution`] | content between this node and the shared tier: brought, uploaded, cleared |
 //! | [`csi`] | the only code that sees `csi.v1` |
+//! | [`api`] | the objects by which the controller and the nodes talk |
 //! | [`kubelet`] | registration with kubelet |
 //! | [`http`] | health and metrics, for those who look after a node |
-//! | [`k8s`] | how this node's pods end, and events on them |
+//! | [`k8s`] | pods' outcomes and events, persistent volumes of a cluster |
 //! | [`admin`] | the verbs for people, over the pool's own socket |
 //! | [`server`] | what every gRPC server here shares: sockets, spans, codes |
-//! | [`driver`] | what every role does, from start to end; roles: [`standalone`], [`node`] |
+//! | [`driver`] | what a role with a pool does, from start to end; roles: [`standalone`], [`node`] |
+//! | [`controller`] | the role without a pool: persistent volumes of a whole cluster |
 //! | [`kubelet_double`] | a client that calls the driver as kubelet does, for tests, bench and demo |
 //!
 //! Imports point down: `tests/architecture.rs` fails on one that does not.
@@ -47,10 +49,12 @@
 //! `docs/on-disk.md` describes the disk at each step. CONTRIBUTING.md maps common changes to files.
 
 pub mod admin;
+pub mod api;
 pub mod archive;
 pub mod backend;
 pub mod cli;
 pub mod config;
+pub mod controller;
 pub mod csi;
 pub mod distribution;
 pub mod driver;

@@ -30,6 +30,8 @@ pub struct Config {
     pub http: Option<SocketAddr>,
     /// The API server to watch pods in and report events to, if there is one.
     pub kubernetes: Option<k8s::Config>,
+    /// Whether to carry out the orders of a controller. Needs `kubernetes`.
+    pub cluster: bool,
 }
 
 /// Why the node does not run.
@@ -79,18 +81,32 @@ pub async fn run(config: Config, shutdown: impl Future<Output = ()>) -> Result<(
     let drain = Drain::new(driver.grace);
     let pages = http::Sources {
         alive: alive(&socket, &drain),
-        engine: find_engine(readiness.clone()),
-        distribution: find_distribution(readiness),
         drain: drain.clone(),
         rpcs: driver.csi.rpcs.clone(),
-        registered: registration.registered(),
-        watched,
+        role: http::Role::Node {
+            engine: find_engine(readiness.clone()),
+            distribution: find_distribution(readiness),
+            registered: registration.registered(),
+            watched,
+        },
     };
     let http = match config.http {
         Some(address) => Some(http::Listener::bind(address).await?),
         None => None,
     };
+    let orders = kubernetes
+        .as_ref()
+        .filter(|_| config.cluster)
+        .map(|(kubernetes, _)| kubernetes.kubeconfig.clone());
+    let id = driver.csi.node.clone();
     let role = |engine: Option<Engine>, drain: Drain| async move {
+        let ours = engine.clone();
+        let agent = async {
+            if let (Some(engine), Some(kubeconfig)) = (ours, orders) {
+                let node = csi::node_of(&id, engine.backend());
+                k8s::agent::run(kubeconfig, engine, node, drain.begun()).await;
+            }
+        };
         let watch = async {
             if let Some(engine) = engine {
                 watch_pods(kubernetes, engine, &drain).await;
@@ -102,7 +118,7 @@ pub async fn run(config: Config, shutdown: impl Future<Output = ()>) -> Result<(
                 () = drain.begun() => {}
             }
         };
-        tokio::join!(watch, offer);
+        tokio::join!(watch, agent, offer);
     };
     // Until all else has ended, so that a probe sees that the driver is stopping.
     let _http = http.map(|http| AbortOnDropHandle::new(tokio::spawn(http.serve(pages))));
@@ -126,7 +142,7 @@ async fn watch_pods(
 }
 
 /// Whether the CSI services answer at their path, ready or not. A restart can repair only this.
-fn alive(socket: &Path, drain: &Drain) -> http::Alive {
+pub(crate) fn alive(socket: &Path, drain: &Drain) -> http::Alive {
     let (socket, drain) = (socket.to_owned(), drain.clone());
     Arc::new(move || {
         let (socket, drain) = (socket.clone(), drain.clone());

@@ -26,7 +26,7 @@ const TIERS: [Tier; 10] = [
         "content between this node and the shared tier",
         &["distribution"],
     ),
-    ("messages and gRPC servers", &["proto", "server"]),
+    ("messages and gRPC servers", &["api", "proto", "server"]),
     (
         "services and clients",
         &[
@@ -41,7 +41,15 @@ const TIERS: [Tier; 10] = [
     ),
     (
         "roles and the command line",
-        &["cli", "config", "demo", "driver", "node", "standalone"],
+        &[
+            "cli",
+            "config",
+            "controller",
+            "demo",
+            "driver",
+            "node",
+            "standalone",
+        ],
     ),
 ];
 

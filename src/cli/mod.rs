@@ -129,6 +129,21 @@ Example:
   baggageclaim node --pool /var/lib/baggageclaim --node-id \"$NODE_NAME\"")]
     Node(Box<config::Node>),
 
+    /// Serve the persistent volumes of a whole Kubernetes cluster
+    ///
+    /// Serves the CSI services Identity, Controller and GroupController for the sidecars
+    /// csi-provisioner, csi-snapshotter and csi-resizer in the same pod. Asks the nodes by the
+    /// objects Volume, Snapshot and Pool; each node runs `baggageclaim node --cluster on`. Needs no
+    /// pool and no privilege.
+    #[command(after_long_help = "\
+Example:
+  baggageclaim controller --socket /csi/csi.sock")]
+    Controller(Box<config::Controller>),
+
+    /// Print the definitions of the objects for Kubernetes, as in deploy/crds
+    #[command(hide = true)]
+    Crds,
+
     /// Run a pipeline with real trees, and show what it costs
     ///
     /// Starts a driver on a filesystem of its own and calls it as kubelet does. One step fetches a

@@ -25,7 +25,7 @@ use crate::model::{PodUid, Tenant};
 use crate::proto::admin::v1 as admin;
 use crate::server::message_of;
 use crate::sys::printable;
-use crate::{admin as socket, driver, node, standalone, telemetry};
+use crate::{admin as socket, api, controller, driver, node, standalone, telemetry};
 
 /// Exit code: the verb failed.
 const FAILED: u8 = 1;
@@ -55,6 +55,8 @@ pub(super) enum Failure {
     Driver(#[from] driver::Error),
     #[error(transparent)]
     Node(#[from] node::Error),
+    #[error(transparent)]
+    Controller(#[from] controller::Error),
     #[error("{}", message_of(.0))]
     Engine(#[from] engine::Error),
     #[error("a driver runs on this pool; stop it before you rebuild the index")]
@@ -129,6 +131,8 @@ pub(super) fn run(verb: Verb, demo: RunDemo) -> Done {
     match verb {
         Verb::Standalone(flags) => standalone(*flags),
         Verb::Node(flags) => self::node(*flags),
+        Verb::Controller(flags) => self::controller(*flags),
+        Verb::Crds => crds(),
         Verb::Demo(flags) => self::demo(flags, demo),
         Verb::Volumes(flags) => asking(list(flags, "volumes", volumes)),
         Verb::Artifacts(flags) => asking(list(flags, "artifacts", artifacts)),
@@ -147,9 +151,9 @@ pub(super) fn run(verb: Verb, demo: RunDemo) -> Done {
 }
 
 fn standalone(flags: config::Standalone) -> Done {
-    let driver = flags.driver.clone();
+    let (log, tied) = (flags.driver.log.clone(), flags.driver.end_with_parent);
     let config = flags.resolve()?;
-    serve(&driver, async |shutdown| {
+    serve(&log, tied, async |shutdown| {
         standalone::run(config, shutdown)
             .await
             .map_err(Failure::from)
@@ -157,26 +161,43 @@ fn standalone(flags: config::Standalone) -> Done {
 }
 
 fn node(flags: config::Node) -> Done {
-    let driver = flags.driver.clone();
+    let (log, tied) = (flags.driver.log.clone(), flags.driver.end_with_parent);
     let config = flags.resolve()?;
-    serve(&driver, async |shutdown| {
+    serve(&log, tied, async |shutdown| {
         node::run(config, shutdown).await.map_err(Failure::from)
     })
 }
 
+fn controller(flags: config::Controller) -> Done {
+    let (log, tied) = (flags.log.clone(), flags.end_with_parent);
+    let config = flags.resolve();
+    serve(&log, tied, async |shutdown| {
+        controller::run(config, shutdown)
+            .await
+            .map_err(Failure::from)
+    })
+}
+
+/// Prints the definitions of the objects.
+fn crds() -> Done {
+    print(|to| to.write_all(api::definitions_text().as_bytes()))?;
+    Ok(ExitCode::SUCCESS)
+}
+
 /// Runs a role of the driver with its log, its runtime, and the signals that end it.
 fn serve<Role>(
-    flags: &config::Driver,
+    log: &config::Log,
+    end_with_parent: bool,
     role: impl FnOnce(WaitForCancellationFutureOwned) -> Role,
 ) -> Done
 where
     Role: Future<Output = Result<(), Failure>>,
 {
-    if flags.end_with_parent {
+    if end_with_parent {
         let signal = Some(rustix::process::Signal::TERM);
         rustix::process::set_parent_process_death_signal(signal).map_err(io::Error::from)?;
     }
-    telemetry::init(flags.log.log_format, &flags.log.log)?;
+    telemetry::init(log.log_format, &log.log)?;
     driver::prepare_process();
     let cores = std::thread::available_parallelism().map_or(1, usize::from);
     let runtime = Builder::new_multi_thread()

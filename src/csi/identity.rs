@@ -2,26 +2,26 @@
 //! It waits for nothing: Probe must answer while everything else is busy or broken.
 
 use std::collections::BTreeMap;
+use std::sync::Arc;
 
-use tokio::sync::watch;
 use tonic::{Request, Response, Status};
 
-use super::{DRIVER_NAME, Features, Readiness};
+use super::{DRIVER_NAME, Features};
 use crate::proto::csi::v1 as csi;
 use csi::identity_server::Identity;
 use csi::plugin_capability::{Service as Offer, Type, VolumeExpansion, service, volume_expansion};
 
+/// Whether calls can be served. It waits for nothing.
+pub(super) type IsReady = Arc<dyn Fn() -> bool + Send + Sync>;
+
 pub(super) struct Service {
     features: Features,
-    readiness: watch::Receiver<Readiness>,
+    ready: IsReady,
 }
 
 impl Service {
-    pub(super) fn new(features: Features, readiness: watch::Receiver<Readiness>) -> Self {
-        Self {
-            features,
-            readiness,
-        }
+    pub(super) fn new(features: Features, ready: IsReady) -> Self {
+        Self { features, ready }
     }
 }
 
@@ -83,10 +83,7 @@ impl Identity for Service {
         &self,
         _: Request<csi::ProbeRequest>,
     ) -> Result<Response<csi::ProbeResponse>, Status> {
-        let ready = match &*self.readiness.borrow() {
-            Readiness::Recovering => false,
-            Readiness::UnmountsOnly(_) | Readiness::Ready(..) => true,
-        };
+        let ready = (self.ready)();
         Ok(Response::new(csi::ProbeResponse { ready: Some(ready) }))
     }
 }

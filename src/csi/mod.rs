@@ -41,6 +41,7 @@ use crate::server::{self, Drain, Routes, Rpc, Socket, Trace};
 use crate::telemetry::metrics::Rpcs;
 
 pub use probe::{ProbeError, probe};
+pub use topology::{node as node_of, place as place_of};
 
 use status::Failure;
 
@@ -164,25 +165,50 @@ pub async fn serve(
 ) -> server::Result<()> {
     let features = config.features;
     let claims = here(config.node.clone(), readiness.clone());
-    let identity = identity::Service::new(features, readiness.clone());
+    let known = readiness.clone();
+    let ready = Arc::new(move || !matches!(&*known.borrow(), Readiness::Recovering));
+    let identity = identity::Service::new(features, ready);
     let node = node::Service::new(config.node, features, readiness);
     let mut routes = Routes::new()
         .with(IdentityServer::new(identity))
         .with(NodeServer::new(node));
     if features.controller {
-        let group = group::Service::new(features, claims.clone());
-        let controller = controller::Service::new(features, claims);
-        routes = routes
-            .with(ControllerServer::new(controller))
-            .with(GroupControllerServer::new(group));
+        routes = with_controller(routes, features, claims);
     }
-    server::serve(
-        socket,
-        routes,
-        Trace::new(new_span, &POLLED).counting(config.rpcs, &METHODS),
-        drain,
-    )
-    .await
+    server::serve(socket, routes, trace(config.rpcs), drain).await
+}
+
+/// Serves Identity, Controller and GroupController for a whole cluster, beside the sidecars, until
+/// the drain closes the socket. `ready` says whether the store can be asked.
+pub async fn serve_controller(
+    socket: Socket,
+    rpcs: Rpcs,
+    claims: Arc<dyn Claims>,
+    ready: watch::Receiver<bool>,
+    drain: Drain,
+) -> server::Result<()> {
+    let features = Features::default();
+    let known = ready.clone();
+    let identity = identity::Service::new(features, Arc::new(move || *known.borrow()));
+    let claims: FindClaims = Arc::new(move || {
+        let is_ready = *ready.borrow();
+        is_ready.then(|| claims.clone()).ok_or(Failure::Listing)
+    });
+    let routes = Routes::new().with(IdentityServer::new(identity));
+    let routes = with_controller(routes, features, claims);
+    server::serve(socket, routes, trace(rpcs), drain).await
+}
+
+fn with_controller(routes: Routes, features: Features, claims: FindClaims) -> Routes {
+    let group = group::Service::new(features, claims.clone());
+    let controller = controller::Service::new(features, claims);
+    routes
+        .with(ControllerServer::new(controller))
+        .with(GroupControllerServer::new(group))
+}
+
+fn trace(rpcs: Rpcs) -> Trace {
+    Trace::new(new_span, &POLLED).counting(rpcs, &METHODS)
 }
 
 /// All methods of CSI: the allowed values of a metric's label.

@@ -19,6 +19,8 @@ pub(super) enum Failure {
     Invalid(Invalid),
     /// The pool is still being opened.
     Recovering,
+    /// The objects of the cluster are still being listed.
+    Listing,
     /// The pool cannot be opened, for this reason; volumes can only be unmounted.
     UnmountsOnly(String),
     /// An error of the engine.
@@ -73,6 +75,10 @@ fn described(failure: Failure) -> (Code, String) {
         Failure::Recovering => (
             Code::Unavailable,
             "recovering: the pool is being opened; try again".to_owned(),
+        ),
+        Failure::Listing => (
+            Code::Unavailable,
+            "starting: the API server has not listed the volumes yet; try again".to_owned(),
         ),
         Failure::UnmountsOnly(why) => (
             Code::Unavailable,
@@ -145,6 +151,7 @@ mod tests {
     fn each_failure_has_its_code_and_says_what_to_do() {
         let cases = [
             (Failure::Recovering, Code::Unavailable, "try again"),
+            (Failure::Listing, Code::Unavailable, "try again"),
             (
                 Failure::UnmountsOnly("the pool is read-only".to_owned()),
                 Code::Unavailable,

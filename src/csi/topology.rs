@@ -7,20 +7,31 @@ use sha2::{Digest as _, Sha256};
 
 use super::hex;
 use crate::backend::BackendKind;
-use crate::model::{Node, NodeId, Requirement, Topology};
+use crate::model::{NODE_LABEL, Node, NodeId, Requirement, Topology};
 use crate::proto::csi::v1 as csi;
 
-/// The prefix of the topology's keys.
-const PREFIX: &str = "topology.baggageclaim.csi.concourse-ci.org";
+/// The label with the backend of the node's pool.
+const BACKEND_LABEL: &str = "topology.baggageclaim.csi.concourse-ci.org/backend";
 
-/// A node with its labels.
-pub(super) fn node(id: &NodeId, backend: BackendKind) -> Node {
+/// A node with all its labels.
+#[must_use]
+pub fn node(id: &NodeId, backend: BackendKind) -> Node {
     Node {
         id: id.clone(),
         topology: Topology(BTreeMap::from([
-            (format!("{PREFIX}/node"), label_value(id)),
-            (format!("{PREFIX}/backend"), backend.to_string()),
+            (NODE_LABEL.to_owned(), label_value(id)),
+            (BACKEND_LABEL.to_owned(), backend.to_string()),
         ])),
+    }
+}
+
+/// A node with the label that says where its volumes are. A volume stays there, also if the pool
+/// gets another backend.
+#[must_use]
+pub fn place(id: &NodeId) -> Node {
+    Node {
+        id: id.clone(),
+        topology: Topology(BTreeMap::from([(NODE_LABEL.to_owned(), label_value(id))])),
     }
 }
 

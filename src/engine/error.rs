@@ -279,6 +279,14 @@ pub enum Error {
         /// What is wrong, with the archive most often.
         source: archive::Error,
     },
+    /// Another process refused: the driver on the node of a claim, or the API server.
+    #[error("{message}")]
+    Remote {
+        /// The gRPC code of the answer.
+        code: i32,
+        /// What it said.
+        message: String,
+    },
     /// The engine is shutting down.
     #[error("the driver is shutting down; try again")]
     ShuttingDown,

@@ -40,18 +40,39 @@ pub type FindDistribution = Arc<dyn Fn() -> Option<Arc<Distribution>> + Send + S
 pub struct Sources {
     /// For `/healthz`.
     pub alive: Alive,
-    /// For `/readyz` and `/metrics`.
-    pub engine: FindEngine,
-    /// For `/metrics`.
-    pub distribution: FindDistribution,
-    /// Whether the driver is about to end.
+    /// Whether the process is about to end.
     pub drain: Drain,
     /// The calls that were answered.
     pub rpcs: Rpcs,
-    /// Whether kubelet has the driver.
-    pub registered: watch::Receiver<bool>,
-    /// Whether the API server reports how pods end, if it is used.
-    pub watched: Option<watch::Receiver<bool>>,
+    /// What only one role has.
+    pub role: Role,
+}
+
+/// Where the pages of one role take from what they say.
+#[derive(Clone)]
+pub enum Role {
+    /// A node.
+    Node {
+        /// For `/readyz` and `/metrics`.
+        engine: FindEngine,
+        /// For `/metrics`.
+        distribution: FindDistribution,
+        /// Whether kubelet has the driver.
+        registered: watch::Receiver<bool>,
+        /// Whether the API server reports how pods end, if it is used.
+        watched: Option<watch::Receiver<bool>>,
+    },
+    /// The controller of a cluster.
+    Controller {
+        /// Whether the API server has listed all volumes once.
+        listed: watch::Receiver<bool>,
+    },
+}
+
+impl fmt::Debug for Role {
+    fn fmt(&self, formatter: &mut fmt::Formatter<'_>) -> fmt::Result {
+        formatter.debug_struct("Role").finish_non_exhaustive()
+    }
 }
 
 impl fmt::Debug for Sources {
@@ -109,8 +130,11 @@ async fn ready(sources: &Sources) -> Result<(), String> {
     if sources.drain.has_begun() {
         return Err("stopping".to_owned());
     }
-    let engine = (sources.engine)()?;
-    in_time(engine.takes_writes()).await
+    match &sources.role {
+        Role::Node { engine, .. } => in_time(engine()?.takes_writes()).await,
+        Role::Controller { listed } if *listed.borrow() => Ok(()),
+        Role::Controller { .. } => Err("the API server has not listed the volumes yet".to_owned()),
+    }
 }
 
 #[derive(Debug, Clone, PartialEq, Eq, Hash, EncodeLabelSet)]
@@ -130,6 +154,28 @@ fn yes(registry: &mut Registry, name: &str, help: &str, yes: bool) {
     registry.register(name, help, gauge);
 }
 
+fn of_node(registry: &mut Registry, registered: bool, watched: Option<bool>) {
+    let help = "Whether kubelet has said that the driver is registered";
+    yes(registry, "kubelet_registered", help, registered);
+    if let Some(watched) = watched {
+        let help = "Whether the watch over this node's pods runs, which tells how they end";
+        yes(registry, "pods_watched", help, watched);
+    }
+}
+
+async fn of_engine(registry: &mut Registry, engine: &Engine) {
+    engine.counters().register(registry);
+    let pool = Family::<Pool, Gauge>::default();
+    let backend = engine.backend().to_string();
+    pool.get_or_create(&Pool { backend }).set(1);
+    registry.register("pool_info", "Always 1; the label says which backend", pool);
+    // Without them what was counted is still told: it is wanted most when the engine hangs.
+    match in_time(engine.metrics()).await {
+        Ok(figures) => figures.register(registry),
+        Err(error) => tracing::warn!(error, "metrics without the engine's figures"),
+    }
+}
+
 async fn measures(sources: &Sources, request: &Request<Incoming>) -> Page {
     let mut registry = metrics::registry();
     let build = Family::<Build, Gauge>::default();
@@ -141,27 +187,22 @@ async fn measures(sources: &Sources, request: &Request<Incoming>) -> Page {
         build,
     );
     sources.rpcs.register(&mut registry);
-    let help = "Whether kubelet has said that the driver is registered";
-    let registered = *sources.registered.borrow();
-    yes(&mut registry, "kubelet_registered", help, registered);
-    if let Some(watched) = &sources.watched {
-        let help = "Whether the watch over this node's pods runs, which tells how they end";
-        yes(&mut registry, "pods_watched", help, *watched.borrow());
-    }
-    if let Ok(engine) = (sources.engine)() {
-        engine.counters().register(&mut registry);
-        let pool = Family::<Pool, Gauge>::default();
-        let backend = engine.backend().to_string();
-        pool.get_or_create(&Pool { backend }).set(1);
-        registry.register("pool_info", "Always 1; the label says which backend", pool);
-        // Without them what was counted is still told: it is wanted most when the engine hangs.
-        match in_time(engine.metrics()).await {
-            Ok(figures) => figures.register(&mut registry),
-            Err(error) => tracing::warn!(error, "metrics without the engine's figures"),
+    if let Role::Node {
+        engine,
+        distribution,
+        registered,
+        watched,
+    } = &sources.role
+    {
+        let registered = *registered.borrow();
+        let watched = watched.as_ref().map(|watched| *watched.borrow());
+        of_node(&mut registry, registered, watched);
+        if let Ok(engine) = engine() {
+            of_engine(&mut registry, &engine).await;
         }
-    }
-    if let Some(distribution) = (sources.distribution)() {
-        shared::register(&distribution.metrics(), &mut registry);
+        if let Some(distribution) = distribution() {
+            shared::register(&distribution.metrics(), &mut registry);
+        }
     }
     let help = "Whether volumes can be published, as /readyz says it";
     yes(&mut registry, "ready", help, ready(sources).await.is_ok());

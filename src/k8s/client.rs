@@ -64,7 +64,7 @@ enum Error {
 }
 
 /// Makes a client and retries until it succeeds. Does not test whether the API server answers.
-pub(super) async fn connect(kubeconfig: Option<&Path>) -> Client {
+pub async fn connect(kubeconfig: Option<&Path>) -> Client {
     let mut patience = Patience::new();
     loop {
         match try_connect(kubeconfig).await {

@@ -11,14 +11,20 @@
 //! | `outcomes` | reports outcomes to the engine, from the watch and by request |
 //! | `events` | the engine's notices as events on pods |
 //! | `client` | the client of the API server |
+//! | `agent` | the controller's orders for this node's persistent volumes, carried out |
+//! | `claims` | the controller's side: persistent volumes of the whole cluster |
 //!
-//! It needs `get`, `list` and `watch` on `pods` in all namespaces (RBAC cannot limit that to a
+//! The watch over pods needs `get`, `list` and `watch` on `pods` in all namespaces (RBAC cannot limit that to a
 //! node), and `create` and `patch` on `events` of `events.k8s.io`.
 
+pub mod agent;
+pub mod claims;
 mod client;
 mod events;
 mod outcomes;
 mod pod;
+#[cfg(test)]
+mod simulation;
 mod watcher;
 
 use std::future::Future;
@@ -33,6 +39,7 @@ use tokio::sync::{mpsc, watch};
 
 use crate::engine::{Engine, Notice};
 
+pub use client::connect;
 pub use outcomes::PodOutcomes;
 pub use pod::{OUTCOME, OUTCOME_CONTAINER};
 

@@ -34,7 +34,7 @@ pub use persistent_volume::{
     MutableChange, MutableParameters, OwnerView, PersistentVolume, Snapshot, SnapshotGroup,
     SnapshotId, Ttl,
 };
-pub use place::{Elsewhere, Node, NodeId, NodeIdError, Placed, Requirement, Topology};
+pub use place::{Elsewhere, NODE_LABEL, Node, NodeId, NodeIdError, Placed, Requirement, Topology};
 pub use quantity::parse_bytes;
 pub use root::RootAttributes;
 pub use time::Timestamp;

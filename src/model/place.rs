@@ -5,6 +5,9 @@ use std::collections::BTreeMap;
 use std::fmt;
 use std::sync::Arc;
 
+/// The label with the node's name. Only this node has the content of its volumes.
+pub const NODE_LABEL: &str = "topology.baggageclaim.csi.concourse-ci.org/node";
+
 /// A node's CSI id.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct NodeId(String);
@@ -86,6 +89,16 @@ pub struct Requirement {
     pub requisite: Vec<Topology>,
     /// It should be in one of these, the first one best.
     pub preferred: Vec<Topology>,
+}
+
+impl Requirement {
+    /// The first preferred place, if it is one node: the one that the scheduler chose for a pod.
+    #[must_use]
+    pub fn selected(&self) -> Option<&Topology> {
+        let first = self.preferred.first()?;
+        let names_node = |key: &String| key.eq_ignore_ascii_case(NODE_LABEL);
+        first.0.keys().any(names_node).then_some(first)
+    }
 }
 
 /// Why no node is possible: the requested and the possible topologies.

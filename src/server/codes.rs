@@ -52,6 +52,7 @@ pub fn code_of(error: &Error) -> Code {
         | Error::AtLimit { .. }
         | Error::TooLarge { .. }
         | Error::Elsewhere(_) => Code::ResourceExhausted,
+        Error::Remote { code, .. } => Code::from_i32(*code),
         Error::ShuttingDown | Error::Degraded(_) => Code::Unavailable,
         Error::Defect
         | Error::Doomed
@@ -127,6 +128,24 @@ pub fn code_name(code: Code) -> &'static str {
         Code::DataLoss => "DATA_LOSS",
         Code::Unauthenticated => "UNAUTHENTICATED",
     }
+}
+
+/// The code of this name; UNKNOWN for any other text.
+#[must_use]
+pub fn code_named(name: &str) -> Code {
+    let mut codes = (0..=16).map(Code::from_i32);
+    let found = codes.find(|code| code_name(*code) == name);
+    found.unwrap_or(Code::Unknown)
+}
+
+/// Whether the operation may go on after an error with this code (CSI specification, "Error
+/// Scheme").
+#[must_use]
+pub fn may_go_on(code: Code) -> bool {
+    matches!(
+        code,
+        Code::Cancelled | Code::DeadlineExceeded | Code::Unavailable | Code::Aborted
+    )
 }
 
 #[cfg(test)]
@@ -205,6 +224,7 @@ mod tests {
             Error::OtherDigest { .. } => "OtherDigest",
             Error::NameTaken(_) => "NameTaken",
             Error::Archive { .. } => "Archive",
+            Error::Remote { .. } => "Remote",
             Error::ShuttingDown => "ShuttingDown",
             Error::Pool { .. } => "Pool",
             Error::PoolReadOnly { .. } => "PoolReadOnly",
@@ -322,6 +342,10 @@ mod tests {
             Error::Archive {
                 operation: "unpack the archive",
                 source: archive::Error::Read(std::io::ErrorKind::ConnectionReset.into()),
+            },
+            Error::Remote {
+                code: Code::ResourceExhausted.into(),
+                message: "node-2: the pool has no room left".into(),
             },
             Error::ShuttingDown,
             Error::Pool {

@@ -21,7 +21,7 @@ use std::time::Duration;
 use futures_util::stream::{self, Stream};
 use tokio::net::{UnixListener, UnixStream};
 
-pub use codes::{code_name, code_of, message_of};
+pub use codes::{code_name, code_named, code_of, may_go_on, message_of};
 pub use drain::Drain;
 pub use routes::Routes;
 pub use socket::{Socket, SocketPlace, connect};

@@ -39,6 +39,24 @@ pub(super) fn id_of(prefix: &str, name: &str) -> VolumeId {
     id.parse().expect("a word and hexadecimal digits are an id")
 }
 
+/// The id of the claim that a request of this name makes.
+#[must_use]
+pub fn claim_id(name: &str) -> VolumeId {
+    id_of(CLAIM, name)
+}
+
+/// The id of the snapshot that a request of this name takes.
+#[must_use]
+pub fn snapshot_id(name: &str) -> VolumeId {
+    id_of(SNAPSHOT, name)
+}
+
+/// The id of the group of snapshots that a request of this name takes.
+#[must_use]
+pub fn group_id(name: &str) -> VolumeId {
+    id_of(GROUP, name)
+}
+
 /// Reserves a claim, and waits until mounts of it that were detached are closed.
 pub(super) async fn take(inner: &Arc<Inner>, id: &VolumeId, until: Instant) -> Result<Guard> {
     let guard = Guard::take(inner, id, until).await?;

@@ -40,5 +40,6 @@ pub(super) mod recover;
 mod snapshot;
 mod types;
 
+pub use lookup::{claim_id, group_id, snapshot_id};
 pub use placement::{Claims, OneNode};
 pub use types::{Capacity, ClaimUse, CreateClaim, Group, MountClaim, Page, SnapshotFilter};

@@ -12,6 +12,9 @@ run() {
   trap finish EXIT
   build
   if [ $# = 0 ]; then
+    # Claims in a cluster, without kubelets.
+    patiently env -C "$repository" E2E_BIN="$bin" unshare --mount --propagation private \
+      cargo test --quiet --locked --test control_plane
     patiently "$here/interrupted.sh"
     # The overlay for trying out, as far as it differs: that a pod gets a volume; that the pool,
     # which a container mounts, is there for the next driver, and after the node was off; and how it

@@ -1,0 +1,123 @@
+//! The objects by which the controller and the nodes talk through the API server: [`Volume`],
+//! [`Snapshot`] and [`Pool`]. `deploy/crds/` is generated from these types (`make crds`).
+//!
+//! Each field has one writer: the controller writes `spec`, the node writes `status`. Deleting an
+//! object never deletes data. Only [`Wanted::Absent`] does.
+//!
+//! Types and their conversions only; `k8s` decides what happens with them.
+
+mod convert;
+pub mod pool;
+pub mod snapshot;
+pub mod volume;
+
+use k8s_openapi::apiextensions_apiserver::pkg::apis::apiextensions::v1::CustomResourceDefinition;
+use kube::CustomResourceExt as _;
+use schemars::JsonSchema;
+use serde::{Deserialize, Serialize};
+
+pub use convert::{bytes, number};
+pub use pool::{Orphans, Pool, PoolSpec, PoolStatus};
+pub use snapshot::{Member, Snapshot, SnapshotSpec, SnapshotStatus};
+pub use volume::{Mutable, Parameters, Source, SourceKind, Volume, VolumeSpec, VolumeStatus};
+
+/// The API group.
+pub const GROUP: &str = "baggageclaim.concourse-ci.org";
+
+/// What the controller orders.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Serialize, Deserialize, JsonSchema)]
+pub enum Wanted {
+    /// Make it once. Once it was Ready, it is never made again.
+    Present,
+    /// It exists. Never make it.
+    Kept,
+    /// Delete the data. This is final.
+    Absent,
+}
+
+/// What the node has done.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Serialize, Deserialize, JsonSchema)]
+pub enum Phase {
+    /// It exists.
+    Ready,
+    /// It was not made, and nothing is left of it.
+    Failed,
+    /// It was Ready, and is not in the node's pool any more.
+    Lost,
+    /// The data is deleted. The controller deletes the object.
+    Gone,
+}
+
+/// Why the node could not do what `spec` says.
+#[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize, JsonSchema)]
+pub struct Refusal {
+    /// The gRPC code, such as FAILED_PRECONDITION
+    pub code: String,
+    /// What happened and what to do
+    pub message: String,
+}
+
+/// The definitions of all kinds, in the order of their names.
+#[must_use]
+pub fn definitions() -> Vec<CustomResourceDefinition> {
+    vec![Pool::crd(), Snapshot::crd(), Volume::crd()]
+}
+
+/// The definitions as one YAML stream.
+#[must_use]
+pub fn definitions_text() -> String {
+    let header = "# Generated from src/api by `make crds`. Do not edit.\n";
+    let documents = definitions().into_iter().map(|definition| {
+        let text = serde_saphyr::to_string(&definition);
+        format!(
+            "---\n{}",
+            text.expect("types of strings and numbers are YAML")
+        )
+    });
+    std::iter::once(header.to_owned())
+        .chain(documents)
+        .collect()
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn the_definitions_in_deploy_are_those_of_the_types() {
+        let path = concat!(env!("CARGO_MANIFEST_DIR"), "/deploy/crds/crds.yaml");
+        let text = std::fs::read_to_string(path).expect("deploy/crds/crds.yaml");
+        assert!(text == definitions_text(), "run `make crds`");
+    }
+
+    #[test]
+    fn every_object_can_be_written_and_read_again() {
+        let volume = Volume::new(
+            "vol-1",
+            VolumeSpec {
+                name: "pvc-1".to_owned(),
+                node_name: "node-1".to_owned(),
+                parameters: Parameters::default(),
+                made_with: Mutable::default(),
+                source: Some(Source {
+                    kind: SourceKind::Snapshot,
+                    name: "snap-1".to_owned(),
+                }),
+                wanted: Wanted::Present,
+                capacity: 1,
+                limit: 0,
+                mutable: Mutable::default(),
+            },
+        );
+        let text = serde_json::to_string(&volume).expect("JSON");
+        assert_eq!(
+            serde_json::from_str::<Volume>(&text).expect("the same"),
+            volume
+        );
+        // Fields with defaults may be absent: a person writes less than the controller.
+        let short = r#"{"metadata": {"name": "vol-1"}, "apiVersion": "x", "kind": "Volume",
+            "spec": {"name": "pvc-1", "nodeName": "node-1", "wanted": "Kept"}}"#;
+        let short: Volume = serde_json::from_str(short).expect("complete");
+        assert_eq!(short.spec.wanted, Wanted::Kept);
+    }
+}

@@ -1,0 +1,69 @@
+//! `Pool`: what one node offers.
+
+#![expect(
+    unreachable_pub,
+    reason = "kube's derive makes a public item in a module of its own"
+)]
+
+use std::collections::BTreeMap;
+
+use kube::{CustomResource, KubeSchema};
+use schemars::JsonSchema;
+use serde::{Deserialize, Serialize};
+
+/// The pool of a node. The driver on the node makes it and keeps it up to date. Its name is the
+/// name of the node.
+#[derive(
+    Debug, Clone, Default, PartialEq, Eq, CustomResource, KubeSchema, Serialize, Deserialize,
+)]
+#[kube(
+    group = "baggageclaim.concourse-ci.org",
+    version = "v1alpha1",
+    kind = "Pool",
+    plural = "pools",
+    category = "baggageclaim",
+    status = "PoolStatus",
+    derive = "PartialEq",
+    doc = "The pool of a node, as the driver on the node reports it. Its name is the node's.",
+    printcolumn = r#"{"name":"Backend","type":"string","jsonPath":".status.topology.topology\\.baggageclaim\\.csi\\.concourse-ci\\.org/backend","description":"How copy-on-write is done"}"#,
+    printcolumn = r#"{"name":"Bytes","type":"integer","jsonPath":".status.bytes","description":"The size of the pool"}"#,
+    printcolumn = r#"{"name":"Available","type":"integer","jsonPath":".status.available","description":"What can be written, in steps of a sixteenth of the pool"}"#,
+    printcolumn = r#"{"name":"Volumes","type":"integer","jsonPath":".status.volumes","description":"Persistent volumes in the pool"}"#,
+    printcolumn = r#"{"name":"Orphans","type":"integer","jsonPath":".status.orphans.count","description":"Volumes and snapshots without an object"}"#,
+    printcolumn = r#"{"name":"Pool","type":"string","jsonPath":".status.pool","description":"The id of the pool","priority":1}"#,
+    printcolumn = r#"{"name":"Age","type":"date","jsonPath":".metadata.creationTimestamp"}"#
+)]
+pub struct PoolSpec {}
+
+/// What a node has.
+#[derive(Debug, Clone, Default, PartialEq, Eq, JsonSchema, Serialize, Deserialize)]
+#[serde(rename_all = "camelCase")]
+pub struct PoolStatus {
+    /// The id of the pool, from its pool.json
+    pub pool: String,
+    /// The labels of the node for the driver
+    #[serde(default)]
+    pub topology: BTreeMap<String, String>,
+    /// The size of the pool
+    #[serde(default)]
+    pub bytes: i64,
+    /// What can be written, in steps of a sixteenth of the pool
+    #[serde(default)]
+    pub available: i64,
+    /// How many persistent volumes the pool has
+    #[serde(default)]
+    pub volumes: i64,
+    /// Persistent volumes and snapshots in the pool that no object names
+    #[serde(default)]
+    pub orphans: Orphans,
+}
+
+/// Data that no object names. The driver keeps it.
+#[derive(Debug, Clone, Default, PartialEq, Eq, JsonSchema, Serialize, Deserialize)]
+pub struct Orphans {
+    /// How many there are
+    pub count: i64,
+    /// The ids of the first 100
+    #[serde(default)]
+    pub ids: Vec<String>,
+}

@@ -1,0 +1,164 @@
+//! `Volume`: one persistent volume on one node.
+
+#![expect(
+    unreachable_pub,
+    reason = "kube's derive makes a public item in a module of its own"
+)]
+
+use kube::{CustomResource, KubeSchema};
+use schemars::JsonSchema;
+use serde::{Deserialize, Serialize};
+
+use super::{Phase, Refusal, Wanted};
+
+/// A persistent volume on one node. The controller of the driver makes it for CreateVolume; the
+/// driver on the node makes and deletes the data. Deleting this object deletes no data.
+#[derive(Debug, Clone, PartialEq, Eq, CustomResource, KubeSchema, Serialize, Deserialize)]
+#[kube(
+    group = "baggageclaim.concourse-ci.org",
+    version = "v1alpha1",
+    kind = "Volume",
+    plural = "volumes",
+    category = "baggageclaim",
+    status = "VolumeStatus",
+    derive = "PartialEq",
+    doc = "A persistent volume on one node. Deleting this object deletes no data.",
+    selectable = ".spec.nodeName",
+    selectable = ".spec.name",
+    printcolumn = r#"{"name":"PV","type":"string","jsonPath":".spec.name","description":"The PersistentVolume"}"#,
+    printcolumn = r#"{"name":"Node","type":"string","jsonPath":".spec.nodeName","description":"The node with the data"}"#,
+    printcolumn = r#"{"name":"Wanted","type":"string","jsonPath":".spec.wanted","description":"The order of the controller"}"#,
+    printcolumn = r#"{"name":"State","type":"string","jsonPath":".status.phase","description":"The answer of the node"}"#,
+    printcolumn = r#"{"name":"Bytes","type":"integer","jsonPath":".status.capacity","description":"The capacity; 0: no limit"}"#,
+    printcolumn = r#"{"name":"Source","type":"string","jsonPath":".spec.source.name","description":"The volume or snapshot that it is a clone of","priority":1}"#,
+    printcolumn = r#"{"name":"Age","type":"date","jsonPath":".metadata.creationTimestamp"}"#,
+    printcolumn = r#"{"name":"Reason","type":"string","jsonPath":".status.error.message","description":"Why the node could not do it"}"#
+)]
+#[serde(rename_all = "camelCase")]
+#[x_kube(
+    validation = ("self.name == oldSelf.name && self.nodeName == oldSelf.nodeName", "name and nodeName are immutable"),
+    validation = ("self.parameters == oldSelf.parameters && self.madeWith == oldSelf.madeWith && self.limit == oldSelf.limit", "parameters, madeWith and limit are immutable"),
+    validation = ("has(self.source) == has(oldSelf.source) && (!has(self.source) || self.source == oldSelf.source)", "source is immutable"),
+    validation = ("oldSelf.wanted != 'Absent' || self.wanted == 'Absent'", "Absent is final"),
+)]
+pub struct VolumeSpec {
+    /// The name in CreateVolume, which is the name of the PersistentVolume
+    #[schemars(length(min = 1, max = 128))]
+    pub name: String,
+    /// The node with the data
+    #[schemars(length(min = 1, max = 253))]
+    pub node_name: String,
+    /// What the StorageClass says
+    #[serde(default)]
+    pub parameters: Parameters,
+    /// What the VolumeAttributesClass said when the volume was made
+    #[serde(default)]
+    pub made_with: Mutable,
+    /// What it is a clone of; absent: it begins empty
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub source: Option<Source>,
+    /// The order of the controller
+    pub wanted: Wanted,
+    /// At least that many bytes; 0: no limit
+    #[serde(default)]
+    #[schemars(range(min = 0))]
+    pub capacity: i64,
+    /// At most that many bytes when it is made; 0: no limit
+    #[serde(default)]
+    #[schemars(range(min = 0))]
+    pub limit: i64,
+    /// What the VolumeAttributesClass says now
+    #[serde(default)]
+    pub mutable: Mutable,
+}
+
+/// The parameters of a StorageClass.
+#[derive(Debug, Clone, Copy, Default, PartialEq, Eq, JsonSchema, Serialize, Deserialize)]
+#[serde(rename_all = "camelCase", default)]
+pub struct Parameters {
+    /// The owner of the root directory
+    #[serde(skip_serializing_if = "Option::is_none")]
+    #[schemars(range(min = 0))]
+    pub uid: Option<i64>,
+    /// The group of the root directory
+    #[serde(skip_serializing_if = "Option::is_none")]
+    #[schemars(range(min = 0))]
+    pub gid: Option<i64>,
+    /// The permission bits of the root directory, as a decimal number
+    #[serde(skip_serializing_if = "Option::is_none")]
+    #[schemars(range(min = 0))]
+    pub mode: Option<i64>,
+    /// Whether the volume is copied for a clone while pods write to it
+    #[serde(skip_serializing_if = "std::ops::Not::not")]
+    pub live_clone: bool,
+}
+
+/// The parameters of a VolumeAttributesClass.
+#[derive(Debug, Clone, Copy, Default, PartialEq, Eq, JsonSchema, Serialize, Deserialize)]
+#[serde(rename_all = "camelCase", default)]
+pub struct Mutable {
+    /// The most bytes of its own content
+    #[serde(skip_serializing_if = "Option::is_none")]
+    #[schemars(range(min = 0))]
+    pub size_limit: Option<i64>,
+    /// How many seconds after its last use garbage collection may delete it; absent: never
+    #[serde(skip_serializing_if = "Option::is_none")]
+    #[schemars(range(min = 0))]
+    pub ttl_seconds: Option<i64>,
+}
+
+/// What a volume is a clone of.
+#[derive(Debug, Clone, PartialEq, Eq, JsonSchema, Serialize, Deserialize)]
+pub struct Source {
+    /// The kind of the object
+    pub kind: SourceKind,
+    /// The name of the object
+    #[schemars(length(min = 1, max = 128))]
+    pub name: String,
+}
+
+/// The kind of a source.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, JsonSchema, Serialize, Deserialize)]
+pub enum SourceKind {
+    /// A snapshot, or a member of a group.
+    Snapshot,
+    /// Another volume.
+    Volume,
+}
+
+/// What the node has done with a volume.
+#[derive(Debug, Clone, PartialEq, Eq, JsonSchema, Serialize, Deserialize)]
+#[serde(rename_all = "camelCase")]
+pub struct VolumeStatus {
+    /// The generation of `spec` that this answers
+    pub observed_generation: i64,
+    /// The state
+    pub phase: Phase,
+    /// The id of the pool, from its pool.json
+    pub pool: String,
+    /// The capacity in bytes; 0: no limit
+    #[serde(default)]
+    pub capacity: i64,
+    /// The parameters that apply now
+    #[serde(default)]
+    pub mutable: Mutable,
+    /// Why the node could not do what `spec` of that generation says
+    #[serde(default)]
+    pub error: Option<Refusal>,
+}
+
+impl Volume {
+    /// The node's answer to the present `spec`; `None`: it has not answered yet.
+    #[must_use]
+    pub fn answer(&self) -> Option<&VolumeStatus> {
+        let status = self.status.as_ref()?;
+        let is_current = Some(status.observed_generation) == self.metadata.generation;
+        is_current.then_some(status)
+    }
+
+    /// The last state that the node reported.
+    #[must_use]
+    pub fn phase(&self) -> Option<Phase> {
+        self.status.as_ref().map(|status| status.phase)
+    }
+}

@@ -1,0 +1,118 @@
+//! The controller of a cluster: the CSI services for the sidecars in the same pod, over the
+//! volumes of all nodes (`k8s::claims`). It has no pool and needs no privilege.
+//!
+//! It is one replica without leader election. Two at a time do no harm, since each write is
+//! conditional. Its state is in the API server, so it can be killed at any time.
+
+use std::future::Future;
+use std::net::SocketAddr;
+use std::path::PathBuf;
+use std::time::Duration;
+
+use tokio::sync::watch;
+use tokio_util::task::AbortOnDropHandle;
+
+use crate::k8s::claims::Cluster;
+use crate::server::{self, Drain, Socket};
+use crate::telemetry::metrics::Rpcs;
+use crate::{csi, http, k8s, node};
+
+/// How a controller is set up.
+#[derive(Debug, Clone)]
+pub struct Config {
+    /// The path of the CSI socket.
+    pub socket: PathBuf,
+    /// The address of health and metrics, if they are served.
+    pub http: Option<SocketAddr>,
+    /// A kubeconfig; `None`: the pod's service account.
+    pub kubeconfig: Option<PathBuf>,
+    /// How long the end may take.
+    pub grace: Duration,
+}
+
+/// Why the controller does not run.
+#[derive(Debug, thiserror::Error)]
+pub enum Error {
+    /// The socket cannot be served.
+    #[error(transparent)]
+    Server(#[from] server::Error),
+    /// The HTTP port cannot be served.
+    #[error(transparent)]
+    Http(#[from] http::Error),
+    /// A defect: a task ended before it was told to.
+    #[error("a background task exited unexpectedly: {0}; see the log")]
+    Exited(&'static str),
+}
+
+/// Serves the cluster's volumes until `shutdown` is ready and the running calls are answered.
+pub async fn run(config: Config, shutdown: impl Future<Output = ()>) -> Result<(), Error> {
+    let drain = Drain::new(config.grace);
+    let told = async {
+        shutdown.await;
+        drain.close();
+    };
+    let served = serve(config, drain.clone());
+    let (served, ()) = tokio::join!(served, async {
+        tokio::select! {
+            () = told => {}
+            () = drain.begun() => {}
+        }
+    });
+    served
+}
+
+async fn serve(config: Config, drain: Drain) -> Result<(), Error> {
+    // However it ends, the wait for a signal ends with it.
+    let _ends = CloseAtEnd(drain.clone());
+    let socket = Socket::bind(&config.socket).await?;
+    let listener = match config.http {
+        Some(address) => Some(http::Listener::bind(address).await?),
+        None => None,
+    };
+    let version = env!("CARGO_PKG_VERSION");
+    tracing::info!(socket = %config.socket.display(), version, "starting");
+    let client = tokio::select! {
+        client = k8s::connect(config.kubeconfig.as_deref()) => client,
+        () = drain.begun() => return Ok(()),
+    };
+    let (cluster, work) = Cluster::new(client, csi::place_of);
+    let (list, listed) = watch::channel(false);
+    let rpcs = Rpcs::default();
+    let pages = http::Sources {
+        alive: node::alive(&config.socket, &drain),
+        drain: drain.clone(),
+        rpcs: rpcs.clone(),
+        role: http::Role::Controller {
+            listed: listed.clone(),
+        },
+    };
+    let _http =
+        listener.map(|listener| AbortOnDropHandle::new(tokio::spawn(listener.serve(pages))));
+    let ready = async {
+        cluster.ready().await;
+        list.send_replace(true);
+        tracing::info!("ready");
+        std::future::pending::<()>().await;
+    };
+    let csi = csi::serve_controller(socket, rpcs, cluster.clone(), listed, drain.clone());
+    let csi = AbortOnDropHandle::new(tokio::spawn(csi));
+    let mut work = AbortOnDropHandle::new(tokio::spawn(work));
+    tokio::select! {
+        () = drain.begun() => {}
+        () = ready => {}
+        _ = &mut work => return Err(Error::Exited("watch over volumes")),
+    }
+    match drain.finish("CSI services", csi).await {
+        None | Some(Ok(Ok(()))) => Ok(()),
+        Some(Ok(Err(error))) => Err(error.into()),
+        Some(Err(_)) => Err(Error::Exited("CSI services")),
+    }
+}
+
+struct CloseAtEnd(Drain);
+
+impl Drop for CloseAtEnd {
+    fn drop(&mut self) {
+        self.0.close();
+    }
+}

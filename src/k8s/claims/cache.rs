@@ -1,0 +1,97 @@
+//! A watch over all objects of one kind: the last known state, and a signal for each change.
+//!
+//! It wakes calls and serves lists. Decisions use live reads, since a watch can be late.
+
+use std::fmt;
+use std::hash::Hash;
+use std::sync::Arc;
+
+use futures_util::StreamExt as _;
+use kube::runtime::reflector::{self, ObjectRef, Store};
+use kube::runtime::{WatchStreamExt as _, watcher};
+use kube::{Api, Resource};
+use serde::de::DeserializeOwned;
+use tokio::sync::watch;
+use tokio::time::{Instant, timeout_at};
+
+/// The objects of one kind.
+pub(super) struct Cache<K: Resource + Clone + 'static>
+where
+    K::DynamicType: Hash + Eq,
+{
+    store: Store<K>,
+    changed: watch::Receiver<u64>,
+}
+
+impl<K: Resource + Clone + 'static> fmt::Debug for Cache<K>
+where
+    K::DynamicType: Hash + Eq,
+{
+    fn fmt(&self, out: &mut fmt::Formatter<'_>) -> fmt::Result {
+        out.debug_struct("Cache").finish_non_exhaustive()
+    }
+}
+
+impl<K> Cache<K>
+where
+    K: Resource<DynamicType = ()> + Clone + fmt::Debug + DeserializeOwned + Send + Sync + 'static,
+{
+    /// A cache, and the task that fills it.
+    pub(super) fn new(api: Api<K>) -> (Self, impl Future<Output = ()> + Send + 'static) {
+        let (store, writer) = reflector::store();
+        let (change, changed) = watch::channel(0);
+        let events = watcher(api, watcher::Config::default()).default_backoff();
+        let fill = reflector::reflector(writer, events).for_each(move |event| {
+            match event {
+                Ok(_) => change.send_modify(|count| *count += 1),
+                Err(error) => {
+                    let kind = K::kind(&());
+                    tracing::warn!(%kind, %error, "the watch failed, and begins again");
+                }
+            }
+            std::future::ready(())
+        });
+        (Self { store, changed }, fill)
+    }
+
+    /// All objects.
+    pub(super) fn all(&self) -> Vec<Arc<K>> {
+        self.store.state()
+    }
+
+    /// Ready when the first list is complete.
+    pub(super) async fn filled(&self) {
+        // The writer is dropped only with the process.
+        let _ = self.store.wait_until_ready().await;
+    }
+
+    /// A receiver for changes, which sees each change from now on.
+    pub(super) fn changes(&self) -> watch::Receiver<u64> {
+        let mut changed = self.changed.clone();
+        changed.mark_unchanged();
+        changed
+    }
+
+    /// Waits until the object of this name fulfils the condition; `false` if time is up first.
+    pub(super) async fn until(
+        &self,
+        name: &str,
+        deadline: Instant,
+        condition: impl Fn(Option<&K>) -> bool,
+    ) -> bool {
+        let key = ObjectRef::new(name);
+        let mut changed = self.changed.clone();
+        let fulfilled = async {
+            loop {
+                changed.mark_unchanged();
+                if condition(self.store.get(&key).as_deref()) {
+                    return true;
+                }
+                if changed.changed().await.is_err() {
+                    return false;
+                }
+            }
+        };
+        timeout_at(deadline, fulfilled).await.unwrap_or(false)
+    }
+}

@@ -1,0 +1,366 @@
+//! What the controller does next for one call, given the objects as they are. Pure: no I/O, no
+//! clock.
+//!
+//! The caller does one step, looks at the objects again, and decides again. So a lost answer, a
+//! conflict, or a restart of the controller needs no code of its own.
+//!
+//! A call that ends in a final error leaves no volume that is wanted: the object is withdrawn
+//! before the error is answered. An empty volume that its node does not make in time is abandoned
+//! by an explicit order to delete it. A volume that was Ready never moves.
+
+use std::cmp::Reverse;
+use std::sync::Arc;
+
+use tonic::Code;
+
+use crate::api::{
+    Mutable, Parameters, Phase, Refusal, Snapshot, Source, Volume, VolumeSpec, Wanted, bytes,
+    number,
+};
+use crate::engine::claims::CreateClaim;
+use crate::engine::{Error, Result};
+use crate::model::{Node, Requirement};
+use crate::server::code_named;
+
+/// A node that can make volumes.
+#[derive(Debug, Clone)]
+pub(in crate::k8s) struct Place {
+    pub(in crate::k8s) node: Arc<Node>,
+    /// The size of its pool.
+    pub(in crate::k8s) bytes: u64,
+    /// How much can be written there.
+    pub(in crate::k8s) available: u64,
+}
+
+/// The next step for CreateVolume.
+#[derive(Debug)]
+pub(in crate::k8s) enum Creation<'a> {
+    /// Answer with this volume.
+    Done(&'a Volume),
+    /// Make the object, on this node.
+    Make(Arc<Node>),
+    /// Wait until the node answers, or time is up.
+    Wait(&'a Volume),
+    /// Order this volume to be deleted, and decide again.
+    Abandon(&'a Volume),
+    /// Nothing is left of this volume: delete the object, then answer with the error.
+    Withdraw(&'a Volume, Error),
+}
+
+/// A request for a volume, and what is known beside the objects of its name.
+#[derive(Debug)]
+pub(in crate::k8s) struct Asked<'a> {
+    pub(in crate::k8s) request: &'a CreateClaim,
+    pub(in crate::k8s) at: &'a Requirement,
+    pub(in crate::k8s) places: &'a [Place],
+    /// The node of the source, for a clone.
+    pub(in crate::k8s) source: Option<Arc<Node>>,
+    /// Whether time is up.
+    pub(in crate::k8s) overdue: bool,
+}
+
+pub(in crate::k8s) fn refusal(code: Code, message: String) -> Error {
+    let code = code.into();
+    Error::Remote { code, message }
+}
+
+/// The error that a node reported.
+pub(in crate::k8s) fn of_node(node: &str, error: &Refusal) -> Error {
+    let message = format!("node {node}: {}", error.message);
+    refusal(code_named(&error.code), message)
+}
+
+impl Asked<'_> {
+    /// Decides, given all volumes of the request's name.
+    pub(in crate::k8s) fn next<'v>(&self, volumes: &'v [Volume]) -> Result<Creation<'v>> {
+        let wanted = |volume: &&Volume| volume.spec.wanted != Wanted::Absent;
+        let mut live = volumes.iter().filter(wanted);
+        let ready = live.clone().find(|one| one.phase() == Some(Phase::Ready));
+        if let Some(ready) = ready {
+            self.compare(&ready.spec, Some(ready))?;
+            self.check_place(ready)?;
+            return Ok(Creation::Done(ready));
+        }
+        let Some(volume) = live.next() else {
+            return self.first(volumes).map(Creation::Make);
+        };
+        self.pending(volume)
+    }
+
+    /// For a volume that is wanted and not Ready.
+    fn pending<'v>(&self, volume: &'v Volume) -> Result<Creation<'v>> {
+        let node = &volume.spec.node_name;
+        if volume.phase() == Some(Phase::Lost) {
+            return Err(lost(volume));
+        }
+        if let Some(status) = volume.answer()
+            && status.phase == Phase::Failed
+        {
+            let error = status.error.as_ref().map_or_else(
+                || refusal(Code::Internal, format!("node {node} gives no reason")),
+                |error| of_node(node, error),
+            );
+            return Ok(Creation::Withdraw(volume, error));
+        }
+        self.compare(&volume.spec, None)?;
+        let is_allowed = self
+            .candidates()
+            .is_ok_and(|all| all.iter().any(|one| one.id.as_str() == node));
+        if is_allowed && !self.overdue {
+            return Ok(Creation::Wait(volume));
+        }
+        if is_allowed && self.request.source.is_some() {
+            // Another node cannot make it, so it goes on there.
+            return Err(refusal(
+                Code::Aborted,
+                format!("node {node} has not made the clone yet; try again"),
+            ));
+        }
+        Ok(Creation::Abandon(volume))
+    }
+
+    /// The node for a new volume.
+    fn first(&self, volumes: &[Volume]) -> Result<Arc<Node>> {
+        let candidates = self.candidates()?;
+        let is_free = |node: &&Arc<Node>| {
+            let id = node.id.as_str();
+            !volumes.iter().any(|volume| volume.spec.node_name == id)
+        };
+        let free = candidates.iter().find(is_free).cloned();
+        let (Some(node), false) = (free, self.overdue) else {
+            let nodes: Vec<&str> = candidates.iter().map(|node| node.id.as_str()).collect();
+            return Err(refusal(
+                Code::ResourceExhausted,
+                format!(
+                    "the driver on node {} did not make the volume in time; look at its pod in the namespace of the driver",
+                    nodes.join(", ")
+                ),
+            ));
+        };
+        Ok(node)
+    }
+
+    /// The nodes that may have the volume, the best first.
+    ///
+    /// The node that the scheduler selected for the pod is the only one for an empty volume: on
+    /// another, the pod may be forbidden. A clone is made where its source is, and the scheduler
+    /// follows.
+    fn candidates(&self) -> Result<Vec<Arc<Node>>> {
+        if let Some(source) = &self.source {
+            self.at.choose([source])?;
+            return Ok(vec![source.clone()]);
+        }
+        let mut places: Vec<&Place> = self.places.iter().collect();
+        let required = self.request.required_bytes;
+        places.sort_by_key(|place| (place.bytes < required, Reverse(place.available)));
+        let nodes = places.into_iter().map(|place| &place.node);
+        let Some(selected) = self.at.selected() else {
+            return Ok(self.at.choose(nodes)?.into_iter().cloned().collect());
+        };
+        let only = Requirement {
+            requisite: vec![selected.clone()],
+            preferred: Vec::new(),
+        };
+        Ok(only.choose(nodes)?.into_iter().cloned().collect())
+    }
+
+    /// Refuses a volume whose node the request does not allow.
+    fn check_place(&self, ready: &Volume) -> Result<()> {
+        let id = ready.spec.node_name.as_str();
+        let mut places = self.places.iter();
+        // Without a pool, its labels are unknown and cannot be compared.
+        let Some(place) = places.find(|place| place.node.id.as_str() == id) else {
+            return Ok(());
+        };
+        let name = ready.spec.name.clone();
+        let chosen = self.at.choose([&place.node]);
+        chosen
+            .map(drop)
+            .map_err(|elsewhere| Error::ExistsElsewhere { name, elsewhere })
+    }
+
+    /// Refuses a volume that another request made.
+    fn compare(&self, spec: &VolumeSpec, ready: Option<&Volume>) -> Result<()> {
+        let request = self.request;
+        let source = request.source.as_ref().map(Source::from);
+        let mutable = Mutable::from(request.mutable);
+        let status = ready.and_then(|ready| ready.status.as_ref());
+        let capacity = bytes(status.map_or(spec.capacity, |status| status.capacity));
+        let too_large = request.limit_bytes.is_some_and(|limit| capacity > limit);
+        let what = if spec.source != source {
+            "source"
+        } else if spec.parameters != Parameters::from(request.parameters) {
+            "parameters"
+        } else if spec.made_with != mutable && spec.mutable != mutable {
+            "mutable_parameters"
+        } else if capacity < request.required_bytes || too_large {
+            "capacity"
+        } else {
+            return Ok(());
+        };
+        let name = request.name.clone();
+        Err(Error::Exists { name, what })
+    }
+}
+
+/// The error for a volume whose data its node does not have any more.
+pub(in crate::k8s) fn lost(volume: &Volume) -> Error {
+    refusal(
+        Code::FailedPrecondition,
+        format!(
+            "the data of volume {} is not on node {} any more, where it was; it is not made again empty. Delete the claim, or \
+             bring back the disk",
+            volume.metadata.name.as_deref().unwrap_or_default(),
+            volume.spec.node_name
+        ),
+    )
+}
+
+/// The next step for DeleteVolume and DeleteSnapshot.
+#[derive(Debug, PartialEq, Eq)]
+pub(in crate::k8s) enum Deletion {
+    /// Answer: the data is gone. The object may go.
+    Done,
+    /// Order it.
+    Order,
+    /// Wait until the node answers.
+    Wait,
+    /// The node refuses. The order stays, and the node tries again by itself.
+    Refused(Refusal),
+}
+
+/// Decides, given the order and the answer of the node, if it has answered the present order.
+pub(in crate::k8s) fn delete(
+    wanted: Wanted,
+    answer: Option<(Phase, Option<&Refusal>)>,
+) -> Deletion {
+    match (wanted, answer) {
+        (Wanted::Absent, Some((Phase::Gone, _))) => Deletion::Done,
+        (Wanted::Absent, Some((_, Some(error)))) => Deletion::Refused(error.clone()),
+        (Wanted::Absent, _) => Deletion::Wait,
+        _ => Deletion::Order,
+    }
+}
+
+/// What ControllerExpandVolume and ControllerModifyVolume want of a volume.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub(in crate::k8s) struct Aim {
+    pub(in crate::k8s) capacity: i64,
+    pub(in crate::k8s) mutable: Mutable,
+}
+
+impl Aim {
+    /// A larger volume. Never a smaller one.
+    pub(in crate::k8s) fn larger(
+        volume: &Volume,
+        required: u64,
+        limit: Option<u64>,
+    ) -> Result<Self> {
+        let now = Self::now(volume)?;
+        let capacity = bytes(now.capacity).max(required);
+        if let Some(limit) = limit
+            && capacity > limit
+        {
+            return Err(Error::OutOfRange {
+                wanted: capacity,
+                why: format!("at most {limit} are allowed, and a volume does not shrink"),
+            });
+        }
+        Ok(Self {
+            capacity: number(capacity),
+            ..now
+        })
+    }
+
+    /// The volume as its node has it.
+    pub(in crate::k8s) fn now(volume: &Volume) -> Result<Self> {
+        match (&volume.status, volume.phase()) {
+            (Some(status), Some(Phase::Ready)) if volume.spec.wanted != Wanted::Absent => {
+                Ok(Self {
+                    capacity: status.capacity,
+                    mutable: status.mutable,
+                })
+            }
+            (_, Some(Phase::Lost)) => Err(lost(volume)),
+            _ => {
+                let name = volume.metadata.name.clone();
+                Err(Error::NoSuchClaim(name.unwrap_or_default()))
+            }
+        }
+    }
+
+    fn of(spec: &VolumeSpec) -> Self {
+        Self {
+            capacity: spec.capacity,
+            mutable: spec.mutable,
+        }
+    }
+}
+
+/// The next step for ControllerExpandVolume and ControllerModifyVolume.
+#[derive(Debug)]
+pub(in crate::k8s) enum Change {
+    /// Answer.
+    Done,
+    /// Write this to `spec`.
+    Write(Aim),
+    /// Wait until the node answers.
+    Wait,
+    /// The node refuses: write back what it has, then answer with the error.
+    Restore(Aim, Error),
+}
+
+/// Decides what brings a volume to an aim.
+pub(in crate::k8s) fn change(volume: &Volume, aim: &Aim) -> Result<Change> {
+    let now = Aim::now(volume)?;
+    if Aim::of(&volume.spec) != *aim {
+        return Ok(Change::Write(*aim));
+    }
+    Ok(match volume.answer() {
+        None => Change::Wait,
+        Some(status) => match &status.error {
+            None => Change::Done,
+            Some(error) => Change::Restore(now, of_node(&volume.spec.node_name, error)),
+        },
+    })
+}
+
+/// The next step for CreateSnapshot and CreateVolumeGroupSnapshot.
+#[derive(Debug)]
+pub(in crate::k8s) enum Taking {
+    /// Answer with this snapshot.
+    Done,
+    /// Wait until the node answers.
+    Wait,
+    /// Nothing is left of it: delete the object, then answer with the error.
+    Withdraw(Error),
+}
+
+/// Decides, given the object of the request's name.
+pub(in crate::k8s) fn take(snapshot: &Snapshot, sources: &[String], group: bool) -> Result<Taking> {
+    let spec = &snapshot.spec;
+    if spec.sources != sources || spec.group != group {
+        let name = spec.name.clone();
+        let what = if group { "set of sources" } else { "source" };
+        return Err(Error::Exists { name, what });
+    }
+    let node = &spec.node_name;
+    if spec.wanted == Wanted::Absent {
+        let message = format!("{:?} is being deleted on node {node}; try again", spec.name);
+        return Err(refusal(Code::Aborted, message));
+    }
+    Ok(match snapshot.phase() {
+        Some(Phase::Ready) => Taking::Done,
+        Some(Phase::Lost) => {
+            let message = format!("the snapshot is not on node {node} any more, where it was");
+            return Err(refusal(Code::FailedPrecondition, message));
+        }
+        _ => match snapshot.answer().and_then(|status| status.error.as_ref()) {
+            Some(error) => Taking::Withdraw(of_node(node, error)),
+            None => Taking::Wait,
+        },
+    })
+}
+
+#[cfg(test)]
+mod tests;

@@ -1,0 +1,370 @@
+//! Tables of the controller's decisions: objects in, step out.
+
+use super::*;
+use crate::api::VolumeStatus;
+use crate::model::{ClaimParameters, ClaimSource, MutableParameters, NODE_LABEL, NodeId, Topology};
+use crate::server::code_of;
+
+fn node(name: &str) -> Arc<Node> {
+    Arc::new(Node {
+        id: NodeId::new(name).expect("an id"),
+        topology: topology(name),
+    })
+}
+
+fn topology(node: &str) -> Topology {
+    Topology([(NODE_LABEL.to_owned(), node.to_owned())].into())
+}
+
+fn places() -> Vec<Place> {
+    let place = |(name, bytes, available)| Place {
+        node: node(name),
+        bytes,
+        available,
+    };
+    [("a", 100, 10), ("b", 100, 90), ("c", 10, 95)]
+        .map(place)
+        .into()
+}
+
+fn request() -> CreateClaim {
+    CreateClaim {
+        name: "pvc".to_owned(),
+        required_bytes: 50,
+        limit_bytes: None,
+        parameters: ClaimParameters::default(),
+        mutable: MutableParameters::default(),
+        source: None,
+    }
+}
+
+/// What the scheduler selected, among these nodes.
+fn selected(nodes: &[&str]) -> Requirement {
+    let all: Vec<Topology> = nodes.iter().map(|name| topology(name)).collect();
+    Requirement {
+        requisite: all.clone(),
+        preferred: all,
+    }
+}
+
+/// A volume on a node: wanted, and what the node says of which generation (1 is the present one).
+fn volume(at: &str, wanted: Wanted, status: Option<(Phase, i64)>) -> Volume {
+    let mut volume = Volume::new(
+        &format!("vol-{at}"),
+        VolumeSpec {
+            name: "pvc".to_owned(),
+            node_name: at.to_owned(),
+            parameters: Parameters::default(),
+            made_with: Mutable::default(),
+            source: None,
+            wanted,
+            capacity: 50,
+            limit: 0,
+            mutable: Mutable::default(),
+        },
+    );
+    volume.metadata.generation = Some(1);
+    volume.status = status.map(|(phase, observed_generation)| VolumeStatus {
+        observed_generation,
+        phase,
+        pool: "pool".to_owned(),
+        capacity: 50,
+        mutable: Mutable::default(),
+        error: (phase == Phase::Failed).then(full),
+    });
+    volume
+}
+
+fn full() -> Refusal {
+    Refusal {
+        code: "RESOURCE_EXHAUSTED".to_owned(),
+        message: "no room".to_owned(),
+    }
+}
+
+/// The step in one word and a node; a refusal in its code.
+fn word(asked: &Asked<'_>, volumes: &[Volume]) -> String {
+    match asked.next(volumes) {
+        Ok(Creation::Done(volume)) => format!("done {}", volume.spec.node_name),
+        Ok(Creation::Make(node)) => format!("make {}", node.id.as_str()),
+        Ok(Creation::Wait(volume)) => format!("wait {}", volume.spec.node_name),
+        Ok(Creation::Abandon(volume)) => format!("abandon {}", volume.spec.node_name),
+        Ok(Creation::Withdraw(volume, error)) => {
+            format!("withdraw {}: {:?}", volume.spec.node_name, code_of(&error))
+        }
+        Err(error) => format!("{:?}", code_of(&error)),
+    }
+}
+
+#[test]
+#[expect(clippy::too_many_lines, reason = "it is a table")]
+fn an_empty_volume_goes_to_the_selected_node_and_moves_only_before_it_is_ready() {
+    use Phase::{Failed, Gone, Lost, Ready};
+    use Wanted::{Absent, Present};
+    let anywhere = Requirement::default();
+    let cases = [
+        // The selected node, or nowhere; without one, the pool with most room that can hold it.
+        (selected(&["a"]), vec![], false, "make a"),
+        (selected(&["a", "b"]), vec![], false, "make a"),
+        (selected(&["z", "a"]), vec![], false, "ResourceExhausted"),
+        (anywhere.clone(), vec![], false, "make b"),
+        // An attempt that has begun.
+        (
+            selected(&["a"]),
+            vec![volume("a", Present, None)],
+            false,
+            "wait a",
+        ),
+        (
+            selected(&["a"]),
+            vec![volume("a", Present, None)],
+            true,
+            "abandon a",
+        ),
+        (
+            selected(&["b"]),
+            vec![volume("a", Present, None)],
+            false,
+            "abandon a",
+        ),
+        (
+            selected(&["a"]),
+            vec![volume("a", Present, Some((Failed, 1)))],
+            false,
+            "withdraw a: ResourceExhausted",
+        ),
+        // An attempt that was abandoned, or is being deleted there.
+        (
+            selected(&["a"]),
+            vec![volume("a", Absent, None)],
+            false,
+            "ResourceExhausted",
+        ),
+        (
+            selected(&["a"]),
+            vec![volume("a", Absent, Some((Gone, 1)))],
+            false,
+            "ResourceExhausted",
+        ),
+        (
+            selected(&["b"]),
+            vec![volume("a", Absent, None)],
+            false,
+            "make b",
+        ),
+        (
+            selected(&["b"]),
+            vec![volume("a", Absent, None)],
+            true,
+            "ResourceExhausted",
+        ),
+        (
+            anywhere.clone(),
+            vec![volume("b", Absent, None)],
+            false,
+            "make a",
+        ),
+        // One that is there.
+        (
+            selected(&["a"]),
+            vec![volume("a", Present, Some((Ready, 1)))],
+            false,
+            "done a",
+        ),
+        (
+            selected(&["a"]),
+            vec![volume("a", Present, Some((Ready, 0)))],
+            true,
+            "done a",
+        ),
+        (
+            selected(&["b"]),
+            vec![volume("a", Present, Some((Ready, 1)))],
+            false,
+            "AlreadyExists",
+        ),
+        (
+            anywhere,
+            vec![
+                volume("b", Absent, None),
+                volume("a", Present, Some((Ready, 1))),
+            ],
+            false,
+            "done a",
+        ),
+        // One that was there is never made again.
+        (
+            selected(&["a"]),
+            vec![volume("a", Present, Some((Lost, 1)))],
+            false,
+            "FailedPrecondition",
+        ),
+        (
+            selected(&["b"]),
+            vec![volume("a", Present, Some((Lost, 1)))],
+            true,
+            "FailedPrecondition",
+        ),
+    ];
+    let (request, places) = (request(), places());
+    for (at, volumes, overdue, expected) in cases {
+        let asked = Asked {
+            request: &request,
+            at: &at,
+            places: &places,
+            source: None,
+            overdue,
+        };
+        assert_eq!(
+            word(&asked, &volumes),
+            expected,
+            "{at:?} {overdue} {volumes:?}"
+        );
+    }
+}
+
+#[test]
+fn a_clone_goes_to_its_source_and_never_elsewhere() {
+    let source = ClaimSource::Claim("vol-source".parse().expect("an id"));
+    let request = CreateClaim {
+        source: Some(source.clone()),
+        ..request()
+    };
+    let mut begun = volume("b", Wanted::Present, None);
+    begun.spec.source = Some(Source::from(&source));
+    let places = places();
+    let cases = [
+        (Requirement::default(), vec![], false, "make b"),
+        // Without `--strict-topology`: the selected node first, then the others.
+        (selected(&["a", "b"]), vec![], false, "make b"),
+        (selected(&["a"]), vec![], false, "ResourceExhausted"),
+        (selected(&["b"]), vec![begun.clone()], false, "wait b"),
+        (selected(&["b"]), vec![begun.clone()], true, "Aborted"),
+        (selected(&["a"]), vec![begun], false, "abandon b"),
+        (
+            selected(&["b"]),
+            vec![volume("b", Wanted::Present, None)],
+            false,
+            "AlreadyExists",
+        ),
+    ];
+    for (at, volumes, overdue, expected) in cases {
+        let asked = Asked {
+            request: &request,
+            at: &at,
+            places: &places,
+            source: Some(node("b")),
+            overdue,
+        };
+        assert_eq!(
+            word(&asked, &volumes),
+            expected,
+            "{at:?} {overdue} {volumes:?}"
+        );
+    }
+}
+
+#[test]
+fn another_request_of_the_same_name_is_told_what_differs() {
+    let (at, places) = (Requirement::default(), places());
+    let ready = [volume("a", Wanted::Present, Some((Phase::Ready, 1)))];
+    let mutable = MutableParameters {
+        ttl_seconds: Some(1),
+        ..MutableParameters::default()
+    };
+    let source = Some(ClaimSource::Claim("vol-1".parse().expect("an id")));
+    let cases = [
+        (
+            CreateClaim {
+                required_bytes: 51,
+                ..request()
+            },
+            "capacity",
+        ),
+        (
+            CreateClaim {
+                required_bytes: 1,
+                limit_bytes: Some(49),
+                ..request()
+            },
+            "capacity",
+        ),
+        (
+            CreateClaim {
+                mutable,
+                ..request()
+            },
+            "mutable_parameters",
+        ),
+        (
+            CreateClaim {
+                source,
+                ..request()
+            },
+            "source",
+        ),
+    ];
+    for (request, differs) in cases {
+        let asked = Asked {
+            request: &request,
+            at: &at,
+            places: &places,
+            source: None,
+            overdue: false,
+        };
+        match asked.next(&ready) {
+            Err(Error::Exists { what, .. }) => assert_eq!(what, differs),
+            other => panic!("{differs}: {other:?}"),
+        }
+    }
+}
+
+#[test]
+fn a_deletion_is_ordered_once_and_done_when_the_node_says_so() {
+    let refused = Some((Phase::Ready, Some(full())));
+    let cases = [
+        (Wanted::Present, None, Deletion::Order),
+        (Wanted::Present, Some((Phase::Ready, None)), Deletion::Order),
+        (Wanted::Kept, Some((Phase::Lost, None)), Deletion::Order),
+        (Wanted::Absent, None, Deletion::Wait),
+        (Wanted::Absent, refused, Deletion::Refused(full())),
+        (Wanted::Absent, Some((Phase::Gone, None)), Deletion::Done),
+    ];
+    for (wanted, answer, expected) in cases {
+        let answer = answer
+            .as_ref()
+            .map(|(phase, error)| (*phase, error.as_ref()));
+        assert_eq!(delete(wanted, answer), expected, "{wanted:?} {answer:?}");
+    }
+}
+
+#[test]
+fn a_refused_size_is_taken_back_before_it_is_answered() {
+    let mut volume = volume("a", Wanted::Present, Some((Phase::Ready, 1)));
+    let aim = Aim::larger(&volume, 70, None).expect("larger");
+    assert!(matches!(change(&volume, &aim), Ok(Change::Write(write)) if write == aim));
+    volume.spec.capacity = 70;
+    volume.metadata.generation = Some(2);
+    assert!(matches!(change(&volume, &aim), Ok(Change::Wait)));
+    let status = volume.status.as_mut().expect("it has one");
+    status.observed_generation = 2;
+    status.error = Some(full());
+    match change(&volume, &aim) {
+        Ok(Change::Restore(before, error)) => {
+            assert_eq!(before.capacity, 50);
+            assert_eq!(code_of(&error), Code::ResourceExhausted);
+            assert_eq!(error.to_string(), "node a: no room");
+        }
+        other => panic!("{other:?}"),
+    }
+    let status = volume.status.as_mut().expect("it has one");
+    (status.error, status.capacity) = (None, 70);
+    assert!(matches!(change(&volume, &aim), Ok(Change::Done)));
+    let smaller = Aim::larger(&volume, 1, None).expect("it stays");
+    assert_eq!(smaller.capacity, 70);
+    let bounded = Aim::larger(&volume, 80, Some(75)).expect_err("bounded");
+    assert_eq!(code_of(&bounded), Code::OutOfRange);
+    volume.spec.wanted = Wanted::Absent;
+    let gone = Aim::larger(&volume, 80, None).expect_err("deleted");
+    assert_eq!(code_of(&gone), Code::NotFound);
+}

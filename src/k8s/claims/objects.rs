@@ -1,0 +1,90 @@
+//! Live reads and writes of the objects. Each write is conditional: on the version that was read,
+//! or on the absence of the object.
+
+use std::fmt;
+
+use kube::api::{DeleteParams, ListParams, Patch, PatchParams, PostParams, Preconditions};
+use kube::{Api, Resource};
+use serde::Serialize;
+use serde::de::DeserializeOwned;
+use serde_json::{Value, json};
+use tonic::Code;
+
+use super::decide::refusal;
+use crate::engine::{Error, Result};
+
+/// The error for an answer of the API server that is no decision.
+pub(super) fn failed(error: &kube::Error) -> Error {
+    refusal(Code::Unavailable, format!("the API server: {error}"))
+}
+
+fn has_code(error: &kube::Error, wanted: u16) -> bool {
+    matches!(error, kube::Error::Api(status) if status.code == wanted)
+}
+
+/// The objects of one kind, in the API server.
+#[derive(Debug, Clone)]
+pub(super) struct Objects<K>(pub(super) Api<K>);
+
+impl<K> Objects<K>
+where
+    K: Resource<DynamicType = ()> + Clone + fmt::Debug + DeserializeOwned + Serialize,
+{
+    pub(super) async fn get(&self, name: &str) -> Result<Option<K>> {
+        self.0.get_opt(name).await.map_err(|error| failed(&error))
+    }
+
+    /// All objects that a selectable field selects.
+    pub(super) async fn select(&self, field: &str, value: &str) -> Result<Vec<K>> {
+        // These characters are syntax in a selector.
+        let value = value.replace('\\', "\\\\").replace(',', "\\,");
+        let value = value.replace('=', "\\=");
+        let params = ListParams::default().fields(&format!("{field}={value}"));
+        let list = self.0.list(&params).await.map_err(|error| failed(&error))?;
+        Ok(list.items)
+    }
+
+    /// Makes an object; `None` if there is one of that name.
+    pub(super) async fn make(&self, object: &K) -> Result<Option<K>> {
+        match self.0.create(&PostParams::default(), object).await {
+            Ok(made) => Ok(Some(made)),
+            Err(error) if has_code(&error, 409) => Ok(None),
+            Err(error) => Err(failed(&error)),
+        }
+    }
+
+    /// Changes fields of `spec`; `None` if the object was changed or deleted since it was read.
+    pub(super) async fn write(&self, object: &K, spec: Value) -> Result<Option<K>> {
+        let meta = object.meta();
+        let patch = json!({
+            "metadata": { "resourceVersion": meta.resource_version, "uid": meta.uid },
+            "spec": spec,
+        });
+        let name = meta.name.as_deref().unwrap_or_default();
+        let params = PatchParams::default();
+        match self.0.patch(name, &params, &Patch::Merge(patch)).await {
+            Ok(written) => Ok(Some(written)),
+            Err(error) if has_code(&error, 409) || has_code(&error, 404) => Ok(None),
+            Err(error) => Err(failed(&error)),
+        }
+    }
+
+    /// Deletes an object, unless it was changed since it was read.
+    pub(super) async fn remove(&self, object: &K) -> Result<bool> {
+        let meta = object.meta();
+        let params = DeleteParams {
+            preconditions: Some(Preconditions {
+                uid: meta.uid.clone(),
+                resource_version: meta.resource_version.clone(),
+            }),
+            ..DeleteParams::default()
+        };
+        let name = meta.name.as_deref().unwrap_or_default();
+        match self.0.delete(name, &params).await {
+            Ok(_) => Ok(true),
+            Err(error) if has_code(&error, 404) => Ok(true),
+            Err(error) if has_code(&error, 409) => Ok(false),
+            Err(error) => Err(failed(&error)),
+        }
+    }
+}

@@ -1,0 +1,195 @@
+//! Takes and deletes snapshots, and groups of snapshots, by orders to their nodes.
+
+use tokio::time::Instant;
+use tonic::Code;
+
+use super::decide::{self, Deletion, Taking, refusal};
+use super::{Cluster, deadline, late, lists};
+use crate::api::{Phase, Snapshot, SnapshotSpec, Wanted};
+use crate::engine::claims::{Group, group_id, snapshot_id};
+use crate::engine::{Error, Result};
+use crate::model::{self, Placed, Requirement, SnapshotId};
+
+impl Cluster {
+    pub(super) async fn take_snapshot(
+        &self,
+        name: &str,
+        source: &str,
+        at: &Requirement,
+    ) -> Result<Placed<model::Snapshot>> {
+        let id = snapshot_id(name);
+        let sources = [source.to_owned()];
+        let taken = self.take(id, name, &sources, false, at).await?;
+        let (_, mut members) = taken.what;
+        let what = members.pop().ok_or_else(|| unreadable(name))?;
+        let node = taken.node;
+        Ok(Placed { what, node })
+    }
+
+    pub(super) async fn take_group(&self, name: &str, sources: &[String]) -> Result<Placed<Group>> {
+        let anywhere = Requirement::default();
+        self.take(group_id(name), name, sources, true, &anywhere)
+            .await
+    }
+
+    async fn take(
+        &self,
+        id: SnapshotId,
+        name: &str,
+        sources: &[String],
+        group: bool,
+        at: &Requirement,
+    ) -> Result<Placed<Group>> {
+        let _alone = self.running.take(id.clone())?;
+        let until = deadline();
+        loop {
+            let Some(object) = self.snapshots.get(id.as_str()).await? else {
+                let node_name = self.node_of_sources(sources, at).await?;
+                let spec = SnapshotSpec {
+                    name: name.to_owned(),
+                    node_name,
+                    sources: sources.to_vec(),
+                    group,
+                    wanted: Wanted::Present,
+                };
+                // If another controller made it meanwhile, the next look finds it.
+                self.snapshots
+                    .make(&Snapshot::new(id.as_str(), spec))
+                    .await?;
+                continue;
+            };
+            match decide::take(&object, sources, group)? {
+                Taking::Done => {
+                    return lists::snapshots(&object, self.place).ok_or_else(|| unreadable(name));
+                }
+                Taking::Withdraw(error) => {
+                    if self.snapshots.remove(&object).await? {
+                        return Err(error);
+                    }
+                }
+                Taking::Wait if Instant::now() >= until => {
+                    return Err(late(&object.spec.node_name));
+                }
+                Taking::Wait => self.snapshot_answered(&object, until).await,
+            }
+        }
+    }
+
+    /// The one node of all sources.
+    async fn node_of_sources(&self, sources: &[String], at: &Requirement) -> Result<String> {
+        let mut found: Option<String> = None;
+        for source in sources {
+            let volume = self.wanted_volume(source).await?;
+            decide::Aim::now(&volume)?;
+            let node = volume.spec.node_name;
+            if found.as_ref().is_some_and(|found| *found != node) {
+                return Err(Error::Unsupported {
+                    what: "a group of snapshots".to_owned(),
+                    why: "its volumes are on several nodes".to_owned(),
+                });
+            }
+            found = Some(node);
+        }
+        let node = found.ok_or_else(|| Error::NoSuchClaim(String::new()))?;
+        let places = self.places();
+        if let Some(place) = places.iter().find(|place| place.node.id.as_str() == node) {
+            at.choose([&place.node])?;
+        }
+        Ok(node)
+    }
+
+    async fn snapshot_answered(&self, object: &Snapshot, deadline: Instant) {
+        let generation = object.metadata.generation;
+        let is_over = |seen: Option<&Snapshot>| {
+            seen.is_some_and(|seen| {
+                seen.metadata.generation > generation
+                    || (seen.metadata.generation == generation && seen.answer().is_some())
+            })
+        };
+        let name = object.metadata.name.as_deref().unwrap_or_default();
+        self.seen_snapshots.until(name, deadline, is_over).await;
+    }
+
+    /// The object with this snapshot: its own, or that of its group.
+    pub(super) async fn snapshot_with(&self, id: &str) -> Result<Snapshot> {
+        let none = || Error::NoSuchSnapshot(id.to_owned());
+        id.parse::<SnapshotId>().map_err(|_| none())?;
+        let own = self.snapshots.get(id).await?;
+        let is_there = |object: &Snapshot| {
+            let members = object.status.iter().flat_map(|status| &status.members);
+            object.spec.wanted != Wanted::Absent
+                && object.phase() == Some(Phase::Ready)
+                && members.into_iter().any(|member| member.id == id)
+        };
+        if let Some(own) = own.filter(is_there) {
+            return Ok(own);
+        }
+        let seen = self.seen_snapshots.all();
+        let group = seen.iter().find(|object| is_there(object));
+        group.map(|group| (**group).clone()).ok_or_else(none)
+    }
+
+    pub(super) async fn drop_snapshot(&self, id: &str) -> Result<()> {
+        match self.snapshot_with(id).await {
+            Ok(object) if object.spec.group => {
+                let group = object.metadata.name.unwrap_or_default();
+                let (Ok(snapshot), Ok(group)) = (id.parse(), group.parse()) else {
+                    return Ok(());
+                };
+                Err(Error::OfGroup { snapshot, group })
+            }
+            Ok(_) | Err(Error::NoSuchSnapshot(_)) => self.order_gone(id, false).await,
+            Err(error) => Err(error),
+        }
+    }
+
+    pub(super) async fn drop_group(&self, id: &str) -> Result<()> {
+        self.order_gone(id, true).await
+    }
+
+    async fn order_gone(&self, id: &str, group: bool) -> Result<()> {
+        let Ok(held) = id.parse::<SnapshotId>() else {
+            return Ok(());
+        };
+        let _alone = self.running.take(held)?;
+        let until = deadline();
+        loop {
+            let Some(object) = self.snapshots.get(id).await? else {
+                return Ok(());
+            };
+            if object.spec.group != group {
+                return Ok(());
+            }
+            let answer = object.answer();
+            let answer = answer.map(|status| (status.phase, status.error.as_ref()));
+            let node = &object.spec.node_name;
+            match decide::delete(object.spec.wanted, answer) {
+                Deletion::Done => {
+                    self.snapshots.remove(&object).await?;
+                    return Ok(());
+                }
+                Deletion::Order => {
+                    let absent = serde_json::json!({ "wanted": Wanted::Absent });
+                    self.snapshots.write(&object, absent).await?;
+                }
+                Deletion::Refused(error) => return Err(decide::of_node(node, &error)),
+                Deletion::Wait if Instant::now() >= until => return Err(late(node)),
+                Deletion::Wait => self.snapshot_answered(&object, until).await,
+            }
+        }
+    }
+
+    pub(super) async fn find_group(&self, id: &str) -> Result<Placed<Group>> {
+        let none = || Error::NoSuchSnapshot(id.to_owned());
+        id.parse::<SnapshotId>().map_err(|_| none())?;
+        let found = self.snapshots.get(id).await?.ok_or_else(none)?;
+        let is_there = found.spec.group && found.spec.wanted != Wanted::Absent;
+        let group = lists::snapshots(&found, self.place).filter(|_| is_there);
+        group.ok_or_else(none)
+    }
+}
+
+fn unreadable(name: &str) -> Error {
+    let message = format!("the status of snapshot {name:?} cannot be read");
+    refusal(Code::Internal, message)
+}

@@ -1,0 +1,329 @@
+//! Creates, deletes and changes volumes by orders to their nodes.
+
+use std::sync::Arc;
+
+use k8s_openapi::api::core::v1::PersistentVolume as ApiVolume;
+use kube::api::ListParams;
+use serde_json::{Value, json};
+use tokio::time::Instant;
+use tonic::Code;
+
+use super::decide::{self, Aim, Asked, Change, Creation, Deletion, refusal};
+use super::objects::failed;
+use super::{Cluster, TO_MAKE, deadline, late, lists};
+use crate::api::{Mutable, Volume, VolumeSpec, VolumeStatus, Wanted, bytes, number};
+use crate::engine::claims::{CreateClaim, claim_id};
+use crate::engine::{Error, Result};
+use crate::model::{
+    ClaimSource, MutableChange, MutableParameters, NODE_LABEL, Node, PersistentVolume, Placed,
+    Requirement, VolumeId,
+};
+
+/// The name of a node's volume in its engine. Two nodes may both have one for a CSI name, for a
+/// moment: an attempt that was abandoned, and the one that replaces it.
+pub(in crate::k8s) fn name_on(node: &str, name: &str) -> String {
+    format!("{name}@{node}")
+}
+
+fn object(request: &CreateClaim, node: &Node) -> Volume {
+    let node_name = node.id.as_str().to_owned();
+    let id = claim_id(&name_on(&node_name, &request.name));
+    let mutable = Mutable::from(request.mutable);
+    Volume::new(
+        id.as_str(),
+        VolumeSpec {
+            name: request.name.clone(),
+            node_name,
+            parameters: request.parameters.into(),
+            made_with: mutable,
+            source: request.source.as_ref().map(Into::into),
+            wanted: Wanted::Present,
+            capacity: number(request.required_bytes),
+            limit: request.limit_bytes.map(number).unwrap_or_default(),
+            mutable,
+        },
+    )
+}
+
+fn absent() -> Value {
+    json!({ "wanted": Wanted::Absent })
+}
+
+fn name(volume: &Volume) -> &str {
+    volume.metadata.name.as_deref().unwrap_or_default()
+}
+
+impl Cluster {
+    pub(super) async fn create_volume(
+        &self,
+        request: &CreateClaim,
+        at: &Requirement,
+    ) -> Result<Placed<PersistentVolume>> {
+        // One id for the name, whichever node gets it.
+        let _alone = self.running.take(claim_id(&request.name))?;
+        let time_up = Instant::now() + TO_MAKE;
+        let until = deadline();
+        loop {
+            let volumes = self.volumes.select("spec.name", &request.name).await?;
+            let places = self.places();
+            let asked = Asked {
+                request,
+                at,
+                places: &places,
+                source: self.node_of_source(request, &volumes).await?,
+                overdue: Instant::now() >= time_up,
+            };
+            match asked.next(&volumes)? {
+                Creation::Done(volume) => return lists::volume(volume, self.place),
+                Creation::Make(node) => {
+                    // If another controller made it meanwhile, the next look finds it.
+                    self.volumes.make(&object(request, &node)).await?;
+                }
+                Creation::Wait(volume) => self.answered(volume, time_up).await,
+                Creation::Abandon(volume) => {
+                    self.volumes.write(volume, absent()).await?;
+                }
+                Creation::Withdraw(volume, error) => {
+                    if self.volumes.remove(volume).await? {
+                        return Err(error);
+                    }
+                }
+            }
+            // Conflicts, again and again.
+            if Instant::now() >= until {
+                return Err(refusal(
+                    Code::Aborted,
+                    "the volume is still being made; try again".to_owned(),
+                ));
+            }
+        }
+    }
+
+    /// Waits until the node has answered this order, or the object changed otherwise, or time is
+    /// up.
+    async fn answered(&self, volume: &Volume, deadline: Instant) {
+        let generation = volume.metadata.generation;
+        let is_over = |seen: Option<&Volume>| {
+            seen.is_some_and(|seen| {
+                seen.metadata.generation > generation
+                    || (seen.metadata.generation == generation && seen.answer().is_some())
+            })
+        };
+        self.seen_volumes
+            .until(name(volume), deadline, is_over)
+            .await;
+    }
+
+    /// The node where a clone is made. An attempt that has begun keeps its node, also when its
+    /// source is deleted meanwhile.
+    async fn node_of_source(
+        &self,
+        request: &CreateClaim,
+        volumes: &[Volume],
+    ) -> Result<Option<Arc<Node>>> {
+        let Some(source) = &request.source else {
+            return Ok(None);
+        };
+        let mut volumes = volumes.iter();
+        let begun = volumes.find(|volume| volume.spec.wanted != Wanted::Absent);
+        let node = match (begun, source) {
+            (Some(begun), _) => begun.spec.node_name.clone(),
+            (None, ClaimSource::Claim(id)) => {
+                let volume = self.wanted_volume(id.as_str()).await?;
+                Aim::now(&volume)?;
+                volume.spec.node_name
+            }
+            (None, ClaimSource::Snapshot(id)) => {
+                self.snapshot_with(id.as_str()).await?.spec.node_name
+            }
+        };
+        // With all labels, if it has a pool.
+        let mut places = self.places().into_iter();
+        let known = places.find(|place| place.node.id.as_str() == node);
+        let known = known.map(|place| place.node);
+        Ok(Some(known.unwrap_or_else(|| self.node(&node))))
+    }
+
+    /// A volume that is not to be deleted.
+    pub(super) async fn wanted_volume(&self, id: &str) -> Result<Volume> {
+        let none = || Error::NoSuchClaim(id.to_owned());
+        // What is no id has no object, and cannot be part of a path.
+        id.parse::<VolumeId>().map_err(|_| none())?;
+        let found = self.volumes.get(id).await?;
+        found
+            .filter(|volume| volume.spec.wanted != Wanted::Absent)
+            .ok_or_else(none)
+    }
+
+    pub(super) async fn find_volume(&self, id: &str) -> Result<Placed<PersistentVolume>> {
+        let volume = self.wanted_volume(id).await?;
+        if volume.status.is_none() {
+            return Err(Error::NoSuchClaim(id.to_owned()));
+        }
+        lists::volume(&volume, self.place)
+    }
+
+    pub(super) async fn delete_volume(&self, id: &str) -> Result<()> {
+        let Ok(held) = id.parse::<VolumeId>() else {
+            return Ok(());
+        };
+        let _alone = self.running.take(held)?;
+        let until = deadline();
+        loop {
+            let Some(volume) = self.volumes.get(id).await? else {
+                let Some(order) = self.order_without_object(id).await? else {
+                    return Ok(());
+                };
+                self.volumes.make(&order).await?;
+                continue;
+            };
+            let answer = volume.answer();
+            let answer = answer.map(|status| (status.phase, status.error.as_ref()));
+            let node = &volume.spec.node_name;
+            match decide::delete(volume.spec.wanted, answer) {
+                Deletion::Done => {
+                    self.volumes.remove(&volume).await?;
+                    return Ok(());
+                }
+                Deletion::Order => {
+                    self.volumes.write(&volume, absent()).await?;
+                }
+                Deletion::Refused(error) => return Err(decide::of_node(node, &error)),
+                Deletion::Wait if Instant::now() >= until => return Err(late(node)),
+                Deletion::Wait => self.answered(&volume, until).await,
+            }
+        }
+    }
+
+    /// The order to delete a volume whose object is lost. A PersistentVolume that names it says
+    /// where it is; without one, it is deleted.
+    async fn order_without_object(&self, id: &str) -> Result<Option<Volume>> {
+        let all = self.persistent.list(&ListParams::default()).await;
+        let all = all.map_err(|error| failed(&error))?;
+        let Some((name, node)) = all.iter().find_map(|volume| names(volume, id)) else {
+            return Ok(None);
+        };
+        let places = self.places().into_iter();
+        let is_it = |label: &String| *label == node;
+        let mut places = places.filter(|place| place.node.topology.0.values().any(is_it));
+        let node = places
+            .next()
+            .map_or(node.clone(), |place| place.node.id.as_str().to_owned());
+        if claim_id(&name_on(&node, &name)).as_str() != id {
+            return Err(refusal(
+                Code::FailedPrecondition,
+                format!(
+                    "volume {id} has no Volume object, and PersistentVolume {name:?} was not provisioned for it; delete the data on node \
+                     {node} by hand"
+                ),
+            ));
+        }
+        let spec = VolumeSpec {
+            name,
+            node_name: node,
+            parameters: crate::api::Parameters::default(),
+            made_with: Mutable::default(),
+            source: None,
+            wanted: Wanted::Absent,
+            capacity: 0,
+            limit: 0,
+            mutable: Mutable::default(),
+        };
+        Ok(Some(Volume::new(id, spec)))
+    }
+
+    pub(super) async fn expand_volume(
+        &self,
+        id: &str,
+        required: u64,
+        limit: Option<u64>,
+    ) -> Result<PersistentVolume> {
+        self.change_volume(id, |volume| Aim::larger(volume, required, limit))
+            .await
+    }
+
+    pub(super) async fn modify_volume(
+        &self,
+        id: &str,
+        change: MutableChange,
+    ) -> Result<PersistentVolume> {
+        let aim = |volume: &Volume| {
+            let now = Aim::now(volume)?;
+            let mutable = change.over(MutableParameters::from(now.mutable)).into();
+            Ok(Aim { mutable, ..now })
+        };
+        self.change_volume(id, aim).await
+    }
+
+    async fn change_volume(
+        &self,
+        id: &str,
+        aim: impl Fn(&Volume) -> Result<Aim>,
+    ) -> Result<PersistentVolume> {
+        let none = || Error::NoSuchClaim(id.to_owned());
+        let _alone = self.running.take(id.parse().map_err(|_| none())?)?;
+        let until = deadline();
+        let mut volume = self.wanted_volume(id).await?;
+        let aim = aim(&volume)?;
+        loop {
+            match decide::change(&volume, &aim)? {
+                Change::Done => return Ok(lists::volume(&volume, self.place)?.what),
+                Change::Write(aim) => {
+                    self.volumes.write(&volume, spec_of(&aim)).await?;
+                }
+                Change::Restore(before, error) => {
+                    if self
+                        .volumes
+                        .write(&volume, spec_of(&before))
+                        .await?
+                        .is_some()
+                    {
+                        return Err(error);
+                    }
+                }
+                Change::Wait if Instant::now() >= until => {
+                    return Err(late(&volume.spec.node_name));
+                }
+                Change::Wait => self.answered(&volume, until).await,
+            }
+            volume = self.wanted_volume(id).await?;
+        }
+    }
+}
+
+fn spec_of(aim: &Aim) -> Value {
+    // Null removes a field that is not wanted any more.
+    json!({
+        "capacity": aim.capacity,
+        "mutable": {
+            "sizeLimit": aim.mutable.size_limit,
+            "ttlSeconds": aim.mutable.ttl_seconds,
+        },
+    })
+}
+
+/// The CSI name and the node's label of a PersistentVolume, if it is the one with this volume.
+fn names(volume: &ApiVolume, id: &str) -> Option<(String, String)> {
+    let spec = volume.spec.as_ref()?;
+    let csi = spec.csi.as_ref()?;
+    if csi.volume_handle != id {
+        return None;
+    }
+    let terms = &spec
+        .node_affinity
+        .as_ref()?
+        .required
+        .as_ref()?
+        .node_selector_terms;
+    let expressions = terms
+        .iter()
+        .filter_map(|term| term.match_expressions.as_ref());
+    let mut nodes = expressions.flatten().filter(|one| one.key == NODE_LABEL);
+    let node = nodes.next()?.values.as_ref()?.first()?.clone();
+    Some((volume.metadata.name.clone()?, node))
+}
+
+/// The fields of a volume's status that CSI tells.
+pub(super) fn sizes(status: &VolumeStatus) -> (u64, MutableParameters) {
+    (bytes(status.capacity), status.mutable.into())
+}

@@ -1,0 +1,125 @@
+//! The driver's processes: the controller, and nodes with pools. Each can be killed and started
+//! again.
+
+use std::fs::File;
+use std::path::{Path, PathBuf};
+use std::process::{Command, Stdio};
+use std::time::Duration;
+
+use baggageclaim::csi::{DRIVER_NAME, probe};
+use baggageclaim::kubelet_double::Kubelet;
+use baggageclaim::proto::csi::v1 as csi;
+use csi::controller_client::ControllerClient;
+use rustix::process::{Pid, Signal, kill_process};
+use tonic::transport::Channel;
+
+use crate::plane::{ControlPlane, Daemon};
+
+const PATIENCE: Duration = Duration::from_secs(60);
+
+/// A process of the driver.
+pub(crate) struct Process {
+    arguments: Vec<String>,
+    log: PathBuf,
+    pub(crate) socket: PathBuf,
+    daemon: Option<Daemon>,
+}
+
+impl Process {
+    fn new(plane: &ControlPlane, name: &str, socket: PathBuf, arguments: Vec<String>) -> Self {
+        let mut process = Self {
+            arguments,
+            log: plane.directory.path().join(format!("{name}.log")),
+            socket,
+            daemon: None,
+        };
+        process.start();
+        process
+    }
+
+    /// Starts it.
+    pub(crate) fn start(&mut self) {
+        let log = File::options().create(true).append(true).open(&self.log);
+        let child = Command::new(env!("CARGO_BIN_EXE_baggageclaim"))
+            .args(&self.arguments)
+            .args(["--end-with-parent", "--http=off", "--grace=5s"])
+            .stdin(Stdio::null())
+            .stderr(log.expect("a log"))
+            .spawn();
+        self.daemon = Some(Daemon(child.expect("the driver starts")));
+    }
+
+    /// Kills it, and waits until it is gone.
+    pub(crate) fn kill(&mut self) {
+        self.daemon = None;
+    }
+
+    pub(crate) fn signal(&self, signal: Signal) {
+        let daemon = self.daemon.as_ref().expect("it runs");
+        kill_process(Pid::from_child(&daemon.0), signal).expect("kill");
+    }
+
+    /// Waits until it says that it is ready.
+    pub(crate) async fn ready(&self) {
+        let began = std::time::Instant::now();
+        while !probe(&self.socket, PATIENCE).await.is_ok_and(|ready| ready) {
+            let log = || std::fs::read_to_string(&self.log).unwrap_or_default();
+            assert!(began.elapsed() < PATIENCE, "not ready:\n{}", log());
+            tokio::time::sleep(Duration::from_millis(20)).await;
+        }
+    }
+}
+
+/// The arguments of every role.
+fn arguments(plane: &ControlPlane, role: &[&str]) -> Vec<String> {
+    let kubeconfig = plane.kubeconfig.to_str().expect("text");
+    let all = [role, &["--kubeconfig", kubeconfig]].concat();
+    all.into_iter().map(str::to_owned).collect()
+}
+
+pub(crate) fn controller(plane: &ControlPlane) -> Process {
+    let socket = plane.directory.path().join("controller.sock");
+    let text = socket.to_str().expect("text").to_owned();
+    let arguments = arguments(plane, &["controller", "--socket", &text]);
+    Process::new(plane, "controller", socket, arguments)
+}
+
+/// The Controller service of a controller that is ready.
+pub(crate) async fn client(controller: &Process) -> ControllerClient<Channel> {
+    controller.ready().await;
+    ControllerClient::new(crate::common::driver::channel(&controller.socket).await)
+}
+
+/// A node with a pool at `pool`.
+pub(crate) fn node(plane: &ControlPlane, name: &str, pool: &Path) -> Process {
+    let kubelet = kubelet_dir(plane, name);
+    std::fs::create_dir_all(kubelet.join("plugins")).expect("mkdir");
+    std::fs::create_dir_all(kubelet.join("plugins_registry")).expect("mkdir");
+    let socket = kubelet.join("plugins").join(DRIVER_NAME).join("csi.sock");
+    let (pool, kubelet) = (
+        pool.to_str().expect("text"),
+        kubelet.to_str().expect("text"),
+    );
+    let role = [
+        "node",
+        "--cluster=on",
+        "--node-id",
+        name,
+        "--pool",
+        pool,
+        "--kubelet-dir",
+        kubelet,
+    ];
+    let arguments = arguments(plane, &role);
+    Process::new(plane, name, socket, arguments)
+}
+
+fn kubelet_dir(plane: &ControlPlane, name: &str) -> PathBuf {
+    plane.directory.path().join(format!("kubelet-{name}"))
+}
+
+/// A kubelet for the node, which is ready.
+pub(crate) async fn kubelet(plane: &ControlPlane, name: &str, node: &Process) -> Kubelet {
+    let kubelet = Kubelet::connect_when_ready(&node.socket, kubelet_dir(plane, name), PATIENCE);
+    kubelet.await.expect("the node answers")
+}

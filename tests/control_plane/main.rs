@@ -1,0 +1,440 @@
+//! Claims in a cluster: the controller and nodes of the driver as processes, around a real
+//! kube-apiserver. There is no kubelet and no sidecar; the tests make their calls.
+//!
+//! `make e2e` runs it, since it builds the control plane.
+
+#![expect(
+    clippy::disallowed_types,
+    reason = "the control plane and the driver are processes"
+)]
+
+#[path = "../common/mod.rs"]
+mod common;
+
+mod calls;
+mod driver;
+mod plane;
+
+use std::fs;
+use std::time::Duration;
+
+use baggageclaim::api::{Phase, Snapshot, Volume};
+use baggageclaim::engine::{Config, Engine};
+use baggageclaim::proto::csi::v1 as csi;
+use calls::{
+    create, delete, delete_snapshot, mount, of_snapshot, of_volume, request, selected, snapshot,
+    unmount,
+};
+use common::{Fs, require_lab};
+use driver::{client, controller, kubelet, node};
+use futures_util::future::join_all;
+use kube::Api;
+use kube::api::ListParams;
+use plane::ControlPlane;
+use rustix::process::Signal;
+use tonic::Code;
+
+async fn volumes(plane: &ControlPlane) -> Vec<Volume> {
+    let api: Api<Volume> = Api::all(plane.client.clone());
+    api.list(&ListParams::default()).await.expect("list").items
+}
+
+/// Waits until a condition holds. The API server is asked each time, so that no watch hides
+/// anything.
+async fn eventually(what: &str, condition: impl AsyncFn() -> bool) {
+    let holds = async {
+        while !condition().await {
+            tokio::time::sleep(Duration::from_millis(100)).await;
+        }
+    };
+    let done = tokio::time::timeout(Duration::from_secs(60), holds).await;
+    assert!(done.is_ok(), "never: {what}");
+}
+
+/// The nodes that have published a pool.
+async fn await_pools(plane: &ControlPlane, count: usize) {
+    eventually("all pools are published", async || {
+        let path = "-o=jsonpath={.items[*].status.pool}";
+        plane
+            .kubectl(&["get", "pools", path])
+            .split_whitespace()
+            .count()
+            == count
+    })
+    .await;
+}
+
+#[tokio::test]
+async fn a_claim_is_on_the_selected_node_until_an_order_deletes_it() {
+    let Some(plane) = ControlPlane::start().await else {
+        return;
+    };
+    let lab = require_lab!(Fs::Ext4);
+    let controller = controller(&plane);
+    let _one = node(&plane, "node-1", &lab.dir("one"));
+    let two = node(&plane, "node-2", &lab.dir("two"));
+    let mut client = client(&controller).await;
+    let kubelet = kubelet(&plane, "node-2", &two).await;
+    await_pools(&plane, 2).await;
+
+    let asked = request("pvc-1", Some(selected("node-2")), None);
+    let (id, at) = create(&mut client, asked.clone()).await.expect("made");
+    assert_eq!(at, "node-2");
+    let again = create(&mut client, asked.clone()).await.expect("there");
+    assert_eq!(again, (id.clone(), at));
+    let elsewhere = request("pvc-1", Some(selected("node-1")), None);
+    let elsewhere = create(&mut client, elsewhere).await.expect_err("it stays");
+    assert_eq!(elsewhere.code(), Code::AlreadyExists, "{elsewhere}");
+
+    let target = mount(&kubelet, &id).await;
+    fs::write(target.join("file"), "content").expect("write");
+    let used = delete(&mut client, &id).await.expect_err("mounted");
+    assert_eq!(used.code(), Code::FailedPrecondition, "{used}");
+    unmount(&kubelet, &id).await;
+    eventually("the order that stands is carried out", async || {
+        volumes(&plane).await.is_empty()
+    })
+    .await;
+
+    let (id, _) = create(&mut client, asked).await.expect("made again");
+    let target = mount(&kubelet, &id).await;
+    assert!(!target.join("file").exists(), "the data came back");
+    unmount(&kubelet, &id).await;
+}
+
+#[tokio::test]
+async fn clones_snapshots_and_changes_follow_their_volume() {
+    let Some(plane) = ControlPlane::start().await else {
+        return;
+    };
+    let lab = require_lab!(Fs::Ext4);
+    let controller = controller(&plane);
+    let _one = node(&plane, "node-1", &lab.dir("one"));
+    let two = node(&plane, "node-2", &lab.dir("two"));
+    let mut client = client(&controller).await;
+    let kubelet = kubelet(&plane, "node-2", &two).await;
+    await_pools(&plane, 2).await;
+    let asked = request("pvc-1", Some(selected("node-2")), None);
+    let (id, _) = create(&mut client, asked).await.expect("made");
+    let target = mount(&kubelet, &id).await;
+    fs::write(target.join("file"), "content").expect("write");
+    unmount(&kubelet, &id).await;
+
+    // Anywhere: where the source is. On another node: the pod is scheduled again.
+    let (clone, at) = create(&mut client, request("clone", None, Some(of_volume(&id))))
+        .await
+        .expect("cloned");
+    assert_eq!(at, "node-2");
+    let wrong = request("wrong", Some(selected("node-1")), Some(of_volume(&id)));
+    let wrong = create(&mut client, wrong).await.expect_err("elsewhere");
+    assert_eq!(wrong.code(), Code::ResourceExhausted, "{wrong}");
+    let taken = snapshot(&mut client, "s-1", &id).await.expect("taken");
+    assert_eq!(
+        snapshot(&mut client, "s-1", &id).await.expect("again"),
+        taken
+    );
+    delete(&mut client, &id).await.expect("deleted");
+    let (restored, at) = create(
+        &mut client,
+        request("restored", None, Some(of_snapshot(&taken))),
+    )
+    .await
+    .expect("restored");
+    assert_eq!(at, "node-2");
+    for id in [&clone, &restored] {
+        let target = mount(&kubelet, id).await;
+        assert_eq!(
+            fs::read_to_string(target.join("file")).expect("read"),
+            "content"
+        );
+        unmount(&kubelet, id).await;
+    }
+
+    grow_and_modify(&plane, &mut client, &clone).await;
+    show(&plane);
+
+    delete_snapshot(&mut client, &taken).await.expect("deleted");
+    for id in [&clone, &restored] {
+        delete(&mut client, id).await.expect("deleted");
+        delete(&mut client, id).await.expect("deleted already");
+    }
+    let snapshots: Api<Snapshot> = Api::all(plane.client.clone());
+    let snapshots = snapshots.list(&ListParams::default()).await.expect("list");
+    assert!(snapshots.items.is_empty() && volumes(&plane).await.is_empty());
+}
+
+/// A larger size and other parameters apply; a size that the node refuses is taken back.
+async fn grow_and_modify(plane: &ControlPlane, client: &mut calls::Client, clone: &str) {
+    let larger = csi::ControllerExpandVolumeRequest {
+        volume_id: clone.to_owned(),
+        capacity_range: Some(csi::CapacityRange {
+            required_bytes: 2 << 20,
+            limit_bytes: 0,
+        }),
+        ..Default::default()
+    };
+    let grown = client
+        .controller_expand_volume(larger.clone())
+        .await
+        .expect("grown")
+        .into_inner();
+    assert_eq!(grown.capacity_bytes, 2 << 20);
+    let mut huge = larger;
+    huge.capacity_range = Some(csi::CapacityRange {
+        required_bytes: 1 << 60,
+        limit_bytes: 0,
+    });
+    let refused = client
+        .controller_expand_volume(huge)
+        .await
+        .expect_err("too large");
+    assert_eq!(refused.code(), Code::OutOfRange, "{refused}");
+    let changed = csi::ControllerModifyVolumeRequest {
+        volume_id: clone.to_owned(),
+        mutable_parameters: [("ttl".to_owned(), "7d".to_owned())].into(),
+        ..Default::default()
+    };
+    client
+        .controller_modify_volume(changed)
+        .await
+        .expect("changed");
+    let seen = volumes(plane).await;
+    let seen = seen
+        .iter()
+        .find(|volume| volume.spec.name == "clone")
+        .expect("there");
+    let status = seen.status.as_ref().expect("known");
+    assert_eq!(
+        (status.capacity, seen.spec.capacity),
+        (2 << 20, 2 << 20),
+        "the refused size is taken back"
+    );
+    assert_eq!(status.mutable.ttl_seconds, Some(7 * 24 * 3600));
+}
+
+/// The tables that people see name the node, the state and the source.
+fn show(plane: &ControlPlane) {
+    let table = |kind: &str| {
+        let kind = format!("{kind}.baggageclaim.concourse-ci.org");
+        plane.kubectl(&["get", &kind, "--output=wide"])
+    };
+    let volumes = table("volumes");
+    let clone = volumes.lines().find(|line| line.contains(" clone "));
+    let clone = clone.unwrap_or_else(|| panic!("{volumes}"));
+    for cell in ["node-2", "Present", "Ready", "2097152", "vol-"] {
+        assert!(clone.contains(cell), "{cell}: {volumes}");
+    }
+    let snapshots = table("snapshots");
+    assert!(
+        snapshots.contains("s-1") && snapshots.contains("Ready"),
+        "{snapshots}"
+    );
+    let pools = table("pools");
+    assert!(
+        pools.contains("node-1") && pools.contains("overlay"),
+        "{pools}"
+    );
+}
+
+#[tokio::test]
+async fn a_deleted_object_and_another_pool_never_cost_data() {
+    let Some(plane) = ControlPlane::start().await else {
+        return;
+    };
+    let lab = require_lab!(Fs::Ext4);
+    let controller = controller(&plane);
+    let mut one = node(&plane, "node-1", &lab.dir("one"));
+    let mut client = client(&controller).await;
+    one.ready().await;
+    await_pools(&plane, 1).await;
+    let asked = request("pvc-1", None, None);
+    let (id, _) = create(&mut client, asked.clone()).await.expect("made");
+
+    // Orders cannot be changed to mean other data, and Absent is final.
+    for change in [
+        r#"{"spec": {"nodeName": "node-2"}}"#,
+        r#"{"spec": {"source": {"kind": "Volume", "name": "vol-1"}}}"#,
+        r#"{"spec": {"parameters": {"uid": 1}}}"#,
+    ] {
+        let patch = ["patch", "volume", &id, "--type=merge", "--patch", change];
+        let (done, said) = plane.try_kubectl(&patch);
+        assert!(!done && said.contains("immutable"), "{change}: {said}");
+    }
+
+    // Another disk in the node of the same name: the claim is lost, and not made again.
+    one.kill();
+    let mut other = node(&plane, "node-1", &lab.dir("other"));
+    other.ready().await;
+    let is_lost = async || {
+        volumes(&plane)
+            .await
+            .iter()
+            .all(|volume| volume.phase() == Some(Phase::Lost))
+    };
+    eventually("the claim is lost", is_lost).await;
+    let lost = create(&mut client, asked.clone()).await.expect_err("lost");
+    assert_eq!(lost.code(), Code::FailedPrecondition, "{lost}");
+    other.kill();
+    let engine = Engine::open(Config::new(lab.dir("other")))
+        .await
+        .expect("it opens");
+    assert!(!engine.has_claim(&id), "the claim was made again");
+    engine.shutdown().await;
+
+    // The first disk is back.
+    one.start();
+    one.ready().await;
+    let is_ready = async || {
+        volumes(&plane)
+            .await
+            .iter()
+            .all(|volume| volume.phase() == Some(Phase::Ready))
+    };
+    eventually("the claim is back", is_ready).await;
+    let kubelet = kubelet(&plane, "node-1", &one).await;
+    let target = mount(&kubelet, &id).await;
+    fs::write(target.join("file"), "content").expect("write");
+    plane.kubectl(&["delete", "volumes", "--all"]);
+    plane.kubectl(&["delete", "crd", "volumes.baggageclaim.concourse-ci.org"]);
+    assert_eq!(
+        fs::read_to_string(target.join("file")).expect("read"),
+        "content"
+    );
+    unmount(&kubelet, &id).await;
+    one.kill();
+    let engine = Engine::open(Config::new(lab.dir("one")))
+        .await
+        .expect("it opens");
+    assert!(engine.has_claim(&id), "a deleted object deleted data");
+    engine.shutdown().await;
+}
+
+#[tokio::test]
+async fn a_silent_node_gives_an_empty_claim_up_and_leaves_nothing() {
+    let Some(plane) = ControlPlane::start().await else {
+        return;
+    };
+    let lab = require_lab!(Fs::Ext4);
+    let controller = controller(&plane);
+    let one = node(&plane, "node-1", &lab.dir("one"));
+    let _two = node(&plane, "node-2", &lab.dir("two"));
+    let mut client = client(&controller).await;
+    await_pools(&plane, 2).await;
+    one.signal(Signal::STOP);
+    let asked = request("pvc-1", Some(selected("node-1")), None);
+    let silent = create(&mut client, asked).await.expect_err("silent");
+    assert_eq!(silent.code(), Code::ResourceExhausted, "{silent}");
+    let asked = request("pvc-1", Some(selected("node-2")), None);
+    let (id, at) = create(&mut client, asked).await.expect("made elsewhere");
+    assert_eq!(at, "node-2");
+    one.signal(Signal::CONT);
+    let only_one = async || volumes(&plane).await.len() == 1;
+    eventually("the abandoned attempt is gone", only_one).await;
+    drop(one);
+    let engine = Engine::open(Config::new(lab.dir("one")))
+        .await
+        .expect("it opens");
+    let left = engine.claims(None, usize::MAX).items;
+    assert!(left.is_empty(), "{left:?}");
+    engine.shutdown().await;
+    delete(&mut client, &id).await.expect("deleted");
+}
+
+/// Repeats a call as a sidecar does, until it succeeds.
+async fn insist<T>(mut call: impl AsyncFnMut() -> Result<T, tonic::Status>) -> T {
+    loop {
+        match call().await {
+            Ok(done) => return done,
+            Err(status) => {
+                let passes = [
+                    Code::Unavailable,
+                    Code::Aborted,
+                    Code::Unknown,
+                    Code::Cancelled,
+                    Code::Internal,
+                    Code::FailedPrecondition,
+                ];
+                assert!(passes.contains(&status.code()), "{status}");
+                tokio::time::sleep(Duration::from_millis(50)).await;
+            }
+        }
+    }
+}
+
+#[tokio::test]
+async fn kills_of_either_side_lose_no_claim_and_leak_none() {
+    const CLAIMS: usize = 20;
+    const KILLS: usize = 10;
+    let Some(plane) = ControlPlane::start().await else {
+        return;
+    };
+    let lab = require_lab!(Fs::Ext4);
+    let mut controller = controller(&plane);
+    let mut one = node(&plane, "node-1", &lab.dir("one"));
+    client(&controller).await;
+    await_pools(&plane, 1).await;
+    let socket = controller.socket.clone();
+    let connect = async || {
+        let socket = socket.clone();
+        let connector = tower::service_fn(move |_: tonic::transport::Uri| {
+            let socket = socket.clone();
+            async move {
+                tokio::net::UnixStream::connect(socket)
+                    .await
+                    .map(hyper_util::rt::TokioIo::new)
+            }
+        });
+        let endpoint = tonic::transport::Endpoint::from_static("http://localhost");
+        csi::controller_client::ControllerClient::new(
+            endpoint.connect_with_connector_lazy(connector),
+        )
+    };
+    let life = async |number: usize| {
+        let name = format!("pvc-{number}");
+        let mut client = connect().await;
+        for _ in 0..3 {
+            let made = insist(async || create(&mut client, request(&name, None, None)).await)
+                .await
+                .0;
+            let clone = format!("clone-{number}");
+            let clone = request(&clone, None, Some(of_volume(&made)));
+            let clone = insist(async || create(&mut client, clone.clone()).await)
+                .await
+                .0;
+            insist(async || delete(&mut client, &made).await).await;
+            insist(async || delete(&mut client, &clone).await).await;
+        }
+        insist(async || create(&mut client, request(&name, None, None)).await)
+            .await
+            .0
+    };
+    let kill = async {
+        for round in 0..KILLS {
+            tokio::time::sleep(Duration::from_millis(300)).await;
+            let victim = if round % 2 == 0 {
+                &mut controller
+            } else {
+                &mut one
+            };
+            victim.kill();
+            victim.start();
+            victim.ready().await;
+        }
+    };
+    let (mut made, ()) = tokio::join!(join_all((0..CLAIMS).map(life)), kill);
+    made.sort();
+    let ready = async || {
+        let volumes = volumes(&plane).await;
+        volumes.len() == CLAIMS && volumes.iter().all(|one| one.phase() == Some(Phase::Ready))
+    };
+    eventually("each claim is Ready, once", ready).await;
+    one.kill();
+    let engine = Engine::open(Config::new(lab.dir("one")))
+        .await
+        .expect("it opens");
+    let held = engine.claims(None, usize::MAX).items;
+    let mut held: Vec<String> = held.iter().map(|claim| claim.id.to_string()).collect();
+    held.sort();
+    engine.shutdown().await;
+    assert_eq!(held, made);
+}
