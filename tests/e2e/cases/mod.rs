@@ -2,6 +2,7 @@
 //! manifest in `manifests/`. It uses the verbs of `env`, which also checks for leftovers.
 
 mod caches;
+mod claims;
 mod outcomes;
 mod pods;
 mod policy;
@@ -125,6 +126,10 @@ pub(crate) fn all() -> Vec<Case> {
         case(
             "the shared tier: content outlives the node's disk, and a wrong key harms no pod",
             shared::shared_tier,
+        ),
+        case(
+            "claims in the cluster: made, cloned, enlarged and deleted, while controller and driver are killed",
+            claims::claims,
         ),
         case("the node is switched off and on", reboot::reboot),
         case(

@@ -10,12 +10,14 @@ build() {
   rm -rf "$home"/image.*
   components
   storage
+  sidecars
   pause
   driver
   image_of_pause
   image_of_busybox
   image_of_debian
   image_of_driver
+  images_of_sidecars
 }
 
 # The container runtime and the small programs that the node's daemons execute, and what commands of
@@ -87,6 +89,34 @@ storage() {
     go build -trimpath -buildvcs=false -mod=readonly -o "$bin/versitygw" github.com/versity/versitygw/cmd/versitygw
   made "$bin/versitygw" "$key"
 }
+
+# The sidecars of the controller, from their Go modules. Their versions are those of deploy/.
+sidecars() {
+  local name key package modules
+  for name in provisioner resizer; do
+    modules=$here/sidecars/$name
+    key=$(hash_of "$modules/go.mod" "$modules/go.sum" "$here/build.sh")-$(go env GOVERSION)
+    fits "$bin/csi-$name" "$key" && continue
+    package=$(awk '$1 == "require" { print $2 }' "$modules/go.mod")
+    say "building csi-$name $(sidecar_version "$name") from source"
+    patiently env -C "$modules" CGO_ENABLED=0 nice -n 10 \
+      go build -trimpath -buildvcs=false -mod=readonly -ldflags '-s -w' -o "$bin/csi-$name" "$package/cmd/csi-$name"
+    made "$bin/csi-$name" "$key"
+  done
+}
+sidecar_version() { awk '$1 == "require" { print $3 }' "$here/sidecars/$1/go.mod"; }
+
+images_of_sidecars() {
+  local name key
+  for name in provisioner resizer; do
+    key=$(hash_of "$bin/csi-$name.key" "$here/image.sh")
+    fits "$images/$name.tar" "$key" && continue
+    sidecar=csi-$name
+    image "$name" "registry.k8s.io/sig-storage/$sidecar:$(sidecar_version "$name")" "{\"Entrypoint\": [\"/$sidecar\"]}" add_sidecar
+    made "$images/$name.tar" "$key"
+  done
+}
+add_sidecar() { mkdir -p "$1" && install "$bin/$sidecar" "$1/$sidecar"; }
 
 pause() {
   local key; key=$(hash_of "$here/pause.c")
