@@ -7,6 +7,7 @@
 //! | `types` | each type of volume, and where its content is |
 //! | `clears` | cleared names, refused commits, `share: never`, tenants |
 //! | `trouble` | a tier that is away, hangs, refuses, was wiped, or holds damaged objects |
+//! | `full` | a pool that fills up |
 //! | `uploads` | the queue: drain, restart, a commit during an upload, many callers of one fetch |
 //!
 //! The tier, the server and the store that fails are those of `tests/shared`.
@@ -24,6 +25,8 @@ mod clears;
 #[path = "shared/failing.rs"]
 #[expect(dead_code, reason = "these tests use a part of it")]
 mod failing;
+#[path = "distribution/full.rs"]
+mod full;
 #[path = "distribution/nodes.rs"]
 mod nodes;
 #[path = "shared/server.rs"]
