@@ -8,6 +8,7 @@
 //! | `clears` | cleared names, refused commits, `share: never`, tenants |
 //! | `requests` | how many requests each operation makes |
 //! | `trouble` | a tier that is away, hangs, refuses, was wiped, or holds damaged objects |
+//! | `full` | a pool that fills up |
 //! | `uploads` | the queue: drain, restart, a commit during an upload, many callers of one fetch |
 //!
 //! The tier, the server and the store that fails are those of `tests/shared`.
@@ -25,6 +26,8 @@ mod clears;
 #[path = "shared/failing.rs"]
 #[expect(dead_code, reason = "these tests use a part of it")]
 mod failing;
+#[path = "distribution/full.rs"]
+mod full;
 #[path = "distribution/nodes.rs"]
 mod nodes;
 #[path = "distribution/requests.rs"]

@@ -352,13 +352,20 @@ impl Node {
         wire.check().await
     }
 
-    /// Looks at every name, and deletes it; then nothing is left.
-    async fn clear(&mut self, model: &Model, wire: &Wire) -> Result<(), Stop> {
+    /// Looks at every name.
+    async fn look(&mut self, model: &Model, wire: &Wire) -> Result<(), Stop> {
         for key in 0..KEYS.len() {
             let worker = &mut self.workers[0];
             worker.step(model, wire, key, false).await?;
             worker.end(model, wire).await?;
-            worker.destroy(wire, &KEYS[key].reference()).await?;
+        }
+        Ok(())
+    }
+
+    /// Deletes every name; then nothing is left.
+    async fn clear(&mut self, wire: &Wire) -> Result<(), Stop> {
+        for key in &KEYS {
+            self.workers[0].destroy(wire, &key.reference()).await?;
         }
         nothing_left(&self.place, wire).await
     }
@@ -489,7 +496,10 @@ impl<'a> Episode<'a> {
         self.fresh()?;
         let cleared = self.on.block_on(async {
             for (wire, node) in wires.iter().zip(&mut self.nodes) {
-                node.clear(&self.model, wire).await?;
+                node.look(&self.model, wire).await?;
+            }
+            for (wire, node) in wires.iter().zip(&mut self.nodes) {
+                node.clear(wire).await?;
             }
             Ok(())
         });
