@@ -17,11 +17,11 @@ use tonic::Code;
 
 use crate::caller::{again_at, cannot};
 use crate::common::Fs;
+use crate::common::random::Random;
 use crate::content;
 use crate::driver::{Ground, PATIENCE, Place, Wire, entries, nothing_left};
 use crate::figures::{Fault, Figures, Stop, add, count};
 use crate::kills::Life;
-use crate::random::Random;
 use crate::tier_model::{KEYS, Model, NODES, Since, Written};
 
 const GROUNDS: [Ground; 3] = [
