@@ -195,7 +195,6 @@ impl Worker {
 }
 
 /// Publishes and checks what is shown. `None`: an input is not there.
-#[expect(clippy::option_option, reason = "not there, empty, or this content")]
 async fn publish(
     wire: &Wire,
     pod: &Pod,
@@ -304,7 +303,7 @@ impl Node {
             let all: Vec<_> = all.map(|it| scope.spawn(move || work(it))).collect();
             let idle = || all.iter().all(std::thread::ScopedJoinHandle::is_finished);
             let ended = life.end(&mut driver, &idle);
-            let ends = all.into_iter().map(|worker| worker.join());
+            let ends = all.into_iter().map(std::thread::ScopedJoinHandle::join);
             let ends = ends.map(|end| end.unwrap_or_else(|panic| std::panic::resume_unwind(panic)));
             ends.chain([ended]).collect::<Vec<_>>()
         });
@@ -469,7 +468,10 @@ impl<'a> Episode<'a> {
             let nodes: Vec<_> = nodes
                 .map(|node| scope.spawn(move || node.live(model, until, on)))
                 .collect();
-            let mut ends: Vec<_> = nodes.into_iter().map(|it| it.join()).collect();
+            let mut ends: Vec<_> = nodes
+                .into_iter()
+                .map(std::thread::ScopedJoinHandle::join)
+                .collect();
             over.store(true, Ordering::Relaxed);
             ends.push(collector.join());
             ends

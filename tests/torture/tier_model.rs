@@ -140,9 +140,10 @@ impl Model {
             if !found.is_empty() {
                 return Err(Fault::wrong(format!("{what} shows what no step wrote")));
             }
-            return match since.must_be {
-                true => Err(Fault::lost(format!("{what} is empty; {since:?}"))),
-                false => Ok(None),
+            return if since.must_be {
+                Err(Fault::lost(format!("{what} is empty; {since:?}")))
+            } else {
+                Ok(None)
             };
         };
         let written = self.keys[key].lock().written.get(newest).cloned();
