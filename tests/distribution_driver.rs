@@ -264,11 +264,16 @@ async fn a_tier_that_does_not_exist_is_reported_and_keeps_no_pod_from_its_conten
     );
     assert!(!Path::new(url.trim_start_matches("file://")).exists());
     let log = node.terminate().await;
-    // Once for each kind of access, and not for each pod.
+    // Once for each namespace and kind of access, and not for each pod.
     for access in ["Read", "Write"] {
-        let lines = log.lines().filter(|line| {
-            line.contains("cannot be used until") && line.contains(&format!("\"{access}\""))
-        });
+        let words = [
+            "cannot be used until",
+            "\"tenant\":\"ci\"",
+            &format!("\"{access}\""),
+        ];
+        let lines = log
+            .lines()
+            .filter(|line| words.iter().all(|word| line.contains(word)));
         assert_eq!(lines.count(), 1, "{access}: {log}");
     }
     end(lab);

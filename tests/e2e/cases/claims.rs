@@ -146,8 +146,10 @@ impl<'a> Controller<'a> {
         let ours = installed.overlay();
         fs::create_dir(&ours).expect("it is new");
         let overlay = format!(
-            "resources: [../{}]\ncomponents: [../../components/controller]\n",
-            cluster.overlay()
+            "resources: [../{}]\ncomponents: [../../components/controller]\n\
+             images: [{{name: baggageclaim-csi, newTag: {}}}]\n",
+            cluster.overlay(),
+            env!("CARGO_PKG_VERSION")
         );
         fs::write(ours.join("kustomization.yaml"), overlay).expect("write");
         // The objects of a definition can be made a moment after it.
