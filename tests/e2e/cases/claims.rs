@@ -42,14 +42,6 @@ pub(super) fn claims(env: &Env) {
     assert_eq!(made.len(), 1, "{made:?}");
     assert_eq!(made[0]["status"]["phase"], "Ready");
 
-    // A clone has its content before a pod asks for it, and the pod follows.
-    env.apply_with("clone.yaml", &[("NAME", "copy"), ("OF", "workspace")]);
-    bound(env, "copy");
-    env.apply_with("clone-reader.yaml", &[("NAME", "copy")]);
-    env.succeeded("copy");
-    assert_eq!(env.logs("copy"), "workspace\n");
-    assert_eq!(env.exec("workspace", "cat /claim/text"), "workspace\n");
-
     // It grows while its pod runs.
     env.kubectl(&[
         "patch",
@@ -59,6 +51,17 @@ pub(super) fn claims(env: &Env) {
     env.until("persistentvolumeclaim", "workspace", "2 GiB", |claim| {
         claim["status"]["capacity"]["storage"] == "2Gi"
     });
+
+    // A clone has its content before a pod asks for it, and the pod follows. Overlay cannot freeze
+    // a source that is mounted, and the class does not ask for a copy.
+    env.delete("pod/workspace");
+    env.apply_with("clone.yaml", &[("NAME", "copy"), ("OF", "workspace")]);
+    bound(env, "copy");
+    for claim in ["copy", "workspace"] {
+        env.apply_with("claim-reader.yaml", &[("NAME", claim)]);
+        env.succeeded(claim);
+        assert_eq!(env.logs(claim), "workspace\n", "{claim}");
+    }
 
     only_its_own_node(env, &made[0]);
     churn(env, &controller);
