@@ -235,8 +235,11 @@ impl Cluster {
             .expect("/proc")
             .filter_map(|entry| entry.ok()?.file_name().to_str()?.parse().ok())
             .filter(|pid| {
+                // The controller and the tier's collector are the same program.
                 fs::read_link(format!("/proc/{pid}/exe"))
                     .is_ok_and(|exe| exe == Path::new("/baggageclaim"))
+                    && fs::read_to_string(format!("/proc/{pid}/cmdline"))
+                        .is_ok_and(|words| words.split('\0').nth(1) == Some("node"))
                     && fs::read_to_string(format!("/proc/{pid}/cgroup"))
                         .is_ok_and(|its| its.contains(cgroup.trim()))
             })

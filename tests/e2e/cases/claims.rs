@@ -115,7 +115,7 @@ fn churn(env: &Env, controller: &Controller<'_>) {
         env.apply_with("claim.yaml", &[("NAME", &name(number))]);
         match number {
             2 | 5 => controller.kill(),
-            3 | 6 => env.cluster.kill_driver(),
+            3 | 6 => env.cluster.replace_driver(),
             _ => {}
         }
     }
