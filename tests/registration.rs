@@ -108,7 +108,8 @@ async fn a_kubelet_whose_disk_does_not_answer_keeps_the_driver_from_ending_no_lo
         }
     };
     let ended = tokio::time::timeout(PATIENCE, ends).await;
-    assert!(ended.is_ok(), "the driver waits for the disk");
+    let states = node.states();
+    assert!(ended.is_ok(), "the driver waits for the disk: {states:?}");
     assert!(node.states().contains(&'D'), "nothing waits for the disk");
     drop(frozen);
     let (code, log) = node.ended().await;

@@ -170,12 +170,14 @@ impl Drop for NodeProcess {
     }
 }
 
-/// The state letters of a process's threads, as in proc(5). The first is `Z` for a process that has
-/// ended, but has threads that the kernel cannot end yet.
+/// The state letters of a process's threads, as in proc(5), by thread id: that of the process's
+/// first thread comes first. It is `Z` for a process that has ended, but has threads that the
+/// kernel cannot end yet.
 pub fn states(pid: u32) -> Vec<char> {
     let threads = std::fs::read_dir(format!("/proc/{pid}/task")).expect("it is ours");
     let mut threads: Vec<_> = threads.map(|thread| thread.expect("an entry")).collect();
-    threads.sort_by_key(std::fs::DirEntry::file_name);
+    // As a number: as text, thread 1000 would come before thread 999.
+    threads.sort_by_key(|thread| thread.file_name().to_string_lossy().parse::<u32>().ok());
     // A thread that ends meanwhile has none.
     let lines = threads
         .iter()
