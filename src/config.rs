@@ -332,6 +332,14 @@ pub struct Driver {
     /// The shared tier.
     #[command(flatten)]
     pub shared: Shared,
+    /// The flags of every process that serves.
+    #[command(flatten)]
+    pub process: Process,
+}
+
+/// The flags of every process that serves.
+#[derive(Debug, Clone, Args)]
+pub struct Process {
     /// End with the parent process, for tests and the demo.
     #[arg(long, hide = true, env = "BAGGAGECLAIM_END_WITH_PARENT", value_parser = BoolishValueParser::new())]
     pub end_with_parent: bool,
@@ -494,12 +502,9 @@ pub struct Controller {
     /// How long shutdown may take, to answer running calls
     #[arg(long, value_name = "TIME", env = "BAGGAGECLAIM_GRACE", default_value = "25s", value_parser = parse_duration)]
     pub grace: Duration,
-    /// End with the parent process, for tests.
-    #[arg(long, hide = true, env = "BAGGAGECLAIM_END_WITH_PARENT", value_parser = BoolishValueParser::new())]
-    pub end_with_parent: bool,
-    /// The log.
+    /// The flags of every process that serves.
     #[command(flatten)]
-    pub log: Log,
+    pub process: Process,
 }
 
 impl Controller {

@@ -47,23 +47,17 @@ pub enum Error {
 /// Serves the cluster's volumes until `shutdown` is ready and the running calls are answered.
 pub async fn run(config: Config, shutdown: impl Future<Output = ()>) -> Result<(), Error> {
     let drain = Drain::new(config.grace);
-    let told = async {
-        shutdown.await;
-        drain.close();
-    };
     let served = serve(config, drain.clone());
-    let (served, ()) = tokio::join!(served, async {
-        tokio::select! {
-            () = told => {}
-            () = drain.begun() => {}
-        }
-    });
-    served
+    tokio::pin!(served);
+    tokio::select! {
+        // It failed.
+        served = &mut served => return served,
+        () = shutdown => drain.close(),
+    }
+    served.await
 }
 
 async fn serve(config: Config, drain: Drain) -> Result<(), Error> {
-    // However it ends, the wait for a signal ends with it.
-    let _ends = CloseAtEnd(drain.clone());
     let socket = Socket::bind(&config.socket).await?;
     let listener = match config.http {
         Some(address) => Some(http::Listener::bind(address).await?),
@@ -106,13 +100,5 @@ async fn serve(config: Config, drain: Drain) -> Result<(), Error> {
         None | Some(Ok(Ok(()))) => Ok(()),
         Some(Ok(Err(error))) => Err(error.into()),
         Some(Err(_)) => Err(Error::Exited("CSI services")),
-    }
-}
-
-struct CloseAtEnd(Drain);
-
-impl Drop for CloseAtEnd {
-    fn drop(&mut self) {
-        self.0.close();
     }
 }

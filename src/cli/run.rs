@@ -151,9 +151,9 @@ pub(super) fn run(verb: Verb, demo: RunDemo) -> Done {
 }
 
 fn standalone(flags: config::Standalone) -> Done {
-    let (log, tied) = (flags.driver.log.clone(), flags.driver.end_with_parent);
+    let process = flags.driver.process.clone();
     let config = flags.resolve()?;
-    serve(&log, tied, async |shutdown| {
+    serve(&process, async |shutdown| {
         standalone::run(config, shutdown)
             .await
             .map_err(Failure::from)
@@ -161,17 +161,17 @@ fn standalone(flags: config::Standalone) -> Done {
 }
 
 fn node(flags: config::Node) -> Done {
-    let (log, tied) = (flags.driver.log.clone(), flags.driver.end_with_parent);
+    let process = flags.driver.process.clone();
     let config = flags.resolve()?;
-    serve(&log, tied, async |shutdown| {
+    serve(&process, async |shutdown| {
         node::run(config, shutdown).await.map_err(Failure::from)
     })
 }
 
 fn controller(flags: config::Controller) -> Done {
-    let (log, tied) = (flags.log.clone(), flags.end_with_parent);
+    let process = flags.process.clone();
     let config = flags.resolve();
-    serve(&log, tied, async |shutdown| {
+    serve(&process, async |shutdown| {
         controller::run(config, shutdown)
             .await
             .map_err(Failure::from)
@@ -186,18 +186,17 @@ fn crds() -> Done {
 
 /// Runs a role of the driver with its log, its runtime, and the signals that end it.
 fn serve<Role>(
-    log: &config::Log,
-    end_with_parent: bool,
+    process: &config::Process,
     role: impl FnOnce(WaitForCancellationFutureOwned) -> Role,
 ) -> Done
 where
     Role: Future<Output = Result<(), Failure>>,
 {
-    if end_with_parent {
+    if process.end_with_parent {
         let signal = Some(rustix::process::Signal::TERM);
         rustix::process::set_parent_process_death_signal(signal).map_err(io::Error::from)?;
     }
-    telemetry::init(log.log_format, &log.log)?;
+    telemetry::init(process.log.log_format, &process.log.log)?;
     driver::prepare_process();
     let cores = std::thread::available_parallelism().map_or(1, usize::from);
     let runtime = Builder::new_multi_thread()

@@ -48,6 +48,14 @@ struct Candidate {
     answer: Answer,
 }
 
+/// How long a pod waits for a fetch.
+#[derive(Debug, Clone, Copy)]
+struct Limits {
+    until: Instant,
+    /// The longest time without a byte; `None`: any time.
+    stall: Option<Duration>,
+}
+
 impl Here {
     fn of(local: &LocalArtifact) -> Self {
         Self {
@@ -175,7 +183,8 @@ impl Bringer {
                 Step::Fetch => {
                     let is_here = self.here(name).is_some();
                     let stall = is_here.then_some(self.context.settings.stall);
-                    let fetched = self.fetch(request, option, until, stall).await;
+                    let limits = Limits { until, stall };
+                    let fetched = self.fetch(request, option, limits).await;
                     if fetched || self.here(name).is_some() {
                         return Ok(());
                     }
@@ -222,23 +231,14 @@ impl Bringer {
     }
 
     /// Fetches what the tier shows. `false`: it did not come in time, or not at all.
-    async fn fetch(
-        &self,
-        request: &PublishRequest,
-        option: &Candidate,
-        until: Instant,
-        stall: Option<Duration>,
-    ) -> bool {
+    async fn fetch(&self, request: &PublishRequest, option: &Candidate, limits: Limits) -> bool {
         let Answer::Content {
             found: Some(found), ..
         } = &option.answer
         else {
             return false;
         };
-        let why = match self
-            .fetched(request, &option.name, found, (until, stall))
-            .await
-        {
+        let why = match self.fetched(request, &option.name, found, limits).await {
             Some(Ok(())) => return true,
             Some(Err(error)) => error.to_string(),
             None => self.how_far(found),
@@ -273,13 +273,13 @@ impl Bringer {
         });
     }
 
-    /// Waits for a fetch. `stall`: only while it brings bytes. `None`: it goes on.
+    /// Waits for a fetch. `None`: the pod waits no longer, and the fetch goes on.
     async fn fetched(
         &self,
         request: &PublishRequest,
         name: &Name,
         found: &Arc<Found>,
-        (until, stall): (Instant, Option<Duration>),
+        limits: Limits,
     ) -> Option<Fetched> {
         let bytes = found.manifest.layers.iter().map(|layer| layer.content);
         let what = What::Fetching {
@@ -289,7 +289,7 @@ impl Bringer {
         let notices = self.context.settings.notices.as_ref();
         say(notices, &request.tenant, &request.pod, what);
         let stalls = async {
-            match stall {
+            match limits.stall {
                 Some(limit) => self.fetcher.stalls(found.manifest.artifact, limit).await,
                 None => std::future::pending().await,
             }
@@ -297,7 +297,7 @@ impl Bringer {
         tokio::select! {
             fetched = self.fetcher.fetch(name, found) => Some(fetched),
             () = stalls => None,
-            () = tokio::time::sleep_until(until) => None,
+            () = tokio::time::sleep_until(limits.until) => None,
         }
     }
 
@@ -344,7 +344,8 @@ impl Bringer {
                     },
                 ) = (decision.step, &answer)
                 {
-                    match self.fetched(request, &name, found, (until, None)).await {
+                    let limits = Limits { until, stall: None };
+                    match self.fetched(request, &name, found, limits).await {
                         Some(Ok(())) => {}
                         Some(Err(error)) => state = error.to_string(),
                         None => state = self.how_far(found),

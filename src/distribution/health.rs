@@ -28,7 +28,7 @@ pub(super) struct Health(Mutex<State>);
 struct State {
     /// By access: whether the last call of any tenant failed.
     failing: [bool; 2],
-    /// The tenants whose part of the tier was used.
+    /// The tenants that have an error that lasts.
     tenants: BTreeMap<Tenant, Part>,
     /// How many calls had a result.
     calls: u64,
@@ -88,9 +88,13 @@ impl Health {
         let mut state = self.0.lock();
         state.calls += 1;
         state.worked = state.calls;
-        let part = state.tenants.entry(tenant.clone()).or_default();
-        let was_permanent = part.permanent[access as usize].take().is_some();
-        part.told &= part.error().is_some();
+        let mut was_permanent = false;
+        if let Some(part) = state.tenants.get_mut(tenant) {
+            was_permanent = part.permanent[access as usize].take().is_some();
+            if part.error().is_none() {
+                state.tenants.remove(tenant);
+            }
+        }
         let was_failing = std::mem::take(&mut state.failing[access as usize]);
         drop(state);
         if was_permanent || was_failing {
@@ -105,11 +109,12 @@ impl Health {
         state.calls += 1;
         let number = state.calls;
         let was_failing = std::mem::replace(&mut state.failing[access as usize], true);
-        let part = state.tenants.entry(tenant.clone()).or_default();
-        let permanent = &mut part.permanent[access as usize];
-        let is_news = matches!(error, Error::Permanent { .. }) && permanent.is_none();
-        if is_news {
-            *permanent = Some((text, number));
+        let mut is_news = false;
+        if matches!(error, Error::Permanent { .. }) {
+            let part = state.tenants.entry(tenant.clone()).or_default();
+            let permanent = &mut part.permanent[access as usize];
+            is_news = permanent.is_none();
+            permanent.get_or_insert((text, number));
         }
         drop(state);
         if is_news {
@@ -133,9 +138,7 @@ impl Health {
 
     /// The error that lasts for this tenant.
     pub(super) fn permanent_of(&self, tenant: &Tenant) -> bool {
-        let state = self.0.lock();
-        let part = state.tenants.get(tenant);
-        part.is_some_and(|part| part.error().is_some())
+        self.0.lock().tenants.contains_key(tenant)
     }
 
     /// Whether there is an error that lasts, and no call of any tenant succeeded since it began.

@@ -148,7 +148,7 @@ impl Uploader {
     ) -> Result<Answer, Error> {
         let (store, tenant, id) = (&self.context.store, &artifact.tenant, object_id());
         let (publication, record) = self.context.look(tenant, &artifact.reference, id)?;
-        if let Some(answer) = known_answer(artifact, record.as_ref()) {
+        if let Some(answer) = known_answer(artifact, record.as_ref(), publication.made()) {
             return Ok(answer);
         }
         let looked = Cell::new(Instant::now());
@@ -288,19 +288,81 @@ impl Uploader {
 
 /// The answer, if the record of the name tells it already: nothing is uploaded then. An upload
 /// whose end this node did not note, because it was killed, finds its own artifact.
-fn known_answer(artifact: &Artifact, record: Option<&NameRecord>) -> Option<Answer> {
+/// `made`: when the content that the name shows was sealed.
+fn known_answer(
+    artifact: &Artifact,
+    record: Option<&NameRecord>,
+    made: Option<Timestamp>,
+) -> Option<Answer> {
     let record = record?;
     if record.content().is_some_and(|(id, ..)| id == artifact.id) {
         return Some(Answer::Named(record.number));
     }
     let base = artifact.sharing.base;
     // It was sealed while the tier was not known or did not answer. A newer commit stays.
-    if base.is_none() && record.content().is_some() && record.committed > artifact.created {
+    if base.is_none() && made.is_some_and(|made| made > artifact.created) {
         return Some(Answer::KeptNewer);
     }
     match decide::commit(Some(record), &artifact.reference, base, 1) {
         decide::Decision::Write(_) => None,
         decide::Decision::KeepsFirst => Some(Answer::KeptFirst),
         decide::Decision::Cleared => Some(Answer::Cleared(record.cleared)),
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::model::{ArtifactId, Digests, LayerId};
+    use crate::shared::NameState;
+
+    fn sealed(id: u128, base: Option<u64>) -> Artifact {
+        Artifact {
+            id: ArtifactId::from_bits(id),
+            tenant: "ci".parse().expect("a tenant"),
+            reference: "task-cache/key".parse().expect("a reference"),
+            layers: vec![LayerId::from_bits(1)],
+            created: Timestamp(200),
+            ttl_seconds: None,
+            last_used: Timestamp(200),
+            made_by: None,
+            digests: Digests::default(),
+            sharing: Sharing {
+                base,
+                ..Sharing::default()
+            },
+        }
+    }
+
+    #[test]
+    fn a_commit_that_follows_no_number_yields_to_content_that_was_sealed_later() {
+        let mine = sealed(1, None);
+        let record = NameRecord {
+            format: 1,
+            tenant: mine.tenant.clone(),
+            reference: mine.reference.clone(),
+            number: 4,
+            cleared: 0,
+            write: object_id(),
+            // It was uploaded last. That says nothing of when it was sealed.
+            committed: Timestamp(900),
+            state: NameState::Content {
+                artifact: ArtifactId::from_bits(2),
+                publication: object_id(),
+                manifest: Sha256([0; 32]),
+                ttl_seconds: None,
+            },
+        };
+        let answer = |artifact: &Artifact, made| known_answer(artifact, Some(&record), made);
+        let newer = answer(&mine, Some(Timestamp(201)));
+        assert!(matches!(newer, Some(Answer::KeptNewer)));
+        let older = answer(&mine, Some(Timestamp(199)));
+        assert!(older.is_none(), "it is uploaded");
+        assert!(answer(&mine, None).is_none(), "the manifest is damaged");
+        let follows = sealed(1, Some(4));
+        assert!(answer(&follows, Some(Timestamp(201))).is_none());
+        let own = sealed(2, None);
+        let named = answer(&own, Some(Timestamp(200)));
+        assert!(matches!(named, Some(Answer::Named(4))));
     }
 }

@@ -14,8 +14,8 @@
 //! | `agent` | the controller's orders for this node's persistent volumes, carried out |
 //! | `claims` | the controller's side: persistent volumes of the whole cluster |
 //!
-//! The watch over pods needs `get`, `list` and `watch` on `pods` in all namespaces (RBAC cannot limit that to a
-//! node), and `create` and `patch` on `events` of `events.k8s.io`.
+//! The watch over pods needs `get`, `list` and `watch` on `pods` in all namespaces (RBAC cannot
+//! limit that to a node), and `create` and `patch` on `events` of `events.k8s.io`.
 
 pub mod agent;
 pub mod claims;

@@ -86,6 +86,8 @@ pub struct Publication<'a> {
     seen: Option<(Reference, Current)>,
     /// The layers of what the name showed: they can be used without asking.
     shown: Vec<LayerRef>,
+    /// When what the name showed was sealed.
+    made: Option<Timestamp>,
 }
 
 impl<'a> Publication<'a> {
@@ -106,6 +108,7 @@ impl<'a> Publication<'a> {
             looked: Since::now(),
             seen: None,
             shown: Vec::new(),
+            made: None,
         }
     }
 
@@ -117,14 +120,21 @@ impl<'a> Publication<'a> {
         self.seen = Some((reference.clone(), current));
         if let Some(record) = &record {
             match read_manifest(self.store, &self.keys, &self.tenant, record) {
-                Ok(manifest) => self
-                    .shown
-                    .extend(manifest.into_iter().flat_map(|it| it.layers)),
-                Err(Error::Corrupt { .. } | Error::Missing { .. }) => {}
+                Ok(Some(manifest)) => {
+                    self.made = Some(manifest.made);
+                    self.shown.extend(manifest.layers);
+                }
+                Ok(None) | Err(Error::Corrupt { .. } | Error::Missing { .. }) => {}
                 Err(error) => return Err(error),
             }
         }
         Ok(record)
+    }
+
+    /// When the content that the name showed was sealed; `None`: it showed none, or it is damaged.
+    #[must_use]
+    pub fn made(&self) -> Option<Timestamp> {
+        self.made
     }
 
     /// The object of this layer if the tier has one that may be used. `content`: its bytes.

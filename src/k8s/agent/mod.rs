@@ -10,8 +10,8 @@
 //! | `decide` | the next step for an object, pure |
 //! | `pool` | the node's `Pool` |
 //!
-//! It needs `get`, `list` and `watch` on `volumes` and `snapshots`, `patch` on their `status`, and
-//! `get`, `create` and `patch` on `pools` and their `status`.
+//! It needs `get`, `list` and `watch` on `volumes` and `snapshots`, `create` on `pools`, and `patch`
+//! on the `status` of all three.
 
 pub(super) mod decide;
 mod pool;
@@ -131,7 +131,7 @@ fn refusal(error: &engine::Error) -> Refusal {
     }
 }
 
-/// A final error is the status' affair. Any other is tried again, and nothing is reported.
+/// Splits a result: a final error goes into the status; after any other the job is tried again.
 fn finally<T>(done: engine::Result<T>) -> Result<Result<T, Refusal>, Error> {
     match done {
         Ok(done) => Ok(Ok(done)),
@@ -151,7 +151,11 @@ fn after(error: Option<&Refusal>, deletes: bool) -> Action {
 
 async fn volume(volume: Arc<Volume>, agent: Arc<Agent>) -> Result<Action, Error> {
     let id = volume.metadata.name.clone().unwrap_or_default();
-    let held = agent.engine.claim(&id).ok();
+    let held = match agent.engine.claim(&id) {
+        Ok(held) => Some(held),
+        Err(engine::Error::NoSuchClaim(_)) => None,
+        Err(error) => return Err(error.into()),
+    };
     let step = decide::volume(&volume, &agent.pool, held.as_ref());
     let deletes = matches!(step, VolumeStep::Delete);
     let engine = &agent.engine;

@@ -72,26 +72,32 @@ where
         changed
     }
 
-    /// Waits until the object of this name fulfils the condition; `false` if time is up first.
-    pub(super) async fn until(
+    /// Waits until the node has answered the order in this object, the object has changed
+    /// otherwise, or time is up.
+    pub(super) async fn answered(
         &self,
-        name: &str,
+        object: &K,
         deadline: Instant,
-        condition: impl Fn(Option<&K>) -> bool,
-    ) -> bool {
-        let key = ObjectRef::new(name);
+        is_answer: impl Fn(&K) -> bool,
+    ) {
+        let meta = object.meta();
+        let key = ObjectRef::new(meta.name.as_deref().unwrap_or_default());
+        let is_over = |seen: &K| {
+            let generation = seen.meta().generation;
+            generation > meta.generation || (generation == meta.generation && is_answer(seen))
+        };
         let mut changed = self.changed.clone();
-        let fulfilled = async {
+        let over = async {
             loop {
                 changed.mark_unchanged();
-                if condition(self.store.get(&key).as_deref()) {
-                    return true;
-                }
-                if changed.changed().await.is_err() {
-                    return false;
+                let seen = self.store.get(&key);
+                // The channel is closed only at the end of the process.
+                if seen.is_some_and(|seen| is_over(&seen)) || changed.changed().await.is_err() {
+                    return;
                 }
             }
         };
-        timeout_at(deadline, fulfilled).await.unwrap_or(false)
+        // The caller looks again in both cases.
+        let _ = timeout_at(deadline, over).await;
     }
 }

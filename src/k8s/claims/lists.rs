@@ -1,4 +1,4 @@
-//! Answers of the objects in the words of the model: one, or pages from the watches.
+//! Converts objects to the types of the model: one object, or pages of what the watches have seen.
 //! Makes no decisions on volumes.
 
 use std::sync::Arc;

@@ -100,15 +100,9 @@ impl Cluster {
     }
 
     async fn snapshot_answered(&self, object: &Snapshot, deadline: Instant) {
-        let generation = object.metadata.generation;
-        let is_over = |seen: Option<&Snapshot>| {
-            seen.is_some_and(|seen| {
-                seen.metadata.generation > generation
-                    || (seen.metadata.generation == generation && seen.answer().is_some())
-            })
-        };
-        let name = object.metadata.name.as_deref().unwrap_or_default();
-        self.seen_snapshots.until(name, deadline, is_over).await;
+        let is_answer = |seen: &Snapshot| seen.answer().is_some();
+        let seen = &self.seen_snapshots;
+        seen.answered(object, deadline, is_answer).await;
     }
 
     /// The object with this snapshot: its own, or that of its group.

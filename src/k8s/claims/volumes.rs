@@ -50,10 +50,6 @@ fn absent() -> Value {
     json!({ "wanted": Wanted::Absent })
 }
 
-fn name(volume: &Volume) -> &str {
-    volume.metadata.name.as_deref().unwrap_or_default()
-}
-
 impl Cluster {
     pub(super) async fn create_volume(
         &self,
@@ -90,7 +86,7 @@ impl Cluster {
                     }
                 }
             }
-            // Conflicts, again and again.
+            // Each step met a change by another writer.
             if Instant::now() >= until {
                 return Err(refusal(
                     Code::Aborted,
@@ -100,19 +96,10 @@ impl Cluster {
         }
     }
 
-    /// Waits until the node has answered this order, or the object changed otherwise, or time is
-    /// up.
     async fn answered(&self, volume: &Volume, deadline: Instant) {
-        let generation = volume.metadata.generation;
-        let is_over = |seen: Option<&Volume>| {
-            seen.is_some_and(|seen| {
-                seen.metadata.generation > generation
-                    || (seen.metadata.generation == generation && seen.answer().is_some())
-            })
-        };
-        self.seen_volumes
-            .until(name(volume), deadline, is_over)
-            .await;
+        let is_answer = |seen: &Volume| seen.answer().is_some();
+        let seen = &self.seen_volumes;
+        seen.answered(volume, deadline, is_answer).await;
     }
 
     /// The node where a clone is made. An attempt that has begun keeps its node, also when its
