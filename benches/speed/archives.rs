@@ -119,7 +119,7 @@ impl Bench<'_> {
             fs::remove_dir_all(&to).expect("remove");
             (ours, rival)
         };
-        // Each end hashes the plain and the packed bytes, as the driver does. The rival hashes none.
+        // Each end hashes the plain and the packed bytes, as the driver does. The rival does not.
         let name = format!("both ends with zstd and sha256, {what}");
         self.turns(&name, goal, turn);
     }
