@@ -499,6 +499,9 @@ pub struct Controller {
     /// The kubeconfig for the API server [default: the service account of this pod]
     #[arg(long, value_name = "PATH", env = "KUBECONFIG")]
     pub kubeconfig: Option<PathBuf>,
+    /// How long a volume stays whose claim was given up before it had a PersistentVolume
+    #[arg(long, value_name = "TIME", env = "BAGGAGECLAIM_LEAK_GRACE", default_value = "10m", value_parser = parse_duration)]
+    pub leak_grace: Duration,
     /// How long shutdown may take, to answer running calls
     #[arg(long, value_name = "TIME", env = "BAGGAGECLAIM_GRACE", default_value = "25s", value_parser = parse_duration)]
     pub grace: Duration,
@@ -516,6 +519,7 @@ impl Controller {
             http: self.http.0,
             // An empty variable is as good as none.
             kubeconfig: self.kubeconfig.filter(|path| !path.as_os_str().is_empty()),
+            leak_grace: self.leak_grace,
             grace: self.grace,
         }
     }

@@ -26,6 +26,8 @@ pub struct Config {
     pub http: Option<SocketAddr>,
     /// A kubeconfig; `None`: the pod's service account.
     pub kubeconfig: Option<PathBuf>,
+    /// How long a volume stays whose claim was given up.
+    pub leak_grace: Duration,
     /// How long the end may take.
     pub grace: Duration,
 }
@@ -69,7 +71,7 @@ async fn serve(config: Config, drain: Drain) -> Result<(), Error> {
         client = k8s::connect(config.kubeconfig.as_deref()) => client,
         () = drain.begun() => return Ok(()),
     };
-    let (cluster, work) = Cluster::new(client, csi::place_of);
+    let (cluster, work) = Cluster::new(client, csi::place_of, config.leak_grace);
     let (list, listed) = watch::channel(false);
     let rpcs = Rpcs::default();
     let pages = http::Sources {

@@ -24,6 +24,9 @@ pub use volume::{Mutable, Parameters, Source, SourceKind, Volume, VolumeSpec, Vo
 /// The API group.
 pub const GROUP: &str = "baggageclaim.concourse-ci.org";
 
+/// The annotation of a `Volume` that a PersistentVolume has named at some time.
+pub const BOUND: &str = "baggageclaim.concourse-ci.org/bound";
+
 /// What the controller orders.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Serialize, Deserialize, JsonSchema)]
 pub enum Wanted {

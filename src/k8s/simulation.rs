@@ -9,6 +9,7 @@ use std::sync::Arc;
 use super::agent::decide as agent;
 use super::agent::decide::VolumeStep;
 use super::claims::decide::{self, Asked, Creation, Deletion, Place};
+use super::claims::leaks::{Known, is_leak};
 use super::claims::name_on;
 use crate::api::{Phase, Volume, VolumeSpec, VolumeStatus, Wanted, number};
 use crate::engine::Error;
@@ -20,7 +21,7 @@ use crate::model::{
 use crate::server::{code_of, may_go_on};
 
 const NODES: [&str; 3] = ["node-1", "node-2", "node-3"];
-const CLAIMS: usize = 3;
+const CLAIMS: usize = 4;
 const STEPS: usize = 120;
 const SCHEDULES: u64 = 5_000;
 
@@ -204,6 +205,8 @@ struct Life {
     /// The volume id in the PersistentVolume.
     bound: Option<String>,
     deletes: bool,
+    /// The claim is deleted before it is bound, and the provisioner forgets it.
+    gives_up: bool,
     done: bool,
 }
 
@@ -226,7 +229,7 @@ impl World {
         };
         let life = |number: usize| Life {
             request: CreateClaim {
-                name: format!("pvc-{number}"),
+                name: format!("pvc-{}", uid(number)),
                 required_bytes: 1,
                 limit_bytes: None,
                 parameters: ClaimParameters::default(),
@@ -238,6 +241,7 @@ impl World {
             overdue: false,
             bound: None,
             deletes: number == 1,
+            gives_up: number == 3,
             done: false,
         };
         Self {
@@ -303,6 +307,10 @@ impl World {
             Ok(Creation::Done(volume)) => {
                 life.bound.clone_from(&volume.metadata.name);
                 life.done = !life.deletes;
+                if life.gives_up {
+                    // The answer is lost, and so is the provisioner.
+                    (life.bound, life.done) = (None, true);
+                }
             }
             Ok(Creation::Make(node)) => {
                 let node_name = node.id.as_str().to_owned();
@@ -335,6 +343,23 @@ impl World {
         }
     }
 
+    /// Orders the deletion of what calls have left behind.
+    fn delete_leaks(&mut self) {
+        let claims = self.lives.iter().enumerate();
+        let claims = claims.filter(|(_, life)| !(life.gives_up && life.done));
+        let bound = self.lives.iter();
+        let bound = bound.filter_map(|life| Some((life.request.name.clone(), life.bound.clone()?)));
+        let known = Known {
+            claims: claims.map(|(number, _)| uid(number)).collect(),
+            persistent: bound.collect(),
+        };
+        let leaks = self.server.volumes.values();
+        let leaks: Vec<Volume> = leaks.filter(|one| is_leak(one, &known)).cloned().collect();
+        for leak in leaks {
+            self.server.order_absent(&leak);
+        }
+    }
+
     fn agent(&mut self, node: usize, what: usize) {
         let (agent, name) = (&mut self.agents[node], NODES[node]);
         match what {
@@ -346,7 +371,7 @@ impl World {
 
     fn step(&mut self, random: &mut Random) {
         let (node, life) = (random.below(NODES.len()), random.below(CLAIMS));
-        match random.below(20) {
+        match random.below(22) {
             0..=5 => self.agent(node, 0),
             6..=10 => self.agent(node, 1),
             11 => self.agent(node, 2),
@@ -358,6 +383,10 @@ impl World {
                 }
             }
             14 => self.server.sweep(),
+            15 => self.delete_leaks(),
+            16 if self.lives[life].gives_up && self.lives[life].bound.is_none() => {
+                self.lives[life].done = true;
+            }
             _ => self.call(life, random),
         }
     }
@@ -372,6 +401,7 @@ impl World {
             for life in 0..CLAIMS {
                 self.call(life, random);
             }
+            self.delete_leaks();
             self.server.sweep();
         }
     }
@@ -399,6 +429,10 @@ impl World {
         assert_eq!(held, ready, "seed {seed}: engines and Volumes");
         assert_eq!(ready, bound, "seed {seed}: Volumes and PersistentVolumes");
     }
+}
+
+fn uid(number: usize) -> String {
+    format!("00000000-0000-0000-0000-{number:012}")
 }
 
 fn number_of(request: &CreateClaim) -> i64 {

@@ -78,9 +78,14 @@ fn arguments(plane: &ControlPlane, role: &[&str]) -> Vec<String> {
 }
 
 pub(crate) fn controller(plane: &ControlPlane) -> Process {
+    controller_with(plane, &[])
+}
+
+/// A controller with more flags.
+pub(crate) fn controller_with(plane: &ControlPlane, flags: &[&str]) -> Process {
     let socket = plane.directory.path().join("controller.sock");
     let text = socket.to_str().expect("text").to_owned();
-    let arguments = arguments(plane, &["controller", "--socket", &text]);
+    let arguments = arguments(plane, &[&["controller", "--socket", &text], flags].concat());
     Process::new(plane, "controller", socket, arguments)
 }
 

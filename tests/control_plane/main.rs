@@ -13,6 +13,7 @@ mod common;
 
 mod calls;
 mod driver;
+mod leaks;
 mod plane;
 
 use std::fs;

@@ -188,7 +188,22 @@ impl ControlPlane {
         said
     }
 
-    /// The same; whether it succeeded, and what it printed.
+    /// Deletes an object for good: no controller manager is there to remove its finalizers.
+    pub(crate) fn delete(&self, kind: &str, name: &str) {
+        self.kubectl(&["delete", kind, name, "--wait=false"]);
+        let none = r#"--patch={"metadata": {"finalizers": null}}"#;
+        // It is gone already if it had none.
+        self.try_kubectl(&["patch", kind, name, "--type=merge", none]);
+    }
+
+    /// Makes an object.
+    pub(crate) fn apply(&self, name: &str, text: &str) {
+        let path = self.directory.path().join(format!("{name}.yaml"));
+        fs::write(&path, text).expect("write");
+        self.kubectl(&["apply", "--filename", path.to_str().expect("text")]);
+    }
+
+    /// Runs kubectl, and returns whether it succeeded and what it printed.
     pub(crate) fn try_kubectl(&self, arguments: &[&str]) -> (bool, String) {
         let output = Command::new(programs().expect("they were there").join("kubectl"))
             .arg("--kubeconfig")

@@ -6,7 +6,7 @@ use std::fmt;
 use std::hash::Hash;
 use std::sync::Arc;
 
-use futures_util::StreamExt as _;
+use futures_util::{FutureExt as _, StreamExt as _};
 use kube::runtime::reflector::{self, ObjectRef, Store};
 use kube::runtime::{WatchStreamExt as _, watcher};
 use kube::{Api, Resource};
@@ -59,10 +59,19 @@ where
         self.store.state()
     }
 
+    /// One object.
+    pub(super) fn get(&self, name: &str) -> Option<Arc<K>> {
+        self.store.get(&ObjectRef::new(name))
+    }
+
     /// Ready when the first list is complete.
     pub(super) async fn filled(&self) {
-        // The writer is dropped only with the process.
-        let _ = self.store.wait_until_ready().await;
+        let mut changed = self.changed.clone();
+        // The store itself wakes only the last of several waiters. Each list is a change, too; the
+        // channel is closed only at the end of the process.
+        while self.store.wait_until_ready().now_or_never().is_none()
+            && changed.changed().await.is_ok()
+        {}
     }
 
     /// A receiver for changes, which sees each change from now on.

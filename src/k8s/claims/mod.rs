@@ -11,15 +11,18 @@
 //! | `volumes` | create, delete and change volumes |
 //! | `snapshots` | the same for snapshots and groups |
 //! | `lists` | answers from the watches |
+//! | `leaks` | deletes volumes whose claim was given up |
 
 mod cache;
 pub(super) mod decide;
+pub(super) mod leaks;
 mod lists;
 mod objects;
 mod running;
 mod snapshots;
 mod volumes;
 
+use std::fmt;
 use std::sync::Arc;
 use std::time::Duration;
 
@@ -53,8 +56,8 @@ const LONGEST: Duration = Duration::from_secs(25);
 pub type FindPlace = fn(&NodeId) -> Node;
 
 /// The persistent volumes of a cluster.
-#[derive(Debug)]
 pub struct Cluster {
+    client: Client,
     persistent: Api<ApiVolume>,
     volumes: Objects<Volume>,
     snapshots: Objects<Snapshot>,
@@ -65,18 +68,27 @@ pub struct Cluster {
     running: Running,
 }
 
+impl fmt::Debug for Cluster {
+    fn fmt(&self, out: &mut fmt::Formatter<'_>) -> fmt::Result {
+        out.debug_struct("Cluster").finish_non_exhaustive()
+    }
+}
+
 impl Cluster {
-    /// The volumes in this cluster, and the task that watches them.
+    /// The volumes in this cluster, and the task that watches them. A volume whose claim was given
+    /// up is deleted after `leak_grace`.
     pub fn new(
         client: Client,
         place: FindPlace,
+        leak_grace: Duration,
     ) -> (Arc<Self>, impl Future<Output = ()> + Send + 'static) {
         let (volumes, snapshots) = (Api::all(client.clone()), Api::all(client.clone()));
         let (seen_volumes, fill_volumes) = Cache::new(volumes.clone());
         let (seen_snapshots, fill_snapshots) = Cache::new(snapshots.clone());
         let (seen_pools, fill_pools) = Cache::new(Api::all(client.clone()));
         let cluster = Arc::new(Self {
-            persistent: Api::all(client),
+            persistent: Api::all(client.clone()),
+            client,
             volumes: Objects(volumes),
             snapshots: Objects(snapshots),
             seen_volumes,
@@ -91,7 +103,9 @@ impl Cluster {
                 fill_volumes,
                 fill_snapshots,
                 fill_pools,
-                sweeper.sweep_forever()
+                sweeper.sweep_forever(),
+                sweeper.mark_forever(),
+                sweeper.find_leaks_forever(leak_grace),
             );
         };
         (cluster, work)

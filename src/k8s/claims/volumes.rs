@@ -46,7 +46,7 @@ fn object(request: &CreateClaim, node: &Node) -> Volume {
     )
 }
 
-fn absent() -> Value {
+pub(super) fn absent() -> Value {
     json!({ "wanted": Wanted::Absent })
 }
 

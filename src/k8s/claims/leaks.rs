@@ -1,0 +1,211 @@
+//! Deletes volumes whose claim was given up: csi-provisioner does not record that a creation began,
+//! so a `Volume` without a PersistentVolume may be all that is left of it.
+//!
+//! A volume that a PersistentVolume has ever named is never deleted here: it is marked, and the
+//! mark stays. So the data of a retained volume outlives its PersistentVolume.
+//!
+//! Snapshots need no such sweep: csi-snapshotter has a VolumeSnapshotContent before it calls.
+
+use std::collections::{BTreeMap, HashMap, HashSet};
+use std::time::Duration;
+
+use futures_util::StreamExt as _;
+use k8s_openapi::api::core::v1::{PersistentVolume as ApiVolume, PersistentVolumeClaim};
+use kube::api::{ListParams, Patch, PatchParams};
+use kube::runtime::{WatchStreamExt as _, watcher};
+use kube::{Api, ResourceExt as _};
+use serde_json::json;
+use tokio::time::Instant;
+
+use super::Cluster;
+use super::objects::failed;
+use super::volumes::absent;
+use crate::api::{BOUND, Volume, Wanted};
+use crate::engine::claims::claim_id;
+use crate::engine::{Error, Result};
+
+/// The shortest and the longest time between two looks.
+const PAUSES: (Duration, Duration) = (Duration::from_millis(500), Duration::from_secs(60));
+
+/// What the API server says about claims, read for one decision.
+#[derive(Debug, Default)]
+pub(in crate::k8s) struct Known {
+    /// The uids of all PersistentVolumeClaims.
+    pub(in crate::k8s) claims: HashSet<String>,
+    /// The PersistentVolumes with a volume of a CSI driver: name and volume id.
+    pub(in crate::k8s) persistent: BTreeMap<String, String>,
+}
+
+/// The uid of the claim that a volume was made for; `None`: its name does not tell.
+fn claim_of(name: &str) -> Option<&str> {
+    let uid = name.strip_prefix("pvc-")?;
+    // With another length the name may hold a part of the uid only.
+    let is_uid = uid.len() == 36
+        && uid.char_indices().all(|(at, char)| match at {
+            8 | 13 | 18 | 23 => char == '-',
+            _ => char.is_ascii_hexdigit(),
+        });
+    is_uid.then_some(uid)
+}
+
+/// Whether a volume may be a leak: nothing says that a PersistentVolume has ever named it.
+pub(in crate::k8s) fn is_suspect(volume: &Volume) -> bool {
+    volume.spec.wanted == Wanted::Present
+        && !volume.annotations().contains_key(BOUND)
+        && claim_of(&volume.spec.name).is_some()
+}
+
+/// Whether a suspect is a leak: no PersistentVolume names it, and none ever will.
+pub(in crate::k8s) fn is_leak(volume: &Volume, known: &Known) -> bool {
+    let (id, name) = (volume.name_any(), &volume.spec.name);
+    if !is_suspect(volume) || known.persistent.values().any(|named| *named == id) {
+        return false;
+    }
+    // A PersistentVolume of this name has the volume of another attempt.
+    let is_replaced = known.persistent.contains_key(name);
+    let has_claim = claim_of(name).is_none_or(|uid| known.claims.contains(uid));
+    is_replaced || !has_claim
+}
+
+/// The volume id in a PersistentVolume.
+fn handle(volume: &ApiVolume) -> Option<&str> {
+    let csi = volume.spec.as_ref()?.csi.as_ref()?;
+    Some(&csi.volume_handle)
+}
+
+impl Cluster {
+    /// Marks volumes as soon as a PersistentVolume names them.
+    pub(super) async fn mark_forever(&self) {
+        self.seen_volumes.filled().await;
+        let events = watcher(self.persistent.clone(), watcher::Config::default());
+        let touched = events.default_backoff().touched_objects();
+        let marked = touched.for_each(|volume| async move {
+            let done = match &volume {
+                Ok(volume) => self.mark(volume).await,
+                Err(error) => {
+                    tracing::warn!(%error, "the watch of PersistentVolumes failed, and begins again");
+                    return;
+                }
+            };
+            if let Err(error) = done {
+                // The next look marks it.
+                tracing::warn!(%error, "a volume is not marked as bound yet");
+            }
+        });
+        marked.await;
+    }
+
+    /// Marks the volume of a PersistentVolume, if it is ours and has no mark.
+    async fn mark(&self, persistent: &ApiVolume) -> Result<()> {
+        let Some(id) = handle(persistent) else {
+            return Ok(());
+        };
+        let is_marked = |volume: &Volume| volume.annotations().contains_key(BOUND);
+        match self.seen_volumes.get(id) {
+            Some(seen) if is_marked(&seen) => return Ok(()),
+            // The watch can be late. Volumes of other drivers end here.
+            None if claim_of(&persistent.name_any()).is_none() => return Ok(()),
+            None if id.parse::<crate::model::VolumeId>().is_err() => return Ok(()),
+            None if self.volumes.get(id).await?.is_none() => return Ok(()),
+            Some(_) | None => {}
+        }
+        let mark = json!({ "metadata": { "annotations": { BOUND: "true" } } });
+        let params = PatchParams::default();
+        match self.volumes.0.patch(id, &params, &Patch::Merge(mark)).await {
+            Err(kube::Error::Api(gone)) if gone.code == 404 => Ok(()),
+            done => done.map(drop).map_err(|error| failed(&error)),
+        }
+    }
+
+    /// Orders the deletion of leaks that are older than `grace`.
+    pub(super) async fn find_leaks_forever(&self, grace: Duration) {
+        self.seen_volumes.filled().await;
+        let pause = (grace / 4).clamp(PAUSES.0, PAUSES.1);
+        let mut since: HashMap<String, Instant> = HashMap::new();
+        loop {
+            let now = Instant::now();
+            let suspects = self.seen_volumes.all();
+            let suspects = suspects.iter().filter(|volume| is_suspect(volume));
+            // A new object of the same name is another suspect.
+            since = suspects
+                .filter_map(|volume| volume.uid())
+                .map(|uid| {
+                    let first = since.get(&uid).copied().unwrap_or(now);
+                    (uid, first)
+                })
+                .collect();
+            let is_due = |volume: &Volume| {
+                let first = volume.uid().and_then(|uid| since.get(&uid).copied());
+                first.is_some_and(|first| now.duration_since(first) >= grace)
+            };
+            if let Err(error) = self.delete_leaks(is_due).await {
+                tracing::warn!(%error, "volumes without a claim stay for now");
+            }
+            tokio::time::sleep(pause).await;
+        }
+    }
+
+    async fn delete_leaks(&self, is_due: impl Fn(&Volume) -> bool) -> Result<()> {
+        let mut due = Vec::new();
+        for seen in self.seen_volumes.all() {
+            // A volume whose call runs is not given up.
+            if is_suspect(&seen)
+                && is_due(&seen)
+                && let Ok(hold) = self.running.take(claim_id(&seen.spec.name))
+                && let Some(volume) = self.volumes.get(&seen.name_any()).await?
+                && volume.uid() == seen.uid()
+            {
+                due.push((volume, hold));
+            }
+        }
+        if due.is_empty() {
+            return Ok(());
+        }
+        let known = self.known().await?;
+        for (volume, _hold) in due {
+            if !is_leak(&volume, &known) {
+                continue;
+            }
+            // A mark that was set meanwhile makes this fail.
+            if self.volumes.write(&volume, absent()).await?.is_some() {
+                let (id, node) = (volume.name_any(), &volume.spec.node_name);
+                let name = &volume.spec.name;
+                tracing::info!(volume = %id, %name, %node, "its claim was given up: deleting it");
+            }
+        }
+        Ok(())
+    }
+
+    /// Reads claims and PersistentVolumes live, and marks the volumes that these name.
+    async fn known(&self) -> Result<Known> {
+        let all = ListParams::default();
+        let unavailable = |error: kube::Error| -> Error { failed(&error) };
+        // Claims first: a claim that is gone now gets no PersistentVolume later.
+        let claims: Api<PersistentVolumeClaim> = Api::all(self.client.clone());
+        let claims = claims.list_metadata(&all).await.map_err(unavailable)?;
+        let persistent = self.persistent.list(&all).await.map_err(unavailable)?;
+        for volume in &persistent {
+            self.mark(volume).await?;
+        }
+        let named = persistent.iter();
+        let named = named.filter_map(|one| Some((one.name_any(), handle(one)?.to_owned())));
+        Ok(Known {
+            claims: claims.iter().filter_map(kube::ResourceExt::uid).collect(),
+            persistent: named.collect(),
+        })
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn only_names_with_a_whole_uid_tell_the_claim() {
+        let uid = "3f0c9a52-5a3e-4c1b-9d5e-0123456789ab";
+        assert_eq!(claim_of(&format!("pvc-{uid}")), Some(uid));
+        for name in ["pvc-1", "pvc-3f0c9a525a3e", &format!("other-{uid}"), uid] {
+            assert_eq!(claim_of(name), None, "{name}");
+        }
+    }
+}
