@@ -204,10 +204,18 @@ struct Life {
     overdue: bool,
     /// The volume id in the PersistentVolume.
     bound: Option<String>,
-    deletes: bool,
-    /// The claim is deleted before it is bound, and the provisioner forgets it.
-    gives_up: bool,
+    fate: Fate,
     done: bool,
+}
+
+/// What becomes of a claim.
+#[derive(Clone, Copy, PartialEq, Eq)]
+enum Fate {
+    Stays,
+    /// It is deleted after it is bound.
+    Deleted,
+    /// It is deleted before it is bound, and the provisioner forgets it.
+    GivenUp,
 }
 
 struct World {
@@ -240,8 +248,11 @@ impl World {
             read: None,
             overdue: false,
             bound: None,
-            deletes: number == 1,
-            gives_up: number == 3,
+            fate: match number {
+                1 => Fate::Deleted,
+                3 => Fate::GivenUp,
+                _ => Fate::Stays,
+            },
             done: false,
         };
         Self {
@@ -306,8 +317,8 @@ impl World {
         match asked.next(read) {
             Ok(Creation::Done(volume)) => {
                 life.bound.clone_from(&volume.metadata.name);
-                life.done = !life.deletes;
-                if life.gives_up {
+                life.done = life.fate != Fate::Deleted;
+                if life.fate == Fate::GivenUp {
                     // The answer is lost, and so is the provisioner.
                     (life.bound, life.done) = (None, true);
                 }
@@ -346,7 +357,7 @@ impl World {
     /// Orders the deletion of what calls have left behind.
     fn delete_leaks(&mut self) {
         let claims = self.lives.iter().enumerate();
-        let claims = claims.filter(|(_, life)| !(life.gives_up && life.done));
+        let claims = claims.filter(|(_, life)| !(life.fate == Fate::GivenUp && life.done));
         let bound = self.lives.iter();
         let bound = bound.filter_map(|life| Some((life.request.name.clone(), life.bound.clone()?)));
         let known = Known {
@@ -384,7 +395,7 @@ impl World {
             }
             14 => self.server.sweep(),
             15 => self.delete_leaks(),
-            16 if self.lives[life].gives_up && self.lives[life].bound.is_none() => {
+            16 if self.lives[life].fate == Fate::GivenUp && self.lives[life].bound.is_none() => {
                 self.lives[life].done = true;
             }
             _ => self.call(life, random),
