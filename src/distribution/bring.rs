@@ -14,9 +14,8 @@ use super::fetch::{Fetched, Fetcher};
 use super::flight::Flights;
 use super::health::say;
 use super::queue::Queue;
-use super::work::Workers;
 use crate::engine::notice::What;
-use crate::engine::{self, Error, LocalArtifact, PublishRequest};
+use crate::engine::{self, Error, PublishRequest};
 use crate::model::{Commit, Name, Reference, VolumeKind};
 use crate::shared::Found;
 
@@ -32,8 +31,6 @@ pub(super) struct Bringer {
     asker: Arc<Asker>,
     fetcher: Arc<Fetcher>,
     queue: Arc<Queue>,
-    /// Writes into the engine's index.
-    notes: Arc<Workers>,
     /// Pods that wait for one input ask together.
     rounds: Flights<(Name, IsFirst), Answer>,
 }
@@ -54,15 +51,6 @@ struct Limits {
     until: Instant,
     /// The longest time without a byte; `None`: any time.
     stall: Option<Duration>,
-}
-
-impl Here {
-    fn of(local: &LocalArtifact) -> Self {
-        Self {
-            artifact: local.id,
-            sharing: local.sharing,
-        }
-    }
 }
 
 fn unasked() -> Answer {
@@ -101,7 +89,6 @@ impl Bringer {
     ) -> Self {
         Self {
             rounds: context.flights(),
-            notes: Arc::new(context.workers("shared-note", 1)),
             context,
             asker,
             fetcher,
@@ -250,27 +237,12 @@ impl Bringer {
         false
     }
 
-    /// Has an artifact uploaded again that the tier lost.
+    /// Has content uploaded again that the tier lost. The pod does not wait for that.
     fn share_again(&self, name: &Name, option: &Candidate) {
         let Some(here) = option.here else { return };
-        tracing::info!(
-            tenant = %name.tenant, reference = %name.reference, artifact = %here.artifact,
-            "the shared tier lost this content; it is uploaded again"
-        );
-        let (engine, queue) = (self.context.engine.clone(), Arc::clone(&self.queue));
-        let workers = Arc::clone(&self.notes);
-        self.context.tasks.spawn(async move {
-            let note = move || {
-                engine.set_sharing(here.artifact, |sharing| {
-                    sharing.base = sharing.follows();
-                    sharing.number = None;
-                })
-            };
-            match workers.run(|| true, note).await {
-                Some(Err(error)) => tracing::warn!(%error, "content is not uploaded again"),
-                _ => queue.look(),
-            }
-        });
+        let (queue, name) = (Arc::clone(&self.queue), name.clone());
+        let again = async move { queue.share_again(&name, here.artifact).await };
+        self.context.tasks.spawn(again);
     }
 
     /// Waits for a fetch. `None`: the pod waits no longer, and the fetch goes on.

@@ -4,6 +4,7 @@
 
 use std::time::Duration;
 
+use crate::engine::LocalArtifact;
 use crate::model::{ArtifactId, Freshness, Reference, Sharing, Timestamp};
 use crate::shared::Error;
 
@@ -25,6 +26,15 @@ pub(super) enum Want {
 pub(super) struct Here {
     pub(super) artifact: ArtifactId,
     pub(super) sharing: Sharing,
+}
+
+impl Here {
+    pub(super) fn of(local: &LocalArtifact) -> Self {
+        Self {
+            artifact: local.id,
+            sharing: local.sharing,
+        }
+    }
 }
 
 /// What the tier says of a name.
@@ -115,6 +125,11 @@ pub(super) fn decide(want: Want, here: Option<&Here>, there: There) -> Decision 
         (Some(_), _) => Step::Use,
     };
     Decision { discard, step }
+}
+
+/// Whether the tier lost the content on this node, and no clear took it away.
+pub(super) fn is_lost(here: &Here, there: There) -> bool {
+    decide(Want::Number, Some(here), there).step == Step::UseAndShare
 }
 
 /// Whether the tier lost exactly this content: its bucket was wiped, or the next record of the name

@@ -313,7 +313,8 @@ impl Fetcher {
         let Some(layer) = found.manifest.layers.get(*layer) else {
             return;
         };
-        if !matches!(source, Error::Corrupt { .. }) {
+        // The name still shows an object that is missing: `again` found no newer publication.
+        if !matches!(source, Error::Corrupt { .. } | Error::Missing { .. }) {
             return;
         }
         let reported = report_damage(&context.store, &found.record, layer, object_id(), now());

@@ -5,6 +5,7 @@
 //! ```text
 //! publish ─▶ bring ─▶ question ─▶ decide ─▶ fetch ─▶ Engine::receive      (bring, ask, fetch)
 //! commit  ─▶ Engine::to_share ─▶ layers, manifest, name ─▶ set_sharing    (upload)
+//! daily   ─▶ question ─▶ set_sharing, if the tier lost it                 (check)
 //! ```
 //!
 //! Which content is used, and what a volume waits for, is decided in `decide`, without I/O.
@@ -22,6 +23,7 @@
 
 mod ask;
 mod bring;
+mod check;
 mod context;
 mod decide;
 mod fetch;
@@ -47,6 +49,7 @@ use crate::shared::{self, Store};
 
 use ask::Asker;
 use bring::Bringer;
+use check::Checker;
 use context::{Context, object_id, value};
 use fetch::Fetcher;
 use health::{Access, now};
@@ -79,6 +82,8 @@ impl Distribution {
         let fetcher = Arc::new(Fetcher::new(Arc::clone(&context), Arc::clone(&asker)));
         let queue = Arc::new(Queue::new(Arc::clone(&context)));
         context.tasks.spawn(Arc::clone(&queue).run());
+        let checker = Checker::new(Arc::clone(&context), Arc::clone(&asker), Arc::clone(&queue));
+        context.tasks.spawn(checker.run());
         Arc::new(Self {
             waiting: Waiting::default(),
             bringer: Bringer::new(

@@ -15,7 +15,7 @@ use super::decide::{Setback, pause, setback};
 use super::types::Drained;
 use super::upload::{Outcome, Uploader};
 use super::work::Workers;
-use crate::model::{Artifact, ArtifactId, Tenant};
+use crate::model::{Artifact, ArtifactId, Name, Tenant};
 
 /// How often the queue is looked at if no event tells of a change.
 const LOOK: Duration = Duration::from_secs(30);
@@ -31,6 +31,8 @@ pub(super) struct Queue {
     pub(super) uploader: Arc<Uploader>,
     workers: Workers,
     counts: Workers,
+    /// Writes into the engine's index.
+    notes: Workers,
     memory: Mutex<Memory>,
     draining: AtomicBool,
     /// How often `drain` began.
@@ -80,6 +82,7 @@ impl Queue {
             uploader: Arc::new(Uploader::new(Arc::clone(&context))),
             workers: context.workers("shared-upload", 1),
             counts: context.workers("shared-count", 1),
+            notes: context.workers("shared-note", 1),
             memory: Mutex::default(),
             draining: AtomicBool::new(false),
             drains: AtomicU64::new(0),
@@ -92,6 +95,25 @@ impl Queue {
     /// Has the queue looked at.
     pub(super) fn look(&self) {
         self.look.notify_one();
+    }
+
+    /// Has an artifact uploaded again that the tier lost.
+    pub(super) async fn share_again(&self, name: &Name, artifact: ArtifactId) {
+        tracing::info!(
+            tenant = %name.tenant, reference = %name.reference, %artifact,
+            "the shared tier lost this content; it is uploaded again"
+        );
+        let engine = self.context.engine.clone();
+        let note = move || {
+            engine.set_sharing(artifact, |sharing| {
+                sharing.base = sharing.follows();
+                sharing.number = None;
+            })
+        };
+        match self.notes.run(|| true, note).await {
+            Some(Err(error)) => tracing::warn!(%error, "content is not uploaded again"),
+            _ => self.look(),
+        }
     }
 
     /// Uploads until everything stops.

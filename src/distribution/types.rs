@@ -23,6 +23,8 @@ pub struct Settings {
     pub fresh_wait: Duration,
     /// How long an input waits for its content.
     pub input_wait: Duration,
+    /// How often the tier is asked whether it still has an output or a resource cache of this node.
+    pub check_every: Duration,
     /// How many parts of a layer are uploaded at once.
     pub uploads: usize,
     /// The most bytes per second that are uploaded. `None`: no limit.
@@ -40,6 +42,7 @@ impl Default for Settings {
             stall: Duration::from_secs(5),
             fresh_wait: Duration::from_millis(200),
             input_wait: Duration::from_secs(90),
+            check_every: Duration::from_hours(24),
             uploads: 3,
             bandwidth: None,
             notices: None,

@@ -15,7 +15,7 @@ use crate::common::bench::{Ground, NEVER, eventually};
 use crate::common::skip;
 use crate::failing::{Fault, Op};
 use crate::nodes::{
-    INPUT, Node, OUTPUT, RESOURCE, Shared, TASK, require, tenant, text, two_nodes, write,
+    INPUT, Node, OUTPUT, RESOURCE, Shared, TASK, reference, require, tenant, text, two_nodes, write,
 };
 
 const WELL: u8 = 0;
@@ -276,6 +276,77 @@ async fn a_bucket_that_was_wiped_is_filled_again() {
     assert_eq!(b.sees("again", &TASK).await, text("first"));
     a.share("t-2", &TASK, "second").await;
     assert_eq!(b.sees("newer", &TASK).await, text("second"));
+    a.finish().await;
+    b.finish().await;
+}
+
+/// Takes something away from the files of a tier.
+type Damage = fn(&Path);
+
+/// Checks follow each other without a pause that counts.
+fn often(settings: &mut Settings) {
+    settings.check_every = Duration::from_millis(240);
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn a_node_mends_outputs_and_resource_caches_that_its_pods_do_not_ask_about() {
+    let tier = Shared::file();
+    let a = require!(Node::with(&tier.store, often).await);
+    let b = require!(Node::new(&tier.store).await);
+    a.share("o", &OUTPUT, "output").await;
+    a.share("r", &RESOURCE, "resource").await;
+    let uploads = || a.distribution.metrics().uploads;
+    // A rename takes all away at once, before the next check.
+    let damage: [(&str, Damage); 3] = [
+        ("wiped", |dir| {
+            fs::rename(dir.join("v1"), dir.join("wiped")).expect("wipe");
+        }),
+        ("lost", |dir| {
+            fs::rename(dir.join("v1/ci/layers"), dir.join("lost")).expect("lose");
+        }),
+        ("corrupt", |dir| {
+            let is_marker = |path: &Path| path.extension().is_some_and(|it| it == "condemned");
+            for object in files(&dir.join("v1/ci/layers")) {
+                if !is_marker(&object) {
+                    let mut bytes = fs::read(&object).expect("read");
+                    let last = bytes.len() - 200;
+                    bytes[last] ^= 1;
+                    fs::write(&object, &bytes).expect("write");
+                }
+            }
+        }),
+    ];
+    for (case, damage) in damage {
+        let before = uploads();
+        damage(&tier.files);
+        // A node that lacks the content finds the damage, and its input waits until it is mended.
+        let node = require!(Node::new(&tier.store).await);
+        assert_eq!(node.sees("i", &INPUT).await, text("output"), "{case}");
+        let seen = node.sees("r", &RESOURCE).await;
+        assert!(
+            seen.is_none() || seen == text("resource"),
+            "{case}: {seen:?}"
+        );
+        eventually(case, || uploads() >= before + 2).await;
+        let c = require!(Node::new(&tier.store).await);
+        assert_eq!(c.sees("i", &INPUT).await, text("output"), "{case}");
+        assert_eq!(c.sees("r", &RESOURCE).await, text("resource"), "{case}");
+        c.finish().await;
+        node.finish().await;
+    }
+    let settled = uploads();
+    let asked = a.questions();
+    eventually("both are checked again", || a.questions() >= asked + 4).await;
+    assert_eq!(uploads(), settled, "whole content is not uploaded again");
+    // A clear is no loss.
+    for name in ["artifact/built", "resource-cache/git"] {
+        let cleared = b.distribution.clear(&tenant("ci"), &reference(name)).await;
+        cleared.expect("the tier is there");
+    }
+    let asked = a.questions();
+    eventually("both are checked again", || a.questions() >= asked + 4).await;
+    a.shared().await;
+    assert_eq!(uploads(), settled, "cleared content does not come back");
     a.finish().await;
     b.finish().await;
 }
