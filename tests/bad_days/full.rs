@@ -784,7 +784,6 @@ async fn a_pool_without_a_reserve_starts_on_a_full_disk_if_there_is_rubbish_in_i
     fs::write(rubbish.join("f"), vec![1; 1 << 20]).expect("write");
     fill_up(&full);
     let engine = open_again(&config).await;
-    assert_eq!(engine.artifacts(None).len(), 1);
     let destroyed = engine
         .destroy(
             &"ci".parse().expect("tenant"),

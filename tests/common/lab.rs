@@ -186,7 +186,7 @@ impl Lab {
         file.set_len(bytes)
             .map_err(|e| format!("{}: {e}", image.display()))?;
         drop(file);
-        run(Command::new(mkfs).args(arguments).arg(&image))?;
+        format(Command::new(mkfs).args(arguments).arg(&image))?;
         run(Command::new("mount")
             .args(["-o", self.fs.options()])
             .arg(&image)
@@ -416,6 +416,19 @@ fn unmount_below(path: &Path, keep_root: bool) {
         }
     }
     eprintln!("lab: cannot unmount everything below {}", path.display());
+}
+
+/// Runs a mkfs. That of btrfs looks at each mounted loop device, and fails if another test detaches
+/// one meanwhile.
+fn format(command: &mut Command) -> Result<(), String> {
+    let mut result = run(command);
+    for _ in 0..20 {
+        match &result {
+            Err(error) if error.contains("cannot check mount status") => result = run(command),
+            _ => break,
+        }
+    }
+    result
 }
 
 /// Runs a program to its end; the error has its output.

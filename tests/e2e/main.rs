@@ -125,7 +125,11 @@ fn play(cluster: &Cluster, number: usize, case: &Case) -> (bool, Duration) {
         env.explain();
         // The next one is not to find what this one has left. That it can be cleared up at all was
         // not promised any more.
-        let _ = catch_unwind(AssertUnwindSafe(|| env.clear()));
+        let _ = catch_unwind(AssertUnwindSafe(|| {
+            env.clear();
+            env.settled();
+            env.forget();
+        }));
     }
     env.close();
     (passed, start.elapsed())

@@ -110,7 +110,11 @@ fn a_layers_object_is_refused_whichever_byte_of_it_is_wrong() {
             harmless += usize::from(!end_record.contains(&place));
         }
     }
-    assert!(refused > 300 && harmless < 5, "{refused} {harmless}");
+    // How many bits zstd ignores depends on the times of the files, which are in what is compressed.
+    assert!(
+        refused > 300 && harmless * 25 < refused,
+        "{refused} {harmless}"
+    );
     for length in [0, 1, tail, end - 121, end - 1] {
         fs::write(&path, &whole[..length]).expect("write");
         let error = world.fetch(&world.layer).expect_err("it is cut");

@@ -101,9 +101,8 @@ pub(super) fn api_server_away(env: &Env) {
             .filter(|volume| volume["state"] == "awaiting-outcome");
         waiting.count()
     };
-    eventually("its volumes wait for an outcome", || {
-        (wait_for_outcome() == 2).then_some(())
-    });
+    let both_wait = || (wait_for_outcome() == 2).then_some(());
+    eventually("its volumes wait for an outcome", both_wait);
     assert!(env.artifacts().is_empty(), "{:?}", env.artifacts());
     // A pod gets its volumes and starts: one volume was requested before, one is requested again.
     drop(obstacle);
@@ -123,7 +122,8 @@ pub(super) fn api_server_away(env: &Env) {
     env.cluster.replace_driver();
     env.cluster.driver_answers();
     assert_eq!(env.artifacts(), marked);
-    assert_eq!(wait_for_outcome(), 2);
+    // It waits again once it has found out again that it lacks the outcome.
+    eventually("its volumes wait for an outcome again", both_wait);
     for pod in [&waits, &refused] {
         assert_eq!(env.mounted(pod), ["in", "scratch"]);
         env.touch_from_outside(pod, "scratch", "end");
