@@ -104,6 +104,15 @@ fn filesystem_of(file: BorrowedFd<'_>) -> Result<Option<(u32, u32)>> {
     Ok(mount.map(|entry| entry.device))
 }
 
+/// Frees the lock at once. Closing does not if a child process that was just forked still has a copy
+/// of the descriptor: it keeps the copy until its exec (flock(2)).
+impl Drop for Lock {
+    fn drop(&mut self) {
+        // Nothing to do about an error: the close that follows frees the lock, too.
+        let _ = rustix::fs::flock(&self.fd, FlockOperation::Unlock);
+    }
+}
+
 impl AsFd for Lock {
     fn as_fd(&self) -> BorrowedFd<'_> {
         self.fd.as_fd()
@@ -123,6 +132,18 @@ mod tests {
         assert!(dir.try_lock("lock").expect("flock").is_none());
         drop(first);
         assert!(dir.try_lock("lock").expect("flock").is_some());
+    }
+
+    #[test]
+    fn a_copy_of_the_descriptor_does_not_keep_the_lock() {
+        let folder = tempfile::tempdir().expect("a temporary folder");
+        let dir = Dir::open(folder.path()).expect("it opens");
+        let lock = dir.try_lock("lock").expect("flock").expect("free");
+        // As a child process has it between fork and exec.
+        let copy = lock.as_fd().try_clone_to_owned().expect("dup");
+        drop(lock);
+        assert!(dir.try_lock("lock").expect("flock").is_some());
+        drop(copy);
     }
 
     #[test]
