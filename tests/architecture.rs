@@ -91,13 +91,7 @@ const ENGINE_TIERS: [Tier; 19] = [
     ("volumes in memory", &["volumes"]),
     (
         "stocks and queues",
-        &[
-            "catalog",
-            "prewarm",
-            "table_digests",
-            "teardown_queue",
-            "trash",
-        ],
+        &["catalog", "table_digests", "teardown_queue", "trash"],
     ),
     (
         "what memory holds, what collection shares",

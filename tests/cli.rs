@@ -883,7 +883,7 @@ async fn a_check_without_a_driver_changes_nothing_and_needs_nothing_that_can_be_
     driver.signal(rustix::process::Signal::KILL);
     let pool = driver.pool.clone();
     drop(driver);
-    for name in ["spares", "trash", "empty"] {
+    for name in ["trash", "empty"] {
         std::fs::rename(pool.join(name), lab.path().join(name)).expect("it was there");
     }
     let before = Snapshot::of(&pool);

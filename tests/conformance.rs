@@ -68,7 +68,6 @@ impl Volume {
             sealable: true,
             owner: None,
             durable: false,
-            prepared: None,
         }
     }
 }
@@ -937,7 +936,6 @@ fn btrfs_quotas_are_switched_on_only_where_they_may_be_and_only_for_a_limit() {
                 sealable: true,
                 owner: None,
                 durable: false,
-                prepared: None,
             };
             let volume = pool.open_beneath(volume).expect("open");
             let limit = backend.create(&volume, &start).expect("created");

@@ -208,8 +208,6 @@ fn is_passed_again(point: Point) -> bool {
         | Point::CollectTrashed
         | Point::FlattenIndexed
         | Point::FlattenConfirmed
-        | Point::SparePrepared
-        | Point::SpareMounted
         | Point::RebuildMade
         | Point::RebuildCleared
         | Point::RebuildPlaced

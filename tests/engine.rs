@@ -8,7 +8,6 @@
 //! | `content` | the content of a fork: isolation, owners, limits, read-only views |
 //! | `targets` | target paths: repeats, second targets, mounts made or removed by others |
 //! | `races` | many concurrent callers |
-//! | `spares` | volumes mounted before a request |
 //! | `ends` | the end of volumes after an error |
 //! | `notices` | events for a pod, and pods whose outcome is awaited |
 //! | `garbage` | expiry, destroy, eviction, flattening |
@@ -28,8 +27,6 @@ mod names;
 mod notices;
 #[path = "engine/races.rs"]
 mod races;
-#[path = "engine/spares.rs"]
-mod spares;
 #[path = "engine/targets.rs"]
 mod targets;
 #[path = "engine/waiting.rs"]

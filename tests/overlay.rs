@@ -43,7 +43,6 @@ const START: Start<'static> = Start {
     sealable: true,
     owner: None,
     durable: false,
-    prepared: None,
 };
 
 /// Overlay, by this API.

@@ -23,8 +23,6 @@ use crate::driver::{Driver, prepare, remove};
 use crate::table::{Goal, Row, median};
 
 pub const CALLERS: usize = 16;
-/// As many as the driver remembers (`engine::spares`).
-const OTHERS: usize = 8;
 
 /// A bench on one filesystem.
 pub struct Bench<'a> {
@@ -80,22 +78,12 @@ impl Bare {
     }
 }
 
-/// Attributes of other content, requested so often that nothing else stays prewarmed.
-fn others() -> impl Iterator<Item = String> {
-    (0..OTHERS).map(|number| format!("artifact/other-{number}"))
-}
-
 impl Bench<'_> {
     /// All rows.
     pub async fn run(&mut self) {
         let bare = Bare::new(self.lab);
         let mut driver = Driver::start(self.lab, "pool").await;
         self.empty_calls(&driver);
-        for other in others() {
-            let name = other.trim_start_matches("artifact/");
-            let output = [("type", "output"), ("name", name)];
-            driver.seal(&output, |dir| make_files(dir, 1)).await;
-        }
         if self.wants("fork") {
             self.forks(&mut driver, &bare).await;
         }
@@ -187,21 +175,6 @@ impl Bench<'_> {
         median(took)
     }
 
-    /// One turn of forks without prewarming: between two of them, requests for other content make
-    /// the driver forget this one.
-    async fn not_asked_lately(&self, driver: &mut Driver, from: &str) -> f64 {
-        let mut took = Vec::with_capacity(self.plan.turn);
-        for _ in 0..self.plan.turn {
-            for other in others() {
-                let attributes = [("type", "input"), ("from", &other)];
-                self.ours(driver, &attributes, 1).await;
-            }
-            let attributes = [("type", "input"), ("from", from)];
-            took.push(self.ours(driver, &attributes, 1).await);
-        }
-        median(took)
-    }
-
     async fn forks(&mut self, driver: &mut Driver, bare: &Bare) {
         let mut parents = Vec::new();
         for files in [1, 1_000, self.plan.many] {
@@ -215,18 +188,12 @@ impl Bench<'_> {
             let lower = driver.lower(&reference).await;
             parents.push((files, reference, lower, Vec::new(), Vec::new()));
         }
-        let (mut first, mut first_of_many, mut bare_first) = (Vec::new(), Vec::new(), Vec::new());
         for _ in 0..self.plan.rounds {
             for (_, reference, lower, ours, baseline) in &mut parents {
                 let attributes = [("type", "input"), ("from", reference.as_str())];
                 ours.push(self.ours(driver, &attributes, self.plan.turn).await);
                 baseline.push(bare.forks(lower, self.plan.turn) + self.empty_calls(driver));
             }
-            let (_, of_one, lower, ..) = &parents[0];
-            first.push(self.not_asked_lately(driver, of_one).await);
-            let (_, of_many, ..) = &parents[parents.len() - 1];
-            first_of_many.push(self.not_asked_lately(driver, of_many).await);
-            bare_first.push(bare.forks(lower, self.plan.turn) + self.empty_calls(driver));
         }
         let mut medians = Vec::new();
         for (files, _, _, ours, baseline) in parents {
@@ -235,16 +202,9 @@ impl Bench<'_> {
             let name = format!("publish of a fork of {files} files");
             self.row(&name, "us", ours, Some(baseline), Goal::Ratio(2.0));
         }
-        let (first, first_of_many) = (median(first), median(first_of_many));
-        let name = "publish of a fork that was not asked for lately";
-        let baseline = Some(median(bare_first));
-        self.row(name, "us", first, baseline, Goal::Ratio(2.0));
-        let name = format!("the same of {} files against that of 1", self.plan.many);
-        let goal = Goal::Ratio(1.2);
-        self.row(&name, "us", first_of_many, Some(first), goal);
         let least = medians.iter().copied().fold(f64::INFINITY, f64::min);
         let most = medians.iter().copied().fold(0.0, f64::max);
-        let name = "the slowest of those asked for lately against the fastest";
+        let name = "the slowest of these against the fastest";
         self.row(name, "us", most, Some(least), Goal::Ratio(1.2));
     }
 
@@ -371,12 +331,9 @@ impl Bench<'_> {
         let first = [("type", "input"), ("from", "artifact/chain")];
         let last = [("type", "input"), ("from", "task-cache/chain")];
         let (mut ours, mut baseline) = (Vec::new(), Vec::new());
-        let (mut unprepared, mut unprepared_first) = (Vec::new(), Vec::new());
         for _ in 0..self.plan.rounds {
             ours.push(self.ours(driver, &last, self.plan.turn).await);
             baseline.push(self.ours(driver, &first, self.plan.turn).await);
-            unprepared.push(self.not_asked_lately(driver, last[1].1).await);
-            unprepared_first.push(self.not_asked_lately(driver, first[1].1).await);
         }
         let name = format!("publish of a fork after {} commits", self.plan.commits);
         self.row(
@@ -386,9 +343,6 @@ impl Bench<'_> {
             Some(median(baseline)),
             Goal::Ratio(1.2),
         );
-        let name = "the same, of forks that were not asked for lately";
-        let (ours, baseline) = (median(unprepared), median(unprepared_first));
-        self.row(name, "us", ours, Some(baseline), Goal::Ratio(1.2));
     }
 
     /// Publish and unpublish with many concurrent callers, also in a pool with many artifacts.

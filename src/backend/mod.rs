@@ -121,9 +121,6 @@ pub struct Start<'a> {
     pub owner: Option<(u32, u32)>,
     /// Whether fsynced files survive a power cut (claims). Ephemeral volumes do not need that.
     pub durable: bool,
-    /// The result of [`Backend::prepare`] for this directory, if it was called. It shortens the
-    /// first `create` and `mount`. Only for volumes without a `size_limit`.
-    pub prepared: Option<&'a Prepared>,
 }
 
 impl<'a> Start<'a> {
@@ -137,7 +134,6 @@ impl<'a> Start<'a> {
             sealable: record.spec.kind != VolumeKind::Scratch,
             owner: None,
             durable: false,
-            prepared: None,
         }
     }
 
@@ -151,14 +147,7 @@ impl<'a> Start<'a> {
             sealable: true,
             owner: None,
             durable: false,
-            prepared: None,
         }
-    }
-
-    /// The same parameters, with the result of [`Backend::prepare`].
-    #[must_use]
-    pub fn with(self, prepared: Option<&'a Prepared>) -> Self {
-        Self { prepared, ..self }
     }
 
     /// The parameters for a claim's mounts and for its next new upper directory.
@@ -171,14 +160,9 @@ impl<'a> Start<'a> {
             sealable: true,
             owner: Some(claim.owners_on_disk()),
             durable: true,
-            prepared: None,
         }
     }
 }
-
-/// A volume prepared before any request, with open descriptors. Only its own backend reads it.
-#[derive(Debug)]
-pub struct Prepared(overlay::Prepared);
 
 /// Whether the filesystem enforces a size limit.
 #[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
@@ -235,18 +219,6 @@ pub trait Backend: fmt::Debug + Send + Sync + 'static {
     /// The method.
     fn kind(&self) -> BackendKind;
 
-    /// Makes the part that all volumes without a size limit share, in the empty directory `volume`.
-    /// `None` if this backend has no such part. The caller may rename the directory afterwards.
-    fn prepare(&self, volume: &Dir) -> Result<Option<Prepared>> {
-        let _ = volume;
-        Ok(None)
-    }
-
-    /// Whether mounting is so slow that the engine should do it before a request.
-    fn mounts_beforehand(&self) -> bool {
-        false
-    }
-
     /// The write-back error that the mount's filesystem recorded since it was mounted, even if an
     /// fsync already reported it. Data written through the mount may be lost, and every later fsync
     /// in it fails. `start` is what the mount was made with. Does not wait for the disk.
@@ -255,7 +227,7 @@ pub trait Backend: fmt::Debug + Send + Sync + 'static {
         None
     }
 
-    /// Creates a volume's content in `volume`, empty except for `prepare`'s result. Mounts nothing.
+    /// Creates a volume's content in the empty directory `volume`. Mounts nothing.
     ///
     /// O(1) for overlay and btrfs. The root gets the parent's mode, owner, times, xattrs and ACL,
     /// then `start.root`. After an error the caller deletes the whole directory.

@@ -66,7 +66,6 @@ pub(super) fn taint(inner: &Inner, error: &crate::sys::Error) {
         // The next start does the rest. What is promised and may be in the index stays as it is.
         return;
     }
-    inner.spares.forget_mounted();
     taint_claims(inner);
     point(Point::DoomMarked);
     doom.unfinished = false;

@@ -32,8 +32,6 @@ pub(super) fn make_room(inner: &Arc<Inner>) -> Result<usize> {
     if missing == 0 && !above(&space, high) {
         return Ok(0);
     }
-    // A convenience, and each costs inodes. What is asked for twice again comes back.
-    inner.spares.forget_mounted();
     let gone = choose(inner, &space, missing);
     if gone.is_empty() {
         tracing::warn!(

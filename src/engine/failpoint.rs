@@ -69,10 +69,6 @@ points! {
     PublishAgainRecorded = "publish-again-recorded",
     /// It is attached there; the caller has no answer.
     PublishAgainAttached = "publish-again-attached",
-    /// A directory that will be a volume's has what every volume begins with.
-    SparePrepared = "spare-prepared",
-    /// A prewarmed mount exists, attached nowhere.
-    SpareMounted = "spare-mounted",
     /// The target is detached.
     UnpublishDetached = "unpublish-detached",
     /// The mount point is gone.

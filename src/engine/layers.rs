@@ -48,7 +48,6 @@ pub(super) fn trash_unreferenced(inner: &Inner, layers: &[LayerId]) -> u64 {
         let name = layer.to_string();
         let usage = inner.state.lock().catalog.forget_usage(&layer);
         bytes += usage.map_or(0, |usage| usage.bytes);
-        inner.spares.forget(&layer);
         match inner.collector.trash.throw_away(&inner.dirs, &name, usage) {
             Err(error) if error.is(Errno::ENOENT) => {}
             Err(error) => {

@@ -42,11 +42,6 @@ impl Lifetime {
         self.stop.cancelled()
     }
 
-    /// For parts that know of an engine only whether it ends.
-    pub(super) fn stop_token(&self) -> CancellationToken {
-        self.stop.clone()
-    }
-
     /// The engine was degraded, and the next start would not be.
     pub(super) fn ask_for_restart(&self) {
         self.restart.cancel();

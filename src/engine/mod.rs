@@ -8,7 +8,7 @@
 //! Every module gets [`Inner`]: one subsystem a field. `state` is what is known in memory, in parts
 //! that keep their fields private: `volumes`, `catalog`, `claims`, `write_back`, `health`. Who
 //! refers to which layer is computed from them, in `state`, and never stored. The other subsystems
-//! are `durability`, `collector`, `space`, `teardown`, `spares`, `threads` and `lifetime`.
+//! are `durability`, `collector`, `space`, `teardown`, `threads` and `lifetime`.
 //!
 //! # Locking
 //!
@@ -23,7 +23,6 @@
 //! - `durability.lock`: held from `syncfs` until the index names the synced content. The kernel
 //!   reports a failed write-back once, to the first caller. Taken before the collector and the
 //!   names.
-//! - The stock of spares: never held across a system call, and no other lock is taken under it.
 //!
 //! # Threads
 //!
@@ -64,7 +63,6 @@ mod pending;
 mod pins;
 mod pool;
 mod pool_scan;
-mod prewarm;
 mod publish;
 mod purge;
 mod query;
@@ -189,7 +187,6 @@ impl Engine {
         for left in recovered.leaving {
             teardown::begin_soon(&inner, left);
         }
-        inner.spares.fill();
         inner.wake_reaper();
         Ok(Self { inner })
     }

@@ -208,9 +208,8 @@ fn free_some(dirs: &PoolDirs) {
         // The top of a volume may still be held open: that is asked of the backend, later.
         let is_volume = |name: &PathBuf| dirs.trash.has(name.join(layout::VOLUME_JSON));
         let rubbish = names(&dirs.trash).filter(|name| is_volume(name).is_ok_and(|is| !is));
-        let spares = names(&dirs.spares).map(|name| (&dirs.spares, name));
-        for (place, name) in spares.chain(rubbish.map(|name| (&dirs.trash, name))) {
-            if let Err(error) = tree::delete(place, &name, &is_enough) {
+        for name in rubbish {
+            if let Err(error) = tree::delete(&dirs.trash, &name, &is_enough) {
                 tracing::debug!(name = %name.display(), %error, "it is deleted later");
             }
         }

@@ -1,25 +1,12 @@
-//! The pool as the lowest modules of the engine know it: its directories, its backend, new ids, and
-//! whether the engine ends. Nothing that knows of volumes or artifacts belongs here.
+//! The pool as the lowest modules of the engine know it: which one it is, its trash, and new ids.
+//! Nothing that knows of volumes or artifacts belongs here.
 
 use std::path::Path;
-use std::sync::Arc;
-
-use tokio_util::sync::CancellationToken;
 
 use super::error::{Context, Result};
-use crate::backend::Backend;
 use crate::model::LayerId;
 use crate::store::{PoolDirs, PoolIdentity};
 use crate::sys::{self, Dir};
-
-/// A pool that is open. Cheap to clone: clones share it.
-#[derive(Debug, Clone)]
-pub(super) struct Pool {
-    pub(super) dirs: Arc<PoolDirs>,
-    pub(super) backend: Arc<dyn Backend>,
-    /// Cancelled when the engine ends.
-    pub(super) stop: CancellationToken,
-}
 
 /// What a pool is, and in which boot it is open.
 #[derive(Debug)]

@@ -15,7 +15,6 @@ use super::error::{Context, Error, Result};
 use super::failpoint::{Point, point};
 use super::guard::{self, Guard};
 use super::lifecycle::Observation;
-use super::prewarm::Stage;
 use super::shared::Inner;
 use super::state::{Resolution, State};
 use super::target::Target;
@@ -25,7 +24,7 @@ use crate::backend::Start;
 use crate::model::{
     ArtifactId, LayerId, Name, Reference, SealPlan, Sharing, VolumeKind, VolumeRecord, layout,
 };
-use crate::store::{self, BlankRecord};
+use crate::store;
 use crate::sys::{self, Dir, Errno, Space};
 
 /// How long a publish that found the pool full goes on making space, while there is something to
@@ -98,7 +97,6 @@ async fn attempt(
         };
         // Otherwise released before the answer: the caller may go on with this volume at once.
         let guard = matches!(result, Err(Error::Full(_))).then_some(guard);
-        engine.spares.fill();
         (result, guard)
     };
     inner.threads.calls.run(job).await
@@ -328,10 +326,10 @@ fn make_new(
     point(Point::PublishTargetMade);
 
     let mut record = plan.record;
-    let dir = VolumeDir::make(inner, &record)?;
+    let dir = make_directory(inner, &record)?;
     made.directory = true;
     point(Point::PublishDirectoryMade);
-    let furnished = dir.furnish(inner, &mut record);
+    let furnished = furnish(inner, &dir, &mut record);
     let (mount, mount_id) = furnished.map_err(|error| {
         let lost = plan.from.as_ref().zip(lost_layer(inner, &record));
         lost.map_or(error, |(reference, layer)| Error::LostContent {
@@ -351,7 +349,6 @@ fn make_new(
         waited: plan.waited,
         limit_unenforced: record.limit_unenforced.clone(),
     };
-    inner.spares.note(&record);
     inner.state.lock().volumes.mounted(record, mount_id);
     Ok(published)
 }
@@ -391,113 +388,47 @@ fn lost_layer(inner: &Inner, record: &VolumeRecord) -> Option<LayerId> {
     record.layers.iter().find(is_lost).copied()
 }
 
-/// The directory of a new volume, and what it contains already.
-struct VolumeDir {
-    dir: Dir,
-    /// Those of a spare.
-    made: Option<(BlankRecord, Stage)>,
-}
-
-impl VolumeDir {
-    /// Makes `volumes/<id>`: of a spare if there is one.
-    fn make(inner: &Inner, record: &VolumeRecord) -> Result<Self> {
-        let volumes = &inner.dirs.volumes;
-        if let Some(spare) = inner.spares.take(record) {
-            let rename = || inner.dirs.spares.rename(&spare.name, volumes, &record.id);
-            match enter(inner, record, rename) {
-                Ok(()) => {
-                    return Ok(Self {
-                        dir: spare.dir.moved(volumes.path().join(&record.id)),
-                        made: Some((spare.record, spare.stage)),
-                    });
-                }
-                // The volume is made as if there had been no spare.
-                Err(error) if error.is(Errno::ENOENT) => inner.spares.is_missing(spare, &error),
-                Err(error) => {
-                    inner.spares.give_back(spare, record);
-                    return Err(error).context("make the volume's directory");
-                }
-            }
-        }
-        let create = || volumes.create_dir(&record.id, 0o700);
-        enter(inner, record, create).context("make the volume's directory")?;
-        let dir = volumes.open_beneath(&record.id).inspect_err(|_| {
-            // The first error is the one to tell; a directory that stays is swept at the next
-            // start.
-            let _ = volumes.remove_dir(&record.id);
-        });
-        Ok(Self {
-            dir: dir.context("open the volume's directory")?,
-            made: None,
-        })
-    }
-
-    /// Makes the rest of the volume's content, its record, and a detached mount of it. Returns the
-    /// mount and its id.
-    fn furnish(self, inner: &Inner, record: &mut VolumeRecord) -> Result<(OwnedFd, u64)> {
-        let Self { dir, made } = self;
-        let (blank, stage) = made.unzip();
-        let prepared = match stage {
-            Some(Stage::Mounted { mount, id, label }) => {
-                if record.layers.is_empty() {
-                    // Otherwise the root would have the time of its preparation.
-                    sys::touch_mount(mount.as_fd()).context("make the volume's content")?;
-                }
-                record.mounted_as = Some(label);
-                point(Point::PublishContentMade);
-                write(&dir, blank, record)?;
-                point(Point::PublishRecorded);
-                return Ok((mount, id));
-            }
-            Some(Stage::Plain(prepared)) => prepared,
-            None => None,
-        };
-        let prepared = prepared.as_ref();
-        let limit = inner
-            .backend
-            .create(&dir, &Start::of(record).with(prepared))
-            .context("make the volume's content")?;
-        if let Some(why) = limit.why_unenforced() {
-            tracing::warn!(volume.id = %record.id, %why, "sizeLimit is not enforced");
-            let notices = inner.config.notices.as_ref();
-            notice::say(notices, record, || notice::What::SizeLimitNotEnforced {
-                why: why.clone(),
-            });
-            record.limit_unenforced = Some(why);
-        }
-        point(Point::PublishContentMade);
-        write(&dir, blank, record)?;
-        point(Point::PublishRecorded);
-        let start = Start::of(record).with(prepared);
-        let mount = inner
-            .backend
-            .mount(&dir, record.label(), &start, record.read_only)
-            .context("mount the volume")?;
-        let point = sys::mount_point(mount.as_fd()).context("look at the new mount")?;
-        Ok((mount, point.id))
-    }
-}
-
-/// Has a directory enter `volumes/` under the volume's id. An unknown entry of that name is no
-/// volume, and goes to the trash.
-fn enter(
-    inner: &Inner,
-    record: &VolumeRecord,
-    attempt: impl Fn() -> sys::Result<()>,
-) -> sys::Result<()> {
-    match attempt() {
+/// Makes `volumes/<id>`. An unknown entry of that name is no volume, and goes to the trash.
+fn make_directory(inner: &Inner, record: &VolumeRecord) -> Result<Dir> {
+    let volumes = &inner.dirs.volumes;
+    let create = || volumes.create_dir(&record.id, 0o700);
+    let created = match create() {
         Err(error) if error.is(Errno::EEXIST) => inner
-            .throw_away(&inner.dirs.volumes, record.id.as_ref())
-            .and_then(|_| attempt()),
-        result => result,
-    }
+            .throw_away(volumes, record.id.as_ref())
+            .and_then(|_| create()),
+        created => created,
+    };
+    created.context("make the volume's directory")?;
+    let dir = volumes.open_beneath(&record.id).inspect_err(|_| {
+        // The first error is the one to tell; a directory that stays is swept at the next start.
+        let _ = volumes.remove_dir(&record.id);
+    });
+    dir.context("open the volume's directory")
 }
 
-/// Writes the record of a new volume, into the file that was made for it if there is one.
-fn write(dir: &Dir, blank: Option<BlankRecord>, record: &VolumeRecord) -> Result<()> {
-    match blank {
-        Some(blank) => blank.fill(dir, record),
-        None => store::write_volume(dir, record, false),
+/// Makes the volume's content, its record, and a detached mount of it. Returns the mount and its
+/// id.
+fn furnish(inner: &Inner, dir: &Dir, record: &mut VolumeRecord) -> Result<(OwnedFd, u64)> {
+    let limit = inner
+        .backend
+        .create(dir, &Start::of(record))
+        .context("make the volume's content")?;
+    if let Some(why) = limit.why_unenforced() {
+        tracing::warn!(volume.id = %record.id, %why, "sizeLimit is not enforced");
+        let notices = inner.config.notices.as_ref();
+        notice::say(notices, record, || notice::What::SizeLimitNotEnforced {
+            why: why.clone(),
+        });
+        record.limit_unenforced = Some(why);
     }
-    .context("write the volume's record")
+    point(Point::PublishContentMade);
+    store::write_volume(dir, record, false).context("write the volume's record")?;
+    point(Point::PublishRecorded);
+    let start = Start::of(record);
+    let mount = inner
+        .backend
+        .mount(dir, record.label(), &start, record.read_only)
+        .context("mount the volume")?;
+    let point = sys::mount_point(mount.as_fd()).context("look at the new mount")?;
+    Ok((mount, point.id))
 }

@@ -28,9 +28,9 @@ use super::shared::Inner;
 use super::state::State;
 use super::teardown_queue::Teardown;
 use super::volumes::Volume;
-use crate::model::{Artifact, ArtifactId, LayerId, Outcome, VolumeId, VolumeRecord};
+use crate::model::{Artifact, ArtifactId, LayerId, Outcome, VolumeId, VolumeRecord, layout};
 use crate::store::{self, Change, Contents, Unreadable};
-use crate::sys::{self, Dir, MountEntry};
+use crate::sys::{self, Dir, Errno, MountEntry};
 
 const TO_BE_SEALED: Lifecycle = Lifecycle::Quiescing {
     goal: Goal::Seal,
@@ -54,6 +54,28 @@ pub(super) struct Recovered {
     pub(super) read: Vec<(LayerId, Vec<LayerId>)>,
 }
 
+/// Deletes `spares/`, in which older versions prepared directories of future volumes. No process
+/// uses them.
+fn sweep_spares(inner: &Inner) -> Result<()> {
+    let root = &inner.dirs.root;
+    let spares = root.open_if_there(layout::SPARES);
+    let Some(spares) = spares.context("open spares/")? else {
+        return Ok(());
+    };
+    for entry in spares.entries().context("read spares/")? {
+        if let Err(error) = inner
+            .backend
+            .delete(&spares, entry.name.as_ref(), &|| false)
+        {
+            tracing::error!(%error, "a directory of an older version stays until the next start");
+        }
+    }
+    match root.remove_dir(layout::SPARES) {
+        Err(error) if !error.is(Errno::ENOTEMPTY) => Err(error).context("delete spares/"),
+        _ => Ok(()),
+    }
+}
+
 /// Fills an empty state.
 pub(super) fn recover(inner: &Inner, contents: Contents) -> Result<Recovered> {
     let mut recovered = Recovered::default();
@@ -63,7 +85,7 @@ pub(super) fn recover(inner: &Inner, contents: Contents) -> Result<Recovered> {
     {
         state.write_back.taint(doom.until);
     }
-    inner.spares.sweep()?;
+    sweep_spares(inner)?;
     point(Point::RecoverSwept);
     let on_disk: HashSet<LayerId> = keys(&inner.dirs.layers)?.into_iter().collect();
     recover_index(inner, contents, &on_disk, &mut state, &mut recovered);

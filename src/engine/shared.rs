@@ -14,12 +14,11 @@ use super::counters::Counters;
 use super::error::{Context, Result};
 use super::lifetime::Lifetime;
 use super::notice::Notices;
-use super::pool::{self, Origin, Pool};
-use super::prewarm::Spares;
+use super::pool::{self, Origin};
 use super::space_requests::SpaceRequests;
 use super::state::State;
 use super::teardown_queue::Teardowns;
-use super::threads::{ThreadPools, Threads};
+use super::threads::ThreadPools;
 use super::watched::Watched;
 use super::write_back::Durability;
 use crate::backend::{Backend, BackendKind, MountApi};
@@ -122,7 +121,6 @@ pub(super) struct Inner {
     pub(super) space: SpaceRequests,
     pub(super) collector: Collector,
     pub(super) teardown: Teardowns,
-    pub(super) spares: Spares,
     pub(super) threads: ThreadPools,
     pub(super) lifetime: Lifetime,
     pub(super) backend: Arc<dyn Backend>,
@@ -145,15 +143,9 @@ impl Inner {
     ) -> Result<(Arc<Self>, mpsc::UnboundedReceiver<LayerId>)> {
         let dirs = Arc::new(dirs);
         let lifetime = Lifetime::begin();
-        let pool = Pool {
-            dirs: dirs.clone(),
-            backend: backend.clone(),
-            stop: lifetime.stop_token(),
-        };
         let (durability, sealed) = Durability::new();
         let inner = Self {
             threads: ThreadPools::start(config.threads)?,
-            spares: Spares::new(pool, Threads::start("spares", 1)?),
             config,
             state: Watched::default(),
             index,
@@ -232,7 +224,6 @@ impl Inner {
     /// Ends all threads when they have done what they were given, and closes what is open. Blocks.
     pub(super) fn put_away(&self) {
         self.threads.finish();
-        self.spares.finish();
         self.index.close();
     }
 

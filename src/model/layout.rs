@@ -17,7 +17,7 @@ pub const PENDING: &str = "pending";
 pub const LAYERS: &str = "layers";
 /// Content that is being received or made. Deleted at start.
 pub const INCOMING: &str = "incoming";
-/// Directories prepared for future volumes. Deleted at start.
+/// Directories that older versions prepared for future volumes. Deleted at start.
 pub const SPARES: &str = "spares";
 /// Content that will be deleted.
 pub const TRASH: &str = "trash";

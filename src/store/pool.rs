@@ -32,7 +32,6 @@ pub struct PoolDirs {
     pub pending: Dir,
     pub layers: Dir,
     pub incoming: Dir,
-    pub spares: Dir,
     pub trash: Dir,
     _lock: Lock,
 }
@@ -57,7 +56,6 @@ impl PoolDirs {
             layout::PENDING,
             layout::LAYERS,
             layout::INCOMING,
-            layout::SPARES,
             layout::TRASH,
             layout::EMPTY,
         ] {
@@ -69,7 +67,6 @@ impl PoolDirs {
             pending: below(layout::PENDING)?,
             layers: below(layout::LAYERS)?,
             incoming: below(layout::INCOMING)?,
-            spares: below(layout::SPARES)?,
             trash: below(layout::TRASH)?,
             root,
             _lock: lock,

@@ -34,23 +34,6 @@ pub fn write_volume(volume: &Dir, record: &VolumeRecord, replace: bool) -> sys::
     }
 }
 
-/// A volume's record, created but still empty. An empty record is not valid.
-#[derive(Debug)]
-pub struct BlankRecord(sys::Blank);
-
-/// Creates the empty record of a prepared volume.
-pub fn blank_volume(volume: &Dir) -> sys::Result<BlankRecord> {
-    volume.blank(layout::VOLUME_JSON).map(BlankRecord)
-}
-
-impl BlankRecord {
-    /// Writes it; `volume` is its directory.
-    pub fn fill(self, volume: &Dir, record: &VolumeRecord) -> sys::Result<()> {
-        let bytes = serde_json::to_vec(record).expect("plain data serialises");
-        self.0.fill(&bytes, volume, layout::VOLUME_JSON)
-    }
-}
-
 /// Reads a volume's record.
 pub fn read_volume(volume: &Dir) -> sys::Result<Result<VolumeRecord, Unreadable>> {
     Ok(

@@ -21,7 +21,7 @@ use rustix::fs::{
 use super::error::{Error, Result};
 
 /// As a timestamp: the current time.
-pub(super) const NOW: Timestamps = {
+const NOW: Timestamps = {
     let now = Timespec {
         tv_sec: 0,
         tv_nsec: UTIME_NOW,
@@ -37,21 +37,6 @@ pub(super) const NOW: Timestamps = {
 pub struct Dir {
     fd: OwnedFd,
     path: PathBuf,
-}
-
-/// A new, empty file, open for one write.
-#[derive(Debug)]
-pub struct Blank {
-    fd: OwnedFd,
-}
-
-impl Blank {
-    /// Writes all bytes. `dir` and `name` say where the file is now, for messages.
-    pub fn fill(self, bytes: &[u8], dir: &Dir, name: impl AsRef<Path>) -> Result<()> {
-        std::fs::File::from(self.fd)
-            .write_all(bytes)
-            .map_err(|error| dir.error("write", name.as_ref(), error))
-    }
 }
 
 /// The type of a directory entry.
@@ -173,15 +158,6 @@ impl Dir {
             .map_err(|errno| self.error("openat2", relative, errno))
     }
 
-    /// This directory after a rename to `path`.
-    #[must_use]
-    pub fn moved(self, path: impl Into<PathBuf>) -> Self {
-        Self {
-            fd: self.fd,
-            path: path.into(),
-        }
-    }
-
     /// The path for messages.
     #[must_use]
     pub fn path(&self) -> &Path {
@@ -255,23 +231,16 @@ impl Dir {
     /// Writes a new file without fsync, completely or not at all. EEXIST if the name exists.
     pub fn write_new(&self, name: impl AsRef<Path>, bytes: &[u8]) -> Result<()> {
         let name = name.as_ref();
-        let Blank { fd } = self.blank(name)?;
+        let flags =
+            OFlags::WRONLY | OFlags::CREATE | OFlags::EXCL | OFlags::NOFOLLOW | OFlags::CLOEXEC;
+        let fd = rustix::fs::openat(&self.fd, name, flags, Mode::from_raw_mode(0o600))
+            .map_err(|errno| self.error("openat", name, errno))?;
         std::fs::File::from(fd).write_all(bytes).map_err(|error| {
             // Return the first error. A torn file would pass for a complete one and block a later
             // write.
             let _ = self.remove_file(name);
             self.error("write", name, error)
         })
-    }
-
-    /// Creates an empty file to be written later. EEXIST if the name exists.
-    pub fn blank(&self, name: impl AsRef<Path>) -> Result<Blank> {
-        let name = name.as_ref();
-        let flags =
-            OFlags::WRONLY | OFlags::CREATE | OFlags::EXCL | OFlags::NOFOLLOW | OFlags::CLOEXEC;
-        let fd = rustix::fs::openat(&self.fd, name, flags, Mode::from_raw_mode(0o600))
-            .map_err(|errno| self.error("openat", name, errno))?;
-        Ok(Blank { fd })
     }
 
     /// Replaces a file by writing a temporary file and renaming it, without fsync.

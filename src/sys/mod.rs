@@ -28,7 +28,7 @@ mod xattr;
 mod xfs;
 
 pub use btrfs::{NestedSubvolume, QuotaGroup, Quotas};
-pub use dir::{Blank, Dir, Entry, FileKind};
+pub use dir::{Dir, Entry, FileKind};
 pub use error::{Error, Result, printable};
 pub use file::OpenFile;
 pub use inotify::{DirWatch, UnmountWatch, UnmountWatches, readable};
@@ -39,7 +39,7 @@ pub use lock::Lock;
 pub use mount::{
     ClassicMount, FsContext, MountAttrFlags, MountAttributes, MountPoint, PrivateMountNs, bind,
     clone_tree, confined, detach, mount_point, mount_point_at, move_mount_onto,
-    set_mount_attributes, sync_root, touch_mount, with_fd_cwd,
+    set_mount_attributes, sync_root, with_fd_cwd,
 };
 pub use mountinfo::{MountEntry, mount_table};
 pub use nix::errno::Errno;

@@ -6,7 +6,7 @@ use std::io::{Read as _, Seek as _, Write as _};
 use std::path::Path;
 use std::time::Instant;
 
-use crate::common::bench::{Bench, NEVER, eventually, names};
+use crate::common::bench::{Bench, NEVER, eventually};
 use crate::common::disk::{Broken, SmallDisk, fill, require_small_disk, sync};
 use baggageclaim::engine::Error;
 use baggageclaim::engine::claims::{CreateClaim, MountClaim};
@@ -129,29 +129,14 @@ async fn nothing_that_is_older_than_a_failed_write_back_is_sealed() {
     assert_eq!(disk.close(), Vec::<std::path::PathBuf>::new());
 }
 
-/// Mounts over the artifact exist before the disk fails to write back. `heard`: another process
-/// than the driver gets the report.
+/// The disk fails to write back what a pod wrote. `heard`: another process than the driver gets the
+/// report.
 async fn publish_after_a_failed_write_back(heard: bool) {
     let (disk, bench) = require_small_disk!();
     let output = [("type", "output"), ("name", "base"), ("commit", "always")];
     let write = |at: &Path| fs::write(at.join("f"), "base").expect("write");
     bench.step("base", &output, write).await;
     let input = [("type", "input"), ("from", "artifact/base")];
-    for volume in ["one", "two", "three", "four", "five"] {
-        bench.publish(volume, volume, &input).await;
-        bench.unpublish(volume).await;
-    }
-    bench.quiet().await;
-    let spares = bench.pool().join("spares");
-    let is_mounted = |name: &String| spares.join(name).join("work.1/work").exists();
-    let mounted = || {
-        names(&spares)
-            .iter()
-            .filter(|name| is_mounted(name))
-            .count()
-    };
-    eventually("some are mounted", || mounted() > 1).await;
-
     let (scratch, _) = bench.publish("pod", "scratch", &[]).await;
     let mut file = fs::File::create_new(scratch.join("big")).expect("create");
     file.write_all(&vec![1; 1 << 20]).expect("write");
@@ -430,13 +415,6 @@ async fn a_lost_write_is_noted_on_a_full_disk_too() {
         Err(reason) => return crate::common::skip(&reason),
     };
     let bench = Bench::with(lab, |config| config.reserve = 4 << 20).await;
-    let spares = bench.pool().join("spares");
-    let is_made = |name: &String| spares.join(name).join("work.1").exists();
-    // One that the full disk cut short would give its space back.
-    eventually("all spares are made", || {
-        names(&spares).iter().filter(|name| is_made(name)).count() == 32
-    })
-    .await;
     let output = [("type", "output"), ("name", "o")];
     bench.publish("victim", "victim", &output).await;
     let broken = lose(&disk, &bench, "victim");

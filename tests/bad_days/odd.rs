@@ -248,7 +248,7 @@ async fn an_immovable_file_stays_and_is_in_no_ones_way() {
         let odd = bench.pool().join(place).join(name);
         let bench = bench
             .restart_after(|_| {
-                fs::create_dir(&odd).expect("mkdir");
+                fs::create_dir_all(&odd).expect("mkdir");
                 stuck.set(&odd);
             })
             .await;

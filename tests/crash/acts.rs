@@ -5,25 +5,21 @@
 
 use std::fs;
 use std::sync::atomic::{AtomicU32, Ordering};
-use std::time::{Duration, Instant};
+use std::time::Duration;
 
 use baggageclaim::engine::failpoint::Point;
 use baggageclaim::model::layout;
 use rustix::mount::UnmountFlags;
-use serde_json::Value;
 
-use super::TO_THE_POINT;
 use super::common::{Snapshot, layers};
 use super::driver::{Call, Connection, Place};
-use super::world::{World, entries, outcome, publish, unpublish, without_root_time, write};
+use super::world::{World, outcome, publish, unpublish, without_root_time, write};
 
 /// An operation.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(crate) enum Act {
     /// A fork of an artifact.
     PublishFork,
-    /// The same, of what was asked for so often that it is mounted already.
-    PublishMountedBeforehand,
     /// An output: empty, may be sealed.
     PublishOutput,
     /// Empty, never sealed.
@@ -93,7 +89,6 @@ impl Act {
             | Point::PublishMounted
             | Point::PublishAttached => &[
                 Self::PublishFork,
-                Self::PublishMountedBeforehand,
                 Self::PublishOutput,
                 Self::PublishScratch,
             ],
@@ -138,8 +133,6 @@ impl Act {
             | Point::DoomMarked
             | Point::DoomFinished
             // `days` visits the points that no call waits for or that run without a driver.
-            | Point::SparePrepared
-            | Point::SpareMounted
             | Point::RebuildMade
             | Point::RebuildCleared
             | Point::RebuildPlaced
@@ -198,10 +191,7 @@ impl Act {
     /// Whether only a backend passes anything by it that keeps an artifact as a stack of layers,
     /// mounted for each volume.
     pub(crate) fn needs_stacks(self) -> bool {
-        matches!(
-            self,
-            Self::Flatten | Self::PublishMountedBeforehand | Self::ReceiveStack
-        )
+        matches!(self, Self::Flatten | Self::ReceiveStack)
     }
 
     /// Does all that comes before.
@@ -215,12 +205,6 @@ impl Act {
         match self {
             Self::PublishFork => {
                 let fork = [("type", "input"), ("from", "artifact/base")];
-                calls = vec![publish(place, "fork", &fork)];
-                done = Done::Published("fork", None, world.sealed["artifact/base"].clone());
-            }
-            Self::PublishMountedBeforehand => {
-                let fork = [("type", "input"), ("from", "artifact/base")];
-                ask_until_mounted_beforehand(place, on, &fork);
                 calls = vec![publish(place, "fork", &fork)];
                 done = Done::Published("fork", None, world.sealed["artifact/base"].clone());
             }
@@ -385,43 +369,6 @@ fn export(place: &Place) -> Call {
     Call::Export {
         reference: "artifact/base".to_owned(),
         file: archive(place),
-    }
-}
-
-/// Publishes such volumes until one was mounted beforehand, and the next will be.
-fn ask_until_mounted_beforehand(place: &Place, on: &mut Connection, pairs: &[(&str, &str)]) {
-    // Repeated calls leave a few of them.
-    const OFTEN: usize = 10;
-    let spares = place.pool.join("spares");
-    // A mount makes directories of the kernel's.
-    let is_mounted = |name: &String| spares.join(name).join("work.1/work").exists();
-    let began = Instant::now();
-    for number in 0.. {
-        assert!(began.elapsed() < TO_THE_POINT, "none is mounted beforehand");
-        let volume = format!("asked-{number}");
-        on.must(&publish(place, &volume, pairs));
-        let record = fs::read(
-            place
-                .pool
-                .join("volumes")
-                .join(place.id(&volume))
-                .join("volume.json"),
-        );
-        let record: Value = serde_json::from_slice(&record.expect("a record")).expect("JSON");
-        on.must(&unpublish(place, &volume));
-        if number >= OFTEN && !record["mountedAs"].is_null() {
-            break;
-        }
-    }
-    // They are made one by one: of two the first is ready.
-    while entries(&spares)
-        .iter()
-        .filter(|name| is_mounted(name))
-        .count()
-        < 2
-    {
-        assert!(began.elapsed() < TO_THE_POINT, "no more are mounted");
-        std::thread::sleep(Duration::from_millis(2));
     }
 }
 

@@ -15,7 +15,7 @@ use super::world::{
     World, assert_no_findings, assert_nothing_left, entries, names, outcome, publish, publish_also,
     unpublish,
 };
-use super::{BTRFS, OVERLAY, TO_THE_POINT, call_until_death, repeat, settle_in};
+use super::{BTRFS, OVERLAY, TO_THE_POINT, settle_in};
 
 fn arm(on: &mut Connection, point: &str) {
     on.must(&Call::Arm {
@@ -430,39 +430,6 @@ fn an_index_is_rebuilt_however_often_that_is_interrupted() {
     }
     world.end(&place, &mut on);
     driver.shut_down();
-}
-
-/// A process dies while it prepares something in advance.
-#[test]
-fn unfinished_prewarmed_volumes_belong_to_no_pod() {
-    for point in [Point::SparePrepared, Point::SpareMounted] {
-        let place = Place::new(require_lab!(Fs::Ext4), OVERLAY);
-        let mut driver = place.start(None);
-        let mut on = driver.connect().expect("a process");
-        let mut world = settle_in(&place, &mut on);
-        arm(&mut on, point.name());
-        // More than are ever kept ready.
-        let fork = [("type", "input"), ("from", "artifact/base")];
-        let forks: Vec<String> = (0..40).map(|number| format!("fork-{number}")).collect();
-        let calls: Vec<Call> = forks
-            .iter()
-            .map(|name| publish(&place, name, &fork))
-            .collect();
-        let answered = call_until_death(&mut on, &calls);
-        assert!(driver.dies_within(TO_THE_POINT), "{point:?}");
-
-        let mut driver = place.start(None);
-        let mut on = driver.connect().expect("it starts");
-        repeat(&mut on, &calls, answered).expect("it lives");
-        for name in &forks {
-            world.note_live(&place, name, None);
-            let content = world.sealed["artifact/base"].clone();
-            world.live.get_mut(name).expect("just noted").content = content;
-        }
-        world.check_live(&place);
-        world.end(&place, &mut on);
-        driver.shut_down();
-    }
 }
 
 /// The layers that have a table of contents, and the names of temporary ones.

@@ -92,6 +92,8 @@ fn left_behind(place: &Place) -> World {
     )
     .expect("rename");
     world.sealed.remove("artifact/lost");
+    // Older versions prepared directories there.
+    fs::create_dir_all(place.pool.join("spares")).expect("mkdir");
     // The remains of a process that dies half-way.
     let id = |digit: char| String::from(digit).repeat(32);
     for half_made in [

@@ -461,14 +461,14 @@ async fn an_export_whose_reader_goes_away_or_that_is_interrupted_leaves_nothing(
             assert_eq!(names(&directory), [""; 0], "{}", said(&mut export));
         }
         driver.left_nothing(1, "an export to a file");
-        // The driver ends, and its end does not wait for a reader that reads nothing: all of the
-        // pool is put away, the last of which are the volumes that were made beforehand.
+        // The driver ends, and its end does not wait for a reader that reads nothing: nothing of the
+        // export is left in the pool.
         let mut export = start();
         let mut pipe = BufReader::new(export.stdout.take().expect("piped"));
         assert!(!pipe.fill_buf().expect("read").is_empty());
-        let spares = driver.pool.join("spares");
+        let incoming = driver.pool.join("incoming");
         driver.ends();
-        assert_eq!(names(&spares), [""; 0]);
+        assert_eq!(names(&incoming), [""; 0]);
         drop(pipe);
         assert_eq!(export.wait().expect("wait").code(), Some(1));
     }

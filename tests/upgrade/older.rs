@@ -42,12 +42,8 @@ pub(crate) fn make(place: &Place, age: Age) {
     let volumes = Dir::open(&pool.join("volumes")).expect("open");
     let taken = volumes.remove_xattr("trusted.baggageclaim.projects-recorded");
     assert_eq!(taken.expect("removed"), place.is_overlay());
-    // Its content was of use only to the process that made it.
-    #[expect(
-        clippy::disallowed_methods,
-        reason = "no pod has anything there, and nothing is mounted there"
-    )]
-    fs::remove_dir_all(pool.join("spares")).expect("removed");
+    // Directories that were prepared for future volumes.
+    fs::create_dir_all(pool.join("spares").join("prepared").join("top")).expect("made");
     index(&pool.join("index.redb"), age);
 }
 

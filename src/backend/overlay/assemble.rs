@@ -52,8 +52,17 @@ pub(super) fn assemble(parts: &Parts<'_>, how: How<'_>) -> Result<OwnedFd> {
     match how {
         How::Classic(mount_ns) => classic(parts, mount_ns),
         How::Descriptors => {
-            let context = begin(parts.top, parts.work, parts.volatile)?;
-            finish(&context, parts.source, parts.lowers, parts.read_only)
+            let context = FsContext::open("overlay")?;
+            // As text: the mount table shows a descriptor as a whole path, to the pod and all its
+            // readers. A kernel with this API (6.13) resolves each directory in its own call.
+            sys::with_fd_cwd(|| {
+                context.string("workdir", &number(parts.work))?;
+                context.string("upperdir", &number(parts.top))?;
+                let mut lowers = parts.lowers.iter().map(number);
+                lowers.try_for_each(|lower| context.string("lowerdir+", &lower))
+            })?;
+            options(&context, parts.volatile)?;
+            create(&context, parts.source, parts.read_only)
         }
         How::Strings => {
             let context = FsContext::open("overlay")?;
@@ -73,34 +82,6 @@ pub(super) fn assemble(parts: &Parts<'_>, how: How<'_>) -> Result<OwnedFd> {
 /// Fails if this kernel takes no directories by descriptor (before Linux 6.13).
 pub(super) fn takes_descriptors(dir: &Dir) -> Result<()> {
     FsContext::open("overlay")?.descriptor("workdir", dir)
-}
-
-/// The first half, by descriptors: all options except the layers.
-///
-/// As text: the mount table shows a descriptor as a whole path, to the pod and all its readers.
-pub(super) fn begin(top: &Dir, work: &Dir, volatile: bool) -> Result<FsContext> {
-    let context = FsContext::open("overlay")?;
-    // A kernel with this API (6.13) resolves each directory in its own call.
-    sys::with_fd_cwd(|| {
-        context.string("workdir", &number(work))?;
-        context.string("upperdir", &number(top))
-    })?;
-    options(&context, volatile)?;
-    Ok(context)
-}
-
-/// The second half: adds these layers, newest first, and mounts.
-pub(super) fn finish(
-    context: &FsContext,
-    source: &str,
-    lowers: &[Dir],
-    read_only: bool,
-) -> Result<OwnedFd> {
-    sys::with_fd_cwd(|| {
-        let mut lowers = lowers.iter().map(number);
-        lowers.try_for_each(|lower| context.string("lowerdir+", &lower))
-    })?;
-    create(context, source, read_only)
 }
 
 /// An open directory as a path relative to `/proc/self/fd`.

@@ -32,20 +32,17 @@ impl Lowers<'_> {
         })
     }
 
-    /// Opens all of them, except the newest if it is open already.
+    /// Opens all of them.
     pub(super) fn open(
         &self,
         overlay: &Overlay,
         view: Option<&idmapped::View>,
-        newest: Option<Dir>,
     ) -> Result<Vec<Dir>> {
         let opened: sys::Result<Vec<Dir>> = match self {
             Self::Layers(ids) => {
                 let layers = view.map_or(&overlay.layers, idmapped::View::layers);
-                let missing = &ids[usize::from(newest.is_some()).min(ids.len())..];
                 let open = |id| layers.open_beneath(layer_fs(id));
-                let newest = newest.into_iter().map(Ok);
-                newest.chain(missing.iter().map(open)).collect()
+                ids.iter().map(open).collect()
             }
             Self::SelfTest(pool, paths, _) => {
                 let pool = view.map_or(*pool, idmapped::View::root);

@@ -26,14 +26,13 @@ mod work;
 use std::os::fd::{AsFd, BorrowedFd, OwnedFd};
 use std::path::Path;
 
-use parking_lot::Mutex;
 use serde::{Deserialize, Serialize};
 
 use self::assemble::{How, Parts, assemble};
 use self::idmapped::{Owners, Views};
 use self::lowers::Lowers;
 use self::project::Projects;
-use self::work::{FIRST_WORK, delete_frame, next_work, was_mounted};
+use self::work::{delete_frame, next_work, was_mounted};
 use super::{Backend, BackendKind, Error, Freeze, Limit, Receiving, Result, Start, Stop, Usage};
 use crate::model::layout::{EMPTY, FS, LAYERS, TOP};
 use crate::model::{LayerId, RootAttributes, VolumeId};
@@ -64,15 +63,6 @@ impl std::fmt::Display for MountApi {
 const SOURCE_PREFIX: &str = "baggageclaim:";
 /// How many of a label's last characters follow. Every reader of the table pays for each one.
 const SOURCE_LENGTH: usize = 16;
-
-/// A prepared `top/`, and an overlay context that lacks only its layers and its source.
-#[derive(Debug)]
-pub(super) struct Prepared {
-    top: Dir,
-    context: Option<FsContext>,
-    /// The newest layer's content, opened by `create` and reused by `mount`.
-    newest: Mutex<Option<Dir>>,
-}
 
 /// The overlay backend of one pool.
 #[derive(Debug)]
@@ -128,11 +118,7 @@ impl Overlay {
     ) -> Result<OwnedFd> {
         let owners = self.owners(lowers, start)?;
         let source = format!("{SOURCE_PREFIX}{}", shortened(label));
-        let fresh = start.prepared.map(|prepared| &prepared.0);
-        let work = match fresh {
-            Some(_) => FIRST_WORK.to_owned(),
-            None => self.make_work(volume)?,
-        };
+        let work = self.make_work(volume)?;
         let in_mount_ns = self.api == MountApi::Classic && lowers.need_mount_ns();
         let attempt = |work: &str| -> Result<OwnedFd> {
             let view = self.views.of(owners, in_mount_ns)?;
@@ -145,21 +131,12 @@ impl Overlay {
                     &volume_seen
                 }
             };
-            let newest = match view {
-                None => fresh.and_then(|fresh| fresh.newest.lock().take()),
-                Some(_) => None,
-            };
-            let mut lowers = lowers.open(self, view, newest)?;
+            let mut lowers = lowers.open(self, view)?;
             if lowers.is_empty() {
                 lowers.push(match view {
                     None => self.empty.try_clone()?,
                     Some(view) => view.root().open_beneath(EMPTY)?,
                 });
-            }
-            let ready = fresh.and_then(|fresh| fresh.context.as_ref());
-            if let (None, Some(context), false) = (view, ready, start.durable) {
-                let mounted = assemble::finish(context, &source, &lowers, read_only);
-                return Ok(mounted.map_err(|error| error.of(volume.path()))?);
             }
             let parts = Parts {
                 source: &source,
@@ -274,25 +251,6 @@ impl Backend for Overlay {
         BackendKind::Overlay
     }
 
-    fn prepare(&self, volume: &Dir) -> Result<Option<super::Prepared>> {
-        let top = root::prepare(volume)?;
-        volume.create_dir(FIRST_WORK, 0o700)?;
-        let work = volume.open_beneath(FIRST_WORK)?;
-        let context = match self.api {
-            MountApi::Descriptors => Some(assemble::begin(&top, &work, true)?),
-            MountApi::Classic => None,
-        };
-        Ok(Some(super::Prepared(Prepared {
-            top,
-            context,
-            newest: Mutex::default(),
-        })))
-    }
-
-    fn mounts_beforehand(&self) -> bool {
-        true
-    }
-
     fn write_back_error(&self, mount: BorrowedFd<'_>, start: &Start<'_>) -> Option<sys::Error> {
         // After a write-back error, every fsync in an existing volatile overlay fails. On its root
         // that check is all that fsync does. On other filesystems it would wait for the disk.
@@ -305,11 +263,6 @@ impl Backend for Overlay {
 
     fn create(&self, volume: &Dir, start: &Start<'_>) -> Result<Limit> {
         let parent = Lowers::Layers(start.layers).newest(self)?;
-        if let Some(super::Prepared(prepared)) = start.prepared {
-            root::apply(&prepared.top, parent.as_ref(), &start.root)?;
-            *prepared.newest.lock() = parent;
-            return Ok(Limit::None);
-        }
         root::make(volume, parent.as_ref(), &start.root)?;
         self.projects.limit(volume, start.size_limit)
     }
@@ -322,10 +275,7 @@ impl Backend for Overlay {
         read_only: bool,
     ) -> Result<OwnedFd> {
         if is_plain(start) {
-            return Ok(match start.prepared {
-                Some(super::Prepared(prepared)) => sys::bind(&prepared.top, read_only)?,
-                None => sys::bind(&volume.open_beneath(TOP)?, read_only)?,
-            });
+            return Ok(sys::bind(&volume.open_beneath(TOP)?, read_only)?);
         }
         let lowers = Lowers::Layers(start.layers);
         self.mount_over(volume, label, &lowers, start, read_only)
@@ -466,12 +416,12 @@ impl Backend for Overlay {
     fn receive_layer(&self, layer: &Dir, below: &[LayerId]) -> Result<Receiving> {
         Ok(Receiving::Stacked {
             into: self.receive(layer)?,
-            below: Lowers::Layers(below).open(self, None, None)?,
+            below: Lowers::Layers(below).open(self, None)?,
         })
     }
 
     fn flatten(&self, layers: &[LayerId], into: &Dir, bottom: bool, stop: Stop<'_>) -> Result<()> {
-        let layers = Lowers::Layers(layers).open(self, None, None)?;
+        let layers = Lowers::Layers(layers).open(self, None)?;
         Ok(tree::flatten(&layers, into, bottom, stop)?)
     }
 
@@ -574,7 +524,6 @@ mod tests {
             sealable: true,
             owner: None,
             durable: false,
-            prepared: None,
         };
         let volume = pool.open_beneath("volume").expect("volume");
         overlay.create(&volume, &start).expect("create");

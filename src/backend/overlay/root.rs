@@ -15,25 +15,6 @@ use rustix::fs::Stat;
 /// The bits that mkdir(2) takes; set-id bits need a chmod.
 const MKDIR_BITS: u32 = 0o1777;
 
-/// Makes and opens a `top/` with the attributes that most volumes want.
-pub(super) fn prepare(volume: &Dir) -> Result<Dir> {
-    let RootAttrs { mode, .. } = RootAttrs::of(&RootAttributes::default(), None);
-    volume.create_dir(TOP, mode & MKDIR_BITS)?;
-    Ok(volume.open_beneath(TOP)?)
-}
-
-/// Gives a prepared `top/` the attributes that [`make`] would give it.
-pub(super) fn apply(top: &Dir, parent: Option<&Dir>, root: &RootAttributes) -> Result<()> {
-    let sealed = parent.map(Dir::stat_self).transpose()?;
-    let wanted = RootAttrs::of(root, sealed.as_ref());
-    let found = top.stat_self()?;
-    if parent.is_none() {
-        // Its times are those of its preparation.
-        top.touch()?;
-    }
-    apply_attrs(top, parent.zip(sealed.as_ref()), wanted, &found)
-}
-
 /// Makes `top` in `volume`.
 pub(super) fn make(volume: &Dir, parent: Option<&Dir>, root: &RootAttributes) -> Result<()> {
     let sealed = parent.map(Dir::stat_self).transpose()?;

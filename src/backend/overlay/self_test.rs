@@ -35,7 +35,6 @@ const START: Start<'static> = Start {
     sealable: true,
     owner: None,
     durable: false,
-    prepared: None,
 };
 
 /// Tries every feature once, in 2 ms, and cleans up.

@@ -17,7 +17,7 @@ pub use facts::{MountPoint, mount_point, mount_point_at};
 pub use fd_cwd::with_fd_cwd;
 pub use private_ns::{ClassicMount, PrivateMountNs};
 pub use rustix::mount::MountAttrFlags;
-pub use tree::{bind, clone_tree, confined, detach, move_mount_onto, sync_root, touch_mount};
+pub use tree::{bind, clone_tree, confined, detach, move_mount_onto, sync_root};
 
 #[cfg(test)]
 mod tests;

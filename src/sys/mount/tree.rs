@@ -5,12 +5,12 @@ use std::os::fd::{AsFd, AsRawFd, BorrowedFd, OwnedFd};
 use std::path::Path;
 
 use nix::errno::Errno;
-use rustix::fs::{AtFlags, Mode, OFlags};
+use rustix::fs::{Mode, OFlags};
 use rustix::mount::{MountAttrFlags, MoveMountFlags, OpenTreeFlags, UnmountFlags};
 
 use super::attributes::{MountAttributes, set_mount_attributes};
 use super::private_ns::PrivateMountNs;
-use crate::sys::dir::{Dir, NOW};
+use crate::sys::dir::Dir;
 use crate::sys::error::{Error, Result};
 
 /// A detached mount of a directory tree, without the mounts inside it (`OPEN_TREE_CLONE`).
@@ -53,13 +53,6 @@ pub fn confined(mount: OwnedFd, read_only: bool) -> Result<OwnedFd> {
         Err(error) if error.is(Errno::ENOSYS) => PrivateMountNs::new()?.confined(mount, read_only),
         result => result.map(|()| mount),
     }
-}
-
-/// Sets the times of a mount's root to now, through the mount.
-pub fn touch_mount(mount: BorrowedFd<'_>) -> Result<()> {
-    // The descriptor is `O_PATH`.
-    rustix::fs::utimensat(mount, "", &NOW, AtFlags::EMPTY_PATH)
-        .map_err(|errno| Error::new("utimensat", "a new mount", errno))
 }
 
 /// fsync(2) of a mount's root directory.
