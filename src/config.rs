@@ -1,6 +1,7 @@
 //! Every flag, every name of the environment and every default of the command line.
 //! Every flag's meaning and default; other modules implement the flags.
 
+mod demo;
 mod shared;
 
 use std::net::SocketAddr;
@@ -20,6 +21,7 @@ use crate::shared::UrlError;
 use crate::telemetry::metrics::Rpcs;
 use crate::{controller, driver, engine, k8s, node, telemetry};
 
+pub use demo::{Demo, DemoFilesystem};
 pub use shared::{Share, Shared};
 
 /// The default of `--pool`.
@@ -348,51 +350,6 @@ pub struct Process {
     pub log: Log,
 }
 
-/// The flags of `demo`.
-#[derive(Debug, Clone, Args)]
-#[command(mut_args(hide_env_value))]
-pub struct Demo {
-    /// The directory for the pool [default: a filesystem image in the temporary directory]
-    #[arg(long, value_name = "DIR")]
-    pub pool: Option<PathBuf>,
-    /// The filesystem to make
-    #[arg(
-        long,
-        value_name = "KIND",
-        default_value = "auto",
-        conflicts_with = "pool"
-    )]
-    pub fs: DemoFilesystem,
-    /// The tree to fetch beside the sources of this project's dependencies [default: files of /usr]
-    #[arg(long, value_name = "DIR")]
-    pub tree: Option<PathBuf>,
-    /// How many compilers may run at once [default: cargo's]
-    #[arg(long, value_name = "N", value_parser = clap::value_parser!(u16).range(1..))]
-    pub jobs: Option<u16>,
-    /// Keep the pool and the log of the driver
-    #[arg(long)]
-    pub keep: bool,
-    /// Cargo's home, with the unpacked sources [default: ~/.cargo]
-    #[arg(long, value_name = "DIR", env = "CARGO_HOME")]
-    pub cargo_home: Option<PathBuf>,
-    /// No colours; the same as a non-empty NO_COLOR in the environment
-    #[arg(long)]
-    pub no_color: bool,
-}
-
-/// A filesystem that the demo can make.
-#[derive(Debug, Clone, Copy, PartialEq, Eq, ValueEnum)]
-pub enum DemoFilesystem {
-    /// The first that this machine can make.
-    Auto,
-    /// ext4.
-    Ext4,
-    /// xfs with reflinks.
-    Xfs,
-    /// btrfs.
-    Btrfs,
-}
-
 /// Why flags that are valid alone do not fit together.
 #[derive(Debug, Clone, PartialEq, Eq, thiserror::Error)]
 pub enum Error {
@@ -502,6 +459,10 @@ pub struct Controller {
     /// How long a volume stays whose claim was given up before it had a PersistentVolume
     #[arg(long, value_name = "TIME", env = "BAGGAGECLAIM_LEAK_GRACE", default_value = "10m", value_parser = parse_duration)]
     pub leak_grace: Duration,
+    /// Collect the garbage of this shared tier once a day, as `baggageclaim shared gc` does. The URL
+    /// is that of the nodes; the identity needs the right to delete objects [default: no tier]
+    #[arg(long, value_name = "URL", env = "BAGGAGECLAIM_SHARED")]
+    pub shared: Option<String>,
     /// How long shutdown may take, to answer running calls
     #[arg(long, value_name = "TIME", env = "BAGGAGECLAIM_GRACE", default_value = "25s", value_parser = parse_duration)]
     pub grace: Duration,
@@ -512,16 +473,16 @@ pub struct Controller {
 
 impl Controller {
     /// The flags as what runs takes them.
-    #[must_use]
-    pub fn resolve(self) -> controller::Config {
-        controller::Config {
+    pub fn resolve(self) -> Result<controller::Config, Error> {
+        Ok(controller::Config {
             socket: self.socket,
             http: self.http.0,
             // An empty variable is as good as none.
             kubeconfig: self.kubeconfig.filter(|path| !path.as_os_str().is_empty()),
             leak_grace: self.leak_grace,
+            shared: shared::url(self.shared)?,
             grace: self.grace,
-        }
+        })
     }
 }
 

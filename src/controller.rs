@@ -7,13 +7,16 @@
 use std::future::Future;
 use std::net::SocketAddr;
 use std::path::PathBuf;
+use std::sync::Arc;
 use std::time::Duration;
 
+use tokio::runtime::Handle;
 use tokio::sync::watch;
 use tokio_util::task::AbortOnDropHandle;
 
 use crate::k8s::claims::Cluster;
 use crate::server::{self, Drain, Socket};
+use crate::shared::{Periodic, Times, Url};
 use crate::telemetry::metrics::Rpcs;
 use crate::{csi, http, k8s, node};
 
@@ -28,6 +31,8 @@ pub struct Config {
     pub kubeconfig: Option<PathBuf>,
     /// How long a volume stays whose claim was given up.
     pub leak_grace: Duration,
+    /// The shared tier whose garbage is collected, if there is one.
+    pub shared: Option<Url>,
     /// How long the end may take.
     pub grace: Duration,
 }
@@ -41,6 +46,9 @@ pub enum Error {
     /// The HTTP port cannot be served.
     #[error(transparent)]
     Http(#[from] http::Error),
+    /// No thread for the collector.
+    #[error("the collector of the shared tier cannot be started: {0}")]
+    Collector(#[source] std::io::Error),
     /// A defect: a task ended before it was told to.
     #[error("a background task exited unexpectedly: {0}; see the log")]
     Exited(&'static str),
@@ -72,6 +80,12 @@ async fn serve(config: Config, drain: Drain) -> Result<(), Error> {
         () = drain.begun() => return Ok(()),
     };
     let (cluster, work) = Cluster::new(client, csi::place_of, config.leak_grace);
+    let collector = config.shared.map(|url| {
+        let store = url.open_later(Handle::current(), Times::default());
+        Periodic::start(store).map_err(Error::Collector)
+    });
+    let collector = collector.transpose()?.map(Arc::new);
+    let figures = collector.clone();
     let (list, listed) = watch::channel(false);
     let rpcs = Rpcs::default();
     let pages = http::Sources {
@@ -80,6 +94,11 @@ async fn serve(config: Config, drain: Drain) -> Result<(), Error> {
         rpcs: rpcs.clone(),
         role: http::Role::Controller {
             listed: listed.clone(),
+            figures: Arc::new(move |registry| {
+                if let Some(collector) = &figures {
+                    collector.register(registry);
+                }
+            }),
         },
     };
     let _http =

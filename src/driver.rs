@@ -65,6 +65,8 @@ pub struct Shared {
     pub ask: Duration,
     /// How long a cache waits for its bytes.
     pub fetch_wait: Duration,
+    /// How long each half of a publication may take.
+    pub publish_within: Duration,
 }
 
 impl Shared {
@@ -72,7 +74,11 @@ impl Shared {
     /// its content on this node: `status` and the log have the error.
     fn start(self, engine: Engine, settings: distribution::Settings) -> Arc<Distribution> {
         tracing::info!(tier = %self.url, share = settings.share, "a shared tier is used");
-        let store = self.url.open_later(Handle::current(), Times::default());
+        let times = Times {
+            publish: self.publish_within,
+            ..Times::default()
+        };
+        let store = self.url.open_later(Handle::current(), times);
         let distribution = Distribution::start(engine.clone(), store, settings);
         tokio::spawn(probe(self.url, engine, distribution.clone()));
         distribution

@@ -28,7 +28,7 @@ mod trips;
 
 use std::path::Path;
 
-use baggageclaim::archive::{self, Codec, Pack, Packed, Progress, Unpack, Unpacked};
+use baggageclaim::archive::{self, Codec, Hashing, Pack, Packed, Progress, Unpack, Unpacked};
 use baggageclaim::sys::Dir;
 use common::{Lab, Snapshot};
 
@@ -45,6 +45,7 @@ fn pack(lab: &Lab, from: &Path, codec: Codec, devices: bool) -> archive::Result<
     let how = Pack {
         codec,
         devices,
+        hashing: Hashing::Both,
         temporary: &open(&temporary),
     };
     let packed = archive::pack(&open(from), &mut bytes, how, &Progress::default(), &|| {

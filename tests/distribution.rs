@@ -8,6 +8,7 @@
 //! | `clears` | cleared names, refused commits, `share: never`, tenants |
 //! | `requests` | how many requests each operation makes |
 //! | `trouble` | a tier that is away, hangs, refuses, was wiped, or holds damaged objects |
+//! | `cuts` | a node that dies between two requests |
 //! | `full` | a pool that fills up |
 //! | `uploads` | the queue: drain, restart, a commit during an upload, many callers of one fetch |
 //!
@@ -23,6 +24,8 @@ mod common;
 
 #[path = "distribution/clears.rs"]
 mod clears;
+#[path = "distribution/cuts.rs"]
+mod cuts;
 #[path = "shared/failing.rs"]
 #[expect(dead_code, reason = "these tests use a part of it")]
 mod failing;

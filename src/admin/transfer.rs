@@ -18,7 +18,7 @@ use tokio::sync::mpsc;
 use tonic::{Status, Streaming};
 
 use super::service::{failed, parse, usage};
-use crate::archive::{Codec, Progress};
+use crate::archive::{Codec, Measured, Progress};
 use crate::distribution::Distribution;
 use crate::engine::{Engine, Exported, ImportRequest, Imported, Source, View};
 use crate::model::{Reference, Sha256, Tenant};
@@ -149,12 +149,18 @@ pub(super) async fn export(
     Ok(answers(parts, &closing))
 }
 
+/// The digest of a stream; empty: it was not computed.
+fn text(stream: Measured) -> String {
+    let digest = stream.digest();
+    digest.map(|it| it.to_string()).unwrap_or_default()
+}
+
 fn end_of_export(Exported { packed }: Exported) -> admin::ExportPart {
     let (digests, counts) = (packed.digests, packed.counts);
     let left_out = counts.sockets_left_out + counts.devices_left_out + counts.attributes_left_out;
     let end = admin::ExportEnd {
-        digest: digests.plain.to_string(),
-        packed_digest: digests.packed.to_string(),
+        digest: text(digests.plain),
+        packed_digest: text(digests.packed),
         plain_bytes: digests.plain.bytes,
         packed_bytes: digests.packed.bytes,
         files: counts.files,
@@ -314,8 +320,8 @@ fn end_of_import(progress: &Progress, imported: &Imported) -> admin::ImportProgr
     let (digests, made) = (imported.unpacked.digests, imported.unpacked.made);
     let end = admin::ImportEnd {
         artifact_id: imported.artifact.to_string(),
-        digest: digests.plain.to_string(),
-        packed_digest: digests.packed.to_string(),
+        digest: text(digests.plain),
+        packed_digest: text(digests.packed),
         files: made.files,
         directories: made.directories,
         bytes: made.bytes,

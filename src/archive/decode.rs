@@ -7,11 +7,10 @@ use std::io::{self, BufRead, Read};
 use std::sync::atomic::Ordering;
 
 use flate2::bufread::GzDecoder;
-use sha2::{Digest as _, Sha256};
 
 use super::pipe::{CHUNK, Feeder};
 use super::s2::S2Decoder;
-use super::{Digest, Digests, Error, Progress, Result};
+use super::{Digests, Error, Hashing, Meter, Progress, Result};
 
 /// The largest window of zstd that is accepted, 128 MiB, as a power of two: what `zstd --ultra -22`
 /// makes.
@@ -32,11 +31,14 @@ pub(super) fn decode(
     input: impl Read,
     mut feeder: Feeder,
     ratio: u64,
+    hashing: Hashing,
     progress: &Progress,
 ) -> Result<Digests> {
     let mut input = Input::new(input, progress);
-    let mut plain = None;
     let codec = input.codec().map_err(|error| damaged(&error))?;
+    let is_plain = matches!(codec, Sort::Plain);
+    let (mut plain, packed) = hashing.meters(is_plain);
+    input.measure(packed);
     match codec {
         Sort::Plain => pump(&mut feeder, &mut plain, ratio, progress, &mut input)?,
         Sort::Gzip => loop {
@@ -57,29 +59,19 @@ pub(super) fn decode(
             pump(&mut feeder, &mut plain, ratio, progress, &mut blocks)?;
         }
     }
-    let packed = Digest {
-        bytes: input.taken,
-        sha256: input.hash.finalize().into(),
-    };
-    let plain = match plain {
-        Some(hash) => Digest {
-            bytes: feeder.total(),
-            sha256: hash.finalize().into(),
-        },
-        None => packed,
-    };
+    let packed = input.meter.finish();
+    let plain = if is_plain { packed } else { plain.finish() };
     feeder.finish()?;
     Ok(Digests { plain, packed })
 }
 
-/// Moves all that `from` has into the pipe. `plain` is the digest of all so far; none where nothing
-/// is compressed.
+/// Moves all that `from` has into the pipe.
 fn pump(
     feeder: &mut Feeder,
-    plain: &mut Option<Sha256>,
+    plain: &mut Meter,
     ratio: u64,
     progress: &Progress,
-    from: &mut impl Decoder,
+    from: &mut impl Read,
 ) -> Result<()> {
     loop {
         let spare = feeder.spare()?;
@@ -89,9 +81,7 @@ fn pump(
             Err(error) if error.kind() == io::ErrorKind::Interrupted => continue,
             Err(error) => return Err(damaged(&error)),
         };
-        if from.compresses() {
-            plain.get_or_insert_default().update(&spare[..read]);
-        }
+        plain.update(&spare[..read]);
         feeder.advance(read);
         let total = feeder.total();
         progress.plain.store(total, Ordering::Relaxed);
@@ -103,22 +93,6 @@ fn pump(
         }
     }
 }
-
-/// Something that gives plain bytes.
-trait Decoder: Read {
-    fn compresses(&self) -> bool {
-        true
-    }
-}
-
-impl<R: Read> Decoder for Input<'_, R> {
-    fn compresses(&self) -> bool {
-        false
-    }
-}
-impl<R: BufRead> Decoder for GzDecoder<R> {}
-impl<R: BufRead> Decoder for zstd::Decoder<'_, R> {}
-impl<R: BufRead> Decoder for S2Decoder<R> {}
 
 /// Whose fault an error of a decoder is: the source's, or that of what came from there.
 fn damaged(error: &io::Error) -> Error {
@@ -151,15 +125,14 @@ enum Sort {
     S2,
 }
 
-/// Input that is counted and hashed as it is taken.
+/// Input that is measured as it is taken.
 struct Input<'a, R> {
     inner: R,
     buffer: Box<[u8]>,
     at: usize,
     end: usize,
     ended: bool,
-    hash: Sha256,
-    taken: u64,
+    meter: Meter,
     progress: &'a Progress,
 }
 
@@ -171,10 +144,15 @@ impl<'a, R: Read> Input<'a, R> {
             at: 0,
             end: 0,
             ended: false,
-            hash: Sha256::new(),
-            taken: 0,
+            meter: Meter::new(false),
             progress,
         }
+    }
+
+    /// Measures with this meter. Until now only the first bytes were looked at, and none was taken.
+    fn measure(&mut self, meter: Meter) {
+        self.meter = meter;
+        self.meter.update(&self.buffer[..self.end]);
     }
 
     /// Reads once, behind what is there.
@@ -182,11 +160,11 @@ impl<'a, R: Read> Input<'a, R> {
         loop {
             match self.inner.read(&mut self.buffer[self.end..]) {
                 Ok(read) => {
-                    self.hash.update(&self.buffer[self.end..self.end + read]);
+                    self.meter.update(&self.buffer[self.end..self.end + read]);
                     self.end += read;
-                    self.taken += read as u64;
                     self.ended |= read == 0;
-                    self.progress.packed.store(self.taken, Ordering::Relaxed);
+                    let bytes = self.meter.bytes;
+                    self.progress.packed.store(bytes, Ordering::Relaxed);
                     return Ok(());
                 }
                 Err(error) if error.kind() == io::ErrorKind::Interrupted => {}

@@ -6,10 +6,9 @@ use std::sync::atomic::Ordering;
 
 use flate2::Compression;
 use flate2::write::GzEncoder;
-use sha2::{Digest as _, Sha256};
 
 use super::pipe::Drain;
-use super::{Codec, Digest, Digests, Error, Progress, Result};
+use super::{Codec, Digests, Error, Hashing, Meter, Progress, Result};
 
 /// Sends all that comes out of `drain` to `out`. If `drain` is cut off, the stream is left
 /// unfinished.
@@ -17,28 +16,26 @@ pub(super) fn encode(
     mut drain: Drain,
     out: impl Write,
     codec: Codec,
+    hashing: Hashing,
     progress: &Progress,
 ) -> Result<Digests> {
+    let is_plain = codec == Codec::Plain;
+    let (mut plain, meter) = hashing.meters(is_plain);
     let mut encoder = Encoder::new(
         codec,
         Out {
             inner: out,
-            hash: Sha256::new(),
-            bytes: 0,
+            meter,
             progress,
         },
     )
     .map_err(Error::Write)?;
-    let mut plain = Sha256::new();
     loop {
         let bytes = drain.fill()?;
         if bytes.is_empty() {
             break;
         }
-        // Of what is not compressed both digests are one.
-        if codec != Codec::Plain {
-            plain.update(bytes);
-        }
+        plain.update(bytes);
         encoder.write(bytes).map_err(Error::Write)?;
         let length = bytes.len();
         drain.consume(length);
@@ -46,35 +43,24 @@ pub(super) fn encode(
     }
     let mut out = encoder.finish().map_err(Error::Write)?;
     out.flush().map_err(Error::Write)?;
-    let packed = Digest {
-        bytes: out.bytes,
-        sha256: out.hash.finalize().into(),
-    };
-    let plain = if codec == Codec::Plain {
-        packed
-    } else {
-        Digest {
-            bytes: drain.total(),
-            sha256: plain.finalize().into(),
-        }
-    };
+    let packed = out.meter.finish();
+    let plain = if is_plain { packed } else { plain.finish() };
     Ok(Digests { plain, packed })
 }
 
-/// Output that is counted and hashed on its way.
+/// Output that is measured on its way.
 struct Out<'a, W> {
     inner: W,
-    hash: Sha256,
-    bytes: u64,
+    meter: Meter,
     progress: &'a Progress,
 }
 
 impl<W: Write> Write for Out<'_, W> {
     fn write(&mut self, buffer: &[u8]) -> io::Result<usize> {
         let written = self.inner.write(buffer)?;
-        self.hash.update(&buffer[..written]);
-        self.bytes += written as u64;
-        self.progress.packed.store(self.bytes, Ordering::Relaxed);
+        self.meter.update(&buffer[..written]);
+        let bytes = self.meter.bytes;
+        self.progress.packed.store(bytes, Ordering::Relaxed);
         Ok(written)
     }
 

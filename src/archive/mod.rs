@@ -6,6 +6,8 @@
 //! unpack:  input ─▶ digest, decompress, digest ─▶ bounded pipe ─▶ headers ─▶ tree
 //! ```
 //!
+//! The caller says which of the digests it needs (`Hashing`).
+//!
 //! Each direction has two threads, the caller's and one for the codec. The slower of them slows the
 //! other. Neither's memory grows with the tree: see `sorted` (names), `links` (files with several
 //! names) and `unpack` (times of directories).
@@ -39,6 +41,8 @@ mod walk;
 use std::fmt;
 use std::io;
 use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
+
+use sha2::{Digest as _, Sha256};
 
 pub use layer::{LayerMarks, unpack_onto};
 pub use pack::{Pack, Packed, pack, pack_layer};
@@ -173,13 +177,81 @@ impl fmt::Display for Digest {
     }
 }
 
-/// Both digests of an archive.
+/// Which digests of an archive are computed as it passes. Each one costs processor time for each
+/// byte.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Default)]
+pub enum Hashing {
+    /// None: the caller names the content in another way.
+    None,
+    /// That of the tar stream.
+    Plain,
+    /// Also that of what it was compressed to.
+    #[default]
+    Both,
+}
+
+impl Hashing {
+    /// Of the tar stream, and of what it is compressed to. Of what is not compressed (`is_plain`)
+    /// the second one counts for both.
+    fn meters(self, is_plain: bool) -> (Meter, Meter) {
+        let (is_some, is_both) = (self != Self::None, self == Self::Both);
+        let plain = Meter::new(is_some && !is_plain);
+        (plain, Meter::new(is_both || (is_some && is_plain)))
+    }
+}
+
+/// Both streams of an archive.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub struct Digests {
-    /// Of the tar stream.
-    pub plain: Digest,
-    /// Of what it was compressed to; the same if it was not.
-    pub packed: Digest,
+    /// The tar stream.
+    pub plain: Measured,
+    /// What it was compressed to; the same if it was not.
+    pub packed: Measured,
+}
+
+/// A stream that passed.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub struct Measured {
+    /// How many bytes.
+    pub bytes: u64,
+    /// Their SHA-256, if it was asked for ([`Hashing`]).
+    pub sha256: Option<[u8; 32]>,
+}
+
+impl Measured {
+    /// Length and digest, if the digest was asked for.
+    #[must_use]
+    pub fn digest(&self) -> Option<Digest> {
+        let bytes = self.bytes;
+        self.sha256.map(|sha256| Digest { bytes, sha256 })
+    }
+}
+
+/// A stream on its way, which is hashed or not.
+struct Meter {
+    bytes: u64,
+    hash: Option<Sha256>,
+}
+
+impl Meter {
+    fn new(is_hashed: bool) -> Self {
+        let hash = is_hashed.then(Sha256::new);
+        Self { bytes: 0, hash }
+    }
+
+    fn update(&mut self, bytes: &[u8]) {
+        self.bytes += bytes.len() as u64;
+        if let Some(hash) = &mut self.hash {
+            hash.update(bytes);
+        }
+    }
+
+    fn finish(self) -> Measured {
+        Measured {
+            bytes: self.bytes,
+            sha256: self.hash.map(|hash| hash.finalize().into()),
+        }
+    }
 }
 
 /// How far it is, for another thread to read.

@@ -18,7 +18,7 @@ use super::links::Links;
 use super::pipe::{Feeder, pipe};
 use super::sparse::{self, GRAIN, Run};
 use super::walk::{Look, Visitor, attributes, guarded, walk};
-use super::{Codec, Digests, Error, Progress, Result, acl, pax, shown};
+use super::{Codec, Digests, Error, Hashing, Progress, Result, acl, pax, shown};
 use crate::sys::{self, Dir, FileKind, OpenFile, PathFd, Xattrs};
 use crate::tree::Stop;
 
@@ -34,6 +34,8 @@ pub struct Pack<'a> {
     pub codec: Codec,
     /// Whether device nodes are packed.
     pub devices: bool,
+    /// Which digests are computed.
+    pub hashing: Hashing,
     /// A directory that may hold a temporary file.
     pub temporary: &'a Dir,
 }
@@ -107,7 +109,7 @@ fn pack_as(
     let root = guarded(root)?;
     let (feeder, drain) = pipe();
     let (counts, digests) = std::thread::scope(|scope| {
-        let encoding = scope.spawn(|| encode(drain, out, how.codec, progress));
+        let encoding = scope.spawn(|| encode(drain, out, how.codec, how.hashing, progress));
         let packer = Packer {
             feeder,
             links: Links::new(how.temporary),

@@ -24,7 +24,7 @@ use super::dress::{Owned, dress, times};
 use super::layer::{LayerMarks, Mark};
 use super::pipe::{Drain, pipe};
 use super::read::{Entry, Kind, Reader, limit, refused};
-use super::{Digests, Error, Progress, Result};
+use super::{Digests, Error, Hashing, Progress, Result};
 use crate::sys::{Dir, Errno, FileKind, OpenFile, Xattrs};
 use crate::tree::{self, Stop};
 
@@ -69,6 +69,8 @@ pub struct Unpack {
     pub limits: Limits,
     /// Whether device nodes are made.
     pub devices: bool,
+    /// Which digests are computed.
+    pub hashing: Hashing,
 }
 
 /// What was unpacked.
@@ -143,7 +145,7 @@ fn unpack_as(
     let (feeder, drain) = pipe();
     let ratio = how.limits.ratio;
     let (made, digests) = std::thread::scope(|scope| {
-        let decoding = scope.spawn(|| decode(input, feeder, ratio, progress));
+        let decoding = scope.spawn(|| decode(input, feeder, ratio, how.hashing, progress));
         let made = Unpacker::run(drain, into, layer, how, progress, stop);
         progress.failed.store(made.is_err(), Ordering::Relaxed);
         let digests = decoding.join().unwrap_or_else(|panic| {

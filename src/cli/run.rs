@@ -170,7 +170,7 @@ fn node(flags: config::Node) -> Done {
 
 fn controller(flags: config::Controller) -> Done {
     let process = flags.process.clone();
-    let config = flags.resolve();
+    let config = flags.resolve()?;
     serve(&process, async |shutdown| {
         controller::run(config, shutdown)
             .await

@@ -7,6 +7,8 @@ use std::time::Duration;
 use clap::{Args, ValueEnum};
 
 use super::{Error, parse_bytes, parse_duration};
+use crate::shared::Url;
+use crate::shared::decide::PUBLISH_WITHIN;
 use crate::{driver, model};
 
 /// Whether content may leave its node.
@@ -63,24 +65,37 @@ pub struct Shared {
     /// that, and the fetch goes on. Kubelet waits two minutes for a publish
     #[arg(long, value_name = "TIME", env = "BAGGAGECLAIM_FETCH_WAIT", default_value = "90s", value_parser = parse_duration)]
     pub fetch_wait: Duration,
+    /// Less time for publications, for tests whose collector deletes early
+    #[arg(long, hide = true, env = "BAGGAGECLAIM_PUBLISH_WITHIN", value_parser = parse_duration)]
+    pub publish_within: Option<Duration>,
 }
 
 impl Shared {
     /// The tier, if one is named.
     pub(super) fn resolve(self) -> Result<Option<driver::Shared>, Error> {
-        // An empty variable is as good as none. The URL is not parsed by clap, whose message would
-        // repeat one that holds a password.
-        let Some(url) = self.shared.filter(|url| !url.is_empty()) else {
+        let Some(url) = url(self.shared)? else {
             return Ok(None);
         };
         Ok(Some(driver::Shared {
-            url: url.parse().map_err(Error::Shared)?,
+            url,
             bandwidth: self.shared_bandwidth,
             drain: self.shared_drain,
             ask: self.ask,
             fetch_wait: self.fetch_wait,
+            // More would let the collector delete what is being published.
+            publish_within: self
+                .publish_within
+                .map_or(PUBLISH_WITHIN, |within| within.min(PUBLISH_WITHIN)),
         }))
     }
+}
+
+/// The tier that a flag names. An empty variable is as good as none. The URL is not parsed by clap,
+/// whose message would repeat one that holds a password.
+pub(super) fn url(flag: Option<String>) -> Result<Option<Url>, Error> {
+    let url = flag.filter(|url| !url.is_empty());
+    url.map(|url| url.parse().map_err(Error::Shared))
+        .transpose()
 }
 
 fn parse_bandwidth(text: &str) -> Result<NonZeroU64, &'static str> {

@@ -7,14 +7,15 @@ use std::time::Duration;
 
 use parking_lot::Mutex;
 
-use super::context::{Context, count};
+use super::context::{Context, count, object_id};
 use super::decide::There;
 use super::flight::Flights;
 use super::health::{Access, now};
 use super::work::Workers;
 use crate::model::{ArtifactId, Name};
 use crate::shared::{
-    Bucket, Found, Known, NameState, ObjectId, Resolved, Result, Source as _, look,
+    Bucket, Error, Found, Known, NameState, ObjectId, Resolved, Result, Source as _, look,
+    report_lost_manifest,
 };
 
 /// How many questions are asked at once. With a tier that hangs, the others wait for their turn,
@@ -186,7 +187,11 @@ impl Asker {
         let known = shown.as_ref().map(|shown| shown.known.clone());
         let known = known.or(here.map(Known::artifact));
         let bucket = Bucket::new(self.context.store.clone());
-        let resolved = bucket.resolve(&name.tenant, &name.reference, known.as_ref())?;
+        let resolve = || bucket.resolve(&name.tenant, &name.reference, known.as_ref());
+        let resolved = match resolve() {
+            Err(Error::Corrupt { .. }) if self.reports_lost_manifest(name) => resolve()?,
+            resolved => resolved?,
+        };
         Ok(match (resolved, shown, here) {
             (Resolved::Nothing { number, cleared }, ..) => Answer::Nothing { number, cleared },
             (Resolved::Found(found), ..) => self.found(name, *found),
@@ -205,6 +210,34 @@ impl Asker {
                 Answer::Failed("an answer to another question".into())
             }
         })
+    }
+
+    /// Tells the other nodes if the manifest that the name shows is missing or damaged. Whether the
+    /// name shows nothing now.
+    fn reports_lost_manifest(&self, name: &Name) -> bool {
+        let (context, tenant, reference) = (&self.context, &name.tenant, &name.reference);
+        let reported = report_lost_manifest(&context.store, tenant, reference, object_id(), now());
+        context.health.note(tenant, Access::Write, &reported);
+        match reported {
+            Ok(true) => {
+                count(&context.counters.damage_reported);
+                tracing::warn!(
+                    %tenant, %reference,
+                    "the manifest of the name is missing or damaged in the shared tier; \
+                     the name shows nothing until a node uploads its content again"
+                );
+                true
+            }
+            // The record itself is damaged: the next commit writes over it.
+            Ok(false) | Err(Error::Corrupt { .. }) => false,
+            Err(error) => {
+                tracing::warn!(
+                    %tenant, %reference, %error,
+                    "damage in the shared tier could not be reported to the other nodes"
+                );
+                false
+            }
+        }
     }
 
     fn remember(&self, name: &Name, shown: Shown) {

@@ -21,7 +21,7 @@ use crate::shared::Found;
 
 /// The shortest and the longest pause between two questions about an input. In between it is a
 /// twentieth of the time waited so far.
-const FIRST: Duration = Duration::from_millis(250);
+const FIRST: Duration = Duration::from_millis(100);
 const LONGEST: Duration = Duration::from_secs(2);
 
 /// Brings content.

@@ -32,6 +32,7 @@ pub(super) async fn commit_loop(inner: Arc<Inner>, mut sealed: mpsc::UnboundedRe
             count = sealed.recv_many(&mut batch, MOST_AT_ONCE) => if count == 0 { return },
             () = inner.lifetime.stopping() => return,
         }
+        inner.collector.tables.wake();
         let mut attempt = 0;
         loop {
             let engine = inner.clone();
@@ -61,6 +62,8 @@ pub(super) async fn commit_loop(inner: Arc<Inner>, mut sealed: mpsc::UnboundedRe
         }
         batch.clear();
         inner.state.notify();
+        inner.collector.tables.tell();
+        // A table may have failed for want of space, and a claim's layer may be new.
         inner.collector.tables.wake();
         inner.wake_reaper();
     }

@@ -32,7 +32,7 @@ pub(super) struct TableDigests {
     known: Mutex<HashMap<LayerId, Sha256>>,
     reading: Mutex<Option<Reading>>,
     closed: Condvar,
-    /// A layer may have become durable.
+    /// There may be a new layer.
     pub(super) wanted: Notify,
     /// Layers whose table could not be made.
     pub(super) failed: Setbacks<LayerId>,
@@ -82,7 +82,7 @@ impl TableDigests {
         }
     }
 
-    /// Layers that became durable were looked at, or one got its table.
+    /// Layers became durable, or one got its table.
     pub(super) fn tell(&self) {
         self.changed.notify_one();
     }

@@ -1,8 +1,8 @@
-//! Makes each durable layer's table of contents in the background, so that the first transfer of
-//! the layer does not wait for it.
+//! Makes each layer's table of contents in the background, so that the first transfer of the layer
+//! does not wait for it.
 //!
 //! One thread makes them one by one, at the lowest priority. It reads all content of a layer, once
-//! in the layer's life.
+//! in the layer's life. It begins while the layer is being made durable: both take as long.
 //!
 //! | step | on disk | after `kill -9` or a power cut here |
 //! |---|---|---|
@@ -13,6 +13,7 @@
 //! Nothing refers to a table but its place, so it goes with its layer. A layer may be evicted while
 //! it is read: then the job lets go of it.
 
+use std::collections::HashSet;
 use std::fs::File;
 use std::path::Path;
 use std::sync::Arc;
@@ -20,7 +21,6 @@ use std::time::Instant;
 
 use super::error::{Context, Error, Result};
 use super::failpoint::{Point, point};
-use super::measure::durable_layers;
 use super::shared::Inner;
 use super::space::is_nearly_full;
 use super::table_digests::{DIGEST, Recorded, recorded};
@@ -30,7 +30,7 @@ use crate::model::{LayerId, Sha256, layout};
 use crate::sys::{self, Dir, Errno, Xattrs};
 use crate::tree::Stop;
 
-/// Makes missing tables whenever a layer may have become durable.
+/// Makes missing tables whenever there may be a new layer.
 pub(super) async fn table_loop(inner: Arc<Inner>) {
     loop {
         tokio::select! {
@@ -51,10 +51,10 @@ fn make_missing(inner: &Inner) {
         tracing::debug!(%error, "tables of contents are made at normal priority");
     }
     let tables = &inner.collector.tables;
-    let durable = durable_layers(inner, |_, _| true);
-    tables.retain(&durable);
-    let waiting = tables.failed.waiting(|layer| durable.contains(layer));
-    for layer in durable {
+    let layers = layers(inner);
+    tables.retain(&layers);
+    let waiting = tables.failed.waiting(|layer| layers.contains(layer));
+    for layer in layers {
         if inner.lifetime.is_stopping() || inner.refuse_degraded().is_err() {
             return;
         }
@@ -74,6 +74,14 @@ fn make_missing(inner: &Inner) {
             }
         }
     }
+}
+
+/// The layers that do not change any more.
+fn layers(inner: &Inner) -> HashSet<LayerId> {
+    let mut layers = HashSet::new();
+    inner.look_at_artifacts(|_, sealed| layers.extend(&sealed.artifact.layers));
+    layers.extend(inner.state.lock().claims.stacks().flatten());
+    layers
 }
 
 /// The digest of a layer's table; `None`: the engine stops, the layer is gone, or the pool has too

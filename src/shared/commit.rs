@@ -210,7 +210,8 @@ impl<'a> Publication<'a> {
             ttl_seconds: commit.ttl_seconds,
         };
         let key = self.keys.manifest(commit.artifact, self.id);
-        in_time(&key, self.looked)?;
+        let within = self.store.publish_within();
+        in_time(&key, self.looked, within)?;
         if bytes.len() as u64 > MOST_MANIFEST {
             return Err(Error::corrupt(key, "the manifest would be too large"));
         }
@@ -229,7 +230,7 @@ impl<'a> Publication<'a> {
             .seen
             .filter(|(reference, _)| *reference == commit.reference);
         name.write(seen.map(|(_, current)| current), &|current| {
-            in_time(&key, written)?;
+            in_time(&key, written, within)?;
             let decision = decide::commit(current, name.reference, commit.base, now.0.max(1));
             let cleared = current.map_or(0, |current| current.cleared);
             Ok(match decision {
@@ -241,8 +242,8 @@ impl<'a> Publication<'a> {
     }
 }
 
-fn in_time(object: &str, since: Since) -> Result<()> {
-    if decide::in_time(since.elapsed()) {
+fn in_time(object: &str, since: Since, within: Duration) -> Result<()> {
+    if decide::in_time(since.elapsed(), within) {
         return Ok(());
     }
     Err(Error::Late {
@@ -299,6 +300,27 @@ pub fn report_damage(
         return Ok(false);
     };
     withdraw(store, current, &version, write, now)
+}
+
+/// Reports that the manifest which a name shows is missing or damaged: the name shows nothing, as
+/// after [`report_damage`]. Tells whether that is so, and no other writer was faster.
+pub fn report_lost_manifest(
+    store: &Store,
+    tenant: &Tenant,
+    reference: &Reference,
+    write: ObjectId,
+    now: Timestamp,
+) -> Result<bool> {
+    let keys = Keys::new(tenant);
+    let Some((record, version)) = read_name(store, &keys, tenant, reference)? else {
+        return Ok(false);
+    };
+    match read_manifest(store, &keys, tenant, &record) {
+        Err(Error::Missing { .. } | Error::Corrupt { .. }) => {
+            withdraw(store, record, &version, write, now)
+        }
+        read => read.map(|_| false),
+    }
 }
 
 /// Lets a name show nothing, as if it had expired. Tells whether no other writer was faster.

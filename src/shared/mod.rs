@@ -22,6 +22,7 @@ mod file;
 mod keys;
 mod later;
 mod object;
+mod periodic;
 mod record;
 mod report;
 mod source;
@@ -30,11 +31,14 @@ mod upload;
 mod url;
 
 pub use collect::{Collected, Collector};
-pub use commit::{Commit, Committed, Publication, clear, look, report_damage};
+pub use commit::{
+    Commit, Committed, Publication, clear, look, report_damage, report_lost_manifest,
+};
 pub use error::{Error, Result};
 pub use fetch::{Destination, Fetched, fetch};
 pub use keys::Keys;
 pub use object::{Footer, Index};
+pub use periodic::Periodic;
 pub use record::{FORMAT, LayerRef, Manifest, NameRecord, NameState, ObjectId, Root};
 pub use report::{Damage, Listed, Usage, Verified, list, usage, verify};
 pub use source::{Bucket, Content, Found, Frames, Known, Resolved, Source};

@@ -17,6 +17,7 @@ use object_store::{
 use tokio::runtime::Handle;
 use tokio::sync::mpsc;
 
+use super::decide::PUBLISH_WITHIN;
 use super::error::{Error, Result};
 use crate::model::Timestamp;
 
@@ -31,6 +32,8 @@ pub struct Times {
     pub retries: u32,
     /// The pause before that.
     pub pause: Duration,
+    /// How long each half of a publication may take: [`PUBLISH_WITHIN`], or less in tests.
+    pub publish: Duration,
 }
 
 impl Default for Times {
@@ -40,6 +43,7 @@ impl Default for Times {
             transfer: Duration::from_secs(120),
             retries: 3,
             pause: Duration::from_millis(200),
+            publish: PUBLISH_WITHIN,
         }
     }
 }
@@ -321,6 +325,10 @@ impl Store {
         request: impl Future<Output = object_store::Result<T>>,
     ) -> Result<T> {
         self.wait(key, self.times.transfer, request)
+    }
+
+    pub(super) fn publish_within(&self) -> Duration {
+        self.times.publish
     }
 
     pub(super) fn runtime(&self) -> &Handle {

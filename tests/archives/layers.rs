@@ -34,6 +34,7 @@ pub(crate) fn pack_layer(lab: &Lab, from: &Path, marks: LayerMarks) -> archive::
     let how = Pack {
         codec: Codec::Zstd(1),
         devices: true,
+        hashing: archive::Hashing::None,
         temporary: &open(&temporary),
     };
     let (root, progress) = (open(from), Progress::default());

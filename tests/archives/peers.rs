@@ -269,9 +269,9 @@ fn what_s2_writes_is_read() {
     ] {
         let to = lab.dir(name);
         let unpacked = unpack(stream, &to, false).expect(name);
-        let digest = unpacked.digests.plain.to_string();
+        let digest = unpacked.digests.plain.digest().expect("it was asked for");
         let page = include_str!("../../docs/archives.md");
-        assert!(page.contains(&digest[7..]), "{name}: {digest}");
+        assert!(page.contains(&digest.to_string()[7..]), "{name}: {digest}");
         assert_eq!(fs::read_to_string(to.join("b")).expect("read"), "hello\n");
         for at in (10..stream.len()).step_by(7) {
             let mut damaged = stream.to_vec();
@@ -279,7 +279,11 @@ fn what_s2_writes_is_read() {
             let to = lab.dir("damaged");
             let same = |unpacked: baggageclaim::archive::Unpacked| {
                 // What may be left out may be damaged.
-                assert_eq!(unpacked.digests.plain.to_string(), digest, "{name} at {at}");
+                assert_eq!(
+                    unpacked.digests.plain.digest(),
+                    Some(digest),
+                    "{name} at {at}"
+                );
             };
             let _ = unpack(&damaged, &to, false).map(same);
         }

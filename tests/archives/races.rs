@@ -125,6 +125,7 @@ fn a_file_that_shrinks_while_it_is_packed_fails_the_stream() {
             let how = baggageclaim::archive::Pack {
                 codec: Codec::Plain,
                 devices: false,
+                hashing: baggageclaim::archive::Hashing::None,
                 temporary: &temporary,
             };
             let progress = baggageclaim::archive::Progress::default();

@@ -7,7 +7,7 @@ use std::os::unix::ffi::OsStrExt;
 use std::os::unix::fs::{FileExt, MetadataExt, PermissionsExt, lchown, symlink};
 use std::path::Path;
 
-use baggageclaim::archive::{Codec, Error};
+use baggageclaim::archive::{self, Codec, Error, Hashing, Pack, Progress, Unpack};
 use rustix::fs::XattrFlags;
 use sha2::{Digest as _, Sha256};
 
@@ -113,7 +113,12 @@ fn the_documents_test_vector() {
     look(".", 0o755, (0, 0), (0, 0));
     let (bytes, packed) = pack(&lab, &root, Codec::Plain, false).expect("pack");
     let page = include_str!("../../docs/archives.md");
-    let digest = packed.digests.plain.to_string();
+    let digest = packed
+        .digests
+        .plain
+        .digest()
+        .expect("it was asked for")
+        .to_string();
     assert_eq!(bytes.len(), 10_240);
     assert!(page.contains(&format!("`{}`", &digest[7..])), "{digest}");
     assert_eq!(packed.digests.packed, packed.digests.plain);
@@ -134,7 +139,7 @@ fn what_is_unpacked_is_what_was_packed() {
                 assert_same(&kept(before.clone(), devices), &found(&to));
                 assert_eq!(unpacked.digests, packed.digests);
                 let sha: [u8; 32] = Sha256::digest(&bytes).into();
-                assert_eq!(packed.digests.packed.sha256, sha);
+                assert_eq!(packed.digests.packed.sha256, Some(sha));
                 assert_eq!(packed.counts.sockets_left_out, 1);
                 assert_eq!(packed.counts.attributes_left_out, 1);
                 assert_eq!(packed.counts.devices_left_out, if devices { 0 } else { 2 });
@@ -149,6 +154,56 @@ fn what_is_unpacked_is_what_was_packed() {
         }
         assert_same(&before, &Snapshot::of(&from));
         assert_eq!(fs::read_dir(temporary).expect("list").count(), 0);
+    }
+}
+
+#[test]
+fn only_the_digests_that_are_asked_for_are_computed() {
+    let lab = require_lab!(Fs::Tmpfs);
+    let (from, temporary) = (lab.dir("from"), lab.dir("temporary"));
+    odd(&from);
+    for codec in CODECS {
+        let (all, packed) = pack(&lab, &from, codec, false).expect("pack");
+        let whole = packed.digests;
+        assert!(whole.plain.sha256.is_some() && whole.packed.sha256.is_some());
+        for hashing in [Hashing::None, Hashing::Plain, Hashing::Both] {
+            let how = Pack {
+                codec,
+                devices: false,
+                hashing,
+                temporary: &crate::open(&temporary),
+            };
+            let (root, progress) = (crate::open(&from), Progress::default());
+            let mut bytes = Vec::new();
+            let packed = archive::pack(&root, &mut bytes, how, &progress, &|| false);
+            assert!(bytes == all, "{codec:?} {hashing:?}");
+            let how = Unpack {
+                hashing,
+                ..Unpack::default()
+            };
+            let to = crate::open(&lab.dir(&format!("{codec:?}-{hashing:?}")));
+            let unpacked = archive::unpack(&bytes[..], &to, how, &progress, &|| false);
+            let ends = [
+                packed.expect("pack").digests,
+                unpacked.expect("unpack").digests,
+            ];
+            for digests in ends {
+                // Of what is not compressed both are one.
+                let is_one = codec == Codec::Plain && hashing == Hashing::Plain;
+                for (stream, whole, is_known) in [
+                    (digests.plain, whole.plain, hashing != Hashing::None),
+                    (
+                        digests.packed,
+                        whole.packed,
+                        hashing == Hashing::Both || is_one,
+                    ),
+                ] {
+                    assert_eq!(stream.bytes, whole.bytes, "{codec:?} {hashing:?}");
+                    let expected = whole.sha256.filter(|_| is_known);
+                    assert_eq!(stream.sha256, expected, "{codec:?} {hashing:?}");
+                }
+            }
+        }
     }
 }
 
@@ -232,6 +287,7 @@ fn an_output_that_fails_and_a_stop_end_a_pack() {
         let how = baggageclaim::archive::Pack {
             codec,
             devices: false,
+            hashing: baggageclaim::archive::Hashing::Both,
             temporary: &temporary,
         };
         let root = crate::open(&from);

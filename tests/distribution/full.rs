@@ -71,3 +71,20 @@ async fn a_fetch_without_space_fails_with_the_reason_and_works_once_there_is_som
     a.finish().await;
     b.finish().await;
 }
+
+#[tokio::test(flavor = "multi_thread")]
+async fn a_fetch_that_fits_exactly_beside_the_margin_is_not_refused() {
+    let tier = Shared::file();
+    let a = require!(Node::new(&tier.store).await);
+    let large = "x".repeat(LARGE);
+    a.share("t", &TASK, &large).await;
+    let b = require!(small(&tier).await);
+    let space = rustix::fs::statvfs(b.bench.pool()).expect("statvfs");
+    let margin = space.f_blocks * space.f_frsize / 32;
+    // The driver's own small files, and the filesystem for the filler, take some more.
+    let filler = fill(&b, LARGE as u64 + margin + (2 << 20));
+    assert_eq!(b.sees("fits", &TASK).await, text(&large));
+    fs::remove_file(filler).expect("make room");
+    a.finish().await;
+    b.finish().await;
+}

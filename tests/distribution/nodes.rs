@@ -65,6 +65,7 @@ impl Shared {
             transfer: Duration::from_secs(20),
             retries: 1,
             pause: Duration::from_millis(1),
+            publish: baggageclaim::shared::decide::PUBLISH_WITHIN,
         };
         let handle = self.runtime.handle().clone();
         Store::new(Arc::new(failing), prefix, "test://failing", handle, times)

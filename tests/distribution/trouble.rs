@@ -297,12 +297,20 @@ async fn a_node_mends_outputs_and_resource_caches_that_its_pods_do_not_ask_about
     a.share("r", &RESOURCE, "resource").await;
     let uploads = || a.distribution.metrics().uploads;
     // A rename takes all away at once, before the next check.
-    let damage: [(&str, Damage); 3] = [
+    let damage: [(&str, Damage); 5] = [
         ("wiped", |dir| {
             fs::rename(dir.join("v1"), dir.join("wiped")).expect("wipe");
         }),
         ("lost", |dir| {
             fs::rename(dir.join("v1/ci/layers"), dir.join("lost")).expect("lose");
+        }),
+        ("manifests lost", |dir| {
+            fs::rename(dir.join("v1/ci/manifests"), dir.join("manifests")).expect("lose");
+        }),
+        ("manifests corrupt", |dir| {
+            for object in files(&dir.join("v1/ci/manifests")) {
+                fs::write(object, "{").expect("write");
+            }
         }),
         ("corrupt", |dir| {
             let is_marker = |path: &Path| path.extension().is_some_and(|it| it == "condemned");

@@ -150,3 +150,46 @@ async fn an_input_waits_for_what_another_node_makes() {
     a.finish().await;
     b.finish().await;
 }
+
+#[tokio::test(flavor = "multi_thread")]
+async fn only_an_input_waits_for_another_node_and_an_output_always_begins_empty() {
+    let (tier, a, b) = two_nodes!();
+    let kinds = [("o", OUTPUT), ("r", RESOURCE), ("t", TASK)];
+    for (volume, attributes) in kinds {
+        a.publish(volume, &attributes).await;
+        write(&a.bench.target(volume), "made on a");
+    }
+    // Another node makes it.
+    for (volume, attributes) in kinds {
+        let early = format!("early-{volume}");
+        assert_eq!(b.sees(&early, &attributes).await, None, "{volume}");
+    }
+    for (volume, _) in kinds {
+        a.end(volume, Outcome::Succeeded).await;
+    }
+    a.shared().await;
+    // In the tier only.
+    for (volume, attributes) in kinds {
+        let expected = (volume != "o").then(|| "made on a".to_owned());
+        let late = format!("late-{volume}");
+        assert_eq!(b.sees(&late, &attributes).await, expected, "{volume}");
+    }
+    // On both, the older one here; and here only. An output never begins with any of it.
+    assert_eq!(b.sees("input", &INPUT).await, text("made on a"));
+    a.share("newer", &OUTPUT, "newer").await;
+    assert_eq!(b.sees("empty", &OUTPUT).await, None);
+    assert_eq!(a.sees("empty", &OUTPUT).await, None);
+    // A resource cache of this node stays, also if the tier lost that name and has another one.
+    std::fs::remove_dir_all(tier.files.join("v1/ci/names/resource-cache")).expect("lose it");
+    let c = require!(Node::new(&tier.store).await);
+    c.share("other", &RESOURCE, "made on c").await;
+    let before = b.questions();
+    assert_eq!(b.sees("stays", &RESOURCE).await, text("made on a"));
+    assert_eq!(b.questions(), before, "the tier was not asked");
+    // Scratch has no name to ask about.
+    assert_eq!(b.sees("scratch", &[("type", "scratch")]).await, None);
+    assert_eq!(b.questions(), before);
+    for node in [a, b, c] {
+        node.finish().await;
+    }
+}

@@ -4,7 +4,7 @@ use std::fs;
 use std::os::unix::fs::MetadataExt;
 use std::path::{Path, PathBuf};
 
-use baggageclaim::archive::{Limits, Unpack};
+use baggageclaim::archive::{Hashing, Limits, Unpack};
 use baggageclaim::sys::Dir;
 
 #[allow(dead_code, reason = "each target builds archives of its own")]
@@ -21,6 +21,7 @@ pub(crate) const LIMITS: Limits = Limits {
 pub(crate) const HOW: Unpack = Unpack {
     limits: LIMITS,
     devices: true,
+    hashing: Hashing::Both,
 };
 
 pub(crate) fn never() -> bool {

@@ -38,6 +38,7 @@ fn packed(tree: &Dir, codec: Codec) -> Vec<u8> {
     let how = Pack {
         codec,
         devices: false,
+        hashing: archive::Hashing::Both,
         temporary: &PLACE.temporary(),
     };
     let mut bytes = Vec::new();

@@ -7,7 +7,7 @@ use std::path::PathBuf;
 use std::sync::Arc;
 use std::time::Duration;
 
-use baggageclaim::archive::{self, Codec, Pack, Progress};
+use baggageclaim::archive::{self, Codec, Hashing, Pack, Progress};
 use baggageclaim::backend::BackendKind;
 use baggageclaim::engine::claims::{CreateClaim, MountClaim};
 use baggageclaim::engine::{Config, Engine, Error, ImportRequest};
@@ -443,6 +443,7 @@ fn archive_of(name: &str) -> Vec<u8> {
     let how = Pack {
         codec: Codec::Zstd(1),
         devices: false,
+        hashing: Hashing::None,
         temporary: &tree,
     };
     let mut bytes = Vec::new();

@@ -6,7 +6,7 @@ use std::collections::{BTreeMap, BTreeSet, BinaryHeap};
 use std::time::Duration;
 
 use crate::common::random::Random;
-use baggageclaim::shared::decide::{self, GRACE, Seen, Verdict};
+use baggageclaim::shared::decide::{self, GRACE, PUBLISH_WITHIN, Seen, Verdict};
 
 const SCHEDULES: u64 = 100_000;
 /// How stale a list may be, and how late a request may take effect, in minutes.
@@ -232,7 +232,7 @@ impl World {
     }
 
     fn is_in_time(&self, since: u64) -> bool {
-        self.rules.publishes_late || decide::in_time(minutes(self.now - since))
+        self.rules.publishes_late || decide::in_time(minutes(self.now - since), PUBLISH_WITHIN)
     }
 
     /// Adds a layer: of the parent, found by a list, or uploaded.

@@ -51,6 +51,7 @@ pub(crate) const TIMES: Times = Times {
     transfer: Duration::from_secs(20),
     retries: 2,
     pause: Duration::from_millis(1),
+    publish: baggageclaim::shared::decide::PUBLISH_WITHIN,
 };
 
 /// A tier.

@@ -4,7 +4,7 @@
 
 use std::fs;
 use std::sync::Arc;
-use std::sync::atomic::{AtomicBool, Ordering};
+use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
 use std::time::{Duration, Instant, SystemTime};
 
 use baggageclaim::kubelet_double::{Pod, PublishOptions};
@@ -32,8 +32,10 @@ const GROUNDS: [Ground; 3] = [
 const FRESH: &str = "torture-three";
 const WORKERS: usize = 2;
 const LIVES: usize = 10;
-/// Much longer than the longest publication here, and short enough that objects are deleted.
-const GRACE: Duration = Duration::from_secs(4);
+/// Short enough that objects are deleted in an episode. It is more than both halves of a
+/// publication may take (`PUBLISH_WITHIN`), as for the real collector.
+const GRACE: Duration = Duration::from_secs(6);
+const PUBLISH_WITHIN: &str = "--publish-within=2s";
 const TENANT: &str = "ci";
 const VOLUME: &str = "v";
 
@@ -152,7 +154,7 @@ impl Worker {
             let mut known = model.keys[running.key].lock();
             known.running[self.node] -= u32::from(running.writes);
             if let Some(serial) = running.promises {
-                known.promised[self.node] = serial;
+                known.promised[self.node].push(serial);
             }
         }
         Ok(())
@@ -232,8 +234,13 @@ async fn publish(
     Ok(Some(shown.map_err(|fault| fault.at(operation))?))
 }
 
-/// The collector, again and again. Returns how much it deleted.
-fn collect(store: &Store, until: &AtomicBool, figures: &Figures) -> Result<(), Fault> {
+/// The collector, again and again. It counts what it deleted.
+fn collect(
+    store: &Store,
+    until: &AtomicBool,
+    deleted: &AtomicU64,
+    figures: &Figures,
+) -> Result<(), Fault> {
     let tenant = TENANT.parse().expect("a label");
     let mut id = 0;
     while !until.load(Ordering::Relaxed) {
@@ -253,7 +260,10 @@ fn collect(store: &Store, until: &AtomicBool, figures: &Figures) -> Result<(), F
             Ok(done) if done.unreadable + done.unknown > 0 => {
                 return Err(Fault::wrong(format!("the collector finds {done:?}")));
             }
-            Ok(done) => add(&figures.collected, done.deleted),
+            Ok(done) => {
+                deleted.fetch_add(done.deleted, Ordering::Relaxed);
+                add(&figures.collected, done.deleted);
+            }
             Err(Error::Stopped) => {}
             Err(error) => return Err(Fault::wrong(format!("the collector: {error}"))),
         }
@@ -271,11 +281,22 @@ struct Node {
 }
 
 impl Node {
-    /// Driver after driver.
-    fn live(&mut self, model: &Model, until: Instant, on: &Handle) -> Result<(), Fault> {
-        for life in 0..LIVES {
-            if Instant::now() > until && life > 2 {
+    /// Driver after driver, until the collector has deleted something meanwhile.
+    fn live(
+        &mut self,
+        model: &Model,
+        (until, deleted): (Instant, &AtomicU64),
+        on: &Handle,
+    ) -> Result<(), Fault> {
+        let began = Instant::now();
+        for lives in 0.. {
+            let is_over = lives >= LIVES || (Instant::now() > until && lives > 2);
+            if is_over && deleted.load(Ordering::Relaxed) > 0 {
                 break;
+            }
+            if is_over && began.elapsed() > PATIENCE {
+                let what = "the collector of the tier deletes nothing";
+                return Err(Fault::leaked(what.to_owned()));
             }
             let life = Life::of_tier(&mut self.random);
             self.place.note(&format!("{life:?}"));
@@ -388,6 +409,7 @@ fn place(
         "--reserve=1Mi",
         "--grace=20s",
         "--shared-drain=2s",
+        PUBLISH_WITHIN,
         "--ask=20s",
         "--fetch-wait=40s",
     ];
@@ -459,14 +481,14 @@ impl<'a> Episode<'a> {
     }
 
     fn run(&mut self, until: Instant) -> Result<(), Fault> {
-        let over = AtomicBool::new(false);
+        let (over, deleted) = (AtomicBool::new(false), AtomicU64::new(0));
         let (store, model, on) = (&self.store, &self.model, self.on);
-        let (over, figures) = (&over, self.figures);
+        let (over, deleted, figures) = (&over, &deleted, self.figures);
         let mut ends = std::thread::scope(|scope| {
-            let collector = scope.spawn(|| collect(store, over, figures));
+            let collector = scope.spawn(|| collect(store, over, deleted, figures));
             let nodes = self.nodes.iter_mut();
             let nodes: Vec<_> = nodes
-                .map(|node| scope.spawn(move || node.live(model, until, on)))
+                .map(|node| scope.spawn(move || node.live(model, (until, deleted), on)))
                 .collect();
             let mut ends: Vec<_> = nodes
                 .into_iter()

@@ -48,7 +48,8 @@ async fn pack(bench: &Bench, export: Export, codec: Codec) -> Result<(Vec<u8>, S
     let digests = packed.await?.packed.digests;
     let bytes = std::mem::take(&mut *out.0.lock());
     assert_eq!(digests.packed.bytes, bytes.len() as u64);
-    Ok((bytes, Sha256(digests.plain.sha256)))
+    let plain = digests.plain.sha256.expect("an export computes it");
+    Ok((bytes, Sha256(plain)))
 }
 
 pub(crate) async fn exported(bench: &Bench, name: &str, codec: Codec) -> (Vec<u8>, Sha256) {

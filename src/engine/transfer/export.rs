@@ -12,7 +12,7 @@ use std::os::fd::OwnedFd;
 use std::sync::Arc;
 
 use super::in_use::Use;
-use crate::archive::{self, Codec, Packed, Progress};
+use crate::archive::{self, Codec, Hashing, Packed, Progress};
 use crate::backend::{Start, Usage};
 use crate::engine::error::{Context, Error, Result};
 use crate::engine::failpoint::{Point, point};
@@ -292,13 +292,18 @@ pub(in crate::engine) async fn pack(
         let how = archive::Pack {
             codec,
             devices: false,
+            hashing: Hashing::Both,
             temporary: &held.scratch.dir,
         };
         let stop = || engine.lifetime.is_stopping();
         let packed =
             archive::pack(&held.root, out, how, &progress, &stop).context("export the content")?;
         match &held.of {
-            Of::Artifact(id) => note_digest(&engine, *id, Sha256(packed.digests.plain.sha256)),
+            Of::Artifact(id) => {
+                if let Some(content) = packed.digests.plain.sha256 {
+                    note_digest(&engine, *id, Sha256(content));
+                }
+            }
             Of::Snapshot => {}
             Of::Live(id, made) => still_there(&engine, id, *made)?,
         }

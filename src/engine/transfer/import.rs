@@ -22,7 +22,7 @@ use rustix::fs::{Timespec, Timestamps};
 
 use super::half::{self, Half, Points};
 use super::space::{self, Gate};
-use crate::archive::{self, Limits, Progress, Unpack, Unpacked};
+use crate::archive::{self, Hashing, Limits, Progress, Unpack, Unpacked};
 use crate::engine::error::{Context, Error, Result};
 use crate::engine::failpoint::{Point, point};
 use crate::engine::shared::Inner;
@@ -104,7 +104,13 @@ fn import_now(
     space::ask(inner, request.size.unwrap_or(0))?;
     let began = inner.now();
     let (mut half, dir) = Half::make(inner)?;
-    let unpacked = receive(inner, &dir, input, progress)?;
+    // The digest that was asked for may be that of the archive as it is.
+    let hashing = if request.digest.is_some() {
+        Hashing::Both
+    } else {
+        Hashing::Plain
+    };
+    let unpacked = receive(inner, &dir, input, hashing, progress)?;
     point(Point::ImportUnpacked);
     compare(request, &unpacked)?;
     inner
@@ -119,7 +125,7 @@ fn import_now(
     let described = |state: &State| refuse(state, request).map(|()| artifact.clone());
     let named = half::enter(inner, vec![half], began, described, &POINTS)?;
     tracing::info!(artifact.id = %artifact.id, name = %artifact.name(), named,
-        digest = %unpacked.digests.plain, "imported");
+        digest = imported(&unpacked).map(tracing::field::display), "imported");
     inner.state.notify();
     // What had the name before may go.
     inner.wake_reaper();
@@ -145,6 +151,7 @@ fn receive(
     inner: &Inner,
     layer: &Dir,
     input: impl Read + Send,
+    hashing: Hashing,
     progress: &Progress,
 ) -> Result<Unpacked> {
     const EPOCH: Timespec = Timespec {
@@ -174,9 +181,10 @@ fn receive(
             ..most
         },
         devices: false,
+        hashing,
     };
     let plain = || progress.plain();
-    let gate = Gate::new(inner, &plain);
+    let gate = Gate::new(inner, &plain, None);
     let unpacked = archive::unpack(input, &root, how, progress, &|| gate.stops());
     match gate.why() {
         Some(error) => Err(error),
@@ -186,16 +194,27 @@ fn receive(
 
 /// Whether it is the archive that was asked for.
 fn compare(request: &ImportRequest, unpacked: &Unpacked) -> Result<()> {
+    let Some(wanted) = request.digest else {
+        return Ok(());
+    };
     let digests = unpacked.digests;
-    let (plain, packed) = (Sha256(digests.plain.sha256), Sha256(digests.packed.sha256));
-    match request.digest {
-        Some(wanted) if wanted != plain && wanted != packed => Err(Error::OtherDigest {
-            wanted,
-            plain,
-            packed,
-        }),
-        _ => Ok(()),
+    let (Some(plain), Some(packed)) = (digests.plain.sha256, digests.packed.sha256) else {
+        return Err(Error::Defect);
+    };
+    let (plain, packed) = (Sha256(plain), Sha256(packed));
+    if wanted == plain || wanted == packed {
+        return Ok(());
     }
+    Err(Error::OtherDigest {
+        wanted,
+        plain,
+        packed,
+    })
+}
+
+/// The digest of the tar stream that was imported.
+fn imported(unpacked: &Unpacked) -> Option<Sha256> {
+    unpacked.digests.plain.sha256.map(Sha256)
 }
 
 fn describe(
@@ -222,7 +241,7 @@ fn describe(
         made_by: None,
         digests: Digests {
             content: None,
-            imported: Some(Sha256(unpacked.digests.plain.sha256)),
+            imported: imported(unpacked),
         },
         sharing: Sharing {
             never: !inner.config.share,

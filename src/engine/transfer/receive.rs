@@ -156,7 +156,8 @@ fn receive_now<E>(
     let reused = reuse(inner, request, &mut pins);
     let missing = &request.layers[..request.layers.len() - reused.len()];
     let bytes = missing.iter().map(|layer| layer.bytes);
-    space::ask(inner, bytes.fold(0, u64::saturating_add))?;
+    let bytes = bytes.fold(0, u64::saturating_add);
+    space::ask(inner, bytes)?;
     let space = inner.dirs.root.space();
     let space = space.context("ask for the pool's space")?;
     let most = Limits::default();
@@ -171,7 +172,7 @@ fn receive_now<E>(
         request,
         progress,
         limits,
-        gate: Gate::new(inner, &plain),
+        gate: Gate::new(inner, &plain, Some(bytes)),
         make,
         layers: reused,
         halves: Vec::new(),

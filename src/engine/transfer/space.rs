@@ -20,14 +20,23 @@ const LOOK_AGAIN: Duration = Duration::from_millis(100);
 /// on disk.
 const STEP: u64 = 8 << 20;
 
-/// What an import leaves free: a thirty-second of the pool, and at most 64 MiB.
+/// What a transfer leaves free when it begins: a thirty-second of the pool, and at most 64 MiB.
 fn margin(space: &Space) -> u64 {
     (space.bytes / 32).min(64 << 20)
+}
+
+/// What it leaves free while it runs: files take more on disk than their bytes.
+fn least(space: &Space) -> u64 {
+    margin(space) / 2
 }
 
 /// Waits until `needs` bytes are free beside the margin, and has unused caches evicted for them.
 /// Blocks.
 pub(super) fn ask(inner: &Inner, needs: u64) -> Result<()> {
+    ask_beside(inner, needs, margin)
+}
+
+fn ask_beside(inner: &Inner, needs: u64, stays_free: fn(&Space) -> u64) -> Result<()> {
     let began = Instant::now();
     loop {
         let space = inner
@@ -35,7 +44,7 @@ pub(super) fn ask(inner: &Inner, needs: u64) -> Result<()> {
             .root
             .space()
             .context("ask for the pool's space")?;
-        let wanted = needs.saturating_add(margin(&space));
+        let wanted = needs.saturating_add(stays_free(&space));
         if wanted <= space.bytes_available {
             return Ok(());
         }
@@ -65,7 +74,7 @@ pub(super) fn ask(inner: &Inner, needs: u64) -> Result<()> {
 pub(super) fn shortage(inner: &Inner) -> Option<Error> {
     let space = inner.dirs.root.space().ok()?;
     let has_inodes = space.inodes == 0 || space.inodes_free > 0;
-    if space.bytes_available >= margin(&space) && has_inodes {
+    if space.bytes_available >= least(&space) && has_inodes {
         return None;
     }
     let what = format!(
@@ -110,16 +119,18 @@ fn wait_for_btrfs(inner: &Inner, bytes: u64, left: Duration) {
 pub(super) struct Gate<'a> {
     inner: &'a Inner,
     plain: &'a dyn Fn() -> u64,
+    all: Option<u64>,
     looked_at: Cell<u64>,
     failed: RefCell<Option<Error>>,
 }
 
 impl<'a> Gate<'a> {
-    /// `plain`: how many bytes came in until now.
-    pub(super) fn new(inner: &'a Inner, plain: &'a dyn Fn() -> u64) -> Self {
+    /// `plain`: how many bytes came in until now. `all`: how many will come, if that is known.
+    pub(super) fn new(inner: &'a Inner, plain: &'a dyn Fn() -> u64, all: Option<u64>) -> Self {
         Self {
             inner,
             plain,
+            all,
             looked_at: Cell::new(0),
             failed: RefCell::default(),
         }
@@ -135,7 +146,8 @@ impl<'a> Gate<'a> {
             return false;
         }
         self.looked_at.set(plain);
-        match ask(self.inner, 2 * STEP) {
+        let rest = self.all.map_or(u64::MAX, |all| all.saturating_sub(plain));
+        match ask_beside(self.inner, rest.min(2 * STEP), least) {
             Ok(()) => false,
             Err(error) => {
                 self.failed.replace(Some(error));
