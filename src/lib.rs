@@ -22,6 +22,7 @@
 //! | [`backend`] | how copy-on-write is done on one pool |
 //! | [`store`] | what a pool remembers: index and records |
 //! | [`engine`] | the heart: whether and when something is published, sealed, collected |
+//! | [`catalog`] | which nodes of a cluster have which content; pure, not connected yet |
 //! | [`distribution`] | content between this node and the shared tier: brought, uploaded, cleared |
 //! | [`csi`] | the only code that sees `csi.v1` |
 //! | [`api`] | the objects by which the controller and the nodes talk |
@@ -52,6 +53,7 @@ pub mod admin;
 pub mod api;
 pub mod archive;
 pub mod backend;
+pub mod catalog;
 pub mod cli;
 pub mod config;
 pub mod controller;

@@ -21,7 +21,10 @@ const TIERS: [Tier; 10] = [
         &["archive", "backend", "store"],
     ),
     ("content in object storage", &["shared"]),
-    ("the engine", &["engine"]),
+    (
+        "the engine; the catalog of a cluster",
+        &["catalog", "engine"],
+    ),
     (
         "content between this node and the shared tier",
         &["distribution"],
@@ -310,6 +313,19 @@ mod tests { use super::super::super::model; }
 }
 
 #[test]
+fn the_catalog_uses_the_model_only() {
+    assert_eq!(
+        broken_by_one("catalog/find.rs", "use crate::model::Name;\n"),
+        [""; 0]
+    );
+    for used in ["sys", "engine", "store"] {
+        let broken = broken_by_one("catalog/find.rs", &format!("use crate::{used}::x;\n"));
+        let expected = format!("catalog uses {used}; it is pure and uses model only");
+        assert!(broken[0].ends_with(&expected), "{broken:?}");
+    }
+}
+
+#[test]
 fn a_module_without_a_tier_is_found() {
     let broken = broken_by_one("attic/mod.rs", "");
     assert_eq!(
@@ -555,6 +571,13 @@ fn inspect_file(src: &Path, file: &Path, text: &str, broken: &mut Vec<String>) {
             continue;
         }
         let line = import.line;
+        if top == "catalog" && used != "model" {
+            once(
+                broken,
+                format!("{place}:{line}: catalog uses {used}; it is pure and uses model only"),
+            );
+            continue;
+        }
         match (tier(&TIERS, top), tier(&TIERS, used)) {
             (Some(here), Some(there))
                 if there > here || (there == here && here + 1 < TIERS.len()) =>

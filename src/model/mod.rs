@@ -5,13 +5,17 @@
 
 mod artifact;
 mod attributes;
+mod budget;
 mod class;
+mod clock;
 mod digest;
+mod fence;
 mod id;
 pub mod layout;
 mod name;
 mod persistent_volume;
 mod place;
+mod policy;
 mod quantity;
 mod root;
 mod time;
@@ -25,8 +29,11 @@ pub use artifact::{
 pub use attributes::{
     AttributeError, Commit, DEFAULT_OUTPUT_TTL, Freshness, Keep, Share, VolumeKind, VolumeSpec,
 };
+pub use budget::{Bucket, CutOff, Evictable, Limits, MAX_BUCKETS, NamespaceUsage, Unused, buckets};
 pub use class::ParameterError;
+pub use clock::{ClusterClock, MAX_AHEAD_MS, MAX_ROUND_TRIP_MS, counted};
 pub use digest::{DigestError, Sha256};
+pub use fence::{Clear, Coverage, Fence, FenceStep, Fences};
 pub use id::{ArtifactId, IdError, LayerId, VolumeId};
 pub use name::{ArtifactName, CacheKey, CacheKind, Name, NameError, Reference, Tenant};
 pub use persistent_volume::{
@@ -35,6 +42,7 @@ pub use persistent_volume::{
     SnapshotId, Ttl,
 };
 pub use place::{Elsewhere, NODE_LABEL, Node, NodeId, NodeIdError, Placed, Requirement, Topology};
+pub use policy::{CommitRight, NamePattern, PatternError, Policies, Rule, Rules};
 pub use quantity::{parse_bytes, readable_bytes};
 pub use root::RootAttributes;
 pub use time::Timestamp;

@@ -1,0 +1,293 @@
+//! What nodes say over their streams: accounts, changes, losses; and the passing of time. Each
+//! returns what the hub must do next.
+
+use std::collections::BTreeSet;
+use std::sync::Arc;
+
+use crate::model::{Clear, Fence, Fences, Timestamp, counted};
+
+use super::packed::{Key, Packed};
+use super::{
+    Catalog, Entry, KEEP, Kind, MAX_INCOMPLETE, NameHash, Session, SessionId, State, Version,
+};
+
+/// The first message of a stream.
+#[derive(Debug)]
+pub struct Hello<'a> {
+    /// The node.
+    pub node: &'a str,
+    /// Its zone; empty: unknown.
+    pub zone: &'a str,
+    /// Higher than in each earlier stream of this node: a stamp of its clock.
+    pub attempt: u64,
+    /// The fences that it has applied, and has not forgotten.
+    pub fences: &'a Fences,
+}
+
+/// A batch of changes.
+#[derive(Debug, Clone, Default)]
+pub struct Report {
+    /// New and changed entries.
+    pub put: Vec<Entry>,
+    /// Names that the node no longer has.
+    pub drop: Vec<NameHash>,
+    /// With this batch the account is complete.
+    pub complete: bool,
+}
+
+/// An order to a node: this output has newer content elsewhere.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub struct Supersede {
+    /// The node's stream.
+    pub session: SessionId,
+    /// The name.
+    pub name: NameHash,
+    /// The newer version.
+    pub version: Version,
+    /// The fence of the newer content.
+    pub fence: u64,
+}
+
+impl Supersede {
+    /// Whether a node with this version drops the name. `covering` is the highest fence of the node
+    /// that covers the name: content that was cleared takes no name.
+    #[must_use]
+    pub fn takes(&self, own: Version, covering: u64) -> bool {
+        own < self.version && covering <= self.fence
+    }
+}
+
+/// What the hub must do after a change.
+#[derive(Debug, Default)]
+pub struct Changes {
+    /// Answers for these names may have changed.
+    pub names: Vec<NameHash>,
+    /// Answers for any name may have changed.
+    pub all: bool,
+    /// Orders to send.
+    pub supersede: Vec<Supersede>,
+}
+
+impl Catalog {
+    /// The nodes whose accounts make the catalog complete: those that are Ready and have a pool.
+    pub fn expect(&mut self, mut nodes: BTreeSet<String>, now: Timestamp) -> Changes {
+        for session in self.sessions.values() {
+            if session.account_since.is_none() {
+                nodes.remove(&*session.node);
+            }
+        }
+        self.awaited = Some(nodes);
+        self.complete(now)
+    }
+
+    /// A node's stream begins. An earlier stream of the node is lost. Its entries answer until the
+    /// new account is complete. `None`: this is the late beginning of an earlier stream; close it.
+    ///
+    /// Then the hub makes the fences that are [owed](Catalog::owed), and sends the node those that
+    /// it lacks, in their order. Only then may the node begin its account.
+    pub fn hello(&mut self, hello: &Hello<'_>, now: Timestamp) -> Option<SessionId> {
+        let mut of_node = self
+            .sessions
+            .values()
+            .filter(|session| *session.node == *hello.node);
+        if of_node.any(|session| session.attempt >= hello.attempt) {
+            return None;
+        }
+        self.last_session += 1;
+        let id = SessionId(self.last_session);
+        for session in self.sessions.values_mut() {
+            if *session.node == *hello.node {
+                session.lost.get_or_insert(now);
+                session.followed_by.get_or_insert(id);
+            }
+        }
+        self.applied = self.applied.max(hello.fences.newest());
+        for clear in self.fences.owed_to(hello.fences) {
+            clear.add_to(&mut self.owed);
+        }
+        let session = Session {
+            node: Arc::from(hello.node),
+            zone: hello.zone.into(),
+            attempt: hello.attempt,
+            lost: None,
+            account_since: Some(now),
+            followed_by: None,
+            entries: 0,
+        };
+        self.sessions.insert(id, session);
+        Some(id)
+    }
+
+    /// A batch of a node's stream. One of a stream that is lost changes nothing. `time` is the
+    /// cluster's time ([`crate::model::ClusterClock`]), which a stamp should not be ahead of.
+    pub fn report(
+        &mut self,
+        id: SessionId,
+        report: &Report,
+        now: Timestamp,
+        time: Timestamp,
+    ) -> Changes {
+        let mut changes = Changes::default();
+        let Some(session) = self.sessions.get_mut(&id) else {
+            return changes;
+        };
+        if session.lost.is_some() {
+            return changes;
+        }
+        for entry in &report.put {
+            let mut entry = *entry;
+            entry.version.stamp = counted(entry.version.stamp, time);
+            let key = Key::new(entry.name, id);
+            let is_new = self.entries.insert(key, Packed::new(&entry)).is_none();
+            session.entries += usize::from(is_new);
+            changes.names.push(entry.name);
+        }
+        for name in &report.drop {
+            let was_there = self.entries.remove(&Key::new(*name, id)).is_some();
+            session.entries -= usize::from(was_there);
+            changes.names.push(*name);
+        }
+        if report.complete && session.account_since.take().is_some() {
+            let node = Arc::clone(&session.node);
+            let earlier = self.sessions.iter();
+            let earlier = earlier.filter(|(other, session)| **other != id && session.node == node);
+            let earlier: Vec<SessionId> = earlier.map(|(id, _)| *id).collect();
+            for earlier in earlier {
+                self.end(earlier);
+            }
+            changes.all = true;
+            if let Some(awaited) = &mut self.awaited {
+                awaited.remove(&*node);
+            }
+            self.complete(now);
+        }
+        for entry in &report.put {
+            if entry.kind == Kind::Output && entry.state == State::Durable {
+                self.supersede(entry.name, &mut changes.supersede);
+            }
+        }
+        changes
+    }
+
+    /// Orders to the holders of older content of an output. A holder without a stream hears of it
+    /// when it reports again; content that only such a holder has supersedes nothing.
+    fn supersede(&self, name: NameHash, orders: &mut Vec<Supersede>) {
+        let holders = || {
+            let durable = self.entries_of(name);
+            durable.filter(|(_, session, entry)| {
+                session.lost.is_none() && entry.state == State::Durable
+            })
+        };
+        let Some((_, _, newest)) = holders().max_by_key(|(_, _, entry)| entry.version) else {
+            return;
+        };
+        for (session, _, entry) in holders() {
+            if entry.version < newest.version {
+                orders.push(Supersede {
+                    session,
+                    name,
+                    version: newest.version,
+                    fence: newest.fence,
+                });
+            }
+        }
+    }
+
+    /// A node's stream is lost.
+    pub fn lost(&mut self, id: SessionId, now: Timestamp) -> Changes {
+        if let Some(session) = self.sessions.get_mut(&id) {
+            session.lost.get_or_insert(now);
+        }
+        // An account that was awaited is no longer.
+        Changes {
+            all: true,
+            ..Changes::default()
+        }
+    }
+
+    /// A node has applied this fence.
+    pub fn fence_applied(&mut self, number: u64) {
+        self.applied = self.applied.max(number);
+    }
+
+    /// A fence of the API server. It counts at once. The hub sends it to all streams after it has
+    /// made what is [owed](Catalog::owed).
+    pub fn fence(&mut self, fence: Fence) -> Changes {
+        let mut changes = Changes::default();
+        if self.fences.knows(&fence) {
+            return changes;
+        }
+        changes.all = true;
+        if fence.number > self.applied {
+            let is_done = |id: &u64| fence.repeats.contains(id);
+            self.owed.retain(|owed| !owed.repeats.iter().all(is_done));
+        } else {
+            // Nodes have passed this number, so they would not apply it.
+            let clear = Clear {
+                covers: fence.covers.clone(),
+                repeats: vec![fence.id],
+            };
+            clear.add_to(&mut self.owed);
+        }
+        self.fences.insert(fence);
+        changes
+    }
+
+    /// Forgets the fences up to this number, which are deleted because all nodes have applied them.
+    pub fn forget_fences(&mut self, up_to: u64) -> Changes {
+        self.fences.forget(up_to);
+        Changes {
+            all: true,
+            ..Changes::default()
+        }
+    }
+
+    /// Time has passed: call it every second.
+    pub fn tick(&mut self, now: Timestamp) -> Changes {
+        let is_over = |session: &Session| session.lost.is_some_and(|at| now.since(at) > KEEP);
+        let over = self.sessions.iter().filter(|(_, session)| is_over(session));
+        let over: Vec<SessionId> = over.map(|(id, _)| *id).collect();
+        for id in &over {
+            self.end(*id);
+        }
+        // An account that does not come to its end is awaited no longer. It goes on.
+        let is_late = |since: Timestamp| now.since(since) > MAX_INCOMPLETE;
+        let attached = self
+            .sessions
+            .values()
+            .filter(|session| session.lost.is_none());
+        let is_late = attached
+            .filter_map(|session| session.account_since)
+            .any(is_late);
+        let mut changes = self.complete(now);
+        changes.all |= is_late || !over.is_empty();
+        changes
+    }
+
+    /// Notes that all expected accounts have arrived, or that the time for it is over.
+    fn complete(&mut self, now: Timestamp) -> Changes {
+        let was_complete = self.is_complete;
+        let is_over = now.since(self.began) > MAX_INCOMPLETE;
+        let none_awaited = self.awaited.as_ref().is_some_and(BTreeSet::is_empty);
+        self.is_complete |= is_over || none_awaited;
+        Changes {
+            all: self.is_complete != was_complete,
+            ..Changes::default()
+        }
+    }
+
+    /// Ends a session. Its entries are swept when they are many, so the cost of an end is small
+    /// and the memory is bounded.
+    fn end(&mut self, id: SessionId) {
+        let Some(session) = self.sessions.remove(&id) else {
+            return;
+        };
+        self.dead += session.entries;
+        if self.dead > self.entries.len() / 4 {
+            let sessions = &self.sessions;
+            self.entries
+                .retain(|key, _| sessions.contains_key(&key.session()));
+            self.dead = 0;
+        }
+    }
+}

@@ -1,0 +1,261 @@
+//! The answer for a name: where its content is, that it is coming, or that there is none.
+
+use std::sync::Arc;
+
+use crate::model::{Name, Timestamp};
+
+use super::packed::Key;
+use super::{Catalog, Entry, Kind, MAX_INCOMPLETE, NameHash, Session, SessionId, State, Version};
+
+/// The most holders in an answer.
+pub const MAX_HOLDERS: usize = 5;
+
+/// A question: the names in the order in which they are wanted, such as a key and its restore keys.
+#[derive(Debug, Clone)]
+pub struct Asked {
+    names: Vec<(Name, NameHash)>,
+    zone: Box<str>,
+}
+
+impl Asked {
+    /// A question of a node in this zone; empty: unknown.
+    #[must_use]
+    pub fn new(names: Vec<Name>, zone: &str) -> Self {
+        let with_hash = |name: Name| {
+            let hash = NameHash::of(&name);
+            (name, hash)
+        };
+        Self {
+            names: names.into_iter().map(with_hash).collect(),
+            zone: zone.into(),
+        }
+    }
+
+    /// The digests of the names.
+    pub(super) fn hashes(&self) -> impl Iterator<Item = NameHash> {
+        self.names.iter().map(|(_, hash)| *hash)
+    }
+}
+
+/// The answer to [`Asked`].
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub enum Answer {
+    /// No node with a stream has content of any name, and none is making it.
+    Nothing,
+    /// Content of the first name that has some.
+    Found(Found),
+    /// There is no content yet, but a node is making it.
+    Coming,
+    /// Not known yet: accounts are missing.
+    Incomplete,
+}
+
+/// Content and its holders.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub struct Found {
+    /// The place of its name in the question.
+    pub which: usize,
+    /// Which content.
+    pub version: Version,
+    /// Its size.
+    pub bytes: u64,
+    /// Its layers.
+    pub layers: u16,
+    /// Its fence. The asking node uses it only if its own fences allow it.
+    pub fence: u64,
+    /// Nodes that have it: those with a stream first, then those of the same zone, then by name.
+    pub holders: Vec<Arc<str>>,
+}
+
+impl Catalog {
+    /// Answers a question.
+    #[must_use]
+    pub fn find(&self, asked: &Asked, now: Timestamp) -> Answer {
+        let (mut is_coming, mut is_owed) = (false, false);
+        for (which, (name, hash)) in asked.names.iter().enumerate() {
+            if self.owed.iter().any(|owed| owed.covers.covers(name)) {
+                is_owed = true;
+                continue;
+            }
+            let fence = self.fences.covering(name);
+            let entries = self.entries_of(*hash);
+            let entries: Vec<(&Session, Entry)> = entries
+                .filter(|(_, _, entry)| entry.fence >= fence)
+                .map(|(_, session, entry)| (session, entry))
+                .collect();
+            let is_durable = |entry: &&(&Session, Entry)| entry.1.state == State::Durable;
+            let versions = entries
+                .iter()
+                .filter(is_durable)
+                .map(|(_, entry)| entry.version);
+            let version = match Kind::of(&name.reference) {
+                Kind::ResourceCache => versions.min(),
+                Kind::Output | Kind::TaskCache => versions.max(),
+            };
+            if let Some(version) = version {
+                let is_it = |entry: &&(&Session, Entry)| entry.1.version == version;
+                let holders = entries.iter().filter(is_durable).filter(is_it);
+                if let Some(found) = found(which, &asked.zone, holders) {
+                    return Answer::Found(found);
+                }
+            }
+            is_coming |= !entries.is_empty();
+        }
+        if is_coming {
+            Answer::Coming
+        } else if is_owed || self.is_incomplete(now) {
+            Answer::Incomplete
+        } else {
+            Answer::Nothing
+        }
+    }
+
+    /// Whether content may exist of which the catalog does not know yet.
+    fn is_incomplete(&self, now: Timestamp) -> bool {
+        let is_awaited = |session: &Session| {
+            let since = session.account_since.filter(|_| session.lost.is_none());
+            since.is_some_and(|since| now.since(since) <= MAX_INCOMPLETE)
+        };
+        !self.is_complete || self.sessions.values().any(is_awaited)
+    }
+
+    /// The entries of a name, one for each node: the newest that the node has reported.
+    pub(super) fn entries_of(
+        &self,
+        name: NameHash,
+    ) -> impl Iterator<Item = (SessionId, &Session, Entry)> {
+        let range = Key::new(name, SessionId(0))..=Key::new(name, SessionId(u32::MAX));
+        self.entries.range(range).filter_map(move |(key, packed)| {
+            let id = key.session();
+            // Else the session has ended.
+            let session = self.sessions.get(&id)?;
+            let is_newest = !self.is_in_later_session(name, session);
+            is_newest.then(|| (id, session, packed.entry(name)))
+        })
+    }
+
+    /// Whether a later stream of the same node has reported this name.
+    fn is_in_later_session(&self, name: NameHash, session: &Session) -> bool {
+        let mut next = session.followed_by;
+        while let Some(id) = next {
+            if self.entries.contains_key(&Key::new(name, id)) {
+                return true;
+            }
+            next = self.sessions.get(&id).and_then(|later| later.followed_by);
+        }
+        false
+    }
+}
+
+fn found<'a>(
+    which: usize,
+    zone: &str,
+    holders: impl Iterator<Item = &'a (&'a Session, Entry)>,
+) -> Option<Found> {
+    let mut holders: Vec<&(&Session, Entry)> = holders.collect();
+    let is_elsewhere = |session: &Session| zone.is_empty() || *session.zone != *zone;
+    holders.sort_unstable_by_key(|(session, _)| {
+        (session.lost.is_some(), is_elsewhere(session), &session.node)
+    });
+    let (_, entry) = holders.first()?;
+    let nodes = holders.iter().take(MAX_HOLDERS);
+    Some(Found {
+        which,
+        version: entry.version,
+        bytes: entry.bytes,
+        layers: entry.layers,
+        fence: entry.fence,
+        holders: nodes
+            .map(|(session, _)| Arc::clone(&session.node))
+            .collect(),
+    })
+}
+
+#[cfg(test)]
+mod tests {
+    use super::super::tests::{Nodes, entry};
+    use super::*;
+    use crate::model::{Coverage, Fence};
+
+    #[test]
+    fn the_newest_output_and_task_cache_and_the_first_resource_cache_are_found() {
+        for (name, expected) in [
+            ("artifact/a", 9),
+            ("task-cache/a", 9),
+            ("resource-cache/a", 3),
+        ] {
+            let mut nodes = Nodes::complete(&["n1", "n2", "n3", "n4"]);
+            for (node, stamp) in [(0, 5), (1, 9), (2, 3), (3, 9)] {
+                nodes.put(node, entry(name, State::Durable, stamp));
+            }
+            let Answer::Found(found) = nodes.find(&[name]) else {
+                panic!("{name}");
+            };
+            assert_eq!(found.version.stamp, Timestamp(expected), "{name}");
+            let holders: Vec<&str> = found.holders.iter().map(AsRef::as_ref).collect();
+            let expected: &[&str] = if expected == 9 {
+                &["n2", "n4"]
+            } else {
+                &["n3"]
+            };
+            assert_eq!(holders, expected);
+        }
+    }
+
+    #[test]
+    fn holders_of_the_same_zone_and_with_a_stream_come_first_and_are_few() {
+        let names: Vec<String> = (0..9).map(|n| format!("n{n}")).collect();
+        let names: Vec<&str> = names.iter().map(String::as_str).collect();
+        let mut nodes = Nodes::complete(&names);
+        for node in 0..9 {
+            nodes.put(node, entry("artifact/a", State::Durable, 5));
+        }
+        // Odd nodes are in zone `odd`.
+        nodes.lose(1);
+        let asked = Asked::new(vec![super::super::tests::name("artifact/a")], "odd");
+        let Answer::Found(found) = nodes.catalog.find(&asked, nodes.now) else {
+            panic!("it is there");
+        };
+        let holders: Vec<&str> = found.holders.iter().map(AsRef::as_ref).collect();
+        assert_eq!(holders, ["n3", "n5", "n7", "n0", "n2"]);
+    }
+
+    #[test]
+    fn content_of_a_later_key_counts_before_content_that_is_coming() {
+        let mut nodes = Nodes::complete(&["n1"]);
+        let keys = ["task-cache/own", "task-cache/main", "task-cache/old"];
+        assert_eq!(nodes.find(&keys), Answer::Nothing);
+        nodes.put(0, entry("task-cache/own", State::Coming, 0));
+        assert_eq!(nodes.find(&keys), Answer::Coming);
+        nodes.put(0, entry("task-cache/old", State::Durable, 5));
+        nodes.put(0, entry("task-cache/main", State::Durable, 4));
+        let Answer::Found(found) = nodes.find(&keys) else {
+            panic!("it is there");
+        };
+        assert_eq!((found.which, found.version.stamp), (1, Timestamp(4)));
+    }
+
+    #[test]
+    fn cleared_content_is_skipped_and_later_content_is_not() {
+        let mut nodes = Nodes::complete(&["n1", "n2"]);
+        nodes.put(0, entry("task-cache/a", State::Durable, 9));
+        nodes.put(1, entry("task-cache/b", State::Durable, 9));
+        let covers = Coverage::Name(super::super::tests::name("task-cache/a"));
+        let fence = Fence {
+            number: 100,
+            previous: 0,
+            id: 1,
+            covers,
+            repeats: Vec::new(),
+        };
+        assert!(nodes.catalog.fence(fence).all);
+        assert_eq!(nodes.find(&["task-cache/a"]), Answer::Nothing);
+        assert!(matches!(nodes.find(&["task-cache/b"]), Answer::Found(_)));
+        let after = Entry {
+            fence: 100,
+            ..entry("task-cache/a", State::Durable, 8)
+        };
+        nodes.put(1, after);
+        assert!(matches!(nodes.find(&["task-cache/a"]), Answer::Found(_)));
+    }
+}

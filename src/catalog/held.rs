@@ -1,0 +1,207 @@
+//! Questions that wait: an answer without content is held until it changes, or its time is over.
+
+use std::collections::{BTreeMap, HashMap};
+use std::mem::discriminant;
+
+use crate::model::Timestamp;
+
+use super::{Answer, Asked, Catalog, Changes, NameHash};
+
+/// Questions that wait for another answer. `T` is how the hub knows the asking node.
+#[derive(Debug)]
+pub struct Held<T> {
+    questions: BTreeMap<u64, Question<T>>,
+    by_name: HashMap<NameHash, Vec<u64>>,
+    last: u64,
+}
+
+#[derive(Debug)]
+struct Question<T> {
+    asked: Asked,
+    /// The answer when it was asked.
+    first: Answer,
+    until: Timestamp,
+    node: T,
+}
+
+impl<T> Default for Held<T> {
+    fn default() -> Self {
+        Self {
+            questions: BTreeMap::new(),
+            by_name: HashMap::new(),
+            last: 0,
+        }
+    }
+}
+
+impl<T> Held<T> {
+    /// Answers now if there is content, or if the time is over already. Else the question is held.
+    pub fn ask(
+        &mut self,
+        catalog: &Catalog,
+        asked: Asked,
+        node: T,
+        now: Timestamp,
+        until: Timestamp,
+    ) -> Option<(T, Answer)> {
+        let first = catalog.find(&asked, now);
+        if matches!(first, Answer::Found(_)) || until <= now {
+            return Some((node, first));
+        }
+        self.last += 1;
+        for name in asked.hashes() {
+            self.by_name.entry(name).or_default().push(self.last);
+        }
+        let question = Question {
+            asked,
+            first,
+            until,
+            node,
+        };
+        self.questions.insert(self.last, question);
+        None
+    }
+
+    /// The questions whose answer is another one now. Call it after each change of the catalog.
+    pub fn changed(
+        &mut self,
+        catalog: &Catalog,
+        changes: &Changes,
+        now: Timestamp,
+    ) -> Vec<(T, Answer)> {
+        let mut asked: Vec<u64> = if changes.all {
+            self.questions.keys().copied().collect()
+        } else {
+            let names = changes
+                .names
+                .iter()
+                .filter_map(|name| self.by_name.get(name));
+            names.flatten().copied().collect()
+        };
+        asked.sort_unstable();
+        asked.dedup();
+        self.answer(catalog, asked, now, |question, answer| {
+            // That accounts are awaited again tells the asking node nothing.
+            discriminant(answer) != discriminant(&question.first) && *answer != Answer::Incomplete
+        })
+    }
+
+    /// The questions whose time is over, with the answer as it is now.
+    pub fn over(&mut self, catalog: &Catalog, now: Timestamp) -> Vec<(T, Answer)> {
+        let over = self.questions.iter();
+        let over = over.filter(|(_, question)| question.until <= now);
+        let over = over.map(|(id, _)| *id).collect();
+        self.answer(catalog, over, now, |_, _| true)
+    }
+
+    /// Forgets questions of nodes that went away.
+    pub fn retain(&mut self, mut is_wanted: impl FnMut(&T) -> bool) {
+        let gone = self.questions.iter();
+        let gone = gone.filter(|(_, question)| !is_wanted(&question.node));
+        let gone: Vec<u64> = gone.map(|(id, _)| *id).collect();
+        for id in gone {
+            self.remove(id);
+        }
+    }
+
+    /// The number of questions that wait.
+    #[must_use]
+    pub fn len(&self) -> usize {
+        self.questions.len()
+    }
+
+    /// Whether none waits.
+    #[must_use]
+    pub fn is_empty(&self) -> bool {
+        self.questions.is_empty()
+    }
+
+    fn answer(
+        &mut self,
+        catalog: &Catalog,
+        questions: Vec<u64>,
+        now: Timestamp,
+        is_due: impl Fn(&Question<T>, &Answer) -> bool,
+    ) -> Vec<(T, Answer)> {
+        let mut answers = Vec::new();
+        for id in questions {
+            let Some(question) = self.questions.get(&id) else {
+                continue;
+            };
+            let answer = catalog.find(&question.asked, now);
+            if is_due(question, &answer)
+                && let Some(question) = self.remove(id)
+            {
+                answers.push((question.node, answer));
+            }
+        }
+        answers
+    }
+
+    fn remove(&mut self, id: u64) -> Option<Question<T>> {
+        let question = self.questions.remove(&id)?;
+        for name in question.asked.hashes() {
+            if let Some(of_name) = self.by_name.get_mut(&name) {
+                of_name.retain(|other| *other != id);
+                if of_name.is_empty() {
+                    self.by_name.remove(&name);
+                }
+            }
+        }
+        Some(question)
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::super::State;
+    use super::super::tests::{Nodes, entry, name};
+    use super::*;
+
+    #[test]
+    fn a_question_is_held_until_its_answer_changes_or_its_time_is_over() {
+        let mut nodes = Nodes::complete(&["n1", "n2"]);
+        let mut held = Held::default();
+        let asked = || Asked::new(vec![name("artifact/a")], "");
+        let later = Timestamp(nodes.now.0 + 1_000);
+        assert!(
+            held.ask(&nodes.catalog, asked(), 1, nodes.now, later)
+                .is_none()
+        );
+        let at_once = held.ask(&nodes.catalog, asked(), 2, nodes.now, nodes.now);
+        assert_eq!(at_once, Some((2, Answer::Nothing)));
+
+        // Another name changes nothing.
+        let changes = nodes.put(0, entry("artifact/b", State::Durable, 1));
+        assert_eq!(held.changed(&nodes.catalog, &changes, nodes.now), []);
+        let changes = nodes.put(0, entry("artifact/a", State::Coming, 0));
+        let answers = held.changed(&nodes.catalog, &changes, nodes.now);
+        assert_eq!(answers, [(1, Answer::Coming)]);
+        assert!(held.is_empty() && held.by_name.is_empty());
+
+        assert!(
+            held.ask(&nodes.catalog, asked(), 3, nodes.now, later)
+                .is_none()
+        );
+        let changes = nodes.put(1, entry("artifact/a", State::Coming, 0));
+        assert_eq!(held.changed(&nodes.catalog, &changes, nodes.now), []);
+        let changes = nodes.put(1, entry("artifact/a", State::Durable, 5));
+        let answers = held.changed(&nodes.catalog, &changes, nodes.now);
+        assert!(matches!(answers[..], [(3, Answer::Found(_))]));
+
+        let other = Asked::new(vec![name("artifact/c")], "");
+        assert!(
+            held.ask(&nodes.catalog, other.clone(), 4, nodes.now, later)
+                .is_none()
+        );
+        assert_eq!(held.over(&nodes.catalog, nodes.now), []);
+        assert_eq!(held.over(&nodes.catalog, later), [(4, Answer::Nothing)]);
+
+        assert!(
+            held.ask(&nodes.catalog, other, 5, nodes.now, later)
+                .is_none()
+        );
+        held.retain(|node| *node != 5);
+        assert!(held.is_empty() && held.by_name.is_empty());
+    }
+}

@@ -1,0 +1,295 @@
+//! Unit tests of the catalog as a whole: sessions, completeness, orders to nodes, memory. Those of
+//! answers are beside their code.
+
+use super::*;
+use crate::model::{Coverage, Fence, Name};
+
+pub(super) fn name(text: &str) -> Name {
+    Name {
+        tenant: "ci".parse().expect("a label"),
+        reference: text.parse().expect("a reference"),
+    }
+}
+
+pub(super) fn entry(text: &str, state: State, stamp: u64) -> Entry {
+    let name = name(text);
+    Entry {
+        name: NameHash::of(&name),
+        kind: Kind::of(&name.reference),
+        state,
+        version: Version {
+            stamp: Timestamp(stamp),
+            origin: 1,
+        },
+        bytes: 100,
+        layers: 2,
+        fence: 0,
+    }
+}
+
+/// A catalog and the streams of some nodes. Odd nodes are in zone `odd`.
+pub(super) struct Nodes {
+    pub(super) catalog: Catalog,
+    pub(super) now: Timestamp,
+    names: Vec<String>,
+    sessions: Vec<SessionId>,
+    attempt: u64,
+}
+
+impl Nodes {
+    /// All nodes have begun, and none has ended its account.
+    fn new(names: &[&str]) -> Self {
+        let now = Timestamp(1_795_400_000_000);
+        let mut nodes = Self {
+            catalog: Catalog::new(Fences::default(), now),
+            now,
+            names: names.iter().map(ToString::to_string).collect(),
+            sessions: Vec::new(),
+            attempt: 0,
+        };
+        let expected = nodes.names.iter().cloned().collect();
+        nodes.catalog.expect(expected, now);
+        for node in 0..names.len() {
+            let session = nodes.hello(node, &Fences::default());
+            nodes.sessions.push(session);
+        }
+        nodes
+    }
+
+    pub(super) fn complete(names: &[&str]) -> Self {
+        let mut nodes = Self::new(names);
+        (0..names.len()).for_each(|node| drop(nodes.account(node)));
+        nodes
+    }
+
+    fn hello(&mut self, node: usize, fences: &Fences) -> SessionId {
+        self.attempt += 1;
+        let hello = Hello {
+            node: &self.names[node],
+            attempt: self.attempt,
+            zone: if node % 2 == 1 { "odd" } else { "even" },
+            fences,
+        };
+        self.catalog
+            .hello(&hello, self.now)
+            .expect("it is the newest")
+    }
+
+    fn restart(&mut self, node: usize) {
+        self.sessions[node] = self.hello(node, &Fences::default());
+    }
+
+    fn report(&mut self, node: usize, report: &Report) -> Changes {
+        self.catalog
+            .report(self.sessions[node], report, self.now, self.now)
+    }
+
+    fn account(&mut self, node: usize) -> Changes {
+        let report = Report {
+            complete: true,
+            ..Report::default()
+        };
+        self.report(node, &report)
+    }
+
+    pub(super) fn put(&mut self, node: usize, entry: Entry) -> Changes {
+        let report = Report {
+            put: vec![entry],
+            ..Report::default()
+        };
+        self.report(node, &report)
+    }
+
+    pub(super) fn lose(&mut self, node: usize) -> Changes {
+        self.catalog.lost(self.sessions[node], self.now)
+    }
+
+    fn pass(&mut self, seconds: u64) -> Changes {
+        self.now = self.now.after(Duration::from_secs(seconds));
+        self.catalog.tick(self.now)
+    }
+
+    pub(super) fn find(&self, names: &[&str]) -> Answer {
+        let names = names.iter().map(|text| name(text)).collect();
+        self.catalog.find(&Asked::new(names, ""), self.now)
+    }
+
+    fn stamp(&self, name: &str) -> Option<u64> {
+        match self.find(&[name]) {
+            Answer::Found(found) => Some(found.version.stamp.0),
+            _ => None,
+        }
+    }
+}
+
+#[test]
+fn there_is_nothing_only_after_all_accounts_or_a_minute() {
+    let mut nodes = Nodes::new(&["n1", "n2"]);
+    assert_eq!(nodes.find(&["artifact/a"]), Answer::Incomplete);
+    assert!(nodes.account(0).all);
+    assert_eq!(nodes.find(&["artifact/a"]), Answer::Incomplete);
+    // An account that does not end is awaited for a minute.
+    nodes.pass(60);
+    assert_eq!(nodes.find(&["artifact/a"]), Answer::Incomplete);
+    assert!(nodes.pass(1).all);
+    assert_eq!(nodes.find(&["artifact/a"]), Answer::Nothing);
+    // A node comes back: its account is awaited.
+    nodes.restart(0);
+    assert_eq!(nodes.find(&["artifact/a"]), Answer::Incomplete);
+    nodes.account(0);
+    assert_eq!(nodes.find(&["artifact/a"]), Answer::Nothing);
+
+    // Without the list of nodes, no account is enough.
+    let now = nodes.now;
+    let mut fresh = Catalog::new(Fences::default(), now);
+    let asked = Asked::new(vec![name("artifact/a")], "");
+    assert_eq!(fresh.find(&asked, now), Answer::Incomplete);
+    assert!(fresh.expect(BTreeSet::new(), now).all);
+    assert_eq!(fresh.find(&asked, now), Answer::Nothing);
+}
+
+#[test]
+fn a_new_account_replaces_the_old_one_at_once_and_a_lost_stream_counts_for_two_minutes() {
+    let mut nodes = Nodes::complete(&["n1"]);
+    for (text, stamp) in [("artifact/a", 5), ("artifact/b", 6)] {
+        nodes.put(0, entry(text, State::Durable, stamp));
+    }
+    nodes.restart(0);
+    nodes.put(0, entry("artifact/b", State::Durable, 4));
+    assert_eq!(nodes.stamp("artifact/a"), Some(5));
+    // The later stream's word counts, whichever is newer.
+    assert_eq!(nodes.stamp("artifact/b"), Some(4));
+    nodes.account(0);
+    assert_eq!(nodes.stamp("artifact/a"), None);
+    assert_eq!(nodes.stamp("artifact/b"), Some(4));
+    assert_eq!(nodes.catalog.len(), 1);
+
+    nodes.lose(0);
+    // What arrives late on a lost stream changes nothing.
+    nodes.put(0, entry("artifact/b", State::Durable, 9));
+    nodes.pass(120);
+    assert_eq!(nodes.stamp("artifact/b"), Some(4));
+    assert!(nodes.pass(1).all);
+    assert_eq!(nodes.find(&["artifact/b"]), Answer::Nothing);
+    assert!(nodes.catalog.is_empty());
+}
+
+#[test]
+fn the_late_beginning_of_an_earlier_stream_is_refused() {
+    let mut nodes = Nodes::complete(&["n1", "n2"]);
+    nodes.put(0, entry("artifact/a", State::Durable, 5));
+    for attempt in [0, 1] {
+        let hello = Hello {
+            node: "n1",
+            zone: "",
+            attempt,
+            fences: &Fences::default(),
+        };
+        assert_eq!(nodes.catalog.hello(&hello, nodes.now), None);
+    }
+    nodes.put(0, entry("artifact/a", State::Durable, 6));
+    assert_eq!(nodes.stamp("artifact/a"), Some(6));
+}
+
+#[test]
+fn older_holders_of_an_output_lose_its_name() {
+    let mut nodes = Nodes::complete(&["n1", "n2", "n3"]);
+    let orders = |changes: Changes| -> Vec<(SessionId, u64)> {
+        let orders = changes.supersede.iter();
+        orders
+            .map(|order| (order.session, order.version.stamp.0))
+            .collect()
+    };
+    nodes.put(0, entry("artifact/a", State::Durable, 5));
+    let changes = nodes.put(1, entry("artifact/a", State::Durable, 9));
+    assert_eq!(orders(changes), [(nodes.sessions[0], 9)]);
+    // A copy keeps its version, and what comes late is the one that goes.
+    let changes = nodes.put(2, entry("artifact/a", State::Durable, 9));
+    assert_eq!(orders(changes), [(nodes.sessions[0], 9)]);
+    nodes.catalog.report(
+        nodes.sessions[0],
+        &Report {
+            drop: vec![NameHash::of(&name("artifact/a"))],
+            ..Report::default()
+        },
+        nodes.now,
+        nodes.now,
+    );
+    let changes = nodes.put(0, entry("artifact/a", State::Durable, 7));
+    assert_eq!(orders(changes), [(nodes.sessions[0], 9)]);
+    // A node that has cleared the name since does not drop it for content from before.
+    let order = nodes
+        .put(0, entry("artifact/a", State::Durable, 7))
+        .supersede[0];
+    let own = |stamp| entry("artifact/a", State::Durable, stamp).version;
+    assert!(order.takes(own(8), 0) && !order.takes(own(9), 0) && !order.takes(own(8), 1));
+    for kind in ["task-cache/a", "resource-cache/a"] {
+        nodes.put(0, entry(kind, State::Durable, 5));
+        assert_eq!(orders(nodes.put(1, entry(kind, State::Durable, 9))), []);
+    }
+}
+
+#[test]
+fn a_stamp_far_ahead_counts_as_now() {
+    let mut nodes = Nodes::complete(&["n1"]);
+    let now = nodes.now.0;
+    for (ahead, expected) in [(60_000, now + 60_000), (60_001, now)] {
+        nodes.put(0, entry("artifact/a", State::Durable, now + ahead));
+        assert_eq!(nodes.stamp("artifact/a"), Some(expected));
+    }
+}
+
+#[test]
+fn names_are_hidden_while_the_chain_of_fences_is_mended() {
+    let mut nodes = Nodes::complete(&["n1"]);
+    let fence = |number, previous, repeats| Fence {
+        number,
+        previous,
+        id: number,
+        covers: Coverage::Name(name("task-cache/a")),
+        repeats,
+    };
+    // The node applied a fence that an older etcd does not have.
+    let mut fences = Fences::default();
+    fences.insert(fence(70, 0, vec![]));
+    nodes.sessions[0] = nodes.hello(0, &fences);
+    let cleared = Entry {
+        fence: 71,
+        ..entry("task-cache/a", State::Durable, 5)
+    };
+    nodes.put(0, cleared);
+    nodes.account(0);
+    let owed = nodes.catalog.owed()[0].clone();
+    assert_eq!(owed.repeats, [70]);
+    assert_eq!(nodes.find(&["task-cache/a"]), Answer::Incomplete);
+    let applied = nodes.catalog.applied();
+    let next = nodes.catalog.fences().next(owed, Timestamp(60), applied, 1);
+    assert_eq!((next.number, next.previous), (71, 0));
+    nodes.catalog.fence(next);
+    assert!(nodes.catalog.owed().is_empty());
+    assert_eq!(nodes.stamp("task-cache/a"), Some(5));
+    // Another controller makes a fence that the nodes have passed.
+    nodes.catalog.fence_applied(71);
+    nodes.catalog.fence(fence(65, 0, vec![]));
+    assert_eq!(nodes.catalog.owed().len(), 1);
+    nodes.catalog.fence(fence(72, 71, vec![65]));
+    assert!(nodes.catalog.owed().is_empty());
+    assert_eq!(nodes.find(&["task-cache/a"]), Answer::Nothing);
+}
+
+#[test]
+fn entries_of_ended_sessions_do_not_pile_up() {
+    let mut nodes = Nodes::complete(&["n1", "n2"]);
+    for n in 0..100 {
+        nodes.put(1, entry(&format!("task-cache/{n}"), State::Durable, 1));
+    }
+    for _ in 0..50 {
+        nodes.restart(0);
+        for n in 0..100 {
+            nodes.put(0, entry(&format!("task-cache/{n}"), State::Durable, 2));
+        }
+        nodes.account(0);
+        assert_eq!(nodes.catalog.len(), 200);
+        assert!(nodes.catalog.entries.len() < 400);
+    }
+}

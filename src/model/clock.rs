@@ -1,0 +1,156 @@
+//! The clock of a cluster: every node gives its stamps in the controller's time, however wrong its
+//! own clock is. Pure: the caller reads the local clock, and passes what it read.
+
+use super::time::Timestamp;
+
+/// A measurement with a longer round trip is not used: its error is up to half of the round trip.
+pub const MAX_ROUND_TRIP_MS: u64 = 1_000;
+
+/// A stamp that is further ahead of the cluster's time than this counts as now.
+pub const MAX_AHEAD_MS: u64 = 60_000;
+
+/// A controller follows a node's clock that is further ahead than this. It is at least the largest
+/// error of two measurements. Otherwise two clocks could drive each other forward.
+const ADOPT_ABOVE_MS: u64 = 1_000;
+
+/// A controller does not follow a node's clock that is further ahead than this: it is wrong.
+const NEVER_ADOPT_ABOVE_MS: u64 = 24 * 60 * 60 * 1000;
+
+/// A hybrid clock: the local clock, plus the measured offset to the cluster's time.
+///
+/// The local clock must run evenly: the wall clock at the start, plus the monotonic time since then.
+/// So a wall clock that is set while the process runs changes no stamp.
+#[derive(Debug, Clone, Default, PartialEq, Eq)]
+pub struct ClusterClock {
+    offset: Option<i64>,
+    last: Timestamp,
+}
+
+impl ClusterClock {
+    /// The clock after a restart: the stored offset, and the newest stamp that is remembered.
+    #[must_use]
+    pub fn restored(offset: Option<i64>, last: Timestamp) -> Self {
+        Self { offset, last }
+    }
+
+    /// The measured offset in milliseconds, to be stored. `None`: never measured, so a stamp is as
+    /// wrong as the local clock.
+    #[must_use]
+    pub fn offset(&self) -> Option<i64> {
+        self.offset
+    }
+
+    /// The cluster's time.
+    #[must_use]
+    pub fn time(&self, local: Timestamp) -> Timestamp {
+        Timestamp(local.0.saturating_add_signed(self.offset.unwrap_or(0)))
+    }
+
+    /// A stamp: the cluster's time, but later than every stamp given or seen before.
+    pub fn stamp(&mut self, local: Timestamp) -> Timestamp {
+        self.last = Timestamp(self.time(local).0.max(self.last.0 + 1));
+        self.last
+    }
+
+    /// Gives later stamps than this one from now on. A stamp far ahead is ignored.
+    pub fn seen(&mut self, stamp: Timestamp, local: Timestamp) {
+        if stamp == counted(stamp, self.time(local)) {
+            self.last = self.last.max(stamp);
+        }
+    }
+
+    /// Measures the offset: the controller's time in an answer, and the local times at which the
+    /// question was sent and the answer came. Returns whether the measurement is used.
+    pub fn answered(&mut self, sent: Timestamp, theirs: Timestamp, received: Timestamp) -> bool {
+        let Some(round_trip) = received.0.checked_sub(sent.0) else {
+            return false;
+        };
+        if round_trip > MAX_ROUND_TRIP_MS {
+            return false;
+        }
+        let middle = sent.0 + round_trip / 2;
+        self.offset = Some(difference(theirs.0, middle));
+        true
+    }
+
+    /// The controller's side: follows a node whose clock continues the time of an earlier
+    /// controller. `node` is the node's time, if the node has ever measured an offset.
+    pub fn adopt(&mut self, node: Timestamp, local: Timestamp) {
+        let ahead = node.0.saturating_sub(self.time(local).0);
+        if ahead > ADOPT_ABOVE_MS && ahead <= NEVER_ADOPT_ABOVE_MS {
+            self.offset = Some(difference(node.0, local.0));
+        }
+    }
+}
+
+/// The stamp, or now if the stamp is more than a minute ahead.
+#[must_use]
+pub fn counted(stamp: Timestamp, now: Timestamp) -> Timestamp {
+    if stamp.0 > now.0.saturating_add(MAX_AHEAD_MS) {
+        now
+    } else {
+        stamp
+    }
+}
+
+fn difference(a: u64, b: u64) -> i64 {
+    i64::try_from(i128::from(a) - i128::from(b)).unwrap_or(0)
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    const T: u64 = 1_795_400_000_000;
+
+    #[test]
+    fn nodes_with_clocks_ten_minutes_wrong_order_their_commits() {
+        let mut clocks = [0_i64, 600_000, -600_000].map(|skew| (skew, ClusterClock::default()));
+        let read = |skew: i64, at: u64| Timestamp((T + at).saturating_add_signed(skew));
+        for (skew, clock) in &mut clocks {
+            // The way there takes 300 ms, the way back none.
+            assert!(clock.answered(read(*skew, 0), Timestamp(T + 300), read(*skew, 300)));
+        }
+        let mut before = Timestamp(0);
+        for at in 1..60 {
+            let (skew, clock) = &mut clocks[at % 3];
+            let stamp = clock.stamp(read(*skew, 1_000 * at as u64));
+            assert!(stamp > before, "{at}");
+            before = stamp;
+        }
+    }
+
+    #[test]
+    fn stamps_never_go_back_and_follow_what_was_seen() {
+        let mut clock = ClusterClock::restored(Some(600_000), Timestamp(0));
+        let first = clock.stamp(Timestamp(T));
+        assert_eq!(first, Timestamp(T + 600_000));
+        assert!(clock.answered(Timestamp(T), Timestamp(T), Timestamp(T)));
+        assert_eq!(clock.stamp(Timestamp(T)), Timestamp(first.0 + 1));
+        let mut clock = ClusterClock::default();
+        clock.seen(Timestamp(T + MAX_AHEAD_MS), Timestamp(T));
+        assert_eq!(clock.stamp(Timestamp(T)), Timestamp(T + MAX_AHEAD_MS + 1));
+        let mut clock = ClusterClock::default();
+        clock.seen(Timestamp(T + MAX_AHEAD_MS + 1), Timestamp(T));
+        assert_eq!(clock.stamp(Timestamp(T)), Timestamp(T));
+    }
+
+    #[test]
+    fn a_slow_or_impossible_measurement_is_not_used() {
+        let mut clock = ClusterClock::default();
+        assert!(!clock.answered(Timestamp(T), Timestamp(T), Timestamp(T + 1_001)));
+        assert!(!clock.answered(Timestamp(T), Timestamp(T), Timestamp(T - 1)));
+        assert_eq!(clock.offset(), None);
+    }
+
+    #[test]
+    fn a_controller_with_a_slow_clock_continues_the_time_that_nodes_have() {
+        let mut controller = ClusterClock::default();
+        controller.adopt(Timestamp(T + 1_000), Timestamp(T));
+        assert_eq!(controller.time(Timestamp(T)), Timestamp(T));
+        controller.adopt(Timestamp(T + 600_000), Timestamp(T));
+        assert_eq!(controller.time(Timestamp(T + 5)), Timestamp(T + 600_005));
+        controller.adopt(Timestamp(T + 100_000_000), Timestamp(T));
+        assert_eq!(controller.time(Timestamp(T)), Timestamp(T + 600_000));
+    }
+}
