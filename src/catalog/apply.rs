@@ -142,9 +142,13 @@ impl Catalog {
             session.entries += usize::from(is_new);
             changes.names.push(entry.name);
         }
+        let mut outputs = Vec::new();
         for name in &report.drop {
-            let was_there = self.entries.remove(&Key::new(*name, id)).is_some();
-            session.entries -= usize::from(was_there);
+            if let Some(packed) = self.entries.remove(&Key::new(*name, id)) {
+                session.entries -= 1;
+                // Another holder may be the newest now, for one that has refused this content.
+                outputs.extend(Some(*name).filter(|_| packed.entry(*name).kind == Kind::Output));
+            }
             changes.names.push(*name);
         }
         if report.complete && session.account_since.take().is_some() {
@@ -161,10 +165,11 @@ impl Catalog {
             }
             self.complete(now);
         }
-        for entry in &report.put {
-            if entry.kind == Kind::Output && entry.state == State::Durable {
-                self.supersede(entry.name, &mut changes.supersede);
-            }
+        let durable = report.put.iter();
+        let durable = durable.filter(|it| it.kind == Kind::Output && it.state == State::Durable);
+        outputs.extend(durable.map(|entry| entry.name));
+        for name in outputs {
+            self.supersede(name, &mut changes.supersede);
         }
         changes
     }

@@ -1,4 +1,5 @@
-//! The answer for a name: where its content is, that it is coming, or that there is none.
+//! The answer for a name: where its content is, that it is coming, or that there is none. Only reads
+//! the catalog.
 
 use std::sync::Arc;
 

@@ -1,4 +1,5 @@
 //! Questions that wait: an answer without content is held until it changes, or its time is over.
+//! Only reads the catalog; the hub calls it after each change.
 
 use std::collections::{BTreeMap, HashMap};
 use std::mem::discriminant;

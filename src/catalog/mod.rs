@@ -2,20 +2,19 @@
 //! whether some is coming.
 //!
 //! It is the controller's soft state. The nodes are the truth: each reports over a stream, and
-//! reports everything again in a new stream. A catalog belongs to one controller process and is lost
-//! with it.
+//! reports everything again in a new stream. A catalog is lost with its controller's process.
 //!
-//! Pure: no I/O, no clock, no async, and of this package only `model`. Times are parameters. `now` is
-//! a clock of the controller that runs evenly: the cluster's time may jump when the controller
+//! Pure: no I/O, no clock, no async, and of this package only `model`. Times are parameters. `now`
+//! is a clock of the controller that runs evenly: the cluster's time may jump when the controller
 //! adopts it from a node, and then no wait must end early.
 //!
 //! `docs/catalog.md` states what a reader may rely on; `tests/catalog/simulation.rs` tries to break
 //! it.
 //!
-//! - [`apply`]: what nodes say, and what follows from it.
-//! - [`find`]: the answer for a name.
-//! - [`held`]: questions that wait for another answer.
-//! - [`name`]: names and origins as digests. [`packed`]: an entry in few bytes.
+//! - `apply`: what nodes say, and what follows from it.
+//! - `find`: the answer for a name.
+//! - `held`: questions that wait for another answer.
+//! - `name`: names and origins as digests. `packed`: an entry in few bytes.
 
 use std::collections::{BTreeMap, BTreeSet};
 use std::sync::Arc;

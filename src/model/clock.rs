@@ -18,8 +18,8 @@ const NEVER_ADOPT_ABOVE_MS: u64 = 24 * 60 * 60 * 1000;
 
 /// A hybrid clock: the local clock, plus the measured offset to the cluster's time.
 ///
-/// The local clock must run evenly: the wall clock at the start, plus the monotonic time since then.
-/// So a wall clock that is set while the process runs changes no stamp.
+/// The local clock must run evenly: the wall clock at the start, plus the monotonic time since. So
+/// a wall clock that is set while the process runs changes no stamp.
 #[derive(Debug, Clone, Default, PartialEq, Eq)]
 pub struct ClusterClock {
     offset: Option<i64>,

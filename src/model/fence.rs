@@ -170,8 +170,8 @@ impl Fences {
         of_tenant.is_some_and(|fences| fences.contains(fence))
     }
 
-    /// The next fence. `nodes` is the highest number that any node is known to have applied, so that
-    /// these nodes apply it, even if an older etcd was put back.
+    /// The next fence. `nodes` is the highest number that any node is known to have applied: even
+    /// after an older etcd was put back, these nodes apply the new fence.
     #[must_use]
     pub fn next(&self, clear: Clear, now: Timestamp, nodes: u64, id: u64) -> Fence {
         Fence {

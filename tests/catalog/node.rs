@@ -64,7 +64,8 @@ impl Clears {
         self.events.len()
     }
 
-    /// A fence was made. Whoever applies it has also done what earlier fences with these names want.
+    /// A fence was made. A node that applies it has also done what earlier fences for these names
+    /// want.
     pub(crate) fn add(&mut self, fence: &Fence) {
         let bit = 1 << self.events.len();
         let mut includes = bit;

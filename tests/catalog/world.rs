@@ -162,6 +162,7 @@ pub(crate) struct World {
     api: Vec<Fence>,
     backups: Vec<Vec<Fence>>,
     was_restored: bool,
+    was_away: bool,
     clears: Clears,
     pub(crate) done: Done,
 }
@@ -195,6 +196,7 @@ impl World {
             api: Vec::new(),
             backups: vec![Vec::new()],
             was_restored: false,
+            was_away: false,
             done: Done::default(),
             random,
             fault,
