@@ -205,9 +205,9 @@ impl Model {
     pub(crate) fn since_uploaded(&self, key: usize) -> Since {
         let known = self.keys[key].lock();
         let mut durable = [0; NODES.len()];
-        for node in 0..NODES.len() {
+        for (node, durable) in durable.iter_mut().enumerate() {
             if !self.evicting[node] && !KEYS[key].is_cleared {
-                durable[node] = known.durable[node];
+                *durable = known.durable[node];
             }
         }
         Since {
