@@ -94,14 +94,14 @@ pub(crate) struct Known {
 }
 
 pub(crate) struct Model {
-    /// Unused content is evicted all the time.
-    pub(crate) evicting: bool,
+    /// By node: its unused content is evicted all the time.
+    pub(crate) evicting: [bool; NODES.len()],
     pub(crate) keys: Vec<Mutex<Known>>,
     pub(crate) serial: Mutex<u64>,
 }
 
 impl Model {
-    pub(crate) fn new(evicting: bool) -> Self {
+    pub(crate) fn new(evicting: [bool; NODES.len()]) -> Self {
         Self {
             evicting,
             keys: KEYS.iter().map(|_| Mutex::default()).collect(),
@@ -191,7 +191,7 @@ impl Model {
         let known = self.keys[key].lock();
         let mut durable = [0; NODES.len()];
         // Content that was evicted before its upload is lost, and a clear removes it.
-        if !self.evicting && !KEYS[key].is_cleared {
+        if !self.evicting[node] && !KEYS[key].is_cleared {
             durable[node] = known.durable[node];
         }
         Since {
@@ -205,8 +205,10 @@ impl Model {
     pub(crate) fn since_uploaded(&self, key: usize) -> Since {
         let known = self.keys[key].lock();
         let mut durable = [0; NODES.len()];
-        if !self.evicting && !KEYS[key].is_cleared {
-            durable = known.durable;
+        for (node, durable) in durable.iter_mut().enumerate() {
+            if !self.evicting[node] && !KEYS[key].is_cleared {
+                *durable = known.durable[node];
+            }
         }
         Since {
             epoch: known.cleared.into_iter().max().unwrap_or_default(),
