@@ -6,7 +6,12 @@
 use std::error::Error;
 use std::path::PathBuf;
 
-const FILES: [&str; 3] = ["csi.proto", "admin.proto", "pluginregistration.proto"];
+const FILES: [&str; 4] = [
+    "csi.proto",
+    "admin.proto",
+    "peer.proto",
+    "pluginregistration.proto",
+];
 
 fn main() -> Result<(), Box<dyn Error>> {
     for file in FILES {

@@ -1,6 +1,8 @@
 //! Every flag, every name of the environment and every default of the command line.
 //! Every flag's meaning and default; other modules implement the flags.
 
+mod demo;
+mod peers;
 mod shared;
 
 use std::net::SocketAddr;
@@ -20,6 +22,8 @@ use crate::shared::UrlError;
 use crate::telemetry::metrics::Rpcs;
 use crate::{controller, driver, engine, k8s, node, telemetry};
 
+pub use demo::{Demo, DemoFilesystem};
+pub use peers::{PeerKey, Peers};
 pub use shared::{Share, Shared};
 
 /// The default of `--pool`.
@@ -191,6 +195,9 @@ pub struct Standalone {
     /// Serve ControllerPublishVolume, for a CSIDriver object with `attachRequired: true`
     #[arg(long, env = "BAGGAGECLAIM_ATTACH", value_parser = BoolishValueParser::new())]
     pub attach: bool,
+    /// Other nodes.
+    #[command(flatten)]
+    pub peers: Peers,
     /// The flags of every role.
     #[command(flatten)]
     pub driver: Driver,
@@ -348,51 +355,6 @@ pub struct Process {
     pub log: Log,
 }
 
-/// The flags of `demo`.
-#[derive(Debug, Clone, Args)]
-#[command(mut_args(hide_env_value))]
-pub struct Demo {
-    /// The directory for the pool [default: a filesystem image in the temporary directory]
-    #[arg(long, value_name = "DIR")]
-    pub pool: Option<PathBuf>,
-    /// The filesystem to make
-    #[arg(
-        long,
-        value_name = "KIND",
-        default_value = "auto",
-        conflicts_with = "pool"
-    )]
-    pub fs: DemoFilesystem,
-    /// The tree to fetch beside the sources of this project's dependencies [default: files of /usr]
-    #[arg(long, value_name = "DIR")]
-    pub tree: Option<PathBuf>,
-    /// How many compilers may run at once [default: cargo's]
-    #[arg(long, value_name = "N", value_parser = clap::value_parser!(u16).range(1..))]
-    pub jobs: Option<u16>,
-    /// Keep the pool and the log of the driver
-    #[arg(long)]
-    pub keep: bool,
-    /// Cargo's home, with the unpacked sources [default: ~/.cargo]
-    #[arg(long, value_name = "DIR", env = "CARGO_HOME")]
-    pub cargo_home: Option<PathBuf>,
-    /// No colours; the same as a non-empty NO_COLOR in the environment
-    #[arg(long)]
-    pub no_color: bool,
-}
-
-/// A filesystem that the demo can make.
-#[derive(Debug, Clone, Copy, PartialEq, Eq, ValueEnum)]
-pub enum DemoFilesystem {
-    /// The first that this machine can make.
-    Auto,
-    /// ext4.
-    Ext4,
-    /// xfs with reflinks.
-    Xfs,
-    /// btrfs.
-    Btrfs,
-}
-
 /// Why flags that are valid alone do not fit together.
 #[derive(Debug, Clone, PartialEq, Eq, thiserror::Error)]
 pub enum Error {
@@ -411,6 +373,9 @@ pub enum Error {
     /// The shared tier has no valid URL.
     #[error("the URL of --shared {0}")]
     Shared(UrlError),
+    /// Content is to be served, and to no one.
+    #[error("--peer-listen needs --peers: the file of the nodes that may ask")]
+    NoPeers,
     /// The machine's name cannot be a node's.
     #[error("this machine's host name cannot be a node's name: {0}; give one with --node-id")]
     HostName(NodeIdError),
@@ -438,7 +403,9 @@ impl Standalone {
             attach: self.attach,
             ..csi::Features::default()
         };
-        self.driver.resolve(self.pool, self.socket, features)
+        let mut config = self.driver.resolve(self.pool, self.socket, features)?;
+        config.peers = self.peers.resolve()?;
+        Ok(config)
     }
 }
 
@@ -545,6 +512,7 @@ impl Driver {
             Some(node) => node,
             None => host_name().map_err(Error::HostName)?,
         };
+        let (ask, fetch_wait) = (self.shared.ask, self.shared.fetch_wait);
         let defaults = engine::Config::new(pool.pool);
         let engine = engine::Config {
             backend: self.backend.into(),
@@ -574,6 +542,9 @@ impl Driver {
             },
             engine,
             shared: self.shared.resolve()?,
+            peers: None,
+            ask,
+            fetch_wait,
             grace: self.grace,
         })
     }

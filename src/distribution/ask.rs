@@ -11,6 +11,7 @@ use super::context::{Context, count};
 use super::decide::There;
 use super::flight::Flights;
 use super::health::{Access, now};
+use super::offered::Offered;
 use super::work::Workers;
 use crate::model::{ArtifactId, Name};
 use crate::shared::{
@@ -35,7 +36,7 @@ pub(super) enum Answer {
         number: u64,
         cleared: u64,
         artifact: ArtifactId,
-        found: Option<Arc<Found>>,
+        found: Option<Arc<Offered>>,
     },
 }
 
@@ -127,6 +128,9 @@ impl Asker {
 
     /// Asks what the tier shows under a name. The caller limits how long it waits.
     pub(super) async fn ask(self: &Arc<Self>, name: &Name, detail: Detail) -> Answer {
+        if self.context.store.is_none() {
+            return Answer::Failed("this node uses no shared tier".into());
+        }
         let answer = self.flights.join((name.clone(), detail), |callers| {
             let (asker, name) = (Arc::clone(self), name.clone());
             async move {
@@ -157,7 +161,7 @@ impl Asker {
 
     fn number(&self, name: &Name) -> Result<Answer> {
         self.context.check_format(&name.tenant)?;
-        let record = look(&self.context.store, &name.tenant, &name.reference)?;
+        let record = look(self.context.store(), &name.tenant, &name.reference)?;
         Ok(record.map_or(
             Answer::Nothing {
                 number: 0,
@@ -185,7 +189,7 @@ impl Asker {
         let shown = shown.filter(|shown| here == Some(shown.artifact));
         let known = shown.as_ref().map(|shown| shown.known.clone());
         let known = known.or(here.map(Known::artifact));
-        let bucket = Bucket::new(self.context.store.clone());
+        let bucket = Bucket::new(self.context.store().clone());
         let resolved = bucket.resolve(&name.tenant, &name.reference, known.as_ref())?;
         Ok(match (resolved, shown, here) {
             (Resolved::Nothing { number, cleared }, ..) => Answer::Nothing { number, cleared },
@@ -237,7 +241,7 @@ impl Asker {
             artifact,
         };
         self.remember(name, shown);
-        let found = Some(Arc::new(found));
+        let found = Some(Arc::new(Offered::of_tier(found)));
         Answer::Content {
             number,
             cleared,
