@@ -195,12 +195,12 @@ pub struct Standalone {
     /// Serve ControllerPublishVolume, for a CSIDriver object with `attachRequired: true`
     #[arg(long, env = "BAGGAGECLAIM_ATTACH", value_parser = BoolishValueParser::new())]
     pub attach: bool,
-    /// Other nodes.
-    #[command(flatten)]
-    pub peers: Peers,
     /// The flags of every role.
     #[command(flatten)]
     pub driver: Driver,
+    /// Other nodes.
+    #[command(flatten)]
+    pub peers: Peers,
 }
 
 /// The default of `--kubelet-dir`.

@@ -39,6 +39,7 @@ pub struct Peers {
 
 /// The flag that names the key of this node.
 #[derive(Debug, Clone, Args)]
+#[command(mut_args(super::hide_env_value))]
 pub struct PeerKey {
     /// The file with the key by which other nodes know this one. It is made if it is missing;
     /// its directory must exist
