@@ -1,5 +1,5 @@
-//! The server's connections: TCP, then TLS with the peer's key, then HTTP/2. A connection whose
-//! handshake is slow holds a bounded place for a bounded time.
+//! The server's connections: TCP, then TLS with the peer's key, then HTTP/2. There are only so many
+//! connections whose handshake is not done or whose key is not in the list, for a bounded time.
 
 use std::io;
 use std::net::SocketAddr;
@@ -11,18 +11,21 @@ use std::time::Duration;
 use rustls::ServerConfig;
 use tokio::io::{AsyncRead, AsyncWrite, ReadBuf};
 use tokio::net::{TcpListener, TcpStream};
-use tokio::sync::{Semaphore, mpsc};
+use tokio::sync::{OwnedSemaphorePermit, Semaphore, mpsc};
+use tokio::time::{Sleep, sleep};
 use tokio_rustls::TlsAcceptor;
 use tokio_rustls::server::TlsStream;
 use tonic::transport::server::Connected;
 
 use super::key::name_of;
+use super::list::Roster;
 use crate::model::Sha256;
 use crate::server::Drain;
 
-/// How many connections may be in their handshake, and for how long.
-const HANDSHAKES: usize = 256;
-const HANDSHAKE: Duration = Duration::from_secs(10);
+/// How many connections may be in their handshake or have an unknown key, and for how long. The
+/// holder of an unknown key has that time to read its refusal.
+const STRANGERS: usize = 256;
+const STRANGER: Duration = Duration::from_secs(10);
 /// How many connections wait for the server.
 const WAITING: usize = 16;
 /// The pause after a connection could not be accepted.
@@ -41,6 +44,8 @@ pub(super) struct Who {
 pub(super) struct Link {
     stream: TlsStream<TcpStream>,
     who: Who,
+    /// The end of a connection whose key is unknown, and its place among those.
+    ends: Option<(Pin<Box<Sleep>>, OwnedSemaphorePermit)>,
 }
 
 impl Connected for Link {
@@ -57,6 +62,11 @@ impl AsyncRead for Link {
         context: &mut Context<'_>,
         into: &mut ReadBuf<'_>,
     ) -> Poll<io::Result<()>> {
+        if let Some((ends, _)) = &mut self.ends
+            && ends.as_mut().poll(context).is_ready()
+        {
+            return Poll::Ready(Err(io::ErrorKind::TimedOut.into()));
+        }
         Pin::new(&mut self.stream).poll_read(context, into)
     }
 }
@@ -83,12 +93,13 @@ impl AsyncWrite for Link {
 pub(super) fn accept(
     listener: TcpListener,
     tls: Arc<ServerConfig>,
+    roster: Arc<dyn Roster>,
     drain: Drain,
 ) -> mpsc::Receiver<io::Result<Link>> {
     let (sender, links) = mpsc::channel(WAITING);
     let work = async move {
         let acceptor = TlsAcceptor::from(tls);
-        let places = Arc::new(Semaphore::new(HANDSHAKES));
+        let places = Arc::new(Semaphore::new(STRANGERS));
         loop {
             let Ok(place) = Arc::clone(&places).acquire_owned().await else {
                 return;
@@ -106,11 +117,16 @@ pub(super) fn accept(
                 }
             };
             let (acceptor, sender) = (acceptor.clone(), sender.clone());
+            let roster = Arc::clone(&roster);
             tokio::spawn(async move {
-                let shaken = tokio::time::timeout(HANDSHAKE, shake(&acceptor, stream, address));
+                let shaken = tokio::time::timeout(STRANGER, shake(&acceptor, stream, address));
                 match shaken.await {
-                    Ok(Ok(link)) => {
-                        drop(place);
+                    Ok(Ok(mut link)) => {
+                        if roster.named(&link.who.key).is_none() {
+                            link.ends = Some((Box::pin(sleep(STRANGER)), place));
+                        } else {
+                            drop(place);
+                        }
                         // Without a receiver the driver ends.
                         let _ended = sender.send(Ok(link)).await;
                     }
@@ -133,5 +149,6 @@ async fn shake(acceptor: &TlsAcceptor, stream: TcpStream, address: SocketAddr) -
     let key = keys.and_then(<[_]>::first).map(|key| name_of(key));
     let key = key.ok_or_else(|| io::Error::other("it showed no key"))?;
     let who = Who { key, address };
-    Ok(Link { stream, who })
+    let ends = None;
+    Ok(Link { stream, who, ends })
 }

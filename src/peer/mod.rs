@@ -162,7 +162,12 @@ impl Node {
         if let Ok(address) = listener.local_addr() {
             tracing::info!(%address, key = %self.key.name(), "serving peers");
         }
-        let links = ReceiverStream::new(link::accept(listener, tls, drain.clone()));
+        let links = ReceiverStream::new(link::accept(
+            listener,
+            tls,
+            Arc::clone(&self.roster),
+            drain.clone(),
+        ));
         let service = serve::Service::new(
             engine,
             self.roster,
