@@ -6,10 +6,11 @@
 use std::error::Error;
 use std::path::PathBuf;
 
-const FILES: [&str; 4] = [
+const FILES: [&str; 5] = [
     "csi.proto",
     "admin.proto",
     "hub.proto",
+    "peer.proto",
     "pluginregistration.proto",
 ];
 

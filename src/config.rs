@@ -2,6 +2,7 @@
 //! Every flag's meaning and default; other modules implement the flags.
 
 mod demo;
+mod peers;
 mod shared;
 
 use std::net::SocketAddr;
@@ -22,6 +23,7 @@ use crate::telemetry::metrics::Rpcs;
 use crate::{controller, driver, engine, k8s, node, telemetry};
 
 pub use demo::{Demo, DemoFilesystem};
+pub use peers::{PeerKey, Peers};
 pub use shared::{Share, Shared};
 
 /// The default of `--pool`.
@@ -196,6 +198,9 @@ pub struct Standalone {
     /// The flags of every role.
     #[command(flatten)]
     pub driver: Driver,
+    /// Other nodes.
+    #[command(flatten)]
+    pub peers: Peers,
 }
 
 /// The default of `--kubelet-dir`.
@@ -368,6 +373,9 @@ pub enum Error {
     /// The shared tier has no valid URL.
     #[error("the URL of --shared {0}")]
     Shared(UrlError),
+    /// Content is to be served, and to no one.
+    #[error("--peer-listen needs --peers: the file of the nodes that may ask")]
+    NoPeers,
     /// The machine's name cannot be a node's.
     #[error("this machine's host name cannot be a node's name: {0}; give one with --node-id")]
     HostName(NodeIdError),
@@ -395,7 +403,9 @@ impl Standalone {
             attach: self.attach,
             ..csi::Features::default()
         };
-        self.driver.resolve(self.pool, self.socket, features)
+        let mut config = self.driver.resolve(self.pool, self.socket, features)?;
+        config.peers = self.peers.resolve()?;
+        Ok(config)
     }
 }
 
@@ -506,6 +516,7 @@ impl Driver {
             Some(node) => node,
             None => host_name().map_err(Error::HostName)?,
         };
+        let (ask, fetch_wait) = (self.shared.ask, self.shared.fetch_wait);
         let defaults = engine::Config::new(pool.pool);
         let engine = engine::Config {
             backend: self.backend.into(),
@@ -535,6 +546,9 @@ impl Driver {
             },
             engine,
             shared: self.shared.resolve()?,
+            peers: None,
+            ask,
+            fetch_wait,
             grace: self.grace,
         })
     }

@@ -28,9 +28,10 @@ use tokio_util::task::AbortOnDropHandle;
 
 use crate::admin;
 use crate::csi::{self, Readiness, UnmountsOnly};
-use crate::distribution::{self, Distribution};
+use crate::distribution::{self, Distribution, Peers};
 use crate::engine::{self, Engine};
 use crate::model::Share;
+use crate::peer;
 use crate::server::{self, Drain, Socket};
 use crate::shared::{Times, Url};
 
@@ -48,6 +49,12 @@ pub struct Config {
     pub engine: engine::Config,
     /// The shared tier, if there is one.
     pub shared: Option<Shared>,
+    /// How this node is a peer of others, if it is one.
+    pub peers: Option<peer::Config>,
+    /// How long a cache waits for an answer of the tier and of peers.
+    pub ask: Duration,
+    /// How long a cache waits for its bytes.
+    pub fetch_wait: Duration,
     /// How long the end may take.
     pub grace: Duration,
 }
@@ -61,28 +68,37 @@ pub struct Shared {
     pub bandwidth: Option<NonZeroU64>,
     /// How long the end of the driver waits for uploads.
     pub drain: Duration,
-    /// How long a cache waits for the tier's answer.
-    pub ask: Duration,
-    /// How long a cache waits for its bytes.
-    pub fetch_wait: Duration,
     /// How long each half of a publication may take.
     pub publish_within: Duration,
 }
 
-impl Shared {
-    /// Starts to use the tier. A tier that cannot be opened, or does not answer, keeps no pod from
-    /// its content on this node: `status` and the log have the error.
-    fn start(self, engine: Engine, settings: distribution::Settings) -> Arc<Distribution> {
-        tracing::info!(tier = %self.url, share = settings.share, "a shared tier is used");
+/// Starts to use the tier and the peers; `None`: there is neither. A tier that cannot be opened, or
+/// does not answer, keeps no pod from its content on this node: `status` and the log have the
+/// error.
+fn distribute(
+    shared: Option<Shared>,
+    peers: Option<Arc<dyn Peers>>,
+    engine: &Engine,
+    settings: distribution::Settings,
+) -> Option<Arc<Distribution>> {
+    if shared.is_none() && peers.is_none() {
+        return None;
+    }
+    let share = settings.share;
+    let store = shared.as_ref().map(|shared| {
+        let url = &shared.url;
+        tracing::info!(tier = %url, share, "a shared tier is used");
         let times = Times {
-            publish: self.publish_within,
+            publish: shared.publish_within,
             ..Times::default()
         };
-        let store = self.url.open_later(Handle::current(), times);
-        let distribution = Distribution::start(engine.clone(), store, settings);
-        tokio::spawn(probe(self.url, engine, distribution.clone()));
-        distribution
+        url.clone().open_later(Handle::current(), times)
+    });
+    let distribution = Distribution::start(engine.clone(), store, peers, settings);
+    if let Some(shared) = shared {
+        tokio::spawn(probe(shared.url, engine.clone(), distribution.clone()));
     }
+    Some(distribution)
 }
 
 /// A namespace and a name to ask about where there is no content.
@@ -121,6 +137,9 @@ pub enum Error {
     /// A socket cannot be served.
     #[error(transparent)]
     Server(#[from] server::Error),
+    /// This node cannot be a peer.
+    #[error(transparent)]
+    Peer(#[from] peer::Error),
     /// The pool cannot be opened.
     #[error("{}", server::message_of(.0))]
     Engine(engine::Error),
@@ -221,24 +240,23 @@ where
     let share = config.csi.features.share == Share::Auto;
     let csi = csi::serve(socket, config.csi, ready.subscribe(), drain.clone());
     let csi = Part::start("CSI services", drain, csi);
-    let (shared, notices) = (config.shared, config.engine.notices.clone());
-    let input_wait = config.engine.input_wait;
-    let opened = drain.finish("opening the pool", open(config.engine));
+    let shared = config.shared;
+    let settings = distribution::Settings {
+        share,
+        ask: config.ask,
+        fetch_wait: config.fetch_wait,
+        input_wait: config.engine.input_wait,
+        bandwidth: shared.as_ref().and_then(|shared| shared.bandwidth),
+        notices: config.engine.notices.clone(),
+        ..distribution::Settings::default()
+    };
+    let opened = drain.finish("opening the pool", open(config.engine, config.peers));
     let served = match opened.await {
-        Some(Ok((engine, socket))) => {
-            let distribution = shared.map(|shared| {
-                let settings = distribution::Settings {
-                    share,
-                    ask: shared.ask,
-                    fetch_wait: shared.fetch_wait,
-                    input_wait,
-                    bandwidth: shared.bandwidth,
-                    notices,
-                    ..distribution::Settings::default()
-                };
-                shared.start(engine.clone(), settings)
-            });
-            serve_pool(engine, distribution, socket, drain, ready, role).await
+        Some(Ok((engine, socket, node))) => {
+            let peers = node.as_ref().map(peer::Node::peers);
+            let distribution = distribute(shared, peers, &engine, settings);
+            let node = node.map(|node| Part::peers(drain, node, engine.clone()));
+            serve_pool(engine, distribution, node, socket, drain, ready, role).await
         }
         Some(Err(Error::Engine(error))) => unmount_only(error, drain, ready, role).await,
         Some(Err(error)) => Err(error),
@@ -256,6 +274,7 @@ where
 async fn serve_pool<Role>(
     engine: Engine,
     distribution: Option<Arc<Distribution>>,
+    node: Option<Part>,
     socket: Socket,
     drain: &Drain,
     ready: &watch::Sender<Readiness>,
@@ -283,9 +302,14 @@ where
         let stopped = distribution.stop();
         drain.finish("uploads and fetches", stopped).await;
     }
+    // Peers hold content open.
+    let node = match node {
+        Some(node) => node.end().await,
+        None => Ok(()),
+    };
     engine.shutdown_within(drain.left()).await;
     let admin = admin.end().await;
-    role.and(admin)
+    role.and(node).and(admin)
 }
 
 /// Serves without a pool, if the pool could not be opened because its filesystem is read-only: pods
@@ -327,11 +351,19 @@ where
 
 /// Opens the pool and makes its admin socket. That is there before the driver says that it is
 /// ready, since a caller that waits for that may connect the next moment.
-async fn open(config: engine::Config) -> Result<(Engine, Socket), Error> {
+async fn open(
+    config: engine::Config,
+    peers: Option<peer::Config>,
+) -> Result<(Engine, Socket, Option<peer::Node>), Error> {
+    // A wrong list is known before the pool takes seconds to open.
+    let node = match peers {
+        Some(peers) => Some(peer::Node::open(peers).await?),
+        None => None,
+    };
     let pool = config.pool.clone();
     let engine = Engine::open(config).await.map_err(Error::Engine)?;
     match admin::bind(&pool).await {
-        Ok(socket) => Ok((engine, socket)),
+        Ok(socket) => Ok((engine, socket, node)),
         Err(error) => {
             engine.shutdown().await;
             Err(error.into())
@@ -372,6 +404,17 @@ impl Part {
             Ok(())
         };
         Self::start("registration and watch over pods", drain, work)
+    }
+
+    fn peers(drain: &Drain, node: peer::Node, engine: Engine) -> Self {
+        let closing = drain.clone();
+        let work = async move {
+            if let Err(error) = node.serve(engine, closing).await {
+                tracing::error!(%error, "peers cannot be served");
+            }
+            Ok(())
+        };
+        Self::start("service for peers", drain, work)
     }
 
     /// Waits until it ends, or the deadline. An error if it failed, panicked or ended by itself.

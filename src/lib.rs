@@ -23,9 +23,10 @@
 //! | [`store`] | what a pool remembers: index and records |
 //! | [`engine`] | the heart: whether and when something is published, sealed, collected |
 //! | [`catalog`] | which nodes of a cluster have which content; pure, not connected yet |
-//! | [`distribution`] | content between this node and the shared tier: brought, uploaded, cleared |
+//! | [`distribution`] | content between this node, its peers and the shared tier: brought, uploaded, cleared |
 //! | [`csi`] | the only code that sees `csi.v1` |
 //! | [`api`] | the objects by which the controller and the nodes talk |
+//! | [`peer`] | content straight from node to node: server and client |
 //! | [`kubelet`] | registration with kubelet |
 //! | [`http`] | health and metrics, for those who look after a node |
 //! | [`k8s`] | pods' outcomes and events, persistent volumes of a cluster |
@@ -67,6 +68,7 @@ pub mod kubelet;
 pub mod kubelet_double;
 pub mod model;
 pub mod node;
+pub mod peer;
 pub mod proto;
 pub mod server;
 pub mod shared;

@@ -1,6 +1,6 @@
 //! The messages of the gRPC services, which `build.rs` generates from `proto/*.proto`.
 //!
-//! Only `csi`, `admin`, `kubelet` and `kubelet_double` use them. Lower tiers do not, so that the
+//! Only `csi`, `admin`, `peer`, `kubelet` and `kubelet_double` use them. Lower tiers do not, so that the
 //! engine can be read and tested without gRPC.
 
 /// The Container Storage Interface.
@@ -26,6 +26,19 @@ pub mod admin {
     )]
     pub mod v1 {
         tonic::include_proto!("baggageclaim.admin.v1");
+    }
+}
+
+/// Content from node to node.
+pub mod peer {
+    /// Package `baggageclaim.peer.v1`.
+    #[allow(
+        missing_docs,
+        clippy::pedantic,
+        reason = "generated; documented in proto/peer.proto"
+    )]
+    pub mod v1 {
+        tonic::include_proto!("baggageclaim.peer.v1");
     }
 }
 

@@ -26,7 +26,7 @@ const TIERS: [Tier; 10] = [
         &["catalog", "engine"],
     ),
     (
-        "content between this node and the shared tier",
+        "content between this node, its peers and the shared tier",
         &["distribution"],
     ),
     ("messages and gRPC servers", &["api", "proto", "server"]),

@@ -43,6 +43,12 @@ impl Service {
         }
     }
 
+    /// The distribution, where there is a shared tier.
+    fn tier(&self) -> Option<&Arc<Distribution>> {
+        let distribution = self.distribution.as_ref();
+        distribution.filter(|distribution| distribution.has_tier())
+    }
+
     /// What ends a transfer before its end.
     fn ends(&self) -> transfer::Ends {
         transfer::Ends {
@@ -75,7 +81,7 @@ impl Admin for Service {
     ) -> Result<Response<admin::ListArtifactsResponse>, Status> {
         let tenant = tenant_filter(request.into_inner().tenant.as_deref())?;
         let rows = self.engine.artifacts(tenant.as_ref());
-        let has_tier = self.distribution.is_some();
+        let has_tier = self.tier().is_some();
         let artifacts = rows.into_iter().map(|row| artifact(row, has_tier));
         let artifacts = artifacts.collect();
         Ok(Response::new(admin::ListArtifactsResponse { artifacts }))
@@ -93,7 +99,7 @@ impl Admin for Service {
             rpc.record("tenant", &tenant);
             rpc.record("reference", &reference);
         }
-        if let Some(tier) = &self.distribution {
+        if let Some(tier) = self.tier() {
             shared::destroy(&self.engine, tier, &tenant, &reference).await?;
         } else {
             let done = self.engine.destroy(&tenant, &reference).await;
@@ -123,7 +129,7 @@ impl Admin for Service {
         let parts = request.into_inner();
         let progress = transfer::import(
             &self.engine,
-            self.distribution.as_deref(),
+            self.tier().map(|tier| &**tier),
             self.ends(),
             rpc,
             parts,
@@ -191,8 +197,15 @@ impl Admin for Service {
         _: Request<admin::StatusRequest>,
     ) -> Result<Response<admin::StatusResponse>, Status> {
         let status = self.engine.status().await.map_err(|error| failed(&error))?;
-        let shared = match &self.distribution {
+        let shared = match self.tier() {
             Some(tier) => tier.apart(Distribution::status).await.map(shared::status),
+            None => None,
+        };
+        let peers = match &self.distribution {
+            Some(distribution) => {
+                let metrics = distribution.apart(Distribution::metrics).await;
+                metrics.as_ref().and_then(shared::peers)
+            }
             None => None,
         };
         Ok(Response::new(admin::StatusResponse {
@@ -211,6 +224,7 @@ impl Admin for Service {
             seals_pending: count(status.seals_pending),
             damaged: count(status.damaged),
             shared,
+            peers,
         }))
     }
 }

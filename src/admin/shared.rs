@@ -49,6 +49,23 @@ fn moving(moving: Moving) -> admin::Moving {
     }
 }
 
+/// The counters of peers, if there are some.
+pub(super) fn peers(metrics: &distribution::Metrics) -> Option<admin::Peers> {
+    let figures = metrics.peers?;
+    Some(admin::Peers {
+        peers: figures.peers,
+        questions: figures.questions,
+        questions_failed: figures.questions_failed,
+        fetches: metrics.peer_fetches,
+        fetched_bytes: metrics.peer_fetched_bytes,
+        received_bytes: figures.received_bytes,
+        offered: figures.offered,
+        sent_bytes: figures.sent_bytes,
+        refused: figures.refused,
+        damaged: figures.damaged,
+    })
+}
+
 /// Adds the volumes that the engine does not know yet, since their content is not here.
 pub(super) fn add_waiting(
     distribution: &Distribution,

@@ -258,6 +258,16 @@ Examples:
     /// Show the pool: backend, free space, and what it contains
     Status(Plain),
 
+    /// Print the key of this node, for the list of peers of other nodes
+    ///
+    /// Makes the key if its file is missing. Prints the SHA-256 of its public part. Put it into the
+    /// file that `--peers` names, on each node that this one gives content to, or gets content
+    /// from.
+    #[command(after_long_help = "\
+Example:
+  echo \"$(hostname) $(hostname):9810 $(baggageclaim peer-key)\" >> peers")]
+    PeerKey(config::PeerKey),
+
     /// Look at a shared tier in object storage, and collect its garbage
     ///
     /// Works on the bucket itself and needs no driver. The flag `--shared` of a driver has it use

@@ -25,7 +25,7 @@ use crate::model::{PodUid, Tenant};
 use crate::proto::admin::v1 as admin;
 use crate::server::message_of;
 use crate::sys::printable;
-use crate::{admin as socket, api, controller, driver, node, standalone, telemetry};
+use crate::{admin as socket, api, controller, driver, node, peer, standalone, telemetry};
 
 /// Exit code: the verb failed.
 const FAILED: u8 = 1;
@@ -96,6 +96,8 @@ pub(super) enum Failure {
     Transfer(#[from] transfer::Failure),
     #[error(transparent)]
     Shared(#[from] shared::Failure),
+    #[error(transparent)]
+    PeerKey(#[from] peer::KeyError),
     #[error("cannot write: {0}")]
     Output(#[from] io::Error),
 }
@@ -145,6 +147,7 @@ pub(super) fn run(verb: Verb, demo: RunDemo) -> Done {
         Verb::Reap(plain) => asking(reap(plain)),
         Verb::Check(check) => asking(self::check(check)),
         Verb::Status(plain) => asking(status(plain)),
+        Verb::PeerKey(flags) => peer_key(&flags),
         Verb::Shared(flags) => shared::run(&flags),
         Verb::Completion(flags) => completion(flags.shell),
     }
@@ -348,6 +351,12 @@ pub(super) fn only<'a>(found: &[Thing<'a>], what: &str) -> Result<Thing<'a>, Fai
 }
 
 /// Prints a shell's completions.
+fn peer_key(flags: &config::PeerKey) -> Done {
+    let key = peer::Key::open(&flags.peer_key)?;
+    print(|to| writeln!(to, "{}", key.name()))?;
+    Ok(ExitCode::SUCCESS)
+}
+
 fn completion(shell: clap_complete::Shell) -> Done {
     let mut script = Vec::new();
     clap_complete::generate(shell, &mut Cli::command(), "baggageclaim", &mut script);

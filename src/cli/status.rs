@@ -1,4 +1,4 @@
-//! The answer of the verb `status`: the pool, what is in it, and the shared tier.
+//! The answer of the verb `status`: the pool, what is in it, the shared tier, and the peers.
 //! For people as lines, for programs as data.
 
 use std::io::{self, Write};
@@ -18,7 +18,7 @@ pub(super) fn show(
     output: PlainOutput,
 ) -> io::Result<()> {
     if let Some(form) = output.data() {
-        let fields = json!({
+        let mut fields = json!({
             "version": status.version,
             "pool": status.pool_path,
             "poolId": status.pool_id,
@@ -35,6 +35,9 @@ pub(super) fn show(
             "damaged": status.damaged,
             "shared": status.shared.as_ref().map(shared),
         });
+        if let Some(counts) = &status.peers {
+            fields["peers"] = peers(counts);
+        }
         return data(to, &fields, form);
     }
     let inodes = if status.total_inodes == 0 {
@@ -73,7 +76,53 @@ pub(super) fn show(
     if let Some(tier) = &status.shared {
         rows.extend(shared_lines(tier));
     }
+    if let Some(counts) = &status.peers {
+        rows.extend(peers_lines(counts));
+    }
     lines(to, &rows)
+}
+
+/// The peers for programs.
+fn peers(peers: &admin::Peers) -> Value {
+    json!({
+        "peers": peers.peers,
+        "questions": peers.questions,
+        "questionsFailed": peers.questions_failed,
+        "fetches": peers.fetches,
+        "fetchedBytes": peers.fetched_bytes,
+        "receivedBytes": peers.received_bytes,
+        "offered": peers.offered,
+        "sentBytes": peers.sent_bytes,
+        "refused": peers.refused,
+        "damaged": peers.damaged,
+    })
+}
+
+/// The peers for people: since the start, and only what there is.
+fn peers_lines(peers: &admin::Peers) -> Vec<(&'static str, String)> {
+    let mut rows = vec![
+        ("peers", peers.peers.to_string()),
+        (
+            "from peers",
+            format!(
+                "{} artifacts, {} ({} sent over the network)",
+                peers.fetches,
+                bytes(peers.fetched_bytes),
+                bytes(peers.received_bytes)
+            ),
+        ),
+        ("to peers", bytes(peers.sent_bytes)),
+    ];
+    for (what, count) in [
+        ("unanswered", peers.questions_failed),
+        ("refused", peers.refused),
+        ("damage found", peers.damaged),
+    ] {
+        if count > 0 {
+            rows.push((what, count.to_string()));
+        }
+    }
+    rows
 }
 
 /// The shared tier for programs.

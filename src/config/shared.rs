@@ -29,7 +29,7 @@ impl From<Share> for model::Share {
     }
 }
 
-/// The flags of the shared tier.
+/// The flags of the shared tier, and of waiting for it and for peers.
 #[derive(Debug, Clone, Args)]
 #[command(next_help_heading = "Shared tier")]
 pub struct Shared {
@@ -57,8 +57,8 @@ pub struct Shared {
     /// grace period begins after that
     #[arg(long, value_name = "TIME", env = "BAGGAGECLAIM_SHARED_DRAIN", default_value = "30s", value_parser = parse_duration)]
     pub shared_drain: Duration,
-    /// How long a publish of a cache waits for the tier's answer. Without one, the cache begins
-    /// with what is on this node, or empty
+    /// How long a publish of a cache waits for an answer of the tier or of peers. Without one, the
+    /// cache begins with what is on this node, or empty
     #[arg(long, value_name = "TIME", env = "BAGGAGECLAIM_ASK", default_value = "2s", value_parser = parse_duration)]
     pub ask: Duration,
     /// How long a publish of a cache waits until its content is fetched. Then it begins without
@@ -80,8 +80,6 @@ impl Shared {
             url,
             bandwidth: self.shared_bandwidth,
             drain: self.shared_drain,
-            ask: self.ask,
-            fetch_wait: self.fetch_wait,
             // More would let the collector delete what is being published.
             publish_within: self
                 .publish_within
@@ -98,7 +96,7 @@ pub(super) fn url(flag: Option<String>) -> Result<Option<Url>, Error> {
         .transpose()
 }
 
-fn parse_bandwidth(text: &str) -> Result<NonZeroU64, &'static str> {
+pub(super) fn parse_bandwidth(text: &str) -> Result<NonZeroU64, &'static str> {
     let bytes = parse_bytes(text)?;
     NonZeroU64::new(bytes).ok_or("expected more than 0; without the flag there is no limit")
 }

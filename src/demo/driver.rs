@@ -47,6 +47,7 @@ impl Driver {
             .arg(&paths.socket)
             .args(["--node-id", node, "--end-with-parent"])
             .args(paths.tier.as_ref().map(|tier| format!("--shared={tier}")))
+            .args(&paths.peers)
             .stdin(Stdio::null())
             .stdout(file.try_clone().map_err(failed)?)
             .stderr(file)

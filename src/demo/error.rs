@@ -41,6 +41,8 @@ pub(super) enum Error {
         operation: String,
         status: Box<Status>,
     },
+    #[error(transparent)]
+    PeerKey(#[from] baggageclaim::peer::KeyError),
     #[error("content does not reach the shared tier: {0}")]
     NotShared(String),
     #[error("{failed} of {all} claims were not proved")]

@@ -5,7 +5,9 @@
 //! leaves only two empty directories in the temporary directory.
 
 use std::collections::HashSet;
+use std::fmt::Write as _;
 use std::fs;
+use std::net::TcpListener;
 use std::os::unix::fs::DirBuilderExt;
 use std::path::{Path, PathBuf};
 use std::sync::Arc;
@@ -16,7 +18,11 @@ use rustix::process::{Pid, Signal};
 
 use super::step::run_program;
 use super::{Error, Filesystem, Options};
+use baggageclaim::peer::Key;
 
+/// The nodes that are peers.
+const FIRST: &str = "node-1";
+const THIRD: &str = "node-3";
 /// A sparse file.
 const IMAGE_BYTES: u64 = 16 << 30;
 
@@ -53,6 +59,8 @@ pub(super) struct Paths {
     pub(super) archive: PathBuf,
     /// The URL of the shared tier, if the driver has one.
     pub(super) tier: Option<String>,
+    /// The flags by which it is a peer, if it is one.
+    pub(super) peers: Vec<String>,
 }
 
 #[derive(Debug)]
@@ -62,6 +70,8 @@ pub(super) struct Sandbox {
     pub(super) pool: PathBuf,
     /// The filesystem of the pool, as text.
     pub(super) ground: String,
+    /// The address at which the first node serves its peers.
+    listens: String,
     image: Option<PathBuf>,
     keep: bool,
     cleared: bool,
@@ -85,6 +95,7 @@ impl Sandbox {
         let mut sandbox = Self {
             pool: base.join("fs/pool"),
             ground: String::new(),
+            listens: String::new(),
             image: None,
             keep: options.keep,
             cleared: false,
@@ -110,6 +121,7 @@ impl Sandbox {
             sandbox.ground = sandbox.make_filesystem(options.filesystem)?;
         }
         make_dir(&sandbox.tier())?;
+        sandbox.list_peers()?;
         Ok(sandbox)
     }
 
@@ -127,6 +139,7 @@ impl Sandbox {
             log: self.log(),
             archive: self.base.join("archive.tar.zst"),
             tier: Some(self.tier_url()),
+            peers: self.peer_flags(FIRST),
         }
     }
 
@@ -137,6 +150,45 @@ impl Sandbox {
 
     fn tier_url(&self) -> String {
         format!("file://{}", self.tier().display())
+    }
+
+    /// The paths of a further driver with a new pool, which has a peer and no tier.
+    pub(super) fn peer_paths(&self, name: &str) -> Result<Paths, Error> {
+        let paths = self.node_paths(name)?;
+        Ok(Paths {
+            tier: None,
+            peers: self.peer_flags(name),
+            ..paths
+        })
+    }
+
+    /// Makes the keys of both peers, and the list that names them. Only the first one is asked.
+    fn list_peers(&mut self) -> Result<(), Error> {
+        let io = |source| Error::io("find a free port", &self.base, source);
+        let port = TcpListener::bind("127.0.0.1:0").and_then(|it| it.local_addr());
+        let port = port.map_err(io)?.port();
+        let mut list = String::new();
+        for (name, port) in [(FIRST, port), (THIRD, 1)] {
+            let key = Key::open(&self.base.join(format!("{name}.key")))?;
+            // Writing to a String cannot fail.
+            let _ = writeln!(list, "{name} 127.0.0.1:{port} {}", key.name());
+        }
+        let path = self.base.join("peers");
+        fs::write(&path, &list).map_err(|source| Error::io("write", &path, source))?;
+        self.listens = format!("127.0.0.1:{port}");
+        Ok(())
+    }
+
+    fn peer_flags(&self, name: &str) -> Vec<String> {
+        let path = |file: &str| self.base.join(file).display().to_string();
+        let mut flags = vec![
+            format!("--peers={}", path("peers")),
+            format!("--peer-key={}", path(&format!("{name}.key"))),
+        ];
+        if name == FIRST {
+            flags.push(format!("--peer-listen={}", self.listens));
+        }
+        flags
     }
 
     /// The paths of a second driver with a new pool, and without a tier.
@@ -158,6 +210,7 @@ impl Sandbox {
             log: base.join("driver.log"),
             archive: base.join("archive.tar.zst"),
             tier: Some(self.tier_url()),
+            peers: Vec::new(),
         };
         make_dir(&base)?;
         make_dir(&paths.kubelet)?;

@@ -11,6 +11,7 @@ use super::context::{Context, count, object_id};
 use super::decide::There;
 use super::flight::Flights;
 use super::health::{Access, now};
+use super::offered::Offered;
 use super::work::Workers;
 use crate::model::{ArtifactId, Name};
 use crate::shared::{
@@ -36,7 +37,7 @@ pub(super) enum Answer {
         number: u64,
         cleared: u64,
         artifact: ArtifactId,
-        found: Option<Arc<Found>>,
+        found: Option<Arc<Offered>>,
     },
 }
 
@@ -128,6 +129,9 @@ impl Asker {
 
     /// Asks what the tier shows under a name. The caller limits how long it waits.
     pub(super) async fn ask(self: &Arc<Self>, name: &Name, detail: Detail) -> Answer {
+        if self.context.store.is_none() {
+            return Answer::Failed("this node uses no shared tier".into());
+        }
         let answer = self.flights.join((name.clone(), detail), |callers| {
             let (asker, name) = (Arc::clone(self), name.clone());
             async move {
@@ -158,7 +162,7 @@ impl Asker {
 
     fn number(&self, name: &Name) -> Result<Answer> {
         self.context.check_format(&name.tenant)?;
-        let record = look(&self.context.store, &name.tenant, &name.reference)?;
+        let record = look(self.context.store(), &name.tenant, &name.reference)?;
         Ok(record.map_or(
             Answer::Nothing {
                 number: 0,
@@ -186,7 +190,7 @@ impl Asker {
         let shown = shown.filter(|shown| here == Some(shown.artifact));
         let known = shown.as_ref().map(|shown| shown.known.clone());
         let known = known.or(here.map(Known::artifact));
-        let bucket = Bucket::new(self.context.store.clone());
+        let bucket = Bucket::new(self.context.store().clone());
         let resolve = || bucket.resolve(&name.tenant, &name.reference, known.as_ref());
         let resolved = match resolve() {
             Err(Error::Corrupt { .. }) if self.reports_lost_manifest(name) => resolve()?,
@@ -216,7 +220,7 @@ impl Asker {
     /// name shows nothing now.
     fn reports_lost_manifest(&self, name: &Name) -> bool {
         let (context, tenant, reference) = (&self.context, &name.tenant, &name.reference);
-        let reported = report_lost_manifest(&context.store, tenant, reference, object_id(), now());
+        let reported = report_lost_manifest(context.store(), tenant, reference, object_id(), now());
         context.health.note(tenant, Access::Write, &reported);
         match reported {
             Ok(true) => {
@@ -270,7 +274,7 @@ impl Asker {
             artifact,
         };
         self.remember(name, shown);
-        let found = Some(Arc::new(found));
+        let found = Some(Arc::new(Offered::of_tier(found)));
         Answer::Content {
             number,
             cleared,

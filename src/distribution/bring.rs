@@ -13,11 +13,12 @@ use super::decide::{Decision, Here, Question, Step, There, Want, base, decide, q
 use super::fetch::{Fetched, Fetcher};
 use super::flight::Flights;
 use super::health::say;
+use super::offered::Offered;
 use super::queue::Queue;
+use super::search::{self, search};
 use crate::engine::notice::What;
 use crate::engine::{self, Error, PublishRequest};
-use crate::model::{Commit, Name, Reference, VolumeKind};
-use crate::shared::Found;
+use crate::model::{Commit, Name, Pod, Reference, VolumeKind};
 
 /// The shortest and the longest pause between two questions about an input. In between it is a
 /// twentieth of the time waited so far.
@@ -32,7 +33,7 @@ pub(super) struct Bringer {
     fetcher: Arc<Fetcher>,
     queue: Arc<Queue>,
     /// Pods that wait for one input ask together.
-    rounds: Flights<(Name, IsFirst), Answer>,
+    rounds: Flights<(Name, IsFirst), search::Found>,
 }
 
 /// Whether a pod asks for the first time: then it does not wait for the pause of the others.
@@ -43,6 +44,8 @@ struct Candidate {
     name: Name,
     here: Option<Here>,
     answer: Answer,
+    /// What the tier says.
+    tier: There,
 }
 
 /// How long a pod waits for a fetch.
@@ -53,8 +56,12 @@ struct Limits {
     stall: Option<Duration>,
 }
 
-fn unasked() -> Answer {
-    Answer::Failed("the shared tier did not answer in time".into())
+/// The result of a search that did not take place.
+fn nothing() -> search::Found {
+    search::Found {
+        answer: Answer::Failed(unasked_state().into()),
+        tier: There::Unknown,
+    }
 }
 
 fn name_of(request: &PublishRequest, reference: &Reference) -> Name {
@@ -150,9 +157,8 @@ impl Bringer {
     async fn bring_cache(&self, request: &mut PublishRequest, want: Want) -> engine::Result<()> {
         let options = self.look(request, want).await;
         if let Some(first) = options.first() {
-            let there = first.answer.there();
-            request.base = base(first.here.as_ref(), there);
-            if let There::Nothing { cleared, .. } | There::Content { cleared, .. } = there {
+            request.base = base(first.here.as_ref(), first.tier);
+            if let There::Nothing { cleared, .. } | There::Content { cleared, .. } = first.tier {
                 request.cleared = cleared;
             }
         }
@@ -205,14 +211,18 @@ impl Bringer {
         };
         let until = Instant::now() + patience;
         let questions = names.into_iter().map(|(name, here)| async move {
-            let answer = if question(want, here.is_some()) == Question::None {
-                unasked()
+            let found = if question(want, here.is_some()) == Question::None {
+                nothing()
             } else {
-                let detail = Detail::Manifest(here.map(|here| here.artifact));
-                let answer = timeout_at(until, self.asker.ask(&name, detail)).await;
-                answer.unwrap_or_else(|_| unasked())
+                let here = here.map(|here| here.artifact);
+                search(&self.context, &self.asker, &name, &request.pod, here, until).await
             };
-            Candidate { name, here, answer }
+            Candidate {
+                name,
+                here,
+                answer: found.answer,
+                tier: found.tier,
+            }
         });
         join_all(questions).await
     }
@@ -232,7 +242,12 @@ impl Bringer {
         };
         let notices = self.context.settings.notices.as_ref();
         let reference = option.name.reference.clone();
-        let what = What::NotFetched { reference, why };
+        let from = found.from();
+        let what = What::NotFetched {
+            reference,
+            from,
+            why,
+        };
         say(notices, &request.tenant, &request.pod, what);
         false
     }
@@ -250,13 +265,14 @@ impl Bringer {
         &self,
         request: &PublishRequest,
         name: &Name,
-        found: &Arc<Found>,
+        found: &Arc<Offered>,
         limits: Limits,
     ) -> Option<Fetched> {
         let bytes = found.manifest.layers.iter().map(|layer| layer.content);
         let what = What::Fetching {
             reference: name.reference.clone(),
             bytes: bytes.sum(),
+            from: found.from(),
         };
         let notices = self.context.settings.notices.as_ref();
         say(notices, &request.tenant, &request.pod, what);
@@ -273,9 +289,9 @@ impl Bringer {
         }
     }
 
-    fn how_far(&self, found: &Found) -> String {
+    fn how_far(&self, found: &Offered) -> String {
         let progress = self.fetcher.progress(found.manifest.artifact);
-        progress.unwrap_or_else(|| "its fetch from the shared tier waits for others".to_owned())
+        progress.unwrap_or_else(|| format!("its fetch from {} waits for others", found.from()))
     }
 }
 
@@ -301,10 +317,12 @@ impl Bringer {
             if Instant::now() >= until || self.context.is_stopping() {
                 return self.gives_up(name.reference, state, began);
             }
-            if let Ok(answer) = timeout_at(until, self.round(&name, pause)).await {
-                state = state_of(&answer);
+            let round = self.round(&name, &request.pod, pause);
+            if let Ok(answer) = timeout_at(until, round).await {
+                state = self.state_of(&answer);
                 let has_failed = matches!(answer, Answer::Failed(_));
-                if has_failed && self.context.health.permanent_of(&name.tenant) {
+                let is_alone = self.context.peers.is_none();
+                if has_failed && is_alone && self.context.health.permanent_of(&name.tenant) {
                     // Asking again is of no use until a person changes something.
                     return self.gives_up(name.reference, state, began);
                 }
@@ -341,20 +359,59 @@ impl Bringer {
     }
 
     /// A pause, and then a question, for all pods that wait for this name.
-    async fn round(&self, name: &Name, pause: Duration) -> Answer {
-        let answer = self
+    async fn round(&self, name: &Name, pod: &Pod, pause: Duration) -> Answer {
+        let found = self
             .rounds
             .join((name.clone(), pause.is_zero()), |callers| {
-                let (asker, name) = (Arc::clone(&self.asker), name.clone());
+                let (context, asker) = (Arc::clone(&self.context), Arc::clone(&self.asker));
+                let (name, pod) = (name.clone(), pod.clone());
                 async move {
                     tokio::time::sleep(pause).await;
                     if callers.are_gone() {
-                        return unasked();
+                        return nothing();
                     }
-                    asker.ask(&name, Detail::Manifest(None)).await
+                    // Each caller limits how long it waits. A tier that hangs must not keep the
+                    // peers from being asked again.
+                    let settings = &context.settings;
+                    let limit = match context.peers {
+                        None => settings.input_wait,
+                        Some(_) => settings.ask,
+                    };
+                    let until = Instant::now() + limit;
+                    search(&context, &asker, &name, &pod, None, until).await
                 }
             });
-        answer.answer().await.unwrap_or_else(unasked)
+        found.answer().await.unwrap_or_else(nothing).answer
+    }
+
+    /// How far the search for an input is, in words.
+    fn state_of(&self, answer: &Answer) -> String {
+        let (tier, peers) = (&self.context.store, &self.context.peers);
+        let text = match (answer, tier, peers) {
+            (Answer::Failed(_), None, _) => "no peer has it yet, and no step on this node makes it",
+            (Answer::Failed(error), Some(_), None) => return error.to_string(),
+            (Answer::Failed(error), Some(_), Some(_)) => {
+                return format!("no peer has it yet; {error}");
+            }
+            (Answer::Nothing { .. }, _, None) => {
+                "no node has put it into the shared tier yet, and no step on this node makes it"
+            }
+            (Answer::Nothing { .. }, _, Some(_)) => {
+                "neither a peer nor the shared tier has it yet, and no step on this node makes it"
+            }
+            (Answer::Content { found: None, .. }, ..) => {
+                "what the shared tier has is damaged, or too large for this node"
+            }
+            (
+                Answer::Content {
+                    found: Some(found), ..
+                },
+                ..,
+            ) => {
+                return format!("it is being fetched from {}", found.from());
+            }
+        };
+        text.to_owned()
     }
 
     fn say_waiting(&self, request: &PublishRequest, name: &Name, state: &str) {
@@ -368,21 +425,6 @@ impl Bringer {
     }
 }
 
-/// How far the search for an input is, in words.
-fn state_of(answer: &Answer) -> String {
-    match answer {
-        Answer::Failed(error) => error.to_string(),
-        Answer::Nothing { .. } => {
-            "no node has put it into the shared tier yet, and no step on this node makes it"
-                .to_owned()
-        }
-        Answer::Content { found: None, .. } => {
-            "what the shared tier has is damaged, or too large for this node".to_owned()
-        }
-        Answer::Content { .. } => "it is being fetched from the shared tier".to_owned(),
-    }
-}
-
 fn unasked_state() -> String {
-    "the shared tier did not answer in time".to_owned()
+    "no answer came in time".to_owned()
 }

@@ -2,6 +2,7 @@
 //! State that one module alone uses belongs to that module.
 
 use std::collections::{HashMap, HashSet};
+use std::sync::Arc;
 use std::sync::atomic::{AtomicU64, Ordering};
 use std::time::Duration;
 
@@ -12,6 +13,7 @@ use tokio_util::task::TaskTracker;
 
 use super::flight::Flights;
 use super::health::Health;
+use super::peers::Peers;
 use super::types::Settings;
 use super::work::Workers;
 use crate::engine::Engine;
@@ -25,7 +27,10 @@ const REMEMBERED: usize = 4096;
 #[derive(Debug)]
 pub(super) struct Context {
     pub(super) engine: Engine,
-    pub(super) store: Store,
+    /// The shared tier, if there is one.
+    pub(super) store: Option<Store>,
+    /// The other nodes, if they are asked.
+    pub(super) peers: Option<Arc<dyn Peers>>,
     pub(super) settings: Settings,
     pub(super) health: Health,
     pub(super) counters: Counters,
@@ -50,6 +55,8 @@ pub(super) struct Counters {
     pub(super) fetches: AtomicU64,
     pub(super) fetched_bytes: AtomicU64,
     pub(super) fetch_failures: AtomicU64,
+    pub(super) peer_fetches: AtomicU64,
+    pub(super) peer_fetched_bytes: AtomicU64,
     pub(super) questions: AtomicU64,
     pub(super) questions_failed: AtomicU64,
     pub(super) misses: AtomicU64,
@@ -80,10 +87,16 @@ pub(super) fn object_id() -> ObjectId {
 
 impl Context {
     /// Must be called in a tokio runtime.
-    pub(super) fn new(engine: Engine, store: Store, settings: Settings) -> Self {
+    pub(super) fn new(
+        engine: Engine,
+        store: Option<Store>,
+        peers: Option<Arc<dyn Peers>>,
+        settings: Settings,
+    ) -> Self {
         Self {
             engine,
             store,
+            peers,
             settings,
             health: Health::default(),
             counters: Counters::default(),
@@ -94,6 +107,17 @@ impl Context {
             prepared: Mutex::default(),
             cleared: Mutex::default(),
         }
+    }
+
+    /// The tier, for work that begins only where there is one.
+    pub(super) fn store(&self) -> &Store {
+        let store = self.store.as_ref();
+        store.expect("uploads, clears and questions begin only with a tier")
+    }
+
+    /// The tier as a source, if there is one.
+    pub(super) fn bucket(&self) -> Option<Bucket> {
+        self.store.clone().map(Bucket::new)
     }
 
     pub(super) fn workers(&self, name: &'static str, most: usize) -> Workers {
@@ -150,7 +174,7 @@ impl Context {
         if self.checked.lock().contains(tenant) {
             return Ok(());
         }
-        Bucket::new(self.store.clone()).check_format(tenant)?;
+        Bucket::new(self.store().clone()).check_format(tenant)?;
         self.checked.lock().insert(tenant.clone());
         Ok(())
     }
@@ -166,13 +190,13 @@ impl Context {
     ) -> Result<(Publication<'_>, Option<NameRecord>)> {
         let is_prepared = self.prepared.lock().contains(tenant);
         let mut publication = if is_prepared {
-            Publication::resume(&self.store, tenant, id)
+            Publication::resume(self.store(), tenant, id)
         } else {
-            Publication::begin(&self.store, tenant, id)?
+            Publication::begin(self.store(), tenant, id)?
         };
         let record = publication.look(reference)?;
         if is_prepared && record.is_none() {
-            Publication::begin(&self.store, tenant, id)?;
+            Publication::begin(self.store(), tenant, id)?;
         }
         self.prepared.lock().insert(tenant.clone());
         Ok((publication, record))

@@ -143,7 +143,8 @@ fn is_last_lost(here: &Here, number: u64) -> bool {
 fn is_newer(here: &Here, number: u64, artifact: ArtifactId) -> bool {
     // Content that waits for its upload will be the last commit: this node reads its own writes.
     let is_last = here.artifact == artifact || here.sharing.is_wanted();
-    let is_older = here.sharing.follows().is_some_and(|it| number > it);
+    let follows = here.sharing.follows();
+    let is_older = follows.map_or(here.sharing.copied, |it| number > it);
     !is_last && (here.sharing.refused || is_older)
 }
 

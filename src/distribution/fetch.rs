@@ -13,6 +13,7 @@ use super::context::{Context, count, object_id, value};
 use super::decide;
 use super::flight::Flights;
 use super::health::{Access, now};
+use super::offered::Offered;
 use super::types::Moving;
 use super::work::Workers;
 use crate::archive;
@@ -20,7 +21,7 @@ use crate::archive::toc::{Patience, Table};
 use crate::engine::{self, LayerPlace, ReceiveError, ReceiveLayer, ReceiveRequest};
 use crate::model::{ArtifactId, Name, Timestamp, readable_bytes};
 use crate::shared::{
-    Bucket, Destination, Error, Found, LayerRef, NameState, Result, fetch, report_damage,
+    Destination, Error, LayerRef, NameState, Result, Source, fetch, report_damage,
 };
 
 /// How many artifacts are fetched at once.
@@ -56,6 +57,8 @@ struct Running {
     bytes: AtomicU64,
     /// Packed bytes that came.
     moved: AtomicU64,
+    /// From where, as a message says it.
+    from: String,
 }
 
 /// Removes a fetch from the running ones.
@@ -81,7 +84,7 @@ impl Fetcher {
     }
 
     /// Fetches what a name shows. The caller limits how long it waits.
-    pub(super) async fn fetch(self: &Arc<Self>, name: &Name, found: &Arc<Found>) -> Fetched {
+    pub(super) async fn fetch(self: &Arc<Self>, name: &Name, found: &Arc<Offered>) -> Fetched {
         let artifact = found.manifest.artifact;
         let fetched = self.flights.join(artifact, |callers| {
             let (fetcher, name, found) = (Arc::clone(self), name.clone(), Arc::clone(found));
@@ -134,13 +137,14 @@ impl Fetcher {
         let running = self.running.lock().get(&artifact).cloned()?;
         let (bytes, of) = (value(&running.bytes), value(&running.of));
         Some(format!(
-            "{} of {} came from the shared tier so far",
+            "{} of {} came from {} so far",
             readable_bytes(bytes),
-            readable_bytes(of)
+            readable_bytes(of),
+            running.from
         ))
     }
 
-    fn fetch_now(&self, name: &Name, mut found: Arc<Found>) -> Fetched {
+    fn fetch_now(&self, name: &Name, mut found: Arc<Offered>) -> Fetched {
         let artifact = found.manifest.artifact;
         let layers = found.manifest.layers.iter();
         let running = Arc::new(Running {
@@ -149,6 +153,7 @@ impl Fetcher {
             of: AtomicU64::new(layers.map(|layer| layer.content).sum()),
             bytes: AtomicU64::new(0),
             moved: AtomicU64::new(0),
+            from: found.from(),
         });
         self.running.lock().insert(artifact, Arc::clone(&running));
         let _ends = Ends(self, artifact);
@@ -171,11 +176,11 @@ impl Fetcher {
 
     /// The publication that the name shows now, if an object vanished because the artifact was
     /// published again.
-    fn again(&self, name: &Name, found: &Found, failure: &Failure) -> Option<Arc<Found>> {
+    fn again(&self, name: &Name, found: &Offered, failure: &Failure) -> Option<Arc<Offered>> {
         let ReceiveError::Layer { source, .. } = failure else {
             return None;
         };
-        if !matches!(source, Error::Missing { .. }) {
+        if !matches!(source, Error::Missing { .. }) || !found.is_only_in_tier() {
             return None;
         }
         let Answer::Content { found: newer, .. } = self.asker.ask_now(name, Detail::Manifest(None))
@@ -190,7 +195,7 @@ impl Fetcher {
     }
 
     /// One attempt to receive all layers that this node lacks.
-    fn receive(&self, name: &Name, found: &Found, running: &Running) -> Result<(), Failure> {
+    fn receive(&self, name: &Name, found: &Offered, running: &Running) -> Result<(), Failure> {
         let (context, manifest) = (&self.context, &found.manifest);
         let here = context.engine.local(&name.tenant, &name.reference);
         let replaces = here.map(|here| here.created);
@@ -204,7 +209,7 @@ impl Fetcher {
             created: decide::created(&name.reference, manifest.made, replaces, now()),
             made_by: manifest.made_by.clone().map(Box::new),
             ttl,
-            number: found.record.number,
+            sharing: found.sharing,
             layers: manifest
                 .layers
                 .iter()
@@ -223,10 +228,13 @@ impl Fetcher {
                 let missing = missing.map(|layer| layer.content).sum();
                 running.of.store(missing, Ordering::Relaxed);
             }
-            self.layer(name, &manifest.layers[index], place, &running.moved)
+            self.layer(name, found, index, place, &running.moved)
         };
         let received = context.engine.receive(&request, &running.bytes, make)?;
-        if let Some(cleared) = context.cleared(name).filter(|it| request.number < *it) {
+        if let Some(cleared) = context
+            .cleared(name)
+            .filter(|it| request.sharing.number < Some(*it))
+        {
             // `destroy` came between the answer and now.
             context.block_on(context.engine.discard_cleared(name, cleared))?;
         }
@@ -234,10 +242,15 @@ impl Fetcher {
         count(&context.counters.fetches);
         let all = &context.counters.fetched_bytes;
         all.fetch_add(bytes, Ordering::Relaxed);
+        if !found.is_only_in_tier() {
+            count(&context.counters.peer_fetches);
+            let of_peers = &context.counters.peer_fetched_bytes;
+            of_peers.fetch_add(bytes, Ordering::Relaxed);
+        }
         tracing::info!(
             tenant = %name.tenant, reference = %name.reference, artifact = %received.artifact,
-            number = request.number, bytes, reused = received.reused, named = received.named,
-            "fetched from the shared tier"
+            number = request.sharing.number, bytes, reused = received.reused,
+            named = received.named, "fetched from {}", running.from
         );
         Ok(())
     }
@@ -246,12 +259,15 @@ impl Fetcher {
     fn layer(
         &self,
         name: &Name,
-        layer: &LayerRef,
+        found: &Offered,
+        index: usize,
         place: &LayerPlace<'_>,
         moved: &AtomicU64,
     ) -> Result<Arc<Table>> {
         let context = &self.context;
-        let bucket = Bucket::new(context.store.clone());
+        let layer: &LayerRef = &found.manifest.layers[index];
+        let sources = found.sources(context.bucket());
+        let sources: Vec<&dyn Source> = sources.iter().map(|source| &**source).collect();
         let stop = || context.is_stopping() || (place.stop)();
         let mut pause = PAUSE;
         let mut left = RETRIES;
@@ -265,8 +281,10 @@ impl Fetcher {
                 progress: place.progress,
                 moved,
             };
-            let fetched = fetch(&[&bucket], &name.tenant, layer, destination, &stop);
-            context.health.note(&name.tenant, Access::Read, &fetched);
+            let fetched = fetch(&sources, &name.tenant, layer, destination, &stop);
+            if found.is_only_in_tier() {
+                context.health.note(&name.tenant, Access::Read, &fetched);
+            }
             match fetched {
                 Ok(fetched) => return Ok(fetched.table),
                 Err(error) if error.is_temporary() && left > 0 => {
@@ -283,13 +301,17 @@ impl Fetcher {
     }
 
     /// Notes why a fetch failed, and tells the other nodes of damage.
-    fn failed(&self, name: &Name, found: &Found, failure: &Failure) {
+    fn failed(&self, name: &Name, found: &Offered, failure: &Failure) {
         let context = &self.context;
         count(&context.counters.fetch_failures);
         tracing::warn!(
             tenant = %name.tenant, reference = %name.reference, number = found.record.number,
-            error = %failure, "content was not fetched from the shared tier"
+            error = %failure, "content was not fetched from {}", found.from()
         );
+        // A peer was told by its source.
+        if !found.is_only_in_tier() {
+            return;
+        }
         let (layer, source) = match failure {
             ReceiveError::Layer { layer, source } => (layer, source),
             // A wrong manifest stays wrong: the name gets another one with its next commit.
@@ -317,7 +339,7 @@ impl Fetcher {
         if !matches!(source, Error::Corrupt { .. } | Error::Missing { .. }) {
             return;
         }
-        let reported = report_damage(&context.store, &found.record, layer, object_id(), now());
+        let reported = report_damage(context.store(), &found.record, layer, object_id(), now());
         context.health.note(&name.tenant, Access::Write, &reported);
         match reported {
             Ok(_) => count(&context.counters.damage_reported),

@@ -1,9 +1,11 @@
-//! Takes content between this node and the shared tier.
+//! Takes content between this node and other places: the shared tier, and peers.
 //!
-//! The engine knows no bucket, and the tier knows no volume: this module knows both.
+//! The engine knows no bucket, and the tier knows no volume: this module knows both. How a peer is
+//! asked is `peer`'s business, which passes in its sources.
 //!
 //! ```text
 //! publish ─▶ bring ─▶ question ─▶ decide ─▶ fetch ─▶ Engine::receive      (bring, ask, fetch)
+//!            └▶ search: peers and tier at once ─▶ choose ─▶ sources   (search, peers, offered)
 //! commit  ─▶ Engine::to_share ─▶ layers, manifest, name ─▶ set_sharing    (upload)
 //! daily   ─▶ question ─▶ set_sharing, if the tier lost it                 (check)
 //! ```
@@ -29,8 +31,11 @@ mod decide;
 mod fetch;
 mod flight;
 mod health;
+mod offered;
 mod pace;
+mod peers;
 mod queue;
+mod search;
 mod types;
 mod upload;
 mod waiting;
@@ -40,6 +45,8 @@ use std::collections::HashMap;
 use std::sync::Arc;
 use std::time::Duration;
 
+pub use pace::Pace;
+pub use peers::{Holding, PeerFigures, Peers};
 pub use types::{Drained, Metrics, Moving, Settings, Status};
 pub use waiting::{Entered, Waiting, WaitingVolume};
 
@@ -61,7 +68,7 @@ const CLEAR: Duration = Duration::from_secs(30);
 /// How long `stop` waits for threads: a network may not answer.
 const STOP: Duration = Duration::from_secs(5);
 
-/// The shared tier of one engine. Ends with [`Distribution::stop`].
+/// The shared tier and the peers of one engine. Ends with [`Distribution::stop`].
 #[derive(Debug)]
 pub struct Distribution {
     waiting: Waiting,
@@ -76,14 +83,23 @@ pub struct Distribution {
 impl Distribution {
     /// Starts the background work. Must run in a tokio runtime, and does not wait for the tier.
     #[must_use]
-    pub fn start(engine: Engine, store: Store, settings: Settings) -> Arc<Self> {
-        let context = Arc::new(Context::new(engine, store, settings));
+    pub fn start(
+        engine: Engine,
+        store: Option<Store>,
+        peers: Option<Arc<dyn Peers>>,
+        settings: Settings,
+    ) -> Arc<Self> {
+        let has_tier = store.is_some();
+        let context = Arc::new(Context::new(engine, store, peers, settings));
         let asker = Arc::new(Asker::new(Arc::clone(&context)));
         let fetcher = Arc::new(Fetcher::new(Arc::clone(&context), Arc::clone(&asker)));
         let queue = Arc::new(Queue::new(Arc::clone(&context)));
-        context.tasks.spawn(Arc::clone(&queue).run());
-        let checker = Checker::new(Arc::clone(&context), Arc::clone(&asker), Arc::clone(&queue));
-        context.tasks.spawn(checker.run());
+        if has_tier {
+            context.tasks.spawn(Arc::clone(&queue).run());
+            let checker =
+                Checker::new(Arc::clone(&context), Arc::clone(&asker), Arc::clone(&queue));
+            context.tasks.spawn(checker.run());
+        }
         Arc::new(Self {
             waiting: Waiting::default(),
             bringer: Bringer::new(
@@ -100,14 +116,20 @@ impl Distribution {
         })
     }
 
+    /// Whether there is a shared tier. Without one nothing is uploaded, cleared or counted there.
+    #[must_use]
+    pub fn has_tier(&self) -> bool {
+        self.context.store.is_some()
+    }
+
     /// The publishes that wait in [`Distribution::bring`].
     #[must_use]
     pub fn waiting(&self) -> &Waiting {
         &self.waiting
     }
 
-    /// Brings the content that a volume starts from to this node, if it is not here and the tier
-    /// has it, and notes the number of its name. To be called before each `Engine::publish`.
+    /// Brings the content that a volume starts from to this node, if it is not here and a peer or the
+    /// tier has it, and notes the number of its name. To be called before each `Engine::publish`.
     ///
     /// Fails only for an input whose content is neither here nor came in time.
     pub async fn bring(&self, request: &mut PublishRequest) -> engine::Result<()> {
@@ -122,12 +144,13 @@ impl Distribution {
     }
 
     /// Clears a name in the tier: content that exists, or that was forked, before does not come
-    /// back. Returns the number of the clear. The caller removes the content on this node.
+    /// back. Returns the number of the clear. The caller removes the content on this node. There
+    /// must be a tier.
     pub async fn clear(&self, tenant: &Tenant, reference: &Reference) -> shared::Result<u64> {
         let context = Arc::clone(&self.context);
         let (of, name) = (tenant.clone(), reference.clone());
         let call = move || {
-            let cleared = shared::clear(&context.store, &of, &name, object_id(), now());
+            let cleared = shared::clear(context.store(), &of, &name, object_id(), now());
             context.health.note(&of, Access::Write, &cleared);
             if let Ok(number) = cleared {
                 let (tenant, reference) = (of, name);
@@ -140,7 +163,7 @@ impl Distribution {
             Err(shared::Error::Away {
                 object: format!(
                     "{reference} of namespace {tenant} in {}",
-                    self.context.store
+                    self.context.store()
                 ),
                 cause: "no answer in time".to_owned(),
             })
@@ -175,7 +198,11 @@ impl Distribution {
             .iter()
             .filter_map(|artifact| bytes.get(&artifact.id));
         Status {
-            url: context.store.to_string(),
+            url: context
+                .store
+                .as_ref()
+                .map(Store::to_string)
+                .unwrap_or_default(),
             permanent_error: context.health.permanent(),
             last_error: context.health.last(),
             uploads_waiting: waiting.len() as u64,
@@ -189,8 +216,9 @@ impl Distribution {
     #[must_use]
     pub fn metrics(&self) -> Metrics {
         let counters = &self.context.counters;
+        let has_tier = self.has_tier();
         Metrics {
-            uploads_waiting: self.context.waiting(),
+            uploads_waiting: if has_tier { self.context.waiting() } else { 0 },
             uploads: value(&counters.uploads),
             uploaded_bytes: value(&counters.uploaded_bytes),
             upload_failures: value(&counters.upload_failures),
@@ -204,11 +232,18 @@ impl Distribution {
             misses: value(&counters.misses),
             damage_reported: value(&counters.damage_reported),
             permanent_error: self.context.health.is_unusable(),
+            has_tier,
+            peer_fetches: value(&counters.peer_fetches),
+            peer_fetched_bytes: value(&counters.peer_fetched_bytes),
+            peers: self.context.peers.as_ref().map(|peers| peers.figures()),
         }
     }
 
     /// Uploads what waits, at most for so long. Uploads go on afterwards, until `stop`.
     pub async fn drain(&self, within: Duration) -> Drained {
+        if !self.has_tier() {
+            return Drained::default();
+        }
         self.queue.drain(within).await
     }
 

@@ -1,4 +1,4 @@
-//! The limit on the bandwidth of uploads: each part waits until the parts before it would have been
+//! The limit on a bandwidth, of uploads or of content for peers: each part waits until the parts before it would have been
 //! sent at that rate.
 
 use std::num::NonZeroU64;
@@ -10,20 +10,22 @@ use super::context::Context;
 
 /// A rate in bytes per second.
 #[derive(Debug)]
-pub(super) struct Pace {
+pub struct Pace {
     rate: Option<NonZeroU64>,
     /// When what was allowed so far is sent.
     free: Mutex<Instant>,
 }
 
 impl Pace {
-    pub(super) fn new(rate: Option<NonZeroU64>) -> Self {
+    /// No rate: no limit.
+    #[must_use]
+    pub fn new(rate: Option<NonZeroU64>) -> Self {
         let free = Mutex::new(Instant::now());
         Self { rate, free }
     }
 
     /// How long a part of so many bytes waits at this moment.
-    fn take(&self, bytes: usize, now: Instant) -> Duration {
+    pub fn take(&self, bytes: usize, now: Instant) -> Duration {
         let Some(rate) = self.rate else {
             return Duration::ZERO;
         };

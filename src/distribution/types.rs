@@ -4,6 +4,7 @@
 use std::num::NonZeroU64;
 use std::time::Duration;
 
+use super::peers::PeerFigures;
 use crate::engine::Notices;
 use crate::model::{Reference, Tenant, Timestamp};
 
@@ -125,4 +126,12 @@ pub struct Metrics {
     pub damage_reported: u64,
     /// Whether an error lasts until a person changes something, and nothing succeeded since.
     pub permanent_error: bool,
+    /// Whether there is a shared tier.
+    pub has_tier: bool,
+    /// Artifacts that were fetched from peers, among `fetches`.
+    pub peer_fetches: u64,
+    /// Their plain bytes, among `fetched_bytes`.
+    pub peer_fetched_bytes: u64,
+    /// The counters of peers; `None`: there are none.
+    pub peers: Option<PeerFigures>,
 }

@@ -146,7 +146,7 @@ impl Uploader {
         open: &OpenArtifact,
         running: &Running,
     ) -> Result<Answer, Error> {
-        let (store, tenant, id) = (&self.context.store, &artifact.tenant, object_id());
+        let (store, tenant, id) = (self.context.store(), &artifact.tenant, object_id());
         let (publication, record) = self.context.look(tenant, &artifact.reference, id)?;
         if let Some(answer) = known_answer(artifact, record.as_ref(), publication.made()) {
             return Ok(answer);
@@ -222,7 +222,7 @@ impl Uploader {
             let layer = if let Some(found) = found {
                 found
             } else {
-                let store = &self.context.store;
+                let store = self.context.store();
                 upload(store, &keys, (&layer.table, &layer.holder), id, how, stop)?
             };
             layers.push(layer);

@@ -53,17 +53,21 @@ pub enum What {
         /// Why not.
         why: NotCommitted,
     },
-    /// A publish waits for content that is being fetched from the shared tier.
+    /// A publish waits for content that is being fetched from another node or the shared tier.
     Fetching {
         /// The content.
         reference: Reference,
+        /// From where.
+        from: String,
         /// Its bytes, without layers that are on this node.
         bytes: u64,
     },
-    /// A volume starts without content that the shared tier has.
+    /// A volume starts without content that another node or the shared tier has.
     NotFetched {
         /// The content.
         reference: Reference,
+        /// Where it is.
+        from: String,
         /// The cause.
         why: String,
     },

@@ -110,13 +110,21 @@ impl PodEvent {
                 let note = format!("{reference} is not committed: {why}");
                 (warns, "NotCommitted", "Commit", note)
             }
-            What::Fetching { reference, bytes } => {
+            What::Fetching {
+                reference,
+                from,
+                bytes,
+            } => {
                 let bytes = readable_bytes(bytes);
-                let note = format!("fetching {reference} from the shared tier, up to {bytes}");
+                let note = format!("fetching {reference} from {from}, up to {bytes}");
                 (false, "Fetching", "Publish", note)
             }
-            What::NotFetched { reference, why } => {
-                let note = format!("starting without {reference} of the shared tier: {why}");
+            What::NotFetched {
+                reference,
+                from,
+                why,
+            } => {
+                let note = format!("starting without {reference} of {from}: {why}");
                 (true, "NotFetched", "Publish", note)
             }
             What::Shared { reference } => {

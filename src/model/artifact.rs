@@ -59,6 +59,9 @@ pub struct Sharing {
     /// The tier refused it for good: an older resource cache has the name, or the name was cleared.
     #[serde(skip_serializing_if = "is_false")]
     pub refused: bool,
+    /// It came from a peer, and was not in the tier then. Only its maker uploads it.
+    #[serde(skip_serializing_if = "is_false")]
+    pub copied: bool,
 }
 
 impl Sharing {
@@ -71,7 +74,13 @@ impl Sharing {
     /// Whether it may still be uploaded.
     #[must_use]
     pub fn is_wanted(&self) -> bool {
-        !self.never && !self.refused && self.number.is_none()
+        !self.never && !self.refused && !self.copied && self.number.is_none()
+    }
+
+    /// Whether another place is known to have it, so that it can come back.
+    #[must_use]
+    pub fn is_elsewhere(&self) -> bool {
+        self.copied || self.number.is_some()
     }
 
     /// The newest number of its name in the tier that its content is known to follow. `None`: none
@@ -246,8 +255,8 @@ pub fn garbage<'a>(
         .collect()
 }
 
-/// The artifacts to evict to free `bytes`: first those that the shared tier has, which can come
-/// back, then the others; least recently used first, none in use. The last artifact with a shared
+/// The artifacts to evict to free `bytes`: first those that the shared tier or a peer has, which can
+/// come back, then the others; least recently used first, none in use. The last artifact with a shared
 /// layer counts it.
 #[must_use]
 pub fn evict<'a>(
@@ -265,7 +274,7 @@ pub fn evict<'a>(
         .into_iter()
         .filter(|artifact| !in_use.contains(&artifact.id))
         .collect();
-    let is_only_here = |artifact: &Artifact| artifact.sharing.number.is_none();
+    let is_only_here = |artifact: &Artifact| !artifact.sharing.is_elsewhere();
     candidates.sort_by_key(|artifact| (is_only_here(artifact), artifact.last_used, artifact.id));
     let mut freed = 0u64;
     let mut chosen = Vec::new();

@@ -55,7 +55,7 @@ pub struct Fetched {
 }
 
 /// Fetches a layer. The sources are asked in their order, each for what is still missing. The error
-/// is the first one that no source made good.
+/// is the first one that no source made good, of those that pass if there is one.
 pub fn fetch(
     sources: &[&dyn Source],
     tenant: &Tenant,
@@ -78,11 +78,21 @@ pub fn fetch(
         receiver: None,
         bytes: 0,
     };
-    let mut first = None;
-    for source in sources {
-        match job.from(*source) {
+    let mut first: Option<Error> = None;
+    for (index, source) in sources.iter().enumerate() {
+        let is_last = index + 1 == sources.len();
+        match job.from(*source, is_last) {
             Ok(()) => return job.finish(),
-            Err(error) if error.is_of_the_source() => first = first.or(Some(error)),
+            Err(error) if error.is_of_the_source() => {
+                if matches!(error, Error::Corrupt { .. }) {
+                    source.damaged(tenant, layer, &error);
+                }
+                // The caller may try again for as long as one source may recover.
+                first = Some(match first {
+                    Some(first) if first.is_temporary() || !error.is_temporary() => first,
+                    _ => error,
+                });
+            }
             Err(error) => return Err(error),
         }
     }
@@ -113,8 +123,9 @@ struct Job<'a> {
 }
 
 impl Job<'_> {
-    /// Takes what is missing from one source.
-    fn from(&mut self, source: &dyn Source) -> Result<()> {
+    /// Takes what is missing from one source. After a failure that may pass, the next source is
+    /// asked at once; the last one is asked again.
+    fn from(&mut self, source: &dyn Source, is_last: bool) -> Result<()> {
         let file = self.temporary()?;
         let content = source.open(self.tenant, self.layer, &file)?;
         let (layer, stop) = (self.layer, self.stop);
@@ -168,7 +179,7 @@ impl Job<'_> {
                 Ok(_) => {
                     return Err(Error::corrupt(object(), "it lacks some of its content"));
                 }
-                Err(error) if error.is_temporary() && left > 0 => left -= 1,
+                Err(error) if error.is_temporary() && is_last && left > 0 => left -= 1,
                 Err(error) => return Err(error),
             }
         }

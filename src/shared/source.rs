@@ -96,6 +96,10 @@ pub trait Source: Send + Sync {
 
     /// Opens a layer and writes its table into this empty file.
     fn open(&self, tenant: &Tenant, layer: &LayerRef, table: &File) -> Result<Box<dyn Content>>;
+
+    /// A layer that it gave was refused: it does not match its digest. Other readers should not
+    /// meet the same damage, if that is simple to tell them.
+    fn damaged(&self, _tenant: &Tenant, _layer: &LayerRef, _error: &Error) {}
 }
 
 /// A layer of a source.

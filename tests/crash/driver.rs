@@ -20,7 +20,9 @@ use baggageclaim::engine::{
     ArtifactRow, Config, Engine, Error, Finding, ImportRequest, PublishRequest, ReceiveError,
     ReceiveLayer, ReceiveRequest, Source, VolumeRow, failpoint,
 };
-use baggageclaim::model::{ArtifactId, Name, Outcome, Pod, Sha256, Tenant, Timestamp, VolumeSpec};
+use baggageclaim::model::{
+    ArtifactId, Name, Outcome, Pod, Sha256, Sharing, Tenant, Timestamp, VolumeSpec,
+};
 use serde::{Deserialize, Serialize};
 use serde_json::{Value, json};
 
@@ -565,7 +567,10 @@ fn receive(engine: &Engine, name: Name, layers: &[PathBuf]) -> Result<(), Error>
         created: Timestamp(1),
         made_by: None,
         ttl: None,
-        number: 1,
+        sharing: Sharing {
+            number: Some(1),
+            ..Sharing::default()
+        },
         layers: wanted.collect(),
     };
     let received = engine.receive(&request, &AtomicU64::new(0), |layer, place| {

@@ -124,7 +124,7 @@ impl Node {
         change(&mut settings);
         let engine = bench.engine.clone();
         Self {
-            distribution: Distribution::start(engine, store.clone(), settings),
+            distribution: Distribution::start(engine, Some(store.clone()), None, settings),
             bench,
             notices: heard,
         }

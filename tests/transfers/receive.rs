@@ -45,7 +45,10 @@ fn request(open: &OpenArtifact, number: u64) -> ReceiveRequest {
         created: open.artifact.created,
         made_by: open.artifact.made_by.clone(),
         ttl: None,
-        number,
+        sharing: Sharing {
+            number: Some(number),
+            ..Sharing::default()
+        },
         layers: layers.collect(),
     }
 }

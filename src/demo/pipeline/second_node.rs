@@ -1,5 +1,6 @@
-//! The part of the pipeline on a second node: another driver with a pool of its own, which has
-//! nothing but the shared tier. It fetches the sources and the cache, and builds on.
+//! The part of the pipeline on other nodes: drivers with pools of their own. The second one has
+//! nothing but the shared tier. It fetches the sources and the cache, and builds on. The third one
+//! has nothing but a peer: the first one.
 
 use std::time::{Duration, Instant};
 
@@ -40,32 +41,16 @@ impl Pipeline<'_> {
             pod: kubelet.pod(&self.namespace, "node-2"),
             volumes: Vec::new(),
         };
-        let line = self
-            .screen
-            .begin("node 2", "fetches them into a fresh pool");
-        let began = Instant::now();
-        self.mount_sources(&mut step).await?;
-        let cache = ["type=task-cache", "key=build", "commit=never"];
-        self.mount(&mut step, "cache", &cache).await?;
-        let took = began.elapsed();
+        let doing = "fetches them from the shared tier into a fresh pool";
+        let (found, told) = self.fetches(&mut step, doing).await?;
+        self.claim(
+            found == (fetched, committed),
+            "what one node committed is on another node, byte for byte",
+            told,
+        );
         let output = ["type=output", "name=program", "commit=never"];
         self.mount(&mut step, "out", &output).await?;
         self.mount(&mut step, "scratch", &["type=scratch"]).await?;
-        let (sources, cache) = in_container(self.sandbox, step.mounts(), |container| {
-            let (sources, cache) = (container.volume("src"), container.volume("cache"));
-            Ok((content(&sources)?, content(&cache)?))
-        })
-        .await?;
-        let shown = bytes(sources.bytes + cache.bytes);
-        line.done(&format!("{shown} in {}", seconds(took)));
-        self.claim(
-            (sources, cache) == (fetched, committed),
-            "what one node committed is on another node, byte for byte",
-            format!(
-                "{SOURCES} and {CACHE}: {shown}, mounted after {}",
-                seconds(took)
-            ),
-        );
         let label = "on a second node";
         let (compiled, _) = self.build(&step, label, 3, options).await?;
         let said = in_container(self.sandbox, step.mounts(), |container| {
@@ -82,6 +67,56 @@ impl Pipeline<'_> {
         self.leave(step, &paths.pool).await?;
         drop(kubelet);
         driver.stop()
+    }
+
+    /// Mounts the sources and the cache on a node that has none of the pipeline's content, straight
+    /// from the first node.
+    pub(super) async fn third_node(
+        &mut self,
+        fetched: Fingerprint,
+        committed: Fingerprint,
+        options: &Options,
+    ) -> Result<(), Error> {
+        let paths = self.sandbox.peer_paths("node-3")?;
+        let (driver, kubelet) = Driver::start(&paths, "demo-3", options).await?;
+        let mut step = Step {
+            title: "node 3".to_owned(),
+            pod: kubelet.pod(&self.namespace, "node-3"),
+            volumes: Vec::new(),
+        };
+        let doing = "fetches them straight from node 1 into a fresh pool";
+        let (found, told) = self.fetches(&mut step, doing).await?;
+        self.claim(
+            found == (fetched, committed),
+            "without a bucket they come straight from the node that has them, byte for byte",
+            told,
+        );
+        self.leave(step, &paths.pool).await?;
+        drop(kubelet);
+        driver.stop()
+    }
+
+    /// Mounts the sources and the cache. Returns what they hold, and a text about it.
+    async fn fetches(
+        &mut self,
+        step: &mut Step,
+        doing: &str,
+    ) -> Result<((Fingerprint, Fingerprint), String), Error> {
+        let line = self.screen.begin(&step.title, doing);
+        let began = Instant::now();
+        self.mount_sources(step).await?;
+        let cache = ["type=task-cache", "key=build", "commit=never"];
+        self.mount(step, "cache", &cache).await?;
+        let took = seconds(began.elapsed());
+        let found = in_container(self.sandbox, step.mounts(), |container| {
+            let (sources, cache) = (container.volume("src"), container.volume("cache"));
+            Ok((content(&sources)?, content(&cache)?))
+        })
+        .await?;
+        let shown = bytes(found.0.bytes + found.1.bytes);
+        line.done(&format!("{shown} in {took}"));
+        let told = format!("{SOURCES} and {CACHE}: {shown}, mounted after {took}");
+        Ok((found, told))
     }
 
     /// Waits until the first node has uploaded everything.

@@ -48,8 +48,8 @@ pub struct ReceiveRequest {
     pub made_by: Option<Box<Maker>>,
     /// How long it is kept, as of an output or cache.
     pub ttl: Option<Duration>,
-    /// The number with which its name shows it.
-    pub number: u64,
+    /// What is known of it and the shared tier.
+    pub sharing: Sharing,
     /// Its layers, newest first; never empty.
     pub layers: Vec<ReceiveLayer>,
 }
@@ -269,7 +269,7 @@ fn describe(
         && holder
             .sharing
             .number
-            .is_some_and(|number| number < request.number)
+            .is_some_and(|number| Some(number) < request.sharing.number)
     {
         // The tier has numbered both, so clocks do not matter.
         created = created.max(Timestamp(holder.created.0 + 1));
@@ -284,10 +284,7 @@ fn describe(
         last_used: now,
         made_by: request.made_by.clone(),
         digests: Digests::default(),
-        sharing: Sharing {
-            number: Some(request.number),
-            ..Sharing::default()
-        },
+        sharing: request.sharing,
     }
 }
 

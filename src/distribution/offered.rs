@@ -1,0 +1,155 @@
+//! Content that this node can fetch: what a name shows, and the sources that have it, in the order
+//! in which they are asked.
+
+use std::fmt;
+use std::fs::File;
+use std::ops::Deref;
+use std::sync::Arc;
+
+use super::peers::Holding;
+use crate::model::{ArtifactId, Reference, Sharing, Tenant};
+use crate::shared::{Bucket, Content, Error, Found, Known, LayerRef, Resolved, Result, Source};
+
+/// Content that can be fetched.
+pub(super) struct Offered {
+    found: Found,
+    /// Whether `found` is the tier's.
+    is_of_tier: bool,
+    /// What will be known of the content and the tier on this node.
+    pub(super) sharing: Sharing,
+    /// The peers that have it, with their names.
+    holders: Vec<(String, Arc<dyn Source>)>,
+}
+
+impl Deref for Offered {
+    type Target = Found;
+
+    fn deref(&self) -> &Found {
+        &self.found
+    }
+}
+
+impl fmt::Debug for Offered {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        write!(f, "{} from {}", self.manifest.artifact, self.from())
+    }
+}
+
+impl Offered {
+    /// What the tier shows.
+    pub(super) fn of_tier(found: Found) -> Self {
+        let sharing = Sharing {
+            number: Some(found.record.number),
+            ..Sharing::default()
+        };
+        Self {
+            found,
+            is_of_tier: true,
+            sharing,
+            holders: Vec::new(),
+        }
+    }
+
+    /// What peers have. Of several the first one describes it. `None`: no one has this artifact.
+    pub(super) fn of_peers(mut holdings: Vec<Holding>, artifact: ArtifactId) -> Option<Self> {
+        holdings.sort_by_key(|it| it.rank);
+        let has_it = |it: &Holding| it.found.manifest.artifact == artifact;
+        let mut holdings = holdings.into_iter().filter(has_it);
+        let first = holdings.next()?;
+        let sharing = Sharing {
+            copied: first.sharing.number.is_none(),
+            never: false,
+            ..first.sharing
+        };
+        let layers = first.found.manifest.layers.clone();
+        // An id is the same on all nodes, and its layers are, too, unless one merged some.
+        let is_same = |it: &Holding| {
+            let theirs = it.found.manifest.layers.iter().map(|layer| layer.digest);
+            theirs.eq(layers.iter().map(|layer| layer.digest))
+        };
+        let others = holdings.filter(is_same).map(|it| (it.node, it.source));
+        let mut holders = vec![(first.node, first.source)];
+        holders.extend(others);
+        Some(Self {
+            found: first.found,
+            is_of_tier: false,
+            sharing,
+            holders,
+        })
+    }
+
+    /// The tier shows it, too, with this number.
+    pub(super) fn is_shown(&mut self, number: u64) {
+        self.sharing.number = Some(number);
+        self.sharing.copied = false;
+    }
+
+    /// Whether no peer offers it.
+    pub(super) fn is_only_in_tier(&self) -> bool {
+        self.holders.is_empty()
+    }
+
+    /// Where it comes from, as a message says it.
+    pub(super) fn from(&self) -> String {
+        let names: Vec<&str> = self.holders.iter().map(|(name, _)| &**name).collect();
+        match names[..] {
+            [] => "the shared tier".to_owned(),
+            [name] => format!("peer {name}"),
+            _ => format!("peers {}", names.join(", ")),
+        }
+    }
+
+    /// The sources, in their order.
+    pub(super) fn sources(&self, bucket: Option<Bucket>) -> Vec<Arc<dyn Source>> {
+        let holders = self.holders.iter().map(|(_, source)| Arc::clone(source));
+        let mut sources: Vec<Arc<dyn Source>> = holders.collect();
+        if let Some(bucket) = bucket {
+            sources.push(if self.is_of_tier {
+                Arc::new(bucket)
+            } else {
+                let reference = self.record.reference.clone();
+                Arc::new(Last { bucket, reference })
+            });
+        }
+        sources
+    }
+}
+
+/// The tier as the last source of what peers offered. It is asked where it has a layer only when
+/// that is needed.
+struct Last {
+    bucket: Bucket,
+    reference: Reference,
+}
+
+impl Source for Last {
+    fn name(&self) -> String {
+        self.bucket.name()
+    }
+
+    fn resolve(
+        &self,
+        tenant: &Tenant,
+        reference: &Reference,
+        known: Option<&Known>,
+    ) -> Result<Resolved> {
+        self.bucket.resolve(tenant, reference, known)
+    }
+
+    fn open(&self, tenant: &Tenant, layer: &LayerRef, table: &File) -> Result<Box<dyn Content>> {
+        let resolved = self.bucket.resolve(tenant, &self.reference, None)?;
+        let found = match &resolved {
+            Resolved::Found(found) => {
+                let layers = &found.manifest.layers;
+                layers.iter().find(|it| it.digest == layer.digest)
+            }
+            _ => None,
+        };
+        match found {
+            Some(found) => self.bucket.open(tenant, found, table),
+            None => Err(Error::Missing {
+                object: format!("layer {} in {}", layer.digest, self.name()),
+            }),
+        }
+    }
+}

@@ -1,0 +1,108 @@
+//! One search for content under a name that is not on this node: the peers and the shared tier are
+//! asked at the same time, and `peers::choose` decides between their answers.
+
+use std::pin::pin;
+use std::sync::Arc;
+
+use tokio::time::{Instant, sleep_until, timeout_at};
+
+use super::ask::{Answer, Asker, Detail};
+use super::context::Context;
+use super::decide::There;
+use super::offered::Offered;
+use super::peers::{Candidate, Choice, Holding, choose};
+use crate::model::{ArtifactId, Name, Pod};
+
+/// What a search found.
+#[derive(Debug, Clone)]
+pub(super) struct Found {
+    /// What to start from.
+    pub(super) answer: Answer,
+    /// What the tier says: commits follow its number.
+    pub(super) tier: There,
+}
+
+fn unasked() -> Answer {
+    Answer::Failed("the shared tier did not answer in time".into())
+}
+
+/// Asks about a name until `until`. `here`: the content on this node that has the name. With some,
+/// no peer is asked: a peer must not delay a pod whose content is here.
+pub(super) async fn search(
+    context: &Context,
+    asker: &Arc<Asker>,
+    name: &Name,
+    pod: &Pod,
+    here: Option<ArtifactId>,
+    until: Instant,
+) -> Found {
+    let ask = asker.ask(name, Detail::Manifest(here));
+    let peers = context.peers.as_ref().filter(|_| here.is_none());
+    let Some(peers) = peers else {
+        let answer = timeout_at(until, ask).await.unwrap_or_else(|_| unasked());
+        let tier = answer.there();
+        return Found { answer, tier };
+    };
+    let within = until.saturating_duration_since(Instant::now());
+    let mut holdings: Vec<Holding> = Vec::new();
+    let mut answers = peers.find(name, pod, within.min(context.settings.ask));
+    let mut ask = pin!(ask);
+    let (mut tier, mut asked_all, mut until) = (None, false, until);
+    // Once there is content, the others have only a moment left.
+    let moment = |until: Instant| until.min(Instant::now() + context.settings.fresh_wait);
+    while tier.is_none() || !asked_all {
+        tokio::select! {
+            holding = answers.recv(), if !asked_all => match holding {
+                Some(holding) => {
+                    holdings.push(holding);
+                    until = moment(until);
+                }
+                None => asked_all = true,
+            },
+            answer = &mut ask, if tier.is_none() => {
+                if matches!(answer, Answer::Content { .. }) {
+                    until = moment(until);
+                }
+                tier = Some(answer);
+            }
+            () = sleep_until(until) => break,
+        }
+    }
+    decided(name, holdings, tier.unwrap_or_else(unasked))
+}
+
+fn decided(name: &Name, holdings: Vec<Holding>, of_tier: Answer) -> Found {
+    let tier = of_tier.there();
+    let candidates: Vec<Candidate> = holdings.iter().map(Candidate::of).collect();
+    let artifact = match choose(&name.reference, &candidates, tier) {
+        Choice::Tier => None,
+        Choice::Peers(artifact) => Some(artifact),
+    };
+    let offered = artifact.and_then(|artifact| Offered::of_peers(holdings, artifact));
+    let answer = match offered {
+        None => of_tier,
+        Some(mut offered) => {
+            let (number, cleared) = match tier {
+                There::Unknown => (offered.record.number, 0),
+                There::Nothing { number, cleared } => (number, cleared),
+                There::Content {
+                    number,
+                    cleared,
+                    artifact,
+                } => {
+                    if artifact == offered.manifest.artifact {
+                        offered.is_shown(number);
+                    }
+                    (number, cleared)
+                }
+            };
+            Answer::Content {
+                number,
+                cleared,
+                artifact: offered.manifest.artifact,
+                found: Some(Arc::new(offered)),
+            }
+        }
+    };
+    Found { answer, tier }
+}

@@ -1,0 +1,482 @@
+//! The client: questions to the other nodes, and each of them as a source of content. It believes
+//! nothing that a peer sends; `shared::fetch` verifies it.
+
+use std::collections::{HashMap, HashSet};
+use std::fs::File;
+use std::io::{self, Read};
+use std::sync::Arc;
+use std::sync::atomic::{AtomicBool, Ordering};
+use std::time::Duration;
+
+use hyper_util::rt::TokioIo;
+use parking_lot::Mutex;
+use rustls::pki_types::ServerName;
+use tokio::net::TcpStream;
+use tokio::runtime::Handle;
+use tokio::sync::mpsc;
+use tokio::time::{Instant, sleep, timeout, timeout_at};
+use tokio_rustls::TlsConnector;
+use tonic::transport::{Channel, Endpoint, Uri};
+use tonic::{Code, Status, Streaming};
+
+use super::counters::{Counters, add};
+use super::key::Key;
+use super::list::{Peer, Roster};
+use super::{messages, tls};
+use crate::archive::toc::{Table, Want};
+use crate::distribution::{Holding, PeerFigures, Peers};
+use crate::model::{ArtifactId, Name, NodeId, Pod, Reference, Sha256, Tenant};
+use crate::proto::peer::v1 as wire;
+use crate::shared::{Content, Error, Frames, Known, LayerRef, Resolved, Result, Source};
+use wire::get_artifact_response::State;
+use wire::get_layer_request::Part;
+use wire::peer_client::PeerClient;
+
+/// How long a connection may take.
+const CONNECT: Duration = Duration::from_secs(2);
+/// How often an open connection is tried, and how long its answer may take.
+const ALIVE: Duration = Duration::from_secs(10);
+const ANSWER: Duration = Duration::from_secs(5);
+/// How long a peer may send nothing before the next one takes its place.
+const SILENT: Duration = Duration::from_secs(5);
+/// How long a peer that did not answer in time is not asked again.
+const AWAY: Duration = Duration::from_secs(5);
+/// The pause before a peer whose content is coming is asked again.
+const COMING: Duration = Duration::from_millis(50);
+/// HTTP/2's windows: what may travel before it is taken.
+const STREAM: u32 = 4 << 20;
+const CONNECTION: u32 = 16 << 20;
+/// How many artifacts that a peer had damaged are remembered.
+const REMEMBERED: usize = 4096;
+
+/// The other nodes, as the distribution asks them.
+#[derive(Debug)]
+pub(super) struct Client {
+    key: Key,
+    roster: Arc<dyn Roster>,
+    counters: Arc<Counters>,
+    runtime: Handle,
+    /// By key and address: a peer that moved gets a new connection.
+    nodes: Mutex<HashMap<(Sha256, String), Arc<Node>>>,
+}
+
+/// One other node.
+#[derive(Debug)]
+struct Node {
+    name: NodeId,
+    channel: Channel,
+    counters: Arc<Counters>,
+    runtime: Handle,
+    /// Until then it is not asked.
+    away: Mutex<Option<Instant>>,
+    /// Whether its last answer was none: the log says so once.
+    failing: AtomicBool,
+    /// The artifacts of it that did not match their digests.
+    damaged: Mutex<HashSet<ArtifactId>>,
+}
+
+impl Client {
+    /// Must be called in a tokio runtime.
+    pub(super) fn new(key: Key, roster: Arc<dyn Roster>, counters: Arc<Counters>) -> Self {
+        Self {
+            key,
+            roster,
+            counters,
+            runtime: Handle::current(),
+            nodes: Mutex::default(),
+        }
+    }
+
+    fn node(&self, peer: &Peer) -> Result<Arc<Node>, rustls::Error> {
+        let id = (peer.key, peer.address.clone());
+        if let Some(node) = self.nodes.lock().get(&id) {
+            return Ok(Arc::clone(node));
+        }
+        let node = Arc::new(Node {
+            name: peer.name.clone(),
+            channel: connect(&self.key, peer.key, peer.address.clone())?,
+            counters: Arc::clone(&self.counters),
+            runtime: self.runtime.clone(),
+            away: Mutex::default(),
+            failing: AtomicBool::new(false),
+            damaged: Mutex::default(),
+        });
+        let mut nodes = self.nodes.lock();
+        // Those that are no longer in the list are asked no more.
+        nodes.retain(|(key, _), _| self.roster.named(key).is_some());
+        Ok(Arc::clone(nodes.entry(id).or_insert(node)))
+    }
+}
+
+/// A connection to the holder of a key, which is made by its first call, and again after it was
+/// lost. Must be called in a tokio runtime, or by a thread that has entered one.
+pub fn connect(key: &Key, pinned: Sha256, address: String) -> Result<Channel, rustls::Error> {
+    let connector = TlsConnector::from(tls::client(key, pinned)?);
+    let dial = tower::service_fn(move |_: Uri| {
+        let (address, connector) = (address.clone(), connector.clone());
+        async move {
+            let dialled = async {
+                let stream = TcpStream::connect(&address).await?;
+                stream.set_nodelay(true)?;
+                // It is neither sent nor compared.
+                let name = ServerName::try_from("peer").map_err(io::Error::other)?;
+                connector.connect(name, stream).await
+            };
+            let dialled = timeout(CONNECT, dialled).await;
+            let late = |_| io::Error::new(io::ErrorKind::TimedOut, "no connection in time");
+            dialled.map_err(late)?.map(TokioIo::new)
+        }
+    });
+    let channel = Endpoint::from_static("http://peer")
+        .initial_stream_window_size(STREAM)
+        .initial_connection_window_size(CONNECTION)
+        .http2_keep_alive_interval(ALIVE)
+        .keep_alive_timeout(ANSWER)
+        .keep_alive_while_idle(true)
+        .connect_with_connector_lazy(dial);
+    Ok(channel)
+}
+
+impl Peers for Client {
+    fn find(&self, name: &Name, pod: &Pod, within: Duration) -> mpsc::Receiver<Holding> {
+        let peers = self.roster.peers(&name.tenant);
+        let (sender, holdings) = mpsc::channel(peers.len().max(1));
+        for (rank, peer) in peers.into_iter().enumerate() {
+            let node = match self.node(&peer) {
+                Ok(node) => node,
+                Err(error) => {
+                    tracing::error!(peer = peer.name.as_str(), %error, "a peer cannot be asked");
+                    continue;
+                }
+            };
+            let (name, pod, sender) = (name.clone(), pod.clone(), sender.clone());
+            // It ends by itself, so that a peer that hangs is known as such.
+            self.runtime.spawn(async move {
+                let until = Instant::now() + within;
+                if let Some(mut holding) = node.ask(&name, &pod, until, &sender).await {
+                    holding.rank = rank;
+                    // Without a receiver the answer came too late.
+                    let _late = sender.send(holding).await;
+                }
+            });
+        }
+        holdings
+    }
+
+    fn figures(&self) -> PeerFigures {
+        self.counters.figures(self.roster.count())
+    }
+}
+
+impl Node {
+    fn client(&self) -> PeerClient<Channel> {
+        PeerClient::new(self.channel.clone())
+    }
+
+    fn is_away(&self) -> bool {
+        self.away.lock().is_some_and(|until| Instant::now() < until)
+    }
+
+    fn failed(&self, name: &Name, error: &dyn std::fmt::Display) {
+        add(&self.counters.questions_failed, 1);
+        let is_known = self.failing.swap(true, Ordering::Relaxed);
+        let peer = self.name.as_str();
+        let (tenant, reference) = (&name.tenant, &name.reference);
+        if is_known {
+            tracing::debug!(peer, %tenant, %reference, %error, "a peer did not answer");
+        } else {
+            tracing::warn!(peer, %tenant, %reference, %error, "a peer did not answer");
+        }
+    }
+
+    /// What the peer has under a name. Content that is coming is waited for.
+    async fn ask(
+        self: &Arc<Self>,
+        name: &Name,
+        pod: &Pod,
+        until: Instant,
+        wanted: &mpsc::Sender<Holding>,
+    ) -> Option<Holding> {
+        if self.is_away() {
+            return None;
+        }
+        loop {
+            add(&self.counters.questions, 1);
+            let request = wire::GetArtifactRequest {
+                ask: Some(messages::ask(name, pod)),
+            };
+            let mut client = self.client();
+            let answer = timeout_at(until, client.get_artifact(request)).await;
+            let Ok(answer) = answer else {
+                *self.away.lock() = Some(Instant::now() + AWAY);
+                self.failed(name, &"no answer in time");
+                return None;
+            };
+            let answer = match answer {
+                Ok(answer) => answer.into_inner(),
+                Err(status) => {
+                    self.failed(name, &say(&status));
+                    return None;
+                }
+            };
+            *self.away.lock() = None;
+            if self.failing.swap(false, Ordering::Relaxed) {
+                tracing::info!(peer = self.name.as_str(), "the peer answers again");
+            }
+            match answer.state() {
+                State::Nothing => return None,
+                State::Here => return self.holding(name, pod, answer.artifact),
+                State::Coming if wanted.is_closed() || Instant::now() + COMING >= until => {
+                    return None;
+                }
+                State::Coming => sleep(COMING).await,
+            }
+        }
+    }
+
+    fn holding(
+        self: &Arc<Self>,
+        name: &Name,
+        pod: &Pod,
+        artifact: Option<wire::Artifact>,
+    ) -> Option<Holding> {
+        let found = messages::found(name, artifact.unwrap_or_default());
+        let (found, sharing) = match found {
+            Ok(found) => found,
+            Err(why) => {
+                self.failed(name, &format!("its answer is refused: {why}"));
+                return None;
+            }
+        };
+        let artifact = found.manifest.artifact;
+        if self.damaged.lock().contains(&artifact) {
+            return None;
+        }
+        Some(Holding {
+            node: self.name.as_str().to_owned(),
+            rank: 0,
+            found,
+            sharing,
+            source: Arc::new(Held {
+                node: Arc::clone(self),
+                artifact,
+                ask: messages::ask(name, pod),
+            }),
+        })
+    }
+}
+
+/// An error of a call as a message shows it.
+fn say(status: &Status) -> String {
+    let mut text = status.message().to_owned();
+    let mut cause = std::error::Error::source(status);
+    while let Some(error) = cause {
+        text = error.to_string();
+        cause = error.source();
+    }
+    let text: String = text.chars().take(300).collect();
+    let code = crate::server::code_name(status.code());
+    format!("{code}: {}", crate::sys::printable(&text))
+}
+
+/// An artifact of another node, as a source.
+#[derive(Debug, Clone)]
+struct Held {
+    node: Arc<Node>,
+    artifact: ArtifactId,
+    ask: wire::Ask,
+}
+
+impl Held {
+    fn object(&self, layer: &LayerRef) -> String {
+        format!("layer {} of {}", layer.digest, self.name())
+    }
+
+    fn error(&self, layer: &LayerRef, status: &Status) -> Error {
+        let (object, cause) = (self.object(layer), say(status));
+        match status.code() {
+            Code::NotFound => Error::Missing { object },
+            Code::PermissionDenied | Code::Unauthenticated | Code::InvalidArgument => {
+                Error::Permanent { object, cause }
+            }
+            Code::ResourceExhausted => Error::SlowDown { object, cause },
+            _ => Error::Away { object, cause },
+        }
+    }
+
+    /// Begins a stream. Blocks.
+    fn get(&self, layer: &LayerRef, part: Part) -> Result<Incoming> {
+        let request = wire::GetLayerRequest {
+            ask: Some(self.ask.clone()),
+            artifact: self.artifact.to_string(),
+            layer: layer.digest.0.to_vec(),
+            part: Some(part),
+        };
+        let mut client = self.node.client();
+        let begun = async { timeout(SILENT, client.get_layer(request)).await };
+        let begun = self.node.runtime.block_on(begun);
+        let silent = |_| Error::Away {
+            object: self.object(layer),
+            cause: "no answer in time".to_owned(),
+        };
+        let stream = begun
+            .map_err(silent)?
+            .map_err(|status| self.error(layer, &status))?;
+        Ok(Incoming {
+            held: self.clone(),
+            layer: *layer,
+            stream: stream.into_inner(),
+            rest: Vec::new(),
+            at: 0,
+        })
+    }
+}
+
+impl Source for Held {
+    fn name(&self) -> String {
+        format!("peer {}", self.node.name.as_str())
+    }
+
+    /// What it had when it was asked is what it is a source of.
+    fn resolve(
+        &self,
+        _tenant: &Tenant,
+        reference: &Reference,
+        _known: Option<&Known>,
+    ) -> Result<Resolved> {
+        Err(Error::Missing {
+            object: format!("{reference} of {}", self.name()),
+        })
+    }
+
+    fn open(&self, _tenant: &Tenant, layer: &LayerRef, table: &File) -> Result<Box<dyn Content>> {
+        if self.node.damaged.lock().contains(&self.artifact) {
+            let object = self.object(layer);
+            return Err(Error::Missing { object });
+        }
+        let input = self.get(layer, Part::Table(wire::Table {}))?;
+        Table::receive(input, table, layer.table).map_err(|error| self.refused(layer, error))?;
+        // A stream that ends early is no damage.
+        let length = table.metadata().map(|found| found.len());
+        if length.is_ok_and(|length| length < layer.table) {
+            return Err(self.cut(layer));
+        }
+        Ok(Box::new(HeldLayer {
+            held: self.clone(),
+            layer: *layer,
+        }))
+    }
+
+    fn damaged(&self, _tenant: &Tenant, layer: &LayerRef, error: &Error) {
+        add(&self.node.counters.damaged, 1);
+        let mut damaged = self.node.damaged.lock();
+        if damaged.len() >= REMEMBERED {
+            damaged.clear();
+        }
+        damaged.insert(self.artifact);
+        drop(damaged);
+        let report = wire::ReportDamageRequest {
+            ask: Some(self.ask.clone()),
+            artifact: self.artifact.to_string(),
+            layer: layer.digest.0.to_vec(),
+            cause: error.to_string(),
+        };
+        let peer = self.node.name.as_str();
+        tracing::error!(peer, artifact = %self.artifact, %error,
+            "a peer sent damaged content; it was refused");
+        let mut client = self.node.client();
+        let told = async { timeout(SILENT, client.report_damage(report)).await };
+        if !matches!(self.node.runtime.block_on(told), Ok(Ok(_))) {
+            tracing::warn!(peer, artifact = %self.artifact, "the peer was not told of the damage");
+        }
+    }
+}
+
+impl Held {
+    fn cut(&self, layer: &LayerRef) -> Error {
+        Error::Away {
+            object: self.object(layer),
+            cause: "its table was cut".to_owned(),
+        }
+    }
+
+    /// A table that did not arrive, or that is wrong.
+    fn refused(&self, layer: &LayerRef, error: crate::archive::Error) -> Error {
+        use crate::archive::Error as Archive;
+        match error {
+            Archive::Read(error) => match error.downcast::<Error>() {
+                Ok(ours) => ours,
+                Err(error) => Error::Away {
+                    object: self.object(layer),
+                    cause: error.to_string(),
+                },
+            },
+            error @ (Archive::Malformed { .. } | Archive::Limit { .. }) => Error::Corrupt {
+                object: self.object(layer),
+                cause: error.to_string(),
+            },
+            error => Error::Layer(error),
+        }
+    }
+}
+
+/// A layer of another node.
+struct HeldLayer {
+    held: Held,
+    layer: LayerRef,
+}
+
+impl Content for HeldLayer {
+    fn frames(&self, wants: &[Want]) -> Result<Frames> {
+        let wants = messages::wants(wants);
+        let stream = self
+            .held
+            .get(&self.layer, Part::Content(wire::Content { wants }))?;
+        Ok(Frames {
+            stream: Box::new(stream),
+            bytes: 0,
+        })
+    }
+}
+
+/// The bytes of a stream, for a thread that may block.
+struct Incoming {
+    held: Held,
+    layer: LayerRef,
+    stream: Streaming<wire::Chunk>,
+    rest: Vec<u8>,
+    at: usize,
+}
+
+impl Read for Incoming {
+    fn read(&mut self, into: &mut [u8]) -> io::Result<usize> {
+        while self.at == self.rest.len() {
+            let stream = &mut self.stream;
+            let next = async { timeout(SILENT, stream.message()).await };
+            match self.held.node.runtime.block_on(next) {
+                Ok(Ok(Some(chunk))) => {
+                    add(
+                        &self.held.node.counters.received_bytes,
+                        chunk.data.len() as u64,
+                    );
+                    (self.rest, self.at) = (chunk.data, 0);
+                }
+                Ok(Ok(None)) => return Ok(0),
+                Ok(Err(status)) => {
+                    return Err(io::Error::other(self.held.error(&self.layer, &status)));
+                }
+                Err(_) => {
+                    let seconds = SILENT.as_secs();
+                    return Err(io::Error::other(Error::Away {
+                        object: self.held.object(&self.layer),
+                        cause: format!("it sent nothing for {seconds} s"),
+                    }));
+                }
+            }
+        }
+        let taken = into.len().min(self.rest.len() - self.at);
+        into[..taken].copy_from_slice(&self.rest[self.at..self.at + taken]);
+        self.at += taken;
+        Ok(taken)
+    }
+}

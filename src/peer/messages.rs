@@ -1,0 +1,191 @@
+//! The messages of `proto/peer.proto` as the model's types, and back. What a peer sent is checked
+//! here; digests are checked where content arrives.
+
+use crate::archive::toc::Want;
+use crate::engine::OpenArtifact;
+use crate::model::{ArtifactId, Maker, Name, Pod, RootAttributes, Sha256, Sharing, Timestamp};
+use crate::proto::peer::v1 as wire;
+use crate::shared::{FORMAT, Found, Known, LayerRef, Manifest, NameRecord, NameState, ObjectId};
+
+use super::list::Asked;
+
+/// The most layers of an artifact, and the most wants of a request.
+const MOST_LAYERS: usize = 4096;
+const MOST_WANTS: usize = 4096;
+
+/// The question about a name.
+pub(super) fn ask(name: &Name, pod: &Pod) -> wire::Ask {
+    wire::Ask {
+        tenant: name.tenant.to_string(),
+        reference: name.reference.to_string(),
+        pod: pod.name.clone(),
+        pod_uid: pod.uid.to_string(),
+    }
+}
+
+/// What a peer asks for. The error names the field.
+pub(super) fn asked(ask: Option<wire::Ask>) -> Result<Asked, String> {
+    let ask = ask.ok_or("ask is missing")?;
+    let wrong = |field: &str, why: &dyn std::fmt::Display| format!("ask.{field}: {why}");
+    let tenant = ask.tenant.parse();
+    let reference = ask.reference.parse();
+    Ok(Asked {
+        name: Name {
+            tenant: tenant.map_err(|error| wrong("tenant", &error))?,
+            reference: reference.map_err(|error| wrong("reference", &error))?,
+        },
+        pod: Pod {
+            uid: ask
+                .pod_uid
+                .parse()
+                .map_err(|error| wrong("pod_uid", &error))?,
+            name: ask.pod,
+            service_account: None,
+        },
+    })
+}
+
+pub(super) fn digest(bytes: &[u8]) -> Result<Sha256, String> {
+    let digest = bytes.try_into().map(Sha256);
+    digest.map_err(|_| "a digest has 32 bytes".to_owned())
+}
+
+/// An artifact of this node, for a peer.
+pub(super) fn artifact(open: &OpenArtifact) -> wire::Artifact {
+    let artifact = &open.artifact;
+    let layers = open.layers.iter().map(|layer| wire::Layer {
+        digest: layer.table.digest().sha256.to_vec(),
+        content: layer.table.bytes(),
+        table: layer.table.digest().bytes,
+    });
+    wire::Artifact {
+        id: artifact.id.to_string(),
+        created_unix_ms: artifact.created.0,
+        ttl_seconds: artifact.ttl_seconds,
+        layers: layers.collect(),
+        maker: artifact.made_by.as_ref().map(|maker| wire::Maker {
+            pod: maker.pod.name.clone(),
+            pod_uid: maker.pod.uid.to_string(),
+            service_account: maker.pod.service_account.clone().unwrap_or_default(),
+            images: maker.images.clone(),
+        }),
+        number: artifact.sharing.number,
+        base: artifact.sharing.base,
+        copied: artifact.sharing.copied,
+    }
+}
+
+/// What a peer has under a name, in the form of the shared tier.
+pub(super) fn found(name: &Name, artifact: wire::Artifact) -> Result<(Found, Sharing), String> {
+    let id: ArtifactId = artifact
+        .id
+        .parse()
+        .map_err(|error| format!("id: {error}"))?;
+    if artifact.layers.is_empty() || artifact.layers.len() > MOST_LAYERS {
+        return Err("it has no layers, or too many".to_owned());
+    }
+    // A peer publishes nothing: these ids are of the tier alone.
+    let none = ObjectId::from_bits(0);
+    let layers = artifact.layers.iter().map(|layer| {
+        Ok(LayerRef {
+            digest: digest(&layer.digest)?,
+            upload: none,
+            bytes: 0,
+            tail: 0,
+            content: layer.content,
+            table: layer.table,
+        })
+    });
+    let layers = layers.collect::<Result<Vec<_>, String>>()?;
+    let maker = artifact.maker.map(|maker| {
+        let account = maker.service_account;
+        let uid = maker.pod_uid.parse();
+        let uid = uid.map_err(|error| format!("maker.pod_uid: {error}"))?;
+        let pod = Pod {
+            uid,
+            name: maker.pod,
+            service_account: (!account.is_empty()).then_some(account),
+        };
+        Ok::<_, String>(Maker::new(pod, maker.images))
+    });
+    let made = Timestamp(artifact.created_unix_ms);
+    let found = Found {
+        record: NameRecord {
+            format: FORMAT,
+            tenant: name.tenant.clone(),
+            reference: name.reference.clone(),
+            number: artifact.number.unwrap_or_default(),
+            cleared: 0,
+            write: none,
+            committed: made,
+            state: NameState::Content {
+                artifact: id,
+                publication: none,
+                manifest: Sha256([0; 32]),
+                ttl_seconds: artifact.ttl_seconds,
+            },
+        },
+        manifest: Manifest {
+            format: FORMAT,
+            tenant: name.tenant.clone(),
+            reference: name.reference.clone(),
+            artifact: id,
+            publication: none,
+            layers,
+            root: RootAttributes::default(),
+            made,
+            made_by: maker.transpose()?,
+            parent: None,
+        },
+        known: Known::artifact(id),
+    };
+    let sharing = Sharing {
+        number: artifact.number,
+        base: artifact.base,
+        copied: artifact.copied,
+        ..Sharing::default()
+    };
+    Ok((found, sharing))
+}
+
+pub(super) fn wants(wants: &[Want]) -> Vec<wire::Want> {
+    let wants = wants.iter().map(|want| match *want {
+        Want::Files { first, count } => wire::Want {
+            first,
+            count,
+            ..wire::Want::default()
+        },
+        Want::Part {
+            file,
+            offset,
+            length,
+        } => wire::Want {
+            first: file,
+            offset,
+            length,
+            ..wire::Want::default()
+        },
+    });
+    wants.collect()
+}
+
+pub(super) fn wanted(wants: &[wire::Want]) -> Result<Vec<Want>, String> {
+    if wants.len() > MOST_WANTS {
+        return Err(format!("at most {MOST_WANTS} wants"));
+    }
+    let wants = wants.iter().map(|want| {
+        if want.length == 0 {
+            Want::Files {
+                first: want.first,
+                count: want.count,
+            }
+        } else {
+            Want::Part {
+                file: want.first,
+                offset: want.offset,
+                length: want.length,
+            }
+        }
+    });
+    Ok(wants.collect())
+}

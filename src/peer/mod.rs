@@ -1,0 +1,197 @@
+//! Content from node to node: the server that gives what this node has, and the client that asks
+//! the others. `docs/peers.md` says what a user needs to know, `proto/peer.proto` is the protocol.
+//!
+//! ```text
+//! distribution ─▶ client ─▶ TLS, pinned key ─▶ link ─▶ serve ─▶ Engine::open_layers (lease)
+//! ```
+//!
+//! Two traits of `list` are the seam to what runs the nodes: [`Roster`] says who the peers are and
+//! what their keys are, [`Access`] says what each may read. A standalone driver has a file for both
+//! ([`PeerList`]); in Kubernetes the API server is to answer.
+//!
+//! Nothing here verifies content or decides what is fetched: `shared::fetch` and `distribution` do.
+
+mod client;
+mod counters;
+mod key;
+mod lease;
+mod link;
+mod list;
+mod messages;
+mod serve;
+mod tls;
+
+use std::net::SocketAddr;
+use std::num::NonZeroU64;
+use std::path::PathBuf;
+use std::sync::Arc;
+use std::time::Duration;
+
+use tokio::net::TcpListener;
+use tokio_stream::wrappers::ReceiverStream;
+
+pub use client::connect;
+pub use key::{Key, KeyError, name_of};
+pub use list::{Access, Asked, ListError, Peer, PeerList, Roster};
+
+use crate::distribution::{Pace, Peers};
+use crate::engine::Engine;
+use crate::proto::peer::v1::peer_server::PeerServer;
+use crate::server::Drain;
+use client::Client;
+use counters::Counters;
+
+/// The largest request: a list of wants.
+const MOST_REQUEST: usize = 256 << 10;
+/// How many calls one connection may have at once.
+const CALLS: usize = 64;
+/// How often an idle connection is tried, and how long its answer may take.
+const ALIVE: Duration = Duration::from_secs(10);
+const ANSWER: Duration = Duration::from_secs(10);
+
+/// How this node is a peer.
+#[derive(Debug, Clone)]
+pub struct Config {
+    /// The address that serves content to peers; `None`: this node only asks.
+    pub listen: Option<SocketAddr>,
+    /// The list of peers.
+    pub list: PathBuf,
+    /// The key of this node. Made if it is missing.
+    pub key: PathBuf,
+    /// The most bytes per second that are sent to all peers; `None`: no limit.
+    pub bandwidth: Option<NonZeroU64>,
+}
+
+/// Why this node cannot be a peer.
+#[derive(Debug, thiserror::Error)]
+pub enum Error {
+    /// Its key cannot be used.
+    #[error(transparent)]
+    Key(#[from] KeyError),
+    /// The list cannot be used.
+    #[error(transparent)]
+    List(#[from] ListError),
+    /// The address cannot be served.
+    #[error("--peer-listen {address}: {source}")]
+    Listen {
+        /// The address.
+        address: SocketAddr,
+        /// The cause.
+        source: std::io::Error,
+    },
+    /// A defect of the configuration of TLS.
+    #[error("TLS with raw public keys: {0}")]
+    Tls(#[from] rustls::Error),
+    /// The server failed.
+    #[error("serving peers: {0}")]
+    Serve(#[from] tonic::transport::Error),
+}
+
+/// This node as a peer, before it has an engine.
+#[derive(Debug)]
+pub struct Node {
+    key: Key,
+    roster: Arc<dyn Roster>,
+    access: Arc<dyn Access>,
+    bandwidth: Option<NonZeroU64>,
+    listener: Option<TcpListener>,
+    counters: Arc<Counters>,
+}
+
+impl Node {
+    /// Reads key and list, and binds the address.
+    pub async fn open(config: Config) -> Result<Self, Error> {
+        let key = Key::open(&config.key)?;
+        let list = Arc::new(PeerList::read(&config.list, &key.name())?);
+        let listener = match config.listen {
+            None => None,
+            Some(address) => {
+                let bound = TcpListener::bind(address).await;
+                Some(bound.map_err(|source| Error::Listen { address, source })?)
+            }
+        };
+        Ok(Self::new(
+            key,
+            list.clone(),
+            list,
+            listener,
+            config.bandwidth,
+        ))
+    }
+
+    /// A node whose peers and rights these are. Without a listener it only asks.
+    #[must_use]
+    pub fn new(
+        key: Key,
+        roster: Arc<dyn Roster>,
+        access: Arc<dyn Access>,
+        listener: Option<TcpListener>,
+        bandwidth: Option<NonZeroU64>,
+    ) -> Self {
+        Self {
+            key,
+            roster,
+            access,
+            bandwidth,
+            listener,
+            counters: Arc::default(),
+        }
+    }
+
+    /// The address that is served.
+    #[must_use]
+    pub fn address(&self) -> Option<SocketAddr> {
+        self.listener.as_ref()?.local_addr().ok()
+    }
+
+    /// The other nodes, to be asked. Must be called in a tokio runtime.
+    #[must_use]
+    pub fn peers(&self) -> Arc<dyn Peers> {
+        let (key, roster) = (self.key.clone(), Arc::clone(&self.roster));
+        Arc::new(Client::new(key, roster, Arc::clone(&self.counters)))
+    }
+
+    /// Serves peers until the services close. The streams that run then are cut: the peers ask the
+    /// next holder.
+    pub async fn serve(self, engine: Engine, drain: Drain) -> Result<(), Error> {
+        let tls = tls::server(&self.key)?;
+        let Some(listener) = self.listener else {
+            drain.closing().await;
+            return Ok(());
+        };
+        if let Ok(address) = listener.local_addr() {
+            tracing::info!(%address, key = %self.key.name(), "serving peers");
+        }
+        let links = ReceiverStream::new(link::accept(
+            listener,
+            tls,
+            Arc::clone(&self.roster),
+            drain.clone(),
+        ));
+        let service = serve::Service::new(
+            engine,
+            self.roster,
+            self.access,
+            Pace::new(self.bandwidth),
+            self.counters,
+            drain.clone(),
+        );
+        let expire = tokio::spawn(service.clone().expire());
+        let all = service.clone();
+        let server = PeerServer::new(service).max_decoding_message_size(MOST_REQUEST);
+        let served = tonic::transport::Server::builder()
+            .concurrency_limit_per_connection(CALLS)
+            .http2_keepalive_interval(Some(ALIVE))
+            .http2_keepalive_timeout(Some(ANSWER))
+            .serve_with_incoming_shutdown(server, links, drain.closing());
+        let ended = tokio::select! {
+            served = served => served,
+            // A peer may keep its connection open.
+            () = async { drain.closing().await; tokio::time::sleep(ANSWER / 50).await } => Ok(()),
+        };
+        // A panic was printed where it happened.
+        let _ended = expire.await;
+        all.end().await;
+        Ok(ended?)
+    }
+}

@@ -1,0 +1,420 @@
+//! The server: what this node gives to its peers. It decides about each call who asks, and whether
+//! that peer may have this content. `proto/peer.proto` has the protocol.
+
+use std::collections::HashSet;
+use std::io::{self, Write};
+use std::pin::Pin;
+use std::sync::Arc;
+use std::time::Duration;
+
+use futures_util::Stream;
+use parking_lot::Mutex;
+use tokio::runtime::Handle;
+use tokio::sync::{OwnedSemaphorePermit, Semaphore, mpsc, oneshot};
+use tokio_stream::wrappers::ReceiverStream;
+use tonic::{Request, Response, Status};
+
+use super::counters::{Counters, add};
+use super::lease::Leases;
+use super::link::Who;
+use super::list::{Access, Asked, Roster};
+use super::messages;
+use crate::archive::toc::Want;
+use crate::distribution::Pace;
+use crate::engine::{Engine, OpenArtifact};
+use crate::model::{ArtifactId, NodeId, Sha256};
+use crate::proto::peer::v1 as wire;
+use crate::server::Drain;
+use wire::get_artifact_response::State;
+use wire::get_layer_request::Part;
+
+/// How many streams are sent at once, and how many artifacts are opened at once.
+const SERVES: u32 = 8;
+const OPENS: u32 = 4;
+/// How long a stream waits for its turn. The peer asks another holder after that.
+const TURN: Duration = Duration::from_secs(2);
+/// How long a peer may read nothing before its stream ends: it holds a lease.
+const UNREAD: Duration = Duration::from_secs(30);
+/// Bytes of a message, and how many messages wait to be sent.
+const CHUNK: usize = 64 << 10;
+const WAITING: usize = 4;
+/// How hard content is compressed: the link between nodes is fast.
+const LEVEL: i32 = 1;
+/// How many reports of damage are remembered.
+const REMEMBERED: usize = 4096;
+
+type Chunks = Pin<Box<dyn Stream<Item = Result<wire::Chunk, Status>> + Send>>;
+
+/// The service.
+#[derive(Debug, Clone)]
+pub(super) struct Service(Arc<Inner>);
+
+#[derive(Debug)]
+struct Inner {
+    engine: Engine,
+    roster: Arc<dyn Roster>,
+    access: Arc<dyn Access>,
+    leases: Arc<Leases>,
+    pace: Pace,
+    counters: Arc<Counters>,
+    drain: Drain,
+    serves: Arc<Semaphore>,
+    opens: Arc<Semaphore>,
+    /// Artifacts that peers found damaged. They are not offered until the next start.
+    damaged: Mutex<HashSet<ArtifactId>>,
+}
+
+impl Service {
+    pub(super) fn new(
+        engine: Engine,
+        roster: Arc<dyn Roster>,
+        access: Arc<dyn Access>,
+        pace: Pace,
+        counters: Arc<Counters>,
+        drain: Drain,
+    ) -> Self {
+        Self(Arc::new(Inner {
+            engine,
+            roster,
+            access,
+            leases: Arc::default(),
+            pace,
+            counters,
+            drain,
+            serves: Arc::new(Semaphore::new(SERVES as usize)),
+            opens: Arc::new(Semaphore::new(OPENS as usize)),
+            damaged: Mutex::default(),
+        }))
+    }
+
+    /// Ends leases that are not used any more, until the driver ends.
+    pub(super) async fn expire(self) {
+        loop {
+            let again = self.0.leases.expire();
+            tokio::select! {
+                () = tokio::time::sleep_until(again) => {}
+                () = self.0.drain.closing() => return,
+            }
+        }
+    }
+
+    /// Ends all leases, once the streams that run have seen that the driver ends: they hold content
+    /// open.
+    pub(super) async fn end(&self) {
+        let inner = &self.0;
+        let all = async {
+            let _sent = inner.serves.acquire_many(SERVES).await;
+            let _opened = inner.opens.acquire_many(OPENS).await;
+        };
+        if tokio::time::timeout(inner.drain.left(), all).await.is_err() {
+            tracing::warn!("streams to peers do not end in time");
+        }
+        inner.leases.clear();
+    }
+}
+
+impl Inner {
+    /// The peer that calls, if it may have this content. Every refusal is logged.
+    async fn admit<T>(
+        &self,
+        request: &Request<T>,
+        ask: Option<wire::Ask>,
+    ) -> Result<(NodeId, Asked), Status> {
+        let who = request.extensions().get::<Who>().copied();
+        let who = who.ok_or_else(|| Status::internal("a connection without a key"))?;
+        let Some(peer) = self.roster.named(&who.key) else {
+            add(&self.counters.refused, 1);
+            tracing::warn!(address = %who.address, key = %who.key, "refused: no peer has this key");
+            return Err(Status::permission_denied(
+                "the list of peers of this node does not have your key",
+            ));
+        };
+        let asked = messages::asked(ask).map_err(Status::invalid_argument)?;
+        match self.access.check(&peer, &asked).await {
+            Ok(()) => Ok((peer, asked)),
+            Err(why) => {
+                add(&self.counters.refused, 1);
+                tracing::warn!(
+                    peer = peer.as_str(), address = %who.address, tenant = %asked.name.tenant,
+                    reference = %asked.name.reference, pod = asked.pod.name, %why,
+                    "refused: the peer may not have this content"
+                );
+                Err(Status::permission_denied(why))
+            }
+        }
+    }
+
+    /// Whether an artifact may be given to peers at all.
+    fn may_leave(&self, id: ArtifactId, never: bool) -> bool {
+        !never && !self.damaged.lock().contains(&id)
+    }
+
+    /// Opens an artifact, on a thread that may block, and keeps it.
+    async fn open(&self, id: ArtifactId) -> Result<Option<Arc<OpenArtifact>>, Status> {
+        if let Some(open) = self.leases.get(id) {
+            return Ok(Some(open));
+        }
+        let permit = Arc::clone(&self.opens).acquire_owned().await;
+        let permit = permit.map_err(|_| Status::unavailable("the driver ends"))?;
+        if let Some(open) = self.leases.get(id) {
+            return Ok(Some(open));
+        }
+        let (engine, leases) = (self.engine.clone(), Arc::clone(&self.leases));
+        let opened = apart("peer-open", permit, move || {
+            let open = engine.open_layers(id)?;
+            Ok::<_, crate::engine::Error>(open.map(|open| leases.keep(open)))
+        });
+        let opened = opened.await?;
+        opened.map_err(|error| {
+            tracing::warn!(artifact = %id, %error, "an artifact cannot be opened for a peer");
+            Status::unavailable("the artifact cannot be opened")
+        })
+    }
+}
+
+/// Runs a call that blocks on a thread of its own, which holds the permit.
+async fn apart<T: Send + 'static>(
+    name: &str,
+    permit: OwnedSemaphorePermit,
+    call: impl FnOnce() -> T + Send + 'static,
+) -> Result<T, Status> {
+    let (answer, answered) = oneshot::channel();
+    let thread = std::thread::Builder::new().name(name.to_owned());
+    let started = thread.spawn(move || {
+        let _permit = permit;
+        drop(answer.send(call()));
+    });
+    started.map_err(|error| Status::unavailable(format!("no thread can be started: {error}")))?;
+    // A panic was printed where it happened.
+    answered
+        .await
+        .map_err(|_| Status::internal("a defect of the peer; see its log"))
+}
+
+#[tonic::async_trait]
+impl wire::peer_server::Peer for Service {
+    async fn get_artifact(
+        &self,
+        request: Request<wire::GetArtifactRequest>,
+    ) -> Result<Response<wire::GetArtifactResponse>, Status> {
+        let inner = &self.0;
+        let ask = request.get_ref().ask.clone();
+        let (peer, asked) = inner.admit(&request, ask).await?;
+        let answer = |state: State, artifact| {
+            let state = state.into();
+            Ok(Response::new(wire::GetArtifactResponse { state, artifact }))
+        };
+        let name = &asked.name;
+        let local = inner.engine.local(&name.tenant, &name.reference);
+        let local = local.filter(|it| inner.may_leave(it.id, it.sharing.never));
+        let Some(local) = local else {
+            return answer(State::Nothing, None);
+        };
+        if !local.durable {
+            return answer(State::Coming, None);
+        }
+        let Some(open) = inner.open(local.id).await? else {
+            return answer(State::Coming, None);
+        };
+        // Opening it may have shown that it must stay.
+        if open.artifact.sharing.never {
+            inner.leases.end(local.id);
+            return answer(State::Nothing, None);
+        }
+        add(&inner.counters.offered, 1);
+        tracing::debug!(peer = peer.as_str(), tenant = %name.tenant, reference = %name.reference,
+            artifact = %local.id, pod = asked.pod.name, "offered to a peer");
+        answer(State::Here, Some(messages::artifact(&open)))
+    }
+
+    type GetLayerStream = Chunks;
+
+    async fn get_layer(
+        &self,
+        request: Request<wire::GetLayerRequest>,
+    ) -> Result<Response<Chunks>, Status> {
+        let inner = &self.0;
+        let ask = request.get_ref().ask.clone();
+        let (peer, asked) = inner.admit(&request, ask).await?;
+        let request = request.into_inner();
+        let invalid = Status::invalid_argument;
+        let id: ArtifactId = request.artifact.parse().map_err(|_| invalid("artifact"))?;
+        let digest = messages::digest(&request.layer).map_err(Status::invalid_argument)?;
+        let wants = match request.part {
+            Some(Part::Table(_)) => None,
+            Some(Part::Content(content)) => {
+                Some(messages::wanted(&content.wants).map_err(Status::invalid_argument)?)
+            }
+            None => return Err(Status::invalid_argument("part is missing")),
+        };
+        let gone = || Status::not_found("this node does not have that layer under that name");
+        let open = inner.open(id).await?.ok_or_else(gone)?;
+        // Content is given under the name that was checked, and under no other.
+        let is_named = open.artifact.name() == asked.name;
+        if !is_named || !inner.may_leave(id, open.artifact.sharing.never) {
+            return Err(gone());
+        }
+        let is_it = |sha256: [u8; 32]| sha256 == digest.0;
+        let layers = open.layers.iter();
+        let mut layers = layers.map(|layer| layer.table.digest().sha256);
+        let place = layers.position(is_it).ok_or_else(gone)?;
+        let turn = Arc::clone(&inner.serves).acquire_owned();
+        let permit = tokio::time::timeout(TURN, turn).await;
+        let Ok(Ok(permit)) = permit else {
+            let why = "this node sends to as many peers as it may";
+            return Err(Status::resource_exhausted(why));
+        };
+        let (sender, receiver) = mpsc::channel(WAITING);
+        let sending = Sending {
+            service: self.clone(),
+            open,
+            place,
+            digest,
+            peer,
+            sender,
+            runtime: Handle::current(),
+        };
+        let thread = std::thread::Builder::new().name("peer-serve".to_owned());
+        let started = thread.spawn(move || {
+            let _permit = permit;
+            sending.run(wants.as_deref());
+        });
+        started
+            .map_err(|error| Status::unavailable(format!("no thread can be started: {error}")))?;
+        let chunks: Chunks = Box::pin(ReceiverStream::new(receiver));
+        Ok(Response::new(chunks))
+    }
+
+    async fn report_damage(
+        &self,
+        request: Request<wire::ReportDamageRequest>,
+    ) -> Result<Response<wire::ReportDamageResponse>, Status> {
+        let inner = &self.0;
+        let ask = request.get_ref().ask.clone();
+        let (peer, asked) = inner.admit(&request, ask).await?;
+        let request = request.into_inner();
+        let id: ArtifactId = request
+            .artifact
+            .parse()
+            .map_err(|_| Status::invalid_argument("artifact"))?;
+        let name = &asked.name;
+        // Only what this peer may read.
+        let rows = inner.engine.artifacts(Some(&name.tenant));
+        if rows.iter().any(|row| row.id == id) {
+            let cause: String = request.cause.chars().take(300).collect();
+            add(&inner.counters.damaged, 1);
+            tracing::error!(
+                peer = peer.as_str(), tenant = %name.tenant, reference = %name.reference,
+                artifact = %id, cause = crate::sys::printable(&cause),
+                "a peer found this artifact damaged; it is not offered until the next start. \
+                 `baggageclaim check` reads the content of this node"
+            );
+            let mut damaged = inner.damaged.lock();
+            if damaged.len() >= REMEMBERED {
+                damaged.clear();
+            }
+            damaged.insert(id);
+            drop(damaged);
+            inner.leases.end(id);
+        }
+        Ok(Response::new(wire::ReportDamageResponse {}))
+    }
+}
+
+/// One stream. It holds the artifact.
+struct Sending {
+    service: Service,
+    open: Arc<OpenArtifact>,
+    place: usize,
+    digest: Sha256,
+    peer: NodeId,
+    sender: mpsc::Sender<Result<wire::Chunk, Status>>,
+    runtime: Handle,
+}
+
+impl Sending {
+    /// Sends, on a thread that may block.
+    fn run(self, wants: Option<&[Want]>) {
+        let inner = &self.service.0;
+        let layer = &self.open.layers[self.place];
+        let mut out = Output {
+            sending: &self,
+            buffer: Vec::with_capacity(CHUNK),
+        };
+        let stop = || inner.drain.has_begun() || self.sender.is_closed();
+        let sent = match wants {
+            None => layer.table.write_to(&mut out),
+            Some(wants) => {
+                let all = &mut |_| Ok(true);
+                layer
+                    .holder
+                    .send(wants, &mut out, LEVEL, all, &stop)
+                    .map(drop)
+            }
+        };
+        let sent = sent.map_err(|error| error.to_string());
+        let sent = sent.and_then(|()| out.flush().map_err(|error| error.to_string()));
+        match sent {
+            Ok(()) => add(&inner.counters.sent, 1),
+            Err(error) => {
+                tracing::debug!(peer = self.peer.as_str(), artifact = %self.open.artifact.id,
+                    layer = %self.digest, error, "a stream to a peer ended early");
+                // It may be the peer that ended it, or the driver.
+                let told = self.sender.send(Err(Status::unavailable(error)));
+                let _told = self
+                    .runtime
+                    .block_on(async { tokio::time::timeout(TURN, told).await });
+            }
+        }
+    }
+
+    fn send(&self, data: Vec<u8>) -> io::Result<()> {
+        let inner = &self.service.0;
+        let length = data.len();
+        let pause = inner.pace.take(length, std::time::Instant::now());
+        let chunk = Ok(wire::Chunk { data });
+        self.runtime.block_on(async {
+            if !pause.is_zero() {
+                tokio::select! {
+                    () = tokio::time::sleep(pause) => {}
+                    () = self.sender.closed() => {}
+                    () = inner.drain.begun() => {}
+                }
+            }
+            let send = tokio::time::timeout(UNREAD, self.sender.send(chunk));
+            match send.await {
+                Ok(Ok(())) => Ok(()),
+                Ok(Err(_)) => Err(io::Error::other("the peer reads no more")),
+                Err(_) => Err(io::Error::other("the peer read nothing for 30 seconds")),
+            }
+        })?;
+        add(&inner.counters.sent_bytes, length as u64);
+        self.service.0.leases.get(self.open.artifact.id);
+        Ok(())
+    }
+}
+
+/// Bytes become messages.
+struct Output<'a> {
+    sending: &'a Sending,
+    buffer: Vec<u8>,
+}
+
+impl Write for Output<'_> {
+    fn write(&mut self, bytes: &[u8]) -> io::Result<usize> {
+        let taken = bytes.len().min(CHUNK - self.buffer.len());
+        self.buffer.extend(&bytes[..taken]);
+        if self.buffer.len() == CHUNK {
+            self.flush()?;
+        }
+        Ok(taken)
+    }
+
+    fn flush(&mut self) -> io::Result<()> {
+        if self.buffer.is_empty() {
+            return Ok(());
+        }
+        let data = std::mem::replace(&mut self.buffer, Vec::with_capacity(CHUNK));
+        self.sending.send(data)
+    }
+}

@@ -1,0 +1,32 @@
+//! Content straight from node to node: engines on filesystems of their own, which are peers over
+//! 127.0.0.1 with keys of their own, and two drivers as processes.
+//!
+//! | in `tests/peers/` | |
+//! |---|---|
+//! | `nodes` | nodes that are peers, steps on them, and a link that can be cut or hang |
+//! | `types` | each type of volume, and where its content is; tenants; many pods |
+//! | `identity` | wrong and unknown keys, content that a peer may not have |
+//! | `links` | a link that is cut at each of 100 offsets, holders that vanish or hang |
+//! | `trouble` | content that is evicted while it is sent, damaged content, the tier beside peers |
+//! | `drivers` | two standalone drivers; one of them is killed while it fetches |
+
+#![expect(
+    clippy::disallowed_methods,
+    clippy::disallowed_types,
+    reason = "the binary is run as people run it; a test does in the plain way what the product does safely"
+)]
+
+mod common;
+
+#[path = "peers/drivers.rs"]
+mod drivers;
+#[path = "peers/identity.rs"]
+mod identity;
+#[path = "peers/links.rs"]
+mod links;
+#[path = "peers/nodes.rs"]
+mod nodes;
+#[path = "peers/trouble.rs"]
+mod trouble;
+#[path = "peers/types.rs"]
+mod types;

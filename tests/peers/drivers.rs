@@ -1,0 +1,216 @@
+//! Two standalone drivers as processes, with keys and a list as a person makes them.
+
+use std::fs;
+use std::net::TcpListener;
+use std::path::{Path, PathBuf};
+use std::process::{Child, Command, Output, Stdio};
+
+use baggageclaim::kubelet_double::{Kubelet, PublishOptions};
+use serde_json::Value;
+use tempfile::TempDir;
+
+use crate::common::bench::eventually;
+use crate::common::process::PATIENCE;
+use crate::common::{Fs, Lab, Snapshot, assert_same, require_lab};
+
+const BINARY: &str = env!("CARGO_BIN_EXE_baggageclaim");
+
+fn verb(arguments: &[&str]) -> Output {
+    let output = Command::new(BINARY).args(arguments).output();
+    output.expect("the binary runs")
+}
+
+/// The answer of a verb, as JSON.
+fn json(pool: &Path, arguments: &[&str]) -> Value {
+    let pool = pool.to_str().expect("text");
+    let output = verb(&[arguments, &["-o", "json", "--pool", pool]].concat());
+    assert!(output.status.success(), "{arguments:?}: {output:?}");
+    serde_json::from_slice(&output.stdout).expect("JSON")
+}
+
+/// A port that is free at this moment.
+fn port() -> u16 {
+    let listener = TcpListener::bind("127.0.0.1:0").expect("bind");
+    listener.local_addr().expect("an address").port()
+}
+
+/// A driver, killed in `Drop`.
+struct Driver {
+    child: Child,
+    pool: PathBuf,
+    kubelet: Kubelet,
+}
+
+impl Driver {
+    async fn start(lab: &Lab, keys: &Keys, index: usize, more: &[&str]) -> Self {
+        let (pool, socket) = (lab.path().join("pool"), lab.run_dir().join("csi.sock"));
+        let child = Command::new(BINARY)
+            .args([
+                "standalone",
+                "--end-with-parent",
+                "--grace",
+                "5s",
+                "--node-id",
+            ])
+            .arg(format!("node-{index}"))
+            .arg("--pool")
+            .arg(&pool)
+            .arg("--socket")
+            .arg(&socket)
+            .arg("--peers")
+            .arg(keys.dir.path().join("peers"))
+            .arg("--peer-key")
+            .arg(keys.path(index))
+            .arg("--peer-listen")
+            .arg(format!("127.0.0.1:{}", keys.ports[index]))
+            .args(more)
+            .stderr(Stdio::inherit())
+            .spawn()
+            .expect("the binary runs");
+        let kubelet = Kubelet::connect_when_ready(&socket, lab.kubelet_dir(), PATIENCE).await;
+        Self {
+            child,
+            pool,
+            kubelet: kubelet.expect("the driver becomes ready"),
+        }
+    }
+
+    fn kill(mut self) {
+        self.child.kill().expect("kill");
+        self.child.wait().expect("wait");
+    }
+}
+
+impl Drop for Driver {
+    fn drop(&mut self) {
+        let _ended = self.child.kill();
+        let _ended = self.child.wait();
+    }
+}
+
+/// Keys of two nodes, and the list that both have.
+struct Keys {
+    dir: TempDir,
+    ports: [u16; 2],
+}
+
+impl Keys {
+    fn new() -> Self {
+        let keys = Self {
+            dir: tempfile::tempdir().expect("a temporary directory"),
+            ports: [port(), port()],
+        };
+        let mut list = String::from("# both nodes\n");
+        for index in 0..2 {
+            let path = keys.path(index);
+            let made = verb(&["peer-key", "--peer-key", path.to_str().expect("text")]);
+            assert!(made.status.success(), "{made:?}");
+            let key = String::from_utf8(made.stdout).expect("text");
+            list += &format!("node-{index} 127.0.0.1:{} {key}", keys.ports[index]);
+        }
+        fs::write(keys.dir.path().join("peers"), list).expect("write");
+        keys
+    }
+
+    fn path(&self, index: usize) -> PathBuf {
+        self.dir.path().join(format!("key-{index}"))
+    }
+}
+
+/// Publishes a volume of a pod; returns its path.
+async fn publish(driver: &Driver, pod: &str, attributes: &[(&str, &str)]) -> PathBuf {
+    let pod = driver.kubelet.pod_with_uid("ci", pod, format!("uid-{pod}"));
+    let attributes = attributes.iter().copied();
+    let published = pod.publish("work", attributes, PublishOptions::default());
+    published.await.expect("publish").target
+}
+
+async fn unpublish(driver: &Driver, pod: &str) {
+    let pod = driver.kubelet.pod_with_uid("ci", pod, format!("uid-{pod}"));
+    pod.unpublish("work").await.expect("unpublish");
+    pod.remove().expect("remove the pod's directory");
+}
+
+const OUTPUT: [(&str, &str); 3] = [("type", "output"), ("name", "built"), ("commit", "always")];
+const INPUT: [(&str, &str); 2] = [("type", "input"), ("from", "artifact/built")];
+
+fn end(lab: Lab) {
+    assert_eq!(lab.close(), [""; 0].map(PathBuf::from));
+}
+
+#[tokio::test]
+async fn what_one_machine_makes_the_other_one_mounts_byte_by_byte() {
+    let (one, two) = (require_lab!(Fs::Ext4), require_lab!(Fs::Ext4));
+    let keys = Keys::new();
+    let first = Driver::start(&one, &keys, 0, &[]).await;
+    let second = Driver::start(&two, &keys, 1, &[]).await;
+    let made = publish(&first, "makes", &OUTPUT).await;
+    fs::create_dir(made.join("tree")).expect("mkdir");
+    crate::nodes::odd(&made.join("tree"));
+    let before = Snapshot::of(&made.join("tree"));
+    unpublish(&first, "makes").await;
+    let read = publish(&second, "reads", &INPUT).await;
+    assert_same(&before, &Snapshot::of(&read.join("tree")));
+    // A write there is a write there alone.
+    fs::write(read.join("more"), "more").expect("write");
+    unpublish(&second, "reads").await;
+    let again = publish(&first, "again", &INPUT).await;
+    assert!(!again.join("more").exists());
+    unpublish(&first, "again").await;
+    let status = json(&second.pool, &["status"]);
+    let peers = &status["peers"];
+    assert_eq!(
+        (&peers["peers"], &peers["fetches"]),
+        (&1.into(), &1.into()),
+        "{status}"
+    );
+    assert_eq!(json(&first.pool, &["status"])["peers"]["refused"], 0);
+    for driver in [first, second] {
+        driver.kill();
+    }
+    end(one);
+    end(two);
+}
+
+#[tokio::test]
+async fn a_receiver_that_is_killed_leaves_nothing_and_fetches_again() {
+    let (one, two) = (require_lab!(Fs::Ext4), require_lab!(Fs::Ext4));
+    let keys = Keys::new();
+    let first = Driver::start(&one, &keys, 0, &["--peer-bandwidth", "2Mi"]).await;
+    let content = crate::nodes::random(3 << 20);
+    let made = publish(&first, "makes", &OUTPUT).await;
+    fs::write(made.join("random"), &content).expect("write");
+    unpublish(&first, "makes").await;
+    let second = Driver::start(&two, &keys, 1, &[]).await;
+    let pool = second.pool.clone();
+    {
+        let reads = publish(&second, "reads", &INPUT);
+        let half = async {
+            eventually("it is being fetched", || {
+                let volumes = json(&pool, &["volumes"]);
+                volumes[0]["fetch"]["of"].as_u64() == Some(3 << 20)
+            })
+            .await;
+        };
+        tokio::select! {
+            _ = reads => panic!("it came faster than it may"),
+            () = half => {}
+        }
+    }
+    second.kill();
+    let second = Driver::start(&two, &keys, 1, &[]).await;
+    assert_eq!(json(&pool, &["artifacts"]), Value::Array(Vec::new()));
+    let read = publish(&second, "reads", &INPUT).await;
+    assert!(fs::read(read.join("random")).expect("read") == content);
+    unpublish(&second, "reads").await;
+    for driver in [first, second] {
+        driver.kill();
+    }
+    for lab in [&one, &two] {
+        let pool = lab.path().join("pool");
+        let checked = verb(&["check", "--pool", pool.to_str().expect("text")]);
+        assert!(checked.status.success(), "{checked:?}");
+    }
+    end(one);
+    end(two);
+}

@@ -1,0 +1,186 @@
+//! Who may ask, and for what: wrong and unknown keys, and content of another tenant.
+
+use baggageclaim::model::{Pod, Sha256};
+use baggageclaim::peer;
+use tonic::Code;
+
+use crate::common::bench::NEVER;
+use crate::nodes::{INPUT, Node, OUTPUT, TASK, name, peers, tenant, text};
+
+#[tokio::test]
+async fn a_server_with_another_key_is_not_asked() {
+    let [a, b] = peers!("a", "b");
+    a.commit("made", &TASK, "text").await;
+    let other = Sha256([7; 32]);
+    b.knows_at(&a, a.address, other, None);
+    assert_eq!(b.sees("read", &TASK).await, None);
+    assert_eq!((b.figures().questions_failed, a.figures().offered), (1, 0));
+    b.knows(&a);
+    assert_eq!(b.sees("again", &TASK).await, text("text"));
+    a.finish().await;
+    b.finish().await;
+}
+
+#[tokio::test]
+async fn a_client_with_an_unknown_key_is_refused_and_counted() {
+    let [a, b] = peers!("a", "b");
+    a.commit("made", &TASK, "text").await;
+    a.known_forgets();
+    assert_eq!(b.sees("read", &TASK).await, None);
+    let figures = a.figures();
+    assert_eq!((figures.refused, figures.offered), (1, 0));
+    a.finish().await;
+    b.finish().await;
+}
+
+#[tokio::test]
+async fn content_of_a_tenant_that_the_peer_may_not_read_is_refused() {
+    let [a, b] = peers!("a", "b");
+    a.commit("made", &OUTPUT, "text").await;
+    a.knows_at(&b, b.address, b.key.name(), Some(vec![tenant("other")]));
+    let pod = Pod {
+        uid: "pod-read".parse().expect("a uid"),
+        name: "read".to_owned(),
+        service_account: None,
+    };
+    let asks = async |name| {
+        let mut found = b.peers().find(&name, &pod, NEVER);
+        found.recv().await
+    };
+    assert!(asks(name("artifact/built")).await.is_none());
+    assert_eq!(a.figures().refused, 1);
+    // The same name of the tenant that it may read is another one.
+    let mut other = name("artifact/built");
+    other.tenant = tenant("other");
+    assert!(asks(other).await.is_none());
+    assert_eq!((a.figures().refused, a.figures().offered), (1, 0));
+    a.finish().await;
+    b.finish().await;
+}
+
+/// A peer that was taken over asks for what it likes: by ids that it learned, under other names.
+#[tokio::test]
+async fn a_layer_is_given_under_the_name_that_was_checked_and_no_other() {
+    use baggageclaim::proto::peer::v1 as wire;
+    let [a, b] = peers!("a", "b");
+    a.commit("made", &OUTPUT, "secret").await;
+    let row = a.bench.engine.artifacts(None).remove(0);
+    let channel = peer::connect(&b.key, a.key.name(), a.address.to_string());
+    let mut client = wire::peer_client::PeerClient::new(channel.expect("TLS"));
+    let ask = |tenant: &str, reference: &str| {
+        Some(wire::Ask {
+            tenant: tenant.to_owned(),
+            reference: reference.to_owned(),
+            pod: "p".to_owned(),
+            pod_uid: "p".to_owned(),
+        })
+    };
+    let found = loop {
+        let request = wire::GetArtifactRequest {
+            ask: ask("ci", "artifact/built"),
+        };
+        let answer = client.get_artifact(request).await.expect("an answer");
+        if let Some(artifact) = answer.into_inner().artifact {
+            break artifact;
+        }
+        a.bench.engine.content_changed().await;
+    };
+    let layer = |ask, artifact: String, digest| wire::GetLayerRequest {
+        ask,
+        artifact,
+        layer: digest,
+        part: Some(wire::get_layer_request::Part::Table(wire::Table {})),
+    };
+    let digest = found.layers[0].digest.clone();
+    let id = row.id.to_string();
+    for (ask, id, digest, code) in [
+        (
+            ask("other", "artifact/built"),
+            id.clone(),
+            digest.clone(),
+            Code::NotFound,
+        ),
+        (
+            ask("ci", "artifact/other"),
+            id.clone(),
+            digest.clone(),
+            Code::NotFound,
+        ),
+        (
+            ask("ci", "artifact/built"),
+            id.clone(),
+            vec![1; 32],
+            Code::NotFound,
+        ),
+        (
+            ask("ci", "artifact/built"),
+            id.clone(),
+            vec![1; 3],
+            Code::InvalidArgument,
+        ),
+        (
+            ask("ci", "../x"),
+            id.clone(),
+            digest.clone(),
+            Code::InvalidArgument,
+        ),
+        (
+            ask("ci", "artifact/built"),
+            "f".repeat(32),
+            digest.clone(),
+            Code::NotFound,
+        ),
+        (
+            ask("ci", "artifact/built"),
+            "../x".to_owned(),
+            digest.clone(),
+            Code::InvalidArgument,
+        ),
+        (None, id.clone(), digest.clone(), Code::InvalidArgument),
+    ] {
+        let request = layer(ask, id, digest);
+        let refused = client.get_layer(request.clone()).await;
+        let refused = refused.expect_err("it is refused");
+        assert_eq!(refused.code(), code, "{request:?}: {refused}");
+    }
+    let request = layer(ask("ci", "artifact/built"), id, digest);
+    let mut stream = client.get_layer(request).await.expect("given").into_inner();
+    assert!(stream.message().await.expect("a chunk").is_some());
+    drop((stream, client));
+    a.finish().await;
+    b.finish().await;
+}
+
+#[tokio::test]
+async fn content_that_may_not_leave_its_node_is_not_offered() {
+    let [a, b] = peers!("a", "b");
+    let never = [&TASK[..], &[("share", "never")]].concat();
+    a.commit("made", &never, "private").await;
+    assert_eq!(b.sees("read", &TASK).await, None);
+    assert_eq!(a.sees("here", &TASK).await, text("private"));
+    a.finish().await;
+    b.finish().await;
+}
+
+/// What is not here does not keep other content from coming.
+#[tokio::test]
+async fn an_input_of_another_namespace_is_not_found_there() {
+    let Some(a) = Node::new("a").await else {
+        return;
+    };
+    let b = Node::with("b", |start| {
+        start.settings.input_wait = std::time::Duration::from_millis(300);
+    });
+    let Some(b) = b.await else { return };
+    a.knows(&b);
+    b.knows(&a);
+    a.commit("made", &OUTPUT, "text").await;
+    let mut request = b.bench.request("pod-x", "x", &INPUT);
+    request.tenant = tenant("other");
+    let brought = b.distribution.bring(&mut request).await;
+    let error = brought.expect_err("it is of another namespace").to_string();
+    assert!(error.contains("no peer has it"), "{error}");
+    assert_eq!(a.figures().offered, 0);
+    a.finish().await;
+    b.finish().await;
+}

@@ -1,0 +1,463 @@
+//! Nodes that are peers of each other, steps of pods on these nodes, and a link between two of them
+//! that can be cut or hang.
+
+use std::fs;
+use std::net::SocketAddr;
+use std::path::Path;
+use std::sync::Arc;
+use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
+use std::time::Duration;
+
+use async_trait::async_trait;
+use baggageclaim::distribution::{Distribution, PeerFigures, Peers, Settings};
+use baggageclaim::engine::notice::What;
+use baggageclaim::engine::{Error, Notice, Notices, Published};
+use baggageclaim::model::{Name, NodeId, Outcome, Sha256, Tenant};
+use baggageclaim::peer::{self, Access, Asked, Key, Peer, Roster};
+use baggageclaim::server::Drain;
+use baggageclaim::shared::Store;
+use parking_lot::Mutex;
+use tokio::io::{AsyncReadExt as _, AsyncWriteExt as _};
+use tokio::net::{TcpListener, TcpStream};
+use tokio::sync::{Notify, mpsc};
+use tokio::task::JoinHandle;
+
+use crate::common::bench::{Bench, Ground, NEVER};
+
+pub(crate) const OUTPUT: [(&str, &str); 2] = [("type", "output"), ("name", "built")];
+pub(crate) const INPUT: [(&str, &str); 2] = [("type", "input"), ("from", "artifact/built")];
+pub(crate) const RESOURCE: [(&str, &str); 2] = [("type", "resource-cache"), ("key", "git")];
+pub(crate) const TASK: [(&str, &str); 2] = [("type", "task-cache"), ("key", "go")];
+
+pub(crate) fn tenant(text: &str) -> Tenant {
+    text.parse().expect("a label")
+}
+
+pub(crate) fn name(reference: &str) -> Name {
+    Name {
+        tenant: tenant("ci"),
+        reference: reference.parse().expect("a reference"),
+    }
+}
+
+/// The peers of one node, and the tenants that each may read; `None`: all.
+#[derive(Debug, Default)]
+pub(crate) struct Known(Mutex<Vec<(Peer, Option<Vec<Tenant>>)>>);
+
+impl Roster for Known {
+    fn peers(&self, _tenant: &Tenant) -> Vec<Peer> {
+        self.0.lock().iter().map(|(peer, _)| peer.clone()).collect()
+    }
+
+    fn count(&self) -> u64 {
+        self.0.lock().len() as u64
+    }
+
+    fn named(&self, key: &Sha256) -> Option<NodeId> {
+        let known = self.0.lock();
+        let found = known.iter().find(|(peer, _)| peer.key == *key);
+        found.map(|(peer, _)| peer.name.clone())
+    }
+}
+
+#[async_trait]
+impl Access for Known {
+    async fn check(&self, peer: &NodeId, asked: &Asked) -> Result<(), String> {
+        let known = self.0.lock();
+        let found = known.iter().find(|(it, _)| it.name == *peer);
+        match found {
+            Some((_, None)) => Ok(()),
+            Some((_, Some(tenants))) if tenants.contains(&asked.name.tenant) => Ok(()),
+            _ => Err("it has no pod of that namespace".to_owned()),
+        }
+    }
+}
+
+/// A node: an engine, its distribution, and its service for peers.
+pub(crate) struct Node {
+    pub(crate) bench: Bench,
+    pub(crate) distribution: Arc<Distribution>,
+    pub(crate) key: Key,
+    pub(crate) address: SocketAddr,
+    pub(crate) known: Arc<Known>,
+    peers: Arc<dyn Peers>,
+    id: NodeId,
+    drain: Drain,
+    serving: JoinHandle<Result<(), peer::Error>>,
+    notices: mpsc::Receiver<Notice>,
+}
+
+pub(crate) struct Start {
+    pub(crate) settings: Settings,
+    pub(crate) store: Option<Store>,
+    pub(crate) bandwidth: Option<u64>,
+    pub(crate) ground: Ground,
+}
+
+impl Default for Start {
+    fn default() -> Self {
+        Self {
+            settings: Settings {
+                // Chance must not decide a test.
+                ask: NEVER,
+                fetch_wait: NEVER,
+                fresh_wait: NEVER,
+                input_wait: NEVER,
+                ..Settings::default()
+            },
+            store: None,
+            bandwidth: None,
+            ground: Ground::ALL[0],
+        }
+    }
+}
+
+impl Node {
+    pub(crate) async fn new(id: &str) -> Option<Self> {
+        Self::with(id, |_| {}).await
+    }
+
+    /// `None`: this machine cannot make one.
+    pub(crate) async fn with(id: &str, change: impl FnOnce(&mut Start)) -> Option<Self> {
+        let mut start = Start::default();
+        change(&mut start);
+        let bench = match start.ground.bench().await {
+            Ok(bench) => bench,
+            Err(reason) => {
+                crate::common::skip(&reason);
+                return None;
+            }
+        };
+        let dir = tempfile::tempdir().expect("a temporary directory");
+        let key = Key::open(&dir.path().join("key")).expect("a key");
+        let listener = TcpListener::bind("127.0.0.1:0").await.expect("bind");
+        let address = listener.local_addr().expect("an address");
+        let known = Arc::new(Known::default());
+        let bandwidth = start.bandwidth.and_then(|rate| rate.try_into().ok());
+        let node = peer::Node::new(
+            key.clone(),
+            known.clone(),
+            known.clone(),
+            Some(listener),
+            bandwidth,
+        );
+        let (notices, heard) = Notices::channel(1000);
+        let settings = Settings {
+            notices: Some(notices),
+            ..start.settings
+        };
+        let engine = bench.engine.clone();
+        let peers = node.peers();
+        let asked = Some(Arc::clone(&peers));
+        let distribution = Distribution::start(engine.clone(), start.store, asked, settings);
+        let drain = Drain::new(Duration::from_secs(10));
+        Some(Self {
+            serving: tokio::spawn(node.serve(engine, drain.clone())),
+            id: NodeId::new(id).expect("a name"),
+            bench,
+            distribution,
+            peers,
+            key,
+            address,
+            known,
+            drain,
+            notices: heard,
+        })
+    }
+
+    /// This node asks the other one, and gives it all that it asks for.
+    pub(crate) fn knows(&self, other: &Self) {
+        self.knows_at(other, other.address, other.key.name(), None);
+    }
+
+    pub(crate) fn knows_at(
+        &self,
+        other: &Self,
+        address: SocketAddr,
+        key: Sha256,
+        tenants: Option<Vec<Tenant>>,
+    ) {
+        let peer = Peer {
+            name: other.id.clone(),
+            address: address.to_string(),
+            key,
+        };
+        let mut known = self.known.0.lock();
+        known.retain(|(it, _)| it.name != peer.name);
+        known.push((peer, tenants));
+    }
+
+    /// Publishes a volume as the CSI service does.
+    pub(crate) async fn try_publish(
+        &self,
+        volume: &str,
+        attributes: &[(&str, &str)],
+    ) -> Result<Published, Error> {
+        let pod = format!("pod-{volume}");
+        let mut request = self.bench.request(&pod, volume, attributes);
+        request.share = !attributes.contains(&("share", "never"));
+        self.distribution.bring(&mut request).await?;
+        self.bench.engine.publish(request).await
+    }
+
+    pub(crate) async fn publish(&self, volume: &str, attributes: &[(&str, &str)]) -> Published {
+        let published = self.try_publish(volume, attributes).await;
+        published.unwrap_or_else(|error| panic!("{volume}: {error}"))
+    }
+
+    pub(crate) async fn end(&self, volume: &str, outcome: Outcome) {
+        self.bench.outcome(&format!("pod-{volume}"), outcome).await;
+        self.bench.unpublish(volume).await;
+        self.bench.quiet().await;
+    }
+
+    /// A step that changes its volume, and succeeds.
+    pub(crate) async fn commits(
+        &self,
+        volume: &str,
+        attributes: &[(&str, &str)],
+        work: impl FnOnce(&Path),
+    ) {
+        self.publish(volume, attributes).await;
+        work(&self.bench.target(volume));
+        self.end(volume, Outcome::Succeeded).await;
+    }
+
+    /// The same, with this text.
+    pub(crate) async fn commit(&self, volume: &str, attributes: &[(&str, &str)], text: &str) {
+        self.commits(volume, attributes, |target| write(target, text))
+            .await;
+    }
+
+    /// The text that a new volume starts with; `None`: it starts empty.
+    pub(crate) async fn sees(&self, volume: &str, attributes: &[(&str, &str)]) -> Option<String> {
+        self.publish(volume, attributes).await;
+        let text = fs::read_to_string(self.bench.target(volume).join("text")).ok();
+        self.end(volume, Outcome::Failed).await;
+        text
+    }
+
+    /// Deletes what this node has under a name.
+    pub(crate) async fn forget(&self, reference: &str) {
+        let name = name(reference);
+        let destroyed = self.bench.engine.destroy(&name.tenant, &name.reference);
+        destroyed.await.expect("it is destroyed");
+    }
+
+    pub(crate) fn figures(&self) -> PeerFigures {
+        self.distribution.metrics().peers.expect("it has peers")
+    }
+
+    pub(crate) fn heard(&mut self) -> Vec<What> {
+        let next = || self.notices.try_recv().ok();
+        std::iter::from_fn(next).map(|notice| notice.what).collect()
+    }
+
+    /// The service for peers ends, as when the node goes.
+    pub(crate) async fn goes(&mut self) {
+        self.drain.close();
+        let served = (&mut self.serving).await;
+        served.expect("no panic").expect("it was served");
+    }
+
+    pub(crate) async fn finish(mut self) {
+        if !self.serving.is_finished() {
+            self.goes().await;
+        }
+        self.distribution.stop().await;
+        self.bench.finish().await;
+    }
+}
+
+/// The text that a test expects to see.
+#[expect(
+    clippy::unnecessary_wraps,
+    reason = "it is compared with what may be missing"
+)]
+pub(crate) fn text(text: &str) -> Option<String> {
+    Some(text.to_owned())
+}
+
+pub(crate) fn write(target: &Path, text: &str) {
+    fs::write(target.join("text"), text).expect("write");
+}
+
+/// One of everything that moves between nodes: no device, no socket, no attribute for root.
+pub(crate) fn odd(root: &Path) {
+    crate::common::tree::odd(root);
+    for left_out in ["null", "disk", "socket"] {
+        fs::remove_file(root.join(left_out)).expect("remove");
+    }
+    rustix::fs::lremovexattr(root.join("owned"), "trusted.note").expect("removexattr");
+}
+
+/// Bytes that no compression makes fewer.
+pub(crate) fn random(bytes: usize) -> Vec<u8> {
+    let mut random = vec![0; bytes];
+    getrandom::fill(&mut random).expect("random bytes");
+    random
+}
+
+/// A link to a node. It counts what the node sends, and can be cut or hang after some of that.
+#[derive(Debug)]
+pub(crate) struct Link {
+    pub(crate) address: SocketAddr,
+    state: Arc<State>,
+    accepting: JoinHandle<()>,
+}
+
+#[derive(Debug, Default)]
+struct State {
+    /// Bytes that came from the node.
+    passed: AtomicU64,
+    /// After so many of them the link is cut, once.
+    cut: AtomicU64,
+    /// After that it stays cut.
+    stays: AtomicBool,
+    /// Or nothing moves any more.
+    hangs: AtomicBool,
+    /// It was cut, or hangs.
+    met: AtomicBool,
+    over: Notify,
+}
+
+impl Link {
+    pub(crate) async fn to(node: &Node) -> Self {
+        let listener = TcpListener::bind("127.0.0.1:0").await.expect("bind");
+        let address = listener.local_addr().expect("an address");
+        let state = Arc::new(State::default());
+        state.cut.store(u64::MAX, Ordering::SeqCst);
+        let (target, all) = (node.address, Arc::clone(&state));
+        let accepting = tokio::spawn(async move {
+            loop {
+                let (client, _) = listener.accept().await.expect("accept");
+                let is_cut = all.met.load(Ordering::SeqCst) && all.stays.load(Ordering::SeqCst);
+                if is_cut && !all.hangs.load(Ordering::SeqCst) {
+                    continue;
+                }
+                tokio::spawn(pass(client, target, Arc::clone(&all)));
+            }
+        });
+        Self {
+            address,
+            state,
+            accepting,
+        }
+    }
+
+    pub(crate) fn passed(&self) -> u64 {
+        self.state.passed.load(Ordering::SeqCst)
+    }
+
+    /// Cuts the link once so many more bytes have come from the node.
+    pub(crate) fn cut_after(&self, bytes: u64) {
+        self.state.met.store(false, Ordering::SeqCst);
+        self.state
+            .cut
+            .store(self.passed().saturating_add(bytes), Ordering::SeqCst);
+    }
+
+    /// The same, and no new connection comes through.
+    pub(crate) fn ends_after(&self, bytes: u64) {
+        self.state.stays.store(true, Ordering::SeqCst);
+        self.cut_after(bytes);
+    }
+
+    /// The same, but connections stay open.
+    pub(crate) fn hangs_after(&self, bytes: u64) {
+        self.state.hangs.store(true, Ordering::SeqCst);
+        self.ends_after(bytes);
+    }
+
+    pub(crate) fn was_met(&self) -> bool {
+        self.state.met.load(Ordering::SeqCst)
+    }
+}
+
+impl Drop for Link {
+    fn drop(&mut self) {
+        self.accepting.abort();
+        self.state.over.notify_waiters();
+    }
+}
+
+async fn pass(client: TcpStream, target: SocketAddr, state: Arc<State>) {
+    let Ok(server) = TcpStream::connect(target).await else {
+        return;
+    };
+    let over = state.over.notified();
+    let (mut from_client, mut to_client) = client.into_split();
+    let (mut from_server, mut to_server) = server.into_split();
+    let up = async {
+        let mut bytes = vec![0; 16 << 10];
+        while let Ok(read @ 1..) = from_client.read(&mut bytes).await {
+            if to_server.write_all(&bytes[..read]).await.is_err() {
+                break;
+            }
+        }
+    };
+    let down = async {
+        // Small, so that a link is cut where it should be.
+        let mut bytes = vec![0; 1 << 10];
+        loop {
+            let passed = state.passed.load(Ordering::SeqCst);
+            let left = state.cut.load(Ordering::SeqCst).saturating_sub(passed);
+            if left == 0 {
+                state.met.store(true, Ordering::SeqCst);
+                if state.hangs.load(Ordering::SeqCst) {
+                    std::future::pending::<()>().await;
+                }
+                state.cut.store(u64::MAX, Ordering::SeqCst);
+                return;
+            }
+            let most = usize::try_from(left).unwrap_or(usize::MAX).min(bytes.len());
+            let Ok(read @ 1..) = from_server.read(&mut bytes[..most]).await else {
+                return;
+            };
+            state.passed.fetch_add(read as u64, Ordering::SeqCst);
+            if to_client.write_all(&bytes[..read]).await.is_err() {
+                return;
+            }
+        }
+    };
+    tokio::select! {
+        () = up => {}
+        () = down => {}
+        () = over => {}
+    }
+}
+
+/// Nodes that are peers of each other; the test is skipped if this machine cannot make them.
+macro_rules! peers {
+    ($($id:literal),+) => {{
+        let nodes = [$($crate::nodes::Node::new($id).await),+];
+        let Some(nodes) = nodes.into_iter().collect::<Option<Vec<_>>>() else {
+            return;
+        };
+        $crate::nodes::introduce(&nodes);
+        <[_; [$($id),+].len()]>::try_from(nodes).unwrap_or_else(|_| unreachable!("as many"))
+    }};
+}
+
+/// Each node knows each other one.
+pub(crate) fn introduce(nodes: &[Node]) {
+    for one in nodes {
+        for other in nodes.iter().filter(|other| other.address != one.address) {
+            one.knows(other);
+        }
+    }
+}
+
+pub(crate) use peers;
+
+impl Node {
+    /// How it asks the others.
+    pub(crate) fn peers(&self) -> &dyn Peers {
+        &*self.peers
+    }
+
+    /// It has no peers for a while.
+    pub(crate) fn known_forgets(&self) {
+        self.known.0.lock().clear();
+    }
+}
