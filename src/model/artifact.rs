@@ -465,6 +465,7 @@ mod tests {
                 base: Some(3),
                 number: Some(5),
                 refused: true,
+                copied: false,
             },
             ..plain
         };

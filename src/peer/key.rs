@@ -152,12 +152,12 @@ mod tests {
     fn a_key_is_made_once_for_root_alone_and_read_again() {
         let dir = tempfile::tempdir().expect("a temporary directory");
         let path = dir.path().join("key");
-        let made = Key::open(&path).expect("it is made");
+        let first = Key::open(&path).expect("it is made");
         let mode = path.metadata().expect("it is there").permissions().mode();
         assert_eq!(mode & 0o777, 0o600);
-        assert_eq!(Key::open(&path).expect("read").name(), made.name());
+        assert_eq!(Key::open(&path).expect("read").name(), first.name());
         let other = Key::open(&dir.path().join("other")).expect("it is made");
-        assert_ne!(other.name(), made.name());
+        assert_ne!(other.name(), first.name());
         let names = std::fs::read_dir(dir.path()).expect("list").count();
         assert_eq!(names, 2, "no temporary file stays");
     }

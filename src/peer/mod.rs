@@ -178,12 +178,12 @@ impl Node {
         );
         let expire = tokio::spawn(service.clone().expire());
         let all = service.clone();
-        let server = PeerServer::new(service).max_decoding_message_size(MOST_REQUEST);
+        let calls = PeerServer::new(service).max_decoding_message_size(MOST_REQUEST);
         let served = tonic::transport::Server::builder()
             .concurrency_limit_per_connection(CALLS)
             .http2_keepalive_interval(Some(ALIVE))
             .http2_keepalive_timeout(Some(ANSWER))
-            .serve_with_incoming_shutdown(server, links, drain.closing());
+            .serve_with_incoming_shutdown(calls, links, drain.closing());
         let ended = tokio::select! {
             served = served => served,
             // A peer may keep its connection open.
