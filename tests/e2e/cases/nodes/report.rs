@@ -12,9 +12,9 @@ use crate::env::{Env, phase};
 use crate::speed::Spread;
 
 /// How often each is measured. The kinds take turns.
-const ROUNDS: usize = 5;
+const ROUNDS: usize = 3;
 /// The same if the report is all that was asked for.
-const MANY_ROUNDS: usize = 20;
+const MANY_ROUNDS: usize = 10;
 
 /// Measures, and prints the table.
 pub(crate) fn report(cluster: &Cluster, was_asked: bool) {
