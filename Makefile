@@ -77,13 +77,16 @@ sanity: ## csi-sanity on every backend, nothing skipped (root, Go)
 	cargo test --no-run --locked --test sanity
 	@CI=1 $(ALONE) cargo test --locked --quiet --test sanity
 
-e2e: ## a one-node Kubernetes built from source with deploy/: all cases, or CASE= (root, Go)
-	@tests/e2e/cluster.sh run $(CASE)
+# The number of nodes, or what is up: 1, or 3 for the cases that need several.
+NODES ?=
 
-e2e-up: ## start that node and keep it; prints how to use kubectl
-	@tests/e2e/cluster.sh up $(OVERLAY)
+e2e: ## a Kubernetes built from source with deploy/: all cases of one node, or of NODES=3, or CASE= (root, Go)
+	@NODES=$(NODES) tests/e2e/cluster.sh run $(CASE)
 
-e2e-down: ## remove that node
+e2e-up: ## start it, with one node or NODES=3, and keep it; prints how to use kubectl
+	@NODES=$(NODES) tests/e2e/cluster.sh up $(OVERLAY)
+
+e2e-down: ## remove it
 	@tests/e2e/cluster.sh down
 
 crds: ## generate deploy/crds from the types in src/api

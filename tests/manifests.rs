@@ -29,7 +29,7 @@ use baggageclaim::server::code_name;
 use k8s_openapi::api::admissionregistration::v1::{
     ValidatingAdmissionPolicy, ValidatingAdmissionPolicyBinding,
 };
-use k8s_openapi::api::apps::v1::{DaemonSet, Deployment};
+use k8s_openapi::api::apps::v1::{DaemonSet, Deployment, StatefulSet};
 use k8s_openapi::api::batch::v1::{CronJob, Job};
 use k8s_openapi::api::core::v1::{
     ConfigMap, Namespace, PersistentVolumeClaim, Pod, ResourceQuota, ServiceAccount,
@@ -533,6 +533,7 @@ fn complaint(manifest: &Manifest) -> Result<(), String> {
         }
         ("apps/v1", "DaemonSet") => reread::<DaemonSet>,
         ("apps/v1", "Deployment") => reread::<Deployment>,
+        ("apps/v1", "StatefulSet") => reread::<StatefulSet>,
         ("batch/v1", "Job") => reread::<Job>,
         ("batch/v1", "CronJob") => reread::<CronJob>,
         ("networking.k8s.io/v1", "NetworkPolicy") => reread::<NetworkPolicy>,

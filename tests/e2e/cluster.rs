@@ -1,4 +1,4 @@
-//! The node as seen from the host: kubectl, its daemons, its mount table and directories, the
+//! A node as seen from the host: kubectl, its daemons, its mount table and directories, the
 //! driver's own verbs. It does not know the cases.
 
 use std::fs;
@@ -19,9 +19,11 @@ pub(crate) const PATIENCE: Duration = Duration::from_secs(120);
 /// Where deploy/ puts the pool, on the node.
 const POOL: &str = "/var/lib/baggageclaim";
 
-/// The node that `cluster.sh` has brought up.
+/// The cluster that `cluster.sh` has brought up, and one of its nodes: most verbs are about that.
+#[derive(Clone)]
 pub(crate) struct Cluster {
     home: PathBuf,
+    number: usize,
 }
 
 impl Cluster {
@@ -30,11 +32,42 @@ impl Cluster {
         let repository = Path::new(env!("CARGO_MANIFEST_DIR"));
         let home = std::env::var_os("E2E_HOME")
             .map_or_else(|| repository.join("target/e2e"), PathBuf::from);
-        let cluster = Self { home };
+        let cluster = Self { home, number: 1 };
         if cluster.home.join("node/kubeconfig").exists() {
             Ok(cluster)
         } else {
             Err("there is no node: `make e2e` brings one up for all cases, `make e2e-up` for playing".into())
+        }
+    }
+
+    /// All nodes. The first has the control plane.
+    pub(crate) fn nodes(&self) -> Vec<Self> {
+        let mut nodes = vec![self.node(1)];
+        loop {
+            let next = self.node(nodes.len() + 1);
+            if !next.directory().exists() {
+                return nodes;
+            }
+            nodes.push(next);
+        }
+    }
+
+    /// A node by its number, from 1.
+    pub(crate) fn node(&self, number: usize) -> Self {
+        let home = self.home.clone();
+        Self { home, number }
+    }
+
+    /// The name of its Node object.
+    pub(crate) fn name(&self) -> String {
+        format!("node-{}", self.number)
+    }
+
+    /// The node's own directory in `cluster.sh`'s.
+    fn directory(&self) -> PathBuf {
+        match self.number {
+            1 => self.home.join("node"),
+            other => self.home.join(format!("node-{other}")),
         }
     }
 
@@ -94,8 +127,8 @@ impl Cluster {
 
     /// The first process of the node. A reboot makes another one.
     fn init(&self) -> u32 {
-        fs::read_to_string(self.home.join("node/init.pid"))
-            .expect("a node is up")
+        fs::read_to_string(self.directory().join("init.pid"))
+            .expect("the node is up")
             .trim()
             .parse()
             .expect("a pid")
@@ -162,7 +195,8 @@ impl Cluster {
         let shell = ["bash", "-o", "pipefail", "-euc", command];
         let mut command = if on_node {
             let mut enter = Command::new(repository.join("tests/e2e/cluster.sh"));
-            enter.arg("enter").args(shell);
+            enter.args(["on", &self.number.to_string(), "enter"]);
+            enter.args(shell);
             enter
         } else {
             let mut here = Command::new(shell[0]);
@@ -203,6 +237,7 @@ impl Cluster {
         let script = Path::new(env!("CARGO_MANIFEST_DIR")).join("tests/e2e/cluster.sh");
         succeed(
             Command::new(script)
+                .args(["on", &self.number.to_string()])
                 .args(arguments)
                 .env("E2E_HOME", &self.home)
                 .stderr(Stdio::inherit()),
@@ -211,11 +246,25 @@ impl Cluster {
 
     /// Kills one of the node's daemons. It is started again when what is returned is dropped, also
     /// by a case that fails: the next one needs it.
-    pub(crate) fn without<'a>(&'a self, daemon: &'a str) -> Without<'a> {
-        self.script(&["daemon", "kill", daemon]);
-        Without {
+    pub(crate) fn without<'a>(&'a self, daemon: &'a str) -> Undo<'a> {
+        self.for_now(&["daemon", "kill", daemon], vec!["daemon", "start", daemon])
+    }
+
+    /// Pulls the node's cable until what is returned is dropped.
+    pub(crate) fn cut_off(&self) -> Undo<'_> {
+        self.for_now(&["partition"], vec!["heal"])
+    }
+
+    /// Cuts the node's power until what is returned is dropped.
+    pub(crate) fn off(&self) -> Undo<'_> {
+        self.for_now(&["off"], vec!["start"])
+    }
+
+    fn for_now<'a>(&'a self, verb: &[&str], undo: Vec<&'a str>) -> Undo<'a> {
+        self.script(verb);
+        Undo {
             cluster: self,
-            daemon,
+            verb: undo,
         }
     }
 
@@ -230,7 +279,7 @@ impl Cluster {
     /// All of them, and none when it is not installed.
     pub(crate) fn driver_processes(&self) -> Vec<u32> {
         let cgroup =
-            fs::read_to_string(self.home.join("node/cgroup")).expect("cluster.sh wrote it");
+            fs::read_to_string(self.directory().join("cgroup")).expect("cluster.sh wrote it");
         fs::read_dir("/proc")
             .expect("/proc")
             .filter_map(|entry| entry.ok()?.file_name().to_str()?.parse().ok())
@@ -361,15 +410,15 @@ impl Cluster {
     }
 }
 
-/// A daemon that is not there now.
-pub(crate) struct Without<'a> {
+/// A daemon, a cable or a node that is not there now. Dropping it brings it back.
+pub(crate) struct Undo<'a> {
     cluster: &'a Cluster,
-    daemon: &'a str,
+    verb: Vec<&'a str>,
 }
 
-impl Drop for Without<'_> {
+impl Drop for Undo<'_> {
     fn drop(&mut self) {
-        self.cluster.script(&["daemon", "start", self.daemon]);
+        self.cluster.script(&self.verb);
     }
 }
 

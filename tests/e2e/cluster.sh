@@ -1,5 +1,6 @@
 #!/bin/bash
-# A real Kubernetes of one node, made from source and Debian's packages, with this project's deploy/ on it.
+# A real Kubernetes of one node, or of NODES (3), made from source and Debian's packages, with this project's
+# deploy/ on it. Node 1 has the control plane.
 #
 #   cluster.sh build                  make what is needed, in target/e2e/ (kept; what is there and fits is not made again)
 #   cluster.sh up [OVERLAY]           start the node and install deploy/overlays/OVERLAY (host) on it
@@ -9,6 +10,10 @@
 #   cluster.sh enter COMMAND...       run a command where the node is: in its mount, network, pid and ipc namespaces
 #   cluster.sh daemon start|stop|kill NAME    one of the node's daemons: kubelet, containerd, kube-apiserver ...
 #   cluster.sh reboot                 what a power cut leaves: no process, no mount; what is on disk stays. Then start again
+#   cluster.sh on N VERB              enter, daemon or reboot on node N instead of node 1, and for the other nodes:
+#     partition, heal                 pull its cable, and put it back
+#     off, start                      cut its power; start it again
+#     disk                            an empty disk for the pool of a node that is off
 #
 # Nothing of the host's is changed: see cluster/README.md for how, and for what this expects of the machine.
 set -euo pipefail
@@ -27,12 +32,11 @@ trap hurry EXIT
 case ${1:-} in
   build)  lock; build ;;
   up)     lock; ! is_up || die "a node is up already ($(basename "$0") down takes it away)"
-          build; up "${2:-host}"; invitation ;;
+          build; up "${2:-host}" "${NODES:-1}"; invitation ;;
   down)   take_lock; down ;;
-  left)   left ;;
+  left)   each_node left ;;
   run)    shift; lock; run "$@" ;;
-  reboot) must_be_up; reboot ;;
-  enter)  shift; must_be_up; enter "$@" ;;
-  daemon) shift; must_be_up; enter "$here/daemons.sh" "$@" ;;
+  on)     on "${@:2}" ;;
+  enter|daemon|reboot) on 1 "$@" ;;
   *)      sed -n '2,/^set/{/^#/s/^# \{0,1\}//p}' "$0"; exit 2 ;;
 esac

@@ -1,5 +1,5 @@
-//! The environment of one case: its namespace, the verbs that cases use, and the check for
-//! leftovers. Every wait is for an event; a missing event ends the case.
+//! The environment of one case: its namespace, and the verbs that cases use. Every wait is for an
+//! event; a missing event ends the case.
 
 use std::cell::{Cell, RefCell};
 use std::collections::HashMap;
@@ -13,23 +13,10 @@ use std::time::Instant;
 use serde_json::Value;
 
 use crate::cluster::{Cluster, PATIENCE, Watch, eventually, feed, succeed};
+use crate::leftovers::forget;
 
 /// The label of all cases.
-const LABEL: &str = "baggageclaim-e2e=case";
-
-/// Takes away what an earlier run has left on a node that stayed up, because it was ended in the
-/// middle.
-pub(crate) fn sweep(cluster: &Cluster) {
-    succeed(&mut cluster.kubectl(&[
-        "delete",
-        "namespaces",
-        "--selector",
-        LABEL,
-        "--wait",
-        "--timeout=120s",
-    ]));
-    forget(cluster, &["artifacts"]);
-}
+pub(crate) const LABEL: &str = "baggageclaim-e2e=case";
 
 /// Makes a namespace in which pods can be made.
 fn make_namespace(cluster: &Cluster, namespace: &str) {
@@ -44,26 +31,6 @@ fn make_namespace(cluster: &Cluster, namespace: &str) {
         "--timeout=120s",
         &format!("--namespace={namespace}"),
     ]));
-}
-
-/// Forgets what was sealed, as far as a list of the driver's goes.
-fn forget(cluster: &Cluster, list: &[&str]) {
-    for artifact in cluster.driver_list(list) {
-        if let (Some(reference), Some(tenant)) =
-            (artifact["reference"].as_str(), artifact["tenant"].as_str())
-        {
-            let output = cluster.driver(&["destroy", reference, "--tenant", tenant]);
-            assert!(
-                output.status.success(),
-                "{reference}: {}",
-                String::from_utf8_lossy(&output.stderr)
-            );
-        }
-    }
-    eventually("all artifacts are gone", || {
-        let _ = cluster.driver(&["reap"]);
-        cluster.driver_list(list).is_empty().then_some(())
-    });
 }
 
 /// A namespace, and what is done in it.
@@ -102,7 +69,7 @@ impl<'a> Env<'a> {
         ))
     }
 
-    fn within(&self) -> String {
+    pub(crate) fn within(&self) -> String {
         format!("--namespace={}", self.namespace)
     }
 
@@ -422,7 +389,7 @@ impl<'a> Env<'a> {
     pub(crate) fn clear(&self) {
         self.kubectl(&[
             "delete",
-            "deployments,jobs",
+            "deployments,jobs,statefulsets",
             "--all",
             "--wait",
             "--timeout=120s",
@@ -442,8 +409,9 @@ impl<'a> Env<'a> {
 
     /// The driver's volumes, artifacts or caches of this namespace.
     pub(crate) fn list(&self, what: &str) -> Vec<Value> {
-        self.cluster
-            .driver_list(&[what, "--tenant", &self.namespace])
+        let nodes = self.cluster.nodes().into_iter();
+        let list = |node: Cluster| node.driver_list(&[what, "--tenant", &self.namespace]);
+        nodes.flat_map(list).collect()
     }
 
     /// Waits until the driver has done what it does in the background: nothing is published,
@@ -480,68 +448,11 @@ impl<'a> Env<'a> {
 
     /// Forgets all that is sealed here.
     pub(crate) fn forget(&self) {
-        forget(self.cluster, &["artifacts", "--tenant", &self.namespace]);
-    }
-
-    /// Checks that the case leaves nothing once its pods are gone: no mount, no directory, no
-    /// record. Sealed content is meant to stay, so it is checked and then destroyed.
-    pub(crate) fn assert_nothing_left(&self) {
-        self.settled();
-        let mounts = self.cluster.volume_mounts();
-        assert!(mounts.is_empty(), "mounts are left: {mounts:#?}");
-        for directory in ["volumes", "pending", "incoming"] {
-            let left = self.cluster.in_pool(directory);
-            assert!(left.is_empty(), "left in the pool's {directory}: {left:?}");
-        }
-        // kubelet removes them after it has let the API forget the pod.
-        eventually("no directory is left of a pod", || {
-            let pods = self.cluster.get(&["pods", "--all-namespaces"]);
-            let alive: Vec<&str> = items(&pods)
-                .filter_map(|pod| pod["metadata"]["uid"].as_str())
-                .collect();
-            let directories = self.cluster.pod_directories();
-            directories
-                .iter()
-                .all(|uid| alive.contains(&uid.as_str()))
-                .then_some(())
-        });
-        self.forget();
-        eventually("the trash is empty", || {
-            self.cluster.in_pool("trash").is_empty().then_some(())
-        });
-        let check = self.cluster.driver(&["check", "--output=json"]);
-        assert!(
-            check.status.success(),
-            "the pool is not sound: {}{}",
-            String::from_utf8_lossy(&check.stdout),
-            String::from_utf8_lossy(&check.stderr)
-        );
-    }
-
-    /// Prints the first things that a person would look at.
-    pub(crate) fn explain(&self) {
-        let within = self.within();
-        for arguments in [
-            &["get", "pods", "--output=wide", &within][..],
-            &["get", "events", "--sort-by=.lastTimestamp", &within],
-            &["get", "pods", "--namespace=baggageclaim", "--output=wide"],
-            &[
-                "logs",
-                "--namespace=baggageclaim",
-                "daemonset/baggageclaim-node",
-                "--tail=40",
-            ],
-        ] {
-            eprintln!("$ kubectl {}", arguments.join(" "));
-            let _ = self
-                .cluster
-                .kubectl(arguments)
-                .stdout(std::io::stderr())
-                .status();
-        }
-        eprintln!("$ baggageclaim volumes --output=wide");
-        let volumes = self.cluster.driver(&["volumes", "--output=wide"]);
-        eprintln!("{}", String::from_utf8_lossy(&volumes.stdout));
+        let list = ["artifacts", "--tenant", &self.namespace];
+        self.cluster
+            .nodes()
+            .iter()
+            .for_each(|node| forget(node, &list));
     }
 
     /// Deletes the namespace, and makes another one of its name.

@@ -4,7 +4,8 @@
 //! | | |
 //! |---|---|
 //! | `cluster` | the node: kubectl, its daemons, its mount table, the driver's own verbs |
-//! | `env` | the environment of one case: a namespace, waits, and the check for leftovers |
+//! | `env` | the environment of one case: a namespace, and waits |
+//! | `leftovers` | the check after each case: nothing is left on any node |
 //! | `cases` | the cases; a new one is a function there, a line in its list, and a manifest |
 //! | `step` | a pod that keeps running while its environment changes |
 //! | `crowd` | many pods, or pods with many volumes |
@@ -23,6 +24,7 @@ mod crowd;
 #[path = "../common/docs.rs"]
 mod docs;
 mod env;
+mod leftovers;
 mod speed;
 mod step;
 
@@ -48,7 +50,19 @@ fn main() -> ExitCode {
         // Arguments that `cargo test` itself passes.
         .filter(|word| !word.starts_with("--"))
         .collect();
-    let all = cases::all();
+    let cluster = match Cluster::find() {
+        Ok(cluster) => cluster,
+        Err(reason) => {
+            eprintln!("e2e: {reason}");
+            return ExitCode::FAILURE;
+        }
+    };
+    let is_alone = cluster.nodes().len() == 1;
+    let all = if is_alone {
+        cases::all()
+    } else {
+        cases::of_several_nodes()
+    };
     let chosen: Vec<&Case> = all
         .iter()
         .filter(|case| wanted.is_empty() || wanted.iter().any(|word| case.name.contains(word)))
@@ -69,15 +83,7 @@ fn main() -> ExitCode {
         eprintln!("  {SPEED}");
         return ExitCode::from(2);
     }
-    let cluster = match Cluster::find() {
-        Ok(cluster) => cluster,
-        Err(reason) => {
-            eprintln!("e2e: {reason}");
-            return ExitCode::FAILURE;
-        }
-    };
-
-    env::sweep(&cluster);
+    leftovers::sweep(&cluster);
 
     let start = Instant::now();
     let mut failed = Vec::new();
@@ -96,7 +102,7 @@ fn main() -> ExitCode {
         failed.len(),
         start.elapsed().as_secs_f64()
     );
-    if reports && failed.is_empty() && catch_unwind(|| speed::report(&cluster, asked)).is_err() {
+    if reports && failed.is_empty() && catch_unwind(|| report(&cluster, asked)).is_err() {
         failed.push(SPEED);
     }
     for name in &failed {
@@ -106,6 +112,14 @@ fn main() -> ExitCode {
         ExitCode::SUCCESS
     } else {
         ExitCode::FAILURE
+    }
+}
+
+fn report(cluster: &Cluster, was_asked: bool) {
+    if cluster.nodes().len() == 1 {
+        speed::report(cluster, was_asked);
+    } else {
+        cases::report_of_several_nodes(cluster, was_asked);
     }
 }
 

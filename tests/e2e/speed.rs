@@ -182,14 +182,14 @@ fn first_lines(env: &Env, group: &str, count: usize) -> HashMap<String, SystemTi
 }
 
 /// The middle of many, and how far they lie apart.
-struct Spread {
-    least: f64,
-    median: f64,
-    most: f64,
+pub(crate) struct Spread {
+    pub(crate) least: f64,
+    pub(crate) median: f64,
+    pub(crate) most: f64,
 }
 
 impl Spread {
-    fn of(times: &[Duration]) -> Self {
+    pub(crate) fn of(times: &[Duration]) -> Self {
         let mut seconds: Vec<f64> = times.iter().map(Duration::as_secs_f64).collect();
         seconds.sort_by(f64::total_cmp);
         Self {

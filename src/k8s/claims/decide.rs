@@ -147,7 +147,8 @@ impl Asked<'_> {
     /// follows.
     fn candidates(&self) -> Result<Vec<Arc<Node>>> {
         if let Some(source) = &self.source {
-            self.at.choose([source])?;
+            let chosen = self.at.choose([source]);
+            chosen.map_err(|_| not_at_source(source))?;
             return Ok(vec![source.clone()]);
         }
         let mut places: Vec<&Place> = self.places.iter().collect();
@@ -201,6 +202,19 @@ impl Asked<'_> {
         let name = request.name.clone();
         Err(Error::Exists { name, what })
     }
+}
+
+/// The error for a clone that may not be where its source is. Only the class can help: after this
+/// error the pod is scheduled again, and the scheduler does not know of the source.
+fn not_at_source(source: &Node) -> Error {
+    refusal(
+        Code::ResourceExhausted,
+        format!(
+            "a clone is made where its source is, on node {}, and the request asks for another node. Use a StorageClass with \
+             volumeBindingMode: Immediate for clones, such as baggageclaim-clone: pods then follow the clone",
+            source.id.as_str()
+        ),
+    )
 }
 
 /// The error for a volume whose data its node does not have any more.

@@ -3,6 +3,7 @@
 
 mod caches;
 mod claims;
+mod nodes;
 mod outcomes;
 mod pods;
 mod policy;
@@ -15,8 +16,53 @@ mod uninstall;
 mod upgrade;
 
 use crate::Case;
+pub(crate) use nodes::report as report_of_several_nodes;
 
-/// All of them, in the order in which they are played: what others build on comes first.
+/// Those that need several nodes, which have the controller plugin. The others are played on one
+/// node.
+pub(crate) fn of_several_nodes() -> Vec<Case> {
+    let case = |name, play| Case { name, play };
+    vec![
+        case(
+            "a StatefulSet over three nodes: each claim is where its pod is",
+            nodes::stateful_set,
+        ),
+        case(
+            "50 clones at once: their pods run where the source is",
+            nodes::clones_follow,
+        ),
+        case(
+            "a clone in the class of empty claims tells the class for clones",
+            nodes::clone_in_the_other_class,
+        ),
+        case(
+            "two clones from two nodes in one pod: the pod tells why it waits",
+            nodes::two_nodes_in_one_pod,
+        ),
+        case(
+            "a workspace that is cloned for one pod, and ends with it",
+            nodes::cloned_workspace,
+        ),
+        case(
+            "a driver's token writes the status of its own node's objects, and nothing else",
+            nodes::one_nodes_token,
+        ),
+        case(
+            "a node is cut off: its pods go on, and a new claim is made elsewhere",
+            nodes::cut_off,
+        ),
+        case(
+            "a node loses its power: its claims keep their data",
+            nodes::power_cut,
+        ),
+        case(
+            "a node comes back with another disk: its claims are lost, not empty",
+            nodes::another_disk,
+        ),
+    ]
+}
+
+/// All of one node, in the order in which they are played: what others build on comes first.
 #[expect(clippy::too_many_lines, reason = "a list is as long as it is")]
 pub(crate) fn all() -> Vec<Case> {
     let case = |name, play| Case { name, play };

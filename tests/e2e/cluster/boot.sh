@@ -1,6 +1,6 @@
 #!/bin/bash
-# Runs inside the node's namespaces: gives it disks and a network, and starts its daemons. Returns
-# when the node is ready for pods.
+# Runs inside a node's namespaces: gives it disks and a network, and starts its daemons. Returns when
+# the node is ready for pods.
 set -euo pipefail
 source "$(dirname "${BASH_SOURCE[0]}")/lib.sh"
 source "$here/pki.sh"
@@ -43,26 +43,29 @@ cat /proc/sys/kernel/random/uuid > /run/boot_id
 mount --bind /run/boot_id /proc/sys/kernel/random/boot_id
 
 # ---- network ----
+# The cable of the other nodes is connected already (updown.sh).
 ip link set lo up
-# A bridge, because there is no `dummy` device in small kernels: it carries the node's address and
-# no cable.
-ip link add e2e-node type bridge
-ip address add "$node_address/32" dev e2e-node
-ip link set e2e-node up
-# Services are addresses that kube-proxy rewrites; before it can, there must be a way for them to
-# leave by.
-ip route add "$services_range" dev e2e-node
 echo 1 > /proc/sys/net/ipv4/ip_forward
+if [ "$node_number" = 1 ]; then
+  # A bridge, because there is no `dummy` device in small kernels: it carries the node's address, and
+  # is the switch that the other nodes' cables lead to.
+  ip link add e2e-node type bridge
+  ip address add "$node_address/24" dev e2e-node
+  ip link set e2e-node up
+  # Services are addresses that kube-proxy rewrites; before it can, there must be a way for them to
+  # leave by.
+  ip route add "$services_range" dev e2e-node
+fi
 
 # ---- the control plane ----
 # Left over from the earlier boot; other processes may have these pids now.
 rm -rf "$node/pids"
-[ -e "$node/pki/admin.kubeconfig" ] || make_pki
+[ -e "$pki/admin.kubeconfig" ] || make_pki
 source "$here/daemons.sh"
 write_configuration
-start etcd
+[ "$node_number" != 1 ] || start etcd
 start containerd
-start kube-apiserver
+[ "$node_number" != 1 ] || start kube-apiserver
 
 ctr() { command ctr --address /run/containerd.sock --namespace k8s.io "$@"; }
 wait_for containerd 20 ctr version
@@ -71,14 +74,16 @@ for image in "$images"/*.tar; do
   ctr images import "$image" > "$node/log/import.log" 2>&1 || { cat "$node/log/import.log" >&2; die "containerd refuses $image"; }
 done
 
-export KUBECONFIG=$node/pki/admin.kubeconfig
+export KUBECONFIG=$pki/admin.kubeconfig
 wait_for "API server" 60 kubectl get --raw /readyz
-say "the API server is ready"
+[ "$node_number" != 1 ] || say "the API server is ready"
 
 # ---- the node ----
 start kubelet
-start kube-controller-manager
-start kube-scheduler
+if [ "$node_number" = 1 ]; then
+  start kube-controller-manager
+  start kube-scheduler
+fi
 start kube-proxy
 kubectl wait --for=create "node/$node_name" --timeout 60s > /dev/null
 kubectl wait --for=condition=Ready "node/$node_name" --timeout 60s > /dev/null

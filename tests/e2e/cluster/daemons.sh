@@ -1,5 +1,5 @@
 #!/bin/bash
-# The node's daemons: what each is told, and how they are started and stopped. Runs inside the
+# A node's daemons: what each is told, and how they are started and stopped. Runs inside the
 # node's namespaces; sourced by boot.sh, and called by `cluster.sh daemon`.
 #
 #   daemons.sh start|stop|kill NAME    stop: SIGTERM; kill: SIGKILL. Both return when it is gone.
@@ -22,25 +22,29 @@ daemon_kube-apiserver() {
     --bind-address="$node_address" --advertise-address="$node_address" --secure-port=6443 \
     --service-cluster-ip-range="$services_range" --allow-privileged=true \
     --authorization-mode=Node,RBAC --enable-admission-plugins=NodeRestriction \
-    --client-ca-file="$node/pki/ca.crt" --tls-cert-file="$node/pki/apiserver.crt" --tls-private-key-file="$node/pki/apiserver.key" \
+    --client-ca-file="$pki/ca.crt" --tls-cert-file="$pki/apiserver.crt" --tls-private-key-file="$pki/apiserver.key" \
     --service-account-issuer=https://kubernetes.default.svc \
-    --service-account-key-file="$node/pki/tokens.pub" --service-account-signing-key-file="$node/pki/tokens.key" \
-    --kubelet-client-certificate="$node/pki/admin.crt" --kubelet-client-key="$node/pki/admin.key" \
-    --kubelet-certificate-authority="$node/pki/ca.crt" --kubelet-preferred-address-types=InternalIP
+    --service-account-key-file="$pki/tokens.pub" --service-account-signing-key-file="$pki/tokens.key" \
+    --kubelet-client-certificate="$pki/admin.crt" --kubelet-client-key="$pki/admin.key" \
+    --kubelet-certificate-authority="$pki/ca.crt" --kubelet-preferred-address-types=InternalIP
 }
 
 daemon_kube-controller-manager() {
-  exec kube-controller-manager --kubeconfig="$node/pki/controllers.kubeconfig" --leader-elect=false --bind-address=127.0.0.1 \
-    --root-ca-file="$node/pki/ca.crt" --service-account-private-key-file="$node/pki/tokens.key"
+  # With several nodes, a silent one is known as such sooner than in production.
+  local silence=50s
+  is_alone || silence=20s
+  exec kube-controller-manager --kubeconfig="$pki/controllers.kubeconfig" --leader-elect=false --bind-address=127.0.0.1 \
+    --root-ca-file="$pki/ca.crt" --service-account-private-key-file="$pki/tokens.key" \
+    --node-monitor-grace-period=$silence
 }
 
 daemon_kube-scheduler() {
-  exec kube-scheduler --kubeconfig="$node/pki/scheduler.kubeconfig" --leader-elect=false --bind-address=127.0.0.1
+  exec kube-scheduler --kubeconfig="$pki/scheduler.kubeconfig" --leader-elect=false --bind-address=127.0.0.1
 }
 
 daemon_kube-proxy() {
   # The table of connections is the whole machine's: its size is left as it is.
-  exec kube-proxy --kubeconfig="$node/pki/proxy.kubeconfig" --hostname-override="$node_name" --bind-address="$node_address" \
+  exec kube-proxy --kubeconfig="$pki/proxy.kubeconfig" --hostname-override="$node_name" --bind-address="$node_address" \
     --proxy-mode=iptables --cluster-cidr="$pods_range" --conntrack-max-per-core=0 \
     --conntrack-tcp-timeout-established=0s --conntrack-tcp-timeout-close-wait=0s
 }
@@ -48,7 +52,7 @@ daemon_kube-proxy() {
 daemon_containerd() { exec containerd --config "$node/etc/containerd.toml"; }
 
 daemon_kubelet() {
-  exec kubelet --config="$node/etc/kubelet.yaml" --kubeconfig="$node/pki/kubelet.kubeconfig" --root-dir="$(kubelet_directory)" \
+  exec kubelet --config="$node/etc/kubelet.yaml" --kubeconfig="$pki/kubelet-$node_number.kubeconfig" --root-dir="$(kubelet_directory)" \
     --hostname-override="$node_name" --node-ip="$node_address"
 }
 
@@ -62,8 +66,8 @@ write_configuration() {
   mkdir -p "$node/etc/cni"
   cat > "$node/etc/cni/10-pods.conflist" <<E
 {"cniVersion": "1.0.0", "name": "pods", "plugins": [{
-  "type": "bridge", "bridge": "e2e-pods", "isGateway": true, "ipMasq": true, "hairpinMode": true,
-  "ipam": {"type": "host-local", "dataDir": "/run/cni", "ranges": [[{"subnet": "$pods_range"}]], "routes": [{"dst": "0.0.0.0/0"}]}
+  "type": "bridge", "bridge": "e2e-pods", "isGateway": true, "ipMasq": false, "hairpinMode": true,
+  "ipam": {"type": "host-local", "dataDir": "/run/cni", "ranges": [[{"subnet": "$(pods_of "$node_number")"}]], "routes": [{"dst": "0.0.0.0/0"}]}
 }]}
 E
   # The base spec of each container. After its mounts are made it gets the node's boot id (boot.sh).
@@ -98,16 +102,17 @@ kind: KubeletConfiguration
 containerRuntimeEndpoint: unix:///run/containerd.sock
 cgroupDriver: cgroupfs
 cgroupRoot: /$cgroup
+nodeLeaseDurationSeconds: $(is_alone && echo 40 || echo 12) # renewed four times in that
 failCgroupV1: false # since 1.35 it refuses version 1 otherwise
 failSwapOn: false
 oomScoreAdj: 0 # see containerd.toml
 authentication:
   anonymous: {enabled: false}
   webhook: {enabled: false}
-  x509: {clientCAFile: "$node/pki/ca.crt"}
+  x509: {clientCAFile: "$pki/ca.crt"}
 authorization: {mode: AlwaysAllow}
-tlsCertFile: "$node/pki/kubelet.crt"
-tlsPrivateKeyFile: "$node/pki/kubelet.key"
+tlsCertFile: "$pki/kubelet-$node_number.crt"
+tlsPrivateKeyFile: "$pki/kubelet-$node_number.key"
 address: $node_address
 healthzBindAddress: 127.0.0.1
 readOnlyPort: 0

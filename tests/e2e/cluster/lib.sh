@@ -7,32 +7,71 @@ repository=$(cd "$here/../../.." && pwd)
 home=${E2E_HOME:-$repository/target/e2e}
 bin=$home/bin
 images=$home/images
-node=$home/node
 
-# In the node's own network namespace, so they cannot collide with anything.
-node_name=node-1
-node_address=10.99.0.1
-pods_range=10.244.0.0/24
+# What belongs to the cluster is in the directory of node 1, which has the control plane.
+first=$home/node
+pki=$first/pki
+
+# In the nodes' own network namespaces, so they cannot collide with anything.
+address_of() { echo "10.99.0.$1"; }
+pods_of() { echo "10.244.$1.0/24"; }
+pods_range=10.244.0.0/16
 services_range=10.96.0.0/16
 api_service=10.96.0.1
 
-# Cgroups are the one thing that has no namespace here. All of the node's are below this one.
+# Cgroups are the one thing that has no namespace here. All of a node's are below one of these.
 cgroup_of() { echo "baggageclaim-e2e-$(printf %s "$1" | sha256sum | cut -c 1-8)"; }
-cgroup=$(cgroup_of "$home")
+
+# select_node NUMBER: the node that the names below, and most functions, are about.
+select_node() {
+  export node_number=$1
+  node=$home/node
+  cgroup=$(cgroup_of "$home")
+  if [ "$1" != 1 ]; then
+    node=$home/node-$1
+    cgroup=$(cgroup_of "$node")
+  fi
+  node_name=node-$1
+  node_address=$(address_of "$1")
+}
+# Scripts inside a node inherit its number.
+select_node "${node_number:-1}"
+
+# The numbers of the nodes that have a directory, and so may have more. Node 1 is one of them also
+# when it has none.
+numbers() {
+  local directory
+  echo 1
+  for directory in "$home"/node-*/; do
+    [ ! -d "$directory" ] || basename "${directory#"$home/node-"}"
+  done
+}
+
+is_alone() { [ "$(numbers)" = 1 ]; }
+
+# each_node COMMAND...: the command for each of them, on the host.
+each_node() {
+  local number
+  for number in $(numbers); do
+    select_node "$number"
+    "$@"
+  done
+  select_node 1
+}
 
 # Kubelet's directory: where the overlay that is to be installed expects it. Not MicroK8s': the node
 # has no /var/snap of its own.
 kubelet_directory() {
-  case $(cat "$node/overlay") in
+  case $(cat "$first/overlay") in
     k0s) echo /var/lib/k0s/kubelet ;;
     *)   echo /var/lib/kubelet ;;
   esac
 }
 
 export PATH=$bin:/usr/sbin:/sbin:$PATH
-export KUBECONFIG=$node/kubeconfig
+export KUBECONFIG=$first/kubeconfig
 # Kubectl's cache of a server, in a directory for each server. This one is new each time.
-export KUBECACHEDIR=$node/kubectl
+export KUBECACHEDIR=$first/kubectl
 
 say() { printf '%7.1fs  %s\n' "$(since)" "$*" >&2; }
 die() { printf 'e2e: %s\n' "$*" >&2; exit 1; }
@@ -104,7 +143,7 @@ alive() {
   [ "${stat%% *}" != Z ]
 }
 
-# pid_from NAME: the pid of one of the node's processes as the host sees it: `init`, which its
+# pid_from NAME: the pid of one of a node's processes as the host sees it: `init`, which its
 # namespaces live and die with, `unshare`, which made them, `door`, and `watch` (updown.sh). Another
 # process may have the pid by now, so it counts only if it runs the right program.
 pid_from() {
@@ -120,7 +159,7 @@ pid_from() {
 }
 
 is_up() { pid_from init > /dev/null; }
-must_be_up() { is_up || die "no node is up: cluster.sh up"; }
+must_be_up() { is_up || die "$node_name is not up: cluster.sh up"; }
 
 # Runs a command in the node's namespaces.
 enter() {

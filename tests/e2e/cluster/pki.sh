@@ -1,16 +1,19 @@
-# Sourced by boot.sh. The certificates: an authority for this node's life, and the identities that
+# Sourced by boot.sh. The certificates: an authority for this cluster's life, and the identities that
 # it signs.
 
 make_pki() {
-  mkdir -p "$node/pki"
-  local log=$node/log/pki.log
+  mkdir -p "$pki"
+  local log=$node/log/pki.log number
   (
-    cd "$node/pki"
+    cd "$pki"
     key ca
     openssl req -x509 -new -key ca.key -subj /CN=e2e -days 7 -out ca.crt
     certificate apiserver /CN=kube-apiserver serverAuth \
       "IP:127.0.0.1,IP:$node_address,IP:$api_service,DNS:kubernetes.default.svc"
-    certificate kubelet "/O=system:nodes/CN=system:node:$node_name" serverAuth,clientAuth "IP:$node_address,DNS:$node_name"
+    for number in $(numbers); do
+      certificate "kubelet-$number" "/O=system:nodes/CN=system:node:node-$number" serverAuth,clientAuth \
+        "IP:$(address_of "$number"),DNS:node-$number"
+    done
     certificate scheduler /CN=system:kube-scheduler clientAuth
     certificate proxy /CN=system:kube-proxy clientAuth
     # One of the masters: with a role of its own it would wait some seconds for the first service

@@ -1,7 +1,8 @@
-# Sourced by cluster.sh. The whole of it: a node, the cases, and nothing left.
+# Sourced by cluster.sh. The whole of it: nodes, the cases, and nothing left.
 
 run() {
   if is_up; then
+    [ "${NODES:=$(numbers | wc -l)}" = "$(numbers | wc -l)" ] || die "another number of nodes is up: cluster.sh down"
     build
     reinstall
     play "$@"
@@ -11,6 +12,12 @@ run() {
   export tied=yes
   trap finish EXIT
   build
+  if [ "${NODES:-1}" != 1 ]; then
+    # The cases that need several nodes, and no others.
+    up host "$NODES"
+    play "$@"
+    return
+  fi
   if [ $# = 0 ]; then
     # Claims in a cluster, without kubelets.
     patiently env -C "$repository" E2E_BIN="$bin" unshare --mount --propagation private \
@@ -44,7 +51,7 @@ finish() {
   hurry
   if [ $code != 0 ] && [ -d "$node/log" ]; then
     rm -rf "$home/failed"
-    cp -r "$node/log" "$home/failed" || true
+    each_node keep_logs
     say "the daemons' logs are in $home/failed"
   fi
   down
@@ -52,10 +59,16 @@ finish() {
   exit $code
 }
 
-# A node that was up stays up: only the driver is rebuilt, to try a change.
+keep_logs() {
+  mkdir -p "$home/failed"
+  cp -r "$node/log" "$home/failed/$node_name" || true
+}
+
+# Nodes that were up stay up: only the driver is rebuilt, to try a change.
 reinstall() {
-  enter ctr --address /run/containerd.sock --namespace k8s.io images import "$images/driver.tar" > /dev/null
+  each_node import_driver
   kubectl --namespace baggageclaim delete pods --selector app.kubernetes.io/name=baggageclaim > /dev/null 2>&1 || true
   # As it was made: after the node was off, no one else would mount the file of overlays/loop.
-  install_driver "$(cat "$node/overlay")"
+  install_driver "$(cat "$first/overlay")"
 }
+import_driver() { enter ctr --address /run/containerd.sock --namespace k8s.io images import "$images/driver.tar" > /dev/null; }

@@ -1,26 +1,32 @@
-# Sourced by cluster.sh. The node's life as the host sees it: a process, and what it has in
-# namespaces of its own.
+# Sourced by cluster.sh. The life of the nodes as the host sees it: of each a process, and what it
+# has in namespaces of its own.
 
-# up OVERLAY: starts a node on empty disks, and installs the driver on it.
+# up OVERLAY [NODES]: starts nodes on empty disks, and installs the driver on them.
 up() {
-  local place overlay=$1
+  local place number overlay=$1 count=${2:-1}
   # The node has its own /var/lib, /var/log and /run, so what is built must not lie beneath the
   # host's.
   for place in /var/lib /var/log /run /proc /sys; do
     [[ $home/ != "$place"/* ]] || die "$home is beneath $place, which the node has its own of: set E2E_HOME"
   done
   down
-  mkdir -p "$node"
-  # For who installs the driver again on this node.
-  echo "$overlay" > "$node/overlay"
-  if [ "$overlay" != loop ]; then
-    # The pool has its own filesystem, as docs/install.md advises: the machine's may be so full
-    # already that the driver would evict all unused content, as it should.
-    truncate --size 10G "$node/pool.img"
-    mkfs.ext4 -q -m 0 "$node/pool.img"
-  fi
-  boot
+  for number in $(seq "$count"); do
+    select_node "$number"
+    mkdir -p "$node"
+    [ "$overlay" = loop ] || make_pool
+  done
+  # For who installs the driver again.
+  echo "$overlay" > "$first/overlay"
+  each_node boot
   install_driver "$overlay"
+}
+
+# An empty pool. It has its own filesystem, as docs/install.md advises: the machine's may be so full
+# already that the driver would evict all unused content, as it should.
+make_pool() {
+  rm -f "$node/pool.img"
+  truncate --size 10G "$node/pool.img"
+  mkfs.ext4 -q -m 0 "$node/pool.img"
 }
 
 # Starts a node on the disks that are there.
@@ -45,13 +51,70 @@ boot() {
   done
   echo "$child" > "$node/init.pid"
   [ -z "${tied:-}" ] || watch_over "$child"
+  [ "$node_number" = 1 ] || connect
   patient=patiently enter "$here/boot.sh"
+  say "$node_name is ready"
+  [ "$node_number" = 1 ] || return 0
+  # Node 1 was off: the cables ended with its switch.
+  each_node reconnect
   # The door stands on the host, so that kubectl works there.
   local address door
   read -r address door < <(setsid "$bin/door" "$child" "$node_address:6443" 2> "$node/log/door.log" 9>&-) || die "$(cat "$node/log/door.log")"
   echo "$door" > "$node/door.pid"
-  sed "s#https://$node_address:6443#https://$address#" "$node/pki/admin.kubeconfig" > "$KUBECONFIG"
+  sed "s#https://$node_address:6443#https://$address#" "$pki/admin.kubeconfig" > "$KUBECONFIG"
   say "the node is ready"
+}
+
+# in_network NUMBER COMMAND...: runs a command in a node's network, with the host's pids.
+in_network() {
+  local number=$1 init; shift
+  init=$(cat "$home/node$([ "$number" = 1 ] || echo "-$number")/init.pid")
+  nsenter --target "$init" --net -- "$@" 9>&-
+}
+
+# Lays the cable of a node to the switch, which is in node 1. It ends with either of them.
+connect() {
+  local number port=sw$node_number
+  in_network 1 ip link delete "$port" 2> /dev/null || true
+  in_network 1 ip link add "$port" type veth peer name uplink netns "$(pid_from init)"
+  in_network 1 ip link set "$port" master e2e-node up
+  in_network 1 ip route replace "$(pods_of "$node_number")" via "$node_address"
+  in_network "$node_number" ip address add "$node_address/24" dev uplink
+  in_network "$node_number" ip link set uplink up
+  # As on node 1 (boot.sh).
+  in_network "$node_number" ip route add "$services_range" dev uplink
+  for number in $(numbers); do
+    [ "$number" = "$node_number" ] || in_network "$node_number" ip route add "$(pods_of "$number")" via "$(address_of "$number")"
+  done
+}
+reconnect() { [ "$node_number" = 1 ] || ! is_up || connect; }
+
+# partition, heal: pulls the cable of a node, and puts it back.
+partition() { switch_port down; }
+heal() { switch_port up; }
+switch_port() {
+  [ "$node_number" != 1 ] || die "node 1 is the switch: cut the others off"
+  in_network 1 ip link set "sw$node_number" "$1"
+}
+
+# on NUMBER VERB: the verbs of cluster.sh that are about one node.
+on() {
+  [ -d "$home/node-$1" ] || [ "$1" = 1 ] || die "there is no node $1"
+  select_node "$1"
+  case ${2:-} in
+    start)  ! is_up || die "$node_name is up"; boot ;;
+    disk)   ! is_up || die "$node_name is up: its disk is in use"; make_pool ;;
+    *)
+      must_be_up
+      case ${2:-} in
+        enter)          enter "${@:3}" ;;
+        daemon)         enter "$here/daemons.sh" "${@:3}" ;;
+        off)            halt ;;
+        reboot)         halt; boot ;;
+        partition|heal) "$2" ;;
+        *)              die "unknown: on $*" ;;
+      esac ;;
+  esac
 }
 
 # A run that brings its own node ($tied) holds the lock as long as it lives, and does not leave the
@@ -69,17 +132,18 @@ down() {
   local found deadline=$((SECONDS + 30))
   # That of interrupted.sh, should it have been ended itself.
   [ ! -d "$home/interrupted" ] || { E2E_HOME=$home/interrupted "$here/../cluster.sh" down; rm -rf "$home/interrupted"; }
-  halt
-  remove_cgroup
+  each_node halt
+  each_node remove_cgroup
   # Things that end a little later than the node: a loop device, a kubectl whose server is gone.
-  until found=$(left) && [ -z "$found" ]; do
+  until found=$(each_node left) && [ -z "$found" ]; do
     [ $SECONDS -lt $deadline ] || die "this is left of the node: $found"
     sleep 0.05
   done
   # No mount of the node's is seen here, since its namespace was private. Should there be one all
   # the same, it is not walked into.
-  rm -rf --one-file-system "$node"
+  each_node remove_directory
 }
+remove_directory() { rm -rf --one-file-system "$node"; }
 
 # Everything of a node beside its directory and its cgroups, one per line.
 left() {
@@ -120,11 +184,9 @@ halt() {
     kill -KILL "$pid" 2> /dev/null || true
   done
   [ -z "$init" ] || wait_for "end of the node's processes" 60 not_alive "$init"
-  rm -f "$node"/*.pid "$KUBECONFIG"
+  rm -f "$node"/*.pid "$node/kubeconfig"
 }
 not_alive() { ! alive "$1"; }
-
-reboot() { halt; boot; }
 
 # The node's cgroups: in each hierarchy of version 1, or in the one of version 2.
 hierarchies() {
@@ -162,17 +224,41 @@ remove_cgroup() {
 }
 remove_directories() { find "$1" -depth -type d -exec rmdir {} +; }
 
-# As an operator would: docs/install.md.
+# As an operator would: docs/install.md. Several nodes get the controller plugin as well.
 install_driver() {
-  local overlay=$repository/deploy/overlays/$1
+  local overlay=$repository/deploy/overlays/$1 workload workloads=(daemonset/baggageclaim-node)
   [ -e "$overlay/kustomization.yaml" ] || die "there is no overlay $1 in deploy/overlays"
-  kubectl apply -k "$overlay" > "$node/log/install.log" 2>&1 || { cat "$node/log/install.log" >&2; die "deploy/ does not apply"; }
-  if ! patiently kubectl --namespace baggageclaim rollout status daemonset/baggageclaim-node --timeout 90s >> "$node/log/install.log" 2>&1; then
-    kubectl --namespace baggageclaim describe pods >&2 || true
-    kubectl --namespace baggageclaim logs daemonset/baggageclaim-node --tail 50 >&2 || true
-    die "the driver does not become ready"
+  if ! is_alone; then
+    overlay=$first/overlay-of-several
+    write_overlay "$1"
+    workloads+=(deployment/baggageclaim-controller)
   fi
+  kubectl apply -k "$overlay" > "$first/log/install.log" 2>&1 || { cat "$first/log/install.log" >&2; die "deploy/ does not apply"; }
+  for workload in "${workloads[@]}"; do
+    patiently kubectl --namespace baggageclaim rollout status "$workload" --timeout 90s >> "$first/log/install.log" 2>&1 && continue
+    kubectl --namespace baggageclaim describe pods >&2 || true
+    kubectl --namespace baggageclaim logs "$workload" --all-containers --tail 50 >&2 || true
+    die "$workload does not become ready"
+  done
   say "the driver is installed"
+}
+
+# The controller is on node 1, which no case turns off.
+write_overlay() {
+  local deploy
+  mkdir -p "$first/overlay-of-several"
+  deploy=$(realpath --relative-to "$first/overlay-of-several" "$repository/deploy")
+  cat > "$first/overlay-of-several/kustomization.yaml" <<E
+apiVersion: kustomize.config.k8s.io/v1beta1
+kind: Kustomization
+resources: [$deploy/overlays/$1]
+components: [$deploy/components/controller]
+images: [{name: baggageclaim-csi, newTag: "$(driver_version)"}]
+patches:
+- target: {kind: Deployment, name: baggageclaim-controller}
+  patch: |
+    - {op: add, path: /spec/template/spec/nodeSelector/kubernetes.io~1hostname, value: node-1}
+E
 }
 
 invitation() {

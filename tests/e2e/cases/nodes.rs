@@ -1,0 +1,454 @@
+//! Claims over three nodes, each with a kubelet of its own: where they are made, where pods follow
+//! their clones, and what happens when a node is cut off, loses its power or its disk.
+//!
+//! `cluster.sh` has installed the controller plugin for all of these cases, on node 1.
+
+use std::collections::HashMap;
+use std::fmt::Write as _;
+use std::fs;
+use std::time::Instant;
+
+use serde_json::Value;
+use tempfile::NamedTempFile;
+
+use crate::cluster::{Cluster, PATIENCE, eventually, succeed};
+use crate::env::{Env, condition, items};
+
+pub(crate) use report::report;
+
+const GROUP: &str = "baggageclaim.concourse-ci.org";
+/// The class whose claims wait for their pod.
+const LATE: &str = "baggageclaim";
+/// The class whose claims do not wait.
+const CLONES: &str = "baggageclaim-clone";
+
+/// A claim: empty, or a clone of another.
+fn claim(name: &str, class: &str, source: Option<&str>) -> String {
+    let source = source.map_or_else(String::new, |source| {
+        format!("  dataSource: {{kind: PersistentVolumeClaim, name: {source}}}\n")
+    });
+    format!(
+        "apiVersion: v1
+kind: PersistentVolumeClaim
+metadata: {{name: {name}, labels: {{group: {name}}}}}
+spec:
+  accessModes: [ReadWriteOnce]
+  storageClassName: {class}
+  resources: {{requests: {{storage: 1Gi}}}}
+{source}---
+"
+    )
+}
+
+/// A pod that sees claims at `/claim-0` and so on, and runs a shell command.
+fn pod(name: &str, more: &str, claims: &[&str], command: &str) -> String {
+    let (mut mounts, mut volumes) = (String::new(), String::new());
+    for (number, claim) in claims.iter().enumerate() {
+        let volume = format!("name: claim-{number}");
+        let _ = writeln!(mounts, "    - {{{volume}, mountPath: /claim-{number}}}");
+        let _ = writeln!(
+            volumes,
+            "  - {{{volume}, persistentVolumeClaim: {{claimName: {claim}}}}}"
+        );
+    }
+    format!(
+        "apiVersion: v1
+kind: Pod
+metadata: {{name: {name}, labels: {{group: {name}}}}}
+spec:
+  terminationGracePeriodSeconds: 0
+  {more}
+  containers:
+  - name: step
+    image: docker.io/library/busybox:1
+    command: [sh, -ceu, {command:?}]
+    volumeMounts:
+{mounts}  volumes:
+{volumes}---
+"
+    )
+}
+
+/// A pod that runs only there.
+fn only_on(node: &Cluster) -> String {
+    format!("nodeSelector: {{kubernetes.io/hostname: {}}}", node.name())
+}
+
+const ENDS: &str = "restartPolicy: Never";
+
+/// The node of a pod.
+fn node_of(pod: &Value) -> &str {
+    pod["spec"]["nodeName"].as_str().unwrap_or_default()
+}
+
+/// The name of the PersistentVolume of a claim.
+fn volume_of(env: &Env, claim: &str) -> String {
+    let bound = env.until("persistentvolumeclaim", claim, "bound", |claim| {
+        claim["status"]["phase"] == "Bound"
+    });
+    let name = bound["spec"]["volumeName"].as_str();
+    name.expect("it is bound").to_owned()
+}
+
+/// The node where pods can use a PersistentVolume.
+fn place_of(env: &Env, volume: &str) -> String {
+    let volume = env.cluster.get(&["persistentvolume", volume]);
+    let terms = &volume["spec"]["nodeAffinity"]["required"]["nodeSelectorTerms"];
+    let node = terms[0]["matchExpressions"][0]["values"][0].as_str();
+    node.unwrap_or_else(|| panic!("{terms}")).to_owned()
+}
+
+/// The objects of a kind of ours.
+fn objects(cluster: &Cluster, kind: &str) -> Vec<Value> {
+    let list = cluster.get(&[&format!("{kind}.{GROUP}")]);
+    items(&list).cloned().collect()
+}
+
+/// Makes a claim on a node, with its name in the file `text`. Nothing uses it then.
+fn source(env: &Env, name: &str, node: &Cluster) {
+    let more = format!("{ENDS}\n  {}", only_on(node));
+    let write = format!("echo {name} > /claim-0/text");
+    env.apply_text(&(claim(name, LATE, None) + &pod(name, &more, &[name], &write)));
+    env.succeeded(name);
+    env.delete(&format!("pod/{name}"));
+    eventually("nothing is mounted", || {
+        node.volume_mounts().is_empty().then_some(())
+    });
+}
+
+/// Deletes all pods and claims of the case. Then there is no volume: none in the API, none on any
+/// node.
+fn no_claim_is_left(env: &Env) {
+    env.clear();
+    env.kubectl(&["delete", "persistentvolumeclaims", "--all", "--wait"]);
+    eventually("no PersistentVolume is left", || {
+        let volumes = env.cluster.get(&["persistentvolumes"]);
+        items(&volumes).next().is_none().then_some(())
+    });
+    eventually("no Volume is left", || {
+        objects(env.cluster, "volumes").is_empty().then_some(())
+    });
+    for node in env.cluster.nodes() {
+        eventually("no claim is left on a node", || {
+            node.in_pool("volumes").is_empty().then_some(())
+        });
+    }
+}
+
+fn node_is_ready(env: &Env, node: &Cluster) {
+    env.until("node", &node.name(), "ready", |node| {
+        condition(node, "Ready")
+    });
+    node.driver_ready();
+}
+
+pub(super) fn stateful_set(env: &Env) {
+    env.apply("stateful-set.yaml");
+    let mut nodes = Vec::new();
+    for number in 0..3 {
+        let name = format!("step-{number}");
+        env.ready(&name);
+        let node = node_of(&env.get(&format!("pod/{name}"))).to_owned();
+        let volume = volume_of(env, &format!("workspace-{name}"));
+        assert_eq!(place_of(env, &volume), node, "{name}");
+        nodes.push(node);
+    }
+    nodes.sort();
+    assert_eq!(nodes, ["node-1", "node-2", "node-3"]);
+    // Its claims end with it: their owner is deleted.
+    env.delete("statefulset/step");
+    eventually("the claims are gone", || {
+        let claims = env.get("persistentvolumeclaims");
+        items(&claims).next().is_none().then_some(())
+    });
+    no_claim_is_left(env);
+}
+
+pub(super) fn clones_follow(env: &Env) {
+    const CLONES_OF_EACH: usize = 25;
+    let nodes = [2, 3].map(|number| env.cluster.node(number));
+    let mut all = String::new();
+    let mut expected = Vec::new();
+    for node in &nodes {
+        let of = format!("of-{}", node.name());
+        source(env, &of, node);
+        for number in 0..CLONES_OF_EACH {
+            let name = format!("{of}-{number}");
+            let read = format!("grep {of} /claim-0/text");
+            all += &claim(&name, CLONES, Some(&of));
+            all += &pod(&name, ENDS, &[&name], &read);
+            expected.push((name, node.name()));
+        }
+    }
+    env.apply_text(&all);
+    env.kubectl(&[
+        "wait",
+        "pods",
+        "--all",
+        "--for=jsonpath={.status.phase}=Succeeded",
+        "--timeout=300s",
+    ]);
+    let pods = env.get("pods");
+    let nodes_of_pods: HashMap<&str, &str> = items(&pods)
+        .filter_map(|pod| Some((pod["metadata"]["name"].as_str()?, node_of(pod))))
+        .collect();
+    for (name, node) in &expected {
+        assert_eq!(nodes_of_pods.get(&**name), Some(&&**node), "{name}");
+    }
+    assert_eq!(nodes_of_pods.len(), expected.len());
+    no_claim_is_left(env);
+}
+
+pub(super) fn two_nodes_in_one_pod(env: &Env) {
+    for number in [2, 3] {
+        let (of, name) = (format!("of-{number}"), format!("copy-{number}"));
+        source(env, &of, &env.cluster.node(number));
+        env.apply_text(&claim(&name, CLONES, Some(&of)));
+        let volume = volume_of(env, &name);
+        assert_eq!(place_of(env, &volume), format!("node-{number}"));
+    }
+    env.apply_text(&pod("both", ENDS, &["copy-2", "copy-3"], "true"));
+    let told = env.event("both", &["0/3 nodes are available"]);
+    assert!(told.contains("PersistentVolume"), "{told}");
+    no_claim_is_left(env);
+}
+
+pub(super) fn clone_in_the_other_class(env: &Env) {
+    source(env, "source", &env.cluster.node(2));
+    // On the source's node it works.
+    let there = format!("{ENDS}\n  {}", only_on(&env.cluster.node(2)));
+    let read = "grep source /claim-0/text";
+    env.apply_text(&(claim("here", LATE, Some("source")) + &pod("here", &there, &["here"], read)));
+    env.succeeded("here");
+    // On another, the claim tells what to do.
+    let elsewhere = format!("{ENDS}\n  {}", only_on(&env.cluster.node(3)));
+    env.apply_text(
+        &(claim("there", LATE, Some("source")) + &pod("there", &elsewhere, &["there"], read)),
+    );
+    let events = env.watch("events", &["--field-selector=involvedObject.name=there"]);
+    let deadline = Instant::now() + PATIENCE;
+    let told = |event: &Value| {
+        let message = event["message"].as_str().unwrap_or_default();
+        message.contains("on node node-2") && message.contains("volumeBindingMode: Immediate")
+    };
+    while !told(&events.next(deadline).expect("an event on the claim").object) {}
+    no_claim_is_left(env);
+}
+
+pub(super) fn cloned_workspace(env: &Env) {
+    let node = env.cluster.node(3);
+    source(env, "warm", &node);
+    env.apply("cloned-workspace.yaml");
+    env.succeeded("job");
+    assert_eq!(env.logs("job"), "warm\n");
+    assert_eq!(node_of(&env.get("pod/job")), node.name());
+    env.delete("pod/job");
+    eventually("the pod's own claim is gone", || {
+        let claims = env.get("persistentvolumeclaims");
+        (items(&claims).count() == 1).then_some(())
+    });
+    no_claim_is_left(env);
+}
+
+pub(super) fn cut_off(env: &Env) {
+    let node = env.cluster.node(3);
+    // Writes once more whenever it is told to.
+    let write = "echo kept > /claim-0/text; while sleep 0.1; do [ ! -e /claim-0/more ] || \
+                 { echo more >> /claim-0/text; rm /claim-0/more; }; done";
+    env.apply_text(&(claim("kept", LATE, None) + &pod("kept", &only_on(&node), &["kept"], write)));
+    env.ready("kept");
+    let (uid, volume) = (env.uid("kept"), volume_of(env, "kept"));
+    let data = node.on_node(&format!(
+        "{}/pods/{uid}/volumes/kubernetes.io~csi/{volume}/mount",
+        node.kubelet()
+    ));
+
+    let cable = node.cut_off();
+    // The scheduler does not know yet, and this pod would be there rather than elsewhere.
+    let rather = format!(
+        "affinity: {{nodeAffinity: {{preferredDuringSchedulingIgnoredDuringExecution: [{{weight: 100, preference: \
+         {{matchExpressions: [{{key: kubernetes.io/hostname, operator: In, values: [{}]}}]}}}}]}}}}",
+        node.name()
+    );
+    let new = "echo new > /claim-0/text; sleep 1000000";
+    env.apply_text(&(claim("new", LATE, None) + &pod("new", &rather, &["new"], new)));
+    env.ready("new");
+    let elsewhere = node_of(&env.get("pod/new")).to_owned();
+    assert_ne!(elsewhere, node.name());
+    assert_eq!(place_of(env, &volume_of(env, "new")), elsewhere);
+    fs::write(data.join("more"), "").expect("write");
+    eventually("the pod goes on without the cable", || {
+        let text = fs::read_to_string(data.join("text")).expect("read");
+        (text == "kept\nmore\n").then_some(())
+    });
+
+    drop(cable);
+    node_is_ready(env, &node);
+    env.ready("kept");
+    assert_eq!(env.uid("kept"), uid);
+    assert_eq!(env.exec("kept", "cat /claim-0/text"), "kept\nmore\n");
+    assert_eq!(env.exec("new", "cat /claim-0/text"), "new\n");
+    // The attempt on the node that was silent is given up.
+    eventually("there are two volumes, and no more", || {
+        let volumes = objects(env.cluster, "volumes");
+        let ready = |volume: &&Value| volume["status"]["phase"] == "Ready";
+        (volumes.len() == 2 && volumes.iter().filter(ready).count() == 2).then_some(())
+    });
+    eventually("one of them is on the node", || {
+        (node.in_pool("volumes").len() == 1).then_some(())
+    });
+    no_claim_is_left(env);
+}
+
+pub(super) fn power_cut(env: &Env) {
+    let node = env.cluster.node(2);
+    source(env, "at-rest", &node);
+    let write = "echo started >> /claim-0/text; sleep 1000000";
+    env.apply_text(&(claim("used", LATE, None) + &pod("used", &only_on(&node), &["used"], write)));
+    env.ready("used");
+    node.script(&["reboot"]);
+    node_is_ready(env, &node);
+    env.until("pods", "used", "started again", |pod| {
+        let restarts = &pod["status"]["containerStatuses"][0]["restartCount"];
+        restarts.as_u64().unwrap_or_default() > 0 && condition(pod, "Ready")
+    });
+    assert_eq!(env.exec("used", "cat /claim-0/text"), "started\n".repeat(2));
+    env.apply_text(&claim("copy", CLONES, Some("at-rest")));
+    let read = "grep at-rest /claim-0/text /claim-1/text";
+    env.apply_text(&pod("reader", ENDS, &["at-rest", "copy"], read));
+    env.succeeded("reader");
+    no_claim_is_left(env);
+}
+
+pub(super) fn another_disk(env: &Env) {
+    let node = env.cluster.node(3);
+    source(env, "lost", &node);
+    let phase = |phase: &str| {
+        eventually(&format!("the volume is {phase}"), || {
+            let volumes = objects(env.cluster, "volumes");
+            (volumes.len() == 1 && volumes[0]["status"]["phase"] == phase).then_some(())
+        });
+    };
+    phase("Ready");
+    let off = node.off();
+    succeed(&mut node.kubectl(&["delete", "node", &node.name()]));
+    node.script(&["disk"]);
+    drop(off);
+    node_is_ready(env, &node);
+    phase("Lost");
+    // Its pod does not get an empty volume.
+    env.apply_text(&pod("reader", ENDS, &["lost"], "ls /claim-0"));
+    env.event("reader", &["MountVolume", "there is no volume"]);
+    assert!(node.in_pool("volumes").is_empty());
+    // New claims can be made there.
+    source(env, "new", &node);
+    no_claim_is_left(env);
+}
+
+pub(super) fn one_nodes_token(env: &Env) {
+    let nodes = [2, 3].map(|number| env.cluster.node(number));
+    for node in &nodes {
+        source(env, &format!("on-{}", node.name()), node);
+    }
+    let volumes = objects(env.cluster, "volumes");
+    let of = |node: &Cluster| {
+        let mut volumes = volumes.iter();
+        let found = volumes.find(|volume| volume["spec"]["nodeName"] == *node.name());
+        let found = found.expect("each node has one");
+        format!(
+            "volumes.{GROUP}/{}",
+            found["metadata"]["name"].as_str().expect("a name")
+        )
+    };
+    let (own, other) = (of(&nodes[0]), of(&nodes[1]));
+    let pool = |node: &Cluster| format!("pools.{GROUP}/{}", node.name());
+    let driver = Driver::of(env, &nodes[0]);
+    let nothing = r#"{"status":{}}"#;
+    let status = "--subresource=status";
+    let patch = |object: &str, patch: &str, more: &[&str]| {
+        let patch = format!("--patch={patch}");
+        driver.kubectl(&[&["patch", "--type=merge", object, &patch], more].concat())
+    };
+    for object in [&own, &pool(&nodes[0])] {
+        patch(object, nothing, &[status]).expect("its own node's");
+    }
+    let finalizer = r#"{"metadata":{"finalizers":["example.org/stay"]}}"#;
+    let pool_of_another = format!(
+        r#"{{"apiVersion":"{GROUP}/v1alpha1","kind":"Pool","metadata":{{"name":"node-9"}},"spec":{{}}}}"#
+    );
+    let pool_file = NamedTempFile::new().expect("a temporary file");
+    fs::write(pool_file.path(), pool_of_another).expect("write");
+    let file = format!("--filename={}", pool_file.path().display());
+    for (what, refused) in [
+        ("another's status", patch(&other, nothing, &[status])),
+        (
+            "another's pool",
+            patch(&pool(&nodes[1]), nothing, &[status]),
+        ),
+        ("a pool of no node", driver.kubectl(&["create", &file])),
+        (
+            "an order",
+            patch(&own, r#"{"spec":{"wanted":"Absent"}}"#, &[]),
+        ),
+        ("a finalizer", patch(&own, finalizer, &[])),
+        ("a deletion", driver.kubectl(&["delete", &own])),
+        ("a secret", driver.kubectl(&["get", "secrets"])),
+    ] {
+        let told = refused.expect_err(what);
+        assert!(told.contains("orbidden"), "{what}: {told}");
+    }
+    // Through the status, metadata cannot be changed.
+    let _ = patch(&own, finalizer, &[status]);
+    let finalizers = env.get(&own)["metadata"]["finalizers"].clone();
+    assert_eq!(finalizers, Value::Null);
+    no_claim_is_left(env);
+}
+
+/// kubectl with the token of a driver, as kubelet gives it to the driver's pod.
+struct Driver<'a> {
+    cluster: &'a Cluster,
+    config: NamedTempFile,
+}
+
+impl<'a> Driver<'a> {
+    fn of(env: &Env<'a>, node: &Cluster) -> Self {
+        let cluster = env.cluster;
+        let namespace = "--namespace=baggageclaim";
+        let pods = cluster.get(&[
+            namespace,
+            "pods",
+            "--selector=app.kubernetes.io/component=node",
+            &format!("--field-selector=spec.nodeName={}", node.name()),
+        ]);
+        let pod = items(&pods).next().expect("a driver")["metadata"]["name"].clone();
+        let token = succeed(&mut cluster.kubectl(&[
+            namespace,
+            "create",
+            "token",
+            "baggageclaim-node",
+            "--bound-object-kind=Pod",
+            &format!("--bound-object-name={}", pod.as_str().expect("a name")),
+        ]));
+        let config = &["config", "view", "--raw", "--minify", "--output=json"];
+        let config = succeed(&mut cluster.kubectl(config));
+        let mut config: Value = serde_json::from_str(&config).expect("kubectl prints JSON");
+        // Not the administrator's certificate.
+        config["users"][0]["user"] = serde_json::json!({ "token": token.trim() });
+        let file = NamedTempFile::new().expect("a temporary file");
+        fs::write(file.path(), config.to_string()).expect("write");
+        Self {
+            cluster,
+            config: file,
+        }
+    }
+
+    fn kubectl(&self, arguments: &[&str]) -> Result<(), String> {
+        let mut kubectl = self.cluster.kubectl(arguments);
+        kubectl.env("KUBECONFIG", self.config.path());
+        let output = kubectl.output().expect("kubectl runs");
+        let told = String::from_utf8_lossy(&output.stderr).into_owned();
+        output.status.success().then_some(()).ok_or(told)
+    }
+}
+
+mod report;
