@@ -3,6 +3,8 @@
 
 use std::path::{Path, PathBuf};
 
+use serde_json::Value;
+
 use super::{AT_ONCE, Controller, GROUP, LATE, claim, pod, run};
 use crate::cluster::{Cluster, feed, succeed};
 use crate::env::Env;
