@@ -14,6 +14,7 @@ import (
 	"github.com/kubernetes-csi/csi-test/v5/pkg/sanity"
 	"github.com/onsi/ginkgo/v2"
 	"google.golang.org/grpc"
+	"google.golang.org/grpc/credentials/insecure"
 	"google.golang.org/protobuf/proto"
 	"k8s.io/klog/v2"
 )
@@ -33,10 +34,32 @@ func fillSizeCache(
 	return err
 }
 
+// One plugin at two sockets: what csi-sanity asks at the node's about the plugin as a whole, the controller answers.
+func askController(address *string) grpc.UnaryClientInterceptor {
+	var controller *grpc.ClientConn
+	return func(
+		ctx context.Context, method string, request, answer any,
+		connection *grpc.ClientConn, call grpc.UnaryInvoker, options ...grpc.CallOption,
+	) error {
+		if *address == "" || method != "/csi.v1.Identity/GetPluginCapabilities" {
+			return call(ctx, method, request, answer, connection, options...)
+		}
+		if controller == nil {
+			var err error
+			transport := grpc.WithTransportCredentials(insecure.NewCredentials())
+			if controller, err = grpc.NewClient("unix:"+*address, transport); err != nil {
+				return err
+			}
+		}
+		return controller.Invoke(ctx, method, request, answer, options...)
+	}
+}
+
 func main() {
 	config := sanity.NewTestConfig()
 	text := func(value *string, name, usage string) { flag.StringVar(value, "csi."+name, *value, usage) }
 	text(&config.Address, "endpoint", "the driver's socket")
+	text(&config.ControllerAddress, "controllerendpoint", "the controller's, if it is another")
 	text(&config.TargetPath, "mountdir", "parent of the target paths; made and removed here")
 	text(&config.StagingPath, "stagingdir", "the staging path; made and removed here")
 	text(&config.SecretsFile, "secrets", "YAML of the secrets")
@@ -48,7 +71,7 @@ func main() {
 	flag.Parse()
 
 	config.TestNodeVolumeAttachLimit = true
-	config.DialOptions = append(config.DialOptions, grpc.WithUnaryInterceptor(fillSizeCache))
+	config.DialOptions = append(config.DialOptions, grpc.WithChainUnaryInterceptor(fillSizeCache, askController(&config.ControllerAddress)))
 	klog.SetOutput(ginkgo.GinkgoWriter)
 
 	var result outcome

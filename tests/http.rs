@@ -322,7 +322,7 @@ async fn a_driver_that_does_not_answer_at_its_socket_is_not_alive() {
 /// How many seconds kubelet waits for `/healthz`.
 fn kubelets_patience() -> f64 {
     let daemons: DaemonSet =
-        serde_saphyr::from_str(include_str!("../deploy/base/daemonset.yaml")).expect("a DaemonSet");
+        serde_saphyr::from_str(include_str!("../deploy/node/daemonset.yaml")).expect("a DaemonSet");
     let pod = daemons.spec.expect("a spec").template.spec.expect("a pod");
     let probe = pod.containers[0].liveness_probe.as_ref();
     let seconds = probe.expect("a probe").timeout_seconds;

@@ -10,6 +10,8 @@
     reason = "the driver's program is asked for its defaults"
 )]
 
+#[path = "manifests/controller.rs"]
+mod controller;
 #[path = "common/docs.rs"]
 mod docs;
 #[path = "manifests/platforms.rs"]
@@ -32,7 +34,8 @@ use k8s_openapi::api::admissionregistration::v1::{
 use k8s_openapi::api::apps::v1::{DaemonSet, Deployment, StatefulSet};
 use k8s_openapi::api::batch::v1::{CronJob, Job};
 use k8s_openapi::api::core::v1::{
-    ConfigMap, Namespace, PersistentVolumeClaim, Pod, ResourceQuota, ServiceAccount,
+    ConfigMap, Namespace, PersistentVolume, PersistentVolumeClaim, Pod, ResourceQuota,
+    ServiceAccount,
 };
 use k8s_openapi::api::networking::v1::NetworkPolicy;
 use k8s_openapi::api::rbac::v1::{ClusterRole, ClusterRoleBinding, Role, RoleBinding};
@@ -320,9 +323,9 @@ fn what_the_documentation_calls_by_name_is_called_so() {
 fn what_is_deployed_is_this_driver() {
     let text = |file: &str| fs::read_to_string(root().join("deploy").join(file)).expect(file);
     let driver: CSIDriver =
-        serde_saphyr::from_str(&text("base/csidriver.yaml")).expect("a CSIDriver");
+        serde_saphyr::from_str(&text("node/csidriver.yaml")).expect("a CSIDriver");
     assert_eq!(driver.metadata.name.as_deref(), Some(DRIVER_NAME));
-    for overlay in ["host", "loop"] {
+    for overlay in ["host", "loop", "node"] {
         let overlay: Value =
             serde_saphyr::from_str(&text(&format!("overlays/{overlay}/kustomization.yaml")))
                 .expect("a kustomization");
@@ -330,7 +333,7 @@ fn what_is_deployed_is_this_driver() {
     }
     // A call that runs is answered within `--grace`, unless kubelet kills the driver before.
     let daemons: DaemonSet =
-        serde_saphyr::from_str(&text("base/daemonset.yaml")).expect("a DaemonSet");
+        serde_saphyr::from_str(&text("node/daemonset.yaml")).expect("a DaemonSet");
     let pod = daemons.spec.expect("a spec").template.spec.expect("a pod");
     let help = help("node");
     let grace = &help[help.find("--grace").expect("the flag")..];
@@ -350,7 +353,7 @@ fn what_is_deployed_is_this_driver() {
 #[test]
 fn the_driver_is_neither_refused_nor_cut_off_where_others_would_be() {
     let read = |file: &str| -> Value {
-        let text = fs::read_to_string(root().join("deploy/base").join(file)).expect(file);
+        let text = fs::read_to_string(root().join("deploy/node").join(file)).expect(file);
         serde_saphyr::from_str(&text).expect(file)
     };
     let daemons = read("daemonset.yaml");
@@ -410,6 +413,12 @@ type Rule = (
     &'static [&'static str],
 );
 
+/// A rule as an object has it.
+fn as_written(rule: &Rule) -> Value {
+    let (groups, resources, verbs) = rule;
+    serde_json::json!({ "apiGroups": groups, "resources": resources, "verbs": verbs })
+}
+
 /// All that the driver may do in the API: the least that works, and what docs/events.md and
 /// docs/security.md tell of it.
 const RULES: &[Rule] = &[
@@ -431,9 +440,13 @@ fn the_driver_may_do_the_least_that_works() {
     {
         assert!(patch.get("patch").is_none(), "a file of its own: {patch}");
     }
-    // OpenShift's own right is looked at in `platforms`, and what the policy lets others bind in
-    // `policy`.
-    let others = ["deploy/overlays/openshift/", "deploy/components/"];
+    // OpenShift's own right is looked at in `platforms`, what the policy lets others bind in
+    // `policy`, and the rights for claims in `controller`.
+    let others = [
+        "deploy/overlays/openshift/",
+        "deploy/components/",
+        "deploy/controller/",
+    ];
     let rights: Vec<&Manifest> = deployed
         .iter()
         .filter(|manifest| !others.iter().any(|other| manifest.place.starts_with(other)))
@@ -446,11 +459,7 @@ fn the_driver_may_do_the_least_that_works() {
         let places: Vec<&str> = rights.iter().map(|right| right.place.as_str()).collect();
         panic!("a role and its binding: {places:?}");
     };
-    assert_eq!(role.place, "deploy/base/rbac.yaml");
-    let as_written = |rule: &Rule| {
-        let (groups, resources, verbs) = rule;
-        serde_json::json!({ "apiGroups": groups, "resources": resources, "verbs": verbs })
-    };
+    assert_eq!(role.place, "deploy/node/rbac.yaml");
     let mut expected = role.object.clone();
     expected["kind"] = "ClusterRole".into();
     expected["rules"] = RULES.iter().map(as_written).collect();
@@ -466,7 +475,7 @@ fn the_driver_may_do_the_least_that_works() {
     };
     let daemons = deployed
         .iter()
-        .find(|each| each.object["kind"] == "DaemonSet" && each.place.contains("base"));
+        .find(|each| each.object["kind"] == "DaemonSet" && each.place.contains("deploy/node"));
     let daemons = &daemons.expect("a DaemonSet").object;
     assert_eq!(driver.kind, "ServiceAccount");
     assert_eq!(
@@ -524,6 +533,7 @@ fn complaint(manifest: &Manifest) -> Result<(), String> {
         }
         ("v1", "ConfigMap") => reread::<ConfigMap>,
         ("v1", "Namespace") => reread::<Namespace>,
+        ("v1", "PersistentVolume") => reread::<PersistentVolume>,
         ("v1", "PersistentVolumeClaim") => reread::<PersistentVolumeClaim>,
         ("v1", "Pod") => reread::<Pod>,
         ("v1", "ResourceQuota") => reread::<ResourceQuota>,

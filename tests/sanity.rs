@@ -6,9 +6,10 @@
 //! |---|---|
 //! | `driver` | the process under test |
 //! | `proxy` | the proxy between both in the third run, which kills the driver |
+//! | `tool` | csi-sanity: a Go program, built from `csi-sanity/` once for all tests |
 //! | `report` | csi-sanity's report |
 //!
-//! csi-sanity is a Go program, built here from `csi-sanity/`, once for all tests.
+//! `tests/control_plane` runs it against the plugins of a cluster.
 
 #![expect(
     clippy::disallowed_types,
@@ -24,28 +25,21 @@ mod driver;
 mod proxy;
 #[path = "sanity/report.rs"]
 mod report;
+#[path = "sanity/tool.rs"]
+mod tool;
 
 use std::io::Write as _;
-use std::path::{Path, PathBuf};
-use std::process::Command;
-use std::sync::OnceLock;
+use std::path::Path;
 
 use baggageclaim::engine::Engine;
 use common::{Fs, Lab, require_lab, skip};
 use driver::Setup;
 use proxy::Proxy;
 use report::Report;
+use tool::Target;
 
-const MIB: u64 = 1 << 20;
 /// The content of `csi-sanity/secrets.yaml`.
 const CANARY: &str = "hunter2-the-canary";
-
-/// The specs that upstream has switched off. A test of this project covers them; see
-/// `csi-sanity/README.md`.
-const PENDING: [&str; 1] = [
-    "Controller Service [Controller Server] ListVolumes pagination should detect volumes added between pages and accept \
-     tokens when the last volume from a page is deleted",
-];
 
 #[test]
 fn overlay() {
@@ -64,7 +58,7 @@ fn copy() {
 
 fn on(fs: Fs, backend: &str) {
     let lab = require_lab!(fs);
-    let tool = match tool() {
+    let tool = match tool::tool() {
         Ok(tool) => tool,
         Err(reason) => return skip(reason),
     };
@@ -73,16 +67,18 @@ fn on(fs: Fs, backend: &str) {
     let specs = {
         let driver = setup.start();
         let first = run(tool, &lab, &setup.socket);
-        first.must_be_whole(&setup, "first run");
+        first.must_be_whole("first run", &[], &|| setup.tail());
         let second = run(tool, &lab, &setup.socket);
-        second.must_be_whole(&setup, "again on the same pool");
+        second.must_be_whole("again on the same pool", &[], &|| setup.tail());
         drop(driver);
         first.passed()
     };
     let kills = {
         let proxy = Proxy::start(setup.clone(), lab.run_dir().join("proxy.sock"));
         let third = run(tool, &lab, &proxy.socket);
-        third.must_be_whole(&setup, "with the driver killed between calls");
+        third.must_be_whole("with the driver killed between calls", &[], &|| {
+            setup.tail()
+        });
         proxy.end()
     };
     let left = lab.leftovers();
@@ -119,66 +115,13 @@ fn say(line: &str) {
     let _ = writeln!(std::io::stderr(), "sanity: {line}");
 }
 
-/// csi-sanity, built; or why not, in a line.
-fn tool() -> Result<&'static Path, &'static str> {
-    static TOOL: OnceLock<Result<PathBuf, String>> = OnceLock::new();
-    let built = TOOL.get_or_init(|| {
-        let source = Path::new(env!("CARGO_MANIFEST_DIR")).join("csi-sanity");
-        let program = Path::new(env!("CARGO_TARGET_TMPDIR")).join("csi-sanity");
-        let built = Command::new("go")
-            .args(["build", "-trimpath", "-mod=readonly", "-o"])
-            .arg(&program)
-            .arg(".")
-            .current_dir(source)
-            .output();
-        match built {
-            Err(error) => Err(format!(
-                "csi-sanity needs Go 1.25 or newer (https://go.dev/dl) to be built, and `go` does not run: {error}"
-            )),
-            Ok(output) if !output.status.success() => Err(format!(
-                "csi-sanity cannot be built: {}",
-                String::from_utf8_lossy(&output.stderr).trim()
-            )),
-            Ok(_) => Ok(program),
-        }
-    });
-    built.as_deref().map_err(String::as_str)
-}
-
-/// Runs all of csi-sanity against a socket.
+/// Runs all of csi-sanity against a socket that serves everything.
 fn run(tool: &Path, lab: &Lab, socket: &Path) -> Report {
-    let told = Path::new(env!("CARGO_MANIFEST_DIR")).join("csi-sanity");
-    let pods = lab.kubelet_dir();
-    let report = lab.run_dir().join("report.json");
-    let path = |name: &str, path: &Path| {
-        let mut flag = std::ffi::OsString::from(format!("-csi.{name}="));
-        flag.push(path);
-        flag
+    let target = Target {
+        node: socket,
+        controller: None,
+        pods: &lab.kubelet_dir(),
+        report: &lab.run_dir().join("report.json"),
     };
-    let output = Command::new(tool)
-        .arg(path("endpoint", socket))
-        .arg(path("mountdir", &pods.join("mount")))
-        .arg(path("stagingdir", &pods.join("staging")))
-        .arg(path("testvolumeparameters", &told.join("parameters.yaml")))
-        .arg(path(
-            "testvolumemutableparameters",
-            &told.join("mutable-parameters.yaml"),
-        ))
-        .arg(path(
-            "testsnapshotparameters",
-            &told.join("snapshot-parameters.yaml"),
-        ))
-        .arg(path("secrets", &told.join("secrets.yaml")))
-        .arg(format!("-csi.testvolumesize={}", 16 * MIB))
-        .arg(format!("-csi.testvolumeexpandsize={}", 32 * MIB))
-        .args([
-            "-ginkgo.no-color",
-            "-ginkgo.timeout=15m",
-            "-ginkgo.silence-skips",
-        ])
-        .arg(format!("-ginkgo.json-report={}", report.display()))
-        .output()
-        .expect("csi-sanity runs");
-    let said = String::from_utf8_lossy(&output.stdout).into_owned();
-    Report::read(&report, output.status.success(), said)
+    target.ask_all(tool)
 }

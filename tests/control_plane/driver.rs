@@ -49,6 +49,14 @@ impl Process {
         self.daemon = Some(Daemon(child.expect("the driver starts")));
     }
 
+    /// The end of what it said.
+    pub(crate) fn tail(&self) -> String {
+        let log = std::fs::read_to_string(&self.log).unwrap_or_default();
+        let lines: Vec<&str> = log.lines().collect();
+        let from = lines.len().saturating_sub(60);
+        lines[from..].join("\n")
+    }
+
     /// Kills it, and waits until it is gone.
     pub(crate) fn kill(&mut self) {
         self.daemon = None;
@@ -119,7 +127,7 @@ pub(crate) fn node(plane: &ControlPlane, name: &str, pool: &Path) -> Process {
     Process::new(plane, name, socket, arguments)
 }
 
-fn kubelet_dir(plane: &ControlPlane, name: &str) -> PathBuf {
+pub(crate) fn kubelet_dir(plane: &ControlPlane, name: &str) -> PathBuf {
     plane.directory.path().join(format!("kubelet-{name}"))
 }
 

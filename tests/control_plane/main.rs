@@ -15,6 +15,11 @@ mod calls;
 mod driver;
 mod leaks;
 mod plane;
+#[path = "../sanity/report.rs"]
+mod report;
+mod sanity;
+#[path = "../sanity/tool.rs"]
+mod tool;
 
 use std::fs;
 use std::time::Duration;

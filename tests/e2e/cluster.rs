@@ -71,6 +71,12 @@ impl Cluster {
         }
     }
 
+    /// A text that was built for the cluster, beside its programs.
+    pub(crate) fn built(&self, file: &str) -> String {
+        let file = self.home.join("bin").join(file);
+        fs::read_to_string(&file).unwrap_or_else(|error| panic!("{}: {error}", file.display()))
+    }
+
     /// A command of what was built for the node, on the host.
     fn program(&self, name: &str) -> Command {
         let mut command = Command::new(self.home.join("bin").join(name));

@@ -20,7 +20,7 @@ const ELSEWHERE: &[(&str, &str)] = &[
 
 #[test]
 fn the_driver_is_shown_three_parts_of_kubelets_directory() {
-    let daemons = read("base/daemonset.yaml");
+    let daemons = read("node/daemonset.yaml");
     let pod = &daemons["spec"]["template"]["spec"];
     let volumes = list(&pod["volumes"]);
     let paths = volumes.iter().map(|volume| &volume["hostPath"]["path"]);
@@ -47,7 +47,7 @@ fn the_driver_is_shown_three_parts_of_kubelets_directory() {
 
 #[test]
 fn where_kubelet_is_elsewhere_an_overlay_says_so_in_every_place() {
-    let base = read("base/daemonset.yaml");
+    let base = read("node/daemonset.yaml");
     let base = &base["spec"]["template"]["spec"];
     assert!(help("node").contains("[env: BAGGAGECLAIM_KUBELET_DIR]"));
     for (overlay, directory) in ELSEWHERE {
@@ -108,7 +108,7 @@ fn every_overlay_is_on_the_page_about_installing() {
 fn openshift_admits_the_driver_and_the_pods_that_use_it() {
     // Its admission would let only privileged namespaces have inline volumes of a driver that does
     // not say so.
-    let driver = read("base/csidriver.yaml");
+    let driver = read("node/csidriver.yaml");
     let label = "security.openshift.io/csi-ephemeral-volume-profile";
     assert_eq!(driver["metadata"]["labels"][label], "restricted");
 
@@ -129,7 +129,7 @@ fn openshift_admits_the_driver_and_the_pods_that_use_it() {
     assert_eq!(role["rules"], right);
     assert_eq!(binding["kind"], "RoleBinding");
     assert_eq!(binding["roleRef"]["name"], role["metadata"]["name"]);
-    let daemons = read("base/daemonset.yaml");
+    let daemons = read("node/daemonset.yaml");
     let account = json!([{
         "kind": "ServiceAccount",
         "name": daemons["spec"]["template"]["spec"]["serviceAccountName"],

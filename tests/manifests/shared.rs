@@ -26,7 +26,7 @@ fn object(file: &str) -> Value {
 }
 
 fn base(file: &str) -> Value {
-    let path = root().join("deploy/base").join(file);
+    let path = root().join("deploy/node").join(file);
     let text = fs::read_to_string(path).expect(file);
     serde_saphyr::from_str(&text).expect(file)
 }

@@ -5,7 +5,12 @@ use std::path::Path;
 
 use serde::Deserialize;
 
-use super::driver::Setup;
+/// The specs that upstream has switched off. A test of this project covers them; see
+/// `csi-sanity/README.md`.
+const PENDING: [&str; 1] = [
+    "Controller Service [Controller Server] ListVolumes pagination should detect volumes added between pages and accept \
+     tokens when the last volume from a page is deleted",
+];
 
 #[derive(Debug, Deserialize)]
 #[serde(rename_all = "PascalCase")]
@@ -75,10 +80,16 @@ impl Report {
         its.filter(|spec| spec.leaf_node_type == "It").count()
     }
 
-    /// Whether everything ran and passed but for what upstream switched off.
-    pub(crate) fn must_be_whole(&self, setup: &Setup, what: &str) {
+    /// Whether everything ran and passed but for what upstream switched off, and for the groups of
+    /// specs that these begin with: a capability that the driver does not have.
+    pub(crate) fn must_be_whole(&self, what: &str, without: &[&str], log: &dyn Fn() -> String) {
+        let is_known = |spec: &&Spec| {
+            let name = spec.name();
+            spec.state == "skipped" && without.iter().any(|group| name.starts_with(group))
+        };
         let wrong: Vec<String> = self
             .in_state(|state| !matches!(state, "passed" | "pending"))
+            .filter(|spec| !is_known(spec))
             .map(|spec| {
                 format!(
                     "{}: {}\n    {}",
@@ -93,19 +104,23 @@ impl Report {
             "{what}: {} specs did not pass:\n{}\n{}",
             wrong.len(),
             wrong.join("\n"),
-            setup.tail()
+            log()
         );
+        for group in without {
+            let mut skipped = self.in_state(|state| state == "skipped");
+            let is_used = skipped.any(|spec| spec.name().starts_with(group));
+            assert!(is_used, "{what}: no spec is skipped: {group}");
+        }
         let pending: Vec<String> = self
             .in_state(|state| state == "pending")
             .map(Spec::name)
             .collect();
         assert_eq!(
-            pending,
-            super::PENDING,
+            pending, PENDING,
             "{what}: what upstream switched off is another"
         );
         assert!(
-            self.passed() > 80,
+            self.passed() > 60,
             "{what}: only {} specs ran",
             self.passed()
         );

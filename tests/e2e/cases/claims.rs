@@ -1,23 +1,38 @@
-//! Claims in a cluster: deploy/ with the component for the controller plugin, the real
-//! csi-provisioner and csi-resizer. Claims are made, cloned, enlarged and deleted, also while the
-//! controller and the driver are killed.
+//! Claims in a cluster: the controller plugin of deploy/ with the real sidecars. Here are the verbs
+//! of all cases about claims, and the first case: claims are made, cloned, enlarged and deleted,
+//! also while the controller and the driver are killed.
+//!
+//! | in `claims/` | |
+//! |---|---|
+//! | `copies` | clones, snapshots, groups of them, generic ephemeral volumes |
+//! | `life` | what is done to a claim, its PersistentVolume and its class by hand |
+//! | `removed` | objects, definitions and the installation are deleted; upgrades |
 
-use std::fs;
-use std::path::Path;
+mod copies;
+mod life;
+mod removed;
 
-use serde_json::Value;
-use tempfile::TempDir;
+use std::time::Instant;
 
-use crate::cluster::{Cluster, eventually, succeed};
+use serde_json::{Value, json};
+
+use crate::cluster::{Cluster, PATIENCE, eventually, feed, succeed};
 use crate::env::{Env, items};
 
+pub(super) use copies::copies;
+pub(super) use life::life;
+pub(super) use removed::{removed, upgraded};
+
 const GROUP: &str = "baggageclaim.concourse-ci.org";
-const DRIVER: &str = "system:serviceaccount:baggageclaim:baggageclaim-node";
+const NODE: &str = "system:serviceaccount:baggageclaim:baggageclaim-node";
+const DRIVER: &str = "baggageclaim.csi.concourse-ci.org";
+/// The classes of deploy/: on the node of the first pod, and at once.
+const LATE: &str = "baggageclaim";
+const AT_ONCE: &str = "baggageclaim-clone";
 
 pub(super) fn claims(env: &Env) {
-    let cluster = env.cluster;
-    let controller = Controller::install(cluster);
-    let node = items(&cluster.get(&["nodes"])).next().expect("a node")["metadata"]["name"]
+    let controller = Controller::of(env);
+    let node = items(&env.cluster.get(&["nodes"])).next().expect("a node")["metadata"]["name"]
         .as_str()
         .expect("a name")
         .to_owned();
@@ -31,9 +46,7 @@ pub(super) fn claims(env: &Env) {
     // A claim is made on the node of its pod.
     env.apply_with("claim.yaml", &[("NAME", "workspace")]);
     env.ready("workspace");
-    let claim = env.get("persistentvolumeclaim/workspace");
-    let volume = claim["spec"]["volumeName"].as_str().expect("it is bound");
-    let volume = cluster.get(&["persistentvolume", volume]);
+    let volume = persistent_volume(env, "workspace");
     let terms = &volume["spec"]["nodeAffinity"]["required"]["nodeSelectorTerms"];
     let keys = terms[0]["matchExpressions"].as_array().expect("a term");
     assert_eq!(keys.len(), 1, "the node alone: {terms}");
@@ -55,30 +68,28 @@ pub(super) fn claims(env: &Env) {
     // A clone has its content before a pod asks for it, and the pod follows. Overlay cannot freeze
     // a source that is mounted, and the class does not ask for a copy.
     env.delete("pod/workspace");
-    env.apply_with("clone.yaml", &[("NAME", "copy"), ("OF", "workspace")]);
+    claim(
+        env,
+        "copy",
+        AT_ONCE,
+        &json!({
+            "dataSource": {"kind": "PersistentVolumeClaim", "name": "workspace"},
+            "resources": {"requests": {"storage": "2Gi"}},
+        }),
+    );
     bound(env, "copy");
     for claim in ["copy", "workspace"] {
-        env.apply_with("claim-reader.yaml", &[("NAME", claim)]);
-        env.succeeded(claim);
-        assert_eq!(env.logs(claim), "workspace\n", "{claim}");
+        let said = run(
+            env,
+            &[claim],
+            "cat /claim/0/text; echo changed > /claim/0/text",
+        );
+        assert_eq!(said, "workspace\n", "{claim}");
     }
 
     only_its_own_node(env, &made[0]);
     churn(env, &controller);
-
-    // All are deleted, and nothing is left on the node.
-    env.clear();
-    env.kubectl(&["delete", "persistentvolumeclaims", "--all", "--wait"]);
-    eventually("no persistent volume is left", || {
-        let volumes = cluster.get(&["persistentvolumes"]);
-        items(&volumes).next().is_none().then_some(())
-    });
-    eventually("no volume is left", || {
-        controller.objects("volumes").is_empty().then_some(())
-    });
-    eventually("no claim is left on the node", || {
-        cluster.in_pool("volumes").is_empty().then_some(())
-    });
+    controller.nothing_is_left();
 }
 
 /// A driver may write the status of its own node's objects, and nothing else of them.
@@ -88,7 +99,7 @@ fn only_its_own_node(env: &Env, volume: &Value) {
     let own = volume["spec"]["nodeName"].as_str().expect("a node");
     let patch = |node: &str, status: bool, patch: &str| {
         let mut kubectl = env.cluster.kubectl(&["patch", "--type=merge", &object]);
-        kubectl.args([&format!("--as={DRIVER}"), &format!("--patch={patch}")]);
+        kubectl.args([&format!("--as={NODE}"), &format!("--patch={patch}")]);
         let extra = format!("authentication.kubernetes.io/node-name={node}");
         kubectl.arg(format!("--as-user-extra={extra}"));
         if status {
@@ -128,61 +139,187 @@ fn churn(env: &Env, controller: &Controller<'_>) {
     }
 }
 
+/// Makes a claim of 1 GiB. `more` replaces fields of its spec.
+fn claim(env: &Env, name: &str, class: &str, more: &Value) {
+    env.apply_text(&claim_text(name, class, more));
+}
+
+fn claim_text(name: &str, class: &str, more: &Value) -> String {
+    let mut spec = json!({
+        "accessModes": ["ReadWriteOnce"],
+        "storageClassName": class,
+        "resources": {"requests": {"storage": "1Gi"}},
+    });
+    for (field, value) in more.as_object().into_iter().flatten() {
+        spec[field] = value.clone();
+    }
+    let claim = json!({
+        "apiVersion": "v1",
+        "kind": "PersistentVolumeClaim",
+        "metadata": {"name": name},
+        "spec": spec,
+    });
+    claim.to_string()
+}
+
+/// A pod with these claims at `/claim/0` and so on.
+fn pod(name: &str, claims: &[&str], command: &str) -> String {
+    let numbers = || claims.iter().enumerate();
+    let mounts = numbers().map(|(number, _)| {
+        json!({"name": format!("claim-{number}"), "mountPath": format!("/claim/{number}")})
+    });
+    let volumes = numbers().map(|(number, claim)| {
+        json!({
+            "name": format!("claim-{number}"),
+            "persistentVolumeClaim": {"claimName": claim},
+        })
+    });
+    let pod = json!({
+        "apiVersion": "v1",
+        "kind": "Pod",
+        "metadata": {"name": name},
+        "spec": {
+            "terminationGracePeriodSeconds": 0,
+            "restartPolicy": "Never",
+            "containers": [{
+                "name": "step",
+                "image": "docker.io/library/busybox:1",
+                "command": ["sh", "-ceu", command],
+                "volumeMounts": mounts.collect::<Vec<_>>(),
+            }],
+            "volumes": volumes.collect::<Vec<_>>(),
+        },
+    });
+    pod.to_string()
+}
+
+/// Runs a command in a pod with these claims, and says what it printed. The pod is deleted, so that
+/// no claim is mounted afterwards.
+fn run(env: &Env, claims: &[&str], command: &str) -> String {
+    let name = format!("runs-with-{}", claims[0]);
+    env.apply_text(&pod(&name, claims, command));
+    env.succeeded(&name);
+    let said = env.logs(&name);
+    env.delete(&format!("pod/{name}"));
+    said
+}
+
+/// Waits until a claim has its volume.
 fn bound(env: &Env, claim: &str) {
     env.until("persistentvolumeclaim", claim, "bound", |claim| {
         claim["status"]["phase"] == "Bound"
     });
 }
 
-/// The installation with the component. When this is dropped it is as it was.
-struct Controller<'a> {
+/// The volume of a claim that is bound.
+fn persistent_volume(env: &Env, claim: &str) -> Value {
+    let claim = env.get(&format!("persistentvolumeclaim/{claim}"));
+    let name = claim["spec"]["volumeName"].as_str().expect("it is bound");
+    env.cluster.get(&["persistentvolume", name])
+}
+
+/// The id of a PersistentVolume's volume.
+fn handle(volume: &Value) -> String {
+    let handle = volume["spec"]["csi"]["volumeHandle"].as_str();
+    handle.expect("a volume of a CSI driver").to_owned()
+}
+
+/// Waits for an event on a claim whose message has all of these words in it.
+fn claim_event(env: &Env, claim: &str, words: &[&str]) {
+    let about = format!(
+        "--field-selector=involvedObject.kind=PersistentVolumeClaim,involvedObject.name={claim}"
+    );
+    let watch = env.watch("events", &[&about]);
+    let deadline = Instant::now() + PATIENCE;
+    let mut heard = Vec::new();
+    while let Some(change) = watch.next(deadline) {
+        let message = change.object["message"].as_str().unwrap_or_default();
+        if words.iter().all(|word| message.contains(word)) {
+            return;
+        }
+        heard.push(message.to_owned());
+    }
+    panic!("no event on {claim} has {words:?} in it; there were {heard:#?}")
+}
+
+/// Objects that belong to no namespace, such as classes. They are deleted when this is dropped.
+struct Extra<'a> {
     cluster: &'a Cluster,
-    deploy: TempDir,
+    text: String,
+}
+
+impl<'a> Extra<'a> {
+    fn apply(cluster: &'a Cluster, text: String) -> Self {
+        let apply = ["apply", "--server-side", "--filename=-"];
+        let applied = feed(&mut cluster.kubectl(&apply), &text);
+        let complaint = String::from_utf8_lossy(&applied.stderr);
+        assert!(applied.status.success(), "{complaint}\n{text}");
+        Self { cluster, text }
+    }
+}
+
+impl Drop for Extra<'_> {
+    fn drop(&mut self) {
+        let delete = [
+            "delete",
+            "--ignore-not-found",
+            "--wait",
+            "--timeout=60s",
+            "--filename=-",
+        ];
+        let deleted = feed(&mut self.cluster.kubectl(&delete), &self.text);
+        if !std::thread::panicking() {
+            let complaint = String::from_utf8_lossy(&deleted.stderr);
+            assert!(deleted.status.success(), "{complaint}");
+        }
+    }
+}
+
+/// A StorageClass of the driver, with what distinguishes it.
+fn class(name: &str, more: &Value) -> String {
+    let mut class = json!({
+        "apiVersion": "storage.k8s.io/v1",
+        "kind": "StorageClass",
+        "metadata": {"name": name},
+        "provisioner": DRIVER,
+        "volumeBindingMode": "Immediate",
+        "allowVolumeExpansion": true,
+    });
+    for (field, value) in more.as_object().into_iter().flatten() {
+        class[field] = value.clone();
+    }
+    format!("{class}\n---\n")
+}
+
+/// The controller plugin, which is ready. A case that fails shows its logs.
+struct Controller<'a> {
+    env: &'a Env<'a>,
 }
 
 impl<'a> Controller<'a> {
-    fn install(cluster: &'a Cluster) -> Self {
-        let deploy = TempDir::new().expect("a temporary directory");
-        let copy = format!("cp -r deploy '{}'", deploy.path().display());
-        cluster.shell(&copy, false);
-        let installed = Self { cluster, deploy };
-        let ours = installed.overlay();
-        fs::create_dir(&ours).expect("it is new");
-        let overlay = format!(
-            "resources: [../{}]\ncomponents: [../../components/controller]\n\
-             images: [{{name: baggageclaim-csi, newTag: {}}}]\n",
-            cluster.overlay(),
-            env!("CARGO_PKG_VERSION")
-        );
-        fs::write(ours.join("kustomization.yaml"), overlay).expect("write");
-        // The objects of a definition can be made a moment after it.
-        eventually("it is applied", || {
-            let apply = &["apply", "--validate=strict", "--kustomize"];
-            let output = cluster.kubectl(apply).arg(&ours).output();
-            output.expect("kubectl runs").status.success().then_some(())
-        });
-        cluster.driver_ready();
-        installed.kubectl(&[
+    fn of(env: &'a Env) -> Self {
+        let controller = Self { env };
+        controller.ready();
+        controller
+    }
+
+    fn ready(&self) {
+        self.kubectl(&[
             "rollout",
             "status",
             "deployment/baggageclaim-controller",
-            "--timeout=60s",
+            "--timeout=90s",
         ]);
-        installed
-    }
-
-    fn overlay(&self) -> std::path::PathBuf {
-        self.deploy.path().join("deploy/overlays/ours")
     }
 
     fn kubectl(&self, arguments: &[&str]) -> String {
         let within = ["--namespace=baggageclaim"];
-        succeed(self.cluster.kubectl(&within).args(arguments))
+        succeed(self.env.cluster.kubectl(&within).args(arguments))
     }
 
     /// The objects of a kind of ours.
     fn objects(&self, kind: &str) -> Vec<Value> {
-        let list = self.cluster.get(&[&format!("{kind}.{GROUP}")]);
+        let list = self.env.cluster.get(&[&format!("{kind}.{GROUP}")]);
         items(&list).cloned().collect()
     }
 
@@ -191,34 +328,86 @@ impl<'a> Controller<'a> {
         let selector = "--selector=app.kubernetes.io/component=controller";
         self.kubectl(&["delete", "pods", selector, "--grace-period=0", "--force"]);
     }
+
+    /// The ids of the PersistentVolumes of the driver, sorted.
+    fn persistent(&self) -> Vec<String> {
+        let volumes = self.env.cluster.get(&["persistentvolumes"]);
+        let ours = items(&volumes).filter(|volume| volume["spec"]["csi"]["driver"] == DRIVER);
+        let mut handles: Vec<String> = ours.map(handle).collect();
+        handles.sort();
+        handles
+    }
+
+    /// Waits until node, objects and PersistentVolumes agree about the volumes that there are.
+    fn agrees(&self) {
+        eventually("objects, node and PersistentVolumes agree", || {
+            let objects = self.objects("volumes").into_iter();
+            let ready = objects.filter(|volume| volume["status"]["phase"] == "Ready");
+            let name = |volume: Value| volume["metadata"]["name"].as_str().map(str::to_owned);
+            let mut ready: Vec<String> = ready.filter_map(name).collect();
+            ready.sort();
+            let in_pool = self.env.cluster.in_pool("volumes").into_iter();
+            let claims: Vec<String> = in_pool.filter(|name| name.starts_with("vol-")).collect();
+            (ready == claims && claims == self.persistent()).then_some(())
+        });
+    }
+
+    /// Deletes all claims, and waits until nothing of them is left anywhere.
+    fn nothing_is_left(&self) {
+        self.env.clear();
+        let delete = ["delete", "persistentvolumeclaims", "--all", "--wait"];
+        self.env.kubectl(&delete);
+        eventually("no PersistentVolume is left", || {
+            self.persistent().is_empty().then_some(())
+        });
+        for kind in ["volumes", "snapshots"] {
+            eventually(&format!("no object is left: {kind}"), || {
+                self.objects(kind).is_empty().then_some(())
+            });
+        }
+        eventually("no claim is left on the node", || {
+            self.env.cluster.in_pool("volumes").is_empty().then_some(())
+        });
+        for pool in self.objects("pools") {
+            let orphans = &pool["status"]["orphans"]["count"];
+            assert!(orphans.is_null() || *orphans == 0, "{pool}");
+        }
+    }
 }
 
 impl Drop for Controller<'_> {
     fn drop(&mut self) {
-        if std::thread::panicking() {
-            for container in ["controller", "csi-provisioner", "csi-resizer"] {
-                let logs = ["logs", "deployment/baggageclaim-controller", "--tail=30"];
-                let mut logs = self.cluster.kubectl(&logs);
-                logs.args(["--namespace=baggageclaim", "--container", container]);
-                let _ = logs.stdout(std::io::stderr()).status();
-            }
+        if !std::thread::panicking() {
+            return;
         }
-        let root = Path::new(env!("CARGO_MANIFEST_DIR")).join("deploy");
-        let before = root.join("overlays").join(self.cluster.overlay());
-        succeed(self.cluster.kubectl(&["apply", "--kustomize"]).arg(before));
-        self.kubectl(&["delete", "deployment", "baggageclaim-controller", "--wait"]);
-        for file in [
-            "admission.yaml",
-            "rbac.yaml",
-            "serviceaccount.yaml",
-            "storageclasses.yaml",
+        for objects in ["persistentvolumes", "volumes", "snapshots"] {
+            let suffix = if objects == "persistentvolumes" {
+                ""
+            } else {
+                GROUP
+            };
+            let objects = format!("{objects}.{suffix}");
+            let mut get = self
+                .env
+                .cluster
+                .kubectl(&["get", objects.trim_end_matches('.')]);
+            let _ = get.stdout(std::io::stderr()).status();
+        }
+        for container in [
+            "controller",
+            "csi-provisioner",
+            "csi-resizer",
+            "csi-snapshotter",
         ] {
-            let file = root.join("components/controller").join(file);
-            let delete = &["delete", "--ignore-not-found", "--wait", "--filename"];
-            succeed(self.cluster.kubectl(delete).arg(file));
+            eprintln!("---- {container}:");
+            let logs = ["logs", "deployment/baggageclaim-controller", "--tail=30"];
+            let mut logs = self.env.cluster.kubectl(&logs);
+            logs.args(["--namespace=baggageclaim", "--container", container]);
+            let _ = logs.stdout(std::io::stderr()).status();
         }
-        let delete = &["delete", "--ignore-not-found", "--wait", "--kustomize"];
-        succeed(self.cluster.kubectl(delete).arg(root.join("crds")));
-        self.cluster.driver_ready();
+        // The next case finds none of this one's.
+        let within = format!("--namespace={}", self.env.namespace());
+        let delete = ["delete", "persistentvolumeclaims", "--all", "--wait=false"];
+        let _ = self.env.cluster.kubectl(&delete).arg(within).status();
     }
 }

@@ -174,8 +174,24 @@ pub(crate) fn all() -> Vec<Case> {
             shared::shared_tier,
         ),
         case(
-            "claims in the cluster: made, cloned, enlarged and deleted, while controller and driver are killed",
+            "claims: made, cloned, enlarged and deleted, while controller and driver are killed",
             claims::claims,
+        ),
+        case(
+            "copies of claims: clones, snapshots, groups, and a warm workspace per job",
+            claims::copies,
+        ),
+        case(
+            "a claim's life: 50 at once, other attributes, and deletions in any order",
+            claims::life,
+        ),
+        case(
+            "objects, definitions and the installation are deleted, and no claim's data",
+            claims::removed,
+        ),
+        case(
+            "an installation of the node plugin alone gets the controller while pods run",
+            claims::upgraded,
         ),
         case("the node is switched off and on", reboot::reboot),
         case(

@@ -29,23 +29,27 @@ pub(super) fn dry_run(env: &Env) {
             !is_elsewhere,
             "{overlay}"
         );
+        let is_alone = overlay.ends_with("/node");
+        assert_eq!(rendered.contains("kind: StorageClass"), !is_alone);
         assert_eq!(
             rendered.matches("mountPropagation: Bidirectional").count(),
             if overlay.ends_with("/loop") { 3 } else { 2 }
         );
     }
-    for overlay in ["host", "loop", "k0s", "microk8s", "openshift"] {
+    for overlay in ["host", "loop", "k0s", "microk8s", "openshift", "node"] {
         assert!(names.iter().any(|name| name == overlay), "{names:?}");
     }
-    env.kubectl(&[
-        "apply",
-        "--dry-run=server",
-        "--validate=strict",
-        "--recursive",
-        "--filename",
-        // The other example is played by its own case: it has accounts and a namespace.
-        &format!("{root}/examples/pipeline"),
-    ]);
+    // The other example is played by its own case: it has accounts and a namespace.
+    for example in ["pipeline", "warm-workspace"] {
+        env.kubectl(&[
+            "apply",
+            "--dry-run=server",
+            "--validate=strict",
+            "--recursive",
+            "--filename",
+            &format!("{root}/examples/{example}"),
+        ]);
+    }
     let manifests = documented();
     assert!(manifests.len() > 10, "{manifests:#?}");
     let output = feed(
@@ -72,7 +76,7 @@ fn documented() -> Vec<String> {
     let parts = blocks.iter().flat_map(|(_, block)| block.split("---\n"));
     let known = parts.filter(|part| {
         part.lines().any(|line| line.starts_with("kind:"))
-            && !part.contains("apiVersion: snapshot.storage.k8s.io/")
+            && !part.contains("snapshot.storage.k8s.io/v1")
             && !part.contains("apiVersion: kustomize.config.k8s.io/")
     });
     known.map(str::to_owned).collect()

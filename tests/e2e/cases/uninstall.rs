@@ -44,7 +44,7 @@ pub(super) fn uninstalled(env: &Env) {
     }
 
     let mut commands = commands("Uninstall");
-    let [users, volumes, delete, on_nodes @ .., labels] = &mut commands[..] else {
+    let [users, claims, volumes, delete, on_nodes @ .., labels] = &mut commands[..] else {
         panic!("{PAGE} tells too little: {commands:?}");
     };
     // The refusal names the pods that still need the driver. Pods that have ended are not in the
@@ -53,6 +53,18 @@ pub(super) fn uninstalled(env: &Env) {
     assert_eq!(users.run(cluster), format!("{}/scratch\n", env.namespace()));
     env.delete("pod/scratch");
     assert_eq!(users.run(cluster), "");
+    let claim = Env::filled("claim.yaml", &[("NAME", "workspace")]);
+    env.apply_text(&claim);
+    env.ready("workspace");
+    assert_eq!(
+        claims.run(cluster),
+        format!("{}/workspace\n", env.namespace())
+    );
+    env.delete("pod/workspace");
+    env.delete("persistentvolumeclaim/workspace");
+    eventually("no claim has data", || {
+        claims.run(cluster).is_empty().then_some(())
+    });
     // It was deleted without grace, so kubelet may not have heard of it yet; without the driver its
     // volume would stay.
     assert!(
@@ -66,9 +78,13 @@ pub(super) fn uninstalled(env: &Env) {
 
     assert!(delete.text.starts_with("kubectl delete -k "), "{delete:?}");
     delete.run(cluster);
-    let namespaced = "pods,daemonsets,serviceaccounts,networkpolicies";
+    let namespaced = "pods,daemonsets,deployments,serviceaccounts,networkpolicies";
     for (kinds, selector) in [
         ("csidrivers", ""),
+        ("storageclasses", ""),
+        ("customresourcedefinitions", ""),
+        ("validatingadmissionpolicies", ""),
+        ("validatingadmissionpolicybindings", ""),
         ("namespaces", ""),
         ("clusterroles", ""),
         ("clusterrolebindings", ""),

@@ -72,7 +72,8 @@ fn has_published(log: &str, env: &Env, pod: &str) -> bool {
 
 /// The spec of the driver's pod.
 fn image(cluster: &Cluster) -> String {
-    let pods = cluster.get(&["pods", "--namespace=baggageclaim"]);
+    let selector = "--selector=app.kubernetes.io/component=node";
+    let pods = cluster.get(&["pods", "--namespace=baggageclaim", selector]);
     let [pod] = &items(&pods).collect::<Vec<_>>()[..] else {
         panic!("one driver: {pods}");
     };
@@ -104,7 +105,7 @@ impl<'a> Upgrade<'a> {
         );
         let [name, value] = SETTING;
         edit(
-            &deploy.join("base/daemonset.yaml"),
+            &deploy.join("node/daemonset.yaml"),
             "        env:\n",
             &format!("        env:\n        - {{name: {name}, value: {value}}}\n"),
         );

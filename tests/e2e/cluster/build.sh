@@ -90,30 +90,40 @@ storage() {
   made "$bin/versitygw" "$key"
 }
 
-# The sidecars of the controller, from their Go modules. Their versions are those of deploy/.
+# The sidecars of the controller, and the snapshot controller, which belongs to the cluster: each
+# program and its Go module. Their versions are those of deploy/.
+sidecar_programs="csi-provisioner:provisioner csi-resizer:resizer csi-snapshotter:snapshotter snapshot-controller:snapshotter"
+
 sidecars() {
-  local name key package modules
-  for name in provisioner resizer; do
-    modules=$here/sidecars/$name
+  local pair program key package modules
+  for pair in $sidecar_programs; do
+    program=${pair%:*} modules=$here/sidecars/${pair#*:}
     key=$(hash_of "$modules/go.mod" "$modules/go.sum" "$here/build.sh")-$(go env GOVERSION)
-    fits "$bin/csi-$name" "$key" && continue
+    fits "$bin/$program" "$key" && continue
     package=$(awk '$1 == "require" { print $2 }' "$modules/go.mod")
-    say "building csi-$name $(sidecar_version "$name") from source"
+    say "building $program $(sidecar_version "${pair#*:}") from source"
     patiently env -C "$modules" CGO_ENABLED=0 nice -n 10 \
-      go build -trimpath -buildvcs=false -mod=readonly -ldflags '-s -w' -o "$bin/csi-$name" "$package/cmd/csi-$name"
-    made "$bin/csi-$name" "$key"
+      go build -trimpath -buildvcs=false -mod=readonly -ldflags '-s -w' -o "$bin/$program" "$package/cmd/$program"
+    made "$bin/$program" "$key"
   done
+  # The definitions of snapshots and of groups of them, which belong to the cluster, too.
+  modules=$here/sidecars/snapshotter
+  key=$(hash_of "$modules/go.mod" "$modules/go.sum" "$here/build.sh")
+  fits "$bin/snapshot-crds.yaml" "$key" && return
+  package=$(env -C "$modules" go list -mod=readonly -m -f '{{.Dir}}' github.com/kubernetes-csi/external-snapshotter/client/v8)
+  cat "$package"/config/crd/*_*.yaml > "$bin/snapshot-crds.yaml"
+  made "$bin/snapshot-crds.yaml" "$key"
 }
 sidecar_version() { awk '$1 == "require" { print $3 }' "$here/sidecars/$1/go.mod"; }
 
 images_of_sidecars() {
-  local name key
-  for name in provisioner resizer; do
-    key=$(hash_of "$bin/csi-$name.key" "$here/image.sh")
-    fits "$images/$name.tar" "$key" && continue
-    sidecar=csi-$name
-    image "$name" "registry.k8s.io/sig-storage/$sidecar:$(sidecar_version "$name")" "{\"Entrypoint\": [\"/$sidecar\"]}" add_sidecar
-    made "$images/$name.tar" "$key"
+  local pair key
+  for pair in $sidecar_programs; do
+    sidecar=${pair%:*}
+    key=$(hash_of "$bin/$sidecar.key" "$here/image.sh")
+    fits "$images/$sidecar.tar" "$key" && continue
+    image "$sidecar" "registry.k8s.io/sig-storage/$sidecar:$(sidecar_version "${pair#*:}")" "{\"Entrypoint\": [\"/$sidecar\"]}" add_sidecar
+    made "$images/$sidecar.tar" "$key"
   done
 }
 add_sidecar() { mkdir -p "$1" && install "$bin/$sidecar" "$1/$sidecar"; }

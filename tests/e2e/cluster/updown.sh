@@ -224,14 +224,15 @@ remove_cgroup() {
 }
 remove_directories() { find "$1" -depth -type d -exec rmdir {} +; }
 
-# As an operator would: docs/install.md. Several nodes get the controller plugin as well.
+# As an operator would: docs/install.md.
 install_driver() {
   local overlay=$repository/deploy/overlays/$1 workload workloads=(daemonset/baggageclaim-node)
+  # The overlay of the node plugin alone has no controller.
+  [ "$1" = node ] || workloads+=(deployment/baggageclaim-controller)
   [ -e "$overlay/kustomization.yaml" ] || die "there is no overlay $1 in deploy/overlays"
   if ! is_alone; then
     overlay=$first/overlay-of-several
     write_overlay "$1"
-    workloads+=(deployment/baggageclaim-controller)
   fi
   kubectl apply -k "$overlay" > "$first/log/install.log" 2>&1 || { cat "$first/log/install.log" >&2; die "deploy/ does not apply"; }
   for workload in "${workloads[@]}"; do
@@ -252,7 +253,6 @@ write_overlay() {
 apiVersion: kustomize.config.k8s.io/v1beta1
 kind: Kustomization
 resources: [$deploy/overlays/$1]
-components: [$deploy/components/controller]
 images: [{name: baggageclaim-csi, newTag: "$(driver_version)"}]
 patches:
 - target: {kind: Deployment, name: baggageclaim-controller}

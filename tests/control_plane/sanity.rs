@@ -1,0 +1,52 @@
+//! The whole of csi-sanity against the plugins of a cluster: the controller's socket, and the socket
+//! of the one node. What it skips is what neither plugin serves.
+
+use crate::common::{Fs, require_lab, skip};
+use crate::driver::{client, controller, kubelet_dir, node};
+use crate::plane::ControlPlane;
+use crate::tool::{Target, tool};
+use crate::{await_pools, volumes};
+
+/// The groups of specs for what a cluster does not have: volumes are not attached, and nothing that
+/// is alpha in CSI 1.13 is served without `--alpha`. `standalone` skips them, too, without `--attach`
+/// and `--alpha`.
+const WITHOUT: &[&str] = &[
+    "Controller Service [Controller Server] ControllerPublishVolume",
+    "Controller Service [Controller Server] ControllerUnpublishVolume",
+    "Controller Service [Controller Server] volume lifecycle",
+    "ControllerGetVolumeHealth [Controller Server]",
+    "ControllerListVolumeHealth [Controller Server]",
+    "CreateSnapshot [Controller Server] should succeed when creating a snapshot with accessibility",
+    "GetSnapshot [Controller Server]",
+    "Node Service NodeGetStorageHealth",
+    "Node Service NodeGetVolumeHealth",
+];
+
+#[tokio::test(flavor = "multi_thread")]
+async fn csi_sanity_passes_over_both_sockets() {
+    let Some(plane) = ControlPlane::start().await else {
+        return;
+    };
+    let lab = require_lab!(Fs::Ext4);
+    let tool = match tool() {
+        Ok(tool) => tool,
+        Err(reason) => return skip(reason),
+    };
+    let controller = controller(&plane);
+    let one = node(&plane, "node-1", &lab.dir("one"));
+    drop(client(&controller).await);
+    one.ready().await;
+    await_pools(&plane, 1).await;
+
+    let report = plane.directory.path().join("report.json");
+    let target = Target {
+        node: &one.socket,
+        controller: Some(&controller.socket),
+        pods: &kubelet_dir(&plane, "node-1"),
+        report: &report,
+    };
+    let report = tokio::task::block_in_place(|| target.ask_all(tool));
+    let log = || format!("controller:\n{}\nnode:\n{}", controller.tail(), one.tail());
+    report.must_be_whole("a cluster", WITHOUT, &log);
+    assert!(volumes(&plane).await.is_empty(), "volumes are left");
+}
