@@ -502,6 +502,10 @@ pub struct Controller {
     /// How long a volume stays whose claim was given up before it had a PersistentVolume
     #[arg(long, value_name = "TIME", env = "BAGGAGECLAIM_LEAK_GRACE", default_value = "10m", value_parser = parse_duration)]
     pub leak_grace: Duration,
+    /// How long a Node object must be missing before the controller gives the node up: deletions
+    /// for it succeed, and its unfinished orders go
+    #[arg(long, value_name = "TIME", env = "BAGGAGECLAIM_NODE_GRACE", default_value = "10m", value_parser = parse_duration)]
+    pub node_grace: Duration,
     /// How long shutdown may take, to answer running calls
     #[arg(long, value_name = "TIME", env = "BAGGAGECLAIM_GRACE", default_value = "25s", value_parser = parse_duration)]
     pub grace: Duration,
@@ -520,6 +524,7 @@ impl Controller {
             // An empty variable is as good as none.
             kubeconfig: self.kubeconfig.filter(|path| !path.as_os_str().is_empty()),
             leak_grace: self.leak_grace,
+            node_grace: self.node_grace,
             grace: self.grace,
         }
     }

@@ -7,14 +7,15 @@
 use std::future::Future;
 use std::net::SocketAddr;
 use std::path::PathBuf;
+use std::sync::Arc;
 use std::time::Duration;
 
 use tokio::sync::watch;
 use tokio_util::task::AbortOnDropHandle;
 
-use crate::k8s::claims::Cluster;
+use crate::k8s::claims::{Cluster, Setup};
 use crate::server::{self, Drain, Socket};
-use crate::telemetry::metrics::Rpcs;
+use crate::telemetry::metrics::{Registry, Rpcs};
 use crate::{csi, http, k8s, node};
 
 /// How a controller is set up.
@@ -28,6 +29,8 @@ pub struct Config {
     pub kubeconfig: Option<PathBuf>,
     /// How long a volume stays whose claim was given up.
     pub leak_grace: Duration,
+    /// How long a Node object is missing before its node is given up.
+    pub node_grace: Duration,
     /// How long the end may take.
     pub grace: Duration,
 }
@@ -71,7 +74,14 @@ async fn serve(config: Config, drain: Drain) -> Result<(), Error> {
         client = k8s::connect(config.kubeconfig.as_deref()) => client,
         () = drain.begun() => return Ok(()),
     };
-    let (cluster, work) = Cluster::new(client, csi::place_of, config.leak_grace);
+    let setup = Setup {
+        driver: csi::DRIVER_NAME,
+        place: csi::place_of,
+        leak_grace: config.leak_grace,
+        node_grace: config.node_grace,
+    };
+    let (cluster, work) = Cluster::new(client, setup);
+    let figures = cluster.clone();
     let (list, listed) = watch::channel(false);
     let rpcs = Rpcs::default();
     let pages = http::Sources {
@@ -80,6 +90,7 @@ async fn serve(config: Config, drain: Drain) -> Result<(), Error> {
         rpcs: rpcs.clone(),
         role: http::Role::Controller {
             listed: listed.clone(),
+            figures: Arc::new(move |registry: &mut Registry| figures.register(registry)),
         },
     };
     let _http =

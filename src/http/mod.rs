@@ -28,7 +28,7 @@ use tokio_util::task::AbortOnDropHandle;
 
 use crate::sys::Errno;
 
-pub use pages::{Alive, FindDistribution, FindEngine, Role, Sources};
+pub use pages::{AddMetrics, Alive, FindDistribution, FindEngine, Role, Sources};
 
 /// The most connections at a time.
 const CONNECTIONS: usize = 256;

@@ -35,6 +35,9 @@ pub type FindEngine = Arc<dyn Fn() -> Result<Engine, String> + Send + Sync>;
 /// The shared tier, once there is an engine, and if there is a tier.
 pub type FindDistribution = Arc<dyn Fn() -> Option<Arc<Distribution>> + Send + Sync>;
 
+/// Adds metrics to those of a request.
+pub type AddMetrics = Arc<dyn Fn(&mut Registry) + Send + Sync>;
+
 /// Where the pages take from what they say.
 #[derive(Clone)]
 pub struct Sources {
@@ -66,6 +69,8 @@ pub enum Role {
     Controller {
         /// Whether the API server has listed all volumes once.
         listed: watch::Receiver<bool>,
+        /// For `/metrics`.
+        figures: AddMetrics,
     },
 }
 
@@ -132,7 +137,7 @@ async fn ready(sources: &Sources) -> Result<(), String> {
     }
     match &sources.role {
         Role::Node { engine, .. } => in_time(engine()?.takes_writes()).await,
-        Role::Controller { listed } if *listed.borrow() => Ok(()),
+        Role::Controller { listed, .. } if *listed.borrow() => Ok(()),
         Role::Controller { .. } => Err("the API server has not listed the volumes yet".to_owned()),
     }
 }
@@ -197,21 +202,23 @@ async fn measures(sources: &Sources, request: &Request<Incoming>) -> Page {
         build,
     );
     sources.rpcs.register(&mut registry);
-    if let Role::Node {
-        engine,
-        distribution,
-        registered,
-        watched,
-    } = &sources.role
-    {
-        let registered = *registered.borrow();
-        let watched = watched.as_ref().map(|watched| *watched.borrow());
-        of_node(&mut registry, registered, watched);
-        if let Ok(engine) = engine() {
-            of_engine(&mut registry, &engine).await;
-        }
-        if let Some(distribution) = distribution() {
-            of_tier(&mut registry, &distribution).await;
+    match &sources.role {
+        Role::Controller { figures, .. } => figures(&mut registry),
+        Role::Node {
+            engine,
+            distribution,
+            registered,
+            watched,
+        } => {
+            let registered = *registered.borrow();
+            let watched = watched.as_ref().map(|watched| *watched.borrow());
+            of_node(&mut registry, registered, watched);
+            if let Ok(engine) = engine() {
+                of_engine(&mut registry, &engine).await;
+            }
+            if let Some(distribution) = distribution() {
+                of_tier(&mut registry, &distribution).await;
+            }
         }
     }
     let help = "Whether volumes can be published, as /readyz says it";
