@@ -48,11 +48,15 @@ async fn a_node_that_is_gone_blocks_nothing_and_loses_nothing() {
     // The node is silent: it only delays.
     two.kill();
     phase(&plane, released_name, "Released");
-    let late = delete(&mut client, released).await.expect_err("silent");
-    assert_eq!(late.code(), Code::Aborted, "{late}");
     let pending = claim(&plane, "pending");
-    let refused = create(&mut client, on_two(&pending)).await;
-    assert_eq!(refused.expect_err("silent").code(), Code::ResourceExhausted);
+    let mut also = client.clone();
+    let (late, refused) = tokio::join!(
+        delete(&mut client, released),
+        create(&mut also, on_two(&pending)),
+    );
+    assert_eq!(late.expect_err("silent").code(), Code::Aborted);
+    let refused = refused.expect_err("silent");
+    assert_eq!(refused.code(), Code::ResourceExhausted, "{refused}");
     assert_eq!(volumes(&plane).await.len(), 3);
 
     plane.kubectl(&["delete", "node", "node-2"]);

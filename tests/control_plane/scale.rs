@@ -8,7 +8,7 @@ use std::time::Instant;
 use baggageclaim::api::{Phase, Pool, PoolSpec, Volume, Wanted};
 use futures_util::{StreamExt as _, TryStreamExt as _, stream};
 use k8s_openapi::api::core::v1::{Node, PersistentVolume};
-use kube::api::{DeleteParams, Patch, PatchParams, PostParams};
+use kube::api::{DeleteParams, ListParams, Patch, PatchParams, PostParams};
 use kube::runtime::{WatchStreamExt as _, watcher};
 use kube::{Api, ResourceExt as _};
 use serde_json::json;
@@ -197,6 +197,7 @@ async fn many_claims_on_many_nodes() {
         (after - before) / all,
     );
     answering.abort();
-    let everything = persistents.delete_collection(&DeleteParams::default(), &Default::default());
+    let everything =
+        persistents.delete_collection(&DeleteParams::default(), &ListParams::default());
     everything.await.expect("deleted");
 }

@@ -97,18 +97,21 @@ impl Node {
         }
     }
 
-    /// One step of a job. The id of the claim that it has deleted.
-    pub(super) fn work(&mut self, server: &mut Server, content: u64) -> Option<String> {
+    /// One step of a job.
+    pub(super) fn work(&mut self, server: &mut Server, content: u64) {
         if let Some((volume, status)) = self.unwritten.take() {
             server.report(&volume, status);
-            return None;
+            return;
         }
-        let name = self.queue.pop_first()?;
-        let volume = self.cache.get(&name)?.clone();
+        let Some(name) = self.queue.pop_first() else {
+            return;
+        };
+        let Some(volume) = self.cache.get(&name).cloned() else {
+            return;
+        };
         let Disk { pool, claims } = &mut self.disk;
-        let mut deleted = None;
         let status = match agent::volume(&volume, pool, claims.get(&name)) {
-            VolumeStep::Nothing => return None,
+            VolumeStep::Nothing => return,
             VolumeStep::Report(status) => status,
             VolumeStep::Create(request) => {
                 // The engine makes a claim of a name once.
@@ -119,12 +122,11 @@ impl Node {
             }
             VolumeStep::Change { .. } => unreachable!("no call changes a volume here"),
             VolumeStep::Delete => {
-                deleted = claims.remove(&name).map(|_| name);
+                claims.remove(&name);
                 agent::deleted(&volume, pool, None)
             }
         };
         self.unwritten = Some((volume, status));
-        deleted
     }
 
     /// Publishes its pool, with what its own watch does not name.

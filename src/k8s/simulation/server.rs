@@ -47,12 +47,15 @@ impl Server {
         is_same.then(|| stored.clone())
     }
 
-    pub(super) fn order_absent(&mut self, read: &Volume) {
-        if let Some(mut volume) = self.unchanged(read) {
-            volume.spec.wanted = Wanted::Absent;
-            volume.metadata.generation = volume.metadata.generation.map(|number| number + 1);
-            self.put(volume);
-        }
+    /// Orders the deletion of a volume, unless it was changed. Whether it is ordered now.
+    pub(super) fn order_absent(&mut self, read: &Volume) -> bool {
+        let Some(mut volume) = self.unchanged(read) else {
+            return false;
+        };
+        volume.spec.wanted = Wanted::Absent;
+        volume.metadata.generation = volume.metadata.generation.map(|number| number + 1);
+        self.put(volume);
+        true
     }
 
     pub(super) fn report(&mut self, read: &Volume, status: VolumeStatus) {
