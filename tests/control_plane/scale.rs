@@ -78,8 +78,9 @@ async fn nodes(plane: &ControlPlane, count: usize) {
             "pool": name, "topology": labels, "bytes": 1_i64 << 40, "available": 1_i64 << 40,
         } });
         let patch = Patch::Merge(status);
-        let done = pools.patch_status(&name, &PatchParams::default(), &patch);
-        done.await.expect("a status");
+        let params = PatchParams::default();
+        let done = pools.patch_status(&name, &params, &patch).await;
+        done.expect("a status");
     };
     stream::iter(0..count)
         .for_each_concurrent(AT_ONCE, make)
@@ -197,7 +198,7 @@ async fn many_claims_on_many_nodes() {
         (after - before) / all,
     );
     answering.abort();
-    let everything =
-        persistents.delete_collection(&DeleteParams::default(), &ListParams::default());
-    everything.await.expect("deleted");
+    let (params, all) = (DeleteParams::default(), ListParams::default());
+    let done = persistents.delete_collection(&params, &all).await;
+    done.expect("deleted");
 }
