@@ -51,7 +51,7 @@ impl Cluster {
                     // If something is made for it again, its time begins again.
                     Ok(()) => drop(since.remove(&node)),
                     Err(error) => {
-                        tracing::warn!(%node, %error, "it is gone, and is not given up yet")
+                        tracing::warn!(%node, %error, "it is gone, and is not given up yet");
                     }
                 }
             }

@@ -184,12 +184,11 @@ impl Cluster {
         trouble: Option<Trouble>,
     ) -> bool {
         let (id, node) = (volume.name_any(), &volume.spec.node_name);
-        let text = match trouble {
-            Some(trouble) => (trouble.reason(), trouble.message(&id, node)),
-            None => {
-                let message = format!("the data of volume {id} is on node {node} again");
-                ("VolumeBack", message)
-            }
+        let text = if let Some(trouble) = trouble {
+            (trouble.reason(), trouble.message(&id, node))
+        } else {
+            let message = format!("the data of volume {id} is on node {node} again");
+            ("VolumeBack", message)
         };
         // The version changes with each report of the node.
         let version = volume.resource_version().unwrap_or_default();
