@@ -469,6 +469,10 @@ pub struct Controller {
     /// How long a volume stays whose claim was given up before it had a PersistentVolume
     #[arg(long, value_name = "TIME", env = "BAGGAGECLAIM_LEAK_GRACE", default_value = "10m", value_parser = parse_duration)]
     pub leak_grace: Duration,
+    /// How long a Node object must be missing before the controller gives the node up: deletions
+    /// for it succeed, and its unfinished orders go
+    #[arg(long, value_name = "TIME", env = "BAGGAGECLAIM_NODE_GRACE", default_value = "10m", value_parser = parse_duration)]
+    pub node_grace: Duration,
     /// Collect the garbage of this shared tier once a day, as `baggageclaim shared gc` does. The URL
     /// is that of the nodes; the identity needs the right to delete objects [default: no tier]
     #[arg(long, value_name = "URL", env = "BAGGAGECLAIM_SHARED")]
@@ -491,6 +495,7 @@ impl Controller {
             kubeconfig: self.kubeconfig.filter(|path| !path.as_os_str().is_empty()),
             leak_grace: self.leak_grace,
             shared: shared::url(self.shared)?,
+            node_grace: self.node_grace,
             grace: self.grace,
         })
     }

@@ -14,10 +14,10 @@ use tokio::runtime::Handle;
 use tokio::sync::watch;
 use tokio_util::task::AbortOnDropHandle;
 
-use crate::k8s::claims::Cluster;
+use crate::k8s::claims::{Cluster, Setup};
 use crate::server::{self, Drain, Socket};
 use crate::shared::{Periodic, Times, Url};
-use crate::telemetry::metrics::Rpcs;
+use crate::telemetry::metrics::{Registry, Rpcs};
 use crate::{csi, http, k8s, node};
 
 /// How a controller is set up.
@@ -33,6 +33,8 @@ pub struct Config {
     pub leak_grace: Duration,
     /// The shared tier whose garbage is collected, if there is one.
     pub shared: Option<Url>,
+    /// How long a Node object is missing before its node is given up.
+    pub node_grace: Duration,
     /// How long the end may take.
     pub grace: Duration,
 }
@@ -79,13 +81,19 @@ async fn serve(config: Config, drain: Drain) -> Result<(), Error> {
         client = k8s::connect(config.kubeconfig.as_deref()) => client,
         () = drain.begun() => return Ok(()),
     };
-    let (cluster, work) = Cluster::new(client, csi::place_of, config.leak_grace);
     let collector = config.shared.map(|url| {
         let store = url.open_later(Handle::current(), Times::default());
         Periodic::start(store).map_err(Error::Collector)
     });
     let collector = collector.transpose()?.map(Arc::new);
-    let figures = collector.clone();
+    let setup = Setup {
+        driver: csi::DRIVER_NAME,
+        place: csi::place_of,
+        leak_grace: config.leak_grace,
+        node_grace: config.node_grace,
+    };
+    let (cluster, work) = Cluster::new(client, setup);
+    let figures = (cluster.clone(), collector.clone());
     let (list, listed) = watch::channel(false);
     let rpcs = Rpcs::default();
     let pages = http::Sources {
@@ -94,8 +102,9 @@ async fn serve(config: Config, drain: Drain) -> Result<(), Error> {
         rpcs: rpcs.clone(),
         role: http::Role::Controller {
             listed: listed.clone(),
-            figures: Arc::new(move |registry| {
-                if let Some(collector) = &figures {
+            figures: Arc::new(move |registry: &mut Registry| {
+                figures.0.register(registry);
+                if let Some(collector) = &figures.1 {
                     collector.register(registry);
                 }
             }),

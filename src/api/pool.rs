@@ -12,6 +12,8 @@ use kube::{CustomResource, KubeSchema};
 use schemars::JsonSchema;
 use serde::{Deserialize, Serialize};
 
+use super::{Mutable, Parameters, Source};
+
 /// The pool of a node. The driver on the node makes it and keeps it up to date. Its name is the
 /// name of the node.
 #[derive(
@@ -59,12 +61,57 @@ pub struct PoolStatus {
     pub orphans: Orphans,
 }
 
-/// Data that no object names. The driver keeps it.
+/// Data that no object names. The driver keeps it. The controller makes the object again for what a
+/// PersistentVolume or a snapshot content names.
 #[derive(Debug, Clone, Default, PartialEq, Eq, JsonSchema, Serialize, Deserialize)]
 pub struct Orphans {
-    /// How many there are
+    /// How many there are; a group of snapshots counts as one
     pub count: i64,
-    /// The ids of the first 100
+    /// Volumes, at most 100 at a time
     #[serde(default)]
-    pub ids: Vec<String>,
+    pub volumes: Vec<OrphanVolume>,
+    /// Snapshots and groups of snapshots, at most 100 at a time
+    #[serde(default)]
+    pub snapshots: Vec<OrphanSnapshot>,
+}
+
+/// A volume that no object names, as the node has it.
+#[derive(Debug, Clone, PartialEq, Eq, JsonSchema, Serialize, Deserialize)]
+#[serde(rename_all = "camelCase")]
+pub struct OrphanVolume {
+    /// Its id
+    pub id: String,
+    /// The name in CreateVolume
+    pub name: String,
+    /// What the StorageClass said
+    #[serde(default)]
+    pub parameters: Parameters,
+    /// What the VolumeAttributesClass said when the volume was made
+    #[serde(default)]
+    pub made_with: Mutable,
+    /// What it is a clone of
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub source: Option<Source>,
+    /// Its capacity in bytes; 0: no limit
+    #[serde(default)]
+    pub capacity: i64,
+    /// The parameters that apply now
+    #[serde(default)]
+    pub mutable: Mutable,
+}
+
+/// A snapshot or a group of snapshots that no object names, as the node has it.
+#[derive(Debug, Clone, PartialEq, Eq, JsonSchema, Serialize, Deserialize)]
+pub struct OrphanSnapshot {
+    /// Its id
+    pub id: String,
+    /// The name in CreateSnapshot or CreateVolumeGroupSnapshot
+    pub name: String,
+    /// The ids of the volumes
+    pub sources: Vec<String>,
+    /// The ids of the snapshots: its own, or those of the group
+    pub members: Vec<String>,
+    /// Whether it is a group
+    #[serde(default)]
+    pub group: bool,
 }

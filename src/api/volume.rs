@@ -135,7 +135,7 @@ pub struct VolumeStatus {
     pub observed_generation: i64,
     /// The state
     pub phase: Phase,
-    /// The id of the pool, from its pool.json
+    /// The id of the pool that has or had the data, from its pool.json; empty: none is known
     pub pool: String,
     /// The capacity in bytes; 0: no limit
     #[serde(default)]

@@ -42,7 +42,7 @@ impl Process {
         let log = File::options().create(true).append(true).open(&self.log);
         let child = Command::new(env!("CARGO_BIN_EXE_baggageclaim"))
             .args(&self.arguments)
-            .args(["--end-with-parent", "--http=off", "--grace=5s"])
+            .args(["--end-with-parent", "--grace=5s"])
             .stdin(Stdio::null())
             .stderr(log.expect("a log"))
             .spawn();
@@ -67,6 +67,11 @@ impl Process {
         kill_process(Pid::from_child(&daemon.0), signal).expect("kill");
     }
 
+    /// Its process id.
+    pub(crate) fn id(&self) -> u32 {
+        self.daemon.as_ref().expect("it runs").0.id()
+    }
+
     /// Waits until it says that it is ready.
     pub(crate) async fn ready(&self) {
         let began = std::time::Instant::now();
@@ -81,8 +86,14 @@ impl Process {
 /// The arguments of every role.
 fn arguments(plane: &ControlPlane, role: &[&str]) -> Vec<String> {
     let kubeconfig = plane.kubeconfig.to_str().expect("text");
+    let is_http = |flag: &&str| flag.starts_with("--http");
+    let http = if role.iter().any(is_http) {
+        None
+    } else {
+        Some("--http=off")
+    };
     let all = [role, &["--kubeconfig", kubeconfig]].concat();
-    all.into_iter().map(str::to_owned).collect()
+    all.into_iter().chain(http).map(str::to_owned).collect()
 }
 
 pub(crate) fn controller(plane: &ControlPlane) -> Process {
@@ -91,10 +102,15 @@ pub(crate) fn controller(plane: &ControlPlane) -> Process {
 
 /// A controller with more flags.
 pub(crate) fn controller_with(plane: &ControlPlane, flags: &[&str]) -> Process {
-    let socket = plane.directory.path().join("controller.sock");
+    controller_named(plane, "controller", flags)
+}
+
+/// One of several controllers.
+pub(crate) fn controller_named(plane: &ControlPlane, name: &str, flags: &[&str]) -> Process {
+    let socket = plane.directory.path().join(format!("{name}.sock"));
     let text = socket.to_str().expect("text").to_owned();
     let arguments = arguments(plane, &[&["controller", "--socket", &text], flags].concat());
-    Process::new(plane, "controller", socket, arguments)
+    Process::new(plane, name, socket, arguments)
 }
 
 /// The Controller service of a controller that is ready.

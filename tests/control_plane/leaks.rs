@@ -4,34 +4,15 @@ use std::collections::BTreeSet;
 
 use baggageclaim::api::{BOUND, Phase};
 use baggageclaim::engine::{Config, Engine};
+use tokio::io::{AsyncReadExt as _, AsyncWriteExt as _};
+use tokio::net::TcpStream;
 
 use crate::calls::{create, request};
 use crate::common::{Fs, require_lab};
 use crate::driver::{client, controller_with, node};
+use crate::objects::{claim, persistent};
 use crate::plane::ControlPlane;
 use crate::{await_pools, eventually, volumes};
-
-/// Makes a claim, and says the name that csi-provisioner gives its volume.
-fn claim(plane: &ControlPlane, name: &str) -> String {
-    let text = format!(
-        "{{apiVersion: v1, kind: PersistentVolumeClaim, metadata: {{name: {name}}}, \
-         spec: {{accessModes: [ReadWriteOnce], resources: {{requests: {{storage: 1Mi}}}}}}}}"
-    );
-    plane.apply(name, &text);
-    let uid = plane.kubectl(&["get", "pvc", name, "-o=jsonpath={.metadata.uid}"]);
-    format!("pvc-{uid}")
-}
-
-/// Makes the PersistentVolume, as csi-provisioner does.
-fn persistent(plane: &ControlPlane, name: &str, id: &str) {
-    let text = format!(
-        "{{apiVersion: v1, kind: PersistentVolume, metadata: {{name: {name}}}, \
-         spec: {{accessModes: [ReadWriteOnce], capacity: {{storage: 1Mi}}, \
-         persistentVolumeReclaimPolicy: Retain, \
-         csi: {{driver: baggageclaim.csi.concourse-ci.org, volumeHandle: {id}}}}}}}"
-    );
-    plane.apply(name, &text);
-}
 
 #[tokio::test]
 async fn a_volume_whose_claim_was_given_up_is_deleted_and_no_other() {
@@ -39,7 +20,9 @@ async fn a_volume_whose_claim_was_given_up_is_deleted_and_no_other() {
         return;
     };
     let lab = require_lab!(Fs::Ext4);
-    let controller = controller_with(&plane, &["--leak-grace=2s"]);
+    let port = crate::plane::free_port();
+    let http = format!("--http=127.0.0.1:{port}");
+    let controller = controller_with(&plane, &["--leak-grace=2s", &http]);
     let mut one = node(&plane, "node-1", &lab.dir("one"));
     let mut client = client(&controller).await;
     await_pools(&plane, 1).await;
@@ -56,8 +39,8 @@ async fn a_volume_whose_claim_was_given_up_is_deleted_and_no_other() {
     let given_up = make(&claim(&plane, "given-up")).await;
 
     // A PersistentVolume that was deleted by hand: its data stays.
-    persistent(&plane, &retained_name, &retained);
-    persistent(&plane, &named_name, &named);
+    persistent(&plane, &retained_name, &retained, "retained", "Retain");
+    persistent(&plane, &named_name, &named, "named", "Retain");
     let marked = async || {
         let volumes = volumes(&plane).await;
         let marked = volumes.iter().filter(|volume| {
@@ -81,6 +64,7 @@ async fn a_volume_whose_claim_was_given_up_is_deleted_and_no_other() {
     let left = volumes(&plane).await;
     let is_ready = |phase| phase == Some(Phase::Ready);
     assert!(left.iter().all(|one| is_ready(one.phase())), "{left:?}");
+    check_metrics(port).await;
     one.kill();
     let engine = Engine::open(Config::new(lab.dir("one")))
         .await
@@ -89,4 +73,35 @@ async fn a_volume_whose_claim_was_given_up_is_deleted_and_no_other() {
     let held: BTreeSet<String> = held.iter().map(|claim| claim.id.to_string()).collect();
     engine.shutdown().await;
     assert_eq!(held, BTreeSet::from([retained, named, pending, other]));
+}
+
+/// The controller's metrics are those of the page, and count what was done.
+async fn check_metrics(port: u16) {
+    let mut stream = TcpStream::connect(("127.0.0.1", port))
+        .await
+        .expect("it listens");
+    let request = b"GET /metrics HTTP/1.1\r\nHost: x\r\nConnection: close\r\n\r\n";
+    stream.write_all(request).await.expect("sent");
+    let mut page = String::new();
+    stream.read_to_string(&mut page).await.expect("read");
+    for line in [
+        "baggageclaim_cluster_volumes{state=\"ready\"} 4",
+        "baggageclaim_cluster_volumes{state=\"lost\"} 0",
+        "baggageclaim_cluster_nodes{state=\"missing\"} 1",
+        "baggageclaim_cluster_leaks_deleted_total 1",
+        "baggageclaim_cluster_orders_waiting 0",
+    ] {
+        assert!(page.lines().any(|found| found == line), "{line}\n{page}");
+    }
+    let documented = include_str!("../../docs/metrics.md").lines();
+    let documented = documented.filter_map(|line| line.strip_prefix("| `baggageclaim_cluster_"));
+    let documented = documented.filter_map(|name| name.split(['`', '{']).next());
+    let documented: BTreeSet<&str> = documented
+        .map(|name| name.trim_end_matches("_total"))
+        .collect();
+    let types = page.lines().filter_map(|line| {
+        let name = line.strip_prefix("# TYPE baggageclaim_cluster_")?;
+        name.split(' ').next()
+    });
+    assert_eq!(types.collect::<BTreeSet<&str>>(), documented);
 }

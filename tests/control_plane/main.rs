@@ -14,14 +14,20 @@ mod common;
 mod calls;
 mod driver;
 mod leaks;
+mod nodes;
+mod objects;
+mod orphans;
 mod plane;
 #[path = "../sanity/report.rs"]
 mod report;
 mod sanity;
+mod scale;
 #[path = "../sanity/tool.rs"]
 mod tool;
+mod two;
 
 use std::fs;
+use std::sync::atomic::{AtomicBool, Ordering};
 use std::time::Duration;
 
 use baggageclaim::api::{Phase, Snapshot, Volume};
@@ -370,7 +376,10 @@ async fn insist<T>(mut call: impl AsyncFnMut() -> Result<T, tonic::Status>) -> T
 #[tokio::test]
 async fn kills_of_either_side_lose_no_claim_and_leak_none() {
     const CLAIMS: usize = 20;
-    const KILLS: usize = 10;
+    // `BAGGAGECLAIM_TEST_KILLS=1000` kills that often.
+    let kills = std::env::var("BAGGAGECLAIM_TEST_KILLS").ok();
+    let kills: usize = kills.map_or(10, |text| text.parse().expect("a number"));
+    let ended = AtomicBool::new(false);
     let Some(plane) = ControlPlane::start().await else {
         return;
     };
@@ -398,7 +407,9 @@ async fn kills_of_either_side_lose_no_claim_and_leak_none() {
     let life = async |number: usize| {
         let name = format!("pvc-{number}");
         let mut client = connect().await;
-        for _ in 0..3 {
+        let mut rounds = 0;
+        while rounds < 3 || !ended.load(Ordering::Relaxed) {
+            rounds += 1;
             let made = insist(async || create(&mut client, request(&name, None, None)).await)
                 .await
                 .0;
@@ -415,7 +426,7 @@ async fn kills_of_either_side_lose_no_claim_and_leak_none() {
             .0
     };
     let kill = async {
-        for round in 0..KILLS {
+        for round in 0..kills {
             tokio::time::sleep(Duration::from_millis(300)).await;
             let victim = if round % 2 == 0 {
                 &mut controller
@@ -426,6 +437,7 @@ async fn kills_of_either_side_lose_no_claim_and_leak_none() {
             victim.start();
             victim.ready().await;
         }
+        ended.store(true, Ordering::Relaxed);
     };
     let (mut made, ()) = tokio::join!(join_all((0..CLAIMS).map(life)), kill);
     made.sort();

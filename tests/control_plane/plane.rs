@@ -45,7 +45,7 @@ fn programs() -> Option<PathBuf> {
         .then_some(directory)
 }
 
-fn free_port() -> u16 {
+pub(crate) fn free_port() -> u16 {
     let listener = TcpListener::bind("127.0.0.1:0").expect("a free port");
     listener.local_addr().expect("an address").port()
 }
@@ -169,7 +169,8 @@ impl ControlPlane {
         }
     }
 
-    fn define(&self) {
+    /// Defines our kinds.
+    pub(crate) fn define(&self) {
         let crds = Path::new(env!("CARGO_MANIFEST_DIR")).join("deploy/crds/crds.yaml");
         self.kubectl(&["apply", "--filename", crds.to_str().expect("text")]);
         let wait = [

@@ -46,7 +46,7 @@ pub(in crate::k8s) fn volume(
             _ => VolumeStep::Delete,
         };
     }
-    let was_elsewhere = before.is_some_and(|status| status.pool != pool);
+    let was_elsewhere = before.is_some_and(|status| is_another(&status.pool, pool));
     let was_ready =
         matches!(phase, Some(Phase::Ready | Phase::Lost)) || spec.wanted == Wanted::Kept;
     let Some(held) = held.filter(|_| !(was_ready && was_elsewhere)) else {
@@ -162,8 +162,14 @@ fn lost(volume: &Volume, pool: &str) -> VolumeStatus {
             error: Some(error),
             ..before.clone()
         },
-        None => status(volume, pool, Phase::Lost, Some(error)),
+        // It was never seen, so its pool is unknown.
+        None => status(volume, "", Phase::Lost, Some(error)),
     }
+}
+
+/// Whether the pool in a status is known and another one.
+fn is_another(reported: &str, pool: &str) -> bool {
+    !reported.is_empty() && reported != pool
 }
 
 /// The next step for a `Snapshot`.
@@ -189,14 +195,14 @@ pub(in crate::k8s) fn snapshot(
         };
     }
     let before = object.status.as_ref();
-    let was_elsewhere = before.is_some_and(|status| status.pool != pool);
+    let was_elsewhere = before.is_some_and(|status| is_another(&status.pool, pool));
     let was_ready =
         matches!(phase, Some(Phase::Ready | Phase::Lost)) || object.spec.wanted == Wanted::Kept;
     if held.is_empty() || (was_ready && was_elsewhere) {
         return match (was_ready, phase) {
             (true, Some(Phase::Lost)) if object.answer().is_some() => SnapshotStep::Nothing,
             (true, _) => {
-                let mut lost = snapshot_status(object, pool, Phase::Lost);
+                let mut lost = snapshot_status(object, "", Phase::Lost);
                 if let Some(before) = before {
                     lost.clone_from(before);
                     lost.phase = Phase::Lost;

@@ -1,7 +1,8 @@
 //! Publishes the node's `Pool`: what the controller chooses nodes by, and the claims that no object
-//! names.
+//! names. A `Pool` that was deleted is made again.
 
-use std::time::Duration;
+use std::collections::{BTreeMap, HashSet};
+use std::time::{Duration, Instant};
 
 use kube::api::{Patch, PatchParams, PostParams};
 use kube::runtime::reflector::Store;
@@ -9,24 +10,27 @@ use kube::{Api, Client};
 use serde_json::json;
 
 use super::{Error, names};
-use crate::api::{Orphans, Pool, PoolSpec, PoolStatus, Snapshot, Volume, number};
-use crate::engine::Engine;
+use crate::api::{
+    self, OrphanSnapshot, OrphanVolume, Orphans, Pool, PoolSpec, PoolStatus, Volume, number,
+};
 use crate::engine::claims::SnapshotFilter;
-use crate::model::Node;
+use crate::engine::{self, Engine};
+use crate::model::{Node, PersistentVolume, Snapshot, SnapshotId};
 
-/// How often the pool is looked at, and the least time between two writes.
-const LOOK_AGAIN: Duration = Duration::from_secs(60);
-/// The same until the first report has arrived.
-const SOON: Duration = Duration::from_secs(2);
+/// How often the pool is looked at. Orphans are reported at once, since a claim may wait for them.
+const LOOK: Duration = Duration::from_secs(3);
+/// The time between two reports otherwise. Each makes the `Pool` again if it was deleted.
+const REPORT: Duration = Duration::from_secs(60);
 /// The steps in which the free space is reported.
 const STEPS: u64 = 16;
-/// How many orphans are named.
+/// How many orphans of a kind are named at a time. Each report names the next ones, so that those
+/// that nothing needs hide no others.
 const MOST_NAMED: usize = 100;
 
 /// The objects that the watches have seen.
 pub(super) struct Seen {
     pub(super) volumes: Store<Volume>,
-    pub(super) snapshots: Store<Snapshot>,
+    pub(super) snapshots: Store<api::Snapshot>,
 }
 
 /// Publishes the pool, at first and when it changes.
@@ -35,39 +39,51 @@ pub(super) async fn publish(client: Client, engine: Engine, node: Node, pool: St
     // Without both lists, every claim would look like an orphan.
     let _ = seen.volumes.wait_until_ready().await;
     let _ = seen.snapshots.wait_until_ready().await;
-    let mut written: Option<PoolStatus> = None;
+    let mut written: Option<(PoolStatus, Instant)> = None;
+    let mut turn = 0;
     loop {
         let next = async {
-            let status = look(&engine, &node, &pool, &seen).await?;
-            if written.as_ref() != Some(&status) {
-                write(&pools, node.id.as_str(), &status).await?;
+            let is_due = written
+                .as_ref()
+                .is_none_or(|(_, at)| at.elapsed() >= REPORT);
+            if is_due {
+                turn += 1;
             }
-            Ok::<_, Error>(status)
+            let status = look(&engine, &node, &pool, &seen, turn).await?;
+            let is_known = written.as_ref();
+            let is_known = is_known.is_some_and(|(before, _)| before.orphans == status.orphans);
+            if is_due || !is_known {
+                write(&pools, node.id.as_str(), &status).await?;
+                written = Some((status, Instant::now()));
+            }
+            Ok::<_, Error>(())
         };
-        match next.await {
-            Ok(status) => written = Some(status),
-            Err(error) => tracing::warn!(%error, "the Pool of this node is not up to date"),
+        if let Err(error) = next.await {
+            tracing::warn!(%error, "the Pool of this node is not up to date");
         }
-        let pause = if written.is_some() { LOOK_AGAIN } else { SOON };
-        tokio::time::sleep(pause).await;
+        tokio::time::sleep(LOOK).await;
     }
 }
 
-async fn look(engine: &Engine, node: &Node, pool: &str, seen: &Seen) -> Result<PoolStatus, Error> {
+async fn look(
+    engine: &Engine,
+    node: &Node,
+    pool: &str,
+    seen: &Seen,
+    turn: usize,
+) -> Result<PoolStatus, Error> {
     let capacity = engine.capacity().await?;
     let claims = engine.claims(None, usize::MAX).items;
     let snapshots = engine.snapshots(&SnapshotFilter::default(), None, usize::MAX)?;
     // Read after the engine: the object comes first, and goes last.
     let (volumes, objects) = (names(&seen.volumes), names(&seen.snapshots));
-    let lonely_claims = claims.iter().map(|claim| claim.id.as_str());
-    let lonely_claims = lonely_claims.filter(|id| !volumes.contains(*id));
-    let lonely_snapshots = snapshots.items.iter().filter(|snapshot| {
-        let object = snapshot.group.as_ref().unwrap_or(&snapshot.id);
-        !objects.contains(object.as_str())
-    });
-    let orphans: Vec<&str> = lonely_claims
-        .chain(lonely_snapshots.map(|snapshot| snapshot.id.as_str()))
+    let lonely_claims = claims.iter();
+    let lonely_claims: Vec<OrphanVolume> = lonely_claims
+        .filter(|claim| !volumes.contains(claim.id.as_str()))
+        .map(|claim| orphan(node, claim))
         .collect();
+    let lonely_snapshots = orphan_snapshots(engine, &snapshots.items, &objects)?;
+    let count = lonely_claims.len() + lonely_snapshots.len();
     let step = (capacity.largest / STEPS).max(1);
     Ok(PoolStatus {
         pool: pool.to_owned(),
@@ -76,14 +92,70 @@ async fn look(engine: &Engine, node: &Node, pool: &str, seen: &Seen) -> Result<P
         available: number(capacity.available / step * step),
         volumes: i64::try_from(claims.len()).unwrap_or(i64::MAX),
         orphans: Orphans {
-            count: i64::try_from(orphans.len()).unwrap_or(i64::MAX),
-            ids: orphans
-                .iter()
-                .take(MOST_NAMED)
-                .map(ToString::to_string)
-                .collect(),
+            count: i64::try_from(count).unwrap_or(i64::MAX),
+            volumes: some(lonely_claims, turn),
+            snapshots: some(lonely_snapshots, turn),
         },
     })
+}
+
+/// The orphans that this turn names.
+fn some<T>(mut all: Vec<T>, turn: usize) -> Vec<T> {
+    if all.len() > MOST_NAMED {
+        let first = (turn * MOST_NAMED) % all.len();
+        all.rotate_left(first);
+        all.truncate(MOST_NAMED);
+    }
+    all
+}
+
+fn orphan(node: &Node, claim: &PersistentVolume) -> OrphanVolume {
+    // The engine's name ends with the node's, unless something else than an order made the volume.
+    let name = claim.name.strip_suffix(node.id.as_str());
+    let name = name.and_then(|name| name.strip_suffix('@'));
+    OrphanVolume {
+        id: claim.id.to_string(),
+        name: name.unwrap_or(&claim.name).to_owned(),
+        parameters: claim.parameters.into(),
+        made_with: claim.made_with.unwrap_or(claim.mutable).into(),
+        source: claim.source.as_ref().map(Into::into),
+        capacity: number(claim.capacity),
+        mutable: claim.mutable.into(),
+    }
+}
+
+/// The snapshots without an object. Those of a group are one.
+fn orphan_snapshots(
+    engine: &Engine,
+    all: &[Snapshot],
+    objects: &HashSet<String>,
+) -> Result<Vec<OrphanSnapshot>, Error> {
+    let mut found: BTreeMap<SnapshotId, OrphanSnapshot> = BTreeMap::new();
+    for snapshot in all {
+        let id = snapshot.group.as_ref().unwrap_or(&snapshot.id);
+        if objects.contains(id.as_str()) || found.contains_key(id) {
+            continue;
+        }
+        let (name, members) = match &snapshot.group {
+            None => (snapshot.name.clone(), vec![snapshot.clone()]),
+            Some(group) => match engine.group(group.as_str()) {
+                Ok((group, members)) => (group.name, members),
+                // It was deleted meanwhile.
+                Err(engine::Error::NoSuchSnapshot(_)) => continue,
+                Err(error) => return Err(error.into()),
+            },
+        };
+        let members = members.iter();
+        let orphan = OrphanSnapshot {
+            id: id.to_string(),
+            name,
+            sources: members.clone().map(|one| one.source.to_string()).collect(),
+            members: members.map(|one| one.id.to_string()).collect(),
+            group: snapshot.group.is_some(),
+        };
+        found.insert(id.clone(), orphan);
+    }
+    Ok(found.into_values().collect())
 }
 
 async fn write(pools: &Api<Pool>, name: &str, status: &PoolStatus) -> Result<(), Error> {
@@ -98,4 +170,18 @@ async fn write(pools: &Api<Pool>, name: &str, status: &PoolStatus) -> Result<(),
         done => drop(done?),
     }
     Ok(())
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn every_orphan_is_named_in_some_turn() {
+        let all: Vec<usize> = (0..250).collect();
+        let named: HashSet<usize> = (0..5).flat_map(|turn| some(all.clone(), turn)).collect();
+        assert_eq!(named.len(), 250);
+        assert!((0..5).all(|turn| some(all.clone(), turn).len() == MOST_NAMED));
+        assert_eq!(some(vec![1, 2], 7), [1, 2]);
+    }
 }

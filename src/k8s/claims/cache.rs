@@ -14,6 +14,8 @@ use serde::de::DeserializeOwned;
 use tokio::sync::watch;
 use tokio::time::{Instant, timeout_at};
 
+use super::figures::Counters;
+
 /// The objects of one kind.
 pub(super) struct Cache<K: Resource + Clone + 'static>
 where
@@ -37,17 +39,20 @@ where
     K: Resource<DynamicType = ()> + Clone + fmt::Debug + DeserializeOwned + Send + Sync + 'static,
 {
     /// A cache, and the task that fills it.
-    pub(super) fn new(api: Api<K>) -> (Self, impl Future<Output = ()> + Send + 'static) {
+    pub(super) fn new(
+        api: Api<K>,
+        kind: &'static str,
+        counters: Counters,
+    ) -> (Self, impl Future<Output = ()> + Send + 'static) {
         let (store, writer) = reflector::store();
         let (change, changed) = watch::channel(0);
         let events = watcher(api, watcher::Config::default()).default_backoff();
+        // Nothing reads who wrote which field, and that is half of an object.
+        let events = events.modify(|object| object.meta_mut().managed_fields = None);
         let fill = reflector::reflector(writer, events).for_each(move |event| {
             match event {
                 Ok(_) => change.send_modify(|count| *count += 1),
-                Err(error) => {
-                    let kind = K::kind(&());
-                    tracing::warn!(%kind, %error, "the watch failed, and begins again");
-                }
+                Err(error) => counters.watch_failed(kind, &error),
             }
             std::future::ready(())
         });

@@ -106,7 +106,14 @@ impl Asked<'_> {
         let is_allowed = self
             .candidates()
             .is_ok_and(|all| all.iter().any(|one| one.id.as_str() == node));
-        if is_allowed && !self.overdue {
+        if volume.spec.wanted == Wanted::Kept && self.overdue {
+            // A PersistentVolume names it: the data is there, and never given up.
+            return Err(refusal(
+                Code::Aborted,
+                format!("node {node} has the volume and has not answered yet; try again"),
+            ));
+        }
+        if (is_allowed || volume.spec.wanted == Wanted::Kept) && !self.overdue {
             return Ok(Creation::Wait(volume));
         }
         if is_allowed && self.request.source.is_some() {

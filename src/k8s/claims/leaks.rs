@@ -7,18 +7,20 @@
 //! Snapshots need no such sweep: csi-snapshotter has a VolumeSnapshotContent before it calls.
 
 use std::collections::{BTreeMap, HashMap, HashSet};
+use std::pin::pin;
 use std::time::Duration;
 
 use futures_util::StreamExt as _;
 use k8s_openapi::api::core::v1::{PersistentVolume as ApiVolume, PersistentVolumeClaim};
 use kube::api::{ListParams, Patch, PatchParams};
-use kube::runtime::{WatchStreamExt as _, watcher};
+use kube::runtime::reflector::store::Writer;
 use kube::{Api, ResourceExt as _};
 use serde_json::json;
 use tokio::time::Instant;
 
 use super::Cluster;
 use super::objects::failed;
+use super::persistent::Named;
 use super::volumes::absent;
 use crate::api::{BOUND, Volume, Wanted};
 use crate::engine::claims::claim_id;
@@ -32,7 +34,7 @@ const PAUSES: (Duration, Duration) = (Duration::from_millis(500), Duration::from
 pub(in crate::k8s) struct Known {
     /// The uids of all PersistentVolumeClaims.
     pub(in crate::k8s) claims: HashSet<String>,
-    /// The PersistentVolumes with a volume of a CSI driver: name and volume id.
+    /// The PersistentVolumes of the driver: name and volume id.
     pub(in crate::k8s) persistent: BTreeMap<String, String>,
 }
 
@@ -67,45 +69,37 @@ pub(in crate::k8s) fn is_leak(volume: &Volume, known: &Known) -> bool {
     is_replaced || !has_claim
 }
 
-/// The volume id in a PersistentVolume.
-fn handle(volume: &ApiVolume) -> Option<&str> {
-    let csi = volume.spec.as_ref()?.csi.as_ref()?;
-    Some(&csi.volume_handle)
-}
-
 impl Cluster {
     /// Marks volumes as soon as a PersistentVolume names them.
-    pub(super) async fn mark_forever(&self) {
+    pub(super) async fn mark_forever(&self, writer: Writer<ApiVolume>) {
         self.seen_volumes.filled().await;
-        let events = watcher(self.persistent.clone(), watcher::Config::default());
-        let touched = events.default_backoff().touched_objects();
-        let marked = touched.for_each(|volume| async move {
-            let done = match &volume {
-                Ok(volume) => self.mark(volume).await,
+        let mut touched = pin!(self.persistent.follow(writer));
+        while let Some(volume) = touched.next().await {
+            let volume = match &volume {
+                Ok(volume) => volume,
                 Err(error) => {
-                    tracing::warn!(%error, "the watch of PersistentVolumes failed, and begins again");
-                    return;
+                    self.counters.watch_failed("PersistentVolume", error);
+                    continue;
                 }
             };
-            if let Err(error) = done {
+            if let Some(named) = Named::of(volume, self.driver)
+                && let Err(error) = self.mark(&named).await
+            {
                 // The next look marks it.
                 tracing::warn!(%error, "a volume is not marked as bound yet");
             }
-        });
-        marked.await;
+        }
     }
 
-    /// Marks the volume of a PersistentVolume, if it is ours and has no mark.
-    async fn mark(&self, persistent: &ApiVolume) -> Result<()> {
-        let Some(id) = handle(persistent) else {
-            return Ok(());
-        };
+    /// Marks the volume of a PersistentVolume, if it has no mark.
+    async fn mark(&self, named: &Named) -> Result<()> {
+        let id = named.id.as_str();
         let is_marked = |volume: &Volume| volume.annotations().contains_key(BOUND);
         match self.seen_volumes.get(id) {
             Some(seen) if is_marked(&seen) => return Ok(()),
-            // The watch can be late. Volumes of other drivers end here.
-            None if claim_of(&persistent.name_any()).is_none() => return Ok(()),
+            // What is no id has no object, and cannot be part of a path.
             None if id.parse::<crate::model::VolumeId>().is_err() => return Ok(()),
+            // The watch can be late.
             None if self.volumes.get(id).await?.is_none() => return Ok(()),
             Some(_) | None => {}
         }
@@ -168,6 +162,7 @@ impl Cluster {
             }
             // A mark that was set meanwhile makes this fail.
             if self.volumes.write(&volume, absent()).await?.is_some() {
+                self.counters.leaks.inc();
                 let (id, node) = (volume.name_any(), &volume.spec.node_name);
                 let name = &volume.spec.name;
                 tracing::info!(volume = %id, %name, %node, "its claim was given up: deleting it");
@@ -183,12 +178,14 @@ impl Cluster {
         // Claims first: a claim that is gone now gets no PersistentVolume later.
         let claims: Api<PersistentVolumeClaim> = Api::all(self.client.clone());
         let claims = claims.list_metadata(&all).await.map_err(unavailable)?;
-        let persistent = self.persistent.list(&all).await.map_err(unavailable)?;
-        for volume in &persistent {
-            self.mark(volume).await?;
-        }
+        let persistent = self.persistent.api.list(&all).await.map_err(unavailable)?;
         let named = persistent.iter();
-        let named = named.filter_map(|one| Some((one.name_any(), handle(one)?.to_owned())));
+        let named = named.filter_map(|one| Named::of(one, self.driver));
+        let named: Vec<Named> = named.collect();
+        for named in &named {
+            self.mark(named).await?;
+        }
+        let named = named.into_iter().map(|named| (named.name, named.id));
         Ok(Known {
             claims: claims.iter().filter_map(kube::ResourceExt::uid).collect(),
             persistent: named.collect(),

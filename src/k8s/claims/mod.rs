@@ -11,22 +11,35 @@
 //! | `volumes` | create, delete and change volumes |
 //! | `snapshots` | the same for snapshots and groups |
 //! | `lists` | answers from the watches |
+//! | `persistent` | PersistentVolumes: the relevant parts, the watch, live reads |
+//! | `contents` | which snapshots are named by snapshot contents |
 //! | `leaks` | deletes volumes whose claim was given up |
+//! | `orphans` | makes lost objects of data that is named again |
+//! | `nodes` | nodes that are gone |
+//! | `tell` | events on claims |
+//! | `figures` | metrics |
 
 mod cache;
+mod contents;
 pub(super) mod decide;
+mod figures;
 pub(super) mod leaks;
 mod lists;
+pub(super) mod nodes;
 mod objects;
+pub(super) mod orphans;
+mod persistent;
 mod running;
 mod snapshots;
+mod tell;
 mod volumes;
 
 use std::fmt;
 use std::sync::Arc;
 use std::time::Duration;
 
-use k8s_openapi::api::core::v1::PersistentVolume as ApiVolume;
+use k8s_openapi::api::core::v1::Node as ApiNode;
+use kube::core::PartialObjectMeta;
 use kube::{Api, Client};
 use tokio::time::Instant;
 use tonic::Code;
@@ -43,7 +56,9 @@ pub(super) use volumes::name_on;
 
 use cache::Cache;
 use decide::{Place, refusal};
+use figures::{Counters, Orders};
 use objects::Objects;
+use persistent::Persistent;
 use running::Running;
 
 /// How long an empty volume may take on its node. Less than [`LONGEST`], so that there is time to
@@ -55,17 +70,36 @@ const LONGEST: Duration = Duration::from_secs(25);
 /// A node with the one label that says where its volumes are.
 pub type FindPlace = fn(&NodeId) -> Node;
 
+/// What a cluster's volumes are set up by.
+#[derive(Debug, Clone, Copy)]
+pub struct Setup {
+    /// The driver's name in PersistentVolumes.
+    pub driver: &'static str,
+    /// A node's label, as volumes have it.
+    pub place: FindPlace,
+    /// How long a volume stays whose claim was given up.
+    pub leak_grace: Duration,
+    /// How long a Node object is missing before the node is given up.
+    pub node_grace: Duration,
+}
+
 /// The persistent volumes of a cluster.
 pub struct Cluster {
     client: Client,
-    persistent: Api<ApiVolume>,
+    driver: &'static str,
+    persistent: Persistent,
+    nodes: Api<ApiNode>,
     volumes: Objects<Volume>,
     snapshots: Objects<Snapshot>,
+    pools: Objects<Pool>,
     seen_volumes: Cache<Volume>,
     seen_snapshots: Cache<Snapshot>,
     seen_pools: Cache<Pool>,
+    seen_nodes: Cache<PartialObjectMeta<ApiNode>>,
     place: FindPlace,
     running: Running,
+    counters: Counters,
+    orders: Orders,
 }
 
 impl fmt::Debug for Cluster {
@@ -75,27 +109,37 @@ impl fmt::Debug for Cluster {
 }
 
 impl Cluster {
-    /// The volumes in this cluster, and the task that watches them. A volume whose claim was given
-    /// up is deleted after `leak_grace`.
+    /// The volumes in this cluster, and the task that watches them and looks after them.
     pub fn new(
         client: Client,
-        place: FindPlace,
-        leak_grace: Duration,
+        setup: Setup,
     ) -> (Arc<Self>, impl Future<Output = ()> + Send + 'static) {
+        let counters = Counters::new();
         let (volumes, snapshots) = (Api::all(client.clone()), Api::all(client.clone()));
-        let (seen_volumes, fill_volumes) = Cache::new(volumes.clone());
-        let (seen_snapshots, fill_snapshots) = Cache::new(snapshots.clone());
-        let (seen_pools, fill_pools) = Cache::new(Api::all(client.clone()));
+        let pools = Api::all(client.clone());
+        let (seen_volumes, fill_volumes) = Cache::new(volumes.clone(), "Volume", counters.clone());
+        let (seen_snapshots, fill_snapshots) =
+            Cache::new(snapshots.clone(), "Snapshot", counters.clone());
+        let (seen_pools, fill_pools) = Cache::new(pools.clone(), "Pool", counters.clone());
+        let (seen_nodes, fill_nodes) =
+            Cache::new(Api::all(client.clone()), "Node", counters.clone());
+        let (persistent, writer) = Persistent::new(Api::all(client.clone()), setup.driver);
         let cluster = Arc::new(Self {
-            persistent: Api::all(client.clone()),
+            persistent,
+            nodes: Api::all(client.clone()),
             client,
+            driver: setup.driver,
             volumes: Objects(volumes),
             snapshots: Objects(snapshots),
+            pools: Objects(pools),
             seen_volumes,
             seen_snapshots,
             seen_pools,
-            place,
+            seen_nodes,
+            place: setup.place,
             running: Running::default(),
+            counters,
+            orders: Orders::default(),
         });
         let sweeper = cluster.clone();
         let work = async move {
@@ -103,9 +147,13 @@ impl Cluster {
                 fill_volumes,
                 fill_snapshots,
                 fill_pools,
+                fill_nodes,
                 sweeper.sweep_forever(),
-                sweeper.mark_forever(),
-                sweeper.find_leaks_forever(leak_grace),
+                sweeper.mark_forever(writer),
+                sweeper.find_leaks_forever(setup.leak_grace),
+                sweeper.keep_forever(),
+                sweeper.give_up_forever(setup.node_grace),
+                sweeper.tell_forever(),
             );
         };
         (cluster, work)
@@ -116,6 +164,7 @@ impl Cluster {
         self.seen_volumes.filled().await;
         self.seen_snapshots.filled().await;
         self.seen_pools.filled().await;
+        self.seen_nodes.filled().await;
     }
 
     /// A node, as an answer names it.
@@ -138,7 +187,13 @@ impl Cluster {
             for volume in self.seen_volumes.all() {
                 let is_gone = volume.phase() == Some(Phase::Gone);
                 if is_gone && volume.spec.wanted == Wanted::Absent {
-                    note(self.volumes.remove(&volume).await);
+                    // A call that runs deletes the object itself. Without one, it would order again.
+                    let id = volume.metadata.name.as_deref().unwrap_or_default();
+                    if let Ok(id) = id.parse()
+                        && let Ok(_alone) = self.running.take(id)
+                    {
+                        note(self.volumes.remove(&volume).await);
+                    }
                 }
             }
             for snapshot in self.seen_snapshots.all() {

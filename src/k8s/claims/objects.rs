@@ -18,7 +18,7 @@ pub(super) fn failed(error: &kube::Error) -> Error {
     refusal(Code::Unavailable, format!("the API server: {error}"))
 }
 
-fn has_code(error: &kube::Error, wanted: u16) -> bool {
+pub(super) fn has_code(error: &kube::Error, wanted: u16) -> bool {
     matches!(error, kube::Error::Api(status) if status.code == wanted)
 }
 

@@ -95,6 +95,9 @@ impl Cluster {
         let places = self.places();
         if let Some(place) = places.iter().find(|place| place.node.id.as_str() == node) {
             at.choose([&place.node])?;
+        } else {
+            let source = sources.first().map_or("", String::as_str);
+            self.refuse_given_up(source, &node).await?;
         }
         Ok(node)
     }
@@ -150,7 +153,14 @@ impl Cluster {
         let until = deadline();
         loop {
             let Some(object) = self.snapshots.get(id).await? else {
-                return Ok(());
+                let Some(order) = self.orphan_snapshot(id).await? else {
+                    return Ok(());
+                };
+                if order.spec.group != group {
+                    return Ok(());
+                }
+                self.snapshots.make(&order).await?;
+                continue;
             };
             if object.spec.group != group {
                 return Ok(());
@@ -162,6 +172,12 @@ impl Cluster {
                 Deletion::Done => {
                     self.snapshots.remove(&object).await?;
                     return Ok(());
+                }
+                // The data is an orphan if the disk comes back.
+                _ if self.is_given_up(node).await? => {
+                    if self.snapshots.remove(&object).await? {
+                        return Ok(());
+                    }
                 }
                 Deletion::Order => {
                     let absent = serde_json::json!({ "wanted": Wanted::Absent });

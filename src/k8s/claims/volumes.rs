@@ -3,21 +3,19 @@
 
 use std::sync::Arc;
 
-use k8s_openapi::api::core::v1::PersistentVolume as ApiVolume;
-use kube::api::ListParams;
 use serde_json::{Value, json};
 use tokio::time::Instant;
 use tonic::Code;
 
 use super::decide::{self, Aim, Asked, Change, Creation, Deletion, refusal};
-use super::objects::failed;
+use super::persistent::Named;
 use super::{Cluster, TO_MAKE, deadline, late, lists};
 use crate::api::{Mutable, Volume, VolumeSpec, VolumeStatus, Wanted, bytes, number};
 use crate::engine::claims::{CreateClaim, claim_id};
 use crate::engine::{Error, Result};
 use crate::model::{
-    ClaimSource, MutableChange, MutableParameters, NODE_LABEL, Node, PersistentVolume, Placed,
-    Requirement, VolumeId,
+    ClaimSource, MutableChange, MutableParameters, Node, PersistentVolume, Placed, Requirement,
+    VolumeId,
 };
 
 /// The name of a node's volume in its engine. Two nodes may both have one for a CSI name, for a
@@ -73,8 +71,9 @@ impl Cluster {
             match asked.next(&volumes)? {
                 Creation::Done(volume) => return lists::volume(volume, self.place),
                 Creation::Make(node) => {
+                    let order = self.first_order(request, &node).await?;
                     // If another controller made it meanwhile, the next look finds it.
-                    self.volumes.make(&object(request, &node)).await?;
+                    self.volumes.make(&order).await?;
                 }
                 Creation::Wait(volume) => self.answered(volume, time_up).await,
                 Creation::Abandon(volume) => {
@@ -94,6 +93,33 @@ impl Cluster {
                 ));
             }
         }
+    }
+
+    /// The order for a volume without an object. If a PersistentVolume of its name exists, the
+    /// volume was Ready once, and is never made again.
+    async fn first_order(&self, request: &CreateClaim, node: &Node) -> Result<Volume> {
+        let Some(named) = self.persistent.read(&request.name).await? else {
+            return Ok(object(request, node));
+        };
+        let node = self.node_of(&named);
+        let mut order = object(request, &self.node(&node));
+        if order.metadata.name.as_ref() != Some(&named.id) {
+            let message = format!(
+                "PersistentVolume {:?} exists, and names volume {}, which was not provisioned for it",
+                named.name, named.id
+            );
+            return Err(refusal(Code::AlreadyExists, message));
+        }
+        order.spec.wanted = Wanted::Kept;
+        Ok(order)
+    }
+
+    /// The node that a PersistentVolume names.
+    fn node_of(&self, named: &Named) -> String {
+        let label = named.node.clone().unwrap_or_default();
+        let mut places = self.places().into_iter();
+        let place = places.find(|place| place.node.topology.0.values().any(|it| *it == label));
+        place.map_or(label, |place| place.node.id.as_str().to_owned())
     }
 
     async fn answered(&self, volume: &Volume, deadline: Instant) {
@@ -128,8 +154,12 @@ impl Cluster {
         // With all labels, if it has a pool.
         let mut places = self.places().into_iter();
         let known = places.find(|place| place.node.id.as_str() == node);
-        let known = known.map(|place| place.node);
-        Ok(Some(known.unwrap_or_else(|| self.node(&node))))
+        if let Some(known) = known {
+            return Ok(Some(known.node));
+        }
+        let (ClaimSource::Claim(id) | ClaimSource::Snapshot(id)) = source;
+        self.refuse_given_up(id.as_str(), &node).await?;
+        Ok(Some(self.node(&node)))
     }
 
     /// A volume that is not to be deleted.
@@ -173,6 +203,12 @@ impl Cluster {
                     self.volumes.remove(&volume).await?;
                     return Ok(());
                 }
+                // The data is an orphan if the disk comes back.
+                _ if self.is_given_up(node).await? => {
+                    if self.volumes.remove(&volume).await? {
+                        return Ok(());
+                    }
+                }
                 Deletion::Order => {
                     self.volumes.write(&volume, absent()).await?;
                 }
@@ -186,28 +222,27 @@ impl Cluster {
     /// The order to delete a volume whose object is lost. A PersistentVolume that names it says
     /// where it is; without one, it is deleted.
     async fn order_without_object(&self, id: &str) -> Result<Option<Volume>> {
-        let all = self.persistent.list(&ListParams::default()).await;
-        let all = all.map_err(|error| failed(&error))?;
-        let Some((name, node)) = all.iter().find_map(|volume| names(volume, id)) else {
+        let Some(named) = self.persistent.naming(id).await? else {
             return Ok(None);
         };
-        let places = self.places().into_iter();
-        let is_it = |label: &String| *label == node;
-        let mut places = places.filter(|place| place.node.topology.0.values().any(is_it));
-        let node = places
-            .next()
-            .map_or(node.clone(), |place| place.node.id.as_str().to_owned());
-        if claim_id(&name_on(&node, &name)).as_str() != id {
-            return Err(refusal(
-                Code::FailedPrecondition,
+        let node = self.node_of(&named);
+        if claim_id(&name_on(&node, &named.name)).as_str() != id {
+            // Its node knows a volume better than a PersistentVolume that was written by hand.
+            let order = self.orphan_volume(id).await?;
+            let message = || {
                 format!(
-                    "volume {id} has no Volume object, and PersistentVolume {name:?} was not provisioned for it; delete the data on node \
-                     {node} by hand"
-                ),
-            ));
+                    "volume {id} has no Volume object, and PersistentVolume {:?} was not provisioned for it; delete the data                      on node {node} by hand",
+                    named.name
+                )
+            };
+            let order = order.ok_or_else(|| refusal(Code::FailedPrecondition, message()));
+            return order.map(Some);
+        }
+        if self.is_given_up(&node).await? {
+            return Ok(None);
         }
         let spec = VolumeSpec {
-            name,
+            name: named.name,
             node_name: node,
             parameters: crate::api::Parameters::default(),
             made_with: Mutable::default(),
@@ -288,27 +323,6 @@ fn spec_of(aim: &Aim) -> Value {
             "ttlSeconds": aim.mutable.ttl_seconds,
         },
     })
-}
-
-/// The CSI name and the node's label of a PersistentVolume, if it is the one with this volume.
-fn names(volume: &ApiVolume, id: &str) -> Option<(String, String)> {
-    let spec = volume.spec.as_ref()?;
-    let csi = spec.csi.as_ref()?;
-    if csi.volume_handle != id {
-        return None;
-    }
-    let terms = &spec
-        .node_affinity
-        .as_ref()?
-        .required
-        .as_ref()?
-        .node_selector_terms;
-    let expressions = terms
-        .iter()
-        .filter_map(|term| term.match_expressions.as_ref());
-    let mut nodes = expressions.flatten().filter(|one| one.key == NODE_LABEL);
-    let node = nodes.next()?.values.as_ref()?.first()?.clone();
-    Some((volume.metadata.name.clone()?, node))
 }
 
 /// The fields of a volume's status that CSI tells.

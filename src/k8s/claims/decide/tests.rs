@@ -101,7 +101,7 @@ fn word(asked: &Asked<'_>, volumes: &[Volume]) -> String {
 #[expect(clippy::too_many_lines, reason = "it is a table")]
 fn an_empty_volume_goes_to_the_selected_node_and_moves_only_before_it_is_ready() {
     use Phase::{Failed, Gone, Lost, Ready};
-    use Wanted::{Absent, Present};
+    use Wanted::{Absent, Kept, Present};
     let anywhere = Requirement::default();
     let cases = [
         // The selected node, or nowhere; without one, the pool with most room that can hold it.
@@ -190,6 +190,31 @@ fn an_empty_volume_goes_to_the_selected_node_and_moves_only_before_it_is_ready()
                 volume("b", Absent, None),
                 volume("a", Present, Some((Ready, 1))),
             ],
+            false,
+            "done a",
+        ),
+        // One whose object was lost: a PersistentVolume names it, so it is never given up.
+        (
+            selected(&["a"]),
+            vec![volume("a", Kept, None)],
+            false,
+            "wait a",
+        ),
+        (
+            selected(&["a"]),
+            vec![volume("a", Kept, None)],
+            true,
+            "Aborted",
+        ),
+        (
+            selected(&["b"]),
+            vec![volume("a", Kept, None)],
+            true,
+            "Aborted",
+        ),
+        (
+            selected(&["a"]),
+            vec![volume("a", Kept, Some((Ready, 1)))],
             false,
             "done a",
         ),

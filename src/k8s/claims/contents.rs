@@ -1,0 +1,85 @@
+//! Which snapshots VolumeSnapshotContents and VolumeGroupSnapshotContents name. Their definitions
+//! are not part of Kubernetes: a cluster may have neither.
+
+use std::collections::HashSet;
+
+use kube::api::{DynamicObject, ListParams};
+use kube::discovery::{self, Scope};
+use kube::error::DiscoveryError;
+use kube::{Api, Client};
+use serde_json::Value;
+
+use super::objects::{failed, has_code};
+use crate::engine::Result;
+
+/// The API groups and kinds.
+const KINDS: [(&str, &str); 2] = [
+    ("snapshot.storage.k8s.io", "VolumeSnapshotContent"),
+    ("groupsnapshot.storage.k8s.io", "VolumeGroupSnapshotContent"),
+];
+
+/// Where a content has the id of its snapshot, or of its group.
+const HANDLES: [&str; 5] = [
+    "/status/snapshotHandle",
+    "/spec/source/snapshotHandle",
+    "/status/volumeGroupSnapshotHandle",
+    "/spec/source/groupSnapshotHandles/volumeGroupSnapshotHandle",
+    "/spec/source/volumeGroupSnapshotHandle",
+];
+
+/// Adds the ids that a content of the driver names. One that is being deleted names none.
+fn add(content: &DynamicObject, driver: &str, named: &mut HashSet<String>) {
+    let data = &content.data;
+    let of = data.pointer("/spec/driver").and_then(Value::as_str);
+    if of != Some(driver) || content.metadata.deletion_timestamp.is_some() {
+        return;
+    }
+    let ids = HANDLES.iter().filter_map(|path| data.pointer(path));
+    named.extend(ids.filter_map(Value::as_str).map(str::to_owned));
+}
+
+/// The ids of all snapshots and groups that contents of the driver name, read live.
+pub(super) async fn named(client: &Client, driver: &str) -> Result<HashSet<String>> {
+    let mut named = HashSet::new();
+    for (group, kind) in KINDS {
+        let found = match discovery::group(client, group).await {
+            Ok(group) => group.recommended_kind(kind),
+            Err(kube::Error::Discovery(DiscoveryError::MissingApiGroup(_))) => None,
+            Err(error) => return Err(failed(&error)),
+        };
+        let Some((resource, _)) = found.filter(|(_, can)| can.scope == Scope::Cluster) else {
+            continue;
+        };
+        let contents: Api<DynamicObject> = Api::all_with(client.clone(), &resource);
+        match contents.list(&ListParams::default()).await {
+            Ok(contents) => contents.iter().for_each(|one| add(one, driver, &mut named)),
+            // Its definition was deleted meanwhile.
+            Err(error) if has_code(&error, 404) => {}
+            Err(error) => return Err(failed(&error)),
+        }
+    }
+    Ok(named)
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn contents_name_snapshots_and_groups_unless_they_are_being_deleted() {
+        let mut named = HashSet::new();
+        for text in [
+            "{metadata: {}, spec: {driver: ours}, status: {snapshotHandle: a, volumeGroupSnapshotHandle: g}}",
+            "{metadata: {}, spec: {driver: ours, source: {snapshotHandle: b}}}",
+            "{metadata: {}, spec: {driver: ours, source: {groupSnapshotHandles: {volumeGroupSnapshotHandle: h}}}}",
+            "{metadata: {}, spec: {driver: other}, status: {snapshotHandle: c}}",
+            "{metadata: {deletionTimestamp: '2026-01-01T00:00:00Z'}, spec: {driver: ours}, status: {snapshotHandle: d}}",
+        ] {
+            let content = serde_saphyr::from_str(text).expect("YAML");
+            add(&content, "ours", &mut named);
+        }
+        let mut named: Vec<String> = named.into_iter().collect();
+        named.sort();
+        assert_eq!(named, ["a", "b", "g", "h"]);
+    }
+}

@@ -1,0 +1,210 @@
+//! The metrics of the controller, as docs/metrics.md names them: counters, and gauges that are
+//! computed from the watches for each request.
+
+use std::collections::HashMap;
+use std::time::{Duration, Instant};
+
+use kube::ResourceExt as _;
+use kube::runtime::watcher;
+use parking_lot::Mutex;
+
+use super::Cluster;
+use crate::api::{Phase, Wanted};
+use crate::telemetry::metrics::{Counter, EncodeLabelSet, Family, Gauge, Registry};
+
+#[derive(Debug, Clone, PartialEq, Eq, Hash, EncodeLabelSet)]
+struct Kind {
+    kind: &'static str,
+}
+
+#[derive(Debug, Clone, PartialEq, Eq, Hash, EncodeLabelSet)]
+struct State {
+    state: &'static str,
+}
+
+/// What the controller has done since it began. Clones share the counters.
+#[derive(Debug, Clone)]
+pub(super) struct Counters {
+    /// Volumes that were deleted since their claim was given up.
+    pub(super) leaks: Counter,
+    /// Objects of orphans that were made again.
+    pub(super) kept: Counter,
+    /// Nodes that were given up.
+    pub(super) given_up: Counter,
+    watch_errors: Family<Kind, Counter>,
+}
+
+impl Counters {
+    pub(super) fn new() -> Self {
+        let watch_errors = Family::<Kind, Counter>::default();
+        // Otherwise a series would begin with its first error, which `increase()` would miss.
+        for kind in ["Volume", "Snapshot", "Pool", "Node", "PersistentVolume"] {
+            drop(watch_errors.get_or_create(&Kind { kind }));
+        }
+        Self {
+            leaks: Counter::default(),
+            kept: Counter::default(),
+            given_up: Counter::default(),
+            watch_errors,
+        }
+    }
+
+    /// Counts and logs the failure of a watch, which begins again.
+    pub(super) fn watch_failed(&self, kind: &'static str, error: &watcher::Error) {
+        self.watch_errors.get_or_create(&Kind { kind }).inc();
+        tracing::warn!(%kind, %error, "the watch failed, and begins again");
+    }
+
+    fn register(&self, registry: &mut Registry) {
+        let counters = [
+            (
+                "cluster_leaks_deleted",
+                "Volumes whose claim was given up, and whose deletion was ordered",
+                &self.leaks,
+            ),
+            (
+                "cluster_objects_made_again",
+                "Objects of orphans that the controller made again",
+                &self.kept,
+            ),
+            (
+                "cluster_nodes_given_up",
+                "Nodes that were missing for longer than --node-grace",
+                &self.given_up,
+            ),
+        ];
+        for (name, help, counter) in counters {
+            registry.register(name, help, counter.clone());
+        }
+        let help = "Failures of the watches over objects, by kind";
+        registry.register("cluster_watch_errors", help, self.watch_errors.clone());
+    }
+}
+
+/// The orders that no node has answered: uid, generation, and since when.
+#[derive(Debug, Default)]
+pub(super) struct Orders(Mutex<HashMap<(String, i64), Instant>>);
+
+impl Orders {
+    /// Takes the orders that wait now. How many there are, and how long the oldest has waited.
+    fn look(
+        &self,
+        now: Instant,
+        waiting: impl Iterator<Item = (String, i64)>,
+    ) -> (usize, Duration) {
+        let mut since = self.0.lock();
+        let waiting = waiting.map(|order| {
+            let first = since.get(&order).copied().unwrap_or(now);
+            (order, first)
+        });
+        *since = waiting.collect();
+        let oldest = since.values().min().copied().unwrap_or(now);
+        (since.len(), now.duration_since(oldest))
+    }
+}
+
+const STATES: [&str; 5] = ["waiting", "ready", "failed", "lost", "deleting"];
+
+/// The state of an object, as a label.
+fn state(wanted: Wanted, phase: Option<Phase>) -> &'static str {
+    match (wanted, phase) {
+        (Wanted::Absent, _) | (_, Some(Phase::Gone)) => "deleting",
+        (_, None) => "waiting",
+        (_, Some(Phase::Ready)) => "ready",
+        (_, Some(Phase::Failed)) => "failed",
+        (_, Some(Phase::Lost)) => "lost",
+    }
+}
+
+fn by_state(all: impl Iterator<Item = &'static str>) -> Family<State, Gauge> {
+    let family = Family::<State, Gauge>::default();
+    for state in STATES {
+        drop(family.get_or_create(&State { state }));
+    }
+    for state in all {
+        family.get_or_create(&State { state }).inc();
+    }
+    family
+}
+
+fn gauge(registry: &mut Registry, name: &str, help: &str, value: i64) {
+    let gauge = Gauge::<i64>::default();
+    gauge.set(value);
+    registry.register(name, help, gauge);
+}
+
+fn number(count: impl TryInto<i64>) -> i64 {
+    count.try_into().unwrap_or(i64::MAX)
+}
+
+impl Cluster {
+    /// Adds the metrics of the controller to the registry.
+    pub fn register(&self, registry: &mut Registry) {
+        self.counters.register(registry);
+        let (volumes, snapshots) = (self.seen_volumes.all(), self.seen_snapshots.all());
+        let states = volumes
+            .iter()
+            .map(|one| state(one.spec.wanted, one.phase()));
+        let help = "Volume objects, by what became of them";
+        registry.register("cluster_volumes", help, by_state(states));
+        let states = snapshots.iter();
+        let states = states.map(|one| state(one.spec.wanted, one.phase()));
+        let help = "Snapshot objects, by what became of them";
+        registry.register("cluster_snapshots", help, by_state(states));
+        let unanswered = volumes.iter().filter(|one| one.answer().is_none());
+        let unanswered = unanswered.map(|one| (one.uid(), one.metadata.generation));
+        let snapshots = snapshots.iter().filter(|one| one.answer().is_none());
+        let snapshots = snapshots.map(|one| (one.uid(), one.metadata.generation));
+        let unanswered = unanswered.chain(snapshots);
+        let unanswered =
+            unanswered.map(|(uid, number)| (uid.unwrap_or_default(), number.unwrap_or_default()));
+        let (count, oldest) = self.orders.look(Instant::now(), unanswered);
+        let help = "Orders that no node has answered yet";
+        gauge(registry, "cluster_orders_waiting", help, number(count));
+        let help = "How long the oldest of them has waited, since a request for metrics saw it";
+        let seconds = number(oldest.as_secs());
+        gauge(registry, "cluster_oldest_order_seconds", help, seconds);
+        self.register_nodes(registry);
+    }
+
+    fn register_nodes(&self, registry: &mut Registry) {
+        let pools = self.seen_pools.all();
+        let nodes = Family::<State, Gauge>::default();
+        for state in ["present", "missing"] {
+            drop(nodes.get_or_create(&State { state }));
+        }
+        for pool in &pools {
+            let is_there = self.seen_nodes.get(&pool.name_any()).is_some();
+            let state = if is_there { "present" } else { "missing" };
+            nodes.get_or_create(&State { state }).inc();
+        }
+        let help = "Nodes with a pool, by whether they have a Node object";
+        registry.register("cluster_nodes", help, nodes);
+        let orphans = pools.iter().filter_map(|pool| pool.status.as_ref());
+        let orphans = orphans.map(|status| status.orphans.count).sum();
+        let help = "Volumes and snapshots on the nodes that no object names";
+        gauge(registry, "cluster_orphans", help, orphans);
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn the_oldest_order_is_timed_until_it_is_answered_or_replaced() {
+        let orders = Orders::default();
+        let begin = Instant::now();
+        let at = |seconds| begin + Duration::from_secs(seconds);
+        let order = |uid: &str, generation| (uid.to_owned(), generation);
+        let look = |seconds, waiting: Vec<(String, i64)>| {
+            let (count, oldest) = orders.look(at(seconds), waiting.into_iter());
+            (count, oldest.as_secs())
+        };
+        assert_eq!(look(0, vec![]), (0, 0));
+        assert_eq!(look(1, vec![order("a", 1)]), (1, 0));
+        assert_eq!(look(5, vec![order("a", 1), order("b", 1)]), (2, 4));
+        assert_eq!(look(6, vec![order("a", 2), order("b", 1)]), (2, 1));
+        assert_eq!(look(9, vec![]), (0, 0));
+    }
+}

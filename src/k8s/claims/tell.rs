@@ -1,0 +1,239 @@
+//! Events on claims that say what a user can do: the data is lost, or its node is gone; and that
+//! it is back.
+//!
+//! Each change of state is one event. Its name is a function of the change, so a restart or a
+//! second controller does not repeat it while it exists (an hour). A claim that is not bound needs
+//! none: csi-provisioner puts the controller's error into its own event.
+
+use std::collections::{HashMap, HashSet};
+use std::fmt::Write as _;
+use std::time::Duration;
+
+use k8s_openapi::api::core::v1::{Event, EventSource, ObjectReference};
+use k8s_openapi::apimachinery::pkg::apis::meta::v1::{ObjectMeta, Time};
+use k8s_openapi::jiff::Timestamp;
+use kube::api::PostParams;
+use kube::{Api, ResourceExt as _};
+use sha2::{Digest as _, Sha256};
+use tokio::time::{sleep, timeout};
+
+use super::Cluster;
+use super::persistent::Named;
+use crate::api::{Phase, Volume, Wanted};
+
+/// The most events of one look.
+const MOST: usize = 50;
+/// The pause after a look that had more to say.
+const LATER: Duration = Duration::from_secs(10);
+/// The least time between two looks otherwise.
+const PAUSE: Duration = Duration::from_secs(1);
+/// The longest: a claim can be bound later than its volume is lost.
+const AGAIN: Duration = Duration::from_secs(30);
+
+/// What is wrong with a volume.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+enum Trouble {
+    /// Its node has not got the data any more.
+    Lost,
+    /// Its node was given up.
+    NodeGone,
+}
+
+impl Trouble {
+    /// The trouble of a volume; `given_up`: its node is.
+    fn of(volume: &Volume, given_up: bool) -> Option<Self> {
+        match (volume.spec.wanted, volume.phase()) {
+            (Wanted::Absent, _) => None,
+            (_, Some(Phase::Ready | Phase::Lost)) if given_up => Some(Self::NodeGone),
+            (_, Some(Phase::Lost)) => Some(Self::Lost),
+            _ => None,
+        }
+    }
+
+    fn reason(self) -> &'static str {
+        match self {
+            Self::Lost => "VolumeLost",
+            Self::NodeGone => "NodeGone",
+        }
+    }
+
+    fn message(self, id: &str, node: &str) -> String {
+        match self {
+            Self::Lost => format!(
+                "the data of volume {id} is not in the pool of node {node} any more, where it was: the pool or its disk was \
+                 replaced. It is not made again empty. Bring the disk back, or delete the claim and its pods to begin empty"
+            ),
+            Self::NodeGone => format!(
+                "node {node}, which has the data of volume {id}, was deleted from the cluster. The claim works again when a \
+                 node of this name is back with the same disk. Otherwise delete the claim and its pods to begin empty"
+            ),
+        }
+    }
+}
+
+/// An event on a claim. `change` tells this change of state from all others.
+fn event(
+    driver: &str,
+    claim: &ObjectReference,
+    (reason, message): (&str, String),
+    warns: bool,
+    change: &str,
+) -> Event {
+    let mut name = "baggageclaim.".to_owned();
+    for byte in Sha256::digest(format!("{reason} {change}")).iter().take(16) {
+        let _into_a_string_never_fails = write!(name, "{byte:02x}");
+    }
+    let now = Time(Timestamp::now());
+    Event {
+        metadata: ObjectMeta {
+            name: Some(name),
+            namespace: claim.namespace.clone(),
+            ..ObjectMeta::default()
+        },
+        involved_object: ObjectReference {
+            api_version: Some("v1".to_owned()),
+            kind: Some("PersistentVolumeClaim".to_owned()),
+            ..claim.clone()
+        },
+        reason: Some(reason.to_owned()),
+        message: Some(message),
+        type_: Some(if warns { "Warning" } else { "Normal" }.to_owned()),
+        source: Some(EventSource {
+            component: Some(driver.to_owned()),
+            host: None,
+        }),
+        first_timestamp: Some(now.clone()),
+        last_timestamp: Some(now),
+        count: Some(1),
+        ..Event::default()
+    }
+}
+
+impl Cluster {
+    /// Tells users of claims what became of their volumes.
+    pub(super) async fn tell_forever(&self) {
+        self.ready().await;
+        let mut told: HashMap<String, Trouble> = HashMap::new();
+        let (mut volumes, mut nodes) = (self.seen_volumes.changes(), self.seen_nodes.changes());
+        let mut pools = self.seen_pools.changes();
+        loop {
+            let has_more = self.tell(&mut told).await;
+            sleep(if has_more { LATER } else { PAUSE }).await;
+            let changed = async {
+                tokio::select! {
+                    changed = volumes.changed() => changed,
+                    changed = nodes.changed() => changed,
+                    changed = pools.changed() => changed,
+                }
+            };
+            if !has_more && let Ok(Err(_)) = timeout(AGAIN, changed).await {
+                return;
+            }
+        }
+    }
+
+    /// One look; whether more is to be told.
+    async fn tell(&self, told: &mut HashMap<String, Trouble>) -> bool {
+        let volumes = self.seen_volumes.all();
+        if !told.is_empty() {
+            let uids: HashSet<String> = volumes.iter().filter_map(|one| one.uid()).collect();
+            told.retain(|uid, _| uids.contains(uid));
+        }
+        let is_given_up =
+            |node: &str| self.seen_nodes.get(node).is_none() && self.seen_pools.get(node).is_none();
+        let changed = volumes.iter().filter_map(|volume| {
+            let uid = volume.uid()?;
+            let trouble = Trouble::of(volume, is_given_up(&volume.spec.node_name));
+            (told.get(&uid) != trouble.as_ref()).then_some((volume, uid, trouble))
+        });
+        let changed: Vec<_> = changed.collect();
+        if changed.is_empty() {
+            return false;
+        }
+        let Some(named) = self.persistent.all() else {
+            return true;
+        };
+        let named = named.into_iter().map(|one| (one.id.clone(), one));
+        let named: HashMap<String, Named> = named.collect();
+        let mut said = 0;
+        for (volume, uid, trouble) in changed {
+            let named = named.get(&volume.name_any());
+            let Some(claim) = named.and_then(|named| named.claim.as_ref()) else {
+                if trouble.is_none() {
+                    told.remove(&uid);
+                }
+                continue;
+            };
+            if said == MOST || !self.say(volume, claim, trouble).await {
+                return true;
+            }
+            said += 1;
+            match trouble {
+                Some(trouble) => drop(told.insert(uid, trouble)),
+                None => drop(told.remove(&uid)),
+            }
+        }
+        false
+    }
+
+    /// Sends one event. False: it is to be tried again.
+    async fn say(
+        &self,
+        volume: &Volume,
+        claim: &ObjectReference,
+        trouble: Option<Trouble>,
+    ) -> bool {
+        let (id, node) = (volume.name_any(), &volume.spec.node_name);
+        let text = if let Some(trouble) = trouble {
+            (trouble.reason(), trouble.message(&id, node))
+        } else {
+            let message = format!("the data of volume {id} is on node {node} again");
+            ("VolumeBack", message)
+        };
+        // The version changes with each report of the node.
+        let version = volume.resource_version().unwrap_or_default();
+        let change = format!("{id} {} {version}", volume.uid().unwrap_or_default());
+        let event = event(self.driver, claim, text, trouble.is_some(), &change);
+        let namespace = claim.namespace.as_deref().unwrap_or_default();
+        let events: Api<Event> = Api::namespaced(self.client.clone(), namespace);
+        match events.create(&PostParams::default(), &event).await {
+            Ok(_) => true,
+            // It was said before, or its namespace is being deleted.
+            Err(kube::Error::Api(status)) if [403, 404, 409].contains(&status.code) => true,
+            Err(error) => {
+                tracing::warn!(volume = %id, %error, "an event on its claim could not be sent; trying again");
+                false
+            }
+        }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn a_change_has_one_event_and_another_change_has_another() {
+        let claim = ObjectReference {
+            namespace: Some("ci".to_owned()),
+            name: Some("workspace".to_owned()),
+            uid: Some("u".to_owned()),
+            ..ObjectReference::default()
+        };
+        let made = |change: &str| {
+            let text = ("VolumeLost", Trouble::Lost.message("vol-1", "node-1"));
+            event("driver", &claim, text, true, change)
+        };
+        assert_eq!(made("1").metadata.name, made("1").metadata.name);
+        assert_ne!(made("1").metadata.name, made("2").metadata.name);
+        let one = made("1");
+        assert_eq!(
+            one.involved_object.kind.as_deref(),
+            Some("PersistentVolumeClaim")
+        );
+        assert_eq!(one.metadata.namespace.as_deref(), Some("ci"));
+        let message = one.message.expect("a message");
+        assert!(message.contains("vol-1") && message.contains("node-1"));
+        assert!(message.len() < 1024, "the API's limit");
+    }
+}
