@@ -377,6 +377,7 @@ async fn insist<T>(mut call: impl AsyncFnMut() -> Result<T, tonic::Status>) -> T
 async fn kills_of_either_side_lose_no_claim_and_leak_none() {
     const CLAIMS: usize = 20;
     // `BAGGAGECLAIM_TEST_KILLS=1000` kills that often.
+    #[expect(clippy::disallowed_methods, reason = "a setting of this test only")]
     let kills = std::env::var("BAGGAGECLAIM_TEST_KILLS").ok();
     let kills: usize = kills.map_or(10, |text| text.parse().expect("a number"));
     let ended = AtomicBool::new(false);

@@ -15,19 +15,20 @@ use crate::plane::ControlPlane;
 use crate::{await_pools, eventually, volumes};
 
 #[tokio::test]
+#[expect(clippy::too_many_lines, reason = "the life of one node, in order")]
 async fn a_node_that_is_gone_blocks_nothing_and_loses_nothing() {
     let Some(plane) = ControlPlane::start().await else {
         return;
     };
     let lab = require_lab!(Fs::Ext4);
     let controller = controller_with(&plane, &["--node-grace=3s"]);
-    let _one = node(&plane, "node-1", &lab.dir("one"));
-    let mut two = node(&plane, "node-2", &lab.dir("two"));
+    let _other = node(&plane, "node-1", &lab.dir("one"));
+    let mut second = node(&plane, "node-2", &lab.dir("two"));
     for name in ["node-1", "node-2"] {
         node_object(&plane, name);
     }
     let mut client = client(&controller).await;
-    let of_two = kubelet(&plane, "node-2", &two).await;
+    let kubelet_two = kubelet(&plane, "node-2", &second).await;
     await_pools(&plane, 2).await;
     let on_two = |name: &str| request(name, Some(selected("node-2")), None);
     let mut made = Vec::new();
@@ -40,13 +41,13 @@ async fn a_node_that_is_gone_blocks_nothing_and_loses_nothing() {
     let [(_, bound), (released_name, released)] = &made[..] else {
         unreachable!("two were made");
     };
-    let target = mount(&of_two, bound).await;
+    let target = mount(&kubelet_two, bound).await;
     fs::write(target.join("file"), "content").expect("write");
-    unmount(&of_two, bound).await;
+    unmount(&kubelet_two, bound).await;
     let taken = snapshot(&mut client, "s-1", bound).await.expect("taken");
 
     // The node is silent: it only delays.
-    two.kill();
+    second.kill();
     phase(&plane, released_name, "Released");
     let pending = claim(&plane, "pending");
     let mut also = client.clone();
@@ -93,8 +94,8 @@ async fn a_node_that_is_gone_blocks_nothing_and_loses_nothing() {
 
     // The disk is back.
     node_object(&plane, "node-2");
-    two.start();
-    two.ready().await;
+    second.start();
+    second.ready().await;
     let is_back = async || {
         let left = volumes(&plane).await;
         left.len() == 1
@@ -102,9 +103,9 @@ async fn a_node_that_is_gone_blocks_nothing_and_loses_nothing() {
             && orphans(&plane, "node-2").await == 2
     };
     eventually("the claim works again, the rest are orphans", is_back).await;
-    let of_two = kubelet(&plane, "node-2", &two).await;
-    let target = mount(&of_two, bound).await;
+    let kubelet_two = kubelet(&plane, "node-2", &second).await;
+    let target = mount(&kubelet_two, bound).await;
     let text = fs::read_to_string(target.join("file")).expect("read");
     assert_eq!(text, "content");
-    unmount(&of_two, bound).await;
+    unmount(&kubelet_two, bound).await;
 }

@@ -21,6 +21,7 @@ use crate::plane::ControlPlane;
 /// How many calls run at once.
 const AT_ONCE: usize = 100;
 
+#[expect(clippy::disallowed_methods, reason = "a setting of this test only")]
 fn size(name: &str, usual: usize) -> usize {
     let told = std::env::var(name).ok();
     told.map_or(usual, |text| text.parse().expect("a number"))

@@ -7,7 +7,6 @@ use std::time::Duration;
 use baggageclaim::api::Phase;
 use baggageclaim::engine::{Config, Engine};
 use futures_util::future::{join_all, select};
-use kube::ResourceExt as _;
 use rustix::process::Signal;
 
 use crate::calls::{Client, create, delete, request, selected};
@@ -68,14 +67,14 @@ async fn two_controllers_leave_one_volume_for_a_name() {
             stopped.signal(Signal::CONT);
         }
     };
-    let (made, ()) = tokio::join!(join_all((0..CLAIMS).map(make)), stop);
+    let (answers, ()) = tokio::join!(join_all((0..CLAIMS).map(make)), stop);
 
-    let named: BTreeSet<String> = made.iter().map(|(_, id, _)| id.clone()).collect();
+    let expected: BTreeSet<String> = answers.iter().map(|(_, id, _)| id.clone()).collect();
     let is_one_each = async || {
         let volumes = volumes(&plane).await;
         let ready = |phase| phase == Some(Phase::Ready);
-        let ids: BTreeSet<String> = volumes.iter().map(|one| one.name_any()).collect();
-        volumes.iter().all(|one| ready(one.phase())) && ids == named
+        let ids: BTreeSet<String> = volumes.iter().map(kube::ResourceExt::name_any).collect();
+        volumes.iter().all(|one| ready(one.phase())) && ids == expected
     };
     eventually(
         "each name has the volume of its PersistentVolume only",
@@ -84,7 +83,7 @@ async fn two_controllers_leave_one_volume_for_a_name() {
     .await;
 
     // The caches of a controller that was stopped are old when it goes on.
-    let (name, id, at) = &made[0];
+    let (name, id, at) = &answers[0];
     first.signal(Signal::STOP);
     let mut awake = second_client.clone();
     delete(&mut awake, id).await.expect("deleted");
@@ -106,5 +105,5 @@ async fn two_controllers_leave_one_volume_for_a_name() {
         held.extend(claims.iter().map(|claim| claim.id.to_string()));
         engine.shutdown().await;
     }
-    assert_eq!(held, named);
+    assert_eq!(held, expected);
 }
