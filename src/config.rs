@@ -446,8 +446,7 @@ impl Node {
 #[derive(Debug, Clone, Args)]
 #[command(mut_args(hide_env_value))]
 pub struct Controller {
-    /// The unix socket of the CSI services, for the sidecars in the same pod. The controller makes
-    /// it, with mode 0600. The path has at most 107 bytes
+    /// The unix socket of the CSI services, which the controller makes. At most 107 bytes
     #[arg(
         long,
         value_name = "PATH",
@@ -469,8 +468,7 @@ pub struct Controller {
     /// How long a volume stays whose claim was given up before it had a PersistentVolume
     #[arg(long, value_name = "TIME", env = "BAGGAGECLAIM_LEAK_GRACE", default_value = "10m", value_parser = parse_duration)]
     pub leak_grace: Duration,
-    /// How long a Node object must be missing before the controller gives the node up: deletions
-    /// for it succeed, and its unfinished orders go
+    /// How long a Node object must be missing before the controller gives the node up
     #[arg(long, value_name = "TIME", env = "BAGGAGECLAIM_NODE_GRACE", default_value = "10m", value_parser = parse_duration)]
     pub node_grace: Duration,
     /// Collect the garbage of this shared tier once a day, as `baggageclaim shared gc` does. The URL
@@ -491,7 +489,6 @@ impl Controller {
         Ok(controller::Config {
             socket: self.socket,
             http: self.http.0,
-            // An empty variable is as good as none.
             kubeconfig: self.kubeconfig.filter(|path| !path.as_os_str().is_empty()),
             leak_grace: self.leak_grace,
             shared: shared::url(self.shared)?,

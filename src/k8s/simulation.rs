@@ -36,8 +36,8 @@ use server::{Server, Stored};
 const NODES: [&str; 3] = ["node-1", "node-2", "node-3"];
 const CLAIMS: usize = 4;
 const STEPS: usize = 120;
-const SCHEDULES: u64 = 5_000;
-const ROUGH_SCHEDULES: u64 = 2_000;
+const SCHEDULES: u64 = 2_000;
+const ROUGH_SCHEDULES: u64 = 1_500;
 
 /// A small generator: the seed is the whole schedule.
 struct Random(u64);
