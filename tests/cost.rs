@@ -178,53 +178,6 @@ async fn traceable() -> Result<Traceable, String> {
 }
 
 #[tokio::test]
-async fn what_was_mounted_beforehand_is_asked_whether_it_is_sound_and_flushes_nothing() {
-    let made = traceable().await;
-    let Traceable {
-        mut driver,
-        kubelet,
-        mut client,
-        lab,
-    } = match made {
-        Ok(made) => made,
-        Err(reason) => return common::skip(&reason),
-    };
-    client.reap(api::ReapRequest {}).await.expect("reap");
-    let trace_path = lab.run_dir().join("trace");
-    let deadline = Instant::now() + Duration::from_secs(60);
-    let mut number = 0;
-    loop {
-        number += 1;
-        let pod = kubelet.pod("ci", &format!("pod-{number}"));
-        let mut strace = trace(&driver, &trace_path).expect("strace attaches");
-        let published = pod.publish("v", FORK, PublishOptions::default()).await;
-        strace.end(Signal::INT);
-        let published = published.expect("published");
-        let of_its_own = common::bench::mounted_for(&published.target, &published.volume_id);
-        pod.unpublish("v").await.expect("unpublished");
-        if !of_its_own {
-            break;
-        }
-        assert!(Instant::now() < deadline, "none is mounted beforehand");
-    }
-    driver.end(Signal::TERM);
-
-    let trace = fs::read_to_string(&trace_path).expect("a trace");
-    assert!(trace.contains("move_mount("), "it was seen:\n{trace}");
-    let is_banned = |line: &&str| name_of(line).is_some_and(|call| NEVER.contains(&call));
-    let banned: Vec<&str> = trace.lines().filter(is_banned).collect();
-    // For the root of a detached mount: the pool's own calls have a path there. It succeeded, since
-    // the mount was used; its end may be in another line.
-    assert!(
-        matches!(banned[..], [one] if one.contains(" fsync(") && one.contains("</>")),
-        "{}\n\nof\n\n{trace}",
-        banned.join("\n")
-    );
-    let left = lab.close();
-    assert!(left.is_empty(), "{left:?}");
-}
-
-#[tokio::test]
 async fn a_publish_and_an_unpublish_flush_nothing_and_walk_nothing() {
     let made = traceable().await;
     let Traceable {

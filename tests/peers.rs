@@ -11,9 +11,8 @@
 //! | `drivers` | two standalone drivers; one of them is killed while it fetches |
 
 #![expect(
-    clippy::disallowed_methods,
     clippy::disallowed_types,
-    reason = "the binary is run as people run it; a test does in the plain way what the product does safely"
+    reason = "the binary is run as people run it"
 )]
 
 mod common;

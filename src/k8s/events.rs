@@ -88,25 +88,7 @@ impl PodEvent {
                 (false, "Committed", "Commit", note)
             }
             What::NotCommitted { reference, why } => {
-                let more = match why {
-                    NotCommitted::PodFailed => known.why_failed(&notice.pod.uid),
-                    _ => None,
-                };
-                // A result that the pod's users caused or could expect is not a warning.
-                let warns = match &why {
-                    NotCommitted::PodFailed
-                    | NotCommitted::Never
-                    | NotCommitted::NoMarker
-                    | NotCommitted::NameTaken => more.as_deref() == Some(UNSEEN),
-                    NotCommitted::OutcomeUnknown { .. }
-                    | NotCommitted::Refused(_)
-                    | NotCommitted::Damaged
-                    | NotCommitted::Lost
-                    | NotCommitted::Rebooted
-                    | NotCommitted::NoRoom { .. }
-                    | NotCommitted::TooLarge { .. } => true,
-                };
-                let why = more.unwrap_or_else(|| why.to_string());
+                let (warns, why) = why_not_committed(&why, &notice.pod, known);
                 let note = format!("{reference} is not committed: {why}");
                 (warns, "NotCommitted", "Commit", note)
             }
@@ -168,6 +150,29 @@ impl PodEvent {
             ..ObjectReference::default()
         }
     }
+}
+
+/// Why content was not committed, and whether that is a warning. A result that the pod's users
+/// caused or could expect is none.
+fn why_not_committed(why: &NotCommitted, pod: &Pod, known: &PodOutcomes) -> (bool, String) {
+    let more = match why {
+        NotCommitted::PodFailed => known.why_failed(&pod.uid),
+        _ => None,
+    };
+    let warns = match why {
+        NotCommitted::PodFailed
+        | NotCommitted::Never
+        | NotCommitted::NoMarker
+        | NotCommitted::NameTaken => more.as_deref() == Some(UNSEEN),
+        NotCommitted::OutcomeUnknown { .. }
+        | NotCommitted::Refused(_)
+        | NotCommitted::Damaged
+        | NotCommitted::Lost
+        | NotCommitted::Rebooted
+        | NotCommitted::NoRoom { .. }
+        | NotCommitted::TooLarge { .. } => true,
+    };
+    (warns, more.unwrap_or_else(|| why.to_string()))
 }
 
 /// Notices that become one event.

@@ -468,9 +468,9 @@ impl World {
     }
 
     fn settle(&mut self, random: &mut Random) {
-        for number in 0..NODES.len() {
+        for (number, name) in NODES.iter().enumerate() {
             // A node whose Node object is there works. Another one may stay away.
-            let has_node = self.server.now.nodes.contains(NODES[number]);
+            let has_node = self.server.now.nodes.contains(*name);
             if !self.nodes[number].is_on && (has_node || random.below(2) == 0) {
                 self.power_on(number, random.below(4) == 0);
             }

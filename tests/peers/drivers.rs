@@ -100,14 +100,16 @@ impl Keys {
             dir: tempfile::tempdir().expect("a temporary directory"),
             ports: [port(), port()],
         };
-        let mut list = String::from("# both nodes\n");
-        for index in 0..2 {
+        let lines = (0..2).map(|index| {
             let path = keys.path(index);
             let made = verb(&["peer-key", "--peer-key", path.to_str().expect("text")]);
             assert!(made.status.success(), "{made:?}");
             let key = String::from_utf8(made.stdout).expect("text");
-            list += &format!("node-{index} 127.0.0.1:{} {key}", keys.ports[index]);
-        }
+            format!("node-{index} 127.0.0.1:{} {key}", keys.ports[index])
+        });
+        let list: String = std::iter::once("# both nodes\n".to_owned())
+            .chain(lines)
+            .collect();
         fs::write(keys.dir.path().join("peers"), list).expect("write");
         keys
     }

@@ -8,8 +8,11 @@ use futures_util::future::join_all;
 use crate::common::bench::Ground;
 use crate::nodes::{INPUT, Node, OUTPUT, RESOURCE, TASK, introduce, odd, peers, text, write};
 
+/// The attributes of a volume.
+type Attributes = &'static [(&'static str, &'static str)];
+
 /// What each type of volume is committed as, and read as.
-const TYPES: [(&[(&str, &str)], &[(&str, &str)]); 3] =
+const TYPES: [(Attributes, Attributes); 3] =
     [(&OUTPUT, &INPUT), (&RESOURCE, &RESOURCE), (&TASK, &TASK)];
 
 #[tokio::test]

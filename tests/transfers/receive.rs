@@ -499,9 +499,17 @@ async fn what_is_about_to_be_made_here_is_known() {
         .await
         .expect("it is told");
     let made = bench.engine.to_share().remove(0);
-    let engine = bench.engine.clone();
-    let open = layers::apart(move || engine.open_layers(made.id)).await;
-    let open = open.expect("it opens").expect("its table is made");
+    let open = loop {
+        let engine = bench.engine.clone();
+        let open = layers::apart(move || engine.open_layers(made.id)).await;
+        if let Some(open) = open.expect("it opens") {
+            break open;
+        }
+        // It was told that the content is durable. Its table comes later, and is told, too.
+        let told = bench.engine.content_changed();
+        let told = tokio::time::timeout(NEVER, told).await;
+        told.expect("its table is made");
+    };
     assert_eq!(open.artifact.reference.to_string(), "artifact/made");
     drop(open);
     bench.finish().await;
