@@ -7,7 +7,6 @@
 //! Snapshots need no such sweep: csi-snapshotter has a VolumeSnapshotContent before it calls.
 
 use std::collections::{BTreeMap, HashMap, HashSet};
-use std::pin::pin;
 use std::time::Duration;
 
 use futures_util::StreamExt as _;
@@ -28,6 +27,9 @@ use crate::engine::{Error, Result};
 
 /// The shortest and the longest time between two looks.
 const PAUSES: (Duration, Duration) = (Duration::from_millis(500), Duration::from_secs(60));
+
+/// How many volumes are marked at once: in a burst of claims, one after the other falls behind.
+const MARKS: usize = 8;
 
 /// What the API server says about claims, read for one decision.
 #[derive(Debug, Default)]
@@ -73,14 +75,11 @@ impl Cluster {
     /// Marks volumes as soon as a PersistentVolume names them.
     pub(super) async fn mark_forever(&self, writer: Writer<ApiVolume>) {
         self.seen_volumes.filled().await;
-        let mut touched = pin!(self.persistent.follow(writer));
-        while let Some(volume) = touched.next().await {
+        let touched = self.persistent.follow(writer);
+        let marked = touched.for_each_concurrent(MARKS, |volume| async move {
             let volume = match &volume {
                 Ok(volume) => volume,
-                Err(error) => {
-                    self.counters.watch_failed("PersistentVolume", error);
-                    continue;
-                }
+                Err(error) => return self.counters.watch_failed("PersistentVolume", error),
             };
             if let Some(named) = Named::of(volume, self.driver)
                 && let Err(error) = self.mark(&named).await
@@ -88,7 +87,8 @@ impl Cluster {
                 // The next look marks it.
                 tracing::warn!(%error, "a volume is not marked as bound yet");
             }
-        }
+        });
+        marked.await;
     }
 
     /// Marks the volume of a PersistentVolume, if it has no mark.
