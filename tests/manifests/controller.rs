@@ -17,7 +17,7 @@ const CONTROLLER: &[Rule] = &[
     (
         &["baggageclaim.concourse-ci.org"],
         &["pools"],
-        &["get", "list", "watch"],
+        &["get", "list", "watch", "delete"],
     ),
     (
         &[""],
