@@ -11,7 +11,7 @@ use std::str::FromStr;
 use std::sync::Arc;
 use std::time::Duration;
 
-use clap::builder::BoolishValueParser;
+use clap::builder::{BoolishValueParser, OsStringValueParser, TypedValueParser};
 use clap::{Arg, Args, ValueEnum};
 use tokio::sync::watch;
 
@@ -241,7 +241,7 @@ pub struct Node {
     )]
     pub kubernetes: Switch,
     /// The kubeconfig for the API server [default: the service account of this pod]
-    #[arg(long, value_name = "PATH", env = "KUBECONFIG")]
+    #[arg(long, value_name = "PATH", env = "KUBECONFIG", value_parser = path_or_empty())]
     pub kubeconfig: Option<PathBuf>,
     /// Make and delete persistent volumes by order of `baggageclaim controller`, and publish this
     /// node's Pool. Needs `--kubernetes on` and the definitions in deploy/crds
@@ -463,7 +463,7 @@ pub struct Controller {
     )]
     pub http: Http,
     /// The kubeconfig for the API server [default: the service account of this pod]
-    #[arg(long, value_name = "PATH", env = "KUBECONFIG")]
+    #[arg(long, value_name = "PATH", env = "KUBECONFIG", value_parser = path_or_empty())]
     pub kubeconfig: Option<PathBuf>,
     /// How long a volume stays whose claim was given up before it had a PersistentVolume
     #[arg(long, value_name = "TIME", env = "BAGGAGECLAIM_LEAK_GRACE", default_value = "10m", value_parser = parse_duration)]
@@ -563,6 +563,11 @@ fn host_name() -> Result<NodeId, NodeIdError> {
 
 fn parse_node(text: &str) -> Result<NodeId, NodeIdError> {
     NodeId::new(text)
+}
+
+/// A path, or nothing: clap itself refuses an empty variable for a path.
+fn path_or_empty() -> impl TypedValueParser<Value = PathBuf> {
+    OsStringValueParser::new().map(PathBuf::from)
 }
 
 /// A duration such as 90s.

@@ -22,7 +22,7 @@ pub struct Peers {
     /// which the line is limited. `baggageclaim peer-key` prints the key of a node. The line of
     /// this node is passed over, so all nodes can have the same file. It is read at the start
     /// [default: no peers]
-    #[arg(long, value_name = "FILE", env = "BAGGAGECLAIM_PEERS")]
+    #[arg(long, value_name = "FILE", env = "BAGGAGECLAIM_PEERS", value_parser = super::path_or_empty())]
     pub peers: Option<PathBuf>,
     /// ADDRESS:PORT that serves content to the nodes of `--peers`, such as [::]:9810 [default: this
     /// node only asks]

@@ -426,5 +426,5 @@ impl Bringer {
 }
 
 fn unasked_state() -> String {
-    "no answer came in time".to_owned()
+    "no answer of the shared tier or of a peer came in time".to_owned()
 }

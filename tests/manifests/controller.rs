@@ -33,7 +33,7 @@ const CONTROLLER: &[Rule] = &[
     (
         &["snapshot.storage.k8s.io"],
         &["volumesnapshots"],
-        &["get", "list"],
+        &["get", "list", "watch"],
     ),
     (
         &["snapshot.storage.k8s.io"],

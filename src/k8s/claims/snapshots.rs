@@ -170,8 +170,9 @@ impl Cluster {
             let node = &object.spec.node_name;
             match decide::delete(object.spec.wanted, answer) {
                 Deletion::Done => {
-                    self.snapshots.remove(&object).await?;
-                    return Ok(());
+                    if self.snapshots.remove(&object).await? {
+                        return Ok(());
+                    }
                 }
                 // The data is an orphan if the disk comes back.
                 _ if self.is_given_up(node).await? => {

@@ -199,9 +199,12 @@ impl Cluster {
             let answer = answer.map(|status| (status.phase, status.error.as_ref()));
             let node = &volume.spec.node_name;
             match decide::delete(volume.spec.wanted, answer) {
+                // If it was changed meanwhile, such as marked as bound, look again: the sweep leaves
+                // the objects of running calls alone.
                 Deletion::Done => {
-                    self.volumes.remove(&volume).await?;
-                    return Ok(());
+                    if self.volumes.remove(&volume).await? {
+                        return Ok(());
+                    }
                 }
                 // The data is an orphan if the disk comes back.
                 _ if self.is_given_up(node).await? => {

@@ -346,9 +346,11 @@ impl<'a> Controller<'a> {
             let name = |volume: Value| volume["metadata"]["name"].as_str().map(str::to_owned);
             let mut ready: Vec<String> = ready.filter_map(name).collect();
             ready.sort();
-            let in_pool = self.env.cluster.in_pool("volumes").into_iter();
-            let claims: Vec<String> = in_pool.filter(|name| name.starts_with("vol-")).collect();
-            (ready == claims && claims == self.persistent()).then_some(())
+            // Not the directories of the pool: a claim that no pod mounted since its last copy has none.
+            let pools = self.objects("pools").into_iter();
+            let on_nodes = pools.filter_map(|pool| pool["status"]["volumes"].as_u64());
+            let on_nodes: u64 = on_nodes.sum();
+            (ready == self.persistent() && on_nodes == ready.len() as u64).then_some(())
         });
     }
 
