@@ -415,9 +415,6 @@ async fn a_lost_write_is_noted_on_a_full_disk_too() {
         Err(reason) => return crate::common::skip(&reason),
     };
     let bench = Bench::with(lab, |config| config.reserve = 4 << 20).await;
-    // The blocks of what the start tried and deleted are free once the journal has committed that.
-    let pool = fs::File::open(bench.pool()).expect("open");
-    rustix::fs::syncfs(pool).expect("all is well yet");
     let output = [("type", "output"), ("name", "o")];
     bench.publish("victim", "victim", &output).await;
     let broken = lose(&disk, &bench, "victim");
@@ -427,10 +424,14 @@ async fn a_lost_write_is_noted_on_a_full_disk_too() {
     fill(&ballast);
     broken.is_heard();
     broken.works_again();
+    // Blocks that were deleted before are free only now that the journal has committed that.
+    let more = bench.lab.path().join("more");
+    fill(&more);
     bench.unpublish("victim").await;
     eventually("it is noted", || bench.pool().join("doomed").exists()).await;
     assert!(!reserve.exists(), "there was room");
     fs::remove_file(ballast).expect("rm");
+    fs::remove_file(more).expect("rm");
     bench.outcome("victim", Outcome::Succeeded).await;
     bench.quiet().await;
     assert!(bench.artifact("artifact/o").is_none());
