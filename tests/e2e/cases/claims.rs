@@ -370,10 +370,13 @@ impl<'a> Controller<'a> {
         eventually("no claim is left on the node", || {
             self.env.cluster.in_pool("volumes").is_empty().then_some(())
         });
-        for pool in self.objects("pools") {
-            let orphans = &pool["status"]["orphans"]["count"];
-            assert!(orphans.is_null() || *orphans == 0, "{pool}");
-        }
+        eventually("no node reports an orphan", || {
+            let none = |pool: &Value| {
+                let orphans = &pool["status"]["orphans"]["count"];
+                orphans.is_null() || *orphans == 0
+            };
+            self.objects("pools").iter().all(none).then_some(())
+        });
     }
 }
 

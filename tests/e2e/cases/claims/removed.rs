@@ -36,10 +36,13 @@ pub(in super::super) fn removed(env: &Env) {
     nothing_is_lost();
 
     let crds = deploy("crds");
-    let delete = ["delete", "--wait", "--timeout=60s", "--kustomize"];
+    let delete = ["delete", "--wait", "--timeout=180s", "--kustomize"];
     succeed(cluster.kubectl(&delete).arg(&crds));
     nothing_is_lost();
     apply(cluster, &crds);
+    // The controller makes the objects again.
+    controller.agrees();
+    nothing_is_lost();
 
     let overlay = deploy("overlays").join(cluster.overlay());
     succeed(cluster.kubectl(&delete).arg(&overlay));
@@ -59,7 +62,7 @@ pub(in super::super) fn removed(env: &Env) {
 pub(in super::super) fn upgraded(env: &Env) {
     let cluster = env.cluster;
     let overlay = deploy("overlays").join(cluster.overlay());
-    let delete = ["delete", "--wait", "--timeout=60s", "--kustomize"];
+    let delete = ["delete", "--wait", "--timeout=180s", "--kustomize"];
     succeed(cluster.kubectl(&delete).arg(&overlay));
     let image = "baggageclaim-csi:";
     let before = Env::manifest("before-controller.yaml");
