@@ -1,5 +1,5 @@
-//! The limit on a bandwidth, of uploads or of content for peers: each part waits until the parts before it would have been
-//! sent at that rate.
+//! The limit on the bandwidth of uploads, or of content for peers. Each part waits until the parts
+//! before it would have been sent at that rate.
 
 use std::num::NonZeroU64;
 use std::time::{Duration, Instant};

@@ -1,5 +1,5 @@
 //! Leases: the artifacts that peers are reading. While one is held, the artifact's layers stay on
-//! this node, whatever is evicted or merged. A lease ends some seconds after its last use.
+//! this node, also if it is evicted or merged. A lease ends some seconds after its last use.
 
 use std::collections::HashMap;
 use std::sync::Arc;

@@ -17,7 +17,6 @@ use baggageclaim::engine::{
 };
 use baggageclaim::model::{Outcome, Pod, PodUid, VolumeId, VolumeSpec};
 use baggageclaim::store::PoolDirs;
-use baggageclaim::sys;
 
 use super::{Fs, Lab};
 
@@ -298,15 +297,6 @@ pub async fn open_again(config: &Config) -> Engine {
             result => return result.expect("the engine opens again"),
         }
     }
-}
-
-/// Whether the mount at `at` was made on request: then its source is the end of the volume's id.
-pub fn mounted_for(at: &Path, volume: &str) -> bool {
-    let table = sys::mount_table().expect("mounts");
-    let mount = table.iter().rev().find(|mount| mount.mount_point == at);
-    let source = mount.expect("it is mounted").source.to_str();
-    let label = source.and_then(|source| source.strip_prefix("baggageclaim:"));
-    volume.ends_with(label.expect("one of the driver's"))
 }
 
 /// The names in a directory, sorted.
