@@ -2,8 +2,8 @@
 //!
 //! If the whole disk refuses, the filesystem shuts down: failures must be reported, and earlier
 //! promises hold after the next mount. If only file content is refused (an xfs with a data disk of
-//! its own, its "realtime" device), filesystem and driver stay up. Nothing written meanwhile is
-//! sealed. Once the disk works, the driver continues without a restart.
+//! its own, its "realtime" device), the filesystem stays up. Nothing written meanwhile is sealed.
+//! Once the disk works, the driver continues. It asks for a restart if it could not read its index.
 
 use std::fs::{self, File};
 use std::path::{Path, PathBuf};
@@ -166,7 +166,11 @@ pub(crate) fn shake(ground: Ground, shaken: Shaken, seed: u64) {
                 // Writes during the failure may still be reported as lost; after that everything
                 // works.
                 let mut tries = 0;
-                while let Err(why) = work.prove().await {
+                let mut prove = async || {
+                    let proof = tokio::time::timeout(PATIENCE, work.prove());
+                    proof.await.expect("it fails rather than hangs")
+                };
+                while let Err(why) = prove().await {
                     tries += 1;
                     tell(&Report::Said(format!("not well yet: {why}")));
                     assert!(tries < 12, "it does not work again: {why}");

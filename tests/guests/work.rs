@@ -189,7 +189,12 @@ impl<'a> Work<'a> {
             Ok(()) => self.output().await,
             failed => failed,
         };
-        made.map_err(|error| error.to_string())?;
+        if let Err(error) = made {
+            if matches!(error, Error::Degraded(_)) {
+                self.restart().await;
+            }
+            return Err(error.to_string());
+        }
         self.settled().await;
         self.hear_of_seals();
         if self.outputs.contains(&name) {
@@ -197,6 +202,13 @@ impl<'a> Work<'a> {
         } else {
             Err(format!("{name} is not sealed"))
         }
+    }
+
+    /// A degraded driver ends when the disk answers again, and kubelet starts it again.
+    async fn restart(&mut self) {
+        self.engine.needs_restart().await;
+        self.engine.shutdown().await;
+        self.engine = self.place.open().await.expect("the engine opens again");
     }
 
     /// Asks again for what was not answered with yes.
