@@ -28,7 +28,9 @@ use super::shared::Inner;
 use super::state::State;
 use super::teardown_queue::Teardown;
 use super::volumes::Volume;
-use crate::model::{Artifact, ArtifactId, LayerId, Outcome, VolumeId, VolumeRecord, layout};
+use crate::model::{
+    Artifact, ArtifactId, LayerId, Outcome, Timestamp, VolumeId, VolumeRecord, layout,
+};
 use crate::store::{self, Change, Contents, Unreadable};
 use crate::sys::{self, Dir, Errno, MountEntry};
 
@@ -297,6 +299,18 @@ fn outcome_of(dir: &Dir) -> Result<Option<Outcome>> {
     }
 }
 
+/// When its pod ended; `None`: there is no readable record. Then its seal counts as the end.
+fn end_of(dir: &Dir) -> Result<Option<Timestamp>> {
+    match store::read_end(dir) {
+        Err(error) if !error.is_of_this_process() => {
+            tracing::error!(path = %dir.path().display(), %error,
+                "when its pod ended cannot be read; the time of its seal counts");
+            Ok(None)
+        }
+        ended => ended.context("read when a volume's pod ended"),
+    }
+}
+
 /// The mount of a volume, as far as that can be seen. Otherwise it counts as not mounted: it is
 /// still unmounted when kubelet asks, and the kernel is asked before anything is done to it.
 fn mount_of(inner: &Inner, mounts: &[MountEntry], record: &VolumeRecord) -> Result<Option<u64>> {
@@ -363,7 +377,11 @@ fn recover_pending(
             continue;
         }
         let chosen = chosen(inner, key, &record, state)?;
-        let volume = Volume::found(record, TO_BE_SEALED, outcome_of(&dir)?);
+        let mut volume = Volume::found(record, TO_BE_SEALED, outcome_of(&dir)?);
+        volume.ended = end_of(&dir)?;
+        if let Some(ended) = volume.ended {
+            inner.saw(ended);
+        }
         state.volumes.add_retiring(key, volume);
         state.volumes.choose(key, &chosen);
         recovered.leaving.push(Teardown { key, pin: None });

@@ -11,7 +11,8 @@ use super::error::{Error, Result};
 use super::lifecycle::{self, Action, Goal, Lifecycle, Observation};
 use super::types::{Measured, VolumeState};
 use crate::model::{
-    ArtifactId, LayerId, Outcome, PodUid, Reference, SealPlan, Tenant, VolumeId, VolumeRecord,
+    ArtifactId, LayerId, Outcome, PodUid, Reference, SealPlan, Tenant, Timestamp, VolumeId,
+    VolumeRecord,
 };
 
 /// An inline volume.
@@ -20,6 +21,9 @@ pub(super) struct Volume {
     pub(super) record: VolumeRecord,
     /// How its pod's work ended, if that was told.
     outcome: Option<Outcome>,
+    /// When its pod ended: the order of commits to one name. Only of one to be sealed; `None` if a
+    /// start could not read it.
+    pub(super) ended: Option<Timestamp>,
     pub(super) measured: Measured,
     lifecycle: Lifecycle,
     /// The layers of the artifact that it is becoming.
@@ -36,6 +40,7 @@ impl Volume {
         Self {
             record,
             outcome,
+            ended: None,
             measured: Measured::default(),
             lifecycle,
             chosen: Vec::new(),
@@ -181,11 +186,18 @@ impl Volumes {
     }
 
     /// Its directory is now in `pending/` or `trash/` under the name of `key`.
-    pub(super) fn retired(&mut self, id: &VolumeId, key: LayerId, goal: Goal) -> Action {
+    pub(super) fn retired(
+        &mut self,
+        id: &VolumeId,
+        key: LayerId,
+        goal: Goal,
+        ended: Timestamp,
+    ) -> Action {
         let action = self.observe(id, Observation::Retired(goal));
         if action == Action::Quiesce
-            && let Some(volume) = self.live.remove(id)
+            && let Some(mut volume) = self.live.remove(id)
         {
+            volume.ended = Some(ended);
             self.retiring.insert(key, volume);
         }
         action
