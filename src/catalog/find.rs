@@ -1,4 +1,4 @@
-//! The answer for a name: where its content is, that it is coming, or that there is none. Only reads
+//! The answer for a name: where its content is, that it is coming, or that there is none. Reads only
 //! the catalog.
 
 use std::sync::Arc;
